@@ -1,0 +1,3 @@
+//! The `kvpool` program.
+
+fn main() {}

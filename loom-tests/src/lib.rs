@@ -1,0 +1,1 @@
+//! What the models share: a bounded checker that reports what it explored.

@@ -1,0 +1,136 @@
+//! Errors, one enum a boundary. Exhaustion is a value that says what was asked for and what there was; misuse by
+//! the caller is an error that says what and where; a broken internal invariant is a panic.
+
+use thiserror::Error;
+
+use crate::ids::{BlockHandle, BlockId, DeviceId, Generation, PoolTag};
+
+/// Why blocks were not allocated. The pool is unchanged.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[non_exhaustive]
+pub enum AllocError {
+    /// Zero blocks were asked for.
+    #[error("asked for zero blocks")]
+    Zero,
+    /// More blocks were asked for than the pool has.
+    #[error("asked for {asked} blocks of a pool of {total}")]
+    TooLarge {
+        /// Blocks asked for.
+        asked: usize,
+        /// Blocks that the pool has.
+        total: usize,
+    },
+    /// Too few blocks are free, wherever they may be.
+    #[error("asked for {asked} blocks, {free} free, {retired} retired until a batch in flight ends")]
+    Exhausted {
+        /// Blocks asked for.
+        asked: usize,
+        /// Blocks that were free when the search gave up.
+        free: usize,
+        /// Blocks that wait for a batch to end.
+        retired: usize,
+    },
+    /// Enough blocks are free, and no run of them is long enough.
+    #[error("asked for a run of {asked} blocks; the longest free run has {longest_run} of {free} free blocks")]
+    NoRun {
+        /// Blocks asked for.
+        asked: usize,
+        /// The longest free run.
+        longest_run: usize,
+        /// Blocks that were free.
+        free: usize,
+    },
+    /// The pool's memory is on another device.
+    #[error("asked for blocks on {asked}; this pool is on {device}")]
+    WrongDevice {
+        /// The device asked for.
+        asked: DeviceId,
+        /// The pool's device.
+        device: DeviceId,
+    },
+}
+
+/// Why a handle was refused. Nothing was changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[non_exhaustive]
+pub enum HandleError {
+    /// The handle was handed out by another pool.
+    #[error("{handle} was given to pool {pool}")]
+    Foreign {
+        /// The handle.
+        handle: BlockHandle,
+        /// The pool that was asked.
+        pool: PoolTag,
+    },
+    /// The pool has no block of this id.
+    #[error("{handle} is outside the pool's {total} blocks")]
+    OutOfRange {
+        /// The handle.
+        handle: BlockHandle,
+        /// Blocks that the pool has.
+        total: usize,
+    },
+    /// The block has been freed since the handle was handed out, and perhaps belongs to somebody else by now.
+    #[error("{handle} is stale: the block is at generation {now}")]
+    Stale {
+        /// The handle.
+        handle: BlockHandle,
+        /// The block's generation now.
+        now: Generation,
+    },
+    /// The same block stands twice in one list of blocks to free, and has fewer references than that.
+    #[error("{handle} is freed more often in one call than it has references")]
+    Repeated {
+        /// The handle.
+        handle: BlockHandle,
+    },
+    /// The block has as many references as its word can count.
+    #[error("block {id} already has the maximum of {max} references")]
+    TooManyReferences {
+        /// The block.
+        id: BlockId,
+        /// The maximum.
+        max: u32,
+    },
+    /// The block is pinned as often as its word can count.
+    #[error("block {id} is already pinned the maximum of {max} times")]
+    TooManyPins {
+        /// The block.
+        id: BlockId,
+        /// The maximum.
+        max: u32,
+    },
+    /// The block is not pinned.
+    #[error("block {id} is not pinned")]
+    NotPinned {
+        /// The block.
+        id: BlockId,
+    },
+}
+
+/// Why the pool did not grow. It is unchanged.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[non_exhaustive]
+pub enum GrowError {
+    /// Growth by nothing.
+    #[error("asked to grow by zero blocks")]
+    Zero,
+    /// The pool would pass the size that it was built to reach at most.
+    #[error("asked to grow from {total} by {asked} blocks; the pool was built to reach {max} at most")]
+    TooLarge {
+        /// Blocks to add.
+        asked: usize,
+        /// Blocks that the pool has.
+        total: usize,
+        /// The most that it may have.
+        max: usize,
+    },
+    /// The memory for the bytes could not be had.
+    #[error("no memory for {asked} more blocks: {reason}")]
+    Memory {
+        /// Blocks to add.
+        asked: usize,
+        /// What the system said.
+        reason: &'static str,
+    },
+}

@@ -1,0 +1,102 @@
+//! The only file that names `std::sync::atomic`, `std::thread` or loom. Everything else imports from here.
+//!
+//! Built plainly this is the standard library; built with `--cfg kvpool_loom --cfg crossbeam_loom` it is loom's.
+//! Two things have no loom support and are replaced by a loom mutex around a std collection, which models their
+//! *semantics* (each call one atomic step) and none of their internals: [`Queue`] (crossbeam-queue) and [`Map`]
+//! (dashmap). loom treats SeqCst *accesses* as AcqRel, so every store-load order here is an explicit fence.
+
+mod asymmetric;
+
+pub(crate) use asymmetric::{heavy_fence, light_fence};
+pub(crate) use crossbeam_epoch as epoch;
+pub(crate) use crossbeam_utils::CachePadded;
+pub(crate) use imp::*;
+
+#[cfg(not(kvpool_loom))]
+mod imp {
+    pub(crate) use std::sync::Arc;
+    pub(crate) use std::sync::atomic::{
+        AtomicBool, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
+    };
+    pub(crate) use std::thread_local;
+
+    pub(crate) use dashmap::DashMap as Map;
+
+    /// A bounded lock-free queue.
+    pub(crate) struct Queue<T>(crossbeam_queue::ArrayQueue<T>);
+
+    impl<T> Queue<T> {
+        pub(crate) fn new(capacity: usize) -> Self {
+            Self(crossbeam_queue::ArrayQueue::new(capacity))
+        }
+
+        pub(crate) fn push(&self, value: T) -> Result<(), T> {
+            self.0.push(value)
+        }
+
+        pub(crate) fn pop(&self) -> Option<T> {
+            self.0.pop()
+        }
+
+        pub(crate) fn len(&self) -> usize {
+            self.0.len()
+        }
+    }
+
+    /// `std::cell::UnsafeCell` with loom's interface: access is a closure over the pointer.
+    #[derive(Debug, Default)]
+    pub(crate) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
+
+    impl<T> UnsafeCell<T> {
+        pub(crate) const fn new(value: T) -> Self {
+            Self(std::cell::UnsafeCell::new(value))
+        }
+
+        #[inline]
+        pub(crate) fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
+            f(self.0.get())
+        }
+    }
+}
+
+#[cfg(kvpool_loom)]
+mod imp {
+    pub(crate) use loom::cell::UnsafeCell;
+    pub(crate) use loom::sync::Arc;
+    pub(crate) use loom::sync::atomic::{
+        AtomicBool, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
+    };
+    pub(crate) use loom::thread_local;
+
+    use std::collections::{HashMap, VecDeque};
+    use std::hash::Hash;
+
+    /// A bounded queue; every call is one step.
+    pub(crate) struct Queue<T> {
+        capacity: usize,
+        items: loom::sync::Mutex<VecDeque<T>>,
+    }
+
+    impl<T> Queue<T> {
+        pub(crate) fn new(capacity: usize) -> Self {
+            Self { capacity, items: loom::sync::Mutex::new(VecDeque::new()) }
+        }
+
+        pub(crate) fn push(&self, value: T) -> Result<(), T> {
+            let mut items = self.items.lock().unwrap();
+            if items.len() == self.capacity {
+                return Err(value);
+            }
+            items.push_back(value);
+            Ok(())
+        }
+
+        pub(crate) fn pop(&self) -> Option<T> {
+            self.items.lock().unwrap().pop_front()
+        }
+
+        pub(crate) fn len(&self) -> usize {
+            self.items.lock().unwrap().len()
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! An asymmetric store-load fence: free for the side that runs often, an interprocessor interrupt for the other.
+//!
+//! The pair orders like two `fence(SeqCst)`: of a thread that does `store x; light_fence(); load y` and one that
+//! does `store y; heavy_fence(); load x`, at least one sees the other's store. [`heavy_fence`] makes every running
+//! thread of the process execute a full barrier (Linux `membarrier`, private expedited), so that the light side
+//! needs only to keep the *compiler* from reordering. Where the system has no such call, and under loom and Miri,
+//! both sides are real fences.
+
+pub(crate) use imp::{heavy_fence, light_fence};
+
+#[cfg(all(target_os = "linux", not(kvpool_loom), not(miri)))]
+mod imp {
+    use std::sync::atomic::{AtomicU8, Ordering, compiler_fence, fence};
+
+    const UNKNOWN: u8 = 0;
+    const SYMMETRIC: u8 = 1;
+    const ASYMMETRIC: u8 = 2;
+
+    /// How this process fences. Settled once, before the first light fence has any effect: an unsettled process
+    /// takes the symmetric way, which is right with either heavy side.
+    static WAY: AtomicU8 = AtomicU8::new(UNKNOWN);
+
+    #[inline]
+    pub(crate) fn light_fence() {
+        // Relaxed: the value goes from UNKNOWN to its final one; a late reader fences too much, never too little.
+        if WAY.load(Ordering::Relaxed) == ASYMMETRIC {
+            compiler_fence(Ordering::SeqCst);
+        } else {
+            light_fence_unsettled();
+        }
+    }
+
+    #[cold]
+    fn light_fence_unsettled() {
+        settle();
+        fence(Ordering::SeqCst);
+    }
+
+    pub(crate) fn heavy_fence() {
+        if settle() == ASYMMETRIC {
+            // SAFETY: membarrier takes integers only and touches no memory of ours.
+            let rc = unsafe { libc::syscall(libc::SYS_membarrier, libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) };
+            assert_eq!(rc, 0, "membarrier failed after it was registered");
+        }
+        fence(Ordering::SeqCst);
+    }
+
+    fn settle() -> u8 {
+        let way = WAY.load(Ordering::Relaxed);
+        if way != UNKNOWN {
+            return way;
+        }
+        // SAFETY: as above. Registration is idempotent, so that two threads may both do it.
+        let rc = unsafe {
+            libc::syscall(libc::SYS_membarrier, libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0)
+        };
+        let settled = if rc == 0 { ASYMMETRIC } else { SYMMETRIC };
+        // Registration may fail for one thread only if it fails for all, so that racing stores agree.
+        WAY.store(settled, Ordering::Relaxed);
+        settled
+    }
+}
+
+#[cfg(not(all(target_os = "linux", not(kvpool_loom), not(miri))))]
+mod imp {
+    use super::super::{Ordering, fence};
+
+    #[inline]
+    pub(crate) fn light_fence() {
+        fence(Ordering::SeqCst);
+    }
+
+    pub(crate) fn heavy_fence() {
+        fence(Ordering::SeqCst);
+    }
+}

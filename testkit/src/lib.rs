@@ -1,0 +1,1 @@
+//! What the tests share: the naive model of a pool, the scalar reference of storage, the conformance suite.
