@@ -1,1 +1,41 @@
-//! To be written.
+//! Blocks: what the pool hands out.
+//!
+//! A block has a stable id, one packed word ([`BlockWord`]) and a little info. The word says which frame holds the
+//! block's bytes, so that translation, sharing, pinning, sealing and (later) the publication of a move are one
+//! atomic operation each.
+//!
+//! # Bijection
+//!
+//! Blocks and frames are in bijection over the whole pool, free ones included: `block_at(frame(b)) == b` and
+//! `frame(block_at(f)) == f`. The free frames are what the [`frame`](crate::frame) floor deals in; the free blocks
+//! are the blocks at free frames, so that there is no second allocator for ids. As long as nothing has moved,
+//! `block == frame`.
+//!
+//! # Who may write a word
+//!
+//! - refs == 0: whoever owns the frame (a free one: the thread that took it out of the frame floor). Plain stores.
+//! - refs > 0: anyone who holds a reference or a handle, by compare-exchange only. A handle's generation is compared
+//!   with the word's before each attempt.
+//!
+//! # Conservation
+//!
+//! `free in bitmaps + in magazines + in the depot + retired + owned + null == total`, at every quiescent point.
+//! [`Blocks::audit`] recounts it.
+
+mod allocate;
+mod audit;
+mod blocks;
+mod handles;
+mod home;
+mod info;
+mod release;
+mod request;
+mod table;
+mod word;
+
+pub use audit::{AuditError, AuditReport};
+pub use blocks::{Blocks, BlocksConfig, Counts};
+pub use home::Anchor;
+pub use info::BlockInfo;
+pub use request::{AllocRequest, Priority};
+pub use word::{BlockWord, Released};

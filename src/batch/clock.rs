@@ -1,0 +1,252 @@
+//! Tickets, and the oldest batch in flight.
+//!
+//! Each batch in flight has a slot; the slot says "the batch in here has a ticket of at least this", 0 says that
+//! the slot is empty. Slots come in chunks that are added as needed and never taken away.
+//!
+//! # Protocol
+//!
+//! ```text
+//! begin:    slot: 0 -> newest + 1;  word += BEGIN (this gives the ticket);  slot := ticket;  fence(SeqCst);  read tables
+//! end:      slot := 0;  word -= END
+//! retire:   unlink the frame from the tables;  fence(SeqCst) if readers may hold the old table;  tag := word.newest
+//! reclaim:  n := word.newest;  fence(SeqCst);  oldest := min(slots), or n + 1;  tag < oldest => reusable
+//! ```
+//!
+//! # Invariants
+//!
+//! - A scan that read `newest >= t` sees the slot of ticket `t`: the slot was taken before the word was raised, and
+//!   the scan's load of the word synchronises with that. So no batch with a ticket below `oldest` is in flight.
+//! - A batch that read a frame from a table before it was unlinked has a ticket of at most the frame's tag: by
+//!   happens-before where the table's owner unlinked it, by the two fences where another thread did.
+//!
+//! Hence a frame whose tag is below `oldest` is seen by no batch. A thread stopped in `begin` holds reclaim back,
+//! as a batch that never ends does, and stops nobody's allocation while there are other free frames.
+//!
+//! Model: `loom-tests/tests/retire_reclaim.rs`.
+
+use std::ptr;
+
+use crate::ids::Ticket;
+use crate::sync::{AtomicPtr, AtomicU64, CachePadded, Ordering::*, fence};
+
+use super::ClockWord;
+
+/// Slots in a chunk.
+const SLOTS: usize = if cfg!(kvpool_loom) { 2 } else { 64 };
+
+struct Chunk {
+    slots: [AtomicU64; SLOTS],
+    next: AtomicPtr<Chunk>,
+}
+
+impl Chunk {
+    fn new() -> Self {
+        Self { slots: std::array::from_fn(|_| AtomicU64::new(0)), next: AtomicPtr::new(ptr::null_mut()) }
+    }
+}
+
+/// See the [module](self).
+pub struct Clock {
+    word: CachePadded<AtomicU64>,
+    slots: CachePadded<Chunk>,
+}
+
+/// A batch in flight: its ticket and its slot. Must be given back to [`Clock::end`] of the same clock.
+#[derive(Debug)]
+#[must_use = "a batch that is never ended holds back every frame that is retired after it"]
+pub struct InFlight {
+    ticket: Ticket,
+    slot: usize,
+}
+
+impl InFlight {
+    /// The batch's place in the order of batches.
+    pub fn ticket(&self) -> Ticket {
+        self.ticket
+    }
+}
+
+impl Default for Clock {
+    fn default() -> Self {
+        Self { word: CachePadded::new(AtomicU64::new(0)), slots: CachePadded::new(Chunk::new()) }
+    }
+}
+
+impl Clock {
+    /// Begins a batch. Tables that are read after this call are safe to use until [`end`](Self::end).
+    ///
+    /// # Panics
+    ///
+    /// If a million batches are in flight.
+    pub fn begin(&self) -> InFlight {
+        let slot = self.take_slot();
+        // Release: the slot was taken before the word says so; pairs with the Acquire in `oldest`. The additions
+        // of other batches continue the release sequence.
+        let before = ClockWord::from_bits(self.word.fetch_add(ClockWord::BEGIN, AcqRel));
+        assert!(before.in_flight() < ClockWord::IN_FLIGHT_MAX, "too many batches in flight: {before:?}");
+        let ticket = Ticket(before.newest().0 + 1);
+        // Relaxed: raises a lower bound that is already published.
+        self.slot(slot).store(ticket.0, Relaxed);
+        // Pairs with the fence of whoever unlinks a frame from a table that we are about to read (`retire_tag`):
+        // we see the new table, or its tag covers our ticket.
+        fence(SeqCst);
+        InFlight { ticket, slot }
+    }
+
+    /// Ends a batch: nothing reads or writes memory for it any more.
+    pub fn end(&self, batch: InFlight) {
+        // Release, both: what the batch did happens before the reuse of what it saw. They pair with the Acquires
+        // in `oldest` and `idle_or_tag`.
+        self.slot(batch.slot).store(0, Release);
+        self.word.fetch_sub(ClockWord::END, Release);
+    }
+
+    /// The newest ticket, to tag what has just been unlinked.
+    #[inline]
+    pub fn newest(&self) -> Ticket {
+        ClockWord::from_bits(self.word.load(Acquire)).newest()
+    }
+
+    /// For frames that their owner has just given up: `None` if no batch is in flight, so that they are reusable at
+    /// once, else the tag to retire them with.
+    #[inline]
+    pub fn idle_or_tag(&self) -> Option<Ticket> {
+        // Acquire: pairs with `end`. No fence is needed: a batch that saw these frames began before their owner
+        // gave them up, in happens-before order, so that this load sees it.
+        let word = ClockWord::from_bits(self.word.load(Acquire));
+        (word.in_flight() != 0).then(|| word.newest())
+    }
+
+    /// The oldest ticket that may still be in flight: every batch with a smaller one has ended.
+    pub fn oldest(&self) -> Ticket {
+        // Acquire: pairs with the Release in `begin`, so that the scan sees the slot of every ticket up to this one,
+        // and with `end`.
+        let newest = ClockWord::from_bits(self.word.load(Acquire)).newest();
+        // Pairs with the fence in `begin`: a batch that this scan misses sees every table that was changed before.
+        fence(SeqCst);
+        let mut oldest = newest.0 + 1;
+        let mut chunk: &Chunk = &self.slots;
+        loop {
+            for slot in &chunk.slots {
+                // Acquire: pairs with `end`.
+                let ticket = slot.load(Acquire);
+                if ticket != 0 {
+                    oldest = oldest.min(ticket);
+                }
+            }
+            match self.next(chunk) {
+                Some(next) => chunk = next,
+                None => return Ticket(oldest),
+            }
+        }
+    }
+
+    /// Whether the batch of this ticket, and every one before it, has ended.
+    pub fn ended(&self, ticket: Ticket) -> bool {
+        ticket < self.oldest()
+    }
+
+    /// Batches in flight.
+    pub fn in_flight(&self) -> u64 {
+        ClockWord::from_bits(self.word.load(Relaxed)).in_flight()
+    }
+
+    fn take_slot(&self) -> usize {
+        let mut chunk: &Chunk = &self.slots;
+        let mut base = 0;
+        loop {
+            for (i, slot) in chunk.slots.iter().enumerate() {
+                if slot.load(Relaxed) != 0 {
+                    continue;
+                }
+                // A lower bound of the ticket to come. Relaxed: the word's modification order makes any value that
+                // we read one that our own addition comes after.
+                let bound = ClockWord::from_bits(self.word.load(Relaxed)).newest().0 + 1;
+                // Acquire: pairs with the `end` of the slot's last batch. Losing to another batch is its progress.
+                if slot.compare_exchange(0, bound, Acquire, Relaxed).is_ok() {
+                    return base + i;
+                }
+            }
+            base += SLOTS;
+            chunk = match self.next(chunk) {
+                Some(next) => next,
+                None => Self::add_chunk(chunk),
+            };
+        }
+    }
+
+    /// More batches are in flight than ever before. Reached by `more_batches_than_a_chunk`.
+    #[cold]
+    fn add_chunk(last: &Chunk) -> &Chunk {
+        let fresh = Box::into_raw(Box::new(Chunk::new()));
+        // Release: publishes the empty slots. Acquire: those of the thread that was faster.
+        match last.next.compare_exchange(ptr::null_mut(), fresh, AcqRel, Acquire) {
+            // SAFETY: just made, published, and freed only with the clock.
+            Ok(_) => unsafe { &*fresh },
+            Err(other) => {
+                // SAFETY: ours, never published.
+                drop(unsafe { Box::from_raw(fresh) });
+                // SAFETY: published chunks live as long as the clock.
+                unsafe { &*other }
+            }
+        }
+    }
+
+    fn next<'a>(&'a self, chunk: &'a Chunk) -> Option<&'a Chunk> {
+        // SAFETY: published chunks live as long as the clock. Acquire: pairs with `add_chunk`.
+        unsafe { chunk.next.load(Acquire).as_ref() }
+    }
+
+    fn slot(&self, index: usize) -> &AtomicU64 {
+        let mut chunk: &Chunk = &self.slots;
+        for _ in 0..index / SLOTS {
+            chunk = self.next(chunk).expect("a slot of this clock");
+        }
+        &chunk.slots[index % SLOTS]
+    }
+}
+
+impl Drop for Clock {
+    fn drop(&mut self) {
+        let mut next = self.slots.next.load(Relaxed);
+        while !next.is_null() {
+            // SAFETY: nobody else has the clock any more; each chunk was made by `Box::into_raw` and is freed once.
+            let chunk = unsafe { Box::from_raw(next) };
+            next = chunk.next.load(Relaxed);
+        }
+    }
+}
+
+#[cfg(all(test, not(kvpool_loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_follows_ends_out_of_order() {
+        let clock = Clock::default();
+        assert_eq!(clock.idle_or_tag(), None);
+        let (a, b, c) = (clock.begin(), clock.begin(), clock.begin());
+        assert_eq!((a.ticket(), b.ticket(), c.ticket()), (Ticket(1), Ticket(2), Ticket(3)));
+        assert_eq!(clock.idle_or_tag(), Some(Ticket(3)));
+        clock.end(b);
+        assert_eq!(clock.oldest(), Ticket(1));
+        clock.end(a);
+        assert_eq!(clock.oldest(), Ticket(3));
+        assert!(clock.ended(Ticket(2)) && !clock.ended(Ticket(3)));
+        clock.end(c);
+        assert_eq!(clock.oldest(), Ticket(4));
+        assert_eq!(clock.idle_or_tag(), None);
+    }
+
+    #[test]
+    fn more_batches_than_a_chunk() {
+        let clock = Clock::default();
+        let mut batches: Vec<_> = (0..3 * SLOTS + 1).map(|_| clock.begin()).collect();
+        assert_eq!(clock.in_flight(), batches.len() as u64);
+        while let Some(batch) = batches.pop() {
+            assert_eq!(clock.oldest(), Ticket(1));
+            clock.end(batch);
+        }
+        assert_eq!(clock.oldest(), Ticket(3 * SLOTS as u64 + 2));
+    }
+}

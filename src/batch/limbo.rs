@@ -1,0 +1,92 @@
+//! One thread's retired frames, oldest first. Plain memory, in the thread's cell.
+//!
+//! Frames that are freed in a row (a sequence's run, forwards or backwards) are one entry.
+
+use std::collections::VecDeque;
+
+use crate::ids::{FrameId, Run, Ticket};
+
+#[derive(Clone, Copy)]
+struct Entry {
+    run: Run,
+    tag: Ticket,
+}
+
+/// See the [module](self).
+#[derive(Default)]
+pub struct Limbo {
+    entries: VecDeque<Entry>,
+    frames: usize,
+}
+
+impl Limbo {
+    /// Frames in limbo.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.frames
+    }
+
+    /// Whether nothing is retired here.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.frames == 0
+    }
+
+    /// Puts a frame aside until every batch with a ticket up to `tag` has ended.
+    pub fn retire(&mut self, frame: FrameId, tag: Ticket) {
+        self.frames += 1;
+        if let Some(last) = self.entries.back_mut() {
+            // A tag that is older than the entry's may wait as long as that one: never too short.
+            let tag_fits = tag <= last.tag;
+            if tag_fits && last.run.end() == frame.0 {
+                last.run.len += 1;
+                return;
+            }
+            if tag_fits && frame.0 + 1 == last.run.start.0 {
+                last.run.start = frame;
+                last.run.len += 1;
+                return;
+            }
+        }
+        self.entries.push_back(Entry { run: Run { start: frame, len: 1 }, tag });
+    }
+
+    /// Gives out the runs at the front whose tag is below `oldest`.
+    pub fn reclaim(&mut self, oldest: Ticket, mut free: impl FnMut(Run)) {
+        while let Some(&entry) = self.entries.front()
+            && entry.tag < oldest
+        {
+            self.entries.pop_front();
+            self.frames -= entry.run.len as usize;
+            free(entry.run);
+        }
+    }
+
+    /// The runs in limbo.
+    pub fn runs(&self) -> impl Iterator<Item = Run> + '_ {
+        self.entries.iter().map(|entry| entry.run)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_are_joined_and_wait_for_their_tag() {
+        let mut limbo = Limbo::default();
+        for frame in [4, 5, 6, 3] {
+            limbo.retire(FrameId(frame), Ticket(1));
+        }
+        limbo.retire(FrameId(7), Ticket(2));
+        assert_eq!((limbo.len(), limbo.runs().count()), (5, 2));
+        let mut freed = vec![];
+        limbo.reclaim(Ticket(1), |run| freed.push(run));
+        assert!(freed.is_empty());
+        limbo.reclaim(Ticket(2), |run| freed.push(run));
+        assert_eq!(freed, [Run { start: FrameId(3), len: 4 }]);
+        limbo.reclaim(Ticket(3), |run| freed.push(run));
+        assert_eq!(freed[1], Run { start: FrameId(7), len: 1 });
+        assert!(limbo.is_empty());
+    }
+}

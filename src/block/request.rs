@@ -1,0 +1,85 @@
+//! What an allocation asks for.
+
+use crate::ids::{DeviceId, SequenceId};
+
+/// Who goes first where requests compete.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+#[repr(u8)]
+pub enum Priority {
+    /// Throughput work.
+    #[default]
+    Normal,
+    /// Ahead of normal requests.
+    High,
+    /// Ahead of all others.
+    Urgent,
+}
+
+/// A request for blocks. Build it with [`new`](Self::new) and the methods, or as a struct.
+///
+/// ```
+/// use kvpool::ids::SequenceId;
+/// use kvpool::block::{AllocRequest, Priority};
+///
+/// let request = AllocRequest::new(10).sequence(SequenceId(7)).priority(Priority::High);
+/// assert_eq!(request.blocks, 10);
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AllocRequest {
+    /// Blocks wanted.
+    pub blocks: usize,
+    /// The sequence that the blocks will belong to, for their info.
+    pub sequence: Option<SequenceId>,
+    /// Recorded with the blocks.
+    pub priority: Priority,
+    /// Whether the blocks start out pinned once: neither evicted nor moved until unpinned.
+    pub pinned: bool,
+    /// Whether the blocks must lie in consecutive frames.
+    pub contiguous: bool,
+    /// The device that the blocks must be on; `None` takes the pool's.
+    pub device: Option<DeviceId>,
+}
+
+impl AllocRequest {
+    /// A request for `blocks` blocks, wherever they may be.
+    pub const fn new(blocks: usize) -> Self {
+        Self {
+            blocks,
+            sequence: None,
+            priority: Priority::Normal,
+            pinned: false,
+            contiguous: false,
+            device: None,
+        }
+    }
+
+    /// For this sequence.
+    pub const fn sequence(mut self, sequence: SequenceId) -> Self {
+        self.sequence = Some(sequence);
+        self
+    }
+
+    /// At this priority.
+    pub const fn priority(mut self, priority: Priority) -> Self {
+        self.priority = priority;
+        self
+    }
+
+    /// Pinned once from the start.
+    pub const fn pinned(mut self) -> Self {
+        self.pinned = true;
+        self
+    }
+
+    /// In consecutive frames.
+    pub const fn contiguous(mut self) -> Self {
+        self.contiguous = true;
+        self
+    }
+
+    /// On this device.
+    pub const fn device(mut self, device: DeviceId) -> Self {
+        self.device = Some(device);
+        self
+    }
+}

@@ -1,0 +1,147 @@
+//! The table of blocks: word, inverse map and info of each, by id.
+//!
+//! Append-only: a block's id lives on in a pool that shrinks (its bytes move elsewhere), so that rows are never taken
+//! away before the pool goes, and reading one needs no epoch. 28 bytes a row.
+//!
+//! Rows stand in buckets, the first as large as the pool at its start (rounded up to a power of two), each further
+//! one as large as all before it together. Growing adds a bucket; nothing that was there moves.
+
+use std::ptr;
+
+use crate::ids::{BlockId, FrameId};
+use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
+
+use super::BlockWord;
+use super::info::InfoCell;
+
+/// Doublings after the first bucket: enough for any pool that a frame number can address.
+const BUCKETS_MORE: usize = crate::config::FRAME_BITS as usize;
+
+struct Bucket {
+    words: Box<[AtomicU64]>,
+    block_at: Box<[AtomicU32]>,
+    info: Box<[InfoCell]>,
+}
+
+impl Bucket {
+    /// Rows `base .. base + len`: block and frame numbers agree, and everything is free.
+    fn new(base: usize, len: usize) -> Self {
+        let ids = || base as u32..(base + len) as u32;
+        Self {
+            words: ids().map(|id| AtomicU64::new(BlockWord::free(FrameId(id)).to_bits())).collect(),
+            block_at: ids().map(AtomicU32::new).collect(),
+            info: ids().map(|_| InfoCell::new()).collect(),
+        }
+    }
+}
+
+/// See the [module](self).
+pub(super) struct Table {
+    first: Bucket,
+    first_log2: u32,
+    more: [AtomicPtr<Bucket>; BUCKETS_MORE],
+}
+
+impl Table {
+    pub(super) fn new(rows: usize) -> Self {
+        let first = rows.next_power_of_two();
+        Self {
+            first: Bucket::new(0, first),
+            first_log2: first.ilog2(),
+            more: std::array::from_fn(|_| AtomicPtr::new(ptr::null_mut())),
+        }
+    }
+
+    /// Makes the rows up to `rows` exist. Concurrent calls are fine.
+    pub(super) fn grow(&self, rows: usize) {
+        let mut have = self.first.words.len();
+        for slot in &self.more {
+            if have >= rows {
+                return;
+            }
+            if slot.load(Relaxed).is_null() {
+                let bucket = Box::into_raw(Box::new(Bucket::new(have, have)));
+                // Release: publishes the rows; pairs with the Acquire in `bucket`.
+                if slot.compare_exchange(ptr::null_mut(), bucket, Release, Relaxed).is_err() {
+                    // SAFETY: ours; another thread was faster, and nobody has seen this one.
+                    drop(unsafe { Box::from_raw(bucket) });
+                }
+            }
+            have *= 2;
+        }
+    }
+
+    #[inline]
+    pub(super) fn word(&self, id: BlockId) -> &AtomicU64 {
+        let (bucket, row) = self.locate(id.index());
+        &bucket.words[row]
+    }
+
+    #[inline]
+    pub(super) fn info(&self, id: BlockId) -> &InfoCell {
+        let (bucket, row) = self.locate(id.index());
+        &bucket.info[row]
+    }
+
+    /// The block whose bytes are, or would be, in a frame.
+    #[inline]
+    pub(super) fn block_at(&self, frame: FrameId) -> BlockId {
+        let (bucket, row) = self.locate(frame.index());
+        // Relaxed: written only by whoever has the frame, who got it by an Acquire from whoever had it before.
+        BlockId(bucket.block_at[row].load(Relaxed))
+    }
+
+    #[inline]
+    fn locate(&self, row: usize) -> (&Bucket, usize) {
+        if row < self.first.words.len() { (&self.first, row) } else { self.locate_grown(row) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn locate_grown(&self, row: usize) -> (&Bucket, usize) {
+        let log2 = row.ilog2();
+        // SAFETY: a row is asked for only after `grow` has made it; buckets live as long as the table. Acquire: pairs
+        // with the Release in `grow`.
+        let bucket = unsafe { self.more[(log2 - self.first_log2) as usize].load(Acquire).as_ref() };
+        (bucket.expect("a row of this pool"), row - (1 << log2))
+    }
+
+    /// Bytes of metadata that the table takes.
+    pub(super) fn bytes(&self) -> usize {
+        const ROW: usize = size_of::<AtomicU64>() + size_of::<AtomicU32>() + size_of::<InfoCell>();
+        let more: usize = (self.more.iter().enumerate())
+            .filter(|(_, slot)| !slot.load(Relaxed).is_null())
+            .map(|(i, _)| self.first.words.len() << i)
+            .sum();
+        (self.first.words.len() + more) * ROW
+    }
+}
+
+impl Drop for Table {
+    fn drop(&mut self) {
+        for slot in &self.more {
+            let bucket = slot.load(Relaxed);
+            if !bucket.is_null() {
+                // SAFETY: made by `Box::into_raw` in `grow`, published once, freed once.
+                drop(unsafe { Box::from_raw(bucket) });
+            }
+        }
+    }
+}
+
+#[cfg(all(test, not(kvpool_loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_begin_free_in_the_frame_of_their_own_number_also_after_growth() {
+        let table = Table::new(5);
+        table.grow(70);
+        for id in 0..70 {
+            let word = BlockWord::from_bits(table.word(BlockId(id)).load(Relaxed));
+            assert_eq!(word, BlockWord::free(FrameId(id)));
+            assert_eq!(table.block_at(FrameId(id)), BlockId(id));
+        }
+        assert_eq!(table.bytes(), 128 * 28);
+    }
+}

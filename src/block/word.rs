@@ -1,0 +1,296 @@
+//! The block word: everything about a block that must change in one step.
+//!
+//! | bits | field | meaning |
+//! |---|---|---|
+//! | 0..27 | frame | where the block's bytes are |
+//! | 27..40 | references | owners; 0: the block is free |
+//! | 40..56 | generation | low bits of the count of the block's frees; the high bits are in its info |
+//! | 56..60 | pins | while above 0, the block is neither evicted nor moved |
+//! | 60 | sealed | the bytes are final: written by a batch that has ended |
+//! | 61 | moving | a copy to another frame is under way, and will be published if this bit is still set then |
+//! | 62 | cached | known to the prefix index |
+//! | 63 | | always 0 |
+//!
+//! # Transitions
+//!
+//! ```text
+//! free (references 0) --allocate--> owned --share/release--> owned --release of the last--> free, generation + 1
+//! owned --seal--> sealed --begin_move--> moving --publish--> sealed, in another frame
+//!                 sealed --reopen--> owned        moving --reopen, pin, last release--> not moving: the mover gives way
+//! ```
+
+use std::fmt;
+
+use crate::config::FRAME_BITS;
+use crate::ids::{FrameId, Generation};
+
+const REFS_BITS: u32 = 13;
+const GENERATION_BITS: u32 = 16;
+const PINS_BITS: u32 = 4;
+
+const REFS_SHIFT: u32 = FRAME_BITS;
+const GENERATION_SHIFT: u32 = REFS_SHIFT + REFS_BITS;
+const PINS_SHIFT: u32 = GENERATION_SHIFT + GENERATION_BITS;
+const FLAGS_SHIFT: u32 = PINS_SHIFT + PINS_BITS;
+const _: () = assert!(FLAGS_SHIFT + 4 == u64::BITS, "four bits are left for flags");
+
+const FRAME_MASK: u64 = (1 << FRAME_BITS) - 1;
+const REFS_MASK: u64 = ((1 << REFS_BITS) - 1) << REFS_SHIFT;
+const GENERATION_MASK: u64 = ((1 << GENERATION_BITS) - 1) << GENERATION_SHIFT;
+const PINS_MASK: u64 = ((1 << PINS_BITS) - 1) << PINS_SHIFT;
+const SEALED: u64 = 1 << FLAGS_SHIFT;
+const MOVING: u64 = 1 << (FLAGS_SHIFT + 1);
+const CACHED: u64 = 1 << (FLAGS_SHIFT + 2);
+
+const ONE_REF: u64 = 1 << REFS_SHIFT;
+const ONE_PIN: u64 = 1 << PINS_SHIFT;
+
+/// See the [module](self).
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct BlockWord(u64);
+
+/// What the release of a reference came to, and what the caller now owes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use = "the last reference owes its frame to the pool"]
+pub enum Released {
+    /// Other references remain; nothing is owed.
+    Shared(BlockWord),
+    /// That was the last: the caller owns the frame, and gives it back.
+    Last {
+        /// The word of the now free block.
+        word: BlockWord,
+        /// The low bits of the generation went round: the caller adds one to the high bits before it gives the frame
+        /// back.
+        carry: bool,
+    },
+}
+
+impl BlockWord {
+    /// The most references that a block can have.
+    pub const REFS_MAX: u32 = (1 << REFS_BITS) - 1;
+    /// The most pins that a block can have.
+    pub const PINS_MAX: u32 = (1 << PINS_BITS) - 1;
+    /// Bits of the generation that are in the word.
+    pub const GENERATION_BITS: u32 = GENERATION_BITS;
+
+    /// A free block of generation 0 in a frame.
+    #[inline]
+    pub const fn free(frame: FrameId) -> Self {
+        Self(frame.0 as u64)
+    }
+
+    /// From its bits.
+    #[inline]
+    pub const fn from_bits(bits: u64) -> Self {
+        Self(bits)
+    }
+
+    /// Its bits.
+    #[inline]
+    pub const fn to_bits(self) -> u64 {
+        self.0
+    }
+
+    /// Where the bytes are.
+    #[inline]
+    pub const fn frame(self) -> FrameId {
+        FrameId((self.0 & FRAME_MASK) as u32)
+    }
+
+    /// Owners.
+    #[inline]
+    pub const fn refs(self) -> u32 {
+        ((self.0 & REFS_MASK) >> REFS_SHIFT) as u32
+    }
+
+    /// Low bits of the generation.
+    #[inline]
+    pub const fn generation_low(self) -> u64 {
+        (self.0 & GENERATION_MASK) >> GENERATION_SHIFT
+    }
+
+    /// Whether the low bits of `generation` are the word's.
+    #[inline]
+    pub const fn is_of(self, generation: Generation) -> bool {
+        self.generation_low() == generation.0 & ((1 << GENERATION_BITS) - 1)
+    }
+
+    /// Pins.
+    #[inline]
+    pub const fn pins(self) -> u32 {
+        ((self.0 & PINS_MASK) >> PINS_SHIFT) as u32
+    }
+
+    /// Whether nobody owns the block.
+    #[inline]
+    pub const fn is_free(self) -> bool {
+        self.0 & REFS_MASK == 0
+    }
+
+    /// Whether the bytes are final.
+    #[inline]
+    pub const fn is_sealed(self) -> bool {
+        self.0 & SEALED != 0
+    }
+
+    /// Whether a copy to another frame is under way.
+    #[inline]
+    pub const fn is_moving(self) -> bool {
+        self.0 & MOVING != 0
+    }
+
+    /// Whether the prefix index knows the block.
+    #[inline]
+    pub const fn is_cached(self) -> bool {
+        self.0 & CACHED != 0
+    }
+
+    /// free -> owned once, with `pinned` pins (0 or 1). Only on a free word.
+    #[inline]
+    pub const fn allocate(self, pinned: bool) -> Self {
+        Self(self.0 + ONE_REF + if pinned { ONE_PIN } else { 0 })
+    }
+
+    /// One more reference. `None`: free, or full.
+    #[inline]
+    pub const fn share(self) -> Option<Self> {
+        if self.is_free() || self.0 & REFS_MASK == REFS_MASK { None } else { Some(Self(self.0 + ONE_REF)) }
+    }
+
+    /// One reference less. `None`: free already. The last takes pins and flags with it; a move under way finds its
+    /// bit gone and gives way.
+    #[inline]
+    pub const fn release(self) -> Option<Released> {
+        match self.refs() {
+            0 => None,
+            1 => {
+                let generation = self.0.wrapping_add(1 << GENERATION_SHIFT) & GENERATION_MASK;
+                Some(Released::Last { word: Self(self.0 & FRAME_MASK | generation), carry: generation == 0 })
+            }
+            _ => Some(Released::Shared(Self(self.0 - ONE_REF))),
+        }
+    }
+
+    /// One more pin; a move under way gives way. `None`: free, or full.
+    #[inline]
+    pub const fn pin(self) -> Option<Self> {
+        if self.is_free() || self.0 & PINS_MASK == PINS_MASK {
+            None
+        } else {
+            Some(Self((self.0 + ONE_PIN) & !MOVING))
+        }
+    }
+
+    /// One pin less. `None`: free, or not pinned.
+    #[inline]
+    pub const fn unpin(self) -> Option<Self> {
+        if self.is_free() || self.0 & PINS_MASK == 0 { None } else { Some(Self(self.0 - ONE_PIN)) }
+    }
+
+    /// The bytes are final. `None`: free.
+    #[inline]
+    pub const fn seal(self) -> Option<Self> {
+        if self.is_free() { None } else { Some(Self(self.0 | SEALED)) }
+    }
+
+    /// The bytes will change again; a move under way gives way. `None`: free, shared or cached, so that the writer
+    /// must copy first.
+    #[inline]
+    pub const fn reopen(self) -> Option<Self> {
+        if self.refs() == 1 && !self.is_cached() { Some(Self(self.0 & !(SEALED | MOVING))) } else { None }
+    }
+
+    /// A copy to another frame begins. `None`: free, not sealed, pinned, or moving already.
+    #[inline]
+    pub const fn begin_move(self) -> Option<Self> {
+        let movable = !self.is_free() && self.is_sealed() && self.pins() == 0 && !self.is_moving();
+        if movable { Some(Self(self.0 | MOVING)) } else { None }
+    }
+
+    /// The copy is complete: the bytes are in `frame` now. `None`: somebody else won, and the copy is dropped.
+    #[inline]
+    pub const fn publish_move(self, frame: FrameId) -> Option<Self> {
+        if self.is_moving() { Some(Self(self.0 & !(MOVING | FRAME_MASK) | frame.0 as u64)) } else { None }
+    }
+}
+
+impl fmt::Debug for BlockWord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BlockWord")
+            .field("bits", &format_args!("{:#018x}", self.0))
+            .field("frame", &self.frame())
+            .field("refs", &self.refs())
+            .field("generation_low", &self.generation_low())
+            .field("pins", &self.pins())
+            .field("sealed", &self.is_sealed())
+            .field("moving", &self.is_moving())
+            .field("cached", &self.is_cached())
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Any word that a block can have.
+    fn words() -> impl Strategy<Value = BlockWord> {
+        any::<u64>().prop_map(|bits| BlockWord(bits & !(1 << 63)))
+    }
+
+    proptest! {
+        #[test]
+        fn fields_do_not_touch_each_other(word in words()) {
+            if let Some(shared) = word.share() {
+                prop_assert_eq!(shared.refs(), word.refs() + 1);
+                prop_assert_eq!(shared.to_bits() & !REFS_MASK, word.to_bits() & !REFS_MASK);
+                prop_assert_eq!(shared.release(), Some(Released::Shared(word)));
+            } else {
+                prop_assert!(word.is_free() || word.refs() == BlockWord::REFS_MAX);
+            }
+            if let Some(pinned) = word.pin() {
+                prop_assert_eq!(pinned.pins(), word.pins() + 1);
+                prop_assert!(!pinned.is_moving());
+                prop_assert_eq!(pinned.unpin().unwrap().to_bits() | MOVING, word.to_bits() | MOVING);
+            } else {
+                prop_assert!(word.is_free() || word.pins() == BlockWord::PINS_MAX);
+            }
+        }
+
+        #[test]
+        fn the_last_release_leaves_frame_and_generation(word in words()) {
+            let word = BlockWord(word.0 & !REFS_MASK | ONE_REF);
+            let Some(Released::Last { word: freed, carry }) = word.release() else { panic!("{word:?}") };
+            prop_assert_eq!(freed.frame(), word.frame());
+            prop_assert!(freed.is_free() && freed.pins() == 0);
+            prop_assert!(!freed.is_sealed() && !freed.is_moving() && !freed.is_cached());
+            prop_assert_eq!(freed.generation_low(), (word.generation_low() + 1) % (1 << GENERATION_BITS));
+            prop_assert_eq!(carry, freed.generation_low() == 0);
+            prop_assert_eq!(freed.release(), None);
+        }
+
+        #[test]
+        fn a_move_is_published_only_while_nobody_else_won(word in words(), to in 0..FRAME_MASK as u32) {
+            prop_assert_eq!(word.begin_move().is_some(),
+                !word.is_free() && word.is_sealed() && word.pins() == 0 && !word.is_moving());
+            if let Some(moving) = word.begin_move() {
+                let moved = moving.publish_move(FrameId(to)).unwrap();
+                prop_assert_eq!(moved.frame(), FrameId(to));
+                prop_assert_eq!(moved.to_bits() & !FRAME_MASK, word.to_bits() & !FRAME_MASK);
+                prop_assert_eq!(moving.pin().and_then(|w| w.publish_move(FrameId(to))), None);
+                prop_assert_eq!(moving.reopen().and_then(|w| w.publish_move(FrameId(to))), None);
+            }
+        }
+    }
+
+    #[test]
+    fn an_allocated_block_has_one_owner_and_nothing_else() {
+        let word = BlockWord::free(FrameId(77)).allocate(false);
+        assert_eq!((word.frame(), word.refs(), word.pins()), (FrameId(77), 1, 0));
+        assert!(!word.is_sealed() && !word.is_moving() && !word.is_cached());
+        assert_eq!(BlockWord::free(FrameId(77)).allocate(true).pins(), 1);
+        assert_eq!(word.seal().unwrap().share().unwrap().reopen(), None, "shared bytes must be copied first");
+    }
+}

@@ -1,0 +1,182 @@
+//! A cell with one owner, who enters for the price of two plain stores, and which any other thread may visit while
+//! the owner is outside.
+//!
+//! # Word table
+//!
+//! | field | written by | meaning |
+//! |---|---|---|
+//! | `inside` | the owner | the owner is in its section |
+//! | `visited` | any other thread, by compare-exchange | a visitor has, or is about to have, the value |
+//!
+//! # Protocol
+//!
+//! ```text
+//! owner:    inside := 1;  light_fence;  if visited { inside := 0; go without }  ...value...  inside := 0
+//! visitor:  visited: 0 -> 1;  heavy_fence;  if inside { visited := 0; go away } ...value...  visited := 0
+//! ```
+//!
+//! Dekker's pattern with an asymmetric fence: of an owner and a visitor that meet, at least one sees the other.
+//!
+//! # Invariants
+//!
+//! - At most one thread is between its successful check and its final store: access to the value is exclusive.
+//! - Nobody waits: who meets the other side turns back, and the caller has another way (the owner goes to the
+//!   global structure, the visitor to the next cell). A thread stopped inside strands what is in its cell, and
+//!   nothing else.
+//!
+//! Model: `loom-tests/tests/owner_cell.rs`.
+
+use crate::sync::{AtomicBool, Ordering::*, UnsafeCell, heavy_fence, light_fence};
+
+/// See the [module](self).
+pub struct OwnerCell<T> {
+    inside: AtomicBool,
+    visited: AtomicBool,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: the protocol gives the value to one thread at a time, and each hand-over is a Release/Acquire pair.
+unsafe impl<T: Send> Sync for OwnerCell<T> {}
+// SAFETY: the cell owns its value.
+unsafe impl<T: Send> Send for OwnerCell<T> {}
+
+impl<T> OwnerCell<T> {
+    /// A cell that nobody is in.
+    pub fn new(value: T) -> Self {
+        Self {
+            inside: AtomicBool::new(false),
+            visited: AtomicBool::new(false),
+            value: UnsafeCell::new(value),
+        }
+    }
+
+    /// Runs `f` on the value, unless a visitor has it or the owner is inside already (a nested call): then `None`,
+    /// and `f` was not run.
+    ///
+    /// # Safety
+    ///
+    /// Calls of `enter` on one cell are made by one thread at a time, each happening after the one before: the
+    /// caller owns the cell.
+    #[inline]
+    pub unsafe fn enter<R>(&self, f: impl FnOnce(&mut T) -> R) -> Option<R> {
+        // Relaxed: only the owner writes this field.
+        if self.inside.load(Relaxed) {
+            return None;
+        }
+        self.inside.store(true, Relaxed);
+        // Pairs with the heavy fence in `visit`: not both of us miss the other.
+        light_fence();
+        let leave = Leave(&self.inside);
+        // Acquire: pairs with the Release in `visit`, so that we see what a visitor left behind.
+        if self.visited.load(Acquire) {
+            return None;
+        }
+        // SAFETY: `inside` is ours and no visitor is under way; one that comes now sees `inside` and turns back.
+        let result = self.value.with_mut(|value| f(unsafe { &mut *value }));
+        drop(leave);
+        Some(result)
+    }
+
+    /// Runs `f` on the value, unless the owner is inside or another visitor has it: then `None`. Any thread.
+    pub fn visit<R>(&self, f: impl FnOnce(&mut T) -> R) -> Option<R> {
+        // Acquire: pairs with the Release of the visitor before us.
+        self.visited.compare_exchange(false, true, Acquire, Relaxed).ok()?;
+        let leave = Leave(&self.visited);
+        // Pairs with the light fence in `enter`.
+        heavy_fence();
+        // Acquire: pairs with the Release of the owner that left.
+        if self.inside.load(Acquire) {
+            return None;
+        }
+        // SAFETY: `visited` is ours alone and the owner is outside; when it comes it sees `visited`.
+        let result = self.value.with_mut(|value| f(unsafe { &mut *value }));
+        drop(leave);
+        Some(result)
+    }
+
+    /// The value, when nobody else can have a reference to the cell.
+    pub fn get_mut(&mut self) -> &mut T {
+        // SAFETY: `&mut self` excludes everybody.
+        self.value.with_mut(|value| unsafe { &mut *value })
+    }
+}
+
+/// Clears its flag also when the section panics.
+struct Leave<'a>(&'a AtomicBool);
+
+impl Drop for Leave<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        // Release: pairs with the Acquire of whoever comes next.
+        self.0.store(false, Release);
+    }
+}
+
+#[cfg(all(test, not(kvpool_loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_nested_entry_and_a_visit_from_inside_turn_back() {
+        let cell = OwnerCell::new(1);
+        // SAFETY: one thread.
+        let outer = unsafe {
+            cell.enter(|value| {
+                *value += 1;
+                (cell.enter(|_| ()), cell.visit(|_| ()))
+            })
+        };
+        assert_eq!(outer, Some((None, None)));
+        assert_eq!(cell.visit(|value| *value), Some(2));
+    }
+
+    #[test]
+    fn the_owner_turns_back_from_a_visited_cell() {
+        let cell = OwnerCell::new(1);
+        // SAFETY: one thread.
+        let met = cell.visit(|_| unsafe { cell.enter(|_| ()) });
+        assert_eq!(met, Some(None));
+    }
+
+    #[test]
+    fn a_panic_inside_opens_the_cell_again() {
+        let cell = OwnerCell::new(1);
+        // SAFETY: one thread.
+        let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| unsafe {
+            cell.enter(|_| panic!("inside"))
+        }));
+        assert!(caught.is_err());
+        assert_eq!(cell.visit(|value| *value), Some(1));
+    }
+
+    #[test]
+    fn one_thread_at_a_time() {
+        const ROUNDS: u64 = if cfg!(miri) { 200 } else { 200_000 };
+        // Two halves that always agree, unless two threads are inside.
+        let cell = OwnerCell::new((0u64, 0u64));
+        let (entered, visited) = std::thread::scope(|scope| {
+            let visitor = scope.spawn(|| {
+                let bump = |v: &mut (u64, u64)| {
+                    assert_eq!(v.0, v.1);
+                    v.0 += 1;
+                    v.1 += 1;
+                };
+                (0..ROUNDS / 100).filter(|_| cell.visit(bump).is_some()).count()
+            });
+            let mut entered = 0;
+            for _ in 0..ROUNDS {
+                // SAFETY: only this thread enters.
+                let got = unsafe {
+                    cell.enter(|v| {
+                        assert_eq!(v.0, v.1);
+                        v.0 += 1;
+                        v.1 += 1;
+                    })
+                };
+                entered += got.is_some() as u64;
+            }
+            (entered, visitor.join().unwrap() as u64)
+        });
+        assert_eq!(cell.visit(|v| v.0), Some(entered + visited));
+    }
+}
