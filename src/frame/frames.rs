@@ -71,6 +71,8 @@ pub struct Frames {
     hints: LevelHints,
     shape: Shape,
     frames_max: usize,
+    /// The pool was built at its full size: its directory is never replaced, and nobody needs to pin.
+    is_fixed: bool,
     /// Held by whoever grows. Nothing else takes it.
     growth: Mutex<()>,
 }
@@ -94,6 +96,7 @@ impl Frames {
             },
             shape,
             frames_max,
+            is_fixed: frames == frames_max,
             growth: Mutex::new(()),
         };
         frames_new.free_run(Run { start: FrameId(0), len: frames as u32 });
@@ -103,11 +106,18 @@ impl Frames {
     /// Calls `f` with the directory of this moment.
     #[inline]
     fn with<R>(&self, f: impl FnOnce(Map<'_>) -> R) -> R {
-        let guard = epoch::pin();
+        let pinned;
+        let guard = if self.is_fixed {
+            // SAFETY: it protects a load of a pointer that is not replaced before `self` is dropped.
+            unsafe { epoch::unprotected() }
+        } else {
+            pinned = epoch::pin();
+            &pinned
+        };
         // Acquire: pairs with the swap in `grow`, which publishes the segments.
-        let directory = self.directory.load(Ordering::Acquire, &guard);
-        // SAFETY: the directory is never null, and one that is replaced is destroyed through the epoch collector,
-        // which waits for `guard`.
+        let directory = self.directory.load(Ordering::Acquire, guard);
+        // SAFETY: the directory is never null; one that is replaced is destroyed through the epoch collector, which
+        // waits for `guard`, and only a pool that is not fixed replaces it.
         let directory = unsafe { directory.deref() };
         f(Map { directory, hints: &self.hints })
     }

@@ -2,8 +2,8 @@
 //!
 //! One bit per word and class, in groups of [`FAN`] words; above it one bit per group, and so on until one group
 //! is left. The classes of a group stand together in a cache line, so that "has a hole, has no run of 8" of 64
-//! words is two loads. The tree is sized for the most frames that the pool may reach; a hint for a word that is not
-//! there is one more false hint.
+//! words is two loads. The tree is sized for the most frames that the pool may reach; a hint for a word that a
+//! directory does not have is left alone.
 //!
 //! A hint may be set in vain. It must not be missing: at every quiescent point
 //! `classes(word) > k  =>  bit k of the word is set  =>  every bit above it is set`.

@@ -90,10 +90,10 @@ impl<'a> Map<'a> {
         }
     }
 
-    /// How many classes a word has now, closed or not.
-    pub(super) fn classes(self, level: Level, index: usize) -> usize {
+    /// How many classes a word has now, closed or not, if it is part of the pool.
+    pub(super) fn classes(self, level: Level, index: usize) -> Option<usize> {
         // Relaxed: only hints are decided by it.
-        self.word(level, index).map_or(0, |word| level.classes_of(word.bits.load(Ordering::Relaxed)))
+        Some(level.classes_of(self.word(level, index)?.bits.load(Ordering::Relaxed)))
     }
 
     /// Tells searchers of the classes that a word has gained: the first half of the pair that keeps hints complete.
@@ -122,7 +122,7 @@ impl<'a> Map<'a> {
         let hints = self.hints(level);
         hints.clear(index, class);
         hint_fence();
-        if !cfg!(kvpool_mutant = "no_recheck") && self.classes(level, index) > class {
+        if !cfg!(kvpool_mutant = "no_recheck") && self.classes(level, index).is_some_and(|has| has > class) {
             // A free came in between. Reached by the models in `hints`.
             hints.set(index, class..class + 1);
         }

@@ -107,7 +107,9 @@ impl<'a> Map<'a> {
                 if let Some(found) = attempt(word) {
                     return Some(found);
                 }
-                if self.classes(level, word) <= class {
+                // A word that this directory does not have is left alone: a newer directory may have it. Reached by
+                // the models in `growth`.
+                if self.classes(level, word).is_some_and(|has| has <= class) {
                     self.withdraw(level, word, class);
                 }
                 words -= 1;
