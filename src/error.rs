@@ -31,7 +31,9 @@ pub enum AllocError {
         retired: usize,
     },
     /// Enough blocks are free, and no run of them is long enough.
-    #[error("asked for a run of {asked} blocks; the longest free run has {longest_run} of {free} free blocks")]
+    #[error(
+        "asked for a run of {asked} blocks; the longest free run has {longest_run} of {free} free blocks"
+    )]
     NoRun {
         /// Blocks asked for.
         asked: usize,

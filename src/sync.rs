@@ -15,9 +15,11 @@ pub(crate) use imp::*;
 #[cfg(not(kvpool_loom))]
 mod imp {
     pub(crate) use std::sync::Arc;
+    pub(crate) use std::sync::Mutex;
     pub(crate) use std::sync::atomic::{
         AtomicBool, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
     };
+    pub(crate) use std::thread::yield_now;
     pub(crate) use std::thread_local;
 
     pub(crate) use dashmap::DashMap as Map;
@@ -63,9 +65,11 @@ mod imp {
 mod imp {
     pub(crate) use loom::cell::UnsafeCell;
     pub(crate) use loom::sync::Arc;
+    pub(crate) use loom::sync::Mutex;
     pub(crate) use loom::sync::atomic::{
         AtomicBool, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
     };
+    pub(crate) use loom::thread::yield_now;
     pub(crate) use loom::thread_local;
 
     use std::collections::{HashMap, VecDeque};

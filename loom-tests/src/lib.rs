@@ -1,1 +1,115 @@
-//! What the models share: a bounded checker that reports what it explored.
+//! What the models share: a bounded checker that reports what it explored, and a pool whose frames are touched.
+//!
+//! Limits of the checker, which every claim made here inherits: it explores C11 executions without load buffering;
+//! it treats SeqCst *accesses* as AcqRel (kvpool has none; its store-load orders are explicit fences, which are
+//! modelled); the number of preemptions is bounded (`LOOM_MAX_PREEMPTIONS`, default 2), which hides schedules that
+//! need more; and a model has at most five threads.
+#![cfg(kvpool_loom)]
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use kvpool::frame::{FrameConfig, FrameMask, Frames};
+use kvpool::ids::{FrameId, Order, Run};
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+
+/// Explores `model` and prints how many executions that were.
+///
+/// # Panics
+/// When an execution fails.
+pub fn check(name: &str, model: impl Fn() + Send + Sync + 'static) {
+    let executions = std::sync::Arc::new(AtomicU64::new(0));
+    let begin = Instant::now();
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound.get_or_insert(2);
+    builder.max_branches = 50_000;
+    let bound = builder.preemption_bound;
+    let counted = std::sync::Arc::clone(&executions);
+    builder.check(move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+        model();
+    });
+    let count = executions.load(Ordering::Relaxed);
+    println!("{name}: {count} executions in {:.1?}, at most {bound:?} preemptions", begin.elapsed());
+}
+
+/// Frames, and a cell for each that stands for its bytes: two owners at once, or an owner who does not see the last
+/// one's writes, is a causality violation that the checker reports.
+pub struct Touched {
+    /// The frames.
+    pub frames: Frames,
+    cells: Vec<UnsafeCell<u32>>,
+}
+
+// SAFETY: a cell is touched by the owner of its frame only. That this is so is what the models check.
+unsafe impl Sync for Touched {}
+
+impl Touched {
+    /// A pool of so many frames, all free, in segments of 16 (4 units of 4).
+    pub fn new(frames: usize) -> Arc<Self> {
+        Self::growing(frames, frames, 16)
+    }
+
+    /// A pool that may grow, in segments of `segment_frames`.
+    pub fn growing(frames: usize, frames_max: usize, segment_frames: usize) -> Arc<Self> {
+        let frames = Frames::new(FrameConfig { frames, frames_max, segment_frames });
+        Arc::new(Self { frames, cells: (0..frames_max).map(|_| UnsafeCell::new(0)).collect() })
+    }
+
+    /// Uses the frames of a run, as their owner.
+    pub fn touch(&self, run: Run) {
+        for frame in run.frames() {
+            // SAFETY: the caller owns the frame; the checker verifies it.
+            self.cells[frame.index()].with_mut(|bytes| unsafe { *bytes += 1 });
+        }
+    }
+
+    /// Uses the frames of a mask.
+    pub fn touch_mask(&self, mask: FrameMask) {
+        mask.frames().for_each(|frame| self.touch(Run { start: frame, len: 1 }));
+    }
+
+    /// Takes a run and uses it.
+    pub fn take(&self, len: u32, near: u32) -> Option<Run> {
+        let run = self.frames.allocate_run(len, FrameId(near))?;
+        self.touch(run);
+        Some(run)
+    }
+
+    /// Uses a run once more and puts it back.
+    pub fn put(&self, run: Run) {
+        self.touch(run);
+        self.frames.free_run(run);
+    }
+
+    /// Uses frames once more and puts them back.
+    pub fn put_mask(&self, mask: FrameMask) {
+        self.touch_mask(mask);
+        self.frames.free_mask(mask);
+    }
+
+    /// Takes exactly this run, uses it, and puts it back; false if it was not to be had.
+    pub fn pass(&self, run: Run) -> bool {
+        let claimed = self.frames.claim(run);
+        if claimed {
+            self.put(run);
+        }
+        claimed
+    }
+
+    /// The end of every model: every frame is free, merged, hinted, and can be allocated.
+    pub fn finish(&self) {
+        let total = self.frames.total();
+        self.frames.audit().unwrap();
+        let census = self.frames.census(Order(0));
+        assert_eq!((census.free, census.runs), (total, 1), "leaked, doubled or not coalesced");
+        let whole = self.take(total as u32, 0).expect("everything can be allocated");
+        self.frames.free_run(whole);
+    }
+}
+
+/// `start .. start + len`.
+pub fn run(start: u32, len: u32) -> Run {
+    Run { start: FrameId(start), len }
+}

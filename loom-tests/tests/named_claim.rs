@@ -1,0 +1,67 @@
+//! Theorem: a named claim takes all of its frames or none; what it gives back is free again, coalesced and hinted;
+//! it succeeds whenever its frames are free throughout.
+#![cfg(kvpool_loom)]
+
+use kvpool::ids::FrameId;
+use kvpool_loom_tests::{Touched, check, run};
+use loom::thread;
+
+/// A claim beside the free of its last frame.
+#[test]
+fn beside_free() {
+    check("named_claim::beside_free", || {
+        let pool = Touched::new(8);
+        assert!(pool.frames.claim(run(5, 1)));
+        pool.touch(run(5, 1));
+        let other = pool.clone();
+        let thread = thread::spawn(move || other.put(run(5, 1)));
+        pool.pass(run(2, 5));
+        thread.join().unwrap();
+        assert!(pool.pass(run(2, 5)), "its frames are free");
+        pool.finish();
+    });
+}
+
+/// Claims of overlapping runs, which roll back on each other.
+#[test]
+fn beside_another() {
+    check("named_claim::beside_another", || {
+        let pool = Touched::new(12);
+        let other = pool.clone();
+        let thread = thread::spawn(move || other.pass(run(4, 6)));
+        let mine = pool.pass(run(1, 6));
+        assert!(thread.join().unwrap() || mine, "one of the two is in nobody's way");
+        pool.finish();
+    });
+}
+
+/// A claim of a whole unit while the unit is merged.
+#[test]
+fn beside_merge() {
+    check("named_claim::beside_merge", || {
+        let pool = Touched::new(8);
+        assert!(pool.frames.claim(run(3, 1)));
+        pool.touch(run(3, 1));
+        let other = pool.clone();
+        let thread = thread::spawn(move || other.put(run(3, 1)));
+        pool.pass(run(0, 8));
+        thread.join().unwrap();
+        pool.finish();
+    });
+}
+
+/// A claim beside an allocation of frames that it does not want, in the unit that it splits.
+#[test]
+fn beside_allocate() {
+    check("named_claim::beside_allocate", || {
+        let pool = Touched::new(8);
+        let other = pool.clone();
+        let thread = thread::spawn(move || {
+            let got = other.frames.refill(1, FrameId(0)).expect("two are free throughout");
+            other.put_mask(got);
+        });
+        pool.pass(run(1, 5));
+        thread.join().unwrap();
+        pool.finish();
+    });
+}

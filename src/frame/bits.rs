@@ -1,0 +1,138 @@
+//! Pure functions on one bitmap word: where in it runs of set bits are, and how long.
+//!
+//! A word has [`FAN`] bits (64; 4 under the model checker), a set bit is free. Everything here is a function of its
+//! arguments, tested against a naive reading of the same word, exhaustively where the word is small.
+
+use crate::config::{FAN, FAN_LOG2};
+
+/// Every bit of a word.
+pub(super) const ALL: u64 = ones(0, FAN as u32);
+
+/// Orders that an aligned run inside a word can have: `0..=FAN_LOG2`.
+pub(super) const CLASSES: usize = FAN_LOG2 as usize + 1;
+
+/// Orders that a leaf word is searched for. A wholly free leaf is represented in its unit bit instead.
+pub(super) const LEAF_CLASSES: usize = FAN_LOG2 as usize;
+
+/// `len` set bits from `pos` on. `pos + len` is at most 64.
+#[inline]
+pub(super) const fn ones(pos: u32, len: u32) -> u64 {
+    if len == 0 { 0 } else { (!0 >> (64 - len)) << pos }
+}
+
+/// Element `k` has a bit for every free aligned run of 2^k, at the run's first bit.
+#[inline]
+fn ladder(word: u64) -> [u64; 7] {
+    let m0 = word;
+    let m1 = m0 & (m0 >> 1) & 0x5555_5555_5555_5555;
+    let m2 = m1 & (m1 >> 2) & 0x1111_1111_1111_1111;
+    let m3 = m2 & (m2 >> 4) & 0x0101_0101_0101_0101;
+    let m4 = m3 & (m3 >> 8) & 0x0001_0001_0001_0001;
+    let m5 = m4 & (m4 >> 16) & 0x0000_0001_0000_0001;
+    let m6 = m5 & (m5 >> 32) & 1;
+    [m0, m1, m2, m3, m4, m5, m6]
+}
+
+/// How many orders, from 0 up, have a free aligned run in `word`: the word has class `k` if this is over `k`.
+#[inline]
+pub(super) fn classes(word: u64) -> usize {
+    let rungs = ladder(word);
+    let mut count = 0;
+    for rung in &rungs[..CLASSES] {
+        // A run of 2^(k+1) holds two of 2^k, so that the rungs empty from the top down.
+        count += usize::from(*rung != 0);
+    }
+    count
+}
+
+/// The best place for an aligned run of 2^`order`: the lowest one whose buddy is taken, so that no larger run is
+/// broken up; otherwise the lowest one.
+#[inline]
+pub(super) fn best_aligned(word: u64, order: usize) -> Option<u32> {
+    let rungs = ladder(word);
+    let runs = rungs[order];
+    if runs == 0 {
+        return None;
+    }
+    let paired = if order + 1 < CLASSES { rungs[order + 1] | rungs[order + 1] << (1 << order) } else { 0 };
+    let lonely = runs & !paired;
+    Some(if lonely != 0 { lonely } else { runs }.trailing_zeros())
+}
+
+/// The best place for a run of `len`, at any alignment: the beginning of the shortest maximal run that holds it.
+#[inline]
+pub(super) fn best_run(word: u64, len: u32) -> Option<u32> {
+    // Short cut: no run of `len` at all. Each step doubles the length that a surviving bit stands for.
+    let (mut starts, mut have) = (word, 1);
+    while have < len {
+        let step = have.min(len - have);
+        starts &= starts >> step;
+        have += step;
+    }
+    if starts == 0 {
+        return None;
+    }
+    // `starts` has k - len + 1 consecutive bits for a maximal run of k: the shortest group is the best fit.
+    let (mut best, mut best_slack) = (0, u32::MAX);
+    while starts != 0 {
+        let pos = starts.trailing_zeros();
+        let slack = (starts >> pos).trailing_ones();
+        if slack < best_slack {
+            (best, best_slack) = (pos, slack);
+            if slack == 1 {
+                break;
+            }
+        }
+        starts &= starts.wrapping_add(1 << pos);
+    }
+    Some(best)
+}
+
+/// The longest run of set bits as `(pos, len)`, the lowest of several; `None` of an empty word.
+#[inline]
+pub(super) fn longest_run(word: u64) -> Option<(u32, u32)> {
+    runs(word)
+        .fold(None, |best, run| if best.is_some_and(|(_, len)| len >= run.1) { best } else { Some(run) })
+}
+
+/// Every maximal run of set bits as `(pos, len)`, ascending.
+#[inline]
+pub(super) fn runs(mut word: u64) -> impl Iterator<Item = (u32, u32)> {
+    std::iter::from_fn(move || {
+        if word == 0 {
+            return None;
+        }
+        let pos = word.trailing_zeros();
+        let len = (word >> pos).trailing_ones();
+        word &= !ones(pos, len);
+        Some((pos, len))
+    })
+}
+
+/// The lowest `count` set bits of `word`, or all of them if it has fewer.
+#[inline]
+pub(super) fn low_bits(word: u64, count: u32) -> u64 {
+    if count >= u64::BITS {
+        return word;
+    }
+    let mut rest = word;
+    for _ in 0..count {
+        rest &= rest.wrapping_sub(1);
+    }
+    word & !rest
+}
+
+/// The smallest class whose words *all* hold a run of `len`.
+#[inline]
+pub(super) fn class_that_holds(len: u32) -> usize {
+    len.next_power_of_two().ilog2() as usize
+}
+
+/// The largest class that a word with a run of `len` must have, however the run is aligned.
+#[inline]
+pub(super) fn class_that_may_hold(len: u32) -> usize {
+    len.div_ceil(2).ilog2() as usize
+}
+
+#[cfg(test)]
+mod tests;

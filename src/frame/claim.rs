@@ -1,0 +1,264 @@
+//! Taking frames out of the bitmap and putting them back: every operation that changes a word.
+//!
+//! | operation | on the word | linearises at |
+//! |---|---|---|
+//! | claim | compare-exchange: the bits taken were free, all of them | the exchange |
+//! | drain | `fetch_and`: takes those of the wanted bits that are free | the `fetch_and` |
+//! | free | `fetch_or`; a leaf that becomes full is moved up | the `fetch_or` |
+//! | merge | leaf compare-exchange ALL -> 0, then unit `fetch_or` | its frames are in transit in between |
+//! | named claim | word by word, low to high; a conflict gives all of it back | in transit until it is decided |
+//!
+//! Orderings: frees are Release and claims Acquire, so that a new owner sees what the old one did; every change of a
+//! word is a read-modify-write, so that a claim reads from all the frees whose bits it takes, not only from the last
+//! one. What puts frames in transit is also Release, so that a searcher who misses them sees the passage.
+
+use super::bits::{ALL, ones};
+use super::map::{Level, Map};
+use super::scan::Attempt;
+use super::transit::Passage;
+use crate::config::{FAN, FAN_LOG2};
+use crate::ids::{FrameId, Run};
+use crate::sync::Ordering;
+
+/// Bits taken out of a word.
+#[must_use]
+pub(super) struct Claimed<'a> {
+    pub(super) index: usize,
+    pub(super) mask: u64,
+    /// Open while the claimer has yet to give a part back.
+    pub(super) passage: Option<Passage<'a>>,
+}
+
+/// The part of a run that lies in one word of either level.
+#[derive(Clone, Copy)]
+enum Piece {
+    /// These frames of a leaf.
+    Frames { leaf: usize, mask: u64 },
+    /// These whole units of a group.
+    Units { group: usize, mask: u64 },
+}
+
+impl<'a> Map<'a> {
+    /// Takes what `pick` chooses of an open word, or nothing if it chooses nothing. With `gives_back`, the claim is a
+    /// passage until the caller drops it.
+    #[inline]
+    pub(super) fn claim_word(
+        self,
+        level: Level,
+        index: usize,
+        gives_back: bool,
+        pick: impl Fn(u64) -> Option<u64>,
+    ) -> Option<Claimed<'a>> {
+        let word = self.word(level, index)?;
+        let mut passage = None;
+        let mut old = word.bits.load(Ordering::Relaxed);
+        loop {
+            let mask = pick(old & !word.closed)?;
+            if gives_back && passage.is_none() {
+                passage = Some(word.transit.enter());
+            }
+            // Acquire pairs with the Release of the frees of these bits; Release publishes the passage.
+            match word.bits.compare_exchange_weak(old, old & !mask, Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => return Some(Claimed { index, mask, passage }),
+                // Lost to another claim or a free; choose again. Reached by the models in `claim_free`.
+                Err(now) => old = now,
+            }
+        }
+    }
+
+    /// Takes up to `want` of an open leaf's frames in one `fetch_and`. Never `swap(0)`: a free that comes in between
+    /// would hand over more than fits.
+    #[inline]
+    pub(super) fn drain(self, leaf: usize, want: u32) -> Option<u64> {
+        let word = self.word(Level::Leaf, leaf)?;
+        let wanted = super::bits::low_bits(word.open(), want);
+        if wanted == 0 {
+            return None;
+        }
+        // Acquire: pairs with the Release of the frees of these bits.
+        #[cfg(not(kvpool_mutant = "refill_swap"))]
+        let got = word.bits.fetch_and(!wanted, Ordering::Acquire) & wanted;
+        #[cfg(kvpool_mutant = "refill_swap")]
+        let got = word.bits.swap(0, Ordering::AcqRel);
+        // Zero if others took all of them first. Reached by the models in `refill`.
+        (got != 0).then_some(got)
+    }
+
+    /// Puts frames of a leaf back, and the whole unit if that completes it.
+    #[inline]
+    pub(super) fn free_mask(self, leaf: usize, mask: u64) {
+        let word = self.directory.leaf(leaf).unwrap_or_else(|| no_such("leaf", leaf, mask));
+        // Release: pairs with the Acquire of the claim that takes these bits.
+        let order = if cfg!(kvpool_mutant = "relaxed_free") { Ordering::Relaxed } else { Ordering::Release };
+        let old = word.fetch_or(mask, order);
+        assert!(old & mask == 0, "double free: leaf {leaf} holds {old:#018x}, freed {mask:#018x}");
+        let new = old | mask;
+        if new != ALL || !self.merge(leaf) {
+            self.offer(Level::Leaf, leaf, old, new);
+        }
+    }
+
+    /// Moves a full leaf up into its unit bit. False if somebody took of it first, or merged it.
+    fn merge(self, leaf: usize) -> bool {
+        let (group, bit) = self.directory.shape.unit_place(leaf);
+        let (Some(word), Some(group)) = (self.directory.leaf(leaf), self.directory.group(group)) else {
+            no_such("leaf", leaf, ALL)
+        };
+        let passage = group.transit.enter();
+        // Exactly one of several who saw the leaf full moves it; one that fails leaves the word to who came between.
+        // Reached by the models in `merge`.
+        #[cfg(not(kvpool_mutant = "store_merge"))]
+        let moved = word.compare_exchange(ALL, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        #[cfg(kvpool_mutant = "store_merge")]
+        let moved = word.load(Ordering::Acquire) == ALL && {
+            word.store(0, Ordering::Release);
+            true
+        };
+        if moved {
+            self.free_units_in(leaf, 1 << bit, passage);
+        }
+        moved
+    }
+
+    /// Sets unit bits; `passage` ends once they are visible.
+    fn free_units_in(self, unit: usize, mask: u64, passage: impl Sized) {
+        let (index, _) = self.directory.shape.unit_place(unit);
+        let group = self.directory.group(index).unwrap_or_else(|| no_such("group", index, mask));
+        // Release: pairs with the Acquire of the claim of these units.
+        let old = group.units.fetch_or(mask, Ordering::Release);
+        assert!(old & mask == 0, "double free: group {index} holds {old:#018x}, freed {mask:#018x}");
+        drop(passage);
+        self.offer(Level::Unit, index, old, old | mask);
+    }
+
+    /// Puts a run back.
+    #[inline]
+    pub(super) fn free_run(self, run: Run) {
+        self.for_each_piece(run, |piece| {
+            match piece {
+                Piece::Frames { leaf, mask } => self.free_mask(leaf, mask),
+                Piece::Units { group, mask } => {
+                    self.free_units_in(self.directory.shape.first_unit(group), mask, ());
+                }
+            }
+            true
+        });
+    }
+
+    /// Cuts a run into the parts that one word each represents, ascending. Stops at the first that `visit` refuses,
+    /// and returns its first frame.
+    #[inline]
+    fn for_each_piece(self, run: Run, mut visit: impl FnMut(Piece) -> bool) -> Option<usize> {
+        let shape = self.directory.shape;
+        let (mut at, end) = (run.start.index(), run.end() as usize);
+        while at < end {
+            let (leaf, pos) = (at >> FAN_LOG2, at & (FAN - 1));
+            let (piece, len) = if pos == 0 && end - at >= FAN {
+                let (group, bit) = shape.unit_place(leaf);
+                let units = ((end - at) >> FAN_LOG2).min(shape.units_in_group() - bit as usize);
+                (Piece::Units { group, mask: ones(bit, units as u32) }, units << FAN_LOG2)
+            } else {
+                let len = (end - at).min(FAN - pos);
+                (Piece::Frames { leaf, mask: ones(pos as u32, len as u32) }, len)
+            };
+            if !visit(piece) {
+                return Some(at);
+            }
+            at += len;
+        }
+        None
+    }
+
+    /// Takes exactly this run, or nothing, though it may be closed. Words are taken low to high, and given back if a
+    /// later one is not free: of several threads that claim overlapping runs, the one that is furthest is not in the
+    /// others' way.
+    ///
+    /// [`Attempt::Missed`] says that a frame was taken; it is not settled until no frame was in transit meanwhile.
+    pub(super) fn claim_run(self, run: Run) -> Attempt<()> {
+        let first = self.directory.shape.unit_place(run.start.index() >> FAN_LOG2).0;
+        let Some(group) = self.directory.group(first) else { return Attempt::Missed };
+        let _passage = group.transit.enter();
+        let refused = self.for_each_piece(run, |piece| match piece {
+            Piece::Frames { leaf, mask } => self.claim_frames(leaf, mask),
+            Piece::Units { group, mask } => self.claim_units(group, mask),
+        });
+        let Some(refused) = refused else { return Attempt::Found(()) };
+        if cfg!(kvpool_mutant = "rollback") {
+            return Attempt::Missed;
+        }
+        // A frame was taken: give back what we have. Reached by the models in `named_claim`.
+        self.free_run(Run { start: run.start, len: refused as u32 - run.start.0 });
+        Attempt::Missed
+    }
+
+    /// Takes these frames of a leaf, wherever they are represented.
+    fn claim_frames(self, leaf: usize, mask: u64) -> bool {
+        let Some(word) = self.directory.leaf(leaf) else { return false };
+        let mut old = word.load(Ordering::Relaxed);
+        while old & mask == mask {
+            match word.compare_exchange_weak(old, old & !mask, Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => return true,
+                Err(now) => old = now,
+            }
+        }
+        let (index, bit) = self.directory.shape.unit_place(leaf);
+        let Some(group) = self.directory.group(index) else { return false };
+        // The load keeps a claim that cannot succeed from writing to the group.
+        if group.units.load(Ordering::Relaxed) >> bit & 1 == 0
+            || group.units.fetch_and(!(1 << bit), Ordering::AcqRel) >> bit & 1 == 0
+        {
+            return false;
+        }
+        if mask != ALL {
+            self.free_mask(leaf, ALL & !mask);
+        }
+        true
+    }
+
+    /// Takes these whole units of a group.
+    fn claim_units(self, index: usize, mask: u64) -> bool {
+        let Some(group) = self.directory.group(index) else { return false };
+        let mut old = group.units.load(Ordering::Relaxed);
+        while old & mask == mask {
+            match group.units.compare_exchange_weak(old, old & !mask, Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => return true,
+                Err(now) => old = now,
+            }
+        }
+        // Some are not here. A unit may stand full in its leaf, about to be merged: take them one by one.
+        // Reached by the models in `named_claim`.
+        let first = self.directory.shape.first_unit(index);
+        for bit in (0..u64::BITS).filter(|bit| mask >> bit & 1 == 1) {
+            if !self.claim_frames(first + bit as usize, ALL) {
+                for taken in (0..bit).filter(|bit| mask >> bit & 1 == 1) {
+                    self.free_units_in(first, 1 << taken, ());
+                }
+                return false;
+            }
+        }
+        true
+    }
+
+    /// The frames that a claim on a leaf took.
+    pub(super) fn run_of_frames(leaf: usize, mask: u64) -> Run {
+        let start = (leaf << FAN_LOG2) as u32 + mask.trailing_zeros();
+        Run { start: FrameId(start), len: mask.count_ones() }
+    }
+
+    /// Keeps the first `len` frames of the units that a claim on a group took, and gives the rest back at once.
+    pub(super) fn keep(self, claimed: Claimed<'a>, len: u32) -> Run {
+        let unit = self.directory.shape.first_unit(claimed.index) + claimed.mask.trailing_zeros() as usize;
+        let run = Run { start: FrameId((unit << FAN_LOG2) as u32), len };
+        let rest = (claimed.mask.count_ones() << FAN_LOG2) - len;
+        if rest > 0 {
+            self.free_run(Run { start: FrameId(run.end()), len: rest });
+        }
+        drop(claimed.passage);
+        run
+    }
+}
+
+#[cold]
+fn no_such(what: &str, index: usize, mask: u64) -> ! {
+    panic!("freed {mask:#018x} of {what} {index}, which the pool does not have")
+}

@@ -1,0 +1,335 @@
+//! [`Frames`]: the bitmap of a pool, as the floors above use it.
+
+use std::ops::ControlFlow;
+use std::sync::PoisonError;
+
+use super::bits::{ALL, ones};
+use super::census::Census;
+use super::directory::Directory;
+use super::hints::Hints;
+use super::map::{LevelHints, Map};
+use super::segment::Shape;
+use crate::config::{FAN, FAN_LOG2};
+use crate::error::GrowError;
+use crate::ids::{FRAMES_MAX, FrameId, Order, Run};
+use crate::sync::epoch::{self, Owned};
+use crate::sync::{Mutex, Ordering};
+
+/// How large the bitmap is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FrameConfig {
+    /// Frames at the beginning.
+    pub frames: usize,
+    /// The most that it may grow to.
+    pub frames_max: usize,
+    /// Frames of a segment: a power of two, at least [`FAN`].
+    pub segment_frames: usize,
+}
+
+/// Frames of one leaf word: bit `i` of `bits` is frame `base + i`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct FrameMask {
+    /// The first frame of the word, a multiple of [`FAN`].
+    pub base: FrameId,
+    /// Which of its frames.
+    pub bits: u64,
+}
+
+impl FrameMask {
+    /// How many frames.
+    #[inline]
+    pub const fn len(self) -> u32 {
+        self.bits.count_ones()
+    }
+
+    /// Whether there are none.
+    #[inline]
+    pub const fn is_empty(self) -> bool {
+        self.bits == 0
+    }
+
+    /// Every frame, ascending.
+    #[inline]
+    pub fn frames(self) -> impl Iterator<Item = FrameId> {
+        let mut bits = self.bits;
+        std::iter::from_fn(move || {
+            let pos = (bits != 0).then(|| bits.trailing_zeros())?;
+            bits &= bits - 1;
+            Some(FrameId(self.base.0 + pos))
+        })
+    }
+}
+
+/// Which frames of a pool are free, and the algorithms that take them and put them back, from any number of threads
+/// at once and without locks. See the [module's docs](super).
+///
+/// Every method takes `&self`. A frame that is handed out belongs to the caller until it puts it back; putting back
+/// what is free is a panic where the bitmap can see it (a frame of a unit that is wholly free is not seen: the
+/// reference count above guards that).
+pub struct Frames {
+    directory: epoch::Atomic<Directory>,
+    hints: LevelHints,
+    shape: Shape,
+    frames_max: usize,
+    /// The pool was built at its full size: its directory is never replaced, and nobody needs to pin.
+    is_fixed: bool,
+    /// Held by whoever grows. Nothing else takes it.
+    growth: Mutex<()>,
+}
+
+impl Frames {
+    /// All frames free.
+    ///
+    /// # Panics
+    /// If the configuration makes no sense: no frame, more than `frames_max` or [`FRAMES_MAX`], or a segment that is
+    /// not a power of two of at least [`FAN`] frames. Callers check it first.
+    pub fn new(config: FrameConfig) -> Self {
+        let FrameConfig { frames, frames_max, segment_frames } = config;
+        assert!(frames > 0 && frames <= frames_max && frames_max <= FRAMES_MAX, "{config:?}");
+        let shape = Shape::new(segment_frames);
+        let segments_max = frames_max.div_ceil(segment_frames);
+        let frames_new = Self {
+            directory: epoch::Atomic::new(Directory::extend(shape, None, frames)),
+            hints: LevelHints {
+                leaf: Hints::new(segments_max * shape.leaves_in_segment()),
+                unit: Hints::new(segments_max * shape.groups_in_segment()),
+            },
+            shape,
+            frames_max,
+            is_fixed: frames == frames_max,
+            growth: Mutex::new(()),
+        };
+        frames_new.free_run(Run { start: FrameId(0), len: frames as u32 });
+        frames_new
+    }
+
+    /// Calls `f` with the directory of this moment.
+    #[inline]
+    fn with<R>(&self, f: impl FnOnce(Map<'_>) -> R) -> R {
+        let pinned;
+        let guard = if self.is_fixed {
+            // SAFETY: it protects a load of a pointer that is not replaced before `self` is dropped.
+            unsafe { epoch::unprotected() }
+        } else {
+            pinned = epoch::pin();
+            &pinned
+        };
+        // Acquire: pairs with the swap in `grow`, which publishes the segments.
+        let directory = self.directory.load(Ordering::Acquire, guard);
+        // SAFETY: the directory is never null; one that is replaced is destroyed through the epoch collector, which
+        // waits for `guard`, and only a pool that is not fixed replaces it.
+        let directory = unsafe { directory.deref() };
+        f(Map { directory, hints: &self.hints })
+    }
+
+    /// Frames that the pool has now, free or not.
+    pub fn total(&self) -> usize {
+        self.with(|map| map.directory.frames)
+    }
+
+    /// Takes a run of `2^order` frames at a multiple of its length; near `near` if it can be. `None` if there is none.
+    #[inline]
+    pub fn allocate_aligned(&self, order: Order, near: FrameId) -> Option<Run> {
+        self.with(|map| map.allocate_aligned(order, near))
+    }
+
+    /// Takes a run of exactly `len` frames at any place, across words and segments if need be. `None` if there is
+    /// none, or if `len` is zero.
+    #[inline]
+    pub fn allocate_run(&self, len: u32, near: FrameId) -> Option<Run> {
+        self.with(|map| map.allocate_run(len, near))
+    }
+
+    /// Takes `count` frames in as few runs as can be found, and hands each run to `take` in the order in which they
+    /// are best used. Returns how many frames that were: fewer than `count` only if no more were free. What was handed
+    /// over stays with the caller.
+    pub fn allocate_many(&self, count: u32, near: FrameId, take: &mut dyn FnMut(Run)) -> u32 {
+        self.with(|map| map.allocate_many(count, near, take))
+    }
+
+    /// Takes exactly the frames of `run`, or none of them and returns false: one is taken, or the pool has it not.
+    /// Isolated frames can be claimed.
+    pub fn claim(&self, run: Run) -> bool {
+        self.with(|map| {
+            let is_inside = u64::from(run.start.0) + u64::from(run.len) <= map.directory.frames as u64;
+            is_inside && map.settle(|| map.claim_run(run)).is_some()
+        })
+    }
+
+    /// Takes up to `want` frames of one leaf word in one read-modify-write: holes first, whole units last. `None` if
+    /// no frame is free, or if `want` is zero.
+    #[inline]
+    pub fn refill(&self, want: u32, near: FrameId) -> Option<FrameMask> {
+        self.with(|map| map.refill(want, near))
+    }
+
+    /// Puts a run back.
+    ///
+    /// # Panics
+    /// If a frame of it is free already or not of this pool, with the word.
+    #[inline]
+    pub fn free_run(&self, run: Run) {
+        self.with(|map| map.free_run(run));
+    }
+
+    /// Puts frames of one leaf word back.
+    ///
+    /// # Panics
+    /// As [`free_run`](Self::free_run).
+    #[inline]
+    pub fn free_mask(&self, mask: FrameMask) {
+        if mask.bits != 0 {
+            self.with(|map| map.free_mask(mask.base.index() >> FAN_LOG2, mask.bits));
+        }
+    }
+
+    /// Makes allocators avoid a region: whole units, except at the end of the pool. Its free frames stay free, and
+    /// frames that are put back into it stay there; [`claim`](Self::claim) can take them. An allocation that is under
+    /// way may still take some: safety rests on the bits alone.
+    ///
+    /// # Panics
+    /// If the region does not begin and end with a unit, or is not part of the pool.
+    pub fn isolate(&self, region: Run) {
+        self.with(|map| {
+            map.for_each_group(region, |group, bits| {
+                if let Some(word) = map.directory.group(group) {
+                    // Relaxed: advice.
+                    word.closed.fetch_or(bits, Ordering::Relaxed);
+                }
+            });
+        });
+    }
+
+    /// Opens a region again that was isolated.
+    ///
+    /// # Panics
+    /// As [`isolate`](Self::isolate).
+    pub fn readmit(&self, region: Run) {
+        self.with(|map| {
+            map.for_each_group(region, |group, bits| {
+                if let Some(word) = map.directory.group(group) {
+                    word.closed.fetch_and(!bits, Ordering::Relaxed);
+                }
+            });
+        });
+    }
+
+    /// Adds `frames` frames behind the last one, and returns them. `prepare` is called once, with the new frames,
+    /// before any of them can be allocated; if it fails, nothing has changed. Growing threads wait for each other,
+    /// nobody else waits for them.
+    ///
+    /// # Errors
+    /// [`GrowError::Zero`], [`GrowError::TooLarge`], and whatever `prepare` returns.
+    pub fn grow(
+        &self,
+        frames: usize,
+        prepare: &mut dyn FnMut(Run) -> Result<(), GrowError>,
+    ) -> Result<Run, GrowError> {
+        // A `prepare` that panicked has left the directory as it was.
+        let _growing = self.growth.lock().unwrap_or_else(PoisonError::into_inner);
+        let total = self.total();
+        if frames == 0 {
+            return Err(GrowError::Zero);
+        }
+        if frames > self.frames_max - total {
+            return Err(GrowError::TooLarge { asked: frames, total, max: self.frames_max });
+        }
+        let added = Run { start: FrameId(total as u32), len: frames as u32 };
+        // No pin is held meanwhile: it may take long.
+        prepare(added)?;
+        if cfg!(kvpool_mutant = "grow_unpublished") {
+            self.free_run(added);
+        }
+        let guard = epoch::pin();
+        let larger = self.with(|map| Directory::extend(self.shape, Some(map.directory), total + frames));
+        // Release: pairs with the Acquire in `with`; Acquire: the old one is dropped after all that was done to it.
+        let old = self.directory.swap(Owned::new(larger), Ordering::AcqRel, &guard);
+        // SAFETY: `old` is no longer reachable, and only the holder of `growth` replaces a directory, so that it is
+        // destroyed once.
+        unsafe { guard.defer_destroy(old) };
+        drop(guard);
+        if !cfg!(kvpool_mutant = "grow_unpublished") {
+            self.free_run(added);
+        }
+        Ok(added)
+    }
+
+    /// Free frames, isolated ones included. Exact when nothing changes meanwhile; O(frames / 64).
+    pub fn free_frames(&self) -> usize {
+        self.with(|map| map.free_count())
+    }
+
+    /// What is free, and how contiguous it is at `order`. Exact when nothing changes meanwhile; O(frames / 64).
+    pub fn census(&self, order: Order) -> Census {
+        self.with(|map| map.census(order))
+    }
+
+    /// Visits every maximal free run, ascending. Exact when nothing changes meanwhile.
+    pub fn for_each_free_run(&self, f: &mut dyn FnMut(Run)) {
+        self.with(|map| {
+            map.walk(false, |run| {
+                f(run);
+                ControlFlow::Continue(())
+            });
+        });
+    }
+
+    /// Checks what must hold at every quiescent point: every frame is represented once and merged as far as it can be,
+    /// no frame is in transit, and no run is hidden from searches by a missing hint.
+    ///
+    /// # Errors
+    /// A sentence that says which of these is broken.
+    pub fn audit(&self) -> Result<(), &'static str> {
+        self.with(|map| {
+            let mut end = 0;
+            map.walk(false, |run| {
+                end = run.end() as usize;
+                ControlFlow::Continue(())
+            });
+            if end > map.directory.frames {
+                Err("a frame is free that the pool does not have")
+            } else if !map.is_exclusive() {
+                Err("a unit is wholly free in its leaf")
+            } else if !map.traffic().is_still() {
+                Err("frames are in transit")
+            } else if map.stranded() > 0 {
+                Err("a free run has no hint")
+            } else {
+                Ok(())
+            }
+        })
+    }
+}
+
+impl Map<'_> {
+    /// Visits the units of a region, by group.
+    fn for_each_group(self, region: Run, mut visit: impl FnMut(usize, u64)) {
+        let (start, end) = (region.start.index(), region.end() as usize);
+        let frames = self.directory.frames;
+        assert!(
+            start % FAN == 0 && (end % FAN == 0 || end == frames) && end <= frames,
+            "{region} is no region of whole units of a pool of {frames} frames"
+        );
+        let units = self.directory.shape.units_in_group();
+        let (mut unit, last) = (start >> FAN_LOG2, end.div_ceil(FAN));
+        while unit < last {
+            let (group, bit) = self.directory.shape.unit_place(unit);
+            let here = (last - unit).min(units - bit as usize);
+            visit(group, ones(bit, here as u32) & ALL);
+            unit += here;
+        }
+    }
+}
+
+impl Drop for Frames {
+    fn drop(&mut self) {
+        let directory = std::mem::replace(&mut self.directory, epoch::Atomic::null());
+        // SAFETY: `&mut self`: nobody else can reach the directory, and it is never null before this.
+        drop(unsafe { directory.into_owned() });
+    }
+}
+
+const _: () = {
+    const fn shared<T: Send + Sync>() {}
+    shared::<Frames>();
+};

@@ -1,0 +1,174 @@
+//! Hints: which words may hold a run of a class, so that a search does not walk the bitmap.
+//!
+//! One bit per word and class, in groups of [`FAN`] words; above it one bit per group, and so on until one group
+//! is left. The classes of a group stand together in a cache line, so that "has a hole, has no run of 8" of 64
+//! words is two loads. The tree is sized for the most frames that the pool may reach; a hint for a word that a
+//! directory does not have is left alone.
+//!
+//! A hint may be set in vain. It must not be missing: at every quiescent point
+//! `classes(word) > k  =>  bit k of the word is set  =>  every bit above it is set`.
+//!
+//! - The lowest level is set by whoever gives a word a class that it did not have, and cleared only by a searcher
+//!   that looked in vain. Both sides look twice, with a fence in between (`Map::offer`, `Map::withdraw`).
+//! - A bit of an upper level is set, by an unconditional read-modify-write, by whoever made the group below it
+//!   non-empty; it is cleared by whoever emptied that group, who then looks at the group again. No fence is needed:
+//!   if the setter's operation on the upper word comes first, the clearer's reads from it (Acquire from Release) and
+//!   sees the group filled; if it comes second, the bit stays set.
+
+use std::ops::Range;
+
+use super::bits::CLASSES;
+use crate::config::{FAN, FAN_LOG2};
+use crate::sync::{AtomicU64, CachePadded, Ordering};
+
+/// One group: a word of bits for each class.
+type Line = CachePadded<[AtomicU64; CLASSES]>;
+
+pub(super) struct Hints {
+    /// From the level with a bit per word to the one that is a single group.
+    levels: Box<[Box<[Line]>]>,
+}
+
+impl Hints {
+    /// Hints for `words` words, none set.
+    pub(super) fn new(words: usize) -> Self {
+        let mut levels = Vec::new();
+        let mut groups = words;
+        loop {
+            groups = groups.div_ceil(FAN);
+            levels.push(
+                (0..groups).map(|_| CachePadded::new([const { 0 }; CLASSES].map(AtomicU64::new))).collect(),
+            );
+            if groups <= 1 {
+                return Self { levels: levels.into_boxed_slice() };
+            }
+        }
+    }
+
+    #[inline]
+    fn line(&self, level: usize, index: usize, class: usize) -> &AtomicU64 {
+        &self.levels[level][index >> FAN_LOG2][class]
+    }
+
+    /// The words of a group that may have `class`. Relaxed: a hint, verified on the word itself.
+    #[inline]
+    pub(super) fn group(&self, group: usize, class: usize) -> u64 {
+        self.levels[0][group][class].load(Ordering::Relaxed)
+    }
+
+    /// Whether the word is hinted to have `class`.
+    pub(super) fn is_set(&self, word: usize, class: usize) -> bool {
+        (0..self.levels.len()).all(|level| {
+            let index = word >> (FAN_LOG2 as usize * level);
+            self.line(level, index, class).load(Ordering::Relaxed) >> (index & (FAN - 1)) & 1 == 1
+        })
+    }
+
+    /// Sets the hints of these classes of a word where they are not set. The caller has issued the fence that makes
+    /// the load here one half of a Dekker pair.
+    #[inline]
+    pub(super) fn set(&self, word: usize, classes: Range<usize>) {
+        let bit = 1 << (word & (FAN - 1));
+        for class in classes {
+            if self.line(0, word, class).load(Ordering::Relaxed) & bit == 0 {
+                self.raise(0, word, class);
+            }
+        }
+    }
+
+    fn raise(&self, mut level: usize, mut index: usize, class: usize) {
+        loop {
+            // AcqRel: Release so that a clearer of the level above sees this one filled, Acquire because a second
+            // setter goes by the first one's promise to raise the level above.
+            let old = self.line(level, index, class).fetch_or(1 << (index & (FAN - 1)), Ordering::AcqRel);
+            level += 1;
+            if old != 0 || level == self.levels.len() {
+                return;
+            }
+            index >>= FAN_LOG2;
+        }
+    }
+
+    /// Clears a hint, and those above that are left without any below. The caller looks at the word again.
+    pub(super) fn clear(&self, word: usize, class: usize) {
+        let (mut level, mut index) = (0, word);
+        loop {
+            let bit = 1 << (index & (FAN - 1));
+            // AcqRel: Acquire pairs with the Release in `raise`, as the module's docs say.
+            let left = self.line(level, index, class).fetch_and(!bit, Ordering::AcqRel) & !bit;
+            if level > 0 && self.line(level - 1, index << FAN_LOG2, class).load(Ordering::Acquire) != 0 {
+                // The group was filled while its bit was cleared. Reached by the model `hints`.
+                self.raise(level, index, class);
+                return;
+            }
+            level += 1;
+            if left != 0 || level == self.levels.len() {
+                return;
+            }
+            index >>= FAN_LOG2;
+        }
+    }
+
+    /// The first group from `from` on that may have a word of `class`.
+    pub(super) fn next_group(&self, class: usize, from: usize) -> Option<usize> {
+        let (mut level, mut index) = (0, from << FAN_LOG2);
+        loop {
+            let group = index >> FAN_LOG2;
+            let bits =
+                self.levels[level].get(group)?[class].load(Ordering::Relaxed) & !0 << (index & (FAN - 1));
+            if bits == 0 {
+                (level, index) = (level + 1, group + 1);
+                if level == self.levels.len() {
+                    return None;
+                }
+            } else if level == 0 {
+                return Some(group);
+            } else {
+                // Down again; a group below that has been emptied since sends the search back up, past this bit.
+                (level, index) =
+                    (level - 1, (group << FAN_LOG2 | bits.trailing_zeros() as usize) << FAN_LOG2);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn set_and_clear_reach_every_level() {
+        for words in [1, FAN, FAN + 1, FAN * FAN, 3 * FAN * FAN + 5] {
+            let hints = Hints::new(words);
+            assert_eq!(hints.next_group(0, 0), None);
+            for word in [0, words / 2, words - 1] {
+                hints.set(word, 0..2);
+                assert!(hints.is_set(word, 0) && hints.is_set(word, 1));
+                assert_eq!(hints.next_group(1, 0), Some(word >> FAN_LOG2));
+                assert_eq!(hints.next_group(1, (word >> FAN_LOG2) + 1), None);
+                hints.clear(word, 1);
+                assert_eq!(hints.next_group(1, 0), None);
+                assert!(hints.is_set(word, 0));
+                hints.clear(word, 0);
+                assert_eq!(hints.next_group(0, 0), None);
+            }
+        }
+    }
+
+    #[test]
+    fn next_group_visits_every_hinted_group() {
+        let groups = 2 * FAN + 7;
+        let hints = Hints::new(groups * FAN);
+        let hinted: Vec<usize> = (0..groups).filter(|group| group % 5 == 3).collect();
+        for &group in &hinted {
+            hints.set(group * FAN + group % FAN, 0..1);
+        }
+        let mut found = Vec::new();
+        let mut from = 0;
+        while let Some(group) = hints.next_group(0, from) {
+            found.push(group);
+            from = group + 1;
+        }
+        assert_eq!(found, hinted);
+    }
+}

@@ -1,0 +1,147 @@
+//! The bitmap as the algorithms see it: one directory and the hints, for the time of one epoch pin.
+
+use super::bits::{CLASSES, LEAF_CLASSES, classes};
+use super::directory::Directory;
+use super::hints::Hints;
+use super::transit::{Traffic, Transit};
+use crate::sync::{AtomicU64, Ordering, fence};
+
+/// Which of the two bitmaps a word belongs to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Level {
+    /// A word of frames.
+    Leaf,
+    /// A word of units.
+    Unit,
+}
+
+impl Level {
+    /// Classes that words of this level are searched for.
+    #[inline]
+    pub(super) fn classes(self) -> usize {
+        match self {
+            Self::Leaf => LEAF_CLASSES,
+            Self::Unit => CLASSES,
+        }
+    }
+
+    /// How many of them `word` has.
+    #[inline]
+    pub(super) fn classes_of(self, word: u64) -> usize {
+        classes(word).min(self.classes())
+    }
+}
+
+/// The hints of both levels, sized for the most frames that the pool may reach.
+pub(super) struct LevelHints {
+    pub(super) leaf: Hints,
+    pub(super) unit: Hints,
+}
+
+/// A word, and what stands beside it in its group.
+pub(super) struct Word<'a> {
+    pub(super) bits: &'a AtomicU64,
+    pub(super) transit: &'a Transit,
+    /// Bits that allocators avoid.
+    pub(super) closed: u64,
+}
+
+impl Word<'_> {
+    /// What an allocator may take. Relaxed: what it takes is settled by a read-modify-write.
+    #[inline]
+    pub(super) fn open(&self) -> u64 {
+        self.bits.load(Ordering::Relaxed) & !self.closed
+    }
+}
+
+/// One directory and the hints. Lives as long as the pin under which the directory was read.
+#[derive(Clone, Copy)]
+pub(super) struct Map<'a> {
+    pub(super) directory: &'a Directory,
+    pub(super) hints: &'a LevelHints,
+}
+
+impl<'a> Map<'a> {
+    #[inline]
+    pub(super) fn hints(self, level: Level) -> &'a Hints {
+        match level {
+            Level::Leaf => &self.hints.leaf,
+            Level::Unit => &self.hints.unit,
+        }
+    }
+
+    /// A word, if it is part of the pool.
+    #[inline]
+    pub(super) fn word(self, level: Level, index: usize) -> Option<Word<'a>> {
+        match level {
+            Level::Leaf => {
+                let bits = self.directory.leaf(index)?;
+                let (group, bit) = self.directory.shape.unit_place(index);
+                let group = self.directory.group(group)?;
+                // Relaxed, here and below: closing is advice, safety rests on the bits.
+                let is_closed = group.closed.load(Ordering::Relaxed) >> bit & 1 == 1;
+                Some(Word { bits, transit: &group.transit, closed: if is_closed { !0 } else { 0 } })
+            }
+            Level::Unit => {
+                let group = self.directory.group(index)?;
+                let closed = group.closed.load(Ordering::Relaxed);
+                Some(Word { bits: &group.units, transit: &group.transit, closed })
+            }
+        }
+    }
+
+    /// How many classes a word has now, closed or not, if it is part of the pool.
+    pub(super) fn classes(self, level: Level, index: usize) -> Option<usize> {
+        // Relaxed: only hints are decided by it.
+        Some(level.classes_of(self.word(level, index)?.bits.load(Ordering::Relaxed)))
+    }
+
+    /// Tells searchers of the classes that a word has gained: the first half of the pair that keeps hints complete.
+    ///
+    /// ```text
+    /// offer:     word.fetch_or     fence   hint.load  -> set it if it is clear
+    /// withdraw:  hint.fetch_and    fence   word.load  -> set it again if the word has the class
+    /// ```
+    ///
+    /// The two fences are ordered one way or the other, so that at least one side sees what the other did. A free
+    /// that gains no class owes nothing: the word had the class before, and whoever gave it that has made, or is
+    /// making, this offer. Models: `hints`.
+    #[inline]
+    pub(super) fn offer(self, level: Level, index: usize, old: u64, new: u64) {
+        let (had, has) = (level.classes_of(old), level.classes_of(new));
+        if had < has {
+            hint_fence();
+            self.hints(level).set(index, had..has);
+        }
+    }
+
+    /// Withdraws a hint that proved vain, and looks again: the second half of the pair above. Hints are about what is
+    /// free; that a word is closed is no reason to withdraw one, so that closing and opening owe the hints nothing.
+    #[cold]
+    pub(super) fn withdraw(self, level: Level, index: usize, class: usize) {
+        let hints = self.hints(level);
+        hints.clear(index, class);
+        hint_fence();
+        if !cfg!(kvpool_mutant = "no_recheck") && self.classes(level, index).is_some_and(|has| has > class) {
+            // A free came in between. Reached by the models in `hints`.
+            hints.set(index, class..class + 1);
+        }
+    }
+
+    /// The passages of all groups, for a walk to compare.
+    pub(super) fn traffic(self) -> Traffic {
+        let mut traffic = Traffic::default();
+        for group in (0..self.directory.groups()).filter_map(|group| self.directory.group(group)) {
+            traffic += group.transit.read();
+        }
+        traffic
+    }
+}
+
+/// SeqCst: the store-load order of the Dekker pair of [`Map::offer`] and [`Map::withdraw`].
+#[inline]
+pub(super) fn hint_fence() {
+    if !cfg!(kvpool_mutant = "no_fence") {
+        fence(Ordering::SeqCst);
+    }
+}

@@ -1,0 +1,301 @@
+//! Placement: which frames to take. Holes first, whole units last.
+//!
+//! Contiguity is what the pool is for, so that the order of a search is decided by what it leaves behind:
+//!
+//! 1. the word of `near`, which continues what the caller took last;
+//! 2. words of the same group that are too fragmented for anything better, then less fragmented ones;
+//! 3. such words in a few groups further on;
+//! 4. a whole unit, of a group that has been broken into before one that has not, which is split;
+//! 5. any word that a hint promises;
+//! 6. a walk over the bitmap (`scan`), which alone can say that there is nothing.
+//!
+//! Each step before the fifth is bounded: an unbounded search for the best hole costs more than the hole is worth.
+//! Since `near` is where a thread took frames last, threads stay in groups of their own, 4096 frames apart.
+
+use super::FrameMask;
+use super::bits::{
+    LEAF_CLASSES, best_aligned, best_run, class_that_holds, class_that_may_hold, longest_run, low_bits, ones,
+    runs,
+};
+use super::claim::Claimed;
+use super::map::{Level, Map};
+use crate::config::{FAN, FAN_LOG2};
+use crate::ids::{FrameId, Order, Run};
+
+/// Groups that a search for a well-placed hole looks at.
+const GROUPS_MAX: usize = 8;
+
+/// Words that a search for a well-placed hole looks at.
+const WORDS_MAX: usize = 16;
+
+/// Which words to look at, by their hints.
+#[derive(Clone, Copy)]
+struct Wanted {
+    level: Level,
+    /// The class that a word must have.
+    class: usize,
+    /// A class that it must not have, so that better runs are spared.
+    spare: Option<usize>,
+    /// Look at this many groups at most,
+    groups: usize,
+    /// and at this many words.
+    words: usize,
+}
+
+impl Wanted {
+    /// Every word of the pool that has the class.
+    const fn all(level: Level, class: usize) -> Self {
+        Self { level, class, spare: None, groups: usize::MAX, words: usize::MAX }
+    }
+
+    /// Words of the own group only.
+    const fn own(self) -> Self {
+        Self { groups: 1, ..self }
+    }
+
+    /// Words of a few groups.
+    const fn some(self) -> Self {
+        Self { groups: GROUPS_MAX, words: WORDS_MAX, ..self }
+    }
+
+    /// Words without this class, if there is such a class.
+    fn sparing(self, class: usize) -> Self {
+        Self { spare: (class < self.level.classes()).then_some(class), ..self }
+    }
+}
+
+/// A run that lies in one word of a level.
+#[derive(Clone, Copy)]
+struct Fit {
+    /// Bits.
+    len: u32,
+    /// At a multiple of its length, which is a power of two.
+    is_aligned: bool,
+}
+
+impl Fit {
+    /// The class of words that certainly hold it.
+    fn sure(self) -> usize {
+        class_that_holds(self.len)
+    }
+
+    /// The class that a word which holds it must have.
+    fn any(self) -> usize {
+        if self.is_aligned { self.sure() } else { class_that_may_hold(self.len) }
+    }
+
+    #[inline]
+    fn pick(self, word: u64) -> Option<u64> {
+        let pos = if self.is_aligned { best_aligned(word, self.sure()) } else { best_run(word, self.len) };
+        pos.map(|pos| ones(pos, self.len))
+    }
+}
+
+impl<'a> Map<'a> {
+    /// Tries the words that the hints promise, the group of `near` first and then onwards around the pool. Hints that
+    /// prove vain are withdrawn.
+    fn probe<T>(self, wanted: Wanted, near: usize, mut attempt: impl FnMut(usize) -> Option<T>) -> Option<T> {
+        let Wanted { level, class, spare, .. } = wanted;
+        let hints = self.hints(level);
+        let home = near >> FAN_LOG2;
+        let (mut group, mut wrapped, mut words) = (home, false, wanted.words);
+        for _ in 0..wanted.groups {
+            let mut bits = hints.group(group, class) & !spare.map_or(0, |spare| hints.group(group, spare));
+            while bits != 0 {
+                let word = group << FAN_LOG2 | bits.trailing_zeros() as usize;
+                bits &= bits - 1;
+                if let Some(found) = attempt(word) {
+                    return Some(found);
+                }
+                // A word that this directory does not have is left alone: a newer directory may have it. Reached by
+                // the models in `growth`.
+                if self.classes(level, word).is_some_and(|has| has <= class) {
+                    self.withdraw(level, word, class);
+                }
+                words -= 1;
+                if words == 0 {
+                    return None;
+                }
+            }
+            if wanted.groups == 1 {
+                return None;
+            }
+            group = match hints.next_group(class, group + 1) {
+                Some(next) if !wrapped || next < home => next,
+                None if !wrapped => {
+                    wrapped = true;
+                    hints.next_group(class, 0).filter(|&next| next < home)?
+                }
+                _ => return None,
+            };
+        }
+        None
+    }
+
+    /// A run of `2^order` frames at a multiple of its length.
+    pub(super) fn allocate_aligned(self, order: Order, near: FrameId) -> Option<Run> {
+        let log2 = u32::from(order.0);
+        if log2 >= 31 || order.frames() > self.directory.frames {
+            return None;
+        }
+        let (len, near) = (1 << log2, self.directory.unit_near(near.index()));
+        let placed = if log2 < FAN_LOG2 {
+            self.place_frames(Fit { len, is_aligned: true }, near)
+        } else {
+            self.place_units(Fit { len: len >> FAN_LOG2, is_aligned: true }, len, near)
+        };
+        placed.or_else(|| self.scan_run(len, len))
+    }
+
+    /// A run of `len` frames.
+    pub(super) fn allocate_run(self, len: u32, near: FrameId) -> Option<Run> {
+        if len == 0 || len as usize > self.directory.frames {
+            return None;
+        }
+        let near = self.directory.unit_near(near.index());
+        let placed = if len < FAN as u32 {
+            self.place_frames(Fit { len, is_aligned: false }, near)
+        } else {
+            self.place_units(Fit { len: len.div_ceil(FAN as u32), is_aligned: false }, len, near)
+        };
+        placed.or_else(|| self.scan_run(len, 1))
+    }
+
+    /// A run of fewer than [`FAN`] frames inside one leaf.
+    fn place_frames(self, fit: Fit, near: usize) -> Option<Run> {
+        let claim = |leaf| self.claim_word(Level::Leaf, leaf, false, |word| fit.pick(word));
+        let run = |claimed: Claimed<'_>| Self::run_of_frames(claimed.index, claimed.mask);
+        if let Some(claimed) = claim(near) {
+            return Some(run(claimed));
+        }
+        if fit.sure() < LEAF_CLASSES {
+            let sure = Wanted::all(Level::Leaf, fit.sure());
+            let snug = sure.sparing(fit.sure() + 1);
+            let claimed = self
+                .probe(snug.own(), near, claim)
+                .or_else(|| self.probe(sure.own(), near, claim))
+                .or_else(|| self.probe(snug.some(), near, claim));
+            if let Some(claimed) = claimed {
+                return Some(run(claimed));
+            }
+        }
+        if let Some(run) = self.probe(Wanted::all(Level::Leaf, fit.any()).own().some(), near, claim).map(run)
+        {
+            return Some(run);
+        }
+        self.split_any(fit.len, near)
+            .or_else(|| self.probe(Wanted::all(Level::Leaf, fit.any()), near, claim).map(run))
+    }
+
+    /// A run of whole units inside one group, of which `len` frames are kept.
+    fn place_units(self, fit: Fit, len: u32, near: usize) -> Option<Run> {
+        if fit.len as usize > self.directory.shape.units_in_group() {
+            return None;
+        }
+        let gives_back = fit.len << FAN_LOG2 != len;
+        let claim = |group| self.claim_word(Level::Unit, group, gives_back, |word| fit.pick(word));
+        let (near, _) = self.directory.shape.unit_place(near);
+        let (sure, any) = (Wanted::all(Level::Unit, fit.sure()), Wanted::all(Level::Unit, fit.any()));
+        let claimed = claim(near)
+            .or_else(|| self.probe(sure.sparing(fit.sure() + 1).some(), near, claim))
+            .or_else(|| self.probe(any.sparing(FAN_LOG2 as usize), near, claim))
+            .or_else(|| self.probe(any, near, claim))?;
+        Some(self.keep(claimed, len))
+    }
+
+    /// Splits a unit wherever there is one, and keeps its first `len` frames.
+    fn split_any(self, len: u32, near: usize) -> Option<Run> {
+        self.place_units(Fit { len: 1, is_aligned: true }, len, near)
+    }
+
+    /// Splits this unit, if it is wholly free.
+    pub(super) fn split(self, unit: usize, len: u32) -> Option<Run> {
+        let (group, bit) = self.directory.shape.unit_place(unit);
+        let one = 1 << bit;
+        let claimed =
+            self.claim_word(Level::Unit, group, len < FAN as u32, |word| (word & one != 0).then_some(one))?;
+        Some(self.keep(claimed, len))
+    }
+
+    /// Up to `want` frames of one leaf, in one read-modify-write.
+    pub(super) fn refill(self, want: u32, near: FrameId) -> Option<FrameMask> {
+        if want == 0 {
+            return None;
+        }
+        let near = self.directory.unit_near(near.index());
+        let (leaf, bits) = self.place_refill(want, near).or_else(|| self.scan_frames(want))?;
+        Some(FrameMask { base: FrameId((leaf << FAN_LOG2) as u32), bits })
+    }
+
+    fn place_refill(self, want: u32, near: usize) -> Option<(usize, u64)> {
+        let drain = |leaf| self.drain(leaf, want).map(|bits| (leaf, bits));
+        let hole = Wanted::all(Level::Leaf, 0);
+        // No run of 8, then none of 32: the words that are of least use to anybody else.
+        let crumbs = hole.sparing(LEAF_CLASSES / 2);
+        let pieces = hole.sparing(LEAF_CLASSES - 1);
+        drain(near)
+            .or_else(|| self.probe(crumbs.own(), near, drain))
+            .or_else(|| self.probe(pieces.own(), near, drain))
+            .or_else(|| self.probe(crumbs.some(), near, drain))
+            .or_else(|| self.probe(hole.some(), near, drain))
+            .or_else(|| {
+                let run = self.split_any(want.min(FAN as u32), near)?;
+                Some((run.start.index() >> FAN_LOG2, ones(run.start.0 & (FAN as u32 - 1), run.len)))
+            })
+            .or_else(|| self.probe(hole, near, drain))
+    }
+
+    /// `count` frames in as few runs as can be found: whole units in the longest runs there are, then the hole that
+    /// fits the rest, then the longest holes. Returns how many frames `take` was given.
+    pub(super) fn allocate_many(self, count: u32, near: FrameId, take: &mut dyn FnMut(Run)) -> u32 {
+        let mut left = count;
+        let mut near = self.directory.unit_near(near.index());
+        let mut give = |run: Run, left: &mut u32| {
+            *left -= run.len;
+            take(run);
+            self.directory.unit_near(run.end() as usize)
+        };
+        let mut units = left >> FAN_LOG2;
+        while units > 0 {
+            match self.place_units(Fit { len: units, is_aligned: false }, units << FAN_LOG2, near) {
+                Some(run) => {
+                    near = give(run, &mut left);
+                    units = left >> FAN_LOG2;
+                }
+                // No run as long: the next try costs as little as this one, and there are at most FAN_LOG2 of them.
+                None => units = (units / 2).min(self.directory.shape.units_in_group() as u32),
+            }
+        }
+        while left > 0 {
+            let want = left.min(FAN as u32);
+            let Some(run) = self.place_hole(want, near).or_else(|| self.split_any(want, near)) else { break };
+            near = give(run, &mut left);
+        }
+        while left > 0 {
+            let Some((leaf, mask)) = self.scan_frames(left) else { break };
+            for (pos, len) in runs(mask) {
+                give(Run { start: FrameId((leaf << FAN_LOG2) as u32 + pos), len }, &mut left);
+            }
+        }
+        count - left
+    }
+
+    /// Up to `want` consecutive frames of a leaf that is already broken: a hole that fits, or else the longest one.
+    fn place_hole(self, want: u32, near: usize) -> Option<Run> {
+        let fit = Fit { len: want, is_aligned: false };
+        let longest = |word: u64| longest_run(word).map(|(pos, len)| low_bits(ones(pos, len), want));
+        let exact = |leaf| self.claim_word(Level::Leaf, leaf, false, |word| fit.pick(word));
+        let most = |leaf| self.claim_word(Level::Leaf, leaf, false, longest);
+        let mut claimed = None;
+        if fit.sure() < LEAF_CLASSES {
+            let sure = Wanted::all(Level::Leaf, fit.sure());
+            claimed = self.probe(sure.sparing(fit.sure() + 1).some(), near, exact);
+            claimed = claimed.or_else(|| self.probe(sure.some(), near, exact));
+        }
+        claimed = claimed.or_else(|| self.probe(Wanted::all(Level::Leaf, fit.any()).some(), near, exact));
+        for class in (0..LEAF_CLASSES.min(fit.sure() + 1)).rev() {
+            claimed = claimed.or_else(|| self.probe(Wanted::all(Level::Leaf, class), near, most));
+        }
+        claimed.map(|claimed| Self::run_of_frames(claimed.index, claimed.mask))
+    }
+}

@@ -1,0 +1,115 @@
+//! A segment: the bitmap of a power-of-two stretch of frames, the unit by which a pool grows and shrinks.
+//!
+//! ```text
+//! groups   [ units: 1 0 0 1 ... | closed | transit ]     one per 64 units: 4096 frames
+//!                   |
+//! leaves   [ 0 ] [ 0110..1 ] ...                        one per unit: 64 frames
+//! ```
+//!
+//! A set bit is free. A unit whose bit is set is wholly free and its leaf is 0, so that every frame is in exactly one
+//! leaf bit, one unit bit, or one owner. A word *is* its whole state: a compare-exchange that succeeds took what it
+//! saw, whatever happened in between.
+
+use super::bits::ones;
+use super::transit::Transit;
+use crate::config::FAN_LOG2;
+use crate::sync::{AtomicU64, CachePadded};
+
+/// The units of one unit word, and what is kept about them; in a cache line of its own, as all three change together.
+pub(super) struct Group {
+    /// A set bit: the unit is wholly free.
+    pub(super) units: AtomicU64,
+    /// A set bit: allocators avoid the unit, whether its free frames are in `units` or in its leaf.
+    pub(super) closed: AtomicU64,
+    /// Splits, merges and rollbacks of these units that are under way.
+    pub(super) transit: Transit,
+}
+
+/// The bitmap of one segment. It knows nothing of its place in the pool.
+pub(super) struct Segment {
+    pub(super) leaves: Box<[AtomicU64]>,
+    pub(super) groups: Box<[CachePadded<Group>]>,
+}
+
+/// The shape of every segment of a pool, and the arithmetic from frames to words.
+///
+/// Words are numbered through the pool: leaf `frame / FAN`, which is also the number of the unit, and group
+/// `unit / units_in_group`. A group never crosses a segment; in a segment of fewer than `FAN` units it has fewer bits.
+#[derive(Clone, Copy)]
+pub(super) struct Shape {
+    /// log2 of the leaves (units) of a segment.
+    leaves_log2: u32,
+    /// log2 of the units of a group.
+    group_log2: u32,
+}
+
+impl Shape {
+    /// # Panics
+    /// If `segment_frames` is not a power of two of at least one unit.
+    pub(super) fn new(segment_frames: usize) -> Self {
+        assert!(segment_frames.is_power_of_two(), "a segment of {segment_frames} frames: not a power of two");
+        let frames_log2 = segment_frames.ilog2();
+        assert!(frames_log2 >= FAN_LOG2, "a segment of {segment_frames} frames: less than one unit");
+        let leaves_log2 = frames_log2 - FAN_LOG2;
+        Self { leaves_log2, group_log2: leaves_log2.min(FAN_LOG2) }
+    }
+
+    pub(super) fn segment_frames(self) -> usize {
+        1 << (self.leaves_log2 + FAN_LOG2)
+    }
+
+    pub(super) fn leaves_in_segment(self) -> usize {
+        1 << self.leaves_log2
+    }
+
+    pub(super) fn groups_in_segment(self) -> usize {
+        1 << (self.leaves_log2 - self.group_log2)
+    }
+
+    pub(super) fn units_in_group(self) -> usize {
+        1 << self.group_log2
+    }
+
+    /// All units of a group.
+    pub(super) fn group_mask(self) -> u64 {
+        ones(0, 1 << self.group_log2)
+    }
+
+    /// The segment of a leaf, and its place there.
+    #[inline]
+    pub(super) fn leaf_place(self, leaf: usize) -> (usize, usize) {
+        (leaf >> self.leaves_log2, leaf & (self.leaves_in_segment() - 1))
+    }
+
+    /// The segment of a group, and its place there.
+    #[inline]
+    pub(super) fn group_place(self, group: usize) -> (usize, usize) {
+        (group >> (self.leaves_log2 - self.group_log2), group & (self.groups_in_segment() - 1))
+    }
+
+    /// The group of a unit, and the number of its bit there.
+    #[inline]
+    pub(super) fn unit_place(self, unit: usize) -> (usize, u32) {
+        (unit >> self.group_log2, (unit & (self.units_in_group() - 1)) as u32)
+    }
+
+    /// The first unit of a group.
+    #[inline]
+    pub(super) fn first_unit(self, group: usize) -> usize {
+        group << self.group_log2
+    }
+}
+
+impl Segment {
+    /// A segment with no frame free.
+    pub(super) fn new(shape: Shape) -> Self {
+        let group = |_| {
+            let transit = Transit::new();
+            CachePadded::new(Group { units: AtomicU64::new(0), closed: AtomicU64::new(0), transit })
+        };
+        Self {
+            leaves: (0..shape.leaves_in_segment()).map(|_| AtomicU64::new(0)).collect(),
+            groups: (0..shape.groups_in_segment()).map(group).collect(),
+        }
+    }
+}

@@ -1,0 +1,359 @@
+//! One thread, every operation, beside a naive model: a vector of booleans.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::config::FAN;
+use crate::error::GrowError;
+use crate::ids::{FrameId, Order, Run};
+
+fn frames(frames: usize, frames_max: usize, segment_frames: usize) -> Frames {
+    Frames::new(FrameConfig { frames, frames_max, segment_frames })
+}
+
+fn run(start: usize, len: usize) -> Run {
+    Run { start: FrameId(start as u32), len: len as u32 }
+}
+
+/// The pool, and which of its frames are free by the model's count.
+struct Checked {
+    frames: Frames,
+    free: Vec<bool>,
+    closed: Vec<bool>,
+}
+
+impl Checked {
+    fn new(config: FrameConfig) -> Self {
+        Self {
+            frames: Frames::new(config),
+            free: vec![true; config.frames],
+            closed: vec![false; config.frames],
+        }
+    }
+
+    fn take(&mut self, run: Run) {
+        for frame in run.frames() {
+            assert!(std::mem::replace(&mut self.free[frame.index()], false), "{frame} was not free");
+        }
+    }
+
+    fn put(&mut self, run: Run) {
+        for frame in run.frames() {
+            assert!(!std::mem::replace(&mut self.free[frame.index()], true));
+        }
+        self.frames.free_run(run);
+    }
+
+    fn has_run(&self, len: usize, align: usize) -> bool {
+        (0..self.free.len().saturating_sub(len - 1))
+            .step_by(align)
+            .any(|at| (at..at + len).all(|frame| self.free[frame] && !self.closed[frame]))
+    }
+
+    fn open_frames(&self) -> usize {
+        self.free.iter().zip(&self.closed).filter(|(free, closed)| **free && !**closed).count()
+    }
+
+    fn check(&self) {
+        self.frames.audit().unwrap();
+        assert_eq!(self.frames.total(), self.free.len());
+        let mut seen = vec![false; self.free.len()];
+        let mut last_end = None;
+        self.frames.for_each_free_run(&mut |run| {
+            assert!(last_end.is_none_or(|end| end < run.start.0), "runs ascend and are maximal");
+            last_end = Some(run.end());
+            run.frames().for_each(|frame| seen[frame.index()] = true);
+        });
+        assert_eq!(seen, self.free);
+        let free = self.free.iter().filter(|free| **free).count();
+        let census = self.frames.census(Order(2));
+        assert_eq!(self.frames.free_frames(), free);
+        assert_eq!(census.free, free);
+        let by_order = census.by_order.iter().enumerate().map(|(order, count)| count << order).sum::<usize>();
+        assert_eq!(by_order, free);
+        let aligned = |len: usize| {
+            let whole =
+                |at: &usize| at + len <= self.free.len() && self.free[*at..at + len].iter().all(|free| *free);
+            len * (0..self.free.len()).step_by(len).filter(whole).count()
+        };
+        assert_eq!(census.free_in_order, aligned(4));
+        assert_eq!(census.free_in_units, aligned(FAN));
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Aligned { order: u8, near: u32 },
+    Run { len: u32, near: u32 },
+    Many { count: u32, near: u32 },
+    Refill { want: u32, near: u32 },
+    Claim { start: u32, len: u32 },
+    Free { pick: usize },
+    FreePart { pick: usize, cut: u32 },
+    Isolate { unit: u32, units: u32, open: bool },
+    Grow { frames: usize },
+}
+
+fn any_op() -> impl Strategy<Value = Op> {
+    let near = 0u32..2000;
+    let len = prop_oneof![1u32..8, 1u32..140, 1u32..700];
+    prop_oneof![
+        2 => (0u8..10, near.clone()).prop_map(|(order, near)| Op::Aligned { order, near }),
+        3 => (len.clone(), near.clone()).prop_map(|(len, near)| Op::Run { len, near }),
+        2 => (len.clone(), near.clone()).prop_map(|(count, near)| Op::Many { count, near }),
+        3 => (1u32..70, near.clone()).prop_map(|(want, near)| Op::Refill { want, near }),
+        2 => (near, len).prop_map(|(start, len)| Op::Claim { start, len }),
+        6 => any::<usize>().prop_map(|pick| Op::Free { pick }),
+        4 => (any::<usize>(), any::<u32>()).prop_map(|(pick, cut)| Op::FreePart { pick, cut }),
+        1 => (0u32..20, 1u32..5, any::<bool>()).prop_map(|(unit, units, open)| Op::Isolate { unit, units, open }),
+        1 => (1usize..300).prop_map(|frames| Op::Grow { frames }),
+    ]
+}
+
+fn apply(pool: &mut Checked, owned: &mut Vec<Run>, op: Op) {
+    match op {
+        Op::Aligned { order, near } => match pool.frames.allocate_aligned(Order(order), FrameId(near)) {
+            Some(run) => {
+                assert_eq!((run.len, run.start.0 % run.len), (1 << order, 0));
+                pool.take(run);
+                owned.push(run);
+            }
+            None => assert!(!pool.has_run(1 << order, 1 << order)),
+        },
+        Op::Run { len, near } => match pool.frames.allocate_run(len, FrameId(near)) {
+            Some(run) => {
+                assert_eq!(run.len, len);
+                pool.take(run);
+                owned.push(run);
+            }
+            None => assert!(!pool.has_run(len as usize, 1)),
+        },
+        Op::Many { count, near } => {
+            let open = pool.open_frames();
+            let mut got = Vec::new();
+            let taken = pool.frames.allocate_many(count, FrameId(near), &mut |run| got.push(run));
+            assert_eq!(taken as usize, open.min(count as usize));
+            assert_eq!(taken, got.iter().map(|run| run.len).sum::<u32>());
+            got.iter().for_each(|run| pool.take(*run));
+            owned.extend(got);
+        }
+        Op::Refill { want, near } => match pool.frames.refill(want, FrameId(near)) {
+            Some(mask) => {
+                assert!(mask.len() <= want && !mask.is_empty() && mask.base.index() % FAN == 0);
+                for frame in mask.frames() {
+                    let one = Run { start: frame, len: 1 };
+                    pool.take(one);
+                    owned.push(one);
+                }
+            }
+            None => assert_eq!(pool.open_frames(), 0),
+        },
+        Op::Claim { start, len } => {
+            let wanted = Run { start: FrameId(start), len };
+            let is_free = pool
+                .free
+                .get(start as usize..(start + len) as usize)
+                .is_some_and(|all| all.iter().all(|f| *f));
+            assert_eq!(pool.frames.claim(wanted), is_free, "{wanted}");
+            if is_free {
+                pool.take(wanted);
+                owned.push(wanted);
+            }
+        }
+        Op::Free { pick } if !owned.is_empty() => {
+            let run = owned.swap_remove(pick % owned.len());
+            pool.put(run);
+        }
+        Op::FreePart { pick, cut } if !owned.is_empty() => {
+            let pick = pick % owned.len();
+            let run = owned[pick];
+            let cut = 1 + cut % run.len;
+            pool.put(Run { start: FrameId(run.end() - cut), len: cut });
+            if cut == run.len {
+                owned.swap_remove(pick);
+            } else {
+                owned[pick].len -= cut;
+            }
+        }
+        Op::Isolate { unit, units, open } => {
+            let start = unit as usize * FAN;
+            let end = (start + units as usize * FAN).min(pool.free.len());
+            if start < end {
+                let region = run(start, end - start);
+                if open {
+                    pool.frames.readmit(region)
+                } else {
+                    pool.frames.isolate(region)
+                }
+                pool.closed[start..end].fill(!open);
+            }
+        }
+        Op::Grow { frames } => {
+            let total = pool.free.len();
+            let mut prepared = None;
+            let grown = pool.frames.grow(frames, &mut |run| {
+                prepared = Some(run);
+                Ok(())
+            });
+            match grown {
+                Ok(added) => {
+                    assert_eq!(Some(added), prepared);
+                    assert_eq!(added, run(total, frames));
+                    pool.free.resize(total + frames, true);
+                    // The tail of a closed unit is closed with it.
+                    let tail = total.next_multiple_of(FAN).min(total + frames);
+                    let is_closed = total % FAN != 0 && pool.closed[total - 1];
+                    pool.closed.resize(tail, is_closed);
+                    pool.closed.resize(total + frames, false);
+                }
+                Err(error) => {
+                    assert_eq!(error, GrowError::TooLarge { asked: frames, total, max: 1500 });
+                    assert!(total + frames > 1500);
+                }
+            }
+        }
+        Op::Free { .. } | Op::FreePart { .. } => {}
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn as_the_naive_model(
+        total in 1usize..1000,
+        segment_log2 in 6u32..12,
+        ops in prop::collection::vec(any_op(), 1..120),
+    ) {
+        let config = FrameConfig { frames: total, frames_max: 1500, segment_frames: 1 << segment_log2 };
+        let mut pool = Checked::new(config);
+        let mut owned = Vec::new();
+        for (step, op) in ops.into_iter().enumerate() {
+            apply(&mut pool, &mut owned, op);
+            if step % 8 == 0 {
+                pool.check();
+            }
+        }
+        pool.check();
+        for run in owned.drain(..) {
+            pool.put(run);
+        }
+        pool.check();
+        let census = pool.frames.census(Order(0));
+        prop_assert_eq!((census.runs, census.longest_run), (1, pool.free.len()));
+    }
+}
+
+#[test]
+fn a_run_crosses_words_groups_and_segments() {
+    for segment_frames in [FAN, 4 * FAN, FAN * FAN, 4 * FAN * FAN] {
+        let pool = frames(9000, 9000, segment_frames);
+        // Leave only a stretch that begins and ends inside words.
+        assert!(pool.claim(run(0, 37)));
+        assert!(pool.claim(run(8937, 63)));
+        assert_eq!(pool.allocate_run(8901, FrameId(0)), None);
+        assert_eq!(pool.allocate_run(8900, FrameId(5000)), Some(run(37, 8900)));
+        assert_eq!(pool.allocate_run(1, FrameId(0)), None);
+        assert_eq!(pool.free_frames(), 0);
+        pool.free_run(run(37, 8900));
+        pool.free_run(run(0, 37));
+        pool.free_run(run(8937, 63));
+        pool.audit().unwrap();
+        assert_eq!(pool.census(Order(4)).longest_run, 9000);
+    }
+}
+
+#[test]
+fn an_exact_run_leaves_no_waste() {
+    let pool = frames(8192, 8192, 4096);
+    for len in [1, 63, 64, 65, 100, 128, 1000, 4096] {
+        let got = pool.allocate_run(len, FrameId(0)).unwrap();
+        assert_eq!(pool.free_frames(), 8192 - len as usize, "{got}");
+        pool.free_run(got);
+        pool.audit().unwrap();
+    }
+    assert_eq!(pool.census(Order(12)).free_in_order, 8192);
+}
+
+#[test]
+fn holes_before_whole_units() {
+    let pool = frames(4096, 4096, 4096);
+    assert!(pool.claim(run(0, 4096)));
+    pool.free_run(run(640, 3));
+    pool.free_run(run(1280, 64));
+    let refill = pool.refill(64, FrameId(0)).unwrap();
+    assert_eq!((refill.base, refill.bits), (FrameId(640), 0b111));
+    assert_eq!(pool.refill(10, FrameId(0)).unwrap().len(), 10);
+    assert_eq!(pool.allocate_run(8, FrameId(0)), Some(run(1290, 8)));
+}
+
+#[test]
+fn many_prefers_whole_units() {
+    let pool = frames(4096, 4096, 4096);
+    let mut runs = Vec::new();
+    assert_eq!(pool.allocate_many(1000, FrameId(0), &mut |run| runs.push(run)), 1000);
+    assert!(runs.len() <= 2, "{runs:?}");
+    runs.clear();
+    assert_eq!(pool.allocate_many(5000, FrameId(0), &mut |run| runs.push(run)), 3096);
+    assert_eq!(pool.free_frames(), 0);
+}
+
+#[test]
+fn isolated_frames_are_avoided_and_kept() {
+    let pool = frames(256, 256, 128);
+    let held = pool.allocate_run(10, FrameId(0)).unwrap();
+    pool.isolate(run(0, 128));
+    let mut taken = 0;
+    while let Some(mask) = pool.refill(64, FrameId(0)) {
+        assert!(mask.base.0 >= 128);
+        taken += mask.len();
+    }
+    assert_eq!(taken, 128);
+    pool.free_run(held);
+    assert_eq!(pool.allocate_run(1, FrameId(0)), None);
+    assert_eq!(pool.free_frames(), 128);
+    assert!(pool.claim(run(5, 3)), "a named claim may take isolated frames");
+    pool.free_run(run(5, 3));
+    pool.readmit(run(0, 128));
+    assert_eq!(pool.allocate_run(128, FrameId(0)), Some(run(0, 128)));
+}
+
+#[test]
+fn growth_fills_the_last_segment_first() {
+    let pool = frames(100, 1000, 256);
+    let mut calls = Vec::new();
+    let mut prepare = |run| {
+        calls.push(run);
+        Ok(())
+    };
+    assert_eq!(pool.grow(28, &mut prepare), Ok(run(100, 28)));
+    assert_eq!(pool.grow(872, &mut prepare), Ok(run(128, 872)));
+    assert_eq!(calls, [run(100, 28), run(128, 872)]);
+    assert_eq!(pool.total(), 1000);
+    assert_eq!(pool.grow(1, &mut |_| Ok(())), Err(GrowError::TooLarge { asked: 1, total: 1000, max: 1000 }));
+    assert_eq!(pool.grow(0, &mut |_| Ok(())), Err(GrowError::Zero));
+    assert_eq!(pool.allocate_run(1000, FrameId(0)), Some(run(0, 1000)));
+}
+
+#[test]
+fn a_growth_that_cannot_be_prepared_changes_nothing() {
+    let pool = frames(100, 1000, 256);
+    let refused = GrowError::Memory { asked: 50, reason: "none left" };
+    assert_eq!(pool.grow(50, &mut |_| Err(refused)), Err(refused));
+    assert_eq!((pool.total(), pool.free_frames()), (100, 100));
+}
+
+#[test]
+#[should_panic(expected = "double free: leaf 1")]
+fn a_double_free_is_a_panic_with_the_word() {
+    let pool = frames(128, 128, 128);
+    assert!(pool.claim(run(64, 10)));
+    pool.free_run(run(64, 1));
+    pool.free_run(run(64, 10));
+}
+
+#[test]
+#[should_panic(expected = "which the pool does not have")]
+fn a_foreign_frame_is_a_panic() {
+    frames(64, 64, 64).free_run(run(640, 1));
+}

@@ -1,0 +1,97 @@
+//! Frames on their way: the word that lets a searcher tell "there are none" from "I looked while some were moving".
+//!
+//! A thread that splits a unit, merges one, or rolls a claim back holds frames that it does not mean to keep, and
+//! nobody else can see them for a moment. It *enters* this word before it takes them and *leaves* once all of them
+//! are visible again. A searcher that finds nothing reads the words before and after its walk: if nobody was inside
+//! at the beginning, and nobody has entered since, no frame was hidden from it.
+//!
+//! | bits | meaning |
+//! |---|---|
+//! | 0..16 | threads inside now |
+//! | 16..64 | passages ever begun, so that one that began and ended during a walk is seen |
+
+use crate::sync::{AtomicU64, Ordering};
+
+const INSIDE_BITS: u32 = 16;
+const BEGUN: u64 = 1 << INSIDE_BITS;
+const _: () =
+    assert!(INSIDE_BITS < u64::BITS - 40, "at a billion passages a second, 40 bits would last 18 minutes");
+
+/// Counts the passages through one group of units.
+pub(super) struct Transit(AtomicU64);
+
+/// What a walk reads before and after: the sum over all groups.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Traffic {
+    inside: u64,
+    begun: u64,
+}
+
+impl Traffic {
+    /// No frame was on its way while this was read.
+    pub(super) fn is_still(self) -> bool {
+        self.inside == 0
+    }
+}
+
+impl std::ops::AddAssign for Traffic {
+    fn add_assign(&mut self, other: Self) {
+        self.inside += other.inside;
+        // Wrapping: only equality is asked, and each term only grows.
+        self.begun = self.begun.wrapping_add(other.begun);
+    }
+}
+
+impl Transit {
+    pub(super) fn new() -> Self {
+        Self(AtomicU64::new(0))
+    }
+
+    /// Begins a passage; it ends when the result is dropped.
+    #[inline]
+    pub(super) fn enter(&self) -> Passage<'_> {
+        if !cfg!(kvpool_mutant = "no_transit") {
+            // Relaxed: the AcqRel operation that takes the frames comes after, and whoever sees that one with an
+            // Acquire load sees this too.
+            self.0.fetch_add(BEGUN + 1, Ordering::Relaxed);
+        }
+        Passage(self)
+    }
+
+    /// Acquire: pairs with the Release in [`Passage::drop`]. A walk that sees a passage ended sees its frames.
+    pub(super) fn read(&self) -> Traffic {
+        let word = self.0.load(Ordering::Acquire);
+        Traffic { inside: word & (BEGUN - 1), begun: word >> INSIDE_BITS }
+    }
+}
+
+/// A thread is inside.
+#[must_use]
+pub(super) struct Passage<'a>(&'a Transit);
+
+impl Drop for Passage<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if !cfg!(kvpool_mutant = "no_transit") {
+            // Release: pairs with the Acquire in `Transit::read`.
+            self.0.0.fetch_sub(1, Ordering::Release);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_passage_is_seen_during_and_after() {
+        let transit = Transit::new();
+        let before = transit.read();
+        assert!(before.is_still());
+        let passage = transit.enter();
+        assert!(!transit.read().is_still());
+        drop(passage);
+        assert!(transit.read().is_still());
+        assert!(transit.read() != before);
+    }
+}
