@@ -5,6 +5,10 @@ use thiserror::Error;
 
 use crate::ids::{BlockHandle, BlockId, DeviceId, Generation, PoolTag};
 
+mod storage;
+
+pub use storage::{LayoutError, SizingError, StorageError};
+
 /// Why blocks were not allocated. The pool is unchanged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
@@ -31,7 +35,9 @@ pub enum AllocError {
         retired: usize,
     },
     /// Enough blocks are free, and no run of them is long enough.
-    #[error("asked for a run of {asked} blocks; the longest free run has {longest_run} of {free} free blocks")]
+    #[error(
+        "asked for a run of {asked} blocks; the longest free run has {longest_run} of {free} free blocks"
+    )]
     NoRun {
         /// Blocks asked for.
         asked: usize,

@@ -39,7 +39,8 @@ mod imp {
     pub(crate) fn heavy_fence() {
         if settle() == ASYMMETRIC {
             // SAFETY: membarrier takes integers only and touches no memory of ours.
-            let rc = unsafe { libc::syscall(libc::SYS_membarrier, libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) };
+            let rc =
+                unsafe { libc::syscall(libc::SYS_membarrier, libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) };
             assert_eq!(rc, 0, "membarrier failed after it was registered");
         }
         fence(Ordering::SeqCst);
