@@ -128,9 +128,9 @@ macro_rules! elements {
         impl<'a> From<&'a mut [$native]> for ElementsMut<'a> {
             #[inline]
             fn from(values: &'a mut [$native]) -> Self {
+                let (values, len) = (values.as_mut_ptr(), size_of_val(values));
                 // SAFETY: as above, and every bit pattern is a value of the element type.
-                let bytes =
-                    unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) };
+                let bytes = unsafe { std::slice::from_raw_parts_mut(values.cast(), len) };
                 Self { dtype: $dtype, bytes }
             }
         }

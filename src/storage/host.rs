@@ -1,5 +1,7 @@
 //! The host backend: frames in this process's memory, reserved here or adopted from an engine.
 
+use std::any::Any;
+use std::fmt;
 use std::ops::Range;
 
 use crate::error::{GrowError, StorageError};
@@ -19,7 +21,6 @@ use super::{FrameMove, Storage, check};
 /// [`new`](Self::new) reserves address space for all frames that there may ever be; physical memory comes as bytes are
 /// written, so that a layer or a frame that nobody stores to costs none. [`adopt`](Self::adopt) takes memory that the
 /// engine allocated.
-#[derive(Debug)]
 pub struct HostStorage {
     layout: KvLayout,
     tiles: Tiles,
@@ -27,8 +28,16 @@ pub struct HostStorage {
     spans: Box<[Range<usize>]>,
     frames: AtomicUsize,
     frames_max: usize,
-    /// `None` if the memory belongs to somebody else.
-    memory: Option<Reservation>,
+    memory: Memory,
+}
+
+/// What keeps the bytes where they are.
+enum Memory {
+    Reserved(Reservation),
+    /// Whatever owns the engine's memory; dropped with the storage.
+    Adopted {
+        _owner: Box<dyn Any + Send + Sync>,
+    },
 }
 
 impl HostStorage {
@@ -46,11 +55,12 @@ impl HostStorage {
         let tiles = Tiles::new(table.planes.into_iter().map(|plane| (base.wrapping_add(plane.base), plane)));
         let spans = Box::new([base.addr()..base.addr() + table.bytes]);
         let frames = AtomicUsize::new(frames);
-        Ok(Self { layout, tiles, spans, frames, frames_max, memory: Some(memory) })
+        Ok(Self { layout, tiles, spans, frames, frames_max, memory: Memory::Reserved(memory) })
     }
 
-    /// Takes an engine's own memory, all `frames` of it, as it is. It is not freed on drop, does not grow, and
-    /// [`discard`](Storage::discard) leaves it alone.
+    /// Takes an engine's own memory, all `frames` of it, as it is. It does not grow, and
+    /// [`discard`](Storage::discard) leaves it alone. `owner` is kept until the storage is dropped: the tensors, a
+    /// reference to them, or `()` if something else sees to it that the memory stays.
     ///
     /// # Errors
     /// A [`StorageError`] that names the plane: too few or too many, null, misaligned, a stride below the tile, past the
@@ -64,11 +74,13 @@ impl HostStorage {
         layout: KvLayout,
         planes: &[AdoptedPlane],
         frames: usize,
+        owner: impl Send + Sync + 'static,
     ) -> Result<Self, StorageError> {
         check_count(frames, frames)?;
         let tiles = Tiles::new(adopted::planes(&layout, planes, frames)?.into_iter());
         let spans = merged(tiles.spans(frames).collect());
-        Ok(Self { layout, tiles, spans, frames: AtomicUsize::new(frames), frames_max: frames, memory: None })
+        let memory = Memory::Adopted { _owner: Box::new(owner) };
+        Ok(Self { layout, tiles, spans, frames: AtomicUsize::new(frames), frames_max: frames, memory })
     }
 
     /// A caller's buffer must not be part of the frames.
@@ -120,6 +132,18 @@ fn merged(mut spans: Vec<Range<usize>>) -> Box<[Range<usize>]> {
         joined
     });
     spans.into()
+}
+
+impl fmt::Debug for HostStorage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let adopted = matches!(self.memory, Memory::Adopted { .. });
+        f.debug_struct("HostStorage")
+            .field("layout", &format_args!("{}", self.layout))
+            .field("frames", &self.frames())
+            .field("frames_max", &self.frames_max)
+            .field("adopted", &adopted)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Storage for HostStorage {
@@ -211,7 +235,7 @@ impl Storage for HostStorage {
 
     unsafe fn discard(&self, runs: &[Run]) -> Result<(), StorageError> {
         check::runs_disjoint(runs, self.frames())?;
-        let Some(memory) = &self.memory else { return Ok(()) };
+        let Memory::Reserved(memory) = &self.memory else { return Ok(()) };
         let base = memory.base().addr();
         self.tiles.each_piece_of(runs, |start, bytes| {
             let start = start.addr() - base;

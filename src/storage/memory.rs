@@ -99,6 +99,11 @@ mod imp {
         layout: Layout,
     }
 
+    // SAFETY: an owned allocation; its bytes are only touched under the frame rule.
+    unsafe impl Send for Reservation {}
+    // SAFETY: as above.
+    unsafe impl Sync for Reservation {}
+
     impl Reservation {
         pub(in crate::storage) fn new(bytes: usize) -> Result<Self, StorageError> {
             let failed = StorageError::Memory { bytes, reason: std::io::ErrorKind::OutOfMemory };

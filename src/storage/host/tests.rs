@@ -77,7 +77,7 @@ fn buffers_inside_the_frames_are_refused() {
         .map(|plane| AdoptedPlane { base: base.wrapping_add(plane.base), frame_stride: plane.frame_stride })
         .collect();
     // SAFETY: the memory outlives the storage, which alone is used while no slice of it is.
-    let storage = unsafe { HostStorage::adopt(layout, &planes, 3) }.unwrap();
+    let storage = unsafe { HostStorage::adopt(layout, &planes, 3, ()) }.unwrap();
     // SAFETY: initialised, and only looked at for its address.
     let inside = unsafe { std::slice::from_raw_parts(base, storage.layout().packed_bytes()) };
     // SAFETY: one thread; the call is refused.
