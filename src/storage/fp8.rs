@@ -149,8 +149,8 @@ mod tests {
     #[test]
     fn known_values() {
         assert_eq!((E4M3_MAX, E5M2_MAX), (448.0, 57344.0));
-        assert_eq!(E4M3_VALUES[1], 2f32.powi(-9));
-        assert_eq!(E5M2_VALUES[1], 2f32.powi(-16));
+        assert_eq!(E4M3_VALUES[1], 1.0 / 512.0);
+        assert_eq!(E5M2_VALUES[1], 1.0 / 65536.0);
         assert_eq!(E4M3_VALUES[0x38], 1.0);
         assert_eq!(E5M2_VALUES[0x3C], 1.0);
         assert_eq!(E4M3_VALUES.iter().filter(|v| v.is_nan()).count(), 2);
@@ -162,10 +162,10 @@ mod tests {
         assert_eq!(E4M3.encode(-0.0), 0x80);
     }
 
-    /// Every f16 and every bf16 against the search; Miri takes every 251st.
+    /// Every f16 and every bf16 against the search; Miri takes a few.
     #[test]
     fn every_half_rounds_to_the_nearest() {
-        let step = if cfg!(miri) { 251 } else { 1 };
+        let step = if cfg!(miri) { 2501 } else { 1 };
         for bits in (0..=u16::MAX).step_by(step) {
             for value in [f16::from_bits(bits).to_f32(), bf16::from_bits(bits).to_f32()] {
                 check(&E4M3, &E4M3_VALUES, value);
@@ -178,7 +178,7 @@ mod tests {
     #[test]
     fn midpoints_go_to_even() {
         for (format, values) in [(&E4M3, &E4M3_VALUES), (&E5M2, &E5M2_VALUES)] {
-            for code in 0..format.max {
+            for code in (0..format.max).step_by(if cfg!(miri) { 9 } else { 1 }) {
                 let middle = (values[code as usize] + values[code as usize + 1]) / 2.0;
                 for value in [middle.next_down(), middle, middle.next_up()] {
                     check(format, values, value);

@@ -53,9 +53,10 @@ impl HostStorage {
         let base = memory.base();
         // Within the reservation, which is what the table was made for.
         let tiles = Tiles::new(table.planes.into_iter().map(|plane| (base.wrapping_add(plane.base), plane)));
-        let spans = Box::new([base.addr()..base.addr() + table.bytes]);
+        let whole = base.addr()..base.addr() + table.bytes;
         let frames = AtomicUsize::new(frames);
-        Ok(Self { layout, tiles, spans, frames, frames_max, memory: Memory::Reserved(memory) })
+        let memory = Memory::Reserved(memory);
+        Ok(Self { layout, tiles, spans: Box::new([whole]), frames, frames_max, memory })
     }
 
     /// Takes an engine's own memory, all `frames` of it, as it is. It does not grow, and

@@ -35,8 +35,8 @@ pub enum Parts {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum Arrangement {
-    /// All frames of a layer's K, then of its V, then the next layer: what attention kernels usually take. Memory of a
-    /// layer that is never stored to is never committed.
+    /// All frames of a layer's K, then of its V, then the next layer: what attention kernels usually take. On the
+    /// host, a layer costs no memory until something is stored or copied there.
     #[default]
     LayerFirst,
     /// All layers of a frame, then the next frame: one contiguous piece a block, for transfers.

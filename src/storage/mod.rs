@@ -171,7 +171,7 @@ pub trait Storage: Send + Sync + fmt::Debug {
     /// [The frame rule](#the-frame-rule).
     unsafe fn unpack(&self, runs: &[Run], bytes: &[u8]) -> Result<(), StorageError>;
 
-    /// Fills frames with zero bytes.
+    /// Fills frames with zero bytes. They are written, not given back: to fault pages in again costs several times as much.
     ///
     /// # Errors
     /// A run out of range, runs that overlap.

@@ -106,11 +106,18 @@ fn encode(dtype: Dtype, values: &[f32], inverse: f32, codes: &mut [u8]) {
     match dtype {
         Dtype::Fp8E4M3 => pairs.for_each(|(code, value)| *code = fp8::E4M3.encode(value * inverse)),
         Dtype::Fp8E5M2 => pairs.for_each(|(code, value)| *code = fp8::E5M2.encode(value * inverse)),
-        _ => pairs.for_each(|(code, value)| {
-            // Symmetric: -128 is never written. The cast turns NaN into 0.
-            *code = (value * inverse).round_ties_even().clamp(-127.0, 127.0) as i8 as u8;
-        }),
+        _ => pairs.for_each(|(code, value)| *code = int8(value * inverse) as u8),
     }
+}
+
+/// The nearest integer from -127 to 127, ties to even; NaN becomes 0. -128 is never written.
+#[inline(always)]
+fn int8(value: f32) -> i8 {
+    // The last place of this number is 1 and its low byte is 0: adding it leaves the rounding to the adder, and the
+    // integer in the low byte. The standard library's rounding is a call on machines of the baseline.
+    const ROUND: f32 = (3 << (f32::MANTISSA_DIGITS - 2)) as f32;
+    let finite = if value.is_nan() { 0.0 } else { value.clamp(-127.0, 127.0) };
+    (finite + ROUND).to_bits() as i8
 }
 
 fn decode(dtype: Dtype, codes: &[u8], scale: f32, values: &mut [f32]) {
@@ -219,6 +226,17 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn int8_rounds_to_even_and_saturates() {
+        for value in
+            [-1e9, -127.6, -127.5, -127.0, -2.5, -1.5, -0.5, -0.0, 0.5, 0.500_001, 1.5, 2.5, 126.5, 1e9]
+        {
+            assert_eq!(int8(value), value.round_ties_even().clamp(-127.0, 127.0) as i8, "{value}");
+        }
+        assert_eq!(int8(f32::NAN), 0);
+        assert_eq!(int8(f32::NEG_INFINITY), -127);
     }
 
     #[test]

@@ -109,7 +109,7 @@ pub fn elements(dtype: Dtype, count: usize, rng: &mut Rng) -> crate::scalar::Row
             continue;
         }
         let odd = rng.below(12) == 0;
-        let ordinary = (rng.bits() as i32 as f32) * 2f32.powi(rng.below(24) as i32 - 44);
+        let ordinary = (rng.bits() as i32 as f32) * crate::scalar::power_of_two(rng.below(24) as i32 - 44);
         crate::scalar::narrow(dtype, if odd { ODD[rng.below(ODD.len())] } else { ordinary }, element);
     }
     crate::scalar::Rows { dtype, bytes }

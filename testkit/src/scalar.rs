@@ -250,6 +250,12 @@ impl ScalarStorage {
     }
 }
 
+/// Exact, as `powi` need not be.
+pub fn power_of_two(exponent: i32) -> f32 {
+    let factor = if exponent < 0 { 0.5 } else { 2.0 };
+    (0..exponent.abs()).fold(1.0, |power, _| power * factor)
+}
+
 /// The value of a code, by the definition of the format.
 pub fn decode(dtype: Dtype, code: u8) -> f32 {
     let (mantissa_bits, bias) = match dtype {
@@ -263,8 +269,8 @@ pub fn decode(dtype: Dtype, code: u8) -> f32 {
         (Dtype::Fp8E4M3, 15) if code & 7 == 7 => f32::NAN,
         (Dtype::Fp8E5M2, 31) if code & 3 == 0 => f32::INFINITY,
         (Dtype::Fp8E5M2, 31) => f32::NAN,
-        (_, 0) => fraction * 2f32.powi(1 - bias),
-        _ => (1.0 + fraction) * 2f32.powi(exponent - bias),
+        (_, 0) => fraction * power_of_two(1 - bias),
+        _ => (1.0 + fraction) * power_of_two(exponent - bias),
     };
     if code & 0x80 == 0 { magnitude } else { -magnitude }
 }
