@@ -5,6 +5,10 @@ use thiserror::Error;
 
 use crate::ids::{BlockHandle, BlockId, DeviceId, Generation, PoolTag};
 
+mod storage;
+
+pub use storage::{LayoutError, SizingError, StorageError};
+
 /// Why blocks were not allocated. The pool is unchanged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]

@@ -2,6 +2,7 @@
 #![deny(unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks)]
 
 pub mod config;
+pub mod dtype;
 pub mod error;
 pub mod ids;
 pub(crate) mod sync;

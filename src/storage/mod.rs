@@ -1,1 +1,192 @@
-//! To be written.
+//! Where the bytes are: the layout of K and V in memory, and the operations that move them.
+//!
+//! This floor deals in frames and slots and knows nothing of block ids. A *slot* is one token's place,
+//! `frame * block_tokens + offset`, as i64; a negative one is skipped, which is how padded batches are stored.
+//!
+//! | file | what |
+//! |---|---|
+//! | `elements`, `fp8`, `quant` | typed views of rows, 8-bit floats, codes and scales |
+//! | `layout`, `models`, `planes` | the shape of a block, presets, the table of planes |
+//! | `sizing` | how many frames the memory holds |
+//! | `check`, `rows` | everything that can be refused, before any byte moves |
+//! | `tiles` | the routines that move bytes, the same for every layout |
+//! | `memory`, `adopted`, `host` | a reservation, an engine's own tensors, and the backend over either |
+//!
+//! # Who may touch what, and when
+//!
+//! Frames are written and read by many threads at once through `&self`, so exclusion is the caller's, by ownership
+//! of frames: that is what the floors above are for. Each operation that touches bytes is therefore an `unsafe fn`
+//! with one rule, [the frame rule](Storage#the-frame-rule). All else is checked, and checked first: an error means
+//! that no byte was moved.
+//!
+//! # Backends that complete later
+//!
+//! A host backend is done when a call returns. A device backend may only have *enqueued* the work by then, on a stream
+//! of its own; the contract is written so that callers need not know:
+//! - A caller's buffers (`k`, `v`, packed bytes) are done with when the call returns. A backend that reads them later
+//!   stages them first, and one that fills them waits.
+//! - Operations on one frame take effect in the order in which they were called, when one call happens before
+//!   the next; operations on different frames in any order.
+//! - The frame rule holds until the *work* is done, not just the call. The batch clock already sees to it: a frame is
+//!   reused once every batch that could touch it has ended, and a device's batch ends when its event fires.
+//!
+//! So asynchrony adds a way to ask for the event after an operation, for batches and compaction to wait on; it takes
+//! nothing back from this trait.
+
+use std::fmt;
+
+pub use crate::dtype::Dtype;
+use crate::error::{GrowError, StorageError};
+use crate::ids::{DeviceId, FrameId, Run};
+
+mod adopted;
+mod check;
+mod elements;
+mod fp8;
+mod host;
+mod layout;
+mod memory;
+mod models;
+mod planes;
+mod quant;
+mod rows;
+mod sizing;
+mod tiles;
+
+pub use adopted::AdoptedPlane;
+pub use elements::{Elements, ElementsMut};
+pub use host::HostStorage;
+pub use layout::{Arrangement, KvLayout, KvLayoutBuilder, Parts, Scales};
+pub use planes::{Plane, PlaneKind, PlanePart, PlaneTable, TILE_ALIGN};
+pub use sizing::{Sizing, check_balance, host_free_bytes};
+
+/// One frame's bytes to be copied to another: all layers, K and V, scales included.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(C)]
+pub struct FrameMove {
+    /// The frame that is read.
+    pub src: FrameId,
+    /// The frame that is written.
+    pub dst: FrameId,
+}
+
+impl FrameMove {
+    /// From `src` to `dst`.
+    #[inline]
+    pub const fn new(src: FrameId, dst: FrameId) -> Self {
+        Self { src, dst }
+    }
+}
+
+/// The bytes of a pool's frames on one device.
+///
+/// Every call either does all that it says or returns an error and moves no byte.
+///
+/// # The frame rule
+///
+/// While an operation runs, nobody else writes a frame that it reads or writes, and nobody reads a frame that it
+/// writes. For [`store`](Self::store) and [`load`](Self::load) the rule is about slots in place of whole frames: two
+/// threads may store to different slots of one frame. It is the caller's to keep, by owning the frames; breaking it is
+/// a data race.
+pub trait Storage: Send + Sync + fmt::Debug {
+    /// The layout of the frames.
+    fn layout(&self) -> &KvLayout;
+
+    /// Where the memory is.
+    fn device(&self) -> DeviceId;
+
+    /// Frames that may be used now.
+    fn frames(&self) -> usize;
+
+    /// The most frames that there may ever be: what [`grow`](Self::grow) can reach. Bases of planes never move.
+    fn frames_max(&self) -> usize;
+
+    /// Makes frames `0..total` usable; those that are already stay as they are. A `total` below
+    /// [`frames`](Self::frames) changes nothing. May be called by several threads at once.
+    ///
+    /// # Errors
+    /// [`GrowError::TooLarge`] past [`frames_max`](Self::frames_max); [`GrowError::Memory`] if there is none.
+    fn grow(&self, total: usize) -> Result<(), GrowError>;
+
+    /// Stores one token's K and V in one layer for each slot. `k` and `v` are `[slots.len()][kv_heads][head_dim]`;
+    /// rows of negative slots are skipped. Elements are of the layout's dtype, or of f32, f16 or bf16 where the layout
+    /// is quantised; then they are quantised here. `v` is [`Elements::none`] in a latent layout.
+    ///
+    /// # Errors
+    /// No such layer, wrong dtype or length, a slot out of range or repeated.
+    ///
+    /// # Safety
+    /// [The frame rule](#the-frame-rule), for these slots.
+    unsafe fn store(
+        &self,
+        layer: usize,
+        k: Elements<'_>,
+        v: Elements<'_>,
+        slots: &[i64],
+    ) -> Result<(), StorageError>;
+
+    /// Loads one token's K and V of one layer for each slot: the inverse of [`store`](Self::store). Rows of negative
+    /// slots are left as they are. Slots may repeat.
+    ///
+    /// # Errors
+    /// No such layer, wrong dtype or length, a slot out of range.
+    ///
+    /// # Safety
+    /// [The frame rule](#the-frame-rule), for these slots.
+    unsafe fn load(
+        &self,
+        layer: usize,
+        slots: &[i64],
+        k: ElementsMut<'_>,
+        v: ElementsMut<'_>,
+    ) -> Result<(), StorageError>;
+
+    /// Copies whole frames. One source may go to several destinations. No order is kept between moves, so a chain
+    /// a -> b -> c takes two calls.
+    ///
+    /// # Errors
+    /// A frame out of range, a destination that is repeated or is also a source.
+    ///
+    /// # Safety
+    /// [The frame rule](#the-frame-rule).
+    unsafe fn copy(&self, moves: &[FrameMove]) -> Result<(), StorageError>;
+
+    /// Packs frames into `out`: run by run, frame by frame, plane by plane in canonical order, without padding:
+    /// [`packed_bytes`](KvLayout::packed_bytes) a frame. The packed form of a block is the same for every arrangement,
+    /// and for K and V joined or separate.
+    ///
+    /// # Errors
+    /// A run out of range, a buffer of the wrong size.
+    ///
+    /// # Safety
+    /// [The frame rule](#the-frame-rule).
+    unsafe fn pack(&self, runs: &[Run], out: &mut [u8]) -> Result<(), StorageError>;
+
+    /// The inverse of [`pack`](Self::pack). Any bytes are accepted.
+    ///
+    /// # Errors
+    /// A run out of range, runs that overlap, a buffer of the wrong size.
+    ///
+    /// # Safety
+    /// [The frame rule](#the-frame-rule).
+    unsafe fn unpack(&self, runs: &[Run], bytes: &[u8]) -> Result<(), StorageError>;
+
+    /// Fills frames with zero bytes. They are written, not given back: to fault pages in again costs several times as much.
+    ///
+    /// # Errors
+    /// A run out of range, runs that overlap.
+    ///
+    /// # Safety
+    /// [The frame rule](#the-frame-rule).
+    unsafe fn zero(&self, runs: &[Run]) -> Result<(), StorageError>;
+
+    /// Gives the memory of frames back to the system as far as it can be: whole pages, whole mappings. The frames may be
+    /// used again without a further call; until they are written, what they hold is unspecified.
+    ///
+    /// # Errors
+    /// A run out of range, runs that overlap.
+    ///
+    /// # Safety
+    /// [The frame rule](#the-frame-rule).
+    unsafe fn discard(&self, runs: &[Run]) -> Result<(), StorageError>;
+}

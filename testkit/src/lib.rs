@@ -1,1 +1,5 @@
 //! What the tests share: the naive model of a pool, the scalar reference of storage, the conformance suite.
+
+pub mod conformance;
+pub mod rng;
+pub mod scalar;

@@ -1,0 +1,165 @@
+//! Everything that can be refused about a list of slots, moves or runs, before any byte moves.
+//!
+//! The usual lists pass in one sweep: slots and destinations that ascend cannot repeat. Only others are sorted, in a
+//! scratch copy.
+
+use crate::error::StorageError;
+use crate::ids::{FrameId, Run};
+
+use super::FrameMove;
+
+/// Slots to be read: each negative or below `frames * block_tokens`.
+pub(super) fn slots(slots: &[i64], frames: usize, block_tokens: usize) -> Result<(), StorageError> {
+    scan_slots(slots, frames, block_tokens).map(|_| ())
+}
+
+/// Slots to be written: none repeated either.
+pub(super) fn slots_unique(list: &[i64], frames: usize, block_tokens: usize) -> Result<(), StorageError> {
+    if scan_slots(list, frames, block_tokens)? {
+        return Ok(());
+    }
+    let mut scratch: Vec<i64> = list.iter().copied().filter(|&slot| slot >= 0).collect();
+    scratch.sort_unstable();
+    let Some(slot) = scratch.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0]) else {
+        return Ok(());
+    };
+    let mut indices = (0..list.len()).filter(|&index| list[index] == slot);
+    let (first, index) = (indices.next().unwrap_or(0), indices.next().unwrap_or(0));
+    Err(StorageError::SlotRepeated { first, index, slot })
+}
+
+/// Whether the slots that count ascend strictly.
+fn scan_slots(slots: &[i64], frames: usize, block_tokens: usize) -> Result<bool, StorageError> {
+    // Saturating: a limit past i64 refuses no slot, and no such storage can exist.
+    let limit = i64::try_from(frames.saturating_mul(block_tokens)).unwrap_or(i64::MAX);
+    let (mut last, mut ascending) = (-1, true);
+    for (index, &slot) in slots.iter().enumerate() {
+        if slot < 0 {
+            continue;
+        }
+        if slot >= limit {
+            return Err(StorageError::SlotOutOfRange { index, slot, slots: limit });
+        }
+        ascending &= slot > last;
+        last = slot;
+    }
+    Ok(ascending)
+}
+
+/// Moves: frames in range, destinations distinct and none of them a source.
+pub(super) fn moves(moves: &[FrameMove], frames: usize) -> Result<(), StorageError> {
+    for (index, step) in moves.iter().enumerate() {
+        for frame in [step.src, step.dst] {
+            if frame.index() >= frames {
+                return Err(StorageError::FrameOutOfRange { index, frame, frames });
+            }
+        }
+    }
+    let mut scratch: Vec<(FrameId, usize)> =
+        moves.iter().enumerate().map(|(index, step)| (step.dst, index)).collect();
+    if !scratch.is_sorted_by(|a, b| a.0 < b.0) {
+        scratch.sort_unstable();
+    }
+    if let Some([a, b]) = pairs(&scratch).find(|[a, b]| a.0 == b.0) {
+        return Err(StorageError::DestinationRepeated { first: a.1, index: b.1, frame: a.0 });
+    }
+    for (source_index, step) in moves.iter().enumerate() {
+        if let Ok(found) = scratch.binary_search_by_key(&step.src, |&(dst, _)| dst) {
+            let (frame, index) = scratch[found];
+            return Err(StorageError::DestinationIsSource { index, source_index, frame });
+        }
+    }
+    Ok(())
+}
+
+/// Runs to be read: all in range. Returns the frames in them.
+pub(super) fn runs(runs: &[Run], frames: usize) -> Result<usize, StorageError> {
+    let mut count = 0usize;
+    for (index, &run) in runs.iter().enumerate() {
+        if run.start.index() + run.len as usize > frames {
+            return Err(StorageError::RunOutOfRange { index, run, frames });
+        }
+        count = count.saturating_add(run.len as usize);
+    }
+    Ok(count)
+}
+
+/// Runs to be written: no frame in two of them either. Returns the frames in them.
+pub(super) fn runs_disjoint(list: &[Run], frames: usize) -> Result<usize, StorageError> {
+    let count = runs(list, frames)?;
+    let mut scratch: Vec<(Run, usize)> =
+        list.iter().copied().zip(0..).filter(|(run, _)| run.len > 0).collect();
+    if !scratch.is_sorted_by_key(|&(run, _)| run.start) {
+        scratch.sort_unstable_by_key(|&(run, index)| (run.start, index));
+    }
+    if let Some([a, b]) = pairs(&scratch).find(|[a, b]| b.0.start.0 < a.0.end()) {
+        return Err(StorageError::RunsOverlap { first: a.1, second: b.1, frame: b.0.start });
+    }
+    Ok(count)
+}
+
+/// Neighbours.
+fn pairs<T>(list: &[T]) -> impl Iterator<Item = [&T; 2]> {
+    list.windows(2).map(|pair| [&pair[0], &pair[1]])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn run(start: u32, len: u32) -> Run {
+        Run { start: FrameId(start), len }
+    }
+
+    const fn step(src: u32, dst: u32) -> FrameMove {
+        FrameMove::new(FrameId(src), FrameId(dst))
+    }
+
+    #[test]
+    fn slots_name_the_culprit() {
+        assert_eq!(slots_unique(&[-1, 3, -7, 4, 0], 2, 4), Ok(()));
+        assert_eq!(
+            slots_unique(&[1, -1, 8], 2, 4),
+            Err(StorageError::SlotOutOfRange { index: 2, slot: 8, slots: 8 })
+        );
+        assert_eq!(
+            slots_unique(&[5, 1, -1, -1, 5, 1], 2, 4),
+            Err(StorageError::SlotRepeated { first: 1, index: 5, slot: 1 })
+        );
+        assert_eq!(slots(&[5, 1, 5], 2, 4), Ok(()));
+        assert!(slots(&[i64::MAX], 2, 4).is_err());
+        assert_eq!(slots(&[i64::MIN], 2, 4), Ok(()));
+    }
+
+    #[test]
+    fn moves_name_the_culprit() {
+        assert_eq!(moves(&[step(0, 2), step(0, 1)], 3), Ok(()));
+        assert_eq!(
+            moves(&[step(0, 1), step(3, 2)], 3),
+            Err(StorageError::FrameOutOfRange { index: 1, frame: FrameId(3), frames: 3 })
+        );
+        assert_eq!(
+            moves(&[step(0, 2), step(0, 1), step(0, 2)], 3),
+            Err(StorageError::DestinationRepeated { first: 0, index: 2, frame: FrameId(2) })
+        );
+        assert_eq!(
+            moves(&[step(0, 1), step(1, 2)], 3),
+            Err(StorageError::DestinationIsSource { index: 0, source_index: 1, frame: FrameId(1) })
+        );
+        assert!(moves(&[step(1, 1)], 3).is_err());
+    }
+
+    #[test]
+    fn runs_name_the_culprit() {
+        assert_eq!(runs_disjoint(&[run(4, 2), run(0, 4), run(5, 0)], 6), Ok(6));
+        assert_eq!(
+            runs(&[run(0, 2), run(5, 2)], 6),
+            Err(StorageError::RunOutOfRange { index: 1, run: run(5, 2), frames: 6 })
+        );
+        assert!(runs(&[run(u32::MAX, u32::MAX)], 6).is_err());
+        assert_eq!(
+            runs_disjoint(&[run(3, 2), run(0, 4)], 6),
+            Err(StorageError::RunsOverlap { first: 1, second: 0, frame: FrameId(3) })
+        );
+    }
+}

@@ -1,0 +1,251 @@
+//! The host backend: frames in this process's memory, reserved here or adopted from an engine.
+
+use std::any::Any;
+use std::fmt;
+use std::ops::Range;
+
+use crate::error::{GrowError, StorageError};
+use crate::ids::{DeviceId, FRAMES_MAX, Run};
+use crate::sync::{AtomicUsize, Ordering};
+
+use super::adopted::{self, AdoptedPlane};
+use super::elements::{Elements, ElementsMut};
+use super::layout::KvLayout;
+use super::memory::Reservation;
+use super::rows;
+use super::tiles::Tiles;
+use super::{FrameMove, Storage, check};
+
+/// Frames in host memory.
+///
+/// [`new`](Self::new) reserves address space for all frames that there may ever be; physical memory comes as bytes are
+/// written, so that a layer or a frame that nobody stores to costs none. [`adopt`](Self::adopt) takes memory that the
+/// engine allocated.
+pub struct HostStorage {
+    layout: KvLayout,
+    tiles: Tiles,
+    /// Disjoint and ascending: where a caller's buffer must not be.
+    spans: Box<[Range<usize>]>,
+    frames: AtomicUsize,
+    frames_max: usize,
+    memory: Memory,
+}
+
+/// What keeps the bytes where they are.
+enum Memory {
+    Reserved(Reservation),
+    /// Whatever owns the engine's memory; dropped with the storage.
+    Adopted {
+        _owner: Box<dyn Any + Send + Sync>,
+    },
+}
+
+impl HostStorage {
+    /// Reserves memory for `frames_max` frames, `frames` of which are usable at once. All bytes are zero.
+    ///
+    /// # Errors
+    /// [`StorageError::FrameCount`] for zero frames or more than can be addressed, [`StorageError::Layout`] or
+    /// [`StorageError::Memory`] if no address space has room.
+    pub fn new(layout: KvLayout, frames: usize, frames_max: usize) -> Result<Self, StorageError> {
+        check_count(frames, frames_max)?;
+        let table = layout.planes(frames_max)?;
+        let memory = Reservation::new(table.bytes)?;
+        let base = memory.base();
+        // Within the reservation, which is what the table was made for.
+        let tiles = Tiles::new(table.planes.into_iter().map(|plane| (base.wrapping_add(plane.base), plane)));
+        let whole = base.addr()..base.addr() + table.bytes;
+        let frames = AtomicUsize::new(frames);
+        let memory = Memory::Reserved(memory);
+        Ok(Self { layout, tiles, spans: Box::new([whole]), frames, frames_max, memory })
+    }
+
+    /// Takes an engine's own memory, all `frames` of it, as it is. It does not grow, and
+    /// [`discard`](Storage::discard) leaves it alone. `owner` is kept until the storage is dropped: the tensors, a
+    /// reference to them, or `()` if something else sees to it that the memory stays.
+    ///
+    /// # Errors
+    /// A [`StorageError`] that names the plane: too few or too many, null, misaligned, a stride below the tile, past the
+    /// end of the address space, or overlapping another. Planes may interleave if their strides are the same.
+    ///
+    /// # Safety
+    /// For each plane, the `(frames - 1) * frame_stride + tile_bytes` bytes from its base are one allocation, readable,
+    /// writable and initialised; for as long as this storage lives they stay so, and whoever else touches their tiles
+    /// keeps [the frame rule](Storage#the-frame-rule).
+    pub unsafe fn adopt(
+        layout: KvLayout,
+        planes: &[AdoptedPlane],
+        frames: usize,
+        owner: impl Send + Sync + 'static,
+    ) -> Result<Self, StorageError> {
+        check_count(frames, frames)?;
+        let tiles = Tiles::new(adopted::planes(&layout, planes, frames)?.into_iter());
+        let spans = merged(tiles.spans(frames).collect());
+        let memory = Memory::Adopted { _owner: Box::new(owner) };
+        Ok(Self { layout, tiles, spans, frames: AtomicUsize::new(frames), frames_max: frames, memory })
+    }
+
+    /// A caller's buffer must not be part of the frames.
+    fn outside(&self, which: &'static str, buffer: &[u8]) -> Result<(), StorageError> {
+        let bytes = buffer.as_ptr_range();
+        let (start, end) = (bytes.start.addr(), bytes.end.addr());
+        if self.spans.iter().any(|span| start < span.end && span.start < end) {
+            return Err(StorageError::Aliases { which });
+        }
+        Ok(())
+    }
+
+    fn check_rows(
+        &self,
+        layer: usize,
+        k: Elements<'_>,
+        v: Elements<'_>,
+        slots: usize,
+    ) -> Result<(), StorageError> {
+        rows::check_rows(&self.layout, layer, k, v, slots)?;
+        self.outside("k", k.as_bytes())?;
+        self.outside("v", v.as_bytes())
+    }
+
+    fn check_packed(&self, which: &'static str, frames: usize, buffer: &[u8]) -> Result<(), StorageError> {
+        let want = frames.saturating_mul(self.layout.packed_bytes());
+        if buffer.len() != want {
+            return Err(StorageError::BufferLength { got: buffer.len(), want });
+        }
+        self.outside(which, buffer)
+    }
+}
+
+fn check_count(frames: usize, frames_max: usize) -> Result<(), StorageError> {
+    if frames == 0 || frames > frames_max || frames_max > FRAMES_MAX {
+        return Err(StorageError::FrameCount { frames, frames_max, limit: FRAMES_MAX });
+    }
+    Ok(())
+}
+
+/// Ranges that overlap or touch, as one.
+fn merged(mut spans: Vec<Range<usize>>) -> Box<[Range<usize>]> {
+    spans.sort_unstable_by_key(|span| span.start);
+    spans.dedup_by(|next, last| {
+        let joined = next.start <= last.end;
+        if joined {
+            last.end = last.end.max(next.end);
+        }
+        joined
+    });
+    spans.into()
+}
+
+impl fmt::Debug for HostStorage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let adopted = matches!(self.memory, Memory::Adopted { .. });
+        f.debug_struct("HostStorage")
+            .field("layout", &format_args!("{}", self.layout))
+            .field("frames", &self.frames())
+            .field("frames_max", &self.frames_max)
+            .field("adopted", &adopted)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Storage for HostStorage {
+    fn layout(&self) -> &KvLayout {
+        &self.layout
+    }
+
+    fn device(&self) -> DeviceId {
+        DeviceId::Host
+    }
+
+    #[inline]
+    fn frames(&self) -> usize {
+        // Relaxed: the number only bounds a check. Memory for every frame there may be was there from the start, and
+        // whoever uses a frame got it from the floor above, which published it.
+        self.frames.load(Ordering::Relaxed)
+    }
+
+    fn frames_max(&self) -> usize {
+        self.frames_max
+    }
+
+    fn grow(&self, total: usize) -> Result<(), GrowError> {
+        let frames = self.frames();
+        if total > self.frames_max {
+            let asked = total - frames;
+            return Err(GrowError::TooLarge { asked, total: frames, max: self.frames_max });
+        }
+        // Relaxed: as in `frames`. The largest of racing calls stays.
+        self.frames.fetch_max(total, Ordering::Relaxed);
+        Ok(())
+    }
+
+    unsafe fn store(
+        &self,
+        layer: usize,
+        k: Elements<'_>,
+        v: Elements<'_>,
+        slots: &[i64],
+    ) -> Result<(), StorageError> {
+        self.check_rows(layer, k, v, slots.len())?;
+        check::slots_unique(slots, self.frames(), self.layout.block_tokens())?;
+        // SAFETY: all checked but the frame rule, which the caller keeps.
+        unsafe { self.tiles.store(&self.layout, layer, k, v, slots) };
+        Ok(())
+    }
+
+    unsafe fn load(
+        &self,
+        layer: usize,
+        slots: &[i64],
+        k: ElementsMut<'_>,
+        v: ElementsMut<'_>,
+    ) -> Result<(), StorageError> {
+        self.check_rows(layer, k.as_elements(), v.as_elements(), slots.len())?;
+        check::slots(slots, self.frames(), self.layout.block_tokens())?;
+        // SAFETY: all checked but the frame rule, which the caller keeps.
+        unsafe { self.tiles.load(&self.layout, layer, slots, k, v) };
+        Ok(())
+    }
+
+    unsafe fn copy(&self, moves: &[FrameMove]) -> Result<(), StorageError> {
+        check::moves(moves, self.frames())?;
+        // SAFETY: all checked but the frame rule, which the caller keeps.
+        unsafe { self.tiles.copy(moves) };
+        Ok(())
+    }
+
+    unsafe fn pack(&self, runs: &[Run], out: &mut [u8]) -> Result<(), StorageError> {
+        self.check_packed("the packed buffer", check::runs(runs, self.frames())?, out)?;
+        // SAFETY: all checked but the frame rule, which the caller keeps.
+        unsafe { self.tiles.pack(runs, out) };
+        Ok(())
+    }
+
+    unsafe fn unpack(&self, runs: &[Run], bytes: &[u8]) -> Result<(), StorageError> {
+        self.check_packed("the packed buffer", check::runs_disjoint(runs, self.frames())?, bytes)?;
+        // SAFETY: all checked but the frame rule, which the caller keeps.
+        unsafe { self.tiles.unpack(runs, bytes) };
+        Ok(())
+    }
+
+    unsafe fn zero(&self, runs: &[Run]) -> Result<(), StorageError> {
+        check::runs_disjoint(runs, self.frames())?;
+        // SAFETY: all checked but the frame rule, which the caller keeps.
+        unsafe { self.tiles.zero(runs) };
+        Ok(())
+    }
+
+    unsafe fn discard(&self, runs: &[Run]) -> Result<(), StorageError> {
+        check::runs_disjoint(runs, self.frames())?;
+        let Memory::Reserved(memory) = &self.memory else { return Ok(()) };
+        let base = memory.base().addr();
+        self.tiles.each_piece_of(runs, |start, bytes| {
+            let start = start.addr() - base;
+            // SAFETY: the piece holds these runs' bytes only, and the caller holds them alone.
+            unsafe { memory.discard(start..start + bytes) };
+        });
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,100 @@
+use super::*;
+use crate::ids::FrameId;
+use crate::storage::{Arrangement, Dtype};
+
+const fn run(start: u32, len: u32) -> Run {
+    Run { start: FrameId(start), len }
+}
+
+#[test]
+fn counts_are_checked() {
+    let layout = KvLayout::named("tiny").unwrap();
+    for (frames, frames_max) in [(0, 0), (0, 4), (5, 4), (1, FRAMES_MAX + 1)] {
+        let refused = HostStorage::new(layout.clone(), frames, frames_max).unwrap_err();
+        assert_eq!(refused, StorageError::FrameCount { frames, frames_max, limit: FRAMES_MAX });
+    }
+    // More than a process can address, though not more than a number can say.
+    if cfg!(not(miri)) {
+        let huge = KvLayout::named("llama-3.1-405b").unwrap();
+        let refused = HostStorage::new(huge, 1, FRAMES_MAX).unwrap_err();
+        assert!(matches!(refused, StorageError::Memory { .. }), "{refused}");
+    }
+}
+
+#[test]
+fn grows_up_to_the_reservation() {
+    let storage = HostStorage::new(KvLayout::named("tiny").unwrap(), 2, 5).unwrap();
+    assert_eq!(storage.grow(4), Ok(()));
+    assert_eq!(storage.grow(3), Ok(()), "never shrinks");
+    assert_eq!(storage.frames(), 4);
+    assert_eq!(storage.grow(6), Err(GrowError::TooLarge { asked: 2, total: 4, max: 5 }));
+    assert_eq!(storage.grow(5), Ok(()));
+    assert_eq!(storage.frames(), 5);
+}
+
+/// Discarded frames give their pages back and can be used again; their neighbours keep every byte.
+#[test]
+#[cfg_attr(miri, ignore = "Miri knows no mappings")]
+fn discard_spares_the_neighbours() {
+    for arrangement in [Arrangement::LayerFirst, Arrangement::BlockFirst] {
+        // Tiles of 1536 bytes: frames begin and end inside pages.
+        let layout =
+            KvLayout::builder().layers(2).kv_heads(2).head_dim(48).block_tokens(8).dtype(Dtype::Bf16);
+        let layout = layout.arrangement(arrangement).build().unwrap();
+        let block = layout.packed_bytes();
+        let storage = HostStorage::new(layout, 40, 40).unwrap();
+        let bytes: Vec<u8> = (0..40 * block).map(|i| (i % 251) as u8 + 1).collect();
+        let mut back = vec![0; 40 * block];
+        // SAFETY: one thread.
+        unsafe {
+            storage.unpack(&[run(0, 40)], &bytes).unwrap();
+            storage.discard(&[run(7, 20), run(30, 1)]).unwrap();
+            storage.pack(&[run(0, 40)], &mut back).unwrap();
+        }
+        for frame in (0..7).chain(27..30).chain(31..40) {
+            assert_eq!(back[frame * block..][..block], bytes[frame * block..][..block], "frame {frame}");
+        }
+        assert!(back[15 * block..16 * block].iter().filter(|&&byte| byte == 0).count() > block / 2);
+        // SAFETY: one thread.
+        unsafe {
+            storage.unpack(&[run(7, 20)], &bytes[7 * block..27 * block]).unwrap();
+            storage.pack(&[run(7, 20)], &mut back[..20 * block]).unwrap();
+        }
+        assert_eq!(back[..20 * block], bytes[7 * block..27 * block]);
+    }
+}
+
+/// A buffer inside the storage's own memory is refused, whichever way it goes.
+#[test]
+fn buffers_inside_the_frames_are_refused() {
+    let layout = KvLayout::named("tiny").unwrap();
+    let plane = layout.planes(3).unwrap();
+    let mut memory = vec![0u64; plane.bytes / 8];
+    let base = memory.as_mut_ptr().cast::<u8>();
+    let planes: Vec<_> = plane
+        .planes
+        .iter()
+        .map(|plane| AdoptedPlane { base: base.wrapping_add(plane.base), frame_stride: plane.frame_stride })
+        .collect();
+    // SAFETY: the memory outlives the storage, which alone is used while no slice of it is.
+    let storage = unsafe { HostStorage::adopt(layout, &planes, 3, ()) }.unwrap();
+    // SAFETY: initialised, and only looked at for its address.
+    let inside = unsafe { std::slice::from_raw_parts(base, storage.layout().packed_bytes()) };
+    // SAFETY: one thread; the call is refused.
+    let refused = unsafe { storage.unpack(&[run(0, 1)], inside) };
+    assert_eq!(refused, Err(StorageError::Aliases { which: "the packed buffer" }));
+    let row = Elements::new(Dtype::Bf16, &inside[..32]).unwrap();
+    let outside = [0u8; 32];
+    let other = Elements::new(Dtype::Bf16, &outside).unwrap();
+    // SAFETY: as above.
+    assert_eq!(unsafe { storage.store(0, row, other, &[0]) }, Err(StorageError::Aliases { which: "k" }));
+    // SAFETY: as above.
+    assert_eq!(unsafe { storage.store(0, other, row, &[0]) }, Err(StorageError::Aliases { which: "v" }));
+    // SAFETY: one thread.
+    assert_eq!(unsafe { storage.store(0, other, other, &[0]) }, Ok(()));
+}
+
+#[test]
+fn spans_merge() {
+    assert_eq!(*merged(vec![5..6, 0..2, 1..3, 3..4, 8..9, 5..7]), [0..4, 5..7, 8..9]);
+}

@@ -1,0 +1,438 @@
+//! What the bytes of a block are: the shape of K and V, and the order in which it lies in memory.
+//!
+//! ```text
+//! bytes_per_token  == layers * halves * heads * (head_dim * dtype.bytes() + scale_bytes)
+//! bytes_per_block  == sum over planes of tile_bytes, each rounded up to 16
+//! packed_bytes     == block_tokens * bytes_per_token
+//! ```
+//!
+//! `halves` is 2 for K and V, 1 for a latent plane; `scale_bytes` is 4 with dynamic scales and 0 otherwise. In every
+//! usual layout tiles are multiples of 16 bytes, and `bytes_per_block == packed_bytes`.
+
+use std::fmt;
+
+use crate::dtype::Dtype;
+use crate::error::LayoutError;
+
+use super::models;
+use super::planes::{PlaneKind, PlanePart, PlaneTable, TILE_ALIGN};
+
+/// How K and V of one layer lie to each other.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[non_exhaustive]
+pub enum Parts {
+    /// A plane for K and a plane for V.
+    #[default]
+    Separate,
+    /// One plane; a frame's tile holds its K and then its V.
+    Joined,
+    /// One plane of latent vectors (multi-head latent attention): one head, no V. Every tensor-parallel rank keeps
+    /// all of it.
+    Latent,
+}
+
+/// Whether the frames of one layer or the layers of one frame are neighbours in memory.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[non_exhaustive]
+pub enum Arrangement {
+    /// All frames of a layer's K, then of its V, then the next layer: what attention kernels usually take. On the
+    /// host, a layer costs no memory until something is stored or copied there.
+    #[default]
+    LayerFirst,
+    /// All layers of a frame, then the next frame: one contiguous piece a block, for transfers.
+    BlockFirst,
+}
+
+/// How the codes of a quantised dtype stand for values.
+#[derive(Clone, PartialEq, Debug, Default)]
+#[non_exhaustive]
+pub enum Scales {
+    /// `value = code`. The only choice for dtypes that are not quantised.
+    #[default]
+    Unit,
+    /// Static: `value = code * scale[layer][head]`, given once, `[layers][heads]` with the heads of this rank.
+    PerHead {
+        /// For K, or for the latent vector (one a layer).
+        k: Box<[f32]>,
+        /// For V; empty for a latent layout.
+        v: Box<[f32]>,
+    },
+    /// Dynamic: each token and head gets the scale that maps its largest magnitude to the largest code. Scales are f32
+    /// in planes of their own, belong to the block, and travel with it.
+    PerTokenHead,
+}
+
+/// The layout of a pool's blocks on one tensor-parallel rank.
+#[derive(Clone, PartialEq, Debug)]
+pub struct KvLayout {
+    layers: usize,
+    heads: usize,
+    heads_total: usize,
+    tensor_parallel: usize,
+    head_dim: usize,
+    block_tokens: usize,
+    dtype: Dtype,
+    parts: Parts,
+    arrangement: Arrangement,
+    scales: Scales,
+    bytes_per_token: usize,
+    bytes_per_block: usize,
+}
+
+/// Builds a [`KvLayout`]. Layers, KV heads and head dimension must be given; the rest has usual values: 16 tokens a
+/// block, bf16, no tensor parallelism, K and V separate, layer-first.
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct KvLayoutBuilder {
+    layers: usize,
+    heads_total: usize,
+    tensor_parallel: usize,
+    head_dim: usize,
+    block_tokens: usize,
+    dtype: Dtype,
+    parts: Parts,
+    arrangement: Arrangement,
+    scales: Scales,
+}
+
+impl Default for KvLayoutBuilder {
+    fn default() -> Self {
+        Self {
+            layers: 0,
+            heads_total: 0,
+            tensor_parallel: 1,
+            head_dim: 0,
+            block_tokens: 16,
+            dtype: Dtype::default(),
+            parts: Parts::default(),
+            arrangement: Arrangement::default(),
+            scales: Scales::default(),
+        }
+    }
+}
+
+impl KvLayoutBuilder {
+    /// Layers that keep K and V.
+    pub fn layers(mut self, layers: usize) -> Self {
+        self.layers = layers;
+        self
+    }
+
+    /// KV heads of the whole model, over all tensor-parallel ranks.
+    pub fn kv_heads(mut self, heads: usize) -> Self {
+        self.heads_total = heads;
+        self
+    }
+
+    /// Elements of one head of one token.
+    pub fn head_dim(mut self, elements: usize) -> Self {
+        self.head_dim = elements;
+        self
+    }
+
+    /// One latent vector of so many elements a token and layer, in place of K and V: multi-head latent attention. Sets
+    /// one head, and [`Parts::Latent`].
+    pub fn latent(mut self, elements: usize) -> Self {
+        self.heads_total = 1;
+        self.head_dim = elements;
+        self.parts = Parts::Latent;
+        self
+    }
+
+    /// Tokens of one block.
+    pub fn block_tokens(mut self, tokens: usize) -> Self {
+        self.block_tokens = tokens;
+        self
+    }
+
+    /// What an element is kept as.
+    pub fn dtype(mut self, dtype: Dtype) -> Self {
+        self.dtype = dtype;
+        self
+    }
+
+    /// Ranks that share the model's KV heads.
+    pub fn tensor_parallel(mut self, ranks: usize) -> Self {
+        self.tensor_parallel = ranks;
+        self
+    }
+
+    /// How K and V lie to each other.
+    pub fn parts(mut self, parts: Parts) -> Self {
+        self.parts = parts;
+        self
+    }
+
+    /// Layers or blocks first.
+    pub fn arrangement(mut self, arrangement: Arrangement) -> Self {
+        self.arrangement = arrangement;
+        self
+    }
+
+    /// How codes of a quantised dtype stand for values.
+    pub fn scales(mut self, scales: Scales) -> Self {
+        self.scales = scales;
+        self
+    }
+
+    /// The layout.
+    ///
+    /// # Errors
+    /// A [`LayoutError`] that names the field: zero or missing, heads that the ranks cannot divide, scales that do not
+    /// fit, a block that is larger than an address space.
+    pub fn build(self) -> Result<KvLayout, LayoutError> {
+        for (field, value) in [
+            ("layers", self.layers),
+            ("kv_heads", self.heads_total),
+            ("head_dim", self.head_dim),
+            ("block_tokens", self.block_tokens),
+            ("tensor_parallel", self.tensor_parallel),
+        ] {
+            if value == 0 {
+                return Err(LayoutError::Zero { field });
+            }
+        }
+        let latent = self.parts == Parts::Latent;
+        if latent && self.heads_total != 1 {
+            return Err(LayoutError::LatentHeads { kv_heads: self.heads_total });
+        }
+        let ranks = if latent { 1 } else { self.tensor_parallel };
+        if !self.heads_total.is_multiple_of(ranks) {
+            return Err(LayoutError::Indivisible { kv_heads: self.heads_total, tensor_parallel: ranks });
+        }
+        let heads = self.heads_total / ranks;
+        self.check_scales(heads)?;
+
+        let mut layout = KvLayout {
+            layers: self.layers,
+            heads,
+            heads_total: self.heads_total,
+            tensor_parallel: self.tensor_parallel,
+            head_dim: self.head_dim,
+            block_tokens: self.block_tokens,
+            dtype: self.dtype,
+            parts: self.parts,
+            arrangement: self.arrangement,
+            scales: self.scales,
+            bytes_per_token: 0,
+            bytes_per_block: 0,
+        };
+        let (per_token, per_block) = layout.count_bytes().ok_or(LayoutError::TooLarge { what: "a block" })?;
+        (layout.bytes_per_token, layout.bytes_per_block) = (per_token, per_block);
+        Ok(layout)
+    }
+
+    fn check_scales(&self, heads: usize) -> Result<(), LayoutError> {
+        if self.scales != Scales::Unit && !self.dtype.is_quantised() {
+            return Err(LayoutError::UnexpectedScales { dtype: self.dtype });
+        }
+        let Scales::PerHead { k, v } = &self.scales else { return Ok(()) };
+        let want = self.layers.checked_mul(heads).ok_or(LayoutError::TooLarge { what: "a block" })?;
+        let want_v = if self.parts == Parts::Latent { 0 } else { want };
+        for (which, scales, want) in [("k", k, want), ("v", v, want_v)] {
+            if scales.len() != want {
+                return Err(LayoutError::ScaleCount { which, got: scales.len(), want });
+            }
+            // The inverse must be a normal number too: values are multiplied by it.
+            let bad = scales.iter().position(|&s| !(s > 0.0 && s.is_normal() && s.recip().is_normal()));
+            if let Some(index) = bad {
+                let (layer, head) = (index / heads, index % heads);
+                return Err(LayoutError::ScaleValue { which, layer, head, value: scales[index] });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl KvLayout {
+    /// Starts a layout.
+    pub fn builder() -> KvLayoutBuilder {
+        KvLayoutBuilder::default()
+    }
+
+    /// The layout of a well-known model by its name, in bf16 with 16 tokens a block; see [`names`](Self::names).
+    ///
+    /// # Errors
+    /// [`LayoutError::UnknownModel`], which lists the names.
+    pub fn named(name: &str) -> Result<Self, LayoutError> {
+        Self::named_builder(name)?.build()
+    }
+
+    /// The same, open for changes of dtype, block size, ranks and arrangement.
+    ///
+    /// # Errors
+    /// [`LayoutError::UnknownModel`], which lists the names.
+    pub fn named_builder(name: &str) -> Result<KvLayoutBuilder, LayoutError> {
+        models::builder(name).ok_or_else(|| LayoutError::UnknownModel {
+            name: name.to_owned(),
+            known: Self::names().collect::<Vec<_>>().join(", "),
+        })
+    }
+
+    /// The names that [`named`](Self::named) knows.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        models::MODELS.iter().map(|model| model.name)
+    }
+
+    /// Layers that keep K and V.
+    #[inline]
+    pub fn layers(&self) -> usize {
+        self.layers
+    }
+
+    /// KV heads of this rank.
+    #[inline]
+    pub fn kv_heads(&self) -> usize {
+        self.heads
+    }
+
+    /// KV heads of the whole model.
+    #[inline]
+    pub fn kv_heads_total(&self) -> usize {
+        self.heads_total
+    }
+
+    /// Ranks that share the heads.
+    #[inline]
+    pub fn tensor_parallel(&self) -> usize {
+        self.tensor_parallel
+    }
+
+    /// Elements of one head of one token; of the latent vector in a latent layout.
+    #[inline]
+    pub fn head_dim(&self) -> usize {
+        self.head_dim
+    }
+
+    /// Tokens of one block.
+    #[inline]
+    pub fn block_tokens(&self) -> usize {
+        self.block_tokens
+    }
+
+    /// What an element is kept as.
+    #[inline]
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    /// How K and V lie to each other.
+    #[inline]
+    pub fn parts(&self) -> Parts {
+        self.parts
+    }
+
+    /// Layers or blocks first.
+    #[inline]
+    pub fn arrangement(&self) -> Arrangement {
+        self.arrangement
+    }
+
+    /// How codes stand for values.
+    #[inline]
+    pub fn scales(&self) -> &Scales {
+        &self.scales
+    }
+
+    /// Elements of one token's K (or V, or latent vector) in one layer: `kv_heads * head_dim`.
+    #[inline]
+    pub fn row_elements(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Bytes of one token over all layers, scales included, without padding.
+    #[inline]
+    pub fn bytes_per_token(&self) -> usize {
+        self.bytes_per_token
+    }
+
+    /// Bytes of memory that one block takes.
+    #[inline]
+    pub fn bytes_per_block(&self) -> usize {
+        self.bytes_per_block
+    }
+
+    /// Bytes of one block when packed: all of it, scales included, without padding.
+    #[inline]
+    pub fn packed_bytes(&self) -> usize {
+        self.block_tokens * self.bytes_per_token
+    }
+
+    /// Where everything lies in one reservation of at most `frames_max` frames.
+    ///
+    /// # Errors
+    /// [`LayoutError::TooLarge`] if no address space could hold it.
+    pub fn planes(&self, frames_max: usize) -> Result<PlaneTable, LayoutError> {
+        PlaneTable::new(self, frames_max)
+    }
+
+    /// Planes of one layer.
+    #[inline]
+    pub(super) fn planes_per_layer(&self) -> usize {
+        let parts = if self.parts == Parts::Separate { 2 } else { 1 };
+        if self.has_scale_planes() { 2 * parts } else { parts }
+    }
+
+    #[inline]
+    pub(super) fn has_scale_planes(&self) -> bool {
+        self.scales == Scales::PerTokenHead
+    }
+
+    /// Bytes of one token's K (or V, or latent vector) in one layer, in the plane of this kind.
+    #[inline]
+    pub(super) fn row_bytes(&self, kind: PlaneKind) -> usize {
+        match kind {
+            PlaneKind::Values => self.row_elements() * self.dtype.bytes(),
+            PlaneKind::Scales => self.heads * size_of::<f32>(),
+        }
+    }
+
+    /// The planes of any one layer: kind, part and tile bytes, in canonical order.
+    pub(super) fn tiles_of_layer(&self) -> impl Iterator<Item = (PlaneKind, PlanePart, usize)> {
+        let parts: &[PlanePart] = match self.parts {
+            Parts::Separate => &[PlanePart::K, PlanePart::V],
+            Parts::Joined => &[PlanePart::Joined],
+            Parts::Latent => &[PlanePart::Latent],
+        };
+        let kinds: &[PlaneKind] = if self.has_scale_planes() {
+            &[PlaneKind::Values, PlaneKind::Scales]
+        } else {
+            &[PlaneKind::Values]
+        };
+        kinds.iter().flat_map(move |&kind| {
+            parts.iter().map(move |&part| {
+                let halves = if part == PlanePart::Joined { 2 } else { 1 };
+                (kind, part, halves * self.block_tokens * self.row_bytes(kind))
+            })
+        })
+    }
+
+    /// Bytes per token and per block; `None` if either is more than an address space.
+    fn count_bytes(&self) -> Option<(usize, usize)> {
+        let halves = if self.parts == Parts::Latent { 1 } else { 2 };
+        let scale_bytes = if self.has_scale_planes() { size_of::<f32>() } else { 0 };
+        let per_head = self.head_dim.checked_mul(self.dtype.bytes())?.checked_add(scale_bytes)?;
+        let row = self.heads.checked_mul(per_head)?.checked_mul(halves)?;
+        let per_token = self.layers.checked_mul(row)?;
+        let packed = per_token.checked_mul(self.block_tokens)?;
+        // From here on no tile can overflow: each is smaller than the packed block.
+        let padding = self.layers.checked_mul(self.planes_per_layer())?.checked_mul(TILE_ALIGN)?;
+        packed.checked_add(padding).filter(|&bytes| bytes <= isize::MAX as usize)?;
+        let layer: usize = self.tiles_of_layer().map(|(.., tile)| tile.next_multiple_of(TILE_ALIGN)).sum();
+        Some((per_token, self.layers * layer))
+    }
+}
+
+impl fmt::Display for KvLayout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { layers, heads, head_dim, block_tokens, dtype, .. } = self;
+        match self.parts {
+            Parts::Latent => write!(f, "{layers} layers x latent {head_dim}")?,
+            _ => write!(f, "{layers} layers x {heads} KV heads x {head_dim}")?,
+        }
+        write!(f, ", {dtype}, {block_tokens} tokens and {} bytes a block", self.bytes_per_block)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,128 @@
+use super::*;
+
+fn tiny() -> KvLayoutBuilder {
+    KvLayout::named_builder("tiny").unwrap()
+}
+
+#[test]
+fn known_sizes() {
+    let qwen = KvLayout::named("qwen2.5-7b").unwrap();
+    assert_eq!((qwen.bytes_per_token(), qwen.bytes_per_block()), (56 << 10, 896 << 10));
+    let llama = KvLayout::named_builder("llama-3.1-70b").unwrap().tensor_parallel(8).build().unwrap();
+    assert_eq!((llama.kv_heads(), llama.kv_heads_total()), (1, 8));
+    assert_eq!(llama.bytes_per_token(), 80 * 2 * 128 * 2);
+    let deepseek = KvLayout::named_builder("deepseek-v3").unwrap().tensor_parallel(8).build().unwrap();
+    assert_eq!(deepseek.bytes_per_token(), 61 * 576 * 2, "a latent plane is not divided");
+    assert_eq!(deepseek.planes(10).unwrap().planes.len(), 61);
+    for name in KvLayout::names() {
+        let layout = KvLayout::named(name).unwrap();
+        assert_eq!(layout.packed_bytes(), layout.bytes_per_block(), "{name} needs no padding");
+    }
+}
+
+#[test]
+fn dynamic_scales_are_counted() {
+    let layout = tiny().dtype(Dtype::Int8).scales(Scales::PerTokenHead).build().unwrap();
+    assert_eq!(layout.bytes_per_token(), 2 * 2 * 2 * (8 + 4));
+    assert_eq!(layout.planes(3).unwrap().planes.len(), 8);
+}
+
+#[test]
+fn bad_fields_are_named() {
+    let whole = || KvLayout::builder().layers(1).kv_heads(1).head_dim(1);
+    for (builder, field) in [
+        (whole().layers(0), "layers"),
+        (whole().kv_heads(0), "kv_heads"),
+        (whole().head_dim(0), "head_dim"),
+        (whole().block_tokens(0), "block_tokens"),
+        (whole().tensor_parallel(0), "tensor_parallel"),
+        (KvLayout::builder(), "layers"),
+    ] {
+        assert_eq!(builder.build(), Err(LayoutError::Zero { field }));
+    }
+    assert_eq!(
+        whole().kv_heads(8).tensor_parallel(3).build(),
+        Err(LayoutError::Indivisible { kv_heads: 8, tensor_parallel: 3 })
+    );
+    assert!(matches!(whole().kv_heads(4).tensor_parallel(8).build(), Err(LayoutError::Indivisible { .. })));
+    assert_eq!(
+        whole().kv_heads(2).parts(Parts::Latent).build(),
+        Err(LayoutError::LatentHeads { kv_heads: 2 })
+    );
+    assert!(matches!(KvLayout::named("gpt-17"), Err(LayoutError::UnknownModel { .. })));
+    assert!(matches!("fp7".parse::<Dtype>(), Err(LayoutError::UnknownDtype { .. })));
+    for dtype in Dtype::ALL {
+        assert_eq!(dtype.to_string().parse(), Ok(dtype));
+    }
+}
+
+#[test]
+fn bad_scales_are_named() {
+    let scales = |k: &[f32], v: &[f32]| Scales::PerHead { k: k.into(), v: v.into() };
+    assert_eq!(
+        tiny().scales(Scales::PerTokenHead).build(),
+        Err(LayoutError::UnexpectedScales { dtype: Dtype::Bf16 })
+    );
+    let int8 = || tiny().dtype(Dtype::Int8);
+    assert!(int8().scales(scales(&[1.0; 4], &[0.5; 4])).build().is_ok());
+    assert_eq!(
+        int8().scales(scales(&[1.0; 4], &[0.5; 3])).build(),
+        Err(LayoutError::ScaleCount { which: "v", got: 3, want: 4 })
+    );
+    for value in [0.0, -1.0, 1e-44, f32::INFINITY, 3e38] {
+        assert_eq!(
+            int8().scales(scales(&[1.0, 1.0, 1.0, value], &[0.5; 4])).build(),
+            Err(LayoutError::ScaleValue { which: "k", layer: 1, head: 1, value })
+        );
+    }
+    assert!(int8().scales(scales(&[f32::NAN; 4], &[0.5; 4])).build().is_err());
+    let latent = KvLayout::builder().layers(2).latent(8).dtype(Dtype::Fp8E4M3);
+    assert!(latent.clone().scales(scales(&[1.0; 2], &[])).build().is_ok());
+    assert!(latent.scales(scales(&[1.0; 2], &[1.0; 2])).build().is_err());
+}
+
+#[test]
+fn absurd_sizes_are_refused() {
+    let huge = usize::MAX / 4;
+    let too_large = Err(LayoutError::TooLarge { what: "a block" });
+    let whole = || KvLayout::builder().layers(1).kv_heads(1).head_dim(1);
+    for builder in [
+        whole().layers(huge),
+        whole().kv_heads(huge),
+        whole().head_dim(huge),
+        whole().block_tokens(huge),
+        whole().layers(1 << 31).kv_heads(1 << 31).head_dim(1 << 31),
+        whole().layers(huge).kv_heads(huge).head_dim(huge).block_tokens(huge),
+        whole().dtype(Dtype::Int8).layers(huge).scales(Scales::PerTokenHead),
+    ] {
+        assert_eq!(builder.build(), too_large);
+    }
+    for arrangement in [Arrangement::LayerFirst, Arrangement::BlockFirst] {
+        let layout = whole().arrangement(arrangement).build().unwrap();
+        assert_eq!(layout.planes(usize::MAX / 8), Err(LayoutError::TooLarge { what: "the reservation" }));
+    }
+}
+
+/// No two tiles of a table share a byte, all lie inside, and all are aligned.
+#[test]
+fn tiles_never_overlap() {
+    for arrangement in [Arrangement::LayerFirst, Arrangement::BlockFirst] {
+        for parts in [Parts::Separate, Parts::Joined] {
+            for (head_dim, block_tokens) in [(8, 4), (3, 1), (5, 7), (128, 16)] {
+                let layout = tiny().head_dim(head_dim).block_tokens(block_tokens).dtype(Dtype::Int8);
+                let layout = layout.arrangement(arrangement).parts(parts).scales(Scales::PerTokenHead);
+                let layout = layout.build().unwrap();
+                let table = layout.planes(6).unwrap();
+                let mut tiles: Vec<_> = (table.planes.iter())
+                    .flat_map(|p| (0..6).map(|f| (p.base + f * p.frame_stride, p.tile_bytes)))
+                    .collect();
+                tiles.sort_unstable();
+                assert!(tiles.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0));
+                assert!(tiles.iter().all(|tile| tile.0 % TILE_ALIGN == 0));
+                assert!(tiles.last().is_some_and(|last| last.0 + last.1 <= table.bytes));
+                let packed: usize = table.planes.iter().map(|plane| plane.tile_bytes).sum();
+                assert_eq!(packed, layout.packed_bytes());
+            }
+        }
+    }
+}

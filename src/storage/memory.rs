@@ -1,0 +1,131 @@
+//! One reservation of address space that holds every frame there may ever be.
+//!
+//! Its base never moves, so that pointers and descriptors made from it stay good while the pool grows. Physical memory
+//! comes page by page as bytes are first written (huge pages where the system has any), all zeros, and goes back by
+//! [`discard`](Reservation::discard). Under Miri, which knows no mappings, it is a zeroed allocation.
+
+use crate::error::StorageError;
+
+pub(super) use imp::Reservation;
+
+#[cfg(not(miri))]
+mod imp {
+    use std::ops::Range;
+
+    use memmap2::{MmapOptions, MmapRaw};
+
+    use super::super::planes::HUGE_PAGE;
+    use super::StorageError;
+
+    /// Zeroed memory, committed as it is touched.
+    #[derive(Debug)]
+    pub(in crate::storage) struct Reservation {
+        map: MmapRaw,
+        /// Where the used part begins in the mapping: on a huge page, if the whole is that large.
+        offset: usize,
+    }
+
+    impl Reservation {
+        pub(in crate::storage) fn new(bytes: usize) -> Result<Self, StorageError> {
+            let failed = |reason| StorageError::Memory { bytes, reason };
+            let slack = if bytes >= HUGE_PAGE { HUGE_PAGE } else { 0 };
+            let len = bytes.checked_add(slack).ok_or(failed(std::io::ErrorKind::OutOfMemory))?;
+            let map = MmapOptions::new()
+                .len(len.max(1))
+                .no_reserve_swap()
+                .map_anon()
+                .map_err(|error| failed(error.kind()))?;
+            let map = MmapRaw::from(map);
+            let offset = if slack == 0 { 0 } else { map.as_ptr().align_offset(HUGE_PAGE) };
+            // Advice only: a kernel without huge pages says no, and small pages do.
+            #[cfg(target_os = "linux")]
+            let _ = map.advise(memmap2::Advice::HugePage);
+            Ok(Self { map, offset })
+        }
+
+        #[inline]
+        pub(in crate::storage) fn base(&self) -> *mut u8 {
+            // SAFETY: the offset is inside the mapping, which is longer than what is used by a huge page.
+            unsafe { self.map.as_mut_ptr().add(self.offset) }
+        }
+
+        /// Gives back the whole pages of a range of bytes, counted from the base; they read as zeros afterwards.
+        ///
+        /// # Safety
+        /// Nobody else reads or writes these bytes meanwhile.
+        pub(in crate::storage) unsafe fn discard(&self, range: Range<usize>) {
+            #[cfg(target_os = "linux")]
+            {
+                let page = page_size();
+                // The mapping starts on a page, and the base on a page or a huge page.
+                let start = (self.offset + range.start).next_multiple_of(page);
+                let end = (self.offset + range.end) / page * page;
+                if start < end {
+                    // SAFETY: only whole pages inside the range, which the caller holds alone. Failure keeps the
+                    // bytes as they are, which is allowed.
+                    let _ = unsafe {
+                        self.map.unchecked_advise_range(
+                            memmap2::UncheckedAdvice::DontNeed,
+                            start,
+                            end - start,
+                        )
+                    };
+                }
+            }
+            #[cfg(not(target_os = "linux"))]
+            let _ = range;
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    fn page_size() -> usize {
+        // SAFETY: a query without arguments in memory.
+        let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+        usize::try_from(page).unwrap_or(HUGE_PAGE)
+    }
+}
+
+#[cfg(miri)]
+mod imp {
+    use std::alloc::{Layout, alloc_zeroed, dealloc};
+    use std::ops::Range;
+
+    use super::StorageError;
+
+    /// Zeroed memory.
+    #[derive(Debug)]
+    pub(in crate::storage) struct Reservation {
+        base: *mut u8,
+        layout: Layout,
+    }
+
+    // SAFETY: an owned allocation; its bytes are only touched under the frame rule.
+    unsafe impl Send for Reservation {}
+    // SAFETY: as above.
+    unsafe impl Sync for Reservation {}
+
+    impl Reservation {
+        pub(in crate::storage) fn new(bytes: usize) -> Result<Self, StorageError> {
+            let failed = StorageError::Memory { bytes, reason: std::io::ErrorKind::OutOfMemory };
+            let layout = Layout::from_size_align(bytes.max(1), 64).map_err(|_| failed.clone())?;
+            // SAFETY: the size is not zero.
+            let base = unsafe { alloc_zeroed(layout) };
+            if base.is_null() { Err(failed) } else { Ok(Self { base, layout }) }
+        }
+
+        pub(in crate::storage) fn base(&self) -> *mut u8 {
+            self.base
+        }
+
+        /// # Safety
+        /// As with a mapping.
+        pub(in crate::storage) unsafe fn discard(&self, _range: Range<usize>) {}
+    }
+
+    impl Drop for Reservation {
+        fn drop(&mut self) {
+            // SAFETY: allocated above with this layout.
+            unsafe { dealloc(self.base, self.layout) };
+        }
+    }
+}

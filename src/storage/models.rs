@@ -1,0 +1,55 @@
+//! Layouts of well-known models, as their published configurations give them.
+
+use super::layout::{KvLayout, KvLayoutBuilder};
+
+/// A model's name and the shape of its KV cache.
+pub(super) struct Model {
+    pub(super) name: &'static str,
+    layers: usize,
+    shape: Shape,
+    block_tokens: usize,
+}
+
+enum Shape {
+    Heads { kv_heads: usize, head_dim: usize },
+    Latent { elements: usize },
+}
+
+const fn heads(name: &'static str, layers: usize, kv_heads: usize, head_dim: usize) -> Model {
+    Model { name, layers, shape: Shape::Heads { kv_heads, head_dim }, block_tokens: 16 }
+}
+
+/// The latent vector and the rotary part of K beside it, which every head shares.
+const fn latent(name: &'static str, layers: usize, lora_rank: usize, rope_dim: usize) -> Model {
+    Model { name, layers, shape: Shape::Latent { elements: lora_rank + rope_dim }, block_tokens: 16 }
+}
+
+pub(super) const MODELS: &[Model] = &[
+    Model { block_tokens: 4, ..heads("tiny", 2, 2, 8) },
+    heads("opt-125m", 12, 12, 64),
+    heads("qwen2.5-0.5b", 24, 2, 64),
+    heads("qwen2.5-7b", 28, 4, 128),
+    heads("qwen2.5-72b", 80, 8, 128),
+    heads("qwen3-8b", 36, 8, 128),
+    heads("qwen3-32b", 64, 8, 128),
+    heads("qwen3-30b-a3b", 48, 4, 128),
+    heads("qwen3-235b-a22b", 94, 4, 128),
+    heads("llama-3.2-1b", 16, 8, 64),
+    heads("llama-3.1-8b", 32, 8, 128),
+    heads("llama-3.1-70b", 80, 8, 128),
+    heads("llama-3.1-405b", 126, 8, 128),
+    heads("mistral-7b", 32, 8, 128),
+    heads("mixtral-8x7b", 32, 8, 128),
+    heads("gemma-2-9b", 42, 8, 256),
+    latent("deepseek-v2-lite", 27, 512, 64),
+    latent("deepseek-v3", 61, 512, 64),
+];
+
+pub(super) fn builder(name: &str) -> Option<KvLayoutBuilder> {
+    let model = MODELS.iter().find(|model| model.name == name)?;
+    let builder = KvLayout::builder().layers(model.layers).block_tokens(model.block_tokens);
+    Some(match model.shape {
+        Shape::Heads { kv_heads, head_dim } => builder.kv_heads(kv_heads).head_dim(head_dim),
+        Shape::Latent { elements } => builder.latent(elements),
+    })
+}

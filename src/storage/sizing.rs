@@ -1,0 +1,143 @@
+//! How many frames the memory holds.
+
+use crate::error::SizingError;
+use crate::ids::FRAMES_MAX;
+
+use super::layout::KvLayout;
+
+/// How many frames a pool should have: said outright, or found from memory.
+#[derive(Clone, Copy, PartialEq, Debug)]
+#[non_exhaustive]
+pub enum Sizing {
+    /// So many, the null block's frame among them.
+    Frames(usize),
+    /// What a share of the memory that was free before the model was loaded leaves beside it:
+    /// `(ratio * free_before - model_bytes) / bytes_per_block`.
+    Memory {
+        /// The share of the free memory that model and frames may take together, in `(0, 1]`.
+        ratio: f64,
+        /// Bytes free before the model was loaded.
+        free_before: u64,
+        /// Bytes that the model takes: weights, activations, graphs.
+        model_bytes: u64,
+    },
+}
+
+impl Sizing {
+    /// The number of frames, the null block's frame among them. Memory for more than [`FRAMES_MAX`] frames gives that
+    /// many.
+    ///
+    /// # Errors
+    /// [`SizingError::Ratio`], [`SizingError::TooFew`] below `frames_min`, [`SizingError::TooMany`] if more are asked
+    /// for outright than a pool addresses.
+    pub fn frames(&self, layout: &KvLayout, frames_min: usize) -> Result<usize, SizingError> {
+        let bytes_per_block = layout.bytes_per_block() as u64;
+        let (frames, bytes) = match *self {
+            Self::Frames(frames) if frames > FRAMES_MAX => {
+                return Err(SizingError::TooMany { frames, max: FRAMES_MAX });
+            }
+            Self::Frames(frames) => (frames, bytes_per_block.saturating_mul(frames as u64)),
+            Self::Memory { ratio, free_before, model_bytes } => {
+                if !(ratio > 0.0 && ratio <= 1.0) {
+                    return Err(SizingError::Ratio { ratio });
+                }
+                // The cast cuts; a float holds such sizes to the byte up to 8 PiB.
+                let bytes = ((ratio * free_before as f64) as u64).saturating_sub(model_bytes);
+                let frames = usize::try_from(bytes / bytes_per_block).unwrap_or(usize::MAX);
+                (frames.min(FRAMES_MAX), bytes)
+            }
+        };
+        if frames < frames_min.max(1) {
+            return Err(SizingError::TooFew { frames, bytes, min: frames_min.max(1) });
+        }
+        Ok(frames)
+    }
+}
+
+/// The least free memory of all tensor-parallel ranks, in bytes: what every rank sizes its pool by, so that they all
+/// have the same number of frames. Ranks must have about the same: within `tolerance`, a share of the most.
+///
+/// # Errors
+/// [`SizingError::NoRanks`], [`SizingError::Tolerance`], or [`SizingError::Unbalanced`], which names the rank.
+pub fn check_balance(free_by_rank: &[u64], tolerance: f64) -> Result<u64, SizingError> {
+    if !(0.0..1.0).contains(&tolerance) {
+        return Err(SizingError::Tolerance { tolerance });
+    }
+    let ranks = || free_by_rank.iter().copied().zip(0..);
+    let (Some((free, rank)), Some((most, most_rank))) = (ranks().min(), ranks().max()) else {
+        return Err(SizingError::NoRanks);
+    };
+    if (free as f64) < most as f64 * (1.0 - tolerance) {
+        return Err(SizingError::Unbalanced { rank, free, most_rank, most, tolerance });
+    }
+    Ok(free)
+}
+
+/// Bytes of host memory that could be had now without swapping; `None` where the system does not say. A container's own
+/// limit is not looked at.
+pub fn host_free_bytes() -> Option<u64> {
+    available(&std::fs::read_to_string("/proc/meminfo").ok()?)
+}
+
+/// `MemAvailable` of a meminfo text.
+fn available(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn memory(ratio: f64, free_before: u64, model_bytes: u64) -> Sizing {
+        Sizing::Memory { ratio, free_before, model_bytes }
+    }
+
+    #[test]
+    fn frames_from_memory() {
+        let layout = KvLayout::named("qwen2.5-7b").unwrap();
+        assert_eq!(layout.bytes_per_block(), 896 << 10);
+        let frames = memory(0.9, 80_000_000_000, 16_000_000_000).frames(&layout, 2);
+        assert_eq!(frames, Ok(56_000_000_000 / (896 << 10)));
+        assert_eq!(memory(1.0, u64::MAX, 0).frames(&layout, 2), Ok(FRAMES_MAX));
+        assert_eq!(Sizing::Frames(77).frames(&layout, 2), Ok(77));
+    }
+
+    #[test]
+    fn sizes_that_cannot_be() {
+        let layout = KvLayout::named("qwen2.5-7b").unwrap();
+        for ratio in [0.0, -1.0, 1.01, f64::NAN, f64::INFINITY] {
+            assert!(matches!(memory(ratio, 1 << 40, 0).frames(&layout, 1), Err(SizingError::Ratio { .. })));
+        }
+        let few = memory(0.5, 2 << 20, 0).frames(&layout, 2);
+        assert_eq!(few, Err(SizingError::TooFew { frames: 1, bytes: 1 << 20, min: 2 }));
+        assert!(matches!(memory(0.5, 1 << 30, 1 << 30).frames(&layout, 0), Err(SizingError::TooFew { .. })));
+        assert!(matches!(Sizing::Frames(0).frames(&layout, 0), Err(SizingError::TooFew { .. })));
+        assert!(matches!(
+            Sizing::Frames(FRAMES_MAX + 1).frames(&layout, 0),
+            Err(SizingError::TooMany { .. })
+        ));
+    }
+
+    #[test]
+    fn ranks_are_about_equal() {
+        assert_eq!(check_balance(&[100, 95, 99], 0.1), Ok(95));
+        assert_eq!(check_balance(&[7], 0.0), Ok(7));
+        assert_eq!(check_balance(&[0, 0], 0.0), Ok(0));
+        assert_eq!(
+            check_balance(&[100, 80, 99], 0.1),
+            Err(SizingError::Unbalanced { rank: 1, free: 80, most_rank: 0, most: 100, tolerance: 0.1 })
+        );
+        assert_eq!(check_balance(&[], 0.1), Err(SizingError::NoRanks));
+        assert!(matches!(check_balance(&[1], f64::NAN), Err(SizingError::Tolerance { .. })));
+        assert!(matches!(check_balance(&[1], 1.0), Err(SizingError::Tolerance { .. })));
+    }
+
+    #[test]
+    fn meminfo_is_read() {
+        assert_eq!(available("MemTotal: 9 kB\nMemAvailable:   24291408 kB\n"), Some(24_291_408 * 1024));
+        for text in ["", "MemAvailable: x kB", "MemAvailable: 1", "MemAvailable: 99999999999999999999 kB"] {
+            assert_eq!(available(text), None, "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,372 @@
+//! The routines that move bytes. They know addresses, strides and sizes; the order of layers and blocks is in the table.
+//!
+//! Two views of the same memory:
+//! - *tiles*, for rows of single tokens: one base, stride and size a plane;
+//! - *extents*, for whole frames: planes whose tiles touch are one extent, so that a block-first frame is one copy, and
+//!   the neighbouring frames of a run are one copy per extent wherever nothing lies between them.
+//!
+//! Everything here has been checked by [`check`](super::check); what is left is the frame rule.
+
+use std::ops::Range;
+
+use crate::ids::Run;
+
+use super::FrameMove;
+use super::elements::{Elements, ElementsMut};
+use super::layout::{KvLayout, Parts, Scales};
+use super::planes::{Plane, PlaneKind};
+use super::quant::{self, RowScales};
+
+/// A plane's place in this process.
+#[derive(Clone, Copy, Debug)]
+struct Tile {
+    base: *mut u8,
+    frame_stride: usize,
+    bytes: usize,
+}
+
+impl Tile {
+    /// Where a frame's tile starts.
+    ///
+    /// # Safety
+    /// The frame exists.
+    #[inline]
+    unsafe fn of(&self, frame: usize) -> *mut u8 {
+        // SAFETY: frames that exist lie within the plane.
+        unsafe { self.base.add(frame * self.frame_stride) }
+    }
+}
+
+/// K or V.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Half {
+    K,
+    V,
+}
+
+/// Consecutive slots of one frame, and the rows of the caller's buffer that belong to them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Rows {
+    index: usize,
+    frame: usize,
+    offset: usize,
+    len: usize,
+}
+
+/// The memory of all frames, by plane.
+#[derive(Debug)]
+pub(super) struct Tiles {
+    planes: Box<[Tile]>,
+    extents: Box<[Tile]>,
+}
+
+// SAFETY: the addresses are only followed in the unsafe functions below, whose callers keep the frame rule.
+unsafe impl Send for Tiles {}
+// SAFETY: as above.
+unsafe impl Sync for Tiles {}
+
+impl Tiles {
+    /// From the planes' addresses, in the layout's order.
+    pub(super) fn new(planes: impl Iterator<Item = (*mut u8, Plane)>) -> Self {
+        let planes: Box<[Tile]> = planes
+            .map(|(base, plane)| Tile { base, frame_stride: plane.frame_stride, bytes: plane.tile_bytes })
+            .collect();
+        let mut extents: Vec<Tile> = Vec::new();
+        for &tile in &planes {
+            match extents.last_mut() {
+                Some(last)
+                    if last.frame_stride == tile.frame_stride
+                        && last.base.wrapping_add(last.bytes).addr() == tile.base.addr()
+                        && last.bytes + tile.bytes <= last.frame_stride =>
+                {
+                    last.bytes += tile.bytes;
+                }
+                _ => extents.push(tile),
+            }
+        }
+        Self { planes, extents: extents.into() }
+    }
+
+    /// The addresses that the first `frames` frames span, extent by extent.
+    pub(super) fn spans(&self, frames: usize) -> impl Iterator<Item = Range<usize>> {
+        self.extents.iter().map(move |extent| {
+            let start = extent.base.addr();
+            start..start + (frames - 1) * extent.frame_stride + extent.bytes
+        })
+    }
+
+    /// Where one token's row of K or V begins in a frame's tile: the plane, and the offset in the tile.
+    #[inline]
+    fn lane(&self, layout: &KvLayout, layer: usize, kind: PlaneKind, half: Half) -> (Tile, usize) {
+        let separate = layout.parts() == Parts::Separate;
+        let parts = if separate { 2 } else { 1 };
+        let kind_at = if kind == PlaneKind::Scales { parts } else { 0 };
+        let part_at = usize::from(separate && half == Half::V);
+        let offset = match half {
+            Half::V if !separate => layout.block_tokens() * layout.row_bytes(kind),
+            _ => 0,
+        };
+        (self.planes[layer * layout.planes_per_layer() + kind_at + part_at], offset)
+    }
+
+    /// # Safety
+    /// The layer and the slots exist, `k` and `v` have one row a slot, of the layout's dtype or of one that it converts;
+    /// the frame rule.
+    pub(super) unsafe fn store(
+        &self,
+        layout: &KvLayout,
+        layer: usize,
+        k: Elements<'_>,
+        v: Elements<'_>,
+        slots: &[i64],
+    ) {
+        for (half, source) in [(Half::K, k), (Half::V, v)].into_iter().take(halves(layout)) {
+            let (tile, lane) = self.lane(layout, layer, PlaneKind::Values, half);
+            let row_bytes = layout.row_bytes(PlaneKind::Values);
+            // Only a quantised layout lets another dtype through.
+            if source.dtype() == layout.dtype() {
+                for rows in rows_of(slots, layout.block_tokens()) {
+                    let from = source.as_bytes()[rows.index * row_bytes..][..rows.len * row_bytes].as_ptr();
+                    // SAFETY: the rows lie within the tile of a frame that exists and that the caller holds; the
+                    // buffer was found to lie elsewhere.
+                    unsafe {
+                        let to = tile.of(rows.frame).add(lane + rows.offset * row_bytes);
+                        from.copy_to_nonoverlapping(to, rows.len * row_bytes);
+                    }
+                }
+                continue;
+            }
+            let mut scratch = vec![0f32; layout.head_dim()];
+            for rows in rows_of(slots, layout.block_tokens()) {
+                for row in 0..rows.len {
+                    // SAFETY: as above; a row is held by the caller alone, and so is its scale row.
+                    unsafe {
+                        let offset = rows.offset + row;
+                        let scales = self.row_scales(layout, layer, half, rows.frame, offset);
+                        let to = tile.of(rows.frame).add(lane + offset * row_bytes);
+                        let codes = std::slice::from_raw_parts_mut(to, row_bytes);
+                        let first = (rows.index + row) * layout.row_elements();
+                        quant::store_row(layout.dtype(), source, first, &scales, &mut scratch, codes);
+                    }
+                }
+            }
+        }
+    }
+
+    /// # Safety
+    /// As for [`store`](Self::store).
+    pub(super) unsafe fn load(
+        &self,
+        layout: &KvLayout,
+        layer: usize,
+        slots: &[i64],
+        k: ElementsMut<'_>,
+        v: ElementsMut<'_>,
+    ) {
+        for (half, mut target) in [(Half::K, k), (Half::V, v)].into_iter().take(halves(layout)) {
+            let (tile, lane) = self.lane(layout, layer, PlaneKind::Values, half);
+            let row_bytes = layout.row_bytes(PlaneKind::Values);
+            if target.as_elements().dtype() == layout.dtype() {
+                for rows in rows_of(slots, layout.block_tokens()) {
+                    let to = &mut target.as_bytes_mut()[rows.index * row_bytes..][..rows.len * row_bytes];
+                    // SAFETY: as in `store`.
+                    unsafe {
+                        let from = tile.of(rows.frame).add(lane + rows.offset * row_bytes);
+                        from.copy_to_nonoverlapping(to.as_mut_ptr(), to.len());
+                    }
+                }
+                continue;
+            }
+            let mut scratch = vec![0f32; layout.head_dim()];
+            for rows in rows_of(slots, layout.block_tokens()) {
+                for row in 0..rows.len {
+                    // SAFETY: as in `store`; nobody writes the row meanwhile.
+                    unsafe {
+                        let offset = rows.offset + row;
+                        let scales = self.row_scales(layout, layer, half, rows.frame, offset);
+                        let from = tile.of(rows.frame).add(lane + offset * row_bytes);
+                        let codes = std::slice::from_raw_parts(from, row_bytes);
+                        let first = (rows.index + row) * layout.row_elements();
+                        quant::load_row(layout.dtype(), codes, &scales, &mut scratch, &mut target, first);
+                    }
+                }
+            }
+        }
+    }
+
+    /// # Safety
+    /// The layer, the frame and the offset exist.
+    unsafe fn row_scales<'a>(
+        &self,
+        layout: &'a KvLayout,
+        layer: usize,
+        half: Half,
+        frame: usize,
+        offset: usize,
+    ) -> RowScales<'a> {
+        match layout.scales() {
+            Scales::Unit => RowScales::Unit,
+            Scales::PerHead { k, v } => {
+                let scales = if half == Half::K { k } else { v };
+                RowScales::PerHead(&scales[layer * layout.kv_heads()..][..layout.kv_heads()])
+            }
+            Scales::PerTokenHead => {
+                let (tile, lane) = self.lane(layout, layer, PlaneKind::Scales, half);
+                // SAFETY: the scale tile has a row for each token of the block.
+                RowScales::InTile(unsafe {
+                    tile.of(frame).add(lane + offset * layout.row_bytes(PlaneKind::Scales))
+                })
+            }
+        }
+    }
+
+    /// # Safety
+    /// The frames exist, no destination is another's destination or a source; the frame rule.
+    pub(super) unsafe fn copy(&self, moves: &[FrameMove]) {
+        for extent in &self.extents {
+            for (step, len) in joined_moves(moves) {
+                // SAFETY: frames that exist and that the caller holds. Sources and destinations are distinct, and
+                // joined moves step through both alike, so that the two pieces cannot overlap.
+                unsafe {
+                    let (from, to) = (extent.of(step.src.index()), extent.of(step.dst.index()));
+                    each_piece(extent, len, |at, bytes| {
+                        from.add(at).copy_to_nonoverlapping(to.add(at), bytes)
+                    });
+                }
+            }
+        }
+    }
+
+    /// # Safety
+    /// The frames exist, `out` has room for them all; the frame rule.
+    pub(super) unsafe fn pack(&self, runs: &[Run], out: &mut [u8]) {
+        let mut rest = out;
+        self.each_packed(runs, |from, bytes| {
+            let (to, after) = std::mem::take(&mut rest).split_at_mut(bytes);
+            // SAFETY: a piece of frames that exist and that nobody writes; the buffer was found to lie elsewhere.
+            unsafe { from.copy_to_nonoverlapping(to.as_mut_ptr(), bytes) };
+            rest = after;
+        });
+    }
+
+    /// # Safety
+    /// The frames exist, none is named twice, `packed` has the bytes of them all; the frame rule.
+    pub(super) unsafe fn unpack(&self, runs: &[Run], packed: &[u8]) {
+        let mut rest = packed;
+        self.each_packed(runs, |to, bytes| {
+            let (from, after) = rest.split_at(bytes);
+            // SAFETY: a piece of frames that exist and that the caller holds; the buffer was found to lie elsewhere.
+            unsafe { to.copy_from_nonoverlapping(from.as_ptr(), bytes) };
+            rest = after;
+        });
+    }
+
+    /// # Safety
+    /// The frames exist; the frame rule.
+    pub(super) unsafe fn zero(&self, runs: &[Run]) {
+        for extent in &self.extents {
+            for run in runs.iter().filter(|run| run.len > 0) {
+                // SAFETY: frames that exist and that the caller holds.
+                unsafe {
+                    let start = extent.of(run.start.index());
+                    each_piece(extent, run.len as usize, |at, bytes| start.add(at).write_bytes(0, bytes));
+                }
+            }
+        }
+    }
+
+    /// The contiguous pieces of memory, frames side by side included, that hold these runs and nothing else.
+    pub(super) fn each_piece_of(&self, runs: &[Run], mut f: impl FnMut(*mut u8, usize)) {
+        for extent in &self.extents {
+            for run in runs.iter().filter(|run| run.len > 0) {
+                let start = extent.base.wrapping_add(run.start.index() * extent.frame_stride);
+                each_piece(extent, run.len as usize, |at, bytes| f(start.wrapping_add(at), bytes));
+            }
+        }
+    }
+
+    /// The pieces of memory in the order of the packed form: frame by frame, plane by plane.
+    fn each_packed(&self, runs: &[Run], mut f: impl FnMut(*mut u8, usize)) {
+        // Frames that lie side by side are already packed.
+        if let [extent] = &*self.extents {
+            for run in runs.iter().filter(|run| run.len > 0) {
+                let start = extent.base.wrapping_add(run.start.index() * extent.frame_stride);
+                each_piece(extent, run.len as usize, |at, bytes| f(start.wrapping_add(at), bytes));
+            }
+            return;
+        }
+        for frame in runs.iter().flat_map(|run| run.frames()) {
+            for extent in &self.extents {
+                f(extent.base.wrapping_add(frame.index() * extent.frame_stride), extent.bytes);
+            }
+        }
+    }
+}
+
+fn halves(layout: &KvLayout) -> usize {
+    if layout.parts() == Parts::Latent { 1 } else { 2 }
+}
+
+/// The contiguous pieces of `frames` neighbouring frames of an extent: offset from the first, and bytes.
+#[inline]
+fn each_piece(extent: &Tile, frames: usize, mut f: impl FnMut(usize, usize)) {
+    if extent.bytes == extent.frame_stride {
+        f(0, frames * extent.bytes);
+    } else {
+        (0..frames).for_each(|frame| f(frame * extent.frame_stride, extent.bytes));
+    }
+}
+
+/// Splits a slot list into rows that are consecutive in one frame. Negative slots are left out.
+fn rows_of(slots: &[i64], block_tokens: usize) -> impl Iterator<Item = Rows> {
+    let mut next = 0;
+    std::iter::from_fn(move || {
+        while *slots.get(next)? < 0 {
+            next += 1;
+        }
+        let index = next;
+        let first = slots[index] as usize;
+        let (frame, offset) = (first / block_tokens, first % block_tokens);
+        let room = block_tokens - offset;
+        let len = 1 + slots[index + 1..]
+            .iter()
+            .zip(first as i64 + 1..)
+            .take(room - 1)
+            .take_while(|&(&slot, expected)| slot == expected)
+            .count();
+        next += len;
+        Some(Rows { index, frame, offset, len })
+    })
+}
+
+/// Splits a list of moves into first move and length, where neighbours go to neighbours.
+fn joined_moves(moves: &[FrameMove]) -> impl Iterator<Item = (FrameMove, usize)> {
+    moves
+        .chunk_by(|a, b| a.src.0 + 1 == b.src.0 && a.dst.0 + 1 == b.dst.0)
+        .map(|chunk| (chunk[0], chunk.len()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::FrameId;
+
+    #[test]
+    fn rows_stop_at_frames_gaps_and_padding() {
+        let rows = |slots| -> Vec<_> {
+            rows_of(slots, 4).map(|rows| (rows.index, rows.frame, rows.offset, rows.len)).collect()
+        };
+        assert_eq!(rows(&[]), []);
+        assert_eq!(rows(&[-1, -1]), []);
+        assert_eq!(rows(&[2, 3, 4, 5, 6, 7, 8]), [(0, 0, 2, 2), (2, 1, 0, 4), (6, 2, 0, 1)]);
+        assert_eq!(rows(&[-1, 5, 6, -1, 7, 1, 0]), [(1, 1, 1, 2), (4, 1, 3, 1), (5, 0, 1, 1), (6, 0, 0, 1)]);
+    }
+
+    #[test]
+    fn neighbours_that_go_to_neighbours_are_one_move() {
+        let step = |src, dst| FrameMove::new(FrameId(src), FrameId(dst));
+        let moves = [step(0, 8), step(1, 9), step(2, 11), step(4, 12), step(5, 13), step(6, 14)];
+        let joined: Vec<_> = joined_moves(&moves).collect();
+        assert_eq!(joined, [(step(0, 8), 2), (step(2, 11), 1), (step(4, 12), 3)]);
+    }
+}

@@ -1,0 +1,116 @@
+//! The conformance suite of storage backends: whatever the device, the same bytes.
+//!
+//! Each check drives a storage and the [scalar reference](crate::scalar) side by side, and after each step compares
+//! *all* frames, so that a byte written where it should not be is found too. A refused operation must leave every byte as
+//! it was.
+
+use kvpool::storage::{Arrangement, Dtype, KvLayout, Parts, Scales, Storage};
+
+mod ops;
+mod refusals;
+
+pub use ops::{Op, Pair};
+
+use crate::rng::Rng;
+
+/// Frames that a storage under test begins with.
+pub const FRAMES: usize = 6;
+
+/// Frames that it may grow to, if it can grow at all.
+pub const FRAMES_MAX: usize = 9;
+
+/// Runs the whole suite over every layout. `make` is given a layout, [`FRAMES`] and [`FRAMES_MAX`]; a backend that cannot
+/// grow ignores the last.
+///
+/// # Panics
+/// If the backend is wrong; the message says how and in which layout.
+pub fn run(make: impl Fn(&KvLayout, usize, usize) -> Box<dyn Storage>) {
+    for (index, layout) in layouts().into_iter().enumerate() {
+        // Under Miri each layout takes seconds; every seventh meets every dtype, arrangement and part.
+        if cfg!(miri) && index % 7 != 0 {
+            continue;
+        }
+        run_layout(&layout, &make, index as u64);
+    }
+}
+
+/// Runs the whole suite over one layout.
+///
+/// # Panics
+/// As [`run`].
+pub fn run_layout(layout: &KvLayout, make: impl Fn(&KvLayout, usize, usize) -> Box<dyn Storage>, seed: u64) {
+    println!("{layout}, {:?}, {:?}, {:?}", layout.arrangement(), layout.parts(), layout.scales());
+    let storage = || make(layout, FRAMES, FRAMES_MAX);
+    answers(&*storage());
+    ops::every_operation(&*storage(), seed);
+    ops::random_operations(&*storage(), seed, if cfg!(miri) { 6 } else { 60 });
+    ops::growing(&*storage());
+    ops::discarding(&*storage());
+    ops::neighbours_at_once(&*storage());
+    refusals::every_refusal(&*storage());
+}
+
+/// Every dtype, arrangement, part and kind of scale that go together; sizes vary, odd ones among them.
+pub fn layouts() -> Vec<KvLayout> {
+    let mut layouts = Vec::new();
+    let sizes = [(2, 4, 4), (1, 3, 5), (3, 8, 1), (2, 5, 3), (1, 16, 2)];
+    for dtype in Dtype::ALL {
+        for parts in [Parts::Separate, Parts::Joined, Parts::Latent] {
+            for arrangement in [Arrangement::LayerFirst, Arrangement::BlockFirst] {
+                for kind in 0..if dtype.is_quantised() { 3 } else { 1 } {
+                    let (heads, head_dim, block_tokens) = sizes[layouts.len() % sizes.len()];
+                    let heads = if parts == Parts::Latent { 1 } else { heads };
+                    let scale = |index: usize| 0.01 * (index + 1) as f32;
+                    let scales = match kind {
+                        0 => Scales::Unit,
+                        1 => Scales::PerTokenHead,
+                        _ => Scales::PerHead {
+                            k: (0..2 * heads).map(scale).collect(),
+                            v: (0..if parts == Parts::Latent { 0 } else { 2 * heads }).map(scale).collect(),
+                        },
+                    };
+                    let layout =
+                        KvLayout::builder().layers(2).kv_heads(heads).head_dim(head_dim).parts(parts);
+                    let layout = layout.block_tokens(block_tokens).dtype(dtype).arrangement(arrangement);
+                    layouts.push(layout.scales(scales).build().expect("a good layout"));
+                }
+            }
+        }
+    }
+    layouts
+}
+
+/// What a storage says of itself.
+fn answers(storage: &dyn Storage) {
+    assert_eq!(storage.frames(), FRAMES);
+    assert!(storage.frames_max() == FRAMES || storage.frames_max() == FRAMES_MAX);
+}
+
+/// Elements of a type: mostly ordinary numbers, and the odd ones that conversions get wrong.
+pub fn elements(dtype: Dtype, count: usize, rng: &mut Rng) -> crate::scalar::Rows {
+    const ODD: [f32; 12] = [
+        0.0,
+        -0.0,
+        f32::NAN,
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        f32::MIN_POSITIVE,
+        1e-44,
+        f32::MAX,
+        448.0,
+        -464.0,
+        57344.0,
+        0.5,
+    ];
+    let mut bytes = vec![0; count * dtype.bytes()];
+    for element in bytes.chunks_mut(dtype.bytes()) {
+        if dtype.is_quantised() {
+            element[0] = rng.bits() as u8;
+            continue;
+        }
+        let odd = rng.below(12) == 0;
+        let ordinary = (rng.bits() as i32 as f32) * crate::scalar::power_of_two(rng.below(24) as i32 - 44);
+        crate::scalar::narrow(dtype, if odd { ODD[rng.below(ODD.len())] } else { ordinary }, element);
+    }
+    crate::scalar::Rows { dtype, bytes }
+}
