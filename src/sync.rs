@@ -12,6 +12,13 @@ pub(crate) use crossbeam_epoch as epoch;
 pub(crate) use crossbeam_utils::CachePadded;
 pub(crate) use imp::*;
 
+/// A number that no other pool of this process has, until four billion were made. The standard library's counter also
+/// under loom: the number names a pool and decides nothing.
+pub(crate) fn next_pool_tag() -> crate::ids::PoolTag {
+    static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(1);
+    crate::ids::PoolTag(NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed))
+}
+
 #[cfg(not(kvpool_loom))]
 mod imp {
     pub(crate) use std::sync::Arc;
@@ -44,6 +51,37 @@ mod imp {
             self.0.len()
         }
     }
+
+    /// An unbounded lock-free queue.
+    pub(crate) struct UnboundedQueue<T>(crossbeam_queue::SegQueue<T>);
+
+    impl<T> Default for UnboundedQueue<T> {
+        fn default() -> Self {
+            Self(crossbeam_queue::SegQueue::new())
+        }
+    }
+
+    impl<T> UnboundedQueue<T> {
+        pub(crate) fn push(&self, value: T) {
+            self.0.push(value);
+        }
+
+        pub(crate) fn pop(&self) -> Option<T> {
+            self.0.pop()
+        }
+
+        pub(crate) fn len(&self) -> usize {
+            self.0.len()
+        }
+    }
+
+    /// A thread-local without a destructor, which costs one load.
+    macro_rules! thread_local_const {
+        ($(#[$attribute:meta])* static $name:ident: $type:ty = $value:expr;) => {
+            std::thread_local! { $(#[$attribute])* static $name: $type = const { $value } }
+        };
+    }
+    pub(crate) use thread_local_const;
 
     /// `std::cell::UnsafeCell` with loom's interface: access is a closure over the pointer.
     #[derive(Debug, Default)]
@@ -103,4 +141,34 @@ mod imp {
             self.items.lock().unwrap().len()
         }
     }
+
+    /// An unbounded queue; every call is one step.
+    pub(crate) struct UnboundedQueue<T>(loom::sync::Mutex<VecDeque<T>>);
+
+    impl<T> Default for UnboundedQueue<T> {
+        fn default() -> Self {
+            Self(loom::sync::Mutex::new(VecDeque::new()))
+        }
+    }
+
+    impl<T> UnboundedQueue<T> {
+        pub(crate) fn push(&self, value: T) {
+            self.0.lock().unwrap().push_back(value);
+        }
+
+        pub(crate) fn pop(&self) -> Option<T> {
+            self.0.lock().unwrap().pop_front()
+        }
+
+        pub(crate) fn len(&self) -> usize {
+            self.0.lock().unwrap().len()
+        }
+    }
+
+    macro_rules! thread_local_const {
+        ($(#[$attribute:meta])* static $name:ident: $type:ty = $value:expr;) => {
+            loom::thread_local! { $(#[$attribute])* static $name: $type = $value; }
+        };
+    }
+    pub(crate) use thread_local_const;
 }
