@@ -18,15 +18,16 @@ use std::cell::{Cell, RefCell};
 use std::ptr;
 
 use crate::batch::Limbo;
+use crate::error::{AllocError, HandleError};
 use crate::frame::{Cache, OwnerCell};
-use crate::ids::{FrameId, Run, Ticket};
+use crate::ids::{BlockHandle, BlockId, FrameId, Run, Ticket};
 use crate::sync::{
     Arc, AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, CachePadded, Ordering::*, thread_local,
     thread_local_const,
 };
 
-use super::Blocks;
 use super::blocks::Core;
+use super::{AllocRequest, Blocks};
 
 /// Retired frames between two looks at which batches have ended.
 const RECLAIM_EVERY: usize = if cfg!(kvpool_loom) { 1 } else { 64 };
@@ -66,7 +67,7 @@ impl Local {
 
     /// Gives everything that is free back to the bitmaps, where others find it.
     pub(super) fn surrender(&mut self, core: &Core) {
-        self.limbo.reclaim(core.clock.oldest(), |run| core.frames.free_run(run));
+        self.limbo.reclaim(core.clock.oldest(), |run| core.free_run(run));
         self.reclaim_at = self.limbo.len() + RECLAIM_EVERY;
         self.cache.flush(&core.frames);
     }
@@ -233,6 +234,29 @@ impl Resident {
     }
 }
 
+/// Allocation from an explicit home: what [`Blocks`] does from the thread's own.
+impl Resident {
+    pub(crate) fn allocate(
+        &self,
+        request: &AllocRequest,
+        take: impl FnMut(BlockId),
+    ) -> Result<(), AllocError> {
+        self.anchor.0.allocate_at(Some(self.seat()), request, None, take)
+    }
+
+    pub(crate) fn free(&self, handles: &[BlockHandle]) -> Result<(), HandleError> {
+        self.anchor.0.free_at(Some(self.seat()), handles)
+    }
+
+    pub(crate) fn release(&self, ids: &[BlockId]) {
+        self.anchor.0.release_at(Some(self.seat()), ids);
+    }
+
+    pub(crate) fn flush(&self) {
+        self.seat().enter(|local| local.surrender(&self.anchor.0));
+    }
+}
+
 impl Drop for Resident {
     fn drop(&mut self) {
         let core: &Core = &self.anchor.0;
@@ -325,7 +349,7 @@ impl Blocks {
 pub fn flush_thread() {
     let _ = RESIDENCES.try_with(|residences| {
         for at in residences.borrow().0.iter() {
-            at.seat().enter(|local| local.surrender(&at.anchor.0));
+            at.flush();
         }
     });
 }

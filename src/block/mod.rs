@@ -34,7 +34,7 @@ mod table;
 mod word;
 
 pub use audit::{AuditError, AuditReport, Place};
-pub use blocks::{Blocks, BlocksConfig, Core, Counts};
+pub use blocks::{Blocks, BlocksConfig, Core, Counts, Scrub};
 pub(crate) use home::Resident;
 pub use home::{Anchor, flush_thread};
 pub use info::BlockInfo;

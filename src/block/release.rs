@@ -122,7 +122,7 @@ impl Core {
                     })
                 });
                 if cached.is_none() {
-                    runs.iter().for_each(|&run| self.frames.free_run(run));
+                    runs.iter().for_each(|&run| self.free_run(run));
                 }
             }
             Some(tag) => {
@@ -140,8 +140,9 @@ impl Core {
     #[inline]
     pub(super) fn free_run_through(&self, cache: &mut Cache, run: Run) {
         if run.len >= LONG_RUN || cache.capacity() == 0 {
-            return self.frames.free_run(run);
+            return self.free_run(run);
         }
+        self.wipe(run);
         // Descending, so that they pop in ascending order: a run that comes back leaves as a run.
         for frame in run.frames().rev() {
             cache.free(frame, &self.frames, &self.depot);
@@ -154,7 +155,7 @@ impl Core {
         // Each that was there at the start is looked at once.
         for _ in 0..self.stray.len() {
             match self.stray.pop() {
-                Some((run, tag)) if tag < oldest => self.frames.free_run(run),
+                Some((run, tag)) if tag < oldest => self.free_run(run),
                 Some(waiting) => self.stray.push(waiting),
                 None => return,
             }
