@@ -1,7 +1,7 @@
 //! The scalar reference of storage: one token at a time, no addresses, no layout in memory. It shares no code with what
 //! it judges; 8-bit floats are decoded by their definition and encoded by search.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
 use half::{bf16, f16};
@@ -34,13 +34,13 @@ type Place = (usize, usize, usize, usize);
 pub struct ScalarStorage {
     layout: KvLayout,
     frames: usize,
-    tokens: HashMap<Place, Token>,
+    tokens: BTreeMap<Place, Token>,
 }
 
 impl ScalarStorage {
     /// `frames` frames of zeros.
     pub fn new(layout: KvLayout, frames: usize) -> Self {
-        Self { layout, frames, tokens: HashMap::new() }
+        Self { layout, frames, tokens: BTreeMap::new() }
     }
 
     /// The layout.
