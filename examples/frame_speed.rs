@@ -35,7 +35,7 @@ fn time(name: &str, operations: u32, mut call: impl FnMut(u32)) {
         begin.elapsed().as_nanos() as f64 / f64::from(operations)
     };
     let best = (0..200).map(|_| round(&mut call)).fold(f64::INFINITY, f64::min);
-    println!("{name:<44} {best:8.1} ns");
+    println!("{name:<60} {best:8.1} ns");
 }
 
 fn main() {
@@ -55,13 +55,16 @@ fn main() {
         });
     }
     pool.free_run(Run { len: 3, ..broken });
-    for order in [0, 3, 6, 9, 11] {
-        time(&format!("aligned run of order {order}, a unit split and merged"), 5_000, |_| {
+    for order in [0, 3, 6, 9] {
+        time(&format!("aligned run of order {order}, whole units taken or split, and merged"), 5_000, |_| {
             if let Some(run) = pool.allocate_aligned(Order(order), broken.start) {
                 pool.free_run(black_box(run));
             }
         });
     }
+    time("a run that does not exist, searched in vain", 500, |_| {
+        assert_eq!(black_box(pool.allocate_aligned(Order(16), FrameId(0))), None);
+    });
     time("refill of up to 64, and free", 5_000, |_| {
         pool.free_mask(black_box(pool.refill(64, FrameId(70_000)).expect("half is free")));
     });
@@ -78,5 +81,10 @@ fn main() {
             *slot = pool.allocate_run(1 + (state >> 47) as u32 % len_max, near);
         });
     }
-    println!("\n85 % full, sequences growing side by side: {:#?}", side_by_side(FRAMES, 200_000, 7));
+    let Figures { prompt_run_mean, free_in_units, prompts } = side_by_side(FRAMES, 200_000, 7);
+    println!("\n85 % full, sequences growing side by side, {prompts} prompts:");
+    println!(
+        "mean run of a prompt {prompt_run_mean:.1}, free space in whole units {:.1} %",
+        100.0 * free_in_units
+    );
 }

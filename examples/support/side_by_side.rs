@@ -1,5 +1,4 @@
 /// What a churn of sequences came to.
-#[derive(Debug)]
 struct Figures {
     /// Blocks of the prompts admitted at the full load, over the runs that they came in.
     prompt_run_mean: f64,
