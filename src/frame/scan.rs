@@ -2,8 +2,8 @@
 //!
 //! A walk that finds nothing is believed only if no frame was in transit while it went on (`transit`); otherwise it
 //! is made again, a bounded number of times, so that a thread that is stopped in mid-split stops nobody else for long.
-//! Frames that are freed behind the walk's back while others are taken ahead of it are not seen: no operation that
-//! ran alone would fail, and one that ran beside others fails only as if it had run before or after them.
+//! The walk is no snapshot: a frame freed behind it, while the last one ahead of it is taken by somebody else, is
+//! missed, although at every moment one was free. A caller that is refused while others free can only ask again.
 
 use std::ops::ControlFlow;
 
