@@ -33,7 +33,7 @@ impl Blocks {
         &self,
         request: &AllocRequest,
         near: Option<FrameId>,
-        take: &mut dyn FnMut(BlockId),
+        take: impl FnMut(BlockId),
     ) -> Result<(), AllocError> {
         self.with_seat(|seat| self.allocate_at(seat, request, near, take))
     }
@@ -87,6 +87,7 @@ impl Core {
         id
     }
 
+    #[inline(never)]
     fn gather(
         &self,
         seat: Option<Seat<'_>>,

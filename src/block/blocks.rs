@@ -259,6 +259,11 @@ impl Core {
     }
 
     #[inline]
+    pub(super) fn wipes(&self) -> bool {
+        self.scrub.is_some()
+    }
+
+    #[inline]
     pub(super) fn wipe(&self, run: Run) {
         if let Some(scrub) = &self.scrub {
             scrub(run);

@@ -58,7 +58,7 @@ impl Pool {
     #[inline]
     pub fn allocate(&self, request: AllocRequest) -> Result<Lease, AllocError> {
         let mut lease = Lease::empty(self.0.blocks.anchor());
-        self.0.sampler.time(|| self.0.blocks.allocate(&request, None, &mut |id| lease.push(id)))?;
+        self.0.sampler.time(|| self.0.blocks.allocate(&request, None, |id| lease.push(id)))?;
         Ok(lease)
     }
 
@@ -71,7 +71,7 @@ impl Pool {
     #[inline]
     pub fn allocate_raw(&self, request: AllocRequest, out: &mut Vec<BlockHandle>) -> Result<(), AllocError> {
         let blocks = &self.0.blocks;
-        self.0.sampler.time(|| blocks.allocate(&request, None, &mut |id| out.push(blocks.handle(id))))
+        self.0.sampler.time(|| blocks.allocate(&request, None, |id| out.push(blocks.handle(id))))
     }
 
     /// Drops one reference on each block. A block that is in the list twice loses two.
