@@ -242,7 +242,7 @@ impl PoolBuilder {
                 zeroed.unwrap_or_else(|error| panic!("{run} of this pool: {error}"));
             })
         });
-        Ok(Pool(Arc::new(Shared {
+        Ok(Pool(crate::sync::Arc::new(Shared {
             blocks: Blocks::new(config, scrub),
             layout: self.layout,
             storage,

@@ -1,11 +1,10 @@
 //! The pool itself.
 
-use std::sync::Arc;
-
 use crate::block::{AllocRequest, AuditError, AuditReport, BlockInfo, Blocks};
 use crate::error::{AllocError, GrowError, HandleError};
 use crate::ids::{BlockHandle, Order, PoolTag};
 use crate::storage::{KvLayout, Storage};
+use crate::sync::Arc;
 
 use super::latency::Sampler;
 use super::{Lease, PoolBuilder, PoolHandle, Stats};
@@ -33,7 +32,7 @@ pub struct Pool(pub(super) Arc<Shared>);
 pub(super) struct Shared {
     pub(super) blocks: Blocks,
     pub(super) layout: KvLayout,
-    pub(super) storage: Option<Arc<dyn Storage>>,
+    pub(super) storage: Option<std::sync::Arc<dyn Storage>>,
     pub(super) sampler: Sampler,
     pub(super) order: Order,
 }
@@ -171,7 +170,7 @@ impl Pool {
     }
 
     /// Where the bytes are; `None` in a pool that was built without storage.
-    pub fn storage(&self) -> Option<&Arc<dyn Storage>> {
+    pub fn storage(&self) -> Option<&std::sync::Arc<dyn Storage>> {
         self.0.storage.as_ref()
     }
 
