@@ -27,7 +27,7 @@ use crate::sync::{
 };
 
 use super::blocks::Core;
-use super::{AllocRequest, Blocks};
+use super::{AllocRequest, Blocks, FEW};
 
 /// Retired frames between two looks at which batches have ended.
 const RECLAIM_EVERY: usize = if cfg!(kvpool_loom) { 1 } else { 64 };
@@ -124,6 +124,18 @@ impl Seat<'_> {
     pub(super) fn enter<R>(self, f: impl FnOnce(&mut Local) -> R) -> Option<R> {
         // SAFETY: a seat is made only for the home's owner (`Resident::seat`, `with_seat`), and is not `Send`.
         unsafe { self.0.cell.enter(|local| self.0.mirrored(local, f)) }
+    }
+
+    /// As [`enter`](Self::enter), for what touches the magazines alone.
+    #[inline]
+    pub(super) fn enter_cache<R>(self, f: impl FnOnce(&mut Cache) -> R) -> Option<R> {
+        let section = |local: &mut Local| {
+            let result = f(&mut local.cache);
+            self.0.cached.store(local.cache.len() as u32, Relaxed);
+            result
+        };
+        // SAFETY: as in `enter`.
+        unsafe { self.0.cell.enter(section) }
     }
 }
 
@@ -239,17 +251,34 @@ impl Resident {
     pub(crate) fn allocate(
         &self,
         request: &AllocRequest,
-        take: impl FnMut(BlockId),
+        take: &mut dyn FnMut(BlockId),
     ) -> Result<(), AllocError> {
         self.anchor.0.allocate_at(Some(self.seat()), request, None, take)
+    }
+
+    #[inline]
+    pub(crate) fn allocate_one(&self, request: &AllocRequest) -> Option<BlockId> {
+        self.anchor.0.allocate_one_at(self.seat(), request)
+    }
+
+    #[inline]
+    pub(crate) fn allocate_few(&self, request: &AllocRequest, out: &mut [BlockId; FEW]) -> bool {
+        self.anchor.0.allocate_few_at(self.seat(), request, out)
     }
 
     pub(crate) fn free(&self, handles: &[BlockHandle]) -> Result<(), HandleError> {
         self.anchor.0.free_at(Some(self.seat()), handles)
     }
 
+    #[inline]
     pub(crate) fn release(&self, ids: &[BlockId]) {
-        self.anchor.0.release_at(Some(self.seat()), ids);
+        if let [id] = ids {
+            self.anchor.0.release_one(Some(self.seat()), *id);
+        } else if ids.len() <= FEW {
+            self.anchor.0.release_few(Some(self.seat()), ids);
+        } else {
+            self.anchor.0.release_at(Some(self.seat()), ids);
+        }
     }
 
     pub(crate) fn flush(&self) {
@@ -314,6 +343,14 @@ impl Blocks {
             }
             None => Arc::new(Anchor(self.clone())),
         }
+    }
+
+    /// The current thread's seat, if this is the pool that it used last.
+    #[inline]
+    pub(super) fn recent_seat(&self) -> Option<Seat<'_>> {
+        let (pool, home, _) = RECENT.try_with(Cell::get).ok()?;
+        // SAFETY: as in `with_seat`.
+        (pool == self.core_ptr()).then(|| Seat(unsafe { &*home }))
     }
 
     #[inline]
