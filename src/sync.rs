@@ -11,6 +11,8 @@ pub(crate) use asymmetric::{heavy_fence, light_fence};
 pub(crate) use crossbeam_epoch as epoch;
 pub(crate) use crossbeam_utils::CachePadded;
 pub(crate) use imp::*;
+/// For what is shared but never watched by a model: loom's own cannot hold a `dyn Trait`.
+pub(crate) use std::sync::Arc as PlainArc;
 
 #[cfg(not(kvpool_loom))]
 mod imp {
@@ -21,8 +23,6 @@ mod imp {
     };
     pub(crate) use std::thread::yield_now;
     pub(crate) use std::thread_local;
-
-    pub(crate) use dashmap::DashMap as Map;
 
     /// A bounded lock-free queue.
     pub(crate) struct Queue<T>(crossbeam_queue::ArrayQueue<T>);
@@ -38,6 +38,38 @@ mod imp {
 
         pub(crate) fn pop(&self) -> Option<T> {
             self.0.pop()
+        }
+
+        pub(crate) fn len(&self) -> usize {
+            self.0.len()
+        }
+    }
+
+    /// A map from ids to values that many threads change at once.
+    pub(crate) struct Map<K, V>(dashmap::DashMap<K, V>);
+
+    impl<K: Eq + std::hash::Hash, V: Clone> Map<K, V> {
+        pub(crate) fn new() -> Self {
+            Self(dashmap::DashMap::new())
+        }
+
+        /// Adds an entry, unless there is one of this key.
+        pub(crate) fn insert_new(&self, key: K, value: V) -> bool {
+            match self.0.entry(key) {
+                dashmap::Entry::Occupied(_) => false,
+                dashmap::Entry::Vacant(vacant) => {
+                    vacant.insert(value);
+                    true
+                }
+            }
+        }
+
+        pub(crate) fn get(&self, key: &K) -> Option<V> {
+            self.0.get(key).map(|entry| entry.value().clone())
+        }
+
+        pub(crate) fn remove(&self, key: &K) -> Option<V> {
+            self.0.remove(key).map(|(_, value)| value)
         }
 
         pub(crate) fn len(&self) -> usize {
@@ -101,6 +133,36 @@ mod imp {
 
         pub(crate) fn len(&self) -> usize {
             self.items.lock().unwrap().len()
+        }
+    }
+
+    /// A map from ids to values; every call is one step.
+    pub(crate) struct Map<K, V>(loom::sync::Mutex<HashMap<K, V>>);
+
+    impl<K: Eq + Hash, V: Clone> Map<K, V> {
+        pub(crate) fn new() -> Self {
+            Self(loom::sync::Mutex::new(HashMap::new()))
+        }
+
+        pub(crate) fn insert_new(&self, key: K, value: V) -> bool {
+            let mut entries = self.0.lock().unwrap();
+            let vacant = !entries.contains_key(&key);
+            if vacant {
+                entries.insert(key, value);
+            }
+            vacant
+        }
+
+        pub(crate) fn get(&self, key: &K) -> Option<V> {
+            self.0.lock().unwrap().get(key).cloned()
+        }
+
+        pub(crate) fn remove(&self, key: &K) -> Option<V> {
+            self.0.lock().unwrap().remove(key)
+        }
+
+        pub(crate) fn len(&self) -> usize {
+            self.0.lock().unwrap().len()
         }
     }
 }
