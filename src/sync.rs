@@ -11,8 +11,13 @@ pub(crate) use asymmetric::{heavy_fence, light_fence};
 pub(crate) use crossbeam_epoch as epoch;
 pub(crate) use crossbeam_utils::CachePadded;
 pub(crate) use imp::*;
-/// For what is shared but never watched by a model: loom's own cannot hold a `dyn Trait`.
-pub(crate) use std::sync::Arc as PlainArc;
+
+/// A number that no other pool of this process has, until four billion were made. The standard library's counter also
+/// under loom: the number names a pool and decides nothing.
+pub(crate) fn next_pool_tag() -> crate::ids::PoolTag {
+    static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(1);
+    crate::ids::PoolTag(NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed))
+}
 
 #[cfg(not(kvpool_loom))]
 mod imp {
@@ -23,6 +28,8 @@ mod imp {
     };
     pub(crate) use std::thread::yield_now;
     pub(crate) use std::thread_local;
+
+    pub(crate) use dashmap::DashMap as Map;
 
     /// A bounded lock-free queue.
     pub(crate) struct Queue<T>(crossbeam_queue::ArrayQueue<T>);
@@ -45,37 +52,36 @@ mod imp {
         }
     }
 
-    /// A map from ids to values that many threads change at once.
-    pub(crate) struct Map<K, V>(dashmap::DashMap<K, V>);
+    /// An unbounded lock-free queue.
+    pub(crate) struct UnboundedQueue<T>(crossbeam_queue::SegQueue<T>);
 
-    impl<K: Eq + std::hash::Hash, V: Clone> Map<K, V> {
-        pub(crate) fn new() -> Self {
-            Self(dashmap::DashMap::new())
+    impl<T> Default for UnboundedQueue<T> {
+        fn default() -> Self {
+            Self(crossbeam_queue::SegQueue::new())
+        }
+    }
+
+    impl<T> UnboundedQueue<T> {
+        pub(crate) fn push(&self, value: T) {
+            self.0.push(value);
         }
 
-        /// Adds an entry, unless there is one of this key.
-        pub(crate) fn insert_new(&self, key: K, value: V) -> bool {
-            match self.0.entry(key) {
-                dashmap::Entry::Occupied(_) => false,
-                dashmap::Entry::Vacant(vacant) => {
-                    vacant.insert(value);
-                    true
-                }
-            }
-        }
-
-        pub(crate) fn get(&self, key: &K) -> Option<V> {
-            self.0.get(key).map(|entry| entry.value().clone())
-        }
-
-        pub(crate) fn remove(&self, key: &K) -> Option<V> {
-            self.0.remove(key).map(|(_, value)| value)
+        pub(crate) fn pop(&self) -> Option<T> {
+            self.0.pop()
         }
 
         pub(crate) fn len(&self) -> usize {
             self.0.len()
         }
     }
+
+    /// A thread-local without a destructor, which costs one load.
+    macro_rules! thread_local_const {
+        ($(#[$attribute:meta])* static $name:ident: $type:ty = $value:expr;) => {
+            std::thread_local! { $(#[$attribute])* static $name: $type = const { $value } }
+        };
+    }
+    pub(crate) use thread_local_const;
 
     /// `std::cell::UnsafeCell` with loom's interface: access is a closure over the pointer.
     #[derive(Debug, Default)]
@@ -136,33 +142,33 @@ mod imp {
         }
     }
 
-    /// A map from ids to values; every call is one step.
-    pub(crate) struct Map<K, V>(loom::sync::Mutex<HashMap<K, V>>);
+    /// An unbounded queue; every call is one step.
+    pub(crate) struct UnboundedQueue<T>(loom::sync::Mutex<VecDeque<T>>);
 
-    impl<K: Eq + Hash, V: Clone> Map<K, V> {
-        pub(crate) fn new() -> Self {
-            Self(loom::sync::Mutex::new(HashMap::new()))
+    impl<T> Default for UnboundedQueue<T> {
+        fn default() -> Self {
+            Self(loom::sync::Mutex::new(VecDeque::new()))
+        }
+    }
+
+    impl<T> UnboundedQueue<T> {
+        pub(crate) fn push(&self, value: T) {
+            self.0.lock().unwrap().push_back(value);
         }
 
-        pub(crate) fn insert_new(&self, key: K, value: V) -> bool {
-            let mut entries = self.0.lock().unwrap();
-            let vacant = !entries.contains_key(&key);
-            if vacant {
-                entries.insert(key, value);
-            }
-            vacant
-        }
-
-        pub(crate) fn get(&self, key: &K) -> Option<V> {
-            self.0.lock().unwrap().get(key).cloned()
-        }
-
-        pub(crate) fn remove(&self, key: &K) -> Option<V> {
-            self.0.lock().unwrap().remove(key)
+        pub(crate) fn pop(&self) -> Option<T> {
+            self.0.lock().unwrap().pop_front()
         }
 
         pub(crate) fn len(&self) -> usize {
             self.0.lock().unwrap().len()
         }
     }
+
+    macro_rules! thread_local_const {
+        ($(#[$attribute:meta])* static $name:ident: $type:ty = $value:expr;) => {
+            loom::thread_local! { $(#[$attribute])* static $name: $type = $value; }
+        };
+    }
+    pub(crate) use thread_local_const;
 }

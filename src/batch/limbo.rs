@@ -4,7 +4,7 @@
 
 use std::collections::VecDeque;
 
-use crate::ids::{FrameId, Run, Ticket};
+use crate::ids::{Run, Ticket};
 
 #[derive(Clone, Copy)]
 struct Entry {
@@ -32,23 +32,23 @@ impl Limbo {
         self.frames == 0
     }
 
-    /// Puts a frame aside until every batch with a ticket up to `tag` has ended.
-    pub fn retire(&mut self, frame: FrameId, tag: Ticket) {
-        self.frames += 1;
-        if let Some(last) = self.entries.back_mut() {
-            // A tag that is older than the entry's may wait as long as that one: never too short.
-            let tag_fits = tag <= last.tag;
-            if tag_fits && last.run.end() == frame.0 {
-                last.run.len += 1;
+    /// Puts a run aside until every batch with a ticket up to `tag` has ended.
+    pub fn retire(&mut self, run: Run, tag: Ticket) {
+        self.frames += run.len as usize;
+        // A tag that is older than the last entry's may wait as long as that one: never too short.
+        if let Some(last) = self.entries.back_mut()
+            && tag <= last.tag
+        {
+            if last.run.end() == run.start.0 {
+                last.run.len += run.len;
                 return;
             }
-            if tag_fits && frame.0 + 1 == last.run.start.0 {
-                last.run.start = frame;
-                last.run.len += 1;
+            if run.end() == last.run.start.0 {
+                last.run = Run { start: run.start, len: last.run.len + run.len };
                 return;
             }
         }
-        self.entries.push_back(Entry { run: Run { start: frame, len: 1 }, tag });
+        self.entries.push_back(Entry { run, tag });
     }
 
     /// Gives out the runs at the front whose tag is below `oldest`.
@@ -71,22 +71,27 @@ impl Limbo {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ids::FrameId;
+
+    fn run(start: u32, len: u32) -> Run {
+        Run { start: FrameId(start), len }
+    }
 
     #[test]
     fn runs_are_joined_and_wait_for_their_tag() {
         let mut limbo = Limbo::default();
         for frame in [4, 5, 6, 3] {
-            limbo.retire(FrameId(frame), Ticket(1));
+            limbo.retire(run(frame, 1), Ticket(1));
         }
-        limbo.retire(FrameId(7), Ticket(2));
+        limbo.retire(run(7, 1), Ticket(2));
         assert_eq!((limbo.len(), limbo.runs().count()), (5, 2));
         let mut freed = vec![];
         limbo.reclaim(Ticket(1), |run| freed.push(run));
         assert!(freed.is_empty());
         limbo.reclaim(Ticket(2), |run| freed.push(run));
-        assert_eq!(freed, [Run { start: FrameId(3), len: 4 }]);
+        assert_eq!(freed, [run(3, 4)]);
         limbo.reclaim(Ticket(3), |run| freed.push(run));
-        assert_eq!(freed[1], Run { start: FrameId(7), len: 1 });
+        assert_eq!(freed[1], run(7, 1));
         assert!(limbo.is_empty());
     }
 }

@@ -79,7 +79,9 @@ impl InfoCell {
     /// The whole generation, given a word of the same block.
     #[inline]
     pub(super) fn generation(&self, word: BlockWord) -> Generation {
-        Generation((self.generation_high.load(Relaxed) as u64) << BlockWord::GENERATION_BITS | word.generation_low())
+        Generation(
+            (self.generation_high.load(Relaxed) as u64) << BlockWord::GENERATION_BITS | word.generation_low(),
+        )
     }
 
     pub(super) fn read(&self, id: BlockId, word: BlockWord, device: DeviceId, now: Ticket) -> BlockInfo {

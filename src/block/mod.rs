@@ -33,9 +33,10 @@ mod request;
 mod table;
 mod word;
 
-pub use audit::{AuditError, AuditReport};
-pub use blocks::{Blocks, BlocksConfig, Counts};
-pub use home::Anchor;
+pub use audit::{AuditError, AuditReport, Place};
+pub use blocks::{Blocks, BlocksConfig, Core, Counts};
+pub(crate) use home::Resident;
+pub use home::{Anchor, flush_thread};
 pub use info::BlockInfo;
 pub use request::{AllocRequest, Priority};
 pub use word::{BlockWord, Released};

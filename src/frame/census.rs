@@ -90,7 +90,8 @@ impl Map<'_> {
     pub(super) fn stranded(self) -> usize {
         let missing = |level: Level, words: usize| {
             let lacks = |word: &usize| {
-                !(0..self.classes(level, *word).unwrap_or(0)).all(|class| self.hints(level).is_set(*word, class))
+                !(0..self.classes(level, *word).unwrap_or(0))
+                    .all(|class| self.hints(level).is_set(*word, class))
             };
             (0..words).filter(lacks).count()
         };

@@ -147,6 +147,12 @@ impl Frames {
         self.with(|map| map.allocate_many(count, near, take))
     }
 
+    /// Takes the frames from `from` on, up to `want` of them, as far as they are free and in the same broken unit: no
+    /// whole unit is split for it. How many were taken, if any.
+    pub fn extend(&self, from: FrameId, want: u32) -> Option<u32> {
+        self.with(|map| map.extend(from, want))
+    }
+
     /// Takes exactly the frames of `run`, or none of them and returns false: one is taken, or the pool has it not.
     /// Isolated frames can be claimed.
     pub fn claim(&self, run: Run) -> bool {

@@ -40,24 +40,33 @@
 //!
 //! The words: `bits` (pure functions), `transit`, `hints`, `segment`, `directory`. The algorithms, all on `map`'s view of
 //! them: `claim` (every change of a word), `search` (placement), `scan` (the walk), `census`. The whole: `frames`.
+//! Above it, a thread's own stock: `magazine`, `depot`, `cache`, and the cell that it lives in, `owner`.
 //!
 //! The buddy over bitmap words with claims by one compare-exchange follows LLFree (Wrenger et al., USENIX ATC 2023)
 //! and NBBS (Marotta et al., 2018); the exclusive second level, exact runs and the placement are this pool's own.
 
 mod bits;
+mod cache;
 mod census;
 mod claim;
+mod depot;
 mod directory;
 mod frames;
 mod hints;
+mod magazine;
 mod map;
+mod owner;
 mod scan;
 mod search;
 mod segment;
 mod transit;
 
+pub use cache::Cache;
 pub use census::{Census, ORDERS};
+pub use depot::Depot;
 pub use frames::{FrameConfig, FrameMask, Frames};
+pub use magazine::Magazine;
+pub use owner::OwnerCell;
 
 #[cfg(test)]
 mod tests;

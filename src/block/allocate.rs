@@ -1,0 +1,256 @@
+//! Handing blocks out: the ladder from the thread's magazine to everything that is free anywhere.
+//!
+//! 1. the thread's magazines, which refill from the depot and the bitmaps;
+//! 2. larger and contiguous requests: the bitmaps directly, so that a prompt lies in few runs;
+//! 3. what other threads keep: magazines, the depot, limbo. Taken back, then the bitmaps again;
+//! 4. an error that says what there was.
+//!
+//! No step waits for anybody.
+
+use smallvec::SmallVec;
+
+use crate::error::AllocError;
+use crate::ids::{BlockId, FrameId, Order, Run, SequenceId, Ticket};
+use crate::sync::{Ordering::*, yield_now};
+
+use super::blocks::Core;
+use super::home::Seat;
+use super::release::Freed;
+use super::{AllocRequest, BlockWord, Blocks};
+
+/// How often everything is taken back before an allocation is refused while some thread was inside its home.
+const ROUNDS: usize = if cfg!(kvpool_loom) { 2 } else { 32 };
+
+impl Blocks {
+    /// Hands out exactly `request.blocks` blocks, each with one reference, or none. With `near`, the frames from
+    /// there on are preferred, so that a sequence's last run goes on.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError`]; nothing was taken.
+    #[inline]
+    pub fn allocate(
+        &self,
+        request: &AllocRequest,
+        near: Option<FrameId>,
+        take: &mut dyn FnMut(BlockId),
+    ) -> Result<(), AllocError> {
+        self.with_seat(|seat| self.allocate_at(seat, request, near, take))
+    }
+}
+
+impl Core {
+    #[inline]
+    pub(super) fn allocate_at(
+        &self,
+        seat: Option<Seat<'_>>,
+        request: &AllocRequest,
+        near: Option<FrameId>,
+        mut take: impl FnMut(BlockId),
+    ) -> Result<(), AllocError> {
+        if let Some(asked) = request.device
+            && asked != self.config.device
+        {
+            return Err(AllocError::WrongDevice { asked, device: self.config.device });
+        }
+        let stamp = Stamp::new(self, request);
+        if request.blocks == 1 && near.is_none() {
+            let popped =
+                seat.and_then(|seat| seat.enter(|local| local.cache.allocate(&self.frames, &self.depot)));
+            if let Some(frame) = popped.flatten() {
+                take(self.own(frame, &stamp));
+                return Ok(());
+            }
+        }
+        let mut grab = Grab { freed: Freed::new(), frames: 0 };
+        self.gather(seat, request, near, &mut grab)?;
+        for run in &grab.freed.runs {
+            for frame in run.frames() {
+                take(self.own(frame, &stamp));
+            }
+        }
+        Ok(())
+    }
+
+    /// The block at a frame that is the caller's becomes owned.
+    #[inline]
+    fn own(&self, frame: FrameId, stamp: &Stamp) -> BlockId {
+        let id = self.table.block_at(frame);
+        let atomic = self.table.word(id);
+        // Relaxed: the frame came to us by an Acquire, and with it the word of whoever freed it.
+        let word = BlockWord::from_bits(atomic.load(Relaxed));
+        assert!(word.is_free() && word.frame() == frame, "frame {frame} handed out while owned: {word:?}");
+        self.table.info(id).allocate(stamp.sequence, stamp.request.priority, stamp.now);
+        // A plain store: nobody else writes the word of a free block whose frame is ours. Release: pairs with the
+        // Acquire of whoever checks a handle, and then reads the info of this generation.
+        atomic.store(word.allocate(stamp.request.pinned).to_bits(), Release);
+        id
+    }
+
+    fn gather(
+        &self,
+        seat: Option<Seat<'_>>,
+        request: &AllocRequest,
+        near: Option<FrameId>,
+        grab: &mut Grab,
+    ) -> Result<(), AllocError> {
+        let asked = request.blocks;
+        if asked == 0 {
+            return Err(AllocError::Zero);
+        }
+        if asked > self.total() {
+            return Err(AllocError::TooLarge { asked, total: self.total() });
+        }
+        if request.contiguous && asked > 1 {
+            return self.gather_run(seat, asked, near, grab);
+        }
+        if let Some(near) = near {
+            grab.extend(self.frames.extend(near, asked as u32).map(|len| Run { start: near, len }));
+        }
+        if asked - grab.frames <= self.config.magazine_blocks.div_ceil(4) {
+            let _ = seat.and_then(|seat| {
+                seat.enter(|local| {
+                    while grab.frames < asked
+                        && let Some(frame) = local.cache.allocate(&self.frames, &self.depot)
+                    {
+                        grab.push(frame);
+                    }
+                })
+            });
+        }
+        for round in 0..=ROUNDS {
+            let missing = (asked - grab.frames) as u32;
+            if missing == 0 {
+                return Ok(());
+            }
+            let near = grab.freed.runs.last().map(|run| FrameId(run.end())).or(near);
+            let near = near.filter(|near| near.index() < self.total_frames());
+            self.frames.allocate_many(missing, near.unwrap_or_else(|| self.start(seat)), &mut |run| {
+                grab.extend(Some(run));
+            });
+            if grab.frames < asked && self.take_back(round) == Found::Nothing {
+                break;
+            }
+        }
+        self.undo(grab);
+        Err(self.exhausted(asked))
+    }
+
+    fn gather_run(
+        &self,
+        seat: Option<Seat<'_>>,
+        asked: usize,
+        near: Option<FrameId>,
+        grab: &mut Grab,
+    ) -> Result<(), AllocError> {
+        for round in 0..=ROUNDS {
+            let near = near.unwrap_or_else(|| self.start(seat));
+            if let Some(run) = self.frames.allocate_run(asked as u32, near) {
+                grab.extend(Some(run));
+                return Ok(());
+            }
+            if self.take_back(round) == Found::Nothing {
+                break;
+            }
+        }
+        let census = self.frames.census(Order(0));
+        if census.free >= asked {
+            let (longest_run, free) = (census.longest_run, census.free);
+            return Err(AllocError::NoRun { asked, longest_run, free });
+        }
+        Err(self.exhausted(asked))
+    }
+
+    /// Where the seat's allocations gather.
+    fn start(&self, seat: Option<Seat<'_>>) -> FrameId {
+        seat.and_then(|seat| seat.enter(|local| local.cache.near())).unwrap_or(FrameId(0))
+    }
+
+    /// Brings everything that is free and not in the bitmaps into them: the depot, all magazines, and what is in
+    /// limbo and seen by no batch. The caller must not be inside its own home.
+    #[cold]
+    fn take_back(&self, round: usize) -> Found {
+        let kept = |home: &super::home::Home| {
+            let (cached, retired, _) = home.mirror();
+            cached + retired
+        };
+        let before = self.frames.free_frames();
+        self.depot.flush(&self.frames);
+        self.reclaim_strays();
+        let mut met_an_owner = false;
+        for home in self.homes.iter() {
+            // The mirror of a home whose owner is inside may be behind: visit all in the first round.
+            if (round == 0 || kept(home) > 0) && home.visit(|local| local.surrender(self)).is_none() {
+                met_an_owner = true;
+            }
+        }
+        if self.frames.free_frames() > before {
+            return Found::Something;
+        }
+        if met_an_owner && round < ROUNDS {
+            // An owner inside is there for nanoseconds, unless its thread was stopped: then let it run.
+            yield_now();
+            return Found::Something;
+        }
+        // Once more after the last gain: others may have freed into places that were visited before.
+        if round == 0 { Found::Something } else { Found::Nothing }
+    }
+
+    fn undo(&self, grab: &mut Grab) {
+        for run in grab.freed.runs.drain(..) {
+            self.frames.free_run(run);
+        }
+    }
+
+    fn exhausted(&self, asked: usize) -> AllocError {
+        let counts = self.counts();
+        AllocError::Exhausted { asked, free: counts.free(), retired: counts.retired }
+    }
+}
+
+#[derive(PartialEq, Eq)]
+enum Found {
+    Something,
+    Nothing,
+}
+
+/// What every block of one request is marked with.
+struct Stamp<'a> {
+    request: &'a AllocRequest,
+    sequence: SequenceId,
+    now: Ticket,
+}
+
+impl<'a> Stamp<'a> {
+    #[inline]
+    fn new(core: &Core, request: &'a AllocRequest) -> Self {
+        let sequence = request.sequence.unwrap_or(SequenceId::NONE);
+        Self { request, sequence, now: core.clock.newest() }
+    }
+}
+
+/// Frames got so far.
+struct Grab {
+    freed: Freed,
+    frames: usize,
+}
+
+impl Grab {
+    #[inline]
+    fn push(&mut self, frame: FrameId) {
+        self.frames += 1;
+        self.freed.push(frame);
+    }
+
+    fn extend(&mut self, run: Option<Run>) {
+        let Some(run) = run else { return };
+        self.frames += run.len as usize;
+        match self.freed.runs.last_mut() {
+            Some(last) if last.end() == run.start.0 => last.len += run.len,
+            _ => self.freed.runs.push(run),
+        }
+    }
+}
+
+// A request for a word's worth of blocks allocates nothing on the heap.
+const _: () = assert!(size_of::<SmallVec<[Run; 16]>>() <= 160);

@@ -1,0 +1,209 @@
+//! The audit: a walk over everything that recounts every frame and compares.
+
+use thiserror::Error;
+
+use crate::frame::Magazine;
+use crate::ids::{BlockId, FrameId, Run};
+
+use super::blocks::{Core, Counts};
+
+/// Where the audit found every frame.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct AuditReport {
+    /// Frames, the null block's among them.
+    pub total: usize,
+    /// Free in the bitmaps.
+    pub in_bitmap: usize,
+    /// Free in magazines and in the depot.
+    pub in_magazines: usize,
+    /// Waiting for batches to end.
+    pub retired: usize,
+    /// Owned by somebody.
+    pub owned: usize,
+    /// References on owned blocks, all together.
+    pub references: u64,
+}
+
+/// What the audit found wrong.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[non_exhaustive]
+pub enum AuditError {
+    /// Some thread was allocating or freeing: there is nothing to compare.
+    #[error("a thread is using the pool; audit it when nobody does")]
+    Busy,
+    /// The bitmaps contradict themselves.
+    #[error("the bitmaps: {0}")]
+    Bitmap(&'static str),
+    /// A frame is in two places at once.
+    #[error("frame {frame} is {first} and {second} at once")]
+    Doubled {
+        /// The frame.
+        frame: FrameId,
+        /// Where it was found first.
+        first: Place,
+        /// Where it was found then.
+        second: Place,
+    },
+    /// A frame is nowhere.
+    #[error("frame {frame} is lost: its block {block} is free, and it is in no free list")]
+    Lost {
+        /// The frame.
+        frame: FrameId,
+        /// Its block.
+        block: BlockId,
+    },
+    /// Block and frame do not point at each other.
+    #[error("block {block} is in frame {frame}, where block {other} is")]
+    Bijection {
+        /// The block.
+        block: BlockId,
+        /// The frame that its word names.
+        frame: FrameId,
+        /// The block that the frame names.
+        other: BlockId,
+    },
+    /// The fast counters differ from the recount.
+    #[error("the counters say {counted:?}, the walk found {found:?}")]
+    Miscounted {
+        /// The fast counters.
+        counted: Counts,
+        /// The recount.
+        found: Counts,
+    },
+}
+
+/// A place that a frame can be in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Place {
+    /// Free in the bitmaps.
+    Bitmap,
+    /// Free in a magazine or in the depot.
+    Magazine,
+    /// Waiting for batches to end.
+    Retired,
+    /// Owned.
+    Owned,
+    /// The null block's.
+    Null,
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Bitmap => "free in the bitmaps",
+            Self::Magazine => "in a magazine",
+            Self::Retired => "retired",
+            Self::Owned => "owned",
+            Self::Null => "the null block's",
+        })
+    }
+}
+
+/// Which frames have been seen where.
+struct Ledger {
+    seen: Vec<Option<Place>>,
+    outcome: Result<(), AuditError>,
+}
+
+impl Ledger {
+    fn see(&mut self, frame: FrameId, place: Place) {
+        let first = &mut self.seen[frame.index()];
+        match *first {
+            None => *first = Some(place),
+            Some(first) => {
+                let doubled = AuditError::Doubled { frame, first, second: place };
+                self.outcome = self.outcome.and(Err(doubled));
+            }
+        }
+    }
+
+    fn see_run(&mut self, run: Run, place: Place) {
+        run.frames().for_each(|frame| self.see(frame, place));
+    }
+
+    fn count(&self, place: Place) -> usize {
+        self.seen.iter().filter(|&&seen| seen == Some(place)).count()
+    }
+}
+
+impl Core {
+    /// Recounts everything: each frame is in exactly one place, blocks and frames point at each other, and the fast
+    /// counters agree. To be called when nobody allocates or frees; leases and batches may be open.
+    ///
+    /// # Errors
+    ///
+    /// The first contradiction found, or [`AuditError::Busy`].
+    pub fn audit(&self) -> Result<AuditReport, AuditError> {
+        self.frames.audit().map_err(AuditError::Bitmap)?;
+        let total = self.total_frames();
+        let mut ledger = Ledger { seen: vec![None; total], outcome: Ok(()) };
+        self.frames.for_each_free_run(&mut |run| ledger.see_run(run, Place::Bitmap));
+        let mut magazines: Vec<Magazine> = std::iter::from_fn(|| self.depot.pop()).collect();
+        for magazine in magazines.drain(..) {
+            magazine.iter().for_each(|frame| ledger.see(frame, Place::Magazine));
+            if let Err(mut magazine) = self.depot.push(magazine) {
+                magazine.flush(&self.frames);
+            }
+        }
+        for home in self.homes.iter() {
+            let visit = home.visit(|local| {
+                local.cache.iter().for_each(|frame| ledger.see(frame, Place::Magazine));
+                local.limbo.runs().for_each(|run| ledger.see_run(run, Place::Retired));
+            });
+            visit.ok_or(AuditError::Busy)?;
+        }
+        for _ in 0..self.stray.len() {
+            if let Some((run, tag)) = self.stray.pop() {
+                ledger.see_run(run, Place::Retired);
+                self.stray.push((run, tag));
+            }
+        }
+        let references = self.audit_words(&mut ledger)?;
+        ledger.outcome?;
+        let report = AuditReport {
+            total,
+            in_bitmap: ledger.count(Place::Bitmap),
+            in_magazines: ledger.count(Place::Magazine),
+            retired: ledger.count(Place::Retired),
+            owned: ledger.count(Place::Owned),
+            references,
+        };
+        self.compare(&report)?;
+        Ok(report)
+    }
+
+    fn audit_words(&self, ledger: &mut Ledger) -> Result<u64, AuditError> {
+        let mut references = 0;
+        for block in (0..ledger.seen.len() as u32).map(BlockId) {
+            let word = self.word(block);
+            let frame = word.frame();
+            let other = self.table.block_at(frame);
+            if other != block {
+                return Err(AuditError::Bijection { block, frame, other });
+            }
+            if self.null_block() == Some(block) {
+                ledger.see(frame, Place::Null);
+            } else if !word.is_free() {
+                references += u64::from(word.refs());
+                ledger.see(frame, Place::Owned);
+            } else if ledger.seen[frame.index()].is_none() {
+                return Err(AuditError::Lost { frame, block });
+            }
+        }
+        Ok(references)
+    }
+
+    fn compare(&self, report: &AuditReport) -> Result<(), AuditError> {
+        let counted = self.counts();
+        let found = Counts {
+            total: report.total - self.config.has_null_block as usize,
+            in_bitmap: report.in_bitmap,
+            // The counters call what is retired, and seen by no batch any more, free.
+            in_magazines: report.in_magazines + report.retired - counted.retired.min(report.retired),
+            retired: counted.retired.min(report.retired),
+        };
+        if counted == found { Ok(()) } else { Err(AuditError::Miscounted { counted, found }) }
+    }
+}

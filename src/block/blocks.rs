@@ -1,0 +1,261 @@
+//! Every block of a pool, and the threads that use them.
+
+use std::ops::Deref;
+
+use crate::batch::Clock;
+use crate::config::{FAN, FAN_LOG2};
+use crate::error::GrowError;
+use crate::frame::{Census, Depot, FrameConfig, Frames};
+use crate::ids::{BlockHandle, BlockId, DeviceId, FrameId, Order, PoolTag, Run, Ticket};
+use crate::sync::{Arc, AtomicBool, AtomicUsize, Ordering::*, UnboundedQueue, next_pool_tag};
+
+use super::BlockWord;
+use super::home::Homes;
+use super::table::Table;
+
+/// The shape of a pool, checked by the builder.
+#[derive(Clone, Copy, Debug)]
+pub struct BlocksConfig {
+    /// Frames, the null block's among them.
+    pub frames: usize,
+    /// The most frames that the pool may grow to.
+    pub frames_max: usize,
+    /// Frames in a segment: a power of two of at least [`FAN`].
+    pub segment_frames: usize,
+    /// Blocks in a full magazine, at most [`MAGAZINE_BLOCKS_MAX`](crate::config::MAGAZINE_BLOCKS_MAX); 0 bypasses
+    /// the magazines.
+    pub magazine_blocks: usize,
+    /// Threads that are expected to allocate: their caches start in regions of their own.
+    pub threads: usize,
+    /// Whether block 0 is the null block: never handed out, its frame is what tables are padded with.
+    pub has_null_block: bool,
+    /// Where the memory is.
+    pub device: DeviceId,
+}
+
+/// The blocks of a pool. Cloning gives another reference to the same blocks; see the [module](super).
+#[derive(Clone)]
+pub struct Blocks(Arc<Core>);
+
+impl Deref for Blocks {
+    type Target = Core;
+
+    #[inline]
+    fn deref(&self) -> &Core {
+        &self.0
+    }
+}
+
+/// What all references to a pool's blocks share. Reached through [`Blocks`].
+pub struct Core {
+    pub(super) table: Table,
+    pub(super) frames: Frames,
+    pub(super) depot: Depot,
+    pub(super) clock: Clock,
+    pub(super) homes: Homes,
+    /// Retired frames of threads that could not enter a home of their own at that moment.
+    pub(super) stray: UnboundedQueue<(Run, Ticket)>,
+    pub(super) config: BlocksConfig,
+    pub(super) tag: PoolTag,
+    /// Frames of the pool, so that the common path need not look at the directory.
+    total: AtomicUsize,
+    /// The pool is gone; threads forget it when they next look at their list.
+    closed: AtomicBool,
+}
+
+/// Where a pool's blocks are, each counted where it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Counts {
+    /// Blocks that can be handed out, without the null block.
+    pub total: usize,
+    /// Free in the bitmaps.
+    pub in_bitmap: usize,
+    /// Free in threads' magazines and in the depot.
+    pub in_magazines: usize,
+    /// Free, but some batch in flight may still read them.
+    pub retired: usize,
+}
+
+impl Counts {
+    /// Blocks that an allocation can get now.
+    pub fn free(&self) -> usize {
+        self.in_bitmap + self.in_magazines
+    }
+
+    /// Blocks that somebody owns.
+    pub fn used(&self) -> usize {
+        self.total.saturating_sub(self.free() + self.retired)
+    }
+}
+
+impl Blocks {
+    /// All blocks free.
+    ///
+    /// # Panics
+    ///
+    /// If the configuration makes no sense; the pool's builder checks it first.
+    pub fn new(config: BlocksConfig) -> Self {
+        let frames = Frames::new(FrameConfig {
+            frames: config.frames,
+            frames_max: config.frames_max,
+            segment_frames: config.segment_frames,
+        });
+        if config.has_null_block {
+            assert!(frames.claim(Run { start: FrameId(0), len: 1 }), "frame 0 of a fresh pool is free");
+        }
+        Self(Arc::new(Core {
+            table: Table::new(config.frames),
+            frames,
+            depot: Depot::new(if config.magazine_blocks == 0 { 0 } else { 2 * config.threads }),
+            clock: Clock::default(),
+            homes: Homes::default(),
+            stray: UnboundedQueue::default(),
+            config,
+            tag: next_pool_tag(),
+            total: AtomicUsize::new(config.frames),
+            closed: AtomicBool::new(false),
+        }))
+    }
+
+    pub(super) fn core_ptr(&self) -> *const Core {
+        &raw const *self.0
+    }
+}
+
+impl Core {
+    /// Blocks that can be handed out: all but the null block.
+    #[inline]
+    pub fn total(&self) -> usize {
+        self.total.load(Relaxed) - self.config.has_null_block as usize
+    }
+
+    /// Frames, the null block's among them.
+    #[inline]
+    pub fn total_frames(&self) -> usize {
+        self.total.load(Relaxed)
+    }
+
+    /// The shape that it was built with.
+    pub fn config(&self) -> &BlocksConfig {
+        &self.config
+    }
+
+    /// Tells this pool's handles from another's.
+    pub fn tag(&self) -> PoolTag {
+        self.tag
+    }
+
+    /// The block that tables are padded with, if there is one.
+    #[inline]
+    pub fn null_block(&self) -> Option<BlockId> {
+        self.config.has_null_block.then_some(BlockId(0))
+    }
+
+    /// The order of batches.
+    #[inline]
+    pub fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    /// A block's word at this moment.
+    #[inline]
+    pub fn word(&self, id: BlockId) -> BlockWord {
+        // Acquire: pairs with the Release of whoever changed the word last, so that what belongs to this generation
+        // of the block is seen with it.
+        BlockWord::from_bits(self.table.word(id).load(Acquire))
+    }
+
+    /// Where a block's bytes are. It stays there for as long as the caller's batch is in flight.
+    #[inline]
+    pub fn frame(&self, id: BlockId) -> FrameId {
+        self.word(id).frame()
+    }
+
+    /// The block in a frame.
+    pub fn block_at(&self, frame: FrameId) -> BlockId {
+        self.table.block_at(frame)
+    }
+
+    /// A handle of a block on which the caller holds a reference.
+    pub fn handle(&self, id: BlockId) -> BlockHandle {
+        let generation = self.table.info(id).generation(self.word(id));
+        BlockHandle { id, pool: self.tag, generation }
+    }
+
+    /// Adds `blocks` blocks. `prepare` is called with the frames to come, and makes their memory ready; it may be
+    /// called more than once, also for what then does not come.
+    ///
+    /// # Errors
+    ///
+    /// [`GrowError`]; the pool is unchanged.
+    pub fn grow(
+        &self,
+        blocks: usize,
+        prepare: &mut dyn FnMut(Run) -> Result<(), GrowError>,
+    ) -> Result<(), GrowError> {
+        let null = self.config.has_null_block as usize;
+        let run = self
+            .frames
+            .grow(blocks, &mut |run| {
+                self.table.grow(run.end() as usize);
+                prepare(run)
+            })
+            .map_err(|error| match error {
+                // Told in blocks, as the caller counts them.
+                GrowError::TooLarge { asked, total, max } => {
+                    GrowError::TooLarge { asked, total: total - null, max: max - null }
+                }
+                other => other,
+            })?;
+        // Growers come one after the other, and each adds its own.
+        self.total.fetch_add(run.len as usize, Relaxed);
+        Ok(())
+    }
+
+    /// Counts blocks by where they are. Exact when nobody is allocating or freeing.
+    pub fn counts(&self) -> Counts {
+        let oldest = self.clock.oldest();
+        let (mut in_magazines, mut retired) = (self.depot.frames(), 0);
+        for home in self.homes.iter() {
+            let (cached, waiting, newest_tag) = home.mirror();
+            in_magazines += cached;
+            // What no batch can see any more is got by the next allocation that needs it.
+            if newest_tag < oldest { in_magazines += waiting } else { retired += waiting }
+        }
+        retired += self.stray.len();
+        Counts { total: self.total(), in_bitmap: self.frames.free_frames(), in_magazines, retired }
+    }
+
+    /// What is free in the bitmaps and how contiguous it is.
+    pub fn census(&self, order: Order) -> Census {
+        self.frames.census(order)
+    }
+
+    /// Calls `f` with every maximal free run in the bitmaps, ascending. Exact when nobody is allocating or freeing.
+    pub fn for_each_free_run(&self, f: &mut dyn FnMut(Run)) {
+        self.frames.for_each_free_run(f);
+    }
+
+    /// Bytes of metadata for each frame, roughly: the table, and two bitmap levels with their hints.
+    pub fn metadata_bytes(&self) -> usize {
+        self.table.bytes() + self.total_frames() / 2
+    }
+
+    /// The pool is gone: threads that still have a home in it let go of it when they next open one elsewhere.
+    pub fn close(&self) {
+        self.closed.store(true, Relaxed);
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.load(Relaxed)
+    }
+
+    /// Where the `index`th home's allocations gather: threads start in regions of their own.
+    pub(super) fn shard(&self, index: usize) -> FrameId {
+        let threads = self.config.threads.max(1);
+        let at = self.total_frames() / threads * (index % threads);
+        FrameId((at >> FAN_LOG2 << FAN_LOG2) as u32)
+    }
+}
+
+const _: () = assert!(FAN.is_power_of_two());

@@ -1,0 +1,232 @@
+//! Blocks by handle: for engines that keep their own tables. Every call checks the handle's pool, range and
+//! generation; a list is checked as a whole before anything is changed.
+
+use crate::error::HandleError;
+use crate::ids::{BlockHandle, BlockId};
+use crate::sync::Ordering::*;
+
+use super::blocks::Core;
+use super::home::Seat;
+use super::release::Freed;
+use super::{BlockInfo, BlockWord, Blocks, Released};
+
+impl Blocks {
+    /// Drops one reference on each block.
+    ///
+    /// # Errors
+    ///
+    /// [`HandleError`] if a handle is foreign, out of range, stale, or repeated more often than it has references:
+    /// nothing was freed. A handle that *another thread* frees at the same moment, though only one reference is
+    /// left, is the exception: it is reported, and the others of the list are freed.
+    pub fn free(&self, handles: &[BlockHandle]) -> Result<(), HandleError> {
+        self.with_seat(|seat| self.free_at(seat, handles))
+    }
+}
+
+impl Core {
+    pub(super) fn free_at(&self, seat: Option<Seat<'_>>, handles: &[BlockHandle]) -> Result<(), HandleError> {
+        for handle in handles {
+            self.check(handle)?;
+        }
+        self.check_repeats(handles)?;
+        let mut freed = Freed::new();
+        let mut outcome = Ok(());
+        for handle in handles {
+            match self.update(handle, |word| word.release().map(|released| (released.word(), released))) {
+                Ok(Some(released)) => {
+                    if let Some(frame) = self.released(handle.id, released) {
+                        freed.push(frame);
+                    }
+                }
+                Ok(None) => unreachable!("a checked word has references"),
+                Err(error) => outcome = outcome.and(Err(error)),
+            }
+        }
+        self.give_back(seat, &freed.runs);
+        outcome
+    }
+
+    /// One more reference on each block.
+    ///
+    /// # Errors
+    ///
+    /// [`HandleError`]: no block has a reference more than before.
+    pub fn share_handles(&self, handles: &[BlockHandle]) -> Result<(), HandleError> {
+        for (i, handle) in handles.iter().enumerate() {
+            let full = || HandleError::TooManyReferences { id: handle.id, max: BlockWord::REFS_MAX };
+            let shared = self.update(handle, |word| word.share().map(|next| (next, ())));
+            if let Err(error) = shared.and_then(|shared| shared.ok_or_else(full)) {
+                self.unshare(handles[..i].iter().map(|handle| handle.id));
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// One more reference on each block, on each of which the caller holds one.
+    ///
+    /// # Errors
+    ///
+    /// [`HandleError::TooManyReferences`]: no block has a reference more than before.
+    pub fn share(&self, ids: &[BlockId]) -> Result<(), HandleError> {
+        for (i, &id) in ids.iter().enumerate() {
+            // Relaxed: the caller's reference orders what it may touch. The count alone changes.
+            let shared = self.table.word(id).fetch_update(Relaxed, Relaxed, |bits| {
+                BlockWord::from_bits(bits).share().map(BlockWord::to_bits)
+            });
+            if let Err(bits) = shared {
+                let word = BlockWord::from_bits(bits);
+                assert!(!word.is_free(), "block {id} shared while free: {word:?}");
+                self.unshare(ids[..i].iter().copied());
+                return Err(HandleError::TooManyReferences { id, max: BlockWord::REFS_MAX });
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes references back that were just added: none of them is the last, unless the others went meanwhile.
+    fn unshare(&self, ids: impl Iterator<Item = BlockId>) {
+        let ids: Vec<BlockId> = ids.collect();
+        self.release_at(None, &ids);
+    }
+
+    /// One more pin: the block is neither evicted nor moved until as many unpins.
+    ///
+    /// # Errors
+    ///
+    /// [`HandleError`]; nothing was changed.
+    pub fn pin(&self, handle: BlockHandle) -> Result<(), HandleError> {
+        self.update(&handle, |word| word.pin().map(|next| (next, ())))?
+            .ok_or(HandleError::TooManyPins { id: handle.id, max: BlockWord::PINS_MAX })
+    }
+
+    /// One pin less.
+    ///
+    /// # Errors
+    ///
+    /// [`HandleError`]; nothing was changed.
+    pub fn unpin(&self, handle: BlockHandle) -> Result<(), HandleError> {
+        self.update(&handle, |word| word.unpin().map(|next| (next, ())))?
+            .ok_or(HandleError::NotPinned { id: handle.id })
+    }
+
+    /// The block's bytes are final. Nothing happens if the handle is stale by now: the block went its way.
+    pub fn seal(&self, handle: BlockHandle) {
+        let _ = self.update(&handle, |word| word.seal().map(|next| (next, ())));
+    }
+
+    /// Makes a block on which the caller holds a reference writable: true if it is the caller's alone, and open now;
+    /// false if it is shared, so that the caller must write to a copy.
+    pub fn reopen(&self, id: BlockId) -> bool {
+        // Acquire: what the other owners did before they went happens before we write. Release: continues the
+        // order for whoever checks the word after us.
+        let reopened = self.table.word(id).fetch_update(AcqRel, Acquire, |bits| {
+            BlockWord::from_bits(bits).reopen().map(BlockWord::to_bits)
+        });
+        reopened.is_ok()
+    }
+
+    /// Marks blocks as used just now.
+    pub fn touch(&self, ids: &[BlockId]) {
+        let now = self.clock.newest();
+        for &id in ids {
+            self.table.info(id).touch(now);
+        }
+    }
+
+    /// A block as it is at this moment.
+    ///
+    /// # Errors
+    ///
+    /// [`HandleError`] if the handle is foreign, out of range or stale.
+    pub fn info(&self, handle: BlockHandle) -> Result<BlockInfo, HandleError> {
+        let word = self.check(&handle)?;
+        Ok(self.table.info(handle.id).read(handle.id, word, self.config.device, self.clock.newest()))
+    }
+
+    /// The block's word, if the handle is good.
+    #[inline]
+    pub(super) fn check(&self, handle: &BlockHandle) -> Result<BlockWord, HandleError> {
+        self.check_range(handle)?;
+        let word = self.word(handle.id);
+        self.check_generation(handle, word)?;
+        Ok(word)
+    }
+
+    #[inline]
+    fn check_range(&self, handle: &BlockHandle) -> Result<(), HandleError> {
+        if handle.pool != self.tag {
+            return Err(HandleError::Foreign { handle: *handle, pool: self.tag });
+        }
+        let is_null = self.config.has_null_block && handle.id.0 == 0;
+        if is_null || handle.id.index() >= self.total_frames() {
+            return Err(HandleError::OutOfRange { handle: *handle, total: self.total() });
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn check_generation(&self, handle: &BlockHandle, word: BlockWord) -> Result<(), HandleError> {
+        // The high bits are read after the word (an Acquire): they change only while the block is free, and a word
+        // that is free, or of other low bits, is refused whatever they are.
+        if word.is_free()
+            || !word.is_of(handle.generation)
+            || self.generation(handle, word) != handle.generation
+        {
+            return Err(HandleError::Stale { handle: *handle, now: self.generation(handle, word) });
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn generation(&self, handle: &BlockHandle, word: BlockWord) -> crate::ids::Generation {
+        self.table.info(handle.id).generation(word)
+    }
+
+    /// One transition of a block's word, while the handle is good. `Ok(None)`: the transition is not open to the word.
+    #[inline]
+    fn update<R>(
+        &self,
+        handle: &BlockHandle,
+        transition: impl Fn(BlockWord) -> Option<(BlockWord, R)>,
+    ) -> Result<Option<R>, HandleError> {
+        let mut word = self.check(handle)?;
+        let atomic = self.table.word(handle.id);
+        loop {
+            let Some((next, result)) = transition(word) else { return Ok(None) };
+            // Acquire and Release: as in `release_word`; a transition is a release at the most.
+            match atomic.compare_exchange_weak(word.to_bits(), next.to_bits(), AcqRel, Acquire) {
+                Ok(_) => return Ok(Some(result)),
+                Err(now) => {
+                    word = BlockWord::from_bits(now);
+                    self.check_generation(handle, word)?;
+                }
+            }
+        }
+    }
+
+    /// Refuses a list in which a block stands more often than it has references.
+    fn check_repeats(&self, handles: &[BlockHandle]) -> Result<(), HandleError> {
+        let ascending = handles.is_sorted_by(|a, b| a.id < b.id);
+        if ascending || handles.is_sorted_by(|a, b| a.id > b.id) {
+            return Ok(());
+        }
+        let mut sorted = handles.to_vec();
+        sorted.sort_unstable_by_key(|handle| handle.id);
+        for same in sorted.chunk_by(|a, b| a.id == b.id) {
+            if same.len() > 1 && same.len() > self.word(same[0].id).refs() as usize {
+                return Err(HandleError::Repeated { handle: same[0] });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Released {
+    /// The word after the release.
+    pub const fn word(self) -> BlockWord {
+        match self {
+            Self::Shared(word) | Self::Last { word, .. } => word,
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! Giving blocks back: one reference each, and the frames of those that had no other.
+
+use smallvec::SmallVec;
+
+use crate::frame::Cache;
+use crate::ids::{BlockId, FrameId, Run};
+use crate::sync::Ordering::*;
+
+use super::blocks::Core;
+use super::home::Seat;
+use super::{BlockWord, Blocks, Released};
+
+/// Runs at least this long go to the bitmaps by themselves; shorter ones through the magazines.
+const LONG_RUN: u32 = if cfg!(kvpool_loom) { 2 } else { 16 };
+
+/// Frames that are freed together, joined into runs as they come.
+pub(super) struct Freed {
+    pub(super) runs: SmallVec<[Run; 16]>,
+}
+
+impl Freed {
+    pub(super) fn new() -> Self {
+        Self { runs: SmallVec::new() }
+    }
+
+    /// Joins a frame to the last run if it continues it, forwards or backwards.
+    #[inline]
+    pub(super) fn push(&mut self, frame: FrameId) {
+        if let Some(last) = self.runs.last_mut() {
+            if last.end() == frame.0 {
+                last.len += 1;
+                return;
+            }
+            if frame.0 + 1 == last.start.0 {
+                *last = Run { start: frame, len: last.len + 1 };
+                return;
+            }
+        }
+        self.runs.push(Run { start: frame, len: 1 });
+    }
+}
+
+impl Blocks {
+    /// Drops one reference on each block, which the caller holds; in the order in which they should go. Blocks that
+    /// had no other reference are free again, or retired while a batch is in flight.
+    ///
+    /// # Panics
+    ///
+    /// If a block is free: somebody released a reference that was not theirs.
+    pub fn release(&self, ids: &[BlockId]) {
+        self.with_seat(|seat| self.release_at(seat, ids));
+    }
+}
+
+impl Core {
+    #[inline]
+    pub(super) fn release_at(&self, seat: Option<Seat<'_>>, ids: &[BlockId]) {
+        if let [id] = ids {
+            if let Some(frame) = self.release_word(*id) {
+                self.give_back(seat, &[Run { start: frame, len: 1 }]);
+            }
+            return;
+        }
+        let mut freed = Freed::new();
+        for &id in ids {
+            if let Some(frame) = self.release_word(id) {
+                freed.push(frame);
+            }
+        }
+        self.give_back(seat, &freed.runs);
+    }
+
+    /// One reference less; the frame, if that was the last.
+    #[inline]
+    fn release_word(&self, id: BlockId) -> Option<FrameId> {
+        let atomic = self.table.word(id);
+        let mut word = BlockWord::from_bits(atomic.load(Relaxed));
+        loop {
+            let released =
+                word.release().unwrap_or_else(|| panic!("block {id} released while free: {word:?}"));
+            let next = match released {
+                Released::Shared(next) | Released::Last { word: next, .. } => next,
+            };
+            // Release: what this owner did with the bytes happens before the next owner's. Acquire: the last one
+            // to go sees what all others did, and every batch that they began.
+            match atomic.compare_exchange_weak(word.to_bits(), next.to_bits(), AcqRel, Relaxed) {
+                Ok(_) => return self.released(id, released),
+                // Somebody shared, pinned or released in between. Reached by the model `share_release`.
+                Err(now) => word = BlockWord::from_bits(now),
+            }
+        }
+    }
+
+    /// Pays what a release owes: the frame is the caller's now, if that was the last reference.
+    #[inline]
+    pub(super) fn released(&self, id: BlockId, released: Released) -> Option<FrameId> {
+        match released {
+            Released::Shared(_) => None,
+            Released::Last { word, carry } => {
+                if carry {
+                    self.table.info(id).carry_generation();
+                }
+                Some(word.frame())
+            }
+        }
+    }
+
+    /// Frames whose blocks are free: at once to where they are reused, or aside if a batch may still see them.
+    #[inline]
+    pub(super) fn give_back(&self, seat: Option<Seat<'_>>, runs: &[Run]) {
+        if runs.is_empty() {
+            return;
+        }
+        match self.clock.idle_or_tag() {
+            None => {
+                let cached = seat.and_then(|seat| {
+                    seat.enter(|local| {
+                        for &run in runs {
+                            self.free_run_through(&mut local.cache, run);
+                        }
+                        local.reclaim(self);
+                    })
+                });
+                if cached.is_none() {
+                    runs.iter().for_each(|&run| self.frames.free_run(run));
+                }
+            }
+            Some(tag) => {
+                let retired = seat.and_then(|seat| {
+                    seat.enter(|local| runs.iter().for_each(|&run| local.retire(self, run, tag)))
+                });
+                if retired.is_none() {
+                    // A visitor has the home, or the thread has none. Reached by `a_visited_owner_retires_elsewhere`.
+                    runs.iter().for_each(|&run| self.stray.push((run, tag)));
+                }
+            }
+        }
+    }
+
+    #[inline]
+    pub(super) fn free_run_through(&self, cache: &mut Cache, run: Run) {
+        if run.len >= LONG_RUN || cache.capacity() == 0 {
+            return self.frames.free_run(run);
+        }
+        // Descending, so that they pop in ascending order: a run that comes back leaves as a run.
+        for frame in run.frames().rev() {
+            cache.free(frame, &self.frames, &self.depot);
+        }
+    }
+
+    /// Gives the strays back that no batch sees any more.
+    pub(super) fn reclaim_strays(&self) {
+        let oldest = self.clock.oldest();
+        // Each that was there at the start is looked at once.
+        for _ in 0..self.stray.len() {
+            match self.stray.pop() {
+                Some((run, tag)) if tag < oldest => self.frames.free_run(run),
+                Some(waiting) => self.stray.push(waiting),
+                None => return,
+            }
+        }
+    }
+}
