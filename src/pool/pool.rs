@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use crate::block::{AllocRequest, AuditError, AuditReport, BlockInfo, Blocks, FEW};
 use crate::error::{AllocError, GrowError, HandleError};
-use crate::ids::{BlockHandle, BlockId, Order, PoolTag};
+use crate::ids::{BlockHandle, BlockId, Order, PoolTag, SequenceId};
+use crate::sequence::{Batch, SequenceBuilder, SequenceView, Sequences};
 use crate::storage::{KvLayout, Storage};
 
 use super::latency::Sampler;
@@ -35,6 +36,7 @@ pub(super) struct Shared {
     pub(super) blocks: Blocks,
     pub(super) layout: KvLayout,
     pub(super) storage: Option<Arc<dyn Storage>>,
+    pub(super) sequences: Sequences,
     pub(super) sampler: Sampler,
     pub(super) order: Order,
 }
@@ -167,6 +169,40 @@ impl Pool {
     /// A cache of its own for a task that moves between threads, or a thread that wants no thread-local.
     pub fn handle(&self) -> PoolHandle {
         PoolHandle::new(self)
+    }
+
+    /// A sequence to be opened: it owns its blocks in order, and frees them when dropped.
+    ///
+    /// ```
+    /// # use kvpool::{ids::SequenceId, pool::Pool, sequence::BlockTable, storage::KvLayout};
+    /// # let pool = Pool::builder(KvLayout::named("tiny")?).blocks(100).build()?;
+    /// let mut sequence = pool.sequence(SequenceId(7)).open()?;
+    /// let mut batch = pool.begin_batch();
+    /// batch.append(&mut sequence, 40)?;
+    /// let mut table = BlockTable::new();
+    /// batch.block_table([&sequence], &mut table)?;
+    /// assert_eq!((table.row(0).len(), table.lengths()), (3, &[40][..]));
+    /// batch.finish();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn sequence(&self, id: SequenceId) -> SequenceBuilder {
+        self.0.sequences.sequence(id)
+    }
+
+    /// Reads an open sequence's blocks while its owner goes on; `None` if it is not open.
+    pub fn view(&self, id: SequenceId) -> Option<SequenceView> {
+        self.0.sequences.view(id)
+    }
+
+    /// Open sequences.
+    pub fn sequence_count(&self) -> usize {
+        self.0.sequences.count()
+    }
+
+    /// Begins a batch: one step of the engine, under which tables are read. What is freed while it is in flight is
+    /// not written by anybody else before it has ended. Batches overlap and end in any order.
+    pub fn begin_batch(&self) -> Batch {
+        Batch::begin(&self.0.sequences)
     }
 
     /// Adds blocks while the pool serves.
