@@ -6,7 +6,7 @@
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*, fence};
-use std::sync::{Barrier, Mutex, mpsc};
+use std::sync::{Mutex, mpsc};
 use std::thread;
 
 use fastrand::Rng;
@@ -36,6 +36,15 @@ fn seed() -> u64 {
     let seed = given.unwrap_or_else(|| if cfg!(miri) { 1 } else { fastrand::u64(..) });
     eprintln!("KVPOOL_SEED={seed}");
     seed
+}
+
+/// Raises a flag when it goes, also by a panic: those who wait for the flag never wait for ever.
+struct Raise<'a>(&'a AtomicBool);
+
+impl Drop for Raise<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
 }
 
 /// How many references of each block the threads hold, counted outside the pool.
@@ -194,6 +203,7 @@ fn threads_allocate_while_the_pool_grows() {
                 pool.free(&held).unwrap();
             });
         }
+        let _raise = Raise(&grown);
         let mut rng = Rng::with_seed(!seed);
         let mut total = BLOCKS;
         while total < BLOCKS_MAX {
@@ -202,7 +212,6 @@ fn threads_allocate_while_the_pool_grows() {
             total += by;
             thread::yield_now();
         }
-        grown.store(true, Relaxed);
     });
     assert!(pool.grow(1).is_err());
     quiescent(&pool, BLOCKS_MAX);
@@ -220,7 +229,11 @@ fn a_batch_keeps_what_it_saw() {
     let slot = AtomicU64::new(0);
     let replace = |stamp: u64| {
         let mut handles = Vec::new();
-        pool.allocate_raw(AllocRequest::new(1), &mut handles).unwrap();
+        while let Err(error) = pool.allocate_raw(AllocRequest::new(1), &mut handles) {
+            // A reader was stopped in its batch for so long that all else is retired.
+            assert!(matches!(error, AllocError::Exhausted { retired: 1.., .. }), "{error}");
+            thread::yield_now();
+        }
         let id = handles[0].id;
         stamps[id.index()].store(stamp, Relaxed);
         slot.store(u64::from(id.get()) | stamp << 32, Release);
@@ -242,6 +255,7 @@ fn a_batch_keeps_what_it_saw() {
                 }
             });
         }
+        let _raise = Raise(&stop);
         for stamp in 2..STEPS as u64 {
             let new = replace(stamp);
             // The slot no longer names the old block; pairs with the fence of the batches that begin.
@@ -249,7 +263,6 @@ fn a_batch_keeps_what_it_saw() {
             pool.free(&[old]).unwrap();
             old = new;
         }
-        stop.store(true, Relaxed);
     });
     pool.free(&[old]).unwrap();
     quiescent(&pool, BLOCKS);
@@ -304,9 +317,11 @@ fn threads_die_with_their_hands_full() {
 fn a_stopped_thread_strands_no_block() {
     let pool = pool();
     let (loaded, is_loaded) = mpsc::channel();
-    let done = Barrier::new(2);
+    // Closed at the end, also by a panic, and the stopped thread ends.
+    let (done, is_done) = mpsc::channel::<()>();
     thread::scope(|scope| {
-        scope.spawn(|| {
+        let (pool, done) = (&pool, done);
+        scope.spawn(move || {
             let mut cache = pool.handle();
             let mut handles = Vec::new();
             for _ in 0..100 {
@@ -320,14 +335,14 @@ fn a_stopped_thread_strands_no_block() {
             }
             pool.free(&handles).unwrap();
             loaded.send(()).unwrap();
-            done.wait();
+            is_done.recv().unwrap_err();
         });
         is_loaded.recv().unwrap();
         assert_eq!(pool.free_blocks(), BLOCKS);
-        everything_can_be_got(&pool);
+        everything_can_be_got(pool);
         // As one run, too: every frame is back where runs are searched.
         drop(pool.allocate(AllocRequest::new(BLOCKS).contiguous()).unwrap());
-        done.wait();
+        drop(done);
     });
     quiescent(&pool, BLOCKS);
 }
@@ -337,13 +352,14 @@ fn a_stopped_thread_strands_no_block() {
 fn a_stopped_batch_holds_back_only_what_was_freed_since() {
     let pool = pool();
     let (begun, has_begun) = mpsc::channel();
-    let done = Barrier::new(2);
+    let (done, is_done) = mpsc::channel::<()>();
     let lease = pool.allocate(AllocRequest::new(BLOCKS / 4)).unwrap();
     thread::scope(|scope| {
-        scope.spawn(|| {
+        let (pool, done) = (&pool, done);
+        scope.spawn(move || {
             let batch = pool.begin_batch();
             begun.send(()).unwrap();
-            done.wait();
+            is_done.recv().unwrap_err();
             batch.finish();
         });
         has_begun.recv().unwrap();
@@ -355,7 +371,7 @@ fn a_stopped_batch_holds_back_only_what_was_freed_since() {
         );
         pool.audit().unwrap_or_else(|finding| panic!("{finding}"));
         drop(rest);
-        done.wait();
+        drop(done);
     });
     quiescent(&pool, BLOCKS);
 }
