@@ -13,7 +13,8 @@ fn config(cases: u32) -> ProptestConfig {
     ProptestConfig {
         cases: if cfg!(miri) { 2 } else { cases },
         // A failure is kept beside this file, to be run first from then on. Miri reaches no files.
-        failure_persistence: (!cfg!(miri)).then(|| Box::new(FileFailurePersistence::WithSource("regressions")) as _),
+        failure_persistence: (!cfg!(miri))
+            .then(|| Box::new(FileFailurePersistence::WithSource("regressions")) as _),
         ..ProptestConfig::default()
     }
 }

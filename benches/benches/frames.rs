@@ -24,7 +24,8 @@ fn magazine(c: &mut Criterion) {
         let mut expected = word.load(Ordering::Relaxed);
         bencher.iter(|| {
             let next = black_box(expected + 1);
-            word.compare_exchange(expected, next, Ordering::AcqRel, Ordering::Relaxed).expect("no contention");
+            word.compare_exchange(expected, next, Ordering::AcqRel, Ordering::Relaxed)
+                .expect("no contention");
             expected = next;
         });
     });
@@ -80,8 +81,7 @@ fn bitmap(c: &mut Criterion) {
 
 /// Runs of one order that take half of the frames, spread at random.
 fn half_of(frames: &Frames, order: Order) -> Vec<Run> {
-    let mut all: Vec<Run> =
-        std::iter::from_fn(|| frames.allocate_aligned(order, FrameId(0))).collect();
+    let mut all: Vec<Run> = std::iter::from_fn(|| frames.allocate_aligned(order, FrameId(0))).collect();
     assert_eq!(all.len(), FRAMES >> order.0, "aligned runs are missing");
     fastrand::Rng::with_seed(1).shuffle(&mut all);
     all.split_off(all.len() / 2).into_iter().for_each(|run| frames.free_run(run));
