@@ -14,6 +14,7 @@ use kvpool::error::AllocError;
 use kvpool::ids::BlockHandle;
 use kvpool::pool::{AllocRequest, Pool};
 use kvpool::storage::{Dtype, KvLayout};
+use kvpool_testkit::ticket::BareBatch;
 
 const THREADS: usize = if cfg!(miri) { 2 } else { 4 };
 const STEPS: usize = if cfg!(miri) { 60 } else { 40_000 };
@@ -120,7 +121,7 @@ fn threads_mix_everything() {
 }
 
 fn mix(pool: &Pool, oracle: &Oracle, mailboxes: &[Mutex<Vec<BlockHandle>>], thread: usize, mut rng: Rng) {
-    let mut cache = pool.handle();
+    let cache = pool.handle();
     let mut held: Vec<BlockHandle> = Vec::new();
     let mut batches = Vec::new();
     for _ in 0..STEPS {
@@ -159,15 +160,15 @@ fn mix(pool: &Pool, oracle: &Oracle, mailboxes: &[Mutex<Vec<BlockHandle>>], thre
                 mailboxes[(thread + 1) % mailboxes.len()].lock().unwrap().extend(given);
             }
             12 => held.append(&mut mailboxes[thread].lock().unwrap()),
-            13 if batches.len() < 4 => batches.push(pool.begin_batch()),
+            13 if batches.len() < 4 => batches.push(BareBatch::begin(pool)),
             14 if !batches.is_empty() => batches.swap_remove(rng.usize(..batches.len())).finish(),
             15 if held.len() < 100 => {
                 let Ok(lease) = pool.allocate(AllocRequest::new(rng.usize(1..=10))) else { continue };
-                oracle.allocated(&lease.handles());
+                oracle.allocated(&lease.handles().collect::<Vec<_>>());
                 if rng.bool() {
                     held.extend(lease.into_raw());
                 } else {
-                    oracle.freeing(&lease.handles());
+                    oracle.freeing(&lease.handles().collect::<Vec<_>>());
                     drop(lease);
                 }
             }
@@ -244,7 +245,7 @@ fn a_batch_keeps_what_it_saw() {
         for _ in 1..THREADS {
             scope.spawn(|| {
                 while !stop.load(Relaxed) {
-                    let batch = pool.begin_batch();
+                    let batch = BareBatch::begin(&pool);
                     let seen = slot.load(Acquire);
                     let stamp = &stamps[(seen as u32) as usize];
                     for _ in 0..20 {
@@ -280,7 +281,7 @@ fn threads_die_with_their_hands_full() {
             scope.spawn(move || {
                 let mut rng = Rng::with_seed(seed ^ thread as u64);
                 let lease = pool.allocate(AllocRequest::new(10)).unwrap();
-                let mut cache = pool.handle();
+                let cache = pool.handle();
                 let mut handles = Vec::new();
                 for _ in 0..rng.usize(1..50) {
                     cache.allocate_raw(AllocRequest::new(2), &mut handles).unwrap();
@@ -297,7 +298,7 @@ fn threads_die_with_their_hands_full() {
                     }
                     2 => {
                         let died = catch_unwind(AssertUnwindSafe(|| {
-                            let _batch = pool.begin_batch();
+                            let _batch = BareBatch::begin(pool);
                             let _lease = lease;
                             let _cache = cache;
                             std::panic::resume_unwind(Box::new("on purpose"));
@@ -322,7 +323,7 @@ fn a_stopped_thread_strands_no_block() {
     thread::scope(|scope| {
         let (pool, done) = (&pool, done);
         scope.spawn(move || {
-            let mut cache = pool.handle();
+            let cache = pool.handle();
             let mut handles = Vec::new();
             for _ in 0..100 {
                 pool.allocate_raw(AllocRequest::new(1), &mut handles).unwrap();
@@ -357,7 +358,7 @@ fn a_stopped_batch_holds_back_only_what_was_freed_since() {
     thread::scope(|scope| {
         let (pool, done) = (&pool, done);
         scope.spawn(move || {
-            let batch = pool.begin_batch();
+            let batch = BareBatch::begin(pool);
             begun.send(()).unwrap();
             is_done.recv().unwrap_err();
             batch.finish();

@@ -4,3 +4,4 @@ pub mod conformance;
 pub mod model;
 pub mod rng;
 pub mod scalar;
+pub mod ticket;

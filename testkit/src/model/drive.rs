@@ -5,10 +5,11 @@ use std::fmt;
 
 use kvpool::error::HandleError;
 use kvpool::ids::{BlockHandle, BlockId, Generation, PoolTag, SequenceId};
-use kvpool::pool::{AllocRequest, Batch, Lease, Pool, PoolHandle};
+use kvpool::pool::{AllocRequest, Lease, Pool, PoolHandle};
 use kvpool::storage::{Dtype, KvLayout};
 
 use super::{Alien, Doing, Model, Operation, Pick};
+use crate::ticket::BareBatch;
 
 /// How many handles of freed blocks are kept to be misused.
 const FREED_MAX: usize = 256;
@@ -74,7 +75,7 @@ struct Drive {
     leases: Vec<Lease>,
     /// One entry for each reference that is held raw.
     raw: Vec<BlockHandle>,
-    batches: Vec<(u64, Batch)>,
+    batches: Vec<(u64, BareBatch)>,
     freed: Vec<BlockHandle>,
     tag: PoolTag,
 }
@@ -118,7 +119,7 @@ impl Drive {
             Operation::Info(pick) => pick.of(&self.held()).map_or(Ok(()), |&handle| self.info(handle)),
             Operation::Misuse(alien, doing) => self.misuse(alien, doing),
             Operation::Begin => {
-                self.batches.push((self.model.begin(), self.pool.begin_batch()));
+                self.batches.push((self.model.begin(), BareBatch::begin(&self.pool)));
                 Ok(())
             }
             Operation::End(pick) => {
@@ -142,7 +143,7 @@ impl Drive {
         let got = self.pool.allocate(request);
         same("allocate", &expected, &got.as_ref().map(drop).map_err(|error| *error))?;
         let Ok(lease) = got else { return Ok(()) };
-        self.handed_out(request, &lease.handles())?;
+        self.handed_out(request, &lease.handles().collect::<Vec<_>>())?;
         self.leases.push(lease);
         Ok(())
     }
@@ -186,7 +187,7 @@ impl Drive {
     fn drop_lease(&mut self, pick: Pick) -> Checked {
         if let Some(index) = pick.index(self.leases.len()) {
             let lease = self.leases.swap_remove(index);
-            let handles = lease.handles().to_vec();
+            let handles = lease.handles().collect::<Vec<_>>();
             drop(lease);
             handles.into_iter().for_each(|handle| self.released(handle));
         }
@@ -196,7 +197,7 @@ impl Drive {
     fn into_raw(&mut self, pick: Pick) -> Checked {
         if let Some(index) = pick.index(self.leases.len()) {
             let lease = self.leases.swap_remove(index);
-            let expected = lease.handles().to_vec();
+            let expected = lease.handles().collect::<Vec<_>>();
             let got = lease.into_raw();
             same("into_raw", &expected[..], &got[..])?;
             self.raw.extend(got);
@@ -354,7 +355,7 @@ impl Drive {
 
     /// Every reference that is held, by leases and raw.
     fn held(&self) -> Vec<BlockHandle> {
-        let leased = self.leases.iter().flat_map(|lease| lease.handles().to_vec());
+        let leased = self.leases.iter().flat_map(|lease| lease.handles().collect::<Vec<_>>());
         leased.chain(self.raw.iter().copied()).collect()
     }
 
