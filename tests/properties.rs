@@ -12,6 +12,7 @@ const OPERATIONS_MAX: usize = if cfg!(miri) { 40 } else { 300 };
 fn config(cases: u32) -> ProptestConfig {
     ProptestConfig {
         cases: if cfg!(miri) { 2 } else { cases },
+        max_shrink_iters: 10_000,
         // A failure is kept beside this file, to be run first from then on. Miri reaches no files.
         failure_persistence: (!cfg!(miri))
             .then(|| Box::new(FileFailurePersistence::WithSource("regressions")) as _),
