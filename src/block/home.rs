@@ -81,7 +81,7 @@ pub(super) struct Home {
     cached: AtomicU32,
     retired: AtomicU32,
     newest_tag: AtomicU64,
-    next: *const Home,
+    next: *const CachePadded<Home>,
 }
 
 // SAFETY: `next` is written before the home is published and points to a home of the same list, which lives as long.
@@ -149,9 +149,9 @@ pub(super) struct Homes {
 impl Homes {
     pub(super) fn iter(&self) -> impl Iterator<Item = &Home> {
         // SAFETY: published homes live as long as the list. Acquire: pairs with the Release in `take`.
-        let mut next: Option<&Home> = unsafe { self.head.load(Acquire).as_ref() }.map(|home| &**home);
+        let mut next = unsafe { self.head.load(Acquire).as_ref() };
         std::iter::from_fn(move || {
-            let home = next?;
+            let home: &Home = next?;
             // SAFETY: as above; `next` was written before the home was published.
             next = unsafe { home.next.as_ref() };
             Some(home)
@@ -178,8 +178,7 @@ impl Homes {
         }));
         let mut head = self.head.load(Relaxed);
         loop {
-            // SAFETY: `head` is null or a published home, which lives as long as the list.
-            home.next = unsafe { head.as_ref() }.map_or(ptr::null(), |next| &raw const **next);
+            home.next = head;
             let fresh = Box::into_raw(home);
             // Release: publishes the home. Relaxed on failure: nothing of the other's home is read but its address.
             match self.head.compare_exchange(head, fresh, Release, Relaxed) {
@@ -199,10 +198,9 @@ impl Drop for Homes {
     fn drop(&mut self) {
         let mut next = self.head.load(Relaxed).cast_const();
         while !next.is_null() {
-            // SAFETY: nobody has the list any more; each home was made by `Box::into_raw` and is freed once. The
-            // padding puts the home at the start of its box, so that `next` is the box's address.
+            // SAFETY: nobody has the list any more; each home was made by `Box::into_raw` and is freed once.
             let home = unsafe { Box::from_raw(next.cast_mut()) };
-            next = home.next.cast();
+            next = home.next;
         }
     }
 }
