@@ -47,36 +47,36 @@ impl Subject for Leases {
 /// A thread that holds leases.
 pub struct LeaseWorker<'a>(&'a Pool);
 
-impl Worker for LeaseWorker<'_> {
-    type Block = Lease;
-    type Blocks = Lease;
+impl<'a> Worker for LeaseWorker<'a> {
+    type Block = Lease<'a>;
+    type Blocks = Lease<'a>;
 
     #[inline]
-    fn allocate(&mut self) -> Lease {
+    fn allocate(&mut self) -> Lease<'a> {
         self.0.allocate(AllocRequest::new(1)).expect("a bench asks for what there is")
     }
 
     #[inline]
-    fn free(&mut self, block: Lease) {
+    fn free(&mut self, block: Lease<'a>) {
         drop(block);
     }
 
     #[inline]
-    fn allocate_many(&mut self, count: usize, owner: u64) -> Lease {
+    fn allocate_many(&mut self, count: usize, owner: u64) -> Lease<'a> {
         let request = AllocRequest::new(count).sequence(SequenceId(owner));
         self.0.allocate(request).expect("a bench asks for what there is")
     }
 
     #[inline]
-    fn free_many(&mut self, blocks: Lease) {
+    fn free_many(&mut self, blocks: Lease<'a>) {
         drop(blocks);
     }
 
-    fn id(block: &Lease) -> u32 {
+    fn id(block: &Lease<'a>) -> u32 {
         block.blocks()[0].get()
     }
 
-    fn ids(blocks: &Lease, visit: &mut dyn FnMut(u32)) {
+    fn ids(blocks: &Lease<'a>, visit: &mut dyn FnMut(u32)) {
         blocks.blocks().iter().for_each(|id| visit(id.get()));
     }
 }

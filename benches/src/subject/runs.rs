@@ -32,7 +32,7 @@ pub trait Contiguous: Sync + Sized {
 pub struct PoolRuns(Pool);
 
 impl Contiguous for PoolRuns {
-    type Run = Lease;
+    type Run = Lease<'static>;
 
     const NAME: &'static str = "kvpool contiguous lease";
 
@@ -41,16 +41,16 @@ impl Contiguous for PoolRuns {
     }
 
     #[inline]
-    fn allocate(&self, len: u32) -> Option<Lease> {
-        self.0.allocate(AllocRequest::new(len as usize).contiguous()).ok()
+    fn allocate(&self, len: u32) -> Option<Lease<'static>> {
+        self.0.allocate_owned(AllocRequest::new(len as usize).contiguous()).ok()
     }
 
     #[inline]
-    fn free(&self, run: Lease) {
+    fn free(&self, run: Lease<'static>) {
         drop(run);
     }
 
-    fn start(run: &Lease) -> u32 {
+    fn start(run: &Lease<'static>) -> u32 {
         let blocks = run.blocks();
         assert!(blocks.windows(2).all(|pair| pair[1].get() == pair[0].get() + 1), "a run with a gap");
         blocks[0].get()

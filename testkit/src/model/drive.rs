@@ -72,7 +72,7 @@ struct Drive {
     pool: Pool,
     handle: PoolHandle,
     model: Model,
-    leases: Vec<Lease>,
+    leases: Vec<Lease<'static>>,
     /// One entry for each reference that is held raw.
     raw: Vec<BlockHandle>,
     batches: Vec<(u64, BareBatch)>,
@@ -140,7 +140,7 @@ impl Drive {
 
     fn lease(&mut self, request: AllocRequest) -> Checked {
         let expected = self.model.may_allocate(request.blocks, request.contiguous);
-        let got = self.pool.allocate(request);
+        let got = self.pool.allocate_owned(request);
         same("allocate", &expected, &got.as_ref().map(drop).map_err(|error| *error))?;
         let Ok(lease) = got else { return Ok(()) };
         self.handed_out(request, &lease.handles().collect::<Vec<_>>())?;
