@@ -106,6 +106,6 @@ fn release<W: Worker>(worker: &mut W, sequence: Sequence<W::Block, W::Blocks>) -
     let mut blocks = sequence.grown.len();
     W::ids(&sequence.prompt, &mut |_| blocks += 1);
     worker.free_many(sequence.prompt);
-    sequence.grown.into_iter().for_each(|block| worker.free(block));
+    worker.free_each(sequence.grown);
     blocks
 }

@@ -2,12 +2,13 @@
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use kvpool_benches::measure;
-use kvpool_benches::subject::{OffsetRuns, PoolRuns};
+use kvpool_benches::subject::{Bitmap, OffsetRuns, PoolRuns};
 
 fn runs(c: &mut Criterion) {
     let mut group = c.benchmark_group("exact runs of 1..=512");
     for threads in [1, 2] {
         measure::runs::<PoolRuns>(&mut group, threads);
+        measure::runs::<Bitmap>(&mut group, threads);
         measure::runs::<OffsetRuns>(&mut group, threads);
     }
 }

@@ -6,7 +6,7 @@ mod runs;
 
 pub use lists::{FreeList, ListWorker, Listed, Parking, Queued, Standard};
 pub use pool::{Handles, Leases, RawHandles, RawWorker, Way, layout, pool};
-pub use runs::{Contiguous, OffsetRuns, PoolRuns};
+pub use runs::{Bitmap, Contiguous, OffsetRuns, PoolRuns};
 
 /// Something that deals in blocks.
 pub trait Subject: Sync + Sized {
@@ -46,6 +46,11 @@ pub trait Worker {
 
     /// Gives them back.
     fn free_many(&mut self, blocks: Self::Blocks);
+
+    /// Gives single blocks back, in one call where there is such a call.
+    fn free_each(&mut self, blocks: Vec<Self::Block>) {
+        blocks.into_iter().for_each(|block| self.free(block));
+    }
 
     /// The number of a block.
     fn id(block: &Self::Block) -> u32;

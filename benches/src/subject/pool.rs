@@ -199,6 +199,12 @@ impl<W: Way> Worker for RawWorker<W> {
         self.spare.push(blocks);
     }
 
+    fn free_each(&mut self, blocks: Vec<BlockHandle>) {
+        if !blocks.is_empty() {
+            self.way.free(&blocks);
+        }
+    }
+
     fn id(block: &BlockHandle) -> u32 {
         block.id.get()
     }

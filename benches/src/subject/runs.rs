@@ -1,5 +1,7 @@
 //! Contiguous runs of any length: kvpool and the one baseline that has them.
 
+use kvpool::frame::{FrameConfig, Frames};
+use kvpool::ids::{FrameId, Run};
 use kvpool::pool::{AllocRequest, Lease, Pool};
 use offset_allocator::{Allocation, Allocator};
 use parking_lot::Mutex;
@@ -58,6 +60,37 @@ impl Contiguous for PoolRuns {
 
     fn free_blocks(&self) -> usize {
         self.0.free_blocks()
+    }
+}
+
+/// kvpool's bitmap alone, without words, references and handles: what `offset_allocator` is to be compared with.
+pub struct Bitmap(Frames);
+
+impl Contiguous for Bitmap {
+    type Run = Run;
+
+    const NAME: &'static str = "kvpool bitmap alone";
+
+    fn new(blocks: usize) -> Self {
+        Self(Frames::new(FrameConfig { frames: blocks, frames_max: blocks, segment_frames: 4096 }))
+    }
+
+    #[inline]
+    fn allocate(&self, len: u32) -> Option<Run> {
+        self.0.allocate_run(len, FrameId(0))
+    }
+
+    #[inline]
+    fn free(&self, run: Run) {
+        self.0.free_run(run);
+    }
+
+    fn start(run: &Run) -> u32 {
+        run.start.get()
+    }
+
+    fn free_blocks(&self) -> usize {
+        self.0.free_frames()
     }
 }
 
