@@ -6,9 +6,10 @@
 //! (dashmap). loom treats SeqCst *accesses* as AcqRel, so every store-load order here is an explicit fence.
 
 mod asymmetric;
+#[cfg(kvpool_loom)]
+mod locals;
 
 pub(crate) use asymmetric::{heavy_fence, light_fence};
-pub(crate) use crossbeam_epoch as epoch;
 pub(crate) use crossbeam_utils::CachePadded;
 pub(crate) use imp::*;
 
@@ -36,9 +37,8 @@ mod imp {
         AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
     };
     pub(crate) use std::thread::yield_now;
+    pub(crate) use crossbeam_epoch as epoch;
     pub(crate) use std::thread_local;
-
-    pub(crate) use dashmap::DashMap as Map;
 
     /// A bounded lock-free queue.
     pub(crate) struct Queue<T>(crossbeam_queue::ArrayQueue<T>);
@@ -92,6 +92,38 @@ mod imp {
     }
     pub(crate) use thread_local_const;
 
+    /// A map from ids to values that many threads change at once.
+    pub(crate) struct Map<K, V>(dashmap::DashMap<K, V>);
+
+    impl<K: Eq + std::hash::Hash, V: Clone> Map<K, V> {
+        pub(crate) fn new() -> Self {
+            Self(dashmap::DashMap::new())
+        }
+
+        /// Adds an entry, unless there is one of this key; says whether it did.
+        pub(crate) fn insert_new(&self, key: K, value: V) -> bool {
+            match self.0.entry(key) {
+                dashmap::Entry::Occupied(_) => false,
+                dashmap::Entry::Vacant(vacant) => {
+                    vacant.insert(value);
+                    true
+                }
+            }
+        }
+
+        pub(crate) fn get(&self, key: &K) -> Option<V> {
+            self.0.get(key).map(|entry| entry.value().clone())
+        }
+
+        pub(crate) fn remove(&self, key: &K) {
+            self.0.remove(key);
+        }
+
+        pub(crate) fn len(&self) -> usize {
+            self.0.len()
+        }
+    }
+
     /// `std::cell::UnsafeCell` with loom's interface: access is a closure over the pointer.
     #[derive(Debug, Default)]
     pub(crate) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
@@ -117,7 +149,13 @@ mod imp {
         AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
     };
     pub(crate) use loom::thread::yield_now;
-    pub(crate) use loom::thread_local;
+
+    pub(crate) use super::locals::{LocalKey, local as thread_local, local as thread_local_const};
+
+    pub(crate) mod epoch {
+        pub(crate) use super::super::locals::pin;
+        pub(crate) use crossbeam_epoch::*;
+    }
 
     use std::collections::{HashMap, VecDeque};
     use std::hash::Hash;
@@ -151,6 +189,37 @@ mod imp {
         }
     }
 
+    /// A map from ids to values; every call is one step.
+    pub(crate) struct Map<K, V>(loom::sync::Mutex<HashMap<K, V>>);
+
+    impl<K: Eq + Hash, V: Clone> Map<K, V> {
+        pub(crate) fn new() -> Self {
+            Self(loom::sync::Mutex::new(HashMap::new()))
+        }
+
+        pub(crate) fn insert_new(&self, key: K, value: V) -> bool {
+            let mut entries = self.0.lock().unwrap();
+            let vacant = !entries.contains_key(&key);
+            if vacant {
+                entries.insert(key, value);
+            }
+            vacant
+        }
+
+        pub(crate) fn get(&self, key: &K) -> Option<V> {
+            self.0.lock().unwrap().get(key).cloned()
+        }
+
+        pub(crate) fn remove(&self, key: &K) {
+            // What was there is dropped after the lock.
+            let _gone = self.0.lock().unwrap().remove(key);
+        }
+
+        pub(crate) fn len(&self) -> usize {
+            self.0.lock().unwrap().len()
+        }
+    }
+
     /// An unbounded queue; every call is one step.
     pub(crate) struct UnboundedQueue<T>(loom::sync::Mutex<VecDeque<T>>);
 
@@ -173,11 +242,4 @@ mod imp {
             self.0.lock().unwrap().len()
         }
     }
-
-    macro_rules! thread_local_const {
-        ($(#[$attribute:meta])* static $name:ident: $type:ty = $value:expr;) => {
-            loom::thread_local! { $(#[$attribute])* static $name: $type = $value; }
-        };
-    }
-    pub(crate) use thread_local_const;
 }

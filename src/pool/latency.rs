@@ -48,25 +48,36 @@ impl Sampler {
         }
     }
 
-    #[inline]
+    /// Runs `f`, and records how long it took if the last call of [`is_due`](Self::is_due) said so.
     pub(super) fn time<R>(&self, f: impl FnOnce() -> R) -> R {
-        let Some(mask) = self.mask else { return f() };
+        match self.mask {
+            Some(mask) if TICK.try_with(Cell::get).is_ok_and(|tick| tick & mask == 0) => {
+                let start = Instant::now();
+                let result = f();
+                self.record(start);
+                result
+            }
+            _ => f(),
+        }
+    }
+
+    /// Counts an allocation. True if it is one to be timed.
+    #[inline]
+    pub(super) fn is_due(&self) -> bool {
+        let Some(mask) = self.mask else { return false };
         let tick = TICK.try_with(|tick| {
             tick.set(tick.get().wrapping_add(1));
             tick.get()
         });
-        if tick.is_ok_and(|tick| tick & mask == 0) { self.time_this(f) } else { f() }
+        tick.is_ok_and(|tick| tick & mask == 0)
     }
 
     #[cold]
     #[inline(never)]
-    fn time_this<R>(&self, f: impl FnOnce() -> R) -> R {
-        let start = Instant::now();
-        let result = f();
+    fn record(&self, start: Instant) {
         let nanoseconds = start.elapsed().as_nanos().min((1 << MAX_VALUE_POWER) - 1) as u64;
         // Cannot fail: the value is within the histogram's range.
         let _ = self.nanoseconds.increment(nanoseconds);
-        result
     }
 
     pub(super) fn read(&self) -> Latency {
@@ -94,12 +105,14 @@ mod tests {
     fn one_in_so_many_is_timed() {
         let sampler = Sampler::new(4);
         for _ in 0..400 {
+            sampler.is_due();
             sampler.time(|| ());
         }
         let latency = sampler.read();
         assert_eq!(latency.samples, 100);
         assert!(latency.p50_ns <= latency.p99_ns && latency.p99_ns <= latency.max_ns);
         let none = Sampler::new(0);
+        none.is_due();
         none.time(|| ());
         assert_eq!(none.read(), Latency::default());
     }

@@ -1,12 +1,14 @@
 //! The pool itself.
 
-use crate::block::{AllocRequest, AuditError, AuditReport, BlockInfo, Blocks};
+use crate::block::{AllocRequest, AuditError, AuditReport, BlockInfo, Blocks, FEW};
 use crate::error::{AllocError, GrowError, HandleError};
-use crate::ids::{BlockHandle, Order, PoolTag};
+use crate::ids::{BlockHandle, BlockId, Order, PoolTag, SequenceId};
+use crate::sequence::{Batch, SequenceBuilder, SequenceView, Sequences};
 use crate::storage::{KvLayout, Storage};
 use crate::sync::Arc;
 
 use super::latency::Sampler;
+use super::lease::{LeasedIds, Root};
 use super::{Lease, PoolBuilder, PoolHandle, Stats};
 
 /// A pool of KV-cache blocks. Clones are the same pool; every method takes `&self` and may be called from any number
@@ -33,6 +35,7 @@ pub(super) struct Shared {
     pub(super) blocks: Blocks,
     pub(super) layout: KvLayout,
     pub(super) storage: Option<std::sync::Arc<dyn Storage>>,
+    pub(super) sequences: Sequences,
     pub(super) sampler: Sampler,
     pub(super) order: Order,
 }
@@ -55,10 +58,27 @@ impl Pool {
     ///
     /// [`AllocError`]; the pool is unchanged.
     #[inline]
-    pub fn allocate(&self, request: AllocRequest) -> Result<Lease, AllocError> {
-        let mut lease = Lease::empty(self.0.blocks.anchor());
-        self.0.sampler.time(|| self.0.blocks.allocate(&request, None, |id| lease.push(id)))?;
-        Ok(lease)
+    pub fn allocate(&self, request: AllocRequest) -> Result<Lease<'_>, AllocError> {
+        match self.allocate_one(&request) {
+            Some(id) => Ok(Lease::one(Root::Borrowed(&self.0.blocks), id)),
+            None => Ok(Lease::new(Root::Borrowed(&self.0.blocks), self.allocate_ids(&request)?)),
+        }
+    }
+
+    /// As [`allocate`](Self::allocate), for a lease that borrows nothing: a reference count on top.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError`]; the pool is unchanged.
+    #[inline]
+    pub fn allocate_owned(&self, request: AllocRequest) -> Result<Lease<'static>, AllocError> {
+        match self.allocate_one(&request) {
+            Some(id) => Ok(Lease::one(Root::Owned(self.0.blocks.anchor()), id)),
+            None => {
+                let ids = self.allocate_ids(&request)?;
+                Ok(Lease::new(Root::Owned(self.0.blocks.anchor()), ids))
+            }
+        }
     }
 
     /// Hands out blocks as handles, appended to `out`, for an engine that keeps its own tables. What is not passed to
@@ -69,8 +89,36 @@ impl Pool {
     /// [`AllocError`]; the pool and `out` are unchanged.
     #[inline]
     pub fn allocate_raw(&self, request: AllocRequest, out: &mut Vec<BlockHandle>) -> Result<(), AllocError> {
+        match self.allocate_one(&request) {
+            Some(id) => out.push(self.0.blocks.handle(id)),
+            None => out.extend(self.allocate_ids(&request)?.iter().map(|&id| self.0.blocks.handle(id))),
+        }
+        Ok(())
+    }
+
+    /// One block the short way, unless it is this allocation's turn to be timed.
+    #[inline]
+    fn allocate_one(&self, request: &AllocRequest) -> Option<BlockId> {
+        if self.0.sampler.is_due() || request.blocks != 1 {
+            None
+        } else {
+            self.0.blocks.allocate_one(request)
+        }
+    }
+
+    /// Any number of blocks: the short way where it goes, else the long one.
+    #[inline(never)]
+    fn allocate_ids(&self, request: &AllocRequest) -> Result<LeasedIds, AllocError> {
         let blocks = &self.0.blocks;
-        self.0.sampler.time(|| blocks.allocate(&request, None, |id| out.push(blocks.handle(id))))
+        self.0.sampler.time(|| {
+            let mut few = [BlockId(0); FEW];
+            if blocks.allocate_few(request, &mut few) {
+                return Ok(LeasedIds::from_buf_and_len(few, request.blocks));
+            }
+            let mut ids = LeasedIds::new();
+            blocks.allocate(request, None, &mut |id| ids.push(id))?;
+            Ok(ids)
+        })
     }
 
     /// Drops one reference on each block. A block that is in the list twice loses two.
@@ -125,6 +173,40 @@ impl Pool {
     /// A cache of its own for a task that moves between threads, or a thread that wants no thread-local.
     pub fn handle(&self) -> PoolHandle {
         PoolHandle::new(self)
+    }
+
+    /// A sequence to be opened: it owns its blocks in order, and frees them when dropped.
+    ///
+    /// ```
+    /// # use kvpool::{ids::SequenceId, pool::Pool, sequence::BlockTable, storage::KvLayout};
+    /// # let pool = Pool::builder(KvLayout::named("tiny")?).blocks(100).build()?;
+    /// let mut sequence = pool.sequence(SequenceId(7)).open()?;
+    /// let mut batch = pool.begin_batch();
+    /// batch.append(&mut sequence, 40)?;
+    /// let mut table = BlockTable::new();
+    /// batch.block_table([&sequence], &mut table)?;
+    /// assert_eq!(table.row(0).len(), 10, "this layout has blocks of 4 tokens");
+    /// batch.finish();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn sequence(&self, id: SequenceId) -> SequenceBuilder {
+        self.0.sequences.sequence(id)
+    }
+
+    /// Reads an open sequence's blocks while its owner goes on; `None` if it is not open.
+    pub fn view(&self, id: SequenceId) -> Option<SequenceView> {
+        self.0.sequences.view(id)
+    }
+
+    /// Open sequences.
+    pub fn sequence_count(&self) -> usize {
+        self.0.sequences.count()
+    }
+
+    /// Begins a batch: one step of the engine, under which tables are read. What is freed while it is in flight is
+    /// not written by anybody else before it has ended. Batches overlap and end in any order.
+    pub fn begin_batch(&self) -> Batch {
+        Batch::begin(&self.0.sequences)
     }
 
     /// Adds blocks while the pool serves.
