@@ -157,7 +157,7 @@ impl Core {
         for _ in 0..self.stray.len() {
             if let Some((run, tag)) = self.stray.pop() {
                 ledger.see_run(run, Place::Retired);
-                self.stray.push((run, tag));
+                self.stray.push(run, tag);
             }
         }
         let references = self.audit_words(&mut ledger)?;

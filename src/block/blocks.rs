@@ -6,11 +6,12 @@ use crate::batch::Clock;
 use crate::config::FAN_LOG2;
 use crate::error::GrowError;
 use crate::frame::{Census, Depot, FrameConfig, Frames};
-use crate::ids::{BlockHandle, BlockId, DeviceId, FrameId, Order, PoolTag, Run, Ticket};
-use crate::sync::{Arc, AtomicBool, AtomicUsize, Ordering::*, UnboundedQueue, next_pool_tag};
+use crate::ids::{BlockHandle, BlockId, DeviceId, FrameId, Order, PoolTag, Run};
+use crate::sync::{Arc, AtomicBool, AtomicUsize, Ordering::*, next_pool_tag};
 
 use super::BlockWord;
 use super::home::Homes;
+use super::strays::Strays;
 use super::table::Table;
 
 /// The shape of a pool, checked by the builder.
@@ -56,8 +57,7 @@ pub struct Core {
     pub(super) depot: Depot,
     pub(super) clock: Clock,
     pub(super) homes: Homes,
-    /// Retired frames of threads that could not enter a home of their own at that moment.
-    pub(super) stray: UnboundedQueue<(Run, Ticket)>,
+    pub(super) stray: Strays,
     pub(super) config: BlocksConfig,
     pub(super) tag: PoolTag,
     /// Wipes frames that are given up, before anybody can own them again.
@@ -114,7 +114,7 @@ impl Blocks {
             depot: Depot::new(if config.magazine_blocks == 0 { 0 } else { 2 * config.threads }),
             clock: Clock::default(),
             homes: Homes::default(),
-            stray: UnboundedQueue::default(),
+            stray: Strays::default(),
             config,
             tag: next_pool_tag(),
             scrub,
@@ -233,7 +233,8 @@ impl Core {
             // What no batch can see any more is got by the next allocation that needs it.
             if newest_tag < oldest { in_magazines += waiting } else { retired += waiting }
         }
-        retired += self.stray.len();
+        let (strays, newest_tag) = self.stray.mirror();
+        if newest_tag < oldest { in_magazines += strays } else { retired += strays }
         Counts { total: self.total(), in_bitmap: self.frames.free_frames(), in_magazines, retired }
     }
 

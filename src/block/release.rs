@@ -173,7 +173,7 @@ impl Core {
                 });
                 if retired.is_none() {
                     // A visitor has the home, or the thread has none. Reached by `a_visited_owner_retires_elsewhere`.
-                    runs.iter().for_each(|&run| self.stray.push((run, tag)));
+                    runs.iter().for_each(|&run| self.stray.push(run, tag));
                 }
             }
         }
@@ -198,7 +198,7 @@ impl Core {
         for _ in 0..self.stray.len() {
             match self.stray.pop() {
                 Some((run, tag)) if tag < oldest => self.free_run(run),
-                Some(waiting) => self.stray.push(waiting),
+                Some((run, tag)) => self.stray.push(run, tag),
                 None => return,
             }
         }
