@@ -1,12 +1,11 @@
 //! The pool itself.
 
-use std::sync::Arc;
-
 use crate::block::{AllocRequest, AuditError, AuditReport, BlockInfo, Blocks, FEW};
 use crate::error::{AllocError, GrowError, HandleError};
 use crate::ids::{BlockHandle, BlockId, Order, PoolTag, SequenceId};
 use crate::sequence::{Batch, SequenceBuilder, SequenceView, Sequences};
 use crate::storage::{KvLayout, Storage};
+use crate::sync::Arc;
 
 use super::latency::Sampler;
 use super::lease::{LeasedIds, Root};
@@ -35,7 +34,7 @@ pub struct Pool(pub(super) Arc<Shared>);
 pub(super) struct Shared {
     pub(super) blocks: Blocks,
     pub(super) layout: KvLayout,
-    pub(super) storage: Option<Arc<dyn Storage>>,
+    pub(super) storage: Option<std::sync::Arc<dyn Storage>>,
     pub(super) sequences: Sequences,
     pub(super) sampler: Sampler,
     pub(super) order: Order,
@@ -253,7 +252,7 @@ impl Pool {
     }
 
     /// Where the bytes are; `None` in a pool that was built without storage.
-    pub fn storage(&self) -> Option<&Arc<dyn Storage>> {
+    pub fn storage(&self) -> Option<&std::sync::Arc<dyn Storage>> {
         self.0.storage.as_ref()
     }
 
