@@ -4,13 +4,18 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 export RUST_BACKTRACE=0
 survivors=0
+wrappers=$PWD/${CARGO_TARGET_DIR:-target}/loom/mutants
+mkdir -p "$wrappers"
 # mutant, and the models that must catch it
 while read -r mutant models; do
     args=()
     for model in $models; do args+=(--test "$model"); done
-    # A target directory of its own, so that the models proper need not be built again.
-    if output=$(CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/mutants" RUSTFLAGS="--cfg kvpool_mutant=\"$mutant\"" \
-        loom-tests/run.sh "${args[@]}" 2>&1); then
+    # Only the workspace's own crates are built with the bug: a wrapper of its own per mutant makes cargo rebuild
+    # those, and nothing else.
+    wrapper="$wrappers/$mutant"
+    printf '#!/bin/sh\nexec "$@" --cfg "kvpool_mutant=\\"%s\\""\n' "$mutant" >"$wrapper"
+    chmod +x "$wrapper"
+    if output=$(RUSTC_WORKSPACE_WRAPPER="$wrapper" loom-tests/run.sh "${args[@]}" 2>&1); then
         echo "SURVIVED  $mutant ($models)"
         survivors=$((survivors + 1))
     elif grep -qE "could not compile|no test target" <<<"$output"; then
@@ -23,7 +28,7 @@ while read -r mutant models; do
 done <<'LIST'
 no_fence hints
 no_recheck hints
-relaxed_free claim_free merge
+relaxed_free merge
 store_merge merge
 rollback named_claim
 no_transit runs

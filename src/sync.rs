@@ -19,12 +19,21 @@ pub(crate) fn next_pool_tag() -> crate::ids::PoolTag {
     crate::ids::PoolTag(NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed))
 }
 
+/// Threads that the machine runs at once; two under loom.
+pub(crate) fn available_parallelism() -> usize {
+    if cfg!(kvpool_loom) {
+        2
+    } else {
+        std::thread::available_parallelism().map_or(1, |threads| threads.get())
+    }
+}
+
 #[cfg(not(kvpool_loom))]
 mod imp {
     pub(crate) use std::sync::Arc;
     pub(crate) use std::sync::Mutex;
     pub(crate) use std::sync::atomic::{
-        AtomicBool, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
+        AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
     };
     pub(crate) use std::thread::yield_now;
     pub(crate) use std::thread_local;
@@ -135,7 +144,7 @@ mod imp {
     pub(crate) use loom::sync::Arc;
     pub(crate) use loom::sync::Mutex;
     pub(crate) use loom::sync::atomic::{
-        AtomicBool, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
+        AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
     };
     pub(crate) use loom::thread::yield_now;
     pub(crate) use loom::thread_local;

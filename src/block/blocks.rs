@@ -3,7 +3,7 @@
 use std::ops::Deref;
 
 use crate::batch::Clock;
-use crate::config::{FAN, FAN_LOG2};
+use crate::config::FAN_LOG2;
 use crate::error::GrowError;
 use crate::frame::{Census, Depot, FrameConfig, Frames};
 use crate::ids::{BlockHandle, BlockId, DeviceId, FrameId, Order, PoolTag, Run, Ticket};
@@ -20,7 +20,7 @@ pub struct BlocksConfig {
     pub frames: usize,
     /// The most frames that the pool may grow to.
     pub frames_max: usize,
-    /// Frames in a segment: a power of two of at least [`FAN`].
+    /// Frames in a segment: a power of two of at least [`FAN`](crate::config::FAN).
     pub segment_frames: usize,
     /// Blocks in a full magazine, at most [`MAGAZINE_BLOCKS_MAX`](crate::config::MAGAZINE_BLOCKS_MAX); 0 bypasses
     /// the magazines.
@@ -46,6 +46,9 @@ impl Deref for Blocks {
     }
 }
 
+/// Wipes the bytes of frames that nobody owns.
+pub type Scrub = Box<dyn Fn(Run) + Send + Sync>;
+
 /// What all references to a pool's blocks share. Reached through [`Blocks`].
 pub struct Core {
     pub(super) table: Table,
@@ -57,6 +60,8 @@ pub struct Core {
     pub(super) stray: UnboundedQueue<(Run, Ticket)>,
     pub(super) config: BlocksConfig,
     pub(super) tag: PoolTag,
+    /// Wipes frames that are given up, before anybody can own them again.
+    scrub: Option<Scrub>,
     /// Frames of the pool, so that the common path need not look at the directory.
     total: AtomicUsize,
     /// The pool is gone; threads forget it when they next look at their list.
@@ -89,12 +94,12 @@ impl Counts {
 }
 
 impl Blocks {
-    /// All blocks free.
+    /// All blocks free. With `scrub`, every frame is passed to it once nobody owns it and no batch sees it.
     ///
     /// # Panics
     ///
     /// If the configuration makes no sense; the pool's builder checks it first.
-    pub fn new(config: BlocksConfig) -> Self {
+    pub fn new(config: BlocksConfig, scrub: Option<Scrub>) -> Self {
         let frames = Frames::new(FrameConfig {
             frames: config.frames,
             frames_max: config.frames_max,
@@ -112,6 +117,7 @@ impl Blocks {
             stray: UnboundedQueue::default(),
             config,
             tag: next_pool_tag(),
+            scrub,
             total: AtomicUsize::new(config.frames),
             closed: AtomicBool::new(false),
         }))
@@ -246,6 +252,24 @@ impl Core {
         self.closed.store(true, Relaxed);
     }
 
+    /// Puts frames that nobody owns, and no batch sees, back into the bitmaps.
+    pub(super) fn free_run(&self, run: Run) {
+        self.wipe(run);
+        self.frames.free_run(run);
+    }
+
+    #[inline]
+    pub(super) fn wipes(&self) -> bool {
+        self.scrub.is_some()
+    }
+
+    #[inline]
+    pub(super) fn wipe(&self, run: Run) {
+        if let Some(scrub) = &self.scrub {
+            scrub(run);
+        }
+    }
+
     pub(super) fn is_closed(&self) -> bool {
         self.closed.load(Relaxed)
     }
@@ -257,5 +281,3 @@ impl Core {
         FrameId((at >> FAN_LOG2 << FAN_LOG2) as u32)
     }
 }
-
-const _: () = assert!(FAN.is_power_of_two());

@@ -74,23 +74,27 @@ impl Table {
     #[inline]
     pub(super) fn word(&self, id: BlockId) -> &AtomicU64 {
         let (bucket, row) = self.locate(id.index());
-        &bucket.words[row]
+        // SAFETY: `locate` gives a row of the bucket, here and below.
+        unsafe { bucket.words.get_unchecked(row) }
     }
 
     #[inline]
     pub(super) fn info(&self, id: BlockId) -> &InfoCell {
         let (bucket, row) = self.locate(id.index());
-        &bucket.info[row]
+        // SAFETY: as above.
+        unsafe { bucket.info.get_unchecked(row) }
     }
 
     /// The block whose bytes are, or would be, in a frame.
     #[inline]
     pub(super) fn block_at(&self, frame: FrameId) -> BlockId {
         let (bucket, row) = self.locate(frame.index());
-        // Relaxed: written only by whoever has the frame, who got it by an Acquire from whoever had it before.
-        BlockId(bucket.block_at[row].load(Relaxed))
+        // SAFETY: as above. Relaxed: written only by whoever has the frame, who got it by an Acquire from whoever had
+        // it before.
+        BlockId(unsafe { bucket.block_at.get_unchecked(row) }.load(Relaxed))
     }
 
+    /// A bucket and a row that is within it, in each of its three arrays, which are of one length.
     #[inline]
     fn locate(&self, row: usize) -> (&Bucket, usize) {
         if row < self.first.words.len() { (&self.first, row) } else { self.locate_grown(row) }
@@ -103,6 +107,7 @@ impl Table {
         // SAFETY: a row is asked for only after `grow` has made it; buckets live as long as the table. Acquire: pairs
         // with the Release in `grow`.
         let bucket = unsafe { self.more[(log2 - self.first_log2) as usize].load(Acquire).as_ref() };
+        // A row in [2^log2, 2^(log2 + 1)) is in the bucket of 2^log2 rows that begins there.
         (bucket.expect("a row of this pool"), row - (1 << log2))
     }
 

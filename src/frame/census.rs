@@ -70,7 +70,7 @@ impl Map<'_> {
             longest_run: 0,
             by_order: [0; ORDERS],
         };
-        self.walk(false, |run| {
+        self.walk(false, 1, |run| {
             census.add(run);
             ControlFlow::Continue(())
         });

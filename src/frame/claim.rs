@@ -144,6 +144,11 @@ impl<'a> Map<'a> {
     /// Puts a run back.
     #[inline]
     pub(super) fn free_run(self, run: Run) {
+        let pos = run.start.0 & (FAN as u32 - 1);
+        if pos + run.len < FAN as u32 {
+            // Most runs: inside one leaf, and not all of it.
+            return self.free_mask(run.start.index() >> FAN_LOG2, ones(pos, run.len));
+        }
         self.for_each_piece(run, |piece| {
             match piece {
                 Piece::Frames { leaf, mask } => self.free_mask(leaf, mask),

@@ -273,7 +273,7 @@ impl Frames {
     /// Visits every maximal free run, ascending. Exact when nothing changes meanwhile.
     pub fn for_each_free_run(&self, f: &mut dyn FnMut(Run)) {
         self.with(|map| {
-            map.walk(false, |run| {
+            map.walk(false, 1, |run| {
                 f(run);
                 ControlFlow::Continue(())
             });
@@ -288,7 +288,7 @@ impl Frames {
     pub fn audit(&self) -> Result<(), &'static str> {
         self.with(|map| {
             let mut end = 0;
-            map.walk(false, |run| {
+            map.walk(false, 1, |run| {
                 end = run.end() as usize;
                 ControlFlow::Continue(())
             });

@@ -108,10 +108,13 @@ impl<'a> Map<'a> {
     /// making, this offer. Models: `hints`.
     #[inline]
     pub(super) fn offer(self, level: Level, index: usize, old: u64, new: u64) {
-        let (had, has) = (level.classes_of(old), level.classes_of(new));
-        if had < has {
-            hint_fence();
-            self.hints(level).set(index, had..has);
+        let had = level.classes_of(old);
+        if had < level.classes() {
+            let has = level.classes_of(new);
+            if had < has {
+                hint_fence();
+                self.hints(level).set(index, had..has);
+            }
         }
     }
 

@@ -2,8 +2,8 @@
 //!
 //! A walk that finds nothing is believed only if no frame was in transit while it went on (`transit`); otherwise it
 //! is made again, a bounded number of times, so that a thread that is stopped in mid-split stops nobody else for long.
-//! Frames that are freed behind the walk's back while others are taken ahead of it are not seen: no operation that
-//! ran alone would fail, and one that ran beside others fails only as if it had run before or after them.
+//! The walk is no snapshot: a frame freed behind it, while the last one ahead of it is taken by somebody else, is
+//! missed, although at every moment one was free. A caller that is refused while others free can only ask again.
 
 use std::ops::ControlFlow;
 
@@ -58,7 +58,7 @@ impl Map<'_> {
     pub(super) fn scan_run(self, len: u32, align: u32) -> Option<Run> {
         self.settle(|| {
             let mut outcome = Attempt::Missed;
-            self.walk(true, |free| {
+            self.walk(true, len, |free| {
                 let Some(start) = free.start.0.checked_next_multiple_of(align) else {
                     return ControlFlow::Break(());
                 };
@@ -103,30 +103,46 @@ impl Map<'_> {
         })
     }
 
-    /// Visits every maximal free run, ascending; with `open`, without the closed units. What is visited is exact when
-    /// nothing changes meanwhile.
-    pub(super) fn walk(self, open: bool, visit: impl FnMut(Run) -> ControlFlow<()>) {
+    /// Visits every maximal free run of at least `len` frames, and perhaps shorter ones, ascending; with `open`, without
+    /// the closed units. What is visited is exact when nothing changes meanwhile.
+    pub(super) fn walk(self, open: bool, len: u32, visit: impl FnMut(Run) -> ControlFlow<()>) {
         let mut runs = Joined { run: Run { start: FrameId(0), len: 0 }, visit };
-        if self.walk_pieces(open, |start, len| runs.push(start, len)).is_continue() && runs.run.len > 0 {
+        if self.walk_pieces(open, len, |start, len| runs.push(start, len)).is_continue() && runs.run.len > 0 {
             let _ = (runs.visit)(runs.run);
         }
     }
 
     /// Visits the free runs of each unit, or whole group, as `(start, len)`.
-    fn walk_pieces(self, open: bool, mut visit: impl FnMut(u32, u32) -> ControlFlow<()>) -> ControlFlow<()> {
+    fn walk_pieces(
+        self,
+        open: bool,
+        len: u32,
+        mut visit: impl FnMut(u32, u32) -> ControlFlow<()>,
+    ) -> ControlFlow<()> {
         let shape = self.directory.shape;
         for index in 0..self.directory.groups() {
             let Some(group) = self.directory.group(index) else { break };
             let first = shape.first_unit(index);
             let closed = if open { group.closed.load(Ordering::Relaxed) } else { 0 };
             // Acquire, as in `free_in_unit`.
-            if group.units.load(Ordering::Acquire) & !closed == shape.group_mask() {
+            let units = group.units.load(Ordering::Acquire) & !closed;
+            if units == shape.group_mask() {
                 // The whole group at once: a pool that is mostly free is walked by its groups.
                 visit((first << FAN_LOG2) as u32, (shape.units_in_group() << FAN_LOG2) as u32)?;
                 continue;
             }
-            let last = (first + shape.units_in_group()).min(self.directory.leaves());
-            for unit in first..last {
+            // A long run has whole units, so that only what borders on one need be looked at; the first and the last
+            // unit may border on another group's.
+            let edges = 1 | 1 << (shape.units_in_group() - 1);
+            let is_long = len >= 2 * FAN as u32;
+            let mut worth =
+                if is_long { units | units << 1 | units >> 1 | edges } else { !0 } & shape.group_mask();
+            while worth != 0 {
+                let unit = first + worth.trailing_zeros() as usize;
+                worth &= worth - 1;
+                if unit >= self.directory.leaves() {
+                    break;
+                }
                 for (pos, len) in runs(self.directory.free_in_unit(unit, open)) {
                     visit((unit << FAN_LOG2) as u32 + pos, len)?;
                 }

@@ -14,8 +14,7 @@
 
 use super::FrameMask;
 use super::bits::{
-    LEAF_CLASSES, best_aligned, best_run, class_that_holds, class_that_may_hold, longest_run, low_bits, ones,
-    runs,
+    LEAF_CLASSES, best_aligned, best_run, class_that_holds, class_that_may_hold, longest_run, ones, runs,
 };
 use super::claim::Claimed;
 use super::map::{Level, Map};
@@ -27,6 +26,9 @@ const GROUPS_MAX: usize = 8;
 
 /// Words that a search for a well-placed hole looks at.
 const WORDS_MAX: usize = 16;
+
+/// A rest of a prompt that goes into several holes rather than break a unit up.
+const REST_IN_PIECES: u32 = 16;
 
 /// Which words to look at, by their hints.
 #[derive(Clone, Copy)]
@@ -255,20 +257,28 @@ impl<'a> Map<'a> {
             take(run);
             self.directory.unit_near(run.end() as usize)
         };
+        // Whole units in one run, and failing that in the longest runs there are. Each try is a search by hints, and
+        // the tries halve.
         let mut units = left >> FAN_LOG2;
         while units > 0 {
             match self.place_units(Fit { len: units, is_aligned: false }, units << FAN_LOG2, near) {
                 Some(run) => {
                     near = give(run, &mut left);
-                    units = left >> FAN_LOG2;
+                    units = units.min(left >> FAN_LOG2);
                 }
-                // No run as long: the next try costs as little as this one, and there are at most FAN_LOG2 of them.
                 None => units = (units / 2).min(self.directory.shape.units_in_group() as u32),
             }
         }
+        // The rest goes into a hole that holds it. If there is none, a small rest goes into several, and for a large one
+        // a unit is broken up.
         while left > 0 {
             let want = left.min(FAN as u32);
-            let Some(run) = self.place_hole(want, near).or_else(|| self.split_any(want, near)) else { break };
+            let run = self.place_hole(want, near).or_else(|| {
+                let pieces = || self.place_piece(want, near);
+                let split = || self.split_any(want, near);
+                if want > REST_IN_PIECES { split().or_else(pieces) } else { pieces().or_else(split) }
+            });
+            let Some(run) = run else { break };
             near = give(run, &mut left);
         }
         while left > 0 {
@@ -280,22 +290,29 @@ impl<'a> Map<'a> {
         count - left
     }
 
-    /// Up to `want` consecutive frames of a leaf that is already broken: a hole that fits, or else the longest one.
+    /// `want` consecutive frames of a leaf that is already broken.
     fn place_hole(self, want: u32, near: usize) -> Option<Run> {
         let fit = Fit { len: want, is_aligned: false };
-        let longest = |word: u64| longest_run(word).map(|(pos, len)| low_bits(ones(pos, len), want));
-        let exact = |leaf| self.claim_word(Level::Leaf, leaf, false, |word| fit.pick(word));
-        let most = |leaf| self.claim_word(Level::Leaf, leaf, false, longest);
-        let mut claimed = None;
-        if fit.sure() < LEAF_CLASSES {
+        let claim = |leaf| self.claim_word(Level::Leaf, leaf, false, |word| fit.pick(word));
+        let any = Wanted::all(Level::Leaf, fit.any());
+        let claimed = if fit.sure() < LEAF_CLASSES {
             let sure = Wanted::all(Level::Leaf, fit.sure());
-            claimed = self.probe(sure.sparing(fit.sure() + 1).some(), near, exact);
-            claimed = claimed.or_else(|| self.probe(sure.some(), near, exact));
-        }
-        claimed = claimed.or_else(|| self.probe(Wanted::all(Level::Leaf, fit.any()).some(), near, exact));
-        for class in (0..LEAF_CLASSES.min(fit.sure() + 1)).rev() {
-            claimed = claimed.or_else(|| self.probe(Wanted::all(Level::Leaf, class), near, most));
-        }
+            self.probe(sure.sparing(fit.sure() + 1).some(), near, claim)
+                .or_else(|| self.probe(sure.some(), near, claim))
+                .or_else(|| self.probe(any.some(), near, claim))
+        } else {
+            self.probe(any.some(), near, claim)
+        };
         claimed.map(|claimed| Self::run_of_frames(claimed.index, claimed.mask))
+    }
+
+    /// The longest run of up to `want` frames in a leaf that is already broken.
+    fn place_piece(self, want: u32, near: usize) -> Option<Run> {
+        let longest = |word: u64| longest_run(word).map(|(pos, len)| ones(pos, len.min(want)));
+        let claim = |leaf| self.claim_word(Level::Leaf, leaf, false, longest);
+        let classes = 0..LEAF_CLASSES.min(class_that_holds(want) + 1);
+        let claimed =
+            classes.rev().find_map(|class| self.probe(Wanted::all(Level::Leaf, class), near, claim))?;
+        Some(Self::run_of_frames(claimed.index, claimed.mask))
     }
 }

@@ -1,1 +1,22 @@
-//! To be written.
+//! The pool: everything below, behind one door.
+//!
+//! [`Pool`] is a reference that clones cheaply; all clones are the same pool. [`PoolBuilder`] checks a configuration
+//! and builds one; [`Lease`] owns blocks; [`PoolHandle`] is an explicit cache for a task that moves between threads;
+//! [`Stats`] and the [audit](Pool::audit) look at it from outside.
+
+mod builder;
+mod handle;
+mod latency;
+mod lease;
+mod pool;
+mod stats;
+
+pub use crate::block::{
+    AllocRequest, AuditError, AuditReport, BlockInfo, Counts, Place, Priority, flush_thread,
+};
+pub use builder::{BuildError, PoolBuilder};
+pub use handle::PoolHandle;
+pub use latency::Latency;
+pub use lease::Lease;
+pub use pool::Pool;
+pub use stats::{Pressure, Stats};

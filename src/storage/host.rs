@@ -52,7 +52,10 @@ impl HostStorage {
         let memory = Reservation::new(table.bytes)?;
         let base = memory.base();
         // Within the reservation, which is what the table was made for.
-        let tiles = Tiles::new(table.planes.into_iter().map(|plane| (base.wrapping_add(plane.base), plane)));
+        let tiles = Tiles::new(
+            table.planes.into_iter().map(|plane| (base.wrapping_add(plane.base), plane)),
+            frames_max,
+        );
         let whole = base.addr()..base.addr() + table.bytes;
         let frames = AtomicUsize::new(frames);
         let memory = Memory::Reserved(memory);
@@ -69,7 +72,7 @@ impl HostStorage {
     ///
     /// # Safety
     /// For each plane, the `(frames - 1) * frame_stride + tile_bytes` bytes from its base are one allocation, readable,
-    /// writable and initialised; for as long as this storage lives they stay so, and whoever else touches their tiles
+    /// writable and initialised, and pointers to planes that interleave are made from one pointer to them all; for as long as this storage lives they stay so, and whoever else touches their tiles
     /// keeps [the frame rule](Storage#the-frame-rule).
     pub unsafe fn adopt(
         layout: KvLayout,
@@ -78,7 +81,7 @@ impl HostStorage {
         owner: impl Send + Sync + 'static,
     ) -> Result<Self, StorageError> {
         check_count(frames, frames)?;
-        let tiles = Tiles::new(adopted::planes(&layout, planes, frames)?.into_iter());
+        let tiles = Tiles::new(adopted::planes(&layout, planes, frames)?.into_iter(), frames);
         let spans = merged(tiles.spans(frames).collect());
         let memory = Memory::Adopted { _owner: Box::new(owner) };
         Ok(Self { layout, tiles, spans, frames: AtomicUsize::new(frames), frames_max: frames, memory })

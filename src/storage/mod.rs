@@ -9,7 +9,7 @@
 //! | `layout`, `models`, `planes` | the shape of a block, presets, the table of planes |
 //! | `sizing` | how many frames the memory holds |
 //! | `check`, `rows` | everything that can be refused, before any byte moves |
-//! | `tiles` | the routines that move bytes, the same for every layout |
+//! | `tiles`, `stream` | the routines that move bytes, the same for every layout |
 //! | `memory`, `adopted`, `host` | a reservation, an engine's own tensors, and the backend over either |
 //!
 //! # Who may touch what, and when
@@ -51,6 +51,7 @@ mod planes;
 mod quant;
 mod rows;
 mod sizing;
+mod stream;
 mod tiles;
 
 pub use adopted::AdoptedPlane;

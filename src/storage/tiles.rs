@@ -16,6 +16,7 @@ use super::elements::{Elements, ElementsMut};
 use super::layout::{KvLayout, Parts, Scales};
 use super::planes::{Plane, PlaneKind};
 use super::quant::{self, RowScales};
+use super::stream::Copier;
 
 /// A plane's place in this process.
 #[derive(Clone, Copy, Debug)]
@@ -66,8 +67,11 @@ unsafe impl Send for Tiles {}
 unsafe impl Sync for Tiles {}
 
 impl Tiles {
-    /// From the planes' addresses, in the layout's order.
-    pub(super) fn new(planes: impl Iterator<Item = (*mut u8, Plane)>) -> Self {
+    /// From the planes' addresses, in the layout's order, for at most `frames_max` frames.
+    ///
+    /// Planes are joined only where their tiles interleave, so that the memory between the first's tiles holds the
+    /// second's, and both are of one allocation. With a single frame nothing would show that they are.
+    pub(super) fn new(planes: impl Iterator<Item = (*mut u8, Plane)>, frames_max: usize) -> Self {
         let planes: Box<[Tile]> = planes
             .map(|(base, plane)| Tile { base, frame_stride: plane.frame_stride, bytes: plane.tile_bytes })
             .collect();
@@ -75,7 +79,8 @@ impl Tiles {
         for &tile in &planes {
             match extents.last_mut() {
                 Some(last)
-                    if last.frame_stride == tile.frame_stride
+                    if frames_max > 1
+                        && last.frame_stride == tile.frame_stride
                         && last.base.wrapping_add(last.bytes).addr() == tile.base.addr()
                         && last.bytes + tile.bytes <= last.frame_stride =>
                 {
@@ -223,6 +228,7 @@ impl Tiles {
     /// # Safety
     /// The frames exist, no destination is another's destination or a source; the frame rule.
     pub(super) unsafe fn copy(&self, moves: &[FrameMove]) {
+        let copier = Copier::new(self.bytes_of(moves.len()));
         for extent in &self.extents {
             for (step, len) in joined_moves(moves) {
                 // SAFETY: frames that exist and that the caller holds. Sources and destinations are distinct, and
@@ -235,30 +241,40 @@ impl Tiles {
                 }
             }
         }
+        copier.finish();
+    }
+
+    /// Bytes of so many frames.
+    fn bytes_of(&self, frames: usize) -> usize {
+        self.extents.iter().map(|extent| extent.bytes * frames).sum()
     }
 
     /// # Safety
     /// The frames exist, `out` has room for them all; the frame rule.
     pub(super) unsafe fn pack(&self, runs: &[Run], out: &mut [u8]) {
+        let copier = Copier::new(out.len());
         let mut rest = out;
         self.each_packed(runs, |from, bytes| {
             let (to, after) = std::mem::take(&mut rest).split_at_mut(bytes);
             // SAFETY: a piece of frames that exist and that nobody writes; the buffer was found to lie elsewhere.
-            unsafe { from.copy_to_nonoverlapping(to.as_mut_ptr(), bytes) };
+            unsafe { copier.copy(from, to.as_mut_ptr(), bytes) };
             rest = after;
         });
+        copier.finish();
     }
 
     /// # Safety
     /// The frames exist, none is named twice, `packed` has the bytes of them all; the frame rule.
     pub(super) unsafe fn unpack(&self, runs: &[Run], packed: &[u8]) {
+        let copier = Copier::new(packed.len());
         let mut rest = packed;
         self.each_packed(runs, |to, bytes| {
             let (from, after) = rest.split_at(bytes);
             // SAFETY: a piece of frames that exist and that the caller holds; the buffer was found to lie elsewhere.
-            unsafe { to.copy_from_nonoverlapping(from.as_ptr(), bytes) };
+            unsafe { copier.copy(from.as_ptr(), to, bytes) };
             rest = after;
         });
+        copier.finish();
     }
 
     /// # Safety

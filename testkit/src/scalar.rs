@@ -1,7 +1,7 @@
 //! The scalar reference of storage: one token at a time, no addresses, no layout in memory. It shares no code with what
 //! it judges; 8-bit floats are decoded by their definition and encoded by search.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
 use half::{bf16, f16};
@@ -34,13 +34,13 @@ type Place = (usize, usize, usize, usize);
 pub struct ScalarStorage {
     layout: KvLayout,
     frames: usize,
-    tokens: HashMap<Place, Token>,
+    tokens: BTreeMap<Place, Token>,
 }
 
 impl ScalarStorage {
     /// `frames` frames of zeros.
     pub fn new(layout: KvLayout, frames: usize) -> Self {
-        Self { layout, frames, tokens: HashMap::new() }
+        Self { layout, frames, tokens: BTreeMap::new() }
     }
 
     /// The layout.
@@ -275,7 +275,7 @@ pub fn decode(dtype: Dtype, code: u8) -> f32 {
     if code & 0x80 == 0 { magnitude } else { -magnitude }
 }
 
-/// The code of the nearest finite value, found by looking at them all; ties go to the even code.
+/// The code of the nearest finite value, found among all values; ties go to the even code.
 pub fn encode(dtype: Dtype, value: f32) -> u8 {
     if dtype == Dtype::Int8 {
         // Far enough out, all distances would be the same.
@@ -296,13 +296,13 @@ pub fn encode(dtype: Dtype, value: f32) -> u8 {
     let values = &values[usize::from(dtype == Dtype::Fp8E5M2)];
     // As above.
     let magnitude = f64::from(value.abs().min(1e6));
-    let mut best = 0u8;
-    for code in (0..128u8).filter(|&code| values[code as usize].is_finite()) {
-        let distance = |code: u8| (f64::from(values[code as usize]) - magnitude).abs();
-        if distance(code) < distance(best) || (distance(code) == distance(best) && code & 1 == 0) {
-            best = code;
-        }
-    }
+    // Finite values ascend with their codes: the nearest is the last not above, or the one after it.
+    let finite = values.iter().take_while(|value| value.is_finite()).count();
+    let above = values[..finite].partition_point(|&value| f64::from(value) <= magnitude).min(finite - 1);
+    let distance = |code: usize| (f64::from(values[code]) - magnitude).abs();
+    let below = above.saturating_sub(1);
+    let nearer = distance(below).total_cmp(&distance(above)).then((below & 1).cmp(&(above & 1)));
+    let best = if nearer.is_lt() { below } else { above } as u8;
     if value.is_sign_negative() { best | 0x80 } else { best }
 }
 

@@ -98,3 +98,30 @@ fn buffers_inside_the_frames_are_refused() {
 fn spans_merge() {
     assert_eq!(*merged(vec![5..6, 0..2, 1..3, 3..4, 8..9, 5..7]), [0..4, 5..7, 8..9]);
 }
+
+/// Enough bytes to stream; frames in every order.
+#[test]
+#[cfg_attr(miri, ignore = "Miri streams nothing")]
+fn many_frames_at_once() {
+    for arrangement in [Arrangement::LayerFirst, Arrangement::BlockFirst] {
+        let layout =
+            KvLayout::named_builder("qwen2.5-0.5b").unwrap().block_tokens(5).arrangement(arrangement);
+        let layout = layout.build().unwrap();
+        let block = layout.packed_bytes();
+        assert!(100 * block > 5 << 20);
+        let storage = HostStorage::new(layout, 200, 200).unwrap();
+        let bytes: Vec<u8> =
+            (0..100 * block as u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        let order = |frame: u32| FrameId(100 + frame * 37 % 100);
+        let moves: Vec<_> = (0..100).map(|frame| FrameMove::new(FrameId(frame), order(frame))).collect();
+        let runs: Vec<_> = (0..100).map(|frame| Run { start: order(frame), len: 1 }).collect();
+        let mut back = vec![0; bytes.len()];
+        // SAFETY: one thread.
+        unsafe {
+            storage.unpack(&[run(0, 100)], &bytes).unwrap();
+            storage.copy(&moves).unwrap();
+            storage.pack(&runs, &mut back).unwrap();
+        }
+        assert!(back == bytes);
+    }
+}

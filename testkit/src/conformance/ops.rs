@@ -240,7 +240,11 @@ pub(super) fn every_operation(storage: &dyn Storage, seed: u64) {
     let dtypes = pair.reference.dtypes().len();
     for dtype in 0..dtypes {
         for layer in 0..storage.layout().layers() {
-            for slots in [&whole, &backwards, &padded, &vec![], &vec![-1, -1], &vec![2 * tokens]] {
+            // Miri is after the addresses, which are the same for every list.
+            for slots in [&padded, &whole, &backwards, &vec![], &vec![-1, -1], &vec![2 * tokens]]
+                .into_iter()
+                .take(if cfg!(miri) { 1 } else { usize::MAX })
+            {
                 let slots = slots.clone();
                 pair.apply(&Op::Store { layer, dtype, slots: slots.clone(), seed: seed + dtype as u64 });
                 pair.apply(&Op::Load { layer, dtype, slots: slots.clone() });

@@ -1,0 +1,300 @@
+//! Building a pool: every number checked before anything is allocated.
+
+use std::sync::Arc;
+
+use thiserror::Error;
+
+use crate::block::{Blocks, BlocksConfig, Scrub};
+use crate::config::{FAN, FRAGMENTATION_ORDER, MAGAZINE_BLOCKS_MAX, SEGMENT_FRAMES, magazine_blocks};
+use crate::error::{SizingError, StorageError};
+use crate::ids::{DeviceId, FRAMES_MAX, Order};
+use crate::sequence::Sequences;
+use crate::storage::{HostStorage, KvLayout, Sizing, Storage};
+use crate::sync::available_parallelism;
+
+use super::Pool;
+use super::latency::Sampler;
+use super::pool::Shared;
+
+/// One allocation in this many is timed, unless configured otherwise.
+const LATENCY_SAMPLE: u32 = 256;
+
+/// Why a pool was not built.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum BuildError {
+    /// No number of blocks was given, or zero.
+    #[error("a pool needs at least one block; give `blocks` or `sizing`")]
+    NoBlocks,
+    /// More blocks than a block word can number.
+    #[error("{blocks} blocks asked for; a pool has {max} at most")]
+    TooManyBlocks {
+        /// Blocks asked for, at the start or at the most.
+        blocks: usize,
+        /// The most that a pool can have.
+        max: usize,
+    },
+    /// The pool may not grow to less than it starts with.
+    #[error("the pool starts with {blocks} blocks and may have {max} at most")]
+    MaxBelowStart {
+        /// Blocks at the start.
+        blocks: usize,
+        /// The most.
+        max: usize,
+    },
+    /// A segment is a power of two of frames, and at least a word.
+    #[error("a segment of {frames} frames: it must be a power of two, at least {min}")]
+    Segment {
+        /// Frames asked for.
+        frames: usize,
+        /// The fewest.
+        min: usize,
+    },
+    /// A magazine has a fixed most.
+    #[error("magazines of {blocks} blocks: at most {max}")]
+    Magazine {
+        /// Blocks asked for.
+        blocks: usize,
+        /// The most.
+        max: usize,
+    },
+    /// The order of fragmentation is larger than the pool could ever be.
+    #[error("fragmentation at order {order}: at most {max}")]
+    Order {
+        /// The order asked for.
+        order: u8,
+        /// The most.
+        max: u8,
+    },
+    /// The storage that was handed over is of another layout.
+    #[error("the storage is laid out otherwise than the pool: {storage} there, {pool} here")]
+    OtherLayout {
+        /// The storage's layout.
+        storage: Box<KvLayout>,
+        /// The pool's.
+        pool: Box<KvLayout>,
+    },
+    /// The storage that was handed over cannot hold the pool.
+    #[error("the storage holds {storage} frames; the pool needs {frames}")]
+    StorageTooSmall {
+        /// Frames that it has, or can have.
+        storage: usize,
+        /// Frames that the pool needs, the null block's among them.
+        frames: usize,
+    },
+    /// The sizing cannot be met.
+    #[error(transparent)]
+    Sizing(#[from] SizingError),
+    /// The memory could not be had.
+    #[error(transparent)]
+    Storage(#[from] StorageError),
+}
+
+enum Size {
+    Blocks(usize),
+    By(Sizing),
+}
+
+enum Backing {
+    Host,
+    Given(Arc<dyn Storage>),
+    None,
+}
+
+/// Builds a [`Pool`]. Only the number of blocks must be given.
+#[must_use]
+pub struct PoolBuilder {
+    layout: KvLayout,
+    size: Option<Size>,
+    blocks_max: Option<usize>,
+    segment_blocks: usize,
+    magazine_blocks: Option<usize>,
+    threads: Option<usize>,
+    has_null_block: bool,
+    backing: Backing,
+    zero_on_free: bool,
+    order: Order,
+    latency_sample: u32,
+}
+
+impl PoolBuilder {
+    pub(super) fn new(layout: KvLayout) -> Self {
+        Self {
+            layout,
+            size: None,
+            blocks_max: None,
+            segment_blocks: SEGMENT_FRAMES,
+            magazine_blocks: None,
+            threads: None,
+            has_null_block: true,
+            backing: Backing::Host,
+            zero_on_free: false,
+            order: Order(FRAGMENTATION_ORDER),
+            latency_sample: if cfg!(kvpool_loom) { 0 } else { LATENCY_SAMPLE },
+        }
+    }
+
+    /// Blocks to start with; the null block comes on top.
+    pub fn blocks(mut self, blocks: usize) -> Self {
+        self.size = Some(Size::Blocks(blocks));
+        self
+    }
+
+    /// As many blocks as memory allows, by the usual rule. The null block comes out of the same memory.
+    pub fn sizing(mut self, sizing: Sizing) -> Self {
+        self.size = Some(Size::By(sizing));
+        self
+    }
+
+    /// The most blocks that the pool may [grow](Pool::grow) to; without it, it does not grow. Address space is reserved
+    /// for so many; memory is taken as it is used.
+    pub fn blocks_max(mut self, blocks: usize) -> Self {
+        self.blocks_max = Some(blocks);
+        self
+    }
+
+    /// Blocks in a segment: a power of two, 64 or more; 4096 unless given.
+    pub fn segment_blocks(mut self, blocks: usize) -> Self {
+        self.segment_blocks = blocks;
+        self
+    }
+
+    /// Blocks in a magazine, 64 at most; 0 goes without magazines. Unless given: by the pool's size, so that all
+    /// magazines together keep an eighth of it at most.
+    pub fn magazine_blocks(mut self, blocks: usize) -> Self {
+        self.magazine_blocks = Some(blocks);
+        self
+    }
+
+    /// Threads that will allocate; the machine's, unless given. More may come; they share regions.
+    pub fn threads(mut self, threads: usize) -> Self {
+        self.threads = Some(threads);
+        self
+    }
+
+    /// No null block: every frame can be handed out, frame 0 among them, and tables are padded with -1.
+    pub fn without_null_block(mut self) -> Self {
+        self.has_null_block = false;
+        self
+    }
+
+    /// Storage of the caller's: another device, or memory that an engine allocated itself. It must have the pool's
+    /// layout, and room for one frame more than there are blocks (the null block's).
+    pub fn storage(mut self, storage: Arc<dyn Storage>) -> Self {
+        self.backing = Backing::Given(storage);
+        self
+    }
+
+    /// No bytes at all: the pool manages places, and the engine knows what is there.
+    pub fn without_storage(mut self) -> Self {
+        self.backing = Backing::None;
+        self
+    }
+
+    /// Fill every block with zeros once nobody owns it and no batch sees it.
+    pub fn zero_on_free(mut self) -> Self {
+        self.zero_on_free = true;
+        self
+    }
+
+    /// The order at which fragmentation is reported: 4 unless given, that is runs of 16.
+    pub fn fragmentation_order(mut self, order: Order) -> Self {
+        self.order = order;
+        self
+    }
+
+    /// Times one allocation in `every` (rounded up to a power of two); 0 times none; 256 unless given.
+    pub fn latency_sample(mut self, every: u32) -> Self {
+        self.latency_sample = every;
+        self
+    }
+
+    /// Builds the pool.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError`]; nothing was kept.
+    pub fn build(self) -> Result<Pool, BuildError> {
+        let config = self.check()?;
+        let storage: Option<Arc<dyn Storage>> = match self.backing {
+            Backing::None => None,
+            Backing::Host => {
+                Some(Arc::new(HostStorage::new(self.layout.clone(), config.frames, config.frames_max)?))
+            }
+            Backing::Given(storage) => {
+                if *storage.layout() != self.layout {
+                    let (storage, pool) = (Box::new(storage.layout().clone()), Box::new(self.layout));
+                    return Err(BuildError::OtherLayout { storage, pool });
+                }
+                for (has, frames) in
+                    [(storage.frames(), config.frames), (storage.frames_max(), config.frames_max)]
+                {
+                    if has < frames {
+                        return Err(BuildError::StorageTooSmall { storage: has, frames });
+                    }
+                }
+                Some(storage)
+            }
+        };
+        let scrub = storage.clone().filter(|_| self.zero_on_free).map(|storage| -> Scrub {
+            Box::new(move |run| {
+                // SAFETY: the blocks floor passes frames that nobody owns and no batch sees, before it frees them.
+                let zeroed = unsafe { storage.zero(&[run]) };
+                zeroed.unwrap_or_else(|error| panic!("{run} of this pool: {error}"));
+            })
+        });
+        let blocks = Blocks::new(config, scrub);
+        Ok(Pool(Arc::new(Shared {
+            sequences: Sequences::new(blocks.clone(), storage.clone(), self.layout.block_tokens()),
+            blocks,
+            layout: self.layout,
+            storage,
+            sampler: Sampler::new(self.latency_sample),
+            order: self.order,
+        })))
+    }
+
+    fn check(&self) -> Result<BlocksConfig, BuildError> {
+        let null = self.has_null_block as usize;
+        let most = FRAMES_MAX - null;
+        let blocks = match self.size.as_ref().ok_or(BuildError::NoBlocks)? {
+            Size::Blocks(0) => return Err(BuildError::NoBlocks),
+            Size::Blocks(blocks) => *blocks,
+            // The null block comes out of the same memory.
+            Size::By(sizing) => sizing.frames(&self.layout, 1 + null)? - null,
+        };
+        let blocks_max = self.blocks_max.unwrap_or(blocks);
+        if let Some(&blocks) = [blocks, blocks_max].iter().find(|&&blocks| blocks > most) {
+            return Err(BuildError::TooManyBlocks { blocks, max: most });
+        }
+        if blocks_max < blocks {
+            return Err(BuildError::MaxBelowStart { blocks, max: blocks_max });
+        }
+        let segment_frames = self.segment_blocks;
+        if !segment_frames.is_power_of_two() || !(FAN..=FRAMES_MAX).contains(&segment_frames) {
+            return Err(BuildError::Segment { frames: segment_frames, min: FAN });
+        }
+        let threads = self.threads.unwrap_or_else(available_parallelism).max(1);
+        let magazine_blocks = self.magazine_blocks.unwrap_or_else(|| magazine_blocks(blocks, threads));
+        if magazine_blocks > MAGAZINE_BLOCKS_MAX {
+            return Err(BuildError::Magazine { blocks: magazine_blocks, max: MAGAZINE_BLOCKS_MAX });
+        }
+        let order_max = crate::config::FRAME_BITS as u8;
+        if self.order.0 > order_max {
+            return Err(BuildError::Order { order: self.order.0, max: order_max });
+        }
+        let device = match &self.backing {
+            Backing::Given(storage) => storage.device(),
+            _ => DeviceId::Host,
+        };
+        Ok(BlocksConfig {
+            frames: blocks + null,
+            frames_max: blocks_max + null,
+            segment_frames,
+            magazine_blocks,
+            threads,
+            has_null_block: self.has_null_block,
+            device,
+        })
+    }
+}

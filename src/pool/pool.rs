@@ -1,0 +1,270 @@
+//! The pool itself.
+
+use std::sync::Arc;
+
+use crate::block::{AllocRequest, AuditError, AuditReport, BlockInfo, Blocks, FEW};
+use crate::error::{AllocError, GrowError, HandleError};
+use crate::ids::{BlockHandle, BlockId, Order, PoolTag, SequenceId};
+use crate::sequence::{Batch, SequenceBuilder, SequenceView, Sequences};
+use crate::storage::{KvLayout, Storage};
+
+use super::latency::Sampler;
+use super::lease::{LeasedIds, Root};
+use super::{Lease, PoolBuilder, PoolHandle, Stats};
+
+/// A pool of KV-cache blocks. Clones are the same pool; every method takes `&self` and may be called from any number
+/// of threads at once.
+///
+/// ```
+/// use kvpool::pool::{AllocRequest, Pool};
+/// use kvpool::storage::KvLayout;
+///
+/// let pool = Pool::builder(KvLayout::named("tiny")?).blocks(1_000).build()?;
+/// let lease = pool.allocate(AllocRequest::new(10))?;
+/// assert_eq!(lease.blocks().len(), 10);
+/// assert_eq!(pool.free_blocks(), 990);
+/// drop(lease);
+/// assert_eq!(pool.free_blocks(), 1_000);
+/// pool.audit()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct Pool(pub(super) Arc<Shared>);
+
+/// What all clones of a pool share.
+pub(super) struct Shared {
+    pub(super) blocks: Blocks,
+    pub(super) layout: KvLayout,
+    pub(super) storage: Option<Arc<dyn Storage>>,
+    pub(super) sequences: Sequences,
+    pub(super) sampler: Sampler,
+    pub(super) order: Order,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.blocks.close();
+    }
+}
+
+impl Pool {
+    /// A builder of a pool of blocks of this layout.
+    pub fn builder(layout: KvLayout) -> PoolBuilder {
+        PoolBuilder::new(layout)
+    }
+
+    /// Hands out blocks, or says why not. Never waits, and takes no lock.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError`]; the pool is unchanged.
+    #[inline]
+    pub fn allocate(&self, request: AllocRequest) -> Result<Lease<'_>, AllocError> {
+        let ids = self.allocate_ids(&request)?;
+        Ok(Lease::new(Root::Borrowed(&self.0.blocks), ids))
+    }
+
+    /// As [`allocate`](Self::allocate), for a lease that borrows nothing: a reference count on top.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError`]; the pool is unchanged.
+    #[inline]
+    pub fn allocate_owned(&self, request: AllocRequest) -> Result<Lease<'static>, AllocError> {
+        let ids = self.allocate_ids(&request)?;
+        Ok(Lease::new(Root::Owned(self.0.blocks.anchor()), ids))
+    }
+
+    /// Hands out blocks as handles, appended to `out`, for an engine that keeps its own tables. What is not passed to
+    /// [`free`](Self::free) stays allocated.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError`]; the pool and `out` are unchanged.
+    #[inline]
+    pub fn allocate_raw(&self, request: AllocRequest, out: &mut Vec<BlockHandle>) -> Result<(), AllocError> {
+        let ids = self.allocate_ids(&request)?;
+        out.extend(ids.iter().map(|&id| self.0.blocks.handle(id)));
+        Ok(())
+    }
+
+    #[inline(never)]
+    fn allocate_few(&self, request: &AllocRequest, ids: &mut LeasedIds) -> bool {
+        let mut few = [BlockId(0); FEW];
+        let is_done = self.0.blocks.allocate_few(request, &mut few);
+        if is_done {
+            *ids = LeasedIds::from_buf_and_len(few, request.blocks);
+        }
+        is_done
+    }
+
+    /// The short way where it goes, else the long one.
+    #[inline]
+    fn allocate_ids(&self, request: &AllocRequest) -> Result<LeasedIds, AllocError> {
+        let start = self.0.sampler.start();
+        let mut ids = LeasedIds::new();
+        let is_done = match request.blocks {
+            1 => self.0.blocks.allocate_one(request).is_some_and(|id| {
+                ids.push(id);
+                true
+            }),
+            _ => self.allocate_few(request, &mut ids),
+        };
+        if !is_done {
+            self.0.blocks.allocate(request, None, &mut |id| ids.push(id))?;
+        }
+        self.0.sampler.stop(start);
+        Ok(ids)
+    }
+
+    /// Drops one reference on each block. A block that is in the list twice loses two.
+    ///
+    /// # Errors
+    ///
+    /// [`HandleError`] if a handle is foreign, out of range, stale (the block was freed since), or in the list more
+    /// often than the block has references. Nothing was freed then, unless another thread freed one of the blocks at
+    /// the same moment through a handle of the same reference: that one is reported, and the others are freed.
+    #[inline]
+    pub fn free(&self, handles: &[BlockHandle]) -> Result<(), HandleError> {
+        self.0.blocks.free(handles)
+    }
+
+    /// One more reference on each block.
+    ///
+    /// # Errors
+    ///
+    /// [`HandleError`]; no block has a reference more than before.
+    pub fn share(&self, handles: &[BlockHandle]) -> Result<(), HandleError> {
+        self.0.blocks.share_handles(handles)
+    }
+
+    /// One more pin on a block: it is neither evicted nor moved until as many [unpins](Self::unpin), or until it is
+    /// free.
+    ///
+    /// # Errors
+    ///
+    /// [`HandleError`]; nothing was changed.
+    pub fn pin(&self, handle: BlockHandle) -> Result<(), HandleError> {
+        self.0.blocks.pin(handle)
+    }
+
+    /// One pin less.
+    ///
+    /// # Errors
+    ///
+    /// [`HandleError`]; nothing was changed.
+    pub fn unpin(&self, handle: BlockHandle) -> Result<(), HandleError> {
+        self.0.blocks.unpin(handle)
+    }
+
+    /// A block as it is at this moment.
+    ///
+    /// # Errors
+    ///
+    /// [`HandleError`] if the handle is foreign, out of range or stale.
+    pub fn info(&self, handle: BlockHandle) -> Result<BlockInfo, HandleError> {
+        self.0.blocks.info(handle)
+    }
+
+    /// A cache of its own for a task that moves between threads, or a thread that wants no thread-local.
+    pub fn handle(&self) -> PoolHandle {
+        PoolHandle::new(self)
+    }
+
+    /// A sequence to be opened: it owns its blocks in order, and frees them when dropped.
+    ///
+    /// ```
+    /// # use kvpool::{ids::SequenceId, pool::Pool, sequence::BlockTable, storage::KvLayout};
+    /// # let pool = Pool::builder(KvLayout::named("tiny")?).blocks(100).build()?;
+    /// let mut sequence = pool.sequence(SequenceId(7)).open()?;
+    /// let mut batch = pool.begin_batch();
+    /// batch.append(&mut sequence, 40)?;
+    /// let mut table = BlockTable::new();
+    /// batch.block_table([&sequence], &mut table)?;
+    /// assert_eq!(table.row(0).len(), 10, "this layout has blocks of 4 tokens");
+    /// batch.finish();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn sequence(&self, id: SequenceId) -> SequenceBuilder {
+        self.0.sequences.sequence(id)
+    }
+
+    /// Reads an open sequence's blocks while its owner goes on; `None` if it is not open.
+    pub fn view(&self, id: SequenceId) -> Option<SequenceView> {
+        self.0.sequences.view(id)
+    }
+
+    /// Open sequences.
+    pub fn sequence_count(&self) -> usize {
+        self.0.sequences.count()
+    }
+
+    /// Begins a batch: one step of the engine, under which tables are read. What is freed while it is in flight is
+    /// not written by anybody else before it has ended. Batches overlap and end in any order.
+    pub fn begin_batch(&self) -> Batch {
+        Batch::begin(&self.0.sequences)
+    }
+
+    /// Adds blocks while the pool serves.
+    ///
+    /// # Errors
+    ///
+    /// [`GrowError`]; the pool is unchanged.
+    pub fn grow(&self, blocks: usize) -> Result<(), GrowError> {
+        self.0.blocks.grow(blocks, &mut |run| match &self.0.storage {
+            Some(storage) => storage.grow(run.end() as usize),
+            None => Ok(()),
+        })
+    }
+
+    /// Blocks that an allocation can get now, wherever they are.
+    pub fn free_blocks(&self) -> usize {
+        self.0.blocks.counts().free()
+    }
+
+    /// Blocks of the pool, without the null block.
+    pub fn total_blocks(&self) -> usize {
+        self.0.blocks.total()
+    }
+
+    /// How full the pool is, and how the free part hangs together. A walk over the bitmaps: microseconds a million
+    /// blocks. Exact when nobody allocates or frees meanwhile.
+    pub fn stats(&self) -> Stats {
+        Stats::of(&self.0)
+    }
+
+    /// Recounts everything; to be called when nobody allocates or frees. Leases and batches may be open.
+    ///
+    /// # Errors
+    ///
+    /// The first contradiction found.
+    pub fn audit(&self) -> Result<AuditReport, AuditError> {
+        self.0.blocks.audit()
+    }
+
+    /// The layout of a block.
+    pub fn layout(&self) -> &KvLayout {
+        &self.0.layout
+    }
+
+    /// Where the bytes are; `None` in a pool that was built without storage.
+    pub fn storage(&self) -> Option<&Arc<dyn Storage>> {
+        self.0.storage.as_ref()
+    }
+
+    /// The floor below, for tools that look at frames.
+    pub fn blocks(&self) -> &Blocks {
+        &self.0.blocks
+    }
+
+    /// The number by which this pool's handles are told from another's.
+    pub fn tag(&self) -> PoolTag {
+        self.0.blocks.tag()
+    }
+}
+
+impl std::fmt::Debug for Pool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pool").field("tag", &self.tag()).field("counts", &self.0.blocks.counts()).finish()
+    }
+}

@@ -1,0 +1,193 @@
+//! Real threads, every operation mixed, and an oracle of ownership: a byte per frame that is swapped to "owned" when
+//! a frame is taken and to "free" before it is put back. A frame that two threads own at once is caught at the swap.
+#![cfg(not(kvpool_loom))]
+
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+use kvpool::frame::{FrameConfig, Frames};
+use kvpool::ids::{FrameId, Order, Run};
+
+const FREE: u8 = 0;
+const OWNED: u8 = 1;
+
+/// A linear congruential generator: the high bits are good enough to choose operations with.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % sides
+    }
+}
+
+struct Oracle {
+    frames: Frames,
+    owners: Vec<AtomicU8>,
+}
+
+impl Oracle {
+    fn take(&self, run: Run) {
+        for frame in run.frames() {
+            // Relaxed: the oracle must not add an order that the bitmap lacks.
+            assert_eq!(
+                self.owners[frame.index()].swap(OWNED, Ordering::Relaxed),
+                FREE,
+                "{frame} has two owners"
+            );
+        }
+    }
+
+    fn leave(&self, run: Run) {
+        for frame in run.frames() {
+            assert_eq!(
+                self.owners[frame.index()].swap(FREE, Ordering::Relaxed),
+                OWNED,
+                "{frame} had no owner"
+            );
+        }
+    }
+
+    fn put(&self, run: Run) {
+        self.leave(run);
+        self.frames.free_run(run);
+    }
+}
+
+/// Random operations until told to stop; everything is put back at the end.
+fn churn(oracle: &Oracle, mut dice: Dice, held_max: usize, stop: &AtomicBool) -> u64 {
+    let mut held: Vec<Run> = Vec::new();
+    let mut held_frames = 0;
+    let mut operations = 0;
+    while !stop.load(Ordering::Relaxed) {
+        operations += 1;
+        let near = FrameId(dice.roll(oracle.frames.total() as u64) as u32);
+        let before = held.len();
+        // Past its share a thread only puts back.
+        match dice.roll(if held_frames > held_max { 5 } else { 12 }) {
+            0 if !held.is_empty() => {
+                // A part of a run, from its end.
+                let pick = dice.roll(held.len() as u64) as usize;
+                let cut = 1 + dice.roll(u64::from(held[pick].len)) as u32;
+                let run = held[pick];
+                oracle.put(Run { start: FrameId(run.end() - cut), len: cut });
+                held_frames -= cut as usize;
+                held[pick].len -= cut;
+                if held[pick].len == 0 {
+                    held.swap_remove(pick);
+                }
+                continue;
+            }
+            1..=4 if !held.is_empty() => {
+                let run = held.swap_remove(dice.roll(held.len() as u64) as usize);
+                held_frames -= run.len as usize;
+                oracle.put(run);
+                continue;
+            }
+            5 => held.extend(oracle.frames.allocate_aligned(Order(dice.roll(9) as u8), near)),
+            6 => held.extend(oracle.frames.allocate_run(1 + dice.roll(600) as u32, near)),
+            7 => held.extend(oracle.frames.allocate_run(1 + dice.roll(70) as u32, near)),
+            8 => {
+                let count = 1 + dice.roll(300) as u32;
+                oracle.frames.allocate_many(count, near, &mut |run| held.push(run));
+            }
+            9 => {
+                // A named run; short ones succeed more often.
+                let run = Run { start: near, len: 1 + dice.roll(200) as u32 };
+                if oracle.frames.claim(run) {
+                    held.push(run);
+                }
+            }
+            _ => {
+                if let Some(mask) = oracle.frames.refill(1 + dice.roll(64) as u32, near) {
+                    held.extend(mask.frames().map(|frame| Run { start: frame, len: 1 }));
+                }
+            }
+        }
+        for run in &held[before..] {
+            oracle.take(*run);
+            held_frames += run.len as usize;
+        }
+    }
+    held.into_iter().for_each(|run| oracle.put(run));
+    operations
+}
+
+fn stress(config: FrameConfig, threads: usize, seconds: f32) {
+    let seed = SystemTime::UNIX_EPOCH.elapsed().unwrap().as_nanos() as u64;
+    println!("seed {seed}, {config:?}");
+    let owners = (0..config.frames_max).map(|_| AtomicU8::new(FREE)).collect();
+    let oracle = Oracle { frames: Frames::new(config), owners };
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for thread in 0..threads as u64 {
+            let (oracle, stop) = (&oracle, &stop);
+            let dice = Dice(seed.wrapping_add(thread.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
+            scope.spawn(move || {
+                let operations = churn(oracle, dice, config.frames / threads, stop);
+                println!("thread {thread}: {operations} operations");
+            });
+        }
+        let end = Instant::now() + Duration::from_secs_f32(seconds);
+        let mut dice = Dice(seed);
+        while Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(2));
+            // A unit or two is closed and opened under everybody's feet, and the pool grows now and then.
+            let unit = dice.roll((oracle.frames.total() / 64) as u64) as u32 * 64;
+            let region = Run { start: FrameId(unit), len: 64 };
+            oracle.frames.isolate(region);
+            let room = config.frames_max - oracle.frames.total();
+            if room > 0 {
+                oracle.frames.grow(room.min(1 + dice.roll(100) as usize), &mut |_| Ok(())).unwrap();
+            }
+            oracle.frames.readmit(region);
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    oracle.frames.audit().unwrap();
+    let total = oracle.frames.total();
+    let census = oracle.frames.census(Order(6));
+    assert_eq!((census.free, census.runs, census.longest_run), (total, 1, total), "seed {seed}");
+    assert!(oracle.owners.iter().all(|owner| owner.load(Ordering::Relaxed) == FREE));
+}
+
+#[test]
+fn a_small_pool_that_is_always_short() {
+    stress(FrameConfig { frames: 200, frames_max: 200, segment_frames: 64 }, 3, 1.0);
+}
+
+#[test]
+fn many_segments() {
+    stress(FrameConfig { frames: 5000, frames_max: 5000, segment_frames: 256 }, 2, 1.0);
+}
+
+#[test]
+fn a_growing_pool() {
+    stress(FrameConfig { frames: 1000, frames_max: 40_000, segment_frames: 4096 }, 2, 1.5);
+}
+
+/// As many frames as threads, for single frames only: nobody may ever be refused, though every frame is hidden
+/// behind a split or a merge half of the time.
+#[test]
+fn nobody_is_refused_while_there_is_enough() {
+    let frames = Frames::new(FrameConfig { frames: 64, frames_max: 64, segment_frames: 64 });
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                for round in 0..100_000u32 {
+                    let got = match round % 2 {
+                        0 => frames.allocate_run(1 + round % 20, FrameId(0)),
+                        _ => frames
+                            .refill(1, FrameId(0))
+                            .map(|mask| Run { start: mask.frames().next().unwrap(), len: 1 }),
+                    };
+                    if round % 2 == 1 {
+                        assert!(got.is_some(), "one frame of 64 must be free in round {round}");
+                    }
+                    got.into_iter().for_each(|run| frames.free_run(run));
+                }
+            });
+        }
+    });
+    frames.audit().unwrap();
+}
