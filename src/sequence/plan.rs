@@ -68,7 +68,7 @@ mod tests {
         fn agrees_with_counting(length in 0u32..200, tokens in 1usize..200, block_tokens in 1u32..40) {
             let plan = Growth::plan(length, tokens, block_tokens).unwrap();
             let mut blocks: Vec<u32> = Vec::new();
-            let mut put = |blocks: &mut Vec<u32>| match blocks.last_mut() {
+            let put = |blocks: &mut Vec<u32>| match blocks.last_mut() {
                 Some(last) if *last < block_tokens => *last += 1,
                 _ => blocks.push(1),
             };

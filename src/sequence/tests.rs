@@ -28,7 +28,7 @@ fn build(blocks: usize, bytes: bool, has_null_block: bool) -> Sequences {
     };
     let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(1).block_tokens(TOKENS).dtype(Dtype::F32);
     let storage = HostStorage::new(layout.build().unwrap(), frames, frames).unwrap();
-    Sequences::new(Blocks::new(config), bytes.then_some(Arc::new(storage) as Arc<dyn Storage>), TOKENS)
+    Sequences::new(Blocks::new(config, None), bytes.then_some(Arc::new(storage) as Arc<dyn Storage>), TOKENS)
 }
 
 fn blocks(sequences: &Sequences) -> &Blocks {
@@ -232,7 +232,7 @@ fn a_batch_seals_what_was_filled_in_it_when_it_ends() {
     assert_eq!(sealed(&sequences, &sequence), [false; 3]);
     batch.finish();
     assert_eq!(sealed(&sequences, &sequence), [true, true, false]);
-    // Filled up by another batch, after the first has ended; an older, unrelated batch goes on.
+    // Filled up by another batch, after the first has ended.
     Batch::begin(&sequences).append(&mut sequence, 6).unwrap();
     assert_eq!(sealed(&sequences, &sequence), [true; 4]);
 }
