@@ -53,7 +53,7 @@ impl Blocks {
         out: &mut [BlockId; FEW],
     ) -> bool {
         let count = request.blocks;
-        if count > FEW || request.device.is_some() || (request.contiguous && count > 1) {
+        if count.wrapping_sub(1) >= FEW || request.device.is_some() || (request.contiguous && count > 1) {
             return false;
         }
         let mut frames = [FrameId(0); FEW];

@@ -73,6 +73,7 @@ impl Blocks {
         }
     }
 
+    #[inline(never)]
     pub(super) fn release_few(&self, seat: Option<Seat<'_>>, ids: &[BlockId]) {
         let mut frames = [FrameId(0); FEW];
         let mut count = 0;
