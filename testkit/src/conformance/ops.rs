@@ -157,9 +157,7 @@ impl<'a> Pair<'a> {
             }
             Op::Unpack(runs, seed) => {
                 let good = reference.runs_are_good(runs, true);
-                let mut rng = Rng(*seed);
-                let bytes: Vec<u8> =
-                    (0..packed_bytes(storage.layout(), runs)).map(|_| rng.bits() as u8).collect();
+                let bytes = Rng(*seed).bytes(packed_bytes(storage.layout(), runs));
                 if good {
                     reference.unpack(runs, &bytes);
                 }
