@@ -235,7 +235,7 @@ pub(super) fn every_operation(storage: &dyn Storage, seed: u64) {
     let backwards: Vec<i64> = whole.iter().rev().copied().collect();
     let padded: Vec<i64> =
         (0..3 * tokens).map(|slot| if slot % 3 == 1 { -1 - slot } else { slot + tokens }).collect();
-    let dtypes = pair.reference.dtypes().len();
+    let dtypes = if cfg!(miri) { 1 } else { pair.reference.dtypes().len() };
     for dtype in 0..dtypes {
         for layer in 0..storage.layout().layers() {
             // Miri is after the addresses, which are the same for every list.
