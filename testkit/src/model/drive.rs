@@ -257,7 +257,7 @@ impl Drive {
         }
         // A lease's reference is not ours to free.
         let mut left = count(&self.raw);
-        list.retain(|handle| left.get_mut(handle).is_some_and(|left| take_one(left)));
+        list.retain(|handle| left.get_mut(handle).is_some_and(take_one));
         if list.is_empty() {
             return Ok(());
         }
