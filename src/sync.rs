@@ -53,10 +53,6 @@ mod imp {
         pub(crate) fn pop(&self) -> Option<T> {
             self.0.pop()
         }
-
-        pub(crate) fn len(&self) -> usize {
-            self.0.len()
-        }
     }
 
     /// An unbounded lock-free queue.
@@ -174,10 +170,6 @@ mod imp {
 
         pub(crate) fn pop(&self) -> Option<T> {
             self.items.lock().unwrap().pop_front()
-        }
-
-        pub(crate) fn len(&self) -> usize {
-            self.items.lock().unwrap().len()
         }
     }
 

@@ -124,7 +124,7 @@ impl Drive {
                 self.raw(request(blocks, contiguous, pinned, None), through_handle)
             }
             Operation::Drop(pick) => self.drop_lease(pick),
-            Operation::IntoRaw(pick) => self.into_raw(pick),
+            Operation::IntoRaw(pick) => self.lease_to_raw(pick),
             Operation::Free { ref picks, through_handle } => self.free(picks, through_handle),
             Operation::Share(ref picks) => self.share(picks),
             Operation::Pin(pick) => self.pin(pick),
@@ -220,7 +220,7 @@ impl Drive {
         Ok(())
     }
 
-    fn into_raw(&mut self, pick: Pick) -> Checked {
+    fn lease_to_raw(&mut self, pick: Pick) -> Checked {
         if let Some(index) = pick.index(self.leases.len()) {
             let lease = self.leases.swap_remove(index);
             let expected = lease.handles().collect::<Vec<_>>();
