@@ -5,8 +5,10 @@ use thiserror::Error;
 
 use crate::ids::{BlockHandle, BlockId, DeviceId, Generation, PoolTag};
 
+mod sequence;
 mod storage;
 
+pub use sequence::SequenceError;
 pub use storage::{LayoutError, SizingError, StorageError};
 
 /// Why blocks were not allocated. The pool is unchanged.

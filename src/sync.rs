@@ -38,8 +38,6 @@ mod imp {
     pub(crate) use std::thread::yield_now;
     pub(crate) use std::thread_local;
 
-    pub(crate) use dashmap::DashMap as Map;
-
     /// A bounded lock-free queue.
     pub(crate) struct Queue<T>(crossbeam_queue::ArrayQueue<T>);
 
@@ -91,6 +89,38 @@ mod imp {
         };
     }
     pub(crate) use thread_local_const;
+
+    /// A map from ids to values that many threads change at once.
+    pub(crate) struct Map<K, V>(dashmap::DashMap<K, V>);
+
+    impl<K: Eq + std::hash::Hash, V: Clone> Map<K, V> {
+        pub(crate) fn new() -> Self {
+            Self(dashmap::DashMap::new())
+        }
+
+        /// Adds an entry, unless there is one of this key; says whether it did.
+        pub(crate) fn insert_new(&self, key: K, value: V) -> bool {
+            match self.0.entry(key) {
+                dashmap::Entry::Occupied(_) => false,
+                dashmap::Entry::Vacant(vacant) => {
+                    vacant.insert(value);
+                    true
+                }
+            }
+        }
+
+        pub(crate) fn get(&self, key: &K) -> Option<V> {
+            self.0.get(key).map(|entry| entry.value().clone())
+        }
+
+        pub(crate) fn remove(&self, key: &K) {
+            self.0.remove(key);
+        }
+
+        pub(crate) fn len(&self) -> usize {
+            self.0.len()
+        }
+    }
 
     /// `std::cell::UnsafeCell` with loom's interface: access is a closure over the pointer.
     #[derive(Debug, Default)]
@@ -148,6 +178,37 @@ mod imp {
 
         pub(crate) fn len(&self) -> usize {
             self.items.lock().unwrap().len()
+        }
+    }
+
+    /// A map from ids to values; every call is one step.
+    pub(crate) struct Map<K, V>(loom::sync::Mutex<HashMap<K, V>>);
+
+    impl<K: Eq + Hash, V: Clone> Map<K, V> {
+        pub(crate) fn new() -> Self {
+            Self(loom::sync::Mutex::new(HashMap::new()))
+        }
+
+        pub(crate) fn insert_new(&self, key: K, value: V) -> bool {
+            let mut entries = self.0.lock().unwrap();
+            let vacant = !entries.contains_key(&key);
+            if vacant {
+                entries.insert(key, value);
+            }
+            vacant
+        }
+
+        pub(crate) fn get(&self, key: &K) -> Option<V> {
+            self.0.lock().unwrap().get(key).cloned()
+        }
+
+        pub(crate) fn remove(&self, key: &K) {
+            // What was there is dropped after the lock.
+            let _gone = self.0.lock().unwrap().remove(key);
+        }
+
+        pub(crate) fn len(&self) -> usize {
+            self.0.lock().unwrap().len()
         }
     }
 

@@ -1,1 +1,30 @@
-//! What the benches share.
+//! What the benches share: the subjects that are compared, the workloads that they run, and the checks of their
+//! answers.
+//!
+//! Every figure is a ratio against a baseline of the same run, because machines drift. A subject is first put
+//! through [`check`], which owns blocks from several threads at once and looks for a block with two owners; only
+//! then is it timed, and afterwards its free blocks are counted.
+
+pub mod check;
+pub mod measure;
+pub mod report;
+pub mod subject;
+pub mod threads;
+
+pub use criterion;
+pub use subject::{Subject, Worker};
+
+use std::time::Duration;
+
+/// Blocks of a pool under measurement, unless the workload says otherwise: the KV cache of one large GPU.
+pub const BLOCKS: usize = 65_536;
+
+/// Short measurements: every bench together stays in the minutes.
+pub fn settings() -> criterion::Criterion {
+    criterion::Criterion::default()
+        .warm_up_time(Duration::from_millis(200))
+        .measurement_time(Duration::from_millis(700))
+        .sample_size(20)
+        .without_plots()
+        .configure_from_args()
+}

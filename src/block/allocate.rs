@@ -28,45 +28,30 @@ impl Blocks {
     /// # Errors
     ///
     /// [`AllocError`]; nothing was taken.
-    #[inline]
     pub fn allocate(
         &self,
         request: &AllocRequest,
         near: Option<FrameId>,
-        take: impl FnMut(BlockId),
+        take: &mut dyn FnMut(BlockId),
     ) -> Result<(), AllocError> {
         self.with_seat(|seat| self.allocate_at(seat, request, near, take))
     }
 }
 
 impl Core {
-    #[inline]
     pub(super) fn allocate_at(
         &self,
         seat: Option<Seat<'_>>,
         request: &AllocRequest,
         near: Option<FrameId>,
-        mut take: impl FnMut(BlockId),
+        take: &mut dyn FnMut(BlockId),
     ) -> Result<(), AllocError> {
-        if let Some(asked) = request.device
-            && asked != self.config.device
-        {
-            return Err(AllocError::WrongDevice { asked, device: self.config.device });
-        }
-        let stamp = Stamp::new(self, request);
-        if request.blocks == 1 && near.is_none() {
-            let popped =
-                seat.and_then(|seat| seat.enter(|local| local.cache.allocate(&self.frames, &self.depot)));
-            if let Some(frame) = popped.flatten() {
-                take(self.own(frame, &stamp));
-                return Ok(());
-            }
-        }
         let mut grab = Grab { freed: Freed::new(), frames: 0 };
         self.gather(seat, request, near, &mut grab)?;
+        let (sequence, now) = (request.sequence.unwrap_or(SequenceId::NONE), self.clock.newest());
         for run in &grab.freed.runs {
             for frame in run.frames() {
-                take(self.own(frame, &stamp));
+                take(self.own(frame, request, sequence, now));
             }
         }
         Ok(())
@@ -74,20 +59,27 @@ impl Core {
 
     /// The block at a frame that is the caller's becomes owned.
     #[inline]
-    fn own(&self, frame: FrameId, stamp: &Stamp) -> BlockId {
+    pub(super) fn own(
+        &self,
+        frame: FrameId,
+        request: &AllocRequest,
+        sequence: SequenceId,
+        now: Ticket,
+    ) -> BlockId {
         let id = self.table.block_at(frame);
         let atomic = self.table.word(id);
         // Relaxed: the frame came to us by an Acquire, and with it the word of whoever freed it.
         let word = BlockWord::from_bits(atomic.load(Relaxed));
-        assert!(word.is_free() && word.frame() == frame, "frame {frame} handed out while owned: {word:?}");
-        self.table.info(id).allocate(stamp.sequence, stamp.request.priority, stamp.now);
+        if !word.is_free() || word.frame() != frame {
+            handed_out_twice(frame, word);
+        }
+        self.table.info(id).allocate(sequence, request.priority, now);
         // A plain store: nobody else writes the word of a free block whose frame is ours. Release: pairs with the
         // Acquire of whoever checks a handle, and then reads the info of this generation.
-        atomic.store(word.allocate(stamp.request.pinned).to_bits(), Release);
+        atomic.store(word.allocate(request.pinned).to_bits(), Release);
         id
     }
 
-    #[inline(never)]
     fn gather(
         &self,
         seat: Option<Seat<'_>>,
@@ -95,6 +87,11 @@ impl Core {
         near: Option<FrameId>,
         grab: &mut Grab,
     ) -> Result<(), AllocError> {
+        if let Some(asked) = request.device
+            && asked != self.config.device
+        {
+            return Err(AllocError::WrongDevice { asked, device: self.config.device });
+        }
         let asked = request.blocks;
         if asked == 0 {
             return Err(AllocError::Zero);
@@ -215,19 +212,10 @@ enum Found {
     Nothing,
 }
 
-/// What every block of one request is marked with.
-struct Stamp<'a> {
-    request: &'a AllocRequest,
-    sequence: SequenceId,
-    now: Ticket,
-}
-
-impl<'a> Stamp<'a> {
-    #[inline]
-    fn new(core: &Core, request: &'a AllocRequest) -> Self {
-        let sequence = request.sequence.unwrap_or(SequenceId::NONE);
-        Self { request, sequence, now: core.clock.newest() }
-    }
+#[cold]
+#[inline(never)]
+fn handed_out_twice(frame: FrameId, word: BlockWord) -> ! {
+    panic!("frame {frame} handed out while owned: {word:?}")
 }
 
 /// Frames got so far.

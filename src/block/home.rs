@@ -27,7 +27,7 @@ use crate::sync::{
 };
 
 use super::blocks::Core;
-use super::{AllocRequest, Blocks};
+use super::{AllocRequest, Blocks, FEW};
 
 /// Retired frames between two looks at which batches have ended.
 const RECLAIM_EVERY: usize = if cfg!(kvpool_loom) { 1 } else { 64 };
@@ -81,7 +81,7 @@ pub(super) struct Home {
     cached: AtomicU32,
     retired: AtomicU32,
     newest_tag: AtomicU64,
-    next: *const Home,
+    next: *const CachePadded<Home>,
 }
 
 // SAFETY: `next` is written before the home is published and points to a home of the same list, which lives as long.
@@ -125,6 +125,18 @@ impl Seat<'_> {
         // SAFETY: a seat is made only for the home's owner (`Resident::seat`, `with_seat`), and is not `Send`.
         unsafe { self.0.cell.enter(|local| self.0.mirrored(local, f)) }
     }
+
+    /// As [`enter`](Self::enter), for what touches the magazines alone.
+    #[inline]
+    pub(super) fn enter_cache<R>(self, f: impl FnOnce(&mut Cache) -> R) -> Option<R> {
+        let section = |local: &mut Local| {
+            let result = f(&mut local.cache);
+            self.0.cached.store(local.cache.len() as u32, Relaxed);
+            result
+        };
+        // SAFETY: as in `enter`.
+        unsafe { self.0.cell.enter(section) }
+    }
 }
 
 /// All homes of a pool: a list that only grows.
@@ -137,9 +149,9 @@ pub(super) struct Homes {
 impl Homes {
     pub(super) fn iter(&self) -> impl Iterator<Item = &Home> {
         // SAFETY: published homes live as long as the list. Acquire: pairs with the Release in `take`.
-        let mut next: Option<&Home> = unsafe { self.head.load(Acquire).as_ref() }.map(|home| &**home);
+        let mut next = unsafe { self.head.load(Acquire).as_ref() };
         std::iter::from_fn(move || {
-            let home = next?;
+            let home: &Home = next?;
             // SAFETY: as above; `next` was written before the home was published.
             next = unsafe { home.next.as_ref() };
             Some(home)
@@ -166,8 +178,7 @@ impl Homes {
         }));
         let mut head = self.head.load(Relaxed);
         loop {
-            // SAFETY: `head` is null or a published home, which lives as long as the list.
-            home.next = unsafe { head.as_ref() }.map_or(ptr::null(), |next| &raw const **next);
+            home.next = head;
             let fresh = Box::into_raw(home);
             // Release: publishes the home. Relaxed on failure: nothing of the other's home is read but its address.
             match self.head.compare_exchange(head, fresh, Release, Relaxed) {
@@ -187,10 +198,9 @@ impl Drop for Homes {
     fn drop(&mut self) {
         let mut next = self.head.load(Relaxed).cast_const();
         while !next.is_null() {
-            // SAFETY: nobody has the list any more; each home was made by `Box::into_raw` and is freed once. The
-            // padding puts the home at the start of its box, so that `next` is the box's address.
+            // SAFETY: nobody has the list any more; each home was made by `Box::into_raw` and is freed once.
             let home = unsafe { Box::from_raw(next.cast_mut()) };
-            next = home.next.cast();
+            next = home.next;
         }
     }
 }
@@ -239,17 +249,34 @@ impl Resident {
     pub(crate) fn allocate(
         &self,
         request: &AllocRequest,
-        take: impl FnMut(BlockId),
+        take: &mut dyn FnMut(BlockId),
     ) -> Result<(), AllocError> {
         self.anchor.0.allocate_at(Some(self.seat()), request, None, take)
+    }
+
+    #[inline]
+    pub(crate) fn allocate_one(&self, request: &AllocRequest) -> Option<BlockId> {
+        self.anchor.0.allocate_one_at(self.seat(), request)
+    }
+
+    #[inline]
+    pub(crate) fn allocate_few(&self, request: &AllocRequest, out: &mut [BlockId; FEW]) -> bool {
+        self.anchor.0.allocate_few_at(self.seat(), request, out)
     }
 
     pub(crate) fn free(&self, handles: &[BlockHandle]) -> Result<(), HandleError> {
         self.anchor.0.free_at(Some(self.seat()), handles)
     }
 
+    #[inline]
     pub(crate) fn release(&self, ids: &[BlockId]) {
-        self.anchor.0.release_at(Some(self.seat()), ids);
+        if let [id] = ids {
+            self.anchor.0.release_one(Some(self.seat()), *id);
+        } else if ids.len() <= FEW {
+            self.anchor.0.release_few(Some(self.seat()), ids);
+        } else {
+            self.anchor.0.release_at(Some(self.seat()), ids);
+        }
     }
 
     pub(crate) fn flush(&self) {
@@ -314,6 +341,14 @@ impl Blocks {
             }
             None => Arc::new(Anchor(self.clone())),
         }
+    }
+
+    /// The current thread's seat, if this is the pool that it used last.
+    #[inline]
+    pub(super) fn recent_seat(&self) -> Option<Seat<'_>> {
+        let (pool, home, _) = RECENT.try_with(Cell::get).ok()?;
+        // SAFETY: as in `with_seat`.
+        (pool == self.core_ptr()).then(|| Seat(unsafe { &*home }))
     }
 
     #[inline]

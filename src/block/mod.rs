@@ -25,6 +25,7 @@
 mod allocate;
 mod audit;
 mod blocks;
+mod few;
 mod handles;
 mod home;
 mod info;
@@ -35,6 +36,7 @@ mod word;
 
 pub use audit::{AuditError, AuditReport, Place};
 pub use blocks::{Blocks, BlocksConfig, Core, Counts, Scrub};
+pub(crate) use few::FEW;
 pub(crate) use home::Resident;
 pub use home::{Anchor, flush_thread};
 pub use info::BlockInfo;

@@ -8,7 +8,7 @@ use crate::sync::Ordering::*;
 
 use super::blocks::Core;
 use super::home::Seat;
-use super::{BlockWord, Blocks, Released};
+use super::{BlockWord, Blocks, FEW, Released};
 
 /// Runs at least this long go to the bitmaps by themselves; shorter ones through the magazines.
 const LONG_RUN: u32 = if cfg!(kvpool_loom) { 2 } else { 16 };
@@ -40,6 +40,12 @@ impl Freed {
     }
 }
 
+#[cold]
+#[inline(never)]
+fn released_while_free(id: BlockId, word: BlockWord) -> ! {
+    panic!("block {id} released while free: {word:?}")
+}
+
 impl Blocks {
     /// Drops one reference on each block, which the caller holds; in the order in which they should go. Blocks that
     /// had no other reference are free again, or retired while a batch is in flight.
@@ -47,20 +53,55 @@ impl Blocks {
     /// # Panics
     ///
     /// If a block is free: somebody released a reference that was not theirs.
+    #[inline]
     pub fn release(&self, ids: &[BlockId]) {
-        self.with_seat(|seat| self.release_at(seat, ids));
+        if let [id] = ids {
+            self.release_one(self.recent_seat(), *id);
+        } else if ids.len() <= FEW {
+            self.release_few(self.recent_seat(), ids);
+        } else {
+            self.with_seat(|seat| self.release_at(seat, ids));
+        }
+    }
+
+    #[inline]
+    pub(super) fn release_one(&self, seat: Option<Seat<'_>>, id: BlockId) {
+        if let Some(frame) = self.release_word(id)
+            && !self.give_back_one(seat, frame)
+        {
+            self.give_back_frames(seat, &[frame]);
+        }
+    }
+
+    pub(super) fn release_few(&self, seat: Option<Seat<'_>>, ids: &[BlockId]) {
+        let mut frames = [FrameId(0); FEW];
+        let mut count = 0;
+        for &id in ids {
+            if let Some(frame) = self.release_word(id) {
+                frames[count & (FEW - 1)] = frame;
+                count += 1;
+            }
+        }
+        let frames = &frames[..count.min(FEW)];
+        if !frames.is_empty() && !self.give_back_few(seat, frames) {
+            self.give_back_frames(seat, frames);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    pub(super) fn give_back_frames(&self, seat: Option<Seat<'_>>, frames: &[FrameId]) {
+        let mut freed = Freed::new();
+        frames.iter().for_each(|&frame| freed.push(frame));
+        match seat {
+            Some(seat) => self.give_back(Some(seat), &freed.runs),
+            None => self.with_seat(|seat| self.give_back(seat, &freed.runs)),
+        }
     }
 }
 
 impl Core {
-    #[inline]
     pub(super) fn release_at(&self, seat: Option<Seat<'_>>, ids: &[BlockId]) {
-        if let [id] = ids {
-            if let Some(frame) = self.release_word(*id) {
-                self.give_back_one(seat, frame);
-            }
-            return;
-        }
         let mut freed = Freed::new();
         for &id in ids {
             if let Some(frame) = self.release_word(id) {
@@ -76,8 +117,7 @@ impl Core {
         let atomic = self.table.word(id);
         let mut word = BlockWord::from_bits(atomic.load(Relaxed));
         loop {
-            let released =
-                word.release().unwrap_or_else(|| panic!("block {id} released while free: {word:?}"));
+            let released = word.release().unwrap_or_else(|| released_while_free(id, word));
             let next = match released {
                 Released::Shared(next) | Released::Last { word: next, .. } => next,
             };
@@ -103,25 +143,6 @@ impl Core {
                 Some(word.frame())
             }
         }
-    }
-
-    /// One frame, on the path that is walked most: no batch in flight, nothing in limbo, nothing to wipe.
-    #[inline]
-    fn give_back_one(&self, seat: Option<Seat<'_>>, frame: FrameId) {
-        if self.clock.idle_or_tag().is_none()
-            && !self.wipes()
-            && let Some(seat) = seat
-            && let Some(true) = seat.enter(|local| {
-                let is_plain = local.limbo.is_empty();
-                if is_plain {
-                    local.cache.free(frame, &self.frames, &self.depot);
-                }
-                is_plain
-            })
-        {
-            return;
-        }
-        self.give_back(seat, &[Run { start: frame, len: 1 }]);
     }
 
     /// Frames whose blocks are free: at once to where they are reused, or aside if a batch may still see them.

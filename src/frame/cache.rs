@@ -57,6 +57,35 @@ impl Cache {
         }
     }
 
+    /// A frame from the loaded magazine, if there is one.
+    #[inline]
+    pub fn pop_loaded(&mut self) -> Option<FrameId> {
+        self.magazines[self.loaded & 1].pop()
+    }
+
+    /// Puts a frame into the loaded magazine, if it fits.
+    #[inline]
+    pub fn push_loaded(&mut self, frame: FrameId) -> bool {
+        let magazine = &mut self.magazines[self.loaded & 1];
+        let fits = magazine.len() < self.capacity;
+        if fits {
+            magazine.push(frame);
+        }
+        fits
+    }
+
+    /// Fills `out` from the loaded magazine, if it has as many; else nothing is taken.
+    #[inline]
+    pub fn pop_few(&mut self, out: &mut [FrameId]) -> bool {
+        self.magazines[self.loaded & 1].pop_few(out)
+    }
+
+    /// Puts frames into the loaded magazine, if they all fit; else none.
+    #[inline]
+    pub fn push_few(&mut self, frames: &[FrameId]) -> bool {
+        self.magazines[self.loaded & 1].push_few(frames, self.capacity)
+    }
+
     #[cold]
     #[inline(never)]
     fn allocate_slow(&mut self, frames: &Frames, depot: &Depot) -> Option<FrameId> {

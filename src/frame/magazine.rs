@@ -50,6 +50,34 @@ impl Magazine {
         self.len += 1;
     }
 
+    /// Takes the frames that came last, the very last first, if there are as many as `out` holds; else none.
+    #[inline]
+    pub fn pop_few(&mut self, out: &mut [FrameId]) -> bool {
+        let Some(rest) = self.len().checked_sub(out.len()) else { return false };
+        let Some(top) = self.frames.get(rest..self.len()) else { return false };
+        for (out, &frame) in out.iter_mut().zip(top.iter().rev()) {
+            *out = FrameId(frame);
+        }
+        self.len = rest as u32;
+        true
+    }
+
+    /// Puts frames in, the last of them first: a run that is freed in order is handed out in order. If they do not fit
+    /// into `capacity`, none.
+    #[inline]
+    pub fn push_few(&mut self, frames: &[FrameId], capacity: usize) -> bool {
+        let len = self.len() + frames.len();
+        if len > capacity {
+            return false;
+        }
+        let Some(top) = self.frames.get_mut(self.len as usize..len) else { return false };
+        for (slot, frame) in top.iter_mut().zip(frames.iter().rev()) {
+            *slot = frame.0;
+        }
+        self.len = len as u32;
+        true
+    }
+
     /// Puts in the frames of a mask, so that they pop in ascending order.
     pub fn push_mask(&mut self, mask: FrameMask) {
         let mut bits = mask.bits;

@@ -217,7 +217,7 @@ fn apply(pool: &mut Checked, owned: &mut Vec<Run>, op: Op) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(200))]
+    #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 200 }))]
 
     #[test]
     fn as_the_naive_model(

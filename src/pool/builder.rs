@@ -8,6 +8,7 @@ use crate::block::{Blocks, BlocksConfig, Scrub};
 use crate::config::{FAN, FRAGMENTATION_ORDER, MAGAZINE_BLOCKS_MAX, SEGMENT_FRAMES, magazine_blocks};
 use crate::error::{SizingError, StorageError};
 use crate::ids::{DeviceId, FRAMES_MAX, Order};
+use crate::sequence::Sequences;
 use crate::storage::{HostStorage, KvLayout, Sizing, Storage};
 use crate::sync::available_parallelism;
 
@@ -242,8 +243,10 @@ impl PoolBuilder {
                 zeroed.unwrap_or_else(|error| panic!("{run} of this pool: {error}"));
             })
         });
+        let blocks = Blocks::new(config, scrub);
         Ok(Pool(Arc::new(Shared {
-            blocks: Blocks::new(config, scrub),
+            sequences: Sequences::new(blocks.clone(), storage.clone(), self.layout.block_tokens()),
+            blocks,
             layout: self.layout,
             storage,
             sampler: Sampler::new(self.latency_sample),

@@ -3,11 +3,12 @@
 use std::cell::Cell;
 use std::marker::PhantomData;
 
-use crate::block::{AllocRequest, Resident};
+use crate::block::{AllocRequest, FEW, Resident};
 use crate::error::{AllocError, HandleError};
-use crate::ids::BlockHandle;
+use crate::ids::{BlockHandle, BlockId};
 use crate::sync::Arc;
 
+use super::lease::{LeasedIds, Root};
 use super::{Lease, Pool};
 
 /// Allocates and frees through magazines of its own. `Send` and not `Sync`: it goes where its task goes, and may be
@@ -31,10 +32,20 @@ impl PoolHandle {
     ///
     /// [`AllocError`]; the pool is unchanged.
     #[inline]
-    pub fn allocate(&self, request: AllocRequest) -> Result<Lease, AllocError> {
-        let mut lease = Lease::empty(Arc::clone(self.resident.anchor()));
-        self.pool.0.sampler.time(|| self.resident.allocate(&request, |id| lease.push(id)))?;
-        Ok(lease)
+    pub fn allocate(&self, request: AllocRequest) -> Result<Lease<'_>, AllocError> {
+        let ids = self.allocate_ids(&request)?;
+        Ok(Lease::new(Root::Borrowed(self.pool.blocks()), ids))
+    }
+
+    /// As [`Pool::allocate_owned`].
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError`]; the pool is unchanged.
+    #[inline]
+    pub fn allocate_owned(&self, request: AllocRequest) -> Result<Lease<'static>, AllocError> {
+        let ids = self.allocate_ids(&request)?;
+        Ok(Lease::new(Root::Owned(Arc::clone(self.resident.anchor())), ids))
     }
 
     /// As [`Pool::allocate_raw`].
@@ -44,8 +55,37 @@ impl PoolHandle {
     /// [`AllocError`]; the pool and `out` are unchanged.
     #[inline]
     pub fn allocate_raw(&self, request: AllocRequest, out: &mut Vec<BlockHandle>) -> Result<(), AllocError> {
-        let blocks = self.pool.blocks();
-        self.pool.0.sampler.time(|| self.resident.allocate(&request, |id| out.push(blocks.handle(id))))
+        let ids = self.allocate_ids(&request)?;
+        out.extend(ids.iter().map(|&id| self.pool.blocks().handle(id)));
+        Ok(())
+    }
+
+    #[inline(never)]
+    fn allocate_few(&self, request: &AllocRequest, ids: &mut LeasedIds) -> bool {
+        let mut few = [BlockId(0); FEW];
+        let is_done = self.resident.allocate_few(request, &mut few);
+        if is_done {
+            *ids = LeasedIds::from_buf_and_len(few, request.blocks);
+        }
+        is_done
+    }
+
+    #[inline]
+    fn allocate_ids(&self, request: &AllocRequest) -> Result<LeasedIds, AllocError> {
+        let start = self.pool.0.sampler.start();
+        let mut ids = LeasedIds::new();
+        let is_done = match request.blocks {
+            1 => self.resident.allocate_one(request).is_some_and(|id| {
+                ids.push(id);
+                true
+            }),
+            _ => self.allocate_few(request, &mut ids),
+        };
+        if !is_done {
+            self.resident.allocate(request, &mut |id| ids.push(id))?;
+        }
+        self.pool.0.sampler.stop(start);
+        Ok(ids)
     }
 
     /// As [`Pool::free`].
@@ -60,8 +100,8 @@ impl PoolHandle {
 
     /// Drops a lease into this handle's magazines, rather than into those of the thread that it is on. A lease of
     /// another pool goes back to its own.
-    pub fn release(&self, lease: Lease) {
-        if lease.anchor().blocks().tag() == self.pool.tag() {
+    pub fn release(&self, lease: Lease<'_>) {
+        if lease.tag() == self.pool.tag() {
             self.resident.release(&lease.take());
         }
     }

@@ -48,25 +48,36 @@ impl Sampler {
         }
     }
 
+    /// The time, if this allocation is one of those that are timed.
     #[inline]
-    pub(super) fn time<R>(&self, f: impl FnOnce() -> R) -> R {
-        let Some(mask) = self.mask else { return f() };
+    pub(super) fn start(&self) -> Option<Instant> {
+        if self.is_due() { now() } else { None }
+    }
+
+    /// Records the time since [`start`](Self::start).
+    #[inline]
+    pub(super) fn stop(&self, start: Option<Instant>) {
+        if let Some(start) = start {
+            self.record(start);
+        }
+    }
+
+    #[inline]
+    fn is_due(&self) -> bool {
+        let Some(mask) = self.mask else { return false };
         let tick = TICK.try_with(|tick| {
             tick.set(tick.get().wrapping_add(1));
             tick.get()
         });
-        if tick.is_ok_and(|tick| tick & mask == 0) { self.time_this(f) } else { f() }
+        tick.is_ok_and(|tick| tick & mask == 0)
     }
 
     #[cold]
     #[inline(never)]
-    fn time_this<R>(&self, f: impl FnOnce() -> R) -> R {
-        let start = Instant::now();
-        let result = f();
+    fn record(&self, start: Instant) {
         let nanoseconds = start.elapsed().as_nanos().min((1 << MAX_VALUE_POWER) - 1) as u64;
         // Cannot fail: the value is within the histogram's range.
         let _ = self.nanoseconds.increment(nanoseconds);
-        result
     }
 
     pub(super) fn read(&self) -> Latency {
@@ -86,6 +97,12 @@ impl Sampler {
     }
 }
 
+#[cold]
+#[inline(never)]
+fn now() -> Option<Instant> {
+    Some(Instant::now())
+}
+
 #[cfg(all(test, not(kvpool_loom)))]
 mod tests {
     use super::*;
@@ -94,13 +111,13 @@ mod tests {
     fn one_in_so_many_is_timed() {
         let sampler = Sampler::new(4);
         for _ in 0..400 {
-            sampler.time(|| ());
+            sampler.stop(sampler.start());
         }
         let latency = sampler.read();
         assert_eq!(latency.samples, 100);
         assert!(latency.p50_ns <= latency.p99_ns && latency.p99_ns <= latency.max_ns);
         let none = Sampler::new(0);
-        none.time(|| ());
+        none.stop(none.start());
         assert_eq!(none.read(), Latency::default());
     }
 }

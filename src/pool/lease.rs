@@ -2,28 +2,54 @@
 
 use smallvec::SmallVec;
 
-use crate::block::Anchor;
-use crate::ids::{BlockHandle, BlockId, FrameId, Run};
+use crate::block::{Anchor, Blocks, FEW};
+use crate::ids::{BlockHandle, BlockId, FrameId, PoolTag, Run};
 use crate::sync::Arc;
+
+/// The ids of a lease, a few of them in itself.
+pub(super) type LeasedIds = SmallVec<[BlockId; FEW]>;
 
 /// Owns one reference on each of its blocks, and releases it when dropped, on whichever thread that is.
 ///
+/// [`Pool::allocate`](super::Pool::allocate) gives a lease that borrows the pool, which costs no reference count;
+/// [`Pool::allocate_owned`](super::Pool::allocate_owned) one that keeps what it needs of the pool alive, a
+/// `Lease<'static>`, to be moved into threads, tasks and tables.
+///
 /// Up to 16 blocks live in the lease itself; more are on the heap.
 #[must_use = "dropping a lease frees its blocks"]
-pub struct Lease {
-    anchor: Arc<Anchor>,
-    blocks: SmallVec<[BlockId; 16]>,
+pub struct Lease<'p> {
+    root: Root<'p>,
+    blocks: LeasedIds,
 }
 
-impl Lease {
+/// What the lease reaches its blocks through.
+#[derive(Clone)]
+pub(super) enum Root<'p> {
+    Borrowed(&'p Blocks),
+    Owned(Arc<Anchor>),
+}
+
+impl<'p> Lease<'p> {
     #[inline]
-    pub(super) fn empty(anchor: Arc<Anchor>) -> Self {
-        Self { anchor, blocks: SmallVec::new() }
+    pub(super) fn new(root: Root<'p>, blocks: LeasedIds) -> Self {
+        Self { root, blocks }
     }
 
     #[inline]
-    pub(super) fn push(&mut self, id: BlockId) {
-        self.blocks.push(id);
+    fn pool_blocks(&self) -> &Blocks {
+        match &self.root {
+            Root::Borrowed(blocks) => blocks,
+            Root::Owned(anchor) => anchor.blocks(),
+        }
+    }
+
+    /// A lease of the same blocks that borrows nothing.
+    pub fn into_owned(mut self) -> Lease<'static> {
+        let root = match &self.root {
+            Root::Borrowed(blocks) => Root::Owned(blocks.anchor()),
+            Root::Owned(anchor) => Root::Owned(Arc::clone(anchor)),
+        };
+        Lease { root, blocks: std::mem::take(&mut self.blocks) }
     }
 
     /// The blocks, in the order in which they were handed out.
@@ -34,12 +60,12 @@ impl Lease {
 
     /// A handle for each block. They stay good for as long as the lease lives.
     pub fn handles(&self) -> impl ExactSizeIterator<Item = BlockHandle> + '_ {
-        self.blocks.iter().map(|&id| self.anchor.blocks().handle(id))
+        self.blocks.iter().map(|&id| self.pool_blocks().handle(id))
     }
 
     /// Where each block's bytes are now. A frame number stays true while the caller's batch is in flight.
     pub fn frames(&self) -> impl ExactSizeIterator<Item = FrameId> + '_ {
-        self.blocks.iter().map(|&id| self.anchor.blocks().frame(id))
+        self.blocks.iter().map(|&id| self.pool_blocks().frame(id))
     }
 
     /// The frames as runs: what a transfer needs one descriptor each for.
@@ -57,7 +83,7 @@ impl Lease {
     /// Frees the blocks from `keep` on: the tail of the lease.
     pub fn truncate(&mut self, keep: usize) {
         if keep < self.blocks.len() {
-            self.anchor.blocks().release(&self.blocks[keep..]);
+            self.pool_blocks().release(&self.blocks[keep..]);
             self.blocks.truncate(keep);
         }
     }
@@ -70,13 +96,13 @@ impl Lease {
     pub fn split_off(&mut self, at: usize) -> Self {
         let tail = SmallVec::from_slice(&self.blocks[at..]);
         self.blocks.truncate(at);
-        Self { anchor: Arc::clone(&self.anchor), blocks: tail }
+        Self { root: self.root.clone(), blocks: tail }
     }
 
     /// Frees the first `count` blocks (or all, if there are fewer).
     pub fn free_first(&mut self, count: usize) {
         let count = count.min(self.blocks.len());
-        self.anchor.blocks().release(&self.blocks[..count]);
+        self.pool_blocks().release(&self.blocks[..count]);
         self.blocks.drain(..count);
     }
 
@@ -88,25 +114,25 @@ impl Lease {
     }
 
     /// The blocks, taken out of the lease; the references are the caller's.
-    pub(super) fn take(mut self) -> SmallVec<[BlockId; 16]> {
+    pub(super) fn take(mut self) -> LeasedIds {
         std::mem::take(&mut self.blocks)
     }
 
-    pub(super) fn anchor(&self) -> &Arc<Anchor> {
-        &self.anchor
+    pub(super) fn tag(&self) -> PoolTag {
+        self.pool_blocks().tag()
     }
 }
 
-impl Drop for Lease {
+impl Drop for Lease<'_> {
     #[inline]
     fn drop(&mut self) {
         if !self.blocks.is_empty() {
-            self.anchor.blocks().release(&self.blocks);
+            self.pool_blocks().release(&self.blocks);
         }
     }
 }
 
-impl std::fmt::Debug for Lease {
+impl std::fmt::Debug for Lease<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_tuple("Lease").field(&self.blocks).finish()
     }

@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
-use crate::block::{AllocRequest, AuditError, AuditReport, BlockInfo, Blocks};
+use crate::block::{AllocRequest, AuditError, AuditReport, BlockInfo, Blocks, FEW};
 use crate::error::{AllocError, GrowError, HandleError};
-use crate::ids::{BlockHandle, Order, PoolTag};
+use crate::ids::{BlockHandle, BlockId, Order, PoolTag, SequenceId};
+use crate::sequence::{Batch, SequenceBuilder, SequenceView, Sequences};
 use crate::storage::{KvLayout, Storage};
 
 use super::latency::Sampler;
+use super::lease::{LeasedIds, Root};
 use super::{Lease, PoolBuilder, PoolHandle, Stats};
 
 /// A pool of KV-cache blocks. Clones are the same pool; every method takes `&self` and may be called from any number
@@ -34,6 +36,7 @@ pub(super) struct Shared {
     pub(super) blocks: Blocks,
     pub(super) layout: KvLayout,
     pub(super) storage: Option<Arc<dyn Storage>>,
+    pub(super) sequences: Sequences,
     pub(super) sampler: Sampler,
     pub(super) order: Order,
 }
@@ -56,10 +59,20 @@ impl Pool {
     ///
     /// [`AllocError`]; the pool is unchanged.
     #[inline]
-    pub fn allocate(&self, request: AllocRequest) -> Result<Lease, AllocError> {
-        let mut lease = Lease::empty(self.0.blocks.anchor());
-        self.0.sampler.time(|| self.0.blocks.allocate(&request, None, |id| lease.push(id)))?;
-        Ok(lease)
+    pub fn allocate(&self, request: AllocRequest) -> Result<Lease<'_>, AllocError> {
+        let ids = self.allocate_ids(&request)?;
+        Ok(Lease::new(Root::Borrowed(&self.0.blocks), ids))
+    }
+
+    /// As [`allocate`](Self::allocate), for a lease that borrows nothing: a reference count on top.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError`]; the pool is unchanged.
+    #[inline]
+    pub fn allocate_owned(&self, request: AllocRequest) -> Result<Lease<'static>, AllocError> {
+        let ids = self.allocate_ids(&request)?;
+        Ok(Lease::new(Root::Owned(self.0.blocks.anchor()), ids))
     }
 
     /// Hands out blocks as handles, appended to `out`, for an engine that keeps its own tables. What is not passed to
@@ -70,8 +83,38 @@ impl Pool {
     /// [`AllocError`]; the pool and `out` are unchanged.
     #[inline]
     pub fn allocate_raw(&self, request: AllocRequest, out: &mut Vec<BlockHandle>) -> Result<(), AllocError> {
-        let blocks = &self.0.blocks;
-        self.0.sampler.time(|| blocks.allocate(&request, None, |id| out.push(blocks.handle(id))))
+        let ids = self.allocate_ids(&request)?;
+        out.extend(ids.iter().map(|&id| self.0.blocks.handle(id)));
+        Ok(())
+    }
+
+    #[inline(never)]
+    fn allocate_few(&self, request: &AllocRequest, ids: &mut LeasedIds) -> bool {
+        let mut few = [BlockId(0); FEW];
+        let is_done = self.0.blocks.allocate_few(request, &mut few);
+        if is_done {
+            *ids = LeasedIds::from_buf_and_len(few, request.blocks);
+        }
+        is_done
+    }
+
+    /// The short way where it goes, else the long one.
+    #[inline]
+    fn allocate_ids(&self, request: &AllocRequest) -> Result<LeasedIds, AllocError> {
+        let start = self.0.sampler.start();
+        let mut ids = LeasedIds::new();
+        let is_done = match request.blocks {
+            1 => self.0.blocks.allocate_one(request).is_some_and(|id| {
+                ids.push(id);
+                true
+            }),
+            _ => self.allocate_few(request, &mut ids),
+        };
+        if !is_done {
+            self.0.blocks.allocate(request, None, &mut |id| ids.push(id))?;
+        }
+        self.0.sampler.stop(start);
+        Ok(ids)
     }
 
     /// Drops one reference on each block. A block that is in the list twice loses two.
@@ -126,6 +169,40 @@ impl Pool {
     /// A cache of its own for a task that moves between threads, or a thread that wants no thread-local.
     pub fn handle(&self) -> PoolHandle {
         PoolHandle::new(self)
+    }
+
+    /// A sequence to be opened: it owns its blocks in order, and frees them when dropped.
+    ///
+    /// ```
+    /// # use kvpool::{ids::SequenceId, pool::Pool, sequence::BlockTable, storage::KvLayout};
+    /// # let pool = Pool::builder(KvLayout::named("tiny")?).blocks(100).build()?;
+    /// let mut sequence = pool.sequence(SequenceId(7)).open()?;
+    /// let mut batch = pool.begin_batch();
+    /// batch.append(&mut sequence, 40)?;
+    /// let mut table = BlockTable::new();
+    /// batch.block_table([&sequence], &mut table)?;
+    /// assert_eq!(table.row(0).len(), 10, "this layout has blocks of 4 tokens");
+    /// batch.finish();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn sequence(&self, id: SequenceId) -> SequenceBuilder {
+        self.0.sequences.sequence(id)
+    }
+
+    /// Reads an open sequence's blocks while its owner goes on; `None` if it is not open.
+    pub fn view(&self, id: SequenceId) -> Option<SequenceView> {
+        self.0.sequences.view(id)
+    }
+
+    /// Open sequences.
+    pub fn sequence_count(&self) -> usize {
+        self.0.sequences.count()
+    }
+
+    /// Begins a batch: one step of the engine, under which tables are read. What is freed while it is in flight is
+    /// not written by anybody else before it has ended. Batches overlap and end in any order.
+    pub fn begin_batch(&self) -> Batch {
+        Batch::begin(&self.0.sequences)
     }
 
     /// Adds blocks while the pool serves.

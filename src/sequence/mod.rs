@@ -1,1 +1,56 @@
-//! To be written.
+//! Sequences: logical tokens to blocks.
+//!
+//! A [`Sequence`] owns an ordered list of blocks; token `t` is in block `t / block_tokens`. A [`Batch`] is one step of
+//! the engine: tokens are appended under it, and it builds what kernels read. A [`SequenceView`] reads a sequence's
+//! list while its owner, on another thread, goes on.
+//!
+//! | file | what |
+//! |---|---|
+//! | `plan` | which blocks an append writes: arithmetic |
+//! | `seals` | which blocks are sealed, by whom and when: bookkeeping |
+//! | `list` | the growing list of ids: one owner, any number of readers |
+//! | `registry` | [`Sequences`]: what is open, by id; views |
+//! | `sequence` | the owner's side: fork, commit, truncate |
+//! | `batch` | append, draft, copy-on-write, the end of a step |
+//! | `outputs` | block tables, slots and lengths for kernels |
+//! | `bytes` | store and load without `unsafe` |
+//!
+//! # Invariants
+//!
+//! ```text
+//! blocks == ceil(length / block_tokens)        committed <= length <= 2^31 - 1
+//! every block of the list holds one reference of this sequence
+//! a block with more than one reference, or sealed, is not written to
+//! ```
+//!
+//! # Who may write a block's bytes
+//!
+//! The one sequence that holds the block's only reference, through `&mut`, while the block is neither sealed nor about
+//! to be. A write into anything else goes to a copy. This is what makes [`Batch::store`] and [`Batch::load`] safe to
+//! call; it rests on one rule, which all of the pool's interface rests on: a reference is released only by whoever
+//! holds it. Sequences do not give their references out as handles.
+//!
+//! # Who waits for what
+//!
+//! Nobody waits. What leaves a list is unlinked, then released; a batch that may have read it there holds it back
+//! ([`Clock`](crate::batch::Clock)): a reader begins its batch before it reads a list, an owner fences between unlinking and
+//! releasing, so that either the reader misses the block or the release sees the batch.
+
+mod batch;
+mod bytes;
+mod list;
+mod outputs;
+mod plan;
+mod registry;
+mod seals;
+#[expect(clippy::module_inception, reason = "the floor is named for what it is about")]
+mod sequence;
+
+pub use batch::{Appended, Batch, Copied};
+pub use outputs::{BlockTable, CsrTable, Listed};
+pub use plan::TOKENS_MAX;
+pub use registry::{SequenceBuilder, SequenceView, Sequences};
+pub use sequence::Sequence;
+
+#[cfg(all(test, not(kvpool_loom)))]
+mod tests;

@@ -1,5 +1,7 @@
 //! What the tests share: the naive model of a pool, the scalar reference of storage, the conformance suite.
 
 pub mod conformance;
+pub mod model;
 pub mod rng;
 pub mod scalar;
+pub mod ticket;

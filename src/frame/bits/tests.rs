@@ -60,7 +60,7 @@ fn check(word: u64) {
 
 #[test]
 fn every_word_of_sixteen_bits() {
-    for low in 0..=u16::MAX {
+    for low in (0..=u16::MAX).step_by(if cfg!(miri) { 9973 } else { 1 }) {
         let word = u64::from(low);
         check(if low & 1 == 0 { word } else { word << 40 | word >> 8 });
     }

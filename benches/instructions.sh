@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Counts the instructions of one allocate + free on each path: valgrind runs the loop n and 2n times, and the
+# difference, over n, is one iteration without start and end. Unlike a time it is the same on every run.
+# Usage: benches/instructions.sh [path ...]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+cargo build --quiet --release -p kvpool-benches --bin loops
+loops="${CARGO_TARGET_DIR:-target}/release/loops"
+
+collected() {
+    valgrind --tool=callgrind --callgrind-out-file=/dev/null "$loops" "$1" "$2" 2>&1 |
+        sed -n 's/.*Collected : //p'
+}
+
+if [ $# -eq 0 ]; then
+    set -- lease raw handle ten std-mutex parking-lot array-queue
+fi
+n=100000
+printf '%-12s %s\n' path 'instructions of one allocate + free'
+for path in "$@"; do
+    once=$(collected "$path" $n)
+    twice=$(collected "$path" $((2 * n)))
+    awk -v path="$path" -v d=$((twice - once)) -v n=$n 'BEGIN { printf "%-12s %.1f\n", path, d / n }'
+done

@@ -1,0 +1,48 @@
+//! What the two reports share: the summary of many times, and the shape of free space.
+
+use std::time::Duration;
+
+/// Times of single calls, summed up.
+pub struct Times {
+    /// The middle one.
+    pub median: Duration,
+    /// 99 in 100 are at most this.
+    pub p99: Duration,
+    /// The longest.
+    pub max: Duration,
+}
+
+impl Times {
+    /// Of at least one time.
+    pub fn of(mut times: Vec<Duration>) -> Self {
+        times.sort_unstable();
+        let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize];
+        Self { median: at(0.5), p99: at(0.99), max: at(1.0) }
+    }
+}
+
+impl std::fmt::Display for Times {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let ns = |time: Duration| time.as_nanos();
+        write!(f, "{:>7} {:>7} {:>9}", ns(self.median), ns(self.p99), ns(self.max))
+    }
+}
+
+/// The share of free places that are part of no free aligned run of `2^order`: the *fragmentation rate*. 0 where
+/// nothing is free. `owned` says of each place, from 0, whether it is taken.
+pub fn fragmentation(owned: &[bool], order: u32) -> f64 {
+    let free = owned.iter().filter(|owned| !**owned).count();
+    let in_runs = free_in_units(owned, 1 << order);
+    if free == 0 { 0.0 } else { 1.0 - in_runs as f64 / free as f64 }
+}
+
+/// Free places in wholly free aligned units of `unit`.
+pub fn free_in_units(owned: &[bool], unit: usize) -> usize {
+    owned.chunks_exact(unit).filter(|unit| unit.iter().all(|owned| !owned)).count() * unit
+}
+
+/// The mean length of the runs of consecutive numbers in `ids`, in their order.
+pub fn mean_run(ids: &[u32]) -> f64 {
+    let runs = 1 + ids.windows(2).filter(|pair| pair[1] != pair[0].wrapping_add(1)).count();
+    ids.len() as f64 / runs as f64
+}

@@ -1,0 +1,78 @@
+//! The short way: a few blocks out of, or into, the magazine that the thread has loaded. Everything that is rare — an
+//! empty or full magazine, a visitor, a batch in flight, another pool than last time — turns it down, and the long way
+//! (`allocate`, `release`) does it all.
+
+use crate::ids::{BlockId, FrameId, SequenceId};
+
+use super::home::Seat;
+use super::{AllocRequest, Blocks};
+
+/// The most blocks that go the short way: as many as a lease holds in itself.
+pub(crate) const FEW: usize = 16;
+
+impl Blocks {
+    /// Hands out one block. `None`: nothing was done, go the long way.
+    #[inline]
+    pub(crate) fn allocate_one(&self, request: &AllocRequest) -> Option<BlockId> {
+        self.allocate_one_at(self.recent_seat()?, request)
+    }
+
+    #[inline]
+    pub(super) fn allocate_one_at(&self, seat: Seat<'_>, request: &AllocRequest) -> Option<BlockId> {
+        if request.device.is_some() {
+            return None;
+        }
+        let frame = seat.enter_cache(|cache| cache.pop_loaded())??;
+        let sequence = request.sequence.unwrap_or(SequenceId::NONE);
+        Some(self.own(frame, request, sequence, self.clock.newest()))
+    }
+
+    /// Puts a frame that nobody owns into the loaded magazine. False: nothing was done, go the long way.
+    #[inline]
+    pub(super) fn give_back_one(&self, seat: Option<Seat<'_>>, frame: FrameId) -> bool {
+        // The order is that of `give_back_few`.
+        self.clock.idle_or_tag().is_none()
+            && !self.wipes()
+            && seat.is_some_and(|seat| seat.enter_cache(|cache| cache.push_loaded(frame)) == Some(true))
+    }
+
+    /// Hands out `request.blocks` blocks into the front of `out`. False: nothing was done, go the long way.
+    #[inline]
+    pub(crate) fn allocate_few(&self, request: &AllocRequest, out: &mut [BlockId; FEW]) -> bool {
+        match self.recent_seat() {
+            Some(seat) => self.allocate_few_at(seat, request, out),
+            None => false,
+        }
+    }
+
+    #[inline]
+    pub(super) fn allocate_few_at(
+        &self,
+        seat: Seat<'_>,
+        request: &AllocRequest,
+        out: &mut [BlockId; FEW],
+    ) -> bool {
+        let count = request.blocks;
+        if count.wrapping_sub(1) >= FEW || request.device.is_some() || (request.contiguous && count > 1) {
+            return false;
+        }
+        let mut frames = [FrameId(0); FEW];
+        if seat.enter_cache(|cache| cache.pop_few(&mut frames[..count])) != Some(true) {
+            return false;
+        }
+        let (sequence, now) = (request.sequence.unwrap_or(SequenceId::NONE), self.clock.newest());
+        for (id, &frame) in out.iter_mut().zip(&frames[..count]) {
+            *id = self.own(frame, request, sequence, now);
+        }
+        true
+    }
+
+    /// Puts frames that nobody owns into the loaded magazine. False: nothing was done, go the long way.
+    #[inline]
+    pub(super) fn give_back_few(&self, seat: Option<Seat<'_>>, frames: &[FrameId]) -> bool {
+        // In this order: the frames are ours, so that every batch that saw them is visible to this load.
+        self.clock.idle_or_tag().is_none()
+            && !self.wipes()
+            && seat.is_some_and(|seat| seat.enter_cache(|cache| cache.push_few(frames)) == Some(true))
+    }
+}

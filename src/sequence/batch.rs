@@ -1,0 +1,267 @@
+//! A step of the engine: tokens are appended under it, tables are built under it, and memory is touched until it ends.
+//!
+//! # Copy on write
+//!
+//! An append into a block that is not the sequence's alone takes a fresh block, copies the old one's bytes there, and puts
+//! it in the old one's place. On the host the copy is done when the append returns. A device's storage enqueues it; the
+//! batch's own writes must be enqueued after the append, so that they come after the copy. The old block is
+//! released when the batch is in flight, so that its frame is not reused before the batch ends.
+
+use std::fmt;
+use std::ops::Range;
+
+use crate::batch::InFlight;
+use crate::block::AllocRequest;
+use crate::error::SequenceError;
+use crate::ids::{BlockHandle, BlockId, FrameId, Ticket};
+use crate::storage::FrameMove;
+
+use super::TOKENS_MAX;
+use super::plan::Growth;
+use super::registry::Sequences;
+use super::sequence::{Access, Sequence};
+
+/// One step in flight. It may move between threads, overlap with others, and end in any order. It ends when it is
+/// [finished](Self::finish) or dropped: full blocks of final tokens that were filled in it are sealed then.
+///
+/// Until it ends, no frame that was read from a table under it is reused: everything that a kernel is given was built
+/// by a batch that ends after the kernel.
+pub struct Batch {
+    pub(super) sequences: Sequences,
+    /// `None` only while it is dropped.
+    lease: Option<InFlight>,
+    /// Blocks that are promised to this batch: it seals them when it ends.
+    promised: Vec<BlockHandle>,
+    /// Slots of a store or a load; kept for its room.
+    pub(super) slots: Vec<i64>,
+}
+
+/// What an append did.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Appended {
+    /// The new tokens, by their places in the sequence.
+    pub tokens: Range<usize>,
+    /// Blocks that were taken, a copy among them.
+    pub new_blocks: usize,
+    /// The block that was copied because it could not be written.
+    pub copied: Option<Copied>,
+}
+
+/// A block whose place in a sequence was taken by a copy. A pool with storage has copied the bytes; without, the engine
+/// must, before the batch's own writes: the old frame keeps its bytes until the batch ends, unless another owner of the
+/// block writes to it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Copied {
+    /// The old block.
+    pub from: BlockId,
+    /// The copy.
+    pub to: BlockId,
+    /// Their frames.
+    pub frames: FrameMove,
+}
+
+/// How an append goes into the tail.
+struct Tail {
+    id: BlockId,
+    access: Access,
+}
+
+impl Batch {
+    /// Begins a batch.
+    ///
+    /// # Panics
+    ///
+    /// If a million batches are in flight.
+    pub fn begin(sequences: &Sequences) -> Self {
+        let sequences = sequences.clone();
+        let lease = Some(sequences.0.blocks.clock().begin());
+        Self { sequences, lease, promised: Vec::new(), slots: Vec::new() }
+    }
+
+    /// Its place in the order of batches.
+    pub fn ticket(&self) -> Ticket {
+        self.lease.as_ref().expect("a batch has a lease until it is dropped").ticket()
+    }
+
+    /// Ends the batch: the work on the device has ended, and nothing reads or writes memory for it any more. The same
+    /// as dropping it.
+    pub fn finish(self) {}
+
+    /// Appends tokens that are final: a prompt, a chunk of one, or a decoded token. Takes blocks as needed, and copies the
+    /// last one first if it cannot be written. Tokens that were drafted before are final with these.
+    ///
+    /// # Errors
+    ///
+    /// The sequence is unchanged: [`SequenceError::Alloc`] if there are no blocks, [`SequenceError::ZeroTokens`],
+    /// [`SequenceError::TooLong`], [`SequenceError::ForeignSequence`], [`SequenceError::Storage`] if the copy failed.
+    #[inline]
+    pub fn append(&mut self, sequence: &mut Sequence, tokens: usize) -> Result<Appended, SequenceError> {
+        let (appended, plan) = self.grow(sequence, tokens)?;
+        sequence.committed = plan.length;
+        sequence.seals.wrote(self.ticket());
+        if plan.full > plan.first {
+            self.filled(sequence, &plan);
+        }
+        Ok(appended)
+    }
+
+    /// Blocks are full of final tokens: this batch seals them if no other in flight wrote there, else the sequence will.
+    fn filled(&mut self, sequence: &mut Sequence, plan: &Growth) {
+        let (ticket, blocks) = (self.ticket(), &self.sequences.0.blocks);
+        let others = if plan.tail { sequence.seals.last_writer_but(ticket) } else { Ticket(0) };
+        // Those before are settled: what is promised begins where they end.
+        if sequence.seals.settled() == plan.first && (others == Ticket(0) || blocks.clock().ended(others)) {
+            let ids = (plan.first..plan.full).map(|place| sequence.list.id(place as usize));
+            self.promised.extend(ids.map(|id| blocks.handle(id)));
+            sequence.seals.promise(plan.full, ticket);
+        } else {
+            sequence.seals.complete(plan.full);
+        }
+    }
+
+    /// Appends tokens that may be taken back: speculative ones. [`Sequence::commit`] says which of them are final,
+    /// [`Sequence::truncate`] takes back the rest.
+    ///
+    /// # Errors
+    ///
+    /// As for [`append`](Self::append).
+    pub fn draft(&mut self, sequence: &mut Sequence, tokens: usize) -> Result<Appended, SequenceError> {
+        let (appended, _) = self.grow(sequence, tokens)?;
+        sequence.seals.wrote(self.ticket());
+        Ok(appended)
+    }
+
+    /// Refuses a sequence of another pool.
+    #[inline]
+    pub(super) fn check(&self, of: &Sequences, id: crate::ids::SequenceId) -> Result<(), SequenceError> {
+        if self.sequences.same(of) { Ok(()) } else { Err(SequenceError::ForeignSequence { id }) }
+    }
+
+    #[inline]
+    fn grow(&mut self, sequence: &mut Sequence, tokens: usize) -> Result<(Appended, Growth), SequenceError> {
+        let (id, length) = (sequence.id(), sequence.list.tokens());
+        self.check(&sequence.sequences, id)?;
+        if tokens == 0 {
+            return Err(SequenceError::ZeroTokens { id });
+        }
+        let plan = Growth::plan(length, tokens, self.sequences.0.block_tokens)
+            .ok_or(SequenceError::TooLong { id, asked: tokens, length: length as usize, max: TOKENS_MAX })?;
+        sequence.settle();
+        let tail = plan.tail.then(|| self.tail(sequence, plan.first));
+        let mut done =
+            Appended { tokens: length as usize..plan.length as usize, new_blocks: 0, copied: None };
+        if plan.fresh > 0 || tail.as_ref().is_some_and(|tail| tail.access != Access::Open) {
+            self.grow_blocks(sequence, &plan, tail.as_ref(), &mut done)?;
+        }
+        if let Some(tail) = tail.filter(|_| done.copied.is_none()) {
+            self.sequences.0.blocks.touch(&[tail.id]);
+        }
+        sequence.list.publish(plan.length);
+        if let Some(copied) = done.copied {
+            sequence.release_unlinked(&[copied.from]);
+        }
+        Ok((done, plan))
+    }
+
+    fn tail(&self, sequence: &Sequence, place: u32) -> Tail {
+        let id = sequence.list.id(place as usize);
+        Tail { id, access: sequence.access(place, self.sequences.0.blocks.word(id), self.ticket()) }
+    }
+
+    /// The part of an append that changes blocks. On an error, nothing has.
+    fn grow_blocks(
+        &mut self,
+        sequence: &mut Sequence,
+        plan: &Growth,
+        tail: Option<&Tail>,
+        done: &mut Appended,
+    ) -> Result<(), SequenceError> {
+        let near = sequence.list.last().map(|last| FrameId(self.sequences.0.blocks.frame(last).0 + 1));
+        let copies = tail.is_some_and(|tail| tail.access == Access::Copy);
+        let base = sequence.list.len();
+        let request = AllocRequest::new(plan.fresh as usize + copies as usize)
+            .sequence(sequence.id())
+            .priority(sequence.priority());
+        let mut copy = None;
+        if request.blocks > 0 {
+            sequence.list.reserve(base + plan.fresh as usize);
+            let (list, mut place) = (&mut sequence.list, base);
+            self.sequences.0.blocks.allocate(&request, near, &mut |id| {
+                if copies && copy.is_none() {
+                    copy = Some(id);
+                } else {
+                    list.stage(place, id);
+                    place += 1;
+                }
+            })?;
+        }
+        let Some(tail) = tail else {
+            done.new_blocks = request.blocks;
+            return Ok(());
+        };
+        // Shared in between, by somebody with a handle: a copy after all. Reached by nothing inside this floor.
+        let open = |tail: &Tail| self.sequences.0.blocks.reopen(tail.id);
+        if matches!(tail.access, Access::Reopen | Access::Withdraw) && !open(tail) {
+            let one = AllocRequest { blocks: 1, ..request };
+            if let Err(error) = self.sequences.0.blocks.allocate(&one, near, &mut |id| copy = Some(id)) {
+                self.give_up(sequence, base, plan, None);
+                return Err(error.into());
+            }
+        }
+        done.new_blocks = plan.fresh as usize + copy.is_some() as usize;
+        if let Some(to) = copy {
+            match self.copy(tail.id, to) {
+                Ok(copied) => done.copied = Some(copied),
+                Err(error) => {
+                    self.give_up(sequence, base, plan, copy);
+                    return Err(error);
+                }
+            }
+            sequence.list.replace(plan.first as usize, to);
+        }
+        if tail.access == Access::Withdraw {
+            self.promised.retain(|promised| promised.id != tail.id);
+        }
+        // Whoever sealed it, it is open now.
+        sequence.seals.reopen(plan.first);
+        Ok(())
+    }
+
+    fn copy(&self, from: BlockId, to: BlockId) -> Result<Copied, SequenceError> {
+        let shared = &self.sequences.0;
+        let frames = FrameMove::new(shared.blocks.frame(from), shared.blocks.frame(to));
+        if let Some(storage) = &shared.storage {
+            // SAFETY: the destination was allocated just now and is nobody else's. The source is in the sequence's list,
+            // which holds a reference: it is not freed, and it is not written, being shared or (if it is the sequence's
+            // alone) written through this sequence only, which is borrowed mutably.
+            unsafe { storage.copy(&[frames]) }?;
+        }
+        Ok(Copied { from, to, frames })
+    }
+
+    /// Gives back what was taken for an append that failed.
+    #[cold]
+    fn give_up(&self, sequence: &mut Sequence, base: usize, plan: &Growth, copy: Option<BlockId>) {
+        let mut taken = sequence.list.staged(base..base + plan.fresh as usize);
+        taken.extend(copy);
+        taken.reverse();
+        self.sequences.0.blocks.release(&taken);
+    }
+}
+
+impl Drop for Batch {
+    fn drop(&mut self) {
+        let blocks = &self.sequences.0.blocks;
+        // A block that was released meanwhile has another generation, and is left alone.
+        self.promised.drain(..).for_each(|handle| blocks.seal(handle));
+        if let Some(lease) = self.lease.take() {
+            blocks.clock().end(lease);
+        }
+    }
+}
+
+impl fmt::Debug for Batch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Batch").field("lease", &self.lease).field("promised", &self.promised.len()).finish()
+    }
+}

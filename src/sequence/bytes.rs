@@ -1,0 +1,98 @@
+//! Bytes of a sequence's tokens, without `unsafe`.
+//!
+//! # Why this is sound
+//!
+//! [The frame rule](crate::storage::Storage#the-frame-rule) asks that nobody else touch a slot that is written, and
+//! nobody write a slot that is read.
+//! - A store goes to blocks of which the sequence holds the only reference, through `&mut`: no other store to them, no
+//!   load through this sequence, and nobody can share them meanwhile. They are neither sealed nor promised to another
+//!   batch, so that nothing moves them.
+//! - A load holds `&` of a sequence with a reference on each block: no store through this sequence; through another one
+//!   the block has two references, and the store is refused. Once the other reference is gone, its Release and the
+//!   Acquire of the check order the load before the store.
+//! - A freed block's frame reaches its next owner through a Release and an Acquire.
+//!
+//! It rests on references being released only by those who hold them, see the [floor](super). Whoever calls the storage's
+//! own `unsafe` operations keeps the frame rule towards these calls too.
+
+use std::ops::Range;
+
+use crate::error::SequenceError;
+use crate::storage::{Elements, ElementsMut, Storage};
+
+use super::batch::Batch;
+use super::plan::pieces;
+use super::sequence::{Access, Sequence};
+
+impl Batch {
+    /// Stores K and V of tokens in one layer: `[tokens][kv_heads][head_dim]` each, as
+    /// [`Storage::store`](crate::storage::Storage::store) takes them. The tokens must have been appended in this batch,
+    /// or lie in a block that is not full, and the sequence must not have been forked since.
+    ///
+    /// # Errors
+    ///
+    /// No byte was moved: [`SequenceError::NotWritable`] names the first token in a block that is shared, sealed, or to
+    /// be sealed by another batch; [`SequenceError::TokensOutOfRange`], [`SequenceError::ForeignSequence`],
+    /// [`SequenceError::NoStorage`], [`SequenceError::Storage`].
+    pub fn store(
+        &mut self,
+        sequence: &mut Sequence,
+        layer: usize,
+        tokens: Range<usize>,
+        k: Elements<'_>,
+        v: Elements<'_>,
+    ) -> Result<(), SequenceError> {
+        self.fill_slots(sequence, tokens.clone())?;
+        let storage = self.byte_storage()?;
+        let ticket = self.ticket();
+        let tokens_u32 = tokens.start as u32..tokens.end as u32;
+        let block_tokens = self.sequences.0.block_tokens;
+        for (place, inside) in pieces(tokens_u32, block_tokens) {
+            let block = sequence.list.id(place as usize);
+            let access = sequence.access(place, self.sequences.0.blocks.word(block), ticket);
+            // Withdraw: promised to this very batch, which cannot end while it is borrowed here.
+            if !matches!(access, Access::Open | Access::Withdraw) {
+                let position = (place * block_tokens + inside.start) as usize;
+                return Err(SequenceError::NotWritable { id: sequence.id(), position, block });
+            }
+        }
+        sequence.seals.wrote_again(ticket);
+        // SAFETY: the blocks are the sequence's alone, borrowed mutably, and nobody seals or moves them: see the module.
+        unsafe { storage.store(layer, k, v, &self.slots) }?;
+        Ok(())
+    }
+
+    /// Loads K and V of tokens of one layer: the inverse of [`store`](Self::store).
+    ///
+    /// # Errors
+    ///
+    /// Nothing was loaded: [`SequenceError::TokensOutOfRange`], [`SequenceError::ForeignSequence`],
+    /// [`SequenceError::NoStorage`], [`SequenceError::Storage`].
+    pub fn load(
+        &mut self,
+        sequence: &Sequence,
+        layer: usize,
+        tokens: Range<usize>,
+        k: ElementsMut<'_>,
+        v: ElementsMut<'_>,
+    ) -> Result<(), SequenceError> {
+        self.fill_slots(sequence, tokens)?;
+        let storage = self.byte_storage()?;
+        // SAFETY: the sequence holds a reference on each block and is borrowed; such a block is written only through
+        // its only owner, borrowed mutably: see the module.
+        unsafe { storage.load(layer, &self.slots, k, v) }?;
+        Ok(())
+    }
+
+    fn byte_storage(&self) -> Result<&dyn Storage, SequenceError> {
+        self.sequences.0.storage.as_deref().ok_or(SequenceError::NoStorage)
+    }
+
+    fn fill_slots(&mut self, sequence: &Sequence, tokens: Range<usize>) -> Result<(), SequenceError> {
+        let mut slots = std::mem::take(&mut self.slots);
+        slots.clear();
+        let filled = self.slot_mapping(sequence, tokens, &mut slots);
+        self.slots = slots;
+        filled
+    }
+}

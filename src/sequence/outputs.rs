@@ -1,0 +1,306 @@
+//! What kernels read: block tables, slots and lengths, built into buffers of the caller's.
+//!
+//! Everything is a frame number by the time that it is here: block ids are translated through the block words, one load
+//! each. Buffers keep their room, so that a steady state allocates nothing.
+//!
+//! Sequences are given as anything that iterates over `&Sequence` (or `&SequenceView`) and can be iterated over
+//! twice: `&[&a, &b]`, `running.iter().map(|request| &request.sequence)`.
+
+use std::ops::Range;
+
+use crate::block::Core;
+use crate::error::SequenceError;
+use crate::ids::{BlockId, SequenceId};
+use crate::sync::{AtomicU32, Ordering::*};
+
+use super::batch::Batch;
+use super::plan::pieces;
+use super::registry::{SequenceView, Sequences};
+use super::sequence::Sequence;
+
+/// The padding where there is no null block.
+const NOTHING: i32 = -1;
+
+/// A padded block table: `[sequences][width]` frames, row-major, as paged attention kernels take it. Rows are padded with
+/// the null block's frame, or -1 in a pool without one.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct BlockTable {
+    entries: Vec<i32>,
+    lengths: Vec<i32>,
+    width: usize,
+    width_min: usize,
+}
+
+impl BlockTable {
+    /// An empty table.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// An empty table whose rows are never narrower than this: captured graphs want one shape.
+    pub fn with_width(width_min: usize) -> Self {
+        Self { width_min, ..Self::default() }
+    }
+
+    /// The entries, row by row.
+    pub fn entries(&self) -> &[i32] {
+        &self.entries
+    }
+
+    /// The entries of one sequence, padding included.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such row.
+    pub fn row(&self, row: usize) -> &[i32] {
+        assert!(row < self.rows(), "row {row} of {}", self.rows());
+        &self.entries[row * self.width..][..self.width]
+    }
+
+    /// Tokens of each sequence, at the moment that its row shows.
+    pub fn lengths(&self) -> &[i32] {
+        &self.lengths
+    }
+
+    /// Sequences.
+    pub fn rows(&self) -> usize {
+        self.lengths.len()
+    }
+
+    /// Entries in a row: the blocks of the longest sequence, or what the table was made with if that is more.
+    pub fn width(&self) -> usize {
+        self.width
+    }
+}
+
+/// A block table in compressed rows, as FlashInfer and its kin take it.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct CsrTable {
+    /// Where each sequence's frames begin in `indices`; one more at the end. `[sequences + 1]`.
+    pub indptr: Vec<i32>,
+    /// Frames, sequence by sequence.
+    pub indices: Vec<i32>,
+    /// Tokens in each sequence's last block: 1 to `block_tokens`, 0 in a sequence without tokens. `[sequences]`.
+    pub last_page_len: Vec<i32>,
+}
+
+impl CsrTable {
+    /// An empty table.
+    pub fn new() -> Self {
+        Self::default()
+    }
+}
+
+mod sealed {
+    use super::*;
+
+    pub trait List {
+        fn sequences(&self) -> &Sequences;
+        fn sequence_id(&self) -> SequenceId;
+        fn tokens(&self) -> u32;
+        /// Calls `f` with ids and tokens of one moment; what an earlier call of it did is void.
+        fn read(&self, f: impl FnMut(&[AtomicU32], u32));
+    }
+}
+
+/// What tables are built of: a [`Sequence`], or a [`SequenceView`] of one that another thread owns.
+pub trait Listed: sealed::List {}
+impl<T: sealed::List> Listed for T {}
+
+impl sealed::List for Sequence {
+    fn sequences(&self) -> &Sequences {
+        &self.sequences
+    }
+
+    fn sequence_id(&self) -> SequenceId {
+        self.id()
+    }
+
+    #[inline]
+    fn tokens(&self) -> u32 {
+        self.list.tokens()
+    }
+
+    #[inline]
+    fn read(&self, mut f: impl FnMut(&[AtomicU32], u32)) {
+        f(self.list.ids(), self.list.tokens());
+    }
+}
+
+impl sealed::List for SequenceView {
+    fn sequences(&self) -> &Sequences {
+        &self.sequences
+    }
+
+    fn sequence_id(&self) -> SequenceId {
+        self.id()
+    }
+
+    fn tokens(&self) -> u32 {
+        self.list.tokens()
+    }
+
+    fn read(&self, f: impl FnMut(&[AtomicU32], u32)) {
+        self.list.read(f);
+    }
+}
+
+impl<T: sealed::List> sealed::List for &T {
+    fn sequences(&self) -> &Sequences {
+        T::sequences(self)
+    }
+
+    fn sequence_id(&self) -> SequenceId {
+        T::sequence_id(self)
+    }
+
+    #[inline]
+    fn tokens(&self) -> u32 {
+        T::tokens(self)
+    }
+
+    #[inline]
+    fn read(&self, f: impl FnMut(&[AtomicU32], u32)) {
+        T::read(self, f);
+    }
+}
+
+/// The frame of a block of a list.
+#[inline]
+fn frame(blocks: &Core, id: &AtomicU32) -> i32 {
+    // Acquire: pairs with the owner's stores, see `BlockList::read`. Frame numbers have 27 bits.
+    blocks.frame(BlockId(id.load(Acquire))).0 as i32
+}
+
+impl Batch {
+    /// Builds the padded block table of these sequences.
+    ///
+    /// # Errors
+    ///
+    /// [`SequenceError::ForeignSequence`]; the table is empty then.
+    pub fn block_table<S: Listed>(
+        &self,
+        sequences: impl IntoIterator<Item = S, IntoIter: Clone>,
+        out: &mut BlockTable,
+    ) -> Result<(), SequenceError> {
+        let sequences = sequences.into_iter();
+        let BlockTable { entries, lengths, width, width_min } = out;
+        entries.clear();
+        self.lengths(sequences.clone(), lengths)?;
+        let block_tokens = self.sequences.0.block_tokens;
+        let longest = lengths.iter().copied().max().unwrap_or(0) as u32;
+        *width = (longest.div_ceil(block_tokens) as usize).max(*width_min);
+        entries.reserve(lengths.len() * *width);
+        let blocks: &Core = &self.sequences.0.blocks;
+        let padding = blocks.null_block().map_or(NOTHING, |null| blocks.frame(null).0 as i32);
+        for (sequence, length) in sequences.zip(lengths) {
+            let begin = entries.len();
+            sequence.read(|ids, tokens| {
+                // A view's sequence may have grown since its length was read; the row shows what it had then.
+                let tokens = tokens.min(*length as u32);
+                *length = tokens as i32;
+                let ids = &ids[..tokens.div_ceil(block_tokens) as usize];
+                entries.truncate(begin);
+                entries.extend(ids.iter().map(|id| frame(blocks, id)));
+            });
+            entries.resize(begin + *width, padding);
+        }
+        Ok(())
+    }
+
+    /// Builds the block table of these sequences in compressed rows.
+    ///
+    /// # Errors
+    ///
+    /// [`SequenceError::ForeignSequence`]; the table is empty then.
+    pub fn csr_table<S: Listed>(
+        &self,
+        sequences: impl IntoIterator<Item = S>,
+        out: &mut CsrTable,
+    ) -> Result<(), SequenceError> {
+        let CsrTable { indptr, indices, last_page_len } = out;
+        indptr.clear();
+        indices.clear();
+        last_page_len.clear();
+        indptr.push(0);
+        let block_tokens = self.sequences.0.block_tokens;
+        let blocks: &Core = &self.sequences.0.blocks;
+        for sequence in sequences {
+            if let Err(error) = self.check(sequence.sequences(), sequence.sequence_id()) {
+                indptr.truncate(1);
+                indices.clear();
+                last_page_len.clear();
+                return Err(error);
+            }
+            let (begin, mut last) = (indices.len(), 0);
+            sequence.read(|ids, tokens| {
+                indices.truncate(begin);
+                indices.extend(ids.iter().map(|id| frame(blocks, id)));
+                last = if tokens == 0 { 0 } else { (tokens - 1) % block_tokens + 1 };
+            });
+            indptr.push(indices.len() as i32);
+            last_page_len.push(last as i32);
+        }
+        Ok(())
+    }
+
+    /// Tokens of each of these sequences, drafted ones among them.
+    ///
+    /// # Errors
+    ///
+    /// [`SequenceError::ForeignSequence`]; `out` is empty then.
+    pub fn lengths<S: Listed>(
+        &self,
+        sequences: impl IntoIterator<Item = S>,
+        out: &mut Vec<i32>,
+    ) -> Result<(), SequenceError> {
+        out.clear();
+        for sequence in sequences {
+            if let Err(error) = self.check(sequence.sequences(), sequence.sequence_id()) {
+                out.clear();
+                return Err(error);
+            }
+            out.push(sequence.tokens() as i32);
+        }
+        Ok(())
+    }
+
+    /// Adds the slots of tokens to `out`: `frame * block_tokens + offset` for each, where a kernel writes its K and V.
+    /// What is in `out` stays, so that one mapping serves all sequences of a batch.
+    ///
+    /// # Errors
+    ///
+    /// [`SequenceError::TokensOutOfRange`], [`SequenceError::ForeignSequence`]; `out` is unchanged.
+    pub fn slot_mapping<S: Listed>(
+        &self,
+        sequence: S,
+        tokens: Range<usize>,
+        out: &mut Vec<i64>,
+    ) -> Result<(), SequenceError> {
+        let id = sequence.sequence_id();
+        self.check(sequence.sequences(), id)?;
+        let (start, end) = (tokens.start, tokens.end);
+        let block_tokens = self.sequences.0.block_tokens;
+        let blocks: &Core = &self.sequences.0.blocks;
+        let begin = out.len();
+        let mut outcome = Ok(());
+        sequence.read(|ids, length| {
+            out.truncate(begin);
+            let length = length as usize;
+            if start > end || end > length {
+                outcome = Err(SequenceError::TokensOutOfRange { id, start, end, length });
+                return;
+            }
+            outcome = Ok(());
+            out.reserve(end - start);
+            if block_tokens == 1 {
+                return out.extend(ids[start..end].iter().map(|id| frame(blocks, id) as i64));
+            }
+            for (place, inside) in pieces(start as u32..end as u32, block_tokens) {
+                let base = frame(blocks, &ids[place as usize]) as i64 * block_tokens as i64;
+                out.extend(base + inside.start as i64..base + inside.end as i64);
+            }
+        });
+        outcome
+    }
+}

@@ -1,0 +1,105 @@
+//! Which blocks an append writes: arithmetic alone.
+//!
+//! ```text
+//! blocks(tokens) == ceil(tokens / block_tokens)
+//! tail.is_some() == (length is not a whole number of blocks)
+//! first + (tail ? 1 : 0) == blocks(length),  blocks(length) + fresh == blocks(length + tokens)
+//! ```
+
+use std::ops::Range;
+
+/// The most tokens that a sequence can have: what a kernel's i32 can say.
+pub const TOKENS_MAX: usize = i32::MAX as usize;
+
+/// How an append spreads over blocks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Growth {
+    /// Tokens afterwards.
+    pub length: u32,
+    /// The first block that is written to, by its place in the sequence.
+    pub first: u32,
+    /// Whether the first block that is written to has tokens already.
+    pub tail: bool,
+    /// Blocks to be taken.
+    pub fresh: u32,
+    /// Blocks, from the start of the sequence, that are full afterwards.
+    pub full: u32,
+}
+
+impl Growth {
+    /// Of a sequence of `length` tokens by `tokens` more. `None`: too long.
+    pub(super) fn plan(length: u32, tokens: usize, block_tokens: u32) -> Option<Self> {
+        if tokens > TOKENS_MAX - length as usize {
+            return None;
+        }
+        let after = length + tokens as u32;
+        let tail = !length.is_multiple_of(block_tokens);
+        Some(Self {
+            length: after,
+            first: length / block_tokens,
+            tail,
+            fresh: after.div_ceil(block_tokens) - length.div_ceil(block_tokens),
+            full: after / block_tokens,
+        })
+    }
+}
+
+/// A range of tokens, cut at the ends of blocks: each piece is a block's place in the sequence and the tokens in it.
+pub(super) fn pieces(tokens: Range<u32>, block_tokens: u32) -> impl Iterator<Item = (u32, Range<u32>)> {
+    let blocks =
+        if tokens.is_empty() { 0..0 } else { tokens.start / block_tokens..tokens.end.div_ceil(block_tokens) };
+    blocks.map(move |block| {
+        let base = block * block_tokens;
+        let from = tokens.start.saturating_sub(base);
+        let to = (tokens.end - base).min(block_tokens);
+        (block, from..to)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// Token by token, every token goes where the plan says.
+        #[test]
+        fn agrees_with_counting(length in 0u32..200, tokens in 1usize..200, block_tokens in 1u32..40) {
+            let plan = Growth::plan(length, tokens, block_tokens).unwrap();
+            let mut blocks: Vec<u32> = Vec::new();
+            let put = |blocks: &mut Vec<u32>| match blocks.last_mut() {
+                Some(last) if *last < block_tokens => *last += 1,
+                _ => blocks.push(1),
+            };
+            (0..length).for_each(|_| put(&mut blocks));
+            let before = blocks.clone();
+            (0..tokens).for_each(|_| put(&mut blocks));
+            let first = (0..).find(|&i| before.get(i) != blocks.get(i)).unwrap();
+            prop_assert_eq!(plan.length as usize, length as usize + tokens);
+            prop_assert_eq!(plan.first as usize, first);
+            prop_assert_eq!(plan.tail, first < before.len());
+            prop_assert_eq!(plan.fresh as usize, blocks.len() - before.len());
+            prop_assert_eq!(plan.full as usize, blocks.iter().filter(|&&have| have == block_tokens).count());
+        }
+
+        #[test]
+        fn pieces_are_the_range(start in 0u32..200, len in 0u32..200, block_tokens in 1u32..40) {
+            let tokens: Vec<u32> = pieces(start..start + len, block_tokens)
+                .flat_map(|(block, inside)| {
+                    assert!(!inside.is_empty() && inside.end <= block_tokens);
+                    inside.map(move |offset| block * block_tokens + offset)
+                })
+                .collect();
+            prop_assert_eq!(tokens, (start..start + len).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn a_length_past_i32_is_refused() {
+        assert_eq!(Growth::plan(1, TOKENS_MAX, 16), None);
+        assert_eq!(Growth::plan(1, usize::MAX, 16), None);
+        let longest = Growth::plan(1, TOKENS_MAX - 1, 1).unwrap();
+        assert_eq!((longest.length, longest.full), (i32::MAX as u32, i32::MAX as u32));
+    }
+}

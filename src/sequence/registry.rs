@@ -1,0 +1,158 @@
+//! What is open: sequences by id, and views of them.
+
+use std::fmt;
+
+use crate::block::{Blocks, Priority};
+use crate::error::SequenceError;
+use crate::ids::{BlockId, SequenceId};
+use crate::storage::Storage;
+use crate::sync::{Arc, Map, Ordering::*};
+
+use super::list::{BlockList, ListOwner};
+use super::sequence::Sequence;
+
+/// The sequences of one pool. Cloning gives another reference to the same ones.
+#[derive(Clone)]
+pub struct Sequences(pub(super) Arc<Shared>);
+
+/// What every sequence and batch of a pool shares.
+pub(super) struct Shared {
+    pub(super) blocks: Blocks,
+    pub(super) storage: Option<std::sync::Arc<dyn Storage>>,
+    pub(super) block_tokens: u32,
+    open: Map<SequenceId, Arc<BlockList>>,
+}
+
+impl Sequences {
+    /// No sequence is open yet. `storage` holds the bytes of `blocks`, if the pool keeps any.
+    ///
+    /// # Panics
+    ///
+    /// If a block is to hold zero tokens, or more than a sequence may have.
+    pub fn new(blocks: Blocks, storage: Option<std::sync::Arc<dyn Storage>>, block_tokens: usize) -> Self {
+        assert!(block_tokens > 0 && block_tokens <= super::TOKENS_MAX, "a block of {block_tokens} tokens");
+        Self(Arc::new(Shared { blocks, storage, block_tokens: block_tokens as u32, open: Map::new() }))
+    }
+
+    /// A sequence to be opened.
+    pub fn sequence(&self, id: SequenceId) -> SequenceBuilder {
+        SequenceBuilder { sequences: self.clone(), id, priority: Priority::default() }
+    }
+
+    /// Opens an empty sequence at normal priority.
+    ///
+    /// # Errors
+    ///
+    /// [`SequenceError::AlreadyOpen`].
+    pub fn open(&self, id: SequenceId) -> Result<Sequence, SequenceError> {
+        self.sequence(id).open()
+    }
+
+    /// A view of an open sequence, for another thread than its owner's.
+    pub fn view(&self, id: SequenceId) -> Option<SequenceView> {
+        let list = self.0.open.get(&id)?;
+        Some(SequenceView { sequences: self.clone(), id, list })
+    }
+
+    /// How many sequences are open.
+    pub fn count(&self) -> usize {
+        self.0.open.len()
+    }
+
+    /// Tokens in a block.
+    pub fn block_tokens(&self) -> usize {
+        self.0.block_tokens as usize
+    }
+
+    pub(super) fn same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// The owner's side of a new, registered list.
+    pub(super) fn register(&self, id: SequenceId) -> Result<ListOwner, SequenceError> {
+        let owner = ListOwner::new(self.0.block_tokens);
+        if self.0.open.insert_new(id, owner.list().clone()) {
+            Ok(owner)
+        } else {
+            Err(SequenceError::AlreadyOpen { id })
+        }
+    }
+
+    pub(super) fn unregister(&self, id: SequenceId) {
+        self.0.open.remove(&id);
+    }
+}
+
+impl fmt::Debug for Sequences {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sequences")
+            .field("pool", &self.0.blocks.tag())
+            .field("block_tokens", &self.0.block_tokens)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Opens a [`Sequence`].
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct SequenceBuilder {
+    sequences: Sequences,
+    id: SequenceId,
+    priority: Priority,
+}
+
+impl SequenceBuilder {
+    /// At this priority; it is recorded with the sequence's blocks.
+    pub fn priority(mut self, priority: Priority) -> Self {
+        self.priority = priority;
+        self
+    }
+
+    /// Opens the sequence, empty.
+    ///
+    /// # Errors
+    ///
+    /// [`SequenceError::AlreadyOpen`].
+    pub fn open(self) -> Result<Sequence, SequenceError> {
+        let list = self.sequences.register(self.id)?;
+        Ok(Sequence::new(self.sequences, self.id, self.priority, list))
+    }
+}
+
+/// A sequence as other threads than its owner's see it. What is read from it is the sequence as it was at some moment
+/// during the call. Of a sequence that was closed, nothing is left to see: it has no tokens.
+#[derive(Clone)]
+pub struct SequenceView {
+    pub(super) sequences: Sequences,
+    id: SequenceId,
+    pub(super) list: Arc<BlockList>,
+}
+
+impl SequenceView {
+    /// The sequence.
+    pub fn id(&self) -> SequenceId {
+        self.id
+    }
+
+    /// Its tokens, drafted ones among them.
+    pub fn len(&self) -> usize {
+        self.list.tokens() as usize
+    }
+
+    /// Whether it has no tokens.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Its blocks, in order. They may be gone by the time that this returns.
+    pub fn blocks(&self) -> Vec<BlockId> {
+        // Acquire: see `BlockList::read`.
+        self.list.read(|ids, _| ids.iter().map(|id| BlockId(id.load(Acquire))).collect())
+    }
+}
+
+impl fmt::Debug for SequenceView {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SequenceView").field("id", &self.id).field("len", &self.len()).finish()
+    }
+}

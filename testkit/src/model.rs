@@ -1,0 +1,16 @@
+//! The naive model: what a pool must answer, by sets and maps.
+//!
+//! [`run`] applies one list of [`Operation`]s to a real pool and to [`Model`] and compares every answer: blocks and
+//! their info, errors with all their fields, counts, and in the end a full [`audit`](kvpool::pool::Pool::audit).
+//! Property tests and the fuzz target both call it; they differ in where the operations come from.
+//!
+//! One thread drives the pool, so that the model can be exact: an allocation succeeds if and only if enough blocks
+//! are free, wherever they are cached, and fails with the very numbers that the model has.
+
+mod drive;
+mod operation;
+mod state;
+
+pub use drive::{Mismatch, Setup, run};
+pub use operation::{Alien, Doing, Operation, Pick};
+pub use state::{Model, Owned};

@@ -1,0 +1,420 @@
+//! The real pool and the model, side by side.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use kvpool::error::HandleError;
+use kvpool::ids::{BlockHandle, BlockId, Generation, PoolTag, SequenceId};
+use kvpool::pool::{AllocRequest, Lease, Pool, PoolHandle};
+use kvpool::storage::{Dtype, KvLayout};
+
+use super::{Alien, Doing, Model, Operation, Pick};
+use crate::ticket::BareBatch;
+
+/// How many handles of freed blocks are kept to be misused.
+const FREED_MAX: usize = 256;
+
+/// The pool that operations are run on.
+#[derive(Clone, Copy, Debug)]
+pub struct Setup {
+    /// Blocks at first.
+    pub blocks: usize,
+    /// Blocks that it may grow to.
+    pub blocks_max: usize,
+    /// Frames in a segment.
+    pub segment_blocks: usize,
+}
+
+impl Default for Setup {
+    /// Two segments and a bit, so that runs and growth cross segments.
+    fn default() -> Self {
+        Self { blocks: 150, blocks_max: 700, segment_blocks: 64 }
+    }
+}
+
+/// The pool answered otherwise than the model.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Mismatch {
+    /// Which operation, from 0.
+    pub step: usize,
+    /// The operation, and what was wrong.
+    pub what: String,
+}
+
+impl fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "operation {}: {}", self.step, self.what)
+    }
+}
+
+impl std::error::Error for Mismatch {}
+
+/// What one step found.
+type Checked = Result<(), String>;
+
+/// Runs the operations on a new pool and on the model, and gives the first difference.
+///
+/// # Errors
+///
+/// Any answer that is not the model's; a finding of the final audit.
+pub fn run(setup: Setup, operations: &[Operation]) -> Result<(), Mismatch> {
+    let mut side_by_side = Drive::new(setup);
+    for (step, operation) in operations.iter().enumerate() {
+        side_by_side
+            .step(operation)
+            .and_then(|()| side_by_side.counts())
+            .map_err(|what| Mismatch { step, what: format!("{operation:?}: {what}") })?;
+    }
+    side_by_side.finish().map_err(|what| Mismatch { step: operations.len(), what })
+}
+
+struct Drive {
+    pool: Pool,
+    handle: PoolHandle,
+    model: Model,
+    leases: Vec<Lease<'static>>,
+    /// One entry for each reference that is held raw.
+    raw: Vec<BlockHandle>,
+    batches: Vec<(u64, BareBatch)>,
+    freed: Vec<BlockHandle>,
+    tag: PoolTag,
+}
+
+impl Drive {
+    fn new(setup: Setup) -> Self {
+        let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(1).block_tokens(4).dtype(Dtype::F32);
+        let pool = Pool::builder(layout.build().expect("a valid layout"))
+            .blocks(setup.blocks)
+            .blocks_max(setup.blocks_max)
+            .segment_blocks(setup.segment_blocks)
+            .build()
+            .expect("a valid pool");
+        Self {
+            handle: pool.handle(),
+            model: Model::new(setup.blocks, setup.blocks_max),
+            tag: pool.tag(),
+            pool,
+            leases: Vec::new(),
+            raw: Vec::new(),
+            batches: Vec::new(),
+            freed: Vec::new(),
+        }
+    }
+
+    fn step(&mut self, operation: &Operation) -> Checked {
+        match *operation {
+            Operation::Lease { blocks, contiguous, pinned, sequence } => {
+                let sequence = sequence.map(|sequence| SequenceId(sequence.into()));
+                self.lease(request(blocks, contiguous, pinned, sequence))
+            }
+            Operation::Raw { blocks, contiguous, pinned, through_handle } => {
+                self.raw(request(blocks, contiguous, pinned, None), through_handle)
+            }
+            Operation::Drop(pick) => self.drop_lease(pick),
+            Operation::IntoRaw(pick) => self.into_raw(pick),
+            Operation::Free { ref picks, through_handle } => self.free(picks, through_handle),
+            Operation::Share(ref picks) => self.share(picks),
+            Operation::Pin(pick) => self.pin(pick),
+            Operation::Unpin(pick) => self.unpin(pick),
+            Operation::Info(pick) => pick.of(&self.held()).map_or(Ok(()), |&handle| self.info(handle)),
+            Operation::Misuse(alien, doing) => self.misuse(alien, doing),
+            Operation::Begin => {
+                self.batches.push((self.model.begin(), BareBatch::begin(&self.pool)));
+                Ok(())
+            }
+            Operation::End(pick) => {
+                if let Some(index) = pick.index(self.batches.len()) {
+                    let (number, batch) = self.batches.swap_remove(index);
+                    batch.finish();
+                    self.model.end(number);
+                }
+                Ok(())
+            }
+            Operation::Grow(blocks) => self.grow(blocks.into()),
+            Operation::RenewHandle => {
+                self.handle = self.pool.handle();
+                Ok(())
+            }
+        }
+    }
+
+    fn lease(&mut self, request: AllocRequest) -> Checked {
+        let expected = self.model.may_allocate(request.blocks, request.contiguous);
+        let got = self.pool.allocate_owned(request);
+        same("allocate", &expected, &got.as_ref().map(drop).map_err(|error| *error))?;
+        let Ok(lease) = got else { return Ok(()) };
+        self.handed_out(request, &lease.handles().collect::<Vec<_>>())?;
+        self.leases.push(lease);
+        Ok(())
+    }
+
+    fn raw(&mut self, request: AllocRequest, through_handle: bool) -> Checked {
+        let expected = self.model.may_allocate(request.blocks, request.contiguous);
+        let mut handles = Vec::new();
+        let got = if through_handle {
+            self.handle.allocate_raw(request, &mut handles)
+        } else {
+            self.pool.allocate_raw(request, &mut handles)
+        };
+        same("allocate_raw", &expected, &got)?;
+        if got.is_err() && !handles.is_empty() {
+            return Err(format!("a refused allocation left {handles:?}"));
+        }
+        if got.is_ok() {
+            self.handed_out(request, &handles)?;
+        }
+        self.raw.extend(handles);
+        Ok(())
+    }
+
+    fn handed_out(&mut self, request: AllocRequest, handles: &[BlockHandle]) -> Checked {
+        same("blocks handed out", &request.blocks, &handles.len())?;
+        if request.contiguous && handles.windows(2).any(|pair| pair[1].id.get() != pair[0].id.get() + 1) {
+            return Err(format!("no run: {handles:?}"));
+        }
+        for &handle in handles {
+            if !self.model.allocate(handle.id, request.sequence, request.pinned) {
+                return Err(format!("{handle} was not free"));
+            }
+            let expected =
+                BlockHandle { generation: self.model.generation(handle.id), pool: self.tag, ..handle };
+            same("handle", &expected, &handle)?;
+            self.info(handle)?;
+        }
+        Ok(())
+    }
+
+    fn drop_lease(&mut self, pick: Pick) -> Checked {
+        if let Some(index) = pick.index(self.leases.len()) {
+            let lease = self.leases.swap_remove(index);
+            let handles = lease.handles().collect::<Vec<_>>();
+            drop(lease);
+            handles.into_iter().for_each(|handle| self.released(handle));
+        }
+        Ok(())
+    }
+
+    fn into_raw(&mut self, pick: Pick) -> Checked {
+        if let Some(index) = pick.index(self.leases.len()) {
+            let lease = self.leases.swap_remove(index);
+            let expected = lease.handles().collect::<Vec<_>>();
+            let got = lease.into_raw();
+            same("into_raw", &expected[..], &got[..])?;
+            self.raw.extend(got);
+        }
+        Ok(())
+    }
+
+    /// The model's part of giving up one reference.
+    fn released(&mut self, handle: BlockHandle) {
+        self.model.release(handle.id);
+        if self.model.owned(handle.id).is_none() {
+            if self.freed.len() == FREED_MAX {
+                self.freed.swap_remove(handle.id.index() % FREED_MAX);
+            }
+            self.freed.push(handle);
+        }
+    }
+
+    fn free(&mut self, picks: &[Pick], through_handle: bool) -> Checked {
+        let mut list: Vec<BlockHandle> =
+            picks.iter().filter_map(|pick| pick.of(&self.raw).copied()).collect();
+        let counts = count(&list);
+        let repeated: Vec<HandleError> = counts
+            .iter()
+            .filter(|(handle, times)| **times > self.model.owned(handle.id).map_or(0, |owned| owned.refs))
+            .map(|(&handle, _)| HandleError::Repeated { handle })
+            .collect();
+        if !repeated.is_empty() {
+            let got = self.free_list(&list, through_handle);
+            return refused(&got, &repeated);
+        }
+        // A lease's reference is not ours to free.
+        let mut left = count(&self.raw);
+        list.retain(|handle| left.get_mut(handle).is_some_and(|left| take_one(left)));
+        if list.is_empty() {
+            return Ok(());
+        }
+        same("free", &Ok(()), &self.free_list(&list, through_handle))?;
+        for handle in list {
+            let held = self.raw.iter().position(|raw| *raw == handle).expect("picked from what is held");
+            self.raw.swap_remove(held);
+            self.released(handle);
+        }
+        Ok(())
+    }
+
+    fn free_list(&mut self, list: &[BlockHandle], through_handle: bool) -> Result<(), HandleError> {
+        if through_handle { self.handle.free(list) } else { self.pool.free(list) }
+    }
+
+    fn share(&mut self, picks: &[Pick]) -> Checked {
+        let held = self.held();
+        let list: Vec<BlockHandle> = picks.iter().filter_map(|pick| pick.of(&held).copied()).collect();
+        same("share", &Ok(()), &self.pool.share(&list))?;
+        list.iter().for_each(|handle| self.model.share(handle.id));
+        self.raw.extend(list);
+        Ok(())
+    }
+
+    fn pin(&mut self, pick: Pick) -> Checked {
+        const PINS_MAX: u32 = 15;
+        let Some(&handle) = pick.of(&self.held()) else { return Ok(()) };
+        let pins = self.model.owned(handle.id).map_or(0, |owned| owned.pins);
+        if pins == PINS_MAX {
+            let expected = HandleError::TooManyPins { id: handle.id, max: PINS_MAX };
+            return same("pin", &Err(expected), &self.pool.pin(handle));
+        }
+        same("pin", &Ok(()), &self.pool.pin(handle))?;
+        self.model.pin(handle.id);
+        self.info(handle)
+    }
+
+    fn unpin(&mut self, pick: Pick) -> Checked {
+        let Some(&handle) = pick.of(&self.held()) else { return Ok(()) };
+        if self.model.owned(handle.id).is_some_and(|owned| owned.pins == 0) {
+            let expected = HandleError::NotPinned { id: handle.id };
+            return same("unpin", &Err(expected), &self.pool.unpin(handle));
+        }
+        same("unpin", &Ok(()), &self.pool.unpin(handle))?;
+        self.model.unpin(handle.id);
+        self.info(handle)
+    }
+
+    fn info(&self, handle: BlockHandle) -> Checked {
+        let info = self.pool.info(handle).map_err(|error| format!("info: {error}"))?;
+        let owned = self.model.owned(handle.id).ok_or_else(|| format!("{handle} has info and no owner"))?;
+        same("id", &handle.id, &info.id)?;
+        same("frame", &handle.id.get(), &info.frame.get())?;
+        same("references", &owned.refs, &info.refs)?;
+        same("pins", &owned.pins, &info.pins)?;
+        same("sequence", &owned.sequence, &info.sequence)?;
+        same("generation", &self.model.generation(handle.id), &info.generation)
+    }
+
+    fn misuse(&mut self, alien: Alien, doing: Doing) -> Checked {
+        let Some((handle, expected)) = self.alien(alien) else { return Ok(()) };
+        // Handles in order stand before it, so that a pool that changes something before it looks is found out. Of
+        // the raw ones each may be freed once; all of them may be shared.
+        let list = |handles: &[BlockHandle], first: u8| {
+            handles.iter().copied().take(first.into()).chain([handle]).collect::<Vec<_>>()
+        };
+        let got = match doing {
+            Doing::Free(first) => self.pool.free(&list(&self.raw, first)),
+            Doing::Share(first) => self.pool.share(&list(&self.held(), first)),
+            Doing::Pin => self.pool.pin(handle),
+            Doing::Unpin => self.pool.unpin(handle),
+            Doing::Info => self.pool.info(handle).map(drop),
+        };
+        refused(&got, &expected)?;
+        self.held().into_iter().take(4).try_for_each(|handle| self.info(handle))
+    }
+
+    /// The handle, and the errors that are right answers to it.
+    fn alien(&self, alien: Alien) -> Option<(BlockHandle, Vec<HandleError>)> {
+        let held = self.held();
+        let ahead = |handle: &BlockHandle, by: u64| BlockHandle {
+            generation: Generation(handle.generation.0 + by),
+            ..*handle
+        };
+        let handle = match alien {
+            Alien::Freed(pick) => *pick.of(&self.freed)?,
+            Alien::Future(pick) => ahead(pick.of(&held)?, 1),
+            Alien::Wrapped(pick) => ahead(pick.of(&held)?, 1 << 16),
+            Alien::Foreign(pick) => BlockHandle { pool: PoolTag(self.tag.0 ^ 1), ..*pick.of(&held)? },
+            Alien::Free(pick) => {
+                let free: Vec<BlockId> = self.model.free_ids().collect();
+                let &id = pick.of(&free)?;
+                BlockHandle { id, pool: self.tag, generation: self.model.generation(id) }
+            }
+            Alien::Beyond(by) => {
+                let id = BlockId((self.model.total() as u32 + 1).saturating_add(by));
+                BlockHandle { id, pool: self.tag, generation: Generation(0) }
+            }
+            Alien::Null => BlockHandle { id: BlockId(0), pool: self.tag, generation: Generation(0) },
+        };
+        let stale = HandleError::Stale { handle, now: self.model.generation(handle.id) };
+        let outside = HandleError::OutOfRange { handle, total: self.model.total() };
+        let expected = match alien {
+            Alien::Foreign(_) => HandleError::Foreign { handle, pool: self.tag },
+            Alien::Beyond(_) | Alien::Null => outside,
+            _ => stale,
+        };
+        Some((handle, vec![expected]))
+    }
+
+    fn grow(&mut self, blocks: usize) -> Checked {
+        let expected = self.model.may_grow(blocks);
+        let got = self.pool.grow(blocks).map(drop);
+        same("grow", &expected, &got)?;
+        if got.is_ok() {
+            self.model.grow(blocks);
+        }
+        Ok(())
+    }
+
+    /// Every reference that is held, by leases and raw.
+    fn held(&self) -> Vec<BlockHandle> {
+        let leased = self.leases.iter().flat_map(|lease| lease.handles().collect::<Vec<_>>());
+        leased.chain(self.raw.iter().copied()).collect()
+    }
+
+    /// The fast counters. What a batch that has just ended held back may still be counted as retired where newer
+    /// batches hold back more; the sum is exact, and so is everything once no batch is in flight.
+    fn counts(&self) -> Checked {
+        let counts = self.pool.blocks().counts();
+        let (free, retired) = (self.model.free(), self.model.retired());
+        same("free and retired blocks", &(free + retired), &(counts.free() + counts.retired))?;
+        if counts.free() > free || self.batches.is_empty() {
+            same("free blocks", &free, &self.pool.free_blocks())?;
+        }
+        same("blocks", &self.model.total(), &counts.total)
+    }
+
+    /// Gives everything back, batches last, and audits before and after.
+    fn finish(mut self) -> Checked {
+        self.audit()?;
+        self.leases.clear();
+        same("free", &Ok(()), &self.pool.free(&self.raw))?;
+        drop(std::mem::take(&mut self.batches));
+        self.audit()?;
+        same("free blocks in the end", &self.model.total(), &self.pool.free_blocks())
+    }
+
+    fn audit(&self) -> Checked {
+        self.pool.audit().map(drop).map_err(|finding| format!("audit: {finding}"))
+    }
+}
+
+fn request(blocks: u16, contiguous: bool, pinned: bool, sequence: Option<SequenceId>) -> AllocRequest {
+    let mut request = AllocRequest::new(blocks.into());
+    request.contiguous = contiguous;
+    request.pinned = pinned;
+    request.sequence = sequence;
+    request
+}
+
+fn count(handles: &[BlockHandle]) -> HashMap<BlockHandle, u32> {
+    let mut counts = HashMap::new();
+    for &handle in handles {
+        *counts.entry(handle).or_default() += 1;
+    }
+    counts
+}
+
+fn take_one(left: &mut u32) -> bool {
+    let some = *left > 0;
+    *left = left.saturating_sub(1);
+    some
+}
+
+fn same<T: PartialEq + fmt::Debug + ?Sized>(what: &str, expected: &T, got: &T) -> Checked {
+    if expected == got { Ok(()) } else { Err(format!("{what}: expected {expected:?}, got {got:?}")) }
+}
+
+fn refused(got: &Result<(), HandleError>, expected: &[HandleError]) -> Checked {
+    match got {
+        Err(error) if expected.contains(error) => Ok(()),
+        _ => Err(format!("expected one of {expected:?}, got {got:?}")),
+    }
+}

@@ -1,0 +1,202 @@
+//! What can be done to a pool, as plain data: every list of operations is valid, because each picks its blocks from
+//! what there is when its turn comes.
+
+/// One of those that there are: an index that wraps around.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "arbitrary", derive(arbitrary::Arbitrary))]
+pub struct Pick(pub u16);
+
+impl Pick {
+    /// As an index below `len`; `None` where there is nothing to pick.
+    pub fn index(self, len: usize) -> Option<usize> {
+        (len != 0).then(|| self.0 as usize % len)
+    }
+
+    /// One of `items`.
+    pub fn of<T>(self, items: &[T]) -> Option<&T> {
+        self.index(items.len()).map(|index| &items[index])
+    }
+}
+
+/// Handles that no pool should accept.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "arbitrary", derive(arbitrary::Arbitrary))]
+pub enum Alien {
+    /// Of a block that has been freed since, once or many times.
+    Freed(Pick),
+    /// Of a block in use, one generation ahead.
+    Future(Pick),
+    /// Of a block in use, by another pool's tag.
+    Foreign(Pick),
+    /// Of a block in use, 2^16 generations ahead: a word keeps the low 16 bits only.
+    Wrapped(Pick),
+    /// Of a block that is free now, with its generation now: never handed out.
+    Free(Pick),
+    /// Beyond the pool's last block.
+    Beyond(u32),
+    /// Of the null block.
+    Null,
+}
+
+/// What is done with a handle that should be refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "arbitrary", derive(arbitrary::Arbitrary))]
+pub enum Doing {
+    /// Free it, after so many handles that are in order.
+    Free(u8),
+    /// Share it, after so many handles that are in order.
+    Share(u8),
+    /// Pin it.
+    Pin,
+    /// Unpin it.
+    Unpin,
+    /// Ask about it.
+    Info,
+}
+
+/// One step.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "arbitrary", derive(arbitrary::Arbitrary))]
+#[non_exhaustive]
+pub enum Operation {
+    /// Allocate blocks as a lease.
+    Lease {
+        /// How many; 0 and more than there are must be refused.
+        blocks: u16,
+        /// In one run.
+        contiguous: bool,
+        /// Pinned from the start.
+        pinned: bool,
+        /// For this sequence.
+        sequence: Option<u8>,
+    },
+    /// Allocate blocks as raw handles.
+    Raw {
+        /// How many; 0 and more than there are must be refused.
+        blocks: u16,
+        /// In one run.
+        contiguous: bool,
+        /// Pinned from the start.
+        pinned: bool,
+        /// Through the explicit handle instead of the thread's own cache.
+        through_handle: bool,
+    },
+    /// Drop a lease.
+    Drop(Pick),
+    /// Turn a lease into raw handles.
+    IntoRaw(Pick),
+    /// Free raw handles in one call. One that is picked more often than it has references must be refused, with the
+    /// whole list.
+    Free {
+        /// Which.
+        picks: Vec<Pick>,
+        /// Through the explicit handle.
+        through_handle: bool,
+    },
+    /// One more reference to each of these blocks.
+    Share(Vec<Pick>),
+    /// Pin a block.
+    Pin(Pick),
+    /// Unpin a block, pinned or not.
+    Unpin(Pick),
+    /// Ask about a block.
+    Info(Pick),
+    /// Use a handle that must be refused.
+    Misuse(Alien, Doing),
+    /// Begin a batch.
+    Begin,
+    /// End one of the batches in flight.
+    End(Pick),
+    /// Grow the pool, by nothing and by too much included.
+    Grow(u16),
+    /// Drop the explicit handle and take a new one: what it had cached goes back.
+    RenewHandle,
+}
+
+#[cfg(feature = "proptest")]
+mod strategy {
+    use proptest::collection::vec;
+    use proptest::option;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    impl Arbitrary for Pick {
+        type Parameters = ();
+        type Strategy = BoxedStrategy<Self>;
+
+        fn arbitrary_with((): ()) -> Self::Strategy {
+            any::<u16>().prop_map(Pick).boxed()
+        }
+    }
+
+    impl Arbitrary for Alien {
+        type Parameters = ();
+        type Strategy = BoxedStrategy<Self>;
+
+        fn arbitrary_with((): ()) -> Self::Strategy {
+            prop_oneof![
+                4 => any::<Pick>().prop_map(Alien::Freed),
+                1 => any::<Pick>().prop_map(Alien::Future),
+                1 => any::<Pick>().prop_map(Alien::Foreign),
+                1 => any::<Pick>().prop_map(Alien::Wrapped),
+                1 => any::<Pick>().prop_map(Alien::Free),
+                1 => any::<u32>().prop_map(Alien::Beyond),
+                1 => Just(Alien::Null),
+            ]
+            .boxed()
+        }
+    }
+
+    impl Arbitrary for Doing {
+        type Parameters = ();
+        type Strategy = BoxedStrategy<Self>;
+
+        fn arbitrary_with((): ()) -> Self::Strategy {
+            prop_oneof![
+                (0..4_u8).prop_map(Doing::Free),
+                (0..4_u8).prop_map(Doing::Share),
+                Just(Doing::Pin),
+                Just(Doing::Unpin),
+                Just(Doing::Info),
+            ]
+            .boxed()
+        }
+    }
+
+    /// Mostly a few blocks, sometimes many, rarely too many.
+    fn size() -> impl Strategy<Value = u16> {
+        prop_oneof![8 => 1..12_u16, 3 => 1..150_u16, 1 => any::<u16>(), 1 => Just(0)]
+    }
+
+    impl Arbitrary for Operation {
+        type Parameters = ();
+        type Strategy = BoxedStrategy<Self>;
+
+        fn arbitrary_with((): ()) -> Self::Strategy {
+            let few = || any::<[bool; 3]>();
+            prop_oneof![
+                6 => (size(), few(), option::of(0..4_u8)).prop_map(|(blocks, [contiguous, pinned, _], sequence)| {
+                    Operation::Lease { blocks, contiguous, pinned, sequence }
+                }),
+                6 => (size(), few()).prop_map(|(blocks, [contiguous, pinned, through_handle])| {
+                    Operation::Raw { blocks, contiguous, pinned, through_handle }
+                }),
+                5 => any::<Pick>().prop_map(Operation::Drop),
+                2 => any::<Pick>().prop_map(Operation::IntoRaw),
+                7 => (vec(any::<Pick>(), 1..40), any::<bool>())
+                    .prop_map(|(picks, through_handle)| Operation::Free { picks, through_handle }),
+                3 => vec(any::<Pick>(), 1..8).prop_map(Operation::Share),
+                2 => any::<Pick>().prop_map(Operation::Pin),
+                2 => any::<Pick>().prop_map(Operation::Unpin),
+                2 => any::<Pick>().prop_map(Operation::Info),
+                3 => (any::<Alien>(), any::<Doing>()).prop_map(|(alien, doing)| Operation::Misuse(alien, doing)),
+                2 => Just(Operation::Begin),
+                3 => any::<Pick>().prop_map(Operation::End),
+                1 => prop_oneof![3 => 1..80_u16, 1 => any::<u16>(), 1 => Just(0)].prop_map(Operation::Grow),
+                1 => Just(Operation::RenewHandle),
+            ]
+            .boxed()
+        }
+    }
+}
