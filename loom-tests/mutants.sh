@@ -34,5 +34,19 @@ rollback named_claim
 no_transit runs
 refill_swap refill
 grow_unpublished growth
+owner_no_fence owner_cell
+visitor_no_fence owner_cell
+leave_relaxed owner_cell
+refused_by_depot magazines
+no_visit magazines
+release_relaxed share_release
+same_generation share_release
+unchecked_retry share_release
+begin_no_fence retire_reclaim
+oldest_no_fence retire_reclaim
+late_slot retire_reclaim
+bound_relaxed retire_reclaim
+late_rows growth_of_the_pool
+undo_half user_scheduler
 LIST
 exit "$survivors"

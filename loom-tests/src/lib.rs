@@ -2,9 +2,14 @@
 //!
 //! Limits of the checker, which every claim made here inherits: it explores C11 executions without load buffering;
 //! it treats SeqCst *accesses* as AcqRel (kvpool has none; its store-load orders are explicit fences, which are
-//! modelled); the number of preemptions is bounded (`LOOM_MAX_PREEMPTIONS`, default 2), which hides schedules that
+//! modelled); the number of preemptions is bounded (2, or what the model says, or a
+//! larger `LOOM_MAX_PREEMPTIONS`), which hides schedules that
 //! need more; and a model has at most five threads.
 #![cfg(kvpool_loom)]
+
+mod blocks;
+
+pub use blocks::{TouchedBlocks, settle};
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -19,19 +24,27 @@ use loom::sync::Arc;
 /// # Panics
 /// When an execution fails.
 pub fn check(name: &str, model: impl Fn() + Send + Sync + 'static) {
+    check_to(2, name, model);
+}
+
+/// The same, for a small model that can afford `preemptions` of them. The environment may ask for more, never for less.
+///
+/// # Panics
+/// When an execution fails.
+pub fn check_to(preemptions: usize, name: &str, model: impl Fn() + Send + Sync + 'static) {
     let executions = std::sync::Arc::new(AtomicU64::new(0));
     let begin = Instant::now();
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound.get_or_insert(2);
+    builder.preemption_bound = builder.preemption_bound.max(Some(preemptions));
     builder.max_branches = 50_000;
-    let bound = builder.preemption_bound;
+    let bound = builder.preemption_bound.unwrap_or_default();
     let counted = std::sync::Arc::clone(&executions);
     builder.check(move || {
         counted.fetch_add(1, Ordering::Relaxed);
         model();
     });
     let count = executions.load(Ordering::Relaxed);
-    println!("{name}: {count} executions in {:.1?}, at most {bound:?} preemptions", begin.elapsed());
+    println!("{name}: {count} executions in {:.1?}, at most {bound} preemptions", begin.elapsed());
 }
 
 /// Frames, and a cell for each that stands for its bytes: two owners at once, or an owner who does not see the last

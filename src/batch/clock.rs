@@ -79,17 +79,27 @@ impl Clock {
     ///
     /// If a million batches are in flight.
     pub fn begin(&self) -> InFlight {
-        let slot = self.take_slot();
+        let mut slot = usize::MAX;
+        if !cfg!(kvpool_mutant = "late_slot") {
+            slot = self.take_slot();
+        }
         // Release: the slot was taken before the word says so; pairs with the Acquire in `oldest`. The additions
         // of other batches continue the release sequence.
         let before = ClockWord::from_bits(self.word.fetch_add(ClockWord::BEGIN, AcqRel));
         assert!(before.in_flight() < ClockWord::IN_FLIGHT_MAX, "too many batches in flight: {before:?}");
         let ticket = Ticket(before.newest().0 + 1);
-        // Relaxed: raises a lower bound that is already published.
-        self.slot(slot).store(ticket.0, Relaxed);
+        if cfg!(kvpool_mutant = "late_slot") {
+            slot = self.take_slot();
+        }
+        // Release: whoever reads the new bound may conclude that the slot's last batch has ended, and must then see
+        // that it has (we do: by `take_slot`). A plain store does not go on with the release sequence of `end`.
+        let order = if cfg!(kvpool_mutant = "bound_relaxed") { Relaxed } else { Release };
+        self.slot(slot).store(ticket.0, order);
         // Pairs with the fence of whoever unlinks a frame from a table that we are about to read (`retire_tag`):
         // we see the new table, or its tag covers our ticket.
-        fence(SeqCst);
+        if !cfg!(kvpool_mutant = "begin_no_fence") {
+            fence(SeqCst);
+        }
         InFlight { ticket, slot }
     }
 
@@ -123,7 +133,9 @@ impl Clock {
         // and with `end`.
         let newest = ClockWord::from_bits(self.word.load(Acquire)).newest();
         // Pairs with the fence in `begin`: a batch that this scan misses sees every table that was changed before.
-        fence(SeqCst);
+        if !cfg!(kvpool_mutant = "oldest_no_fence") {
+            fence(SeqCst);
+        }
         let mut oldest = newest.0 + 1;
         let mut chunk: &Chunk = &self.slots;
         loop {

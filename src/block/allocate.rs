@@ -19,7 +19,11 @@ use super::release::Freed;
 use super::{AllocRequest, BlockWord, Blocks};
 
 /// How often everything is taken back before an allocation is refused while some thread was inside its home.
-const ROUNDS: usize = if cfg!(kvpool_loom) { 2 } else { 32 };
+const ROUNDS: usize = if cfg!(kvpool_loom) { 3 } else { 32 };
+
+/// How often an allocation starts again that was refused although enough was free: it was in other hands at that moment,
+/// on its way between two places, or in those of another allocation that did not get enough either.
+const ATTEMPTS: usize = 3;
 
 impl Blocks {
     /// Hands out exactly `request.blocks` blocks, each with one reference, or none. With `near`, the frames from
@@ -99,6 +103,23 @@ impl Core {
         if asked > self.total() {
             return Err(AllocError::TooLarge { asked, total: self.total() });
         }
+        for _ in 1..ATTEMPTS {
+            match self.gather_once(seat, request, near, grab) {
+                Err(AllocError::Exhausted { free, .. }) if free >= asked => yield_now(),
+                outcome => return outcome,
+            }
+        }
+        self.gather_once(seat, request, near, grab)
+    }
+
+    fn gather_once(
+        &self,
+        seat: Option<Seat<'_>>,
+        request: &AllocRequest,
+        near: Option<FrameId>,
+        grab: &mut Grab,
+    ) -> Result<(), AllocError> {
+        let asked = request.blocks;
         if request.contiguous && asked > 1 {
             return self.gather_run(seat, asked, near, grab);
         }
@@ -126,7 +147,8 @@ impl Core {
             self.frames.allocate_many(missing, near.unwrap_or_else(|| self.start(seat)), &mut |run| {
                 grab.extend(Some(run));
             });
-            if grab.frames < asked && self.take_back(round) == Found::Nothing {
+            // The last round takes what the one before it brought.
+            if grab.frames < asked && (round == ROUNDS || self.take_back(round) == Found::Nothing) {
                 break;
             }
         }
@@ -147,7 +169,7 @@ impl Core {
                 grab.extend(Some(run));
                 return Ok(());
             }
-            if self.take_back(round) == Found::Nothing {
+            if round == ROUNDS || self.take_back(round) == Found::Nothing {
                 break;
             }
         }
@@ -178,6 +200,9 @@ impl Core {
         let mut met_an_owner = false;
         for home in self.homes.iter() {
             // The mirror of a home whose owner is inside may be behind: visit all in the first round.
+            if cfg!(kvpool_mutant = "no_visit") {
+                continue;
+            }
             if (round == 0 || kept(home) > 0) && home.visit(|local| local.surrender(self)).is_none() {
                 met_an_owner = true;
             }
@@ -185,7 +210,7 @@ impl Core {
         if self.frames.free_frames() > before {
             return Found::Something;
         }
-        if met_an_owner && round < ROUNDS {
+        if met_an_owner {
             // An owner inside is there for nanoseconds, unless its thread was stopped: then let it run.
             yield_now();
             return Found::Something;
@@ -195,7 +220,8 @@ impl Core {
     }
 
     fn undo(&self, grab: &mut Grab) {
-        for run in grab.freed.runs.drain(..) {
+        grab.frames = 0;
+        for run in grab.freed.runs.drain(..).skip(cfg!(kvpool_mutant = "undo_half") as usize) {
             self.frames.free_run(run);
         }
     }

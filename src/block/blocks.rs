@@ -203,7 +203,9 @@ impl Core {
         let run = self
             .frames
             .grow(blocks, &mut |run| {
-                self.table.grow(run.end() as usize);
+                if !cfg!(kvpool_mutant = "late_rows") {
+                    self.table.grow(run.end() as usize);
+                }
                 prepare(run)
             })
             .map_err(|error| match error {
@@ -213,6 +215,9 @@ impl Core {
                 }
                 other => other,
             })?;
+        if cfg!(kvpool_mutant = "late_rows") {
+            self.table.grow(run.end() as usize);
+        }
         // Growers come one after the other, and each adds its own.
         self.total.fetch_add(run.len as usize, Relaxed);
         Ok(())
@@ -230,6 +235,13 @@ impl Core {
         }
         retired += self.stray.len();
         Counts { total: self.total(), in_bitmap: self.frames.free_frames(), in_magazines, retired }
+    }
+
+    /// Threads and handles that have a cache here. A thread leaves when its destructors run, which is after the end of
+    /// a [scope](std::thread::scope) that it was spawned in, and, under loom, after it was joined: who audits then waits
+    /// for this number to fall.
+    pub fn residents(&self) -> usize {
+        self.homes.taken()
     }
 
     /// What is free in the bitmaps and how contiguous it is.

@@ -158,6 +158,12 @@ impl Homes {
         })
     }
 
+    /// Homes that somebody lives in.
+    pub(super) fn taken(&self) -> usize {
+        // Acquire: pairs with the Release of those that left, so that what they left behind is seen.
+        self.iter().filter(|home| home.taken.load(Acquire)).count()
+    }
+
     /// A home for a new thread: one whose thread has left, or a new one.
     fn take(&self, core: &Core) -> &Home {
         // Acquire: pairs with the Release of the thread that left.

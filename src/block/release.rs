@@ -73,6 +73,7 @@ impl Blocks {
         }
     }
 
+    #[inline(never)]
     pub(super) fn release_few(&self, seat: Option<Seat<'_>>, ids: &[BlockId]) {
         let mut frames = [FrameId(0); FEW];
         let mut count = 0;
@@ -123,7 +124,8 @@ impl Core {
             };
             // Release: what this owner did with the bytes happens before the next owner's. Acquire: the last one
             // to go sees what all others did, and every batch that they began.
-            match atomic.compare_exchange_weak(word.to_bits(), next.to_bits(), AcqRel, Relaxed) {
+            let order = if cfg!(kvpool_mutant = "release_relaxed") { Relaxed } else { AcqRel };
+            match atomic.compare_exchange_weak(word.to_bits(), next.to_bits(), order, Relaxed) {
                 Ok(_) => return self.released(id, released),
                 // Somebody shared, pinned or released in between. Reached by the model `share_release`.
                 Err(now) => word = BlockWord::from_bits(now),

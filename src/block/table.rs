@@ -14,8 +14,8 @@ use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 use super::BlockWord;
 use super::info::InfoCell;
 
-/// Doublings after the first bucket: enough for any pool that a frame number can address.
-const BUCKETS_MORE: usize = crate::config::FRAME_BITS as usize;
+/// Doublings after the first bucket: enough for any pool that a frame number can address. A model's pools are small.
+const BUCKETS_MORE: usize = if cfg!(kvpool_loom) { 3 } else { crate::config::FRAME_BITS as usize };
 
 struct Bucket {
     words: Box<[AtomicU64]>,

@@ -164,7 +164,8 @@ impl BlockWord {
         match self.refs() {
             0 => None,
             1 => {
-                let generation = self.0.wrapping_add(1 << GENERATION_SHIFT) & GENERATION_MASK;
+                let more = if cfg!(kvpool_mutant = "same_generation") { 0 } else { 1 << GENERATION_SHIFT };
+                let generation = self.0.wrapping_add(more) & GENERATION_MASK;
                 Some(Released::Last { word: Self(self.0 & FRAME_MASK | generation), carry: generation == 0 })
             }
             _ => Some(Released::Shared(Self(self.0 - ONE_REF))),

@@ -65,7 +65,9 @@ impl<T> OwnerCell<T> {
         }
         self.inside.store(true, Relaxed);
         // Pairs with the heavy fence in `visit`: not both of us miss the other.
-        light_fence();
+        if !cfg!(kvpool_mutant = "owner_no_fence") {
+            light_fence();
+        }
         let leave = Leave(&self.inside);
         // Acquire: pairs with the Release in `visit`, so that we see what a visitor left behind.
         if self.visited.load(Acquire) {
@@ -83,7 +85,9 @@ impl<T> OwnerCell<T> {
         self.visited.compare_exchange(false, true, Acquire, Relaxed).ok()?;
         let leave = Leave(&self.visited);
         // Pairs with the light fence in `enter`.
-        heavy_fence();
+        if !cfg!(kvpool_mutant = "visitor_no_fence") {
+            heavy_fence();
+        }
         // Acquire: pairs with the Release of the owner that left.
         if self.inside.load(Acquire) {
             return None;
@@ -108,7 +112,7 @@ impl Drop for Leave<'_> {
     #[inline]
     fn drop(&mut self) {
         // Release: pairs with the Acquire of whoever comes next.
-        self.0.store(false, Release);
+        self.0.store(false, if cfg!(kvpool_mutant = "leave_relaxed") { Relaxed } else { Release });
     }
 }
 

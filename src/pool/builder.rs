@@ -244,7 +244,7 @@ impl PoolBuilder {
             })
         });
         let blocks = Blocks::new(config, scrub);
-        Ok(Pool(Arc::new(Shared {
+        Ok(Pool(crate::sync::Arc::new(Shared {
             sequences: Sequences::new(blocks.clone(), storage.clone(), self.layout.block_tokens()),
             blocks,
             layout: self.layout,

@@ -33,8 +33,10 @@ impl PoolHandle {
     /// [`AllocError`]; the pool is unchanged.
     #[inline]
     pub fn allocate(&self, request: AllocRequest) -> Result<Lease<'_>, AllocError> {
-        let ids = self.allocate_ids(&request)?;
-        Ok(Lease::new(Root::Borrowed(self.pool.blocks()), ids))
+        match self.allocate_one(&request) {
+            Some(id) => Ok(Lease::one(Root::Borrowed(self.pool.blocks()), id)),
+            None => Ok(Lease::new(Root::Borrowed(self.pool.blocks()), self.allocate_ids(&request)?)),
+        }
     }
 
     /// As [`Pool::allocate_owned`].
@@ -55,37 +57,33 @@ impl PoolHandle {
     /// [`AllocError`]; the pool and `out` are unchanged.
     #[inline]
     pub fn allocate_raw(&self, request: AllocRequest, out: &mut Vec<BlockHandle>) -> Result<(), AllocError> {
-        let ids = self.allocate_ids(&request)?;
-        out.extend(ids.iter().map(|&id| self.pool.blocks().handle(id)));
+        match self.allocate_one(&request) {
+            Some(id) => out.push(self.pool.blocks().handle(id)),
+            None => out.extend(self.allocate_ids(&request)?.iter().map(|&id| self.pool.blocks().handle(id))),
+        }
         Ok(())
     }
 
-    #[inline(never)]
-    fn allocate_few(&self, request: &AllocRequest, ids: &mut LeasedIds) -> bool {
-        let mut few = [BlockId(0); FEW];
-        let is_done = self.resident.allocate_few(request, &mut few);
-        if is_done {
-            *ids = LeasedIds::from_buf_and_len(few, request.blocks);
+    #[inline]
+    fn allocate_one(&self, request: &AllocRequest) -> Option<BlockId> {
+        if self.pool.0.sampler.is_due() || request.blocks != 1 {
+            None
+        } else {
+            self.resident.allocate_one(request)
         }
-        is_done
     }
 
-    #[inline]
+    #[inline(never)]
     fn allocate_ids(&self, request: &AllocRequest) -> Result<LeasedIds, AllocError> {
-        let start = self.pool.0.sampler.start();
-        let mut ids = LeasedIds::new();
-        let is_done = match request.blocks {
-            1 => self.resident.allocate_one(request).is_some_and(|id| {
-                ids.push(id);
-                true
-            }),
-            _ => self.allocate_few(request, &mut ids),
-        };
-        if !is_done {
+        self.pool.0.sampler.time(|| {
+            let mut few = [BlockId(0); FEW];
+            if self.resident.allocate_few(request, &mut few) {
+                return Ok(LeasedIds::from_buf_and_len(few, request.blocks));
+            }
+            let mut ids = LeasedIds::new();
             self.resident.allocate(request, &mut |id| ids.push(id))?;
-        }
-        self.pool.0.sampler.stop(start);
-        Ok(ids)
+            Ok(ids)
+        })
     }
 
     /// As [`Pool::free`].

@@ -48,22 +48,22 @@ impl Sampler {
         }
     }
 
-    /// The time, if this allocation is one of those that are timed.
-    #[inline]
-    pub(super) fn start(&self) -> Option<Instant> {
-        if self.is_due() { now() } else { None }
-    }
-
-    /// Records the time since [`start`](Self::start).
-    #[inline]
-    pub(super) fn stop(&self, start: Option<Instant>) {
-        if let Some(start) = start {
-            self.record(start);
+    /// Runs `f`, and records how long it took if the last call of [`is_due`](Self::is_due) said so.
+    pub(super) fn time<R>(&self, f: impl FnOnce() -> R) -> R {
+        match self.mask {
+            Some(mask) if TICK.try_with(Cell::get).is_ok_and(|tick| tick & mask == 0) => {
+                let start = Instant::now();
+                let result = f();
+                self.record(start);
+                result
+            }
+            _ => f(),
         }
     }
 
+    /// Counts an allocation. True if it is one to be timed.
     #[inline]
-    fn is_due(&self) -> bool {
+    pub(super) fn is_due(&self) -> bool {
         let Some(mask) = self.mask else { return false };
         let tick = TICK.try_with(|tick| {
             tick.set(tick.get().wrapping_add(1));
@@ -97,12 +97,6 @@ impl Sampler {
     }
 }
 
-#[cold]
-#[inline(never)]
-fn now() -> Option<Instant> {
-    Some(Instant::now())
-}
-
 #[cfg(all(test, not(kvpool_loom)))]
 mod tests {
     use super::*;
@@ -111,13 +105,15 @@ mod tests {
     fn one_in_so_many_is_timed() {
         let sampler = Sampler::new(4);
         for _ in 0..400 {
-            sampler.stop(sampler.start());
+            sampler.is_due();
+            sampler.time(|| ());
         }
         let latency = sampler.read();
         assert_eq!(latency.samples, 100);
         assert!(latency.p50_ns <= latency.p99_ns && latency.p99_ns <= latency.max_ns);
         let none = Sampler::new(0);
-        none.stop(none.start());
+        none.is_due();
+        none.time(|| ());
         assert_eq!(none.read(), Latency::default());
     }
 }

@@ -35,6 +35,13 @@ impl<'p> Lease<'p> {
         Self { root, blocks }
     }
 
+    /// Of one block. The array is filled with its id, not written in one place: the lease is then moved by loads as
+    /// wide as the stores, and the id does not wait for them in the store buffer.
+    #[inline]
+    pub(super) fn one(root: Root<'p>, id: BlockId) -> Self {
+        Self { root, blocks: LeasedIds::from_buf_and_len([id; FEW], 1) }
+    }
+
     #[inline]
     fn pool_blocks(&self) -> &Blocks {
         match &self.root {

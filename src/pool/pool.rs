@@ -1,12 +1,11 @@
 //! The pool itself.
 
-use std::sync::Arc;
-
 use crate::block::{AllocRequest, AuditError, AuditReport, BlockInfo, Blocks, FEW};
 use crate::error::{AllocError, GrowError, HandleError};
 use crate::ids::{BlockHandle, BlockId, Order, PoolTag, SequenceId};
 use crate::sequence::{Batch, SequenceBuilder, SequenceView, Sequences};
 use crate::storage::{KvLayout, Storage};
+use crate::sync::Arc;
 
 use super::latency::Sampler;
 use super::lease::{LeasedIds, Root};
@@ -35,7 +34,7 @@ pub struct Pool(pub(super) Arc<Shared>);
 pub(super) struct Shared {
     pub(super) blocks: Blocks,
     pub(super) layout: KvLayout,
-    pub(super) storage: Option<Arc<dyn Storage>>,
+    pub(super) storage: Option<std::sync::Arc<dyn Storage>>,
     pub(super) sequences: Sequences,
     pub(super) sampler: Sampler,
     pub(super) order: Order,
@@ -60,8 +59,10 @@ impl Pool {
     /// [`AllocError`]; the pool is unchanged.
     #[inline]
     pub fn allocate(&self, request: AllocRequest) -> Result<Lease<'_>, AllocError> {
-        let ids = self.allocate_ids(&request)?;
-        Ok(Lease::new(Root::Borrowed(&self.0.blocks), ids))
+        match self.allocate_one(&request) {
+            Some(id) => Ok(Lease::one(Root::Borrowed(&self.0.blocks), id)),
+            None => Ok(Lease::new(Root::Borrowed(&self.0.blocks), self.allocate_ids(&request)?)),
+        }
     }
 
     /// As [`allocate`](Self::allocate), for a lease that borrows nothing: a reference count on top.
@@ -71,8 +72,13 @@ impl Pool {
     /// [`AllocError`]; the pool is unchanged.
     #[inline]
     pub fn allocate_owned(&self, request: AllocRequest) -> Result<Lease<'static>, AllocError> {
-        let ids = self.allocate_ids(&request)?;
-        Ok(Lease::new(Root::Owned(self.0.blocks.anchor()), ids))
+        match self.allocate_one(&request) {
+            Some(id) => Ok(Lease::one(Root::Owned(self.0.blocks.anchor()), id)),
+            None => {
+                let ids = self.allocate_ids(&request)?;
+                Ok(Lease::new(Root::Owned(self.0.blocks.anchor()), ids))
+            }
+        }
     }
 
     /// Hands out blocks as handles, appended to `out`, for an engine that keeps its own tables. What is not passed to
@@ -83,38 +89,36 @@ impl Pool {
     /// [`AllocError`]; the pool and `out` are unchanged.
     #[inline]
     pub fn allocate_raw(&self, request: AllocRequest, out: &mut Vec<BlockHandle>) -> Result<(), AllocError> {
-        let ids = self.allocate_ids(&request)?;
-        out.extend(ids.iter().map(|&id| self.0.blocks.handle(id)));
+        match self.allocate_one(&request) {
+            Some(id) => out.push(self.0.blocks.handle(id)),
+            None => out.extend(self.allocate_ids(&request)?.iter().map(|&id| self.0.blocks.handle(id))),
+        }
         Ok(())
     }
 
-    #[inline(never)]
-    fn allocate_few(&self, request: &AllocRequest, ids: &mut LeasedIds) -> bool {
-        let mut few = [BlockId(0); FEW];
-        let is_done = self.0.blocks.allocate_few(request, &mut few);
-        if is_done {
-            *ids = LeasedIds::from_buf_and_len(few, request.blocks);
+    /// One block the short way, unless it is this allocation's turn to be timed.
+    #[inline]
+    fn allocate_one(&self, request: &AllocRequest) -> Option<BlockId> {
+        if self.0.sampler.is_due() || request.blocks != 1 {
+            None
+        } else {
+            self.0.blocks.allocate_one(request)
         }
-        is_done
     }
 
-    /// The short way where it goes, else the long one.
-    #[inline]
+    /// Any number of blocks: the short way where it goes, else the long one.
+    #[inline(never)]
     fn allocate_ids(&self, request: &AllocRequest) -> Result<LeasedIds, AllocError> {
-        let start = self.0.sampler.start();
-        let mut ids = LeasedIds::new();
-        let is_done = match request.blocks {
-            1 => self.0.blocks.allocate_one(request).is_some_and(|id| {
-                ids.push(id);
-                true
-            }),
-            _ => self.allocate_few(request, &mut ids),
-        };
-        if !is_done {
-            self.0.blocks.allocate(request, None, &mut |id| ids.push(id))?;
-        }
-        self.0.sampler.stop(start);
-        Ok(ids)
+        let blocks = &self.0.blocks;
+        self.0.sampler.time(|| {
+            let mut few = [BlockId(0); FEW];
+            if blocks.allocate_few(request, &mut few) {
+                return Ok(LeasedIds::from_buf_and_len(few, request.blocks));
+            }
+            let mut ids = LeasedIds::new();
+            blocks.allocate(request, None, &mut |id| ids.push(id))?;
+            Ok(ids)
+        })
     }
 
     /// Drops one reference on each block. A block that is in the list twice loses two.
@@ -248,7 +252,7 @@ impl Pool {
     }
 
     /// Where the bytes are; `None` in a pool that was built without storage.
-    pub fn storage(&self) -> Option<&Arc<dyn Storage>> {
+    pub fn storage(&self) -> Option<&std::sync::Arc<dyn Storage>> {
         self.0.storage.as_ref()
     }
 

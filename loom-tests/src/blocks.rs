@@ -1,0 +1,96 @@
+//! A pool of blocks whose bytes are touched: what [`Touched`](crate::Touched) is to frames.
+
+use kvpool::block::{AllocRequest, Blocks, BlocksConfig};
+use kvpool::error::AllocError;
+use kvpool::ids::{BlockId, DeviceId};
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+use loom::thread::yield_now;
+
+/// Blocks, and a cell for each frame that stands for its bytes.
+pub struct TouchedBlocks {
+    /// The blocks.
+    pub blocks: Blocks,
+    cells: Vec<UnsafeCell<u32>>,
+}
+
+// SAFETY: a cell is written by the one owner of its block and read by those who share it. The models check it.
+unsafe impl Sync for TouchedBlocks {}
+
+impl TouchedBlocks {
+    /// So many blocks, all free and none of them null, in segments of 8, shared by two threads.
+    pub fn new(blocks: usize, magazine_blocks: usize) -> Arc<Self> {
+        Self::growing(blocks, blocks, magazine_blocks)
+    }
+
+    /// The same, and more to come.
+    pub fn growing(blocks: usize, blocks_max: usize, magazine_blocks: usize) -> Arc<Self> {
+        let config = BlocksConfig {
+            frames: blocks,
+            frames_max: blocks_max,
+            segment_frames: 8,
+            magazine_blocks,
+            threads: 2,
+            has_null_block: false,
+            device: DeviceId::Host,
+        };
+        let cells = (0..blocks_max).map(|_| UnsafeCell::new(0)).collect();
+        Arc::new(Self { blocks: Blocks::new(config, None), cells })
+    }
+
+    /// Writes a block's bytes, as its only owner.
+    pub fn write(&self, id: BlockId) {
+        // SAFETY: the caller is the only owner; the checker verifies it.
+        self.cells[self.blocks.frame(id).index()].with_mut(|bytes| unsafe { *bytes += 1 });
+    }
+
+    /// Reads a block's bytes, as one of its owners.
+    pub fn read(&self, id: BlockId) -> u32 {
+        // SAFETY: nobody writes what is shared; the checker verifies it.
+        self.cells[self.blocks.frame(id).index()].with(|bytes| unsafe { *bytes })
+    }
+
+    /// Takes so many blocks and writes them; `None` if there are not so many.
+    pub fn take(&self, blocks: usize) -> Option<Vec<BlockId>> {
+        let mut ids = Vec::new();
+        match self.blocks.allocate(&AllocRequest::new(blocks), None, |id| ids.push(id)) {
+            Ok(()) => {}
+            Err(AllocError::Exhausted { .. }) => {
+                assert!(ids.is_empty(), "a refused allocation hands nothing out");
+                return None;
+            }
+            Err(other) => panic!("{other}"),
+        }
+        assert_eq!(ids.len(), blocks);
+        ids.iter().for_each(|&id| self.write(id));
+        Some(ids)
+    }
+
+    /// Writes blocks once more and releases them.
+    pub fn put(&self, ids: &[BlockId]) {
+        ids.iter().for_each(|&id| self.write(id));
+        self.blocks.release(ids);
+    }
+
+    /// The end of every model: each block is in one place, all are free, and all can be had at once.
+    pub fn finish(&self) {
+        self.finish_beside(1);
+    }
+
+    /// The same, for a model whose main thread has no cache of its own (0), or one (1).
+    pub fn finish_beside(&self, residents: usize) {
+        settle(&self.blocks, residents);
+        let report = self.blocks.audit().unwrap();
+        assert_eq!(report.owned, 0, "leaked: {report:?}");
+        assert_eq!(self.blocks.counts().free(), self.blocks.total(), "free blocks are all counted");
+        let all = self.take(self.blocks.total()).expect("every free block can be had, wherever it is");
+        self.put(&all);
+    }
+}
+
+/// Waits until only so many threads and handles have a cache: loom's `join` returns before a thread's destructors run.
+pub fn settle(blocks: &Blocks, residents: usize) {
+    while blocks.residents() > residents {
+        yield_now();
+    }
+}

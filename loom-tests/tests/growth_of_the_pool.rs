@@ -1,0 +1,39 @@
+//! Theorem: a pool of blocks grows while others allocate: a new block's rows in the table are there before anybody can
+//! be handed its frame, in the bucket that was there and in a new one, and a block is handed out once.
+#![cfg(kvpool_loom)]
+
+use kvpool_loom_tests::{TouchedBlocks, check, check_to};
+use loom::thread;
+
+/// Three blocks become six: the table needs another bucket.
+#[test]
+fn beside_allocate() {
+    check_to(3, "growth_of_the_pool::beside_allocate", || {
+        let pool = TouchedBlocks::growing(3, 6, 0);
+        let held = pool.take(3).unwrap();
+        let other = pool.clone();
+        let thread = thread::spawn(move || other.blocks.grow(3, &mut |_| Ok(())).unwrap());
+        if let Some(got) = pool.take(1) {
+            assert!(got[0].0 >= 3, "a block that is held");
+            pool.put(&got);
+        }
+        thread.join().unwrap();
+        pool.put(&held);
+        assert_eq!(pool.blocks.total(), 6);
+        pool.finish();
+    });
+}
+
+/// Two growers beside each other: both succeed, or the second is told that it is too much.
+#[test]
+fn two_growers() {
+    check("growth_of_the_pool::two_growers", || {
+        let pool = TouchedBlocks::growing(2, 6, 0);
+        let other = pool.clone();
+        let thread = thread::spawn(move || other.blocks.grow(2, &mut |_| Ok(())).unwrap());
+        pool.blocks.grow(2, &mut |_| Ok(())).unwrap();
+        thread.join().unwrap();
+        assert_eq!(pool.blocks.total(), 6);
+        pool.finish();
+    });
+}

@@ -1,0 +1,125 @@
+//! Theorem: frames that move between threads' magazines, the depot and the bitmaps have one owner throughout and are
+//! never lost; and a free block is had by whoever needs it, wherever it is: in the magazine of a thread that sleeps,
+//! is gone, or is using its magazine at that moment.
+#![cfg(kvpool_loom)]
+
+use kvpool::pool::{AllocRequest, Pool};
+use kvpool::storage::KvLayout;
+use kvpool_loom_tests::{TouchedBlocks, check, check_to, settle};
+use loom::thread;
+
+/// Two threads fill and empty magazines of two; full ones go through the depot, which holds one.
+#[test]
+fn exchange() {
+    check_to(4, "magazines::exchange", || {
+        let pool = TouchedBlocks::new(8, 1);
+        let other = pool.clone();
+        let held = pool.take(3).unwrap();
+        let thread = thread::spawn(move || {
+            let got = other.take(1).expect("five are free throughout");
+            other.put(&got);
+        });
+        // One by one: into the magazine, the other one, the depot.
+        held.iter().for_each(|&id| pool.put(&[id]));
+        thread.join().unwrap();
+        pool.finish();
+    });
+}
+
+/// More magazines than the depot takes.
+#[test]
+fn a_full_depot() {
+    check_to(4, "magazines::a_full_depot", || {
+        let pool = TouchedBlocks::new(8, 1);
+        let held = pool.take(8).unwrap();
+        let other = pool.clone();
+        let (mine, theirs) = held.split_at(4);
+        let theirs = theirs.to_vec();
+        let thread = thread::spawn(move || theirs.iter().for_each(|&id| other.put(&[id])));
+        mine.iter().for_each(|&id| pool.put(&[id]));
+        thread.join().unwrap();
+        pool.finish();
+    });
+}
+
+/// A thread sleeps with frames in its magazines (a handle that nobody uses is the same): two others each need half.
+#[test]
+fn taken_back_from_an_idle_thread() {
+    check("magazines::taken_back_from_an_idle_thread", || {
+        let pool = TouchedBlocks::new(4, 2);
+        // Main sleeps from here on.
+        let held = pool.take(1).unwrap();
+        pool.put(&held);
+        let threads = [(); 2].map(|()| {
+            let pool = pool.clone();
+            thread::spawn(move || {
+                let got = pool.take(2).expect("each needs half of what is free");
+                pool.put(&got);
+            })
+        });
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        pool.finish();
+    });
+}
+
+/// The owner allocates and frees one block while another thread needs all the rest.
+#[test]
+fn taken_back_from_an_owner_at_work() {
+    check("magazines::taken_back_from_an_owner_at_work", || {
+        let pool = TouchedBlocks::new(4, 2);
+        let held = pool.take(1).unwrap();
+        pool.put(&held);
+        let other = pool.clone();
+        let thread = thread::spawn(move || {
+            let rest = other.take(3).expect("the owner has one at the most");
+            other.put(&rest);
+        });
+        // One is left for us at every moment.
+        let got = pool.take(1).expect("the other thread has three at the most");
+        pool.put(&got);
+        thread.join().unwrap();
+        pool.finish();
+    });
+}
+
+/// Threads leave while others arrive: a home is left with nothing in it, or with what the next one finds.
+#[test]
+fn a_home_left_and_taken_over() {
+    check("magazines::a_home_left_and_taken_over", || {
+        let pool = TouchedBlocks::new(4, 1);
+        let threads = [(); 2].map(|()| {
+            let pool = pool.clone();
+            thread::spawn(move || {
+                let got = pool.take(1).expect("two threads hold two at the most");
+                pool.put(&got);
+            })
+        });
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        // Moves into a home that was left.
+        pool.finish_beside(0);
+    });
+}
+
+/// A handle that moves between threads, visited meanwhile.
+#[test]
+fn a_handle_on_its_way() {
+    check("magazines::a_handle_on_its_way", || {
+        let layout = KvLayout::named("tiny").unwrap();
+        let pool = Pool::builder(layout).blocks(4).without_null_block().without_storage().magazine_blocks(2);
+        let pool = pool.build().unwrap();
+        let handle = pool.handle();
+        drop(handle.allocate(AllocRequest::new(1)).unwrap());
+        let other = pool.clone();
+        let visitor = thread::spawn(move || drop(other.allocate(AllocRequest::new(3)).unwrap()));
+        thread::spawn(move || {
+            let lease = handle.allocate(AllocRequest::new(1)).unwrap();
+            handle.release(lease);
+        })
+        .join()
+        .unwrap();
+        visitor.join().unwrap();
+        settle(pool.blocks(), 0);
+        pool.audit().unwrap();
+        assert_eq!(pool.free_blocks(), 4);
+    });
+}

@@ -1,0 +1,156 @@
+//! Theorem: a block is freed once, by the last reference to go, and only after everything that its owners did; one of
+//! two frees through one reference wins and the other is told that its handle is stale; and a handle of the past never
+//! touches the block's next owner.
+#![cfg(kvpool_loom)]
+
+use kvpool::error::HandleError;
+use kvpool::ids::{BlockHandle, BlockId};
+use kvpool_loom_tests::{TouchedBlocks, check};
+use loom::sync::Arc;
+use loom::thread;
+
+fn one(pool: &Arc<TouchedBlocks>) -> (BlockId, BlockHandle) {
+    let id = pool.take(1).unwrap()[0];
+    (id, pool.blocks.handle(id))
+}
+
+/// The next owner writes what the last ones read: they must all have happened before. No magazines, so that nothing
+/// but the word and the bitmaps orders it.
+#[test]
+fn two_owners_go() {
+    check("share_release::two_owners_go", || {
+        let pool = TouchedBlocks::new(1, 0);
+        let (id, _) = one(&pool);
+        pool.blocks.share(&[id]).unwrap();
+        let other = pool.clone();
+        let thread = thread::spawn(move || {
+            assert!(other.read(id) > 0);
+            other.blocks.release(&[id]);
+        });
+        assert!(pool.read(id) > 0);
+        pool.blocks.release(&[id]);
+        if let Some(next) = pool.take(1) {
+            pool.put(&next);
+        }
+        thread.join().unwrap();
+        pool.finish();
+    });
+}
+
+/// Through a handle a reference is had or not; with it, the block is not freed under it.
+#[test]
+fn share_against_the_last_release() {
+    check("share_release::share_against_the_last_release", || {
+        let pool = TouchedBlocks::new(1, 0);
+        let (id, handle) = one(&pool);
+        let other = pool.clone();
+        let thread = thread::spawn(move || match other.blocks.share_handles(&[handle]) {
+            Ok(()) => {
+                assert!(other.read(id) > 0);
+                other.blocks.free(&[handle]).expect("our own reference");
+            }
+            Err(error) => assert!(matches!(error, HandleError::Stale { .. }), "{error}"),
+        });
+        pool.blocks.release(&[id]);
+        if let Some(next) = pool.take(1) {
+            pool.put(&next);
+        }
+        thread.join().unwrap();
+        pool.finish();
+    });
+}
+
+#[test]
+fn pin_against_the_last_release() {
+    check("share_release::pin_against_the_last_release", || {
+        let pool = TouchedBlocks::new(1, 0);
+        let (id, handle) = one(&pool);
+        let other = pool.clone();
+        let thread = thread::spawn(move || {
+            let stale = |outcome| matches!(outcome, Err(HandleError::Stale { .. }));
+            match other.blocks.pin(handle) {
+                // The last release takes the pin with it.
+                Ok(()) => {
+                    let unpinned = other.blocks.unpin(handle);
+                    assert!(unpinned.is_ok() || stale(unpinned));
+                }
+                refused => assert!(stale(refused)),
+            }
+        });
+        pool.blocks.release(&[id]);
+        let (next, handle) = one(&pool);
+        assert_eq!(
+            pool.blocks.info(handle).unwrap().pins,
+            0,
+            "the old owner's pin is on the new owner's block"
+        );
+        pool.put(&[next]);
+        thread.join().unwrap();
+        pool.finish();
+    });
+}
+
+/// Two threads free one reference.
+#[test]
+fn double_free() {
+    check("share_release::double_free", || {
+        let pool = TouchedBlocks::new(2, 1);
+        let (_, handle) = one(&pool);
+        let other = pool.clone();
+        let thread = thread::spawn(move || other.blocks.free(&[handle]));
+        let mine = pool.blocks.free(&[handle]);
+        let theirs = thread.join().unwrap();
+        let (won, lost) = if mine.is_ok() { (mine, theirs) } else { (theirs, mine) };
+        assert_eq!(won, Ok(()));
+        assert!(matches!(lost, Err(HandleError::Stale { .. })), "{lost:?}");
+        pool.finish();
+    });
+}
+
+/// The same while a third thread makes the block its own.
+#[test]
+fn double_free_against_allocate() {
+    check("share_release::double_free_against_allocate", || {
+        let pool = TouchedBlocks::new(1, 0);
+        let (_, handle) = one(&pool);
+        let (second, third) = (pool.clone(), pool.clone());
+        let free = thread::spawn(move || second.blocks.free(&[handle]));
+        let allocate = thread::spawn(move || {
+            if let Some(ids) = third.take(1) {
+                let own = third.blocks.handle(ids[0]);
+                assert_ne!(own.generation, handle.generation);
+                third.write(ids[0]);
+                third.blocks.free(&[own]).expect("freed by a handle of the past");
+            }
+        });
+        let mine = pool.blocks.free(&[handle]);
+        let theirs = free.join().unwrap();
+        allocate.join().unwrap();
+        assert!(mine.is_ok() != theirs.is_ok(), "{mine:?} {theirs:?}");
+        pool.finish();
+    });
+}
+
+/// One of a list is freed by another thread at the same moment: the rest of the list is freed all the same.
+#[test]
+fn a_list_against_one_of_it() {
+    check("share_release::a_list_against_one_of_it", || {
+        let pool = TouchedBlocks::new(3, 0);
+        let ids = pool.take(3).unwrap();
+        let handles: Vec<BlockHandle> = ids.iter().map(|&id| pool.blocks.handle(id)).collect();
+        let other = pool.clone();
+        let middle = handles[1];
+        let thread = thread::spawn(move || other.blocks.free(&[middle]));
+        let mine = pool.blocks.free(&handles);
+        let theirs = thread.join().unwrap();
+        if mine.is_err() && theirs.is_ok() {
+            // Either nothing of the list was freed, or all but the one.
+            for handle in [handles[0], handles[2]] {
+                let _ = pool.blocks.free(&[handle]);
+            }
+        } else {
+            assert!(mine.is_ok() && theirs.is_err());
+        }
+        pool.finish();
+    });
+}
