@@ -14,7 +14,6 @@ use kvpool::error::AllocError;
 use kvpool::ids::BlockHandle;
 use kvpool::pool::{AllocRequest, Pool};
 use kvpool::storage::{Dtype, KvLayout};
-use kvpool_testkit::ticket::BareBatch;
 
 const THREADS: usize = if cfg!(miri) { 2 } else { 4 };
 const STEPS: usize = if cfg!(miri) { 60 } else { 40_000 };
@@ -160,7 +159,7 @@ fn mix(pool: &Pool, oracle: &Oracle, mailboxes: &[Mutex<Vec<BlockHandle>>], thre
                 mailboxes[(thread + 1) % mailboxes.len()].lock().unwrap().extend(given);
             }
             12 => held.append(&mut mailboxes[thread].lock().unwrap()),
-            13 if batches.len() < 4 => batches.push(BareBatch::begin(pool)),
+            13 if batches.len() < 4 => batches.push(pool.begin_batch()),
             14 if !batches.is_empty() => batches.swap_remove(rng.usize(..batches.len())).finish(),
             15 if held.len() < 100 => {
                 let Ok(lease) = pool.allocate(AllocRequest::new(rng.usize(1..=10))) else { continue };
@@ -245,7 +244,7 @@ fn a_batch_keeps_what_it_saw() {
         for _ in 1..THREADS {
             scope.spawn(|| {
                 while !stop.load(Relaxed) {
-                    let batch = BareBatch::begin(&pool);
+                    let batch = pool.begin_batch();
                     let seen = slot.load(Acquire);
                     let stamp = &stamps[(seen as u32) as usize];
                     for _ in 0..20 {
@@ -298,7 +297,7 @@ fn threads_die_with_their_hands_full() {
                     }
                     2 => {
                         let died = catch_unwind(AssertUnwindSafe(|| {
-                            let _batch = BareBatch::begin(pool);
+                            let _batch = pool.begin_batch();
                             let _lease = lease;
                             let _cache = cache;
                             std::panic::resume_unwind(Box::new("on purpose"));
@@ -358,7 +357,7 @@ fn a_stopped_batch_holds_back_only_what_was_freed_since() {
     thread::scope(|scope| {
         let (pool, done) = (&pool, done);
         scope.spawn(move || {
-            let batch = BareBatch::begin(pool);
+            let batch = pool.begin_batch();
             begun.send(()).unwrap();
             is_done.recv().unwrap_err();
             batch.finish();

@@ -1,1 +1,149 @@
-fn main() {}
+//! What kernels read, for 256 sequences of 1 to 2,048 tokens each: the padded block table, the compressed table, and
+//! the slots of one decode step; into buffers that keep their room, so that nothing is allocated (which is counted).
+//!
+//! Two baselines: the copy of a finished table by `memcpy`, which is what memory bandwidth allows, and the table built
+//! from a `Vec<Vec<i32>>`, which is what an engine does that keeps frames itself.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::hint::black_box;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use kvpool::ids::SequenceId;
+use kvpool::pool::Pool;
+use kvpool::sequence::{BlockTable, CsrTable, Sequence};
+use kvpool_benches::subject::pool;
+
+const SEQUENCES: usize = 256;
+const TOKENS_MAX: usize = 2_048;
+
+/// Counts what is allocated.
+struct Counting;
+
+static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: every call goes to the system's allocator as it is.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Relaxed);
+        // SAFETY: the caller's promises are the system allocator's.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static GLOBAL: Counting = Counting;
+
+/// Side by side, a chunk each in turn, as they grow in an engine.
+fn sequences(pool: &Pool) -> Vec<Sequence> {
+    let mut random = fastrand::Rng::with_seed(256);
+    let mut sequences: Vec<(Sequence, usize)> = (0..SEQUENCES as u64)
+        .map(|id| (pool.sequence(SequenceId(id)).open().expect("a new id"), random.usize(1..=TOKENS_MAX)))
+        .collect();
+    loop {
+        let mut batch = pool.begin_batch();
+        let mut all_done = true;
+        for (sequence, end) in &mut sequences {
+            let tokens = (*end - sequence.len()).min(100);
+            if tokens > 0 {
+                batch.append(sequence, tokens).expect("the pool is large enough");
+                all_done = false;
+            }
+        }
+        if all_done {
+            return sequences.into_iter().map(|(sequence, _)| sequence).collect();
+        }
+    }
+}
+
+fn tables(c: &mut Criterion) {
+    let pool = pool(65_536);
+    let sequences = sequences(&pool);
+    let batch = pool.begin_batch();
+    let mut group = c.benchmark_group("tables of 256 sequences");
+
+    let mut table = BlockTable::new();
+    batch.block_table(&sequences, &mut table).expect("sequences of this pool");
+    check(&sequences, &table);
+    group.throughput(Throughput::Bytes(size_of_val(table.entries()) as u64));
+
+    let finished = table.entries().to_vec();
+    let mut copy = vec![0; finished.len()];
+    group.bench_function("memcpy of a finished table", |bencher| {
+        bencher.iter(|| copy.copy_from_slice(black_box(&finished)));
+    });
+
+    let frames: Vec<Vec<i32>> = sequences
+        .iter()
+        .map(|sequence| sequence.blocks().map(|block| block.get() as i32).collect())
+        .collect();
+    let width = table.width();
+    let mut padded = Vec::new();
+    group.bench_function("padded from Vec<Vec<i32>>", |bencher| {
+        bencher.iter(|| {
+            padded.clear();
+            for (row, frames) in black_box(&frames).iter().enumerate() {
+                padded.extend_from_slice(frames);
+                padded.resize((row + 1) * width, 0);
+            }
+        });
+    });
+    assert_eq!(padded, finished, "the baseline builds another table");
+
+    let before = ALLOCATIONS.load(Relaxed);
+    for _ in 0..100 {
+        batch.block_table(&sequences, &mut table).expect("sequences of this pool");
+    }
+    assert_eq!(ALLOCATIONS.load(Relaxed), before, "building a table allocates");
+    group.bench_function("kvpool, padded", |bencher| {
+        bencher.iter(|| {
+            batch.block_table(black_box(&sequences), &mut table).expect("sequences of this pool");
+        });
+    });
+    check(&sequences, &table);
+
+    let mut csr = CsrTable::new();
+    group.bench_function("kvpool, compressed", |bencher| {
+        bencher.iter(|| batch.csr_table(black_box(&sequences), &mut csr).expect("sequences of this pool"));
+    });
+    assert_eq!(csr.indices.len(), sequences.iter().map(Sequence::block_count).sum::<usize>());
+
+    let mut slots = Vec::new();
+    group.throughput(Throughput::Elements(SEQUENCES as u64));
+    group.bench_function("kvpool, slots of one decode step", |bencher| {
+        bencher.iter(|| {
+            slots.clear();
+            for sequence in black_box(&sequences) {
+                let length = sequence.len();
+                batch
+                    .slot_mapping(sequence, length - 1..length, &mut slots)
+                    .expect("a token of the sequence");
+            }
+        });
+    });
+    for (sequence, slot) in sequences.iter().zip(&slots) {
+        let last = sequence.blocks().next_back().expect("a sequence with tokens");
+        assert_eq!(*slot, i64::from(last.get()) * 16 + (sequence.len() as i64 - 1) % 16);
+    }
+}
+
+/// Blocks are frames as long as nothing has moved; rows are padded with frame 0.
+fn check(sequences: &[Sequence], table: &BlockTable) {
+    for (row, sequence) in sequences.iter().enumerate() {
+        let mut expected: Vec<i32> = sequence.blocks().map(|block| block.get() as i32).collect();
+        expected.resize(table.width(), 0);
+        assert_eq!(table.row(row), expected, "row {row}");
+    }
+}
+
+criterion_group! {
+    name = benches;
+    config = kvpool_benches::settings();
+    targets = tables
+}
+criterion_main!(benches);

@@ -1,1 +1,44 @@
 //! The parts of the `kvpool` program, as a library so that tests and fuzzers reach them.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`args`] | the command line |
+//! | [`commands`] | what each command does |
+//! | [`trace`], [`workload`] | requests, from a file or from a seed |
+//! | [`replay`] | the replay itself |
+//! | [`report`] | what it came to, as a table and as JSON |
+//!
+//! Exit codes: 0 when all is well, 1 when the command ran and found something lost, corrupt or broken, 2 when it was
+//! asked for something that cannot be done: bad usage or bad input.
+
+pub mod args;
+pub mod commands;
+pub mod replay;
+pub mod report;
+pub mod trace;
+pub mod workload;
+
+use std::process::ExitCode;
+
+use args::{Cli, Command};
+
+/// All is well.
+pub const EXIT_OK: u8 = 0;
+/// Something was lost, corrupt or broken.
+pub const EXIT_UNSOUND: u8 = 1;
+/// Bad usage or bad input.
+pub const EXIT_USAGE: u8 = 2;
+
+/// Runs a command line. What goes wrong is said on the standard error.
+pub fn run(cli: Cli) -> ExitCode {
+    let result = match &cli.command {
+        Command::Replay(args) => commands::replay(args),
+    };
+    match result {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            eprintln!("kvpool: {error}");
+            ExitCode::from(error.exit_code())
+        }
+    }
+}

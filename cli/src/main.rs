@@ -1,3 +1,9 @@
 //! The `kvpool` program.
 
-fn main() {}
+use std::process::ExitCode;
+
+use clap::Parser;
+
+fn main() -> ExitCode {
+    kvpool_cli::run(kvpool_cli::args::Cli::parse())
+}

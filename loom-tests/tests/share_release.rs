@@ -79,7 +79,11 @@ fn pin_against_the_last_release() {
         });
         pool.blocks.release(&[id]);
         let (next, handle) = one(&pool);
-        assert_eq!(pool.blocks.info(handle).unwrap().pins, 0, "the old owner's pin is on the new owner's block");
+        assert_eq!(
+            pool.blocks.info(handle).unwrap().pins,
+            0,
+            "the old owner's pin is on the new owner's block"
+        );
         pool.put(&[next]);
         thread.join().unwrap();
         pool.finish();

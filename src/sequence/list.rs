@@ -31,7 +31,7 @@
 //!
 //! A reader tries again only because the owner went on, and an owner that is stopped anywhere stops nobody.
 //!
-//! Model: `loom-tests/tests/sequence_list.rs`.
+//! Model: `loom-tests/tests/sequences.rs`.
 
 use crate::ids::BlockId;
 use crate::sync::epoch::{self, Owned};

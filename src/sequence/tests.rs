@@ -1,1 +1,456 @@
+use std::ops::Range;
+use std::sync::Arc;
 
+use super::*;
+use crate::block::{Blocks, BlocksConfig};
+use crate::error::{AllocError, HandleError, SequenceError, StorageError};
+use crate::ids::{BlockHandle, BlockId, DeviceId, FrameId, SequenceId};
+use crate::storage::{Dtype, HostStorage, KvLayout, Storage};
+use crate::sync::{AtomicBool, Ordering};
+
+const TOKENS: usize = 4;
+
+/// The sequences of a pool of so many blocks of four tokens, one f32 each for K and V.
+fn pool(blocks: usize) -> Sequences {
+    build(blocks, true, true)
+}
+
+fn build(blocks: usize, bytes: bool, has_null_block: bool) -> Sequences {
+    let frames = blocks + has_null_block as usize;
+    let config = BlocksConfig {
+        frames,
+        frames_max: frames,
+        segment_frames: 64,
+        magazine_blocks: 0,
+        threads: 1,
+        has_null_block,
+        device: DeviceId::Host,
+    };
+    let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(1).block_tokens(TOKENS).dtype(Dtype::F32);
+    let storage = HostStorage::new(layout.build().unwrap(), frames, frames).unwrap();
+    Sequences::new(Blocks::new(config, None), bytes.then_some(Arc::new(storage) as Arc<dyn Storage>), TOKENS)
+}
+
+fn blocks(sequences: &Sequences) -> &Blocks {
+    &sequences.0.blocks
+}
+
+fn ids(sequence: &Sequence) -> Vec<BlockId> {
+    sequence.blocks().collect()
+}
+
+fn sealed(sequences: &Sequences, sequence: &Sequence) -> Vec<bool> {
+    sequence.blocks().map(|id| blocks(sequences).word(id).is_sealed()).collect()
+}
+
+fn refs(sequences: &Sequences, sequence: &Sequence) -> Vec<u32> {
+    sequence.blocks().map(|id| blocks(sequences).word(id).refs()).collect()
+}
+
+fn free(sequences: &Sequences) -> usize {
+    blocks(sequences).counts().free()
+}
+
+/// Appends tokens whose K is `from`, `from + 1`, .. and whose V is their negative.
+fn write(batch: &mut Batch, sequence: &mut Sequence, tokens: usize, from: f32) -> Appended {
+    let appended = batch.append(sequence, tokens).unwrap();
+    store(batch, sequence, appended.tokens.clone(), from).unwrap();
+    appended
+}
+
+fn store(
+    batch: &mut Batch,
+    sequence: &mut Sequence,
+    tokens: Range<usize>,
+    from: f32,
+) -> Result<(), SequenceError> {
+    let k: Vec<f32> = (0..tokens.len()).map(|i| from + i as f32).collect();
+    let v: Vec<f32> = k.iter().map(|k| -k).collect();
+    batch.store(sequence, 0, tokens, (&k).into(), (&v).into())
+}
+
+/// The K of all tokens; V is checked to be its negative.
+fn read(sequences: &Sequences, sequence: &Sequence) -> Vec<f32> {
+    let (mut k, mut v) = (vec![0.0f32; sequence.len()], vec![0.0f32; sequence.len()]);
+    Batch::begin(sequences).load(sequence, 0, 0..sequence.len(), (&mut k).into(), (&mut v).into()).unwrap();
+    assert!(k.iter().zip(&v).all(|(k, v)| *k == -v));
+    k
+}
+
+#[test]
+fn threads_may_hand_everything_over() {
+    fn send<T: Send>() {}
+    fn sync<T: Sync>() {}
+    send::<Sequence>();
+    send::<Batch>();
+    send::<SequenceView>();
+    sync::<SequenceView>();
+    sync::<Sequences>();
+}
+
+#[test]
+fn tokens_take_blocks_and_dropping_gives_them_back() {
+    let sequences = pool(10);
+    let mut sequence = sequences.sequence(SequenceId(1)).open().unwrap();
+    assert_eq!((sequences.count(), sequences.block_tokens()), (1, TOKENS));
+    let mut batch = Batch::begin(&sequences);
+    let first = batch.append(&mut sequence, 6).unwrap();
+    assert_eq!(first, Appended { tokens: 0..6, new_blocks: 2, copied: None });
+    let second = batch.append(&mut sequence, 2).unwrap();
+    assert_eq!(second, Appended { tokens: 6..8, new_blocks: 0, copied: None });
+    batch.append(&mut sequence, 1).unwrap();
+    assert_eq!((sequence.len(), sequence.committed(), sequence.block_count()), (9, 9, 3));
+    let held = ids(&sequence);
+    assert!(held.is_sorted() && held[2].0 == held[0].0 + 2, "the run goes on: {held:?}");
+    batch.finish();
+    assert_eq!(free(&sequences), 7);
+    drop(sequence);
+    assert_eq!((sequences.count(), free(&sequences)), (0, 10));
+    blocks(&sequences).audit().unwrap();
+}
+
+#[test]
+fn an_id_is_open_once() {
+    let sequences = pool(2);
+    let first = sequences.open(SequenceId(5)).unwrap();
+    let refused = SequenceError::AlreadyOpen { id: SequenceId(5) };
+    assert_eq!(sequences.open(SequenceId(5)).unwrap_err(), refused);
+    assert_eq!(first.fork(SequenceId(5)).unwrap_err(), refused);
+    drop(first);
+    assert!(sequences.view(SequenceId(5)).is_none());
+    sequences.open(SequenceId(5)).unwrap();
+}
+
+#[test]
+fn misuse_is_refused_and_changes_nothing() {
+    let (sequences, other) = (pool(4), pool(4));
+    let id = SequenceId(1);
+    let mut sequence = sequences.open(id).unwrap();
+    let mut batch = Batch::begin(&sequences);
+    batch.append(&mut sequence, 5).unwrap();
+    let before = (ids(&sequence), free(&sequences));
+
+    let full = batch.append(&mut sequence, 12).unwrap_err();
+    assert!(matches!(full, SequenceError::Alloc(AllocError::Exhausted { asked: 3, free: 2, .. })), "{full}");
+    assert_eq!(batch.append(&mut sequence, 0), Err(SequenceError::ZeroTokens { id }));
+    assert_eq!(batch.draft(&mut sequence, 0), Err(SequenceError::ZeroTokens { id }));
+    let too_long = SequenceError::TooLong { id, asked: TOKENS_MAX, length: 5, max: TOKENS_MAX };
+    assert_eq!(batch.append(&mut sequence, TOKENS_MAX), Err(too_long));
+    assert_eq!(sequence.commit(6), Err(SequenceError::CommitBeyondLength { id, asked: 6, length: 5 }));
+    assert_eq!(sequence.truncate(6), Err(SequenceError::TruncateBeyondLength { id, asked: 6, length: 5 }));
+    for (start, end) in [(0, 6), (3, 2)] {
+        let refused = Err(SequenceError::TokensOutOfRange { id, start, end, length: 5 });
+        let mut slots = vec![7];
+        assert_eq!(batch.slot_mapping(&sequence, Range { start, end }, &mut slots), refused);
+        assert_eq!(slots, [7]);
+    }
+
+    let mut foreign = Batch::begin(&other);
+    let refused = Err(SequenceError::ForeignSequence { id });
+    assert_eq!(foreign.append(&mut sequence, 1).map(|_| ()), refused);
+    assert_eq!(foreign.slot_mapping(&sequence, 0..1, &mut Vec::new()), refused);
+    assert_eq!(foreign.lengths([&sequence], &mut Vec::new()), refused);
+    assert_eq!(foreign.block_table([&sequence], &mut BlockTable::new()), refused);
+    assert_eq!(foreign.csr_table([&sequence], &mut CsrTable::new()), refused);
+    assert_eq!(store(&mut foreign, &mut sequence, 4..5, 0.0), refused);
+
+    let short = batch.store(&mut sequence, 0, 4..5, (&[0.0f32; 2][..]).into(), (&[0.0f32; 1][..]).into());
+    assert!(matches!(short, Err(SequenceError::Storage(StorageError::Length { .. }))), "{short:?}");
+    assert_eq!((ids(&sequence), free(&sequences)), before);
+    assert_eq!((sequence.len(), sequence.committed()), (5, 5));
+
+    let bare = build(4, false, true);
+    let mut sequence = bare.open(id).unwrap();
+    let mut batch = Batch::begin(&bare);
+    batch.append(&mut sequence, 1).unwrap();
+    assert_eq!(store(&mut batch, &mut sequence, 0..1, 0.0), Err(SequenceError::NoStorage));
+}
+
+#[test]
+fn a_block_has_as_many_owners_as_it_can_count() {
+    let sequences = pool(2);
+    let mut sequence = sequences.open(SequenceId(0)).unwrap();
+    Batch::begin(&sequences).append(&mut sequence, 1).unwrap();
+    let block = ids(&sequence)[0];
+    let more = crate::block::BlockWord::REFS_MAX as usize - 1;
+    (0..more).for_each(|_| blocks(&sequences).share(&[block]).unwrap());
+    let refused = sequence.fork(SequenceId(1)).unwrap_err();
+    assert!(matches!(refused, SequenceError::Handle(HandleError::TooManyReferences { .. })), "{refused}");
+    assert_eq!(sequences.count(), 1);
+    (0..more).for_each(|_| blocks(&sequences).release(&[block]));
+    sequence.fork(SequenceId(1)).unwrap();
+}
+
+#[test]
+fn a_fork_shares_until_somebody_writes() {
+    let sequences = pool(10);
+    let mut parent = sequences.open(SequenceId(1)).unwrap();
+    write(&mut Batch::begin(&sequences), &mut parent, 6, 0.0);
+    let mut child = parent.fork(SequenceId(2)).unwrap();
+    assert_eq!((ids(&child), refs(&sequences, &parent)), (ids(&parent), vec![2, 2]));
+    assert_eq!((child.len(), child.committed(), free(&sequences)), (6, 6, 8));
+
+    let mut batch = Batch::begin(&sequences);
+    assert_eq!(
+        store(&mut batch, &mut parent, 5..6, 9.0),
+        Err(SequenceError::NotWritable { id: SequenceId(1), position: 5, block: ids(&parent)[1] })
+    );
+    let appended = write(&mut batch, &mut child, 4, 100.0);
+    let copied = appended.copied.unwrap();
+    assert_eq!((appended.new_blocks, copied.from, copied.to), (2, ids(&parent)[1], ids(&child)[1]));
+    assert_eq!((refs(&sequences, &parent), refs(&sequences, &child)), (vec![2, 1], vec![2, 1, 1]));
+    // The parent has its tail to itself now.
+    assert_eq!(write(&mut batch, &mut parent, 1, 6.0).copied, None);
+    assert_eq!(read(&sequences, &parent), [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+    assert_eq!(read(&sequences, &child), [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 100.0, 101.0, 102.0, 103.0]);
+    drop(parent);
+    assert_eq!(read(&sequences, &child)[..2], [0.0, 1.0]);
+    drop(child);
+    batch.finish();
+    assert_eq!(blocks(&sequences).counts().used(), 0);
+    blocks(&sequences).audit().unwrap();
+}
+
+#[test]
+fn a_failed_copy_on_write_changes_nothing() {
+    let sequences = pool(3);
+    let mut parent = sequences.open(SequenceId(1)).unwrap();
+    write(&mut Batch::begin(&sequences), &mut parent, 6, 0.0);
+    let mut child = parent.fork(SequenceId(2)).unwrap();
+    let mut batch = Batch::begin(&sequences);
+    assert!(matches!(batch.append(&mut child, 3), Err(SequenceError::Alloc(AllocError::Exhausted { .. }))));
+    assert_eq!((ids(&child), child.len(), free(&sequences)), (ids(&parent), 6, 1));
+    assert_eq!(batch.append(&mut child, 2).unwrap().new_blocks, 1);
+}
+
+#[test]
+fn a_batch_seals_what_was_filled_in_it_when_it_ends() {
+    let sequences = pool(10);
+    let mut sequence = sequences.open(SequenceId(1)).unwrap();
+    let mut batch = Batch::begin(&sequences);
+    batch.append(&mut sequence, 10).unwrap();
+    assert_eq!(sealed(&sequences, &sequence), [false; 3]);
+    batch.finish();
+    assert_eq!(sealed(&sequences, &sequence), [true, true, false]);
+    // Filled up by another batch, after the first has ended.
+    Batch::begin(&sequences).append(&mut sequence, 6).unwrap();
+    assert_eq!(sealed(&sequences, &sequence), [true; 4]);
+}
+
+/// Two batches wrote to one block: it is final when both have ended, in whatever order.
+#[test]
+fn a_block_is_sealed_when_all_its_writers_have_ended() {
+    for first_ends_first in [true, false] {
+        let sequences = pool(10);
+        let mut sequence = sequences.open(SequenceId(1)).unwrap();
+        let (mut a, mut b) = (Batch::begin(&sequences), Batch::begin(&sequences));
+        a.append(&mut sequence, 3).unwrap();
+        b.append(&mut sequence, 1).unwrap();
+        let (first, second) = if first_ends_first { (a, b) } else { (b, a) };
+        first.finish();
+        sequence.commit(0).unwrap();
+        assert_eq!(sealed(&sequences, &sequence), [false]);
+        second.finish();
+        sequence.commit(0).unwrap();
+        assert_eq!(sealed(&sequences, &sequence), [true]);
+    }
+}
+
+/// Steps that always overlap, as a pipelined engine's do: blocks are sealed soon after they are full.
+#[test]
+fn overlapping_steps_do_not_put_sealing_off_for_ever() {
+    let sequences = pool(20);
+    let mut sequence = sequences.open(SequenceId(1)).unwrap();
+    let mut in_flight = Batch::begin(&sequences);
+    for _ in 0..40 {
+        let mut next = Batch::begin(&sequences);
+        next.append(&mut sequence, 1).unwrap();
+        drop(std::mem::replace(&mut in_flight, next));
+        let late = sealed(&sequences, &sequence).iter().filter(|&&sealed| !sealed).count();
+        assert!(late <= 2, "{late} blocks open at {} tokens", sequence.len());
+    }
+}
+
+#[test]
+fn drafts_are_final_when_they_are_committed() {
+    let sequences = pool(10);
+    let mut sequence = sequences.open(SequenceId(1)).unwrap();
+    write(&mut Batch::begin(&sequences), &mut sequence, 3, 0.0);
+    let mut batch = Batch::begin(&sequences);
+    let drafted = batch.draft(&mut sequence, 7).unwrap();
+    assert_eq!((drafted.tokens.clone(), drafted.new_blocks), (3..10, 2));
+    store(&mut batch, &mut sequence, drafted.tokens, 3.0).unwrap();
+    batch.finish();
+    assert_eq!((sequence.committed(), sealed(&sequences, &sequence)), (3, vec![false; 3]));
+    sequence.commit(5).unwrap();
+    assert_eq!(sealed(&sequences, &sequence), [true, false, false]);
+    sequence.truncate(5).unwrap();
+    assert_eq!((sequence.block_count(), free(&sequences)), (2, 8));
+    sequence.commit(1).unwrap();
+    assert_eq!((sequence.len(), sequence.committed()), (5, 5));
+    let mut batch = Batch::begin(&sequences);
+    assert_eq!(
+        write(&mut batch, &mut sequence, 1, 50.0).copied,
+        None,
+        "the draft's block was never promised"
+    );
+    assert_eq!(read(&sequences, &sequence), [0.0, 1.0, 2.0, 3.0, 4.0, 50.0]);
+    // An append makes what was drafted before final.
+    batch.draft(&mut sequence, 1).unwrap();
+    batch.append(&mut sequence, 1).unwrap();
+    assert_eq!(sequence.committed(), 8);
+    batch.finish();
+    assert_eq!(sealed(&sequences, &sequence), [true, true]);
+}
+
+#[test]
+fn final_tokens_can_be_taken_back() {
+    let sequences = pool(10);
+    let mut sequence = sequences.open(SequenceId(1)).unwrap();
+    write(&mut Batch::begin(&sequences), &mut sequence, 8, 0.0);
+    sequence.truncate(6).unwrap();
+    assert_eq!((sequence.committed(), sealed(&sequences, &sequence)), (6, vec![true, true]));
+    let mut batch = Batch::begin(&sequences);
+    assert!(matches!(
+        store(&mut batch, &mut sequence, 5..6, 0.0),
+        Err(SequenceError::NotWritable { position: 5, .. })
+    ));
+    assert_eq!(write(&mut batch, &mut sequence, 1, 60.0).copied, None);
+    assert_eq!(sealed(&sequences, &sequence), [true, false], "reopened");
+    assert_eq!(read(&sequences, &sequence), [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 60.0]);
+    sequence.truncate(0).unwrap();
+    batch.finish();
+    assert_eq!((sequence.is_empty(), blocks(&sequences).counts().used()), (true, 0));
+}
+
+/// A block that another batch is about to seal is not written again, but copied.
+#[test]
+fn a_promised_block_is_copied() {
+    let sequences = pool(10);
+    let mut sequence = sequences.open(SequenceId(1)).unwrap();
+    let mut promised = Batch::begin(&sequences);
+    write(&mut promised, &mut sequence, 4, 0.0);
+    let mut other = Batch::begin(&sequences);
+    let refused = store(&mut other, &mut sequence, 1..3, 7.0);
+    assert!(matches!(refused, Err(SequenceError::NotWritable { position: 1, .. })), "{refused:?}");
+    sequence.truncate(2).unwrap();
+    let old = ids(&sequence)[0];
+    assert_eq!(write(&mut other, &mut sequence, 1, 20.0).copied.unwrap().from, old);
+    promised.finish();
+    assert_eq!(sealed(&sequences, &sequence), [false]);
+    assert!(!blocks(&sequences).word(old).is_sealed());
+    assert_eq!(read(&sequences, &sequence), [0.0, 1.0, 20.0]);
+}
+
+/// The batch that is about to seal a block writes to it again: no copy, and it does not seal it.
+#[test]
+fn a_batch_takes_its_own_promise_back() {
+    let sequences = pool(10);
+    let mut sequence = sequences.open(SequenceId(1)).unwrap();
+    let mut batch = Batch::begin(&sequences);
+    write(&mut batch, &mut sequence, 4, 0.0);
+    sequence.truncate(2).unwrap();
+    assert_eq!(write(&mut batch, &mut sequence, 1, 20.0).copied, None);
+    batch.finish();
+    assert_eq!(sealed(&sequences, &sequence), [false]);
+    assert_eq!(read(&sequences, &sequence), [0.0, 1.0, 20.0]);
+}
+
+#[test]
+fn a_pool_without_bytes_reports_the_copy() {
+    let sequences = build(4, false, true);
+    let mut parent = sequences.open(SequenceId(1)).unwrap();
+    let mut batch = Batch::begin(&sequences);
+    batch.append(&mut parent, 2).unwrap();
+    let mut child = parent.fork(SequenceId(2)).unwrap();
+    let copied = batch.append(&mut child, 1).unwrap().copied.unwrap();
+    assert_eq!(copied.frames.src, blocks(&sequences).frame(copied.from));
+    assert_eq!(copied.frames.dst, FrameId(batch_row(&batch, &child)[0] as u32));
+}
+
+fn batch_row(batch: &Batch, sequence: &Sequence) -> Vec<i32> {
+    let mut table = BlockTable::new();
+    batch.block_table([sequence], &mut table).unwrap();
+    table.row(0).to_vec()
+}
+
+#[test]
+fn a_view_follows_and_ends_empty() {
+    let sequences = pool(10);
+    let mut sequence = sequences.open(SequenceId(3)).unwrap();
+    let view = sequences.view(SequenceId(3)).unwrap();
+    assert!(view.is_empty() && view.id() == SequenceId(3));
+    let mut batch = Batch::begin(&sequences);
+    batch.append(&mut sequence, 30).unwrap();
+    assert_eq!((view.len(), view.blocks()), (30, ids(&sequence)));
+    sequence.truncate(9).unwrap();
+    batch.append(&mut sequence, 4).unwrap();
+    assert_eq!((view.len(), view.blocks()), (13, ids(&sequence)));
+    let mut slots = Vec::new();
+    batch.slot_mapping(&view, 12..13, &mut slots).unwrap();
+    assert_eq!(slots, [ids(&sequence)[3].0 as i64 * TOKENS as i64]);
+    drop(sequence);
+    assert!(view.is_empty() && view.blocks().is_empty());
+}
+
+/// What one thread truncates and appends, others read whole: as many blocks as the length says, each once.
+#[test]
+fn views_see_whole_lists() {
+    let sequences = pool(400);
+    let rounds = if cfg!(miri) { 20 } else { 3_000 };
+    let mut sequence = sequences.open(SequenceId(1)).unwrap();
+    let view = sequences.view(SequenceId(1)).unwrap();
+    let reading = AtomicBool::new(true);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut table = BlockTable::new();
+            while reading.load(Ordering::Relaxed) {
+                let batch = Batch::begin(&view.sequences);
+                batch.block_table([&view], &mut table).unwrap();
+                let blocks = (table.lengths()[0] as usize).div_ceil(TOKENS);
+                let (row, padding) = table.row(0).split_at(blocks);
+                assert!(padding.iter().all(|&frame| frame == 0));
+                let mut seen: Vec<i32> = row.to_vec();
+                seen.sort_unstable();
+                seen.dedup();
+                assert!(seen.len() == blocks && !seen.contains(&0), "{row:?}");
+            }
+        });
+        let stop = Stop(&reading);
+        for round in 0..rounds {
+            let mut batch = Batch::begin(&sequences);
+            match batch.append(&mut sequence, 1 + round * 7 % 90) {
+                // The reader's batch holds back what was truncated.
+                Ok(_) | Err(SequenceError::Alloc(AllocError::Exhausted { .. })) => {}
+                Err(error) => panic!("{error}"),
+            }
+            let keep = sequence.len().min(round * 13 % 700);
+            sequence.truncate(keep).unwrap();
+        }
+        drop(stop);
+    });
+    drop(sequence);
+    assert_eq!(blocks(&sequences).counts().used(), 0);
+}
+
+/// Ends the other threads of a test, also when this one panics.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn stale_promises_are_harmless() {
+    let sequences = pool(2);
+    let mut first = sequences.open(SequenceId(1)).unwrap();
+    let mut batch = Batch::begin(&sequences);
+    batch.append(&mut first, 4).unwrap();
+    let handle: BlockHandle = blocks(&sequences).handle(ids(&first)[0]);
+    drop(first);
+    batch.finish();
+    assert!(!blocks(&sequences).word(handle.id).is_sealed());
+    blocks(&sequences).audit().unwrap();
+}

@@ -43,7 +43,7 @@ pub fn run_layout(layout: &KvLayout, make: impl Fn(&KvLayout, usize, usize) -> B
     let storage = || make(layout, FRAMES, FRAMES_MAX);
     answers(&*storage());
     ops::every_operation(&*storage(), seed);
-    ops::random_operations(&*storage(), seed, if cfg!(miri) { 6 } else { 60 });
+    ops::random_operations(&*storage(), seed, if cfg!(miri) { 3 } else { 60 });
     ops::growing(&*storage());
     ops::discarding(&*storage());
     ops::neighbours_at_once(&*storage());

@@ -4,4 +4,3 @@ pub mod conformance;
 pub mod model;
 pub mod rng;
 pub mod scalar;
-pub mod ticket;

@@ -9,6 +9,7 @@
 
 mod drive;
 mod operation;
+mod sequences;
 mod state;
 
 pub use drive::{Mismatch, Setup, run};

@@ -18,4 +18,13 @@ impl Rng {
     pub fn below(&mut self, end: usize) -> usize {
         (self.bits() % end as u64) as usize
     }
+
+    /// So many random bytes.
+    pub fn bytes(&mut self, count: usize) -> Vec<u8> {
+        let mut bytes = vec![0; count];
+        for chunk in bytes.chunks_mut(8) {
+            chunk.copy_from_slice(&self.bits().to_ne_bytes()[..chunk.len()]);
+        }
+        bytes
+    }
 }

@@ -1,12 +1,12 @@
 //! The scalar reference of storage: one token at a time, no addresses, no layout in memory. It shares no code with what
 //! it judges; 8-bit floats are decoded by their definition and encoded by search.
 
-use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::OnceLock;
 
 use half::{bf16, f16};
 use kvpool::dtype::Dtype;
-use kvpool::ids::Run;
+use kvpool::ids::{FrameId, Run};
 use kvpool::storage::{FrameMove, KvLayout, Parts, Scales};
 
 /// Rows of elements as bytes.
@@ -26,21 +26,21 @@ struct Token {
     scales: Vec<[u8; 4]>,
 }
 
-/// Where a token's K or V is: layer, half, frame, offset.
-type Place = (usize, usize, usize, usize);
-
 /// What a storage of this layout should hold.
 #[derive(Clone, Debug)]
 pub struct ScalarStorage {
     layout: KvLayout,
     frames: usize,
-    tokens: BTreeMap<Place, Token>,
+    /// By frame, layer, half, offset.
+    tokens: Vec<Token>,
 }
 
 impl ScalarStorage {
     /// `frames` frames of zeros.
     pub fn new(layout: KvLayout, frames: usize) -> Self {
-        Self { layout, frames, tokens: BTreeMap::new() }
+        let mut storage = Self { layout, frames: 0, tokens: Vec::new() };
+        storage.grow(frames);
+        storage
     }
 
     /// The layout.
@@ -56,6 +56,8 @@ impl ScalarStorage {
     /// More frames.
     pub fn grow(&mut self, total: usize) {
         self.frames = self.frames.max(total);
+        let zero = self.zero_token();
+        self.tokens.resize(self.frames * self.tokens_per_frame(), zero);
     }
 
     /// 2 for K and V, 1 for a latent vector.
@@ -118,7 +120,7 @@ impl ScalarStorage {
                 self.quantise(layer, half, &values)
             };
             let place = self.place(layer, half, slot);
-            self.tokens.insert(place, token);
+            self.tokens[place] = token;
         }
     }
 
@@ -126,7 +128,7 @@ impl ScalarStorage {
     pub fn load(&self, layer: usize, half: usize, slots: &[i64], rows: &mut Rows) {
         let row = self.layout.row_elements();
         for (index, &slot) in slots.iter().enumerate().filter(|(_, slot)| **slot >= 0) {
-            let token = self.token(self.place(layer, half, slot));
+            let token = &self.tokens[self.place(layer, half, slot)];
             let size = rows.dtype.bytes();
             let bytes = &mut rows.bytes[index * row * size..][..row * size];
             if rows.dtype == self.layout.dtype() {
@@ -147,19 +149,20 @@ impl ScalarStorage {
 
     /// Copies frames.
     pub fn copy(&mut self, moves: &[FrameMove]) {
-        let before = self.clone();
+        let before = self.tokens.clone();
         for step in moves {
-            for (place, from) in self.places(step.dst.index()).into_iter().zip(self.places(step.src.index()))
-            {
-                self.tokens.insert(place, before.token(from));
-            }
+            let from = self.frame(step.src);
+            let to = self.frame(step.dst);
+            self.tokens[to].clone_from_slice(&before[from]);
         }
     }
 
     /// Fills frames with zeros.
     pub fn zero(&mut self, runs: &[Run]) {
+        let zero = self.zero_token();
         for frame in runs.iter().flat_map(|run| run.frames()) {
-            self.tokens.retain(|place, _| place.2 != frame.index());
+            let tokens = self.frame(frame);
+            self.tokens[tokens].fill(zero.clone());
         }
     }
 
@@ -167,10 +170,9 @@ impl ScalarStorage {
     pub fn pack(&self, runs: &[Run]) -> Vec<u8> {
         let mut packed = Vec::new();
         for frame in runs.iter().flat_map(|run| run.frames()) {
-            for layer in self.places(frame.index()).chunks(self.halves() * self.layout.block_tokens()) {
-                let tokens: Vec<Token> = layer.iter().map(|&place| self.token(place)).collect();
-                packed.extend(tokens.iter().flat_map(|token| token.codes.iter().copied()));
-                packed.extend(tokens.iter().flat_map(|token| token.scales.iter().flatten().copied()));
+            for layer in self.tokens[self.frame(frame)].chunks(self.halves() * self.layout.block_tokens()) {
+                layer.iter().for_each(|token| packed.extend_from_slice(&token.codes));
+                layer.iter().for_each(|token| packed.extend_from_slice(token.scales.as_flattened()));
             }
         }
         packed
@@ -178,41 +180,45 @@ impl ScalarStorage {
 
     /// The inverse of [`pack`](Self::pack).
     pub fn unpack(&mut self, runs: &[Run], packed: &[u8]) {
-        let mut bytes = packed.iter().copied();
+        let mut rest = packed;
+        let mut take = |bytes: usize| {
+            let (taken, after) = rest.split_at(bytes);
+            rest = after;
+            taken
+        };
         let row_bytes = self.layout.row_elements() * self.layout.dtype().bytes();
+        let scale_bytes = 4 * self.scales_per_row();
+        let layer_tokens = self.halves() * self.layout.block_tokens();
         for frame in runs.iter().flat_map(|run| run.frames()) {
-            for layer in self.places(frame.index()).chunks(self.halves() * self.layout.block_tokens()) {
-                for &place in layer {
-                    let codes = bytes.by_ref().take(row_bytes).collect();
-                    self.tokens.insert(place, Token { codes, scales: Vec::new() });
-                }
-                for place in layer {
-                    let scales = (0..self.scales_per_row())
-                        .map(|_| std::array::from_fn(|_| bytes.next().unwrap_or(0)));
-                    let scales = scales.collect();
-                    self.tokens.entry(*place).and_modify(|token| token.scales = scales);
-                }
+            let tokens = self.frame(frame);
+            for layer in self.tokens[tokens].chunks_mut(layer_tokens) {
+                layer.iter_mut().for_each(|token| token.codes = take(row_bytes).to_vec());
+                layer.iter_mut().for_each(|token| token.scales = take(scale_bytes).as_chunks().0.to_vec());
             }
         }
     }
 
-    fn place(&self, layer: usize, half: usize, slot: i64) -> Place {
-        let slot = slot as usize;
-        (layer, half, slot / self.layout.block_tokens(), slot % self.layout.block_tokens())
+    fn place(&self, layer: usize, half: usize, slot: i64) -> usize {
+        let tokens = self.layout.block_tokens();
+        let (frame, offset) = (slot as usize / tokens, slot as usize % tokens);
+        ((frame * self.layout.layers() + layer) * self.halves() + half) * tokens + offset
     }
 
-    /// Every place of a frame: by layer, half, offset.
-    fn places(&self, frame: usize) -> Vec<Place> {
-        let (layers, halves, tokens) = (self.layout.layers(), self.halves(), self.layout.block_tokens());
-        let offsets = |layer, half| (0..tokens).map(move |offset| (layer, half, frame, offset));
-        (0..layers).flat_map(|layer| (0..halves).flat_map(move |half| offsets(layer, half))).collect()
+    fn tokens_per_frame(&self) -> usize {
+        self.layout.layers() * self.halves() * self.layout.block_tokens()
     }
 
-    fn token(&self, place: Place) -> Token {
-        self.tokens.get(&place).cloned().unwrap_or_else(|| Token {
+    /// A frame's tokens.
+    fn frame(&self, frame: FrameId) -> Range<usize> {
+        let tokens = self.tokens_per_frame();
+        frame.index() * tokens..(frame.index() + 1) * tokens
+    }
+
+    fn zero_token(&self) -> Token {
+        Token {
             codes: vec![0; self.layout.row_elements() * self.layout.dtype().bytes()],
             scales: vec![[0; 4]; self.scales_per_row()],
-        })
+        }
     }
 
     fn scales_per_row(&self) -> usize {

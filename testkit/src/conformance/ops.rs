@@ -157,9 +157,7 @@ impl<'a> Pair<'a> {
             }
             Op::Unpack(runs, seed) => {
                 let good = reference.runs_are_good(runs, true);
-                let mut rng = Rng(*seed);
-                let bytes: Vec<u8> =
-                    (0..packed_bytes(storage.layout(), runs)).map(|_| rng.bits() as u8).collect();
+                let bytes = Rng(*seed).bytes(packed_bytes(storage.layout(), runs));
                 if good {
                     reference.unpack(runs, &bytes);
                 }
@@ -237,7 +235,7 @@ pub(super) fn every_operation(storage: &dyn Storage, seed: u64) {
     let backwards: Vec<i64> = whole.iter().rev().copied().collect();
     let padded: Vec<i64> =
         (0..3 * tokens).map(|slot| if slot % 3 == 1 { -1 - slot } else { slot + tokens }).collect();
-    let dtypes = pair.reference.dtypes().len();
+    let dtypes = if cfg!(miri) { 1 } else { pair.reference.dtypes().len() };
     for dtype in 0..dtypes {
         for layer in 0..storage.layout().layers() {
             // Miri is after the addresses, which are the same for every list.

@@ -1,15 +1,19 @@
 //! The real pool and the model, side by side.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 
 use kvpool::error::HandleError;
 use kvpool::ids::{BlockHandle, BlockId, Generation, PoolTag, SequenceId};
 use kvpool::pool::{AllocRequest, Lease, Pool, PoolHandle};
+use kvpool::sequence::Batch;
 use kvpool::storage::{Dtype, KvLayout};
 
+use super::sequences::Opened;
 use super::{Alien, Doing, Model, Operation, Pick};
-use crate::ticket::BareBatch;
+
+/// Tokens in a block: few, so that sequences have many.
+pub(super) const BLOCK_TOKENS: usize = 4;
 
 /// How many handles of freed blocks are kept to be misused.
 const FREED_MAX: usize = 256;
@@ -50,7 +54,7 @@ impl fmt::Display for Mismatch {
 impl std::error::Error for Mismatch {}
 
 /// What one step found.
-type Checked = Result<(), String>;
+pub(super) type Checked = Result<(), String>;
 
 /// Runs the operations on a new pool and on the model, and gives the first difference.
 ///
@@ -68,21 +72,30 @@ pub fn run(setup: Setup, operations: &[Operation]) -> Result<(), Mismatch> {
     side_by_side.finish().map_err(|what| Mismatch { step: operations.len(), what })
 }
 
-struct Drive {
-    pool: Pool,
+pub(super) struct Drive {
+    pub(super) pool: Pool,
     handle: PoolHandle,
-    model: Model,
+    pub(super) model: Model,
     leases: Vec<Lease<'static>>,
     /// One entry for each reference that is held raw.
     raw: Vec<BlockHandle>,
-    batches: Vec<(u64, BareBatch)>,
+    pub(super) batches: Vec<(u64, Batch)>,
+    pub(super) sequences: Vec<Opened>,
+    pub(super) tokens_stored: u32,
+    /// Blocks in use all of whose slots have been written.
+    pub(super) full_once: HashSet<BlockId>,
     freed: Vec<BlockHandle>,
     tag: PoolTag,
 }
 
 impl Drive {
     fn new(setup: Setup) -> Self {
-        let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(1).block_tokens(4).dtype(Dtype::F32);
+        let layout = KvLayout::builder()
+            .layers(1)
+            .kv_heads(1)
+            .head_dim(1)
+            .block_tokens(BLOCK_TOKENS)
+            .dtype(Dtype::F32);
         let pool = Pool::builder(layout.build().expect("a valid layout"))
             .blocks(setup.blocks)
             .blocks_max(setup.blocks_max)
@@ -97,6 +110,9 @@ impl Drive {
             leases: Vec::new(),
             raw: Vec::new(),
             batches: Vec::new(),
+            sequences: Vec::new(),
+            tokens_stored: 0,
+            full_once: HashSet::new(),
             freed: Vec::new(),
         }
     }
@@ -111,7 +127,7 @@ impl Drive {
                 self.raw(request(blocks, contiguous, pinned, None), through_handle)
             }
             Operation::Drop(pick) => self.drop_lease(pick),
-            Operation::IntoRaw(pick) => self.into_raw(pick),
+            Operation::IntoRaw(pick) => self.lease_to_raw(pick),
             Operation::Free { ref picks, through_handle } => self.free(picks, through_handle),
             Operation::Share(ref picks) => self.share(picks),
             Operation::Pin(pick) => self.pin(pick),
@@ -119,7 +135,7 @@ impl Drive {
             Operation::Info(pick) => pick.of(&self.held()).map_or(Ok(()), |&handle| self.info(handle)),
             Operation::Misuse(alien, doing) => self.misuse(alien, doing),
             Operation::Begin => {
-                self.batches.push((self.model.begin(), BareBatch::begin(&self.pool)));
+                self.begin();
                 Ok(())
             }
             Operation::End(pick) => {
@@ -135,7 +151,20 @@ impl Drive {
                 self.handle = self.pool.handle();
                 Ok(())
             }
+            Operation::Open(id) => self.open(SequenceId(id.into())),
+            Operation::Append { sequence, batch, tokens, draft } => {
+                self.append(sequence, batch, tokens.into(), draft)
+            }
+            Operation::Commit(pick, share) => self.commit(pick, share),
+            Operation::Truncate(pick, share) => self.truncate(pick, share),
+            Operation::Fork(pick, id) => self.fork(pick, SequenceId(id.into())),
+            Operation::Close(pick) => self.close(pick),
+            Operation::Read(pick) => self.read(pick),
         }
+    }
+
+    pub(super) fn begin(&mut self) {
+        self.batches.push((self.model.begin(), self.pool.begin_batch()));
     }
 
     fn lease(&mut self, request: AllocRequest) -> Checked {
@@ -194,7 +223,7 @@ impl Drive {
         Ok(())
     }
 
-    fn into_raw(&mut self, pick: Pick) -> Checked {
+    fn lease_to_raw(&mut self, pick: Pick) -> Checked {
         if let Some(index) = pick.index(self.leases.len()) {
             let lease = self.leases.swap_remove(index);
             let expected = lease.handles().collect::<Vec<_>>();
@@ -231,7 +260,7 @@ impl Drive {
         }
         // A lease's reference is not ours to free.
         let mut left = count(&self.raw);
-        list.retain(|handle| left.get_mut(handle).is_some_and(|left| take_one(left)));
+        list.retain(|handle| left.get_mut(handle).is_some_and(take_one));
         if list.is_empty() {
             return Ok(());
         }
@@ -374,6 +403,8 @@ impl Drive {
     /// Gives everything back, batches last, and audits before and after.
     fn finish(mut self) -> Checked {
         self.audit()?;
+        self.read_all()?;
+        self.sequences.clear();
         self.leases.clear();
         same("free", &Ok(()), &self.pool.free(&self.raw))?;
         drop(std::mem::take(&mut self.batches));
@@ -408,7 +439,7 @@ fn take_one(left: &mut u32) -> bool {
     some
 }
 
-fn same<T: PartialEq + fmt::Debug + ?Sized>(what: &str, expected: &T, got: &T) -> Checked {
+pub(super) fn same<T: PartialEq + fmt::Debug + ?Sized>(what: &str, expected: &T, got: &T) -> Checked {
     if expected == got { Ok(()) } else { Err(format!("{what}: expected {expected:?}, got {got:?}")) }
 }
 

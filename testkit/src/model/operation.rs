@@ -111,6 +111,29 @@ pub enum Operation {
     Grow(u16),
     /// Drop the explicit handle and take a new one: what it had cached goes back.
     RenewHandle,
+    /// Open a sequence of this id, open already or not.
+    Open(u8),
+    /// Append tokens to a sequence in one of the batches in flight (one begins if there is none), and store them.
+    Append {
+        /// Which sequence.
+        sequence: Pick,
+        /// Which batch.
+        batch: Pick,
+        /// How many tokens; 0 must be refused.
+        tokens: u8,
+        /// Whether they may be taken back.
+        draft: bool,
+    },
+    /// Call the first tokens of a sequence final: this share of them, in 255ths; 255 is one too many.
+    Commit(Pick, u8),
+    /// Take back all but the first tokens of a sequence: this share of them stays, in 255ths; 255 is one too many.
+    Truncate(Pick, u8),
+    /// Share a sequence's blocks with a new one of this id, open already or not.
+    Fork(Pick, u8),
+    /// Drop a sequence.
+    Close(Pick),
+    /// Read all tokens of a sequence back, and build the tables of all sequences.
+    Read(Pick),
 }
 
 #[cfg(feature = "proptest")]
@@ -195,6 +218,15 @@ mod strategy {
                 3 => any::<Pick>().prop_map(Operation::End),
                 1 => prop_oneof![3 => 1..80_u16, 1 => any::<u16>(), 1 => Just(0)].prop_map(Operation::Grow),
                 1 => Just(Operation::RenewHandle),
+                3 => (0..12_u8).prop_map(Operation::Open),
+                9 => (any::<[Pick; 2]>(), prop_oneof![8 => 0..10_u8, 2 => any::<u8>()], any::<bool>()).prop_map(
+                    |([sequence, batch], tokens, draft)| Operation::Append { sequence, batch, tokens, draft }
+                ),
+                2 => (any::<Pick>(), any::<u8>()).prop_map(|(pick, share)| Operation::Commit(pick, share)),
+                3 => (any::<Pick>(), any::<u8>()).prop_map(|(pick, share)| Operation::Truncate(pick, share)),
+                3 => (any::<Pick>(), 0..12_u8).prop_map(|(pick, id)| Operation::Fork(pick, id)),
+                2 => any::<Pick>().prop_map(Operation::Close),
+                2 => any::<Pick>().prop_map(Operation::Read),
             ]
             .boxed()
         }

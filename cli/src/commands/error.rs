@@ -1,0 +1,57 @@
+//! Why a command did not run, and the exit code that says so.
+
+use kvpool::error::LayoutError;
+use thiserror::Error;
+
+use crate::trace::TraceError;
+use crate::{EXIT_UNSOUND, EXIT_USAGE};
+
+/// Why a command did not run.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum CommandError {
+    /// The trace cannot be read.
+    #[error(transparent)]
+    Trace(#[from] TraceError),
+    /// The layout is unknown or impossible.
+    #[error("--layout {name}: {reason}")]
+    Layout {
+        /// The name given.
+        name: String,
+        /// What is wrong with it.
+        reason: LayoutError,
+    },
+    /// The pool would not fit into this machine's memory.
+    #[error(
+        "a pool of {blocks} blocks of {block_bytes} bytes does not fit into the {free} bytes that are free (--blocks, --layout)"
+    )]
+    TooLarge {
+        /// Blocks of the pool.
+        blocks: usize,
+        /// Bytes of one.
+        block_bytes: usize,
+        /// Bytes that this machine has free.
+        free: u64,
+    },
+    /// The pool cannot be built as asked.
+    #[error("cannot build a pool of {blocks} blocks: {reason}")]
+    Pool {
+        /// Blocks of the pool.
+        blocks: usize,
+        /// What the pool said.
+        reason: String,
+    },
+    /// The report could not be written.
+    #[error("cannot write the report: {0}")]
+    Output(std::io::Error),
+}
+
+impl CommandError {
+    /// What was asked for cannot be done, or it was done and could not be told.
+    pub const fn exit_code(&self) -> u8 {
+        match self {
+            Self::Output(_) => EXIT_UNSOUND,
+            _ => EXIT_USAGE,
+        }
+    }
+}

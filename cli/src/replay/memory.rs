@@ -1,0 +1,120 @@
+//! What the engine asks of the memory that it runs on.
+//!
+//! The pool is one implementation ([`PoolMemory`](super::PoolMemory)); tests have others, which lose blocks or bytes
+//! on purpose: a check that has never failed has not been shown to check.
+
+use std::ops::Range;
+
+/// Why tokens were not appended. The sequence is unchanged.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Refusal {
+    /// Too few blocks are free.
+    Full {
+        /// Blocks that are free now.
+        free: usize,
+        /// Blocks that will be once batches in flight end.
+        retired: usize,
+    },
+    /// Anything else, which should not happen.
+    Failed(String),
+}
+
+/// Free memory, at one moment.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct FreeSpace {
+    /// Blocks that belong to no sequence.
+    pub blocks: usize,
+    /// The share of the free frames that are in no free aligned run of the pool's order.
+    pub fragmentation: f64,
+}
+
+/// A pool of blocks, as a scheduler thread sees it: all of it is called by many threads at once.
+pub trait Memory: Sync {
+    /// A sequence of tokens; dropping it frees its blocks.
+    type Sequence;
+    /// A step in flight.
+    type Batch;
+    /// A block table, in a buffer that is used again.
+    type Table: Default;
+
+    /// Blocks that it has.
+    fn blocks(&self) -> usize;
+
+    /// Blocks that belong to no sequence, cheaply: those that are free, and those that are retired until steps in flight
+    /// have ended.
+    fn free_blocks(&self) -> usize;
+
+    /// Free memory and its fragmentation, by a walk over the pool that disturbs nobody.
+    fn free_space(&self) -> FreeSpace;
+
+    /// A new, empty sequence.
+    ///
+    /// # Errors
+    /// What was wrong with the id.
+    fn open(&self, id: u64) -> Result<Self::Sequence, String>;
+
+    /// Begins a step. It ends when it is dropped.
+    fn begin(&self) -> Self::Batch;
+
+    /// Appends tokens, all or none, taking blocks as needed.
+    ///
+    /// # Errors
+    /// [`Refusal::Full`], and then the sequence is unchanged.
+    fn append(
+        &self,
+        batch: &mut Self::Batch,
+        sequence: &mut Self::Sequence,
+        tokens: usize,
+    ) -> Result<(), Refusal>;
+
+    /// Adds the slots of some tokens to `out`, as a kernel that writes them gets them.
+    ///
+    /// # Errors
+    /// Why there are none.
+    fn slots(
+        &self,
+        batch: &Self::Batch,
+        sequence: &Self::Sequence,
+        tokens: Range<usize>,
+        out: &mut Vec<i64>,
+    ) -> Result<(), String>;
+
+    /// The frames of a sequence, as a kernel that reads it gets them.
+    ///
+    /// # Errors
+    /// Why there are none.
+    fn block_table<'t>(
+        &self,
+        batch: &Self::Batch,
+        sequence: &Self::Sequence,
+        table: &'t mut Self::Table,
+    ) -> Result<&'t [i32], String>;
+
+    /// Writes K and V of tokens in one layer, a row a slot.
+    ///
+    /// # Errors
+    /// What was wrong with the rows or the slots.
+    fn store(&self, layer: usize, k: &[u8], v: &[u8], slots: &[i64]) -> Result<(), String>;
+
+    /// Reads them back.
+    ///
+    /// # Errors
+    /// What was wrong with the rows or the slots.
+    fn load(&self, layer: usize, slots: &[i64], k: &mut [u8], v: &mut [u8]) -> Result<(), String>;
+
+    /// The calling thread is done: what it keeps for itself goes back to all.
+    fn leave(&self);
+
+    /// Takes every block in one request, and gives them back: when nobody has any, all are to be had, wherever they are
+    /// kept.
+    ///
+    /// # Errors
+    /// Why they are not.
+    fn take_all(&self) -> Result<(), String>;
+
+    /// Recounts everything by a full walk, when nobody uses the pool.
+    ///
+    /// # Errors
+    /// What does not add up.
+    fn audit(&self) -> Result<(), String>;
+}

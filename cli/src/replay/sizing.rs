@@ -1,0 +1,60 @@
+//! How many blocks make a trace interesting: enough to serve it, few enough that the pool is full at times.
+
+use crate::trace::Request;
+
+use super::content::Shape;
+use super::floor::StepCost;
+
+/// The share of the busiest moment's blocks that the pool has, in percent. At the busiest moment a third of the
+/// requests has to wait or give way, and most of the time nobody has to.
+const SHARE_PERCENT: u64 = 65;
+
+/// Nanoseconds from one token to the next, on average: a step that decodes, and the prompts that come in between.
+const DECODE_NS: u64 = 20_000_000;
+
+/// Blocks for a pool that is full at times: [`SHARE_PERCENT`] of what the requests would hold at the busiest moment if
+/// each held all of its blocks from its arrival to its end, and never fewer than the largest request needs.
+pub fn blocks_for(requests: &[Request], shape: &Shape) -> usize {
+    let mut changes: Vec<(u64, i64)> = Vec::with_capacity(2 * requests.len());
+    let mut largest = 1;
+    for request in requests {
+        let blocks = shape.blocks(request.tokens());
+        largest = largest.max(blocks);
+        let from = request.arrival.as_nanos() as u64;
+        let prompt = StepCost::DEFAULT.of(u64::from(request.input_tokens), 0);
+        let until = from + prompt + u64::from(request.output_tokens) * DECODE_NS;
+        changes.extend([(from, blocks as i64), (until, -(blocks as i64))]);
+    }
+    // At equal times those who go stand before those who come.
+    changes.sort_unstable();
+    let (mut held, mut peak) = (0, 0);
+    for (_, change) in changes {
+        held += change;
+        peak = peak.max(held);
+    }
+    largest.max((peak as u64 * SHARE_PERCENT).div_ceil(100) as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    const SHAPE: Shape = Shape { layers: 1, k_bytes: 8, v_bytes: 8, block_tokens: 16 };
+
+    fn request(second: u64, input_tokens: u32) -> Request {
+        Request { arrival: Duration::from_secs(second), input_tokens, output_tokens: 0, hash_ids: vec![] }
+    }
+
+    #[test]
+    fn the_largest_request_fits() {
+        assert_eq!(blocks_for(&[], &SHAPE), 1);
+        assert_eq!(blocks_for(&[request(0, 1600), request(3600, 160)], &SHAPE), 100);
+    }
+
+    #[test]
+    fn the_busiest_moment_does_not_fit() {
+        let together: Vec<Request> = (0..10).map(|_| request(5, 1600)).collect();
+        assert_eq!(blocks_for(&together, &SHAPE), 650);
+    }
+}

@@ -1,0 +1,196 @@
+//! What a replay came to: the figures under stable names, which `--json` prints, and the table.
+
+mod table;
+
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+use serde::Serialize;
+
+use crate::replay::{Outcome, Shape};
+
+pub use table::render;
+
+/// What a replay came to. The names are those of the JSON; shares are from 0 to 1.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Report {
+    /// Where the requests came from.
+    pub trace: String,
+    /// The layout's name.
+    pub layout: String,
+    /// Requests in the replay.
+    pub requests: u64,
+    /// Requests done.
+    pub completed: u64,
+    /// Requests that no empty pool could hold.
+    pub rejected: u64,
+    /// How often a request gave way, to start over later.
+    pub preempted: u64,
+    /// Scheduler threads.
+    pub threads: usize,
+    /// Seconds that the replay took.
+    pub wall_s: f64,
+    /// Seconds from the first arrival to the last.
+    pub trace_s: f64,
+    /// `trace_s / wall_s`.
+    pub speedup: f64,
+    /// Tokens appended and written, those of attempts that gave way included.
+    pub tokens: u64,
+    /// Tokens of a block.
+    pub block_tokens: usize,
+    /// Bytes of a block, over all layers.
+    pub block_bytes: u64,
+    /// Blocks of the pool.
+    pub blocks_total: usize,
+    /// Blocks taken.
+    pub blocks_allocated: u64,
+    /// Blocks given back.
+    pub blocks_freed: u64,
+    /// Blocks that the pool is short of at the end.
+    pub blocks_leaked: u64,
+    /// Blocks in which a byte was not as it was written.
+    pub blocks_corrupt: u64,
+    /// Tokens read back and compared.
+    pub tokens_verified: u64,
+    /// How often the pool refused blocks.
+    pub refused: u64,
+    /// The share of blocks in use.
+    pub utilization: Utilization,
+    /// The share of free frames outside the free aligned runs of the pool's order.
+    pub fragmentation: Fragmentation,
+    /// The mean run of consecutive frames in a sequence's table, in blocks.
+    pub run_len_mean: f64,
+    /// How long a call took.
+    pub latency_ns: Latencies,
+    /// `ok`, or what the pool's recount found.
+    pub audit: String,
+    /// What else went wrong.
+    pub findings: Vec<String>,
+    /// Whether nothing was lost and nothing corrupt.
+    pub sound: bool,
+}
+
+/// The share of blocks that are not free.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+pub struct Utilization {
+    /// Over the virtual time of the replay.
+    pub mean: f64,
+    /// At most.
+    pub peak: f64,
+    /// When the pool refused blocks for the first time; none if it never did. Blocks that a step in flight may still
+    /// read are in use.
+    pub at_first_refusal: Option<f64>,
+    /// The same, without the blocks that belong to no sequence any more.
+    pub owned_at_first_refusal: Option<f64>,
+}
+
+/// Shares of free frames.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+pub struct Fragmentation {
+    /// Over the virtual time of the replay.
+    pub mean: f64,
+    /// At most.
+    pub max: f64,
+    /// When every block was free again.
+    #[serde(rename = "final")]
+    pub at_end: f64,
+}
+
+/// How long calls took, in nanoseconds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct Latencies {
+    /// An append that takes blocks, one or many.
+    pub allocate: Latency,
+    /// The end of a sequence, which gives all of its blocks back.
+    pub free: Latency,
+}
+
+/// One call's, in nanoseconds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct Latency {
+    /// Half are faster.
+    pub p50: u64,
+    /// One of a hundred is slower.
+    pub p99: u64,
+    /// One of a thousand is slower.
+    pub p999: u64,
+    /// The slowest.
+    pub max: u64,
+}
+
+impl Latency {
+    fn of(histogram: &Histogram<u64>) -> Self {
+        let at = |quantile| histogram.value_at_quantile(quantile);
+        Self { p50: at(0.5), p99: at(0.99), p999: at(0.999), max: histogram.max() }
+    }
+}
+
+/// What was replayed.
+#[derive(Clone, Debug)]
+pub struct Subject<'a> {
+    /// Where the requests came from.
+    pub trace: &'a str,
+    /// How many.
+    pub requests: usize,
+    /// From the first arrival to the last.
+    pub span: Duration,
+    /// The layout's name.
+    pub layout: &'a str,
+    /// Its shape.
+    pub shape: Shape,
+    /// Blocks of the pool.
+    pub blocks: usize,
+    /// Scheduler threads.
+    pub threads: usize,
+}
+
+impl Report {
+    /// The report of an outcome.
+    pub fn new(subject: &Subject<'_>, outcome: &Outcome) -> Self {
+        let Subject { shape, .. } = *subject;
+        let tally = &outcome.tally;
+        let (wall_s, trace_s) = (outcome.wall.as_secs_f64(), subject.span.as_secs_f64());
+        let token_bytes = shape.layers * (shape.k_bytes + shape.v_bytes);
+        Self {
+            trace: subject.trace.to_owned(),
+            layout: subject.layout.to_owned(),
+            requests: subject.requests as u64,
+            completed: tally.completed,
+            rejected: tally.rejected,
+            preempted: tally.preempted,
+            threads: subject.threads,
+            wall_s,
+            trace_s,
+            speedup: trace_s / wall_s.max(f64::MIN_POSITIVE),
+            tokens: tally.tokens,
+            block_tokens: shape.block_tokens,
+            block_bytes: (token_bytes * shape.block_tokens) as u64,
+            blocks_total: subject.blocks,
+            blocks_allocated: tally.blocks_allocated,
+            blocks_freed: tally.blocks_freed,
+            blocks_leaked: outcome.blocks_leaked as u64,
+            blocks_corrupt: tally.corrupt.len() as u64,
+            tokens_verified: tally.tokens_verified,
+            refused: tally.refused,
+            utilization: Utilization {
+                mean: tally.utilization.mean(),
+                peak: tally.utilization.max,
+                at_first_refusal: outcome.first_refusal.map(|(used, _)| used),
+                owned_at_first_refusal: outcome.first_refusal.map(|(_, owned)| owned),
+            },
+            fragmentation: Fragmentation {
+                mean: tally.fragmentation.mean(),
+                max: tally.fragmentation.max,
+                at_end: outcome.fragmentation_final,
+            },
+            run_len_mean: tally.run_len_mean(),
+            latency_ns: Latencies {
+                allocate: Latency::of(&tally.allocate_ns),
+                free: Latency::of(&tally.free_ns),
+            },
+            audit: outcome.audit.clone().err().unwrap_or_else(|| "ok".to_owned()),
+            findings: tally.findings.clone(),
+            sound: outcome.is_sound(subject.requests),
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! Traces: who asked for how many tokens, and when.
+//!
+//! A reader turns one format into a stream of [`Row`]s, one line in memory at a time; [`Trace::load`] collects them
+//! into [`Request`]s in the order of their arrival, which is what a replay walks.
+//!
+//! | format | a line |
+//! |---|---|
+//! | Mooncake | `{"timestamp": ms, "input_length": n, "output_length": n, "hash_ids": [one id per 512 tokens]}` |
+//! | Azure | `TIMESTAMP,ContextTokens,GeneratedTokens` under a header, columns in any order, others ignored |
+//!
+//! A trace is outside input: every line is bounded in length and every number in size, and what does not fit is a
+//! [`TraceError`] with file, line and reason. Lines out of order are *not* an error, since traces merged from several
+//! front ends have them: requests are sorted by arrival, equal ones in file order, and
+//! [`Trace::out_of_order`] says how many there were.
+
+mod azure;
+mod error;
+mod lines;
+mod mooncake;
+#[cfg(test)]
+mod tests;
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use azure::AzureReader;
+pub use error::{Reason, TraceError};
+pub use lines::LINE_BYTES_MAX;
+pub use mooncake::{HASH_BLOCK_TOKENS, MooncakeReader};
+
+/// The longest prompt and the longest answer that are believed, in tokens. Far above any model's context; a number
+/// beyond it is a damaged line.
+pub const TOKENS_MAX: u32 = 1 << 24;
+
+/// The formats that can be read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Format {
+    /// JSON lines as published with Mooncake (FAST'25).
+    Mooncake,
+    /// CSV as published with Azure's LLM inference traces (2023 and 2024).
+    Azure,
+}
+
+impl Format {
+    /// The name, as `--format` takes it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Mooncake => "mooncake",
+            Self::Azure => "azure",
+        }
+    }
+
+    /// Tells the format by how the text begins.
+    fn detect(beginning: &[u8]) -> Option<Self> {
+        let text = beginning.strip_prefix(lines::BYTE_ORDER_MARK).unwrap_or(beginning).trim_ascii_start();
+        let header = text.strip_prefix(b"\"").unwrap_or(text);
+        match text.first() {
+            Some(b'{') => Some(Self::Mooncake),
+            _ if header.len() >= 9 && header[..9].eq_ignore_ascii_case(b"timestamp") => Some(Self::Azure),
+            _ => None,
+        }
+    }
+}
+
+/// One line of a trace.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Row {
+    /// When it came, in nanoseconds since the format's own zero: the start of the trace, or 1970.
+    pub at_ns: i64,
+    /// Tokens of the prompt, at least one.
+    pub input_tokens: u32,
+    /// Tokens of the answer.
+    pub output_tokens: u32,
+    /// One id for each 512 tokens of the prompt, where equal ids mean an equal prefix; empty where the trace has none.
+    pub hash_ids: Vec<u64>,
+}
+
+/// One request of a replay.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Request {
+    /// When it arrives, from the first request on.
+    pub arrival: Duration,
+    /// Tokens of the prompt, at least one.
+    pub input_tokens: u32,
+    /// Tokens of the answer.
+    pub output_tokens: u32,
+    /// One id for each 512 tokens of the prompt, where equal ids mean an equal prefix; empty where there are none.
+    pub hash_ids: Vec<u64>,
+}
+
+impl Request {
+    /// Tokens that the request holds when it is done.
+    pub const fn tokens(&self) -> u64 {
+        self.input_tokens as u64 + self.output_tokens as u64
+    }
+}
+
+/// The requests of a trace, in the order of their arrival.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Trace {
+    /// Where they come from, for the reader of a report.
+    pub name: String,
+    /// The requests; the first arrives at zero.
+    pub requests: Vec<Request>,
+    /// Lines that stood after a later one.
+    pub out_of_order: usize,
+}
+
+impl Trace {
+    /// Reads the first `limit` requests of a file, or all; `-` is the standard input. Without a format, tells it by
+    /// how the text begins.
+    ///
+    /// # Errors
+    ///
+    /// [`TraceError`], with the line where there is one: the file cannot be read, or is no trace.
+    pub fn load(path: &Path, format: Option<Format>, limit: Option<usize>) -> Result<Self, TraceError> {
+        let name: Arc<str> = path.display().to_string().into();
+        if path == Path::new("-") {
+            return Self::read("standard input".into(), io::stdin().lock(), format, limit);
+        }
+        let fail = |reason| TraceError { file: Arc::clone(&name), line: None, reason };
+        let file = File::open(path).map_err(|e| fail(Reason::Open(e)))?;
+        // A directory can be opened, and fails at the first read with a less helpful word.
+        if file.metadata().map_err(|e| fail(Reason::Open(e)))?.is_dir() {
+            return Err(fail(Reason::Directory));
+        }
+        Self::read(Arc::clone(&name), BufReader::with_capacity(1 << 16, file), format, limit)
+    }
+
+    /// The same from any source of bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`TraceError`], as [`Trace::load`].
+    pub fn read<R: BufRead>(
+        file: Arc<str>,
+        input: R,
+        format: Option<Format>,
+        limit: Option<usize>,
+    ) -> Result<Self, TraceError> {
+        let reader = Reader::open(Arc::clone(&file), input, format)?;
+        let rows = reader.take(limit.unwrap_or(usize::MAX)).collect::<Result<Vec<Row>, TraceError>>()?;
+        if rows.is_empty() {
+            return Err(TraceError { file, line: None, reason: Reason::Empty });
+        }
+        Ok(Self::from_rows(file.to_string(), rows))
+    }
+
+    fn from_rows(name: String, mut rows: Vec<Row>) -> Self {
+        let mut latest = i64::MIN;
+        let mut out_of_order = 0;
+        for row in &rows {
+            out_of_order += usize::from(row.at_ns < latest);
+            latest = latest.max(row.at_ns);
+        }
+        rows.sort_by_key(|row| row.at_ns);
+        let zero = rows.first().map_or(0, |row| row.at_ns);
+        let requests = rows
+            .into_iter()
+            .map(|row| Request {
+                arrival: Duration::from_nanos(row.at_ns.abs_diff(zero)),
+                input_tokens: row.input_tokens,
+                output_tokens: row.output_tokens,
+                hash_ids: row.hash_ids,
+            })
+            .collect();
+        Self { name, requests, out_of_order }
+    }
+
+    /// From the first arrival to the last.
+    pub fn span(&self) -> Duration {
+        self.requests.last().map_or(Duration::ZERO, |request| request.arrival)
+    }
+}
+
+/// A stream of rows, of either format. After an error it ends.
+pub enum Reader<R> {
+    /// A Mooncake trace.
+    Mooncake(MooncakeReader<R>),
+    /// An Azure trace.
+    Azure(Box<AzureReader<R>>),
+}
+
+impl<R: BufRead> Reader<R> {
+    /// Opens a stream, after a look at how it begins if no format is given.
+    ///
+    /// # Errors
+    ///
+    /// [`TraceError`]: nothing to read, no format that is known, or a wrong header.
+    pub fn open(file: Arc<str>, mut input: R, format: Option<Format>) -> Result<Self, TraceError> {
+        let beginning = match input.fill_buf() {
+            Ok([]) => return Err(TraceError { file, line: None, reason: Reason::Empty }),
+            Ok(bytes) => bytes,
+            Err(e) => return Err(TraceError { file, line: None, reason: Reason::Read(e) }),
+        };
+        let Some(format) = format.or_else(|| Format::detect(beginning)) else {
+            let reason = Reason::UnknownFormat { beginning: error::excerpt(beginning) };
+            return Err(TraceError { file, line: Some(1), reason });
+        };
+        match format {
+            Format::Mooncake => Ok(Self::Mooncake(MooncakeReader::new(file, input))),
+            Format::Azure => AzureReader::new(file, input).map(|reader| Self::Azure(Box::new(reader))),
+        }
+    }
+}
+
+impl<R: BufRead> Iterator for Reader<R> {
+    type Item = Result<Row, TraceError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        match self {
+            Self::Mooncake(reader) => reader.next(),
+            Self::Azure(reader) => reader.next(),
+        }
+    }
+}
+
+/// A count of tokens between `min` and [`TOKENS_MAX`].
+fn tokens(field: &'static str, value: i64, min: u32) -> Result<u32, Reason> {
+    match u32::try_from(value) {
+        Ok(count) if (min..=TOKENS_MAX).contains(&count) => Ok(count),
+        _ => Err(Reason::OutOfRange { field, value, min, max: TOKENS_MAX }),
+    }
+}

@@ -1,0 +1,83 @@
+//! Mooncake's traces: one JSON object a line.
+
+use std::io::BufRead;
+use std::sync::Arc;
+
+use serde::Deserialize;
+
+use super::error::{Reason, TraceError};
+use super::lines::Lines;
+use super::{Row, tokens};
+
+/// Tokens of prompt that one hash id stands for.
+pub const HASH_BLOCK_TOKENS: u32 = 512;
+
+/// The latest time that is believed, in milliseconds: it still fits into nanoseconds of 63 bits.
+const TIMESTAMP_MS_MAX: f64 = 9e12;
+
+/// A line as it is written. Lengths are signed so that a negative one is named as such.
+#[derive(Deserialize)]
+struct Line {
+    /// Milliseconds, from the start of the trace or from 1970; whole in the published traces.
+    timestamp: f64,
+    input_length: i64,
+    output_length: i64,
+    hash_ids: Vec<u64>,
+}
+
+/// Reads a Mooncake trace row by row.
+pub struct MooncakeReader<R> {
+    file: Arc<str>,
+    lines: Lines<R>,
+    ended: bool,
+}
+
+impl<R: BufRead> MooncakeReader<R> {
+    /// A reader of `input`; `file` is its name in errors.
+    pub fn new(file: Arc<str>, input: R) -> Self {
+        Self { file, lines: Lines::new(input), ended: false }
+    }
+}
+
+impl<R: BufRead> Iterator for MooncakeReader<R> {
+    type Item = Result<Row, TraceError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.ended {
+            return None;
+        }
+        let row = match self.lines.next_line() {
+            Ok(None) => None,
+            Ok(Some(line)) => Some(parse(line)),
+            Err(reason) => Some(Err(reason)),
+        };
+        self.ended = !matches!(row, Some(Ok(_)));
+        row.map(|row| {
+            row.map_err(|reason| TraceError {
+                file: Arc::clone(&self.file),
+                line: Some(self.lines.number()),
+                reason,
+            })
+        })
+    }
+}
+
+fn parse(line: &str) -> Result<Row, Reason> {
+    let line: Line = serde_json::from_str(line).map_err(|e| {
+        // The parser counts lines too, and its only line is always the first.
+        let message = e.to_string();
+        let message = message.split(" at line ").next().unwrap_or_default().to_owned();
+        Reason::Json { message, column: e.column() }
+    })?;
+    if !(0.0..=TIMESTAMP_MS_MAX).contains(&line.timestamp) {
+        let message = format!("outside 0..={TIMESTAMP_MS_MAX} ms");
+        return Err(Reason::Timestamp { text: line.timestamp.to_string(), message });
+    }
+    let input_tokens = tokens("input_length", line.input_length, 1)?;
+    let output_tokens = tokens("output_length", line.output_length, 0)?;
+    let expected = input_tokens.div_ceil(HASH_BLOCK_TOKENS) as usize;
+    if line.hash_ids.len() != expected {
+        return Err(Reason::HashIds { found: line.hash_ids.len(), input: input_tokens, expected });
+    }
+    Ok(Row { at_ns: (line.timestamp * 1e6) as i64, input_tokens, output_tokens, hash_ids: line.hash_ids })
+}

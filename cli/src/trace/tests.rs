@@ -1,0 +1,224 @@
+use super::*;
+use proptest::prelude::*;
+
+const MOONCAKE: &str = r#"{"timestamp": 10, "input_length": 600, "output_length": 5, "hash_ids": [0, 1]}
+{"timestamp": 27, "input_length": 512, "output_length": 0, "hash_ids": [0]}
+"#;
+
+const AZURE: &str = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:17:03.9799600,4808,10\r\n\r\n2023-11-16 18:17:04.0319600,3180,8";
+
+fn read(text: impl AsRef<[u8]>, format: Option<Format>) -> Result<Trace, TraceError> {
+    Trace::read("trace".into(), text.as_ref(), format, None)
+}
+
+/// The error of a trace, as it is printed.
+fn complaint(text: impl AsRef<[u8]>, format: Option<Format>) -> String {
+    read(text, format).expect_err("must be refused").to_string()
+}
+
+#[test]
+fn mooncake_lines_become_requests() {
+    for format in [None, Some(Format::Mooncake)] {
+        let trace = read(MOONCAKE, format).unwrap();
+        assert_eq!(trace.requests.len(), 2);
+        assert_eq!(trace.span(), Duration::from_millis(17));
+        let first = &trace.requests[0];
+        assert_eq!((first.arrival, first.input_tokens, first.output_tokens), (Duration::ZERO, 600, 5));
+        assert_eq!((first.tokens(), first.hash_ids.as_slice()), (605, [0, 1].as_slice()));
+    }
+}
+
+#[test]
+fn azure_lines_become_requests() {
+    for format in [None, Some(Format::Azure)] {
+        let trace = read(AZURE, format).unwrap();
+        assert_eq!(trace.requests.len(), 2);
+        assert_eq!(trace.span(), Duration::from_millis(52));
+        assert_eq!((trace.requests[1].input_tokens, trace.requests[1].output_tokens), (3180, 8));
+    }
+}
+
+#[test]
+fn azure_columns_stand_in_any_order_quoted_and_with_offsets() {
+    let text = "\u{feff}\"Model\",\"GeneratedTokens\",\"timestamp\",\"ContextTokens\"\n\
+                \"a, b\",\"7\",\"2024-05-10 00:00:00.009930+00:00\",\"11\"\n";
+    let trace = read(text, Some(Format::Azure)).unwrap();
+    assert_eq!((trace.requests[0].input_tokens, trace.requests[0].output_tokens), (11, 7));
+}
+
+#[test]
+fn lines_out_of_order_are_sorted_and_counted() {
+    let text = AZURE.replace("04.03", "01.03") + "\n2023-11-16 18:17:09,1,1\n";
+    let trace = read(&text, None).unwrap();
+    assert_eq!(trace.out_of_order, 1);
+    assert_eq!(trace.requests[0].input_tokens, 3180, "the earlier stands first");
+    assert!(trace.requests.is_sorted_by_key(|request| request.arrival));
+}
+
+#[test]
+fn a_limit_reads_no_further() {
+    let text = format!("{MOONCAKE}not json");
+    assert_eq!(Trace::read("trace".into(), text.as_bytes(), None, Some(2)).unwrap().requests.len(), 2);
+    assert!(read(&text, None).is_err());
+}
+
+#[test]
+fn bad_mooncake_lines_are_refused_with_line_and_reason() {
+    let good = "{\"timestamp\": 0, \"input_length\": 1, \"output_length\": 1, \"hash_ids\": [1]}\n";
+    for (line, reason) in [
+        ("{\"timestamp\": 0, \"input_length\": 1, \"outp", "EOF while parsing"),
+        ("{\"timestamp\": 0, \"input_length\": 1, \"hash_ids\": [1]}", "missing field `output_length`"),
+        ("[]", "invalid length 0"),
+        ("7", "invalid type"),
+        (
+            "{\"timestamp\": 0, \"input_length\": -4, \"output_length\": 1, \"hash_ids\": []}",
+            "input_length is -4",
+        ),
+        (
+            "{\"timestamp\": 0, \"input_length\": 0, \"output_length\": 1, \"hash_ids\": []}",
+            "input_length is 0",
+        ),
+        (
+            "{\"timestamp\": 0, \"input_length\": 1, \"output_length\": 99999999999, \"hash_ids\": [1]}",
+            "output_length",
+        ),
+        (
+            "{\"timestamp\": 0, \"input_length\": 1e30, \"output_length\": 1, \"hash_ids\": [1]}",
+            "invalid type",
+        ),
+        (
+            "{\"timestamp\": -1, \"input_length\": 1, \"output_length\": 1, \"hash_ids\": [1]}",
+            "timestamp \"-1\"",
+        ),
+        ("{\"timestamp\": 1e300, \"input_length\": 1, \"output_length\": 1, \"hash_ids\": [1]}", "timestamp"),
+        (
+            "{\"timestamp\": 0, \"input_length\": 513, \"output_length\": 1, \"hash_ids\": [1]}",
+            "1 hash_ids for 513",
+        ),
+        (
+            "{\"timestamp\": 0, \"input_length\": 1, \"output_length\": 1, \"hash_ids\": [-1]}",
+            "invalid value",
+        ),
+    ] {
+        let message = complaint(format!("{good}\n{line}\n{good}"), Some(Format::Mooncake));
+        assert!(message.starts_with("trace:3: ") && message.contains(reason), "{line} gives {message}");
+    }
+}
+
+#[test]
+fn bad_azure_lines_are_refused_with_line_and_reason() {
+    for (line, reason) in [
+        ("2023-11-16 18:17:05,12", "no value for GeneratedTokens: the line has 2 columns"),
+        ("2023-11-16 18:1", "timestamp \"2023-11-16 18:1\""),
+        ("2023-11-16 18:17:05", "no value for ContextTokens"),
+        ("2023-11-16 18:17:05,12,", "no value for GeneratedTokens"),
+        ("2023-11-16 18:77:05,12,1", "timestamp"),
+        ("yesterday,12,1", "timestamp \"yesterday\""),
+        ("2300-12-31 00:00:00,12,1", "outside 1677..=2262"),
+        ("2023-11-16 18:17:05,-3,1", "ContextTokens is -3"),
+        ("2023-11-16 18:17:05,0,1", "ContextTokens is 0"),
+        ("2023-11-16 18:17:05,12,16777217", "GeneratedTokens is 16777217"),
+        ("2023-11-16 18:17:05,12,1.5", "GeneratedTokens is no whole number: \"1.5\""),
+        ("2023-11-16 18:17:05,99999999999999999999,1", "ContextTokens is no whole number"),
+        (&",".repeat(100), "more than 64 columns"),
+    ] {
+        let message = complaint(format!("{AZURE}\n{line}\n"), None);
+        assert!(message.starts_with("trace:5: ") && message.contains(reason), "{line} gives {message}");
+    }
+}
+
+#[test]
+fn bad_files_are_refused() {
+    assert!(complaint("", None).contains("empty"));
+    assert!(complaint("", Some(Format::Azure)).contains("empty"));
+    assert!(complaint("\n\n", Some(Format::Mooncake)).contains("empty"));
+    assert!(complaint("TIMESTAMP,ContextTokens,GeneratedTokens\n", None).contains("empty"));
+    assert!(complaint("<html>", None).contains("begins with \"<html>\""));
+    let header = complaint("TIMESTAMP,GeneratedTokens\n", None);
+    assert!(header.contains("trace:1: the header has no column ContextTokens"), "{header}");
+    let format = complaint(MOONCAKE, Some(Format::Azure));
+    assert!(format.contains("the header has no column TIMESTAMP"), "{format}");
+}
+
+#[test]
+fn bytes_that_are_no_text_are_refused() {
+    let message = complaint([AZURE.as_bytes(), b"\n2023\xff,1,1\n"].concat(), None);
+    assert_eq!(message, "trace:5: not UTF-8, at byte 4 of the line");
+    let message = complaint([MOONCAKE.as_bytes(), b"{\"\xc3(\": 1}"].concat(), None);
+    assert_eq!(message, "trace:3: not UTF-8, at byte 2 of the line");
+}
+
+/// An endless line: the reader must stop at its bound, with no more than that in memory.
+#[test]
+fn an_endless_line_is_refused_within_bounded_memory() {
+    for (beginning, format) in [("{", Format::Mooncake), ("TIMESTAMP", Format::Azure)] {
+        let endless = io::BufReader::new(io::Read::chain(beginning.as_bytes(), io::repeat(b'x')));
+        let error = Trace::read("endless".into(), endless, None, None).unwrap_err();
+        assert!(
+            matches!(error.reason, Reason::LineTooLong { max: LINE_BYTES_MAX }),
+            "{format:?} gives {error}"
+        );
+        assert_eq!(error.line, Some(1));
+    }
+}
+
+#[test]
+fn a_line_of_exactly_the_bound_is_read() {
+    let mut line = MOONCAKE.lines().next().unwrap().as_bytes().to_vec();
+    line.resize(LINE_BYTES_MAX - 1, b' ');
+    line.push(b'\n');
+    assert_eq!(read(&line, None).unwrap().requests.len(), 1);
+    line.insert(line.len() - 1, b' ');
+    assert!(complaint(&line, None).contains("longer than"));
+}
+
+#[test]
+fn directories_and_missing_files_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let error = Trace::load(directory.path(), None, None).unwrap_err();
+    assert!(matches!(error.reason, Reason::Directory));
+    let error = Trace::load(&directory.path().join("none"), None, None).unwrap_err();
+    assert!(matches!(error.reason, Reason::Open(_)));
+}
+
+proptest! {
+    /// Whatever the bytes, a reader ends with rows or with an error.
+    #[test]
+    fn any_bytes_are_survived(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
+        for format in [None, Some(Format::Mooncake), Some(Format::Azure)] {
+            let _ = read(&bytes, format);
+        }
+    }
+
+    /// A valid trace with one byte changed is read or refused, and what is read is within the bounds.
+    #[test]
+    fn damaged_traces_are_survived(at in 0usize..200, byte in any::<u8>(), azure in any::<bool>()) {
+        let mut bytes = if azure { AZURE } else { MOONCAKE }.as_bytes().to_vec();
+        let at = at % bytes.len();
+        bytes[at] = byte;
+        if let Ok(trace) = read(&bytes, None) {
+            for request in &trace.requests {
+                prop_assert!((1..=TOKENS_MAX).contains(&request.input_tokens));
+                prop_assert!(request.output_tokens <= TOKENS_MAX);
+            }
+        }
+    }
+
+    /// What is written is read.
+    #[test]
+    fn rows_survive_a_round_trip(rows in proptest::collection::vec((0u32..1 << 30, 1u32..5000, 0u32..5000), 1..20)) {
+        let text: String = rows
+            .iter()
+            .map(|&(at, input, output)| {
+                let ids: Vec<u32> = (0..input.div_ceil(HASH_BLOCK_TOKENS)).collect();
+                format!("{{\"timestamp\":{at},\"input_length\":{input},\"output_length\":{output},\"hash_ids\":{ids:?}}}\n")
+            })
+            .collect();
+        let read: Vec<Row> =
+            Reader::open("rows".into(), text.as_bytes(), None).unwrap().collect::<Result<_, _>>().unwrap();
+        prop_assert_eq!(read.len(), rows.len());
+        for (row, &(at, input, output)) in read.iter().zip(&rows) {
+            prop_assert_eq!((row.at_ns, row.input_tokens, row.output_tokens), (i64::from(at) * 1_000_000, input, output));
+        }
+    }
+}

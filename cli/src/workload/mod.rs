@@ -1,0 +1,187 @@
+//! The built-in workload: conversations, made up from a seed, so that a replay needs no trace.
+//!
+//! Conversations begin as a Poisson process. Each has one of a few shared system prompts, now and then a document,
+//! and some turns; a turn's prompt is everything said before plus a new message, and the next turn comes once the
+//! answer is written, read and thought about. Lengths and think times are lognormal, as measured ones are: most are
+//! short and some are very long.
+//!
+//! Equal seeds give equal requests, on every machine: the generator is a fixed one (PCG), not "the standard one".
+
+#[cfg(test)]
+mod tests;
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::time::Duration;
+
+use rand::{Rng, RngExt, SeedableRng};
+use rand_distr::{Distribution, Exp, Geometric, LogNormal, Zipf};
+use rand_pcg::Pcg64Mcg;
+
+use crate::trace::{HASH_BLOCK_TOKENS, Request, Trace};
+
+/// Conversations begun a second.
+const CONVERSATIONS_PER_S: f64 = 0.7;
+/// Turns after the first, on average.
+const MORE_TURNS_MEAN: f64 = 4.0;
+/// System prompts that conversations share, and how much more popular the first is than the others.
+const SYSTEM_PROMPTS: usize = 12;
+const SYSTEM_PROMPT_SKEW: f64 = 1.1;
+/// The share of conversations that begin with a document.
+const DOCUMENT_SHARE: f64 = 0.25;
+/// The longest prompt, in tokens; a conversation that reaches it ends.
+const CONTEXT_TOKENS_MAX: u32 = 128 * 1024;
+
+/// What decides a conversation's times, beside its think times: how fast a reader gets an answer.
+const TOKEN_SECONDS: f64 = 0.03;
+
+/// A lognormal length or time: half of the values lie below the median, a sixth above `median * e^sigma`.
+#[derive(Clone, Copy)]
+struct Spread {
+    median: f64,
+    sigma: f64,
+    max: f64,
+}
+
+const SYSTEM_TOKENS: Spread = Spread { median: 1200.0, sigma: 0.7, max: 8192.0 };
+const DOCUMENT_TOKENS: Spread = Spread { median: 9000.0, sigma: 1.0, max: 100_000.0 };
+const MESSAGE_TOKENS: Spread = Spread { median: 180.0, sigma: 1.3, max: 16_384.0 };
+const ANSWER_TOKENS: Spread = Spread { median: 260.0, sigma: 0.8, max: 4096.0 };
+const THINK_SECONDS: Spread = Spread { median: 25.0, sigma: 1.0, max: 1800.0 };
+
+impl Spread {
+    fn draw(self, rng: &mut impl Rng) -> f64 {
+        // The constants are finite and the deviation is positive, which is all that it asks for.
+        let spread = LogNormal::new(self.median.ln(), self.sigma).expect("a finite spread");
+        spread.sample(rng).min(self.max)
+    }
+
+    fn draw_tokens(self, rng: &mut impl Rng) -> u32 {
+        (self.draw(rng) as u32).max(1)
+    }
+}
+
+/// The requests of conversations, in the order of their arrival, without end.
+pub struct Conversations {
+    rng: Pcg64Mcg,
+    system_prompts: Vec<Prompt>,
+    popularity: Zipf<f64>,
+    /// What comes next of every conversation under way; the earliest on top.
+    due: BinaryHeap<Reverse<Due>>,
+    next_start_s: f64,
+    next_conversation: u64,
+    next_hash_id: u64,
+}
+
+/// Text with an identity: how long it is, and an id for each of its full blocks.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Prompt {
+    tokens: u32,
+    hash_ids: Vec<u64>,
+}
+
+/// A conversation's next turn. Ordered by time, then by conversation, so that equal seeds give equal orders.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Due {
+    at: Duration,
+    conversation: u64,
+    turns_left: u64,
+    prompt: Prompt,
+}
+
+impl Conversations {
+    /// The conversations of a seed.
+    pub fn new(seed: u64) -> Self {
+        let mut this = Self {
+            rng: Pcg64Mcg::seed_from_u64(seed),
+            system_prompts: Vec::new(),
+            popularity: Zipf::new(SYSTEM_PROMPTS as f64, SYSTEM_PROMPT_SKEW)
+                .expect("a positive count and skew"),
+            due: BinaryHeap::new(),
+            next_start_s: 0.0,
+            next_conversation: 0,
+            next_hash_id: 0,
+        };
+        for _ in 0..SYSTEM_PROMPTS {
+            let mut prompt = Prompt { tokens: 0, hash_ids: Vec::new() };
+            let tokens = SYSTEM_TOKENS.draw_tokens(&mut this.rng);
+            this.extend(&mut prompt, tokens);
+            this.system_prompts.push(prompt);
+        }
+        this
+    }
+
+    /// The first `requests` of them, as a trace that begins at zero.
+    pub fn trace(seed: u64, requests: usize) -> Trace {
+        let mut requests: Vec<Request> = Self::new(seed).take(requests).collect();
+        let zero = requests.first().map_or(Duration::ZERO, |request| request.arrival);
+        for request in &mut requests {
+            request.arrival -= zero;
+        }
+        Trace { name: format!("conversations (seed {seed})"), requests, out_of_order: 0 }
+    }
+
+    /// Lengthens a text; every block of it that is full from now on gets an id of its own.
+    fn extend(&mut self, prompt: &mut Prompt, tokens: u32) {
+        prompt.tokens += tokens;
+        let full = (prompt.tokens / HASH_BLOCK_TOKENS) as usize;
+        while prompt.hash_ids.len() < full {
+            prompt.hash_ids.push(self.hash_id());
+        }
+    }
+
+    fn hash_id(&mut self) -> u64 {
+        self.next_hash_id += 1;
+        self.next_hash_id - 1
+    }
+
+    /// Begins every conversation that begins before the next turn of one under way.
+    fn begin_due(&mut self) {
+        let gap = Exp::new(CONVERSATIONS_PER_S).expect("a positive rate");
+        let more_turns = Geometric::new(1.0 / (1.0 + MORE_TURNS_MEAN)).expect("a probability");
+        while self.due.peek().is_none_or(|Reverse(due)| due.at.as_secs_f64() >= self.next_start_s) {
+            let at = Duration::from_secs_f64(self.next_start_s);
+            self.next_start_s += gap.sample(&mut self.rng);
+            let system = self.popularity.sample(&mut self.rng) as usize - 1;
+            let mut prompt = self.system_prompts[system].clone();
+            if self.rng.random_bool(DOCUMENT_SHARE) {
+                let tokens = DOCUMENT_TOKENS.draw_tokens(&mut self.rng);
+                self.extend(&mut prompt, tokens);
+            }
+            let message = MESSAGE_TOKENS.draw_tokens(&mut self.rng);
+            self.extend(&mut prompt, message);
+            let turns_left = more_turns.sample(&mut self.rng);
+            self.due.push(Reverse(Due { at, conversation: self.next_conversation, turns_left, prompt }));
+            self.next_conversation += 1;
+        }
+    }
+}
+
+impl Iterator for Conversations {
+    type Item = Request;
+
+    fn next(&mut self) -> Option<Request> {
+        self.begin_due();
+        let Reverse(turn) = self.due.pop()?;
+        let Due { at, conversation, turns_left, mut prompt } = turn;
+        let output_tokens = ANSWER_TOKENS.draw_tokens(&mut self.rng);
+        let mut request = Request {
+            arrival: at,
+            input_tokens: prompt.tokens,
+            output_tokens,
+            hash_ids: prompt.hash_ids.clone(),
+        };
+        if prompt.tokens % HASH_BLOCK_TOKENS != 0 {
+            // The last block is not full: the next turn's block at this place holds more, and has another id.
+            request.hash_ids.push(self.hash_id());
+        }
+        let message = MESSAGE_TOKENS.draw_tokens(&mut self.rng);
+        self.extend(&mut prompt, output_tokens + message);
+        if turns_left > 0 && prompt.tokens <= CONTEXT_TOKENS_MAX {
+            let wait_s = f64::from(output_tokens) * TOKEN_SECONDS + THINK_SECONDS.draw(&mut self.rng);
+            let at = at + Duration::from_secs_f64(wait_s);
+            self.due.push(Reverse(Due { at, conversation, turns_left: turns_left - 1, prompt }));
+        }
+        Some(request)
+    }
+}

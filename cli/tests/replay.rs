@@ -1,0 +1,244 @@
+//! `kvpool replay` as its users meet it: exit codes, the JSON, and what is said about bad input.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use kvpool_cli::trace::{Request, Trace};
+use serde_json::Value;
+
+const KEYS: &[&str] = &[
+    "audit",
+    "block_bytes",
+    "block_tokens",
+    "blocks_allocated",
+    "blocks_corrupt",
+    "blocks_freed",
+    "blocks_leaked",
+    "blocks_total",
+    "completed",
+    "findings",
+    "fragmentation",
+    "latency_ns",
+    "layout",
+    "preempted",
+    "refused",
+    "rejected",
+    "requests",
+    "run_len_mean",
+    "sound",
+    "speedup",
+    "threads",
+    "tokens",
+    "tokens_verified",
+    "trace",
+    "trace_s",
+    "utilization",
+    "wall_s",
+];
+
+fn kvpool(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_kvpool")).args(arguments).output().expect("the program runs")
+}
+
+fn json(output: &Output) -> Value {
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("one JSON object and nothing else")
+}
+
+fn keys(value: &Value) -> Vec<&str> {
+    let mut keys: Vec<_> = value.as_object().expect("an object").keys().map(String::as_str).collect();
+    keys.sort_unstable();
+    keys
+}
+
+#[test]
+fn json_has_exactly_its_keys() {
+    let report = json(&kvpool(&["replay", "--requests", "200", "--threads", "2", "--json"]));
+    assert_eq!(keys(&report), KEYS);
+    let utilization = ["at_first_refusal", "mean", "owned_at_first_refusal", "peak"];
+    assert_eq!(keys(&report["utilization"]), utilization);
+    assert_eq!(keys(&report["fragmentation"]), ["final", "max", "mean"]);
+    assert_eq!(keys(&report["latency_ns"]), ["allocate", "free"]);
+    for call in ["allocate", "free"] {
+        assert_eq!(keys(&report["latency_ns"][call]), ["max", "p50", "p99", "p999"]);
+    }
+}
+
+#[test]
+fn a_sound_replay_adds_up() {
+    let report = json(&kvpool(&["replay", "--requests", "300", "--seed", "5", "--threads", "3", "--json"]));
+    assert_eq!(report["audit"], "ok");
+    assert_eq!(report["sound"], true);
+    assert_eq!(report["requests"], 300);
+    assert_eq!(report["completed"], 300);
+    assert_eq!(report["threads"], 3);
+    assert_eq!(report["blocks_leaked"], 0);
+    assert_eq!(report["blocks_corrupt"], 0);
+    assert_eq!(report["blocks_allocated"], report["blocks_freed"]);
+    assert!(report["tokens_verified"].as_u64() > report["tokens"].as_u64());
+}
+
+#[test]
+fn a_roomy_pool_refuses_nothing() {
+    let report = json(&kvpool(&["replay", "--requests", "50", "--blocks", "200000", "--json"]));
+    assert!(report["utilization"]["at_first_refusal"].is_null());
+    assert_eq!(report["preempted"], 0);
+}
+
+#[test]
+fn a_narrow_pool_is_full_and_sound() {
+    let report =
+        json(&kvpool(&["replay", "--requests", "200", "--blocks", "3000", "--threads", "2", "--json"]));
+    assert!(report["preempted"].as_u64() > Some(0), "{report}");
+    assert!(report["utilization"]["at_first_refusal"].as_f64() > Some(0.5));
+    assert_eq!(report["utilization"]["peak"].as_f64().map(|peak| peak > 0.9), Some(true));
+}
+
+#[test]
+fn what_can_never_fit_is_rejected_and_no_failure() {
+    let report = json(&kvpool(&["replay", "--requests", "200", "--blocks", "100", "--json"]));
+    assert!(report["rejected"].as_u64() > Some(0));
+    assert_eq!(report["completed"].as_u64().unwrap() + report["rejected"].as_u64().unwrap(), 200);
+}
+
+#[test]
+fn other_layouts_and_block_sizes_hold_their_bytes() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("short.csv");
+    let rows: String = (10..50).map(|i| format!("2023-11-16 18:17:{i},{},{}\n", 3 * i, i / 2)).collect();
+    std::fs::write(&path, format!("TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}")).unwrap();
+    for layout in ["tiny", "qwen2.5-0.5b", "deepseek-v2-lite"] {
+        let trace = path.to_str().unwrap();
+        let arguments =
+            ["replay", trace, "--layout", layout, "--block-tokens", "8", "--blocks", "25", "--json"];
+        let report = json(&kvpool(&arguments));
+        assert_eq!((&report["sound"], &report["block_tokens"]), (&Value::Bool(true), &8.into()), "{layout}");
+    }
+}
+
+#[test]
+fn unverified_replays_say_so() {
+    let report = json(&kvpool(&["replay", "--requests", "50", "--no-verify", "--json"]));
+    assert_eq!(report["tokens_verified"], 0);
+    let output = kvpool(&["replay", "--requests", "50", "--no-verify"]);
+    assert!(String::from_utf8_lossy(&output.stdout).contains("not verified"));
+}
+
+#[test]
+fn the_table_is_for_people_and_the_bar_for_terminals() {
+    let output = kvpool(&["replay", "--requests", "100"]);
+    assert_eq!(output.status.code(), Some(0));
+    let text = String::from_utf8(output.stdout).unwrap();
+    for word in ["requests", "speed-up", "leaked", "corrupt", "at first refusal", "p99.9", "nothing lost"] {
+        assert!(text.contains(word), "no {word:?} in\n{text}");
+    }
+    assert!(!text.contains('\u{1b}'), "colours, although this is no terminal");
+    assert!(output.stderr.is_empty(), "a bar, although this is no terminal");
+}
+
+#[test]
+fn traces_are_read_from_files_and_from_the_standard_input() {
+    let text =
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:04,40,10\n2023-11-16 18:17:03,33,5\n";
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("trace.csv");
+    std::fs::write(&path, text).unwrap();
+    let output = kvpool(&["replay", path.to_str().unwrap(), "--json"]);
+    let report = json(&output);
+    assert_eq!((&report["requests"], &report["tokens"]), (&2.into(), &88.into()));
+    assert_eq!(report["trace"], "trace.csv");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("1 lines stood after a later one"));
+
+    let mut child = Command::new(env!("CARGO_BIN_EXE_kvpool"))
+        .args(["replay", "-", "--format", "azure", "--json"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    assert_eq!(json(&child.wait_with_output().unwrap())["requests"], 2);
+}
+
+#[test]
+fn bad_usage_and_bad_input_are_told_apart_from_failures() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = |name: &str, bytes: &[u8]| {
+        let path = directory.path().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let good = b"{\"timestamp\": 0, \"input_length\": 1, \"output_length\": 1, \"hash_ids\": [1]}\n";
+    let cut = file("cut.jsonl", &[good.as_slice(), &good[..40]].concat());
+    let negative =
+        file("negative.csv", b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,-1,5\n");
+    let binary = file("binary.jsonl", b"{\"timestamp\": \xff\xfe}\n");
+    let empty = file("empty.csv", b"");
+    let header = file("header.csv", b"TIMESTAMP,Tokens\n");
+    let place = directory.path().to_str().unwrap().to_owned();
+    let missing = directory.path().join("missing").to_str().unwrap().to_owned();
+    for (arguments, complaint) in [
+        (vec!["replay", &cut], "cut.jsonl:2: EOF while parsing"),
+        (vec!["replay", &negative], "negative.csv:2: ContextTokens is -1"),
+        (vec!["replay", &binary], "binary.jsonl:1: not UTF-8"),
+        (vec!["replay", &empty], "empty.csv: empty"),
+        (vec!["replay", &header], "header.csv:1: the header has no column ContextTokens"),
+        (vec!["replay", &place], "is a directory"),
+        (vec!["replay", &missing], "cannot open"),
+        (vec!["replay", "--layout", "none-such"], "none-such"),
+        (vec!["replay", "--blocks", "0"], "--blocks"),
+        (vec!["replay", "--layout", "llama-3.1-405b", "--blocks", "100000000"], "does not fit"),
+        (vec!["replay", "--nonsense"], "--nonsense"),
+        (vec!["frobnicate"], "frobnicate"),
+        (vec![], "Usage"),
+    ] {
+        let output = kvpool(&arguments);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
+        assert!(said.contains(complaint), "{arguments:?} says {said}");
+        assert!(output.stdout.is_empty(), "{arguments:?}");
+    }
+}
+
+/// Where the published traces are: `KVPOOL_TRACES`, or beside the repository. They are not part of it.
+fn published(name: &str) -> Option<PathBuf> {
+    let beside = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/traces");
+    let path = std::env::var_os("KVPOOL_TRACES").map_or_else(beside, PathBuf::from).join(name);
+    if !path.is_file() {
+        eprintln!(
+            "SKIPPED: {} is not there; KVPOOL_TRACES names the directory of the traces",
+            path.display()
+        );
+        return None;
+    }
+    Some(path)
+}
+
+#[test]
+fn published_traces_are_read_whole() {
+    for (name, requests, input, output) in [
+        ("mooncake_conversation.jsonl", 12_031, 144_793_823, 4_122_048),
+        ("azure2023_code.csv", 8_819, 18_059_974, 245_896),
+    ] {
+        let Some(path) = published(name) else { continue };
+        let trace = Trace::load(&path, None, None).unwrap();
+        let sum = |of: fn(&Request) -> u32| {
+            trace.requests.iter().map(|request| u64::from(of(request))).sum::<u64>()
+        };
+        assert_eq!((trace.requests.len(), trace.out_of_order), (requests, 0), "{name}");
+        assert_eq!(
+            (sum(|request| request.input_tokens), sum(|request| request.output_tokens)),
+            (input, output)
+        );
+    }
+}
+
+#[test]
+fn the_beginning_of_published_traces_is_replayed() {
+    for name in ["mooncake_conversation.jsonl", "azure2023_code.csv"] {
+        let Some(path) = published(name) else { continue };
+        let arguments = ["replay", path.to_str().unwrap(), "--requests", "150", "--threads", "2", "--json"];
+        let report = json(&kvpool(&arguments));
+        assert_eq!((&report["completed"], &report["sound"]), (&150.into(), &Value::Bool(true)), "{name}");
+    }
+}

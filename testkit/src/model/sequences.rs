@@ -1,0 +1,252 @@
+//! Sequences: their tokens as a plain list each, and what of the pool they hold.
+//!
+//! Every token has a number of its own. It is stored when it is appended, and read back from wherever the pool says
+//! that it is: a block that was lost, shared or copied wrongly, or reused too early shows in the numbers.
+
+use kvpool::error::SequenceError;
+use kvpool::ids::{BlockId, SequenceId};
+use kvpool::sequence::{Appended, BlockTable, CsrTable, Sequence};
+
+use super::Pick;
+use super::drive::{BLOCK_TOKENS, Checked, Drive, same};
+
+/// A sequence, and what it should be.
+pub(super) struct Opened {
+    real: Sequence,
+    tokens: Vec<f32>,
+    committed: usize,
+    blocks: Vec<BlockId>,
+}
+
+impl Drive {
+    pub(super) fn open(&mut self, id: SequenceId) -> Checked {
+        let got = self.pool.sequence(id).open();
+        if self.is_open(id) {
+            return refused(got.map(drop), SequenceError::AlreadyOpen { id });
+        }
+        let real = got.map_err(|error| error.to_string())?;
+        self.sequences.push(Opened { real, tokens: Vec::new(), committed: 0, blocks: Vec::new() });
+        Ok(())
+    }
+
+    fn is_open(&self, id: SequenceId) -> bool {
+        self.sequences.iter().any(|opened| opened.real.id() == id)
+    }
+
+    pub(super) fn append(&mut self, sequence: Pick, batch: Pick, tokens: usize, draft: bool) -> Checked {
+        if self.batches.is_empty() {
+            self.begin();
+        }
+        let (Some(sequence), Some(batch)) =
+            (sequence.index(self.sequences.len()), batch.index(self.batches.len()))
+        else {
+            return Ok(());
+        };
+        let opened = &mut self.sequences[sequence];
+        let (before, id) = (opened.tokens.len(), opened.real.id());
+        let real = &mut self.batches[batch].1;
+        let got =
+            if draft { real.draft(&mut opened.real, tokens) } else { real.append(&mut opened.real, tokens) };
+        if tokens == 0 {
+            return refused(got.map(drop), SequenceError::ZeroTokens { id });
+        }
+
+        let fresh = (before + tokens).div_ceil(BLOCK_TOKENS) - before.div_ceil(BLOCK_TOKENS);
+        let tail = (before % BLOCK_TOKENS != 0).then(|| opened.blocks[before / BLOCK_TOKENS]);
+        let is_shared = tail.is_some_and(|tail| self.model.owned(tail).is_some_and(|owned| owned.refs > 1));
+        // A tail that was full once may be about to be sealed by a batch in flight; it is copied then.
+        let may_copy = is_shared || tail.is_some_and(|tail| self.full_once.contains(&tail));
+        let free = self.model.free();
+        let appended = match got {
+            Ok(appended) => appended,
+            Err(SequenceError::Alloc(_)) if free < fresh + usize::from(may_copy) => {
+                return self.sequence_is(sequence);
+            }
+            Err(error) => return Err(format!("{fresh} fresh blocks of {free} free: {error}")),
+        };
+        if appended.copied.is_some() && !may_copy || appended.copied.is_none() && is_shared {
+            return Err(format!("copied {:?}, with tail {tail:?} shared: {is_shared}", appended.copied));
+        }
+        same("tokens appended", &(before..before + tokens), &appended.tokens)?;
+        same("new blocks", &(fresh + usize::from(appended.copied.is_some())), &appended.new_blocks)?;
+        self.appended(sequence, &appended, draft)?;
+        self.store(sequence, batch, before)?;
+        self.sequence_is(sequence)
+    }
+
+    /// The model's part of an append that went well.
+    fn appended(&mut self, sequence: usize, appended: &Appended, draft: bool) -> Checked {
+        let Self { sequences, model, tokens_stored, full_once, .. } = self;
+        let opened = &mut sequences[sequence];
+        let id = opened.real.id();
+        let mut take = |block: BlockId| {
+            full_once.remove(&block);
+            if model.allocate(block, Some(id), false) {
+                Ok(())
+            } else {
+                Err(format!("block {block} was not free"))
+            }
+        };
+        if let Some(copied) = appended.copied {
+            let place = appended.tokens.start / BLOCK_TOKENS;
+            same("the block that was copied", &opened.blocks[place], &copied.from)?;
+            take(copied.to)?;
+            opened.blocks[place] = copied.to;
+        }
+        for block in opened.real.blocks().skip(opened.blocks.len()) {
+            take(block)?;
+            opened.blocks.push(block);
+        }
+        if let Some(copied) = appended.copied {
+            model.release(copied.from);
+        }
+        for _ in appended.tokens.clone() {
+            *tokens_stored += 1;
+            opened.tokens.push(*tokens_stored as f32);
+        }
+        full_once.extend(&opened.blocks[..opened.tokens.len() / BLOCK_TOKENS]);
+        if !draft {
+            opened.committed = opened.tokens.len();
+        }
+        Ok(())
+    }
+
+    fn store(&mut self, sequence: usize, batch: usize, from: usize) -> Checked {
+        let opened = &mut self.sequences[sequence];
+        let k = &opened.tokens[from..];
+        let v: Vec<f32> = k.iter().map(|k| -k).collect();
+        let range = from..opened.tokens.len();
+        let stored = self.batches[batch].1.store(&mut opened.real, 0, range, k.into(), (&v).into());
+        stored.map_err(|error| format!("store: {error}"))
+    }
+
+    pub(super) fn commit(&mut self, pick: Pick, share: u8) -> Checked {
+        let Some(index) = pick.index(self.sequences.len()) else { return Ok(()) };
+        let opened = &mut self.sequences[index];
+        let (id, length) = (opened.real.id(), opened.tokens.len());
+        let asked = share_of(length, share);
+        let got = opened.real.commit(asked);
+        if asked > length {
+            return refused(got, SequenceError::CommitBeyondLength { id, asked, length });
+        }
+        got.map_err(|error| error.to_string())?;
+        opened.committed = opened.committed.max(asked);
+        self.sequence_is(index)
+    }
+
+    pub(super) fn truncate(&mut self, pick: Pick, share: u8) -> Checked {
+        let Some(index) = pick.index(self.sequences.len()) else { return Ok(()) };
+        let opened = &mut self.sequences[index];
+        let (id, length) = (opened.real.id(), opened.tokens.len());
+        let asked = share_of(length, share);
+        let got = opened.real.truncate(asked);
+        if asked > length {
+            return refused(got, SequenceError::TruncateBeyondLength { id, asked, length });
+        }
+        got.map_err(|error| error.to_string())?;
+        opened.tokens.truncate(asked);
+        opened.committed = opened.committed.min(asked);
+        for block in opened.blocks.drain(asked.div_ceil(BLOCK_TOKENS)..) {
+            self.model.release(block);
+        }
+        self.sequence_is(index)
+    }
+
+    pub(super) fn fork(&mut self, pick: Pick, id: SequenceId) -> Checked {
+        let Some(index) = pick.index(self.sequences.len()) else { return Ok(()) };
+        let opened = &self.sequences[index];
+        let got = opened.real.fork(id);
+        if self.is_open(id) {
+            return refused(got.map(drop), SequenceError::AlreadyOpen { id });
+        }
+        let real = got.map_err(|error| error.to_string())?;
+        let (tokens, blocks) = (opened.tokens.clone(), opened.blocks.clone());
+        blocks.iter().for_each(|&block| self.model.share(block));
+        self.sequences.push(Opened { real, tokens, committed: opened.committed, blocks });
+        self.sequence_is(self.sequences.len() - 1)
+    }
+
+    pub(super) fn close(&mut self, pick: Pick) -> Checked {
+        let Some(index) = pick.index(self.sequences.len()) else { return Ok(()) };
+        let Opened { real, blocks, .. } = self.sequences.swap_remove(index);
+        drop(real);
+        blocks.into_iter().for_each(|block| self.model.release(block));
+        same("open sequences", &self.sequences.len(), &self.pool.sequence_count())
+    }
+
+    /// The sequence is what the model has, and its blocks have the references that they should.
+    fn sequence_is(&self, index: usize) -> Checked {
+        let opened = &self.sequences[index];
+        same("length", &opened.tokens.len(), &opened.real.len())?;
+        same("committed", &opened.committed, &opened.real.committed())?;
+        same("blocks", &opened.blocks, &opened.real.blocks().collect())?;
+        for &block in &opened.blocks {
+            let refs = self.model.owned(block).map_or(0, |owned| owned.refs);
+            same("references", &refs, &self.pool.blocks().word(block).refs())?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn read(&mut self, pick: Pick) -> Checked {
+        let Some(index) = pick.index(self.sequences.len()) else { return Ok(()) };
+        self.read_back(index)?;
+        self.tables()
+    }
+
+    pub(super) fn read_all(&mut self) -> Checked {
+        (0..self.sequences.len()).try_for_each(|index| self.read_back(index))?;
+        self.tables()
+    }
+
+    fn read_back(&mut self, index: usize) -> Checked {
+        self.sequence_is(index)?;
+        let opened = &self.sequences[index];
+        let length = opened.tokens.len();
+        let (mut k, mut v) = (vec![0.0_f32; length], vec![0.0_f32; length]);
+        let mut batch = self.pool.begin_batch();
+        let loaded = batch.load(&opened.real, 0, 0..length, (&mut k).into(), (&mut v).into());
+        loaded.map_err(|error| format!("load: {error}"))?;
+        same("K read back", &opened.tokens, &k)?;
+        v.iter_mut().for_each(|v| *v = -*v);
+        same("V read back", &opened.tokens, &v)
+    }
+
+    fn tables(&self) -> Checked {
+        let batch = self.pool.begin_batch();
+        let sequences = || self.sequences.iter().map(|opened| &opened.real);
+        let (mut table, mut csr) = (BlockTable::new(), CsrTable::new());
+        batch.block_table(sequences(), &mut table).map_err(|error| error.to_string())?;
+        batch.csr_table(sequences(), &mut csr).map_err(|error| error.to_string())?;
+        same("rows", &self.sequences.len(), &table.rows())?;
+        let block_tokens = BLOCK_TOKENS as i64;
+        for (row, opened) in self.sequences.iter().enumerate() {
+            // Blocks are frames as long as nothing has moved, and frame 0 is the null block's.
+            let mut frames: Vec<i32> = opened.blocks.iter().map(|block| block.get() as i32).collect();
+            same(
+                "row of the compressed table",
+                &frames[..],
+                &csr.indices[csr.indptr[row] as usize..csr.indptr[row + 1] as usize],
+            )?;
+            frames.resize(table.width(), 0);
+            same("row of the table", &frames[..], table.row(row))?;
+            let length = opened.tokens.len();
+            same("length in the table", &(length as i32), &table.lengths()[row])?;
+            let mut slots = Vec::new();
+            batch.slot_mapping(&opened.real, 0..length, &mut slots).map_err(|error| error.to_string())?;
+            let slot = |token: usize| {
+                i64::from(opened.blocks[token / BLOCK_TOKENS].get()) * block_tokens
+                    + token as i64 % block_tokens
+            };
+            same("slots", &(0..length).map(slot).collect::<Vec<_>>(), &slots)?;
+        }
+        Ok(())
+    }
+}
+
+fn share_of(length: usize, share: u8) -> usize {
+    if share == u8::MAX { length + 1 } else { length * usize::from(share) / 254 }
+}
+
+fn refused(got: Result<(), SequenceError>, expected: SequenceError) -> Checked {
+    same("an error", &Err(expected), &got)
+}
