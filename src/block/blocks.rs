@@ -234,7 +234,11 @@ impl Core {
             if newest_tag < oldest { in_magazines += waiting } else { retired += waiting }
         }
         let (strays, newest_tag) = self.stray.mirror();
-        if newest_tag < oldest { in_magazines += strays } else { retired += strays }
+        if newest_tag < oldest {
+            in_magazines += strays
+        } else {
+            retired += strays
+        }
         Counts { total: self.total(), in_bitmap: self.frames.free_frames(), in_magazines, retired }
     }
 
