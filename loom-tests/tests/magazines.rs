@@ -29,11 +29,11 @@ fn exchange() {
 /// More magazines than the depot takes.
 #[test]
 fn a_full_depot() {
-    check_to(4, "magazines::a_full_depot", || {
-        let pool = TouchedBlocks::new(8, 1);
-        let held = pool.take(8).unwrap();
+    check("magazines::a_full_depot", || {
+        let pool = TouchedBlocks::new(12, 1);
+        let held = pool.take(12).unwrap();
         let other = pool.clone();
-        let (mine, theirs) = held.split_at(4);
+        let (mine, theirs) = held.split_at(6);
         let theirs = theirs.to_vec();
         let thread = thread::spawn(move || theirs.iter().for_each(|&id| other.put(&[id])));
         mine.iter().for_each(|&id| pool.put(&[id]));
