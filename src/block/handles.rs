@@ -74,7 +74,9 @@ impl Core {
     ) -> Result<(), HandleError> {
         let mut outcome = Ok(());
         for handle in handles {
-            match self.update(handle, |word| word.release().map(|released| (released.word(), released))) {
+            match self
+                .update_checked(handle, |word| word.release().map(|released| (released.word(), released)))
+            {
                 Ok(released) => {
                     released.and_then(|released| self.released(handle.id, released)).map(&mut owe);
                 }
@@ -186,40 +188,45 @@ impl Core {
     /// The block's word, if the handle is good.
     #[inline]
     pub(super) fn check(&self, handle: &BlockHandle) -> Result<BlockWord, HandleError> {
-        self.check_range(handle)?;
-        let word = self.word(handle.id);
-        self.check_generation(handle, word)?;
-        Ok(word)
+        if self.is_of_this_pool(handle) {
+            let word = self.word(handle.id);
+            if self.is_current(handle, word) {
+                return Ok(word);
+            }
+        }
+        Err(self.refuse(handle))
     }
 
     #[inline]
-    fn check_range(&self, handle: &BlockHandle) -> Result<(), HandleError> {
-        if handle.pool != self.tag {
-            return Err(HandleError::Foreign { handle: *handle, pool: self.tag });
-        }
+    fn is_of_this_pool(&self, handle: &BlockHandle) -> bool {
         let is_null = self.config.has_null_block && handle.id.0 == 0;
-        if is_null || handle.id.index() >= self.total_frames() {
-            return Err(HandleError::OutOfRange { handle: *handle, total: self.total() });
-        }
-        Ok(())
+        handle.pool == self.tag && !is_null && handle.id.index() < self.total_frames()
     }
 
+    /// Whether a word is one of the handle's generation, and owned.
     #[inline]
-    fn check_generation(&self, handle: &BlockHandle, word: BlockWord) -> Result<(), HandleError> {
+    fn is_current(&self, handle: &BlockHandle, word: BlockWord) -> bool {
         // The high bits are read after the word (an Acquire): they change only while the block is free, and a word
         // that is free, or of other low bits, is refused whatever they are.
-        if word.is_free()
-            || !word.is_of(handle.generation)
-            || self.generation(handle, word) != handle.generation
-        {
-            return Err(HandleError::Stale { handle: *handle, now: self.generation(handle, word) });
-        }
-        Ok(())
+        !word.is_free()
+            && word.is_of(handle.generation)
+            && self.table.info(handle.id).generation(word) == handle.generation
     }
 
-    #[inline]
-    fn generation(&self, handle: &BlockHandle, word: BlockWord) -> crate::ids::Generation {
-        self.table.info(handle.id).generation(word)
+    /// What is wrong with a handle that was found bad.
+    #[cold]
+    #[inline(never)]
+    fn refuse(&self, handle: &BlockHandle) -> HandleError {
+        if handle.pool != self.tag {
+            HandleError::Foreign { handle: *handle, pool: self.tag }
+        } else if !self.is_of_this_pool(handle) {
+            HandleError::OutOfRange { handle: *handle, total: self.total() }
+        } else {
+            HandleError::Stale {
+                handle: *handle,
+                now: self.table.info(handle.id).generation(self.word(handle.id)),
+            }
+        }
     }
 
     /// One transition of a block's word, while the handle is good. `Ok(None)`: the transition is not open to the word.
@@ -229,20 +236,36 @@ impl Core {
         handle: &BlockHandle,
         transition: impl Fn(BlockWord) -> Option<(BlockWord, R)>,
     ) -> Result<Option<R>, HandleError> {
-        let mut word = self.check(handle)?;
+        if self.is_of_this_pool(handle) {
+            self.update_checked(handle, transition)
+        } else {
+            Err(self.refuse(handle))
+        }
+    }
+
+    /// As [`update`](Self::update), of a handle whose pool and range were checked.
+    #[inline]
+    fn update_checked<R>(
+        &self,
+        handle: &BlockHandle,
+        transition: impl Fn(BlockWord) -> Option<(BlockWord, R)>,
+    ) -> Result<Option<R>, HandleError> {
         let atomic = self.table.word(handle.id);
+        let mut word = self.word(handle.id);
+        let mut is_retry = false;
         loop {
+            let skips = cfg!(kvpool_mutant = "unchecked_retry") && is_retry;
+            if !skips && !self.is_current(handle, word) {
+                return Err(self.refuse(handle));
+            }
             let Some((next, result)) = transition(word) else { return Ok(None) };
             // Acquire and Release: as in `release_word`; a transition is a release at the most.
             match atomic.compare_exchange_weak(word.to_bits(), next.to_bits(), AcqRel, Acquire) {
                 Ok(_) => return Ok(Some(result)),
-                Err(now) => {
-                    word = BlockWord::from_bits(now);
-                    if !cfg!(kvpool_mutant = "unchecked_retry") {
-                        self.check_generation(handle, word)?;
-                    }
-                }
+                // Somebody shared, pinned, released or freed in between. Reached by the model `share_release`.
+                Err(now) => word = BlockWord::from_bits(now),
             }
+            is_retry = true;
         }
     }
 
