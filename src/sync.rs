@@ -6,9 +6,10 @@
 //! (dashmap). loom treats SeqCst *accesses* as AcqRel, so every store-load order here is an explicit fence.
 
 mod asymmetric;
+#[cfg(kvpool_loom)]
+mod locals;
 
 pub(crate) use asymmetric::{heavy_fence, light_fence};
-pub(crate) use crossbeam_epoch as epoch;
 pub(crate) use crossbeam_utils::CachePadded;
 pub(crate) use imp::*;
 
@@ -36,6 +37,7 @@ mod imp {
         AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
     };
     pub(crate) use std::thread::yield_now;
+    pub(crate) use crossbeam_epoch as epoch;
     pub(crate) use std::thread_local;
 
     /// A bounded lock-free queue.
@@ -52,10 +54,6 @@ mod imp {
 
         pub(crate) fn pop(&self) -> Option<T> {
             self.0.pop()
-        }
-
-        pub(crate) fn len(&self) -> usize {
-            self.0.len()
         }
     }
 
@@ -147,7 +145,13 @@ mod imp {
         AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
     };
     pub(crate) use loom::thread::yield_now;
-    pub(crate) use loom::thread_local;
+
+    pub(crate) use super::locals::{LocalKey, local as thread_local, local as thread_local_const};
+
+    pub(crate) mod epoch {
+        pub(crate) use super::super::locals::pin;
+        pub(crate) use crossbeam_epoch::*;
+    }
 
     use std::collections::{HashMap, VecDeque};
     use std::hash::Hash;
@@ -174,10 +178,6 @@ mod imp {
 
         pub(crate) fn pop(&self) -> Option<T> {
             self.items.lock().unwrap().pop_front()
-        }
-
-        pub(crate) fn len(&self) -> usize {
-            self.items.lock().unwrap().len()
         }
     }
 
@@ -234,11 +234,4 @@ mod imp {
             self.0.lock().unwrap().len()
         }
     }
-
-    macro_rules! thread_local_const {
-        ($(#[$attribute:meta])* static $name:ident: $type:ty = $value:expr;) => {
-            loom::thread_local! { $(#[$attribute])* static $name: $type = $value; }
-        };
-    }
-    pub(crate) use thread_local_const;
 }

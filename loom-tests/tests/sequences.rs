@@ -5,7 +5,7 @@
 use kvpool::block::{Blocks, BlocksConfig};
 use kvpool::ids::{BlockId, DeviceId, SequenceId};
 use kvpool::sequence::{Batch, BlockTable, Sequence, Sequences};
-use kvpool_loom_tests::check;
+use kvpool_loom_tests::{check, settle};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread;
@@ -31,11 +31,11 @@ fn ids(sequence: &Sequence) -> Vec<BlockId> {
     sequence.blocks().collect()
 }
 
+/// The end of every model.
 fn finish(blocks: &Blocks) {
-    assert_eq!(blocks.counts().used(), 0, "leaked");
-    blocks.audit().unwrap();
-    // Only the model's own pool goes: threads forget it.
-    blocks.close();
+    settle(blocks, 1);
+    assert_eq!(blocks.audit().unwrap().owned, 0, "leaked");
+    assert_eq!(blocks.counts().free(), blocks.total());
 }
 
 /// The table grows, is cut, and its places are used again, while another thread reads it.

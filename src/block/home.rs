@@ -189,7 +189,7 @@ impl Homes {
             // Release: publishes the home. Relaxed on failure: nothing of the other's home is read but its address.
             match self.head.compare_exchange(head, fresh, Release, Relaxed) {
                 // SAFETY: published just now.
-                Ok(_) => return unsafe { &**fresh },
+                Ok(_) => return unsafe { &*fresh },
                 Err(now) => {
                     head = now;
                     // SAFETY: not published; ours.
@@ -271,7 +271,10 @@ impl Resident {
     }
 
     pub(crate) fn free(&self, handles: &[BlockHandle]) -> Result<(), HandleError> {
-        self.anchor.0.free_at(Some(self.seat()), handles)
+        match handles {
+            [handle] => self.anchor.0.free_one(Some(self.seat()), handle),
+            _ => self.anchor.0.free_at(Some(self.seat()), handles),
+        }
     }
 
     #[inline]

@@ -127,12 +127,11 @@ impl Cache {
         }
         self.loaded ^= 1;
         let magazine = &mut self.magazines[self.loaded];
-        if magazine.len() >= self.capacity {
-            if let Err(mut full) = depot.push(std::mem::take(magazine))
-                && !cfg!(kvpool_mutant = "refused_by_depot")
-            {
-                full.flush(frames);
-            }
+        if magazine.len() >= self.capacity
+            && let Err(mut full) = depot.push(std::mem::take(magazine))
+            && !cfg!(kvpool_mutant = "refused_by_depot")
+        {
+            full.flush(frames);
         }
         self.magazines[self.loaded].push(frame);
     }

@@ -221,6 +221,13 @@ impl Pool {
         })
     }
 
+    /// Brings free blocks that threads keep for later (magazines, the depot, retired ones that no batch sees any more)
+    /// back to where they join into runs. An allocation that runs short does this by itself; an operator may do it
+    /// before looking at fragmentation.
+    pub fn trim(&self) {
+        self.0.blocks.trim();
+    }
+
     /// Blocks that an allocation can get now, wherever they are.
     pub fn free_blocks(&self) -> usize {
         self.0.blocks.counts().free()
