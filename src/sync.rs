@@ -31,13 +31,13 @@ pub(crate) fn available_parallelism() -> usize {
 
 #[cfg(not(kvpool_loom))]
 mod imp {
+    pub(crate) use crossbeam_epoch as epoch;
     pub(crate) use std::sync::Arc;
     pub(crate) use std::sync::Mutex;
     pub(crate) use std::sync::atomic::{
         AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
     };
     pub(crate) use std::thread::yield_now;
-    pub(crate) use crossbeam_epoch as epoch;
     pub(crate) use std::thread_local;
 
     /// A bounded lock-free queue.

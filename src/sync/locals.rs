@@ -51,7 +51,8 @@ impl<T: 'static> LocalKey<T> {
     pub(crate) fn try_with<R>(&'static self, f: impl FnOnce(&T) -> R) -> Result<R, Gone> {
         let key = &raw const *self as usize;
         let value = THREAD.try_with(|thread| {
-            let known = thread.locals.borrow().iter().find(|(of, _)| *of == key).map(|(_, value)| Rc::clone(value));
+            let known =
+                thread.locals.borrow().iter().find(|(of, _)| *of == key).map(|(_, value)| Rc::clone(value));
             known.unwrap_or_else(|| {
                 let value: Rc<dyn Any> = Rc::new((self.init)());
                 thread.locals.borrow_mut().push((key, Rc::clone(&value)));
