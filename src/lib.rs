@@ -1,4 +1,7 @@
-//! kvpool: a lock-free concurrent pool for the KV-cache blocks of LLM inference engines.
+#![doc = include_str!("../README.md")]
+// Docs of public items point to the tables and protocols in the docs of private modules: `--document-private-items`
+// has those.
+#![allow(rustdoc::private_intra_doc_links)]
 #![deny(unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks)]
 
 pub mod config;

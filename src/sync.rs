@@ -6,9 +6,10 @@
 //! (dashmap). loom treats SeqCst *accesses* as AcqRel, so every store-load order here is an explicit fence.
 
 mod asymmetric;
+#[cfg(kvpool_loom)]
+mod locals;
 
 pub(crate) use asymmetric::{heavy_fence, light_fence};
-pub(crate) use crossbeam_epoch as epoch;
 pub(crate) use crossbeam_utils::CachePadded;
 pub(crate) use imp::*;
 
@@ -30,6 +31,7 @@ pub(crate) fn available_parallelism() -> usize {
 
 #[cfg(not(kvpool_loom))]
 mod imp {
+    pub(crate) use crossbeam_epoch as epoch;
     pub(crate) use std::sync::Arc;
     pub(crate) use std::sync::Mutex;
     pub(crate) use std::sync::atomic::{
@@ -143,7 +145,13 @@ mod imp {
         AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
     };
     pub(crate) use loom::thread::yield_now;
-    pub(crate) use loom::thread_local;
+
+    pub(crate) use super::locals::{LocalKey, local as thread_local, local as thread_local_const};
+
+    pub(crate) mod epoch {
+        pub(crate) use super::super::locals::pin;
+        pub(crate) use crossbeam_epoch::*;
+    }
 
     use std::collections::{HashMap, VecDeque};
     use std::hash::Hash;
@@ -226,11 +234,4 @@ mod imp {
             self.0.lock().unwrap().len()
         }
     }
-
-    macro_rules! thread_local_const {
-        ($(#[$attribute:meta])* static $name:ident: $type:ty = $value:expr;) => {
-            loom::thread_local! { $(#[$attribute])* static $name: $type = $value; }
-        };
-    }
-    pub(crate) use thread_local_const;
 }

@@ -97,10 +97,7 @@ where
 
 /// For each place, whether its block is held. Counted from block 1 where block 0 is never handed out: its place is
 /// taken.
-fn owned<'a, S: Subject>(held: &VecDeque<<S::Worker<'a> as Worker>::Blocks>) -> Vec<bool>
-where
-    S: 'a,
-{
+fn owned<'a, S: Subject + 'a>(held: &VecDeque<<S::Worker<'a> as Worker>::Blocks>) -> Vec<bool> {
     let mut owned = vec![false; BLOCKS];
     for blocks in held {
         <S::Worker<'a> as Worker>::ids(blocks, &mut |id| {

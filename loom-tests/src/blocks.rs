@@ -53,7 +53,7 @@ impl TouchedBlocks {
     /// Takes so many blocks and writes them; `None` if there are not so many.
     pub fn take(&self, blocks: usize) -> Option<Vec<BlockId>> {
         let mut ids = Vec::new();
-        match self.blocks.allocate(&AllocRequest::new(blocks), None, |id| ids.push(id)) {
+        match self.blocks.allocate(&AllocRequest::new(blocks), None, &mut |id| ids.push(id)) {
             Ok(()) => {}
             Err(AllocError::Exhausted { .. }) => {
                 assert!(ids.is_empty(), "a refused allocation hands nothing out");

@@ -118,7 +118,7 @@ fn a_handle_on_its_way() {
         .join()
         .unwrap();
         visitor.join().unwrap();
-        settle(pool.blocks(), 0);
+        settle(pool.blocks(), 1);
         pool.audit().unwrap();
         assert_eq!(pool.free_blocks(), 4);
     });

@@ -122,24 +122,24 @@ fn freed_by_the_owner() {
     });
 }
 
-/// Two batches over the block, on two devices, that end in either order.
+/// Two batches over the owner's frame, on two devices, that end in either order while the owner asks what it may do.
 #[test]
 fn freed_under_two_batches() {
-    check("retire_reclaim::freed_under_two_batches", || {
-        let pool = TouchedBlocks::new(1, 0);
-        let id = pool.take(1).unwrap()[0];
+    check_to(3, "retire_reclaim::freed_under_two_batches", || {
+        let shared = Moved::new();
         let devices = [(); 2].map(|()| {
-            let (batch, pool) = (pool.blocks.clock().begin(), pool.clone());
+            let (batch, shared) = (shared.clock.begin(), shared.clone());
             thread::spawn(move || {
-                pool.read(id);
-                pool.blocks.clock().end(batch);
+                // SAFETY: the batch is in flight.
+                assert_eq!(shared.frames[0].with(|bytes| unsafe { *bytes }), 1);
+                shared.clock.end(batch);
             })
         });
-        pool.blocks.release(&[id]);
-        if let Some(next) = pool.take(1) {
-            pool.put(&next);
+        if shared.clock.idle_or_tag().is_none_or(|tag| shared.clock.ended(tag)) {
+            // SAFETY: no batch sees frame 0 any more.
+            shared.frames[0].with_mut(|bytes| unsafe { *bytes = 2 });
         }
         devices.into_iter().for_each(|device| device.join().unwrap());
-        pool.finish();
+        assert!(shared.clock.idle_or_tag().is_none());
     });
 }

@@ -181,6 +181,16 @@ impl Core {
         Err(self.exhausted(asked))
     }
 
+    /// Brings everything that is free, and kept by some thread for later, back into the bitmaps, where it joins into
+    /// runs: the depot, all magazines, and what no batch sees any more. Homes whose owner is inside are passed over.
+    pub fn trim(&self) {
+        self.depot.flush(&self.frames);
+        self.reclaim_strays();
+        for home in self.homes.iter() {
+            home.visit(|local| local.surrender(self));
+        }
+    }
+
     /// Where the seat's allocations gather.
     fn start(&self, seat: Option<Seat<'_>>) -> FrameId {
         seat.and_then(|seat| seat.enter(|local| local.cache.near())).unwrap_or(FrameId(0))

@@ -2,13 +2,13 @@
 //! generation; a list is checked as a whole before anything is changed.
 
 use crate::error::HandleError;
-use crate::ids::{BlockHandle, BlockId};
+use crate::ids::{BlockHandle, BlockId, FrameId};
 use crate::sync::Ordering::*;
 
 use super::blocks::Core;
 use super::home::Seat;
 use super::release::Freed;
-use super::{BlockInfo, BlockWord, Blocks, Released};
+use super::{BlockInfo, BlockWord, Blocks, FEW, Released};
 
 impl Blocks {
     /// Drops one reference on each block.
@@ -18,31 +18,70 @@ impl Blocks {
     /// [`HandleError`] if a handle is foreign, out of range, stale, or repeated more often than it has references:
     /// nothing was freed. A handle that *another thread* frees at the same moment, though only one reference is
     /// left, is the exception: it is reported, and the others of the list are freed.
+    #[inline]
     pub fn free(&self, handles: &[BlockHandle]) -> Result<(), HandleError> {
-        self.with_seat(|seat| self.free_at(seat, handles))
+        match handles {
+            [handle] => self.free_one(self.recent_seat(), handle),
+            _ => self.with_seat(|seat| self.free_at(seat, handles)),
+        }
     }
-}
 
-impl Core {
+    #[inline]
+    pub(super) fn free_one(&self, seat: Option<Seat<'_>>, handle: &BlockHandle) -> Result<(), HandleError> {
+        let released =
+            self.update(handle, |word| word.release().map(|released| (released.word(), released)))?;
+        if let Some(released) = released
+            && let Some(frame) = self.released(handle.id, released)
+            && !self.give_back_one(seat, frame)
+        {
+            self.give_back_frames(seat, &[frame]);
+        }
+        Ok(())
+    }
+
     pub(super) fn free_at(&self, seat: Option<Seat<'_>>, handles: &[BlockHandle]) -> Result<(), HandleError> {
         for handle in handles {
             self.check(handle)?;
         }
         self.check_repeats(handles)?;
+        if handles.len() <= FEW {
+            let mut frames = [FrameId(0); FEW];
+            let mut count = 0;
+            let outcome = self.release_checked(handles, |frame| {
+                frames[count] = frame;
+                count += 1;
+            });
+            let frames = &frames[..count];
+            if count != 0 && !self.give_back_few(seat, frames) {
+                self.give_back_frames(seat, frames);
+            }
+            return outcome;
+        }
         let mut freed = Freed::new();
+        let outcome = self.release_checked(handles, |frame| freed.push(frame));
+        self.give_back(seat, &freed.runs);
+        outcome
+    }
+}
+
+impl Core {
+    /// Releases handles that were good a moment ago; `owe` gets the frames of those that had no other reference.
+    #[inline]
+    fn release_checked(
+        &self,
+        handles: &[BlockHandle],
+        mut owe: impl FnMut(FrameId),
+    ) -> Result<(), HandleError> {
         let mut outcome = Ok(());
         for handle in handles {
             match self.update(handle, |word| word.release().map(|released| (released.word(), released))) {
-                Ok(Some(released)) => {
-                    if let Some(frame) = self.released(handle.id, released) {
-                        freed.push(frame);
-                    }
+                Ok(released) => {
+                    released.and_then(|released| self.released(handle.id, released)).map(&mut owe);
                 }
-                Ok(None) => unreachable!("a checked word has references"),
+                // Another thread freed it since it was checked. Reached by the model `share_release`.
                 Err(error) => outcome = outcome.and(Err(error)),
             }
         }
-        self.give_back(seat, &freed.runs);
         outcome
     }
 
@@ -208,11 +247,24 @@ impl Core {
     }
 
     /// Refuses a list in which a block stands more often than it has references.
+    #[inline]
     fn check_repeats(&self, handles: &[BlockHandle]) -> Result<(), HandleError> {
-        let ascending = handles.is_sorted_by(|a, b| a.id < b.id);
-        if ascending || handles.is_sorted_by(|a, b| a.id > b.id) {
+        if handles.is_sorted_by(|a, b| a.id < b.id) || handles.is_sorted_by(|a, b| a.id > b.id) {
             return Ok(());
         }
+        if handles.len() <= FEW {
+            // Fewer comparisons than a sort would make, and nothing on the heap.
+            let repeated =
+                |(i, handle): (usize, &BlockHandle)| handles[..i].iter().any(|other| other.id == handle.id);
+            if !handles.iter().enumerate().any(repeated) {
+                return Ok(());
+            }
+        }
+        self.count_repeats(handles)
+    }
+
+    #[cold]
+    fn count_repeats(&self, handles: &[BlockHandle]) -> Result<(), HandleError> {
         let mut sorted = handles.to_vec();
         sorted.sort_unstable_by_key(|handle| handle.id);
         for same in sorted.chunk_by(|a, b| a.id == b.id) {

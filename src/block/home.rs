@@ -271,7 +271,10 @@ impl Resident {
     }
 
     pub(crate) fn free(&self, handles: &[BlockHandle]) -> Result<(), HandleError> {
-        self.anchor.0.free_at(Some(self.seat()), handles)
+        match handles {
+            [handle] => self.anchor.0.free_one(Some(self.seat()), handle),
+            _ => self.anchor.0.free_at(Some(self.seat()), handles),
+        }
     }
 
     #[inline]

@@ -3,9 +3,12 @@
 //! # Copy on write
 //!
 //! An append into a block that is not the sequence's alone takes a fresh block, copies the old one's bytes there, and puts
-//! it in the old one's place. On the host the copy is done when the append returns. A device's storage enqueues it; the
-//! batch's own writes must be enqueued after the append, so that they come after the copy. The old block is
-//! released when the batch is in flight, so that its frame is not reused before the batch ends.
+//! it in the old one's place. On host memory the copy is done when the append returns, and the old block is released
+//! at once. Elsewhere (a device's storage only enqueues it; without storage the engine copies) the batch keeps the
+//! reference until it ends: until then nobody is the old block's only owner, and so nobody writes to it. The batch's own
+//! writes must be enqueued after the append, so that they come after the copy.
+//!
+//! Model: `loom-tests/tests/sequences.rs`, `copies_on_write_meet`.
 
 use std::fmt;
 use std::ops::Range;
@@ -13,8 +16,9 @@ use std::ops::Range;
 use crate::batch::InFlight;
 use crate::block::AllocRequest;
 use crate::error::SequenceError;
-use crate::ids::{BlockHandle, BlockId, FrameId, Ticket};
+use crate::ids::{BlockHandle, BlockId, DeviceId, FrameId, Ticket};
 use crate::storage::FrameMove;
+use crate::sync::{Ordering::SeqCst, fence};
 
 use super::TOKENS_MAX;
 use super::plan::Growth;
@@ -32,6 +36,8 @@ pub struct Batch {
     lease: Option<InFlight>,
     /// Blocks that are promised to this batch: it seals them when it ends.
     promised: Vec<BlockHandle>,
+    /// Blocks that are being copied, a reference on each.
+    copied: Vec<BlockId>,
     /// Slots of a store or a load; kept for its room.
     pub(super) slots: Vec<i64>,
 }
@@ -47,9 +53,8 @@ pub struct Appended {
     pub copied: Option<Copied>,
 }
 
-/// A block whose place in a sequence was taken by a copy. A pool with storage has copied the bytes; without, the engine
-/// must, before the batch's own writes: the old frame keeps its bytes until the batch ends, unless another owner of the
-/// block writes to it.
+/// A block whose place in a sequence was taken by a copy. A pool with storage has copied the bytes, or enqueued it;
+/// without, the engine must, before the batch's own writes: the old frame keeps its bytes until the batch ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Copied {
     /// The old block.
@@ -75,7 +80,7 @@ impl Batch {
     pub fn begin(sequences: &Sequences) -> Self {
         let sequences = sequences.clone();
         let lease = Some(sequences.0.blocks.clock().begin());
-        Self { sequences, lease, promised: Vec::new(), slots: Vec::new() }
+        Self { sequences, lease, promised: Vec::new(), copied: Vec::new(), slots: Vec::new() }
     }
 
     /// Its place in the order of batches.
@@ -158,7 +163,11 @@ impl Batch {
         }
         sequence.list.publish(plan.length);
         if let Some(copied) = done.copied {
-            sequence.release_unlinked(&[copied.from]);
+            if self.copies_at_once() {
+                sequence.release_unlinked(&[copied.from]);
+            } else {
+                self.copied.push(copied.from);
+            }
         }
         Ok((done, plan))
     }
@@ -227,6 +236,11 @@ impl Batch {
         Ok(())
     }
 
+    /// Whether a copy is done when the call returns.
+    fn copies_at_once(&self) -> bool {
+        self.sequences.0.storage.as_ref().is_some_and(|storage| storage.device() == DeviceId::Host)
+    }
+
     fn copy(&self, from: BlockId, to: BlockId) -> Result<Copied, SequenceError> {
         let shared = &self.sequences.0;
         let frames = FrameMove::new(shared.blocks.frame(from), shared.blocks.frame(to));
@@ -256,6 +270,12 @@ impl Drop for Batch {
         self.promised.drain(..).for_each(|handle| blocks.seal(handle));
         if let Some(lease) = self.lease.take() {
             blocks.clock().end(lease);
+        }
+        if !self.copied.is_empty() {
+            // The copies are done. Pairs with the fence in `Clock::begin`, as in `Sequence::release_unlinked`: these were
+            // unlinked from their sequences, where a view's reader may have found them.
+            fence(SeqCst);
+            blocks.release(&self.copied);
         }
     }
 }

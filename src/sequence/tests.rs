@@ -366,6 +366,12 @@ fn a_pool_without_bytes_reports_the_copy() {
     let copied = batch.append(&mut child, 1).unwrap().copied.unwrap();
     assert_eq!(copied.frames.src, blocks(&sequences).frame(copied.from));
     assert_eq!(copied.frames.dst, FrameId(batch_row(&batch, &child)[0] as u32));
+    // The engine copies within the batch: until it ends, nobody writes to the source.
+    assert_eq!(refs(&sequences, &parent), [2]);
+    batch.finish();
+    assert_eq!(refs(&sequences, &parent), [1]);
+    drop((parent, child));
+    assert_eq!(blocks(&sequences).counts().used(), 0);
 }
 
 fn batch_row(batch: &Batch, sequence: &Sequence) -> Vec<i32> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use kvpool::error::{AllocError, SequenceError};
 use kvpool::ids::SequenceId;
-use kvpool::pool::{AllocRequest, Pool, flush_thread};
+use kvpool::pool::{AllocRequest, Pool};
 use kvpool::sequence::{Batch, BlockTable, Sequence};
 use kvpool::storage::{Elements, ElementsMut, KvLayout, Storage};
 
@@ -104,7 +104,7 @@ impl Memory for PoolMemory {
     }
 
     fn leave(&self) {
-        flush_thread();
+        self.pool.trim();
     }
 
     fn take_all(&self) -> Result<(), String> {

@@ -1,6 +1,6 @@
 //! The real pool and the model, side by side.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 
 use kvpool::error::HandleError;
@@ -82,6 +82,8 @@ pub(super) struct Drive {
     pub(super) batches: Vec<(u64, Batch)>,
     pub(super) sequences: Vec<Opened>,
     pub(super) tokens_stored: u32,
+    /// Blocks in use all of whose slots have been written.
+    pub(super) full_once: HashSet<BlockId>,
     freed: Vec<BlockHandle>,
     tag: PoolTag,
 }
@@ -110,6 +112,7 @@ impl Drive {
             batches: Vec::new(),
             sequences: Vec::new(),
             tokens_stored: 0,
+            full_once: HashSet::new(),
             freed: Vec::new(),
         }
     }
@@ -257,7 +260,7 @@ impl Drive {
         }
         // A lease's reference is not ours to free.
         let mut left = count(&self.raw);
-        list.retain(|handle| left.get_mut(handle).is_some_and(|left| take_one(left)));
+        list.retain(|handle| left.get_mut(handle).is_some_and(take_one));
         if list.is_empty() {
             return Ok(());
         }

@@ -54,8 +54,8 @@ impl Drive {
         let fresh = (before + tokens).div_ceil(BLOCK_TOKENS) - before.div_ceil(BLOCK_TOKENS);
         let tail = (before % BLOCK_TOKENS != 0).then(|| opened.blocks[before / BLOCK_TOKENS]);
         let is_shared = tail.is_some_and(|tail| self.model.owned(tail).is_some_and(|owned| owned.refs > 1));
-        // A tail that another batch in flight will seal is copied too.
-        let may_copy = is_shared || tail.is_some() && self.batches.len() > 1;
+        // A tail that was full once may be about to be sealed by a batch in flight; it is copied then.
+        let may_copy = is_shared || tail.is_some_and(|tail| self.full_once.contains(&tail));
         let free = self.model.free();
         let appended = match got {
             Ok(appended) => appended,
@@ -76,10 +76,11 @@ impl Drive {
 
     /// The model's part of an append that went well.
     fn appended(&mut self, sequence: usize, appended: &Appended, draft: bool) -> Checked {
-        let Self { sequences, model, tokens_stored, .. } = self;
+        let Self { sequences, model, tokens_stored, full_once, .. } = self;
         let opened = &mut sequences[sequence];
         let id = opened.real.id();
         let mut take = |block: BlockId| {
+            full_once.remove(&block);
             if model.allocate(block, Some(id), false) {
                 Ok(())
             } else {
@@ -103,6 +104,7 @@ impl Drive {
             *tokens_stored += 1;
             opened.tokens.push(*tokens_stored as f32);
         }
+        full_once.extend(&opened.blocks[..opened.tokens.len() / BLOCK_TOKENS]);
         if !draft {
             opened.committed = opened.tokens.len();
         }

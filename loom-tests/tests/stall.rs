@@ -1,0 +1,182 @@
+//! Theorem: a thread that is stopped in the middle of any operation stops no other. The stopped thread waits in a place
+//! that the pool's interface reaches (a callback) for something that happens only after all others are done: if
+//! one of them waited for it, the model would not end. And beside an operation that may be stopped at every one of
+//! its steps, the others' calls return, with everything but what it has in its hands.
+#![cfg(kvpool_loom)]
+
+use kvpool::frame::OwnerCell;
+use kvpool::ids::FrameId;
+use kvpool_loom_tests::{Touched, TouchedBlocks, check, check_to, run};
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicBool, Ordering::*};
+use loom::thread;
+
+/// What a stopped thread waits for.
+#[derive(Default)]
+struct Stop {
+    reached: AtomicBool,
+    resumed: AtomicBool,
+}
+
+impl Stop {
+    /// Stops the calling thread.
+    fn here(&self) {
+        self.reached.store(true, Release);
+        while !self.resumed.load(Acquire) {
+            thread::yield_now();
+        }
+    }
+
+    /// Waits until the other thread is stopped.
+    fn wait(&self) {
+        while !self.reached.load(Acquire) {
+            thread::yield_now();
+        }
+    }
+
+    fn resume(&self) {
+        self.resumed.store(true, Release);
+    }
+}
+
+/// An owner stopped inside its cell turns visitors back, and a visitor the owner; a second cell is open to both.
+#[test]
+fn inside_a_cell() {
+    for owner_stops in [true, false] {
+        check_to(3, "stall::inside_a_cell", move || {
+            let shared = Arc::new((OwnerCell::new(0), Stop::default()));
+            let other = shared.clone();
+            let thread = thread::spawn(move || {
+                let (cell, stop) = &*other;
+                // SAFETY: of the two threads, this one enters if the other does not.
+                let ran = unsafe {
+                    if owner_stops { cell.enter(|_| stop.here()) } else { cell.visit(|_| stop.here()) }
+                };
+                assert!(ran.is_some());
+            });
+            let (cell, stop) = &*shared;
+            stop.wait();
+            // SAFETY: as above.
+            let turned = unsafe { if owner_stops { cell.visit(|_| ()) } else { cell.enter(|_| ()) } };
+            assert!(turned.is_none());
+            stop.resume();
+            thread.join().unwrap();
+            assert!(cell.visit(|_| ()).is_some());
+        });
+    }
+}
+
+/// Stopped with blocks just handed to it: others get all the rest, and give it back.
+#[test]
+fn while_blocks_are_handed_out() {
+    check("stall::while_blocks_are_handed_out", || {
+        let pool = TouchedBlocks::new(4, 0);
+        let stop = Arc::new(Stop::default());
+        let (other, there) = (pool.clone(), stop.clone());
+        let thread = thread::spawn(move || {
+            let request = kvpool::block::AllocRequest::new(1);
+            let mut got = vec![];
+            other
+                .blocks
+                .allocate(&request, None, &mut |id| {
+                    there.here();
+                    got.push(id);
+                })
+                .unwrap();
+            other.blocks.release(&got);
+        });
+        stop.wait();
+        let rest = pool.take(3).expect("all that the stopped thread has not");
+        assert!(pool.take(1).is_none(), "refused, not kept waiting");
+        pool.put(&rest);
+        stop.resume();
+        thread.join().unwrap();
+        pool.finish();
+    });
+}
+
+/// Stopped while it makes new memory ready, with the growth lock held: allocations and frees go on. (Other growers wait;
+/// nobody else does.)
+#[test]
+fn while_the_pool_grows() {
+    check("stall::while_the_pool_grows", || {
+        let pool = TouchedBlocks::growing(2, 4, 0);
+        let stop = Arc::new(Stop::default());
+        let (other, there) = (pool.clone(), stop.clone());
+        let thread = thread::spawn(move || {
+            let mut prepare = |_| {
+                there.here();
+                Ok(())
+            };
+            other.blocks.grow(2, &mut prepare).unwrap();
+        });
+        stop.wait();
+        let all = pool.take(2).expect("all that there were");
+        assert!(pool.take(1).is_none(), "refused, not kept waiting");
+        pool.put(&all);
+        stop.resume();
+        thread.join().unwrap();
+        pool.finish();
+    });
+}
+
+/// A batch that never ends keeps what was retired under it, and nothing else.
+#[test]
+fn in_a_batch() {
+    check("stall::in_a_batch", || {
+        let pool = TouchedBlocks::new(3, 0);
+        let seen = pool.take(1).unwrap();
+        let stop = Arc::new(Stop::default());
+        let (other, there) = (pool.clone(), stop.clone());
+        let thread = thread::spawn(move || {
+            let batch = other.blocks.clock().begin();
+            there.here();
+            other.blocks.clock().end(batch);
+        });
+        stop.wait();
+        pool.put(&seen);
+        let rest = pool.take(2).expect("what the batch does not see");
+        assert!(pool.take(1).is_none(), "refused, not kept waiting");
+        stop.resume();
+        thread.join().unwrap();
+        let late = pool.take(1).expect("the batch has ended");
+        pool.put(&late);
+        pool.put(&rest);
+        pool.finish();
+    });
+}
+
+/// A split may be stopped at each step while another thread asks, and asks again: it is answered before the first goes
+/// on, and gets at least the other unit.
+#[test]
+fn at_each_step_of_a_split() {
+    check_to(3, "stall::at_each_step_of_a_split", || {
+        let pool = Touched::new(8);
+        let other = pool.clone();
+        let thread = thread::spawn(move || {
+            let got =
+                other.take(1, 0).expect("eight are free, of which the other thread has four at the most");
+            other.put(got);
+        });
+        let got = pool.take(4, 4).expect("of two units, a split hides one");
+        pool.put(got);
+        thread.join().unwrap();
+        pool.finish();
+    });
+}
+
+/// The same for a merge: one frame comes back, and makes its unit whole.
+#[test]
+fn at_each_step_of_a_merge() {
+    check_to(3, "stall::at_each_step_of_a_merge", || {
+        let pool = Touched::new(8);
+        let held = pool.take(1, 0).unwrap();
+        let other = pool.clone();
+        let thread = thread::spawn(move || other.put(held));
+        assert!(pool.pass(run(4, 4)), "a unit that nobody else touches");
+        let one = pool.frames.refill(1, FrameId(4)).expect("a unit is free throughout");
+        pool.put_mask(one);
+        thread.join().unwrap();
+        pool.finish();
+    });
+}

@@ -1,0 +1,76 @@
+//! Thread-locals and epoch guards under loom: one loom thread-local for both.
+//!
+//! loom drops a thread's locals in random order. Two of ours do atomic operations when they go (homes, and the epoch
+//! collector's entry), so that a model would be another one each time it is run. Here they are fields of one local,
+//! dropped in this order: the locals as they were made, then the collector's entry.
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use crossbeam_epoch::{Collector, Guard, LocalHandle};
+
+struct Thread {
+    locals: RefCell<Vec<(usize, Rc<dyn Any>)>>,
+    epoch: LocalHandle,
+}
+
+impl Drop for Thread {
+    fn drop(&mut self) {
+        self.locals.get_mut().drain(..).for_each(drop);
+    }
+}
+
+loom::lazy_static! {
+    static ref COLLECTOR: Collector = Collector::new();
+}
+
+loom::thread_local! {
+    static THREAD: Thread = Thread { locals: RefCell::default(), epoch: COLLECTOR.register() };
+}
+
+/// As [`crossbeam_epoch::pin`].
+pub(crate) fn pin() -> Guard {
+    THREAD.try_with(|thread| thread.epoch.pin()).unwrap_or_else(|_| COLLECTOR.register().pin())
+}
+
+/// The thread is past having locals.
+#[derive(Debug)]
+pub(crate) struct Gone;
+
+/// As `std::thread::LocalKey`.
+pub(crate) struct LocalKey<T: 'static> {
+    init: fn() -> T,
+}
+
+impl<T: 'static> LocalKey<T> {
+    pub(crate) const fn new(init: fn() -> T) -> Self {
+        Self { init }
+    }
+
+    pub(crate) fn try_with<R>(&'static self, f: impl FnOnce(&T) -> R) -> Result<R, Gone> {
+        let key = &raw const *self as usize;
+        let value = THREAD.try_with(|thread| {
+            let known =
+                thread.locals.borrow().iter().find(|(of, _)| *of == key).map(|(_, value)| Rc::clone(value));
+            known.unwrap_or_else(|| {
+                let value: Rc<dyn Any> = Rc::new((self.init)());
+                thread.locals.borrow_mut().push((key, Rc::clone(&value)));
+                value
+            })
+        });
+        let value = value.map_err(|_| Gone)?;
+        Ok(f(value.downcast_ref().expect("a key's value has its type")))
+    }
+
+    pub(crate) fn with<R>(&'static self, f: impl FnOnce(&T) -> R) -> R {
+        self.try_with(f).expect("a thread that is not past having locals")
+    }
+}
+
+macro_rules! local {
+    ($(#[$attribute:meta])* static $name:ident: $type:ty = $value:expr;) => {
+        $(#[$attribute])* static $name: $crate::sync::LocalKey<$type> = $crate::sync::LocalKey::new(|| $value);
+    };
+}
+pub(crate) use local;
