@@ -27,6 +27,7 @@ use crate::sync::{
 };
 
 use super::blocks::Core;
+use super::release::Returning;
 use super::{AllocRequest, Blocks, FEW};
 
 /// Retired frames between two looks at which batches have ended.
@@ -61,7 +62,9 @@ impl Local {
             return;
         }
         let Self { cache, limbo, .. } = self;
-        limbo.reclaim(core.clock.oldest(), |run| core.free_run_through(cache, run));
+        let mut returning = Returning::new(core);
+        limbo.reclaim(core.clock.oldest(), |run| returning.run(run));
+        returning.finish(cache);
         self.reclaim_at = self.limbo.len() + RECLAIM_EVERY;
     }
 

@@ -2,7 +2,8 @@
 
 use smallvec::SmallVec;
 
-use crate::frame::Cache;
+use crate::config::MAGAZINE_BLOCKS_MAX;
+use crate::frame::{Cache, Magazine};
 use crate::ids::{BlockId, FrameId, Run};
 use crate::sync::Ordering::*;
 
@@ -44,6 +45,43 @@ impl Freed {
 #[inline(never)]
 fn released_while_free(id: BlockId, word: BlockWord) -> ! {
     panic!("block {id} released while free: {word:?}")
+}
+
+/// Frames on their way back: long runs to the bitmaps at once; the short ones, if they are few, to the magazines, else
+/// to the bitmaps too, one operation a word. A sequence's scattered blocks, left to circulate in magazines, would keep
+/// units broken that could be whole.
+pub(super) struct Returning<'a> {
+    core: &'a Core,
+    short: Magazine,
+}
+
+impl<'a> Returning<'a> {
+    pub(super) fn new(core: &'a Core) -> Self {
+        Self { core, short: Magazine::default() }
+    }
+
+    pub(super) fn run(&mut self, run: Run) {
+        if run.len >= LONG_RUN {
+            return self.core.free_run(run);
+        }
+        self.core.wipe(run);
+        for frame in run.frames() {
+            if self.short.len() == MAGAZINE_BLOCKS_MAX {
+                self.short.flush(&self.core.frames);
+            }
+            self.short.push(frame);
+        }
+    }
+
+    pub(super) fn finish(mut self, cache: &mut Cache) {
+        if self.short.len() > FEW.min(cache.capacity()) {
+            return self.short.flush(&self.core.frames);
+        }
+        // The last first, so that they come out in the order in which they were freed.
+        while let Some(frame) = self.short.pop() {
+            cache.free(frame, &self.core.frames, &self.core.depot);
+        }
+    }
 }
 
 impl Blocks {
@@ -157,9 +195,9 @@ impl Core {
             None => {
                 let cached = seat.and_then(|seat| {
                     seat.enter(|local| {
-                        for &run in runs {
-                            self.free_run_through(&mut local.cache, run);
-                        }
+                        let mut returning = Returning::new(self);
+                        runs.iter().for_each(|&run| returning.run(run));
+                        returning.finish(&mut local.cache);
                         local.reclaim(self);
                     })
                 });
@@ -176,18 +214,6 @@ impl Core {
                     runs.iter().for_each(|&run| self.stray.push(run, tag));
                 }
             }
-        }
-    }
-
-    #[inline]
-    pub(super) fn free_run_through(&self, cache: &mut Cache, run: Run) {
-        if run.len >= LONG_RUN || cache.capacity() == 0 {
-            return self.free_run(run);
-        }
-        self.wipe(run);
-        // Descending, so that they pop in ascending order: a run that comes back leaves as a run.
-        for frame in run.frames().rev() {
-            cache.free(frame, &self.frames, &self.depot);
         }
     }
 
