@@ -15,7 +15,7 @@ use std::ops::Range;
 
 use crate::batch::InFlight;
 use crate::block::AllocRequest;
-use crate::error::SequenceError;
+use crate::error::{AllocError, SequenceError};
 use crate::ids::{BlockHandle, BlockId, DeviceId, FrameId, Ticket};
 use crate::storage::FrameMove;
 use crate::sync::{Ordering::SeqCst, fence};
@@ -193,6 +193,11 @@ impl Batch {
             .priority(sequence.priority());
         let mut copy = None;
         if request.blocks > 0 {
+            // Room in the list for what no pool could hold would be memory for nothing.
+            let total = self.sequences.0.blocks.total();
+            if request.blocks > total {
+                return Err(AllocError::TooLarge { asked: request.blocks, total }.into());
+            }
             sequence.list.reserve(base + plan.fresh as usize);
             let (list, mut place) = (&mut sequence.list, base);
             self.sequences.0.blocks.allocate(&request, near, &mut |id| {
