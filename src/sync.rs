@@ -57,29 +57,6 @@ mod imp {
         }
     }
 
-    /// An unbounded lock-free queue.
-    pub(crate) struct UnboundedQueue<T>(crossbeam_queue::SegQueue<T>);
-
-    impl<T> Default for UnboundedQueue<T> {
-        fn default() -> Self {
-            Self(crossbeam_queue::SegQueue::new())
-        }
-    }
-
-    impl<T> UnboundedQueue<T> {
-        pub(crate) fn push(&self, value: T) {
-            self.0.push(value);
-        }
-
-        pub(crate) fn pop(&self) -> Option<T> {
-            self.0.pop()
-        }
-
-        pub(crate) fn len(&self) -> usize {
-            self.0.len()
-        }
-    }
-
     /// A thread-local without a destructor, which costs one load.
     macro_rules! thread_local_const {
         ($(#[$attribute:meta])* static $name:ident: $type:ty = $value:expr;) => {
@@ -205,29 +182,6 @@ mod imp {
         pub(crate) fn remove(&self, key: &K) {
             // What was there is dropped after the lock.
             let _gone = self.0.lock().unwrap().remove(key);
-        }
-
-        pub(crate) fn len(&self) -> usize {
-            self.0.lock().unwrap().len()
-        }
-    }
-
-    /// An unbounded queue; every call is one step.
-    pub(crate) struct UnboundedQueue<T>(loom::sync::Mutex<VecDeque<T>>);
-
-    impl<T> Default for UnboundedQueue<T> {
-        fn default() -> Self {
-            Self(loom::sync::Mutex::new(VecDeque::new()))
-        }
-    }
-
-    impl<T> UnboundedQueue<T> {
-        pub(crate) fn push(&self, value: T) {
-            self.0.lock().unwrap().push_back(value);
-        }
-
-        pub(crate) fn pop(&self) -> Option<T> {
-            self.0.lock().unwrap().pop_front()
         }
 
         pub(crate) fn len(&self) -> usize {

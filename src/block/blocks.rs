@@ -6,11 +6,12 @@ use crate::batch::Clock;
 use crate::config::FAN_LOG2;
 use crate::error::GrowError;
 use crate::frame::{Census, Depot, FrameConfig, Frames};
-use crate::ids::{BlockHandle, BlockId, DeviceId, FrameId, Order, PoolTag, Run, Ticket};
-use crate::sync::{Arc, AtomicBool, AtomicUsize, Ordering::*, UnboundedQueue, next_pool_tag};
+use crate::ids::{BlockHandle, BlockId, DeviceId, FrameId, Order, PoolTag, Run};
+use crate::sync::{Arc, AtomicBool, AtomicUsize, Ordering::*, next_pool_tag};
 
 use super::BlockWord;
 use super::home::Homes;
+use super::strays::Strays;
 use super::table::Table;
 
 /// The shape of a pool, checked by the builder.
@@ -57,7 +58,7 @@ pub struct Core {
     pub(super) clock: Clock,
     pub(super) homes: Homes,
     /// Retired frames of threads that could not enter a home of their own at that moment.
-    pub(super) stray: UnboundedQueue<(Run, Ticket)>,
+    pub(super) stray: Strays,
     pub(super) config: BlocksConfig,
     pub(super) tag: PoolTag,
     /// Wipes frames that are given up, before anybody can own them again.
@@ -114,7 +115,7 @@ impl Blocks {
             depot: Depot::new(if config.magazine_blocks == 0 { 0 } else { 2 * config.threads }),
             clock: Clock::default(),
             homes: Homes::default(),
-            stray: UnboundedQueue::default(),
+            stray: Strays::default(),
             config,
             tag: next_pool_tag(),
             scrub,
@@ -138,7 +139,8 @@ impl Core {
     /// Frames, the null block's among them.
     #[inline]
     pub fn total_frames(&self) -> usize {
-        self.total.load(Relaxed)
+        // Acquire: pairs with the Release in `grow`: the rows of so many blocks are there.
+        self.total.load(Acquire)
     }
 
     /// The shape that it was built with.
@@ -206,7 +208,14 @@ impl Core {
                 if !cfg!(kvpool_mutant = "late_rows") {
                     self.table.grow(run.end() as usize);
                 }
-                prepare(run)
+                prepare(run)?;
+                // Before any of them can be handed out, so that no handle is refused that the pool gave. Growers come
+                // one after the other, and each adds its own. Release: pairs with the Acquires of those who ask for a
+                // row of this number.
+                if !cfg!(kvpool_mutant = "late_total") {
+                    self.total.fetch_add(run.len as usize, Release);
+                }
+                Ok(())
             })
             .map_err(|error| match error {
                 // Told in blocks, as the caller counts them.
@@ -218,8 +227,9 @@ impl Core {
         if cfg!(kvpool_mutant = "late_rows") {
             self.table.grow(run.end() as usize);
         }
-        // Growers come one after the other, and each adds its own.
-        self.total.fetch_add(run.len as usize, Relaxed);
+        if cfg!(kvpool_mutant = "late_total") {
+            self.total.fetch_add(run.len as usize, Release);
+        }
         Ok(())
     }
 
@@ -233,7 +243,8 @@ impl Core {
             // What no batch can see any more is got by the next allocation that needs it.
             if newest_tag < oldest { in_magazines += waiting } else { retired += waiting }
         }
-        retired += self.stray.len();
+        let (waiting, newest_tag) = self.stray.mirror();
+        if newest_tag < oldest { in_magazines += waiting } else { retired += waiting }
         Counts { total: self.total(), in_bitmap: self.frames.free_frames(), in_magazines, retired }
     }
 

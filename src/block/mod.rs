@@ -31,6 +31,7 @@ mod home;
 mod info;
 mod release;
 mod request;
+mod strays;
 mod table;
 mod word;
 

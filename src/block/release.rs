@@ -173,7 +173,7 @@ impl Core {
                 });
                 if retired.is_none() {
                     // A visitor has the home, or the thread has none. Reached by `a_visited_owner_retires_elsewhere`.
-                    runs.iter().for_each(|&run| self.stray.push((run, tag)));
+                    runs.iter().for_each(|&run| self.stray.push(run, tag));
                 }
             }
         }
@@ -193,14 +193,6 @@ impl Core {
 
     /// Gives the strays back that no batch sees any more.
     pub(super) fn reclaim_strays(&self) {
-        let oldest = self.clock.oldest();
-        // Each that was there at the start is looked at once.
-        for _ in 0..self.stray.len() {
-            match self.stray.pop() {
-                Some((run, tag)) if tag < oldest => self.free_run(run),
-                Some(waiting) => self.stray.push(waiting),
-                None => return,
-            }
-        }
+        self.stray.reclaim(self.clock.oldest(), |run| self.free_run(run));
     }
 }
