@@ -47,6 +47,7 @@ oldest_no_fence retire_reclaim
 late_slot retire_reclaim
 bound_relaxed retire_reclaim
 late_rows growth_of_the_pool
+late_total growth_of_the_pool
 undo_half user_scheduler
 LIST
 exit "$survivors"
