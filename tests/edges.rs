@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use kvpool::ids::SequenceId;
-use kvpool::pool::{AllocRequest, Lease, Pool};
+use kvpool::pool::{AllocRequest, BuildError, Lease, Pool};
 use kvpool::storage::{HostStorage, KvLayout, Storage};
 
 fn layout() -> KvLayout {
@@ -45,10 +45,10 @@ fn what_a_dying_thread_retires_is_counted() {
 fn storage_belongs_to_one_pool() {
     let storage: Arc<dyn Storage> = Arc::new(HostStorage::new(layout(), 11, 11).unwrap());
     let build = |storage| Pool::builder(layout()).blocks(10).storage(storage).build();
-    assert!(matches!(build(storage.clone()), Err(_)));
+    assert!(matches!(build(storage.clone()), Err(BuildError::StorageShared)));
     let pool = build(storage).unwrap();
     let again = Arc::clone(pool.storage().unwrap());
-    assert!(matches!(build(again), Err(_)));
+    assert!(matches!(build(again), Err(BuildError::StorageShared)));
 }
 
 /// Threads remember the pool that they used; that must not keep gigabytes.

@@ -82,6 +82,10 @@ pub enum BuildError {
         /// Frames that the pool needs, the null block's among them.
         frames: usize,
     },
+    /// The storage that was handed over is known to somebody else too, perhaps to another pool: two pools would hand
+    /// out the same bytes.
+    #[error("the storage is shared; a pool needs one of its own")]
+    StorageShared,
     /// The sizing cannot be met.
     #[error(transparent)]
     Sizing(#[from] SizingError),
@@ -179,7 +183,8 @@ impl PoolBuilder {
     }
 
     /// Storage of the caller's: another device, or memory that an engine allocated itself. It must have the pool's
-    /// layout, and room for one frame more than there are blocks (the null block's).
+    /// layout, and room for one frame more than there are blocks (the null block's). It becomes the pool's: there may be no
+    /// other reference to it yet; [`Pool::storage`] gives some.
     pub fn storage(mut self, storage: Arc<dyn Storage>) -> Self {
         self.backing = Backing::Given(storage);
         self
@@ -221,7 +226,11 @@ impl PoolBuilder {
             Backing::Host => {
                 Some(Arc::new(HostStorage::new(self.layout.clone(), config.frames, config.frames_max)?))
             }
-            Backing::Given(storage) => {
+            Backing::Given(mut storage) => {
+                // What makes a sequence's stores safe is that its blocks' frames are nobody else's.
+                if Arc::get_mut(&mut storage).is_none() {
+                    return Err(BuildError::StorageShared);
+                }
                 if *storage.layout() != self.layout {
                     let (storage, pool) = (Box::new(storage.layout().clone()), Box::new(self.layout));
                     return Err(BuildError::OtherLayout { storage, pool });
@@ -236,8 +245,12 @@ impl PoolBuilder {
                 Some(storage)
             }
         };
-        let scrub = storage.clone().filter(|_| self.zero_on_free).map(|storage| -> Scrub {
+        let scrub = storage.as_ref().filter(|_| self.zero_on_free).map(|storage| -> Scrub {
+            // Weak: the blocks live on in the threads that used them, and must not keep the bytes.
+            let storage = Arc::downgrade(storage);
             Box::new(move |run| {
+                // The pool and its sequences are gone, and nobody can read what is left of it.
+                let Some(storage) = storage.upgrade() else { return };
                 // SAFETY: the blocks floor passes frames that nobody owns and no batch sees, before it frees them.
                 let zeroed = unsafe { storage.zero(&[run]) };
                 zeroed.unwrap_or_else(|error| panic!("{run} of this pool: {error}"));
