@@ -375,6 +375,8 @@ impl Blocks {
                 // An address is not used again while the list holds the pool: no entry can be mistaken.
                 let known = residences.iter().position(|at| at.anchor.0.core_ptr() == self.core_ptr());
                 let at = known.unwrap_or_else(|| {
+                    // The pool used last may be among those that go, and its address be used again before we are done.
+                    RECENT.with(|recent| recent.set(NOWHERE));
                     residences.retain(|at| !at.anchor.0.is_closed());
                     residences.push(Resident::new(self));
                     residences.len() - 1
