@@ -76,7 +76,7 @@ impl Batch {
     ///
     /// # Panics
     ///
-    /// If a million batches are in flight.
+    /// If half a million batches are in flight.
     pub fn begin(sequences: &Sequences) -> Self {
         let sequences = sequences.clone();
         let lease = Some(sequences.0.blocks.clock().begin());
