@@ -39,6 +39,8 @@ visitor_no_fence owner_cell
 leave_relaxed owner_cell
 refused_by_depot magazines
 no_visit magazines
+depot_no_count magazines
+depot_relaxed magazines
 release_relaxed share_release
 same_generation share_release
 unchecked_retry share_release
