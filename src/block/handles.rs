@@ -41,7 +41,7 @@ impl Blocks {
 
     pub(super) fn free_at(&self, seat: Option<Seat<'_>>, handles: &[BlockHandle]) -> Result<(), HandleError> {
         for handle in handles {
-            self.check(handle)?;
+            self.check_unlisted(handle)?;
         }
         self.check_repeats(handles)?;
         if handles.len() <= FEW {
@@ -93,9 +93,12 @@ impl Core {
     pub fn share_handles(&self, handles: &[BlockHandle]) -> Result<(), HandleError> {
         for (i, handle) in handles.iter().enumerate() {
             let full = || HandleError::TooManyReferences { id: handle.id, max: BlockWord::REFS_MAX };
-            let shared = self.update(handle, |word| word.share().map(|next| (next, ())));
+            let shared = self.check_unlisted(handle);
+            let shared = shared.and_then(|()| self.update(handle, |word| word.share().map(|next| (next, ()))));
             if let Err(error) = shared.and_then(|shared| shared.ok_or_else(full)) {
-                self.unshare(handles[..i].iter().map(|handle| handle.id));
+                // By handle: a reference that somebody else freed meanwhile, though it was ours, is not taken from the
+                // block's next owner.
+                let _ = self.free_at(None, &handles[..i]);
                 return Err(error);
             }
         }
@@ -107,26 +110,35 @@ impl Core {
     /// # Errors
     ///
     /// [`HandleError::TooManyReferences`]: no block has a reference more than before.
+    ///
+    /// # Panics
+    ///
+    /// If a block is free, or in a sequence's list: the caller's reference is not the caller's.
     pub fn share(&self, ids: &[BlockId]) -> Result<(), HandleError> {
+        self.share_as(ids, false)
+    }
+
+    /// As [`share`](Self::share), of blocks in a sequence's list.
+    pub(crate) fn share_listed(&self, ids: &[BlockId]) -> Result<(), HandleError> {
+        self.share_as(ids, true)
+    }
+
+    fn share_as(&self, ids: &[BlockId], listed: bool) -> Result<(), HandleError> {
         for (i, &id) in ids.iter().enumerate() {
             // Relaxed: the caller's reference orders what it may touch. The count alone changes.
             let shared = self.table.word(id).fetch_update(Relaxed, Relaxed, |bits| {
-                BlockWord::from_bits(bits).share().map(BlockWord::to_bits)
+                let word = BlockWord::from_bits(bits);
+                word.share().filter(|_| word.is_listed() == listed).map(BlockWord::to_bits)
             });
             if let Err(bits) = shared {
                 let word = BlockWord::from_bits(bits);
-                assert!(!word.is_free(), "block {id} shared while free: {word:?}");
-                self.unshare(ids[..i].iter().copied());
+                self.release_at(None, &ids[..i], listed);
+                let is_ours = !word.is_free() && word.is_listed() == listed;
+                assert!(is_ours, "block {id} shared by who has no reference: {word:?}");
                 return Err(HandleError::TooManyReferences { id, max: BlockWord::REFS_MAX });
             }
         }
         Ok(())
-    }
-
-    /// Takes references back that were just added: none of them is the last, unless the others went meanwhile.
-    fn unshare(&self, ids: impl Iterator<Item = BlockId>) {
-        let ids: Vec<BlockId> = ids.collect();
-        self.release_at(None, &ids);
     }
 
     /// One more pin: the block is neither evicted nor moved until as many unpins.
@@ -190,6 +202,13 @@ impl Core {
         let word = self.word(handle.id);
         self.check_generation(handle, word)?;
         Ok(word)
+    }
+
+    /// Refuses a handle whose block is in a sequence's list, where no reference is a handle's. This does not change as
+    /// long as the handle is good.
+    #[inline]
+    fn check_unlisted(&self, handle: &BlockHandle) -> Result<(), HandleError> {
+        if self.check(handle)?.is_listed() { Err(HandleError::Listed { handle: *handle }) } else { Ok(()) }
     }
 
     #[inline]
