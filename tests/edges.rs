@@ -108,6 +108,7 @@ fn no_handle_frees_a_sequences_block() {
     for id in sequence.blocks() {
         let made_up = pool.blocks().handle(id);
         assert!(matches!(pool.free(&[made_up]), Err(HandleError::Listed { .. })));
+        assert!(matches!(pool.free(&[made_up, made_up]), Err(HandleError::Listed { .. })));
         assert!(matches!(pool.share(&[made_up]), Err(HandleError::Listed { .. })));
         assert_eq!(pool.info(made_up).unwrap().refs, 1);
     }

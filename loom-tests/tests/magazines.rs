@@ -27,8 +27,11 @@ fn a_top_that_comes_back() {
         assert!(!matches!(again, Some(Err(_))), "there is room for three");
         let theirs = thread.join().unwrap();
         let left = std::iter::from_fn(|| depot.pop());
-        let mut frames: Vec<u32> =
-            left.chain(second).chain(theirs).flat_map(|m| m.iter().map(|f| f.0).collect::<Vec<_>>()).collect();
+        let mut frames: Vec<u32> = left
+            .chain(second)
+            .chain(theirs)
+            .flat_map(|m| m.iter().map(|f| f.0).collect::<Vec<_>>())
+            .collect();
         frames.sort_unstable();
         assert_eq!(frames, [0, 1]);
     });

@@ -244,7 +244,11 @@ impl Core {
             if newest_tag < oldest { in_magazines += waiting } else { retired += waiting }
         }
         let (waiting, newest_tag) = self.stray.mirror();
-        if newest_tag < oldest { in_magazines += waiting } else { retired += waiting }
+        if newest_tag < oldest {
+            in_magazines += waiting
+        } else {
+            retired += waiting
+        }
         Counts { total: self.total(), in_bitmap: self.frames.free_frames(), in_magazines, retired }
     }
 

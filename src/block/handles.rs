@@ -2,7 +2,7 @@
 //! generation; a list is checked as a whole before anything is changed.
 
 use crate::error::HandleError;
-use crate::ids::{BlockHandle, BlockId, FrameId};
+use crate::ids::{BlockHandle, BlockId, FrameId, Run};
 use crate::sync::Ordering::*;
 
 use super::blocks::Core;
@@ -28,10 +28,12 @@ impl Blocks {
 
     #[inline]
     pub(super) fn free_one(&self, seat: Option<Seat<'_>>, handle: &BlockHandle) -> Result<(), HandleError> {
-        let released =
-            self.update(handle, |word| word.release().map(|released| (released.word(), released)))?;
-        if let Some(released) = released
-            && let Some(frame) = self.released(handle.id, released)
+        let released = self.update(handle, |word| {
+            word.release().filter(|_| !word.is_listed()).map(|released| (released.word(), released))
+        })?;
+        // A good handle's word is not free.
+        let released = released.ok_or(HandleError::Listed { handle: *handle })?;
+        if let Some(frame) = self.released(handle.id, released)
             && !self.give_back_one(seat, frame)
         {
             self.give_back_frames(seat, &[frame]);
@@ -94,11 +96,14 @@ impl Core {
         for (i, handle) in handles.iter().enumerate() {
             let full = || HandleError::TooManyReferences { id: handle.id, max: BlockWord::REFS_MAX };
             let shared = self.check_unlisted(handle);
-            let shared = shared.and_then(|()| self.update(handle, |word| word.share().map(|next| (next, ()))));
+            let shared =
+                shared.and_then(|()| self.update(handle, |word| word.share().map(|next| (next, ()))));
             if let Err(error) = shared.and_then(|shared| shared.ok_or_else(full)) {
                 // By handle: a reference that somebody else freed meanwhile, though it was ours, is not taken from the
                 // block's next owner.
-                let _ = self.free_at(None, &handles[..i]);
+                let _ = self.release_checked(&handles[..i], |frame| {
+                    self.give_back(None, &[Run { start: frame, len: 1 }]);
+                });
                 return Err(error);
             }
         }

@@ -55,7 +55,8 @@ unsafe impl Send for Depot {}
 impl Depot {
     /// A depot for up to `magazines` magazines.
     pub fn new(magazines: usize) -> Self {
-        let slot = |below| Slot { below: AtomicU32::new(below), magazine: UnsafeCell::new(Magazine::default()) };
+        let slot =
+            |below| Slot { below: AtomicU32::new(below), magazine: UnsafeCell::new(Magazine::default()) };
         // Every slot lies on the one of the next lower number, the last one on top.
         let slots: Box<[Slot]> = (0..magazines.max(1) as u32).map(slot).collect();
         Self {

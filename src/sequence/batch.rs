@@ -212,7 +212,8 @@ impl Batch {
         let open = |tail: &Tail| self.sequences.0.blocks.reopen(tail.id);
         if matches!(tail.access, Access::Reopen | Access::Withdraw) && !open(tail) {
             let one = AllocRequest { blocks: 1, ..request };
-            if let Err(error) = self.sequences.0.blocks.allocate_listed(&one, near, &mut |id| copy = Some(id)) {
+            if let Err(error) = self.sequences.0.blocks.allocate_listed(&one, near, &mut |id| copy = Some(id))
+            {
                 self.give_up(sequence, base, plan, None);
                 return Err(error.into());
             }
