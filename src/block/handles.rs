@@ -2,7 +2,7 @@
 //! generation; a list is checked as a whole before anything is changed.
 
 use crate::error::HandleError;
-use crate::ids::{BlockHandle, BlockId, FrameId};
+use crate::ids::{BlockHandle, BlockId, FrameId, Run};
 use crate::sync::Ordering::*;
 
 use super::blocks::Core;
@@ -28,10 +28,12 @@ impl Blocks {
 
     #[inline]
     pub(super) fn free_one(&self, seat: Option<Seat<'_>>, handle: &BlockHandle) -> Result<(), HandleError> {
-        let released =
-            self.update(handle, |word| word.release().map(|released| (released.word(), released)))?;
-        if let Some(released) = released
-            && let Some(frame) = self.released(handle.id, released)
+        let released = self.update(handle, |word| {
+            word.release().filter(|_| !word.is_listed()).map(|released| (released.word(), released))
+        })?;
+        // A good handle's word is not free.
+        let released = released.ok_or(HandleError::Listed { handle: *handle })?;
+        if let Some(frame) = self.released(handle.id, released)
             && !self.give_back_one(seat, frame)
         {
             self.give_back_frames(seat, &[frame]);
@@ -41,7 +43,7 @@ impl Blocks {
 
     pub(super) fn free_at(&self, seat: Option<Seat<'_>>, handles: &[BlockHandle]) -> Result<(), HandleError> {
         for handle in handles {
-            self.check(handle)?;
+            self.check_unlisted(handle)?;
         }
         self.check_repeats(handles)?;
         if handles.len() <= FEW {
@@ -95,9 +97,15 @@ impl Core {
     pub fn share_handles(&self, handles: &[BlockHandle]) -> Result<(), HandleError> {
         for (i, handle) in handles.iter().enumerate() {
             let full = || HandleError::TooManyReferences { id: handle.id, max: BlockWord::REFS_MAX };
-            let shared = self.update(handle, |word| word.share().map(|next| (next, ())));
+            let shared = self.check_unlisted(handle);
+            let shared =
+                shared.and_then(|()| self.update(handle, |word| word.share().map(|next| (next, ()))));
             if let Err(error) = shared.and_then(|shared| shared.ok_or_else(full)) {
-                self.unshare(handles[..i].iter().map(|handle| handle.id));
+                // By handle: a reference that somebody else freed meanwhile, though it was ours, is not taken from the
+                // block's next owner.
+                let _ = self.release_checked(&handles[..i], |frame| {
+                    self.give_back(None, &[Run { start: frame, len: 1 }]);
+                });
                 return Err(error);
             }
         }
@@ -109,26 +117,35 @@ impl Core {
     /// # Errors
     ///
     /// [`HandleError::TooManyReferences`]: no block has a reference more than before.
+    ///
+    /// # Panics
+    ///
+    /// If a block is free, or in a sequence's list: the caller's reference is not the caller's.
     pub fn share(&self, ids: &[BlockId]) -> Result<(), HandleError> {
+        self.share_as(ids, false)
+    }
+
+    /// As [`share`](Self::share), of blocks in a sequence's list.
+    pub(crate) fn share_listed(&self, ids: &[BlockId]) -> Result<(), HandleError> {
+        self.share_as(ids, true)
+    }
+
+    fn share_as(&self, ids: &[BlockId], listed: bool) -> Result<(), HandleError> {
         for (i, &id) in ids.iter().enumerate() {
             // Relaxed: the caller's reference orders what it may touch. The count alone changes.
             let shared = self.table.word(id).fetch_update(Relaxed, Relaxed, |bits| {
-                BlockWord::from_bits(bits).share().map(BlockWord::to_bits)
+                let word = BlockWord::from_bits(bits);
+                word.share().filter(|_| word.is_listed() == listed).map(BlockWord::to_bits)
             });
             if let Err(bits) = shared {
                 let word = BlockWord::from_bits(bits);
-                assert!(!word.is_free(), "block {id} shared while free: {word:?}");
-                self.unshare(ids[..i].iter().copied());
+                self.release_at(None, &ids[..i], listed);
+                let is_ours = !word.is_free() && word.is_listed() == listed;
+                assert!(is_ours, "block {id} shared by who has no reference: {word:?}");
                 return Err(HandleError::TooManyReferences { id, max: BlockWord::REFS_MAX });
             }
         }
         Ok(())
-    }
-
-    /// Takes references back that were just added: none of them is the last, unless the others went meanwhile.
-    fn unshare(&self, ids: impl Iterator<Item = BlockId>) {
-        let ids: Vec<BlockId> = ids.collect();
-        self.release_at(None, &ids);
     }
 
     /// One more pin: the block is neither evicted nor moved until as many unpins.
@@ -195,6 +212,13 @@ impl Core {
             }
         }
         Err(self.refuse(handle))
+    }
+
+    /// Refuses a handle whose block is in a sequence's list, where no reference is a handle's. This does not change as
+    /// long as the handle is good.
+    #[inline]
+    fn check_unlisted(&self, handle: &BlockHandle) -> Result<(), HandleError> {
+        if self.check(handle)?.is_listed() { Err(HandleError::Listed { handle: *handle }) } else { Ok(()) }
     }
 
     #[inline]

@@ -200,7 +200,7 @@ impl Batch {
             }
             sequence.list.reserve(base + plan.fresh as usize);
             let (list, mut place) = (&mut sequence.list, base);
-            self.sequences.0.blocks.allocate(&request, near, &mut |id| {
+            self.sequences.0.blocks.allocate_listed(&request, near, &mut |id| {
                 if copies && copy.is_none() {
                     copy = Some(id);
                 } else {
@@ -217,7 +217,8 @@ impl Batch {
         let open = |tail: &Tail| self.sequences.0.blocks.reopen(tail.id);
         if matches!(tail.access, Access::Reopen | Access::Withdraw) && !open(tail) {
             let one = AllocRequest { blocks: 1, ..request };
-            if let Err(error) = self.sequences.0.blocks.allocate(&one, near, &mut |id| copy = Some(id)) {
+            if let Err(error) = self.sequences.0.blocks.allocate_listed(&one, near, &mut |id| copy = Some(id))
+            {
                 self.give_up(sequence, base, plan, None);
                 return Err(error.into());
             }
@@ -264,7 +265,7 @@ impl Batch {
         let mut taken = sequence.list.staged(base..base + plan.fresh as usize);
         taken.extend(copy);
         taken.reverse();
-        self.sequences.0.blocks.release(&taken);
+        self.sequences.0.blocks.release_listed(&taken);
     }
 }
 

@@ -173,11 +173,11 @@ fn a_block_has_as_many_owners_as_it_can_count() {
     Batch::begin(&sequences).append(&mut sequence, 1).unwrap();
     let block = ids(&sequence)[0];
     let more = crate::block::BlockWord::REFS_MAX as usize - 1;
-    (0..more).for_each(|_| blocks(&sequences).share(&[block]).unwrap());
+    (0..more).for_each(|_| blocks(&sequences).share_listed(&[block]).unwrap());
     let refused = sequence.fork(SequenceId(1)).unwrap_err();
     assert!(matches!(refused, SequenceError::Handle(HandleError::TooManyReferences { .. })), "{refused}");
     assert_eq!(sequences.count(), 1);
-    (0..more).for_each(|_| blocks(&sequences).release(&[block]));
+    (0..more).for_each(|_| blocks(&sequences).release_listed(&[block]));
     sequence.fork(SequenceId(1)).unwrap();
 }
 
