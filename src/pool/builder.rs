@@ -277,7 +277,8 @@ impl PoolBuilder {
         });
         let blocks = Blocks::new(config, scrub);
         Ok(Pool(crate::sync::Arc::new(Shared {
-            sequences: Sequences::new(blocks.clone(), storage.clone(), self.layout.block_tokens()),
+            // SAFETY: the storage was made here, or nobody else knew it; it gets one pool.
+            sequences: unsafe { Sequences::new(blocks.clone(), storage.clone(), self.layout.block_tokens()) },
             blocks,
             layout: self.layout,
             storage,

@@ -281,7 +281,7 @@ impl Drop for Batch {
             // The copies are done. Pairs with the fence in `Clock::begin`, as in `Sequence::release_unlinked`: these were
             // unlinked from their sequences, where a view's reader may have found them.
             fence(SeqCst);
-            blocks.release(&self.copied);
+            blocks.release_listed(&self.copied);
         }
     }
 }

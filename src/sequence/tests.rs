@@ -28,7 +28,9 @@ fn build(blocks: usize, bytes: bool, has_null_block: bool) -> Sequences {
     };
     let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(1).block_tokens(TOKENS).dtype(Dtype::F32);
     let storage = HostStorage::new(layout.build().unwrap(), frames, frames).unwrap();
-    Sequences::new(Blocks::new(config, None), bytes.then_some(Arc::new(storage) as Arc<dyn Storage>), TOKENS)
+    let storage = bytes.then_some(Arc::new(storage) as Arc<dyn Storage>);
+    // SAFETY: made here, for these blocks.
+    unsafe { Sequences::new(Blocks::new(config, None), storage, TOKENS) }
 }
 
 fn blocks(sequences: &Sequences) -> &Blocks {
