@@ -39,6 +39,8 @@ visitor_no_fence owner_cell
 leave_relaxed owner_cell
 refused_by_depot magazines
 no_visit magazines
+depot_no_count magazines
+depot_relaxed magazines
 release_relaxed share_release
 same_generation share_release
 unchecked_retry share_release
@@ -46,6 +48,7 @@ begin_no_fence retire_reclaim
 late_slot retire_reclaim
 bound_relaxed retire_reclaim
 late_rows growth_of_the_pool
+late_total growth_of_the_pool
 undo_half user_scheduler
 LIST
 exit "$survivors"

@@ -1,9 +1,9 @@
 //! The only file that names `std::sync::atomic`, `std::thread` or loom. Everything else imports from here.
 //!
 //! Built plainly this is the standard library; built with `--cfg kvpool_loom --cfg crossbeam_loom` it is loom's.
-//! Two things have no loom support and are replaced by a loom mutex around a std collection, which models their
-//! *semantics* (each call one atomic step) and none of their internals: [`Queue`] (crossbeam-queue) and [`Map`]
-//! (dashmap). loom treats SeqCst *accesses* as AcqRel, so every store-load order here is an explicit fence.
+//! One thing has no loom support and is replaced by a loom mutex around a std collection, which models its *semantics*
+//! (each call one atomic step) and none of its internals: [`Map`] (dashmap). loom treats SeqCst *accesses* as AcqRel, so
+//! every store-load order here is an explicit fence.
 
 mod asymmetric;
 #[cfg(kvpool_loom)]
@@ -39,46 +39,6 @@ mod imp {
     };
     pub(crate) use std::thread::yield_now;
     pub(crate) use std::thread_local;
-
-    /// A bounded lock-free queue.
-    pub(crate) struct Queue<T>(crossbeam_queue::ArrayQueue<T>);
-
-    impl<T> Queue<T> {
-        pub(crate) fn new(capacity: usize) -> Self {
-            Self(crossbeam_queue::ArrayQueue::new(capacity))
-        }
-
-        pub(crate) fn push(&self, value: T) -> Result<(), T> {
-            self.0.push(value)
-        }
-
-        pub(crate) fn pop(&self) -> Option<T> {
-            self.0.pop()
-        }
-    }
-
-    /// An unbounded lock-free queue.
-    pub(crate) struct UnboundedQueue<T>(crossbeam_queue::SegQueue<T>);
-
-    impl<T> Default for UnboundedQueue<T> {
-        fn default() -> Self {
-            Self(crossbeam_queue::SegQueue::new())
-        }
-    }
-
-    impl<T> UnboundedQueue<T> {
-        pub(crate) fn push(&self, value: T) {
-            self.0.push(value);
-        }
-
-        pub(crate) fn pop(&self) -> Option<T> {
-            self.0.pop()
-        }
-
-        pub(crate) fn len(&self) -> usize {
-            self.0.len()
-        }
-    }
 
     /// A thread-local without a destructor, which costs one load.
     macro_rules! thread_local_const {
@@ -153,33 +113,8 @@ mod imp {
         pub(crate) use crossbeam_epoch::*;
     }
 
-    use std::collections::{HashMap, VecDeque};
+    use std::collections::HashMap;
     use std::hash::Hash;
-
-    /// A bounded queue; every call is one step.
-    pub(crate) struct Queue<T> {
-        capacity: usize,
-        items: loom::sync::Mutex<VecDeque<T>>,
-    }
-
-    impl<T> Queue<T> {
-        pub(crate) fn new(capacity: usize) -> Self {
-            Self { capacity, items: loom::sync::Mutex::new(VecDeque::new()) }
-        }
-
-        pub(crate) fn push(&self, value: T) -> Result<(), T> {
-            let mut items = self.items.lock().unwrap();
-            if items.len() == self.capacity {
-                return Err(value);
-            }
-            items.push_back(value);
-            Ok(())
-        }
-
-        pub(crate) fn pop(&self) -> Option<T> {
-            self.items.lock().unwrap().pop_front()
-        }
-    }
 
     /// A map from ids to values; every call is one step.
     pub(crate) struct Map<K, V>(loom::sync::Mutex<HashMap<K, V>>);
@@ -205,29 +140,6 @@ mod imp {
         pub(crate) fn remove(&self, key: &K) {
             // What was there is dropped after the lock.
             let _gone = self.0.lock().unwrap().remove(key);
-        }
-
-        pub(crate) fn len(&self) -> usize {
-            self.0.lock().unwrap().len()
-        }
-    }
-
-    /// An unbounded queue; every call is one step.
-    pub(crate) struct UnboundedQueue<T>(loom::sync::Mutex<VecDeque<T>>);
-
-    impl<T> Default for UnboundedQueue<T> {
-        fn default() -> Self {
-            Self(loom::sync::Mutex::new(VecDeque::new()))
-        }
-    }
-
-    impl<T> UnboundedQueue<T> {
-        pub(crate) fn push(&self, value: T) {
-            self.0.lock().unwrap().push_back(value);
-        }
-
-        pub(crate) fn pop(&self) -> Option<T> {
-            self.0.lock().unwrap().pop_front()
         }
 
         pub(crate) fn len(&self) -> usize {

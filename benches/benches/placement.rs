@@ -43,7 +43,7 @@ fn report<S: Subject>() {
     let start = Instant::now();
     for round in 0..ROUNDS {
         while in_use < BLOCKS * 85 / 100 {
-            let count = random.usize(1..=512);
+            let count = random.usize(100..1000);
             let prompt = worker.allocate_many(count, allocated as u64);
             in_use += count;
             allocated += count;
@@ -53,7 +53,7 @@ fn report<S: Subject>() {
                 ids.sort_unstable();
                 runs.push((count, mean_run(&ids)));
             }
-            live.push(Sequence { prompt, grown: Vec::new(), end: random.usize(0..=256) });
+            live.push(Sequence { prompt, grown: Vec::new(), end: random.usize(20..220) });
         }
         let mut next = 0;
         while next < live.len() {

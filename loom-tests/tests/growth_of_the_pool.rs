@@ -2,6 +2,7 @@
 //! be handed its frame, in the bucket that was there and in a new one, and a block is handed out once.
 #![cfg(kvpool_loom)]
 
+use kvpool::block::AllocRequest;
 use kvpool_loom_tests::{TouchedBlocks, check, check_to};
 use loom::thread;
 
@@ -20,6 +21,24 @@ fn beside_allocate() {
         thread.join().unwrap();
         pool.put(&held);
         assert_eq!(pool.blocks.total(), 6);
+        pool.finish();
+    });
+}
+
+/// A handle is good from the moment that its block was handed out, though the grower has not returned yet.
+#[test]
+fn beside_free_by_handle() {
+    check("growth_of_the_pool::beside_free_by_handle", || {
+        let pool = TouchedBlocks::growing(3, 6, 0);
+        let held = pool.take(3).unwrap();
+        let other = pool.clone();
+        let thread = thread::spawn(move || other.blocks.grow(3, &mut |_| Ok(())).unwrap());
+        let mut got = None;
+        if pool.blocks.allocate(&AllocRequest::new(1), None, &mut |id| got = Some(id)).is_ok() {
+            pool.blocks.free(&[pool.blocks.handle(got.unwrap())]).unwrap();
+        }
+        thread.join().unwrap();
+        pool.put(&held);
         pool.finish();
     });
 }

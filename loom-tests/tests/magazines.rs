@@ -3,10 +3,39 @@
 //! is gone, or is using its magazine at that moment.
 #![cfg(kvpool_loom)]
 
+use kvpool::frame::{Depot, Magazine};
+use kvpool::ids::FrameId;
 use kvpool::pool::{AllocRequest, Pool};
 use kvpool::storage::KvLayout;
 use kvpool_loom_tests::{TouchedBlocks, check, check_to, settle};
 use loom::thread;
+
+/// The depot alone: a magazine that leaves and comes back while another thread is about to take it.
+#[test]
+fn a_top_that_comes_back() {
+    check_to(3, "magazines::a_top_that_comes_back", || {
+        let depot = loom::sync::Arc::new(Depot::new(3));
+        for frame in 0..2 {
+            let mut magazine = Magazine::default();
+            magazine.push(FrameId(frame));
+            assert!(depot.push(magazine).is_ok());
+        }
+        let other = loom::sync::Arc::clone(&depot);
+        let thread = thread::spawn(move || other.pop());
+        let (first, second) = (depot.pop(), depot.pop());
+        let again = first.map(|magazine| depot.push(magazine));
+        assert!(!matches!(again, Some(Err(_))), "there is room for three");
+        let theirs = thread.join().unwrap();
+        let left = std::iter::from_fn(|| depot.pop());
+        let mut frames: Vec<u32> = left
+            .chain(second)
+            .chain(theirs)
+            .flat_map(|m| m.iter().map(|f| f.0).collect::<Vec<_>>())
+            .collect();
+        frames.sort_unstable();
+        assert_eq!(frames, [0, 1]);
+    });
+}
 
 /// Two threads fill and empty magazines of two; full ones go through the depot, which holds one.
 #[test]

@@ -2,12 +2,15 @@
 //! before the batch ends; blocks that sequences share are freed once, by whoever goes last, and written by nobody.
 #![cfg(kvpool_loom)]
 
+use kvpool::batch::Clock;
 use kvpool::block::{Blocks, BlocksConfig};
 use kvpool::ids::{BlockId, DeviceId, SequenceId};
-use kvpool::sequence::{Batch, BlockTable, Sequence, Sequences};
-use kvpool_loom_tests::{check, settle};
+use kvpool::sequence::list::ListOwner;
+use kvpool::sequence::{Batch, Sequence, Sequences};
+use kvpool_loom_tests::{check, check_to, settle};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
+use loom::sync::atomic::{Ordering::*, fence};
 use loom::thread;
 
 fn pool(frames: usize, block_tokens: usize) -> (Blocks, Sequences) {
@@ -23,8 +26,31 @@ fn pool(frames: usize, block_tokens: usize) -> (Blocks, Sequences) {
         },
         None,
     );
-    let sequences = Sequences::new(blocks.clone(), None, block_tokens);
+    // SAFETY: no storage.
+    let sequences = unsafe { Sequences::new(blocks.clone(), None, block_tokens) };
     (blocks, sequences)
+}
+
+/// A cell for each block's bytes: a write beside another access is a causality violation that the checker reports.
+struct Bytes(Vec<UnsafeCell<u32>>);
+
+// SAFETY: that nobody writes what another thread uses is what the models check.
+unsafe impl Sync for Bytes {}
+
+impl Bytes {
+    fn new(blocks: usize) -> Self {
+        Self((0..blocks).map(|_| UnsafeCell::new(0)).collect())
+    }
+
+    fn read(&self, id: BlockId) {
+        // SAFETY: the checker verifies it.
+        self.0[id.index()].with(|bytes| unsafe { *bytes });
+    }
+
+    fn write(&self, id: BlockId) {
+        // SAFETY: the checker verifies it.
+        self.0[id.index()].with_mut(|bytes| unsafe { *bytes += 1 });
+    }
 }
 
 fn ids(sequence: &Sequence) -> Vec<BlockId> {
@@ -38,64 +64,84 @@ fn finish(blocks: &Blocks) {
     assert_eq!(blocks.counts().free(), blocks.total());
 }
 
-/// The table grows, is cut, and its places are used again, while another thread reads it.
+/// The list grows, is cut, and its places are used again, while another thread reads it.
 #[test]
 fn a_view_is_whole() {
     check("sequences::a_view_is_whole", || {
-        let (blocks, sequences) = pool(4, 1);
-        let mut sequence = sequences.open(SequenceId(1)).unwrap();
-        Batch::begin(&sequences).append(&mut sequence, 1).unwrap();
-        let first = ids(&sequence)[0];
-        let view = sequences.view(SequenceId(1)).unwrap();
+        let mut owner = ListOwner::new(1);
+        owner.reserve(1);
+        owner.stage(0, BlockId(7));
+        owner.publish(1);
+        let list = owner.list().clone();
         let reader = thread::spawn(move || {
-            let seen = view.blocks();
-            assert!((1..=3).contains(&seen.len()) && seen[0] == first, "{seen:?}");
-            assert!(seen.len() < 2 || !seen[1..].contains(&first), "{seen:?}");
-            assert!(seen.len() < 3 || seen[1] != seen[2], "{seen:?}");
+            let seen = list.read(|ids, tokens| {
+                assert_eq!(ids.len(), tokens as usize);
+                ids.iter().map(|id| id.load(Acquire)).collect::<Vec<_>>()
+            });
+            let was: [&[u32]; 3] = [&[7], &[7, 8], &[7, 9, 10]];
+            assert!(was.contains(&&seen[..]), "{seen:?}");
         });
-        let mut batch = Batch::begin(&sequences);
-        batch.append(&mut sequence, 1).unwrap();
-        sequence.truncate(1).unwrap();
-        batch.append(&mut sequence, 2).unwrap();
-        batch.finish();
+        owner.reserve(2);
+        owner.stage(1, BlockId(8));
+        owner.publish(2);
+        owner.publish(1);
+        owner.reserve(3);
+        owner.stage(1, BlockId(9));
+        owner.stage(2, BlockId(10));
+        owner.publish(3);
         reader.join().unwrap();
-        drop(sequence);
-        finish(&blocks);
     });
 }
 
-/// A reader finds a frame through a view and uses it until its batch ends; the owner gives the block up, and somebody
-/// else gets the frame.
+/// A place is used again without growth: a reader has the old list or the new one.
 #[test]
-fn a_frame_read_from_a_view_outlives_the_batch() {
-    check("sequences::a_frame_read_from_a_view_outlives_the_batch", || {
-        let (blocks, sequences) = pool(1, 1);
-        let bytes = Arc::new(UnsafeCell::new(0u32));
-        let mut sequence = sequences.open(SequenceId(1)).unwrap();
-        Batch::begin(&sequences).append(&mut sequence, 1).unwrap();
-        let view = sequences.view(SequenceId(1)).unwrap();
-        let reader = {
-            let (sequences, bytes) = (sequences.clone(), bytes.clone());
-            thread::spawn(move || {
-                let (batch, mut table) = (Batch::begin(&sequences), BlockTable::new());
-                batch.block_table([&view], &mut table).unwrap();
-                if table.lengths()[0] == 1 {
-                    assert_eq!(table.row(0), [0]);
-                    // SAFETY: the frame is not reused before the batch ends; the checker verifies it.
-                    bytes.with(|bytes| unsafe { *bytes });
-                }
-                batch.finish();
-            })
-        };
-        drop(sequence);
-        let mut next = sequences.open(SequenceId(2)).unwrap();
-        if Batch::begin(&sequences).append(&mut next, 1).is_ok() {
-            // SAFETY: as above.
-            bytes.with_mut(|bytes| unsafe { *bytes += 1 });
-        }
-        drop(next);
+fn a_rewritten_place_is_not_mixed() {
+    check_to(3, "sequences::a_rewritten_place_is_not_mixed", || {
+        let mut owner = ListOwner::new(1);
+        owner.reserve(2);
+        owner.stage(0, BlockId(1));
+        owner.stage(1, BlockId(2));
+        owner.publish(2);
+        let list = owner.list().clone();
+        let reader = thread::spawn(move || {
+            let seen = list.read(|ids, _| ids.iter().map(|id| id.load(Acquire)).collect::<Vec<_>>());
+            let was: [&[u32]; 3] = [&[1, 2], &[], &[3, 4]];
+            assert!(was.contains(&&seen[..]) || seen == [3], "{seen:?}");
+        });
+        owner.publish(0);
+        owner.stage(0, BlockId(3));
+        owner.publish(1);
+        owner.stage(1, BlockId(4));
+        owner.publish(2);
         reader.join().unwrap();
-        finish(&blocks);
+    });
+}
+
+/// A reader finds a frame through a list and uses it until its batch ends; the owner unlinks it, fences, and reuses the
+/// frame if no batch is in flight.
+#[test]
+fn a_frame_read_from_a_list_outlives_the_batch() {
+    check_to(3, "sequences::a_frame_read_from_a_list_outlives_the_batch", || {
+        let shared = Arc::new((Clock::default(), Bytes::new(1)));
+        let mut owner = ListOwner::new(1);
+        owner.reserve(1);
+        owner.stage(0, BlockId(0));
+        owner.publish(1);
+        let (list, other) = (owner.list().clone(), shared.clone());
+        let reader = thread::spawn(move || {
+            let batch = other.0.begin();
+            if list.read(|ids, _| ids.len()) == 1 {
+                other.1.read(BlockId(0));
+            }
+            other.0.end(batch);
+        });
+        owner.publish(0);
+        // As `Sequence` does before it releases; pairs with the fence in `begin`.
+        fence(SeqCst);
+        if shared.0.idle_or_tag().is_none() {
+            shared.1.write(BlockId(0));
+        }
+        reader.join().unwrap();
     });
 }
 
@@ -104,22 +150,18 @@ fn a_frame_read_from_a_view_outlives_the_batch() {
 fn copies_on_write_meet() {
     check("sequences::copies_on_write_meet", || {
         let (blocks, sequences) = pool(4, 2);
-        let bytes: Arc<Vec<UnsafeCell<u32>>> = Arc::new((0..4).map(|_| UnsafeCell::new(0)).collect());
+        let bytes = Arc::new(Bytes::new(4));
         let mut parent = sequences.open(SequenceId(1)).unwrap();
         Batch::begin(&sequences).append(&mut parent, 1).unwrap();
         let child = parent.fork(SequenceId(2)).unwrap();
-        let write = move |sequences: &Sequences, mut sequence: Sequence, bytes: &[UnsafeCell<u32>]| {
+        let write = move |sequences: &Sequences, mut sequence: Sequence, bytes: &Bytes| {
             let mut batch = Batch::begin(sequences);
             let appended = batch.append(&mut sequence, 1).unwrap();
             if let Some(copied) = appended.copied {
-                // SAFETY: the source has been in the sequence until the batch, which holds it back; nobody writes to
-                // it but its only owner, who saw us go. The checker verifies it.
-                bytes[copied.from.index()].with(|bytes| unsafe { *bytes });
+                bytes.read(copied.from);
             }
-            // SAFETY: the tail is the sequence's alone.
-            bytes[ids(&sequence)[0].index()].with_mut(|bytes| unsafe { *bytes += 1 });
+            bytes.write(ids(&sequence)[0]);
             batch.finish();
-            drop(sequence);
         };
         let other = {
             let (sequences, bytes) = (sequences.clone(), bytes.clone());

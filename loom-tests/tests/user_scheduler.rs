@@ -127,7 +127,9 @@ fn with_sequences() {
             let pool = pool.clone();
             thread::spawn(move || serve_sequence(&pool, prompt as u64, prompt))
         });
-        threads.into_iter().for_each(|thread| drop(thread.join().unwrap()));
+        for thread in threads {
+            let _ = thread.join().unwrap();
+        }
         close(&pool);
     });
 }

@@ -77,7 +77,7 @@ impl Clock {
     ///
     /// # Panics
     ///
-    /// If a million batches are in flight.
+    /// If half a million batches are in flight. Nothing has begun then.
     pub fn begin(&self) -> InFlight {
         let mut slot = usize::MAX;
         if !cfg!(kvpool_mutant = "late_slot") {
@@ -86,8 +86,11 @@ impl Clock {
         // Release: the slot was taken before the word says so; pairs with the Acquire in `oldest`. The additions
         // of other batches continue the release sequence.
         let before = ClockWord::from_bits(self.word.fetch_add(ClockWord::BEGIN, AcqRel));
-        assert!(before.in_flight() < ClockWord::IN_FLIGHT_MAX, "too many batches in flight: {before:?}");
         let ticket = Ticket(before.newest().0 + 1);
+        if before.in_flight() >= ClockWord::IN_FLIGHT_MAX {
+            self.end(InFlight { ticket, slot });
+            panic!("too many batches in flight: {before:?}");
+        }
         if cfg!(kvpool_mutant = "late_slot") {
             slot = self.take_slot();
         }
@@ -246,6 +249,16 @@ mod tests {
         clock.end(c);
         assert_eq!(clock.oldest(), Ticket(4));
         assert_eq!(clock.idle_or_tag(), None);
+    }
+
+    #[test]
+    fn one_batch_too_many_changes_nothing() {
+        let clock = Clock::default();
+        clock.word.store(ClockWord::IN_FLIGHT_MAX, Relaxed);
+        let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| clock.begin()));
+        assert!(refused.is_err());
+        assert_eq!(clock.in_flight(), ClockWord::IN_FLIGHT_MAX);
+        assert_eq!(clock.oldest(), Ticket(2), "its slot is empty again");
     }
 
     #[test]

@@ -17,8 +17,10 @@ const _: () = assert!(IN_FLIGHT_BITS + TICKET_BITS == u64::BITS);
 pub struct ClockWord(u64);
 
 impl ClockWord {
-    /// The most batches that may be in flight at once.
-    pub const IN_FLIGHT_MAX: u64 = (1 << IN_FLIGHT_BITS) - 1;
+    const IN_FLIGHT_MASK: u64 = (1 << IN_FLIGHT_BITS) - 1;
+    /// The most batches that may be in flight at once. Half of what the field holds, so that those who try to begin one
+    /// more do not carry into the ticket before they are refused.
+    pub const IN_FLIGHT_MAX: u64 = 1 << (IN_FLIGHT_BITS - 1);
     /// Added to the word, begins a batch.
     pub const BEGIN: u64 = 1 << IN_FLIGHT_BITS | 1;
     /// Subtracted from the word, ends a batch.
@@ -33,7 +35,7 @@ impl ClockWord {
     /// Batches in flight.
     #[inline]
     pub const fn in_flight(self) -> u64 {
-        self.0 & Self::IN_FLIGHT_MAX
+        self.0 & Self::IN_FLIGHT_MASK
     }
 
     /// The newest ticket.

@@ -38,7 +38,17 @@ impl Blocks {
         near: Option<FrameId>,
         take: &mut dyn FnMut(BlockId),
     ) -> Result<(), AllocError> {
-        self.with_seat(|seat| self.allocate_at(seat, request, near, take))
+        self.with_seat(|seat| self.allocate_at(seat, request, near, false, take))
+    }
+
+    /// As [`allocate`](Self::allocate), for a sequence's list.
+    pub(crate) fn allocate_listed(
+        &self,
+        request: &AllocRequest,
+        near: Option<FrameId>,
+        take: &mut dyn FnMut(BlockId),
+    ) -> Result<(), AllocError> {
+        self.with_seat(|seat| self.allocate_at(seat, request, near, true, take))
     }
 }
 
@@ -48,6 +58,7 @@ impl Core {
         seat: Option<Seat<'_>>,
         request: &AllocRequest,
         near: Option<FrameId>,
+        listed: bool,
         take: &mut dyn FnMut(BlockId),
     ) -> Result<(), AllocError> {
         let mut grab = Grab { freed: Freed::new(), frames: 0 };
@@ -55,7 +66,7 @@ impl Core {
         let (sequence, now) = (request.sequence.unwrap_or(SequenceId::NONE), self.clock.newest());
         for run in &grab.freed.runs {
             for frame in run.frames() {
-                take(self.own(frame, request, sequence, now));
+                take(self.own(frame, request, sequence, now, listed));
             }
         }
         Ok(())
@@ -69,6 +80,7 @@ impl Core {
         request: &AllocRequest,
         sequence: SequenceId,
         now: Ticket,
+        listed: bool,
     ) -> BlockId {
         let id = self.table.block_at(frame);
         let atomic = self.table.word(id);
@@ -80,7 +92,7 @@ impl Core {
         self.table.info(id).allocate(sequence, request.priority, now);
         // A plain store: nobody else writes the word of a free block whose frame is ours. Release: pairs with the
         // Acquire of whoever checks a handle, and then reads the info of this generation.
-        atomic.store(word.allocate(request.pinned).to_bits(), Release);
+        atomic.store(word.allocate(request.pinned).listed(listed).to_bits(), Release);
         id
     }
 

@@ -154,12 +154,7 @@ impl Core {
             });
             visit.ok_or(AuditError::Busy)?;
         }
-        for _ in 0..self.stray.len() {
-            if let Some((run, tag)) = self.stray.pop() {
-                ledger.see_run(run, Place::Retired);
-                self.stray.push(run, tag);
-            }
-        }
+        self.stray.for_each(|run| ledger.see_run(run, Place::Retired));
         let references = self.audit_words(&mut ledger)?;
         ledger.outcome?;
         let report = AuditReport {

@@ -3,7 +3,7 @@
 use std::ops::Deref;
 
 use crate::batch::Clock;
-use crate::config::FAN_LOG2;
+use crate::config::{FAN_LOG2, MAGAZINE_BLOCKS_MAX};
 use crate::error::GrowError;
 use crate::frame::{Census, Depot, FrameConfig, Frames};
 use crate::ids::{BlockHandle, BlockId, DeviceId, FrameId, Order, PoolTag, Run};
@@ -57,6 +57,7 @@ pub struct Core {
     pub(super) depot: Depot,
     pub(super) clock: Clock,
     pub(super) homes: Homes,
+    /// Retired frames of threads that could not enter a home of their own at that moment.
     pub(super) stray: Strays,
     pub(super) config: BlocksConfig,
     pub(super) tag: PoolTag,
@@ -100,6 +101,7 @@ impl Blocks {
     ///
     /// If the configuration makes no sense; the pool's builder checks it first.
     pub fn new(config: BlocksConfig, scrub: Option<Scrub>) -> Self {
+        assert!(config.magazine_blocks <= MAGAZINE_BLOCKS_MAX, "{config:?}");
         let frames = Frames::new(FrameConfig {
             frames: config.frames,
             frames_max: config.frames_max,
@@ -138,7 +140,8 @@ impl Core {
     /// Frames, the null block's among them.
     #[inline]
     pub fn total_frames(&self) -> usize {
-        self.total.load(Relaxed)
+        // Acquire: pairs with the Release in `grow`: the rows of so many blocks are there.
+        self.total.load(Acquire)
     }
 
     /// The shape that it was built with.
@@ -206,7 +209,14 @@ impl Core {
                 if !cfg!(kvpool_mutant = "late_rows") {
                     self.table.grow(run.end() as usize);
                 }
-                prepare(run)
+                prepare(run)?;
+                // Before any of them can be handed out, so that no handle is refused that the pool gave. Growers come
+                // one after the other, and each adds its own. Release: pairs with the Acquires of those who ask for a
+                // row of this number.
+                if !cfg!(kvpool_mutant = "late_total") {
+                    self.total.fetch_add(run.len as usize, Release);
+                }
+                Ok(())
             })
             .map_err(|error| match error {
                 // Told in blocks, as the caller counts them.
@@ -218,8 +228,9 @@ impl Core {
         if cfg!(kvpool_mutant = "late_rows") {
             self.table.grow(run.end() as usize);
         }
-        // Growers come one after the other, and each adds its own.
-        self.total.fetch_add(run.len as usize, Relaxed);
+        if cfg!(kvpool_mutant = "late_total") {
+            self.total.fetch_add(run.len as usize, Release);
+        }
         Ok(())
     }
 
@@ -233,11 +244,11 @@ impl Core {
             // What no batch can see any more is got by the next allocation that needs it.
             if newest_tag < oldest { in_magazines += waiting } else { retired += waiting }
         }
-        let (strays, newest_tag) = self.stray.mirror();
+        let (waiting, newest_tag) = self.stray.mirror();
         if newest_tag < oldest {
-            in_magazines += strays
+            in_magazines += waiting
         } else {
-            retired += strays
+            retired += waiting
         }
         Counts { total: self.total(), in_bitmap: self.frames.free_frames(), in_magazines, retired }
     }

@@ -27,6 +27,7 @@ use crate::sync::{
 };
 
 use super::blocks::Core;
+use super::release::Returning;
 use super::{AllocRequest, Blocks, FEW};
 
 /// Retired frames between two looks at which batches have ended.
@@ -61,7 +62,9 @@ impl Local {
             return;
         }
         let Self { cache, limbo, .. } = self;
-        limbo.reclaim(core.clock.oldest(), |run| core.free_run_through(cache, run));
+        let mut returning = Returning::new(core);
+        limbo.reclaim(core.clock.oldest(), |run| returning.run(run));
+        returning.finish(cache);
         self.reclaim_at = self.limbo.len() + RECLAIM_EVERY;
     }
 
@@ -257,7 +260,7 @@ impl Resident {
         request: &AllocRequest,
         take: &mut dyn FnMut(BlockId),
     ) -> Result<(), AllocError> {
-        self.anchor.0.allocate_at(Some(self.seat()), request, None, take)
+        self.anchor.0.allocate_at(Some(self.seat()), request, None, false, take)
     }
 
     #[inline]
@@ -280,11 +283,11 @@ impl Resident {
     #[inline]
     pub(crate) fn release(&self, ids: &[BlockId]) {
         if let [id] = ids {
-            self.anchor.0.release_one(Some(self.seat()), *id);
+            self.anchor.0.release_one(Some(self.seat()), *id, false);
         } else if ids.len() <= FEW {
-            self.anchor.0.release_few(Some(self.seat()), ids);
+            self.anchor.0.release_few(Some(self.seat()), ids, false);
         } else {
-            self.anchor.0.release_at(Some(self.seat()), ids);
+            self.anchor.0.release_at(Some(self.seat()), ids, false);
         }
     }
 
@@ -375,6 +378,8 @@ impl Blocks {
                 // An address is not used again while the list holds the pool: no entry can be mistaken.
                 let known = residences.iter().position(|at| at.anchor.0.core_ptr() == self.core_ptr());
                 let at = known.unwrap_or_else(|| {
+                    // The pool used last may be among those that go, and its address be used again before we are done.
+                    RECENT.with(|recent| recent.set(NOWHERE));
                     residences.retain(|at| !at.anchor.0.is_closed());
                     residences.push(Resident::new(self));
                     residences.len() - 1

@@ -20,7 +20,7 @@
 //! # Conservation
 //!
 //! `free in bitmaps + in magazines + in the depot + retired + owned + null == total`, at every quiescent point.
-//! [`Blocks::audit`] recounts it.
+//! [`Core::audit`] recounts it.
 
 mod allocate;
 mod audit;

@@ -2,7 +2,8 @@
 
 use smallvec::SmallVec;
 
-use crate::frame::Cache;
+use crate::config::MAGAZINE_BLOCKS_MAX;
+use crate::frame::{Cache, Magazine};
 use crate::ids::{BlockId, FrameId, Run};
 use crate::sync::Ordering::*;
 
@@ -42,8 +43,46 @@ impl Freed {
 
 #[cold]
 #[inline(never)]
-fn released_while_free(id: BlockId, word: BlockWord) -> ! {
-    panic!("block {id} released while free: {word:?}")
+fn not_the_callers(id: BlockId, word: BlockWord) -> ! {
+    let whose = if word.is_free() { "free" } else { "somebody else's" };
+    panic!("block {id} released while {whose}: {word:?}")
+}
+
+/// Frames on their way back: long runs to the bitmaps at once; the short ones, if they are few, to the magazines, else
+/// to the bitmaps too, one operation a word. A sequence's scattered blocks, left to circulate in magazines, would keep
+/// units broken that could be whole.
+pub(super) struct Returning<'a> {
+    core: &'a Core,
+    short: Magazine,
+}
+
+impl<'a> Returning<'a> {
+    pub(super) fn new(core: &'a Core) -> Self {
+        Self { core, short: Magazine::default() }
+    }
+
+    pub(super) fn run(&mut self, run: Run) {
+        if run.len >= LONG_RUN {
+            return self.core.free_run(run);
+        }
+        self.core.wipe(run);
+        for frame in run.frames() {
+            if self.short.len() == MAGAZINE_BLOCKS_MAX {
+                self.short.flush(&self.core.frames);
+            }
+            self.short.push(frame);
+        }
+    }
+
+    pub(super) fn finish(mut self, cache: &mut Cache) {
+        if self.short.len() > FEW.min(cache.capacity()) {
+            return self.short.flush(&self.core.frames);
+        }
+        // The last first, so that they come out in the order in which they were freed.
+        while let Some(frame) = self.short.pop() {
+            cache.free(frame, &self.core.frames, &self.core.depot);
+        }
+    }
 }
 
 impl Blocks {
@@ -52,21 +91,32 @@ impl Blocks {
     ///
     /// # Panics
     ///
-    /// If a block is free: somebody released a reference that was not theirs.
+    /// If a block is free, or in a sequence's list: somebody released a reference that was not theirs.
     #[inline]
     pub fn release(&self, ids: &[BlockId]) {
+        self.release_as(ids, false);
+    }
+
+    /// As [`release`](Self::release), of blocks that were in a sequence's list.
+    #[inline]
+    pub(crate) fn release_listed(&self, ids: &[BlockId]) {
+        self.release_as(ids, true);
+    }
+
+    #[inline]
+    fn release_as(&self, ids: &[BlockId], listed: bool) {
         if let [id] = ids {
-            self.release_one(self.recent_seat(), *id);
+            self.release_one(self.recent_seat(), *id, listed);
         } else if ids.len() <= FEW {
-            self.release_few(self.recent_seat(), ids);
+            self.release_few(self.recent_seat(), ids, listed);
         } else {
-            self.with_seat(|seat| self.release_at(seat, ids));
+            self.with_seat(|seat| self.release_at(seat, ids, listed));
         }
     }
 
     #[inline]
-    pub(super) fn release_one(&self, seat: Option<Seat<'_>>, id: BlockId) {
-        if let Some(frame) = self.release_word(id)
+    pub(super) fn release_one(&self, seat: Option<Seat<'_>>, id: BlockId, listed: bool) {
+        if let Some(frame) = self.release_word(id, listed)
             && !self.give_back_one(seat, frame)
         {
             self.give_back_frames(seat, &[frame]);
@@ -74,11 +124,11 @@ impl Blocks {
     }
 
     #[inline(never)]
-    pub(super) fn release_few(&self, seat: Option<Seat<'_>>, ids: &[BlockId]) {
+    pub(super) fn release_few(&self, seat: Option<Seat<'_>>, ids: &[BlockId], listed: bool) {
         let mut frames = [FrameId(0); FEW];
         let mut count = 0;
         for &id in ids {
-            if let Some(frame) = self.release_word(id) {
+            if let Some(frame) = self.release_word(id, listed) {
                 frames[count & (FEW - 1)] = frame;
                 count += 1;
             }
@@ -102,10 +152,10 @@ impl Blocks {
 }
 
 impl Core {
-    pub(super) fn release_at(&self, seat: Option<Seat<'_>>, ids: &[BlockId]) {
+    pub(super) fn release_at(&self, seat: Option<Seat<'_>>, ids: &[BlockId], listed: bool) {
         let mut freed = Freed::new();
         for &id in ids {
-            if let Some(frame) = self.release_word(id) {
+            if let Some(frame) = self.release_word(id, listed) {
                 freed.push(frame);
             }
         }
@@ -114,11 +164,12 @@ impl Core {
 
     /// One reference less; the frame, if that was the last.
     #[inline]
-    fn release_word(&self, id: BlockId) -> Option<FrameId> {
+    fn release_word(&self, id: BlockId, listed: bool) -> Option<FrameId> {
         let atomic = self.table.word(id);
         let mut word = BlockWord::from_bits(atomic.load(Relaxed));
         loop {
-            let released = word.release().unwrap_or_else(|| released_while_free(id, word));
+            let released = word.release().filter(|_| word.is_listed() == listed);
+            let released = released.unwrap_or_else(|| not_the_callers(id, word));
             let next = match released {
                 Released::Shared(next) | Released::Last { word: next, .. } => next,
             };
@@ -157,9 +208,9 @@ impl Core {
             None => {
                 let cached = seat.and_then(|seat| {
                     seat.enter(|local| {
-                        for &run in runs {
-                            self.free_run_through(&mut local.cache, run);
-                        }
+                        let mut returning = Returning::new(self);
+                        runs.iter().for_each(|&run| returning.run(run));
+                        returning.finish(&mut local.cache);
                         local.reclaim(self);
                     })
                 });
@@ -179,28 +230,8 @@ impl Core {
         }
     }
 
-    #[inline]
-    pub(super) fn free_run_through(&self, cache: &mut Cache, run: Run) {
-        if run.len >= LONG_RUN || cache.capacity() == 0 {
-            return self.free_run(run);
-        }
-        self.wipe(run);
-        // Descending, so that they pop in ascending order: a run that comes back leaves as a run.
-        for frame in run.frames().rev() {
-            cache.free(frame, &self.frames, &self.depot);
-        }
-    }
-
     /// Gives the strays back that no batch sees any more.
     pub(super) fn reclaim_strays(&self) {
-        let oldest = self.clock.oldest();
-        // Each that was there at the start is looked at once.
-        for _ in 0..self.stray.len() {
-            match self.stray.pop() {
-                Some((run, tag)) if tag < oldest => self.free_run(run),
-                Some((run, tag)) => self.stray.push(run, tag),
-                None => return,
-            }
-        }
+        self.stray.reclaim(self.clock.oldest(), |run| self.free_run(run));
     }
 }

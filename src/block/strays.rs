@@ -1,38 +1,177 @@
-//! Retired frames of threads that could not enter a home of their own at that moment.
+//! Retired frames that found no limbo: of threads that could not enter a home of their own at that moment, or are past
+//! having one.
+//!
+//! A list that grows at its head and is taken as a whole, so that no address is compared after its node was freed. A
+//! thread that is stopped anywhere in here stops nobody: it keeps what it took, as it would in its own limbo.
+//!
+//! ```text
+//! push:   frames += n;  node.next := head;  head: node.next -> node (Release), again if it changed
+//! sift:   chain := head.swap(null) (Acquire);  what waits is pushed back as one chain;  what is due is given out
+//! ```
+
+use std::ptr;
 
 use crate::ids::{Run, Ticket};
-use crate::sync::{AtomicU64, AtomicUsize, Ordering::*, UnboundedQueue};
+use crate::sync::{AtomicPtr, AtomicU64, AtomicUsize, Ordering::*};
+
+struct Node {
+    run: Run,
+    tag: Ticket,
+    next: *mut Node,
+}
 
 /// See the [module](self).
 #[derive(Default)]
 pub(super) struct Strays {
-    runs: UnboundedQueue<(Run, Ticket)>,
-    /// Frames of these runs. Counted up before a push and down after a pop, so that it never reads too low.
+    head: AtomicPtr<Node>,
+    /// Frames in the list, those that a thread is looking at among them.
     frames: AtomicUsize,
     newest_tag: AtomicU64,
 }
 
+/// Nodes that are one thread's own.
+struct Chain {
+    first: *mut Node,
+    last: *mut Node,
+}
+
+impl Chain {
+    const EMPTY: Self = Self { first: ptr::null_mut(), last: ptr::null_mut() };
+
+    fn push(&mut self, mut node: Box<Node>) {
+        node.next = self.first;
+        self.first = Box::into_raw(node);
+        if self.last.is_null() {
+            self.last = self.first;
+        }
+    }
+
+    fn pop(&mut self) -> Option<Box<Node>> {
+        if self.first.is_null() {
+            return None;
+        }
+        // SAFETY: the nodes of a chain were made by `Box::into_raw` and are nobody else's.
+        let node = unsafe { Box::from_raw(self.first) };
+        self.first = node.next;
+        Some(node)
+    }
+}
+
+impl Drop for Chain {
+    fn drop(&mut self) {
+        while self.pop().is_some() {}
+    }
+}
+
 impl Strays {
+    /// Puts a run aside until every batch with a ticket up to `tag` has ended.
     pub(super) fn push(&self, run: Run, tag: Ticket) {
-        // Relaxed, here and below: statistics; the queue orders the frames themselves.
-        self.frames.fetch_add(run.len as usize, Relaxed);
+        // Relaxed, both: statistics.
         self.newest_tag.fetch_max(tag.0, Relaxed);
-        self.runs.push((run, tag));
+        self.frames.fetch_add(run.len as usize, Relaxed);
+        let mut chain = Chain::EMPTY;
+        chain.push(Box::new(Node { run, tag, next: ptr::null_mut() }));
+        self.put(chain);
     }
 
-    pub(super) fn pop(&self) -> Option<(Run, Ticket)> {
-        let (run, tag) = self.runs.pop()?;
-        self.frames.fetch_sub(run.len as usize, Relaxed);
-        Some((run, tag))
-    }
-
-    /// Runs: how often to pop in order to have seen each.
-    pub(super) fn len(&self) -> usize {
-        self.runs.len()
-    }
-
-    /// Frames, and the newest tag that any had.
+    /// Frames in the list, and the newest tag that was ever put here.
     pub(super) fn mirror(&self) -> (usize, Ticket) {
         (self.frames.load(Relaxed), Ticket(self.newest_tag.load(Relaxed)))
+    }
+
+    /// Gives out the runs whose tag is below `oldest`.
+    pub(super) fn reclaim(&self, oldest: Ticket, mut free: impl FnMut(Run)) {
+        let mut chain = self.take();
+        let (mut due, mut waiting) = (Chain::EMPTY, Chain::EMPTY);
+        while let Some(node) = chain.pop() {
+            if node.tag < oldest { due.push(node) } else { waiting.push(node) }
+        }
+        self.put(waiting);
+        while let Some(node) = due.pop() {
+            free(node.run);
+            self.frames.fetch_sub(node.run.len as usize, Relaxed);
+        }
+    }
+
+    /// The runs in the list, for an audit.
+    pub(super) fn for_each(&self, mut f: impl FnMut(Run)) {
+        let mut chain = self.take();
+        let mut seen = Chain::EMPTY;
+        while let Some(node) = chain.pop() {
+            f(node.run);
+            seen.push(node);
+        }
+        self.put(seen);
+    }
+
+    fn take(&self) -> Chain {
+        // The load keeps those who find nothing from writing. Acquire: pairs with the Release in `put`.
+        let nobody = self.head.load(Relaxed).is_null();
+        let first = if nobody { ptr::null_mut() } else { self.head.swap(ptr::null_mut(), Acquire) };
+        Chain { first, last: ptr::null_mut() }
+    }
+
+    fn put(&self, chain: Chain) {
+        let (first, last) = (chain.first, chain.last);
+        // The nodes are the list's from here on.
+        std::mem::forget(chain);
+        if first.is_null() {
+            return;
+        }
+        let mut head = self.head.load(Relaxed);
+        loop {
+            // SAFETY: the chain is ours until it is published.
+            unsafe { (*last).next = head };
+            // Release: publishes the nodes. That the head went away and came back is harmless: it is only linked to.
+            match self.head.compare_exchange_weak(head, first, Release, Relaxed) {
+                Ok(_) => return,
+                Err(now) => head = now,
+            }
+        }
+    }
+}
+
+impl Drop for Strays {
+    fn drop(&mut self) {
+        drop(self.take());
+    }
+}
+
+#[cfg(all(test, not(kvpool_loom)))]
+mod tests {
+    use super::*;
+    use crate::ids::FrameId;
+
+    #[test]
+    fn frames_are_counted_and_none_is_lost_between_threads() {
+        const RUNS: u32 = if cfg!(miri) { 40 } else { 20_000 };
+        let strays = Strays::default();
+        let got: Vec<u32> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..2)
+                .map(|thread| {
+                    let strays = &strays;
+                    scope.spawn(move || {
+                        let mut got = Vec::new();
+                        for i in 0..RUNS {
+                            strays.push(Run { start: FrameId(2 * i + thread), len: 1 }, Ticket(i as u64 % 2));
+                            if i % 8 == 0 {
+                                strays.reclaim(Ticket(1), |run| got.push(run.start.0));
+                            }
+                        }
+                        got
+                    })
+                })
+                .collect();
+            threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+        });
+        let mut all = got;
+        let mut waiting = 0;
+        strays.for_each(|_| waiting += 1);
+        assert_eq!((strays.mirror(), all.len() + waiting), ((waiting, Ticket(1)), 2 * RUNS as usize));
+        strays.reclaim(Ticket(2), |run| all.push(run.start.0));
+        all.sort_unstable();
+        assert_eq!(all, (0..2 * RUNS).collect::<Vec<_>>());
+        assert_eq!(strays.mirror().0, 0);
+        strays.push(Run { start: FrameId(0), len: 3 }, Ticket(9));
     }
 }

@@ -3,12 +3,15 @@
 use std::cell::Cell;
 use std::marker::PhantomData;
 
+use smallvec::SmallVec;
+
 use crate::block::{AllocRequest, FEW, Resident};
 use crate::error::{AllocError, HandleError};
 use crate::ids::{BlockHandle, BlockId};
 use crate::sync::Arc;
 
-use super::lease::{LeasedIds, Root};
+use super::ids::LeasedIds;
+use super::lease::Root;
 use super::{Lease, Pool};
 
 /// Allocates and frees through magazines of its own. `Send` and not `Sync`: it goes where its task goes, and may be
@@ -34,7 +37,7 @@ impl PoolHandle {
     #[inline]
     pub fn allocate(&self, request: AllocRequest) -> Result<Lease<'_>, AllocError> {
         match self.allocate_one(&request) {
-            Some(id) => Ok(Lease::one(Root::Borrowed(self.pool.blocks()), id)),
+            Some(id) => Ok(Lease::new(Root::Borrowed(self.pool.blocks()), LeasedIds::one(id))),
             None => Ok(Lease::new(Root::Borrowed(self.pool.blocks()), self.allocate_ids(&request)?)),
         }
     }
@@ -78,11 +81,11 @@ impl PoolHandle {
         self.pool.0.sampler.time(|| {
             let mut few = [BlockId(0); FEW];
             if self.resident.allocate_few(request, &mut few) {
-                return Ok(LeasedIds::from_buf_and_len(few, request.blocks));
+                return Ok(LeasedIds::few(few, request.blocks));
             }
-            let mut ids = LeasedIds::new();
+            let mut ids = SmallVec::new();
             self.resident.allocate(request, &mut |id| ids.push(id))?;
-            Ok(ids)
+            Ok(LeasedIds::more(ids))
         })
     }
 

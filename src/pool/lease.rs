@@ -2,12 +2,11 @@
 
 use smallvec::SmallVec;
 
-use crate::block::{Anchor, Blocks, FEW};
+use crate::block::{Anchor, Blocks};
 use crate::ids::{BlockHandle, BlockId, FrameId, PoolTag, Run};
 use crate::sync::Arc;
 
-/// The ids of a lease, a few of them in itself.
-pub(super) type LeasedIds = SmallVec<[BlockId; FEW]>;
+use super::ids::LeasedIds;
 
 /// Owns one reference on each of its blocks, and releases it when dropped, on whichever thread that is.
 ///
@@ -33,13 +32,6 @@ impl<'p> Lease<'p> {
     #[inline]
     pub(super) fn new(root: Root<'p>, blocks: LeasedIds) -> Self {
         Self { root, blocks }
-    }
-
-    /// Of one block. The array is filled with its id, not written in one place: the lease is then moved by loads as
-    /// wide as the stores, and the id does not wait for them in the store buffer.
-    #[inline]
-    pub(super) fn one(root: Root<'p>, id: BlockId) -> Self {
-        Self { root, blocks: LeasedIds::from_buf_and_len([id; FEW], 1) }
     }
 
     #[inline]
@@ -101,7 +93,7 @@ impl<'p> Lease<'p> {
     ///
     /// If `at` is past the end.
     pub fn split_off(&mut self, at: usize) -> Self {
-        let tail = SmallVec::from_slice(&self.blocks[at..]);
+        let tail = LeasedIds::more(SmallVec::from_slice(&self.blocks[at..]));
         self.blocks.truncate(at);
         Self { root: self.root.clone(), blocks: tail }
     }
@@ -110,13 +102,13 @@ impl<'p> Lease<'p> {
     pub fn free_first(&mut self, count: usize) {
         let count = count.min(self.blocks.len());
         self.pool_blocks().release(&self.blocks[..count]);
-        self.blocks.drain(..count);
+        self.blocks.drop_first(count);
     }
 
     /// Gives the references away as handles: what is not passed to [`Pool::free`](super::Pool::free) stays allocated.
     pub fn into_raw(mut self) -> Vec<BlockHandle> {
         let handles = self.handles().collect();
-        self.blocks.clear();
+        self.blocks.truncate(0);
         handles
     }
 
@@ -141,6 +133,6 @@ impl Drop for Lease<'_> {
 
 impl std::fmt::Debug for Lease<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Lease").field(&self.blocks).finish()
+        f.debug_tuple("Lease").field(&&*self.blocks).finish()
     }
 }

@@ -6,6 +6,7 @@
 
 mod builder;
 mod handle;
+mod ids;
 mod latency;
 mod lease;
 #[expect(clippy::module_inception, reason = "the floor is named for what it is about")]

@@ -1,5 +1,7 @@
 //! The pool itself.
 
+use smallvec::SmallVec;
+
 use crate::block::{AllocRequest, AuditError, AuditReport, BlockInfo, Blocks, FEW};
 use crate::error::{AllocError, GrowError, HandleError};
 use crate::ids::{BlockHandle, BlockId, Order, PoolTag, SequenceId};
@@ -7,8 +9,9 @@ use crate::sequence::{Batch, SequenceBuilder, SequenceView, Sequences};
 use crate::storage::{KvLayout, Storage};
 use crate::sync::Arc;
 
+use super::ids::LeasedIds;
 use super::latency::Sampler;
-use super::lease::{LeasedIds, Root};
+use super::lease::Root;
 use super::{Lease, PoolBuilder, PoolHandle, Stats};
 
 /// A pool of KV-cache blocks. Clones are the same pool; every method takes `&self` and may be called from any number
@@ -60,7 +63,7 @@ impl Pool {
     #[inline]
     pub fn allocate(&self, request: AllocRequest) -> Result<Lease<'_>, AllocError> {
         match self.allocate_one(&request) {
-            Some(id) => Ok(Lease::one(Root::Borrowed(&self.0.blocks), id)),
+            Some(id) => Ok(Lease::new(Root::Borrowed(&self.0.blocks), LeasedIds::one(id))),
             None => Ok(Lease::new(Root::Borrowed(&self.0.blocks), self.allocate_ids(&request)?)),
         }
     }
@@ -73,7 +76,7 @@ impl Pool {
     #[inline]
     pub fn allocate_owned(&self, request: AllocRequest) -> Result<Lease<'static>, AllocError> {
         match self.allocate_one(&request) {
-            Some(id) => Ok(Lease::one(Root::Owned(self.0.blocks.anchor()), id)),
+            Some(id) => Ok(Lease::new(Root::Owned(self.0.blocks.anchor()), LeasedIds::one(id))),
             None => {
                 let ids = self.allocate_ids(&request)?;
                 Ok(Lease::new(Root::Owned(self.0.blocks.anchor()), ids))
@@ -113,11 +116,11 @@ impl Pool {
         self.0.sampler.time(|| {
             let mut few = [BlockId(0); FEW];
             if blocks.allocate_few(request, &mut few) {
-                return Ok(LeasedIds::from_buf_and_len(few, request.blocks));
+                return Ok(LeasedIds::few(few, request.blocks));
             }
-            let mut ids = LeasedIds::new();
+            let mut ids = SmallVec::new();
             blocks.allocate(request, None, &mut |id| ids.push(id))?;
-            Ok(ids)
+            Ok(LeasedIds::more(ids))
         })
     }
 

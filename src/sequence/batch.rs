@@ -3,18 +3,22 @@
 //! # Copy on write
 //!
 //! An append into a block that is not the sequence's alone takes a fresh block, copies the old one's bytes there, and puts
-//! it in the old one's place. On the host the copy is done when the append returns. A device's storage enqueues it; the
-//! batch's own writes must be enqueued after the append, so that they come after the copy. The old block is
-//! released when the batch is in flight, so that its frame is not reused before the batch ends.
+//! it in the old one's place. On host memory the copy is done when the append returns, and the old block is released
+//! at once. Elsewhere (a device's storage only enqueues it; without storage the engine copies) the batch keeps the
+//! reference until it ends: until then nobody is the old block's only owner, and so nobody writes to it. The batch's own
+//! writes must be enqueued after the append, so that they come after the copy.
+//!
+//! Model: `loom-tests/tests/sequences.rs`, `copies_on_write_meet`.
 
 use std::fmt;
 use std::ops::Range;
 
 use crate::batch::InFlight;
 use crate::block::AllocRequest;
-use crate::error::SequenceError;
-use crate::ids::{BlockHandle, BlockId, FrameId, Ticket};
+use crate::error::{AllocError, SequenceError};
+use crate::ids::{BlockHandle, BlockId, DeviceId, FrameId, Ticket};
 use crate::storage::FrameMove;
+use crate::sync::{Ordering::SeqCst, fence};
 
 use super::TOKENS_MAX;
 use super::plan::Growth;
@@ -32,6 +36,8 @@ pub struct Batch {
     lease: Option<InFlight>,
     /// Blocks that are promised to this batch: it seals them when it ends.
     promised: Vec<BlockHandle>,
+    /// Blocks that are being copied, a reference on each.
+    copied: Vec<BlockId>,
     /// Slots of a store or a load; kept for its room.
     pub(super) slots: Vec<i64>,
 }
@@ -47,9 +53,8 @@ pub struct Appended {
     pub copied: Option<Copied>,
 }
 
-/// A block whose place in a sequence was taken by a copy. A pool with storage has copied the bytes; without, the engine
-/// must, before the batch's own writes: the old frame keeps its bytes until the batch ends, unless another owner of the
-/// block writes to it.
+/// A block whose place in a sequence was taken by a copy. A pool with storage has copied the bytes, or enqueued it;
+/// without, the engine must, before the batch's own writes: the old frame keeps its bytes until the batch ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Copied {
     /// The old block.
@@ -71,11 +76,11 @@ impl Batch {
     ///
     /// # Panics
     ///
-    /// If a million batches are in flight.
+    /// If half a million batches are in flight.
     pub fn begin(sequences: &Sequences) -> Self {
         let sequences = sequences.clone();
         let lease = Some(sequences.0.blocks.clock().begin());
-        Self { sequences, lease, promised: Vec::new(), slots: Vec::new() }
+        Self { sequences, lease, promised: Vec::new(), copied: Vec::new(), slots: Vec::new() }
     }
 
     /// Its place in the order of batches.
@@ -158,7 +163,11 @@ impl Batch {
         }
         sequence.list.publish(plan.length);
         if let Some(copied) = done.copied {
-            sequence.release_unlinked(&[copied.from]);
+            if self.copies_at_once() {
+                sequence.release_unlinked(&[copied.from]);
+            } else {
+                self.copied.push(copied.from);
+            }
         }
         Ok((done, plan))
     }
@@ -184,9 +193,14 @@ impl Batch {
             .priority(sequence.priority());
         let mut copy = None;
         if request.blocks > 0 {
+            // Room in the list for what no pool could hold would be memory for nothing.
+            let total = self.sequences.0.blocks.total();
+            if request.blocks > total {
+                return Err(AllocError::TooLarge { asked: request.blocks, total }.into());
+            }
             sequence.list.reserve(base + plan.fresh as usize);
             let (list, mut place) = (&mut sequence.list, base);
-            self.sequences.0.blocks.allocate(&request, near, &mut |id| {
+            self.sequences.0.blocks.allocate_listed(&request, near, &mut |id| {
                 if copies && copy.is_none() {
                     copy = Some(id);
                 } else {
@@ -203,7 +217,8 @@ impl Batch {
         let open = |tail: &Tail| self.sequences.0.blocks.reopen(tail.id);
         if matches!(tail.access, Access::Reopen | Access::Withdraw) && !open(tail) {
             let one = AllocRequest { blocks: 1, ..request };
-            if let Err(error) = self.sequences.0.blocks.allocate(&one, near, &mut |id| copy = Some(id)) {
+            if let Err(error) = self.sequences.0.blocks.allocate_listed(&one, near, &mut |id| copy = Some(id))
+            {
                 self.give_up(sequence, base, plan, None);
                 return Err(error.into());
             }
@@ -227,6 +242,11 @@ impl Batch {
         Ok(())
     }
 
+    /// Whether a copy is done when the call returns.
+    fn copies_at_once(&self) -> bool {
+        self.sequences.0.storage.as_ref().is_some_and(|storage| storage.device() == DeviceId::Host)
+    }
+
     fn copy(&self, from: BlockId, to: BlockId) -> Result<Copied, SequenceError> {
         let shared = &self.sequences.0;
         let frames = FrameMove::new(shared.blocks.frame(from), shared.blocks.frame(to));
@@ -245,7 +265,7 @@ impl Batch {
         let mut taken = sequence.list.staged(base..base + plan.fresh as usize);
         taken.extend(copy);
         taken.reverse();
-        self.sequences.0.blocks.release(&taken);
+        self.sequences.0.blocks.release_listed(&taken);
     }
 }
 
@@ -256,6 +276,12 @@ impl Drop for Batch {
         self.promised.drain(..).for_each(|handle| blocks.seal(handle));
         if let Some(lease) = self.lease.take() {
             blocks.clock().end(lease);
+        }
+        if !self.copied.is_empty() {
+            // The copies are done. Pairs with the fence in `Clock::begin`, as in `Sequence::release_unlinked`: these were
+            // unlinked from their sequences, where a view's reader may have found them.
+            fence(SeqCst);
+            blocks.release_listed(&self.copied);
         }
     }
 }

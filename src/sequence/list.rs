@@ -43,7 +43,7 @@ const ROOM: usize = if cfg!(kvpool_loom) { 1 } else { 8 };
 type Chunk = Box<[AtomicU32]>;
 
 /// What readers share with the owner; see the [module](self).
-pub(super) struct BlockList {
+pub struct BlockList {
     block_tokens: u32,
     tokens: AtomicU32,
     rewrites: AtomicU32,
@@ -53,13 +53,13 @@ pub(super) struct BlockList {
 
 impl BlockList {
     /// Tokens at this moment.
-    pub(super) fn tokens(&self) -> u32 {
+    pub fn tokens(&self) -> u32 {
         self.tokens.load(Acquire)
     }
 
     /// Calls `f` with the ids and the tokens of one moment. If the owner rewrote some of the ids meanwhile, `f` is
     /// called again, and what it did before is void.
-    pub(super) fn read<R>(&self, mut f: impl FnMut(&[AtomicU32], u32) -> R) -> R {
+    pub fn read<R>(&self, mut f: impl FnMut(&[AtomicU32], u32) -> R) -> R {
         let guard = epoch::pin();
         loop {
             // Acquire, all: see the theorem.
@@ -85,7 +85,7 @@ impl Drop for BlockList {
 }
 
 /// The owner's side: there is one for each list, and only it changes the list.
-pub(super) struct ListOwner {
+pub struct ListOwner {
     list: Arc<BlockList>,
     /// Places from here on were never in the list since `rewrites` last changed.
     untouched: usize,
@@ -93,7 +93,7 @@ pub(super) struct ListOwner {
 
 impl ListOwner {
     /// An empty list.
-    pub(super) fn new(block_tokens: u32) -> Self {
+    pub fn new(block_tokens: u32) -> Self {
         let list = BlockList {
             block_tokens,
             tokens: AtomicU32::new(0),
@@ -104,38 +104,38 @@ impl ListOwner {
     }
 
     /// For readers.
-    pub(super) fn list(&self) -> &Arc<BlockList> {
+    pub fn list(&self) -> &Arc<BlockList> {
         &self.list
     }
 
     /// Tokens.
     #[inline]
-    pub(super) fn tokens(&self) -> u32 {
+    pub fn tokens(&self) -> u32 {
         // Relaxed: changed through `&mut self` only.
         self.list.tokens.load(Relaxed)
     }
 
     /// Blocks.
     #[inline]
-    pub(super) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.tokens().div_ceil(self.list.block_tokens) as usize
     }
 
     /// The ids, in order.
     #[inline]
-    pub(super) fn ids(&self) -> &[AtomicU32] {
+    pub fn ids(&self) -> &[AtomicU32] {
         &self.room()[..self.len()]
     }
 
     /// One block, by its place.
     #[inline]
-    pub(super) fn id(&self, place: usize) -> BlockId {
+    pub fn id(&self, place: usize) -> BlockId {
         BlockId(self.ids()[place].load(Relaxed))
     }
 
     /// The last block.
     #[inline]
-    pub(super) fn last(&self) -> Option<BlockId> {
+    pub fn last(&self) -> Option<BlockId> {
         self.ids().last().map(|id| BlockId(id.load(Relaxed)))
     }
 
@@ -146,7 +146,7 @@ impl ListOwner {
     }
 
     /// Makes room for so many blocks in all.
-    pub(super) fn reserve(&mut self, blocks: usize) {
+    pub fn reserve(&mut self, blocks: usize) {
         let old = self.room();
         if blocks <= old.len() {
             return;
@@ -155,18 +155,20 @@ impl ListOwner {
             .chain(std::iter::repeat_with(|| AtomicU32::new(0)))
             .take(blocks.max(ROOM).next_power_of_two())
             .collect();
+        if old.is_empty() {
+            // Release: as below. Nothing was there that a reader could have.
+            return self.list.chunk.store(Owned::new(fresh), Release);
+        }
         let guard = epoch::pin();
         // Release: publishes the copied ids; pairs with the Acquire in `read`.
         let old = self.list.chunk.swap(Owned::new(fresh), Release, &guard);
-        if !old.is_null() {
-            // SAFETY: unlinked just now, and no later reader finds it; those that have it are pinned.
-            unsafe { guard.defer_destroy(old) };
-        }
+        // SAFETY: unlinked just now, and no later reader finds it; those that have it are pinned.
+        unsafe { guard.defer_destroy(old) };
     }
 
     /// Puts a block beyond the end, where it does not count yet. There must be room.
     #[inline]
-    pub(super) fn stage(&mut self, place: usize, id: BlockId) {
+    pub fn stage(&mut self, place: usize, id: BlockId) {
         debug_assert!(place >= self.len(), "place {place} of {} is in use", self.len());
         if place < self.untouched {
             // A truncated place is used again. Release: who sees the count sees the truncation.
@@ -181,19 +183,19 @@ impl ListOwner {
     }
 
     /// The blocks that were staged at these places.
-    pub(super) fn staged(&self, places: std::ops::Range<usize>) -> Vec<BlockId> {
+    pub fn staged(&self, places: std::ops::Range<usize>) -> Vec<BlockId> {
         self.room()[places].iter().map(|id| BlockId(id.load(Relaxed))).collect()
     }
 
     /// Another block, with the same tokens, takes a place.
-    pub(super) fn replace(&mut self, place: usize, id: BlockId) {
+    pub fn replace(&mut self, place: usize, id: BlockId) {
         // Release: the block is ours and filled; pairs with the Acquires of ids in `read`.
         self.ids()[place].store(id.0, Release);
     }
 
     /// So many tokens count from now on: more, after their blocks were staged, or fewer.
     #[inline]
-    pub(super) fn publish(&mut self, tokens: u32) {
+    pub fn publish(&mut self, tokens: u32) {
         // Release: pairs with the Acquire in `read`.
         self.list.tokens.store(tokens, Release);
         self.untouched = self.untouched.max(self.len());

@@ -38,7 +38,10 @@
 
 mod batch;
 mod bytes;
+#[cfg(not(kvpool_loom))]
 mod list;
+#[cfg(kvpool_loom)]
+pub mod list;
 mod outputs;
 mod plan;
 mod registry;

@@ -56,9 +56,12 @@ mod imp {
             libc::syscall(libc::SYS_membarrier, libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0)
         };
         let settled = if rc == 0 { ASYMMETRIC } else { SYMMETRIC };
-        // Registration may fail for one thread only if it fails for all, so that racing stores agree.
-        WAY.store(settled, Ordering::Relaxed);
-        settled
+        // The first one settles it, should registration fail for one thread and not for another (a filter of system
+        // calls is a thread's own): a heavy side that does not interrupt must never meet a light one that relies on it.
+        match WAY.compare_exchange(UNKNOWN, settled, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => settled,
+            Err(first) => first,
+        }
     }
 }
 

@@ -12,7 +12,7 @@ const SHARE_PERCENT: u64 = 65;
 /// Nanoseconds from one token to the next, on average: a step that decodes, and the prompts that come in between.
 const DECODE_NS: u64 = 20_000_000;
 
-/// Blocks for a pool that is full at times: [`SHARE_PERCENT`] of what the requests would hold at the busiest moment if
+/// Blocks for a pool that is full at times: a fixed share of what the requests would hold at the busiest moment if
 /// each held all of its blocks from its arrival to its end, and never fewer than the largest request needs.
 pub fn blocks_for(requests: &[Request], shape: &Shape) -> usize {
     let mut changes: Vec<(u64, i64)> = Vec::with_capacity(2 * requests.len());

@@ -1,0 +1,61 @@
+//! The ids of a lease: one, or a few in the lease itself, or more on the heap.
+
+use std::ops::Deref;
+
+use smallvec::SmallVec;
+
+use crate::block::FEW;
+use crate::ids::BlockId;
+
+/// A single block is kept apart from the array, in a field of its own, so that a lease of one block is made, moved and
+/// dropped in registers: an array that is written in one place and copied as a whole stalls on its own store.
+#[derive(Default)]
+pub(super) struct LeasedIds {
+    /// The block, if it is one alone; `more` is empty then.
+    one: Option<BlockId>,
+    more: SmallVec<[BlockId; FEW]>,
+}
+
+impl LeasedIds {
+    #[inline]
+    pub(super) fn one(id: BlockId) -> Self {
+        Self { one: Some(id), more: SmallVec::new() }
+    }
+
+    #[inline]
+    pub(super) fn few(ids: [BlockId; FEW], len: usize) -> Self {
+        Self { one: None, more: SmallVec::from_buf_and_len(ids, len) }
+    }
+
+    pub(super) fn more(ids: SmallVec<[BlockId; FEW]>) -> Self {
+        Self { one: None, more: ids }
+    }
+
+    /// Keeps the first `len` ids.
+    pub(super) fn truncate(&mut self, len: usize) {
+        if len == 0 {
+            self.one = None;
+        }
+        self.more.truncate(len);
+    }
+
+    /// Drops the first `count` ids, of which there are as many.
+    pub(super) fn drop_first(&mut self, count: usize) {
+        if count != 0 {
+            self.one = None;
+        }
+        self.more.drain(..count.min(self.more.len()));
+    }
+}
+
+impl Deref for LeasedIds {
+    type Target = [BlockId];
+
+    #[inline]
+    fn deref(&self) -> &[BlockId] {
+        match &self.one {
+            Some(id) => std::slice::from_ref(id),
+            None => &self.more,
+        }
+    }
+}
