@@ -397,7 +397,8 @@ impl Blocks {
 /// thread that is about to park for long; others can also take the magazines of an idle thread without this.
 pub fn flush_thread() {
     let _ = RESIDENCES.try_with(|residences| {
-        for at in residences.borrow().0.iter() {
+        let Ok(residences) = residences.try_borrow() else { return };
+        for at in residences.0.iter() {
             at.flush();
         }
     });
