@@ -45,7 +45,6 @@ release_relaxed share_release
 same_generation share_release
 unchecked_retry share_release
 begin_no_fence retire_reclaim
-oldest_no_fence retire_reclaim
 late_slot retire_reclaim
 bound_relaxed retire_reclaim
 late_rows growth_of_the_pool

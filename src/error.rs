@@ -86,6 +86,12 @@ pub enum HandleError {
         /// The block's generation now.
         now: Generation,
     },
+    /// The block is in a sequence's list: its references are the sequence's, and are not shared or freed by handle.
+    #[error("{handle} is of a block in a sequence's list")]
+    Listed {
+        /// The handle.
+        handle: BlockHandle,
+    },
     /// The same block stands twice in one list of blocks to free, and has fewer references than that.
     #[error("{handle} is freed more often in one call than it has references")]
     Repeated {

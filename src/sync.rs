@@ -2,7 +2,8 @@
 //!
 //! Built plainly this is the standard library; built with `--cfg kvpool_loom --cfg crossbeam_loom` it is loom's.
 //! One thing has no loom support and is replaced by a loom mutex around a std collection, which models its *semantics*
-//! (each call one atomic step) and none of its internals: [`Map`] (dashmap). loom treats SeqCst *accesses* as AcqRel, so every store-load order here is an explicit fence.
+//! (each call one atomic step) and none of its internals: [`Map`] (dashmap). loom treats SeqCst *accesses* as AcqRel, so
+//! every store-load order here is an explicit fence.
 
 mod asymmetric;
 #[cfg(kvpool_loom)]

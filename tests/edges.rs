@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
+use kvpool::error::HandleError;
 use kvpool::ids::SequenceId;
 use kvpool::pool::{AllocRequest, BuildError, Lease, Pool};
 use kvpool::storage::{HostStorage, KvLayout, Storage};
@@ -91,4 +92,30 @@ fn new_blocks_can_be_freed_at_once() {
         });
         pool.audit().unwrap();
     }
+}
+
+/// A handle can be made up, or be of a block that is somebody else's by now. Whose blocks a sequence stores to, without
+/// `unsafe`, does not hang on that.
+#[test]
+fn no_handle_frees_a_sequences_block() {
+    let pool = Pool::builder(layout()).blocks(8).build().unwrap();
+    let lease = pool.allocate(AllocRequest::new(8)).unwrap();
+    let handles: Vec<_> = lease.handles().collect();
+    // Freed by handle although the lease has them, and taken by a sequence.
+    pool.free(&handles).unwrap();
+    let mut sequence = pool.sequence(SequenceId(1)).open().unwrap();
+    pool.begin_batch().append(&mut sequence, 8 * pool.layout().block_tokens()).unwrap();
+    for id in sequence.blocks() {
+        let made_up = pool.blocks().handle(id);
+        assert!(matches!(pool.free(&[made_up]), Err(HandleError::Listed { .. })));
+        assert!(matches!(pool.free(&[made_up, made_up]), Err(HandleError::Listed { .. })));
+        assert!(matches!(pool.share(&[made_up]), Err(HandleError::Listed { .. })));
+        assert_eq!(pool.info(made_up).unwrap().refs, 1);
+    }
+    let dropped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(lease)));
+    assert!(dropped.is_err(), "the lease's blocks are not its own any more");
+    let fork = sequence.fork(SequenceId(2)).unwrap();
+    drop(sequence);
+    drop(fork);
+    assert_eq!(pool.audit().unwrap().references, 0);
 }

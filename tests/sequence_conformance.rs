@@ -77,7 +77,9 @@ fn build(blocks: usize, block_tokens: usize, has_null_block: bool) -> (Blocks, S
         KvLayout::builder().layers(1).kv_heads(1).head_dim(1).block_tokens(block_tokens).dtype(Dtype::F32);
     let storage = HostStorage::new(layout.build().unwrap(), frames, frames).unwrap();
     let blocks = Blocks::new(config, None);
-    let sequences = Sequences::new(blocks.clone(), Some(Arc::new(storage) as Arc<dyn Storage>), block_tokens);
+    let storage = Some(Arc::new(storage) as Arc<dyn Storage>);
+    // SAFETY: made here, for these blocks.
+    let sequences = unsafe { Sequences::new(blocks.clone(), storage, block_tokens) };
     (blocks, sequences)
 }
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::trace::Format;
+use crate::trace::{Format, REQUESTS_MAX};
 
 /// The most blocks that can be asked for: as many as a pool can address, one of which is the null block.
 const BLOCKS_MAX: u64 = kvpool::ids::FRAMES_MAX as u64 - 1;
@@ -50,7 +50,7 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
     /// Only the first N requests; of made-up conversations, how many [default: all, or 30000]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=REQUESTS_MAX as i64))]
     pub requests: Option<u32>,
     /// What conversations are made up from
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -106,6 +106,7 @@ mod tests {
             ["--threads", "0"],
             ["--threads", "-1"],
             ["--requests", "0"],
+            ["--requests", "10000001"],
             ["--block-tokens", "0"],
             ["--seed", "x"],
             ["--format", "xml"],

@@ -18,6 +18,8 @@ pub mod report;
 pub mod trace;
 pub mod workload;
 
+use std::fmt;
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use args::{Cli, Command};
@@ -37,8 +39,13 @@ pub fn run(cli: Cli) -> ExitCode {
     match result {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
-            eprintln!("kvpool: {error}");
+            complain(format_args!("{error}"));
             ExitCode::from(error.exit_code())
         }
     }
+}
+
+/// Says something on the standard error. If that is closed or full, the exit code alone must tell.
+fn complain(what: fmt::Arguments<'_>) {
+    let _ = writeln!(io::stderr(), "kvpool: {what}");
 }

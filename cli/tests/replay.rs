@@ -200,6 +200,24 @@ fn bad_usage_and_bad_input_are_told_apart_from_failures() {
     }
 }
 
+/// With nowhere to complain to, the exit code still tells.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_standard_error_is_no_panic() {
+    let full = || std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let run = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kvpool"));
+        command.args(arguments).stdout(Stdio::null()).stderr(full()).status().unwrap().code()
+    };
+    assert_eq!(run(&["replay", "/no/such/trace"]), Some(2));
+    assert_eq!(run(&["replay", "--nonsense"]), Some(2));
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("unsorted.csv");
+    let rows = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:04,4,1\n2023-11-16 18:17:03,3,5\n";
+    std::fs::write(&path, rows).unwrap();
+    assert_eq!(run(&["replay", path.to_str().unwrap()]), Some(0));
+}
+
 /// Where the published traces are: `KVPOOL_TRACES`, or beside the repository. They are not part of it.
 fn published(name: &str) -> Option<PathBuf> {
     let beside = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/traces");

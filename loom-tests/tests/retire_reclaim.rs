@@ -143,3 +143,27 @@ fn freed_under_two_batches() {
         assert!(shared.clock.idle_or_tag().is_none());
     });
 }
+
+/// A ticket that the clock has given and calls ended is that of a batch that is over, whoever asks and whenever.
+#[test]
+fn what_has_ended_is_over() {
+    check_to(3, "retire_reclaim::what_has_ended_is_over", || {
+        let shared = Moved::new();
+        let device = shared.clone();
+        let thread = thread::spawn(move || {
+            let batch = device.clock.begin();
+            // SAFETY: the batch is in flight.
+            device.frames[0].with_mut(|bytes| unsafe { *bytes = 2 });
+            device.entry.store(1, Relaxed);
+            device.clock.end(batch);
+        });
+        // An access that conflicts with nothing but one: where the checker lets the other thread go first.
+        shared.entry.load(Relaxed);
+        let newest = shared.clock.newest();
+        if newest.0 == 1 && shared.clock.ended(newest) {
+            // SAFETY: the one batch is over.
+            assert_eq!(shared.frames[0].with(|bytes| unsafe { *bytes }), 2);
+        }
+        thread.join().unwrap();
+    });
+}

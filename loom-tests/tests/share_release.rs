@@ -5,7 +5,7 @@
 
 use kvpool::error::HandleError;
 use kvpool::ids::{BlockHandle, BlockId};
-use kvpool_loom_tests::{TouchedBlocks, check};
+use kvpool_loom_tests::{TouchedBlocks, check, check_to};
 use loom::sync::Arc;
 use loom::thread;
 
@@ -107,25 +107,21 @@ fn double_free() {
     });
 }
 
-/// The same while a third thread makes the block its own.
+/// The same while the winner makes the block its own again.
 #[test]
 fn double_free_against_allocate() {
-    check("share_release::double_free_against_allocate", || {
+    check_to(3, "share_release::double_free_against_allocate", || {
         let pool = TouchedBlocks::new(1, 0);
         let (_, handle) = one(&pool);
-        let (second, third) = (pool.clone(), pool.clone());
-        let free = thread::spawn(move || second.blocks.free(&[handle]));
-        let allocate = thread::spawn(move || {
-            if let Some(ids) = third.take(1) {
-                let own = third.blocks.handle(ids[0]);
-                assert_ne!(own.generation, handle.generation);
-                third.write(ids[0]);
-                third.blocks.free(&[own]).expect("freed by a handle of the past");
-            }
-        });
+        let other = pool.clone();
+        let thread = thread::spawn(move || other.blocks.free(&[handle]));
         let mine = pool.blocks.free(&[handle]);
-        let theirs = free.join().unwrap();
-        allocate.join().unwrap();
+        if let Some(ids) = pool.take(1) {
+            let own = pool.blocks.handle(ids[0]);
+            pool.write(ids[0]);
+            pool.blocks.free(&[own]).expect("freed by a handle of the past");
+        }
+        let theirs = thread.join().unwrap();
         assert!(mine.is_ok() != theirs.is_ok(), "{mine:?} {theirs:?}");
         pool.finish();
     });

@@ -24,9 +24,9 @@
 
 use kvpool::error::{AllocError, SequenceError};
 use kvpool::ids::SequenceId;
-use kvpool::pool::Pool;
+use kvpool::pool::{AllocRequest, Pool};
 use kvpool::storage::KvLayout;
-use kvpool_loom_tests::check;
+use kvpool_loom_tests::{check, check_to};
 use loom::thread;
 
 fn open(magazine_blocks: usize) -> Pool {
@@ -51,33 +51,35 @@ fn close(pool: &Pool) {
     assert_eq!(pool.sequence_count(), 0);
 }
 
-/// Admits a sequence of `prompt` blocks and decodes into one more. Preempted once, it asks once more for what it needs.
+fn is_exhausted(error: AllocError) -> bool {
+    matches!(error, AllocError::Exhausted { .. })
+}
+
+/// Admits a prompt of so many blocks, decodes into one more, and frees all. Preempts itself when the pool is exhausted.
 /// True if it finished.
-fn serve(pool: &Pool, id: u64, prompt: usize) -> bool {
-    let block_tokens = pool.layout().block_tokens();
-    let exhausted = |error: SequenceError| match error {
-        SequenceError::Alloc(AllocError::Exhausted { .. }) => {}
-        other => panic!("{other}"),
-    };
-    let mut sequence = pool.sequence(SequenceId(id)).open().unwrap();
-    for tokens in [prompt * block_tokens, 1] {
-        let mut batch = pool.begin_batch();
-        if let Err(error) = batch.append(&mut sequence, tokens) {
-            exhausted(error);
-            // Preempts itself: its blocks go back with it.
-            return false;
+fn serve(pool: &Pool, prompt: usize) -> bool {
+    let cache = pool.handle();
+    let mut leases = Vec::new();
+    for blocks in [prompt, 1] {
+        match cache.allocate(AllocRequest::new(blocks)) {
+            Ok(lease) => leases.push(lease),
+            Err(error) => {
+                assert!(is_exhausted(error), "{error}");
+                break;
+            }
         }
     }
-    assert_eq!(sequence.len(), prompt * block_tokens + 1);
-    true
+    let finished = leases.len() == 2;
+    // What it holds goes back, also if it is preempted.
+    leases.into_iter().for_each(|lease| cache.release(lease));
+    finished
 }
 
 fn two_schedulers(magazine_blocks: usize, prompts: [usize; 2]) {
     let pool = open(magazine_blocks);
     let other = pool.clone();
-    let thread = thread::spawn(move || serve(&other, 1, prompts[1]));
-    let second = pool.clone();
-    let mine = thread::spawn(move || serve(&second, 2, prompts[0])).join().unwrap();
+    let thread = thread::spawn(move || serve(&other, prompts[1]));
+    let mine = serve(&pool, prompts[0]);
     let theirs = thread.join().unwrap();
     if prompts.iter().sum::<usize>() + 2 <= 4 {
         assert!(mine && theirs, "there was room for both");
@@ -92,10 +94,42 @@ fn room_for_both() {
 
 #[test]
 fn exhausted() {
-    check("user_scheduler::exhausted", || two_schedulers(0, [2, 3]));
+    check("user_scheduler::exhausted", || two_schedulers(0, [3, 2]));
 }
 
 #[test]
 fn with_magazines() {
-    check("user_scheduler::with_magazines", || two_schedulers(1, [1, 2]));
+    check("user_scheduler::with_magazines", || two_schedulers(1, [2, 1]));
+}
+
+/// The same with the pool's sequences and batches, which keep the books.
+fn serve_sequence(pool: &Pool, id: u64, prompt: usize) -> bool {
+    let block_tokens = pool.layout().block_tokens();
+    let mut sequence = pool.sequence(SequenceId(id)).open().unwrap();
+    let mut batch = pool.begin_batch();
+    for tokens in [prompt * block_tokens, 1] {
+        match batch.append(&mut sequence, tokens) {
+            Ok(_) => {}
+            // Preempts itself: its blocks go back with it.
+            Err(SequenceError::Alloc(error)) if is_exhausted(error) => return false,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert_eq!(sequence.len(), prompt * block_tokens + 1);
+    true
+}
+
+#[test]
+fn with_sequences() {
+    check_to(1, "user_scheduler::with_sequences", || {
+        let pool = open(0);
+        let threads = [1, 2].map(|prompt| {
+            let pool = pool.clone();
+            thread::spawn(move || serve_sequence(&pool, prompt as u64, prompt))
+        });
+        for thread in threads {
+            let _ = thread.join().unwrap();
+        }
+        close(&pool);
+    });
 }

@@ -38,7 +38,17 @@ impl Blocks {
         near: Option<FrameId>,
         take: &mut dyn FnMut(BlockId),
     ) -> Result<(), AllocError> {
-        self.with_seat(|seat| self.allocate_at(seat, request, near, take))
+        self.with_seat(|seat| self.allocate_at(seat, request, near, false, take))
+    }
+
+    /// As [`allocate`](Self::allocate), for a sequence's list.
+    pub(crate) fn allocate_listed(
+        &self,
+        request: &AllocRequest,
+        near: Option<FrameId>,
+        take: &mut dyn FnMut(BlockId),
+    ) -> Result<(), AllocError> {
+        self.with_seat(|seat| self.allocate_at(seat, request, near, true, take))
     }
 }
 
@@ -48,6 +58,7 @@ impl Core {
         seat: Option<Seat<'_>>,
         request: &AllocRequest,
         near: Option<FrameId>,
+        listed: bool,
         take: &mut dyn FnMut(BlockId),
     ) -> Result<(), AllocError> {
         let mut grab = Grab { freed: Freed::new(), frames: 0 };
@@ -55,7 +66,7 @@ impl Core {
         let (sequence, now) = (request.sequence.unwrap_or(SequenceId::NONE), self.clock.newest());
         for run in &grab.freed.runs {
             for frame in run.frames() {
-                take(self.own(frame, request, sequence, now));
+                take(self.own(frame, request, sequence, now, listed));
             }
         }
         Ok(())
@@ -69,6 +80,7 @@ impl Core {
         request: &AllocRequest,
         sequence: SequenceId,
         now: Ticket,
+        listed: bool,
     ) -> BlockId {
         let id = self.table.block_at(frame);
         let atomic = self.table.word(id);
@@ -80,7 +92,7 @@ impl Core {
         self.table.info(id).allocate(sequence, request.priority, now);
         // A plain store: nobody else writes the word of a free block whose frame is ours. Release: pairs with the
         // Acquire of whoever checks a handle, and then reads the info of this generation.
-        atomic.store(word.allocate(request.pinned).to_bits(), Release);
+        atomic.store(word.allocate(request.pinned).listed(listed).to_bits(), Release);
         id
     }
 
@@ -137,7 +149,8 @@ impl Core {
                 })
             });
         }
-        for round in 0..=ROUNDS {
+        let mut ladder = Ladder::new();
+        loop {
             let missing = (asked - grab.frames) as u32;
             if missing == 0 {
                 return Ok(());
@@ -147,8 +160,7 @@ impl Core {
             self.frames.allocate_many(missing, near.unwrap_or_else(|| self.start(seat)), &mut |run| {
                 grab.extend(Some(run));
             });
-            // The last round takes what the one before it brought.
-            if grab.frames < asked && (round == ROUNDS || self.take_back(round) == Found::Nothing) {
+            if grab.frames < asked && !self.climb(&mut ladder) {
                 break;
             }
         }
@@ -163,13 +175,14 @@ impl Core {
         near: Option<FrameId>,
         grab: &mut Grab,
     ) -> Result<(), AllocError> {
-        for round in 0..=ROUNDS {
+        let mut ladder = Ladder::new();
+        loop {
             let near = near.unwrap_or_else(|| self.start(seat));
             if let Some(run) = self.frames.allocate_run(asked as u32, near) {
                 grab.extend(Some(run));
                 return Ok(());
             }
-            if round == ROUNDS || self.take_back(round) == Found::Nothing {
+            if !self.climb(&mut ladder) {
                 break;
             }
         }
@@ -196,10 +209,21 @@ impl Core {
         seat.and_then(|seat| seat.enter(|local| local.cache.near())).unwrap_or(FrameId(0))
     }
 
-    /// Brings everything that is free and not in the bitmaps into them: the depot, all magazines, and what is in
-    /// limbo and seen by no batch. The caller must not be inside its own home.
+    /// Takes back what others keep; false if another look at the bitmaps would be in vain, or it is enough.
     #[cold]
-    fn take_back(&self, round: usize) -> Found {
+    fn climb(&self, ladder: &mut Ladder) -> bool {
+        let was_all = ladder.is_all;
+        let found = self.take_back(was_all);
+        // A refusal comes after a round that visited every home and found nothing.
+        ladder.is_all = found == Found::Nothing;
+        ladder.rounds += 1;
+        ladder.rounds <= ROUNDS && (found == Found::Something || !was_all)
+    }
+
+    /// Brings everything that is free and not in the bitmaps into them: the depot, what is in limbo and seen by no batch,
+    /// and the magazines; of all homes, or of those that say that they have something. (A visit is expensive; but a
+    /// home says it only once its owner is outside.) The caller must not be inside its own home.
+    fn take_back(&self, is_all: bool) -> Found {
         let kept = |home: &super::home::Home| {
             let (cached, retired, _) = home.mirror();
             cached + retired
@@ -208,12 +232,8 @@ impl Core {
         self.depot.flush(&self.frames);
         self.reclaim_strays();
         let mut met_an_owner = false;
-        for home in self.homes.iter() {
-            // The mirror of a home whose owner is inside may be behind: visit all in the first round.
-            if cfg!(kvpool_mutant = "no_visit") {
-                continue;
-            }
-            if (round == 0 || kept(home) > 0) && home.visit(|local| local.surrender(self)).is_none() {
+        for home in self.homes.iter().take(if cfg!(kvpool_mutant = "no_visit") { 0 } else { usize::MAX }) {
+            if (is_all || kept(home) > 0) && home.visit(|local| local.surrender(self)).is_none() {
                 met_an_owner = true;
             }
         }
@@ -225,8 +245,7 @@ impl Core {
             yield_now();
             return Found::Something;
         }
-        // Once more after the last gain: others may have freed into places that were visited before.
-        if round == 0 { Found::Something } else { Found::Nothing }
+        Found::Nothing
     }
 
     fn undo(&self, grab: &mut Grab) {
@@ -239,6 +258,18 @@ impl Core {
     fn exhausted(&self, asked: usize) -> AllocError {
         let counts = self.counts();
         AllocError::Exhausted { asked, free: counts.free(), retired: counts.retired }
+    }
+}
+
+/// How far an allocation has gone to take back what others keep.
+struct Ladder {
+    rounds: usize,
+    is_all: bool,
+}
+
+impl Ladder {
+    fn new() -> Self {
+        Self { rounds: 0, is_all: true }
     }
 }
 

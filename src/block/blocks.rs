@@ -3,7 +3,7 @@
 use std::ops::Deref;
 
 use crate::batch::Clock;
-use crate::config::FAN_LOG2;
+use crate::config::{FAN_LOG2, MAGAZINE_BLOCKS_MAX};
 use crate::error::GrowError;
 use crate::frame::{Census, Depot, FrameConfig, Frames};
 use crate::ids::{BlockHandle, BlockId, DeviceId, FrameId, Order, PoolTag, Run};
@@ -101,6 +101,7 @@ impl Blocks {
     ///
     /// If the configuration makes no sense; the pool's builder checks it first.
     pub fn new(config: BlocksConfig, scrub: Option<Scrub>) -> Self {
+        assert!(config.magazine_blocks <= MAGAZINE_BLOCKS_MAX, "{config:?}");
         let frames = Frames::new(FrameConfig {
             frames: config.frames,
             frames_max: config.frames_max,

@@ -24,7 +24,7 @@ impl Blocks {
         }
         let frame = seat.enter_cache(|cache| cache.pop_loaded())??;
         let sequence = request.sequence.unwrap_or(SequenceId::NONE);
-        Some(self.own(frame, request, sequence, self.clock.newest()))
+        Some(self.own(frame, request, sequence, self.clock.newest(), false))
     }
 
     /// Puts a frame that nobody owns into the loaded magazine. False: nothing was done, go the long way.
@@ -62,7 +62,7 @@ impl Blocks {
         }
         let (sequence, now) = (request.sequence.unwrap_or(SequenceId::NONE), self.clock.newest());
         for (id, &frame) in out.iter_mut().zip(&frames[..count]) {
-            *id = self.own(frame, request, sequence, now);
+            *id = self.own(frame, request, sequence, now, false);
         }
         true
     }

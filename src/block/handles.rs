@@ -2,7 +2,7 @@
 //! generation; a list is checked as a whole before anything is changed.
 
 use crate::error::HandleError;
-use crate::ids::{BlockHandle, BlockId, FrameId};
+use crate::ids::{BlockHandle, BlockId, FrameId, Run};
 use crate::sync::Ordering::*;
 
 use super::blocks::Core;
@@ -28,10 +28,12 @@ impl Blocks {
 
     #[inline]
     pub(super) fn free_one(&self, seat: Option<Seat<'_>>, handle: &BlockHandle) -> Result<(), HandleError> {
-        let released =
-            self.update(handle, |word| word.release().map(|released| (released.word(), released)))?;
-        if let Some(released) = released
-            && let Some(frame) = self.released(handle.id, released)
+        let released = self.update(handle, |word| {
+            word.release().filter(|_| !word.is_listed()).map(|released| (released.word(), released))
+        })?;
+        // A good handle's word is not free.
+        let released = released.ok_or(HandleError::Listed { handle: *handle })?;
+        if let Some(frame) = self.released(handle.id, released)
             && !self.give_back_one(seat, frame)
         {
             self.give_back_frames(seat, &[frame]);
@@ -41,7 +43,7 @@ impl Blocks {
 
     pub(super) fn free_at(&self, seat: Option<Seat<'_>>, handles: &[BlockHandle]) -> Result<(), HandleError> {
         for handle in handles {
-            self.check(handle)?;
+            self.check_unlisted(handle)?;
         }
         self.check_repeats(handles)?;
         if handles.len() <= FEW {
@@ -74,7 +76,9 @@ impl Core {
     ) -> Result<(), HandleError> {
         let mut outcome = Ok(());
         for handle in handles {
-            match self.update(handle, |word| word.release().map(|released| (released.word(), released))) {
+            match self
+                .update_checked(handle, |word| word.release().map(|released| (released.word(), released)))
+            {
                 Ok(released) => {
                     released.and_then(|released| self.released(handle.id, released)).map(&mut owe);
                 }
@@ -93,9 +97,15 @@ impl Core {
     pub fn share_handles(&self, handles: &[BlockHandle]) -> Result<(), HandleError> {
         for (i, handle) in handles.iter().enumerate() {
             let full = || HandleError::TooManyReferences { id: handle.id, max: BlockWord::REFS_MAX };
-            let shared = self.update(handle, |word| word.share().map(|next| (next, ())));
+            let shared = self.check_unlisted(handle);
+            let shared =
+                shared.and_then(|()| self.update(handle, |word| word.share().map(|next| (next, ()))));
             if let Err(error) = shared.and_then(|shared| shared.ok_or_else(full)) {
-                self.unshare(handles[..i].iter().map(|handle| handle.id));
+                // By handle: a reference that somebody else freed meanwhile, though it was ours, is not taken from the
+                // block's next owner.
+                let _ = self.release_checked(&handles[..i], |frame| {
+                    self.give_back(None, &[Run { start: frame, len: 1 }]);
+                });
                 return Err(error);
             }
         }
@@ -107,26 +117,35 @@ impl Core {
     /// # Errors
     ///
     /// [`HandleError::TooManyReferences`]: no block has a reference more than before.
+    ///
+    /// # Panics
+    ///
+    /// If a block is free, or in a sequence's list: the caller's reference is not the caller's.
     pub fn share(&self, ids: &[BlockId]) -> Result<(), HandleError> {
+        self.share_as(ids, false)
+    }
+
+    /// As [`share`](Self::share), of blocks in a sequence's list.
+    pub(crate) fn share_listed(&self, ids: &[BlockId]) -> Result<(), HandleError> {
+        self.share_as(ids, true)
+    }
+
+    fn share_as(&self, ids: &[BlockId], listed: bool) -> Result<(), HandleError> {
         for (i, &id) in ids.iter().enumerate() {
             // Relaxed: the caller's reference orders what it may touch. The count alone changes.
             let shared = self.table.word(id).fetch_update(Relaxed, Relaxed, |bits| {
-                BlockWord::from_bits(bits).share().map(BlockWord::to_bits)
+                let word = BlockWord::from_bits(bits);
+                word.share().filter(|_| word.is_listed() == listed).map(BlockWord::to_bits)
             });
             if let Err(bits) = shared {
                 let word = BlockWord::from_bits(bits);
-                assert!(!word.is_free(), "block {id} shared while free: {word:?}");
-                self.unshare(ids[..i].iter().copied());
+                self.release_at(None, &ids[..i], listed);
+                let is_ours = !word.is_free() && word.is_listed() == listed;
+                assert!(is_ours, "block {id} shared by who has no reference: {word:?}");
                 return Err(HandleError::TooManyReferences { id, max: BlockWord::REFS_MAX });
             }
         }
         Ok(())
-    }
-
-    /// Takes references back that were just added: none of them is the last, unless the others went meanwhile.
-    fn unshare(&self, ids: impl Iterator<Item = BlockId>) {
-        let ids: Vec<BlockId> = ids.collect();
-        self.release_at(None, &ids);
     }
 
     /// One more pin: the block is neither evicted nor moved until as many unpins.
@@ -186,40 +205,52 @@ impl Core {
     /// The block's word, if the handle is good.
     #[inline]
     pub(super) fn check(&self, handle: &BlockHandle) -> Result<BlockWord, HandleError> {
-        self.check_range(handle)?;
-        let word = self.word(handle.id);
-        self.check_generation(handle, word)?;
-        Ok(word)
+        if self.is_of_this_pool(handle) {
+            let word = self.word(handle.id);
+            if self.is_current(handle, word) {
+                return Ok(word);
+            }
+        }
+        Err(self.refuse(handle))
+    }
+
+    /// Refuses a handle whose block is in a sequence's list, where no reference is a handle's. This does not change as
+    /// long as the handle is good.
+    #[inline]
+    fn check_unlisted(&self, handle: &BlockHandle) -> Result<(), HandleError> {
+        if self.check(handle)?.is_listed() { Err(HandleError::Listed { handle: *handle }) } else { Ok(()) }
     }
 
     #[inline]
-    fn check_range(&self, handle: &BlockHandle) -> Result<(), HandleError> {
-        if handle.pool != self.tag {
-            return Err(HandleError::Foreign { handle: *handle, pool: self.tag });
-        }
+    fn is_of_this_pool(&self, handle: &BlockHandle) -> bool {
         let is_null = self.config.has_null_block && handle.id.0 == 0;
-        if is_null || handle.id.index() >= self.total_frames() {
-            return Err(HandleError::OutOfRange { handle: *handle, total: self.total() });
-        }
-        Ok(())
+        handle.pool == self.tag && !is_null && handle.id.index() < self.total_frames()
     }
 
+    /// Whether a word is one of the handle's generation, and owned.
     #[inline]
-    fn check_generation(&self, handle: &BlockHandle, word: BlockWord) -> Result<(), HandleError> {
+    fn is_current(&self, handle: &BlockHandle, word: BlockWord) -> bool {
         // The high bits are read after the word (an Acquire): they change only while the block is free, and a word
         // that is free, or of other low bits, is refused whatever they are.
-        if word.is_free()
-            || !word.is_of(handle.generation)
-            || self.generation(handle, word) != handle.generation
-        {
-            return Err(HandleError::Stale { handle: *handle, now: self.generation(handle, word) });
-        }
-        Ok(())
+        !word.is_free()
+            && word.is_of(handle.generation)
+            && self.table.info(handle.id).generation(word) == handle.generation
     }
 
-    #[inline]
-    fn generation(&self, handle: &BlockHandle, word: BlockWord) -> crate::ids::Generation {
-        self.table.info(handle.id).generation(word)
+    /// What is wrong with a handle that was found bad.
+    #[cold]
+    #[inline(never)]
+    fn refuse(&self, handle: &BlockHandle) -> HandleError {
+        if handle.pool != self.tag {
+            HandleError::Foreign { handle: *handle, pool: self.tag }
+        } else if !self.is_of_this_pool(handle) {
+            HandleError::OutOfRange { handle: *handle, total: self.total() }
+        } else {
+            HandleError::Stale {
+                handle: *handle,
+                now: self.table.info(handle.id).generation(self.word(handle.id)),
+            }
+        }
     }
 
     /// One transition of a block's word, while the handle is good. `Ok(None)`: the transition is not open to the word.
@@ -229,20 +260,36 @@ impl Core {
         handle: &BlockHandle,
         transition: impl Fn(BlockWord) -> Option<(BlockWord, R)>,
     ) -> Result<Option<R>, HandleError> {
-        let mut word = self.check(handle)?;
+        if self.is_of_this_pool(handle) {
+            self.update_checked(handle, transition)
+        } else {
+            Err(self.refuse(handle))
+        }
+    }
+
+    /// As [`update`](Self::update), of a handle whose pool and range were checked.
+    #[inline]
+    fn update_checked<R>(
+        &self,
+        handle: &BlockHandle,
+        transition: impl Fn(BlockWord) -> Option<(BlockWord, R)>,
+    ) -> Result<Option<R>, HandleError> {
         let atomic = self.table.word(handle.id);
+        let mut word = self.word(handle.id);
+        let mut is_retry = false;
         loop {
+            let skips = cfg!(kvpool_mutant = "unchecked_retry") && is_retry;
+            if !skips && !self.is_current(handle, word) {
+                return Err(self.refuse(handle));
+            }
             let Some((next, result)) = transition(word) else { return Ok(None) };
             // Acquire and Release: as in `release_word`; a transition is a release at the most.
             match atomic.compare_exchange_weak(word.to_bits(), next.to_bits(), AcqRel, Acquire) {
                 Ok(_) => return Ok(Some(result)),
-                Err(now) => {
-                    word = BlockWord::from_bits(now);
-                    if !cfg!(kvpool_mutant = "unchecked_retry") {
-                        self.check_generation(handle, word)?;
-                    }
-                }
+                // Somebody shared, pinned, released or freed in between. Reached by the model `share_release`.
+                Err(now) => word = BlockWord::from_bits(now),
             }
+            is_retry = true;
         }
     }
 

@@ -260,7 +260,7 @@ impl Resident {
         request: &AllocRequest,
         take: &mut dyn FnMut(BlockId),
     ) -> Result<(), AllocError> {
-        self.anchor.0.allocate_at(Some(self.seat()), request, None, take)
+        self.anchor.0.allocate_at(Some(self.seat()), request, None, false, take)
     }
 
     #[inline]
@@ -283,11 +283,11 @@ impl Resident {
     #[inline]
     pub(crate) fn release(&self, ids: &[BlockId]) {
         if let [id] = ids {
-            self.anchor.0.release_one(Some(self.seat()), *id);
+            self.anchor.0.release_one(Some(self.seat()), *id, false);
         } else if ids.len() <= FEW {
-            self.anchor.0.release_few(Some(self.seat()), ids);
+            self.anchor.0.release_few(Some(self.seat()), ids, false);
         } else {
-            self.anchor.0.release_at(Some(self.seat()), ids);
+            self.anchor.0.release_at(Some(self.seat()), ids, false);
         }
     }
 
@@ -397,7 +397,8 @@ impl Blocks {
 /// thread that is about to park for long; others can also take the magazines of an idle thread without this.
 pub fn flush_thread() {
     let _ = RESIDENCES.try_with(|residences| {
-        for at in residences.borrow().0.iter() {
+        let Ok(residences) = residences.try_borrow() else { return };
+        for at in residences.0.iter() {
             at.flush();
         }
     });

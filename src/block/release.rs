@@ -43,8 +43,9 @@ impl Freed {
 
 #[cold]
 #[inline(never)]
-fn released_while_free(id: BlockId, word: BlockWord) -> ! {
-    panic!("block {id} released while free: {word:?}")
+fn not_the_callers(id: BlockId, word: BlockWord) -> ! {
+    let whose = if word.is_free() { "free" } else { "somebody else's" };
+    panic!("block {id} released while {whose}: {word:?}")
 }
 
 /// Frames on their way back: long runs to the bitmaps at once; the short ones, if they are few, to the magazines, else
@@ -90,21 +91,32 @@ impl Blocks {
     ///
     /// # Panics
     ///
-    /// If a block is free: somebody released a reference that was not theirs.
+    /// If a block is free, or in a sequence's list: somebody released a reference that was not theirs.
     #[inline]
     pub fn release(&self, ids: &[BlockId]) {
+        self.release_as(ids, false);
+    }
+
+    /// As [`release`](Self::release), of blocks that were in a sequence's list.
+    #[inline]
+    pub(crate) fn release_listed(&self, ids: &[BlockId]) {
+        self.release_as(ids, true);
+    }
+
+    #[inline]
+    fn release_as(&self, ids: &[BlockId], listed: bool) {
         if let [id] = ids {
-            self.release_one(self.recent_seat(), *id);
+            self.release_one(self.recent_seat(), *id, listed);
         } else if ids.len() <= FEW {
-            self.release_few(self.recent_seat(), ids);
+            self.release_few(self.recent_seat(), ids, listed);
         } else {
-            self.with_seat(|seat| self.release_at(seat, ids));
+            self.with_seat(|seat| self.release_at(seat, ids, listed));
         }
     }
 
     #[inline]
-    pub(super) fn release_one(&self, seat: Option<Seat<'_>>, id: BlockId) {
-        if let Some(frame) = self.release_word(id)
+    pub(super) fn release_one(&self, seat: Option<Seat<'_>>, id: BlockId, listed: bool) {
+        if let Some(frame) = self.release_word(id, listed)
             && !self.give_back_one(seat, frame)
         {
             self.give_back_frames(seat, &[frame]);
@@ -112,11 +124,11 @@ impl Blocks {
     }
 
     #[inline(never)]
-    pub(super) fn release_few(&self, seat: Option<Seat<'_>>, ids: &[BlockId]) {
+    pub(super) fn release_few(&self, seat: Option<Seat<'_>>, ids: &[BlockId], listed: bool) {
         let mut frames = [FrameId(0); FEW];
         let mut count = 0;
         for &id in ids {
-            if let Some(frame) = self.release_word(id) {
+            if let Some(frame) = self.release_word(id, listed) {
                 frames[count & (FEW - 1)] = frame;
                 count += 1;
             }
@@ -140,10 +152,10 @@ impl Blocks {
 }
 
 impl Core {
-    pub(super) fn release_at(&self, seat: Option<Seat<'_>>, ids: &[BlockId]) {
+    pub(super) fn release_at(&self, seat: Option<Seat<'_>>, ids: &[BlockId], listed: bool) {
         let mut freed = Freed::new();
         for &id in ids {
-            if let Some(frame) = self.release_word(id) {
+            if let Some(frame) = self.release_word(id, listed) {
                 freed.push(frame);
             }
         }
@@ -152,11 +164,12 @@ impl Core {
 
     /// One reference less; the frame, if that was the last.
     #[inline]
-    fn release_word(&self, id: BlockId) -> Option<FrameId> {
+    fn release_word(&self, id: BlockId, listed: bool) -> Option<FrameId> {
         let atomic = self.table.word(id);
         let mut word = BlockWord::from_bits(atomic.load(Relaxed));
         loop {
-            let released = word.release().unwrap_or_else(|| released_while_free(id, word));
+            let released = word.release().filter(|_| word.is_listed() == listed);
+            let released = released.unwrap_or_else(|| not_the_callers(id, word));
             let next = match released {
                 Released::Shared(next) | Released::Last { word: next, .. } => next,
             };

@@ -9,7 +9,7 @@
 //! | 60 | sealed | the bytes are final: written by a batch that has ended |
 //! | 61 | moving | a copy to another frame is under way, and will be published if this bit is still set then |
 //! | 62 | cached | known to the prefix index |
-//! | 63 | | always 0 |
+//! | 63 | listed | in a sequence's list: its references are the lists', and no handle or lease shares or frees it |
 //!
 //! # Transitions
 //!
@@ -41,6 +41,7 @@ const PINS_MASK: u64 = ((1 << PINS_BITS) - 1) << PINS_SHIFT;
 const SEALED: u64 = 1 << FLAGS_SHIFT;
 const MOVING: u64 = 1 << (FLAGS_SHIFT + 1);
 const CACHED: u64 = 1 << (FLAGS_SHIFT + 2);
+const LISTED: u64 = 1 << (FLAGS_SHIFT + 3);
 
 const ONE_REF: u64 = 1 << REFS_SHIFT;
 const ONE_PIN: u64 = 1 << PINS_SHIFT;
@@ -151,6 +152,18 @@ impl BlockWord {
         Self(self.0 + ONE_REF + if pinned { ONE_PIN } else { 0 })
     }
 
+    /// In a sequence's list, until it is free.
+    #[inline]
+    pub const fn listed(self, listed: bool) -> Self {
+        Self(if listed { self.0 | LISTED } else { self.0 & !LISTED })
+    }
+
+    /// Whether it is in sequences' lists, which alone share and release it.
+    #[inline]
+    pub const fn is_listed(self) -> bool {
+        self.0 & LISTED != 0
+    }
+
     /// One more reference. `None`: free, or full.
     #[inline]
     pub const fn share(self) -> Option<Self> {
@@ -226,6 +239,7 @@ impl fmt::Debug for BlockWord {
             .field("sealed", &self.is_sealed())
             .field("moving", &self.is_moving())
             .field("cached", &self.is_cached())
+            .field("listed", &self.is_listed())
             .finish()
     }
 }
@@ -238,7 +252,7 @@ mod tests {
 
     /// Any word that a block can have.
     fn words() -> impl Strategy<Value = BlockWord> {
-        any::<u64>().prop_map(|bits| BlockWord(bits & !(1 << 63)))
+        any::<u64>().prop_map(BlockWord)
     }
 
     proptest! {
@@ -266,7 +280,7 @@ mod tests {
             let Some(Released::Last { word: freed, carry }) = word.release() else { panic!("{word:?}") };
             prop_assert_eq!(freed.frame(), word.frame());
             prop_assert!(freed.is_free() && freed.pins() == 0);
-            prop_assert!(!freed.is_sealed() && !freed.is_moving() && !freed.is_cached());
+            prop_assert!(!freed.is_sealed() && !freed.is_moving() && !freed.is_cached() && !freed.is_listed());
             prop_assert_eq!(freed.generation_low(), (word.generation_low() + 1) % (1 << GENERATION_BITS));
             prop_assert_eq!(carry, freed.generation_low() == 0);
             prop_assert_eq!(freed.release(), None);

@@ -32,7 +32,7 @@ pub enum LayoutError {
     /// Something is larger than any address space.
     #[error("{what} is too large to be addressed")]
     TooLarge {
-        /// A block, or the reservation.
+        /// A block, the table of planes, or the reservation.
         what: &'static str,
     },
     /// Scales were given for a dtype that keeps values as they are.

@@ -8,7 +8,7 @@ use crate::block::{Blocks, BlocksConfig, Scrub};
 use crate::config::{FAN, FRAGMENTATION_ORDER, MAGAZINE_BLOCKS_MAX, SEGMENT_FRAMES, magazine_blocks};
 use crate::error::{SizingError, StorageError};
 use crate::ids::{DeviceId, FRAMES_MAX, Order};
-use crate::sequence::Sequences;
+use crate::sequence::{Sequences, TOKENS_MAX};
 use crate::storage::{HostStorage, KvLayout, Sizing, Storage};
 use crate::sync::available_parallelism;
 
@@ -18,6 +18,9 @@ use super::pool::Shared;
 
 /// One allocation in this many is timed, unless configured otherwise.
 const LATENCY_SAMPLE: u32 = 256;
+
+/// The most threads that can be expected. More may come.
+const THREADS_MAX: usize = 1 << 16;
 
 /// Why a pool was not built.
 #[derive(Debug, Error)]
@@ -56,6 +59,22 @@ pub enum BuildError {
         /// Blocks asked for.
         blocks: usize,
         /// The most.
+        max: usize,
+    },
+    /// Each thread expected costs memory at once.
+    #[error("{threads} threads expected; at most {max}")]
+    Threads {
+        /// Threads asked for.
+        threads: usize,
+        /// The most.
+        max: usize,
+    },
+    /// A block holds more tokens than a sequence may have.
+    #[error("blocks of {tokens} tokens; a sequence has {max} at most")]
+    BlockTokens {
+        /// Tokens of a block, by the layout.
+        tokens: usize,
+        /// The most tokens of a sequence.
         max: usize,
     },
     /// The order of fragmentation is larger than the pool could ever be.
@@ -170,7 +189,7 @@ impl PoolBuilder {
         self
     }
 
-    /// Threads that will allocate; the machine's, unless given. More may come; they share regions.
+    /// Threads that will allocate, 65,536 at most; the machine's, unless given. More may come; they share regions.
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = Some(threads);
         self
@@ -208,7 +227,7 @@ impl PoolBuilder {
         self
     }
 
-    /// Times one allocation in `every` (rounded up to a power of two); 0 times none; 256 unless given.
+    /// Times one allocation in `every` (rounded up to a power of two, up to 2^32); 0 times none; 256 unless given.
     pub fn latency_sample(mut self, every: u32) -> Self {
         self.latency_sample = every;
         self
@@ -258,7 +277,8 @@ impl PoolBuilder {
         });
         let blocks = Blocks::new(config, scrub);
         Ok(Pool(crate::sync::Arc::new(Shared {
-            sequences: Sequences::new(blocks.clone(), storage.clone(), self.layout.block_tokens()),
+            // SAFETY: the storage was made here, or nobody else knew it; it gets one pool.
+            sequences: unsafe { Sequences::new(blocks.clone(), storage.clone(), self.layout.block_tokens()) },
             blocks,
             layout: self.layout,
             storage,
@@ -288,6 +308,12 @@ impl PoolBuilder {
             return Err(BuildError::Segment { frames: segment_frames, min: FAN });
         }
         let threads = self.threads.unwrap_or_else(available_parallelism).max(1);
+        if threads > THREADS_MAX {
+            return Err(BuildError::Threads { threads, max: THREADS_MAX });
+        }
+        if self.layout.block_tokens() > TOKENS_MAX {
+            return Err(BuildError::BlockTokens { tokens: self.layout.block_tokens(), max: TOKENS_MAX });
+        }
         let magazine_blocks = self.magazine_blocks.unwrap_or_else(|| magazine_blocks(blocks, threads));
         if magazine_blocks > MAGAZINE_BLOCKS_MAX {
             return Err(BuildError::Magazine { blocks: magazine_blocks, max: MAGAZINE_BLOCKS_MAX });

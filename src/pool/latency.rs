@@ -43,7 +43,8 @@ impl Sampler {
     /// Samples one in `every` (rounded up to a power of two); 0: none.
     pub(super) fn new(every: u32) -> Self {
         Self {
-            mask: (every != 0).then(|| every.next_power_of_two() - 1),
+            // Above 2^31 the next power is 2^32, of which the mask is all ones.
+            mask: (every != 0).then(|| every.checked_next_power_of_two().map_or(u32::MAX, |every| every - 1)),
             nanoseconds: AtomicHistogram::new(GROUPING_POWER, MAX_VALUE_POWER).expect("constants that fit"),
         }
     }

@@ -15,7 +15,7 @@ use std::ops::Range;
 
 use crate::batch::InFlight;
 use crate::block::AllocRequest;
-use crate::error::SequenceError;
+use crate::error::{AllocError, SequenceError};
 use crate::ids::{BlockHandle, BlockId, DeviceId, FrameId, Ticket};
 use crate::storage::FrameMove;
 use crate::sync::{Ordering::SeqCst, fence};
@@ -193,9 +193,14 @@ impl Batch {
             .priority(sequence.priority());
         let mut copy = None;
         if request.blocks > 0 {
+            // Room in the list for what no pool could hold would be memory for nothing.
+            let total = self.sequences.0.blocks.total();
+            if request.blocks > total {
+                return Err(AllocError::TooLarge { asked: request.blocks, total }.into());
+            }
             sequence.list.reserve(base + plan.fresh as usize);
             let (list, mut place) = (&mut sequence.list, base);
-            self.sequences.0.blocks.allocate(&request, near, &mut |id| {
+            self.sequences.0.blocks.allocate_listed(&request, near, &mut |id| {
                 if copies && copy.is_none() {
                     copy = Some(id);
                 } else {
@@ -212,7 +217,8 @@ impl Batch {
         let open = |tail: &Tail| self.sequences.0.blocks.reopen(tail.id);
         if matches!(tail.access, Access::Reopen | Access::Withdraw) && !open(tail) {
             let one = AllocRequest { blocks: 1, ..request };
-            if let Err(error) = self.sequences.0.blocks.allocate(&one, near, &mut |id| copy = Some(id)) {
+            if let Err(error) = self.sequences.0.blocks.allocate_listed(&one, near, &mut |id| copy = Some(id))
+            {
                 self.give_up(sequence, base, plan, None);
                 return Err(error.into());
             }
@@ -259,7 +265,7 @@ impl Batch {
         let mut taken = sequence.list.staged(base..base + plan.fresh as usize);
         taken.extend(copy);
         taken.reverse();
-        self.sequences.0.blocks.release(&taken);
+        self.sequences.0.blocks.release_listed(&taken);
     }
 }
 
@@ -275,7 +281,7 @@ impl Drop for Batch {
             // The copies are done. Pairs with the fence in `Clock::begin`, as in `Sequence::release_unlinked`: these were
             // unlinked from their sequences, where a view's reader may have found them.
             fence(SeqCst);
-            blocks.release(&self.copied);
+            blocks.release_listed(&self.copied);
         }
     }
 }

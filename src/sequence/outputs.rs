@@ -178,6 +178,10 @@ impl Batch {
     /// # Errors
     ///
     /// [`SequenceError::ForeignSequence`]; the table is empty then.
+    ///
+    /// # Panics
+    ///
+    /// If the table was made [with a width](BlockTable::with_width) that, times so many rows, no memory holds.
     pub fn block_table<S: Listed>(
         &self,
         sequences: impl IntoIterator<Item = S, IntoIter: Clone>,

@@ -29,7 +29,15 @@ impl Sequences {
     /// # Panics
     ///
     /// If a block is to hold zero tokens, or more than a sequence may have.
-    pub fn new(blocks: Blocks, storage: Option<std::sync::Arc<dyn Storage>>, block_tokens: usize) -> Self {
+    ///
+    /// # Safety
+    ///
+    /// The frames of `storage` are given out by `blocks` alone: [stores](super::Batch::store) rely on it.
+    pub unsafe fn new(
+        blocks: Blocks,
+        storage: Option<std::sync::Arc<dyn Storage>>,
+        block_tokens: usize,
+    ) -> Self {
         assert!(block_tokens > 0 && block_tokens <= super::TOKENS_MAX, "a block of {block_tokens} tokens");
         Self(Arc::new(Shared { blocks, storage, block_tokens: block_tokens as u32, open: Map::new() }))
     }

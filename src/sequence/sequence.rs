@@ -92,7 +92,7 @@ impl Sequence {
     pub fn fork(&self, id: SequenceId) -> Result<Self, SequenceError> {
         let mut list = self.sequences.register(id)?;
         let ids: SmallVec<[BlockId; 64]> = self.blocks().collect();
-        if let Err(error) = self.pool().share(&ids) {
+        if let Err(error) = self.pool().share_listed(&ids) {
             self.sequences.unregister(id);
             return Err(error.into());
         }
@@ -203,7 +203,7 @@ impl Sequence {
             // Pairs with the fence in `Clock::begin`: of a view's reader that still found these blocks, the release
             // sees the batch.
             fence(SeqCst);
-            self.pool().release(gone);
+            self.pool().release_listed(gone);
         }
     }
 }

@@ -28,7 +28,9 @@ fn build(blocks: usize, bytes: bool, has_null_block: bool) -> Sequences {
     };
     let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(1).block_tokens(TOKENS).dtype(Dtype::F32);
     let storage = HostStorage::new(layout.build().unwrap(), frames, frames).unwrap();
-    Sequences::new(Blocks::new(config, None), bytes.then_some(Arc::new(storage) as Arc<dyn Storage>), TOKENS)
+    let storage = bytes.then_some(Arc::new(storage) as Arc<dyn Storage>);
+    // SAFETY: made here, for these blocks.
+    unsafe { Sequences::new(Blocks::new(config, None), storage, TOKENS) }
 }
 
 fn blocks(sequences: &Sequences) -> &Blocks {
@@ -173,11 +175,11 @@ fn a_block_has_as_many_owners_as_it_can_count() {
     Batch::begin(&sequences).append(&mut sequence, 1).unwrap();
     let block = ids(&sequence)[0];
     let more = crate::block::BlockWord::REFS_MAX as usize - 1;
-    (0..more).for_each(|_| blocks(&sequences).share(&[block]).unwrap());
+    (0..more).for_each(|_| blocks(&sequences).share_listed(&[block]).unwrap());
     let refused = sequence.fork(SequenceId(1)).unwrap_err();
     assert!(matches!(refused, SequenceError::Handle(HandleError::TooManyReferences { .. })), "{refused}");
     assert_eq!(sequences.count(), 1);
-    (0..more).for_each(|_| blocks(&sequences).release(&[block]));
+    (0..more).for_each(|_| blocks(&sequences).release_listed(&[block]));
     sequence.fork(SequenceId(1)).unwrap();
 }
 

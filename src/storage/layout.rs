@@ -17,6 +17,9 @@ use crate::error::LayoutError;
 use super::models;
 use super::planes::{PlaneKind, PlanePart, PlaneTable, TILE_ALIGN};
 
+/// The most planes of a layout: far above any model's layers, and few enough for a table of them.
+const PLANES_MAX: usize = 1 << 16;
+
 /// How K and V of one layer lie to each other.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
@@ -179,7 +182,7 @@ impl KvLayoutBuilder {
     ///
     /// # Errors
     /// A [`LayoutError`] that names the field: zero or missing, heads that the ranks cannot divide, scales that do not
-    /// fit, a block that is larger than an address space.
+    /// fit, a block that is larger than an address space, more than 65,536 planes.
     pub fn build(self) -> Result<KvLayout, LayoutError> {
         for (field, value) in [
             ("layers", self.layers),
@@ -219,6 +222,9 @@ impl KvLayoutBuilder {
         };
         let (per_token, per_block) = layout.count_bytes().ok_or(LayoutError::TooLarge { what: "a block" })?;
         (layout.bytes_per_token, layout.bytes_per_block) = (per_token, per_block);
+        if layout.planes_per_layer() * layout.layers > PLANES_MAX {
+            return Err(LayoutError::TooLarge { what: "the table of planes" });
+        }
         Ok(layout)
     }
 

@@ -23,12 +23,12 @@ pub enum CommandError {
     },
     /// The pool would not fit into this machine's memory.
     #[error(
-        "a pool of {blocks} blocks of {block_bytes} bytes does not fit into the {free} bytes that are free (--blocks, --layout)"
+        "a pool of {blocks} blocks of {block_bytes} bytes (metadata included) does not fit into the {free} bytes that are free (--blocks, --layout)"
     )]
     TooLarge {
         /// Blocks of the pool.
         blocks: usize,
-        /// Bytes of one.
+        /// Bytes of one, with what the pool keeps about it.
         block_bytes: usize,
         /// Bytes that this machine has free.
         free: u64,

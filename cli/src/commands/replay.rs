@@ -13,7 +13,7 @@ use crate::replay::{self, Memory, Options, PoolMemory, Progress, Shape};
 use crate::report::{Report, Subject, render};
 use crate::trace::Trace;
 use crate::workload::Conversations;
-use crate::{EXIT_OK, EXIT_UNSOUND};
+use crate::{EXIT_OK, EXIT_UNSOUND, complain};
 
 /// The layout for replays: as few bytes a token as tell every token from every other, so that a replay measures the
 /// pool and not the memory.
@@ -84,7 +84,10 @@ fn trace(args: &ReplayArgs) -> Result<Trace, CommandError> {
             let trace = Trace::load(path, args.format.format(), requests)?;
             if trace.out_of_order > 0 {
                 let lines = HumanCount(trace.out_of_order as u64);
-                eprintln!("kvpool: {}: {lines} lines stood after a later one, and were sorted", trace.name);
+                complain(format_args!(
+                    "{}: {lines} lines stood after a later one, and were sorted",
+                    trace.name
+                ));
             }
             let name = PathBuf::from(&trace.name);
             let name =
@@ -94,9 +97,13 @@ fn trace(args: &ReplayArgs) -> Result<Trace, CommandError> {
     }
 }
 
+/// Bytes that a block costs beside its own: its row in the pool's table, which is rounded up to a power of two of rows,
+/// its bits, and its place in the request that takes all blocks at the end.
+const METADATA_BYTES: usize = 2 * 28 + 1 + 4;
+
 /// Memory is given out page by page as it is written, so a pool that is too large would be found out midway.
 fn check_memory(layout: &KvLayout, blocks: usize) -> Result<(), CommandError> {
-    let block_bytes = layout.bytes_per_block();
+    let block_bytes = layout.bytes_per_block().saturating_add(METADATA_BYTES);
     match host_free_bytes() {
         Some(free) if (block_bytes as u64).saturating_mul(blocks as u64) > free => {
             Err(CommandError::TooLarge { blocks, block_bytes, free })

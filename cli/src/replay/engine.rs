@@ -23,6 +23,9 @@ use super::transfer::Transfer;
 /// How long all threads may wait for each other before the replay is given up: blocks must have been lost.
 const STUCK: Duration = Duration::from_secs(10);
 
+/// What counts as waited between two looks at most.
+const LOOK: Duration = Duration::from_millis(100);
+
 /// Sequences that a thread runs at a time.
 const RUNNING_MAX: usize = 256;
 
@@ -41,8 +44,29 @@ pub struct Engine<'a, M: Memory> {
     /// The places in the lane of those who got tokens in this step.
     advanced: Vec<usize>,
     next_sample_ns: u64,
-    stalled: Option<(u64, Instant)>,
+    stalled: Option<Stall>,
     tally: Tally,
+}
+
+/// A thread that waits, since the pulse of all threads was last seen to change.
+struct Stall {
+    pulse: u64,
+    seen: Instant,
+    waited: Duration,
+}
+
+impl Stall {
+    fn new(pulse: u64) -> Self {
+        Self { pulse, seen: Instant::now(), waited: Duration::ZERO }
+    }
+
+    /// One more look. A long time between two looks is one in which the whole process may have been stopped, and says
+    /// little about the others.
+    fn look(&mut self) -> Duration {
+        let before = mem::replace(&mut self.seen, Instant::now());
+        self.waited += self.seen.duration_since(before).min(LOOK);
+        self.waited
+    }
 }
 
 /// What became of one sequence's part of a step.
@@ -411,16 +435,16 @@ impl<'a, M: Memory> Engine<'a, M> {
         // Whoever does nothing must not hold anything back either.
         self.previous = None;
         let pulse = self.floor.pulse();
-        match self.stalled {
-            Some((then, since)) if then == pulse => {
-                if since.elapsed() > STUCK {
+        match &mut self.stalled {
+            Some(stall) if stall.pulse == pulse => {
+                if stall.look() > STUCK {
                     let (free, total) = (self.memory.free_blocks(), self.memory.blocks());
                     return Err(format!(
                         "stuck: nobody got on in {STUCK:?}, with {free} of {total} blocks free"
                     ));
                 }
             }
-            _ => self.stalled = Some((pulse, Instant::now())),
+            _ => self.stalled = Some(Stall::new(pulse)),
         }
         thread::yield_now();
         Ok(())
@@ -439,4 +463,18 @@ fn check(
         corrupt.insert(found);
     })?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A process that was stopped for a minute (by a terminal, a debugger, a snapshot) has lost no block.
+    #[test]
+    fn a_stopped_process_is_not_stuck() {
+        let Some(then) = Instant::now().checked_sub(Duration::from_secs(60)) else { return };
+        let mut stall = Stall { seen: then, ..Stall::new(7) };
+        assert_eq!(stall.look(), LOOK);
+        assert!(stall.look() < 2 * LOOK);
+    }
 }

@@ -135,27 +135,38 @@ pub fn replay<M: Memory>(
     let free_before = memory.free_blocks();
     let start = Instant::now();
     let mut tally = thread::scope(|scope| {
-        let threads: Vec<_> = (0..options.threads)
-            .map(|index| {
-                let floor = &floor;
-                scope.spawn(move || {
-                    let _stop = StopOnPanic(floor);
-                    Engine::new(memory, floor, options, shape, index).run()
-                })
-            })
-            .collect();
+        let mut sum = Tally::default();
+        let mut threads = Vec::with_capacity(options.threads);
+        for index in 0..options.threads {
+            let floor = &floor;
+            let spawned = thread::Builder::new().spawn_scoped(scope, move || {
+                let _stop = StopOnPanic(floor);
+                Engine::new(memory, floor, options, shape, index).run()
+            });
+            match spawned {
+                Ok(thread) => threads.push(thread),
+                Err(error) => {
+                    sum.find(format!(
+                        "scheduler thread {index} of {} did not start: {error}",
+                        options.threads
+                    ));
+                    floor.stop();
+                    break;
+                }
+            }
+        }
         while !threads.iter().all(thread::ScopedJoinHandle::is_finished) {
             let blocks_free = memory.free_blocks();
             watch(Progress { settled: floor.settled(), tokens: floor.tokens(), blocks_free });
             wait_for(&threads);
         }
-        threads.into_iter().fold(Tally::default(), |mut sum, thread| {
+        for thread in threads {
             match thread.join() {
                 Ok(tally) => sum.merge(tally),
                 Err(panic) => sum.find(format!("a scheduler thread panicked: {}", panic_text(&*panic))),
             }
-            sum
-        })
+        }
+        sum
     });
     let wall = start.elapsed();
     let free = memory.free_space();

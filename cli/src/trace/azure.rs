@@ -11,7 +11,7 @@ use super::lines::Lines;
 use super::{Row, tokens};
 
 /// The columns that are read, in the order of a row's fields.
-const COLUMNS: [&str; 3] = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"];
+pub(super) const COLUMNS: [&str; 3] = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"];
 
 /// Columns that a line may have.
 const COLUMNS_MAX: usize = 64;
@@ -117,6 +117,10 @@ impl Fields {
             match result {
                 // Empty input tells the parser that the line has ended.
                 ReadRecordResult::InputEmpty => {}
+                // A lone carriage return ends a record for the parser: what follows would be lost without a word.
+                ReadRecordResult::Record if read < line.len() => {
+                    return Err(Reason::LineEnd { at: read });
+                }
                 ReadRecordResult::Record | ReadRecordResult::End => return Ok(()),
                 ReadRecordResult::OutputFull | ReadRecordResult::OutputEndsFull => {
                     return Err(Reason::TooManyColumns { max: COLUMNS_MAX });

@@ -91,6 +91,18 @@ pub enum Reason {
         /// The bound.
         max: usize,
     },
+    /// A carriage return within a line: either what ends its lines, which are then all one, or damage.
+    #[error("a carriage return without a line feed, before byte {at} of the line")]
+    LineEnd {
+        /// The byte after it, from 0.
+        at: usize,
+    },
+    /// More requests than are held in memory.
+    #[error("more than {max} requests; --requests takes the first ones")]
+    TooManyRequests {
+        /// The bound.
+        max: usize,
+    },
     /// Not a whole number.
     #[error("{field} is no whole number: \"{text}\"")]
     Number {

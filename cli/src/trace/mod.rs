@@ -35,6 +35,9 @@ pub use mooncake::{HASH_BLOCK_TOKENS, MooncakeReader};
 /// beyond it is a damaged line.
 pub const TOKENS_MAX: u32 = 1 << 24;
 
+/// The most requests that are held in memory: an input without end must not take all of it.
+pub const REQUESTS_MAX: u32 = if cfg!(test) { 20_000 } else { 10_000_000 };
+
 /// The formats that can be read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Format {
@@ -56,10 +59,14 @@ impl Format {
     /// Tells the format by how the text begins.
     fn detect(beginning: &[u8]) -> Option<Self> {
         let text = beginning.strip_prefix(lines::BYTE_ORDER_MARK).unwrap_or(beginning).trim_ascii_start();
-        let header = text.strip_prefix(b"\"").unwrap_or(text);
+        let header = text.split(|&byte| byte == b'\n').next().unwrap_or_default();
+        // In whatever order: a header that names one column and lacks another is told so by name.
+        let names = |column: &str| {
+            header.windows(column.len()).any(|part| part.eq_ignore_ascii_case(column.as_bytes()))
+        };
         match text.first() {
             Some(b'{') => Some(Self::Mooncake),
-            _ if header.len() >= 9 && header[..9].eq_ignore_ascii_case(b"timestamp") => Some(Self::Azure),
+            _ if azure::COLUMNS.into_iter().any(names) => Some(Self::Azure),
             _ => None,
         }
     }
@@ -142,7 +149,12 @@ impl Trace {
         limit: Option<usize>,
     ) -> Result<Self, TraceError> {
         let reader = Reader::open(Arc::clone(&file), input, format)?;
-        let rows = reader.take(limit.unwrap_or(usize::MAX)).collect::<Result<Vec<Row>, TraceError>>()?;
+        let max = REQUESTS_MAX as usize;
+        let limit = limit.unwrap_or(usize::MAX).min(max + 1);
+        let rows = reader.take(limit).collect::<Result<Vec<Row>, TraceError>>()?;
+        if rows.len() > max {
+            return Err(TraceError { file, line: None, reason: Reason::TooManyRequests { max } });
+        }
         if rows.is_empty() {
             return Err(TraceError { file, line: None, reason: Reason::Empty });
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 
-use super::error::{Reason, TraceError};
+use super::error::{Reason, TraceError, excerpt};
 use super::lines::Lines;
 use super::{Row, tokens};
 
@@ -71,7 +71,7 @@ fn parse(line: &str) -> Result<Row, Reason> {
     })?;
     if !(0.0..=TIMESTAMP_MS_MAX).contains(&line.timestamp) {
         let message = format!("outside 0..={TIMESTAMP_MS_MAX} ms");
-        return Err(Reason::Timestamp { text: line.timestamp.to_string(), message });
+        return Err(Reason::Timestamp { text: excerpt(line.timestamp.to_string().as_bytes()), message });
     }
     let input_tokens = tokens("input_length", line.input_length, 1)?;
     let output_tokens = tokens("output_length", line.output_length, 0)?;

@@ -46,6 +46,57 @@ fn azure_columns_stand_in_any_order_quoted_and_with_offsets() {
     assert_eq!((trace.requests[0].input_tokens, trace.requests[0].output_tokens), (11, 7));
 }
 
+/// Whichever column stands first, and also where a column is missing, so that the error names it.
+#[test]
+fn an_azure_header_is_known_by_any_of_its_columns() {
+    let text = "GeneratedTokens,ContextTokens,TIMESTAMP\n7,11,2024-05-10 00:00:00\n";
+    assert_eq!(read(text, None).unwrap().requests[0].input_tokens, 11);
+    assert_eq!(
+        complaint("model,ContextTokens\nx,11\n", None),
+        "trace:1: the header has no column TIMESTAMP; it is \"model,ContextTokens\""
+    );
+    assert!(complaint("7,11\nTIMESTAMP,ContextTokens,GeneratedTokens\n", None).contains("neither"));
+}
+
+/// The parser takes a lone carriage return for the end of a record; nothing behind it may be lost without a word.
+#[test]
+fn a_carriage_return_ends_no_line() {
+    let old = AZURE.replace("\r\n", "\r");
+    assert!(complaint(&old, None).starts_with("trace:1: a carriage return without a line feed"));
+    let damaged = AZURE.replace("808,10\r\n\r\n", "808,10\r");
+    assert!(complaint(&damaged, None).starts_with("trace:2: a carriage return without a line feed"));
+    let quoted = "TIMESTAMP,ContextTokens,GeneratedTokens,x\n2023-11-16 18:17:03,4,1,\"a\rb\"\n";
+    assert_eq!(read(quoted, None).unwrap().requests.len(), 1);
+}
+
+/// A number is quoted in an error, but not its three hundred zeros.
+#[test]
+fn errors_quote_briefly() {
+    let message =
+        complaint("{\"timestamp\":1e308,\"input_length\":1,\"output_length\":1,\"hash_ids\":[1]}", None);
+    assert!(message.len() < 150, "{message}");
+}
+
+/// An input without end must not take all memory.
+#[test]
+fn an_endless_trace_is_refused() {
+    struct Endless(usize);
+    impl io::Read for Endless {
+        fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+            const LINE: &[u8] =
+                b"{\"timestamp\":0,\"input_length\":1,\"output_length\":1,\"hash_ids\":[1]}\n";
+            for byte in &mut *out {
+                *byte = LINE[self.0 % LINE.len()];
+                self.0 += 1;
+            }
+            Ok(out.len())
+        }
+    }
+    let error = Trace::read("endless".into(), io::BufReader::new(Endless(0)), None, None).unwrap_err();
+    let expected = format!("endless: more than {REQUESTS_MAX} requests; --requests takes the first ones");
+    assert_eq!(error.to_string(), expected);
+}
+
 #[test]
 fn lines_out_of_order_are_sorted_and_counted() {
     let text = AZURE.replace("04.03", "01.03") + "\n2023-11-16 18:17:09,1,1\n";

@@ -97,6 +97,12 @@ fn absurd_sizes_are_refused() {
     ] {
         assert_eq!(builder.build(), too_large);
     }
+    // Bytes that an address space has, in more planes than a table should.
+    for layers in [1 << 40, 1 << 32, PLANES_MAX / 2 + 1] {
+        let refused = Err(LayoutError::TooLarge { what: "the table of planes" });
+        assert_eq!(whole().layers(layers).build(), refused);
+    }
+    assert!(whole().layers(PLANES_MAX / 2).build().is_ok());
     for arrangement in [Arrangement::LayerFirst, Arrangement::BlockFirst] {
         let layout = whole().arrangement(arrangement).build().unwrap();
         assert_eq!(layout.planes(usize::MAX / 8), Err(LayoutError::TooLarge { what: "the reservation" }));

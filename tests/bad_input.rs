@@ -1,0 +1,450 @@
+//! Bad input through the public API: a refusal that says what and where, and a pool that is as it was.
+//!
+//! Handles that lie are in the model (`properties.rs`), bytes and slots in the storage's conformance suite.
+
+use std::sync::Arc;
+
+use kvpool::error::{
+    AllocError, GrowError, HandleError, LayoutError, SequenceError, SizingError, StorageError,
+};
+use kvpool::ids::{BlockHandle, DeviceId, FRAMES_MAX, Order, SequenceId};
+use kvpool::pool::{AllocRequest, BuildError, Pool, PoolBuilder};
+use kvpool::sequence::{BlockTable, CsrTable, TOKENS_MAX};
+use kvpool::storage::{HostStorage, KvLayout, Sizing, Storage};
+
+fn layout() -> KvLayout {
+    KvLayout::named("tiny").unwrap()
+}
+
+fn builder() -> PoolBuilder {
+    Pool::builder(layout()).without_storage()
+}
+
+fn refused(builder: PoolBuilder) -> BuildError {
+    builder.build().map(drop).expect_err("a pool was built")
+}
+
+/// A pool, with a few blocks taken, that must be as it was when this goes.
+struct Unchanged {
+    pool: Pool,
+    held: Vec<BlockHandle>,
+}
+
+impl Unchanged {
+    fn new() -> Self {
+        let pool = Pool::builder(layout()).blocks(100).blocks_max(150).build().unwrap();
+        let mut held = Vec::new();
+        pool.allocate_raw(AllocRequest::new(10), &mut held).unwrap();
+        Self { pool, held }
+    }
+}
+
+impl Drop for Unchanged {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
+        }
+        assert_eq!((self.pool.free_blocks(), self.pool.total_blocks()), (90, 100));
+        self.pool.audit().unwrap();
+        for &handle in &self.held {
+            let info = self.pool.info(handle).unwrap();
+            assert_eq!((info.refs, info.pins), (1, 0), "{handle}");
+        }
+        self.pool.free(&self.held).unwrap();
+        drop(self.pool.allocate(AllocRequest::new(100)).unwrap());
+        self.pool.audit().unwrap();
+    }
+}
+
+#[test]
+fn pools_without_blocks() {
+    for builder in [builder(), builder().blocks(0), builder().blocks_max(10)] {
+        assert!(matches!(refused(builder), BuildError::NoBlocks));
+    }
+}
+
+#[test]
+fn pools_of_more_blocks_than_a_word_can_number() {
+    let max = FRAMES_MAX - 1;
+    for blocks in [FRAMES_MAX, usize::MAX] {
+        for builder in [builder().blocks(blocks), builder().blocks(1).blocks_max(blocks)] {
+            let error = refused(builder);
+            assert!(
+                matches!(error, BuildError::TooManyBlocks { blocks: b, max: m } if (b, m) == (blocks, max))
+            );
+        }
+    }
+    let error = refused(builder().blocks(FRAMES_MAX + 1).without_null_block());
+    assert!(matches!(error, BuildError::TooManyBlocks { max: FRAMES_MAX, .. }), "{error}");
+}
+
+#[test]
+fn a_most_below_the_start() {
+    let error = refused(builder().blocks(10).blocks_max(9));
+    assert!(matches!(error, BuildError::MaxBelowStart { blocks: 10, max: 9 }), "{error}");
+}
+
+#[test]
+fn segments_that_are_no_power_of_two_of_words() {
+    for frames in [0, 1, 32, 63, 65, 4097, 2 * FRAMES_MAX, usize::MAX] {
+        let error = refused(builder().blocks(10).segment_blocks(frames));
+        assert!(matches!(error, BuildError::Segment { frames: f, .. } if f == frames), "{error}");
+    }
+}
+
+#[test]
+fn magazines_that_are_too_large() {
+    for blocks in [65, usize::MAX] {
+        let error = refused(builder().blocks(10).magazine_blocks(blocks));
+        assert!(matches!(error, BuildError::Magazine { blocks: b, max: 64 } if b == blocks), "{error}");
+    }
+}
+
+#[test]
+fn more_threads_than_a_machine_runs() {
+    for threads in [1 << 17, usize::MAX / 2 + 1, usize::MAX] {
+        for builder in [builder().blocks(10), builder().blocks(10).magazine_blocks(1)] {
+            let error = refused(builder.threads(threads));
+            assert!(matches!(error, BuildError::Threads { threads: t, .. } if t == threads), "{error}");
+        }
+    }
+    builder().blocks(10).magazine_blocks(1).threads(1 << 16).build().unwrap();
+    builder().blocks(10).threads(0).build().unwrap();
+}
+
+#[test]
+fn fragmentation_at_an_order_beyond_any_pool() {
+    let error = refused(builder().blocks(10).fragmentation_order(Order(28)));
+    assert!(matches!(error, BuildError::Order { order: 28, max: 27 }), "{error}");
+    builder().blocks(10).fragmentation_order(Order(27)).build().unwrap().stats();
+}
+
+#[test]
+fn any_rate_of_sampling_is_taken() {
+    for every in [1, (1 << 31) + 1, u32::MAX] {
+        let pool = builder().blocks(10).latency_sample(every).build().unwrap();
+        drop(pool.allocate(AllocRequest::new(1)).unwrap());
+    }
+}
+
+/// A layout may have them; a sequence, whose tokens kernels count in 32 bits, may not.
+#[test]
+fn blocks_of_more_tokens_than_a_sequence_has() {
+    let layout =
+        |tokens| KvLayout::builder().layers(1).kv_heads(1).head_dim(1).block_tokens(tokens).build().unwrap();
+    for tokens in [TOKENS_MAX + 1, 1 << 40] {
+        let error = refused(Pool::builder(layout(tokens)).without_storage().blocks(1));
+        assert!(
+            matches!(error, BuildError::BlockTokens { tokens: t, max: TOKENS_MAX } if t == tokens),
+            "{error}"
+        );
+    }
+    let pool = Pool::builder(layout(TOKENS_MAX)).without_storage().blocks(1).build().unwrap();
+    let mut sequence = pool.sequence(SequenceId(1)).open().unwrap();
+    pool.begin_batch().append(&mut sequence, TOKENS_MAX).unwrap();
+    assert_eq!(sequence.block_count(), 1);
+}
+
+#[test]
+fn layouts_of_more_bytes_than_there_are_addresses() {
+    let large = KvLayout::builder().layers(1).kv_heads(1).head_dim(1 << 40).build().unwrap();
+    let error = refused(Pool::builder(large.clone()).blocks(FRAMES_MAX - 1));
+    let too_large = |error: &BuildError| {
+        matches!(error, BuildError::Storage(StorageError::Layout(LayoutError::TooLarge { .. })))
+    };
+    assert!(too_large(&error), "{error}");
+    let error = refused(Pool::builder(large).blocks(1).blocks_max(FRAMES_MAX - 1));
+    assert!(too_large(&error), "{error}");
+}
+
+#[test]
+fn sizings_that_cannot_be() {
+    for ratio in [f64::NAN, f64::NEG_INFINITY, -0.5, 0.0, 1.5] {
+        let sizing = Sizing::Memory { ratio, free_before: 1 << 30, model_bytes: 0 };
+        assert!(matches!(refused(builder().sizing(sizing)), BuildError::Sizing(SizingError::Ratio { .. })));
+    }
+    // Room for the null block alone.
+    for sizing in [
+        Sizing::Frames(1),
+        Sizing::Memory { ratio: 1.0, free_before: layout().bytes_per_block() as u64, model_bytes: 0 },
+        Sizing::Memory { ratio: 1.0, free_before: 1, model_bytes: u64::MAX },
+    ] {
+        let error = refused(builder().sizing(sizing));
+        assert!(matches!(error, BuildError::Sizing(SizingError::TooFew { min: 2, .. })), "{error}");
+    }
+    let error = refused(builder().sizing(Sizing::Frames(usize::MAX)));
+    assert!(matches!(error, BuildError::Sizing(SizingError::TooMany { .. })), "{error}");
+}
+
+#[test]
+fn storage_of_another_layout() {
+    let other = KvLayout::named_builder("tiny").unwrap().block_tokens(8).build().unwrap();
+    let storage: Arc<dyn Storage> = Arc::new(HostStorage::new(other.clone(), 11, 11).unwrap());
+    let error = refused(Pool::builder(layout()).blocks(10).storage(storage));
+    assert!(
+        matches!(&error, BuildError::OtherLayout { storage, pool } if (&**storage, &**pool) == (&other, &layout())),
+        "{error}"
+    );
+}
+
+#[test]
+fn storage_that_is_too_small() {
+    let storage = || -> Arc<dyn Storage> { Arc::new(HostStorage::new(layout(), 10, 20).unwrap()) };
+    let error = refused(Pool::builder(layout()).blocks(10).storage(storage()));
+    assert!(
+        matches!(error, BuildError::StorageTooSmall { storage: 10, frames: 11 }),
+        "the null block: {error}"
+    );
+    let error = refused(Pool::builder(layout()).blocks(9).blocks_max(20).storage(storage()));
+    assert!(matches!(error, BuildError::StorageTooSmall { storage: 20, frames: 21 }), "{error}");
+    Pool::builder(layout()).blocks(9).blocks_max(19).storage(storage()).build().unwrap();
+}
+
+#[test]
+fn requests_that_no_pool_can_meet() {
+    let test = Unchanged::new();
+    let pool = &test.pool;
+    let handle = pool.handle();
+    let device = DeviceId::Cuda(3);
+    for (request, refusal) in [
+        (AllocRequest::new(0), AllocError::Zero),
+        (AllocRequest::new(0).contiguous(), AllocError::Zero),
+        (AllocRequest::new(101), AllocError::TooLarge { asked: 101, total: 100 }),
+        (AllocRequest::new(usize::MAX), AllocError::TooLarge { asked: usize::MAX, total: 100 }),
+        (AllocRequest::new(usize::MAX).contiguous(), AllocError::TooLarge { asked: usize::MAX, total: 100 }),
+        (AllocRequest::new(1 << 32), AllocError::TooLarge { asked: 1 << 32, total: 100 }),
+        (AllocRequest::new((1 << 32) + 1), AllocError::TooLarge { asked: (1 << 32) + 1, total: 100 }),
+        (AllocRequest::new(91), AllocError::Exhausted { asked: 91, free: 90, retired: 0 }),
+        (AllocRequest::new(91).contiguous(), AllocError::Exhausted { asked: 91, free: 90, retired: 0 }),
+        (
+            AllocRequest::new(1).device(device),
+            AllocError::WrongDevice { asked: device, device: DeviceId::Host },
+        ),
+    ] {
+        let mut out = test.held.clone();
+        assert_eq!(pool.allocate(request).map(drop), Err(refusal), "{request:?}");
+        assert_eq!(pool.allocate_owned(request).map(drop), Err(refusal));
+        assert_eq!(pool.allocate_raw(request, &mut out), Err(refusal));
+        assert_eq!(handle.allocate(request).map(drop), Err(refusal));
+        assert_eq!(handle.allocate_owned(request).map(drop), Err(refusal));
+        assert_eq!(handle.allocate_raw(request, &mut out), Err(refusal));
+        assert_eq!(out, test.held, "what was in the list is still all of it");
+    }
+}
+
+#[test]
+fn runs_that_are_nowhere() {
+    let pool = builder().blocks(64).magazine_blocks(0).build().unwrap();
+    let mut all = Vec::new();
+    pool.allocate_raw(AllocRequest::new(64), &mut all).unwrap();
+    let (even, odd): (Vec<_>, Vec<_>) = all.into_iter().partition(|handle| handle.id.0 % 2 == 0);
+    pool.free(&even).unwrap();
+    let refusal = AllocError::NoRun { asked: 2, longest_run: 1, free: 32 };
+    assert_eq!(pool.allocate(AllocRequest::new(2).contiguous()).map(drop), Err(refusal));
+    assert_eq!(pool.free_blocks(), 32);
+    pool.audit().unwrap();
+    pool.free(&odd).unwrap();
+}
+
+/// Numbers from anywhere: none is a handle, and none is a panic.
+#[test]
+fn forged_handles() {
+    let test = Unchanged::new();
+    let pool = &test.pool;
+    let mut rng = fastrand::Rng::with_seed(7);
+    for round in 0..20_000 {
+        let mut bits = rng.u128(..);
+        if round % 2 == 0 {
+            // The right pool, and an id that it could have.
+            bits = bits & !((1 << 64) - 1) | u128::from(pool.tag().0) << 32 | u128::from(rng.u32(..200));
+        }
+        let forged = BlockHandle::from_bits(bits);
+        assert_eq!(forged.to_bits(), bits);
+        let mut list = test.held.clone();
+        list.insert(rng.usize(..=list.len()), forged);
+        let refusal = pool.info(forged).unwrap_err();
+        let is_there = forged.pool == pool.tag() && (1..=100).contains(&forged.id.0);
+        match refusal {
+            HandleError::Foreign { handle, pool: of } => {
+                assert!((handle, of) == (forged, pool.tag()) && !is_there)
+            }
+            HandleError::OutOfRange { handle, total: 100 } => assert!(handle == forged && !is_there),
+            HandleError::Stale { handle, .. } => assert!(handle == forged && is_there),
+            other => panic!("{forged}: {other}"),
+        }
+        assert_eq!(pool.free(&list), Err(refusal));
+        assert_eq!(pool.share(&list), Err(refusal));
+        assert_eq!(pool.pin(forged), Err(refusal));
+        assert_eq!(pool.unpin(forged), Err(refusal));
+    }
+}
+
+#[test]
+fn handles_that_are_freed_twice_in_one_list() {
+    let test = Unchanged::new();
+    let twice = [test.held[3], test.held[1], test.held[3]];
+    assert_eq!(test.pool.free(&twice), Err(HandleError::Repeated { handle: test.held[3] }));
+    assert_eq!(test.pool.free(&[test.held[0]; 2]), Err(HandleError::Repeated { handle: test.held[0] }));
+}
+
+#[test]
+fn more_references_than_a_word_counts() {
+    let test = Unchanged::new();
+    let (full, other) = (test.held[0], test.held[1]);
+    let mut shared = 0;
+    let refusal = loop {
+        match test.pool.share(&[other, full]) {
+            Ok(()) => shared += 1,
+            Err(error) => break error,
+        }
+        test.pool.free(&[other]).unwrap();
+    };
+    assert!(
+        matches!(refusal, HandleError::TooManyReferences { id, max } if id == full.id && max == shared + 1)
+    );
+    assert_eq!(test.pool.info(other).unwrap().refs, 1, "the one before it in the list is as it was");
+    // In one list, more often than there is room.
+    test.pool.free(&[full]).unwrap();
+    assert!(test.pool.share(&[full, other, full]).is_err());
+    assert_eq!(test.pool.info(full).unwrap().refs, shared);
+    (1..shared).for_each(|_| test.pool.free(&[full]).unwrap());
+}
+
+#[test]
+fn more_pins_than_a_word_counts() {
+    let test = Unchanged::new();
+    let handle = test.held[0];
+    assert_eq!(test.pool.unpin(handle), Err(HandleError::NotPinned { id: handle.id }));
+    let pins = (0..).take_while(|_| test.pool.pin(handle).is_ok()).count() as u32;
+    assert_eq!(test.pool.pin(handle), Err(HandleError::TooManyPins { id: handle.id, max: pins }));
+    (0..pins).for_each(|_| test.pool.unpin(handle).unwrap());
+    assert_eq!(test.pool.unpin(handle), Err(HandleError::NotPinned { id: handle.id }));
+}
+
+#[test]
+fn growth_past_the_most_or_by_nothing() {
+    let test = Unchanged::new();
+    assert_eq!(test.pool.grow(0), Err(GrowError::Zero));
+    for asked in [51, FRAMES_MAX, usize::MAX] {
+        assert_eq!(test.pool.grow(asked), Err(GrowError::TooLarge { asked, total: 100, max: 150 }));
+    }
+    let fixed = builder().blocks(10).build().unwrap();
+    assert_eq!(fixed.grow(1), Err(GrowError::TooLarge { asked: 1, total: 10, max: 10 }));
+}
+
+#[test]
+fn sequences_that_are_open_already() {
+    let test = Unchanged::new();
+    let (one, two) = (SequenceId(1), SequenceId(u64::MAX - 1));
+    let mut sequence = test.pool.sequence(one).open().unwrap();
+    let mut batch = test.pool.begin_batch();
+    batch.append(&mut sequence, 5).unwrap();
+    let other = test.pool.sequence(two).open().unwrap();
+    let free = test.pool.free_blocks();
+    assert_eq!(test.pool.sequence(one).open().map(drop), Err(SequenceError::AlreadyOpen { id: one }));
+    assert_eq!(sequence.fork(two).map(drop), Err(SequenceError::AlreadyOpen { id: two }));
+    assert_eq!(sequence.fork(one).map(drop), Err(SequenceError::AlreadyOpen { id: one }));
+    assert_eq!((test.pool.free_blocks(), test.pool.sequence_count()), (free, 2));
+    drop((batch, sequence, other));
+    assert_eq!(test.pool.sequence_count(), 0);
+}
+
+/// Also where the list of so many blocks would not fit into memory: nothing is reserved for what cannot be.
+#[test]
+fn more_tokens_than_a_pool_or_a_sequence_holds() {
+    let test = Unchanged::new();
+    let id = SequenceId(3);
+    for length in [0, 5] {
+        let mut sequence = test.pool.sequence(id).open().unwrap();
+        let mut batch = test.pool.begin_batch();
+        if length > 0 {
+            batch.append(&mut sequence, length).unwrap();
+        }
+        let free = test.pool.free_blocks();
+        for asked in [usize::MAX, (usize::MAX - length).saturating_add(1), 1 << 32, TOKENS_MAX + 1 - length] {
+            let refusal = SequenceError::TooLong { id, asked, length, max: TOKENS_MAX };
+            assert_eq!(batch.append(&mut sequence, asked), Err(refusal.clone()));
+            assert_eq!(batch.draft(&mut sequence, asked), Err(refusal));
+        }
+        for asked in [1000, TOKENS_MAX - length] {
+            let refusal = batch.append(&mut sequence, asked).unwrap_err();
+            assert!(
+                matches!(refusal, SequenceError::Alloc(AllocError::TooLarge { total: 100, .. })),
+                "{refusal}"
+            );
+            assert_eq!(batch.draft(&mut sequence, asked), Err(refusal));
+        }
+        assert_eq!((sequence.len(), sequence.committed(), test.pool.free_blocks()), (length, length, free));
+        if length > 0 {
+            batch.append(&mut sequence, 1).unwrap();
+        }
+    }
+    let layout = KvLayout::named_builder("tiny").unwrap().block_tokens(1).build().unwrap();
+    let pool = Pool::builder(layout).without_storage().blocks(4).build().unwrap();
+    let mut sequence = pool.sequence(id).open().unwrap();
+    let refusal = pool.begin_batch().append(&mut sequence, TOKENS_MAX).unwrap_err();
+    assert_eq!(refusal, SequenceError::Alloc(AllocError::TooLarge { asked: TOKENS_MAX, total: 4 }));
+}
+
+#[test]
+fn lengths_beyond_the_end() {
+    let test = Unchanged::new();
+    let id = SequenceId(9);
+    let mut sequence = test.pool.sequence(id).open().unwrap();
+    let mut batch = test.pool.begin_batch();
+    batch.draft(&mut sequence, 6).unwrap();
+    for asked in [7, 1 << 32, (1 << 32) + 3, usize::MAX] {
+        assert_eq!(sequence.commit(asked), Err(SequenceError::CommitBeyondLength { id, asked, length: 6 }));
+        assert_eq!(
+            sequence.truncate(asked),
+            Err(SequenceError::TruncateBeyondLength { id, asked, length: 6 })
+        );
+    }
+    for (start, end) in [(0, 7), (6, 5), (usize::MAX, usize::MAX), (1 << 32, (1 << 32) + 1), (usize::MAX, 0)]
+    {
+        let mut slots = vec![-1];
+        let refusal = SequenceError::TokensOutOfRange { id, start, end, length: 6 };
+        assert_eq!(batch.slot_mapping(&sequence, start..end, &mut slots), Err(refusal.clone()));
+        assert_eq!(slots, [-1]);
+        let stored =
+            batch.store(&mut sequence, 0, start..end, (&[0.0_f32; 0][..]).into(), (&[0.0_f32; 0][..]).into());
+        assert_eq!(stored, Err(refusal));
+    }
+    assert_eq!((sequence.len(), sequence.committed()), (6, 0));
+}
+
+/// In the middle of a list of good ones, too: what was built of those before it is gone.
+#[test]
+fn sequences_of_another_pool() {
+    let (test, other) = (Unchanged::new(), Unchanged::new());
+    let mut ours = test.pool.sequence(SequenceId(1)).open().unwrap();
+    let mut theirs = other.pool.sequence(SequenceId(2)).open().unwrap();
+    let mut batch = test.pool.begin_batch();
+    batch.append(&mut ours, 9).unwrap();
+    other.pool.begin_batch().append(&mut theirs, 9).unwrap();
+    let refusal = Err(SequenceError::ForeignSequence { id: SequenceId(2) });
+    let free = (test.pool.free_blocks(), other.pool.free_blocks());
+    assert_eq!(batch.append(&mut theirs, 1).map(drop), refusal);
+    assert_eq!(batch.append(&mut theirs, usize::MAX).map(drop), refusal);
+    assert_eq!(batch.draft(&mut theirs, 1).map(drop), refusal);
+
+    let (mut table, mut csr, mut lengths) = (BlockTable::new(), CsrTable::new(), vec![1]);
+    batch.block_table([&ours], &mut table).unwrap();
+    assert_eq!(batch.block_table([&ours, &theirs], &mut table), refusal);
+    assert_eq!(batch.csr_table([&ours, &theirs], &mut csr), refusal);
+    assert_eq!(batch.lengths([&ours, &theirs], &mut lengths), refusal);
+    assert_eq!((table.rows(), table.entries(), table.lengths()), (0, &[][..], &[][..]));
+    assert_eq!((csr.indptr, csr.indices, csr.last_page_len, lengths), (vec![0], vec![], vec![], vec![]));
+    let view = other.pool.view(SequenceId(2)).unwrap();
+    assert_eq!(batch.block_table([&view], &mut table), refusal);
+    assert_eq!((test.pool.free_blocks(), other.pool.free_blocks()), free);
+    assert_eq!(theirs.len(), 9);
+}
+
+/// A lease of another pool, dropped into a handle, goes home.
+#[test]
+fn leases_of_another_pool() {
+    let (test, other) = (Unchanged::new(), Unchanged::new());
+    let handle = test.pool.handle();
+    handle.release(other.pool.allocate(AllocRequest::new(5)).unwrap());
+}
