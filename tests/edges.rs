@@ -119,3 +119,12 @@ fn no_handle_frees_a_sequences_block() {
     drop(fork);
     assert_eq!(pool.audit().unwrap().references, 0);
 }
+
+#[test]
+fn metadata_is_under_40_bytes_a_block() {
+    for blocks in [1_000, 65_536, 100_000] {
+        let pool = Pool::builder(layout()).blocks(blocks).without_storage().build().unwrap();
+        let bytes = pool.blocks().metadata_bytes() as f64 / blocks as f64;
+        assert!(bytes < 40.0, "{bytes} bytes a block in a pool of {blocks}");
+    }
+}

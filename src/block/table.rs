@@ -3,12 +3,12 @@
 //! Append-only: a block's id lives on in a pool that shrinks (its bytes move elsewhere), so that rows are never taken
 //! away before the pool goes, and reading one needs no epoch. 28 bytes a row.
 //!
-//! Rows stand in buckets, the first as large as the pool at its start (rounded up to a power of two), each further
-//! one as large as all before it together. Growing adds a bucket; nothing that was there moves.
+//! Rows stand in buckets, the first as large as the pool at its start, each further one as large as all before it
+//! together. Growing adds a bucket; nothing that was there moves.
 
 use std::ptr;
 
-use crate::ids::{BlockId, FrameId};
+use crate::ids::{BlockId, FRAMES_MAX, FrameId};
 use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 
 use super::BlockWord;
@@ -38,18 +38,13 @@ impl Bucket {
 /// See the [module](self).
 pub(super) struct Table {
     first: Bucket,
-    first_log2: u32,
     more: [AtomicPtr<Bucket>; BUCKETS_MORE],
 }
 
 impl Table {
     pub(super) fn new(rows: usize) -> Self {
-        let first = rows.next_power_of_two();
-        Self {
-            first: Bucket::new(0, first),
-            first_log2: first.ilog2(),
-            more: std::array::from_fn(|_| AtomicPtr::new(ptr::null_mut())),
-        }
+        let first = rows.max(1);
+        Self { first: Bucket::new(0, first), more: std::array::from_fn(|_| AtomicPtr::new(ptr::null_mut())) }
     }
 
     /// Makes the rows up to `rows` exist. Concurrent calls are fine.
@@ -60,7 +55,7 @@ impl Table {
                 return;
             }
             if slot.load(Relaxed).is_null() {
-                let bucket = Box::into_raw(Box::new(Bucket::new(have, have)));
+                let bucket = Box::into_raw(Box::new(Bucket::new(have, have.min(FRAMES_MAX - have))));
                 // Release: publishes the rows; pairs with the Acquire in `bucket`.
                 if slot.compare_exchange(ptr::null_mut(), bucket, Release, Relaxed).is_err() {
                     // SAFETY: ours; another thread was faster, and nobody has seen this one.
@@ -103,12 +98,13 @@ impl Table {
     #[cold]
     #[inline(never)]
     fn locate_grown(&self, row: usize) -> (&Bucket, usize) {
-        let log2 = row.ilog2();
+        let first = self.first.words.len();
+        // A row in [first * 2^k, first * 2^(k + 1)) is in the bucket of first * 2^k rows that begins there.
+        let log2 = (row / first).ilog2();
         // SAFETY: a row is asked for only after `grow` has made it; buckets live as long as the table. Acquire: pairs
         // with the Release in `grow`.
-        let bucket = unsafe { self.more[(log2 - self.first_log2) as usize].load(Acquire).as_ref() };
-        // A row in [2^log2, 2^(log2 + 1)) is in the bucket of 2^log2 rows that begins there.
-        (bucket.expect("a row of this pool"), row - (1 << log2))
+        let bucket = unsafe { self.more[log2 as usize].load(Acquire).as_ref() };
+        (bucket.expect("a row of this pool"), row - (first << log2))
     }
 
     /// Bytes of metadata that the table takes.
@@ -147,6 +143,6 @@ mod tests {
             assert_eq!(word, BlockWord::free(FrameId(id)));
             assert_eq!(table.block_at(FrameId(id)), BlockId(id));
         }
-        assert_eq!(table.bytes(), 128 * 28);
+        assert_eq!(table.bytes(), 80 * 28, "5, then 5, 10, 20 and 40");
     }
 }
