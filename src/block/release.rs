@@ -129,11 +129,11 @@ impl Blocks {
         let mut count = 0;
         for &id in ids {
             if let Some(frame) = self.release_word(id, listed) {
-                frames[count & (FEW - 1)] = frame;
+                frames[count] = frame;
                 count += 1;
             }
         }
-        let frames = &frames[..count.min(FEW)];
+        let frames = &frames[..count];
         if !frames.is_empty() && !self.give_back_few(seat, frames) {
             self.give_back_frames(seat, frames);
         }
@@ -233,5 +233,36 @@ impl Core {
     /// Gives the strays back that no batch sees any more.
     pub(super) fn reclaim_strays(&self) {
         self.stray.reclaim(self.clock.oldest(), |run| self.free_run(run));
+    }
+}
+
+#[cfg(all(test, not(kvpool_loom)))]
+mod tests {
+    use crate::block::{AllocRequest, Blocks, BlocksConfig};
+    use crate::ids::DeviceId;
+
+    #[test]
+    fn a_visited_owner_retires_elsewhere() {
+        let config = BlocksConfig {
+            frames: 64,
+            frames_max: 64,
+            segment_frames: 64,
+            magazine_blocks: 8,
+            threads: 1,
+            has_null_block: false,
+            device: DeviceId::Host,
+        };
+        let blocks = Blocks::new(config, None);
+        let mut ids = Vec::new();
+        blocks.allocate(&AllocRequest::new(3), None, &mut |id| ids.push(id)).unwrap();
+        let batch = blocks.clock().begin();
+        let home = blocks.homes.iter().next().expect("this thread's");
+        home.visit(|_| blocks.release(&ids)).expect("nobody is inside");
+        assert_eq!(blocks.stray.mirror().0, 3, "not in the home's limbo");
+        assert_eq!(blocks.counts().retired, 3);
+        blocks.clock().end(batch);
+        assert_eq!(blocks.counts().free(), 64);
+        blocks.allocate(&AllocRequest::new(64), None, &mut |_| ()).expect("strays are got at");
+        assert_eq!(blocks.audit().unwrap().owned, 64);
     }
 }
