@@ -37,6 +37,8 @@ mod imp {
     pub(crate) use std::sync::atomic::{
         AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
     };
+    #[cfg(all(target_os = "linux", not(miri)))]
+    pub(crate) use std::sync::atomic::{AtomicU8, compiler_fence};
     pub(crate) use std::thread::yield_now;
     pub(crate) use std::thread_local;
 

@@ -85,8 +85,8 @@ impl<T> OwnerCell<T> {
         self.visited.compare_exchange(false, true, Acquire, Relaxed).ok()?;
         let leave = Leave(&self.visited);
         // Pairs with the light fence in `enter`.
-        if !cfg!(kvpool_mutant = "visitor_no_fence") {
-            heavy_fence();
+        if !cfg!(kvpool_mutant = "visitor_no_fence") && !heavy_fence() {
+            return None;
         }
         // Acquire: pairs with the Release of the owner that left.
         if self.inside.load(Acquire) {

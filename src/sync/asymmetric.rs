@@ -4,13 +4,13 @@
 //! does `store y; heavy_fence(); load x`, at least one sees the other's store. [`heavy_fence`] makes every running
 //! thread of the process execute a full barrier (Linux `membarrier`, private expedited), so that the light side
 //! needs only to keep the *compiler* from reordering. Where the system has no such call, and under loom and Miri,
-//! both sides are real fences.
+//! both sides are real fences. A heavy fence that the system refuses says so, and its caller turns back.
 
 pub(crate) use imp::{heavy_fence, light_fence};
 
 #[cfg(all(target_os = "linux", not(kvpool_loom), not(miri)))]
 mod imp {
-    use std::sync::atomic::{AtomicU8, Ordering, compiler_fence, fence};
+    use super::super::{AtomicU8, Ordering, compiler_fence, fence};
 
     const UNKNOWN: u8 = 0;
     const SYMMETRIC: u8 = 1;
@@ -36,14 +36,16 @@ mod imp {
         fence(Ordering::SeqCst);
     }
 
-    pub(crate) fn heavy_fence() {
-        if settle() == ASYMMETRIC {
-            // SAFETY: membarrier takes integers only and touches no memory of ours.
-            let rc =
-                unsafe { libc::syscall(libc::SYS_membarrier, libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) };
-            assert_eq!(rc, 0, "membarrier failed after it was registered");
-        }
+    #[must_use = "without the fence nothing is known about the light sides"]
+    pub(crate) fn heavy_fence() -> bool {
         fence(Ordering::SeqCst);
+        if settle() != ASYMMETRIC {
+            return true;
+        }
+        // SAFETY: membarrier takes integers only and touches no memory of ours. It can fail although it was registered,
+        // where a filter of system calls was put on this thread since.
+        let rc = unsafe { libc::syscall(libc::SYS_membarrier, libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) };
+        rc == 0
     }
 
     fn settle() -> u8 {
@@ -74,7 +76,9 @@ mod imp {
         fence(Ordering::SeqCst);
     }
 
-    pub(crate) fn heavy_fence() {
+    #[must_use = "without the fence nothing is known about the light sides"]
+    pub(crate) fn heavy_fence() -> bool {
         fence(Ordering::SeqCst);
+        true
     }
 }
