@@ -7,8 +7,6 @@
 //!
 //! No step waits for anybody.
 
-use smallvec::SmallVec;
-
 use crate::error::AllocError;
 use crate::ids::{BlockId, FrameId, Order, Run, SequenceId, Ticket};
 use crate::sync::{Ordering::*, yield_now};
@@ -197,11 +195,7 @@ impl Core {
     /// Brings everything that is free, and kept by some thread for later, back into the bitmaps, where it joins into
     /// runs: the depot, all magazines, and what no batch sees any more. Homes whose owner is inside are passed over.
     pub fn trim(&self) {
-        self.depot.flush(&self.frames);
-        self.reclaim_strays();
-        for home in self.homes.iter() {
-            home.visit(|local| local.surrender(self));
-        }
+        self.take_back(true);
     }
 
     /// Where the seat's allocations gather.
@@ -307,6 +301,3 @@ impl Grab {
         }
     }
 }
-
-// A request for a word's worth of blocks allocates nothing on the heap.
-const _: () = assert!(size_of::<SmallVec<[Run; 16]>>() <= 160);
