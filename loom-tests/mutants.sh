@@ -50,5 +50,13 @@ bound_relaxed retire_reclaim
 late_rows growth_of_the_pool
 late_total growth_of_the_pool
 undo_half user_scheduler
+move_without_ticket moves
+publish_pinned moves
+publish_released moves
+publish_relaxed moves
+publish_no_fence moves
+reopen_moving moves
+keep_destination moves
+log_overwritten moved_since
 LIST
 exit "$survivors"

@@ -1,8 +1,8 @@
 //! A pool of blocks whose bytes are touched: what [`Touched`](crate::Touched) is to frames.
 
-use kvpool::block::{AllocRequest, Blocks, BlocksConfig};
+use kvpool::block::{AllocRequest, Blocks, BlocksConfig, GaveWay, Wave};
 use kvpool::error::AllocError;
-use kvpool::ids::{BlockId, DeviceId};
+use kvpool::ids::{BlockHandle, BlockId, DeviceId, FrameId};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread::yield_now;
@@ -70,6 +70,40 @@ impl TouchedBlocks {
     pub fn put(&self, ids: &[BlockId]) {
         ids.iter().for_each(|&id| self.write(id));
         self.blocks.release(ids);
+    }
+
+    /// Takes a block, writes it, and seals it, so that it may be moved.
+    pub fn take_sealed(&self) -> BlockHandle {
+        let id = self.take(1).expect("a block is free")[0];
+        let handle = self.blocks.handle(id);
+        self.blocks.seal(handle).expect("it is ours");
+        handle
+    }
+
+    /// What is in a frame, as somebody who may read there.
+    pub fn read_frame(&self, frame: FrameId) -> u32 {
+        // SAFETY: the caller may; the checker verifies it.
+        self.cells[frame.index()].with(|bytes| unsafe { *bytes })
+    }
+
+    /// Copies a wave's bytes.
+    pub fn copy(&self, wave: &Wave) {
+        for (from, to) in wave.moves() {
+            let bytes = self.read_frame(from);
+            // SAFETY: the destination is the wave's; the checker verifies it.
+            self.cells[to.index()].with_mut(|copy| unsafe { *copy = bytes });
+        }
+    }
+
+    /// Moves the block in one frame to another, if that can be done now.
+    pub fn relocate(&self, from: u32, to: u32) -> Result<(), GaveWay> {
+        let mut outcome = Ok(());
+        let mut gave_way = |_, why| outcome = Err(why);
+        let wave = self.blocks.begin_wave([(FrameId(from), FrameId(to))], &mut gave_way);
+        self.copy(&wave);
+        let published = wave.publish(&mut gave_way);
+        assert_eq!(published.moved == 1, outcome.is_ok());
+        outcome
     }
 
     /// The end of every model: each block is in one place, all are free, and all can be had at once.

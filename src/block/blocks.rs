@@ -11,6 +11,7 @@ use crate::sync::{Arc, AtomicBool, AtomicUsize, Ordering::*, next_pool_tag};
 
 use super::BlockWord;
 use super::home::Homes;
+use super::log::MoveLog;
 use super::strays::Strays;
 use super::table::Table;
 
@@ -59,6 +60,8 @@ pub struct Core {
     pub(super) homes: Homes,
     /// Retired frames of threads that could not enter a home of their own at that moment.
     pub(super) stray: Strays,
+    /// What moved lately.
+    pub(super) moves: MoveLog,
     pub(super) config: BlocksConfig,
     pub(super) tag: PoolTag,
     /// Wipes frames that are given up, before anybody can own them again.
@@ -117,6 +120,7 @@ impl Blocks {
             clock: Clock::default(),
             homes: Homes::default(),
             stray: Strays::default(),
+            moves: MoveLog::new(),
             config,
             tag: next_pool_tag(),
             scrub,
@@ -272,7 +276,7 @@ impl Core {
 
     /// Bytes of metadata for each frame, roughly: the table, and two bitmap levels with their hints.
     pub fn metadata_bytes(&self) -> usize {
-        self.table.bytes() + self.total_frames() / 2
+        self.table.bytes() + self.moves.bytes() + self.total_frames() / 2
     }
 
     /// The pool is gone: threads that still have a home in it let go of it when they next open one elsewhere.

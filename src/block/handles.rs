@@ -168,16 +168,37 @@ impl Core {
             .ok_or(HandleError::NotPinned { id: handle.id })
     }
 
-    /// The block's bytes are final. Nothing happens if the handle is stale by now: the block went its way.
-    pub fn seal(&self, handle: BlockHandle) {
+    /// The block's bytes are final: nobody writes them from now on, and it may be moved.
+    ///
+    /// # Errors
+    ///
+    /// [`HandleError`], also of a block in a sequence's list, which its sequence seals; nothing was changed.
+    pub fn seal(&self, handle: BlockHandle) -> Result<(), HandleError> {
+        self.check_unlisted(&handle)?;
+        // A good handle's word is not free.
+        self.update(&handle, |word| word.seal().map(|next| (next, ()))).map(|_| ())
+    }
+
+    /// Seals a block that was in a sequence's list. Nothing happens if the handle is stale by now: it went its way.
+    pub(crate) fn seal_listed(&self, handle: BlockHandle) {
         let _ = self.update(&handle, |word| word.seal().map(|next| (next, ())));
     }
 
-    /// Makes a block on which the caller holds a reference writable: true if it is the caller's alone, and open now;
-    /// false if it is shared, so that the caller must write to a copy.
-    pub fn reopen(&self, id: BlockId) -> bool {
-        // Acquire: what the other owners did before they went happens before we write. Release: continues the
-        // order for whoever checks the word after us.
+    /// Makes a sealed block writable again: true if it has one reference and is open now; false if it is shared, or its
+    /// bytes are just being copied to another frame, so that the caller must write to a block of its own.
+    ///
+    /// # Errors
+    ///
+    /// [`HandleError`], also of a block in a sequence's list; nothing was changed.
+    pub fn reopen(&self, handle: BlockHandle) -> Result<bool, HandleError> {
+        self.check_unlisted(&handle)?;
+        Ok(self.update(&handle, |word| word.reopen().map(|next| (next, ())))?.is_some())
+    }
+
+    /// As [`reopen`](Self::reopen), of a block in the list of a sequence, which the caller borrows mutably.
+    pub(crate) fn reopen_listed(&self, id: BlockId) -> bool {
+        // Acquire: what the other owners did before they went happens before we write, and so does a copy that was
+        // dropped. Release: continues the order for whoever checks the word after us.
         let reopened = self.table.word(id).fetch_update(AcqRel, Acquire, |bits| {
             BlockWord::from_bits(bits).reopen().map(BlockWord::to_bits)
         });

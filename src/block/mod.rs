@@ -1,19 +1,20 @@
 //! Blocks: what the pool hands out.
 //!
 //! A block has a stable id, one packed word ([`BlockWord`]) and a little info. The word says which frame holds the
-//! block's bytes, so that translation, sharing, pinning, sealing and (later) the publication of a move are one
-//! atomic operation each.
+//! block's bytes, so that translation, sharing, pinning, sealing and the publication of a move are one atomic operation
+//! each.
 //!
 //! # Bijection
 //!
 //! Blocks and frames are in bijection over the whole pool, free ones included: `block_at(frame(b)) == b` and
 //! `frame(block_at(f)) == f`. The free frames are what the [`frame`](crate::frame) floor deals in; the free blocks
 //! are the blocks at free frames, so that there is no second allocator for ids. As long as nothing has moved,
-//! `block == frame`.
+//! `block == frame`; a move swaps two (`moving`).
 //!
 //! # Who may write a word
 //!
-//! - refs == 0: whoever owns the frame (a free one: the thread that took it out of the frame floor). Plain stores.
+//! - refs == 0: whoever owns the frame (a free one: the thread that took it out of the frame floor). Plain stores. A mover
+//!   that holds a frame, as the destination of a move, says so in the word.
 //! - refs > 0: anyone who holds a reference or a handle, by compare-exchange only. A handle's generation is compared
 //!   with the word's before each attempt.
 //!
@@ -29,6 +30,8 @@ mod few;
 mod handles;
 mod home;
 mod info;
+mod log;
+mod moving;
 mod release;
 mod request;
 mod resident;
@@ -40,6 +43,8 @@ pub use audit::{AuditError, AuditReport, Place};
 pub use blocks::{Blocks, BlocksConfig, Core, Counts, Scrub};
 pub(crate) use few::FEW;
 pub use info::BlockInfo;
+pub use log::{Moved, Since};
+pub use moving::{GaveWay, Published, Wave};
 pub use request::{AllocRequest, Priority};
 pub(crate) use resident::Resident;
 pub use resident::{Anchor, flush_thread};

@@ -89,6 +89,14 @@ impl Table {
         BlockId(unsafe { bucket.block_at.get_unchecked(row) }.load(Relaxed))
     }
 
+    /// Says which block's bytes are, or would be, in a frame that is the caller's.
+    #[inline]
+    pub(super) fn set_block_at(&self, frame: FrameId, id: BlockId) {
+        let (bucket, row) = self.locate(frame.index());
+        // SAFETY: as above. Relaxed: whoever gets the frame from the caller gets it by an Acquire.
+        unsafe { bucket.block_at.get_unchecked(row) }.store(id.0, Relaxed);
+    }
+
     /// A bucket and a row that is within it, in each of its three arrays, which are of one length.
     #[inline]
     fn locate(&self, row: usize) -> (&Bucket, usize) {

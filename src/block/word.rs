@@ -7,7 +7,7 @@
 //! | 40..56 | generation | low bits of the count of the block's frees; the high bits are in its info |
 //! | 56..60 | pins | while above 0, the block is neither evicted nor moved |
 //! | 60 | sealed | the bytes are final: written by a batch that has ended |
-//! | 61 | moving | a copy to another frame is under way, and will be published if this bit is still set then |
+//! | 61 | moving | owned: the bytes are being copied to another frame. Free: the frame is held, as a destination or for good |
 //! | 62 | cached | known to the prefix index |
 //! | 63 | listed | in a sequence's list: its references are the lists', and no handle or lease shares or frees it |
 //!
@@ -16,8 +16,12 @@
 //! ```text
 //! free (references 0) --allocate--> owned --share/release--> owned --release of the last--> free, generation + 1
 //! owned --seal--> sealed --begin_move--> moving --publish--> sealed, in another frame
-//!                 sealed --reopen--> owned        moving --reopen, pin, last release--> not moving: the mover gives way
+//!                 sealed --reopen--> owned        moving --end_move--> sealed, where it was
+//!                                                 moving --last release--> free: the move finds its bit gone
 //! ```
+//!
+//! While a block is moving its bytes are being read, so that only the mover or the last release ends it. A pin does not
+//! end it, but as long as there is one it is not published. A writer is refused, as if the block were shared, and copies.
 
 use std::fmt;
 
@@ -185,14 +189,10 @@ impl BlockWord {
         }
     }
 
-    /// One more pin; a move under way gives way. `None`: free, or full.
+    /// One more pin; a move under way is not published while it is there. `None`: free, or full.
     #[inline]
     pub const fn pin(self) -> Option<Self> {
-        if self.is_free() || self.0 & PINS_MASK == PINS_MASK {
-            None
-        } else {
-            Some(Self((self.0 + ONE_PIN) & !MOVING))
-        }
+        if self.is_free() || self.0 & PINS_MASK == PINS_MASK { None } else { Some(Self(self.0 + ONE_PIN)) }
     }
 
     /// One pin less. `None`: free, or not pinned.
@@ -207,11 +207,11 @@ impl BlockWord {
         if self.is_free() { None } else { Some(Self(self.0 | SEALED)) }
     }
 
-    /// The bytes will change again; a move under way gives way. `None`: free, shared or cached, so that the writer
-    /// must copy first.
+    /// The bytes will change again. `None`: free, shared, cached, or being copied, so that the writer must copy first.
     #[inline]
     pub const fn reopen(self) -> Option<Self> {
-        if self.refs() == 1 && !self.is_cached() { Some(Self(self.0 & !(SEALED | MOVING))) } else { None }
+        let reads = if cfg!(kvpool_mutant = "reopen_moving") { false } else { self.is_moving() };
+        if self.refs() == 1 && !self.is_cached() && !reads { Some(Self(self.0 & !(SEALED | MOVING))) } else { None }
     }
 
     /// A copy to another frame begins. `None`: free, not sealed, pinned, or moving already.
@@ -221,10 +221,28 @@ impl BlockWord {
         if movable { Some(Self(self.0 | MOVING)) } else { None }
     }
 
-    /// The copy is complete: the bytes are in `frame` now. `None`: somebody else won, and the copy is dropped.
+    /// The copy is complete: the bytes are in `to` now. `None`: the last owner went or somebody pinned the block, and
+    /// the copy is dropped.
     #[inline]
-    pub const fn publish_move(self, frame: FrameId) -> Option<Self> {
-        if self.is_moving() { Some(Self(self.0 & !(MOVING | FRAME_MASK) | frame.0 as u64)) } else { None }
+    pub const fn publish_move(self, to: FrameId) -> Option<Self> {
+        let pinned = self.pins() != 0 && !cfg!(kvpool_mutant = "publish_pinned");
+        let released = self.is_free() && !cfg!(kvpool_mutant = "publish_released");
+        if !self.is_moving() || pinned || released {
+            return None;
+        }
+        Some(Self(self.0 & !(MOVING | FRAME_MASK) | to.0 as u64))
+    }
+
+    /// Of the free block at the destination of a move that was published: it is in the frame that was left.
+    #[inline]
+    pub const fn displaced(self, left: FrameId) -> Self {
+        Self(self.0 & GENERATION_MASK | left.0 as u64)
+    }
+
+    /// The copy is dropped. `None`: the last owner went meanwhile, and took the flag along.
+    #[inline]
+    pub const fn end_move(self) -> Option<Self> {
+        if self.is_moving() && !self.is_free() { Some(Self(self.0 & !MOVING)) } else { None }
     }
 }
 
@@ -267,8 +285,7 @@ mod tests {
             }
             if let Some(pinned) = word.pin() {
                 prop_assert_eq!(pinned.pins(), word.pins() + 1);
-                prop_assert!(!pinned.is_moving());
-                prop_assert_eq!(pinned.unpin().unwrap().to_bits() | MOVING, word.to_bits() | MOVING);
+                prop_assert_eq!(pinned.unpin(), Some(word));
             } else {
                 prop_assert!(word.is_free() || word.pins() == BlockWord::PINS_MAX);
             }
@@ -294,8 +311,13 @@ mod tests {
                 let moved = moving.publish_move(FrameId(to)).unwrap();
                 prop_assert_eq!(moved.frame(), FrameId(to));
                 prop_assert_eq!(moved.to_bits() & !FRAME_MASK, word.to_bits() & !FRAME_MASK);
+                prop_assert_eq!(moving.end_move(), Some(word));
+                prop_assert_eq!(moving.begin_move(), None);
+                prop_assert_eq!(moving.reopen(), None);
                 prop_assert_eq!(moving.pin().and_then(|w| w.publish_move(FrameId(to))), None);
-                prop_assert_eq!(moving.reopen().and_then(|w| w.publish_move(FrameId(to))), None);
+                if let Some(Released::Last { word: freed, .. }) = moving.release() {
+                    prop_assert_eq!(freed.publish_move(FrameId(to)).or(freed.end_move()), None);
+                }
             }
         }
     }

@@ -14,7 +14,7 @@ use std::fmt;
 use std::ops::Range;
 
 use crate::batch::InFlight;
-use crate::block::AllocRequest;
+use crate::block::{AllocRequest, Moved, Since};
 use crate::error::{AllocError, SequenceError};
 use crate::ids::{BlockHandle, BlockId, DeviceId, FrameId, Ticket};
 use crate::storage::FrameMove;
@@ -86,6 +86,15 @@ impl Batch {
     /// Its place in the order of batches.
     pub fn ticket(&self) -> Ticket {
         self.lease.as_ref().expect("a batch has a lease until it is dropped").ticket()
+    }
+
+    /// Lists the blocks that moved to other frames, as far as a block table that was built under an earlier batch, of
+    /// ticket `since`, may still name the old ones; oldest first, appended to `out`. With the table patched so, it is as
+    /// good under this batch as a new one, and the next batch asks since this one's ticket.
+    ///
+    /// [`Since::TooLong`]: more moved than is remembered, and the table must be built anew; `out` is unchanged.
+    pub fn moved_since(&self, since: Ticket, out: &mut Vec<Moved>) -> Since {
+        self.sequences.0.blocks.moved_since(since, out)
     }
 
     /// Ends the batch: the work on the device has ended, and nothing reads or writes memory for it any more. The same
@@ -213,8 +222,8 @@ impl Batch {
             done.new_blocks = request.blocks;
             return Ok(());
         };
-        // Shared in between, by somebody with a handle: a copy after all. Reached by nothing inside this floor.
-        let open = |tail: &Tail| self.sequences.0.blocks.reopen(tail.id);
+        // Just being moved, so that its bytes are read: a copy after all. Reached by the model `moves`.
+        let open = |tail: &Tail| self.sequences.0.blocks.reopen_listed(tail.id);
         if matches!(tail.access, Access::Reopen | Access::Withdraw) && !open(tail) {
             let one = AllocRequest { blocks: 1, ..request };
             if let Err(error) = self.sequences.0.blocks.allocate_listed(&one, near, &mut |id| copy = Some(id))
@@ -273,7 +282,7 @@ impl Drop for Batch {
     fn drop(&mut self) {
         let blocks = &self.sequences.0.blocks;
         // A block that was released meanwhile has another generation, and is left alone.
-        self.promised.drain(..).for_each(|handle| blocks.seal(handle));
+        self.promised.drain(..).for_each(|handle| blocks.seal_listed(handle));
         if let Some(lease) = self.lease.take() {
             blocks.clock().end(lease);
         }

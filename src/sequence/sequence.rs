@@ -162,7 +162,7 @@ impl Sequence {
         if ended {
             for place in self.seals.settled()..full {
                 let id = self.list.id(place as usize);
-                self.pool().seal(self.pool().handle(id));
+                self.pool().seal_listed(self.pool().handle(id));
             }
             self.seals.sealed();
         }

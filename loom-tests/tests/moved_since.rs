@@ -1,0 +1,90 @@
+//! Theorem: a table that is patched with what moved since it was built is as good as a new one: under the batch that
+//! patched it, every entry names a frame that holds the block's bytes until that batch ends, whether a move was listed, or
+//! was too new to be.
+#![cfg(kvpool_loom)]
+
+use kvpool::block::{Moved, Since};
+use kvpool::ids::{BlockHandle, FrameId, Ticket};
+use kvpool_loom_tests::{TouchedBlocks, check};
+use loom::thread;
+
+/// A block's entry in a table that lives across batches.
+struct Entry {
+    block: BlockHandle,
+    frame: FrameId,
+    since: Ticket,
+}
+
+impl Entry {
+    /// Built under a batch of its own.
+    fn new(pool: &TouchedBlocks, block: BlockHandle) -> Self {
+        let batch = pool.blocks.clock().begin();
+        let entry = Self { block, frame: pool.blocks.frame(block.id), since: batch.ticket() };
+        pool.blocks.clock().end(batch);
+        entry
+    }
+
+    /// A batch patches the entry and reads through it. False if the table had to be built anew.
+    fn step(&mut self, pool: &TouchedBlocks) -> bool {
+        let batch = pool.blocks.clock().begin();
+        let mut moves: Vec<Moved> = Vec::new();
+        let since = pool.blocks.moved_since(self.since, &mut moves);
+        match since {
+            Since::Listed => {
+                let to = moves.iter().rev().find(|moved| moved.block == self.block.id).map(|moved| moved.to);
+                self.frame = to.unwrap_or(self.frame);
+            }
+            Since::TooLong => self.frame = pool.blocks.frame(self.block.id),
+        }
+        assert_eq!(pool.read_frame(self.frame), 1, "the bytes of another owner");
+        self.since = batch.ticket();
+        pool.blocks.clock().end(batch);
+        since == Since::Listed
+    }
+}
+
+#[test]
+fn patched_under_a_move() {
+    check("moved_since::patched_under_a_move", || {
+        let pool = TouchedBlocks::new(2, 0);
+        let block = pool.take_sealed();
+        let mut entry = Entry::new(&pool, block);
+        let mover = pool.clone();
+        let thread = thread::spawn(move || {
+            assert_eq!(mover.relocate(0, 1), Ok(()));
+            // The frame that was left, as soon as it may be had.
+            if let Some(next) = mover.take(1) {
+                mover.write(next[0]);
+                mover.put(&next);
+            }
+        });
+        assert!(entry.step(&pool));
+        assert!(entry.step(&pool));
+        thread.join().unwrap();
+        assert!(entry.step(&pool));
+        assert_eq!(entry.frame, FrameId(1));
+        pool.blocks.release(&[block.id]);
+        pool.finish();
+    });
+}
+
+/// More moves than the log remembers, while a batch reads it.
+#[test]
+fn overtaken() {
+    check("moved_since::overtaken", || {
+        let pool = TouchedBlocks::new(2, 0);
+        let block = pool.take_sealed();
+        let mut entry = Entry::new(&pool, block);
+        assert_eq!(pool.relocate(0, 1), Ok(()));
+        assert_eq!(pool.relocate(1, 0), Ok(()));
+        let mover = pool.clone();
+        let thread = thread::spawn(move || mover.relocate(0, 1));
+        entry.step(&pool);
+        let moved = thread.join().unwrap();
+        entry.step(&pool);
+        assert!(entry.step(&pool), "nothing moves any more");
+        assert_eq!(entry.frame, pool.blocks.frame(block.id), "{moved:?}");
+        pool.blocks.release(&[block.id]);
+        pool.finish();
+    });
+}

@@ -1,0 +1,223 @@
+//! Theorems: a block that moves keeps its bytes for everybody who may read them, also for who read its frame from a table
+//! before; the frame that it leaves is used again only once every batch that could have seen it has ended; a release, a
+//! pin or another mover that comes in between wins, and what the move held is free again; what is being copied is not
+//! written. Whatever happens, each frame is in one place afterwards.
+#![cfg(kvpool_loom)]
+
+use kvpool::block::GaveWay;
+use kvpool::ids::FrameId;
+use kvpool_loom_tests::{TouchedBlocks, check, check_to};
+use loom::thread;
+
+/// Frame 0, where the first block of these pools is.
+const HERE: u32 = 0;
+const THERE: u32 = 1;
+const ELSEWHERE: u32 = 2;
+
+/// The owner releases the block and takes others, whose bytes it writes, while it is being copied.
+#[test]
+fn released() {
+    check("moves::released", || {
+        let pool = TouchedBlocks::new(2, 0);
+        let block = pool.take_sealed();
+        let mover = pool.clone();
+        let thread = thread::spawn(move || mover.relocate(HERE, THERE));
+        pool.blocks.release(&[block.id]);
+        if let Some(next) = pool.take(1) {
+            pool.put(&next);
+        }
+        let moved = thread.join().unwrap();
+        assert!(matches!(moved, Ok(()) | Err(GaveWay::Released | GaveWay::Taken)));
+        pool.finish();
+    });
+}
+
+/// The same with a magazine, where what is released is found again first of all.
+#[test]
+fn released_into_a_magazine() {
+    check("moves::released_into_a_magazine", || {
+        let pool = TouchedBlocks::new(3, 2);
+        let block = pool.take_sealed();
+        let mover = pool.clone();
+        let thread = thread::spawn(move || mover.relocate(block.id.0, (block.id.0 + 2) % 3));
+        pool.blocks.release(&[block.id]);
+        let next = pool.take(1).expect("there is another");
+        pool.put(&next);
+        let _ = thread.join().unwrap();
+        pool.finish();
+    });
+}
+
+/// While a block is pinned it is where it was when the pin had been set.
+#[test]
+fn pinned() {
+    check_to(3, "moves::pinned", || {
+        let pool = TouchedBlocks::new(2, 0);
+        let block = pool.take_sealed();
+        let mover = pool.clone();
+        let thread = thread::spawn(move || mover.relocate(HERE, THERE));
+        pool.blocks.pin(block).unwrap();
+        let frame = pool.blocks.frame(block.id);
+        assert_eq!(pool.read_frame(frame), 1);
+        assert_eq!(pool.blocks.frame(block.id), frame, "it moved while it was pinned");
+        pool.blocks.unpin(block).unwrap();
+        let moved = thread.join().unwrap();
+        assert!(matches!(moved, Ok(()) | Err(GaveWay::Pinned)));
+        assert_eq!(pool.blocks.frame(block.id), FrameId(if moved.is_ok() { THERE } else { HERE }));
+        assert_eq!(pool.read(block.id), 1);
+        pool.blocks.release(&[block.id]);
+        pool.finish();
+    });
+}
+
+/// Two owners: one shares and goes, the other goes, in any order, and the last gives back the frame where the block is.
+#[test]
+fn shared() {
+    check("moves::shared", || {
+        let pool = TouchedBlocks::new(2, 0);
+        let block = pool.take_sealed();
+        let mover = pool.clone();
+        let thread = thread::spawn(move || mover.relocate(HERE, THERE));
+        pool.blocks.share(&[block.id]).unwrap();
+        pool.blocks.release(&[block.id]);
+        pool.blocks.release(&[block.id]);
+        let _ = thread.join().unwrap();
+        pool.finish();
+    });
+}
+
+/// The owner writes again, if it may, and to a block of its own if not.
+#[test]
+fn reopened() {
+    check_to(3, "moves::reopened", || {
+        let pool = TouchedBlocks::new(3, 0);
+        let block = pool.take_sealed();
+        let mover = pool.clone();
+        let thread = thread::spawn(move || mover.relocate(HERE, THERE));
+        let is_open = pool.blocks.reopen(block).unwrap();
+        if is_open {
+            pool.write(block.id);
+        }
+        let moved = thread.join().unwrap();
+        assert!(matches!(moved, Ok(()) | Err(GaveWay::Open)));
+        assert_eq!(pool.read(block.id), if is_open { 2 } else { 1 });
+        pool.blocks.release(&[block.id]);
+        pool.finish();
+    });
+}
+
+/// A batch reads the block in the frame that its table names, at any time until it ends, while the frame that was left
+/// is wanted by somebody else.
+#[test]
+fn read_from_a_table() {
+    check("moves::read_from_a_table", || {
+        let pool = TouchedBlocks::new(2, 0);
+        let block = pool.take_sealed();
+        let reader = pool.clone();
+        let thread = thread::spawn(move || {
+            for _ in 0..2 {
+                let batch = reader.blocks.clock().begin();
+                let table = reader.blocks.frame(block.id);
+                assert_eq!(reader.read_frame(table), 1, "the bytes of another owner");
+                reader.blocks.clock().end(batch);
+            }
+        });
+        let moved = pool.relocate(HERE, THERE);
+        assert_eq!(moved, Ok(()));
+        // The frame that was left, as soon as it may be had.
+        if let Some(next) = pool.take(1) {
+            pool.write(next[0]);
+            pool.put(&next);
+        }
+        thread.join().unwrap();
+        assert_eq!(pool.read(block.id), 1);
+        pool.blocks.release(&[block.id]);
+        pool.finish();
+    });
+}
+
+/// Two batches on two threads over one move, and the frame that was left wanted in between.
+#[test]
+fn read_under_two_batches() {
+    check_to(1, "moves::read_under_two_batches", || {
+        let pool = TouchedBlocks::new(2, 0);
+        let block = pool.take_sealed();
+        let threads = [(); 2].map(|()| {
+            let reader = pool.clone();
+            thread::spawn(move || {
+                let batch = reader.blocks.clock().begin();
+                assert_eq!(reader.read_frame(reader.blocks.frame(block.id)), 1);
+                reader.blocks.clock().end(batch);
+            })
+        });
+        assert_eq!(pool.relocate(HERE, THERE), Ok(()));
+        if let Some(next) = pool.take(1) {
+            pool.put(&next);
+        }
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        pool.blocks.release(&[block.id]);
+        pool.finish();
+    });
+}
+
+/// Two movers want the same block in different places.
+#[test]
+fn two_movers_of_one_block() {
+    check("moves::two_movers_of_one_block", || {
+        let pool = TouchedBlocks::new(3, 0);
+        let block = pool.take_sealed();
+        let other = pool.clone();
+        let thread = thread::spawn(move || other.relocate(HERE, THERE));
+        let here = pool.relocate(HERE, ELSEWHERE);
+        let there = thread.join().unwrap();
+        let at = pool.blocks.frame(block.id);
+        match (here, there) {
+            (Ok(()), Err(GaveWay::Moving | GaveWay::Released)) => assert_eq!(at, FrameId(ELSEWHERE)),
+            (Err(GaveWay::Moving | GaveWay::Released), Ok(())) => assert_eq!(at, FrameId(THERE)),
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(pool.read(block.id), 1);
+        pool.blocks.release(&[block.id]);
+        pool.finish();
+    });
+}
+
+/// Two movers want the same place for different blocks, and one the place that the other leaves.
+#[test]
+fn two_movers_of_two_blocks() {
+    check("moves::two_movers_of_two_blocks", || {
+        let pool = TouchedBlocks::new(3, 0);
+        let blocks = [pool.take_sealed(), pool.take_sealed()];
+        let other = pool.clone();
+        let thread = thread::spawn(move || other.relocate(0, 2));
+        let second = pool.relocate(1, 2);
+        let first = thread.join().unwrap();
+        assert!(first.is_ok() != second.is_ok() || first == Err(GaveWay::Taken), "{first:?} {second:?}");
+        for block in blocks {
+            assert_eq!(pool.read(block.id), 1);
+            pool.blocks.release(&[block.id]);
+        }
+        pool.finish();
+    });
+}
+
+/// A wave is given up while the owner of its block writes to it again and frees it.
+#[test]
+fn given_up() {
+    check_to(3, "moves::given_up", || {
+        let pool = TouchedBlocks::new(2, 0);
+        let block = pool.take_sealed();
+        let mover = pool.clone();
+        let thread = thread::spawn(move || {
+            let wave = mover.blocks.begin_wave([(FrameId(HERE), FrameId(THERE))], &mut |_, _| ());
+            mover.copy(&wave);
+            drop(wave);
+        });
+        if pool.blocks.reopen(block).unwrap() {
+            pool.write(block.id);
+        }
+        pool.blocks.release(&[block.id]);
+        thread.join().unwrap();
+        pool.finish();
+    });
+}

@@ -1,0 +1,226 @@
+//! Which blocks moved lately: so that a block table that lives on across batches is patched in place of being rebuilt.
+//!
+//! A ring of the last moves. Movers append, one at a time; batches read without a lock.
+//!
+//! ```text
+//! slot       block, to, stamp
+//! begun      moves whose slot may have been written     head       moves that can be read
+//! ```
+//!
+//! # Protocol
+//!
+//! ```text
+//! append:   begun := i + 1;  fence(Release);  slot[i] := block, to, PENDING;  head := i + 1 (Release)
+//! stamp:    fence(SeqCst);  slot[i].stamp := the newest ticket
+//! read:     h := head (Acquire);  slots h - 1 downwards while their stamp is not before the ticket;
+//!           fence(Acquire);  what is below begun - SLOTS may have been overwritten: too long ago
+//! ```
+//!
+//! # Theorem
+//!
+//! A batch that asks for what moved since ticket `t` is told of every move that a table built under `t` may miss, or
+//! that it was too long ago:
+//! - a move that was published after a table was built under batch `t` has a stamp of at least `t`: the stamp is read
+//!   after the move was published, and `t` had begun before. One that is not stamped yet counts as newer than all.
+//! - a move that is not in the log yet when the batch looks was stamped after that batch began, by the two fences of
+//!   [`Clock`](crate::batch::Clock): its old frame is kept until the batch ends, and who asks later since this batch's
+//!   ticket is told.
+//!
+//! Model: `loom-tests/tests/moved_since.rs`.
+
+use std::ptr;
+
+use crate::ids::{BlockId, FrameId, Ticket};
+use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, Mutex, Ordering::*, fence};
+
+/// Moves that are remembered.
+const SLOTS: usize = if cfg!(kvpool_loom) { 2 } else { 1 << 14 };
+
+/// Of a move that was appended, and not stamped yet.
+const PENDING: u64 = u64::MAX;
+
+/// A block that moved, and where its bytes are since.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Moved {
+    /// The block.
+    pub block: BlockId,
+    /// Its frame after the move. A later move of the same block stands later in the list.
+    pub to: FrameId,
+}
+
+/// What a log could say.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use = "a table that is too old must be built anew"]
+pub enum Since {
+    /// All moves since then were listed.
+    Listed,
+    /// More moved since then than is remembered: tables must be built anew.
+    TooLong,
+}
+
+struct Slot {
+    block: AtomicU32,
+    to: AtomicU32,
+    stamp: AtomicU64,
+}
+
+type Ring = [Slot; SLOTS];
+
+/// See the [module](self).
+pub(super) struct MoveLog {
+    begun: AtomicU64,
+    head: AtomicU64,
+    /// Null until something moves: a pool that never compacts has no log.
+    ring: AtomicPtr<Ring>,
+    /// Held by who appends: movers wait for each other here, for a few stores, and nobody else does.
+    writer: Mutex<()>,
+}
+
+impl MoveLog {
+    pub(super) fn new() -> Self {
+        Self {
+            begun: AtomicU64::new(0),
+            head: AtomicU64::new(0),
+            ring: AtomicPtr::new(ptr::null_mut()),
+            writer: Mutex::new(()),
+        }
+    }
+
+    /// Adds moves that have been published; `stamp` gives the newest ticket, after a fence.
+    pub(super) fn append(&self, moves: &[Moved], stamp: impl FnOnce() -> Ticket) -> Ticket {
+        let _writer = self.writer.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let ring = self.ring();
+        // Relaxed: only writers change it.
+        let first = self.head.load(Relaxed);
+        for (i, moved) in (first..).zip(moves) {
+            self.begun.store(i + 1, Relaxed);
+            // Pairs with the fence in `read`: who read a field that is written from here on sees the count.
+            fence(Release);
+            let slot = &ring[i as usize % SLOTS];
+            slot.block.store(moved.block.0, Relaxed);
+            slot.to.store(moved.to.0, Relaxed);
+            slot.stamp.store(PENDING, Relaxed);
+            // Release: publishes the slot; pairs with the Acquire in `read`.
+            self.head.store(i + 1, Release);
+        }
+        let ticket = stamp();
+        let last = first + moves.len() as u64;
+        for i in first.max(last.saturating_sub(SLOTS as u64))..last {
+            // Relaxed: a reader that does not see it yet takes the move for newer than it is.
+            ring[i as usize % SLOTS].stamp.store(ticket.0, Relaxed);
+        }
+        ticket
+    }
+
+    /// Lists the moves that a table built under batch `since` may miss, oldest first.
+    pub(super) fn read(&self, since: Ticket, out: &mut Vec<Moved>) -> Since {
+        let begin = out.len();
+        // Acquire: pairs with the Release in `append`.
+        let head = self.head.load(Acquire);
+        // SAFETY: a ring that was published lives as long as the log.
+        let Some(ring) = (unsafe { self.ring.load(Acquire).as_ref() }) else { return Since::Listed };
+        let mut at = head;
+        let oldest = head.saturating_sub(SLOTS as u64);
+        let mut reached = at == 0;
+        while at > oldest {
+            let slot = &ring[(at - 1) as usize % SLOTS];
+            if slot.stamp.load(Relaxed) < since.0 {
+                reached = true;
+                break;
+            }
+            at -= 1;
+            out.push(Moved { block: BlockId(slot.block.load(Relaxed)), to: FrameId(slot.to.load(Relaxed)) });
+            reached = at == 0;
+        }
+        // Pairs with the fence in `append`.
+        fence(Acquire);
+        let overwritten = self.begun.load(Relaxed).saturating_sub(SLOTS as u64);
+        // The slot at which it stopped was read too: it is the first that counts.
+        let lowest = if reached { at.saturating_sub(1) } else { at };
+        let is_whole = reached && (lowest >= overwritten || cfg!(kvpool_mutant = "log_overwritten"));
+        if !is_whole {
+            out.truncate(begin);
+            return Since::TooLong;
+        }
+        out[begin..].reverse();
+        Since::Listed
+    }
+
+    fn ring(&self) -> &Ring {
+        // Acquire: made by another mover. Only who holds `writer` makes one.
+        let ring = self.ring.load(Acquire);
+        if ring.is_null() {
+            let slot = || Slot { block: AtomicU32::new(0), to: AtomicU32::new(0), stamp: AtomicU64::new(0) };
+            let fresh: Box<[Slot]> = std::iter::repeat_with(slot).take(SLOTS).collect();
+            let fresh = Box::into_raw(fresh).cast::<Ring>();
+            // Release: publishes the empty slots.
+            self.ring.store(fresh, Release);
+            // SAFETY: just made, and freed only with the log.
+            return unsafe { &*fresh };
+        }
+        // SAFETY: as above.
+        unsafe { &*ring }
+    }
+
+    /// Bytes that the log takes now.
+    pub(super) fn bytes(&self) -> usize {
+        if self.ring.load(Relaxed).is_null() { 0 } else { size_of::<Ring>() }
+    }
+}
+
+impl Drop for MoveLog {
+    fn drop(&mut self) {
+        let ring = self.ring.load(Relaxed);
+        if !ring.is_null() {
+            // SAFETY: made by `Box::into_raw` of a boxed slice of this length, and nobody else has the log.
+            drop(unsafe { Box::from_raw(ring) });
+        }
+    }
+}
+
+#[cfg(all(test, not(kvpool_loom)))]
+mod tests {
+    use super::*;
+
+    fn moved(n: u32) -> Moved {
+        Moved { block: BlockId(n), to: FrameId(n + 1) }
+    }
+
+    fn since(log: &MoveLog, ticket: u64) -> Option<Vec<u32>> {
+        let mut out = vec![];
+        match log.read(Ticket(ticket), &mut out) {
+            Since::Listed => Some(out.iter().map(|moved| moved.block.0).collect()),
+            Since::TooLong => {
+                assert!(out.is_empty());
+                None
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_table_may_miss_is_listed_oldest_first() {
+        let log = MoveLog::new();
+        assert_eq!((since(&log, 0), log.bytes()), (Some(vec![]), 0));
+        log.append(&[moved(1), moved(2)], || Ticket(3));
+        log.append(&[moved(3)], || Ticket(5));
+        assert_eq!(since(&log, 0), Some(vec![1, 2, 3]));
+        assert_eq!(since(&log, 3), Some(vec![1, 2, 3]), "batch 3 may have begun before");
+        assert_eq!(since(&log, 4), Some(vec![3]));
+        assert_eq!(since(&log, 6), Some(vec![]));
+    }
+
+    #[test]
+    fn who_asks_too_late_is_told_so() {
+        let log = MoveLog::new();
+        log.append(&[moved(0)], || Ticket(1));
+        let many: Vec<Moved> = (1..SLOTS as u32).map(moved).collect();
+        log.append(&many, || Ticket(2));
+        assert_eq!(since(&log, 0).map(|moves| moves.len()), Some(SLOTS));
+        log.append(&[moved(7)], || Ticket(3));
+        assert_eq!(since(&log, 0), None, "the first is forgotten");
+        assert_eq!(since(&log, 3), Some(vec![7]));
+        let more: Vec<Moved> = (0..2 * SLOTS as u32 + 3).map(moved).collect();
+        log.append(&more, || Ticket(4));
+        assert_eq!((since(&log, 4), since(&log, 5)), (None, Some(vec![])));
+    }
+}

@@ -1,0 +1,265 @@
+//! Moving: a block's bytes go to another frame, while its owners go on.
+//!
+//! Block and frame are in bijection, so that a move swaps two: the block `S` goes from frame `f` to frame `t`, and the
+//! free block `D`, which was at `t`, is at `f` from then on.
+//!
+//! # Protocol
+//!
+//! ```text
+//! begin     a ticket of the clock, for the whole wave
+//!           t: claimed by name out of the bitmaps, and held     (free there: no batch sees it)
+//!           S: sealed, unpinned, not moving, in f  ->  moving                        one compare-exchange
+//! copy      f -> t                                                  by the caller; may take as long as it takes
+//! publish   block_at(t) := S;  S: moving, unpinned, owned  ->  sealed, in t          one compare-exchange
+//!           D := free, in f;  block_at(f) := D
+//!           log;  fence(SeqCst);  f is retired with the newest ticket
+//! or end    S: moving -> sealed, where it was;  t: no longer held, back into the bitmaps
+//! ```
+//!
+//! # Invariants
+//!
+//! - *The source is readable.* Its owner may let go of it in mid-move. But the wave is a batch in flight that began before
+//!   the block was marked, and whoever releases a marked block has seen the mark: the frame is retired until the wave has
+//!   ended. For the same reason no block comes back to life, or into another frame, behind a wave's back.
+//! - *The source is not written.* It is sealed; to write to it is refused while it is moving.
+//! - *The destination is the wave's alone*, from the claim to the publication.
+//! - *Who saw the old frame may go on reading it* until its batch has ended: the fence pairs with the one in
+//!   [`Clock::begin`](crate::batch::Clock::begin).
+//! - *Conservation*: a destination is counted as held, until it is owned, or free again.
+//!
+//! # Who waits for whom
+//!
+//! Nobody. Releases, pins and shares of a moving block take one compare-exchange as always; a release and a pin make the
+//! move give way. A wave that is dropped before it is published leaves everything as it was. A thread that is stopped
+//! in mid-wave holds back its destinations and, like any batch, the reuse of what is freed meanwhile; nothing else.
+//!
+//! Models: `loom-tests/tests/moves.rs`, `loom-tests/tests/moved_since.rs`.
+
+use crate::batch::InFlight;
+use crate::ids::{BlockId, FrameId, Run, Ticket};
+use crate::sync::{Ordering::*, fence};
+
+use super::blocks::Core;
+use super::log::{Moved, Since};
+use super::{BlockWord, Blocks};
+
+/// Why a block was not moved.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum GaveWay {
+    /// Somebody took the destination first.
+    Taken,
+    /// Its last owner released it, or it is elsewhere by now.
+    Released,
+    /// It is pinned.
+    Pinned,
+    /// Its bytes are not final.
+    Open,
+    /// Another wave moves it.
+    Moving,
+}
+
+/// A block on its way.
+#[derive(Clone, Copy, Debug)]
+struct Moving {
+    block: BlockId,
+    from: FrameId,
+    to: FrameId,
+}
+
+/// Blocks that move together: marked, their destinations held. The caller copies the bytes of [`moves`](Self::moves) and
+/// then [publishes](Self::publish); dropped without that, nothing has moved.
+///
+/// It may be sent to another thread, where a copy ends.
+#[must_use = "a wave that is dropped moves nothing"]
+pub struct Wave {
+    blocks: Blocks,
+    lease: Option<InFlight>,
+    moving: Vec<Moving>,
+}
+
+/// What a published wave came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Published {
+    /// Blocks that moved.
+    pub moved: usize,
+    /// The newest batch that may still read the frames that were left: they are free once it, and all before it, ended.
+    pub tag: Ticket,
+}
+
+impl Blocks {
+    /// Begins to move blocks: for each pair, the block in the first frame to the second, as far as that is possible now.
+    /// What is not, `gave_way` is told of.
+    pub fn begin_wave(
+        &self,
+        moves: impl IntoIterator<Item = (FrameId, FrameId)>,
+        gave_way: &mut dyn FnMut(FrameId, GaveWay),
+    ) -> Wave {
+        // Before any block is marked, so that whoever releases a marked one sees a batch in flight.
+        let lease = if cfg!(kvpool_mutant = "move_without_ticket") { None } else { Some(self.clock.begin()) };
+        let mut wave = Wave { blocks: self.clone(), lease, moving: Vec::new() };
+        for (from, to) in moves {
+            match self.begin_move(from, to) {
+                Ok(moving) => wave.moving.push(moving),
+                Err(why) => gave_way(from, why),
+            }
+        }
+        wave
+    }
+}
+
+impl Wave {
+    /// The copies to make, from frame to frame. No destination is a source, and none stands twice.
+    pub fn moves(&self) -> impl ExactSizeIterator<Item = (FrameId, FrameId)> + '_ {
+        self.moving.iter().map(|moving| (moving.from, moving.to))
+    }
+
+    /// Blocks in the wave.
+    pub fn len(&self) -> usize {
+        self.moving.len()
+    }
+
+    /// Whether nothing is to be moved.
+    pub fn is_empty(&self) -> bool {
+        self.moving.is_empty()
+    }
+
+    /// The bytes have been copied: each block is in its new frame from now on, unless it gave way meanwhile, which
+    /// `gave_way` is told of.
+    pub fn publish(mut self, gave_way: &mut dyn FnMut(FrameId, GaveWay)) -> Published {
+        let blocks = self.blocks.clone();
+        let (mut moved, mut left) = (Vec::with_capacity(self.moving.len()), Vec::new());
+        for moving in self.moving.drain(..) {
+            match blocks.publish_move(moving) {
+                Ok(()) => {
+                    moved.push(Moved { block: moving.block, to: moving.to });
+                    push_frame(&mut left, moving.from);
+                }
+                Err(why) => {
+                    blocks.end_move(moving);
+                    gave_way(moving.from, why);
+                }
+            }
+        }
+        let tag = if moved.is_empty() { Ticket(0) } else { blocks.retire_left(&moved, &left) };
+        Published { moved: moved.len(), tag }
+    }
+}
+
+impl Drop for Wave {
+    fn drop(&mut self) {
+        for moving in self.moving.drain(..) {
+            self.blocks.end_move(moving);
+        }
+        if let Some(lease) = self.lease.take() {
+            self.blocks.clock.end(lease);
+            // What this wave held back is free now, if no other batch does.
+            self.blocks.reclaim_strays();
+        }
+    }
+}
+
+/// Joins a frame to the last run, if it goes on there.
+fn push_frame(runs: &mut Vec<Run>, frame: FrameId) {
+    match runs.last_mut() {
+        Some(last) if last.end() == frame.0 => last.len += 1,
+        _ => runs.push(Run { start: frame, len: 1 }),
+    }
+}
+
+impl Core {
+    fn begin_move(&self, from: FrameId, to: FrameId) -> Result<Moving, GaveWay> {
+        // A look at first, so that what cannot move costs no claim. Which block is there may change until it is marked.
+        let block = self.table.block_at(from);
+        movable(self.word(block), from)?;
+        if !self.frames.claim(Run { start: to, len: 1 }) {
+            return Err(GaveWay::Taken);
+        }
+        self.hold_frame(to);
+        // Acquire: what was written before the block was sealed is seen by the copy. Release: who releases the block
+        // after this sees the wave's ticket.
+        let marked = self.table.word(block).fetch_update(AcqRel, Relaxed, |bits| {
+            let word = BlockWord::from_bits(bits);
+            movable(word, from).ok().map(BlockWord::to_bits)
+        });
+        match marked {
+            Ok(_) => Ok(Moving { block, from, to }),
+            // Reached by the models in `moves`.
+            Err(bits) => {
+                self.release_held(to);
+                Err(movable(BlockWord::from_bits(bits), from).err().unwrap_or(GaveWay::Released))
+            }
+        }
+    }
+
+    /// The block is in `to` from now on.
+    fn publish_move(&self, moving: Moving) -> Result<(), GaveWay> {
+        let Moving { block, from, to } = moving;
+        let displaced = self.table.block_at(to);
+        // Ours until the word says otherwise; the Release below publishes it to whoever frees the block there.
+        self.table.set_block_at(to, block);
+        // Release: the copied bytes are seen by whoever reads the new frame from the word. Acquire: what those who
+        // released the block meanwhile did with the old frame happens before its next owner gets it.
+        let order = if cfg!(kvpool_mutant = "publish_relaxed") { Relaxed } else { AcqRel };
+        let published = self.table.word(block).fetch_update(order, Relaxed, |bits| {
+            BlockWord::from_bits(bits).publish_move(to).map(BlockWord::to_bits)
+        });
+        if let Err(bits) = published {
+            self.table.set_block_at(to, displaced);
+            let word = BlockWord::from_bits(bits);
+            return Err(if word.is_free() { GaveWay::Released } else { GaveWay::Pinned });
+        }
+        // The old frame is the wave's now, and the displaced block is free, so that nobody else writes its word.
+        // Release: as for every word, for who checks a handle.
+        let word = BlockWord::from_bits(self.table.word(displaced).load(Relaxed));
+        self.table.word(displaced).store(word.displaced(from).to_bits(), Release);
+        self.table.set_block_at(from, displaced);
+        self.held.fetch_sub(1, Relaxed);
+        Ok(())
+    }
+
+    /// The copy is dropped, and the destination is free again.
+    fn end_move(&self, moving: Moving) {
+        // Release: the reads of the copy happen before whatever a writer does who finds the flag gone.
+        let _ = self.table.word(moving.block).fetch_update(Release, Relaxed, |bits| {
+            BlockWord::from_bits(bits).end_move().map(BlockWord::to_bits)
+        });
+        if !cfg!(kvpool_mutant = "keep_destination") {
+            self.release_held(moving.to);
+        }
+    }
+
+    /// The frames that a wave's blocks left: logged, so that tables can be patched, and retired.
+    fn retire_left(&self, moved: &[Moved], left: &[Run]) -> Ticket {
+        let tag = self.moves.append(moved, || {
+            // Pairs with the fence in `Clock::begin`: a batch sees the new frames, or the tag covers its ticket.
+            if !cfg!(kvpool_mutant = "publish_no_fence") {
+                fence(SeqCst);
+            }
+            self.clock.newest()
+        });
+        left.iter().for_each(|&run| self.stray.push(run, tag));
+        tag
+    }
+
+    /// Lists the blocks that moved, as far as a table that was built under batch `since` may not know; oldest first. To be
+    /// called under a batch: what is not listed yet stays readable in its old frame until that batch ends, and is
+    /// listed for who then asks since that batch.
+    pub fn moved_since(&self, since: Ticket, out: &mut Vec<Moved>) -> Since {
+        self.moves.read(since, out)
+    }
+}
+
+/// The word of a block that is to leave `from`, marked; or why it cannot.
+fn movable(word: BlockWord, from: FrameId) -> Result<BlockWord, GaveWay> {
+    if word.is_free() || word.frame() != from {
+        return Err(GaveWay::Released);
+    }
+    word.begin_move().ok_or(if word.pins() != 0 {
+        GaveWay::Pinned
+    } else if word.is_moving() {
+        GaveWay::Moving
+    } else {
+        GaveWay::Open
+    })
+}
