@@ -7,7 +7,7 @@
 //! | 40..56 | generation | low bits of the count of the block's frees; the high bits are in its info |
 //! | 56..60 | pins | while above 0, the block is neither evicted nor moved |
 //! | 60 | sealed | the bytes are final: written by a batch that has ended |
-//! | 61 | moving | a copy to another frame is under way, and will be published if this bit is still set then |
+//! | 61 | moving | a copy to another frame is under way, and will be published if this bit is still set then; of a free block: its frame is held, out of every free list, as the destination of a move or by a pool that shrinks |
 //! | 62 | cached | known to the prefix index |
 //! | 63 | listed | in a sequence's list: its references are the lists', and no handle or lease shares or frees it |
 //!
@@ -17,6 +17,7 @@
 //! free (references 0) --allocate--> owned --share/release--> owned --release of the last--> free, generation + 1
 //! owned --seal--> sealed --begin_move--> moving --publish--> sealed, in another frame
 //!                 sealed --reopen--> owned        moving --reopen, pin, last release--> not moving: the mover gives way
+//! free --hold--> held (free, moving) --unhold--> free        only by whoever has the frame
 //! ```
 
 use std::fmt;
@@ -144,6 +145,31 @@ impl BlockWord {
     #[inline]
     pub const fn is_cached(self) -> bool {
         self.0 & CACHED != 0
+    }
+
+    /// Whether nobody owns the block, and its frame can be handed out if it is in some free list: not held.
+    #[inline]
+    pub const fn is_available(self) -> bool {
+        self.0 & (REFS_MASK | MOVING) == 0
+    }
+
+    /// Whether nobody owns the block, and somebody keeps its frame from being handed out: the destination of a move, or
+    /// a frame that a pool which shrinks has collected, or has given up.
+    #[inline]
+    pub const fn is_held(self) -> bool {
+        self.is_free() && self.is_moving()
+    }
+
+    /// free -> held. `None`: owned, or held already.
+    #[inline]
+    pub const fn hold(self) -> Option<Self> {
+        if self.is_available() { Some(Self(self.0 | MOVING)) } else { None }
+    }
+
+    /// held -> free. `None`: not held.
+    #[inline]
+    pub const fn unhold(self) -> Option<Self> {
+        if self.is_held() { Some(Self(self.0 & !MOVING)) } else { None }
     }
 
     /// free -> owned once, with `pinned` pins (0 or 1). Only on a free word.
@@ -298,6 +324,29 @@ mod tests {
                 prop_assert_eq!(moving.reopen().and_then(|w| w.publish_move(FrameId(to))), None);
             }
         }
+    }
+
+    #[test]
+    fn a_free_block_is_held_once() {
+        let free = BlockWord::free(FrameId(77));
+        let held = free.hold().unwrap();
+        assert!(
+            free.is_available()
+                && !free.is_held()
+                && held.is_held()
+                && held.is_free()
+                && !held.is_available()
+        );
+        assert_eq!(
+            (held.frame(), held.unhold(), held.hold(), free.unhold()),
+            (FrameId(77), Some(free), None, None)
+        );
+        let owned = free.allocate(false).seal().unwrap();
+        assert_eq!((owned.hold(), owned.unhold()), (None, None));
+        let moving = owned.begin_move().unwrap();
+        assert!(!moving.is_held() && moving.unhold().is_none(), "an owner's move is not a hold");
+        let Some(Released::Last { word, .. }) = moving.release() else { panic!("{moving:?}") };
+        assert!(word.is_available(), "what is freed in mid-move is not held");
     }
 
     #[test]
