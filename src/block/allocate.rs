@@ -84,7 +84,7 @@ impl Core {
         let atomic = self.table.word(id);
         // Relaxed: the frame came to us by an Acquire, and with it the word of whoever freed it.
         let word = BlockWord::from_bits(atomic.load(Relaxed));
-        if !word.is_free() || word.frame() != frame {
+        if !word.is_available() || word.frame() != frame {
             handed_out_twice(frame, word);
         }
         self.table.info(id).allocate(sequence, request.priority, now);
@@ -276,7 +276,7 @@ enum Found {
 #[cold]
 #[inline(never)]
 fn handed_out_twice(frame: FrameId, word: BlockWord) -> ! {
-    panic!("frame {frame} handed out while owned: {word:?}")
+    panic!("frame {frame} handed out while owned or held: {word:?}")
 }
 
 /// Frames got so far.

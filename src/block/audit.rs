@@ -19,6 +19,8 @@ pub struct AuditReport {
     pub in_magazines: usize,
     /// Waiting for batches to end.
     pub retired: usize,
+    /// Held: the destinations of moves, and what a pool that shrinks has collected.
+    pub held: usize,
     /// Owned by somebody.
     pub owned: usize,
     /// References on owned blocks, all together.
@@ -83,6 +85,8 @@ pub enum Place {
     Magazine,
     /// Waiting for batches to end.
     Retired,
+    /// Held: the destination of a move, or collected by a pool that shrinks.
+    Held,
     /// Owned.
     Owned,
     /// The null block's.
@@ -95,6 +99,7 @@ impl std::fmt::Display for Place {
             Self::Bitmap => "free in the bitmaps",
             Self::Magazine => "in a magazine",
             Self::Retired => "retired",
+            Self::Held => "held",
             Self::Owned => "owned",
             Self::Null => "the null block's",
         })
@@ -162,6 +167,7 @@ impl Core {
             in_bitmap: ledger.count(Place::Bitmap),
             in_magazines: ledger.count(Place::Magazine),
             retired: ledger.count(Place::Retired),
+            held: ledger.count(Place::Held),
             owned: ledger.count(Place::Owned),
             references,
         };
@@ -183,6 +189,8 @@ impl Core {
             } else if !word.is_free() {
                 references += u64::from(word.refs());
                 ledger.see(frame, Place::Owned);
+            } else if word.is_held() {
+                ledger.see(frame, Place::Held);
             } else if ledger.seen[frame.index()].is_none() {
                 return Err(AuditError::Lost { frame, block });
             }
@@ -198,7 +206,63 @@ impl Core {
             // The counters call what is retired, and seen by no batch any more, free.
             in_magazines: report.in_magazines + report.retired - counted.retired.min(report.retired),
             retired: counted.retired.min(report.retired),
+            held: report.held,
         };
         if counted == found { Ok(()) } else { Err(AuditError::Miscounted { counted, found }) }
+    }
+}
+
+#[cfg(all(test, not(kvpool_loom)))]
+mod tests {
+    use super::*;
+    use crate::block::{AllocRequest, Blocks, BlocksConfig};
+    use crate::ids::DeviceId;
+
+    fn blocks() -> Blocks {
+        let config = BlocksConfig {
+            frames: 70,
+            frames_max: 70,
+            segment_frames: 64,
+            magazine_blocks: 0,
+            threads: 1,
+            has_null_block: true,
+            device: DeviceId::Host,
+        };
+        Blocks::new(config, None)
+    }
+
+    #[test]
+    fn a_frame_that_is_held_is_told_from_a_lost_one() {
+        let blocks = blocks();
+        let frame = FrameId(7);
+        assert!(blocks.frames.claim(Run { start: frame, len: 1 }));
+        assert_eq!(blocks.audit(), Err(AuditError::Lost { frame, block: BlockId(7) }));
+        blocks.hold_frame(frame);
+        let report = blocks.audit().unwrap();
+        assert_eq!((report.held, report.in_bitmap, report.owned), (1, 68, 0));
+        let counts = blocks.counts();
+        assert_eq!((counts.held, counts.free(), counts.used()), (1, 68, 0));
+        let mut got = Vec::new();
+        blocks.allocate(&AllocRequest::new(68), None, &mut |id| got.push(id)).unwrap();
+        assert!(!got.contains(&BlockId(7)));
+        blocks.release_held(frame);
+        blocks.allocate(&AllocRequest::new(1), None, &mut |id| got.push(id)).unwrap();
+        assert_eq!((got.last(), blocks.audit().unwrap().held), (Some(&BlockId(7)), 0));
+    }
+
+    #[test]
+    fn a_held_frame_in_a_free_list_is_in_two_places() {
+        let blocks = blocks();
+        blocks.hold_frame(FrameId(9));
+        let doubled = AuditError::Doubled { frame: FrameId(9), first: Place::Bitmap, second: Place::Held };
+        assert_eq!(blocks.audit(), Err(doubled));
+    }
+
+    #[test]
+    #[should_panic(expected = "handed out while owned or held")]
+    fn a_held_frame_is_not_handed_out() {
+        let blocks = blocks();
+        blocks.hold_frame(FrameId(1));
+        let _ = blocks.allocate(&AllocRequest::new(69), None, &mut |_| ());
     }
 }

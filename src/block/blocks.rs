@@ -68,6 +68,8 @@ pub struct Core {
     scrub: Option<Scrub>,
     /// Frames of the pool, so that the common path need not look at the directory.
     total: AtomicUsize,
+    /// Frames that are held: see [`hold_frame`](Self::hold_frame).
+    pub(super) held: AtomicUsize,
     /// The pool is gone; threads forget it when they next look at their list.
     closed: AtomicBool,
 }
@@ -83,6 +85,8 @@ pub struct Counts {
     pub in_magazines: usize,
     /// Free, but some batch in flight may still read them.
     pub retired: usize,
+    /// Free, and kept from being handed out: the destinations of moves, and what a pool that shrinks has collected.
+    pub held: usize,
 }
 
 impl Counts {
@@ -93,7 +97,7 @@ impl Counts {
 
     /// Blocks that somebody owns.
     pub fn used(&self) -> usize {
-        self.total.saturating_sub(self.free() + self.retired)
+        self.total.saturating_sub(self.free() + self.retired + self.held)
     }
 }
 
@@ -125,6 +129,7 @@ impl Blocks {
             tag: next_pool_tag(),
             scrub,
             total: AtomicUsize::new(config.frames),
+            held: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
         }))
     }
@@ -254,7 +259,8 @@ impl Core {
         } else {
             retired += waiting
         }
-        Counts { total: self.total(), in_bitmap: self.frames.free_frames(), in_magazines, retired }
+        let (total, in_bitmap, held) = (self.total(), self.frames.free_frames(), self.held.load(Relaxed));
+        Counts { total, in_bitmap, in_magazines, retired, held }
     }
 
     /// Threads and handles that have a cache here. A thread leaves when its destructors run, which is after the end of
@@ -282,6 +288,50 @@ impl Core {
     /// The pool is gone: threads that still have a home in it let go of it when they next open one elsewhere.
     pub fn close(&self) {
         self.closed.store(true, Relaxed);
+    }
+
+    /// Marks a free block whose frame the caller has claimed out of the bitmaps, so that an audit can tell the frame
+    /// from a lost one. It stays the caller's until [`release_held`](Self::release_held), or until a move gives it away.
+    ///
+    /// # Panics
+    ///
+    /// If the block is owned, or held already: the frame is not the caller's.
+    #[allow(dead_code, reason = "for the floor that moves blocks")]
+    pub(crate) fn hold_frame(&self, frame: FrameId) {
+        self.set_held(frame, BlockWord::hold);
+        // Relaxed, here and below: statistics.
+        self.held.fetch_add(1, Relaxed);
+    }
+
+    /// Gives a frame that was [held](Self::hold_frame) back to the bitmaps.
+    ///
+    /// # Panics
+    ///
+    /// If it is not held.
+    #[allow(dead_code, reason = "as above")]
+    pub(crate) fn release_held(&self, frame: FrameId) {
+        self.unhold_frame(frame);
+        self.free_run(Run { start: frame, len: 1 });
+    }
+
+    /// The end of a hold; the frame is still the caller's.
+    #[allow(dead_code, reason = "as above")]
+    pub(super) fn unhold_frame(&self, frame: FrameId) {
+        self.set_held(frame, BlockWord::unhold);
+        self.held.fetch_sub(1, Relaxed);
+    }
+
+    /// A transition of the free block in a frame that is the caller's.
+    fn set_held(&self, frame: FrameId, transition: impl Fn(BlockWord) -> Option<BlockWord>) {
+        let atomic = self.table.word(self.table.block_at(frame));
+        // Relaxed: the frame came to us by an Acquire, and with it the word of whoever freed it.
+        let word = BlockWord::from_bits(atomic.load(Relaxed));
+        let Some(next) = transition(word).filter(|_| word.frame() == frame) else {
+            panic!("frame {frame} held by who does not have it: {word:?}")
+        };
+        // A plain store: nobody else writes the word of a free block whose frame is ours. Release: a stale handle that
+        // reads it must not be taken back behind the free.
+        atomic.store(next.to_bits(), Release);
     }
 
     /// Puts frames that nobody owns, and no batch sees, back into the bitmaps.

@@ -13,14 +13,15 @@
 //!
 //! # Who may write a word
 //!
-//! - refs == 0: whoever owns the frame (a free one: the thread that took it out of the frame floor). Plain stores. A mover
-//!   that holds a frame, as the destination of a move, says so in the word.
+//! - refs == 0: whoever owns the frame (a free one: the thread that took it out of the frame floor). Plain stores. Who
+//!   keeps such a frame for longer than a call *holds* it: a mover its destinations, a pool that shrinks what it has
+//!   collected. The word says so, so that the audit can tell such a frame from a lost one.
 //! - refs > 0: anyone who holds a reference or a handle, by compare-exchange only. A handle's generation is compared
 //!   with the word's before each attempt.
 //!
 //! # Conservation
 //!
-//! `free in bitmaps + in magazines + in the depot + retired + owned + null == total`, at every quiescent point.
+//! `free in bitmaps + in magazines + in the depot + retired + held + owned + null == total`, at every quiescent point.
 //! [`Core::audit`] recounts it.
 
 mod allocate;

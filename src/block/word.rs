@@ -18,6 +18,7 @@
 //! owned --seal--> sealed --begin_move--> moving --publish--> sealed, in another frame
 //!                 sealed --reopen--> owned        moving --end_move--> sealed, where it was
 //!                                                 moving --last release--> free: the move finds its bit gone
+//! free --hold--> held (free, moving) --unhold--> free        only by whoever has the frame
 //! ```
 //!
 //! While a block is moving its bytes are being read, so that only the mover or the last release ends it. A pin does not
@@ -148,6 +149,31 @@ impl BlockWord {
     #[inline]
     pub const fn is_cached(self) -> bool {
         self.0 & CACHED != 0
+    }
+
+    /// Whether nobody owns the block, and its frame can be handed out if it is in some free list: not held.
+    #[inline]
+    pub const fn is_available(self) -> bool {
+        self.0 & (REFS_MASK | MOVING) == 0
+    }
+
+    /// Whether nobody owns the block, and somebody keeps its frame from being handed out: the destination of a move, or
+    /// a frame that a pool which shrinks has collected, or has given up.
+    #[inline]
+    pub const fn is_held(self) -> bool {
+        self.is_free() && self.is_moving()
+    }
+
+    /// free -> held. `None`: owned, or held already.
+    #[inline]
+    pub const fn hold(self) -> Option<Self> {
+        if self.is_available() { Some(Self(self.0 | MOVING)) } else { None }
+    }
+
+    /// held -> free. `None`: not held.
+    #[inline]
+    pub const fn unhold(self) -> Option<Self> {
+        if self.is_held() { Some(Self(self.0 & !MOVING)) } else { None }
     }
 
     /// free -> owned once, with `pinned` pins (0 or 1). Only on a free word.
@@ -320,6 +346,29 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_free_block_is_held_once() {
+        let free = BlockWord::free(FrameId(77));
+        let held = free.hold().unwrap();
+        assert!(
+            free.is_available()
+                && !free.is_held()
+                && held.is_held()
+                && held.is_free()
+                && !held.is_available()
+        );
+        assert_eq!(
+            (held.frame(), held.unhold(), held.hold(), free.unhold()),
+            (FrameId(77), Some(free), None, None)
+        );
+        let owned = free.allocate(false).seal().unwrap();
+        assert_eq!((owned.hold(), owned.unhold()), (None, None));
+        let moving = owned.begin_move().unwrap();
+        assert!(!moving.is_held() && moving.unhold().is_none(), "an owner's move is not a hold");
+        let Some(Released::Last { word, .. }) = moving.release() else { panic!("{moving:?}") };
+        assert!(word.is_available(), "what is freed in mid-move is not held");
     }
 
     #[test]

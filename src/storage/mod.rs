@@ -79,6 +79,9 @@ impl FrameMove {
     }
 }
 
+/// What [`copy_then`](Storage::copy_then) calls when the copy is over.
+pub type CopyDone = Box<dyn FnOnce(Result<(), StorageError>) + Send>;
+
 /// The bytes of a pool's frames on one device.
 ///
 /// Every call either does all that it says or returns an error and moves no byte.
@@ -151,6 +154,20 @@ pub trait Storage: Send + Sync + fmt::Debug {
     /// # Safety
     /// [The frame rule](#the-frame-rule).
     unsafe fn copy(&self, moves: &[FrameMove]) -> Result<(), StorageError>;
+
+    /// As [`copy`](Self::copy), and perhaps only enqueued when the call returns: `done` is called once, from any thread
+    /// (also from this one, before the call returns), when no access to these frames is under way any more, and says
+    /// whether the bytes are there. A backend that fails may drop it uncalled; that counts as a failure, and is
+    /// allowed only when no access is under way any more either.
+    ///
+    /// Unless a backend has a better way, the bytes are copied here and now.
+    ///
+    /// # Safety
+    /// [The frame rule](#the-frame-rule), until `done` is called or dropped.
+    unsafe fn copy_then(&self, moves: &[FrameMove], done: CopyDone) {
+        // SAFETY: the caller keeps the frame rule.
+        done(unsafe { self.copy(moves) });
+    }
 
     /// Packs frames into `out`: run by run, frame by frame, plane by plane in canonical order, without padding:
     /// [`packed_bytes`](KvLayout::packed_bytes) a frame. The packed form of a block is the same for every arrangement,

@@ -1,6 +1,8 @@
 //! Good operations, and random ones good and bad, on a storage and its reference at once.
 
+use std::sync::mpsc;
 use std::thread;
+use std::time::Duration;
 
 use kvpool::dtype::Dtype;
 use kvpool::error::StorageError;
@@ -11,6 +13,9 @@ use crate::rng::Rng;
 use crate::scalar::{Rows, ScalarStorage, same};
 
 use super::{FRAMES, FRAMES_MAX, elements};
+
+/// How long a copy of a few small frames may take on a device that is busy.
+const COPY_MAX: Duration = Duration::from_secs(30);
 
 /// One operation, good or bad.
 #[derive(Clone, Debug)]
@@ -37,6 +42,8 @@ pub enum Op {
     },
     /// Copy frames.
     Copy(Vec<FrameMove>),
+    /// Copy frames, perhaps later.
+    CopyThen(Vec<FrameMove>),
     /// Zero frames.
     Zero(Vec<Run>),
     /// Pack and compare.
@@ -67,7 +74,10 @@ impl Op {
                 Self::Store { layer: rng.below(9), dtype: rng.below(9), slots: slots(rng), seed: rng.bits() }
             }
             3 => Self::Load { layer: rng.below(9), dtype: rng.below(9), slots: slots(rng) },
-            4 => Self::Copy((0..rng.below(4)).map(|_| FrameMove::new(frame(rng), frame(rng))).collect()),
+            4 => {
+                let moves = (0..rng.below(4)).map(|_| FrameMove::new(frame(rng), frame(rng))).collect();
+                if rng.below(2) == 0 { Self::Copy(moves) } else { Self::CopyThen(moves) }
+            }
             5 => Self::Zero(runs(rng)),
             6 => Self::Pack(runs(rng)),
             _ => Self::Unpack(runs(rng), rng.bits()),
@@ -136,6 +146,13 @@ impl<'a> Pair<'a> {
                 }
                 // SAFETY: one thread.
                 (good, unsafe { storage.copy(moves) })
+            }
+            Op::CopyThen(moves) => {
+                let good = reference.moves_are_good(moves);
+                if good {
+                    reference.copy(moves);
+                }
+                (good, copy_then(*storage, moves))
             }
             Op::Zero(runs) => {
                 let good = reference.runs_are_good(runs, true);
@@ -225,6 +242,16 @@ pub(super) fn load(
     unsafe { storage.load(layer, slots, k, v) }
 }
 
+/// Copies, and waits for the end.
+pub(super) fn copy_then(storage: &dyn Storage, moves: &[FrameMove]) -> Result<(), StorageError> {
+    let (send, over) = mpsc::channel();
+    // SAFETY: one thread, which waits until the copy is over.
+    unsafe {
+        storage.copy_then(moves, Box::new(move |outcome| send.send(outcome).expect("still waited for")))
+    };
+    over.recv_timeout(COPY_MAX).expect("`done` is called, and soon")
+}
+
 /// Each operation once in each of its shapes.
 pub(super) fn every_operation(storage: &dyn Storage, seed: u64) {
     let mut pair = Pair::new(storage);
@@ -260,7 +287,9 @@ pub(super) fn every_operation(storage: &dyn Storage, seed: u64) {
         vec![],
     ] {
         pair.apply(&Op::Unpack(vec![all(FRAMES)], seed));
-        pair.apply(&Op::Copy(moves));
+        pair.apply(&Op::Copy(moves.clone()));
+        pair.apply(&Op::Unpack(vec![all(FRAMES)], seed + 1));
+        pair.apply(&Op::CopyThen(moves));
     }
     for runs in [vec![run(2, 3)], vec![run(4, 2), run(0, 1)], vec![run(6, 0)], vec![], vec![all(FRAMES)]] {
         pair.apply(&Op::Unpack(runs.clone(), seed));

@@ -125,7 +125,8 @@ fn frames(storage: &dyn Storage) {
         ),
     ] {
         // SAFETY: one thread.
-        assert_eq!(unsafe { storage.copy(&moves) }, Err(refusal));
+        assert_eq!(unsafe { storage.copy(&moves) }, Err(refusal.clone()));
+        assert_eq!(super::ops::copy_then(storage, &moves), Err(refusal));
     }
 
     let packed = storage.layout().packed_bytes();
