@@ -52,7 +52,7 @@ late_total growth_of_the_pool
 undo_half user_scheduler
 move_without_ticket moves
 publish_pinned moves
-publish_released moves
+release_keeps_moving moves
 publish_relaxed moves
 publish_no_fence moves
 reopen_moving moves

@@ -27,7 +27,11 @@ fn released() {
             pool.put(&next);
         }
         let moved = thread.join().unwrap();
-        assert!(matches!(moved, Ok(()) | Err(GaveWay::Released | GaveWay::Taken)));
+        // Open: it is somebody's next block by then.
+        assert!(
+            matches!(moved, Ok(()) | Err(GaveWay::Released | GaveWay::Taken | GaveWay::Open)),
+            "{moved:?}"
+        );
         pool.finish();
     });
 }

@@ -209,7 +209,12 @@ impl BlockWord {
             1 => {
                 let more = if cfg!(kvpool_mutant = "same_generation") { 0 } else { 1 << GENERATION_SHIFT };
                 let generation = self.0.wrapping_add(more) & GENERATION_MASK;
-                Some(Released::Last { word: Self(self.0 & FRAME_MASK | generation), carry: generation == 0 })
+                let kept = if cfg!(kvpool_mutant = "release_keeps_moving") {
+                    FRAME_MASK | MOVING
+                } else {
+                    FRAME_MASK
+                };
+                Some(Released::Last { word: Self(self.0 & kept | generation), carry: generation == 0 })
             }
             _ => Some(Released::Shared(Self(self.0 - ONE_REF))),
         }
@@ -237,7 +242,11 @@ impl BlockWord {
     #[inline]
     pub const fn reopen(self) -> Option<Self> {
         let reads = if cfg!(kvpool_mutant = "reopen_moving") { false } else { self.is_moving() };
-        if self.refs() == 1 && !self.is_cached() && !reads { Some(Self(self.0 & !(SEALED | MOVING))) } else { None }
+        if self.refs() == 1 && !self.is_cached() && !reads {
+            Some(Self(self.0 & !(SEALED | MOVING)))
+        } else {
+            None
+        }
     }
 
     /// A copy to another frame begins. `None`: free, not sealed, pinned, or moving already.
@@ -252,8 +261,7 @@ impl BlockWord {
     #[inline]
     pub const fn publish_move(self, to: FrameId) -> Option<Self> {
         let pinned = self.pins() != 0 && !cfg!(kvpool_mutant = "publish_pinned");
-        let released = self.is_free() && !cfg!(kvpool_mutant = "publish_released");
-        if !self.is_moving() || pinned || released {
+        if !self.is_moving() || pinned {
             return None;
         }
         Some(Self(self.0 & !(MOVING | FRAME_MASK) | to.0 as u64))
