@@ -20,4 +20,6 @@ pub mod storage;
 
 pub mod sequence;
 
+pub mod compact;
+
 pub mod pool;

@@ -20,6 +20,7 @@ const FLOORS: &[&[&str]] = &[
     &["batch"],
     &["block", "storage"],
     &["sequence"],
+    &["compact"],
     &["pool"],
 ];
 

@@ -1,0 +1,26 @@
+//! Compaction: free frames that lie scattered become free runs, by moving the blocks between them.
+//!
+//! [`plan`] is the pure half. It takes a [`Snapshot`], what every frame held at one moment, and says which blocks should
+//! move where; it touches no pool, has no randomness and reads no clock, so that the same snapshot gives the same plan.
+//! A plan is advice: by the time it is carried out a block may be gone or a destination taken, and that move is given
+//! up, and no other suffers.
+//!
+//! # What is being improved
+//!
+//! - The *fragmentation rate* at order `k`: the share of free frames outside free aligned runs of `2^k`
+//!   ([`Snapshot::fragmentation`]). Frames that are free but not in the bitmaps count as fragmented.
+//! - The *mean run of a sequence*: blocks that are neighbours in a sequence and in memory go in one descriptor of a
+//!   transfer ([`Snapshot::mean_sequence_run`]). It comes second: of the plans that move the fewest blocks, one that
+//!   joins runs of sequences, or breaks few.
+//!
+//! # Files
+//!
+//! `snapshot` the input · `plan` the interface, and why greedy is enough · `plan/map` the snapshot as bitmaps ·
+//! `plan/choose` which regions are emptied · `plan/donors` which frames are filled · `plan/place` which block goes to
+//! which of them · `plan/window` the goals that name a place.
+
+mod plan;
+mod snapshot;
+
+pub use plan::{Goal, Move, Plan, Shortfall, Step, plan};
+pub use snapshot::{FrameKind, FrameState, PLACE_MAX, Snapshot};

@@ -1,0 +1,146 @@
+//! Which regions are emptied: the sparsest, as many as there are holes for (see [`plan`](super)).
+
+use crate::config::FAN_LOG2;
+use crate::ids::{FrameId, Order, Run};
+
+use super::map::{self, Map};
+
+/// What is emptied, and what for.
+pub(super) struct Chosen {
+    /// The regions, by number, cheapest first.
+    pub regions: Vec<u32>,
+    /// Blocks in them.
+    pub moves: usize,
+    /// Blocks that would move without a limit.
+    pub moves_full: usize,
+}
+
+/// What a region costs to be empty.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Cost {
+    /// It is.
+    Free,
+    /// It cannot: something in it stays, or it is cut off by the end of the pool.
+    Never,
+    /// So many moves.
+    Moves(u32),
+}
+
+/// The regions of `2^order` frames to be emptied with at most `moves_max` moves.
+pub(super) fn sparsest(map: &Map<'_>, order: Order, moves_max: usize) -> Chosen {
+    let run_len = order.frames();
+    let regions = (map.len() >> order.0) as u32;
+    let mut costs = Vec::with_capacity(regions as usize);
+    let mut by_moves = vec![0_usize; run_len + 1];
+    let (mut holes, mut candidates) = (0, 0);
+    for index in 0..regions {
+        let run = region(index, order);
+        let free = map::count(&map.free, run);
+        let movable = map::count(&map.movable, run);
+        let cost = match (free + movable == run.len, movable) {
+            (false, _) => Cost::Never,
+            (true, 0) => Cost::Free,
+            (true, _) => Cost::Moves(movable),
+        };
+        if let Cost::Moves(moves) = cost {
+            by_moves[moves as usize] += 1;
+            candidates += 1;
+        }
+        holes += if cost == Cost::Free { 0 } else { free as usize };
+        costs.push(cost);
+    }
+    let rest = regions << order.0;
+    holes += map::count(&map.free, Run { start: FrameId(rest), len: map.len() as u32 - rest }) as usize;
+
+    // How many regions of each price: the cheapest, while there are holes and budget.
+    let (mut left, mut moves, mut moves_full) = (candidates.min(holes / run_len), 0, 0);
+    let (mut dearest, mut of_dearest, mut count) = (0, 0, 0);
+    for price in 1..=run_len {
+        let wanted = by_moves[price].min(left);
+        let bought = wanted.min((moves_max - moves) / price);
+        left -= wanted;
+        moves_full += wanted * price;
+        moves += bought * price;
+        count += bought;
+        if bought > 0 {
+            (dearest, of_dearest) = (price as u32, bought);
+        }
+    }
+
+    // Counting sort by price; the last price is decided by `ties`.
+    let mut at = vec![0; dearest as usize + 1];
+    for price in 1..dearest as usize {
+        at[price + 1] = at[price] + by_moves[price];
+    }
+    let mut chosen = vec![0; count - of_dearest];
+    let mut is_chosen = vec![false; regions as usize];
+    let mut equals = Vec::new();
+    for index in 0..regions {
+        match costs[index as usize] {
+            Cost::Moves(price) if price < dearest => {
+                chosen[at[price as usize]] = index;
+                at[price as usize] += 1;
+                is_chosen[index as usize] = true;
+            }
+            Cost::Moves(price) if price == dearest => equals.push(index),
+            _ => {}
+        }
+    }
+    if of_dearest < equals.len() {
+        equals = ties(map, order, &costs, &is_chosen, equals, dearest);
+    }
+    chosen.extend_from_slice(&equals[..of_dearest]);
+    Chosen { regions: chosen, moves, moves_full }
+}
+
+fn region(index: u32, order: Order) -> Run {
+    Run { start: FrameId(index << order.0), len: order.frames() as u32 }
+}
+
+/// Equally dear regions, the most welcome first: those that no run of a sequence crosses into, and among them those
+/// whose unit is the nearest to being free.
+fn ties(
+    map: &Map<'_>,
+    order: Order,
+    costs: &[Cost],
+    is_chosen: &[bool],
+    equals: Vec<u32>,
+    price: u32,
+) -> Vec<u32> {
+    /// A unit that stays in use for certain is worse than one that lacks this many regions.
+    const LACKING_MAX: usize = 15;
+    const RANKS: usize = LACKING_MAX + 2;
+    // Past the order of a unit, the buddy is what there is to be completed.
+    let up = u32::from(order.0).max(FAN_LOG2 - 1) + 1 - u32::from(order.0);
+    let rank = |index: u32| {
+        let run = region(index, order);
+        let stays = |frame: u32| !is_chosen[(frame >> order.0) as usize];
+        let (before, last) = (run.start.0.wrapping_sub(1), run.end() - 1);
+        let is_crossed_at_start = index > 0 && map::has(&map.linked, before) && stays(before);
+        // Past the last whole region, everything stays.
+        let is_crossed_at_end = map::has(&map.linked, last)
+            && is_chosen.get(index as usize + 1).is_none_or(|is_chosen| !is_chosen);
+        let crossings = usize::from(is_crossed_at_start) + usize::from(is_crossed_at_end);
+        let first = (index >> up << up) as usize;
+        let mut lacking = 0;
+        for at in first..first + (1 << up) {
+            lacking += match costs.get(at) {
+                _ if is_chosen.get(at) == Some(&true) => 0,
+                Some(Cost::Free) => 0,
+                Some(Cost::Moves(moves)) if *moves == price => 1,
+                _ => RANKS,
+            };
+        }
+        crossings * RANKS + lacking.min(RANKS - 1)
+    };
+    let ranks: Vec<u8> = equals.iter().map(|index| rank(*index) as u8).collect();
+    let mut at = [0; 3 * RANKS + 1];
+    ranks.iter().for_each(|rank| at[*rank as usize + 1] += 1);
+    (1..at.len()).for_each(|rank| at[rank] += at[rank - 1]);
+    let mut sorted = vec![0; equals.len()];
+    for (index, rank) in equals.into_iter().zip(ranks) {
+        sorted[at[rank as usize]] = index;
+        at[rank as usize] += 1;
+    }
+    sorted
+}

@@ -1,0 +1,308 @@
+//! Every plan is valid and keeps its promises, on pools of all shapes. `optimum` compares with exhaustive search.
+
+use std::collections::HashSet;
+
+use fastrand::Rng;
+use proptest::prelude::*;
+
+use super::*;
+use crate::compact::{FrameKind, FrameState};
+use crate::ids::SequenceId;
+
+mod optimum;
+
+const ALL: usize = usize::MAX;
+
+/// What a pool is made of, by weight.
+#[derive(Clone, Copy, Debug)]
+struct Mix {
+    free: u32,
+    away: u32,
+    movable: u32,
+    fixed: u32,
+    /// Sequences that the blocks belong to; 0 for none.
+    sequences: u32,
+    /// The mean length of the runs that all of it comes in.
+    run: u32,
+}
+
+/// A pool in which frames of all kinds lie in runs, and those of a sequence in ascending places.
+fn pool(rng: &mut Rng, frames: usize, order: u8, mix: Mix) -> Snapshot {
+    let mut places = vec![0; mix.sequences as usize];
+    let mut states = Vec::with_capacity(frames);
+    let (mut kind, mut sequence) = (FrameKind::Free, 0);
+    while states.len() < frames {
+        if states.is_empty() || rng.u32(0..mix.run) == 0 {
+            let mut at = rng.u32(0..mix.free + mix.away + mix.movable + mix.fixed);
+            let weights = [
+                (FrameKind::Free, mix.free),
+                (FrameKind::Away, mix.away),
+                (FrameKind::Movable, mix.movable),
+                (FrameKind::Fixed, mix.fixed),
+            ];
+            for (of, weight) in weights {
+                if at < weight {
+                    kind = of;
+                    break;
+                }
+                at -= weight;
+            }
+            sequence = rng.u32(0..mix.sequences.max(1));
+        }
+        let has_block = matches!(kind, FrameKind::Movable | FrameKind::Fixed) && mix.sequences > 0;
+        states.push(FrameState::new(kind, has_block.then(|| (sequence, places[sequence as usize]))));
+        if has_block {
+            // Now and then a block is another sequence's as well, and named there.
+            places[sequence as usize] += if rng.u32(0..20) == 0 { 2 } else { 1 };
+        }
+    }
+    let sequences = (0..u64::from(mix.sequences)).map(SequenceId).collect();
+    Snapshot::new(Order(order), states, sequences)
+}
+
+fn mixes() -> impl Strategy<Value = Mix> {
+    (0u32..10, 0u32..2, 0u32..10, 0u32..2, 0u32..12, 1u32..8).prop_map(
+        |(free, away, movable, fixed, sequences, run)| Mix {
+            free: free + 1,
+            away,
+            movable,
+            fixed,
+            sequences,
+            run,
+        },
+    )
+}
+
+/// The plan's promises, checked by applying it step by step; the pool afterwards.
+fn check(before: &Snapshot, order: Order, plan: &Plan, moves_max: usize) -> Snapshot {
+    assert!(plan.moves.len() <= moves_max, "{} moves of {moves_max}", plan.moves.len());
+    let sources: HashSet<_> = plan.moves.iter().map(|one| one.from).collect();
+    let targets: HashSet<_> = plan.moves.iter().map(|one| one.to).collect();
+    assert_eq!((sources.len(), targets.len()), (plan.moves.len(), plan.moves.len()), "a frame twice");
+    assert!(sources.is_disjoint(&targets), "what moves is moved on");
+    for step in &plan.steps {
+        assert!(step.region.frames().all(|frame| !targets.contains(&frame)), "{} is filled", step.region);
+    }
+    assert_eq!(plan.steps.last().map_or(0, |step| step.end), plan.moves.len());
+    // `apply` itself checks sources and destinations.
+    let mut after = before.clone();
+    after.apply(plan);
+    for kind in [FrameKind::Free, FrameKind::Movable, FrameKind::Fixed, FrameKind::Away] {
+        assert_eq!(before.count(kind), after.count(kind));
+    }
+    assert_eq!(after.links() + plan.breaks, before.links() + plan.joins);
+    assert_eq!(after.free_runs(order) as isize, before.free_runs(order) as isize + plan.runs_gained);
+    after
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 400 }, failure_persistence: None, ..Default::default() })]
+
+    #[test]
+    fn defragmenting_keeps_its_promises(
+        mix in mixes(), seed: u64, frames in 0usize..700, order in 0u8..8, budget in prop_oneof![Just(ALL), 0usize..60]
+    ) {
+        let order = Order(order);
+        let before = pool(&mut Rng::with_seed(seed), frames, order.0, mix);
+        let goal = Goal::Fragmentation { order };
+        let plan = plan(&before, goal, budget);
+        let after = check(&before, order, &plan, budget);
+        prop_assert_eq!(plan.runs_gained, plan.steps.len() as isize);
+        prop_assert!(after.fragmentation(order) <= before.fragmentation(order));
+
+        // Every step gains its run, for no more than the next.
+        let (mut part, mut done, mut price) = (before.clone(), 0, 0);
+        for (index, step) in plan.steps.iter().enumerate() {
+            part.apply_moves(&plan.moves[done..step.end]);
+            prop_assert_eq!(part.free_runs(order), before.free_runs(order) + index + 1);
+            prop_assert!(step.region.frames().all(|frame| part.frames()[frame.index()].kind() == FrameKind::Free));
+            prop_assert!(step.end - done >= price);
+            (price, done) = (step.end - done, step.end);
+        }
+
+        prop_assert_eq!(&super::plan(&before, goal, budget), &plan, "not deterministic");
+        let again = super::plan(&after, goal, ALL);
+        match plan.shortfall {
+            None => prop_assert_eq!(again, Plan::default(), "not idempotent"),
+            Some(Shortfall::Budget { needed }) => {
+                prop_assert_eq!(super::plan(&before, goal, needed).shortfall, None);
+                prop_assert!(super::plan(&before, goal, needed - 1).shortfall.is_some());
+                prop_assert!(needed > budget && !again.moves.is_empty());
+            }
+            other => prop_assert!(false, "{:?}", other),
+        }
+    }
+
+    #[test]
+    fn a_run_is_cleared_where_it_costs_least(
+        mix in mixes(), seed: u64, frames in 1usize..300, len in 0u32..100, budget in prop_oneof![Just(ALL), 0usize..20]
+    ) {
+        let before = pool(&mut Rng::with_seed(seed), frames, 4, mix);
+        let plan = plan(&before, Goal::Run { len }, budget);
+        let order = Order(4.min(frames.ilog2() as u8));
+        let after = check(&before, order, &plan, budget);
+
+        let kinds: Vec<_> = before.frames().iter().map(|state| state.kind()).collect();
+        let price = |window: &[FrameKind]| {
+            let stuck = window.iter().any(|kind| matches!(kind, FrameKind::Fixed | FrameKind::Away));
+            (!stuck).then(|| window.iter().filter(|kind| **kind == FrameKind::Movable).count())
+        };
+        let cheapest = kinds.windows(len.max(1) as usize).filter_map(price).min();
+        let free = before.count(FrameKind::Free);
+        match plan.shortfall {
+            None => {
+                let window = plan.window.unwrap();
+                prop_assert_eq!(window.len, len);
+                prop_assert!(window.frames().all(|frame| after.frames()[frame.index()].kind() == FrameKind::Free));
+                prop_assert!(len == 0 || Some(plan.moves.len()) == cheapest);
+            }
+            Some(Shortfall::Budget { needed }) => prop_assert!(Some(needed) == cheapest && needed > budget),
+            Some(Shortfall::Free { needed, .. }) => prop_assert!(needed == len as usize && free < needed),
+            Some(Shortfall::Fixed) => prop_assert_eq!(cheapest, None),
+            Some(Shortfall::Outside { .. }) => prop_assert!(len as usize > frames),
+        }
+        prop_assert_eq!(plan.window.is_none(), plan.shortfall.is_some());
+        prop_assert!(plan.window.is_some() || plan.moves.is_empty());
+    }
+
+    #[test]
+    fn a_region_is_emptied_as_far_as_it_can_be(
+        mix in mixes(), seed: u64, frames in 1usize..300, cut in (0u32..300, 0u32..300),
+        budget in prop_oneof![Just(ALL), 0usize..20]
+    ) {
+        let before = pool(&mut Rng::with_seed(seed), frames, 3, mix);
+        let start = cut.0 % frames as u32;
+        let region = Run { start: FrameId(start), len: cut.1 % (frames as u32 - start + 1) };
+        let plan = plan(&before, Goal::Empty { region }, budget);
+        let after = check(&before, Order(3.min(frames.ilog2() as u8)), &plan, budget);
+
+        let inside = |of: &Snapshot, kind| -> Vec<FrameId> {
+            region.frames().filter(|frame| of.frames()[frame.index()].kind() == kind).collect()
+        };
+        prop_assert_eq!(&plan.fixed, &inside(&before, FrameKind::Fixed));
+        prop_assert_eq!(&plan.away, &inside(&before, FrameKind::Away));
+        let needed = inside(&before, FrameKind::Movable).len();
+        let room = before.count(FrameKind::Free) - inside(&before, FrameKind::Free).len();
+        prop_assert_eq!(plan.moves.len(), needed.min(room).min(budget));
+        prop_assert_eq!(plan.shortfall.is_none(), inside(&after, FrameKind::Movable).is_empty());
+    }
+}
+
+/// A pool drawn by hand, in regions that are set apart by blanks: a letter is a block of a sequence, in ascending places
+/// of it; a capital one is fixed. A dot is free, a minus sign away, a star a block without a sequence.
+fn drawn(text: &str) -> Snapshot {
+    let mut places = [0; 26];
+    let states = text.bytes().filter(|c| *c != b' ').map(|c| match c {
+        b'.' => FrameState::FREE,
+        b'-' => FrameState::AWAY,
+        b'*' => FrameState::new(FrameKind::Movable, None),
+        _ => {
+            let sequence = c.to_ascii_lowercase() - b'a';
+            let place = &mut places[usize::from(sequence)];
+            *place += 1;
+            let kind = if c.is_ascii_uppercase() { FrameKind::Fixed } else { FrameKind::Movable };
+            FrameState::new(kind, Some((u32::from(sequence), *place - 1)))
+        }
+    });
+    Snapshot::new(Order(2), states.collect(), (0..26).map(SequenceId).collect())
+}
+
+fn pairs(plan: &Plan) -> Vec<(u32, u32)> {
+    plan.moves.iter().map(|one| (one.from.0, one.to.0)).collect()
+}
+
+const FOURS: Goal = Goal::Fragmentation { order: Order(2) };
+
+#[test]
+fn the_sparsest_goes_into_the_fullest() {
+    let plan = plan(&drawn("**.. *... ***. **.."), FOURS, 1);
+    assert_eq!(pairs(&plan), [(4, 11)]);
+    assert_eq!(plan.shortfall, Some(Shortfall::Budget { needed: 3 }));
+}
+
+#[test]
+fn what_is_free_stays_whole() {
+    // Four holes would buy a run, and there are three besides the free one.
+    assert_eq!(plan(&drawn(".... *.** **.* *.**"), FOURS, ALL), Plan::default());
+    // A fixed frame keeps its region, and its holes are as good as others.
+    assert_eq!(pairs(&plan(&drawn(".... *... **** A.-."), FOURS, ALL)), [(4, 13)]);
+    // So are those past the last whole region.
+    assert_eq!(pairs(&plan(&drawn("*... ***- .."), FOURS, ALL)), [(0, 8)]);
+}
+
+#[test]
+fn a_piece_of_a_sequence_stays_together_and_meets_its_neighbours() {
+    // b goes where both of it fit, between nothing; a fits behind its beginning.
+    let plan = plan(&drawn("aaa. c..c bb.. cc.. ..a. ****"), FOURS, 3);
+    assert_eq!(pairs(&plan), [(18, 3), (8, 5), (9, 6)]);
+    assert_eq!((plan.joins, plan.breaks), (1, 0));
+}
+
+#[test]
+fn a_chain_too_long_for_its_anchor_leaves_its_end_elsewhere() {
+    // Of the three, one fits behind the block before them, the others find a hole of two.
+    let snapshot = drawn("abb. .bbb **.. a*** ***a");
+    let plan = plan(&snapshot, Goal::Empty { region: Run { start: FrameId(4), len: 4 } }, ALL);
+    assert_eq!(pairs(&plan), [(5, 3), (6, 10), (7, 11)]);
+    assert_eq!((plan.joins, plan.breaks), (1, 1));
+}
+
+#[test]
+fn among_equals_no_sequence_is_broken_and_units_are_completed() {
+    // The first of the sparse regions is what its sequence goes on from.
+    let plan = plan(&drawn("***a a... ***. ...a ***."), FOURS, 1);
+    assert_eq!(plan.steps[0].region.start, FrameId(12));
+
+    let region = |text: &str| text.repeat(16);
+    let sparse = "*...............";
+    let text = [
+        // A unit with another region in use, and one that lacks one region.
+        [sparse, &region("."), &region("*"), &region(".")].concat(),
+        [&region("."), &region("."), sparse, &region(".")].concat(),
+        [&region("."), sparse, &region("A"), "*********......."].concat(),
+    ];
+    let goal = Goal::Fragmentation { order: Order(4) };
+    assert_eq!(super::plan(&drawn(&text.concat()), goal, 1).steps[0].region.start, FrameId(64 + 32));
+}
+
+#[test]
+fn a_free_run_is_filled_only_if_there_is_no_other_way() {
+    let snapshot = drawn("**** .... **.. ....");
+    let region = Run { start: FrameId(0), len: 4 };
+    let plan = plan(&snapshot, Goal::Empty { region }, ALL);
+    // One run comes and one goes.
+    assert_eq!(plan.runs_gained, 0);
+    assert_eq!(plan.moves.iter().filter(|one| [10, 11].contains(&one.to.0)).count(), 2);
+    assert_eq!(super::plan(&snapshot, Goal::Empty { region }, 2).runs_gained, 0);
+}
+
+#[test]
+fn a_torn_or_made_up_snapshot_is_planned_all_the_same() {
+    let rng = &mut Rng::with_seed(3);
+    for round in 0..200 {
+        let states = (0..200).map(|_| {
+            let kind = [FrameKind::Free, FrameKind::Movable, FrameKind::Movable, FrameKind::Fixed][rng.usize(0..4)];
+            // Blocks that are there twice, sequences that are not in the list, gaps larger than the pool.
+            let place = [rng.u32(0..8), rng.u32(0..300), rng.u32(..)][rng.usize(0..3)];
+            FrameState::new(kind, Some((rng.u32(0..6), place)))
+        });
+        let before = Snapshot::new(Order(1), states.collect(), vec![SequenceId(0); 4]);
+        let order = Order(1 + round % 2);
+        let plan = plan(&before, Goal::Fragmentation { order }, ALL);
+        check(&before, order, &plan, ALL);
+    }
+}
+
+#[test]
+fn what_does_not_lie_in_the_pool_is_refused() {
+    let snapshot = drawn("*... *...");
+    let outside = Some(Shortfall::Outside { frames: 8 });
+    assert_eq!(plan(&snapshot, Goal::Run { len: 9 }, ALL).shortfall, outside);
+    let region = Run { start: FrameId(7), len: u32::MAX };
+    assert_eq!(plan(&snapshot, Goal::Empty { region }, ALL).shortfall, outside);
+    assert_eq!(plan(&snapshot, Goal::Fragmentation { order: Order(255) }, ALL), Plan::default());
+    let none = Snapshot::new(Order(4), Vec::new(), Vec::new());
+    for goal in [FOURS, Goal::Run { len: 0 }, Goal::Empty { region: Run { start: FrameId(0), len: 0 } }] {
+        assert_eq!((plan(&none, goal, ALL).moves.len(), plan(&none, goal, ALL).shortfall), (0, None));
+    }
+}

@@ -1,0 +1,101 @@
+//! The goals that name a place: one free run of some length, and a region that is to be empty.
+
+use crate::ids::{FrameId, Order, Run};
+
+use super::super::snapshot::FrameKind;
+use super::map::{self, Map};
+use super::{Plan, Shortfall, Step, carry_out, unplaced};
+
+/// See [`Goal::Run`](super::Goal::Run). The window with the fewest blocks is found by sliding; there are destinations
+/// for them if as many frames are free as it is long, because its own free ones are among those.
+pub(super) fn run(map: &Map<'_>, len: u32, moves_max: usize) -> Plan {
+    let frames = map.len();
+    let refused = |shortfall| Plan { shortfall: Some(shortfall), ..Plan::default() };
+    if len == 0 {
+        return Plan { window: Some(Run { start: FrameId(0), len }), ..Plan::default() };
+    }
+    if len as usize > frames {
+        return refused(Shortfall::Outside { frames });
+    }
+    let free = map.free.iter().map(|word| word.count_ones() as usize).sum();
+    if free < len as usize {
+        return refused(Shortfall::Free { free, needed: len as usize });
+    }
+    let Some((window, needed)) = cheapest_window(map, len) else { return refused(Shortfall::Fixed) };
+    if needed > moves_max {
+        return refused(Shortfall::Budget { needed });
+    }
+    Plan { window: Some(window), ..vacate(map, window, needed) }
+}
+
+/// See [`Goal::Empty`](super::Goal::Empty).
+pub(super) fn empty(map: &Map<'_>, region: Run, moves_max: usize) -> Plan {
+    let frames = map.len();
+    // In 64 bits: the end of a region that is made up may not be a frame number.
+    if u64::from(region.start.0) + u64::from(region.len) > frames as u64 {
+        return Plan { shortfall: Some(Shortfall::Outside { frames }), ..Plan::default() };
+    }
+    let needed = map::count(&map.movable, region) as usize;
+    let all: usize = map.free.iter().map(|word| word.count_ones() as usize).sum();
+    let free = all - map::count(&map.free, region) as usize;
+    let shortfall = if needed > free {
+        Some(Shortfall::Free { free, needed })
+    } else {
+        (needed > moves_max).then_some(Shortfall::Budget { needed })
+    };
+    let of_kind =
+        |kind| region.frames().filter(move |frame| map.state(frame.0).kind() == kind).collect::<Vec<_>>();
+    Plan {
+        fixed: of_kind(FrameKind::Fixed),
+        away: of_kind(FrameKind::Away),
+        shortfall,
+        ..vacate(map, region, needed.min(free).min(moves_max))
+    }
+}
+
+/// Moves the first `count` movable blocks of a region out of it.
+fn vacate(map: &Map<'_>, region: Run, count: usize) -> Plan {
+    let mut moves = Vec::with_capacity(count);
+    map.each_movable(region, |from| {
+        if moves.len() < count {
+            moves.push(unplaced(from));
+        }
+    });
+    if moves.is_empty() {
+        return Plan::default();
+    }
+    let mut closed = map.none();
+    map::set(&mut closed, region);
+    // A pool that is shorter than its own runs still has fuller and emptier parts.
+    let order = map.snapshot.order().0.min(map.len().ilog2() as u8);
+    let steps = vec![Step { region, end: count }];
+    Plan { steps, ..carry_out(map, Order(order), &closed, moves) }
+}
+
+/// The run of `len` frames with the fewest blocks in it, none of which has to stay, and how many these are. Of equals,
+/// one that the fewest runs of sequences reach into from outside.
+fn cheapest_window(map: &Map<'_>, len: u32) -> Option<(Run, usize)> {
+    let mut best: Option<(u32, u32, u32)> = None;
+    let (mut movable, mut clear) = (0, 0);
+    for last in 0..map.len() as u32 {
+        let (is_movable, is_free) = (map::has(&map.movable, last), map::has(&map.free, last));
+        if !is_movable && !is_free {
+            (movable, clear) = (0, 0);
+            continue;
+        }
+        movable += u32::from(is_movable);
+        clear += 1;
+        if clear > len {
+            movable -= u32::from(map::has(&map.movable, last - len));
+        }
+        if clear < len || best.is_some_and(|(moves, _, _)| moves < movable) {
+            continue;
+        }
+        let start = last + 1 - len;
+        let crossings = u32::from(start > 0 && map::has(&map.linked, start - 1))
+            + u32::from(map::has(&map.linked, last));
+        let this = (movable, crossings, start);
+        best = Some(best.map_or(this, |best| best.min(this)));
+    }
+    best.map(|(moves, _, start)| (Run { start: FrameId(start), len }, moves as usize))
+}
