@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::Range;
 
 use crate::error::{GrowError, StorageError};
-use crate::ids::{DeviceId, FRAMES_MAX, Run};
+use crate::ids::{DeviceId, FRAMES_MAX, FrameId, Run};
 use crate::sync::{AtomicUsize, Ordering};
 
 use super::adopted::{self, AdoptedPlane};
@@ -62,8 +62,8 @@ impl HostStorage {
         Ok(Self { layout, tiles, spans: Box::new([whole]), frames, frames_max, memory })
     }
 
-    /// Takes an engine's own memory, all `frames` of it, as it is. It does not grow, and
-    /// [`discard`](Storage::discard) leaves it alone. `owner` is kept until the storage is dropped: the tensors, a
+    /// Takes an engine's own memory, all `frames` of it, as it is. It does not grow beyond that;
+    /// [`discard`](Storage::discard) leaves it alone, and [`shrink`](Storage::shrink) only counts fewer frames. `owner` is kept until the storage is dropped: the tensors, a
     /// reference to them, or `()` if something else sees to it that the memory stays.
     ///
     /// # Errors
@@ -85,6 +85,20 @@ impl HostStorage {
         let spans = merged(tiles.spans(frames).collect());
         let memory = Memory::Adopted { _owner: Box::new(owner) };
         Ok(Self { layout, tiles, spans, frames: AtomicUsize::new(frames), frames_max: frames, memory })
+    }
+
+    /// Gives the memory of runs back to the system, if it is from there.
+    ///
+    /// # Safety
+    /// They are runs of this storage, and the frame rule.
+    unsafe fn give_back(&self, runs: &[Run]) {
+        let Memory::Reserved(memory) = &self.memory else { return };
+        let base = memory.base().addr();
+        self.tiles.each_piece_of(runs, |start, bytes| {
+            let start = start.addr() - base;
+            // SAFETY: the piece holds these runs' bytes only, and the caller holds them alone.
+            unsafe { memory.discard(start..start + bytes) };
+        });
     }
 
     /// A caller's buffer must not be part of the frames.
@@ -181,6 +195,16 @@ impl Storage for HostStorage {
         Ok(())
     }
 
+    unsafe fn shrink(&self, total: usize) {
+        // Relaxed: as in `frames`.
+        let frames = self.frames.fetch_min(total, Ordering::Relaxed);
+        if total < frames {
+            let gone = Run { start: FrameId(total as u32), len: (frames - total) as u32 };
+            // SAFETY: they were usable frames, and are the caller's by the frame rule.
+            unsafe { self.give_back(&[gone]) };
+        }
+    }
+
     unsafe fn store(
         &self,
         layer: usize,
@@ -239,13 +263,8 @@ impl Storage for HostStorage {
 
     unsafe fn discard(&self, runs: &[Run]) -> Result<(), StorageError> {
         check::runs_disjoint(runs, self.frames())?;
-        let Memory::Reserved(memory) = &self.memory else { return Ok(()) };
-        let base = memory.base().addr();
-        self.tiles.each_piece_of(runs, |start, bytes| {
-            let start = start.addr() - base;
-            // SAFETY: the piece holds these runs' bytes only, and the caller holds them alone.
-            unsafe { memory.discard(start..start + bytes) };
-        });
+        // SAFETY: checked, and the caller keeps the frame rule.
+        unsafe { self.give_back(runs) };
         Ok(())
     }
 }
