@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::Range;
 
 use crate::error::{GrowError, StorageError};
-use crate::ids::{DeviceId, FRAMES_MAX, FrameId, Run};
+use crate::ids::{DeviceId, FRAMES_MAX, Run};
 use crate::sync::{AtomicUsize, Ordering};
 
 use super::adopted::{self, AdoptedPlane};
@@ -85,20 +85,6 @@ impl HostStorage {
         let spans = merged(tiles.spans(frames).collect());
         let memory = Memory::Adopted { _owner: Box::new(owner) };
         Ok(Self { layout, tiles, spans, frames: AtomicUsize::new(frames), frames_max: frames, memory })
-    }
-
-    /// Gives the memory of runs back to the system, if it is from there.
-    ///
-    /// # Safety
-    /// They are runs of this storage, and the frame rule.
-    unsafe fn give_back(&self, runs: &[Run]) {
-        let Memory::Reserved(memory) = &self.memory else { return };
-        let base = memory.base().addr();
-        self.tiles.each_piece_of(runs, |start, bytes| {
-            let start = start.addr() - base;
-            // SAFETY: the piece holds these runs' bytes only, and the caller holds them alone.
-            unsafe { memory.discard(start..start + bytes) };
-        });
     }
 
     /// A caller's buffer must not be part of the frames.
@@ -198,11 +184,22 @@ impl Storage for HostStorage {
     unsafe fn shrink(&self, total: usize) {
         // Relaxed: as in `frames`.
         let frames = self.frames.fetch_min(total, Ordering::Relaxed);
-        if total < frames {
-            let gone = Run { start: FrameId(total as u32), len: (frames - total) as u32 };
-            // SAFETY: they were usable frames, and are the caller's by the frame rule.
-            unsafe { self.give_back(&[gone]) };
+        let Memory::Reserved(memory) = &self.memory else { return };
+        if total >= frames {
+            return;
         }
+        // All but what the frames that stay lie between: with it goes the padding behind each plane, to which the last
+        // frame's huge page may have reached.
+        let base = memory.base().addr();
+        let kept = if total == 0 { Vec::new() } else { self.tiles.spans(total).collect() };
+        let mut end = 0;
+        for kept in merged(kept) {
+            // SAFETY: no frame that stays has bytes here, and the others are the caller's by the frame rule.
+            unsafe { memory.discard(end..kept.start - base) };
+            end = kept.end - base;
+        }
+        // SAFETY: as above.
+        unsafe { memory.discard(end..memory.len()) };
     }
 
     unsafe fn store(
@@ -263,8 +260,13 @@ impl Storage for HostStorage {
 
     unsafe fn discard(&self, runs: &[Run]) -> Result<(), StorageError> {
         check::runs_disjoint(runs, self.frames())?;
-        // SAFETY: checked, and the caller keeps the frame rule.
-        unsafe { self.give_back(runs) };
+        let Memory::Reserved(memory) = &self.memory else { return Ok(()) };
+        let base = memory.base().addr();
+        self.tiles.each_piece_of(runs, |start, bytes| {
+            let start = start.addr() - base;
+            // SAFETY: the piece holds these runs' bytes only, and the caller holds them alone.
+            unsafe { memory.discard(start..start + bytes) };
+        });
         Ok(())
     }
 }
