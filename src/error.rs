@@ -75,7 +75,7 @@ pub enum HandleError {
     OutOfRange {
         /// The handle.
         handle: BlockHandle,
-        /// Blocks that the pool has.
+        /// Blocks that the pool has, or had before it shrank.
         total: usize,
     },
     /// The block has been freed since the handle was handed out, and perhaps belongs to somebody else by now.
@@ -122,10 +122,38 @@ pub enum HandleError {
     },
 }
 
+/// Why the pool did not begin to shrink. It is unchanged.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[non_exhaustive]
+pub enum ShrinkError {
+    /// Another shrink is open: it ends when its owner commits it or gives it up.
+    #[error("the pool is already being resized")]
+    Busy,
+    /// That is what the pool has, or more.
+    #[error("asked to shrink to {asked} blocks a pool of {total}")]
+    NotSmaller {
+        /// Blocks asked for.
+        asked: usize,
+        /// Blocks that the pool has.
+        total: usize,
+    },
+    /// A pool has at least so many.
+    #[error("asked to shrink to {asked} blocks; at least {min}")]
+    TooFew {
+        /// Blocks asked for.
+        asked: usize,
+        /// The fewest.
+        min: usize,
+    },
+}
+
 /// Why the pool did not grow. It is unchanged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
 pub enum GrowError {
+    /// A shrink is open: it ends when its owner commits it or gives it up.
+    #[error("the pool is being resized")]
+    Busy,
     /// Growth by nothing.
     #[error("asked to grow by zero blocks")]
     Zero,

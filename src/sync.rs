@@ -80,6 +80,14 @@ mod imp {
         pub(crate) fn len(&self) -> usize {
             self.0.len()
         }
+
+        /// Every entry, each as it was at some moment during the call.
+        pub(crate) fn entries(&self) -> Vec<(K, V)>
+        where
+            K: Copy,
+        {
+            self.0.iter().map(|entry| (*entry.key(), entry.value().clone())).collect()
+        }
     }
 
     /// `std::cell::UnsafeCell` with loom's interface: access is a closure over the pointer.
@@ -146,6 +154,13 @@ mod imp {
 
         pub(crate) fn len(&self) -> usize {
             self.0.lock().unwrap().len()
+        }
+
+        pub(crate) fn entries(&self) -> Vec<(K, V)>
+        where
+            K: Copy,
+        {
+            self.0.lock().unwrap().iter().map(|(key, value)| (*key, value.clone())).collect()
         }
     }
 }

@@ -198,6 +198,11 @@ impl Core {
         self.take_back(true);
     }
 
+    /// As [`trim`](Self::trim), without a visit to homes that say that they keep nothing.
+    pub(super) fn bring_in(&self) {
+        self.take_back(false);
+    }
+
     /// Where the seat's allocations gather.
     fn start(&self, seat: Option<Seat<'_>>) -> FrameId {
         seat.and_then(|seat| seat.enter(|local| local.cache.near())).unwrap_or(FrameId(0))

@@ -55,6 +55,14 @@ pub enum AuditError {
         /// Its block.
         block: BlockId,
     },
+    /// A frame that the pool does not have any more is in use, or free.
+    #[error("frame {frame} is gone, and its block {block} is not")]
+    Beyond {
+        /// The frame.
+        frame: FrameId,
+        /// Its block.
+        block: BlockId,
+    },
     /// Block and frame do not point at each other.
     #[error("block {block} is in frame {frame}, where block {other} is")]
     Bijection {
@@ -91,6 +99,8 @@ pub enum Place {
     Owned,
     /// The null block's.
     Null,
+    /// Taken away by a shrink.
+    Gone,
 }
 
 impl std::fmt::Display for Place {
@@ -102,6 +112,7 @@ impl std::fmt::Display for Place {
             Self::Held => "held",
             Self::Owned => "owned",
             Self::Null => "the null block's",
+            Self::Gone => "gone",
         })
     }
 }
@@ -143,7 +154,7 @@ impl Core {
     pub fn audit(&self) -> Result<AuditReport, AuditError> {
         self.frames.audit().map_err(AuditError::Bitmap)?;
         let total = self.total_frames();
-        let mut ledger = Ledger { seen: vec![None; total], outcome: Ok(()) };
+        let mut ledger = Ledger { seen: vec![None; self.rows()], outcome: Ok(()) };
         self.frames.for_each_free_run(&mut |run| ledger.see_run(run, Place::Bitmap));
         let mut magazines: Vec<Magazine> = std::iter::from_fn(|| self.depot.pop()).collect();
         for magazine in magazines.drain(..) {
@@ -184,7 +195,12 @@ impl Core {
             if other != block {
                 return Err(AuditError::Bijection { block, frame, other });
             }
-            if self.null_block() == Some(block) {
+            if frame.index() >= self.total_frames() {
+                if !word.is_held() {
+                    return Err(AuditError::Beyond { frame, block });
+                }
+                ledger.see(frame, Place::Gone);
+            } else if self.null_block() == Some(block) {
                 ledger.see(frame, Place::Null);
             } else if !word.is_free() {
                 references += u64::from(word.refs());

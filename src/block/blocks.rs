@@ -67,7 +67,9 @@ pub struct Core {
     /// Wipes frames that are given up, before anybody can own them again.
     scrub: Option<Scrub>,
     /// Frames of the pool, so that the common path need not look at the directory.
-    total: AtomicUsize,
+    pub(super) total: AtomicUsize,
+    /// The most frames that there ever were. Ids are below it: a block outlives the frame of its number.
+    pub(super) rows: AtomicUsize,
     /// Frames that are held: see [`hold_frame`](Self::hold_frame).
     pub(super) held: AtomicUsize,
     /// The pool is gone; threads forget it when they next look at their list.
@@ -129,6 +131,7 @@ impl Blocks {
             tag: next_pool_tag(),
             scrub,
             total: AtomicUsize::new(config.frames),
+            rows: AtomicUsize::new(config.frames),
             held: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
         }))
@@ -149,8 +152,16 @@ impl Core {
     /// Frames, the null block's among them.
     #[inline]
     pub fn total_frames(&self) -> usize {
-        // Acquire: pairs with the Release in `grow`: the rows of so many blocks are there.
-        self.total.load(Acquire)
+        // Relaxed: a count, by which nothing is reached.
+        self.total.load(Relaxed)
+    }
+
+    /// Rows of the table: every block's id is below this number, also that of a block whose number no frame has any
+    /// more.
+    #[inline]
+    pub fn rows(&self) -> usize {
+        // Acquire: pairs with the Release in `grow`: so many rows are there.
+        self.rows.load(Acquire)
     }
 
     /// The shape that it was built with.
@@ -200,7 +211,7 @@ impl Core {
         BlockHandle { id, pool: self.tag, generation }
     }
 
-    /// Adds `blocks` blocks. `prepare` is called with the frames to come, and makes their memory ready; it may be
+    /// Adds `blocks` blocks: first those whose frames a [shrink](super::Shrinking) took away. `prepare` is called with the frames to come, and makes their memory ready; it may be
     /// called more than once, also for what then does not come.
     ///
     /// # Errors
@@ -219,11 +230,10 @@ impl Core {
                     self.table.grow(run.end() as usize);
                 }
                 prepare(run)?;
-                // Before any of them can be handed out, so that no handle is refused that the pool gave. Growers come
-                // one after the other, and each adds its own. Release: pairs with the Acquires of those who ask for a
-                // row of this number.
+                self.bring_back(run);
+                // Before any of them can be handed out, so that no handle is refused that the pool gave.
                 if !cfg!(kvpool_mutant = "late_total") {
-                    self.total.fetch_add(run.len as usize, Release);
+                    self.count_grown(run);
                 }
                 Ok(())
             })
@@ -238,9 +248,16 @@ impl Core {
             self.table.grow(run.end() as usize);
         }
         if cfg!(kvpool_mutant = "late_total") {
-            self.total.fetch_add(run.len as usize, Release);
+            self.count_grown(run);
         }
         Ok(())
+    }
+
+    /// Growers come one after the other, and each adds its own.
+    fn count_grown(&self, run: Run) {
+        // Release: pairs with the Acquire of those who ask for a row of this number.
+        self.rows.fetch_max(run.end() as usize, Release);
+        self.total.fetch_add(run.len as usize, Relaxed);
     }
 
     /// Counts blocks by where they are. Exact when nobody is allocating or freeing.
@@ -275,6 +292,14 @@ impl Core {
         self.frames.census(order)
     }
 
+    /// The share of free frames, those in magazines among them, that are not part of a free aligned run of `2^order`; 0
+    /// if nothing is free.
+    pub fn fragmentation(&self, order: Order) -> f64 {
+        let (census, in_magazines) = (self.census(order), self.counts().in_magazines);
+        let free = census.free + in_magazines;
+        if free == 0 { 0.0 } else { 1.0 - census.free_in_order as f64 / free as f64 }
+    }
+
     /// Calls `f` with every maximal free run in the bitmaps, ascending. Exact when nobody is allocating or freeing.
     pub fn for_each_free_run(&self, f: &mut dyn FnMut(Run)) {
         self.frames.for_each_free_run(f);
@@ -282,7 +307,7 @@ impl Core {
 
     /// Bytes of metadata for each frame, roughly: the table, and two bitmap levels with their hints.
     pub fn metadata_bytes(&self) -> usize {
-        self.table.bytes() + self.moves.bytes() + self.total_frames() / 2
+        self.table.bytes() + self.moves.bytes() + self.rows() / 2
     }
 
     /// The pool is gone: threads that still have a home in it let go of it when they next open one elsewhere.
@@ -296,7 +321,6 @@ impl Core {
     /// # Panics
     ///
     /// If the block is owned, or held already: the frame is not the caller's.
-    #[allow(dead_code, reason = "for the floor that moves blocks")]
     pub(crate) fn hold_frame(&self, frame: FrameId) {
         self.set_held(frame, BlockWord::hold);
         // Relaxed, here and below: statistics.
@@ -308,21 +332,20 @@ impl Core {
     /// # Panics
     ///
     /// If it is not held.
-    #[allow(dead_code, reason = "as above")]
+    #[allow(dead_code, reason = "for the floor that moves blocks")]
     pub(crate) fn release_held(&self, frame: FrameId) {
         self.unhold_frame(frame);
         self.free_run(Run { start: frame, len: 1 });
     }
 
     /// The end of a hold; the frame is still the caller's.
-    #[allow(dead_code, reason = "as above")]
     pub(super) fn unhold_frame(&self, frame: FrameId) {
         self.set_held(frame, BlockWord::unhold);
         self.held.fetch_sub(1, Relaxed);
     }
 
     /// A transition of the free block in a frame that is the caller's.
-    fn set_held(&self, frame: FrameId, transition: impl Fn(BlockWord) -> Option<BlockWord>) {
+    pub(super) fn set_held(&self, frame: FrameId, transition: impl Fn(BlockWord) -> Option<BlockWord>) {
         let atomic = self.table.word(self.table.block_at(frame));
         // Relaxed: the frame came to us by an Acquire, and with it the word of whoever freed it.
         let word = BlockWord::from_bits(atomic.load(Relaxed));

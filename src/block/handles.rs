@@ -245,7 +245,7 @@ impl Core {
     #[inline]
     fn is_of_this_pool(&self, handle: &BlockHandle) -> bool {
         let is_null = self.config.has_null_block && handle.id.0 == 0;
-        handle.pool == self.tag && !is_null && handle.id.index() < self.total_frames()
+        handle.pool == self.tag && !is_null && handle.id.index() < self.rows()
     }
 
     /// Whether a word is one of the handle's generation, and owned.
@@ -265,7 +265,10 @@ impl Core {
         if handle.pool != self.tag {
             HandleError::Foreign { handle: *handle, pool: self.tag }
         } else if !self.is_of_this_pool(handle) {
-            HandleError::OutOfRange { handle: *handle, total: self.total() }
+            HandleError::OutOfRange {
+                handle: *handle,
+                total: self.rows() - self.config.has_null_block as usize,
+            }
         } else {
             HandleError::Stale {
                 handle: *handle,

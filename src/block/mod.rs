@@ -7,7 +7,7 @@
 //! # Bijection
 //!
 //! Blocks and frames are in bijection over the whole pool, free ones included: `block_at(frame(b)) == b` and
-//! `frame(block_at(f)) == f`. The free frames are what the [`frame`](crate::frame) floor deals in; the free blocks
+//! `frame(block_at(f)) == f`, and those of frames that a [shrink](Shrinking) has taken away. The free frames are what the [`frame`](crate::frame) floor deals in; the free blocks
 //! are the blocks at free frames, so that there is no second allocator for ids. As long as nothing has moved,
 //! `block == frame`; a move swaps two (`moving`).
 //!
@@ -36,6 +36,7 @@ mod moving;
 mod release;
 mod request;
 mod resident;
+mod shrink;
 mod strays;
 mod table;
 mod word;
@@ -49,4 +50,5 @@ pub use moving::{GaveWay, Published, Wave};
 pub use request::{AllocRequest, Priority};
 pub(crate) use resident::Resident;
 pub use resident::{Anchor, flush_thread};
+pub use shrink::Shrinking;
 pub use word::{BlockWord, Released};

@@ -98,6 +98,12 @@ impl Map<'_> {
         missing(Level::Leaf, self.directory.leaves()) + missing(Level::Unit, self.directory.groups())
     }
 
+    /// Whether no frame is free in the units behind the last one in use.
+    pub(super) fn is_empty_beyond(self) -> bool {
+        (self.directory.leaves()..self.directory.capacity() >> FAN_LOG2)
+            .all(|unit| self.directory.free_in_unit(unit, false) == 0)
+    }
+
     /// Whether no unit stands wholly free in its leaf, or in both places.
     pub(super) fn is_exclusive(self) -> bool {
         (0..self.directory.leaves()).all(|unit| {

@@ -1,18 +1,22 @@
 //! The directory: which segments the pool has now.
 //!
-//! Immutable once published. It is read under `epoch::pin`, replaced as a whole when the pool grows, and freed by the
-//! epoch collector; the segments that the next one keeps are shared, one that it drops goes with the last directory
-//! that named it, once nobody can be reading there.
+//! The list is immutable once published. It is read under `epoch::pin`, replaced when the pool grows beyond its segments,
+//! and freed by the epoch collector; the next one shares the segments that there were. No segment is ever dropped: a pool
+//! that shrinks lowers the number of frames, and one that grows again within its segments raises it.
 
-use super::bits::ALL;
+use super::bits::{ALL, ones};
 use super::segment::{Group, Segment, Shape};
+use super::shrink::NO_CUT;
 use crate::config::{FAN, FAN_LOG2};
-use crate::sync::{Arc, AtomicU64, Ordering};
+use crate::sync::{Arc, AtomicU64, AtomicUsize, Ordering};
 
 pub(super) struct Directory {
     pub(super) shape: Shape,
-    /// Frames in use, the null block's included. The last segment may reach beyond.
-    pub(super) frames: usize,
+    /// Frames in use, the null block's included, at least one. The last segment may reach beyond, and after a shrink
+    /// several may lie beyond.
+    pub(super) frames: AtomicUsize,
+    /// Where an open shrink cuts: of the unit in which this frame is, what is closed is from there on. Or [`NO_CUT`].
+    pub(super) cut: AtomicUsize,
     segments: Box<[Arc<Segment>]>,
 }
 
@@ -20,19 +24,46 @@ impl Directory {
     /// A directory of `frames` frames that shares the segments of `old` and has as many new ones as are missing.
     pub(super) fn extend(shape: Shape, old: Option<&Self>, frames: usize) -> Self {
         let kept = old.map_or(&[][..], |old| &old.segments);
-        let missing = frames.div_ceil(shape.segment_frames()) - kept.len();
+        let missing = frames.div_ceil(shape.segment_frames()).saturating_sub(kept.len());
         let added = (0..missing).map(|_| Arc::new(Segment::new(shape)));
-        Self { shape, frames, segments: kept.iter().cloned().chain(added).collect() }
+        let (frames, cut) = (AtomicUsize::new(frames), AtomicUsize::new(NO_CUT));
+        Self { shape, frames, cut, segments: kept.iter().cloned().chain(added).collect() }
+    }
+
+    /// Frames in use.
+    ///
+    /// Relaxed: it bounds walks and searches, and a moment's number does. Frames are taken by their bits alone, and none
+    /// is free that is not in use.
+    #[inline]
+    pub(super) fn frames(&self) -> usize {
+        self.frames.load(Ordering::Relaxed)
+    }
+
+    /// Frames that there are words for.
+    pub(super) fn capacity(&self) -> usize {
+        self.segments.len() * self.shape.segment_frames()
     }
 
     /// Leaves that hold frames in use.
     pub(super) fn leaves(&self) -> usize {
-        self.frames.div_ceil(FAN)
+        self.frames().div_ceil(FAN)
     }
 
     /// Groups that hold frames in use.
     pub(super) fn groups(&self) -> usize {
         self.leaves().div_ceil(self.shape.units_in_group())
+    }
+
+    /// Groups that there are words for.
+    pub(super) fn groups_ever(&self) -> usize {
+        self.segments.len() * self.shape.groups_in_segment()
+    }
+
+    /// Which frames of a closed unit allocators avoid: all, or those behind the cut.
+    #[cold]
+    pub(super) fn closed_frames(&self, unit: usize) -> u64 {
+        let cut = self.cut.load(Ordering::Relaxed);
+        if cut >> FAN_LOG2 == unit { ALL & !ones(0, (cut & (FAN - 1)) as u32) } else { !0 }
     }
 
     /// The leaf word of a unit, if it is part of the pool.
@@ -49,7 +80,8 @@ impl Directory {
         Some(&self.segments.get(segment)?.groups[place])
     }
 
-    /// Every frame of a unit that is free at this moment, wherever it is represented; 0 for a closed unit if `open`.
+    /// Every frame of a unit that is free at this moment, wherever it is represented; if `open`, without those that
+    /// allocators avoid.
     ///
     /// Acquire: whoever sees frames gone sees the passage that they went by (`transit`).
     #[inline]
@@ -57,14 +89,19 @@ impl Directory {
         let (group, bit) = self.shape.unit_place(unit);
         let (Some(leaf), Some(group)) = (self.leaf(unit), self.group(group)) else { return 0 };
         if open && group.closed.load(Ordering::Relaxed) >> bit & 1 == 1 {
-            return 0;
+            return Self::free_frames(group, bit, leaf) & !self.closed_frames(unit);
         }
+        Self::free_frames(group, bit, leaf)
+    }
+
+    #[inline]
+    fn free_frames(group: &Group, bit: u32, leaf: &AtomicU64) -> u64 {
         if group.units.load(Ordering::Acquire) >> bit & 1 == 1 { ALL } else { leaf.load(Ordering::Acquire) }
     }
 
     /// The unit of a frame; the last one for a frame that the pool does not have.
     #[inline]
     pub(super) fn unit_near(&self, frame: usize) -> usize {
-        frame.min(self.frames - 1) >> FAN_LOG2
+        frame.min(self.frames() - 1) >> FAN_LOG2
     }
 }

@@ -1,12 +1,14 @@
 //! [`Frames`]: the bitmap of a pool, as the floors above use it.
 
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, DerefMut};
 use std::sync::PoisonError;
 
 use super::bits::{ALL, ones};
 use super::census::Census;
 use super::directory::Directory;
 use super::hints::Hints;
+#[cfg(test)]
+use super::map::Level;
 use super::map::{LevelHints, Map};
 use super::segment::Shape;
 use crate::config::{FAN, FAN_LOG2};
@@ -73,8 +75,14 @@ pub struct Frames {
     frames_max: usize,
     /// The pool was built at its full size: its directory is never replaced, and nobody needs to pin.
     is_fixed: bool,
-    /// Held by whoever grows. Nothing else takes it.
-    growth: Mutex<()>,
+    /// Held by whoever grows, and for the moments in which a shrink begins and ends. Nothing else takes it.
+    growth: Mutex<Growth>,
+}
+
+/// Who changes the number of frames.
+pub(super) struct Growth {
+    /// A shrink is open.
+    pub(super) is_shrinking: bool,
 }
 
 impl Frames {
@@ -97,7 +105,7 @@ impl Frames {
             shape,
             frames_max,
             is_fixed: frames == frames_max,
-            growth: Mutex::new(()),
+            growth: Mutex::new(Growth { is_shrinking: false }),
         };
         frames_new.free_run(Run { start: FrameId(0), len: frames as u32 });
         frames_new
@@ -105,7 +113,7 @@ impl Frames {
 
     /// Calls `f` with the directory of this moment.
     #[inline]
-    fn with<R>(&self, f: impl FnOnce(Map<'_>) -> R) -> R {
+    pub(super) fn with<R>(&self, f: impl FnOnce(Map<'_>) -> R) -> R {
         let pinned;
         let guard = if self.is_fixed {
             // SAFETY: it protects a load of a pointer that is not replaced before `self` is dropped.
@@ -122,9 +130,14 @@ impl Frames {
         f(Map { directory, hints: &self.hints })
     }
 
+    pub(super) fn growth(&self) -> impl DerefMut<Target = Growth> {
+        // A `prepare` that panicked has left everything as it was.
+        self.growth.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Frames that the pool has now, free or not.
     pub fn total(&self) -> usize {
-        self.with(|map| map.directory.frames)
+        self.with(|map| map.directory.frames())
     }
 
     /// Takes a run of `2^order` frames at a multiple of its length; near `near` if it can be. `None` if there is none.
@@ -157,7 +170,7 @@ impl Frames {
     /// Isolated frames can be claimed.
     pub fn claim(&self, run: Run) -> bool {
         self.with(|map| {
-            let is_inside = u64::from(run.start.0) + u64::from(run.len) <= map.directory.frames as u64;
+            let is_inside = u64::from(run.start.0) + u64::from(run.len) <= map.directory.frames() as u64;
             is_inside && map.settle(|| map.claim_run(run)).is_some()
         })
     }
@@ -189,12 +202,13 @@ impl Frames {
         }
     }
 
-    /// Makes allocators avoid a region: whole units, except at the end of the pool. Its free frames stay free, and
+    /// Makes allocators avoid a region: whole units; one in which it ends is part of it, and what is beyond the end of
+    /// the pool is not. Its free frames stay free, and
     /// frames that are put back into it stay there; [`claim`](Self::claim) can take them. An allocation that is under
     /// way may still take some: safety rests on the bits alone.
     ///
     /// # Panics
-    /// If the region does not begin and end with a unit, or is not part of the pool.
+    /// If the region does not begin with a unit.
     pub fn isolate(&self, region: Run) {
         self.with(|map| {
             map.for_each_group(region, |group, bits| {
@@ -225,14 +239,16 @@ impl Frames {
     /// nobody else waits for them.
     ///
     /// # Errors
-    /// [`GrowError::Zero`], [`GrowError::TooLarge`], and whatever `prepare` returns.
+    /// [`GrowError::Busy`] while a shrink is open, [`GrowError::Zero`], [`GrowError::TooLarge`], and whatever `prepare` returns.
     pub fn grow(
         &self,
         frames: usize,
         prepare: &mut dyn FnMut(Run) -> Result<(), GrowError>,
     ) -> Result<Run, GrowError> {
-        // A `prepare` that panicked has left the directory as it was.
-        let _growing = self.growth.lock().unwrap_or_else(PoisonError::into_inner);
+        let growth = self.growth();
+        if growth.is_shrinking {
+            return Err(GrowError::Busy);
+        }
         let total = self.total();
         if frames == 0 {
             return Err(GrowError::Zero);
@@ -246,18 +262,32 @@ impl Frames {
         if cfg!(kvpool_mutant = "grow_unpublished") {
             self.free_run(added);
         }
+        let has_words = self.with(|map| {
+            let has_words = total + frames <= map.directory.capacity();
+            if has_words {
+                // Relaxed: as where it is read. Nobody else stores: we hold the lock, and no shrink is open.
+                map.directory.frames.store(total + frames, Ordering::Relaxed);
+            }
+            has_words
+        });
+        if !has_words {
+            self.replace_directory(total + frames);
+        }
+        if !cfg!(kvpool_mutant = "grow_unpublished") {
+            self.free_run(added);
+        }
+        Ok(added)
+    }
+
+    /// Publishes a directory of more segments. Only by the holder of `growth`.
+    fn replace_directory(&self, frames: usize) {
         let guard = epoch::pin();
-        let larger = self.with(|map| Directory::extend(self.shape, Some(map.directory), total + frames));
+        let larger = self.with(|map| Directory::extend(self.shape, Some(map.directory), frames));
         // Release: pairs with the Acquire in `with`; Acquire: the old one is dropped after all that was done to it.
         let old = self.directory.swap(Owned::new(larger), Ordering::AcqRel, &guard);
         // SAFETY: `old` is no longer reachable, and only the holder of `growth` replaces a directory, so that it is
         // destroyed once.
         unsafe { guard.defer_destroy(old) };
-        drop(guard);
-        if !cfg!(kvpool_mutant = "grow_unpublished") {
-            self.free_run(added);
-        }
-        Ok(added)
     }
 
     /// Free frames, isolated ones included. Exact when nothing changes meanwhile; O(frames / 64).
@@ -292,7 +322,7 @@ impl Frames {
                 end = run.end() as usize;
                 ControlFlow::Continue(())
             });
-            if end > map.directory.frames {
+            if end > map.directory.frames() || !map.is_empty_beyond() {
                 Err("a frame is free that the pool does not have")
             } else if !map.is_exclusive() {
                 Err("a unit is wholly free in its leaf")
@@ -307,15 +337,28 @@ impl Frames {
     }
 }
 
+#[cfg(test)]
+impl Frames {
+    /// Words from this unit on that have a hint, of either level.
+    pub(super) fn hinted(&self, from: usize) -> usize {
+        self.with(|map| {
+            let has = |level: Level, word: &usize| {
+                (0..level.classes()).any(|class| map.hints(level).is_set(*word, class))
+            };
+            let units = map.directory.shape.units_in_group();
+            let (leaves, groups) = (map.directory.capacity() >> FAN_LOG2, map.directory.groups_ever());
+            (from..leaves).filter(|leaf| has(Level::Leaf, leaf)).count()
+                + (from.div_ceil(units)..groups).filter(|group| has(Level::Unit, group)).count()
+        })
+    }
+}
+
 impl Map<'_> {
-    /// Visits the units of a region, by group.
-    fn for_each_group(self, region: Run, mut visit: impl FnMut(usize, u64)) {
+    /// Visits the units of a region, as far as they hold frames in use, by group.
+    pub(super) fn for_each_group(self, region: Run, mut visit: impl FnMut(usize, u64)) {
         let (start, end) = (region.start.index(), region.end() as usize);
-        let frames = self.directory.frames;
-        assert!(
-            start % FAN == 0 && (end % FAN == 0 || end == frames) && end <= frames,
-            "{region} is no region of whole units of a pool of {frames} frames"
-        );
+        assert!(start % FAN == 0, "{region} is no region of whole units");
+        let end = end.min(self.directory.frames());
         let units = self.directory.shape.units_in_group();
         let (mut unit, last) = (start >> FAN_LOG2, end.div_ceil(FAN));
         while unit < last {

@@ -80,7 +80,11 @@ impl<'a> Map<'a> {
                 let group = self.directory.group(group)?;
                 // Relaxed, here and below: closing is advice, safety rests on the bits.
                 let is_closed = group.closed.load(Ordering::Relaxed) >> bit & 1 == 1;
-                Some(Word { bits, transit: &group.transit, closed: if is_closed { !0 } else { 0 } })
+                Some(Word {
+                    bits,
+                    transit: &group.transit,
+                    closed: if is_closed { self.directory.closed_frames(index) } else { 0 },
+                })
             }
             Level::Unit => {
                 let group = self.directory.group(index)?;
@@ -131,10 +135,11 @@ impl<'a> Map<'a> {
         }
     }
 
-    /// The passages of all groups, for a walk to compare.
+    /// The passages of all groups, for a walk to compare: also of those that hold no frames now, so that the sum is one
+    /// of the same terms whatever shrinks meanwhile.
     pub(super) fn traffic(self) -> Traffic {
         let mut traffic = Traffic::default();
-        for group in (0..self.directory.groups()).filter_map(|group| self.directory.group(group)) {
+        for group in (0..self.directory.groups_ever()).filter_map(|group| self.directory.group(group)) {
             traffic += group.transit.read();
         }
         traffic

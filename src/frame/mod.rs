@@ -13,7 +13,8 @@
 //!    rollback): `leaf bits + 64 x unit bits + owned + in transit == total`.
 //! 2. `unit bit set  =>  leaf == 0`; at every quiescent point `leaf != ALL`: what can be merged is merged.
 //! 3. `word has a free aligned run of 2^k  =>  its hint k is set`, at every quiescent point; a hint may be set in vain.
-//! 4. Frames beyond the total are never free. The last leaf of a pool whose total is no multiple of 64 never merges.
+//! 4. Frames beyond the total are never free, whether they are still to come or have gone. The last leaf of a pool whose
+//!    total is no multiple of 64 never merges.
 //!
 //! The [audit](Frames::audit) checks all four. A word is its whole state, so that an aligned run of up to 2^12 frames, and an
 //! exact run that fits into one word of either level, is claimed by **one** compare-exchange, and ABA is harmless: the
@@ -28,18 +29,20 @@
 //! - *Long and straddling runs*: word by word, low to high, and everything back on a conflict. This is where published
 //!   allocators hand frames out twice; every test build runs it against an ownership oracle.
 //! - *Exhaustion*: said only after a walk over the bitmap during which no frame was in transit.
-//! - *Growth*: prepare the bytes, publish a larger directory, free the new frames.
+//! - *Growth*: prepare the bytes, publish a larger directory (or raise the number of frames, where the words are there),
+//!   free the new frames.
+//! - *Shrinking*: collect every frame that is to go, then lower the number (`shrink`).
 //!
 //! # Who may touch what
 //!
-//! A set bit belongs to whoever clears it with a read-modify-write. Nobody stores into a word. The directory is changed by
-//! the holder of the growth lock only, which nothing but growth takes; it is read under `epoch::pin` and never kept.
+//! A set bit belongs to whoever clears it with a read-modify-write. Nobody stores into a word. The directory, and the
+//! number of frames in it, are changed by the holder of the growth lock, or by the one shrinker that it let in; it is read under `epoch::pin` and never kept.
 //! Hints and closed bits are advice that anybody may change: safety rests on the leaf and unit bits alone.
 //!
 //! # Files
 //!
 //! The words: `bits` (pure functions), `transit`, `hints`, `segment`, `directory`. The algorithms, all on `map`'s view of
-//! them: `claim` (every change of a word), `search` (placement), `scan` (the walk), `census`. The whole: `frames`.
+//! them: `claim` (every change of a word), `search` (placement), `scan` (the walk), `census`, `shrink`. The whole: `frames`.
 //! Above it, a thread's own stock: `magazine`, `depot`, `cache`, and the cell that it lives in, `owner`.
 //!
 //! The buddy over bitmap words with claims by one compare-exchange follows LLFree (Wrenger et al., USENIX ATC 2023)
@@ -59,6 +62,7 @@ mod owner;
 mod scan;
 mod search;
 mod segment;
+mod shrink;
 mod transit;
 
 pub use cache::Cache;
@@ -67,6 +71,7 @@ pub use depot::Depot;
 pub use frames::{FrameConfig, FrameMask, Frames};
 pub use magazine::Magazine;
 pub use owner::OwnerCell;
+pub use shrink::Shrink;
 
 #[cfg(test)]
 mod tests;

@@ -97,6 +97,15 @@ impl Map<'_> {
                 if let Some(mask) = self.drain(unit, want) {
                     return Attempt::Found((unit, mask));
                 }
+                // The unit that a shrink cuts is not split as a whole unit; what lies before the cut is taken by name.
+                if free != ALL
+                    && let Some((pos, len)) = runs(free).next()
+                {
+                    let run = Run { start: FrameId((unit << FAN_LOG2) as u32 + pos), len: len.min(want) };
+                    if let Attempt::Found(()) = self.claim_run(run) {
+                        return Attempt::Found((unit, super::bits::ones(pos, run.len)));
+                    }
+                }
                 outcome = Attempt::Lost;
             }
             outcome

@@ -137,7 +137,7 @@ impl<'a> Map<'a> {
     /// A run of `2^order` frames at a multiple of its length.
     pub(super) fn allocate_aligned(self, order: Order, near: FrameId) -> Option<Run> {
         let log2 = u32::from(order.0);
-        if log2 >= 31 || order.frames() > self.directory.frames {
+        if log2 >= 31 || order.frames() > self.directory.frames() {
             return None;
         }
         let (len, near) = (1 << log2, self.directory.unit_near(near.index()));
@@ -151,7 +151,7 @@ impl<'a> Map<'a> {
 
     /// A run of `len` frames.
     pub(super) fn allocate_run(self, len: u32, near: FrameId) -> Option<Run> {
-        if len == 0 || len as usize > self.directory.frames {
+        if len == 0 || len as usize > self.directory.frames() {
             return None;
         }
         let near = self.directory.unit_near(near.index());

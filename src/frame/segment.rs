@@ -1,4 +1,4 @@
-//! A segment: the bitmap of a power-of-two stretch of frames, the unit by which a pool grows and shrinks.
+//! A segment: the bitmap of a power-of-two stretch of frames, the unit by which a pool grows.
 //!
 //! ```text
 //! groups   [ units: 1 0 0 1 ... | closed | transit ]     one per 64 units: 4096 frames

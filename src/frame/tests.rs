@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::config::FAN;
-use crate::error::GrowError;
+use crate::error::{GrowError, ShrinkError};
 use crate::ids::{FrameId, Order, Run};
 
 fn frames(frames: usize, frames_max: usize, segment_frames: usize) -> Frames {
@@ -92,6 +92,7 @@ enum Op {
     FreePart { pick: usize, cut: u32 },
     Isolate { unit: u32, units: u32, open: bool },
     Grow { frames: usize },
+    Shrink { to: usize, gives_up: bool },
 }
 
 fn any_op() -> impl Strategy<Value = Op> {
@@ -107,6 +108,7 @@ fn any_op() -> impl Strategy<Value = Op> {
         4 => (any::<usize>(), any::<u32>()).prop_map(|(pick, cut)| Op::FreePart { pick, cut }),
         1 => (0u32..20, 1u32..5, any::<bool>()).prop_map(|(unit, units, open)| Op::Isolate { unit, units, open }),
         1 => (1usize..300).prop_map(|frames| Op::Grow { frames }),
+        3 => (0usize..1500, any::<bool>()).prop_map(|(to, gives_up)| Op::Shrink { to, gives_up }),
     ]
 }
 
@@ -212,8 +214,49 @@ fn apply(pool: &mut Checked, owned: &mut Vec<Run>, op: Op) {
                 }
             }
         }
+        Op::Shrink { to, gives_up } => shrink(pool, to, gives_up),
         Op::Free { .. } | Op::FreePart { .. } => {}
     }
+}
+
+fn shrink(pool: &mut Checked, to: usize, gives_up: bool) {
+    let total = pool.free.len();
+    let mut shrink = match pool.frames.begin_shrink(to) {
+        Ok(shrink) => shrink,
+        Err(error) if to == 0 => return assert_eq!(error, ShrinkError::TooFew { asked: 0, min: 1 }),
+        Err(error) => {
+            assert!(to >= total);
+            return assert_eq!(error, ShrinkError::NotSmaller { asked: to, total });
+        }
+    };
+    assert_eq!(pool.frames.begin_shrink(1).unwrap_err(), ShrinkError::Busy);
+    assert_eq!(pool.frames.grow(1, &mut |_| Ok(())), Err(GrowError::Busy));
+    // What is not to go can be had all the while.
+    let is_free = |frame: usize| pool.free[frame] && !pool.closed[frame];
+    let kept = (0..to).filter(|&frame| is_free(frame)).count();
+    let mut got = Vec::new();
+    assert_eq!(
+        pool.frames.allocate_many(total as u32, FrameId(to as u32), &mut |run| got.push(run)),
+        kept as u32
+    );
+    assert!(got.iter().all(|run| run.end() as usize <= to), "{got:?} of what is to go");
+    got.into_iter().for_each(|run| pool.frames.free_run(run));
+    let mut collected = vec![false; total];
+    let missing = pool.frames.collect(&mut shrink, |run| {
+        run.frames().for_each(|frame| assert!(!std::mem::replace(&mut collected[frame.index()], true)));
+    });
+    assert_eq!(collected[to..], pool.free[to..]);
+    assert_eq!(missing, pool.free[to..].iter().filter(|free| !**free).count());
+    assert_eq!(pool.frames.collect(&mut shrink, |_| panic!("nothing was freed since")), missing);
+    if gives_up || missing > 0 {
+        pool.frames.abandon_shrink(&shrink);
+    } else {
+        pool.frames.commit_shrink(&shrink);
+        pool.free.truncate(to);
+        pool.closed.truncate(to);
+    }
+    pool.frames.end_shrink(shrink);
+    pool.check();
 }
 
 proptest! {
@@ -356,4 +399,55 @@ fn a_double_free_is_a_panic_with_the_word() {
 #[should_panic(expected = "which the pool does not have")]
 fn a_foreign_frame_is_a_panic() {
     frames(64, 64, 64).free_run(run(640, 1));
+}
+
+/// Whole, in a closed unit: the part before the cut is still to be had.
+#[test]
+fn a_unit_that_is_cut_serves_up_to_the_cut() {
+    let pool = frames(128, 128, 128);
+    assert!(pool.claim(run(0, 64)));
+    let mut shrink = pool.begin_shrink(100).unwrap();
+    assert_eq!(pool.allocate_run(37, FrameId(0)), None);
+    assert_eq!(pool.allocate_run(10, FrameId(0)), Some(run(64, 10)));
+    assert_eq!(pool.refill(64, FrameId(0)).unwrap().bits, !0 >> 28 & !0 << 10, "up to 36 frames");
+    assert_eq!(pool.refill(64, FrameId(0)), None);
+    assert_eq!(pool.collect(&mut shrink, |_| ()), 0);
+    pool.free_run(run(64, 36));
+    pool.commit_shrink(&shrink);
+    pool.end_shrink(shrink);
+    pool.audit().unwrap();
+    assert_eq!((pool.total(), pool.free_frames()), (100, 36));
+    // What is gone cannot be named, and comes back where it was.
+    assert!(!pool.claim(run(100, 1)));
+    assert_eq!(pool.grow(28, &mut |_| Ok(())), Ok(run(100, 28)));
+    assert_eq!(pool.allocate_aligned(Order(6), FrameId(0)), Some(run(64, 64)), "merged");
+}
+
+#[test]
+#[should_panic(expected = "1 of frames 64..128 are not the shrinker's")]
+fn a_shrink_that_misses_a_frame_is_not_committed() {
+    let pool = frames(128, 128, 128);
+    assert!(pool.claim(run(100, 1)));
+    let mut shrink = pool.begin_shrink(64).unwrap();
+    assert_eq!(pool.collect(&mut shrink, |_| ()), 1);
+    pool.commit_shrink(&shrink);
+}
+
+/// Searches do not probe words that are gone.
+#[test]
+fn what_is_gone_has_no_hints() {
+    let pool = frames(3 * FAN * FAN, 3 * FAN * FAN, FAN * FAN);
+    for frame in (0..pool.total()).step_by(3) {
+        assert!(pool.claim(run(frame, 1)));
+    }
+    let mut shrink = pool.begin_shrink(FAN + 1).unwrap();
+    for frame in (0..pool.total()).step_by(3).filter(|&frame| frame > FAN) {
+        pool.free_run(run(frame, 1));
+    }
+    assert_eq!(pool.collect(&mut shrink, |_| ()), 0);
+    pool.commit_shrink(&shrink);
+    pool.end_shrink(shrink);
+    assert_eq!(pool.hinted(2), 0);
+    assert_eq!(pool.free_frames(), (0..FAN + 1).filter(|frame| frame % 3 != 0).count());
+    pool.audit().unwrap();
 }

@@ -67,6 +67,13 @@ impl Sequences {
         self.0.open.len()
     }
 
+    /// A view of every sequence that is open, in the order of their ids.
+    pub fn views(&self) -> Vec<SequenceView> {
+        let mut open = self.0.open.entries();
+        open.sort_unstable_by_key(|(id, _)| *id);
+        open.into_iter().map(|(id, list)| SequenceView { sequences: self.clone(), id, list }).collect()
+    }
+
     /// Tokens in a block.
     pub fn block_tokens(&self) -> usize {
         self.0.block_tokens as usize

@@ -62,8 +62,8 @@ impl HostStorage {
         Ok(Self { layout, tiles, spans: Box::new([whole]), frames, frames_max, memory })
     }
 
-    /// Takes an engine's own memory, all `frames` of it, as it is. It does not grow, and
-    /// [`discard`](Storage::discard) leaves it alone. `owner` is kept until the storage is dropped: the tensors, a
+    /// Takes an engine's own memory, all `frames` of it, as it is. It does not grow beyond that;
+    /// [`discard`](Storage::discard) leaves it alone, and [`shrink`](Storage::shrink) only counts fewer frames. `owner` is kept until the storage is dropped: the tensors, a
     /// reference to them, or `()` if something else sees to it that the memory stays.
     ///
     /// # Errors
@@ -179,6 +179,27 @@ impl Storage for HostStorage {
         // Relaxed: as in `frames`. The largest of racing calls stays.
         self.frames.fetch_max(total, Ordering::Relaxed);
         Ok(())
+    }
+
+    unsafe fn shrink(&self, total: usize) {
+        // Relaxed: as in `frames`.
+        let frames = self.frames.fetch_min(total, Ordering::Relaxed);
+        let Memory::Reserved(memory) = &self.memory else { return };
+        if total >= frames {
+            return;
+        }
+        // All but what the frames that stay lie between: with it goes the padding behind each plane, to which the last
+        // frame's huge page may have reached.
+        let base = memory.base().addr();
+        let kept = if total == 0 { Vec::new() } else { self.tiles.spans(total).collect() };
+        let mut end = 0;
+        for kept in merged(kept) {
+            // SAFETY: no frame that stays has bytes here, and the others are the caller's by the frame rule.
+            unsafe { memory.discard(end..kept.start - base) };
+            end = kept.end - base;
+        }
+        // SAFETY: as above.
+        unsafe { memory.discard(end..memory.len()) };
     }
 
     unsafe fn store(

@@ -49,6 +49,11 @@ mod imp {
             unsafe { self.map.as_mut_ptr().add(self.offset) }
         }
 
+        /// Bytes from the base on, the padding at the end among them.
+        pub(in crate::storage) fn len(&self) -> usize {
+            self.map.len() - self.offset
+        }
+
         /// Gives back the whole pages of a range of bytes, counted from the base; they read as zeros afterwards.
         ///
         /// # Safety
@@ -115,6 +120,10 @@ mod imp {
 
         pub(in crate::storage) fn base(&self) -> *mut u8 {
             self.base
+        }
+
+        pub(in crate::storage) fn len(&self) -> usize {
+            self.layout.size()
         }
 
         /// # Safety

@@ -112,6 +112,15 @@ pub trait Storage: Send + Sync + fmt::Debug {
     /// [`GrowError::TooLarge`] past [`frames_max`](Self::frames_max); [`GrowError::Memory`] if there is none.
     fn grow(&self, total: usize) -> Result<(), GrowError>;
 
+    /// Frames from `total` on are no longer usable, and their memory goes back to the system as far as it can be: whole
+    /// pages, whole mappings. The others keep their bytes. A `total` of [`frames`](Self::frames) or more changes nothing.
+    /// They can be had again by [`grow`](Self::grow); what they hold then is unspecified. Not while another thread
+    /// grows or shrinks this storage.
+    ///
+    /// # Safety
+    /// [The frame rule](#the-frame-rule), for the frames from `total` on.
+    unsafe fn shrink(&self, total: usize);
+
     /// Stores one token's K and V in one layer for each slot. `k` and `v` are `[slots.len()][kv_heads][head_dim]`;
     /// rows of negative slots are skipped. Elements are of the layout's dtype, or of f32, f16 or bf16 where the layout
     /// is quantised; then they are quantised here. `v` is [`Elements::none`] in a latent layout.

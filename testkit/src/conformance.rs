@@ -46,6 +46,7 @@ pub fn run_layout(layout: &KvLayout, make: impl Fn(&KvLayout, usize, usize) -> B
     ops::random_operations(&*storage(), seed, if cfg!(miri) { 3 } else { 60 });
     ops::growing(&*storage());
     ops::discarding(&*storage());
+    ops::shrinking(&*storage());
     ops::neighbours_at_once(&*storage());
     refusals::every_refusal(&*storage());
 }

@@ -327,6 +327,37 @@ pub(super) fn growing(storage: &dyn Storage) {
     storage.grow(storage.frames_max() + 1).expect_err("more than there can be");
 }
 
+/// Fewer frames: those that stay keep every byte, the others are refused; and growth brings them back.
+pub(super) fn shrinking(storage: &dyn Storage) {
+    const KEPT: usize = 2;
+    let mut pair = Pair::new(storage);
+    pair.apply(&Op::Unpack(vec![all(FRAMES)], 8));
+    let kept = pair.reference.pack(&[all(KEPT)]);
+    // The second says nothing new, the third nothing at all.
+    for total in [KEPT, KEPT, KEPT + 1] {
+        // SAFETY: one thread.
+        unsafe { storage.shrink(total) };
+        assert_eq!(storage.frames(), KEPT);
+        assert!(pack_all(storage) == kept, "shrinking changed what stays");
+    }
+    let mut small = Pair::new(storage);
+    // The last one there is, and the first that there is not.
+    for frame in [KEPT - 1, KEPT] {
+        let (one, frame) = (Run { start: FrameId(frame as u32), len: 1 }, FrameId(frame as u32));
+        small.apply(&Op::Unpack(vec![one], 9));
+        small.apply(&Op::Copy(vec![FrameMove::new(FrameId(0), frame)]));
+        let slot = frame.index() * storage.layout().block_tokens();
+        small.apply(&Op::Store { layer: 0, dtype: 0, slots: vec![slot as i64], seed: 10 });
+    }
+    let kept = small.reference.pack(&[all(KEPT)]);
+    storage.grow(FRAMES).expect("there were so many");
+    assert_eq!(storage.frames(), FRAMES);
+    assert!(pack_all(storage)[..kept.len()] == kept, "growing again changed what was there");
+    let mut grown = Pair::new(storage);
+    grown.apply(&Op::Unpack(vec![Run { start: FrameId(KEPT as u32), len: (FRAMES - KEPT) as u32 }], 11));
+    grown.apply(&Op::Copy(vec![FrameMove::new(FrameId(FRAMES as u32 - 1), FrameId(0))]));
+}
+
 /// Frames that were discarded can be written again; the others keep their bytes.
 pub(super) fn discarding(storage: &dyn Storage) {
     let mut pair = Pair::new(storage);

@@ -1,0 +1,162 @@
+use super::*;
+use crate::block::{AllocRequest, AuditError, BlocksConfig, Place};
+use crate::error::{AllocError, GrowError, HandleError};
+use crate::ids::{BlockHandle, BlockId, DeviceId, FrameId, Generation};
+
+fn blocks(blocks: usize, blocks_max: usize, magazine_blocks: usize) -> Blocks {
+    let config = BlocksConfig {
+        frames: blocks + 1,
+        frames_max: blocks_max + 1,
+        segment_frames: 64,
+        magazine_blocks,
+        threads: 2,
+        has_null_block: true,
+        device: DeviceId::Host,
+    };
+    Blocks::new(config, None)
+}
+
+fn take(blocks: &Blocks, count: usize) -> Vec<BlockId> {
+    let mut ids = Vec::new();
+    blocks.allocate(&AllocRequest::new(count), None, &mut |id| ids.push(id)).unwrap();
+    ids
+}
+
+fn shrink(blocks: &Blocks, to: usize) {
+    let mut shrinking = blocks.begin_shrink(to).unwrap();
+    assert_eq!(shrinking.collect(), 0);
+    let region = shrinking.region();
+    let mut released = None;
+    shrinking.commit(|run| released = Some(run)).unwrap();
+    assert_eq!(released, Some(region));
+}
+
+#[test]
+fn an_idle_pool_shrinks_and_grows_again() {
+    let pool = blocks(200, 300, 8);
+    for to in [199, 130, 127, 64, 63, 1] {
+        shrink(&pool, to);
+        assert_eq!((pool.total(), pool.counts().free(), pool.counts().held), (to, to, 0));
+        assert_eq!(pool.audit().unwrap().total, to + 1);
+        let all = take(&pool, to);
+        assert!(all.iter().all(|id| id.index() <= to), "{all:?}");
+        assert_eq!(
+            pool.allocate(&AllocRequest::new(1), None, &mut |_| ()),
+            Err(AllocError::Exhausted { asked: 1, free: 0, retired: 0 })
+        );
+        pool.release(&all);
+    }
+    // Within its words, and beyond them; the ids are those that there were.
+    pool.grow(99, &mut |_| Ok(())).unwrap();
+    pool.grow(200, &mut |run| {
+        assert_eq!(run, Run { start: FrameId(101), len: 200 });
+        Ok(())
+    })
+    .unwrap();
+    let mut all = take(&pool, 300);
+    all.sort_unstable();
+    assert!(all.iter().map(|id| id.0).eq(1..=300));
+    pool.audit().unwrap();
+}
+
+#[test]
+fn what_threads_and_limbo_keep_is_collected() {
+    let pool = blocks(150, 150, 8);
+    let all = take(&pool, 150);
+    let (kept, rest): (Vec<BlockId>, Vec<BlockId>) = all.iter().partition(|id| id.0 <= 20);
+    let mut shrinking = pool.begin_shrink(20).unwrap();
+    assert_eq!(shrinking.collect(), 130, "all of it is owned");
+    // One by one, so that magazines, another thread's among them, and the depot hold some.
+    let (first, second) = rest.split_at(60);
+    first.iter().for_each(|id| pool.release(&[*id]));
+    let other = pool.clone();
+    let second = second.to_vec();
+    let keeper = std::thread::spawn(move || {
+        let batch = other.clock().begin();
+        second.iter().for_each(|id| other.release(&[*id]));
+        (other, batch)
+    });
+    let (_other, batch) = keeper.join().unwrap();
+    assert!(shrinking.collect() >= 70, "a batch may see these");
+    pool.audit().unwrap();
+    pool.clock().end(batch);
+    assert_eq!(shrinking.collect(), 0);
+    let report = pool.audit().unwrap();
+    assert_eq!((report.held, report.owned, report.in_magazines), (130, 20, 0));
+    assert_eq!((pool.counts().held, pool.counts().used()), (130, 20));
+    shrinking.commit(|_| ()).unwrap();
+    assert_eq!(pool.audit().unwrap().owned, 20);
+    pool.release(&kept);
+    assert_eq!(take(&pool, 20).len(), 20);
+}
+
+#[test]
+fn one_that_is_given_up_leaves_the_pool_as_it_was() {
+    let pool = blocks(200, 300, 0);
+    let owned = take(&pool, 1);
+    let mut shrinking = pool.begin_shrink(70).unwrap();
+    assert_eq!(shrinking.collect(), 0);
+    assert_eq!(pool.begin_shrink(10).unwrap_err(), ShrinkError::Busy);
+    assert_eq!(pool.grow(1, &mut |_| panic!("not called")), Err(GrowError::Busy));
+    assert_eq!((pool.total(), pool.counts().held, pool.counts().free()), (200, 130, 69));
+    drop(shrinking);
+    assert_eq!((pool.total(), pool.counts().held, pool.counts().free()), (200, 0, 199));
+    pool.audit().unwrap();
+    take(&pool, 199);
+    let mut shrinking = pool.begin_shrink(70).unwrap();
+    assert_eq!(shrinking.collect(), 130);
+    let shrinking = shrinking.commit(|_| panic!("not called")).unwrap_err();
+    assert_eq!(shrinking.remaining(), 130);
+    drop(shrinking);
+    pool.release(&owned);
+    pool.grow(100, &mut |_| Ok(())).unwrap();
+    assert_eq!(pool.audit().unwrap().in_bitmap, 101);
+}
+
+#[test]
+fn sizes_that_make_no_sense_are_refused() {
+    let pool = blocks(10, 20, 0);
+    assert_eq!(pool.begin_shrink(0).unwrap_err(), ShrinkError::TooFew { asked: 0, min: 1 });
+    for asked in [10, 11, usize::MAX] {
+        assert_eq!(pool.begin_shrink(asked).unwrap_err(), ShrinkError::NotSmaller { asked, total: 10 });
+    }
+    shrink(&pool, 4);
+    assert_eq!(pool.grow(17, &mut |_| Ok(())), Err(GrowError::TooLarge { asked: 17, total: 4, max: 20 }));
+    let refused = GrowError::Memory { asked: 3, reason: "none left" };
+    assert_eq!(pool.grow(3, &mut |_| Err(refused)), Err(refused));
+    assert_eq!((pool.total(), pool.audit().unwrap().total), (4, 5));
+}
+
+#[test]
+fn handles_of_blocks_that_are_gone_are_stale() {
+    let pool = blocks(100, 100, 0);
+    let all = take(&pool, 100);
+    let handles: Vec<BlockHandle> = all.iter().map(|&id| pool.handle(id)).collect();
+    pool.release(&all);
+    shrink(&pool, 10);
+    let handle = handles[90];
+    let stale = HandleError::Stale { handle, now: Generation(1) };
+    assert_eq!(pool.free(&[handle]), Err(stale));
+    assert_eq!(pool.pin(handle), Err(stale));
+    assert_eq!(pool.info(handle), Err(stale));
+    let beyond = BlockHandle { id: BlockId(101), ..handle };
+    assert_eq!(pool.pin(beyond), Err(HandleError::OutOfRange { handle: beyond, total: 100 }));
+    pool.grow(90, &mut |_| Ok(())).unwrap();
+    let again = take(&pool, 100);
+    assert_eq!(pool.free(&[handle]), Err(HandleError::Stale { handle, now: Generation(1) }));
+    pool.release(&again);
+}
+
+#[test]
+fn the_audit_sees_what_is_gone_and_is_not() {
+    let pool = blocks(100, 100, 0);
+    shrink(&pool, 49);
+    pool.audit().unwrap();
+    let (frame, block) = (FrameId(70), BlockId(70));
+    pool.set_held(frame, BlockWord::unhold);
+    assert_eq!(pool.audit(), Err(AuditError::Beyond { frame, block }));
+    pool.set_held(frame, BlockWord::hold);
+    pool.stray.push(Run { start: frame, len: 1 }, pool.clock().newest());
+    let doubled = AuditError::Doubled { frame, first: Place::Retired, second: Place::Gone };
+    assert_eq!(pool.audit(), Err(doubled));
+}
