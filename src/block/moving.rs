@@ -59,6 +59,15 @@ pub enum GaveWay {
     Moving,
 }
 
+/// What can be done with a frame that somebody owns.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum FrameUse {
+    /// Its block is sealed, unpinned and not moving.
+    Movable,
+    /// Its block stays: open, pinned or moving, or the null block.
+    Fixed,
+}
+
 /// A block on its way.
 #[derive(Clone, Copy, Debug)]
 struct Moving {
@@ -240,6 +249,19 @@ impl Core {
         });
         left.iter().for_each(|&run| self.stray.push(run, tag));
         tag
+    }
+
+    /// Calls `f` with every frame that somebody owns, or that is the null block's, in no order. What moves meanwhile may be
+    /// met twice, or not at all.
+    pub fn for_each_used_frame(&self, f: &mut dyn FnMut(FrameId, FrameUse)) {
+        for block in (0..self.rows() as u32).map(BlockId) {
+            let word = self.word(block);
+            if self.null_block() == Some(block) {
+                f(word.frame(), FrameUse::Fixed);
+            } else if !word.is_free() {
+                f(word.frame(), if word.begin_move().is_some() { FrameUse::Movable } else { FrameUse::Fixed });
+            }
+        }
     }
 
     /// Lists the blocks that moved, as far as a table that was built under batch `since` may not know; oldest first. To be

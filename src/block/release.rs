@@ -230,8 +230,11 @@ impl Core {
         }
     }
 
-    /// Gives the strays back that no batch sees any more.
-    pub(super) fn reclaim_strays(&self) {
+    /// Gives back what was retired outside of any home, moves' old frames among it, and is seen by no batch any more.
+    pub fn reclaim_strays(&self) {
+        if self.stray.is_empty() {
+            return;
+        }
         self.stray.reclaim(self.clock.oldest(), |run| self.free_run(run));
     }
 }

@@ -79,6 +79,12 @@ impl Strays {
         (self.frames.load(Relaxed), Ticket(self.newest_tag.load(Relaxed)))
     }
 
+    /// Whether nothing is in the list at this moment.
+    pub(super) fn is_empty(&self) -> bool {
+        // Relaxed: a look.
+        self.head.load(Relaxed).is_null()
+    }
+
     /// Gives out the runs whose tag is below `oldest`.
     pub(super) fn reclaim(&self, oldest: Ticket, mut free: impl FnMut(Run)) {
         let mut chain = self.take();
@@ -106,8 +112,7 @@ impl Strays {
 
     fn take(&self) -> Chain {
         // The load keeps those who find nothing from writing. Acquire: pairs with the Release in `put`.
-        let nobody = self.head.load(Relaxed).is_null();
-        let first = if nobody { ptr::null_mut() } else { self.head.swap(ptr::null_mut(), Acquire) };
+        let first = if self.is_empty() { ptr::null_mut() } else { self.head.swap(ptr::null_mut(), Acquire) };
         Chain { first, last: ptr::null_mut() }
     }
 

@@ -19,8 +19,21 @@
 //! `plan/choose` which regions are emptied · `plan/donors` which frames are filled · `plan/place` which block goes to
 //! which of them · `plan/window` the goals that name a place.
 
+mod bytes;
+mod compactor;
+mod error;
+mod live;
 mod plan;
+mod report;
+mod resize;
 mod snapshot;
+mod task;
 
+pub use bytes::{Bytes, FrameCopier};
+pub use compactor::{Compactor, DefragOptions, WAVE_BYTES};
+pub use error::{Blocker, DefragError, ResizeError};
 pub use plan::{Goal, Move, Plan, Shortfall, Step, plan};
+pub use report::{DefragReport, DefragTotals, GivenUp, ResizeReport};
+pub use resize::ResizeOptions;
 pub use snapshot::{FrameKind, FrameState, PLACE_MAX, Snapshot};
+pub use task::{DefragConfig, Defragmenter};

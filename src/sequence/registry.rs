@@ -67,6 +67,11 @@ impl Sequences {
         self.0.open.len()
     }
 
+    /// The blocks that the sequences are made of.
+    pub fn blocks(&self) -> &Blocks {
+        &self.0.blocks
+    }
+
     /// A view of every sequence that is open, in the order of their ids.
     pub fn views(&self) -> Vec<SequenceView> {
         let mut open = self.0.open.entries();
@@ -163,6 +168,12 @@ impl SequenceView {
     pub fn blocks(&self) -> Vec<BlockId> {
         // Acquire: see `BlockList::read`.
         self.list.read(|ids, _| ids.iter().map(|id| BlockId(id.load(Acquire))).collect())
+    }
+
+    /// Calls `f` with each block, in order, and its place. It is called again from the first on if the owner rewrote the
+    /// list meanwhile.
+    pub fn for_each_block(&self, mut f: impl FnMut(u32, BlockId)) {
+        self.list.read(|ids, _| (0..).zip(ids).for_each(|(place, id)| f(place, BlockId(id.load(Acquire)))));
     }
 }
 

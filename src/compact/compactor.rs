@@ -1,0 +1,320 @@
+//! Carrying plans out: waves of moves, one after the other, while the pool goes on.
+//!
+//! ```text
+//! run     the lane, so that runs exclude each other
+//!         look (bring free frames home, snapshot) -> plan -> wave, wave, ... -> look again, until nothing is gained
+//! wave    begin: mark the blocks, hold the destinations         (block floor)
+//!         copy                                                  somebody else's thread, or a device's stream
+//!         publish, retire                                       where the copy ends
+//! ```
+//!
+//! # Cancellation
+//!
+//! A run can be dropped at every await. Between waves nothing is under way. A wave that is being copied does not belong to
+//! the run that began it, but to the copy: when that ends the wave is published, or put back if the copy failed, and only
+//! then the lane is free again.
+//!
+//! # Memory in a wave
+//!
+//! While a wave is being copied it is a batch in flight: what is freed meanwhile is retired until it has ended. So waves
+//! are short.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use tokio::sync::{Mutex, OwnedMutexGuard, oneshot, watch};
+
+use crate::block::{Blocks, Wave};
+use crate::config::FRAME_BITS;
+use crate::error::StorageError;
+use crate::ids::Order;
+use crate::sequence::Sequences;
+use crate::storage::{FrameMove, KvLayout};
+
+use super::bytes::Bytes;
+use super::report::GivenUp;
+use super::{DefragError, DefragReport, Goal, Move, Plan, Snapshot, plan};
+
+/// Bytes of a wave unless configured otherwise: about a millisecond on host memory.
+pub const WAVE_BYTES: usize = 8 << 20;
+
+/// Looks at the pool in one run: others allocate and free meanwhile, and some moves are given up.
+const LOOKS: usize = 4;
+
+/// How much a compaction may do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct DefragOptions {
+    /// The order of the free runs to gain; the pool's own unless given.
+    pub order: Option<Order>,
+    /// The most bytes to move; all that is worth it unless given.
+    pub budget_bytes: Option<u64>,
+    /// Bytes that are copied together; at least one block is. While a wave is being copied, what is freed is not reused.
+    pub wave_bytes: usize,
+}
+
+impl Default for DefragOptions {
+    fn default() -> Self {
+        Self { order: None, budget_bytes: None, wave_bytes: WAVE_BYTES }
+    }
+}
+
+impl DefragOptions {
+    /// The pool's order, no budget, short waves.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Gain free runs of this order.
+    pub fn order(mut self, order: Order) -> Self {
+        self.order = Some(order);
+        self
+    }
+
+    /// Move no more than so many bytes.
+    pub fn budget_bytes(mut self, bytes: u64) -> Self {
+        self.budget_bytes = Some(bytes);
+        self
+    }
+
+    /// Copy so many bytes together.
+    pub fn wave_bytes(mut self, bytes: usize) -> Self {
+        self.wave_bytes = bytes;
+        self
+    }
+
+    pub(super) fn check(&self) -> Result<(), DefragError> {
+        if self.order.is_some_and(|order| u32::from(order.0) > FRAME_BITS) {
+            return Err(DefragError::Option { option: "order", reason: "larger than any pool" });
+        }
+        if self.wave_bytes == 0 {
+            return Err(DefragError::Option { option: "wave_bytes", reason: "a wave of zero bytes" });
+        }
+        Ok(())
+    }
+}
+
+/// What moves a pool's blocks. Clones move those of the same pool, and take turns.
+#[derive(Clone, Debug)]
+pub struct Compactor {
+    sequences: Sequences,
+    bytes: Bytes,
+    block_bytes: usize,
+    order: Order,
+    lane: Arc<Mutex<()>>,
+}
+
+/// The right to move blocks. Whoever copies a wave has a share in it.
+pub(super) type Lane = Arc<OwnedMutexGuard<()>>;
+
+/// A run under way.
+pub(super) struct Run<'a> {
+    compactor: &'a Compactor,
+    lane: Lane,
+    wave_blocks: usize,
+    /// Becomes true when nothing else is to be begun.
+    stopped: Option<watch::Receiver<bool>>,
+    pub(super) report: DefragReport,
+}
+
+/// A wave and what is to be told when its copy ends.
+struct Copying {
+    wave: Option<Wave>,
+    _lane: Lane,
+    tell: Option<oneshot::Sender<Copied>>,
+}
+
+/// How the copy of a wave ended.
+struct Copied {
+    moved: usize,
+    given_up: GivenUp,
+    failed: Option<StorageError>,
+}
+
+impl Copying {
+    fn end(mut self, outcome: Result<(), StorageError>) {
+        let Some(wave) = self.wave.take() else { return };
+        let mut copied = Copied { moved: 0, given_up: GivenUp::default(), failed: None };
+        match outcome {
+            Ok(()) => copied.moved = wave.publish(&mut |_, why| copied.given_up.count(why)).moved,
+            Err(error) => {
+                copied.given_up.copy_failed = wave.len();
+                copied.failed = Some(error);
+                drop(wave);
+            }
+        }
+        // Whoever began the run may be gone.
+        let _ = self.tell.take().map(|tell| tell.send(copied));
+    }
+}
+
+impl Compactor {
+    /// Of the blocks of these sequences' pool. `order` is the one that free runs are counted at unless a run says otherwise.
+    ///
+    /// # Safety
+    ///
+    /// `bytes` are those of the pool's frames: moving them is what makes the moved blocks what they were.
+    pub unsafe fn new(sequences: Sequences, bytes: Bytes, layout: &KvLayout, order: Order) -> Self {
+        let block_bytes = layout.bytes_per_block().max(1);
+        Self { sequences, bytes, block_bytes, order, lane: Arc::default() }
+    }
+
+    /// The order that free runs are counted at.
+    pub fn order(&self) -> Order {
+        self.order
+    }
+
+    /// What every frame holds now.
+    pub fn snapshot(&self) -> Snapshot {
+        Snapshot::of(&self.sequences, self.order)
+    }
+
+    pub(super) fn blocks(&self) -> &Blocks {
+        self.sequences.blocks()
+    }
+
+    pub(super) fn bytes(&self) -> &Bytes {
+        &self.bytes
+    }
+
+    /// Gains as many free runs as the options allow.
+    ///
+    /// # Errors
+    ///
+    /// [`DefragError`].
+    pub async fn defragment(&self, options: DefragOptions) -> Result<DefragReport, DefragError> {
+        options.check()?;
+        self.defragment_until(options, None).await
+    }
+
+    /// The same, until it is stopped: the wave that is under way then is the last.
+    pub(super) async fn defragment_until(
+        &self,
+        options: DefragOptions,
+        stopped: Option<watch::Receiver<bool>>,
+    ) -> Result<DefragReport, DefragError> {
+        let order = options.order.unwrap_or(self.order);
+        self.compact(Goal::Fragmentation { order }, options, stopped).await
+    }
+
+    /// Makes one free run of `len` frames, if moving blocks can: for an allocation that finds none, though enough is free.
+    ///
+    /// # Errors
+    ///
+    /// [`DefragError`].
+    pub async fn make_run(&self, len: u32) -> Result<DefragReport, DefragError> {
+        self.compact(Goal::Run { len }, DefragOptions::default(), None).await
+    }
+
+    async fn compact(
+        &self,
+        goal: Goal,
+        options: DefragOptions,
+        stopped: Option<watch::Receiver<bool>>,
+    ) -> Result<DefragReport, DefragError> {
+        if !self.bytes.are_known() {
+            return Err(DefragError::NoBytes);
+        }
+        let mut run = Run { stopped, ..self.begin(options.wave_bytes).await };
+        let order = match goal {
+            Goal::Fragmentation { order } => order,
+            _ => self.order,
+        };
+        let budget = options.budget_bytes.map_or(usize::MAX, |bytes| {
+            usize::try_from(bytes / self.block_bytes as u64).unwrap_or(usize::MAX)
+        });
+        let started = Instant::now();
+        let (before, runs_before) = self.measure(order);
+        run.report.fragmentation_before = before;
+        let mut outcome = Ok(());
+        for _ in 0..LOOKS {
+            let plan = run.look(goal, budget.saturating_sub(run.report.moved_blocks));
+            if plan.moves.is_empty() || run.is_stopped() {
+                break;
+            }
+            let moved = run.report.moved_blocks;
+            outcome = run.carry_out(&plan.moves).await;
+            if outcome.is_err() || run.report.moved_blocks == moved {
+                break;
+            }
+        }
+        let (after, runs_after) = self.measure(order);
+        run.report.fragmentation_after = after;
+        run.report.runs_gained = runs_after as isize - runs_before as isize;
+        run.report.time = started.elapsed();
+        let report = run.report;
+        match outcome {
+            Ok(()) => Ok(report),
+            Err(Failure::Copy(error)) => Err(DefragError::Copy { error, report: Box::new(report) }),
+            Err(Failure::Dropped) => Err(DefragError::CopyDropped { report: Box::new(report) }),
+        }
+    }
+
+    /// Waits for its turn.
+    pub(super) async fn begin(&self, wave_bytes: usize) -> Run<'_> {
+        let lane = Arc::new(self.lane.clone().lock_owned().await);
+        let wave_blocks = (wave_bytes / self.block_bytes).max(1);
+        Run { compactor: self, lane, wave_blocks, stopped: None, report: DefragReport::default() }
+    }
+
+    /// Fragmentation, and free aligned runs.
+    fn measure(&self, order: Order) -> (f64, usize) {
+        let blocks = self.blocks();
+        (blocks.fragmentation(order), blocks.census(order).free_in_order >> order.0)
+    }
+}
+
+/// Why a wave was put back.
+pub(super) enum Failure {
+    Copy(StorageError),
+    Dropped,
+}
+
+impl Run<'_> {
+    fn is_stopped(&self) -> bool {
+        self.stopped.as_ref().is_some_and(|stopped| *stopped.borrow())
+    }
+
+    /// A plan for the pool as it is now, free frames brought home from threads' caches.
+    pub(super) fn look(&self, goal: Goal, moves_max: usize) -> Plan {
+        self.compactor.blocks().trim();
+        plan(&self.compactor.snapshot(), goal, moves_max)
+    }
+
+    /// Moves, wave by wave.
+    pub(super) async fn carry_out(&mut self, moves: &[Move]) -> Result<(), Failure> {
+        for moves in moves.chunks(self.wave_blocks) {
+            if self.is_stopped() {
+                break;
+            }
+            self.wave(moves).await?;
+            // On a thread that others wait for, they go between waves.
+            tokio::task::yield_now().await;
+        }
+        Ok(())
+    }
+
+    async fn wave(&mut self, moves: &[Move]) -> Result<(), Failure> {
+        let given_up = &mut self.report.given_up;
+        let pairs = moves.iter().map(|moved| (moved.from, moved.to));
+        let wave = self.compactor.blocks().begin_wave(pairs, &mut |_, why| given_up.count(why));
+        if wave.is_empty() {
+            return Ok(());
+        }
+        let copies: Vec<FrameMove> = wave.moves().map(|(from, to)| FrameMove::new(from, to)).collect();
+        let (tell, told) = oneshot::channel();
+        let copying = Copying { wave: Some(wave), _lane: self.lane.clone(), tell: Some(tell) };
+        // SAFETY: the sources are marked, so that nobody writes them, and the destinations are held, until the wave is
+        // published or dropped, which is after the copy: the wave goes with it.
+        unsafe { self.compactor.bytes.copy_then(copies, Box::new(move |outcome| copying.end(outcome))) };
+        let copied = told.await.map_err(|_| Failure::Dropped)?;
+        self.report.given_up.add(&copied.given_up);
+        if let Some(error) = copied.failed {
+            return Err(Failure::Copy(error));
+        }
+        self.report.moved_blocks += copied.moved;
+        self.report.moved_bytes += (copied.moved * self.compactor.block_bytes) as u64;
+        self.report.waves += 1;
+        Ok(())
+    }
+}

@@ -1,0 +1,40 @@
+//! A snapshot of a pool that goes on serving.
+
+use crate::block::{Core, FrameUse};
+use crate::ids::Order;
+use crate::sequence::Sequences;
+
+use super::{FrameKind, FrameState, Snapshot};
+
+impl Snapshot {
+    /// What every frame holds now, or held a moment ago: a walk over the bitmaps, the words and the open sequences, during
+    /// which the pool goes on. A block that several sequences share counts for the last of them, by id.
+    pub fn of(sequences: &Sequences, order: Order) -> Self {
+        let blocks: &Core = sequences.blocks();
+        let mut frames = vec![FrameState::AWAY; blocks.total_frames()];
+        blocks.for_each_free_run(&mut |run| {
+            let free = frames.get_mut(run.start.index()..run.end() as usize).unwrap_or_default();
+            free.fill(FrameState::FREE);
+        });
+        blocks.for_each_used_frame(&mut |frame, used| {
+            let kind = match used {
+                FrameUse::Movable => FrameKind::Movable,
+                FrameUse::Fixed => FrameKind::Fixed,
+            };
+            if let Some(state) = frames.get_mut(frame.index()) {
+                *state = FrameState::new(kind, None);
+            }
+        });
+        let views = sequences.views();
+        for (sequence, view) in (0..).zip(&views) {
+            view.for_each_block(|place, block| {
+                if let Some(state) = frames.get_mut(blocks.frame(block).index())
+                    && matches!(state.kind(), FrameKind::Movable | FrameKind::Fixed)
+                {
+                    *state = FrameState::new(state.kind(), Some((sequence, place)));
+                }
+            });
+        }
+        Self::new(order, frames, views.iter().map(|view| view.id()).collect())
+    }
+}

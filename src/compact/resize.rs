@@ -1,0 +1,167 @@
+//! A pool that gets another size while it serves.
+//!
+//! ```text
+//! shrink    the lane;  begin_shrink: allocations avoid what is to go
+//!           collect what is free there  ->  nothing is missing: release the memory, commit
+//!           move the rest below, in waves, as a compaction does  ->  collect again
+//!           what is retired comes free when batches end; what is open may be sealed by then
+//!           no progress for as long as the caller is patient: all of it back, and what stood in the way is told
+//! ```
+//!
+//! The pool is whole at every moment, and allocations go on. Dropped in between, it has the size that it had.
+
+use std::time::{Duration, Instant};
+
+use tokio::time::sleep;
+
+use crate::block::{Core, FrameUse, Shrinking};
+use crate::ids::{BlockId, Run as Frames};
+
+use super::compactor::{Compactor, Failure, WAVE_BYTES};
+use super::error::Blocker;
+use super::{Bytes, DefragError, Goal, ResizeError, ResizeReport};
+
+/// How long a shrink waits for what does not move.
+const PATIENCE: Duration = Duration::from_millis(200);
+
+/// Between two looks at what is to become free: from the shorter to the longer.
+const LOOK_EVERY: (Duration, Duration) = (Duration::from_micros(100), Duration::from_millis(5));
+
+/// How a pool is given another size.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct ResizeOptions {
+    /// How long a shrink goes on without any progress before it gives up: for batches in flight to end, and open blocks to
+    /// be sealed.
+    pub patience: Duration,
+    /// Bytes that are copied together.
+    pub wave_bytes: usize,
+}
+
+impl Default for ResizeOptions {
+    fn default() -> Self {
+        Self { patience: PATIENCE, wave_bytes: WAVE_BYTES }
+    }
+}
+
+impl ResizeOptions {
+    /// A fifth of a second, short waves.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Wait so long for what does not move.
+    pub fn patience(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
+    }
+
+    /// Copy so many bytes together.
+    pub fn wave_bytes(mut self, bytes: usize) -> Self {
+        self.wave_bytes = bytes;
+        self
+    }
+}
+
+impl Compactor {
+    /// Takes away all blocks but `blocks`, which are fewer than there are: what is in use beyond moves below. The memory of
+    /// what goes is given back to the system.
+    ///
+    /// On a tokio runtime with its time driver enabled.
+    ///
+    /// # Errors
+    ///
+    /// [`ResizeError`]; the pool has the size that it had, though some blocks may be in other frames.
+    pub async fn shrink(&self, blocks: usize, options: ResizeOptions) -> Result<ResizeReport, ResizeError> {
+        let started = Instant::now();
+        let core: &Core = self.blocks();
+        let from = core.total();
+        let mut run = self.begin(options.wave_bytes).await;
+        let mut shrinking = self.blocks().begin_shrink(blocks)?;
+        run.report.fragmentation_before = core.fragmentation(self.order());
+        let mut progress = Progress::new(shrinking.collect());
+        while progress.missing > 0 {
+            let used = core.counts().used();
+            if used > blocks {
+                return Err(ResizeError::NoRoom { asked: blocks, used });
+            }
+            let moves_max = if self.bytes().are_known() { usize::MAX } else { 0 };
+            let plan = run.look(Goal::Empty { region: shrinking.region() }, moves_max);
+            let moved = run.report.moved_blocks;
+            run.carry_out(&plan.moves).await.map_err(|failure| {
+                let report = Box::new(run.report);
+                ResizeError::Defrag(match failure {
+                    Failure::Copy(error) => DefragError::Copy { error, report },
+                    Failure::Dropped => DefragError::CopyDropped { report },
+                })
+            })?;
+            progress.look(shrinking.collect(), run.report.moved_blocks > moved);
+            if progress.missing > 0 && !progress.is_made {
+                if progress.since.elapsed() >= options.patience {
+                    return Err(blocked(core, &shrinking, blocks));
+                }
+                sleep(progress.pause()).await;
+            }
+        }
+        let total = shrinking.region().start.index();
+        let committed = shrinking.commit(|_| {
+            if let Bytes::Storage(storage) = self.bytes() {
+                // SAFETY: the frames from `total` on are the shrink's, which has collected all of them.
+                unsafe { storage.shrink(total) };
+            }
+        });
+        assert!(committed.is_ok(), "nothing is missing");
+        run.report.fragmentation_after = core.fragmentation(self.order());
+        run.report.time = started.elapsed();
+        Ok(ResizeReport { from, to: blocks, moved: run.report, time: started.elapsed() })
+    }
+}
+
+/// Whether a shrink gets anywhere.
+struct Progress {
+    missing: usize,
+    is_made: bool,
+    since: Instant,
+    pause: Duration,
+}
+
+impl Progress {
+    fn new(missing: usize) -> Self {
+        Self { missing, is_made: true, since: Instant::now(), pause: LOOK_EVERY.0 }
+    }
+
+    fn look(&mut self, missing: usize, has_moved: bool) {
+        self.is_made = has_moved || missing < self.missing;
+        if self.is_made {
+            (self.since, self.pause) = (Instant::now(), LOOK_EVERY.0);
+        }
+        self.missing = missing;
+    }
+
+    fn pause(&mut self) -> Duration {
+        let pause = self.pause;
+        self.pause = (2 * pause).min(LOOK_EVERY.1);
+        pause
+    }
+}
+
+/// What is in the way of a shrink.
+fn blocked(core: &Core, shrinking: &Shrinking, asked: usize) -> ResizeError {
+    let region: Frames = shrinking.region();
+    let mut blocks: Vec<(BlockId, Blocker)> = Vec::new();
+    core.for_each_used_frame(&mut |frame, used| {
+        if !(region.start.0..region.end()).contains(&frame.0) {
+            return;
+        }
+        let block = core.block_at(frame);
+        let why = match used {
+            FrameUse::Movable => Blocker::Busy,
+            FrameUse::Fixed if core.word(block).pins() > 0 => Blocker::Pinned,
+            FrameUse::Fixed => Blocker::Open,
+        };
+        blocks.push((block, why));
+    });
+    blocks.sort_unstable_by_key(|(block, _)| *block);
+    let retired = shrinking.remaining().saturating_sub(blocks.len());
+    ResizeError::Blocked { asked, blocks, retired }
+}

@@ -1,0 +1,198 @@
+//! The background task: looks at the pool now and then, and compacts it when it is fragmented.
+//!
+//! ```text
+//! every `interval`:  fragmented beyond `threshold`?  a run, unless the last ones gained nothing: then every 2nd, 4th ... time
+//! stop:              the wave that is under way ends, nothing else begins, and the totals are handed over
+//! ```
+//!
+//! It takes its turn with runs by hand and with changes of size, and like them it holds nobody else up.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use crate::ids::Order;
+
+use super::compactor::{Compactor, DefragOptions, WAVE_BYTES};
+use super::{DefragError, DefragReport, DefragTotals};
+
+/// Looks that are skipped, at most, while runs gain nothing.
+const PATIENCE_MAX: u32 = 32;
+
+/// When a background task compacts, and how much at a time.
+#[derive(Clone, Copy, PartialEq, Debug)]
+#[non_exhaustive]
+pub struct DefragConfig {
+    /// It runs while the [fragmentation](crate::block::Core::fragmentation) is above this share, 0 to 1.
+    pub threshold: f64,
+    /// Time between two looks.
+    pub interval: Duration,
+    /// Bytes that are copied together.
+    pub wave_bytes: usize,
+    /// Bytes that one run moves at most.
+    pub budget_bytes: Option<u64>,
+    /// The order of free runs; the pool's own unless given.
+    pub order: Option<Order>,
+}
+
+impl Default for DefragConfig {
+    fn default() -> Self {
+        Self {
+            threshold: 0.1,
+            interval: Duration::from_millis(5),
+            wave_bytes: WAVE_BYTES,
+            budget_bytes: None,
+            order: None,
+        }
+    }
+}
+
+impl DefragConfig {
+    /// Above a tenth, every five milliseconds, in short waves.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Runs above this share.
+    pub fn threshold(mut self, threshold: f64) -> Self {
+        self.threshold = threshold;
+        self
+    }
+
+    /// Looks so often.
+    pub fn interval(mut self, interval: Duration) -> Self {
+        self.interval = interval;
+        self
+    }
+
+    /// Copies so many bytes together.
+    pub fn wave_bytes(mut self, bytes: usize) -> Self {
+        self.wave_bytes = bytes;
+        self
+    }
+
+    /// Moves no more than so many bytes in one run.
+    pub fn budget_bytes(mut self, bytes: u64) -> Self {
+        self.budget_bytes = Some(bytes);
+        self
+    }
+
+    /// Gains free runs of this order.
+    pub fn order(mut self, order: Order) -> Self {
+        self.order = Some(order);
+        self
+    }
+
+    fn options(&self) -> DefragOptions {
+        let mut options = DefragOptions::new().wave_bytes(self.wave_bytes);
+        (options.order, options.budget_bytes) = (self.order, self.budget_bytes);
+        options
+    }
+
+    fn check(&self) -> Result<(), DefragError> {
+        if !(0.0..=1.0).contains(&self.threshold) {
+            return Err(DefragError::Option { option: "threshold", reason: "not a share between 0 and 1" });
+        }
+        if self.interval.is_zero() {
+            return Err(DefragError::Option { option: "interval", reason: "no time between two looks" });
+        }
+        self.options().check()
+    }
+}
+
+/// A background task that compacts a pool. Dropping it stops the task too, without waiting for it. The task keeps the
+/// pool's memory until it has stopped.
+#[derive(Debug)]
+#[must_use = "the task stops when this is dropped"]
+pub struct Defragmenter {
+    stop: watch::Sender<bool>,
+    totals: Arc<Mutex<DefragTotals>>,
+    task: Option<JoinHandle<()>>,
+}
+
+impl Defragmenter {
+    /// Starts the task on the current tokio runtime, which must have its time driver enabled.
+    ///
+    /// # Errors
+    ///
+    /// [`DefragError::NoRuntime`], [`DefragError::NoBytes`], [`DefragError::Option`].
+    pub fn start(compactor: Compactor, config: DefragConfig) -> Result<Self, DefragError> {
+        config.check()?;
+        if !compactor.bytes().are_known() {
+            return Err(DefragError::NoBytes);
+        }
+        let runtime = tokio::runtime::Handle::try_current().map_err(|_| DefragError::NoRuntime)?;
+        let (stop, stopped) = watch::channel(false);
+        let totals = Arc::<Mutex<DefragTotals>>::default();
+        let task = runtime.spawn(work(compactor, config, stopped, totals.clone()));
+        Ok(Self { stop, totals, task: Some(task) })
+    }
+
+    /// What it has done so far.
+    pub fn totals(&self) -> DefragTotals {
+        *self.totals.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Stops the task, waits until it has, and says what it did.
+    pub async fn stop(mut self) -> DefragTotals {
+        self.stop.send_replace(true);
+        if let Some(task) = self.task.take() {
+            // A task that panicked, or whose runtime went, has stopped too.
+            let _ = task.await;
+        }
+        self.totals()
+    }
+}
+
+impl Drop for Defragmenter {
+    fn drop(&mut self) {
+        self.stop.send_replace(true);
+    }
+}
+
+async fn work(
+    compactor: Compactor,
+    config: DefragConfig,
+    mut stopped: watch::Receiver<bool>,
+    totals: Arc<Mutex<DefragTotals>>,
+) {
+    let order = config.order.unwrap_or(compactor.order());
+    let (mut patience, mut skipped) = (1, 0);
+    // Ends when it is told to, and when there is nobody left to tell it.
+    while timeout(config.interval, stopped.wait_for(|&stop| stop)).await.is_err() {
+        skipped += 1;
+        if skipped < patience {
+            continue;
+        }
+        skipped = 0;
+        let blocks = compactor.blocks();
+        blocks.reclaim_strays();
+        if blocks.fragmentation(order) <= config.threshold {
+            totals.lock().unwrap_or_else(PoisonError::into_inner).looks += 1;
+            patience = 1;
+            continue;
+        }
+        let outcome = compactor.defragment_until(config.options(), Some(stopped.clone())).await;
+        let mut totals = totals.lock().unwrap_or_else(PoisonError::into_inner);
+        let report = match &outcome {
+            Ok(report) => *report,
+            Err(error) => {
+                totals.failed += 1;
+                done_before(error)
+            }
+        };
+        totals.add(&report);
+        patience = if report.moved_blocks > 0 { 1 } else { (2 * patience).min(PATIENCE_MAX) };
+    }
+}
+
+/// What a run had done when it failed.
+fn done_before(error: &DefragError) -> DefragReport {
+    match error {
+        DefragError::Copy { report, .. } | DefragError::CopyDropped { report } => **report,
+        _ => DefragReport::default(),
+    }
+}
