@@ -19,6 +19,8 @@ pub struct AuditReport {
     pub in_magazines: usize,
     /// Waiting for batches to end.
     pub retired: usize,
+    /// Free, and set aside for urgent requests.
+    pub reserved: usize,
     /// Owned by somebody.
     pub owned: usize,
     /// References on owned blocks, all together.
@@ -83,6 +85,8 @@ pub enum Place {
     Magazine,
     /// Waiting for batches to end.
     Retired,
+    /// Set aside for urgent requests.
+    Reserved,
     /// Owned.
     Owned,
     /// The null block's.
@@ -95,6 +99,7 @@ impl std::fmt::Display for Place {
             Self::Bitmap => "free in the bitmaps",
             Self::Magazine => "in a magazine",
             Self::Retired => "retired",
+            Self::Reserved => "in the reserve",
             Self::Owned => "owned",
             Self::Null => "the null block's",
         })
@@ -155,6 +160,7 @@ impl Core {
             visit.ok_or(AuditError::Busy)?;
         }
         self.stray.for_each(|run| ledger.see_run(run, Place::Retired));
+        self.for_each_reserved(|frame| ledger.see(frame, Place::Reserved));
         let references = self.audit_words(&mut ledger)?;
         ledger.outcome?;
         let report = AuditReport {
@@ -162,6 +168,7 @@ impl Core {
             in_bitmap: ledger.count(Place::Bitmap),
             in_magazines: ledger.count(Place::Magazine),
             retired: ledger.count(Place::Retired),
+            reserved: ledger.count(Place::Reserved),
             owned: ledger.count(Place::Owned),
             references,
         };
@@ -198,6 +205,7 @@ impl Core {
             // The counters call what is retired, and seen by no batch any more, free.
             in_magazines: report.in_magazines + report.retired - counted.retired.min(report.retired),
             retired: counted.retired.min(report.retired),
+            reserved: report.reserved,
         };
         if counted == found { Ok(()) } else { Err(AuditError::Miscounted { counted, found }) }
     }

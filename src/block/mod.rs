@@ -19,7 +19,7 @@
 //!
 //! # Conservation
 //!
-//! `free in bitmaps + in magazines + in the depot + retired + owned + null == total`, at every quiescent point.
+//! `free in bitmaps + in magazines + in the depot + in the reserve + retired + owned + null == total`, at every quiescent point.
 //! [`Core::audit`] recounts it.
 
 mod allocate;
@@ -31,9 +31,11 @@ mod home;
 mod info;
 mod release;
 mod request;
+mod reserve;
 mod resident;
 mod strays;
 mod table;
+mod waiters;
 mod word;
 
 pub use audit::{AuditError, AuditReport, Place};

@@ -45,6 +45,14 @@ pub enum BuildError {
         /// The most.
         max: usize,
     },
+    /// The reserve leaves nothing for requests that are not urgent.
+    #[error("a reserve of {reserve} blocks in a pool of {blocks}: it must be smaller")]
+    Reserve {
+        /// Blocks to set aside.
+        reserve: usize,
+        /// Blocks at the start.
+        blocks: usize,
+    },
     /// A segment is a power of two of frames, and at least a word.
     #[error("a segment of {frames} frames: it must be a power of two, at least {min}")]
     Segment {
@@ -138,6 +146,7 @@ pub struct PoolBuilder {
     zero_on_free: bool,
     order: Order,
     latency_sample: u32,
+    reserve: usize,
 }
 
 impl PoolBuilder {
@@ -154,6 +163,7 @@ impl PoolBuilder {
             zero_on_free: false,
             order: Order(FRAGMENTATION_ORDER),
             latency_sample: if cfg!(kvpool_loom) { 0 } else { LATENCY_SAMPLE },
+            reserve: 0,
         }
     }
 
@@ -173,6 +183,14 @@ impl PoolBuilder {
     /// for so many; memory is taken as it is used.
     pub fn blocks_max(mut self, blocks: usize) -> Self {
         self.blocks_max = Some(blocks);
+        self
+    }
+
+    /// A low-water reserve: so many of the blocks are set aside for requests of [`Priority::Urgent`](super::Priority), also
+    /// those of sequences opened at that priority, which get them when nothing else is left. Contiguous requests do not.
+    /// What is freed fills the reserve up first. None unless given.
+    pub fn reserve(mut self, blocks: usize) -> Self {
+        self.reserve = blocks;
         self
     }
 
@@ -303,6 +321,9 @@ impl PoolBuilder {
         if blocks_max < blocks {
             return Err(BuildError::MaxBelowStart { blocks, max: blocks_max });
         }
+        if self.reserve >= blocks {
+            return Err(BuildError::Reserve { reserve: self.reserve, blocks });
+        }
         let segment_frames = self.segment_blocks;
         if !segment_frames.is_power_of_two() || !(FAN..=FRAMES_MAX).contains(&segment_frames) {
             return Err(BuildError::Segment { frames: segment_frames, min: FAN });
@@ -333,6 +354,7 @@ impl PoolBuilder {
             magazine_blocks,
             threads,
             has_null_block: self.has_null_block,
+            reserve: self.reserve,
             device,
         })
     }

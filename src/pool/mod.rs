@@ -12,6 +12,7 @@ mod lease;
 #[expect(clippy::module_inception, reason = "the floor is named for what it is about")]
 mod pool;
 mod stats;
+mod waiting;
 
 pub use crate::block::{
     AllocRequest, AuditError, AuditReport, BlockInfo, Counts, Place, Priority, flush_thread,

@@ -231,7 +231,7 @@ impl Pool {
         self.0.blocks.trim();
     }
 
-    /// Blocks that an allocation can get now, wherever they are.
+    /// Blocks that any allocation can get now, wherever they are: without the [reserve](PoolBuilder::reserve).
     pub fn free_blocks(&self) -> usize {
         self.0.blocks.counts().free()
     }
