@@ -48,6 +48,31 @@ pub enum AllocError {
         /// Blocks that were free.
         free: usize,
     },
+    /// More blocks were asked for than the pool has for requests of this kind: the reserve is for urgent requests that
+    /// need no run.
+    #[error(
+        "asked for {asked} blocks of a pool of {total}, of which {reserve} are set aside for urgent requests"
+    )]
+    Reserved {
+        /// Blocks asked for.
+        asked: usize,
+        /// Blocks that the pool has.
+        total: usize,
+        /// Blocks that are set aside.
+        reserve: usize,
+    },
+    /// The deadline passed before the request had its turn and enough blocks were free.
+    #[error(
+        "asked for {asked} blocks by a deadline that passed; {free} free, {retired} retired until a batch in flight ends"
+    )]
+    Deadline {
+        /// Blocks asked for.
+        asked: usize,
+        /// Blocks that were free when the deadline passed.
+        free: usize,
+        /// Blocks that waited for a batch to end then.
+        retired: usize,
+    },
     /// The pool's memory is on another device.
     #[error("asked for blocks on {asked}; this pool is on {device}")]
     WrongDevice {

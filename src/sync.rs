@@ -33,12 +33,12 @@ pub(crate) fn available_parallelism() -> usize {
 mod imp {
     pub(crate) use crossbeam_epoch as epoch;
     pub(crate) use std::sync::Arc;
-    pub(crate) use std::sync::Mutex;
     pub(crate) use std::sync::atomic::{
         AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
     };
     #[cfg(all(target_os = "linux", not(miri)))]
     pub(crate) use std::sync::atomic::{AtomicU8, compiler_fence};
+    pub(crate) use std::sync::{Mutex, MutexGuard};
     pub(crate) use std::thread::yield_now;
     pub(crate) use std::thread_local;
 
@@ -110,10 +110,10 @@ mod imp {
 mod imp {
     pub(crate) use loom::cell::UnsafeCell;
     pub(crate) use loom::sync::Arc;
-    pub(crate) use loom::sync::Mutex;
     pub(crate) use loom::sync::atomic::{
         AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
     };
+    pub(crate) use loom::sync::{Mutex, MutexGuard};
     pub(crate) use loom::thread::yield_now;
 
     pub(crate) use super::locals::{LocalKey, local as thread_local, local as thread_local_const};

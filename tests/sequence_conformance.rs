@@ -71,6 +71,7 @@ fn build(blocks: usize, block_tokens: usize, has_null_block: bool) -> (Blocks, S
         magazine_blocks: 2,
         threads: 1,
         has_null_block,
+        reserve: 0,
         device: DeviceId::Host,
     };
     let layout =

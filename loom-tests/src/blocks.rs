@@ -32,6 +32,7 @@ impl TouchedBlocks {
             magazine_blocks,
             threads: 2,
             has_null_block: false,
+            reserve: 0,
             device: DeviceId::Host,
         };
         let cells = (0..blocks_max).map(|_| UnsafeCell::new(0)).collect();

@@ -33,7 +33,7 @@ impl Moved {
         let frame = self.entry.load(Acquire) as usize;
         // SAFETY: the batch is in flight.
         assert_eq!(self.frames[frame].with(|bytes| unsafe { *bytes }), 1, "the bytes of another owner");
-        self.clock.end(batch);
+        let _ = self.clock.end(batch);
     }
 
     /// Moves the block, retires its old frame and, as soon as it may, uses that for something else. True if it was.
@@ -91,7 +91,7 @@ fn a_chunk_is_added() {
         let held = [shared.clock.begin(), shared.clock.begin()];
         let reader = shared.clone();
         let thread = thread::spawn(move || reader.batch());
-        held.into_iter().for_each(|batch| shared.clock.end(batch));
+        held.into_iter().for_each(|batch| assert!(!shared.clock.end(batch)));
         shared.relocate(2);
         thread.join().unwrap();
         assert!(shared.clock.ended(shared.clock.newest()));
@@ -109,7 +109,7 @@ fn freed_by_the_owner() {
         let other = pool.clone();
         let device = thread::spawn(move || {
             other.read(id);
-            other.blocks.clock().end(batch);
+            other.blocks.end_batch(batch);
         });
         pool.blocks.release(&[id]);
         if let Some(next) = pool.take(1) {
@@ -132,7 +132,7 @@ fn freed_under_two_batches() {
             thread::spawn(move || {
                 // SAFETY: the batch is in flight.
                 assert_eq!(shared.frames[0].with(|bytes| unsafe { *bytes }), 1);
-                shared.clock.end(batch);
+                let _ = shared.clock.end(batch);
             })
         });
         if shared.clock.idle_or_tag().is_none_or(|tag| shared.clock.ended(tag)) {

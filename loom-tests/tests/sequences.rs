@@ -22,6 +22,7 @@ fn pool(frames: usize, block_tokens: usize) -> (Blocks, Sequences) {
             magazine_blocks: 0,
             threads: 1,
             has_null_block: false,
+            reserve: 0,
             device: DeviceId::Host,
         },
         None,

@@ -131,7 +131,7 @@ fn in_a_batch() {
         let thread = thread::spawn(move || {
             let batch = other.blocks.clock().begin();
             there.here();
-            other.blocks.clock().end(batch);
+            other.blocks.end_batch(batch);
         });
         stop.wait();
         pool.put(&seen);

@@ -7,7 +7,7 @@
 //!
 //! ```text
 //! begin:    slot: 0 -> newest + 1;  word += BEGIN (this gives the ticket);  slot := ticket;  fence(SeqCst);  read tables
-//! end:      slot := 0;  word -= END
+//! end:      slot := 0;  word -= END;  awaited? tell those who wait for what the batch held back
 //! retire:   unlink the frame from the tables;  fence(SeqCst) if readers may hold the old table;  tag := word.newest
 //! reclaim:  n := word.newest;  fence(SeqCst);  oldest := min(slots), or n + 1;  tag < oldest => reusable
 //! ```
@@ -77,7 +77,7 @@ impl Clock {
     ///
     /// # Panics
     ///
-    /// If half a million batches are in flight. Nothing has begun then.
+    /// If a quarter of a million batches are in flight. Nothing has begun then.
     pub fn begin(&self) -> InFlight {
         let mut slot = usize::MAX;
         if !cfg!(kvpool_mutant = "late_slot") {
@@ -88,7 +88,8 @@ impl Clock {
         let before = ClockWord::from_bits(self.word.fetch_add(ClockWord::BEGIN, AcqRel));
         let ticket = Ticket(before.newest().0 + 1);
         if before.in_flight() >= ClockWord::IN_FLIGHT_MAX {
-            self.end(InFlight { ticket, slot });
+            // Nobody is told: this batch held nothing back.
+            let _ = self.end(InFlight { ticket, slot });
             panic!("too many batches in flight: {before:?}");
         }
         if cfg!(kvpool_mutant = "late_slot") {
@@ -106,12 +107,36 @@ impl Clock {
         InFlight { ticket, slot }
     }
 
-    /// Ends a batch: nothing reads or writes memory for it any more.
-    pub fn end(&self, batch: InFlight) {
+    /// Ends a batch: nothing reads or writes memory for it any more. True if somebody waits for blocks, and is to be
+    /// told that what the batch held back may be free now.
+    #[must_use = "who waits for blocks must be told; `Core::end_batch` does it all"]
+    pub fn end(&self, batch: InFlight) -> bool {
         // Release, both: what the batch did happens before the reuse of what it saw. They pair with the Acquires
         // in `oldest` and `idle_or_tag`.
         self.slot(batch.slot).store(0, Release);
-        self.word.fetch_sub(ClockWord::END, Release);
+        // No fence: who waits set the bit before this, and we see it; or after, and then its Acquire sees the end.
+        ClockWord::from_bits(self.word.fetch_sub(ClockWord::END, Release)).is_awaited()
+    }
+
+    /// The word at this moment.
+    #[inline]
+    pub fn read(&self) -> ClockWord {
+        // Acquire: pairs with `end`.
+        ClockWord::from_bits(self.word.load(Acquire))
+    }
+
+    /// Says that somebody waits for blocks. What was made available by those who do not see it yet is found by a search
+    /// that begins after a heavy fence.
+    pub fn set_awaited(&self) {
+        // Acquire: pairs with the Release of batches that ended without seeing this. Release: what was done before is
+        // seen by whoever clears the bit after us, and looks again.
+        self.word.fetch_or(ClockWord::AWAITED, AcqRel);
+    }
+
+    /// Says that nobody waits for blocks any more.
+    pub fn clear_awaited(&self) {
+        // Acquire: pairs with the Release in `set_awaited`, so that who clears the bit and then looks finds why it was set.
+        self.word.fetch_and(!ClockWord::AWAITED, AcqRel);
     }
 
     /// The newest ticket, to tag what has just been unlinked.
@@ -126,7 +151,7 @@ impl Clock {
     pub fn idle_or_tag(&self) -> Option<Ticket> {
         // Acquire: pairs with `end`. No fence is needed: a batch that saw these frames began before their owner
         // gave them up, in happens-before order, so that this load sees it.
-        let word = ClockWord::from_bits(self.word.load(Acquire));
+        let word = self.read();
         (word.in_flight() != 0).then(|| word.newest())
     }
 
@@ -241,14 +266,26 @@ mod tests {
         let (a, b, c) = (clock.begin(), clock.begin(), clock.begin());
         assert_eq!((a.ticket(), b.ticket(), c.ticket()), (Ticket(1), Ticket(2), Ticket(3)));
         assert_eq!(clock.idle_or_tag(), Some(Ticket(3)));
-        clock.end(b);
+        assert!(!clock.end(b));
         assert_eq!(clock.oldest(), Ticket(1));
-        clock.end(a);
+        assert!(!clock.end(a));
         assert_eq!(clock.oldest(), Ticket(3));
         assert!(clock.ended(Ticket(2)) && !clock.ended(Ticket(3)));
-        clock.end(c);
+        assert!(!clock.end(c));
         assert_eq!(clock.oldest(), Ticket(4));
         assert_eq!(clock.idle_or_tag(), None);
+    }
+
+    #[test]
+    fn a_batch_that_ends_learns_who_waits() {
+        let clock = Clock::default();
+        let (a, b) = (clock.begin(), clock.begin());
+        clock.set_awaited();
+        assert!(clock.end(a));
+        assert_eq!((clock.in_flight(), clock.newest()), (1, Ticket(2)));
+        clock.clear_awaited();
+        assert!(!clock.end(b));
+        assert!(clock.read().is_quiet());
     }
 
     #[test]
@@ -268,7 +305,7 @@ mod tests {
         assert_eq!(clock.in_flight(), batches.len() as u64);
         while let Some(batch) = batches.pop() {
             assert_eq!(clock.oldest(), Ticket(1));
-            clock.end(batch);
+            assert!(!clock.end(batch));
         }
         assert_eq!(clock.oldest(), Ticket(3 * SLOTS as u64 + 2));
     }

@@ -1,16 +1,22 @@
-//! The clock's word: the newest ticket and the number of batches in flight, so that one load answers both "which
-//! batches could have seen this frame" and "is there any batch at all".
+//! The clock's word: the newest ticket, the number of batches in flight, and whether somebody waits for blocks, so that
+//! one load answers all that whoever frees a block must know: "which batches could have seen this frame", "is there
+//! any batch at all", and "is there anybody to be told".
 //!
 //! | bits | field | meaning |
 //! |---|---|---|
-//! | 0..20 | in flight | batches begun and not ended |
+//! | 0..19 | in flight | batches begun and not ended |
+//! | 19 | awaited | somebody waits for blocks: what becomes available is announced |
 //! | 20..64 | ticket | the ticket of the batch that began last; 0 before the first |
+//!
+//! The word is *quiet* if no batch is in flight and nobody waits: its low half is zero, and a free goes the short way.
 
 use crate::ids::Ticket;
 
-const IN_FLIGHT_BITS: u32 = 20;
+const IN_FLIGHT_BITS: u32 = 19;
+const AWAITED_BITS: u32 = 1;
 const TICKET_BITS: u32 = 44;
-const _: () = assert!(IN_FLIGHT_BITS + TICKET_BITS == u64::BITS);
+const _: () = assert!(IN_FLIGHT_BITS + AWAITED_BITS + TICKET_BITS == u64::BITS);
+const TICKET_SHIFT: u32 = IN_FLIGHT_BITS + AWAITED_BITS;
 
 /// See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -22,9 +28,11 @@ impl ClockWord {
     /// more do not carry into the ticket before they are refused.
     pub const IN_FLIGHT_MAX: u64 = 1 << (IN_FLIGHT_BITS - 1);
     /// Added to the word, begins a batch.
-    pub const BEGIN: u64 = 1 << IN_FLIGHT_BITS | 1;
+    pub const BEGIN: u64 = 1 << TICKET_SHIFT | 1;
     /// Subtracted from the word, ends a batch.
     pub const END: u64 = 1;
+    /// The bit that says that somebody waits for blocks.
+    pub const AWAITED: u64 = 1 << IN_FLIGHT_BITS;
 
     /// From its bits.
     #[inline]
@@ -41,7 +49,19 @@ impl ClockWord {
     /// The newest ticket.
     #[inline]
     pub const fn newest(self) -> Ticket {
-        Ticket(self.0 >> IN_FLIGHT_BITS)
+        Ticket(self.0 >> TICKET_SHIFT)
+    }
+
+    /// Whether somebody waits for blocks.
+    #[inline]
+    pub const fn is_awaited(self) -> bool {
+        self.0 & Self::AWAITED != 0
+    }
+
+    /// No batch is in flight, and nobody waits for blocks.
+    #[inline]
+    pub const fn is_quiet(self) -> bool {
+        self.0 & (Self::IN_FLIGHT_MASK | Self::AWAITED) == 0
     }
 }
 
@@ -61,6 +81,21 @@ mod tests {
             bits -= ClockWord::END;
             assert_eq!(ClockWord::from_bits(bits).newest(), Ticket(1000));
             assert_eq!(ClockWord::from_bits(bits).in_flight(), n);
+        }
+    }
+
+    #[test]
+    fn a_word_is_quiet_when_nothing_goes_on_and_nobody_waits() {
+        for begun in 0..3 {
+            for awaited in [0, ClockWord::AWAITED] {
+                for ended in 0..=begun {
+                    let word =
+                        ClockWord::from_bits((awaited + begun * ClockWord::BEGIN) - ended * ClockWord::END);
+                    assert_eq!(word.is_awaited(), awaited != 0);
+                    assert_eq!((word.newest(), word.in_flight()), (Ticket(begun), begun - ended));
+                    assert_eq!(word.is_quiet(), awaited == 0 && begun == ended);
+                }
+            }
         }
     }
 }

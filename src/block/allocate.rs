@@ -3,7 +3,8 @@
 //! 1. the thread's magazines, which refill from the depot and the bitmaps;
 //! 2. larger and contiguous requests: the bitmaps directly, so that a prompt lies in few runs;
 //! 3. what other threads keep: magazines, the depot, limbo. Taken back, then the bitmaps again;
-//! 4. an error that says what there was.
+//! 4. urgent requests: the reserve;
+//! 5. an error that says what there was.
 //!
 //! No step waits for anybody.
 
@@ -14,7 +15,7 @@ use crate::sync::{Ordering::*, yield_now};
 use super::blocks::Core;
 use super::home::Seat;
 use super::release::Freed;
-use super::{AllocRequest, BlockWord, Blocks};
+use super::{AllocRequest, BlockWord, Blocks, Priority};
 
 /// How often everything is taken back before an allocation is refused while some thread was inside its home.
 const ROUNDS: usize = if cfg!(kvpool_loom) { 3 } else { 32 };
@@ -59,15 +60,29 @@ impl Core {
         listed: bool,
         take: &mut dyn FnMut(BlockId),
     ) -> Result<(), AllocError> {
-        let mut grab = Grab { freed: Freed::new(), frames: 0 };
-        self.gather(seat, request, near, &mut grab)?;
+        let mut grab = Grab::new();
+        let gathered = self.gather(seat, request, near, &mut grab);
+        // Who waits may have looked for what we had in our hands, while we split a unit or gave up again.
+        self.announce();
+        gathered?;
+        self.hand_out(&grab, request, listed, take);
+        Ok(())
+    }
+
+    /// The blocks at frames that are the caller's become owned.
+    pub(super) fn hand_out(
+        &self,
+        grab: &Grab,
+        request: &AllocRequest,
+        listed: bool,
+        take: &mut dyn FnMut(BlockId),
+    ) {
         let (sequence, now) = (request.sequence.unwrap_or(SequenceId::NONE), self.clock.newest());
         for run in &grab.freed.runs {
             for frame in run.frames() {
                 take(self.own(frame, request, sequence, now, listed));
             }
         }
-        Ok(())
     }
 
     /// The block at a frame that is the caller's becomes owned.
@@ -94,13 +109,8 @@ impl Core {
         id
     }
 
-    fn gather(
-        &self,
-        seat: Option<Seat<'_>>,
-        request: &AllocRequest,
-        near: Option<FrameId>,
-        grab: &mut Grab,
-    ) -> Result<(), AllocError> {
+    /// Refuses what no free can bring about: bad requests, and those for more than there can be.
+    pub(crate) fn check_request(&self, request: &AllocRequest) -> Result<(), AllocError> {
         if let Some(asked) = request.device
             && asked != self.config.device
         {
@@ -110,9 +120,27 @@ impl Core {
         if asked == 0 {
             return Err(AllocError::Zero);
         }
-        if asked > self.total() {
-            return Err(AllocError::TooLarge { asked, total: self.total() });
+        let (total, reserve) = (self.total(), self.reserve.mark());
+        if asked > total {
+            return Err(AllocError::TooLarge { asked, total });
         }
+        let is_reserved = request.priority != Priority::Urgent || (request.contiguous && asked > 1);
+        if is_reserved && asked > total.saturating_sub(reserve) {
+            return Err(AllocError::Reserved { asked, total, reserve });
+        }
+        Ok(())
+    }
+
+    /// Finds frames for a request. What was in its hands meanwhile, the caller announces.
+    pub(super) fn gather(
+        &self,
+        seat: Option<Seat<'_>>,
+        request: &AllocRequest,
+        near: Option<FrameId>,
+        grab: &mut Grab,
+    ) -> Result<(), AllocError> {
+        self.check_request(request)?;
+        let asked = request.blocks;
         for _ in 1..ATTEMPTS {
             match self.gather_once(seat, request, near, grab) {
                 Err(AllocError::Exhausted { free, .. }) if free >= asked => yield_now(),
@@ -162,6 +190,13 @@ impl Core {
                 break;
             }
         }
+        grab.is_sure = ladder.is_sure;
+        if request.priority == Priority::Urgent
+            && let Some(taken) = self.take_reserved(asked - grab.frames)
+        {
+            taken.into_iter().for_each(|frame| grab.push(frame));
+            return Ok(());
+        }
         self.undo(grab);
         Err(self.exhausted(asked))
     }
@@ -184,6 +219,7 @@ impl Core {
                 break;
             }
         }
+        grab.is_sure = ladder.is_sure;
         let census = self.frames.census(Order(0));
         if census.free >= asked {
             let (longest_run, free) = (census.longest_run, census.free);
@@ -196,6 +232,7 @@ impl Core {
     /// runs: the depot, all magazines, and what no batch sees any more. Homes whose owner is inside are passed over.
     pub fn trim(&self) {
         self.take_back(true);
+        self.announce();
     }
 
     /// As [`trim`](Self::trim), without a visit to homes that say that they keep nothing.
@@ -215,6 +252,7 @@ impl Core {
         let found = self.take_back(was_all);
         // A refusal comes after a round that visited every home and found nothing.
         ladder.is_all = found == Found::Nothing;
+        ladder.is_sure = was_all && found == Found::Nothing;
         ladder.rounds += 1;
         ladder.rounds <= ROUNDS && (found == Found::Something || !was_all)
     }
@@ -228,15 +266,17 @@ impl Core {
             cached + retired
         };
         let before = self.frames.free_frames();
-        self.depot.flush(&self.frames);
-        self.reclaim_strays();
+        let mut moved = self.depot.flush(&self.frames) + self.reclaim_strays();
         let mut met_an_owner = false;
         for home in self.homes.iter().take(if cfg!(kvpool_mutant = "no_visit") { 0 } else { usize::MAX }) {
-            if (is_all || kept(home) > 0) && home.visit(|local| local.surrender(self)).is_none() {
-                met_an_owner = true;
+            if is_all || kept(home) > 0 {
+                match home.visit(|local| local.surrender(self)) {
+                    Some(surrendered) => moved += surrendered,
+                    None => met_an_owner = true,
+                }
             }
         }
-        if self.frames.free_frames() > before {
+        if moved > 0 || self.frames.free_frames() > before {
             return Found::Something;
         }
         if met_an_owner {
@@ -254,7 +294,7 @@ impl Core {
         }
     }
 
-    fn exhausted(&self, asked: usize) -> AllocError {
+    pub(super) fn exhausted(&self, asked: usize) -> AllocError {
         let counts = self.counts();
         AllocError::Exhausted { asked, free: counts.free(), retired: counts.retired }
     }
@@ -264,11 +304,13 @@ impl Core {
 struct Ladder {
     rounds: usize,
     is_all: bool,
+    /// The last round visited every home, met no owner inside, and found nothing.
+    is_sure: bool,
 }
 
 impl Ladder {
     fn new() -> Self {
-        Self { rounds: 0, is_all: true }
+        Self { rounds: 0, is_all: true, is_sure: false }
     }
 }
 
@@ -285,12 +327,18 @@ fn handed_out_twice(frame: FrameId, word: BlockWord) -> ! {
 }
 
 /// Frames got so far.
-struct Grab {
+pub(super) struct Grab {
     freed: Freed,
     frames: usize,
+    /// Of a search in vain: nothing was overlooked because somebody was inside its home.
+    pub(super) is_sure: bool,
 }
 
 impl Grab {
+    pub(super) fn new() -> Self {
+        Self { freed: Freed::new(), frames: 0, is_sure: false }
+    }
+
     #[inline]
     fn push(&mut self, frame: FrameId) {
         self.frames += 1;

@@ -21,6 +21,8 @@ pub struct AuditReport {
     pub retired: usize,
     /// Held: the destinations of moves, and what a pool that shrinks has collected.
     pub held: usize,
+    /// Free, and set aside for urgent requests.
+    pub reserved: usize,
     /// Owned by somebody.
     pub owned: usize,
     /// References on owned blocks, all together.
@@ -95,6 +97,8 @@ pub enum Place {
     Retired,
     /// Held: the destination of a move, or collected by a pool that shrinks.
     Held,
+    /// Set aside for urgent requests.
+    Reserved,
     /// Owned.
     Owned,
     /// The null block's.
@@ -110,6 +114,7 @@ impl std::fmt::Display for Place {
             Self::Magazine => "in a magazine",
             Self::Retired => "retired",
             Self::Held => "held",
+            Self::Reserved => "in the reserve",
             Self::Owned => "owned",
             Self::Null => "the null block's",
             Self::Gone => "gone",
@@ -171,6 +176,7 @@ impl Core {
             visit.ok_or(AuditError::Busy)?;
         }
         self.stray.for_each(|run| ledger.see_run(run, Place::Retired));
+        self.for_each_reserved(|frame| ledger.see(frame, Place::Reserved));
         let references = self.audit_words(&mut ledger)?;
         ledger.outcome?;
         let report = AuditReport {
@@ -179,6 +185,7 @@ impl Core {
             in_magazines: ledger.count(Place::Magazine),
             retired: ledger.count(Place::Retired),
             held: ledger.count(Place::Held),
+            reserved: ledger.count(Place::Reserved),
             owned: ledger.count(Place::Owned),
             references,
         };
@@ -223,6 +230,7 @@ impl Core {
             in_magazines: report.in_magazines + report.retired - counted.retired.min(report.retired),
             retired: counted.retired.min(report.retired),
             held: report.held,
+            reserved: report.reserved,
         };
         if counted == found { Ok(()) } else { Err(AuditError::Miscounted { counted, found }) }
     }
@@ -242,6 +250,7 @@ mod tests {
             magazine_blocks: 0,
             threads: 1,
             has_null_block: true,
+            reserve: 0,
             device: DeviceId::Host,
         };
         Blocks::new(config, None)

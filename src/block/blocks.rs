@@ -12,8 +12,10 @@ use crate::sync::{Arc, AtomicBool, AtomicUsize, Ordering::*, next_pool_tag};
 use super::BlockWord;
 use super::home::Homes;
 use super::log::MoveLog;
+use super::reserve::Reserve;
 use super::strays::Strays;
 use super::table::Table;
+use super::waiters::Waiters;
 
 /// The shape of a pool, checked by the builder.
 #[derive(Clone, Copy, Debug)]
@@ -31,6 +33,8 @@ pub struct BlocksConfig {
     pub threads: usize,
     /// Whether block 0 is the null block: never handed out, its frame is what tables are padded with.
     pub has_null_block: bool,
+    /// Blocks that are set aside for urgent requests: fewer than there are.
+    pub reserve: usize,
     /// Where the memory is.
     pub device: DeviceId,
 }
@@ -62,6 +66,8 @@ pub struct Core {
     pub(super) stray: Strays,
     /// What moved lately.
     pub(super) moves: MoveLog,
+    pub(super) reserve: Reserve,
+    pub(super) waiters: Waiters,
     pub(super) config: BlocksConfig,
     pub(super) tag: PoolTag,
     /// Wipes frames that are given up, before anybody can own them again.
@@ -89,17 +95,19 @@ pub struct Counts {
     pub retired: usize,
     /// Free, and kept from being handed out: the destinations of moves, and what a pool that shrinks has collected.
     pub held: usize,
+    /// Free, and set aside for urgent requests.
+    pub reserved: usize,
 }
 
 impl Counts {
-    /// Blocks that an allocation can get now.
+    /// Blocks that any allocation can get now: without those that are set aside for urgent requests.
     pub fn free(&self) -> usize {
         self.in_bitmap + self.in_magazines
     }
 
     /// Blocks that somebody owns.
     pub fn used(&self) -> usize {
-        self.total.saturating_sub(self.free() + self.retired + self.held)
+        self.total.saturating_sub(self.free() + self.retired + self.held + self.reserved)
     }
 }
 
@@ -119,6 +127,14 @@ impl Blocks {
         if config.has_null_block {
             assert!(frames.claim(Run { start: FrameId(0), len: 1 }), "frame 0 of a fresh pool is free");
         }
+        let (null, reserve) = (config.has_null_block as usize, Reserve::new(config.reserve));
+        assert!(config.reserve < config.frames - null, "{config:?}");
+        if config.reserve > 0 {
+            // From the front, which is the last to go when a pool shrinks.
+            let set_aside = Run { start: FrameId(null as u32), len: config.reserve as u32 };
+            assert!(frames.claim(set_aside), "a fresh pool is free");
+            reserve.fill(set_aside);
+        }
         Self(Arc::new(Core {
             table: Table::new(config.frames),
             frames,
@@ -127,6 +143,8 @@ impl Blocks {
             homes: Homes::default(),
             stray: Strays::default(),
             moves: MoveLog::new(),
+            reserve,
+            waiters: Waiters::default(),
             config,
             tag: next_pool_tag(),
             scrub,
@@ -250,6 +268,7 @@ impl Core {
         if cfg!(kvpool_mutant = "late_total") {
             self.count_grown(run);
         }
+        self.announce();
         Ok(())
     }
 
@@ -276,8 +295,14 @@ impl Core {
         } else {
             retired += waiting
         }
-        let (total, in_bitmap, held) = (self.total(), self.frames.free_frames(), self.held.load(Relaxed));
-        Counts { total, in_bitmap, in_magazines, retired, held }
+        Counts {
+            total: self.total(),
+            in_bitmap: self.frames.free_frames(),
+            in_magazines,
+            retired,
+            held: self.held.load(Relaxed),
+            reserved: self.reserve.held(),
+        }
     }
 
     /// Threads and handles that have a cache here. A thread leaves when its destructors run, which is after the end of
@@ -332,7 +357,6 @@ impl Core {
     /// # Panics
     ///
     /// If it is not held.
-    #[allow(dead_code, reason = "for the floor that moves blocks")]
     pub(crate) fn release_held(&self, frame: FrameId) {
         self.unhold_frame(frame);
         self.free_run(Run { start: frame, len: 1 });
@@ -357,10 +381,15 @@ impl Core {
         atomic.store(next.to_bits(), Release);
     }
 
-    /// Puts frames that nobody owns, and no batch sees, back into the bitmaps.
-    pub(super) fn free_run(&self, run: Run) {
+    /// Puts frames that nobody owns, and no batch sees, into the reserve as far as it is short, else back into the bitmaps.
+    pub(super) fn free_run(&self, mut run: Run) {
         self.wipe(run);
-        self.frames.free_run(run);
+        if self.reserve.is_short() {
+            run = self.reserve.fill(run);
+        }
+        if run.len > 0 {
+            self.frames.free_run(run);
+        }
     }
 
     #[inline]

@@ -1,7 +1,8 @@
 //! The short way: a few blocks out of, or into, the magazine that the thread has loaded. Everything that is rare — an
-//! empty or full magazine, a visitor, a batch in flight, another pool than last time — turns it down, and the long way
+//! empty or full magazine, a visitor, a batch in flight, somebody who waits for blocks, another pool than last time — turns it down, and the long way
 //! (`allocate`, `release`) does it all.
 
+use crate::frame::Cache;
 use crate::ids::{BlockId, FrameId, SequenceId};
 
 use super::home::Seat;
@@ -30,10 +31,7 @@ impl Blocks {
     /// Puts a frame that nobody owns into the loaded magazine. False: nothing was done, go the long way.
     #[inline]
     pub(super) fn give_back_one(&self, seat: Option<Seat<'_>>, frame: FrameId) -> bool {
-        // The order is that of `give_back_few`.
-        self.clock.idle_or_tag().is_none()
-            && !self.wipes()
-            && seat.is_some_and(|seat| seat.enter_cache(|cache| cache.push_loaded(frame)) == Some(true))
+        self.give_back_short(seat, |cache| cache.push_loaded(frame))
     }
 
     /// Hands out `request.blocks` blocks into the front of `out`. False: nothing was done, go the long way.
@@ -70,9 +68,17 @@ impl Blocks {
     /// Puts frames that nobody owns into the loaded magazine. False: nothing was done, go the long way.
     #[inline]
     pub(super) fn give_back_few(&self, seat: Option<Seat<'_>>, frames: &[FrameId]) -> bool {
-        // In this order: the frames are ours, so that every batch that saw them is visible to this load.
-        self.clock.idle_or_tag().is_none()
-            && !self.wipes()
-            && seat.is_some_and(|seat| seat.enter_cache(|cache| cache.push_few(frames)) == Some(true))
+        self.give_back_short(seat, |cache| cache.push_few(frames))
+    }
+
+    #[inline]
+    fn give_back_short(&self, seat: Option<Seat<'_>>, push: impl FnOnce(&mut Cache) -> bool) -> bool {
+        let early = cfg!(kvpool_mutant = "early_clock") && self.clock.read().is_quiet();
+        let section = |cache: &mut Cache| {
+            // After the release: the frames are ours, so that every batch that saw them is visible to this load. And
+            // inside the section: who waits for blocks meets us here, or we see that it waits.
+            (early || self.clock.read().is_quiet()) && push(cache)
+        };
+        !self.wipes() && seat.is_some_and(|seat| seat.enter_cache(section) == Some(true))
     }
 }

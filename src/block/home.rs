@@ -51,11 +51,13 @@ impl Local {
         self.reclaim_at = self.limbo.len() + RECLAIM_EVERY;
     }
 
-    /// Gives everything that is free back to the bitmaps, where others find it.
-    pub(super) fn surrender(&mut self, core: &Core) {
+    /// Gives everything that is free back to the bitmaps, where others find it; how many frames that were.
+    pub(super) fn surrender(&mut self, core: &Core) -> usize {
+        let before = self.cache.len() + self.limbo.len();
         self.limbo.reclaim(core.clock.oldest(), |run| core.free_run(run));
         self.reclaim_at = self.limbo.len() + RECLAIM_EVERY;
         self.cache.flush(&core.frames);
+        before - self.limbo.len()
     }
 }
 

@@ -21,7 +21,8 @@
 //!
 //! # Conservation
 //!
-//! `free in bitmaps + in magazines + in the depot + retired + held + owned + null == total`, at every quiescent point.
+//! `free in bitmaps + in magazines + in the depot + in the reserve + retired + held + owned + null == total`, at every
+//! quiescent point.
 //! [`Core::audit`] recounts it.
 
 mod allocate;
@@ -35,10 +36,12 @@ mod log;
 mod moving;
 mod release;
 mod request;
+mod reserve;
 mod resident;
 mod shrink;
 mod strays;
 mod table;
+mod waiters;
 mod word;
 
 pub use audit::{AuditError, AuditReport, Place};

@@ -161,10 +161,11 @@ impl Drop for Wave {
             self.blocks.end_move(moving);
         }
         if let Some(lease) = self.lease.take() {
-            self.blocks.clock.end(lease);
-            // What this wave held back is free now, if no other batch does.
-            self.blocks.reclaim_strays();
+            self.blocks.end_batch(lease);
         }
+        // What this wave held back is free now, if no other batch does so, and with it the destinations that were not used.
+        self.blocks.reclaim_strays();
+        self.blocks.announce();
     }
 }
 

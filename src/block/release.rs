@@ -198,15 +198,18 @@ impl Core {
         }
     }
 
-    /// Frames whose blocks are free: at once to where they are reused, or aside if a batch may still see them.
+    /// Frames whose blocks are free: at once to where they are reused, or aside if a batch may still see them. Who waits for
+    /// blocks is told.
     #[inline(never)]
     pub(super) fn give_back(&self, seat: Option<Seat<'_>>, runs: &[Run]) {
         if runs.is_empty() {
             return;
         }
-        match self.clock.idle_or_tag() {
+        let word = self.clock.read();
+        match (word.in_flight() != 0).then(|| word.newest()) {
             None => {
-                let cached = seat.and_then(|seat| {
+                // For those who wait, in the bitmaps is better than in a magazine.
+                let cached = seat.filter(|_| !word.is_awaited()).and_then(|seat| {
                     seat.enter(|local| {
                         let mut returning = Returning::new(self);
                         runs.iter().for_each(|&run| returning.run(run));
@@ -228,14 +231,21 @@ impl Core {
                 }
             }
         }
+        self.announce();
     }
 
-    /// Gives back what was retired outside of any home, moves' old frames among it, and is seen by no batch any more.
-    pub fn reclaim_strays(&self) {
+    /// Gives back what was retired outside of any home, moves' old frames among it, and is seen by no batch any more; how
+    /// many frames that were.
+    pub fn reclaim_strays(&self) -> usize {
         if self.stray.is_empty() {
-            return;
+            return 0;
         }
-        self.stray.reclaim(self.clock.oldest(), |run| self.free_run(run));
+        let mut reclaimed = 0;
+        self.stray.reclaim(self.clock.oldest(), |run| {
+            reclaimed += run.len as usize;
+            self.free_run(run);
+        });
+        reclaimed
     }
 }
 
@@ -253,6 +263,7 @@ mod tests {
             magazine_blocks: 8,
             threads: 1,
             has_null_block: false,
+            reserve: 0,
             device: DeviceId::Host,
         };
         let blocks = Blocks::new(config, None);
@@ -263,7 +274,7 @@ mod tests {
         home.visit(|_| blocks.release(&ids)).expect("nobody is inside");
         assert_eq!(blocks.stray.mirror().0, 3, "not in the home's limbo");
         assert_eq!(blocks.counts().retired, 3);
-        blocks.clock().end(batch);
+        blocks.end_batch(batch);
         assert_eq!(blocks.counts().free(), 64);
         blocks.allocate(&AllocRequest::new(64), None, &mut |_| ()).expect("strays are got at");
         assert_eq!(blocks.audit().unwrap().owned, 64);

@@ -103,6 +103,7 @@ impl Resident {
 
     pub(crate) fn flush(&self) {
         self.seat().enter(|local| local.surrender(&self.anchor.0));
+        self.anchor.0.announce();
     }
 }
 
@@ -111,6 +112,7 @@ impl Drop for Resident {
         let core: &Core = &self.anchor.0;
         // A visitor that has the contents just now empties them itself.
         self.seat().enter(|local| local.surrender(core));
+        core.announce();
         self.seat().leave();
     }
 }

@@ -80,7 +80,10 @@ impl Shrinking {
         }
         // Some of it may lie in magazines, in the depot, or in limbo though no batch sees it any more.
         self.blocks.bring_in();
-        self.collect_from_bitmaps()
+        let missing = self.collect_from_bitmaps();
+        // Others may have missed what was on its way.
+        self.blocks.announce();
+        missing
     }
 
     fn collect_from_bitmaps(&mut self) -> usize {
@@ -129,6 +132,7 @@ impl Drop for Shrinking {
         // They were wiped on their way into the bitmaps, and nobody has written them since.
         self.blocks.frames.abandon_shrink(&shrink);
         self.blocks.frames.end_shrink(shrink);
+        self.blocks.announce();
     }
 }
 

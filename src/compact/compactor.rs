@@ -198,12 +198,18 @@ impl Compactor {
     }
 
     /// Makes one free run of `len` frames, if moving blocks can: for an allocation that finds none, though enough is free.
+    /// It is to be had once every batch has ended that was in flight when the blocks moved.
     ///
     /// # Errors
     ///
     /// [`DefragError`].
     pub async fn make_run(&self, len: u32) -> Result<DefragReport, DefragError> {
         self.compact(Goal::Run { len }, DefragOptions::default(), None).await
+    }
+
+    /// Whether anything can move.
+    pub fn can_move(&self) -> bool {
+        self.bytes.are_known()
     }
 
     async fn compact(

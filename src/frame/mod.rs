@@ -43,7 +43,7 @@
 //!
 //! The words: `bits` (pure functions), `transit`, `hints`, `segment`, `directory`. The algorithms, all on `map`'s view of
 //! them: `claim` (every change of a word), `search` (placement), `scan` (the walk), `census`, `shrink`. The whole: `frames`.
-//! Above it, a thread's own stock: `magazine`, `depot`, `cache`, and the cell that it lives in, `owner`.
+//! Above it, a thread's own stock: `magazine`, `depot` (a `stock` of them), `cache`, and the cell that it lives in, `owner`.
 //!
 //! The buddy over bitmap words with claims by one compare-exchange follows LLFree (Wrenger et al., USENIX ATC 2023)
 //! and NBBS (Marotta et al., 2018); the exclusive second level, exact runs and the placement are this pool's own.
@@ -63,6 +63,7 @@ mod scan;
 mod search;
 mod segment;
 mod shrink;
+mod stock;
 mod transit;
 
 pub use cache::Cache;
@@ -72,6 +73,7 @@ pub use frames::{FrameConfig, FrameMask, Frames};
 pub use magazine::Magazine;
 pub use owner::OwnerCell;
 pub use shrink::Shrink;
+pub use stock::Stock;
 
 #[cfg(test)]
 mod tests;

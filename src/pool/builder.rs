@@ -5,6 +5,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use crate::block::{Blocks, BlocksConfig, Scrub};
+use crate::compact::{Bytes, Compactor, FrameCopier};
 use crate::config::{FAN, FRAGMENTATION_ORDER, MAGAZINE_BLOCKS_MAX, SEGMENT_FRAMES, magazine_blocks};
 use crate::error::{SizingError, StorageError};
 use crate::ids::{DeviceId, FRAMES_MAX, Order};
@@ -44,6 +45,14 @@ pub enum BuildError {
         blocks: usize,
         /// The most.
         max: usize,
+    },
+    /// The reserve leaves nothing for requests that are not urgent.
+    #[error("a reserve of {reserve} blocks in a pool of {blocks}: it must be smaller")]
+    Reserve {
+        /// Blocks to set aside.
+        reserve: usize,
+        /// Blocks at the start.
+        blocks: usize,
     },
     /// A segment is a power of two of frames, and at least a word.
     #[error("a segment of {frames} frames: it must be a power of two, at least {min}")]
@@ -122,6 +131,7 @@ enum Backing {
     Host,
     Given(Arc<dyn Storage>),
     None,
+    Engine(FrameCopier),
 }
 
 /// Builds a [`Pool`]. Only the number of blocks must be given.
@@ -138,6 +148,7 @@ pub struct PoolBuilder {
     zero_on_free: bool,
     order: Order,
     latency_sample: u32,
+    reserve: usize,
 }
 
 impl PoolBuilder {
@@ -154,6 +165,7 @@ impl PoolBuilder {
             zero_on_free: false,
             order: Order(FRAGMENTATION_ORDER),
             latency_sample: if cfg!(kvpool_loom) { 0 } else { LATENCY_SAMPLE },
+            reserve: 0,
         }
     }
 
@@ -173,6 +185,14 @@ impl PoolBuilder {
     /// for so many; memory is taken as it is used.
     pub fn blocks_max(mut self, blocks: usize) -> Self {
         self.blocks_max = Some(blocks);
+        self
+    }
+
+    /// A low-water reserve: so many of the blocks are set aside for requests of [`Priority::Urgent`](super::Priority), also
+    /// those of sequences opened at that priority, which get them when nothing else is left. Contiguous requests do not.
+    /// What is freed fills the reserve up first. None unless given.
+    pub fn reserve(mut self, blocks: usize) -> Self {
+        self.reserve = blocks;
         self
     }
 
@@ -215,6 +235,13 @@ impl PoolBuilder {
         self
     }
 
+    /// No storage: the engine keeps the bytes, and copies frames when blocks move. A copier that does not do as it is
+    /// told loses them.
+    pub fn engine_copies(mut self, copier: FrameCopier) -> Self {
+        self.backing = Backing::Engine(copier);
+        self
+    }
+
     /// Fill every block with zeros once nobody owns it and no batch sees it.
     pub fn zero_on_free(mut self) -> Self {
         self.zero_on_free = true;
@@ -240,8 +267,13 @@ impl PoolBuilder {
     /// [`BuildError`]; nothing was kept.
     pub fn build(self) -> Result<Pool, BuildError> {
         let config = self.check()?;
+        let mut bytes = Bytes::Unknown;
         let storage: Option<Arc<dyn Storage>> = match self.backing {
             Backing::None => None,
+            Backing::Engine(copier) => {
+                bytes = Bytes::Engine(copier);
+                None
+            }
             Backing::Host => {
                 Some(Arc::new(HostStorage::new(self.layout.clone(), config.frames, config.frames_max)?))
             }
@@ -275,10 +307,16 @@ impl PoolBuilder {
                 zeroed.unwrap_or_else(|error| panic!("{run} of this pool: {error}"));
             })
         });
+        if let Some(storage) = &storage {
+            bytes = Bytes::Storage(storage.clone());
+        }
         let blocks = Blocks::new(config, scrub);
+        // SAFETY: the storage was made here, or nobody else knew it; it gets one pool.
+        let sequences = unsafe { Sequences::new(blocks.clone(), storage.clone(), self.layout.block_tokens()) };
         Ok(Pool(crate::sync::Arc::new(Shared {
-            // SAFETY: the storage was made here, or nobody else knew it; it gets one pool.
-            sequences: unsafe { Sequences::new(blocks.clone(), storage.clone(), self.layout.block_tokens()) },
+            // SAFETY: as above; or the engine says that it copies the frames' bytes.
+            compactor: unsafe { Compactor::new(sequences.clone(), bytes, &self.layout, self.order) },
+            sequences,
             blocks,
             layout: self.layout,
             storage,
@@ -302,6 +340,9 @@ impl PoolBuilder {
         }
         if blocks_max < blocks {
             return Err(BuildError::MaxBelowStart { blocks, max: blocks_max });
+        }
+        if self.reserve >= blocks {
+            return Err(BuildError::Reserve { reserve: self.reserve, blocks });
         }
         let segment_frames = self.segment_blocks;
         if !segment_frames.is_power_of_two() || !(FAN..=FRAMES_MAX).contains(&segment_frames) {
@@ -333,6 +374,7 @@ impl PoolBuilder {
             magazine_blocks,
             threads,
             has_null_block: self.has_null_block,
+            reserve: self.reserve,
             device,
         })
     }

@@ -5,6 +5,7 @@
 //! [`Stats`] and the [audit](Pool::audit) look at it from outside.
 
 mod builder;
+mod compaction;
 mod handle;
 mod ids;
 mod latency;
@@ -12,9 +13,13 @@ mod lease;
 #[expect(clippy::module_inception, reason = "the floor is named for what it is about")]
 mod pool;
 mod stats;
+mod waiting;
 
 pub use crate::block::{
     AllocRequest, AuditError, AuditReport, BlockInfo, Counts, Place, Priority, flush_thread,
+};
+pub use crate::compact::{
+    DefragConfig, DefragError, DefragOptions, DefragReport, DefragTotals, Defragmenter, ResizeError, ResizeOptions, ResizeReport,
 };
 pub use builder::{BuildError, PoolBuilder};
 pub use handle::PoolHandle;

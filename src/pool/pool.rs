@@ -3,6 +3,7 @@
 use smallvec::SmallVec;
 
 use crate::block::{AllocRequest, AuditError, AuditReport, BlockInfo, Blocks, FEW};
+use crate::compact::Compactor;
 use crate::error::{AllocError, GrowError, HandleError};
 use crate::ids::{BlockHandle, BlockId, Order, PoolTag, SequenceId};
 use crate::sequence::{Batch, SequenceBuilder, SequenceView, Sequences};
@@ -39,6 +40,7 @@ pub(super) struct Shared {
     pub(super) layout: KvLayout,
     pub(super) storage: Option<std::sync::Arc<dyn Storage>>,
     pub(super) sequences: Sequences,
+    pub(super) compactor: Compactor,
     pub(super) sampler: Sampler,
     pub(super) order: Order,
 }
@@ -164,6 +166,26 @@ impl Pool {
         self.0.blocks.unpin(handle)
     }
 
+    /// A block's bytes are final: nobody writes them from now on, and compaction may move it. Sequences seal their blocks
+    /// by themselves.
+    ///
+    /// # Errors
+    ///
+    /// [`HandleError`], also of a block in a sequence's list; nothing was changed.
+    pub fn seal(&self, handle: BlockHandle) -> Result<(), HandleError> {
+        self.0.blocks.seal(handle)
+    }
+
+    /// Makes a sealed block writable again: true if it is open now; false if it has another owner, or is just being
+    /// moved, so that its bytes are being read: then write to a block of your own.
+    ///
+    /// # Errors
+    ///
+    /// [`HandleError`], also of a block in a sequence's list; nothing was changed.
+    pub fn reopen(&self, handle: BlockHandle) -> Result<bool, HandleError> {
+        self.0.blocks.reopen(handle)
+    }
+
     /// A block as it is at this moment.
     ///
     /// # Errors
@@ -231,7 +253,7 @@ impl Pool {
         self.0.blocks.trim();
     }
 
-    /// Blocks that an allocation can get now, wherever they are.
+    /// Blocks that any allocation can get now, wherever they are: without the [reserve](PoolBuilder::reserve).
     pub fn free_blocks(&self) -> usize {
         self.0.blocks.counts().free()
     }

@@ -38,12 +38,16 @@ pub struct Stats {
     pub total: usize,
     /// Blocks that somebody owns.
     pub used: usize,
-    /// Blocks that an allocation can get, those in magazines among them.
+    /// Blocks that any allocation can get, those in magazines among them, those in the reserve not.
     pub free: usize,
     /// Blocks that nobody owns and the prefix cache keeps until their frames are needed; none without that cache.
     pub evictable: usize,
     /// Freed blocks that some batch in flight may still read.
     pub retired: usize,
+    /// Free blocks that are set aside for urgent requests.
+    pub reserved: usize,
+    /// Requests that wait their turn.
+    pub waiting: usize,
     /// Free blocks in threads' magazines and in the depot.
     pub in_magazines: usize,
     /// `used / total`.
@@ -77,6 +81,8 @@ impl Stats {
             free: counts.free(),
             evictable: 0,
             retired: counts.retired,
+            reserved: counts.reserved,
+            waiting: shared.blocks.waiting(),
             in_magazines: counts.in_magazines,
             utilization,
             fragmentation: if free == 0 { 0.0 } else { 1.0 - census.free_in_order as f64 / free as f64 },

@@ -76,7 +76,7 @@ impl Batch {
     ///
     /// # Panics
     ///
-    /// If half a million batches are in flight.
+    /// If a quarter of a million batches are in flight.
     pub fn begin(sequences: &Sequences) -> Self {
         let sequences = sequences.clone();
         let lease = Some(sequences.0.blocks.clock().begin());
@@ -284,7 +284,11 @@ impl Drop for Batch {
         // A block that was released meanwhile has another generation, and is left alone.
         self.promised.drain(..).for_each(|handle| blocks.seal_listed(handle));
         if let Some(lease) = self.lease.take() {
-            blocks.clock().end(lease);
+            blocks.end_batch(lease);
+            // Frames that moves left, and that this batch may have been the last to read.
+            if blocks.reclaim_strays() > 0 {
+                blocks.announce();
+            }
         }
         if !self.copied.is_empty() {
             // The copies are done. Pairs with the fence in `Clock::begin`, as in `Sequence::release_unlinked`: these were

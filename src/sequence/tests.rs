@@ -24,6 +24,7 @@ fn build(blocks: usize, bytes: bool, has_null_block: bool) -> Sequences {
         magazine_blocks: 0,
         threads: 1,
         has_null_block,
+        reserve: 0,
         device: DeviceId::Host,
     };
     let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(1).block_tokens(TOKENS).dtype(Dtype::F32);

@@ -11,6 +11,7 @@ fn blocks(blocks: usize, blocks_max: usize, magazine_blocks: usize) -> Blocks {
         magazine_blocks,
         threads: 2,
         has_null_block: true,
+        reserve: 0,
         device: DeviceId::Host,
     };
     Blocks::new(config, None)
@@ -79,7 +80,7 @@ fn what_threads_and_limbo_keep_is_collected() {
     let (_other, batch) = keeper.join().unwrap();
     assert!(shrinking.collect() >= 70, "a batch may see these");
     pool.audit().unwrap();
-    pool.clock().end(batch);
+    pool.end_batch(batch);
     assert_eq!(shrinking.collect(), 0);
     let report = pool.audit().unwrap();
     assert_eq!((report.held, report.owned, report.in_magazines), (130, 20, 0));

@@ -1,0 +1,151 @@
+//! The low-water reserve: frames that are set aside for urgent requests.
+//!
+//! They are in no bitmap and no magazine, so that no other request comes upon them and nothing else pays for them. An
+//! urgent request takes from here when there is nothing left anywhere else: the last rung of the ladder.
+//!
+//! # Invariants
+//!
+//! - At most `mark` frames are in the reserve, and they are free: nobody owns them, no batch sees them, their bytes are
+//!   wiped if the pool wipes.
+//! - While it is short of its mark, the clock's word is *awaited*, as if the reserve were waiting in line: every free
+//!   goes the long way, and tops it up before anybody else gets what was freed. Who takes sets the bit after taking; who
+//!   clears it looks at the reserve afterwards (see [`waiters`](super::waiters)).
+//!
+//! It is not there for contiguous requests: single frames that came back by chance are no run.
+
+use smallvec::SmallVec;
+
+use crate::config::MAGAZINE_BLOCKS_MAX;
+use crate::frame::Stock;
+use crate::ids::{FrameId, Run};
+use crate::sync::{AtomicUsize, Ordering::*};
+
+use super::blocks::Core;
+
+/// See the [module](self).
+pub(super) struct Reserve {
+    stock: Stock<FrameId>,
+    mark: usize,
+    /// Frames in the stock. Counted up before a push and down after a pop, so that it never reads too low.
+    held: AtomicUsize,
+}
+
+/// Frames taken out of the reserve.
+pub(super) type Taken = SmallVec<[FrameId; MAGAZINE_BLOCKS_MAX]>;
+
+impl Reserve {
+    /// An empty reserve that should hold `mark` frames.
+    pub(super) fn new(mark: usize) -> Self {
+        Self { stock: Stock::new(mark), mark, held: AtomicUsize::new(0) }
+    }
+
+    /// Frames that it should hold.
+    #[inline]
+    pub(super) fn mark(&self) -> usize {
+        self.mark
+    }
+
+    /// Frames that it holds; exact when nobody takes or fills.
+    pub(super) fn held(&self) -> usize {
+        // Relaxed: a statistic.
+        self.held.load(Relaxed)
+    }
+
+    /// Whether it holds fewer frames than it should.
+    #[inline]
+    pub(super) fn is_short(&self) -> bool {
+        self.stock.has_room()
+    }
+
+    /// Takes in the first frames of a run, as many as there is room for; the rest is the caller's.
+    pub(super) fn fill(&self, mut run: Run) -> Run {
+        while run.len > 0 && self.push(run.start) {
+            run = Run { start: FrameId(run.start.0 + 1), len: run.len - 1 };
+        }
+        run
+    }
+
+    fn push(&self, frame: FrameId) -> bool {
+        self.held.fetch_add(1, Relaxed);
+        let pushed = self.stock.push(frame).is_ok();
+        if !pushed {
+            self.held.fetch_sub(1, Relaxed);
+        }
+        pushed
+    }
+
+    fn pop(&self) -> Option<FrameId> {
+        let frame = self.stock.pop()?;
+        self.held.fetch_sub(1, Relaxed);
+        Some(frame)
+    }
+}
+
+impl Core {
+    /// Takes exactly so many frames out of the reserve, or none.
+    pub(super) fn take_reserved(&self, count: usize) -> Option<Taken> {
+        if count > self.reserve.mark {
+            return None;
+        }
+        let taken: Taken = std::iter::from_fn(|| self.reserve.pop()).take(count).collect();
+        if taken.len() < count {
+            // Others took the rest, or will fill it up meanwhile.
+            taken.iter().for_each(|&frame| self.reserve_frame(frame));
+            return None;
+        }
+        if !taken.is_empty() {
+            // After the taking: whoever clears the bit looks at the reserve afterwards.
+            self.clock.set_awaited();
+        }
+        Some(taken)
+    }
+
+    /// Puts a free frame into the reserve, or, where it is full by now, into the bitmaps.
+    fn reserve_frame(&self, frame: FrameId) {
+        let rest = self.reserve.fill(Run { start: frame, len: 1 });
+        if rest.len > 0 {
+            self.frames.free_run(rest);
+        }
+    }
+
+    /// Fills the reserve from the bitmaps, as far as it is short.
+    pub(super) fn top_up(&self) {
+        let short = self.reserve.mark.saturating_sub(self.reserve.held());
+        if short > 0 && self.reserve.is_short() {
+            self.frames.allocate_many(short as u32, FrameId(0), &mut |run| {
+                // Others may have filled it meanwhile. The caller announces what goes back.
+                let rest = self.reserve.fill(run);
+                if rest.len > 0 {
+                    self.frames.free_run(rest);
+                }
+            });
+        }
+    }
+
+    /// Frees the reserve's frames that lie in `region`, so that they can be [claimed](crate::frame::Frames::claim) there;
+    /// the reserve is then topped up from elsewhere, if the region is [isolated](crate::frame::Frames::isolate). Frames
+    /// that are freed into the region later can come into the reserve again: call it once more before claiming.
+    pub fn vacate_reserve(&self, region: Run) {
+        let is_inside = |frame: FrameId| (region.start.0..region.end()).contains(&frame.0);
+        let (inside, outside): (Taken, Taken) = std::iter::from_fn(|| self.reserve.pop())
+            .take(self.reserve.mark)
+            .partition(|&frame| is_inside(frame));
+        outside.iter().for_each(|&frame| self.reserve_frame(frame));
+        for &frame in &inside {
+            self.frames.free_run(Run { start: frame, len: 1 });
+        }
+        if !inside.is_empty() {
+            self.clock.set_awaited();
+        }
+        self.announce();
+    }
+
+    /// The frames in the reserve, for an audit.
+    pub(super) fn for_each_reserved(&self, mut f: impl FnMut(FrameId)) {
+        let all: Taken = std::iter::from_fn(|| self.reserve.pop()).collect();
+        for &frame in &all {
+            f(frame);
+            self.reserve_frame(frame);
+        }
+    }
+}

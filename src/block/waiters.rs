@@ -1,0 +1,348 @@
+//! Who waits for blocks, in which order, and who tells them.
+//!
+//! Requests that wait stand in one line: urgent before high before normal, and in each of these in the order in which they
+//! came. Only the head of the line tries; when it succeeds or gives up, it hands its turn on. An allocation that does
+//! not wait stands in no line, and may get blocks before the head does: sequences that run go before those that are to be
+//! admitted.
+//!
+//! # State
+//!
+//! | where | what | meaning |
+//! |---|---|---|
+//! | the clock's word | `awaited` | somebody waits, or the [reserve](super::reserve) is short: announce what becomes available |
+//! | [`Waiters`] | `news` | something became available, and the line was not told yet |
+//! | the line, under its lock | `signal` | the head has reason to try |
+//! | a place in line | `is_fenced` | its owner has made a heavy fence since it came, so that its searches find everything |
+//! | a place in line | `is_sure` | its last search visited every home and found nothing: all that came since was announced |
+//!
+//! # Protocol
+//!
+//! ```text
+//! wait:      enter the line, word |= awaited, head => signal;  heavy_fence
+//! turn:      head and signal => signal := 0, go;  else leave a waker, sleep
+//! try:       search everywhere;  got it => leave the line;  met an owner inside its home => signal, yield;  else sleep
+//! leave:     the next head: signal, wake;  line empty and reserve full => word &= !awaited;  reserve short after all => |=
+//! announce:  (what was freed is where others find it);  light_fence;  word.awaited => top up the reserve, tell
+//! tell:      news := 1;  fence;  lock free? => news := 0, signal, wake the head;  unlock;  fence;  news again? => again
+//! ```
+//!
+//! # Nobody sleeps beside a free block
+//!
+//! What is freed goes one of three ways.
+//!
+//! - *The short way*, into the loaded magazine, if the clock's word is quiet. The word is read inside the owner's section,
+//!   so that by the asymmetric fence either the owner sees that somebody waits, and goes the long way, or who waits, and
+//!   visits the home after its fence, meets the owner inside or finds the frame. A waiter that meets an owner inside does
+//!   not sleep, but wakes itself and looks again: the owner is there for nanoseconds, or until its thread, if it was
+//!   stopped there, goes on.
+//! - *The long way*, which ends with `announce`. Either the announcer sees the bit, or the waiter's search, which begins after
+//!   its fence, sees what was freed.
+//! - *Into limbo*. The end of a batch tells by the very word by which it ends, so that no fence is needed. (It is also
+//!   announced: the batch that it was tagged with may have ended before it got there.)
+//!
+//! A frame that is free can be in a thread's hands for a moment, and then nobody finds it: whoever had it announces. These
+//! are all who do:
+//!
+//! | what | where |
+//! |---|---|
+//! | a free the long way, by release, by handle, of a sequence or a lease | `Core::give_back` |
+//! | an allocation the long way: frames of a split, of a walk in transit, taken back from others, of a request undone | `Core::allocate_at`, [`Waiting::allocate`] |
+//! | magazines given back: `flush`, a thread that ends, a handle that is dropped | `Resident` |
+//! | trim | `Core::trim` |
+//! | the pool grows | `Core::grow` |
+//! | a batch ends | `Core::end_batch` |
+//! | moves end: frames that were left, destinations that were not used | [`Wave`](super::Wave) |
+//! | a shrink looks for what is free, or gives back what it had | [`Shrinking`](super::Shrinking) |
+//! | the reserve gives frames back | `Core::vacate_reserve`, and within `tell` |
+//!
+//! (Pins, shares, seals and forks make nothing available. The audit is for when nobody allocates or waits.)
+//!
+//! # Who waits for whom
+//!
+//! The line's lock is held for a few instructions, by those who wait and by those who tell. Who tells never waits for it:
+//! it leaves `news` behind, and whoever has the lock looks for that after unlocking; of the two, one sees the other, by
+//! their fences. Wakers are called, and dropped, without the lock: they may run anything. (What a waker does is its
+//! runtime's: tokio's takes a lock of its own for a moment.) A stopped waiter stops no free, and no allocation that does
+//! not wait. A future that is neither polled nor dropped holds up those behind it.
+//!
+//! Model: `loom-tests/tests/waiters.rs`.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::future::poll_fn;
+use std::sync::{PoisonError, TryLockError};
+use std::task::{Context, Poll, Waker};
+
+use crate::batch::InFlight;
+use crate::error::AllocError;
+use crate::ids::BlockId;
+use crate::sync::{AtomicBool, AtomicUsize, Mutex, MutexGuard, Ordering::*, fence, heavy_fence, light_fence};
+
+use super::allocate::Grab;
+use super::blocks::Core;
+use super::{AllocRequest, Blocks, Priority};
+
+/// See the [module](self).
+#[derive(Default)]
+pub(super) struct Waiters {
+    line: Mutex<Line>,
+    news: AtomicBool,
+    /// Places in line, for those who count.
+    count: AtomicUsize,
+}
+
+/// A place in line: the first one is the head.
+type Key = (Reverse<Priority>, u64);
+
+#[derive(Default)]
+struct Line {
+    places: BTreeMap<Key, Option<Waker>>,
+    /// Places that there ever were.
+    came: u64,
+    signal: bool,
+}
+
+impl Line {
+    fn is_head(&self, key: Key) -> bool {
+        self.places.first_key_value().is_some_and(|(&head, _)| head == key)
+    }
+
+    /// The head has reason to try; who must be woken for it.
+    #[must_use = "a head that has a reason to try must be woken"]
+    fn signal(&mut self) -> Option<Waker> {
+        self.signal = true;
+        // Without a waker it was woken already, or has not slept yet: it will see the signal.
+        self.places.first_entry().and_then(|mut head| head.get_mut().take())
+    }
+}
+
+impl Waiters {
+    fn lock(&self) -> MutexGuard<'_, Line> {
+        // A waker's `clone` and `drop` run without the lock: nothing panics inside.
+        self.line.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn try_lock(&self) -> Option<MutexGuard<'_, Line>> {
+        match self.line.try_lock() {
+            Ok(line) => Some(line),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Places in line.
+    pub(super) fn count(&self) -> usize {
+        // Relaxed: a statistic.
+        self.count.load(Relaxed)
+    }
+}
+
+impl Core {
+    /// To be called by whoever made blocks available, or had free frames in its hands where nobody finds them, after they
+    /// are where others find them: tells those who wait, if anybody does.
+    #[inline]
+    pub fn announce(&self) {
+        // Pairs with the heavy fence of who waits: it finds what was freed, or we see that it waits.
+        light_fence();
+        if self.clock.read().is_awaited() {
+            self.tell();
+        }
+    }
+
+    /// Ends a batch, and tells those who wait that what it held back may be free.
+    pub fn end_batch(&self, batch: InFlight) {
+        if self.clock.end(batch) {
+            self.tell();
+        }
+    }
+
+    /// Whether somebody waits for blocks, or the reserve is short.
+    #[inline]
+    pub fn is_awaited(&self) -> bool {
+        self.clock.read().is_awaited()
+    }
+
+    /// Requests that wait.
+    pub fn waiting(&self) -> usize {
+        self.waiters.count()
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn tell(&self) {
+        self.top_up();
+        // Release: pairs with the Acquire in `deliver`. A swap, so that it goes on with what others have told.
+        self.waiters.news.swap(true, Release);
+        self.deliver();
+    }
+
+    /// Tells the line what is new, unless somebody has it: they look here after unlocking.
+    fn deliver(&self) {
+        loop {
+            // Between `news` and the lock on one side, the unlocking and `news` on the other: one sees the other.
+            fence(SeqCst);
+            if !self.waiters.news.load(Relaxed) {
+                return;
+            }
+            let Some(mut line) = self.waiters.try_lock() else { return };
+            // Acquire: pairs with the Release in `tell`, so that the head's search sees what is new.
+            let woken = if self.waiters.news.swap(false, Acquire) { line.signal() } else { None };
+            self.settle(&line);
+            drop(line);
+            woken.into_iter().for_each(Waker::wake);
+            if cfg!(kvpool_mutant = "no_second_look") {
+                return;
+            }
+        }
+    }
+
+    /// Clears the bit when there is nobody left to tell. The line's lock is held.
+    fn settle(&self, line: &Line) {
+        if line.places.is_empty() && self.clock.read().is_awaited() && !self.reserve.is_short() {
+            self.clock.clear_awaited();
+            // An urgent request may have taken from the reserve, and set the bit that we cleared.
+            if self.reserve.is_short() {
+                self.clock.set_awaited();
+            }
+        }
+    }
+
+    /// Changes the line. What `f` returns is dropped without the lock.
+    fn with_line<R>(&self, f: impl FnOnce(&mut Line) -> R) -> R {
+        let mut line = self.waiters.lock();
+        let result = f(&mut line);
+        self.waiters.count.store(line.places.len(), Relaxed);
+        drop(line);
+        self.deliver();
+        result
+    }
+}
+
+/// A place in line. Dropping it leaves the line and hands the turn on.
+#[must_use = "a place that is dropped is given up"]
+pub(crate) struct Waiting<'a> {
+    blocks: &'a Blocks,
+    key: Key,
+    is_fenced: bool,
+    is_sure: bool,
+    /// It has had a turn: who came before it in line meanwhile may have looked for what we had in our hands.
+    has_tried: bool,
+}
+
+impl Blocks {
+    /// Takes a place in line, behind all of this priority.
+    pub(crate) fn wait_in_line(&self, priority: Priority) -> Waiting<'_> {
+        let key = self.with_line(|line| {
+            let key = (Reverse(priority), line.came);
+            line.came += 1;
+            line.places.insert(key, None);
+            if line.is_head(key) {
+                // What was freed before the bit was set was announced to nobody: look once more.
+                line.signal = !cfg!(kvpool_mutant = "no_look_after_bit");
+            }
+            // Under the lock, under which it is cleared.
+            self.clock.set_awaited();
+            key
+        });
+        Waiting { blocks: self, key, is_fenced: false, is_sure: false, has_tried: false }
+    }
+}
+
+impl Waiting<'_> {
+    /// Waits until it is this place's turn to try.
+    pub(crate) async fn turn(&mut self) {
+        if self.has_tried && !self.is_sure {
+            // Somebody was inside its home, where there may be something. Let it run, and look again.
+            yield_once().await;
+        }
+        poll_fn(|context| self.poll_turn(context)).await;
+    }
+
+    fn poll_turn(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        let mut waker = Some(context.waker().clone());
+        let has_turn = self.blocks.with_line(|line| {
+            let has_turn = line.is_head(self.key) && std::mem::take(&mut line.signal);
+            if !has_turn && let Some(place) = line.places.get_mut(&self.key) {
+                // The one before it is dropped without the lock.
+                std::mem::swap(place, &mut waker);
+            }
+            has_turn
+        });
+        if has_turn { Poll::Ready(()) } else { Poll::Pending }
+    }
+
+    /// Tries, in its turn. On success every block is passed to `take`; else there is nothing to be had now, and another
+    /// turn will come.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError`]; nothing was taken.
+    pub(crate) fn allocate(
+        &mut self,
+        request: &AllocRequest,
+        take: &mut dyn FnMut(BlockId),
+    ) -> Result<(), AllocError> {
+        self.has_tried = true;
+        if !self.is_fenced {
+            // Pairs with the light fences of those who free: they see the bit, or we find what they freed.
+            self.is_fenced = cfg!(kvpool_mutant = "waiter_no_fence") || heavy_fence();
+        }
+        if self.is_sure {
+            // A look from afar first: who waits for many blocks is told of each one.
+            let counts = self.blocks.counts();
+            let reserved = if request.priority == Priority::Urgent { counts.reserved } else { 0 };
+            if counts.free() + counts.retired + reserved < request.blocks {
+                self.tried();
+                return Err(self.blocks.exhausted(request.blocks));
+            }
+        }
+        let mut grab = Grab::new();
+        let gathered = self.blocks.with_seat(|seat| self.blocks.gather(seat, request, None, &mut grab));
+        self.is_sure = self.is_fenced && grab.is_sure;
+        match gathered {
+            Ok(()) => self.blocks.hand_out(&grab, request, false, take),
+            Err(_) => self.tried(),
+        }
+        gathered
+    }
+
+    /// After a search in vain: announces what this place had in its hands to the head, unless it is the head itself.
+    fn tried(&self) {
+        let woken = self.blocks.with_line(|line| {
+            if line.is_head(self.key) {
+                line.signal |= !self.is_sure;
+                return None;
+            }
+            line.signal()
+        });
+        woken.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        let (own, woken) = self.blocks.with_line(|line| {
+            let was_head = line.is_head(self.key);
+            let own = line.places.remove(&self.key);
+            let hands_on = (was_head || self.has_tried) && !cfg!(kvpool_mutant = "turn_kept");
+            let woken = if hands_on { line.signal() } else { None };
+            self.blocks.settle(line);
+            (own, woken)
+        });
+        drop(own);
+        woken.into_iter().for_each(Waker::wake);
+    }
+}
+
+/// Lets other tasks run.
+async fn yield_once() {
+    let mut yielded = false;
+    poll_fn(|context| {
+        if std::mem::replace(&mut yielded, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}

@@ -1,0 +1,115 @@
+//! Compaction, and another size, through the pool's door.
+
+use std::time::Instant;
+
+use crate::compact::{
+    Compactor, DefragConfig, DefragError, DefragOptions, DefragReport, Defragmenter, ResizeError, ResizeOptions,
+    ResizeReport, Snapshot,
+};
+
+use super::Pool;
+
+impl Pool {
+    /// Moves blocks so that free frames come to lie in runs of the pool's order: as many as can be gained. Everything else
+    /// goes on meanwhile; nobody waits for a move. Only [sealed](Self::seal), unpinned blocks move.
+    ///
+    /// Runs take turns: by hand, in the [background](Self::start_defragmenter), for a run that an allocation
+    /// [waits for](Self::allocate_async), and for [another size](Self::resize). The future may be dropped at any time;
+    /// the moves that are being copied then end by themselves.
+    ///
+    /// On a tokio runtime the bytes are copied by one of its threads for blocking work; elsewhere by whoever polls.
+    ///
+    /// ```
+    /// # use kvpool::{pool::{AllocRequest, Pool}, storage::KvLayout};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let pool = Pool::builder(KvLayout::named("tiny")?).blocks(1_000).build()?;
+    /// let mut handles = Vec::new();
+    /// pool.allocate_raw(AllocRequest::new(1_000), &mut handles)?;
+    /// let (kept, gone): (Vec<_>, Vec<_>) = handles.iter().partition(|handle| handle.id.0 % 2 == 0);
+    /// pool.free(&gone)?;
+    /// for &handle in &kept {
+    ///     pool.seal(handle)?;
+    /// }
+    /// let report = pool.defragment().await?;
+    /// assert!(report.fragmentation_before > 0.9 && report.fragmentation_after < 0.05, "{report:?}");
+    /// pool.audit()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`DefragError`]: what had moved before has moved, everything else is where it was.
+    pub async fn defragment(&self) -> Result<DefragReport, DefragError> {
+        self.defragment_with(DefragOptions::default()).await
+    }
+
+    /// As [`defragment`](Self::defragment), for another order, or within a budget.
+    ///
+    /// # Errors
+    ///
+    /// As for [`defragment`](Self::defragment).
+    pub async fn defragment_with(&self, options: DefragOptions) -> Result<DefragReport, DefragError> {
+        self.0.compactor.defragment(options).await
+    }
+
+    /// Starts a task that compacts the pool whenever it is fragmented, on the current tokio runtime, until the result is
+    /// [stopped](Defragmenter::stop) or dropped.
+    ///
+    /// # Errors
+    ///
+    /// [`DefragError::NoRuntime`], [`DefragError::NoBytes`], [`DefragError::Option`].
+    pub fn start_defragmenter(&self, config: DefragConfig) -> Result<Defragmenter, DefragError> {
+        Defragmenter::start(self.0.compactor.clone(), config)
+    }
+
+    /// Gives the pool so many blocks, the null block not counted, while it serves.
+    ///
+    /// Growing takes no time. Shrinking moves what is in use beyond the new end below it, and gives the memory back to the
+    /// system. It waits a while for batches in flight and for open blocks, see [`ResizeOptions::patience`]; what cannot
+    /// move is named in the error, and the pool is as large as it was. Allocations go on meanwhile, in what is to stay.
+    ///
+    /// The future may be dropped at any time: the pool is as large as it was then.
+    ///
+    /// # Errors
+    ///
+    /// [`ResizeError`]; the pool is as large as it was.
+    ///
+    /// # Panics
+    ///
+    /// A shrink that has to wait, outside of a tokio runtime that has a timer.
+    pub async fn resize(&self, blocks: usize) -> Result<ResizeReport, ResizeError> {
+        self.resize_with(blocks, ResizeOptions::default()).await
+    }
+
+    /// As [`resize`](Self::resize), with more or less patience.
+    ///
+    /// # Errors
+    ///
+    /// As for [`resize`](Self::resize).
+    ///
+    /// # Panics
+    ///
+    /// As for [`resize`](Self::resize).
+    pub async fn resize_with(&self, blocks: usize, options: ResizeOptions) -> Result<ResizeReport, ResizeError> {
+        let (from, started) = (self.total_blocks(), Instant::now());
+        if blocks < from {
+            return self.0.compactor.shrink(blocks, options).await;
+        }
+        if blocks > from {
+            self.grow(blocks - from)?;
+        }
+        Ok(ResizeReport { from, to: blocks, moved: DefragReport::default(), time: started.elapsed() })
+    }
+
+    /// What every frame holds now: for planners, pictures and questions. A walk over the whole pool.
+    pub fn snapshot(&self) -> Snapshot {
+        self.0.compactor.snapshot()
+    }
+
+    /// What moves this pool's blocks.
+    pub fn compactor(&self) -> &Compactor {
+        &self.0.compactor
+    }
+}

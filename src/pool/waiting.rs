@@ -1,0 +1,134 @@
+//! Allocation that waits its turn.
+//!
+//! The line, and the protocol by which no free goes unnoticed, are the floor's below ([`block`](crate::block)); here is
+//! the future that a task awaits. It is runtime-agnostic; only the deadline needs tokio's timer.
+
+use smallvec::SmallVec;
+
+use crate::block::AllocRequest;
+use crate::error::AllocError;
+use crate::ids::Ticket;
+
+use super::ids::LeasedIds;
+use super::lease::Root;
+use super::{Lease, Pool};
+
+impl Pool {
+    /// Hands out blocks, and waits for them if need be: urgent requests before high before normal ones, and among
+    /// those of a priority in the order in which they came; a small request does not overtake a large one. A request that does not wait ([`allocate`](Self::allocate), an append to a
+    /// sequence) stands in no line: it takes what is free at that moment.
+    ///
+    /// The future may be dropped at any time: its turn goes to the next. One that is kept without being polled holds
+    /// up those behind it. A contiguous request for which
+    /// enough is free, and no run is long enough, has blocks moved until one is.
+    ///
+    /// ```
+    /// # use kvpool::{pool::{AllocRequest, Pool, Priority}, storage::KvLayout};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let pool = Pool::builder(KvLayout::named("tiny")?).blocks(100).build()?;
+    /// let all = pool.allocate_owned(AllocRequest::new(100))?;
+    /// let waiting = pool.allocate_async(AllocRequest::new(10).priority(Priority::High));
+    /// let (lease, ()) = tokio::join!(waiting, async { drop(all) });
+    /// assert_eq!(lease?.blocks().len(), 10);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// What waiting cannot cure, at once: [`AllocError::Zero`], [`AllocError::WrongDevice`], [`AllocError::TooLarge`]
+    /// (also of a pool that could grow to that size, or that shrinks while the request waits),
+    /// [`AllocError::Reserved`].
+    pub async fn allocate_async(&self, request: AllocRequest) -> Result<Lease<'static>, AllocError> {
+        let blocks = self.blocks();
+        blocks.check_request(&request)?;
+        if !blocks.is_awaited() {
+            // Nobody waits: there is no line to stand in.
+            match self.allocate_owned(request) {
+                Err(AllocError::Exhausted { .. } | AllocError::NoRun { .. }) => {}
+                outcome => return outcome,
+            }
+        }
+        let mut place = blocks.wait_in_line(request.priority);
+        let mut runs = RunMaker::default();
+        loop {
+            place.turn().await;
+            let mut ids = SmallVec::new();
+            match place.allocate(&request, &mut |id| ids.push(id)) {
+                Ok(()) => return Ok(Lease::new(Root::Owned(blocks.anchor()), LeasedIds::more(ids))),
+                // Until somebody frees.
+                Err(AllocError::Exhausted { .. }) => {}
+                // Enough is free: until it is moved together, or somebody frees what joins the pieces.
+                Err(AllocError::NoRun { .. }) => runs.make(self, request.blocks).await,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// As [`allocate_async`](Self::allocate_async), until a deadline. The request is tried at least once, also if the
+    /// deadline has passed already.
+    ///
+    /// # Errors
+    ///
+    /// As for [`allocate_async`](Self::allocate_async), and [`AllocError::Deadline`].
+    ///
+    /// # Panics
+    ///
+    /// When it is polled outside of a tokio runtime that has a timer.
+    pub async fn allocate_until(
+        &self,
+        request: AllocRequest,
+        deadline: tokio::time::Instant,
+    ) -> Result<Lease<'static>, AllocError> {
+        match tokio::time::timeout_at(deadline, self.allocate_async(request)).await {
+            Ok(outcome) => outcome,
+            Err(_) => {
+                let counts = self.blocks().counts();
+                let (free, retired) = (counts.free(), counts.retired);
+                Err(AllocError::Deadline { asked: request.blocks, free, retired })
+            }
+        }
+    }
+}
+
+/// Has blocks moved for a request that needs a run, and not again and again in vain.
+#[derive(Default)]
+struct RunMaker {
+    /// Batches that may still read what the last moves left.
+    left: Ticket,
+    /// Turns to let pass before the next try, and how many are left of them.
+    pause: u32,
+    passing: u32,
+}
+
+impl RunMaker {
+    /// Turns that pass between two tries in vain, at most. A try looks at the whole pool.
+    const PAUSE_MAX: u32 = 64;
+
+    async fn make(&mut self, pool: &Pool, blocks: usize) {
+        let clock = pool.blocks().clock();
+        if !clock.ended(self.left) {
+            // What was moved out of the way is not free yet. The end of those batches gives the next turn.
+            return;
+        }
+        if self.passing > 0 {
+            self.passing -= 1;
+            return;
+        }
+        // A copy that failed is no reason to stop waiting: others free, too.
+        let made = pool.compactor().make_run(blocks as u32).await;
+        if made.is_ok_and(|report| report.moved_blocks > 0) {
+            self.left = clock.newest();
+            self.pause = 0;
+        } else {
+            self.pause = (2 * self.pause + 1).min(Self::PAUSE_MAX);
+        }
+        self.passing = self.pause;
+    }
+}
+
+const _: () = {
+    const fn sent<T: Send>() {}
+    sent::<Lease<'static>>();
+};

@@ -1,0 +1,364 @@
+//! Blocks that move while the pool serves: bytes stay what they were, whatever comes in between, and nothing is lost.
+
+use std::sync::atomic::{AtomicUsize, Ordering::*};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use kvpool::compact::{DefragConfig, DefragError, DefragOptions, DefragReport};
+use kvpool::error::{AllocError, StorageError};
+use kvpool::ids::{BlockHandle, Order, SequenceId};
+use kvpool::pool::{AllocRequest, Pool, Priority};
+use kvpool::sequence::{BlockTable, Sequence};
+use kvpool::storage::{CopyDone, Elements, ElementsMut, FrameMove, KvLayout};
+
+fn layout() -> KvLayout {
+    KvLayout::named("tiny").expect("the layout of the examples")
+}
+
+fn pool(blocks: usize) -> Pool {
+    Pool::builder(layout()).blocks(blocks).build().unwrap()
+}
+
+/// Blocks by handle, every other one freed, the others sealed: as fragmented as it gets.
+fn checkerboard(pool: &Pool) -> Vec<BlockHandle> {
+    let mut handles = Vec::new();
+    pool.allocate_raw(AllocRequest::new(pool.total_blocks()), &mut handles).unwrap();
+    let (kept, gone): (Vec<_>, Vec<_>) = handles.into_iter().partition(|handle| handle.id.0 % 2 == 0);
+    pool.free(&gone).unwrap();
+    kept.iter().for_each(|&handle| pool.seal(handle).unwrap());
+    kept
+}
+
+/// What token `token` of a sequence is stored as.
+fn content(sequence: u64, token: usize, bytes: usize) -> Vec<u8> {
+    let mut rng = fastrand::Rng::with_seed(sequence << 32 | token as u64);
+    (0..bytes).map(|_| rng.u8(..)).collect()
+}
+
+/// A sequence with bytes of its own.
+struct Written {
+    sequence: Sequence,
+    row: usize,
+}
+
+impl Written {
+    fn new(pool: &Pool, id: u64, tokens: usize) -> Self {
+        let layout = pool.layout();
+        let row = layout.kv_heads() * layout.head_dim() * layout.dtype().bytes();
+        let mut written = Self { sequence: pool.sequence(SequenceId(id)).open().unwrap(), row };
+        written.append(pool, tokens).unwrap();
+        written
+    }
+
+    fn append(&mut self, pool: &Pool, tokens: usize) -> Result<(), kvpool::error::SequenceError> {
+        let layout = pool.layout().clone();
+        let mut batch = pool.begin_batch();
+        let appended = batch.append(&mut self.sequence, tokens)?.tokens;
+        let id = self.sequence.id().0;
+        let bytes: Vec<u8> = appended.clone().flat_map(|token| content(id, token, self.row)).collect();
+        let v: Vec<u8> = bytes.iter().map(|byte| !byte).collect();
+        for layer in 0..layout.layers() {
+            let k = Elements::new(layout.dtype(), &bytes).unwrap();
+            let v = Elements::new(layout.dtype(), &v).unwrap();
+            batch.store(&mut self.sequence, layer, appended.clone(), k, v)?;
+        }
+        Ok(())
+    }
+
+    fn check(&self, pool: &Pool) {
+        let layout = pool.layout().clone();
+        let len = self.sequence.len();
+        let mut batch = pool.begin_batch();
+        let (mut k, mut v) = (vec![0; len * self.row], vec![0; len * self.row]);
+        for layer in 0..layout.layers() {
+            let keys = ElementsMut::new(layout.dtype(), &mut k).unwrap();
+            let values = ElementsMut::new(layout.dtype(), &mut v).unwrap();
+            batch.load(&self.sequence, layer, 0..len, keys, values).unwrap();
+            for token in 0..len {
+                let want = content(self.sequence.id().0, token, self.row);
+                assert_eq!(k[token * self.row..][..self.row], want, "token {token}");
+                assert!(v[token * self.row..][..self.row].iter().zip(&want).all(|(v, k)| *v == !k));
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_checkerboard_becomes_two_halves() {
+    let pool = pool(1_000);
+    let kept = checkerboard(&pool);
+    assert!(pool.stats().fragmentation > 0.99);
+    let report = pool.defragment().await.unwrap();
+    assert!(report.fragmentation_before > 0.99, "{report:?}");
+    assert!(report.fragmentation_after < 0.05, "{report:?}");
+    assert!((200..=260).contains(&report.moved_blocks), "half of the blocks that are kept: {report:?}");
+    assert_eq!(report.moved_bytes, (report.moved_blocks * pool.layout().bytes_per_block()) as u64);
+    assert!(report.runs_gained >= 30, "{report:?}");
+    pool.audit().unwrap();
+    assert!(pool.defragment().await.unwrap().moved_blocks < 8, "there is little left to do");
+    for &handle in &kept {
+        assert!(pool.info(handle).unwrap().sealed);
+    }
+    pool.free(&kept).unwrap();
+    assert_eq!((pool.audit().unwrap().owned, pool.free_blocks()), (0, 1_000));
+    let all = pool.allocate(AllocRequest::new(1_000).contiguous());
+    assert!(all.is_ok(), "all ids are there, in any order: {all:?}");
+}
+
+#[tokio::test]
+async fn sequences_keep_their_bytes() {
+    let pool = pool(600);
+    let mut sequences: Vec<Written> = (0..40).map(|id| Written::new(&pool, id, 1 + id as usize)).collect();
+    for round in 1..8 {
+        for written in &mut sequences {
+            written.append(&pool, round).unwrap();
+        }
+    }
+    let mut keep = false;
+    sequences.retain(|_| {
+        keep = !keep;
+        keep
+    });
+    let report = pool.defragment().await.unwrap();
+    assert!(report.moved_blocks > 50 && report.fragmentation_after < report.fragmentation_before, "{report:?}");
+    sequences.iter().for_each(|written| written.check(&pool));
+    for written in &mut sequences {
+        written.append(&pool, 9).unwrap();
+        written.check(&pool);
+    }
+    drop(sequences);
+    assert_eq!(pool.audit().unwrap().owned, 0);
+}
+
+#[tokio::test]
+async fn pinned_and_open_blocks_stay() {
+    let pool = pool(256);
+    let kept = checkerboard(&pool);
+    for (i, &handle) in kept.iter().enumerate() {
+        match i % 3 {
+            0 => pool.pin(handle).unwrap(),
+            1 => assert!(pool.reopen(handle).unwrap()),
+            _ => {}
+        }
+    }
+    let before: Vec<_> = kept.iter().map(|&handle| pool.info(handle).unwrap()).collect();
+    pool.defragment_with(DefragOptions::new().order(Order(1))).await.unwrap();
+    for (i, (&handle, before)) in kept.iter().zip(&before).enumerate() {
+        let now = pool.info(handle).unwrap();
+        assert!(i % 3 == 2 || now.frame == before.frame, "{before:?} moved: {now:?}");
+    }
+    pool.audit().unwrap();
+}
+
+#[tokio::test]
+async fn a_budget_is_kept() {
+    let pool = pool(512);
+    let _kept = checkerboard(&pool);
+    let bytes = pool.layout().bytes_per_block();
+    let options = DefragOptions::new().budget_bytes(20 * bytes as u64).wave_bytes(8 * bytes);
+    let report = pool.defragment_with(options).await.unwrap();
+    assert!(report.moved_blocks <= 20 && report.moved_blocks >= 8, "{report:?}");
+    assert_eq!(report.waves, report.moved_blocks.div_ceil(8));
+}
+
+#[tokio::test]
+async fn options_that_make_no_sense_are_refused() {
+    let pool = pool(64);
+    for options in [DefragOptions::new().wave_bytes(0), DefragOptions::new().order(Order(99))] {
+        assert!(matches!(pool.defragment_with(options).await, Err(DefragError::Option { .. })));
+    }
+    for threshold in [-0.1, 1.1, f64::NAN] {
+        let config = DefragConfig::new().threshold(threshold);
+        assert!(matches!(pool.start_defragmenter(config), Err(DefragError::Option { .. })));
+    }
+    let still = DefragConfig::new().interval(Duration::ZERO);
+    assert!(matches!(pool.start_defragmenter(still), Err(DefragError::Option { .. })));
+    let bare = Pool::builder(layout()).blocks(64).without_storage().build().unwrap();
+    assert_eq!(bare.defragment().await, Err(DefragError::NoBytes));
+}
+
+#[test]
+fn without_a_runtime_whoever_polls_copies() {
+    let pool = pool(256);
+    let _kept = checkerboard(&pool);
+    assert!(matches!(pool.start_defragmenter(DefragConfig::new()), Err(DefragError::NoRuntime)));
+    let report = block_on(pool.defragment()).unwrap();
+    assert!(report.moved_blocks > 0);
+    pool.audit().unwrap();
+}
+
+/// Polls a future that only ever waits for itself.
+fn block_on<F: Future>(future: F) -> F::Output {
+    let mut future = std::pin::pin!(future);
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    loop {
+        if let std::task::Poll::Ready(output) = future.as_mut().poll(&mut context) {
+            return output;
+        }
+    }
+}
+
+/// A copier that keeps what it was asked for, until it is let go.
+#[derive(Default)]
+struct Held(Mutex<Vec<(Vec<FrameMove>, CopyDone)>>);
+
+impl Held {
+    fn pool(self: &Arc<Self>, blocks: usize) -> Pool {
+        let held = self.clone();
+        let copier = Arc::new(move |moves: &[FrameMove], done: CopyDone| {
+            held.0.lock().unwrap().push((moves.to_vec(), done));
+        });
+        Pool::builder(layout()).blocks(blocks).engine_copies(copier).build().unwrap()
+    }
+
+    fn take(&self) -> Option<(Vec<FrameMove>, CopyDone)> {
+        self.0.lock().unwrap().pop()
+    }
+}
+
+/// A device that copies at its own pace: a run that is dropped meanwhile leaves its wave to the copy.
+#[tokio::test]
+async fn a_dropped_run_leaves_its_wave_to_the_copy() {
+    let held = Arc::new(Held::default());
+    let pool = held.pool(256);
+    let kept = checkerboard(&pool);
+    let run = tokio::time::timeout(Duration::from_millis(20), pool.defragment()).await;
+    assert!(run.is_err(), "nobody has copied anything");
+    let (moves, done) = held.take().expect("a wave is being copied");
+    let report = pool.audit().unwrap();
+    assert_eq!((report.held, report.owned), (moves.len(), 128));
+    // The lane is taken until the copy ends.
+    let again = tokio::time::timeout(Duration::from_millis(20), pool.defragment()).await;
+    assert!(again.is_err() && held.take().is_none());
+    done(Ok(()));
+    assert_eq!(pool.audit().unwrap().held, 0);
+    let moved = kept.iter().filter(|&&handle| pool.info(handle).unwrap().frame.0 != handle.id.0).count();
+    assert_eq!(moved, moves.len());
+    pool.free(&kept).unwrap();
+    assert_eq!(pool.free_blocks(), 256);
+}
+
+/// A copy that fails, and one that is dropped, put everything back.
+#[tokio::test]
+async fn a_failed_copy_puts_everything_back() {
+    let failing = Arc::new(AtomicUsize::new(2));
+    let left = failing.clone();
+    let copier = Arc::new(move |_: &[FrameMove], done: CopyDone| match left.fetch_sub(1, Relaxed) {
+        2 => done(Ok(())),
+        1 => done(Err(StorageError::Memory { bytes: 1, reason: std::io::ErrorKind::Other })),
+        _ => drop(done),
+    });
+    let pool = Pool::builder(layout()).blocks(256).engine_copies(copier).build().unwrap();
+    let kept = checkerboard(&pool);
+    let options = DefragOptions::new().wave_bytes(16 * pool.layout().bytes_per_block());
+    let failed = pool.defragment_with(options).await;
+    let Err(DefragError::Copy { report, .. }) = failed else { panic!("{failed:?}") };
+    assert_eq!((report.moved_blocks, report.given_up.copy_failed, report.waves), (16, 16, 1));
+    let audit = pool.audit().unwrap();
+    assert_eq!((audit.held, audit.owned, pool.free_blocks()), (0, 128, 128));
+    let dropped = pool.defragment().await;
+    assert!(matches!(dropped, Err(DefragError::CopyDropped { .. })), "{dropped:?}");
+    assert_eq!(pool.audit().unwrap().held, 0);
+    pool.free(&kept).unwrap();
+    assert_eq!(pool.free_blocks(), 256);
+}
+
+/// What a table built earlier must be told, and what it may go on reading until its batch ends.
+#[tokio::test]
+async fn a_batch_learns_what_moved() {
+    let pool = pool(400);
+    let gone = Written::new(&pool, 1, 40);
+    let kept = Written::new(&pool, 2, 400);
+    let other = Written::new(&pool, 3, 300);
+    drop((gone, other));
+    let first = pool.begin_batch();
+    let since = first.ticket();
+    let mut table = BlockTable::new();
+    first.block_table([&kept.sequence], &mut table).unwrap();
+    first.finish();
+    // Everything below is free, and makes one long run if the sequence's blocks go there.
+    let report = pool.defragment_with(DefragOptions::new().order(Order(8))).await.unwrap();
+    let second = pool.begin_batch();
+    let mut moved = Vec::new();
+    let all = second.moved_since(since, &mut moved);
+    assert_eq!(all, kvpool::block::Since::Listed);
+    assert_eq!(moved.len(), report.moved_blocks);
+    let mut patched = table.row(0).to_vec();
+    for (entry, block) in patched.iter_mut().zip(kept.sequence.blocks()) {
+        if let Some(moved) = moved.iter().rev().find(|moved| moved.block == block) {
+            *entry = moved.to.0 as i32;
+        }
+    }
+    second.block_table([&kept.sequence], &mut table).unwrap();
+    assert_eq!(patched, table.row(0));
+    let none = second.moved_since(second.ticket(), &mut Vec::new());
+    assert_eq!(none, kvpool::block::Since::Listed);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_background_task_keeps_a_churning_pool_whole() {
+    let pool = pool(2_000);
+    let task = pool
+        .start_defragmenter(DefragConfig::new().threshold(0.05).interval(Duration::from_millis(1)))
+        .unwrap();
+    let churn = |seed: u64| {
+        let pool = pool.clone();
+        tokio::task::spawn_blocking(move || {
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let mut sequences: Vec<Written> = Vec::new();
+            for id in 0..400 {
+                sequences.push(Written::new(&pool, seed << 20 | id, rng.usize(1..80)));
+                while sequences.len() > 40 {
+                    sequences.swap_remove(rng.usize(..sequences.len())).check(&pool);
+                }
+                let grown = rng.usize(..sequences.len());
+                sequences[grown].append(&pool, rng.usize(1..20)).unwrap();
+                if id % 16 == 0 {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+            sequences.iter().for_each(|written| written.check(&pool));
+        })
+    };
+    let by_hand = async {
+        for _ in 0..20 {
+            pool.defragment().await.unwrap();
+            tokio::time::sleep(Duration::from_millis(3)).await;
+        }
+    };
+    let (a, b, ()) = tokio::join!(churn(1), churn(2), by_hand);
+    (a.unwrap(), b.unwrap());
+    let totals = task.stop().await;
+    assert!(totals.looks > 0 && totals.failed == 0, "{totals:?}");
+    assert_eq!(pool.audit().unwrap().owned, 0);
+    assert_eq!(pool.free_blocks(), 2_000);
+}
+
+#[tokio::test]
+async fn a_run_is_made_for_who_waits_for_one() {
+    let pool = pool(256);
+    let kept = checkerboard(&pool);
+    let refused = pool.allocate(AllocRequest::new(64).contiguous()).unwrap_err();
+    assert!(matches!(refused, AllocError::NoRun { asked: 64, .. }), "{refused:?}");
+    let request = AllocRequest::new(64).contiguous().priority(Priority::High);
+    let lease = tokio::time::timeout(Duration::from_secs(5), pool.allocate_async(request)).await.unwrap().unwrap();
+    let first = pool.blocks().frame(lease.blocks()[0]);
+    for (i, &block) in lease.blocks().iter().enumerate() {
+        assert_eq!(pool.blocks().frame(block).0, first.0 + i as u32);
+    }
+    // Not enough is free: nothing is moved for it.
+    let before = kept.iter().map(|&handle| pool.info(handle).unwrap().frame).collect::<Vec<_>>();
+    let request = AllocRequest::new(65).contiguous();
+    let waits = tokio::time::timeout(Duration::from_millis(30), pool.allocate_async(request)).await;
+    assert!(waits.is_err());
+    assert_eq!(before, kept.iter().map(|&handle| pool.info(handle).unwrap().frame).collect::<Vec<_>>());
+    drop(lease);
+    pool.free(&kept).unwrap();
+    assert_eq!((pool.audit().unwrap().owned, pool.free_blocks()), (0, 256));
+}
+
+#[test]
+fn a_report_reads_well() {
+    let report = DefragReport::default();
+    assert_eq!(report.given_up.to_string(), "none");
+}

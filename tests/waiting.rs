@@ -1,0 +1,530 @@
+//! Allocation that waits: order, deadlines, dropped futures, everything that wakes, and the reserve. Nothing hangs: every
+//! wait has a time limit.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::*};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+use kvpool::error::{AllocError, SequenceError};
+use kvpool::ids::SequenceId;
+use kvpool::pool::{AllocRequest, BuildError, Lease, Pool, PoolBuilder, Priority};
+use kvpool::storage::KvLayout;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, timeout};
+
+/// Longer than anything here takes, on any machine.
+const LIMIT: Duration = Duration::from_secs(30);
+
+fn builder(blocks: usize) -> PoolBuilder {
+    Pool::builder(KvLayout::named("tiny").unwrap()).blocks(blocks).without_storage().threads(2)
+}
+
+fn pool(blocks: usize) -> Pool {
+    builder(blocks).build().unwrap()
+}
+
+fn all(pool: &Pool) -> Lease<'static> {
+    pool.allocate_owned(AllocRequest::new(pool.free_blocks())).unwrap()
+}
+
+async fn soon<T>(future: impl Future<Output = T>) -> T {
+    timeout(LIMIT, future).await.expect("somebody sleeps beside a free block")
+}
+
+/// Counts how often it was woken.
+#[derive(Default)]
+struct Bell(AtomicUsize);
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Relaxed);
+    }
+}
+
+/// Waits until so many requests stand in line.
+async fn in_line(pool: &Pool, count: usize) {
+    soon(async {
+        while pool.stats().waiting != count {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+}
+
+/// A task that waits for blocks, says its name when it has them, and gives them back.
+fn named(
+    pool: &Pool,
+    request: AllocRequest,
+    name: usize,
+    said: &mpsc::UnboundedSender<usize>,
+) -> JoinHandle<()> {
+    let (pool, said) = (pool.clone(), said.clone());
+    tokio::spawn(async move {
+        let lease = pool.allocate_async(request).await.unwrap();
+        said.send(name).unwrap();
+        drop(lease);
+    })
+}
+
+fn quiet(pool: &Pool, free: usize) {
+    let report = pool.audit().unwrap();
+    assert_eq!((report.owned, pool.free_blocks(), pool.stats().waiting), (0, free, 0), "{report:?}");
+    assert!(!pool.blocks().is_awaited(), "frees go the short way again");
+}
+
+#[tokio::test]
+async fn what_is_free_is_had_at_once() {
+    let pool = pool(100);
+    let mut future = pin!(pool.allocate_async(AllocRequest::new(100)));
+    let Poll::Ready(lease) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) else {
+        panic!("all are free")
+    };
+    assert_eq!(lease.unwrap().blocks().len(), 100);
+    quiet(&pool, 100);
+}
+
+#[tokio::test]
+async fn urgent_before_high_before_normal_and_each_in_order() {
+    let pool = pool(8);
+    let held = all(&pool);
+    let (say, mut said) = mpsc::unbounded_channel();
+    let line = [
+        (Priority::Normal, 4),
+        (Priority::Normal, 5),
+        (Priority::High, 2),
+        (Priority::Urgent, 0),
+        (Priority::High, 3),
+        (Priority::Urgent, 1),
+    ];
+    for (come, (priority, name)) in line.into_iter().enumerate() {
+        named(&pool, AllocRequest::new(8).priority(priority), name, &say);
+        in_line(&pool, come + 1).await;
+    }
+    drop(held);
+    for expected in 0..line.len() {
+        assert_eq!(soon(said.recv()).await, Some(expected));
+    }
+    soon(async {
+        while pool.free_blocks() < 8 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    quiet(&pool, 8);
+}
+
+#[tokio::test]
+async fn a_small_request_does_not_overtake_a_large_one() {
+    let pool = pool(8);
+    let mut held = all(&pool);
+    let (say, mut said) = mpsc::unbounded_channel();
+    named(&pool, AllocRequest::new(6), 0, &say);
+    in_line(&pool, 1).await;
+    named(&pool, AllocRequest::new(1), 1, &say);
+    in_line(&pool, 2).await;
+    held.truncate(4);
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    assert!(said.try_recv().is_err(), "four are free: enough for the second alone");
+    // Who does not wait takes what is free.
+    drop(pool.allocate(AllocRequest::new(1)).unwrap());
+    held.truncate(2);
+    assert_eq!((soon(said.recv()).await, soon(said.recv()).await), (Some(0), Some(1)));
+}
+
+#[tokio::test]
+async fn what_waiting_cannot_cure_is_refused_at_once() {
+    let pool = builder(10).reserve(4).build().unwrap();
+    let _held = all(&pool);
+    let urgent = |blocks| AllocRequest::new(blocks).priority(Priority::Urgent);
+    for (request, error) in [
+        (AllocRequest::new(0), AllocError::Zero),
+        (urgent(11), AllocError::TooLarge { asked: 11, total: 10 }),
+        (AllocRequest::new(7), AllocError::Reserved { asked: 7, total: 10, reserve: 4 }),
+        (urgent(7).contiguous(), AllocError::Reserved { asked: 7, total: 10, reserve: 4 }),
+    ] {
+        assert_eq!(soon(pool.allocate_async(request)).await.unwrap_err(), error);
+        assert_eq!(pool.allocate(request).unwrap_err(), error);
+    }
+    let elsewhere = AllocRequest::new(1).device(kvpool::ids::DeviceId::Cuda(3));
+    assert!(matches!(soon(pool.allocate_async(elsewhere)).await, Err(AllocError::WrongDevice { .. })));
+    assert_eq!(pool.stats().waiting, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_deadline_ends_the_wait() {
+    let pool = pool(10);
+    let mut held = all(&pool);
+    let begin = Instant::now();
+    let late = begin + Duration::from_secs(5);
+    let outcome = pool.allocate_until(AllocRequest::new(4), late).await;
+    assert_eq!(outcome.unwrap_err(), AllocError::Deadline { asked: 4, free: 0, retired: 0 });
+    assert_eq!(begin.elapsed(), Duration::from_secs(5));
+    quiet_but(&pool, 10);
+    // Tried once, though the deadline has passed.
+    held.truncate(9);
+    assert_eq!(pool.allocate_until(AllocRequest::new(1), begin).await.unwrap().blocks().len(), 1);
+    // And in time.
+    let other = pool.clone();
+    let late = Instant::now() + Duration::from_secs(5);
+    let waiting = tokio::spawn(async move { other.allocate_until(AllocRequest::new(10), late).await });
+    sleep(Duration::from_secs(4)).await;
+    drop(held);
+    assert_eq!(waiting.await.unwrap().unwrap().blocks().len(), 10);
+    quiet(&pool, 10);
+}
+
+/// Nobody waits, though some blocks are owned.
+fn quiet_but(pool: &Pool, owned: usize) {
+    assert_eq!((pool.audit().unwrap().owned, pool.stats().waiting), (owned, 0));
+    assert!(!pool.blocks().is_awaited());
+}
+
+/// A future that is dropped asleep, and one that is dropped after it was woken and before it looked.
+#[tokio::test]
+async fn a_dropped_future_hands_its_turn_on() {
+    for woken in [false, true] {
+        let pool = pool(4);
+        let mut held = Some(all(&pool));
+        let bells = [(); 2].map(|()| Arc::new(Bell::default()));
+        let wakers = bells.clone().map(Waker::from);
+        let mut futures = [(); 2].map(|()| Some(Box::pin(pool.allocate_async(AllocRequest::new(4)))));
+        for (future, waker) in futures.iter_mut().zip(&wakers) {
+            let future = future.as_mut().unwrap().as_mut();
+            assert!(future.poll(&mut Context::from_waker(waker)).is_pending(), "nothing is free");
+        }
+        if woken {
+            held.take();
+            assert!(bells[0].0.load(Relaxed) > 0, "the head is woken by the free");
+            assert_eq!(bells[1].0.load(Relaxed), 0, "and nobody else");
+        }
+        futures[0].take();
+        held.take();
+        assert!(bells[1].0.load(Relaxed) > 0, "the turn is the second one's");
+        let second = futures[1].as_mut().unwrap().as_mut();
+        let Poll::Ready(lease) = second.poll(&mut Context::from_waker(&wakers[1])) else {
+            panic!("all are free")
+        };
+        drop(lease);
+        futures[1].take();
+        quiet(&pool, 4);
+    }
+}
+
+#[tokio::test]
+async fn growth_wakes() {
+    let pool = builder(8).blocks_max(100).build().unwrap();
+    let held = all(&pool);
+    let other = pool.clone();
+    let waiting = tokio::spawn(async move { other.allocate_async(AllocRequest::new(8)).await });
+    in_line(&pool, 1).await;
+    pool.grow(8).unwrap();
+    let lease = soon(waiting).await.unwrap().unwrap();
+    drop((held, lease));
+    quiet(&pool, 16);
+}
+
+#[tokio::test]
+async fn the_end_of_a_batch_wakes() {
+    for dropped in [false, true] {
+        let pool = pool(8);
+        let held = all(&pool);
+        let (first, second) = (pool.begin_batch(), pool.begin_batch());
+        drop(held);
+        assert_eq!(pool.stats().retired, 8);
+        let other = pool.clone();
+        let waiting = tokio::spawn(async move { other.allocate_async(AllocRequest::new(8)).await });
+        in_line(&pool, 1).await;
+        second.finish();
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        assert!(!waiting.is_finished());
+        if dropped {
+            drop(first)
+        } else {
+            first.finish()
+        }
+        drop(soon(waiting).await.unwrap().unwrap());
+        quiet(&pool, 8);
+    }
+}
+
+#[tokio::test]
+async fn every_way_to_free_wakes() {
+    let ways: [fn(&Pool); 6] = [
+        |pool| drop(pool.allocate(AllocRequest::new(pool.free_blocks())).unwrap()),
+        |pool| {
+            let mut handles = Vec::new();
+            pool.allocate_raw(AllocRequest::new(pool.free_blocks()), &mut handles).unwrap();
+            pool.free(&handles).unwrap();
+        },
+        |pool| {
+            let mut handles = Vec::new();
+            pool.allocate_raw(AllocRequest::new(pool.free_blocks()), &mut handles).unwrap();
+            handles.iter().for_each(|&handle| pool.free(&[handle]).unwrap());
+        },
+        |pool| {
+            let cache = pool.handle();
+            let lease = cache.allocate_owned(AllocRequest::new(pool.free_blocks())).unwrap();
+            cache.release(lease);
+        },
+        |pool| {
+            let mut sequence = pool.sequence(SequenceId(1)).open().unwrap();
+            let mut batch = pool.begin_batch();
+            batch.append(&mut sequence, pool.free_blocks() * pool.layout().block_tokens()).unwrap();
+            drop(sequence);
+        },
+        |pool| {
+            let mut lease = pool.allocate(AllocRequest::new(pool.free_blocks())).unwrap();
+            let shared: Vec<_> = lease.handles().collect();
+            pool.share(&shared).unwrap();
+            lease.truncate(0);
+            pool.free(&shared).unwrap();
+        },
+    ];
+    for magazine_blocks in [0, 8] {
+        for (way, free) in ways.into_iter().enumerate() {
+            let pool = builder(40).magazine_blocks(magazine_blocks).build().unwrap();
+            // Half is held throughout: what the head waits for is the rest, while somebody has it.
+            let held = pool.allocate_owned(AllocRequest::new(20)).unwrap();
+            let bell = Arc::new(Bell::default());
+            let waker = Waker::from(bell.clone());
+            let mut future = pin!(pool.allocate_async(AllocRequest::new(30)));
+            assert!(future.as_mut().poll(&mut Context::from_waker(&waker)).is_pending(), "twenty are free");
+            let before = bell.0.load(Relaxed);
+            free(&pool);
+            assert!(bell.0.load(Relaxed) > before, "way {way}, magazines of {magazine_blocks}");
+            assert!(future.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+            drop(held);
+            assert!(future.as_mut().poll(&mut Context::from_waker(&waker)).is_ready(), "way {way}");
+        }
+    }
+}
+
+/// Blocks are in other threads' magazines: of one that sleeps, and of one that ends while somebody waits.
+#[tokio::test]
+async fn magazines_of_other_threads_are_got_at() {
+    let pool = builder(64).magazine_blocks(8).build().unwrap();
+    let (go, gone) = std::sync::mpsc::channel::<()>();
+    let (ready, is_ready) = std::sync::mpsc::channel();
+    let other = pool.clone();
+    let sleeper = std::thread::spawn(move || {
+        drop(other.allocate(AllocRequest::new(8)).unwrap());
+        ready.send(()).unwrap();
+        gone.recv().unwrap();
+    });
+    is_ready.recv().unwrap();
+    drop(soon(pool.allocate_async(AllocRequest::new(64))).await.unwrap());
+    go.send(()).unwrap();
+    sleeper.join().unwrap();
+    let held = all(&pool);
+    let other = pool.clone();
+    let waiting = tokio::spawn(async move { other.allocate_async(AllocRequest::new(64)).await });
+    in_line(&pool, 1).await;
+    std::thread::spawn(move || drop(held)).join().unwrap();
+    drop(soon(waiting).await.unwrap().unwrap());
+    quiet(&pool, 64);
+}
+
+#[tokio::test]
+async fn a_run_is_waited_for() {
+    let pool = builder(64).without_null_block().magazine_blocks(0).build().unwrap();
+    let mut leases: Vec<_> =
+        (0..64).map(|_| Some(pool.allocate_owned(AllocRequest::new(1)).unwrap())).collect();
+    leases.sort_by_key(|lease| lease.as_ref().map(|lease| lease.frames().next()));
+    leases.iter_mut().step_by(2).for_each(|lease| drop(lease.take()));
+    let request = AllocRequest::new(8).contiguous();
+    assert!(matches!(pool.allocate(request), Err(AllocError::NoRun { free: 32, .. })));
+    let other = pool.clone();
+    let waiting = tokio::spawn(async move { other.allocate_async(request).await });
+    in_line(&pool, 1).await;
+    leases.iter_mut().take(8).for_each(|lease| drop(lease.take()));
+    let run = soon(waiting).await.unwrap().unwrap();
+    assert_eq!(run.runs().count(), 1);
+    drop((run, leases));
+    quiet(&pool, 64);
+}
+
+#[test]
+fn a_reserve_must_leave_something() {
+    for reserve in [10, 11, usize::MAX] {
+        let refused = builder(10).reserve(reserve).build();
+        assert!(matches!(refused, Err(BuildError::Reserve { reserve: told, blocks: 10 }) if told == reserve));
+    }
+}
+
+#[tokio::test]
+async fn the_reserve_is_for_urgent_requests() {
+    let pool = builder(100).reserve(10).build().unwrap();
+    assert_eq!((pool.total_blocks(), pool.free_blocks(), pool.stats().reserved), (100, 90, 10));
+    assert!(!pool.blocks().is_awaited(), "nothing pays for a reserve that is full");
+    assert_eq!(pool.audit().unwrap().reserved, 10);
+    let held = all(&pool);
+    for priority in [Priority::Normal, Priority::High] {
+        let refused = pool.allocate(AllocRequest::new(1).priority(priority)).unwrap_err();
+        assert_eq!(refused, AllocError::Exhausted { asked: 1, free: 0, retired: 0 });
+    }
+    let urgent = |blocks| AllocRequest::new(blocks).priority(Priority::Urgent);
+    assert!(pool.allocate(urgent(11)).is_err());
+    assert_eq!(pool.stats().reserved, 10, "a refusal takes nothing");
+    let mut one = pool.allocate_owned(urgent(4)).unwrap();
+    let mut sequence = pool.sequence(SequenceId(1)).priority(Priority::Urgent).open().unwrap();
+    let mut batch = pool.begin_batch();
+    batch.append(&mut sequence, 3 * pool.layout().block_tokens()).unwrap();
+    drop(batch);
+    let three = soon(pool.allocate_async(urgent(3))).await.unwrap();
+    assert_eq!((pool.stats().reserved, pool.audit().unwrap().owned), (0, 100));
+    let mut poor = pool.sequence(SequenceId(2)).open().unwrap();
+    let outcome = pool.begin_batch().append(&mut poor, 1);
+    assert!(matches!(outcome, Err(SequenceError::Alloc(AllocError::Exhausted { .. }))));
+
+    // What is freed fills it up before anybody else gets some.
+    one.truncate(1);
+    assert_eq!((pool.stats().reserved, pool.free_blocks()), (3, 0));
+    assert!(pool.allocate(AllocRequest::new(1)).is_err());
+    assert!(pool.blocks().is_awaited());
+    drop((one, three, sequence));
+    assert_eq!((pool.stats().reserved, pool.free_blocks()), (10, 0));
+    drop(held);
+    assert_eq!((pool.stats().reserved, pool.free_blocks()), (10, 90));
+    drop(poor);
+    let report = pool.audit().unwrap();
+    assert_eq!((report.owned, report.reserved), (0, 10));
+    assert!(!pool.blocks().is_awaited());
+}
+
+/// Blocks retired under a batch come into the reserve when it ends, before a request that waits gets some.
+#[tokio::test]
+async fn the_reserve_is_filled_when_a_batch_ends() {
+    let pool = builder(10).reserve(4).build().unwrap();
+    let held = all(&pool);
+    let urgent = pool.allocate_owned(AllocRequest::new(4).priority(Priority::Urgent)).unwrap();
+    let batch = pool.begin_batch();
+    drop(held);
+    let other = pool.clone();
+    let waiting = tokio::spawn(async move { other.allocate_async(AllocRequest::new(3)).await });
+    in_line(&pool, 1).await;
+    drop(batch);
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    assert!(!waiting.is_finished(), "six came free, of which the reserve got four");
+    assert_eq!((pool.stats().reserved, pool.free_blocks()), (4, 2));
+    drop(urgent);
+    drop(soon(waiting).await.unwrap().unwrap());
+    assert_eq!(pool.stats().reserved, 4);
+    quiet(&pool, 6);
+}
+
+#[test]
+fn a_region_is_vacated_by_the_reserve() {
+    use kvpool::ids::{FrameId, Run};
+    let pool = builder(128).without_null_block().reserve(8).build().unwrap();
+    let region = Run { start: FrameId(0), len: 4 };
+    pool.blocks().vacate_reserve(region);
+    let report = pool.audit().unwrap();
+    assert_eq!((report.reserved, report.in_bitmap), (8, 120), "topped up again");
+    assert_eq!(pool.free_blocks(), 120);
+    assert!(!pool.blocks().is_awaited());
+}
+
+/// Threads that allocate and free, tasks that wait for more than there is, with deadlines, and tasks that give up.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_storm_of_waiters_frees_and_drops_ends_in_order() {
+    const BLOCKS: usize = 48;
+    for (reserve, magazine_blocks) in [(0, 0), (0, 8), (6, 4)] {
+        let pool =
+            builder(BLOCKS + reserve).reserve(reserve).magazine_blocks(magazine_blocks).build().unwrap();
+        let stop = Arc::new(AtomicUsize::new(0));
+        let threads: Vec<_> = (0..2)
+            .map(|seed| {
+                let (pool, stop) = (pool.clone(), stop.clone());
+                std::thread::spawn(move || churn(&pool, &stop, seed))
+            })
+            .collect();
+        let tasks: Vec<_> = (0..24)
+            .map(|task| {
+                let pool = pool.clone();
+                tokio::spawn(async move { wait_and_give_up(&pool, task).await })
+            })
+            .collect();
+        let mut served = 0;
+        for task in tasks {
+            served += soon(task).await.unwrap();
+        }
+        assert!(served > 0);
+        stop.store(1, Relaxed);
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        assert_eq!(pool.stats().reserved, reserve);
+        quiet(&pool, BLOCKS);
+    }
+}
+
+fn churn(pool: &Pool, stop: &AtomicUsize, seed: u64) {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let mut held = Vec::new();
+    while stop.load(Relaxed) == 0 {
+        match rng.u32(..10) {
+            0..4 => held.extend(pool.allocate_owned(AllocRequest::new(rng.usize(1..8)))),
+            4..8 if !held.is_empty() => drop(held.swap_remove(rng.usize(..held.len()))),
+            8 => {
+                let batch = pool.begin_batch();
+                held.pop();
+                batch.finish();
+            }
+            _ => held.extend(pool.allocate_owned(AllocRequest::new(1).priority(Priority::Urgent))),
+        }
+        // What is held for ever would make the others wait for ever.
+        if rng.u32(..50) == 0 {
+            held.clear();
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// Requests served to the end.
+async fn wait_and_give_up(pool: &Pool, task: u64) -> usize {
+    let mut rng = fastrand::Rng::with_seed(100 + task);
+    let mut served = 0;
+    for _ in 0..60 {
+        let priority = [Priority::Normal, Priority::High, Priority::Urgent][rng.usize(..3)];
+        let request = AllocRequest::new(rng.usize(1..40)).priority(priority);
+        match rng.u32(..4) {
+            // Dropped at a random moment.
+            0 => {
+                tokio::select! {
+                    lease = pool.allocate_async(request) => drop(lease.unwrap()),
+                    () = spin(rng.u32(..20)) => {}
+                }
+            }
+            1 => {
+                let late = Instant::now() + Duration::from_micros(rng.u64(..500));
+                match pool.allocate_until(request, late).await {
+                    Ok(_) | Err(AllocError::Deadline { .. }) => {}
+                    Err(other) => panic!("{other}"),
+                }
+            }
+            _ => {
+                let lease = soon(pool.allocate_async(request)).await.unwrap();
+                assert_eq!(lease.blocks().len(), request.blocks);
+                if rng.bool() {
+                    tokio::task::yield_now().await;
+                }
+                served += 1;
+            }
+        }
+    }
+    served
+}
+
+async fn spin(turns: u32) {
+    for _ in 0..turns {
+        tokio::task::yield_now().await;
+    }
+}
