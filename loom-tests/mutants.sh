@@ -50,9 +50,9 @@ bound_relaxed retire_reclaim
 late_rows growth_of_the_pool
 late_total growth_of_the_pool
 undo_half user_scheduler
-move_without_ticket moves
 publish_pinned moves
-release_keeps_moving moves
+release_from_mover moves
+publish_released moves
 publish_relaxed moves
 publish_no_fence moves
 reopen_moving moves

@@ -103,7 +103,7 @@ impl TouchedBlocks {
         let wave = self.blocks.begin_wave([(FrameId(from), FrameId(to))], &mut gave_way);
         self.copy(&wave);
         let published = wave.publish(&mut gave_way);
-        assert_eq!(published.moved == 1, outcome.is_ok());
+        assert_eq!(published == 1, outcome.is_ok());
         outcome
     }
 

@@ -300,7 +300,8 @@ impl Core {
             in_bitmap: self.frames.free_frames(),
             in_magazines,
             retired,
-            held: self.held.load(Relaxed),
+            // Whoever releases a block that is moving counts its frame in, perhaps after the mover counted it out.
+            held: (self.held.load(Relaxed) as isize).max(0) as usize,
             reserved: self.reserve.held(),
         }
     }

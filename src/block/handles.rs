@@ -351,7 +351,7 @@ impl Released {
     /// The word after the release.
     pub const fn word(self) -> BlockWord {
         match self {
-            Self::Shared(word) | Self::Last { word, .. } => word,
+            Self::Shared(word) | Self::Last { word, .. } | Self::ToMover { word, .. } => word,
         }
     }
 }

@@ -49,7 +49,7 @@ pub use blocks::{Blocks, BlocksConfig, Core, Counts, Scrub};
 pub(crate) use few::FEW;
 pub use info::BlockInfo;
 pub use log::{Moved, Since};
-pub use moving::{FrameUse, GaveWay, Published, Wave};
+pub use moving::{FrameUse, GaveWay, Wave};
 pub use request::{AllocRequest, Priority};
 pub(crate) use resident::Resident;
 pub use resident::{Anchor, flush_thread};

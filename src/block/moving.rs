@@ -6,36 +6,35 @@
 //! # Protocol
 //!
 //! ```text
-//! begin     a ticket of the clock, for the whole wave
-//!           t: claimed by name out of the bitmaps, and held     (free there: no batch sees it)
+//! begin     t: claimed by name out of the bitmaps, and held     (free there: no batch sees it)
 //!           S: sealed, unpinned, not moving, in f  ->  moving                        one compare-exchange
 //! copy      f -> t                                                  by the caller; may take as long as it takes
 //! publish   block_at(t) := S;  S: moving, unpinned, owned  ->  sealed, in t          one compare-exchange
 //!           D := free, in f;  block_at(f) := D
-//!           log;  fence(SeqCst);  f is retired with the newest ticket
+//!           log;  fence(SeqCst);  f is free, or retired while a batch is in flight
 //! or end    S: moving -> sealed, where it was;  t: no longer held, back into the bitmaps
+//!           S released meanwhile: S := free;  f is free, or retired while a batch is in flight
 //! ```
 //!
 //! # Invariants
 //!
-//! - *The source is readable.* Its owner may let go of it in mid-move. But the wave is a batch in flight that began before
-//!   the block was marked, and whoever releases a marked block has seen the mark: the frame is retired until the wave has
-//!   ended. For the same reason no block comes back to life, or into another frame, behind a wave's back.
+//! - *The source is readable.* Its owners may let go of it in mid-move. The last release of a block that is moving does not
+//!   free the frame, but leaves it to the mover. So a wave holds back what it copies, and nothing else of what is freed
+//!   meanwhile.
 //! - *The source is not written.* It is sealed; to write to it is refused while it is moving.
 //! - *The destination is the wave's alone*, from the claim to the publication.
 //! - *Who saw the old frame may go on reading it* until its batch has ended: the fence pairs with the one in
 //!   [`Clock::begin`](crate::batch::Clock::begin).
-//! - *Conservation*: a destination is counted as held, until it is owned, or free again.
+//! - *Conservation*: a destination is held, and so is the source of a block that was released; until they are free again.
 //!
 //! # Who waits for whom
 //!
 //! Nobody. Releases, pins and shares of a moving block take one compare-exchange as always; a release and a pin make the
 //! move give way. A wave that is dropped before it is published leaves everything as it was. A thread that is stopped
-//! in mid-wave holds back its destinations and, like any batch, the reuse of what is freed meanwhile; nothing else.
+//! in mid-wave holds back its destinations, and those of its sources that are released; nothing else.
 //!
 //! Models: `loom-tests/tests/moves.rs`, `loom-tests/tests/moved_since.rs`.
 
-use crate::batch::InFlight;
 use crate::ids::{BlockId, FrameId, Run, Ticket};
 use crate::sync::{Ordering::*, fence};
 
@@ -83,17 +82,7 @@ struct Moving {
 #[must_use = "a wave that is dropped moves nothing"]
 pub struct Wave {
     blocks: Blocks,
-    lease: Option<InFlight>,
     moving: Vec<Moving>,
-}
-
-/// What a published wave came to.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Published {
-    /// Blocks that moved.
-    pub moved: usize,
-    /// The newest batch that may still read the frames that were left: they are free once it, and all before it, ended.
-    pub tag: Ticket,
 }
 
 impl Blocks {
@@ -104,9 +93,7 @@ impl Blocks {
         moves: impl IntoIterator<Item = (FrameId, FrameId)>,
         gave_way: &mut dyn FnMut(FrameId, GaveWay),
     ) -> Wave {
-        // Before any block is marked, so that whoever releases a marked one sees a batch in flight.
-        let lease = if cfg!(kvpool_mutant = "move_without_ticket") { None } else { Some(self.clock.begin()) };
-        let mut wave = Wave { blocks: self.clone(), lease, moving: Vec::new() };
+        let mut wave = Wave { blocks: self.clone(), moving: Vec::new() };
         for (from, to) in moves {
             match self.begin_move(from, to) {
                 Ok(moving) => wave.moving.push(moving),
@@ -134,24 +121,25 @@ impl Wave {
     }
 
     /// The bytes have been copied: each block is in its new frame from now on, unless it gave way meanwhile, which
-    /// `gave_way` is told of.
-    pub fn publish(mut self, gave_way: &mut dyn FnMut(FrameId, GaveWay)) -> Published {
-        let blocks = self.blocks.clone();
+    /// `gave_way` is told of. Returns how many moved.
+    pub fn publish(mut self, gave_way: &mut dyn FnMut(FrameId, GaveWay)) -> usize {
         let (mut moved, mut left) = (Vec::with_capacity(self.moving.len()), Vec::new());
         for moving in self.moving.drain(..) {
-            match blocks.publish_move(moving) {
+            match self.blocks.publish_move(moving) {
                 Ok(()) => {
                     moved.push(Moved { block: moving.block, to: moving.to });
                     push_frame(&mut left, moving.from);
                 }
                 Err(why) => {
-                    blocks.end_move(moving);
+                    self.blocks.end_move(moving);
                     gave_way(moving.from, why);
                 }
             }
         }
-        let tag = if moved.is_empty() { Ticket(0) } else { blocks.retire_left(&moved, &left) };
-        Published { moved: moved.len(), tag }
+        if !moved.is_empty() {
+            self.blocks.leave(&moved, &left);
+        }
+        moved.len()
     }
 }
 
@@ -160,11 +148,7 @@ impl Drop for Wave {
         for moving in self.moving.drain(..) {
             self.blocks.end_move(moving);
         }
-        if let Some(lease) = self.lease.take() {
-            self.blocks.end_batch(lease);
-        }
-        // What this wave held back is free now, if no other batch does so, and with it the destinations that were not used.
-        self.blocks.reclaim_strays();
+        // Destinations that were not used, and frames that were left, may be free now.
         self.blocks.announce();
     }
 }
@@ -228,28 +212,48 @@ impl Core {
         Ok(())
     }
 
-    /// The copy is dropped, and the destination is free again.
+    /// The copy is dropped, and the destination is free again; the source too, if it was released meanwhile.
     fn end_move(&self, moving: Moving) {
-        // Release: the reads of the copy happen before whatever a writer does who finds the flag gone.
-        let _ = self.table.word(moving.block).fetch_update(Release, Relaxed, |bits| {
+        let atomic = self.table.word(moving.block);
+        // Release: the reads of the copy happen before whatever a writer does who finds the flag gone. Acquire: what the
+        // last owner did with the frame happens before its next owner gets it from us.
+        let ended = atomic.fetch_update(Release, Acquire, |bits| {
             BlockWord::from_bits(bits).end_move().map(BlockWord::to_bits)
         });
+        if let Err(bits) = ended {
+            let Some((word, carry)) = BlockWord::from_bits(bits).take_left() else { not_moving(moving, bits) };
+            if carry {
+                self.table.info(moving.block).carry_generation();
+            }
+            // A plain store: the frame is ours, and nobody else writes the word of a block that is free.
+            atomic.store(word.to_bits(), Release);
+            self.held.fetch_sub(1, Relaxed);
+            self.free_or_retire(&[Run { start: moving.from, len: 1 }]);
+        }
         if !cfg!(kvpool_mutant = "keep_destination") {
             self.release_held(moving.to);
         }
     }
 
-    /// The frames that a wave's blocks left: logged, so that tables can be patched, and retired.
-    fn retire_left(&self, moved: &[Moved], left: &[Run]) -> Ticket {
-        let tag = self.moves.append(moved, || {
-            // Pairs with the fence in `Clock::begin`: a batch sees the new frames, or the tag covers its ticket.
+    /// The frames that a wave's blocks left: logged, so that tables can be patched, and free, or retired while a batch is
+    /// in flight.
+    fn leave(&self, moved: &[Moved], left: &[Run]) {
+        self.moves.append(moved, || {
+            // Pairs with the fence in `Clock::begin`: a batch sees the new frames, or we see the batch.
             if !cfg!(kvpool_mutant = "publish_no_fence") {
                 fence(SeqCst);
             }
             self.clock.newest()
         });
-        left.iter().for_each(|&run| self.stray.push(run, tag));
-        tag
+        self.free_or_retire(left);
+    }
+
+    /// Frames that nobody owns: into the bitmaps, or aside if a batch may still see them.
+    fn free_or_retire(&self, runs: &[Run]) {
+        match self.clock.idle_or_tag() {
+            None => runs.iter().for_each(|&run| self.free_run(run)),
+            Some(tag) => runs.iter().for_each(|&run| self.stray.push(run, tag)),
+        }
     }
 
     /// Calls `f` with every frame that somebody owns, or that is the null block's, in no order. What moves meanwhile may be
@@ -285,4 +289,10 @@ fn movable(word: BlockWord, from: FrameId) -> Result<BlockWord, GaveWay> {
     } else {
         GaveWay::Open
     })
+}
+
+#[cold]
+#[inline(never)]
+fn not_moving(moving: Moving, bits: u64) -> ! {
+    panic!("{moving:?} is not under way: {:?}", BlockWord::from_bits(bits))
 }

@@ -171,7 +171,7 @@ impl Core {
             let released = word.release().filter(|_| word.is_listed() == listed);
             let released = released.unwrap_or_else(|| not_the_callers(id, word));
             let next = match released {
-                Released::Shared(next) | Released::Last { word: next, .. } => next,
+                Released::Shared(next) | Released::Last { word: next, .. } | Released::ToMover { word: next, .. } => next,
             };
             // Release: what this owner did with the bytes happens before the next owner's. Acquire: the last one
             // to go sees what all others did, and every batch that they began.
@@ -195,7 +195,19 @@ impl Core {
                 }
                 Some(word.frame())
             }
+            Released::ToMover { .. } => {
+                self.left_to_mover();
+                None
+            }
         }
+    }
+
+    /// The block was being moved: its frame is the mover's now, who pays the rest. Reached by the models in `moves`.
+    #[cold]
+    #[inline(never)]
+    fn left_to_mover(&self) {
+        // Relaxed: a statistic.
+        self.held.fetch_add(1, Relaxed);
     }
 
     /// Frames whose blocks are free: at once to where they are reused, or aside if a batch may still see them. Who waits for

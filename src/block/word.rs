@@ -17,7 +17,7 @@
 //! free (references 0) --allocate--> owned --share/release--> owned --release of the last--> free, generation + 1
 //! owned --seal--> sealed --begin_move--> moving --publish--> sealed, in another frame
 //!                 sealed --reopen--> owned        moving --end_move--> sealed, where it was
-//!                                                 moving --last release--> free: the move finds its bit gone
+//!                                                 moving --last release--> held: the mover has the frame
 //! free --hold--> held (free, moving) --unhold--> free        only by whoever has the frame
 //! ```
 //!
@@ -68,6 +68,12 @@ pub enum Released {
         /// The low bits of the generation went round: the caller adds one to the high bits before it gives the frame
         /// back.
         carry: bool,
+    },
+    /// That was the last of a block that is being moved: the frame, whose bytes are being read, is the mover's now, who
+    /// [gives it back](BlockWord::take_left). The caller owes nothing.
+    ToMover {
+        /// The word of the block: free, and held.
+        word: BlockWord,
     },
 }
 
@@ -200,8 +206,8 @@ impl BlockWord {
         if self.is_free() || self.0 & REFS_MASK == REFS_MASK { None } else { Some(Self(self.0 + ONE_REF)) }
     }
 
-    /// One reference less. `None`: free already. The last takes pins and flags with it; a move under way finds its
-    /// bit gone and gives way.
+    /// One reference less. `None`: free already. The last takes pins and flags with it, but that of a move: then the frame
+    /// goes to the mover.
     #[inline]
     pub const fn release(self) -> Option<Released> {
         match self.refs() {
@@ -209,12 +215,9 @@ impl BlockWord {
             1 => {
                 let more = if cfg!(kvpool_mutant = "same_generation") { 0 } else { 1 << GENERATION_SHIFT };
                 let generation = self.0.wrapping_add(more) & GENERATION_MASK;
-                let kept = if cfg!(kvpool_mutant = "release_keeps_moving") {
-                    FRAME_MASK | MOVING
-                } else {
-                    FRAME_MASK
-                };
-                Some(Released::Last { word: Self(self.0 & kept | generation), carry: generation == 0 })
+                let moving = if cfg!(kvpool_mutant = "release_from_mover") { 0 } else { self.0 & MOVING };
+                let (word, carry) = (Self(self.0 & FRAME_MASK | moving | generation), generation == 0);
+                Some(if moving == 0 { Released::Last { word, carry } } else { Released::ToMover { word } })
             }
             _ => Some(Released::Shared(Self(self.0 - ONE_REF))),
         }
@@ -261,7 +264,8 @@ impl BlockWord {
     #[inline]
     pub const fn publish_move(self, to: FrameId) -> Option<Self> {
         let pinned = self.pins() != 0 && !cfg!(kvpool_mutant = "publish_pinned");
-        if !self.is_moving() || pinned {
+        let released = self.is_free() && !cfg!(kvpool_mutant = "publish_released");
+        if !self.is_moving() || pinned || released {
             return None;
         }
         Some(Self(self.0 & !(MOVING | FRAME_MASK) | to.0 as u64))
@@ -273,7 +277,17 @@ impl BlockWord {
         Self(self.0 & GENERATION_MASK | left.0 as u64)
     }
 
-    /// The copy is dropped. `None`: the last owner went meanwhile, and took the flag along.
+    /// held -> free, by the mover to whom the last release left the frame; and whether the low bits of the generation went
+    /// round with that release. `None`: not held.
+    #[inline]
+    pub const fn take_left(self) -> Option<(Self, bool)> {
+        match self.unhold() {
+            Some(word) => Some((word, word.0 & GENERATION_MASK == 0)),
+            None => None,
+        }
+    }
+
+    /// The copy is dropped. `None`: the last owner went meanwhile, and the frame is the mover's.
     #[inline]
     pub const fn end_move(self) -> Option<Self> {
         if self.is_moving() && !self.is_free() { Some(Self(self.0 & !MOVING)) } else { None }
@@ -327,7 +341,7 @@ mod tests {
 
         #[test]
         fn the_last_release_leaves_frame_and_generation(word in words()) {
-            let word = BlockWord(word.0 & !REFS_MASK | ONE_REF);
+            let word = BlockWord(word.0 & !(REFS_MASK | MOVING) | ONE_REF);
             let Some(Released::Last { word: freed, carry }) = word.release() else { panic!("{word:?}") };
             prop_assert_eq!(freed.frame(), word.frame());
             prop_assert!(freed.is_free() && freed.pins() == 0);
@@ -349,8 +363,11 @@ mod tests {
                 prop_assert_eq!(moving.begin_move(), None);
                 prop_assert_eq!(moving.reopen(), None);
                 prop_assert_eq!(moving.pin().and_then(|w| w.publish_move(FrameId(to))), None);
-                if let Some(Released::Last { word: freed, .. }) = moving.release() {
+                if word.refs() == 1 {
+                    let Some(Released::ToMover { word: freed }) = moving.release() else { panic!("{moving:?}") };
+                    let Some(Released::Last { word: without, carry }) = word.release() else { panic!("{word:?}") };
                     prop_assert_eq!(freed.publish_move(FrameId(to)).or(freed.end_move()), None);
+                    prop_assert_eq!(freed.take_left(), Some((without, carry)));
                 }
             }
         }

@@ -136,7 +136,7 @@ impl Copying {
         let Some(wave) = self.wave.take() else { return };
         let mut copied = Copied { moved: 0, given_up: GivenUp::default(), failed: None };
         match outcome {
-            Ok(()) => copied.moved = wave.publish(&mut |_, why| copied.given_up.count(why)).moved,
+            Ok(()) => copied.moved = wave.publish(&mut |_, why| copied.given_up.count(why)),
             Err(error) => {
                 copied.given_up.copy_failed = wave.len();
                 copied.failed = Some(error);
