@@ -151,8 +151,8 @@ fn defragment(map: &Map<'_>, order: Order, moves_max: usize) -> Plan {
         map.each_movable(region, |from| moves.push(unplaced(from)));
         steps.push(Step { region, end: moves.len() });
     }
-    let shortfall = (chosen.moves < chosen.moves_full)
-        .then_some(Shortfall::Budget { needed: chosen.moves_full });
+    let shortfall =
+        (chosen.moves < chosen.moves_full).then_some(Shortfall::Budget { needed: chosen.moves_full });
     Plan { steps, shortfall, ..carry_out(map, order, &leaving, moves) }
 }
 

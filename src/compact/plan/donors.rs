@@ -38,7 +38,8 @@ pub(super) fn open(map: &Map<'_>, order: Order, region: &[u64], needed: usize) -
             let first = index * run_len / 64;
             vacant[first as usize..(first + run_len.div_ceil(64)) as usize].iter().all(|word| *word == !0)
         };
-        let (whole, broken): (Vec<u32>, Vec<u32>) = (0..regions).filter(spare).partition(|index| unit(*index));
+        let (whole, broken): (Vec<u32>, Vec<u32>) =
+            (0..regions).filter(spare).partition(|index| unit(*index));
         for index in broken.into_iter().chain(whole) {
             if have >= needed {
                 break;

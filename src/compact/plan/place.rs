@@ -223,7 +223,7 @@ impl Slots {
     fn at(&self, sequence: usize, place: u32) -> Option<usize> {
         let extent = self.extents.get(sequence)?;
         let at = place.wrapping_sub(extent.first);
-        (at < extent.len).then_some((extent.base + at) as usize)
+        if at < extent.len { Some((extent.base + at) as usize) } else { None }
     }
 
     /// The slot with a block of this key that is still to be placed.
@@ -322,28 +322,35 @@ impl Chains {
     }
 }
 
-/// Holes by length.
+/// Holes by length; of equals, the one that was there first, which is the lowest unless it is a rest.
 struct Shelf {
     holes: Vec<Hole>,
     heads: [u32; CLASSES],
+    /// Of a class that has a hole.
+    tails: [u32; CLASSES],
     /// A bit for each class that has a hole.
     stocked: [u64; CLASSES / 64],
 }
 
 impl Shelf {
     fn new() -> Self {
-        Self { holes: Vec::new(), heads: [NONE; CLASSES], stocked: [0; CLASSES / 64] }
+        Self { holes: Vec::new(), heads: [NONE; CLASSES], tails: [NONE; CLASSES], stocked: [0; CLASSES / 64] }
     }
 
     #[inline]
-    fn put(&mut self, mut hole: Hole) {
+    fn put(&mut self, hole: Hole) {
         if hole.len() == 0 {
             return;
         }
-        let class = class(hole.len());
-        hole.next = std::mem::replace(&mut self.heads[class], self.holes.len() as u32);
-        self.stocked[class / 64] |= 1 << (class % 64);
-        self.holes.push(hole);
+        let (class, index) = (class(hole.len()), self.holes.len() as u32);
+        self.holes.push(Hole { next: NONE, ..hole });
+        if self.heads[class] == NONE {
+            self.heads[class] = index;
+            self.stocked[class / 64] |= 1 << (class % 64);
+        } else {
+            self.holes[self.tails[class] as usize].next = index;
+        }
+        self.tails[class] = index;
     }
 
     /// The shortest hole that takes `len` blocks, or else the longest.

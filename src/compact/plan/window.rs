@@ -92,8 +92,8 @@ fn cheapest_window(map: &Map<'_>, len: u32) -> Option<(Run, usize)> {
             continue;
         }
         let start = last + 1 - len;
-        let crossings = u32::from(start > 0 && map::has(&map.linked, start - 1))
-            + u32::from(map::has(&map.linked, last));
+        let crossings =
+            u32::from(start > 0 && map::has(&map.linked, start - 1)) + u32::from(map::has(&map.linked, last));
         let this = (movable, crossings, start);
         best = Some(best.map_or(this, |best| best.min(this)));
     }
