@@ -23,7 +23,7 @@ use super::plan::{Move, Plan};
 
 const PLACE_BITS: u32 = 30;
 const SEQUENCE_BITS: u32 = 32;
-const KIND_SHIFT: u32 = PLACE_BITS + SEQUENCE_BITS;
+pub(super) const KIND_SHIFT: u32 = PLACE_BITS + SEQUENCE_BITS;
 const NO_SEQUENCE: u32 = u32::MAX;
 
 const _: () = assert!(KIND_SHIFT + 2 == u64::BITS);

@@ -3,6 +3,7 @@
 use crate::config::FAN_LOG2;
 use crate::ids::{FrameId, Order, Run};
 
+use super::Shortfall;
 use super::map::{self, Map};
 
 /// What is emptied, and what for.
@@ -13,6 +14,13 @@ pub(super) struct Chosen {
     pub moves: usize,
     /// Blocks that would move without a limit.
     pub moves_full: usize,
+}
+
+impl Chosen {
+    /// What the limit has cost.
+    pub(super) fn shortfall(&self) -> Option<Shortfall> {
+        (self.moves < self.moves_full).then_some(Shortfall::Budget { needed: self.moves_full })
+    }
 }
 
 /// What a region costs to be empty.
@@ -33,11 +41,9 @@ pub(super) fn sparsest(map: &Map<'_>, order: Order, moves_max: usize) -> Chosen 
     let mut costs = Vec::with_capacity(regions as usize);
     let mut by_moves = vec![0_usize; run_len + 1];
     let (mut holes, mut candidates) = (0, 0);
-    for index in 0..regions {
-        let run = region(index, order);
-        let free = map::count(&map.free, run);
-        let movable = map::count(&map.movable, run);
-        let cost = match (free + movable == run.len, movable) {
+    let (free, movable) = (map::counts(&map.free, order), map::counts(&map.movable, order));
+    for (&free, &movable) in free.iter().zip(&movable).take(regions as usize) {
+        let cost = match ((free + movable) as usize == run_len, movable) {
             (false, _) => Cost::Never,
             (true, 0) => Cost::Free,
             (true, _) => Cost::Moves(movable),
@@ -116,10 +122,10 @@ fn ties(
         let run = region(index, order);
         let stays = |frame: u32| !is_chosen[(frame >> order.0) as usize];
         let (before, last) = (run.start.0.wrapping_sub(1), run.end() - 1);
-        let is_crossed_at_start = index > 0 && map::has(&map.linked, before) && stays(before);
+        let is_crossed_at_start = index > 0 && map.is_linked(before) && stays(before);
         // Past the last whole region, everything stays.
-        let is_crossed_at_end = map::has(&map.linked, last)
-            && is_chosen.get(index as usize + 1).is_none_or(|is_chosen| !is_chosen);
+        let is_crossed_at_end =
+            map.is_linked(last) && is_chosen.get(index as usize + 1).is_none_or(|is_chosen| !is_chosen);
         let crossings = usize::from(is_crossed_at_start) + usize::from(is_crossed_at_end);
         let first = (index >> up << up) as usize;
         let mut lacking = 0;

@@ -18,11 +18,11 @@ pub(super) fn open(map: &Map<'_>, order: Order, region: &[u64], needed: usize) -
     };
     let mut open: Vec<u64> = map.free.iter().zip(region).map(|(free, region)| free & !region).collect();
     let vacant: Vec<u64> = map.free.iter().zip(region).map(|(free, region)| free | region).collect();
-    let vacancies: Vec<u32> = (0..regions).map(|index| map::count(&vacant, run(index))).collect();
-
+    let (vacancies, mut counts) = (map::counts(&vacant, order), map::counts(&open, order));
+    counts.truncate(regions as usize);
     let mut holes = vec![0; run_len as usize + 1];
-    for index in 0..regions {
-        holes[vacancies[index as usize] as usize] += map::count(&open, run(index)) as usize;
+    for (vacancy, count) in vacancies.iter().zip(&counts) {
+        holes[*vacancy as usize] += *count as usize;
     }
     let mut have = 0;
     let last = (0..run_len as usize).find(|vacancy| {
@@ -45,7 +45,7 @@ pub(super) fn open(map: &Map<'_>, order: Order, region: &[u64], needed: usize) -
                 break;
             }
             wanted[index as usize] = true;
-            have += map::count(&open, run(index)) as usize;
+            have += counts[index as usize] as usize;
         }
     }
     for index in 0..regions {

@@ -18,11 +18,11 @@
 
 use std::ops::Range;
 
-use crate::ids::FrameId;
+use crate::ids::{FrameId, Order};
 
 use super::super::snapshot::FrameState;
-use super::Move;
 use super::map::{self, Map};
+use super::{Move, donors};
 
 /// Where a move goes before it is placed.
 pub(super) const NOWHERE: FrameId = FrameId(u32::MAX);
@@ -42,21 +42,28 @@ pub(super) struct Links {
     pub breaks: usize,
 }
 
-/// Gives every move a destination among the `open` frames, of which there are enough.
-pub(super) fn place(map: &Map<'_>, open: &[u64], moves: &mut [Move]) -> Links {
-    let mut leaving = map.none();
-    moves.iter().for_each(|one| map::put(&mut leaving, one.from, true));
-    let (mut slots, loose) = Slots::of(map, moves);
-    let mut board = Board { moves, before: 0, after: 0, kept: 0 };
-    board.before = links_of(&map.linked, &leaving);
+/// Gives every move a destination outside of `emptied`. The moves' sources are what is `leaving`, and at least as many
+/// frames are free outside.
+pub(super) fn place(
+    map: &Map<'_>,
+    order: Order,
+    emptied: &[u64],
+    leaving: &[u64],
+    moves: &mut [Move],
+) -> Links {
+    let open = donors::open(map, order, emptied, moves.len());
+    let keys: Vec<u64> = moves.iter().map(|one| map.state(one.from.0).key()).collect();
+    let (mut slots, loose) = Slots::of(map, &keys);
+    let before = links_of(map, leaving, moves, &keys);
+    let mut board = Board { moves, after: 0, kept: 0 };
 
     // A neighbour's key, if it stays. A frame that is free or leaves has none that anything is linked to.
     let key = |frame: u32| {
-        let stays = (frame as usize) < map.len() && !map::has(&leaving, frame);
+        let stays = (frame as usize) < map.len() && !map::has(leaving, frame);
         if stays { map.state(frame).key() } else { FrameState::FREE.key() }
     };
     let mut shelf = Shelf::new();
-    map::each_run(open, |start, end| {
+    map::each_run(&open, |start, end| {
         let before = if start == 0 { FrameState::FREE.key() } else { key(start - 1) };
         let mut hole = Hole { start, end, before, after: key(end), next: NONE };
         let first = hole.before + 1;
@@ -85,18 +92,23 @@ pub(super) fn place(map: &Map<'_>, open: &[u64], moves: &mut [Move]) -> Links {
     }
     for index in loose {
         let mut hole = shelf.take_for(1);
-        let key = map.state(board.moves[index as usize].from.0).key();
-        board.fill(&mut hole, &mut [index], key);
+        board.fill(&mut hole, &mut [index], keys[index as usize]);
         shelf.put(hole);
     }
-    Links { joins: board.after - board.kept, breaks: board.before - board.kept }
+    Links { joins: board.after - board.kept, breaks: before - board.kept }
 }
 
 /// How many links have an end that leaves.
-fn links_of(linked: &[u64], leaving: &[u64]) -> usize {
-    let next = |word: usize| leaving.get(word + 1).map_or(0, |bits| bits << 63);
-    let touched = |word: usize| linked[word] & (leaving[word] | leaving[word] >> 1 | next(word));
-    (0..linked.len()).map(|word| touched(word).count_ones() as usize).sum()
+fn links_of(map: &Map<'_>, leaving: &[u64], moves: &[Move], keys: &[u64]) -> usize {
+    let frames = map.snapshot.frames();
+    let of = |(one, key): (&Move, &u64)| {
+        let at = one.from.index();
+        let is_next = frames.get(at + 1).is_some_and(|next| key + 1 == next.key());
+        // The link to a block that leaves as well is that one's.
+        let is_last = at > 0 && frames[at - 1].key() + 1 == *key && !map::has(leaving, one.from.0 - 1);
+        usize::from(is_next) + usize::from(is_last)
+    };
+    moves.iter().zip(keys).map(of).sum()
 }
 
 /// Consecutive open frames, and the keys of what lies on both sides of them.
@@ -120,11 +132,9 @@ impl Hole {
 /// The moves, and what they have done to links so far.
 struct Board<'a> {
     moves: &'a mut [Move],
-    /// Links that an end of leaves.
-    before: usize,
     /// Links that an end of has come to.
     after: usize,
-    /// Those of both whose ends have moved together.
+    /// Those of them that were there before: their ends have moved together.
     kept: usize,
 }
 
@@ -186,12 +196,11 @@ struct Slots {
 impl Slots {
     /// The slots, and the moves that have none: of no sequence, of a place that another has in a torn snapshot, or of
     /// sequences with so many gaps that their slots would outgrow the pool.
-    fn of(map: &Map<'_>, moves: &[Move]) -> (Self, Vec<u32>) {
+    fn of(map: &Map<'_>, keys: &[u64]) -> (Self, Vec<u32>) {
         let empty = Extent { first: u32::MAX, last: 0, base: 0, len: 0 };
         let mut extents = vec![empty; map.snapshot.sequences().len()];
-        let part = |one: &Move| FrameState::parts(map.state(one.from.0).key());
-        for one in moves {
-            let (sequence, place) = part(one);
+        for key in keys {
+            let (sequence, place) = FrameState::parts(*key);
             if let Some(extent) = extents.get_mut(sequence) {
                 extent.first = extent.first.min(place);
                 extent.last = extent.last.max(place);
@@ -208,8 +217,8 @@ impl Slots {
         }
         let mut slots = Self { extents, moves: vec![NONE; total] };
         let mut loose = Vec::new();
-        for (index, one) in moves.iter().enumerate() {
-            let (sequence, place) = part(one);
+        for (index, key) in keys.iter().enumerate() {
+            let (sequence, place) = FrameState::parts(*key);
             match slots.at(sequence, place).map(|at| &mut slots.moves[at]) {
                 Some(slot) if *slot == NONE => *slot = index as u32,
                 _ => loose.push(index as u32),
