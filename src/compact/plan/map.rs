@@ -17,15 +17,15 @@ impl<'a> Map<'a> {
     pub(super) fn of(snapshot: &'a Snapshot) -> Self {
         let words = snapshot.frames().len().div_ceil(64);
         let (mut free, mut movable) = (Vec::with_capacity(words), Vec::with_capacity(words));
-        for chunk in snapshot.frames().chunks(64) {
-            // Two loops without a branch, of which the first is vectorized: a byte a frame, then a bit a byte.
-            let mut kinds = [FrameKind::Fixed as u8; 64];
-            for (kind, state) in kinds.iter_mut().zip(chunk) {
-                *kind = (state.bits() >> KIND_SHIFT) as u8;
-            }
+        let (whole, rest) = snapshot.frames().as_chunks::<64>();
+        let mut last = [FrameState::new(FrameKind::Fixed, None); 64];
+        last[..rest.len()].copy_from_slice(rest);
+        for chunk in whole.iter().chain((!rest.is_empty()).then_some(&last)) {
+            // Without a branch, and the first step vectorized: a byte a frame, then a bit a byte.
+            let kinds = chunk.map(|state| (state.bits() >> KIND_SHIFT) as u8);
             let (mut high, mut low) = (0, 0);
-            for (at, eight) in kinds.chunks_exact(8).enumerate() {
-                let eight = u64::from_le_bytes(eight.try_into().expect("a chunk of eight"));
+            for (at, eight) in kinds.as_chunks::<8>().0.iter().enumerate() {
+                let eight = u64::from_le_bytes(*eight);
                 high |= gather(eight >> 1) << (at * 8);
                 low |= gather(eight) << (at * 8);
             }
@@ -108,24 +108,34 @@ pub(super) fn count(bitmap: &[u64], run: Run) -> u32 {
 /// How many bits of each aligned run of `2^order` are set; the last run may be cut off by the end of the bitmap, and the
 /// runs past the last frame count nothing.
 pub(super) fn counts(bitmap: &[u64], order: Order) -> Vec<u32> {
-    if order.0 >= 6 {
-        let ones = |run: &[u64]| run.iter().map(|word| word.count_ones()).sum();
-        return bitmap.chunks(1 << (order.0 - 6)).map(ones).collect();
-    }
-    // Sums of neighbouring fields, until a field is a run.
-    const EVEN: [u64; 5] = [!0 / 3, !0 / 5, !0 / 17, !0 / 257, !0 / 65537];
-    let (run_len, mask) = (order.frames(), (1 << order.frames()) - 1);
-    let mut counts = vec![0; bitmap.len() * (64 / run_len)];
-    for (runs, &word) in counts.chunks_exact_mut(64 / run_len).zip(bitmap) {
-        let mut fields = word;
-        for (step, even) in EVEN[..usize::from(order.0)].iter().enumerate() {
-            fields = (fields & even) + (fields >> (1 << step) & even);
+    /// Sums of neighbouring fields, until a field is a run.
+    fn fields<const ORDER: usize>(bitmap: &[u64]) -> Vec<u32> {
+        const EVEN: [u64; 5] = [!0 / 3, !0 / 5, !0 / 17, !0 / 257, !0 / 65537];
+        let (run_len, mask) = (1 << ORDER, (1 << (1 << ORDER)) - 1);
+        let mut counts = vec![0; bitmap.len() * (64 >> ORDER)];
+        for (runs, &word) in counts.chunks_exact_mut(64 >> ORDER).zip(bitmap) {
+            let mut fields = word;
+            for step in 0..ORDER {
+                fields = (fields & EVEN[step]) + (fields >> (1 << step) & EVEN[step]);
+            }
+            for (at, run) in runs.iter_mut().enumerate() {
+                *run = (fields >> (at * run_len) & mask) as u32;
+            }
         }
-        for (at, run) in runs.iter_mut().enumerate() {
-            *run = (fields >> (at * run_len) & mask) as u32;
+        counts
+    }
+    match order.0 {
+        0 => fields::<0>(bitmap),
+        1 => fields::<1>(bitmap),
+        2 => fields::<2>(bitmap),
+        3 => fields::<3>(bitmap),
+        4 => fields::<4>(bitmap),
+        5 => fields::<5>(bitmap),
+        _ => {
+            let ones = |run: &[u64]| run.iter().map(|word| word.count_ones()).sum();
+            bitmap.chunks(1 << (order.0 - 6)).map(ones).collect()
         }
     }
-    counts
 }
 
 /// Sets all bits of `run`.

@@ -106,11 +106,19 @@ pub(super) struct Shelf {
     tails: [u32; CLASSES],
     /// A bit for each class that has a hole.
     stocked: [u64; CLASSES / 64],
+    /// A bit for each word of those that is not 0.
+    words: u64,
 }
 
 impl Shelf {
     pub(super) const fn new() -> Self {
-        Self { holes: Vec::new(), heads: [NONE; CLASSES], tails: [NONE; CLASSES], stocked: [0; CLASSES / 64] }
+        Self {
+            holes: Vec::new(),
+            heads: [NONE; CLASSES],
+            tails: [NONE; CLASSES],
+            stocked: [0; CLASSES / 64],
+            words: 0,
+        }
     }
 
     #[inline]
@@ -123,6 +131,7 @@ impl Shelf {
         if self.heads[class] == NONE {
             self.heads[class] = index;
             self.stocked[class / 64] |= 1 << (class % 64);
+            self.words |= 1 << (class / 64);
         } else {
             self.holes[self.tails[class] as usize].next = index;
         }
@@ -141,20 +150,24 @@ impl Shelf {
         self.heads[class] = hole.next;
         if hole.next == NONE {
             self.stocked[class / 64] &= !(1 << (class % 64));
+            self.words &= !(u64::from(self.stocked[class / 64] == 0) << (class / 64));
         }
         hole
     }
 
     #[inline]
     fn class_for(&self, class: usize) -> Option<usize> {
-        let (first, bit) = (class / 64, class % 64);
-        let here = self.stocked[first] & !0 << bit;
-        let above = || (first + 1..self.stocked.len()).map(|word| (word, self.stocked[word]));
-        let fits = std::iter::once((first, here)).chain(above()).find(|(_, bits)| *bits != 0);
-        if let Some((word, bits)) = fits {
-            return Some(word * 64 + bits.trailing_zeros() as usize);
+        let word = class / 64;
+        let here = self.stocked[word] & !0 << (class % 64);
+        if here != 0 {
+            return Some(word * 64 + here.trailing_zeros() as usize);
         }
-        let longest = self.stocked.iter().rposition(|bits| *bits != 0)?;
+        let above = self.words & !1 << word;
+        if above != 0 {
+            let word = above.trailing_zeros() as usize;
+            return Some(word * 64 + self.stocked[word].trailing_zeros() as usize);
+        }
+        let longest = self.words.checked_ilog2()? as usize;
         Some(longest * 64 + self.stocked[longest].ilog2() as usize)
     }
 }
