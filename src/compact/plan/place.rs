@@ -48,8 +48,8 @@ pub(super) fn place(
 ) -> Links {
     let open = donors::open(map, order, emptied, moves.len());
     let (keys, before) = keys(map, leaving, moves);
-    let (slots, loose) = Slots::of(map, moves, &keys);
-    let mut board = Board { slots, after: 0, kept: 0 };
+    let (slots, loose) = Slots::of(map, &keys);
+    let mut board = Board { slots, after: 0 };
 
     // A neighbour's key, if it stays. A frame that is free or leaves has none that anything is linked to.
     let key = |frame: u32| {
@@ -89,8 +89,9 @@ pub(super) fn place(
         board.note(&mut hole, 1, key);
         shelf.put(hole);
     }
-    board.slots.write(moves, &keys);
-    Links { joins: board.after - board.kept, breaks: before - board.kept }
+    // Links that were there before, and are again: both ends have moved together.
+    let kept = board.slots.write(map, leaving, moves, &keys);
+    Links { joins: board.after - kept, breaks: before - kept }
 }
 
 /// The moves' keys, and how many links have an end that leaves.
@@ -115,8 +116,6 @@ struct Board {
     slots: Slots,
     /// Links that an end of has come to.
     after: usize,
-    /// Those of them that were there before: their ends have moved together.
-    kept: usize,
 }
 
 impl Board {
@@ -124,7 +123,7 @@ impl Board {
     #[inline]
     fn fill(&mut self, hole: &mut Hole, piece: Range<usize>, key: u64) {
         let len = piece.len() as u32;
-        self.kept += self.slots.put(piece, hole.start);
+        self.slots.put(piece, hole.start);
         self.note(hole, len, key);
     }
 
@@ -144,7 +143,7 @@ impl Board {
         self.after += len as usize - 1 + usize::from(key + u64::from(len) == hole.after);
         hole.end -= len;
         hole.after = key;
-        self.kept += self.slots.put(piece, hole.end);
+        self.slots.put(piece, hole.end);
         self.after += usize::from(hole.is_closed());
     }
 }

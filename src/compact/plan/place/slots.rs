@@ -4,8 +4,7 @@
 //! a slot for each place from a sequence's first to its last block that leaves, and one more
 //! waiting   . 1 1 . . 1 1 1 .   a bit a slot: there is a block, and it is still to be placed
 //!             chain   chain     (the last slot has none, so that no chain goes on in the next sequence)
-//! from        7 8     2 3 4     where it is
-//! to                            where it goes, once it is placed
+//! to          7 8     2 3 4     the frame where it goes, once it is placed
 //! ```
 //!
 //! The bits are all that the search for neighbours reads. They fit into a cache that the numbers do not fit into, and
@@ -18,6 +17,7 @@ use crate::ids::FrameId;
 use super::super::super::snapshot::FrameState;
 use super::super::Move;
 use super::super::map::{self, Map};
+use super::NOWHERE;
 use super::shelf::{Chain, Chains};
 
 /// A sequence's part of the slots.
@@ -36,14 +36,13 @@ struct Extent {
 pub(super) struct Slots {
     extents: Vec<Extent>,
     waiting: Vec<u64>,
-    from: Vec<u32>,
     to: Vec<u32>,
 }
 
 impl Slots {
     /// The slots, and the moves that have none: of no sequence, of a place that another has in a torn snapshot, or of
     /// sequences with so many gaps that their slots would outgrow the pool.
-    pub(super) fn of(map: &Map<'_>, moves: &[Move], keys: &[u64]) -> (Self, Vec<u32>) {
+    pub(super) fn of(map: &Map<'_>, keys: &[u64]) -> (Self, Vec<u32>) {
         let empty = Extent { first: u32::MAX, last: 0, base: 0, len: 0 };
         let mut extents = vec![empty; map.snapshot.sequences().len()];
         for key in keys {
@@ -61,14 +60,12 @@ impl Slots {
                 total += len as usize + 1;
             }
         }
-        let mut slots =
-            Self { extents, waiting: vec![0; total.div_ceil(64)], from: vec![0; total], to: vec![0; total] };
+        let mut slots = Self { extents, waiting: vec![0; total.div_ceil(64)], to: vec![0; total] };
         let mut loose = Vec::new();
-        for (index, (one, key)) in moves.iter().zip(keys).enumerate() {
+        for (index, key) in keys.iter().enumerate() {
             match slots.at(*key) {
                 Some(at) if !map::has(&slots.waiting, at as u32) => {
                     slots.waiting[at / 64] |= 1 << (at % 64);
-                    slots.from[at] = one.from.0;
                 }
                 _ => loose.push(index as u32),
             }
@@ -122,14 +119,13 @@ impl Slots {
         end - len.min(limit) as usize..end
     }
 
-    /// The piece goes to the frames from `start` on. How many of its blocks come from the frame after the one before.
+    /// The piece goes to the frames from `start` on.
     #[inline]
-    pub(super) fn put(&mut self, piece: Range<usize>, start: u32) -> usize {
-        for (slot, to) in piece.clone().zip(start..) {
+    pub(super) fn put(&mut self, piece: Range<usize>, start: u32) {
+        for (slot, to) in piece.zip(start..) {
             self.waiting[slot / 64] &= !(1 << (slot % 64));
             self.to[slot] = to;
         }
-        self.from[piece].windows(2).filter(|pair| pair[0] + 1 == pair[1]).count()
     }
 
     /// The chains that are left.
@@ -147,14 +143,31 @@ impl Slots {
         chains
     }
 
-    /// Tells the moves that have slots where they go.
-    pub(super) fn write(&self, moves: &mut [Move], keys: &[u64]) {
-        for (one, key) in moves.iter_mut().zip(keys) {
-            if let Some(at) = self.at(*key)
-                && self.from[at] == one.from.0
-            {
-                one.to = FrameId(self.to[at]);
+    /// Tells the moves that have no destination yet where they go. How many of them follow another one from the frame
+    /// before to the frame before, as the next block of the same sequence.
+    pub(super) fn write(&self, map: &Map<'_>, leaving: &[u64], moves: &mut [Move], keys: &[u64]) -> usize {
+        let mut together = 0;
+        // What the move before was: of a region's blocks, all but the first have it from there.
+        let (mut last, mut last_key) = (Move { from: NOWHERE, to: NOWHERE }, FrameState::FREE.key());
+        for (one, &key) in moves.iter_mut().zip(keys) {
+            let at = self.at(key);
+            if one.to == NOWHERE {
+                one.to = FrameId(self.to[at.expect("what has no slot is placed already")]);
             }
+            let follows = |last: Move| last.to.0.wrapping_add(1) == one.to.0;
+            together += usize::from(if last.from.0.wrapping_add(1) == one.from.0 {
+                last_key + 1 == key && follows(last)
+            } else {
+                let before = FrameId(one.from.0.wrapping_sub(1));
+                let is_next =
+                    one.from.0 > 0 && map::has(leaving, before.0) && map.state(before.0).key() + 1 == key;
+                is_next
+                    && self
+                        .at(key - 1)
+                        .is_some_and(|at| follows(Move { from: before, to: FrameId(self.to[at]) }))
+            });
+            (last, last_key) = (*one, key);
         }
+        together
     }
 }
