@@ -142,39 +142,36 @@ pub fn plan(snapshot: &Snapshot, goal: Goal, moves_max: usize) -> Plan {
 fn defragment(map: &Map<'_>, order: Order, moves_max: usize) -> Plan {
     let Some(order) = map.order(order) else { return Plan::default() };
     let chosen = choose::sparsest(map, order, moves_max);
+    if chosen.regions.is_empty() {
+        return Plan { shortfall: chosen.shortfall(), ..Plan::default() };
+    }
     let mut moves = Vec::with_capacity(chosen.moves);
     let mut steps = Vec::with_capacity(chosen.regions.len());
-    let mut leaving = map.none();
+    let mut emptied = map.none();
     for &region in &chosen.regions {
         let region = Run { start: FrameId(region << order.0), len: order.frames() as u32 };
-        map::set(&mut leaving, region);
+        map::set(&mut emptied, region);
         map.each_movable(region, |from| moves.push(unplaced(from)));
         steps.push(Step { region, end: moves.len() });
     }
-    let shortfall = (chosen.moves < chosen.moves_full)
-        .then_some(Shortfall::Budget { needed: chosen.moves_full });
-    Plan { steps, shortfall, ..carry_out(map, order, &leaving, moves) }
+    let leaving: Vec<u64> =
+        emptied.iter().zip(&map.movable).map(|(region, movable)| region & movable).collect();
+    let links = place::place(map, order, &emptied, &leaving, &mut moves);
+    Plan {
+        // Each step gains its run, and no destination is in a free one: there are holes enough.
+        runs_gained: steps.len() as isize,
+        shortfall: chosen.shortfall(),
+        joins: links.joins,
+        breaks: links.breaks,
+        moves,
+        steps,
+        ..Plan::default()
+    }
 }
 
 /// A move whose destination is not known yet.
 const fn unplaced(from: FrameId) -> Move {
     Move { from, to: place::NOWHERE }
-}
-
-/// Gives the moves their destinations, none of them in `region`, and says what it is good for.
-fn carry_out(map: &Map<'_>, order: Order, region: &[u64], mut moves: Vec<Move>) -> Plan {
-    if moves.is_empty() {
-        return Plan::default();
-    }
-    let open = donors::open(map, order, region, moves.len());
-    let links = place::place(map, &open, &mut moves);
-    let mut free = map.free.clone();
-    for &Move { from, to } in &moves {
-        map::put(&mut free, from, true);
-        map::put(&mut free, to, false);
-    }
-    let runs_gained = map::free_runs(&free, order) as isize - map::free_runs(&map.free, order) as isize;
-    Plan { moves, runs_gained, joins: links.joins, breaks: links.breaks, ..Plan::default() }
 }
 
 #[cfg(all(test, not(kvpool_loom)))]

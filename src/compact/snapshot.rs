@@ -23,7 +23,7 @@ use super::plan::{Move, Plan};
 
 const PLACE_BITS: u32 = 30;
 const SEQUENCE_BITS: u32 = 32;
-const KIND_SHIFT: u32 = PLACE_BITS + SEQUENCE_BITS;
+pub(super) const KIND_SHIFT: u32 = PLACE_BITS + SEQUENCE_BITS;
 const NO_SEQUENCE: u32 = u32::MAX;
 
 const _: () = assert!(KIND_SHIFT + 2 == u64::BITS);
@@ -58,11 +58,15 @@ impl FrameState {
     pub const AWAY: Self = Self::new(FrameKind::Away, None);
 
     /// A frame of `kind` that holds block `place` of the snapshot's sequence number `sequence`. A block that belongs to
-    /// several sequences names one. With a place past [`PLACE_MAX`] it counts as without a sequence.
+    /// several sequences names one. With a place past [`PLACE_MAX`] it counts as without a sequence, and so does a frame
+    /// that is free.
     #[inline]
     pub const fn new(kind: FrameKind, block: Option<(u32, u32)>) -> Self {
+        let is_owned = matches!(kind, FrameKind::Movable | FrameKind::Fixed);
         let key = match block {
-            Some((sequence, place)) if place <= PLACE_MAX => Self::key_of(sequence as usize, place),
+            Some((sequence, place)) if is_owned && place <= PLACE_MAX => {
+                Self::key_of(sequence as usize, place)
+            }
             _ => Self::key_of(NO_SEQUENCE as usize, 0),
         };
         Self((kind as u64) << KIND_SHIFT | key)
@@ -250,7 +254,11 @@ mod tests {
 
     #[test]
     fn a_state_says_what_it_was_made_of() {
-        for kind in [FrameKind::Free, FrameKind::Away, FrameKind::Movable, FrameKind::Fixed] {
+        for kind in [FrameKind::Free, FrameKind::Away] {
+            let state = FrameState::new(kind, Some((7, 7)));
+            assert_eq!((state.kind(), state.block()), (kind, None));
+        }
+        for kind in [FrameKind::Movable, FrameKind::Fixed] {
             for block in [None, Some((0, 0)), Some((7, PLACE_MAX)), Some((NO_SEQUENCE - 1, 3))] {
                 let state = FrameState::new(kind, block);
                 assert_eq!((state.kind(), state.block()), (kind, block));

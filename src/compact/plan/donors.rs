@@ -4,25 +4,20 @@
 //! order of vacancy, whole buckets at a time, so that the placement can choose among equals; those that will be wholly
 //! free come last, one at a time, and only if nothing else is left.
 
-use crate::ids::{FrameId, Order, Run};
+use crate::ids::Order;
 
 use super::map::{self, Map};
 
 /// The free frames outside of `region` that the plan may fill: at least `needed` of them, if there are as many.
 pub(super) fn open(map: &Map<'_>, order: Order, region: &[u64], needed: usize) -> Vec<u64> {
-    let (len, run_len) = (map.len() as u32, order.frames() as u32);
-    let regions = len.div_ceil(run_len);
-    let run = |index: u32| {
-        let start = index * run_len;
-        Run { start: FrameId(start), len: run_len.min(len - start) }
-    };
+    let run_len = order.frames() as u32;
+    let regions = (map.len() as u32).div_ceil(run_len);
     let mut open: Vec<u64> = map.free.iter().zip(region).map(|(free, region)| free & !region).collect();
     let vacant: Vec<u64> = map.free.iter().zip(region).map(|(free, region)| free | region).collect();
-    let vacancies: Vec<u32> = (0..regions).map(|index| map::count(&vacant, run(index))).collect();
-
+    let (mut vacancies, counts) = (map::counts(&vacant, order), map::counts(&open, order));
     let mut holes = vec![0; run_len as usize + 1];
-    for index in 0..regions {
-        holes[vacancies[index as usize] as usize] += map::count(&open, run(index)) as usize;
+    for (vacancy, count) in vacancies.iter().zip(&counts) {
+        holes[*vacancy as usize] += *count as usize;
     }
     let mut have = 0;
     let last = (0..run_len as usize).find(|vacancy| {
@@ -31,26 +26,32 @@ pub(super) fn open(map: &Map<'_>, order: Order, region: &[u64], needed: usize) -
     });
     let limit = last.map_or(run_len - 1, |vacancy| vacancy as u32);
     let spare = |index: &u32| vacancies[*index as usize] == run_len;
-    let mut wanted = vec![false; regions as usize];
     if have < needed {
         // Free runs have to be filled: those first whose unit is not free in any case.
         let unit = |index: u32| {
-            let first = index * run_len / 64;
-            vacant[first as usize..(first + run_len.div_ceil(64)) as usize].iter().all(|word| *word == !0)
+            let first = (index * run_len / 64) as usize;
+            vacant[first..first + run_len.div_ceil(64) as usize].iter().all(|word| *word == !0)
         };
-        let (whole, broken): (Vec<u32>, Vec<u32>) = (0..regions).filter(spare).partition(|index| unit(*index));
+        let (whole, broken): (Vec<u32>, Vec<u32>) =
+            (0..regions).filter(spare).partition(|index| unit(*index));
         for index in broken.into_iter().chain(whole) {
             if have >= needed {
                 break;
             }
-            wanted[index as usize] = true;
-            have += map::count(&open, run(index)) as usize;
+            vacancies[index as usize] = 0;
+            have += counts[index as usize] as usize;
         }
     }
-    for index in 0..regions {
-        if vacancies[index as usize] > limit && !wanted[index as usize] {
-            map::words(run(index)).for_each(|(word, mask)| open[word] &= !mask);
+    if order.0 < 6 {
+        // Without a branch: which region is how full is anybody's guess.
+        let ones = (1 << run_len) - 1_u64;
+        for (index, vacancy) in vacancies.iter().enumerate() {
+            let at = index << order.0;
+            open[at / 64] &= !((ones * u64::from(*vacancy > limit)) << (at % 64));
         }
+    } else {
+        let words = open.chunks_mut(1 << (order.0 - 6)).zip(&vacancies);
+        words.filter(|(_, vacancy)| **vacancy > limit).for_each(|(run, _)| run.fill(0));
     }
     open
 }

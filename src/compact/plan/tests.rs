@@ -232,8 +232,8 @@ fn what_is_free_stays_whole() {
 
 #[test]
 fn a_piece_of_a_sequence_stays_together_and_meets_its_neighbours() {
-    // b goes where both of it fit, between nothing; a fits behind its beginning.
-    let plan = plan(&drawn("aaa. c..c bb.. cc.. ..a. ****"), FOURS, 3);
+    // The last a goes behind the others, and both b where they fit together.
+    let plan = plan(&drawn("aaa. C..C bb.. CC.. ..a. ****"), FOURS, 3);
     assert_eq!(pairs(&plan), [(18, 3), (8, 5), (9, 6)]);
     assert_eq!((plan.joins, plan.breaks), (1, 0));
 }
@@ -281,7 +281,8 @@ fn a_torn_or_made_up_snapshot_is_planned_all_the_same() {
     let rng = &mut Rng::with_seed(3);
     for round in 0..200 {
         let states = (0..200).map(|_| {
-            let kind = [FrameKind::Free, FrameKind::Movable, FrameKind::Movable, FrameKind::Fixed][rng.usize(0..4)];
+            let kind =
+                [FrameKind::Free, FrameKind::Movable, FrameKind::Movable, FrameKind::Fixed][rng.usize(0..4)];
             // Blocks that are there twice, sequences that are not in the list, gaps larger than the pool.
             let place = [rng.u32(0..8), rng.u32(0..300), rng.u32(..)][rng.usize(0..3)];
             FrameState::new(kind, Some((rng.u32(0..6), place)))

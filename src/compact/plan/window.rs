@@ -4,7 +4,8 @@ use crate::ids::{FrameId, Order, Run};
 
 use super::super::snapshot::FrameKind;
 use super::map::{self, Map};
-use super::{Plan, Shortfall, Step, carry_out, unplaced};
+use super::place::place;
+use super::{Move, Plan, Shortfall, Step, unplaced};
 
 /// See [`Goal::Run`](super::Goal::Run). The window with the fewest blocks is found by sliding; there are destinations
 /// for them if as many frames are free as it is long, because its own free ones are among those.
@@ -64,12 +65,25 @@ fn vacate(map: &Map<'_>, region: Run, count: usize) -> Plan {
     if moves.is_empty() {
         return Plan::default();
     }
-    let mut closed = map.none();
+    let (mut closed, mut leaving) = (map.none(), map.none());
     map::set(&mut closed, region);
+    moves.iter().for_each(|one| map::put(&mut leaving, one.from, true));
     // A pool that is shorter than its own runs still has fuller and emptier parts.
-    let order = map.snapshot.order().0.min(map.len().ilog2() as u8);
-    let steps = vec![Step { region, end: count }];
-    Plan { steps, ..carry_out(map, Order(order), &closed, moves) }
+    let order = Order(map.snapshot.order().0.min(map.len().ilog2() as u8));
+    let links = place(map, order, &closed, &leaving, &mut moves);
+    let mut free = map.free.clone();
+    for &Move { from, to } in &moves {
+        map::put(&mut free, from, true);
+        map::put(&mut free, to, false);
+    }
+    Plan {
+        moves,
+        steps: vec![Step { region, end: count }],
+        runs_gained: map::free_runs(&free, order) as isize - map::free_runs(&map.free, order) as isize,
+        joins: links.joins,
+        breaks: links.breaks,
+        ..Plan::default()
+    }
 }
 
 /// The run of `len` frames with the fewest blocks in it, none of which has to stay, and how many these are. Of equals,
@@ -92,8 +106,7 @@ fn cheapest_window(map: &Map<'_>, len: u32) -> Option<(Run, usize)> {
             continue;
         }
         let start = last + 1 - len;
-        let crossings = u32::from(start > 0 && map::has(&map.linked, start - 1))
-            + u32::from(map::has(&map.linked, last));
+        let crossings = u32::from(start > 0 && map.is_linked(start - 1)) + u32::from(map.is_linked(last));
         let this = (movable, crossings, start);
         best = Some(best.map_or(this, |best| best.min(this)));
     }

@@ -116,8 +116,10 @@ fn no_plan_gains_more_or_moves_less() {
         moves_sum += ratio;
     }
     println!("{worth} of {rounds} pools have something to gain");
-    println!("as many runs as the best plan: {same_runs}, moves: mean {:.4}, worst {moves_worst:.4} of its",
-        moves_sum / f64::from(worth));
+    println!(
+        "as many runs as the best plan: {same_runs}, moves: mean {:.4}, worst {moves_worst:.4} of its",
+        moves_sum / f64::from(worth)
+    );
     // Not a bound of a heuristic: see the proof in the docs of `plan`.
     assert!(worth > rounds / 4 && same_runs == worth as usize && moves_worst == 1.0);
 }

@@ -1,0 +1,173 @@
+//! The blocks that leave, by sequence and place.
+//!
+//! ```text
+//! a slot for each place from a sequence's first to its last block that leaves, and one more
+//! waiting   . 1 1 . . 1 1 1 .   a bit a slot: there is a block, and it is still to be placed
+//!             chain   chain     (the last slot has none, so that no chain goes on in the next sequence)
+//! to          7 8     2 3 4     the frame where it goes, once it is placed
+//! ```
+//!
+//! The bits are all that the search for neighbours reads. They fit into a cache that the numbers do not fit into, and
+//! the numbers are only written on the way; the moves learn their destinations in one pass at the end.
+
+use std::ops::Range;
+
+use crate::ids::FrameId;
+
+use super::super::super::snapshot::FrameState;
+use super::super::Move;
+use super::super::map::{self, Map};
+use super::NOWHERE;
+use super::shelf::{Chain, Chains};
+
+/// A sequence's part of the slots.
+#[derive(Clone, Copy)]
+struct Extent {
+    /// The place of its first slot.
+    first: u32,
+    /// The place of its last block that leaves.
+    last: u32,
+    /// Its first slot.
+    base: u32,
+    /// How many places it has.
+    len: u32,
+}
+
+pub(super) struct Slots {
+    extents: Vec<Extent>,
+    waiting: Vec<u64>,
+    to: Vec<u32>,
+}
+
+impl Slots {
+    /// The slots, and the moves that have none: of no sequence, of a place that another has in a torn snapshot, or of
+    /// sequences with so many gaps that their slots would outgrow the pool.
+    pub(super) fn of(map: &Map<'_>, keys: &[u64]) -> (Self, Vec<u32>) {
+        let empty = Extent { first: u32::MAX, last: 0, base: 0, len: 0 };
+        let mut extents = vec![empty; map.snapshot.sequences().len()];
+        for key in keys {
+            let (sequence, place) = FrameState::parts(*key);
+            if let Some(extent) = extents.get_mut(sequence) {
+                extent.first = extent.first.min(place);
+                extent.last = extent.last.max(place);
+            }
+        }
+        let (mut total, limit) = (0, map.len() * 2);
+        for extent in &mut extents {
+            let len = if extent.first <= extent.last { extent.last - extent.first + 1 } else { 0 };
+            if len > 0 && total + len as usize <= limit {
+                (extent.base, extent.len) = (total as u32, len);
+                total += len as usize + 1;
+            }
+        }
+        let mut slots = Self { extents, waiting: vec![0; total.div_ceil(64)], to: vec![0; total] };
+        let mut loose = Vec::new();
+        for (index, key) in keys.iter().enumerate() {
+            match slots.at(*key) {
+                Some(at) if !map::has(&slots.waiting, at as u32) => {
+                    slots.waiting[at / 64] |= 1 << (at % 64);
+                }
+                _ => loose.push(index as u32),
+            }
+        }
+        (slots, loose)
+    }
+
+    /// The slot of a sequence's place.
+    #[inline]
+    fn at(&self, key: u64) -> Option<usize> {
+        let (sequence, place) = FrameState::parts(key);
+        let extent = self.extents.get(sequence)?;
+        let at = place.wrapping_sub(extent.first);
+        if at < extent.len { Some((extent.base + at) as usize) } else { None }
+    }
+
+    /// The slot with a block of this key that is still to be placed.
+    #[inline]
+    pub(super) fn find(&self, key: u64) -> Option<usize> {
+        self.at(key).filter(|at| map::has(&self.waiting, *at as u32))
+    }
+
+    /// The piece of a chain that begins in slot `at`, of at most `limit` blocks.
+    #[inline]
+    pub(super) fn chain_from(&self, at: usize, limit: u32) -> Range<usize> {
+        let mut len = 0;
+        while len < limit && (at + len as usize) / 64 < self.waiting.len() {
+            let next = at + len as usize;
+            let ones = (self.waiting[next / 64] >> (next % 64)).trailing_ones();
+            len += ones;
+            if ones == 0 || !(next + ones as usize).is_multiple_of(64) {
+                break;
+            }
+        }
+        at..at + len.min(limit) as usize
+    }
+
+    /// The piece of a chain that ends in slot `at`, of at most `limit` blocks.
+    #[inline]
+    pub(super) fn chain_up_to(&self, at: usize, limit: u32) -> Range<usize> {
+        let end = at + 1;
+        let mut len = 0;
+        while len < limit && end > len as usize {
+            let last = end - 1 - len as usize;
+            let ones = (self.waiting[last / 64] << (63 - last % 64)).leading_ones();
+            len += ones;
+            if ones as usize != last % 64 + 1 {
+                break;
+            }
+        }
+        end - len.min(limit) as usize..end
+    }
+
+    /// The piece goes to the frames from `start` on.
+    #[inline]
+    pub(super) fn put(&mut self, piece: Range<usize>, start: u32) {
+        for (slot, to) in piece.zip(start..) {
+            self.waiting[slot / 64] &= !(1 << (slot % 64));
+            self.to[slot] = to;
+        }
+    }
+
+    /// The chains that are left.
+    pub(super) fn chains(&self) -> Chains {
+        let mut chains = Chains::new();
+        let mut extents = self.extents.iter().enumerate().filter(|(_, extent)| extent.len > 0).peekable();
+        map::each_run(&self.waiting, |start, end| {
+            while extents.peek().is_some_and(|(_, extent)| extent.base + extent.len <= start) {
+                extents.next();
+            }
+            let (sequence, extent) = extents.peek().expect("every slot is some sequence's");
+            let key = FrameState::key_of(*sequence, extent.first + (start - extent.base));
+            chains.put(Chain::new(key, start..end));
+        });
+        chains
+    }
+
+    /// Tells the moves that have no destination yet where they go. How many of them follow another one from the frame
+    /// before to the frame before, as the next block of the same sequence.
+    pub(super) fn write(&self, map: &Map<'_>, leaving: &[u64], moves: &mut [Move], keys: &[u64]) -> usize {
+        let mut together = 0;
+        // What the move before was: of a region's blocks, all but the first have it from there.
+        let (mut last, mut last_key) = (Move { from: NOWHERE, to: NOWHERE }, FrameState::FREE.key());
+        for (one, &key) in moves.iter_mut().zip(keys) {
+            let at = self.at(key);
+            if one.to == NOWHERE {
+                one.to = FrameId(self.to[at.expect("what has no slot is placed already")]);
+            }
+            let follows = |last: Move| last.to.0.wrapping_add(1) == one.to.0;
+            together += usize::from(if last.from.0.wrapping_add(1) == one.from.0 {
+                last_key + 1 == key && follows(last)
+            } else {
+                let before = FrameId(one.from.0.wrapping_sub(1));
+                let is_next =
+                    one.from.0 > 0 && map::has(leaving, before.0) && map.state(before.0).key() + 1 == key;
+                is_next
+                    && self
+                        .at(key - 1)
+                        .is_some_and(|at| follows(Move { from: before, to: FrameId(self.to[at]) }))
+            });
+            (last, last_key) = (*one, key);
+        }
+        together
+    }
+}
