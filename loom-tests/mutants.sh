@@ -50,5 +50,11 @@ bound_relaxed retire_reclaim
 late_rows growth_of_the_pool
 late_total growth_of_the_pool
 undo_half user_scheduler
+shrink_uncollected shrink
+shrink_beside_growth shrink
+collect_store shrink
+cut_no_passage shrink
+cut_relaxed shrink
+cut_no_recheck shrink
 LIST
 exit "$survivors"

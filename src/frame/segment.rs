@@ -49,7 +49,9 @@ impl Group {
         let cut = self.cut.load(Ordering::Acquire);
         if cut >> FAN_LOG2 == unit {
             ALL & !ones(0, (cut & (FAN - 1)) as u32)
-        } else if self.closed.load(Ordering::Relaxed) >> bit & 1 == 1 {
+        } else if cfg!(kvpool_mutant = "cut_no_recheck")
+            || self.closed.load(Ordering::Relaxed) >> bit & 1 == 1
+        {
             !0
         } else {
             // The shrink has ended in between. Reached by the model `shrink`.

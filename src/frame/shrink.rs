@@ -100,7 +100,7 @@ impl Frames {
         if to >= total {
             return Err(ShrinkError::NotSmaller { asked: to, total });
         }
-        growth.is_shrinking = true;
+        growth.is_shrinking = !cfg!(kvpool_mutant = "shrink_beside_growth");
         drop(growth);
         let region = Run { start: FrameId(to as u32), len: (total - to) as u32 };
         let first = to >> FAN_LOG2;
@@ -219,7 +219,8 @@ impl Map<'_> {
         };
         // The loads, here and below, keep a collection that finds nothing from writing.
         if group.units.load(Ordering::Relaxed) >> bit & 1 == 1 {
-            let _passage = (wanted != ALL).then(|| group.transit.enter());
+            let is_split = wanted != ALL && !cfg!(kvpool_mutant = "cut_no_passage");
+            let _passage = is_split.then(|| group.transit.enter());
             // Acquire pairs with the Release of the free; Release publishes the passage.
             if group.units.fetch_and(!(1 << bit), Ordering::AcqRel) >> bit & 1 == 1 {
                 let rest = ALL & !wanted;
