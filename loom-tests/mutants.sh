@@ -58,5 +58,11 @@ publish_no_fence moves
 reopen_moving moves
 keep_destination moves
 log_overwritten moved_since
+shrink_uncollected shrink
+shrink_beside_growth shrink
+collect_store shrink
+cut_no_passage shrink
+cut_relaxed shrink
+cut_no_recheck shrink
 LIST
 exit "$survivors"

@@ -4,9 +4,8 @@
 //! and freed by the epoch collector; the next one shares the segments that there were. No segment is ever dropped: a pool
 //! that shrinks lowers the number of frames, and one that grows again within its segments raises it.
 
-use super::bits::{ALL, ones};
+use super::bits::ALL;
 use super::segment::{Group, Segment, Shape};
-use super::shrink::NO_CUT;
 use crate::config::{FAN, FAN_LOG2};
 use crate::sync::{Arc, AtomicU64, AtomicUsize, Ordering};
 
@@ -15,8 +14,6 @@ pub(super) struct Directory {
     /// Frames in use, the null block's included, at least one. The last segment may reach beyond, and after a shrink
     /// several may lie beyond.
     pub(super) frames: AtomicUsize,
-    /// Where an open shrink cuts: of the unit in which this frame is, what is closed is from there on. Or [`NO_CUT`].
-    pub(super) cut: AtomicUsize,
     segments: Box<[Arc<Segment>]>,
 }
 
@@ -26,8 +23,8 @@ impl Directory {
         let kept = old.map_or(&[][..], |old| &old.segments);
         let missing = frames.div_ceil(shape.segment_frames()).saturating_sub(kept.len());
         let added = (0..missing).map(|_| Arc::new(Segment::new(shape)));
-        let (frames, cut) = (AtomicUsize::new(frames), AtomicUsize::new(NO_CUT));
-        Self { shape, frames, cut, segments: kept.iter().cloned().chain(added).collect() }
+        let frames = AtomicUsize::new(frames);
+        Self { shape, frames, segments: kept.iter().cloned().chain(added).collect() }
     }
 
     /// Frames in use.
@@ -59,13 +56,6 @@ impl Directory {
         self.segments.len() * self.shape.groups_in_segment()
     }
 
-    /// Which frames of a closed unit allocators avoid: all, or those behind the cut.
-    #[cold]
-    pub(super) fn closed_frames(&self, unit: usize) -> u64 {
-        let cut = self.cut.load(Ordering::Relaxed);
-        if cut >> FAN_LOG2 == unit { ALL & !ones(0, (cut & (FAN - 1)) as u32) } else { !0 }
-    }
-
     /// The leaf word of a unit, if it is part of the pool.
     #[inline]
     pub(super) fn leaf(&self, leaf: usize) -> Option<&AtomicU64> {
@@ -88,15 +78,10 @@ impl Directory {
     pub(super) fn free_in_unit(&self, unit: usize, open: bool) -> u64 {
         let (group, bit) = self.shape.unit_place(unit);
         let (Some(leaf), Some(group)) = (self.leaf(unit), self.group(group)) else { return 0 };
-        if open && group.closed.load(Ordering::Relaxed) >> bit & 1 == 1 {
-            return Self::free_frames(group, bit, leaf) & !self.closed_frames(unit);
-        }
-        Self::free_frames(group, bit, leaf)
-    }
-
-    #[inline]
-    fn free_frames(group: &Group, bit: u32, leaf: &AtomicU64) -> u64 {
-        if group.units.load(Ordering::Acquire) >> bit & 1 == 1 { ALL } else { leaf.load(Ordering::Acquire) }
+        let closed = if open { group.closed_in_unit(bit, unit) } else { 0 };
+        let is_whole = group.units.load(Ordering::Acquire) >> bit & 1 == 1;
+        let free = if is_whole { ALL } else { leaf.load(Ordering::Acquire) };
+        free & !closed
     }
 
     /// The unit of a frame; the last one for a frame that the pool does not have.

@@ -78,16 +78,12 @@ impl<'a> Map<'a> {
                 let bits = self.directory.leaf(index)?;
                 let (group, bit) = self.directory.shape.unit_place(index);
                 let group = self.directory.group(group)?;
-                // Relaxed, here and below: closing is advice, safety rests on the bits.
-                let is_closed = group.closed.load(Ordering::Relaxed) >> bit & 1 == 1;
-                Some(Word {
-                    bits,
-                    transit: &group.transit,
-                    closed: if is_closed { self.directory.closed_frames(index) } else { 0 },
-                })
+                let closed = group.closed_in_unit(bit, index);
+                Some(Word { bits, transit: &group.transit, closed })
             }
             Level::Unit => {
                 let group = self.directory.group(index)?;
+                // Relaxed: closing is advice, safety rests on the bits.
                 let closed = group.closed.load(Ordering::Relaxed);
                 Some(Word { bits: &group.units, transit: &group.transit, closed })
             }

@@ -10,19 +10,54 @@
 //! leaf bit, one unit bit, or one owner. A word *is* its whole state: a compare-exchange that succeeds took what it
 //! saw, whatever happened in between.
 
-use super::bits::ones;
+use super::bits::{ALL, ones};
 use super::transit::Transit;
-use crate::config::FAN_LOG2;
-use crate::sync::{AtomicU64, CachePadded};
+use crate::config::{FAN, FAN_LOG2};
+use crate::sync::{AtomicU64, AtomicUsize, CachePadded, Ordering, fence};
 
-/// The units of one unit word, and what is kept about them; in a cache line of its own, as all three change together.
+/// The units of one unit word, and what is kept about them; in a cache line of its own.
 pub(super) struct Group {
     /// A set bit: the unit is wholly free.
     pub(super) units: AtomicU64,
     /// A set bit: allocators avoid the unit, whether its free frames are in `units` or in its leaf.
     pub(super) closed: AtomicU64,
+    /// Where an open shrink cuts: of the unit in which this frame is, what is closed is from there on. Or [`NO_CUT`].
+    pub(super) cut: AtomicUsize,
     /// Splits, merges and rollbacks of these units that are under way.
     pub(super) transit: Transit,
+}
+
+/// No unit is cut.
+pub(super) const NO_CUT: usize = usize::MAX;
+
+impl Group {
+    /// Which frames of one of its units, by the bit of its place and by its number, allocators avoid.
+    #[inline]
+    pub(super) fn closed_in_unit(&self, bit: u32, unit: usize) -> u64 {
+        // Relaxed: closing is advice, safety rests on the bits.
+        if self.closed.load(Ordering::Relaxed) >> bit & 1 == 0 { 0 } else { self.cut_of(bit, unit) }
+    }
+
+    /// Of a unit that was closed a moment ago: all frames, or those behind the cut.
+    #[cold]
+    fn cut_of(&self, bit: u32, unit: usize) -> u64 {
+        // Acquire: pairs with the Release that closes a unit which is cut, so that the cut is seen with it.
+        if !cfg!(kvpool_mutant = "cut_relaxed") {
+            fence(Ordering::Acquire);
+        }
+        // Acquire: pairs with the Release at the end of a shrink, which opens the unit first.
+        let cut = self.cut.load(Ordering::Acquire);
+        if cut >> FAN_LOG2 == unit {
+            ALL & !ones(0, (cut & (FAN - 1)) as u32)
+        } else if cfg!(kvpool_mutant = "cut_no_recheck")
+            || self.closed.load(Ordering::Relaxed) >> bit & 1 == 1
+        {
+            !0
+        } else {
+            // The shrink has ended in between. Reached by the model `shrink`.
+            0
+        }
+    }
 }
 
 /// The bitmap of one segment. It knows nothing of its place in the pool.
@@ -105,7 +140,12 @@ impl Segment {
     pub(super) fn new(shape: Shape) -> Self {
         let group = |_| {
             let transit = Transit::new();
-            CachePadded::new(Group { units: AtomicU64::new(0), closed: AtomicU64::new(0), transit })
+            CachePadded::new(Group {
+                units: AtomicU64::new(0),
+                closed: AtomicU64::new(0),
+                cut: AtomicUsize::new(NO_CUT),
+                transit,
+            })
         };
         Self {
             leaves: (0..shape.leaves_in_segment()).map(|_| AtomicU64::new(0)).collect(),

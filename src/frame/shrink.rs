@@ -26,13 +26,11 @@
 use super::bits::{ALL, ones};
 use super::frames::Frames;
 use super::map::{Level, Map};
+use super::segment::NO_CUT;
 use crate::config::{FAN, FAN_LOG2};
 use crate::error::ShrinkError;
 use crate::ids::{FrameId, Run};
 use crate::sync::Ordering;
-
-/// No unit is cut.
-pub(super) const NO_CUT: usize = usize::MAX;
 
 /// A shrink that is open: which frames of the region are the shrinker's by now. It is to be
 /// [committed](Frames::commit_shrink) or [abandoned](Frames::abandon_shrink), and then [ended](Frames::end_shrink):
@@ -102,7 +100,7 @@ impl Frames {
         if to >= total {
             return Err(ShrinkError::NotSmaller { asked: to, total });
         }
-        growth.is_shrinking = true;
+        growth.is_shrinking = !cfg!(kvpool_mutant = "shrink_beside_growth");
         drop(growth);
         let region = Run { start: FrameId(to as u32), len: (total - to) as u32 };
         let first = to >> FAN_LOG2;
@@ -113,14 +111,16 @@ impl Frames {
             closed: Vec::new(),
         };
         self.with(|map| {
-            // Relaxed, here and below: what is closed is advice; safety rests on the bits.
-            map.directory.cut.store(to, Ordering::Relaxed);
             map.for_each_group(whole_units(region), |index, bits| {
                 if let Some(group) = map.directory.group(index) {
-                    let before = group.closed.fetch_or(bits, Ordering::Relaxed);
-                    if shrink.closed.is_empty() && before & lowest(bits) != 0 {
+                    let is_first = shrink.closed.is_empty();
+                    // Relaxed: published by the closing.
+                    group.cut.store(if is_first { to } else { NO_CUT }, Ordering::Relaxed);
+                    // Release: pairs with the Acquire of who sees a closed unit and asks for the cut.
+                    let before = group.closed.fetch_or(bits, Ordering::Release);
+                    if is_first && before & lowest(bits) != 0 {
                         // Somebody had closed the unit of the cut as a whole, and it stays so.
-                        map.directory.cut.store(NO_CUT, Ordering::Relaxed);
+                        group.cut.store(NO_CUT, Ordering::Relaxed);
                     }
                     shrink.closed.push((index, bits & !before));
                 }
@@ -165,6 +165,7 @@ impl Frames {
             for unit in gone.clone() {
                 let (group, bit) = map.directory.shape.unit_place(unit);
                 if let Some(group) = map.directory.group(group) {
+                    // Relaxed: advice.
                     group.closed.fetch_and(!(1 << bit), Ordering::Relaxed);
                 }
                 map.withdraw_all(Level::Leaf, unit);
@@ -192,9 +193,10 @@ impl Frames {
         for &(index, bits) in &shrink.closed {
             if let Some(group) = map.directory.group(index) {
                 group.closed.fetch_and(!bits, Ordering::Relaxed);
+                // Release: whoever finds no cut any more finds the unit open.
+                group.cut.store(NO_CUT, Ordering::Release);
             }
         }
-        map.directory.cut.store(NO_CUT, Ordering::Relaxed);
     }
 }
 
@@ -217,7 +219,8 @@ impl Map<'_> {
         };
         // The loads, here and below, keep a collection that finds nothing from writing.
         if group.units.load(Ordering::Relaxed) >> bit & 1 == 1 {
-            let _passage = (wanted != ALL).then(|| group.transit.enter());
+            let is_split = wanted != ALL && !cfg!(kvpool_mutant = "cut_no_passage");
+            let _passage = is_split.then(|| group.transit.enter());
             // Acquire pairs with the Release of the free; Release publishes the passage.
             if group.units.fetch_and(!(1 << bit), Ordering::AcqRel) >> bit & 1 == 1 {
                 let rest = ALL & !wanted;

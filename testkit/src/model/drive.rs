@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 
-use kvpool::error::HandleError;
+use kvpool::error::{GrowError, HandleError};
 use kvpool::ids::{BlockHandle, BlockId, Generation, PoolTag, SequenceId};
 use kvpool::pool::{AllocRequest, Lease, Pool, PoolHandle};
 use kvpool::sequence::Batch;
@@ -147,6 +147,10 @@ impl Drive {
                 Ok(())
             }
             Operation::Grow(blocks) => self.grow(blocks.into()),
+            Operation::Shrink { to, fits, gives_up } => {
+                let least = if fits { self.model.last_in_the_way().index() } else { 0 };
+                self.shrink(least.max(to.into()), gives_up)
+            }
             Operation::RenewHandle => {
                 self.handle = self.pool.handle();
                 Ok(())
@@ -357,13 +361,13 @@ impl Drive {
                 BlockHandle { id, pool: self.tag, generation: self.model.generation(id) }
             }
             Alien::Beyond(by) => {
-                let id = BlockId((self.model.total() as u32 + 1).saturating_add(by));
+                let id = BlockId((self.model.ever() as u32 + 1).saturating_add(by));
                 BlockHandle { id, pool: self.tag, generation: Generation(0) }
             }
             Alien::Null => BlockHandle { id: BlockId(0), pool: self.tag, generation: Generation(0) },
         };
         let stale = HandleError::Stale { handle, now: self.model.generation(handle.id) };
-        let outside = HandleError::OutOfRange { handle, total: self.model.total() };
+        let outside = HandleError::OutOfRange { handle, total: self.model.ever() };
         let expected = match alien {
             Alien::Foreign(_) => HandleError::Foreign { handle, pool: self.tag },
             Alien::Beyond(_) | Alien::Null => outside,
@@ -380,6 +384,31 @@ impl Drive {
             self.model.grow(blocks);
         }
         Ok(())
+    }
+
+    fn shrink(&mut self, to: usize, gives_up: bool) -> Checked {
+        let expected = self.model.may_shrink(to);
+        let begun = self.pool.blocks().begin_shrink(to);
+        same("begin_shrink", &expected, &begun.as_ref().map(drop).map_err(|error| *error))?;
+        let Ok(mut shrinking) = begun else { return Ok(()) };
+        same("grow meanwhile", &Err(GrowError::Busy), &self.pool.grow(1))?;
+        let missing = shrinking.collect();
+        same("frames in the way", &self.model.in_the_way(to), &missing)?;
+        let counts = self.pool.blocks().counts();
+        same("collected", &(self.model.total() - to - missing), &counts.held)?;
+        self.audit()?;
+        if gives_up {
+            return Ok(());
+        }
+        let storage = self.pool.storage().expect("built with storage");
+        // SAFETY: the frames that go are all the shrinker's.
+        match shrinking.commit(|gone| unsafe { storage.shrink(gone.start.index()) }) {
+            Ok(()) if missing == 0 => self.model.shrink(to),
+            Ok(()) => return Err(format!("committed with {missing} frames in the way")),
+            Err(_) if missing == 0 => return Err("not committed, though nothing was in the way".to_owned()),
+            Err(given_up) => drop(given_up),
+        }
+        self.audit()
     }
 
     /// Every reference that is held, by leases and raw.

@@ -109,6 +109,16 @@ pub enum Operation {
     End(Pick),
     /// Grow the pool, by nothing and by too much included.
     Grow(u16),
+    /// Shrink the pool to so many blocks, if nobody has a block that must go; perhaps give it up though nobody has. To
+    /// nothing, and to more than there are, included.
+    Shrink {
+        /// How many stay.
+        to: u16,
+        /// As many more as have to, for nobody to be in the way.
+        fits: bool,
+        /// Give it up.
+        gives_up: bool,
+    },
     /// Drop the explicit handle and take a new one: what it had cached goes back.
     RenewHandle,
     /// Open a sequence of this id, open already or not.
@@ -217,6 +227,8 @@ mod strategy {
                 2 => Just(Operation::Begin),
                 3 => any::<Pick>().prop_map(Operation::End),
                 1 => prop_oneof![3 => 1..80_u16, 1 => any::<u16>(), 1 => Just(0)].prop_map(Operation::Grow),
+                2 => (prop_oneof![6 => 1..200_u16, 1 => any::<u16>(), 1 => Just(0)], any::<bool>(), any::<u8>())
+                    .prop_map(|(to, fits, luck)| Operation::Shrink { to, fits, gives_up: luck < 60 }),
                 1 => Just(Operation::RenewHandle),
                 3 => (0..12_u8).prop_map(Operation::Open),
                 9 => (any::<[Pick; 2]>(), prop_oneof![8 => 0..10_u8, 2 => any::<u8>()], any::<bool>()).prop_map(

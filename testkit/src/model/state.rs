@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kvpool::error::{AllocError, GrowError};
+use kvpool::error::{AllocError, GrowError, ShrinkError};
 use kvpool::ids::{BlockId, Generation, SequenceId};
 
 /// A block in use.
@@ -21,6 +21,8 @@ pub struct Owned {
 pub struct Model {
     /// Blocks that the pool may grow to.
     max: usize,
+    /// The most that there ever were.
+    ever: usize,
     /// Blocks in use.
     owned: BTreeMap<BlockId, Owned>,
     /// Blocks that can be handed out.
@@ -39,6 +41,7 @@ impl Model {
     pub fn new(blocks: usize, max: usize) -> Self {
         Self {
             max,
+            ever: blocks,
             owned: BTreeMap::new(),
             free: (1..=blocks as u32).map(BlockId).collect(),
             retired: BTreeMap::new(),
@@ -51,6 +54,11 @@ impl Model {
     /// Blocks, the null block not counted.
     pub fn total(&self) -> usize {
         self.owned.len() + self.free.len() + self.retired.len()
+    }
+
+    /// The most blocks that there ever were: ids up to it have been handed out, or might have been.
+    pub fn ever(&self) -> usize {
+        self.ever
     }
 
     /// Blocks that can be handed out.
@@ -177,5 +185,35 @@ impl Model {
     pub fn grow(&mut self, blocks: usize) {
         let next = self.total() as u32 + 1;
         self.free.extend((next..next + blocks as u32).map(BlockId));
+        self.ever = self.ever.max(self.total());
+    }
+
+    /// What the beginning of a shrink must come to.
+    pub fn may_shrink(&self, asked: usize) -> Result<(), ShrinkError> {
+        let total = self.total();
+        if asked == 0 {
+            Err(ShrinkError::TooFew { asked, min: 1 })
+        } else if asked >= total {
+            Err(ShrinkError::NotSmaller { asked, total })
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Blocks beyond the first `to` that somebody has, or a batch may see.
+    pub fn in_the_way(&self, to: usize) -> usize {
+        let beyond = BlockId(to as u32 + 1)..;
+        self.owned.range(beyond.clone()).count() + self.retired.range(beyond).count()
+    }
+
+    /// The last block that somebody has, or a batch may see; the null block if there is none.
+    pub fn last_in_the_way(&self) -> BlockId {
+        let last = |ids: Option<&BlockId>| ids.copied().unwrap_or(BlockId(0));
+        last(self.owned.keys().next_back()).max(last(self.retired.keys().next_back()))
+    }
+
+    /// The blocks beyond the first `to` are gone; all of them are free.
+    pub fn shrink(&mut self, to: usize) {
+        self.free.split_off(&BlockId(to as u32 + 1));
     }
 }

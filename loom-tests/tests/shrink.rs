@@ -1,0 +1,214 @@
+//! Theorem: while a pool shrinks, others allocate and free; a frame that goes was the shrinker's alone before its memory
+//! was given up, wherever it had been: in the bitmaps, in mid merge, in a magazine; nothing beyond the new end is handed
+//! out after the commit; an allocation that what stays can meet is not refused; a shrink that is given up leaves the pool
+//! as it was; and growth brings every frame back, once.
+#![cfg(kvpool_loom)]
+
+use kvpool::error::GrowError;
+use kvpool::ids::FrameId;
+use kvpool_loom_tests::{Touched, TouchedBlocks, check, check_to, run, settle};
+use loom::thread;
+
+/// Collects once, and commits if that was all: giving memory up is a touch of every frame that goes.
+fn shrink(pool: &Touched, to: usize) -> bool {
+    let mut shrink = pool.frames.begin_shrink(to).unwrap();
+    let missing = pool.frames.collect(&mut shrink, |run| pool.touch(run));
+    if missing == 0 {
+        pool.touch(shrink.region());
+        pool.frames.commit_shrink(&shrink);
+    } else {
+        pool.frames.abandon_shrink(&shrink);
+    }
+    pool.frames.end_shrink(shrink);
+    missing == 0
+}
+
+/// The end: whether it shrank or not, everything is there once, and no more.
+fn finish(pool: &Touched, total: usize) {
+    assert_eq!(pool.frames.total(), total);
+    pool.finish();
+    assert_eq!(pool.take(total as u32 + 1, 0), None);
+}
+
+/// A whole unit and half of another go, beside the free that completes one of them, and merges it.
+#[test]
+fn beside_free() {
+    check_to(3, "shrink::beside_free", || {
+        let pool = Touched::new(12);
+        assert!(pool.frames.claim(run(8, 2)));
+        pool.touch(run(8, 2));
+        let other = pool.clone();
+        let thread = thread::spawn(move || other.put(run(8, 2)));
+        let shrank = shrink(&pool, 6);
+        thread.join().unwrap();
+        finish(&pool, if shrank { 6 } else { 12 });
+        assert!(shrank || shrink(&pool, 6), "all is free now");
+        finish(&pool, 6);
+    });
+}
+
+/// Beside frees of two frames of one leaf, and an allocation out of it.
+#[test]
+fn beside_free_and_allocate() {
+    check("shrink::beside_free_and_allocate", || {
+        let pool = Touched::new(8);
+        assert!(pool.frames.claim(run(0, 5)));
+        pool.touch(run(0, 5));
+        let other = pool.clone();
+        let thread = thread::spawn(move || {
+            if let Some(got) = other.take(1, 4) {
+                other.put(got);
+            }
+        });
+        let mut open = pool.frames.begin_shrink(4).unwrap();
+        pool.put(run(4, 1));
+        pool.frames.collect(&mut open, |run| pool.touch(run));
+        thread.join().unwrap();
+        assert_eq!(pool.frames.collect(&mut open, |run| pool.touch(run)), 0, "everything was given back");
+        pool.frames.commit_shrink(&open);
+        pool.frames.end_shrink(open);
+        pool.put(run(0, 4));
+        finish(&pool, 4);
+    });
+}
+
+/// What stays of a unit that is cut is to be had throughout, though the unit was whole: while the shrink begins and
+/// collects,
+#[test]
+fn what_stays_is_not_refused_at_the_beginning() {
+    check("shrink::what_stays_is_not_refused_at_the_beginning", || {
+        let pool = Touched::new(8);
+        assert!(pool.frames.claim(run(0, 4)));
+        let other = pool.clone();
+        let thread =
+            thread::spawn(move || other.frames.refill(1, FrameId(4)).expect("two stay free throughout"));
+        let mut open = pool.frames.begin_shrink(6).unwrap();
+        pool.frames.collect(&mut open, |run| pool.touch(run));
+        let got = thread.join().unwrap();
+        pool.frames.abandon_shrink(&open);
+        pool.frames.end_shrink(open);
+        pool.put_mask(got);
+        pool.put(run(0, 4));
+        finish(&pool, 8);
+    });
+}
+
+/// and while it ends.
+#[test]
+fn what_stays_is_not_refused_at_the_end() {
+    check("shrink::what_stays_is_not_refused_at_the_end", || {
+        let pool = Touched::new(8);
+        assert!(pool.frames.claim(run(0, 4)));
+        let mut open = pool.frames.begin_shrink(6).unwrap();
+        assert_eq!(pool.frames.collect(&mut open, |run| pool.touch(run)), 0);
+        let other = pool.clone();
+        let thread =
+            thread::spawn(move || other.frames.refill(1, FrameId(4)).expect("two stay free throughout"));
+        pool.frames.commit_shrink(&open);
+        pool.frames.end_shrink(open);
+        let got = thread.join().unwrap();
+        assert!(got.base.0 == 4 && got.bits < 4, "{got:?}");
+        pool.put_mask(got);
+        pool.put(run(0, 4));
+        finish(&pool, 6);
+    });
+}
+
+/// Growth that brings frames back beside an allocation of them.
+#[test]
+fn grown_again() {
+    check("shrink::grown_again", || {
+        let pool = Touched::new(8);
+        assert!(shrink(&pool, 3));
+        let held = pool.take(3, 0).unwrap();
+        let other = pool.clone();
+        let thread = thread::spawn(move || {
+            let added = other.frames.grow(5, &mut |added| {
+                other.touch(added);
+                Ok(())
+            });
+            assert_eq!(added, Ok(run(3, 5)));
+        });
+        if let Some(got) = pool.take(1, 4) {
+            assert!(got.start.0 >= 3);
+            pool.put(got);
+        }
+        thread.join().unwrap();
+        pool.put(held);
+        finish(&pool, 8);
+    });
+}
+
+/// Growth beside a shrink: refused while it is open, and otherwise on top of what it left.
+#[test]
+fn beside_growth() {
+    check("shrink::beside_growth", || {
+        let pool = TouchedBlocks::growing(6, 12, 0);
+        let other = pool.clone();
+        let thread = thread::spawn(move || match other.blocks.grow(2, &mut |_| Ok(())) {
+            Ok(()) => 2,
+            Err(GrowError::Busy) => 0,
+            Err(other) => panic!("{other}"),
+        });
+        let mut open = pool.blocks.begin_shrink(3).unwrap();
+        let before = pool.blocks.total();
+        assert_eq!(open.collect(), 0);
+        open.commit(|gone| assert_eq!(gone, run(3, before as u32 - 3))).unwrap();
+        let added = thread.join().unwrap();
+        // If growth came first, what it added is gone again.
+        let total = if before == 8 { 3 } else { 3 + added };
+        assert_eq!(pool.blocks.total(), total);
+        pool.finish();
+    });
+}
+
+/// A block in a magazine, in limbo, or in the hands of a thread that frees it: collected sooner or later, and audited in
+/// every state between.
+#[test]
+fn out_of_magazines() {
+    check("shrink::out_of_magazines", || {
+        let pool = TouchedBlocks::new(6, 2);
+        let held = pool.take(6).unwrap();
+        let (kept, going): (Vec<_>, Vec<_>) = held.into_iter().partition(|id| id.0 < 4);
+        let other = pool.clone();
+        let thread = thread::spawn(move || {
+            other.put(&going);
+            // Takes it again, if it can: out of its own magazine, where isolation does not reach.
+            if let Some(again) = other.take(1) {
+                other.put(&again);
+            }
+        });
+        let mut open = pool.blocks.begin_shrink(4).unwrap();
+        open.collect();
+        thread.join().unwrap();
+        settle(&pool.blocks, 1);
+        assert_eq!(open.collect(), 0, "wherever it was put");
+        let report = pool.blocks.audit().unwrap();
+        assert_eq!((report.held, report.owned), (2, 4));
+        let region = open.region();
+        open.commit(|gone| assert_eq!(gone, region)).unwrap();
+        assert!(pool.take(1).is_none(), "four there are, and four are owned");
+        pool.put(&kept);
+        pool.finish();
+        pool.blocks.grow(2, &mut |_| Ok(())).unwrap();
+        pool.finish();
+    });
+}
+
+/// One that is given up beside an allocation that needs what it had collected.
+#[test]
+fn given_up() {
+    check("shrink::given_up", || {
+        let pool = Touched::new(8);
+        let mut open = pool.frames.begin_shrink(3).unwrap();
+        assert_eq!(pool.frames.collect(&mut open, |run| pool.touch(run)), 0);
+        let other = pool.clone();
+        let thread = thread::spawn(move || other.take(4, 0));
+        pool.frames.abandon_shrink(&open);
+        pool.frames.end_shrink(open);
+        if let Some(got) = thread.join().unwrap() {
+            pool.put(got);
+        }
+        finish(&pool, 8);
+    });
+}
