@@ -120,7 +120,10 @@ async fn sequences_keep_their_bytes() {
         keep
     });
     let report = pool.defragment().await.unwrap();
-    assert!(report.moved_blocks > 50 && report.fragmentation_after < report.fragmentation_before, "{report:?}");
+    assert!(
+        report.moved_blocks > 50 && report.fragmentation_after < report.fragmentation_before,
+        "{report:?}"
+    );
     sequences.iter().for_each(|written| written.check(&pool));
     for written in &mut sequences {
         written.append(&pool, 9).unwrap();
@@ -341,7 +344,8 @@ async fn a_run_is_made_for_who_waits_for_one() {
     let refused = pool.allocate(AllocRequest::new(64).contiguous()).unwrap_err();
     assert!(matches!(refused, AllocError::NoRun { asked: 64, .. }), "{refused:?}");
     let request = AllocRequest::new(64).contiguous().priority(Priority::High);
-    let lease = tokio::time::timeout(Duration::from_secs(5), pool.allocate_async(request)).await.unwrap().unwrap();
+    let lease =
+        tokio::time::timeout(Duration::from_secs(5), pool.allocate_async(request)).await.unwrap().unwrap();
     let first = pool.blocks().frame(lease.blocks()[0]);
     for (i, &block) in lease.blocks().iter().enumerate() {
         assert_eq!(pool.blocks().frame(block).0, first.0 + i as u32);

@@ -221,7 +221,9 @@ impl Core {
             BlockWord::from_bits(bits).end_move().map(BlockWord::to_bits)
         });
         if let Err(bits) = ended {
-            let Some((word, carry)) = BlockWord::from_bits(bits).take_left() else { not_moving(moving, bits) };
+            let Some((word, carry)) = BlockWord::from_bits(bits).take_left() else {
+                not_moving(moving, bits)
+            };
             if carry {
                 self.table.info(moving.block).carry_generation();
             }
@@ -264,7 +266,10 @@ impl Core {
             if self.null_block() == Some(block) {
                 f(word.frame(), FrameUse::Fixed);
             } else if !word.is_free() {
-                f(word.frame(), if word.begin_move().is_some() { FrameUse::Movable } else { FrameUse::Fixed });
+                f(
+                    word.frame(),
+                    if word.begin_move().is_some() { FrameUse::Movable } else { FrameUse::Fixed },
+                );
             }
         }
     }

@@ -171,7 +171,9 @@ impl Core {
             let released = word.release().filter(|_| word.is_listed() == listed);
             let released = released.unwrap_or_else(|| not_the_callers(id, word));
             let next = match released {
-                Released::Shared(next) | Released::Last { word: next, .. } | Released::ToMover { word: next, .. } => next,
+                Released::Shared(next)
+                | Released::Last { word: next, .. }
+                | Released::ToMover { word: next, .. } => next,
             };
             // Release: what this owner did with the bytes happens before the next owner's. Acquire: the last one
             // to go sees what all others did, and every batch that they began.

@@ -392,8 +392,8 @@ mod tests {
         assert_eq!((owned.hold(), owned.unhold()), (None, None));
         let moving = owned.begin_move().unwrap();
         assert!(!moving.is_held() && moving.unhold().is_none(), "an owner's move is not a hold");
-        let Some(Released::Last { word, .. }) = moving.release() else { panic!("{moving:?}") };
-        assert!(word.is_available(), "what is freed in mid-move is not held");
+        let Some(Released::ToMover { word }) = moving.release() else { panic!("{moving:?}") };
+        assert!(word.is_held(), "the mover's");
     }
 
     #[test]

@@ -312,7 +312,8 @@ impl PoolBuilder {
         }
         let blocks = Blocks::new(config, scrub);
         // SAFETY: the storage was made here, or nobody else knew it; it gets one pool.
-        let sequences = unsafe { Sequences::new(blocks.clone(), storage.clone(), self.layout.block_tokens()) };
+        let sequences =
+            unsafe { Sequences::new(blocks.clone(), storage.clone(), self.layout.block_tokens()) };
         Ok(Pool(crate::sync::Arc::new(Shared {
             // SAFETY: as above; or the engine says that it copies the frames' bytes.
             compactor: unsafe { Compactor::new(sequences.clone(), bytes, &self.layout, self.order) },

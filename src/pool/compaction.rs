@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use crate::compact::{
-    Compactor, DefragConfig, DefragError, DefragOptions, DefragReport, Defragmenter, ResizeError, ResizeOptions,
-    ResizeReport, Snapshot,
+    Compactor, DefragConfig, DefragError, DefragOptions, DefragReport, Defragmenter, ResizeError,
+    ResizeOptions, ResizeReport, Snapshot,
 };
 
 use super::Pool;
@@ -92,7 +92,11 @@ impl Pool {
     /// # Panics
     ///
     /// As for [`resize`](Self::resize).
-    pub async fn resize_with(&self, blocks: usize, options: ResizeOptions) -> Result<ResizeReport, ResizeError> {
+    pub async fn resize_with(
+        &self,
+        blocks: usize,
+        options: ResizeOptions,
+    ) -> Result<ResizeReport, ResizeError> {
         let (from, started) = (self.total_blocks(), Instant::now());
         if blocks < from {
             return self.0.compactor.shrink(blocks, options).await;

@@ -19,7 +19,8 @@ pub use crate::block::{
     AllocRequest, AuditError, AuditReport, BlockInfo, Counts, Place, Priority, flush_thread,
 };
 pub use crate::compact::{
-    DefragConfig, DefragError, DefragOptions, DefragReport, DefragTotals, Defragmenter, ResizeError, ResizeOptions, ResizeReport,
+    DefragConfig, DefragError, DefragOptions, DefragReport, DefragTotals, Defragmenter, ResizeError,
+    ResizeOptions, ResizeReport,
 };
 pub use builder::{BuildError, PoolBuilder};
 pub use handle::PoolHandle;
