@@ -1,129 +1,190 @@
-//! Real threads on a pool that shrinks and grows under their feet: their bytes stay theirs, and in the end everything is
-//! there once.
-//!
-//! The seed is printed; `KVPOOL_SEED=<seed>` runs the same choices again (the schedule is the machine's).
-#![cfg(not(kvpool_loom))]
+//! A pool that gets another size while it serves: what is in use moves, what cannot is named, and the pool stays whole.
 
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::thread;
+use std::time::Duration;
 
-use fastrand::Rng;
-use kvpool::ids::{BlockHandle, Run};
-use kvpool::pool::{AllocRequest, Pool};
-use kvpool::storage::{Dtype, KvLayout};
+use kvpool::compact::Blocker;
+use kvpool::error::{AllocError, GrowError, ShrinkError};
+use kvpool::ids::{BlockHandle, SequenceId};
+use kvpool::pool::{AllocRequest, Pool, Priority, ResizeError, ResizeOptions};
+use kvpool::storage::KvLayout;
 
-const BLOCKS: usize = if cfg!(miri) { 150 } else { 1500 };
-const ROUNDS: usize = if cfg!(miri) { 5 } else { 400 };
+fn pool(blocks: usize, blocks_max: usize) -> Pool {
+    let layout = KvLayout::named("tiny").unwrap();
+    Pool::builder(layout).blocks(blocks).blocks_max(blocks_max).segment_blocks(64).build().unwrap()
+}
 
-/// The whole block of a handle, written or read. A panic if its frame is not there.
-fn each_block(pool: &Pool, handles: &[BlockHandle], mut f: impl FnMut(&BlockHandle, Run)) {
-    for handle in handles {
-        f(handle, Run { start: pool.blocks().frame(handle.id), len: 1 });
+/// So many sealed blocks in the last frames of the pool, and nothing else.
+fn at_the_end(pool: &Pool, blocks: usize) -> Vec<BlockHandle> {
+    let mut handles = Vec::new();
+    pool.allocate_raw(AllocRequest::new(pool.total_blocks()), &mut handles).unwrap();
+    handles.sort_by_key(|&handle| pool.info(handle).unwrap().frame);
+    let kept = handles.split_off(handles.len() - blocks);
+    pool.free(&handles).unwrap();
+    kept.iter().for_each(|&handle| pool.seal(handle).unwrap());
+    kept
+}
+
+#[tokio::test]
+async fn what_is_in_use_moves_below_and_ids_stay() {
+    let pool = pool(1_000, 1_000);
+    let kept = at_the_end(&pool, 200);
+    let report = pool.resize(300).await.unwrap();
+    assert_eq!((report.from, report.to, report.moved.moved_blocks), (1_000, 300, 200));
+    assert_eq!((pool.total_blocks(), pool.free_blocks()), (300, 100));
+    for &handle in &kept {
+        let info = pool.info(handle).unwrap();
+        assert!(info.id.0 > 800 && info.frame.0 <= 300, "{info:?}");
     }
-}
-
-fn write(pool: &Pool, handles: &[BlockHandle]) {
-    let storage = pool.storage().unwrap();
-    each_block(pool, handles, |handle, run| {
-        let bytes = vec![stamp(handle); pool.layout().packed_bytes()];
-        // SAFETY: the block is the thread's.
-        unsafe { storage.unpack(&[run], &bytes) }.unwrap_or_else(|error| panic!("{handle}: {error}"));
-    });
-}
-
-fn check(pool: &Pool, handles: &[BlockHandle]) {
-    let (storage, mut bytes) = (pool.storage().unwrap(), vec![0; pool.layout().packed_bytes()]);
-    each_block(pool, handles, |handle, run| {
-        // SAFETY: as above.
-        unsafe { storage.pack(&[run], &mut bytes) }.unwrap_or_else(|error| panic!("{handle}: {error}"));
-        assert!(bytes.iter().all(|&byte| byte == stamp(handle)), "{handle} in {run} lost its bytes");
-    });
-}
-
-/// Never that of memory that was given back.
-fn stamp(handle: &BlockHandle) -> u8 {
-    1 + (handle.id.get() as u64 * 31 + handle.generation.0) as u8 % 255
-}
-
-#[test]
-fn threads_keep_their_bytes_while_the_pool_shrinks_and_grows() {
-    // 8 KiB a block, so that whole pages go back.
-    let layout = KvLayout::builder().layers(2).kv_heads(2).head_dim(64).block_tokens(4).dtype(Dtype::F32);
-    let pool =
-        Pool::builder(layout.build().unwrap()).blocks(BLOCKS).segment_blocks(256).threads(4).build().unwrap();
-    let seed = std::env::var("KVPOOL_SEED").ok().and_then(|seed| seed.parse().ok());
-    let seed = seed.unwrap_or_else(|| if cfg!(miri) { 1 } else { fastrand::u64(..) });
-    eprintln!("KVPOOL_SEED={seed}");
-    let stop = AtomicBool::new(false);
-    let (mut commits, mut given_up) = (0, 0);
-    thread::scope(|scope| {
-        for thread in 0..3 {
-            let (pool, stop) = (&pool, &stop);
-            scope.spawn(move || {
-                let mut rng = Rng::with_seed(seed ^ thread);
-                let mut held = Vec::new();
-                while !stop.load(Relaxed) {
-                    let first = held.len();
-                    let _ = pool.allocate_raw(AllocRequest::new(rng.usize(1..=20)), &mut held);
-                    write(pool, &held[first..]);
-                    if held.len() > rng.usize(1..100) {
-                        rng.shuffle(&mut held);
-                        let freed = held.split_off(held.len() / 3);
-                        check(pool, &freed);
-                        let batch = rng.bool().then(|| pool.begin_batch());
-                        pool.free(&freed).unwrap();
-                        drop(batch);
-                    }
-                }
-                check(pool, &held);
-                pool.free(&held).unwrap();
-            });
-        }
-        // Also by a panic: the others do not run for ever.
-        struct Raise<'a>(&'a AtomicBool);
-        impl Drop for Raise<'_> {
-            fn drop(&mut self) {
-                self.0.store(true, Relaxed);
-            }
-        }
-        let _raise = Raise(&stop);
-        let mut rng = Rng::with_seed(!seed);
-        for _ in 0..ROUNDS {
-            let to = rng.usize(1..BLOCKS);
-            let total = pool.total_blocks();
-            if to >= total {
-                pool.grow(to + 1 - total).unwrap();
-            }
-            let mut shrinking = pool.blocks().begin_shrink(to).unwrap();
-            let patience = rng.usize(0..30);
-            for _ in 0..patience {
-                if shrinking.collect() == 0 {
-                    break;
-                }
-                thread::yield_now();
-            }
-            let storage = pool.storage().unwrap();
-            // SAFETY: the frames that go are all the shrinker's.
-            match shrinking.commit(|gone| unsafe { storage.shrink(gone.start.index()) }) {
-                Ok(()) => commits += 1,
-                Err(_) => given_up += 1,
-            }
-        }
-    });
-    println!("{commits} shrinks, {given_up} given up");
-    assert!(cfg!(miri) || (commits > 0 && given_up > 0));
-    // Until the others have left; this thread has no cache yet.
-    while pool.blocks().residents() > 0 {
-        thread::yield_now();
-    }
-    let report = pool.audit().unwrap();
-    assert_eq!((report.owned, report.held, report.total), (0, 0, pool.total_blocks() + 1));
-    let room = BLOCKS - pool.total_blocks();
-    if room > 0 {
-        pool.grow(room).unwrap();
-    }
-    let all = pool.allocate(AllocRequest::new(BLOCKS)).unwrap();
     pool.audit().unwrap();
-    drop(all);
+    let refused = pool.allocate(AllocRequest::new(101)).unwrap_err();
+    assert!(matches!(refused, AllocError::Exhausted { asked: 101, free: 100, .. }), "{refused:?}");
+    let rest = pool.allocate(AllocRequest::new(100)).unwrap();
+    drop(rest);
+    pool.free(&kept).unwrap();
+    let grown = pool.resize(1_000).await.unwrap();
+    assert_eq!((grown.from, grown.to), (300, 1_000));
+    assert_eq!((pool.free_blocks(), pool.audit().unwrap().owned), (1_000, 0));
+    assert!(pool.allocate(AllocRequest::new(1_000).contiguous()).is_ok());
+}
+
+#[tokio::test]
+async fn what_cannot_move_is_named_and_the_pool_stays() {
+    let pool = pool(500, 500);
+    let kept = at_the_end(&pool, 10);
+    pool.pin(kept[3]).unwrap();
+    pool.reopen(kept[7]).unwrap();
+    let options = ResizeOptions::new().patience(Duration::from_millis(20));
+    let refused = pool.resize_with(100, options).await.unwrap_err();
+    let ResizeError::Blocked { asked: 100, blocks, retired: 0 } = &refused else { panic!("{refused:?}") };
+    assert_eq!(*blocks, [(kept[3].id, Blocker::Pinned), (kept[7].id, Blocker::Open)]);
+    let text = refused.to_string();
+    assert!(
+        text.contains("2 blocks are in the way") && text.contains("pinned") && text.contains("not sealed"),
+        "{text}"
+    );
+    assert_eq!((pool.total_blocks(), pool.free_blocks()), (500, 490));
     pool.audit().unwrap();
+    pool.unpin(kept[3]).unwrap();
+    pool.seal(kept[7]).unwrap();
+    pool.resize(100).await.unwrap();
+    assert_eq!((pool.total_blocks(), pool.free_blocks()), (100, 90));
+    pool.free(&kept).unwrap();
+}
+
+#[tokio::test]
+async fn what_has_no_room_is_refused_at_once() {
+    let pool = pool(200, 300);
+    let _kept = at_the_end(&pool, 120);
+    assert_eq!(pool.resize(119).await, Err(ResizeError::NoRoom { asked: 119, used: 120 }));
+    assert_eq!(pool.resize(0).await, Err(ResizeError::Shrink(ShrinkError::TooFew { asked: 0, min: 1 })));
+    assert!(matches!(pool.resize(301).await, Err(ResizeError::Grow(GrowError::TooLarge { .. }))));
+    let same = pool.resize(200).await.unwrap();
+    assert_eq!((same.from, same.to), (200, 200));
+    assert_eq!(pool.resize(120).await.unwrap().to, 120);
+    assert_eq!(pool.free_blocks(), 0);
+    pool.audit().unwrap();
+}
+
+/// A batch in flight may still read what was freed: its frames go once it has ended.
+#[tokio::test]
+async fn a_batch_in_flight_is_waited_for() {
+    let pool = pool(500, 500);
+    let kept = at_the_end(&pool, 50);
+    let batch = pool.begin_batch();
+    pool.free(&kept).unwrap();
+    let options = ResizeOptions::new().patience(Duration::from_millis(10));
+    let refused = pool.resize_with(100, options).await;
+    assert!(
+        matches!(&refused, Err(ResizeError::Blocked { retired: 50, blocks, .. }) if blocks.is_empty()),
+        "{refused:?}"
+    );
+    let resize = pool.resize_with(100, ResizeOptions::new().patience(Duration::from_secs(10)));
+    let ended = async {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        drop(batch);
+    };
+    let (resized, ()) = tokio::join!(resize, ended);
+    assert_eq!(resized.unwrap().to, 100);
+    assert_eq!(pool.free_blocks(), 100);
+}
+
+#[tokio::test]
+async fn a_dropped_resize_leaves_the_pool_as_it_was() {
+    let pool = pool(500, 600);
+    let kept = at_the_end(&pool, 10);
+    pool.pin(kept[0]).unwrap();
+    let resize = pool.resize_with(100, ResizeOptions::new().patience(Duration::from_secs(60)));
+    assert!(tokio::time::timeout(Duration::from_millis(20), resize).await.is_err());
+    assert_eq!((pool.total_blocks(), pool.free_blocks(), pool.audit().unwrap().held), (500, 490, 0));
+    pool.resize(600).await.unwrap();
+    assert_eq!(pool.free_blocks(), 590);
+    assert!(pool.allocate(AllocRequest::new(590)).is_ok());
+}
+
+/// The reserve shrinks with the pool's end: its frames may lie anywhere.
+#[tokio::test]
+async fn a_reserve_moves_with_the_end() {
+    let layout = KvLayout::named("tiny").unwrap();
+    let pool = Pool::builder(layout).blocks(500).reserve(20).build().unwrap();
+    let mut handles = Vec::new();
+    pool.allocate_raw(AllocRequest::new(480), &mut handles).unwrap();
+    pool.free(&handles).unwrap();
+    for blocks in [300, 100, 40] {
+        pool.resize(blocks).await.unwrap();
+        let audit = pool.audit().unwrap();
+        assert_eq!((audit.reserved, pool.free_blocks()), (20, blocks - 20));
+    }
+    // The reserve is topped up with what is freed first: here, the last frames.
+    pool.resize(500).await.unwrap();
+    let mut handles = Vec::new();
+    pool.allocate_raw(AllocRequest::new(500).priority(Priority::Urgent), &mut handles).unwrap();
+    handles.sort_by_key(|&handle| pool.info(handle).unwrap().frame);
+    pool.free(&handles[450..]).unwrap();
+    pool.free(&handles[..450]).unwrap();
+    assert_eq!(pool.audit().unwrap().reserved, 20);
+    pool.resize(300).await.unwrap();
+    assert_eq!((pool.audit().unwrap().reserved, pool.free_blocks()), (20, 280));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn threads_go_on_while_the_pool_breathes() {
+    let pool = pool(2_000, 4_000);
+    let worker = |seed: u64| {
+        let pool = pool.clone();
+        tokio::task::spawn_blocking(move || {
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let mut open = Vec::new();
+            for id in 0..3_000 {
+                let mut sequence = pool.sequence(SequenceId(seed << 32 | id)).open().unwrap();
+                let mut batch = pool.begin_batch();
+                match batch.append(&mut sequence, rng.usize(1..120)) {
+                    Ok(_) => open.push(sequence),
+                    // The other thread's batch may keep all that was freed since, for as long as it does not run.
+                    Err(_) => open.truncate(5),
+                }
+                while open.len() > 20 {
+                    open.swap_remove(rng.usize(..open.len()));
+                }
+            }
+        })
+    };
+    let breathe = async {
+        let mut resized = 0;
+        for blocks in [4_000, 2_500, 1_500, 3_000, 1_400, 2_000].into_iter().cycle().take(60) {
+            match pool.resize(blocks).await {
+                Ok(_) => resized += 1,
+                Err(ResizeError::Blocked { .. } | ResizeError::NoRoom { .. }) => {}
+                Err(error) => panic!("{error}"),
+            }
+            tokio::time::sleep(Duration::from_micros(300)).await;
+        }
+        resized
+    };
+    let (a, b, resized) = tokio::join!(worker(1), worker(2), breathe);
+    (a.unwrap(), b.unwrap());
+    assert!(resized > 20, "only {resized} of 60");
+    let audit = pool.audit().unwrap();
+    assert_eq!((audit.owned, audit.held), (0, 0));
+    assert_eq!(pool.free_blocks(), pool.total_blocks());
+    assert!(pool.allocate(AllocRequest::new(pool.total_blocks())).is_ok());
 }

@@ -46,8 +46,9 @@ impl Blocks {
     ///
     /// [`ShrinkError`]; the pool is unchanged.
     pub fn begin_shrink(&self, blocks: usize) -> Result<Shrinking, ShrinkError> {
-        if blocks == 0 {
-            return Err(ShrinkError::TooFew { asked: blocks, min: 1 });
+        let min = self.reserve.mark() + 1;
+        if blocks < min {
+            return Err(ShrinkError::TooFew { asked: blocks, min });
         }
         let null = self.config.has_null_block as usize;
         let shrink = self.frames.begin_shrink(blocks.saturating_add(null)).map_err(|error| match error {
@@ -79,6 +80,7 @@ impl Shrinking {
             return 0;
         }
         // Some of it may lie in magazines, in the depot, or in limbo though no batch sees it any more.
+        self.blocks.vacate_reserve(self.region());
         self.blocks.bring_in();
         let missing = self.collect_from_bitmaps();
         // Others may have missed what was on its way.

@@ -58,7 +58,7 @@ pub enum ResizeError {
     NoRoom {
         /// Blocks asked for.
         asked: usize,
-        /// Blocks in use.
+        /// Blocks in use, those of the reserve among them.
         used: usize,
     },
     /// Something that lies beyond the new end cannot move, or does not become free.

@@ -81,7 +81,8 @@ impl Compactor {
         run.report.fragmentation_before = core.fragmentation(self.order());
         let mut progress = Progress::new(shrinking.collect());
         while progress.missing > 0 {
-            let used = core.counts().used();
+            let counts = core.counts();
+            let used = counts.used() + counts.reserved;
             if used > blocks {
                 return Err(ResizeError::NoRoom { asked: blocks, used });
             }
