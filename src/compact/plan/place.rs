@@ -99,12 +99,14 @@ fn keys(map: &Map<'_>, leaving: &[u64], moves: &[Move]) -> (Vec<u64>, usize) {
     let frames = map.snapshot.frames();
     let mut links = 0;
     let of = |one: &Move| {
+        // No branch here: these reads are all over the pool, and should not wait for each other. The first frame is
+        // compared with itself, and so is the last: no block is the next of its own.
         let at = one.from.index();
+        let (last, next) = (at.saturating_sub(1), (at + 1).min(frames.len() - 1));
         let key = frames[at].key();
-        links += usize::from(frames.get(at + 1).is_some_and(|next| key + 1 == next.key()));
         // The link to a block that leaves as well is that one's.
-        let is_last = at > 0 && frames[at - 1].key() + 1 == key && !map::has(leaving, one.from.0 - 1);
-        links += usize::from(is_last);
+        let is_last = (frames[last].key() + 1 == key) & !map::has(leaving, last as u32);
+        links += usize::from(key + 1 == frames[next].key()) + usize::from(is_last);
         key
     };
     let keys = moves.iter().map(of).collect();
