@@ -1,6 +1,6 @@
 //! Compaction: free frames that lie scattered become free runs, by moving the blocks between them.
 //!
-//! [`plan`] is the pure half. It takes a [`Snapshot`], what every frame held at one moment, and says which blocks should
+//! [`plan()`] is the pure half. It takes a [`Snapshot`], what every frame held at one moment, and says which blocks should
 //! move where; it touches no pool, has no randomness and reads no clock, so that the same snapshot gives the same plan.
 //! A plan is advice: by the time it is carried out a block may be gone or a destination taken, and that move is given
 //! up, and no other suffers.

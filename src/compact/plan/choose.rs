@@ -50,8 +50,8 @@ pub(super) fn sparsest(map: &Map<'_>, order: Order, moves_max: usize) -> Chosen 
     // How many regions of each price: the cheapest, while there are holes and budget.
     let (mut left, mut moves, mut moves_full) = (candidates.min(holes / run_len), 0, 0);
     let (mut dearest, mut of_dearest, mut count) = (0, 0, 0);
-    for price in 1..=run_len {
-        let wanted = by_price[price].min(left);
+    for (price, &there) in by_price[..=run_len].iter().enumerate().skip(1) {
+        let wanted = there.min(left);
         let bought = wanted.min((moves_max - moves) / price);
         left -= wanted;
         moves_full += wanted * price;

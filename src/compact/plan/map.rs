@@ -115,8 +115,8 @@ pub(super) fn counts(bitmap: &[u64], order: Order) -> Vec<u32> {
         let mut counts = vec![0; bitmap.len() * (64 >> ORDER)];
         for (runs, &word) in counts.chunks_exact_mut(64 >> ORDER).zip(bitmap) {
             let mut fields = word;
-            for step in 0..ORDER {
-                fields = (fields & EVEN[step]) + (fields >> (1 << step) & EVEN[step]);
+            for (step, even) in EVEN.iter().enumerate().take(ORDER) {
+                fields = (fields & even) + (fields >> (1 << step) & even);
             }
             for (at, run) in runs.iter_mut().enumerate() {
                 *run = (fields >> (at * run_len) & mask) as u32;
