@@ -113,6 +113,28 @@ fn churn(oracle: &Oracle, mut dice: Dice, held_max: usize, stop: &AtomicBool) ->
     operations
 }
 
+/// Takes some frames away at the end, if they can be had within a few looks.
+fn shrink(oracle: &Oracle, dice: &mut Dice) -> bool {
+    let most = 1 << dice.roll(9);
+    let by = 1 + dice.roll(most) as usize;
+    let to = oracle.frames.total().saturating_sub(by);
+    let Ok(mut shrink) = oracle.frames.begin_shrink(to) else { return false };
+    let mut looks = 0;
+    while oracle.frames.collect(&mut shrink, |run| oracle.take(run)) > 0 && looks < 20 {
+        std::thread::yield_now();
+        looks += 1;
+    }
+    let all = shrink.missing() == 0;
+    shrink.for_each_collected(|run| oracle.leave(run));
+    if all {
+        oracle.frames.commit_shrink(&shrink)
+    } else {
+        oracle.frames.abandon_shrink(&shrink)
+    }
+    oracle.frames.end_shrink(shrink);
+    all
+}
+
 fn stress(config: FrameConfig, threads: usize, seconds: f32) {
     let seed = SystemTime::UNIX_EPOCH.elapsed().unwrap().as_nanos() as u64;
     println!("seed {seed}, {config:?}");
@@ -129,10 +151,10 @@ fn stress(config: FrameConfig, threads: usize, seconds: f32) {
             });
         }
         let end = Instant::now() + Duration::from_secs_f32(seconds);
-        let mut dice = Dice(seed);
+        let (mut dice, mut shrunk) = (Dice(seed), 0);
         while Instant::now() < end {
             std::thread::sleep(Duration::from_millis(2));
-            // A unit or two is closed and opened under everybody's feet, and the pool grows now and then.
+            // A unit or two is closed and opened under everybody's feet, and the pool grows and shrinks now and then.
             let unit = dice.roll((oracle.frames.total() / 64) as u64) as u32 * 64;
             let region = Run { start: FrameId(unit), len: 64 };
             oracle.frames.isolate(region);
@@ -141,7 +163,9 @@ fn stress(config: FrameConfig, threads: usize, seconds: f32) {
                 oracle.frames.grow(room.min(1 + dice.roll(100) as usize), &mut |_| Ok(())).unwrap();
             }
             oracle.frames.readmit(region);
+            shrunk += shrink(&oracle, &mut dice) as u64;
         }
+        println!("{shrunk} shrinks");
         stop.store(true, Ordering::Relaxed);
     });
     oracle.frames.audit().unwrap();
