@@ -64,5 +64,10 @@ collect_store shrink
 cut_no_passage shrink
 cut_relaxed shrink
 cut_no_recheck shrink
+no_look_after_bit waiters
+early_clock waiters
+turn_kept waiters
+no_second_look waiters
+silent_undo waiters
 LIST
 exit "$survivors"
