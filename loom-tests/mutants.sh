@@ -69,5 +69,7 @@ early_clock waiters
 turn_kept waiters
 no_second_look waiters
 silent_undo waiters
+silent_begin waiters
+silent_end waiters
 LIST
 exit "$survivors"

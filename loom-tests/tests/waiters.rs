@@ -9,6 +9,8 @@ use std::pin::pin;
 use kvpool::pool::{AllocRequest, Pool, Priority};
 use kvpool::storage::KvLayout;
 use kvpool_loom_tests::{block_on, check, check_to, lull, settle};
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicU64, Ordering::*};
 use loom::thread;
 
 fn open(blocks: usize, blocks_max: usize, magazine_blocks: usize, reserve: usize) -> Pool {
@@ -96,6 +98,41 @@ fn freed_while_the_batch_ends() {
         drop(held);
         device.join().unwrap();
         thread.join().unwrap();
+        close(&pool);
+    });
+}
+
+/// A batch that begins stands for older tickets than its own for a moment, and holds back what it does not see. Then it
+/// goes on until the block was had.
+#[test]
+fn held_back_by_a_batch_that_begins() {
+    const UNKNOWN: u64 = u64::MAX;
+    const SERVED: u64 = u64::MAX - 1;
+    check("waiters::held_back_by_a_batch_that_begins", || {
+        let pool = open(1, 1, 0, 0);
+        let held = pool.allocate(one()).unwrap();
+        let freed = Arc::new(AtomicU64::new(UNKNOWN));
+        let (other, tag) = (pool.clone(), freed.clone());
+        let engine = thread::spawn(move || {
+            let long = other.begin_batch();
+            loop {
+                match tag.load(Acquire) {
+                    UNKNOWN => {}
+                    SERVED => break,
+                    // It may see the block, which is had when it ends.
+                    newest if long.ticket().0 <= newest => break,
+                    _ => {}
+                }
+                thread::yield_now();
+            }
+        });
+        let short = pool.begin_batch();
+        drop(held);
+        freed.store(pool.blocks().clock().newest().0, Release);
+        drop(short);
+        drop(block_on(pool.allocate_async(one())).unwrap());
+        freed.store(SERVED, Release);
+        engine.join().unwrap();
         close(&pool);
     });
 }
