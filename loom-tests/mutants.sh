@@ -64,5 +64,12 @@ collect_store shrink
 cut_no_passage shrink
 cut_relaxed shrink
 cut_no_recheck shrink
+no_look_after_bit waiters
+early_clock waiters
+turn_kept waiters
+no_second_look waiters
+silent_undo waiters
+silent_begin waiters
+silent_end waiters
 LIST
 exit "$survivors"

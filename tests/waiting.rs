@@ -255,54 +255,66 @@ async fn the_end_of_a_batch_wakes() {
     }
 }
 
+/// Takes all that is free, and frees it again when called.
+type Way = fn(Pool) -> Box<dyn FnOnce()>;
+
+const WAYS: [(&str, Way); 7] = [
+    ("a lease is dropped", |pool| {
+        let lease = all(&pool);
+        Box::new(move || drop(lease))
+    }),
+    ("the tail of a lease is", |pool| {
+        let mut lease = all(&pool);
+        Box::new(move || lease.truncate(1))
+    }),
+    ("a list of handles", |pool| {
+        let handles = all(&pool).into_raw();
+        Box::new(move || pool.free(&handles).unwrap())
+    }),
+    ("handle by handle", |pool| {
+        let handles = all(&pool).into_raw();
+        Box::new(move || handles.iter().for_each(|&handle| pool.free(&[handle]).unwrap()))
+    }),
+    ("into an explicit cache, which goes", |pool| {
+        let lease = all(&pool);
+        Box::new(move || pool.handle().release(lease))
+    }),
+    ("a sequence is closed", |pool| {
+        let mut sequence = pool.sequence(SequenceId(1)).open().unwrap();
+        let tokens = pool.free_blocks() * pool.layout().block_tokens();
+        pool.begin_batch().append(&mut sequence, tokens).unwrap();
+        Box::new(move || drop(sequence))
+    }),
+    ("the last reference of several", |pool| {
+        let lease = all(&pool);
+        let shared: Vec<_> = lease.handles().collect();
+        pool.share(&shared).unwrap();
+        drop(lease);
+        Box::new(move || pool.free(&shared).unwrap())
+    }),
+];
+
 #[tokio::test]
 async fn every_way_to_free_wakes() {
-    let ways: [fn(&Pool); 6] = [
-        |pool| drop(pool.allocate(AllocRequest::new(pool.free_blocks())).unwrap()),
-        |pool| {
-            let mut handles = Vec::new();
-            pool.allocate_raw(AllocRequest::new(pool.free_blocks()), &mut handles).unwrap();
-            pool.free(&handles).unwrap();
-        },
-        |pool| {
-            let mut handles = Vec::new();
-            pool.allocate_raw(AllocRequest::new(pool.free_blocks()), &mut handles).unwrap();
-            handles.iter().for_each(|&handle| pool.free(&[handle]).unwrap());
-        },
-        |pool| {
-            let cache = pool.handle();
-            let lease = cache.allocate_owned(AllocRequest::new(pool.free_blocks())).unwrap();
-            cache.release(lease);
-        },
-        |pool| {
-            let mut sequence = pool.sequence(SequenceId(1)).open().unwrap();
-            let mut batch = pool.begin_batch();
-            batch.append(&mut sequence, pool.free_blocks() * pool.layout().block_tokens()).unwrap();
-            drop(sequence);
-        },
-        |pool| {
-            let mut lease = pool.allocate(AllocRequest::new(pool.free_blocks())).unwrap();
-            let shared: Vec<_> = lease.handles().collect();
-            pool.share(&shared).unwrap();
-            lease.truncate(0);
-            pool.free(&shared).unwrap();
-        },
-    ];
-    for magazine_blocks in [0, 8] {
-        for (way, free) in ways.into_iter().enumerate() {
-            let pool = builder(40).magazine_blocks(magazine_blocks).build().unwrap();
-            // Half is held throughout: what the head waits for is the rest, while somebody has it.
+    for (magazine_blocks, blocks) in [(0, 40), (8, 40), (8, 24), (8, 21)] {
+        for (way, take) in WAYS {
+            let pool = builder(blocks).magazine_blocks(magazine_blocks).build().unwrap();
+            // Much is held throughout: what is freed is not enough for the head, which is told nevertheless.
             let held = pool.allocate_owned(AllocRequest::new(20)).unwrap();
+            let free = take(pool.clone());
             let bell = Arc::new(Bell::default());
             let waker = Waker::from(bell.clone());
-            let mut future = pin!(pool.allocate_async(AllocRequest::new(30)));
-            assert!(future.as_mut().poll(&mut Context::from_waker(&waker)).is_pending(), "twenty are free");
-            let before = bell.0.load(Relaxed);
-            free(&pool);
-            assert!(bell.0.load(Relaxed) > before, "way {way}, magazines of {magazine_blocks}");
+            let mut future = pin!(pool.allocate_async(AllocRequest::new(blocks - 1)));
             assert!(future.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+            assert_eq!(bell.0.load(Relaxed), 0, "it sleeps");
+            free();
+            let freed = pool.free_blocks();
+            assert_eq!(bell.0.load(Relaxed), (freed > 0) as usize, "{way}, {freed} free");
+            assert!(future.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+            let before = bell.0.load(Relaxed);
             drop(held);
-            assert!(future.as_mut().poll(&mut Context::from_waker(&waker)).is_ready(), "way {way}");
+            assert_eq!(bell.0.load(Relaxed), before + 1, "{way}, then a lease");
+            assert!(future.as_mut().poll(&mut Context::from_waker(&waker)).is_ready(), "{way}");
         }
     }
 }

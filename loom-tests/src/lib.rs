@@ -11,8 +11,10 @@
 #![cfg(kvpool_loom)]
 
 mod blocks;
+mod tasks;
 
 pub use blocks::{TouchedBlocks, settle};
+pub use tasks::{block_on, lull};
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;

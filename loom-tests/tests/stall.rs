@@ -4,9 +4,13 @@
 //! its steps, the others' calls return, with everything but what it has in its hands.
 #![cfg(kvpool_loom)]
 
+use std::task::{Context, Poll, Wake, Waker};
+
 use kvpool::frame::OwnerCell;
 use kvpool::ids::FrameId;
-use kvpool_loom_tests::{Touched, TouchedBlocks, check, check_to, run};
+use kvpool::pool::{AllocRequest, Pool};
+use kvpool::storage::KvLayout;
+use kvpool_loom_tests::{Touched, TouchedBlocks, check, check_to, run, settle};
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, Ordering::*};
 use loom::thread;
@@ -143,6 +147,41 @@ fn in_a_batch() {
         pool.put(&late);
         pool.put(&rest);
         pool.finish();
+    });
+}
+
+/// Stopped while it wakes the one who waits: the block is there for whoever asks, and frees go on.
+#[test]
+fn in_a_waker() {
+    struct Waking(Stop);
+    impl Wake for Waking {
+        fn wake(self: std::sync::Arc<Self>) {
+            self.0.here();
+        }
+    }
+    check("stall::in_a_waker", || {
+        let layout = KvLayout::named("tiny").unwrap();
+        let pool = Pool::builder(layout).blocks(2).without_null_block().without_storage().magazine_blocks(0);
+        let pool = pool.build().unwrap();
+        let held = [(); 2].map(|()| pool.allocate_owned(AllocRequest::new(1)).unwrap());
+        let waking = std::sync::Arc::new(Waking(Stop::default()));
+        let waker = Waker::from(waking.clone());
+        let mut future = Box::pin(pool.allocate_async(AllocRequest::new(2)));
+        assert!(future.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        let [first, second] = held;
+        let thread = thread::spawn(move || drop(first));
+        waking.0.wait();
+        let one = pool.allocate(AllocRequest::new(1)).expect("what the stopped thread has freed");
+        drop((one, second));
+        let Poll::Ready(both) = future.as_mut().poll(&mut Context::from_waker(&waker)) else {
+            panic!("all are free")
+        };
+        drop(both);
+        drop(future);
+        waking.0.resume();
+        thread.join().unwrap();
+        settle(pool.blocks(), 1);
+        assert_eq!(pool.audit().unwrap().owned, 0);
     });
 }
 

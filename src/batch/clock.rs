@@ -73,7 +73,9 @@ impl Default for Clock {
 }
 
 impl Clock {
-    /// Begins a batch. Tables that are read after this call are safe to use until [`end`](Self::end).
+    /// Begins a batch. Tables that are read after this call are safe to use until [`end`](Self::end). What other batches
+    /// held back can be reusable only now, if this one stood for an older ticket while it began: `Core::begin_batch` tells
+    /// those who wait.
     ///
     /// # Panics
     ///
@@ -88,7 +90,7 @@ impl Clock {
         let before = ClockWord::from_bits(self.word.fetch_add(ClockWord::BEGIN, AcqRel));
         let ticket = Ticket(before.newest().0 + 1);
         if before.in_flight() >= ClockWord::IN_FLIGHT_MAX {
-            // Nobody is told: this batch held nothing back.
+            // Nobody is told: of so many batches, others will end.
             let _ = self.end(InFlight { ticket, slot });
             panic!("too many batches in flight: {before:?}");
         }

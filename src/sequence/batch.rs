@@ -79,7 +79,7 @@ impl Batch {
     /// If a quarter of a million batches are in flight.
     pub fn begin(sequences: &Sequences) -> Self {
         let sequences = sequences.clone();
-        let lease = Some(sequences.0.blocks.clock().begin());
+        let lease = Some(sequences.0.blocks.begin_batch());
         Self { sequences, lease, promised: Vec::new(), copied: Vec::new(), slots: Vec::new() }
     }
 

@@ -1,0 +1,62 @@
+//! Futures in a model: a thread that sleeps until it is woken, and a free that nobody is told of is a deadlock, which the
+//! checker reports.
+
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll, Wake, Waker};
+
+use loom::sync::{Condvar, Mutex};
+use loom::thread::yield_now;
+
+#[derive(Default)]
+struct Bell {
+    rung: Mutex<bool>,
+    rings: Condvar,
+}
+
+impl Wake for Bell {
+    fn wake(self: std::sync::Arc<Self>) {
+        *self.rung.lock().unwrap() = true;
+        self.rings.notify_one();
+    }
+}
+
+/// Polls until the future is ready, and sleeps in between until it is woken.
+pub fn block_on<T>(future: impl Future<Output = T>) -> T {
+    let mut future = pin!(future);
+    let bell = std::sync::Arc::new(Bell::default());
+    let waker = Waker::from(bell.clone());
+    loop {
+        if let Poll::Ready(result) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            return result;
+        }
+        let mut rung = bell.rung.lock().unwrap();
+        let woke_itself = *rung;
+        while !*rung {
+            rung = bell.rings.wait(rung).unwrap();
+        }
+        *rung = false;
+        drop(rung);
+        if woke_itself {
+            // Perhaps for the sake of a thread that has not gone on yet.
+            yield_now();
+        }
+    }
+}
+
+/// Polls until the future sleeps: it has been polled, and nobody has woken it since.
+///
+/// # Panics
+///
+/// If it is ready instead.
+pub fn lull<T>(mut future: Pin<&mut impl Future<Output = T>>) {
+    let bell = std::sync::Arc::new(Bell::default());
+    let waker = Waker::from(bell.clone());
+    loop {
+        assert!(future.as_mut().poll(&mut Context::from_waker(&waker)).is_pending(), "nothing is free");
+        if !std::mem::take(&mut *bell.rung.lock().unwrap()) {
+            return;
+        }
+        yield_now();
+    }
+}

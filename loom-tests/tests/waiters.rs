@@ -1,0 +1,269 @@
+//! Theorem: nobody sleeps beside a free block. Whichever way a block becomes free (into a magazine, into the bitmaps, out of
+//! limbo at the end of a batch, by growth, by a request that is undone, by a thread that ends), and wherever the request
+//! that waits for it is at that moment, the request gets it; the most urgent one first; and a request that is
+//! dropped hands its turn on. A thread that sleeps for ever is a deadlock, which the checker reports.
+#![cfg(kvpool_loom)]
+
+use std::pin::pin;
+
+use kvpool::pool::{AllocRequest, Pool, Priority};
+use kvpool::storage::KvLayout;
+use kvpool_loom_tests::{block_on, check, check_to, lull, settle};
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicU64, Ordering::*};
+use loom::thread;
+
+fn open(blocks: usize, blocks_max: usize, magazine_blocks: usize, reserve: usize) -> Pool {
+    let layout = KvLayout::named("tiny").unwrap();
+    Pool::builder(layout)
+        .blocks(blocks)
+        .blocks_max(blocks_max)
+        .reserve(reserve)
+        .without_null_block()
+        .segment_blocks(4)
+        .without_storage()
+        .magazine_blocks(magazine_blocks)
+        .build()
+        .unwrap()
+}
+
+/// Everything is free, and nobody waits: frees go the short way again.
+fn close(pool: &Pool) {
+    settle(pool.blocks(), 1);
+    let report = pool.audit().unwrap();
+    assert_eq!((report.owned, pool.stats().waiting), (0, 0), "{report:?}");
+    assert!(!pool.blocks().is_awaited());
+}
+
+fn one() -> AllocRequest {
+    AllocRequest::new(1)
+}
+
+/// A thread that waits for a block, and gives it back.
+fn waiter(pool: &Pool, request: AllocRequest) -> thread::JoinHandle<()> {
+    let pool = pool.clone();
+    thread::spawn(move || drop(block_on(pool.allocate_async(request)).unwrap()))
+}
+
+/// The last block is freed into the magazine that it came from, or, if its owner sees the one who waits, into the bitmaps.
+#[test]
+fn freed_into_a_magazine() {
+    check("waiters::freed_into_a_magazine", || {
+        let pool = open(1, 1, 1, 0);
+        drop(pool.allocate(one()).unwrap());
+        let held = pool.allocate(one()).unwrap();
+        let thread = waiter(&pool, one());
+        drop(held);
+        thread.join().unwrap();
+        close(&pool);
+    });
+}
+
+#[test]
+fn freed_into_the_bitmaps() {
+    check("waiters::freed_into_the_bitmaps", || {
+        let pool = open(1, 1, 0, 0);
+        let held = pool.allocate(one()).unwrap();
+        let thread = waiter(&pool, one());
+        drop(held);
+        thread.join().unwrap();
+        close(&pool);
+    });
+}
+
+/// The block is in limbo when the batch ends.
+#[test]
+fn held_back_by_a_batch() {
+    check("waiters::held_back_by_a_batch", || {
+        let pool = open(1, 1, 0, 0);
+        let held = pool.allocate(one()).unwrap();
+        let batch = pool.begin_batch();
+        drop(held);
+        let thread = waiter(&pool, one());
+        batch.finish();
+        thread.join().unwrap();
+        close(&pool);
+    });
+}
+
+/// The batch ends while the block is on its way into limbo.
+#[test]
+fn freed_while_the_batch_ends() {
+    check_to(1, "waiters::freed_while_the_batch_ends", || {
+        let pool = open(1, 1, 0, 0);
+        let held = pool.allocate(one()).unwrap();
+        let batch = pool.begin_batch();
+        let thread = waiter(&pool, one());
+        let device = thread::spawn(move || batch.finish());
+        drop(held);
+        device.join().unwrap();
+        thread.join().unwrap();
+        close(&pool);
+    });
+}
+
+/// A batch that begins stands for older tickets than its own for a moment, and holds back what it does not see. Then it
+/// goes on until the block was had.
+#[test]
+fn held_back_by_a_batch_that_begins() {
+    const UNKNOWN: u64 = u64::MAX;
+    const SERVED: u64 = u64::MAX - 1;
+    check("waiters::held_back_by_a_batch_that_begins", || {
+        let pool = open(1, 1, 0, 0);
+        let held = pool.allocate(one()).unwrap();
+        let freed = Arc::new(AtomicU64::new(UNKNOWN));
+        let (other, tag) = (pool.clone(), freed.clone());
+        let engine = thread::spawn(move || {
+            let long = other.begin_batch();
+            loop {
+                match tag.load(Acquire) {
+                    UNKNOWN => {}
+                    SERVED => break,
+                    // It may see the block, which is had when it ends.
+                    newest if long.ticket().0 <= newest => break,
+                    _ => {}
+                }
+                thread::yield_now();
+            }
+        });
+        let short = pool.begin_batch();
+        drop(held);
+        freed.store(pool.blocks().clock().newest().0, Release);
+        drop(short);
+        drop(block_on(pool.allocate_async(one())).unwrap());
+        freed.store(SERVED, Release);
+        engine.join().unwrap();
+        close(&pool);
+    });
+}
+
+#[test]
+fn beside_growth() {
+    check("waiters::beside_growth", || {
+        let pool = open(1, 2, 0, 0);
+        let held = pool.allocate(one()).unwrap();
+        let thread = waiter(&pool, one());
+        pool.grow(1).unwrap();
+        thread.join().unwrap();
+        drop(held);
+        close(&pool);
+    });
+}
+
+/// Another request takes the free block and gives it back, because it needs two.
+#[test]
+fn beside_a_request_that_is_undone() {
+    check("waiters::beside_a_request_that_is_undone", || {
+        let pool = open(2, 2, 0, 0);
+        let held = pool.allocate(one()).unwrap();
+        let thread = waiter(&pool, one());
+        let two = pool.allocate(AllocRequest::new(2));
+        assert!(two.is_err());
+        thread.join().unwrap();
+        drop(held);
+        close(&pool);
+    });
+}
+
+/// What a thread that ends leaves in its magazines.
+#[test]
+fn beside_a_thread_that_ends() {
+    check_to(1, "waiters::beside_a_thread_that_ends", || {
+        let pool = open(1, 1, 1, 0);
+        let other = pool.clone();
+        let ending = thread::spawn(move || drop(block_on(other.allocate_async(one())).unwrap()));
+        drop(block_on(pool.allocate_async(one())).unwrap());
+        ending.join().unwrap();
+        close(&pool);
+    });
+}
+
+/// Two requests sleep when a block is freed: the urgent one gets it, and then the other.
+#[test]
+fn two_priorities_and_one_free() {
+    check("waiters::two_priorities_and_one_free", || {
+        let pool = open(1, 1, 0, 0);
+        let held = pool.allocate_owned(one()).unwrap();
+        let mut normal = pin!(pool.allocate_async(one()));
+        lull(normal.as_mut());
+        let mut urgent = pin!(pool.allocate_async(one().priority(Priority::Urgent)));
+        lull(urgent.as_mut());
+        let thread = thread::spawn(move || drop(held));
+        let mut order = vec![];
+        block_on(std::future::poll_fn(|context| {
+            for (name, future) in [("normal", normal.as_mut()), ("urgent", urgent.as_mut())] {
+                if !order.contains(&name) && future.poll(context).is_ready() {
+                    order.push(name);
+                }
+            }
+            if order.len() == 2 { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+        }));
+        assert_eq!(order, ["urgent", "normal"]);
+        thread.join().unwrap();
+        close(&pool);
+    });
+}
+
+/// Two threads wait for the one block: both get it, one after the other, in either order.
+#[test]
+fn two_waiters() {
+    check("waiters::two_waiters", || {
+        let pool = open(1, 1, 0, 0);
+        let held = pool.allocate(one()).unwrap();
+        let thread = waiter(&pool, one());
+        drop(held);
+        drop(block_on(pool.allocate_async(one().priority(Priority::High))).unwrap());
+        thread.join().unwrap();
+        close(&pool);
+    });
+}
+
+/// The first in line is dropped after a block was freed, while the second falls asleep or sleeps already.
+#[test]
+fn a_dropped_future_hands_its_turn_on() {
+    check("waiters::a_dropped_future_hands_its_turn_on", || {
+        let pool = open(1, 1, 0, 0);
+        let held = pool.allocate_owned(one()).unwrap();
+        let mut first = Box::pin(pool.allocate_async(one()));
+        lull(first.as_mut());
+        let thread = waiter(&pool, one());
+        drop(held);
+        drop(first);
+        thread.join().unwrap();
+        close(&pool);
+    });
+}
+
+/// The first in line is dropped while the block is freed: asleep, woken, or in between.
+#[test]
+fn dropped_while_it_is_woken() {
+    check("waiters::dropped_while_it_is_woken", || {
+        let pool = open(1, 1, 0, 0);
+        let held = pool.allocate_owned(one()).unwrap();
+        let mut first = Box::pin(pool.allocate_async(one()));
+        lull(first.as_mut());
+        let thread = thread::spawn(move || drop(held));
+        let second = pool.allocate_async(one().priority(Priority::High));
+        drop(first);
+        drop(block_on(second).unwrap());
+        thread.join().unwrap();
+        close(&pool);
+    });
+}
+
+/// An urgent request takes the reserve while a block is freed and a normal one waits for it: both are served, and the
+/// reserve is full at the end.
+#[test]
+fn the_reserve_and_a_waiter() {
+    check_to(1, "waiters::the_reserve_and_a_waiter", || {
+        let pool = open(2, 2, 0, 1);
+        let held = pool.allocate(one()).unwrap();
+        let thread = waiter(&pool, one());
+        let urgent = pool.allocate(one().priority(Priority::Urgent)).unwrap();
+        drop(held);
+        drop(urgent);
+        thread.join().unwrap();
+        close(&pool);
+        assert_eq!(pool.stats().reserved, 1);
+    });
+}
