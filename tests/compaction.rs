@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use kvpool::compact::{DefragConfig, DefragError, DefragOptions, DefragReport};
-use kvpool::error::{AllocError, StorageError};
+use kvpool::error::{AllocError, SequenceError, StorageError};
 use kvpool::ids::{BlockHandle, Order, SequenceId};
 use kvpool::pool::{AllocRequest, Pool, Priority};
 use kvpool::sequence::{BlockTable, Sequence};
@@ -50,10 +50,20 @@ impl Written {
         written
     }
 
-    fn append(&mut self, pool: &Pool, tokens: usize) -> Result<(), kvpool::error::SequenceError> {
+    fn append(&mut self, pool: &Pool, tokens: usize) -> Result<(), SequenceError> {
         let layout = pool.layout().clone();
-        let mut batch = pool.begin_batch();
-        let appended = batch.append(&mut self.sequence, tokens)?.tokens;
+        let (mut batch, appended) = loop {
+            let mut batch = pool.begin_batch();
+            match batch.append(&mut self.sequence, tokens) {
+                Ok(appended) => break (batch, appended.tokens),
+                // Another thread's batch may keep all that was freed since, for as long as that does not run.
+                Err(SequenceError::Alloc(AllocError::Exhausted { retired, .. })) if retired > 0 => {
+                    drop(batch);
+                    std::thread::yield_now();
+                }
+                Err(error) => return Err(error),
+            }
+        };
         let id = self.sequence.id().0;
         let bytes: Vec<u8> = appended.clone().flat_map(|token| content(id, token, self.row)).collect();
         let v: Vec<u8> = bytes.iter().map(|byte| !byte).collect();
@@ -330,7 +340,8 @@ async fn the_background_task_keeps_a_churning_pool_whole() {
         }
     };
     let (a, b, ()) = tokio::join!(churn(1), churn(2), by_hand);
-    (a.unwrap(), b.unwrap());
+    a.unwrap();
+    b.unwrap();
     let totals = task.stop().await;
     assert!(totals.looks > 0 && totals.failed == 0, "{totals:?}");
     assert_eq!(pool.audit().unwrap().owned, 0);

@@ -181,7 +181,8 @@ async fn threads_go_on_while_the_pool_breathes() {
         resized
     };
     let (a, b, resized) = tokio::join!(worker(1), worker(2), breathe);
-    (a.unwrap(), b.unwrap());
+    a.unwrap();
+    b.unwrap();
     assert!(resized > 20, "only {resized} of 60");
     let audit = pool.audit().unwrap();
     assert_eq!((audit.owned, audit.held), (0, 0));
