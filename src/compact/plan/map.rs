@@ -172,6 +172,13 @@ pub(super) fn free_runs(bitmap: &[u64], order: Order) -> usize {
     bitmap.iter().map(|word| ones(*word)).sum()
 }
 
+/// How many maximal runs of ones there are.
+pub(super) fn runs(bitmap: &[u64]) -> usize {
+    let mut last = 0;
+    let firsts = |&word: &u64| (word & !(word << 1 | std::mem::replace(&mut last, word >> 63))).count_ones();
+    bitmap.iter().map(firsts).sum::<u32>() as usize
+}
+
 /// Calls `found` with the start and the end of each maximal run of ones, ascending. The last bit of the last word may
 /// be set.
 pub(super) fn each_run(bitmap: &[u64], mut found: impl FnMut(u32, u32)) {
@@ -210,13 +217,15 @@ mod tests {
             let runs = bits.chunks_exact(1 << order).filter(|run| run.iter().all(|bit| *bit)).count();
             prop_assert_eq!(free_runs(&bitmap, Order(order)), runs);
 
-            let mut found = vec![false; bits.len()];
+            let (mut found, mut pieces) = (vec![false; bits.len()], 0);
             each_run(&bitmap, |start, end| {
+                pieces += 1;
                 assert!(start == 0 || !bits[start as usize - 1]);
                 assert!(bits.get(end as usize).is_none_or(|bit| !bit));
                 found[start as usize..end as usize].fill(true);
             });
             prop_assert_eq!(&found, &bits);
+            prop_assert_eq!(pieces, super::runs(&bitmap));
 
             let mut counted = counts(&bitmap, Order(order));
             counted.truncate(bits.len().div_ceil(1 << order));

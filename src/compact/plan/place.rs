@@ -56,7 +56,7 @@ pub(super) fn place(
         let stays = (frame as usize) < map.len() && !map::has(leaving, frame);
         if stays { map.state(frame).key() } else { FrameState::FREE.key() }
     };
-    let mut shelf = Shelf::new();
+    let mut shelf = Shelf::with_capacity(map::runs(&open));
     map::each_run(&open, |start, end| {
         let before = if start == 0 { FrameState::FREE.key() } else { key(start - 1) };
         let mut hole = Hole::new(start..end, before, key(end));

@@ -75,8 +75,8 @@ pub(super) struct Chains {
 }
 
 impl Chains {
-    pub(super) const fn new() -> Self {
-        Self { chains: Vec::new(), heads: [NONE; CLASSES], longest: CLASSES - 1 }
+    pub(super) fn with_capacity(chains: usize) -> Self {
+        Self { chains: Vec::with_capacity(chains), heads: [NONE; CLASSES], longest: CLASSES - 1 }
     }
 
     pub(super) fn put(&mut self, mut chain: Chain) {
@@ -111,9 +111,9 @@ pub(super) struct Shelf {
 }
 
 impl Shelf {
-    pub(super) const fn new() -> Self {
+    pub(super) fn with_capacity(holes: usize) -> Self {
         Self {
-            holes: Vec::new(),
+            holes: Vec::with_capacity(holes),
             heads: [NONE; CLASSES],
             tails: [NONE; CLASSES],
             stocked: [0; CLASSES / 64],

@@ -130,7 +130,7 @@ impl Slots {
 
     /// The chains that are left.
     pub(super) fn chains(&self) -> Chains {
-        let mut chains = Chains::new();
+        let mut chains = Chains::with_capacity(map::runs(&self.waiting));
         let mut extents = self.extents.iter().enumerate().filter(|(_, extent)| extent.len > 0).peekable();
         map::each_run(&self.waiting, |start, end| {
             while extents.peek().is_some_and(|(_, extent)| extent.base + extent.len <= start) {
