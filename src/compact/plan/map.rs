@@ -217,15 +217,15 @@ mod tests {
             let runs = bits.chunks_exact(1 << order).filter(|run| run.iter().all(|bit| *bit)).count();
             prop_assert_eq!(free_runs(&bitmap, Order(order)), runs);
 
-            let (mut found, mut seen) = (vec![false; bits.len()], 0);
+            let (mut found, mut pieces) = (vec![false; bits.len()], 0);
             each_run(&bitmap, |start, end| {
-                seen += 1;
+                pieces += 1;
                 assert!(start == 0 || !bits[start as usize - 1]);
                 assert!(bits.get(end as usize).is_none_or(|bit| !bit));
                 found[start as usize..end as usize].fill(true);
             });
             prop_assert_eq!(&found, &bits);
-            prop_assert_eq!(seen, super::runs(&bitmap));
+            prop_assert_eq!(pieces, super::runs(&bitmap));
 
             let mut counted = counts(&bitmap, Order(order));
             counted.truncate(bits.len().div_ceil(1 << order));
