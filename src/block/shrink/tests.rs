@@ -161,3 +161,42 @@ fn the_audit_sees_what_is_gone_and_is_not() {
     let doubled = AuditError::Doubled { frame, first: Place::Retired, second: Place::Gone };
     assert_eq!(pool.audit(), Err(doubled));
 }
+
+/// Blocks outlive the frames of their numbers, and free ones go with the frames that they were left in.
+#[test]
+fn a_block_keeps_its_id_when_its_frame_goes() {
+    let pool = blocks(100, 120, 4);
+    let all = take(&pool, 100);
+    let (stays, going): (Vec<BlockId>, Vec<BlockId>) = all.into_iter().partition(|&id| id == BlockId(90));
+    let handle = pool.handle(stays[0]);
+    pool.seal(handle);
+    pool.release(&going);
+    pool.trim();
+    let mut shrinking = pool.begin_shrink(10).unwrap();
+    assert_eq!(shrinking.collect(), 1, "frame 90");
+    let mut gave_way = |frame: FrameId, why| panic!("{frame}: {why:?}");
+    let wave = pool.begin_wave([(FrameId(90), FrameId(3))], &mut gave_way);
+    assert_eq!(shrinking.collect(), 1, "on its way");
+    let report = pool.audit().unwrap();
+    assert_eq!((report.held, report.owned), (89 + 1, 1), "what was collected, and the destination");
+    assert_eq!(wave.publish(&mut gave_way), 1);
+    assert_eq!(shrinking.collect(), 0);
+    shrinking.commit(|_| ()).unwrap();
+
+    let report = pool.audit().unwrap();
+    assert_eq!((report.total, report.owned, report.held), (11, 1, 0));
+    assert_eq!((pool.frame(BlockId(90)), pool.block_at(FrameId(90))), (FrameId(3), BlockId(3)));
+    assert_eq!(pool.info(handle).unwrap().frame, FrameId(3));
+    let nine = take(&pool, 9);
+    assert!(!nine.contains(&BlockId(3)) && nine.iter().all(|id| id.0 <= 10), "{nine:?}");
+    pool.free(&[handle]).unwrap();
+    assert_eq!(take(&pool, 1), [BlockId(90)], "the block in frame 3");
+    // Frame 90 comes back, and block 3 with it; further ones are new.
+    pool.grow(110, &mut |_| Ok(())).unwrap();
+    let mut back = take(&pool, 110);
+    back.sort_unstable();
+    let expected = (3..=120).filter(|&id| id == 3 || id > 10 && id != 90);
+    assert!(back.iter().map(|id| id.0).eq(expected), "{back:?}");
+    assert_eq!(pool.frame(BlockId(3)), FrameId(90));
+    assert_eq!(pool.audit().unwrap().owned, 120);
+}
