@@ -46,8 +46,9 @@ impl Blocks {
     ///
     /// [`ShrinkError`]; the pool is unchanged.
     pub fn begin_shrink(&self, blocks: usize) -> Result<Shrinking, ShrinkError> {
-        if blocks == 0 {
-            return Err(ShrinkError::TooFew { asked: blocks, min: 1 });
+        let min = self.reserve.mark() + 1;
+        if blocks < min {
+            return Err(ShrinkError::TooFew { asked: blocks, min });
         }
         let null = self.config.has_null_block as usize;
         let shrink = self.frames.begin_shrink(blocks.saturating_add(null)).map_err(|error| match error {
@@ -78,8 +79,9 @@ impl Shrinking {
         if missing == 0 {
             return 0;
         }
-        // Some of it may lie in magazines, in the depot, or in limbo though no batch sees it any more.
+        // Some of it may lie in magazines, in the depot, in limbo though no batch sees it any more, or in the reserve.
         self.blocks.bring_in();
+        self.blocks.vacate_reserve(self.region());
         let missing = self.collect_from_bitmaps();
         // Others may have missed what was on its way.
         self.blocks.announce();
@@ -112,6 +114,8 @@ impl Shrinking {
         blocks.total.fetch_sub(gone, Relaxed);
         blocks.held.fetch_sub(gone, Relaxed);
         blocks.frames.end_shrink(shrink);
+        // Who waits for more than there is now waits in vain.
+        blocks.announce();
         Ok(())
     }
 

@@ -81,8 +81,9 @@ impl Compactor {
         run.report.fragmentation_before = core.fragmentation(self.order());
         let mut progress = Progress::new(shrinking.collect());
         while progress.missing > 0 {
-            let used = core.counts().used();
-            if used > blocks {
+            let counts = core.counts();
+            let used = counts.used();
+            if used + core.reserve() > blocks {
                 return Err(ResizeError::NoRoom { asked: blocks, used });
             }
             let moves_max = if self.bytes().are_known() { usize::MAX } else { 0 };
