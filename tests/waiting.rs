@@ -434,16 +434,33 @@ async fn the_reserve_is_filled_when_a_batch_ends() {
     quiet(&pool, 6);
 }
 
-#[test]
-fn a_region_is_vacated_by_the_reserve() {
-    use kvpool::ids::{FrameId, Run};
-    let pool = builder(128).without_null_block().reserve(8).build().unwrap();
-    let region = Run { start: FrameId(0), len: 4 };
-    pool.blocks().vacate_reserve(region);
-    let report = pool.audit().unwrap();
-    assert_eq!((report.reserved, report.in_bitmap), (8, 120), "topped up again");
-    assert_eq!(pool.free_blocks(), 120);
-    assert!(!pool.blocks().is_awaited());
+/// The reserve came to lie at the end of the pool, which goes; and somebody waits for more than is left.
+#[tokio::test]
+async fn a_pool_shrinks_below_its_reserve_and_those_who_wait() {
+    let pool =
+        builder(256).without_null_block().magazine_blocks(0).reserve(8).segment_blocks(64).build().unwrap();
+    let mut first: Vec<_> = (0..248).map(|_| pool.allocate_owned(AllocRequest::new(1)).unwrap()).collect();
+    first.sort_by_key(|lease| lease.frames().next());
+    let urgent = pool.allocate_owned(AllocRequest::new(8).priority(Priority::Urgent)).unwrap();
+    // The last eight fill the reserve up again.
+    first.truncate(240);
+    assert_eq!((pool.stats().reserved, pool.free_blocks()), (8, 0));
+    let held = first.swap_remove(0);
+    drop((first, urgent));
+    let other = pool.clone();
+    let waiting = tokio::spawn(async move { other.allocate_async(AllocRequest::new(248)).await });
+    in_line(&pool, 1).await;
+    let min = pool.resize(8).await.unwrap_err();
+    assert!(min.to_string().contains("at least 9"), "{min}");
+    soon(pool.resize(64)).await.unwrap();
+    let refused = soon(waiting).await.unwrap().unwrap_err();
+    assert_eq!(refused, AllocError::TooLarge { asked: 248, total: 64 });
+    assert_eq!((pool.stats().reserved, pool.free_blocks()), (8, 55));
+    let all = pool.allocate_owned(AllocRequest::new(63).priority(Priority::Urgent)).unwrap();
+    assert!(all.frames().all(|frame| frame.0 < 64));
+    drop((all, held));
+    assert_eq!(pool.stats().reserved, 8);
+    quiet(&pool, 56);
 }
 
 /// Threads that allocate and free, tasks that wait for more than there is, with deadlines, and tasks that give up.

@@ -20,7 +20,7 @@ impl Entry {
     fn new(pool: &TouchedBlocks, block: BlockHandle) -> Self {
         let batch = pool.blocks.clock().begin();
         let entry = Self { block, frame: pool.blocks.frame(block.id), since: batch.ticket() };
-        pool.blocks.clock().end(batch);
+        pool.blocks.end_batch(batch);
         entry
     }
 
@@ -38,7 +38,7 @@ impl Entry {
         }
         assert_eq!(pool.read_frame(self.frame), 1, "the bytes of another owner");
         self.since = batch.ticket();
-        pool.blocks.clock().end(batch);
+        pool.blocks.end_batch(batch);
         since == Since::Listed
     }
 }

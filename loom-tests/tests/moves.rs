@@ -123,7 +123,7 @@ fn read_from_a_table() {
                 let batch = reader.blocks.clock().begin();
                 let table = reader.blocks.frame(block.id);
                 assert_eq!(reader.read_frame(table), 1, "the bytes of another owner");
-                reader.blocks.clock().end(batch);
+                reader.blocks.end_batch(batch);
             }
         });
         let moved = pool.relocate(HERE, THERE);
@@ -151,7 +151,7 @@ fn read_under_two_batches() {
             thread::spawn(move || {
                 let batch = reader.blocks.clock().begin();
                 assert_eq!(reader.read_frame(reader.blocks.frame(block.id)), 1);
-                reader.blocks.clock().end(batch);
+                reader.blocks.end_batch(batch);
             })
         });
         assert_eq!(pool.relocate(HERE, THERE), Ok(()));

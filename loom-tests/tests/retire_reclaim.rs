@@ -155,7 +155,7 @@ fn what_has_ended_is_over() {
             // SAFETY: the batch is in flight.
             device.frames[0].with_mut(|bytes| unsafe { *bytes = 2 });
             device.entry.store(1, Relaxed);
-            device.clock.end(batch);
+            let _ = device.clock.end(batch);
         });
         // An access that conflicts with nothing but one: where the checker lets the other thread go first.
         shared.entry.load(Relaxed);

@@ -145,7 +145,9 @@ impl Core {
         let asked = request.blocks;
         for _ in 1..ATTEMPTS {
             match self.gather_once(seat, request, near, grab) {
-                Err(AllocError::Exhausted { free, .. }) if free >= asked => yield_now(),
+                Err(AllocError::Exhausted { free, .. }) if free + self.reserved_for(request) >= asked => {
+                    yield_now();
+                }
                 outcome => return outcome,
             }
         }

@@ -182,6 +182,11 @@ impl Core {
         self.rows.load(Acquire)
     }
 
+    /// Blocks that are set aside for urgent requests, when none of them is in use.
+    pub fn reserve(&self) -> usize {
+        self.reserve.mark()
+    }
+
     /// The shape that it was built with.
     pub fn config(&self) -> &BlocksConfig {
         &self.config

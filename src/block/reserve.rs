@@ -11,6 +11,9 @@
 //!   goes the long way, and tops it up before anybody else gets what was freed. Who takes sets the bit after taking; who
 //!   clears it looks at the reserve afterwards (see [`waiters`](super::waiters)).
 //!
+//! A pool that shrinks [vacates](Core::vacate_reserve) what lies in the frames that are to go, and does not shrink to less
+//! than the reserve and one block.
+//!
 //! It is not there for contiguous requests: single frames that came back by chance are no run.
 
 use smallvec::SmallVec;
@@ -21,6 +24,7 @@ use crate::ids::{FrameId, Run};
 use crate::sync::{AtomicUsize, Ordering::*};
 
 use super::blocks::Core;
+use super::{AllocRequest, Priority};
 
 /// See the [module](self).
 pub(super) struct Reserve {
@@ -79,9 +83,26 @@ impl Reserve {
         self.held.fetch_sub(1, Relaxed);
         Some(frame)
     }
+
+    /// Takes out the frames that are to leave. The others are counted throughout, so that a request that finds none
+    /// meanwhile asks again.
+    fn sift(&self, mut leaves: impl FnMut(FrameId) -> bool) -> Taken {
+        let all: Taken = std::iter::from_fn(|| self.stock.pop()).take(self.mark).collect();
+        // Those that others have filled it up with meanwhile make some of ours leave.
+        let gone: Taken =
+            all.into_iter().filter(|&frame| leaves(frame) || self.stock.push(frame).is_err()).collect();
+        self.held.fetch_sub(gone.len(), Relaxed);
+        gone
+    }
 }
 
 impl Core {
+    /// Frames of the reserve that a request may take.
+    pub(super) fn reserved_for(&self, request: &AllocRequest) -> usize {
+        let takes_runs = request.contiguous && request.blocks > 1;
+        if request.priority == Priority::Urgent && !takes_runs { self.reserve.held() } else { 0 }
+    }
+
     /// Takes exactly so many frames out of the reserve, or none.
     pub(super) fn take_reserved(&self, count: usize) -> Option<Taken> {
         if count > self.reserve.mark {
@@ -122,30 +143,29 @@ impl Core {
         }
     }
 
-    /// Frees the reserve's frames that lie in `region`, so that they can be [claimed](crate::frame::Frames::claim) there;
-    /// the reserve is then topped up from elsewhere, if the region is [isolated](crate::frame::Frames::isolate). Frames
-    /// that are freed into the region later can come into the reserve again: call it once more before claiming.
-    pub fn vacate_reserve(&self, region: Run) {
-        let is_inside = |frame: FrameId| (region.start.0..region.end()).contains(&frame.0);
-        let (inside, outside): (Taken, Taken) = std::iter::from_fn(|| self.reserve.pop())
-            .take(self.reserve.mark)
-            .partition(|&frame| is_inside(frame));
-        outside.iter().for_each(|&frame| self.reserve_frame(frame));
-        for &frame in &inside {
+    /// Frees the reserve's frames that lie in `region`, which allocations avoid; the reserve is then topped up from elsewhere.
+    /// Frames that are freed into the region later can come into the reserve again.
+    pub(super) fn vacate_reserve(&self, region: Run) {
+        if self.reserve.mark == 0 {
+            return;
+        }
+        let gone = self.reserve.sift(|frame| (region.start.0..region.end()).contains(&frame.0));
+        for &frame in &gone {
             self.frames.free_run(Run { start: frame, len: 1 });
         }
-        if !inside.is_empty() {
+        if !gone.is_empty() {
             self.clock.set_awaited();
         }
+        // Whatever became of them, they were in our hands.
         self.announce();
     }
 
     /// The frames in the reserve, for an audit.
     pub(super) fn for_each_reserved(&self, mut f: impl FnMut(FrameId)) {
-        let all: Taken = std::iter::from_fn(|| self.reserve.pop()).collect();
-        for &frame in &all {
+        let gone = self.reserve.sift(|frame| {
             f(frame);
-            self.reserve_frame(frame);
-        }
+            false
+        });
+        gone.iter().for_each(|&frame| self.frames.free_run(Run { start: frame, len: 1 }));
     }
 }

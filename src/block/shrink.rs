@@ -79,9 +79,9 @@ impl Shrinking {
         if missing == 0 {
             return 0;
         }
-        // Some of it may lie in magazines, in the depot, or in limbo though no batch sees it any more.
-        self.blocks.vacate_reserve(self.region());
+        // Some of it may lie in magazines, in the depot, in limbo though no batch sees it any more, or in the reserve.
         self.blocks.bring_in();
+        self.blocks.vacate_reserve(self.region());
         let missing = self.collect_from_bitmaps();
         // Others may have missed what was on its way.
         self.blocks.announce();
@@ -114,6 +114,8 @@ impl Shrinking {
         blocks.total.fetch_sub(gone, Relaxed);
         blocks.held.fetch_sub(gone, Relaxed);
         blocks.frames.end_shrink(shrink);
+        // Who waits for more than there is now waits in vain.
+        blocks.announce();
         Ok(())
     }
 

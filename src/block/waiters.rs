@@ -50,10 +50,11 @@
 //! | magazines given back: `flush`, a thread that ends, a handle that is dropped | `Resident` |
 //! | trim | `Core::trim` |
 //! | the pool grows | `Core::grow` |
+//! | a batch ends, and looks through what moves left | `Batch::drop` |
 //! | moves end: frames that were left, destinations that were not used | [`Wave`](super::Wave) |
-//! | a shrink looks for what is free, or gives back what it had | [`Shrinking`](super::Shrinking) |
+//! | a shrink looks for what is free, gives back what it had, or is done, so that some wait in vain | [`Shrinking`](super::Shrinking) |
 //! | a batch ends; or it begins, and its slot no longer stands for tickets before its own | `Core::end_batch`, `begin_batch` |
-//! | the reserve gives frames back | `Core::vacate_reserve`, and within `tell` |
+//! | the reserve is looked through by a shrink, or is topped up | `Core::vacate_reserve`, and within `tell` |
 //!
 //! (Pins, shares, seals and forks make nothing available. The audit is for when nobody allocates or waits.)
 //!
@@ -300,6 +301,8 @@ impl Waiting<'_> {
         take: &mut dyn FnMut(BlockId),
     ) -> Result<(), AllocError> {
         self.has_tried = true;
+        // The pool may have shrunk since.
+        self.blocks.check_request(request)?;
         if !self.is_fenced {
             // Pairs with the light fences of those who free: they see the bit, or we find what they freed.
             self.is_fenced = cfg!(kvpool_mutant = "waiter_no_fence") || heavy_fence();
@@ -307,7 +310,7 @@ impl Waiting<'_> {
         if self.is_sure {
             // A look from afar first: who waits for many blocks is told of each one.
             let counts = self.blocks.counts();
-            let reserved = if request.priority == Priority::Urgent { counts.reserved } else { 0 };
+            let reserved = self.blocks.reserved_for(request);
             if counts.free() + counts.retired + reserved < request.blocks {
                 self.tried();
                 return Err(self.blocks.exhausted(request.blocks));

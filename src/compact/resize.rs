@@ -82,8 +82,8 @@ impl Compactor {
         let mut progress = Progress::new(shrinking.collect());
         while progress.missing > 0 {
             let counts = core.counts();
-            let used = counts.used() + counts.reserved;
-            if used > blocks {
+            let used = counts.used();
+            if used + core.reserve() > blocks {
                 return Err(ResizeError::NoRoom { asked: blocks, used });
             }
             let moves_max = if self.bytes().are_known() { usize::MAX } else { 0 };

@@ -286,9 +286,9 @@ impl Drop for Batch {
         if let Some(lease) = self.lease.take() {
             blocks.end_batch(lease);
             // Frames that moves left, and that this batch may have been the last to read.
-            if blocks.reclaim_strays() > 0 {
-                blocks.announce();
-            }
+            blocks.reclaim_strays();
+            // Also if there were none to reclaim: those that wait for another batch were in our hands meanwhile.
+            blocks.announce();
         }
         if !self.copied.is_empty() {
             // The copies are done. Pairs with the fence in `Clock::begin`, as in `Sequence::release_unlinked`: these were
