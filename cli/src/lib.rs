@@ -7,12 +7,14 @@
 //! | [`trace`], [`workload`] | requests, from a file or from a seed |
 //! | [`replay`] | the replay itself |
 //! | [`report`] | what it came to, as a table and as JSON |
+//! | [`map`] | a pool as a picture |
 //!
 //! Exit codes: 0 when all is well, 1 when the command ran and found something lost, corrupt or broken, 2 when it was
 //! asked for something that cannot be done: bad usage or bad input.
 
 pub mod args;
 pub mod commands;
+pub mod map;
 pub mod replay;
 pub mod report;
 pub mod trace;
