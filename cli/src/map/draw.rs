@@ -22,7 +22,7 @@ const FONT: &str = "system-ui, 'Segoe UI', Helvetica, Arial, 'DejaVu Sans', sans
 const NOTE: usize = 22;
 const LEGEND: usize = 44;
 const TILES: usize = 98;
-const BARS: usize = 150;
+const BARS: usize = 186;
 const BAR_MAX: f64 = 84.0;
 
 /// The picture as an SVG document.
@@ -48,7 +48,7 @@ pub fn draw(picture: &Picture) -> String {
     for (index, note) in picture.notes.iter().enumerate() {
         document = document.add(faint(text(MARGIN, notes_y + 14 + index * NOTE, 15, note)));
     }
-    document = document.add(legend(picture.order, grid, legend_y));
+    document = document.add(legend(picture.order, legend_y));
     let share_max =
         picture.panels.iter().map(|panel| share_max(&panel.figures(picture.order))).fold(0.0, f64::max);
     for (index, panel) in picture.panels.iter().enumerate() {
@@ -71,9 +71,14 @@ impl Panel {
 fn panel(panel: &Panel, order: u8, grid: Grid, share_max: f64) -> Group {
     let figures = panel.figures(order);
     let strips = grid.strips(&palette::colours(&panel.frames, order));
+    // Rows that are high enough have a line between them, a pixel below each.
+    let row = grid.row_height();
+    let line = usize::from(row >= 5);
+    let top = TILES as f64 - line as f64 / 2.0;
     let mut cells = Group::new()
-        .set("transform", format!("translate(0 {TILES}) scale({})", grid.cell()))
+        .set("transform", format!("translate(0 {top}) scale({} {row})", grid.cell_width()))
         .set("fill", "none")
+        .set("stroke-width", format!("{:.4}", (row - line) as f64 / row as f64))
         .set("shape-rendering", "crispEdges");
     for (colour, path) in strips {
         cells = cells.add(Path::new().set("stroke", colour.to_string()).set("d", path));
@@ -83,6 +88,7 @@ fn panel(panel: &Panel, order: u8, grid: Grid, share_max: f64) -> Group {
         .add(tiles(&figures, order))
         .add(cells)
         .add(outline(0, TILES, WIDTH, grid.height()))
+        .add(faint(text(0, TILES + grid.height() + 18, 13, &layout(grid))))
         .add(
             bars(&figures, order, share_max)
                 .set("transform", format!("translate(0 {})", TILES + grid.height())),
@@ -97,7 +103,7 @@ fn tiles(figures: &Figures, order: u8) -> Group {
         (percent(figures.fragmentation), "fragmentation".to_owned()),
         (count(figures.runs), format!("free runs of {}", 1u64 << order)),
         (count(figures.longest_run), "longest free run".to_owned()),
-        (format!("{:.1}", figures.sequence_run_mean), "mean run of sequences".to_owned()),
+        (format!("{:.1}", figures.sequence_run_mean), "mean sequence run".to_owned()),
         (percent(free), "free".to_owned()),
     ];
     let width = WIDTH / all.len();
@@ -124,7 +130,7 @@ fn bars(figures: &Figures, order: u8, share_max: f64) -> Group {
     const ORDERS: usize = 14;
     let orders = figures.by_order.len().max(ORDERS);
     let width = WIDTH as f64 / orders as f64;
-    let base = 16.0 + 12.0 + BAR_MAX;
+    let base = 64.0 + BAR_MAX;
     let mut group = Group::new();
     for index in 0..orders {
         let frames = figures.by_order.get(index).copied().unwrap_or(0);
@@ -160,7 +166,7 @@ fn bars(figures: &Figures, order: u8, share_max: f64) -> Group {
                 .set("text-anchor", "middle"),
         );
     }
-    let caption = "free frames, by the length of the aligned free run that they are in";
+    let caption = "Free frames, by the length of the aligned free run that they are in.";
     group
         .add(
             Path::new()
@@ -171,8 +177,8 @@ fn bars(figures: &Figures, order: u8, share_max: f64) -> Group {
         .add(faint(text(0, base as usize + 34, 13, caption)))
 }
 
-/// What the colours mean, and how frames are laid out.
-fn legend(order: u8, grid: Grid, y: usize) -> Group {
+/// What the colours mean.
+fn legend(order: u8, y: usize) -> Group {
     let run = 1u64 << order;
     let entries: [(&[Colour], String); 5] = [
         (&[palette::RUN], format!("free, in a whole run of {run}")),
@@ -196,14 +202,18 @@ fn legend(order: u8, grid: Grid, y: usize) -> Group {
             caption,
         ));
         // About the width of the caption: no font is at hand to ask.
-        x += 7 + caption.len() * 15 / 2 + 22;
+        x += 7 + caption.len() * 15 / 2 + 24;
     }
+    group
+}
+
+/// How frames are laid out.
+fn layout(grid: Grid) -> String {
     let cell = match grid.group {
         1 => "a cell is a frame".to_owned(),
         group => format!("a cell is {group} frames, in the mean of their colours"),
     };
-    let layout = format!("{cell}; {} frames a row", count(grid.row_frames()));
-    group.add(faint(text(x, 14, 14, &layout)))
+    format!("By address, {} frames a row; {cell}.", count(grid.row_frames()))
 }
 
 fn count(value: usize) -> String {

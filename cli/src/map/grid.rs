@@ -1,8 +1,8 @@
 //! Frames to cells, cells to strips of equal colour.
 //!
-//! A panel is as wide for every pool. A small pool has few columns of large cells, a large one many of small cells,
-//! and beyond that several frames share a cell. So a picture is never taller than a screen or two, and a file never
-//! larger than [`CELLS_MAX`] strips.
+//! A panel is as wide for every pool. A small pool has few columns of wide cells, a large one many of narrow ones, and
+//! beyond that several frames share a cell. So a picture is never taller than a screen or so, and a file never
+//! larger than [`CELLS_MAX`] strips a panel.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -12,17 +12,19 @@ use super::palette::{Colour, mix};
 /// The width of a panel, in pixels.
 pub const WIDTH: usize = 768;
 
-/// The most columns, and so the smallest cells.
-const COLUMNS_MAX: usize = 256;
+/// The most frames in rows of so many, and so many in a row; beyond that it is the last.
+const COLUMNS: [(usize, usize); 3] = [(2048, 64), (8192, 128), (usize::MAX, 256)];
 
-/// The most rows of the smallest cells.
+/// The most rows.
 const ROWS_MAX: usize = 264;
 
-/// The most rows in pixels.
-const HEIGHT_MAX: usize = ROWS_MAX * (WIDTH / COLUMNS_MAX);
-
 /// The most cells of a panel.
-pub const CELLS_MAX: usize = COLUMNS_MAX * ROWS_MAX;
+pub const CELLS_MAX: usize = 256 * ROWS_MAX;
+
+/// The height that rows share if they can, and the least and the most that each gets, in pixels.
+const HEIGHT: usize = 600;
+const ROW_MIN: usize = 3;
+const ROW_MAX: usize = 14;
 
 /// How frames are laid out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -36,12 +38,10 @@ pub struct Grid {
 }
 
 impl Grid {
-    /// The grid for so many frames: the largest cells that fit.
+    /// The grid for so many frames.
     pub fn new(frames: usize) -> Self {
-        let mut columns = 32;
-        while columns < COLUMNS_MAX && frames.div_ceil(columns) * (WIDTH / columns) > HEIGHT_MAX {
-            columns *= 2;
-        }
+        let fitting = COLUMNS.iter().find(|(frames_max, _)| frames <= *frames_max);
+        let columns = fitting.map_or(COLUMNS[COLUMNS.len() - 1].1, |&(_, columns)| columns);
         let mut group = 1;
         while frames.div_ceil(group) > CELLS_MAX {
             group *= 2;
@@ -49,14 +49,19 @@ impl Grid {
         Self { columns, rows: frames.div_ceil(group).div_ceil(columns).max(1), group }
     }
 
-    /// The side of a cell, in pixels.
-    pub const fn cell(&self) -> usize {
+    /// The width of a cell, in pixels.
+    pub const fn cell_width(&self) -> usize {
         WIDTH / self.columns
     }
 
+    /// The height of a row, in pixels.
+    pub fn row_height(&self) -> usize {
+        (HEIGHT / self.rows).clamp(ROW_MIN, ROW_MAX)
+    }
+
     /// The height of the panel, in pixels.
-    pub const fn height(&self) -> usize {
-        self.rows * self.cell()
+    pub fn height(&self) -> usize {
+        self.rows * self.row_height()
     }
 
     /// Frames of a row.

@@ -87,28 +87,29 @@ fn tones_tell_runs_from_crumbs() {
 
 #[test]
 fn cells_shrink_and_then_are_shared() {
-    for (frames, columns, group) in [
-        (0, 32, 1),
-        (1000, 32, 1),
-        (1057, 64, 1),
-        (5000, 128, 1),
-        (24_066, 256, 1),
-        (65_537, 256, 1),
-        (70_000, 256, 2),
-        (1 << 27, 256, 2048),
+    for (frames, columns, group, row) in [
+        (0, 64, 1, 14),
+        (1000, 64, 1, 14),
+        (2049, 128, 1, 14),
+        (8192, 128, 1, 9),
+        (24_066, 256, 1, 6),
+        (65_537, 256, 1, 3),
+        (70_000, 256, 2, 4),
+        (1 << 27, 256, 2048, 3),
     ] {
         let grid = Grid::new(frames);
-        assert_eq!((grid.columns, grid.group), (columns, group), "{frames} frames give {grid:?}");
+        let found = (grid.columns, grid.group, grid.row_height());
+        assert_eq!(found, (columns, group, row), "{frames} frames give {grid:?}");
         assert!(grid.height() <= 800 && grid.rows * grid.row_frames() >= frames);
-        assert_eq!(grid.cell() * grid.columns, WIDTH);
+        assert_eq!(grid.cell_width() * grid.columns, WIDTH);
     }
 }
 
 #[test]
 fn equal_neighbours_are_one_strip() {
-    let colours = vec![palette::RUN; 2 * 32];
-    let strips = Grid::new(64).strips(&colours);
-    assert_eq!(strips[&palette::RUN], "M0 .5m0 0h32m-32 1h32");
+    let colours = vec![palette::RUN; 2 * 64];
+    let strips = Grid::new(128).strips(&colours);
+    assert_eq!(strips[&palette::RUN], "M0 .5m0 0h64m-64 1h64");
     assert_eq!(strips.len(), 1);
 }
 
