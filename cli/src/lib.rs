@@ -8,6 +8,7 @@
 //! | [`replay`] | the replay itself |
 //! | [`report`] | what it came to, as a table and as JSON |
 //! | [`map`] | a pool as a picture |
+//! | [`schedule`] | when in a replay something is to happen |
 //!
 //! Exit codes: 0 when all is well, 1 when the command ran and found something lost, corrupt or broken, 2 when it was
 //! asked for something that cannot be done: bad usage or bad input.
@@ -17,6 +18,7 @@ pub mod commands;
 pub mod map;
 pub mod replay;
 pub mod report;
+pub mod schedule;
 pub mod trace;
 pub mod workload;
 
