@@ -39,6 +39,7 @@ pub const EXIT_USAGE: u8 = 2;
 pub fn run(cli: Cli) -> ExitCode {
     let result = match &cli.command {
         Command::Replay(args) => commands::replay(args),
+        Command::Map(args) => commands::map(args),
     };
     match result {
         Ok(code) => ExitCode::from(code),

@@ -7,7 +7,7 @@ use svg::node::element::{Group, Path, Rectangle, Text, Title};
 use super::figures::Figures;
 use super::grid::{Grid, WIDTH};
 use super::palette::{self, Colour};
-use super::{Panel, Picture};
+use super::{Frame, Panel, Picture};
 
 const MARGIN: usize = 20;
 const GAP: usize = 24;
@@ -48,7 +48,7 @@ pub fn draw(picture: &Picture) -> String {
     for (index, note) in picture.notes.iter().enumerate() {
         document = document.add(faint(text(MARGIN, notes_y + 14 + index * NOTE, 15, note)));
     }
-    document = document.add(legend(picture.order, legend_y));
+    document = document.add(legend(picture, legend_y));
     let share_max =
         picture.panels.iter().map(|panel| share_max(&panel.figures(picture.order))).fold(0.0, f64::max);
     for (index, panel) in picture.panels.iter().enumerate() {
@@ -178,8 +178,9 @@ fn bars(figures: &Figures, order: u8, share_max: f64) -> Group {
 }
 
 /// What the colours mean.
-fn legend(order: u8, y: usize) -> Group {
-    let run = 1u64 << order;
+fn legend(picture: &Picture, y: usize) -> Group {
+    let run = 1u64 << picture.order;
+    let has_away = picture.panels.iter().any(|panel| panel.frames.contains(&Frame::Away));
     let entries: [(&[Colour], String); 5] = [
         (&[palette::RUN], format!("free, in a whole run of {run}")),
         (&[palette::CRUMB], "free, a crumb".to_owned()),
@@ -190,6 +191,9 @@ fn legend(order: u8, y: usize) -> Group {
     let mut group = Group::new().set("transform", format!("translate({MARGIN} {y})"));
     let mut x = 0;
     for (colours, caption) in &entries {
+        if colours.contains(&palette::AWAY) && !has_away {
+            continue;
+        }
         let swatch = if colours.len() == 1 { 18 } else { 9 };
         for colour in *colours {
             group = group.add(rectangle(x, 0, swatch, 18).set("fill", colour.to_string()));

@@ -5,6 +5,7 @@
 //!
 //! | file | what |
 //! |---|---|
+//! | `gather` | from a pool's snapshot |
 //! | `figures` | what can be counted: fragmentation, runs, how sequences hang together |
 //! | `palette` | a frame's tone, a tone's colour, and the mix of many |
 //! | `grid` | frames to cells, cells to strips of equal colour |
@@ -24,6 +25,7 @@
 
 mod draw;
 mod figures;
+mod gather;
 mod grid;
 mod palette;
 #[cfg(test)]
@@ -31,6 +33,7 @@ mod tests;
 
 pub use draw::draw;
 pub use figures::Figures;
+pub use gather::frames;
 
 /// The place of a frame's block in a sequence.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

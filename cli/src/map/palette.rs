@@ -64,7 +64,7 @@ pub fn colours(frames: &[Frame], order: u8) -> Vec<Colour> {
 fn shade(owner: Owner) -> Colour {
     // Fibonacci hashing: the upper bits of a product with 2^64 divided by the golden ratio.
     let hash = owner.sequence.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-    SHADES[(hash * SHADES.len() as u64 >> 32) as usize]
+    SHADES[((hash * SHADES.len() as u64) >> 32) as usize]
 }
 
 /// One colour for several: theirs if it is one, else the mean, rounded.

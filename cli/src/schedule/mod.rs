@@ -24,12 +24,14 @@ const STEPS_MAX: usize = 1000;
 /// A share of a replay's requests, more than none and less than all: at none nothing is there yet, and at all nothing
 /// is any more.
 #[derive(Clone, Copy, PartialEq, PartialOrd, Debug)]
-pub struct Share(f64);
+pub struct Share {
+    percent: f64,
+}
 
 impl Share {
     /// How many of `requests` this is, rounded up: one at least.
     pub fn of(self, requests: usize) -> u64 {
-        (self.0 * requests as f64).ceil() as u64
+        (self.percent * requests as f64 / 100.0).ceil() as u64
     }
 }
 
@@ -42,7 +44,7 @@ impl FromStr for Share {
         let percent: f64 = number.trim().parse().map_err(|_| ShareError::Number { text: owned() })?;
         // Not a number is not in any range.
         if percent > 0.0 && percent < 100.0 {
-            Ok(Self(percent / 100.0))
+            Ok(Self { percent })
         } else {
             Err(ShareError::OutOfRange { text: owned() })
         }
@@ -52,7 +54,7 @@ impl FromStr for Share {
 impl fmt::Display for Share {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Two digits, as far as they say anything.
-        let percent = format!("{:.2}", 100.0 * self.0);
+        let percent = format!("{:.2}", self.percent);
         write!(f, "{} %", percent.trim_end_matches('0').trim_end_matches('.'))
     }
 }
