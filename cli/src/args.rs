@@ -1,13 +1,13 @@
 //! The command line.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::replay::Compaction;
+use crate::schedule::{BLOCKS_MAX, Schedule, Share};
 use crate::trace::{Format, REQUESTS_MAX};
-
-/// The most blocks that can be asked for: as many as a pool can address, one of which is the null block.
-const BLOCKS_MAX: u64 = kvpool::ids::FRAMES_MAX as u64 - 1;
 
 /// A lock-free pool for the KV-cache blocks of LLM inference engines.
 #[derive(Clone, Debug, Parser)]
@@ -23,17 +23,59 @@ pub struct Cli {
 pub enum Command {
     /// Replay a trace through many scheduler threads over one pool, and check every byte
     Replay(ReplayArgs),
+    /// Draw a pool in mid replay, before and after a defragmentation
+    Map(MapArgs),
 }
 
 /// Replay a trace through many scheduler threads over one pool, and check every byte.
 ///
 /// Each thread batches continuously, in virtual time: prompts are loaded in pieces, answers grow token by token,
 /// and when the pool is full the request that arrived last gives way and starts over later. Every token's bytes are
-/// written through its slot and read back through the block table.
+/// written through its slot and read back through the block table. Meanwhile the pool is compacted in the background.
 ///
 /// Exit code: 0 if all is well, 1 if anything was lost or corrupt, 2 for bad usage or input.
 #[derive(Clone, Debug, Args)]
 pub struct ReplayArgs {
+    /// What is replayed.
+    #[command(flatten)]
+    pub workload: WorkloadArgs,
+    /// Compaction.
+    #[command(flatten)]
+    pub compaction: CompactionArgs,
+    /// Give the pool other sizes on the way: at which share of the requests, and how many blocks. Shrinking moves what is
+    /// in the way; where that cannot be moved just then, it is tried again
+    #[arg(long, value_name = "SHARE:N,...")]
+    pub resize_at: Option<Schedule>,
+    /// Write every token, and read none back
+    #[arg(long)]
+    pub no_verify: bool,
+    /// Print the report as one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Draw a pool in mid replay, before and after a defragmentation.
+///
+/// Replays without compaction up to a share of the requests, halts, looks at every frame, defragments, looks again, and
+/// draws both as one SVG. At the end every token that is still held is read back.
+///
+/// Exit code: 0 if all is well, 1 if anything was lost or corrupt, 2 for bad usage or input.
+#[derive(Clone, Debug, Args)]
+pub struct MapArgs {
+    /// What is replayed.
+    #[command(flatten)]
+    pub workload: WorkloadArgs,
+    /// At which share of the requests to halt and look
+    #[arg(long, value_name = "SHARE", default_value = "60%")]
+    pub at: Share,
+    /// Where the picture goes
+    #[arg(long, short, value_name = "FILE", default_value = "kvpool-map.svg")]
+    pub output: PathBuf,
+}
+
+/// A trace, and the pool that it is replayed over.
+#[derive(Clone, Debug, Args)]
+pub struct WorkloadArgs {
     /// The trace; `-` is the standard input. Without one, conversations are made up from the seed
     #[arg(value_name = "TRACE")]
     pub trace: Option<PathBuf>,
@@ -58,12 +100,38 @@ pub struct ReplayArgs {
     /// The bytes of a token: `probe` (16 bytes), or a model's own, such as `qwen2.5-7b`
     #[arg(long, value_name = "NAME", default_value = "probe")]
     pub layout: String,
-    /// Write every token, and read none back
-    #[arg(long)]
-    pub no_verify: bool,
-    /// Print the report as one JSON object
-    #[arg(long)]
-    pub json: bool,
+}
+
+/// Compaction in the background of a replay.
+#[derive(Clone, Copy, PartialEq, Debug, Args)]
+pub struct CompactionArgs {
+    /// Compact when fragmentation is above this, from 0 to 1: the share of free blocks that are in no long run
+    #[arg(long, value_name = "R", default_value_t = 0.1, value_parser = threshold)]
+    pub defrag_threshold: f64,
+    /// Milliseconds between two looks at fragmentation
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
+    pub defrag_interval_ms: u64,
+    /// Do not compact
+    #[arg(long, conflicts_with_all = ["defrag_threshold", "defrag_interval_ms"])]
+    pub no_defrag: bool,
+}
+
+impl CompactionArgs {
+    /// What was asked for.
+    pub fn compaction(self) -> Option<Compaction> {
+        let interval = Duration::from_millis(self.defrag_interval_ms);
+        (!self.no_defrag).then_some(Compaction { threshold: self.defrag_threshold, interval })
+    }
+}
+
+/// `--defrag-threshold`.
+fn threshold(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        // Not a number is not in any range.
+        Ok(value) if (0.0..=1.0).contains(&value) => Ok(value),
+        Ok(value) => Err(format!("{value} is not from 0 to 1")),
+        Err(_) => Err("not a number from 0 to 1".to_owned()),
+    }
 }
 
 /// `--format`.
@@ -110,9 +178,54 @@ mod tests {
             ["--block-tokens", "0"],
             ["--seed", "x"],
             ["--format", "xml"],
+            ["--defrag-threshold", "1.1"],
+            ["--defrag-threshold", "-0.1"],
+            ["--defrag-threshold", "nan"],
+            ["--defrag-threshold", "10%"],
+            ["--defrag-interval-ms", "0"],
+            ["--resize-at", ""],
+            ["--resize-at", "30%"],
         ] {
             assert!(Cli::try_parse_from(["kvpool", "replay"].into_iter().chain(bad)).is_err(), "{bad:?}");
         }
         assert!(Cli::try_parse_from(["kvpool", "replay", "--blocks", "134217727"]).is_ok());
+    }
+
+    fn replay(arguments: &[&str]) -> Result<ReplayArgs, clap::Error> {
+        match Cli::try_parse_from(["kvpool", "replay"].iter().chain(arguments))?.command {
+            Command::Replay(args) => Ok(args),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_replay_compacts_unless_told_otherwise() {
+        let compaction = |arguments: &[&str]| replay(arguments).unwrap().compaction.compaction();
+        let usual = Compaction { threshold: 0.1, interval: Duration::from_millis(5) };
+        assert_eq!(compaction(&[]), Some(usual));
+        let other = Compaction { threshold: 0.0, interval: Duration::from_millis(50) };
+        assert_eq!(compaction(&["--defrag-threshold", "0", "--defrag-interval-ms", "50"]), Some(other));
+        assert_eq!(compaction(&["--no-defrag"]), None);
+        assert!(
+            replay(&["--no-defrag", "--defrag-threshold", "0.2"]).is_err(),
+            "one of the two is a mistake"
+        );
+    }
+
+    #[test]
+    fn an_error_in_a_schedule_names_the_option_and_the_item() {
+        let error = replay(&["--resize-at", "30%:5,x"]).unwrap_err().to_string();
+        assert!(error.contains("--resize-at") && error.contains("item 2, \"x\": no colon"), "{error}");
+    }
+
+    #[test]
+    fn a_map_has_a_moment_and_a_file() {
+        let Command::Map(args) = Cli::parse_from(["kvpool", "map", "trace.csv", "--blocks", "9"]).command
+        else {
+            panic!("another command");
+        };
+        assert_eq!((args.at.of(100), args.output), (60, PathBuf::from("kvpool-map.svg")));
+        assert_eq!(args.workload.blocks, Some(9));
+        assert!(Cli::try_parse_from(["kvpool", "map", "--at", "100%"]).is_err());
     }
 }

@@ -7,14 +7,18 @@
 //! | [`trace`], [`workload`] | requests, from a file or from a seed |
 //! | [`replay`] | the replay itself |
 //! | [`report`] | what it came to, as a table and as JSON |
+//! | [`map`] | a pool as a picture |
+//! | [`schedule`] | when in a replay something is to happen |
 //!
 //! Exit codes: 0 when all is well, 1 when the command ran and found something lost, corrupt or broken, 2 when it was
 //! asked for something that cannot be done: bad usage or bad input.
 
 pub mod args;
 pub mod commands;
+pub mod map;
 pub mod replay;
 pub mod report;
+pub mod schedule;
 pub mod trace;
 pub mod workload;
 
@@ -35,6 +39,7 @@ pub const EXIT_USAGE: u8 = 2;
 pub fn run(cli: Cli) -> ExitCode {
     let result = match &cli.command {
         Command::Replay(args) => commands::replay(args),
+        Command::Map(args) => commands::map(args),
     };
     match result {
         Ok(code) => ExitCode::from(code),

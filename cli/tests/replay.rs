@@ -17,6 +17,7 @@ const KEYS: &[&str] = &[
     "blocks_leaked",
     "blocks_total",
     "completed",
+    "defrag",
     "findings",
     "fragmentation",
     "latency_ns",
@@ -25,6 +26,7 @@ const KEYS: &[&str] = &[
     "refused",
     "rejected",
     "requests",
+    "resize",
     "run_len_mean",
     "sound",
     "speedup",
@@ -59,6 +61,18 @@ fn json_has_exactly_its_keys() {
     let utilization = ["at_first_refusal", "mean", "owned_at_first_refusal", "peak"];
     assert_eq!(keys(&report["utilization"]), utilization);
     assert_eq!(keys(&report["fragmentation"]), ["final", "max", "mean"]);
+    let defrag = [
+        "errors",
+        "fragmentation_after",
+        "fragmentation_before",
+        "given_up",
+        "moved_blocks",
+        "moved_bytes",
+        "runs",
+        "time_ms",
+    ];
+    assert_eq!(keys(&report["defrag"]), defrag);
+    assert_eq!(report["resize"], Value::Array(vec![]));
     assert_eq!(keys(&report["latency_ns"]), ["allocate", "free"]);
     for call in ["allocate", "free"] {
         assert_eq!(keys(&report["latency_ns"][call]), ["max", "p50", "p99", "p999"]);
@@ -114,6 +128,85 @@ fn other_layouts_and_block_sizes_hold_their_bytes() {
             ["replay", trace, "--layout", layout, "--block-tokens", "8", "--blocks", "25", "--json"];
         let report = json(&kvpool(&arguments));
         assert_eq!((&report["sound"], &report["block_tokens"]), (&Value::Bool(true), &8.into()), "{layout}");
+    }
+}
+
+/// A pool that is too small for comfort is compacted all the time, and every byte is found where it is looked for.
+#[test]
+fn compaction_moves_blocks_and_no_byte_is_lost() {
+    let arguments = ["replay", "--requests", "1000", "--blocks", "6000", "--json"];
+    let on = [&arguments[..], &["--defrag-threshold", "0", "--defrag-interval-ms", "1"]].concat();
+    let report = json(&kvpool(&on));
+    assert_eq!((&report["sound"], &report["blocks_corrupt"]), (&Value::Bool(true), &0.into()));
+    let defrag = &report["defrag"];
+    assert!(defrag["runs"].as_u64() > Some(0) && defrag["moved_blocks"].as_u64() > Some(0), "{defrag}");
+    assert_eq!(
+        defrag["moved_bytes"].as_u64(),
+        defrag["moved_blocks"].as_u64().map(|blocks| blocks * report["block_bytes"].as_u64().unwrap())
+    );
+    assert!(defrag["fragmentation_after"].as_f64() < defrag["fragmentation_before"].as_f64(), "{defrag}");
+    let off = json(&kvpool(&[&arguments[..], &["--no-defrag"]].concat()));
+    assert_eq!((&off["sound"], &off["defrag"]), (&Value::Bool(true), &Value::Null));
+}
+
+#[test]
+fn a_pool_gets_other_sizes_while_it_is_used() {
+    let sizes = "20%:9000,45%:5000,70%:7000";
+    for defrag in [&["--defrag-interval-ms", "1"][..], &["--no-defrag"]] {
+        let arguments = ["replay", "--requests", "1500", "--blocks", "7000", "--resize-at", sizes, "--json"];
+        let report = json(&kvpool(&[&arguments[..], defrag].concat()));
+        assert_eq!((&report["sound"], &report["blocks_total"]), (&Value::Bool(true), &7000.into()));
+        let steps = report["resize"].as_array().unwrap();
+        assert_eq!(steps.len(), 3, "{report}");
+        for (step, (from_request, to)) in steps.iter().zip([(300, 9000), (675, 5000), (1050, 7000)]) {
+            assert_eq!(keys(step), ["at_request", "attempts", "from", "outcome", "time_ms", "to"]);
+            assert_eq!(step["to"], to);
+            assert!(step["at_request"].as_u64() >= Some(from_request), "{step}");
+            let outcome = step["outcome"].as_str().unwrap();
+            // Growing is done at once; what is in use may be in the way of shrinking until the next step is due.
+            assert!(outcome == "done" || to == 5000 && outcome.starts_with("blocked: "), "{step}");
+        }
+    }
+}
+
+/// More is in use than the pool is to have until the last request is done: tried again, and no failure.
+#[test]
+fn what_is_blocked_to_the_end_is_done_then() {
+    let arguments = ["replay", "--requests", "300", "--resize-at", "5%:1"];
+    let report = json(&kvpool(&[&arguments[..], &["--json"]].concat()));
+    let step = &report["resize"][0];
+    assert_eq!((&step["outcome"], &step["to"]), (&"done".into(), &1.into()), "{report}");
+    assert_eq!(report["sound"], true);
+    let table = String::from_utf8(kvpool(&arguments).stdout).unwrap();
+    for word in ["compaction", "sizes", "done", "moves given up"] {
+        assert!(table.contains(word), "no {word:?} in\n{table}");
+    }
+}
+
+#[test]
+fn a_map_is_drawn() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("pool.svg");
+    let output = kvpool(&[
+        "map",
+        "--requests",
+        "1500",
+        "--blocks",
+        "6000",
+        "--at",
+        "50%",
+        "--output",
+        path.to_str().unwrap(),
+    ]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    assert!(output.stderr.is_empty(), "{said}");
+    let line = String::from_utf8(output.stdout).unwrap();
+    assert!(line.contains("pool.svg: fragmentation") && line.lines().count() == 1, "{line}");
+    let svg = std::fs::read_to_string(&path).unwrap();
+    for word in ["<svg", "Before", "After", "6,000 blocks of 16 tokens", "of 1,500 requests (50 %)", "</svg>"]
+    {
+        assert!(svg.contains(word), "no {word:?} in {svg}");
     }
 }
 
@@ -189,6 +282,14 @@ fn bad_usage_and_bad_input_are_told_apart_from_failures() {
         (vec!["replay", "--blocks", "0"], "--blocks"),
         (vec!["replay", "--layout", "llama-3.1-405b", "--blocks", "100000000"], "does not fit"),
         (vec!["replay", "--nonsense"], "--nonsense"),
+        (vec!["replay", "--resize-at", "30%:5,x"], "item 2, \"x\": no colon"),
+        (vec!["replay", "--resize-at", "60%:5,30%:5"], "not after the item before it, at 60 %"),
+        (vec!["replay", "--defrag-threshold", "2"], "2 is not from 0 to 1"),
+        (
+            vec!["map", "--requests", "50", "--output", "/nowhere/at/all.svg"],
+            "cannot write /nowhere/at/all.svg",
+        ),
+        (vec!["map", "--requests", "50", "--at", "0%"], "not more than 0%"),
         (vec!["frobnicate"], "frobnicate"),
         (vec![], "Usage"),
     ] {

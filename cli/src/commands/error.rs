@@ -41,6 +41,20 @@ pub enum CommandError {
         /// What the pool said.
         reason: String,
     },
+    /// The replay ended before there was anything to look at.
+    #[error("nothing was drawn: {reason}")]
+    NoPicture {
+        /// Why not.
+        reason: String,
+    },
+    /// The picture could not be written.
+    #[error("cannot write {}: {error}", .path.display())]
+    Picture {
+        /// Where it was to go.
+        path: std::path::PathBuf,
+        /// What the system said.
+        error: std::io::Error,
+    },
     /// The report could not be written.
     #[error("cannot write the report: {0}")]
     Output(std::io::Error),
@@ -50,7 +64,7 @@ impl CommandError {
     /// What was asked for cannot be done, or it was done and could not be told.
     pub const fn exit_code(&self) -> u8 {
         match self {
-            Self::Output(_) => EXIT_UNSOUND,
+            Self::Output(_) | Self::NoPicture { .. } => EXIT_UNSOUND,
             _ => EXIT_USAGE,
         }
     }

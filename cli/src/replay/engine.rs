@@ -128,6 +128,10 @@ impl<'a, M: Memory> Engine<'a, M> {
 
     fn serve(&mut self) -> Result<(), String> {
         while !self.floor.is_stopped() {
+            if self.floor.must_halt() {
+                self.halt()?;
+                continue;
+            }
             self.admit()?;
             self.floor.publish(self.thread, self.clock_ns, self.lane.oldest());
             if !self.lane.running().is_empty() {
@@ -154,21 +158,54 @@ impl<'a, M: Memory> Engine<'a, M> {
         Ok(())
     }
 
+    /// Stands still, with nothing in flight, while the pool is looked at. If that was all that was wanted, everything that
+    /// this thread holds is read back before it goes.
+    fn halt(&mut self) -> Result<(), String> {
+        self.floor.rest(self.thread);
+        self.previous = None;
+        self.floor.halt();
+        self.stalled = None;
+        if self.floor.is_stopped() {
+            let batch = self.memory.begin();
+            for running in mem::take(self.lane.running()) {
+                self.check_all(&batch, &running)?;
+                self.release(running);
+            }
+        }
+        Ok(())
+    }
+
+    /// Rejects whoever waits for more blocks than the pool has since it shrank.
+    fn reject_oversized(&mut self) {
+        let (shape, total) = (self.shape, self.memory.blocks());
+        for _ in 0..self.lane.reject(|job| shape.blocks(job.total) <= total) {
+            self.reject();
+        }
+    }
+
+    fn reject(&mut self) {
+        self.tally.rejected += 1;
+        self.floor.settle();
+    }
+
     /// Deals itself what has arrived, and starts what fits.
     fn admit(&mut self) -> Result<(), String> {
         loop {
+            self.reject_oversized();
             while self.lane.wants_request() {
                 let Some((index, request)) = self.floor.take_due(Duration::from_nanos(self.clock_ns)) else {
                     break;
                 };
                 if self.shape.blocks(request.tokens()) > self.memory.blocks() {
-                    self.tally.rejected += 1;
-                    self.floor.settle();
+                    self.reject();
                 } else {
                     self.lane.wait(Job::new(index, request));
                 }
             }
-            if !self.lane.has_waiting() || self.floor.anybody_starves() {
+            // Free is not always to be had: a pool that shrinks keeps what it empties. So whoever has just given way does not
+            // come back before somebody has got a token.
+            let is_short = self.stalled.is_some() && !self.lane.running().is_empty();
+            if !self.lane.has_waiting() || self.floor.anybody_starves() || is_short {
                 return Ok(());
             }
             let shape = self.shape;
@@ -213,7 +250,9 @@ impl<'a, M: Memory> Engine<'a, M> {
     }
 
     fn write(&mut self) -> Result<(), String> {
-        self.floor.beat();
+        if !self.transfer.is_empty() {
+            self.floor.beat();
+        }
         self.transfer.write(self.memory)
     }
 
@@ -315,7 +354,8 @@ impl<'a, M: Memory> Engine<'a, M> {
         if step.gave_way || free + retired >= wanted {
             return Ok(Turn::LeftOut);
         }
-        if self.lane.running().len() == 1 && self.floor.is_oldest(request) {
+        let fits = self.shape.blocks(running.job.total) <= total;
+        if fits && self.lane.running().len() == 1 && self.floor.is_oldest(request) {
             self.floor.starve(request);
             return Ok(Turn::LeftOut);
         }
@@ -457,7 +497,9 @@ fn check(
     floor: &Floor<'_>,
     tally: &mut Tally,
 ) -> Result<(), String> {
-    floor.beat();
+    if !transfer.is_empty() {
+        floor.beat();
+    }
     let corrupt = &mut tally.corrupt;
     tally.tokens_verified += transfer.check(memory, &mut |found| {
         corrupt.insert(found);

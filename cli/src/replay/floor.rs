@@ -12,6 +12,7 @@
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
+use std::thread;
 use std::time::Duration;
 
 use crate::trace::Request;
@@ -23,6 +24,9 @@ const AHEAD_NS: u64 = 250_000_000;
 
 /// The clock of a thread that makes no steps just now: nobody waits for it.
 const AT_REST: u64 = u64::MAX;
+
+/// How often a thread that has halted looks whether it may go on.
+const HALT_LOOK: Duration = Duration::from_millis(1);
 
 /// No request.
 const NOBODY: u32 = u32::MAX;
@@ -64,11 +68,16 @@ pub struct Floor<'a> {
     beats: AtomicU64,
     first_refusal: OnceLock<(f64, f64)>,
     stopped: AtomicBool,
+    /// Requests settled when all threads are to halt.
+    halt_at: Option<u64>,
+    /// Threads that have halted, or ended.
+    quiet: AtomicUsize,
+    released: AtomicBool,
 }
 
 impl<'a> Floor<'a> {
-    /// A floor for `threads`, with all requests still to arrive.
-    pub fn new(requests: &'a [Request], threads: usize) -> Self {
+    /// A floor for `threads`, with all requests still to arrive. Once `halt_at` are settled, all threads halt.
+    pub fn new(requests: &'a [Request], threads: usize, halt_at: Option<u64>) -> Self {
         Self {
             requests,
             next: AtomicUsize::new(0),
@@ -81,6 +90,9 @@ impl<'a> Floor<'a> {
             beats: AtomicU64::new(0),
             first_refusal: OnceLock::new(),
             stopped: AtomicBool::new(false),
+            halt_at,
+            quiet: AtomicUsize::new(0),
+            released: AtomicBool::new(false),
         }
     }
 
@@ -183,6 +195,36 @@ impl<'a> Floor<'a> {
         self.first_refusal.get().copied()
     }
 
+    /// Whether it is time to halt: every thread does so between two steps, with no batch in flight.
+    pub fn must_halt(&self) -> bool {
+        self.halt_at.is_some_and(|at| self.settled() >= at) && !self.released.load(Acquire)
+    }
+
+    /// Halts until [released](Self::release) or stopped.
+    pub fn halt(&self) {
+        // Release: pairs with the Acquire of `is_quiet`; what the thread did is done.
+        self.quiet.fetch_add(1, Release);
+        while !self.released.load(Acquire) && !self.is_stopped() {
+            thread::sleep(HALT_LOOK);
+        }
+        self.quiet.fetch_sub(1, Release);
+    }
+
+    /// The calling thread ends, and is not waited for.
+    pub fn leave(&self) {
+        self.quiet.fetch_add(1, Release);
+    }
+
+    /// Whether it is time to halt, and all threads have.
+    pub fn is_quiet(&self) -> bool {
+        self.must_halt() && self.quiet.load(Acquire) == self.clocks_ns.len()
+    }
+
+    /// Lets everybody go on who has halted, for good.
+    pub fn release(&self) {
+        self.released.store(true, Release);
+    }
+
     /// Ends the replay early, for everybody.
     pub fn stop(&self) {
         self.stopped.store(true, Relaxed);
@@ -211,7 +253,7 @@ mod tests {
     #[test]
     fn requests_are_dealt_once_and_when_due() {
         let requests = arrivals(&[0, 5, 5]);
-        let floor = Floor::new(&requests, 2);
+        let floor = Floor::new(&requests, 2, None);
         assert_eq!(floor.take_due(Duration::ZERO).unwrap().0, 0);
         assert!(floor.take_due(Duration::from_secs(4)).is_none());
         assert_eq!(floor.next_arrival(), Some(Duration::from_secs(5)));
@@ -223,7 +265,7 @@ mod tests {
 
     #[test]
     fn nobody_runs_far_ahead_of_who_makes_steps() {
-        let floor = Floor::new(&[], 3);
+        let floor = Floor::new(&[], 3, None);
         assert!(floor.may_step(0, 5 * AHEAD_NS), "alone");
         assert!(floor.may_step(1, 4 * AHEAD_NS), "the slowest may always");
         assert!(floor.may_step(0, 5 * AHEAD_NS));
@@ -234,7 +276,7 @@ mod tests {
 
     #[test]
     fn only_the_starving_one_is_fed() {
-        let floor = Floor::new(&[], 2);
+        let floor = Floor::new(&[], 2, None);
         floor.publish(0, 7, Some(3));
         floor.publish(1, 9, None);
         assert!(floor.is_oldest(3) && !floor.is_oldest(4));
@@ -244,5 +286,25 @@ mod tests {
         assert!(floor.anybody_starves());
         floor.fed(3);
         assert!(!floor.anybody_starves());
+    }
+
+    /// A thread that has ended is not waited for, and whoever has halted goes on only when told.
+    #[test]
+    fn all_halt_when_enough_is_settled() {
+        let floor = Floor::new(&[], 2, Some(2));
+        floor.settle();
+        floor.leave();
+        assert!(!floor.must_halt() && !floor.is_quiet());
+        floor.settle();
+        assert!(floor.must_halt() && !floor.is_quiet(), "one is still at work");
+        thread::scope(|scope| {
+            let halted = scope.spawn(|| floor.halt());
+            while !floor.is_quiet() {
+                thread::yield_now();
+            }
+            assert!(!halted.is_finished());
+            floor.release();
+        });
+        assert!(!floor.must_halt());
     }
 }

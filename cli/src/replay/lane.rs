@@ -99,6 +99,13 @@ impl<S> Lane<S> {
         !self.waiting.is_empty()
     }
 
+    /// Takes out of the line whoever will not fit any more, and says how many.
+    pub fn reject(&mut self, fits: impl Fn(&Job) -> bool) -> usize {
+        let before = self.waiting.len();
+        self.waiting.retain(fits);
+        before - self.waiting.len()
+    }
+
     /// The first in the line, if it may run now: `free` blocks hold its prompt, and for each who runs the rest of
     /// theirs and a block.
     pub fn admit(&mut self, free: usize, blocks: impl Fn(u64) -> usize) -> Option<Job> {
@@ -199,6 +206,16 @@ mod tests {
             std::iter::from_fn(|| lane.admit(usize::MAX, blocks)).map(|job| job.request).collect();
         assert_eq!(order, [1, 2, 3]);
         assert_eq!(lane.running().len(), 1);
+    }
+
+    #[test]
+    fn who_will_not_fit_any_more_leaves_the_line() {
+        let mut lane: Lane<()> = Lane::new(8);
+        for (request, total) in [(0, 10), (1, 90), (2, 20)] {
+            lane.wait(job(request, 1, total));
+        }
+        assert_eq!(lane.reject(|job| job.total < 50), 1);
+        assert_eq!((lane.reject(|job| job.total < 50), lane.oldest()), (0, Some(0)));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
 use std::sync::{Arc, Mutex};
 
 use super::content::Shape;
-use super::memory::{FreeSpace, Memory, Refusal};
+use super::memory::{Compaction, CompactionTotals, FreeSpace, Memory, Refusal, ResizeRefusal};
 
 /// What goes wrong, once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -24,17 +24,39 @@ pub enum Fault {
     WrongFrame,
     /// A broken invariant.
     Panic,
+    /// The pool has 20 blocks all of a sudden; those beyond that are gone when they are freed. No fault, but a surprise.
+    Shrinks,
+    /// A pool that says that it has another size, and has not. At once.
+    IdleResize,
+    /// A compaction that goes wrong.
+    Compaction,
 }
 
 struct State {
     free: VecDeque<u32>,
     taken: BTreeSet<u32>,
     bytes: Vec<u8>,
+    blocks: usize,
+    /// Blocks from here on are wanted back.
+    isolated: usize,
+    compaction: Option<CompactionTotals>,
+}
+
+impl State {
+    fn keep(&mut self, blocks: usize) {
+        self.free.retain(|&block| (block as usize) < blocks);
+        (self.blocks, self.isolated) = (blocks, usize::MAX);
+    }
+
+    fn to_be_had(&self, block: u32) -> bool {
+        (block as usize) < self.isolated
+    }
 }
 
 pub struct Ledger {
     shape: Shape,
-    blocks: usize,
+    /// The most that it can have.
+    blocks_max: usize,
     fault: Fault,
     /// Events to go until the fault, which happens once.
     countdown: AtomicUsize,
@@ -55,24 +77,42 @@ impl Drop for Held {
         let kept = self.blocks.len() - usize::from(self.lose && !self.blocks.is_empty());
         for block in self.blocks.drain(..kept) {
             state.taken.remove(&block);
-            state.free.push_back(block);
+            if (block as usize) < state.blocks {
+                state.free.push_back(block);
+            }
         }
     }
 }
 
 impl Ledger {
     pub fn new(shape: Shape, blocks: usize, fault: Fault) -> Self {
-        let bytes = vec![0; blocks * shape.block_tokens * shape.layers * (shape.k_bytes + shape.v_bytes)];
-        let state = State { free: (0..blocks as u32).collect(), taken: BTreeSet::new(), bytes };
+        Self::with_max(shape, blocks, blocks, fault)
+    }
+
+    pub fn with_max(shape: Shape, blocks: usize, blocks_max: usize, fault: Fault) -> Self {
+        let bytes = vec![0; blocks_max * shape.block_tokens * shape.layers * (shape.k_bytes + shape.v_bytes)];
+        let state = State {
+            free: (0..blocks as u32).collect(),
+            taken: BTreeSet::new(),
+            bytes,
+            blocks,
+            isolated: usize::MAX,
+            compaction: None,
+        };
         let countdown = AtomicUsize::new(40);
         Self {
             shape,
-            blocks,
+            blocks_max,
             fault,
             countdown,
             done: AtomicBool::new(false),
             state: Arc::new(Mutex::new(state)),
         }
+    }
+
+    /// Every byte becomes another.
+    pub fn damage(&self) {
+        self.state.lock().unwrap().bytes.iter_mut().for_each(|byte| *byte ^= 1);
     }
 
     /// Whether the fault happens now.
@@ -85,7 +125,7 @@ impl Ledger {
     /// Where one token's row of a layer lies: K, then V.
     fn place(&self, layer: usize, slot: i64) -> Range<usize> {
         let row = self.shape.k_bytes + self.shape.v_bytes;
-        let start = (layer * self.blocks * self.shape.block_tokens + slot as usize) * row;
+        let start = (layer * self.blocks_max * self.shape.block_tokens + slot as usize) * row;
         start..start + row
     }
 }
@@ -96,7 +136,7 @@ impl Memory for Ledger {
     type Table = Vec<i32>;
 
     fn blocks(&self) -> usize {
-        self.blocks
+        self.state.lock().unwrap().blocks
     }
 
     fn free_blocks(&self) -> usize {
@@ -118,17 +158,22 @@ impl Memory for Ledger {
 
     fn begin(&self) {
         assert!(!self.strikes(Fault::Panic), "ordered");
+        if self.strikes(Fault::Shrinks) {
+            self.state.lock().unwrap().keep(20);
+        }
     }
 
     fn append(&self, (): &mut (), sequence: &mut Held, tokens: usize) -> Result<(), Refusal> {
         let wanted = self.shape.blocks((sequence.tokens + tokens) as u64) - sequence.blocks.len();
         let mut state = self.state.lock().unwrap();
-        if wanted > state.free.len() {
-            return Err(Refusal::Full { free: state.free.len(), retired: 0 });
+        let free = state.free.iter().filter(|&&block| state.to_be_had(block)).count();
+        if wanted > free {
+            return Err(Refusal::Full { free, retired: 0 });
         }
         for _ in 0..wanted {
             let twice = state.taken.first().copied().filter(|_| self.strikes(Fault::DoubleOwner));
-            let block = twice.or_else(|| state.free.pop_front()).unwrap();
+            let next = state.free.iter().position(|&block| state.to_be_had(block));
+            let block = twice.or_else(|| state.free.remove(next?)).unwrap();
             state.taken.insert(block);
             sequence.blocks.push(block);
         }
@@ -157,7 +202,7 @@ impl Memory for Ledger {
         table.clear();
         table.extend(sequence.blocks.iter().map(|&block| block as i32));
         if self.strikes(Fault::WrongFrame) {
-            table[0] = (table[0] + 1) % self.blocks as i32;
+            table[0] = (table[0] + 1) % self.blocks_max as i32;
         }
         Ok(table)
     }
@@ -190,6 +235,37 @@ impl Memory for Ledger {
         Ok(())
     }
 
+    fn start_compaction(&self, _: &Compaction) -> Result<(), String> {
+        let errors =
+            if self.fault == Fault::Compaction { vec!["nothing moves".to_owned()] } else { Vec::new() };
+        self.state.lock().unwrap().compaction =
+            Some(CompactionTotals { runs: 1, errors, ..Default::default() });
+        Ok(())
+    }
+
+    fn stop_compaction(&self) -> Option<CompactionTotals> {
+        self.state.lock().unwrap().compaction.take()
+    }
+
+    /// Moves nothing: what is taken is in the way.
+    fn resize(&self, blocks: usize) -> Result<(), ResizeRefusal> {
+        if blocks > self.blocks_max {
+            return Err(ResizeRefusal::Failed(format!("{blocks} blocks of {} at most", self.blocks_max)));
+        }
+        let mut state = self.state.lock().unwrap();
+        let in_the_way = state.taken.range(blocks as u32..).count();
+        if in_the_way > 0 {
+            state.isolated = blocks;
+            return Err(ResizeRefusal::Blocked(format!("{in_the_way} blocks in the way")));
+        }
+        if self.fault != Fault::IdleResize {
+            let more = state.blocks as u32..blocks as u32;
+            state.free.extend(more);
+            state.keep(blocks);
+        }
+        Ok(())
+    }
+
     fn leave(&self) {}
 
     fn take_all(&self) -> Result<(), String> {
@@ -197,7 +273,7 @@ impl Memory for Ledger {
     }
 
     fn audit(&self) -> Result<(), String> {
-        let free = self.free_blocks();
-        if free == self.blocks { Ok(()) } else { Err(format!("{free} of {} blocks are free", self.blocks)) }
+        let (free, blocks) = (self.free_blocks(), self.blocks());
+        if free == blocks { Ok(()) } else { Err(format!("{free} of {blocks} blocks are free")) }
     }
 }

@@ -4,6 +4,7 @@
 //! on purpose: a check that has never failed has not been shown to check.
 
 use std::ops::Range;
+use std::time::Duration;
 
 /// Why tokens were not appended. The sequence is unchanged.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -28,6 +29,45 @@ pub struct FreeSpace {
     pub fragmentation: f64,
 }
 
+/// Compaction beside the replay.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Compaction {
+    /// The fragmentation, from 0 to 1, from which on something is done about it.
+    pub threshold: f64,
+    /// Time between two looks at it.
+    pub interval: Duration,
+}
+
+/// What compaction did in a replay.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct CompactionTotals {
+    /// Times that something was to be done.
+    pub runs: u64,
+    /// Blocks that have other frames now.
+    pub moved_blocks: u64,
+    /// Their bytes.
+    pub moved_bytes: u64,
+    /// Moves that gave way to whoever needed the block or the frame.
+    pub given_up: u64,
+    /// Time from the beginning to the end of each run, in all.
+    pub time: Duration,
+    /// Fragmentation before a run, on average.
+    pub fragmentation_before: f64,
+    /// Fragmentation after a run, on average.
+    pub fragmentation_after: f64,
+    /// What went wrong, in words.
+    pub errors: Vec<String>,
+}
+
+/// Why the pool has not got the size that it was to have.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum ResizeRefusal {
+    /// Something is in the way now, and will not be for ever.
+    Blocked(String),
+    /// Anything else, which should not happen.
+    Failed(String),
+}
+
 /// A pool of blocks, as a scheduler thread sees it: all of it is called by many threads at once.
 pub trait Memory: Sync {
     /// A sequence of tokens; dropping it frees its blocks.
@@ -37,7 +77,7 @@ pub trait Memory: Sync {
     /// A block table, in a buffer that is used again.
     type Table: Default;
 
-    /// Blocks that it has.
+    /// Blocks that it has at this moment.
     fn blocks(&self) -> usize;
 
     /// Blocks that belong to no sequence, cheaply: those that are free, and those that are retired until steps in flight
@@ -101,6 +141,22 @@ pub trait Memory: Sync {
     /// # Errors
     /// What was wrong with the rows or the slots.
     fn load(&self, layer: usize, slots: &[i64], k: &mut [u8], v: &mut [u8]) -> Result<(), String>;
+
+    /// Begins to compact in the background.
+    ///
+    /// # Errors
+    /// Why that cannot be.
+    fn start_compaction(&self, compaction: &Compaction) -> Result<(), String>;
+
+    /// Ends what [`start_compaction`](Self::start_compaction) began, and says what it came to; `None` if nothing was begun.
+    fn stop_compaction(&self) -> Option<CompactionTotals>;
+
+    /// Gives the pool another size, while everybody goes on. Returns when that is done, or when it has got no further for a
+    /// while.
+    ///
+    /// # Errors
+    /// [`ResizeRefusal`], and then the size is what it was.
+    fn resize(&self, blocks: usize) -> Result<(), ResizeRefusal>;
 
     /// The calling thread is done: what it keeps for itself goes back to all.
     fn leave(&self);

@@ -7,8 +7,11 @@
 //! | `content`, `transfer` | the bytes of a token, on their way to storage and back |
 //! | `engine` | one scheduler thread |
 //! | `memory`, `pooled` | what it asks of a pool, and the pool |
+//! | `resizer` | the thread that gives the pool other sizes meanwhile |
 //! | `sizing` | how many blocks make a trace interesting |
 //! | `tally` | what is counted |
+//!
+//! Meanwhile the pool is compacted in the background and may be given other sizes; no thread is told of either.
 //!
 //! What must hold when a replay ends, and is reported: every request is completed or rejected, every block that was
 //! allocated has been freed, the pool has as many free blocks as it had and gives all of them out in one request, its
@@ -23,6 +26,7 @@ mod lane;
 pub(crate) mod ledger;
 mod memory;
 mod pooled;
+mod resizer;
 mod sizing;
 mod tally;
 #[cfg(test)]
@@ -35,15 +39,18 @@ use std::time::{Duration, Instant};
 
 pub use content::Shape;
 pub use floor::StepCost;
-pub use memory::{FreeSpace, Memory, Refusal};
+pub use memory::{Compaction, CompactionTotals, FreeSpace, Memory, Refusal, ResizeRefusal};
 pub use pooled::PoolMemory;
+pub use resizer::{Resize, ResizeOutcome};
 pub use sizing::blocks_for;
 pub use tally::{Samples, Tally};
 pub use transfer::Corrupt;
 
+use crate::schedule::{Schedule, Share};
 use crate::trace::Trace;
 use engine::Engine;
 use floor::Floor;
+use resizer::Resizer;
 
 /// Moments of virtual time at which the pool is looked at.
 const SAMPLES: u32 = 2000;
@@ -64,6 +71,12 @@ pub struct Options {
     pub step_cost: StepCost,
     /// Virtual time between two looks at the pool.
     pub sample_ns: u64,
+    /// Compaction in the background.
+    pub compaction: Option<Compaction>,
+    /// Sizes that the pool is to have.
+    pub schedule: Schedule,
+    /// When to halt, look, and be done.
+    pub halt_at: Option<Share>,
 }
 
 impl Options {
@@ -75,6 +88,9 @@ impl Options {
             step_tokens: 8192,
             step_cost: StepCost::DEFAULT,
             sample_ns: (trace.span() / SAMPLES).as_nanos() as u64,
+            compaction: None,
+            schedule: Schedule::default(),
+            halt_at: None,
         }
     }
 }
@@ -88,6 +104,10 @@ pub struct Progress {
     pub tokens: u64,
     /// Blocks free.
     pub blocks_free: usize,
+    /// Blocks that the pool has.
+    pub blocks_total: usize,
+    /// Whether all threads have halted, with no batch in flight: they go on when this has been seen.
+    pub is_halted: bool,
 }
 
 /// What a replay came to.
@@ -106,14 +126,22 @@ pub struct Outcome {
     pub fragmentation_final: f64,
     /// What the pool's own recount says.
     pub audit: Result<(), String>,
+    /// What compaction did; `None` if there was none.
+    pub compaction: Option<CompactionTotals>,
+    /// What became of each step of the schedule that was due.
+    pub resizes: Vec<Resize>,
 }
 
 impl Outcome {
     /// Whether nothing was lost and nothing corrupt.
     pub fn is_sound(&self, requests: usize) -> bool {
+        self.tally.completed + self.tally.rejected == requests as u64 && self.is_intact()
+    }
+
+    /// The same of a replay that was not to be finished.
+    pub fn is_intact(&self) -> bool {
         let tally = &self.tally;
-        tally.completed + tally.rejected == requests as u64
-            && tally.corrupt.is_empty()
+        tally.corrupt.is_empty()
             && tally.findings.is_empty()
             && tally.blocks_allocated == tally.blocks_freed
             && self.blocks_leaked == 0
@@ -121,7 +149,8 @@ impl Outcome {
     }
 }
 
-/// Replays a trace. Every [tenth of a second](Progress) `watch` is told how far it is, on the calling thread.
+/// Replays a trace. Every [tenth of a second](Progress) `watch` is told how far it is, on the calling thread; and once, if
+/// so asked, when all have halted: then nothing changes until it returns, and after that the replay is over.
 ///
 /// A thread that panics ends the replay for all, and is a finding.
 pub fn replay<M: Memory>(
@@ -131,16 +160,19 @@ pub fn replay<M: Memory>(
     options: &Options,
     mut watch: impl FnMut(Progress),
 ) -> Outcome {
-    let floor = Floor::new(&trace.requests, options.threads);
-    let free_before = memory.free_blocks();
+    let requests = trace.requests.len();
+    let floor = Floor::new(&trace.requests, options.threads, options.halt_at.map(|at| at.of(requests)));
     let start = Instant::now();
-    let mut tally = thread::scope(|scope| {
+    let started =
+        options.compaction.as_ref().map_or(Ok(()), |compaction| memory.start_compaction(compaction));
+    let (mut tally, resizes) = thread::scope(|scope| {
         let mut sum = Tally::default();
+        let resizer = Resizer::new(memory, &floor, &options.schedule, requests).spawn(scope);
         let mut threads = Vec::with_capacity(options.threads);
         for index in 0..options.threads {
             let floor = &floor;
             let spawned = thread::Builder::new().spawn_scoped(scope, move || {
-                let _stop = StopOnPanic(floor);
+                let _leave = Leave(floor);
                 Engine::new(memory, floor, options, shape, index).run()
             });
             match spawned {
@@ -155,10 +187,22 @@ pub fn replay<M: Memory>(
                 }
             }
         }
-        while !threads.iter().all(thread::ScopedJoinHandle::is_finished) {
-            let blocks_free = memory.free_blocks();
-            watch(Progress { settled: floor.settled(), tokens: floor.tokens(), blocks_free });
-            wait_for(&threads);
+        loop {
+            let is_halted = floor.is_quiet() && !floor.is_stopped();
+            watch(Progress {
+                settled: floor.settled(),
+                tokens: floor.tokens(),
+                blocks_free: memory.free_blocks(),
+                blocks_total: memory.blocks(),
+                is_halted,
+            });
+            if is_halted {
+                floor.stop();
+                floor.release();
+            } else if threads.iter().all(thread::ScopedJoinHandle::is_finished) {
+                break;
+            }
+            wait_for(&threads, &floor);
         }
         for thread in threads {
             match thread.join() {
@@ -166,9 +210,21 @@ pub fn replay<M: Memory>(
                 Err(panic) => sum.find(format!("a scheduler thread panicked: {}", panic_text(&*panic))),
             }
         }
-        sum
+        floor.stop();
+        let resizes = resizer.map(|resizer| resizer.join()).transpose().unwrap_or_else(|panic| {
+            sum.find(format!("the thread that resizes panicked: {}", panic_text(&*panic)));
+            None
+        });
+        (sum, resizes.unwrap_or_default())
     });
+    let compaction = memory.stop_compaction();
     let wall = start.elapsed();
+    if let Err(reason) = started {
+        tally.find(format!("compaction did not start: {reason}"));
+    }
+    for (what, error) in failures(compaction.as_ref(), &resizes) {
+        tally.find(format!("{what}: {error}"));
+    }
     let free = memory.free_space();
     if let Err(reason) = memory.take_all() {
         tally.find(format!("not every block is to be had at the end: {reason}"));
@@ -177,10 +233,25 @@ pub fn replay<M: Memory>(
         tally,
         wall,
         first_refusal: floor.first_refusal(),
-        blocks_leaked: free_before.saturating_sub(free.blocks),
+        blocks_leaked: memory.blocks().saturating_sub(free.blocks),
         fragmentation_final: free.fragmentation,
         audit: memory.audit(),
+        compaction,
+        resizes,
     }
+}
+
+/// What failed beside the scheduler threads, and how.
+fn failures<'a>(
+    compaction: Option<&'a CompactionTotals>,
+    resizes: &'a [Resize],
+) -> impl Iterator<Item = (&'static str, &'a str)> {
+    let errors = compaction.into_iter().flat_map(|totals| &totals.errors);
+    let resizes = resizes.iter().filter_map(|resize| match &resize.outcome {
+        ResizeOutcome::Failed(reason) => Some(("a resize failed", reason.as_str())),
+        ResizeOutcome::Done | ResizeOutcome::Blocked(_) => None,
+    });
+    errors.map(|error| ("compaction", error.as_str())).chain(resizes)
 }
 
 fn panic_text(panic: &(dyn Any + Send)) -> &str {
@@ -188,21 +259,23 @@ fn panic_text(panic: &(dyn Any + Send)) -> &str {
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("for no reason given")
 }
 
-/// Waits until all have finished, and no longer than until the next look.
-fn wait_for<T>(threads: &[thread::ScopedJoinHandle<'_, T>]) {
+/// Waits until all have finished or halted, and no longer than until the next look.
+fn wait_for<T>(threads: &[thread::ScopedJoinHandle<'_, T>], floor: &Floor<'_>) {
     let until = Instant::now() + WATCH_INTERVAL;
-    while Instant::now() < until && !threads.iter().all(thread::ScopedJoinHandle::is_finished) {
+    let wait = || !floor.is_quiet() && !threads.iter().all(thread::ScopedJoinHandle::is_finished);
+    while Instant::now() < until && wait() {
         thread::sleep(Duration::from_millis(2));
     }
 }
 
-/// A thread that panics must not leave the others waiting for its blocks.
-struct StopOnPanic<'a>(&'a Floor<'a>);
+/// A thread that ends is not waited for. One that panics must not leave the others waiting for its blocks either.
+struct Leave<'a>(&'a Floor<'a>);
 
-impl Drop for StopOnPanic<'_> {
+impl Drop for Leave<'_> {
     fn drop(&mut self) {
         if thread::panicking() {
             self.0.stop();
         }
+        self.0.leave();
     }
 }

@@ -1,32 +1,67 @@
 //! The pool, as the engine asks for it.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use kvpool::compact::{DefragConfig, DefragReport, Defragmenter, ResizeError, Snapshot};
 use kvpool::error::{AllocError, SequenceError};
 use kvpool::ids::SequenceId;
 use kvpool::pool::{AllocRequest, Pool};
 use kvpool::sequence::{Batch, BlockTable, Sequence};
 use kvpool::storage::{Elements, ElementsMut, KvLayout, Storage};
 
-use super::memory::{FreeSpace, Memory, Refusal};
+use tokio::runtime::{self, Runtime};
+
+use super::memory::{Compaction, CompactionTotals, FreeSpace, Memory, Refusal, ResizeRefusal};
 
 /// A pool of host memory.
 pub struct PoolMemory {
     pool: Pool,
     storage: Arc<dyn Storage>,
+    /// Where compaction and changes of size run: one thread, beside those that only copy.
+    runtime: Runtime,
+    defragmenter: Mutex<Option<Defragmenter>>,
 }
 
 impl PoolMemory {
-    /// A pool of this many blocks.
+    /// A pool of this many blocks, that can grow to `blocks_max`.
     ///
     /// # Errors
     /// What the pool says against it.
-    pub fn new(layout: KvLayout, blocks: usize) -> Result<Self, String> {
-        let pool = Pool::builder(layout).blocks(blocks).build().map_err(text)?;
+    pub fn new(layout: KvLayout, blocks: usize, blocks_max: usize) -> Result<Self, String> {
+        let pool = Pool::builder(layout).blocks(blocks).blocks_max(blocks_max).build().map_err(text)?;
         let storage = pool.storage().cloned().ok_or("the pool has no storage")?;
-        Ok(Self { pool, storage })
+        let runtime = runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("kvpool-compact")
+            .enable_time()
+            .build()
+            .map_err(|error| format!("no runtime for compaction: {error}"))?;
+        Ok(Self { pool, storage, runtime, defragmenter: Mutex::new(None) })
     }
+
+    /// What every frame holds now.
+    pub fn snapshot(&self) -> Snapshot {
+        self.pool.snapshot()
+    }
+
+    /// Brings what threads keep for themselves back to all.
+    pub fn trim(&self) {
+        self.pool.trim();
+    }
+
+    /// Compacts once, as far as it goes.
+    ///
+    /// # Errors
+    /// What the pool says.
+    pub fn defragment(&self) -> Result<DefragReport, String> {
+        self.runtime.block_on(self.pool.defragment()).map_err(text)
+    }
+}
+
+/// A thread that panicked left nothing half done behind this lock.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Memory for PoolMemory {
@@ -101,6 +136,41 @@ impl Memory for PoolMemory {
         // SAFETY: as for `store`: the calling thread owns the sequences that the slots belong to, so that nobody else
         // writes there.
         unsafe { self.storage.load(layer, slots, k, v) }.map_err(text)
+    }
+
+    fn start_compaction(&self, compaction: &Compaction) -> Result<(), String> {
+        let config = DefragConfig::new().threshold(compaction.threshold).interval(compaction.interval);
+        let _entered = self.runtime.enter();
+        let defragmenter = self.pool.start_defragmenter(config).map_err(text)?;
+        *lock(&self.defragmenter) = Some(defragmenter);
+        Ok(())
+    }
+
+    fn stop_compaction(&self) -> Option<CompactionTotals> {
+        let defragmenter = lock(&self.defragmenter).take()?;
+        let totals = self.runtime.block_on(defragmenter.stop());
+        let failed =
+            (totals.failed > 0).then(|| format!("{} runs ended because a copy failed", totals.failed));
+        Some(CompactionTotals {
+            runs: totals.runs as u64,
+            moved_blocks: totals.moved_blocks as u64,
+            moved_bytes: totals.moved_bytes,
+            given_up: totals.given_up.total() as u64,
+            time: totals.time,
+            fragmentation_before: totals.fragmentation_before(),
+            fragmentation_after: totals.fragmentation_after(),
+            errors: failed.into_iter().collect(),
+        })
+    }
+
+    fn resize(&self, blocks: usize) -> Result<(), ResizeRefusal> {
+        match self.runtime.block_on(self.pool.resize(blocks)) {
+            Ok(_) => Ok(()),
+            Err(error @ (ResizeError::Blocked { .. } | ResizeError::NoRoom { .. })) => {
+                Err(ResizeRefusal::Blocked(text(error)))
+            }
+            Err(error) => Err(ResizeRefusal::Failed(text(error))),
+        }
     }
 
     fn leave(&self) {

@@ -108,3 +108,94 @@ fn one_thread_is_deterministic() {
     assert!(first.2 > 0, "half of the derived size lets nobody give way");
     assert_eq!(first, counts());
 }
+
+fn options(trace: &Trace, threads: usize, schedule: &str) -> Options {
+    Options { schedule: schedule.parse().unwrap(), ..Options::new(trace, threads) }
+}
+
+/// Growing is done at once; shrinking waits for what is in the way, and neither loses a block or a request.
+#[test]
+fn a_pool_changes_its_size_in_mid_replay() {
+    let trace = crowd(400);
+    for threads in [1, 3] {
+        let memory = Ledger::with_max(SHAPE, 60, 90, Fault::None);
+        let outcome = replay(&memory, SHAPE, &trace, &options(&trace, threads, "20%:90,60%:12"), |_| {});
+        assert!(outcome.is_sound(400), "{outcome:?}");
+        let steps: Vec<_> =
+            outcome.resizes.iter().map(|step| (step.from, step.to, step.outcome.clone())).collect();
+        assert_eq!(steps, [(60, 90, ResizeOutcome::Done), (90, 12, ResizeOutcome::Done)]);
+        assert!(outcome.resizes[0].at_request >= 80 && outcome.resizes[1].at_request >= 240);
+        assert_eq!(memory.blocks(), 12);
+    }
+}
+
+/// What fitted when it came and fits no more is rejected, whether it waits or runs, and nobody waits for it.
+#[test]
+fn a_pool_that_has_become_too_small_rejects() {
+    let mut trace = crowd(200);
+    for request in trace.requests.iter_mut().step_by(10) {
+        request.input_tokens = 500;
+    }
+    for threads in [1, 2] {
+        let memory = Ledger::new(SHAPE, 70, Fault::Shrinks);
+        let outcome = replay(&memory, SHAPE, &trace, &Options::new(&trace, threads), |_| {});
+        assert!(outcome.is_sound(200), "{outcome:?}");
+        assert_eq!(memory.blocks(), 20);
+        assert!((1..=20).contains(&outcome.tally.rejected), "{outcome:?}");
+    }
+}
+
+#[test]
+fn what_goes_wrong_beside_the_threads_is_a_finding() {
+    let trace = crowd(100);
+    for (schedule, blocks_max, fault, finding) in [
+        ("10%:90", 90, Fault::IdleResize, "a resize failed: 90 blocks were to be there, and 60 are"),
+        ("10%:91", 90, Fault::None, "a resize failed: 91 blocks of 90 at most"),
+        ("10%:61", 90, Fault::Compaction, "compaction: nothing moves"),
+    ] {
+        let memory = Ledger::with_max(SHAPE, 60, blocks_max, fault);
+        let compaction = Compaction { threshold: 0.5, interval: Duration::from_millis(1) };
+        let options = Options { compaction: Some(compaction), ..options(&trace, 2, schedule) };
+        let outcome = replay(&memory, SHAPE, &trace, &options, |_| {});
+        assert_eq!(outcome.tally.findings, [finding]);
+        assert!(!outcome.is_sound(100));
+        assert_eq!(outcome.compaction.map(|totals| totals.runs), Some(1));
+    }
+}
+
+/// At a share of the requests all stand still once, hold what they hold, and are done after that.
+#[test]
+fn a_replay_halts_to_be_looked_at() {
+    let trace = crowd(300);
+    for threads in [1, 2, 3] {
+        let options = Options { halt_at: Some("40%".parse().unwrap()), ..Options::new(&trace, threads) };
+        let memory = Ledger::new(SHAPE, 200, Fault::None);
+        let mut looks = Vec::new();
+        let outcome = replay(&memory, SHAPE, &trace, &options, |progress| {
+            if progress.is_halted {
+                looks.push((progress.settled, memory.free_blocks()));
+                thread::sleep(Duration::from_millis(5));
+                assert_eq!(memory.free_blocks(), looks[0].1, "nothing changes meanwhile");
+            }
+        });
+        assert!(outcome.is_intact() && !outcome.is_sound(300), "{outcome:?}");
+        assert_eq!(looks.len(), 1);
+        let (settled, free) = looks[0];
+        assert!((120..300).contains(&settled) && free < 200, "{looks:?}");
+        assert_eq!(outcome.tally.completed, settled);
+    }
+}
+
+/// A fault that only the last reading of a halted replay can see is seen.
+#[test]
+fn what_is_held_at_a_halt_is_read_back() {
+    let trace = crowd(300);
+    let options = Options { halt_at: Some("40%".parse().unwrap()), ..Options::new(&trace, 2) };
+    let memory = Ledger::new(SHAPE, 200, Fault::None);
+    let outcome = replay(&memory, SHAPE, &trace, &options, |progress| {
+        if progress.is_halted {
+            memory.damage();
+        }
+    });
+    assert!(!outcome.tally.corrupt.is_empty() && !outcome.is_intact());
+}

@@ -55,6 +55,11 @@ impl Transfer {
         PIECE_TOKENS - self.slots.len()
     }
 
+    /// Whether nothing is gathered.
+    pub fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
     /// Gathers tokens of a sequence whose slots `slots` adds.
     ///
     /// # Errors

@@ -7,7 +7,7 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-use crate::replay::{Outcome, Shape};
+use crate::replay::{CompactionTotals, Outcome, Resize, ResizeOutcome, Shape};
 
 pub use table::render;
 
@@ -40,7 +40,7 @@ pub struct Report {
     pub block_tokens: usize,
     /// Bytes of a block, over all layers.
     pub block_bytes: u64,
-    /// Blocks of the pool.
+    /// Blocks of the pool at the start.
     pub blocks_total: usize,
     /// Blocks taken.
     pub blocks_allocated: u64,
@@ -60,6 +60,10 @@ pub struct Report {
     pub fragmentation: Fragmentation,
     /// The mean run of consecutive frames in a sequence's table, in blocks.
     pub run_len_mean: f64,
+    /// What compaction did beside it; none if there was none.
+    pub defrag: Option<DefragSum>,
+    /// Each change of the pool's size, in order.
+    pub resize: Vec<ResizeStep>,
     /// How long a call took.
     pub latency_ns: Latencies,
     /// `ok`, or what the pool's recount found.
@@ -94,6 +98,76 @@ pub struct Fragmentation {
     /// When every block was free again.
     #[serde(rename = "final")]
     pub at_end: f64,
+}
+
+/// Compaction, in all.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct DefragSum {
+    /// Times that something was to be done.
+    pub runs: u64,
+    /// Blocks that were moved.
+    pub moved_blocks: u64,
+    /// Their bytes.
+    pub moved_bytes: u64,
+    /// Moves that gave way.
+    pub given_up: u64,
+    /// Milliseconds that runs took.
+    pub time_ms: f64,
+    /// Fragmentation before a run, on average.
+    pub fragmentation_before: f64,
+    /// Fragmentation after a run, on average.
+    pub fragmentation_after: f64,
+    /// What went wrong.
+    pub errors: Vec<String>,
+}
+
+impl DefragSum {
+    fn of(totals: &CompactionTotals) -> Self {
+        Self {
+            runs: totals.runs,
+            moved_blocks: totals.moved_blocks,
+            moved_bytes: totals.moved_bytes,
+            given_up: totals.given_up,
+            time_ms: totals.time.as_secs_f64() * 1e3,
+            fragmentation_before: totals.fragmentation_before,
+            fragmentation_after: totals.fragmentation_after,
+            errors: totals.errors.clone(),
+        }
+    }
+}
+
+/// A change of the pool's size.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct ResizeStep {
+    /// Requests settled when it was begun.
+    pub at_request: u64,
+    /// Blocks before.
+    pub from: usize,
+    /// Blocks that the pool was to have.
+    pub to: usize,
+    /// Milliseconds from the first try to the end of the last.
+    pub time_ms: f64,
+    /// Tries.
+    pub attempts: u32,
+    /// `done`, or `blocked: ` or `failed: ` and why.
+    pub outcome: String,
+}
+
+impl ResizeStep {
+    fn of(resize: &Resize) -> Self {
+        Self {
+            at_request: resize.at_request,
+            from: resize.from,
+            to: resize.to,
+            time_ms: resize.time.as_secs_f64() * 1e3,
+            attempts: resize.attempts,
+            outcome: match &resize.outcome {
+                ResizeOutcome::Done => "done".to_owned(),
+                ResizeOutcome::Blocked(reason) => format!("blocked: {reason}"),
+                ResizeOutcome::Failed(reason) => format!("failed: {reason}"),
+            },
+        }
+    }
 }
 
 /// How long calls took, in nanoseconds.
@@ -184,6 +258,8 @@ impl Report {
                 at_end: outcome.fragmentation_final,
             },
             run_len_mean: tally.run_len_mean(),
+            defrag: outcome.compaction.as_ref().map(DefragSum::of),
+            resize: outcome.resizes.iter().map(ResizeStep::of).collect(),
             latency_ns: Latencies {
                 allocate: Latency::of(&tally.allocate_ns),
                 free: Latency::of(&tally.free_ns),

@@ -5,7 +5,7 @@ use comfy_table::presets::UTF8_FULL;
 use comfy_table::{Attribute, Cell, CellAlignment, Color, Table};
 use indicatif::{BinaryBytes, HumanCount};
 
-use super::{Latency, Report};
+use super::{Latency, Report, ResizeStep};
 
 /// What, how much, and what to know about it.
 type Line = (&'static str, String, String);
@@ -24,8 +24,13 @@ pub fn render(report: &Report) -> String {
         ("blocks", blocks(report)),
         ("in use", utilization(report)),
         ("contiguity", contiguity(report)),
+        ("compaction", compaction(report)),
+        ("sizes", report.resize.iter().flat_map(resize).collect()),
         ("latency", latency(report)),
     ] {
+        if lines.is_empty() {
+            continue;
+        }
         let column =
             |of: for<'a> fn(&'a Line) -> &'a str| lines.iter().map(of).collect::<Vec<_>>().join("\n");
         table.add_row([
@@ -137,8 +142,41 @@ fn contiguity(report: &Report) -> Lines {
         ("fragmentation, mean", percent(fragmentation.mean), "of free blocks, outside long runs".into()),
         ("fragmentation, max", percent(fragmentation.max), String::new()),
         ("fragmentation, final", percent(fragmentation.at_end), "all blocks free".into()),
-        ("run, mean", format!("{:.1} blocks", report.run_len_mean), "of a sequence's table".into()),
+        (
+            "run, mean",
+            format!("{:.1} blocks", report.run_len_mean),
+            "of a sequence's table, when it ends".into(),
+        ),
     ]
+}
+
+fn compaction(report: &Report) -> Lines {
+    let Some(defrag) = &report.defrag else {
+        return vec![("off", "-".into(), String::new())];
+    };
+    let mean = if defrag.runs == 0 { 0.0 } else { defrag.time_ms / defrag.runs as f64 };
+    let mut lines = vec![
+        ("runs", count(defrag.runs), format!("{mean:.2} ms each, {:.0} ms in all", defrag.time_ms)),
+        ("blocks moved", count(defrag.moved_blocks), BinaryBytes(defrag.moved_bytes).to_string()),
+        ("moves given up", count(defrag.given_up), "somebody else was first".into()),
+    ];
+    if defrag.runs > 0 {
+        let before = format!("{} before, on average", percent(defrag.fragmentation_before));
+        lines.push(("fragmentation after", percent(defrag.fragmentation_after), before));
+    }
+    lines.extend(defrag.errors.iter().map(|error| ("error", "-".into(), error.clone())));
+    lines
+}
+
+fn resize(step: &ResizeStep) -> Lines {
+    let tries = if step.attempts == 1 {
+        "1 try".to_owned()
+    } else {
+        format!("{} tries", count(step.attempts.into()))
+    };
+    let from = format!("from {} at request {}", count(step.from as u64), count(step.at_request));
+    let note = format!("{from}: {}, {tries}, {:.1} ms", step.outcome, step.time_ms);
+    vec![("blocks", count(step.to as u64), note)]
 }
 
 fn latency(report: &Report) -> Lines {

@@ -1,0 +1,130 @@
+//! `kvpool map`.
+
+use std::fs;
+use std::io::Write;
+
+use indicatif::{BinaryBytes, HumanCount};
+use kvpool::compact::{DefragReport, Snapshot};
+
+use super::CommandError;
+use super::workload::{Workload, progress_bar, show};
+use crate::args::MapArgs;
+use crate::map::{Figures, Panel, Picture, draw, frames};
+use crate::replay::{self, Options, Outcome, PoolMemory};
+use crate::{EXIT_OK, EXIT_UNSOUND, complain};
+
+/// A pool that stands still, before and after a defragmentation.
+struct Look {
+    settled: u64,
+    before: Snapshot,
+    report: DefragReport,
+    after: Snapshot,
+}
+
+/// Replays up to a point, draws the pool there and returns the exit code.
+///
+/// # Errors
+///
+/// [`CommandError`]: no such trace or layout, a pool that cannot be built or compacted, or a picture that cannot be
+/// written.
+pub fn map(args: &MapArgs) -> Result<u8, CommandError> {
+    let workload = Workload::new(&args.workload)?;
+    let memory = workload.pool(workload.blocks)?;
+    // Found out before the work, not after.
+    let cannot = |error| CommandError::Picture { path: args.output.clone(), error };
+    let mut file = fs::File::create(&args.output).map_err(cannot)?;
+
+    let Workload { trace, shape, threads, .. } = &workload;
+    let options = Options { halt_at: Some(args.at), ..Options::new(trace, *threads) };
+    let bar = progress_bar(trace.requests.len() as u64);
+    let mut look = None;
+    let outcome = replay::replay(&memory, *shape, trace, &options, |progress| {
+        show(&bar, progress);
+        if progress.is_halted {
+            look = Some(Look::take(&memory, progress.settled));
+        }
+    });
+    bar.finish_and_clear();
+    let nothing = || Err(outcome.tally.findings.join("; "));
+    let look = look.unwrap_or_else(nothing).map_err(|reason| CommandError::NoPicture { reason })?;
+
+    let picture = look.picture(args, &workload);
+    file.write_all(draw(&picture).as_bytes()).and_then(|()| file.flush()).map_err(cannot)?;
+    say(&picture, &look.report, args);
+    Ok(judge(&outcome))
+}
+
+impl Look {
+    fn take(memory: &PoolMemory, settled: u64) -> Result<Self, String> {
+        // What threads kept goes home first: the difference is to be what was moved.
+        memory.trim();
+        let before = memory.snapshot();
+        let report = memory.defragment()?;
+        Ok(Self { settled, before, report, after: memory.snapshot() })
+    }
+
+    fn picture(&self, args: &MapArgs, workload: &Workload) -> Picture {
+        let (report, trace) = (&self.report, &workload.trace);
+        let order = self.before.order().0;
+        let panel = |title: &str, snapshot| Panel { title: title.to_owned(), frames: frames(snapshot) };
+        let replayed = format!(
+            "After {} of {} requests ({}): {} blocks of {} tokens, layout {}, {} threads.",
+            HumanCount(self.settled),
+            HumanCount(trace.requests.len() as u64),
+            args.at,
+            HumanCount(workload.blocks as u64),
+            workload.shape.block_tokens,
+            args.workload.layout,
+            workload.threads,
+        );
+        let did = format!(
+            "The defragmentation moved {} blocks ({}) in {:.1} ms; given up: {}. Fragmentation is the share of the free blocks that are in no whole run of {}.",
+            HumanCount(report.moved_blocks as u64),
+            BinaryBytes(report.moved_bytes),
+            report.time.as_secs_f64() * 1e3,
+            report.given_up,
+            1u64 << order,
+        );
+        Picture {
+            title: trace.name.clone(),
+            notes: vec![replayed, did],
+            order,
+            panels: vec![panel("Before", &self.before), panel("After", &self.after)],
+        }
+    }
+}
+
+/// One line on the standard output. A reader who goes away early is no error.
+fn say(picture: &Picture, report: &DefragReport, args: &MapArgs) {
+    let figures: Vec<Figures> = picture.panels.iter().map(|panel| panel.figures(picture.order)).collect();
+    let [before, after] = figures.as_slice() else { return };
+    let _ = writeln!(
+        std::io::stdout(),
+        "{}: fragmentation {:.1} % -> {:.1} %, free runs of {} {} -> {}, mean run of sequences {:.1} -> {:.1}, {} blocks moved in {:.1} ms",
+        args.output.display(),
+        100.0 * before.fragmentation,
+        100.0 * after.fragmentation,
+        1u64 << picture.order,
+        HumanCount(before.runs as u64),
+        HumanCount(after.runs as u64),
+        before.sequence_run_mean,
+        after.sequence_run_mean,
+        HumanCount(report.moved_blocks as u64),
+        report.time.as_secs_f64() * 1e3,
+    );
+}
+
+/// The exit code, and on the standard error what is wrong if anything is.
+fn judge(outcome: &Outcome) -> u8 {
+    if outcome.is_intact() {
+        return EXIT_OK;
+    }
+    let (tally, audit) = (&outcome.tally, outcome.audit.as_ref().err());
+    complain(format_args!(
+        "NOT SOUND: {} blocks corrupt, {} leaked",
+        tally.corrupt.len(),
+        outcome.blocks_leaked.max(tally.blocks_allocated.abs_diff(tally.blocks_freed) as usize)
+    ));
+    tally.findings.iter().chain(audit).for_each(|finding| complain(format_args!("{finding}")));
+    EXIT_UNSOUND
+}

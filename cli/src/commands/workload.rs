@@ -1,0 +1,149 @@
+//! What is replayed, and over which pool: what the commands that replay have in common.
+
+use std::path::PathBuf;
+use std::thread;
+
+use indicatif::{HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use kvpool::storage::{Dtype, KvLayout, host_free_bytes};
+
+use super::CommandError;
+use crate::args::WorkloadArgs;
+use crate::complain;
+use crate::replay::{self, PoolMemory, Progress, Shape};
+use crate::trace::Trace;
+use crate::workload::Conversations;
+
+/// The layout for replays: as few bytes a token as tell every token from every other, so that a replay measures the
+/// pool and not the memory.
+const PROBE: &str = "probe";
+
+/// Made-up requests, if nobody says how many.
+const REQUESTS_DEFAULT: usize = 30_000;
+
+/// A trace, and the size of a pool for it.
+pub struct Workload {
+    pub trace: Trace,
+    pub shape: Shape,
+    pub blocks: usize,
+    pub threads: usize,
+    layout: KvLayout,
+}
+
+impl Workload {
+    /// What the arguments say.
+    ///
+    /// # Errors
+    ///
+    /// [`CommandError`]: no such trace or layout.
+    pub fn new(args: &WorkloadArgs) -> Result<Self, CommandError> {
+        let layout = layout(&args.layout, args.block_tokens as usize)?;
+        let trace = trace(args)?;
+        let shape = Shape::of(&layout);
+        let blocks =
+            args.blocks.map_or_else(|| replay::blocks_for(&trace.requests, &shape), |blocks| blocks as usize);
+        let threads =
+            args.threads.map_or_else(|| thread::available_parallelism().map_or(1, usize::from), usize::from);
+        Ok(Self { trace, shape, blocks, threads, layout })
+    }
+
+    /// A pool that can grow to `blocks_max`.
+    ///
+    /// # Errors
+    ///
+    /// [`CommandError`]: the pool cannot be built, or would not fit into memory.
+    pub fn pool(&self, blocks_max: usize) -> Result<PoolMemory, CommandError> {
+        let (blocks, blocks_max) = (self.blocks, blocks_max.max(self.blocks));
+        check_memory(&self.layout, blocks_max)?;
+        PoolMemory::new(self.layout.clone(), blocks, blocks_max)
+            .map_err(|reason| CommandError::Pool { blocks, reason })
+    }
+}
+
+fn layout(name: &str, block_tokens: usize) -> Result<KvLayout, CommandError> {
+    let builder = if name == PROBE {
+        Ok(KvLayout::builder().layers(1).kv_heads(1).head_dim(4).dtype(Dtype::F16))
+    } else {
+        KvLayout::named_builder(name)
+    };
+    builder
+        .and_then(|builder| builder.block_tokens(block_tokens).build())
+        .map_err(|reason| CommandError::Layout { name: name.to_owned(), reason })
+}
+
+pub fn trace(args: &WorkloadArgs) -> Result<Trace, CommandError> {
+    let requests = args.requests.map(|requests| requests as usize);
+    match &args.trace {
+        None => Ok(Conversations::trace(args.seed, requests.unwrap_or(REQUESTS_DEFAULT))),
+        Some(path) => {
+            let trace = Trace::load(path, args.format.format(), requests)?;
+            if trace.out_of_order > 0 {
+                let lines = HumanCount(trace.out_of_order as u64);
+                complain(format_args!(
+                    "{}: {lines} lines stood after a later one, and were sorted",
+                    trace.name
+                ));
+            }
+            let name = PathBuf::from(&trace.name);
+            let name =
+                name.file_name().map_or(trace.name.clone(), |file| file.to_string_lossy().into_owned());
+            Ok(Trace { name, ..trace })
+        }
+    }
+}
+
+/// Bytes that a block costs beside its own: its row in the pool's table, which is rounded up to a power of two of rows,
+/// its bits, and its place in the request that takes all blocks at the end.
+const METADATA_BYTES: usize = 2 * 28 + 1 + 4;
+
+/// Memory is given out page by page as it is written, so a pool that is too large would be found out midway.
+fn check_memory(layout: &KvLayout, blocks: usize) -> Result<(), CommandError> {
+    let block_bytes = layout.bytes_per_block().saturating_add(METADATA_BYTES);
+    match host_free_bytes() {
+        Some(free) if (block_bytes as u64).saturating_mul(blocks as u64) > free => {
+            Err(CommandError::TooLarge { blocks, block_bytes, free })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A bar on the standard error, if that is a terminal.
+pub fn progress_bar(requests: u64) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(requests), ProgressDrawTarget::stderr());
+    let style =
+        "{bar:30.cyan/dim} {percent:>3} %  {human_pos}/{human_len} requests  {msg}  {elapsed}, {eta} to go";
+    // The template is fixed, and a test draws it.
+    bar.with_style(ProgressStyle::with_template(style).expect("a valid template"))
+}
+
+pub fn show(bar: &ProgressBar, progress: Progress) {
+    let used = 100.0 * (1.0 - progress.blocks_free as f64 / progress.blocks_total as f64);
+    bar.set_message(format!(
+        "{} million tokens, pool {used:.0} % full",
+        HumanCount(progress.tokens / 1_000_000)
+    ));
+    bar.set_position(progress.settled);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bar_can_be_drawn() {
+        let bar = progress_bar(10);
+        let progress =
+            Progress { settled: 3, tokens: 5_000_000, blocks_free: 5, blocks_total: 10, is_halted: false };
+        show(&bar, progress);
+        assert_eq!(bar.message(), "5 million tokens, pool 50 % full");
+    }
+
+    #[test]
+    fn every_layout_has_a_shape() {
+        for name in KvLayout::names().chain([PROBE]) {
+            let layout = layout(name, 16).unwrap();
+            let shape = Shape::of(&layout);
+            assert_eq!(shape.layers * (shape.k_bytes + shape.v_bytes) * 16, layout.packed_bytes(), "{name}");
+        }
+        assert!(layout("no-such-model", 16).is_err());
+    }
+}

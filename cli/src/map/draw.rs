@@ -1,0 +1,241 @@
+//! The sheet: title, legend, and for each panel its tiles, its frames and its bars.
+
+use indicatif::HumanCount;
+use svg::Document;
+use svg::node::element::{Group, Path, Rectangle, Text, Title};
+
+use super::figures::Figures;
+use super::grid::{Grid, WIDTH};
+use super::palette::{self, Colour};
+use super::{Frame, Panel, Picture};
+
+const MARGIN: usize = 20;
+const GAP: usize = 24;
+
+const PAPER: &str = "#ffffff";
+const INK: Colour = Colour(0x1f, 0x29, 0x33);
+const FAINT: Colour = Colour(0x5b, 0x67, 0x74);
+const RULE: Colour = Colour(0xc9, 0xd1, 0xd9);
+const FONT: &str = "system-ui, 'Segoe UI', Helvetica, Arial, 'DejaVu Sans', sans-serif";
+
+/// Heights of what stands above and below a panel's frames, in pixels.
+const NOTE: usize = 22;
+const LEGEND: usize = 44;
+const TILES: usize = 98;
+const BARS: usize = 186;
+const BAR_MAX: f64 = 84.0;
+
+/// The picture as an SVG document.
+pub fn draw(picture: &Picture) -> String {
+    let frames = picture.panels.iter().map(|panel| panel.frames.len()).max().unwrap_or(0);
+    let grid = Grid::new(frames);
+    let panels = picture.panels.len().max(1);
+    let width = 2 * MARGIN + panels * WIDTH + (panels - 1) * GAP;
+    let notes_y = MARGIN + 36;
+    let legend_y = notes_y + picture.notes.len() * NOTE + 12;
+    let panels_y = legend_y + LEGEND;
+    let height = panels_y + TILES + grid.height() + BARS + MARGIN;
+
+    let mut document = Document::new()
+        .set("viewBox", (0, 0, width, height))
+        .set("width", width)
+        .set("height", height)
+        .set("font-family", FONT)
+        .set("fill", INK.to_string())
+        .add(Title::new(picture.title.as_str()))
+        .add(rectangle(0, 0, width, height).set("fill", PAPER))
+        .add(text(MARGIN, MARGIN + 24, 26, &picture.title).set("font-weight", 700));
+    for (index, note) in picture.notes.iter().enumerate() {
+        document = document.add(faint(text(MARGIN, notes_y + 14 + index * NOTE, 15, note)));
+    }
+    document = document.add(legend(picture, legend_y));
+    let share_max =
+        picture.panels.iter().map(|panel| share_max(&panel.figures(picture.order))).fold(0.0, f64::max);
+    for (index, panel) in picture.panels.iter().enumerate() {
+        let x = MARGIN + index * (WIDTH + GAP);
+        document = document.add(
+            self::panel(panel, picture.order, grid, share_max)
+                .set("transform", format!("translate({x} {panels_y})")),
+        );
+    }
+    document.to_string()
+}
+
+impl Panel {
+    /// Its figures at an order.
+    pub fn figures(&self, order: u8) -> Figures {
+        Figures::of(&self.frames, order)
+    }
+}
+
+fn panel(panel: &Panel, order: u8, grid: Grid, share_max: f64) -> Group {
+    let figures = panel.figures(order);
+    let strips = grid.strips(&palette::colours(&panel.frames, order));
+    // Rows that are high enough have a line between them, a pixel below each.
+    let row = grid.row_height();
+    let line = usize::from(row >= 5);
+    let top = TILES as f64 - line as f64 / 2.0;
+    let mut cells = Group::new()
+        .set("transform", format!("translate(0 {top}) scale({} {row})", grid.cell_width()))
+        .set("fill", "none")
+        .set("stroke-width", format!("{:.4}", (row - line) as f64 / row as f64))
+        .set("shape-rendering", "crispEdges");
+    for (colour, path) in strips {
+        cells = cells.add(Path::new().set("stroke", colour.to_string()).set("d", path));
+    }
+    Group::new()
+        .add(text(0, 18, 19, &panel.title).set("font-weight", 700))
+        .add(tiles(&figures, order))
+        .add(cells)
+        .add(outline(0, TILES, WIDTH, grid.height()))
+        .add(faint(text(0, TILES + grid.height() + 18, 13, &layout(grid))))
+        .add(
+            bars(&figures, order, share_max)
+                .set("transform", format!("translate(0 {})", TILES + grid.height())),
+        )
+}
+
+/// The figures, a tile each.
+fn tiles(figures: &Figures, order: u8) -> Group {
+    let percent = |share: f64| format!("{:.1} %", 100.0 * share);
+    let free = figures.free as f64 / figures.frames.max(1) as f64;
+    let all = [
+        (percent(figures.fragmentation), "fragmentation".to_owned()),
+        (count(figures.runs), format!("free runs of {}", 1u64 << order)),
+        (count(figures.longest_run), "longest free run".to_owned()),
+        (format!("{:.1}", figures.sequence_run_mean), "mean sequence run".to_owned()),
+        (percent(free), "free".to_owned()),
+    ];
+    let width = WIDTH / all.len();
+    let mut group = Group::new();
+    for (index, (figure, caption)) in all.iter().enumerate() {
+        let x = index * width;
+        // The first is what the picture is about.
+        let colour = if index == 0 && figures.fragmentation >= 0.1 { palette::CRUMB } else { INK };
+        group = group
+            .add(text(x, 54, 25, figure).set("font-weight", 600).set("fill", colour.to_string()))
+            .add(faint(text(x, 74, 13, caption)));
+    }
+    group
+}
+
+/// The share of the free frames that are in the fullest order.
+fn share_max(figures: &Figures) -> f64 {
+    figures.by_order.iter().map(|&frames| frames as f64 / figures.free.max(1) as f64).fold(0.0, f64::max)
+}
+
+/// Where the free frames are, by the length of the aligned run that they are in.
+fn bars(figures: &Figures, order: u8, share_max: f64) -> Group {
+    /// Orders that are always shown, so that panels compare.
+    const ORDERS: usize = 14;
+    let orders = figures.by_order.len().max(ORDERS);
+    let width = WIDTH as f64 / orders as f64;
+    let base = 64.0 + BAR_MAX;
+    let mut group = Group::new();
+    for index in 0..orders {
+        let frames = figures.by_order.get(index).copied().unwrap_or(0);
+        let share = frames as f64 / figures.free.max(1) as f64;
+        let height = if share_max > 0.0 { share / share_max * BAR_MAX } else { 0.0 };
+        let x = width * index as f64;
+        let is_crumb = index < usize::from(order);
+        let fill = if is_crumb { palette::CRUMB } else { palette::RUN };
+        let edge = if is_crumb { palette::CRUMB } else { Colour(0x7f, 0xbf, 0x98) };
+        let middle = format!("{:.1}", x + width / 2.0);
+        if frames > 0 {
+            group = group
+                .add(
+                    Rectangle::new()
+                        .set("x", format!("{:.1}", x + 4.0))
+                        .set("y", format!("{:.1}", base - height))
+                        .set("width", format!("{:.1}", width - 8.0))
+                        .set("height", format!("{:.1}", height.max(1.0)))
+                        .set("fill", fill.to_string())
+                        .set("stroke", edge.to_string()),
+                )
+                .add(
+                    faint(text(0, 0, 11, &format!("{:.1} %", 100.0 * share)))
+                        .set("x", middle.clone())
+                        .set("y", format!("{:.1}", base - height - 4.0))
+                        .set("text-anchor", "middle"),
+                );
+        }
+        group = group.add(
+            faint(text(0, 0, 11, &count(1 << index)))
+                .set("x", middle)
+                .set("y", base + 15.0)
+                .set("text-anchor", "middle"),
+        );
+    }
+    let caption = "Free frames, by the length of the aligned free run that they are in.";
+    group
+        .add(
+            Path::new()
+                .set("d", format!("M0 {base}.5h{WIDTH}"))
+                .set("stroke", RULE.to_string())
+                .set("shape-rendering", "crispEdges"),
+        )
+        .add(faint(text(0, base as usize + 34, 13, caption)))
+}
+
+/// What the colours mean.
+fn legend(picture: &Picture, y: usize) -> Group {
+    let run = 1u64 << picture.order;
+    let has_away = picture.panels.iter().any(|panel| panel.frames.contains(&Frame::Away));
+    let entries: [(&[Colour], String); 5] = [
+        (&[palette::RUN], format!("free, in a whole run of {run}")),
+        (&[palette::CRUMB], "free, a crumb".to_owned()),
+        (&[palette::AWAY], "free, in a magazine or retired".to_owned()),
+        (&palette::SHADES, "owned, a shade for each sequence".to_owned()),
+        (&[palette::FIXED], "open or pinned".to_owned()),
+    ];
+    let mut group = Group::new().set("transform", format!("translate({MARGIN} {y})"));
+    let mut x = 0;
+    for (colours, caption) in &entries {
+        if colours.contains(&palette::AWAY) && !has_away {
+            continue;
+        }
+        let swatch = if colours.len() == 1 { 18 } else { 9 };
+        for colour in *colours {
+            group = group.add(rectangle(x, 0, swatch, 18).set("fill", colour.to_string()));
+            x += swatch;
+        }
+        group = group.add(outline(x - swatch * colours.len(), 0, swatch * colours.len(), 18)).add(text(
+            x + 7,
+            14,
+            14,
+            caption,
+        ));
+        // About the width of the caption: no font is at hand to ask.
+        x += 7 + caption.len() * 15 / 2 + 24;
+    }
+    group
+}
+
+/// How frames are laid out.
+fn layout(grid: Grid) -> String {
+    let cell = match grid.group {
+        1 => "a cell is a frame".to_owned(),
+        group => format!("a cell is {group} frames, in the mean of their colours"),
+    };
+    format!("By address, {} frames a row; {cell}.", count(grid.row_frames()))
+}
+
+fn count(value: usize) -> String {
+    HumanCount(value as u64).to_string()
+}
+
+fn text(x: usize, y: usize, size: usize, content: &str) -> Text {
+    Text::new(content).set("x", x).set("y", y).set("font-size", size)
+}
+
+fn faint(text: Text) -> Text {
+    text.set("fill", FAINT.to_string())
+}
+
+fn rectangle(x: usize, y: usize, width: usize, height: usize) -> Rectangle {
+    Rectangle::new().set("x", x).set("y", y).set("width", width).set("height", height)
+}
+
+fn outline(x: usize, y: usize, width: usize, height: usize) -> Rectangle {
+    rectangle(x, y, width, height).set("fill", "none").set("stroke", RULE.to_string())
+}

@@ -1,0 +1,90 @@
+//! Frames to cells, cells to strips of equal colour.
+//!
+//! A panel is as wide for every pool. A small pool has few columns of wide cells, a large one many of narrow ones, and
+//! beyond that several frames share a cell. So a picture is never taller than a screen or so, and a file never
+//! larger than [`CELLS_MAX`] strips a panel.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use super::palette::{Colour, mix};
+
+/// The width of a panel, in pixels.
+pub const WIDTH: usize = 768;
+
+/// The most frames in rows of so many, and so many in a row; beyond that it is the last.
+const COLUMNS: [(usize, usize); 3] = [(2048, 64), (8192, 128), (usize::MAX, 256)];
+
+/// The most rows.
+const ROWS_MAX: usize = 264;
+
+/// The most cells of a panel.
+pub const CELLS_MAX: usize = 256 * ROWS_MAX;
+
+/// The height that rows share if they can, and the least and the most that each gets, in pixels.
+const HEIGHT: usize = 600;
+const ROW_MIN: usize = 3;
+const ROW_MAX: usize = 14;
+
+/// How frames are laid out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Grid {
+    /// Cells of a row, a power of two.
+    pub columns: usize,
+    /// Rows; the last may not be full.
+    pub rows: usize,
+    /// Frames of a cell, a power of two.
+    pub group: usize,
+}
+
+impl Grid {
+    /// The grid for so many frames.
+    pub fn new(frames: usize) -> Self {
+        let fitting = COLUMNS.iter().find(|(frames_max, _)| frames <= *frames_max);
+        let columns = fitting.map_or(COLUMNS[COLUMNS.len() - 1].1, |&(_, columns)| columns);
+        let mut group = 1;
+        while frames.div_ceil(group) > CELLS_MAX {
+            group *= 2;
+        }
+        Self { columns, rows: frames.div_ceil(group).div_ceil(columns).max(1), group }
+    }
+
+    /// The width of a cell, in pixels.
+    pub const fn cell_width(&self) -> usize {
+        WIDTH / self.columns
+    }
+
+    /// The height of a row, in pixels.
+    pub fn row_height(&self) -> usize {
+        (HEIGHT / self.rows).clamp(ROW_MIN, ROW_MAX)
+    }
+
+    /// The height of the panel, in pixels.
+    pub fn height(&self) -> usize {
+        self.rows * self.row_height()
+    }
+
+    /// Frames of a row.
+    pub const fn row_frames(&self) -> usize {
+        self.columns * self.group
+    }
+
+    /// A path for each colour, in cells: a line through the middle of each strip, relative to where the last ended.
+    pub fn strips(&self, colours: &[Colour]) -> BTreeMap<Colour, String> {
+        let cells: Vec<Colour> = colours.chunks(self.group).map(mix).collect();
+        let mut paths: BTreeMap<Colour, (String, i64, i64)> = BTreeMap::new();
+        for (row, cells) in cells.chunks(self.columns).enumerate() {
+            let mut column = 0;
+            for strip in cells.chunk_by(|a, b| a == b) {
+                let (x, y) = (column as i64, row as i64);
+                let (path, at_x, at_y) = paths.entry(strip[0]).or_insert_with(|| ("M0 .5".to_owned(), 0, 0));
+                let length = strip.len() as i64;
+                // Writing to a string does not fail.
+                let _ = write!(path, "m{} {}h{length}", x - *at_x, y - *at_y);
+                (*at_x, *at_y) = (x + length, y);
+                column += strip.len();
+            }
+        }
+        paths.into_iter().map(|(colour, (path, ..))| (colour, path)).collect()
+    }
+}

@@ -1,0 +1,82 @@
+//! A frame's tone, a tone's colour, and the mix of many.
+//!
+//! Owned frames are blues and crumbs a vermilion, which readers with any of the usual colour deficiencies tell apart (after
+//! Okabe and Ito); lightness tells the rest apart, in print as well: runs are the lightest, fixed frames the darkest.
+
+use std::fmt;
+
+use super::figures::{aligned_part, free_runs};
+use super::{Frame, Owner};
+
+/// A colour: red, green, blue.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Colour(pub u8, pub u8, pub u8);
+
+impl fmt::Display for Colour {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "#{:02x}{:02x}{:02x}", self.0, self.1, self.2)
+    }
+}
+
+/// Free, in a whole run.
+pub const RUN: Colour = Colour(0xcd, 0xee, 0xd9);
+/// Free, in none.
+pub const CRUMB: Colour = Colour(0xe6, 0x55, 0x0d);
+/// Free, in a magazine or retired.
+pub const AWAY: Colour = Colour(0xa9, 0xa6, 0xa0);
+/// Owned, and may not be moved.
+pub const FIXED: Colour = Colour(0x14, 0x1c, 0x26);
+/// Owned by no sequence.
+pub const UNNAMED: Colour = Colour(0x6c, 0x7f, 0x93);
+/// Owned, by sequence.
+pub const SHADES: [Colour; 6] = [
+    Colour(0x1c, 0x4f, 0x80),
+    Colour(0x5f, 0x9f, 0xd6),
+    Colour(0x2f, 0x74, 0xb5),
+    Colour(0x86, 0xb4, 0xe0),
+    Colour(0x3b, 0x5b, 0xa5),
+    Colour(0x47, 0x8c, 0xb8),
+];
+
+/// Steps of a colour channel in a mix: few enough that neighbours are often equal.
+const MIX_STEP: u32 = 12;
+
+/// The colour of each frame.
+pub fn colours(frames: &[Frame], order: u8) -> Vec<Colour> {
+    let mut colours: Vec<Colour> = frames
+        .iter()
+        .map(|frame| match frame {
+            Frame::Free => CRUMB,
+            Frame::Away => AWAY,
+            Frame::Movable(None) => UNNAMED,
+            Frame::Movable(Some(owner)) => shade(*owner),
+            Frame::Fixed(_) => FIXED,
+        })
+        .collect();
+    for (start, end) in free_runs(frames) {
+        let (from, until) = aligned_part(start, end, order);
+        colours[from..until].fill(RUN);
+    }
+    colours
+}
+
+/// A sequence's shade: the same in every panel, and most often another than its neighbour's.
+fn shade(owner: Owner) -> Colour {
+    // Fibonacci hashing: the upper bits of a product with 2^64 divided by the golden ratio.
+    let hash = owner.sequence.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+    SHADES[((hash * SHADES.len() as u64) >> 32) as usize]
+}
+
+/// One colour for several: theirs if it is one, else the mean, rounded.
+pub fn mix(colours: &[Colour]) -> Colour {
+    let first = colours[0];
+    if colours.iter().all(|&colour| colour == first) {
+        return first;
+    }
+    let mean = |channel: fn(&Colour) -> u8| {
+        let mean =
+            colours.iter().map(|colour| u32::from(channel(colour))).sum::<u32>() / colours.len() as u32;
+        ((mean + MIX_STEP / 2) / MIX_STEP * MIX_STEP).min(255) as u8
+    };
+    Colour(mean(|colour| colour.0), mean(|colour| colour.1), mean(|colour| colour.2))
+}
