@@ -163,6 +163,9 @@ fn push_frame(runs: &mut Vec<Run>, frame: FrameId) {
 
 impl Core {
     fn begin_move(&self, from: FrameId, to: FrameId) -> Result<Moving, GaveWay> {
+        if from.index() >= self.rows() {
+            return Err(GaveWay::Released);
+        }
         // A look at first, so that what cannot move costs no claim. Which block is there may change until it is marked.
         let block = self.table.block_at(from);
         movable(self.word(block), from)?;

@@ -12,6 +12,9 @@ use crate::storage::{CopyDone, FrameMove, Storage};
 /// not touch these frames any more. Nobody writes the sources meanwhile, and nobody else touches the destinations.
 pub type FrameCopier = Arc<dyn Fn(&[FrameMove], CopyDone) + Send + Sync>;
 
+/// Fewer bytes are copied at once: to wake another thread would take longer.
+const COPIED_AT_ONCE: usize = 256 << 10;
+
 /// Where a pool's bytes are, for somebody who moves them.
 #[derive(Clone)]
 pub enum Bytes {
@@ -29,13 +32,13 @@ impl Bytes {
         !matches!(self, Self::Unknown)
     }
 
-    /// Begins to copy. On host memory the copying is work for a processor: on a tokio runtime a thread for such work does
+    /// Begins to copy so many bytes. On host memory the copying is work for a processor: on a tokio runtime a thread for such work does
     /// it, elsewhere the caller.
     ///
     /// # Safety
     ///
     /// [The frame rule](Storage#the-frame-rule), until `done` is called or dropped.
-    pub(super) unsafe fn copy_then(&self, moves: Vec<FrameMove>, done: CopyDone) {
+    pub(super) unsafe fn copy_then(&self, moves: Vec<FrameMove>, bytes: usize, done: CopyDone) {
         match self {
             Self::Storage(storage) if storage.device() == DeviceId::Host => {
                 let storage = storage.clone();
@@ -44,8 +47,8 @@ impl Bytes {
                     unsafe { storage.copy_then(&moves, done) };
                 };
                 match Handle::try_current() {
-                    Ok(runtime) => drop(runtime.spawn_blocking(copy)),
-                    Err(_) => copy(),
+                    Ok(runtime) if bytes >= COPIED_AT_ONCE => drop(runtime.spawn_blocking(copy)),
+                    _ => copy(),
                 }
             }
             // SAFETY: the caller's promise.

@@ -38,6 +38,10 @@ use super::{DefragError, DefragReport, Goal, Move, Plan, Snapshot, plan};
 /// Bytes of a wave unless configured otherwise: about a millisecond on host memory.
 pub const WAVE_BYTES: usize = 8 << 20;
 
+/// Blocks of a wave, at most: of small blocks more would fit, but what is marked for long is often wanted by somebody else
+/// before it is copied.
+const WAVE_BLOCKS: usize = 256;
+
 /// Looks at the pool in one run: others allocate and free meanwhile, and some moves are given up.
 const LOOKS: usize = 4;
 
@@ -259,7 +263,7 @@ impl Compactor {
     /// Waits for its turn.
     pub(super) async fn begin(&self, wave_bytes: usize) -> Run<'_> {
         let lane = Arc::new(self.lane.clone().lock_owned().await);
-        let wave_blocks = (wave_bytes / self.block_bytes).max(1);
+        let wave_blocks = (wave_bytes / self.block_bytes).clamp(1, WAVE_BLOCKS);
         Run { compactor: self, lane, wave_blocks, stopped: None, report: DefragReport::default() }
     }
 
@@ -310,9 +314,12 @@ impl Run<'_> {
         let copies: Vec<FrameMove> = wave.moves().map(|(from, to)| FrameMove::new(from, to)).collect();
         let (tell, told) = oneshot::channel();
         let copying = Copying { wave: Some(wave), _lane: self.lane.clone(), tell: Some(tell) };
+        let bytes = copies.len() * self.compactor.block_bytes;
         // SAFETY: the sources are marked, so that nobody writes them, and the destinations are held, until the wave is
         // published or dropped, which is after the copy: the wave goes with it.
-        unsafe { self.compactor.bytes.copy_then(copies, Box::new(move |outcome| copying.end(outcome))) };
+        unsafe {
+            self.compactor.bytes.copy_then(copies, bytes, Box::new(move |outcome| copying.end(outcome)))
+        };
         let copied = told.await.map_err(|_| Failure::Dropped)?;
         self.report.given_up.add(&copied.given_up);
         if let Some(error) = copied.failed {
