@@ -166,9 +166,9 @@ fn beside_growth() {
 #[test]
 fn out_of_magazines() {
     check("shrink::out_of_magazines", || {
-        let pool = TouchedBlocks::new(6, 2);
-        let held = pool.take(6).unwrap();
-        let (kept, going): (Vec<_>, Vec<_>) = held.into_iter().partition(|id| id.0 < 4);
+        let pool = TouchedBlocks::new(3, 2);
+        let held = pool.take(3).unwrap();
+        let (kept, going): (Vec<_>, Vec<_>) = held.into_iter().partition(|id| id.0 < 2);
         let other = pool.clone();
         let thread = thread::spawn(move || {
             other.put(&going);
@@ -177,19 +177,19 @@ fn out_of_magazines() {
                 other.put(&again);
             }
         });
-        let mut open = pool.blocks.begin_shrink(4).unwrap();
+        let mut open = pool.blocks.begin_shrink(2).unwrap();
         open.collect();
         thread.join().unwrap();
         settle(&pool.blocks, 1);
         assert_eq!(open.collect(), 0, "wherever it was put");
         let report = pool.blocks.audit().unwrap();
-        assert_eq!((report.held, report.owned), (2, 4));
+        assert_eq!((report.held, report.owned), (1, 2));
         let region = open.region();
         open.commit(|gone| assert_eq!(gone, region)).unwrap();
-        assert!(pool.take(1).is_none(), "four there are, and four are owned");
+        assert!(pool.take(1).is_none(), "two there are, and two are owned");
         pool.put(&kept);
         pool.finish();
-        pool.blocks.grow(2, &mut |_| Ok(())).unwrap();
+        pool.blocks.grow(1, &mut |_| Ok(())).unwrap();
         pool.finish();
     });
 }

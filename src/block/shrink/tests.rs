@@ -169,7 +169,7 @@ fn a_block_keeps_its_id_when_its_frame_goes() {
     let all = take(&pool, 100);
     let (stays, going): (Vec<BlockId>, Vec<BlockId>) = all.into_iter().partition(|&id| id == BlockId(90));
     let handle = pool.handle(stays[0]);
-    pool.seal(handle);
+    pool.seal(handle).unwrap();
     pool.release(&going);
     pool.trim();
     let mut shrinking = pool.begin_shrink(10).unwrap();
