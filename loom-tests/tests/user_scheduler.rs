@@ -1,6 +1,7 @@
 //! A user's scheduler, model-checked against the pool through its public interface alone. Theorem: two scheduler threads
 //! over four blocks, each of which gives its own sequence up when the pool is exhausted, both finish, and all blocks
-//! are free at the end.
+//! are free at the end; the same beside a compaction, which the scheduler's engine copies for, and with a request that
+//! is awaited.
 //!
 //! How a crate of its own does the same. `Cargo.toml`:
 //!
@@ -23,10 +24,14 @@
 #![cfg(kvpool_loom)]
 
 use kvpool::error::{AllocError, SequenceError};
-use kvpool::ids::SequenceId;
+use std::sync::Arc;
+
+use kvpool::ids::{FrameId, SequenceId};
 use kvpool::pool::{AllocRequest, Pool};
-use kvpool::storage::KvLayout;
+use kvpool::storage::{CopyDone, FrameMove, KvLayout};
 use kvpool_loom_tests::{check, check_to};
+use loom::cell::UnsafeCell;
+use loom::future::block_on;
 use loom::thread;
 
 fn open(magazine_blocks: usize) -> Pool {
@@ -43,7 +48,12 @@ fn open(magazine_blocks: usize) -> Pool {
 
 /// All threads have left: nothing is lost.
 fn close(pool: &Pool) {
-    while pool.blocks().residents() > 0 {
+    close_beside(pool, 0);
+}
+
+/// All threads have left but those that have a cache still, of which the model's own may be one.
+fn close_beside(pool: &Pool, residents: usize) {
+    while pool.blocks().residents() > residents {
         thread::yield_now();
     }
     pool.audit().unwrap();
@@ -131,5 +141,82 @@ fn with_sequences() {
             let _ = thread.join().unwrap();
         }
         close(&pool);
+    });
+}
+
+/// An engine's own memory, a cell for each frame, copied where the pool says so.
+struct Memory(Vec<UnsafeCell<u32>>);
+
+// SAFETY: that nobody writes what another thread uses is what the models check.
+unsafe impl Sync for Memory {}
+// SAFETY: as above.
+unsafe impl Send for Memory {}
+
+impl Memory {
+    fn pool() -> (Pool, Arc<Self>) {
+        let memory = Arc::new(Self((0..4).map(|_| UnsafeCell::new(0)).collect()));
+        let copied = memory.clone();
+        let copier = Arc::new(move |moves: &[FrameMove], done: CopyDone| {
+            for moved in moves {
+                copied.write(moved.dst, copied.read(moved.src));
+            }
+            done(Ok(()));
+        });
+        let builder = Pool::builder(KvLayout::named("tiny").unwrap()).blocks(4).without_null_block();
+        let pool = builder.segment_blocks(4).magazine_blocks(0).engine_copies(copier).build().unwrap();
+        (pool, memory)
+    }
+
+    fn read(&self, frame: FrameId) -> u32 {
+        // SAFETY: the checker verifies it.
+        self.0[frame.index()].with(|bytes| unsafe { *bytes })
+    }
+
+    fn write(&self, frame: FrameId, value: u32) {
+        // SAFETY: the checker verifies it.
+        self.0[frame.index()].with_mut(|bytes| unsafe { *bytes = value });
+    }
+}
+
+/// The scheduler frees and allocates while another thread compacts: what it wrote is what it reads.
+#[test]
+fn beside_a_compaction() {
+    check_to(1, "user_scheduler::beside_a_compaction", || {
+        let (pool, memory) = Memory::pool();
+        let mut handles = Vec::new();
+        pool.allocate_raw(AllocRequest::new(3), &mut handles).unwrap();
+        for (i, &handle) in handles.iter().enumerate() {
+            memory.write(pool.info(handle).unwrap().frame, 7 + i as u32);
+            pool.seal(handle).unwrap();
+        }
+        pool.free(&[handles[1]]).unwrap();
+        let compacted = pool.clone();
+        let thread = thread::spawn(move || block_on(compacted.defragment()).unwrap());
+        pool.free(&[handles[0]]).unwrap();
+        let batch = pool.begin_batch();
+        let frame = pool.info(handles[2]).unwrap().frame;
+        assert_eq!(memory.read(frame), 9);
+        batch.finish();
+        thread.join().unwrap();
+        assert_eq!(memory.read(pool.info(handles[2]).unwrap().frame), 9);
+        pool.free(&[handles[2]]).unwrap();
+        close_beside(&pool, 1);
+    });
+}
+
+/// A request that is awaited gets what another thread frees.
+#[test]
+fn awaited() {
+    check_to(1, "user_scheduler::awaited", || {
+        let pool = open(0);
+        let mut handles = Vec::new();
+        pool.allocate_raw(AllocRequest::new(4), &mut handles).unwrap();
+        let other = pool.clone();
+        let thread = thread::spawn(move || other.free(&handles[..2]).unwrap());
+        let lease = block_on(pool.allocate_async(AllocRequest::new(2))).unwrap();
+        thread.join().unwrap();
+        assert_eq!((lease.blocks().len(), pool.free_blocks()), (2, 0));
+        drop(lease);
+        assert_eq!(pool.free_blocks(), 2);
     });
 }
