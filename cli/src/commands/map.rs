@@ -67,15 +67,19 @@ impl Look {
         let (report, trace) = (&self.report, &workload.trace);
         let order = self.before.order().0;
         let panel = |title: &str, snapshot| Panel { title: title.to_owned(), frames: frames(snapshot) };
+        let threads = match workload.threads {
+            1 => "1 thread".to_owned(),
+            threads => format!("{threads} threads"),
+        };
         let replayed = format!(
-            "After {} of {} requests ({}): {} blocks of {} tokens, layout {}, {} threads.",
+            "After {} of {} requests ({}): {} blocks of {} tokens, layout {}, {}.",
             HumanCount(self.settled),
             HumanCount(trace.requests.len() as u64),
             args.at,
             HumanCount(workload.blocks as u64),
             workload.shape.block_tokens,
             args.workload.layout,
-            workload.threads,
+            threads,
         );
         let did = format!(
             "The defragmentation moved {} blocks ({}) in {:.1} ms; given up: {}. Fragmentation is the share of the free blocks that are in no whole run of {}.",
