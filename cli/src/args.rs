@@ -22,18 +22,23 @@ pub struct Cli {
 #[derive(Clone, Debug, Subcommand)]
 pub enum Command {
     /// Replay a trace through many scheduler threads over one pool, and check every byte
+    ///
+    /// Each thread batches continuously, in virtual time: prompts are loaded in pieces, answers grow token by token,
+    /// and when the pool is full the request that arrived last gives way and starts over later. Every token's bytes are
+    /// written through its slot and read back through the block table. Meanwhile the pool is compacted in the background.
+    ///
+    /// Exit code: 0 if all is well, 1 if anything was lost or corrupt, 2 for bad usage or input.
     Replay(ReplayArgs),
     /// Draw a pool in mid replay, before and after a defragmentation
+    ///
+    /// Replays without compaction up to a share of the requests, halts, looks at every frame, defragments, looks again, and
+    /// draws both as one SVG. At the end every token that is still held is read back.
+    ///
+    /// Exit code: 0 if all is well, 1 if anything was lost or corrupt, 2 for bad usage or input.
     Map(MapArgs),
 }
 
-/// Replay a trace through many scheduler threads over one pool, and check every byte.
-///
-/// Each thread batches continuously, in virtual time: prompts are loaded in pieces, answers grow token by token,
-/// and when the pool is full the request that arrived last gives way and starts over later. Every token's bytes are
-/// written through its slot and read back through the block table. Meanwhile the pool is compacted in the background.
-///
-/// Exit code: 0 if all is well, 1 if anything was lost or corrupt, 2 for bad usage or input.
+/// `kvpool replay`.
 #[derive(Clone, Debug, Args)]
 pub struct ReplayArgs {
     /// What is replayed.
@@ -42,8 +47,9 @@ pub struct ReplayArgs {
     /// Compaction.
     #[command(flatten)]
     pub compaction: CompactionArgs,
-    /// Give the pool other sizes on the way: at which share of the requests, and how many blocks. Shrinking moves what is
-    /// in the way; where that cannot be moved just then, it is tried again
+    /// Give the pool other sizes on the way, such as 30%:40000,60%:80000: at which share of the requests, and how many
+    /// blocks. What is in the way of a smaller one is moved; where that cannot be done just then, it is tried again until
+    /// the next size is due
     #[arg(long, value_name = "SHARE:N,...")]
     pub resize_at: Option<Schedule>,
     /// Write every token, and read none back
@@ -54,12 +60,7 @@ pub struct ReplayArgs {
     pub json: bool,
 }
 
-/// Draw a pool in mid replay, before and after a defragmentation.
-///
-/// Replays without compaction up to a share of the requests, halts, looks at every frame, defragments, looks again, and
-/// draws both as one SVG. At the end every token that is still held is read back.
-///
-/// Exit code: 0 if all is well, 1 if anything was lost or corrupt, 2 for bad usage or input.
+/// `kvpool map`.
 #[derive(Clone, Debug, Args)]
 pub struct MapArgs {
     /// What is replayed.
@@ -111,7 +112,7 @@ pub struct CompactionArgs {
     /// Milliseconds between two looks at fragmentation
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
     pub defrag_interval_ms: u64,
-    /// Do not compact
+    /// Do not compact; otherwise a replay is compacted in the background
     #[arg(long, conflicts_with_all = ["defrag_threshold", "defrag_interval_ms"])]
     pub no_defrag: bool,
 }

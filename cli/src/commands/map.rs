@@ -30,9 +30,9 @@ struct Look {
 pub fn map(args: &MapArgs) -> Result<u8, CommandError> {
     let workload = Workload::new(&args.workload)?;
     let memory = workload.pool(workload.blocks)?;
-    // Found out before the work, not after.
+    // Found out before the work, not after; a picture that is there already stays until there is another.
     let cannot = |error| CommandError::Picture { path: args.output.clone(), error };
-    let mut file = fs::File::create(&args.output).map_err(cannot)?;
+    fs::OpenOptions::new().append(true).create(true).open(&args.output).map_err(cannot)?;
 
     let Workload { trace, shape, threads, .. } = &workload;
     let options = Options { halt_at: Some(args.at), ..Options::new(trace, *threads) };
@@ -49,7 +49,7 @@ pub fn map(args: &MapArgs) -> Result<u8, CommandError> {
     let look = look.unwrap_or_else(nothing).map_err(|reason| CommandError::NoPicture { reason })?;
 
     let picture = look.picture(args, &workload);
-    file.write_all(draw(&picture).as_bytes()).and_then(|()| file.flush()).map_err(cannot)?;
+    fs::write(&args.output, draw(&picture)).map_err(cannot)?;
     say(&picture, &look.report, args);
     Ok(judge(&outcome))
 }
@@ -67,15 +67,19 @@ impl Look {
         let (report, trace) = (&self.report, &workload.trace);
         let order = self.before.order().0;
         let panel = |title: &str, snapshot| Panel { title: title.to_owned(), frames: frames(snapshot) };
+        let threads = match workload.threads {
+            1 => "1 thread".to_owned(),
+            threads => format!("{threads} threads"),
+        };
         let replayed = format!(
-            "After {} of {} requests ({}): {} blocks of {} tokens, layout {}, {} threads.",
+            "After {} of {} requests ({}): {} blocks of {} tokens, layout {}, {}.",
             HumanCount(self.settled),
             HumanCount(trace.requests.len() as u64),
             args.at,
             HumanCount(workload.blocks as u64),
             workload.shape.block_tokens,
             args.workload.layout,
-            workload.threads,
+            threads,
         );
         let did = format!(
             "The defragmentation moved {} blocks ({}) in {:.1} ms; given up: {}. Fragmentation is the share of the free blocks that are in no whole run of {}.",
@@ -127,4 +131,27 @@ fn judge(outcome: &Outcome) -> u8 {
     ));
     tally.findings.iter().chain(audit).for_each(|finding| complain(format_args!("{finding}")));
     EXIT_UNSOUND
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::replay::Shape;
+    use crate::replay::ledger::{Fault, Ledger};
+    use crate::workload::Conversations;
+
+    /// From one wrong bit in memory to the exit code, though the replay is not finished.
+    #[test]
+    fn one_flipped_bit_ends_in_exit_code_1() {
+        let trace = Conversations::trace(0, 60);
+        let shape = Shape { layers: 1, k_bytes: 8, v_bytes: 8, block_tokens: 16 };
+        let blocks = replay::blocks_for(&trace.requests, &shape);
+        for (fault, code) in [(Fault::None, EXIT_OK), (Fault::FlippedBit, EXIT_UNSOUND)] {
+            let at = "80%".parse().unwrap();
+            let options = Options { halt_at: Some(at), ..Options::new(&trace, 2) };
+            let memory = Ledger::new(shape, blocks, fault);
+            let outcome = replay::replay(&memory, shape, &trace, &options, |_| {});
+            assert_eq!(judge(&outcome), code, "{fault:?}: {outcome:?}");
+        }
+    }
 }

@@ -218,4 +218,21 @@ mod tests {
     fn figures_are_grouped() {
         assert_eq!((count(12_031).as_str(), percent(0.9912).as_str()), ("12,031", "99.1 %"));
     }
+
+    #[test]
+    fn a_size_says_how_it_came_about() {
+        let step = ResizeStep {
+            at_request: 12_000,
+            from: 40_000,
+            to: 14_000,
+            time_ms: 1234.56,
+            attempts: 3,
+            outcome: "blocked: 1 block is in the way: b7 pinned".into(),
+        };
+        let note =
+            "from 40,000 at request 12,000: blocked: 1 block is in the way: b7 pinned, 3 tries, 1234.6 ms";
+        assert_eq!(resize(&step), [("blocks", "14,000".to_owned(), note.to_owned())]);
+        let done = ResizeStep { attempts: 1, outcome: "done".into(), time_ms: 0.04, ..step };
+        assert_eq!(resize(&done)[0].2, "from 40,000 at request 12,000: done, 1 try, 0.0 ms");
+    }
 }
