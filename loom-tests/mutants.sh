@@ -71,5 +71,6 @@ no_second_look waiters
 silent_undo waiters
 silent_begin waiters
 silent_end waiters
+silent_strays waiters
 LIST
 exit "$survivors"

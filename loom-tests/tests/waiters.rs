@@ -6,6 +6,7 @@
 
 use std::pin::pin;
 
+use kvpool::ids::FrameId;
 use kvpool::pool::{AllocRequest, Pool, Priority};
 use kvpool::storage::KvLayout;
 use kvpool_loom_tests::{block_on, check, check_to, lull, settle};
@@ -133,6 +134,29 @@ fn held_back_by_a_batch_that_begins() {
         drop(block_on(pool.allocate_async(one())).unwrap());
         freed.store(SERVED, Release);
         engine.join().unwrap();
+        close(&pool);
+    });
+}
+
+/// A move left a frame that two batches may read. Each looks, when it ends, whether the frame is free now; the one that
+/// looked too early has it in its hands when the other's end makes it free.
+#[test]
+fn left_by_a_move() {
+    check("waiters::left_by_a_move", || {
+        let pool = open(2, 2, 0, 0);
+        let held = pool.allocate(one()).unwrap();
+        let (handle, from) = (held.handles().next().unwrap(), held.frames().next().unwrap());
+        pool.seal(handle).unwrap();
+        let batches = [pool.begin_batch(), pool.begin_batch()];
+        let moved =
+            pool.blocks().begin_wave([(from, FrameId(1 - from.0))], &mut |_, _| panic!("it can move"));
+        assert_eq!(moved.publish(&mut |_, _| panic!("nobody has it but us")), 1);
+        let [first, second] = batches;
+        let thread = thread::spawn(move || drop(first));
+        drop(second);
+        drop(block_on(pool.allocate_async(one())).unwrap());
+        thread.join().unwrap();
+        drop(held);
         close(&pool);
     });
 }
