@@ -12,7 +12,7 @@
 
 use std::time::{Duration, Instant};
 
-use tokio::time::sleep;
+use tokio::time::{Instant as Tick, sleep};
 
 use crate::block::{Core, FrameUse, Shrinking};
 use crate::ids::{BlockId, Run as Frames};
@@ -122,19 +122,20 @@ impl Compactor {
 struct Progress {
     missing: usize,
     is_made: bool,
-    since: Instant,
+    /// By the clock that it sleeps by, so that who holds that one holds both.
+    since: Tick,
     pause: Duration,
 }
 
 impl Progress {
     fn new(missing: usize) -> Self {
-        Self { missing, is_made: true, since: Instant::now(), pause: LOOK_EVERY.0 }
+        Self { missing, is_made: true, since: Tick::now(), pause: LOOK_EVERY.0 }
     }
 
     fn look(&mut self, missing: usize, has_moved: bool) {
         self.is_made = has_moved || missing < self.missing;
         if self.is_made {
-            (self.since, self.pause) = (Instant::now(), LOOK_EVERY.0);
+            (self.since, self.pause) = (Tick::now(), LOOK_EVERY.0);
         }
         self.missing = missing;
     }
