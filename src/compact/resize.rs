@@ -78,15 +78,13 @@ impl Compactor {
         let from = core.total();
         let mut run = self.begin(options.wave_bytes).await;
         let mut shrinking = self.blocks().begin_shrink(blocks)?;
+        has_room(core, blocks)?;
         run.report.fragmentation_before = core.fragmentation(self.order());
         let mut progress = Progress::new(shrinking.collect());
         while progress.missing > 0 {
-            let counts = core.counts();
-            let used = counts.used();
-            if used + core.reserve() > blocks {
-                return Err(ResizeError::NoRoom { asked: blocks, used });
-            }
-            let moves_max = if self.bytes().are_known() { usize::MAX } else { 0 };
+            // Others allocate meanwhile: what there is no room for stays for now.
+            let can_move = self.bytes().are_known() && has_room(core, blocks).is_ok();
+            let moves_max = if can_move { usize::MAX } else { 0 };
             let plan = run.look(Goal::Empty { region: shrinking.region() }, moves_max);
             let moved = run.report.moved_blocks;
             run.carry_out(&plan.moves).await.map_err(|failure| {
@@ -99,6 +97,7 @@ impl Compactor {
             progress.look(shrinking.collect(), run.report.moved_blocks > moved);
             if progress.missing > 0 && !progress.is_made {
                 if progress.since.elapsed() >= options.patience {
+                    has_room(core, blocks)?;
                     return Err(blocked(core, &shrinking, blocks));
                 }
                 sleep(progress.pause()).await;
@@ -145,6 +144,12 @@ impl Progress {
         self.pause = (2 * pause).min(LOOK_EVERY.1);
         pause
     }
+}
+
+/// Whether what is in use fits into so many blocks, beside the reserve.
+fn has_room(core: &Core, blocks: usize) -> Result<(), ResizeError> {
+    let used = core.counts().used();
+    if used + core.reserve() > blocks { Err(ResizeError::NoRoom { asked: blocks, used }) } else { Ok(()) }
 }
 
 /// What is in the way of a shrink.
