@@ -44,6 +44,32 @@ fn owner_and_two_visitors() {
     });
 }
 
+/// A visitor of two cells makes one fence for both, while the owner of each, and of one after the other, is at work.
+#[test]
+fn two_cells_for_one_fence() {
+    check_to(4, "owner_cell::two_cells_for_one_fence", || {
+        let cells = [Arc::new(OwnerCell::new(0)), Arc::new(OwnerCell::new(0))];
+        let others = cells.clone();
+        let visitor = thread::spawn(move || {
+            let mut visited = 0;
+            let all = OwnerCell::visit_all(
+                &others,
+                |cell| cell,
+                |_, value| {
+                    *value += 1;
+                    visited += 1;
+                },
+            );
+            assert_eq!(all, visited == 2);
+            visited
+        });
+        let entered = entering(&cells[1], 1) + entering(&cells[0], 1) + entering(&cells[1], 1);
+        let visited = visitor.join().unwrap();
+        let values = cells.map(|cell| cell.visit(|value| *value).expect("both are open again"));
+        assert_eq!(values[0] + values[1], entered + visited, "a section's effect was lost");
+    });
+}
+
 /// Both sides panic in their sections; both are open at the end.
 #[test]
 fn panics() {

@@ -13,7 +13,7 @@ use crate::ids::{BlockId, FrameId, Order, Run, SequenceId, Ticket};
 use crate::sync::{Ordering::*, yield_now};
 
 use super::blocks::Core;
-use super::home::Seat;
+use super::home::{Home, Seat};
 use super::release::Freed;
 use super::{AllocRequest, BlockWord, Blocks, Priority};
 
@@ -265,21 +265,15 @@ impl Core {
     /// and the magazines; of all homes, or of those that say that they have something. (A visit is expensive; but a
     /// home says it only once its owner is outside.) The caller must not be inside its own home.
     fn take_back(&self, is_all: bool) -> Found {
-        let kept = |home: &super::home::Home| {
+        let keeps = |home: &&Home| {
             let (cached, retired, _) = home.mirror();
-            cached + retired
+            cached + retired > 0
         };
         let before = self.frames.free_frames();
         let mut moved = self.depot.flush(&self.frames) + self.reclaim_strays();
-        let mut met_an_owner = false;
-        for home in self.homes.iter().take(if cfg!(kvpool_mutant = "no_visit") { 0 } else { usize::MAX }) {
-            if is_all || kept(home) > 0 {
-                match home.visit(|local| local.surrender(self)) {
-                    Some(surrendered) => moved += surrendered,
-                    None => met_an_owner = true,
-                }
-            }
-        }
+        let homes = self.homes.iter().take(if cfg!(kvpool_mutant = "no_visit") { 0 } else { usize::MAX });
+        let homes = homes.filter(|home| is_all || keeps(home));
+        let met_an_owner = !Home::visit_all(homes, |local| moved += local.surrender(self));
         if moved > 0 || self.frames.free_frames() > before {
             return Found::Something;
         }

@@ -83,6 +83,14 @@ impl Home {
         self.cell.visit(|local| self.mirrored(local, f))
     }
 
+    /// As [`visit`](Self::visit), of many; whether all could be visited.
+    pub(super) fn visit_all<'a>(
+        homes: impl Iterator<Item = &'a Self>,
+        mut f: impl FnMut(&mut Local),
+    ) -> bool {
+        OwnerCell::visit_all(homes, |home| &home.cell, |home, local| home.mirrored(local, &mut f))
+    }
+
     /// Frames in magazines, frames retired, and the newest tag of these.
     pub(super) fn mirror(&self) -> (usize, usize, Ticket) {
         // Relaxed: statistics.

@@ -26,7 +26,12 @@
 //!
 //! Model: `loom-tests/tests/owner_cell.rs`.
 
+use smallvec::SmallVec;
+
 use crate::sync::{AtomicBool, Ordering::*, UnsafeCell, heavy_fence, light_fence};
+
+/// Cells that are visited for one heavy fence.
+const AT_ONCE: usize = if cfg!(kvpool_loom) { 2 } else { 16 };
 
 /// See the [module](self).
 pub struct OwnerCell<T> {
@@ -81,13 +86,51 @@ impl<T> OwnerCell<T> {
 
     /// Runs `f` on the value, unless the owner is inside or another visitor has it: then `None`. Any thread.
     pub fn visit<R>(&self, f: impl FnOnce(&mut T) -> R) -> Option<R> {
+        let leave = self.knock()?;
+        // SAFETY: the fence is after the knock.
+        if visitor_fence() { unsafe { self.open(leave, f) } } else { None }
+    }
+
+    /// As [`visit`](Self::visit), of many, for one heavy fence a few of them: the fence interrupts every processor that
+    /// runs a thread of this process. Whether all could be visited.
+    pub fn visit_all<'a, H: 'a>(
+        homes: impl IntoIterator<Item = &'a H>,
+        cell: impl Fn(&'a H) -> &'a Self,
+        mut f: impl FnMut(&'a H, &mut T),
+    ) -> bool
+    where
+        T: 'a,
+    {
+        let (mut homes, mut all) = (homes.into_iter().fuse().peekable(), true);
+        while homes.peek().is_some() {
+            // Their owners go without meanwhile: not too many at once.
+            let knocked: SmallVec<[_; AT_ONCE]> =
+                homes.by_ref().take(AT_ONCE).map(|home| (home, cell(home).knock())).collect();
+            let is_fenced = visitor_fence();
+            for (home, leave) in knocked {
+                let visited = leave.filter(|_| is_fenced).and_then(|leave| {
+                    // SAFETY: the fence is after the knock.
+                    unsafe { cell(home).open(leave, |value| f(home, value)) }
+                });
+                all &= visited.is_some();
+            }
+        }
+        all
+    }
+
+    /// Says that a visitor is about to come, unless one has.
+    fn knock(&self) -> Option<Leave<'_>> {
         // Acquire: pairs with the Release of the visitor before us.
         self.visited.compare_exchange(false, true, Acquire, Relaxed).ok()?;
-        let leave = Leave(&self.visited);
-        // Pairs with the light fence in `enter`.
-        if !cfg!(kvpool_mutant = "visitor_no_fence") && !heavy_fence() {
-            return None;
-        }
+        Some(Leave(&self.visited))
+    }
+
+    /// Runs `f` on the value, unless the owner is inside.
+    ///
+    /// # Safety
+    ///
+    /// `leave` is of a knock at this cell, and a heavy fence was made in between.
+    unsafe fn open<R>(&self, leave: Leave<'_>, f: impl FnOnce(&mut T) -> R) -> Option<R> {
         // Acquire: pairs with the Release of the owner that left.
         if self.inside.load(Acquire) {
             return None;
@@ -103,6 +146,11 @@ impl<T> OwnerCell<T> {
         // SAFETY: `&mut self` excludes everybody.
         self.value.with_mut(|value| unsafe { &mut *value })
     }
+}
+
+/// Pairs with the light fence in `enter`. False: the system refused it, and nothing is known about the owners.
+fn visitor_fence() -> bool {
+    cfg!(kvpool_mutant = "visitor_no_fence") || heavy_fence()
 }
 
 /// Clears its flag also when the section panics.
@@ -132,6 +180,22 @@ mod tests {
         };
         assert_eq!(outer, Some((None, None)));
         assert_eq!(cell.visit(|value| *value), Some(2));
+    }
+
+    #[test]
+    fn many_are_visited_but_for_those_whose_owner_is_inside() {
+        let cells: Vec<_> = (0..2 * AT_ONCE + 3).map(OwnerCell::new).collect();
+        let mut seen = Vec::new();
+        assert!(OwnerCell::visit_all(&cells, |cell| cell, |_, value| seen.push(*value)));
+        assert_eq!(seen, (0..cells.len()).collect::<Vec<_>>());
+        seen.clear();
+        // SAFETY: one thread.
+        let inside = unsafe {
+            cells[3].enter(|_| OwnerCell::visit_all(&cells, |cell| cell, |_, value| seen.push(*value)))
+        };
+        assert_eq!((inside, seen.len()), (Some(false), cells.len() - 1));
+        assert!(!seen.contains(&3));
+        assert!(cells.iter().all(|cell| cell.visit(|_| ()).is_some()), "all are open again");
     }
 
     #[test]
