@@ -1,137 +1,193 @@
-//! What it costs to wait for a block: from a free to the task that has waited for it, beside a semaphore that counts
-//! permits (tokio's). On one thread, polled by hand: the way through the line and back, without the system's scheduler;
-//! and between two threads, one of which sleeps.
+//! What waiting costs: the hand-over from a free to the task that waits for it, and the way in when nobody waits.
+//!
+//! The baseline is what one would take instead: a semaphore of tokio's with a permit for each block, acquired before the
+//! pool is asked and given back after the free. Hand-overs are timed from before the free to the moment at which the
+//! waiting task has its block: within one thread, and to a thread that sleeps.
 
-use std::future::Future;
-use std::pin::pin;
+use std::future::poll_fn;
+use std::hint::black_box;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::mpsc;
-use std::task::{Context, Poll, Wake, Waker};
-use std::thread::{self, Thread};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use criterion::{Criterion, criterion_group, criterion_main};
 use kvpool::pool::{AllocRequest, Lease, Pool};
-use kvpool::storage::KvLayout;
+use kvpool_benches::report::{Times, median};
+use kvpool_benches::subject::pool;
+use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Something of which there is one, and for which others wait.
-trait Scarce: Clone + Send + 'static {
-    type Held: Send + 'static;
+const BLOCKS: usize = 1024;
+const HAND_OVERS: usize = 4_000;
+const ROUNDS: usize = 9;
 
-    fn new() -> Self;
-    fn wait(&self) -> impl Future<Output = Self::Held>;
-}
+/// A block, and the permit by which it was had.
+type Held = (Lease<'static>, Option<OwnedSemaphorePermit>);
 
+/// A way to wait for a block.
 #[derive(Clone)]
-struct Blocks(Pool);
-
-impl Scarce for Blocks {
-    type Held = Lease<'static>;
-
-    fn new() -> Self {
-        let layout = KvLayout::named("tiny").expect("a layout of the library");
-        Self(Pool::builder(layout).blocks(1).without_storage().build().expect("a pool of one block"))
-    }
-
-    async fn wait(&self) -> Self::Held {
-        let lease = self.0.allocate_async(AllocRequest::new(1)).await.expect("one block");
-        assert_eq!(lease.blocks().len(), 1);
-        lease
-    }
+enum Way {
+    Pool(Pool),
+    Permits(Pool, Arc<Semaphore>),
 }
 
-#[derive(Clone)]
-struct Permits(Arc<Semaphore>);
-
-impl Scarce for Permits {
-    type Held = OwnedSemaphorePermit;
-
-    fn new() -> Self {
-        Self(Arc::new(Semaphore::new(1)))
+impl Way {
+    fn both() -> [(&'static str, Self); 2] {
+        let permits = Arc::new(Semaphore::new(BLOCKS));
+        [("allocate_async", Self::Pool(pool(BLOCKS))), ("semaphore", Self::Permits(pool(BLOCKS), permits))]
     }
 
-    async fn wait(&self) -> Self::Held {
-        self.0.clone().acquire_owned().await.expect("never closed")
-    }
-}
-
-/// Asks, sleeps, is woken by the free, and takes: all on one thread.
-fn one_thread<S: Scarce>(subject: &S) {
-    let mut context = Context::from_waker(Waker::noop());
-    let mut first = pin!(subject.wait());
-    let Poll::Ready(held) = first.as_mut().poll(&mut context) else { panic!("it is free") };
-    let mut second = pin!(subject.wait());
-    assert!(second.as_mut().poll(&mut context).is_pending());
-    drop(held);
-    assert!(second.as_mut().poll(&mut context).is_ready(), "it was handed over");
-}
-
-struct Unpark(Thread);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
-    }
-}
-
-fn block_on<T>(future: impl Future<Output = T>) -> T {
-    let waker = Waker::from(Arc::new(Unpark(thread::current())));
-    let mut future = pin!(future);
-    loop {
-        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            Poll::Ready(result) => return result,
-            Poll::Pending => thread::park(),
+    fn pool(&self) -> &Pool {
+        match self {
+            Self::Pool(pool) | Self::Permits(pool, _) => pool,
         }
     }
+
+    #[inline]
+    async fn allocate(&self) -> Held {
+        match self {
+            Self::Pool(pool) => {
+                (pool.allocate_async(AllocRequest::new(1)).await.expect("blocks come free"), None)
+            }
+            Self::Permits(pool, permits) => {
+                let permit = permits.clone().acquire_owned().await.expect("never closed");
+                (pool.allocate_owned(AllocRequest::new(1)).expect("a permit is a block"), Some(permit))
+            }
+        }
+    }
+
+    /// All blocks, one by one.
+    fn take_all(&self, runtime: &Runtime) -> Vec<Held> {
+        runtime.block_on(async {
+            let mut held = Vec::new();
+            for _ in 0..BLOCKS {
+                held.push(self.allocate().await);
+            }
+            held
+        })
+    }
 }
 
-/// The time from a free on this thread to another thread, which sleeps, having what was freed; `rounds` of them.
-fn two_threads<S: Scarce>(rounds: u64) -> Duration {
-    let subject = S::new();
-    let (waits, is_waiting) = mpsc::channel();
-    let (got, has_got) = mpsc::channel();
-    let (go, gone) = mpsc::channel::<()>();
-    let other = subject.clone();
-    let thread = thread::spawn(move || {
-        while gone.recv().is_ok() {
-            waits.send(()).expect("the measuring thread waits for this");
-            drop(block_on(other.wait()));
-            got.send(Instant::now()).expect("the measuring thread waits for this");
+fn main() {
+    let one = Builder::new_current_thread().enable_all().build().expect("a runtime");
+    nobody_waits(&one);
+    println!("\nfrom a free to who waits for it, {HAND_OVERS} times, in ns");
+    println!("{:<40} {:>8} {:>8} {:>8} {:>9}", "", "median", "p99", "p99.9", "max");
+    for (name, way) in Way::both() {
+        print(&format!("{name}, within one thread"), within_one_thread(&one, &way));
+    }
+    for (name, way) in Way::both() {
+        print(&format!("{name}, to a sleeping thread"), to_a_sleeping_thread(&way));
+    }
+}
+
+fn print(name: &str, times: Vec<Duration>) {
+    let Times { median, p99, p999, max } = Times::of(times);
+    let [median, p99, p999, max] = [median, p99, p999, max].map(|time| time.as_nanos());
+    println!("{name:<40} {median:>8} {p99:>8} {p999:>8} {max:>9}");
+}
+
+/// One block after another, allocated and freed.
+fn nobody_waits(runtime: &Runtime) {
+    println!("one block allocated and freed, nobody waits, medians of {ROUNDS} rounds");
+    println!("{:<40} {:>8} {:>8}", "", "ns", "ratio");
+    let [(_, own), (_, permits)] = Way::both();
+    let mut times: [Vec<f64>; 3] = Default::default();
+    for _ in 0..ROUNDS {
+        let time = |f: &mut dyn FnMut()| {
+            let start = Instant::now();
+            (0..100).for_each(|_| f());
+            start.elapsed().as_nanos() as f64 / 100_000.0
+        };
+        let pool = own.pool();
+        times[0].push(time(&mut || {
+            for _ in 0..1000 {
+                drop(black_box(pool.allocate_owned(AllocRequest::new(1))));
+            }
+        }));
+        for (times, way) in times[1..].iter_mut().zip([&own, &permits]) {
+            times.push(time(&mut || {
+                runtime.block_on(async {
+                    for _ in 0..1000 {
+                        drop(black_box(way.allocate().await));
+                    }
+                });
+            }));
         }
+    }
+    for (name, ns) in ["allocate_owned", "allocate_async", "semaphore + allocate_owned"].iter().zip(&times) {
+        let ratio = ns.iter().zip(&times[0]).map(|(ns, base)| ns / base);
+        println!("{name:<40} {:>8.1} {:>8.2}", median(ns.iter().copied()), median(ratio));
+    }
+}
+
+fn within_one_thread(runtime: &Runtime, way: &Way) -> Vec<Duration> {
+    let mut held = way.take_all(runtime);
+    let times = runtime.block_on(async {
+        let mut times = Vec::with_capacity(HAND_OVERS);
+        for _ in 0..HAND_OVERS {
+            let mut waiting = std::pin::pin!(way.allocate());
+            poll_fn(|context| {
+                assert!(waiting.as_mut().poll(context).is_pending(), "nothing is free");
+                Poll::Ready(())
+            })
+            .await;
+            let start = Instant::now();
+            drop(held.pop());
+            let block = waiting.await;
+            times.push(start.elapsed());
+            held.push(block);
+        }
+        times
     });
-    let mut sum = Duration::ZERO;
-    for _ in 0..rounds {
-        let held = block_on(subject.wait());
-        go.send(()).expect("the thread waits for this");
-        is_waiting.recv().expect("the thread says so");
-        // Long enough for it to stand in line, and its thread to sleep.
-        thread::sleep(Duration::from_micros(100));
-        let begin = Instant::now();
-        drop(held);
-        sum += has_got.recv().expect("it gets what was freed").duration_since(begin);
-    }
-    drop(go);
-    thread.join().expect("the thread ends when it has nothing to do");
-    sum
+    end(way, held);
+    times
 }
 
-fn hand_over(c: &mut Criterion) {
-    let mut group = c.benchmark_group("wait, free, wake, take: one thread");
-    let (blocks, permits) = (Blocks::new(), Permits::new());
-    group.bench_function("kvpool", |b| b.iter(|| one_thread(&blocks)));
-    group.bench_function("tokio semaphore", |b| b.iter(|| one_thread(&permits)));
-    group.finish();
-    let mut group = c.benchmark_group("from a free to a thread that sleeps");
-    group.sample_size(10);
-    group.bench_function("kvpool", |b| b.iter_custom(two_threads::<Blocks>));
-    group.bench_function("tokio semaphore", |b| b.iter_custom(two_threads::<Permits>));
-    group.finish();
+fn to_a_sleeping_thread(way: &Way) -> Vec<Duration> {
+    let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let mut held = way.take_all(&runtime);
+    let waits = &AtomicBool::new(false);
+    let (send, receive) = mpsc::channel();
+    let times = std::thread::scope(|scope| {
+        scope.spawn(move || {
+            for _ in 0..HAND_OVERS {
+                let got = runtime.block_on(async {
+                    let mut waiting = std::pin::pin!(way.allocate());
+                    poll_fn(|context| {
+                        let polled = waiting.as_mut().poll(context).map(|block| (block, Instant::now()));
+                        waits.store(true, SeqCst);
+                        polled
+                    })
+                    .await
+                });
+                send.send(got).expect("the other thread listens");
+            }
+        });
+        let mut times = Vec::with_capacity(HAND_OVERS);
+        for _ in 0..HAND_OVERS {
+            while !waits.load(SeqCst) {
+                std::thread::yield_now();
+            }
+            // Long enough to be asleep.
+            std::thread::sleep(Duration::from_micros(50));
+            waits.store(false, SeqCst);
+            let freed = held.pop();
+            let start = Instant::now();
+            drop(freed);
+            let (block, end) = receive.recv().expect("the other thread sends");
+            times.push(end - start);
+            waits.store(false, SeqCst);
+            held.push(block);
+        }
+        times
+    });
+    end(way, held);
+    times
 }
 
-criterion_group! {
-    name = benches;
-    config = kvpool_benches::settings();
-    targets = hand_over
+fn end(way: &Way, held: Vec<Held>) {
+    drop(held);
+    assert_eq!(way.pool().free_blocks(), BLOCKS, "lost blocks");
 }
-criterion_main!(benches);

@@ -5,8 +5,10 @@
 //! through [`check`], which owns blocks from several threads at once and looks for a block with two owners; only
 //! then is it timed, and afterwards its free blocks are counted.
 
+pub mod bytes;
 pub mod check;
 pub mod measure;
+pub mod quiet;
 pub mod report;
 pub mod subject;
 pub mod threads;

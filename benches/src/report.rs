@@ -1,4 +1,4 @@
-//! What the two reports share: the summary of many times, and the shape of free space.
+//! What the reports share: the summary of many times, and the shape of free space.
 
 use std::time::Duration;
 
@@ -8,6 +8,8 @@ pub struct Times {
     pub median: Duration,
     /// 99 in 100 are at most this.
     pub p99: Duration,
+    /// 999 in 1000 are at most this.
+    pub p999: Duration,
     /// The longest.
     pub max: Duration,
 }
@@ -17,8 +19,19 @@ impl Times {
     pub fn of(mut times: Vec<Duration>) -> Self {
         times.sort_unstable();
         let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize];
-        Self { median: at(0.5), p99: at(0.99), max: at(1.0) }
+        Self { median: at(0.5), p99: at(0.99), p999: at(0.999), max: at(1.0) }
     }
+}
+
+/// The middle one of some figures; of an even number, the lower one.
+///
+/// # Panics
+///
+/// If there are none.
+pub fn median(figures: impl IntoIterator<Item = f64>) -> f64 {
+    let mut figures: Vec<f64> = figures.into_iter().collect();
+    figures.sort_unstable_by(f64::total_cmp);
+    figures[(figures.len() - 1) / 2]
 }
 
 impl std::fmt::Display for Times {

@@ -7,36 +7,54 @@
 /// Calls that move fewer bytes stay in the caches, where they are read next.
 const BYTES_MIN: usize = 4 << 20;
 
-/// Copies pieces of memory; chosen once a call.
+/// A piece of memory to copy.
 #[derive(Clone, Copy, Debug)]
+struct Piece {
+    from: *const u8,
+    to: *mut u8,
+    bytes: usize,
+}
+
+/// Copies pieces of memory, those of one call.
+///
+/// Each piece is kept until the next one is known: a tile ends before the processor's own prefetching has caught up with
+/// it, so that the beginning of the next one is fetched while the end of this one is copied.
+#[derive(Debug)]
+#[must_use = "the last piece is copied by `finish`"]
 pub(super) struct Copier {
     streaming: bool,
+    kept: Option<Piece>,
 }
 
 impl Copier {
     /// For a call that copies `bytes` in all.
     pub(super) fn new(bytes: usize) -> Self {
-        Self { streaming: imp::STREAMS && bytes >= BYTES_MIN }
+        Self { streaming: imp::STREAMS && bytes >= BYTES_MIN, kept: None }
     }
 
-    /// Copies `bytes` bytes.
+    /// Copies `bytes` bytes, now or at [`finish`](Self::finish).
     ///
     /// # Safety
-    /// Both pieces are valid and do not overlap. The bytes are visible to others only once [`finish`](Self::finish) has
-    /// been called.
+    /// Until `finish` has been called both pieces are valid and nobody writes the one or touches the other; they do not
+    /// overlap, and neither do two destinations.
     #[inline]
-    pub(super) unsafe fn copy(self, from: *const u8, to: *mut u8, bytes: usize) {
-        if self.streaming {
+    pub(super) unsafe fn copy(&mut self, from: *const u8, to: *mut u8, bytes: usize) {
+        if !self.streaming {
             // SAFETY: as promised by the caller.
-            unsafe { imp::stream(from, to, bytes) }
-        } else {
-            // SAFETY: as promised by the caller.
-            unsafe { from.copy_to_nonoverlapping(to, bytes) }
+            return unsafe { from.copy_to_nonoverlapping(to, bytes) };
+        }
+        if let Some(piece) = self.kept.replace(Piece { from, to, bytes }) {
+            // SAFETY: as promised by the caller who brought it.
+            unsafe { imp::stream(piece, from) }
         }
     }
 
-    /// Orders all that was copied before whatever this thread does next.
+    /// Copies what is left, and orders all that was copied before whatever this thread does next.
     pub(super) fn finish(self) {
+        if let Some(piece) = self.kept {
+            // SAFETY: as promised by the caller of `copy`.
+            unsafe { imp::stream(piece, piece.from) }
+        }
         if self.streaming {
             imp::fence();
         }
@@ -45,16 +63,24 @@ impl Copier {
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 mod imp {
-    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
+    use std::arch::x86_64::{
+        __m128i, _MM_HINT_NTA, _mm_loadu_si128, _mm_prefetch, _mm_sfence, _mm_stream_si128,
+    };
+
+    use super::Piece;
 
     pub(super) const STREAMS: bool = true;
 
     const VECTOR: usize = size_of::<__m128i>();
     const LINE: usize = 64;
+    /// How far ahead of the copy is fetched: what memory delivers in about the time of one access.
+    const AHEAD: usize = 16 * LINE;
 
+    /// Copies a piece, and fetches the beginning of what is read `next`.
+    ///
     /// # Safety
     /// As for [`Copier::copy`](super::Copier::copy).
-    pub(super) unsafe fn stream(from: *const u8, to: *mut u8, bytes: usize) {
+    pub(super) unsafe fn stream(Piece { from, to, bytes }: Piece, next: *const u8) {
         let head = to.align_offset(LINE).min(bytes);
         let lines = (bytes - head) / LINE;
         let tail = head + lines * LINE;
@@ -62,6 +88,10 @@ mod imp {
         unsafe {
             from.copy_to_nonoverlapping(to, head);
             for at in (head..tail).step_by(LINE) {
+                let ahead = at + AHEAD;
+                let fetched =
+                    if ahead < bytes { from.add(ahead) } else { next.wrapping_add((ahead - bytes).min(AHEAD)) };
+                _mm_prefetch::<_MM_HINT_NTA>(fetched.cast());
                 for part in 0..LINE / VECTOR {
                     let at = at + part * VECTOR;
                     _mm_stream_si128(to.add(at).cast(), _mm_loadu_si128(from.add(at).cast()));
@@ -79,11 +109,13 @@ mod imp {
 
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]
 mod imp {
+    use super::Piece;
+
     pub(super) const STREAMS: bool = false;
 
     /// # Safety
     /// As for [`Copier::copy`](super::Copier::copy).
-    pub(super) unsafe fn stream(from: *const u8, to: *mut u8, bytes: usize) {
+    pub(super) unsafe fn stream(Piece { from, to, bytes }: Piece, _next: *const u8) {
         // SAFETY: as promised by the caller.
         unsafe { from.copy_to_nonoverlapping(to, bytes) }
     }
@@ -101,8 +133,9 @@ mod tests {
         for phase in [0, 1, 15, 16, 63] {
             for bytes in [0, 1, 15, 63, 64, 65, 127, 128, 200] {
                 let mut to = vec![0u8; 400];
+                let piece = Piece { from: from[7..].as_ptr(), to: to[phase..].as_mut_ptr(), bytes };
                 // SAFETY: within both.
-                unsafe { imp::stream(from[7..].as_ptr(), to[phase..].as_mut_ptr(), bytes) };
+                unsafe { imp::stream(piece, piece.from) };
                 imp::fence();
                 assert_eq!(to[phase..phase + bytes], from[7..7 + bytes]);
                 assert!(to[..phase].iter().chain(&to[phase + bytes..]).all(|&byte| byte == 0));

@@ -228,16 +228,14 @@ impl Tiles {
     /// # Safety
     /// The frames exist, no destination is another's destination or a source; the frame rule.
     pub(super) unsafe fn copy(&self, moves: &[FrameMove]) {
-        let copier = Copier::new(self.bytes_of(moves.len()));
+        let mut copier = Copier::new(self.bytes_of(moves.len()));
         for extent in &self.extents {
             for (step, len) in joined_moves(moves) {
                 // SAFETY: frames that exist and that the caller holds. Sources and destinations are distinct, and
                 // joined moves step through both alike, so that the two pieces cannot overlap.
                 unsafe {
                     let (from, to) = (extent.of(step.src.index()), extent.of(step.dst.index()));
-                    each_piece(extent, len, |at, bytes| {
-                        from.add(at).copy_to_nonoverlapping(to.add(at), bytes)
-                    });
+                    each_piece(extent, len, |at, bytes| copier.copy(from.add(at), to.add(at), bytes));
                 }
             }
         }
@@ -252,7 +250,7 @@ impl Tiles {
     /// # Safety
     /// The frames exist, `out` has room for them all; the frame rule.
     pub(super) unsafe fn pack(&self, runs: &[Run], out: &mut [u8]) {
-        let copier = Copier::new(out.len());
+        let mut copier = Copier::new(out.len());
         let mut rest = out;
         self.each_packed(runs, |from, bytes| {
             let (to, after) = std::mem::take(&mut rest).split_at_mut(bytes);
@@ -266,7 +264,7 @@ impl Tiles {
     /// # Safety
     /// The frames exist, none is named twice, `packed` has the bytes of them all; the frame rule.
     pub(super) unsafe fn unpack(&self, runs: &[Run], packed: &[u8]) {
-        let copier = Copier::new(packed.len());
+        let mut copier = Copier::new(packed.len());
         let mut rest = packed;
         self.each_packed(runs, |to, bytes| {
             let (from, after) = rest.split_at(bytes);

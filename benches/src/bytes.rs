@@ -1,0 +1,102 @@
+//! Blocks with bytes of their own, and plain memory to copy beside them.
+
+use std::time::{Duration, Instant};
+
+use kvpool::ids::{BlockHandle, Run};
+use kvpool::pool::{AllocRequest, Pool};
+use kvpool::storage::KvLayout;
+use memmap2::{Advice, MmapMut};
+
+/// As many blocks of a well-known model as have so many bytes, with memory.
+pub fn pool_of_bytes(model: &str, bytes: usize) -> Pool {
+    let layout = KvLayout::named(model).expect("a model that is known");
+    let blocks = bytes / layout.bytes_per_block();
+    Pool::builder(layout).blocks(blocks).build().expect("memory for the pool")
+}
+
+/// Allocates so many blocks, writes what [`check`] looks for, and seals them.
+pub fn write(pool: &Pool, count: usize) -> Vec<BlockHandle> {
+    let mut handles = Vec::new();
+    pool.allocate_raw(AllocRequest::new(count), &mut handles).expect("a bench asks for what there is");
+    let storage = pool.storage().expect("a pool with memory");
+    let mut packed = vec![0; pool.layout().packed_bytes()];
+    for &handle in &handles {
+        content(handle, &mut packed);
+        // SAFETY: the block is this function's alone until it is returned.
+        unsafe { storage.unpack(&[place(pool, handle)], &packed) }.expect("a frame of the pool");
+        pool.seal(handle).expect("a block that is owned");
+    }
+    handles
+}
+
+/// The blocks hold what [`write`] wrote, wherever they are now.
+///
+/// # Panics
+///
+/// If one does not.
+pub fn check(pool: &Pool, handles: &[BlockHandle]) {
+    let storage = pool.storage().expect("a pool with memory");
+    let mut packed = vec![0; pool.layout().packed_bytes()];
+    let mut expected = packed.clone();
+    for &handle in handles {
+        content(handle, &mut expected);
+        // SAFETY: the block is sealed, so that nobody writes it, and nothing is being moved.
+        unsafe { storage.pack(&[place(pool, handle)], &mut packed) }.expect("a frame of the pool");
+        assert!(packed == expected, "{handle:?} has other bytes");
+    }
+}
+
+fn place(pool: &Pool, handle: BlockHandle) -> Run {
+    let start = pool.info(handle).expect("a block that is owned").frame;
+    Run { start, len: 1 }
+}
+
+fn content(handle: BlockHandle, packed: &mut [u8]) {
+    for (at, word) in (0_u64..).zip(packed.chunks_mut(8)) {
+        let bytes = (u64::from(handle.id.0) << 32 | at).to_le_bytes();
+        word.copy_from_slice(&bytes[..word.len()]);
+    }
+}
+
+/// Two pieces of plain memory on huge pages, as a pool's is: for `memcpy` from one to the other.
+pub struct Plain {
+    from: MmapMut,
+    to: MmapMut,
+}
+
+impl Plain {
+    /// Two pieces of `bytes` bytes, written once.
+    pub fn new(bytes: usize) -> Self {
+        let piece = || {
+            let mut piece = MmapMut::map_anon(bytes).expect("memory");
+            // Advice only.
+            let _ = piece.advise(Advice::HugePage);
+            piece.fill(1);
+            piece
+        };
+        Self { from: piece(), to: piece() }
+    }
+
+    /// Copies the first `bytes` bytes, and gives the time.
+    pub fn copy(&mut self, bytes: usize) -> Duration {
+        let start = Instant::now();
+        self.to[..bytes].copy_from_slice(&self.from[..bytes]);
+        let time = start.elapsed();
+        std::hint::black_box(&mut self.to);
+        time
+    }
+
+    /// Copies the piece `at` of those of `bytes` bytes, round and round.
+    pub fn copy_piece(&mut self, at: usize, bytes: usize) {
+        let at = at % (self.from.len() / bytes) * bytes;
+        self.to[at..at + bytes].copy_from_slice(&self.from[at..at + bytes]);
+        std::hint::black_box(&mut self.to);
+    }
+}
+
+/// The memory of this process that is resident; `None` where the system does not say.
+pub fn resident_bytes() -> Option<usize> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    Some(line.trim().strip_suffix("kB")?.trim().parse::<usize>().ok()? << 10)
+}

@@ -1,0 +1,38 @@
+//! A core for one thread, as far as the system allows it.
+
+/// What a thread has got.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Quiet {
+    /// A core where nothing else runs while it does not sleep.
+    Alone,
+    /// A core that it does not leave, and that others use.
+    Pinned,
+    /// Nothing.
+    No,
+}
+
+/// Pins the calling thread to a core, and puts it before everything else that runs there. It must sleep now and then: a
+/// system does not let such a thread have all the time.
+#[cfg(target_os = "linux")]
+pub fn alone_on(core: usize) -> Quiet {
+    // SAFETY: all zeros is an empty set of cores.
+    let mut cores: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: a core's number is a bit of the set, checked by the macro's own bound.
+    unsafe { libc::CPU_SET(core, &mut cores) };
+    // SAFETY: the set is valid for the call; 0 is the calling thread.
+    if unsafe { libc::sched_setaffinity(0, size_of_val(&cores), &cores) } != 0 {
+        return Quiet::No;
+    }
+    let parameter = libc::sched_param { sched_priority: 50 };
+    // SAFETY: the parameter is valid for the call; 0 is the calling thread.
+    match unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &parameter) } {
+        0 => Quiet::Alone,
+        _ => Quiet::Pinned,
+    }
+}
+
+/// Does nothing here.
+#[cfg(not(target_os = "linux"))]
+pub fn alone_on(_core: usize) -> Quiet {
+    Quiet::No
+}
