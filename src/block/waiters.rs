@@ -169,6 +169,10 @@ impl Core {
     }
 
     /// Ends a batch, and tells those who wait that what it held back may be free.
+    ///
+    /// # Panics
+    ///
+    /// If the batch is another pool's.
     pub fn end_batch(&self, batch: InFlight) {
         if self.clock.end(batch) && !cfg!(kvpool_mutant = "silent_end") {
             self.tell();
