@@ -75,15 +75,14 @@ impl Compactor {
     pub async fn shrink(&self, blocks: usize, options: ResizeOptions) -> Result<ResizeReport, ResizeError> {
         let started = Instant::now();
         let core: &Core = self.blocks();
-        let from = core.total();
         let mut run = self.begin(options.wave_bytes).await;
+        let from = core.total();
         let mut shrinking = self.blocks().begin_shrink(blocks)?;
         run.report.fragmentation_before = core.fragmentation(self.order());
         let mut progress = Progress::new(shrinking.collect());
         while progress.missing > 0 {
-            let counts = core.counts();
-            let used = counts.used();
-            if used + core.reserve() > blocks {
+            let used = core.counts().used() + core.reserve();
+            if used > blocks {
                 return Err(ResizeError::NoRoom { asked: blocks, used });
             }
             let moves_max = if self.bytes().are_known() { usize::MAX } else { 0 };
