@@ -13,7 +13,7 @@ pub(crate) use asymmetric::{heavy_fence, light_fence};
 pub(crate) use crossbeam_utils::CachePadded;
 pub(crate) use imp::*;
 
-/// A number that no other pool of this process has, until four billion were made. The standard library's counter also
+/// A number that no other pool, and no other pool's clock, of this process has, until four billion were made. The standard library's counter also
 /// under loom: the number names a pool and decides nothing.
 pub(crate) fn next_pool_tag() -> crate::ids::PoolTag {
     static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(1);

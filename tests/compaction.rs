@@ -377,3 +377,60 @@ fn a_report_reads_well() {
     let report = DefragReport::default();
     assert_eq!(report.given_up.to_string(), "none");
 }
+
+/// What could not move, can: nothing was freed, and yet the run can be had now.
+#[tokio::test]
+async fn a_block_that_can_move_now_wakes_who_waits_for_a_run() {
+    const LIMIT: Duration = Duration::from_secs(5);
+    let pool = pool(256);
+    let kept = checkerboard(&pool);
+    for &handle in &kept {
+        assert!(pool.reopen(handle).unwrap());
+    }
+    let waits = |blocks| {
+        let pool = pool.clone();
+        tokio::spawn(async move { pool.allocate_async(AllocRequest::new(blocks).contiguous()).await })
+    };
+    let waiting = waits(32);
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    kept.iter().for_each(|&handle| pool.seal(handle).unwrap());
+    let first = tokio::time::timeout(LIMIT, waiting).await.expect("sealed blocks move").unwrap().unwrap();
+    kept.iter().for_each(|&handle| pool.pin(handle).unwrap());
+    let waiting = waits(64);
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    kept.iter().for_each(|&handle| pool.unpin(handle).unwrap());
+    let second = tokio::time::timeout(LIMIT, waiting).await.expect("unpinned blocks move").unwrap().unwrap();
+    drop((first, second));
+}
+
+/// Somebody else's run takes as long as it takes; whoever waits for a run of free frames takes one that is freed.
+#[tokio::test]
+async fn who_waits_for_a_run_is_not_held_up_by_somebody_elses() {
+    let held = Arc::new(Held::default());
+    let pool = held.pool(256);
+    let kept = checkerboard(&pool);
+    let one = pool.defragment_with(DefragOptions::new().wave_bytes(1));
+    assert!(tokio::time::timeout(Duration::from_millis(20), one).await.is_err());
+    let _never_done = held.take().expect("a wave is being copied");
+    let other = pool.clone();
+    let waiting =
+        tokio::spawn(async move { other.allocate_async(AllocRequest::new(100).contiguous()).await });
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    pool.free(&kept).unwrap();
+    let lease = tokio::time::timeout(Duration::from_secs(5), waiting).await.expect("it is free");
+    assert_eq!(lease.unwrap().unwrap().runs().count(), 1);
+}
+
+#[tokio::test]
+async fn a_task_that_waits_for_its_turn_can_be_stopped() {
+    let held = Arc::new(Held::default());
+    let pool = held.pool(256);
+    let _kept = checkerboard(&pool);
+    assert!(tokio::time::timeout(Duration::from_millis(20), pool.defragment()).await.is_err());
+    let config = DefragConfig::new().interval(Duration::from_millis(1));
+    let task = pool.start_defragmenter(config).unwrap();
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    let totals =
+        tokio::time::timeout(Duration::from_secs(5), task.stop()).await.expect("it has nothing to end");
+    assert_eq!(totals.moved_blocks, 0);
+}

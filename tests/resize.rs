@@ -1,5 +1,6 @@
 //! A pool that gets another size while it serves: what is in use moves, what cannot is named, and the pool stays whole.
 
+use std::sync::Barrier;
 use std::time::Duration;
 
 use kvpool::compact::Blocker;
@@ -188,4 +189,37 @@ async fn threads_go_on_while_the_pool_breathes() {
     assert_eq!((audit.owned, audit.held), (0, 0));
     assert_eq!(pool.free_blocks(), pool.total_blocks());
     assert!(pool.allocate(AllocRequest::new(pool.total_blocks())).is_ok());
+}
+
+/// Who resizes wants a size, not so many blocks more: also if somebody else was faster.
+#[test]
+fn who_is_overtaken_does_not_grow_twice() {
+    let pool = pool(100, 400);
+    let start = Barrier::new(2);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            start.wait();
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+            let report = runtime.block_on(pool.resize(200)).unwrap();
+            assert_eq!((report.from, report.to), (200, 200));
+        });
+        let storage = pool.storage().unwrap();
+        let grown = pool.blocks().grow(100, &mut |run| {
+            start.wait();
+            // The other one has looked at the size by now, and waits until this is done.
+            std::thread::sleep(Duration::from_millis(100));
+            storage.grow(run.end() as usize)
+        });
+        grown.unwrap();
+    });
+    assert_eq!(pool.total_blocks(), 200);
+    pool.audit().unwrap();
+}
+
+#[tokio::test]
+async fn a_refusal_counts_the_reserve() {
+    let layout = KvLayout::named("tiny").unwrap();
+    let pool = Pool::builder(layout).blocks(200).reserve(20).build().unwrap();
+    let _kept = pool.allocate(AllocRequest::new(90)).unwrap();
+    assert_eq!(pool.resize(100).await, Err(ResizeError::NoRoom { asked: 100, used: 110 }));
 }

@@ -182,7 +182,14 @@ impl Seen {
     /// What is left if all is moved that can be, with the frames that are retired or in magazines where they are.
     fn print_ideal(&self) {
         let runs = median(self.ideal_runs.iter().copied());
-        println!("{:<26} {:>9} {:>6} {:>6} {} {runs:>9.2}", "ideal, at each moment", "", "", "", shares(&self.ideal));
+        println!(
+            "{:<26} {:>9} {:>6} {:>6} {} {runs:>9.2}",
+            "ideal, at each moment",
+            "",
+            "",
+            "",
+            shares(&self.ideal)
+        );
     }
 }
 

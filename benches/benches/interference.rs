@@ -128,7 +128,8 @@ fn slice(pool: &Pool, runtime: &Runtime, beside: Beside, plain: &mut Plain, byte
     let started = Instant::now();
     let (allocations, appends, copied) = thread::scope(|scope| {
         let fragmenter = scope.spawn(move || fragment(pool, stop));
-        let copier = (beside == Beside::Memcpy).then(|| scope.spawn(move || copy(plain, bytes_a_second, stop)));
+        let copier =
+            (beside == Beside::Memcpy).then(|| scope.spawn(move || copy(plain, bytes_a_second, stop)));
         let timed = scope.spawn(move || {
             alone_on(last_core());
             timed(pool)

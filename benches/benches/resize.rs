@@ -23,10 +23,7 @@ struct Change {
 
 fn main() {
     println!("medians of {ROUNDS} rounds; MiB");
-    println!(
-        "{:<14} {:<26} {:>8} {:>8} {:>15} {:>7}",
-        "", "", "ms", "moved", "resident", "ratio"
-    );
+    println!("{:<14} {:<26} {:>8} {:>8} {:>15} {:>7}", "", "", "ms", "moved", "resident", "ratio");
     for model in ["qwen2.5-7b", "qwen2.5-0.5b"] {
         report(model);
     }
@@ -68,7 +65,8 @@ fn resize(pool: &Pool, blocks: usize) -> Change {
 fn copy(pool: &Pool, blocks: &[kvpool::ids::BlockHandle]) -> Change {
     let before = resident_bytes().unwrap_or(0);
     let start = Instant::now();
-    let next = Pool::builder(pool.layout().clone()).blocks(blocks.len()).build().expect("memory for the pool");
+    let next =
+        Pool::builder(pool.layout().clone()).blocks(blocks.len()).build().expect("memory for the pool");
     let (from, to) = (pool.storage().expect("memory"), next.storage().expect("memory"));
     let mut packed = vec![0; pool.layout().packed_bytes()];
     let runs = |pool: &Pool, handles: &[kvpool::ids::BlockHandle]| -> Vec<_> {

@@ -26,8 +26,8 @@
 
 use std::ptr;
 
-use crate::ids::Ticket;
-use crate::sync::{AtomicPtr, AtomicU64, CachePadded, Ordering::*, fence};
+use crate::ids::{PoolTag, Ticket};
+use crate::sync::{AtomicPtr, AtomicU64, CachePadded, Ordering::*, fence, next_pool_tag};
 
 use super::ClockWord;
 
@@ -49,14 +49,17 @@ impl Chunk {
 pub struct Clock {
     word: CachePadded<AtomicU64>,
     slots: CachePadded<Chunk>,
+    /// Tells this clock's batches from another's.
+    tag: PoolTag,
 }
 
-/// A batch in flight: its ticket and its slot. Must be given back to [`Clock::end`] of the same clock.
+/// A batch in flight: its ticket and its slot. Is to be given back to [`Clock::end`] of the same clock.
 #[derive(Debug)]
 #[must_use = "a batch that is never ended holds back every frame that is retired after it"]
 pub struct InFlight {
     ticket: Ticket,
     slot: usize,
+    clock: PoolTag,
 }
 
 impl InFlight {
@@ -68,7 +71,8 @@ impl InFlight {
 
 impl Default for Clock {
     fn default() -> Self {
-        Self { word: CachePadded::new(AtomicU64::new(0)), slots: CachePadded::new(Chunk::new()) }
+        let (word, slots) = (CachePadded::new(AtomicU64::new(0)), CachePadded::new(Chunk::new()));
+        Self { word, slots, tag: next_pool_tag() }
     }
 }
 
@@ -91,7 +95,7 @@ impl Clock {
         let ticket = Ticket(before.newest().0 + 1);
         if before.in_flight() >= ClockWord::IN_FLIGHT_MAX {
             // Nobody is told: of so many batches, others will end.
-            let _ = self.end(InFlight { ticket, slot });
+            let _ = self.end(InFlight { ticket, slot, clock: self.tag });
             panic!("too many batches in flight: {before:?}");
         }
         if cfg!(kvpool_mutant = "late_slot") {
@@ -106,13 +110,18 @@ impl Clock {
         if !cfg!(kvpool_mutant = "begin_no_fence") {
             fence(SeqCst);
         }
-        InFlight { ticket, slot }
+        InFlight { ticket, slot, clock: self.tag }
     }
 
     /// Ends a batch: nothing reads or writes memory for it any more. True if somebody waits for blocks, and is to be
     /// told that what the batch held back may be free now.
+    ///
+    /// # Panics
+    ///
+    /// If the batch is another clock's: to end it here would end one that nobody meant, and whose frames are being read.
     #[must_use = "who waits for blocks must be told; `Core::end_batch` does it all"]
     pub fn end(&self, batch: InFlight) -> bool {
+        assert!(batch.clock == self.tag, "{batch:?} is another clock's, this is {:?}", self.tag);
         // Release, both: what the batch did happens before the reuse of what it saw. They pair with the Acquires
         // in `oldest` and `idle_or_tag`.
         self.slot(batch.slot).store(0, Release);
@@ -288,6 +297,18 @@ mod tests {
         clock.clear_awaited();
         assert!(!clock.end(b));
         assert!(clock.read().is_quiet());
+    }
+
+    /// Whoever could end a batch that is not theirs could have frames reused that another batch reads.
+    #[test]
+    fn a_batch_of_another_clock_is_refused() {
+        let (clock, other) = (Clock::default(), Clock::default());
+        let batch = clock.begin();
+        let foreign = other.begin();
+        let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| clock.end(foreign)));
+        assert!(refused.is_err());
+        assert_eq!((clock.in_flight(), clock.oldest()), (1, batch.ticket()));
+        assert!(!clock.end(batch));
     }
 
     #[test]

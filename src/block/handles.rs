@@ -165,7 +165,10 @@ impl Core {
     /// [`HandleError`]; nothing was changed.
     pub fn unpin(&self, handle: BlockHandle) -> Result<(), HandleError> {
         self.update(&handle, |word| word.unpin().map(|next| (next, ())))?
-            .ok_or(HandleError::NotPinned { id: handle.id })
+            .ok_or(HandleError::NotPinned { id: handle.id })?;
+        // Who waits for a run can have it moved out of the way now.
+        self.announce();
+        Ok(())
     }
 
     /// The block's bytes are final: nobody writes them from now on, and it may be moved.
@@ -176,7 +179,10 @@ impl Core {
     pub fn seal(&self, handle: BlockHandle) -> Result<(), HandleError> {
         self.check_unlisted(&handle)?;
         // A good handle's word is not free.
-        self.update(&handle, |word| word.seal().map(|next| (next, ()))).map(|_| ())
+        self.update(&handle, |word| word.seal().map(|next| (next, ())))?;
+        // As in `unpin`. Those that batches seal are announced with the batch's end.
+        self.announce();
+        Ok(())
     }
 
     /// Seals a block that was in a sequence's list. Nothing happens if the handle is stale by now: it went its way.

@@ -44,7 +44,8 @@ const PENDING: u64 = u64::MAX;
 pub struct Moved {
     /// The block.
     pub block: BlockId,
-    /// Its frame after the move. A later move of the same block stands later in the list.
+    /// Its frame: after the move, or since a later one. A block that moved twice may stand in a list twice, with the same
+    /// frame.
     pub to: FrameId,
 }
 

@@ -121,9 +121,10 @@ impl Wave {
     }
 
     /// The bytes have been copied: each block is in its new frame from now on, unless it gave way meanwhile, which
-    /// `gave_way` is told of. Returns how many moved.
+    /// `gave_way` is told of, when all is done. Returns how many moved.
     pub fn publish(mut self, gave_way: &mut dyn FnMut(FrameId, GaveWay)) -> usize {
         let (mut moved, mut left) = (Vec::with_capacity(self.moving.len()), Vec::new());
+        let mut stayed = Vec::new();
         for moving in self.moving.drain(..) {
             match self.blocks.publish_move(moving) {
                 Ok(()) => {
@@ -132,13 +133,15 @@ impl Wave {
                 }
                 Err(why) => {
                     self.blocks.end_move(moving);
-                    gave_way(moving.from, why);
+                    stayed.push((moving.from, why));
                 }
             }
         }
         if !moved.is_empty() {
             self.blocks.leave(&moved, &left);
         }
+        // The last step: it is the caller's code, and may panic or move blocks itself.
+        stayed.into_iter().for_each(|(from, why)| gave_way(from, why));
         moved.len()
     }
 }
@@ -281,7 +284,12 @@ impl Core {
     /// called under a batch: what is not listed yet stays readable in its old frame until that batch ends, and is
     /// listed for who then asks since that batch.
     pub fn moved_since(&self, since: Ticket, out: &mut Vec<Moved>) -> Since {
-        self.moves.read(since, out)
+        let begin = out.len();
+        let listed = self.moves.read(since, out);
+        // Where they are now, not where they went: of one block's moves in two waves, the earlier may be in the log behind
+        // the later. The words are at least as new as the log, and what they say holds until the caller's batch ends.
+        out[begin..].iter_mut().for_each(|moved| moved.to = self.frame(moved.block));
+        listed
     }
 }
 
@@ -304,3 +312,6 @@ fn movable(word: BlockWord, from: FrameId) -> Result<BlockWord, GaveWay> {
 fn not_moving(moving: Moving, bits: u64) -> ! {
     panic!("{moving:?} is not under way: {:?}", BlockWord::from_bits(bits))
 }
+
+#[cfg(all(test, not(kvpool_loom)))]
+mod tests;

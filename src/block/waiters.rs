@@ -55,8 +55,9 @@
 //! | a shrink looks for what is free, gives back what it had, or is done, so that some wait in vain | [`Shrinking`](super::Shrinking) |
 //! | a batch ends; or it begins, and its slot no longer stands for tickets before its own | `Core::end_batch`, `begin_batch` |
 //! | the reserve is looked through by a shrink, or is topped up | `Core::vacate_reserve`, and within `tell` |
+//! | a block can be moved that could not, for whoever waits for a run: sealed by hand, or unpinned | `Core::seal`, `unpin` |
 //!
-//! (Pins, shares, seals and forks make nothing available. The audit is for when nobody allocates or waits.)
+//! (Pins, shares and forks make nothing available. The audit is for when nobody allocates or waits.)
 //!
 //! # Who waits for whom
 //!
@@ -169,6 +170,10 @@ impl Core {
     }
 
     /// Ends a batch, and tells those who wait that what it held back may be free.
+    ///
+    /// # Panics
+    ///
+    /// If the batch is another pool's.
     pub fn end_batch(&self, batch: InFlight) {
         if self.clock.end(batch) && !cfg!(kvpool_mutant = "silent_end") {
             self.tell();

@@ -16,10 +16,13 @@
 //!
 //! # Memory in a wave
 //!
-//! While a wave is being copied it is a batch in flight: what is freed meanwhile is retired until it has ended. So waves
-//! are short.
+//! While a wave is being copied it keeps its destinations, and the frames of those of its blocks that are released meanwhile.
+//! So waves are short.
 
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Instant;
 
 use tokio::sync::{Mutex, OwnedMutexGuard, oneshot, watch};
@@ -197,18 +200,43 @@ impl Compactor {
         options: DefragOptions,
         stopped: Option<watch::Receiver<bool>>,
     ) -> Result<DefragReport, DefragError> {
+        if !self.bytes.are_known() {
+            return Err(DefragError::NoBytes);
+        }
         let order = options.order.unwrap_or(self.order);
-        self.compact(Goal::Fragmentation { order }, options, stopped).await
+        let stop = stopped.clone();
+        let is_stopped = async {
+            match stop {
+                // An error: there is nobody left to stop it, and nobody who waits for it.
+                Some(mut stop) => drop(stop.wait_for(|&stop| stop).await),
+                None => std::future::pending().await,
+            }
+        };
+        match self.begin_unless(options.wave_bytes, is_stopped).await {
+            Some(run) => self.compact(Goal::Fragmentation { order }, options, Run { stopped, ..run }).await,
+            None => Ok(DefragReport::default()),
+        }
     }
 
     /// Makes one free run of `len` frames, if moving blocks can: for an allocation that finds none, though enough is free.
     /// It is to be had once every batch has ended that was in flight when the blocks moved.
     ///
+    /// `None`: somebody else's run took its time, and `unless` ended before it.
+    ///
     /// # Errors
     ///
     /// [`DefragError`].
-    pub async fn make_run(&self, len: u32) -> Result<DefragReport, DefragError> {
-        self.compact(Goal::Run { len }, DefragOptions::default(), None).await
+    pub async fn make_run(
+        &self,
+        len: u32,
+        unless: impl Future<Output = ()>,
+    ) -> Option<Result<DefragReport, DefragError>> {
+        if !self.bytes.are_known() {
+            return Some(Err(DefragError::NoBytes));
+        }
+        let options = DefragOptions::default();
+        let run = self.begin_unless(options.wave_bytes, unless).await?;
+        Some(self.compact(Goal::Run { len }, options, run).await)
     }
 
     /// Whether anything can move.
@@ -220,12 +248,8 @@ impl Compactor {
         &self,
         goal: Goal,
         options: DefragOptions,
-        stopped: Option<watch::Receiver<bool>>,
+        mut run: Run<'_>,
     ) -> Result<DefragReport, DefragError> {
-        if !self.bytes.are_known() {
-            return Err(DefragError::NoBytes);
-        }
-        let mut run = Run { stopped, ..self.begin(options.wave_bytes).await };
         let order = match goal {
             Goal::Fragmentation { order } => order,
             _ => self.order,
@@ -262,9 +286,23 @@ impl Compactor {
 
     /// Waits for its turn.
     pub(super) async fn begin(&self, wave_bytes: usize) -> Run<'_> {
-        let lane = Arc::new(self.lane.clone().lock_owned().await);
+        self.run(wave_bytes, self.lane.clone().lock_owned().await)
+    }
+
+    /// Waits for its turn, but not beyond the end of `unless`.
+    async fn begin_unless(&self, wave_bytes: usize, unless: impl Future<Output = ()>) -> Option<Run<'_>> {
+        let (mut lane, mut unless) = (pin!(self.lane.clone().lock_owned()), pin!(unless));
+        let lane = poll_fn(|context| match lane.as_mut().poll(context) {
+            Poll::Ready(lane) => Poll::Ready(Some(lane)),
+            Poll::Pending => unless.as_mut().poll(context).map(|()| None),
+        });
+        Some(self.run(wave_bytes, lane.await?))
+    }
+
+    fn run(&self, wave_bytes: usize, lane: OwnedMutexGuard<()>) -> Run<'_> {
         let wave_blocks = (wave_bytes / self.block_bytes).clamp(1, WAVE_BLOCKS);
-        Run { compactor: self, lane, wave_blocks, stopped: None, report: DefragReport::default() }
+        let (lane, report) = (Arc::new(lane), DefragReport::default());
+        Run { compactor: self, lane, wave_blocks, stopped: None, report }
     }
 
     /// Fragmentation, and free aligned runs.

@@ -75,8 +75,8 @@ impl Compactor {
     pub async fn shrink(&self, blocks: usize, options: ResizeOptions) -> Result<ResizeReport, ResizeError> {
         let started = Instant::now();
         let core: &Core = self.blocks();
-        let from = core.total();
         let mut run = self.begin(options.wave_bytes).await;
+        let from = core.total();
         let mut shrinking = self.blocks().begin_shrink(blocks)?;
         has_room(core, blocks)?;
         run.report.fragmentation_before = core.fragmentation(self.order());
@@ -148,8 +148,8 @@ impl Progress {
 
 /// Whether what is in use fits into so many blocks, beside the reserve.
 fn has_room(core: &Core, blocks: usize) -> Result<(), ResizeError> {
-    let used = core.counts().used();
-    if used + core.reserve() > blocks { Err(ResizeError::NoRoom { asked: blocks, used }) } else { Ok(()) }
+    let used = core.counts().used() + core.reserve();
+    if used > blocks { Err(ResizeError::NoRoom { asked: blocks, used }) } else { Ok(()) }
 }
 
 /// What is in the way of a shrink.

@@ -7,6 +7,8 @@ use crate::compact::{
     ResizeOptions, ResizeReport, Snapshot,
 };
 
+use crate::error::{GrowError, ShrinkError};
+
 use super::Pool;
 
 impl Pool {
@@ -97,14 +99,33 @@ impl Pool {
         blocks: usize,
         options: ResizeOptions,
     ) -> Result<ResizeReport, ResizeError> {
-        let (from, started) = (self.total_blocks(), Instant::now());
-        if blocks < from {
-            return self.0.compactor.shrink(blocks, options).await;
+        let started = Instant::now();
+        loop {
+            let from = self.total_blocks();
+            if blocks < from {
+                match self.0.compactor.shrink(blocks, options).await {
+                    // Somebody else shrank it meanwhile, as far or further.
+                    Err(ResizeError::Shrink(ShrinkError::NotSmaller { .. })) => continue,
+                    outcome => return outcome,
+                }
+            }
+            if blocks == from || self.grow_from(from, blocks - from)? {
+                let moved = DefragReport::default();
+                return Ok(ResizeReport { from, to: blocks, moved, time: started.elapsed() });
+            }
         }
-        if blocks > from {
-            self.grow(blocks - from)?;
-        }
-        Ok(ResizeReport { from, to: blocks, moved: DefragReport::default(), time: started.elapsed() })
+    }
+
+    /// Adds blocks to a pool of `from` blocks. False, and nothing was done, if it is of another size by now.
+    fn grow_from(&self, from: usize, blocks: usize) -> Result<bool, GrowError> {
+        let first = from + self.blocks().config().has_null_block as usize;
+        let mut is_other = false;
+        let grown = self.grow_as(blocks, &mut |run| {
+            is_other = run.start.index() != first;
+            // Any error will do: it is not passed on.
+            if is_other { Err(GrowError::Busy) } else { Ok(()) }
+        });
+        if is_other { Ok(false) } else { grown.map(|()| true) }
     }
 
     /// What every frame holds now: for planners, pictures and questions. A walk over the whole pool.

@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 use crate::block::{AllocRequest, AuditError, AuditReport, BlockInfo, Blocks, FEW};
 use crate::compact::Compactor;
 use crate::error::{AllocError, GrowError, HandleError};
-use crate::ids::{BlockHandle, BlockId, Order, PoolTag, SequenceId};
+use crate::ids::{BlockHandle, BlockId, Order, PoolTag, Run, SequenceId};
 use crate::sequence::{Batch, SequenceBuilder, SequenceView, Sequences};
 use crate::storage::{KvLayout, Storage};
 use crate::sync::Arc;
@@ -240,9 +240,21 @@ impl Pool {
     ///
     /// [`GrowError`]; the pool is unchanged.
     pub fn grow(&self, blocks: usize) -> Result<(), GrowError> {
-        self.0.blocks.grow(blocks, &mut |run| match &self.0.storage {
-            Some(storage) => storage.grow(run.end() as usize),
-            None => Ok(()),
+        self.grow_as(blocks, &mut |_| Ok(()))
+    }
+
+    /// As [`grow`](Self::grow), unless `check` of the frames to come, before anything is done, says otherwise.
+    pub(super) fn grow_as(
+        &self,
+        blocks: usize,
+        check: &mut dyn FnMut(Run) -> Result<(), GrowError>,
+    ) -> Result<(), GrowError> {
+        self.0.blocks.grow(blocks, &mut |run| {
+            check(run)?;
+            match &self.0.storage {
+                Some(storage) => storage.grow(run.end() as usize),
+                None => Ok(()),
+            }
         })
     }
 

@@ -52,22 +52,27 @@ impl Pool {
         }
         let mut place = blocks.wait_in_line(request.priority);
         let mut runs = RunMaker::default();
+        let mut has_turn = false;
         loop {
-            place.turn().await;
+            if !std::mem::take(&mut has_turn) {
+                place.turn().await;
+            }
             let mut ids = SmallVec::new();
             match place.allocate(&request, &mut |id| ids.push(id)) {
                 Ok(()) => return Ok(Lease::new(Root::Owned(blocks.anchor()), LeasedIds::more(ids))),
                 // Until somebody frees.
                 Err(AllocError::Exhausted { .. }) => {}
                 // Enough is free: until it is moved together, or somebody frees what joins the pieces.
-                Err(AllocError::NoRun { .. }) => runs.make(self, request.blocks).await,
+                Err(AllocError::NoRun { .. }) => {
+                    has_turn = runs.make(self, request.blocks, place.turn()).await;
+                }
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// As [`allocate_async`](Self::allocate_async), until a deadline. The request is tried at least once, also if the
-    /// deadline has passed already.
+    /// As [`allocate_async`](Self::allocate_async), until a deadline. If nobody waits before it, the request is tried at
+    /// least once, also if the deadline has passed already.
     ///
     /// # Errors
     ///
@@ -106,18 +111,19 @@ impl RunMaker {
     /// Turns that pass between two tries in vain, at most. A try looks at the whole pool.
     const PAUSE_MAX: u32 = 64;
 
-    async fn make(&mut self, pool: &Pool, blocks: usize) {
+    /// True: the next turn came while somebody else's run, or resize, went on.
+    async fn make(&mut self, pool: &Pool, blocks: usize, turn: impl Future<Output = ()>) -> bool {
         let clock = pool.blocks().clock();
         if !clock.ended(self.left) {
             // What was moved out of the way is not free yet. The end of those batches gives the next turn.
-            return;
+            return false;
         }
         if self.passing > 0 {
             self.passing -= 1;
-            return;
+            return false;
         }
+        let Some(made) = pool.compactor().make_run(blocks as u32, turn).await else { return true };
         // A copy that failed is no reason to stop waiting: others free, too.
-        let made = pool.compactor().make_run(blocks as u32).await;
         if made.is_ok_and(|report| report.moved_blocks > 0) {
             self.left = clock.newest();
             self.pause = 0;
@@ -125,6 +131,7 @@ impl RunMaker {
             self.pause = (2 * self.pause + 1).min(Self::PAUSE_MAX);
         }
         self.passing = self.pause;
+        false
     }
 }
 

@@ -89,8 +89,11 @@ mod imp {
             from.copy_to_nonoverlapping(to, head);
             for at in (head..tail).step_by(LINE) {
                 let ahead = at + AHEAD;
-                let fetched =
-                    if ahead < bytes { from.add(ahead) } else { next.wrapping_add((ahead - bytes).min(AHEAD)) };
+                let fetched = if ahead < bytes {
+                    from.add(ahead)
+                } else {
+                    next.wrapping_add((ahead - bytes).min(AHEAD))
+                };
                 _mm_prefetch::<_MM_HINT_NTA>(fetched.cast());
                 for part in 0..LINE / VECTOR {
                     let at = at + part * VECTOR;

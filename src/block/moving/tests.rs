@@ -1,0 +1,68 @@
+//! What other people's code can do in the middle of a wave.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use super::*;
+use crate::block::{AllocRequest, BlocksConfig};
+use crate::ids::DeviceId;
+
+fn blocks(frames: usize) -> Blocks {
+    let config = BlocksConfig {
+        frames,
+        frames_max: frames,
+        segment_frames: 64,
+        magazine_blocks: 0,
+        threads: 1,
+        has_null_block: false,
+        reserve: 0,
+        device: DeviceId::Host,
+    };
+    Blocks::new(config, None)
+}
+
+/// Sealed blocks in the first frames.
+fn sealed(blocks: &Blocks, count: usize) -> Vec<BlockId> {
+    let mut ids = Vec::new();
+    blocks.allocate(&AllocRequest::new(count), None, &mut |id| ids.push(id)).unwrap();
+    ids.iter().for_each(|&id| blocks.seal(blocks.handle(id)).unwrap());
+    ids
+}
+
+fn never(from: FrameId, why: GaveWay) {
+    panic!("frame {from} stays: {why:?}")
+}
+
+#[test]
+fn a_caller_that_panics_leaves_nothing_half_moved() {
+    let blocks = blocks(64);
+    let ids = sealed(&blocks, 3);
+    let wave = blocks.begin_wave((0..3).map(|at| (FrameId(at), FrameId(at + 40))), &mut never);
+    blocks.pin(blocks.handle(ids[1])).unwrap();
+    assert!(catch_unwind(AssertUnwindSafe(|| wave.publish(&mut never))).is_err());
+    assert_eq!([0, 1, 2].map(|at| blocks.frame(ids[at]).0), [40, 1, 42]);
+    let report = blocks.audit().unwrap();
+    assert_eq!((report.owned, report.held, report.in_bitmap), (3, 0, 61));
+    let mut moves = Vec::new();
+    assert_eq!(blocks.moved_since(Ticket(0), &mut moves), Since::Listed);
+    assert_eq!(moves.len(), 2);
+    blocks.release(&ids);
+    assert_eq!(blocks.audit().unwrap().in_bitmap, 64);
+}
+
+/// Two waves that move a block one after the other may come to the log in the other order: a table that followed it would
+/// name a frame that is somebody else's by then.
+#[test]
+fn a_table_is_patched_with_where_a_block_is_whatever_the_order_in_the_log() {
+    let blocks = blocks(64);
+    let ids = sealed(&blocks, 1);
+    let first = blocks.begin_wave([(FrameId(0), FrameId(10))], &mut never).moving.drain(..).next().unwrap();
+    blocks.publish_move(first).unwrap();
+    // The first wave's thread is stopped here.
+    assert_eq!(blocks.begin_wave([(FrameId(10), FrameId(20))], &mut never).publish(&mut never), 1);
+    blocks.leave(&[Moved { block: first.block, to: first.to }], &[Run { start: first.from, len: 1 }]);
+    let mut moves = Vec::new();
+    assert_eq!(blocks.moved_since(Ticket(0), &mut moves), Since::Listed);
+    assert_eq!(moves.last(), Some(&Moved { block: ids[0], to: FrameId(20) }));
+    assert_eq!(blocks.frame(ids[0]), FrameId(20));
+    assert_eq!(blocks.audit().unwrap().in_bitmap, 63);
+}
