@@ -296,6 +296,10 @@ async fn a_batch_learns_what_moved() {
     let all = second.moved_since(since, &mut moved);
     assert_eq!(all, kvpool::block::Since::Listed);
     assert_eq!(moved.len(), report.moved_blocks);
+    let mut entries = Vec::new();
+    assert_eq!(second.moved_entries([&kept.sequence], since, &mut entries), Ok(kvpool::block::Since::Listed));
+    let mut by_entry = table.row(0).to_vec();
+    entries.iter().for_each(|entry| by_entry[entry.column as usize] = entry.frame);
     let mut patched = table.row(0).to_vec();
     for (entry, block) in patched.iter_mut().zip(kept.sequence.blocks()) {
         if let Some(moved) = moved.iter().rev().find(|moved| moved.block == block) {
@@ -304,6 +308,7 @@ async fn a_batch_learns_what_moved() {
     }
     second.block_table([&kept.sequence], &mut table).unwrap();
     assert_eq!(patched, table.row(0));
+    assert_eq!(by_entry, table.row(0));
     let none = second.moved_since(second.ticket(), &mut Vec::new());
     assert_eq!(none, kvpool::block::Since::Listed);
 }

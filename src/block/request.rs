@@ -30,7 +30,7 @@ pub struct AllocRequest {
     pub blocks: usize,
     /// The sequence that the blocks will belong to, for their info.
     pub sequence: Option<SequenceId>,
-    /// Recorded with the blocks.
+    /// Who goes first among those who wait, and who may have the reserve; recorded with the blocks.
     pub priority: Priority,
     /// Whether the blocks start out pinned once: neither evicted nor moved until unpinned.
     pub pinned: bool,

@@ -46,6 +46,8 @@ pub struct Stats {
     pub retired: usize,
     /// Free blocks that are set aside for urgent requests.
     pub reserved: usize,
+    /// Free blocks that moves and a shrink under way keep.
+    pub held: usize,
     /// Requests that wait their turn.
     pub waiting: usize,
     /// Free blocks in threads' magazines and in the depot.
@@ -82,6 +84,7 @@ impl Stats {
             evictable: 0,
             retired: counts.retired,
             reserved: counts.reserved,
+            held: counts.held,
             waiting: shared.blocks.waiting(),
             in_magazines: counts.in_magazines,
             utilization,

@@ -14,7 +14,7 @@ use std::fmt;
 use std::ops::Range;
 
 use crate::batch::InFlight;
-use crate::block::{AllocRequest, Moved, Since};
+use crate::block::AllocRequest;
 use crate::error::{AllocError, SequenceError};
 use crate::ids::{BlockHandle, BlockId, DeviceId, FrameId, Ticket};
 use crate::storage::FrameMove;
@@ -86,15 +86,6 @@ impl Batch {
     /// Its place in the order of batches.
     pub fn ticket(&self) -> Ticket {
         self.lease.as_ref().expect("a batch has a lease until it is dropped").ticket()
-    }
-
-    /// Lists the blocks that moved to other frames, as far as a block table that was built under an earlier batch, of
-    /// ticket `since`, may still name the old ones; oldest first, appended to `out`. With the table patched so, it is as
-    /// good under this batch as a new one, and the next batch asks since this one's ticket.
-    ///
-    /// [`Since::TooLong`]: more moved than is remembered, and the table must be built anew; `out` is unchanged.
-    pub fn moved_since(&self, since: Ticket, out: &mut Vec<Moved>) -> Since {
-        self.sequences.0.blocks.moved_since(since, out)
     }
 
     /// Ends the batch: the work on the device has ended, and nothing reads or writes memory for it any more. The same

@@ -13,6 +13,7 @@
 //! | `sequence` | the owner's side: fork, commit, truncate |
 //! | `batch` | append, draft, copy-on-write, the end of a step |
 //! | `outputs` | block tables, slots and lengths for kernels |
+//! | `moved` | entries of tables that live on, whose blocks moved |
 //! | `bytes` | store and load without `unsafe` |
 //!
 //! # Invariants
@@ -42,6 +43,7 @@ mod bytes;
 mod list;
 #[cfg(kvpool_loom)]
 pub mod list;
+mod moved;
 mod outputs;
 mod plan;
 mod registry;
@@ -50,6 +52,7 @@ mod seals;
 mod sequence;
 
 pub use batch::{Appended, Batch, Copied};
+pub use moved::MovedEntry;
 pub use outputs::{BlockTable, CsrTable, Listed};
 pub use plan::TOKENS_MAX;
 pub use registry::{SequenceBuilder, SequenceView, Sequences};
