@@ -72,16 +72,16 @@ fn freed_into_the_bitmaps() {
     });
 }
 
-/// The block is in limbo when the batch ends.
+/// The block is in limbo when the batch ends, which is all that tells: no sequence's batch that looks at what moves left.
 #[test]
 fn held_back_by_a_batch() {
     check("waiters::held_back_by_a_batch", || {
         let pool = open(1, 1, 0, 0);
         let held = pool.allocate(one()).unwrap();
-        let batch = pool.begin_batch();
+        let batch = pool.blocks().begin_batch();
         drop(held);
         let thread = waiter(&pool, one());
-        batch.finish();
+        pool.blocks().end_batch(batch);
         thread.join().unwrap();
         close(&pool);
     });
