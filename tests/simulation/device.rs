@@ -207,7 +207,7 @@ impl Device {
 
     /// Copies so many tokens of one of the copies; what is to be called if that was the last of them.
     #[must_use]
-    pub fn copy_some(&mut self, index: usize, tokens: usize) -> Option<CopyDone> {
+    pub fn copy_some(&mut self, index: usize, tokens: usize) -> Option<(Vec<FrameMove>, CopyDone)> {
         let copy = &mut self.copies[index];
         let all = copy.moves.len() * BLOCK_TOKENS;
         for at in copy.copied..all.min(copy.copied + tokens) {
@@ -216,7 +216,10 @@ impl Device {
             self.slots[slots_of(dst).start + offset] = self.slots[slots_of(src).start + offset];
             copy.copied = at + 1;
         }
-        (copy.copied == all).then(|| self.copies.swap_remove(index).done)
+        (copy.copied == all).then(|| {
+            let copy = self.copies.swap_remove(index);
+            (copy.moves, copy.done)
+        })
     }
 
     /// Gives one of the copies up in the middle.

@@ -26,11 +26,11 @@ pub struct Raw {
 impl World {
     /// A request as they come.
     pub fn some_request(&mut self) -> AllocRequest {
-        let many = if self.rng.u8(..5) == 0 { self.pool.total_blocks() } else { 8 };
+        let many = if self.rng.u8(..12) == 0 { self.pool.total_blocks() } else { 8 };
         let mut request = AllocRequest::new(self.rng.usize(1..=many));
         request.priority = some_priority(&mut self.rng);
         request.contiguous = self.rng.u8(..3) == 0;
-        request.pinned = self.rng.u8(..6) == 0;
+        request.pinned = self.rng.u8(..12) == 0;
         request
     }
 
@@ -46,6 +46,34 @@ impl World {
             Ok(()) => self.take_in(request, &handles),
             Err(error) => self.is_refused_rightly(&error),
         }
+    }
+
+    /// Much of what is free, block by block, of which every other is freed again and the rest sealed: some of it empty, some
+    /// written.
+    pub fn scatter_raw(&mut self) {
+        let (before, free) = (self.raws.len(), self.pool.free_blocks());
+        for _ in 0..self.rng.usize(..=free) {
+            let mut handles = Vec::new();
+            match self.pool.allocate_raw(AllocRequest::new(1), &mut handles) {
+                Ok(()) => self.take_in(AllocRequest::new(1), &handles),
+                Err(error) => return self.is_refused_rightly(&error),
+            }
+        }
+        if self.rng.bool() {
+            self.write_raw();
+            if let Some(batch) = self.batches.pop() {
+                self.device.end_batch(batch.number);
+            }
+        }
+        let scattered = self.raws.split_off(before);
+        for (index, raw) in scattered.into_iter().enumerate() {
+            if index % 2 == 0 {
+                self.pool.free(&[raw.handle]).unwrap();
+            } else {
+                self.raws.push(raw);
+            }
+        }
+        self.seal_raw();
     }
 
     /// Blocks that are the engine's from now on.
@@ -70,7 +98,7 @@ impl World {
 
     /// Some of them, sometimes only one.
     fn some_raws(&mut self) -> Vec<usize> {
-        let one_in = self.rng.usize(1..8);
+        let one_in = 1 + self.rng.usize(..4) * self.rng.usize(..8);
         (0..self.raws.len()).filter(|_| self.rng.usize(..one_in) == 0).collect()
     }
 

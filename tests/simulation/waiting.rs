@@ -198,9 +198,7 @@ impl World {
     }
 
     fn add(&mut self, report: &DefragReport) {
-        self.tally.runs += 1;
-        self.tally.moved += report.moved_blocks as u64;
-        self.tally.gave_way += report.given_up.total() as u64;
+        self.tally.runs += u64::from(report.moved_blocks > 0);
     }
 
     /// Only copies that were made to fail fail.

@@ -21,7 +21,7 @@ use crate::sequences::{Remembered, Written};
 use crate::tasks::Task;
 
 /// Steps of a schedule.
-const STEPS: std::ops::Range<usize> = 50..400;
+const STEPS: std::ops::Range<usize> = 100..1000;
 
 /// What the pool asked to be copied, until the device hears of it.
 type Desk = Arc<Mutex<Vec<(Vec<FrameMove>, CopyDone)>>>;
@@ -104,6 +104,8 @@ pub struct World {
     pub last: u64,
     /// How likely a copy is to fail, in 100.
     failing: u8,
+    /// Share of the pool, in 100, that is in use at most, more or less.
+    ceiling: usize,
     desk: Desk,
     is_told: bool,
 }
@@ -113,7 +115,7 @@ type Step = fn(&mut World);
 
 const STEP_KINDS: &[(u32, &str, Step)] = &[
     (6, "begin a batch", World::begin_batch),
-    (5, "end a batch", World::end_some_batch),
+    (9, "end a batch", World::end_some_batch),
     (12, "let the stream run", World::work),
     (4, "open a sequence", World::open),
     (20, "append", World::append),
@@ -124,9 +126,10 @@ const STEP_KINDS: &[(u32, &str, Step)] = &[
     (8, "read", World::read),
     (3, "remember a table", World::remember),
     (5, "patch a table", World::patch),
-    (8, "allocate raw", World::allocate_raw),
+    (10, "allocate raw", World::allocate_raw),
+    (2, "scatter raw", World::scatter_raw),
     (6, "write raw", World::write_raw),
-    (8, "seal raw", World::seal_raw),
+    (16, "seal raw", World::seal_raw),
     (2, "reopen raw", World::reopen_raw),
     (3, "share raw", World::share_raw),
     (3, "pin raw", World::pin_raw),
@@ -134,7 +137,7 @@ const STEP_KINDS: &[(u32, &str, Step)] = &[
     (6, "free raw", World::free_raw),
     (4, "read raw", World::read_raw),
     (6, "allocate and wait", World::allocate_and_wait),
-    (4, "defragment", World::defragment),
+    (5, "defragment", World::defragment),
     (2, "resize", World::resize),
     (3, "cancel", World::cancel),
     (40, "poll", World::poll_woken),
@@ -179,7 +182,8 @@ impl World {
         let device = Device::new(pool.blocks().total_frames(), blocks_max + 1);
         let mut world = Self {
             handles: (0..2).map(|_| pool.handle()).collect(),
-            failing: if rng.bool() { 0 } else { rng.u8(..30) },
+            failing: if rng.bool() { 0 } else { rng.u8(..100) },
+            ceiling: [50, 65, 80, 100][rng.usize(..4)],
             rng,
             device,
             pool,
@@ -205,18 +209,31 @@ impl World {
             STEP_KINDS.iter().map(|(weight, ..)| weight * [0, 1, 2, 2, 6][self.rng.usize(..5)]).collect();
         let all = weights.iter().sum::<u32>().max(1);
         for _ in 0..self.rng.usize(STEPS) {
-            let mut at = self.rng.u32(..all);
-            let chosen = weights.iter().position(|&weight| {
-                let is_here = at < weight;
-                at = at.saturating_sub(weight);
-                is_here
-            });
-            let (_, name, step) = STEP_KINDS[chosen.unwrap_or(0)];
+            let (name, step) = self.choose(&weights, all);
             self.tally.steps += 1;
             self.note(format_args!("-- {name}"));
             step(self);
             self.settle();
         }
+    }
+
+    fn choose(&mut self, weights: &[u32], all: u32) -> (&'static str, Step) {
+        let used = self.pool.blocks().counts().used();
+        if used * 100 > self.ceiling * self.pool.total_blocks() && self.rng.bool() {
+            return if self.rng.bool() {
+                ("make room", World::free_raw)
+            } else {
+                ("make room", World::close)
+            };
+        }
+        let mut at = self.rng.u32(..all);
+        let chosen = weights.iter().position(|&weight| {
+            let is_here = at < weight;
+            at = at.saturating_sub(weight);
+            is_here
+        });
+        let (_, name, step) = STEP_KINDS[chosen.unwrap_or(0)];
+        (name, step)
     }
 
     /// Writes down what was done: told, or as a number that differs if anything differs.
@@ -297,7 +314,7 @@ impl World {
 
     fn copy_some(&mut self) {
         let Some(copy) = self.pick(self.device.copies()) else { return };
-        if self.rng.u8(..100) < self.failing / 4 {
+        if self.rng.u16(..1000) < u16::from(self.failing) {
             let done = self.device.break_off(copy);
             self.tally.copies_failed += 1;
             if self.rng.bool() {
@@ -310,10 +327,15 @@ impl World {
             return;
         }
         let tokens = self.rng.usize(1..40);
-        if let Some(done) = self.device.copy_some(copy, tokens) {
-            self.note(format_args!("a copy ends"));
-            done(Ok(()));
-        }
+        let Some((moves, done)) = self.device.copy_some(copy, tokens) else { return };
+        let blocks = self.pool.blocks().clone();
+        let sources: Vec<_> = moves.iter().map(|moved| blocks.block_at(moved.src)).collect();
+        done(Ok(()));
+        let arrived = sources.iter().zip(&moves).filter(|(block, moved)| blocks.frame(**block) == moved.dst);
+        let arrived = arrived.count() as u64;
+        self.note(format_args!("a copy ends, {arrived} blocks moved"));
+        self.tally.moved += arrived;
+        self.tally.gave_way += moves.len() as u64 - arrived;
     }
 
     fn pass_time(&mut self) {
@@ -340,7 +362,6 @@ impl World {
             .collect();
         let mut gave_way = 0;
         let wave = self.pool.blocks().begin_wave(pairs, &mut |_, _| gave_way += 1);
-        self.tally.gave_way += gave_way;
         self.note(format_args!("{} of {} to be moved", wave.len(), wave.len() as u64 + gave_way));
         if wave.is_empty() {
             return;
@@ -388,16 +409,15 @@ impl World {
     pub fn end(mut self) -> Tally {
         self.note(format_args!("== the end"));
         self.audit();
-        while let Some(batch) = self.pick(self.batches.len()) {
-            self.end_batch(batch);
-            self.settle();
-        }
-        self.read_all();
-        self.end_batch(0);
+        self.end_batches();
         if let Some(defragmenter) = self.defragmenter.take() {
             self.stop(defragmenter);
         }
         self.failing = 0;
+        self.defragment();
+        self.finish_tasks(false);
+        self.read_all();
+        self.end_batches();
         self.finish_tasks(false);
         self.audit();
         self.sequences.clear();
@@ -411,6 +431,13 @@ impl World {
         assert_eq!((self.pool.stats().waiting, self.pool.sequence_count()), (0, 0));
         self.note(format_args!("{counts:?}"));
         self.tally
+    }
+
+    fn end_batches(&mut self) {
+        while let Some(batch) = self.pick(self.batches.len()) {
+            self.end_batch(batch);
+            self.settle();
+        }
     }
 
     /// Goes on until nothing happens any more; what is allocated meanwhile is kept or freed.
