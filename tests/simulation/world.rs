@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use fastrand::Rng;
-use kvpool::compact::Defragmenter;
+use kvpool::compact::{Defragmenter, FrameKind};
 use kvpool::error::StorageError;
 use kvpool::ids::{BlockId, FrameId, Order};
 use kvpool::pool::{Pool, PoolHandle};
@@ -21,7 +21,7 @@ use crate::sequences::{Remembered, Written};
 use crate::tasks::Task;
 
 /// Steps of a schedule.
-const STEPS: std::ops::Range<usize> = 100..1000;
+const STEPS: std::ops::Range<usize> = 100..1500;
 
 /// What the pool asked to be copied, until the device hears of it.
 type Desk = Arc<Mutex<Vec<(Vec<FrameMove>, CopyDone)>>>;
@@ -147,7 +147,7 @@ const STEP_KINDS: &[(u32, &str, Step)] = &[
     (1, "trim", World::trim),
     (4, "audit", World::audit),
     (1, "a background task", World::background),
-    (2, "a wave by hand", World::wave),
+    (3, "a wave by hand", World::wave),
 ];
 
 impl World {
@@ -356,10 +356,19 @@ impl World {
 
     /// A wave that no run began, of frames at random.
     fn wave(&mut self) {
+        let snapshot = self.pool.snapshot();
+        let of_kind = |kind| -> Vec<FrameId> {
+            let frames = (0..).map(FrameId).zip(snapshot.frames());
+            frames.filter(|(_, state)| state.kind() == kind).map(|(frame, _)| frame).collect()
+        };
+        let (mut from, mut to) = (of_kind(FrameKind::Movable), of_kind(FrameKind::Free));
+        self.rng.shuffle(&mut from);
+        self.rng.shuffle(&mut to);
+        // And one that cannot be.
         let frames = self.pool.blocks().total_frames() as u32;
-        let pairs: Vec<_> = (0..self.rng.usize(1..12))
-            .map(|_| (FrameId(self.rng.u32(..frames)), FrameId(self.rng.u32(..frames))))
-            .collect();
+        let any = (FrameId(self.rng.u32(..frames)), FrameId(self.rng.u32(..frames)));
+        let count = self.rng.usize(1..20);
+        let pairs: Vec<_> = from.into_iter().zip(to).take(count).chain([any]).collect();
         let mut gave_way = 0;
         let wave = self.pool.blocks().begin_wave(pairs, &mut |_, _| gave_way += 1);
         self.note(format_args!("{} of {} to be moved", wave.len(), wave.len() as u64 + gave_way));
