@@ -463,6 +463,26 @@ async fn a_pool_shrinks_below_its_reserve_and_those_who_wait() {
     quiet(&pool, 56);
 }
 
+/// The reserve came together one by one, and lies between free frames: it moves elsewhere, and is as large as before.
+#[tokio::test]
+async fn the_reserve_makes_way_for_a_run() {
+    let pool = builder(12).without_null_block().reserve(3).magazine_blocks(0).build().unwrap();
+    let urgent = AllocRequest::new(12).priority(Priority::Urgent);
+    let mut all = Vec::new();
+    pool.allocate_raw(urgent, &mut all).unwrap();
+    // What is freed first, in the middle of everything, is set aside.
+    let (first, rest): (Vec<_>, Vec<_>) = all.iter().partition(|handle| [2, 5, 8].contains(&handle.id.get()));
+    pool.free(&first).unwrap();
+    pool.free(&rest).unwrap();
+    assert_eq!((pool.stats().reserved, pool.free_blocks()), (3, 9));
+    for _ in 0..2 {
+        let run = soon(pool.allocate_async(AllocRequest::new(9).contiguous())).await.unwrap();
+        assert_eq!((run.runs().count(), pool.stats().reserved, pool.free_blocks()), (1, 3, 0));
+        drop(run);
+        quiet(&pool, 9);
+    }
+}
+
 /// Threads that allocate and free, tasks that wait for more than there is, with deadlines, and tasks that give up.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_storm_of_waiters_frees_and_drops_ends_in_order() {

@@ -226,6 +226,11 @@ impl Core {
         grab.is_sure = ladder.is_sure;
         let census = self.frames.census(Order(0));
         if census.free >= asked {
+            let near = near.unwrap_or(FrameId(0));
+            if let Some(run) = self.run_through_reserve(asked as u32, near) {
+                grab.extend(Some(run));
+                return Ok(());
+            }
             let (longest_run, free) = (census.longest_run, census.free);
             return Err(AllocError::NoRun { asked, longest_run, free });
         }

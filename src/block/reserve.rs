@@ -14,7 +14,8 @@
 //! A pool that shrinks [vacates](Core::vacate_reserve) what lies in the frames that are to go, and does not shrink to less
 //! than the reserve and one block.
 //!
-//! It is not there for contiguous requests: single frames that came back by chance are no run.
+//! It is not there for contiguous requests: single frames that came back by chance are no run. Nor does it stand in their
+//! way: where it lies in between, other frames are set aside in place of those.
 
 use smallvec::SmallVec;
 
@@ -158,6 +159,30 @@ impl Core {
         }
         // Whatever became of them, they were in our hands.
         self.announce();
+    }
+
+    /// Sets the reserve aside anew, from what is free by now: frames that came one by one lie together then, as far as the
+    /// free ones do. For a moment they are anybody's.
+    pub fn renew_reserve(&self) {
+        self.vacate_reserve(Run { start: FrameId(0), len: self.total_frames() as u32 });
+    }
+
+    /// A run of which the reserve has some frames: others are set aside in their place. The caller announces what was in
+    /// its hands. Reached by `the_reserve_makes_way_for_a_run`.
+    pub(super) fn run_through_reserve(&self, len: u32, near: FrameId) -> Option<Run> {
+        if self.reserve.held() == 0 {
+            return None;
+        }
+        for frame in self.reserve.sift(|_| true) {
+            self.frames.free_run(Run { start: frame, len: 1 });
+        }
+        let run = self.frames.allocate_run(len, near);
+        self.top_up();
+        if self.reserve.is_short() {
+            // Others were faster. After the taking, as always.
+            self.clock.set_awaited();
+        }
+        run
     }
 
     /// The frames in the reserve, for an audit.

@@ -236,6 +236,8 @@ impl Compactor {
         }
         let options = DefragOptions::default();
         let run = self.begin_unless(options.wave_bytes, unless).await?;
+        // The reserve's frames may lie in between, and no move takes them away.
+        self.blocks().renew_reserve();
         Some(self.compact(Goal::Run { len }, options, run).await)
     }
 

@@ -8,6 +8,7 @@
 //! are free, wherever they are cached, and fails with the very numbers that the model has.
 
 mod drive;
+mod moves;
 mod operation;
 mod sequences;
 mod state;

@@ -151,6 +151,14 @@ impl Drive {
                 let least = if fits { self.model.last_in_the_way().index() } else { 0 };
                 self.shrink(least.max(to.into()), gives_up)
             }
+            Operation::Defragment { order, blocks_max, wave } => {
+                self.defragment(order, blocks_max.map(usize::from), usize::from(wave) + 1)
+            }
+            Operation::Resize { to, fits } => {
+                let least = if fits { self.model.used() } else { 0 };
+                self.resize(least.max(to.into()))
+            }
+            Operation::Seal(pick, count) => self.seal(pick, count.into()),
             Operation::RenewHandle => {
                 self.handle = self.pool.handle();
                 Ok(())
@@ -202,8 +210,9 @@ impl Drive {
 
     fn handed_out(&mut self, request: AllocRequest, handles: &[BlockHandle]) -> Checked {
         same("blocks handed out", &request.blocks, &handles.len())?;
-        if request.contiguous && handles.windows(2).any(|pair| pair[1].id.get() != pair[0].id.get() + 1) {
-            return Err(format!("no run: {handles:?}"));
+        let frames: Vec<_> = handles.iter().map(|handle| self.model.frame(handle.id)).collect();
+        if request.contiguous && frames.windows(2).any(|pair| pair[1].0 != pair[0].0 + 1) {
+            return Err(format!("no run: {frames:?}"));
         }
         for &handle in handles {
             if !self.model.allocate(handle.id, request.sequence, request.pinned) {
@@ -314,11 +323,22 @@ impl Drive {
         self.info(handle)
     }
 
+    fn seal(&mut self, pick: Pick, count: usize) -> Checked {
+        let held = self.held();
+        let first = pick.index(held.len()).unwrap_or(0);
+        for &handle in held.iter().cycle().skip(first).take(count.min(held.len())) {
+            same("seal", &Ok(()), &self.pool.seal(handle))?;
+            let sealed = self.pool.info(handle).is_ok_and(|info| info.sealed);
+            same("sealed", &true, &sealed)?;
+        }
+        Ok(())
+    }
+
     fn info(&self, handle: BlockHandle) -> Checked {
         let info = self.pool.info(handle).map_err(|error| format!("info: {error}"))?;
         let owned = self.model.owned(handle.id).ok_or_else(|| format!("{handle} has info and no owner"))?;
         same("id", &handle.id, &info.id)?;
-        same("frame", &handle.id.get(), &info.frame.get())?;
+        same("frame", &self.model.frame(handle.id), &info.frame)?;
         same("references", &owned.refs, &info.refs)?;
         same("pins", &owned.pins, &info.pins)?;
         same("sequence", &owned.sequence, &info.sequence)?;
@@ -441,7 +461,7 @@ impl Drive {
         same("free blocks in the end", &self.model.total(), &self.pool.free_blocks())
     }
 
-    fn audit(&self) -> Checked {
+    pub(super) fn audit(&self) -> Checked {
         self.pool.audit().map(drop).map_err(|finding| format!("audit: {finding}"))
     }
 }

@@ -119,6 +119,24 @@ pub enum Operation {
         /// Give it up.
         gives_up: bool,
     },
+    /// Move blocks together.
+    Defragment {
+        /// The order of the runs to gain; larger than any pool must be refused.
+        order: u8,
+        /// The most blocks to move, if there is a most.
+        blocks_max: Option<u8>,
+        /// Blocks that are copied together, but for one.
+        wave: u8,
+    },
+    /// Give the pool so many blocks, moving what is in the way; at once, or not at all. None, and too many, included.
+    Resize {
+        /// How many.
+        to: u16,
+        /// As many more as are in use.
+        fits: bool,
+    },
+    /// Seal blocks that are held raw or by a lease: so many of them, from one on.
+    Seal(Pick, u8),
     /// Drop the explicit handle and take a new one: what it had cached goes back.
     RenewHandle,
     /// Open a sequence of this id, open already or not.
@@ -229,6 +247,11 @@ mod strategy {
                 1 => prop_oneof![3 => 1..80_u16, 1 => any::<u16>(), 1 => Just(0)].prop_map(Operation::Grow),
                 2 => (prop_oneof![6 => 1..200_u16, 1 => any::<u16>(), 1 => Just(0)], any::<bool>(), any::<u8>())
                     .prop_map(|(to, fits, luck)| Operation::Shrink { to, fits, gives_up: luck < 60 }),
+                2 => (prop_oneof![9 => 0..8_u8, 1 => any::<u8>()], option::of(any::<u8>()), 0..40_u8)
+                    .prop_map(|(order, blocks_max, wave)| Operation::Defragment { order, blocks_max, wave }),
+                2 => (prop_oneof![8 => 1..200_u16, 1 => any::<u16>(), 1 => Just(0)], any::<bool>())
+                    .prop_map(|(to, fits)| Operation::Resize { to, fits }),
+                4 => (any::<Pick>(), any::<u8>()).prop_map(|(pick, count)| Operation::Seal(pick, count)),
                 1 => Just(Operation::RenewHandle),
                 3 => (0..12_u8).prop_map(Operation::Open),
                 9 => (any::<[Pick; 2]>(), prop_oneof![8 => 0..10_u8, 2 => any::<u8>()], any::<bool>()).prop_map(

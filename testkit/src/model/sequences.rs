@@ -220,8 +220,9 @@ impl Drive {
         same("rows", &self.sequences.len(), &table.rows())?;
         let block_tokens = BLOCK_TOKENS as i64;
         for (row, opened) in self.sequences.iter().enumerate() {
-            // Blocks are frames as long as nothing has moved, and frame 0 is the null block's.
-            let mut frames: Vec<i32> = opened.blocks.iter().map(|block| block.get() as i32).collect();
+            // Frame 0 is the null block's.
+            let frame = |block: &BlockId| self.model.frame(*block).get() as i32;
+            let mut frames: Vec<i32> = opened.blocks.iter().map(frame).collect();
             same(
                 "row of the compressed table",
                 &frames[..],
@@ -234,7 +235,7 @@ impl Drive {
             let mut slots = Vec::new();
             batch.slot_mapping(&opened.real, 0..length, &mut slots).map_err(|error| error.to_string())?;
             let slot = |token: usize| {
-                i64::from(opened.blocks[token / BLOCK_TOKENS].get()) * block_tokens
+                i64::from(self.model.frame(opened.blocks[token / BLOCK_TOKENS]).get()) * block_tokens
                     + token as i64 % block_tokens
             };
             same("slots", &(0..length).map(slot).collect::<Vec<_>>(), &slots)?;

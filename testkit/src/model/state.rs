@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kvpool::error::{AllocError, GrowError, ShrinkError};
-use kvpool::ids::{BlockId, Generation, SequenceId};
+use kvpool::ids::{BlockId, FrameId, Generation, SequenceId};
 
 /// A block in use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -16,7 +16,7 @@ pub struct Owned {
     pub sequence: Option<SequenceId>,
 }
 
-/// A pool, naively. Every block is in exactly one of `owned`, `free` and `retired`.
+/// A pool, naively. Every block is in exactly one of `owned`, `free` and `retired`, or in a frame that is gone.
 #[derive(Clone, Debug)]
 pub struct Model {
     /// Blocks that the pool may grow to.
@@ -34,6 +34,9 @@ pub struct Model {
     batches_begun: u64,
     /// How often each block has been freed.
     generations: BTreeMap<BlockId, u64>,
+    /// Blocks that have moved, or that made room for one that did, and where they are. All others are where their number
+    /// says.
+    elsewhere: BTreeMap<BlockId, FrameId>,
 }
 
 impl Model {
@@ -48,6 +51,7 @@ impl Model {
             batches: BTreeSet::new(),
             batches_begun: 0,
             generations: BTreeMap::new(),
+            elsewhere: BTreeMap::new(),
         }
     }
 
@@ -86,15 +90,53 @@ impl Model {
         Generation(self.generations.get(&id).copied().unwrap_or(0))
     }
 
-    /// Blocks in the longest run of consecutive free blocks. Blocks are frames as long as nothing has moved.
+    /// Where a block is.
+    pub fn frame(&self, id: BlockId) -> FrameId {
+        self.elsewhere.get(&id).copied().unwrap_or(FrameId(id.get()))
+    }
+
+    /// Frames in the longest run of free ones.
     pub fn longest_run(&self) -> usize {
+        let free: BTreeSet<FrameId> = self.free.iter().map(|&id| self.frame(id)).collect();
         let (mut longest, mut run, mut last) = (0, 0, None);
-        for id in &self.free {
-            run = if last.is_some_and(|last: u32| last + 1 == id.get()) { run + 1 } else { 1 };
-            last = Some(id.get());
+        for frame in free {
+            run = if last.is_some_and(|last: u32| last + 1 == frame.0) { run + 1 } else { 1 };
+            last = Some(frame.0);
             longest = longest.max(run);
         }
         longest
+    }
+
+    /// Blocks have moved: each is where `frame` says. What was left is free once the batches in flight have ended. Returns
+    /// how many blocks in use are in another frame now.
+    ///
+    /// # Errors
+    ///
+    /// A block that moved and should not have.
+    pub fn moved(&mut self, frame: impl Fn(BlockId) -> FrameId) -> Result<usize, String> {
+        let mut in_use = 0;
+        for id in (1..=self.ever as u32).map(BlockId) {
+            let (was, is) = (self.frame(id), frame(id));
+            if was == is {
+                continue;
+            }
+            if let Some(owned) = self.owned.get(&id) {
+                in_use += 1;
+                if owned.pins > 0 {
+                    return Err(format!("block {id} was pinned in frame {was}, and is in {is}"));
+                }
+            } else if !self.free.remove(&id) {
+                return Err(format!("block {id} was not free, and went from frame {was} to {is}"));
+            } else if self.batches.is_empty() {
+                self.free.insert(id);
+            } else {
+                self.retired.insert(id, self.batches.clone());
+            }
+            self.elsewhere.insert(id, is);
+        }
+        let places: BTreeSet<FrameId> = (1..=self.ever as u32).map(|id| self.frame(BlockId(id))).collect();
+        let all = places.len() == self.ever && places.last().is_none_or(|last| last.index() == self.ever);
+        if all { Ok(in_use) } else { Err("two blocks are in one frame".to_owned()) }
     }
 
     /// What an allocation must come to.
@@ -181,11 +223,14 @@ impl Model {
         }
     }
 
-    /// More blocks, numbered on.
+    /// More frames, and the blocks in them.
     pub fn grow(&mut self, blocks: usize) {
-        let next = self.total() as u32 + 1;
-        self.free.extend((next..next + blocks as u32).map(BlockId));
-        self.ever = self.ever.max(self.total());
+        let total = self.total() + blocks;
+        self.ever = self.ever.max(total);
+        let known = |id: &BlockId| self.owned.contains_key(id) || self.retired.contains_key(id);
+        let there = (1..=self.ever as u32).map(BlockId).filter(|&id| self.frame(id).index() <= total);
+        let fresh: Vec<BlockId> = there.filter(|id| !known(id)).collect();
+        self.free.extend(fresh);
     }
 
     /// What the beginning of a shrink must come to.
@@ -200,20 +245,41 @@ impl Model {
         }
     }
 
-    /// Blocks beyond the first `to` that somebody has, or a batch may see.
+    /// Blocks in use in frames beyond the first `to`.
+    pub fn owned_beyond(&self, to: usize) -> impl Iterator<Item = (BlockId, &Owned)> + '_ {
+        self.owned.iter().map(|(&id, owned)| (id, owned)).filter(move |&(id, _)| self.frame(id).index() > to)
+    }
+
+    /// Freed blocks in frames beyond the first `to` that a batch may see.
+    pub fn retired_beyond(&self, to: usize) -> usize {
+        self.retired.keys().filter(|&&id| self.frame(id).index() > to).count()
+    }
+
+    /// Frames beyond the first `to` that somebody has, or a batch may see.
     pub fn in_the_way(&self, to: usize) -> usize {
-        let beyond = BlockId(to as u32 + 1)..;
-        self.owned.range(beyond.clone()).count() + self.retired.range(beyond).count()
+        self.owned_beyond(to).count() + self.retired_beyond(to)
     }
 
-    /// The last block that somebody has, or a batch may see; the null block if there is none.
-    pub fn last_in_the_way(&self) -> BlockId {
-        let last = |ids: Option<&BlockId>| ids.copied().unwrap_or(BlockId(0));
-        last(self.owned.keys().next_back()).max(last(self.retired.keys().next_back()))
+    /// The last frame that somebody has, or a batch may see; the null block's if there is none.
+    pub fn last_in_the_way(&self) -> FrameId {
+        let used = self.owned.keys().chain(self.retired.keys());
+        used.map(|&id| self.frame(id)).max().unwrap_or(FrameId(0))
     }
 
-    /// The blocks beyond the first `to` are gone; all of them are free.
+    /// Blocks in use.
+    pub fn used(&self) -> usize {
+        self.owned.len()
+    }
+
+    /// Batches in flight.
+    pub fn in_flight(&self) -> usize {
+        self.batches.len()
+    }
+
+    /// The frames beyond the first `to` are gone; all of them are free.
     pub fn shrink(&mut self, to: usize) {
-        self.free.split_off(&BlockId(to as u32 + 1));
+        let elsewhere = &self.elsewhere;
+        let frame = |id: BlockId| elsewhere.get(&id).map_or(id.index(), |frame| frame.index());
+        self.free.retain(|&id| frame(id) <= to);
     }
 }

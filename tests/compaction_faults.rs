@@ -1,0 +1,208 @@
+//! Copies that go wrong in every way that they can: nothing is lost but what the fault itself keeps, and nothing hangs.
+#![cfg(not(kvpool_loom))]
+
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
+use std::sync::atomic::{AtomicUsize, Ordering::*};
+use std::sync::{Arc, Mutex, Weak};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use kvpool::compact::{DefragConfig, DefragError, FrameCopier};
+use kvpool::ids::{BlockHandle, FrameId};
+use kvpool::pool::{AllocRequest, Pool};
+use kvpool::storage::{CopyDone, FrameMove, KvLayout};
+
+const BLOCKS: usize = 128;
+
+fn pool(copier: FrameCopier) -> Pool {
+    let layout = KvLayout::named("tiny").unwrap();
+    Pool::builder(layout).blocks(BLOCKS).engine_copies(copier).build().unwrap()
+}
+
+/// Every other block owned and sealed.
+fn checkerboard(pool: &Pool) -> Vec<BlockHandle> {
+    let mut handles = Vec::new();
+    pool.allocate_raw(AllocRequest::new(pool.free_blocks()), &mut handles).unwrap();
+    let (kept, gone): (Vec<_>, Vec<_>) = handles.into_iter().partition(|handle| handle.id.0 % 2 == 0);
+    pool.free(&gone).unwrap();
+    kept.iter().for_each(|&handle| pool.seal(handle).unwrap());
+    kept
+}
+
+fn poll<F: Future>(future: std::pin::Pin<&mut F>) -> Poll<F::Output> {
+    future.poll(&mut Context::from_waker(Waker::noop()))
+}
+
+fn frames(pool: &Pool, handles: &[BlockHandle]) -> Vec<FrameId> {
+    handles.iter().map(|&handle| pool.info(handle).unwrap().frame).collect()
+}
+
+/// Everything is where it was, and everything can be had.
+fn is_whole(pool: &Pool, kept: &[BlockHandle], before: &[FrameId]) {
+    let report = pool.audit().unwrap();
+    assert_eq!((report.held, report.owned), (0, kept.len()), "{report:?}");
+    assert_eq!(frames(pool, kept), before);
+    pool.free(kept).unwrap();
+    let all = pool.allocate(AllocRequest::new(BLOCKS)).unwrap();
+    drop(all);
+    assert_eq!(pool.audit().unwrap().owned, 0);
+}
+
+/// The panic goes to whoever polls; the wave is put back, and the next run has its turn.
+#[test]
+fn a_copier_that_panics_puts_the_wave_back() {
+    let calls = Arc::new(AtomicUsize::new(0));
+    let counted = calls.clone();
+    let pool = pool(Arc::new(move |_: &[FrameMove], done: CopyDone| {
+        if counted.fetch_add(1, Relaxed) == 0 {
+            panic!("on purpose");
+        }
+        drop(done);
+    }));
+    let kept = checkerboard(&pool);
+    let before = frames(&pool, &kept);
+    let panicked = catch_unwind(AssertUnwindSafe(|| poll(pin!(pool.defragment())).is_ready()));
+    assert!(panicked.is_err());
+    assert_eq!(pool.audit().unwrap().held, 0, "the unwinding dropped the wave");
+    let again = poll(pin!(pool.defragment()));
+    assert!(matches!(again, Poll::Ready(Err(DefragError::CopyDropped { .. }))), "{again:?}");
+    assert_eq!(calls.load(Relaxed), 2);
+    is_whole(&pool, &kept, &before);
+}
+
+/// A background task whose copier panics ends, and says what it did.
+#[tokio::test]
+async fn a_background_task_ends_with_its_copier() {
+    let pool = pool(Arc::new(|_: &[FrameMove], _: CopyDone| panic!("on purpose")));
+    let kept = checkerboard(&pool);
+    let before = frames(&pool, &kept);
+    let config = DefragConfig::new().interval(Duration::from_millis(1));
+    let task = pool.start_defragmenter(config).unwrap();
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    let totals = tokio::time::timeout(Duration::from_secs(30), task.stop()).await.expect("stopped");
+    assert_eq!(totals.moved_blocks, 0);
+    is_whole(&pool, &kept, &before);
+}
+
+type Asked = Arc<Mutex<Vec<CopyDone>>>;
+
+fn never(asked: &Asked) -> FrameCopier {
+    let asked = asked.clone();
+    Arc::new(move |_: &[FrameMove], done: CopyDone| asked.lock().unwrap().push(done))
+}
+
+/// A copy that never ends, whose run is dropped: the audit says what it holds; owners go on, and may free what is moving.
+/// The copy ends after the pool is gone, or never: neither hangs, and nothing leaks but what the copier keeps.
+#[test]
+fn a_copy_that_never_ends_holds_its_frames_and_nothing_else() {
+    for ends_late in [true, false] {
+        let asked = Asked::default();
+        let copier = never(&asked);
+        let is_alive: Weak<_> = Arc::downgrade(&copier);
+        let pool = pool(copier);
+        let kept = checkerboard(&pool);
+        {
+            let mut run = pin!(pool.defragment());
+            assert!(poll(run.as_mut()).is_pending());
+        }
+        let moving = pool.audit().unwrap().held;
+        assert!(moving > 0);
+        // Nobody waits for it, neither who frees nor who allocates; only another run does.
+        let (first, second) = kept.split_at(kept.len() / 2);
+        pool.free(first).unwrap();
+        let report = pool.audit().unwrap();
+        let left = report.held - moving;
+        assert!(left > 0, "frames of released blocks are the mover's: {report:?}");
+        assert_eq!(pool.free_blocks(), BLOCKS - second.len() - moving - left);
+        assert!(poll(pin!(pool.defragment())).is_pending(), "the lane is the copy's");
+        let rest = pool.allocate(AllocRequest::new(pool.free_blocks())).unwrap();
+        drop(rest);
+        pool.free(second).unwrap();
+        assert_eq!(pool.audit().unwrap().owned, 0);
+        let done = asked.lock().unwrap().pop().unwrap();
+        if ends_late {
+            drop(pool);
+            done(Ok(()));
+        } else {
+            done(Ok(()));
+            assert_eq!((pool.audit().unwrap().held, pool.free_blocks()), (0, BLOCKS));
+            drop(pool);
+        }
+        assert!(asked.lock().unwrap().is_empty());
+        drop(asked);
+        assert!(is_alive.upgrade().is_none(), "the pool's copier is gone with it");
+    }
+}
+
+/// Somebody who is stopped in mid-wave for good holds back its frames. Everybody else goes on, and runs, too.
+#[test]
+fn a_forgotten_wave_holds_its_frames_and_nothing_else() {
+    let pool = pool(Arc::new(|_: &[FrameMove], done: CopyDone| done(Ok(()))));
+    let kept = checkerboard(&pool);
+    let free: Vec<FrameId> = {
+        let mut free = Vec::new();
+        pool.trim();
+        pool.blocks().for_each_free_run(&mut |run| free.extend(run.frames()));
+        free
+    };
+    let pairs: Vec<_> = frames(&pool, &kept[..5]).into_iter().zip(free).collect();
+    let wave = pool.blocks().begin_wave(pairs, &mut |frame, why| panic!("{frame}: {why:?}"));
+    assert_eq!(wave.len(), 5);
+    std::mem::forget(wave);
+    assert_eq!(pool.audit().unwrap().held, 5);
+    // What is marked is not moved by others, and not reopened.
+    let before = frames(&pool, &kept[..5]);
+    let report = {
+        let mut run = pin!(pool.defragment());
+        // Between waves it lets others run.
+        (0..100).find_map(|_| match poll(run.as_mut()) {
+            Poll::Ready(report) => Some(report.unwrap()),
+            Poll::Pending => None,
+        })
+    };
+    let report = report.expect("it hangs");
+    assert!(report.moved_blocks > 10, "{report:?}");
+    assert_eq!(frames(&pool, &kept[..5]), before);
+    assert_eq!(pool.reopen(kept[0]), Ok(false));
+    // Pins and shares are as always.
+    pool.pin(kept[1]).unwrap();
+    pool.share(&[kept[2]]).unwrap();
+    pool.unpin(kept[1]).unwrap();
+    pool.free(&kept).unwrap();
+    pool.free(&[kept[2]]).unwrap();
+    let report = pool.audit().unwrap();
+    assert_eq!((report.owned, report.held), (0, 10), "sources and destinations");
+    assert_eq!(pool.free_blocks(), BLOCKS - 10);
+    let all = pool.allocate(AllocRequest::new(BLOCKS - 10)).unwrap();
+    assert!(pool.allocate(AllocRequest::new(1)).is_err());
+    drop(all);
+    // A pool cannot shrink below them.
+    assert!(pool.blocks().begin_shrink(1).unwrap().collect() > 0);
+    pool.audit().unwrap();
+}
+
+/// A thread that dies in mid-wave, by a panic, gives everything back.
+#[test]
+fn a_thread_that_dies_in_a_wave_gives_it_back() {
+    let pool = pool(Arc::new(|_: &[FrameMove], done: CopyDone| done(Ok(()))));
+    let kept = checkerboard(&pool);
+    let before = frames(&pool, &kept);
+    pool.trim();
+    let mut free = Vec::new();
+    pool.blocks().for_each_free_run(&mut |run| free.extend(run.frames()));
+    let died = std::thread::scope(|scope| {
+        let pairs: Vec<_> = before.iter().copied().zip(free).collect();
+        let pool = &pool;
+        scope
+            .spawn(move || {
+                let wave = pool.blocks().begin_wave(pairs, &mut |_, _| {});
+                assert!(wave.len() > 10);
+                std::panic::resume_unwind(Box::new("on purpose"));
+            })
+            .join()
+    });
+    assert!(died.is_err());
+    is_whole(&pool, &kept, &before);
+}

@@ -1,0 +1,235 @@
+//! The engine's memory.
+//!
+//! *The stream* works off what batches enqueue, in order, and some time later: writes, copies of blocks that were
+//! shared, reads. A read looks at the token when its turn comes, and goes on looking until its batch ends: kernels take
+//! their time. So nobody may write there meanwhile, but for the block that the read was about, which then was truncated and
+//! written again by its owner: that write stands behind the read in the stream.
+//!
+//! *The copy engine* does what the pool asks of it, beside the stream, token by token.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use kvpool::ids::{BlockHandle, FrameId};
+use kvpool::storage::{CopyDone, FrameMove};
+
+/// Tokens in a block.
+pub const BLOCK_TOKENS: usize = 4;
+
+/// What is in a frame that is gone, or half copied.
+const POISON: u64 = u64::MAX;
+
+/// Where a token is, and what it is.
+#[derive(Clone, Copy, Debug)]
+pub struct Token {
+    /// Its slot.
+    pub slot: usize,
+    /// The block that it is in.
+    pub block: BlockHandle,
+    /// Its content.
+    pub value: u64,
+}
+
+enum Op {
+    Write(Token),
+    Read(Token),
+    Copy { frames: FrameMove, to: BlockHandle },
+}
+
+/// A copy that the pool asked for.
+struct Copying {
+    moves: Vec<FrameMove>,
+    done: CopyDone,
+    /// Tokens that have been copied.
+    copied: usize,
+}
+
+/// See the [module](self).
+#[derive(Default)]
+pub struct Device {
+    slots: Vec<u64>,
+    /// Who is reading a slot, and what is to be there.
+    readers: Vec<Vec<(u64, Token)>>,
+    /// Slots that a batch reads.
+    reads: BTreeMap<u64, Vec<usize>>,
+    stream: VecDeque<(u64, Op)>,
+    /// By frame: what is enqueued and changes it.
+    changes: Vec<u32>,
+    copies: Vec<Copying>,
+    /// Frames that there are now.
+    frames: usize,
+}
+
+fn frame_of(slot: usize) -> FrameId {
+    FrameId((slot / BLOCK_TOKENS) as u32)
+}
+
+fn slots_of(frame: FrameId) -> std::ops::Range<usize> {
+    frame.index() * BLOCK_TOKENS..(frame.index() + 1) * BLOCK_TOKENS
+}
+
+impl Device {
+    pub fn new(frames: usize, frames_max: usize) -> Self {
+        Self {
+            slots: vec![POISON; frames_max * BLOCK_TOKENS],
+            readers: vec![Vec::new(); frames_max * BLOCK_TOKENS],
+            changes: vec![0; frames_max],
+            frames,
+            ..Self::default()
+        }
+    }
+
+    /// The pool has so many frames now.
+    pub fn resize(&mut self, frames: usize) {
+        for frame in (frames..self.frames).map(|frame| FrameId(frame as u32)) {
+            assert_eq!(self.changes[frame.index()], 0, "frame {frame} is gone, and will be written");
+            self.is_not_copied(frame);
+            for slot in slots_of(frame) {
+                assert!(self.readers[slot].is_empty(), "slot {slot} is gone: {:?}", self.readers[slot]);
+                self.slots[slot] = POISON;
+            }
+        }
+        self.frames = frames;
+    }
+
+    /// Enqueues a write.
+    pub fn write(&mut self, batch: u64, token: Token) {
+        self.changes[frame_of(token.slot).index()] += 1;
+        self.stream.push_back((batch, Op::Write(token)));
+    }
+
+    /// Enqueues a read.
+    pub fn read(&mut self, batch: u64, token: Token) {
+        self.stream.push_back((batch, Op::Read(token)));
+    }
+
+    /// Enqueues the copy of a block that cannot be written.
+    pub fn copy(&mut self, batch: u64, frames: FrameMove, to: BlockHandle) {
+        self.changes[frames.dst.index()] += 1;
+        self.stream.push_back((batch, Op::Copy { frames, to }));
+    }
+
+    /// Works off the next of what is enqueued, up to `count`.
+    pub fn work(&mut self, count: usize) {
+        for _ in 0..count {
+            let Some((batch, op)) = self.stream.pop_front() else { return };
+            match op {
+                Op::Write(token) => self.do_write(token),
+                Op::Read(token) => self.do_read(batch, token),
+                Op::Copy { frames, to } => {
+                    self.is_there(frames.src);
+                    for (from, slot) in slots_of(frames.src).zip(slots_of(frames.dst)) {
+                        self.changes[frames.dst.index()] += 1;
+                        self.do_write(Token { slot, block: to, value: self.slots[from] });
+                    }
+                    self.changes[frames.dst.index()] -= 1;
+                }
+            }
+        }
+    }
+
+    /// Works off all of a batch, whose reads end with it.
+    pub fn end_batch(&mut self, batch: u64) {
+        let last = self.stream.iter().rposition(|(of, _)| *of == batch);
+        self.work(last.map_or(0, |last| last + 1));
+        self.check_reads(batch);
+        for slot in self.reads.remove(&batch).unwrap_or_default() {
+            self.readers[slot].retain(|(reader, _)| *reader != batch);
+        }
+    }
+
+    /// What a batch reads is what it was.
+    pub fn check_reads(&self, batch: u64) {
+        for &slot in self.reads.get(&batch).into_iter().flatten() {
+            for (_, token) in self.readers[slot].iter().filter(|(reader, _)| *reader == batch) {
+                assert_eq!(self.slots[slot], token.value, "batch {batch} reads {token:?}");
+            }
+        }
+    }
+
+    fn is_there(&self, frame: FrameId) {
+        assert!(frame.index() < self.frames, "frame {frame} is gone");
+        let half = self.copies.iter().any(|copy| copy.moves.iter().any(|moved| moved.dst == frame));
+        assert!(!half, "frame {frame} is read, and a block is being copied there");
+    }
+
+    fn is_not_copied(&self, frame: FrameId) {
+        for moved in self.copies.iter().flat_map(|copy| &copy.moves) {
+            assert!(moved.src != frame && moved.dst != frame, "frame {frame} changes during {moved:?}");
+        }
+    }
+
+    fn do_read(&mut self, batch: u64, token: Token) {
+        self.is_there(frame_of(token.slot));
+        assert_eq!(self.slots[token.slot], token.value, "batch {batch} reads {token:?}");
+        self.readers[token.slot].push((batch, token));
+        self.reads.entry(batch).or_default().push(token.slot);
+    }
+
+    fn do_write(&mut self, token: Token) {
+        let (slot, frame) = (token.slot, frame_of(token.slot));
+        self.is_there(frame);
+        self.is_not_copied(frame);
+        for (batch, read) in self.readers[slot].drain(..) {
+            assert_eq!(read.block, token.block, "{token:?} is written, and batch {batch} reads {read:?}");
+        }
+        self.slots[slot] = token.value;
+        self.changes[frame.index()] -= 1;
+    }
+
+    /// The pool asks for a copy.
+    pub fn ask(&mut self, moves: Vec<FrameMove>, done: CopyDone) {
+        assert!(!moves.is_empty());
+        for &FrameMove { src, dst } in &moves {
+            for frame in [src, dst] {
+                assert!(frame.index() < self.frames, "frame {frame} is gone");
+                assert_eq!(self.changes[frame.index()], 0, "frame {frame} will be written");
+                self.is_not_copied(frame);
+            }
+            for slot in slots_of(dst) {
+                assert!(self.readers[slot].is_empty(), "frame {dst} is read: {:?}", self.readers[slot]);
+                self.slots[slot] = POISON;
+            }
+            let alone = moves.iter().filter(|other| [other.src, other.dst].contains(&dst)).count();
+            assert_eq!(alone, 1, "{dst} in {moves:?}");
+        }
+        self.copies.push(Copying { moves, done, copied: 0 });
+    }
+
+    /// Copies under way.
+    pub fn copies(&self) -> usize {
+        self.copies.len()
+    }
+
+    /// Whether somebody copies this frame.
+    pub fn is_source(&self, frame: FrameId) -> bool {
+        self.copies.iter().any(|copy| copy.moves.iter().any(|moved| moved.src == frame))
+    }
+
+    /// Copies so many tokens of one of the copies; what is to be called if that was the last of them.
+    #[must_use]
+    pub fn copy_some(&mut self, index: usize, tokens: usize) -> Option<(Vec<FrameMove>, CopyDone)> {
+        let copy = &mut self.copies[index];
+        let all = copy.moves.len() * BLOCK_TOKENS;
+        for at in copy.copied..all.min(copy.copied + tokens) {
+            let FrameMove { src, dst } = copy.moves[at / BLOCK_TOKENS];
+            let offset = at % BLOCK_TOKENS;
+            self.slots[slots_of(dst).start + offset] = self.slots[slots_of(src).start + offset];
+            copy.copied = at + 1;
+        }
+        (copy.copied == all).then(|| {
+            let copy = self.copies.swap_remove(index);
+            (copy.moves, copy.done)
+        })
+    }
+
+    /// Gives one of the copies up in the middle.
+    #[must_use]
+    pub fn break_off(&mut self, index: usize) -> CopyDone {
+        self.copies.swap_remove(index).done
+    }
+
+    /// Whether everything has been done, and nobody reads.
+    pub fn is_idle(&self) -> bool {
+        self.stream.is_empty() && self.copies.is_empty() && self.reads.is_empty()
+    }
+}

@@ -1,0 +1,270 @@
+//! Sequences, and the tables under which their tokens are read.
+
+use kvpool::block::{Moved, Since};
+use kvpool::error::{AllocError, SequenceError};
+use kvpool::ids::{BlockHandle, SequenceId, Ticket};
+use kvpool::pool::Priority;
+use kvpool::sequence::{BlockTable, CsrTable, Sequence};
+
+use crate::device::{BLOCK_TOKENS, Token};
+use crate::world::World;
+
+/// A sequence, and what its tokens are.
+pub struct Written {
+    pub real: Sequence,
+    tokens: Vec<u64>,
+}
+
+/// A table that lives on across batches.
+pub struct Remembered {
+    of: SequenceId,
+    since: Ticket,
+    blocks: Vec<BlockHandle>,
+    frames: Vec<usize>,
+}
+
+pub fn some_priority(rng: &mut fastrand::Rng) -> Priority {
+    [Priority::Normal, Priority::High, Priority::Urgent][rng.usize(..3)]
+}
+
+impl World {
+    pub fn open(&mut self) {
+        if self.sequences.len() < 12 {
+            let id = SequenceId(self.number());
+            let priority = some_priority(&mut self.rng);
+            let real = self.pool.sequence(id).priority(priority).open().unwrap();
+            self.note(format_args!("sequence {id}"));
+            self.sequences.push(Written { real, tokens: Vec::new() });
+        }
+    }
+
+    pub fn append(&mut self) {
+        let batch = self.some_batch();
+        let Some(index) = self.pick(self.sequences.len()) else { return };
+        let (count, is_draft) = (self.rng.usize(1..14), self.rng.u8(..4) == 0);
+        let in_flight = &mut self.batches[batch];
+        let written = &mut self.sequences[index];
+        let id = written.real.id();
+        let before = written.tokens.len();
+        let outcome = if is_draft {
+            in_flight.batch.draft(&mut written.real, count)
+        } else {
+            in_flight.batch.append(&mut written.real, count)
+        };
+        let appended = match outcome {
+            Ok(appended) => appended,
+            Err(SequenceError::Alloc(error)) => {
+                assert_eq!(written.real.len(), before);
+                self.note(format_args!("{id}: {error}"));
+                return self.is_refused_rightly(&error);
+            }
+            Err(error) => panic!("{error}"),
+        };
+        assert_eq!(appended.tokens, before..before + count);
+        let number = in_flight.number;
+        if let Some(copied) = appended.copied {
+            in_flight.copied.push(copied.from);
+            self.device.copy(number, copied.frames, self.pool.blocks().handle(copied.to));
+        }
+        let mut slots = Vec::new();
+        in_flight.batch.slot_mapping(&written.real, appended.tokens.clone(), &mut slots).unwrap();
+        let blocks: Vec<_> = written.real.blocks().collect();
+        for (place, slot) in appended.tokens.clone().zip(slots) {
+            self.last += 1;
+            written.tokens.push(self.last);
+            let block = self.pool.blocks().handle(blocks[place / BLOCK_TOKENS]);
+            self.device.write(number, Token { slot: slot as usize, block, value: self.last });
+        }
+        self.note(format_args!("{id} in {number}: {appended:?}"));
+    }
+
+    /// One thread decides all: what is refused is not there.
+    pub fn is_refused_rightly(&self, error: &AllocError) {
+        let free = self.pool.free_blocks();
+        match *error {
+            AllocError::Exhausted { asked, .. } => {
+                assert!(asked > free || self.is_resizing(), "{error}, and {free} are free");
+            }
+            AllocError::NoRun { asked, .. } => assert!(asked <= free),
+            AllocError::TooLarge { asked, total } => assert!(asked > total),
+            AllocError::Reserved { asked, total, reserve } => {
+                assert!(asked <= total && asked > total - reserve)
+            }
+            _ => panic!("{error}"),
+        }
+    }
+
+    pub fn commit(&mut self) {
+        let Some(index) = self.pick(self.sequences.len()) else { return };
+        let length = self.rng.usize(..=self.sequences[index].tokens.len());
+        self.sequences[index].real.commit(length).unwrap();
+    }
+
+    pub fn truncate(&mut self) {
+        let Some(index) = self.pick(self.sequences.len()) else { return };
+        let length = self.rng.usize(..=self.sequences[index].tokens.len());
+        let written = &mut self.sequences[index];
+        written.real.truncate(length).unwrap();
+        written.tokens.truncate(length);
+        let id = written.real.id();
+        self.note(format_args!("{id} has {length} tokens"));
+    }
+
+    pub fn fork(&mut self) {
+        if self.sequences.len() < 12
+            && let Some(index) = self.pick(self.sequences.len())
+        {
+            let id = SequenceId(self.number());
+            let written = &self.sequences[index];
+            let fork = Written { real: written.real.fork(id).unwrap(), tokens: written.tokens.clone() };
+            let of = written.real.id();
+            self.note(format_args!("{id} is a fork of {of}"));
+            self.sequences.push(fork);
+        }
+    }
+
+    pub fn close(&mut self) {
+        if let Some(index) = self.pick(self.sequences.len()) {
+            let closed = self.sequences.swap_remove(index);
+            let id = closed.real.id();
+            self.note(format_args!("{id} is closed"));
+        }
+    }
+
+    /// Reads some tokens of some sequences, by one kind of table or another.
+    pub fn read(&mut self) {
+        let batch = self.some_batch();
+        let chosen: Vec<usize> = (0..self.sequences.len()).filter(|_| self.rng.bool()).collect();
+        let kind = self.rng.u8(..4);
+        let frames: Vec<Vec<usize>> = {
+            let batch = &self.batches[batch].batch;
+            let sequences = chosen.iter().map(|&index| &self.sequences[index].real);
+            let frames = |row: &[i32]| row.iter().map(|&frame| frame as usize).collect::<Vec<_>>();
+            match kind {
+                0 => {
+                    let mut table = BlockTable::new();
+                    batch.block_table(sequences, &mut table).unwrap();
+                    (0..chosen.len()).map(|row| frames(table.row(row))).collect()
+                }
+                1 => {
+                    let mut table = CsrTable::new();
+                    batch.csr_table(sequences, &mut table).unwrap();
+                    table
+                        .indptr
+                        .windows(2)
+                        .map(|at| frames(&table.indices[at[0] as usize..at[1] as usize]))
+                        .collect()
+                }
+                2 => {
+                    let views: Vec<_> =
+                        sequences.map(|sequence| self.pool.view(sequence.id()).unwrap()).collect();
+                    let mut table = BlockTable::new();
+                    batch.block_table(&views, &mut table).unwrap();
+                    (0..chosen.len()).map(|row| frames(table.row(row))).collect()
+                }
+                _ => sequences
+                    .map(|sequence| {
+                        let mut slots = Vec::new();
+                        batch.slot_mapping(sequence, 0..sequence.len(), &mut slots).unwrap();
+                        slots.iter().step_by(BLOCK_TOKENS).map(|&slot| slot as usize / BLOCK_TOKENS).collect()
+                    })
+                    .collect(),
+            }
+        };
+        for (&index, frames) in chosen.iter().zip(&frames) {
+            self.read_through(batch, index, frames);
+        }
+        self.note(format_args!("reads {chosen:?} by {kind}: {frames:?}"));
+    }
+
+    /// Reads a sequence's tokens, its blocks being in these frames.
+    fn read_through(&mut self, batch: usize, sequence: usize, frames: &[usize]) {
+        let written = &self.sequences[sequence];
+        for (place, block) in written.real.blocks().enumerate() {
+            let block = self.pool.blocks().handle(block);
+            for (offset, &value) in
+                written.tokens[place * BLOCK_TOKENS..].iter().take(BLOCK_TOKENS).enumerate()
+            {
+                let slot = frames[place] * BLOCK_TOKENS + offset;
+                self.device.read(self.batches[batch].number, Token { slot, block, value });
+                self.tally.tokens_read += 1;
+            }
+        }
+    }
+
+    /// Reads everything, in a batch of its own.
+    pub fn read_all(&mut self) {
+        assert!(self.batches.is_empty());
+        let batch = self.some_batch();
+        for index in 0..self.sequences.len() {
+            let real = &self.sequences[index].real;
+            assert_eq!(real.len(), self.sequences[index].tokens.len());
+            let frames: Vec<usize> =
+                real.blocks().map(|block| self.pool.blocks().frame(block).index()).collect();
+            self.read_through(batch, index, &frames);
+        }
+        for index in 0..self.raws.len() {
+            self.read_raw_in(batch, index);
+        }
+    }
+
+    pub fn remember(&mut self) {
+        let batch = self.some_batch();
+        let Some(index) = self.pick(self.sequences.len()) else { return };
+        if self.remembered.len() < 6 {
+            let real = &self.sequences[index].real;
+            let (of, since) = (real.id(), self.batches[batch].batch.ticket());
+            self.remembered.push(Remembered { of, since, blocks: Vec::new(), frames: Vec::new() });
+            let last = self.remembered.len() - 1;
+            self.bring_up_to_date(last, index);
+        }
+    }
+
+    /// Blocks that the table does not have, or that are others by now, are looked up.
+    fn bring_up_to_date(&mut self, table: usize, sequence: usize) {
+        let blocks = self.pool.blocks();
+        let Remembered { blocks: known, frames, .. } = &mut self.remembered[table];
+        let now: Vec<_> = self.sequences[sequence].real.blocks().map(|block| blocks.handle(block)).collect();
+        let same = known.iter().zip(&now).take_while(|(known, now)| known == now).count();
+        known.truncate(same);
+        frames.truncate(same);
+        frames.extend(now[same..].iter().map(|handle| blocks.frame(handle.id).index()));
+        known.extend(&now[same..]);
+    }
+
+    /// A table built under an earlier batch, patched under this one, is as good as a new one.
+    pub fn patch(&mut self) {
+        let batch = self.some_batch();
+        let Some(table) = self.pick(self.remembered.len()) else { return };
+        let of = self.remembered[table].of;
+        let Some(sequence) = self.sequences.iter().position(|written| written.real.id() == of) else {
+            self.remembered.swap_remove(table);
+            return;
+        };
+        let mut moved = Vec::new();
+        let remembered = &mut self.remembered[table];
+        match self.batches[batch].batch.moved_since(remembered.since, &mut moved) {
+            Since::Listed => {
+                for Moved { block, to } in &moved {
+                    let places = remembered.blocks.iter().zip(&mut remembered.frames);
+                    for (_, frame) in places.filter(|(known, _)| known.id == *block) {
+                        *frame = to.index();
+                        self.tally.patched += 1;
+                    }
+                }
+            }
+            Since::TooLong => remembered.blocks.clear(),
+        }
+        remembered.since = self.batches[batch].batch.ticket();
+        let since = remembered.since;
+        self.bring_up_to_date(table, sequence);
+        let remembered = &self.remembered[table];
+        for (handle, &frame) in remembered.blocks.iter().zip(&remembered.frames) {
+            let is = self.pool.blocks().frame(handle.id).index();
+            assert_eq!(frame, is, "{handle} of {of}, patched since {since:?}: {moved:?}");
+        }
+        let frames = remembered.frames.clone();
+        self.read_through(batch, sequence, &frames);
+        self.note(format_args!("{of} is patched by {moved:?}"));
+    }
+}

@@ -1,0 +1,478 @@
+//! The pool, what the engine has of it, and the schedule.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use fastrand::Rng;
+use kvpool::compact::{Defragmenter, FrameKind};
+use kvpool::error::StorageError;
+use kvpool::ids::{BlockId, FrameId, Order};
+use kvpool::pool::{Pool, PoolHandle};
+use kvpool::sequence::Batch;
+use kvpool::storage::{CopyDone, Dtype, FrameMove, KvLayout};
+use tokio::runtime::Runtime;
+
+use crate::device::{BLOCK_TOKENS, Device};
+use crate::raw::Raw;
+use crate::sequences::{Remembered, Written};
+use crate::tasks::Task;
+
+/// Steps of a schedule.
+const STEPS: std::ops::Range<usize> = 100..1500;
+
+/// What the pool asked to be copied, until the device hears of it.
+type Desk = Arc<Mutex<Vec<(Vec<FrameMove>, CopyDone)>>>;
+
+/// A batch in flight.
+pub struct InFlight {
+    pub number: u64,
+    pub batch: Batch,
+    /// Blocks that it keeps because they are being copied.
+    pub copied: Vec<BlockId>,
+}
+
+/// What came about.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Tally {
+    pub steps: u64,
+    pub tokens_read: u64,
+    pub moved: u64,
+    pub gave_way: u64,
+    pub copies_failed: u64,
+    pub patched: u64,
+    pub allocated: u64,
+    pub deadlines: u64,
+    pub cancelled: u64,
+    pub runs: u64,
+    pub shrinks: u64,
+    pub shrinks_given_up: u64,
+    pub background_runs: u64,
+    /// Of all that was done, with what came of it.
+    pub trace: u64,
+}
+
+impl Tally {
+    fn counts(&mut self) -> [(&'static str, &mut u64); 13] {
+        [
+            ("steps", &mut self.steps),
+            ("tokens_read", &mut self.tokens_read),
+            ("moved", &mut self.moved),
+            ("gave_way", &mut self.gave_way),
+            ("copies_failed", &mut self.copies_failed),
+            ("patched", &mut self.patched),
+            ("allocated", &mut self.allocated),
+            ("deadlines", &mut self.deadlines),
+            ("cancelled", &mut self.cancelled),
+            ("runs", &mut self.runs),
+            ("shrinks", &mut self.shrinks),
+            ("shrinks_given_up", &mut self.shrinks_given_up),
+            ("background_runs", &mut self.background_runs),
+        ]
+    }
+
+    pub fn add(&mut self, other: &Self) {
+        let mut other = *other;
+        self.trace ^= other.trace;
+        for ((_, sum), (_, count)) in self.counts().into_iter().zip(other.counts()) {
+            *sum += *count;
+        }
+    }
+
+    /// A simulation in which something never happens checks less than it says.
+    pub fn is_complete(mut self) {
+        self.counts().into_iter().for_each(|(what, count)| assert_ne!(*count, 0, "no {what}"));
+    }
+}
+
+pub struct World {
+    pub rng: Rng,
+    pub pool: Pool,
+    pub handles: Vec<PoolHandle>,
+    pub device: Device,
+    pub batches: Vec<InFlight>,
+    pub sequences: Vec<Written>,
+    pub remembered: Vec<Remembered>,
+    pub raws: Vec<Raw>,
+    pub tasks: Vec<Task>,
+    pub defragmenter: Option<Defragmenter>,
+    pub runtime: Rc<Runtime>,
+    pub tally: Tally,
+    /// Numbers for tokens, sequences, batches and tasks.
+    pub last: u64,
+    /// How likely a copy is to fail, in 100.
+    failing: u8,
+    /// Share of the pool, in 100, that is in use at most, more or less.
+    ceiling: usize,
+    desk: Desk,
+    is_told: bool,
+}
+
+/// One thing that can be done; each schedule does some often, and others not at all.
+type Step = fn(&mut World);
+
+const STEP_KINDS: &[(u32, &str, Step)] = &[
+    (6, "begin a batch", World::begin_batch),
+    (9, "end a batch", World::end_some_batch),
+    (12, "let the stream run", World::work),
+    (4, "open a sequence", World::open),
+    (20, "append", World::append),
+    (3, "commit", World::commit),
+    (5, "truncate", World::truncate),
+    (4, "fork", World::fork),
+    (3, "close", World::close),
+    (8, "read", World::read),
+    (3, "remember a table", World::remember),
+    (5, "patch a table", World::patch),
+    (10, "allocate raw", World::allocate_raw),
+    (2, "scatter raw", World::scatter_raw),
+    (6, "write raw", World::write_raw),
+    (16, "seal raw", World::seal_raw),
+    (2, "reopen raw", World::reopen_raw),
+    (3, "share raw", World::share_raw),
+    (3, "pin raw", World::pin_raw),
+    (3, "unpin raw", World::unpin_raw),
+    (6, "free raw", World::free_raw),
+    (4, "read raw", World::read_raw),
+    (6, "allocate and wait", World::allocate_and_wait),
+    (5, "defragment", World::defragment),
+    (2, "resize", World::resize),
+    (3, "cancel", World::cancel),
+    (40, "poll", World::poll_woken),
+    (1, "poll for nothing", World::poll_any),
+    (30, "copy", World::copy_some),
+    (4, "let time pass", World::pass_time),
+    (1, "trim", World::trim),
+    (4, "audit", World::audit),
+    (1, "a background task", World::background),
+    (3, "a wave by hand", World::wave),
+];
+
+impl World {
+    pub fn new(seed: u64, runtime: Rc<Runtime>, is_told: bool) -> Self {
+        let mut rng = Rng::with_seed(seed);
+        let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(1).block_tokens(BLOCK_TOKENS);
+        let blocks = if rng.u8(..4) == 0 { rng.usize(3..20) } else { rng.usize(20..200) };
+        let blocks_max = blocks + rng.usize(0..100);
+        let desk = Desk::default();
+        let asked = desk.clone();
+        let copier = Arc::new(move |moves: &[FrameMove], done: CopyDone| {
+            asked.lock().unwrap().push((moves.to_vec(), done));
+        });
+        let mut builder = Pool::builder(layout.dtype(Dtype::F32).build().unwrap())
+            .blocks(blocks)
+            .blocks_max(blocks_max)
+            .segment_blocks(64)
+            .threads(rng.usize(1..4))
+            .latency_sample(0)
+            .fragmentation_order(Order(rng.u8(..5)))
+            .engine_copies(copier);
+        if rng.bool() {
+            builder = builder.magazine_blocks(rng.usize(..10));
+        }
+        if rng.bool() {
+            builder = builder.reserve(rng.usize(..(blocks / 3).min(8)));
+        }
+        if rng.u8(..4) == 0 {
+            builder = builder.without_null_block();
+        }
+        let pool = builder.build().unwrap();
+        let device = Device::new(pool.blocks().total_frames(), blocks_max + 1);
+        let mut world = Self {
+            handles: (0..2).map(|_| pool.handle()).collect(),
+            failing: if rng.bool() { 0 } else { rng.u8(..100) },
+            ceiling: [50, 65, 80, 100][rng.usize(..4)],
+            rng,
+            device,
+            pool,
+            batches: Vec::new(),
+            sequences: Vec::new(),
+            remembered: Vec::new(),
+            raws: Vec::new(),
+            tasks: Vec::new(),
+            defragmenter: None,
+            runtime,
+            tally: Tally { trace: 0xcbf2_9ce4_8422_2325, ..Tally::default() },
+            last: 0,
+            desk,
+            is_told,
+        };
+        world.note(format_args!("seed {seed}: {blocks} of {blocks_max} blocks"));
+        world
+    }
+
+    pub fn run(&mut self) {
+        // Some kinds of steps often, some not at all: what hides behind a crowd shows without it.
+        let weights: Vec<u32> =
+            STEP_KINDS.iter().map(|(weight, ..)| weight * [0, 1, 2, 2, 6][self.rng.usize(..5)]).collect();
+        let all = weights.iter().sum::<u32>().max(1);
+        for _ in 0..self.rng.usize(STEPS) {
+            let (name, step) = self.choose(&weights, all);
+            self.tally.steps += 1;
+            self.note(format_args!("-- {name}"));
+            step(self);
+            self.settle();
+        }
+    }
+
+    fn choose(&mut self, weights: &[u32], all: u32) -> (&'static str, Step) {
+        let used = self.pool.blocks().counts().used();
+        if used * 100 > self.ceiling * self.pool.total_blocks() && self.rng.bool() {
+            return if self.rng.bool() {
+                ("make room", World::free_raw)
+            } else {
+                ("make room", World::close)
+            };
+        }
+        let mut at = self.rng.u32(..all);
+        let chosen = weights.iter().position(|&weight| {
+            let is_here = at < weight;
+            at = at.saturating_sub(weight);
+            is_here
+        });
+        let (_, name, step) = STEP_KINDS[chosen.unwrap_or(0)];
+        (name, step)
+    }
+
+    /// Writes down what was done: told, or as a number that differs if anything differs.
+    pub fn note(&mut self, what: fmt::Arguments<'_>) {
+        struct Trace<'a>(&'a mut u64);
+        impl fmt::Write for Trace<'_> {
+            fn write_str(&mut self, text: &str) -> fmt::Result {
+                for byte in text.bytes() {
+                    *self.0 = (*self.0 ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+                }
+                Ok(())
+            }
+        }
+        let _ = fmt::Write::write_fmt(&mut Trace(&mut self.tally.trace), what);
+        if self.is_told {
+            eprintln!("{what}");
+        }
+    }
+
+    /// A number that was never given before.
+    pub fn number(&mut self) -> u64 {
+        self.last += 1;
+        self.last
+    }
+
+    /// One of so many; `None` of nothing.
+    pub fn pick(&mut self, len: usize) -> Option<usize> {
+        (len > 0).then(|| self.rng.usize(..len))
+    }
+
+    /// After every step: the device hears what the pool asked for, and how large the pool is.
+    pub fn settle(&mut self) {
+        self.device.resize(self.pool.blocks().total_frames());
+        let asked = std::mem::take(&mut *self.desk.lock().unwrap());
+        for (moves, done) in asked {
+            self.note(format_args!("copies {} frames, {:?} first", moves.len(), moves[0]));
+            self.device.ask(moves, done);
+        }
+    }
+
+    fn begin_batch(&mut self) {
+        if self.batches.len() < 5 {
+            let number = self.number();
+            let batch = self.pool.begin_batch();
+            self.note(format_args!("batch {number}, {:?}", batch.ticket()));
+            self.batches.push(InFlight { number, batch, copied: Vec::new() });
+        }
+    }
+
+    /// One of the batches in flight, begun if there is none.
+    pub fn some_batch(&mut self) -> usize {
+        if self.batches.is_empty() {
+            self.begin_batch();
+        }
+        self.rng.usize(..self.batches.len())
+    }
+
+    fn end_some_batch(&mut self) {
+        if let Some(batch) = self.pick(self.batches.len()) {
+            self.end_batch(batch);
+        }
+    }
+
+    fn end_batch(&mut self, batch: usize) {
+        let InFlight { number, batch, .. } = self.batches.swap_remove(batch);
+        self.note(format_args!("batch {number} ends"));
+        self.device.end_batch(number);
+        batch.finish();
+    }
+
+    fn work(&mut self) {
+        let count = self.rng.usize(1..60);
+        self.device.work(count);
+        if let Some(batch) = self.pick(self.batches.len()) {
+            self.device.check_reads(self.batches[batch].number);
+        }
+    }
+
+    fn copy_some(&mut self) {
+        let Some(copy) = self.pick(self.device.copies()) else { return };
+        if self.rng.u16(..1000) < u16::from(self.failing) {
+            let done = self.device.break_off(copy);
+            self.tally.copies_failed += 1;
+            if self.rng.bool() {
+                self.note(format_args!("a copy fails"));
+                done(Err(StorageError::Memory { bytes: 1, reason: std::io::ErrorKind::Other }));
+            } else {
+                self.note(format_args!("a copy is dropped"));
+                drop(done);
+            }
+            return;
+        }
+        let tokens = self.rng.usize(1..40);
+        let Some((moves, done)) = self.device.copy_some(copy, tokens) else { return };
+        let blocks = self.pool.blocks().clone();
+        let sources: Vec<_> = moves.iter().map(|moved| blocks.block_at(moved.src)).collect();
+        done(Ok(()));
+        let arrived = sources.iter().zip(&moves).filter(|(block, moved)| blocks.frame(**block) == moved.dst);
+        let arrived = arrived.count() as u64;
+        self.note(format_args!("a copy ends, {arrived} blocks moved"));
+        self.tally.moved += arrived;
+        self.tally.gave_way += moves.len() as u64 - arrived;
+    }
+
+    fn pass_time(&mut self) {
+        let time = Duration::from_micros(self.rng.u64(..30_000));
+        self.note(format_args!("{time:?} pass"));
+        self.advance(time);
+    }
+
+    /// Lets tokio's clock go on, its timers ring, and what was spawned run.
+    pub fn advance(&mut self, time: Duration) {
+        self.runtime.block_on(tokio::time::advance(time));
+        self.settle();
+    }
+
+    fn trim(&mut self) {
+        self.pool.trim();
+    }
+
+    /// A wave that no run began, of frames at random.
+    fn wave(&mut self) {
+        let snapshot = self.pool.snapshot();
+        let of_kind = |kind| -> Vec<FrameId> {
+            let frames = (0..).map(FrameId).zip(snapshot.frames());
+            frames.filter(|(_, state)| state.kind() == kind).map(|(frame, _)| frame).collect()
+        };
+        let (mut from, mut to) = (of_kind(FrameKind::Movable), of_kind(FrameKind::Free));
+        self.rng.shuffle(&mut from);
+        self.rng.shuffle(&mut to);
+        // And one that cannot be.
+        let frames = self.pool.blocks().total_frames() as u32;
+        let any = (FrameId(self.rng.u32(..frames)), FrameId(self.rng.u32(..frames)));
+        let count = self.rng.usize(1..20);
+        let pairs: Vec<_> = from.into_iter().zip(to).take(count).chain([any]).collect();
+        let mut gave_way = 0;
+        let wave = self.pool.blocks().begin_wave(pairs, &mut |_, _| gave_way += 1);
+        self.note(format_args!("{} of {} to be moved", wave.len(), wave.len() as u64 + gave_way));
+        if wave.is_empty() {
+            return;
+        }
+        let moves = wave.moves().map(|(from, to)| FrameMove::new(from, to)).collect();
+        self.device.ask(
+            moves,
+            Box::new(move |outcome| {
+                if outcome.is_ok() {
+                    wave.publish(&mut |_, _| {});
+                }
+            }),
+        );
+    }
+
+    /// Whether a change of size has begun, so that what is free may be out of reach.
+    pub fn is_resizing(&self) -> bool {
+        self.tasks.iter().any(Task::is_resize)
+    }
+
+    /// Owned blocks and references are those that the engine has.
+    fn audit(&mut self) {
+        let report = self.pool.audit().unwrap_or_else(|finding| panic!("{finding}"));
+        let mut owned = BTreeSet::new();
+        let mut references = 0;
+        let listed = self.sequences.iter().flat_map(|written| written.real.blocks());
+        let kept = self.batches.iter().flat_map(|batch| batch.copied.iter().copied());
+        for block in listed.chain(kept) {
+            owned.insert(block);
+            references += 1;
+        }
+        for raw in &self.raws {
+            owned.insert(raw.handle.id);
+            references += u64::from(raw.refs);
+        }
+        assert_eq!((report.owned, report.references), (owned.len(), references), "{report:?}");
+        let is_quiet = self.device.copies() == 0 && !self.is_resizing();
+        assert!(report.held == 0 || !is_quiet, "held for nobody: {report:?}");
+        self.note(format_args!("{report:?}"));
+        self.check_pins();
+        self.check_line();
+    }
+
+    /// Everything comes to its end.
+    pub fn end(mut self) -> Tally {
+        self.note(format_args!("== the end"));
+        self.audit();
+        self.end_batches();
+        if let Some(defragmenter) = self.defragmenter.take() {
+            self.stop(defragmenter);
+        }
+        self.failing = 0;
+        self.defragment();
+        self.finish_tasks(false);
+        self.read_all();
+        self.end_batches();
+        self.finish_tasks(false);
+        self.audit();
+        self.sequences.clear();
+        self.free_all();
+        self.finish_tasks(true);
+        assert!(self.tasks.is_empty(), "they never end: {:?}", self.tasks);
+        assert!(self.device.is_idle());
+        self.audit();
+        let counts = self.pool.blocks().counts();
+        assert_eq!(counts.free() + counts.reserved, self.pool.total_blocks(), "{counts:?}");
+        assert_eq!((self.pool.stats().waiting, self.pool.sequence_count()), (0, 0));
+        self.note(format_args!("{counts:?}"));
+        self.tally
+    }
+
+    fn end_batches(&mut self) {
+        while let Some(batch) = self.pick(self.batches.len()) {
+            self.end_batch(batch);
+            self.settle();
+        }
+    }
+
+    /// Goes on until nothing happens any more; what is allocated meanwhile is kept or freed.
+    fn finish_tasks(&mut self, frees: bool) {
+        let mut idle = 0;
+        while idle < 100 && !(self.tasks.is_empty() && self.device.copies() == 0) {
+            idle += 1;
+            while self.device.copies() > 0 {
+                idle = 0;
+                self.copy_some();
+                self.settle();
+            }
+            while self.tasks.iter().any(Task::is_woken) {
+                idle = 0;
+                self.poll_woken();
+                self.settle();
+                if frees {
+                    self.free_all();
+                }
+                while self.device.copies() > 0 {
+                    self.copy_some();
+                    self.settle();
+                }
+            }
+            self.check_line();
+            self.advance(Duration::from_millis(5));
+        }
+    }
+}

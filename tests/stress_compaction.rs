@@ -1,0 +1,366 @@
+//! Real threads on a pool whose blocks move under their feet: a background task, runs by hand, runs for those who wait, and
+//! a size that goes up and down. Every token and every raw block is read back.
+//!
+//! `KVPOOL_SEED=<seed>` makes the threads choose the same again (the schedule is the machine's);
+//! `KVPOOL_STRESS_SECONDS=<seconds>` goes on for longer.
+#![cfg(not(any(kvpool_loom, miri)))]
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fastrand::Rng;
+use kvpool::block::{Moved, Since};
+use kvpool::compact::{DefragConfig, DefragOptions, ResizeError, ResizeOptions};
+use kvpool::error::{AllocError, SequenceError};
+use kvpool::ids::{BlockHandle, Order, Run, SequenceId, Ticket};
+use kvpool::pool::{AllocRequest, Pool, Priority};
+use kvpool::sequence::{BlockTable, Sequence};
+use kvpool::storage::{Dtype, KvLayout};
+
+const BLOCKS: usize = 1200;
+const BLOCK_TOKENS: usize = 4;
+const HEAD_DIM: usize = 32;
+
+/// Nothing here takes so long.
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+fn pool(reserve: usize) -> Pool {
+    let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(HEAD_DIM).block_tokens(BLOCK_TOKENS);
+    Pool::builder(layout.dtype(Dtype::F32).build().unwrap())
+        .blocks(BLOCKS)
+        .segment_blocks(256)
+        .threads(4)
+        .reserve(reserve)
+        .build()
+        .unwrap()
+}
+
+/// A sequence, and what each token is stored as: all elements of K the number, of V its negative.
+struct Written {
+    real: Sequence,
+    tokens: Vec<f32>,
+}
+
+impl Written {
+    /// Nothing, if there are no blocks.
+    fn append(&mut self, pool: &Pool, rng: &mut Rng) {
+        let count = rng.usize(1..12);
+        let mut batch = pool.begin_batch();
+        let outcome = if rng.u8(..4) == 0 {
+            batch.draft(&mut self.real, count)
+        } else {
+            batch.append(&mut self.real, count)
+        };
+        let appended = match outcome {
+            Ok(appended) => appended.tokens,
+            Err(SequenceError::Alloc(AllocError::Exhausted { .. } | AllocError::TooLarge { .. })) => return,
+            Err(error) => panic!("{error}"),
+        };
+        self.tokens.extend((0..count).map(|_| rng.u32(1..1 << 23) as f32));
+        let k: Vec<f32> = self.tokens[appended.clone()].iter().flat_map(|&token| [token; HEAD_DIM]).collect();
+        let v: Vec<f32> = k.iter().map(|k| -k).collect();
+        batch.store(&mut self.real, 0, appended, (&k).into(), (&v).into()).unwrap();
+    }
+
+    fn check(&self, pool: &Pool) {
+        let len = self.tokens.len();
+        assert_eq!(len, self.real.len());
+        let (mut k, mut v) = (vec![0.0_f32; len * HEAD_DIM], vec![0.0_f32; len * HEAD_DIM]);
+        let mut batch = pool.begin_batch();
+        batch.load(&self.real, 0, 0..len, (&mut k).into(), (&mut v).into()).unwrap();
+        for (token, &is) in self.tokens.iter().enumerate() {
+            let of = token * HEAD_DIM..(token + 1) * HEAD_DIM;
+            assert!(k[of.clone()].iter().all(|&k| k == is), "K of token {token} of {}", self.real.id());
+            assert!(v[of].iter().all(|&v| v == -is), "V of token {token} of {}", self.real.id());
+        }
+    }
+}
+
+/// Sequences come, grow, fork and go; each is checked when it goes.
+fn serve(pool: &Pool, stop: &AtomicBool, ids: &AtomicUsize, mut rng: Rng) {
+    let new_id = || SequenceId(ids.fetch_add(1, Relaxed) as u64);
+    let mut sequences: Vec<Written> = Vec::new();
+    let mut table = (Ticket(0), SequenceId(0), Vec::new(), Vec::new());
+    while !stop.load(Relaxed) {
+        let many = sequences.len();
+        match rng.u8(..20) {
+            0..3 if many < 24 => {
+                let priority = [Priority::Normal, Priority::Urgent][rng.usize(..2)];
+                let real = pool.sequence(new_id()).priority(priority).open().unwrap();
+                sequences.push(Written { real, tokens: Vec::new() });
+            }
+            3..13 if many > 0 => sequences[rng.usize(..many)].append(pool, &mut rng),
+            13 if many > 0 => {
+                let written = &mut sequences[rng.usize(..many)];
+                written.real.commit(rng.usize(..=written.tokens.len())).unwrap();
+            }
+            14 if many > 0 => {
+                let written = &mut sequences[rng.usize(..many)];
+                let length = rng.usize(..=written.tokens.len());
+                written.real.truncate(length).unwrap();
+                written.tokens.truncate(length);
+            }
+            15 if many > 0 && many < 24 => {
+                let written = &sequences[rng.usize(..many)];
+                let real = written.real.fork(new_id()).unwrap();
+                let tokens = written.tokens.clone();
+                sequences.push(Written { real, tokens });
+            }
+            16 if many > 0 => sequences[rng.usize(..many)].check(pool),
+            17 if many > 0 => patch(pool, &sequences, &mut table, &mut rng),
+            _ if many > 12 => sequences.swap_remove(rng.usize(..many)).check(pool),
+            _ => {}
+        }
+    }
+    sequences.iter().for_each(|written| written.check(pool));
+}
+
+/// A table that is patched is as good as a new one. What moves just now may be in either frame.
+fn patch(
+    pool: &Pool,
+    sequences: &[Written],
+    (since, of, blocks, frames): &mut (Ticket, SequenceId, Vec<BlockHandle>, Vec<i32>),
+    rng: &mut Rng,
+) {
+    let batch = pool.begin_batch();
+    let mut moved: Vec<Moved> = Vec::new();
+    let is_listed = batch.moved_since(*since, &mut moved) == Since::Listed;
+    if let Some(written) = sequences.iter().find(|written| written.real.id() == *of && is_listed) {
+        for (block, frame) in blocks.iter().zip(frames.iter_mut()) {
+            if let Some(last) = moved.iter().rev().find(|moved| moved.block == block.id) {
+                *frame = last.to.0 as i32;
+            }
+        }
+        let mut slots = Vec::new();
+        batch.slot_mapping(&written.real, 0..written.tokens.len(), &mut slots).unwrap();
+        let mut k = vec![0.0_f32; BLOCK_TOKENS * HEAD_DIM];
+        for (place, block) in written.real.blocks().enumerate().take(frames.len()) {
+            if pool.blocks().handle(block) != blocks[place] {
+                break;
+            }
+            // Through the patched frame, whole tokens only.
+            let tokens = &written.tokens[place * BLOCK_TOKENS..];
+            let tokens = &tokens[..tokens.len().min(BLOCK_TOKENS)];
+            let first = i64::from(frames[place]) * BLOCK_TOKENS as i64;
+            let slots: Vec<i64> = (first..first + tokens.len() as i64).collect();
+            let k = &mut k[..tokens.len() * HEAD_DIM];
+            let mut v = vec![0.0_f32; k.len()];
+            // SAFETY: the sequence is this thread's, and not written here. Its blocks' frames are kept by the batch, those
+            // that a move has just left among them.
+            unsafe { pool.storage().unwrap().load(0, &slots, (&mut *k).into(), (&mut v).into()) }.unwrap();
+            for (token, &is) in tokens.iter().enumerate() {
+                assert_eq!(k[token * HEAD_DIM], is, "token {token} of {} in {block}", written.real.id());
+            }
+        }
+    }
+    let Some(written) = (!sequences.is_empty()).then(|| &sequences[rng.usize(..sequences.len())]) else {
+        return;
+    };
+    let mut table = BlockTable::new();
+    batch.block_table([&written.real], &mut table).unwrap();
+    (*since, *of) = (batch.ticket(), written.real.id());
+    *blocks = written.real.blocks().map(|block| pool.blocks().handle(block)).collect();
+    *frames = table.row(0).to_vec();
+}
+
+/// A block by handle, and what all of its bytes are.
+struct Raw {
+    handle: BlockHandle,
+    stamp: u8,
+    pins: u32,
+}
+
+fn write(pool: &Pool, raw: &Raw) {
+    let bytes = vec![raw.stamp; pool.layout().packed_bytes()];
+    let batch = pool.begin_batch();
+    let run = Run { start: pool.info(raw.handle).unwrap().frame, len: 1 };
+    // SAFETY: the block is this thread's alone, and open, so that it does not move.
+    unsafe { pool.storage().unwrap().unpack(&[run], &bytes) }.unwrap();
+    batch.finish();
+}
+
+fn check(pool: &Pool, raw: &Raw) {
+    let mut bytes = vec![0; pool.layout().packed_bytes()];
+    let batch = pool.begin_batch();
+    let run = Run { start: pool.info(raw.handle).unwrap().frame, len: 1 };
+    // SAFETY: the block is this thread's, which does not write it here; the batch keeps the frame.
+    unsafe { pool.storage().unwrap().pack(&[run], &mut bytes) }.unwrap();
+    batch.finish();
+    assert!(bytes.iter().all(|&byte| byte == raw.stamp), "{} in {run} lost its bytes", raw.handle);
+}
+
+/// Raw handles: written, sealed, pinned, reopened and written again, shared, freed.
+fn hold(pool: &Pool, stop: &AtomicBool, mut rng: Rng) {
+    let mut held: Vec<Raw> = Vec::new();
+    while !stop.load(Relaxed) {
+        let mut handles = Vec::new();
+        let _ = pool.allocate_raw(AllocRequest::new(rng.usize(1..30)), &mut handles);
+        for handle in handles {
+            let raw = Raw { handle, stamp: rng.u8(1..), pins: 0 };
+            write(pool, &raw);
+            pool.seal(handle).unwrap();
+            held.push(raw);
+        }
+        rng.shuffle(&mut held);
+        for raw in held.iter_mut().take(10) {
+            match rng.u8(..5) {
+                0 if pool.reopen(raw.handle).unwrap() => {
+                    raw.stamp = rng.u8(1..);
+                    write(pool, raw);
+                    pool.seal(raw.handle).unwrap();
+                }
+                1 if raw.pins == 0 => {
+                    pool.pin(raw.handle).unwrap();
+                    raw.pins = 1;
+                    let before = pool.info(raw.handle).unwrap().frame;
+                    check(pool, raw);
+                    assert_eq!(pool.info(raw.handle).unwrap().frame, before, "pinned blocks stay");
+                }
+                2 if raw.pins == 1 => {
+                    pool.unpin(raw.handle).unwrap();
+                    raw.pins = 0;
+                }
+                3 => {
+                    pool.share(&[raw.handle]).unwrap();
+                    check(pool, raw);
+                    pool.free(&[raw.handle]).unwrap();
+                }
+                _ => check(pool, raw),
+            }
+        }
+        while held.len() > rng.usize(50..300) {
+            let raw = held.swap_remove(rng.usize(..held.len()));
+            check(pool, &raw);
+            pool.free(&[raw.handle]).unwrap();
+        }
+    }
+    for raw in held {
+        check(pool, &raw);
+        pool.free(&[raw.handle]).unwrap();
+    }
+}
+
+/// Requests that wait, for runs too, with deadlines, and dropped.
+async fn wait(pool: Pool, stop: &AtomicBool, served: &AtomicUsize, mut rng: Rng) {
+    while !stop.load(Relaxed) {
+        let mut request = AllocRequest::new(rng.usize(1..60));
+        request.contiguous = rng.bool();
+        request.priority = [Priority::Normal, Priority::High, Priority::Urgent][rng.usize(..3)];
+        let until = tokio::time::Instant::now() + Duration::from_micros(rng.u64(..20_000));
+        match pool.allocate_until(request, until).await {
+            Ok(lease) => {
+                assert!(!request.contiguous || lease.runs().count() == 1);
+                served.fetch_add(1, Relaxed);
+            }
+            Err(AllocError::Deadline { .. }) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// Another size, again and again.
+async fn resize(pool: Pool, stop: &AtomicBool, shrinks: &AtomicUsize, mut rng: Rng) {
+    while !stop.load(Relaxed) {
+        // A little less, for which little is in the way, or any size.
+        let less = pool.total_blocks().saturating_sub(rng.usize(1..60)).max(BLOCKS / 3);
+        let blocks = if rng.u8(..3) > 0 { less } else { rng.usize(BLOCKS / 3..=BLOCKS) };
+        let is_less = blocks < pool.total_blocks();
+        let options = ResizeOptions::new()
+            .patience(Duration::from_millis(rng.u64(..20)))
+            .wave_bytes(rng.usize(1..40_000));
+        match pool.resize_with(blocks, options).await {
+            Ok(report) => {
+                assert_eq!((report.to, pool.total_blocks()), (blocks, blocks));
+                shrinks.fetch_add(usize::from(is_less), Relaxed);
+            }
+            Err(ResizeError::NoRoom { .. } | ResizeError::Blocked { .. }) => {}
+            Err(error) => panic!("{error}"),
+        }
+        if rng.u8(..4) == 0 {
+            // Dropped in the middle.
+            let _ = tokio::time::timeout(Duration::from_micros(300), pool.resize(BLOCKS / 3)).await;
+        }
+        let options = DefragOptions::new().order(Order(rng.u8(..8))).wave_bytes(rng.usize(1..40_000));
+        let run =
+            tokio::time::timeout(Duration::from_micros(rng.u64(..3_000)), pool.defragment_with(options));
+        if let Ok(outcome) = run.await {
+            outcome.unwrap();
+        }
+        tokio::time::sleep(Duration::from_micros(rng.u64(..2_000))).await;
+    }
+}
+
+fn everything_at_once(reserve: usize, seed: u64) {
+    let pool = pool(reserve);
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_time().build().unwrap();
+    let seconds = number("KVPOOL_STRESS_SECONDS").unwrap_or(2);
+    let (stop, ids) = (AtomicBool::new(false), AtomicUsize::new(1));
+    let config = DefragConfig::new()
+        .threshold(0.01)
+        .interval(Duration::from_millis(1))
+        .wave_bytes(20_000)
+        .order(Order(3));
+    let task = runtime.block_on(async { pool.start_defragmenter(config) }).unwrap();
+    let rng = |thread: u64| Rng::with_seed(seed ^ thread << 40);
+    let (served, shrinks) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    // Until everything has come about, on a machine that has other things to do as well.
+    let is_enough = |of: Duration| {
+        let counts = [served.load(Relaxed), shrinks.load(Relaxed), task.totals().moved_blocks];
+        of > LIMIT || of > Duration::from_secs(seconds) && counts.iter().all(|&count| count > 2)
+    };
+    thread::scope(|scope| {
+        /// Also by a panic: the others do not run for ever.
+        struct Raise<'a>(&'a AtomicBool);
+        impl Drop for Raise<'_> {
+            fn drop(&mut self) {
+                self.0.store(true, Relaxed);
+            }
+        }
+        let raise = Raise(&stop);
+        let (pool, stop, ids) = (&pool, &stop, &ids);
+        let threads: Vec<_> = (0..2)
+            .map(|thread| scope.spawn(move || serve(pool, stop, ids, rng(thread))))
+            .chain([scope.spawn(move || hold(pool, stop, rng(2)))])
+            .collect();
+        let stopwatch = async {
+            let begun = Instant::now();
+            while !is_enough(begun.elapsed()) && threads.iter().all(|thread| !thread.is_finished()) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            stop.store(true, Relaxed);
+        };
+        runtime.block_on(async {
+            let waits = wait(pool.clone(), stop, &served, rng(3));
+            tokio::join!(waits, resize(pool.clone(), stop, &shrinks, rng(4)), stopwatch)
+        });
+        drop(raise);
+    });
+    let totals = runtime.block_on(task.stop());
+    println!("{served:?} served, {shrinks:?} shrinks, {totals:?}");
+    assert!(served.into_inner() > 0 && shrinks.into_inner() > 0 && totals.moved_blocks > 0);
+    assert_eq!(totals.failed, 0);
+    // The last copy may be with a thread of the runtime's, which goes with it.
+    drop(runtime);
+    while pool.blocks().residents() > 1 {
+        thread::yield_now();
+    }
+    let report = pool.audit().unwrap();
+    assert_eq!((report.owned, report.held), (0, 0), "{report:?}");
+    assert_eq!(report.reserved, reserve);
+    assert_eq!(pool.free_blocks() + reserve, pool.total_blocks());
+    assert_eq!(pool.stats().waiting, 0);
+}
+
+#[test]
+fn everything_at_once_while_blocks_move() {
+    let seed = number("KVPOOL_SEED").unwrap_or_else(|| fastrand::u64(..));
+    eprintln!("KVPOOL_SEED={seed}");
+    everything_at_once(0, seed);
+    everything_at_once(40, seed);
+}
