@@ -130,11 +130,12 @@ impl Core {
         }
     }
 
-    /// Fills the reserve from the bitmaps, as far as it is short.
+    /// Fills the reserve from the bitmaps, as far as it is short. Every free comes by here while it is, so that it takes
+    /// what hints lead to: what they miss is being freed, and is announced.
     pub(super) fn top_up(&self) {
         let short = self.reserve.mark.saturating_sub(self.reserve.held());
         if short > 0 && self.reserve.is_short() {
-            self.frames.allocate_many(short as u32, FrameId(0), &mut |run| {
+            self.frames.allocate_some(short as u32, FrameId(0), &mut |run| {
                 // Others may have filled it meanwhile. The caller announces what goes back.
                 let rest = self.reserve.fill(run);
                 if rest.len > 0 {

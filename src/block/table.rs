@@ -112,7 +112,10 @@ impl Table {
         // SAFETY: a row is asked for only after `grow` has made it; buckets live as long as the table. Acquire: pairs
         // with the Release in `grow`.
         let bucket = unsafe { self.more[log2 as usize].load(Acquire).as_ref() };
-        (bucket.expect("a row of this pool"), row - (first << log2))
+        let row = row - (first << log2);
+        // The last bucket may be cut off by the most that there can be.
+        let bucket = bucket.filter(|bucket| row < bucket.words.len());
+        (bucket.expect("a row of this pool"), row)
     }
 
     /// Bytes of metadata that the table takes.
@@ -152,5 +155,15 @@ mod tests {
             assert_eq!(table.block_at(FrameId(id)), BlockId(id));
         }
         assert_eq!(table.bytes(), 80 * 28, "5, then 5, 10, 20 and 40");
+    }
+
+    /// A pool that grows to the most that there can be has a last bucket that is shorter than its place.
+    #[test]
+    #[should_panic(expected = "a row of this pool")]
+    fn a_row_behind_a_bucket_that_is_cut_off_is_no_row() {
+        let table = Table::new(5);
+        table.more[0].store(Box::into_raw(Box::new(Bucket::new(5, 2))), Release);
+        assert_eq!(table.block_at(FrameId(6)), BlockId(6));
+        table.word(BlockId(8));
     }
 }

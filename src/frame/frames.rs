@@ -160,6 +160,12 @@ impl Frames {
         self.with(|map| map.allocate_many(count, near, take))
     }
 
+    /// As [`allocate_many`](Self::allocate_many), without a walk over the whole pool where hints lead to nothing: what is
+    /// just being freed may be missed. For those who ask often, and again whenever something was freed.
+    pub fn allocate_some(&self, count: u32, near: FrameId, take: &mut dyn FnMut(Run)) -> u32 {
+        self.with(|map| map.allocate_hinted(count, near, take))
+    }
+
     /// Takes the frames from `from` on, up to `want` of them, as far as they are free and in the same broken unit: no
     /// whole unit is split for it. How many were taken, if any.
     pub fn extend(&self, from: FrameId, want: u32) -> Option<u32> {

@@ -250,6 +250,19 @@ impl<'a> Map<'a> {
     /// `count` frames in as few runs as can be found: whole units in the longest runs there are, then the hole that
     /// fits the rest, then the longest holes. Returns how many frames `take` was given.
     pub(super) fn allocate_many(self, count: u32, near: FrameId, take: &mut dyn FnMut(Run)) -> u32 {
+        let mut left = count - self.allocate_hinted(count, near, take);
+        while left > 0 {
+            let Some((leaf, mask)) = self.scan_frames(left) else { break };
+            for (pos, len) in runs(mask) {
+                left -= len;
+                take(Run { start: FrameId((leaf << FAN_LOG2) as u32 + pos), len });
+            }
+        }
+        count - left
+    }
+
+    /// As [`allocate_many`](Self::allocate_many), as far as hints lead.
+    pub(super) fn allocate_hinted(self, count: u32, near: FrameId, take: &mut dyn FnMut(Run)) -> u32 {
         let mut left = count;
         let mut near = self.directory.unit_near(near.index());
         let mut give = |run: Run, left: &mut u32| {
@@ -280,12 +293,6 @@ impl<'a> Map<'a> {
             });
             let Some(run) = run else { break };
             near = give(run, &mut left);
-        }
-        while left > 0 {
-            let Some((leaf, mask)) = self.scan_frames(left) else { break };
-            for (pos, len) in runs(mask) {
-                give(Run { start: FrameId((leaf << FAN_LOG2) as u32 + pos), len }, &mut left);
-            }
         }
         count - left
     }

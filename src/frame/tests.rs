@@ -341,6 +341,26 @@ fn many_prefers_whole_units() {
     assert_eq!(pool.free_frames(), 0);
 }
 
+/// At rest, hints lead to every free frame.
+#[test]
+fn some_are_all_when_nobody_frees() {
+    for seed in 0..20 {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let pool = frames(1_000, 1_000, 64 << (seed % 5));
+        assert_eq!(pool.allocate_many(1_000, FrameId(0), &mut |_| ()), 1_000);
+        let mut freed = 0;
+        for frame in 0..1_000 {
+            if rng.u64(..20) < seed {
+                pool.free_run(run(frame, 1));
+                freed += 1;
+            }
+        }
+        let mut taken = 0;
+        assert_eq!(pool.allocate_some(1_000, FrameId(0), &mut |run| taken += run.len), freed);
+        assert_eq!((taken, pool.free_frames()), (freed, 0));
+    }
+}
+
 #[test]
 fn isolated_frames_are_avoided_and_kept() {
     let pool = frames(256, 256, 128);
