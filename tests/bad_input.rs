@@ -75,6 +75,7 @@ fn pools_of_more_blocks_than_a_word_can_number() {
         }
     }
     let error = refused(builder().blocks(FRAMES_MAX + 1).without_null_block());
+    assert!(matches!(refused(builder().blocks(8).zero_on_free()), BuildError::NothingToZero));
     assert!(matches!(error, BuildError::TooManyBlocks { max: FRAMES_MAX, .. }), "{error}");
 }
 

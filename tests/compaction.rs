@@ -377,6 +377,29 @@ async fn a_run_is_made_for_who_waits_for_one() {
     assert_eq!((pool.audit().unwrap().owned, pool.free_blocks()), (0, 256));
 }
 
+/// What makes a run possible may come after many turns in vain, and be the last that happens.
+#[tokio::test]
+async fn who_waited_long_in_vain_for_a_run_still_gets_it() {
+    let pool = pool(256);
+    let mut handles = Vec::new();
+    pool.allocate_raw(AllocRequest::new(256), &mut handles).unwrap();
+    let (kept, gone): (Vec<_>, Vec<_>) = handles.into_iter().partition(|handle| handle.id.0 % 2 == 0);
+    pool.free(&gone).unwrap();
+    let other = pool.clone();
+    let waiting = tokio::spawn(async move { other.allocate_async(AllocRequest::new(64).contiguous()).await });
+    for _ in 0..200 {
+        drop(pool.allocate(AllocRequest::new(1)).unwrap());
+        tokio::time::sleep(Duration::from_micros(50)).await;
+    }
+    assert!(!waiting.is_finished(), "nothing is sealed, so that nothing can move");
+    kept.iter().for_each(|&handle| pool.seal(handle).unwrap());
+    let lease = tokio::time::timeout(Duration::from_secs(5), waiting).await.unwrap().unwrap().unwrap();
+    assert_eq!(lease.blocks().len(), 64);
+    drop(lease);
+    pool.free(&kept).unwrap();
+    assert_eq!(pool.free_blocks(), 256);
+}
+
 #[test]
 fn a_report_reads_well() {
     let report = DefragReport::default();

@@ -248,6 +248,12 @@ impl Core {
         self.announce();
     }
 
+    /// As [`reclaim_strays`](Self::reclaim_strays), if there is probably anything to give back: for whoever asks often.
+    pub fn reclaim_due_strays(&self) -> usize {
+        let may_be_due = !self.stray.is_empty() && self.stray.is_due(self.clock.oldest());
+        if may_be_due { self.reclaim_strays() } else { 0 }
+    }
+
     /// Gives back what was retired outside of any home, moves' old frames among it, and is seen by no batch any more; how
     /// many frames that were.
     pub fn reclaim_strays(&self) -> usize {

@@ -27,6 +27,17 @@ pub(super) struct Strays {
     /// Frames in the list, those that a thread is looking at among them.
     frames: AtomicUsize,
     newest_tag: AtomicU64,
+    /// Not above the tag of any node, but for a moment: a look here spares a walk that would give out nothing.
+    oldest_tag: OldestTag,
+}
+
+/// See [`Strays::oldest_tag`].
+struct OldestTag(AtomicU64);
+
+impl Default for OldestTag {
+    fn default() -> Self {
+        Self(AtomicU64::new(u64::MAX))
+    }
 }
 
 /// Nodes that are one thread's own.
@@ -72,6 +83,13 @@ impl Strays {
         let mut chain = Chain::EMPTY;
         chain.push(Box::new(Node { run, tag, next: ptr::null_mut() }));
         self.put(chain);
+        // After the node, as `reclaim` forgets before it takes. Relaxed: a hint; who must not miss anything does not ask it.
+        self.oldest_tag.0.fetch_min(tag.0, Relaxed);
+    }
+
+    /// Whether a look would probably give something out.
+    pub(super) fn is_due(&self, oldest: Ticket) -> bool {
+        self.oldest_tag.0.load(Relaxed) < oldest.0
     }
 
     /// Frames in the list, and the newest tag that was ever put here.
@@ -87,12 +105,20 @@ impl Strays {
 
     /// Gives out the runs whose tag is below `oldest`.
     pub(super) fn reclaim(&self, oldest: Ticket, mut free: impl FnMut(Run)) {
+        self.oldest_tag.0.store(u64::MAX, Relaxed);
         let mut chain = self.take();
         let (mut due, mut waiting) = (Chain::EMPTY, Chain::EMPTY);
+        let mut oldest_waiting = u64::MAX;
         while let Some(node) = chain.pop() {
-            if node.tag < oldest { due.push(node) } else { waiting.push(node) }
+            if node.tag < oldest {
+                due.push(node)
+            } else {
+                oldest_waiting = oldest_waiting.min(node.tag.0);
+                waiting.push(node)
+            }
         }
         self.put(waiting);
+        self.oldest_tag.0.fetch_min(oldest_waiting, Relaxed);
         while let Some(node) = due.pop() {
             free(node.run);
             self.frames.fetch_sub(node.run.len as usize, Relaxed);

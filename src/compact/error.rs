@@ -84,7 +84,7 @@ pub enum Blocker {
     Pinned,
     /// Its bytes are not final: it is not sealed.
     Open,
-    /// It could move, and did not come to.
+    /// It could move, and did not come to; or the pool has nothing that copies frames.
     Busy,
 }
 

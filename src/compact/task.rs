@@ -137,11 +137,19 @@ impl Defragmenter {
     }
 
     /// Stops the task, waits until it has, and says what it did.
+    ///
+    /// # Panics
+    ///
+    /// If the task did: who copies frames may be the engine's own code.
     pub async fn stop(mut self) -> DefragTotals {
         self.stop.send_replace(true);
         if let Some(task) = self.task.take() {
-            // A task that panicked, or whose runtime went, has stopped too.
-            let _ = task.await;
+            // A task whose runtime went has stopped too.
+            if let Err(error) = task.await
+                && error.is_panic()
+            {
+                std::panic::resume_unwind(error.into_panic());
+            }
         }
         self.totals()
     }

@@ -22,7 +22,7 @@
 //! - At most one thread is between its successful check and its final store: access to the value is exclusive.
 //! - Nobody waits: who meets the other side turns back, and the caller has another way (the owner goes to the
 //!   global structure, the visitor to the next cell). A thread stopped inside strands what is in its cell, and
-//!   nothing else.
+//!   nothing else; a visitor that is stopped, what is in the cells that it visits at once.
 //!
 //! Model: `loom-tests/tests/owner_cell.rs`.
 

@@ -114,6 +114,9 @@ pub enum BuildError {
     /// out the same bytes.
     #[error("the storage is shared; a pool needs one of its own")]
     StorageShared,
+    /// Blocks were to be zeroed in a pool that has no bytes of its own.
+    #[error("a pool without storage has nothing to zero on free")]
+    NothingToZero,
     /// The sizing cannot be met.
     #[error(transparent)]
     Sizing(#[from] SizingError),
@@ -363,6 +366,9 @@ impl PoolBuilder {
         let order_max = crate::config::FRAME_BITS as u8;
         if self.order.0 > order_max {
             return Err(BuildError::Order { order: self.order.0, max: order_max });
+        }
+        if self.zero_on_free && matches!(self.backing, Backing::None | Backing::Engine(_)) {
+            return Err(BuildError::NothingToZero);
         }
         let device = match &self.backing {
             Backing::Given(storage) => storage.device(),

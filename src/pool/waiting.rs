@@ -1,7 +1,10 @@
 //! Allocation that waits its turn.
 //!
 //! The line, and the protocol by which no free goes unnoticed, are the floor's below ([`block`](crate::block)); here is
-//! the future that a task awaits. It is runtime-agnostic; only the deadline needs tokio's timer.
+//! the future that a task awaits. It is runtime-agnostic; deadlines need tokio's timer, and so do requests for runs when
+//! they wait on a tokio runtime (elsewhere they poll).
+
+use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 
@@ -40,6 +43,10 @@ impl Pool {
     /// What waiting cannot cure, at once: [`AllocError::Zero`], [`AllocError::WrongDevice`], [`AllocError::TooLarge`]
     /// (also of a pool that could grow to that size, or that shrinks while the request waits),
     /// [`AllocError::Reserved`].
+    ///
+    /// # Panics
+    ///
+    /// A contiguous request that has to wait, on a tokio runtime without a timer.
     pub async fn allocate_async(&self, request: AllocRequest) -> Result<Lease<'static>, AllocError> {
         let blocks = self.blocks();
         blocks.check_request(&request)?;
@@ -58,6 +65,7 @@ impl Pool {
                 place.turn().await;
             }
             let mut ids = SmallVec::new();
+            let began = Instant::now();
             match place.allocate(&request, &mut |id| ids.push(id)) {
                 Ok(()) => return Ok(Lease::new(Root::Owned(blocks.anchor()), LeasedIds::more(ids))),
                 // Until somebody frees.
@@ -65,6 +73,7 @@ impl Pool {
                 // Enough is free: until it is moved together, or somebody frees what joins the pieces.
                 Err(AllocError::NoRun { .. }) => {
                     has_turn = runs.make(self, request.blocks, place.turn()).await;
+                    rest(began.elapsed()).await;
                 }
                 Err(error) => return Err(error),
             }
@@ -97,20 +106,14 @@ impl Pool {
     }
 }
 
-/// Has blocks moved for a request that needs a run, and not again and again in vain.
+/// Has blocks moved for a request that needs a run.
 #[derive(Default)]
 struct RunMaker {
     /// Batches that may still read what the last moves left.
     left: Ticket,
-    /// Turns to let pass before the next try, and how many are left of them.
-    pause: u32,
-    passing: u32,
 }
 
 impl RunMaker {
-    /// Turns that pass between two tries in vain, at most. A try looks at the whole pool.
-    const PAUSE_MAX: u32 = 64;
-
     /// True: the next turn came while somebody else's run, or resize, went on.
     async fn make(&mut self, pool: &Pool, blocks: usize, turn: impl Future<Output = ()>) -> bool {
         let clock = pool.blocks().clock();
@@ -118,20 +121,30 @@ impl RunMaker {
             // What was moved out of the way is not free yet. The end of those batches gives the next turn.
             return false;
         }
-        if self.passing > 0 {
-            self.passing -= 1;
-            return false;
-        }
         let Some(made) = pool.compactor().make_run(blocks as u32, turn).await else { return true };
         // A copy that failed is no reason to stop waiting: others free, too.
         if made.is_ok_and(|report| report.moved_blocks > 0) {
             self.left = clock.newest();
-            self.pause = 0;
-        } else {
-            self.pause = (2 * self.pause + 1).min(Self::PAUSE_MAX);
         }
-        self.passing = self.pause;
         false
+    }
+}
+
+/// Rests after a try in vain that took so long: who waits for a run looks at the whole pool, and is told of every free. It
+/// looks for a ninth of the time at the most, and never more seldom than ten times a second, so that nothing that comes
+/// free is missed. A turn that comes meanwhile is kept.
+async fn rest(took: Duration) {
+    const REST_MAX: Duration = Duration::from_millis(100);
+    let rest = (8 * took).min(REST_MAX);
+    if cfg!(kvpool_loom) {
+        // A model has no time.
+    } else if tokio::runtime::Handle::try_current().is_ok() {
+        tokio::time::sleep(rest).await;
+    } else {
+        let until = Instant::now() + rest;
+        while Instant::now() < until {
+            tokio::task::yield_now().await;
+        }
     }
 }
 

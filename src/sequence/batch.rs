@@ -277,7 +277,7 @@ impl Drop for Batch {
         if let Some(lease) = self.lease.take() {
             blocks.end_batch(lease);
             // Frames that moves left, and that this batch may have been the last to read.
-            blocks.reclaim_strays();
+            blocks.reclaim_due_strays();
             // Also if there were none to reclaim: those that wait for another batch were in our hands meanwhile.
             if !cfg!(kvpool_mutant = "silent_strays") {
                 blocks.announce();
