@@ -157,7 +157,9 @@ fn to_a_sleeping_thread(way: &Way) -> Vec<Duration> {
                     let mut waiting = std::pin::pin!(way.allocate());
                     poll_fn(|context| {
                         let polled = waiting.as_mut().poll(context).map(|block| (block, Instant::now()));
-                        waits.store(true, SeqCst);
+                        if polled.is_pending() {
+                            waits.store(true, SeqCst);
+                        }
                         polled
                     })
                     .await
@@ -178,7 +180,6 @@ fn to_a_sleeping_thread(way: &Way) -> Vec<Duration> {
             drop(freed);
             let (block, end) = receive.recv().expect("the other thread sends");
             times.push(end - start);
-            waits.store(false, SeqCst);
             held.push(block);
         }
         times
