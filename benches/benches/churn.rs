@@ -1,11 +1,11 @@
 //! Fragmentation over a long time of sequences growing side by side, 85 to 95 % of the pool in use: without compaction,
 //! with it in the background by several policies, and what a perfect compaction would leave at each moment.
 //!
-//! 65,536 blocks. A prompt takes 1 to 128 blocks' worth of tokens; every live sequence then grows by a block's worth a
-//! step, until it has grown by up to 64; then it is closed. Prompts are admitted while less is in use than a bound that
-//! wanders between 85 and 95 %. A batch covers each step, and the next begins before it ends, so that some batch is
-//! always in flight. A step takes 10 ms. An engine that decodes a token in 20 ms takes 320 for a block, so that this is
-//! life at about thirty times its speed.
+//! 65,536 blocks of 16 tokens. A prompt takes 1 to 128 blocks; every live sequence then grows by a token a step, until it
+//! has grown by up to 64 blocks; then it is closed. Prompts are admitted while less is in use than a bound that wanders
+//! between 85 and 95 %. A batch covers each step, and the next begins before it ends, so that some batch is always in
+//! flight. The pool is first turned over some times as fast as it goes; then a step takes 5 ms, which is life at several
+//! times its speed, and compaction begins.
 //!
 //! Fragmentation is the share of the free frames that are in no free aligned run of 16; sampled before each step, when
 //! the engine would admit. *All* counts the frames in magazines among them, *bitmaps* does not. Moved bytes are told by
@@ -19,27 +19,31 @@ use kvpool::compact::{DefragConfig, Defragmenter, Goal, plan};
 use kvpool::ids::SequenceId;
 use kvpool::pool::Pool;
 use kvpool::sequence::{Batch, Sequence};
-use kvpool::storage::KvLayout;
+use kvpool::storage::{Dtype, KvLayout};
 use kvpool_benches::report::median;
 use tokio::runtime::Builder;
 
 const BLOCKS: usize = 65_536;
 const PROMPT_MAX: usize = 128;
 const GROWTH_MAX: usize = 64;
-const STEP: Duration = Duration::from_millis(10);
-const STEPS: usize = 1_200;
-/// Steps before the first sample: the pool has been turned over some times by then.
-const WARM_UP: usize = 300;
+const TOKENS: usize = 16;
+const STEP: Duration = Duration::from_millis(5);
+/// Steps as fast as they go; the pool is turned over some times by then.
+const BEFORE: usize = 6_000;
+/// Steps in which compaction comes to its pace, before the first sample.
+const WARM_UP: usize = 400;
+const STEPS: usize = 2_000;
 
 fn main() {
     println!("{BLOCKS} blocks, 85 to 95 % in use, {STEPS} steps of {STEP:?}, fragmentation at order 4");
     println!(
-        "{:<26} {:>9} {:>6} {:>6} {:>8} {:>6} {:>6} {:>9} {:>9} {:>9} {:>7}",
-        "", "all: mean", "p50", "p99", "bitmaps:", "p50", "p99", "sequences", "moves a", "moved by", "CPU"
+        "{:<26} {:>9} {:>6} {:>6} {:>8} {:>6} {:>6} {:>9} {:>9} {:>9} {:>7} {:>8} {:>8}",
+        "", "all: mean", "p50", "p99", "bitmaps:", "p50", "p99", "sequences", "moves a", "moved by", "time", "closed",
+        "appends"
     );
     println!(
-        "{:<26} {:>9} {:>6} {:>6} {:>8} {:>6} {:>6} {:>9} {:>9} {:>9} {:>7}",
-        "", "", "", "", "mean", "", "", "mean run", "run", "written", "in runs"
+        "{:<26} {:>9} {:>6} {:>6} {:>8} {:>6} {:>6} {:>9} {:>9} {:>9} {:>7} {:>8} {:>8}",
+        "", "", "", "", "mean", "", "", "mean run", "run", "written", "in runs", "", "refused"
     );
     let policy = |threshold: f64, ms: u64| {
         let interval = Duration::from_millis(ms);
@@ -49,7 +53,7 @@ fn main() {
     off.print("off");
     off.print_ideal();
     churn(Some(DefragConfig::new())).print("default");
-    for (threshold, ms) in [(0.1, 5), (0.05, 5), (0.02, 5), (0.01, 5), (0.0, 5), (0.02, 20), (0.02, 1)] {
+    for (threshold, ms) in [(0.05, 5), (0.02, 5), (0.01, 5), (0.0, 5), (0.02, 1), (0.02, 25)] {
         churn(policy(threshold, ms)).print(&format!("above {:.0} %, every {ms} ms", threshold * 100.0));
     }
 }
@@ -65,30 +69,29 @@ struct Seen {
     moved_blocks: usize,
     runs_gained: isize,
     written_blocks: usize,
+    closed: usize,
+    refused: usize,
     busy: f64,
 }
 
 fn churn(config: Option<DefragConfig>) -> Seen {
     let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
-    let layout = KvLayout::named("tiny").expect("a layout that is known");
-    let pool = Pool::builder(layout).blocks(BLOCKS).build().expect("memory for the pool");
+    let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(8).block_tokens(TOKENS).dtype(Dtype::Bf16);
+    let pool = Pool::builder(layout.build().expect("a valid layout")).blocks(BLOCKS);
+    let pool = pool.build().expect("memory for the pool");
     let mut engine = Engine::new(&pool);
+    (0..BEFORE).for_each(|_| engine.step());
+    (engine.written, engine.closed, engine.refused) = (0, 0, 0);
     let mut seen = Seen::default();
-    let mut task: Option<Defragmenter> = None;
-    let mut started = Instant::now();
-    for step in 0..STEPS {
-        if step == WARM_UP {
-            task = config.map(|config| {
-                let _inside = runtime.enter();
-                pool.start_defragmenter(config).expect("host memory")
-            });
-            engine.written = 0;
-            started = Instant::now();
-        }
+    let task: Option<Defragmenter> = config.map(|config| {
+        let _inside = runtime.enter();
+        pool.start_defragmenter(config).expect("host memory")
+    });
+    let started = Instant::now();
+    for step in 0..WARM_UP + STEPS {
         let end = Instant::now() + STEP;
-        // The first samples are those of a pool that has been compacted for a while.
-        if step >= 2 * WARM_UP {
-            seen.sample(&pool, step % 10 == 0, task.is_none());
+        if step >= WARM_UP {
+            seen.sample(&pool, step % 20 == 0, task.is_none());
         }
         engine.step();
         std::thread::sleep(end.saturating_duration_since(Instant::now()));
@@ -99,7 +102,7 @@ fn churn(config: Option<DefragConfig>) -> Seen {
         (seen.moved_blocks, seen.runs_gained) = (totals.moved_blocks, totals.runs_gained);
         seen.busy = totals.time.as_secs_f64() / started.elapsed().as_secs_f64();
     }
-    seen.written_blocks = engine.written;
+    (seen.written_blocks, seen.closed, seen.refused) = (engine.written, engine.closed, engine.refused);
     drop(engine);
     assert_eq!(pool.audit().expect("a pool without contradictions").owned, 0);
     assert_eq!(pool.free_blocks(), BLOCKS, "lost blocks");
@@ -115,34 +118,39 @@ struct Engine<'a> {
     next: u64,
     bound: f64,
     written: usize,
+    closed: usize,
+    refused: usize,
 }
 
 impl<'a> Engine<'a> {
     fn new(pool: &'a Pool) -> Self {
         let random = fastrand::Rng::with_seed(90);
-        Self { pool, live: Vec::new(), batch: None, random, next: 0, bound: 0.9, written: 0 }
+        Self { pool, live: Vec::new(), batch: None, random, next: 0, bound: 0.9, written: 0, closed: 0, refused: 0 }
     }
 
     fn step(&mut self) {
-        let tokens = self.pool.layout().block_tokens();
         let mut batch = self.pool.begin_batch();
         let mut place = 0;
         while let Some((sequence, end)) = self.live.get_mut(place) {
             if sequence.len() < *end {
-                let appended = batch.append(sequence, tokens).expect("the bound leaves room for a step");
-                self.written += appended.new_blocks;
+                match batch.append(sequence, 1) {
+                    Ok(appended) => self.written += appended.new_blocks,
+                    // It goes on in the next step.
+                    Err(_) => self.refused += 1,
+                }
                 place += 1;
             } else {
                 self.live.swap_remove(place);
+                self.closed += 1;
             }
         }
-        self.bound = (self.bound + 0.01 * (self.random.f64() - 0.5)).clamp(0.85, 0.95);
+        self.bound = (self.bound + 0.004 * (self.random.f64() - 0.5)).clamp(0.85, 0.95);
         let bound = (BLOCKS as f64 * self.bound) as usize;
         while BLOCKS - self.pool.free_blocks() + PROMPT_MAX < bound {
-            let prompt = self.random.usize(1..=PROMPT_MAX * tokens);
+            let prompt = self.random.usize(1..=PROMPT_MAX * TOKENS);
             let mut sequence = self.pool.sequence(SequenceId(self.next)).open().expect("a new id");
             self.written += batch.append(&mut sequence, prompt).expect("there is room").new_blocks;
-            self.live.push((sequence, prompt + self.random.usize(1..=GROWTH_MAX) * tokens));
+            self.live.push((sequence, prompt + self.random.usize(1..=GROWTH_MAX * TOKENS)));
             self.next += 1;
         }
         // The one before ends.
@@ -171,11 +179,13 @@ impl Seen {
         let moves = self.moved_blocks as f64 / self.runs_gained.max(1) as f64;
         let share = self.moved_blocks as f64 / self.written_blocks as f64;
         println!(
-            "{name:<26} {} {} {:>9.2} {moves:>9.1} {share:>9.3} {:>6.1}%",
+            "{name:<26} {} {} {:>9.2} {moves:>9.1} {share:>9.3} {:>6.1}% {:>8} {:>8}",
             shares(&self.all),
             shares(&self.bitmaps),
             median(self.runs.iter().copied()),
             self.busy * 100.0,
+            self.closed,
+            self.refused,
         );
     }
 

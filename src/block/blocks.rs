@@ -7,7 +7,7 @@ use crate::config::{FAN_LOG2, MAGAZINE_BLOCKS_MAX};
 use crate::error::GrowError;
 use crate::frame::{Census, Depot, FrameConfig, Frames};
 use crate::ids::{BlockHandle, BlockId, DeviceId, FrameId, Order, PoolTag, Run};
-use crate::sync::{Arc, AtomicBool, AtomicUsize, Ordering::*, next_pool_tag};
+use crate::sync::{Arc, AtomicBool, AtomicUsize, CachePadded, Ordering::*, next_pool_tag};
 
 use super::BlockWord;
 use super::home::Homes;
@@ -63,9 +63,11 @@ pub struct Core {
     pub(super) clock: Clock,
     pub(super) homes: Homes,
     /// Retired frames of threads that could not enter a home of their own at that moment.
-    pub(super) stray: Strays,
+    ///
+    /// Its own cache line, as everything that a mover writes: next to it stands what every allocation reads.
+    pub(super) stray: CachePadded<Strays>,
     /// What moved lately.
-    pub(super) moves: MoveLog,
+    pub(super) moves: CachePadded<MoveLog>,
     pub(super) reserve: Reserve,
     pub(super) waiters: Waiters,
     pub(super) config: BlocksConfig,
@@ -77,7 +79,7 @@ pub struct Core {
     /// The most frames that there ever were. Ids are below it: a block outlives the frame of its number.
     pub(super) rows: AtomicUsize,
     /// Frames that are held: see [`hold_frame`](Self::hold_frame).
-    pub(super) held: AtomicUsize,
+    pub(super) held: CachePadded<AtomicUsize>,
     /// The pool is gone; threads forget it when they next look at their list.
     closed: AtomicBool,
 }
@@ -141,8 +143,8 @@ impl Blocks {
             depot: Depot::new(if config.magazine_blocks == 0 { 0 } else { 2 * config.threads }),
             clock: Clock::default(),
             homes: Homes::default(),
-            stray: Strays::default(),
-            moves: MoveLog::new(),
+            stray: CachePadded::new(Strays::default()),
+            moves: CachePadded::new(MoveLog::new()),
             reserve,
             waiters: Waiters::default(),
             config,
@@ -150,7 +152,7 @@ impl Blocks {
             scrub,
             total: AtomicUsize::new(config.frames),
             rows: AtomicUsize::new(config.frames),
-            held: AtomicUsize::new(0),
+            held: CachePadded::new(AtomicUsize::new(0)),
             closed: AtomicBool::new(false),
         }))
     }

@@ -168,8 +168,7 @@ impl Core {
         let atomic = self.table.word(id);
         let mut word = BlockWord::from_bits(atomic.load(Relaxed));
         loop {
-            let released = word.release().filter(|_| word.is_listed() == listed);
-            let released = released.unwrap_or_else(|| not_the_callers(id, word));
+            let released = word.release_as(listed).unwrap_or_else(|| not_the_callers(id, word));
             let next = match released {
                 Released::Shared(next)
                 | Released::Last { word: next, .. }

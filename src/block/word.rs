@@ -213,14 +213,34 @@ impl BlockWord {
         match self.refs() {
             0 => None,
             1 => {
-                let more = if cfg!(kvpool_mutant = "same_generation") { 0 } else { 1 << GENERATION_SHIFT };
-                let generation = self.0.wrapping_add(more) & GENERATION_MASK;
-                let moving = if cfg!(kvpool_mutant = "release_from_mover") { 0 } else { self.0 & MOVING };
-                let (word, carry) = (Self(self.0 & FRAME_MASK | moving | generation), generation == 0);
-                Some(if moving == 0 { Released::Last { word, carry } } else { Released::ToMover { word } })
+                let last = self.release_last();
+                let is_movers = self.is_moving() && !cfg!(kvpool_mutant = "release_from_mover");
+                Some(match last {
+                    Released::Last { word, .. } if is_movers => Released::ToMover { word: Self(word.0 | MOVING) },
+                    _ => last,
+                })
             }
             _ => Some(Released::Shared(Self(self.0 - ONE_REF))),
         }
+    }
+
+    /// As [`release`](Self::release), for who knows whether the block is `listed`; also `None` if it is not so. The only
+    /// reference of a block that stays where it is takes one comparison.
+    #[inline]
+    pub const fn release_as(self, listed: bool) -> Option<Released> {
+        let only = if listed { ONE_REF | LISTED } else { ONE_REF };
+        if self.0 & (REFS_MASK | MOVING | LISTED) == only {
+            return Some(self.release_last());
+        }
+        if self.is_listed() == listed { self.release() } else { None }
+    }
+
+    /// The last reference goes, and the block is not moving.
+    #[inline]
+    const fn release_last(self) -> Released {
+        let more = if cfg!(kvpool_mutant = "same_generation") { 0 } else { 1 << GENERATION_SHIFT };
+        let generation = self.0.wrapping_add(more) & GENERATION_MASK;
+        Released::Last { word: Self(self.0 & FRAME_MASK | generation), carry: generation == 0 }
     }
 
     /// One more pin; a move under way is not published while it is there. `None`: free, or full.

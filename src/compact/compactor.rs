@@ -14,10 +14,13 @@
 //! the run that began it, but to the copy: when that ends the wave is published, or put back if the copy failed, and only
 //! then the lane is free again.
 //!
-//! # Memory in a wave
+//! # Memory in moves
 //!
 //! While a wave is being copied it keeps its destinations, and the frames of those of its blocks that are released meanwhile.
-//! So waves are short.
+//! So waves are short. And while batches are in flight, the frames that blocks left are retired until those have ended: a run
+//! may put aside as many frames as it moves blocks. One by hand is asked to do all it can. The background task does not take
+//! from allocations what they were about to get: it moves a [share](ROOM) of what is free, and goes on when those batches
+//! have ended.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -48,6 +51,9 @@ const WAVE_BLOCKS: usize = 256;
 /// Looks at the pool in one run: others allocate and free meanwhile, and some moves are given up.
 const LOOKS: usize = 4;
 
+/// While batches are in flight, the background task moves one in so many of the free blocks before it waits for them.
+const ROOM: usize = 4;
+
 /// How much a compaction may do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
@@ -56,7 +62,7 @@ pub struct DefragOptions {
     pub order: Option<Order>,
     /// The most bytes to move; all that is worth it unless given.
     pub budget_bytes: Option<u64>,
-    /// Bytes that are copied together; at least one block is. While a wave is being copied, what is freed is not reused.
+    /// Bytes that are copied together; at least one block is. While a wave is being copied, as many free ones are held.
     pub wave_bytes: usize,
 }
 
@@ -119,9 +125,16 @@ pub(super) struct Run<'a> {
     compactor: &'a Compactor,
     lane: Lane,
     wave_blocks: usize,
-    /// Becomes true when nothing else is to be begun.
-    stopped: Option<watch::Receiver<bool>>,
+    background: Option<Background>,
     pub(super) report: DefragReport,
+}
+
+/// How a run goes that nobody asked for by hand.
+pub(super) struct Background {
+    /// Becomes true when nothing else is to be begun.
+    pub(super) stopped: watch::Receiver<bool>,
+    /// Whether it may empty threads' magazines.
+    pub(super) brings_home: bool,
 }
 
 /// A wave and what is to be told when its copy ends.
@@ -194,17 +207,17 @@ impl Compactor {
         self.defragment_until(options, None).await
     }
 
-    /// The same, until it is stopped: the wave that is under way then is the last.
+    /// The same in the background, until it is stopped: the wave that is under way then is the last.
     pub(super) async fn defragment_until(
         &self,
         options: DefragOptions,
-        stopped: Option<watch::Receiver<bool>>,
+        background: Option<Background>,
     ) -> Result<DefragReport, DefragError> {
         if !self.bytes.are_known() {
             return Err(DefragError::NoBytes);
         }
         let order = options.order.unwrap_or(self.order);
-        let stop = stopped.clone();
+        let stop = background.as_ref().map(|background| background.stopped.clone());
         let is_stopped = async {
             match stop {
                 // An error: there is nobody left to stop it, and nobody who waits for it.
@@ -213,7 +226,9 @@ impl Compactor {
             }
         };
         match self.begin_unless(options.wave_bytes, is_stopped).await {
-            Some(run) => self.compact(Goal::Fragmentation { order }, options, Run { stopped, ..run }).await,
+            Some(run) => {
+                self.compact(Goal::Fragmentation { order }, options, Run { background, ..run }).await
+            }
             None => Ok(DefragReport::default()),
         }
     }
@@ -262,15 +277,20 @@ impl Compactor {
         let started = Instant::now();
         let (before, runs_before) = self.measure(order);
         run.report.fragmentation_before = before;
+        if run.background.as_ref().is_none_or(|background| background.brings_home) {
+            run.bring_home();
+        }
         let mut outcome = Ok(());
         for _ in 0..LOOKS {
-            let plan = run.look(goal, budget.saturating_sub(run.report.moved_blocks));
+            let left = budget.saturating_sub(run.report.moved_blocks);
+            let room = if run.leaves_room() { self.blocks().counts().free() / ROOM } else { usize::MAX };
+            let plan = run.look(goal, left.min(room));
             if plan.moves.is_empty() || run.is_stopped() {
                 break;
             }
             let moved = run.report.moved_blocks;
             outcome = run.carry_out(&plan.moves).await;
-            if outcome.is_err() || run.report.moved_blocks == moved {
+            if outcome.is_err() || run.report.moved_blocks == moved || run.leaves_room() {
                 break;
             }
         }
@@ -304,7 +324,7 @@ impl Compactor {
     fn run(&self, wave_bytes: usize, lane: OwnedMutexGuard<()>) -> Run<'_> {
         let wave_blocks = (wave_bytes / self.block_bytes).clamp(1, WAVE_BLOCKS);
         let (lane, report) = (Arc::new(lane), DefragReport::default());
-        Run { compactor: self, lane, wave_blocks, stopped: None, report }
+        Run { compactor: self, lane, wave_blocks, background: None, report }
     }
 
     /// Fragmentation, and free aligned runs.
@@ -322,12 +342,21 @@ pub(super) enum Failure {
 
 impl Run<'_> {
     fn is_stopped(&self) -> bool {
-        self.stopped.as_ref().is_some_and(|stopped| *stopped.borrow())
+        self.background.as_ref().is_some_and(|background| *background.stopped.borrow())
     }
 
-    /// A plan for the pool as it is now, free frames brought home from threads' caches.
-    pub(super) fn look(&self, goal: Goal, moves_max: usize) -> Plan {
+    /// Whether what is moved now is not free for a while, and others should not want for it.
+    fn leaves_room(&self) -> bool {
+        self.background.is_some() && self.compactor.blocks().clock().in_flight() > 0
+    }
+
+    /// Brings free frames home from threads' caches, where no plan sees them. It costs each thread its magazines.
+    pub(super) fn bring_home(&self) {
         self.compactor.blocks().trim();
+    }
+
+    /// A plan for the pool as it is now.
+    pub(super) fn look(&self, goal: Goal, moves_max: usize) -> Plan {
         plan(&self.compactor.snapshot(), goal, moves_max)
     }
 
