@@ -38,7 +38,18 @@ fn main() {
     println!("{BLOCKS} blocks, 85 to 95 % in use, {STEPS} steps of {STEP:?}, fragmentation at order 4");
     println!(
         "{:<26} {:>9} {:>6} {:>6} {:>8} {:>6} {:>6} {:>9} {:>9} {:>9} {:>7} {:>8} {:>8}",
-        "", "all: mean", "p50", "p99", "bitmaps:", "p50", "p99", "sequences", "moves a", "moved by", "time", "closed",
+        "",
+        "all: mean",
+        "p50",
+        "p99",
+        "bitmaps:",
+        "p50",
+        "p99",
+        "sequences",
+        "moves a",
+        "moved by",
+        "time",
+        "closed",
         "appends"
     );
     println!(
@@ -53,7 +64,7 @@ fn main() {
     off.print("off");
     off.print_ideal();
     churn(Some(DefragConfig::new())).print("default");
-    for (threshold, ms) in [(0.05, 5), (0.02, 5), (0.01, 5), (0.0, 5), (0.02, 1), (0.02, 25)] {
+    for (threshold, ms) in [(0.1, 5), (0.05, 5), (0.02, 5), (0.02, 1), (0.0, 1)] {
         churn(policy(threshold, ms)).print(&format!("above {:.0} %, every {ms} ms", threshold * 100.0));
     }
 }
@@ -76,7 +87,8 @@ struct Seen {
 
 fn churn(config: Option<DefragConfig>) -> Seen {
     let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
-    let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(8).block_tokens(TOKENS).dtype(Dtype::Bf16);
+    let layout =
+        KvLayout::builder().layers(1).kv_heads(1).head_dim(8).block_tokens(TOKENS).dtype(Dtype::Bf16);
     let pool = Pool::builder(layout.build().expect("a valid layout")).blocks(BLOCKS);
     let pool = pool.build().expect("memory for the pool");
     let mut engine = Engine::new(&pool);
@@ -125,7 +137,17 @@ struct Engine<'a> {
 impl<'a> Engine<'a> {
     fn new(pool: &'a Pool) -> Self {
         let random = fastrand::Rng::with_seed(90);
-        Self { pool, live: Vec::new(), batch: None, random, next: 0, bound: 0.9, written: 0, closed: 0, refused: 0 }
+        Self {
+            pool,
+            live: Vec::new(),
+            batch: None,
+            random,
+            next: 0,
+            bound: 0.9,
+            written: 0,
+            closed: 0,
+            refused: 0,
+        }
     }
 
     fn step(&mut self) {

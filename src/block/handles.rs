@@ -28,12 +28,7 @@ impl Blocks {
 
     #[inline]
     pub(super) fn free_one(&self, seat: Option<Seat<'_>>, handle: &BlockHandle) -> Result<(), HandleError> {
-        let released = self.update(handle, |word| {
-            word.release().filter(|_| !word.is_listed()).map(|released| (released.word(), released))
-        })?;
-        // A good handle's word is not free.
-        let released = released.ok_or(HandleError::Listed { handle: *handle })?;
-        if let Some(frame) = self.released(handle.id, released)
+        if let Some(frame) = self.release_handle(handle)?
             && !self.give_back_one(seat, frame)
         {
             self.give_back_frames(seat, &[frame]);
@@ -67,6 +62,33 @@ impl Blocks {
 }
 
 impl Core {
+    /// One reference less; the frame, if that was the last.
+    #[inline]
+    fn release_handle(&self, handle: &BlockHandle) -> Result<Option<FrameId>, HandleError> {
+        if self.is_of_this_pool(handle) {
+            let word = self.word(handle.id);
+            if self.is_current(handle, word)
+                && let Some(next) = word.release_only(false)
+                && self.freed(handle.id, word, next)
+            {
+                return Ok(Some(next.frame()));
+            }
+        }
+        self.release_shared_handle(handle)
+    }
+
+    /// As [`release_handle`](Self::release_handle), of a block that has other references, or is moving, or that somebody
+    /// else changes; and of a bad handle.
+    #[inline(never)]
+    fn release_shared_handle(&self, handle: &BlockHandle) -> Result<Option<FrameId>, HandleError> {
+        let released = self.update(handle, |word| {
+            word.release().filter(|_| !word.is_listed()).map(|released| (released.word(), released))
+        })?;
+        // A good handle's word is not free.
+        let released = released.ok_or(HandleError::Listed { handle: *handle })?;
+        Ok(self.released(handle.id, released))
+    }
+
     /// Releases handles that were good a moment ago; `owe` gets the frames of those that had no other reference.
     #[inline]
     fn release_checked(

@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 use crate::config::MAGAZINE_BLOCKS_MAX;
 use crate::frame::{Cache, Magazine};
 use crate::ids::{BlockId, FrameId, Run};
-use crate::sync::Ordering::*;
+use crate::sync::Ordering::{self, *};
 
 use super::blocks::Core;
 use super::home::Seat;
@@ -13,6 +13,10 @@ use super::{BlockWord, Blocks, FEW, Released};
 
 /// Runs at least this long go to the bitmaps by themselves; shorter ones through the magazines.
 const LONG_RUN: u32 = if cfg!(kvpool_loom) { 2 } else { 16 };
+
+/// Release: what this owner did with the bytes happens before the next owner's. Acquire: the last one to go sees what all
+/// others did, and every batch that they began.
+const RELEASE: Ordering = if cfg!(kvpool_mutant = "release_relaxed") { Relaxed } else { AcqRel };
 
 /// Frames that are freed together, joined into runs as they come.
 pub(super) struct Freed {
@@ -165,19 +169,34 @@ impl Core {
     /// One reference less; the frame, if that was the last.
     #[inline]
     fn release_word(&self, id: BlockId, listed: bool) -> Option<FrameId> {
+        let word = BlockWord::from_bits(self.table.word(id).load(Relaxed));
+        match word.release_only(listed) {
+            Some(next) if self.freed(id, word, next) => Some(next.frame()),
+            _ => self.release_shared(id, listed),
+        }
+    }
+
+    /// Tries to give up the only reference.
+    #[inline]
+    pub(super) fn freed(&self, id: BlockId, word: BlockWord, next: BlockWord) -> bool {
+        let is_freed =
+            self.table.word(id).compare_exchange(word.to_bits(), next.to_bits(), RELEASE, Relaxed).is_ok();
+        if is_freed && next.carries() {
+            self.table.info(id).carry_generation();
+        }
+        is_freed
+    }
+
+    /// As [`release_word`](Self::release_word), of a block that has other references, or is moving, or that somebody else
+    /// changes.
+    #[inline(never)]
+    fn release_shared(&self, id: BlockId, listed: bool) -> Option<FrameId> {
         let atomic = self.table.word(id);
         let mut word = BlockWord::from_bits(atomic.load(Relaxed));
         loop {
-            let released = word.release_as(listed).unwrap_or_else(|| not_the_callers(id, word));
-            let next = match released {
-                Released::Shared(next)
-                | Released::Last { word: next, .. }
-                | Released::ToMover { word: next, .. } => next,
-            };
-            // Release: what this owner did with the bytes happens before the next owner's. Acquire: the last one
-            // to go sees what all others did, and every batch that they began.
-            let order = if cfg!(kvpool_mutant = "release_relaxed") { Relaxed } else { AcqRel };
-            match atomic.compare_exchange_weak(word.to_bits(), next.to_bits(), order, Relaxed) {
+            let released = word.release().filter(|_| word.is_listed() == listed);
+            let released = released.unwrap_or_else(|| not_the_callers(id, word));
+            match atomic.compare_exchange_weak(word.to_bits(), released.word().to_bits(), RELEASE, Relaxed) {
                 Ok(_) => return self.released(id, released),
                 // Somebody shared, pinned or released in between. Reached by the model `share_release`.
                 Err(now) => word = BlockWord::from_bits(now),

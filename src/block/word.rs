@@ -213,34 +213,37 @@ impl BlockWord {
         match self.refs() {
             0 => None,
             1 => {
-                let last = self.release_last();
-                let is_movers = self.is_moving() && !cfg!(kvpool_mutant = "release_from_mover");
-                Some(match last {
-                    Released::Last { word, .. } if is_movers => Released::ToMover { word: Self(word.0 | MOVING) },
-                    _ => last,
+                let word = self.freed();
+                Some(if self.is_moving() && !cfg!(kvpool_mutant = "release_from_mover") {
+                    Released::ToMover { word: Self(word.0 | MOVING) }
+                } else {
+                    Released::Last { word, carry: word.carries() }
                 })
             }
             _ => Some(Released::Shared(Self(self.0 - ONE_REF))),
         }
     }
 
-    /// As [`release`](Self::release), for who knows whether the block is `listed`; also `None` if it is not so. The only
-    /// reference of a block that stays where it is takes one comparison.
+    /// The most frequent [`release`](Self::release), in one comparison: of the only reference of a block that is not moving,
+    /// and is in a list or not as the caller knows it. The word of the block that is free. `None`: something else.
     #[inline]
-    pub const fn release_as(self, listed: bool) -> Option<Released> {
+    pub const fn release_only(self, listed: bool) -> Option<Self> {
         let only = if listed { ONE_REF | LISTED } else { ONE_REF };
-        if self.0 & (REFS_MASK | MOVING | LISTED) == only {
-            return Some(self.release_last());
-        }
-        if self.is_listed() == listed { self.release() } else { None }
+        if self.0 & (REFS_MASK | MOVING | LISTED) == only { Some(self.freed()) } else { None }
     }
 
-    /// The last reference goes, and the block is not moving.
+    /// Free, of the next generation.
     #[inline]
-    const fn release_last(self) -> Released {
+    const fn freed(self) -> Self {
         let more = if cfg!(kvpool_mutant = "same_generation") { 0 } else { 1 << GENERATION_SHIFT };
-        let generation = self.0.wrapping_add(more) & GENERATION_MASK;
-        Released::Last { word: Self(self.0 & FRAME_MASK | generation), carry: generation == 0 }
+        Self(self.0 & FRAME_MASK | self.0.wrapping_add(more) & GENERATION_MASK)
+    }
+
+    /// Whether the generation's low bits have gone around, so that the high ones must be counted up: see
+    /// [`Released::Last`].
+    #[inline]
+    pub const fn carries(self) -> bool {
+        self.0 & GENERATION_MASK == 0
     }
 
     /// One more pin; a move under way is not published while it is there. `None`: free, or full.
