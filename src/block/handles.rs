@@ -65,23 +65,29 @@ impl Core {
     /// One reference less; the frame, if that was the last.
     #[inline]
     fn release_handle(&self, handle: &BlockHandle) -> Result<Option<FrameId>, HandleError> {
-        if self.is_of_this_pool(handle) {
-            let word = self.word(handle.id);
-            if self.is_current(handle, word)
-                && let Some(next) = word.release_only(false)
-                && self.freed(handle.id, word, next)
-            {
-                return Ok(Some(next.frame()));
-            }
+        if self.is_of_this_pool(handle) { self.release_checked_one(handle) } else { Err(self.refuse(handle)) }
+    }
+
+    /// As [`release_handle`](Self::release_handle), of a handle whose pool and range were checked.
+    #[inline]
+    fn release_checked_one(&self, handle: &BlockHandle) -> Result<Option<FrameId>, HandleError> {
+        let atomic = self.table.word(handle.id);
+        // Acquire: as in `word`.
+        let word = BlockWord::from_bits(atomic.load(Acquire));
+        if self.is_current(handle, word)
+            && let Some(next) = word.release_only(false)
+            && self.is_released(handle.id, atomic, word, next)
+        {
+            return Ok(Some(next.frame()));
         }
         self.release_shared_handle(handle)
     }
 
     /// As [`release_handle`](Self::release_handle), of a block that has other references, or is moving, or that somebody
-    /// else changes; and of a bad handle.
+    /// else changes; and of a handle that is stale.
     #[inline(never)]
     fn release_shared_handle(&self, handle: &BlockHandle) -> Result<Option<FrameId>, HandleError> {
-        let released = self.update(handle, |word| {
+        let released = self.update_checked(handle, |word| {
             word.release().filter(|_| !word.is_listed()).map(|released| (released.word(), released))
         })?;
         // A good handle's word is not free.
@@ -98,12 +104,8 @@ impl Core {
     ) -> Result<(), HandleError> {
         let mut outcome = Ok(());
         for handle in handles {
-            match self
-                .update_checked(handle, |word| word.release().map(|released| (released.word(), released)))
-            {
-                Ok(released) => {
-                    released.and_then(|released| self.released(handle.id, released)).map(&mut owe);
-                }
+            match self.release_checked_one(handle) {
+                Ok(frame) => frame.into_iter().for_each(&mut owe),
                 // Another thread freed it since it was checked. Reached by the model `share_release`.
                 Err(error) => outcome = outcome.and(Err(error)),
             }

@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 use crate::config::MAGAZINE_BLOCKS_MAX;
 use crate::frame::{Cache, Magazine};
 use crate::ids::{BlockId, FrameId, Run};
-use crate::sync::Ordering::{self, *};
+use crate::sync::{AtomicU64, Ordering, Ordering::*};
 
 use super::blocks::Core;
 use super::home::Seat;
@@ -169,22 +169,30 @@ impl Core {
     /// One reference less; the frame, if that was the last.
     #[inline]
     fn release_word(&self, id: BlockId, listed: bool) -> Option<FrameId> {
-        let word = BlockWord::from_bits(self.table.word(id).load(Relaxed));
+        let atomic = self.table.word(id);
+        let word = BlockWord::from_bits(atomic.load(Relaxed));
         match word.release_only(listed) {
-            Some(next) if self.freed(id, word, next) => Some(next.frame()),
+            Some(next) if self.is_released(id, atomic, word, next) => Some(next.frame()),
             _ => self.release_shared(id, listed),
         }
     }
 
-    /// Tries to give up the only reference.
+    /// Gives up the only reference of a block, unless its word has changed.
     #[inline]
-    pub(super) fn freed(&self, id: BlockId, word: BlockWord, next: BlockWord) -> bool {
-        let is_freed =
-            self.table.word(id).compare_exchange(word.to_bits(), next.to_bits(), RELEASE, Relaxed).is_ok();
-        if is_freed && next.carries() {
+    pub(super) fn is_released(
+        &self,
+        id: BlockId,
+        atomic: &AtomicU64,
+        word: BlockWord,
+        next: BlockWord,
+    ) -> bool {
+        if atomic.compare_exchange(word.to_bits(), next.to_bits(), RELEASE, Relaxed).is_err() {
+            return false;
+        }
+        if next.carries() {
             self.table.info(id).carry_generation();
         }
-        is_freed
+        true
     }
 
     /// As [`release_word`](Self::release_word), of a block that has other references, or is moving, or that somebody else
