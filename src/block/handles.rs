@@ -65,22 +65,24 @@ impl Core {
     /// One reference less; the frame, if that was the last.
     #[inline]
     fn release_handle(&self, handle: &BlockHandle) -> Result<Option<FrameId>, HandleError> {
-        if self.is_of_this_pool(handle) { self.release_checked_one(handle) } else { Err(self.refuse(handle)) }
+        if !self.is_of_this_pool(handle) {
+            return Err(self.refuse(handle));
+        }
+        match self.release_only(handle) {
+            Some(frame) => Ok(Some(frame)),
+            None => self.release_shared_handle(handle),
+        }
     }
 
-    /// As [`release_handle`](Self::release_handle), of a handle whose pool and range were checked.
-    #[inline]
-    fn release_checked_one(&self, handle: &BlockHandle) -> Result<Option<FrameId>, HandleError> {
+    /// Gives up the only reference, by a handle whose pool and range were checked; the frame. `None`: nothing was done, go
+    /// the long way.
+    #[inline(always)]
+    fn release_only(&self, handle: &BlockHandle) -> Option<FrameId> {
         let atomic = self.table.word(handle.id);
         // Acquire: as in `word`.
         let word = BlockWord::from_bits(atomic.load(Acquire));
-        if self.is_current(handle, word)
-            && let Some(next) = word.release_only(false)
-            && self.is_released(handle.id, atomic, word, next)
-        {
-            return Ok(Some(next.frame()));
-        }
-        self.release_shared_handle(handle)
+        let next = if self.is_current(handle, word) { word.release_only(false) } else { None }?;
+        self.is_released(handle.id, atomic, word, next).then(|| next.frame())
     }
 
     /// As [`release_handle`](Self::release_handle), of a block that has other references, or is moving, or that somebody
@@ -104,7 +106,11 @@ impl Core {
     ) -> Result<(), HandleError> {
         let mut outcome = Ok(());
         for handle in handles {
-            match self.release_checked_one(handle) {
+            if let Some(frame) = self.release_only(handle) {
+                owe(frame);
+                continue;
+            }
+            match self.release_shared_handle(handle) {
                 Ok(frame) => frame.into_iter().for_each(&mut owe),
                 // Another thread freed it since it was checked. Reached by the model `share_release`.
                 Err(error) => outcome = outcome.and(Err(error)),
