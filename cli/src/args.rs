@@ -107,10 +107,10 @@ pub struct WorkloadArgs {
 #[derive(Clone, Copy, PartialEq, Debug, Args)]
 pub struct CompactionArgs {
     /// Compact when fragmentation is above this, from 0 to 1: the share of free blocks that are in no long run
-    #[arg(long, value_name = "R", default_value_t = 0.1, value_parser = threshold)]
+    #[arg(long, value_name = "R", default_value_t = 0.02, value_parser = threshold)]
     pub defrag_threshold: f64,
     /// Milliseconds between two looks at fragmentation
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
     pub defrag_interval_ms: u64,
     /// Do not compact; otherwise a replay is compacted in the background
     #[arg(long, conflicts_with_all = ["defrag_threshold", "defrag_interval_ms"])]
@@ -202,7 +202,7 @@ mod tests {
     #[test]
     fn a_replay_compacts_unless_told_otherwise() {
         let compaction = |arguments: &[&str]| replay(arguments).unwrap().compaction.compaction();
-        let usual = Compaction { threshold: 0.1, interval: Duration::from_millis(5) };
+        let usual = Compaction { threshold: 0.02, interval: Duration::from_millis(2) };
         assert_eq!(compaction(&[]), Some(usual));
         let other = Compaction { threshold: 0.0, interval: Duration::from_millis(50) };
         assert_eq!(compaction(&["--defrag-threshold", "0", "--defrag-interval-ms", "50"]), Some(other));
