@@ -15,7 +15,7 @@
 
 use std::time::{Duration, Instant};
 
-use kvpool::compact::{DefragConfig, Defragmenter, Goal, plan};
+use kvpool::compact::{DefragConfig, Defragmenter, FrameKind, Goal, plan};
 use kvpool::ids::SequenceId;
 use kvpool::pool::Pool;
 use kvpool::sequence::{Batch, Sequence};
@@ -191,7 +191,8 @@ impl Seen {
             if is_off {
                 let order = snapshot.order();
                 snapshot.apply(&plan(&snapshot, Goal::Fragmentation { order }, usize::MAX));
-                self.ideal.push(snapshot.fragmentation(order));
+                let in_runs = snapshot.free_runs(order) * order.frames();
+                self.ideal.push(1.0 - in_runs as f64 / snapshot.count(FrameKind::Free) as f64);
                 self.ideal_runs.push(snapshot.mean_sequence_run());
             }
         }
@@ -211,7 +212,7 @@ impl Seen {
         );
     }
 
-    /// What is left if all is moved that can be, with the frames that are retired or in magazines where they are.
+    /// What is left, over the bitmaps, if all is moved that can be at that moment.
     fn print_ideal(&self) {
         let runs = median(self.ideal_runs.iter().copied());
         println!(

@@ -51,7 +51,7 @@ const WAVE_BLOCKS: usize = 256;
 /// Looks at the pool in one run: others allocate and free meanwhile, and some moves are given up.
 const LOOKS: usize = 4;
 
-/// While batches are in flight, the background task moves one in so many of the free blocks before it waits for them.
+/// The background task moves as many blocks as one in so many are free, and then waits for the batches that are in flight.
 const ROOM: usize = 4;
 
 /// How much a compaction may do.
@@ -283,7 +283,8 @@ impl Compactor {
         let mut outcome = Ok(());
         for _ in 0..LOOKS {
             let left = budget.saturating_sub(run.report.moved_blocks);
-            let room = if run.leaves_room() { self.blocks().counts().free() / ROOM } else { usize::MAX };
+            let room =
+                if run.background.is_some() { self.blocks().counts().free() / ROOM } else { usize::MAX };
             let plan = run.look(goal, left.min(room));
             if plan.moves.is_empty() || run.is_stopped() {
                 break;
@@ -345,7 +346,7 @@ impl Run<'_> {
         self.background.as_ref().is_some_and(|background| *background.stopped.borrow())
     }
 
-    /// Whether what is moved now is not free for a while, and others should not want for it.
+    /// Whether what has moved is not free for a while, so that others would want for what moves next.
     fn leaves_room(&self) -> bool {
         self.background.is_some() && self.compactor.blocks().clock().in_flight() > 0
     }
