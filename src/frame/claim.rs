@@ -20,6 +20,9 @@ use crate::config::{FAN, FAN_LOG2};
 use crate::ids::{FrameId, Run};
 use crate::sync::Ordering;
 
+/// How often a claim by name that fails, and has nothing to give back, is in transit.
+pub(super) const CLAIM_PASSAGES: u64 = 1;
+
 /// Bits taken out of a word.
 #[must_use]
 pub(super) struct Claimed<'a> {
@@ -188,7 +191,8 @@ impl<'a> Map<'a> {
     /// later one is not free: of several threads that claim overlapping runs, the one that is furthest is not in the
     /// others' way.
     ///
-    /// [`Attempt::Missed`] says that a frame was taken; it is not settled until no frame was in transit meanwhile.
+    /// [`Attempt::Missed`] says that a frame was taken; it is not settled until no frame was in transit meanwhile, but for
+    /// [`CLAIM_PASSAGES`]. (What is given back may merge, and pass again: then it is not settled yet.)
     pub(super) fn claim_run(self, run: Run) -> Attempt<()> {
         let first = self.directory.shape.unit_place(run.start.index() >> FAN_LOG2).0;
         let Some(group) = self.directory.group(first) else { return Attempt::Missed };

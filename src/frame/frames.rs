@@ -5,6 +5,7 @@ use std::sync::PoisonError;
 
 use super::bits::{ALL, ones};
 use super::census::Census;
+use super::claim::CLAIM_PASSAGES;
 use super::directory::Directory;
 use super::hints::Hints;
 #[cfg(test)]
@@ -177,7 +178,7 @@ impl Frames {
     pub fn claim(&self, run: Run) -> bool {
         self.with(|map| {
             let is_inside = u64::from(run.start.0) + u64::from(run.len) <= map.directory.frames() as u64;
-            is_inside && map.settle(|| map.claim_run(run)).is_some()
+            is_inside && map.settle(CLAIM_PASSAGES, || map.claim_run(run)).is_some()
         })
     }
 

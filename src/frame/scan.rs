@@ -30,8 +30,9 @@ pub(super) enum Attempt<T> {
 }
 
 impl Map<'_> {
-    /// Repeats an attempt until it succeeds, or until its failure can be believed.
-    pub(super) fn settle<T>(self, mut attempt: impl FnMut() -> Attempt<T>) -> Option<T> {
+    /// Repeats an attempt until it succeeds, or until its failure can be believed. An attempt that fails may have been in
+    /// transit itself, `own` times: these it need not fear.
+    pub(super) fn settle<T>(self, own: u64, mut attempt: impl FnMut() -> Attempt<T>) -> Option<T> {
         for round in 0..ROUNDS {
             let before = self.traffic();
             match attempt() {
@@ -39,7 +40,7 @@ impl Map<'_> {
                 Attempt::Missed => {
                     // Acquire: orders the attempt's loads before the second reading, as in a sequence lock.
                     fence(Ordering::Acquire);
-                    if before.is_still() && self.traffic() == before {
+                    if before.is_still() && self.traffic() == before.after(own) {
                         return None;
                     }
                 }
@@ -56,7 +57,7 @@ impl Map<'_> {
     /// words and segments. `None` if there is none.
     #[cold]
     pub(super) fn scan_run(self, len: u32, align: u32) -> Option<Run> {
-        self.settle(|| {
+        self.settle(0, || {
             let mut outcome = Attempt::Missed;
             self.walk(true, len, |free| {
                 let Some(start) = free.start.0.checked_next_multiple_of(align) else {
@@ -81,7 +82,7 @@ impl Map<'_> {
     /// Takes up to `want` frames of the first open unit that has any. `None` if no frame is free.
     #[cold]
     pub(super) fn scan_frames(self, want: u32) -> Option<(usize, u64)> {
-        self.settle(|| {
+        self.settle(0, || {
             let mut outcome = Attempt::Missed;
             for unit in 0..self.directory.leaves() {
                 let free = self.directory.free_in_unit(unit, true);

@@ -471,3 +471,17 @@ fn what_is_gone_has_no_hints() {
     assert_eq!(pool.free_frames(), (0..FAN + 1).filter(|frame| frame % 3 != 0).count());
     pool.audit().unwrap();
 }
+
+/// A claim that fails is believed at once, though it was in transit itself: nobody yields for it.
+#[test]
+fn a_claim_that_fails_looks_once() {
+    let pool = frames(128, 128, 64);
+    assert!(pool.claim(run(70, 1)));
+    let before = pool.with(|map| map.traffic());
+    for taken in [run(70, 1), run(70, 5)] {
+        let before = pool.with(|map| map.traffic());
+        assert!(!pool.claim(taken));
+        assert!(pool.with(|map| map.traffic()) == before.after(1), "{taken}");
+    }
+    assert!(pool.with(|map| map.traffic()) != before);
+}
