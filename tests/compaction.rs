@@ -400,6 +400,33 @@ async fn who_waited_long_in_vain_for_a_run_still_gets_it() {
     assert_eq!(pool.free_blocks(), 256);
 }
 
+/// A turn that came while somebody else's run went on is the first in line's, whoever that is by then.
+#[tokio::test(start_paused = true)]
+async fn who_rests_does_not_overtake_who_came_to_be_first() {
+    let held = Arc::new(Held::default());
+    let pool = held.pool(256);
+    let kept = checkerboard(&pool);
+    let mut other = Box::pin(pool.defragment_with(DefragOptions::new().wave_bytes(1)));
+    assert!(poll(&mut other).is_pending(), "its wave of one block is being copied");
+    let mut first = Box::pin(pool.allocate_async(AllocRequest::new(5).contiguous()));
+    assert!(poll(&mut first).is_pending());
+    pool.free(&kept[60..61]).unwrap();
+    assert!(poll(&mut first).is_pending(), "it looked, and rests");
+    let large = AllocRequest::new(200).priority(Priority::High);
+    let mut urgent = Box::pin(pool.allocate_async(large));
+    assert!(poll(&mut urgent).is_pending());
+    pool.free(&kept[61..64]).unwrap();
+    assert!(poll(&mut urgent).is_pending(), "there is a run now, and not enough for this one");
+    tokio::time::advance(Duration::from_millis(200)).await;
+    assert!(poll(&mut first).is_pending(), "it is not its turn");
+    drop(urgent);
+    assert!(poll(&mut first).is_ready());
+}
+
+fn poll<F: Future>(future: &mut std::pin::Pin<Box<F>>) -> std::task::Poll<F::Output> {
+    future.as_mut().poll(&mut std::task::Context::from_waker(std::task::Waker::noop()))
+}
+
 #[test]
 fn a_report_reads_well() {
     let report = DefragReport::default();

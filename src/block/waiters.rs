@@ -331,6 +331,12 @@ impl Waiting<'_> {
         gathered
     }
 
+    /// Gives back a turn that was not used: the first in line, perhaps another by now, has reason to try.
+    pub(crate) fn hand_back(&self) {
+        let woken = self.blocks.with_line(Line::signal);
+        woken.into_iter().for_each(Waker::wake);
+    }
+
     /// After a search in vain: announces what this place had in its hands to the head, unless it is the head itself.
     fn tried(&self) {
         let woken = self.blocks.with_line(|line| {

@@ -4,9 +4,11 @@
 //! the future that a task awaits. It is runtime-agnostic; deadlines need tokio's timer, and so do requests for runs when
 //! they wait on a tokio runtime (elsewhere they poll).
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use smallvec::SmallVec;
+// Of the clock that it rests by, so that who holds that one holds both.
+use tokio::time::Instant;
 
 use crate::block::AllocRequest;
 use crate::error::AllocError;
@@ -59,11 +61,8 @@ impl Pool {
         }
         let mut place = blocks.wait_in_line(request.priority);
         let mut runs = RunMaker::default();
-        let mut has_turn = false;
         loop {
-            if !std::mem::take(&mut has_turn) {
-                place.turn().await;
-            }
+            place.turn().await;
             let mut ids = SmallVec::new();
             let began = Instant::now();
             match place.allocate(&request, &mut |id| ids.push(id)) {
@@ -72,8 +71,12 @@ impl Pool {
                 Err(AllocError::Exhausted { .. }) => {}
                 // Enough is free: until it is moved together, or somebody frees what joins the pieces.
                 Err(AllocError::NoRun { .. }) => {
-                    has_turn = runs.make(self, request.blocks, place.turn()).await;
+                    let has_turn = runs.make(self, request.blocks, place.turn()).await;
                     rest(began.elapsed()).await;
+                    if has_turn {
+                        // Of whoever is the first in line by now.
+                        place.hand_back();
+                    }
                 }
                 Err(error) => return Err(error),
             }
@@ -134,8 +137,9 @@ impl RunMaker {
 /// looks for a ninth of the time at the most, and never more seldom than ten times a second, so that nothing that comes
 /// free is missed. A turn that comes meanwhile is kept.
 async fn rest(took: Duration) {
-    const REST_MAX: Duration = Duration::from_millis(100);
-    let rest = (8 * took).min(REST_MAX);
+    // At least a little, also where the clock stands: a look tells the line, that is itself, of what it had in its hands.
+    const REST: (Duration, Duration) = (Duration::from_micros(100), Duration::from_millis(100));
+    let rest = (8 * took).clamp(REST.0, REST.1);
     if cfg!(kvpool_loom) {
         // A model has no time.
     } else if tokio::runtime::Handle::try_current().is_ok() {

@@ -449,30 +449,26 @@ impl World {
         }
     }
 
-    /// Goes on until nothing happens any more; what is allocated meanwhile is kept or freed.
+    /// Goes on until nothing comes of it any more; what is allocated meanwhile is kept or freed.
     fn finish_tasks(&mut self, frees: bool) {
         let mut idle = 0;
-        while idle < 100 && !(self.tasks.is_empty() && self.device.copies() == 0) {
-            idle += 1;
-            while self.device.copies() > 0 {
-                idle = 0;
+        while idle < 30 && !(self.tasks.is_empty() && self.device.copies() == 0) {
+            let before = (self.tasks.len(), self.tally.moved);
+            let mut polls = 0;
+            while self.device.copies() > 0 || self.tasks.iter().any(Task::is_woken) {
+                polls += 1;
+                assert!(polls < 100_000, "it goes round in circles: {:?}", self.tasks);
                 self.copy_some();
                 self.settle();
-            }
-            while self.tasks.iter().any(Task::is_woken) {
-                idle = 0;
                 self.poll_woken();
                 self.settle();
                 if frees {
                     self.free_all();
                 }
-                while self.device.copies() > 0 {
-                    self.copy_some();
-                    self.settle();
-                }
             }
             self.check_line();
             self.advance(Duration::from_millis(5));
+            idle = if before == (self.tasks.len(), self.tally.moved) { idle + 1 } else { 0 };
         }
     }
 }
