@@ -135,6 +135,14 @@ fn shrink(oracle: &Oracle, dice: &mut Dice) -> bool {
     all
 }
 
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 fn stress(config: FrameConfig, threads: usize, seconds: f32) {
     let seed = SystemTime::UNIX_EPOCH.elapsed().unwrap().as_nanos() as u64;
     println!("seed {seed}, {config:?}");
@@ -151,11 +159,13 @@ fn stress(config: FrameConfig, threads: usize, seconds: f32) {
             });
         }
         let end = Instant::now() + Duration::from_secs_f32(seconds);
+        // Also if this thread fails: the scope waits for the others.
+        let _stop = Stop(&stop);
         let (mut dice, mut shrunk) = (Dice(seed), 0);
         while Instant::now() < end {
             std::thread::sleep(Duration::from_millis(2));
             // A unit or two is closed and opened under everybody's feet, and the pool grows and shrinks now and then.
-            let unit = dice.roll((oracle.frames.total() / 64) as u64) as u32 * 64;
+            let unit = dice.roll((oracle.frames.total() / 64).max(1) as u64) as u32 * 64;
             let region = Run { start: FrameId(unit), len: 64 };
             oracle.frames.isolate(region);
             let room = config.frames_max - oracle.frames.total();
@@ -166,7 +176,6 @@ fn stress(config: FrameConfig, threads: usize, seconds: f32) {
             shrunk += shrink(&oracle, &mut dice) as u64;
         }
         println!("{shrunk} shrinks");
-        stop.store(true, Ordering::Relaxed);
     });
     oracle.frames.audit().unwrap();
     let total = oracle.frames.total();
