@@ -29,7 +29,7 @@ pub fn write(pool: &Pool, count: usize) -> Vec<BlockHandle> {
     handles
 }
 
-/// The blocks hold what [`write`] wrote, wherever they are now.
+/// The blocks hold what [`write()`] wrote, wherever they are now.
 ///
 /// # Panics
 ///
