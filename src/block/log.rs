@@ -3,14 +3,14 @@
 //! A ring of the last moves. Movers append, one at a time; batches read without a lock.
 //!
 //! ```text
-//! slot       block, to, stamp
+//! slot       block, stamp
 //! begun      moves whose slot may have been written     head       moves that can be read
 //! ```
 //!
 //! # Protocol
 //!
 //! ```text
-//! append:   begun := i + 1;  fence(Release);  slot[i] := block, to, PENDING;  head := i + 1 (Release)
+//! append:   begun := i + 1;  fence(Release);  slot[i] := block, PENDING;  head := i + 1 (Release)
 //! stamp:    fence(SeqCst);  slot[i].stamp := the newest ticket
 //! read:     h := head (Acquire);  slots h - 1 downwards while their stamp is not before the ticket;
 //!           fence(Acquire);  what is below begun - SLOTS may have been overwritten: too long ago
@@ -61,7 +61,6 @@ pub enum Since {
 
 struct Slot {
     block: AtomicU32,
-    to: AtomicU32,
     stamp: AtomicU64,
 }
 
@@ -88,24 +87,23 @@ impl MoveLog {
     }
 
     /// Adds moves that have been published; `stamp` gives the newest ticket, after a fence.
-    pub(super) fn append(&self, moves: &[Moved], stamp: impl FnOnce() -> Ticket) -> Ticket {
+    pub(super) fn append(&self, moved: &[BlockId], stamp: impl FnOnce() -> Ticket) -> Ticket {
         let _writer = self.writer.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let ring = self.ring();
         // Relaxed: only writers change it.
         let first = self.head.load(Relaxed);
-        for (i, moved) in (first..).zip(moves) {
+        for (i, block) in (first..).zip(moved) {
             self.begun.store(i + 1, Relaxed);
             // Pairs with the fence in `read`: who read a field that is written from here on sees the count.
             fence(Release);
             let slot = &ring[i as usize % SLOTS];
-            slot.block.store(moved.block.0, Relaxed);
-            slot.to.store(moved.to.0, Relaxed);
+            slot.block.store(block.0, Relaxed);
             slot.stamp.store(PENDING, Relaxed);
             // Release: publishes the slot; pairs with the Acquire in `read`.
             self.head.store(i + 1, Release);
         }
         let ticket = stamp();
-        let last = first + moves.len() as u64;
+        let last = first + moved.len() as u64;
         for i in first.max(last.saturating_sub(SLOTS as u64))..last {
             // Relaxed: a reader that does not see it yet takes the move for newer than it is.
             ring[i as usize % SLOTS].stamp.store(ticket.0, Relaxed);
@@ -113,8 +111,13 @@ impl MoveLog {
         ticket
     }
 
-    /// Lists the moves that a table built under batch `since` may miss, oldest first.
-    pub(super) fn read(&self, since: Ticket, out: &mut Vec<Moved>) -> Since {
+    /// Lists the moves that a table built under batch `since` may miss, oldest first, each as `moved` says of its block.
+    pub(super) fn read(
+        &self,
+        since: Ticket,
+        out: &mut Vec<Moved>,
+        moved: impl Fn(BlockId) -> Moved,
+    ) -> Since {
         let begin = out.len();
         // Acquire: pairs with the Release in `append`.
         let head = self.head.load(Acquire);
@@ -130,7 +133,7 @@ impl MoveLog {
                 break;
             }
             at -= 1;
-            out.push(Moved { block: BlockId(slot.block.load(Relaxed)), to: FrameId(slot.to.load(Relaxed)) });
+            out.push(moved(BlockId(slot.block.load(Relaxed))));
             reached = at == 0;
         }
         // Pairs with the fence in `append`.
@@ -151,7 +154,7 @@ impl MoveLog {
         // Acquire: made by another mover. Only who holds `writer` makes one.
         let ring = self.ring.load(Acquire);
         if ring.is_null() {
-            let slot = || Slot { block: AtomicU32::new(0), to: AtomicU32::new(0), stamp: AtomicU64::new(0) };
+            let slot = || Slot { block: AtomicU32::new(0), stamp: AtomicU64::new(0) };
             let fresh: Box<[Slot]> = std::iter::repeat_with(slot).take(SLOTS).collect();
             let fresh = Box::into_raw(fresh).cast::<Ring>();
             // Release: publishes the empty slots.
@@ -183,13 +186,13 @@ impl Drop for MoveLog {
 mod tests {
     use super::*;
 
-    fn moved(n: u32) -> Moved {
-        Moved { block: BlockId(n), to: FrameId(n + 1) }
+    fn moved(n: u32) -> BlockId {
+        BlockId(n)
     }
 
     fn since(log: &MoveLog, ticket: u64) -> Option<Vec<u32>> {
         let mut out = vec![];
-        match log.read(Ticket(ticket), &mut out) {
+        match log.read(Ticket(ticket), &mut out, |block| Moved { block, to: FrameId(0) }) {
             Since::Listed => Some(out.iter().map(|moved| moved.block.0).collect()),
             Since::TooLong => {
                 assert!(out.is_empty());
@@ -214,13 +217,13 @@ mod tests {
     fn who_asks_too_late_is_told_so() {
         let log = MoveLog::new();
         log.append(&[moved(0)], || Ticket(1));
-        let many: Vec<Moved> = (1..SLOTS as u32).map(moved).collect();
+        let many: Vec<BlockId> = (1..SLOTS as u32).map(moved).collect();
         log.append(&many, || Ticket(2));
         assert_eq!(since(&log, 0).map(|moves| moves.len()), Some(SLOTS));
         log.append(&[moved(7)], || Ticket(3));
         assert_eq!(since(&log, 0), None, "the first is forgotten");
         assert_eq!(since(&log, 3), Some(vec![7]));
-        let more: Vec<Moved> = (0..2 * SLOTS as u32 + 3).map(moved).collect();
+        let more: Vec<BlockId> = (0..2 * SLOTS as u32 + 3).map(moved).collect();
         log.append(&more, || Ticket(4));
         assert_eq!((since(&log, 4), since(&log, 5)), (None, Some(vec![])));
     }

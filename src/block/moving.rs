@@ -128,7 +128,7 @@ impl Wave {
         for moving in self.moving.drain(..) {
             match self.blocks.publish_move(moving) {
                 Ok(()) => {
-                    moved.push(Moved { block: moving.block, to: moving.to });
+                    moved.push(moving.block);
                     push_frame(&mut left, moving.from);
                 }
                 Err(why) => {
@@ -176,8 +176,8 @@ impl Core {
             return Err(GaveWay::Taken);
         }
         self.hold_frame(to);
-        // Acquire: what was written before the block was sealed is seen by the copy. Release: who releases the block
-        // after this sees the wave's ticket.
+        // Acquire: what was written before the block was sealed is seen by the copy. Release: goes on with
+        // the order of those who shared and released it, for whoever is the last.
         let marked = self.table.word(block).fetch_update(AcqRel, Relaxed, |bits| {
             let word = BlockWord::from_bits(bits);
             movable(word, from).ok().map(BlockWord::to_bits)
@@ -245,7 +245,7 @@ impl Core {
 
     /// The frames that a wave's blocks left: logged, so that tables can be patched, and free, or retired while a batch is
     /// in flight.
-    fn leave(&self, moved: &[Moved], left: &[Run]) {
+    fn leave(&self, moved: &[BlockId], left: &[Run]) {
         self.moves.append(moved, || {
             // Pairs with the fence in `Clock::begin`: a batch sees the new frames, or we see the batch.
             if !cfg!(kvpool_mutant = "publish_no_fence") {
@@ -284,12 +284,9 @@ impl Core {
     /// called under a batch: what is not listed yet stays readable in its old frame until that batch ends, and is
     /// listed for who then asks since that batch.
     pub fn moved_since(&self, since: Ticket, out: &mut Vec<Moved>) -> Since {
-        let begin = out.len();
-        let listed = self.moves.read(since, out);
         // Where they are now, not where they went: of one block's moves in two waves, the earlier may be in the log behind
         // the later. The words are at least as new as the log, and what they say holds until the caller's batch ends.
-        out[begin..].iter_mut().for_each(|moved| moved.to = self.frame(moved.block));
-        listed
+        self.moves.read(since, out, |block| Moved { block, to: self.frame(block) })
     }
 }
 

@@ -21,22 +21,23 @@ struct Node {
 }
 
 /// See the [module](self).
-#[derive(Default)]
 pub(super) struct Strays {
     head: AtomicPtr<Node>,
     /// Frames in the list, those that a thread is looking at among them.
     frames: AtomicUsize,
     newest_tag: AtomicU64,
     /// Not above the tag of any node, but for a moment: a look here spares a walk that would give out nothing.
-    oldest_tag: OldestTag,
+    oldest_tag: AtomicU64,
 }
 
-/// See [`Strays::oldest_tag`].
-struct OldestTag(AtomicU64);
-
-impl Default for OldestTag {
+impl Default for Strays {
     fn default() -> Self {
-        Self(AtomicU64::new(u64::MAX))
+        Self {
+            head: AtomicPtr::new(ptr::null_mut()),
+            frames: AtomicUsize::new(0),
+            newest_tag: AtomicU64::new(0),
+            oldest_tag: AtomicU64::new(u64::MAX),
+        }
     }
 }
 
@@ -84,12 +85,12 @@ impl Strays {
         chain.push(Box::new(Node { run, tag, next: ptr::null_mut() }));
         self.put(chain);
         // After the node, as `reclaim` forgets before it takes. Relaxed: a hint; who must not miss anything does not ask it.
-        self.oldest_tag.0.fetch_min(tag.0, Relaxed);
+        self.oldest_tag.fetch_min(tag.0, Relaxed);
     }
 
     /// Whether a look would probably give something out.
     pub(super) fn is_due(&self, oldest: Ticket) -> bool {
-        self.oldest_tag.0.load(Relaxed) < oldest.0
+        self.oldest_tag.load(Relaxed) < oldest.0
     }
 
     /// Frames in the list, and the newest tag that was ever put here.
@@ -105,7 +106,7 @@ impl Strays {
 
     /// Gives out the runs whose tag is below `oldest`.
     pub(super) fn reclaim(&self, oldest: Ticket, mut free: impl FnMut(Run)) {
-        self.oldest_tag.0.store(u64::MAX, Relaxed);
+        self.oldest_tag.store(u64::MAX, Relaxed);
         let mut chain = self.take();
         let (mut due, mut waiting) = (Chain::EMPTY, Chain::EMPTY);
         let mut oldest_waiting = u64::MAX;
@@ -118,7 +119,7 @@ impl Strays {
             }
         }
         self.put(waiting);
-        self.oldest_tag.0.fetch_min(oldest_waiting, Relaxed);
+        self.oldest_tag.fetch_min(oldest_waiting, Relaxed);
         while let Some(node) = due.pop() {
             free(node.run);
             self.frames.fetch_sub(node.run.len as usize, Relaxed);

@@ -256,11 +256,6 @@ impl Compactor {
         Some(self.compact(Goal::Run { len }, options, run).await)
     }
 
-    /// Whether anything can move.
-    pub fn can_move(&self) -> bool {
-        self.bytes.are_known()
-    }
-
     async fn compact(
         &self,
         goal: Goal,

@@ -59,7 +59,7 @@ fn a_table_is_patched_with_where_a_block_is_whatever_the_order_in_the_log() {
     blocks.publish_move(first).unwrap();
     // The first wave's thread is stopped here.
     assert_eq!(blocks.begin_wave([(FrameId(10), FrameId(20))], &mut never).publish(&mut never), 1);
-    blocks.leave(&[Moved { block: first.block, to: first.to }], &[Run { start: first.from, len: 1 }]);
+    blocks.leave(&[first.block], &[Run { start: first.from, len: 1 }]);
     let mut moves = Vec::new();
     assert_eq!(blocks.moved_since(Ticket(0), &mut moves), Since::Listed);
     assert_eq!(moves.last(), Some(&Moved { block: ids[0], to: FrameId(20) }));
