@@ -22,4 +22,6 @@ pub mod sequence;
 
 pub mod compact;
 
+pub mod prefix;
+
 pub mod pool;

@@ -20,7 +20,7 @@ const FLOORS: &[&[&str]] = &[
     &["batch"],
     &["block", "storage"],
     &["sequence"],
-    &["compact"],
+    &["compact", "prefix"],
     &["pool"],
 ];
 

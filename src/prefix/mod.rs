@@ -1,0 +1,7 @@
+//! Prefix reuse: blocks that outlive their sequence, found again by what they hold.
+//!
+//! # Files
+//!
+//! `policy` which evictable block goes first.
+
+pub mod policy;

@@ -1,0 +1,28 @@
+//! The block that was released longest ago goes first.
+
+use super::{Head, Millis, Place, Policy, Released};
+
+pub(super) const NAME: &str = "lru";
+
+/// Least recently used first, and of one request the end of its prefix before the beginning: exactly the order in which
+/// blocks were released. Nothing is learned, nothing is kept.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Lru;
+
+impl Policy for Lru {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn queues(&self) -> usize {
+        1
+    }
+
+    fn place(&self, released: &Released, _now: Millis) -> Place {
+        Place { queue: 0, rank: released.order, state: 0 }
+    }
+
+    fn victim(&self, heads: &[Option<Head>], _now: Millis) -> Option<usize> {
+        heads.iter().position(Option::is_some)
+    }
+}

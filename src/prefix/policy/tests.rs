@@ -1,0 +1,135 @@
+//! Policies driven by hand, their queues as sorted maps.
+
+use std::collections::BTreeMap;
+
+use super::*;
+
+/// Evictable blocks by number, in exact queues.
+struct Bench {
+    policy: Arc<dyn Policy>,
+    queues: Vec<BTreeMap<(u64, u32), u64>>,
+    order: u64,
+}
+
+impl Bench {
+    fn new(kind: PolicyKind) -> Self {
+        let policy = kind.build(1000);
+        let queues = vec![BTreeMap::new(); policy.queues()];
+        Self { policy, queues, order: 0 }
+    }
+
+    /// Releases a chain of these blocks, the last one first.
+    fn release(&mut self, blocks: &[u32], now: u64, priority: CachePriority, keep_until: Option<u64>) {
+        for (depth, &block) in blocks.iter().enumerate().rev() {
+            self.order += 1;
+            let released = Released {
+                order: self.order,
+                hash: u64::from(block),
+                depth: depth as u32,
+                chain: blocks.len() as u32,
+                hits: 0,
+                context: 0,
+                state: 0,
+                priority,
+                keep_until: keep_until.map(Millis),
+            };
+            let place = self.policy.place(&released, Millis(now));
+            self.queues[place.queue as usize].insert((place.rank, block), place.state);
+        }
+    }
+
+    fn evict(&mut self, now: u64) -> Option<u32> {
+        let heads: Vec<_> = (self.queues.iter())
+            .map(|queue| queue.first_key_value().map(|(&(rank, _), &state)| Head { rank, state }))
+            .collect();
+        let queue = self.policy.victim(&heads, Millis(now))?;
+        Some(self.queues[queue].pop_first().expect("a queue that has a head").0.1)
+    }
+
+    fn evict_all(&mut self, now: u64) -> Vec<u32> {
+        std::iter::from_fn(|| self.evict(now)).collect()
+    }
+}
+
+use CachePriority::{High, Low, Normal};
+
+#[test]
+fn every_policy_is_found_by_its_name_and_no_other_is() {
+    for kind in PolicyKind::ALL {
+        assert_eq!(kind.name().parse(), Ok(kind));
+        assert_eq!(kind.build(100).name(), kind.name());
+        assert!((1..=QUEUES_MAX).contains(&kind.build(100).queues()), "{kind}");
+    }
+    let error = "mru".parse::<PolicyKind>().unwrap_err();
+    assert!(
+        error.to_string().starts_with("no eviction policy is called \"mru\"; there are lru, "),
+        "{error}"
+    );
+}
+
+#[test]
+fn without_heads_there_is_no_victim_and_with_one_it_is_that() {
+    for kind in PolicyKind::ALL {
+        let policy = kind.build(100);
+        let mut heads = vec![None; policy.queues()];
+        assert_eq!(policy.victim(&heads, Millis(7)), None, "{kind}");
+        for queue in 0..heads.len() {
+            for (rank, state) in [(0, 0), (u64::MAX, u64::MAX), (0, u64::MAX), (u64::MAX, 0)] {
+                heads[queue] = Some(Head { rank, state });
+                assert_eq!(policy.victim(&heads, Millis(7)), Some(queue), "{kind}");
+            }
+            heads[queue] = None;
+        }
+    }
+}
+
+#[test]
+fn lru_takes_the_end_of_the_oldest_prefix_first() {
+    let mut bench = Bench::new(PolicyKind::Lru);
+    bench.release(&[1, 2, 3], 5, High, Some(1000));
+    bench.release(&[4, 5], 4, Low, None);
+    assert_eq!(bench.evict_all(6), [3, 2, 1, 5, 4]);
+    assert_eq!(bench.evict(6), None);
+}
+
+#[test]
+fn lower_priorities_go_first() {
+    let mut bench = Bench::new(PolicyKind::Priority);
+    for (first, priority) in [(1, High), (3, Low), (5, Normal), (7, Low)] {
+        bench.release(&[first, first + 1], 0, priority, None);
+    }
+    assert_eq!(bench.evict_all(0), [4, 3, 8, 7, 6, 5, 2, 1]);
+}
+
+#[test]
+fn what_is_kept_stays_until_its_time_ends_while_others_can_go() {
+    let mut bench = Bench::new(PolicyKind::Priority);
+    bench.release(&[1], 0, Low, Some(100));
+    bench.release(&[2], 1, Normal, None);
+    bench.release(&[3], 2, High, None);
+    bench.release(&[4], 3, Low, None);
+    assert_eq!(bench.evict(99), Some(4), "the only low one that is not kept");
+    assert_eq!(bench.evict(99), Some(2));
+    assert_eq!(bench.evict(100), Some(1), "from its end on it is low");
+    assert_eq!(bench.evict(100), Some(3));
+}
+
+#[test]
+fn what_was_kept_goes_by_its_age_among_its_like() {
+    let mut bench = Bench::new(PolicyKind::Priority);
+    bench.release(&[1], 0, Normal, None);
+    bench.release(&[2], 1, Normal, Some(50));
+    bench.release(&[3], 2, Normal, None);
+    bench.release(&[4], 3, Normal, Some(3));
+    assert_eq!(bench.evict_all(60), [1, 2, 3, 4], "a time of no length is none");
+}
+
+#[test]
+fn promises_are_broken_rather_than_an_allocation_refused() {
+    let mut bench = Bench::new(PolicyKind::Priority);
+    bench.release(&[1], 0, High, Some(100));
+    bench.release(&[2, 3], 0, Normal, Some(300));
+    bench.release(&[4], 0, Normal, Some(200));
+    bench.release(&[5], 0, Normal, Some(u64::MAX));
+    assert_eq!(bench.evict_all(50), [4, 3, 2, 5, 1]);
+}
