@@ -1,0 +1,176 @@
+//! Rows by number, append-only: what is kept for each block, in a pool that grows.
+//!
+//! Rows stand in buckets, the first as large as the pool at its start, each further one as large as all before it
+//! together. Growing adds a bucket; nothing that was there moves, and no row is taken away before the whole goes. So
+//! reading a row needs no epoch.
+//!
+//! What a row is made of is the [`Bucket`]'s affair: as a rule an array for each of its parts, so that what is used
+//! together lies together.
+
+use std::ptr;
+
+use crate::ids::FRAMES_MAX;
+use crate::sync::{AtomicPtr, Ordering::*};
+
+/// Doublings after the first bucket: enough for any pool that a frame number can address. A model's pools are small.
+const BUCKETS_MORE: usize = if cfg!(kvpool_loom) { 3 } else { crate::config::FRAME_BITS as usize };
+
+/// Rows of consecutive numbers, made at once.
+pub(crate) trait Bucket: Send + Sync {
+    /// Rows `base .. base + len`, as they are before anybody has used them.
+    fn new(base: usize, len: usize) -> Self;
+
+    /// How many rows these are: the `len` that they were made with.
+    fn len(&self) -> usize;
+}
+
+/// See the [module](self).
+pub(crate) struct Rows<B: Bucket> {
+    first: B,
+    more: [AtomicPtr<B>; BUCKETS_MORE],
+}
+
+impl<B: Bucket> Rows<B> {
+    /// At least one row, of number 0.
+    pub(crate) fn new(rows: usize) -> Self {
+        Self { first: B::new(0, rows.max(1)), more: std::array::from_fn(|_| AtomicPtr::new(ptr::null_mut())) }
+    }
+
+    /// Makes the rows up to `rows` exist. Concurrent calls are fine.
+    pub(crate) fn grow(&self, rows: usize) {
+        let mut have = self.first.len();
+        for slot in &self.more {
+            if have >= rows {
+                return;
+            }
+            if slot.load(Relaxed).is_null() {
+                let bucket = Box::into_raw(Box::new(B::new(have, have.min(FRAMES_MAX - have))));
+                // Release: publishes the rows; pairs with the Acquire in `locate_grown`.
+                if slot.compare_exchange(ptr::null_mut(), bucket, Release, Relaxed).is_err() {
+                    // SAFETY: ours; another thread was faster, and nobody has seen this one.
+                    drop(unsafe { Box::from_raw(bucket) });
+                }
+            }
+            have *= 2;
+        }
+    }
+
+    /// The bucket of a row, and its place there, which is below the bucket's length.
+    ///
+    /// # Panics
+    ///
+    /// If nobody has made the row.
+    #[inline]
+    pub(crate) fn locate(&self, row: usize) -> (&B, usize) {
+        if row < self.first.len() { (&self.first, row) } else { self.locate_grown(row) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn locate_grown(&self, row: usize) -> (&B, usize) {
+        let first = self.first.len();
+        // A row in [first * 2^k, first * 2^(k + 1)) is in the bucket of first * 2^k rows that begins there.
+        let log2 = (row / first).ilog2();
+        // SAFETY: what is there was made by `grow`; buckets live as long as the rows. Acquire: pairs with the Release
+        // in `grow`.
+        let bucket = unsafe { self.more[log2 as usize].load(Acquire).as_ref() };
+        let row = row - (first << log2);
+        // The last bucket may be cut off by the most that there can be.
+        let bucket = bucket.filter(|bucket| row < bucket.len());
+        (bucket.expect("a row of this pool"), row)
+    }
+
+    /// Rows that exist.
+    pub(crate) fn len(&self) -> usize {
+        // SAFETY: as in `locate_grown`. Acquire: as there.
+        let more = self.more.iter().filter_map(|slot| unsafe { slot.load(Acquire).as_ref() });
+        self.first.len() + more.map(B::len).sum::<usize>()
+    }
+}
+
+impl<B: Bucket> Drop for Rows<B> {
+    fn drop(&mut self) {
+        for slot in &self.more {
+            let bucket = slot.load(Relaxed);
+            if !bucket.is_null() {
+                // SAFETY: made by `Box::into_raw` in `grow`, published once, freed once.
+                drop(unsafe { Box::from_raw(bucket) });
+            }
+        }
+    }
+}
+
+#[cfg(all(test, not(kvpool_loom)))]
+mod tests {
+    use super::*;
+
+    /// Rows that know their own number.
+    struct Numbers(Vec<usize>);
+
+    impl Bucket for Numbers {
+        fn new(base: usize, len: usize) -> Self {
+            Self((base..base + len).collect())
+        }
+
+        fn len(&self) -> usize {
+            self.0.len()
+        }
+    }
+
+    fn number(rows: &Rows<Numbers>, row: usize) -> usize {
+        let (bucket, at) = rows.locate(row);
+        bucket.0[at]
+    }
+
+    #[test]
+    fn every_row_is_found_by_its_number_also_after_growth() {
+        let rows: Rows<Numbers> = Rows::new(5);
+        assert_eq!(rows.len(), 5);
+        rows.grow(70);
+        assert_eq!(rows.len(), 80, "5, then 5, 10, 20 and 40");
+        for row in 0..80 {
+            assert_eq!(number(&rows, row), row);
+        }
+        rows.grow(3);
+        assert_eq!(rows.len(), 80, "rows are never taken away");
+    }
+
+    #[test]
+    fn no_rows_at_all_are_one() {
+        assert_eq!(Rows::<Numbers>::new(0).len(), 1);
+    }
+
+    #[test]
+    fn who_grows_at_once_gets_the_same_rows() {
+        let rows: Rows<Numbers> = Rows::new(3);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    for to in 1..200 {
+                        rows.grow(to);
+                        assert_eq!(number(&rows, to - 1), to - 1);
+                    }
+                });
+            }
+        });
+        assert_eq!(rows.len(), 384);
+    }
+
+    #[test]
+    #[should_panic(expected = "a row of this pool")]
+    fn a_row_that_nobody_made_is_no_row() {
+        let rows: Rows<Numbers> = Rows::new(5);
+        rows.grow(10);
+        rows.locate(10);
+    }
+
+    /// A pool that grows to the most that there can be has a last bucket that is shorter than its place.
+    #[test]
+    #[should_panic(expected = "a row of this pool")]
+    fn a_row_behind_a_bucket_that_is_cut_off_is_no_row() {
+        let rows: Rows<Numbers> = Rows::new(5);
+        rows.more[0].store(Box::into_raw(Box::new(Numbers::new(5, 2))), Release);
+        assert_eq!(number(&rows, 6), 6);
+        rows.locate(8);
+    }
+}
