@@ -5,3 +5,8 @@
 //! `policy` which evictable block goes first.
 
 pub mod policy;
+//! `index` which block may hold what is looked for.
+
+mod index;
+
+pub use index::{Index, Inserted, Key};

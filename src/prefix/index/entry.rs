@@ -1,0 +1,93 @@
+//! One word of the index: a fingerprint of the key, and the block. All pure.
+//!
+//! | bits | field | meaning |
+//! |---|---|---|
+//! | 63 | taken | set in every entry, so that 0 is the empty slot, also for keys and blocks that are 0 |
+//! | 27..63 | fingerprint | the key's second word, but for the bits that choose the bucket and the topmost |
+//! | 0..27 | block | its id |
+//!
+//! Two keys that share a bucket and a fingerprint get into each other's way once in 2^36: whoever finds a block
+//! compares the whole hash anyway.
+
+use crate::config::FRAME_BITS;
+use crate::ids::BlockId;
+
+const ID_MASK: u64 = (1 << FRAME_BITS) - 1;
+const TAKEN: u64 = 1 << 63;
+
+/// A hash to be looked up: 128 bits, which are taken to be random. Keys that are not are found as well, and are
+/// forgotten sooner, since they crowd in few buckets.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Key(pub u64, pub u64);
+
+impl Key {
+    /// The two buckets, of a number of them that is a power of two, where the key may lie.
+    #[inline]
+    pub(super) fn buckets(self, mask: usize) -> [usize; 2] {
+        debug_assert!(mask as u64 <= ID_MASK, "bits that choose the bucket are none of the fingerprint");
+        [self.0 as usize & mask, self.1 as usize & mask]
+    }
+
+    /// The entry that says that the block may be registered under this key.
+    #[inline]
+    pub(super) fn entry(self, id: BlockId) -> Entry {
+        Entry(self.1 & !ID_MASK | TAKEN | id.0 as u64)
+    }
+}
+
+/// See the [module](self). Never [`Entry::EMPTY`], unless it says so.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Entry(pub(super) u64);
+
+impl Entry {
+    /// No entry.
+    pub(super) const EMPTY: u64 = 0;
+
+    /// Of a word that was found in a slot.
+    #[inline]
+    pub(super) fn new(word: u64) -> Option<Self> {
+        (word != Self::EMPTY).then_some(Self(word))
+    }
+
+    /// The block.
+    #[inline]
+    pub(super) fn id(self) -> BlockId {
+        BlockId((self.0 & ID_MASK) as u32)
+    }
+
+    /// Whether a slot's word is an entry of the same fingerprint.
+    #[inline]
+    pub(super) fn is_like(self, word: u64) -> bool {
+        (self.0 ^ word) <= ID_MASK
+    }
+}
+
+#[cfg(all(test, not(kvpool_loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_is_never_empty_and_gives_its_block_back() {
+        for key in [Key(0, 0), Key(!0, !0), Key(1, 1 << 63), Key(7, ID_MASK)] {
+            for id in [0, 1, 77, ID_MASK as u32] {
+                let entry = key.entry(BlockId(id));
+                assert_eq!(Entry::new(entry.0), Some(entry));
+                assert_eq!(entry.id(), BlockId(id));
+                assert!(!entry.is_like(Entry::EMPTY));
+            }
+        }
+        assert_eq!(Entry::new(Entry::EMPTY), None);
+    }
+
+    #[test]
+    fn each_bit_of_the_fingerprint_tells_keys_apart_and_no_bit_of_the_block_does() {
+        let key = Key(3, 0x0123_4567_89ab_cdef);
+        let entry = key.entry(BlockId(5));
+        for bit in FRAME_BITS..63 {
+            assert!(!entry.is_like(Key(3, key.1 ^ 1 << bit).entry(BlockId(5)).0), "bit {bit}");
+        }
+        for bit in 0..FRAME_BITS {
+            assert!(entry.is_like(key.entry(BlockId(5 ^ 1 << bit)).0), "bit {bit}");
+        }
+    }
+}
