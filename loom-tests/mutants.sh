@@ -72,5 +72,13 @@ silent_undo waiters
 silent_begin waiters
 silent_end waiters
 silent_strays waiters
+index_relaxed prefix_index
+index_insert_no_fence prefix_index
+index_restore_no_fence prefix_index
+index_no_second_look prefix_index
+index_replace_live prefix_index
+index_one_table prefix_index
+index_grow_no_fence prefix_index
+index_early_switch prefix_index
 LIST
 exit "$survivors"

@@ -45,6 +45,11 @@ impl Cached {
         self.index.insert(key(number), BlockId(id), |id| self.registered(id))
     }
 
+    /// The same, whatever becomes of it.
+    fn put(&self, number: u64, id: u32) {
+        let _ = self.insert(number, id);
+    }
+
     /// Only the word.
     fn register(&self, number: u64, id: u32) {
         self.words[id as usize].store(number, Release);
@@ -95,23 +100,30 @@ impl Cached {
     }
 }
 
-/// Runs two threads, and the end after them.
+/// Runs two threads, and the end after them. Twice, with either as the first that the checker runs: it plays no load
+/// against a later change by a thread that loads the same itself before.
 fn beside(
     name: &str,
     preemptions: usize,
-    begin: impl Fn() -> Arc<Cached> + Send + Sync + 'static,
+    begin: impl Fn() -> Arc<Cached> + Send + Sync + Copy + 'static,
     one: impl Fn(&Cached) + Send + Sync + Copy + 'static,
     two: impl Fn(&Cached) + Send + Sync + Copy + 'static,
-    end: impl Fn(&Cached) + Send + Sync + 'static,
+    end: impl Fn(&Cached) + Send + Sync + Copy + 'static,
 ) {
-    check_to(preemptions, name, move || {
+    let run = move |is_one_first: bool| {
         let cached = begin();
         let other = cached.clone();
-        let thread = thread::spawn(move || one(&other));
-        two(&cached);
+        let thread = thread::spawn(move || if is_one_first { two(&other) } else { one(&other) });
+        if is_one_first {
+            one(&cached)
+        } else {
+            two(&cached)
+        }
         thread.join().unwrap();
         end(&cached);
-    });
+    };
+    check_to(preemptions, name, move || run(true));
+    check_to(preemptions, name, move || run(false));
 }
 
 /// Two blocks of one key, and an entry's place for each: both are found, whoever was first.
@@ -138,8 +150,8 @@ fn insert_beside_insert_in_the_last_place() {
             assert_eq!(cached.insert(3, 3), Inserted::New);
             cached
         },
-        |cached| drop(cached.insert(1, 1)),
-        |cached| drop(cached.insert(2, 2)),
+        |cached| cached.put(1, 1),
+        |cached| cached.put(2, 2),
         |cached| {
             assert_eq!((cached.lost(), cached.index.forgotten()), (1, 1));
             assert!(cached.finds(3, 3), "what is right is not replaced");
@@ -160,7 +172,7 @@ fn a_new_life_beside_the_end_of_the_old_one() {
             cached
         },
         |cached| cached.unlink(1, 1),
-        |cached| drop(cached.insert(1, 1)),
+        |cached| cached.put(1, 1),
         Cached::nothing_is_lost,
     );
 }
@@ -178,8 +190,8 @@ fn a_new_life_beside_a_replacement() {
             cached.register(0, 1);
             cached
         },
-        |cached| drop(cached.insert(2, 2)),
-        |cached| drop(cached.insert(1, 1)),
+        |cached| cached.put(2, 2),
+        |cached| cached.put(1, 1),
         |cached| {
             assert!(cached.lost() <= cached.index.forgotten(), "forgotten, and not counted");
             assert_eq!(cached.lost(), 1);
@@ -199,7 +211,7 @@ fn find_beside_insert() {
             assert_eq!(cached.insert(2, 2), Inserted::New);
             cached
         },
-        |cached| drop(cached.insert(1, 1)),
+        |cached| cached.put(1, 1),
         |cached| {
             cached.index.find::<()>(key(1), |id| {
                 assert_eq!(cached.words[id.index()].load(Relaxed), 1, "found before it was registered");
@@ -240,6 +252,28 @@ fn find_beside_remove() {
     );
 }
 
+/// The same of an entry that was put back: by who did not register the block.
+#[test]
+fn find_beside_putting_back() {
+    check("prefix_index::find_beside_putting_back", || {
+        let cached = Cached::new(1);
+        assert_eq!(cached.insert(1, 1), Inserted::New);
+        cached.register(0, 1);
+        let (one, two) = (cached.clone(), cached.clone());
+        let finder = thread::spawn(move || {
+            // What was not there and is there now was made for the new life.
+            if !one.finds(1, 1) && one.finds(1, 1) {
+                assert_eq!(one.words[1].load(Relaxed), 1, "found before it was registered");
+            }
+        });
+        let owner = thread::spawn(move || two.put(1, 1));
+        cached.unlink(1, 1);
+        owner.join().unwrap();
+        finder.join().unwrap();
+        cached.nothing_is_lost();
+    });
+}
+
 /// Growth beside an insertion: the walk sees the word, or the inserter the new table.
 #[test]
 fn grow_beside_insert() {
@@ -249,7 +283,7 @@ fn grow_beside_insert() {
         || Cached::new(1),
         |cached| cached.grow(2),
         |cached| {
-            assert_eq!(cached.insert(1, 1), Inserted::New);
+            cached.put(1, 1);
             assert!(cached.finds(1, 1), "by who has inserted it");
         },
         |cached| {
@@ -271,8 +305,8 @@ fn two_growths_beside_inserts() {
             cached.grow(4);
         },
         |cached| {
-            let _ = cached.insert(1, 1);
-            let _ = cached.insert(2, 2);
+            cached.put(1, 1);
+            cached.put(2, 2);
             assert!(cached.finds(1, 1) && cached.finds(2, 2));
         },
         Cached::nothing_is_lost,
@@ -313,7 +347,7 @@ fn grow_beside_a_new_life() {
         |cached| cached.grow(2),
         |cached| {
             cached.evict(1, 1);
-            let _ = cached.insert(1, 1);
+            cached.put(1, 1);
         },
         Cached::nothing_is_lost,
     );
@@ -327,9 +361,11 @@ fn grow_beside_two_lives() {
         assert_eq!(cached.insert(1, 1), Inserted::New);
         cached.register(0, 1);
         let (one, two) = (cached.clone(), cached.clone());
-        let threads = [thread::spawn(move || one.grow(2)), thread::spawn(move || drop(two.insert(1, 1)))];
+        let threads = [thread::spawn(move || one.grow(2)), thread::spawn(move || two.put(1, 1))];
         cached.unlink(1, 1);
-        threads.map(|thread| thread.join().unwrap());
+        for thread in threads {
+            thread.join().unwrap();
+        }
         cached.nothing_is_lost();
     });
 }
@@ -341,11 +377,13 @@ fn grow_beside_grow() {
         let cached = Cached::new(1);
         assert_eq!(cached.insert(1, 1), Inserted::New);
         let (one, two) = (cached.clone(), cached.clone());
-        let threads = [thread::spawn(move || one.grow(2)), thread::spawn(move || drop(two.insert(2, 2)))];
+        let threads = [thread::spawn(move || one.grow(2)), thread::spawn(move || two.put(2, 2))];
         cached.grow(2);
         assert_eq!(cached.index.capacity(), 4);
         assert!(cached.finds(1, 1));
-        threads.map(|thread| thread.join().unwrap());
+        for thread in threads {
+            thread.join().unwrap();
+        }
         cached.nothing_is_lost();
     });
 }
@@ -370,8 +408,8 @@ fn beside_a_grower_that_is_stopped() {
         while !stopped.load(Acquire) {
             thread::yield_now();
         }
-        let _ = cached.insert(1, 1);
-        let _ = cached.insert(2, 2);
+        cached.put(1, 1);
+        cached.put(2, 2);
         assert!(cached.finds(1, 1));
         cached.evict(1, 1);
         assert!(!cached.finds(1, 1));

@@ -132,7 +132,8 @@ impl Table {
                 return Inserted::Full;
             }
             let slot = &bucket.0[slots.trailing_zeros() as usize];
-            // Release: pairs with the Acquire in `find`.
+            // Release: pairs with the Acquire in `find`. To an insertion's own fence it adds nothing; who puts back, or
+            // walks, has read the word after its fence.
             let order = if cfg!(kvpool_mutant = "index_relaxed") { Relaxed } else { Release };
             if slot.compare_exchange(Entry::EMPTY, entry.0, order, Relaxed).is_ok() {
                 return Inserted::New;
