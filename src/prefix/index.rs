@@ -139,13 +139,16 @@ impl Index {
         self.insert_announced(key, id, &registered)
     }
 
-    /// [`insert`](Self::insert) for several blocks, all of which the caller has registered before. One fence for all.
+    /// [`insert`](Self::insert) for several blocks, all of which the caller has registered before. One fence for all, and
+    /// their lines are fetched at once.
     pub fn insert_all(
         &self,
-        blocks: impl IntoIterator<Item = (Key, BlockId)>,
+        blocks: impl IntoIterator<Item = (Key, BlockId), IntoIter: Clone>,
         registered: impl Fn(BlockId) -> Option<Key>,
     ) {
         self.announce();
+        let blocks = blocks.into_iter();
+        blocks.clone().for_each(|(key, _)| self.current().prefetch_both(key));
         for (key, id) in blocks {
             let _counted = self.insert_announced(key, id, &registered);
         }

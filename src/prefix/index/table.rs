@@ -23,7 +23,7 @@ const _: () = assert!(FRAMES_MAX * ENTRIES_PER_BLOCK / WAYS <= FRAMES_MAX);
 #[repr(align(64))]
 struct Bucket([AtomicU64; WAYS]);
 
-// A bit for each slot of a bucket.
+/// A bit for each slot of a bucket.
 type Slots = u32;
 
 impl Bucket {
@@ -35,7 +35,7 @@ impl Bucket {
     #[inline]
     fn slots(&self, so: impl Fn(u64) -> bool) -> Slots {
         // Relaxed: who goes by what is found reads it again.
-        let bits = self.0.iter().map(|slot| u32::from(so(slot.load(Relaxed))));
+        let bits = self.0.iter().map(|slot| Slots::from(so(slot.load(Relaxed))));
         bits.enumerate().fold(0, |slots, (at, bit)| slots | bit << at)
     }
 
@@ -44,6 +44,19 @@ impl Bucket {
     fn empty(&self, entry: Entry) -> Option<Slots> {
         (self.slots(|word| word == entry.0) == 0).then(|| self.slots(|word| word == Entry::EMPTY))
     }
+}
+
+/// Asks for a cache line, where the processor can be asked.
+#[inline]
+fn fetch(bucket: &Bucket) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: every processor of this architecture has it, and it reads nothing.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(bucket).cast()) };
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    let _ = bucket;
 }
 
 /// See the [module](self).
@@ -102,17 +115,16 @@ impl Table {
         None
     }
 
+    /// Fetches the bucket that [`find`](Self::find) reads first, and often alone.
     #[inline]
     pub(super) fn prefetch(&self, key: Key) {
-        #[cfg(all(target_arch = "x86_64", not(miri)))]
-        {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            let [first, _] = self.pair(key);
-            // SAFETY: every processor of this architecture has it, and it reads nothing.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(first).cast()) };
-        }
-        #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-        let _ = key;
+        fetch(self.pair(key)[0]);
+    }
+
+    /// Fetches both, for who will write.
+    #[inline]
+    pub(super) fn prefetch_both(&self, key: Key) {
+        self.pair(key).into_iter().for_each(fetch);
     }
 
     /// Puts an entry into an empty slot, if there is one and the entry is not there.
