@@ -52,6 +52,7 @@
 //!
 //! Everything rests on fences, because a compare-exchange of one word does not order reads of another before it.
 
+mod bucket;
 mod entry;
 mod table;
 

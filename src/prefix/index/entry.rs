@@ -35,18 +35,28 @@ impl Key {
     }
 }
 
-/// See the [module](self). Never [`Entry::EMPTY`], unless it says so.
+/// See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Entry(pub(super) u64);
+pub(super) struct Entry(u64);
 
 impl Entry {
     /// No entry.
-    pub(super) const EMPTY: u64 = 0;
+    pub(super) const EMPTY: Self = Self(0);
 
-    /// Of a word that was found in a slot.
     #[inline]
-    pub(super) fn new(word: u64) -> Option<Self> {
-        (word != Self::EMPTY).then_some(Self(word))
+    pub(super) fn from_bits(bits: u64) -> Self {
+        Self(bits)
+    }
+
+    #[inline]
+    pub(super) fn to_bits(self) -> u64 {
+        self.0
+    }
+
+    /// Half of the fingerprint, and that there is one.
+    #[inline]
+    pub(super) fn high(self) -> u32 {
+        (self.0 >> 32) as u32
     }
 
     /// The block.
@@ -55,10 +65,10 @@ impl Entry {
         BlockId((self.0 & ID_MASK) as u32)
     }
 
-    /// Whether a slot's word is an entry of the same fingerprint.
+    /// Whether both have the same fingerprint.
     #[inline]
-    pub(super) fn is_like(self, word: u64) -> bool {
-        (self.0 ^ word) <= ID_MASK
+    pub(super) fn is_like(self, other: Self) -> bool {
+        (self.0 ^ other.0) <= ID_MASK
     }
 }
 
@@ -71,12 +81,11 @@ mod tests {
         for key in [Key(0, 0), Key(!0, !0), Key(1, 1 << 63), Key(7, ID_MASK)] {
             for id in [0, 1, 77, ID_MASK as u32] {
                 let entry = key.entry(BlockId(id));
-                assert_eq!(Entry::new(entry.0), Some(entry));
+                assert_eq!(Entry::from_bits(entry.to_bits()), entry);
                 assert_eq!(entry.id(), BlockId(id));
                 assert!(!entry.is_like(Entry::EMPTY));
             }
         }
-        assert_eq!(Entry::new(Entry::EMPTY), None);
     }
 
     #[test]
@@ -84,10 +93,10 @@ mod tests {
         let key = Key(3, 0x0123_4567_89ab_cdef);
         let entry = key.entry(BlockId(5));
         for bit in FRAME_BITS..63 {
-            assert!(!entry.is_like(Key(3, key.1 ^ 1 << bit).entry(BlockId(5)).0), "bit {bit}");
+            assert!(!entry.is_like(Key(3, key.1 ^ 1 << bit).entry(BlockId(5))), "bit {bit}");
         }
         for bit in 0..FRAME_BITS {
-            assert!(entry.is_like(key.entry(BlockId(5 ^ 1 << bit)).0), "bit {bit}");
+            assert!(entry.is_like(key.entry(BlockId(5 ^ 1 << bit))), "bit {bit}");
         }
     }
 }

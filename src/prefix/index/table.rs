@@ -1,15 +1,13 @@
-//! A table of the index: buckets of one cache line, and what is done in two of them.
+//! A table of the index, and what is done in the two buckets of a key.
 
 use std::ops::ControlFlow;
 
 use crate::ids::{BlockId, FRAMES_MAX};
 use crate::sync::{AtomicPtr, AtomicU64, Ordering::*, fence};
 
+use super::bucket::{Bucket, WAYS, each};
 use super::entry::Entry;
 use super::{Inserted, Key};
-
-/// Entries in a bucket: a cache line of them. A model's buckets are small enough to be full.
-const WAYS: usize = if cfg!(kvpool_loom) { 2 } else { 8 };
 
 /// Entries that there is room for, for each block of the pool.
 const ENTRIES_PER_BLOCK: usize = 2;
@@ -19,45 +17,6 @@ const AT_HOME_MAX: u32 = WAYS as u32 * 3 / 4;
 
 // The bits of a key that choose the bucket are those of its second word that make room for a block's id.
 const _: () = assert!(FRAMES_MAX * ENTRIES_PER_BLOCK / WAYS <= FRAMES_MAX);
-
-#[repr(align(64))]
-struct Bucket([AtomicU64; WAYS]);
-
-/// A bit for each slot of a bucket.
-type Slots = u32;
-
-impl Bucket {
-    fn new() -> Self {
-        Self(std::array::from_fn(|_| AtomicU64::new(Entry::EMPTY)))
-    }
-
-    /// The slots whose words are `so`. Without a branch: where in its bucket an entry lies cannot be foreseen.
-    #[inline]
-    fn slots(&self, so: impl Fn(u64) -> bool) -> Slots {
-        // Relaxed: who goes by what is found reads it again.
-        let bits = self.0.iter().map(|slot| Slots::from(so(slot.load(Relaxed))));
-        bits.enumerate().fold(0, |slots, (at, bit)| slots | bit << at)
-    }
-
-    /// The slots that are empty, or `None` if one holds this entry.
-    #[inline]
-    fn empty(&self, entry: Entry) -> Option<Slots> {
-        (self.slots(|word| word == entry.0) == 0).then(|| self.slots(|word| word == Entry::EMPTY))
-    }
-}
-
-/// Asks for a cache line, where the processor can be asked.
-#[inline]
-fn fetch(bucket: &Bucket) {
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: every processor of this architecture has it, and it reads nothing.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(bucket).cast()) };
-    }
-    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-    let _ = bucket;
-}
 
 /// See the [module](self).
 pub(super) struct Table {
@@ -98,15 +57,11 @@ impl Table {
     pub(super) fn find<R>(&self, key: Key, mut look: impl FnMut(BlockId) -> ControlFlow<R>) -> Option<R> {
         let like = key.entry(BlockId(0));
         for bucket in self.pair(key) {
-            let mut slots = bucket.slots(|word| like.is_like(word));
-            while slots != 0 {
-                let at = slots.trailing_zeros() as usize % WAYS;
-                slots &= slots - 1;
-                // Again, since the slot may have changed. Acquire: pairs with the Release by which the entry was
-                // made; `look` sees the block's word as it was then, or newer.
-                let word = bucket.0[at].load(Acquire);
-                if like.is_like(word)
-                    && let ControlFlow::Break(found) = look(Entry(word).id())
+            for at in each(bucket.like(like)) {
+                // Again, since the slot may have changed.
+                let entry = bucket.entry(at);
+                if like.is_like(entry)
+                    && let ControlFlow::Break(found) = look(entry.id())
                 {
                     return Some(found);
                 }
@@ -118,13 +73,13 @@ impl Table {
     /// Fetches the bucket that [`find`](Self::find) reads first, and often alone.
     #[inline]
     pub(super) fn prefetch(&self, key: Key) {
-        fetch(self.pair(key)[0]);
+        self.pair(key)[0].fetch();
     }
 
     /// Fetches both, for who will write.
     #[inline]
     pub(super) fn prefetch_both(&self, key: Key) {
-        self.pair(key).into_iter().for_each(fetch);
+        self.pair(key).into_iter().for_each(Bucket::fetch);
     }
 
     /// Puts an entry into an empty slot, if there is one and the entry is not there.
@@ -140,14 +95,11 @@ impl Table {
             } else {
                 (second, in_second)
             };
-            if slots == 0 {
-                return Inserted::Full;
-            }
-            let slot = &bucket.0[slots.trailing_zeros() as usize];
-            // Release: pairs with the Acquire in `find`. To an insertion's own fence it adds nothing; who puts back, or
+            let Some(at) = each(slots).next() else { return Inserted::Full };
+            // Release: pairs with the Acquire in `Bucket::entry`. To an insertion's own fence it adds nothing; who puts back, or
             // walks, has read the word after its fence.
             let order = if cfg!(kvpool_mutant = "index_relaxed") { Relaxed } else { Release };
-            if slot.compare_exchange(Entry::EMPTY, entry.0, order, Relaxed).is_ok() {
+            if bucket.exchange(at, Entry::EMPTY, entry, order) {
                 return Inserted::New;
             }
             // Another thread has filled it: it has made progress. Reached by the model `insert_beside_insert`.
@@ -173,12 +125,12 @@ impl Table {
         forgotten: &AtomicU64,
     ) -> Inserted {
         let entry = key.entry(id);
-        let inserted = self.add(entry, key);
-        if inserted != Inserted::Full || self.replace(key, entry, registered, forgotten) {
-            return if inserted == Inserted::Full { Inserted::New } else { inserted };
+        match self.add(entry, key) {
+            Inserted::Full if self.replace(key, entry, registered, forgotten) => Inserted::New,
+            // Something may have been removed meanwhile.
+            Inserted::Full => self.add_counted(entry, key, forgotten),
+            inserted => inserted,
         }
-        // Something may have been removed meanwhile.
-        self.add_counted(entry, key, forgotten)
     }
 
     /// Puts an entry in the place of one that is out of date.
@@ -190,17 +142,16 @@ impl Table {
         registered: &impl Fn(BlockId) -> Option<Key>,
         forgotten: &AtomicU64,
     ) -> bool {
-        for at in key.buckets(self.mask) {
-            for slot in &self.buckets[at].0 {
-                // Acquire: as in `find`, so that a block that has just been registered is not taken for an old one.
-                let Some(old) = Entry::new(slot.load(Acquire)) else { continue };
-                let is_right = self.right_key(old, at, registered).is_some();
-                if is_right && !cfg!(kvpool_mutant = "index_replace_live") {
+        for number in key.buckets(self.mask) {
+            let bucket = &self.buckets[number];
+            for at in 0..WAYS {
+                let old = bucket.entry(at);
+                if old == Entry::EMPTY || self.right_key(old, number, registered).is_some() {
                     continue;
                 }
-                // Release: pairs with the Acquire in `find`.
-                if slot.compare_exchange(old.0, entry.0, Release, Relaxed).is_ok() {
-                    self.restore(old, at, registered, forgotten);
+                // Release: pairs with the Acquire in `Bucket::entry`.
+                if bucket.exchange(at, old, entry, Release) {
+                    self.restore(old, number, registered, forgotten);
                     return true;
                 }
             }
@@ -208,15 +159,15 @@ impl Table {
         false
     }
 
-    /// The key under which the block of an entry that was found in bucket `at` is registered, if the entry is right.
+    /// The key under which the block of an entry that was found in bucket `number` is registered, if the entry is right.
     fn right_key(
         &self,
         entry: Entry,
-        at: usize,
+        number: usize,
         registered: &impl Fn(BlockId) -> Option<Key>,
     ) -> Option<Key> {
-        let key = registered(entry.id())?;
-        (key.entry(entry.id()) == entry && key.buckets(self.mask).contains(&at)).then_some(key)
+        let key = registered(entry.id()).filter(|_| !cfg!(kvpool_mutant = "index_replace_live"))?;
+        (key.entry(entry.id()) == entry && key.buckets(self.mask).contains(&number)).then_some(key)
     }
 
     /// Takes away each entry of a block that lies where `key` may lie.
@@ -228,25 +179,22 @@ impl Table {
         forgotten: &AtomicU64,
     ) {
         let entry = key.entry(id);
-        for at in key.buckets(self.mask) {
-            let bucket = &self.buckets[at];
-            let mut slots = bucket.slots(|word| word == entry.0);
-            while slots != 0 {
-                let slot = &bucket.0[slots.trailing_zeros() as usize];
-                slots &= slots - 1;
+        for number in key.buckets(self.mask) {
+            let bucket = &self.buckets[number];
+            for at in each(bucket.equal(entry)) {
                 // Relaxed: nothing is published, and the fence in `restore` orders what follows.
-                if slot.compare_exchange(entry.0, Entry::EMPTY, Relaxed, Relaxed).is_ok() {
-                    self.restore(entry, at, registered, forgotten);
+                if bucket.exchange(at, entry, Entry::EMPTY, Relaxed) {
+                    self.restore(entry, number, registered, forgotten);
                 }
             }
         }
     }
 
-    /// The second look, after an entry has been taken away from bucket `at`: if it was right after all, it is put back.
+    /// The second look, after an entry has been taken away from bucket `number`: if it was right after all, it is put back.
     fn restore(
         &self,
         entry: Entry,
-        at: usize,
+        number: usize,
         registered: &impl Fn(BlockId) -> Option<Key>,
         forgotten: &AtomicU64,
     ) {
@@ -258,7 +206,7 @@ impl Table {
             // the word.
             fence(SeqCst);
         }
-        if let Some(key) = self.right_key(entry, at, registered) {
+        if let Some(key) = self.right_key(entry, number, registered) {
             // Reached by the models of re-registration.
             let _counted = self.add_counted(entry, key, forgotten);
         }
@@ -275,7 +223,7 @@ impl Table {
     }
 
     pub(super) fn entries(&self) -> usize {
-        let taken = |bucket: &Bucket| bucket.slots(|word| word != Entry::EMPTY).count_ones() as usize;
+        let taken = |bucket: &Bucket| WAYS - bucket.equal(Entry::EMPTY).count_ones() as usize;
         self.buckets.iter().map(taken).sum()
     }
 

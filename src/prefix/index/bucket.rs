@@ -1,0 +1,169 @@
+//! A bucket: a cache line of slots, of which each is a word of its own.
+//!
+//! To look through one costs no branch a slot: where in its bucket an entry lies cannot be foreseen. On x86-64 it is
+//! done by comparing the upper halves of all words at once.
+
+use crate::sync::{AtomicU64, Ordering, Ordering::*};
+
+use super::entry::Entry;
+
+/// Entries in a bucket: a cache line of them. A model's buckets are small enough to be full.
+pub(super) const WAYS: usize = if cfg!(kvpool_loom) { 2 } else { 8 };
+
+/// A bit for each slot of a bucket.
+type Slots = u32;
+
+/// The slots of a set, from the first on.
+#[inline]
+pub(super) fn each(mut slots: Slots) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let at = slots.trailing_zeros() as usize;
+        slots &= slots.wrapping_sub(1);
+        (at < WAYS).then_some(at)
+    })
+}
+
+/// See the [module](self).
+#[repr(align(64))]
+pub(super) struct Bucket([AtomicU64; WAYS]);
+
+impl Bucket {
+    pub(super) fn new() -> Self {
+        Self(std::array::from_fn(|_| AtomicU64::new(Entry::EMPTY.to_bits())))
+    }
+
+    /// The slots whose entries are `so`.
+    #[inline]
+    fn slots(&self, so: impl Fn(Entry) -> bool) -> Slots {
+        // Relaxed: who goes by what is found reads it again.
+        let bits = self.0.iter().map(|slot| Slots::from(so(Entry::from_bits(slot.load(Relaxed)))));
+        bits.enumerate().fold(0, |slots, (at, bit)| slots | bit << at)
+    }
+
+    /// The slots that hold this entry, or nothing, if that is what is asked for.
+    #[inline]
+    pub(super) fn equal(&self, entry: Entry) -> Slots {
+        self.slots(|other| other == entry)
+    }
+
+    /// The empty slots, unless one holds this entry.
+    #[inline]
+    pub(super) fn empty(&self, entry: Entry) -> Option<Slots> {
+        (self.equal(entry) == 0).then(|| self.equal(Entry::EMPTY))
+    }
+
+    /// The slots that hold an entry of this fingerprint, and perhaps a few that do not: who reads them again sees it.
+    #[cfg(not(all(target_arch = "x86_64", not(miri), not(kvpool_loom))))]
+    #[inline]
+    pub(super) fn like(&self, entry: Entry) -> Slots {
+        self.slots(|other| entry.is_like(other))
+    }
+
+    /// The slots that hold an entry of this fingerprint, and perhaps a few that do not: who reads them again sees it.
+    #[cfg(all(target_arch = "x86_64", not(miri), not(kvpool_loom)))]
+    #[inline]
+    pub(super) fn like(&self, entry: Entry) -> Slots {
+        let slots: Slots;
+        // SAFETY: reads the 64 bytes of the bucket, which are aligned to 64, and nothing else; needs no more than every
+        // processor of this architecture has. Assembly, because others change the words meanwhile: to the processor
+        // that is a load like any other, of which each half of a word is of one moment, and to the compiler
+        // it is opaque.
+        unsafe {
+            std::arch::asm!(
+                "movd {wanted}, {high:e}",
+                "pshufd {wanted}, {wanted}, 0",
+                // The upper halves of words 0 to 3, and of 4 to 7.
+                "movaps {low_four}, [{bucket}]",
+                "shufps {low_four}, [{bucket} + 16], 0xdd",
+                "movaps {high_four}, [{bucket} + 32]",
+                "shufps {high_four}, [{bucket} + 48], 0xdd",
+                // All ones where they are alike: 32 bits each, then 16, then 8, then one.
+                "pcmpeqd {low_four}, {wanted}",
+                "pcmpeqd {high_four}, {wanted}",
+                "packssdw {low_four}, {high_four}",
+                "packsswb {low_four}, {low_four}",
+                "pmovmskb {slots:e}, {low_four}",
+                "movzx {slots:e}, {slots:l}",
+                high = in(reg) entry.high(),
+                bucket = in(reg) self.0.as_ptr(),
+                wanted = out(xmm_reg) _,
+                low_four = out(xmm_reg) _,
+                high_four = out(xmm_reg) _,
+                slots = out(reg_abcd) slots,
+                options(readonly, nostack, preserves_flags),
+            );
+        }
+        slots
+    }
+
+    /// What is in a slot. Acquire: pairs with the Release by which the entry was made; who has it sees the block's word as
+    /// it was then, or newer.
+    #[inline]
+    pub(super) fn entry(&self, at: usize) -> Entry {
+        Entry::from_bits(self.0[at].load(Acquire))
+    }
+
+    /// Puts `to` in the place of `from`, if that is still in the slot.
+    #[inline]
+    pub(super) fn exchange(&self, at: usize, from: Entry, to: Entry, order: Ordering) -> bool {
+        self.0[at].compare_exchange(from.to_bits(), to.to_bits(), order, Relaxed).is_ok()
+    }
+
+    /// Asks for the line, where the processor can be asked.
+    #[inline]
+    pub(super) fn fetch(&self) {
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            // SAFETY: every processor of this architecture has it, and it reads nothing.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(self).cast()) };
+        }
+    }
+}
+
+#[cfg(all(test, not(kvpool_loom)))]
+mod tests {
+    use super::super::Key;
+    use super::*;
+    use crate::ids::BlockId;
+
+    /// Each set of slots, among entries of other keys and empty slots, is found as it is.
+    #[test]
+    fn all_slots_of_a_fingerprint_are_found_and_no_others() {
+        let (key, other) = (Key(0, 0x9123_4567_89ab_cdef), Key(0, 0x9123_4568_89ab_cdef));
+        for set in 0..1 << WAYS {
+            let bucket = Bucket::new();
+            for at in 0..WAYS {
+                let entry = match (set >> at & 1, at % 2) {
+                    (1, _) => key.entry(BlockId(at as u32)),
+                    (_, 1) => other.entry(BlockId(at as u32)),
+                    _ => Entry::EMPTY,
+                };
+                bucket.0[at].store(entry.to_bits(), Relaxed);
+            }
+            let like = key.entry(BlockId(77));
+            assert_eq!(bucket.like(like), set);
+            assert_eq!(bucket.slots(|other| like.is_like(other)), set);
+        }
+    }
+
+    /// What is alike in its upper half only is at most looked at again; what is alike is never left out.
+    #[test]
+    fn fingerprints_are_told_apart() {
+        let mut random = fastrand::Rng::with_seed(3);
+        for _ in 0..if cfg!(miri) { 100 } else { 100_000 } {
+            let bucket = Bucket::new();
+            let keys: [Key; WAYS] =
+                std::array::from_fn(|_| Key(0, random.u64(..4) << 60 | random.u64(..4) << 27));
+            for (slot, key) in bucket.0.iter().zip(keys) {
+                slot.store(key.entry(BlockId(random.u32(..1 << 27))).to_bits(), Relaxed);
+            }
+            let wanted = keys[random.usize(..WAYS)].entry(BlockId(0));
+            let (exact, found) = (bucket.slots(|other| wanted.is_like(other)), bucket.like(wanted));
+            assert_eq!(exact & !found, 0, "left out");
+            let is_upper =
+                |at: u32| Entry::from_bits(bucket.0[at as usize].load(Relaxed)).high() == wanted.high();
+            assert!((0..WAYS as u32).filter(|at| found >> at & 1 == 1).all(is_upper), "nothing in common");
+        }
+    }
+}
