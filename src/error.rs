@@ -5,9 +5,11 @@ use thiserror::Error;
 
 use crate::ids::{BlockHandle, BlockId, DeviceId, Generation, PoolTag};
 
+mod prefix;
 mod sequence;
 mod storage;
 
+pub use prefix::PrefixError;
 pub use sequence::SequenceError;
 pub use storage::{LayoutError, SizingError, StorageError};
 

@@ -10,3 +10,8 @@ pub mod policy;
 mod index;
 
 pub use index::{Index, Inserted, Key};
+//! `hash` what a block is known by.
+
+mod hash;
+
+pub use hash::{BlockHash, Chain, HashFunction, HashKey, Hashing, PrefixHasher, PrefixKeys, PrefixRoot};

@@ -1,0 +1,125 @@
+//! What block hashes cost: a prompt of 1,000 tokens in blocks of 16, through a chain; beside it the same chain made by
+//! other hash functions alone, 128 bits each, which are what there was to choose from. Then the rest that a chain does: a
+//! token of decoding, an unfinished block, a root with a salt.
+
+use std::hint::black_box;
+
+use criterion::measurement::WallTime;
+use criterion::{BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main};
+use highway::HighwayHash;
+use kvpool::prefix::{BlockHash, Chain, HashKey, Hashing, PrefixHasher, PrefixKeys};
+use siphasher::sip128::{SipHasher13, SipHasher24};
+
+const TOKENS: usize = 1_000;
+const BLOCK: usize = 16;
+
+fn prompt() -> Vec<u32> {
+    let mut random = fastrand::Rng::with_seed(1_000);
+    (0..TOKENS).map(|_| random.u32(..150_000)).collect()
+}
+
+fn hasher(hashing: Hashing) -> PrefixHasher {
+    PrefixHasher::new(hashing, &HashKey::from_bytes([7; 32]), BLOCK).expect("blocks of some tokens")
+}
+
+fn chain(hasher: &PrefixHasher) -> Chain {
+    Chain::new(hasher.root(&PrefixKeys::new()).expect("no keys, no empty ones"))
+}
+
+/// A chain of keys made by `hash` of the key before, and the tokens.
+fn alone(group: &mut BenchmarkGroup<'_, WallTime>, name: &str, hash: impl Fn(&[u8; 16 + 4 * BLOCK]) -> u128) {
+    let prompt = prompt();
+    let run = |prompt: &[u32]| {
+        let mut key = 0u128;
+        for block in prompt.as_chunks::<BLOCK>().0 {
+            let mut bytes = [0; 16 + 4 * BLOCK];
+            bytes[..16].copy_from_slice(&key.to_le_bytes());
+            for (bytes, token) in bytes[16..].as_chunks_mut::<4>().0.iter_mut().zip(block) {
+                *bytes = token.to_le_bytes();
+            }
+            key = hash(&bytes);
+        }
+        key
+    };
+    let mut other = prompt.clone();
+    other[0] ^= 1;
+    assert_ne!(run(&prompt), run(&other), "{name} does not chain");
+    group.bench_function(name, |bencher| bencher.iter(|| run(black_box(&prompt))));
+}
+
+fn prompts(c: &mut Criterion) {
+    let prompt = prompt();
+    let mut group = c.benchmark_group("hashes of 1000 tokens");
+    group.throughput(Throughput::Elements((TOKENS / BLOCK) as u64));
+    for hashing in [Hashing::Fast, Hashing::Keyed] {
+        let hasher = hasher(hashing.clone());
+        let mut hashes = Vec::with_capacity(TOKENS / BLOCK);
+        chain(&hasher).extend(&hasher, &prompt, |hash| hashes.push(hash));
+        assert_eq!(hashes.len(), TOKENS / BLOCK);
+        group.bench_function(format!("kvpool, {hashing:?}, key and check"), |bencher| {
+            bencher.iter(|| {
+                let mut last = BlockHash::new(0, 0);
+                chain(&hasher).extend(&hasher, black_box(&prompt), |hash| last = black_box(hash));
+                last
+            });
+        });
+    }
+    let secret: [u8; 192] = std::array::from_fn(|i| i as u8 * 37);
+    alone(&mut group, "XXH3-128 with a secret, key alone", |bytes| {
+        twox_hash::XxHash3_128::oneshot_with_secret(&secret, bytes).expect("a long secret")
+    });
+    alone(&mut group, "SipHash-1-3-128, key alone", |bytes| {
+        SipHasher13::new_with_keys(1, 2).hash(bytes).as_u128()
+    });
+    alone(&mut group, "SipHash-2-4-128, key alone", |bytes| {
+        SipHasher24::new_with_keys(1, 2).hash(bytes).as_u128()
+    });
+    alone(&mut group, "HighwayHash-128, key alone", |bytes| {
+        let [low, high] = highway::HighwayHasher::new(highway::Key([1, 2, 3, 4])).hash128(bytes);
+        u128::from(low) | u128::from(high) << 64
+    });
+    alone(&mut group, "BLAKE3 keyed, key alone", |bytes| {
+        let hash = blake3::keyed_hash(&[7; 32], bytes);
+        u128::from_le_bytes(hash.as_bytes().as_chunks().0[0])
+    });
+}
+
+fn parts(c: &mut Criterion) {
+    let prompt = prompt();
+    let mut group = c.benchmark_group("parts of hashing");
+    let hasher = hasher(Hashing::Fast);
+    let mut decoding = chain(&hasher);
+    let mut next = prompt.iter().copied().cycle();
+    group.bench_function("decode, a token", |bencher| {
+        bencher.iter(|| {
+            let token = next.next().expect("it cycles");
+            decoding.extend(&hasher, black_box(&[token]), |hash| {
+                black_box(hash);
+            });
+        });
+    });
+    assert!(decoding.blocks() > 0, "nothing was hashed");
+    group.bench_function("a chain, a token", |bencher| {
+        bencher.iter(|| {
+            let mut chain = chain(&hasher);
+            chain.extend(&hasher, black_box(&[1]), |_| {});
+            chain
+        });
+    });
+    let mut chain = chain(&hasher);
+    chain.extend(&hasher, &prompt, |_| {});
+    group.bench_function("an unfinished block of 8", |bencher| {
+        bencher.iter(|| black_box(&chain).partial(&hasher))
+    });
+    let keys = PrefixKeys::new().salt(b"a tenant's secret").adapter(b"adapter 7");
+    group.bench_function("a root with salt and adapter", |bencher| {
+        bencher.iter(|| hasher.root(black_box(&keys)).expect("no empty key"));
+    });
+}
+
+criterion_group! {
+    name = benches;
+    config = kvpool_benches::settings();
+    targets = prompts, parts
+}
+criterion_main!(benches);

@@ -1,0 +1,167 @@
+//! The function that makes a block's key, and the secret that all secrets come from.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::error::PrefixError;
+
+/// What all secrets of a pool's hashes are derived from. Who has it, [`Hashing`] and the block size computes the same hashes.
+#[derive(Clone)]
+pub struct HashKey([u8; 32]);
+
+impl HashKey {
+    /// A key that nobody else has, from the system's source of randomness.
+    ///
+    /// # Errors
+    /// [`PrefixError::NoRandomness`] if the system has none.
+    pub fn random() -> Result<Self, PrefixError> {
+        let mut key = [0; 32];
+        getrandom::fill(&mut key).map_err(|error| PrefixError::NoRandomness { reason: error.to_string() })?;
+        Ok(Self(key))
+    }
+
+    /// A key that others have too. It should be random: whoever guesses it can make prompts whose `Fast` hashes collide.
+    pub const fn from_bytes(key: [u8; 32]) -> Self {
+        Self(key)
+    }
+
+    /// Key material for one purpose, independent of that for any other.
+    pub(super) fn derive<const N: usize>(&self, purpose: &'static str) -> [u8; N] {
+        let mut material = [0; N];
+        blake3::Hasher::new_derive_key(purpose).update(&self.0).finalize_xof().fill(&mut material);
+        material
+    }
+}
+
+/// Says nothing of the key.
+impl fmt::Debug for HashKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("HashKey(..)")
+    }
+}
+
+/// A user's own function for the keys of blocks.
+///
+/// It may be weak, and then costs hits, never the truth: blocks whose keys collide are told apart by their checks.
+pub trait HashFunction: Send + Sync {
+    /// A name that tells it from other functions; part of every hash.
+    fn name(&self) -> &str;
+
+    /// The key of a full block: a function of the key of the block before it and of its tokens, and of nothing else.
+    fn key(&self, parent: u128, tokens: &[u32]) -> u128;
+}
+
+/// Which function makes the keys of blocks. [Which one to choose](super).
+#[derive(Clone, Default)]
+#[non_exhaustive]
+pub enum Hashing {
+    /// XXH3, 128 bits, with a secret.
+    #[default]
+    Fast,
+    /// BLAKE3 with a key, of which 128 bits are used: collision-resistant, for hostile tenants.
+    Keyed,
+    /// A user's own.
+    Custom(Arc<dyn HashFunction>),
+}
+
+impl Hashing {
+    /// What it is called, in a hash's root too.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Fast => "xxh3-128",
+            Self::Keyed => "blake3",
+            Self::Custom(function) => function.name(),
+        }
+    }
+}
+
+impl fmt::Debug for Hashing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Fast => f.write_str("Fast"),
+            Self::Keyed => f.write_str("Keyed"),
+            Self::Custom(function) => write!(f, "Custom({})", function.name()),
+        }
+    }
+}
+
+/// The function, ready to be used.
+pub(super) enum Function {
+    Fast(Fast),
+    Keyed(Keyed),
+    Custom(Arc<dyn HashFunction>),
+}
+
+impl Function {
+    pub(super) fn new(hashing: Hashing, key: &HashKey) -> Self {
+        match hashing {
+            Hashing::Fast => Self::Fast(Fast(Box::new(key.derive(Fast::PURPOSE)))),
+            Hashing::Keyed => Self::Keyed(Keyed(key.derive(Keyed::PURPOSE))),
+            Hashing::Custom(function) => Self::Custom(function),
+        }
+    }
+
+    /// The key of a block of any size.
+    #[inline]
+    pub(super) fn key(&self, parent: u128, tokens: &[u32]) -> u128 {
+        match self {
+            Self::Fast(function) => match tokens.as_chunks::<16>() {
+                ([tokens], []) => function.key_of_16(parent, tokens),
+                _ => function.key(&bytes(parent, tokens)),
+            },
+            Self::Keyed(function) => function.key(&bytes(parent, tokens)),
+            Self::Custom(function) => function.key(parent, tokens),
+        }
+    }
+}
+
+/// XXH3, with a secret of the length of its own; at least 136 bytes are needed.
+pub(super) struct Fast(Box<[u8; 192]>);
+
+impl Fast {
+    pub(super) const PURPOSE: &str = "kvpool block keys, XXH3 secret, version 1";
+
+    #[inline]
+    fn key(&self, bytes: &[u8]) -> u128 {
+        twox_hash::XxHash3_128::oneshot_with_secret(&*self.0, bytes).expect("the secret is long enough")
+    }
+
+    #[inline]
+    pub(super) fn key_of_16(&self, parent: u128, tokens: &[u32; 16]) -> u128 {
+        self.key(&bytes_of_16(parent, tokens))
+    }
+}
+
+/// BLAKE3 with a key.
+pub(super) struct Keyed([u8; 32]);
+
+impl Keyed {
+    pub(super) const PURPOSE: &str = "kvpool block keys, BLAKE3 key, version 1";
+
+    fn key(&self, bytes: &[u8]) -> u128 {
+        let hash = blake3::keyed_hash(&self.0, bytes);
+        u128::from_le_bytes(hash.as_bytes().as_chunks().0[0])
+    }
+}
+
+/// Of the usual block: the compiler makes four moves of it.
+#[inline]
+fn bytes_of_16(parent: u128, tokens: &[u32; 16]) -> [u8; 80] {
+    let mut bytes = [0; 80];
+    let (words, _) = bytes.as_chunks_mut::<16>();
+    words[0] = parent.to_le_bytes();
+    let (words, _) = bytes[16..].as_chunks_mut::<4>();
+    for (word, token) in words.iter_mut().zip(tokens) {
+        *word = token.to_le_bytes();
+    }
+    bytes
+}
+
+fn bytes(parent: u128, tokens: &[u32]) -> smallvec::SmallVec<[u8; 528]> {
+    let mut bytes = smallvec::SmallVec::new();
+    bytes.extend_from_slice(&parent.to_le_bytes());
+    for token in tokens {
+        bytes.extend_from_slice(&token.to_le_bytes());
+    }
+    bytes
+}

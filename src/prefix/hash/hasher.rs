@@ -1,0 +1,181 @@
+//! The functions of a pool, with their secrets: what all chains of it share.
+
+use std::fmt;
+
+use smallvec::{SmallVec, smallvec};
+
+use super::check::Check;
+use super::function::Function;
+use super::keys::Extra;
+use super::{BlockHash, HashKey, Hashing, PrefixKeys, PrefixRoot};
+use crate::error::PrefixError;
+
+/// The hash function of a pool: [`Hashing`], with the secrets of a [`HashKey`], for blocks of one size. It is immutable and
+/// shared; [chains](super::Chain) are given it by reference.
+pub struct PrefixHasher {
+    function: Function,
+    check: Check,
+    bytes_key: [u8; 32],
+    block_tokens: usize,
+    name: String,
+    bare: PrefixRoot,
+}
+
+/// What BLAKE3 is asked for, as the first byte of its input.
+#[derive(Clone, Copy)]
+enum Domain {
+    Root = 1,
+    Extra = 2,
+    Enter = 3,
+    Partial = 4,
+}
+
+/// The input of BLAKE3: parts of variable length have it before them.
+struct Parts(SmallVec<[u8; 256]>);
+
+impl Parts {
+    fn new(domain: Domain) -> Self {
+        Self(smallvec![domain as u8])
+    }
+
+    fn part(self, bytes: &[u8]) -> Self {
+        let mut parts = self.number(bytes.len() as u64);
+        parts.0.extend_from_slice(bytes);
+        parts
+    }
+
+    fn tokens(self, tokens: &[u32]) -> Self {
+        let mut parts = self.number(tokens.len() as u64);
+        tokens.iter().for_each(|token| parts.0.extend_from_slice(&token.to_le_bytes()));
+        parts
+    }
+
+    fn number(mut self, number: u64) -> Self {
+        self.0.extend_from_slice(&number.to_le_bytes());
+        self
+    }
+
+    fn hash(mut self, hash: BlockHash) -> Self {
+        self.0.extend_from_slice(&hash.to_bytes());
+        self
+    }
+}
+
+impl PrefixHasher {
+    /// The hasher for blocks of `block_tokens` tokens.
+    ///
+    /// # Errors
+    /// [`PrefixError::ZeroBlockTokens`].
+    pub fn new(hashing: Hashing, key: &HashKey, block_tokens: usize) -> Result<Self, PrefixError> {
+        if block_tokens == 0 {
+            return Err(PrefixError::ZeroBlockTokens);
+        }
+        let mut hasher = Self {
+            name: hashing.name().into(),
+            function: Function::new(hashing, key),
+            check: Check::new(&key.derive("kvpool block checks, version 1")),
+            bytes_key: key.derive("kvpool prefix roots, extra keys and unfinished blocks, version 1"),
+            block_tokens,
+            bare: PrefixRoot(BlockHash::new(0, 0)),
+        };
+        hasher.bare = hasher.hash_root(&PrefixKeys::new());
+        Ok(hasher)
+    }
+
+    /// Tokens that a block holds.
+    #[inline]
+    pub fn block_tokens(&self) -> usize {
+        self.block_tokens
+    }
+
+    /// What chains of these keys begin with. Without any it was computed before.
+    ///
+    /// # Errors
+    /// [`PrefixError::EmptyKey`] for a key of no bytes.
+    pub fn root(&self, keys: &PrefixKeys<'_>) -> Result<PrefixRoot, PrefixError> {
+        keys.check()?;
+        if *keys == PrefixKeys::new() {
+            return Ok(self.bare);
+        }
+        Ok(self.hash_root(keys))
+    }
+
+    fn hash_root(&self, keys: &PrefixKeys<'_>) -> PrefixRoot {
+        let mut parts = Parts::new(Domain::Root).number(self.block_tokens as u64).part(self.name.as_bytes());
+        for (_, value) in keys.fields() {
+            parts = match value {
+                None => parts.number(0),
+                Some(value) => parts.number(1).part(value),
+            };
+        }
+        PrefixRoot(self.digest(&parts))
+    }
+
+    /// B of the [module](super): 192 of the 256 bits that BLAKE3 has.
+    fn digest(&self, parts: &Parts) -> BlockHash {
+        let hash = blake3::keyed_hash(&self.bytes_key, &parts.0);
+        let mut bytes = [0; BlockHash::BYTES];
+        bytes.copy_from_slice(&hash.as_bytes()[..BlockHash::BYTES]);
+        let hash = BlockHash::from_bytes(bytes);
+        BlockHash { check: Check::begin(hash.check), ..hash }
+    }
+
+    /// The hash of a full block.
+    #[inline]
+    pub(super) fn block(&self, parent: BlockHash, tokens: &[u32]) -> BlockHash {
+        debug_assert_eq!(tokens.len(), self.block_tokens, "a full block");
+        let check = self.check.extend(parent.check, tokens);
+        BlockHash::new(self.function.key(parent.key(), tokens), check)
+    }
+
+    /// Full blocks one after another; the hash of the last, or `parent` if there are none.
+    #[inline]
+    pub(super) fn blocks(
+        &self,
+        mut parent: BlockHash,
+        tokens: &[u32],
+        mut full: impl FnMut(BlockHash),
+    ) -> BlockHash {
+        // Of a length that the compiler knows, most of the time.
+        if let (Function::Fast(function), 16) = (&self.function, self.block_tokens) {
+            for tokens in tokens.as_chunks::<16>().0 {
+                let check = self.check.piece(parent.check, tokens);
+                parent = BlockHash::new(function.key_of_16(parent.key(), tokens), check);
+                full(parent);
+            }
+        } else {
+            for tokens in tokens.chunks_exact(self.block_tokens) {
+                parent = self.block(parent, tokens);
+                full(parent);
+            }
+        }
+        parent
+    }
+
+    pub(super) fn extra(&self, start: u64, end: u64, key: &[u8]) -> Extra {
+        let digest = self.digest(&Parts::new(Domain::Extra).number(start).number(end).part(key));
+        Extra { start, end, digest }
+    }
+
+    /// What stands in place of a block's parent if extra keys touch it.
+    #[cold]
+    pub(super) fn enter(&self, parent: BlockHash, extras: impl Iterator<Item = Extra>) -> BlockHash {
+        let parts =
+            extras.fold(Parts::new(Domain::Enter).hash(parent), |parts, extra| parts.hash(extra.digest));
+        self.digest(&parts)
+    }
+
+    /// The hash of an unfinished block.
+    pub(super) fn partial(&self, parent: BlockHash, tokens: &[u32]) -> BlockHash {
+        self.digest(&Parts::new(Domain::Partial).hash(parent).tokens(tokens))
+    }
+}
+
+impl fmt::Debug for PrefixHasher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PrefixHasher")
+            .field("function", &self.name)
+            .field("block_tokens", &self.block_tokens)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,396 @@
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::error::PrefixError;
+
+fn key() -> HashKey {
+    HashKey::from_bytes(std::array::from_fn(|i| i as u8))
+}
+
+fn hasher_of(hashing: Hashing, block_tokens: usize) -> PrefixHasher {
+    PrefixHasher::new(hashing, &key(), block_tokens).unwrap()
+}
+
+fn hasher() -> PrefixHasher {
+    hasher_of(Hashing::Fast, 16)
+}
+
+fn bare(hasher: &PrefixHasher) -> Chain {
+    Chain::new(hasher.root(&PrefixKeys::new()).unwrap())
+}
+
+fn hashes(hasher: &PrefixHasher, chain: &mut Chain, tokens: &[u32]) -> Vec<BlockHash> {
+    let mut hashes = Vec::new();
+    chain.extend(hasher, tokens, |hash| hashes.push(hash));
+    hashes
+}
+
+fn one_shot(hasher: &PrefixHasher, keys: &PrefixKeys<'_>, tokens: &[u32]) -> Vec<BlockHash> {
+    hashes(hasher, &mut Chain::new(hasher.root(keys).unwrap()), tokens)
+}
+
+/// Gives every block one of two keys.
+struct Weak;
+
+impl HashFunction for Weak {
+    fn name(&self) -> &str {
+        "weak"
+    }
+
+    fn key(&self, _parent: u128, tokens: &[u32]) -> u128 {
+        u128::from(tokens[0] % 2)
+    }
+}
+
+fn every() -> [Hashing; 3] {
+    [Hashing::Fast, Hashing::Keyed, Hashing::Custom(Arc::new(Weak))]
+}
+
+/// Other processes, with other versions of this library, compute the same.
+#[test]
+fn known_answers() {
+    let tokens: Vec<u32> = (0..40u32).map(|i| i.wrapping_mul(2_654_435_761)).collect();
+    let keys = PrefixKeys::new().salt(b"salt").adapter(b"lora-1");
+    for (hashing, block_tokens, want) in [
+        (
+            Hashing::Fast,
+            16,
+            [
+                "55a13079a022ca7005f2b3b7db4a54c3-13c8f9f3c9603c78",
+                "42c5b7befaeefa4af5128125de6f4121-0f9d757d3c90fbb8",
+                "8b9e4f4fa5b60986edf36d1bfe6c7cd1-0fa7b37f2203db3a",
+            ],
+        ),
+        (
+            Hashing::Keyed,
+            16,
+            [
+                "8334334d225bab0123bab5b8b59a2ebd-051b5a472bc5cc04",
+                "fb4ea42b0dd1dcb29f2a6c7c7c069eef-0b890005a7bc13d0",
+                "1a6c72ff345bbca28f226a4c50b5ee5d-06c45ab4a0ffe8c9",
+            ],
+        ),
+        (
+            Hashing::Fast,
+            12,
+            [
+                "527e34a012965ce5e25611503ff3d81c-15323c07be1153dd",
+                "ca864452d3d4fdeb6f77e05c9d8bb009-1dffe2f64fac05ba",
+                "fccfb5a446e5933d941415f2cbd7aef4-0009ed75c0678d19",
+            ],
+        ),
+        (
+            Hashing::Keyed,
+            12,
+            [
+                "a5e9e185d529dabd12061f57078e1444-0f5d0529c151a41e",
+                "6a069256bd91d4c0c8fe47d78ab0ca27-16c9820f0b014fe0",
+                "1bf75982df434e09206a9609a15f87d7-09d48ec0544eab2f",
+            ],
+        ),
+    ] {
+        let hasher = hasher_of(hashing.clone(), block_tokens);
+        let mut chain = Chain::new(hasher.root(&keys).unwrap());
+        chain.extra_key(&hasher, 20..30, b"image").unwrap();
+        let hashes = hashes(&hasher, &mut chain, &tokens);
+        let got = [hashes[0], hashes[1], chain.partial(&hasher).unwrap()].map(|hash| hash.to_string());
+        assert_eq!(got, want, "{hashing:?}, blocks of {block_tokens}");
+    }
+}
+
+/// What XXH3 and BLAKE3 say of the same bytes, without the ways that are short for blocks of 16 tokens.
+#[test]
+fn keys_are_those_of_the_crates() {
+    for block_tokens in [1, 5, 16, 17, 32, 256] {
+        let tokens: Vec<u32> = (0..block_tokens as u32).map(|i| i * 77 + 3).collect();
+        let root = hasher_of(Hashing::Fast, block_tokens).root(&PrefixKeys::new()).unwrap().hash();
+        let mut bytes = root.key().to_le_bytes().to_vec();
+        bytes.extend(tokens.iter().flat_map(|token| token.to_le_bytes()));
+        let secret: [u8; 192] = key().derive(function::Fast::PURPOSE);
+        let want = twox_hash::XxHash3_128::oneshot_with_secret(&secret, &bytes).unwrap();
+        let got = one_shot(&hasher_of(Hashing::Fast, block_tokens), &PrefixKeys::new(), &tokens)[0];
+        assert_eq!(got.key(), want, "{block_tokens}");
+
+        let root = hasher_of(Hashing::Keyed, block_tokens).root(&PrefixKeys::new()).unwrap().hash();
+        bytes[..16].copy_from_slice(&root.key().to_le_bytes());
+        let keyed = blake3::keyed_hash(&key().derive(function::Keyed::PURPOSE), &bytes);
+        let got = one_shot(&hasher_of(Hashing::Keyed, block_tokens), &PrefixKeys::new(), &tokens)[0];
+        assert_eq!(got.key().to_le_bytes(), keyed.as_bytes()[..16], "{block_tokens}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn streaming_is_one_shot(
+        tokens in prop::collection::vec(any::<u32>(), 0..200),
+        cuts in prop::collection::vec(1..40usize, 0..30),
+        block_tokens in prop_oneof![Just(1), Just(4), Just(16), Just(24)],
+        image in 0..200u64,
+    ) {
+        for hashing in every() {
+            let hasher = hasher_of(hashing, block_tokens);
+            let mut at_once = bare(&hasher);
+            at_once.extra_key(&hasher, image..image + 7, b"image").unwrap();
+            let want = hashes(&hasher, &mut at_once, &tokens);
+            let mut chain = bare(&hasher);
+            chain.extra_key(&hasher, image..image + 7, b"image").unwrap();
+            let mut got = Vec::new();
+            let mut rest = tokens.as_slice();
+            for cut in cuts.iter().copied().chain([tokens.len()]) {
+                let (some, later) = rest.split_at(cut.min(rest.len()));
+                got.extend(hashes(&hasher, &mut chain, some));
+                rest = later;
+                // A fork goes its own way.
+                hashes(&hasher, &mut chain.clone(), &[7; 50]);
+            }
+            prop_assert_eq!(&got, &want);
+            prop_assert_eq!(chain.partial(&hasher), at_once.partial(&hasher));
+            prop_assert_eq!(chain.tail(), at_once.tail());
+            prop_assert_eq!(chain.tokens(&hasher), tokens.len() as u64);
+            prop_assert_eq!(chain.parent(), want.last().copied().unwrap_or(bare(&hasher).parent()));
+        }
+    }
+
+    /// In the key and in the check.
+    #[test]
+    fn a_changed_token_changes_its_block_and_all_after(
+        mut tokens in prop::collection::vec(any::<u32>(), 65..150),
+        at in any::<prop::sample::Index>(),
+        flip in 1..=u32::MAX,
+    ) {
+        for hashing in [Hashing::Fast, Hashing::Keyed] {
+            let hasher = hasher_of(hashing, 16);
+            let before = one_shot(&hasher, &PrefixKeys::new(), &tokens);
+            let at = at.index(before.len() * 16);
+            tokens[at] ^= flip;
+            let after = one_shot(&hasher, &PrefixKeys::new(), &tokens);
+            for (block, (before, after)) in before.iter().zip(&after).enumerate() {
+                let changed = block >= at / 16;
+                prop_assert_eq!(before.key() != after.key(), changed, "block {}", block);
+                prop_assert_eq!(before.check() != after.check(), changed, "block {}", block);
+            }
+        }
+    }
+
+    #[test]
+    fn texts_and_bytes_come_back(key in any::<u128>(), check in any::<u64>()) {
+        let hash = BlockHash::new(key, check);
+        prop_assert_eq!(hash.to_string().parse::<BlockHash>().unwrap(), hash);
+        prop_assert_eq!(BlockHash::from_bytes(hash.to_bytes()), hash);
+        prop_assert_eq!((hash.key(), hash.check()), (key, check));
+        prop_assert_eq!(hash.words(), [key as u64, (key >> 64) as u64]);
+    }
+
+    #[test]
+    fn no_text_panics(text in ".*", hex in "[0-9a-fA-F+-]{45,52}") {
+        for text in [text, hex] {
+            if let Ok(hash) = text.parse::<BlockHash>() {
+                prop_assert_eq!(hash.to_string(), text.to_lowercase());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_weak_function_is_told_apart_by_the_check() {
+    let hasher = hasher_of(Hashing::Custom(Arc::new(Weak)), 4);
+    let mut keys = HashSet::new();
+    let mut whole = HashSet::new();
+    for a in 0..5000 {
+        for hash in one_shot(&hasher, &PrefixKeys::new(), &[a, 1, 2, 3, a % 7, 5, 6, 7]) {
+            keys.insert(hash.key());
+            whole.insert(hash);
+        }
+    }
+    assert_eq!(keys.len(), 2, "the function is as weak as it was meant to be");
+    assert_eq!(whole.len(), 10_000, "two different prefixes have the same hash");
+}
+
+/// Every way to set keys that could be taken for another one gives other hashes, at the root and after it.
+#[test]
+fn keys_never_collide_by_concatenation() {
+    let hasher = hasher();
+    let none = PrefixKeys::new();
+    let all = [
+        none,
+        none.salt(b"a"),
+        none.tenant(b"a"),
+        none.adapter(b"a"),
+        none.salt(b"ab"),
+        none.salt(b"a").tenant(b"b"),
+        none.salt(b"b").tenant(b"a"),
+        none.salt(b"a").adapter(b"b"),
+        none.tenant(b"a").adapter(b"b"),
+        none.salt(b"ab").tenant(b"c"),
+        none.salt(b"a").tenant(b"bc"),
+        none.salt(b"a").tenant(b"b").adapter(b"c"),
+        none.salt(b"a\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0b"),
+        none.salt(&[0]),
+        none.salt(&[0, 0]),
+        none.tenant(&[0]),
+        none.salt(&[1]),
+    ];
+    let mut seen = HashSet::new();
+    for keys in &all {
+        assert!(seen.insert(hasher.root(keys).unwrap().hash()), "{keys:?}");
+        assert!(one_shot(&hasher, keys, &[1; 32]).into_iter().all(|hash| seen.insert(hash)), "{keys:?}");
+    }
+    let distinct_checks: HashSet<_> = seen.iter().map(|hash| hash.check()).collect();
+    assert_eq!(distinct_checks.len(), 3 * all.len(), "keys enter the check too");
+}
+
+#[test]
+fn an_extra_key_enters_the_blocks_that_it_touches_and_all_after() {
+    let hasher = hasher();
+    let tokens = [9; 80];
+    let with = |extras: &[(std::ops::Range<u64>, &[u8])]| {
+        let mut chain = bare(&hasher);
+        for (range, key) in extras {
+            chain.extra_key(&hasher, range.clone(), key).unwrap();
+        }
+        hashes(&hasher, &mut chain, &tokens)
+    };
+    let plain = with(&[]);
+    let image = with(&[(20..40, b"cat")]);
+    assert_eq!(image[0], plain[0], "before the image");
+    let mut all: HashSet<BlockHash> = plain.iter().chain(&image[1..]).copied().collect();
+    assert_eq!(all.len(), 9);
+    for (others, extras) in [
+        ("another image", vec![(20..40, b"dog".as_slice())]),
+        ("elsewhere in its block", vec![(21..40, b"cat")]),
+        ("a shorter one", vec![(20..39, b"cat")]),
+        ("two", vec![(20..40, b"cat"), (20..40, b"dog")]),
+        ("two in a row", vec![(20..30, b"cat"), (30..40, b"cat")]),
+        ("names that join", vec![(20..40, b"catcat")]),
+    ] {
+        let others_hashes = with(&extras);
+        assert_eq!(others_hashes[0], plain[0], "{others}");
+        assert!(others_hashes[1..].iter().all(|&hash| all.insert(hash)), "{others}");
+    }
+    assert_eq!(with(&[(20..40, b"cat"), (20..40, b"cat")]), image, "said twice");
+    let two = with(&[(20..40, b"cat"), (18..25, b"dog")]);
+    assert_eq!(with(&[(18..25, b"dog"), (20..40, b"cat")]), two, "in another order");
+    // The last block that it touches is the third; the chain of the others is unchanged by where it was said.
+    let mut late = bare(&hasher);
+    let mut got = hashes(&hasher, &mut late, &tokens[..18]);
+    late.extra_key(&hasher, 20..40, b"cat").unwrap();
+    got.extend(hashes(&hasher, &mut late, &tokens[18..]));
+    assert_eq!(got, image, "said when its first block had begun");
+}
+
+/// A block that only the second half of an image touches differs by the image, not only by its parent.
+#[test]
+fn an_image_over_many_blocks_enters_each() {
+    let hasher = hasher();
+    let resume = |image: Option<&[u8]>| {
+        let mut chain = Chain::after(BlockHash::new(5, 5), 10);
+        if let Some(image) = image {
+            chain.extra_key(&hasher, 160..200, image).unwrap();
+        }
+        hashes(&hasher, &mut chain, &[9; 48])
+    };
+    let (plain, cat, dog) = (resume(None), resume(Some(b"cat")), resume(Some(b"dog")));
+    let distinct: HashSet<_> = [plain, cat, dog].concat().into_iter().collect();
+    assert_eq!(distinct.len(), 9);
+}
+
+#[test]
+fn an_unfinished_block_is_never_a_full_one() {
+    for hashing in every() {
+        let hasher = hasher_of(hashing, 8);
+        let mut seen = HashSet::new();
+        let mut chain = bare(&hasher);
+        assert_eq!(chain.partial(&hasher), None, "no tokens, no hash");
+        for _ in 0..64 {
+            // Equal tokens, so that only the number of them and what is before tells these apart.
+            hashes(&hasher, &mut chain, &[0]).into_iter().for_each(|hash| assert!(seen.insert(hash)));
+            chain.partial(&hasher).into_iter().for_each(|hash| assert!(seen.insert(hash)));
+        }
+        assert_eq!(seen.len(), 8 + 56);
+    }
+    // An image that begins after the last token says nothing of the tokens before it.
+    let hasher = hasher();
+    let mut chain = bare(&hasher);
+    hashes(&hasher, &mut chain, &[1; 5]);
+    let before = chain.partial(&hasher);
+    chain.extra_key(&hasher, 5..9, b"cat").unwrap();
+    assert_eq!(chain.partial(&hasher), before);
+    hashes(&hasher, &mut chain, &[1]);
+    let with = chain.partial(&hasher);
+    chain.truncate(&hasher, 5).unwrap();
+    hashes(&hasher, &mut chain, &[1]);
+    assert_ne!(chain.partial(&hasher), with, "forgotten with the token that it began at");
+}
+
+#[test]
+fn chains_are_cut_and_resumed() {
+    let hasher = hasher();
+    let tokens: Vec<u32> = (0..100).collect();
+    let mut chain = bare(&hasher);
+    let all = hashes(&hasher, &mut chain, &tokens);
+    assert_eq!((chain.tail().len(), chain.blocks()), (4, 6));
+    chain.truncate(&hasher, 98).unwrap();
+    assert_eq!(chain.tail(), [96, 97]);
+    assert_eq!(
+        chain.truncate(&hasher, 95),
+        Err(PrefixError::NotInTail { asked: 95, tokens: 98, hashed: 96 })
+    );
+    assert_eq!(
+        chain.truncate(&hasher, 99),
+        Err(PrefixError::NotInTail { asked: 99, tokens: 98, hashed: 96 })
+    );
+    // To token 40: two blocks, and eight tokens.
+    let mut again = Chain::resume(&hasher, all[1], 2, &tokens[32..40]).unwrap();
+    assert_eq!(again.tokens(&hasher), 40);
+    assert_eq!(hashes(&hasher, &mut again, &tokens[40..]), all[2..]);
+    assert_eq!(
+        Chain::resume(&hasher, all[1], 2, &[0; 16]).unwrap_err(),
+        PrefixError::TailTooLong { tokens: 16, block_tokens: 16 }
+    );
+}
+
+#[test]
+fn another_key_function_or_block_size_gives_other_hashes() {
+    let roots = |hasher: PrefixHasher| hasher.root(&PrefixKeys::new()).unwrap().hash();
+    let mut distinct: HashSet<_> = every().into_iter().map(|hashing| roots(hasher_of(hashing, 16))).collect();
+    distinct.insert(roots(hasher_of(Hashing::Fast, 32)));
+    let random = || HashKey::random().unwrap();
+    distinct.insert(roots(PrefixHasher::new(Hashing::Fast, &random(), 16).unwrap()));
+    distinct.insert(roots(PrefixHasher::new(Hashing::Fast, &random(), 16).unwrap()));
+    assert_eq!(distinct.len(), 6);
+    // The secrets of the block functions too, not only the roots.
+    let other = PrefixHasher::new(Hashing::Fast, &random(), 16).unwrap();
+    let begin = BlockHash::new(1, 1);
+    let (a, b) = (hasher().block(begin, &[1; 16]), other.block(begin, &[1; 16]));
+    assert!(a.key() != b.key() && a.check() != b.check());
+}
+
+#[test]
+fn bad_input_is_refused() {
+    let hasher = hasher();
+    for (keys, field) in [
+        (PrefixKeys::new().salt(b""), "salt"),
+        (PrefixKeys::new().salt(b"x").tenant(b""), "tenant"),
+        (PrefixKeys::new().adapter(b""), "adapter"),
+    ] {
+        assert_eq!(hasher.root(&keys).unwrap_err(), PrefixError::EmptyKey { field });
+    }
+    let none = PrefixHasher::new(Hashing::Fast, &key(), 0);
+    assert_eq!(none.unwrap_err(), PrefixError::ZeroBlockTokens);
+    let mut chain = bare(&hasher);
+    hashes(&hasher, &mut chain, &[0; 20]);
+    let mut extra = |range, key| chain.extra_key(&hasher, range, key).unwrap_err();
+    assert_eq!(extra(20..30, b""), PrefixError::EmptyKey { field: "extra key" });
+    assert_eq!(extra(20..20, b"x"), PrefixError::EmptyRange { start: 20, end: 20 });
+    assert_eq!(extra(15..30, b"x"), PrefixError::ExtraTooLate { start: 15, hashed: 16 });
+    for text in
+        ["", "-", &"0".repeat(49), &format!("{:032x}+{:016x}", 1, 2), &format!("+{:031x}-{:016x}", 1, 2)]
+    {
+        assert!(text.parse::<BlockHash>().is_err(), "{text}");
+    }
+    let key = HashKey::from_bytes([0xab; 32]);
+    assert_eq!(format!("{key:?}"), "HashKey(..)", "a secret is not printed");
+}
