@@ -66,7 +66,8 @@ impl Chain {
         let block_tokens = hasher.block_tokens();
         if !self.tail.is_empty() {
             let (head, rest) = tokens.split_at(tokens.len().min(block_tokens - self.tail.len()));
-            self.tail.extend_from_slice(head);
+            // Mostly one: no copy of a slice.
+            self.tail.extend(head.iter().copied());
             if self.tail.len() < block_tokens {
                 return;
             }
@@ -76,7 +77,7 @@ impl Chain {
             tokens = rest;
         }
         let (blocks, rest) = tokens.split_at(tokens.len() / block_tokens * block_tokens);
-        self.tail.extend_from_slice(rest);
+        self.tail.extend(rest.iter().copied());
         if self.extras.is_empty() {
             self.parent = hasher.blocks(self.parent, blocks, full);
             self.blocks += (blocks.len() / block_tokens) as u64;

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use crate::error::PrefixError;
 
 /// What all secrets of a pool's hashes are derived from. Who has it, [`Hashing`] and the block size computes the same hashes.
@@ -104,13 +106,12 @@ impl Function {
     /// The key of a block of any size.
     #[inline]
     pub(super) fn key(&self, parent: u128, tokens: &[u32]) -> u128 {
-        match self {
-            Self::Fast(function) => match tokens.as_chunks::<16>() {
-                ([tokens], []) => function.key_of_16(parent, tokens),
-                _ => function.key(&bytes(parent, tokens)),
-            },
-            Self::Keyed(function) => function.key(&bytes(parent, tokens)),
-            Self::Custom(function) => function.key(parent, tokens),
+        match (self, tokens.as_chunks::<16>()) {
+            (Self::Custom(function), _) => function.key(parent, tokens),
+            (Self::Fast(function), ([tokens], [])) => function.key_of_16(parent, tokens),
+            (Self::Fast(function), _) => function.key(&bytes(parent, tokens)),
+            (Self::Keyed(function), ([tokens], [])) => function.key(&bytes_of_16(parent, tokens)),
+            (Self::Keyed(function), _) => function.key(&bytes(parent, tokens)),
         }
     }
 }
@@ -148,20 +149,23 @@ impl Keyed {
 #[inline]
 fn bytes_of_16(parent: u128, tokens: &[u32; 16]) -> [u8; 80] {
     let mut bytes = [0; 80];
-    let (words, _) = bytes.as_chunks_mut::<16>();
-    words[0] = parent.to_le_bytes();
-    let (words, _) = bytes[16..].as_chunks_mut::<4>();
-    for (word, token) in words.iter_mut().zip(tokens) {
-        *word = token.to_le_bytes();
-    }
+    bytes[..16].copy_from_slice(&parent.to_le_bytes());
+    put(&mut bytes[16..], tokens);
     bytes
 }
 
-fn bytes(parent: u128, tokens: &[u32]) -> smallvec::SmallVec<[u8; 528]> {
-    let mut bytes = smallvec::SmallVec::new();
-    bytes.extend_from_slice(&parent.to_le_bytes());
-    for token in tokens {
-        bytes.extend_from_slice(&token.to_le_bytes());
-    }
+fn bytes(parent: u128, tokens: &[u32]) -> SmallVec<[u8; 528]> {
+    let mut bytes = SmallVec::from_elem(0, 16 + 4 * tokens.len());
+    let (key, words) = bytes.split_at_mut(16);
+    key.copy_from_slice(&parent.to_le_bytes());
+    put(words, tokens);
     bytes
+}
+
+/// Tokens as bytes.
+#[inline]
+pub(super) fn put(bytes: &mut [u8], tokens: &[u32]) {
+    for (word, token) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(tokens) {
+        *word = token.to_le_bytes();
+    }
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use smallvec::{SmallVec, smallvec};
 
 use super::check::Check;
-use super::function::Function;
+use super::function::{Function, put};
 use super::keys::Extra;
 use super::{BlockHash, HashKey, Hashing, PrefixKeys, PrefixRoot};
 use crate::error::PrefixError;
@@ -46,7 +46,9 @@ impl Parts {
 
     fn tokens(self, tokens: &[u32]) -> Self {
         let mut parts = self.number(tokens.len() as u64);
-        tokens.iter().for_each(|token| parts.0.extend_from_slice(&token.to_le_bytes()));
+        let begin = parts.0.len();
+        parts.0.resize(begin + 4 * tokens.len(), 0);
+        put(&mut parts.0[begin..], tokens);
         parts
     }
 
