@@ -1,8 +1,8 @@
 //! The only file that names `std::sync::atomic`, `std::thread` or loom. Everything else imports from here.
 //!
 //! Built plainly this is the standard library; built with `--cfg kvpool_loom --cfg crossbeam_loom` it is loom's.
-//! One thing has no loom support and is replaced by a loom mutex around a std collection, which models its *semantics*
-//! (each call one atomic step) and none of its internals: [`Map`] (dashmap). loom treats SeqCst *accesses* as AcqRel, so
+//! Two things have no loom support and are replaced by a loom mutex, which models their *semantics* (each call one atomic
+//! step) and none of their internals: [`Map`] (dashmap), and `AtomicWaker` (atomic-waker). loom treats SeqCst *accesses* as AcqRel, so
 //! every store-load order here is an explicit fence.
 
 mod asymmetric;
@@ -31,6 +31,7 @@ pub(crate) fn available_parallelism() -> usize {
 
 #[cfg(not(kvpool_loom))]
 mod imp {
+    pub(crate) use atomic_waker::AtomicWaker;
     pub(crate) use crossbeam_epoch as epoch;
     pub(crate) use std::sync::Arc;
     pub(crate) use std::sync::atomic::{
@@ -125,6 +126,31 @@ mod imp {
 
     use std::collections::HashMap;
     use std::hash::Hash;
+    use std::task::Waker;
+
+    /// The waker of one task; every call is one step.
+    pub(crate) struct AtomicWaker(loom::sync::Mutex<Option<Waker>>);
+
+    impl AtomicWaker {
+        pub(crate) fn new() -> Self {
+            Self(loom::sync::Mutex::new(None))
+        }
+
+        pub(crate) fn register(&self, waker: &Waker) {
+            // What was there is dropped after the lock.
+            let _old = self.0.lock().unwrap().replace(waker.clone());
+        }
+
+        pub(crate) fn take(&self) -> Option<Waker> {
+            self.0.lock().unwrap().take()
+        }
+
+        pub(crate) fn wake(&self) {
+            if let Some(waker) = self.take() {
+                waker.wake();
+            }
+        }
+    }
 
     /// A map from ids to values; every call is one step.
     pub(crate) struct Map<K, V>(loom::sync::Mutex<HashMap<K, V>>);

@@ -31,6 +31,7 @@ const RESERVED: &[(&[&str], &str)] = &[
     (&["std", "thread"], "sync"),
     (&["std", "thread_local"], "sync"),
     (&["loom"], "sync"),
+    (&["atomic_waker"], "sync"),
     (&["crossbeam_epoch"], "sync"),
     (&["crossbeam_queue"], "sync"),
     (&["crossbeam_utils"], "sync"),

@@ -61,4 +61,10 @@ pub enum PrefixError {
         /// The text.
         text: String,
     },
+    /// There is a subscriber of the pool's events already.
+    #[error("the events have a subscriber, and there is one at a time")]
+    Subscribed,
+    /// The system refused a fence (`membarrier`) that it granted before, so that nobody knows who would miss what.
+    #[error("the system refuses a fence that it granted before")]
+    NoFence,
 }

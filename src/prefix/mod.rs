@@ -11,7 +11,10 @@ mod index;
 
 pub use index::{Index, Inserted, Key};
 //! `hash` what a block is known by.
+//! `hash` what a block is known by · `events` what is stored and removed, told to routers.
 
+mod events;
 mod hash;
 
+pub use events::{EVENTS, EventQueue, KvEvent, KvEvents, Numbered};
 pub use hash::{BlockHash, Chain, HashFunction, HashKey, Hashing, PrefixHasher, PrefixKeys, PrefixRoot};

@@ -1,0 +1,150 @@
+//! Theorem: every event that is published while somebody listens is received once, each publisher's in its order; or it is
+//! counted as lost, and that is told after the events before it and before the same publisher's next. Whoever subscribes sees in the pool
+//! what it is not told. Nobody sleeps beside an event, a loss, or the end. No publisher waits: neither for a reader
+//! that is stopped nor for another publisher.
+#![cfg(kvpool_loom)]
+
+use kvpool::ids::BlockId;
+use kvpool::prefix::{BlockHash, EventQueue, KvEvent, KvEvents};
+use kvpool_loom_tests::{block_on, check, check_to};
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use loom::thread;
+
+/// The `i`th event of a publisher.
+fn event(publisher: u32, i: u32) -> KvEvent {
+    KvEvent::Removed { block: BlockId(publisher << 8 | i), hash: BlockHash::new(1, 2) }
+}
+
+fn publisher(queue: &Arc<EventQueue>, number: u32, events: u32) -> thread::JoinHandle<()> {
+    let queue = queue.clone();
+    thread::spawn(move || (0..events).for_each(|i| queue.publish(|| event(number, i))))
+}
+
+/// Receives to the end, and checks it against what the publishers published; returns how much was lost.
+fn receive(mut events: KvEvents, published: &[u32]) -> u64 {
+    let (mut time, mut number, mut lost, mut last_resync) = (0, 0, 0, 0);
+    let mut seen: Vec<(u32, u64)> = vec![(0, 0); published.len()];
+    while let Some(got) = block_on(events.recv()) {
+        time += 1;
+        assert_eq!(got.number, number, "a gap that nobody told of");
+        match got.event {
+            KvEvent::Resync { lost: more } => {
+                assert!(more > 0, "a loss of nothing");
+                (lost, number, last_resync) = (lost + more, number + more, time);
+            }
+            KvEvent::Removed { block, .. } => {
+                let (publisher, i) = ((block.0 >> 8) as usize, block.0 & 0xff);
+                let (next, came) = seen[publisher];
+                assert!(i >= next, "publisher {publisher}: {i} after {next}");
+                assert!(
+                    i == next || last_resync > came,
+                    "publisher {publisher}: {next}..{i} lost and not told"
+                );
+                seen[publisher] = (i + 1, time);
+                number += 1;
+            }
+            other => panic!("nobody published {other:?}"),
+        }
+    }
+    assert_eq!(
+        number,
+        published.iter().map(|&events| u64::from(events)).sum::<u64>(),
+        "not everything is accounted for"
+    );
+    for (&published, (next, came)) in published.iter().zip(seen) {
+        assert!(
+            next == published || last_resync > came,
+            "the last are lost, and that was not told after what came before"
+        );
+    }
+    lost
+}
+
+/// One publisher, more events than room.
+#[test]
+fn one_publisher_and_a_small_queue() {
+    check_to(3, "kv_events::one_publisher_and_a_small_queue", || {
+        let queue = Arc::new(EventQueue::new(2));
+        let events = queue.subscribe().unwrap();
+        let thread = publisher(&queue, 0, 4);
+        drop(queue);
+        receive(events, &[4]);
+        thread.join().unwrap();
+    });
+}
+
+/// Two publishers, who go for the same positions and lose events beside each other.
+#[test]
+fn two_publishers_and_a_small_queue() {
+    check("kv_events::two_publishers_and_a_small_queue", || {
+        let queue = Arc::new(EventQueue::new(2));
+        let events = queue.subscribe().unwrap();
+        let threads = [publisher(&queue, 0, 2), publisher(&queue, 1, 2)];
+        drop(queue);
+        receive(events, &[2, 2]);
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+}
+
+/// A full queue, and nobody who comes after those who lost: their loss is told all the same.
+#[test]
+fn a_loss_is_told_without_another_event() {
+    check_to(3, "kv_events::a_loss_is_told_without_another_event", || {
+        let queue = Arc::new(EventQueue::new(2));
+        let mut events = queue.subscribe().unwrap();
+        queue.publish(|| event(1, 0));
+        queue.publish(|| event(1, 1));
+        let other = queue.clone();
+        let thread = thread::spawn(move || {
+            other.publish(|| event(0, 0));
+            // The queue lives on, so that its end tells nobody.
+            other
+        });
+        for _ in 0..3 {
+            block_on(events.recv()).expect("two events, and a third or its loss");
+        }
+        drop((thread.join().unwrap(), queue));
+    });
+}
+
+/// Whoever subscribes is told what it cannot see afterwards.
+#[test]
+fn subscribe_and_look() {
+    check_to(3, "kv_events::subscribe_and_look", || {
+        let queue = Arc::new(EventQueue::new(2));
+        let stored = Arc::new(AtomicBool::new(false));
+        let (other, flag) = (queue.clone(), stored.clone());
+        let thread = thread::spawn(move || {
+            // Relaxed: the queue is what orders it.
+            flag.store(true, Relaxed);
+            other.publish(|| event(0, 0));
+        });
+        let mut events = queue.subscribe().unwrap();
+        let seen = stored.load(Relaxed);
+        thread.join().unwrap();
+        assert!(seen || events.try_recv().is_some(), "neither seen nor told");
+    });
+}
+
+/// One subscriber leaves, with a publisher on its way, and the next one comes.
+#[test]
+fn one_subscriber_after_another() {
+    check("kv_events::one_subscriber_after_another", || {
+        let queue = Arc::new(EventQueue::new(2));
+        let stored = Arc::new(AtomicBool::new(false));
+        let first = queue.subscribe().unwrap();
+        let (other, flag) = (queue.clone(), stored.clone());
+        let thread = thread::spawn(move || {
+            other.publish(|| event(0, 0));
+            flag.store(true, Relaxed);
+            other.publish(|| event(0, 1));
+        });
+        drop(first);
+        let mut events = queue.subscribe().unwrap();
+        let seen = stored.load(Relaxed);
+        thread.join().unwrap();
+        let told: Vec<KvEvent> = std::iter::from_fn(|| events.try_recv()).map(|told| told.event).collect();
+        assert!(seen || told.last() == Some(&event(0, 1)), "neither seen nor told: {told:?}");
+    });
+}

@@ -1,0 +1,173 @@
+use std::future::poll_fn;
+use std::time::Duration;
+
+use futures_core::Stream;
+
+use super::*;
+
+fn removed(block: u32) -> KvEvent {
+    KvEvent::Removed { block: BlockId(block), hash: BlockHash::new(u128::from(block), 7) }
+}
+
+fn block(event: &KvEvent) -> u32 {
+    match event {
+        KvEvent::Removed { block, .. } => block.0,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Everything that is there: numbers, and events.
+fn drain(events: &mut KvEvents) -> Vec<(u64, KvEvent)> {
+    std::iter::from_fn(|| events.try_recv()).map(|event| (event.number, event.event)).collect()
+}
+
+#[test]
+fn nobody_listens_and_no_event_is_made() {
+    let queue = EventQueue::new(4);
+    queue.publish(|| panic!("an event was made for nobody"));
+    let events = queue.subscribe().unwrap();
+    assert!(queue.is_subscribed());
+    assert_eq!(queue.subscribe().unwrap_err(), PrefixError::Subscribed);
+    drop(events);
+    queue.publish(|| panic!("an event was made for nobody"));
+    drop(queue.subscribe().unwrap());
+}
+
+#[test]
+fn events_come_in_order_and_whole() {
+    let queue = EventQueue::new(8);
+    let mut events = queue.subscribe().unwrap();
+    let stored = KvEvent::Stored {
+        block: BlockId(3),
+        hash: BlockHash::new(1, 2),
+        parent: Some(BlockHash::new(3, 4)),
+        tokens: SmallVec::from_slice(&[1, 2, 3]),
+        block_tokens: 3,
+    };
+    queue.publish(|| stored.clone());
+    queue.publish(|| removed(3));
+    queue.publish(|| KvEvent::Cleared);
+    assert_eq!(drain(&mut events), [(0, stored), (1, removed(3)), (2, KvEvent::Cleared)]);
+    assert_eq!(drain(&mut events), []);
+}
+
+#[test]
+fn a_full_queue_counts_what_it_loses() {
+    let queue = EventQueue::new(3);
+    assert_eq!(queue.capacity(), 4);
+    let mut events = queue.subscribe().unwrap();
+    (0..7).for_each(|i| queue.publish(|| removed(i)));
+    assert_eq!(queue.lost(), 3);
+    // Two are received, then two find room: the loss is between the old ones and these.
+    assert_eq!(events.try_recv().unwrap().event, removed(0));
+    assert_eq!(events.try_recv().unwrap().event, removed(1));
+    (7..10).for_each(|i| queue.publish(|| removed(i)));
+    let want = [
+        (2, removed(2)),
+        (3, removed(3)),
+        (4, KvEvent::Resync { lost: 3 }),
+        (7, removed(7)),
+        (8, removed(8)),
+        (9, KvEvent::Resync { lost: 1 }),
+    ];
+    assert_eq!(drain(&mut events), want);
+    queue.publish(|| removed(10));
+    assert_eq!(drain(&mut events), [(10, removed(10))], "told once");
+}
+
+#[test]
+fn a_subscription_begins_anew() {
+    let queue = EventQueue::new(2);
+    let mut events = queue.subscribe().unwrap();
+    (0..5).for_each(|i| queue.publish(|| removed(i)));
+    assert_eq!(events.try_recv().unwrap().event, removed(0));
+    drop(events);
+    let mut events = queue.subscribe().unwrap();
+    assert_eq!(drain(&mut events), [], "what the last one did not receive, or lost, is not told to the next");
+    (5..8).for_each(|i| queue.publish(|| removed(i)));
+    assert_eq!(drain(&mut events), [(0, removed(5)), (1, removed(6)), (2, KvEvent::Resync { lost: 1 })]);
+}
+
+/// A publisher that saw the last subscriber, and pushes after it left.
+#[test]
+fn what_is_left_of_the_last_subscription_is_skipped() {
+    let queue = EventQueue::new(2);
+    drop(queue.subscribe().unwrap());
+    (0..5).for_each(|i| queue.push(removed(i)));
+    let mut events = queue.subscribe().unwrap();
+    queue.publish(|| removed(5));
+    assert_eq!(
+        drain(&mut events),
+        [(0, KvEvent::Resync { lost: 1 })],
+        "the late ones fill the queue until they are skipped, and that is told"
+    );
+    queue.publish(|| removed(6));
+    assert_eq!(drain(&mut events), [(1, removed(6))]);
+}
+
+#[tokio::test]
+async fn a_stream_waits_and_ends_with_the_queue() {
+    let queue = EventQueue::new(8);
+    let mut events = queue.subscribe().unwrap();
+    let early = tokio::time::timeout(Duration::from_millis(5), events.recv()).await;
+    assert!(early.is_err(), "there is nothing to receive");
+    let publisher = tokio::spawn(async move {
+        for i in 0..5 {
+            tokio::task::yield_now().await;
+            queue.publish(|| removed(i));
+        }
+    });
+    let mut got = Vec::new();
+    while let Some(event) = poll_fn(|context| Pin::new(&mut events).poll_next(context)).await {
+        got.push(block(&event.event));
+    }
+    assert_eq!(got, [0, 1, 2, 3, 4]);
+    assert_eq!(events.recv().await, None, "it stays ended");
+    publisher.await.unwrap();
+}
+
+/// Threads publish as fast as they can into a queue that is too small; a task receives. What is received and what was lost
+/// is everything, each thread's in its order, and a loss is told after what came before it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn threads_publish_while_a_task_receives() {
+    const EACH: u32 = 20_000;
+    let queue = Arc::new(EventQueue::new(64));
+    let mut events = queue.subscribe().unwrap();
+    let threads: Vec<_> = (0..2)
+        .map(|thread| {
+            let queue = queue.clone();
+            std::thread::spawn(move || (0..EACH).for_each(|i| queue.publish(|| removed(thread * EACH + i))))
+        })
+        .collect();
+    // Not before something was lost: it is to be a queue that is too small.
+    while queue.lost() == 0 {
+        tokio::task::yield_now().await;
+    }
+    drop(queue);
+    let (mut number, mut lost, mut last_resync) = (0, 0, 0);
+    // Of each thread: what it publishes next, and when something of it came last.
+    let mut threads_next = [(0, 0); 2];
+    for time in 1.. {
+        let Some(event) = events.recv().await else { break };
+        assert_eq!(event.number, number);
+        match event.event {
+            KvEvent::Resync { lost: more } => {
+                (lost, number, last_resync) = (lost + more, number + more, time);
+            }
+            event => {
+                let (thread, i) = ((block(&event) / EACH) as usize, block(&event) % EACH);
+                let (next, came) = threads_next[thread];
+                assert!(i >= next, "thread {thread}: {i} after {next}");
+                assert!(i == next || last_resync > came, "thread {thread}: {next}..{i} lost, and not told");
+                threads_next[thread] = (i + 1, time);
+                number += 1;
+            }
+        }
+    }
+    assert_eq!(number, u64::from(2 * EACH));
+    for (next, came) in threads_next {
+        assert!(next == EACH || last_resync > came, "the last are lost, and not told");
+    }
+    assert!(lost > 0, "something was lost");
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+}
