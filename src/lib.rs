@@ -20,6 +20,8 @@ pub mod storage;
 
 pub mod sequence;
 
+pub mod prefix;
+
 pub mod compact;
 
 pub mod prefix;

@@ -18,3 +18,12 @@ mod hash;
 
 pub use events::{EVENTS, EventQueue, KvEvent, KvEvents, Numbered};
 pub use hash::{BlockHash, Chain, HashFunction, HashKey, Hashing, PrefixHasher, PrefixKeys, PrefixRoot};
+//! Prefix reuse: blocks that nobody owns any more, and that are kept for whoever asks for the same tokens again.
+//!
+//! # Files
+//!
+//! `queue` (which evictable block goes next: ranks, lock-free).
+
+mod queue;
+
+pub use queue::{Links, Wheel};

@@ -1,0 +1,142 @@
+//! One level of the wheel: its slots, and two floors of hints that say which of them hold something.
+//!
+//! ```text
+//! summary   bit w: words[w] is not 0
+//! words     bit i of word w: slot 64 w + i is not empty
+//! ```
+//!
+//! A hint may be set in vain; and be missing while a thread is about to set it. See *Hints* in the
+//! [module above](super).
+
+use super::head::Stack;
+use crate::sync::{AtomicU64, Ordering::*};
+
+const WORD: usize = u64::BITS as usize;
+
+/// One level of the wheel.
+pub(super) struct Level {
+    summary: AtomicU64,
+    words: Box<[AtomicU64]>,
+    stacks: Box<[Stack]>,
+}
+
+impl Level {
+    /// An empty one of so many slots: a power of two, of at most 64 * 64.
+    pub(super) fn new(slots: usize) -> Self {
+        assert!(slots.is_power_of_two() && slots <= WORD * WORD);
+        Self {
+            summary: AtomicU64::new(0),
+            words: (0..slots.div_ceil(WORD)).map(|_| AtomicU64::new(0)).collect(),
+            stacks: (0..slots).map(|_| Stack::default()).collect(),
+        }
+    }
+
+    #[inline]
+    pub(super) fn stack(&self, index: usize) -> &Stack {
+        &self.stacks[index]
+    }
+
+    /// After a push: the hints say so.
+    #[inline]
+    pub(super) fn mark(&self, index: usize) {
+        let (word, bit) = (index / WORD, 1 << (index % WORD));
+        // Acquire: pairs with the Release below of whoever set the bit, so that we see the summary cleared if they did.
+        if self.words[word].load(Acquire) & bit == 0 {
+            // Acquire: pairs with the Release in `clear`: whoever marks after it finds the summary cleared.
+            self.words[word].fetch_or(bit, AcqRel);
+        }
+        // Relaxed, also above: what is read is checked by who acts on it.
+        if self.summary.load(Relaxed) & 1 << word == 0 {
+            self.summary.fetch_or(1 << word, Relaxed);
+        }
+    }
+
+    /// After the slot was found empty: the hints say so, unless it has filled. Model: `emptied_and_filled`.
+    pub(super) fn clear(&self, index: usize) {
+        let (word, bit) = (index / WORD, 1 << (index % WORD));
+        let left = self.words[word].fetch_and(!bit, Relaxed) & !bit;
+        if cfg!(kvpool_mutant = "wheel_clear_no_recheck") {
+            return;
+        }
+        if !self.stacks[index].touch().is_empty() {
+            return self.mark(index);
+        }
+        if left == 0 {
+            self.summary.fetch_and(!(1 << word), Relaxed);
+            // Release: pairs with the Acquire in `mark`. As with a head: this comes before or after each mark.
+            if self.words[word].fetch_or(0, AcqRel) != 0 {
+                self.summary.fetch_or(1 << word, Relaxed);
+            }
+        }
+    }
+
+    /// Looks at every head instead of the hints, and sets them right. Whether there is anything.
+    pub(super) fn mark_all(&self) -> bool {
+        let mut found = false;
+        for (index, stack) in self.stacks.iter().enumerate() {
+            if !stack.head().is_empty() {
+                self.mark(index);
+                found = true;
+            }
+        }
+        found
+    }
+
+    /// The first slot that holds something, as the hints say, among the `len` that begin at `from` and go around: how
+    /// many slots it is away.
+    #[inline]
+    pub(super) fn find(&self, from: usize, len: usize) -> Option<usize> {
+        let summary = self.summary.load(Relaxed);
+        if summary == 0 || len == 0 {
+            return None;
+        }
+        let at = self.find_from(summary, from).or_else(|| self.find_from(summary, 0))?;
+        let distance = at.wrapping_sub(from) & (self.stacks.len() - 1);
+        (distance < len).then_some(distance)
+    }
+
+    /// The first one at or after `from`, without going around.
+    #[inline]
+    fn find_from(&self, summary: u64, from: usize) -> Option<usize> {
+        let mut words = summary & !0 << (from / WORD);
+        while words != 0 {
+            let word = words.trailing_zeros() as usize;
+            let mut bits = self.words[word].load(Relaxed);
+            if word == from / WORD {
+                bits &= !0 << (from % WORD);
+            }
+            if bits != 0 {
+                return Some(word * WORD + bits.trailing_zeros() as usize);
+            }
+            words &= words - 1;
+        }
+        None
+    }
+}
+
+#[cfg(all(test, not(kvpool_loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_nearest_is_found_around_the_end() {
+        for slots in [2, 64, 256, 4096] {
+            let level = Level::new(slots);
+            assert_eq!(level.find(0, slots), None);
+            let mut random = fastrand::Rng::with_seed(3);
+            let mut set: Vec<usize> = (0..slots).filter(|_| random.u32(..20) == 0).collect();
+            set.push(slots - 1);
+            set.iter().for_each(|&index| level.mark(index));
+            for _ in 0..2000 {
+                let (from, len) = (random.usize(..slots), random.usize(..=slots));
+                let away = set.iter().map(|&at| at.wrapping_sub(from) & (slots - 1)).min().unwrap();
+                assert_eq!(level.find(from, len), Some(away).filter(|&away| away < len), "{from} {len}");
+            }
+            // Nothing was pushed: every hint is in vain, and goes.
+            assert!(!level.mark_all());
+            set.into_iter().for_each(|index| level.clear(index));
+            assert_eq!(level.find(0, slots), None);
+            assert_eq!(level.summary.load(Relaxed), 0);
+        }
+    }
+}
