@@ -307,9 +307,12 @@ impl Wheel {
         None
     }
 
-    /// Files the blocks of a due slot again, unless one of them can go at once.
+    /// Files the blocks of a due slot again, unless one of them can go at once. Once the cursor has moved on, the slot may
+    /// be one that lies ahead, where blocks would come back to as we file them.
     fn cascade(&self, links: &impl Links, stack: &Stack, cursor: u64) -> Option<Taken> {
-        while let Some(id) = stack.take(links) {
+        while self.cursor.load(Relaxed) == cursor
+            && let Some(id) = stack.take(links)
+        {
             let rank = self.rank(links, id);
             if rank <= cursor {
                 return Some(Taken { id, due: cursor });

@@ -234,7 +234,6 @@ fn filed_once_more_and_taken() {
 fn threads() {
     const BLOCKS: usize = 600;
     for (seed, bits) in [(1, 1), (2, 3), (3, 6), (4, 9)] {
-        eprintln!("bits {bits}");
         let (wheel, rows) = (&Wheel::with_digits(bits, 64_u32.div_ceil(bits)), &Rows::new(BLOCKS));
         let owned: &Vec<AtomicBool> = &(0..BLOCKS).map(|_| AtomicBool::new(true)).collect();
         let counter = &AtomicU64::new(0);
