@@ -1,0 +1,206 @@
+//! Theorem: every block that is filed in the wheel is popped once, by somebody who sees its bytes; a pop finds what is
+//! filed and in nobody's hands; and when all threads are done, what is left comes in the order of its ranks, those
+//! below the cursor first, whatever was filed by an old cursor, or while a slot was cleared.
+//!
+//! Digits of one bit: level 0 has the two ranks from the cursor on, level 1 two slots of two, level 2 two of four.
+#![cfg(kvpool_loom)]
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use kvpool::ids::BlockId;
+use kvpool::prefix::{Links, Wheel};
+use kvpool_loom_tests::{check, check_to};
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+use loom::sync::atomic::AtomicU32;
+use loom::thread;
+
+/// A wheel and its blocks, each with a cell for its bytes.
+struct Filed {
+    wheel: Wheel,
+    next: Vec<AtomicU32>,
+    /// Not loom's: a rank decides where a block goes, and carries nothing else.
+    rank: Vec<AtomicU64>,
+    bytes: Vec<UnsafeCell<u32>>,
+}
+
+// SAFETY: bytes are touched by who has the block only. That this is so is what the models check.
+unsafe impl Sync for Filed {}
+
+impl Links for Filed {
+    fn next(&self, id: BlockId) -> &AtomicU32 {
+        &self.next[id.index()]
+    }
+
+    fn rank(&self, id: BlockId) -> u64 {
+        self.rank[id.index()].load(Relaxed)
+    }
+}
+
+impl Filed {
+    /// Blocks of these ranks; the first `filed` of them are filed.
+    fn new(levels: u32, ranks: &[u64], filed: usize) -> Arc<Self> {
+        let new = Self {
+            wheel: Wheel::with_digits(1, levels),
+            next: ranks.iter().map(|_| AtomicU32::new(0)).collect(),
+            rank: ranks.iter().map(|&rank| AtomicU64::new(rank)).collect(),
+            bytes: ranks.iter().map(|_| UnsafeCell::new(0)).collect(),
+        };
+        (0..filed as u32).for_each(|id| new.push(id));
+        Arc::new(new)
+    }
+
+    fn touch(&self, id: u32) {
+        // SAFETY: the caller has the block; the checker verifies it.
+        self.bytes[id as usize].with_mut(|bytes| unsafe { *bytes += 1 });
+    }
+
+    fn push(&self, id: u32) {
+        self.touch(id);
+        self.wheel.push(self, BlockId(id));
+    }
+
+    fn pop(&self) -> Option<u32> {
+        let id = self.wheel.pop(self)?.0;
+        self.touch(id);
+        Some(id)
+    }
+
+    /// The end of every model: with what the threads have taken, every block is there once, and what was left comes in
+    /// order.
+    fn finish(&self, taken: impl IntoIterator<Item = u32>) {
+        let cursor = self.wheel.cursor();
+        let mut all: Vec<u32> = std::iter::from_fn(|| self.pop()).collect();
+        let ranks: Vec<u64> = all.iter().map(|&id| self.rank(BlockId(id)).max(cursor)).collect();
+        assert!(ranks.is_sorted(), "beyond {cursor}: blocks {all:?} come with ranks {ranks:?}");
+        all.extend(taken);
+        all.sort_unstable();
+        assert!(all.iter().copied().eq(0..self.next.len() as u32), "lost or doubled: {all:?}");
+        assert_eq!(self.wheel.head(), None);
+    }
+}
+
+#[test]
+fn push_beside_pop() {
+    check_to(3, "eviction_queue::push_beside_pop", || {
+        let blocks = Filed::new(2, &[1, 0], 1);
+        let other = blocks.clone();
+        let thread = thread::spawn(move || other.push(1));
+        let got = blocks.pop();
+        assert!(got.is_some(), "one is filed throughout");
+        thread.join().unwrap();
+        blocks.finish(got);
+    });
+}
+
+/// Both file the blocks of a due slot again.
+#[test]
+fn two_pops_in_a_cascade() {
+    check_to(2, "eviction_queue::two_pops_in_a_cascade", || {
+        let blocks = Filed::new(2, &[3, 2, 3], 3);
+        let other = blocks.clone();
+        let thread = thread::spawn(move || other.pop());
+        let got = blocks.pop();
+        let theirs = thread.join().unwrap();
+        blocks.finish(got.into_iter().chain(theirs));
+    });
+}
+
+/// A block is filed by a cursor that moves on meanwhile: at level 0, and above.
+#[test]
+fn overtaken() {
+    for late in [1, 3] {
+        check_to(3, "eviction_queue::overtaken", move || {
+            let blocks = Filed::new(3, &[6, 7, late], 2);
+            let other = blocks.clone();
+            let thread = thread::spawn(move || other.push(2));
+            let got = blocks.pop();
+            assert!(got.is_some(), "two are filed throughout");
+            thread.join().unwrap();
+            blocks.finish(got);
+        });
+    }
+}
+
+/// The place where a block is late is wanted for a later turn.
+#[test]
+fn met_a_stale_slot() {
+    check_to(3, "eviction_queue::met_a_stale_slot", || {
+        // Ranks 1 and 5 have one place at level 0; the cursor goes to 4.
+        let blocks = Filed::new(3, &[5, 5, 1], 2);
+        let other = blocks.clone();
+        let thread = thread::spawn(move || other.push(2));
+        let got = blocks.pop();
+        thread.join().unwrap();
+        blocks.finish(got);
+    });
+}
+
+/// A slot's top is taken, what was below too, and the top filed again, while somebody is about to take it.
+#[test]
+fn a_top_that_comes_back() {
+    check_to(3, "eviction_queue::a_top_that_comes_back", || {
+        let blocks = Filed::new(1, &[0, 0], 2);
+        let other = blocks.clone();
+        let thread = thread::spawn(move || other.pop());
+        let first = blocks.pop();
+        let second = blocks.pop();
+        if let Some(first) = first {
+            blocks.push(first);
+        }
+        let theirs = thread.join().unwrap();
+        blocks.finish(second.into_iter().chain(theirs));
+    });
+}
+
+/// A slot that is found empty fills while its hint is cleared. What was filed and is in nobody's hands is found
+/// at every moment; and the hints are right in the end.
+#[test]
+fn emptied_and_filled() {
+    check_to(3, "eviction_queue::emptied_and_filled", || {
+        let blocks = Filed::new(1, &[0, 0, 0, 1], 1);
+        blocks.push(3);
+        assert_eq!(blocks.pop(), Some(0));
+        // The hint of slot 0 is set in vain.
+        let other = blocks.clone();
+        let thread = thread::spawn(move || other.pop());
+        blocks.wheel.push_all(&*blocks, &[BlockId(1), BlockId(2)]);
+        let got = blocks.pop();
+        let theirs = thread.join().unwrap();
+        assert!(got.is_some() && theirs.is_some());
+        blocks.finish([0].into_iter().chain(got).chain(theirs));
+    });
+}
+
+/// A thread that may be stopped while it clears a hint hides nothing.
+#[test]
+fn found_beside_a_cleared_hint() {
+    check_to(3, "eviction_queue::found_beside_a_cleared_hint", || {
+        let blocks = Filed::new(1, &[0, 0, 0], 1);
+        assert_eq!(blocks.pop(), Some(0));
+        let other = blocks.clone();
+        let thread = thread::spawn(move || other.pop());
+        blocks.push(1);
+        blocks.push(2);
+        let got = blocks.pop();
+        assert!(got.is_some(), "the other has one at the most");
+        let theirs = thread.join().unwrap();
+        blocks.finish([0].into_iter().chain(got).chain(theirs));
+    });
+}
+
+/// A rank grows while its block is filed, and while somebody takes it.
+#[test]
+fn outgrown() {
+    check("eviction_queue::outgrown", || {
+        let blocks = Filed::new(3, &[1, 2], 2);
+        let other = blocks.clone();
+        let thread = thread::spawn(move || {
+            other.rank[0].store(7, Relaxed);
+            other.pop()
+        });
+        let got = blocks.pop();
+        let theirs = thread.join().unwrap();
+        blocks.finish(got.into_iter().chain(theirs));
+    });
+}
