@@ -29,7 +29,9 @@ pub enum AllocError {
         total: usize,
     },
     /// Too few blocks are free, wherever they may be.
-    #[error("asked for {asked} blocks, {free} free, {retired} retired until a batch in flight ends")]
+    #[error(
+        "asked for {asked} blocks, {free} free, {evictable} cached, {retired} retired until a batch in flight ends"
+    )]
     Exhausted {
         /// Blocks asked for.
         asked: usize,
@@ -37,6 +39,8 @@ pub enum AllocError {
         free: usize,
         /// Blocks that wait for a batch to end.
         retired: usize,
+        /// Cached blocks that nobody owns, and that batches in flight may see.
+        evictable: usize,
     },
     /// Enough blocks are free, and no run of them is long enough.
     #[error(

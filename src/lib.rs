@@ -20,8 +20,6 @@ pub mod storage;
 
 pub mod sequence;
 
-pub mod prefix;
-
 pub mod compact;
 
 pub mod prefix;

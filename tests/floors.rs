@@ -19,8 +19,9 @@ const FLOORS: &[&[&str]] = &[
     &["frame"],
     &["batch"],
     &["block", "storage"],
+    &["prefix"],
     &["sequence"],
-    &["compact", "prefix"],
+    &["compact"],
     &["pool"],
 ];
 
@@ -31,7 +32,6 @@ const RESERVED: &[(&[&str], &str)] = &[
     (&["std", "thread"], "sync"),
     (&["std", "thread_local"], "sync"),
     (&["loom"], "sync"),
-    (&["atomic_waker"], "sync"),
     (&["crossbeam_epoch"], "sync"),
     (&["crossbeam_queue"], "sync"),
     (&["crossbeam_utils"], "sync"),

@@ -367,7 +367,7 @@ fn a_stopped_batch_holds_back_only_what_was_freed_since() {
         let rest = pool.allocate(AllocRequest::new(BLOCKS - BLOCKS / 4)).unwrap();
         assert_eq!(
             pool.allocate(AllocRequest::new(1)).err(),
-            Some(AllocError::Exhausted { asked: 1, free: 0, retired: BLOCKS / 4 })
+            Some(AllocError::Exhausted { asked: 1, free: 0, retired: BLOCKS / 4, evictable: 0 })
         );
         pool.audit().unwrap_or_else(|finding| panic!("{finding}"));
         drop(rest);

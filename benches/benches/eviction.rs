@@ -143,15 +143,19 @@ fn filled<O: Order>(blocks: usize) -> O {
 fn check<O: Order>() {
     let order: O = filled(4096);
     let owners = Owners::new(4096);
-    together(2, |_| Vec::new(), |_, held: &mut Vec<BlockId>| {
-        for _ in 0..200 {
-            held.extend((0..REQUEST).filter_map(|_| order.pop()));
-            held.iter().for_each(|id| owners.take(id.0));
-            held.iter().for_each(|id| owners.give(id.0));
-            order.push_all(held);
-            held.clear();
-        }
-    });
+    together(
+        2,
+        |_| Vec::new(),
+        |_, held: &mut Vec<BlockId>| {
+            for _ in 0..200 {
+                held.extend((0..REQUEST).filter_map(|_| order.pop()));
+                held.iter().for_each(|id| owners.take(id.0));
+                held.iter().for_each(|id| owners.give(id.0));
+                order.push_all(held);
+                held.clear();
+            }
+        },
+    );
     let first: Vec<BlockId> = std::iter::from_fn(|| order.pop()).collect();
     assert_eq!(first.len(), 4096, "{} lost blocks", O::NAME);
     order.push_all(&first);
@@ -210,12 +214,16 @@ fn two_threads<O: Order>(c: &mut Criterion) {
         let order: O = filled(blocks);
         group.bench_function(BenchmarkId::new(O::NAME, blocks), |bencher| {
             bencher.iter_custom(|iterations| -> Duration {
-                together(2, |_| (), |_, ()| {
-                    for _ in 0..iterations {
-                        let id = order.pop().expect("two threads hold two at the most");
-                        order.push_all(black_box(&[id]));
-                    }
-                })
+                together(
+                    2,
+                    |_| (),
+                    |_, ()| {
+                        for _ in 0..iterations {
+                            let id = order.pop().expect("two threads hold two at the most");
+                            order.push_all(black_box(&[id]));
+                        }
+                    },
+                )
             });
         });
     }

@@ -35,8 +35,13 @@ impl TouchedBlocks {
             reserve: 0,
             device: DeviceId::Host,
         };
-        let cells = (0..blocks_max).map(|_| UnsafeCell::new(0)).collect();
-        Arc::new(Self { blocks: Blocks::new(config, None), cells })
+        Self::around(Blocks::new(config, None))
+    }
+
+    /// These blocks, with bytes for as many as there may be.
+    pub fn around(blocks: Blocks) -> Arc<Self> {
+        let cells = (0..blocks.config().frames_max).map(|_| UnsafeCell::new(0)).collect();
+        Arc::new(Self { blocks, cells })
     }
 
     /// Writes a block's bytes, as its only owner.

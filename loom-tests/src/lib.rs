@@ -11,9 +11,11 @@
 #![cfg(kvpool_loom)]
 
 mod blocks;
+mod cached;
 mod tasks;
 
 pub use blocks::{TouchedBlocks, settle};
+pub use cached::CachedBlocks;
 pub use tasks::{block_on, lull};
 
 use std::sync::atomic::{AtomicU64, Ordering};

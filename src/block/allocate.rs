@@ -3,8 +3,12 @@
 //! 1. the thread's magazines, which refill from the depot and the bitmaps;
 //! 2. larger and contiguous requests: the bitmaps directly, so that a prompt lies in few runs;
 //! 3. what other threads keep: magazines, the depot, limbo. Taken back, then the bitmaps again;
-//! 4. urgent requests: the reserve;
-//! 5. an error that says what there was.
+//! 4. cached blocks that nobody owns: evicted, as many as are missing; for a contiguous request those of one window;
+//! 5. urgent requests: the reserve;
+//! 6. an error that says what there was.
+//!
+//! To take back what others keep costs a visit to each of them, for a few frames. So a pool that is full of evictable blocks, as
+//! one that caches is all the time, evicts at first where others keep little. It refuses nothing before it has done both.
 //!
 //! No step waits for anybody.
 
@@ -19,6 +23,9 @@ use super::{AllocRequest, BlockWord, Blocks, Priority};
 
 /// How often everything is taken back before an allocation is refused while some thread was inside its home.
 const ROUNDS: usize = if cfg!(kvpool_loom) { 3 } else { 32 };
+
+/// Others keep little: at most this share of the pool, as a shift. Then a request evicts before it takes that back.
+const LITTLE_SHIFT: u32 = 5;
 
 /// How often an allocation starts again that was refused although enough was free: it was in other hands at that moment,
 /// on its way between two places, or in those of another allocation that did not get enough either.
@@ -169,15 +176,7 @@ impl Core {
             grab.extend(self.frames.extend(near, asked as u32).map(|len| Run { start: near, len }));
         }
         if asked - grab.frames <= self.config.magazine_blocks.div_ceil(4) {
-            let _ = seat.and_then(|seat| {
-                seat.enter(|local| {
-                    while grab.frames < asked
-                        && let Some(frame) = local.cache.allocate(&self.frames, &self.depot)
-                    {
-                        grab.push(frame);
-                    }
-                })
-            });
+            self.take_cached(seat, asked, grab);
         }
         let mut ladder = Ladder::new();
         loop {
@@ -190,7 +189,15 @@ impl Core {
             self.frames.allocate_many(missing, near.unwrap_or_else(|| self.start(seat)), &mut |run| {
                 grab.extend(Some(run));
             });
-            if grab.frames < asked && !self.climb(&mut ladder) {
+            if grab.frames < asked && self.evictable() > 0 {
+                // What is in reach costs less than what must be evicted.
+                self.take_cached(seat, asked, grab);
+            }
+            if grab.frames == asked {
+                return Ok(());
+            }
+            let evicted = self.keeps_little(asked - grab.frames) && self.evict_into(request, grab);
+            if !evicted && !self.climb(&mut ladder) && !self.evict_into(request, grab) {
                 break;
             }
         }
@@ -223,6 +230,10 @@ impl Core {
                 break;
             }
         }
+        if let Some(run) = self.evict_run(asked) {
+            grab.extend(Some(run));
+            return Ok(());
+        }
         grab.is_sure = ladder.is_sure;
         let census = self.frames.census(Order(0));
         if census.free >= asked {
@@ -235,6 +246,46 @@ impl Core {
             return Err(AllocError::NoRun { asked, longest_run, free });
         }
         Err(self.exhausted(asked))
+    }
+
+    /// Takes from the seat's own magazines, and from the depot.
+    fn take_cached(&self, seat: Option<Seat<'_>>, asked: usize, grab: &mut Grab) {
+        let _ = seat.and_then(|seat| {
+            seat.enter(|local| {
+                while grab.frames < asked
+                    && let Some(frame) = local.cache.allocate(&self.frames, &self.depot)
+                {
+                    grab.push(frame);
+                }
+            })
+        });
+    }
+
+    /// Whether other threads keep fewer frames than are missing, and few at all.
+    fn keeps_little(&self, missing: usize) -> bool {
+        if self.evictable() == 0 {
+            return false;
+        }
+        let in_home = |home: &Home| {
+            let (cached, waiting, _) = home.mirror();
+            cached + waiting
+        };
+        let kept: usize = self.homes.iter().map(in_home).sum();
+        let kept = kept + self.depot.frames();
+        kept < missing.max(self.total() >> LITTLE_SHIFT)
+    }
+
+    /// Evicts what is missing; false if nothing could be.
+    #[cold]
+    fn evict_into(&self, request: &AllocRequest, grab: &mut Grab) -> bool {
+        let missing = request.blocks - grab.frames;
+        let is_urgent = request.priority == Priority::Urgent;
+        let evicted = self.evict_some(missing, &mut |frame| {
+            if let Some(frame) = self.take_evicted(frame, is_urgent) {
+                grab.push(frame);
+            }
+        });
+        evicted > 0
     }
 
     /// Brings everything that is free, and kept by some thread for later, back into the bitmaps, where it joins into
@@ -299,7 +350,12 @@ impl Core {
 
     pub(super) fn exhausted(&self, asked: usize) -> AllocError {
         let counts = self.counts();
-        AllocError::Exhausted { asked, free: counts.free(), retired: counts.retired }
+        AllocError::Exhausted {
+            asked,
+            free: counts.free(),
+            retired: counts.retired,
+            evictable: counts.evictable,
+        }
     }
 }
 

@@ -23,6 +23,8 @@ pub struct AuditReport {
     pub held: usize,
     /// Free, and set aside for urgent requests.
     pub reserved: usize,
+    /// Evictable: kept for their bytes.
+    pub evictable: usize,
     /// Owned by somebody.
     pub owned: usize,
     /// References on owned blocks, all together.
@@ -101,6 +103,8 @@ pub enum Place {
     Reserved,
     /// Owned.
     Owned,
+    /// Evictable.
+    Evictable,
     /// The null block's.
     Null,
     /// Taken away by a shrink.
@@ -116,6 +120,7 @@ impl std::fmt::Display for Place {
             Self::Held => "held",
             Self::Reserved => "in the reserve",
             Self::Owned => "owned",
+            Self::Evictable => "evictable",
             Self::Null => "the null block's",
             Self::Gone => "gone",
         })
@@ -186,6 +191,7 @@ impl Core {
             retired: ledger.count(Place::Retired),
             held: ledger.count(Place::Held),
             reserved: ledger.count(Place::Reserved),
+            evictable: ledger.count(Place::Evictable),
             owned: ledger.count(Place::Owned),
             references,
         };
@@ -209,7 +215,9 @@ impl Core {
                 ledger.see(frame, Place::Gone);
             } else if self.null_block() == Some(block) {
                 ledger.see(frame, Place::Null);
-            } else if !word.is_free() {
+            } else if word.is_evictable() {
+                ledger.see(frame, Place::Evictable);
+            } else if word.is_owned() {
                 references += u64::from(word.refs());
                 ledger.see(frame, Place::Owned);
             } else if word.is_held() {
@@ -231,6 +239,7 @@ impl Core {
             retired: counted.retired.min(report.retired),
             held: report.held,
             reserved: report.reserved,
+            evictable: report.evictable,
         };
         if counted == found { Ok(()) } else { Err(AuditError::Miscounted { counted, found }) }
     }

@@ -11,6 +11,7 @@ use crate::sync::{Arc, AtomicBool, AtomicUsize, CachePadded, Ordering::*, next_p
 
 use super::BlockWord;
 use super::home::Homes;
+use super::keep::Keeper;
 use super::log::MoveLog;
 use super::reserve::Reserve;
 use super::strays::Strays;
@@ -80,6 +81,10 @@ pub struct Core {
     pub(super) rows: AtomicUsize,
     /// Frames that are held: see [`hold_frame`](Self::hold_frame).
     pub(super) held: CachePadded<AtomicUsize>,
+    /// Knows the cached blocks, if any are.
+    pub(super) keeper: Option<Box<dyn Keeper>>,
+    /// Blocks that are evictable.
+    pub(super) evictable: CachePadded<AtomicUsize>,
     /// The pool is gone; threads forget it when they next look at their list.
     closed: AtomicBool,
 }
@@ -99,17 +104,19 @@ pub struct Counts {
     pub held: usize,
     /// Free, and set aside for urgent requests.
     pub reserved: usize,
+    /// Owned by nobody, and kept for their bytes until a frame is needed.
+    pub evictable: usize,
 }
 
 impl Counts {
-    /// Blocks that any allocation can get now: without those that are set aside for urgent requests.
+    /// Blocks that any allocation can get now without evicting: without those that are set aside for urgent requests.
     pub fn free(&self) -> usize {
         self.in_bitmap + self.in_magazines
     }
 
     /// Blocks that somebody owns.
     pub fn used(&self) -> usize {
-        self.total.saturating_sub(self.free() + self.retired + self.held + self.reserved)
+        self.total.saturating_sub(self.free() + self.retired + self.held + self.reserved + self.evictable)
     }
 }
 
@@ -120,6 +127,15 @@ impl Blocks {
     ///
     /// If the configuration makes no sense; the pool's builder checks it first.
     pub fn new(config: BlocksConfig, scrub: Option<Scrub>) -> Self {
+        Self::with_keeper(config, scrub, None)
+    }
+
+    /// As [`new`](Self::new), with somebody who keeps cached blocks.
+    ///
+    /// # Panics
+    ///
+    /// As [`new`](Self::new).
+    pub fn with_keeper(config: BlocksConfig, scrub: Option<Scrub>, keeper: Option<Box<dyn Keeper>>) -> Self {
         assert!(config.magazine_blocks <= MAGAZINE_BLOCKS_MAX, "{config:?}");
         let frames = Frames::new(FrameConfig {
             frames: config.frames,
@@ -153,6 +169,8 @@ impl Blocks {
             total: AtomicUsize::new(config.frames),
             rows: AtomicUsize::new(config.frames),
             held: CachePadded::new(AtomicUsize::new(0)),
+            keeper,
+            evictable: CachePadded::new(AtomicUsize::new(0)),
             closed: AtomicBool::new(false),
         }))
     }
@@ -253,6 +271,9 @@ impl Core {
             .grow(blocks, &mut |run| {
                 if !cfg!(kvpool_mutant = "late_rows") {
                     self.table.grow(run.end() as usize);
+                    if let Some(keeper) = &self.keeper {
+                        keeper.grow(self, run.end() as usize);
+                    }
                 }
                 prepare(run)?;
                 self.bring_back(run);
@@ -310,6 +331,7 @@ impl Core {
             // Whoever releases a block that is moving counts its frame in, perhaps after the mover counted it out.
             held: (self.held.load(Relaxed) as isize).max(0) as usize,
             reserved: self.reserve.held(),
+            evictable: self.evictable(),
         }
     }
 

@@ -170,7 +170,7 @@ impl Core {
             if let Err(bits) = shared {
                 let word = BlockWord::from_bits(bits);
                 self.release_at(None, &ids[..i], listed);
-                let is_ours = !word.is_free() && word.is_listed() == listed;
+                let is_ours = word.is_owned() && word.is_listed() == listed;
                 assert!(is_ours, "block {id} shared by who has no reference: {word:?}");
                 return Err(HandleError::TooManyReferences { id, max: BlockWord::REFS_MAX });
             }
@@ -284,12 +284,13 @@ impl Core {
         handle.pool == self.tag && !is_null && handle.id.index() < self.rows()
     }
 
-    /// Whether a word is one of the handle's generation, and owned.
+    /// Whether a word is one of the handle's generation, and owned. A block that was kept and hit again has another
+    /// generation.
     #[inline]
     fn is_current(&self, handle: &BlockHandle, word: BlockWord) -> bool {
         // The high bits are read after the word (an Acquire): they change only while the block is free, and a word
-        // that is free, or of other low bits, is refused whatever they are.
-        !word.is_free()
+        // that is not owned, or of other low bits, is refused whatever they are.
+        word.is_owned()
             && word.is_of(handle.generation)
             && self.table.info(handle.id).generation(word) == handle.generation
     }
@@ -315,7 +316,7 @@ impl Core {
 
     /// One transition of a block's word, while the handle is good. `Ok(None)`: the transition is not open to the word.
     #[inline]
-    fn update<R>(
+    pub(super) fn update<R>(
         &self,
         handle: &BlockHandle,
         transition: impl Fn(BlockWord) -> Option<(BlockWord, R)>,
@@ -387,7 +388,10 @@ impl Released {
     /// The word after the release.
     pub const fn word(self) -> BlockWord {
         match self {
-            Self::Shared(word) | Self::Last { word, .. } | Self::ToMover { word, .. } => word,
+            Self::Shared(word)
+            | Self::Last { word, .. }
+            | Self::ToMover { word, .. }
+            | Self::Kept { word } => word,
         }
     }
 }

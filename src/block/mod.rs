@@ -13,15 +13,16 @@
 //!
 //! # Who may write a word
 //!
-//! - refs == 0: whoever owns the frame (a free one: the thread that took it out of the frame floor). Plain stores. Who
+//! - refs == 0, free: whoever owns the frame (a free one: the thread that took it out of the frame floor). Plain stores. Who
 //!   keeps such a frame for longer than a call *holds* it: a mover its destinations, a pool that shrinks what it has
 //!   collected. The word says so, so that the audit can tell such a frame from a lost one.
+//! - refs == 0 and cached: whoever hits or evicts it, by compare-exchange only (`keep`).
 //! - refs > 0: anyone who holds a reference or a handle, by compare-exchange only. A handle's generation is compared
 //!   with the word's before each attempt.
 //!
 //! # Conservation
 //!
-//! `free in bitmaps + in magazines + in the depot + in the reserve + retired + held + owned + null == total`, at every
+//! `free in bitmaps + in magazines + in the depot + in the reserve + retired + held + evictable + owned + null == total`, at every
 //! quiescent point.
 //! [`Core::audit`] recounts it.
 
@@ -32,7 +33,10 @@ mod few;
 mod handles;
 mod home;
 mod info;
+mod keep;
 mod log;
+#[cfg(kvpool_loom)]
+pub mod models;
 mod moving;
 mod release;
 mod request;
@@ -43,12 +47,14 @@ mod shrink;
 mod strays;
 mod table;
 mod waiters;
+mod window;
 mod word;
 
 pub use audit::{AuditError, AuditReport, Place};
 pub use blocks::{Blocks, BlocksConfig, Core, Counts, Scrub};
 pub(crate) use few::FEW;
 pub use info::BlockInfo;
+pub use keep::{Evicted, Keeper, NotEvicted};
 pub use log::{Moved, Since};
 pub use moving::{FrameUse, GaveWay, Wave};
 pub use request::{AllocRequest, Priority};

@@ -9,7 +9,7 @@
 //! begin     t: claimed by name out of the bitmaps, and held     (free there: no batch sees it)
 //!           S: sealed, unpinned, not moving, in f  ->  moving                        one compare-exchange
 //! copy      f -> t                                                  by the caller; may take as long as it takes
-//! publish   block_at(t) := S;  S: moving, unpinned, owned  ->  sealed, in t          one compare-exchange
+//! publish   block_at(t) := S;  S: moving, unpinned, not free  ->  sealed, in t          one compare-exchange
 //!           D := free, in f;  block_at(f) := D
 //!           log;  fence(SeqCst);  f is free, or retired while a batch is in flight
 //! or end    S: moving -> sealed, where it was;  t: no longer held, back into the bitmaps
@@ -61,7 +61,7 @@ pub enum GaveWay {
 /// What can be done with a frame that somebody owns.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum FrameUse {
-    /// Its block is sealed, unpinned and not moving.
+    /// Its block is sealed, unpinned and not moving: owned, or evictable.
     Movable,
     /// Its block stays: open, pinned or moving, or the null block.
     Fixed,
@@ -257,14 +257,14 @@ impl Core {
     }
 
     /// Frames that nobody owns: into the bitmaps, or aside if a batch may still see them.
-    fn free_or_retire(&self, runs: &[Run]) {
+    pub(super) fn free_or_retire(&self, runs: &[Run]) {
         match self.clock.idle_or_tag() {
             None => runs.iter().for_each(|&run| self.free_run(run)),
             Some(tag) => runs.iter().for_each(|&run| self.stray.push(run, tag)),
         }
     }
 
-    /// Calls `f` with every frame that somebody owns, or that is the null block's, in no order. What moves meanwhile may be
+    /// Calls `f` with every frame that somebody owns, that is kept, or that is the null block's, in no order. What moves meanwhile may be
     /// met twice, or not at all.
     pub fn for_each_used_frame(&self, f: &mut dyn FnMut(FrameId, FrameUse)) {
         for block in (0..self.rows() as u32).map(BlockId) {

@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use crate::config::MAGAZINE_BLOCKS_MAX;
 use crate::frame::{Cache, Magazine};
-use crate::ids::{BlockId, FrameId, Run};
+use crate::ids::{BlockId, FrameId, Run, Ticket};
 use crate::sync::{AtomicU64, Ordering, Ordering::*};
 
 use super::blocks::Core;
@@ -48,8 +48,21 @@ impl Freed {
 #[cold]
 #[inline(never)]
 fn not_the_callers(id: BlockId, word: BlockWord) -> ! {
-    let whose = if word.is_free() { "free" } else { "somebody else's" };
+    let whose = if word.is_free() {
+        "free"
+    } else if word.is_evictable() {
+        "evictable"
+    } else {
+        "somebody else's"
+    };
     panic!("block {id} released while {whose}: {word:?}")
+}
+
+/// What is left to do after a release.
+enum Owed {
+    Nothing,
+    Frame(FrameId),
+    Kept,
 }
 
 /// Frames on their way back: long runs to the bitmaps at once; the short ones, if they are few, to the magazines, else
@@ -104,7 +117,29 @@ impl Blocks {
     /// As [`release`](Self::release), of blocks that were in a sequence's list.
     #[inline]
     pub(crate) fn release_listed(&self, ids: &[BlockId]) {
-        self.release_as(ids, true);
+        match &self.keeper {
+            Some(keeper) => self.release_kept(ids, |kept, tag| keeper.keep(self, kept, tag)),
+            None => self.release_as(ids, true),
+        }
+    }
+
+    /// As [`release_listed`](Self::release_listed), by who tells the keeper itself: `keep` gets what became evictable, as
+    /// [`Keeper::keep`](super::Keeper::keep) does.
+    pub(crate) fn release_kept(&self, ids: &[BlockId], keep: impl FnOnce(&[BlockId], Ticket)) {
+        let (mut freed, mut kept) = (Freed::new(), SmallVec::<[BlockId; 64]>::new());
+        for &id in ids {
+            match self.release_listed_word(id) {
+                Owed::Nothing => {}
+                Owed::Frame(frame) => freed.push(frame),
+                Owed::Kept => kept.push(id),
+            }
+        }
+        self.keep(&kept, keep);
+        if !freed.runs.is_empty() {
+            self.with_seat(|seat| self.give_back(seat, &freed.runs));
+        } else if !kept.is_empty() {
+            self.announce();
+        }
     }
 
     #[inline]
@@ -212,11 +247,38 @@ impl Core {
         }
     }
 
+    /// One reference less on a block of a list, which may be cached.
+    fn release_listed_word(&self, id: BlockId) -> Owed {
+        let atomic = self.table.word(id);
+        let mut word = BlockWord::from_bits(atomic.load(Relaxed));
+        loop {
+            let released = word.release().filter(|_| word.is_listed());
+            let released = released.unwrap_or_else(|| not_the_callers(id, word));
+            match atomic.compare_exchange_weak(word.to_bits(), released.word().to_bits(), RELEASE, Relaxed) {
+                Ok(_) if matches!(released, Released::Kept { .. }) => return Owed::Kept,
+                Ok(_) => {
+                    let frame = self.released(id, released);
+                    if word.is_cached()
+                        && !matches!(released, Released::Shared(_))
+                        && let Some(keeper) = &self.keeper
+                    {
+                        // Its generation went round: it is free, and not kept.
+                        keeper.forget(self, id);
+                    }
+                    return frame.map_or(Owed::Nothing, Owed::Frame);
+                }
+                // Somebody hit, shared, pinned or released in between. Reached by the models in `evictable`.
+                Err(now) => word = BlockWord::from_bits(now),
+            }
+        }
+    }
+
     /// Pays what a release owes: the frame is the caller's now, if that was the last reference.
     #[inline]
     pub(super) fn released(&self, id: BlockId, released: Released) -> Option<FrameId> {
         match released {
-            Released::Shared(_) => None,
+            // Only a list's release keeps a block, and it asks for that first.
+            Released::Shared(_) | Released::Kept { .. } => None,
             Released::Last { word, carry } => {
                 if carry {
                     self.table.info(id).carry_generation();

@@ -45,6 +45,8 @@
 //!
 //! | what | where |
 //! |---|---|
+//! | a block becomes evictable, or is put back by an eviction that passed over it | `Core::release_kept`, `allocate_at` |
+//! | the cache is cleared | `Core::evict_all` |
 //! | a free the long way, by release, by handle, of a sequence or a lease | `Core::give_back` |
 //! | an allocation the long way: frames of a split, of a walk in transit, taken back from others, of a request undone | `Core::allocate_at`, [`Waiting::allocate`] |
 //! | magazines given back: `flush`, a thread that ends, a handle that is dropped | `Resident` |
@@ -316,7 +318,7 @@ impl Waiting<'_> {
             // A look from afar first: who waits for many blocks is told of each one.
             let counts = self.blocks.counts();
             let reserved = self.blocks.reserved_for(request);
-            if counts.free() + counts.retired + reserved < request.blocks {
+            if counts.free() + counts.retired + counts.evictable + reserved < request.blocks {
                 self.tried();
                 return Err(self.blocks.exhausted(request.blocks));
             }

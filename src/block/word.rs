@@ -3,12 +3,12 @@
 //! | bits | field | meaning |
 //! |---|---|---|
 //! | 0..27 | frame | where the block's bytes are |
-//! | 27..40 | references | owners; 0: the block is free |
+//! | 27..40 | references | owners; 0: the block is free, or evictable |
 //! | 40..56 | generation | low bits of the count of the block's frees; the high bits are in its info |
 //! | 56..60 | pins | while above 0, the block is neither evicted nor moved |
 //! | 60 | sealed | the bytes are final: written by a batch that has ended |
 //! | 61 | moving | owned: the bytes are being copied to another frame. Free: the frame is held, as a destination or for good |
-//! | 62 | cached | known to the prefix index |
+//! | 62 | cached | known to the prefix cache. Without references: evictable, its bytes are kept until the frame is needed |
 //! | 63 | listed | in a sequence's list: its references are the lists', and no handle or lease shares or frees it |
 //!
 //! # Transitions
@@ -18,8 +18,13 @@
 //! owned --seal--> sealed --begin_move--> moving --publish--> sealed, in another frame
 //!                 sealed --reopen--> owned        moving --end_move--> sealed, where it was
 //!                                                 moving --last release--> held: the mover has the frame
+//! owned --seal_cached--> cached --release of the last--> evictable, generation + 1
+//!                        cached <--hit-- evictable --evict--> free
 //! free --hold--> held (free, moving) --unhold--> free        only by whoever has the frame
 //! ```
+//!
+//! An evictable block moves as an owned one does, also while it is hit or released again. It is evicted between moves
+//! only, or, when the cache is cleared, with its frame left to the mover.
 //!
 //! While a block is moving its bytes are being read, so that only the mover or the last release ends it. A pin does not
 //! end it, but as long as there is one it is not published. A writer is refused, as if the block were shared, and copies.
@@ -73,6 +78,11 @@ pub enum Released {
     /// [gives it back](BlockWord::take_left). The caller owes nothing.
     ToMover {
         /// The word of the block: free, and held.
+        word: BlockWord,
+    },
+    /// That was the last of a cached block, which keeps its frame. The caller tells the cache.
+    Kept {
+        /// The word of the block: evictable.
         word: BlockWord,
     },
 }
@@ -133,10 +143,22 @@ impl BlockWord {
         ((self.0 & PINS_MASK) >> PINS_SHIFT) as u32
     }
 
-    /// Whether nobody owns the block.
+    /// Whether nobody owns the block, and its bytes are not kept.
     #[inline]
     pub const fn is_free(self) -> bool {
-        self.0 & REFS_MASK == 0
+        self.0 & (REFS_MASK | CACHED) == 0
+    }
+
+    /// Whether somebody owns the block.
+    #[inline]
+    pub const fn is_owned(self) -> bool {
+        self.0 & REFS_MASK != 0
+    }
+
+    /// Whether nobody owns the block, and its bytes are kept until the frame is needed.
+    #[inline]
+    pub const fn is_evictable(self) -> bool {
+        self.0 & (REFS_MASK | CACHED) == CACHED
     }
 
     /// Whether the bytes are final.
@@ -151,7 +173,7 @@ impl BlockWord {
         self.0 & MOVING != 0
     }
 
-    /// Whether the prefix index knows the block.
+    /// Whether the prefix cache knows the block.
     #[inline]
     pub const fn is_cached(self) -> bool {
         self.0 & CACHED != 0
@@ -160,7 +182,7 @@ impl BlockWord {
     /// Whether nobody owns the block, and its frame can be handed out if it is in some free list: not held.
     #[inline]
     pub const fn is_available(self) -> bool {
-        self.0 & (REFS_MASK | MOVING) == 0
+        self.0 & (REFS_MASK | CACHED | MOVING) == 0
     }
 
     /// Whether nobody owns the block, and somebody keeps its frame from being handed out: the destination of a move, or
@@ -200,20 +222,47 @@ impl BlockWord {
         self.0 & LISTED != 0
     }
 
-    /// One more reference. `None`: free, or full.
+    /// One more reference. `None`: not owned, or full.
     #[inline]
     pub const fn share(self) -> Option<Self> {
-        if self.is_free() || self.0 & REFS_MASK == REFS_MASK { None } else { Some(Self(self.0 + ONE_REF)) }
+        if !self.is_owned() || self.0 & REFS_MASK == REFS_MASK { None } else { Some(Self(self.0 + ONE_REF)) }
     }
 
-    /// One reference less. `None`: free already. The last takes pins and flags with it, but that of a move: then the frame
-    /// goes to the mover.
+    /// A reference for a sequence's list, by whoever found the block in the prefix cache. `None`: not cached, or full.
+    #[inline]
+    pub const fn hit(self) -> Option<Self> {
+        let full = self.0 & REFS_MASK == REFS_MASK;
+        let cached = self.is_cached() || (cfg!(kvpool_mutant = "hit_evicted") && !self.is_owned());
+        if !cached || full { None } else { Some(Self((self.0 + ONE_REF) | LISTED)) }
+    }
+
+    /// evictable -> free: the caller owns the frame, unless it is the mover's. `None`: owned, or free.
+    #[inline]
+    pub const fn evict(self) -> Option<Released> {
+        let is_free_to_go = self.is_evictable() || (cfg!(kvpool_mutant = "evict_owned") && self.is_cached());
+        if !is_free_to_go {
+            return None;
+        }
+        let word = Self(self.0 & (FRAME_MASK | GENERATION_MASK));
+        Some(if self.is_moving() {
+            Released::ToMover { word: Self(word.0 | MOVING) }
+        } else {
+            Released::Last { word, carry: false }
+        })
+    }
+
+    /// One reference less. `None`: not owned. The last takes pins and flags with it, but that of a move: then the frame
+    /// goes to the mover. A cached block is kept, flags and all but the pins; unless its generation goes round, which only
+    /// the owner of a free block's frame can count.
     #[inline]
     pub const fn release(self) -> Option<Released> {
         match self.refs() {
             0 => None,
             1 => {
                 let word = self.freed();
+                if self.is_cached() && !word.carries() {
+                    return Some(Released::Kept { word: Self(word.0 | self.0 & (SEALED | MOVING | CACHED)) });
+                }
                 Some(if self.is_moving() && !cfg!(kvpool_mutant = "release_from_mover") {
                     Released::ToMover { word: Self(word.0 | MOVING) }
                 } else {
@@ -224,12 +273,12 @@ impl BlockWord {
         }
     }
 
-    /// The most frequent [`release`](Self::release), in one comparison: of the only reference of a block that is not moving,
-    /// and is in a list or not as the caller knows it. The word of the block that is free. `None`: something else.
+    /// The most frequent [`release`](Self::release), in one comparison: of the only reference of a block that is not moving
+    /// or cached, and is in a list or not as the caller knows it. The word of the block that is free. `None`: something else.
     #[inline]
     pub const fn release_only(self, listed: bool) -> Option<Self> {
         let only = if listed { ONE_REF | LISTED } else { ONE_REF };
-        if self.0 & (REFS_MASK | MOVING | LISTED) == only { Some(self.freed()) } else { None }
+        if self.0 & (REFS_MASK | MOVING | CACHED | LISTED) == only { Some(self.freed()) } else { None }
     }
 
     /// Free, of the next generation.
@@ -246,22 +295,28 @@ impl BlockWord {
         self.0 & GENERATION_MASK == 0
     }
 
-    /// One more pin; a move under way is not published while it is there. `None`: free, or full.
+    /// One more pin; a move under way is not published while it is there. `None`: not owned, or full.
     #[inline]
     pub const fn pin(self) -> Option<Self> {
-        if self.is_free() || self.0 & PINS_MASK == PINS_MASK { None } else { Some(Self(self.0 + ONE_PIN)) }
+        if !self.is_owned() || self.0 & PINS_MASK == PINS_MASK { None } else { Some(Self(self.0 + ONE_PIN)) }
     }
 
-    /// One pin less. `None`: free, or not pinned.
+    /// One pin less. `None`: not owned, or not pinned.
     #[inline]
     pub const fn unpin(self) -> Option<Self> {
-        if self.is_free() || self.0 & PINS_MASK == 0 { None } else { Some(Self(self.0 - ONE_PIN)) }
+        if !self.is_owned() || self.0 & PINS_MASK == 0 { None } else { Some(Self(self.0 - ONE_PIN)) }
     }
 
-    /// The bytes are final. `None`: free.
+    /// The bytes are final. `None`: not owned.
     #[inline]
     pub const fn seal(self) -> Option<Self> {
-        if self.is_free() { None } else { Some(Self(self.0 | SEALED)) }
+        if self.is_owned() { Some(Self(self.0 | SEALED)) } else { None }
+    }
+
+    /// The bytes are final, and the prefix cache knows the block. `None`: not owned, or in no sequence's list.
+    #[inline]
+    pub const fn seal_cached(self) -> Option<Self> {
+        if self.is_owned() && self.is_listed() { Some(Self(self.0 | SEALED | CACHED)) } else { None }
     }
 
     /// The bytes will change again. `None`: free, shared, cached, or being copied, so that the writer must copy first.
@@ -352,19 +407,19 @@ mod tests {
                 prop_assert_eq!(shared.to_bits() & !REFS_MASK, word.to_bits() & !REFS_MASK);
                 prop_assert_eq!(shared.release(), Some(Released::Shared(word)));
             } else {
-                prop_assert!(word.is_free() || word.refs() == BlockWord::REFS_MAX);
+                prop_assert!(!word.is_owned() || word.refs() == BlockWord::REFS_MAX);
             }
             if let Some(pinned) = word.pin() {
                 prop_assert_eq!(pinned.pins(), word.pins() + 1);
                 prop_assert_eq!(pinned.unpin(), Some(word));
             } else {
-                prop_assert!(word.is_free() || word.pins() == BlockWord::PINS_MAX);
+                prop_assert!(!word.is_owned() || word.pins() == BlockWord::PINS_MAX);
             }
         }
 
         #[test]
         fn the_last_release_leaves_frame_and_generation(word in words()) {
-            let word = BlockWord(word.0 & !(REFS_MASK | MOVING) | ONE_REF);
+            let word = BlockWord(word.0 & !(REFS_MASK | CACHED | MOVING) | ONE_REF);
             let Some(Released::Last { word: freed, carry }) = word.release() else { panic!("{word:?}") };
             prop_assert_eq!(freed.frame(), word.frame());
             prop_assert!(freed.is_free() && freed.pins() == 0);
@@ -386,7 +441,7 @@ mod tests {
                 prop_assert_eq!(moving.begin_move(), None);
                 prop_assert_eq!(moving.reopen(), None);
                 prop_assert_eq!(moving.pin().and_then(|w| w.publish_move(FrameId(to))), None);
-                if word.refs() == 1 {
+                if word.refs() == 1 && !word.is_cached() {
                     let Some(Released::ToMover { word: freed }) = moving.release() else { panic!("{moving:?}") };
                     let Some(Released::Last { word: without, carry }) = word.release() else { panic!("{word:?}") };
                     prop_assert_eq!(freed.publish_move(FrameId(to)).or(freed.end_move()), None);

@@ -82,6 +82,12 @@ impl Compactor {
         run.report.fragmentation_before = core.fragmentation(self.order());
         let mut progress = Progress::new(shrinking.collect());
         while progress.missing > 0 {
+            // What is kept only for its bytes is moved as far as there is room, and else evicted.
+            let over = (core.counts().used() + core.reserve() + core.evictable()).saturating_sub(blocks);
+            core.evict_free(over);
+            if !self.bytes().are_known() {
+                core.evict_region(shrinking.region());
+            }
             // Others allocate meanwhile: what there is no room for stays for now.
             let can_move = self.bytes().are_known() && has_room(core, blocks).is_ok();
             let moves_max = if can_move { usize::MAX } else { 0 };

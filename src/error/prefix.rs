@@ -49,6 +49,22 @@ pub enum PrefixError {
         /// Tokens that a block holds.
         block_tokens: usize,
     },
+    /// A prefix is to be kept until a moment that has passed.
+    #[error("asked to keep a prefix until {until} ms; it is {now} ms by the cache's clock")]
+    RetentionPast {
+        /// Until when, in milliseconds of the cache's clock.
+        until: u64,
+        /// The time by that clock.
+        now: u64,
+    },
+    /// A policy has queues, and not more than the cache can compare.
+    #[error("a policy of {queues} queues: from 1 to {max}")]
+    PolicyQueues {
+        /// What the policy says.
+        queues: usize,
+        /// The most.
+        max: usize,
+    },
     /// The system gave no random bytes for a key.
     #[error("no random key: {reason}")]
     NoRandomness {

@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use super::{AllocError, HandleError, StorageError};
+use super::{AllocError, HandleError, PrefixError, StorageError};
 use crate::ids::{BlockId, SequenceId};
 
 /// Why a sequence or a batch refused. Nothing was changed.
@@ -18,6 +18,17 @@ pub enum SequenceError {
     /// The storage refused.
     #[error(transparent)]
     Storage(#[from] StorageError),
+    /// The keys of a prefix, or its retention, make no sense.
+    #[error(transparent)]
+    Prefix(#[from] PrefixError),
+    /// Tokens were announced behind final ones whose ids nobody gave.
+    #[error("sequence {id} has final tokens whose ids are not known, from token {known} on")]
+    TokensUnknown {
+        /// The sequence.
+        id: SequenceId,
+        /// Tokens that are known.
+        known: usize,
+    },
     /// A sequence of this id is open.
     #[error("sequence {id} is already open")]
     AlreadyOpen {

@@ -4,14 +4,15 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
-use crate::block::{Blocks, BlocksConfig, Scrub};
+use crate::block::{Blocks, BlocksConfig, Keeper, Scrub};
 use crate::compact::{Bytes, Compactor, FrameCopier};
 use crate::config::{FAN, FRAGMENTATION_ORDER, MAGAZINE_BLOCKS_MAX, SEGMENT_FRAMES, magazine_blocks};
-use crate::error::{SizingError, StorageError};
+use crate::error::{PrefixError, SizingError, StorageError};
 use crate::ids::{DeviceId, FRAMES_MAX, Order};
+use crate::prefix::{Cache, PrefixConfig};
 use crate::sequence::{Sequences, TOKENS_MAX};
 use crate::storage::{HostStorage, KvLayout, Sizing, Storage};
-use crate::sync::available_parallelism;
+use crate::sync::{Arc as SharedArc, available_parallelism};
 
 use super::Pool;
 use super::latency::Sampler;
@@ -117,6 +118,9 @@ pub enum BuildError {
     /// Blocks were to be zeroed in a pool that has no bytes of its own.
     #[error("a pool without storage has nothing to zero on free")]
     NothingToZero,
+    /// The prefix cache cannot be built so.
+    #[error(transparent)]
+    Prefix(#[from] PrefixError),
     /// The sizing cannot be met.
     #[error(transparent)]
     Sizing(#[from] SizingError),
@@ -152,6 +156,7 @@ pub struct PoolBuilder {
     order: Order,
     latency_sample: u32,
     reserve: usize,
+    prefix: Option<PrefixConfig>,
 }
 
 impl PoolBuilder {
@@ -169,6 +174,7 @@ impl PoolBuilder {
             order: Order(FRAGMENTATION_ORDER),
             latency_sample: if cfg!(kvpool_loom) { 0 } else { LATENCY_SAMPLE },
             reserve: 0,
+            prefix: None,
         }
     }
 
@@ -263,6 +269,13 @@ impl PoolBuilder {
         self
     }
 
+    /// With a prefix cache: blocks of sequences whose tokens are known outlive them, and are found again. Without one,
+    /// which is how a pool is built unless told otherwise, nothing is hashed.
+    pub fn prefix_cache(mut self, config: PrefixConfig) -> Self {
+        self.prefix = Some(config);
+        self
+    }
+
     /// Builds the pool.
     ///
     /// # Errors
@@ -313,10 +326,18 @@ impl PoolBuilder {
         if let Some(storage) = &storage {
             bytes = Bytes::Storage(storage.clone());
         }
-        let blocks = Blocks::new(config, scrub);
+        let block_tokens = self.layout.block_tokens();
+        let cache = match self.prefix {
+            Some(prefix) => {
+                Some(SharedArc::new(Cache::new(config.frames, config.frames_max, block_tokens, prefix)?))
+            }
+            None => None,
+        };
+        let blocks =
+            Blocks::with_keeper(config, scrub, cache.clone().map(|cache| Box::new(cache) as Box<dyn Keeper>));
         // SAFETY: the storage was made here, or nobody else knew it; it gets one pool.
         let sequences =
-            unsafe { Sequences::new(blocks.clone(), storage.clone(), self.layout.block_tokens()) };
+            unsafe { Sequences::with_cache(blocks.clone(), storage.clone(), block_tokens, cache) };
         Ok(Pool(crate::sync::Arc::new(Shared {
             // SAFETY: as above; or the engine says that it copies the frames' bytes.
             compactor: unsafe { Compactor::new(sequences.clone(), bytes, &self.layout, self.order) },

@@ -6,6 +6,7 @@ use crate::block::{AllocRequest, AuditError, AuditReport, BlockInfo, Blocks, FEW
 use crate::compact::Compactor;
 use crate::error::{AllocError, GrowError, HandleError};
 use crate::ids::{BlockHandle, BlockId, Order, PoolTag, Run, SequenceId};
+use crate::prefix::Cache;
 use crate::sequence::{Batch, SequenceBuilder, SequenceView, Sequences};
 use crate::storage::{KvLayout, Storage};
 use crate::sync::Arc;
@@ -214,7 +215,7 @@ impl Pool {
     /// batch.finish();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn sequence(&self, id: SequenceId) -> SequenceBuilder {
+    pub fn sequence(&self, id: SequenceId) -> SequenceBuilder<'_> {
         self.0.sequences.sequence(id)
     }
 
@@ -265,9 +266,11 @@ impl Pool {
         self.0.blocks.trim();
     }
 
-    /// Blocks that any allocation can get now, wherever they are: without the [reserve](PoolBuilder::reserve).
+    /// Blocks that any allocation can get now, wherever they are, cached ones that nobody owns among them: without the
+    /// [reserve](PoolBuilder::reserve).
     pub fn free_blocks(&self) -> usize {
-        self.0.blocks.counts().free()
+        let counts = self.0.blocks.counts();
+        counts.free() + counts.evictable
     }
 
     /// Blocks of the pool, without the null block.
@@ -279,6 +282,17 @@ impl Pool {
     /// blocks. Exact when nobody allocates or frees meanwhile.
     pub fn stats(&self) -> Stats {
         Stats::of(&self.0)
+    }
+
+    /// The prefix cache; `None` in a pool that was built without.
+    pub fn prefix_cache(&self) -> Option<&Cache> {
+        self.0.sequences.cache().map(|cache| &**cache)
+    }
+
+    /// Forgets all prefixes: nothing that was cached until now is found any more. What nobody owns is free at once, the rest when
+    /// it is released. Returns how many blocks were evicted.
+    pub fn clear_prefix_cache(&self) -> usize {
+        self.prefix_cache().map_or(0, |cache| cache.clear(&self.0.blocks))
     }
 
     /// Recounts everything; to be called when nobody allocates or frees. Leases and batches may be open.

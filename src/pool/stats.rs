@@ -81,7 +81,7 @@ impl Stats {
             total: counts.total,
             used: counts.used(),
             free: counts.free(),
-            evictable: 0,
+            evictable: counts.evictable,
             retired: counts.retired,
             reserved: counts.reserved,
             held: counts.held,

@@ -1,29 +1,30 @@
 //! Prefix reuse: blocks that outlive their sequence, found again by what they hold.
 //!
+//! A block of final tokens is *registered* under the chained [`BlockHash`] of its tokens and all before them, when the batch
+//! that filled it has ended. From then on whoever looks up the same tokens shares it. When nobody owns it any more it is
+//! *evictable*: it counts as free, and is evicted when its frame is needed, by the [`policy`]'s choice.
+//!
 //! # Files
 //!
-//! `policy` which evictable block goes first.
+//! `hash` what a block is known by, `index` which block may hold what is looked for, `row` what is noted of a block, `queue`
+//! a priority queue without a lock, `queues` where evictable blocks wait, `policy` which of them goes first, `cache` all of
+//! it together, `events` who is told, `config` how it is built.
 
-pub mod policy;
-//! `index` which block may hold what is looked for.
-
-mod index;
-
-pub use index::{Index, Inserted, Key};
-//! `hash` what a block is known by.
-//! `hash` what a block is known by · `events` what is stored and removed, told to routers.
-
+mod cache;
+mod config;
 mod events;
 mod hash;
+mod index;
+pub mod policy;
+mod queue;
+mod queues;
+mod row;
+mod stats;
 
+pub use cache::{Cache, Hits, Now, Owner};
+pub use config::PrefixConfig;
 pub use events::{EVENTS, EventQueue, KvEvent, KvEvents, Numbered};
 pub use hash::{BlockHash, Chain, HashFunction, HashKey, Hashing, PrefixHasher, PrefixKeys, PrefixRoot};
-//! Prefix reuse: blocks that nobody owns any more, and that are kept for whoever asks for the same tokens again.
-//!
-//! # Files
-//!
-//! `queue` (which evictable block goes next: ranks, lock-free).
-
-mod queue;
-
+pub use index::{Index, Inserted, Key};
 pub use queue::{Links, Wheel};
+pub use stats::PrefixStats;

@@ -29,10 +29,9 @@ mod priority;
 use std::fmt;
 use std::ops::{Add, Sub};
 use std::str::FromStr;
+use std::sync::Arc;
 
 use thiserror::Error;
-
-use crate::sync::Arc;
 
 pub use lru::Lru;
 pub use priority::Priority;
@@ -143,6 +142,11 @@ pub trait Policy: Send + Sync + fmt::Debug {
 
     /// Queues that it uses: 1 to [`QUEUES_MAX`], always the same number.
     fn queues(&self) -> usize;
+
+    /// Whether it wants to be told of lookups, and of the time. What it is not told, it need not be asked for.
+    fn learns(&self) -> bool {
+        true
+    }
 
     /// A request has looked its prompt up. Returns what [`Released::context`] is to be for it.
     fn looked_up(&self, lookup: &mut Lookup<'_>, now: Millis) -> u64 {

@@ -162,7 +162,8 @@ impl Wheel {
                 continue;
             };
             let mut chain = Chain::of(first);
-            let alike = |&&id: &&BlockId| self.geometry.number(self.rank(links, id), slot.level) == slot.number;
+            let alike =
+                |&&id: &&BlockId| self.geometry.number(self.rank(links, id), slot.level) == slot.number;
             let more = rest[1..].iter().take_while(alike).map(|&id| chain.add(links, id)).count();
             if self.put(links, slot, chain, cursor) {
                 rest = &rest[1 + more..];
@@ -333,7 +334,8 @@ impl Wheel {
         fence(SeqCst);
         for (level, slots) in self.levels.iter().enumerate() {
             let from = self.geometry.number(cursor, level);
-            let mut passed = (self.geometry.number(to, level) - from).min(self.geometry.slots() as u64) as usize;
+            let mut passed =
+                (self.geometry.number(to, level) - from).min(self.geometry.slots() as u64) as usize;
             let mut at = from;
             while let Some(distance) = slots.find(self.geometry.index(at), passed) {
                 let index = self.geometry.index(at + distance as u64);

@@ -17,10 +17,12 @@ use crate::batch::InFlight;
 use crate::block::AllocRequest;
 use crate::error::{AllocError, SequenceError};
 use crate::ids::{BlockHandle, BlockId, DeviceId, FrameId, Ticket};
+use crate::prefix::KvEvent;
 use crate::storage::FrameMove;
 use crate::sync::{Ordering::SeqCst, fence};
 
 use super::TOKENS_MAX;
+use super::known::Known;
 use super::plan::Growth;
 use super::registry::Sequences;
 use super::sequence::{Access, Sequence};
@@ -35,11 +37,19 @@ pub struct Batch {
     /// `None` only while it is dropped.
     lease: Option<InFlight>,
     /// Blocks that are promised to this batch: it seals them when it ends.
-    promised: Vec<BlockHandle>,
+    promised: Vec<Promise>,
     /// Blocks that are being copied, a reference on each.
     copied: Vec<BlockId>,
     /// Slots of a store or a load; kept for its room.
     pub(super) slots: Vec<i64>,
+}
+
+/// A block that the batch seals when it ends.
+struct Promise {
+    handle: BlockHandle,
+    /// It was noted, and is to be registered with the prefix cache.
+    is_noted: bool,
+    stored: Option<Box<KvEvent>>,
 }
 
 /// What an append did.
@@ -104,6 +114,9 @@ impl Batch {
         let (appended, plan) = self.grow(sequence, tokens)?;
         sequence.committed = plan.length;
         sequence.seals.wrote(self.ticket());
+        if let Some(known) = &mut sequence.known {
+            known.committed(plan.length);
+        }
         if plan.full > plan.first {
             self.filled(sequence, &plan);
         }
@@ -117,11 +130,43 @@ impl Batch {
         // Those before are settled: what is promised begins where they end.
         if sequence.seals.settled() == plan.first && (others == Ticket(0) || blocks.clock().ended(others)) {
             let ids = (plan.first..plan.full).map(|place| sequence.list.id(place as usize));
-            self.promised.extend(ids.map(|id| blocks.handle(id)));
+            let known = sequence.known.as_deref();
+            self.promised.extend((plan.first..).zip(ids).map(|(place, id)| {
+                let hash = known.and_then(|known| Some((known, known.hash(place)?)));
+                if let Some((known, hash)) = hash {
+                    known.cache().note(id, hash, known.era(), place);
+                }
+                Promise {
+                    handle: blocks.handle(id),
+                    is_noted: hash.is_some(),
+                    stored: hash.and_then(|(known, _)| known.stored(id, place)),
+                }
+            }));
             sequence.seals.promise(plan.full, ticket);
         } else {
             sequence.seals.complete(plan.full);
         }
+    }
+
+    /// [Announces](Sequence::announce) tokens and appends them.
+    ///
+    /// # Errors
+    ///
+    /// As for [`append`](Self::append); [`SequenceError::TokensUnknown`]. On an error of the append the tokens are not
+    /// announced either.
+    pub fn append_tokens(
+        &mut self,
+        sequence: &mut Sequence,
+        tokens: &[u32],
+    ) -> Result<Appended, SequenceError> {
+        self.check(&sequence.sequences, sequence.id())?;
+        let before = sequence.known.as_deref().map(Known::mark);
+        sequence.announce(tokens)?;
+        let appended = self.append(sequence, tokens.len());
+        if let (Err(_), Some(before), Some(known)) = (&appended, before, &mut sequence.known) {
+            known.restore(before);
+        }
+        appended
     }
 
     /// Appends tokens that may be taken back: speculative ones. [`Sequence::commit`] says which of them are final,
@@ -235,7 +280,7 @@ impl Batch {
             sequence.list.replace(plan.first as usize, to);
         }
         if tail.access == Access::Withdraw {
-            self.promised.retain(|promised| promised.id != tail.id);
+            self.promised.retain(|promised| promised.handle.id != tail.id);
         }
         // Whoever sealed it, it is open now.
         sequence.seals.reopen(plan.first);
@@ -273,7 +318,13 @@ impl Drop for Batch {
     fn drop(&mut self) {
         let blocks = &self.sequences.0.blocks;
         // A block that was released meanwhile has another generation, and is left alone.
-        self.promised.drain(..).for_each(|handle| blocks.seal_listed(handle));
+        if let Some(cache) = &self.sequences.0.cache {
+            let noted = self.promised.iter_mut().filter(|promise| promise.is_noted);
+            cache.register(blocks, noted.map(|promise| (promise.handle, promise.stored.take())));
+        }
+        for promise in self.promised.drain(..).filter(|promise| !promise.is_noted) {
+            blocks.seal_listed(promise.handle);
+        }
         if let Some(lease) = self.lease.take() {
             blocks.end_batch(lease);
             // Frames that moves left, and that this batch may have been the last to read.

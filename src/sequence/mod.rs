@@ -38,7 +38,9 @@
 //! releasing, so that either the reader misses the block or the release sees the batch.
 
 mod batch;
+mod builder;
 mod bytes;
+mod known;
 #[cfg(not(kvpool_loom))]
 mod list;
 #[cfg(kvpool_loom)]
@@ -52,10 +54,11 @@ mod seals;
 mod sequence;
 
 pub use batch::{Appended, Batch, Copied};
+pub use builder::SequenceBuilder;
 pub use moved::MovedEntry;
 pub use outputs::{BlockTable, CsrTable, Listed};
 pub use plan::TOKENS_MAX;
-pub use registry::{SequenceBuilder, SequenceView, Sequences};
+pub use registry::{SequenceView, Sequences};
 pub use sequence::Sequence;
 
 #[cfg(all(test, not(kvpool_loom)))]

@@ -2,12 +2,14 @@
 
 use std::fmt;
 
-use crate::block::{Blocks, Priority};
+use crate::block::Blocks;
 use crate::error::SequenceError;
 use crate::ids::{BlockId, SequenceId};
+use crate::prefix::Cache;
 use crate::storage::Storage;
 use crate::sync::{Arc, Map, Ordering::*};
 
+use super::builder::SequenceBuilder;
 use super::list::{BlockList, ListOwner};
 use super::sequence::Sequence;
 
@@ -20,6 +22,7 @@ pub(super) struct Shared {
     pub(super) blocks: Blocks,
     pub(super) storage: Option<std::sync::Arc<dyn Storage>>,
     pub(super) block_tokens: u32,
+    pub(super) cache: Option<Arc<Cache>>,
     open: Map<SequenceId, Arc<BlockList>>,
 }
 
@@ -38,13 +41,32 @@ impl Sequences {
         storage: Option<std::sync::Arc<dyn Storage>>,
         block_tokens: usize,
     ) -> Self {
+        // SAFETY: the caller's.
+        unsafe { Self::with_cache(blocks, storage, block_tokens, None) }
+    }
+
+    /// As [`new`](Self::new), with the prefix cache that keeps these blocks.
+    ///
+    /// # Panics
+    ///
+    /// As [`new`](Self::new).
+    ///
+    /// # Safety
+    ///
+    /// As [`new`](Self::new).
+    pub unsafe fn with_cache(
+        blocks: Blocks,
+        storage: Option<std::sync::Arc<dyn Storage>>,
+        block_tokens: usize,
+        cache: Option<Arc<Cache>>,
+    ) -> Self {
         assert!(block_tokens > 0 && block_tokens <= super::TOKENS_MAX, "a block of {block_tokens} tokens");
-        Self(Arc::new(Shared { blocks, storage, block_tokens: block_tokens as u32, open: Map::new() }))
+        Self(Arc::new(Shared { blocks, storage, block_tokens: block_tokens as u32, cache, open: Map::new() }))
     }
 
     /// A sequence to be opened.
-    pub fn sequence(&self, id: SequenceId) -> SequenceBuilder {
-        SequenceBuilder { sequences: self.clone(), id, priority: Priority::default() }
+    pub fn sequence(&self, id: SequenceId) -> SequenceBuilder<'_> {
+        SequenceBuilder::new(self, id)
     }
 
     /// Opens an empty sequence at normal priority.
@@ -79,6 +101,11 @@ impl Sequences {
         open.into_iter().map(|(id, list)| SequenceView { sequences: self.clone(), id, list }).collect()
     }
 
+    /// The prefix cache, if there is one.
+    pub fn cache(&self) -> Option<&Arc<Cache>> {
+        self.0.cache.as_ref()
+    }
+
     /// Tokens in a block.
     pub fn block_tokens(&self) -> usize {
         self.0.block_tokens as usize
@@ -109,33 +136,6 @@ impl fmt::Debug for Sequences {
             .field("pool", &self.0.blocks.tag())
             .field("block_tokens", &self.0.block_tokens)
             .finish_non_exhaustive()
-    }
-}
-
-/// Opens a [`Sequence`].
-#[derive(Clone, Debug)]
-#[must_use]
-pub struct SequenceBuilder {
-    sequences: Sequences,
-    id: SequenceId,
-    priority: Priority,
-}
-
-impl SequenceBuilder {
-    /// At this priority; it is recorded with the sequence's blocks.
-    pub fn priority(mut self, priority: Priority) -> Self {
-        self.priority = priority;
-        self
-    }
-
-    /// Opens the sequence, empty.
-    ///
-    /// # Errors
-    ///
-    /// [`SequenceError::AlreadyOpen`].
-    pub fn open(self) -> Result<Sequence, SequenceError> {
-        let list = self.sequences.register(self.id)?;
-        Ok(Sequence::new(self.sequences, self.id, self.priority, list))
     }
 }
 

@@ -108,6 +108,11 @@ impl Seals {
         self.due = [later, Due::default()];
     }
 
+    /// So many blocks of another sequence, all sealed, are the first ones.
+    pub(super) fn adopt(&mut self, blocks: u32) {
+        (self.settled, self.promised_from) = (blocks, blocks);
+    }
+
     /// Only so many blocks remain, so many of them full.
     pub(super) fn truncate(&mut self, blocks: u32, full: u32) {
         self.settled = self.settled.min(blocks);

@@ -1,14 +1,17 @@
 //! The owner's side of a sequence: fork, commit, truncate, and its end.
 
 use std::fmt;
+use std::ops::Range;
 
 use smallvec::SmallVec;
 
 use crate::block::{BlockWord, Blocks, Priority};
 use crate::error::SequenceError;
 use crate::ids::{BlockId, SequenceId, Ticket};
+use crate::prefix::Owner;
 use crate::sync::{Ordering::*, fence};
 
+use super::known::Known;
 use super::list::ListOwner;
 use super::registry::Sequences;
 use super::seals::Seals;
@@ -22,6 +25,10 @@ pub struct Sequence {
     pub(super) list: ListOwner,
     pub(super) committed: u32,
     pub(super) seals: Seals,
+    /// In a pool that caches: what its blocks hold.
+    pub(super) known: Option<Box<Known>>,
+    /// Its unfinished last block is registered when it is closed.
+    pub(super) reuses_tail: bool,
 }
 
 /// What a write into a block that has tokens already must do first.
@@ -39,7 +46,16 @@ pub(super) enum Access {
 
 impl Sequence {
     pub(super) fn new(sequences: Sequences, id: SequenceId, priority: Priority, list: ListOwner) -> Self {
-        Self { sequences, id, priority, list, committed: 0, seals: Seals::default() }
+        Self {
+            sequences,
+            id,
+            priority,
+            list,
+            committed: 0,
+            seals: Seals::default(),
+            known: None,
+            reuses_tail: false,
+        }
     }
 
     /// The id that it was opened under.
@@ -81,6 +97,29 @@ impl Sequence {
         self.list.ids().iter().map(|id| BlockId(id.load(Relaxed)))
     }
 
+    /// Tokens whose ids are known: those that it was [opened with](super::SequenceBuilder::tokens) and those that were
+    /// [announced](Self::announce) since; perhaps more than it has, if they are not all appended yet. 0 in a pool without
+    /// a prefix cache.
+    pub fn announced(&self) -> usize {
+        self.known.as_ref().map_or(0, |known| known.announced())
+    }
+
+    /// Says which tokens come next, before they are appended, or before drafted ones are made final: blocks that are full
+    /// of known tokens can be reused. In a pool without a prefix cache nothing is done.
+    ///
+    /// Constant time a token. Tokens that become final without being announced end this: neither their blocks nor any
+    /// after them can be reused, unless they are [taken back](Self::truncate).
+    ///
+    /// # Errors
+    ///
+    /// [`SequenceError::TokensUnknown`] if there are final tokens that were not announced; nothing is changed.
+    pub fn announce(&mut self, tokens: &[u32]) -> Result<(), SequenceError> {
+        match &mut self.known {
+            Some(known) => known.announce(self.id, tokens),
+            None => Ok(()),
+        }
+    }
+
     /// Another sequence with the same tokens in the same blocks. Whichever writes to a shared block first writes to a
     /// copy. What is shared is what has been written: a batch's tokens should be stored (on a device: enqueued) before
     /// the sequence is forked.
@@ -99,8 +138,16 @@ impl Sequence {
         list.reserve(ids.len());
         ids.iter().enumerate().for_each(|(place, &id)| list.stage(place, id));
         list.publish(self.list.tokens());
-        let (committed, seals) = (self.committed, self.seals.forked());
-        Ok(Self { sequences: self.sequences.clone(), id, priority: self.priority, list, committed, seals })
+        Ok(Self {
+            sequences: self.sequences.clone(),
+            id,
+            priority: self.priority,
+            list,
+            committed: self.committed,
+            seals: self.seals.forked(),
+            known: self.known.clone(),
+            reuses_tail: self.reuses_tail,
+        })
     }
 
     /// Says that the first `length` tokens are final: they will not be rolled back. Full blocks of final tokens are sealed
@@ -115,6 +162,9 @@ impl Sequence {
             return Err(SequenceError::CommitBeyondLength { id: self.id, asked: length, length: self.len() });
         }
         self.committed = self.committed.max(length as u32);
+        if let Some(known) = &mut self.known {
+            known.committed(self.committed);
+        }
         self.seals.complete(self.committed / self.sequences.0.block_tokens);
         self.settle();
         Ok(())
@@ -160,13 +210,47 @@ impl Sequence {
     fn seal_due(&mut self, full: u32, writer: Ticket) -> bool {
         let ended = self.pool().clock().ended(writer);
         if ended {
-            for place in self.seals.settled()..full {
-                let id = self.list.id(place as usize);
-                self.pool().seal_listed(self.pool().handle(id));
-            }
+            self.seal_blocks(self.seals.settled()..full);
             self.seals.sealed();
         }
         ended
+    }
+
+    /// Seals blocks, and registers those whose hashes are known.
+    fn seal_blocks(&self, places: Range<u32>) {
+        let pool = self.pool();
+        for place in places {
+            let handle = pool.handle(self.list.id(place as usize));
+            match self.known.as_deref().and_then(|known| Some((known, known.hash(place)?))) {
+                // A fork may have been faster.
+                Some(_) if pool.word(handle.id).is_cached() => {}
+                Some((known, hash)) => {
+                    known.cache().note(handle.id, hash, known.era(), place);
+                    known.cache().register(pool, [(handle, known.stored(handle.id, place))]);
+                }
+                None => pool.seal_listed(handle),
+            }
+        }
+    }
+
+    /// Registers the unfinished last block, if its tokens are final and known, and all who wrote them are done.
+    fn register_tail(&mut self) {
+        let Some(known) = self.known.as_deref().filter(|_| self.reuses_tail) else { return };
+        let (length, pool) = (self.len(), self.pool());
+        let is_done = pool.clock().ended(self.seals.last_writer_but(Ticket(0)));
+        let place = length as u32 / self.sequences.0.block_tokens;
+        if let Some(hash) = known.tail_hash(length)
+            && self.committed as usize == length
+            && place >= self.seals.settled()
+            && is_done
+        {
+            let handle = pool.handle(self.list.id(place as usize));
+            let word = pool.word(handle.id);
+            if word.refs() == 1 && !word.is_cached() {
+                known.cache().note(handle.id, hash, known.era(), place);
+                known.cache().register(pool, [(handle, None)]);
+            }
+        }
     }
 
     /// What a write by this batch into a block that has tokens must do first.
@@ -195,6 +279,9 @@ impl Sequence {
         self.committed = self.committed.min(length);
         self.seals.truncate(keep as u32, length / block_tokens);
         self.release_unlinked(&gone);
+        if let Some(known) = self.known.as_mut().filter(|_| length > 0) {
+            known.truncate(length);
+        }
     }
 
     /// Releases blocks that were in the list until just now.
@@ -203,7 +290,14 @@ impl Sequence {
             // Pairs with the fence in `Clock::begin`: of a view's reader that still found these blocks, the release
             // sees the batch.
             fence(SeqCst);
-            self.pool().release_listed(gone);
+            match &self.known {
+                Some(known) => {
+                    let owner = Owner { chain: (self.list.len() + gone.len()) as u32, ..known.owner };
+                    let (pool, cache) = (self.pool(), known.cache());
+                    pool.release_kept(gone, |kept, tag| cache.keep(pool, kept, tag, owner));
+                }
+                None => self.pool().release_listed(gone),
+            }
         }
     }
 }
@@ -211,6 +305,8 @@ impl Sequence {
 impl Drop for Sequence {
     fn drop(&mut self) {
         self.sequences.unregister(self.id);
+        self.settle();
+        self.register_tail();
         self.cut(0);
     }
 }

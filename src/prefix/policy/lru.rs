@@ -10,6 +10,10 @@ pub(super) const NAME: &str = "lru";
 pub struct Lru;
 
 impl Policy for Lru {
+    fn learns(&self) -> bool {
+        false
+    }
+
     fn name(&self) -> &'static str {
         NAME
     }

@@ -91,7 +91,10 @@ impl Both {
         let rank = self.rows.rank(id);
         assert!(self.filed.remove(&(rank, id)), "{id} was not there");
         let smallest = smallest.expect("what came was filed");
-        assert!(rank == smallest || rank <= cursor, "{rank} came, {smallest} is filed, the cursor is at {cursor}");
+        assert!(
+            rank == smallest || rank <= cursor,
+            "{rank} came, {smallest} is filed, the cursor is at {cursor}"
+        );
         self.idle.push(id);
         Some(rank)
     }
@@ -241,7 +244,8 @@ fn threads() {
         let mut held: Vec<BlockId> = thread::scope(|scope| {
             let work = |thread: usize| {
                 let mut random = fastrand::Rng::with_seed(seed * 8 + thread as u64);
-                let mut held: Vec<BlockId> = (0..BLOCKS as u32).map(BlockId).skip(thread).step_by(4).collect();
+                let mut held: Vec<BlockId> =
+                    (0..BLOCKS as u32).map(BlockId).skip(thread).step_by(4).collect();
                 for _ in 0..steps {
                     let count = random.usize(1..9).min(held.len());
                     if random.bool() {

@@ -1,0 +1,104 @@
+//! A pool with a prefix cache, whose blocks are in lists, and whose bytes are touched.
+
+use std::ops::Deref;
+
+use kvpool::block::{AllocRequest, Blocks, BlocksConfig, models};
+use kvpool::ids::{BlockId, DeviceId, FrameId};
+use kvpool::prefix::{BlockHash, Cache, HashKey, PrefixConfig};
+use loom::sync::Arc;
+
+use crate::TouchedBlocks;
+
+/// See the [module](self).
+pub struct CachedBlocks {
+    touched: Arc<TouchedBlocks>,
+    /// The cache.
+    pub cache: Arc<Cache>,
+}
+
+impl Deref for CachedBlocks {
+    type Target = TouchedBlocks;
+
+    fn deref(&self) -> &TouchedBlocks {
+        &self.touched
+    }
+}
+
+impl CachedBlocks {
+    /// So many blocks, none of them null, without magazines.
+    pub fn new(blocks: usize) -> Arc<Self> {
+        let config = BlocksConfig {
+            frames: blocks,
+            frames_max: blocks,
+            segment_frames: 8,
+            magazine_blocks: 0,
+            threads: 2,
+            has_null_block: false,
+            reserve: 0,
+            device: DeviceId::Host,
+        };
+        let key = PrefixConfig::new().key(HashKey::from_bytes([7; 32]));
+        let cache = Arc::new(Cache::new(blocks, blocks, 1, key).unwrap());
+        let blocks = Blocks::with_keeper(config, None, Some(Box::new(cache.clone())));
+        Arc::new(Self { touched: TouchedBlocks::around(blocks), cache })
+    }
+
+    /// The `n`th hash.
+    pub fn hash(n: u64) -> BlockHash {
+        BlockHash::new(u128::from(n) << 64 | u128::from(n) << 7 | 1, n + 100)
+    }
+
+    /// Takes a block into a list, writes it, and registers it under the `n`th hash.
+    pub fn fill(&self, n: u64) -> BlockId {
+        let id = self.take_listed().expect("a block is free");
+        self.register(id, n);
+        id
+    }
+
+    /// Registers a block of a list under the `n`th hash.
+    pub fn register(&self, id: BlockId, n: u64) {
+        self.cache.note(id, Self::hash(n), self.cache.era(), 0);
+        self.cache.register(&self.blocks, [(self.blocks.handle(id), None)]);
+    }
+
+    /// Takes a block into a list, and writes it.
+    pub fn take_listed(&self) -> Option<BlockId> {
+        let id = models::allocate_listed(&self.blocks, &AllocRequest::new(1))?;
+        self.write(id);
+        Some(id)
+    }
+
+    /// A reference on a block that is cached under the `n`th hash, as of this moment.
+    pub fn hit(&self, n: u64) -> Option<BlockId> {
+        self.cache.take(&self.blocks, Self::hash(n), self.cache.era())
+    }
+
+    /// Leaves a list: one reference less.
+    pub fn leave(&self, id: BlockId) {
+        models::release_listed(&self.blocks, &[id]);
+    }
+
+    /// A block that is evictable.
+    pub fn keep(&self, n: u64) -> BlockId {
+        let id = self.fill(n);
+        self.leave(id);
+        assert!(self.blocks.word(id).is_evictable());
+        id
+    }
+
+    /// Where a block is now.
+    pub fn frame(&self, id: BlockId) -> FrameId {
+        self.blocks.frame(id)
+    }
+
+    /// The end of every model: nothing is owned, what is evictable is counted, and everything can be had.
+    pub fn finish(&self) {
+        crate::settle(&self.blocks, 1);
+        let report = self.blocks.audit().unwrap();
+        assert_eq!((report.owned, report.held), (0, 0), "leaked: {report:?}");
+        let total = self.blocks.total();
+        assert_eq!(self.blocks.counts().free() + self.blocks.evictable(), total, "{report:?}");
+        let all = self.take(total).expect("every evictable block can be had");
+        self.put(&all);
+    }
+}

@@ -1,0 +1,243 @@
+//! Theorems: a block that is cached, and that nobody owns, is had by exactly one of those who want it: one that looks it up
+//! shares it with its bytes as they were, or one that needs a frame gets the frame to itself; nobody who may still read
+//! the frame sees it written; a look-up never gets other bytes than those it asked for; and whatever is evictable can
+//! be had by an allocation, wherever the threads that released it are by then.
+#![cfg(kvpool_loom)]
+
+use kvpool_loom_tests::{CachedBlocks, check, check_to};
+use loom::thread;
+
+/// The last owner goes while somebody looks the block up.
+#[test]
+fn hit_against_the_last_release() {
+    check_to(3, "evictable::hit_against_the_last_release", || {
+        let pool = CachedBlocks::new(1);
+        let block = pool.fill(1);
+        let owner = pool.clone();
+        let thread = thread::spawn(move || owner.leave(block));
+        let found = pool.hit(1).expect("cached throughout");
+        assert_eq!((found, pool.read(found)), (block, 1));
+        pool.leave(found);
+        thread.join().unwrap();
+        pool.finish();
+    });
+}
+
+/// Somebody needs the only frame while another looks the block up.
+#[test]
+fn hit_against_eviction() {
+    check_to(3, "evictable::hit_against_eviction", || {
+        let pool = CachedBlocks::new(1);
+        pool.keep(1);
+        let other = pool.clone();
+        let thread = thread::spawn(move || match other.take(1) {
+            Some(ids) => {
+                other.put(&ids);
+                true
+            }
+            None => false,
+        });
+        let found = pool.hit(1);
+        if let Some(found) = found {
+            assert_eq!(pool.read(found), 1);
+            pool.leave(found);
+        }
+        assert!(thread.join().unwrap() || found.is_some(), "one of them had it");
+        pool.finish();
+    });
+}
+
+/// A hit, its release, and an eviction meet a block that is filed already.
+#[test]
+fn hit_and_release_against_eviction() {
+    check("evictable::hit_and_release_against_eviction", || {
+        let pool = CachedBlocks::new(2);
+        pool.keep(1);
+        pool.keep(2);
+        let other = pool.clone();
+        let thread = thread::spawn(move || {
+            let ids = other.take(1).expect("one of two is not in use");
+            other.put(&ids);
+        });
+        if let Some(found) = pool.hit(1) {
+            assert_eq!(pool.read(found), 1);
+            pool.leave(found);
+        }
+        thread.join().unwrap();
+        pool.finish();
+    });
+}
+
+/// Two need a frame each.
+#[test]
+fn evictions_meet() {
+    check("evictable::evictions_meet", || {
+        let pool = CachedBlocks::new(2);
+        pool.keep(1);
+        pool.keep(2);
+        let other = pool.clone();
+        let thread = thread::spawn(move || {
+            let ids = other.take(1).expect("two blocks for two");
+            other.put(&ids);
+        });
+        let ids = pool.take(1).expect("two blocks for two");
+        pool.put(&ids);
+        thread.join().unwrap();
+        pool.finish();
+    });
+}
+
+/// A block is registered, and released, while somebody evicts whatever can be evicted, and a third looks it up.
+#[test]
+fn registration_against_eviction_and_hit() {
+    check("evictable::registration_against_eviction_and_hit", || {
+        let pool = CachedBlocks::new(1);
+        let block = pool.take_listed().unwrap();
+        let (evictor, reader) = (pool.clone(), pool.clone());
+        let threads = [
+            thread::spawn(move || {
+                if let Some(ids) = evictor.take(1) {
+                    evictor.put(&ids);
+                }
+            }),
+            thread::spawn(move || {
+                if let Some(found) = reader.hit(1) {
+                    assert_eq!(reader.read(found), 1);
+                    reader.leave(found);
+                }
+            }),
+        ];
+        pool.register(block, 1);
+        pool.leave(block);
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        pool.finish();
+    });
+}
+
+/// A block is evicted, filled with other tokens and cached again while somebody looks up the old ones.
+#[test]
+fn a_hit_is_of_what_was_asked_for() {
+    check_to(3, "evictable::a_hit_is_of_what_was_asked_for", || {
+        let pool = CachedBlocks::new(1);
+        pool.keep(1);
+        let other = pool.clone();
+        let thread = thread::spawn(move || {
+            if let Some(block) = other.take_listed() {
+                other.register(block, 2);
+                other.leave(block);
+            }
+        });
+        if let Some(found) = pool.hit(1) {
+            assert_eq!(pool.read(found), 1, "the bytes of other tokens");
+            pool.leave(found);
+        }
+        thread.join().unwrap();
+        pool.finish();
+    });
+}
+
+/// A batch reads a block in the frame that its table names, while the owner leaves and another wants the frame.
+#[test]
+fn read_from_a_table() {
+    check("evictable::read_from_a_table", || {
+        let pool = CachedBlocks::new(1);
+        let block = pool.fill(1);
+        let batch = pool.blocks.clock().begin();
+        let table = pool.frame(block);
+        let other = pool.clone();
+        let thread = thread::spawn(move || {
+            other.leave(block);
+            if let Some(ids) = other.take(1) {
+                other.put(&ids);
+            }
+        });
+        assert_eq!(pool.read_frame(table), 1, "the bytes of another owner");
+        pool.blocks.end_batch(batch);
+        thread.join().unwrap();
+        pool.finish();
+    });
+}
+
+/// The block is hit and released once more, so that what was noted at its first release is out of date, under a batch
+/// that began in between.
+#[test]
+fn read_from_a_later_table() {
+    check("evictable::read_from_a_later_table", || {
+        let pool = CachedBlocks::new(1);
+        pool.keep(1);
+        let reader = pool.clone();
+        let thread = thread::spawn(move || {
+            let Some(block) = reader.hit(1) else { return };
+            let batch = reader.blocks.clock().begin();
+            let table = reader.frame(block);
+            reader.leave(block);
+            assert_eq!(reader.read_frame(table), 1, "the bytes of another owner");
+            reader.blocks.end_batch(batch);
+        });
+        if let Some(ids) = pool.take(1) {
+            pool.put(&ids);
+        }
+        thread.join().unwrap();
+        pool.finish();
+    });
+}
+
+/// An evictable block is moved while somebody looks it up, reads it and leaves it again.
+#[test]
+fn moved_against_hit() {
+    check("evictable::moved_against_hit", || {
+        let pool = CachedBlocks::new(2);
+        let block = pool.keep(1);
+        let mover = pool.clone();
+        let (here, there) = (block.0, 1 - block.0);
+        let thread = thread::spawn(move || mover.relocate(here, there));
+        let found = pool.hit(1).expect("cached throughout");
+        assert_eq!(pool.read(found), 1);
+        pool.leave(found);
+        assert_eq!(thread.join().unwrap(), Ok(()), "neither a hit nor a release stands in the way");
+        assert_eq!(pool.frame(block).0, there);
+        pool.finish();
+    });
+}
+
+/// An evictable block is moved while somebody needs every frame that there is.
+#[test]
+fn moved_against_eviction() {
+    check("evictable::moved_against_eviction", || {
+        let pool = CachedBlocks::new(2);
+        let block = pool.keep(1);
+        let mover = pool.clone();
+        let (here, there) = (block.0, 1 - block.0);
+        let thread = thread::spawn(move || {
+            let _ = mover.relocate(here, there);
+        });
+        for _ in 0..2 {
+            if let Some(ids) = pool.take(1) {
+                pool.put(&ids);
+            }
+        }
+        thread.join().unwrap();
+        pool.finish();
+    });
+}
+
+/// The cache is cleared while a block is moved, and while its last owner leaves.
+#[test]
+fn cleared() {
+    check("evictable::cleared", || {
+        let pool = CachedBlocks::new(2);
+        let block = pool.fill(1);
+        let (mover, owner) = (pool.clone(), pool.clone());
+        let (here, there) = (block.0, 1 - block.0);
+        let threads = [
+            thread::spawn(move || {
+                let _ = mover.relocate(here, there);
+            }),
+            thread::spawn(move || owner.leave(block)),
+        ];
+        pool.cache.clear(&pool.blocks);
+        assert_eq!(pool.hit(1), None, "forgotten, whoever owns it");
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        pool.finish();
+    });
+}

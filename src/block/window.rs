@@ -1,0 +1,100 @@
+//! A run for a contiguous request out of a pool that is full of evictable blocks: the window of frames that costs the fewest
+//! evictions.
+//!
+//! One walk over all frames, at the end of the ladder of a contiguous request. What changes meanwhile makes the run fail,
+//! and the walk is made again, a few times.
+
+use crate::ids::{FrameId, Run};
+
+use super::blocks::Core;
+
+/// How often a window is looked for.
+const WINDOWS: usize = 3;
+
+/// What a window that has this frame in it costs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Cost {
+    /// Nothing: it is free in the bitmaps.
+    Free,
+    /// An eviction.
+    Evict,
+    /// It cannot be had.
+    Taken,
+}
+
+/// The start of the window of `len` frames in which the fewest are to be evicted, the first of several; `None` if every window
+/// has one that is taken.
+pub(super) fn cheapest(costs: &[Cost], len: usize) -> Option<usize> {
+    let (mut taken, mut evictions, mut best) = (0, 0, None);
+    for end in 0..costs.len() {
+        let mut count = |at: usize, by: isize| match costs[at] {
+            Cost::Free => {}
+            Cost::Evict => evictions += by,
+            Cost::Taken => taken += by,
+        };
+        count(end, 1);
+        if end >= len {
+            count(end - len, -1);
+        }
+        if end + 1 >= len && taken == 0 && best.is_none_or(|(least, _)| evictions < least) {
+            best = Some((evictions, end + 1 - len));
+        }
+    }
+    best.map(|(_, start)| start)
+}
+
+impl Core {
+    /// Evicts what stands in the way of a run of `len` frames, if there is such a place, and takes the run.
+    #[cold]
+    pub(super) fn evict_run(&self, len: usize) -> Option<Run> {
+        for _ in 0..WINDOWS {
+            if self.evictable() == 0 {
+                return None;
+            }
+            let oldest = self.clock.oldest();
+            let mut costs = vec![Cost::Taken; self.total_frames()];
+            for (frame, cost) in costs.iter_mut().enumerate() {
+                let id = self.table.block_at(FrameId(frame as u32));
+                let word = self.word(id);
+                if word.frame().index() == frame && self.can_evict(id, word, oldest) {
+                    *cost = Cost::Evict;
+                }
+            }
+            self.frames.for_each_free_run(&mut |run| {
+                run.frames().for_each(|frame| costs[frame.index()] = Cost::Free);
+            });
+            let start = cheapest(&costs, len)?;
+            for at in (start..start + len).filter(|&at| costs[at] == Cost::Evict) {
+                if let Ok(frame) = self.evict(self.table.block_at(FrameId(at as u32)), oldest) {
+                    self.free_run(Run { start: frame, len: 1 });
+                }
+            }
+            if let Some(run) = self.frames.allocate_run(len as u32, FrameId(start as u32)) {
+                return Some(run);
+            }
+        }
+        None
+    }
+}
+
+#[cfg(all(test, not(kvpool_loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_window_with_the_fewest_evictions_is_found() {
+        let costs = |text: &str| -> Vec<Cost> {
+            let cost = |c| match c {
+                '.' => Cost::Free,
+                'e' => Cost::Evict,
+                _ => Cost::Taken,
+            };
+            text.chars().map(cost).collect()
+        };
+        assert_eq!(cheapest(&costs("ee.xe.e.x...e"), 4), Some(9));
+        assert_eq!(cheapest(&costs("ee.xe.e.x..xe"), 4), Some(4));
+        assert_eq!(cheapest(&costs("ee.xe.e.x..xe"), 5), None);
+        assert_eq!(cheapest(&costs(".."), 3), None);
+        assert_eq!(cheapest(&costs("e"), 1), Some(0));
+    }
+}

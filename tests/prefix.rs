@@ -1,0 +1,287 @@
+//! Prefix reuse through the pool: what is found, what is not, what is evicted, and what stays true.
+
+use kvpool::error::{AllocError, PrefixError, SequenceError};
+use kvpool::ids::SequenceId;
+use kvpool::pool::{AllocRequest, Pool, Priority};
+use kvpool::prefix::policy::Millis;
+use kvpool::prefix::{PrefixConfig, PrefixKeys};
+use kvpool::sequence::Sequence;
+use kvpool::storage::KvLayout;
+
+const BLOCK_TOKENS: usize = 4;
+
+fn pool(blocks: usize) -> Pool {
+    pool_of(blocks, PrefixConfig::new())
+}
+
+fn pool_of(blocks: usize, config: PrefixConfig) -> Pool {
+    let layout = KvLayout::named("tiny").unwrap();
+    assert_eq!(layout.block_tokens(), BLOCK_TOKENS);
+    Pool::builder(layout).blocks(blocks).magazine_blocks(4).threads(1).prefix_cache(config).build().unwrap()
+}
+
+/// Opens a prompt and appends what was not cached; how many tokens were.
+fn admit(pool: &Pool, id: u64, prompt: &[u32]) -> (Sequence, usize) {
+    let mut sequence = pool.sequence(SequenceId(id)).tokens(prompt).unwrap();
+    let cached = sequence.len();
+    let mut batch = pool.begin_batch();
+    batch.append(&mut sequence, prompt.len() - cached).unwrap();
+    batch.finish();
+    (sequence, cached)
+}
+
+fn serve(pool: &Pool, prompt: &[u32]) -> usize {
+    admit(pool, 0, prompt).1
+}
+
+fn prompt(first: u32, tokens: usize) -> Vec<u32> {
+    (0..tokens as u32).map(|token| first * 100_000 + token).collect()
+}
+
+#[test]
+fn a_prompt_is_found_again_but_for_its_last_token() {
+    let pool = pool(100);
+    let long = prompt(1, 42);
+    assert_eq!([serve(&pool, &long), serve(&pool, &long)], [0, 40]);
+    assert_eq!(serve(&pool, &long[..40]), 36, "the last token must be computed");
+    assert_eq!(serve(&pool, &long[..3]), 0);
+    let mut other = long.clone();
+    other[21] = 7;
+    assert_eq!(serve(&pool, &other), 20);
+    let stats = pool.prefix_cache().unwrap().stats();
+    assert_eq!((stats.lookups, stats.lookup_blocks, stats.hit_blocks), (5, 10 + 10 + 10 + 10, 10 + 9 + 5));
+    assert_eq!(pool.audit().unwrap().owned, 0);
+}
+
+#[test]
+fn what_is_cached_counts_as_free_and_is_got_at() {
+    let pool = pool(64);
+    serve(&pool, &prompt(1, 40));
+    serve(&pool, &prompt(2, 80));
+    let stats = pool.stats();
+    assert_eq!((stats.evictable, stats.used, pool.free_blocks()), (30, 0, 64));
+    let lease = pool.allocate(AllocRequest::new(64)).unwrap();
+    assert_eq!(pool.prefix_cache().unwrap().stats().evicted_blocks, 30);
+    assert!(matches!(pool.allocate(AllocRequest::new(1)), Err(AllocError::Exhausted { evictable: 0, .. })));
+    drop(lease);
+    assert_eq!(serve(&pool, &prompt(1, 40)), 0);
+    pool.audit().unwrap();
+}
+
+#[test]
+fn the_least_recently_used_goes_first_and_of_it_the_end() {
+    let pool = pool(64);
+    let prompts: Vec<Vec<u32>> = (0..4).map(|first| prompt(first, 64)).collect();
+    prompts.iter().for_each(|prompt| drop(admit(&pool, 0, prompt)));
+    assert_eq!(pool.stats().evictable, 64);
+    assert_eq!(serve(&pool, &prompts[0]), 60, "used again: now the second is the oldest");
+    // One block for the last block of the first prompt again; then so many more.
+    drop(pool.allocate(AllocRequest::new(10)).unwrap());
+    assert_eq!(serve(&pool, &prompts[0][..61]), 60);
+    assert_eq!(serve(&pool, &prompts[2]), 60);
+    assert_eq!(serve(&pool, &prompts[3]), 60);
+    let found = serve(&pool, &prompts[1]);
+    assert!((16..=24).contains(&found), "the beginning is there still: {found}");
+    pool.audit().unwrap();
+}
+
+#[test]
+fn a_salt_hides_and_a_tenant_and_an_adapter_do() {
+    let pool = pool(100);
+    let prompt = prompt(1, 33);
+    let cached = |keys: PrefixKeys<'_>| {
+        let mut sequence = pool.sequence(SequenceId(1)).keys(keys).tokens(&prompt).unwrap();
+        let cached = sequence.len();
+        let mut batch = pool.begin_batch();
+        batch.append(&mut sequence, prompt.len() - cached).unwrap();
+        cached
+    };
+    let kinds = [
+        PrefixKeys::new(),
+        PrefixKeys::new().salt(b"a"),
+        PrefixKeys::new().salt(b"b"),
+        PrefixKeys::new().tenant(b"a"),
+        PrefixKeys::new().adapter(b"a"),
+        PrefixKeys::new().salt(b"a").tenant(b"a"),
+    ];
+    assert_eq!(kinds.clone().map(cached), [0; 6]);
+    assert_eq!(kinds.map(cached), [32; 6]);
+}
+
+#[test]
+fn decoded_tokens_are_reused_when_they_were_announced() {
+    let pool = pool(100);
+    let prompt = prompt(1, 6);
+    let (mut sequence, _) = admit(&pool, 1, &prompt);
+    for token in 0..10 {
+        let mut batch = pool.begin_batch();
+        batch.append_tokens(&mut sequence, &[900 + token]).unwrap();
+    }
+    assert_eq!((sequence.len(), sequence.announced()), (16, 16));
+    drop(sequence);
+    let mut turn = prompt.clone();
+    turn.extend((0..10).map(|token| 900 + token));
+    turn.extend([1, 2, 3]);
+    assert_eq!(serve(&pool, &turn), 16);
+}
+
+#[test]
+fn unknown_tokens_end_what_can_be_reused() {
+    let pool = pool(100);
+    let prompt = prompt(1, 9);
+    let (mut sequence, _) = admit(&pool, 1, &prompt);
+    let mut batch = pool.begin_batch();
+    batch.append(&mut sequence, 3).unwrap();
+    let error = batch.append_tokens(&mut sequence, &[5]).unwrap_err();
+    assert_eq!(error, SequenceError::TokensUnknown { id: SequenceId(1), known: 9 });
+    assert_eq!(sequence.len(), 12);
+    // Taken back, they can come again.
+    sequence.truncate(9).unwrap();
+    batch.append_tokens(&mut sequence, &[5, 6, 7]).unwrap();
+    batch.finish();
+    drop(sequence);
+    let mut again = prompt.clone();
+    again.extend([5, 6, 7, 8]);
+    assert_eq!(serve(&pool, &again), 12);
+    again[10] = 0;
+    assert_eq!(serve(&pool, &again), 8);
+}
+
+#[test]
+fn a_fork_shares_what_it_knows() {
+    let pool = pool(100);
+    let (first, _) = admit(&pool, 1, &prompt(1, 6));
+    let mut second = first.fork(SequenceId(2)).unwrap();
+    let mut batch = pool.begin_batch();
+    batch.append_tokens(&mut second, &[1, 2]).unwrap();
+    batch.finish();
+    drop((first, second));
+    let mut turn = prompt(1, 6);
+    turn.extend([1, 2, 3]);
+    assert_eq!(serve(&pool, &turn), 8);
+    pool.audit().unwrap();
+}
+
+#[test]
+fn two_that_compute_the_same_coexist() {
+    let pool = pool(100);
+    let prompt = prompt(1, 41);
+    let mut pair = [1, 2].map(|id| pool.sequence(SequenceId(id)).tokens(&prompt).unwrap());
+    let mut batch = pool.begin_batch();
+    for sequence in &mut pair {
+        assert!(sequence.is_empty());
+        batch.append(sequence, 41).unwrap();
+    }
+    batch.finish();
+    let (third, cached) = admit(&pool, 3, &prompt);
+    assert_eq!(cached, 40);
+    drop((pair, third));
+    // The duplicates go first.
+    assert_eq!(pool.stats().evictable, 20);
+    drop(pool.allocate(AllocRequest::new(90)).unwrap());
+    assert_eq!(serve(&pool, &prompt), 40);
+    pool.audit().unwrap();
+}
+
+#[test]
+fn a_tail_is_reused_by_a_copy() {
+    let pool = pool(100);
+    let serve = |prompt: &[u32]| {
+        let mut sequence = pool.sequence(SequenceId(1)).reuse_tail().tokens(prompt).unwrap();
+        let cached = sequence.len();
+        let mut batch = pool.begin_batch();
+        let appended = batch.append(&mut sequence, prompt.len() - cached).unwrap();
+        assert_eq!(appended.copied.is_some(), cached % BLOCK_TOKENS != 0);
+        cached
+    };
+    // The batch ends before the sequence is closed, or else its last block is not reused.
+    let first = prompt(1, 10);
+    let mut sequence = pool.sequence(SequenceId(9)).reuse_tail().tokens(&first).unwrap();
+    let mut batch = pool.begin_batch();
+    batch.append(&mut sequence, 10).unwrap();
+    batch.finish();
+    drop(sequence);
+    let mut longer = first.clone();
+    longer.extend([5, 6, 7]);
+    assert_eq!(serve(&longer), 10, "two full blocks and half of the third");
+    assert_eq!(serve(&first[..8]), 7, "cached as a whole: all but the last token");
+    assert_eq!(serve(&first[..7]), 4);
+    pool.audit().unwrap();
+}
+
+#[test]
+fn clearing_forgets_everything_and_stops_nobody() {
+    let pool = pool(100);
+    serve(&pool, &prompt(1, 41));
+    let (held, _) = admit(&pool, 1, &prompt(2, 41));
+    assert_eq!(pool.clear_prefix_cache(), 10);
+    assert_eq!(pool.stats().evictable, 0);
+    assert_eq!(serve(&pool, &prompt(1, 41)), 0);
+    assert_eq!(serve(&pool, &prompt(2, 41)), 0, "owned, and not found");
+    drop(held);
+    assert_eq!(serve(&pool, &prompt(2, 41)), 40, "as computed since");
+    pool.audit().unwrap();
+}
+
+#[test]
+fn bad_input_is_refused_and_changes_nothing() {
+    let pool = pool(10);
+    let open = |keys| pool.sequence(SequenceId(1)).keys(keys).tokens(&[1, 2, 3]);
+    assert!(matches!(
+        open(PrefixKeys::new().salt(b"")),
+        Err(SequenceError::Prefix(PrefixError::EmptyKey { field: "salt" }))
+    ));
+    let past = pool.sequence(SequenceId(1)).keep_until(Millis(0)).tokens(&[1]);
+    assert!(matches!(past, Err(SequenceError::Prefix(PrefixError::RetentionPast { until: 0, .. }))));
+    let long = pool.sequence(SequenceId(1)).tokens(&[0; 41]);
+    assert!(matches!(long, Err(SequenceError::Alloc(AllocError::TooLarge { asked: 11, total: 10 }))));
+    let none = pool.sequence(SequenceId(1)).tokens(&[]);
+    assert!(matches!(none, Err(SequenceError::ZeroTokens { .. })));
+    assert_eq!((pool.sequence_count(), pool.free_blocks()), (0, 10));
+    pool.audit().unwrap();
+}
+
+#[test]
+fn a_block_that_a_batch_may_see_is_not_evicted_before_it_ends() {
+    let pool = pool(10);
+    let (sequence, _) = admit(&pool, 1, &prompt(1, 40));
+    let batch = pool.begin_batch();
+    drop(sequence);
+    let refused = pool.allocate(AllocRequest::new(1)).unwrap_err();
+    assert_eq!(refused, AllocError::Exhausted { asked: 1, free: 0, retired: 0, evictable: 10 });
+    assert_eq!(pool.stats().evictable, 10);
+    batch.finish();
+    drop(pool.allocate(AllocRequest::new(3)).unwrap());
+    assert_eq!(serve(&pool, &prompt(1, 29)), 28);
+    pool.audit().unwrap();
+}
+
+#[test]
+fn a_run_is_made_by_the_fewest_evictions() {
+    let pool = pool(64);
+    serve(&pool, &prompt(1, 256));
+    drop(pool.allocate(AllocRequest::new(10)).unwrap());
+    let evicted = || pool.prefix_cache().unwrap().stats().evicted_blocks;
+    assert_eq!(evicted(), 10);
+    let run = pool.allocate(AllocRequest::new(16).contiguous()).unwrap();
+    assert!(evicted() <= 10 + 16);
+    drop(run);
+    pool.audit().unwrap();
+}
+
+#[test]
+fn the_reserve_is_filled_before_others_get_what_is_evicted() {
+    let layout = KvLayout::named("tiny").unwrap();
+    let builder = Pool::builder(layout).blocks(20).reserve(4).prefix_cache(PrefixConfig::new());
+    let pool = builder.build().unwrap();
+    let lease = pool.allocate(AllocRequest::new(16)).unwrap();
+    let urgent = pool.allocate(AllocRequest::new(4).priority(Priority::Urgent)).unwrap();
+    drop(lease);
+    serve(&pool, &prompt(1, 48));
+    assert_eq!(pool.stats().reserved, 4);
+    drop(urgent);
+    let all = pool.allocate(AllocRequest::new(16)).unwrap();
+    assert_eq!(pool.stats().reserved, 4);
+    drop(all);
+    pool.audit().unwrap();
+}
