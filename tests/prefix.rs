@@ -104,7 +104,7 @@ fn a_salt_hides_and_a_tenant_and_an_adapter_do() {
         PrefixKeys::new().adapter(b"a"),
         PrefixKeys::new().salt(b"a").tenant(b"a"),
     ];
-    assert_eq!(kinds.clone().map(cached), [0; 6]);
+    assert_eq!(kinds.map(cached), [0; 6]);
     assert_eq!(kinds.map(cached), [32; 6]);
 }
 
@@ -191,7 +191,7 @@ fn a_tail_is_reused_by_a_copy() {
         let cached = sequence.len();
         let mut batch = pool.begin_batch();
         let appended = batch.append(&mut sequence, prompt.len() - cached).unwrap();
-        assert_eq!(appended.copied.is_some(), cached % BLOCK_TOKENS != 0);
+        assert_eq!(appended.copied.is_some(), !cached.is_multiple_of(BLOCK_TOKENS));
         cached
     };
     // The batch ends before the sequence is closed, or else its last block is not reused.

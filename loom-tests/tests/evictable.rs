@@ -4,13 +4,13 @@
 //! be had by an allocation, wherever the threads that released it are by then.
 #![cfg(kvpool_loom)]
 
-use kvpool_loom_tests::{CachedBlocks, check, check_to};
+use kvpool_loom_tests::{CachedBlocks, check};
 use loom::thread;
 
 /// The last owner goes while somebody looks the block up.
 #[test]
 fn hit_against_the_last_release() {
-    check_to(3, "evictable::hit_against_the_last_release", || {
+    check("evictable::hit_against_the_last_release", || {
         let pool = CachedBlocks::new(1);
         let block = pool.fill(1);
         let owner = pool.clone();
@@ -26,7 +26,7 @@ fn hit_against_the_last_release() {
 /// Somebody needs the only frame while another looks the block up.
 #[test]
 fn hit_against_eviction() {
-    check_to(3, "evictable::hit_against_eviction", || {
+    check("evictable::hit_against_eviction", || {
         let pool = CachedBlocks::new(1);
         pool.keep(1);
         let other = pool.clone();
@@ -117,7 +117,7 @@ fn registration_against_eviction_and_hit() {
 /// A block is evicted, filled with other tokens and cached again while somebody looks up the old ones.
 #[test]
 fn a_hit_is_of_what_was_asked_for() {
-    check_to(3, "evictable::a_hit_is_of_what_was_asked_for", || {
+    check("evictable::a_hit_is_of_what_was_asked_for", || {
         let pool = CachedBlocks::new(1);
         pool.keep(1);
         let other = pool.clone();

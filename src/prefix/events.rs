@@ -48,7 +48,7 @@ mod ring;
 mod tests;
 
 /// Events that a queue holds unless configured otherwise.
-pub const EVENTS: usize = 4096;
+pub const EVENTS: usize = if cfg!(kvpool_loom) { 2 } else { 4096 };
 
 /// Something that a router wants to know.
 #[derive(Clone, PartialEq, Eq, Debug)]

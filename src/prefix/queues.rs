@@ -41,6 +41,11 @@ pub(super) struct Queues {
     fronts: Box<[CachePadded<AtomicU64>]>,
 }
 
+/// A wheel for a pool of so many blocks; in a model a small one.
+fn wheel(blocks: usize) -> Wheel {
+    if cfg!(kvpool_loom) { Wheel::with_digits(1, 3) } else { Wheel::new(blocks) }
+}
+
 /// A front that holds a block.
 const fn front_of(id: BlockId) -> u64 {
     id.0 as u64 + 1
@@ -73,7 +78,7 @@ pub(super) fn row(rows: &Rows<RowBucket>, id: BlockId) -> &Row {
 impl Queues {
     pub(super) fn new(policy_queues: usize, blocks: usize) -> Self {
         Self {
-            wheels: (0..=policy_queues).map(|_| Wheel::new(blocks)).collect(),
+            wheels: (0..=policy_queues).map(|_| wheel(blocks)).collect(),
             fronts: (0..policy_queues).map(|_| CachePadded::new(AtomicU64::new(0))).collect(),
         }
     }
