@@ -50,6 +50,12 @@ impl TouchedBlocks {
         self.cells[self.blocks.frame(id).index()].with_mut(|bytes| unsafe { *bytes += 1 });
     }
 
+    /// Writes a frame's bytes, as who has the frame.
+    pub fn write_frame(&self, frame: FrameId) {
+        // SAFETY: the caller has it; the checker verifies it.
+        self.cells[frame.index()].with_mut(|bytes| unsafe { *bytes += 1 });
+    }
+
     /// Reads a block's bytes, as one of its owners.
     pub fn read(&self, id: BlockId) -> u32 {
         // SAFETY: nobody writes what is shared; the checker verifies it.

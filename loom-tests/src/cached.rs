@@ -86,6 +86,16 @@ impl CachedBlocks {
         id
     }
 
+    /// Evicts a block, writes its frame and frees it, if there is one to be evicted.
+    pub fn evict(&self) -> bool {
+        models::evict(&self.blocks, |frame| self.write_frame(frame))
+    }
+
+    /// Evicts a block, and takes the one at its frame into a list, if there is one to be evicted.
+    pub fn replace(&self) -> Option<BlockId> {
+        models::replace(&self.blocks).inspect(|&id| self.write(id))
+    }
+
     /// Where a block is now.
     pub fn frame(&self, id: BlockId) -> FrameId {
         self.blocks.frame(id)

@@ -30,13 +30,7 @@ fn hit_against_eviction() {
         let pool = CachedBlocks::new(1);
         pool.keep(1);
         let other = pool.clone();
-        let thread = thread::spawn(move || match other.take(1) {
-            Some(ids) => {
-                other.put(&ids);
-                true
-            }
-            None => false,
-        });
+        let thread = thread::spawn(move || other.evict());
         let found = pool.hit(1);
         if let Some(found) = found {
             assert_eq!(pool.read(found), 1);
@@ -47,7 +41,7 @@ fn hit_against_eviction() {
     });
 }
 
-/// A hit, its release, and an eviction meet a block that is filed already.
+/// A hit, its release, and an eviction meet a block that is filed already: another is there for who needs a frame.
 #[test]
 fn hit_and_release_against_eviction() {
     check("evictable::hit_and_release_against_eviction", || {
@@ -55,10 +49,7 @@ fn hit_and_release_against_eviction() {
         pool.keep(1);
         pool.keep(2);
         let other = pool.clone();
-        let thread = thread::spawn(move || {
-            let ids = other.take(1).expect("one of two is not in use");
-            other.put(&ids);
-        });
+        let thread = thread::spawn(move || assert!(other.evict(), "one of two is not in use"));
         if let Some(found) = pool.hit(1) {
             assert_eq!(pool.read(found), 1);
             pool.leave(found);
@@ -68,7 +59,7 @@ fn hit_and_release_against_eviction() {
     });
 }
 
-/// Two need a frame each.
+/// Two need a frame each, and there are two.
 #[test]
 fn evictions_meet() {
     check("evictable::evictions_meet", || {
@@ -76,40 +67,48 @@ fn evictions_meet() {
         pool.keep(1);
         pool.keep(2);
         let other = pool.clone();
-        let thread = thread::spawn(move || {
-            let ids = other.take(1).expect("two blocks for two");
-            other.put(&ids);
-        });
-        let ids = pool.take(1).expect("two blocks for two");
-        pool.put(&ids);
+        let thread = thread::spawn(move || assert!(other.evict(), "two blocks for two"));
+        assert!(pool.evict(), "two blocks for two");
         thread.join().unwrap();
         pool.finish();
     });
 }
 
-/// A block is registered, and released, while somebody evicts whatever can be evicted, and a third looks it up.
+/// A block is registered, and released, while somebody evicts whatever can be evicted.
 #[test]
-fn registration_against_eviction_and_hit() {
-    check("evictable::registration_against_eviction_and_hit", || {
+fn registration_against_eviction() {
+    check("evictable::registration_against_eviction", || {
         let pool = CachedBlocks::new(1);
         let block = pool.take_listed().unwrap();
-        let (evictor, reader) = (pool.clone(), pool.clone());
-        let threads = [
-            thread::spawn(move || {
-                if let Some(ids) = evictor.take(1) {
-                    evictor.put(&ids);
-                }
-            }),
-            thread::spawn(move || {
-                if let Some(found) = reader.hit(1) {
-                    assert_eq!(reader.read(found), 1);
-                    reader.leave(found);
-                }
-            }),
-        ];
+        let evictor = pool.clone();
+        let thread = thread::spawn(move || evictor.evict());
         pool.register(block, 1);
         pool.leave(block);
-        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        let evicted = thread.join().unwrap();
+        let found = pool.hit(1);
+        assert_eq!(found.is_some(), !evicted);
+        found.into_iter().for_each(|found| pool.leave(found));
+        pool.finish();
+    });
+}
+
+/// A block is registered, and released, while somebody looks it up.
+#[test]
+fn registration_against_hit() {
+    check("evictable::registration_against_hit", || {
+        let pool = CachedBlocks::new(1);
+        let block = pool.take_listed().unwrap();
+        let reader = pool.clone();
+        let thread = thread::spawn(move || {
+            if let Some(found) = reader.hit(1) {
+                assert_eq!(reader.read(found), 1);
+                reader.leave(found);
+            }
+        });
+        pool.register(block, 1);
+        pool.leave(block);
+        thread.join().unwrap();
+        assert_eq!(pool.hit(1).inspect(|&found| pool.leave(found)), Some(block), "not lost");
         pool.finish();
     });
 }
@@ -122,7 +121,7 @@ fn a_hit_is_of_what_was_asked_for() {
         pool.keep(1);
         let other = pool.clone();
         let thread = thread::spawn(move || {
-            if let Some(block) = other.take_listed() {
+            if let Some(block) = other.replace() {
                 other.register(block, 2);
                 other.leave(block);
             }
@@ -147,9 +146,7 @@ fn read_from_a_table() {
         let other = pool.clone();
         let thread = thread::spawn(move || {
             other.leave(block);
-            if let Some(ids) = other.take(1) {
-                other.put(&ids);
-            }
+            other.evict();
         });
         assert_eq!(pool.read_frame(table), 1, "the bytes of another owner");
         pool.blocks.end_batch(batch);
@@ -174,9 +171,7 @@ fn read_from_a_later_table() {
             assert_eq!(reader.read_frame(table), 1, "the bytes of another owner");
             reader.blocks.end_batch(batch);
         });
-        if let Some(ids) = pool.take(1) {
-            pool.put(&ids);
-        }
+        pool.evict();
         thread.join().unwrap();
         pool.finish();
     });
@@ -211,10 +206,9 @@ fn moved_against_eviction() {
         let thread = thread::spawn(move || {
             let _ = mover.relocate(here, there);
         });
-        for _ in 0..2 {
-            if let Some(ids) = pool.take(1) {
-                pool.put(&ids);
-            }
+        pool.evict();
+        if let Some(ids) = pool.take(1) {
+            pool.put(&ids);
         }
         thread.join().unwrap();
         pool.finish();

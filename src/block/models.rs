@@ -1,6 +1,6 @@
 //! Doors for the models, which play what sequences do with a block without their lists.
 
-use crate::ids::BlockId;
+use crate::ids::{BlockId, FrameId, Run, SequenceId};
 
 use super::{AllocRequest, Blocks};
 
@@ -13,4 +13,24 @@ pub fn allocate_listed(blocks: &Blocks, request: &AllocRequest) -> Option<BlockI
 /// One reference less on each block of a list.
 pub fn release_listed(blocks: &Blocks, ids: &[BlockId]) {
     blocks.release_listed(ids);
+}
+
+/// Evicts a block, uses its frame, and frees it; false if none could be evicted. What an allocation does when nothing is
+/// free, without its search before.
+pub fn evict(blocks: &Blocks, mut used: impl FnMut(FrameId)) -> bool {
+    let evicted = blocks.evict_some(1, &mut |frame| {
+        used(frame);
+        blocks.free_run(Run { start: frame, len: 1 });
+    });
+    evicted > 0
+}
+
+/// The same, and takes the block at its frame into a list: all that an allocation does but the search.
+pub fn replace(blocks: &Blocks) -> Option<BlockId> {
+    let mut taken = None;
+    let request = AllocRequest::new(1);
+    let evicted = blocks.evict_some(1, &mut |frame| {
+        taken = Some(blocks.own(frame, &request, SequenceId::NONE, blocks.clock().newest(), true));
+    });
+    if evicted > 0 { taken } else { None }
 }
