@@ -80,5 +80,10 @@ index_replace_live prefix_index
 index_one_table prefix_index
 index_grow_no_fence prefix_index
 index_early_switch prefix_index
+events_early_report kv_events
+events_relaxed_stamp kv_events
+events_no_fence kv_events
+events_no_second_look kv_events
+events_silent_loss kv_events
 LIST
 exit "$survivors"

@@ -106,7 +106,8 @@ impl<T> Ring<T> {
     /// Puts a value at the end, or gives it up if there is no room; says whether it did.
     pub(super) fn push(&self, value: T) -> bool {
         let mut position = self.tail.load(Relaxed);
-        let mut lost_before = self.lost();
+        let count = || if cfg!(kvpool_mutant = "events_late_count") { 0 } else { self.lost() };
+        let mut lost_before = count();
         loop {
             let slot = self.slot(position);
             // Acquire: pairs with the reader's Release, after which the entry is nobody's.
@@ -119,15 +120,14 @@ impl<T> Ring<T> {
             if stamp > position {
                 // Reached by the models with two writers.
                 position = self.tail.load(Relaxed);
-                lost_before = self.lost();
+                lost_before = count();
                 continue;
             }
             // Release: pairs with the Acquire of `tail`. The entry is handed over by the stamp.
-            let order = if cfg!(kvpool_mutant = "events_relaxed_tail") { Relaxed } else { Release };
-            match self.tail.compare_exchange_weak(position, position + 1, order, Relaxed) {
+            match self.tail.compare_exchange_weak(position, position + 1, Release, Relaxed) {
                 Err(now) => {
                     position = now;
-                    lost_before = self.lost();
+                    lost_before = count();
                 }
                 Ok(_) => {
                     if cfg!(kvpool_mutant = "events_late_count") {
