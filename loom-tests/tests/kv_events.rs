@@ -18,7 +18,7 @@ fn event(publisher: u32, i: u32) -> KvEvent {
 
 fn publisher(queue: &Arc<EventQueue>, number: u32, events: u32) -> thread::JoinHandle<()> {
     let queue = queue.clone();
-    thread::spawn(move || (0..events).for_each(|i| queue.publish(|| event(number, i))))
+    thread::spawn(move || (0..events).for_each(|i| assert!(queue.publish(|| event(number, i)))))
 }
 
 /// Receives to the end, and checks it against what the publishers published; returns how much was lost.

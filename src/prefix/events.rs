@@ -32,6 +32,7 @@
 
 use std::fmt;
 use std::pin::Pin;
+use std::sync::OnceLock;
 use std::task::{Context, Poll};
 
 use futures_core::Stream;
@@ -93,8 +94,10 @@ pub struct Numbered {
 }
 
 struct Shared {
-    ring: Ring<KvEvent>,
-    /// Somebody listens: publish.
+    capacity: usize,
+    /// Made for the first subscriber: who wants no events pays for none.
+    ring: OnceLock<Ring<KvEvent>>,
+    /// Somebody listens: publish. Then there is a ring.
     active: AtomicBool,
     /// There is a subscriber, perhaps a leaving one.
     taken: AtomicBool,
@@ -104,14 +107,21 @@ struct Shared {
     waker: AtomicWaker,
 }
 
+impl Shared {
+    fn ring(&self) -> &Ring<KvEvent> {
+        self.ring.get_or_init(|| Ring::new(self.capacity))
+    }
+}
+
 /// The pool's end of its events. Dropping it ends the subscriber's stream.
 pub struct EventQueue(Arc<Shared>);
 
 impl EventQueue {
-    /// Room for `capacity` events, rounded up to a power of two, at least two. Each takes some 200 bytes, now.
+    /// Room for `capacity` events, rounded up to a power of two, at least two; allocated at the first subscription.
     pub fn new(capacity: usize) -> Self {
         Self(Arc::new(Shared {
-            ring: Ring::new(capacity),
+            capacity: Ring::<KvEvent>::capacity(capacity),
+            ring: OnceLock::new(),
             active: AtomicBool::new(false),
             taken: AtomicBool::new(false),
             closed: AtomicBool::new(false),
@@ -120,21 +130,23 @@ impl EventQueue {
         }))
     }
 
-    /// Tells the subscriber what `event` returns. Without one that is not even called.
+    /// Tells the subscriber what `event` returns, and returns true. Without a subscriber that is not even called.
     #[inline]
-    pub fn publish(&self, event: impl FnOnce() -> KvEvent) {
+    pub fn publish(&self, event: impl FnOnce() -> KvEvent) -> bool {
         // Pairs with the heavy fence of `subscribe`.
         if !cfg!(kvpool_mutant = "events_no_fence") {
             light_fence();
         }
-        if self.0.active.load(Relaxed) {
+        let is_active = self.is_subscribed();
+        if is_active {
             self.push(event());
         }
+        is_active
     }
 
     #[cold]
     fn push(&self, event: KvEvent) {
-        let pushed = self.0.ring.push(event);
+        let pushed = self.0.ring().push(event);
         if pushed || !cfg!(kvpool_mutant = "events_silent_loss") {
             self.0.waker.wake();
         }
@@ -143,17 +155,18 @@ impl EventQueue {
     /// Whether somebody listens.
     #[inline]
     pub fn is_subscribed(&self) -> bool {
-        self.0.active.load(Relaxed)
+        // Acquire: pairs with the Release of `subscribe`, which made the ring.
+        self.0.active.load(Acquire)
     }
 
     /// Events that found no room, ever.
     pub fn lost(&self) -> u64 {
-        self.0.ring.lost()
+        self.0.ring.get().map_or(0, Ring::lost)
     }
 
     /// Events that there is room for.
     pub fn capacity(&self) -> usize {
-        self.0.ring.capacity()
+        self.0.capacity
     }
 
     /// Everything that is published from now on.
@@ -166,7 +179,9 @@ impl EventQueue {
         if self.0.taken.swap(true, Acquire) {
             return Err(PrefixError::Subscribed);
         }
-        self.0.active.store(true, Relaxed);
+        let ring = self.0.ring();
+        // Release: pairs with the Acquire of `is_subscribed`.
+        self.0.active.store(true, Release);
         // Pairs with the light fence of `publish`.
         if !cfg!(kvpool_mutant = "events_no_fence") && !heavy_fence() {
             self.0.active.store(false, Relaxed);
@@ -175,8 +190,8 @@ impl EventQueue {
         }
         // First the losses: one after this is reported. What was lost before, or pushed before the tail, is seen by who looks
         // afterwards: both are Acquire.
-        let lost = self.0.ring.lost();
-        let begin = Reader { head: self.0.ring.tail(), reported: lost };
+        let lost = ring.lost();
+        let begin = Reader { head: ring.tail(), reported: lost };
         let head = self.0.head.load(Relaxed);
         Ok(KvEvents { shared: self.0.clone(), begin, reader: Reader { head, reported: lost } })
     }
@@ -219,7 +234,7 @@ impl KvEvents {
         loop {
             let before = self.reader;
             // SAFETY: there is one `KvEvents` at a time, by `taken`, and it began where the last one left `head`.
-            let event = match unsafe { self.shared.ring.pop(&mut self.reader) }? {
+            let event = match unsafe { self.shared.ring().pop(&mut self.reader) }? {
                 Popped::Value(event) => event,
                 Popped::Lost(lost) => KvEvent::Resync { lost },
             };

@@ -74,19 +74,20 @@ pub(super) enum Popped<T> {
 }
 
 impl<T> Ring<T> {
-    /// Room for so many values, rounded up to a power of two, at least two: with one, `p + 1` and `p + capacity` are the same.
+    /// So much, rounded up to a power of two, at least two: with one, `p + 1` and `p + capacity` are the same.
+    pub(super) fn capacity(asked: usize) -> usize {
+        asked.max(2).next_power_of_two()
+    }
+
+    /// Room for [so many](Self::capacity) values.
     pub(super) fn new(capacity: usize) -> Self {
         let slot = |position| Slot { stamp: AtomicU64::new(position), entry: UnsafeCell::new(None) };
-        let capacity = capacity.max(2).next_power_of_two() as u64;
+        let capacity = Self::capacity(capacity) as u64;
         Self {
             slots: (0..capacity).map(slot).collect(),
             tail: CachePadded::new(AtomicU64::new(0)),
             lost: CachePadded::new(AtomicU64::new(0)),
         }
-    }
-
-    pub(super) fn capacity(&self) -> usize {
-        self.slots.len()
     }
 
     /// Values that were given up, ever.

@@ -56,12 +56,12 @@ fn a_full_queue_counts_what_it_loses() {
     let queue = EventQueue::new(3);
     assert_eq!(queue.capacity(), 4);
     let mut events = queue.subscribe().unwrap();
-    (0..7).for_each(|i| queue.publish(|| removed(i)));
+    (0..7).for_each(|i| assert!(queue.publish(|| removed(i))));
     assert_eq!(queue.lost(), 3);
     // Two are received, then two find room: the loss is between the old ones and these.
     assert_eq!(events.try_recv().unwrap().event, removed(0));
     assert_eq!(events.try_recv().unwrap().event, removed(1));
-    (7..10).for_each(|i| queue.publish(|| removed(i)));
+    (7..10).for_each(|i| assert!(queue.publish(|| removed(i))));
     let want = [
         (2, removed(2)),
         (3, removed(3)),
@@ -79,12 +79,12 @@ fn a_full_queue_counts_what_it_loses() {
 fn a_subscription_begins_anew() {
     let queue = EventQueue::new(2);
     let mut events = queue.subscribe().unwrap();
-    (0..5).for_each(|i| queue.publish(|| removed(i)));
+    (0..5).for_each(|i| assert!(queue.publish(|| removed(i))));
     assert_eq!(events.try_recv().unwrap().event, removed(0));
     drop(events);
     let mut events = queue.subscribe().unwrap();
     assert_eq!(drain(&mut events), [], "what the last one did not receive, or lost, is not told to the next");
-    (5..8).for_each(|i| queue.publish(|| removed(i)));
+    (5..8).for_each(|i| assert!(queue.publish(|| removed(i))));
     assert_eq!(drain(&mut events), [(0, removed(5)), (1, removed(6)), (2, KvEvent::Resync { lost: 1 })]);
 }
 
@@ -136,7 +136,9 @@ async fn threads_publish_while_a_task_receives() {
     let threads: Vec<_> = (0..2)
         .map(|thread| {
             let queue = queue.clone();
-            std::thread::spawn(move || (0..EACH).for_each(|i| queue.publish(|| removed(thread * EACH + i))))
+            std::thread::spawn(move || {
+                (0..EACH).for_each(|i| assert!(queue.publish(|| removed(thread * EACH + i))))
+            })
         })
         .collect();
     // Not before something was lost: it is to be a queue that is too small.
