@@ -85,5 +85,7 @@ events_relaxed_stamp kv_events
 events_no_fence kv_events
 events_no_second_look kv_events
 events_silent_loss kv_events
+events_not_late kv_events
+events_late_unchecked kv_events
 LIST
 exit "$survivors"

@@ -1,12 +1,14 @@
 //! Theorem: every event that is published while somebody listens is received once, each publisher's in its order; or it is
 //! counted as lost, and that is told after the events before it and before the same publisher's next. Whoever subscribes sees in the pool
-//! what it is not told. Nobody sleeps beside an event, a loss, or the end. No publisher waits: neither for a reader
+//! what it is not told; and who follows the events of a cache knows in the end what is cached. Nobody sleeps beside an event, a loss, or the end. No publisher waits: neither for a reader
 //! that is stopped nor for another publisher.
 #![cfg(kvpool_loom)]
 
+use std::collections::BTreeSet;
+
 use kvpool::ids::BlockId;
 use kvpool::prefix::{BlockHash, EventQueue, KvEvent, KvEvents};
-use kvpool_loom_tests::{block_on, check, check_to};
+use kvpool_loom_tests::{CachedBlocks, block_on, check, check_to};
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use loom::thread;
@@ -159,5 +161,78 @@ fn one_subscriber_after_another() {
         thread.join().unwrap();
         let told: Vec<KvEvent> = std::iter::from_fn(|| events.try_recv()).map(|told| told.event).collect();
         assert!(seen || told.last() == Some(&event(0, 1)), "neither seen nor told: {told:?}");
+    });
+}
+
+/// What is cached, to the eye.
+fn look(pool: &CachedBlocks) -> BTreeSet<(BlockId, BlockHash)> {
+    pool.cache.cached_blocks(&pool.blocks).into_iter().collect()
+}
+
+/// Who looked once, and follows the events to their end, knows what is cached.
+fn follow(pool: &CachedBlocks, events: &mut KvEvents, mut known: BTreeSet<(BlockId, BlockHash)>) {
+    while let Some(told) = events.try_recv() {
+        match told.event {
+            KvEvent::Stored { block, hash, .. } => drop(known.insert((block, hash))),
+            KvEvent::Removed { block, hash } => drop(known.remove(&(block, hash))),
+            KvEvent::Cleared => known.clear(),
+            KvEvent::Resync { .. } => known = look(pool),
+            other => panic!("nobody published {other:?}"),
+        }
+    }
+    assert_eq!(known, look(pool));
+}
+
+/// Subscribes and looks while `change` happens to a cache of one block.
+fn subscribe_beside(name: &str, change: fn(&CachedBlocks)) {
+    check(name, move || {
+        let pool = CachedBlocks::new(1);
+        let other = pool.clone();
+        let thread = thread::spawn(move || change(&other));
+        let mut events = pool.cache.events().subscribe().unwrap();
+        let known = look(&pool);
+        thread.join().unwrap();
+        follow(&pool, &mut events, known);
+    });
+}
+
+#[test]
+fn followed_while_a_block_is_stored() {
+    subscribe_beside("kv_events::followed_while_a_block_is_stored", |pool| {
+        pool.fill(1);
+    });
+}
+
+#[test]
+fn followed_while_a_block_is_stored_and_evicted() {
+    subscribe_beside("kv_events::followed_while_a_block_is_stored_and_evicted", |pool| {
+        pool.keep(1);
+        pool.put(&pool.take(1).expect("it is evictable"));
+    });
+}
+
+#[test]
+fn followed_while_all_are_cleared() {
+    subscribe_beside("kv_events::followed_while_all_are_cleared", |pool| {
+        pool.keep(1);
+        pool.cache.clear(&pool.blocks);
+    });
+}
+
+/// The block's sequence goes while it is being stored, and somebody needs its frame.
+#[test]
+fn followed_while_a_stored_block_is_evicted() {
+    check("kv_events::followed_while_a_stored_block_is_evicted", || {
+        let pool = CachedBlocks::new(1);
+        let block = pool.take_listed().expect("it is free");
+        pool.cache.note(block, CachedBlocks::hash(1), pool.cache.era(), 0);
+        let (other, handle) = (pool.clone(), pool.blocks.handle(block));
+        let thread = thread::spawn(move || other.cache.register(&other.blocks, [(handle, None)]));
+        let mut events = pool.cache.events().subscribe().unwrap();
+        let known = look(&pool);
+        pool.leave(block);
+        pool.put(&pool.take(1).expect("it is free, or evictable"));
+        thread.join().unwrap();
+        follow(&pool, &mut events, known);
     });
 }

@@ -37,7 +37,7 @@ use smallvec::SmallVec;
 use crate::block::{BlockWord, Core, Evicted, Keeper, NotEvicted, Rows};
 use crate::error::PrefixError;
 use crate::ids::{BlockHandle, BlockId, FrameId, Ticket};
-use crate::sync::{AtomicU64, CachePadded, Ordering::*};
+use crate::sync::{AtomicU64, CachePadded, Ordering::*, heavy_fence};
 
 use super::config::PrefixConfig;
 use super::events::{EventQueue, KvEvent};
@@ -263,10 +263,13 @@ impl Cache {
             // Before it is cached, when it cannot change, unless the handle is stale; then nothing comes of it.
             let hash = row.hash();
             // Before it can be hit, released and evicted, which is told too.
-            self.events.publish(|| stored.map_or_else(|| self.stored(id, hash), |stored| *stored));
+            let told = self.events.publish(|| stored.map_or_else(|| self.stored(id, hash), |stored| *stored));
             if core.seal_cached(handle) {
                 registered.push((hash, id));
-            } else {
+                if !told && !cfg!(kvpool_mutant = "events_not_late") {
+                    self.tell_late(core, handle, hash);
+                }
+            } else if told {
                 self.events.publish(|| KvEvent::Removed { block: id, hash });
             }
         }
@@ -275,6 +278,22 @@ impl Cache {
         self.index.insert_all(entries, |id| self.registered(core, id));
         for (hash, id) in registered {
             self.mark_duplicates(core, id, hash, era);
+        }
+    }
+
+    /// Nobody listened before the block was cached. Whoever came in between has perhaps looked too early to see it, and is told now.
+    #[inline]
+    fn tell_late(&self, core: &Core, handle: BlockHandle, hash: BlockHash) {
+        let id = handle.id;
+        if self.events.publish(|| self.stored(id, hash)) {
+            // It may have been evicted meanwhile, and that been told before. Pairs with the light fence of the evictor's
+            // `publish`: that comes after ours, or we see the word that it left.
+            let is_fenced = heavy_fence();
+            let word = core.word(id);
+            let is_there = is_fenced && word.is_cached() && word.is_of(handle.generation);
+            if !is_there && !cfg!(kvpool_mutant = "events_late_unchecked") {
+                self.events.publish(|| KvEvent::Removed { block: id, hash });
+            }
         }
     }
 
@@ -341,10 +360,14 @@ impl Cache {
     /// Nothing that was cached until now is found any more; what nobody owns is evicted at once, the rest when it is
     /// released. Returns how many blocks were evicted.
     pub fn clear(&self, core: &Core) -> usize {
+        // Before: what is stored in the new era is told after it. What is still stored in the old one is removed when it is released.
+        let told = self.events.publish(|| KvEvent::Cleared);
         self.era.fetch_add(1, AcqRel);
-        let evicted = core.evict_all();
-        self.events.publish(|| KvEvent::Cleared);
-        evicted
+        if !told {
+            // Somebody may listen since, and have seen what is of the old era.
+            self.events.publish(|| KvEvent::Cleared);
+        }
+        core.evict_all()
     }
 }
 
