@@ -87,5 +87,10 @@ events_no_second_look kv_events
 events_silent_loss kv_events
 events_not_late kv_events
 events_late_unchecked kv_events
+wheel_no_tag eviction_queue
+wheel_no_second_read eviction_queue
+wheel_no_look_behind eviction_queue
+wheel_clear_no_recheck eviction_queue
+wheel_no_last_look eviction_queue
 LIST
 exit "$survivors"

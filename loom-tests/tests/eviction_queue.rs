@@ -83,13 +83,17 @@ impl Filed {
 #[test]
 fn push_beside_pop() {
     check_to(3, "eviction_queue::push_beside_pop", || {
-        let blocks = Filed::new(2, &[1, 0], 1);
+        let blocks = Filed::new(2, &[1, 0, 2], 1);
         let other = blocks.clone();
-        let thread = thread::spawn(move || other.push(1));
+        let thread = thread::spawn(move || {
+            other.push(1);
+            other.pop()
+        });
+        blocks.push(2);
         let got = blocks.pop();
-        assert!(got.is_some(), "one is filed throughout");
-        thread.join().unwrap();
-        blocks.finish(got);
+        let theirs = thread.join().unwrap();
+        assert!(got.is_some() && theirs.is_some(), "there are three");
+        blocks.finish(got.into_iter().chain(theirs));
     });
 }
 
@@ -106,12 +110,13 @@ fn two_pops_in_a_cascade() {
     });
 }
 
-/// A block is filed by a cursor that moves on meanwhile: at level 0, and above.
+/// A block is filed by a cursor that moves on meanwhile: at level 0, and above, where its slot will count as that of 6
+/// and 7.
 #[test]
 fn overtaken() {
     for late in [1, 3] {
         check_to(3, "eviction_queue::overtaken", move || {
-            let blocks = Filed::new(3, &[6, 7, late], 2);
+            let blocks = Filed::new(3, &[4, 5, late], 2);
             let other = blocks.clone();
             let thread = thread::spawn(move || other.push(2));
             let got = blocks.pop();
@@ -153,22 +158,20 @@ fn a_top_that_comes_back() {
     });
 }
 
-/// A slot that is found empty fills while its hint is cleared. What was filed and is in nobody's hands is found
-/// at every moment; and the hints are right in the end.
+/// A slot that is found empty fills while its hint is cleared: the hint is right in the end, or the block would
+/// come behind that of the next slot.
 #[test]
 fn emptied_and_filled() {
     check_to(3, "eviction_queue::emptied_and_filled", || {
-        let blocks = Filed::new(1, &[0, 0, 0, 1], 1);
-        blocks.push(3);
+        let blocks = Filed::new(1, &[0, 1, 1, 0], 3);
+        // The hint of slot 0 stays, in vain.
         assert_eq!(blocks.pop(), Some(0));
-        // The hint of slot 0 is set in vain.
         let other = blocks.clone();
         let thread = thread::spawn(move || other.pop());
-        blocks.wheel.push_all(&*blocks, &[BlockId(1), BlockId(2)]);
-        let got = blocks.pop();
+        blocks.push(3);
         let theirs = thread.join().unwrap();
-        assert!(got.is_some() && theirs.is_some());
-        blocks.finish([0].into_iter().chain(got).chain(theirs));
+        assert!(theirs.is_some(), "two are filed throughout");
+        blocks.finish([0].into_iter().chain(theirs));
     });
 }
 
