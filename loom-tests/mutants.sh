@@ -91,6 +91,6 @@ wheel_no_tag eviction_queue
 wheel_no_second_read eviction_queue
 wheel_no_look_behind eviction_queue
 wheel_clear_no_recheck eviction_queue
-wheel_no_last_look eviction_queue
+wheel_no_look eviction_queue
 LIST
 exit "$survivors"

@@ -29,6 +29,16 @@ pub(crate) fn available_parallelism() -> usize {
     }
 }
 
+/// As `fence(SeqCst)`, of a thread that has done an atomic read-modify-write since its last store. On x86-64 that is a
+/// full barrier already, which compilers do not know: what is left to do is to keep the compiler from reordering.
+#[inline]
+pub(crate) fn fence_after_rmw() {
+    #[cfg(all(target_arch = "x86_64", not(kvpool_loom), not(miri)))]
+    std::sync::atomic::compiler_fence(Ordering::SeqCst);
+    #[cfg(not(all(target_arch = "x86_64", not(kvpool_loom), not(miri))))]
+    fence(Ordering::SeqCst);
+}
+
 #[cfg(not(kvpool_loom))]
 mod imp {
     pub(crate) use atomic_waker::AtomicWaker;

@@ -2,7 +2,7 @@
 //! filed and in nobody's hands; and when all threads are done, what is left comes in the order of its ranks, those
 //! below the cursor first, whatever was filed by an old cursor, or while a slot was cleared.
 //!
-//! Digits of one bit: level 0 has the two ranks from the cursor on, level 1 two slots of two, level 2 two of four.
+//! Digits of one bit, unless a model says otherwise: level 0 has the two ranks from the cursor on, level 1 two slots of two, level 2 two of four.
 #![cfg(kvpool_loom)]
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -40,8 +40,12 @@ impl Links for Filed {
 impl Filed {
     /// Blocks of these ranks; the first `filed` of them are filed.
     fn new(levels: u32, ranks: &[u64], filed: usize) -> Arc<Self> {
+        Self::with_digits(1, levels, ranks, filed)
+    }
+
+    fn with_digits(bits: u32, levels: u32, ranks: &[u64], filed: usize) -> Arc<Self> {
         let new = Self {
-            wheel: Wheel::with_digits(1, levels),
+            wheel: Wheel::with_digits(bits, levels),
             next: ranks.iter().map(|_| AtomicU32::new(0)).collect(),
             rank: ranks.iter().map(|&rank| AtomicU64::new(rank)).collect(),
             bytes: ranks.iter().map(|_| UnsafeCell::new(0)).collect(),
@@ -61,7 +65,13 @@ impl Filed {
     }
 
     fn pop(&self) -> Option<u32> {
-        let id = self.wheel.pop(self)?.0;
+        let id = loop {
+            match self.wheel.pop(self) {
+                Some(id) => break id.0,
+                None if self.wheel.look() => {}
+                None => return None,
+            }
+        };
         self.touch(id);
         Some(id)
     }
@@ -189,6 +199,23 @@ fn found_beside_a_cleared_hint() {
         assert!(got.is_some(), "the other has one at the most");
         let theirs = thread.join().unwrap();
         blocks.finish([0].into_iter().chain(got).chain(theirs));
+    });
+}
+
+/// A pop files a block again that is not due yet, while another takes the cursor there; and one is pushed behind both.
+#[test]
+fn looking_ahead() {
+    check_to(2, "eviction_queue::looking_ahead", || {
+        // Digits of two bits: 4 and 5 go to level 1, and have a place at level 0 when the cursor is at 2.
+        let blocks = Filed::with_digits(2, 2, &[2, 4, 5, 3], 0);
+        (1..3).for_each(|id| blocks.push(id));
+        blocks.push(0);
+        let other = blocks.clone();
+        let thread = thread::spawn(move || [other.pop(), other.pop()]);
+        blocks.push(3);
+        let theirs = thread.join().unwrap();
+        assert!(theirs.iter().all(Option::is_some), "three are filed throughout");
+        blocks.finish(theirs.into_iter().flatten());
     });
 }
 

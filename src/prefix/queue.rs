@@ -4,22 +4,23 @@
 //!
 //! # The wheel
 //!
-//! A hierarchical wheel (Varghese and Lauck's timing wheels), with ranks for times. A rank is read in digits; a slot of
-//! level `l` takes the ranks that agree in all digits from `l` on, and is the head of a stack of blocks. The *cursor* is a
-//! rank that only grows. A level's window are the slots that begin at the cursor's, once around:
+//! A hierarchical wheel (Varghese and Lauck's timing wheels), with ranks for times. A slot of level `l` takes the ranks that
+//! agree in all bits from `l * step` on, and is the head of a stack of blocks. A level has `2^digit` slots, and goes
+//! around. The *cursor* is a rank that only grows; a level's window are the slots from the cursor's on, once around:
 //!
 //! ```text
 //!            cursor
 //!              v
 //! level 0      |.|.|.|.|.|.|.|.|                               one rank a slot
-//! level 1      |       due     |       |       |  ...          2^digit ranks a slot
-//! level 2      |                              due        ...   2^(2 digit) ranks a slot
+//! level 1      |  due  |  next |       |       |  ...          2^step ranks a slot
+//! level 2      |              due              |  next  ...    2^(2 step) ranks a slot
 //! ```
 //!
 //! ```text
-//! number(rank, l) = rank >> (l * digit)      what is the same for all ranks of a slot
+//! number(rank, l) = rank >> (l * step)       what is the same for all ranks of a slot
 //! index           = number mod 2^digit       where the slot is
-//! turn            = number >> digit          how often the wheel has turned
+//! turn            = number >> digit          how often the level has gone around
+//! step            = digit - 1                a window has two slots of the level above, whole
 //! ```
 //!
 //! - *Push*: into the lowest level whose window has the rank. A rank below the cursor is *overdue*: a stack of its own,
@@ -27,12 +28,14 @@
 //! - *Pop*: the first slot of each level that holds something; of those the one that begins first, of equals that of the
 //!   higher level. One of level 0 gives a block. One of a higher level that lies ahead takes the cursor to its beginning,
 //!   and then it is *due*: its blocks are filed again, one by one, by now at lower levels. Any number of threads help.
+//! - *Looking ahead*: with each block that level 0 gives, one of each slot that is due *next* is filed again. Windows
+//!   overlap, so that all of it has a place below by then. Where ranks lie about evenly, a slot that comes due is
+//!   nearly empty, and no pop pays for a whole slot; where they do not, one does.
 //! - *Correction*: a rank may grow while its block is filed. Whoever takes a block off a slot that its rank has outgrown
 //!   files it again.
 //!
-//! The digits are chosen so that level 1 goes around a few times the number of blocks: where ranks are handed out by a
-//! counter, as LRU does, a block is filed, filed again once, and taken. A level-2 slot comes due once in as many ranks
-//! as it spans; the pop that meets it files its blocks again, in a time that goes with their number.
+//! The digits are chosen so that level 1 goes around at least twice the number of blocks: where ranks are handed out by
+//! a counter, as LRU does, a block is filed, filed again once, and taken.
 //!
 //! # Words
 //!
@@ -62,20 +65,20 @@
 //! move the cursor, fence, look at every slot that it has passed: spill those that hold something. One of
 //! the two sees the other (a Dekker pair), so that no block is left behind in a slot that will count as one ahead.
 //!
-//! *None.* Before a pop says that there is nothing, it looks at every head. Hints are late where a thread is stopped
-//! between clearing a bit and looking again; the last look finds what such a thread hides.
+//! *Stopped.* A thread that is stopped between clearing a hint and looking again hides what came in between. Whoever
+//! found nothing, and has no other way, [looks](Wheel::look) at every head.
 //!
 //! # What holds
 //!
 //! 1. Every block that is pushed is popped once, by somebody.
-//! 2. Lock-free. A thread that is stopped anywhere hides what it has in its hands: one block in `pop`, those that it was
-//!    given in a push, and one that it spills. It may make others come late, not stay away.
+//! 2. Lock-free. A thread that is stopped anywhere keeps what it has in its hands: one block in `pop`, those that it was
+//!    given in a push, and in either one that it spills. It may make others come late; `look` finds them.
 //! 3. With nobody else in the wheel, blocks come in the order of their ranks; those below the cursor, as it was when they
 //!    were filed or overtaken, before all others, in no order. The cursor is never beyond the smallest rank filed
 //!    by who went before. Equal ranks come in no particular order.
 //! 4. A block is filed at most once a level, and once more whenever its rank has grown or the cursor has passed it.
-//! 5. `None`: each head was empty at a moment during the call. Who was filed before the call, and was moved by nobody during
-//!    it, would have been found.
+//! 5. `None` of `pop`: no hint was set. Of `pop` after a `look` that was false: each head was empty at a moment during the
+//!    call. Who was filed before, and was moved by nobody meanwhile, would have been found.
 //!
 //! Models: `loom-tests/tests/eviction_queue.rs`.
 
@@ -84,9 +87,9 @@ mod head;
 mod level;
 
 use crate::ids::BlockId;
-use crate::sync::{AtomicU32, AtomicU64, CachePadded, Ordering::*, fence};
+use crate::sync::{AtomicU32, AtomicU64, CachePadded, Ordering::*, fence_after_rmw};
 use geometry::{Geometry, Slot};
-use head::{Chain, Stack};
+use head::{Chain, Stack, fetch};
 use level::Level;
 
 /// What the wheel needs of a block's row. Rows are never freed while there is a wheel.
@@ -107,6 +110,10 @@ pub struct Wheel {
     overdue: CachePadded<Stack>,
 }
 
+/// The slot of level 0 whose block is fetched while one is popped lies so many further on: pops are that much faster than
+/// memory.
+const SOON: u64 = 4;
+
 /// The slot that begins first.
 struct First {
     slot: Slot,
@@ -122,16 +129,17 @@ struct Taken {
 }
 
 impl Wheel {
-    /// An empty one, with digits that suit a pool of `blocks`. It takes 8 bytes for each of about `13 * sqrt(blocks)`
-    /// slots, and no less than 6 KiB.
+    /// An empty one, with digits that suit a pool of `blocks`. It takes some bytes for each of about `24 * sqrt(blocks)`
+    /// slots.
     pub fn new(blocks: usize) -> Self {
         Self::of(Geometry::suited(blocks))
     }
 
-    /// An empty one of `levels` levels with digits of so many bits. Larger ranks count as the largest that this has.
+    /// An empty one of at most `levels` levels, but no more than ranks of 64 bits need, with digits of so many bits. Ranks
+    /// that have no place count as the largest that has one.
     ///
     /// # Panics
-    /// If a digit has no bit or more than 12, or if all together have more than are needed for 64.
+    /// If a digit has no bit or more than 12, or if there is no level.
     pub fn with_digits(bits: u32, levels: u32) -> Self {
         Self::of(Geometry::new(bits, levels))
     }
@@ -171,17 +179,13 @@ impl Wheel {
         }
     }
 
-    /// Takes about the smallest: the smallest, when nobody else is in the wheel.
+    /// Takes about the smallest: the smallest, when nobody else is in the wheel. `None`: it looks empty, after a few loads.
     pub fn pop(&self, links: &impl Links) -> Option<BlockId> {
         loop {
             let cursor = self.cursor.load(Relaxed);
             let taken = match self.overdue.take(links) {
                 Some(id) => Some(Taken { id, due: cursor }),
-                None => match self.first(cursor) {
-                    Some(first) => self.serve(links, &first, cursor),
-                    None if self.last_look() => None,
-                    None => return None,
-                },
+                None => self.serve(links, &self.first(cursor)?, cursor),
             };
             if let Some(Taken { id, due }) = taken {
                 let rank = self.rank(links, id);
@@ -191,6 +195,17 @@ impl Wheel {
                 self.file(links, id, rank);
             }
         }
+    }
+
+    /// Looks at every head, and sets the hints right that a thread left wrong which is stopped just there. True: there is
+    /// something to pop. For who was told that there is nothing, and has no other way.
+    #[cold]
+    pub fn look(&self) -> bool {
+        if cfg!(kvpool_mutant = "wheel_no_look") {
+            return false;
+        }
+        let found = self.levels.iter().map(Level::mark_all).filter(|&found| found).count();
+        found > 0 || !self.overdue.head().is_empty()
     }
 
     /// No block that is filed has a smaller rank than this, but for those below the cursor, which count as the cursor. None
@@ -246,7 +261,7 @@ impl Wheel {
             return true;
         }
         // Pairs with the fence in `advance`: it sees the chain, or we see the new cursor.
-        fence(SeqCst);
+        fence_after_rmw();
         let now = self.cursor.load(Relaxed);
         if now != cursor && self.geometry.number(now, slot.level) > slot.number {
             self.spill(links, stack, turn);
@@ -267,7 +282,8 @@ impl Wheel {
         for (level, slots) in self.levels.iter().enumerate() {
             let at = self.geometry.number(cursor, level);
             let Some(distance) = slots.find(self.geometry.index(at), self.geometry.slots()) else { continue };
-            let slot = Slot { level, number: at + distance as u64 };
+            // It wraps where a stale slot would be beyond the last rank, and says another turn.
+            let slot = Slot { level, number: at.wrapping_add(distance as u64) };
             let start = self.geometry.start(slot);
             match &mut best {
                 Some(best) if best.start < start => best.runner_up = best.runner_up.min(start),
@@ -294,7 +310,14 @@ impl Wheel {
             return None;
         }
         if slot.level == 0 {
-            return stack.take(links).map(|id| Taken { id, due: start });
+            let due = self.geometry.start_above(start);
+            if due > cursor {
+                // All of its level-1 slot has been filed ahead. The cursor goes on for what comes after.
+                self.advance(links, cursor, due);
+                return None;
+            }
+            self.look_ahead(links, cursor);
+            return self.take_nearest(links, slot, start);
         }
         if start <= cursor {
             return self.cascade(links, stack, cursor);
@@ -306,6 +329,44 @@ impl Wheel {
         }
         self.advance(links, cursor, start);
         None
+    }
+
+    /// Takes a block off a slot of level 0.
+    #[inline]
+    fn take_nearest(&self, links: &impl Links, slot: Slot, start: u64) -> Option<Taken> {
+        let slots = &self.levels[0];
+        let index = self.geometry.index(slot.number);
+        if let Some(soon) = slots.stack(self.geometry.index(slot.number.wrapping_add(SOON))).head().top() {
+            fetch(links.next(soon));
+        }
+        let id = slots.stack(index).take(links)?;
+        // As a rule a rank is had by one block, and the hint would be in vain for the next pop.
+        if slots.stack(index).head().is_empty() {
+            slots.clear(index);
+        }
+        Some(Taken { id, due: start })
+    }
+
+    /// Files a block again of each slot that comes due next: all of it is in the window of the level below already. When
+    /// it is due, little is left to do, where the ranks are about as dense as before.
+    #[inline]
+    fn look_ahead(&self, links: &impl Links, cursor: u64) {
+        if !self.geometry.overlaps() {
+            return;
+        }
+        for (level, slots) in self.levels.iter().enumerate().skip(1) {
+            let next = self.geometry.number(cursor, level) + 1;
+            let index = self.geometry.index(next);
+            if !slots.is_marked(index) {
+                continue;
+            }
+            if let Some(id) = slots.stack(index).take_of_turn(links, self.geometry.turn(next)) {
+                self.file(links, id, self.rank(links, id));
+            }
+            if slots.stack(index).head().is_empty() {
+                slots.clear(index);
+            }
+        }
     }
 
     /// Files the blocks of a due slot again, unless one of them can go at once. Once the cursor has moved on, the slot may
@@ -331,7 +392,7 @@ impl Wheel {
             return;
         }
         // Pairs with the fence in `put`: who filed by the old cursor sees the new one, or we see what it filed.
-        fence(SeqCst);
+        fence_after_rmw();
         for (level, slots) in self.levels.iter().enumerate() {
             let from = self.geometry.number(cursor, level);
             let mut passed =
@@ -350,16 +411,6 @@ impl Wheel {
                 passed -= distance + 1;
             }
         }
-    }
-
-    /// Looks at every head, and sets the hints that are wrong. Whether there is anything.
-    #[cold]
-    fn last_look(&self) -> bool {
-        if cfg!(kvpool_mutant = "wheel_no_last_look") {
-            return false;
-        }
-        let found = self.levels.iter().map(Level::mark_all).filter(|&found| found).count();
-        found > 0 || !self.overdue.head().is_empty()
     }
 }
 

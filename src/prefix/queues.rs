@@ -126,10 +126,17 @@ impl Queues {
         loop {
             let useless = self.useless();
             let popped = self.wheels[useless].pop(&LinksOf { rows, queue: useless });
-            let (queue, id) = match popped {
-                Some(id) => (useless, id),
-                None if useless == 1 => (0, self.wheels[0].pop(&LinksOf { rows, queue: 0 })?),
-                None => self.take_front(rows, policy, &now)?,
+            let next = match popped {
+                Some(id) => Some((useless, id)),
+                None if useless == 1 => self.wheels[0].pop(&LinksOf { rows, queue: 0 }).map(|id| (0, id)),
+                None => self.take_front(rows, policy, &now),
+            };
+            let Some((queue, id)) = next else {
+                // The hints may be wrong where a thread is stopped.
+                if self.wheels.iter().any(Wheel::look) {
+                    continue;
+                }
+                return None;
             };
             let row = row(rows, id);
             // Acquire: what the release that filed it, or found it filed, did before is seen. Release: goes on with the order.

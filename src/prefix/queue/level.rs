@@ -36,6 +36,12 @@ impl Level {
         &self.stacks[index]
     }
 
+    /// Whether a slot holds something, as the hints say.
+    #[inline]
+    pub(super) fn is_marked(&self, index: usize) -> bool {
+        self.words[index / WORD].load(Relaxed) & 1 << (index % WORD) != 0
+    }
+
     /// After a push: the hints say so.
     #[inline]
     pub(super) fn mark(&self, index: usize) {
