@@ -84,7 +84,7 @@ impl Bucket {
                 "packsswb {low_four}, {low_four}",
                 "pmovmskb {slots:e}, {low_four}",
                 "movzx {slots:e}, {slots:l}",
-                high = in(reg) entry.high(),
+                high = in(reg) entry.to_bits() >> 32,
                 bucket = in(reg) self.0.as_ptr(),
                 wanted = out(xmm_reg) _,
                 low_four = out(xmm_reg) _,
@@ -151,7 +151,7 @@ mod tests {
     #[test]
     fn fingerprints_are_told_apart() {
         let mut random = fastrand::Rng::with_seed(3);
-        for _ in 0..if cfg!(miri) { 100 } else { 100_000 } {
+        for _ in 0..if cfg!(miri) { 20 } else { 100_000 } {
             let bucket = Bucket::new();
             let keys: [Key; WAYS] =
                 std::array::from_fn(|_| Key(0, random.u64(..4) << 60 | random.u64(..4) << 27));
@@ -161,8 +161,7 @@ mod tests {
             let wanted = keys[random.usize(..WAYS)].entry(BlockId(0));
             let (exact, found) = (bucket.slots(|other| wanted.is_like(other)), bucket.like(wanted));
             assert_eq!(exact & !found, 0, "left out");
-            let is_upper =
-                |at: u32| Entry::from_bits(bucket.0[at as usize].load(Relaxed)).high() == wanted.high();
+            let is_upper = |at: u32| (bucket.entry(at as usize).to_bits() ^ wanted.to_bits()) >> 32 == 0;
             assert!((0..WAYS as u32).filter(|at| found >> at & 1 == 1).all(is_upper), "nothing in common");
         }
     }

@@ -53,12 +53,6 @@ impl Entry {
         self.0
     }
 
-    /// Half of the fingerprint, and that there is one.
-    #[inline]
-    pub(super) fn high(self) -> u32 {
-        (self.0 >> 32) as u32
-    }
-
     /// The block.
     #[inline]
     pub(super) fn id(self) -> BlockId {
