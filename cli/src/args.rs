@@ -5,6 +5,9 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use kvpool::prefix::policy::PolicyKind;
+
+use crate::commands::CommandError;
 use crate::replay::Compaction;
 use crate::schedule::{BLOCKS_MAX, Schedule, Share};
 use crate::trace::{Format, REQUESTS_MAX};
@@ -101,6 +104,43 @@ pub struct WorkloadArgs {
     /// The bytes of a token: `probe` (16 bytes), or a model's own, such as `qwen2.5-7b`
     #[arg(long, value_name = "NAME", default_value = "probe")]
     pub layout: String,
+    /// Prefix reuse.
+    #[command(flatten)]
+    pub prefix: PrefixArgs,
+}
+
+/// Prefix reuse in a replay.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Args)]
+pub struct PrefixArgs {
+    /// Whether prompts begin with what is cached of them, as far as the trace says which begin alike
+    #[arg(long, value_name = "WHETHER", value_enum, default_value_t = Switch::On)]
+    pub prefix_cache: Switch,
+    /// By which policy cached blocks are evicted [default: lru]
+    #[arg(long, value_name = "NAME")]
+    pub policy: Option<PolicyKind>,
+}
+
+impl PrefixArgs {
+    /// The policy of the cache, if there is to be one.
+    ///
+    /// # Errors
+    /// That there is a policy for no cache.
+    pub fn policy(self) -> Result<Option<PolicyKind>, CommandError> {
+        match (self.prefix_cache, self.policy) {
+            (Switch::On, policy) => Ok(Some(policy.unwrap_or_default())),
+            (Switch::Off, None) => Ok(None),
+            (Switch::Off, Some(policy)) => Err(CommandError::PolicyOfNothing { policy }),
+        }
+    }
+}
+
+/// On or off.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum Switch {
+    /// With it.
+    On,
+    /// Without it.
+    Off,
 }
 
 /// Compaction in the background of a replay.
@@ -186,6 +226,9 @@ mod tests {
             ["--defrag-interval-ms", "0"],
             ["--resize-at", ""],
             ["--resize-at", "30%"],
+            ["--prefix-cache", "maybe"],
+            ["--policy", ""],
+            ["--policy", "LRU"],
         ] {
             assert!(Cli::try_parse_from(["kvpool", "replay"].into_iter().chain(bad)).is_err(), "{bad:?}");
         }
@@ -211,6 +254,15 @@ mod tests {
             replay(&["--no-defrag", "--defrag-threshold", "0.2"]).is_err(),
             "one of the two is a mistake"
         );
+    }
+
+    #[test]
+    fn prefixes_are_reused_unless_told_otherwise() {
+        let policy = |arguments: &[&str]| replay(arguments).unwrap().workload.prefix.policy();
+        assert_eq!(policy(&[]).unwrap(), Some(PolicyKind::Lru));
+        assert_eq!(policy(&["--policy", "priority"]).unwrap(), Some(PolicyKind::Priority));
+        assert_eq!(policy(&["--prefix-cache", "off"]).unwrap(), None);
+        assert!(policy(&["--prefix-cache", "off", "--policy", "lru"]).is_err(), "one of the two is a mistake");
     }
 
     #[test]

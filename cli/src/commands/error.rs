@@ -1,6 +1,7 @@
 //! Why a command did not run, and the exit code that says so.
 
 use kvpool::error::LayoutError;
+use kvpool::prefix::policy::PolicyKind;
 use thiserror::Error;
 
 use crate::trace::TraceError;
@@ -20,6 +21,12 @@ pub enum CommandError {
         name: String,
         /// What is wrong with it.
         reason: LayoutError,
+    },
+    /// A policy for a cache that there is not to be.
+    #[error("--policy {policy} says how cached blocks are evicted, and --prefix-cache off that none are cached")]
+    PolicyOfNothing {
+        /// The policy.
+        policy: PolicyKind,
     },
     /// The pool would not fit into this machine's memory.
     #[error(

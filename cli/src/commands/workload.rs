@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::thread;
 
 use indicatif::{HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use kvpool::prefix::policy::PolicyKind;
 use kvpool::storage::{Dtype, KvLayout, host_free_bytes};
 
 use super::CommandError;
@@ -26,6 +27,8 @@ pub struct Workload {
     pub shape: Shape,
     pub blocks: usize,
     pub threads: usize,
+    /// The policy of the prefix cache, if there is to be one.
+    pub policy: Option<PolicyKind>,
     layout: KvLayout,
 }
 
@@ -34,8 +37,9 @@ impl Workload {
     ///
     /// # Errors
     ///
-    /// [`CommandError`]: no such trace or layout.
+    /// [`CommandError`]: no such trace or layout, or options that contradict each other.
     pub fn new(args: &WorkloadArgs) -> Result<Self, CommandError> {
+        let policy = args.prefix.policy()?;
         let layout = layout(&args.layout, args.block_tokens as usize)?;
         let trace = trace(args)?;
         let shape = Shape::of(&layout);
@@ -43,7 +47,7 @@ impl Workload {
             args.blocks.map_or_else(|| replay::blocks_for(&trace.requests, &shape), |blocks| blocks as usize);
         let threads =
             args.threads.map_or_else(|| thread::available_parallelism().map_or(1, usize::from), usize::from);
-        Ok(Self { trace, shape, blocks, threads, layout })
+        Ok(Self { trace, shape, blocks, threads, policy, layout })
     }
 
     /// A pool that can grow to `blocks_max`.
@@ -54,7 +58,7 @@ impl Workload {
     pub fn pool(&self, blocks_max: usize) -> Result<PoolMemory, CommandError> {
         let (blocks, blocks_max) = (self.blocks, blocks_max.max(self.blocks));
         check_memory(&self.layout, blocks_max)?;
-        PoolMemory::new(self.layout.clone(), blocks, blocks_max)
+        PoolMemory::new(self.layout.clone(), blocks, blocks_max, self.policy)
             .map_err(|reason| CommandError::Pool { blocks, reason })
     }
 }

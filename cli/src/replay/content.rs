@@ -1,5 +1,5 @@
-//! The bytes of a token: a function of whose token it is, which, and in which layer, so that a byte that is found in
-//! the wrong place is known to be wrong without a copy of the right one.
+//! The bytes of a token: a function of the text that it is in, its place there, and the layer, so that a byte that is found
+//! in the wrong place is known to be wrong without a copy of the right one.
 
 use kvpool::storage::KvLayout;
 
@@ -40,16 +40,23 @@ impl Shape {
     }
 }
 
-/// One attempt at a request. Two attempts differ in every byte, so that what the first left behind is not taken for
-/// the second's.
+/// What the bytes of some tokens depend on, beside their places: two contents differ in every byte or so.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Content(u64);
 
 impl Content {
+    /// Before any text.
+    pub const BEGIN: Self = Self(STEP_TOKEN);
+
     /// The content of a request's attempt.
-    pub const fn new(request: u32, attempt: u32) -> Self {
+    pub const fn of_attempt(request: u32, attempt: u32) -> Self {
         // Four billion requests and attempts are told apart; the multiplication spreads them over all bits.
         Self(((attempt as u64) << 32 | request as u64).wrapping_add(1).wrapping_mul(STEP_WORD))
+    }
+
+    /// The content of a piece of text, by its number, after all that came before it.
+    pub const fn then(self, piece: u32) -> Self {
+        Self(mix(self.0.rotate_left(23) ^ (piece as u64 + 1).wrapping_mul(STEP_WORD)))
     }
 
     /// Fills rows of K or V (`plane` 0 or 1), beginning with that of token `first`.
@@ -107,7 +114,12 @@ fn word(base: u64, token: usize, index: usize) -> u64 {
     let mixed = base
         .wrapping_add((token as u64).wrapping_mul(STEP_TOKEN))
         .wrapping_add((index as u64).wrapping_mul(STEP_WORD));
-    let mixed = (mixed ^ mixed >> 32).wrapping_mul(STEP_TOKEN);
+    mix(mixed)
+}
+
+#[inline]
+const fn mix(word: u64) -> u64 {
+    let mixed = (word ^ word >> 32).wrapping_mul(STEP_TOKEN);
     mixed ^ mixed >> 29
 }
 
@@ -119,7 +131,7 @@ mod tests {
     #[test]
     fn what_was_filled_is_found_right_and_any_flipped_bit_wrong() {
         for row_bytes in [8, 3, 24, 30] {
-            let content = Content::new(5, 1);
+            let content = Content::of_attempt(5, 1);
             let mut rows = vec![0; row_bytes * 20];
             content.fill(2, 1, 100, row_bytes, &mut rows);
             assert_eq!(content.find_wrong(2, 1, 100, row_bytes, &rows), None);
@@ -135,14 +147,15 @@ mod tests {
     #[test]
     fn places_differ() {
         let mut seen = HashSet::new();
-        for request in 0..20 {
-            for attempt in 0..3 {
-                for layer in 0..3 {
-                    for plane in 0..2 {
-                        let mut rows = [0; 8 * 50];
-                        Content::new(request, attempt).fill(layer, plane, 0, 8, &mut rows);
-                        assert!(rows.as_chunks::<8>().0.iter().all(|row| seen.insert(*row)));
-                    }
+        let attempts = (0..20).flat_map(|request| (0..3).map(move |attempt| Content::of_attempt(request, attempt)));
+        let pieces = (0..20).map(|piece| Content::BEGIN.then(piece));
+        let twice = (0..20).map(|piece| Content::BEGIN.then(piece).then(3));
+        for content in attempts.chain(pieces).chain(twice) {
+            for layer in 0..3 {
+                for plane in 0..2 {
+                    let mut rows = [0; 8 * 50];
+                    content.fill(layer, plane, 0, 8, &mut rows);
+                    assert!(rows.as_chunks::<8>().0.iter().all(|row| seen.insert(*row)));
                 }
             }
         }

@@ -7,6 +7,9 @@
 //!
 //! When a sequence ends, and when one gives way, all of its tokens are read back through its block table before its
 //! blocks go. No address is remembered from one step to the next.
+//!
+//! Where prefixes are cached, a sequence begins with what is there of its prompt. Those tokens cost no time and are not
+//! written, and are read back at the end like all others: they must be what this prompt is made of.
 
 use std::mem;
 use std::thread;
@@ -18,6 +21,7 @@ use super::floor::Floor;
 use super::lane::{Job, Lane, Running};
 use super::memory::{Memory, Refusal};
 use super::tally::{Tally, record};
+use super::text::{Text, Texts};
 use super::transfer::Transfer;
 
 /// How long all threads may wait for each other before the replay is given up: blocks must have been lost.
@@ -35,17 +39,29 @@ pub struct Engine<'a, M: Memory> {
     floor: &'a Floor<'a>,
     options: &'a Options,
     shape: Shape,
+    /// What tokens are, where prefixes are cached.
+    texts: Option<&'a Texts>,
     thread: usize,
-    lane: Lane<M::Sequence>,
+    lane: Lane<Held<M::Sequence>>,
     clock_ns: u64,
     previous: Option<M::Batch>,
     transfer: Transfer,
     table: M::Table,
+    /// The ids of a prompt.
+    prompt: Vec<u32>,
     /// The places in the lane of those who got tokens in this step.
     advanced: Vec<usize>,
     next_sample_ns: u64,
     stalled: Option<Stall>,
     tally: Tally,
+}
+
+/// What a job that runs holds.
+struct Held<S> {
+    sequence: S,
+    text: Text,
+    /// Blocks that it found in the cache.
+    found: usize,
 }
 
 /// A thread that waits, since the pulse of all threads was last seen to change.
@@ -94,6 +110,7 @@ impl<'a, M: Memory> Engine<'a, M> {
         floor: &'a Floor<'a>,
         options: &'a Options,
         shape: Shape,
+        texts: Option<&'a Texts>,
         thread: usize,
     ) -> Self {
         Self {
@@ -101,12 +118,14 @@ impl<'a, M: Memory> Engine<'a, M> {
             floor,
             options,
             shape,
+            texts,
             thread,
             lane: Lane::new(RUNNING_MAX),
             clock_ns: 0,
             previous: None,
             transfer: Transfer::new(shape),
             table: M::Table::default(),
+            prompt: Vec::new(),
             advanced: Vec::new(),
             next_sample_ns: 0,
             stalled: None,
@@ -134,6 +153,7 @@ impl<'a, M: Memory> Engine<'a, M> {
             }
             self.admit()?;
             self.floor.publish(self.thread, self.clock_ns, self.lane.oldest());
+            self.memory.set_time(Duration::from_nanos(self.clock_ns));
             if !self.lane.running().is_empty() {
                 if self.floor.may_step(self.thread, self.clock_ns) {
                     self.step()?;
@@ -212,10 +232,40 @@ impl<'a, M: Memory> Engine<'a, M> {
             let Some(job) = self.lane.admit(self.memory.free_blocks(), |tokens| shape.blocks(tokens)) else {
                 return Ok(());
             };
-            let id = u64::from(job.attempt) << 32 | u64::from(job.request);
-            let sequence = self.memory.open(id)?;
-            self.lane.start(job, sequence);
+            if !self.start(job)? {
+                return Ok(());
+            }
         }
+    }
+
+    /// Opens a job's sequence, with what is cached of its prompt; false if the pool has become too small for it.
+    fn start(&mut self, job: Job) -> Result<bool, String> {
+        let Job { request, attempt, prompt, .. } = job;
+        self.prompt.clear();
+        let text = match self.texts {
+            Some(texts) => {
+                let text = texts.text(request, self.floor.request(request));
+                text.ids(prompt as usize, &mut self.prompt);
+                text
+            }
+            None => Text::of_attempt(request, attempt),
+        };
+        let id = u64::from(attempt) << 32 | u64::from(request);
+        let (sequence, cached) = match self.memory.open(id, &self.prompt) {
+            Ok(opened) => opened,
+            Err(Refusal::Full { .. }) => {
+                self.lane.wait(job);
+                return Ok(false);
+            }
+            Err(Refusal::Failed(reason)) => return Err(format!("request {request}: opening it: {reason}")),
+        };
+        let block_tokens = self.shape.block_tokens;
+        let found = cached / block_tokens;
+        if self.texts.is_some() {
+            self.tally.count_lookup(attempt, prompt as usize / block_tokens, found);
+        }
+        self.lane.start(job, cached as u64, Held { sequence, text, found });
+        Ok(true)
     }
 
     fn step(&mut self) -> Result<(), String> {
@@ -279,7 +329,7 @@ impl<'a, M: Memory> Engine<'a, M> {
         if let Some(space) = refused {
             return self.refused(batch, place, tokens, space, step);
         }
-        let Running { job, held, sequence } = &mut self.lane.running()[place];
+        let Running { job, held, sequence: Held { sequence, text, .. } } = &mut self.lane.running()[place];
         let (from, until) = (*held as usize, (*held + tokens) as usize);
         *held += tokens;
         *(if in_prompt { &mut step.prompt } else { &mut step.decode }) += tokens;
@@ -290,7 +340,7 @@ impl<'a, M: Memory> Engine<'a, M> {
         while at < until {
             let next = until.min(at + self.transfer.room());
             let slots = |out: &mut Vec<i64>| self.memory.slots(batch, sequence, at..next, out);
-            self.transfer.gather((job.request, job.attempt), at..next, slots)?;
+            self.transfer.gather((job.request, job.attempt), text, at..next, slots)?;
             if self.transfer.room() == 0 {
                 self.floor.beat();
                 self.transfer.write(self.memory)?;
@@ -308,11 +358,15 @@ impl<'a, M: Memory> Engine<'a, M> {
         place: usize,
         tokens: u64,
     ) -> Result<Option<(usize, usize)>, String> {
-        let Running { held, sequence, job } = &mut self.lane.running()[place];
+        let running = &mut self.lane.running()[place];
+        let in_prompt = running.in_prompt();
+        let Running { held, sequence: Held { sequence, text, .. }, job } = running;
+        // What is decoded is known from now on: it is found again by the next turn, or by this one if it gives way.
+        let said = (self.texts.is_some() && !in_prompt).then(|| text.id(*held as usize));
         let blocks = (self.shape.blocks(*held + tokens) - self.shape.blocks(*held)) as u64;
         loop {
             let start = (blocks > 0).then(Instant::now);
-            match self.memory.append(batch, sequence, tokens as usize) {
+            match self.memory.append(batch, sequence, tokens as usize, said.as_slice()) {
                 Ok(()) => {
                     if let Some(start) = start {
                         record(&mut self.tally.allocate_ns, start.elapsed());
@@ -394,10 +448,10 @@ impl<'a, M: Memory> Engine<'a, M> {
         Ok(())
     }
 
-    fn release(&mut self, gone: Running<M::Sequence>) {
-        self.tally.blocks_freed += self.shape.blocks(gone.held) as u64;
+    fn release(&mut self, gone: Running<Held<M::Sequence>>) {
+        self.tally.blocks_freed += (self.shape.blocks(gone.held) - gone.sequence.found) as u64;
         let start = Instant::now();
-        drop(gone.sequence);
+        drop(gone.sequence.sequence);
         record(&mut self.tally.free_ns, start.elapsed());
     }
 
@@ -407,10 +461,11 @@ impl<'a, M: Memory> Engine<'a, M> {
             return Ok(());
         }
         for index in 0..self.advanced.len() {
-            let Running { job, held, sequence } = &self.lane.running()[self.advanced[index]];
+            let Running { job, held, sequence: Held { sequence, text, .. } } =
+                &self.lane.running()[self.advanced[index]];
             let last = *held as usize - 1..*held as usize;
             let slots = |out: &mut Vec<i64>| self.memory.slots(batch, sequence, last.clone(), out);
-            self.transfer.gather((job.request, job.attempt), last.clone(), slots)?;
+            self.transfer.gather((job.request, job.attempt), text, last.clone(), slots)?;
             if self.transfer.room() == 0 {
                 check(&mut self.transfer, self.memory, self.floor, &mut self.tally)?;
             }
@@ -419,8 +474,8 @@ impl<'a, M: Memory> Engine<'a, M> {
     }
 
     /// Reads back every token of a sequence, by its block table.
-    fn check_all(&mut self, batch: &M::Batch, running: &Running<M::Sequence>) -> Result<(), String> {
-        let Running { job, held, sequence } = running;
+    fn check_all(&mut self, batch: &M::Batch, running: &Running<Held<M::Sequence>>) -> Result<(), String> {
+        let Running { job, held, sequence: Held { sequence, text, .. } } = running;
         let (held, block_tokens) = (*held as usize, self.shape.block_tokens);
         let table = self.memory.block_table(batch, sequence, &mut self.table)?;
         let blocks = self.shape.blocks(held as u64);
@@ -435,7 +490,7 @@ impl<'a, M: Memory> Engine<'a, M> {
         let mut at = 0;
         while at < held {
             let next = held.min(at + self.transfer.room());
-            self.transfer.gather((job.request, job.attempt), at..next, |out| {
+            self.transfer.gather((job.request, job.attempt), text, at..next, |out| {
                 let mut token = at;
                 while token < next {
                     let (block, offset) = (token / block_tokens, token % block_tokens);

@@ -103,6 +103,11 @@ impl<'a> Floor<'a> {
         Some((taken as u32, &self.requests[taken]))
     }
 
+    /// A request, by its place.
+    pub fn request(&self, index: u32) -> &'a Request {
+        &self.requests[index as usize]
+    }
+
     /// When the next request arrives; `None` after the last.
     pub fn next_arrival(&self) -> Option<Duration> {
         self.requests.get(self.next.load(Relaxed)).map(|request| request.arrival)
@@ -246,6 +251,7 @@ mod tests {
             input_tokens: 1,
             output_tokens: 1,
             hash_ids: vec![],
+            hashed_tokens: 0,
         };
         seconds.iter().map(at).collect()
     }

@@ -35,7 +35,7 @@ impl Job {
 pub struct Running<S> {
     /// The job.
     pub job: Job,
-    /// Tokens appended in this attempt.
+    /// Tokens that it has in this attempt: found in a cache, or appended.
     pub held: u64,
     /// What it holds: its sequence.
     pub sequence: S,
@@ -117,10 +117,10 @@ impl<S> Lane<S> {
         (self.running.len() < self.running_max && wanted <= free).then(|| self.waiting.pop_front()).flatten()
     }
 
-    /// Starts a job with what it holds.
-    pub fn start(&mut self, job: Job, sequence: S) {
+    /// Starts a job with what it holds: so many tokens already.
+    pub fn start(&mut self, job: Job, held: u64, sequence: S) {
         let place = self.running.partition_point(|other| other.job.request < job.request);
-        self.running.insert(place, Running { job, held: 0, sequence });
+        self.running.insert(place, Running { job, held, sequence });
     }
 
     /// Those who run.
@@ -183,7 +183,7 @@ mod tests {
         lane.wait(job(0, 32, 40));
         assert_eq!(lane.admit(2, blocks), None, "the first token of the answer needs a third block");
         let first = lane.admit(3, blocks).unwrap();
-        lane.start(first, ());
+        lane.start(first, 0, ());
         lane.wait(job(1, 16, 16));
         assert_eq!(lane.admit(3, blocks), None, "the first is still to load two blocks and to grow by one");
         lane.running()[0].held = 32;
@@ -195,7 +195,7 @@ mod tests {
     fn the_last_to_arrive_gives_way_and_the_first_comes_back_first() {
         let mut lane = Lane::new(8);
         for request in [2, 0, 1] {
-            lane.start(job(request, 1, 2), ());
+            lane.start(job(request, 1, 2), 0, ());
         }
         lane.wait(job(3, 1, 2));
         assert_eq!(lane.oldest(), Some(0));
@@ -221,7 +221,7 @@ mod tests {
     #[test]
     fn no_more_run_than_may() {
         let mut lane = Lane::new(1);
-        lane.start(job(0, 1, 2), ());
+        lane.start(job(0, 1, 2), 0, ());
         assert!(!lane.wants_request());
         lane.wait(job(1, 1, 1));
         assert_eq!(lane.admit(100, blocks), None);
@@ -245,7 +245,7 @@ mod tests {
                 steps += 1;
                 prop_assert!(steps < 100_000, "stuck at {} of {}", done, jobs.len());
                 while let Some(job) = lane.admit(pool - used, blocks) {
-                    lane.start(job, ());
+                    lane.start(job, 0, ());
                 }
                 let mut index = 0;
                 while index < lane.running().len() {

@@ -1,12 +1,16 @@
 //! A memory for tests: the simplest that is right, behind one lock, and with faults to order.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use super::content::Shape;
-use super::memory::{Compaction, CompactionTotals, FreeSpace, Memory, Refusal, ResizeRefusal};
+use super::memory::{
+    Compaction, CompactionTotals, FreeSpace, Memory, PrefixTotals, Refusal, ResizeRefusal,
+};
 
 /// What goes wrong, once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,11 +34,54 @@ pub enum Fault {
     IdleResize,
     /// A compaction that goes wrong.
     Compaction,
+    /// A block that is cached for another prompt is found.
+    FalseHit,
+    /// A hit that is not counted.
+    UncountedHit,
+}
+
+/// A free block keeps what it held until it is taken: freed longest ago, taken first.
+#[derive(Default)]
+struct Cached {
+    blocks: HashMap<u64, u32>,
+    hashes: HashMap<u32, u64>,
+    lookup_blocks: u64,
+    hit_blocks: u64,
+    evicted_blocks: u64,
+}
+
+impl Cached {
+    fn register(&mut self, hash: u64, block: u32) {
+        if !self.hashes.contains_key(&block) && !self.blocks.contains_key(&hash) {
+            self.blocks.insert(hash, block);
+            self.hashes.insert(block, hash);
+        }
+    }
+
+    fn evict(&mut self, block: u32) {
+        if let Some(hash) = self.hashes.remove(&block) {
+            self.blocks.remove(&hash);
+            self.evicted_blocks += 1;
+        }
+    }
+}
+
+/// The chained hashes of the full blocks of these tokens.
+fn hashes(tokens: &[u32], block_tokens: usize) -> impl Iterator<Item = u64> {
+    let mut parent = 0u64;
+    tokens.chunks_exact(block_tokens).map(move |block| {
+        let mut hasher = DefaultHasher::new();
+        (parent, block).hash(&mut hasher);
+        parent = hasher.finish();
+        parent
+    })
 }
 
 struct State {
     free: VecDeque<u32>,
-    taken: BTreeSet<u32>,
+    /// References.
+    taken: BTreeMap<u32, u32>,
+    cached: Option<Cached>,
     bytes: Vec<u8>,
     blocks: usize,
     /// Blocks from here on are wanted back.
@@ -45,7 +92,29 @@ struct State {
 impl State {
     fn keep(&mut self, blocks: usize) {
         self.free.retain(|&block| (block as usize) < blocks);
+        if let Some(cached) = &mut self.cached {
+            let gone: Vec<u32> = cached.hashes.keys().copied().filter(|&block| block as usize >= blocks).collect();
+            gone.into_iter().for_each(|block| cached.evict(block));
+        }
         (self.blocks, self.isolated) = (blocks, usize::MAX);
+    }
+
+    /// One more reference.
+    fn take(&mut self, block: u32) {
+        self.free.retain(|&other| other != block);
+        *self.taken.entry(block).or_default() += 1;
+    }
+
+    /// One less.
+    fn give_back(&mut self, block: u32) {
+        let Some(references) = self.taken.get_mut(&block) else { return };
+        *references -= 1;
+        if *references == 0 {
+            self.taken.remove(&block);
+            if (block as usize) < self.blocks {
+                self.free.push_back(block);
+            }
+        }
     }
 
     fn to_be_had(&self, block: u32) -> bool {
@@ -67,6 +136,9 @@ pub struct Ledger {
 pub struct Held {
     blocks: Vec<u32>,
     tokens: usize,
+    /// Those that are known.
+    ids: Vec<u32>,
+    block_tokens: usize,
     lose: bool,
     state: Arc<Mutex<State>>,
 }
@@ -75,12 +147,12 @@ impl Drop for Held {
     fn drop(&mut self) {
         let mut state = self.state.lock().unwrap();
         let kept = self.blocks.len() - usize::from(self.lose && !self.blocks.is_empty());
-        for block in self.blocks.drain(..kept) {
-            state.taken.remove(&block);
-            if (block as usize) < state.blocks {
-                state.free.push_back(block);
-            }
+        if let Some(cached) = &mut state.cached {
+            let known = &self.ids[..self.tokens.min(self.ids.len())];
+            let hashes = hashes(known, self.block_tokens);
+            hashes.zip(&self.blocks).for_each(|(hash, &block)| cached.register(hash, block));
         }
+        self.blocks.drain(..kept).rev().for_each(|block| state.give_back(block));
     }
 }
 
@@ -93,7 +165,8 @@ impl Ledger {
         let bytes = vec![0; blocks_max * shape.block_tokens * shape.layers * (shape.k_bytes + shape.v_bytes)];
         let state = State {
             free: (0..blocks as u32).collect(),
-            taken: BTreeSet::new(),
+            taken: BTreeMap::new(),
+            cached: None,
             bytes,
             blocks,
             isolated: usize::MAX,
@@ -108,6 +181,12 @@ impl Ledger {
             done: AtomicBool::new(false),
             state: Arc::new(Mutex::new(state)),
         }
+    }
+
+    /// It caches prefixes.
+    pub fn caching(self) -> Self {
+        self.state.lock().unwrap().cached = Some(Cached::default());
+        self
     }
 
     /// Every byte becomes another.
@@ -147,13 +226,36 @@ impl Memory for Ledger {
         FreeSpace { blocks: self.free_blocks(), fragmentation: 0.0 }
     }
 
-    fn open(&self, _id: u64) -> Result<Held, String> {
-        Ok(Held {
-            blocks: Vec::new(),
-            tokens: 0,
+    fn open(&self, _id: u64, prompt: &[u32]) -> Result<(Held, usize), Refusal> {
+        let size = self.shape.block_tokens;
+        let mut guard = self.state.lock().unwrap();
+        let state = &mut *guard;
+        let mut blocks = Vec::new();
+        if let Some(cached) = &mut state.cached {
+            let most = prompt.len().saturating_sub(1) / size;
+            let found = hashes(prompt, size).take(most).map_while(|hash| cached.blocks.get(&hash).copied());
+            blocks.extend(found);
+            cached.lookup_blocks += (prompt.len() / size) as u64;
+            cached.hit_blocks += blocks.len() as u64;
+            if !blocks.is_empty() && self.strikes(Fault::UncountedHit) {
+                cached.hit_blocks -= 1;
+            }
+            let other = cached.hashes.keys().copied().find(|block| !blocks.contains(block));
+            if let Some(other) = other.filter(|_| !blocks.is_empty() && self.strikes(Fault::FalseHit)) {
+                blocks[0] = other;
+            }
+        }
+        blocks.iter().for_each(|&block| state.take(block));
+        let tokens = blocks.len() * size;
+        let held = Held {
+            blocks,
+            tokens,
+            ids: prompt.to_vec(),
+            block_tokens: size,
             lose: self.strikes(Fault::Leak),
             state: Arc::clone(&self.state),
-        })
+        };
+        Ok((held, tokens))
     }
 
     fn begin(&self) {
@@ -163,7 +265,13 @@ impl Memory for Ledger {
         }
     }
 
-    fn append(&self, (): &mut (), sequence: &mut Held, tokens: usize) -> Result<(), Refusal> {
+    fn append(
+        &self,
+        (): &mut (),
+        sequence: &mut Held,
+        tokens: usize,
+        said: &[u32],
+    ) -> Result<(), Refusal> {
         let wanted = self.shape.blocks((sequence.tokens + tokens) as u64) - sequence.blocks.len();
         let mut state = self.state.lock().unwrap();
         let free = state.free.iter().filter(|&&block| state.to_be_had(block)).count();
@@ -171,13 +279,18 @@ impl Memory for Ledger {
             return Err(Refusal::Full { free, retired: 0 });
         }
         for _ in 0..wanted {
-            let twice = state.taken.first().copied().filter(|_| self.strikes(Fault::DoubleOwner));
-            let next = state.free.iter().position(|&block| state.to_be_had(block));
-            let block = twice.or_else(|| state.free.remove(next?)).unwrap();
-            state.taken.insert(block);
+            let first = state.taken.keys().next().copied();
+            let twice = first.filter(|_| self.strikes(Fault::DoubleOwner));
+            let next = state.free.iter().copied().find(|&block| state.to_be_had(block));
+            let block = twice.or(next).unwrap();
+            if let Some(cached) = &mut state.cached {
+                cached.evict(block);
+            }
+            state.take(block);
             sequence.blocks.push(block);
         }
         sequence.tokens += tokens;
+        sequence.ids.extend(said);
         Ok(())
     }
 
@@ -233,6 +346,25 @@ impl Memory for Ledger {
             v[index * v_bytes..][..v_bytes].copy_from_slice(&row[k_bytes..]);
         }
         Ok(())
+    }
+
+    fn prefix(&self) -> Option<PrefixTotals> {
+        let state = self.state.lock().unwrap();
+        let cached = state.cached.as_ref()?;
+        Some(PrefixTotals {
+            policy: "ledger".into(),
+            lookup_blocks: cached.lookup_blocks,
+            hit_blocks: cached.hit_blocks,
+            evicted_blocks: cached.evicted_blocks,
+        })
+    }
+
+    fn set_time(&self, _: Duration) {}
+
+    fn forget_prefixes(&self) {
+        if let Some(cached) = &mut self.state.lock().unwrap().cached {
+            *cached = Cached::default();
+        }
     }
 
     fn start_compaction(&self, _: &Compaction) -> Result<(), String> {

@@ -25,8 +25,22 @@ pub enum Refusal {
 pub struct FreeSpace {
     /// Blocks that belong to no sequence.
     pub blocks: usize,
-    /// The share of the free frames that are in no free aligned run of the pool's order.
+    /// The share of the free frames that are in no free aligned run of the pool's order. Those that are kept for their
+    /// prefixes are not among them.
     pub fragmentation: f64,
+}
+
+/// What a prefix cache found, and what became of its blocks.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PrefixTotals {
+    /// The policy's name.
+    pub policy: String,
+    /// Full blocks of prompts that were looked up.
+    pub lookup_blocks: u64,
+    /// Leading ones of each that were cached.
+    pub hit_blocks: u64,
+    /// Blocks that were evicted because their frames were needed.
+    pub evicted_blocks: u64,
 }
 
 /// Compaction beside the replay.
@@ -80,23 +94,25 @@ pub trait Memory: Sync {
     /// Blocks that it has at this moment.
     fn blocks(&self) -> usize;
 
-    /// Blocks that belong to no sequence, cheaply: those that are free, and those that are retired until steps in flight
-    /// have ended.
+    /// Blocks that belong to no sequence, cheaply: those that are free, those that are kept for their prefixes, and those
+    /// that are retired until steps in flight have ended.
     fn free_blocks(&self) -> usize;
 
     /// Free memory and its fragmentation, by a walk over the pool that disturbs nobody.
     fn free_space(&self) -> FreeSpace;
 
-    /// A new, empty sequence.
+    /// A new sequence. Where prefixes are cached it begins with what is of `prompt`, and the rest of the prompt is known to
+    /// come; elsewhere the prompt is of no use. Returns how many tokens it has.
     ///
     /// # Errors
-    /// What was wrong with the id.
-    fn open(&self, id: u64) -> Result<Self::Sequence, String>;
+    /// [`Refusal::Full`] if the pool could not hold the prompt just now; else what was wrong.
+    fn open(&self, id: u64, prompt: &[u32]) -> Result<(Self::Sequence, usize), Refusal>;
 
     /// Begins a step. It ends when it is dropped.
     fn begin(&self) -> Self::Batch;
 
-    /// Appends tokens, all or none, taking blocks as needed.
+    /// Appends tokens, all or none, taking blocks as needed. `said`: their ids, if the prompt did not tell them and prefixes
+    /// are cached; else nothing.
     ///
     /// # Errors
     /// [`Refusal::Full`], and then the sequence is unchanged.
@@ -105,6 +121,7 @@ pub trait Memory: Sync {
         batch: &mut Self::Batch,
         sequence: &mut Self::Sequence,
         tokens: usize,
+        said: &[u32],
     ) -> Result<(), Refusal>;
 
     /// Adds the slots of some tokens to `out`, as a kernel that writes them gets them.
@@ -141,6 +158,15 @@ pub trait Memory: Sync {
     /// # Errors
     /// What was wrong with the rows or the slots.
     fn load(&self, layer: usize, slots: &[i64], k: &mut [u8], v: &mut [u8]) -> Result<(), String>;
+
+    /// What the prefix cache found so far; `None` without one.
+    fn prefix(&self) -> Option<PrefixTotals>;
+
+    /// The time in the trace, by which the cache's policy goes. The latest that any thread says counts.
+    fn set_time(&self, now: Duration);
+
+    /// Gives up everything that is kept for its prefix.
+    fn forget_prefixes(&self);
 
     /// Begins to compact in the background.
     ///

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `lane` | who waits, runs and gives way: continuous batching as pure bookkeeping |
 //! | `floor` | what the threads share: the line of arrivals, their clocks, the rule that keeps all of them going |
+//! | `text` | what tokens are: which prompts begin alike |
 //! | `content`, `transfer` | the bytes of a token, on their way to storage and back |
 //! | `engine` | one scheduler thread |
 //! | `memory`, `pooled` | what it asks of a pool, and the pool |
@@ -14,9 +15,8 @@
 //! Meanwhile the pool is compacted in the background and may be given other sizes; no thread is told of either.
 //!
 //! What must hold when a replay ends, and is reported: every request is completed or rejected, every block that was
-//! allocated has been freed, the pool has as many free blocks as it had and gives all of them out in one request, its
-//! audit agrees, and no token was ever read
-//! other than it was written.
+//! allocated has been freed, the pool has as many free blocks as it had once it has forgotten its prefixes and gives all of
+//! them out in one request, its audit agrees, and no token was ever read other than it was written, by whichever request.
 
 mod content;
 mod engine;
@@ -31,6 +31,7 @@ mod sizing;
 mod tally;
 #[cfg(test)]
 mod tests;
+mod text;
 mod transfer;
 
 use std::any::Any;
@@ -39,11 +40,14 @@ use std::time::{Duration, Instant};
 
 pub use content::Shape;
 pub use floor::StepCost;
-pub use memory::{Compaction, CompactionTotals, FreeSpace, Memory, Refusal, ResizeRefusal};
+pub use memory::{
+    Compaction, CompactionTotals, FreeSpace, Memory, PrefixTotals, Refusal, ResizeRefusal,
+};
 pub use pooled::PoolMemory;
 pub use resizer::{Resize, ResizeOutcome};
 pub use sizing::blocks_for;
 pub use tally::{Samples, Tally};
+pub use text::{Text, Texts};
 pub use transfer::Corrupt;
 
 use crate::schedule::{Schedule, Share};
@@ -126,6 +130,8 @@ pub struct Outcome {
     pub fragmentation_final: f64,
     /// What the pool's own recount says.
     pub audit: Result<(), String>,
+    /// What the prefix cache found; `None` without one.
+    pub prefix: Option<PrefixTotals>,
     /// What compaction did; `None` if there was none.
     pub compaction: Option<CompactionTotals>,
     /// What became of each step of the schedule that was due.
@@ -162,6 +168,7 @@ pub fn replay<M: Memory>(
 ) -> Outcome {
     let requests = trace.requests.len();
     let floor = Floor::new(&trace.requests, options.threads, options.halt_at.map(|at| at.of(requests)));
+    let texts = memory.prefix().map(|_| Texts::of(&trace.requests));
     let start = Instant::now();
     let started =
         options.compaction.as_ref().map_or(Ok(()), |compaction| memory.start_compaction(compaction));
@@ -170,10 +177,10 @@ pub fn replay<M: Memory>(
         let resizer = Resizer::new(memory, &floor, &options.schedule, requests).spawn(scope);
         let mut threads = Vec::with_capacity(options.threads);
         for index in 0..options.threads {
-            let floor = &floor;
+            let (floor, texts) = (&floor, texts.as_ref());
             let spawned = thread::Builder::new().spawn_scoped(scope, move || {
                 let _leave = Leave(floor);
-                Engine::new(memory, floor, options, shape, index).run()
+                Engine::new(memory, floor, options, shape, texts, index).run()
             });
             match spawned {
                 Ok(thread) => threads.push(thread),
@@ -225,6 +232,11 @@ pub fn replay<M: Memory>(
     for (what, error) in failures(compaction.as_ref(), &resizes) {
         tally.find(format!("{what}: {error}"));
     }
+    let prefix = memory.prefix();
+    if let Some(difference) = prefix.as_ref().and_then(|prefix| difference(&tally, prefix)) {
+        tally.find(difference);
+    }
+    memory.forget_prefixes();
     let free = memory.free_space();
     if let Err(reason) = memory.take_all() {
         tally.find(format!("not every block is to be had at the end: {reason}"));
@@ -236,9 +248,22 @@ pub fn replay<M: Memory>(
         blocks_leaked: memory.blocks().saturating_sub(free.blocks),
         fragmentation_final: free.fragmentation,
         audit: memory.audit(),
+        prefix,
         compaction,
         resizes,
     }
+}
+
+/// Where the cache counted otherwise than the threads did, if anywhere.
+fn difference(tally: &Tally, prefix: &PrefixTotals) -> Option<String> {
+    let counted = (
+        tally.lookup_blocks + tally.resumed_lookup_blocks,
+        tally.hit_blocks + tally.resumed_hit_blocks,
+    );
+    let said = (prefix.lookup_blocks, prefix.hit_blocks);
+    (counted != said).then(|| {
+        format!("the cache says that it looked up {} blocks and found {}, and it was {} and {}", said.0, said.1, counted.0, counted.1)
+    })
 }
 
 /// What failed beside the scheduler threads, and how.

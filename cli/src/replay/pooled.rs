@@ -1,18 +1,24 @@
 //! The pool, as the engine asks for it.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use kvpool::compact::{DefragConfig, DefragReport, Defragmenter, ResizeError, Snapshot};
 use kvpool::error::{AllocError, SequenceError};
 use kvpool::ids::SequenceId;
 use kvpool::pool::{AllocRequest, Pool};
+use kvpool::prefix::PrefixConfig;
+use kvpool::prefix::policy::{Millis, PolicyKind};
 use kvpool::sequence::{Batch, BlockTable, Sequence};
 use kvpool::storage::{Elements, ElementsMut, KvLayout, Storage};
 
 use tokio::runtime::{self, Runtime};
 
-use super::memory::{Compaction, CompactionTotals, FreeSpace, Memory, Refusal, ResizeRefusal};
+use super::memory::{
+    Compaction, CompactionTotals, FreeSpace, Memory, PrefixTotals, Refusal, ResizeRefusal,
+};
 
 /// A pool of host memory.
 pub struct PoolMemory {
@@ -21,15 +27,30 @@ pub struct PoolMemory {
     /// Where compaction and changes of size run: one thread, beside those that only copy.
     runtime: Runtime,
     defragmenter: Mutex<Option<Defragmenter>>,
+    /// Milliseconds of the trace, for the cache's policy.
+    now_ms: Arc<AtomicU64>,
 }
 
 impl PoolMemory {
-    /// A pool of this many blocks, that can grow to `blocks_max`.
+    /// A pool of this many blocks, that can grow to `blocks_max`; with a prefix cache by this policy, or without.
     ///
     /// # Errors
     /// What the pool says against it.
-    pub fn new(layout: KvLayout, blocks: usize, blocks_max: usize) -> Result<Self, String> {
-        let pool = Pool::builder(layout).blocks(blocks).blocks_max(blocks_max).build().map_err(text)?;
+    pub fn new(
+        layout: KvLayout,
+        blocks: usize,
+        blocks_max: usize,
+        policy: Option<PolicyKind>,
+    ) -> Result<Self, String> {
+        let mut builder = Pool::builder(layout).blocks(blocks).blocks_max(blocks_max);
+        let now_ms = Arc::new(AtomicU64::new(0));
+        if let Some(policy) = policy {
+            let now = Arc::clone(&now_ms);
+            // Relaxed, here and where it is set: a time and nothing else.
+            let clock = move || Millis(now.load(Relaxed));
+            builder = builder.prefix_cache(PrefixConfig::new().policy(policy).clock(clock));
+        }
+        let pool = builder.build().map_err(text)?;
         let storage = pool.storage().cloned().ok_or("the pool has no storage")?;
         let runtime = runtime::Builder::new_multi_thread()
             .worker_threads(1)
@@ -37,7 +58,7 @@ impl PoolMemory {
             .enable_time()
             .build()
             .map_err(|error| format!("no runtime for compaction: {error}"))?;
-        Ok(Self { pool, storage, runtime, defragmenter: Mutex::new(None) })
+        Ok(Self { pool, storage, runtime, defragmenter: Mutex::new(None), now_ms })
     }
 
     /// What every frame holds now.
@@ -75,30 +96,36 @@ impl Memory for PoolMemory {
 
     fn free_blocks(&self) -> usize {
         let counts = self.pool.blocks().counts();
-        counts.free() + counts.retired
+        counts.free() + counts.retired + counts.evictable
     }
 
     fn free_space(&self) -> FreeSpace {
         let stats = self.pool.stats();
-        FreeSpace { blocks: stats.free + stats.retired, fragmentation: stats.fragmentation }
+        FreeSpace { blocks: stats.free + stats.retired + stats.evictable, fragmentation: stats.fragmentation }
     }
 
-    fn open(&self, id: u64) -> Result<Sequence, String> {
-        self.pool.sequence(SequenceId(id)).open().map_err(text)
+    fn open(&self, id: u64, prompt: &[u32]) -> Result<(Sequence, usize), Refusal> {
+        let builder = self.pool.sequence(SequenceId(id));
+        let opened = if prompt.is_empty() { builder.open() } else { builder.tokens(prompt) };
+        let sequence = opened.map_err(refusal)?;
+        let cached = sequence.len();
+        Ok((sequence, cached))
     }
 
     fn begin(&self) -> Batch {
         self.pool.begin_batch()
     }
 
-    fn append(&self, batch: &mut Batch, sequence: &mut Sequence, tokens: usize) -> Result<(), Refusal> {
-        match batch.append(sequence, tokens) {
-            Ok(_) => Ok(()),
-            Err(SequenceError::Alloc(AllocError::Exhausted { free, retired, .. })) => {
-                Err(Refusal::Full { free, retired })
-            }
-            Err(error) => Err(Refusal::Failed(error.to_string())),
-        }
+    fn append(
+        &self,
+        batch: &mut Batch,
+        sequence: &mut Sequence,
+        tokens: usize,
+        said: &[u32],
+    ) -> Result<(), Refusal> {
+        let appended =
+            if said.is_empty() { batch.append(sequence, tokens) } else { batch.append_tokens(sequence, said) };
+        appended.map(drop).map_err(refusal)
     }
 
     fn slots(
@@ -125,17 +152,40 @@ impl Memory for PoolMemory {
         let dtype = self.storage.layout().dtype();
         let (k, v) = (Elements::new(dtype, k).map_err(text)?, Elements::new(dtype, v).map_err(text)?);
         // SAFETY: the frame rule. The slots are those of tokens that the calling thread has just appended, under a batch
-        // that is in flight, to sequences of its own that nobody has forked: their blocks have one owner, which is
-        // what the pool promises and a replay puts to the test.
+        // that is in flight, to sequences of its own: blocks that it fills have one owner until the batch has ended, which
+        // is what the pool promises and a replay puts to the test.
         unsafe { self.storage.store(layer, k, v, slots) }.map_err(text)
     }
 
     fn load(&self, layer: usize, slots: &[i64], k: &mut [u8], v: &mut [u8]) -> Result<(), String> {
         let dtype = self.storage.layout().dtype();
         let (k, v) = (ElementsMut::new(dtype, k).map_err(text)?, ElementsMut::new(dtype, v).map_err(text)?);
-        // SAFETY: as for `store`: the calling thread owns the sequences that the slots belong to, so that nobody else
-        // writes there.
+        // SAFETY: as for `store`: the calling thread owns the sequences that the slots belong to. What they share with others
+        // was full before, and nobody writes there.
         unsafe { self.storage.load(layer, slots, k, v) }.map_err(text)
+    }
+
+    fn prefix(&self) -> Option<PrefixTotals> {
+        let cache = self.pool.prefix_cache()?;
+        let stats = cache.stats();
+        Some(PrefixTotals {
+            policy: cache.policy().name().to_owned(),
+            lookup_blocks: stats.lookup_blocks,
+            hit_blocks: stats.hit_blocks,
+            evicted_blocks: stats.evicted_blocks,
+        })
+    }
+
+    fn set_time(&self, now: Duration) {
+        let now_ms = now.as_millis() as u64;
+        // A look first: many threads say nearly the same time, and all policies read it.
+        if self.now_ms.load(Relaxed) < now_ms {
+            self.now_ms.fetch_max(now_ms, Relaxed);
+        }
+    }
+
+    fn forget_prefixes(&self) {
+        self.pool.clear_prefix_cache();
     }
 
     fn start_compaction(&self, compaction: &Compaction) -> Result<(), String> {
@@ -183,6 +233,19 @@ impl Memory for PoolMemory {
 
     fn audit(&self) -> Result<(), String> {
         self.pool.audit().map(drop).map_err(text)
+    }
+}
+
+/// What cannot be had is waited for. What the pool could not hold at all fitted a moment ago: it has just shrunk, and whoever
+/// waits for more than there is is rejected elsewhere. Blocks that are kept are refused only as long as a batch in flight may
+/// see them: as good as retired.
+fn refusal(error: SequenceError) -> Refusal {
+    match error {
+        SequenceError::Alloc(AllocError::Exhausted { free, retired, evictable, .. }) => {
+            Refusal::Full { free, retired: retired + evictable }
+        }
+        SequenceError::Alloc(AllocError::TooLarge { .. }) => Refusal::Full { free: 0, retired: 0 },
+        error => Refusal::Failed(error.to_string()),
     }
 }
 

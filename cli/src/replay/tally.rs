@@ -50,13 +50,21 @@ pub struct Tally {
     pub preempted: u64,
     /// How often the pool refused blocks, and kept to it once this thread's finished step had ended.
     pub refused: u64,
+    /// Full blocks of prompts when they were admitted for the first time.
+    pub lookup_blocks: u64,
+    /// Leading ones of each that were cached.
+    pub hit_blocks: u64,
+    /// The same two of prompts that came back after they had given way: what they find is mostly their own.
+    pub resumed_lookup_blocks: u64,
+    /// See [`resumed_lookup_blocks`](Self::resumed_lookup_blocks).
+    pub resumed_hit_blocks: u64,
     /// Tokens appended and written.
     pub tokens: u64,
     /// Tokens read back and compared.
     pub tokens_verified: u64,
-    /// Blocks taken by appends.
+    /// Blocks taken by appends. What was found in the cache is not among them.
     pub blocks_allocated: u64,
-    /// Blocks given back.
+    /// Those of them that were given back.
     pub blocks_freed: u64,
     /// Blocks in which a byte was not as it was written.
     pub corrupt: HashSet<Corrupt>,
@@ -85,6 +93,10 @@ impl Default for Tally {
             rejected: 0,
             preempted: 0,
             refused: 0,
+            lookup_blocks: 0,
+            hit_blocks: 0,
+            resumed_lookup_blocks: 0,
+            resumed_hit_blocks: 0,
             tokens: 0,
             tokens_verified: 0,
             blocks_allocated: 0,
@@ -109,6 +121,16 @@ impl Tally {
         }
     }
 
+    /// Counts what was looked up in the cache for an attempt at a request, and what of it was there.
+    pub fn count_lookup(&mut self, attempt: u32, blocks: usize, hits: usize) {
+        let (all, found) = match attempt {
+            0 => (&mut self.lookup_blocks, &mut self.hit_blocks),
+            _ => (&mut self.resumed_lookup_blocks, &mut self.resumed_hit_blocks),
+        };
+        *all += blocks as u64;
+        *found += hits as u64;
+    }
+
     /// Counts a table's runs of consecutive frames.
     pub fn count_runs(&mut self, table: &[i32]) {
         self.run_blocks += table.len() as u64;
@@ -127,6 +149,10 @@ impl Tally {
         self.rejected += other.rejected;
         self.preempted += other.preempted;
         self.refused += other.refused;
+        self.lookup_blocks += other.lookup_blocks;
+        self.hit_blocks += other.hit_blocks;
+        self.resumed_lookup_blocks += other.resumed_lookup_blocks;
+        self.resumed_hit_blocks += other.resumed_hit_blocks;
         self.tokens += other.tokens;
         self.tokens_verified += other.tokens_verified;
         self.blocks_allocated += other.blocks_allocated;

@@ -12,6 +12,7 @@ fn crowd(requests: u32) -> Trace {
         input_tokens: 40 + 7 * (index % 11),
         output_tokens: 30 + index % 50,
         hash_ids: vec![],
+        hashed_tokens: 0,
     };
     Trace { name: "crowd".into(), requests: (0..requests).map(request).collect(), out_of_order: 0 }
 }

@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use super::content::{Content, Shape};
 use super::memory::Memory;
+use super::text::Text;
 
 /// Tokens moved by one call: the rows of K and V stay in a core's own cache.
 pub const PIECE_TOKENS: usize = 1024;
@@ -20,9 +21,10 @@ pub struct Corrupt {
     pub block: usize,
 }
 
-/// Consecutive tokens of one sequence.
+/// Consecutive tokens of one sequence and one content.
 #[derive(Clone, Copy)]
 struct Part {
+    content: Content,
     request: u32,
     attempt: u32,
     first: usize,
@@ -67,6 +69,7 @@ impl Transfer {
     pub fn gather(
         &mut self,
         (request, attempt): (u32, u32),
+        text: &Text,
         tokens: Range<usize>,
         slots: impl FnOnce(&mut Vec<i64>) -> Result<(), String>,
     ) -> Result<(), String> {
@@ -76,7 +79,14 @@ impl Transfer {
         if got != wanted {
             return Err(format!("request {request}: {got} slots for {wanted} tokens from {}", tokens.start));
         }
-        self.parts.push(Part { request, attempt, first: tokens.start, count: wanted });
+        let part = |(content, part): (Content, Range<usize>)| Part {
+            content,
+            request,
+            attempt,
+            first: part.start,
+            count: part.len(),
+        };
+        self.parts.extend(text.parts(tokens).map(part));
         Ok(())
     }
 
@@ -94,13 +104,7 @@ impl Transfer {
                 let mut at = 0;
                 for part in &self.parts {
                     let place = at * row..(at + part.count) * row;
-                    Content::new(part.request, part.attempt).fill(
-                        layer,
-                        plane,
-                        part.first,
-                        row,
-                        &mut rows[place],
-                    );
+                    part.content.fill(layer, plane, part.first, row, &mut rows[place]);
                     at += part.count;
                 }
             }
@@ -162,7 +166,7 @@ fn find_corrupt(
     block_tokens: usize,
     found: &mut impl FnMut(Corrupt),
 ) {
-    let content = Content::new(part.request, part.attempt);
+    let content = part.content;
     let (mut from, end) = (part.first, part.first + part.count);
     while let Some(token) = content.find_wrong(layer, plane, from, row, &rows[(from - part.first) * row..]) {
         let block = token / block_tokens;

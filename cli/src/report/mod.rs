@@ -7,7 +7,7 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-use crate::replay::{CompactionTotals, Outcome, Resize, ResizeOutcome, Shape};
+use crate::replay::{CompactionTotals, Outcome, PrefixTotals, Resize, ResizeOutcome, Shape, Tally};
 
 pub use table::render;
 
@@ -42,9 +42,9 @@ pub struct Report {
     pub block_bytes: u64,
     /// Blocks of the pool at the start.
     pub blocks_total: usize,
-    /// Blocks taken.
+    /// Blocks taken; those that were found in the cache are not among them.
     pub blocks_allocated: u64,
-    /// Blocks given back.
+    /// Those of them that were given back.
     pub blocks_freed: u64,
     /// Blocks that the pool is short of at the end.
     pub blocks_leaked: u64,
@@ -54,6 +54,8 @@ pub struct Report {
     pub tokens_verified: u64,
     /// How often the pool refused blocks.
     pub refused: u64,
+    /// Prefix reuse; none if there was none.
+    pub prefix: Option<Prefix>,
     /// The share of blocks in use.
     pub utilization: Utilization,
     /// The share of free frames outside the free aligned runs of the pool's order.
@@ -74,7 +76,45 @@ pub struct Report {
     pub sound: bool,
 }
 
-/// The share of blocks that are not free.
+/// Prefix reuse. Each request counts when it is admitted for the first time.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Prefix {
+    /// By which blocks were evicted.
+    pub policy: String,
+    /// Full blocks of prompts.
+    pub lookup_blocks: u64,
+    /// Leading ones of each that were cached.
+    pub hit_blocks: u64,
+    /// `hit_blocks / lookup_blocks`.
+    pub hit_rate: f64,
+    /// Blocks that were evicted because their frames were needed.
+    pub evicted_blocks: u64,
+    /// Full blocks of the prompts, and of what had been said, of requests that had given way.
+    pub resumed_lookup_blocks: u64,
+    /// Leading ones of each that were cached: mostly their own.
+    pub resumed_hit_blocks: u64,
+}
+
+impl Prefix {
+    fn of(totals: &PrefixTotals, tally: &Tally) -> Self {
+        Self {
+            policy: totals.policy.clone(),
+            lookup_blocks: tally.lookup_blocks,
+            hit_blocks: tally.hit_blocks,
+            hit_rate: share(tally.hit_blocks, tally.lookup_blocks),
+            evicted_blocks: totals.evicted_blocks,
+            resumed_lookup_blocks: tally.resumed_lookup_blocks,
+            resumed_hit_blocks: tally.resumed_hit_blocks,
+        }
+    }
+}
+
+/// The share of some in all; 0 of nothing.
+fn share(some: u64, all: u64) -> f64 {
+    if all == 0 { 0.0 } else { some as f64 / all as f64 }
+}
+
+/// The share of blocks that belong to sequences. Those that are only cached do not.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct Utilization {
     /// Over the virtual time of the replay.
@@ -88,7 +128,7 @@ pub struct Utilization {
     pub owned_at_first_refusal: Option<f64>,
 }
 
-/// Shares of free frames.
+/// Shares of free frames. Those that hold cached blocks are not free in this sense.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct Fragmentation {
     /// Over the virtual time of the replay.
@@ -246,6 +286,7 @@ impl Report {
             blocks_corrupt: tally.corrupt.len() as u64,
             tokens_verified: tally.tokens_verified,
             refused: tally.refused,
+            prefix: outcome.prefix.as_ref().map(|prefix| Prefix::of(prefix, tally)),
             utilization: Utilization {
                 mean: tally.utilization.mean(),
                 peak: tally.utilization.max,

@@ -22,6 +22,7 @@ pub fn render(report: &Report) -> String {
         ("time", time(report)),
         ("tokens", tokens(report)),
         ("blocks", blocks(report)),
+        ("prefixes", prefix(report)),
         ("in use", utilization(report)),
         ("contiguity", contiguity(report)),
         ("compaction", compaction(report)),
@@ -121,6 +122,22 @@ fn blocks(report: &Report) -> Lines {
         ("leaked", count(report.blocks_leaked), String::new()),
         ("corrupt", count(report.blocks_corrupt), corrupt.into()),
     ]
+}
+
+fn prefix(report: &Report) -> Lines {
+    let Some(prefix) = &report.prefix else {
+        return vec![("off", "-".into(), String::new())];
+    };
+    let found = format!("{} of {} blocks of prompts", count(prefix.hit_blocks), count(prefix.lookup_blocks));
+    let mut lines = vec![
+        ("hit rate", percent(prefix.hit_rate), found),
+        ("evicted", count(prefix.evicted_blocks), format!("by policy {}", prefix.policy)),
+    ];
+    if prefix.resumed_lookup_blocks > 0 {
+        let of = format!("of {} blocks of those who had given way", count(prefix.resumed_lookup_blocks));
+        lines.push(("found again", count(prefix.resumed_hit_blocks), of));
+    }
+    lines
 }
 
 fn utilization(report: &Report) -> Lines {

@@ -94,8 +94,10 @@ pub struct Request {
     pub input_tokens: u32,
     /// Tokens of the answer.
     pub output_tokens: u32,
-    /// One id for each 512 tokens of the prompt, where equal ids mean an equal prefix; empty where there are none.
+    /// One id for each 512 tokens, where equal ids mean an equal prefix; empty where there are none.
     pub hash_ids: Vec<u64>,
+    /// Tokens that these ids stand for: the prompt's, or none; of made-up conversations, those of the answer too.
+    pub hashed_tokens: u32,
 }
 
 impl Request {
@@ -176,6 +178,7 @@ impl Trace {
                 arrival: Duration::from_nanos(row.at_ns.abs_diff(zero)),
                 input_tokens: row.input_tokens,
                 output_tokens: row.output_tokens,
+                hashed_tokens: if row.hash_ids.is_empty() { 0 } else { row.input_tokens },
                 hash_ids: row.hash_ids,
             })
             .collect();

@@ -2,7 +2,7 @@
 //!
 //! Conversations begin as a Poisson process. Each has one of a few shared system prompts, now and then a document,
 //! and some turns; a turn's prompt is everything said before plus a new message, and the next turn comes once the
-//! answer is written, read and thought about. Lengths and think times are lognormal, as measured ones are: most are
+//! answer is written, read and thought about. The ids of a request's text reach to the end of its answer. Lengths and think times are lognormal, as measured ones are: most are
 //! short and some are very long.
 //!
 //! Equal seeds give equal requests, on every machine: the generator is a fixed one (PCG), not "the standard one".
@@ -73,7 +73,7 @@ pub struct Conversations {
     next_hash_id: u64,
 }
 
-/// Text with an identity: how long it is, and an id for each of its full blocks.
+/// Text with an identity: how long it is, and an id for each of its blocks. The last block keeps its id when it is filled up.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Prompt {
     tokens: u32,
@@ -106,6 +106,8 @@ impl Conversations {
             let mut prompt = Prompt { tokens: 0, hash_ids: Vec::new() };
             let tokens = SYSTEM_TOKENS.draw_tokens(&mut this.rng);
             this.extend(&mut prompt, tokens);
+            // What fills up the last block differs from conversation to conversation.
+            prompt.hash_ids.truncate((prompt.tokens / HASH_BLOCK_TOKENS) as usize);
             this.system_prompts.push(prompt);
         }
         this
@@ -121,18 +123,14 @@ impl Conversations {
         Trace { name: format!("conversations (seed {seed})"), requests, out_of_order: 0 }
     }
 
-    /// Lengthens a text; every block of it that is full from now on gets an id of its own.
+    /// Lengthens a text; every block that begins gets an id of its own.
     fn extend(&mut self, prompt: &mut Prompt, tokens: u32) {
         prompt.tokens += tokens;
-        let full = (prompt.tokens / HASH_BLOCK_TOKENS) as usize;
-        while prompt.hash_ids.len() < full {
-            prompt.hash_ids.push(self.hash_id());
+        let blocks = prompt.tokens.div_ceil(HASH_BLOCK_TOKENS) as usize;
+        while prompt.hash_ids.len() < blocks {
+            prompt.hash_ids.push(self.next_hash_id);
+            self.next_hash_id += 1;
         }
-    }
-
-    fn hash_id(&mut self) -> u64 {
-        self.next_hash_id += 1;
-        self.next_hash_id - 1
     }
 
     /// Begins every conversation that begins before the next turn of one under way.
@@ -165,18 +163,17 @@ impl Iterator for Conversations {
         let Reverse(turn) = self.due.pop()?;
         let Due { at, conversation, turns_left, mut prompt } = turn;
         let output_tokens = ANSWER_TOKENS.draw_tokens(&mut self.rng);
-        let mut request = Request {
+        let input_tokens = prompt.tokens;
+        self.extend(&mut prompt, output_tokens);
+        let request = Request {
             arrival: at,
-            input_tokens: prompt.tokens,
+            input_tokens,
             output_tokens,
             hash_ids: prompt.hash_ids.clone(),
+            hashed_tokens: prompt.tokens,
         };
-        if prompt.tokens % HASH_BLOCK_TOKENS != 0 {
-            // The last block is not full: the next turn's block at this place holds more, and has another id.
-            request.hash_ids.push(self.hash_id());
-        }
         let message = MESSAGE_TOKENS.draw_tokens(&mut self.rng);
-        self.extend(&mut prompt, output_tokens + message);
+        self.extend(&mut prompt, message);
         if turns_left > 0 && prompt.tokens <= CONTEXT_TOKENS_MAX {
             let wait_s = f64::from(output_tokens) * TOKEN_SECONDS + THINK_SECONDS.draw(&mut self.rng);
             let at = at + Duration::from_secs_f64(wait_s);

@@ -27,7 +27,8 @@ fn requests_arrive_in_order_with_an_id_a_block() {
     assert!(trace.requests.is_sorted_by_key(|request| request.arrival));
     for request in &trace.requests {
         assert!((1..=CONTEXT_TOKENS_MAX).contains(&request.input_tokens) && request.output_tokens > 0);
-        assert_eq!(request.hash_ids.len(), request.input_tokens.div_ceil(HASH_BLOCK_TOKENS) as usize);
+        assert_eq!(u64::from(request.hashed_tokens), request.tokens());
+        assert_eq!(request.hash_ids.len(), request.hashed_tokens.div_ceil(HASH_BLOCK_TOKENS) as usize);
         let distinct: HashSet<_> = request.hash_ids.iter().collect();
         assert_eq!(distinct.len(), request.hash_ids.len(), "a block repeated within a prompt");
     }
