@@ -262,7 +262,10 @@ mod tests {
         assert_eq!(policy(&[]).unwrap(), Some(PolicyKind::Lru));
         assert_eq!(policy(&["--policy", "priority"]).unwrap(), Some(PolicyKind::Priority));
         assert_eq!(policy(&["--prefix-cache", "off"]).unwrap(), None);
-        assert!(policy(&["--prefix-cache", "off", "--policy", "lru"]).is_err(), "one of the two is a mistake");
+        assert!(
+            policy(&["--prefix-cache", "off", "--policy", "lru"]).is_err(),
+            "one of the two is a mistake"
+        );
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use kvpool::prefix::policy::PolicyKind;
 use kvpool_cli::trace::{Request, Trace};
 use serde_json::Value;
 
@@ -23,6 +24,7 @@ const KEYS: &[&str] = &[
     "latency_ns",
     "layout",
     "preempted",
+    "prefix",
     "refused",
     "rejected",
     "requests",
@@ -72,6 +74,16 @@ fn json_has_exactly_its_keys() {
         "time_ms",
     ];
     assert_eq!(keys(&report["defrag"]), defrag);
+    let prefix = [
+        "evicted_blocks",
+        "hit_blocks",
+        "hit_rate",
+        "lookup_blocks",
+        "policy",
+        "resumed_hit_blocks",
+        "resumed_lookup_blocks",
+    ];
+    assert_eq!(keys(&report["prefix"]), prefix);
     assert_eq!(report["resize"], Value::Array(vec![]));
     assert_eq!(keys(&report["latency_ns"]), ["allocate", "free"]);
     for call in ["allocate", "free"] {
@@ -129,6 +141,39 @@ fn other_layouts_and_block_sizes_hold_their_bytes() {
         let report = json(&kvpool(&arguments));
         assert_eq!((&report["sound"], &report["block_tokens"]), (&Value::Bool(true), &8.into()), "{layout}");
     }
+}
+
+/// Prompts of conversations begin with what was said before: most of it is found, and no byte of it is wrong.
+#[test]
+fn prefixes_are_reused_by_every_policy() {
+    let arguments = ["replay", "--requests", "400", "--threads", "2", "--json", "--blocks", "60000"];
+    let off = json(&kvpool(&[&arguments[..], &["--prefix-cache", "off"]].concat()));
+    assert_eq!((&off["prefix"], &off["sound"]), (&Value::Null, &Value::Bool(true)));
+    for policy in PolicyKind::ALL {
+        let options = ["--prefix-cache", "on", "--policy", policy.name()];
+        let on = json(&kvpool(&[&arguments[..], &options].concat()));
+        let prefix = &on["prefix"];
+        assert_eq!((&on["sound"], &prefix["policy"]), (&Value::Bool(true), &policy.name().into()));
+        let count = |name: &str| prefix[name].as_u64().unwrap();
+        assert!(count("hit_blocks") > count("lookup_blocks") / 4, "{prefix}");
+        let rate = count("hit_blocks") as f64 / count("lookup_blocks") as f64;
+        assert_eq!(prefix["hit_rate"].as_f64(), Some(rate));
+        // What is found is not written.
+        let found = 16 * (count("hit_blocks") + count("resumed_hit_blocks"));
+        let tokens = |report: &Value| report["tokens"].as_u64().unwrap();
+        assert!(on["preempted"] != 0 || tokens(&on) + found == tokens(&off), "{on}");
+    }
+}
+
+/// Whoever gives way leaves its blocks in the cache, others evict them, and the pool changes its size: nothing is lost.
+#[test]
+fn a_narrow_pool_evicts_and_finds_again() {
+    let arguments = ["replay", "--requests", "300", "--blocks", "6000", "--threads", "3", "--json"];
+    let sizes = ["--resize-at", "20%:9000,45%:5000,70%:7000", "--prefix-cache", "on"];
+    let report = json(&kvpool(&[&arguments[..], &sizes].concat()));
+    assert_eq!(report["sound"], true, "{report}");
+    let count = |name: &str| report["prefix"][name].as_u64().unwrap();
+    assert!(count("evicted_blocks") > 0 && count("hit_blocks") > 0, "{report}");
 }
 
 /// A pool that is too small for comfort is compacted all the time, and every byte is found where it is looked for.
@@ -223,7 +268,17 @@ fn the_table_is_for_people_and_the_bar_for_terminals() {
     let output = kvpool(&["replay", "--requests", "100"]);
     assert_eq!(output.status.code(), Some(0));
     let text = String::from_utf8(output.stdout).unwrap();
-    for word in ["requests", "speed-up", "leaked", "corrupt", "at first refusal", "p99.9", "nothing lost"] {
+    for word in [
+        "hit rate",
+        "by policy lru",
+        "requests",
+        "speed-up",
+        "leaked",
+        "corrupt",
+        "at first refusal",
+        "p99.9",
+        "nothing lost",
+    ] {
         assert!(text.contains(word), "no {word:?} in\n{text}");
     }
     assert!(!text.contains('\u{1b}'), "colours, although this is no terminal");
@@ -282,6 +337,10 @@ fn bad_usage_and_bad_input_are_told_apart_from_failures() {
         (vec!["replay", "--blocks", "0"], "--blocks"),
         (vec!["replay", "--layout", "llama-3.1-405b", "--blocks", "100000000"], "does not fit"),
         (vec!["replay", "--nonsense"], "--nonsense"),
+        (vec!["replay", "--prefix-cache", "perhaps"], "[possible values: on, off]"),
+        (vec!["replay", "--policy", "mru"], "no eviction policy is called \"mru\"; there are lru"),
+        (vec!["replay", "--prefix-cache", "off", "--policy", "lru"], "--policy lru says how"),
+        (vec!["map", "--prefix-cache", "off", "--policy", "lru"], "--policy lru says how"),
         (vec!["replay", "--resize-at", "30%:5,x"], "item 2, \"x\": no colon"),
         (vec!["replay", "--resize-at", "60%:5,30%:5"], "not after the item before it, at 60 %"),
         (vec!["replay", "--defrag-threshold", "2"], "2 is not from 0 to 1"),

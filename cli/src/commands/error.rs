@@ -23,7 +23,9 @@ pub enum CommandError {
         reason: LayoutError,
     },
     /// A policy for a cache that there is not to be.
-    #[error("--policy {policy} says how cached blocks are evicted, and --prefix-cache off that none are cached")]
+    #[error(
+        "--policy {policy} says how cached blocks are evicted, and --prefix-cache off that none are cached"
+    )]
     PolicyOfNothing {
         /// The policy.
         policy: PolicyKind,

@@ -147,7 +147,8 @@ mod tests {
     #[test]
     fn places_differ() {
         let mut seen = HashSet::new();
-        let attempts = (0..20).flat_map(|request| (0..3).map(move |attempt| Content::of_attempt(request, attempt)));
+        let attempts =
+            (0..20).flat_map(|request| (0..3).map(move |attempt| Content::of_attempt(request, attempt)));
         let pieces = (0..20).map(|piece| Content::BEGIN.then(piece));
         let twice = (0..20).map(|piece| Content::BEGIN.then(piece).then(3));
         for content in attempts.chain(pieces).chain(twice) {

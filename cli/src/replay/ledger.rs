@@ -8,9 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::content::Shape;
-use super::memory::{
-    Compaction, CompactionTotals, FreeSpace, Memory, PrefixTotals, Refusal, ResizeRefusal,
-};
+use super::memory::{Compaction, CompactionTotals, FreeSpace, Memory, PrefixTotals, Refusal, ResizeRefusal};
 
 /// What goes wrong, once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -93,7 +91,8 @@ impl State {
     fn keep(&mut self, blocks: usize) {
         self.free.retain(|&block| (block as usize) < blocks);
         if let Some(cached) = &mut self.cached {
-            let gone: Vec<u32> = cached.hashes.keys().copied().filter(|&block| block as usize >= blocks).collect();
+            let gone: Vec<u32> =
+                cached.hashes.keys().copied().filter(|&block| block as usize >= blocks).collect();
             gone.into_iter().for_each(|block| cached.evict(block));
         }
         (self.blocks, self.isolated) = (blocks, usize::MAX);
@@ -265,13 +264,7 @@ impl Memory for Ledger {
         }
     }
 
-    fn append(
-        &self,
-        (): &mut (),
-        sequence: &mut Held,
-        tokens: usize,
-        said: &[u32],
-    ) -> Result<(), Refusal> {
+    fn append(&self, (): &mut (), sequence: &mut Held, tokens: usize, said: &[u32]) -> Result<(), Refusal> {
         let wanted = self.shape.blocks((sequence.tokens + tokens) as u64) - sequence.blocks.len();
         let mut state = self.state.lock().unwrap();
         let free = state.free.iter().filter(|&&block| state.to_be_had(block)).count();

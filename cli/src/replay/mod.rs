@@ -40,9 +40,7 @@ use std::time::{Duration, Instant};
 
 pub use content::Shape;
 pub use floor::StepCost;
-pub use memory::{
-    Compaction, CompactionTotals, FreeSpace, Memory, PrefixTotals, Refusal, ResizeRefusal,
-};
+pub use memory::{Compaction, CompactionTotals, FreeSpace, Memory, PrefixTotals, Refusal, ResizeRefusal};
 pub use pooled::PoolMemory;
 pub use resizer::{Resize, ResizeOutcome};
 pub use sizing::blocks_for;
@@ -256,13 +254,14 @@ pub fn replay<M: Memory>(
 
 /// Where the cache counted otherwise than the threads did, if anywhere.
 fn difference(tally: &Tally, prefix: &PrefixTotals) -> Option<String> {
-    let counted = (
-        tally.lookup_blocks + tally.resumed_lookup_blocks,
-        tally.hit_blocks + tally.resumed_hit_blocks,
-    );
+    let counted =
+        (tally.lookup_blocks + tally.resumed_lookup_blocks, tally.hit_blocks + tally.resumed_hit_blocks);
     let said = (prefix.lookup_blocks, prefix.hit_blocks);
     (counted != said).then(|| {
-        format!("the cache says that it looked up {} blocks and found {}, and it was {} and {}", said.0, said.1, counted.0, counted.1)
+        format!(
+            "the cache says that it looked up {} blocks and found {}, and it was {} and {}",
+            said.0, said.1, counted.0, counted.1
+        )
     })
 }
 

@@ -16,9 +16,7 @@ use kvpool::storage::{Elements, ElementsMut, KvLayout, Storage};
 
 use tokio::runtime::{self, Runtime};
 
-use super::memory::{
-    Compaction, CompactionTotals, FreeSpace, Memory, PrefixTotals, Refusal, ResizeRefusal,
-};
+use super::memory::{Compaction, CompactionTotals, FreeSpace, Memory, PrefixTotals, Refusal, ResizeRefusal};
 
 /// A pool of host memory.
 pub struct PoolMemory {
@@ -123,8 +121,11 @@ impl Memory for PoolMemory {
         tokens: usize,
         said: &[u32],
     ) -> Result<(), Refusal> {
-        let appended =
-            if said.is_empty() { batch.append(sequence, tokens) } else { batch.append_tokens(sequence, said) };
+        let appended = if said.is_empty() {
+            batch.append(sequence, tokens)
+        } else {
+            batch.append_tokens(sequence, said)
+        };
         appended.map(drop).map_err(refusal)
     }
 

@@ -43,7 +43,13 @@ mod tests {
     const SHAPE: Shape = Shape { layers: 1, k_bytes: 8, v_bytes: 8, block_tokens: 16 };
 
     fn request(second: u64, input_tokens: u32) -> Request {
-        Request { arrival: Duration::from_secs(second), input_tokens, output_tokens: 0, hash_ids: vec![], hashed_tokens: 0 }
+        Request {
+            arrival: Duration::from_secs(second),
+            input_tokens,
+            output_tokens: 0,
+            hash_ids: vec![],
+            hashed_tokens: 0,
+        }
     }
 
     #[test]

@@ -76,9 +76,11 @@ fn one_fault_anywhere_is_found() {
     let trace = crowd(100);
     for fault in [Fault::FlippedBit, Fault::DoubleOwner, Fault::LostStore, Fault::WrongFrame] {
         for threads in [1, 2] {
-            let outcome = run(&trace, 60, threads, fault);
-            assert!(!outcome.tally.corrupt.is_empty(), "{fault:?} went unnoticed: {outcome:?}");
-            assert!(!outcome.is_sound(100));
+            for run in [run, run_caching] {
+                let outcome = run(&trace, 60, threads, fault);
+                assert!(!outcome.tally.corrupt.is_empty(), "{fault:?} went unnoticed: {outcome:?}");
+                assert!(!outcome.is_sound(100));
+            }
         }
     }
     let outcome = run(&trace, 60, 2, Fault::Leak);
@@ -108,6 +110,65 @@ fn one_thread_is_deterministic() {
     let first = counts();
     assert!(first.2 > 0, "half of the derived size lets nobody give way");
     assert_eq!(first, counts());
+}
+
+fn run_caching(trace: &Trace, blocks: usize, threads: usize, fault: Fault) -> Outcome {
+    let memory = Ledger::new(SHAPE, blocks, fault).caching();
+    replay(&memory, SHAPE, trace, &Options::new(trace, threads), |_| {})
+}
+
+/// What is found of a prompt is neither written nor paid for, and read back like everything else.
+#[test]
+fn prefixes_are_found_again_and_verified() {
+    let trace = Conversations::trace(3, 120);
+    let blocks = 2 * blocks_for(&trace.requests, &SHAPE);
+    let all: u64 = trace.requests.iter().map(Request::tokens).sum();
+    for threads in [1, 2, 3] {
+        let outcome = run_caching(&trace, blocks, threads, Fault::None);
+        assert!(outcome.is_sound(120), "{outcome:?}");
+        let tally = &outcome.tally;
+        assert_eq!((tally.completed, tally.preempted), (120, 0));
+        let full: u64 = trace.requests.iter().map(|request| u64::from(request.input_tokens / 16)).sum();
+        assert_eq!((tally.lookup_blocks, tally.resumed_lookup_blocks), (full, 0));
+        assert!(tally.hit_blocks > full / 4, "{} of {full}", tally.hit_blocks);
+        assert_eq!(tally.tokens + 16 * tally.hit_blocks, all);
+        assert!(tally.tokens_verified > all);
+    }
+}
+
+/// Who gives way finds its own blocks again, and what others find of theirs is right.
+#[test]
+fn who_gave_way_finds_its_own_again() {
+    let strangers = crowd(120);
+    let mut friends = crowd(120);
+    for (index, request) in (0..).zip(&mut friends.requests) {
+        (request.hash_ids, request.hashed_tokens) = (vec![index % 5], request.input_tokens);
+    }
+    for (trace, is_shared) in [(strangers, false), (friends, true)] {
+        for threads in [1, 2, 3] {
+            let outcome = run_caching(&trace, 40, threads, Fault::None);
+            assert!(outcome.is_sound(120), "{threads} threads: {:?}", outcome.tally.findings);
+            let tally = &outcome.tally;
+            assert!(tally.preempted > 0 && tally.resumed_lookup_blocks > 0);
+            assert!(tally.resumed_hit_blocks <= tally.resumed_lookup_blocks);
+            assert_eq!(tally.hit_blocks > 0, is_shared);
+            // One thread comes back before others have taken all that it left.
+            assert!(threads > 1 || tally.resumed_hit_blocks > 0);
+        }
+    }
+}
+
+/// A block of another prompt, and a cache that counts otherwise, are found out.
+#[test]
+fn a_wrong_hit_is_found() {
+    let trace = Conversations::trace(3, 120);
+    let blocks = blocks_for(&trace.requests, &SHAPE);
+    for threads in [1, 2] {
+        let outcome = run_caching(&trace, blocks, threads, Fault::FalseHit);
+        assert!(!outcome.tally.corrupt.is_empty());
+        let outcome = run_caching(&trace, blocks, threads, Fault::UncountedHit);
+        assert!(outcome.tally.findings[0].starts_with("the cache says that it looked up"));
+    }
 }
 
 fn options(trace: &Trace, threads: usize, schedule: &str) -> Options {

@@ -98,7 +98,8 @@ impl Text {
     /// Cuts a range of tokens where their content changes.
     pub fn parts(&self, tokens: Range<usize>) -> impl Iterator<Item = (Content, Range<usize>)> {
         self.split(tokens).map(|part| {
-            let content = if part.start < self.known { self.pieces[part.start / PIECE_TOKENS].1 } else { self.own.1 };
+            let content =
+                if part.start < self.known { self.pieces[part.start / PIECE_TOKENS].1 } else { self.own.1 };
             (content, part)
         })
     }
@@ -115,7 +116,11 @@ impl Text {
         let (mut at, known) = (tokens.start, self.known);
         std::iter::from_fn(move || {
             let start = at;
-            let end = if start < known { ((start / PIECE_TOKENS + 1) * PIECE_TOKENS).min(known) } else { usize::MAX };
+            let end = if start < known {
+                ((start / PIECE_TOKENS + 1) * PIECE_TOKENS).min(known)
+            } else {
+                usize::MAX
+            };
             at = end.min(tokens.end);
             (start < at).then_some(start..at)
         })
@@ -171,7 +176,8 @@ mod tests {
     /// What begins alike has equal bytes, and what does not has not, at every token.
     #[test]
     fn content_goes_with_the_tokens_before() {
-        let requests = [request(&[1, 2, 3], 1300, 1300), request(&[1, 4, 3], 1300, 1300), request(&[1, 2], 900, 900)];
+        let requests =
+            [request(&[1, 2, 3], 1300, 1300), request(&[1, 4, 3], 1300, 1300), request(&[1, 2], 900, 900)];
         let texts = Texts::of(&requests);
         let mut contents: HashMap<Vec<u32>, Content> = HashMap::new();
         let mut distinct = HashSet::new();
@@ -195,6 +201,9 @@ mod tests {
         let cuts: Vec<_> = text.parts(500..700).map(|(_, part)| part).collect();
         assert_eq!(cuts, [500..512, 512..600, 600..700]);
         assert_eq!(text.parts(5..5).count(), 0);
-        assert_eq!(Text::of_attempt(1, 2).parts(0..9999).map(|(_, part)| part).collect::<Vec<_>>(), [0..9999]);
+        assert_eq!(
+            Text::of_attempt(1, 2).parts(0..9999).map(|(_, part)| part).collect::<Vec<_>>(),
+            [0..9999]
+        );
     }
 }
