@@ -411,6 +411,9 @@ impl Keeper for Cache {
                 break Evicted::Held;
             }
             let Some(id) = self.queues.take(&self.rows, &*self.policy, &self.now) else {
+                if got == 0 && passed_over.is_empty() && core.evictable() > 0 && self.queues.look() {
+                    continue;
+                }
                 break if passed_over.is_empty() { Evicted::Nothing } else { Evicted::Held };
             };
             match core.evict(id, oldest) {

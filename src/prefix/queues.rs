@@ -148,6 +148,14 @@ impl Queues {
         }
     }
 
+    /// Whether there is something to be taken after all, that a thread hides which is stopped between two steps. For who was
+    /// told that there is nothing, and has no other way.
+    #[cold]
+    pub(super) fn look(&self) -> bool {
+        let found = self.wheels.iter().filter(|wheel| wheel.look()).count();
+        found > 0
+    }
+
     /// The front that the policy gives up.
     fn take_front(
         &self,

@@ -201,9 +201,7 @@ mod tests {
         let cuts: Vec<_> = text.parts(500..700).map(|(_, part)| part).collect();
         assert_eq!(cuts, [500..512, 512..600, 600..700]);
         assert_eq!(text.parts(5..5).count(), 0);
-        assert_eq!(
-            Text::of_attempt(1, 2).parts(0..9999).map(|(_, part)| part).collect::<Vec<_>>(),
-            [0..9999]
-        );
+        let whole: Vec<_> = Text::of_attempt(1, 2).parts(0..9999).map(|(_, part)| part).collect();
+        assert_eq!(whole, vec![0..9999; 1]);
     }
 }
