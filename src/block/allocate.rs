@@ -12,6 +12,9 @@
 //!
 //! No step waits for anybody.
 
+use smallvec::SmallVec;
+
+use crate::config::MAGAZINE_BLOCKS_MAX;
 use crate::error::AllocError;
 use crate::ids::{BlockId, FrameId, Order, Run, SequenceId, Ticket};
 use crate::sync::{Ordering::*, yield_now};
@@ -26,6 +29,9 @@ const ROUNDS: usize = if cfg!(kvpool_loom) { 3 } else { 32 };
 
 /// Others keep little: at most this share of the pool, as a shift. Then a request evicts before it takes that back.
 const LITTLE_SHIFT: u32 = 5;
+
+/// Whoever evicts does so for its next requests too: at most this share of the pool, as a shift.
+const AHEAD_SHIFT: u32 = 9;
 
 /// How often an allocation starts again that was refused although enough was free: it was in other hands at that moment,
 /// on its way between two places, or in those of another allocation that did not get enough either.
@@ -196,8 +202,8 @@ impl Core {
             if grab.frames == asked {
                 return Ok(());
             }
-            let evicted = self.keeps_little(asked - grab.frames) && self.evict_into(request, grab);
-            if !evicted && !self.climb(&mut ladder) && !self.evict_into(request, grab) {
+            let evicted = self.keeps_little(asked - grab.frames) && self.evict_into(seat, request, grab);
+            if !evicted && !self.climb(&mut ladder) && !self.evict_into(seat, request, grab) {
                 break;
             }
         }
@@ -275,16 +281,29 @@ impl Core {
         kept < missing.max(self.total() >> LITTLE_SHIFT)
     }
 
-    /// Evicts what is missing; false if nothing could be.
+    /// Evicts what is missing, and a few blocks for the seat's next requests; false if nothing could be.
     #[cold]
-    fn evict_into(&self, request: &AllocRequest, grab: &mut Grab) -> bool {
-        let missing = request.blocks - grab.frames;
+    fn evict_into(&self, seat: Option<Seat<'_>>, request: &AllocRequest, grab: &mut Grab) -> bool {
+        // Who needs one block often would search everywhere for each.
+        let ahead = (self.config.magazine_blocks / 2).min(self.total() >> AHEAD_SHIFT);
+        let ahead = if seat.is_some() && !self.is_awaited() { ahead } else { 0 };
         let is_urgent = request.priority == Priority::Urgent;
-        let evicted = self.evict_some(missing, &mut |frame| {
-            if let Some(frame) = self.take_evicted(frame, is_urgent) {
-                grab.push(frame);
-            }
+        let mut spare = SmallVec::<[FrameId; MAGAZINE_BLOCKS_MAX]>::new();
+        let evicted = self.evict_some(request.blocks - grab.frames + ahead, &mut |frame| match self
+            .take_evicted(frame, is_urgent)
+        {
+            Some(frame) if grab.frames < request.blocks => grab.push(frame),
+            Some(frame) => spare.push(frame),
+            None => {}
         });
+        // The last first, so that they come out in the order in which they were evicted.
+        for frame in spare.into_iter().rev() {
+            let put =
+                seat.and_then(|seat| seat.enter(|local| local.cache.free(frame, &self.frames, &self.depot)));
+            if put.is_none() {
+                self.frames.free_run(Run { start: frame, len: 1 });
+            }
+        }
         evicted > 0
     }
 
