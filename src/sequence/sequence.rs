@@ -187,7 +187,11 @@ impl Sequence {
                 length: self.len(),
             });
         }
+        let takes_back = length < self.len();
         self.cut(length as u32);
+        if let Some(known) = self.known.as_mut().filter(|_| takes_back) {
+            known.truncate(length as u32);
+        }
         self.settle();
         Ok(())
     }
@@ -279,9 +283,6 @@ impl Sequence {
         self.committed = self.committed.min(length);
         self.seals.truncate(keep as u32, length / block_tokens);
         self.release_unlinked(&gone);
-        if let Some(known) = self.known.as_mut().filter(|_| length > 0) {
-            known.truncate(length);
-        }
     }
 
     /// Releases blocks that were in the list until just now.

@@ -1,0 +1,69 @@
+//! Prefix reuse when something goes wrong around it: tokens that are taken back, threads that die, policies that answer
+//! nonsense. What is found holds the right bytes, and no block is lost.
+#![cfg(not(kvpool_loom))]
+
+use kvpool::ids::SequenceId;
+use kvpool::pool::Pool;
+use kvpool::prefix::PrefixConfig;
+use kvpool::sequence::Sequence;
+use kvpool::storage::KvLayout;
+
+fn pool_of(blocks: usize, config: PrefixConfig) -> Pool {
+    let layout = KvLayout::named("tiny").unwrap();
+    assert_eq!(layout.block_tokens(), 4);
+    Pool::builder(layout).blocks(blocks).magazine_blocks(4).threads(1).prefix_cache(config).build().unwrap()
+}
+
+fn pool(blocks: usize) -> Pool {
+    pool_of(blocks, PrefixConfig::new())
+}
+
+/// Opens a prompt and appends what was not cached.
+fn admit(pool: &Pool, id: u64, prompt: &[u32]) -> (Sequence, usize) {
+    let mut sequence = pool.sequence(SequenceId(id)).tokens(prompt).unwrap();
+    let cached = sequence.len();
+    let mut batch = pool.begin_batch();
+    batch.append(&mut sequence, prompt.len() - cached).unwrap();
+    batch.finish();
+    (sequence, cached)
+}
+
+/// How many tokens of a prompt are cached.
+fn cached(pool: &Pool, prompt: &[u32]) -> usize {
+    pool.sequence(SequenceId(u64::MAX)).tokens(prompt).unwrap().len()
+}
+
+fn prompt(first: u32, tokens: usize) -> Vec<u32> {
+    (0..tokens as u32).map(|token| first * 100_000 + token).collect()
+}
+
+#[test]
+fn a_sequence_that_begins_anew_is_not_taken_for_what_it_was() {
+    let pool = pool(100);
+    let (old, new) = (prompt(1, 9), prompt(2, 9));
+    let (mut sequence, _) = admit(&pool, 1, &old);
+    pool.clear_prefix_cache();
+    sequence.truncate(0).unwrap();
+    let mut batch = pool.begin_batch();
+    batch.append_tokens(&mut sequence, &new).unwrap();
+    batch.finish();
+    assert_eq!(sequence.announced(), 9);
+    drop(sequence);
+    assert_eq!(cached(&pool, &old), 0, "its blocks hold other tokens");
+    assert_eq!(pool.audit().unwrap().owned, 0);
+}
+
+#[test]
+fn to_take_back_nothing_keeps_what_was_announced() {
+    let pool = pool(100);
+    let prompt = prompt(1, 20);
+    let mut sequence = pool.sequence(SequenceId(1)).tokens(&prompt).unwrap();
+    let mut batch = pool.begin_batch();
+    batch.append(&mut sequence, 10).unwrap();
+    sequence.truncate(10).unwrap();
+    assert_eq!(sequence.announced(), 20);
+    batch.append(&mut sequence, 10).unwrap();
+    batch.finish();
+    drop(sequence);
+    assert_eq!(cached(&pool, &prompt), 16);
+}
