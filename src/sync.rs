@@ -39,6 +39,11 @@ pub(crate) fn fence_after_rmw() {
     fence(Ordering::SeqCst);
 }
 
+/// Whether this thread is on its way out of a panic.
+pub(crate) fn panicking() -> bool {
+    std::thread::panicking()
+}
+
 #[cfg(not(kvpool_loom))]
 mod imp {
     pub(crate) use atomic_waker::AtomicWaker;

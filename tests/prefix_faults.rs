@@ -2,10 +2,13 @@
 //! nonsense. What is found holds the right bytes, and no block is lost.
 #![cfg(not(kvpool_loom))]
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use kvpool::error::SequenceError;
 use kvpool::ids::SequenceId;
 use kvpool::pool::Pool;
 use kvpool::prefix::PrefixConfig;
-use kvpool::sequence::Sequence;
+use kvpool::sequence::{Batch, Sequence};
 use kvpool::storage::KvLayout;
 
 fn pool_of(blocks: usize, config: PrefixConfig) -> Pool {
@@ -66,4 +69,55 @@ fn to_take_back_nothing_keeps_what_was_announced() {
     batch.finish();
     drop(sequence);
     assert_eq!(cached(&pool, &prompt), 16);
+}
+
+#[test]
+fn ids_are_of_the_tokens_that_they_come_with() {
+    let pool = pool(100);
+    let prompt = prompt(1, 3);
+    let (mut sequence, _) = admit(&pool, 1, &prompt);
+    let mut batch = pool.begin_batch();
+    batch.draft(&mut sequence, 3).unwrap();
+    let unknown = SequenceError::TokensUnknown { id: SequenceId(1), known: 3 };
+    assert_eq!(batch.append_tokens(&mut sequence, &[7, 8, 9]), Err(unknown));
+    sequence.announce(&[4, 5, 6]).unwrap();
+    batch.append_tokens(&mut sequence, &[7, 8, 9]).unwrap();
+    batch.finish();
+    drop(sequence);
+    assert_eq!(cached(&pool, &[100_000, 100_001, 100_002, 7, 8, 9]), 0);
+    assert_eq!(cached(&pool, &[100_000, 100_001, 100_002, 4, 5, 6, 7, 8, 9]), 8);
+
+    let mut sequence = pool.sequence(SequenceId(2)).tokens(&[1, 2, 3, 4, 5]).unwrap();
+    let mut batch = pool.begin_batch();
+    let ahead = SequenceError::TokensAhead { id: SequenceId(2), length: 0, announced: 5 };
+    assert_eq!(batch.append_tokens(&mut sequence, &[9, 9]), Err(ahead));
+    batch.append(&mut sequence, 5).unwrap();
+    batch.append_tokens(&mut sequence, &[9, 9, 9]).unwrap();
+    batch.finish();
+    assert_eq!(cached(&pool, &[1, 2, 3, 4, 5, 9, 9, 9, 0]), 8);
+}
+
+/// The engine's step fails between the append and the store.
+#[test]
+fn what_a_panic_leaves_behind_is_not_found() {
+    let pool = pool(100);
+    let fails = |step: &dyn Fn(&mut Sequence, &mut Batch)| {
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            let mut sequence = pool.sequence(SequenceId(1)).reuse_tail().tokens(&prompt(1, 11)).unwrap();
+            let mut batch = pool.begin_batch();
+            step(&mut sequence, &mut batch);
+            panic!("the device is lost");
+        }));
+        assert!(outcome.is_err());
+        assert_eq!((cached(&pool, &prompt(1, 11)), pool.stats().evictable), (0, 0));
+        assert_eq!(pool.audit().unwrap().owned, 0);
+    };
+    fails(&|sequence, batch| drop(batch.append(sequence, 11).unwrap()));
+    fails(&|sequence, batch| {
+        batch.draft(sequence, 11).unwrap();
+        sequence.commit(10).unwrap();
+    });
+    let (sequence, _) = admit(&pool, 1, &prompt(1, 11));
+    drop(sequence);
+    assert_eq!(cached(&pool, &prompt(1, 11)), 8);
 }

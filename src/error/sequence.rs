@@ -29,6 +29,16 @@ pub enum SequenceError {
         /// Tokens that are known.
         known: usize,
     },
+    /// Tokens that were announced are not all appended, and others came with their ids: these belong behind them.
+    #[error("sequence {id} has {length} tokens of {announced} that were announced; append the others first")]
+    TokensAhead {
+        /// The sequence.
+        id: SequenceId,
+        /// Tokens that it has.
+        length: usize,
+        /// Tokens that were announced.
+        announced: usize,
+    },
     /// A sequence of this id is open.
     #[error("sequence {id} is already open")]
     AlreadyOpen {

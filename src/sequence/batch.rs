@@ -19,7 +19,7 @@ use crate::error::{AllocError, SequenceError};
 use crate::ids::{BlockHandle, BlockId, DeviceId, FrameId, Ticket};
 use crate::prefix::KvEvent;
 use crate::storage::FrameMove;
-use crate::sync::{Ordering::SeqCst, fence};
+use crate::sync::{Ordering::SeqCst, fence, panicking};
 
 use super::TOKENS_MAX;
 use super::known::Known;
@@ -28,7 +28,9 @@ use super::registry::Sequences;
 use super::sequence::{Access, Sequence};
 
 /// One step in flight. It may move between threads, overlap with others, and end in any order. It ends when it is
-/// [finished](Self::finish) or dropped: full blocks of final tokens that were filled in it are sealed then.
+/// [finished](Self::finish) or dropped: full blocks of final tokens that were filled in it are sealed then, and registered
+/// with the prefix cache, if their tokens are known and it is not dropped by a panic. Tokens whose bytes could not be
+/// computed are therefore to be [taken back](Sequence::truncate) before the batch ends.
 ///
 /// Until it ends, no frame that was read from a table under it is reused: everything that a kernel is given was built
 /// by a batch that ends after the kernel.
@@ -152,14 +154,18 @@ impl Batch {
     ///
     /// # Errors
     ///
-    /// As for [`append`](Self::append); [`SequenceError::TokensUnknown`]. On an error of the append the tokens are not
-    /// announced either.
+    /// As for [`append`](Self::append); [`SequenceError::TokensUnknown`], also for drafted tokens before these that were not
+    /// announced; [`SequenceError::TokensAhead`] if others were announced and are to be appended first. On any error
+    /// the tokens are not announced either.
     pub fn append_tokens(
         &mut self,
         sequence: &mut Sequence,
         tokens: &[u32],
     ) -> Result<Appended, SequenceError> {
         self.check(&sequence.sequences, sequence.id())?;
+        if let Some(known) = sequence.known.as_deref() {
+            known.is_told_all(sequence.id(), sequence.len())?;
+        }
         let before = sequence.known.as_deref().map(Known::mark);
         sequence.announce(tokens)?;
         let appended = self.append(sequence, tokens.len());
@@ -317,12 +323,13 @@ impl Batch {
 impl Drop for Batch {
     fn drop(&mut self) {
         let blocks = &self.sequences.0.blocks;
-        // A block that was released meanwhile has another generation, and is left alone.
-        if let Some(cache) = &self.sequences.0.cache {
+        // A block that was released meanwhile has another generation, and is left alone. Whoever panics may not have come to
+        // store what was appended: nobody is to find it.
+        if let Some(cache) = self.sequences.0.cache.as_ref().filter(|_| !panicking()) {
             let noted = self.promised.iter_mut().filter(|promise| promise.is_noted);
             cache.register(blocks, noted.map(|promise| (promise.handle, promise.stored.take())));
         }
-        for promise in self.promised.drain(..).filter(|promise| !promise.is_noted) {
+        for promise in self.promised.drain(..).filter(|promise| !promise.is_noted || panicking()) {
             blocks.seal_listed(promise.handle);
         }
         if let Some(lease) = self.lease.take() {

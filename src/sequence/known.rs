@@ -7,6 +7,8 @@
 //!
 //! Tokens can be announced before they are appended, as a prompt is. A block is registered under its hash when it is sealed.
 
+use std::cmp::Ordering;
+
 use crate::error::{PrefixError, SequenceError};
 use crate::ids::{BlockId, SequenceId};
 use crate::prefix::{BlockHash, Cache, Chain, KvEvent, Owner, PrefixKeys};
@@ -66,6 +68,17 @@ impl Known {
     /// The hashes of the full blocks.
     pub(super) fn hashes(&self) -> &[BlockHash] {
         &self.hashes
+    }
+
+    /// Refuses tokens that are to be announced and appended at once, if what is announced does not end where the sequence
+    /// does: their ids would be taken for those of others.
+    pub(super) fn is_told_all(&self, id: SequenceId, length: usize) -> Result<(), SequenceError> {
+        let announced = self.announced();
+        match announced.cmp(&length) {
+            Ordering::Equal => Ok(()),
+            Ordering::Less => Err(SequenceError::TokensUnknown { id, known: announced }),
+            Ordering::Greater => Err(SequenceError::TokensAhead { id, length, announced }),
+        }
     }
 
     /// These tokens come next.

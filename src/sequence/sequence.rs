@@ -9,7 +9,7 @@ use crate::block::{BlockWord, Blocks, Priority};
 use crate::error::SequenceError;
 use crate::ids::{BlockId, SequenceId, Ticket};
 use crate::prefix::Owner;
-use crate::sync::{Ordering::*, fence};
+use crate::sync::{Ordering::*, fence, panicking};
 
 use super::known::Known;
 use super::list::ListOwner;
@@ -306,8 +306,11 @@ impl Sequence {
 impl Drop for Sequence {
     fn drop(&mut self) {
         self.sequences.unregister(self.id);
-        self.settle();
-        self.register_tail();
+        // Of what a thread that panics leaves behind, nobody knows whether it was stored.
+        if !panicking() {
+            self.settle();
+            self.register_tail();
+        }
         self.cut(0);
     }
 }
