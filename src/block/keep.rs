@@ -42,9 +42,9 @@ pub trait Keeper: Send + Sync {
     /// There will be blocks up to this number.
     fn grow(&self, core: &Core, rows: usize);
 
-    /// These blocks became evictable, in this order; each may have been hit, or evicted, since. `tag`: the newest batch
-    /// that may have seen them; 0 if none in flight has.
-    fn keep(&self, core: &Core, ids: &[BlockId], tag: Ticket);
+    /// These blocks became evictable, in this order; each may have been hit, released again, or evicted, since. `tag`: the
+    /// newest batch that may have seen them before; 0 if none in flight has.
+    fn keep(&self, core: &Core, kept: &[Kept], tag: Ticket);
 
     /// Evicts up to `wanted` blocks by [`Core::evict`] and passes on the frames, all of which no batch in flight sees.
     /// `oldest`: the oldest batch in flight.
@@ -63,8 +63,8 @@ impl<T: Keeper> Keeper for Arc<T> {
         (**self).grow(core, rows);
     }
 
-    fn keep(&self, core: &Core, ids: &[BlockId], tag: Ticket) {
-        (**self).keep(core, ids, tag);
+    fn keep(&self, core: &Core, kept: &[Kept], tag: Ticket) {
+        (**self).keep(core, kept, tag);
     }
 
     fn evict(&self, core: &Core, oldest: Ticket, wanted: usize, freed: &mut dyn FnMut(FrameId)) -> Evicted {
@@ -78,6 +78,15 @@ impl<T: Keeper> Keeper for Arc<T> {
     fn forget(&self, core: &Core, id: BlockId) {
         (**self).forget(core, id);
     }
+}
+
+/// A block that became evictable.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Kept {
+    /// The block.
+    pub id: BlockId,
+    /// Its word as its last release left it: what is noted of the release is noted for this generation.
+    pub word: BlockWord,
 }
 
 /// What came of an eviction.
@@ -126,14 +135,14 @@ impl Core {
     }
 
     /// These blocks' last references went just now.
-    pub(super) fn keep(&self, ids: &[BlockId], keep: impl FnOnce(&[BlockId], Ticket)) {
-        if ids.is_empty() {
+    pub(super) fn keep(&self, kept: &[Kept], keep: impl FnOnce(&[Kept], Ticket)) {
+        if kept.is_empty() {
             return;
         }
-        self.evictable.fetch_add(ids.len(), Relaxed);
+        self.evictable.fetch_add(kept.len(), Relaxed);
         // After the releases, as in `give_back`: every batch that saw the blocks is visible to this load.
         let tag = self.clock.idle_or_tag().unwrap_or(Ticket(0));
-        keep(ids, tag);
+        keep(kept, tag);
     }
 
     /// Evicts one block, if it is evictable and no batch in flight, of which `oldest` is the oldest, sees it; its frame is

@@ -9,6 +9,7 @@ use crate::sync::{AtomicU64, Ordering, Ordering::*};
 
 use super::blocks::Core;
 use super::home::Seat;
+use super::keep::Kept;
 use super::{BlockWord, Blocks, FEW, Released};
 
 /// Runs at least this long go to the bitmaps by themselves; shorter ones through the magazines.
@@ -62,7 +63,7 @@ fn not_the_callers(id: BlockId, word: BlockWord) -> ! {
 enum Owed {
     Nothing,
     Frame(FrameId),
-    Kept,
+    Kept(BlockWord),
 }
 
 /// Frames on their way back: long runs to the bitmaps at once; the short ones, if they are few, to the magazines, else
@@ -125,13 +126,13 @@ impl Blocks {
 
     /// As [`release_listed`](Self::release_listed), by who tells the keeper itself: `keep` gets what became evictable, as
     /// [`Keeper::keep`](super::Keeper::keep) does.
-    pub(crate) fn release_kept(&self, ids: &[BlockId], keep: impl FnOnce(&[BlockId], Ticket)) {
-        let (mut freed, mut kept) = (Freed::new(), SmallVec::<[BlockId; 64]>::new());
+    pub(crate) fn release_kept(&self, ids: &[BlockId], keep: impl FnOnce(&[Kept], Ticket)) {
+        let (mut freed, mut kept) = (Freed::new(), SmallVec::<[Kept; 64]>::new());
         for &id in ids {
             match self.release_listed_word(id) {
                 Owed::Nothing => {}
                 Owed::Frame(frame) => freed.push(frame),
-                Owed::Kept => kept.push(id),
+                Owed::Kept(word) => kept.push(Kept { id, word }),
             }
         }
         self.keep(&kept, keep);
@@ -255,8 +256,10 @@ impl Core {
             let released = word.release().filter(|_| word.is_listed());
             let released = released.unwrap_or_else(|| not_the_callers(id, word));
             match atomic.compare_exchange_weak(word.to_bits(), released.word().to_bits(), RELEASE, Relaxed) {
-                Ok(_) if matches!(released, Released::Kept { .. }) => return Owed::Kept,
                 Ok(_) => {
+                    if let Released::Kept { word } = released {
+                        return Owed::Kept(word);
+                    }
                     let frame = self.released(id, released);
                     if word.is_cached()
                         && !matches!(released, Released::Shared(_))

@@ -34,7 +34,7 @@ use std::ops::ControlFlow;
 
 use smallvec::SmallVec;
 
-use crate::block::{BlockWord, Core, Evicted, Keeper, NotEvicted, Rows};
+use crate::block::{BlockWord, Core, Evicted, Keeper, Kept, NotEvicted, Rows};
 use crate::error::PrefixError;
 use crate::ids::{BlockHandle, BlockId, FrameId, Ticket};
 use crate::sync::{AtomicU64, CachePadded, Ordering::*, heavy_fence};
@@ -323,13 +323,14 @@ impl Cache {
     }
 
     /// Blocks of a sequence's list became evictable: the policy places them.
-    pub fn keep(&self, core: &Core, ids: &[BlockId], tag: Ticket, owner: Owner) {
+    pub fn keep(&self, core: &Core, kept: &[Kept], tag: Ticket, owner: Owner) {
         let era = self.era();
         // Relaxed: a number of its own for each, and in the order of releases as far as there is one.
-        let order = self.order.fetch_add(ids.len() as u64, Relaxed);
+        let order = self.order.fetch_add(kept.len() as u64, Relaxed);
         let now = if self.policy.learns() { self.now() } else { Millis(0) };
-        for (&id, order) in ids.iter().zip(order..) {
-            let (row, word) = (self.row(id), core.word(id));
+        for (&Kept { id, word }, order) in kept.iter().zip(order..) {
+            let row = self.row(id);
+            // By the word that the release made: by now the block may have been hit under a newer batch, and released again.
             row.set_tag(word, tag);
             let hash = row.hash();
             let is_useless =
@@ -354,7 +355,7 @@ impl Cache {
             );
             row.set_place(place.queue as usize, place.rank, place.state);
         }
-        self.queues.file(&self.rows, ids);
+        self.queues.file(&self.rows, kept.iter().map(|kept| kept.id));
     }
 
     /// Nothing that was cached until now is found any more; what nobody owns is evicted at once, the rest when it is
@@ -396,8 +397,8 @@ impl Keeper for Cache {
         });
     }
 
-    fn keep(&self, core: &Core, ids: &[BlockId], tag: Ticket) {
-        self.keep(core, ids, tag, Owner::default());
+    fn keep(&self, core: &Core, kept: &[Kept], tag: Ticket) {
+        self.keep(core, kept, tag, Owner::default());
     }
 
     fn evict(&self, core: &Core, oldest: Ticket, wanted: usize, freed: &mut dyn FnMut(FrameId)) -> Evicted {
@@ -426,7 +427,7 @@ impl Keeper for Cache {
                 Err(NotEvicted::Seen | NotEvicted::Moving) => passed_over.push(id),
             }
         };
-        self.queues.file(&self.rows, &passed_over);
+        self.queues.file(&self.rows, passed_over);
         outcome
     }
 

@@ -89,10 +89,10 @@ impl Queues {
     }
 
     /// Files blocks whose places are in their rows, those in one queue together, unless they are filed by an older entry.
-    pub(super) fn file(&self, rows: &Rows<RowBucket>, ids: &[BlockId]) {
+    pub(super) fn file(&self, rows: &Rows<RowBucket>, ids: impl IntoIterator<Item = BlockId>) {
         let mut together = SmallVec::<[BlockId; FILED]>::new();
         let mut queue = 0;
-        for &id in ids {
+        for id in ids {
             let row = row(rows, id);
             // Release: the word and the place are seen by who takes the entry. Acquire: goes on with the order.
             if row.filed.swap(true, AcqRel) && !cfg!(kvpool_mutant = "filed_twice") {
@@ -144,7 +144,7 @@ impl Queues {
             if row.queue() == queue {
                 return Some(id);
             }
-            self.file(rows, &[id]);
+            self.file(rows, [id]);
         }
     }
 
