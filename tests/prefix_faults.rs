@@ -3,11 +3,14 @@
 #![cfg(not(kvpool_loom))]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use kvpool::block::Kept;
 use kvpool::error::SequenceError;
 use kvpool::ids::{SequenceId, Ticket};
 use kvpool::pool::{AllocRequest, Pool};
+use kvpool::prefix::policy::{CachePriority, Head, Lookup, Millis, Place, Policy, PolicyKind, Released};
 use kvpool::prefix::{Owner, PrefixConfig};
 use kvpool::sequence::{Batch, Sequence};
 use kvpool::storage::KvLayout;
@@ -142,5 +145,180 @@ fn a_release_that_is_told_late_does_not_speak_for_a_newer_one() {
     assert!(refused.is_err(), "nine of ten may be read by the batch");
     batch.finish();
     drop(pool.allocate(AllocRequest::new(10)).unwrap());
+    pool.audit().unwrap();
+}
+
+/// A policy that says anything.
+struct Any {
+    queues: usize,
+    calls: AtomicU64,
+    /// Of the so manyth call: a panic if `None`.
+    place: fn(u64, &Released) -> Option<Place>,
+    victim: fn(u64, &[Option<Head>]) -> Option<Option<usize>>,
+    looked_up: fn(u64) -> Option<u64>,
+}
+
+impl std::fmt::Debug for Any {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Any")
+    }
+}
+
+impl Any {
+    fn call(&self) -> u64 {
+        self.calls.fetch_add(1, Relaxed)
+    }
+}
+
+impl Policy for Any {
+    fn name(&self) -> &'static str {
+        "any"
+    }
+
+    fn queues(&self) -> usize {
+        self.queues
+    }
+
+    fn looked_up(&self, _: &mut Lookup<'_>, _: Millis) -> u64 {
+        (self.looked_up)(self.call()).unwrap_or_else(|| panic!("the policy knows nothing of look-ups"))
+    }
+
+    fn place(&self, released: &Released, _: Millis) -> Place {
+        (self.place)(self.call(), released).unwrap_or_else(|| panic!("the policy knows no place"))
+    }
+
+    fn victim(&self, heads: &[Option<Head>], _: Millis) -> Option<usize> {
+        (self.victim)(self.call(), heads).unwrap_or_else(|| panic!("the policy knows no victim"))
+    }
+}
+
+fn first(heads: &[Option<Head>]) -> Option<Option<usize>> {
+    Some(heads.iter().position(Option::is_some))
+}
+
+/// Requests of all kinds, while the policy answers as it likes: nothing is lost, and what is found is what was asked for.
+fn serves(policy: Any) {
+    let pool = pool_of(60, PrefixConfig::new().policy_of(Arc::new(policy)));
+    let mut rng = fastrand::Rng::with_seed(5);
+    let mut open = Vec::new();
+    for step in 0..600 {
+        let prompt = prompt(rng.u32(..8), rng.usize(1..60));
+        match pool.sequence(SequenceId(step)).tokens(&prompt) {
+            Ok(mut sequence) => {
+                let mut batch = pool.begin_batch();
+                let rest = prompt.len() - sequence.len();
+                if batch.append(&mut sequence, rest).is_ok() {
+                    open.push(sequence);
+                }
+            }
+            Err(error) => panic!("{error}"),
+        }
+        if open.len() > 3 {
+            open.swap_remove(rng.usize(..open.len()));
+        }
+        if step % 50 == 0 {
+            pool.audit().unwrap();
+        }
+    }
+    open.clear();
+    assert_eq!((pool.audit().unwrap().owned, pool.free_blocks()), (0, 60));
+    let stats = pool.prefix_cache().unwrap().stats();
+    assert!(stats.hit_blocks > 100 && stats.evicted_blocks > 100, "{stats:?}");
+    drop(pool.allocate(AllocRequest::new(60)).unwrap());
+    pool.audit().unwrap();
+}
+
+fn in_order(_: u64, released: &Released) -> Option<Place> {
+    Some(Place { queue: (released.hash % 3) as u8, rank: released.order, state: 0 })
+}
+
+#[test]
+fn a_policy_that_panics_loses_nothing() {
+    let calls = || AtomicU64::new(0);
+    let (place, victim, looked_up) = (in_order, |_, heads: &[_]| first(heads), |_| Some(0));
+    let place_panics = |call: u64, released: &Released| in_order(call, released).filter(|_| call % 97 != 0);
+    serves(Any { queues: 3, calls: calls(), place: place_panics, victim, looked_up });
+    let victim_panics = |call: u64, heads: &[_]| first(heads).filter(|_| call % 97 != 0);
+    serves(Any { queues: 3, calls: calls(), place, victim: victim_panics, looked_up });
+    let looked_up_panics = |call| (call % 97 != 0).then_some(7);
+    serves(Any { queues: 3, calls: calls(), place, victim, looked_up: looked_up_panics });
+}
+
+#[test]
+fn a_policy_that_answers_nonsense_is_borne() {
+    let calls = || AtomicU64::new(0);
+    let (victim, looked_up) = (|_, heads: &[_]| first(heads), |_| Some(u64::MAX));
+    let place_of = |place: fn(u64, &Released) -> Option<Place>| Any {
+        queues: 3,
+        calls: calls(),
+        place,
+        victim,
+        looked_up,
+    };
+    // A queue that there is not, that of what is of no use among them.
+    serves(place_of(|call, released| Some(Place { queue: call as u8, rank: released.order, state: call })));
+    serves(place_of(|_, _| Some(Place { queue: 1, rank: 7, state: 0 })));
+    serves(place_of(|_, _| Some(Place { queue: 2, rank: u64::MAX, state: 0 })));
+    serves(place_of(|call, _| Some(Place { queue: 0, rank: u64::MAX - call, state: 0 })));
+    serves(place_of(|call, _| Some(Place { queue: 0, rank: 1_000_000 - call, state: 0 })));
+    // Far apart, near each other, and around the turns of a wheel.
+    serves(place_of(|call, _| {
+        Some(Place { queue: (call % 3) as u8, rank: call.wrapping_mul(0x9e37_79b9_7f4a_7c15), state: 0 })
+    }));
+    serves(place_of(|call, _| Some(Place { queue: (call % 3) as u8, rank: 1_000_000 + call % 5, state: 0 })));
+    for victim in [|_, _: &[_]| Some(None), |call: u64, _: &[_]| Some(Some(call as usize))] {
+        serves(Any { queues: 3, calls: calls(), place: in_order, victim, looked_up });
+    }
+}
+
+/// One block waits at the front of its queue, another one behind it, and both far from where the wheel is.
+#[test]
+fn a_front_gives_way_to_smaller_ranks_alone() {
+    let place = |_: u64, released: &Released| match released.priority {
+        CachePriority::High => Some(Place { queue: 1, rank: 1_000_000_000 - released.order, state: 0 }),
+        _ => Some(Place { queue: 0, rank: released.order, state: 0 }),
+    };
+    let (victim, looked_up) = (|_, heads: &[_]| first(heads), |_| Some(0));
+    let policy = Any { queues: 2, calls: AtomicU64::new(0), place, victim, looked_up };
+    let pool = pool_of(10, PrefixConfig::new().policy_of(Arc::new(policy)));
+    let serve = |first, keep| {
+        let mut sequence = pool.sequence(SequenceId(1)).keep(keep).tokens(&prompt(first, 4)).unwrap();
+        pool.begin_batch().append(&mut sequence, 4).unwrap();
+    };
+    serve(1, CachePriority::High);
+    serve(2, CachePriority::Low);
+    drop(pool.allocate(AllocRequest::new(9)).unwrap());
+    assert_eq!(pool.prefix_cache().unwrap().stats().evicted_blocks, 1);
+    serve(3, CachePriority::High);
+    serve(4, CachePriority::High);
+    // The last of them has the smallest rank.
+    for (blocks, left) in [(8, [4, 4, 0]), (9, [4, 0, 0]), (10, [0, 0, 0])] {
+        drop(pool.allocate(AllocRequest::new(blocks)).unwrap());
+        assert_eq!([1, 3, 4].map(|first| cached(&pool, &prompt(first, 5))), left);
+    }
+    pool.audit().unwrap();
+}
+
+/// More blocks than an eviction passes over cannot go, and stand before one that can.
+#[test]
+fn what_can_go_is_found_behind_what_cannot() {
+    let config = || PrefixConfig::new().policy(PolicyKind::Priority);
+    let pool = pool_of(101, config());
+    let admit = |id, prompt: &[u32], keep| {
+        let mut sequence = pool.sequence(SequenceId(id)).keep(keep).tokens(prompt).unwrap();
+        let mut batch = pool.begin_batch();
+        let rest = prompt.len() - sequence.len();
+        batch.append(&mut sequence, rest).unwrap();
+        sequence
+    };
+    let (dear, cheap) =
+        (admit(1, &prompt(1, 4), CachePriority::High), admit(2, &prompt(2, 400), CachePriority::Low));
+    drop(dear);
+    let batch = pool.begin_batch();
+    drop(cheap);
+    drop(pool.allocate(AllocRequest::new(1)).expect("the batch does not see the first prompt"));
+    assert!(pool.allocate(AllocRequest::new(2)).is_err());
+    batch.finish();
+    drop(pool.allocate(AllocRequest::new(101)).unwrap());
     pool.audit().unwrap();
 }

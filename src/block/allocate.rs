@@ -202,8 +202,12 @@ impl Core {
             if grab.frames == asked {
                 return Ok(());
             }
-            let evicted = self.keeps_little(asked - grab.frames) && self.evict_into(seat, request, grab);
-            if !evicted && !self.climb(&mut ladder) && !self.evict_into(seat, request, grab) {
+            let evicted = self.keeps_little(asked - grab.frames)
+                && self.evict_into(seat, request, grab, Self::evict_some);
+            if !evicted
+                && !self.climb(&mut ladder)
+                && !self.evict_into(seat, request, grab, Self::evict_any)
+            {
                 break;
             }
         }
@@ -283,15 +287,20 @@ impl Core {
 
     /// Evicts what is missing, and a few blocks for the seat's next requests; false if nothing could be.
     #[cold]
-    fn evict_into(&self, seat: Option<Seat<'_>>, request: &AllocRequest, grab: &mut Grab) -> bool {
+    fn evict_into(
+        &self,
+        seat: Option<Seat<'_>>,
+        request: &AllocRequest,
+        grab: &mut Grab,
+        evict: impl Fn(&Self, usize, &mut dyn FnMut(FrameId)) -> usize,
+    ) -> bool {
         // Who needs one block often would search everywhere for each.
         let ahead = (self.config.magazine_blocks / 2).min(self.total() >> AHEAD_SHIFT);
         let ahead = if seat.is_some() && !self.is_awaited() { ahead } else { 0 };
         let is_urgent = request.priority == Priority::Urgent;
         let mut spare = SmallVec::<[FrameId; MAGAZINE_BLOCKS_MAX]>::new();
-        let evicted = self.evict_some(request.blocks - grab.frames + ahead, &mut |frame| match self
-            .take_evicted(frame, is_urgent)
-        {
+        let wanted = request.blocks - grab.frames + ahead;
+        let evicted = evict(self, wanted, &mut |frame| match self.take_evicted(frame, is_urgent) {
             Some(frame) if grab.frames < request.blocks => grab.push(frame),
             Some(frame) => spare.push(frame),
             None => {}

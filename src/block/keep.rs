@@ -47,8 +47,8 @@ pub trait Keeper: Send + Sync {
     fn keep(&self, core: &Core, kept: &[Kept], tag: Ticket);
 
     /// Evicts up to `wanted` blocks by [`Core::evict`] and passes on the frames, all of which no batch in flight sees.
-    /// `oldest`: the oldest batch in flight.
-    fn evict(&self, core: &Core, oldest: Ticket, wanted: usize, freed: &mut dyn FnMut(FrameId)) -> Evicted;
+    /// `oldest`: the oldest batch in flight. Fewer does not mean that there are no more.
+    fn evict(&self, core: &Core, oldest: Ticket, wanted: usize, freed: &mut dyn FnMut(FrameId));
 
     /// The newest batch that may have seen a block which is evictable, as far as it is known: `word` is the block's.
     fn tag(&self, id: BlockId, word: BlockWord) -> Option<Ticket>;
@@ -67,8 +67,8 @@ impl<T: Keeper> Keeper for Arc<T> {
         (**self).keep(core, kept, tag);
     }
 
-    fn evict(&self, core: &Core, oldest: Ticket, wanted: usize, freed: &mut dyn FnMut(FrameId)) -> Evicted {
-        (**self).evict(core, oldest, wanted, freed)
+    fn evict(&self, core: &Core, oldest: Ticket, wanted: usize, freed: &mut dyn FnMut(FrameId)) {
+        (**self).evict(core, oldest, wanted, freed);
     }
 
     fn tag(&self, id: BlockId, word: BlockWord) -> Option<Ticket> {
@@ -87,17 +87,6 @@ pub struct Kept {
     pub id: BlockId,
     /// Its word as its last release left it: what is noted of the release is noted for this generation.
     pub word: BlockWord,
-}
-
-/// What came of an eviction.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Evicted {
-    /// As many as were asked for.
-    Enough,
-    /// Fewer: those that are left may be seen by batches in flight, or are moving.
-    Held,
-    /// Fewer: the keeper knows of no more.
-    Nothing,
 }
 
 impl Core {
@@ -192,24 +181,27 @@ impl Core {
         word.is_evictable() && !word.is_moving() && self.is_unseen(tag, oldest)
     }
 
-    /// Evicts up to `wanted` blocks, those first that the keeper wants to go; the last resort is a walk over all words.
+    /// Evicts up to `wanted` blocks, those first that the keeper wants to go. It passes over some that are moving or seen, not
+    /// over all: none does not mean that none can be.
     pub(super) fn evict_some(&self, wanted: usize, freed: &mut dyn FnMut(FrameId)) -> usize {
         let Some(keeper) = self.keeper.as_ref().filter(|_| self.evictable() > 0) else { return 0 };
-        let (mut got, oldest) = (0, self.clock.oldest());
-        let evicted = keeper.evict(self, oldest, wanted, &mut |frame| {
+        let mut got = 0;
+        keeper.evict(self, self.clock.oldest(), wanted, &mut |frame| {
             got += 1;
             freed(frame);
         });
-        if evicted == Evicted::Nothing && got == 0 && self.evictable() > 0 {
-            got += self.evict_any(oldest, wanted, freed);
-        }
         got
     }
 
-    /// Evicts up to `wanted` blocks that the keeper does not know, or has in its hands: a walk over all words.
+    /// Evicts up to `wanted` blocks, before a request is refused: if the keeper gives none, by a walk over all words, which
+    /// finds also those that it does not know, has in its hands, or has behind others that cannot go.
     #[cold]
-    pub(super) fn evict_any(&self, oldest: Ticket, wanted: usize, freed: &mut dyn FnMut(FrameId)) -> usize {
-        let ids = (0..self.rows() as u32).map(BlockId);
+    pub(super) fn evict_any(&self, wanted: usize, freed: &mut dyn FnMut(FrameId)) -> usize {
+        let got = self.evict_some(wanted, freed);
+        if got > 0 || self.evictable() == 0 {
+            return got;
+        }
+        let (oldest, ids) = (self.clock.oldest(), (0..self.rows() as u32).map(BlockId));
         let evicted = ids.filter_map(|id| self.evict(id, oldest).ok()).take(wanted);
         evicted.map(freed).count()
     }
@@ -248,8 +240,8 @@ impl Core {
 
     /// Evicts up to so many blocks, and frees them.
     pub(crate) fn evict_free(&self, wanted: usize) {
-        if wanted > 0 && self.evict_some(wanted, &mut |frame| self.free_run(Run { start: frame, len: 1 })) > 0
-        {
+        let mut free = |frame| self.free_run(Run { start: frame, len: 1 });
+        if wanted > 0 && self.evict_any(wanted, &mut free) > 0 {
             self.announce();
         }
     }

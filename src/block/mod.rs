@@ -54,7 +54,7 @@ pub use audit::{AuditError, AuditReport, Place};
 pub use blocks::{Blocks, BlocksConfig, Core, Counts, Scrub};
 pub(crate) use few::FEW;
 pub use info::BlockInfo;
-pub use keep::{Evicted, Keeper, Kept, NotEvicted};
+pub use keep::{Keeper, Kept, NotEvicted};
 pub use log::{Moved, Since};
 pub use moving::{FrameUse, GaveWay, Wave};
 pub use request::{AllocRequest, Priority};

@@ -61,7 +61,12 @@ impl Core {
                 }
             }
             self.frames.for_each_free_run(&mut |run| {
-                run.frames().for_each(|frame| costs[frame.index()] = Cost::Free);
+                // Of a pool that has grown meanwhile, there are more.
+                run.frames().for_each(|frame| {
+                    if let Some(cost) = costs.get_mut(frame.index()) {
+                        *cost = Cost::Free;
+                    }
+                });
             });
             let start = cheapest(&costs, len)?;
             for at in (start..start + len).filter(|&at| costs[at] == Cost::Evict) {

@@ -34,7 +34,7 @@ use std::ops::ControlFlow;
 
 use smallvec::SmallVec;
 
-use crate::block::{BlockWord, Core, Evicted, Keeper, Kept, NotEvicted, Rows};
+use crate::block::{BlockWord, Core, Keeper, Kept, NotEvicted, Rows};
 use crate::error::PrefixError;
 use crate::ids::{BlockHandle, BlockId, FrameId, Ticket};
 use crate::sync::{AtomicU64, CachePadded, Ordering::*, heavy_fence};
@@ -43,7 +43,7 @@ use super::config::PrefixConfig;
 use super::events::{EventQueue, KvEvent};
 use super::hash::{BlockHash, PrefixHasher};
 use super::index::{Index, Key};
-use super::policy::{CachePriority, Lookup, Millis, Policy, Released};
+use super::policy::{CachePriority, Lookup, Millis, Place, Policy, Released, asked};
 use super::queues::{Queues, row};
 use super::row::{Row, RowBucket};
 use super::stats::{PrefixStats, Tallies};
@@ -178,16 +178,17 @@ impl Cache {
         }
         core.count_hits(evictable);
         self.tallies.looked_up(whole.len(), blocks);
-        let context = if self.policy.learns() {
-            let state = last.map_or(0, |id| self.row(id).state.load(Relaxed));
+        let state = last.map_or(0, |id| self.row(id).state.load(Relaxed));
+        let context = asked(|| {
+            if !self.policy.learns() {
+                return 0;
+            }
             let mut bits = whole.iter().map(|&hash| bits_of(hash));
             let mut lookup =
                 Lookup { blocks: whole.len() as u32, hits: blocks as u32, state, hashes: &mut bits };
             self.policy.looked_up(&mut lookup, self.now())
-        } else {
-            0
-        };
-        Hits { blocks, context }
+        });
+        Hits { blocks, context: context.unwrap_or(0) }
     }
 
     /// A reference for a sequence's list on one cached block that holds `hash`.
@@ -327,7 +328,7 @@ impl Cache {
         let era = self.era();
         // Relaxed: a number of its own for each, and in the order of releases as far as there is one.
         let order = self.order.fetch_add(kept.len() as u64, Relaxed);
-        let now = if self.policy.learns() { self.now() } else { Millis(0) };
+        let now = asked(|| if self.policy.learns() { self.now() } else { Millis(0) }).unwrap_or_default();
         for (&Kept { id, word }, order) in kept.iter().zip(order..) {
             let row = self.row(id);
             // By the word that the release made: by now the block may have been hit under a newer batch, and released again.
@@ -339,21 +340,21 @@ impl Cache {
                 row.set_place(self.queues.useless(), order, 0);
                 continue;
             }
-            let place = self.policy.place(
-                &Released {
-                    order,
-                    hash: bits_of(hash),
-                    depth: row.depth(),
-                    chain: owner.chain.max(row.depth() + 1),
-                    hits: row.hits(),
-                    context: owner.context,
-                    state: row.state.load(Relaxed),
-                    priority: owner.priority,
-                    keep_until: owner.keep_until,
-                },
-                now,
-            );
-            row.set_place(place.queue as usize, place.rank, place.state);
+            let released = Released {
+                order,
+                hash: bits_of(hash),
+                depth: row.depth(),
+                chain: owner.chain.max(row.depth() + 1),
+                hits: row.hits(),
+                context: owner.context,
+                state: row.state.load(Relaxed),
+                priority: owner.priority,
+                keep_until: owner.keep_until,
+            };
+            let place = asked(|| self.policy.place(&released, now));
+            let place = place.unwrap_or(Place { queue: 0, rank: order, state: 0 });
+            let queue = usize::from(place.queue).min(self.queues.useless() - 1);
+            row.set_place(queue, place.rank, place.state);
         }
         self.queues.file(&self.rows, kept.iter().map(|kept| kept.id));
     }
@@ -401,21 +402,18 @@ impl Keeper for Cache {
         self.keep(core, kept, tag, Owner::default());
     }
 
-    fn evict(&self, core: &Core, oldest: Ticket, wanted: usize, freed: &mut dyn FnMut(FrameId)) -> Evicted {
+    fn evict(&self, core: &Core, oldest: Ticket, wanted: usize, freed: &mut dyn FnMut(FrameId)) {
         let mut passed_over = SmallVec::<[BlockId; PASSED_OVER]>::new();
         let mut got = 0;
-        let outcome = loop {
-            if got == wanted {
-                break Evicted::Enough;
-            }
-            if passed_over.len() == PASSED_OVER {
-                break Evicted::Held;
-            }
+        let mut has_looked = false;
+        while got < wanted && passed_over.len() < PASSED_OVER {
             let Some(id) = self.queues.take(&self.rows, &*self.policy, &self.now) else {
-                if got == 0 && passed_over.is_empty() && core.evictable() > 0 && self.queues.look() {
+                let is_odd = got == 0 && passed_over.is_empty() && core.evictable() > 0;
+                if is_odd && !has_looked && self.queues.look() {
+                    has_looked = true;
                     continue;
                 }
-                break if passed_over.is_empty() { Evicted::Nothing } else { Evicted::Held };
+                break;
             };
             match core.evict(id, oldest) {
                 Ok(frame) => {
@@ -426,9 +424,8 @@ impl Keeper for Cache {
                 Err(NotEvicted::Owned) => {}
                 Err(NotEvicted::Seen | NotEvicted::Moving) => passed_over.push(id),
             }
-        };
+        }
         self.queues.file(&self.rows, passed_over);
-        outcome
     }
 
     fn tag(&self, id: BlockId, word: BlockWord) -> Option<Ticket> {

@@ -22,12 +22,17 @@
 //!   update loses a grain of statistics and nothing else. Nothing a policy says can break the pool, only its hit rate.
 //! - Every value of a state, context, rank or time is borne: none panics.
 //! - Some head given, `victim` names a queue that has one.
+//!
+//! A policy that breaks this is borne. A call that panics is one without an answer: the panic goes no further than its message,
+//! for blocks are in the caller's hands. In its place a block waits by its release's order in the first queue, the victim is
+//! in the first queue that has one, and what was to be learned is not. A queue that there is not counts as the last.
 
 mod lru;
 mod priority;
 
 use std::fmt;
 use std::ops::{Add, Sub};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -161,6 +166,12 @@ pub trait Policy: Send + Sync + fmt::Debug {
     ///
     /// `None` only if all are.
     fn victim(&self, heads: &[Option<Head>], now: Millis) -> Option<usize>;
+}
+
+/// What a policy answers, or nothing if it panics.
+pub(super) fn asked<R>(answer: impl FnOnce() -> R) -> Option<R> {
+    // What a policy has learned is its own, and it is asked again however it comes out of this.
+    catch_unwind(AssertUnwindSafe(answer)).ok()
 }
 
 /// The policies that there are, by name.

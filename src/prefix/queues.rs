@@ -26,7 +26,7 @@ use crate::block::Rows;
 use crate::ids::BlockId;
 use crate::sync::{AtomicU32, AtomicU64, CachePadded, Ordering::*};
 
-use super::policy::{Head, Millis, Policy, QUEUES_MAX};
+use super::policy::{Head, Millis, Policy, QUEUES_MAX, asked};
 use super::queue::{Links, Wheel};
 use super::row::{Row, RowBucket};
 
@@ -173,8 +173,9 @@ impl Queues {
             let heads: SmallVec<[Option<Head>; QUEUES_MAX]> =
                 fronts.iter().map(|front| front.as_ref().map(head)).collect();
             // A policy that names no queue, or an empty one, gets the first that is not.
-            let named =
-                policy.victim(&heads, now()).filter(|&queue| fronts.get(queue).is_some_and(Option::is_some));
+            let named = asked(|| policy.victim(&heads, now()))
+                .flatten()
+                .filter(|&queue| fronts.get(queue).is_some_and(Option::is_some));
             let queue = named.or_else(|| fronts.iter().position(Option::is_some))?;
             let Some(id) = fronts[queue] else { continue };
             if self.clear_front(queue, id) {
@@ -198,18 +199,24 @@ impl Queues {
                 continue;
             }
             let id = BlockId(front as u32 - 1);
-            // Reused and released since it came to the front: others go before it.
-            let is_late = self.wheels[queue].head().is_some_and(|head| head < links.rank(id));
-            if !is_late || row(rows, id).queue() != queue {
+            // Reused and released since it came to the front, or filed elsewhere: others may go before it.
+            let may_be_late = self.wheels[queue].head().is_some_and(|head| head < links.rank(id));
+            if !may_be_late || row(rows, id).queue() != queue {
                 return Some(id);
             }
-            if self.clear_front(queue, id) {
-                let other = self.wheels[queue].pop(&links);
+            let Some(other) = self.wheels[queue].pop(&links) else { return Some(id) };
+            // The wheel's head is where a slot begins, which may be long before the first block in it: by the ranks
+            // themselves, or two blocks would change places for ever. Reached by `a_front_gives_way_to_smaller_ranks_alone`.
+            let is_late = links.rank(other) < links.rank(id);
+            // Acquire and Release: as in `clear_front`, and as above.
+            let to = front_of(other);
+            if is_late && self.fronts[queue].compare_exchange(front, to, AcqRel, Relaxed).is_ok() {
                 self.wheels[queue].push(&links, id);
-                let Some(other) = other else { continue };
-                if self.fronts[queue].compare_exchange(0, front_of(other), AcqRel, Relaxed).is_err() {
-                    self.wheels[queue].push(&links, other);
-                }
+                return Some(other);
+            }
+            self.wheels[queue].push(&links, other);
+            if !is_late {
+                return Some(id);
             }
         }
     }
