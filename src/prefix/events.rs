@@ -61,9 +61,10 @@ pub enum KvEvent {
         block: BlockId,
         /// What it is found by.
         hash: BlockHash,
-        /// The hash of the block before it; none if it is the first of its prefix.
+        /// The hash of the block before it; none if it is the first of its prefix, or if it is not known: then there are no
+        /// tokens either.
         parent: Option<BlockHash>,
-        /// Its tokens; none if the pool was not told them.
+        /// Its tokens; none if they are not known: its sequence was opened before the subscription.
         tokens: SmallVec<[u32; 16]>,
         /// Tokens that a block holds.
         block_tokens: u32,

@@ -4,7 +4,7 @@
 //! root      = B(root,    block_tokens, function, salt, tenant, adapter)            precomputed when there are none of these
 //! parent'   = parent, or B(enter, parent, extra keys that touch the block)          (an image, for one)
 //! block     = F(parent', tokens)                                                   every full block
-//! unfinished= B(partial, parent', tokens)                                          a tail that may be found again
+//! unfinished= B(partial, parent', tokens), or F with a mark if F is Fast            a tail that may be found again
 //!
 //! B   BLAKE3, keyed: 128 bits of key and 64 of check; the domain, and a length before each part
 //! F   key:   the function that was chosen, Hashing
@@ -33,7 +33,8 @@
 //! # What cannot collide by concatenation
 //!
 //! Everything of variable length goes through B, with its length and a tag before it, and so does whatever is not a full
-//! block. All blocks of a chain have the same number of tokens. What B returns is not predictable without the key, so that no
+//! block, but for the unfinished blocks of `Fast`: XXH3 is given fewer tokens than for a full one, and the check a mark. All
+//! full blocks of a chain have the same number of tokens. What B returns is not predictable without the key, so that no
 //! tokens can imitate a root or an extra key.
 //!
 //! # Who else computes the same

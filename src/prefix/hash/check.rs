@@ -31,18 +31,20 @@ pub(super) struct Check {
     words: [u64; PIECE / 2],
     k: u64,
     k_squared: u64,
+    partial: u64,
 }
 
 impl Check {
     /// Bytes of key material.
-    pub(super) const KEY_BYTES: usize = 8 * (PIECE / 2 + 1);
+    pub(super) const KEY_BYTES: usize = 8 * (PIECE / 2 + 2);
 
     pub(super) fn new(key: &[u8; Self::KEY_BYTES]) -> Self {
         let (words, _) = key.as_chunks::<8>();
         // Neither 0, which forgets everything, nor the prime, which is 0.
         let k = u64::from_le_bytes(words[PIECE / 2]) % (PRIME - 1) + 1;
         let k_squared = reduce(u128::from(k) * u128::from(k)) % PRIME;
-        Self { words: std::array::from_fn(|i| u64::from_le_bytes(words[i])), k, k_squared }
+        let partial = u64::from_le_bytes(words[PIECE / 2 + 1]);
+        Self { words: std::array::from_fn(|i| u64::from_le_bytes(words[i])), k, k_squared, partial }
     }
 
     /// A number that a chain may begin with.
@@ -63,6 +65,16 @@ impl Check {
             check = self.piece(check, &piece);
         }
         check
+    }
+
+    /// The check of an unfinished block: told from one with zeros at its end by a last piece that says how many tokens it has,
+    /// and from full blocks by a secret of its own.
+    #[inline]
+    pub(super) fn partial(&self, check: u64, tokens: &[u32]) -> u64 {
+        let mut last = [0; PIECE];
+        // Enough: there are no blocks of four billion tokens.
+        last[0] = tokens.len() as u32;
+        self.piece(self.extend(check, tokens), &last) ^ self.partial
     }
 
     #[inline]

@@ -167,9 +167,16 @@ impl PrefixHasher {
         self.digest(&parts)
     }
 
-    /// The hash of an unfinished block.
+    /// The hash of an unfinished block. A user's function is not asked: it knows full blocks alone.
     pub(super) fn partial(&self, parent: BlockHash, tokens: &[u32]) -> BlockHash {
-        self.digest(&Parts::new(Domain::Partial).hash(parent).tokens(tokens))
+        match &self.function {
+            // It is hashed with its length, so that fewer tokens than a block's are another input than any block.
+            Function::Fast(_) => BlockHash::new(
+                self.function.key(parent.key(), tokens),
+                self.check.partial(parent.check, tokens),
+            ),
+            _ => self.digest(&Parts::new(Domain::Partial).hash(parent).tokens(tokens)),
+        }
     }
 }
 

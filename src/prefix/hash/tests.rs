@@ -61,7 +61,7 @@ fn known_answers() {
             [
                 "55a13079a022ca7005f2b3b7db4a54c3-13c8f9f3c9603c78",
                 "42c5b7befaeefa4af5128125de6f4121-0f9d757d3c90fbb8",
-                "8b9e4f4fa5b60986edf36d1bfe6c7cd1-0fa7b37f2203db3a",
+                "345a5d286bdcbd8a000cd213366ace9d-88b6a9093fc922b7",
             ],
         ),
         (
@@ -79,7 +79,7 @@ fn known_answers() {
             [
                 "527e34a012965ce5e25611503ff3d81c-15323c07be1153dd",
                 "ca864452d3d4fdeb6f77e05c9d8bb009-1dffe2f64fac05ba",
-                "fccfb5a446e5933d941415f2cbd7aef4-0009ed75c0678d19",
+                "995db3b81e1d0e9756c49d08457909f5-841b6321c41844a6",
             ],
         ),
         (
