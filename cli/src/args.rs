@@ -8,6 +8,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use kvpool::prefix::policy::PolicyKind;
 
 use crate::commands::CommandError;
+use crate::policy::Contender;
 use crate::replay::Compaction;
 use crate::schedule::{BLOCKS_MAX, Schedule, Share};
 use crate::trace::{Format, REQUESTS_MAX};
@@ -39,6 +40,14 @@ pub enum Command {
     ///
     /// Exit code: 0 if all is well, 1 if anything was lost or corrupt, 2 for bad usage or input.
     Map(MapArgs),
+    /// Measure eviction policies on traces: hit rates by capacity
+    ///
+    /// Each request looks up its prompt, block by block of the trace's hash_ids, and leaves it behind. The pool's own policies
+    /// decide as they do in a pool; s3-fifo and sieve are for comparison, and clairvoyant knows the future: no policy can
+    /// do better.
+    ///
+    /// Exit code: 0 if all is well, 2 for bad usage or input.
+    Policy(PolicyArgs),
 }
 
 /// `kvpool replay`.
@@ -75,6 +84,29 @@ pub struct MapArgs {
     /// Where the picture goes
     #[arg(long, short, value_name = "FILE", default_value = "kvpool-map.svg")]
     pub output: PathBuf,
+}
+
+/// `kvpool policy`.
+#[derive(Clone, Debug, Args)]
+pub struct PolicyArgs {
+    /// The traces; `-` is the standard input. They must have hash_ids
+    #[arg(value_name = "TRACE", required = true)]
+    pub traces: Vec<PathBuf>,
+    /// What the traces are written as; auto tells by how each begins
+    #[arg(long, value_enum, default_value_t = FormatArg::Auto)]
+    pub format: FormatArg,
+    /// Capacities, as shares of the distinct blocks of a trace
+    #[arg(long, value_name = "SHARE,...", value_delimiter = ',', default_value = "0.01,0.02,0.05,0.1,0.2", value_parser = capacity)]
+    pub capacities: Vec<f64>,
+    /// Policies: lru, priority, foresight, s3-fifo, sieve, clairvoyant [default: all but priority]
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',', default_values_t = Contender::USUAL, hide_default_value = true)]
+    pub policies: Vec<Contender>,
+    /// Draw the rates
+    #[arg(long, value_name = "FILE.svg")]
+    pub plot: Option<PathBuf>,
+    /// Print a list of objects instead of tables
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// A trace, and the pool that it is replayed over.
@@ -172,6 +204,16 @@ fn threshold(text: &str) -> Result<f64, String> {
         Ok(value) if (0.0..=1.0).contains(&value) => Ok(value),
         Ok(value) => Err(format!("{value} is not from 0 to 1")),
         Err(_) => Err("not a number from 0 to 1".to_owned()),
+    }
+}
+
+/// One of `--capacities`.
+fn capacity(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        // Not a number is not in any range.
+        Ok(value) if value > 0.0 && value <= 1.0 => Ok(value),
+        Ok(value) => Err(format!("{value} is not above 0 and at most 1")),
+        Err(_) => Err("not a share, such as 0.05".to_owned()),
     }
 }
 

@@ -8,6 +8,7 @@
 //! | [`replay`] | the replay itself |
 //! | [`report`] | what it came to, as a table and as JSON |
 //! | [`map`] | a pool as a picture |
+//! | [`policy`] | how well eviction policies do |
 //! | [`schedule`] | when in a replay something is to happen |
 //!
 //! Exit codes: 0 when all is well, 1 when the command ran and found something lost, corrupt or broken, 2 when it was
@@ -16,6 +17,7 @@
 pub mod args;
 pub mod commands;
 pub mod map;
+pub mod policy;
 pub mod replay;
 pub mod report;
 pub mod schedule;
@@ -40,6 +42,7 @@ pub fn run(cli: Cli) -> ExitCode {
     let result = match &cli.command {
         Command::Replay(args) => commands::replay(args),
         Command::Map(args) => commands::map(args),
+        Command::Policy(args) => commands::policy(args),
     };
     match result {
         Ok(code) => ExitCode::from(code),

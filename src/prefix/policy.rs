@@ -27,6 +27,7 @@
 //! for blocks are in the caller's hands. In its place a block waits by its release's order in the first queue, the victim is
 //! in the first queue that has one, and what was to be learned is not. A queue that there is not counts as the last.
 
+mod foresight;
 mod lru;
 mod priority;
 
@@ -38,6 +39,7 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
+pub use foresight::Foresight;
 pub use lru::Lru;
 pub use priority::Priority;
 
@@ -183,6 +185,8 @@ pub enum PolicyKind {
     Lru,
     /// [`Priority`].
     Priority,
+    /// [`Foresight`].
+    Foresight,
 }
 
 /// There is no policy of this name.
@@ -195,22 +199,23 @@ pub struct UnknownPolicy {
 
 impl PolicyKind {
     /// All of them.
-    pub const ALL: [Self; 2] = [Self::Lru, Self::Priority];
+    pub const ALL: [Self; 3] = [Self::Lru, Self::Priority, Self::Foresight];
 
     /// Its name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Lru => lru::NAME,
             Self::Priority => priority::NAME,
+            Self::Foresight => foresight::NAME,
         }
     }
 
     /// A new one, that knows nothing yet, for a pool of at most so many blocks.
     pub fn build(self, blocks_max: usize) -> Arc<dyn Policy> {
-        _ = blocks_max;
         match self {
             Self::Lru => Arc::new(Lru),
             Self::Priority => Arc::new(Priority),
+            Self::Foresight => Arc::new(Foresight::new(blocks_max)),
         }
     }
 

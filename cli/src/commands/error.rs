@@ -50,6 +50,14 @@ pub enum CommandError {
         /// What the pool said.
         reason: String,
     },
+    /// The trace does not say which prompts begin alike.
+    #[error(
+        "{trace}: no request has hash_ids, so that nothing says which prompts begin alike (Mooncake traces do)"
+    )]
+    NoHashes {
+        /// The trace.
+        trace: String,
+    },
     /// The replay ended before there was anything to look at.
     #[error("nothing was drawn: {reason}")]
     NoPicture {

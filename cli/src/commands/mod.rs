@@ -2,9 +2,11 @@
 
 mod error;
 mod map;
+mod policy;
 mod replay;
 mod workload;
 
 pub use error::CommandError;
 pub use map::map;
+pub use policy::policy;
 pub use replay::replay;

@@ -1,0 +1,181 @@
+//! `kvpool policy`.
+
+use std::fs;
+use std::io::{self, Write};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::thread;
+
+use comfy_table::presets::UTF8_FULL_CONDENSED;
+use comfy_table::{Attribute, Cell, CellAlignment, Table};
+use indicatif::HumanCount;
+use serde::Serialize;
+
+use super::CommandError;
+use super::workload::progress_bar;
+use crate::args::PolicyArgs;
+use crate::policy::{Contender, Prompts, Rate, chart, draw};
+use crate::trace::Trace;
+use crate::{EXIT_OK, complain};
+
+/// One row of the JSON.
+#[derive(Serialize)]
+struct JsonRate<'a> {
+    trace: &'a str,
+    policy: &'static str,
+    capacity_share: f64,
+    capacity_blocks: usize,
+    hit_rate: f64,
+    ours: bool,
+}
+
+/// Measures policies on traces, prints what they came to and returns the exit code.
+///
+/// # Errors
+///
+/// [`CommandError`]: no such trace, one that does not say which prompts begin alike, or a result that cannot be written.
+pub fn policy(args: &PolicyArgs) -> Result<u8, CommandError> {
+    let mut traces = Vec::new();
+    for path in &args.traces {
+        let trace = Trace::load(path, args.format.format(), None)?;
+        let prompts =
+            Prompts::new(&trace).ok_or_else(|| CommandError::NoHashes { trace: trace.name.clone() })?;
+        if trace.out_of_order > 0 {
+            let lines = HumanCount(trace.out_of_order as u64);
+            complain(format_args!("{}: {lines} lines stood after a later one", trace.name));
+        }
+        traces.push((trace.name, prompts));
+    }
+    if let Some(path) = &args.plot {
+        // Found out before the work, not after.
+        let cannot = |error| CommandError::Picture { path: path.clone(), error };
+        fs::OpenOptions::new().append(true).create(true).open(path).map_err(cannot)?;
+    }
+    let rates = measure(&traces, &args.policies, &args.capacities);
+    if let Some(path) = &args.plot {
+        let named: Vec<_> = traces.iter().map(|(name, _)| name.clone()).zip(rates.iter().cloned()).collect();
+        fs::write(path, draw(&named)).map_err(|error| CommandError::Picture { path: path.clone(), error })?;
+    }
+    let text = if args.json {
+        json(&traces, &rates).map_err(|error| CommandError::Output(error.into()))?
+    } else {
+        (traces.iter().zip(&rates))
+            .map(|((name, prompts), rates)| section(name, prompts, rates))
+            .collect::<Vec<_>>()
+            .join("\n\n")
+    };
+    match writeln!(io::stdout(), "{text}") {
+        // A reader who goes away early is no error.
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(CommandError::Output(error)),
+        _ => Ok(EXIT_OK),
+    }
+}
+
+/// The rates of each trace, by policy and capacity, on all cores.
+fn measure(traces: &[(String, Prompts)], policies: &[Contender], capacities: &[f64]) -> Vec<Vec<Vec<Rate>>> {
+    let jobs: Vec<(&Prompts, Contender, f64)> = (traces.iter())
+        .flat_map(|(_, prompts)| policies.iter().map(move |&policy| (prompts, policy)))
+        .flat_map(|(prompts, policy)| capacities.iter().map(move |&share| (prompts, policy, share)))
+        .collect();
+    let (next, done) = (AtomicUsize::new(0), Mutex::new(vec![None; jobs.len()]));
+    let bar = progress_bar(jobs.len() as u64);
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    thread::scope(|scope| {
+        for _ in 0..cores.min(jobs.len()) {
+            scope.spawn(|| {
+                loop {
+                    let at = next.fetch_add(1, Relaxed);
+                    let Some(&(prompts, contender, share)) = jobs.get(at) else { break };
+                    let blocks = prompts.capacity(share);
+                    let hit_rate = contender.hit_rate(prompts, blocks);
+                    let rate = Rate { contender, share, blocks, hit_rate };
+                    done.lock().expect("no measurement panicked")[at] = Some(rate);
+                    bar.inc(1);
+                }
+            });
+        }
+    });
+    bar.finish_and_clear();
+    let done = done.into_inner().expect("no measurement panicked");
+    let rates: Vec<Rate> = done.into_iter().map(|rate| rate.expect("every job was done")).collect();
+    let by_policy: Vec<Vec<Rate>> = rates.chunks(capacities.len()).map(<[_]>::to_vec).collect();
+    by_policy.chunks(policies.len()).map(<[_]>::to_vec).collect()
+}
+
+fn json(traces: &[(String, Prompts)], rates: &[Vec<Vec<Rate>>]) -> serde_json::Result<String> {
+    let rows: Vec<JsonRate<'_>> = (traces.iter().zip(rates))
+        .flat_map(|((trace, _), rates)| rates.iter().flatten().map(move |rate| (trace, rate)))
+        .map(|(trace, rate)| JsonRate {
+            trace,
+            policy: rate.contender.name(),
+            capacity_share: rate.share,
+            capacity_blocks: rate.blocks,
+            hit_rate: rate.hit_rate,
+            ours: rate.contender.is_ours(),
+        })
+        .collect();
+    serde_json::to_string_pretty(&rows)
+}
+
+/// What a trace came to: a table, and a chart.
+fn section(name: &str, prompts: &Prompts, rates: &[Vec<Rate>]) -> String {
+    let mut table = Table::new();
+    table.load_preset(UTF8_FULL_CONDENSED);
+    let names = rates.iter().filter_map(|policy| Some(policy.first()?.contender));
+    table.set_header(["capacity", "blocks"].into_iter().map(Cell::new).chain(names.map(|contender| {
+        let cell = Cell::new(contender.name());
+        if contender.is_ours() { cell.add_attribute(Attribute::Bold) } else { cell }
+    })));
+    for at in 0..rates.first().map_or(0, Vec::len) {
+        let row: Vec<&Rate> = rates.iter().map(|policy| &policy[at]).collect();
+        let Some(first) = row.first() else { continue };
+        let figures = row.iter().map(|rate| {
+            let cell = Cell::new(format!("{:.3}", rate.hit_rate)).set_alignment(CellAlignment::Right);
+            if rate.contender.is_ours() { cell.add_attribute(Attribute::Bold) } else { cell }
+        });
+        let capacity = Cell::new(format!("{} %", (first.share * 1e5).round() / 1e3));
+        let blocks = Cell::new(HumanCount(first.blocks as u64));
+        table.add_row(
+            [capacity, blocks]
+                .map(|cell| cell.set_alignment(CellAlignment::Right))
+                .into_iter()
+                .chain(figures),
+        );
+    }
+    let heading = format!(
+        "{name}: {} requests, {} blocks, {} of them distinct",
+        HumanCount(prompts.requests() as u64),
+        HumanCount(prompts.total() as u64),
+        HumanCount(prompts.distinct() as u64),
+    );
+    format!("{heading}\n{table}\n{}\n{}", closed(rates), chart(rates)).replace("\n\n", "\n")
+}
+
+/// How much of what is between LRU and the bound is closed, if all three are there.
+fn closed(rates: &[Vec<Rate>]) -> String {
+    let of = |is: &dyn Fn(Contender) -> bool| {
+        rates.iter().find(|policy| policy.first().is_some_and(|rate| is(rate.contender)))
+    };
+    let (Some(lru), Some(ours), Some(bound)) = (
+        of(&|contender| contender.name() == "lru"),
+        of(&Contender::is_ours),
+        of(&|contender| contender == Contender::Clairvoyant),
+    ) else {
+        return String::new();
+    };
+    let gaps: Vec<(f64, f64)> = (lru.iter().zip(ours).zip(bound))
+        .map(|((lru, ours), bound)| (ours.hit_rate - lru.hit_rate, bound.hit_rate - lru.hit_rate))
+        .filter(|&(_, gap)| gap > 0.0)
+        .collect();
+    if gaps.is_empty() {
+        return String::new();
+    }
+    let mean = gaps.iter().map(|(won, gap)| won / gap).sum::<f64>() / gaps.len() as f64;
+    let (won, gap) = gaps.iter().fold((0.0, 0.0), |(won, gap), row| (won + row.0, gap + row.1));
+    format!(
+        "of what lies between lru and clairvoyant, {} closes {:.1} % (mean of the rows: {:.1} %)",
+        ours[0].contender,
+        100.0 * won / gap,
+        100.0 * mean
+    )
+}

@@ -1,0 +1,68 @@
+//! A trace as lists of small numbers.
+
+use std::collections::HashMap;
+
+use crate::trace::Trace;
+
+/// The prompts of a trace by arrival. Its distinct blocks are numbered from 0, by their first appearance.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Prompts {
+    pub(super) prompts: Vec<Prompt>,
+    distinct: usize,
+    total: usize,
+}
+
+/// A request's prompt.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Prompt {
+    /// Milliseconds since the first request.
+    pub at_ms: u64,
+    /// Its blocks, first block first.
+    pub blocks: Vec<u32>,
+}
+
+impl Prompts {
+    /// The prompts of a trace; `None` if it does not say which prompts begin alike.
+    pub fn new(trace: &Trace) -> Option<Self> {
+        if trace.requests.iter().all(|request| request.hash_ids.is_empty()) {
+            return None;
+        }
+        let requests =
+            trace.requests.iter().map(|request| (request.arrival.as_millis() as u64, &request.hash_ids[..]));
+        Some(Self::of(requests))
+    }
+
+    /// The same from times in milliseconds and ids.
+    pub(super) fn of<'a>(requests: impl Iterator<Item = (u64, &'a [u64])>) -> Self {
+        let mut numbers = HashMap::new();
+        let mut number = |id: &u64| {
+            let next = numbers.len() as u32;
+            *numbers.entry(*id).or_insert(next)
+        };
+        let prompts: Vec<Prompt> = requests
+            .map(|(at_ms, ids)| Prompt { at_ms, blocks: ids.iter().map(&mut number).collect() })
+            .collect();
+        let total = prompts.iter().map(|prompt| prompt.blocks.len()).sum();
+        Self { prompts, distinct: numbers.len(), total }
+    }
+
+    /// Requests.
+    pub fn requests(&self) -> usize {
+        self.prompts.len()
+    }
+
+    /// Distinct blocks.
+    pub fn distinct(&self) -> usize {
+        self.distinct
+    }
+
+    /// Blocks of all prompts.
+    pub fn total(&self) -> usize {
+        self.total
+    }
+
+    /// A share of the distinct blocks, at least one.
+    pub fn capacity(&self, share: f64) -> usize {
+        ((self.distinct as f64 * share).round() as usize).max(1)
+    }
+}
