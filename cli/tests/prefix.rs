@@ -1,0 +1,244 @@
+//! The pool's LRU beside an exact one: the same prompts, looked up and released in the same order, on the conversation trace.
+//!
+//! The pool's eviction is concurrent and its queue puts itself in order only when it is met, so that equality is not a matter of
+//! course. What is compared is the hit rate over the whole trace, at a size of which most blocks are evicted.
+
+use std::collections::{HashMap, VecDeque};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::thread;
+
+use kvpool::ids::SequenceId;
+use kvpool::pool::Pool;
+use kvpool::prefix::PrefixConfig;
+use kvpool::prefix::policy::PolicyKind;
+use kvpool::storage::{Dtype, KvLayout};
+use kvpool_cli::replay::Texts;
+use kvpool_cli::trace::{HASH_BLOCK_TOKENS, Request, Trace};
+
+const BLOCK_TOKENS: usize = 16;
+
+/// The deviation that is allowed, of the exact hit rate.
+const DEVIATION: f64 = 0.01;
+
+/// Where the published traces are: `KVPOOL_TRACES`, or beside the repository. They are not part of it.
+fn conversation_trace() -> Option<Trace> {
+    let beside = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/traces");
+    let directory = std::env::var_os("KVPOOL_TRACES").map_or_else(beside, PathBuf::from);
+    let path = directory.join("mooncake_conversation.jsonl");
+    if !path.is_file() {
+        eprintln!(
+            "SKIPPED: {} is not there; KVPOOL_TRACES names the directory of the traces",
+            path.display()
+        );
+        return None;
+    }
+    // Unoptimized, the whole of it takes minutes.
+    let limit = cfg!(debug_assertions).then_some(1000);
+    Some(Trace::load(&path, None, limit).unwrap())
+}
+
+/// What happened to a request.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    LookedUp(u32),
+    Released(u32),
+}
+
+/// Blocks that were looked up, and those that were hits.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+struct Rate {
+    blocks: u64,
+    hits: u64,
+}
+
+impl Rate {
+    fn share(self) -> f64 {
+        self.hits as f64 / self.blocks as f64
+    }
+}
+
+/// Serves the trace on so many threads, each request after the other, with an answer that is nobody else's.
+fn served_by_pool(trace: &Trace, capacity: usize, threads: usize) -> (Rate, Vec<Event>) {
+    let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(4).dtype(Dtype::F16);
+    let layout = layout.block_tokens(BLOCK_TOKENS).build().unwrap();
+    let cache = PrefixConfig::new().policy(PolicyKind::Lru);
+    let pool = Pool::builder(layout).blocks(capacity).threads(threads).without_storage().prefix_cache(cache);
+    let pool = pool.build().unwrap();
+    let texts = Texts::of(&trace.requests);
+    let (next, stamps) = (AtomicUsize::new(0), AtomicU64::new(0));
+    let stamp = || stamps.fetch_add(1, Relaxed);
+    let serve = || {
+        let (mut events, mut ids) = (Vec::new(), Vec::new());
+        loop {
+            let index = next.fetch_add(1, Relaxed);
+            let Some(request) = trace.requests.get(index) else { break };
+            let (tokens, prompt) = (request.tokens() as usize, request.input_tokens as usize);
+            ids.clear();
+            texts.text(index as u32, request).ids(tokens, &mut ids);
+            events.push((stamp(), Event::LookedUp(index as u32)));
+            let mut sequence = pool.sequence(SequenceId(index as u64)).tokens(&ids[..prompt]).unwrap();
+            let mut batch = pool.begin_batch();
+            let missing = prompt - sequence.len();
+            batch.append(&mut sequence, missing).unwrap();
+            if tokens > prompt {
+                batch.append_tokens(&mut sequence, &ids[prompt..]).unwrap();
+            }
+            batch.finish();
+            events.push((stamp(), Event::Released(index as u32)));
+        }
+        events
+    };
+    let mut events = thread::scope(|scope| {
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(serve)).collect();
+        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+    });
+    events.sort_unstable();
+    pool.audit().unwrap();
+    let stats = pool.prefix_cache().unwrap().stats();
+    assert!(stats.evicted_blocks > stats.registered_blocks / 2, "{stats:?}");
+    let rate = Rate { blocks: stats.lookup_blocks, hits: stats.hit_blocks };
+    (rate, events.into_iter().map(|(_, event)| event).collect())
+}
+
+/// What a block holds, by number: one for each 16 tokens and all before them.
+type Content = u64;
+
+const COPY: Content = Content::MAX;
+
+/// A cache that evicts exactly the block that was released longest ago.
+struct ExactLru {
+    free: usize,
+    /// Owners of each block that is cached or owned, and when it was released last.
+    blocks: HashMap<Content, (u32, u64)>,
+    /// In the order of releases; stale where the block was released again, taken, or evicted.
+    released: VecDeque<(Content, u64)>,
+    now: u64,
+}
+
+impl ExactLru {
+    fn new(capacity: usize) -> Self {
+        Self { free: capacity, blocks: HashMap::new(), released: VecDeque::new(), now: 0 }
+    }
+
+    /// Takes references on the leading blocks that are there, of the first `most`, and blocks for the others. Those of them
+    /// that are there all the same are copies, of no use to anybody else.
+    fn look_up(&mut self, blocks: &mut [Content], most: usize) -> u64 {
+        let hits = blocks[..most].iter().take_while(|block| self.blocks.contains_key(block)).count();
+        for block in &blocks[..hits] {
+            self.blocks.get_mut(block).unwrap().0 += 1;
+        }
+        for block in &mut blocks[hits..] {
+            self.make_room();
+            if self.blocks.contains_key(block) {
+                *block = COPY;
+            } else {
+                self.blocks.insert(*block, (1, 0));
+            }
+        }
+        hits as u64
+    }
+
+    fn make_room(&mut self) {
+        while self.free == 0 {
+            let (block, at) = self.released.pop_front().expect("a request for each thread fits");
+            if self.blocks.get(&block) == Some(&(0, at)) {
+                self.blocks.remove(&block);
+                self.free += 1;
+            }
+        }
+        self.free -= 1;
+    }
+
+    /// The end of the prefix first.
+    fn release(&mut self, blocks: &[Content], full: usize) {
+        for (place, &block) in blocks.iter().enumerate().rev() {
+            self.now += 1;
+            if block == COPY {
+                self.free += 1;
+                continue;
+            }
+            let entry = self.blocks.get_mut(&block).unwrap();
+            entry.0 -= 1;
+            if entry.0 > 0 {
+                continue;
+            }
+            if place >= full {
+                self.blocks.remove(&block);
+                self.free += 1;
+            } else {
+                entry.1 = self.now;
+                self.released.push_back((block, self.now));
+            }
+        }
+    }
+}
+
+/// The blocks of each request, by what they hold.
+struct Contents {
+    /// Numbers of texts of whole hash ids, by the text before the last and the last.
+    texts: HashMap<(u64, u64), u64>,
+    next: u64,
+}
+
+impl Contents {
+    fn of(&mut self, request: &Request) -> Vec<Content> {
+        const PIECE: usize = HASH_BLOCK_TOKENS as usize / BLOCK_TOKENS;
+        let mut text = 0;
+        let mut known = Vec::new();
+        for &hash_id in &request.hash_ids {
+            let numbers = self.texts.len() as u64 + 1;
+            text = *self.texts.entry((text, hash_id)).or_insert(numbers);
+            known.extend((0..PIECE as u64).map(|block| text * PIECE as u64 + block));
+        }
+        known.truncate(request.input_tokens as usize / BLOCK_TOKENS);
+        let blocks = (request.tokens() as usize).div_ceil(BLOCK_TOKENS);
+        known.resize_with(blocks, || {
+            self.next += 1;
+            1 << 63 | self.next
+        });
+        known
+    }
+}
+
+fn served_exactly(trace: &Trace, capacity: usize, events: &[Event]) -> Rate {
+    let mut contents = Contents { texts: HashMap::new(), next: 0 };
+    let mut contents: Vec<Vec<Content>> = trace.requests.iter().map(|request| contents.of(request)).collect();
+    let (mut lru, mut rate) = (ExactLru::new(capacity), Rate::default());
+    for event in events {
+        match *event {
+            Event::LookedUp(index) => {
+                let prompt = trace.requests[index as usize].input_tokens as usize;
+                rate.blocks += (prompt / BLOCK_TOKENS) as u64;
+                // The last token of a prompt must be computed.
+                rate.hits += lru.look_up(&mut contents[index as usize], (prompt - 1) / BLOCK_TOKENS);
+            }
+            Event::Released(index) => {
+                let tokens = trace.requests[index as usize].tokens() as usize;
+                lru.release(&contents[index as usize], tokens / BLOCK_TOKENS);
+            }
+        }
+    }
+    rate
+}
+
+#[test]
+fn the_pools_lru_hits_as_often_as_an_exact_one() {
+    let Some(trace) = conversation_trace() else { return };
+    let shape = |blocks: usize| blocks / if cfg!(debug_assertions) { 8 } else { 1 };
+    let capacity = shape(200_000);
+    for threads in [1, 2] {
+        let (pool, events) = served_by_pool(&trace, capacity, threads);
+        let exact = served_exactly(&trace, capacity, &events);
+        assert_eq!(pool.blocks, exact.blocks);
+        assert!(exact.hits > 0);
+        let deviation = pool.share() / exact.share() - 1.0;
+        eprintln!(
+            "{threads} threads, {capacity} blocks: {:.3} % of blocks hit, exactly {:.3} %: {:+.3} %",
+            100.0 * pool.share(),
+            100.0 * exact.share(),
+            100.0 * deviation
+        );
+        assert!(deviation.abs() <= DEVIATION, "{pool:?} beside {exact:?} on {threads} threads");
+    }
+}
