@@ -102,38 +102,48 @@ fn served_by_pool(trace: &Trace, capacity: usize, threads: usize) -> (Rate, Vec<
 }
 
 /// What a block holds, by number: one for each 16 tokens and all before them.
-type Content = u64;
+type Content = u32;
 
-const COPY: Content = Content::MAX;
+/// An answer's: nobody else has it, and nobody looks it up.
+const OWN: Content = Content::MAX;
+
+/// Another block holds the same: of no use to anybody else.
+const COPY: Content = Content::MAX - 1;
+
+/// Of a content that no block holds.
+const NOWHERE: u32 = u32::MAX;
 
 /// A cache that evicts exactly the block that was released longest ago.
 struct ExactLru {
     free: usize,
-    /// Owners of each block that is cached or owned, and when it was released last.
-    blocks: HashMap<Content, (u32, u64)>,
+    /// Of each content that is looked up: owners of the block that holds it, and when it was released last.
+    blocks: Vec<(u32, u32)>,
     /// In the order of releases; stale where the block was released again, taken, or evicted.
-    released: VecDeque<(Content, u64)>,
-    now: u64,
+    released: VecDeque<(Content, u32)>,
+    now: u32,
 }
 
 impl ExactLru {
-    fn new(capacity: usize) -> Self {
-        Self { free: capacity, blocks: HashMap::new(), released: VecDeque::new(), now: 0 }
+    fn new(capacity: usize, contents: usize) -> Self {
+        Self { free: capacity, blocks: vec![(NOWHERE, 0); contents], released: VecDeque::new(), now: 0 }
     }
 
-    /// Takes references on the leading blocks that are there, of the first `most`, and blocks for the others. Those of them
-    /// that are there all the same are copies, of no use to anybody else.
+    fn has(&self, block: Content) -> bool {
+        block != OWN && self.blocks[block as usize].0 != NOWHERE
+    }
+
+    /// Takes references on the leading blocks that are there, of the first `most`, and blocks for the others.
     fn look_up(&mut self, blocks: &mut [Content], most: usize) -> u64 {
-        let hits = blocks[..most].iter().take_while(|block| self.blocks.contains_key(block)).count();
-        for block in &blocks[..hits] {
-            self.blocks.get_mut(block).unwrap().0 += 1;
+        let hits = blocks[..most].iter().take_while(|&&block| self.has(block)).count();
+        for &block in &blocks[..hits] {
+            self.blocks[block as usize].0 += 1;
         }
         for block in &mut blocks[hits..] {
             self.make_room();
-            if self.blocks.contains_key(block) {
+            if self.has(*block) {
                 *block = COPY;
-            } else {
-                self.blocks.insert(*block, (1, 0));
+            } else if *block != OWN {
+                self.blocks[*block as usize] = (1, 0);
             }
         }
         hits as u64
@@ -142,80 +152,72 @@ impl ExactLru {
     fn make_room(&mut self) {
         while self.free == 0 {
             let (block, at) = self.released.pop_front().expect("a request for each thread fits");
-            if self.blocks.get(&block) == Some(&(0, at)) {
-                self.blocks.remove(&block);
+            if block == OWN {
+                self.free += 1;
+            } else if self.blocks[block as usize] == (0, at) {
+                self.blocks[block as usize].0 = NOWHERE;
                 self.free += 1;
             }
         }
         self.free -= 1;
     }
 
-    /// The end of the prefix first.
+    /// The end of the prefix first. Of an answer the blocks that are full are kept too: who knows.
     fn release(&mut self, blocks: &[Content], full: usize) {
         for (place, &block) in blocks.iter().enumerate().rev() {
             self.now += 1;
-            if block == COPY {
+            if block == COPY || block == OWN && place >= full {
                 self.free += 1;
                 continue;
             }
-            let entry = self.blocks.get_mut(&block).unwrap();
-            entry.0 -= 1;
-            if entry.0 > 0 {
-                continue;
+            if block != OWN {
+                let (owners, at) = &mut self.blocks[block as usize];
+                *owners -= 1;
+                *at = self.now;
+                if *owners > 0 {
+                    continue;
+                }
             }
-            if place >= full {
-                self.blocks.remove(&block);
-                self.free += 1;
-            } else {
-                entry.1 = self.now;
-                self.released.push_back((block, self.now));
-            }
+            self.released.push_back((block, self.now));
         }
     }
 }
 
-/// The blocks of each request, by what they hold.
-struct Contents {
-    /// Numbers of texts of whole hash ids, by the text before the last and the last.
-    texts: HashMap<(u64, u64), u64>,
-    next: u64,
-}
-
-impl Contents {
-    fn of(&mut self, request: &Request) -> Vec<Content> {
-        const PIECE: usize = HASH_BLOCK_TOKENS as usize / BLOCK_TOKENS;
+/// The blocks of each request, by what they hold, and how many contents there are.
+fn contents(trace: &Trace) -> (Vec<Vec<Content>>, usize) {
+    const PIECE: usize = HASH_BLOCK_TOKENS as usize / BLOCK_TOKENS;
+    // Numbers of texts of whole hash ids, by the text before the last id and that id.
+    let mut texts: HashMap<(usize, u64), usize> = HashMap::new();
+    let mut of = |request: &Request| {
         let mut text = 0;
-        let mut known = Vec::new();
+        let mut blocks = Vec::new();
         for &hash_id in &request.hash_ids {
-            let numbers = self.texts.len() as u64 + 1;
-            text = *self.texts.entry((text, hash_id)).or_insert(numbers);
-            known.extend((0..PIECE as u64).map(|block| text * PIECE as u64 + block));
+            let next = texts.len() + 1;
+            text = *texts.entry((text, hash_id)).or_insert(next);
+            blocks.extend((text * PIECE..(text + 1) * PIECE).map(|block| block as Content));
         }
-        known.truncate(request.input_tokens as usize / BLOCK_TOKENS);
-        let blocks = (request.tokens() as usize).div_ceil(BLOCK_TOKENS);
-        known.resize_with(blocks, || {
-            self.next += 1;
-            1 << 63 | self.next
-        });
-        known
-    }
+        blocks.truncate(request.input_tokens as usize / BLOCK_TOKENS);
+        blocks.resize((request.tokens() as usize).div_ceil(BLOCK_TOKENS), OWN);
+        blocks
+    };
+    let blocks = trace.requests.iter().map(&mut of).collect();
+    (blocks, (texts.len() + 1) * PIECE)
 }
 
 fn served_exactly(trace: &Trace, capacity: usize, events: &[Event]) -> Rate {
-    let mut contents = Contents { texts: HashMap::new(), next: 0 };
-    let mut contents: Vec<Vec<Content>> = trace.requests.iter().map(|request| contents.of(request)).collect();
-    let (mut lru, mut rate) = (ExactLru::new(capacity), Rate::default());
+    let (mut blocks, contents) = contents(trace);
+    let (mut lru, mut rate) = (ExactLru::new(capacity, contents), Rate::default());
     for event in events {
         match *event {
             Event::LookedUp(index) => {
                 let prompt = trace.requests[index as usize].input_tokens as usize;
                 rate.blocks += (prompt / BLOCK_TOKENS) as u64;
                 // The last token of a prompt must be computed.
-                rate.hits += lru.look_up(&mut contents[index as usize], (prompt - 1) / BLOCK_TOKENS);
+                rate.hits += lru.look_up(&mut blocks[index as usize], (prompt - 1) / BLOCK_TOKENS);
             }
             Event::Released(index) => {
                 let tokens = trace.requests[index as usize].tokens() as usize;
-                lru.release(&contents[index as usize], tokens / BLOCK_TOKENS);
+                lru.release(&blocks[index as usize], tokens / BLOCK_TOKENS);
             }
         }
     }
