@@ -92,5 +92,10 @@ wheel_no_second_read eviction_queue
 wheel_no_look_behind eviction_queue
 wheel_clear_no_recheck eviction_queue
 wheel_no_look eviction_queue
+evict_owned evictable
+evict_seen evictable
+filed_twice evictable
+hit_evicted evictable
+unchecked_hit evictable
 LIST
 exit "$survivors"
