@@ -3,11 +3,13 @@
 //! token of decoding, an unfinished block, a root with a salt.
 
 use std::hint::black_box;
+use std::time::Instant;
 
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main};
 use highway::HighwayHash;
 use kvpool::prefix::{BlockHash, Chain, HashKey, Hashing, PrefixHasher, PrefixKeys};
+use kvpool_benches::measure::medians;
 use siphasher::sip128::{SipHasher13, SipHasher24};
 
 const TOKENS: usize = 1_000;
@@ -44,7 +46,22 @@ fn alone(group: &mut BenchmarkGroup<'_, WallTime>, name: &str, hash: impl Fn(&[u
     let mut other = prompt.clone();
     other[0] ^= 1;
     assert_ne!(run(&prompt), run(&other), "{name} does not chain");
-    group.bench_function(name, |bencher| bencher.iter(|| run(black_box(&prompt))));
+    time(group, name, || run(black_box(&prompt)));
+}
+
+/// Times `run`; every sample is the median of its iterations.
+fn time<T>(group: &mut BenchmarkGroup<'_, WallTime>, name: &str, mut run: impl FnMut() -> T) {
+    // As many at once as hide what it costs to look at the clock.
+    const AT_ONCE: u32 = 16;
+    group.bench_function(name, |bencher| {
+        bencher.iter_custom(|iterations| {
+            medians(iterations, || {
+                let begin = Instant::now();
+                (0..AT_ONCE).for_each(|_| drop(black_box(run())));
+                begin.elapsed() / AT_ONCE
+            })
+        });
+    });
 }
 
 fn prompts(c: &mut Criterion) {
@@ -56,12 +73,10 @@ fn prompts(c: &mut Criterion) {
         let mut hashes = Vec::with_capacity(TOKENS / BLOCK);
         chain(&hasher).extend(&hasher, &prompt, |hash| hashes.push(hash));
         assert_eq!(hashes.len(), TOKENS / BLOCK);
-        group.bench_function(format!("kvpool, {hashing:?}, key and check"), |bencher| {
-            bencher.iter(|| {
-                let mut last = BlockHash::new(0, 0);
-                chain(&hasher).extend(&hasher, black_box(&prompt), |hash| last = black_box(hash));
-                last
-            });
+        time(&mut group, &format!("kvpool, {hashing:?}, key and check"), || {
+            let mut last = BlockHash::new(0, 0);
+            chain(&hasher).extend(&hasher, black_box(&prompt), |hash| last = black_box(hash));
+            last
         });
     }
     let secret: [u8; 192] = std::array::from_fn(|i| i as u8 * 37);
@@ -90,31 +105,19 @@ fn parts(c: &mut Criterion) {
     let hasher = hasher(Hashing::Fast);
     let mut decoding = chain(&hasher);
     let mut next = prompt.iter().copied().cycle();
-    group.bench_function("decode, a token", |bencher| {
-        bencher.iter(|| {
-            let token = next.next().expect("it cycles");
-            decoding.extend(&hasher, black_box(&[token]), |hash| {
-                black_box(hash);
-            });
+    time(&mut group, "decode, a token", || {
+        let token = next.next().expect("it cycles");
+        decoding.extend(&hasher, black_box(&[token]), |hash| {
+            black_box(hash);
         });
     });
     assert!(decoding.blocks() > 0, "nothing was hashed");
-    group.bench_function("a chain, a token", |bencher| {
-        bencher.iter(|| {
-            let mut chain = chain(&hasher);
-            chain.extend(&hasher, black_box(&[1]), |_| {});
-            chain
-        });
-    });
-    let mut chain = chain(&hasher);
-    chain.extend(&hasher, &prompt, |_| {});
-    group.bench_function("an unfinished block of 8", |bencher| {
-        bencher.iter(|| black_box(&chain).partial(&hasher))
-    });
+    let mut unfinished = chain(&hasher);
+    unfinished.extend(&hasher, &prompt, |_| {});
+    assert_eq!(unfinished.tail().len(), 8);
+    time(&mut group, "an unfinished block of 8", || black_box(&unfinished).partial(&hasher));
     let keys = PrefixKeys::new().salt(b"a tenant's secret").adapter(b"adapter 7");
-    group.bench_function("a root with salt and adapter", |bencher| {
-        bencher.iter(|| hasher.root(black_box(&keys)).expect("no empty key"));
-    });
+    time(&mut group, "a root with salt and adapter", || hasher.root(black_box(&keys)).expect("no empty key"));
 }
 
 criterion_group! {

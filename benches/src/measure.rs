@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::hint::black_box;
 use std::sync::Mutex;
+use std::time::Duration;
 
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Throughput};
@@ -12,6 +13,14 @@ use crate::check::{Owners, check};
 use crate::subject::Contiguous;
 use crate::threads::{Backoff, together};
 use crate::{BLOCKS, Subject, Worker};
+
+/// So many times the median of what `one` returns, called so often: for `iter_custom`, where the rest of the machine is
+/// not to count. A call should take microseconds, so that few of them meet somebody else.
+pub fn medians(iterations: u64, mut one: impl FnMut() -> Duration) -> Duration {
+    let mut times: Vec<Duration> = (0..iterations).map(|_| one()).collect();
+    let middle = times.len() / 2;
+    *times.select_nth_unstable(middle).1 * iterations as u32
+}
 
 /// A group of benches.
 pub type Group<'a> = BenchmarkGroup<'a, WallTime>;
