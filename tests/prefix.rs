@@ -285,3 +285,30 @@ fn the_reserve_is_filled_before_others_get_what_is_evicted() {
     drop(all);
     pool.audit().unwrap();
 }
+
+/// Every place for the run has one of the reserve's frames in it, and an evictable block.
+#[test]
+fn a_run_is_made_through_the_reserve_and_what_is_evictable() {
+    let layout = KvLayout::named("tiny").unwrap();
+    let builder = Pool::builder(layout).blocks(40).reserve(4).prefix_cache(PrefixConfig::new());
+    let pool = builder.without_null_block().magazine_blocks(0).build().unwrap();
+    // The reserve takes what is freed while it is short: frames of the middle.
+    let urgent = pool.allocate(AllocRequest::new(40).priority(Priority::Urgent)).unwrap();
+    let mut ids = Vec::new();
+    for &id in urgent.blocks() {
+        ids.push(pool.blocks().handle(id));
+    }
+    std::mem::forget(urgent);
+    ids.sort_by_key(|handle| pool.blocks().frame(handle.id));
+    for reserved in [18, 19, 20, 21] {
+        pool.free(&ids[reserved..=reserved]).unwrap();
+    }
+    assert_eq!(pool.stats().reserved, 4);
+    ids.drain(18..22);
+    pool.free(&ids).unwrap();
+    serve(&pool, &prompt(1, 17));
+    assert_eq!((pool.stats().reserved, pool.stats().evictable), (4, 4));
+    drop(pool.allocate(AllocRequest::new(36).contiguous()).unwrap());
+    assert_eq!(pool.stats().reserved, 4);
+    pool.audit().unwrap();
+}

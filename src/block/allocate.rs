@@ -240,18 +240,22 @@ impl Core {
                 break;
             }
         }
+        // What the reserve is short of comes first.
+        self.evict_for_reserve();
         if let Some(run) = self.evict_run(asked) {
             grab.extend(Some(run));
             return Ok(());
         }
         grab.is_sure = ladder.is_sure;
         let census = self.frames.census(Order(0));
-        if census.free >= asked {
+        if census.free + self.evictable() >= asked {
             let near = near.unwrap_or(FrameId(0));
             if let Some(run) = self.run_through_reserve(asked as u32, near) {
                 grab.extend(Some(run));
                 return Ok(());
             }
+        }
+        if census.free >= asked {
             let (longest_run, free) = (census.longest_run, census.free);
             return Err(AllocError::NoRun { asked, longest_run, free });
         }

@@ -177,13 +177,21 @@ impl Core {
         for frame in self.reserve.sift(|_| true) {
             self.frames.free_run(Run { start: frame, len: 1 });
         }
-        let run = self.frames.allocate_run(len, near);
+        let run = self.frames.allocate_run(len, near).or_else(|| self.evict_run(len as usize));
         self.top_up();
+        self.evict_for_reserve();
         if self.reserve.is_short() {
             // Others were faster. After the taking, as always.
             self.clock.set_awaited();
         }
         run
+    }
+
+    /// Evicts what the reserve is short of.
+    pub(super) fn evict_for_reserve(&self) {
+        if self.reserve.is_short() {
+            self.evict_free(self.reserve.mark.saturating_sub(self.reserve.held()));
+        }
     }
 
     /// The frames in the reserve, for an audit.

@@ -71,7 +71,10 @@ impl Core {
             let start = cheapest(&costs, len)?;
             for at in (start..start + len).filter(|&at| costs[at] == Cost::Evict) {
                 if let Ok(frame) = self.evict(self.table.block_at(FrameId(at as u32)), oldest) {
-                    self.free_run(Run { start: frame, len: 1 });
+                    // Past the reserve, which would tear a hole into the window.
+                    let run = Run { start: frame, len: 1 };
+                    self.wipe(run);
+                    self.frames.free_run(run);
                 }
             }
             if let Some(run) = self.frames.allocate_run(len as u32, FrameId(start as u32)) {
