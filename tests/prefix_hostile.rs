@@ -1,0 +1,197 @@
+//! The prefix cache against those who use it badly, or meet it at a bad moment.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, OnceLock, mpsc};
+use std::time::Duration;
+
+use kvpool::error::AllocError;
+use kvpool::ids::SequenceId;
+use kvpool::pool::{AllocRequest, Pool};
+use kvpool::prefix::policy::{CachePriority, Head, Millis, Place, Policy, PolicyKind, Released};
+use kvpool::prefix::{PrefixConfig, PrefixKeys};
+use kvpool::sequence::Sequence;
+use kvpool::storage::KvLayout;
+
+const BLOCK_TOKENS: usize = 4;
+
+fn pool_of(blocks: usize, config: PrefixConfig) -> Pool {
+    let layout = KvLayout::named("tiny").unwrap();
+    assert_eq!(layout.block_tokens(), BLOCK_TOKENS);
+    Pool::builder(layout).blocks(blocks).magazine_blocks(4).threads(1).prefix_cache(config).build().unwrap()
+}
+
+/// A prompt of so many full blocks, and a token.
+fn prompt(first: u32, blocks: usize) -> Vec<u32> {
+    (0..(blocks * BLOCK_TOKENS) as u32 + 1).map(|token| first * 100_000 + token).collect()
+}
+
+/// Appends what is not cached of a prompt, and ends the batch.
+fn fill(pool: &Pool, mut sequence: Sequence, prompt: &[u32]) -> Sequence {
+    let mut batch = pool.begin_batch();
+    let missing = prompt.len() - sequence.len();
+    batch.append(&mut sequence, missing).unwrap();
+    batch.finish();
+    sequence
+}
+
+fn open(pool: &Pool, id: u64, prompt: &[u32]) -> Sequence {
+    fill(pool, pool.sequence(SequenceId(id)).tokens(prompt).unwrap(), prompt)
+}
+
+/// Runs what may never come back.
+fn in_time(f: impl FnOnce() + Send + 'static) {
+    let (done, wait) = mpsc::channel();
+    std::thread::spawn(move || {
+        f();
+        done.send(()).unwrap();
+    });
+    wait.recv_timeout(Duration::from_secs(20)).expect("it comes back");
+}
+
+/// A sequence that was emptied knows nothing of the tokens that it had.
+#[test]
+fn what_comes_after_all_was_taken_back_is_not_known_as_what_was() {
+    let pool = pool_of(100, PrefixConfig::new());
+    let (old, new) = (prompt(1, 2), prompt(2, 2));
+    let mut sequence = pool.sequence(SequenceId(1)).tokens(&old).unwrap();
+    sequence.truncate(0).unwrap();
+    assert_eq!(sequence.announced(), 0);
+    let mut batch = pool.begin_batch();
+    batch.append_tokens(&mut sequence, &new).unwrap();
+    batch.finish();
+    drop(sequence);
+    // The first would be a hit on bytes that are not its own.
+    assert_eq!(pool.sequence(SequenceId(2)).tokens(&old).unwrap().len(), 0, "nobody computed this");
+    assert_eq!(pool.sequence(SequenceId(3)).tokens(&new).unwrap().len(), 8);
+    pool.audit().unwrap();
+}
+
+/// Between the release of a block and what is noted of it, somebody else reuses it under a batch, and releases it too.
+#[test]
+fn a_release_that_comes_late_does_not_hide_the_batch_of_another() {
+    type Hook = Box<dyn FnOnce() + Send>;
+    let hook: Arc<Mutex<Option<Hook>>> = Arc::default();
+    let called = hook.clone();
+    // The clock is asked between the two.
+    let config = PrefixConfig::new().policy(PolicyKind::Priority).clock(move || {
+        let hook = called.lock().unwrap().take();
+        hook.into_iter().for_each(|hook| hook());
+        Millis(1)
+    });
+    let pool = pool_of(10, config);
+    let tokens = prompt(1, 10);
+    let sequence = open(&pool, 1, &tokens[..40]);
+    let batch = Arc::new(OnceLock::new());
+    let (other, under) = (pool.clone(), batch.clone());
+    *hook.lock().unwrap() = Some(Box::new(move || {
+        let again = other.sequence(SequenceId(2)).tokens(&prompt(1, 10)[..37]).unwrap();
+        assert_eq!(again.len(), 36);
+        assert!(under.set(Mutex::new(Some(other.begin_batch()))).is_ok());
+        drop(again);
+    }));
+    drop(sequence);
+    let batch = batch.get().expect("the hook was called").lock().unwrap().take().unwrap();
+    let refused = pool.allocate(AllocRequest::new(2));
+    assert!(matches!(refused, Err(AllocError::Exhausted { .. })), "a batch in flight reads all but one: {refused:?}");
+    batch.finish();
+    drop(pool.allocate(AllocRequest::new(10)).unwrap());
+    pool.audit().unwrap();
+}
+
+/// Two blocks of one queue, far ahead of its cursor: the wheel's head is a bound, and not the rank of either.
+#[test]
+fn the_front_of_a_queue_is_found_among_ranks_that_lie_far_ahead() {
+    in_time(|| {
+        let config = PrefixConfig::new().policy(PolicyKind::Priority).clock(|| Millis(1));
+        let pool = pool_of(40, config);
+        let keep = |first: u32| {
+            let tokens = prompt(first, 1);
+            let sequence = pool.sequence(SequenceId(1)).keep_until(Millis(1 << 30)).tokens(&tokens).unwrap();
+            drop(fill(&pool, sequence, &tokens));
+        };
+        let evict = |first: u32| {
+            drop(open(&pool, 2, &prompt(first, 30)));
+            drop(pool.allocate(AllocRequest::new(20)).unwrap());
+        };
+        keep(1);
+        evict(2);
+        keep(3);
+        evict(4);
+        for first in [1, 3] {
+            assert_eq!(pool.sequence(SequenceId(1)).tokens(&prompt(first, 1)).unwrap().len(), 4, "kept");
+        }
+        drop(pool.allocate(AllocRequest::new(40)).unwrap());
+        pool.audit().unwrap();
+    });
+}
+
+/// What goes first by the policy cannot go yet; there is enough behind it that can.
+#[test]
+fn blocks_that_a_batch_sees_do_not_hide_those_that_none_does() {
+    let pool = pool_of(100, PrefixConfig::new().policy(PolicyKind::Priority));
+    let (idle, seen) = (prompt(1, 50), prompt(2, 48));
+    let open_idle = open(&pool, 1, &idle);
+    let sequence = pool.sequence(SequenceId(2)).keep(CachePriority::Low).tokens(&seen).unwrap();
+    let low = fill(&pool, sequence, &seen);
+    drop(open_idle);
+    let batch = pool.begin_batch();
+    drop(low);
+    let lease = pool.allocate(AllocRequest::new(50)).expect("50 blocks were released before the batch began");
+    batch.finish();
+    drop(lease);
+    pool.audit().unwrap();
+}
+
+/// Says what it likes.
+#[derive(Debug)]
+struct Wild(AtomicU64);
+
+impl Policy for Wild {
+    fn name(&self) -> &'static str {
+        "wild"
+    }
+
+    fn queues(&self) -> usize {
+        3
+    }
+
+    fn place(&self, _: &Released, _: Millis) -> Place {
+        let n = self.0.fetch_add(1, Relaxed);
+        let rank = [0, u64::MAX, n, u64::MAX - n, n << 40][n as usize % 5];
+        Place { queue: [0, 3, 255, 1, 2, 7, 4][n as usize % 7], rank, state: !n }
+    }
+
+    fn victim(&self, _: &[Option<Head>], _: Millis) -> Option<usize> {
+        [None, Some(0), Some(2), Some(3), Some(usize::MAX)][self.0.fetch_add(1, Relaxed) as usize % 5]
+    }
+}
+
+#[test]
+fn no_policy_breaks_the_pool() {
+    in_time(|| {
+        let pool = pool_of(100, PrefixConfig::new().policy_of(Arc::new(Wild(AtomicU64::new(0)))));
+        for round in 0..200 {
+            drop(open(&pool, 1, &prompt(round % 9, 10 + round as usize % 30)));
+            drop(pool.allocate(AllocRequest::new(1 + round as usize % 60)).unwrap());
+        }
+        drop(pool.allocate(AllocRequest::new(100)).unwrap());
+        assert_eq!(pool.audit().unwrap().evictable, 0);
+    });
+}
+
+/// Numbers at their ends.
+#[test]
+fn absurd_values_are_borne() {
+    let config = PrefixConfig::new().policy(PolicyKind::Priority).clock(|| Millis(u64::MAX - 1));
+    let pool = pool_of(20, config);
+    let tokens = [u32::MAX; 33];
+    for keep in CachePriority::ALL {
+        let keys = PrefixKeys::new().salt(&[255; 1000]);
+        let builder = pool.sequence(SequenceId(u64::MAX)).keys(keys).keep(keep).keep_until(Millis(u64::MAX));
+        let sequence = builder.tokens(&tokens).unwrap();
+        drop(fill(&pool, sequence, &tokens));
+        drop(pool.allocate(AllocRequest::new(15)).unwrap());
+    }
+    drop(pool.allocate(AllocRequest::new(20)).unwrap());
+    pool.audit().unwrap();
+}
