@@ -142,6 +142,24 @@ fn blocks_that_a_batch_sees_do_not_hide_those_that_none_does() {
     pool.audit().unwrap();
 }
 
+/// More than there is.
+#[test]
+fn a_request_in_vain_evicts_nothing() {
+    let pool = pool_of(100, PrefixConfig::new());
+    let lease = pool.allocate(AllocRequest::new(55)).unwrap();
+    let tokens = prompt(1, 40);
+    drop(open(&pool, 1, &tokens));
+    let refused = pool.allocate(AllocRequest::new(50));
+    assert!(
+        matches!(refused, Err(AllocError::Exhausted { asked: 50, free: 5, evictable: 40, .. })),
+        "{refused:?}"
+    );
+    assert_eq!(pool.sequence(SequenceId(2)).tokens(&tokens).unwrap().len(), 160);
+    drop(pool.allocate(AllocRequest::new(45)).unwrap());
+    drop(lease);
+    pool.audit().unwrap();
+}
+
 /// Says what it likes.
 #[derive(Debug)]
 struct Wild(AtomicU64);

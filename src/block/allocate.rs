@@ -298,13 +298,17 @@ impl Core {
         grab: &mut Grab,
         evict: impl Fn(&Self, usize, &mut dyn FnMut(FrameId)) -> usize,
     ) -> bool {
+        let missing = request.blocks - grab.frames;
+        if self.evictable() + self.reserved_for(request) < missing {
+            // What others keep comes first; and if that is not enough either, nothing is evicted in vain.
+            return false;
+        }
         // Who needs one block often would search everywhere for each.
         let ahead = (self.config.magazine_blocks / 2).min(self.total() >> AHEAD_SHIFT);
         let ahead = if seat.is_some() && !self.is_awaited() { ahead } else { 0 };
         let is_urgent = request.priority == Priority::Urgent;
         let mut spare = SmallVec::<[FrameId; MAGAZINE_BLOCKS_MAX]>::new();
-        let wanted = request.blocks - grab.frames + ahead;
-        let evicted = evict(self, wanted, &mut |frame| match self.take_evicted(frame, is_urgent) {
+        let evicted = evict(self, missing + ahead, &mut |frame| match self.take_evicted(frame, is_urgent) {
             Some(frame) if grab.frames < request.blocks => grab.push(frame),
             Some(frame) => spare.push(frame),
             None => {}
