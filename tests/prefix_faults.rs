@@ -6,12 +6,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use kvpool::block::Kept;
 use kvpool::error::SequenceError;
-use kvpool::ids::{SequenceId, Ticket};
+use kvpool::ids::SequenceId;
 use kvpool::pool::{AllocRequest, Pool};
+use kvpool::prefix::PrefixConfig;
 use kvpool::prefix::policy::{CachePriority, Head, Lookup, Millis, Place, Policy, PolicyKind, Released};
-use kvpool::prefix::{Owner, PrefixConfig};
 use kvpool::sequence::{Batch, Sequence};
 use kvpool::storage::KvLayout;
 
@@ -124,28 +123,6 @@ fn what_a_panic_leaves_behind_is_not_found() {
     let (sequence, _) = admit(&pool, 1, &prompt(1, 11));
     drop(sequence);
     assert_eq!(cached(&pool, &prompt(1, 11)), 8);
-}
-
-/// A thread is stopped between the release of a block and what it tells the cache of it; meanwhile the block is hit and
-/// released under a batch.
-#[test]
-fn a_release_that_is_told_late_does_not_speak_for_a_newer_one() {
-    let pool = pool(10);
-    let (blocks, cache) = (pool.blocks(), pool.prefix_cache().unwrap());
-    let (sequence, _) = admit(&pool, 1, &prompt(1, 40));
-    let ids: Vec<_> = sequence.blocks().collect();
-    drop(sequence);
-    let late: Vec<_> = ids.iter().map(|&id| Kept { id, word: blocks.word(id) }).collect();
-    let hit = pool.sequence(SequenceId(2)).tokens(&prompt(1, 40)).unwrap();
-    assert_eq!(hit.len(), 36);
-    let batch = pool.begin_batch();
-    drop(hit);
-    cache.keep(blocks, &late, Ticket(0), Owner::default());
-    let refused = pool.allocate(AllocRequest::new(2)).map(drop);
-    assert!(refused.is_err(), "nine of ten may be read by the batch");
-    batch.finish();
-    drop(pool.allocate(AllocRequest::new(10)).unwrap());
-    pool.audit().unwrap();
 }
 
 /// A policy that says anything.

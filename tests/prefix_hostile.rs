@@ -92,7 +92,10 @@ fn a_release_that_comes_late_does_not_hide_the_batch_of_another() {
     drop(sequence);
     let batch = batch.get().expect("the hook was called").lock().unwrap().take().unwrap();
     let refused = pool.allocate(AllocRequest::new(2));
-    assert!(matches!(refused, Err(AllocError::Exhausted { .. })), "a batch in flight reads all but one: {refused:?}");
+    assert!(
+        matches!(refused, Err(AllocError::Exhausted { .. })),
+        "a batch in flight reads all but one: {refused:?}"
+    );
     batch.finish();
     drop(pool.allocate(AllocRequest::new(10)).unwrap());
     pool.audit().unwrap();

@@ -4,7 +4,7 @@ use std::ops::Deref;
 
 use kvpool::block::{AllocRequest, Blocks, BlocksConfig, models};
 use kvpool::ids::{BlockId, DeviceId, FrameId};
-use kvpool::prefix::{BlockHash, Cache, HashKey, PrefixConfig};
+use kvpool::prefix::{self, BlockHash, Cache, HashKey, PrefixConfig};
 use loom::sync::Arc;
 
 use crate::TouchedBlocks;
@@ -57,8 +57,8 @@ impl CachedBlocks {
 
     /// Registers a block of a list under the `n`th hash.
     pub fn register(&self, id: BlockId, n: u64) {
-        self.cache.note(id, Self::hash(n), self.cache.era(), 0);
-        self.cache.register(&self.blocks, [(self.blocks.handle(id), None)]);
+        prefix::models::note(&self.cache, id, Self::hash(n));
+        prefix::models::register(&self.cache, &self.blocks, self.blocks.handle(id));
     }
 
     /// Takes a block into a list, and writes it.
@@ -70,7 +70,7 @@ impl CachedBlocks {
 
     /// A reference on a block that is cached under the `n`th hash, as of this moment.
     pub fn hit(&self, n: u64) -> Option<BlockId> {
-        self.cache.take(&self.blocks, Self::hash(n), self.cache.era())
+        prefix::models::take(&self.cache, &self.blocks, Self::hash(n))
     }
 
     /// Leaves a list: one reference less.

@@ -4,6 +4,7 @@
 //! be had by an allocation, wherever the threads that released it are by then.
 #![cfg(kvpool_loom)]
 
+use kvpool::prefix::models;
 use kvpool_loom_tests::{CachedBlocks, check};
 use loom::thread;
 
@@ -177,6 +178,30 @@ fn read_from_a_later_table() {
     });
 }
 
+/// A release is told to the cache late: meanwhile the block is hit, read under a batch, and released again.
+#[test]
+fn read_after_a_release_that_is_told_late() {
+    check("evictable::read_after_a_release_that_is_told_late", || {
+        let pool = CachedBlocks::new(1);
+        let block = pool.fill(1);
+        let (owner, reader) = (pool.clone(), pool.clone());
+        let threads = [
+            thread::spawn(move || owner.leave(block)),
+            thread::spawn(move || {
+                let Some(block) = reader.hit(1) else { return };
+                let batch = reader.blocks.clock().begin();
+                let table = reader.frame(block);
+                reader.leave(block);
+                assert_eq!(reader.read_frame(table), 1, "the bytes of another owner");
+                reader.blocks.end_batch(batch);
+            }),
+        ];
+        pool.evict();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        pool.finish();
+    });
+}
+
 /// An evictable block is moved while somebody looks it up, reads it and leaves it again.
 #[test]
 fn moved_against_hit() {
@@ -229,7 +254,7 @@ fn cleared() {
             }),
             thread::spawn(move || owner.leave(block)),
         ];
-        pool.cache.clear(&pool.blocks);
+        models::clear(&pool.cache, &pool.blocks);
         assert_eq!(pool.hit(1), None, "forgotten, whoever owns it");
         threads.into_iter().for_each(|thread| thread.join().unwrap());
         pool.finish();

@@ -7,6 +7,7 @@
 use std::collections::BTreeSet;
 
 use kvpool::ids::BlockId;
+use kvpool::prefix::models;
 use kvpool::prefix::{BlockHash, EventQueue, KvEvent, KvEvents};
 use kvpool_loom_tests::{CachedBlocks, block_on, check, check_to};
 use loom::sync::Arc;
@@ -166,7 +167,7 @@ fn one_subscriber_after_another() {
 
 /// What is cached, to the eye.
 fn look(pool: &CachedBlocks) -> BTreeSet<(BlockId, BlockHash)> {
-    pool.cache.cached_blocks(&pool.blocks).into_iter().collect()
+    models::cached_blocks(&pool.cache, &pool.blocks).into_iter().collect()
 }
 
 /// Who looked once, and follows the events to their end, knows what is cached.
@@ -215,7 +216,7 @@ fn followed_while_a_block_is_stored_and_evicted() {
 fn followed_while_all_are_cleared() {
     subscribe_beside("kv_events::followed_while_all_are_cleared", |pool| {
         pool.keep(1);
-        pool.cache.clear(&pool.blocks);
+        models::clear(&pool.cache, &pool.blocks);
     });
 }
 
@@ -225,9 +226,9 @@ fn followed_while_a_stored_block_is_evicted() {
     check("kv_events::followed_while_a_stored_block_is_evicted", || {
         let pool = CachedBlocks::new(1);
         let block = pool.take_listed().expect("it is free");
-        pool.cache.note(block, CachedBlocks::hash(1), pool.cache.era(), 0);
+        models::note(&pool.cache, block, CachedBlocks::hash(1));
         let (other, handle) = (pool.clone(), pool.blocks.handle(block));
-        let thread = thread::spawn(move || other.cache.register(&other.blocks, [(handle, None)]));
+        let thread = thread::spawn(move || models::register(&other.cache, &other.blocks, handle));
         let mut events = pool.cache.events().subscribe().unwrap();
         let known = look(&pool);
         pool.leave(block);

@@ -204,9 +204,7 @@ impl Core {
             }
             let evicted = self.keeps_little(asked - grab.frames)
                 && self.evict_into(seat, request, grab, Self::evict_some);
-            if !evicted
-                && !self.climb(&mut ladder)
-                && !self.evict_into(seat, request, grab, Self::evict_any)
+            if !evicted && !self.climb(&mut ladder) && !self.evict_into(seat, request, grab, Self::evict_any)
             {
                 break;
             }

@@ -31,9 +31,9 @@
 use crate::ids::{BlockHandle, BlockId, FrameId, Run, Ticket};
 use crate::sync::{Arc, Ordering::*};
 
+use super::BlockWord;
 use super::blocks::Core;
 use super::release::Freed;
-use super::{BlockWord, Released};
 
 /// Who knows what evictable blocks hold, and which of them goes first.
 ///
@@ -52,6 +52,9 @@ pub trait Keeper: Send + Sync {
 
     /// The newest batch that may have seen a block which is evictable, as far as it is known: `word` is the block's.
     fn tag(&self, id: BlockId, word: BlockWord) -> Option<Ticket>;
+
+    /// Notes it.
+    fn set_tag(&self, id: BlockId, word: BlockWord, tag: Ticket);
 
     /// The block was evicted, and is free; its frame is the caller's until this returns.
     fn forget(&self, core: &Core, id: BlockId);
@@ -73,6 +76,10 @@ impl<T: Keeper> Keeper for Arc<T> {
 
     fn tag(&self, id: BlockId, word: BlockWord) -> Option<Ticket> {
         (**self).tag(id, word)
+    }
+
+    fn set_tag(&self, id: BlockId, word: BlockWord, tag: Ticket) {
+        (**self).set_tag(id, word, tag);
     }
 
     fn forget(&self, core: &Core, id: BlockId) {
@@ -108,7 +115,14 @@ impl Core {
         hit.ok().map(|_| !word.is_owned())
     }
 
-    /// So many hits were of evictable blocks.
+    /// So many blocks may become evictable.
+    #[inline]
+    pub(super) fn count_kept(&self, blocks: usize) {
+        // Relaxed: a statistic. That it comes before the release counts for who sees the release.
+        self.evictable.fetch_add(blocks, Relaxed);
+    }
+
+    /// So many blocks are not evictable any more, being hits, or did not become so.
     #[inline]
     pub(crate) fn count_hits(&self, evictable: usize) {
         if evictable > 0 {
@@ -117,7 +131,8 @@ impl Core {
         }
     }
 
-    /// Blocks that nobody owns, and that are kept for their bytes.
+    /// Blocks that nobody owns, and that are kept for their bytes. While blocks are released, hit or evicted, some may be
+    /// counted that are not; never the other way round.
     pub fn evictable(&self) -> usize {
         // A hit may be counted before the release that made it possible.
         (self.evictable.load(Relaxed) as isize).max(0) as usize
@@ -128,7 +143,6 @@ impl Core {
         if kept.is_empty() {
             return;
         }
-        self.evictable.fetch_add(kept.len(), Relaxed);
         // After the releases, as in `give_back`: every batch that saw the blocks is visible to this load.
         let tag = self.clock.idle_or_tag().unwrap_or(Ticket(0));
         keep(kept, tag);
@@ -140,45 +154,57 @@ impl Core {
     /// # Errors
     ///
     /// [`NotEvicted`]; nothing has changed.
-    pub fn evict(&self, id: BlockId, oldest: Ticket) -> Result<FrameId, NotEvicted> {
+    pub(crate) fn evict(&self, id: BlockId, oldest: Ticket) -> Result<FrameId, NotEvicted> {
         let keeper = self.keeper.as_ref().ok_or(NotEvicted::Owned)?;
-        let atomic = self.table.word(id);
         loop {
             let word = self.word(id);
-            if !word.is_evictable() {
-                return Err(NotEvicted::Owned);
+            if word.evict().is_none() {
+                return Err(if word.is_evictable() { NotEvicted::Moving } else { NotEvicted::Owned });
             }
-            if word.is_moving() {
-                return Err(NotEvicted::Moving);
-            }
-            if !self.is_unseen(keeper.tag(id, word), oldest) {
+            if !self.is_unseen(id, word, oldest) {
                 return Err(NotEvicted::Seen);
             }
-            let Some(Released::Last { word: next, .. }) = word.evict() else { return Err(NotEvicted::Owned) };
-            // Acquire: what the last owners did with the bytes happens before the next owner's. Release: as for every
-            // word, for who checks a handle.
-            if atomic.compare_exchange(word.to_bits(), next.to_bits(), AcqRel, Relaxed).is_ok() {
-                self.evictable.fetch_sub(1, Relaxed);
-                keeper.forget(self, id);
-                return Ok(next.frame());
+            if let Some(frame) = self.evict_word(&**keeper, id, word) {
+                return Ok(frame);
             }
         }
     }
 
-    /// Whether no batch in flight sees a block with this tag.
+    /// Evicts a block whose word is `word`; its frame is the caller's. `None`: the word is another by now.
+    fn evict_word(&self, keeper: &dyn Keeper, id: BlockId, word: BlockWord) -> Option<FrameId> {
+        let next = word.evict()?;
+        // Acquire: what the last owners did with the bytes happens before the next owner's. Release: as for every word, for
+        // who checks a handle.
+        let evicted =
+            self.table.word(id).compare_exchange(word.to_bits(), next.to_bits(), AcqRel, Relaxed).is_ok();
+        evicted.then(|| {
+            self.evictable.fetch_sub(1, Relaxed);
+            keeper.forget(self, id);
+            next.frame()
+        })
+    }
+
+    /// Whether no batch in flight, of which `oldest` is the oldest, sees a block that is evictable.
     #[inline]
-    fn is_unseen(&self, tag: Option<Ticket>, oldest: Ticket) -> bool {
-        let is_unseen = match tag {
+    fn is_unseen(&self, id: BlockId, word: BlockWord, oldest: Ticket) -> bool {
+        let keeper = self.keeper.as_ref();
+        let is_unseen = match keeper.and_then(|keeper| keeper.tag(id, word)) {
             Some(tag) => tag < oldest,
-            None => self.clock.idle_or_tag().is_none(),
+            // Who released it has not come to note it. Until then it is taken to be seen by all batches of this moment.
+            None => match (self.clock.idle_or_tag(), keeper) {
+                (Some(newest), Some(keeper)) => {
+                    keeper.set_tag(id, word, newest);
+                    false
+                }
+                _ => true,
+            },
         };
         is_unseen || cfg!(kvpool_mutant = "evict_seen")
     }
 
     /// Whether an eviction would succeed just now.
     pub(super) fn can_evict(&self, id: BlockId, word: BlockWord, oldest: Ticket) -> bool {
-        let tag = self.keeper.as_ref().and_then(|keeper| keeper.tag(id, word));
-        word.is_evictable() && !word.is_moving() && self.is_unseen(tag, oldest)
+        word.evict().is_some() && self.is_unseen(id, word, oldest)
     }
 
     /// Evicts up to `wanted` blocks, those first that the keeper wants to go. It passes over some that are moving or seen, not
@@ -206,30 +232,25 @@ impl Core {
         evicted.map(freed).count()
     }
 
-    /// Evicts everything that can be, for a cache that is cleared: frames go back to the pool, those of blocks that are
-    /// moving by their movers. Returns how many blocks.
-    pub fn evict_all(&self) -> usize {
-        let Some(keeper) = self.keeper.as_ref() else { return 0 };
+    /// Evicts everything that can be, for a cache that is cleared: what batches may see is retired. Blocks that are just
+    /// being moved stay. Returns how many blocks were evicted.
+    pub(crate) fn evict_all(&self) -> usize {
+        let Some(keeper) = self.keeper.as_deref() else { return 0 };
         let (mut freed, mut seen) = (Freed::new(), Freed::new());
         let (mut evicted, oldest) = (0, self.clock.oldest());
         for id in (0..self.rows() as u32).map(BlockId) {
-            let cleared = self.table.word(id).fetch_update(AcqRel, Acquire, |bits| {
-                let released = BlockWord::from_bits(bits).evict()?;
-                Some(released.word().to_bits())
-            });
-            let Ok(bits) = cleared else { continue };
-            evicted += 1;
-            self.evictable.fetch_sub(1, Relaxed);
-            let word = BlockWord::from_bits(bits);
-            let is_seen = keeper.tag(id, word).is_none_or(|tag| tag >= oldest);
-            keeper.forget(self, id);
-            if word.is_moving() {
-                // Its frame is the mover's now, who pays the rest.
-                self.held.fetch_add(1, Relaxed);
-            } else if is_seen {
-                seen.push(word.frame());
-            } else {
-                freed.push(word.frame());
+            let mut word = self.word(id);
+            while word.evict().is_some() {
+                let is_unseen = self.is_unseen(id, word, oldest);
+                if let Some(frame) = self.evict_word(keeper, id, word) {
+                    if is_unseen {
+                        freed.push(frame)
+                    } else {
+                        seen.push(frame)
+                    }
+                    evicted += 1;
+                }
+                word = self.word(id);
             }
         }
         freed.runs.iter().for_each(|&run| self.free_run(run));

@@ -128,6 +128,8 @@ impl Blocks {
     /// [`Keeper::keep`](super::Keeper::keep) does.
     pub(crate) fn release_kept(&self, ids: &[BlockId], keep: impl FnOnce(&[Kept], Ticket)) {
         let (mut freed, mut kept) = (Freed::new(), SmallVec::<[Kept; 64]>::new());
+        // Before they are evictable, so that a thread that is stopped between hides none from the count.
+        self.count_kept(ids.len());
         for &id in ids {
             match self.release_listed_word(id) {
                 Owed::Nothing => {}
@@ -135,6 +137,7 @@ impl Blocks {
                 Owed::Kept(word) => kept.push(Kept { id, word }),
             }
         }
+        self.count_hits(ids.len() - kept.len());
         self.keep(&kept, keep);
         if !freed.runs.is_empty() {
             self.with_seat(|seat| self.give_back(seat, &freed.runs));

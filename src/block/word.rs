@@ -24,7 +24,7 @@
 //! ```
 //!
 //! An evictable block moves as an owned one does, also while it is hit or released again. It is evicted between moves
-//! only, or, when the cache is cleared, with its frame left to the mover.
+//! only.
 //!
 //! While a block is moving its bytes are being read, so that only the mover or the last release ends it. A pin does not
 //! end it, but as long as there is one it is not published. A writer is refused, as if the block were shared, and copies.
@@ -236,19 +236,14 @@ impl BlockWord {
         if !cached || full { None } else { Some(Self((self.0 + ONE_REF) | LISTED)) }
     }
 
-    /// evictable -> free: the caller owns the frame, unless it is the mover's. `None`: owned, or free.
+    /// evictable -> free: the caller owns the frame. `None`: owned, or free, or just being moved.
     #[inline]
-    pub const fn evict(self) -> Option<Released> {
-        let is_free_to_go = self.is_evictable() || (cfg!(kvpool_mutant = "evict_owned") && self.is_cached());
-        if !is_free_to_go {
+    pub const fn evict(self) -> Option<Self> {
+        let is_to_go = self.is_evictable() || (cfg!(kvpool_mutant = "evict_owned") && self.is_cached());
+        if !is_to_go || self.is_moving() {
             return None;
         }
-        let word = Self(self.0 & (FRAME_MASK | GENERATION_MASK));
-        Some(if self.is_moving() {
-            Released::ToMover { word: Self(word.0 | MOVING) }
-        } else {
-            Released::Last { word, carry: false }
-        })
+        Some(Self(self.0 & (FRAME_MASK | GENERATION_MASK)))
     }
 
     /// One reference less. `None`: not owned. The last takes pins and flags with it, but that of a move: then the frame

@@ -6,7 +6,7 @@ use crate::block::{AllocRequest, AuditError, AuditReport, BlockInfo, Blocks, FEW
 use crate::compact::Compactor;
 use crate::error::{AllocError, GrowError, HandleError};
 use crate::ids::{BlockHandle, BlockId, Order, PoolTag, Run, SequenceId};
-use crate::prefix::Cache;
+use crate::prefix::{BlockHash, Cache};
 use crate::sequence::{Batch, SequenceBuilder, SequenceView, Sequences};
 use crate::storage::{KvLayout, Storage};
 use crate::sync::Arc;
@@ -287,6 +287,12 @@ impl Pool {
     /// The prefix cache; `None` in a pool that was built without.
     pub fn prefix_cache(&self) -> Option<&Cache> {
         self.0.sequences.cache().map(|cache| &**cache)
+    }
+
+    /// Blocks that are cached, and what they hold: for who begins to follow the [events](Cache::events), or has lost some. A walk
+    /// over all blocks; empty without a prefix cache.
+    pub fn cached_blocks(&self) -> Vec<(BlockId, BlockHash)> {
+        self.prefix_cache().map_or_else(Vec::new, |cache| cache.cached_blocks(&self.0.blocks))
     }
 
     /// Forgets all prefixes: nothing that was cached until now is found any more. What nobody owns is free at once, the rest when

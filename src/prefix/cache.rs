@@ -51,12 +51,15 @@ use super::stats::{PrefixStats, Tallies};
 /// Blocks that an eviction passes over, because they are moving or seen by a batch, before it gives up.
 const PASSED_OVER: usize = if cfg!(kvpool_loom) { 2 } else { 32 };
 
+/// How far ahead of a look-up the index is fetched.
+const AHEAD: usize = 8;
+
 /// The time, for policies and retention.
 pub type Now = Box<dyn Fn() -> Millis + Send + Sync>;
 
 /// Of a sequence that releases blocks: what the policy wants to know.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Owner {
+pub(crate) struct Owner {
     /// What [`Policy::looked_up`] gave for it.
     pub context: u64,
     /// Blocks of its chain.
@@ -69,7 +72,7 @@ pub struct Owner {
 
 /// What a lookup found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Hits {
+pub(crate) struct Hits {
     /// Leading blocks that were cached: a reference on each is the caller's.
     pub blocks: usize,
     /// What the policy wants to hear of when they are released.
@@ -160,7 +163,7 @@ impl Cache {
 
     /// Takes a reference, for a sequence's list, on each block of the longest cached prefix of a chain, and passes it on, the
     /// first first. `whole`: full blocks of the prompt, of which `hashes` may be fewer: those that may be a hit.
-    pub fn look_up(
+    pub(crate) fn look_up(
         &self,
         core: &Core,
         hashes: &[BlockHash],
@@ -169,7 +172,10 @@ impl Cache {
         take: &mut dyn FnMut(BlockId),
     ) -> Hits {
         let (mut blocks, mut evictable, mut last) = (0, 0, None);
-        for &hash in hashes {
+        for (i, &hash) in hashes.iter().enumerate() {
+            if let Some(&next) = hashes.get(i + AHEAD) {
+                self.index.prefetch(key_of(next));
+            }
             let Some((id, was_evictable)) = self.find(core, hash, era) else { break };
             take(id);
             blocks += 1;
@@ -192,7 +198,7 @@ impl Cache {
     }
 
     /// A reference for a sequence's list on one cached block that holds `hash`.
-    pub fn take(&self, core: &Core, hash: BlockHash, era: u64) -> Option<BlockId> {
+    pub(crate) fn take(&self, core: &Core, hash: BlockHash, era: u64) -> Option<BlockId> {
         let (id, was_evictable) = self.find(core, hash, era)?;
         core.count_hits(usize::from(was_evictable));
         Some(id)
@@ -246,13 +252,13 @@ impl Cache {
     }
 
     /// Notes what a block will hold when it is [registered](Self::register). It is in the caller's sequence, and not cached.
-    pub fn note(&self, id: BlockId, hash: BlockHash, era: u64, depth: u32) {
+    pub(crate) fn note(&self, id: BlockId, hash: BlockHash, era: u64, depth: u32) {
         self.row(id).note(hash, era, depth);
     }
 
     /// Registers blocks that were noted: their bytes are final, and they can be hit. Nothing comes of a handle that is stale by
     /// now. What is `stored` is told to those who listen to events.
-    pub fn register(
+    pub(crate) fn register(
         &self,
         core: &Core,
         blocks: impl IntoIterator<Item = (BlockHandle, Option<Box<KvEvent>>)>,
@@ -306,7 +312,7 @@ impl Cache {
     }
 
     /// Blocks that are cached, and what they hold: for who begins to follow the events, or lost some. A walk over all blocks.
-    pub fn cached_blocks(&self, core: &Core) -> Vec<(BlockId, BlockHash)> {
+    pub(crate) fn cached_blocks(&self, core: &Core) -> Vec<(BlockId, BlockHash)> {
         let era = self.era();
         let cached = |id| {
             let word: BlockWord = core.word(id);
@@ -324,7 +330,7 @@ impl Cache {
     }
 
     /// Blocks of a sequence's list became evictable: the policy places them.
-    pub fn keep(&self, core: &Core, kept: &[Kept], tag: Ticket, owner: Owner) {
+    pub(crate) fn keep(&self, core: &Core, kept: &[Kept], tag: Ticket, owner: Owner) {
         let era = self.era();
         // Relaxed: a number of its own for each, and in the order of releases as far as there is one.
         let order = self.order.fetch_add(kept.len() as u64, Relaxed);
@@ -361,7 +367,7 @@ impl Cache {
 
     /// Nothing that was cached until now is found any more; what nobody owns is evicted at once, the rest when it is
     /// released. Returns how many blocks were evicted.
-    pub fn clear(&self, core: &Core) -> usize {
+    pub(crate) fn clear(&self, core: &Core) -> usize {
         // Before: what is stored in the new era is told after it. What is still stored in the old one is removed when it is released.
         let told = self.events.publish(|| KvEvent::Cleared);
         self.era.fetch_add(1, AcqRel);
@@ -430,6 +436,10 @@ impl Keeper for Cache {
 
     fn tag(&self, id: BlockId, word: BlockWord) -> Option<Ticket> {
         self.row(id).tag(word)
+    }
+
+    fn set_tag(&self, id: BlockId, word: BlockWord, tag: Ticket) {
+        self.row(id).set_tag(word, tag);
     }
 
     fn forget(&self, core: &Core, id: BlockId) {

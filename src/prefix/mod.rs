@@ -15,13 +15,16 @@ mod config;
 mod events;
 mod hash;
 mod index;
+#[cfg(kvpool_loom)]
+pub mod models;
 pub mod policy;
 mod queue;
 mod queues;
 mod row;
 mod stats;
 
-pub use cache::{Cache, Hits, Now, Owner};
+pub(crate) use cache::Owner;
+pub use cache::{Cache, Now};
 pub use config::PrefixConfig;
 pub use events::{EVENTS, EventQueue, KvEvent, KvEvents, Numbered};
 pub use hash::{BlockHash, Chain, HashFunction, HashKey, Hashing, PrefixHasher, PrefixKeys, PrefixRoot};
