@@ -108,6 +108,11 @@ impl Foresight {
         self.model.learn(wait.state, (weight * surplus) as f32);
     }
 
+    /// The age at which a new block is judged.
+    fn young(&self) -> u64 {
+        (figure(&self.evicted_age) * YOUNG) as u64
+    }
+
     /// What a block is worth now, and its age.
     fn worth(&self, head: Head, latest: u64) -> (f32, u64) {
         let state = State(head.state);
@@ -173,8 +178,7 @@ impl Policy for Foresight {
         {
             self.count(wait, wait.state.age(latest), false);
         }
-        let young = (figure(&self.evicted_age) * YOUNG) as u64;
-        let is_admitted = self.ages.index(class, young) >= figure(&self.threshold);
+        let is_admitted = self.ages.index(class, self.young()) >= figure(&self.threshold);
         let queue = if is_admitted { class } else { FIRST };
         Place { queue: queue as u8, rank: order, state: state.0 }
     }
@@ -184,12 +188,23 @@ impl Policy for Foresight {
         let worth = |(queue, head): (usize, &Option<Head>)| Some((queue, self.worth((*head)?, latest)));
         let least = (heads.iter().take(CLASSES).enumerate().filter_map(worth))
             .min_by(|(_, (a, _)), (_, (b, _))| a.total_cmp(b));
-        if let Some((_, (worth, age))) = least {
-            follow(&self.threshold, worth);
-            follow(&self.evicted_age, age as f32);
+        let first = heads.get(FIRST).copied().flatten();
+        let young = self.young();
+        match first.map(|first| (State(first.state), State(first.state).age(latest))) {
+            // There is room for more than is admitted.
+            Some((state, age)) if age > young => {
+                let class = class_of(self.model.score(state));
+                follow(&self.threshold, self.ages.index(class, young));
+            }
+            _ => {
+                if let Some((_, (worth, age))) = least {
+                    follow(&self.threshold, worth);
+                    follow(&self.evicted_age, age as f32);
+                }
+            }
         }
-        match (heads.get(FIRST), least) {
-            (Some(Some(_)), _) => Some(FIRST),
+        match (first, least) {
+            (Some(_), _) => Some(FIRST),
             (_, Some((queue, _))) => Some(queue),
             _ => heads.iter().position(Option::is_some),
         }
@@ -205,3 +220,6 @@ impl fmt::Debug for Foresight {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(all(test, not(kvpool_loom)))]
+mod tests;

@@ -19,7 +19,7 @@ const TERMS: usize = ALL.len() + PAIRS.len();
 const WEIGHTS: usize = ALL.len() * VALUES + PAIRS.len() * VALUES * VALUES;
 
 /// The first step of a weight. A block's score moves by up to [`TERMS`] of them at once.
-const STEP: f32 = 0.015;
+const STEP: f32 = 0.03;
 
 /// Scores are bounded: a risk between a four-hundredth and four hundred.
 const SCORE_MAX: f32 = 6.0;
@@ -71,7 +71,7 @@ impl Model {
         Self {
             weights: (0..WEIGHTS).map(|_| Weight(AtomicU64::new(0))).collect(),
             mean: AtomicU32::new(0f32.to_bits()),
-            follow: 4.0 / blocks.clamp(1 << 12, 1 << 20) as f32,
+            follow: 1.0 / blocks.clamp(1 << 10, 1 << 13) as f32,
         }
     }
 
