@@ -54,9 +54,10 @@ fn what_comes_after_all_was_taken_back_is_not_known_as_what_was() {
     let pool = pool_of(100, PrefixConfig::new());
     let (old, new) = (prompt(1, 2), prompt(2, 2));
     let mut sequence = pool.sequence(SequenceId(1)).tokens(&old).unwrap();
+    let mut batch = pool.begin_batch();
+    batch.append(&mut sequence, 1).unwrap();
     sequence.truncate(0).unwrap();
     assert_eq!(sequence.announced(), 0);
-    let mut batch = pool.begin_batch();
     batch.append_tokens(&mut sequence, &new).unwrap();
     batch.finish();
     drop(sequence);

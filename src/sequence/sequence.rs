@@ -172,6 +172,8 @@ impl Sequence {
 
     /// Takes back all tokens but the first `length`, and releases the blocks that are no longer needed, the last first.
     ///
+    /// What was announced and not appended is taken back too; a `length` that is the sequence's changes nothing.
+    ///
     /// Rejected drafts are what this is for, but final tokens can be taken back too. The next append then writes into
     /// a block that was final: reopened if it is this sequence's alone, copied if it is shared or some batch is about to
     /// seal it. Batches in flight that still read the old tokens, on a device, must come before it there.

@@ -70,7 +70,7 @@ impl Awaited {
 
     fn set(&self, hash: u64) -> &[Note] {
         let sets = self.notes.len() / WAYS;
-        let set = (u128::from(hash) * sets as u128 >> 64) as usize;
+        let set = ((u128::from(hash) * sets as u128) >> 64) as usize;
         &self.notes[set * WAYS..][..WAYS]
     }
 

@@ -94,7 +94,7 @@ impl State {
     /// Of a block of this request, with so many blocks before it in a chain of `chain`.
     pub(super) fn new(request: Request, order: u64, hits: u32, depth: u32, chain: u32) -> Self {
         const OF_REQUEST: u64 =
-            (1 << ORDER_SHIFT) - 1 & !(HITS.max() << HITS.shift | TAIL.max() << TAIL.shift);
+            ((1 << ORDER_SHIFT) - 1) & !(HITS.max() << HITS.shift | TAIL.max() << TAIL.shift);
         let hits = match hits {
             0..=3 => hits.into(),
             4..=5 => 4,
