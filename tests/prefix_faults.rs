@@ -115,7 +115,9 @@ fn what_a_panic_leaves_behind_is_not_found() {
         assert_eq!((cached(&pool, &prompt(1, 11)), pool.stats().evictable), (0, 0));
         assert_eq!(pool.audit().unwrap().owned, 0);
     };
-    fails(&|sequence, batch| drop(batch.append(sequence, 11).unwrap()));
+    fails(&|sequence, batch| {
+        batch.append(sequence, 11).unwrap();
+    });
     fails(&|sequence, batch| {
         batch.draft(sequence, 11).unwrap();
         sequence.commit(10).unwrap();
@@ -125,13 +127,16 @@ fn what_a_panic_leaves_behind_is_not_found() {
     assert_eq!(cached(&pool, &prompt(1, 11)), 8);
 }
 
+/// Of the so manyth call, with these heads: a panic if `None`.
+type Victim = fn(u64, &[Option<Head>]) -> Option<Option<usize>>;
+
 /// A policy that says anything.
 struct Any {
     queues: usize,
     calls: AtomicU64,
     /// Of the so manyth call: a panic if `None`.
     place: fn(u64, &Released) -> Option<Place>,
-    victim: fn(u64, &[Option<Head>]) -> Option<Option<usize>>,
+    victim: Victim,
     looked_up: fn(u64) -> Option<u64>,
 }
 
@@ -213,11 +218,12 @@ fn in_order(_: u64, released: &Released) -> Option<Place> {
 fn a_policy_that_panics_loses_nothing() {
     let calls = || AtomicU64::new(0);
     let (place, victim, looked_up) = (in_order, |_, heads: &[_]| first(heads), |_| Some(0));
-    let place_panics = |call: u64, released: &Released| in_order(call, released).filter(|_| call % 97 != 0);
+    let place_panics =
+        |call: u64, released: &Released| in_order(call, released).filter(|_| !call.is_multiple_of(97));
     serves(Any { queues: 3, calls: calls(), place: place_panics, victim, looked_up });
-    let victim_panics = |call: u64, heads: &[_]| first(heads).filter(|_| call % 97 != 0);
+    let victim_panics = |call: u64, heads: &[_]| first(heads).filter(|_| !call.is_multiple_of(97));
     serves(Any { queues: 3, calls: calls(), place, victim: victim_panics, looked_up });
-    let looked_up_panics = |call| (call % 97 != 0).then_some(7);
+    let looked_up_panics = |call| (!call.is_multiple_of(97)).then_some(7);
     serves(Any { queues: 3, calls: calls(), place, victim, looked_up: looked_up_panics });
 }
 
