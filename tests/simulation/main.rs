@@ -9,7 +9,7 @@
 //! |---|---|
 //! | [`world`] | the pool, what the engine has of it, and the steps |
 //! | [`device`] | the engine's memory: a stream that lags behind, and a copy engine beside it |
-//! | [`sequences`], [`raw`], [`waiting`] | steps, by what they are about |
+//! | [`sequences`], [`prefix`], [`raw`], [`waiting`] | steps, by what they are about |
 //! | [`tasks`] | futures, polled by hand when they were woken |
 //!
 //! # What is checked
@@ -19,6 +19,7 @@
 //! - Nobody writes a frame that a batch in flight reads, or that is being copied from or to, or that is gone.
 //! - Owned blocks and references are those that the engine holds, by `audit`.
 //! - Who waits is served in order; when nobody was woken, what is free is not enough for the first in line.
+//! - A look-up gives the longest prefix that is cached by the words, and its tokens are those that it was asked for.
 //! - A pinned block stays; an error says why, and is true.
 //! - In the end every task ends, and everything is free.
 //!
@@ -34,6 +35,7 @@
 #![cfg(not(any(kvpool_loom, miri)))]
 
 mod device;
+mod prefix;
 mod raw;
 mod sequences;
 mod tasks;

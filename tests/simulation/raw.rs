@@ -44,7 +44,7 @@ impl World {
         self.note(format_args!("{request:?}: {outcome:?}"));
         match outcome {
             Ok(()) => self.take_in(request, &handles),
-            Err(error) => self.is_refused_rightly(&error),
+            Err(error) => self.is_refused_rightly(&error, request.contiguous),
         }
     }
 
@@ -56,7 +56,7 @@ impl World {
             let mut handles = Vec::new();
             match self.pool.allocate_raw(AllocRequest::new(1), &mut handles) {
                 Ok(()) => self.take_in(AllocRequest::new(1), &handles),
-                Err(error) => return self.is_refused_rightly(&error),
+                Err(error) => return self.is_refused_rightly(&error, false),
             }
         }
         if self.rng.bool() {

@@ -12,7 +12,31 @@ use crate::world::World;
 /// A sequence, and what its tokens are.
 pub struct Written {
     pub real: Sequence,
-    tokens: Vec<u64>,
+    /// What its tokens are stored as: of equal ids after equal ones, and of one salt, the same.
+    pub tokens: Vec<u64>,
+    /// The ids of its tokens, and of those that were announced and are still to come.
+    pub ids: Vec<u32>,
+    pub salt: u64,
+}
+
+impl Written {
+    pub fn new(real: Sequence, ids: Vec<u32>, salt: u64) -> Self {
+        Self { real, tokens: Vec::new(), ids, salt }
+    }
+
+    /// What the next token is stored as.
+    pub fn next_value(&self) -> u64 {
+        let before = self.tokens.last().copied().unwrap_or(self.salt);
+        let value = (before ^ u64::from(self.ids[self.tokens.len()])).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        value.rotate_left(29) + 1
+    }
+
+    /// Tokens that it has by now, and those before them, are written: nothing if it has them already.
+    pub fn came_to(&mut self, length: usize) {
+        while self.tokens.len() < length {
+            self.tokens.push(self.next_value());
+        }
+    }
 }
 
 /// A table that lives on across batches.
@@ -34,29 +58,47 @@ impl World {
             let priority = some_priority(&mut self.rng);
             let real = self.pool.sequence(id).priority(priority).open().unwrap();
             self.note(format_args!("sequence {id}"));
-            self.sequences.push(Written { real, tokens: Vec::new() });
+            self.sequences.push(Written::new(real, Vec::new(), 0));
         }
     }
 
     pub fn append(&mut self) {
         let batch = self.some_batch();
         let Some(index) = self.pick(self.sequences.len()) else { return };
-        let (count, is_draft) = (self.rng.usize(1..14), self.rng.u8(..4) == 0);
+        let kind = self.rng.u8(..8);
+        let mut count = self.rng.usize(1..14);
         let in_flight = &mut self.batches[batch];
         let written = &mut self.sequences[index];
         let id = written.real.id();
         let before = written.tokens.len();
-        let outcome = if is_draft {
-            in_flight.batch.draft(&mut written.real, count)
-        } else {
-            in_flight.batch.append(&mut written.real, count)
+        if kind < 7 && written.ids.len() > before {
+            // The rest of a prompt, or some of it.
+            count = count.min(written.ids.len() - before);
+        }
+        let ids: Vec<u32> = (written.ids.len()..before + count).map(|_| self.rng.u32(..2)).collect();
+        let is_ahead = written.real.announced() > before;
+        written.ids.extend(&ids);
+        let outcome = match kind {
+            0..2 => in_flight.batch.draft(&mut written.real, count),
+            2..5 if !is_ahead => {
+                in_flight.batch.append_tokens(&mut written.real, &written.ids[before..before + count])
+            }
+            _ => in_flight.batch.append(&mut written.real, count),
         };
+        if outcome.is_err() {
+            written.ids.truncate(written.ids.len() - ids.len());
+        }
         let appended = match outcome {
             Ok(appended) => appended,
             Err(SequenceError::Alloc(error)) => {
                 assert_eq!(written.real.len(), before);
                 self.note(format_args!("{id}: {error}"));
-                return self.is_refused_rightly(&error);
+                return self.is_refused_rightly(&error, false);
+            }
+            // Drafts before these were not announced, or final tokens.
+            Err(SequenceError::TokensUnknown { known, .. }) => {
+                assert_eq!((written.real.len(), written.real.announced()), (before, known));
+                return;
             }
             Err(error) => panic!("{error}"),
         };
@@ -70,22 +112,36 @@ impl World {
         in_flight.batch.slot_mapping(&written.real, appended.tokens.clone(), &mut slots).unwrap();
         let blocks: Vec<_> = written.real.blocks().collect();
         for (place, slot) in appended.tokens.clone().zip(slots) {
-            self.last += 1;
-            written.tokens.push(self.last);
+            let value = written.next_value();
+            written.tokens.push(value);
             let block = self.pool.blocks().handle(blocks[place / BLOCK_TOKENS]);
-            self.device.write(number, Token { slot: slot as usize, block, value: self.last });
+            self.device.write(number, Token { slot: slot as usize, block, value });
         }
         self.note(format_args!("{id} in {number}: {appended:?}"));
     }
 
+    /// Evictable blocks that a request can have, for certain: those that no batch sees and nobody moves, without what the reserve
+    /// gets of them.
+    pub fn evictable_now(&self) -> usize {
+        let counts = self.pool.blocks().counts();
+        let is_quiet = self.batches.is_empty() && self.device.copies() == 0;
+        let short = self.pool.blocks().reserve() - counts.reserved;
+        if is_quiet { counts.evictable.saturating_sub(short) } else { 0 }
+    }
+
     /// One thread decides all: what is refused is not there.
-    pub fn is_refused_rightly(&self, error: &AllocError) {
-        let free = self.pool.free_blocks();
+    pub fn is_refused_rightly(&self, error: &AllocError, is_run: bool) {
+        let counts = self.pool.blocks().counts();
+        let free = counts.free() + self.evictable_now();
         match *error {
-            AllocError::Exhausted { asked, .. } => {
-                assert!(asked > free || self.is_resizing(), "{error}, and {free} are free");
+            // Of a run, what could be evicted may lie apart.
+            AllocError::Exhausted { asked, .. } if is_run => {
+                assert!(asked > counts.free() || self.is_resizing(), "{error}: {counts:?}");
             }
-            AllocError::NoRun { asked, .. } => assert!(asked <= free),
+            AllocError::Exhausted { asked, .. } => {
+                assert!(asked > free || self.is_resizing(), "{error}: {counts:?}");
+            }
+            AllocError::NoRun { asked, .. } => assert!(asked <= counts.free()),
             AllocError::TooLarge { asked, total } => assert!(asked > total),
             AllocError::Reserved { asked, total, reserve } => {
                 assert!(asked <= total && asked > total - reserve)
@@ -97,7 +153,12 @@ impl World {
     pub fn commit(&mut self) {
         let Some(index) = self.pick(self.sequences.len()) else { return };
         let length = self.rng.usize(..=self.sequences[index].tokens.len());
-        self.sequences[index].real.commit(length).unwrap();
+        let Written { real, ids, .. } = &mut self.sequences[index];
+        if real.announced() < length && self.rng.u8(..4) > 0 {
+            // Refused if final ones are unknown.
+            let _ = real.announce(&ids[real.announced()..length]);
+        }
+        real.commit(length).unwrap();
     }
 
     pub fn truncate(&mut self) {
@@ -105,7 +166,10 @@ impl World {
         let length = self.rng.usize(..=self.sequences[index].tokens.len());
         let written = &mut self.sequences[index];
         written.real.truncate(length).unwrap();
-        written.tokens.truncate(length);
+        if length < written.tokens.len() {
+            written.tokens.truncate(length);
+            written.ids.truncate(length);
+        }
         let id = written.real.id();
         self.note(format_args!("{id} has {length} tokens"));
     }
@@ -116,7 +180,12 @@ impl World {
         {
             let id = SequenceId(self.number());
             let written = &self.sequences[index];
-            let fork = Written { real: written.real.fork(id).unwrap(), tokens: written.tokens.clone() };
+            let fork = Written {
+                real: written.real.fork(id).unwrap(),
+                tokens: written.tokens.clone(),
+                ids: written.ids.clone(),
+                salt: written.salt,
+            };
             let of = written.real.id();
             self.note(format_args!("{id} is a fork of {of}"));
             self.sequences.push(fork);
@@ -178,7 +247,7 @@ impl World {
     }
 
     /// Reads a sequence's tokens, its blocks being in these frames.
-    fn read_through(&mut self, batch: usize, sequence: usize, frames: &[usize]) {
+    pub fn read_through(&mut self, batch: usize, sequence: usize, frames: &[usize]) {
         let written = &self.sequences[sequence];
         for (place, block) in written.real.blocks().enumerate() {
             let block = self.pool.blocks().handle(block);

@@ -166,7 +166,7 @@ impl World {
                     Err(AllocError::Exhausted { .. } | AllocError::NoRun { .. }) => {
                         panic!("{outcome:?} is no reason to stop waiting")
                     }
-                    Err(error) => self.is_refused_rightly(&error),
+                    Err(error) => self.is_refused_rightly(&error, request.contiguous),
                 }
             }
             (Outcome::Defragmented(outcome), Kind::Defragment(options)) => {
@@ -251,7 +251,7 @@ impl World {
         let counts = self.pool.blocks().counts();
         let reserved = if request.priority == Priority::Urgent { counts.reserved } else { 0 };
         assert!(
-            request.contiguous || request.blocks > counts.free() + reserved,
+            request.contiguous || request.blocks > counts.free() + self.evictable_now() + reserved,
             "{first:?} sleeps beside {counts:?}"
         );
     }

@@ -10,12 +10,13 @@ use fastrand::Rng;
 use kvpool::compact::{Defragmenter, FrameKind};
 use kvpool::error::StorageError;
 use kvpool::ids::{BlockId, FrameId, Order};
-use kvpool::pool::{Pool, PoolHandle};
+use kvpool::pool::{AllocRequest, Pool, PoolHandle};
 use kvpool::sequence::Batch;
 use kvpool::storage::{CopyDone, Dtype, FrameMove, KvLayout};
 use tokio::runtime::Runtime;
 
 use crate::device::{BLOCK_TOKENS, Device};
+use crate::prefix;
 use crate::raw::Raw;
 use crate::sequences::{Remembered, Written};
 use crate::tasks::Task;
@@ -50,12 +51,16 @@ pub struct Tally {
     pub shrinks: u64,
     pub shrinks_given_up: u64,
     pub background_runs: u64,
+    pub hits: u64,
+    pub half_hits: u64,
+    pub evicted: u64,
+    pub cleared: u64,
     /// Of all that was done, with what came of it.
     pub trace: u64,
 }
 
 impl Tally {
-    fn counts(&mut self) -> [(&'static str, &mut u64); 13] {
+    fn counts(&mut self) -> [(&'static str, &mut u64); 17] {
         [
             ("steps", &mut self.steps),
             ("tokens_read", &mut self.tokens_read),
@@ -70,6 +75,10 @@ impl Tally {
             ("shrinks", &mut self.shrinks),
             ("shrinks_given_up", &mut self.shrinks_given_up),
             ("background_runs", &mut self.background_runs),
+            ("hits", &mut self.hits),
+            ("half_hits", &mut self.half_hits),
+            ("evicted", &mut self.evicted),
+            ("cleared", &mut self.cleared),
         ]
     }
 
@@ -94,6 +103,8 @@ pub struct World {
     pub device: Device,
     pub batches: Vec<InFlight>,
     pub sequences: Vec<Written>,
+    /// What prompts begin with.
+    pub prompts: Vec<Vec<u32>>,
     pub remembered: Vec<Remembered>,
     pub raws: Vec<Raw>,
     pub tasks: Vec<Task>,
@@ -118,6 +129,8 @@ const STEP_KINDS: &[(u32, &str, Step)] = &[
     (9, "end a batch", World::end_some_batch),
     (12, "let the stream run", World::work),
     (4, "open a sequence", World::open),
+    (5, "open a prompt", World::open_prompt),
+    (1, "clear the cache", World::clear_cache),
     (20, "append", World::append),
     (3, "commit", World::commit),
     (5, "truncate", World::truncate),
@@ -178,6 +191,10 @@ impl World {
         if rng.u8(..4) == 0 {
             builder = builder.without_null_block();
         }
+        let caches = rng.u8(..4);
+        if caches > 0 {
+            builder = builder.prefix_cache(prefix::some_config(&mut rng));
+        }
         let pool = builder.build().unwrap();
         let device = Device::new(pool.blocks().total_frames(), blocks_max + 1);
         let mut world = Self {
@@ -189,6 +206,7 @@ impl World {
             pool,
             batches: Vec::new(),
             sequences: Vec::new(),
+            prompts: prefix::some_prompts(&mut Rng::with_seed(!seed)),
             remembered: Vec::new(),
             raws: Vec::new(),
             tasks: Vec::new(),
@@ -432,11 +450,15 @@ impl World {
         self.sequences.clear();
         self.free_all();
         self.finish_tasks(true);
-        assert!(self.tasks.is_empty(), "they never end: {:?}", self.tasks);
+        let counts = self.pool.blocks().counts();
+        assert!(self.tasks.is_empty(), "they never end: {:?}, {counts:?}", self.tasks);
         assert!(self.device.is_idle());
         self.audit();
         let counts = self.pool.blocks().counts();
-        assert_eq!(counts.free() + counts.reserved, self.pool.total_blocks(), "{counts:?}");
+        let free = counts.free() + counts.evictable;
+        assert_eq!(free + counts.reserved, self.pool.total_blocks(), "{counts:?}");
+        self.tally.evicted = self.pool.prefix_cache().map_or(0, |cache| cache.stats().evicted_blocks);
+        drop(self.pool.allocate(AllocRequest::new(free)).expect("all that is evictable"));
         assert_eq!((self.pool.stats().waiting, self.pool.sequence_count()), (0, 0));
         self.note(format_args!("{counts:?}"));
         self.tally

@@ -1,0 +1,141 @@
+//! Prompts that begin alike, in a pool that caches.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use fastrand::Rng;
+use kvpool::error::{AllocError, SequenceError};
+use kvpool::ids::SequenceId;
+use kvpool::prefix::policy::{CachePriority, Millis, PolicyKind};
+use kvpool::prefix::{BlockHash, Cache, Chain, HashFunction, HashKey, Hashing, PrefixConfig, PrefixKeys};
+
+use crate::device::BLOCK_TOKENS;
+use crate::sequences::{Written, some_priority};
+use crate::world::World;
+
+/// Says the same of many blocks.
+struct Weak(u128);
+
+impl HashFunction for Weak {
+    fn name(&self) -> &str {
+        "weak"
+    }
+
+    fn key(&self, parent: u128, tokens: &[u32]) -> u128 {
+        (parent + tokens.iter().map(|&token| u128::from(token)).sum::<u128>()) & self.0
+    }
+}
+
+/// A cache whose every answer goes by the seed.
+pub fn some_config(rng: &mut Rng) -> PrefixConfig {
+    let hashing = match rng.u8(..4) {
+        0 => Hashing::Custom(Arc::new(Weak(rng.u128(..16)))),
+        1 => Hashing::Keyed,
+        _ => Hashing::Fast,
+    };
+    let policy = PolicyKind::ALL[rng.usize(..PolicyKind::ALL.len())];
+    let config = PrefixConfig::new().key(HashKey::from_bytes([3; 32])).clock(|| Millis(1000));
+    config.hashing(hashing).policy(policy)
+}
+
+/// What prompts begin with: half of them with one another.
+pub fn some_prompts(rng: &mut Rng) -> Vec<Vec<u32>> {
+    let mut prompts: Vec<Vec<u32>> = vec![(0..60).map(|_| rng.u32(..2)).collect()];
+    for _ in 0..4 {
+        let mut prompt = prompts[rng.usize(..prompts.len())].clone();
+        prompt.truncate(rng.usize(..60));
+        prompt.extend((prompt.len()..60).map(|_| rng.u32(..2)));
+        prompts.push(prompt);
+    }
+    prompts
+}
+
+fn keys(salt: u64) -> PrefixKeys<'static> {
+    if salt == 0 { PrefixKeys::new() } else { PrefixKeys::new().salt(b"salt") }
+}
+
+/// How many tokens of a prompt are cached, by what the words say.
+fn cached(cache: &Cache, held: &HashSet<BlockHash>, prompt: &[u32], salt: u64, reuses_tail: bool) -> usize {
+    let hasher = cache.hasher();
+    let root = hasher.root(&keys(salt)).unwrap();
+    let (mut chain, mut hashes) = (Chain::new(root), Vec::new());
+    chain.extend(hasher, prompt, |hash| hashes.push(hash));
+    let most = (prompt.len() - 1) / BLOCK_TOKENS;
+    let blocks = hashes[..most].iter().take_while(|hash| held.contains(hash)).count();
+    let (tokens, rest) = (blocks * BLOCK_TOKENS, &prompt[blocks * BLOCK_TOKENS..]);
+    if !reuses_tail {
+        return tokens;
+    }
+    if rest.len() == BLOCK_TOKENS && held.contains(&hashes[blocks]) {
+        return prompt.len() - 1;
+    }
+    let half = (1..rest.len().min(BLOCK_TOKENS)).rev().find(|&more| {
+        let mut chain = Chain::new(root);
+        chain.extend(hasher, &prompt[..tokens + more], |_| ());
+        held.contains(&chain.partial(hasher).expect("less than a block"))
+    });
+    tokens + half.unwrap_or(0)
+}
+
+impl World {
+    pub fn open_prompt(&mut self) {
+        if self.sequences.len() >= 12 {
+            return;
+        }
+        let id = SequenceId(self.number());
+        let which = self.rng.usize(..self.prompts.len());
+        let mut prompt = self.prompts[which][..self.rng.usize(1..60)].to_vec();
+        prompt.extend((0..self.rng.usize(..6)).map(|_| self.rng.u32(..2)));
+        let (salt, reuses_tail) = (u64::from(self.rng.u8(..4) == 0), self.rng.bool());
+        let mut builder = self.pool.sequence(id).keys(keys(salt)).priority(some_priority(&mut self.rng));
+        builder = builder.keep(CachePriority::ALL[self.rng.usize(..3)]);
+        if reuses_tail {
+            builder = builder.reuse_tail();
+        }
+        if self.rng.u8(..4) == 0 {
+            builder = builder.keep_until(Millis(1001));
+        }
+        let is_told = self.pool.prefix_cache().map(|cache| {
+            let held = cache.cached_blocks(self.pool.blocks()).into_iter().map(|(_, hash)| hash).collect();
+            (cached(cache, &held, &prompt, salt, reuses_tail), cache.stats().forgotten_blocks)
+        });
+        let real = match builder.tokens(&prompt) {
+            Ok(real) => real,
+            Err(SequenceError::Alloc(AllocError::TooLarge { asked, total })) => {
+                return assert!(asked > total);
+            }
+            Err(error) => panic!("{error}"),
+        };
+        let found = real.len();
+        self.note(format_args!("{id}: {found} of {prompt:?} are cached, {is_told:?}"));
+        match is_told {
+            // The index has a place for each.
+            Some((held, 0)) => assert_eq!(found, held, "found, and cached"),
+            Some((held, _)) => assert!(found <= held),
+            None => assert_eq!((found, real.announced()), (0, 0)),
+        }
+        let mut written = Written::new(real, prompt, salt);
+        written.came_to(found);
+        self.sequences.push(written);
+        if found > 0 {
+            self.tally.hits += 1;
+            self.tally.half_hits += u64::from(!found.is_multiple_of(BLOCK_TOKENS));
+            let (batch, index) = (self.some_batch(), self.sequences.len() - 1);
+            let blocks = self.sequences[index].real.blocks();
+            let frames: Vec<usize> = blocks.map(|block| self.pool.blocks().frame(block).index()).collect();
+            self.read_through(batch, index, &frames);
+        }
+    }
+
+    pub fn clear_cache(&mut self) {
+        let evicted = self.pool.clear_prefix_cache();
+        self.note(format_args!("{evicted} are not cached any more"));
+        self.tally.cleared += u64::from(evicted > 0);
+        if let Some(cache) = self.pool.prefix_cache() {
+            assert_eq!(
+                (cache.cached_blocks(self.pool.blocks()), self.pool.stats().evictable),
+                (Vec::new(), 0)
+            );
+        }
+    }
+}
