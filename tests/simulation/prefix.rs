@@ -127,6 +127,23 @@ impl World {
         }
     }
 
+    /// A prompt from its beginning to its end.
+    pub fn serve_prompt(&mut self) {
+        let before = self.sequences.len();
+        self.open_prompt();
+        let Some(written) = self.sequences.get(before) else { return };
+        let rest = written.ids.len() - written.tokens.len();
+        self.begin_batch();
+        let batch = self.batches.len() - 1;
+        self.append_so(batch, before, 5, rest);
+        if self.rng.u8(..4) > 0 {
+            self.end_batch(batch);
+        }
+        if self.rng.u8(..4) > 0 {
+            self.sequences.swap_remove(before);
+        }
+    }
+
     pub fn clear_cache(&mut self) {
         let evicted = self.pool.clear_prefix_cache();
         self.note(format_args!("{evicted} are not cached any more"));

@@ -65,8 +65,12 @@ impl World {
     pub fn append(&mut self) {
         let batch = self.some_batch();
         let Some(index) = self.pick(self.sequences.len()) else { return };
-        let kind = self.rng.u8(..8);
-        let mut count = self.rng.usize(1..14);
+        let (kind, count) = (self.rng.u8(..8), self.rng.usize(1..14));
+        self.append_so(batch, index, kind, count);
+    }
+
+    /// A kind below 2 is drafts, below 5 with ids, below 7 not beyond the prompt.
+    pub fn append_so(&mut self, batch: usize, index: usize, kind: u8, mut count: usize) {
         let in_flight = &mut self.batches[batch];
         let written = &mut self.sequences[index];
         let id = written.real.id();

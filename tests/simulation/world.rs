@@ -129,7 +129,8 @@ const STEP_KINDS: &[(u32, &str, Step)] = &[
     (9, "end a batch", World::end_some_batch),
     (12, "let the stream run", World::work),
     (4, "open a sequence", World::open),
-    (5, "open a prompt", World::open_prompt),
+    (3, "open a prompt", World::open_prompt),
+    (12, "serve a prompt", World::serve_prompt),
     (1, "clear the cache", World::clear_cache),
     (20, "append", World::append),
     (3, "commit", World::commit),
@@ -292,7 +293,7 @@ impl World {
         }
     }
 
-    fn begin_batch(&mut self) {
+    pub fn begin_batch(&mut self) {
         if self.batches.len() < 5 {
             let number = self.number();
             let batch = self.pool.begin_batch();
@@ -315,7 +316,7 @@ impl World {
         }
     }
 
-    fn end_batch(&mut self, batch: usize) {
+    pub fn end_batch(&mut self, batch: usize) {
         let InFlight { number, batch, .. } = self.batches.swap_remove(batch);
         self.note(format_args!("batch {number} ends"));
         self.device.end_batch(number);
