@@ -3,53 +3,53 @@
 //! Tokens are taken 16 at a time, padded with zeros, as eight words `w` of two tokens each. With secret words `s`,
 //!
 //! ```text
-//! n  = (w0 + s0) * (w1 + s1) + (w2 + s2) * (w3 + s3) + ...      the sums mod 2^64, the rest mod 2^128     (NH)
-//! c' = (c + low(n)) * k^2 + high(n) * k                          mod 2^61 - 1;  low, high: 60 bits each    (a polynomial)
+//! n  = (w0 + s0) * (w1 + s1) + (w2 + s2) * (w3 + s3) + ...     the sums in brackets mod 2^64, the rest mod 2^128      (NH)
+//! c' = (c + low(n)) * a + high(n) * b       mod 2^61 - 1;  low, high: the upper 60 bits of each half of n      (a polynomial)
 //! ```
 //!
-//! and `c` goes on from block to block, so that it is one polynomial over all tokens of the prefix.
+//! and `c` goes on from block to block, so that it is one polynomial in `a` and `b` over all tokens of the prefix. It is not
+//! brought below the prime, only below 2^63: equal prefixes have equal checks all the same.
 //!
 //! # What is proven
 //!
 //! Take two different prefixes of the same length under the same keys, chosen without knowledge of the secret and of any
-//! hash. At the first place where they differ, NH gives both the same 128 bits with probability at most 2^-64 (Black and
-//! others, "UMAC", 1999), and the same lower 120 with at most 2^-56. If those differ, two polynomials in `k` of degree
-//! at most twice the number of 16-token pieces are equal at no more points than that, of 2^61 - 2. So
-//! `P(same check) <= 2^-56 + 2 * pieces / (2^61 - 2)`: below 2^-46 for a million tokens. It is a universal hash and not a
+//! hash, and look at a piece in which they differ. The difference of its two `n` is any given number with probability at most
+//! 2^-64 (Black and others, "UMAC", 1999); both halves can be the same but for their low 4 bits with 31^2 of these
+//! numbers, so that happens with less than 2^-54. If it does not, the difference of the two polynomials is not zero, of
+//! degree at most `pieces + 1`, and it is zero for at most that many in 2^59 choices of `a` and `b` (Schwartz and Zippel). So
+//! `P(same check) < 2^-54 + (pieces + 1) / 2^59`: below 2^-42 for a million tokens. It is a universal hash and not a
 //! one-way function: who sees enough hashes can compute the secret.
 
 /// 2^61 - 1.
 const PRIME: u64 = (1 << 61) - 1;
-/// The bits of a half of `n` that are kept: fewer than 61, so that no two halves are the same number mod the prime.
-const HALF_BITS: u32 = 60;
-const HALF: u64 = (1 << HALF_BITS) - 1;
+/// Bits of `a`, and of what a chain may begin with and `b`: so few that no sum below leaves its word.
+const A_BITS: u32 = 59;
+const BITS: u32 = 60;
 /// Tokens that are hashed at once.
 const PIECE: usize = 16;
 
 /// The secret of the second hash.
 pub(super) struct Check {
     words: [u64; PIECE / 2],
-    k: u64,
-    k_squared: u64,
+    a: u64,
+    b: u64,
     partial: u64,
 }
 
 impl Check {
     /// Bytes of key material.
-    pub(super) const KEY_BYTES: usize = 8 * (PIECE / 2 + 2);
+    pub(super) const KEY_BYTES: usize = 8 * (PIECE / 2 + 3);
 
     pub(super) fn new(key: &[u8; Self::KEY_BYTES]) -> Self {
         let (words, _) = key.as_chunks::<8>();
-        // Neither 0, which forgets everything, nor the prime, which is 0.
-        let k = u64::from_le_bytes(words[PIECE / 2]) % (PRIME - 1) + 1;
-        let k_squared = reduce(u128::from(k) * u128::from(k)) % PRIME;
-        let partial = u64::from_le_bytes(words[PIECE / 2 + 1]);
-        Self { words: std::array::from_fn(|i| u64::from_le_bytes(words[i])), k, k_squared, partial }
+        let word = |i: usize| u64::from_le_bytes(words[i]);
+        let (a, b) = (word(PIECE / 2) >> (64 - A_BITS), word(PIECE / 2 + 1) >> (64 - BITS));
+        Self { words: std::array::from_fn(word), a, b, partial: word(PIECE / 2 + 2) }
     }
 
     /// A number that a chain may begin with.
     pub(super) const fn begin(bits: u64) -> u64 {
-        bits & HALF
+        bits >> (64 - BITS)
     }
 
     /// The check of a prefix that goes on with these tokens.
@@ -85,18 +85,13 @@ impl Check {
         };
         let product = |i: usize| word(i) * word(i + 1);
         let n = (product(0).wrapping_add(product(2))).wrapping_add(product(4).wrapping_add(product(6)));
-        let (low, high) = (n as u64 & HALF, (n >> HALF_BITS) as u64 & HALF);
-        // Wrapping: only a check that was made up elsewhere is so large.
-        let low = u128::from(check.wrapping_add(low)) * u128::from(self.k_squared);
-        reduce(low + u128::from(high) * u128::from(self.k))
+        let (low, high) = (n as u64 >> 4, (n >> 64) as u64 >> 4);
+        // Wrapping: only a check that was made up elsewhere is so large. From here on: below (2^63 + 2^60) * 2^59 + 2^120.
+        let sum =
+            u128::from(check.wrapping_add(low)) * u128::from(self.a) + u128::from(high) * u128::from(self.b);
+        // Below 2^63 again: 2^61 is 1.
+        (sum as u64 & PRIME) + (sum >> 61) as u64
     }
-}
-
-/// A number below 2^61 + 8 that is the same mod 2^61 - 1, of one below 2^126.
-#[inline]
-fn reduce(number: u128) -> u64 {
-    let once = (number as u64 & PRIME) + (number >> 61) as u64;
-    (once & PRIME) + (once >> 61)
 }
 
 #[cfg(test)]
@@ -114,10 +109,8 @@ mod tests {
                 let word = |i: usize| (token(2 * i) + (token(2 * i + 1) << 32)).wrapping_add(check.words[i]);
                 n = n.wrapping_add(u128::from(word(i)) * u128::from(word(i + 1)));
             }
-            let (low, high) = (n % (1 << 60), (n >> 60) % (1 << 60));
-            let k = u128::from(check.k);
-            c = (c + low) % p * k % p;
-            c = (c + high) % p * k % p;
+            let (low, high) = ((n % (1 << 64)) / 16, (n >> 64) / 16);
+            c = ((c + low) % p * u128::from(check.a) % p + high % p * u128::from(check.b) % p) % p;
         }
         c as u64
     }

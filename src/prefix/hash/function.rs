@@ -109,14 +109,16 @@ impl Function {
         match (self, tokens.as_chunks::<16>()) {
             (Self::Custom(function), _) => function.key(parent, tokens),
             (Self::Fast(function), ([tokens], [])) => function.key_of_16(parent, tokens),
-            (Self::Fast(function), _) => function.key(&bytes(parent, tokens)),
-            (Self::Keyed(function), ([tokens], [])) => function.key(&bytes_of_16(parent, tokens)),
+            (Self::Fast(function), _) => function.key_of(parent, tokens),
             (Self::Keyed(function), _) => function.key(&bytes(parent, tokens)),
         }
     }
 }
 
 /// XXH3, with a secret of the length of its own; at least 136 bytes are needed.
+///
+/// The key before is added (exclusive or) to the last four tokens, as in CBC-MAC: two blocks after different keys are the same
+/// input only if their tokens differ by what the keys do, which nobody knows. Fewer tokens than four come after it.
 pub(super) struct Fast(Box<[u8; 192]>);
 
 impl Fast {
@@ -127,9 +129,31 @@ impl Fast {
         twox_hash::XxHash3_128::oneshot_with_secret(&*self.0, bytes).expect("the secret is long enough")
     }
 
+    /// Of the usual block: the compiler makes a few moves of all but the hash.
     #[inline]
     pub(super) fn key_of_16(&self, parent: u128, tokens: &[u32; 16]) -> u128 {
-        self.key(&bytes_of_16(parent, tokens))
+        let mut bytes = [0; 64];
+        put(&mut bytes, tokens);
+        add(&mut bytes, parent);
+        self.key(&bytes)
+    }
+
+    fn key_of(&self, parent: u128, tokens: &[u32]) -> u128 {
+        if tokens.len() < 4 {
+            return self.key(&bytes(parent, tokens));
+        }
+        let mut bytes: SmallVec<[u8; 512]> = SmallVec::from_elem(0, 4 * tokens.len());
+        put(&mut bytes, tokens);
+        add(&mut bytes, parent);
+        self.key(&bytes)
+    }
+}
+
+/// Adds the key before to the last 16 bytes.
+#[inline]
+fn add(bytes: &mut [u8], parent: u128) {
+    if let Some(last) = bytes.last_chunk_mut::<16>() {
+        *last = (u128::from_le_bytes(*last) ^ parent).to_le_bytes();
     }
 }
 
@@ -145,15 +169,7 @@ impl Keyed {
     }
 }
 
-/// Of the usual block: the compiler makes four moves of it.
-#[inline]
-fn bytes_of_16(parent: u128, tokens: &[u32; 16]) -> [u8; 80] {
-    let mut bytes = [0; 80];
-    bytes[..16].copy_from_slice(&parent.to_le_bytes());
-    put(&mut bytes[16..], tokens);
-    bytes
-}
-
+/// The key before, and the tokens.
 fn bytes(parent: u128, tokens: &[u32]) -> SmallVec<[u8; 528]> {
     let mut bytes = SmallVec::from_elem(0, 16 + 4 * tokens.len());
     let (key, words) = bytes.split_at_mut(16);
