@@ -57,7 +57,7 @@ const COMPUTE_LOOKUPS: u64 = 64;
 /// Lookups after which the past counts half.
 const FADE_LOOKUPS: u64 = 1 << 14;
 /// How fast the threshold follows evictions.
-const THRESHOLD_FOLLOWS: f32 = 1e-3;
+const THRESHOLD_FOLLOWS: f32 = 1e-2;
 /// A new block is judged as it will be at this part of the age at which blocks are being evicted: at age zero, what comes
 /// twice in one moment makes everything look good.
 const YOUNG: f32 = 1.0 / 8.0;
