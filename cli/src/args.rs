@@ -144,9 +144,10 @@ pub struct WorkloadArgs {
 /// Prefix reuse in a replay.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Args)]
 pub struct PrefixArgs {
-    /// Whether prompts begin with what is cached of them, as far as the trace says which begin alike
-    #[arg(long, value_name = "WHETHER", value_enum, default_value_t = Switch::On)]
-    pub prefix_cache: Switch,
+    /// Whether prompts begin with what is cached of them, as far as the trace says which begin alike [default: off, unless a
+    /// policy is named]
+    #[arg(long, value_name = "WHETHER", value_enum)]
+    pub prefix_cache: Option<Switch>,
     /// By which policy cached blocks are evicted [default: lru]
     #[arg(long, value_name = "NAME")]
     pub policy: Option<PolicyKind>,
@@ -159,9 +160,10 @@ impl PrefixArgs {
     /// That there is a policy for no cache.
     pub fn policy(self) -> Result<Option<PolicyKind>, CommandError> {
         match (self.prefix_cache, self.policy) {
-            (Switch::On, policy) => Ok(Some(policy.unwrap_or_default())),
-            (Switch::Off, None) => Ok(None),
-            (Switch::Off, Some(policy)) => Err(CommandError::PolicyOfNothing { policy }),
+            (Some(Switch::On), policy) => Ok(Some(policy.unwrap_or_default())),
+            (None, policy) => Ok(policy),
+            (Some(Switch::Off), None) => Ok(None),
+            (Some(Switch::Off), Some(policy)) => Err(CommandError::PolicyOfNothing { policy }),
         }
     }
 }
@@ -299,9 +301,10 @@ mod tests {
     }
 
     #[test]
-    fn prefixes_are_reused_unless_told_otherwise() {
+    fn prefixes_are_reused_when_told_so() {
         let policy = |arguments: &[&str]| replay(arguments).unwrap().workload.prefix.policy();
-        assert_eq!(policy(&[]).unwrap(), Some(PolicyKind::Lru));
+        assert_eq!(policy(&[]).unwrap(), None);
+        assert_eq!(policy(&["--prefix-cache", "on"]).unwrap(), Some(PolicyKind::Lru));
         assert_eq!(policy(&["--policy", "priority"]).unwrap(), Some(PolicyKind::Priority));
         assert_eq!(policy(&["--prefix-cache", "off"]).unwrap(), None);
         assert!(

@@ -58,7 +58,8 @@ fn keys(value: &Value) -> Vec<&str> {
 
 #[test]
 fn json_has_exactly_its_keys() {
-    let report = json(&kvpool(&["replay", "--requests", "200", "--threads", "2", "--json"]));
+    let report =
+        json(&kvpool(&["replay", "--requests", "200", "--threads", "2", "--prefix-cache", "on", "--json"]));
     assert_eq!(keys(&report), KEYS);
     let utilization = ["at_first_refusal", "mean", "owned_at_first_refusal", "peak"];
     assert_eq!(keys(&report["utilization"]), utilization);
@@ -230,6 +231,12 @@ fn what_is_blocked_to_the_end_is_done_then() {
 
 #[test]
 fn a_map_is_drawn() {
+    for cache in ["off", "on"] {
+        draws_a_map(cache);
+    }
+}
+
+fn draws_a_map(cache: &str) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("pool.svg");
     let output = kvpool(&[
@@ -242,6 +249,8 @@ fn a_map_is_drawn() {
         "50%",
         "--output",
         path.to_str().unwrap(),
+        "--prefix-cache",
+        cache,
     ]);
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{said}");
@@ -265,7 +274,7 @@ fn unverified_replays_say_so() {
 
 #[test]
 fn the_table_is_for_people_and_the_bar_for_terminals() {
-    let output = kvpool(&["replay", "--requests", "100"]);
+    let output = kvpool(&["replay", "--requests", "100", "--policy", "lru"]);
     assert_eq!(output.status.code(), Some(0));
     let text = String::from_utf8(output.stdout).unwrap();
     for word in [

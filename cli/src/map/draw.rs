@@ -181,17 +181,20 @@ fn bars(figures: &Figures, order: u8, share_max: f64) -> Group {
 fn legend(picture: &Picture, y: usize) -> Group {
     let run = 1u64 << picture.order;
     let has_away = picture.panels.iter().any(|panel| panel.frames.contains(&Frame::Away));
-    let entries: [(&[Colour], String); 5] = [
+    let has_unnamed = picture.panels.iter().any(|panel| panel.frames.contains(&Frame::Movable(None)));
+    let entries: [(&[Colour], String); 6] = [
         (&[palette::RUN], format!("free, in a whole run of {run}")),
         (&[palette::CRUMB], "free, a crumb".to_owned()),
         (&[palette::AWAY], "free, in a magazine or retired".to_owned()),
         (&palette::SHADES, "owned, a shade for each sequence".to_owned()),
+        (&[palette::UNNAMED], "cached, of no open sequence".to_owned()),
         (&[palette::FIXED], "open or pinned".to_owned()),
     ];
     let mut group = Group::new().set("transform", format!("translate({MARGIN} {y})"));
     let mut x = 0;
     for (colours, caption) in &entries {
-        if colours.contains(&palette::AWAY) && !has_away {
+        let is_absent = |colour, has: bool| colours.contains(&colour) && !has;
+        if is_absent(palette::AWAY, has_away) || is_absent(palette::UNNAMED, has_unnamed) {
             continue;
         }
         let swatch = if colours.len() == 1 { 18 } else { 9 };

@@ -19,9 +19,10 @@
 //! | crumb | free, in none: what fragmentation is |
 //! | away | free too, but in a thread's magazine, or retired until batches have ended |
 //! | owned | blocks that may be moved; each sequence has one of a few shades, so that broken runs show as stripes |
+//! | unnamed | blocks of no sequence that may be moved: those that the prefix cache keeps, or an engine by itself |
 //! | fixed | owned and not to be moved: open, pinned, or the null block |
 //!
-//! `run + crumb + away + owned + fixed == frames`, and fragmentation is `(crumb + away) / (run + crumb + away)`.
+//! `run + crumb + away + owned + unnamed + fixed == frames`, and fragmentation is `(crumb + away) / (run + crumb + away)`.
 
 mod draw;
 mod figures;
