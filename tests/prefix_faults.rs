@@ -223,7 +223,7 @@ fn a_policy_that_panics_loses_nothing() {
     serves(Any { queues: 3, calls: calls(), place: place_panics, victim, looked_up });
     let victim_panics = |call: u64, heads: &[_]| first(heads).filter(|_| !call.is_multiple_of(97));
     serves(Any { queues: 3, calls: calls(), place, victim: victim_panics, looked_up });
-    let looked_up_panics = |call| (!call.is_multiple_of(97)).then_some(7);
+    let looked_up_panics = |call: u64| (!call.is_multiple_of(97)).then_some(7);
     serves(Any { queues: 3, calls: calls(), place, victim, looked_up: looked_up_panics });
 }
 

@@ -96,7 +96,7 @@ impl World {
             builder = builder.keep_until(Millis(1001));
         }
         let is_told = self.pool.prefix_cache().map(|cache| {
-            let held = cache.cached_blocks(self.pool.blocks()).into_iter().map(|(_, hash)| hash).collect();
+            let held = self.pool.cached_blocks().into_iter().map(|(_, hash)| hash).collect();
             (cached(cache, &held, &prompt, salt, reuses_tail), cache.stats().forgotten_blocks)
         });
         let real = match builder.tokens(&prompt) {
@@ -148,11 +148,8 @@ impl World {
         let evicted = self.pool.clear_prefix_cache();
         self.note(format_args!("{evicted} are not cached any more"));
         self.tally.cleared += u64::from(evicted > 0);
-        if let Some(cache) = self.pool.prefix_cache() {
-            assert_eq!(
-                (cache.cached_blocks(self.pool.blocks()), self.pool.stats().evictable),
-                (Vec::new(), 0)
-            );
+        if self.pool.prefix_cache().is_some() {
+            assert_eq!((self.pool.cached_blocks(), self.pool.stats().evictable), (Vec::new(), 0));
         }
     }
 }
