@@ -5,7 +5,7 @@
 #![cfg(kvpool_loom)]
 
 use kvpool::prefix::models;
-use kvpool_loom_tests::{CachedBlocks, check};
+use kvpool_loom_tests::{CachedBlocks, check, check_to};
 use loom::thread;
 
 /// The last owner goes while somebody looks the block up.
@@ -117,7 +117,7 @@ fn registration_against_hit() {
 /// A block is evicted, filled with other tokens and cached again while somebody looks up the old ones.
 #[test]
 fn a_hit_is_of_what_was_asked_for() {
-    check("evictable::a_hit_is_of_what_was_asked_for", || {
+    check_to(1, "evictable::a_hit_is_of_what_was_asked_for", || {
         let pool = CachedBlocks::new(1);
         pool.keep(1);
         let other = pool.clone();
@@ -181,7 +181,7 @@ fn read_from_a_later_table() {
 /// A release is told to the cache late: meanwhile the block is hit, read under a batch, and released again.
 #[test]
 fn read_after_a_release_that_is_told_late() {
-    check("evictable::read_after_a_release_that_is_told_late", || {
+    check_to(1, "evictable::read_after_a_release_that_is_told_late", || {
         let pool = CachedBlocks::new(1);
         let block = pool.fill(1);
         let (owner, reader) = (pool.clone(), pool.clone());

@@ -56,7 +56,8 @@ pub trait Keeper: Send + Sync {
     /// Notes it.
     fn set_tag(&self, id: BlockId, word: BlockWord, tag: Ticket);
 
-    /// The block was evicted, and is free; its frame is the caller's until this returns.
+    /// The block is not cached any more: it was evicted, and its frame is the caller's until this returns; or the caller has
+    /// the only reference.
     fn forget(&self, core: &Core, id: BlockId);
 }
 

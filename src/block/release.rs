@@ -256,6 +256,10 @@ impl Core {
         let atomic = self.table.word(id);
         let mut word = BlockWord::from_bits(atomic.load(Relaxed));
         loop {
+            if let Some(next) = word.outlived() {
+                word = self.outlive(id, word, next);
+                continue;
+            }
             let released = word.release().filter(|_| word.is_listed());
             let released = released.unwrap_or_else(|| not_the_callers(id, word));
             match atomic.compare_exchange_weak(word.to_bits(), released.word().to_bits(), RELEASE, Relaxed) {
@@ -263,19 +267,27 @@ impl Core {
                     if let Released::Kept { word } = released {
                         return Owed::Kept(word);
                     }
-                    let frame = self.released(id, released);
-                    if word.is_cached()
-                        && !matches!(released, Released::Shared(_))
-                        && let Some(keeper) = &self.keeper
-                    {
-                        // Its generation went round: it is free, and not kept.
-                        keeper.forget(self, id);
-                    }
-                    return frame.map_or(Owed::Nothing, Owed::Frame);
+                    return self.released(id, released).map_or(Owed::Nothing, Owed::Frame);
                 }
                 // Somebody hit, shared, pinned or released in between. Reached by the models in `evictable`.
                 Err(now) => word = BlockWord::from_bits(now),
             }
+        }
+    }
+
+    /// The cache forgets a block of which the caller has the only reference. The word by then.
+    #[cold]
+    fn outlive(&self, id: BlockId, word: BlockWord, next: BlockWord) -> BlockWord {
+        let atomic = self.table.word(id);
+        // Acquire and Release: goes on with the order of those who released it.
+        match atomic.compare_exchange(word.to_bits(), next.to_bits(), AcqRel, Relaxed) {
+            Ok(_) => {
+                if let Some(keeper) = &self.keeper {
+                    keeper.forget(self, id);
+                }
+                BlockWord::from_bits(atomic.load(Relaxed))
+            }
+            Err(now) => BlockWord::from_bits(now),
         }
     }
 

@@ -268,6 +268,17 @@ impl BlockWord {
         }
     }
 
+    /// cached -> owned, before a last release with which the generation goes round: such a block is not kept. `None`: any
+    /// other.
+    #[inline]
+    pub const fn outlived(self) -> Option<Self> {
+        if self.refs() == 1 && self.is_cached() && self.freed().carries() {
+            Some(Self(self.0 & !CACHED))
+        } else {
+            None
+        }
+    }
+
     /// The most frequent [`release`](Self::release), in one comparison: of the only reference of a block that is not moving
     /// or cached, and is in a list or not as the caller knows it. The word of the block that is free. `None`: something else.
     #[inline]

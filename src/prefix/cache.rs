@@ -39,7 +39,7 @@ use crate::error::PrefixError;
 use crate::ids::{BlockHandle, BlockId, FrameId, Ticket};
 use crate::sync::{AtomicU64, CachePadded, Ordering::*, heavy_fence};
 
-use super::config::PrefixConfig;
+use super::config::{Parts, PrefixConfig};
 use super::events::{EventQueue, KvEvent};
 use super::hash::{BlockHash, PrefixHasher};
 use super::index::{Index, Key};
@@ -106,12 +106,12 @@ impl Cache {
         block_tokens: usize,
         config: PrefixConfig,
     ) -> Result<Self, PrefixError> {
-        let (policy, hasher, now, events) = config.parts(rows_max, block_tokens)?;
+        let Parts { policy, queues, hasher, now, events } = config.parts(rows_max, block_tokens)?;
         Ok(Self {
             hasher,
             rows: Rows::new(rows),
             index: Index::new(rows),
-            queues: Queues::new(policy.queues(), rows_max),
+            queues: Queues::new(queues, rows_max),
             policy,
             now,
             events: EventQueue::new(events),

@@ -33,6 +33,16 @@ impl Default for Chosen {
     }
 }
 
+/// What a cache is made of.
+pub(super) struct Parts {
+    pub(super) policy: Arc<dyn Policy>,
+    /// What the policy said when it was asked for the number of its queues.
+    pub(super) queues: usize,
+    pub(super) hasher: PrefixHasher,
+    pub(super) now: Now,
+    pub(super) events: usize,
+}
+
 impl PrefixConfig {
     /// As a pool has it unless told otherwise.
     pub fn new() -> Self {
@@ -80,7 +90,7 @@ impl PrefixConfig {
         self,
         blocks_max: usize,
         block_tokens: usize,
-    ) -> Result<(Arc<dyn Policy>, PrefixHasher, Now, usize), PrefixError> {
+    ) -> Result<Parts, PrefixError> {
         let policy = match self.policy {
             Chosen::Kind(kind) => kind.build(blocks_max),
             Chosen::Given(policy) => policy,
@@ -98,7 +108,7 @@ impl PrefixConfig {
             let began = Instant::now();
             Box::new(move || Millis(began.elapsed().as_millis() as u64))
         });
-        Ok((policy, hasher, now, self.events.unwrap_or(EVENTS)))
+        Ok(Parts { policy, queues, hasher, now, events: self.events.unwrap_or(EVENTS) })
     }
 }
 
