@@ -312,3 +312,23 @@ fn a_run_is_made_through_the_reserve_and_what_is_evictable() {
     assert_eq!(pool.stats().reserved, 4);
     pool.audit().unwrap();
 }
+
+#[test]
+fn a_request_that_is_refused_costs_the_cache_nothing() {
+    let pool = pool(64);
+    let (held, _) = admit(&pool, 1, &prompt(1, 40));
+    serve(&pool, &prompt(2, 161));
+    for asked in [55, 60, 64] {
+        let refused = pool.allocate(AllocRequest::new(asked)).unwrap_err();
+        assert_eq!(refused, AllocError::Exhausted { asked, free: 14, retired: 0, evictable: 40 });
+    }
+    let mut batch = pool.begin_batch();
+    let mut other = pool.sequence(SequenceId(3)).open().unwrap();
+    assert!(batch.append(&mut other, 55 * BLOCK_TOKENS).is_err());
+    batch.finish();
+    assert_eq!(pool.prefix_cache().unwrap().stats().evicted_blocks, 0);
+    assert_eq!(serve(&pool, &prompt(2, 161)), 160);
+    drop(pool.allocate(AllocRequest::new(54)).unwrap());
+    drop(held);
+    pool.audit().unwrap();
+}

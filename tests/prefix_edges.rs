@@ -1,0 +1,124 @@
+//! Prefix reuse at its limits: one block, one token a block and very many blocks, as many owners as a block can have, a generation
+//! that goes round, a pool that grows.
+#![cfg(not(any(kvpool_loom, miri)))]
+
+use kvpool::block::BlockWord;
+use kvpool::ids::SequenceId;
+use kvpool::pool::{AllocRequest, Pool};
+use kvpool::prefix::PrefixConfig;
+use kvpool::sequence::Sequence;
+use kvpool::storage::KvLayout;
+
+fn pool(blocks: usize, blocks_max: usize, block_tokens: usize) -> Pool {
+    let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(1).block_tokens(block_tokens);
+    let builder = Pool::builder(layout.build().unwrap()).blocks(blocks).blocks_max(blocks_max);
+    builder.threads(1).prefix_cache(PrefixConfig::new()).without_storage().build().unwrap()
+}
+
+/// Opens a prompt and appends what was not cached; how many tokens were.
+fn admit(pool: &Pool, id: u64, prompt: &[u32]) -> (Sequence, usize) {
+    let mut sequence = pool.sequence(SequenceId(id)).tokens(prompt).unwrap();
+    let cached = sequence.len();
+    let mut batch = pool.begin_batch();
+    batch.append(&mut sequence, prompt.len() - cached).unwrap();
+    (sequence, cached)
+}
+
+#[test]
+fn a_pool_of_one_block() {
+    let pool = pool(1, 1, 4);
+    for round in 0..3 {
+        assert_eq!(admit(&pool, 1, &[round, 2, 3, 4]).1, 0, "the last token is to be computed");
+        let hit = pool.sequence(SequenceId(2)).reuse_tail().tokens(&[round, 2, 3, 4]).unwrap();
+        assert_eq!(hit.len(), 3);
+        assert!(pool.allocate(AllocRequest::new(1)).is_err(), "it is in use");
+        drop(hit);
+        assert_eq!((pool.free_blocks(), pool.stats().evictable), (1, 1));
+        drop(pool.allocate(AllocRequest::new(1)).unwrap());
+    }
+    pool.audit().unwrap();
+}
+
+/// Nothing here goes with the square of the length.
+#[test]
+fn a_block_a_token_and_a_hundred_thousand_of_them() {
+    const TOKENS: u32 = if cfg!(debug_assertions) { 20_000 } else { 100_000 };
+    let pool = pool(TOKENS as usize, TOKENS as usize, 1);
+    let prompts: [Vec<u32>; 2] = [(0..TOKENS).collect(), (0..TOKENS).rev().collect()];
+    for _ in 0..3 {
+        for prompt in &prompts {
+            assert_eq!(admit(&pool, 1, prompt).1, 0, "the other one took its blocks");
+            assert_eq!(admit(&pool, 1, prompt).1, prompt.len() - 1);
+        }
+    }
+    assert_eq!(pool.clear_prefix_cache(), TOKENS as usize);
+    pool.audit().unwrap();
+}
+
+/// One more than can share a block makes a block of its own, which the next ones share.
+#[test]
+fn more_owners_than_a_block_can_have() {
+    const MORE: usize = 10;
+    let owners = BlockWord::REFS_MAX as usize;
+    let pool = pool(100 + owners + MORE, 100 + owners + MORE, 4);
+    let prompt: Vec<u32> = (0..9).collect();
+    let mut open = Vec::new();
+    let mut computed = 0;
+    for id in 0..(owners + MORE) as u64 {
+        let (sequence, cached) = admit(&pool, id, &prompt);
+        computed += usize::from(cached == 0);
+        open.push(sequence);
+    }
+    assert_eq!(computed, 2, "the first, and the first that found them full");
+    let fork = open[0].fork(SequenceId(u64::MAX));
+    assert!(fork.is_err(), "as many owners as there can be");
+    open.truncate(3);
+    assert_eq!(admit(&pool, 77_777, &prompt).1, 8);
+    drop(open);
+    assert_eq!(pool.audit().unwrap().owned, 0);
+    assert_eq!(admit(&pool, 1, &prompt).1, 8);
+    drop(pool.allocate(AllocRequest::new(pool.total_blocks())).unwrap());
+    pool.audit().unwrap();
+}
+
+/// A block that is hit and released so often that its generation's low bits go round is not kept that once.
+#[test]
+fn a_generation_that_goes_round() {
+    let pool = pool(4, 4, 4);
+    let prompt: Vec<u32> = (0..5).collect();
+    let mut computed = 0;
+    let releases = 3 << BlockWord::GENERATION_BITS;
+    for _ in 0..releases {
+        let mut sequence = pool.sequence(SequenceId(1)).tokens(&prompt).unwrap();
+        if sequence.is_empty() {
+            let mut batch = pool.begin_batch();
+            batch.append(&mut sequence, 4).unwrap();
+            computed += 1;
+        }
+    }
+    assert!((3..=5).contains(&computed), "once, and once a turn: {computed}");
+    let report = pool.audit().unwrap();
+    assert_eq!((report.owned, pool.free_blocks()), (0, 4));
+    assert!(pool.prefix_cache().unwrap().stats().evicted_blocks < 5);
+    drop(pool.allocate(AllocRequest::new(4)).unwrap());
+}
+
+#[test]
+fn what_was_cached_before_a_pool_grew_is_found_after() {
+    let pool = pool(50, 5000, 4);
+    let prompts: Vec<Vec<u32>> = (0..4).map(|first| (first * 1000..first * 1000 + 41).collect()).collect();
+    prompts.iter().for_each(|prompt| drop(admit(&pool, 1, prompt)));
+    for blocks in [1, 100, 1000, 3000] {
+        pool.grow(blocks).unwrap();
+        for (id, prompt) in (0..).zip(&prompts) {
+            assert_eq!(admit(&pool, id, prompt).1, 40);
+        }
+        // Those of new rows too.
+        let more: Vec<u32> = (0..blocks as u32 * 4).map(|token| token + 10_000 * blocks as u32).collect();
+        drop(admit(&pool, 9, &more));
+        assert_eq!(admit(&pool, 9, &more).1, more.len() - 4);
+        prompts.iter().for_each(|prompt| drop(admit(&pool, 1, prompt)));
+        pool.audit().unwrap();
+    }
+    drop(pool.allocate(AllocRequest::new(pool.total_blocks())).unwrap());
+}
