@@ -2,6 +2,7 @@
 #![cfg(not(kvpool_loom))]
 
 use kvpool_testkit::model::{Operation, Setup, run};
+use kvpool_testkit::prefix::{self, PrefixOperation};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
@@ -43,6 +44,16 @@ proptest! {
     #[test]
     fn a_large_pool_answers_as_the_model_does(operations in vec(any::<Operation>(), 1..OPERATIONS_MAX)) {
         check(Setup { blocks: 2500, blocks_max: 9000, segment_blocks: 1024 }, &operations)?;
+    }
+}
+
+proptest! {
+    #![proptest_config(config(128))]
+
+    /// What is found, what is evicted, and what is refused: exactly.
+    #[test]
+    fn a_cache_answers_as_the_model_does(operations in vec(any::<PrefixOperation>(), 1..OPERATIONS_MAX)) {
+        prefix::run(60, &operations).map_err(TestCaseError::fail)?;
     }
 }
 

@@ -2,5 +2,6 @@
 
 pub mod conformance;
 pub mod model;
+pub mod prefix;
 pub mod rng;
 pub mod scalar;

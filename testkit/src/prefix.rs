@@ -1,0 +1,288 @@
+//! The naive model of the prefix cache: which prefix of a prompt is cached, and which blocks go first, in a pool that one thread
+//! drives and that evicts by LRU. It is exact: a look-up gives what the model says, an allocation evicts as many as are missing, the
+//! least recently released first, and a request that is refused evicts nothing.
+//!
+//! [`run`] applies a list of [`PrefixOperation`]s to a real pool and to the model. Property tests and a fuzz target call it.
+
+use std::collections::BTreeMap;
+
+use kvpool::error::{AllocError, SequenceError};
+use kvpool::ids::SequenceId;
+use kvpool::pool::{AllocRequest, Lease, Pool};
+use kvpool::prefix::PrefixConfig;
+use kvpool::sequence::Sequence;
+use kvpool::storage::KvLayout;
+
+use crate::model::Pick;
+
+const BLOCK_TOKENS: usize = 4;
+
+/// One step.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "arbitrary", derive(arbitrary::Arbitrary))]
+#[non_exhaustive]
+pub enum PrefixOperation {
+    /// Open a prompt and append what is not cached. Prompts of one number begin alike, those of its half for half as long; each
+    /// ends in an unfinished block.
+    Admit {
+        /// Which prompt.
+        prompt: u8,
+        /// Full blocks.
+        blocks: u8,
+    },
+    /// Take back all but so many of a sequence's full blocks, if it has them.
+    Cut(Pick, u8),
+    /// Share a sequence.
+    Fork(Pick),
+    /// Close a sequence.
+    Close(Pick),
+    /// Allocate blocks.
+    Lease(u8),
+    /// Free them.
+    Drop(Pick),
+    /// Forget everything.
+    Clear,
+}
+
+/// A block that is cached: its tokens, and all before them.
+type Chain = Vec<u32>;
+
+#[derive(Default)]
+struct Model {
+    /// References, and the number of the last release.
+    cached: BTreeMap<Chain, (u32, u64)>,
+    releases: u64,
+}
+
+impl Model {
+    fn evictable(&self) -> usize {
+        self.cached.values().filter(|(refs, _)| *refs == 0).count()
+    }
+
+    fn evict(&mut self, count: usize) {
+        for _ in 0..count {
+            let oldest = self.cached.iter().filter(|(_, (refs, _))| *refs == 0);
+            let chain = oldest.min_by_key(|(_, (_, released))| *released).map(|(chain, _)| chain.clone());
+            self.cached.remove(&chain.expect("fewer than there are"));
+        }
+    }
+
+    fn share(&mut self, tokens: &[u32]) {
+        for end in (BLOCK_TOKENS..=tokens.len()).step_by(BLOCK_TOKENS) {
+            self.cached.entry(tokens[..end].to_vec()).or_insert((0, 0)).0 += 1;
+        }
+    }
+
+    /// The blocks of `tokens` from the `keep`th on, the last first.
+    fn release(&mut self, tokens: &[u32], keep: usize) {
+        for block in (keep..tokens.len() / BLOCK_TOKENS).rev() {
+            let (refs, released) =
+                self.cached.get_mut(&tokens[..(block + 1) * BLOCK_TOKENS]).expect("in a sequence");
+            *refs -= 1;
+            if *refs == 0 {
+                self.releases += 1;
+                *released = self.releases;
+            }
+        }
+    }
+}
+
+struct Open {
+    real: Sequence,
+    tokens: Vec<u32>,
+}
+
+struct Drive {
+    pool: Pool,
+    model: Model,
+    open: Vec<Open>,
+    leases: Vec<Lease<'static>>,
+    last: u64,
+}
+
+/// Runs the operations on a new pool of so many blocks and on the model, and gives the first difference.
+///
+/// # Errors
+///
+/// Which operation, and what differed.
+pub fn run(blocks: usize, operations: &[PrefixOperation]) -> Result<(), String> {
+    let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(1).block_tokens(BLOCK_TOKENS);
+    let builder = Pool::builder(layout.build().expect("a valid layout"))
+        .blocks(blocks)
+        .magazine_blocks(0)
+        .without_storage();
+    let pool = builder.prefix_cache(PrefixConfig::new()).build().expect("a valid pool");
+    let mut drive = Drive { pool, model: Model::default(), open: Vec::new(), leases: Vec::new(), last: 0 };
+    for (step, operation) in operations.iter().enumerate() {
+        let outcome = drive.step(operation).and_then(|()| drive.counts());
+        outcome.map_err(|what| format!("operation {step}: {operation:?}: {what}"))?;
+    }
+    drive.pool.audit().map(drop).map_err(|finding| finding.to_string())
+}
+
+fn tokens_of(prompt: u8, blocks: u8) -> Vec<u32> {
+    let tokens = usize::from(blocks % 24) * BLOCK_TOKENS + 1;
+    let (half, own) = (u32::from(prompt % 8 / 2), u32::from(prompt % 8));
+    (0..tokens as u32)
+        .map(|token| if token < 40 { half * 1000 + token } else { own * 1000 + token })
+        .collect()
+}
+
+impl Drive {
+    /// Free blocks, without those that are evictable.
+    fn free(&self) -> usize {
+        self.pool.total_blocks() - self.used() - self.model.evictable()
+    }
+
+    /// Blocks that somebody has: each shared one once.
+    fn used(&self) -> usize {
+        let mut blocks: Vec<_> = self.open.iter().flat_map(|open| open.real.blocks()).collect();
+        blocks.sort_unstable();
+        blocks.dedup();
+        blocks.len() + self.leases.iter().map(|lease| lease.blocks().len()).sum::<usize>()
+    }
+
+    fn counts(&self) -> Result<(), String> {
+        let counts = self.pool.blocks().counts();
+        same("evictable", self.model.evictable(), counts.evictable)?;
+        same("free", self.free(), counts.free())
+    }
+
+    /// Whether so many blocks can be had; what is missing is evicted then.
+    fn takes(&mut self, blocks: usize) -> bool {
+        let (free, evictable) = (self.free(), self.model.evictable());
+        let can = blocks <= free + evictable;
+        if can {
+            self.model.evict(blocks.saturating_sub(free));
+        }
+        can
+    }
+
+    fn step(&mut self, operation: &PrefixOperation) -> Result<(), String> {
+        match *operation {
+            PrefixOperation::Admit { prompt, blocks } => self.admit(tokens_of(prompt, blocks)),
+            PrefixOperation::Cut(pick, keep) => {
+                let Some(index) = pick.index(self.open.len()) else { return Ok(()) };
+                let Open { real, tokens } = &mut self.open[index];
+                let keep = usize::from(keep) % (tokens.len() / BLOCK_TOKENS + 1);
+                real.truncate(keep * BLOCK_TOKENS).map_err(|error| error.to_string())?;
+                self.model.release(tokens, keep);
+                tokens.truncate(keep * BLOCK_TOKENS);
+                Ok(())
+            }
+            PrefixOperation::Fork(pick) => {
+                let Some(open) = pick.of(&self.open) else { return Ok(()) };
+                self.last += 1;
+                let real = open.real.fork(SequenceId(self.last)).map_err(|error| error.to_string())?;
+                let tokens = open.tokens.clone();
+                self.model.share(&tokens);
+                self.open.push(Open { real, tokens });
+                Ok(())
+            }
+            PrefixOperation::Close(pick) => {
+                if let Some(index) = pick.index(self.open.len()) {
+                    let closed = self.open.swap_remove(index);
+                    self.model.release(&closed.tokens, 0);
+                }
+                Ok(())
+            }
+            PrefixOperation::Lease(blocks) => self.lease(usize::from(blocks)),
+            PrefixOperation::Drop(pick) => {
+                if let Some(index) = pick.index(self.leases.len()) {
+                    drop(self.leases.swap_remove(index));
+                }
+                Ok(())
+            }
+            PrefixOperation::Clear => {
+                if !self.open.is_empty() {
+                    // What is in use and of an older era would be told apart by the era alone.
+                    return Ok(());
+                }
+                same("cleared", self.model.evictable(), self.pool.clear_prefix_cache())?;
+                self.model.cached.clear();
+                Ok(())
+            }
+        }
+    }
+
+    fn admit(&mut self, tokens: Vec<u32>) -> Result<(), String> {
+        self.last += 1;
+        let mut real = match self.pool.sequence(SequenceId(self.last)).tokens(&tokens) {
+            Err(SequenceError::Alloc(AllocError::TooLarge { asked, total })) if asked > total => {
+                return Ok(());
+            }
+            opened => opened.map_err(|error| error.to_string())?,
+        };
+        let ends = (BLOCK_TOKENS..=tokens.len()).step_by(BLOCK_TOKENS);
+        let hits = ends.take_while(|&end| self.model.cached.contains_key(&tokens[..end])).count();
+        same("cached blocks", hits * BLOCK_TOKENS, real.len())?;
+        self.model.share(&tokens[..hits * BLOCK_TOKENS]);
+        self.open.push(Open { real, tokens: tokens[..hits * BLOCK_TOKENS].to_vec() });
+        // It has what was found before anything is evicted for the rest.
+        let can = self.takes(tokens.len().div_ceil(BLOCK_TOKENS) - hits);
+        let Some(Open { real: sequence, tokens: has }) = self.open.last_mut() else { return Ok(()) };
+        let mut batch = self.pool.begin_batch();
+        let appended = batch.append(sequence, tokens.len() - has.len());
+        batch.finish();
+        match appended {
+            Ok(_) if can => {
+                self.model.release(has, 0);
+                self.model.share(&tokens);
+                *has = tokens;
+                Ok(())
+            }
+            Err(SequenceError::Alloc(AllocError::Exhausted { .. })) if !can => {
+                real = self.open.pop().expect("pushed just now").real;
+                drop(real);
+                self.model.release(&tokens[..hits * BLOCK_TOKENS], 0);
+                Ok(())
+            }
+            outcome => Err(format!("can be had: {can}, and {outcome:?}")),
+        }
+    }
+}
+
+impl Drive {
+    fn lease(&mut self, blocks: usize) -> Result<(), String> {
+        let total = self.pool.total_blocks();
+        if blocks == 0 || blocks > total {
+            return Ok(());
+        }
+        let can = self.takes(blocks);
+        match self.pool.allocate_owned(AllocRequest::new(blocks)) {
+            Ok(lease) if can => self.leases.push(lease),
+            Err(AllocError::Exhausted { .. }) if !can => {}
+            outcome => return Err(format!("{blocks} can be had: {can}, and {outcome:?}")),
+        }
+        Ok(())
+    }
+}
+
+fn same(what: &str, expected: usize, got: usize) -> Result<(), String> {
+    if expected == got { Ok(()) } else { Err(format!("{what}: expected {expected}, got {got}")) }
+}
+
+#[cfg(feature = "proptest")]
+mod strategy {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    impl Arbitrary for PrefixOperation {
+        type Parameters = ();
+        type Strategy = BoxedStrategy<Self>;
+
+        fn arbitrary_with((): ()) -> Self::Strategy {
+            prop_oneof![
+                10 => any::<(u8, u8)>().prop_map(|(prompt, blocks)| Self::Admit { prompt, blocks }),
+                2 => (any::<Pick>(), any::<u8>()).prop_map(|(pick, keep)| Self::Cut(pick, keep)),
+                1 => any::<Pick>().prop_map(Self::Fork),
+                8 => any::<Pick>().prop_map(Self::Close),
+                3 => (0..40_u8).prop_map(Self::Lease),
+                3 => any::<Pick>().prop_map(Self::Drop),
+                1 => Just(Self::Clear),
+            ]
+            .boxed()
+        }
+    }
+}
