@@ -10,6 +10,7 @@ pub mod check;
 pub mod measure;
 pub mod quiet;
 pub mod report;
+pub mod reuse;
 pub mod subject;
 pub mod threads;
 

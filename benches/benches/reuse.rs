@@ -1,0 +1,232 @@
+//! Reuse of prefixes by whole engines: kvpool beside an exact LRU behind a mutex.
+//!
+//! ```text
+//! admit   prompts of 1,000 tokens, one thread and two     look-up   a cached prompt of 8,000
+//! evict   a block, in pools of three sizes                single    blocks of one token: long prompts
+//! ```
+//!
+//! An argument chooses one of them. Subjects take turns, round by round; times are medians, and in brackets stands the
+//! median of the rounds' ratios to kvpool: above 1, the other takes longer (of a rate: does more).
+
+use std::time::Instant;
+
+use kvpool::ids::SequenceId;
+use kvpool::pool::Pool;
+use kvpool::prefix::PrefixConfig;
+use kvpool::storage::{Dtype, KvLayout};
+use kvpool_benches::report::median;
+use kvpool_benches::reuse::{
+    Case, Engine, Figures, Kvpool, Locked, Prompts, Requests, Turns, Worker, verify,
+};
+
+const BLOCKS: usize = 65_536;
+const ROUNDS: usize = 31;
+const TURNS: Turns<2> = Turns::new([Kvpool::NAME, Locked::NAME]);
+
+fn admit() {
+    for threads in [1, 2] {
+        TURNS.head(&format!("admit 1000 tokens, {threads} threads"));
+        for (name, prompts, is_full) in [
+            ("cached", Prompts::Own, false),
+            ("cached, the same prompt", Prompts::Same, false),
+            ("not cached", Prompts::Fresh, false),
+            ("not cached, evicting", Prompts::Fresh, true),
+            ("half cached, evicting", Prompts::Half, true),
+        ] {
+            let case = Case { prompts, threads, tokens: 1_000, blocks: BLOCKS, block_tokens: 16, is_full };
+            if threads == 1 && prompts == Prompts::Same {
+                continue;
+            }
+            let (ours, locked) = (Requests::<Kvpool>::new(case), Requests::<Locked>::new(case));
+            let lines = ["admission, us", "whole request, us", "requests in a ms"];
+            let lines = lines.map(|line| format!("{name}: {line}"));
+            let figures = |Figures { admission, request, rate }| [admission, request, rate];
+            TURNS.measure(
+                ROUNDS,
+                lines.each_ref().map(String::as_str),
+                [&mut || figures(ours.round()), &mut || figures(locked.round())],
+            );
+        }
+    }
+}
+
+fn look_up() {
+    TURNS.head("look a prompt up that is cached, hashing included");
+    for tokens in [1_001, 8_001] {
+        let case = Case {
+            prompts: Prompts::Own,
+            threads: 1,
+            tokens,
+            blocks: BLOCKS,
+            block_tokens: 16,
+            is_full: false,
+        };
+        let (ours, locked) = (Requests::<Kvpool>::new(case), Requests::<Locked>::new(case));
+        let line = format!("{tokens} tokens, us");
+        TURNS.measure(ROUNDS, [&line], [&mut || [ours.look_ups()], &mut || [locked.look_ups()]]);
+    }
+}
+
+/// A pool full of evictable blocks.
+struct Full<E> {
+    engine: E,
+    next: u32,
+    random: fastrand::Rng,
+}
+
+impl<E: Engine> Full<E> {
+    fn new(blocks: usize) -> Self {
+        let mut full = Self { engine: E::new(blocks, 16), next: 0, random: fastrand::Rng::with_seed(3) };
+        full.fill(blocks);
+        full
+    }
+
+    /// So many blocks more, each of a prompt of its own. They become evictable in no order, as in a pool that has run for a
+    /// while.
+    fn fill(&mut self, blocks: usize) {
+        let mut worker = self.engine.worker(0);
+        let mut open = Vec::new();
+        for block in 1..=blocks {
+            self.next += 1;
+            let mut prompt = [0; 16];
+            prompt[0] = self.next;
+            worker.prepare(&prompt);
+            let mut request = worker.admit(&prompt);
+            worker.finish(&mut request);
+            open.push(request);
+            if open.len() == 32_768 || block == blocks {
+                self.random.shuffle(&mut open);
+                open.drain(..).for_each(|request| worker.end(request));
+            }
+        }
+    }
+
+    /// ns a block, when 64 blocks are allocated one by one, and at once.
+    fn evict(&mut self, blocks: usize) -> [f64; 2] {
+        let chunks = (blocks / 4).min(8_192) / 64;
+        let mut worker = self.engine.worker(0);
+        let mut held = Vec::with_capacity(64 * chunks + chunks);
+        let times = [(64, 1), (1, 64)].map(|(calls, count)| {
+            median((0..chunks).map(|_| {
+                let begin = Instant::now();
+                held.extend((0..calls).map(|_| worker.allocate(count)));
+                begin.elapsed().as_nanos() as f64 / 64.0
+            }))
+        });
+        held.into_iter().for_each(|blocks| worker.free(blocks));
+        drop(worker);
+        self.fill(2 * 64 * chunks);
+        times
+    }
+}
+
+fn evict() {
+    TURNS.head("evict, ns a block");
+    for blocks in [4_096, 65_536, 1_000_000] {
+        let (mut ours, mut locked) = (Full::<Kvpool>::new(blocks), Full::<Locked>::new(blocks));
+        let lines = ["one by one", "64 at once"].map(|line| format!("{blocks} blocks, {line}"));
+        TURNS.measure(
+            15,
+            lines.each_ref().map(String::as_str),
+            [&mut || ours.evict(blocks), &mut || locked.evict(blocks)],
+        );
+        assert_eq!((ours.engine.unowned(), locked.engine.unowned()), (blocks, blocks), "lost blocks");
+    }
+}
+
+/// ns a token of all that happens to a prompt in blocks of one token, from its first admission to its eviction.
+fn life<E: Engine>(engine: &E, tokens: usize) -> [f64; 6] {
+    let prompt: Vec<u32> = (0..tokens as u32).collect();
+    let mut slots = Vec::with_capacity(tokens);
+    let mut worker = engine.worker(0);
+    let mut times = [0.0; 6];
+    for (admission, cached) in [(0, 0), (3, tokens - 1)] {
+        let time = |begin: Instant| begin.elapsed().as_nanos() as f64 / tokens as f64;
+        slots.clear();
+        worker.prepare(&prompt);
+        let begin = Instant::now();
+        let mut request = worker.admit(&prompt);
+        worker.slots(&request, cached..tokens, &mut slots);
+        times[admission] = time(begin);
+        assert_eq!(<E::Worker<'_> as Worker>::cached(&request), cached, "{}: cached tokens", E::NAME);
+        let begin = Instant::now();
+        worker.finish(&mut request);
+        times[admission + 1] = time(begin);
+        let begin = Instant::now();
+        worker.end(request);
+        if cached == 0 {
+            times[admission + 2] = time(begin);
+        } else {
+            times[admission + 1] += time(begin);
+        }
+    }
+    let begin = Instant::now();
+    let blocks = worker.allocate(tokens);
+    times[5] = begin.elapsed().as_nanos() as f64 / tokens as f64;
+    worker.free(blocks);
+    drop(worker);
+    engine.clear();
+    times
+}
+
+/// ns for one token more, with its slot, of a sequence of so many.
+fn one_more(tokens: usize) -> f64 {
+    let shape = KvLayout::builder().layers(28).kv_heads(4).head_dim(128).dtype(Dtype::Bf16);
+    let layout = shape.block_tokens(1).build().expect("a valid layout");
+    let pool = Pool::builder(layout).blocks(tokens + 10_000).without_storage();
+    let pool = pool.prefix_cache(PrefixConfig::new()).build().expect("a valid pool");
+    let prompt: Vec<u32> = (0..tokens as u32).collect();
+    let mut sequence = pool.sequence(SequenceId(1)).tokens(&prompt).expect("room for the prompt");
+    let mut batch = pool.begin_batch();
+    batch.append(&mut sequence, tokens).expect("room for the prompt");
+    batch.finish();
+    let mut slots = Vec::with_capacity(1);
+    let mut one = |token: u32| {
+        let begin = Instant::now();
+        let mut batch = pool.begin_batch();
+        slots.clear();
+        batch.append_tokens(&mut sequence, &[token]).expect("there is room");
+        let last = sequence.len() - 1;
+        batch.slot_mapping(&sequence, last..last + 1, &mut slots).expect("its own token");
+        batch.finish();
+        begin.elapsed().as_nanos() as f64
+    };
+    median((0..4_096).map(&mut one))
+}
+
+fn single() {
+    TURNS.head("blocks of one token, ns a token");
+    for tokens in [1_000, 10_000, 100_000] {
+        let [ours, locked] = [tokens; 2];
+        // All of it is needed for the eviction, and the last token's block of the second admission is new.
+        let (ours, locked) = (Kvpool::new(ours + 1, 1), Locked::new(locked + 1, 1));
+        let lines = ["admit", "register", "close", "admit, cached", "register and close, cached", "evict"];
+        let lines = lines.map(|line| format!("{tokens} tokens: {line}"));
+        TURNS.measure(
+            ROUNDS,
+            lines.each_ref().map(String::as_str),
+            [&mut || life(&ours, tokens), &mut || life(&locked, tokens)],
+        );
+    }
+    for tokens in [1_000, 10_000, 100_000] {
+        println!("one token more after {tokens}: {:.0} ns", one_more(tokens));
+    }
+}
+
+fn main() {
+    if !std::env::args().any(|argument| argument == "--bench") {
+        println!("reuse: to measure, run `cargo bench -p kvpool-benches --bench reuse`");
+        return;
+    }
+    verify::<Kvpool>();
+    verify::<Locked>();
+    let parts: [(&str, fn()); 4] =
+        [("admit", admit), ("look-up", look_up), ("evict", evict), ("single", single)];
+    let is_chosen = |name| std::env::args().any(|argument| argument == name);
+    let any_is_chosen = parts.iter().any(|(name, _)| is_chosen(*name));
+    for (name, part) in parts {
+        if is_chosen(name) || !any_is_chosen {
+            part();
+        }
+    }
+}
