@@ -3,6 +3,8 @@
 //! [`Kvbm`] allocates mutable blocks and drops them, which is the least that it can do. [`KvbmRegistered`] takes
 //! every block of a group through complete to registered, as it is used: that is where it notes what a block is.
 
+mod reuse;
+
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use kvbm_logical::blocks::{ImmutableBlock, MutableBlock};
@@ -11,17 +13,19 @@ use kvbm_logical::{BlockManager, BlockRegistry, SequenceHash};
 use kvpool_benches::subject::Splits;
 use kvpool_benches::{Subject, Worker};
 
+pub use reuse::KvbmReuse;
+
 const BLOCK_TOKENS: usize = 16;
 
 /// The memory tier: a marker.
 #[derive(Clone, Debug)]
 pub struct Device;
 
-fn manager(blocks: usize) -> BlockManager<Device> {
+fn manager(blocks: usize, block_tokens: usize) -> BlockManager<Device> {
     let tracker = FrequencyTrackingCapacity::Medium.create_tracker();
     BlockManager::builder()
         .block_count(blocks)
-        .block_size(BLOCK_TOKENS)
+        .block_size(block_tokens)
         .registry(BlockRegistry::builder().frequency_tracker(tracker).build())
         .with_lru_backend()
         .build()
@@ -37,7 +41,7 @@ impl Subject for Kvbm {
     const NAME: &'static str = "kvbm-logical, mutable";
 
     fn new(blocks: usize) -> Self {
-        Self(manager(blocks))
+        Self(manager(blocks, BLOCK_TOKENS))
     }
 
     fn worker(&self) -> KvbmWorker<'_> {
@@ -103,7 +107,7 @@ impl Subject for KvbmRegistered {
     const NAME: &'static str = "kvbm-logical, registered";
 
     fn new(blocks: usize) -> Self {
-        Self { manager: manager(blocks), hashes: AtomicU64::new(0) }
+        Self { manager: manager(blocks, BLOCK_TOKENS), hashes: AtomicU64::new(0) }
     }
 
     fn worker(&self) -> RegisteredWorker<'_> {

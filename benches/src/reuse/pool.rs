@@ -1,7 +1,9 @@
 //! kvpool itself.
 
 use std::ops::Range;
+use std::thread;
 
+use kvpool::error::{AllocError, SequenceError};
 use kvpool::ids::SequenceId;
 use kvpool::pool::{AllocRequest, Lease, Pool};
 use kvpool::prefix::PrefixConfig;
@@ -39,6 +41,17 @@ impl Engine for Kvpool {
     }
 }
 
+impl KvpoolWorker<'_> {
+    /// As an engine whose request is refused: it ends its step, so that nobody waits for it, and tries in the next.
+    #[cold]
+    fn again(&mut self, refused: Sequence) {
+        drop(refused);
+        drop(self.batch.take());
+        thread::yield_now();
+        self.batch = Some(self.pool.begin_batch());
+    }
+}
+
 /// A thread with a batch of one request.
 pub struct KvpoolWorker<'a> {
     pool: &'a Pool,
@@ -65,10 +78,16 @@ impl<'a> Worker for KvpoolWorker<'a> {
 
     #[inline]
     fn admit(&mut self, prompt: &[u32]) -> Self::Request {
-        let (mut sequence, cached) = self.look_up(prompt);
-        let batch = self.batch.as_mut().expect("a step has begun");
-        batch.append(&mut sequence, prompt.len() - cached).expect("there is room");
-        (sequence, cached)
+        loop {
+            let (mut sequence, cached) = self.look_up(prompt);
+            let batch = self.batch.as_mut().expect("a step has begun");
+            match batch.append(&mut sequence, prompt.len() - cached) {
+                Ok(_) => return (sequence, cached),
+                // Another thread was stopped in its step, and may still see all that was released since it began.
+                Err(SequenceError::Alloc(AllocError::Exhausted { .. })) => self.again(sequence),
+                Err(error) => panic!("there is room: {error}"),
+            }
+        }
     }
 
     fn cached(request: &Self::Request) -> usize {
