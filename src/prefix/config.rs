@@ -86,11 +86,7 @@ impl PrefixConfig {
     }
 
     /// The parts of a cache for a pool that may grow to `blocks_max` blocks.
-    pub(super) fn parts(
-        self,
-        blocks_max: usize,
-        block_tokens: usize,
-    ) -> Result<Parts, PrefixError> {
+    pub(super) fn parts(self, blocks_max: usize, block_tokens: usize) -> Result<Parts, PrefixError> {
         let policy = match self.policy {
             Chosen::Kind(kind) => kind.build(blocks_max),
             Chosen::Given(policy) => policy,
