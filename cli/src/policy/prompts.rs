@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::trace::Trace;
+use crate::trace::{HASH_BLOCK_TOKENS, Request, Trace};
 
 /// The prompts of a trace by arrival. Its distinct blocks are numbered from 0, by their first appearance.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -27,8 +27,16 @@ impl Prompts {
         if trace.requests.iter().all(|request| request.hash_ids.is_empty()) {
             return None;
         }
-        let requests =
-            trace.requests.iter().map(|request| (request.arrival.as_millis() as u64, &request.hash_ids[..]));
+        let prompt = |request: &Request| {
+            // Where the ids go on through the answer: of the one in which the prompt ends, nobody has had the rest.
+            let goes_on = request.hashed_tokens > request.input_tokens;
+            let whole = (request.input_tokens / HASH_BLOCK_TOKENS) as usize;
+            if goes_on { whole } else { request.hash_ids.len() }
+        };
+        let requests = trace
+            .requests
+            .iter()
+            .map(|request| (request.arrival.as_millis() as u64, &request.hash_ids[..prompt(request)]));
         Some(Self::of(requests))
     }
 
