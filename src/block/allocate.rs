@@ -185,6 +185,8 @@ impl Core {
             self.take_cached(seat, asked, grab);
         }
         let mut ladder = Ladder::new();
+        // A pool that caches is full all the time: an eviction is not to cost a walk over its bitmaps.
+        let mut is_thorough = self.evictable() == 0;
         loop {
             let missing = (asked - grab.frames) as u32;
             if missing == 0 {
@@ -192,9 +194,13 @@ impl Core {
             }
             let near = grab.freed.runs.last().map(|run| FrameId(run.end())).or(near);
             let near = near.filter(|near| near.index() < self.total_frames());
-            self.frames.allocate_many(missing, near.unwrap_or_else(|| self.start(seat)), &mut |run| {
-                grab.extend(Some(run));
-            });
+            let near = near.unwrap_or_else(|| self.start(seat));
+            let mut take = |run| grab.extend(Some(run));
+            if is_thorough {
+                self.frames.allocate_many(missing, near, &mut take);
+            } else {
+                self.frames.allocate_some(missing, near, &mut take);
+            }
             if grab.frames < asked && self.evictable() > 0 {
                 // What is in reach costs less than what must be evicted.
                 self.take_cached(seat, asked, grab);
@@ -204,8 +210,14 @@ impl Core {
             }
             let evicted = self.keeps_little(asked - grab.frames)
                 && self.evict_into(seat, request, grab, Self::evict_some);
-            if !evicted && !self.climb(&mut ladder) && !self.evict_into(seat, request, grab, Self::evict_any)
-            {
+            if evicted {
+                continue;
+            }
+            if !is_thorough {
+                is_thorough = true;
+                continue;
+            }
+            if !self.climb(&mut ladder) && !self.evict_into(seat, request, grab, Self::evict_any) {
                 break;
             }
         }

@@ -48,7 +48,7 @@ impl Cache {
     }
 
     /// A free frame: from the loaded magazine, the other one, the depot, or the global structure. `None`: all of
-    /// these are empty.
+    /// these are empty, or hints lead to none of the last one's frames: it is not walked.
     #[inline]
     pub fn allocate(&mut self, frames: &Frames, depot: &Depot) -> Option<FrameId> {
         match self.magazines[self.loaded & 1].pop() {
@@ -104,7 +104,7 @@ impl Cache {
         let want = self.capacity.max(1);
         let magazine = &mut self.magazines[self.loaded];
         while magazine.len() < want.div_ceil(2) {
-            let Some(mask) = frames.refill((want - magazine.len()) as u32, self.near) else { break };
+            let Some(mask) = frames.refill_some((want - magazine.len()) as u32, self.near) else { break };
             self.near = mask.base;
             magazine.push_mask(mask);
         }

@@ -186,7 +186,13 @@ impl Frames {
     /// no frame is free, or if `want` is zero.
     #[inline]
     pub fn refill(&self, want: u32, near: FrameId) -> Option<FrameMask> {
-        self.with(|map| map.refill(want, near))
+        self.with(|map| map.refill(want, near, true))
+    }
+
+    /// As [`refill`](Self::refill), without a walk over the whole pool where hints lead to nothing.
+    #[inline]
+    pub fn refill_some(&self, want: u32, near: FrameId) -> Option<FrameMask> {
+        self.with(|map| map.refill(want, near, false))
     }
 
     /// Puts a run back.

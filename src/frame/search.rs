@@ -219,13 +219,14 @@ impl<'a> Map<'a> {
         Some(self.keep(claimed, len))
     }
 
-    /// Up to `want` frames of one leaf, in one read-modify-write.
-    pub(super) fn refill(self, want: u32, near: FrameId) -> Option<FrameMask> {
+    /// Up to `want` frames of one leaf, in one read-modify-write. Where hints lead to nothing, a `thorough` search walks.
+    pub(super) fn refill(self, want: u32, near: FrameId, thorough: bool) -> Option<FrameMask> {
         if want == 0 {
             return None;
         }
         let near = self.directory.unit_near(near.index());
-        let (leaf, bits) = self.place_refill(want, near).or_else(|| self.scan_frames(want))?;
+        let found = self.place_refill(want, near);
+        let (leaf, bits) = found.or_else(|| if thorough { self.scan_frames(want) } else { None })?;
         Some(FrameMask { base: FrameId((leaf << FAN_LOG2) as u32), bits })
     }
 
