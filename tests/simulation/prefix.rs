@@ -149,7 +149,10 @@ impl World {
         self.note(format_args!("{evicted} are not cached any more"));
         self.tally.cleared += u64::from(evicted > 0);
         if self.pool.prefix_cache().is_some() {
-            assert_eq!((self.pool.cached_blocks(), self.pool.stats().evictable), (Vec::new(), 0));
+            assert_eq!(self.pool.cached_blocks(), Vec::new());
+            // What is just being moved stays until its frame is needed; each has a destination that is held.
+            let stats = self.pool.stats();
+            assert!(stats.evictable <= stats.held, "{stats:?}");
         }
     }
 }
