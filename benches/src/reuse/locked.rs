@@ -138,7 +138,7 @@ impl Blocks {
     }
 }
 
-/// See the [module](self).
+/// The exact LRU behind a mutex.
 pub struct Locked {
     blocks: Mutex<Blocks>,
     hasher: PrefixHasher,

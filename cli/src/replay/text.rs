@@ -58,7 +58,7 @@ impl Texts {
     }
 }
 
-/// The tokens of one request. See the [module](self).
+/// The tokens of one request.
 #[derive(Clone, Debug)]
 pub struct Text {
     /// Tokens that the pieces are.
