@@ -199,9 +199,19 @@ impl Queues {
                 continue;
             }
             let id = BlockId(front as u32 - 1);
-            // Reused and released since it came to the front, or filed elsewhere: others may go before it.
+            if row(rows, id).queue() != queue {
+                // Reused and released since it came to the front, and its place is elsewhere by now: a policy that judges
+                // this queue by it would spare all others in it.
+                if self.clear_front(queue, id) {
+                    // As in `take`.
+                    row(rows, id).filed.swap(false, AcqRel);
+                    self.file(rows, [id]);
+                }
+                continue;
+            }
+            // Reused and released since it came to the front: others may go before it.
             let may_be_late = self.wheels[queue].head().is_some_and(|head| head < links.rank(id));
-            if !may_be_late || row(rows, id).queue() != queue {
+            if !may_be_late {
                 return Some(id);
             }
             let Some(other) = self.wheels[queue].pop(&links) else { return Some(id) };
