@@ -43,13 +43,15 @@ use super::config::{Parts, PrefixConfig};
 use super::events::{EventQueue, KvEvent};
 use super::hash::{BlockHash, PrefixHasher};
 use super::index::{Index, Key};
-use super::policy::{CachePriority, Lookup, Millis, Place, Policy, Released, asked};
+use super::policy::{CachePriority, Lookup, Millis, Place, Policy, QUEUES_MAX, Released, asked};
 use super::queues::{Queues, row};
 use super::row::{Row, RowBucket};
 use super::stats::{PrefixStats, Tallies};
 
 /// Blocks that an eviction passes over, because they are moving or seen by a batch, before it gives up.
 const PASSED_OVER: usize = if cfg!(kvpool_loom) { 2 } else { 32 };
+/// Of those, of one queue of a policy that has several: a queue of what was released just now must not use them up.
+const PASSED_OVER_QUEUE: u8 = if cfg!(kvpool_loom) { 1 } else { (PASSED_OVER / QUEUES_MAX) as u8 };
 
 /// How far ahead of a look-up the index is fetched.
 const AHEAD: usize = 8;
@@ -410,10 +412,13 @@ impl Keeper for Cache {
 
     fn evict(&self, core: &Core, oldest: Ticket, wanted: usize, freed: &mut dyn FnMut(FrameId)) {
         let mut passed_over = SmallVec::<[BlockId; PASSED_OVER]>::new();
+        // Passed over in a queue, a byte each; and queues that are left alone for this.
+        let (mut in_queue, mut spared) = ([0u8; QUEUES_MAX], 0u32);
         let mut got = 0;
         let mut has_looked = false;
         while got < wanted && passed_over.len() < PASSED_OVER {
-            let Some(id) = self.queues.take(&self.rows, &*self.policy, &self.now) else {
+            let taken = self.queues.take(&self.rows, &*self.policy, spared, &self.now);
+            let Some((queue, id)) = taken else {
                 let is_odd = got == 0 && passed_over.is_empty() && core.evictable() > 0;
                 if is_odd && !has_looked && self.queues.look() {
                     has_looked = true;
@@ -428,7 +433,14 @@ impl Keeper for Cache {
                 }
                 // Its release files it again.
                 Err(NotEvicted::Owned) => {}
-                Err(NotEvicted::Seen | NotEvicted::Moving) => passed_over.push(id),
+                Err(NotEvicted::Seen | NotEvicted::Moving) => {
+                    passed_over.push(id);
+                    // What stands behind it was mostly released later, and is seen as well.
+                    if let Some(passed) = in_queue.get_mut(queue) {
+                        *passed += 1;
+                        spared |= u32::from(*passed >= PASSED_OVER_QUEUE) << queue;
+                    }
+                }
             }
         }
         self.queues.file(&self.rows, passed_over);

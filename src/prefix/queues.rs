@@ -115,21 +115,23 @@ impl Queues {
         self.wheels[queue].push_all(&LinksOf { rows, queue }, ids);
     }
 
-    /// Takes the entry of a block that is about the next to go, by the policy: the block may be owned, evictable or free.
-    /// `None`: there is none, but in other threads' hands.
+    /// Takes the entry of a block that is about the next to go, by the policy, and says of which queue: the block may be
+    /// owned, evictable or free. Of several queues of a policy, those with a bit in `spared` are left alone. `None`: there is
+    /// none, but in other threads' hands.
     pub(super) fn take(
         &self,
         rows: &Rows<RowBucket>,
         policy: &dyn Policy,
+        spared: u32,
         now: impl Fn() -> Millis,
-    ) -> Option<BlockId> {
+    ) -> Option<(usize, BlockId)> {
         loop {
             let useless = self.useless();
             let popped = self.wheels[useless].pop(&LinksOf { rows, queue: useless });
             let next = match popped {
                 Some(id) => Some((useless, id)),
                 None if useless == 1 => self.wheels[0].pop(&LinksOf { rows, queue: 0 }).map(|id| (0, id)),
-                None => self.take_front(rows, policy, &now),
+                None => self.take_front(rows, policy, spared, &now),
             };
             let Some((queue, id)) = next else {
                 // The hints may be wrong where a thread is stopped.
@@ -142,7 +144,7 @@ impl Queues {
             // Acquire: what the release that filed it, or found it filed, did before is seen. Release: goes on with the order.
             row.filed.swap(false, AcqRel);
             if row.queue() == queue {
-                return Some(id);
+                return Some((queue, id));
             }
             self.file(rows, [id]);
         }
@@ -161,11 +163,14 @@ impl Queues {
         &self,
         rows: &Rows<RowBucket>,
         policy: &dyn Policy,
+        spared: u32,
         now: impl Fn() -> Millis,
     ) -> Option<(usize, BlockId)> {
+        let is_spared = |queue: usize| spared >> queue & 1 == 1;
         loop {
-            let fronts: SmallVec<[Option<BlockId>; QUEUES_MAX]> =
-                (0..self.useless()).map(|queue| self.front(rows, queue)).collect();
+            let fronts: SmallVec<[Option<BlockId>; QUEUES_MAX]> = (0..self.useless())
+                .map(|queue| if is_spared(queue) { None } else { self.front(rows, queue) })
+                .collect();
             let head = |id: &BlockId| {
                 let row = row(rows, *id);
                 Head { rank: row.rank.load(Relaxed), state: row.state.load(Relaxed) }
