@@ -134,8 +134,8 @@ impl Queues {
                 None => self.take_front(rows, policy, spared, &now),
             };
             let Some((queue, id)) = next else {
-                // The hints may be wrong where a thread is stopped.
-                if self.wheels.iter().any(Wheel::look) {
+                // The hints may be wrong where a thread is stopped. (Queues that are spared are not empty.)
+                if spared == 0 && self.wheels.iter().any(Wheel::look) {
                     continue;
                 }
                 return None;
