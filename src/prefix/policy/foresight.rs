@@ -63,6 +63,12 @@ const THRESHOLD_FOLLOWS: f32 = 1e-2;
 const YOUNG: f32 = 1.0 / 8.0;
 /// Reuses more than expected, or fewer, that one wait can teach.
 const SURPLUS_MAX: f64 = 4.0;
+/// Requests that the size of a usual one is taken over.
+const REQUESTS_MEAN: u64 = 256;
+/// What stands for less than this part of a usual request is not noted.
+const NOTED_PART: f32 = 64.0;
+/// The square of what a usual request counts as.
+const REQUEST_WEIGHT: f64 = 32.0;
 /// Releases by which the latest order may be behind.
 const LATEST_SLACK: u64 = 16;
 
@@ -75,6 +81,9 @@ pub struct Foresight {
     lookups: AtomicU64,
     /// About the latest order of a release.
     latest: AtomicU64,
+    /// Blocks of a usual request, a moving average, as the bits of an `f32`: what depends on numbers of blocks is the same
+    /// for small blocks and large ones.
+    request_blocks: AtomicU32,
     /// Moving averages over evictions, as bits of an `f32`: what the candidate worth least was worth, and its age.
     threshold: AtomicU32,
     evicted_age: AtomicU32,
@@ -84,11 +93,12 @@ impl Foresight {
     /// One that knows nothing yet, for a pool of at most so many blocks.
     pub fn new(blocks_max: usize) -> Self {
         Self {
-            model: Model::new(blocks_max),
+            model: Model::new(),
             ages: Ages::new(),
             awaited: Awaited::new(blocks_max),
             lookups: AtomicU64::new(0),
             latest: AtomicU64::new(0),
+            request_blocks: AtomicU32::new(1f32.to_bits()),
             threshold: AtomicU32::new(0),
             evicted_age: AtomicU32::new(0),
         }
@@ -97,7 +107,8 @@ impl Foresight {
     /// Learns from a wait up to an age, at the end of which the block was reused or not.
     fn count(&self, wait: Wait, age: u64, is_reused: bool) {
         // A chain has half its blocks behind one note, but is reused, or is not, as one: between the two.
-        let weight = f64::from(wait.blocks).sqrt();
+        let part = f64::from(wait.blocks) / f64::from(figure(&self.request_blocks));
+        let weight = (part * REQUEST_WEIGHT).sqrt();
         let score = self.model.score(wait.state);
         let class = class_of(score);
         let expected = self.ages.awaited(class, f64::from(score).exp(), weight, wait.from, age);
@@ -126,9 +137,9 @@ fn figure(of: &AtomicU32) -> f32 {
 }
 
 /// Relaxed, and a store: what another thread saw in between is lost, one of many.
-fn follow(average: &AtomicU32, figure: f32) {
+fn follow(average: &AtomicU32, figure: f32, by: f32) {
     let before = f32::from_bits(average.load(Relaxed));
-    average.store((before + (figure - before) * THRESHOLD_FOLLOWS).to_bits(), Relaxed);
+    average.store((before + (figure - before) * by).to_bits(), Relaxed);
 }
 
 impl Policy for Foresight {
@@ -150,6 +161,9 @@ impl Policy for Foresight {
         if lookups.is_multiple_of(COMPUTE_LOOKUPS) {
             self.ages.compute();
         }
+        // At first the mean, then a moving average.
+        let by = 1.0 / (lookups + 1).min(REQUESTS_MEAN) as f32;
+        follow(&self.request_blocks, lookup.blocks.max(1) as f32, by);
         let (mut known, mut taken_up) = (lookup.hits, State::known(lookup.state));
         for (hash, block) in (&mut lookup.hashes).zip(1..) {
             if let Some(wait) = self.awaited.take(hash) {
@@ -172,8 +186,10 @@ impl Policy for Foresight {
             self.latest.store(order, Relaxed);
         }
         let state = State::new(Request(released.context), order, released.hits, depth, chain);
-        let class = class_of(self.model.score_released(state));
+        let request = figure(&self.request_blocks);
+        let class = class_of(self.model.score_released(state, request));
         if let Some(blocks) = stands_for(depth, chain)
+            && blocks as f32 * NOTED_PART >= request
             && let Some(wait) = self.awaited.note(released.hash, state, blocks, latest)
         {
             self.count(wait, wait.state.age(latest), false);
@@ -194,12 +210,12 @@ impl Policy for Foresight {
             // There is room for more than is admitted.
             Some((state, age)) if age > young => {
                 let class = class_of(self.model.score(state));
-                follow(&self.threshold, self.ages.index(class, young));
+                follow(&self.threshold, self.ages.index(class, young), THRESHOLD_FOLLOWS);
             }
             _ => {
                 if let Some((_, (worth, age))) = least {
-                    follow(&self.threshold, worth);
-                    follow(&self.evicted_age, age as f32);
+                    follow(&self.threshold, worth, THRESHOLD_FOLLOWS);
+                    follow(&self.evicted_age, age as f32, THRESHOLD_FOLLOWS);
                 }
             }
         }

@@ -21,6 +21,9 @@ const WEIGHTS: usize = ALL.len() * VALUES + PAIRS.len() * VALUES * VALUES;
 /// The first step of a weight. A block's score moves by up to [`TERMS`] of them at once.
 const STEP: f32 = 0.03;
 
+/// Requests that the mean is taken over.
+const MEAN_REQUESTS: f32 = 256.0;
+
 /// Scores are bounded: a risk between a four-hundredth and four hundred.
 const SCORE_MAX: f32 = 6.0;
 
@@ -32,8 +35,6 @@ pub(super) struct Model {
     weights: Box<[Weight]>,
     /// The mean score of blocks released, as the bits of an `f32`.
     mean: AtomicU32,
-    /// How fast the mean follows: one over the blocks that it is taken over.
-    follow: f32,
 }
 
 /// The weights that a block's score is the sum of. Of what lies behind a block only whether there is anything: a block is
@@ -66,12 +67,11 @@ impl Weight {
 }
 
 impl Model {
-    /// One that finds all blocks alike, for a pool of so many.
-    pub(super) fn new(blocks: usize) -> Self {
+    /// One that finds all blocks alike.
+    pub(super) fn new() -> Self {
         Self {
             weights: (0..WEIGHTS).map(|_| Weight(AtomicU64::new(0))).collect(),
             mean: AtomicU32::new(0f32.to_bits()),
-            follow: 1.0 / blocks.clamp(1 << 10, 1 << 13) as f32,
         }
     }
 
@@ -80,10 +80,10 @@ impl Model {
         self.sum(state) - f32::from_bits(self.mean.load(Relaxed))
     }
 
-    /// The same for a block that is released: one of those that the mean is taken over.
-    pub(super) fn score_released(&self, state: State) -> f32 {
+    /// The same for a block that is released: one of those that the mean is taken over. `request`: blocks of a usual request.
+    pub(super) fn score_released(&self, state: State, request: f32) -> f32 {
         let (sum, mean) = (self.sum(state), f32::from_bits(self.mean.load(Relaxed)));
-        let mean = mean + (sum - mean) * self.follow;
+        let mean = mean + (sum - mean) / (request * MEAN_REQUESTS);
         // Relaxed, and a store: as for a weight.
         self.mean.store(mean.to_bits(), Relaxed);
         sum - mean

@@ -40,7 +40,7 @@ fn any_bits_are_a_state() {
         let largest = [(HITS, 7), (TURN, 7), (NEW, 15), (GAP, 15), (CHAIN, 15), (TAIL, 15), (BRANCH, 7)];
         assert!(largest.iter().all(|&(feature, most)| next.get(feature) <= most));
         assert!(State::known(next.0).is_some(), "never taken for nothing");
-        Model::new(100).learn(state, f32::MAX.sqrt());
+        Model::new().learn(state, f32::MAX.sqrt());
     }
     assert_eq!(State(u64::MAX).age(0), 1, "the order wraps");
     assert_eq!(
