@@ -310,3 +310,40 @@ fn what_can_go_is_found_behind_what_cannot() {
     drop(pool.allocate(AllocRequest::new(101)).unwrap());
     pool.audit().unwrap();
 }
+
+/// A block comes to the front of its queue, is hit, and is placed in another: it must not stand for those behind it.
+#[test]
+fn a_front_that_is_placed_elsewhere_leaves_its_queue() {
+    let place = |_: u64, released: &Released| {
+        let (queue, state) = match released.priority {
+            CachePriority::Low => (0, 5),
+            CachePriority::Normal => (2, if released.order < 4 { 0 } else { 7 }),
+            CachePriority::High => (1, 10),
+        };
+        // Far apart, so that the wheel tells them apart.
+        Some(Place { queue, rank: released.order * 1_000_000, state })
+    };
+    let victim = |_: u64, heads: &[Option<Head>]| {
+        let states = heads.iter().enumerate().filter_map(|(queue, head)| Some(((*head)?.state, queue)));
+        Some(states.min().map(|(_, queue)| queue))
+    };
+    let looked_up = |_| Some(0);
+    let policy = Any { queues: 3, calls: AtomicU64::new(0), place, victim, looked_up };
+    let pool = pool_of(10, PrefixConfig::new().policy_of(Arc::new(policy)));
+    let serve = |first, keep| {
+        let mut sequence = pool.sequence(SequenceId(1)).keep(keep).tokens(&prompt(first, 5)).unwrap();
+        let rest = 5 - sequence.len();
+        pool.begin_batch().append(&mut sequence, rest).unwrap();
+    };
+    serve(1, CachePriority::Low);
+    serve(2, CachePriority::Low);
+    serve(3, CachePriority::Normal);
+    // The third goes; for that, the first has come to the front.
+    drop(pool.allocate(AllocRequest::new(8)).unwrap());
+    serve(1, CachePriority::High);
+    serve(4, CachePriority::Normal);
+    // The second: less than the fourth, and than the first, which is not in its way.
+    drop(pool.allocate(AllocRequest::new(8)).unwrap());
+    assert_eq!([1, 2, 3, 4].map(|first| cached(&pool, &prompt(first, 5))), [4, 0, 0, 4]);
+    pool.audit().unwrap();
+}

@@ -134,7 +134,7 @@ impl Queues {
                 None => self.take_front(rows, policy, spared, &now),
             };
             let Some((queue, id)) = next else {
-                // The hints may be wrong where a thread is stopped. (Queues that are spared are not empty.)
+                // The hints may be wrong where a thread is stopped. What is spared is there, and is not to be found.
                 if spared == 0 && self.wheels.iter().any(Wheel::look) {
                     continue;
                 }
