@@ -34,7 +34,7 @@ use crate::ids::{BlockId, FrameId, Ticket};
 use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, Mutex, Ordering::*, fence};
 
 /// Moves that are remembered.
-const SLOTS: usize = if cfg!(kvpool_loom) { 2 } else { 1 << 14 };
+const SLOTS: usize = if cfg!(kvpool_loom) { 2 } else { 1 << if cfg!(miri) { 8 } else { 14 } };
 
 /// Of a move that was appended, and not stamped yet.
 const PENDING: u64 = u64::MAX;
