@@ -79,6 +79,12 @@ pub enum AllocError {
         /// Blocks that waited for a batch to end then.
         retired: usize,
     },
+    /// The pool's device has failed, and what its blocks held is lost. It hands out none any more.
+    #[error("asked for blocks of a pool whose device, {device}, is lost")]
+    DeviceLost {
+        /// The device.
+        device: DeviceId,
+    },
     /// The pool's memory is on another device.
     #[error("asked for blocks on {asked}; this pool is on {device}")]
     WrongDevice {

@@ -25,3 +25,6 @@ pub mod compact;
 pub mod prefix;
 
 pub mod pool;
+
+#[cfg(all(feature = "cuda", not(kvpool_loom)))]
+pub mod cuda;

@@ -52,6 +52,10 @@ impl Late {
 
 // What the host's memory does, all but the copy of a wave. The frame rule is the caller's.
 impl Storage for Late {
+    fn as_any(&self) -> &dyn std::any::Any {
+        self
+    }
+
     fn layout(&self) -> &KvLayout {
         self.host.layout()
     }

@@ -22,7 +22,9 @@ const FLOORS: &[&[&str]] = &[
     &["prefix"],
     &["sequence"],
     &["compact"],
+    &["migrate"],
     &["pool"],
+    &["cuda"],
 ];
 
 /// Paths that only the floor of the second field may name, outside of tests.
@@ -36,6 +38,8 @@ const RESERVED: &[(&[&str], &str)] = &[
     (&["crossbeam_queue"], "sync"),
     (&["crossbeam_utils"], "sync"),
     (&["dashmap"], "sync"),
+    (&["cudarc"], "cuda"),
+    (&["libloading"], "cuda"),
 ];
 
 fn rank(floor: &str) -> Option<usize> {

@@ -87,6 +87,8 @@ pub struct Core {
     pub(super) evictable: CachePadded<AtomicUsize>,
     /// The pool is gone; threads forget it when they next look at their list.
     closed: AtomicBool,
+    /// The device has failed: nothing is handed out any more.
+    pub(super) lost: AtomicBool,
 }
 
 /// Where a pool's blocks are, each counted where it is.
@@ -172,6 +174,7 @@ impl Blocks {
             keeper,
             evictable: CachePadded::new(AtomicUsize::new(0)),
             closed: AtomicBool::new(false),
+            lost: AtomicBool::new(false),
         }))
     }
 
@@ -432,6 +435,11 @@ impl Core {
         if let Some(scrub) = &self.scrub {
             scrub(run);
         }
+    }
+
+    /// Where the blocks' memory is.
+    pub fn device(&self) -> DeviceId {
+        self.config.device
     }
 
     pub(super) fn is_closed(&self) -> bool {

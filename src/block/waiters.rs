@@ -57,6 +57,7 @@
 //! | a shrink looks for what is free, gives back what it had, or is done, so that some wait in vain | [`Shrinking`](super::Shrinking) |
 //! | a batch ends; or it begins, and its slot no longer stands for tickets before its own | `Core::end_batch`, `begin_batch` |
 //! | the reserve is looked through by a shrink, or is topped up | `Core::vacate_reserve`, and within `tell` |
+//! | the device has failed, so that all wait in vain | `Core::poison` |
 //! | a block can be moved that could not, for whoever waits for a run: sealed by hand, or unpinned | `Core::seal`, `unpin` |
 //!
 //! (Pins, shares and forks make nothing available. The audit is for when nobody allocates or waits.)
@@ -155,6 +156,20 @@ impl Core {
         if self.clock.read().is_awaited() {
             self.tell();
         }
+    }
+
+    /// The pool's device has failed: from now on every request is refused, also those that wait. What is owned can be freed.
+    pub fn poison(&self) {
+        self.lost.store(true, Relaxed);
+        // Who waits, and does not see it, is told: it is with this as with a block that was freed.
+        if !cfg!(kvpool_mutant = "silent_poison") {
+            self.announce();
+        }
+    }
+
+    /// Whether the pool's device has failed.
+    pub fn is_lost(&self) -> bool {
+        self.lost.load(Relaxed)
     }
 
     /// Begins a batch. While it began, it may have stood for older tickets than its own, and held back what no batch sees:

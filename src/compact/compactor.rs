@@ -139,6 +139,7 @@ pub(super) struct Background {
 
 /// A wave and what is to be told when its copy ends.
 struct Copying {
+    blocks: Blocks,
     wave: Option<Wave>,
     _lane: Lane,
     tell: Option<oneshot::Sender<Copied>>,
@@ -159,8 +160,11 @@ impl Copying {
             Ok(()) => copied.moved = wave.publish(&mut |_, why| copied.given_up.count(why)),
             Err(error) => {
                 copied.given_up.copy_failed = wave.len();
-                copied.failed = Some(error);
                 drop(wave);
+                if error.is_lost() {
+                    self.blocks.poison();
+                }
+                copied.failed = Some(error);
             }
         }
         // Whoever began the run may be gone.
@@ -378,7 +382,8 @@ impl Run<'_> {
         }
         let copies: Vec<FrameMove> = wave.moves().map(|(from, to)| FrameMove::new(from, to)).collect();
         let (tell, told) = oneshot::channel();
-        let copying = Copying { wave: Some(wave), _lane: self.lane.clone(), tell: Some(tell) };
+        let blocks = self.compactor.blocks().clone();
+        let copying = Copying { blocks, wave: Some(wave), _lane: self.lane.clone(), tell: Some(tell) };
         let bytes = copies.len() * self.compactor.block_bytes;
         // SAFETY: the sources are marked, so that nobody writes them, and the destinations are held, until the wave is
         // published or dropped, which is after the copy: the wave goes with it.

@@ -3,7 +3,7 @@
 use thiserror::Error;
 
 use crate::dtype::Dtype;
-use crate::ids::{FrameId, Run};
+use crate::ids::{DeviceId, FrameId, Run};
 
 /// Why a layout was refused.
 #[derive(Clone, PartialEq, Debug, Error)]
@@ -341,4 +341,61 @@ pub enum StorageError {
         /// The index of the other.
         second: usize,
     },
+    /// Blocks of another storage are not what these are: other layers, heads, sizes, dtype or scales.
+    #[error("blocks of {from} cannot be copied to {to}: the packed forms differ")]
+    OtherForm {
+        /// The layout that was to be read.
+        from: Box<str>,
+        /// The layout that was to be written.
+        to: Box<str>,
+    },
+    /// One side names more frames than the other.
+    #[error("{from} frames to be copied to {to}")]
+    RunsDiffer {
+        /// Frames to read.
+        from: usize,
+        /// Frames to write.
+        to: usize,
+    },
+    /// The stream is not one of the storage's device.
+    #[error("a stream of {stream} was given to storage on {storage}")]
+    ForeignStream {
+        /// The stream's device.
+        stream: DeviceId,
+        /// The storage's.
+        storage: DeviceId,
+    },
+    /// The stream is being captured into a graph, of which this cannot be part.
+    #[error("{doing} on a stream of {device} that is being captured into a graph")]
+    Capturing {
+        /// The device.
+        device: DeviceId,
+        /// What was asked for.
+        doing: &'static str,
+    },
+    /// The device refused, and goes on.
+    #[error("{device}: {doing} failed: {reason}")]
+    Device {
+        /// The device.
+        device: DeviceId,
+        /// What was asked for.
+        doing: &'static str,
+        /// What its driver said.
+        reason: Box<str>,
+    },
+    /// The device, or its context, has failed: nothing runs there any more, and what it held is lost.
+    #[error("{device} is lost: {reason}")]
+    DeviceLost {
+        /// The device.
+        device: DeviceId,
+        /// What its driver said.
+        reason: Box<str>,
+    },
+}
+
+impl StorageError {
+    /// Whether everything that the storage held is lost.
+    pub fn is_lost(&self) -> bool {
+        matches!(self, Self::DeviceLost { .. })
+    }
 }

@@ -4,11 +4,11 @@ use smallvec::SmallVec;
 
 use crate::block::{AllocRequest, AuditError, AuditReport, BlockInfo, Blocks, FEW};
 use crate::compact::Compactor;
-use crate::error::{AllocError, GrowError, HandleError};
+use crate::error::{AllocError, GrowError, HandleError, StorageError};
 use crate::ids::{BlockHandle, BlockId, Order, PoolTag, Run, SequenceId};
 use crate::prefix::{BlockHash, Cache};
 use crate::sequence::{Batch, SequenceBuilder, SequenceView, Sequences};
-use crate::storage::{KvLayout, Storage};
+use crate::storage::{DeviceStream, KvLayout, Storage};
 use crate::sync::Arc;
 
 use super::ids::LeasedIds;
@@ -233,6 +233,20 @@ impl Pool {
     /// not written by anybody else before it has ended. Batches overlap and end in any order.
     pub fn begin_batch(&self) -> Batch {
         Batch::begin(&self.0.sequences)
+    }
+
+    /// Begins a batch on a device's stream; see [`Batch::begin_on`]. It ends when the stream gets there.
+    ///
+    /// # Errors
+    ///
+    /// [`StorageError::ForeignStream`], [`StorageError::Capturing`], [`StorageError::DeviceLost`].
+    pub fn begin_batch_on(&self, stream: &DeviceStream) -> Result<Batch, StorageError> {
+        Batch::begin_on(&self.0.sequences, stream)
+    }
+
+    /// Whether the pool's device has failed: it hands out no blocks any more, and what they held is lost.
+    pub fn is_lost(&self) -> bool {
+        self.0.blocks.is_lost()
     }
 
     /// Adds blocks while the pool serves.

@@ -13,19 +13,17 @@
 use std::fmt;
 use std::ops::Range;
 
-use crate::batch::InFlight;
 use crate::block::AllocRequest;
-use crate::error::{AllocError, SequenceError};
-use crate::ids::{BlockHandle, BlockId, DeviceId, FrameId, Ticket};
-use crate::prefix::KvEvent;
-use crate::storage::FrameMove;
-use crate::sync::{Ordering::SeqCst, fence, panicking};
+use crate::error::{AllocError, SequenceError, StorageError};
+use crate::ids::{BlockId, FrameId, Ticket};
+use crate::storage::{DeviceStream, FrameMove};
 
 use super::TOKENS_MAX;
 use super::known::Known;
 use super::plan::Growth;
 use super::registry::Sequences;
 use super::sequence::{Access, Sequence};
+use super::step::{Finish, FinishError, Promise, Step};
 
 /// One step in flight. It may move between threads, overlap with others, and end in any order. It ends when it is
 /// [finished](Self::finish) or dropped: full blocks of final tokens that were filled in it are sealed then, and registered
@@ -35,23 +33,9 @@ use super::sequence::{Access, Sequence};
 /// Until it ends, no frame that was read from a table under it is reused: everything that a kernel is given was built
 /// by a batch that ends after the kernel.
 pub struct Batch {
-    pub(super) sequences: Sequences,
-    /// `None` only while it is dropped.
-    lease: Option<InFlight>,
-    /// Blocks that are promised to this batch: it seals them when it ends.
-    promised: Vec<Promise>,
-    /// Blocks that are being copied, a reference on each.
-    copied: Vec<BlockId>,
+    pub(super) step: Step,
     /// Slots of a store or a load; kept for its room.
     pub(super) slots: Vec<i64>,
-}
-
-/// A block that the batch seals when it ends.
-struct Promise {
-    handle: BlockHandle,
-    /// It was noted, and is to be registered with the prefix cache.
-    is_noted: bool,
-    stored: Option<Box<KvEvent>>,
 }
 
 /// What an append did.
@@ -90,19 +74,55 @@ impl Batch {
     ///
     /// If a quarter of a million batches are in flight.
     pub fn begin(sequences: &Sequences) -> Self {
-        let sequences = sequences.clone();
-        let lease = Some(sequences.0.blocks.begin_batch());
-        Self { sequences, lease, promised: Vec::new(), copied: Vec::new(), slots: Vec::new() }
+        Self { step: Step::begin(sequences.clone()), slots: Vec::new() }
+    }
+
+    /// Begins a batch on a device's stream: copies on write are enqueued there, ahead of what the batch writes, and the batch
+    /// ends when the stream gets there, however it is ended on the host.
+    ///
+    /// What it reads and copies must be written by what was enqueued on the stream before, or what the stream waits for.
+    ///
+    /// # Errors
+    ///
+    /// [`StorageError::ForeignStream`], also for a pool without storage on a device; [`StorageError::Capturing`];
+    /// [`StorageError::DeviceLost`].
+    ///
+    /// # Panics
+    ///
+    /// As [`begin`](Self::begin).
+    pub fn begin_on(sequences: &Sequences, stream: &DeviceStream) -> Result<Self, StorageError> {
+        sequences.check_stream(stream)?;
+        let mut batch = Self::begin(sequences);
+        batch.step.stream = Some(stream.clone());
+        Ok(batch)
     }
 
     /// Its place in the order of batches.
     pub fn ticket(&self) -> Ticket {
-        self.lease.as_ref().expect("a batch has a lease until it is dropped").ticket()
+        self.step.ticket()
     }
 
-    /// Ends the batch: the work on the device has ended, and nothing reads or writes memory for it any more. The same
-    /// as dropping it.
+    /// Ends the batch: the work on the device has ended, and nothing reads or writes memory for it any more. A batch that was
+    /// [begun on a stream](Self::begin_on) ends when the stream gets there. The same as dropping it.
     pub fn finish(self) {}
+
+    /// Ends the batch when the device has done what was enqueued on this stream until now: everything that was built under it
+    /// must have been enqueued there, or the stream waits for it. Returns at once, with a future that nobody needs to await.
+    ///
+    /// # Errors
+    ///
+    /// [`FinishError`], which has the batch, as [`begin_on`](Self::begin_on) refuses a stream. The future: that the device failed before the stream got there. Then the batch
+    /// has ended without any block of it being cached, and the pool hands out no blocks any more.
+    pub fn finish_on(self, stream: &DeviceStream) -> Result<Finish, FinishError> {
+        if let Err(error) = self.step.sequences.check_stream(stream) {
+            return Err(FinishError { error, batch: Box::new(self) });
+        }
+        let (tell, told) = Finish::pair(stream.device());
+        let mut step = self.step;
+        step.stream = None;
+        step.end_after(stream, Some(tell));
+        Ok(told)
+    }
 
     /// Appends tokens that are final: a prompt, a chunk of one, or a decoded token. Takes blocks as needed, and copies the
     /// last one first if it cannot be written. Tokens that were drafted before are final with these.
@@ -127,13 +147,13 @@ impl Batch {
 
     /// Blocks are full of final tokens: this batch seals them if no other in flight wrote there, else the sequence will.
     fn filled(&mut self, sequence: &mut Sequence, plan: &Growth) {
-        let (ticket, blocks) = (self.ticket(), &self.sequences.0.blocks);
+        let (ticket, blocks) = (self.ticket(), &self.step.sequences.0.blocks);
         let others = if plan.tail { sequence.seals.last_writer_but(ticket) } else { Ticket(0) };
         // Those before are settled: what is promised begins where they end.
         if sequence.seals.settled() == plan.first && (others == Ticket(0) || blocks.clock().ended(others)) {
             let ids = (plan.first..plan.full).map(|place| sequence.list.id(place as usize));
             let known = sequence.known.as_deref();
-            self.promised.extend((plan.first..).zip(ids).map(|(place, id)| {
+            self.step.promised.extend((plan.first..).zip(ids).map(|(place, id)| {
                 let hash = known.and_then(|known| Some((known, known.hash(place)?)));
                 if let Some((known, hash)) = hash {
                     known.cache().note(id, hash, known.era(), place);
@@ -190,7 +210,7 @@ impl Batch {
     /// Refuses a sequence of another pool.
     #[inline]
     pub(super) fn check(&self, of: &Sequences, id: crate::ids::SequenceId) -> Result<(), SequenceError> {
-        if self.sequences.same(of) { Ok(()) } else { Err(SequenceError::ForeignSequence { id }) }
+        if self.step.sequences.same(of) { Ok(()) } else { Err(SequenceError::ForeignSequence { id }) }
     }
 
     #[inline]
@@ -200,7 +220,7 @@ impl Batch {
         if tokens == 0 {
             return Err(SequenceError::ZeroTokens { id });
         }
-        let plan = Growth::plan(length, tokens, self.sequences.0.block_tokens)
+        let plan = Growth::plan(length, tokens, self.step.sequences.0.block_tokens)
             .ok_or(SequenceError::TooLong { id, asked: tokens, length: length as usize, max: TOKENS_MAX })?;
         sequence.settle();
         let tail = plan.tail.then(|| self.tail(sequence, plan.first));
@@ -210,14 +230,14 @@ impl Batch {
             self.grow_blocks(sequence, &plan, tail.as_ref(), &mut done)?;
         }
         if let Some(tail) = tail.filter(|_| done.copied.is_none()) {
-            self.sequences.0.blocks.touch(&[tail.id]);
+            self.step.sequences.0.blocks.touch(&[tail.id]);
         }
         sequence.list.publish(plan.length);
         if let Some(copied) = done.copied {
             if self.copies_at_once() {
                 sequence.release_unlinked(&[copied.from]);
             } else {
-                self.copied.push(copied.from);
+                self.step.copied.push(copied.from);
             }
         }
         Ok((done, plan))
@@ -225,7 +245,7 @@ impl Batch {
 
     fn tail(&self, sequence: &Sequence, place: u32) -> Tail {
         let id = sequence.list.id(place as usize);
-        Tail { id, access: sequence.access(place, self.sequences.0.blocks.word(id), self.ticket()) }
+        Tail { id, access: sequence.access(place, self.step.sequences.0.blocks.word(id), self.ticket()) }
     }
 
     /// The part of an append that changes blocks. On an error, nothing has.
@@ -236,7 +256,7 @@ impl Batch {
         tail: Option<&Tail>,
         done: &mut Appended,
     ) -> Result<(), SequenceError> {
-        let near = sequence.list.last().map(|last| FrameId(self.sequences.0.blocks.frame(last).0 + 1));
+        let near = sequence.list.last().map(|last| FrameId(self.step.sequences.0.blocks.frame(last).0 + 1));
         let copies = tail.is_some_and(|tail| tail.access == Access::Copy);
         let base = sequence.list.len();
         let request = AllocRequest::new(plan.fresh as usize + copies as usize)
@@ -245,13 +265,13 @@ impl Batch {
         let mut copy = None;
         if request.blocks > 0 {
             // Room in the list for what no pool could hold would be memory for nothing.
-            let total = self.sequences.0.blocks.total();
+            let total = self.step.sequences.0.blocks.total();
             if request.blocks > total {
                 return Err(AllocError::TooLarge { asked: request.blocks, total }.into());
             }
             sequence.list.reserve(base + plan.fresh as usize);
             let (list, mut place) = (&mut sequence.list, base);
-            self.sequences.0.blocks.allocate_listed(&request, near, &mut |id| {
+            self.step.sequences.0.blocks.allocate_listed(&request, near, &mut |id| {
                 if copies && copy.is_none() {
                     copy = Some(id);
                 } else {
@@ -265,10 +285,11 @@ impl Batch {
             return Ok(());
         };
         // Just being moved, so that its bytes are read: a copy after all. Reached by the model `moves`.
-        let open = |tail: &Tail| self.sequences.0.blocks.reopen_listed(tail.id);
+        let open = |tail: &Tail| self.step.sequences.0.blocks.reopen_listed(tail.id);
         if matches!(tail.access, Access::Reopen | Access::Withdraw) && !open(tail) {
             let one = AllocRequest { blocks: 1, ..request };
-            if let Err(error) = self.sequences.0.blocks.allocate_listed(&one, near, &mut |id| copy = Some(id))
+            if let Err(error) =
+                self.step.sequences.0.blocks.allocate_listed(&one, near, &mut |id| copy = Some(id))
             {
                 self.give_up(sequence, base, plan, None);
                 return Err(error.into());
@@ -286,7 +307,7 @@ impl Batch {
             sequence.list.replace(plan.first as usize, to);
         }
         if tail.access == Access::Withdraw {
-            self.promised.retain(|promised| promised.handle.id != tail.id);
+            self.step.promised.retain(|promised| promised.handle.id != tail.id);
         }
         // Whoever sealed it, it is open now.
         sequence.seals.reopen(plan.first);
@@ -295,18 +316,23 @@ impl Batch {
 
     /// Whether a copy is done when the call returns.
     fn copies_at_once(&self) -> bool {
-        self.sequences.0.storage.as_ref().is_some_and(|storage| storage.device() == DeviceId::Host)
+        self.step.sequences.0.storage.is_some() && self.step.stream.is_none()
     }
 
     fn copy(&self, from: BlockId, to: BlockId) -> Result<Copied, SequenceError> {
-        let shared = &self.sequences.0;
+        let shared = &self.step.sequences.0;
         let frames = FrameMove::new(shared.blocks.frame(from), shared.blocks.frame(to));
-        if let Some(storage) = &shared.storage {
+        let copied = match (&shared.storage, &self.step.stream) {
+            (None, _) => Ok(()),
             // SAFETY: the destination was allocated just now and is nobody else's. The source is in the sequence's list,
             // which holds a reference: it is not freed, and it is not written, being shared or (if it is the sequence's
             // alone) written through this sequence only, which is borrowed mutably.
-            unsafe { storage.copy(&[frames]) }?;
-        }
+            (Some(storage), None) => unsafe { storage.copy(&[frames]) },
+            // SAFETY: as above; and until the stream has done it the batch keeps a reference on the source, and whoever writes
+            // the destination does so behind it on this stream, or after the stream is settled.
+            (Some(storage), Some(stream)) => unsafe { storage.copy_on(stream, &[frames]) },
+        };
+        self.step.sequences.noting_loss(copied)?;
         Ok(Copied { from, to, frames })
     }
 
@@ -316,42 +342,12 @@ impl Batch {
         let mut taken = sequence.list.staged(base..base + plan.fresh as usize);
         taken.extend(copy);
         taken.reverse();
-        self.sequences.0.blocks.release_listed(&taken);
-    }
-}
-
-impl Drop for Batch {
-    fn drop(&mut self) {
-        let blocks = &self.sequences.0.blocks;
-        // A block that was released meanwhile has another generation, and is left alone. Whoever panics may not have come to
-        // store what was appended: nobody is to find it.
-        if let Some(cache) = self.sequences.0.cache.as_ref().filter(|_| !panicking()) {
-            let noted = self.promised.iter_mut().filter(|promise| promise.is_noted);
-            cache.register(blocks, noted.map(|promise| (promise.handle, promise.stored.take())));
-        }
-        for promise in self.promised.drain(..).filter(|promise| !promise.is_noted || panicking()) {
-            blocks.seal_listed(promise.handle);
-        }
-        if let Some(lease) = self.lease.take() {
-            blocks.end_batch(lease);
-            // Frames that moves left, and that this batch may have been the last to read.
-            blocks.reclaim_due_strays();
-            // Also if there were none to reclaim: those that wait for another batch were in our hands meanwhile.
-            if !cfg!(kvpool_mutant = "silent_strays") {
-                blocks.announce();
-            }
-        }
-        if !self.copied.is_empty() {
-            // The copies are done. Pairs with the fence in `Clock::begin`, as in `Sequence::release_unlinked`: these were
-            // unlinked from their sequences, where a view's reader may have found them.
-            fence(SeqCst);
-            blocks.release_listed(&self.copied);
-        }
+        self.step.sequences.0.blocks.release_listed(&taken);
     }
 }
 
 impl fmt::Debug for Batch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Batch").field("lease", &self.lease).field("promised", &self.promised.len()).finish()
+        self.step.fmt(f)
     }
 }

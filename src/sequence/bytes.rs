@@ -12,12 +12,15 @@
 //!   Acquire of the check order the load before the store.
 //! - A freed block's frame reaches its next owner through a Release and an Acquire.
 //!
+//! On a device these calls wait for what was enqueued on the batch's stream before; what is enqueued by an engine itself is the
+//! engine's to keep in order.
+//!
 //! It rests on references being released only by those who hold them, see the [floor](super). Whoever calls the storage's
 //! own `unsafe` operations keeps the frame rule towards these calls too.
 
 use std::ops::Range;
 
-use crate::error::SequenceError;
+use crate::error::{SequenceError, StorageError};
 use crate::storage::{Elements, ElementsMut, Storage};
 
 use super::batch::Batch;
@@ -46,10 +49,10 @@ impl Batch {
         let storage = self.byte_storage()?;
         let ticket = self.ticket();
         let tokens_u32 = tokens.start as u32..tokens.end as u32;
-        let block_tokens = self.sequences.0.block_tokens;
+        let block_tokens = self.step.sequences.0.block_tokens;
         for (place, inside) in pieces(tokens_u32, block_tokens) {
             let block = sequence.list.id(place as usize);
-            let access = sequence.access(place, self.sequences.0.blocks.word(block), ticket);
+            let access = sequence.access(place, self.step.sequences.0.blocks.word(block), ticket);
             // Withdraw: promised to this very batch, which cannot end while it is borrowed here.
             if !matches!(access, Access::Open | Access::Withdraw) {
                 let position = (place * block_tokens + inside.start) as usize;
@@ -58,8 +61,8 @@ impl Batch {
         }
         sequence.seals.wrote_again(ticket);
         // SAFETY: the blocks are the sequence's alone, borrowed mutably, and nobody seals or moves them: see the module.
-        unsafe { storage.store(layer, k, v, &self.slots) }?;
-        Ok(())
+        let stored = self.settled(storage).and_then(|()| unsafe { storage.store(layer, k, v, &self.slots) });
+        Ok(self.step.sequences.noting_loss(stored)?)
     }
 
     /// Loads K and V of tokens of one layer: the inverse of [`store`](Self::store).
@@ -80,12 +83,17 @@ impl Batch {
         let storage = self.byte_storage()?;
         // SAFETY: the sequence holds a reference on each block and is borrowed; such a block is written only through
         // its only owner, borrowed mutably: see the module.
-        unsafe { storage.load(layer, &self.slots, k, v) }?;
-        Ok(())
+        let loaded = self.settled(storage).and_then(|()| unsafe { storage.load(layer, &self.slots, k, v) });
+        Ok(self.step.sequences.noting_loss(loaded)?)
+    }
+
+    /// What was enqueued on the batch's stream, copies on write among it, comes before what is stored or loaded from here.
+    fn settled(&self, storage: &dyn Storage) -> Result<(), StorageError> {
+        self.step.stream.as_ref().map_or(Ok(()), |stream| storage.settle(stream))
     }
 
     fn byte_storage(&self) -> Result<&dyn Storage, SequenceError> {
-        self.sequences.0.storage.as_deref().ok_or(SequenceError::NoStorage)
+        self.step.sequences.0.storage.as_deref().ok_or(SequenceError::NoStorage)
     }
 
     fn fill_slots(&mut self, sequence: &Sequence, tokens: Range<usize>) -> Result<(), SequenceError> {

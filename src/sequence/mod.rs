@@ -52,6 +52,7 @@ mod registry;
 mod seals;
 #[expect(clippy::module_inception, reason = "the floor is named for what it is about")]
 mod sequence;
+mod step;
 
 pub use batch::{Appended, Batch, Copied};
 pub use builder::SequenceBuilder;
@@ -60,6 +61,7 @@ pub use outputs::{BlockTable, CsrTable, Listed};
 pub use plan::TOKENS_MAX;
 pub use registry::{SequenceView, Sequences};
 pub use sequence::Sequence;
+pub use step::{Finish, FinishError};
 
 #[cfg(all(test, not(kvpool_loom)))]
 mod tests;

@@ -31,7 +31,7 @@ impl Batch {
     ///
     /// [`Since::TooLong`]: more moved than is remembered, and the table must be built anew; `out` is unchanged.
     pub fn moved_since(&self, since: Ticket, out: &mut Vec<Moved>) -> Since {
-        self.sequences.0.blocks.moved_since(since, out)
+        self.step.sequences.0.blocks.moved_since(since, out)
     }
 
     /// The same, as entries of the table whose rows are these sequences, in this order: row by row, ascending.

@@ -191,11 +191,11 @@ impl Batch {
         let BlockTable { entries, lengths, width, width_min } = out;
         entries.clear();
         self.lengths(sequences.clone(), lengths)?;
-        let block_tokens = self.sequences.0.block_tokens;
+        let block_tokens = self.step.sequences.0.block_tokens;
         let longest = lengths.iter().copied().max().unwrap_or(0) as u32;
         *width = (longest.div_ceil(block_tokens) as usize).max(*width_min);
         entries.reserve(lengths.len() * *width);
-        let blocks: &Core = &self.sequences.0.blocks;
+        let blocks: &Core = &self.step.sequences.0.blocks;
         let padding = blocks.null_block().map_or(NOTHING, |null| blocks.frame(null).0 as i32);
         for (sequence, length) in sequences.zip(lengths) {
             let begin = entries.len();
@@ -227,8 +227,8 @@ impl Batch {
         indices.clear();
         last_page_len.clear();
         indptr.push(0);
-        let block_tokens = self.sequences.0.block_tokens;
-        let blocks: &Core = &self.sequences.0.blocks;
+        let block_tokens = self.step.sequences.0.block_tokens;
+        let blocks: &Core = &self.step.sequences.0.blocks;
         for sequence in sequences {
             if let Err(error) = self.check(sequence.sequences(), sequence.sequence_id()) {
                 indptr.truncate(1);
@@ -284,8 +284,8 @@ impl Batch {
         let id = sequence.sequence_id();
         self.check(sequence.sequences(), id)?;
         let (start, end) = (tokens.start, tokens.end);
-        let block_tokens = self.sequences.0.block_tokens;
-        let blocks: &Core = &self.sequences.0.blocks;
+        let block_tokens = self.step.sequences.0.block_tokens;
+        let blocks: &Core = &self.step.sequences.0.blocks;
         let begin = out.len();
         let mut outcome = Ok(());
         sequence.read(|ids, length| {

@@ -3,10 +3,10 @@
 use std::fmt;
 
 use crate::block::Blocks;
-use crate::error::SequenceError;
+use crate::error::{SequenceError, StorageError};
 use crate::ids::{BlockId, SequenceId};
 use crate::prefix::Cache;
-use crate::storage::Storage;
+use crate::storage::{DeviceStream, Storage};
 use crate::sync::{Arc, Map, Ordering::*};
 
 use super::builder::SequenceBuilder;
@@ -62,6 +62,23 @@ impl Sequences {
     ) -> Self {
         assert!(block_tokens > 0 && block_tokens <= super::TOKENS_MAX, "a block of {block_tokens} tokens");
         Self(Arc::new(Shared { blocks, storage, block_tokens: block_tokens as u32, cache, open: Map::new() }))
+    }
+
+    pub(super) fn check_stream(&self, stream: &DeviceStream) -> Result<(), StorageError> {
+        match &self.0.storage {
+            Some(storage) => self.noting_loss(storage.check_stream(stream)),
+            None => {
+                Err(StorageError::ForeignStream { stream: stream.device(), storage: self.0.blocks.device() })
+            }
+        }
+    }
+
+    /// Once the device is lost, the pool hands out no blocks any more.
+    pub(super) fn noting_loss<T>(&self, outcome: Result<T, StorageError>) -> Result<T, StorageError> {
+        if outcome.as_ref().is_err_and(StorageError::is_lost) {
+            self.0.blocks.poison();
+        }
+        outcome
     }
 
     /// A sequence to be opened.

@@ -202,6 +202,10 @@ impl Storage for HostStorage {
         unsafe { memory.discard(end..memory.len()) };
     }
 
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
     unsafe fn store(
         &self,
         layer: usize,

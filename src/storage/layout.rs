@@ -280,6 +280,19 @@ impl KvLayout {
         models::MODELS.iter().map(|model| model.name)
     }
 
+    /// Whether blocks of the two are the same once they are packed: arrangement, and whether K and V are joined, do not matter,
+    /// nor how many ranks there are, if this rank's heads are as many.
+    pub fn packs_as(&self, other: &Self) -> bool {
+        let is_latent = |layout: &Self| layout.parts == Parts::Latent;
+        self.layers == other.layers
+            && self.heads == other.heads
+            && self.head_dim == other.head_dim
+            && self.block_tokens == other.block_tokens
+            && self.dtype == other.dtype
+            && is_latent(self) == is_latent(other)
+            && self.scales == other.scales
+    }
+
     /// Layers that keep K and V.
     #[inline]
     pub fn layers(&self) -> usize {

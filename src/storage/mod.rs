@@ -11,6 +11,8 @@
 //! | `check`, `rows` | everything that can be refused, before any byte moves |
 //! | `tiles`, `stream` | the routines that move bytes, the same for every layout |
 //! | `memory`, `adopted`, `host` | a reservation, an engine's own tensors, and the backend over either |
+//! | `exchange` | from one storage to another, through the host |
+//! | `device_stream` | a device's queue of work, for backends on devices |
 //!
 //! # Who may touch what, and when
 //!
@@ -19,20 +21,20 @@
 //! with one rule, [the frame rule](Storage#the-frame-rule). All else is checked, and checked first: an error means
 //! that no byte was moved.
 //!
-//! # Backends that complete later
+//! # Backends on devices
 //!
-//! A host backend is done when a call returns. A device backend may only have *enqueued* the work by then, on a stream
-//! of its own; the contract is written so that callers need not know:
-//! - A caller's buffers (`k`, `v`, packed bytes) are done with when the call returns. A backend that reads them later
-//!   stages them first, and one that fills them waits.
-//! - Operations on one frame take effect in the order in which they were called, when one call happens before
-//!   the next; operations on different frames in any order.
-//! - The frame rule holds until the *work* is done, not just the call. The batch clock already sees to it: a frame is
-//!   reused once every batch that could touch it has ended, and a device's batch ends when its event fires.
+//! A host backend is done when a call returns, and so is a device's: [`store`](Storage::store), [`load`](Storage::load),
+//! [`copy`](Storage::copy), [`pack`](Storage::pack), [`unpack`](Storage::unpack), [`zero`](Storage::zero) wait for the device.
+//! They are for tools, tests and transfers. An engine's own kernels run on its streams and know slots and frames from
+//! batches; for these there are
+//! - [`copy_then`](Storage::copy_then): a copy on the backend's own stream, which tells when it is over;
+//! - [`copy_on`](Storage::copy_on): a copy in the order of an engine's stream;
+//! - [`after`](Storage::after): be told when the stream gets there.
 //!
-//! So asynchrony adds a way to ask for the event after an operation, for batches and compaction to wait on; it takes
-//! nothing back from this trait.
+//! The frame rule holds until the *work* is done, not just the call. The batch clock sees to it: a frame is reused once
+//! every batch that could touch it has ended, and a batch on a stream ends when the stream gets there.
 
+use std::any::Any;
 use std::fmt;
 
 pub use crate::dtype::Dtype;
@@ -41,7 +43,9 @@ use crate::ids::{DeviceId, FrameId, Run};
 
 mod adopted;
 mod check;
+mod device_stream;
 mod elements;
+mod exchange;
 mod fp8;
 mod host;
 mod layout;
@@ -55,6 +59,7 @@ mod stream;
 mod tiles;
 
 pub use adopted::AdoptedPlane;
+pub use device_stream::DeviceStream;
 pub use elements::{Elements, ElementsMut};
 pub use host::HostStorage;
 pub use layout::{Arrangement, KvLayout, KvLayoutBuilder, Parts, Scales};
@@ -79,7 +84,7 @@ impl FrameMove {
     }
 }
 
-/// What [`copy_then`](Storage::copy_then) calls when the copy is over.
+/// What [`copy_then`](Storage::copy_then) calls when the copy is over, and [`after`](Storage::after) when a stream got there.
 pub type CopyDone = Box<dyn FnOnce(Result<(), StorageError>) + Send>;
 
 /// The bytes of a pool's frames on one device.
@@ -177,6 +182,62 @@ pub trait Storage: Send + Sync + fmt::Debug {
         // SAFETY: the caller keeps the frame rule.
         done(unsafe { self.copy(moves) });
     }
+
+    /// Whether work can be enqueued on this stream now.
+    ///
+    /// # Errors
+    /// [`StorageError::ForeignStream`]: the stream is not of this storage's device, or the storage has none;
+    /// [`StorageError::Capturing`], [`StorageError::DeviceLost`].
+    fn check_stream(&self, stream: &DeviceStream) -> Result<(), StorageError> {
+        Err(StorageError::ForeignStream { stream: stream.device(), storage: self.device() })
+    }
+
+    /// As [`copy`](Self::copy), but enqueued on a stream: behind what was enqueued there before, ahead of what comes after.
+    ///
+    /// # Errors
+    /// As for [`copy`](Self::copy) and [`check_stream`](Self::check_stream); nothing was enqueued.
+    ///
+    /// # Safety
+    /// [The frame rule](#the-frame-rule), until the stream has done the copy; what the stream does before and after it is in
+    /// order with it.
+    unsafe fn copy_on(&self, stream: &DeviceStream, moves: &[FrameMove]) -> Result<(), StorageError> {
+        let _ = moves;
+        self.check_stream(stream)
+    }
+
+    /// Calls `done` once, from any thread, when everything is over that was enqueued on the stream until now. An error says
+    /// that the device has failed, or that this was no stream of it: then, too, nothing is under way any more that
+    /// the storage could know of. May drop `done` uncalled where the process ends.
+    fn after(&self, stream: &DeviceStream, done: CopyDone) {
+        done(self.check_stream(stream));
+    }
+
+    /// Waits until everything is over that was enqueued on the stream until now.
+    ///
+    /// # Errors
+    /// As for [`check_stream`](Self::check_stream).
+    fn settle(&self, stream: &DeviceStream) -> Result<(), StorageError> {
+        self.check_stream(stream)
+    }
+
+    /// Copies frames from another storage, of any device, whose blocks have the same packed form: the first of `from` to the
+    /// first of `to`, and so on. Both name the same number of frames. Waits for the end.
+    ///
+    /// Unless a backend has a better way, the bytes go through a buffer of the host, some of them at a time.
+    ///
+    /// # Errors
+    /// [`StorageError::OtherForm`], [`StorageError::RunsDiffer`], a run out of range, runs of `to` that overlap; and what a
+    /// device says.
+    ///
+    /// # Safety
+    /// [The frame rule](#the-frame-rule), for the frames of both.
+    unsafe fn receive(&self, source: &dyn Storage, from: &[Run], to: &[Run]) -> Result<(), StorageError> {
+        // SAFETY: the caller's.
+        unsafe { exchange::through_host(self, source, from, to) }
+    }
+
+    /// The backend itself, for another of its kind that knows a shorter way.
+    fn as_any(&self) -> &dyn Any;
 
     /// Packs frames into `out`: run by run, frame by frame, plane by plane in canonical order, without padding:
     /// [`packed_bytes`](KvLayout::packed_bytes) a frame. The packed form of a block is the same for every arrangement,

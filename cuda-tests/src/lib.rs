@@ -1,0 +1,1 @@
+//! kvpool's GPU code without a GPU.

@@ -1,0 +1,1 @@
+//! Pools in the memory of CUDA devices.

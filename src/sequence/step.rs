@@ -1,0 +1,177 @@
+//! What a batch holds until it ends, and how it ends: here and now, or when a device's stream gets there.
+//!
+//! ```text
+//! end here      register and seal what was promised;  end the lease;  release what was copied
+//! end on it     the storage is asked to call back when the stream gets there;  then, wherever that is: as above
+//! it failed     nothing runs there any more: as above, but nothing is registered, and the pool hands out no blocks
+//! ```
+//!
+//! A block that a batch filled is sealed when it ends, and not before: until then a kernel may not have written it. What others
+//! gave up while it was in flight is held back by its lease until then: a kernel may still read it.
+
+use std::fmt;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use thiserror::Error;
+use tokio::sync::oneshot;
+
+use crate::batch::InFlight;
+use crate::error::StorageError;
+use crate::ids::{BlockHandle, BlockId, DeviceId, Ticket};
+use crate::prefix::KvEvent;
+use crate::storage::DeviceStream;
+use crate::sync::{Ordering::SeqCst, fence, panicking};
+
+use super::batch::Batch;
+use super::registry::Sequences;
+
+/// See the [module](self).
+pub(super) struct Step {
+    pub(super) sequences: Sequences,
+    /// `None` only while it is dropped.
+    lease: Option<InFlight>,
+    /// Blocks that are promised to this batch: it seals them when it ends.
+    pub(super) promised: Vec<Promise>,
+    /// Blocks that are being copied, a reference on each.
+    pub(super) copied: Vec<BlockId>,
+    /// Where the batch's work is; without one it is over when the batch is dropped.
+    pub(super) stream: Option<DeviceStream>,
+    /// The bytes may not have been computed: nobody is to find them.
+    is_void: bool,
+}
+
+/// A block that the batch seals when it ends.
+pub(super) struct Promise {
+    pub(super) handle: BlockHandle,
+    /// It was noted, and is to be registered with the prefix cache.
+    pub(super) is_noted: bool,
+    pub(super) stored: Option<Box<KvEvent>>,
+}
+
+/// Why a batch was not finished on a stream. The batch goes on.
+#[derive(Debug, Error)]
+#[error("batch {}: {error}", batch.ticket())]
+pub struct FinishError {
+    /// What was wrong with the stream.
+    #[source]
+    pub error: StorageError,
+    /// The batch.
+    pub batch: Box<Batch>,
+}
+
+/// The end of a batch that was finished on a stream. Dropping it changes nothing: the batch ends all the same.
+#[derive(Debug)]
+pub struct Finish {
+    told: oneshot::Receiver<Result<(), StorageError>>,
+    device: DeviceId,
+}
+
+type Tell = oneshot::Sender<Result<(), StorageError>>;
+
+impl Finish {
+    pub(super) fn pair(device: DeviceId) -> (Tell, Self) {
+        let (tell, told) = oneshot::channel();
+        (tell, Self { told, device })
+    }
+}
+
+impl Future for Finish {
+    type Output = Result<(), StorageError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let told = std::task::ready!(Pin::new(&mut self.told).poll(context));
+        Poll::Ready(told.unwrap_or_else(|_| {
+            let reason = "the storage stopped watching it".into();
+            Err(StorageError::Device { device: self.device, doing: "the end of a batch", reason })
+        }))
+    }
+}
+
+impl Step {
+    pub(super) fn begin(sequences: Sequences) -> Self {
+        let lease = Some(sequences.0.blocks.begin_batch());
+        Self { sequences, lease, promised: Vec::new(), copied: Vec::new(), stream: None, is_void: false }
+    }
+
+    pub(super) fn ticket(&self) -> Ticket {
+        self.lease.as_ref().expect("a batch has a lease until it is dropped").ticket()
+    }
+
+    /// Ends when the stream gets there.
+    pub(super) fn end_after(mut self, stream: &DeviceStream, tell: Option<Tell>) {
+        let Some(storage) = self.sequences.0.storage.clone() else { return };
+        let keeps = !self.is_void && !panicking();
+        // Unless it is said that the work was done.
+        self.is_void = true;
+        storage.after(
+            stream,
+            Box::new(move |outcome| {
+                self.is_void = !(keeps && outcome.is_ok());
+                let outcome = self.sequences.noting_loss(outcome);
+                drop(self);
+                // Perhaps nobody waits for it.
+                let _ = tell.map(|tell| tell.send(outcome));
+            }),
+        );
+    }
+
+    fn end(&mut self) {
+        let is_void = self.is_void || panicking();
+        let blocks = &self.sequences.0.blocks;
+        // A block that was released meanwhile has another generation, and is left alone. Whoever panics may not have come to
+        // store what was appended: nobody is to find it.
+        if let Some(cache) = self.sequences.0.cache.as_ref().filter(|_| !is_void) {
+            let noted = self.promised.iter_mut().filter(|promise| promise.is_noted);
+            cache.register(blocks, noted.map(|promise| (promise.handle, promise.stored.take())));
+        }
+        for promise in self.promised.drain(..).filter(|promise| !promise.is_noted || is_void) {
+            blocks.seal_listed(promise.handle);
+        }
+        if let Some(lease) = self.lease.take() {
+            blocks.end_batch(lease);
+            // Frames that moves left, and that this batch may have been the last to read.
+            blocks.reclaim_due_strays();
+            // Also if there were none to reclaim: those that wait for another batch were in our hands meanwhile.
+            if !cfg!(kvpool_mutant = "silent_strays") {
+                blocks.announce();
+            }
+        }
+        if !self.copied.is_empty() {
+            // The copies are done. Pairs with the fence in `Clock::begin`, as in `Sequence::release_unlinked`: these were
+            // unlinked from their sequences, where a view's reader may have found them.
+            fence(SeqCst);
+            blocks.release_listed(&self.copied);
+        }
+    }
+}
+
+impl Drop for Step {
+    fn drop(&mut self) {
+        match self.stream.take() {
+            None => self.end(),
+            Some(stream) => {
+                let rest = Self {
+                    sequences: self.sequences.clone(),
+                    lease: self.lease.take(),
+                    promised: std::mem::take(&mut self.promised),
+                    copied: std::mem::take(&mut self.copied),
+                    stream: None,
+                    is_void: self.is_void,
+                };
+                rest.end_after(&stream, None);
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { lease, promised, stream, .. } = self;
+        f.debug_struct("Batch")
+            .field("lease", lease)
+            .field("promised", &promised.len())
+            .field("stream", stream)
+            .finish()
+    }
+}

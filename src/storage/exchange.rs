@@ -1,0 +1,74 @@
+//! From one storage to another, through a buffer of the host.
+
+use crate::error::StorageError;
+use crate::ids::{FrameId, Run};
+
+use super::{KvLayout, Storage};
+
+/// Bytes that are on the way at a time; at least a frame is.
+const CHUNK_BYTES: usize = 8 << 20;
+
+/// The packed form says nothing of arrangement, nor whether K and V are joined.
+pub(super) fn check_form(from: &KvLayout, to: &KvLayout) -> Result<(), StorageError> {
+    if from.packs_as(to) {
+        return Ok(());
+    }
+    let name = |layout: &KvLayout| format!("{layout}").into();
+    Err(StorageError::OtherForm { from: name(from), to: name(to) })
+}
+
+/// Frames of some runs.
+pub(super) fn count(runs: &[Run]) -> usize {
+    runs.iter().map(|run| run.len as usize).sum()
+}
+
+/// The first frames of some runs, taken away from them.
+fn take(runs: &mut Vec<Run>, frames: usize) -> Vec<Run> {
+    let (mut left, mut taken) = (frames as u32, Vec::new());
+    while left > 0 {
+        let Some(run) = runs.last_mut() else { break };
+        let len = run.len.min(left);
+        taken.push(Run { start: run.start, len });
+        *run = Run { start: FrameId(run.start.0 + len), len: run.len - len };
+        left -= len;
+        if run.len == 0 {
+            runs.pop();
+        }
+    }
+    taken
+}
+
+/// See [`Storage::receive`].
+///
+/// # Safety
+/// The frame rule, for the frames of both.
+pub(super) unsafe fn through_host<S: Storage + ?Sized>(
+    target: &S,
+    source: &dyn Storage,
+    from: &[Run],
+    to: &[Run],
+) -> Result<(), StorageError> {
+    check_form(source.layout(), target.layout())?;
+    let (frames, want) = (count(from), count(to));
+    if frames != want {
+        return Err(StorageError::RunsDiffer { from: frames, to: want });
+    }
+    super::check::runs(from, source.frames())?;
+    super::check::runs_disjoint(to, target.frames())?;
+    let per_frame = source.layout().packed_bytes();
+    let chunk = (CHUNK_BYTES / per_frame).clamp(1, frames.max(1));
+    let mut buffer = vec![0; chunk * per_frame];
+    // Backwards, so that what is taken next is at the end.
+    let reversed = |runs: &[Run]| runs.iter().rev().copied().filter(|run| run.len > 0).collect::<Vec<_>>();
+    let (mut from, mut to) = (reversed(from), reversed(to));
+    while !from.is_empty() {
+        let (here, there) = (take(&mut from, chunk), take(&mut to, chunk));
+        let bytes = &mut buffer[..count(&here) * per_frame];
+        // SAFETY: the caller's.
+        unsafe {
+            source.pack(&here, bytes)?;
+            target.unpack(&there, bytes)?;
+        }
+    }
+    Ok(())
+}
