@@ -5,37 +5,11 @@ use kvpool::ids::SequenceId;
 use kvpool::pool::{AllocRequest, Pool, Priority};
 use kvpool::prefix::policy::Millis;
 use kvpool::prefix::{PrefixConfig, PrefixKeys};
-use kvpool::sequence::Sequence;
 use kvpool::storage::KvLayout;
-
-const BLOCK_TOKENS: usize = 4;
-
-fn pool(blocks: usize) -> Pool {
-    pool_of(blocks, PrefixConfig::new())
-}
-
-fn pool_of(blocks: usize, config: PrefixConfig) -> Pool {
-    let layout = KvLayout::named("tiny").unwrap();
-    assert_eq!(layout.block_tokens(), BLOCK_TOKENS);
-    Pool::builder(layout).blocks(blocks).magazine_blocks(4).threads(1).prefix_cache(config).build().unwrap()
-}
-
-/// Opens a prompt and appends what was not cached; how many tokens were.
-fn admit(pool: &Pool, id: u64, prompt: &[u32]) -> (Sequence, usize) {
-    let mut sequence = pool.sequence(SequenceId(id)).tokens(prompt).unwrap();
-    let cached = sequence.len();
-    let mut batch = pool.begin_batch();
-    batch.append(&mut sequence, prompt.len() - cached).unwrap();
-    batch.finish();
-    (sequence, cached)
-}
+use kvpool_testkit::prompts::{BLOCK_TOKENS, admit, pool, prompt};
 
 fn serve(pool: &Pool, prompt: &[u32]) -> usize {
     admit(pool, 0, prompt).1
-}
-
-fn prompt(first: u32, tokens: usize) -> Vec<u32> {
-    (0..tokens as u32).map(|token| first * 100_000 + token).collect()
 }
 
 #[test]

@@ -6,22 +6,13 @@ use kvpool::block::BlockWord;
 use kvpool::ids::SequenceId;
 use kvpool::pool::{AllocRequest, Pool};
 use kvpool::prefix::PrefixConfig;
-use kvpool::sequence::Sequence;
 use kvpool::storage::KvLayout;
+use kvpool_testkit::prompts::admit;
 
 fn pool(blocks: usize, blocks_max: usize, block_tokens: usize) -> Pool {
     let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(1).block_tokens(block_tokens);
     let builder = Pool::builder(layout.build().unwrap()).blocks(blocks).blocks_max(blocks_max);
     builder.threads(1).prefix_cache(PrefixConfig::new()).without_storage().build().unwrap()
-}
-
-/// Opens a prompt and appends what was not cached; how many tokens were.
-fn admit(pool: &Pool, id: u64, prompt: &[u32]) -> (Sequence, usize) {
-    let mut sequence = pool.sequence(SequenceId(id)).tokens(prompt).unwrap();
-    let cached = sequence.len();
-    let mut batch = pool.begin_batch();
-    batch.append(&mut sequence, prompt.len() - cached).unwrap();
-    (sequence, cached)
 }
 
 #[test]

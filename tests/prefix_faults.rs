@@ -12,35 +12,11 @@ use kvpool::pool::{AllocRequest, Pool};
 use kvpool::prefix::PrefixConfig;
 use kvpool::prefix::policy::{CachePriority, Head, Lookup, Millis, Place, Policy, PolicyKind, Released};
 use kvpool::sequence::{Batch, Sequence};
-use kvpool::storage::KvLayout;
-
-fn pool_of(blocks: usize, config: PrefixConfig) -> Pool {
-    let layout = KvLayout::named("tiny").unwrap();
-    assert_eq!(layout.block_tokens(), 4);
-    Pool::builder(layout).blocks(blocks).magazine_blocks(4).threads(1).prefix_cache(config).build().unwrap()
-}
-
-fn pool(blocks: usize) -> Pool {
-    pool_of(blocks, PrefixConfig::new())
-}
-
-/// Opens a prompt and appends what was not cached.
-fn admit(pool: &Pool, id: u64, prompt: &[u32]) -> (Sequence, usize) {
-    let mut sequence = pool.sequence(SequenceId(id)).tokens(prompt).unwrap();
-    let cached = sequence.len();
-    let mut batch = pool.begin_batch();
-    batch.append(&mut sequence, prompt.len() - cached).unwrap();
-    batch.finish();
-    (sequence, cached)
-}
+use kvpool_testkit::prompts::{admit, pool, pool_of, prompt};
 
 /// How many tokens of a prompt are cached.
 fn cached(pool: &Pool, prompt: &[u32]) -> usize {
     pool.sequence(SequenceId(u64::MAX)).tokens(prompt).unwrap().len()
-}
-
-fn prompt(first: u32, tokens: usize) -> Vec<u32> {
-    (0..tokens as u32).map(|token| first * 100_000 + token).collect()
 }
 
 #[test]

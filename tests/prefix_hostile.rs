@@ -10,15 +10,7 @@ use kvpool::pool::{AllocRequest, Pool};
 use kvpool::prefix::policy::{CachePriority, Head, Millis, Place, Policy, PolicyKind, Released};
 use kvpool::prefix::{PrefixConfig, PrefixKeys};
 use kvpool::sequence::Sequence;
-use kvpool::storage::KvLayout;
-
-const BLOCK_TOKENS: usize = 4;
-
-fn pool_of(blocks: usize, config: PrefixConfig) -> Pool {
-    let layout = KvLayout::named("tiny").unwrap();
-    assert_eq!(layout.block_tokens(), BLOCK_TOKENS);
-    Pool::builder(layout).blocks(blocks).magazine_blocks(4).threads(1).prefix_cache(config).build().unwrap()
-}
+use kvpool_testkit::prompts::{BLOCK_TOKENS, pool_of};
 
 /// A prompt of so many full blocks, and a token.
 fn prompt(first: u32, blocks: usize) -> Vec<u32> {

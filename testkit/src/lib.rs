@@ -3,5 +3,6 @@
 pub mod conformance;
 pub mod model;
 pub mod prefix;
+pub mod prompts;
 pub mod rng;
 pub mod scalar;
