@@ -135,7 +135,7 @@ impl Queues {
             };
             let Some((queue, id)) = next else {
                 // The hints may be wrong where a thread is stopped. What is spared is there, and is not to be found.
-                if spared == 0 && self.wheels.iter().any(Wheel::look) {
+                if spared == 0 && self.look() {
                     continue;
                 }
                 return None;

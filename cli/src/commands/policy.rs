@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{self, Write};
+use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread;
@@ -53,7 +54,11 @@ pub fn policy(args: &PolicyArgs) -> Result<u8, CommandError> {
     }
     let rates = measure(&traces, &args.policies, &args.capacities);
     if let Some(path) = &args.plot {
-        let named: Vec<_> = traces.iter().map(|(name, _)| name.clone()).zip(rates.iter().cloned()).collect();
+        // A picture is shown to others: where the trace lay on this machine is nothing to them.
+        let file = |path: &String| {
+            Path::new(path).file_name().map_or(path.clone(), |name| name.to_string_lossy().into_owned())
+        };
+        let named: Vec<_> = traces.iter().map(|(path, _)| file(path)).zip(rates.iter().cloned()).collect();
         fs::write(path, draw(&named)).map_err(|error| CommandError::Picture { path: path.clone(), error })?;
     }
     let text = if args.json {
