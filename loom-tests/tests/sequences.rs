@@ -134,7 +134,7 @@ fn a_frame_read_from_a_list_outlives_the_batch() {
             if list.read(|ids, _| ids.len()) == 1 {
                 other.1.read(BlockId(0));
             }
-            other.0.end(batch);
+            let _ = other.0.end(batch);
         });
         owner.publish(0);
         // As `Sequence` does before it releases; pairs with the fence in `begin`.
