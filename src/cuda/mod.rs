@@ -1,1 +1,3 @@
 //! Pools in the memory of CUDA devices.
+
+pub mod params;

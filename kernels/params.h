@@ -1,0 +1,157 @@
+// What a launch passes to a kernel: one struct by value. `src/cuda/params.rs` has the same structs, and asserts the same
+// sizes and offsets; the names of the fields agree.
+//
+// A *piece* is at most 16 KiB of one plane's tile; the host cuts a layout's planes into pieces once, so that layer-first
+// and block-first, joined and separate planes, planes of scales and adopted tensors are all one table here. A *lane* is
+// where K or V of one layer (or their scales) begins in frame 0; in frame f it begins `f * frame_stride` bytes later.
+//
+// What the host promises, for every launch:
+//   - `unit` is 16, 4 or 1, and divides every address, stride and length of bytes that the kernel moves (codes and the
+//     caller's rows for the converting ones, where head_dim counts as a length);
+//   - elements of more than a byte, and scales, lie at multiples of their size;
+//   - slots and frames exist; frames * block_tokens < 2^32; tokens * 2 * heads < 2^32; moves and packed frames < 2^31;
+//   - 256 threads a CTA, one dimension, any number of CTAs.
+#pragma once
+
+typedef unsigned char u8;
+typedef signed char i8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef int i32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+#define KVP_OFFSET(type, field, offset) static_assert(__builtin_offsetof(type, field) == offset, #type "." #field)
+#define KVP_SIZE(type, bytes) static_assert(sizeof(type) == bytes, #type)
+
+// At most this many bytes of one plane's tile.
+constexpr u32 PIECE_BYTES_MAX = 16 * 1024;
+
+struct Piece {
+  u64 base;          // its address in frame 0
+  u64 frame_stride;  // bytes from one frame's to the next frame's
+  u32 bytes;
+  u32 packed_at;     // its place in a frame's packed form
+};
+KVP_SIZE(Piece, 24);
+KVP_OFFSET(Piece, frame_stride, 8);
+KVP_OFFSET(Piece, bytes, 16);
+KVP_OFFSET(Piece, packed_at, 20);
+
+struct Move {
+  u32 src, dst;  // frames
+};
+KVP_SIZE(Move, 8);
+KVP_OFFSET(Move, dst, 4);
+
+struct Lane {
+  u64 base;
+  u64 frame_stride;
+};
+KVP_SIZE(Lane, 16);
+KVP_OFFSET(Lane, frame_stride, 8);
+
+struct CopyParams {
+  const Piece* pieces;
+  const Move* moves;
+  u32 n_pieces, n_moves, unit, reserved;
+};
+KVP_SIZE(CopyParams, 32);
+KVP_OFFSET(CopyParams, moves, 8);
+KVP_OFFSET(CopyParams, n_pieces, 16);
+KVP_OFFSET(CopyParams, n_moves, 20);
+KVP_OFFSET(CopyParams, unit, 24);
+
+struct ZeroParams {
+  const Piece* pieces;
+  const u32* frames;
+  u32 n_pieces, n_frames, unit, reserved;
+};
+KVP_SIZE(ZeroParams, 32);
+KVP_OFFSET(ZeroParams, frames, 8);
+KVP_OFFSET(ZeroParams, n_pieces, 16);
+KVP_OFFSET(ZeroParams, n_frames, 20);
+KVP_OFFSET(ZeroParams, unit, 24);
+
+struct PackParams {
+  const Piece* pieces;
+  const u32* frames;
+  u8* packed;
+  u64 packed_stride;  // bytes from one packed frame to the next
+  u32 n_pieces, n_frames, unit, reserved;
+};
+KVP_SIZE(PackParams, 48);
+KVP_OFFSET(PackParams, frames, 8);
+KVP_OFFSET(PackParams, packed, 16);
+KVP_OFFSET(PackParams, packed_stride, 24);
+KVP_OFFSET(PackParams, n_pieces, 32);
+KVP_OFFSET(PackParams, n_frames, 36);
+KVP_OFFSET(PackParams, unit, 40);
+
+// Rows of one layer: [tokens][row], where the caller has them.
+struct RowsParams {
+  u8* k;
+  u8* v;              // null for a latent layout, which has K alone
+  u64 k_stride;       // bytes from one token's row to the next token's
+  u64 v_stride;
+  const i64* slots;   // one a token; negative: skipped
+  Lane k_lane;
+  Lane v_lane;        // joined planes: K's, half a tile on
+  u32 row_bytes;      // of a row in the lane
+  u32 block_tokens, n_tokens, unit;
+};
+KVP_SIZE(RowsParams, 88);
+KVP_OFFSET(RowsParams, v, 8);
+KVP_OFFSET(RowsParams, k_stride, 16);
+KVP_OFFSET(RowsParams, v_stride, 24);
+KVP_OFFSET(RowsParams, slots, 32);
+KVP_OFFSET(RowsParams, k_lane, 40);
+KVP_OFFSET(RowsParams, v_lane, 56);
+KVP_OFFSET(RowsParams, row_bytes, 72);
+KVP_OFFSET(RowsParams, block_tokens, 76);
+KVP_OFFSET(RowsParams, n_tokens, 80);
+KVP_OFFSET(RowsParams, unit, 84);
+
+// How codes stand for values.
+enum ScaleMode : u32 {
+  SCALES_UNIT = 0,            // value = code
+  SCALES_PER_HEAD = 1,        // value = code * k_scales[head]
+  SCALES_PER_TOKEN_HEAD = 2,  // value = code * the scale in the scale lane's row, which a store writes
+};
+
+struct QuantParams {
+  RowsParams rows;            // rows.row_bytes = heads * head_dim
+  const float* k_scales;      // [heads] of this layer; SCALES_PER_HEAD only
+  const float* v_scales;
+  Lane k_scale_lane;          // [block_tokens][heads] in a tile; SCALES_PER_TOKEN_HEAD only
+  Lane v_scale_lane;
+  u32 heads, head_dim, mode, reserved;
+};
+KVP_SIZE(QuantParams, 152);
+KVP_OFFSET(QuantParams, k_scales, 88);
+KVP_OFFSET(QuantParams, v_scales, 96);
+KVP_OFFSET(QuantParams, k_scale_lane, 104);
+KVP_OFFSET(QuantParams, v_scale_lane, 120);
+KVP_OFFSET(QuantParams, heads, 136);
+KVP_OFFSET(QuantParams, head_dim, 140);
+KVP_OFFSET(QuantParams, mode, 144);
+
+// An entry of a block table that names a frame which its block has left.
+struct MovedEntry {
+  u32 row, column;
+  i32 frame;
+};
+KVP_SIZE(MovedEntry, 12);
+KVP_OFFSET(MovedEntry, column, 4);
+KVP_OFFSET(MovedEntry, frame, 8);
+
+struct PatchParams {
+  i32* table;
+  const MovedEntry* entries;  // no two of the same row and column
+  u32 row_stride;             // entries from one row to the next
+  u32 n;
+};
+KVP_SIZE(PatchParams, 24);
+KVP_OFFSET(PatchParams, entries, 8);
+KVP_OFFSET(PatchParams, row_stride, 16);
+KVP_OFFSET(PatchParams, n, 20);
