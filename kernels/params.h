@@ -21,7 +21,12 @@ typedef int i32;
 typedef unsigned long long u64;
 typedef long long i64;
 
-#define KVP_OFFSET(type, field, offset) static_assert(__builtin_offsetof(type, field) == offset, #type "." #field)
+#ifdef __CUDACC_RTC__ // has no offsetof, and no header that defines one
+#define KVP_OFFSETOF(type, field) __INTADDR__(&((type*)0)->field)
+#else
+#define KVP_OFFSETOF(type, field) __builtin_offsetof(type, field)
+#endif
+#define KVP_OFFSET(type, field, offset) static_assert(KVP_OFFSETOF(type, field) == offset, #type "." #field)
 #define KVP_SIZE(type, bytes) static_assert(sizeof(type) == bytes, #type)
 
 // At most this many bytes of one plane's tile.

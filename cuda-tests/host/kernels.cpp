@@ -1,0 +1,108 @@
+// The kernels, compiled for the host, by name; and what the mock driver and the tests call.
+#define KVP_HOST 1
+#include "../../kernels/kvpool.cu"
+#include "../../kernels/probes.cu"
+
+#include <cstdlib>
+#include <new>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "cta.h"
+
+namespace {
+
+using shim::Dim;
+using shim::Kernel;
+
+template <auto F, class = decltype(F)>
+struct Entry;
+template <auto F, class Params>
+struct Entry<F, void (*)(Params)> {
+  static constexpr unsigned BYTES = sizeof(Params);
+  // By copy, as a launch takes them: the caller's bytes may lie anywhere.
+  static void call(void** arguments) {
+    alignas(Params) unsigned char copy[sizeof(Params)];
+    memcpy(copy, arguments[0], sizeof(Params));
+    F(*std::launder(reinterpret_cast<Params*>(copy)));
+  }
+};
+
+bool is_alone(void**) { return false; }
+
+// Only dynamic scales need the largest value of a head.
+bool finds_scales(void** arguments) {
+  QuantParams params;
+  memcpy(&params, arguments[0], sizeof(params));
+  return params.mode == SCALES_PER_TOKEN_HEAD;
+}
+
+#define KVP_ENTRY(name, is_cooperative) {#name, Entry<&name>::call, Entry<&name>::BYTES, is_cooperative}
+#define KVP_ENTRIES(code, row) \
+  KVP_ENTRY(kvp_quantise_##code##_##row, finds_scales), KVP_ENTRY(kvp_dequantise_##code##_##row, is_alone)
+#define KVP_ROW_ENTRIES(code) KVP_ENTRIES(code, bf16), KVP_ENTRIES(code, f16), KVP_ENTRIES(code, f32)
+
+const Kernel KERNELS[] = {
+    KVP_ENTRY(kvp_copy, is_alone),
+    KVP_ENTRY(kvp_zero, is_alone),
+    KVP_ENTRY(kvp_pack, is_alone),
+    KVP_ENTRY(kvp_unpack, is_alone),
+    KVP_ENTRY(kvp_store, is_alone),
+    KVP_ENTRY(kvp_load, is_alone),
+    KVP_ROW_ENTRIES(e4m3),
+    KVP_ROW_ENTRIES(e5m2),
+    KVP_ROW_ENTRIES(int8),
+    KVP_ENTRY(kvp_patch, is_alone),
+    KVP_ENTRY(kvp_probe_read, is_alone),
+    KVP_ENTRY(kvp_probe_copy, is_alone),
+    KVP_ENTRY(kvp_probe_burn, is_alone),
+};
+
+}  // namespace
+
+// The kernel of a name, or null.
+extern "C" const Kernel* kvp_host_find(const char* name) {
+  for (const Kernel& kernel : KERNELS)
+    if (strcmp(kernel.name, name) == 0) return &kernel;
+  return nullptr;
+}
+
+// Bytes of the one struct that it takes.
+extern "C" unsigned kvp_host_parameter_bytes(const Kernel* kernel) { return kernel->parameter_bytes; }
+
+// Runs one CTA of `gx`, of `bx` threads. Bit 0 of `order`: the last thread first.
+extern "C" void kvp_host_cta(const Kernel* kernel, unsigned gx, unsigned bx, unsigned index, void** arguments,
+                             unsigned order) {
+  shim::run_cta(*kernel, {gx, 1, 1}, {bx, 1, 1}, {index, 0, 0}, arguments, order & 1);
+}
+
+// Runs all CTAs, in an order as shim.h has it. 0, or 500 (CUDA_ERROR_NOT_FOUND) where there is no such kernel.
+extern "C" int kvp_host_launch(const char* name, unsigned gx, unsigned bx, void** arguments, unsigned order) {
+  const Kernel* kernel = kvp_host_find(name);
+  if (!kernel) return 500;
+  std::vector<unsigned> ctas(gx);
+  for (unsigned i = 0; i < gx; i++) ctas[i] = order & 2 ? gx - 1 - i : i;
+  if (order >> 2) {
+    std::minstd_rand random(order >> 2);
+    for (unsigned i = gx; i > 1; i--) std::swap(ctas[i - 1], ctas[random() % i]);
+  }
+  for (unsigned index : ctas) kvp_host_cta(kernel, gx, bx, index, arguments, order);
+  return 0;
+}
+
+// The converters of codes.h and floats.h, alone: one kernel's element at a time.
+extern "C" void kvp_host_encode(unsigned code, const float* values, u8* codes, size_t n) {
+  for (size_t i = 0; i < n; i++)
+    codes[i] = u8(code == 0 ? E4m3::encode(values[i]) : code == 1 ? E5m2::encode(values[i]) : Int8::encode(values[i]));
+}
+extern "C" void kvp_host_decode(unsigned code, const u8* codes, float* values, size_t n) {
+  for (size_t i = 0; i < n; i++)
+    values[i] = code == 0 ? E4m3::decode(codes[i]) : code == 1 ? E5m2::decode(codes[i]) : Int8::decode(codes[i]);
+}
+extern "C" void kvp_host_widen(unsigned row, const u16* bits, float* values, size_t n) {
+  for (size_t i = 0; i < n; i++) values[i] = row == 0 ? F16::widen_one(bits[i]) : Bf16::widen_one(bits[i]);
+}
+extern "C" void kvp_host_narrow(unsigned row, const float* values, u16* bits, size_t n) {
+  for (size_t i = 0; i < n; i++) bits[i] = row == 0 ? F16::narrow_one(values[i]) : Bf16::narrow_one(values[i]);
+}

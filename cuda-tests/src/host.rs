@@ -1,0 +1,131 @@
+//! The kernels as functions of the host: by name, with the same struct that a launch on a device takes.
+//!
+//! A CTA runs on the calling thread. The order of a launch's CTAs, and of a CTA's threads, is [`Order`]'s.
+
+use std::ffi::{CString, c_char, c_uint, c_void};
+
+use kvpool::cuda::params::THREADS;
+use kvpool::dtype::Dtype;
+
+/// In which order a launch's CTAs run, and a CTA's threads.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Order(c_uint);
+
+impl Order {
+    /// As they are numbered.
+    pub const ASCENDING: Self = Self(0);
+    /// The last CTA and the last thread first.
+    pub const DESCENDING: Self = Self(3);
+
+    /// CTAs shuffled by `seed`; threads descending for odd ones.
+    #[must_use]
+    pub fn shuffled(seed: u32) -> Self {
+        Self((seed & 0xFF_FFFF) << 3 | 4 | (seed & 1))
+    }
+}
+
+unsafe extern "C" {
+    fn kvp_host_find(name: *const c_char) -> *const c_void;
+    fn kvp_host_parameter_bytes(kernel: *const c_void) -> c_uint;
+    fn kvp_host_launch(
+        name: *const c_char,
+        ctas: c_uint,
+        threads: c_uint,
+        arguments: *mut *mut c_void,
+        order: c_uint,
+    ) -> i32;
+    fn kvp_host_encode(code: c_uint, values: *const f32, codes: *mut u8, n: usize);
+    fn kvp_host_decode(code: c_uint, codes: *const u8, values: *mut f32, n: usize);
+    fn kvp_host_widen(row: c_uint, bits: *const u16, values: *mut f32, n: usize);
+    fn kvp_host_narrow(row: c_uint, values: *const f32, bits: *mut u16, n: usize);
+}
+
+/// Runs a kernel on `ctas` CTAs.
+///
+/// # Panics
+/// If there is no kernel of this name, or it takes another struct's size.
+///
+/// # Safety
+/// What [`kvpool::cuda::params`] demands of a launch; addresses are of this process.
+pub unsafe fn launch<P: Copy>(kernel: &str, ctas: u32, mut params: P, order: Order) {
+    let name = CString::new(kernel).expect("a name without zeros");
+    // SAFETY: a string that ends in a zero.
+    let found = unsafe { kvp_host_find(name.as_ptr()) };
+    assert!(!found.is_null(), "no kernel of the name {kernel}");
+    // SAFETY: found above.
+    let bytes = unsafe { kvp_host_parameter_bytes(found) } as usize;
+    assert_eq!(bytes, size_of::<P>(), "the struct of {kernel}");
+    let mut arguments = [(&raw mut params).cast::<c_void>()];
+    // SAFETY: the one struct that the kernel takes; the caller vouches for what it says.
+    let code = unsafe { kvp_host_launch(name.as_ptr(), ctas, THREADS, arguments.as_mut_ptr(), order.0) };
+    assert_eq!(code, 0, "launch of {kernel}");
+}
+
+/// The name of a quantised dtype in kernels' names, and its number.
+fn code(dtype: Dtype) -> (&'static str, c_uint) {
+    match dtype {
+        Dtype::Fp8E4M3 => ("e4m3", 0),
+        Dtype::Fp8E5M2 => ("e5m2", 1),
+        Dtype::Int8 => ("int8", 2),
+        _ => panic!("{dtype} is not quantised"),
+    }
+}
+
+fn row(dtype: Dtype) -> (&'static str, c_uint) {
+    match dtype {
+        Dtype::F16 => ("f16", 0),
+        Dtype::Bf16 => ("bf16", 1),
+        Dtype::F32 => ("f32", 2),
+        _ => panic!("{dtype} is quantised"),
+    }
+}
+
+/// The kernel that turns rows of `rows` into codes of `codes`.
+#[must_use]
+pub fn quantise_name(codes: Dtype, rows: Dtype) -> String {
+    format!("kvp_quantise_{}_{}", code(codes).0, row(rows).0)
+}
+
+/// The kernel for the way back.
+#[must_use]
+pub fn dequantise_name(codes: Dtype, rows: Dtype) -> String {
+    format!("kvp_dequantise_{}_{}", code(codes).0, row(rows).0)
+}
+
+/// The codes of values, as the kernels' software makes them.
+#[must_use]
+pub fn encode(dtype: Dtype, values: &[f32]) -> Vec<u8> {
+    let mut codes = vec![0; values.len()];
+    // SAFETY: as many codes as values.
+    unsafe { kvp_host_encode(code(dtype).1, values.as_ptr(), codes.as_mut_ptr(), values.len()) };
+    codes
+}
+
+/// The values of codes.
+#[must_use]
+pub fn decode(dtype: Dtype, codes: &[u8]) -> Vec<f32> {
+    let mut values = vec![0.0; codes.len()];
+    // SAFETY: as many values as codes.
+    unsafe { kvp_host_decode(code(dtype).1, codes.as_ptr(), values.as_mut_ptr(), codes.len()) };
+    values
+}
+
+/// f16 or bf16 as f32.
+#[must_use]
+pub fn widen(dtype: Dtype, bits: &[u16]) -> Vec<f32> {
+    assert!(row(dtype).1 < 2, "{dtype} is not of 16 bits");
+    let mut values = vec![0.0; bits.len()];
+    // SAFETY: as many values as elements.
+    unsafe { kvp_host_widen(row(dtype).1, bits.as_ptr(), values.as_mut_ptr(), bits.len()) };
+    values
+}
+
+/// f32 as f16 or bf16.
+#[must_use]
+pub fn narrow(dtype: Dtype, values: &[f32]) -> Vec<u16> {
+    assert!(row(dtype).1 < 2, "{dtype} is not of 16 bits");
+    let mut bits = vec![0; values.len()];
+    // SAFETY: as many elements as values.
+    unsafe { kvp_host_narrow(row(dtype).1, values.as_ptr(), bits.as_mut_ptr(), values.len()) };
+    bits
+}

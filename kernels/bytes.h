@@ -1,0 +1,92 @@
+// Runs of bytes, moved and cleared by the threads of a CTA or of a warp, and the order in which CTAs take them.
+//
+// A thread has four units in flight: with units of 16 bytes and 256 threads, that is a piece. The loads are all issued
+// before the first store waits for one of them. Outer loops are not unrolled: that costs registers, and gains nothing.
+#pragma once
+
+#include "vector.h"
+
+constexpr u32 THREADS = 256;
+constexpr u32 WARP = 32;
+constexpr u32 IN_FLIGHT = 4;
+
+// Copies `bytes` bytes with `TEAM` threads, of which the caller is number `me`.
+template <u32 TEAM, class T>
+__device__ __forceinline__ void copy_units(const u8* from_bytes, u8* to_bytes, u32 bytes, u32 me) {
+  const T* from = reinterpret_cast<const T*>(from_bytes);
+  T* to = reinterpret_cast<T*>(to_bytes);
+  const u32 n = bytes / u32(sizeof(T));
+#pragma unroll 1
+  for (u32 first = me; first < n; first += IN_FLIGHT * TEAM) {
+    T held[IN_FLIGHT];
+#pragma unroll
+    for (u32 k = 0; k < IN_FLIGHT; k++) {
+      const u32 i = first + k * TEAM;
+      if (i < n) held[k] = load_once(from + i);
+    }
+#pragma unroll
+    for (u32 k = 0; k < IN_FLIGHT; k++) {
+      const u32 i = first + k * TEAM;
+      if (i < n) store_once(to + i, held[k]);
+    }
+  }
+}
+
+template <u32 TEAM>
+__device__ __forceinline__ void copy_bytes(const u8* from, u8* to, u32 bytes, u32 unit, u32 me) {
+  if (unit == 16) {
+    copy_units<TEAM, V16>(from, to, bytes, me);
+  } else if (unit == 4) {
+    copy_units<TEAM, u32>(from, to, bytes, me);
+  } else {
+    copy_units<TEAM, u8>(from, to, bytes, me);
+  }
+}
+
+template <u32 TEAM, class T>
+__device__ __forceinline__ void clear_units(u8* to_bytes, u32 bytes, u32 me) {
+  T* to = reinterpret_cast<T*>(to_bytes);
+  const u32 n = bytes / u32(sizeof(T));
+#pragma unroll 4
+  for (u32 i = me; i < n; i += TEAM) store_once(to + i, T{});
+}
+
+template <u32 TEAM>
+__device__ __forceinline__ void clear_bytes(u8* to, u32 bytes, u32 unit, u32 me) {
+  if (unit == 16) {
+    clear_units<TEAM, V16>(to, bytes, me);
+  } else if (unit == 4) {
+    clear_units<TEAM, u32>(to, bytes, me);
+  } else {
+    clear_units<TEAM, u8>(to, bytes, me);
+  }
+}
+
+// A rectangle of jobs, dealt to the CTAs in turn, row by row. It divides once, when it is made: a division is some
+// twenty instructions, and a job has little more.
+struct Jobs {
+  u32 row, column;
+  u32 rows, columns;
+  u32 row_step, column_step;
+
+  __device__ __forceinline__ Jobs(u32 n_rows, u32 n_columns) : rows(n_rows), columns(n_columns) {
+    const u32 divisor = n_columns == 0 ? 1 : n_columns;
+    row = n_columns == 0 ? n_rows : blockIdx.x / divisor;
+    column = blockIdx.x % divisor;
+    row_step = gridDim.x / divisor;
+    column_step = gridDim.x % divisor;
+  }
+  __device__ __forceinline__ bool more() const { return row < rows; }
+  __device__ __forceinline__ void next() {
+    row += row_step;
+    column += column_step;
+    if (column >= columns) {
+      column -= columns;
+      row += 1;
+    }
+  }
+};
+
+__device__ __forceinline__ u8* in_frame(u64 base, u64 frame_stride, u32 frame) {
+  return reinterpret_cast<u8*>(base + u64(frame) * frame_stride);
+}

@@ -1,0 +1,93 @@
+// The kernels of kvpool. One source for three compilers: NVRTC (of which `ptx.py` keeps the result in `ptx/`), nvcc, and
+// a host's C++17 compiler. What each takes is in `params.h`.
+//
+// Frames are a *move*'s or a list's; pieces are the layout's. A launch reads and writes only what its caller holds: the
+// order among launches is the host's affair, and no kernel waits for another.
+#include "entry.h"
+
+#include "bytes.h"
+#include "heads.h"
+
+// Copies frames: of every move, every piece.
+KVP_KERNEL(kvp_copy, CopyParams) {
+  for (Jobs job(p.n_moves, p.n_pieces); job.more(); job.next()) {
+    const Piece piece = p.pieces[job.column];
+    const Move move = p.moves[job.row];
+    const u8* from = in_frame(piece.base, piece.frame_stride, move.src);
+    u8* to = in_frame(piece.base, piece.frame_stride, move.dst);
+    copy_bytes<THREADS>(from, to, piece.bytes, p.unit, threadIdx.x);
+  }
+}
+
+// Fills frames with zeros.
+KVP_KERNEL(kvp_zero, ZeroParams) {
+  for (Jobs job(p.n_frames, p.n_pieces); job.more(); job.next()) {
+    const Piece piece = p.pieces[job.column];
+    u8* to = in_frame(piece.base, piece.frame_stride, p.frames[job.row]);
+    clear_bytes<THREADS>(to, piece.bytes, p.unit, threadIdx.x);
+  }
+}
+
+// Frames to their packed form, one after another.
+KVP_KERNEL(kvp_pack, PackParams) {
+  for (Jobs job(p.n_frames, p.n_pieces); job.more(); job.next()) {
+    const Piece piece = p.pieces[job.column];
+    const u8* from = in_frame(piece.base, piece.frame_stride, p.frames[job.row]);
+    u8* to = p.packed + (u64(job.row) * p.packed_stride + piece.packed_at);
+    copy_bytes<THREADS>(from, to, piece.bytes, p.unit, threadIdx.x);
+  }
+}
+
+// And back.
+KVP_KERNEL(kvp_unpack, PackParams) {
+  for (Jobs job(p.n_frames, p.n_pieces); job.more(); job.next()) {
+    const Piece piece = p.pieces[job.column];
+    const u8* from = p.packed + (u64(job.row) * p.packed_stride + piece.packed_at);
+    u8* to = in_frame(piece.base, piece.frame_stride, p.frames[job.row]);
+    copy_bytes<THREADS>(from, to, piece.bytes, p.unit, threadIdx.x);
+  }
+}
+
+// Rows to or from the slots that they belong in, as they are: a warp takes K or V of one token.
+template <bool STORE>
+__device__ __forceinline__ void move_rows(const RowsParams& p) {
+  const bool two = p.v != nullptr;
+  const u32 jobs = two ? 2 * p.n_tokens : p.n_tokens;
+  const u32 step = gridDim.x * (THREADS / WARP);
+  for (u32 job = blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP; job < jobs; job += step) {
+    const u32 token = two ? job >> 1 : job;
+    const bool is_v = two && (job & 1);
+    const i64 slot = p.slots[token];
+    if (slot < 0) continue;
+    const u32 frame = u32(slot) / p.block_tokens;
+    const u32 offset = u32(slot) - frame * p.block_tokens;
+    u8* outside = (is_v ? p.v : p.k) + u64(token) * (is_v ? p.v_stride : p.k_stride);
+    const Lane lane = is_v ? p.v_lane : p.k_lane;
+    u8* inside = in_frame(lane.base, lane.frame_stride, frame) + u64(offset) * p.row_bytes;
+    copy_bytes<WARP>(STORE ? outside : inside, STORE ? inside : outside, p.row_bytes, p.unit, threadIdx.x & (WARP - 1));
+  }
+}
+
+KVP_KERNEL(kvp_store, RowsParams) { move_rows<true>(p); }
+KVP_KERNEL(kvp_load, RowsParams) { move_rows<false>(p); }
+
+// Rows of values to codes, and back.
+#define KVP_CONVERT(code, Code, row, Row)                                                      \
+  KVP_KERNEL(kvp_quantise_##code##_##row, QuantParams) { quantise<Code, Row>(p); }             \
+  KVP_KERNEL(kvp_dequantise_##code##_##row, QuantParams) { dequantise<Code, Row>(p); }
+#define KVP_CONVERT_ROWS(code, Code)    \
+  KVP_CONVERT(code, Code, bf16, Bf16)   \
+  KVP_CONVERT(code, Code, f16, F16)     \
+  KVP_CONVERT(code, Code, f32, F32)
+
+KVP_CONVERT_ROWS(e4m3, E4m3)
+KVP_CONVERT_ROWS(e5m2, E5m2)
+KVP_CONVERT_ROWS(int8, Int8)
+
+// Block tables that stay on the device: the entries whose blocks moved.
+KVP_KERNEL(kvp_patch, PatchParams) {
+  for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < p.n; i += gridDim.x * THREADS) {
+    const MovedEntry entry = p.entries[i];
+    p.table[u64(entry.row) * p.row_stride + entry.column] = entry.frame;
+  }
+}

@@ -1,0 +1,66 @@
+// Kernels for measuring: what the pool's own are compared with, and what they disturb. No part of the pool.
+#include "entry.h"
+
+#include "bytes.h"
+
+struct ProbeParams {
+  u64 from, to;  // addresses; `to` has room for one u32, or for the whole copy
+  u64 vectors;   // of 16 bytes
+  u32 rounds, reserved;
+};
+KVP_SIZE(ProbeParams, 32);
+
+// Reads everything, `rounds` times over: bound by memory, as attention over a long context is.
+KVP_KERNEL(kvp_probe_read, ProbeParams) {
+  const V16* from = reinterpret_cast<const V16*>(p.from);
+  const u64 step = u64(gridDim.x) * THREADS * IN_FLIGHT;
+  u32 mixed = 0;
+  for (u32 round = 0; round < p.rounds; round++) {
+    for (u64 first = u64(blockIdx.x) * THREADS * IN_FLIGHT + threadIdx.x; first < p.vectors; first += step) {
+      V16 held[IN_FLIGHT];
+#pragma unroll
+      for (u32 k = 0; k < IN_FLIGHT; k++) {
+        const u64 i = first + k * THREADS;
+        held[k] = i < p.vectors ? load_once(from + i) : V16{};
+      }
+#pragma unroll
+      for (u32 k = 0; k < IN_FLIGHT; k++) mixed ^= held[k].x ^ held[k].y ^ held[k].z ^ held[k].w;
+    }
+  }
+  // So that the reads are needed; data in which all words are this one's difference are not measured with.
+  if (mixed == 0x9E3779B9u) *reinterpret_cast<u32*>(p.to) = mixed;
+}
+
+// A linear copy: the best that any copy kernel can hope for.
+KVP_KERNEL(kvp_probe_copy, ProbeParams) {
+  const V16* from = reinterpret_cast<const V16*>(p.from);
+  V16* to = reinterpret_cast<V16*>(p.to);
+  const u64 step = u64(gridDim.x) * THREADS * IN_FLIGHT;
+  for (u32 round = 0; round < p.rounds; round++) {
+    for (u64 first = u64(blockIdx.x) * THREADS * IN_FLIGHT + threadIdx.x; first < p.vectors; first += step) {
+      V16 held[IN_FLIGHT];
+#pragma unroll
+      for (u32 k = 0; k < IN_FLIGHT; k++) {
+        const u64 i = first + k * THREADS;
+        if (i < p.vectors) held[k] = load_once(from + i);
+      }
+#pragma unroll
+      for (u32 k = 0; k < IN_FLIGHT; k++) {
+        const u64 i = first + k * THREADS;
+        if (i < p.vectors) store_once(to + i, held[k]);
+      }
+    }
+  }
+}
+
+// Multiplies and adds, and touches no memory: bound by arithmetic, as a large matrix product is.
+KVP_KERNEL(kvp_probe_burn, ProbeParams) {
+  float a = float(threadIdx.x), b = 0.5f, c = 2.0f, d = 0.25f;
+  for (u32 round = 0; round < p.rounds; round++) {
+    a = __fmaf_rn(a, 0.99f, b);
+    b = __fmaf_rn(b, 0.98f, c);
+    c = __fmaf_rn(c, 0.97f, d);
+    d = __fmaf_rn(d, 0.96f, a);
+  }
+  if (a + b + c + d == 12345.0f) *reinterpret_cast<u32*>(p.to) = bits_of(a);
+}
