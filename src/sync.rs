@@ -39,6 +39,15 @@ pub(crate) fn fence_after_rmw() {
     fence(Ordering::SeqCst);
 }
 
+/// Starts a thread that nobody waits for.
+#[cfg(all(feature = "cuda", not(kvpool_loom)))]
+pub(crate) fn spawn_detached(name: String, work: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+    std::thread::Builder::new().name(name).spawn(work).map(drop)
+}
+
+#[cfg(all(feature = "cuda", not(kvpool_loom)))]
+pub(crate) use std::thread::sleep;
+
 /// Whether this thread is on its way out of a panic.
 pub(crate) fn panicking() -> bool {
     std::thread::panicking()

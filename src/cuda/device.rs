@@ -1,0 +1,232 @@
+//! A device, opened: its context, its kernels, its buffers, and the thread that watches it.
+
+use std::fmt;
+use std::sync::Arc;
+
+use cudarc::driver::sys::{self, CUstream, CUstreamCaptureStatus};
+
+use crate::error::StorageError;
+use crate::ids::DeviceId;
+use crate::storage::{CopyDone, DeviceStream};
+
+use super::context::Context;
+use super::driver::{self, DeviceInfo};
+use super::error::CudaError;
+use super::event::Event;
+use super::kernels::Kernels;
+use super::staging::Staging;
+use super::stream::{Priority, Stream};
+use super::watch::Watch;
+
+/// A CUDA device that can be used. Clones are the same one, and cost nothing; each [`open`](Self::open) starts a thread of
+/// its own to watch the device.
+#[derive(Clone)]
+pub struct Device(pub(super) Arc<Opened>);
+
+pub(super) struct Opened {
+    pub(super) context: Arc<Context>,
+    pub(super) kernels: Kernels,
+    pub(super) staging: Arc<Staging>,
+    pub(super) watch: Watch,
+    pub(super) info: DeviceInfo,
+}
+
+impl Device {
+    /// Opens a device, by ordinal: retains its primary context, which it shares with whatever else uses the device in this process,
+    /// and loads the kernels.
+    ///
+    /// # Errors
+    ///
+    /// A [`CudaError`] that says why the device cannot be used.
+    pub fn open(ordinal: usize) -> Result<Self, CudaError> {
+        let (raw, info) = driver::device(ordinal)?;
+        let context = Arc::new(Context::new(info.ordinal, raw)?);
+        let kernels = Kernels::load(context.clone(), info.capability).map_err(CudaError::of)?;
+        let staging = Staging::new(context.clone());
+        let watch = Watch::start(context.clone())?;
+        Ok(Self(Arc::new(Opened { context, kernels, staging, watch, info })))
+    }
+
+    /// What the driver says of it.
+    pub fn info(&self) -> &DeviceInfo {
+        &self.0.info
+    }
+
+    /// The device, as pools name it.
+    pub fn id(&self) -> DeviceId {
+        self.0.context.id()
+    }
+
+    /// Bytes of its memory that are free, and bytes in all.
+    ///
+    /// # Errors
+    ///
+    /// [`StorageError::DeviceLost`], [`StorageError::Device`].
+    pub fn memory_bytes(&self) -> Result<(u64, u64), StorageError> {
+        self.0.context.memory()
+    }
+
+    /// Whether nothing runs there any more, and why: see [`StorageError::DeviceLost`].
+    ///
+    /// # Errors
+    ///
+    /// [`StorageError::DeviceLost`].
+    pub fn good(&self) -> Result<(), StorageError> {
+        self.0.context.good()
+    }
+
+    /// A new stream.
+    ///
+    /// # Errors
+    ///
+    /// [`StorageError::DeviceLost`], [`StorageError::Device`].
+    pub fn stream(&self) -> Result<DeviceStream, StorageError> {
+        self.stream_with_priority(Priority::Usual)
+    }
+
+    /// A new stream of some priority.
+    ///
+    /// # Errors
+    ///
+    /// [`StorageError::DeviceLost`], [`StorageError::Device`].
+    pub fn stream_with_priority(&self, priority: Priority) -> Result<DeviceStream, StorageError> {
+        let stream = Stream::new(self.0.context.clone(), priority)?;
+        // SAFETY: a stream of this device, which lives as long as its owner.
+        Ok(unsafe { DeviceStream::from_raw(self.id(), stream.raw().cast(), stream) })
+    }
+
+    /// See [`Storage::check_stream`](crate::storage::Storage::check_stream).
+    pub(super) fn check_stream(
+        &self,
+        stream: &DeviceStream,
+        doing: &'static str,
+    ) -> Result<(), StorageError> {
+        self.check_home(stream)?;
+        if self.is_capturing(stream)? {
+            return Err(StorageError::Capturing { device: self.id(), doing });
+        }
+        Ok(())
+    }
+
+    /// Whether it is a stream of this device's primary context.
+    fn check_home(&self, stream: &DeviceStream) -> Result<(), StorageError> {
+        if stream.device() != self.id() {
+            return Err(StorageError::ForeignStream { stream: stream.device(), storage: self.id() });
+        }
+        let context = &self.0.context;
+        let _entered = context.enter()?;
+        let mut home = std::ptr::null_mut();
+        // SAFETY: the place is valid, and the stream lives, says whoever made the `DeviceStream`.
+        let asked = unsafe { sys::cuStreamGetCtx(raw(stream), &mut home) };
+        context.check(asked, "asking for a stream's context")?;
+        if home != context.raw() {
+            let reason = "it is of another context than the device's primary one".into();
+            return Err(StorageError::Device { device: self.id(), doing: "using a stream", reason });
+        }
+        Ok(())
+    }
+
+    pub(super) fn is_capturing(&self, stream: &DeviceStream) -> Result<bool, StorageError> {
+        let _entered = self.0.context.enter()?;
+        let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: as in `check_home`.
+        let asked = unsafe { sys::cuStreamIsCapturing(raw(stream), &mut status) };
+        self.0.context.check(asked, "asking whether a stream is being captured")?;
+        Ok(status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+    }
+
+    /// See [`Storage::after`](crate::storage::Storage::after).
+    pub(super) fn after(&self, stream: &DeviceStream, done: CopyDone) {
+        if cfg!(kvpool_mutant = "seal_unfenced") {
+            return done(self.good());
+        }
+        if let Err(error) = self.check_home(stream) {
+            return done(Err(error));
+        }
+        if self.is_capturing(stream).unwrap_or(false) {
+            return self.0.watch.watch_captured(stream.clone(), done);
+        }
+        // SAFETY: the stream lives, and was found to be of this device.
+        match unsafe { Event::record(&self.0.context, raw(stream)) } {
+            Ok(event) => self.0.watch.watch(event, done),
+            Err(error) if error.is_lost() => done(Err(error)),
+            // There is no event to be had. The work is no less under way: it is waited for.
+            Err(_) => done(self.settle(stream)),
+        }
+    }
+
+    /// See [`Storage::settle`](crate::storage::Storage::settle).
+    pub(super) fn settle(&self, stream: &DeviceStream) -> Result<(), StorageError> {
+        self.check_stream(stream, "waiting for the stream")?;
+        let _entered = self.0.context.enter()?;
+        // SAFETY: as in `check_home`.
+        self.0.context.check_or_lose(unsafe { sys::cuStreamSynchronize(raw(stream)) })
+    }
+
+    /// Keeps something until what was enqueued on the stream until now is over.
+    ///
+    /// # Safety
+    /// The stream lives, and is of this device.
+    pub(super) unsafe fn keep(&self, stream: CUstream, kept: impl Send + 'static, done: CopyDone) {
+        // SAFETY: the caller's.
+        match unsafe { Event::record(&self.0.context, stream) } {
+            Ok(event) => self.0.watch.watch(
+                event,
+                Box::new(move |outcome| {
+                    drop(kept);
+                    done(outcome);
+                }),
+            ),
+            Err(error) => {
+                // Without an event there is waiting.
+                // SAFETY: the caller's.
+                let settled = unsafe { self.synchronise(stream) };
+                drop(kept);
+                done(settled.and(Err(error)));
+            }
+        }
+    }
+
+    /// Waits until what was enqueued on the stream until now is over, or nothing runs any more.
+    ///
+    /// # Safety
+    /// The stream lives, and is of this device.
+    pub(super) unsafe fn synchronise(&self, stream: CUstream) -> Result<(), StorageError> {
+        let _entered = self.0.context.enter()?;
+        // SAFETY: the caller's.
+        self.0.context.check_or_lose(unsafe { sys::cuStreamSynchronize(stream) })
+    }
+}
+
+/// The driver's handle.
+pub(super) fn raw(stream: &DeviceStream) -> CUstream {
+    stream.as_raw().cast()
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let DeviceInfo { name, capability, .. } = &self.0.info;
+        write!(f, "{} ({name}, compute capability {capability})", self.id())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_driver_there_is_an_error_and_no_panic() {
+        match driver::devices() {
+            Err(CudaError::NoDriver { reason }) => {
+                assert!(!reason.is_empty());
+                assert_eq!(Device::open(0).unwrap_err(), CudaError::NoDriver { reason });
+            }
+            // Where there are devices, one is missing.
+            Ok(devices) => {
+                let count = devices.len();
+                assert_eq!(Device::open(count).unwrap_err(), CudaError::NoDevice { ordinal: count, count });
+            }
+            Err(other) => println!("a driver that cannot be used: {other}"),
+        }
+    }
+}

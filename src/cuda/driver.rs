@@ -1,0 +1,271 @@
+//! The driver: whether it is there, how old it is, and which devices it has.
+//!
+//! It is looked for before the first call of it, function by function: the bindings panic where a library or a symbol is
+//! missing, and a process without a GPU must be told, not ended.
+
+use std::ffi::c_int;
+use std::fmt;
+use std::sync::OnceLock;
+
+use cudarc::driver::sys::{self, CUdevice, CUdevice_attribute, CUdevice_attribute_enum as Attribute};
+use libloading::Library;
+
+use super::error::{CudaError, check};
+
+/// The names under which the bindings look, too.
+const LIBRARIES: [&str; 3] = ["libcuda.so", "libcuda.so.1", "nvcuda.dll"];
+
+/// What the kernels were compiled for.
+const DRIVER_NEEDED: Version = Version { major: 12, minor: 0 };
+const CAPABILITY_NEEDED: Version = Version { major: 8, minor: 0 };
+
+/// Every function of the driver that is called anywhere here.
+const FUNCTIONS: &[&str] = &[
+    "cuCtxEnablePeerAccess",
+    "cuCtxGetCurrent",
+    "cuCtxGetStreamPriorityRange",
+    "cuCtxSetCurrent",
+    "cuCtxSynchronize",
+    "cuDeviceGet",
+    "cuDeviceGetAttribute",
+    "cuDeviceGetCount",
+    "cuDeviceGetName",
+    "cuDevicePrimaryCtxRelease_v2",
+    "cuDevicePrimaryCtxRetain",
+    "cuDeviceTotalMem_v2",
+    "cuDriverGetVersion",
+    "cuEventCreate",
+    "cuEventDestroy_v2",
+    "cuEventQuery",
+    "cuEventRecord",
+    "cuEventSynchronize",
+    "cuGetErrorName",
+    "cuGetErrorString",
+    "cuInit",
+    "cuLaunchHostFunc",
+    "cuLaunchKernel",
+    "cuMemAddressFree",
+    "cuMemAddressReserve",
+    "cuMemAlloc_v2",
+    "cuMemCreate",
+    "cuMemFreeHost",
+    "cuMemFree_v2",
+    "cuMemGetAllocationGranularity",
+    "cuMemGetInfo_v2",
+    "cuMemHostAlloc",
+    "cuMemMap",
+    "cuMemRelease",
+    "cuMemSetAccess",
+    "cuMemUnmap",
+    "cuMemcpyDtoHAsync_v2",
+    "cuMemcpyHtoDAsync_v2",
+    "cuMemcpyPeerAsync",
+    "cuMemsetD8Async",
+    "cuModuleGetFunction",
+    "cuModuleLoadData",
+    "cuModuleUnload",
+    "cuPointerGetAttribute",
+    "cuStreamCreateWithPriority",
+    "cuStreamDestroy_v2",
+    "cuStreamGetCtx",
+    "cuStreamIsCapturing",
+    "cuStreamSynchronize",
+    "cuStreamWaitEvent",
+    "cuThreadExchangeStreamCaptureMode",
+];
+
+/// A version of CUDA, or a compute capability.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Version {
+    /// Before the dot.
+    pub major: u32,
+    /// After it.
+    pub minor: u32,
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
+/// A device as the driver describes it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DeviceInfo {
+    /// Its number, from 0: N of `cuda:N`.
+    pub ordinal: u16,
+    /// The product's name.
+    pub name: String,
+    /// Its compute capability.
+    pub capability: Version,
+    /// Bytes of memory in all.
+    pub memory_bytes: u64,
+    /// Streaming multiprocessors.
+    pub multiprocessors: u32,
+    /// Why it cannot be used, if it cannot.
+    pub unusable: Option<CudaError>,
+}
+
+/// The devices that there are, also those that are too old.
+///
+/// # Errors
+///
+/// [`CudaError::NoDriver`], [`CudaError::NoFunction`], [`CudaError::DriverTooOld`]; [`CudaError::Driver`] if it does not
+/// start.
+pub fn devices() -> Result<Vec<DeviceInfo>, CudaError> {
+    start()?;
+    (0..count()?).map(|ordinal| describe(ordinal).map(|(_, info)| info)).collect()
+}
+
+/// A device that can be used: the driver's handle, and what it is.
+pub(super) fn device(ordinal: usize) -> Result<(CUdevice, DeviceInfo), CudaError> {
+    start()?;
+    let count = count()?;
+    if ordinal >= count {
+        return Err(CudaError::NoDevice { ordinal, count });
+    }
+    let (device, mut info) = describe(ordinal)?;
+    match info.unusable.take() {
+        None => Ok((device, info)),
+        Some(error) => Err(error),
+    }
+}
+
+/// Finds the driver and starts it. What was found stays; what was not is looked for again the next time.
+fn start() -> Result<(), CudaError> {
+    static FOUND: OnceLock<Library> = OnceLock::new();
+    if FOUND.get().is_none() {
+        let library = find()?;
+        for &name in FUNCTIONS {
+            // SAFETY: the symbol is looked at and not called.
+            let symbol = unsafe { library.get::<unsafe extern "C" fn()>(name) };
+            symbol.map_err(|_| CudaError::NoFunction { name })?;
+        }
+        // Another thread's is the same.
+        let _ = FOUND.set(library);
+    }
+    // SAFETY: the driver is there and has all functions; the place for the version is valid.
+    let version = unsafe {
+        check(sys::cuInit(0), "starting the driver")?;
+        let mut version = 0;
+        check(sys::cuDriverGetVersion(&mut version), "asking for the driver's version")?;
+        version
+    };
+    let found = driver_version(version);
+    if found < DRIVER_NEEDED {
+        return Err(CudaError::DriverTooOld { found, needed: DRIVER_NEEDED });
+    }
+    Ok(())
+}
+
+fn find() -> Result<Library, CudaError> {
+    let mut reason = None;
+    for name in LIBRARIES {
+        // SAFETY: what runs when a driver is loaded or unloaded is the driver's own.
+        match unsafe { Library::new(name) } {
+            Ok(library) => return Ok(library),
+            Err(error) => reason = reason.or(Some(error.to_string())),
+        }
+    }
+    Err(CudaError::NoDriver { reason: reason.unwrap_or_default().into() })
+}
+
+/// 12080 is 12.8.
+fn driver_version(number: c_int) -> Version {
+    let number = number.max(0) as u32;
+    Version { major: number / 1000, minor: number % 1000 / 10 }
+}
+
+fn count() -> Result<usize, CudaError> {
+    let mut count = 0;
+    // SAFETY: the place is valid.
+    check(unsafe { sys::cuDeviceGetCount(&mut count) }, "counting devices")?;
+    Ok(count.max(0) as usize)
+}
+
+fn describe(ordinal: usize) -> Result<(CUdevice, DeviceInfo), CudaError> {
+    let (mut device, mut name, mut memory_bytes) = (0, [0u8; 256], 0);
+    // SAFETY: the places are valid, and the name's length is what it is said to be.
+    unsafe {
+        check(sys::cuDeviceGet(&mut device, ordinal as c_int), "looking for a device")?;
+        let (start, len) = (name.as_mut_ptr().cast(), name.len() as c_int - 1);
+        check(sys::cuDeviceGetName(start, len, device), "asking for a device's name")?;
+        check(sys::cuDeviceTotalMem_v2(&mut memory_bytes, device), "asking for a device's memory")?;
+    }
+    let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
+    let asked = |which| attribute(device, which).map(|value| value.max(0) as u32);
+    let capability = Version {
+        major: asked(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+        minor: asked(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+    };
+    let unusable = if capability < CAPABILITY_NEEDED {
+        Some(CudaError::DeviceTooOld { capability, needed: CAPABILITY_NEEDED })
+    } else if asked(Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)? == 0 {
+        Some(CudaError::NoVirtualMemory)
+    } else {
+        None
+    };
+    let info = DeviceInfo {
+        ordinal: ordinal as u16,
+        name: String::from_utf8_lossy(name).into_owned(),
+        capability,
+        memory_bytes: memory_bytes as u64,
+        multiprocessors: asked(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        unusable,
+    };
+    Ok((device, info))
+}
+
+fn attribute(device: CUdevice, which: CUdevice_attribute) -> Result<c_int, CudaError> {
+    let mut value = 0;
+    // SAFETY: the place is valid.
+    check(unsafe { sys::cuDeviceGetAttribute(&mut value, which, device) }, "asking a device what it can do")?;
+    Ok(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_read_as_the_driver_writes_them() {
+        assert_eq!(driver_version(12080).to_string(), "12.8");
+        assert_eq!(driver_version(11040), Version { major: 11, minor: 4 });
+        assert!(driver_version(12000) >= DRIVER_NEEDED && driver_version(11080) < DRIVER_NEEDED);
+    }
+
+    #[test]
+    fn the_functions_are_those_that_are_called() {
+        let sources = [
+            include_str!("adopted.rs"),
+            include_str!("arena.rs"),
+            include_str!("capture.rs"),
+            include_str!("context.rs"),
+            include_str!("device.rs"),
+            include_str!("driver.rs"),
+            include_str!("error.rs"),
+            include_str!("event.rs"),
+            include_str!("kernels.rs"),
+            include_str!("moves.rs"),
+            include_str!("packed.rs"),
+            include_str!("rows.rs"),
+            include_str!("staging.rs"),
+            include_str!("storage.rs"),
+            include_str!("stream.rs"),
+            include_str!("tables.rs"),
+            include_str!("watch.rs"),
+        ];
+        let mut called: Vec<&str> = Vec::new();
+        for source in sources {
+            for call in source.split("sys::cu").skip(1) {
+                let end = call.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(call.len());
+                // The one in this test has no name.
+                called.extend((end > 0).then_some(&call[..end]));
+            }
+        }
+        called.sort_unstable();
+        called.dedup();
+        let listed: Vec<&str> = FUNCTIONS.iter().map(|name| &name[2..]).collect();
+        assert_eq!(called, listed);
+    }
+}
