@@ -74,6 +74,7 @@ silent_undo waiters
 silent_begin waiters
 silent_end waiters
 silent_strays waiters
+silent_poison waiters
 index_relaxed prefix_index
 index_insert_no_fence prefix_index
 index_restore_no_fence prefix_index

@@ -2,12 +2,16 @@
 //! limbo at the end of a batch, by growth, by a request that is undone, by a thread that ends), and wherever the request
 //! that waits for it is at that moment, the request gets it; the most urgent one first; and a request that is
 //! dropped hands its turn on. A thread that sleeps for ever is a deadlock, which the checker reports.
+//!
+//! Theorem: nobody waits for a device that is lost. Whoever waits when it is found to have failed, or comes to wait, is
+//! refused, the whole line of them; none sleeps on.
 #![cfg(kvpool_loom)]
 
 use std::pin::pin;
 
+use kvpool::error::AllocError;
 use kvpool::ids::FrameId;
-use kvpool::pool::{AllocRequest, Pool, Priority};
+use kvpool::pool::{AllocRequest, Lease, Pool, Priority};
 use kvpool::storage::KvLayout;
 use kvpool_loom_tests::{block_on, check, check_to, lull, settle};
 use loom::sync::Arc;
@@ -289,5 +293,52 @@ fn the_reserve_and_a_waiter() {
         thread.join().unwrap();
         close(&pool);
         assert_eq!(pool.stats().reserved, 1);
+    });
+}
+
+fn is_refused(outcome: &Result<Lease<'static>, AllocError>) {
+    assert!(matches!(outcome, Err(AllocError::DeviceLost { .. })), "{outcome:?}");
+}
+
+/// The device is found to have failed before the request comes, while it searches, while it falls asleep, or when it sleeps.
+#[test]
+fn refused_when_the_device_is_lost() {
+    check("waiters::refused_when_the_device_is_lost", || {
+        let pool = open(1, 1, 0, 0);
+        let held = pool.allocate_owned(one()).unwrap();
+        let other = pool.clone();
+        let thread = thread::spawn(move || is_refused(&block_on(other.allocate_async(one()))));
+        pool.blocks().poison();
+        thread.join().unwrap();
+        drop(held);
+        close(&pool);
+    });
+}
+
+/// Who found the failure tells the first in line, and that one the second.
+#[test]
+fn the_whole_line_is_refused() {
+    check("waiters::the_whole_line_is_refused", || {
+        let pool = open(1, 1, 0, 0);
+        let held = pool.allocate_owned(one()).unwrap();
+        let mut normal = pin!(pool.allocate_async(one()));
+        lull(normal.as_mut());
+        let mut high = pin!(pool.allocate_async(one().priority(Priority::High)));
+        lull(high.as_mut());
+        let other = pool.clone();
+        let thread = thread::spawn(move || other.blocks().poison());
+        let mut refused = [false; 2];
+        block_on(std::future::poll_fn(|context| {
+            for (refused, future) in refused.iter_mut().zip([normal.as_mut(), high.as_mut()]) {
+                if !*refused && let std::task::Poll::Ready(outcome) = future.poll(context) {
+                    is_refused(&outcome);
+                    *refused = true;
+                }
+            }
+            if refused == [true; 2] { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+        }));
+        thread.join().unwrap();
+        drop(held);
+        close(&pool);
     });
 }

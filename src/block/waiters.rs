@@ -323,12 +323,13 @@ impl Waiting<'_> {
         take: &mut dyn FnMut(BlockId),
     ) -> Result<(), AllocError> {
         self.has_tried = true;
-        // The pool may have shrunk since.
-        self.blocks.check_request(request)?;
         if !self.is_fenced {
-            // Pairs with the light fences of those who free: they see the bit, or we find what they freed.
+            // Pairs with the light fences of those who free, and of who finds that the device is lost: they see the bit, or
+            // we find what they freed, and that it is lost.
             self.is_fenced = cfg!(kvpool_mutant = "waiter_no_fence") || heavy_fence();
         }
+        // The pool may have shrunk since, or its device been lost.
+        self.blocks.check_request(request)?;
         if self.is_sure {
             // A look from afar first: who waits for many blocks is told of each one.
             let counts = self.blocks.counts();
