@@ -1,0 +1,186 @@
+// Stream capture, and who may disturb it.
+//
+// CUDA (cuThreadExchangeStreamCaptureMode): a *potentially unsafe* call, one that may wait for the device or allocate, is
+// forbidden by the calling thread's own mode:
+//
+// | thread's mode | forbidden while |
+// |---|---|
+// | global (every thread's at first) | this thread has begun a capture that is not relaxed, or any thread a global one |
+// | thread-local | this thread has begun a capture that is not relaxed |
+// | relaxed | never |
+//
+// A forbidden call fails with CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED and makes the captures invalid that forbade it ("when an
+// invalid operation is attempted during stream capture, any associated capture graphs are invalidated"). Which calls are
+// unsafe is listed nowhere in full; here: every wait, every query, and all that allocates, frees, maps or loads.
+#include <algorithm>
+
+#include "graph.h"
+
+namespace mock {
+static thread_local int thread_mode = GLOBAL;
+
+void invalidate(Capture* capture) {
+  if (capture && !capture->ended) capture->invalid = true;
+}
+
+int unsafe_call() {
+  if (thread_mode == RELAXED) return OK;
+  int code = OK;
+  for (Capture* capture : machine().captures) {
+    bool own = capture->thread == std::this_thread::get_id() && capture->mode != RELAXED;
+    bool others = thread_mode == GLOBAL && capture->mode == GLOBAL;
+    if (!own && !others) continue;
+    invalidate(capture);
+    code = CAPTURE_UNSUPPORTED;
+  }
+  return code;
+}
+
+// CUDA: work in a capturing stream is not enqueued; it becomes a node behind what the stream's work depends on so far.
+int captured(Stream* stream, OpRef op) {
+  Capture* capture = stream->capture;
+  if (capture->invalid) return CAPTURE_INVALIDATED;
+  // Host functions would be host nodes. Nothing here may rely on one in a replay: refused.
+  if (!op->again()) return invalidate(capture), CAPTURE_UNSUPPORTED;
+  auto node = std::make_unique<Node>();
+  node->op = std::move(op);
+  node->index = capture->nodes.size();
+  for (const Node* before : stream->tail) node->after.push_back(before->index);
+  stream->tail = {node.get()};
+  capture->nodes.push_back(std::move(node));
+  return OK;
+}
+
+void record_captured(Event* event, Stream* stream) {
+  event->record = nullptr;
+  event->capture = stream->capture;
+  event->nodes = stream->tail;
+}
+
+// CUDA: a wait for a captured event brings the waiting stream into the capture; two captures cannot be merged; a capture cannot
+// depend on work outside it.
+int wait_captured(Stream* stream, Event* event) {
+  Capture* from = event->capture;
+  if (from && from->ended) return CAPTURED_EVENT;
+  if (!from) {
+    if (!event->record) return OK;
+    return invalidate(stream->capture), CAPTURE_ISOLATION;
+  }
+  if (from->invalid) return CAPTURE_INVALIDATED;
+  if (stream->capture && stream->capture != from) return invalidate(from), invalidate(stream->capture), CAPTURE_MERGE;
+  if (stream == stream->device->legacy) return invalidate(from), CAPTURE_IMPLICIT;
+  if (!stream->capture) {
+    stream->capture = from;
+    stream->tail.clear();
+    from->streams.push_back(stream);
+  }
+  for (Node* node : event->nodes)
+    if (std::find(stream->tail.begin(), stream->tail.end(), node) == stream->tail.end()) stream->tail.push_back(node);
+  return OK;
+}
+
+// Every node must lead to the origin stream's last ones.
+static bool joined(const Capture& capture) {
+  std::vector<bool> reached(capture.nodes.size());
+  std::vector<size_t> open;
+  for (const Node* node : capture.origin->tail) open.push_back(node->index);
+  while (!open.empty()) {
+    size_t index = open.back();
+    open.pop_back();
+    if (reached[index]) continue;
+    reached[index] = true;
+    for (size_t before : capture.nodes[index]->after) open.push_back(before);
+  }
+  return std::find(reached.begin(), reached.end(), false) == reached.end();
+}
+
+static void end(Capture* capture) {
+  capture->ended = true;
+  for (Stream* stream : capture->streams) {
+    stream->capture = nullptr;
+    stream->tail.clear();
+  }
+  std::vector<Capture*>& open = machine().captures;
+  open.erase(std::remove(open.begin(), open.end(), capture), open.end());
+}
+}  // namespace mock
+
+using namespace mock;
+
+// CUDA: "cuStreamBeginCapture must not be called on the legacy stream"; a stream that captures already is in an illegal state.
+API cuStreamBeginCapture_v2(void* raw, int mode) {
+  ENTER(ALIVE);
+  Stream* stream = stream_of(raw, call, __func__);
+  if (call.code) return call.code;
+  if (mode < GLOBAL || mode > RELAXED) return INVALID_VALUE;
+  if (stream == stream->device->legacy) return CAPTURE_UNSUPPORTED;
+  if (stream->capture) return ILLEGAL_STATE;
+  // Never freed: events may point to it for as long as they live.
+  Capture* capture = new Capture(stream, mode, ++machine().ids);
+  stream->capture = capture;
+  stream->tail.clear();
+  machine().captures.push_back(capture);
+  return OK;
+}
+
+// CUDA: "If the mode argument to cuStreamBeginCapture was not CU_STREAM_CAPTURE_MODE_RELAXED, this call must be from the same
+// thread". An invalid capture ends with CUDA_ERROR_STREAM_CAPTURE_INVALIDATED and a null graph.
+API cuStreamEndCapture(void* raw, void** graph) {
+  ENTER(ALIVE);
+  Stream* stream = stream_of(raw, call, __func__);
+  if (call.code) return call.code;
+  Capture* capture = stream->capture;
+  if (!capture) return ILLEGAL_STATE;
+  *graph = nullptr;
+  if (capture->mode != RELAXED && capture->thread != std::this_thread::get_id()) return CAPTURE_WRONG_THREAD;
+  if (capture->origin != stream) return invalidate(capture), CAPTURE_UNMATCHED;
+  bool whole = joined(*capture);
+  end(capture);
+  if (capture->invalid) return CAPTURE_INVALIDATED;
+  if (!whole) return CAPTURE_UNJOINED;
+  // The nodes stay where events may point to them; the graph has copies.
+  auto nodes = std::make_shared<Nodes>();
+  for (const auto& node : capture->nodes) nodes->push_back(std::make_unique<Node>(*node));
+  *graph = adopt(new Graph(std::move(nodes)));
+  return OK;
+}
+
+static int status_of(const Stream* stream) { return !stream->capture ? 0 : stream->capture->invalid ? 2 : 1; }
+
+// CUDA: asking whether a stream captures disturbs nothing.
+API cuStreamIsCapturing(void* raw, int* status) {
+  ENTER(ALIVE);
+  Stream* stream = stream_of(raw, call, __func__);
+  if (call.code) return call.code;
+  *status = status_of(stream);
+  return OK;
+}
+
+static int info(void* raw, int* status, unsigned long long* id, const char* function) {
+  ::mock::Call call(function, ALIVE);
+  if (call.code) return call.code;
+  Stream* stream = stream_of(raw, call, function);
+  if (call.code) return call.code;
+  *status = status_of(stream);
+  if (id) *id = stream->capture ? stream->capture->id : 0;
+  return OK;
+}
+
+API cuStreamGetCaptureInfo(void* stream, int* status, unsigned long long* id) { return info(stream, status, id, __func__); }
+
+// Graph and dependencies are not shown: whoever asks for them gets CUDA_ERROR_NOT_SUPPORTED rather than a wrong answer.
+API cuStreamGetCaptureInfo_v2(void* stream, int* status, unsigned long long* id, void** graph, const void** before, size_t* count) {
+  return graph || before || count ? int(NOT_SUPPORTED) : info(stream, status, id, __func__);
+}
+API cuStreamGetCaptureInfo_v3(void* stream, int* status, unsigned long long* id, void** graph, const void** before, const void** edges,
+                              size_t* count) {
+  return graph || before || edges || count ? int(NOT_SUPPORTED) : info(stream, status, id, __func__);
+}
+
+// CUDA: sets the calling thread's mode and returns the one before.
+API cuThreadExchangeStreamCaptureMode(int* mode) {
+  ENTER(INIT);
+  if (!mode || *mode < GLOBAL || *mode > RELAXED) return INVALID_VALUE;
+  std::swap(*mode, thread_mode);
+  return OK;
+}

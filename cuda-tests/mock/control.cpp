@@ -1,0 +1,104 @@
+// What tests say to the machine, beside CUDA's own calls. The Rust side is src/mock.rs. Callable before cuInit.
+#include "region.h"
+
+namespace mock {
+static Device& device(int ordinal) {
+  if (ordinal < 0 || ordinal >= 8) die("there is no device %d", ordinal);
+  return machine().devices[ordinal];
+}
+
+// As if the process had been started anew, but for what the program holds: nothing is pending, and marks count as reached.
+static void revive(Device& device) {
+  device.failed = 0;
+  for (Stream* stream : machine().streams) {
+    if (stream->device != &device) continue;
+    for (OpRef& op : stream->queue) {
+      if (op->is_bookkeeping()) op->step(device);
+      op->mark->done = true;
+    }
+    stream->queue.clear();
+  }
+  machine().changed.notify_all();
+}
+}  // namespace mock
+
+using namespace mock;
+
+#define LOCKED std::unique_lock<std::mutex> lock(machine().lock)
+#define CONTROL(type) extern "C" __attribute__((visibility("default"))) type
+
+CONTROL(void) kvp_mock_seed(uint64_t seed) {
+  LOCKED;
+  machine().random = seed * 2 + 1;
+  machine().trace = 1469598103934665603ull;
+  machine().change_at = 0;
+  for (Stream* stream : machine().streams) stream->rank = (1 << 10) + random_below(1 << 20);
+}
+
+// Of `Style`; `victim` is the stream that Style::Starve delays.
+CONTROL(void) kvp_mock_style(int style, void* victim) {
+  LOCKED;
+  machine().style = static_cast<Style>(style);
+  machine().victim = victim ? use<Stream>(victim, STREAM, "kvp_mock_style") : nullptr;
+  machine().changed.notify_all();
+}
+
+CONTROL(void) kvp_mock_pause() { LOCKED; machine().paused = true; }
+
+CONTROL(void) kvp_mock_resume() {
+  LOCKED;
+  machine().paused = false;
+  machine().changed.notify_all();
+}
+
+// Up to `steps` steps, on this thread. Host functions that they start have returned when it does. Returns the steps done.
+CONTROL(uint64_t) kvp_mock_step(uint64_t steps) {
+  LOCKED;
+  uint64_t done = 0;
+  for (; done < steps && step_one(nullptr); done++) run_callbacks_out(lock);
+  return done;
+}
+
+// The device fails now, for good; code 0 lets tests go on after it.
+CONTROL(void) kvp_mock_fail(int ordinal, int code) {
+  LOCKED;
+  if (code) fail_device(device(ordinal), code);
+  else revive(device(ordinal));
+}
+
+// The call after `skip` more calls of `function` returns `code` and does nothing.
+CONTROL(void) kvp_mock_fail_call(const char* function, unsigned skip, int code) {
+  LOCKED;
+  machine().injected[function] = {skip, code};
+}
+
+CONTROL(uint64_t) kvp_mock_calls(const char* function) { LOCKED; return machine().calls[function]; }
+CONTROL(void) kvp_mock_set_version(int version) { LOCKED; machine().version = version; }
+CONTROL(void) kvp_mock_set_devices(int count) { LOCKED; device(count ? count - 1 : 0), machine().count = count; }
+CONTROL(void) kvp_mock_set_capability(int ordinal, int major, int minor) { LOCKED; device(ordinal).major = major, device(ordinal).minor = minor; }
+CONTROL(void) kvp_mock_set_capacity(int ordinal, size_t bytes) { LOCKED; device(ordinal).capacity = bytes; }
+CONTROL(void) kvp_mock_set_virtual_memory(int ordinal, int supported) { LOCKED; device(ordinal).virtual_memory = supported != 0; }
+CONTROL(void) kvp_mock_set_pools(int ordinal, int supported) { LOCKED; device(ordinal).pools = supported != 0; }
+CONTROL(size_t) kvp_mock_used(int ordinal) { LOCKED; return device(ordinal).used; }
+CONTROL(long) kvp_mock_live(int kind) { LOCKED; return kind >= 0 && kind < KINDS ? machine().live[kind] : -1; }
+
+// Operations in all queues.
+CONTROL(uint64_t) kvp_mock_pending() {
+  LOCKED;
+  uint64_t pending = 0;
+  for (const Stream* stream : machine().streams) pending += stream->queue.size();
+  return pending;
+}
+
+CONTROL(void) kvp_mock_stats(uint64_t* enqueued, uint64_t* steps) {
+  LOCKED;
+  *enqueued = machine().enqueued;
+  *steps = machine().ticks;
+}
+
+// A hash over whose turn it was, since the seed: equal for equal schedules.
+CONTROL(uint64_t) kvp_mock_trace() { LOCKED; return machine().trace; }
+
+CONTROL(int) kvp_mock_priority(void* stream) { LOCKED; return use<Stream>(stream, STREAM, "kvp_mock_priority")->priority; }
+
+CONTROL(void) kvp_mock_forget_injected() { LOCKED; machine().injected.clear(); }

@@ -1,0 +1,204 @@
+// Copies and fills.
+//
+// | copy | when the source is read |
+// |---|---|
+// | pinned host -> device | when the stream gets there: what the buffer holds then is copied |
+// | pageable host -> device | at the call, into a staging buffer of the driver's |
+// | device -> pinned host | when the stream gets there; the call returns before |
+// | device -> pageable host | the call returns when the copy is done |
+//
+// CUDA ("API synchronization behavior"): "For transfers from device memory to pageable host memory, the function will return only
+// once the copy has completed"; from pageable memory it is staged first, and the function may return before the transfer.
+// A copy is not atomic: it goes on in pieces, between which others run.
+#include <cstring>
+
+#include "region.h"
+
+namespace mock {
+struct Copy : Op {
+  uintptr_t to = 0, from = 0;
+  size_t bytes = 0, at = 0;
+  bool to_host = false, from_host = false;
+  std::shared_ptr<std::vector<char>> staged;     // instead of `from`
+  bool pageable = false;                         // `to` is pageable: the caller waits in the driver
+  Device *to_device = nullptr, *from_device = nullptr;  // of a copy between peers; else the stream's
+
+  const char* what() const override { return "copy"; }
+
+  std::unique_ptr<Op> again() const override {
+    auto copy = std::make_unique<Copy>();
+    copy->to = to, copy->from = from, copy->bytes = bytes, copy->to_host = to_host, copy->from_host = from_host;
+    copy->to_device = to_device, copy->from_device = from_device;
+    return copy;
+  }
+
+  void check(const Device& device) const {
+    if (to_host ? !pageable && !pinned(to, bytes) : false) die("the pinned buffer %p was freed before a copy wrote to it", (void*)to);
+    if (from_host && !staged && !pinned(from, bytes)) die("the pinned buffer %p was freed before a copy read it", (void*)from);
+    if (!to_host && !may_touch(to_device ? *to_device : device, to, bytes, true)) throw Fault{ILLEGAL_ADDRESS};
+    if (!from_host && !may_touch(from_device ? *from_device : device, from, bytes, false)) throw Fault{ILLEGAL_ADDRESS};
+  }
+
+  bool step(Device& device) override {
+    check(device);
+    size_t most = bytes / 3 + 4096, left = bytes - at, now = 1 + random_below(most);
+    if (now > left) now = left;
+    const char* source = staged ? staged->data() : reinterpret_cast<const char*>(from);
+    memcpy(reinterpret_cast<char*>(to) + at, source + at, now);
+    at += now;
+    return at == bytes;
+  }
+};
+
+struct Fill : Op {
+  uintptr_t to = 0;
+  size_t count = 0;
+  unsigned value = 0, width = 1;
+
+  const char* what() const override { return "fill"; }
+  std::unique_ptr<Op> again() const override {
+    auto fill = std::make_unique<Fill>();
+    fill->to = to, fill->count = count, fill->value = value, fill->width = width;
+    return fill;
+  }
+  bool step(Device& device) override {
+    if (!may_touch(device, to, count * width, true)) throw Fault{ILLEGAL_ADDRESS};
+    for (size_t i = 0; i < count; i++) memcpy(reinterpret_cast<char*>(to) + i * width, &value, width);
+    return true;
+  }
+};
+
+static uintptr_t address(const void* at) { return reinterpret_cast<uintptr_t>(at); }
+
+static int to_device(uintptr_t to, const void* from, size_t bytes, Stream* stream) {
+  if (!bytes) return OK;
+  if (!region_at(to)) return INVALID_VALUE;
+  auto copy = std::make_unique<Copy>();
+  copy->to = to, copy->from = address(from), copy->bytes = bytes, copy->from_host = true;
+  if (!pinned(address(from), bytes)) {
+    // Pageable memory in a capture: what CUDA copies at the replay is not promised. Refused.
+    if (stream->capture) return invalidate(stream->capture), CAPTURE_UNSUPPORTED;
+    const char* data = static_cast<const char*>(from);
+    copy->staged = std::make_shared<std::vector<char>>(data, data + bytes);
+  }
+  return enqueue(stream, std::move(copy));
+}
+
+static int to_host(Call& call, void* to, uintptr_t from, size_t bytes, Stream* stream, bool wait) {
+  if (!bytes) return OK;
+  if (!region_at(from)) return INVALID_VALUE;
+  auto copy = std::make_unique<Copy>();
+  copy->to = address(to), copy->from = from, copy->bytes = bytes, copy->to_host = true;
+  copy->pageable = !pinned(address(to), bytes);
+  if (copy->pageable && stream->capture) return invalidate(stream->capture), CAPTURE_UNSUPPORTED;
+  wait |= copy->pageable;
+  MarkRef mark = copy->mark;
+  if (int code = enqueue(stream, std::move(copy))) return code;
+  return wait ? until(call, stream->device, stream, [&] { return mark->done; }) : int(OK);
+}
+
+static int between(uintptr_t to, uintptr_t from, size_t bytes, Stream* stream, Device* to_device, Device* from_device) {
+  if (!bytes) return OK;
+  if (!region_at(to) || !region_at(from)) return INVALID_VALUE;
+  if (to < from + bytes && from < to + bytes) die("a copy of %zu bytes from %p onto itself at %p: undefined", bytes, (void*)from, (void*)to);
+  auto copy = std::make_unique<Copy>();
+  copy->to = to, copy->from = from, copy->bytes = bytes, copy->to_device = to_device, copy->from_device = from_device;
+  return enqueue(stream, std::move(copy));
+}
+
+static int fill(uintptr_t to, unsigned value, unsigned width, size_t count, Stream* stream) {
+  if (!count) return OK;
+  if (!region_at(to) || to % width) return INVALID_VALUE;
+  auto op = std::make_unique<Fill>();
+  op->to = to, op->value = value, op->width = width, op->count = count;
+  return enqueue(stream, std::move(op));
+}
+}  // namespace mock
+
+using namespace mock;
+
+#define STREAM_OR_RETURN(raw)                     \
+  Stream* stream = stream_of(raw, call, __func__); \
+  if (call.code) return call.code
+
+API cuMemcpyHtoDAsync_v2(uintptr_t to, const void* from, size_t bytes, void* raw) {
+  ENTER(ALIVE);
+  STREAM_OR_RETURN(raw);
+  return to_device(to, from, bytes, stream);
+}
+
+// CUDA: the synchronous copy of pinned memory is done when it returns; of pageable memory, staged.
+API cuMemcpyHtoD_v2(uintptr_t to, const void* from, size_t bytes) {
+  ENTER(ALIVE | UNSAFE);
+  STREAM_OR_RETURN(nullptr);
+  if (int code = to_device(to, from, bytes, stream)) return code;
+  MarkRef last = stream->last;
+  if (!pinned(address(from), bytes)) return OK;
+  return until(call, stream->device, stream, [&] { return !last || last->done; });
+}
+
+API cuMemcpyDtoHAsync_v2(void* to, uintptr_t from, size_t bytes, void* raw) {
+  ENTER(ALIVE);
+  STREAM_OR_RETURN(raw);
+  return to_host(call, to, from, bytes, stream, false);
+}
+
+API cuMemcpyDtoH_v2(void* to, uintptr_t from, size_t bytes) {
+  ENTER(ALIVE | UNSAFE);
+  STREAM_OR_RETURN(nullptr);
+  return to_host(call, to, from, bytes, stream, true);
+}
+
+API cuMemcpyDtoDAsync_v2(uintptr_t to, uintptr_t from, size_t bytes, void* raw) {
+  ENTER(ALIVE);
+  STREAM_OR_RETURN(raw);
+  return between(to, from, bytes, stream, nullptr, nullptr);
+}
+
+// CUDA: "For transfers from device memory to device memory, no host-side synchronization is performed."
+API cuMemcpyDtoD_v2(uintptr_t to, uintptr_t from, size_t bytes) {
+  ENTER(ALIVE | UNSAFE);
+  STREAM_OR_RETURN(nullptr);
+  return between(to, from, bytes, stream, nullptr, nullptr);
+}
+
+// CUDA: each side is reached through its own context, so that no peer access is needed.
+API cuMemcpyPeerAsync(uintptr_t to, void* to_context, uintptr_t from, void* from_context, size_t bytes, void* raw) {
+  ENTER(ALIVE);
+  STREAM_OR_RETURN(raw);
+  Device *to_device = static_cast<Device*>(to_context), *from_device = static_cast<Device*>(from_context);
+  if (!to_device || !from_device || !to_device->retained || !from_device->retained) return INVALID_CONTEXT;
+  if (to_device->failed) return to_device->failed;
+  if (from_device->failed) return from_device->failed;
+  return between(to, from, bytes, stream, to_device, from_device);
+}
+
+// CUDA: the kind of copy is inferred from the pointers.
+API cuMemcpyAsync(uintptr_t to, uintptr_t from, size_t bytes, void* raw) {
+  ENTER(ALIVE);
+  STREAM_OR_RETURN(raw);
+  auto on_device = [](uintptr_t at) { const Region* region = region_at(at); return region && (region->kind == DEVICE_MEMORY || region->kind == RESERVATION); };
+  if (on_device(to) && on_device(from)) return between(to, from, bytes, stream, nullptr, nullptr);
+  if (on_device(to)) return to_device(to, reinterpret_cast<void*>(from), bytes, stream);
+  if (on_device(from)) return to_host(call, reinterpret_cast<void*>(to), from, bytes, stream, false);
+  return NOT_SUPPORTED;
+}
+
+API cuMemsetD8Async(uintptr_t to, unsigned char value, size_t count, void* raw) {
+  ENTER(ALIVE);
+  STREAM_OR_RETURN(raw);
+  return fill(to, value, 1, count, stream);
+}
+
+API cuMemsetD32Async(uintptr_t to, unsigned value, size_t count, void* raw) {
+  ENTER(ALIVE);
+  STREAM_OR_RETURN(raw);
+  return fill(to, value, 4, count, stream);
+}
+
+// CUDA: memset without a stream is "asynchronous with respect to the host" for device memory; it goes to the legacy stream.
+API cuMemsetD8_v2(uintptr_t to, unsigned char value, size_t count) {
+  ENTER(ALIVE | UNSAFE);
+  STREAM_OR_RETURN(nullptr);
+  return fill(to, value, 1, count, stream);
+}

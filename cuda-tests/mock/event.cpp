@@ -1,0 +1,129 @@
+// Events: marks in streams.
+//
+// CUDA: an event stands for the work that its stream held at the latest cuEventRecord. A wait enqueued by cuStreamWaitEvent is
+// for the record that was the latest when it was called; a record that comes later does not change it. Destroying an event,
+// or recording it again, takes nothing back from the waits.
+#include "state.h"
+
+namespace mock {
+struct Record : Op {
+  const char* what() const override { return "event record"; }
+  bool step(Device&) override { return true; }
+};
+
+struct Wait : Op {
+  const char* what() const override { return "event wait"; }
+  bool step(Device&) override { return true; }
+};
+
+// capture.cpp
+void record_captured(Event* event, Stream* stream);
+int wait_captured(Stream* stream, Event* event);
+
+enum { BLOCKING_SYNC = 1, DISABLE_TIMING = 2, INTERPROCESS = 4 };
+
+static int record(void* raw_event, void* raw_stream, Call& call, const char* function) {
+  Event* event = use<Event>(raw_event, EVENT, function);
+  Stream* stream = stream_of(raw_stream, call, function);
+  if (call.code) return call.code;
+  // CUDA: "hEvent and hStream must be from the same context otherwise CUDA_ERROR_INVALID_HANDLE is returned".
+  if (event->device != stream->device) return INVALID_HANDLE;
+  if (stream->capture) {
+    record_captured(event, stream);
+    return OK;
+  }
+  OpRef op = std::make_unique<Record>();
+  event->record = op->mark;
+  event->capture = nullptr;
+  event->nodes.clear();
+  return enqueue(stream, std::move(op));
+}
+}  // namespace mock
+
+using namespace mock;
+
+API cuEventCreate(void** event, unsigned flags) {
+  ENTER(ALIVE);
+  // CUDA: CU_EVENT_INTERPROCESS "must be specified along with CU_EVENT_DISABLE_TIMING".
+  if (!event || flags > 7 || ((flags & INTERPROCESS) && !(flags & DISABLE_TIMING))) return INVALID_VALUE;
+  *event = adopt(new Event(call.device, flags));
+  return OK;
+}
+
+// CUDA: "An event may be destroyed before it is complete [...]. In this case, the call does not block on completion of the
+// event, and any associated resources will automatically be released asynchronously at completion."
+API cuEventDestroy_v2(void* raw) {
+  ENTER(INIT);
+  Event* event = use<Event>(raw, EVENT, __func__);
+  destroy(event);
+  return event->device->failed;
+}
+
+API cuEventRecord(void* event, void* stream) {
+  ENTER(ALIVE);
+  return record(event, stream, call, __func__);
+}
+
+API cuEventRecordWithFlags(void* event, void* stream, unsigned flags) {
+  ENTER(ALIVE);
+  if (flags) return NOT_SUPPORTED;  // CU_EVENT_RECORD_EXTERNAL: a node of its own in a graph, which nobody here uses
+  return record(event, stream, call, __func__);
+}
+
+// CUDA: an event that was never recorded counts as complete. CUDA_ERROR_CAPTURED_EVENT for one whose record was captured,
+// which also ends that capture: asking for it is not permitted in any mode.
+API cuEventQuery(void* raw) {
+  ENTER(INIT | UNSAFE);
+  Event* event = use<Event>(raw, EVENT, __func__);
+  if (event->device->failed) return event->device->failed;
+  if (event->capture) return invalidate(event->capture), CAPTURED_EVENT;
+  if (!event->record || event->record->done) return OK;
+  // Work makes progress though nobody waits in the driver. The lazy machine does no more than what is asked for.
+  if (machine().style == Style::Lazy && !machine().paused) {
+    step_one(event->record->stream);
+    if (event->device->failed) return event->device->failed;
+  }
+  return event->record->done ? OK : NOT_READY;
+}
+
+API cuEventSynchronize(void* raw) {
+  ENTER(INIT | UNSAFE);
+  Event* event = use<Event>(raw, EVENT, __func__);
+  if (event->device->failed) return event->device->failed;
+  if (event->capture) return invalidate(event->capture), CAPTURED_EVENT;
+  MarkRef record = event->record;
+  if (!record) return OK;
+  return until(call, event->device, record->stream, [&] { return record->done; });
+}
+
+// CUDA: the event "may be from a different context"; the host does not wait. Without a record there is nothing to wait for.
+API cuStreamWaitEvent(void* raw_stream, void* raw_event, unsigned flags) {
+  ENTER(ALIVE);
+  if (flags > 1) return INVALID_VALUE;
+  Event* event = use<Event>(raw_event, EVENT, __func__);
+  Stream* stream = stream_of(raw_stream, call, __func__);
+  if (call.code) return call.code;
+  if (event->capture || stream->capture) return wait_captured(stream, event);
+  if (!event->record) return OK;
+  OpRef op = std::make_unique<Wait>();
+  op->after.push_back(event->record);
+  return enqueue(stream, std::move(op));
+}
+
+// CUDA: CUDA_ERROR_INVALID_HANDLE if either event was not recorded or was created with CU_EVENT_DISABLE_TIMING;
+// CUDA_ERROR_NOT_READY if either is not complete. A step of the machine counts as a microsecond.
+static int elapsed(float* milliseconds, void* raw_start, void* raw_end, const char* function) {
+  ::mock::Call call(function, INIT);
+  if (call.code) return call.code;
+  Event* start = use<Event>(raw_start, EVENT, function);
+  Event* end = use<Event>(raw_end, EVENT, function);
+  if (start->device->failed) return start->device->failed;
+  if (start->device != end->device || !start->record || !end->record) return INVALID_HANDLE;
+  if ((start->flags | end->flags) & DISABLE_TIMING) return INVALID_HANDLE;
+  if (!start->record->done || !end->record->done) return NOT_READY;
+  *milliseconds = (float(end->record->tick) - float(start->record->tick)) / 1000.0f;
+  return OK;
+}
+
+API cuEventElapsedTime(float* milliseconds, void* start, void* end) { return elapsed(milliseconds, start, end, __func__); }
+API cuEventElapsedTime_v2(float* milliseconds, void* start, void* end) { return elapsed(milliseconds, start, end, __func__); }

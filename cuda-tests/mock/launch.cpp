@@ -1,0 +1,214 @@
+// Modules, kernels and host functions.
+//
+// A module is PTX text that is only read for its version, its target and its entries; the kernel of that name is the C++ one of
+// host/kernels.cpp. So a name missing in the PTX is missed here too, and code for too new a device is refused.
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "region.h"
+
+// The kernels as C++ (host/kernels.cpp). Each takes one struct.
+struct HostKernel;
+extern "C" const HostKernel* kvp_host_find(const char* name);
+extern "C" unsigned kvp_host_parameter_bytes(const HostKernel* kernel);
+extern "C" void kvp_host_cta(const HostKernel* kernel, unsigned grid, unsigned block, unsigned cta, void** args, unsigned order);
+
+namespace mock {
+struct Function {
+  struct Module* module;
+  const HostKernel* kernel;
+  std::string name;
+};
+
+struct Module : Handle {
+  Device* device;
+  std::string text;
+  std::map<std::string, Function> functions;
+  explicit Module(Device* device) : Handle(MODULE), device(device) {}
+};
+
+static std::map<const void*, Function*>& functions() {
+  static auto* all = new std::map<const void*, Function*>;
+  return *all;
+}
+
+// The newest PTX that a driver of this version takes: 12.0 knows ISA 8.0 (table "PTX Release History").
+static int isa_of_driver(int version) {
+  static const int OF_12[] = {80, 81, 82, 83, 84, 85, 85, 85, 87, 88};
+  int major = version / 1000, minor = version % 1000 / 10;
+  if (major < 12) return 70 + (minor > 8 ? 8 : minor);
+  return major == 12 ? OF_12[minor > 9 ? 9 : minor] : 90;
+}
+
+static int load(void** module, const void* image, Call& call) {
+  const char* text = static_cast<const char*>(image);
+  if (!module || !text) return INVALID_VALUE;
+  const char *version = strstr(text, ".version "), *target = strstr(text, ".target sm_");
+  if (!version || !target) return INVALID_IMAGE;
+  int major = 0, minor = 0;
+  if (sscanf(version, ".version %d.%d", &major, &minor) != 2) return INVALID_PTX;
+  if (major * 10 + minor > isa_of_driver(machine().version)) return UNSUPPORTED_PTX_VERSION;
+  if (atoi(target + strlen(".target sm_")) > call.device->major * 10 + call.device->minor) return INVALID_PTX;
+  Module* fresh = new Module(call.device);
+  fresh->text = text;
+  *module = adopt(fresh);
+  return OK;
+}
+
+// CUDA: a parameter is copied from `kernelParams` at the call, by the size that the function declares; the arrays need not
+// outlive it. CTAs may run in any order: they do, one a step.
+struct Launch : Op {
+  const Function* function = nullptr;
+  unsigned grid = 0, block = 0, ran = 0;
+  std::shared_ptr<std::vector<std::max_align_t>> params;  // one struct, as the caller's was at the call
+  std::vector<unsigned> order;
+
+  const char* what() const override { return function->name.c_str(); }
+
+  std::unique_ptr<Op> again() const override {
+    auto launch = std::make_unique<Launch>();
+    launch->function = function, launch->grid = grid, launch->block = block, launch->params = params;
+    return launch;
+  }
+
+  struct Cta { Launch* launch; void** args; unsigned cta, threads; };
+
+  bool step(Device&) override {
+    if (order.empty())
+      for (unsigned i = 0; i < grid; i++) {
+        order.push_back(i);
+        if (machine().style != Style::Fifo) std::swap(order[i], order[random_below(i + 1)]);
+      }
+    void* args[] = {params->data()};
+    Cta cta{this, args, order[ran], unsigned(random_below(1u << 30))};
+    auto body = [](void* data) {
+      Cta& cta = *static_cast<Cta*>(data);
+      kvp_host_cta(cta.launch->function->kernel, cta.launch->grid, cta.launch->block, cta.cta, cta.args, cta.threads);
+    };
+    if (int code = guarded(body, &cta)) throw Fault{code};
+    return ++ran == grid;
+  }
+};
+
+// CUDA: the function runs on a thread of the driver's when the stream gets there, and the stream's later work waits for its
+// return. "Note that, in contrast to cuStreamAddCallback, the function will not be called in the event of an error in the CUDA
+// context."
+struct HostCall : Op {
+  void (*function)(void*) = nullptr;
+  void* data = nullptr;
+  Device* device = nullptr;
+  std::shared_ptr<int> stage = std::make_shared<int>(0);  // 0 not begun, 1 handed over, 2 returned
+
+  const char* what() const override { return "host function"; }
+  bool ready() const override { return *stage != 1; }
+  bool step(Device&) override {
+    if (*stage == 2) return true;
+    *stage = 1;
+    call_back([function = function, data = data, device = device, stage = stage] {
+      bool alive;
+      {
+        std::lock_guard<std::mutex> lock(machine().lock);
+        alive = !device->failed;
+      }
+      if (alive) function(data);
+      std::lock_guard<std::mutex> lock(machine().lock);
+      *stage = 2;
+    });
+    return false;
+  }
+};
+
+static Function* known(const void* raw, const char* called) {
+  auto found = functions().find(raw);
+  if (found == functions().end()) die("%s: %p is no function", called, raw);
+  if (!found->second->module->alive) die("%s: the module of %s was unloaded before", called, found->second->name.c_str());
+  return found->second;
+}
+}  // namespace mock
+
+using namespace mock;
+
+API cuModuleLoadData(void** module, const void* image) {
+  ENTER(ALIVE | UNSAFE);
+  return load(module, image, call);
+}
+
+API cuModuleLoadDataEx(void** module, const void* image, unsigned, void*, void**) {
+  ENTER(ALIVE | UNSAFE);
+  return load(module, image, call);
+}
+
+// CUDA: "All resources associated with the module will be released"; a launch in flight must be done before: it is waited for.
+API cuModuleUnload(void* raw) {
+  ENTER(CONTEXT | UNSAFE);
+  Module* module = use<Module>(raw, MODULE, __func__);
+  int result = until(call, module->device, nullptr, [&] { return idle(module->device); });
+  destroy(module);
+  return result;
+}
+
+// CUDA: CUDA_ERROR_NOT_FOUND where the module has no function of that name.
+API cuModuleGetFunction(void** function, void* raw, const char* name) {
+  ENTER(ALIVE);
+  Module* module = use<Module>(raw, MODULE, __func__);
+  if (!function || !name) return INVALID_VALUE;
+  std::string entry = std::string(".entry ") + name;
+  size_t at = module->text.find(entry + "(");
+  if (at == std::string::npos) at = module->text.find(entry + "\n");
+  const HostKernel* kernel = kvp_host_find(name);
+  if (!kernel || at == std::string::npos) return NOT_FOUND;
+  Function& known = module->functions[name];
+  known = {module, kernel, name};
+  functions()[&known] = &known;
+  *function = &known;
+  return OK;
+}
+
+API cuFuncGetAttribute(int* value, int attribute, void* raw) {
+  ENTER(ALIVE);
+  known(raw, __func__);
+  switch (attribute) {
+    case 0: *value = 1024; return OK;                                     // threads a block
+    case 1: case 2: case 3: case 8: *value = 0; return OK;                // shared, constant, local memory: none
+    case 4: *value = 32; return OK;                                       // registers
+    case 5: *value = 80; return OK;                                       // PTX ISA
+    case 6: *value = call.device->major * 10 + call.device->minor; return OK;
+    default: return INVALID_VALUE;
+  }
+}
+
+API cuFuncSetAttribute(void* raw, int attribute, int value) {
+  ENTER(ALIVE);
+  known(raw, __func__);
+  return attribute >= 0 && attribute < 10 && value >= 0 ? OK : INVALID_VALUE;
+}
+
+API cuLaunchKernel(void* raw, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, void* raw_stream,
+                   void** params, void** extra) {
+  ENTER(ALIVE);
+  Function* function = known(raw, __func__);
+  Stream* stream = stream_of(raw_stream, call, __func__);
+  if (call.code) return call.code;
+  // CUDA: no dimension is zero, and a block has 1024 threads at most. The shim runs grids and blocks of one dimension.
+  if (!gx || !gy || !gz || !bx || !by || !bz || bx > 1024 || gx > 0x7fffffffu || shared > (48u << 10)) return INVALID_VALUE;
+  if (gy != 1 || gz != 1 || by != 1 || bz != 1 || extra || !params) return NOT_SUPPORTED;
+  // CUDA: CUDA_ERROR_INVALID_HANDLE where function and stream are of different contexts.
+  if (function->module->device != stream->device) return INVALID_HANDLE;
+  auto launch = std::make_unique<Launch>();
+  launch->function = function, launch->grid = gx, launch->block = bx;
+  size_t bytes = kvp_host_parameter_bytes(function->kernel);
+  launch->params = std::make_shared<std::vector<std::max_align_t>>(bytes / sizeof(std::max_align_t) + 1);
+  memcpy(launch->params->data(), params[0], bytes);
+  return enqueue(stream, std::move(launch));
+}
+
+API cuLaunchHostFunc(void* raw, void (*function)(void*), void* data) {
+  ENTER(ALIVE);
+  Stream* stream = stream_of(raw, call, __func__);
+  if (call.code) return call.code;
+  if (!function) return INVALID_VALUE;
+  auto op = std::make_unique<HostCall>();
+  op->function = function, op->data = data, op->device = stream->device;
+  return enqueue(stream, std::move(op));
+}

@@ -1,0 +1,268 @@
+// Allocation of device memory and of pinned host memory.
+#include <sys/mman.h>
+
+#include <cstring>
+
+#include "region.h"
+
+namespace mock {
+std::map<uintptr_t, Region>& regions() {
+  static auto* all = new std::map<uintptr_t, Region>;
+  return *all;
+}
+
+Region* region_at(uintptr_t at) {
+  auto after = regions().upper_bound(at);
+  if (after == regions().begin()) return nullptr;
+  Region& region = std::prev(after)->second;
+  return at - region.base < region.size ? &region : nullptr;
+}
+
+bool pinned(uintptr_t at, size_t bytes) {
+  const Region* region = region_at(at);
+  return region && (region->kind == HOST_MEMORY || region->kind == REGISTERED) && region->holds(at, bytes);
+}
+
+// CUDA, unified addressing: pinned host memory is reached by every device at its host address; another device's memory only
+// after cuCtxEnablePeerAccess (memory of cuMemCreate: only by cuMemSetAccess).
+bool may_touch(const Device& device, uintptr_t at, size_t bytes, bool write) {
+  if (!bytes) return true;
+  const Region* region = region_at(at);
+  if (!region || !region->holds(at, bytes)) return false;
+  if (region->kind == HOST_MEMORY || region->kind == REGISTERED) return true;
+  if (region->kind == DEVICE_MEMORY)
+    return !region->coming && (region->device == &device || device.peers.count(region->device->ordinal));
+  for (uintptr_t next = at, end = at + bytes; next < end;) {
+    auto after = mappings().upper_bound(next);
+    if (after == mappings().begin()) return false;
+    const auto& [base, mapping] = *std::prev(after);
+    if (next - base >= mapping.bytes) return false;
+    auto access = mapping.access.find(&device);
+    if (access == mapping.access.end() || !(access->second & (write ? 2 : 1))) return false;
+    next = base + mapping.bytes;
+  }
+  return true;
+}
+
+bool take(Device& device, size_t bytes) {
+  if (bytes > device.capacity || device.used > device.capacity - bytes) return false;
+  device.used += bytes;
+  return true;
+}
+
+void give(Device& device, size_t bytes) { device.used -= bytes; }
+
+// What an allocation takes of the device: whole units of 512 bytes.
+static size_t charged(size_t bytes) { return (bytes + 511) / 512 * 512; }
+
+static Region place(Kind kind, Device* device, size_t bytes, int access) {
+  Region region;
+  region.kind = kind;
+  region.device = device;
+  region.size = bytes;
+  region.id = ++machine().ids;
+  size_t rounded = (bytes + 255) / 256 * 256, pages = (rounded + PAGE - 1) / PAGE * PAGE;
+  region.area_bytes = pages + 2 * PAGE;
+  region.area = mmap(nullptr, region.area_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (region.area == MAP_FAILED) return region;
+  char* inside = static_cast<char*>(region.area) + PAGE;
+  if (access != PROT_NONE && mprotect(inside, pages, access)) die("no memory for %zu bytes", bytes);
+  // At the end of the pages: the guard stands behind the last byte, rounded up to CUDA's alignment of 256.
+  region.base = reinterpret_cast<uintptr_t>(inside + pages - rounded);
+  return region;
+}
+
+static void fill_fresh(const Region& region) {
+  size_t slack = (region.size + 255) / 256 * 256 - region.size;
+  char* base = reinterpret_cast<char*>(region.base);
+  // CUDA: "The memory is not cleared."
+  if (region.size <= (size_t(64) << 20)) memset(base, POISON, region.size);
+  memset(base + region.size, CANARY, slack);
+}
+
+static void close(Region& region, const char* function) {
+  const unsigned char* end = reinterpret_cast<unsigned char*>(region.base + region.size);
+  size_t slack = (region.size + 255) / 256 * 256 - region.size;
+  for (size_t i = 0; !region.coming && i < slack; i++)
+    if (end[i] != CANARY) die("%s: somebody wrote %zu bytes past the end of the %zu bytes at %p", function, i + 1, region.size, (void*)region.base);
+  // The addresses stay taken and closed: a late access faults.
+  mmap(region.area, region.area_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  machine().live[region.kind]--;
+  regions().erase(region.base);
+}
+
+static Region* owned(uintptr_t at, Kind kind, const char* function) {
+  auto found = regions().find(at);
+  if (found == regions().end() || found->second.kind != kind || found->second.going)
+    die("%s: %p was not allocated here, or was freed before", function, (void*)at);
+  return &found->second;
+}
+
+struct Arrive : Op {
+  uintptr_t at;
+  const char* what() const override { return "allocation"; }
+  bool is_bookkeeping() const override { return true; }
+  bool step(Device&) override {
+    auto found = regions().find(at);
+    if (found == regions().end()) return true;  // freed while the device was lost
+    Region& region = found->second;
+    mprotect(static_cast<char*>(region.area) + PAGE, region.area_bytes - 2 * PAGE, PROT_READ | PROT_WRITE);
+    region.coming = false;
+    fill_fresh(region);
+    return true;
+  }
+};
+
+struct Leave : Op {
+  uintptr_t at;
+  const char* what() const override { return "free"; }
+  bool is_bookkeeping() const override { return true; }
+  bool step(Device&) override {
+    Region& region = regions().at(at);
+    give(*region.device, charged(region.size));
+    close(region, "cuMemFreeAsync");
+    return true;
+  }
+};
+}  // namespace mock
+
+using namespace mock;
+
+// CUDA: "The allocated memory is suitably aligned for any kind of variable. The memory is not cleared. If bytesize is 0,
+// cuMemAlloc() returns CUDA_ERROR_INVALID_VALUE."
+API cuMemAlloc_v2(uintptr_t* at, size_t bytes) {
+  ENTER(ALIVE | UNSAFE);
+  if (!at || !bytes) return INVALID_VALUE;
+  if (!take(*call.device, charged(bytes))) return OUT_OF_MEMORY;
+  Region region = place(DEVICE_MEMORY, call.device, bytes, PROT_READ | PROT_WRITE);
+  if (region.area == MAP_FAILED) return give(*call.device, charged(bytes)), OUT_OF_MEMORY;
+  fill_fresh(region);
+  regions()[*at = region.base] = region;
+  machine().live[DEVICE_MEMORY]++;
+  return OK;
+}
+
+// The driver waits for the work of the context before it takes memory away ("implicit synchronization" of the programming
+// guide). On a failed context nothing is waited for, and its error comes back though the memory is gone.
+API cuMemFree_v2(uintptr_t at) {
+  ENTER(CONTEXT | UNSAFE);
+  if (!at) return OK;
+  Device* device = owned(at, DEVICE_MEMORY, __func__)->device;
+  int result = until(call, device, nullptr, [&] { return idle(device); });
+  Region* region = owned(at, DEVICE_MEMORY, __func__);
+  give(*device, charged(region->size));
+  close(*region, __func__);
+  return result;
+}
+
+// CUDA: "The returned allocation can only be accessed after the allocation's stream-ordered completion." Until the stream is
+// there the address is closed: a kernel of another stream that does not wait faults.
+API cuMemAllocAsync(uintptr_t* at, size_t bytes, void* raw) {
+  ENTER(ALIVE);
+  if (!at || !bytes) return INVALID_VALUE;
+  Stream* stream = stream_of(raw, call, __func__);
+  if (call.code) return call.code;
+  if (stream->capture) return invalidate(stream->capture), CAPTURE_UNSUPPORTED;  // a memory node: nobody here uses one
+  if (!take(*stream->device, charged(bytes))) return OUT_OF_MEMORY;
+  Region region = place(DEVICE_MEMORY, stream->device, bytes, PROT_NONE);
+  if (region.area == MAP_FAILED) return give(*stream->device, charged(bytes)), OUT_OF_MEMORY;
+  region.coming = true;
+  regions()[*at = region.base] = region;
+  machine().live[DEVICE_MEMORY]++;
+  auto op = std::make_unique<Arrive>();
+  op->at = region.base;
+  return enqueue(stream, std::move(op));
+}
+
+// CUDA: "After this call the memory may not be accessed until another allocation hands it out"; work of the same stream before
+// the call may; work of other streams only if it is ordered before.
+API cuMemFreeAsync(uintptr_t at, void* raw) {
+  ENTER(CONTEXT);
+  Region* region = owned(at, DEVICE_MEMORY, __func__);
+  Stream* stream = stream_of(raw, call, __func__);
+  if (stream->capture) return invalidate(stream->capture), CAPTURE_UNSUPPORTED;
+  if (call.code) {  // a failed context: no stream gets there any more
+    give(*region->device, charged(region->size));
+    close(*region, __func__);
+    return call.code;
+  }
+  region->going = true;
+  auto op = std::make_unique<Leave>();
+  op->at = at;
+  return enqueue(stream, std::move(op));
+}
+
+API cuMemGetInfo_v2(size_t* free, size_t* total) {
+  ENTER(ALIVE);
+  *free = call.device->capacity - call.device->used;
+  *total = call.device->capacity;
+  return OK;
+}
+
+// CUDA flags: 1 portable, 2 device-mapped, 4 write-combined. Pinned memory is host memory that copies read and write when they
+// run, not when they are enqueued.
+API cuMemHostAlloc(void** at, size_t bytes, unsigned flags) {
+  ENTER(ALIVE | UNSAFE);
+  if (!at || !bytes || flags > 7) return INVALID_VALUE;
+  Region region = place(HOST_MEMORY, call.device, bytes, PROT_READ | PROT_WRITE);
+  if (region.area == MAP_FAILED) return OUT_OF_MEMORY;
+  fill_fresh(region);
+  region.flags = flags;
+  regions()[region.base] = region;
+  machine().live[HOST_MEMORY]++;
+  *at = reinterpret_cast<void*>(region.base);
+  return OK;
+}
+
+API cuMemAllocHost_v2(void** at, size_t bytes) { return cuMemHostAlloc(at, bytes, 0); }
+
+// The driver API promises no wait here: a copy that still needs the buffer finds it gone, and says so (copy.cpp).
+API cuMemFreeHost(void* at) {
+  ENTER(INIT | UNSAFE);
+  Region* region = owned(reinterpret_cast<uintptr_t>(at), HOST_MEMORY, __func__);
+  int failed = region->device->failed;
+  close(*region, __func__);
+  return failed;
+}
+
+// CUDA: page-locks memory of the program; CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED where a part of it is so already.
+API cuMemHostRegister_v2(void* at, size_t bytes, unsigned flags) {
+  ENTER(ALIVE | UNSAFE);
+  uintptr_t base = reinterpret_cast<uintptr_t>(at);
+  if (!at || !bytes || flags > 15) return INVALID_VALUE;
+  auto next = regions().lower_bound(base);
+  if (region_at(base) || (next != regions().end() && next->first < base + bytes)) return HOST_MEMORY_ALREADY_REGISTERED;
+  Region region;
+  region.kind = REGISTERED;
+  region.base = base;
+  region.size = bytes;
+  region.device = call.device;
+  region.flags = flags;
+  region.id = ++machine().ids;
+  regions()[base] = region;
+  machine().live[REGISTERED]++;
+  return OK;
+}
+
+API cuMemHostUnregister(void* at) {
+  ENTER(INIT | UNSAFE);
+  auto found = regions().find(reinterpret_cast<uintptr_t>(at));
+  if (found == regions().end() || found->second.kind != REGISTERED) return HOST_MEMORY_NOT_REGISTERED;
+  regions().erase(found);
+  machine().live[REGISTERED]--;
+  return OK;
+}
+
+API cuMemHostGetDevicePointer_v2(uintptr_t* device_pointer, void* at, unsigned) {
+  ENTER(ALIVE);
+  if (!pinned(reinterpret_cast<uintptr_t>(at), 1)) return INVALID_VALUE;
+  *device_pointer = reinterpret_cast<uintptr_t>(at);  // unified addressing
+  return OK;
+}
+
+API cuMemHostGetFlags(unsigned* flags, void* at) {
+  ENTER(ALIVE);
+  if (!pinned(reinterpret_cast<uintptr_t>(at), 1)) return INVALID_VALUE;
+  *flags = region_at(reinterpret_cast<uintptr_t>(at))->flags;
+  return OK;
+}

@@ -1,0 +1,213 @@
+// The schedule: whose turn it is, one step at a time, by a seed.
+//
+//   worker thread  ---+
+//   whoever waits  ---+--> step_one: pick a stream whose head may run, do one step (one CTA, one copy)
+//   kvp_mock_step  ---+
+//   host functions: one thread of their own, without the lock, as in CUDA
+//
+// CUDA promises order within a stream and by events, and nothing else: any two operations without such an order may run in any
+// order, or at once. So every pick among runnable heads is a legal execution. Priorities are hints that CUDA may ignore; only
+// the styles that are hostile on purpose look at them.
+//
+// | style  | whose turn |
+// |---|---|
+// | fifo   | the operation that was enqueued first, to its end: what a program without any event survives |
+// | random | any |
+// | lazy   | nobody's, until somebody waits (or has asked an event in vain); then only what this one needs |
+// | starve | any but one stream, which goes when nothing else can |
+// | lowest | any but the streams of the lowest priority |
+// | ranks  | the highest of random ranks; now and then the running stream falls to the lowest (Burckhardt et al., ASPLOS 2010) |
+//
+// One seed gives one schedule where the worker is paused, one thread makes all calls and `kvp_mock_step` drives. With the
+// worker running, or calls from several threads, the operating system has a say in it, and a seed only makes it likely.
+#include <chrono>
+#include <cstdio>
+#include <thread>
+
+#include "state.h"
+
+namespace mock {
+namespace {
+// Never freed, as the threads that use it never end.
+std::deque<std::function<void()>>& callbacks = *new std::deque<std::function<void()>>;
+
+void callback_loop() {
+  in_host_function = true;
+  Machine& m = machine();
+  std::unique_lock<std::mutex> lock(m.lock);
+  for (;;) {
+    m.changed.wait(lock, [] { return !callbacks.empty(); });
+    auto function = std::move(callbacks.front());
+    callbacks.pop_front();
+    lock.unlock();
+    function();
+    lock.lock();
+    m.callbacks--;
+    m.changed.notify_all();
+  }
+}
+
+bool runnable(const Stream& stream) { return !stream.device->failed && !stream.queue.empty() && stream.queue.front()->may_run(); }
+
+// The stream that must make a step next so that `wanted` gets on: itself, or the one that its head waits for.
+Stream* needed(Stream* wanted) {
+  for (int depth = 0; wanted && depth < 64; depth++) {
+    if (wanted->queue.empty()) return nullptr;
+    if (runnable(*wanted)) return wanted;
+    Stream* next = nullptr;
+    for (const MarkRef& other : wanted->queue.front()->after)
+      if (!other->done) next = other->stream;
+    if (next == wanted) return nullptr;
+    wanted = next;
+  }
+  return nullptr;
+}
+
+Stream* pick(Stream* wanted) {
+  Machine& m = machine();
+  std::vector<Stream*> can;
+  for (Stream* stream : m.streams)
+    if (runnable(*stream)) can.push_back(stream);
+  if (can.empty()) return nullptr;
+  std::vector<Stream*> rather;
+  switch (m.style) {
+    case Style::Fifo: {
+      Stream* first = can[0];
+      for (Stream* stream : can)
+        if (stream->queue.front()->seq < first->queue.front()->seq) first = stream;
+      return first;
+    }
+    case Style::Random: break;
+    case Style::Lazy:
+      if (Stream* stream = needed(wanted)) return stream;
+      break;
+    case Style::Starve:
+      for (Stream* stream : can)
+        if (stream != m.victim) rather.push_back(stream);
+      break;
+    case Style::Lowest:
+      for (Stream* stream : can)
+        if (stream->priority < 0) rather.push_back(stream);
+      break;
+    case Style::Ranks: {
+      Stream* top = can[0];
+      for (Stream* stream : can)
+        if (stream->rank > top->rank) top = stream;
+      if (m.ticks >= m.change_at) {
+        m.change_at = m.ticks + 1 + random_below(60);
+        top->rank = random_below(1 << 10);  // below every rank that was dealt at first
+      }
+      return top;
+    }
+  }
+  if (rather.empty()) rather = can;
+  return rather[random_below(rather.size())];
+}
+
+// An order across devices that leads to a failed one: what CUDA does to the waiting device is not written anywhere. Here it
+// fails as well, so that whoever waits gets an error and not a hang.
+bool spread_failure() {
+  bool spread = false;
+  for (Stream* stream : machine().streams) {
+    if (stream->device->failed || stream->queue.empty()) continue;
+    for (const MarkRef& other : stream->queue.front()->after)
+      if (!other->done && other->stream && other->stream->device->failed && !stream->device->failed) {
+        fail_device(*stream->device, other->stream->device->failed);
+        spread = true;
+      }
+  }
+  return spread;
+}
+
+[[noreturn]] void die_of_deadlock() {
+  for (Stream* stream : machine().streams)
+    if (!stream->queue.empty())
+      fprintf(stderr, "mock CUDA: device %d, stream %llu: %zu operations, the first is %s\n", stream->device->ordinal,
+              (unsigned long long)stream->id, stream->queue.size(), stream->queue.front()->what());
+  die("somebody waits for what can never come: nothing can run");
+}
+
+void worker_loop() {
+  Machine& m = machine();
+  for (;;) {
+    std::unique_lock<std::mutex> lock(m.lock);
+    bool did = false;
+    if (!m.paused && m.style != Style::Lazy)
+      for (uint64_t i = 0, n = 1 + random_below(8); i < n; i++) did |= step_one(nullptr);
+    if (!did) m.changed.wait_for(lock, std::chrono::milliseconds(20));
+    lock.unlock();
+    std::this_thread::yield();
+  }
+}
+}  // namespace
+
+void start_worker() {
+  std::thread(worker_loop).detach();
+  std::thread(callback_loop).detach();
+}
+
+void call_back(std::function<void()> function) {
+  machine().callbacks++;
+  callbacks.push_back(std::move(function));
+  machine().changed.notify_all();
+}
+
+void run_callbacks_out(std::unique_lock<std::mutex>& lock) {
+  machine().changed.wait(lock, [] { return machine().callbacks == 0; });
+}
+
+bool step_one(Stream* wanted) {
+  Machine& m = machine();
+  Stream* stream = pick(wanted);
+  if (!stream) return spread_failure();
+  Op& op = *stream->queue.front();
+  m.ticks++;
+  m.trace = (m.trace ^ stream->id) * 1099511628211ull;
+  for (const char* c = op.what(); *c; c++) m.trace = (m.trace ^ uint8_t(*c)) * 1099511628211ull;
+  try {
+    // A fifo machine finishes what it began; so does no other.
+    bool finished = op.step(*stream->device);
+    while (!finished && m.style == Style::Fifo && op.ready()) finished = op.step(*stream->device);
+    if (finished) {
+      op.mark->done = true;
+      op.mark->tick = m.ticks;
+      stream->queue.pop_front();
+      forget_if_done(stream);
+      m.changed.notify_all();
+    }
+  } catch (const Fault& fault) {
+    fail_device(*stream->device, fault.code);
+  }
+  return true;
+}
+
+// One turn of somebody who waits: a step, or a nap while a host function runs or the worker is paused.
+bool wait_a_little(Call& call, Stream* wanted, unsigned& idle_ms) {
+  Machine& m = machine();
+  if (m.paused) {
+    if (++idle_ms > 30000) die("somebody waits for a device that was paused 30 seconds ago");
+    m.changed.wait_for(call.lock, std::chrono::milliseconds(1));
+    return false;
+  }
+  if (step_one(wanted)) {
+    call.lock.unlock();  // let other threads enqueue in between
+    call.lock.lock();
+    return true;
+  }
+  if (m.callbacks == 0) die_of_deadlock();
+  m.changed.wait_for(call.lock, std::chrono::milliseconds(1));
+  return false;
+}
+
+// CUDA: after such an error nothing runs on the device any more; a host function "will not be called" then.
+void fail_device(Device& device, int code) {
+  if (!device.failed) device.failed = code;
+  machine().changed.notify_all();
+}
+
+bool idle(const Device* device) {
+  for (const Stream* stream : machine().streams)
+    if (stream->device == device && !stream->queue.empty()) return false;
+  return true;
+}
+}  // namespace mock

@@ -1,0 +1,84 @@
+// The machine itself, and what every call checks before it does anything.
+#include "state.h"
+
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+
+namespace mock {
+thread_local bool in_host_function = false;
+thread_local Device* current = nullptr;
+
+Machine& machine() {
+  // Never freed: the worker and the program's own threads may use it to the end of the process.
+  static Machine* the = [] {
+    Machine* fresh = new Machine;
+    for (int i = 0; i < 8; i++) fresh->devices[i].ordinal = i;
+    if (const char* seed = getenv("KVP_MOCK_SEED")) fresh->random = strtoull(seed, nullptr, 0) * 2 + 1;
+    return fresh;
+  }();
+  return *the;
+}
+
+void die(const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  fputs("mock CUDA: ", stderr);
+  vfprintf(stderr, format, arguments);
+  fputs("\n", stderr);
+  va_end(arguments);
+  fflush(stderr);
+  abort();
+}
+
+// splitmix64: the same numbers on every platform, which std's distributions do not promise.
+uint64_t random_below(uint64_t n) {
+  uint64_t z = (machine().random += 0x9e3779b97f4a7c15ull);
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+  return (z ^ (z >> 31)) % n;
+}
+
+Call::Call(const char* name, unsigned needs) {
+  // CUDA: "The host function must not make any CUDA API calls. Attempting to use a CUDA API may result in
+  // CUDA_ERROR_NOT_PERMITTED, but this is not required." A program must not rely on being told: it is stopped.
+  if (in_host_function) die("%s called from a host function, which must not call CUDA", name);
+  lock = std::unique_lock<std::mutex>(machine().lock);
+  Machine& m = machine();
+  m.calls[name]++;
+  auto injected = m.injected.find(name);
+  if (injected != m.injected.end() && injected->second.skip-- == 0) {
+    code = injected->second.code;
+    m.injected.erase(injected);
+    return;
+  }
+  // CUDA: "If cuInit() has not been called, any function from the driver API will return CUDA_ERROR_NOT_INITIALIZED."
+  if ((needs & INIT) && !m.initialised) { code = NOT_INITIALIZED; return; }
+  device = current;
+  if ((needs & CONTEXT) == CONTEXT) {
+    if (!device) { code = INVALID_CONTEXT; return; }
+    if (!device->retained) { code = CONTEXT_IS_DESTROYED; return; }
+  }
+  // CUDA, of errors like CUDA_ERROR_ILLEGAL_ADDRESS: "This leaves the process in an inconsistent state and any further
+  // CUDA work will return the same error. To continue using CUDA, the process must be terminated and relaunched."
+  if ((needs & ALIVE) == ALIVE && device->failed) { code = device->failed; return; }
+  if (needs & UNSAFE) code = unsafe_call();
+}
+
+static const char* const NAMES[KINDS] = {"stream", "event", "module", "graph", "executable graph", "device memory", "host memory",
+                                         "registered memory", "reservation", "physical memory", "mapping", "context"};
+
+Handle* use_handle(const void* raw, Kind kind, const char* function) {
+  auto found = machine().handles.find(raw);
+  if (found == machine().handles.end()) die("%s: %p is no %s: never created here", function, raw, NAMES[kind]);
+  Handle* handle = found->second.get();
+  if (handle->kind != kind) die("%s: %p is a %s, not a %s", function, raw, NAMES[handle->kind], NAMES[kind]);
+  if (!handle->alive) die("%s: the %s %p was destroyed before", function, NAMES[kind], raw);
+  return handle;
+}
+
+void destroy(Handle* handle) {
+  handle->alive = false;
+  machine().live[handle->kind]--;
+}
+}  // namespace mock
