@@ -389,6 +389,33 @@ fn a_lost_device_leaves_nobody_waiting() {
     world.pool.audit().unwrap();
 }
 
+/// What threads keep for themselves is not handed out either.
+#[test]
+fn magazines_give_nothing_of_a_lost_device() {
+    let layout = KvLayout::named("tiny").unwrap();
+    let host = HostStorage::new(layout.clone(), 257, 257).unwrap();
+    let device = Arc::new(Queued { host, stream: Arc::default() });
+    let stream = device.stream.clone();
+    let pool = Pool::builder(layout).blocks(256).magazine_blocks(16).storage(device).build().unwrap();
+    let handle = pool.handle();
+    for _ in 0..3 {
+        drop((pool.allocate(AllocRequest::new(1)).unwrap(), pool.allocate(AllocRequest::new(5)).unwrap()));
+        drop(handle.allocate(AllocRequest::new(1)).unwrap());
+    }
+    let batch = pool.begin_batch_on(&stream_of(DEVICE)).unwrap();
+    drop(batch);
+    let Some(Work::Tell(done)) = stream.work.lock().unwrap().pop_front() else { panic!("the batch's end") };
+    done(Err(lost()));
+    let refused = AllocError::DeviceLost { device: DEVICE };
+    for blocks in [1, 5, 40] {
+        assert_eq!(pool.allocate(AllocRequest::new(blocks)).unwrap_err(), refused);
+        assert_eq!(handle.allocate(AllocRequest::new(blocks)).unwrap_err(), refused);
+        assert_eq!(pool.allocate_raw(AllocRequest::new(blocks), &mut Vec::new()).unwrap_err(), refused);
+    }
+    assert_eq!(pool.free_blocks(), 256);
+    pool.audit().unwrap();
+}
+
 /// The stream is watched by nobody any more: not the same as that it got there.
 #[test]
 fn an_end_that_nobody_watches_is_an_error() {

@@ -83,7 +83,7 @@ impl Clock {
     ///
     /// # Panics
     ///
-    /// If a quarter of a million batches are in flight. Nothing has begun then.
+    /// If 131,072 batches are in flight. Nothing has begun then.
     pub fn begin(&self) -> InFlight {
         let mut slot = usize::MAX;
         if !cfg!(kvpool_mutant = "late_slot") {
@@ -148,6 +148,14 @@ impl Clock {
     pub fn clear_awaited(&self) {
         // Acquire: pairs with the Release in `set_awaited`, so that who clears the bit and then looks finds why it was set.
         self.word.fetch_and(!ClockWord::AWAITED, AcqRel);
+    }
+
+    /// Says that the device is lost: nothing is handed out any more. True if somebody waits for blocks, and is to be told.
+    #[must_use = "who waits for blocks must be told; `Core::poison` does it all"]
+    pub fn lose(&self) -> bool {
+        // Acquire: pairs with the Release in `set_awaited`. Who waits set its bit before this, and we see it; or after, and
+        // what it reads of the word from then on says that the device is lost. Release: goes on with the order.
+        ClockWord::from_bits(self.word.fetch_or(ClockWord::LOST, AcqRel)).is_awaited()
     }
 
     /// The newest ticket, to tag what has just been unlinked.

@@ -1,22 +1,24 @@
-//! The clock's word: the newest ticket, the number of batches in flight, and whether somebody waits for blocks, so that
-//! one load answers all that whoever frees a block must know: "which batches could have seen this frame", "is there
-//! any batch at all", and "is there anybody to be told".
+//! The clock's word: the newest ticket, the number of batches in flight, whether somebody waits for blocks, and whether the
+//! device is lost, so that one load answers all that whoever frees or takes a block must know: "which batches could have
+//! seen this frame", "is there any batch at all", "is there anybody to be told", and "is there anything to be had".
 //!
 //! | bits | field | meaning |
 //! |---|---|---|
-//! | 0..19 | in flight | batches begun and not ended |
-//! | 19 | awaited | somebody waits for blocks: what becomes available is announced |
+//! | 0..18 | in flight | batches begun and not ended |
+//! | 18 | awaited | somebody waits for blocks: what becomes available is announced |
+//! | 19 | lost | the device has failed: nothing is handed out any more; set once and never cleared |
 //! | 20..64 | ticket | the ticket of the batch that began last; 0 before the first |
 //!
 //! The word is *quiet* if no batch is in flight and nobody waits: its low half is zero, and a free goes the short way.
 
 use crate::ids::Ticket;
 
-const IN_FLIGHT_BITS: u32 = 19;
+const IN_FLIGHT_BITS: u32 = 18;
 const AWAITED_BITS: u32 = 1;
+const LOST_BITS: u32 = 1;
 const TICKET_BITS: u32 = 44;
-const _: () = assert!(IN_FLIGHT_BITS + AWAITED_BITS + TICKET_BITS == u64::BITS);
-const TICKET_SHIFT: u32 = IN_FLIGHT_BITS + AWAITED_BITS;
+const _: () = assert!(IN_FLIGHT_BITS + AWAITED_BITS + LOST_BITS + TICKET_BITS == u64::BITS);
+const TICKET_SHIFT: u32 = IN_FLIGHT_BITS + AWAITED_BITS + LOST_BITS;
 
 /// See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,6 +35,8 @@ impl ClockWord {
     pub const END: u64 = 1;
     /// The bit that says that somebody waits for blocks.
     pub const AWAITED: u64 = 1 << IN_FLIGHT_BITS;
+    /// The bit that says that the device is lost.
+    pub const LOST: u64 = 1 << (IN_FLIGHT_BITS + AWAITED_BITS);
 
     /// From its bits.
     #[inline]
@@ -56,6 +60,12 @@ impl ClockWord {
     #[inline]
     pub const fn is_awaited(self) -> bool {
         self.0 & Self::AWAITED != 0
+    }
+
+    /// Whether the device is lost.
+    #[inline]
+    pub const fn is_lost(self) -> bool {
+        self.0 & Self::LOST != 0
     }
 
     /// No batch is in flight, and nobody waits for blocks.
@@ -87,13 +97,14 @@ mod tests {
     #[test]
     fn a_word_is_quiet_when_nothing_goes_on_and_nobody_waits() {
         for begun in 0..3 {
-            for awaited in [0, ClockWord::AWAITED] {
+            for flags in [0, ClockWord::AWAITED, ClockWord::LOST, ClockWord::AWAITED | ClockWord::LOST] {
                 for ended in 0..=begun {
                     let word =
-                        ClockWord::from_bits((awaited + begun * ClockWord::BEGIN) - ended * ClockWord::END);
-                    assert_eq!(word.is_awaited(), awaited != 0);
+                        ClockWord::from_bits((flags + begun * ClockWord::BEGIN) - ended * ClockWord::END);
+                    assert_eq!(word.is_awaited(), flags & ClockWord::AWAITED != 0);
+                    assert_eq!(word.is_lost(), flags & ClockWord::LOST != 0);
                     assert_eq!((word.newest(), word.in_flight()), (Ticket(begun), begun - ended));
-                    assert_eq!(word.is_quiet(), awaited == 0 && begun == ended);
+                    assert_eq!(word.is_quiet(), !word.is_awaited() && begun == ended);
                 }
             }
         }

@@ -126,8 +126,7 @@ impl Core {
 
     /// Refuses what no free can bring about: bad requests, and those for more than there can be.
     pub(crate) fn check_request(&self, request: &AllocRequest) -> Result<(), AllocError> {
-        // Relaxed: who waits for blocks looks again after its fence, see `poison`; all others may be a moment late.
-        if self.lost.load(Relaxed) {
+        if self.is_lost() {
             return Err(AllocError::DeviceLost { device: self.config.device });
         }
         if let Some(asked) = request.device

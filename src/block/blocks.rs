@@ -87,8 +87,6 @@ pub struct Core {
     pub(super) evictable: CachePadded<AtomicUsize>,
     /// The pool is gone; threads forget it when they next look at their list.
     closed: AtomicBool,
-    /// The device has failed: nothing is handed out any more.
-    pub(super) lost: AtomicBool,
 }
 
 /// Where a pool's blocks are, each counted where it is.
@@ -174,7 +172,6 @@ impl Blocks {
             keeper,
             evictable: CachePadded::new(AtomicUsize::new(0)),
             closed: AtomicBool::new(false),
-            lost: AtomicBool::new(false),
         }))
     }
 

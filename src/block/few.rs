@@ -1,5 +1,5 @@
 //! The short way: a few blocks out of, or into, the magazine that the thread has loaded. Everything that is rare — an
-//! empty or full magazine, a visitor, a batch in flight, somebody who waits for blocks, another pool than last time — turns it down, and the long way
+//! empty or full magazine, a visitor, a device that is lost, a batch in flight, somebody who waits for blocks, another pool than last time — turns it down, and the long way
 //! (`allocate`, `release`) does it all.
 
 use crate::frame::Cache;
@@ -20,12 +20,13 @@ impl Blocks {
 
     #[inline]
     pub(super) fn allocate_one_at(&self, seat: Seat<'_>, request: &AllocRequest) -> Option<BlockId> {
-        if request.device.is_some() {
+        let clock = self.clock.read();
+        if request.device.is_some() || clock.is_lost() {
             return None;
         }
         let frame = seat.enter_cache(|cache| cache.pop_loaded())??;
         let sequence = request.sequence.unwrap_or(SequenceId::NONE);
-        Some(self.own(frame, request, sequence, self.clock.newest(), false))
+        Some(self.own(frame, request, sequence, clock.newest(), false))
     }
 
     /// Puts a frame that nobody owns into the loaded magazine. False: nothing was done, go the long way.
@@ -50,7 +51,10 @@ impl Blocks {
         request: &AllocRequest,
         out: &mut [BlockId; FEW],
     ) -> bool {
-        let count = request.blocks;
+        let (count, clock) = (request.blocks, self.clock.read());
+        if clock.is_lost() {
+            return false;
+        }
         if count.wrapping_sub(1) >= FEW || request.device.is_some() || (request.contiguous && count > 1) {
             return false;
         }
@@ -58,7 +62,7 @@ impl Blocks {
         if seat.enter_cache(|cache| cache.pop_few(&mut frames[..count])) != Some(true) {
             return false;
         }
-        let (sequence, now) = (request.sequence.unwrap_or(SequenceId::NONE), self.clock.newest());
+        let (sequence, now) = (request.sequence.unwrap_or(SequenceId::NONE), clock.newest());
         for (id, &frame) in out.iter_mut().zip(&frames[..count]) {
             *id = self.own(frame, request, sequence, now, false);
         }

@@ -160,16 +160,15 @@ impl Core {
 
     /// The pool's device has failed: from now on every request is refused, also those that wait. What is owned can be freed.
     pub fn poison(&self) {
-        self.lost.store(true, Relaxed);
-        // Who waits, and does not see it, is told: it is with this as with a block that was freed.
-        if !cfg!(kvpool_mutant = "silent_poison") {
-            self.announce();
+        let awaited = self.clock.lose();
+        if awaited && !cfg!(kvpool_mutant = "silent_poison") {
+            self.tell();
         }
     }
 
     /// Whether the pool's device has failed.
     pub fn is_lost(&self) -> bool {
-        self.lost.load(Relaxed)
+        self.clock.read().is_lost()
     }
 
     /// Begins a batch. While it began, it may have stood for older tickets than its own, and held back what no batch sees:
@@ -177,7 +176,7 @@ impl Core {
     ///
     /// # Panics
     ///
-    /// If a quarter of a million batches are in flight. Nothing has begun then.
+    /// If 131,072 batches are in flight. Nothing has begun then.
     pub fn begin_batch(&self) -> InFlight {
         let batch = self.clock.begin();
         if !cfg!(kvpool_mutant = "silent_begin") {
@@ -324,8 +323,7 @@ impl Waiting<'_> {
     ) -> Result<(), AllocError> {
         self.has_tried = true;
         if !self.is_fenced {
-            // Pairs with the light fences of those who free, and of who finds that the device is lost: they see the bit, or
-            // we find what they freed, and that it is lost.
+            // Pairs with the light fences of those who free: they see the bit, or we find what they freed.
             self.is_fenced = cfg!(kvpool_mutant = "waiter_no_fence") || heavy_fence();
         }
         // The pool may have shrunk since, or its device been lost.

@@ -72,7 +72,7 @@ impl Batch {
     ///
     /// # Panics
     ///
-    /// If a quarter of a million batches are in flight.
+    /// If 131,072 batches are in flight.
     pub fn begin(sequences: &Sequences) -> Self {
         Self { step: Step::begin(sequences.clone()), slots: Vec::new() }
     }
