@@ -31,9 +31,10 @@ fn main() {
     let mut build = compiler(&root, is_sanitized);
     build.files(sources(&root.join("host"))).compile("kvpool_host_kernels");
     if is_sanitized {
-        // The executable comes first in the order of libraries, as the sanitizers' runtime demands.
+        // rustc links without the default libraries, and so without those of the flags.
         println!("cargo:rustc-cfg=kvpool_sanitize");
-        println!("cargo:rustc-link-arg=-fsanitize=address,undefined");
+        println!("cargo:rustc-link-arg=-lasan");
+        println!("cargo:rustc-link-arg=-lubsan");
     }
     mock_driver(&root, &out, is_sanitized);
 }

@@ -1,6 +1,7 @@
 //! The kernels as functions of the host: by name, with the same struct that a launch on a device takes.
 //!
-//! A CTA runs on the calling thread. The order of a launch's CTAs, and of a CTA's threads, is [`Order`]'s.
+//! A CTA runs on the calling thread. [`Order`] says in which order a launch's CTAs and a
+//! CTA's threads run.
 
 use std::ffi::{CString, c_char, c_uint, c_void};
 

@@ -1,0 +1,139 @@
+//! Whole frames: copy, zero, pack, unpack.
+
+use kvpool::cuda::params::{CopyParams, Move, PackParams, ZeroParams, unit};
+use kvpool::ids::{FrameId, Run};
+use kvpool::storage::{FrameMove, KvLayout};
+use kvpool_cuda_tests::host::{Order, launch};
+use kvpool_testkit::rng::Rng;
+
+use crate::arena::{Arena, FRAMES, unit_of};
+use crate::buffer::{Buffer, any_launch, any_unit};
+use crate::layouts::layouts;
+
+fn copy(arena: &mut Arena, moves: &[FrameMove], rng: &mut Rng) {
+    let pieces = arena.pieces();
+    let list: Vec<Move> = moves.iter().map(|step| Move { src: step.src.0, dst: step.dst.0 }).collect();
+    let (mut pieces_at, mut moves_at) = (Buffer::of_values(&pieces), Buffer::of_values(&list));
+    let params = CopyParams {
+        pieces: pieces_at.address(),
+        moves: moves_at.address(),
+        n_pieces: pieces.len() as u32,
+        n_moves: list.len() as u32,
+        unit: any_unit(unit_of(&pieces), rng),
+        reserved: 0,
+    };
+    let (ctas, order) = any_launch(rng);
+    // SAFETY: frames that exist, in memory that the arena holds.
+    unsafe { launch("kvp_copy", ctas, params, order) };
+    arena.reference.copy(moves);
+    arena.check("copy");
+}
+
+fn zero(arena: &mut Arena, frames: &[u32], rng: &mut Rng) {
+    let pieces = arena.pieces();
+    let (mut pieces_at, mut frames_at) = (Buffer::of_values(&pieces), Buffer::of_values(frames));
+    let params = ZeroParams {
+        pieces: pieces_at.address(),
+        frames: frames_at.address(),
+        n_pieces: pieces.len() as u32,
+        n_frames: frames.len() as u32,
+        unit: any_unit(unit_of(&pieces), rng),
+        reserved: 0,
+    };
+    let (ctas, order) = any_launch(rng);
+    // SAFETY: as above.
+    unsafe { launch("kvp_zero", ctas, params, order) };
+    arena.reference.zero(&runs(frames));
+    arena.check("zero");
+}
+
+/// Packs, or unpacks `packed`; packed frames lie some bytes apart.
+fn pack(arena: &mut Arena, frames: &[u32], unpacked: Option<&[u8]>, rng: &mut Rng) {
+    let size = arena.layout.packed_bytes();
+    let stride = size + [0, 1, 4, 16][rng.below(4)];
+    let mut packed = Buffer::poisoned(frames.len() * stride, [0, 0, 1, 4][rng.below(4)]);
+    if let Some(bytes) = unpacked {
+        for (to, from) in packed.bytes_mut().chunks_mut(stride).zip(bytes.chunks(size)) {
+            to[..size].copy_from_slice(from);
+        }
+    }
+    let pieces = arena.pieces();
+    let (mut pieces_at, mut frames_at) = (Buffer::of_values(&pieces), Buffer::of_values(frames));
+    let places = pieces.iter().map(|piece| u64::from(piece.packed_at));
+    let widest = unit_of(&pieces).min(unit(places.chain([packed.address(), stride as u64])));
+    let params = PackParams {
+        pieces: pieces_at.address(),
+        frames: frames_at.address(),
+        packed: packed.address(),
+        packed_stride: stride as u64,
+        n_pieces: pieces.len() as u32,
+        n_frames: frames.len() as u32,
+        unit: any_unit(widest, rng),
+        reserved: 0,
+    };
+    let (ctas, order) = any_launch(rng);
+    // SAFETY: as above; the packed form has room for every frame.
+    unsafe { launch(if unpacked.is_some() { "kvp_unpack" } else { "kvp_pack" }, ctas, params, order) };
+    if let Some(bytes) = unpacked {
+        arena.reference.unpack(&runs(frames), bytes);
+    }
+    let mut want = Buffer::poisoned(frames.len() * stride, 0);
+    let expected = arena.reference.pack(&runs(frames));
+    for (to, from) in want.bytes_mut().chunks_mut(stride).zip(expected.chunks(size)) {
+        to[..size].copy_from_slice(from);
+    }
+    assert!(packed.bytes() == want.bytes(), "the packed form of {frames:?} of {:?}", arena.layout);
+    packed.check_guards();
+    arena.check("pack or unpack");
+}
+
+fn runs(frames: &[u32]) -> Vec<Run> {
+    frames.iter().map(|&frame| Run { start: FrameId(frame), len: 1 }).collect()
+}
+
+/// Some frames in any order.
+fn any_frames(rng: &mut Rng) -> Vec<u32> {
+    let mut frames: Vec<u32> = (0..FRAMES as u32).collect();
+    (1..frames.len()).rev().for_each(|i| frames.swap(i, rng.below(i + 1)));
+    frames.truncate(rng.below(FRAMES + 1));
+    frames
+}
+
+fn exercise(layout: &KvLayout, scattered: bool, rng: &mut Rng) {
+    let mut arena = Arena::new(layout, scattered, rng);
+    arena.check("new");
+    let frames = any_frames(rng);
+    // The first half goes where the second half is; one source may have two destinations.
+    let (sources, targets) = frames.split_at(frames.len() / 2);
+    if !sources.is_empty() {
+        let from = |index: usize| FrameId(sources[index % sources.len()]);
+        let moves: Vec<FrameMove> =
+            targets.iter().enumerate().map(|(i, &to)| FrameMove::new(from(i), FrameId(to))).collect();
+        copy(&mut arena, &moves, rng);
+    }
+    zero(&mut arena, &any_frames(rng)[..], rng);
+    pack(&mut arena, &any_frames(rng), None, rng);
+    let frames = any_frames(rng);
+    let bytes = rng.bytes(frames.len() * layout.packed_bytes());
+    pack(&mut arena, &frames, Some(&bytes), rng);
+}
+
+#[test]
+fn frames_are_the_references() {
+    for (index, layout) in layouts().iter().enumerate() {
+        exercise(layout, index % 3 == 2, &mut Rng(index as u64));
+    }
+}
+
+/// A launch of nothing divides by nothing and writes nothing.
+#[test]
+fn nothing_to_do_is_done() {
+    let mut rng = Rng(1);
+    for order in [Order::ASCENDING, Order::DESCENDING] {
+        for (n_pieces, n_moves) in [(0, 0), (0, 3), (3, 0)] {
+            let copy = CopyParams { pieces: 0, moves: 0, n_pieces, n_moves, unit: 16, reserved: 0 };
+            // SAFETY: no jobs, and so no access.
+            unsafe { launch("kvp_copy", 1 + rng.below(4) as u32, copy, order) };
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! The layouts that the tests go through: every dtype, part, arrangement and kind of scales, and shapes that divide by 16,
+//! by 4 and by nothing.
+
+use kvpool::dtype::Dtype;
+use kvpool::storage::{Arrangement, KvLayout, Parts, Scales};
+use kvpool_testkit::rng::Rng;
+
+/// Layers, heads, head dimension, tokens of a block.
+const SHAPES: [(usize, usize, usize, usize); 6] = [
+    (2, 3, 5, 3),    // divides by nothing
+    (1, 2, 12, 7),   // codes divide by 4
+    (2, 2, 64, 16),  // eight lanes a head
+    (1, 5, 80, 4),   // ten steps on sixteen lanes
+    (1, 1, 272, 16), // longer than a warp's step
+    (1, 8, 128, 16), // tiles of several pieces in f32
+];
+
+/// Every layout of every shape.
+pub fn layouts() -> Vec<KvLayout> {
+    let mut rng = Rng(7);
+    let mut layouts = Vec::new();
+    for shape in SHAPES {
+        for dtype in Dtype::ALL {
+            for parts in [Parts::Separate, Parts::Joined, Parts::Latent] {
+                for arrangement in [Arrangement::LayerFirst, Arrangement::BlockFirst] {
+                    for scales in ["unit", "per head", "dynamic"] {
+                        if scales == "unit" || dtype.is_quantised() {
+                            layouts.push(layout(shape, dtype, parts, arrangement, scales, &mut rng));
+                        }
+                    }
+                }
+            }
+        }
+    }
+    layouts
+}
+
+fn layout(
+    (layers, heads, head_dim, block_tokens): (usize, usize, usize, usize),
+    dtype: Dtype,
+    parts: Parts,
+    arrangement: Arrangement,
+    scales: &str,
+    rng: &mut Rng,
+) -> KvLayout {
+    let mut builder = KvLayout::builder().layers(layers).block_tokens(block_tokens).dtype(dtype);
+    builder = match parts {
+        Parts::Latent => builder.latent(head_dim),
+        _ => builder.kv_heads(heads).head_dim(head_dim).parts(parts),
+    };
+    let (heads, halves) = if parts == Parts::Latent { (1, 1) } else { (heads, 2) };
+    let mut table = |count: usize| -> Box<[f32]> {
+        // Most are no powers of two, so that the rounding of the inverse shows.
+        (0..count).map(|_| (1 + rng.below(1000)) as f32 / 777.0).collect()
+    };
+    let scales = match scales {
+        "per head" => Scales::PerHead { k: table(layers * heads), v: table(layers * heads * (halves - 1)) },
+        "dynamic" => Scales::PerTokenHead,
+        _ => Scales::Unit,
+    };
+    builder.arrangement(arrangement).scales(scales).build().expect("a layout that can be built")
+}
