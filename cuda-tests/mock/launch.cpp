@@ -97,23 +97,22 @@ struct Launch : Op {
 struct HostCall : Op {
   void (*function)(void*) = nullptr;
   void* data = nullptr;
-  Device* device = nullptr;
-  std::shared_ptr<int> stage = std::make_shared<int>(0);  // 0 not begun, 1 handed over, 2 returned
+  Stream* stream = nullptr;
+  bool begun = false;  // from then on the stream's head waits for the return
 
   const char* what() const override { return "host function"; }
-  bool ready() const override { return *stage != 1; }
+  bool ready() const override { return !begun; }
   bool step(Device&) override {
-    if (*stage == 2) return true;
-    *stage = 1;
-    call_back([function = function, data = data, device = device, stage = stage] {
+    begun = true;
+    call_back([function = function, data = data, stream = stream, mark = mark] {
       bool alive;
       {
         std::lock_guard<std::mutex> lock(machine().lock);
-        alive = !device->failed;
+        alive = !stream->device->failed;
       }
       if (alive) function(data);
       std::lock_guard<std::mutex> lock(machine().lock);
-      *stage = 2;
+      if (!stream->device->failed && !stream->queue.empty() && stream->queue.front()->mark == mark) finish_head(stream);
     });
     return false;
   }
@@ -209,6 +208,6 @@ API cuLaunchHostFunc(void* raw, void (*function)(void*), void* data) {
   if (call.code) return call.code;
   if (!function) return INVALID_VALUE;
   auto op = std::make_unique<HostCall>();
-  op->function = function, op->data = data, op->device = stream->device;
+  op->function = function, op->data = data, op->stream = stream;
   return enqueue(stream, std::move(op));
 }

@@ -156,6 +156,15 @@ void run_callbacks_out(std::unique_lock<std::mutex>& lock) {
   machine().changed.wait(lock, [] { return machine().callbacks == 0; });
 }
 
+void finish_head(Stream* stream) {
+  Mark& mark = *stream->queue.front()->mark;
+  mark.done = true;
+  mark.tick = machine().ticks;
+  stream->queue.pop_front();
+  forget_if_done(stream);
+  machine().changed.notify_all();
+}
+
 bool step_one(Stream* wanted) {
   Machine& m = machine();
   Stream* stream = pick(wanted);
@@ -168,13 +177,7 @@ bool step_one(Stream* wanted) {
     // A fifo machine finishes what it began; so does no other.
     bool finished = op.step(*stream->device);
     while (!finished && m.style == Style::Fifo && op.ready()) finished = op.step(*stream->device);
-    if (finished) {
-      op.mark->done = true;
-      op.mark->tick = m.ticks;
-      stream->queue.pop_front();
-      forget_if_done(stream);
-      m.changed.notify_all();
-    }
+    if (finished) finish_head(stream);
   } catch (const Fault& fault) {
     fail_device(*stream->device, fault.code);
   }

@@ -150,6 +150,8 @@ int captured(Stream* stream, OpRef op);
 // schedule.cpp
 void start_worker();
 bool step_one(Stream* wanted);
+// The first operation of the stream is done.
+void finish_head(Stream* stream);
 // Waits until `done`, running the device meanwhile. Returns the device's failure, should there be one.
 template <class P> int until(Call& call, Device* device, Stream* wanted, P done);
 bool wait_a_little(Call& call, Stream* wanted, unsigned& idle_ms);

@@ -1,0 +1,224 @@
+//! What comes after what: streams, events, waits; and that nothing else does.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use cudarc::driver::sys::CUresult;
+use kvpool_cuda_tests::mock::{Style, for_each_seed};
+
+use super::gpu::{Probe, code, copy, fill, gpu, launch};
+
+const STYLES: [Style; 5] = [Style::Fifo, Style::Random, Style::Lazy, Style::Lowest, Style::Ranks];
+
+#[test]
+fn a_stream_does_its_work_in_the_order_of_the_calls() {
+    let gpu = gpu();
+    let (at, to) = (gpu.memory(5000), gpu.memory(5000));
+    let (stream, noise) = (gpu.stream(), gpu.stream());
+    let other = gpu.memory(64);
+    for style in STYLES {
+        gpu.mock.style(style);
+        for_each_seed(&gpu.mock, 20, |_| {
+            fill(&noise, other, 9, 64).unwrap();
+            fill(&stream, at, 1, 5000).unwrap();
+            copy(&stream, to, at, 5000).unwrap();
+            fill(&stream, at, 2, 5000).unwrap();
+            assert_eq!(gpu.read(&stream, to, 5000), [1; 5000], "{style:?}");
+            assert_eq!(gpu.read(&stream, at, 5000), [2; 5000], "{style:?}");
+        });
+    }
+}
+
+#[test]
+fn streams_without_an_event_between_them_run_in_any_order() {
+    let gpu = gpu();
+    let at = gpu.memory(16);
+    let (a, b) = (gpu.stream(), gpu.stream());
+    for (style, outcomes) in [(Style::Random, 2), (Style::Ranks, 2), (Style::Fifo, 1)] {
+        gpu.mock.style(style);
+        let mut seen = BTreeSet::new();
+        for_each_seed(&gpu.mock, 60, |_| {
+            gpu.mock.pause();
+            fill(&a, at, 1, 16).unwrap();
+            fill(&b, at, 2, 16).unwrap();
+            gpu.mock.step(u64::MAX);
+            seen.insert(gpu.read(&a, at, 16)[0]);
+        });
+        assert_eq!(seen.len(), outcomes, "{style:?} has seen {seen:?}");
+    }
+}
+
+#[test]
+fn a_wait_for_an_event_orders_two_streams_under_every_style() {
+    let gpu = gpu();
+    let (at, first) = (gpu.memory(16), gpu.memory(20_000));
+    let (a, b) = (gpu.stream(), gpu.stream());
+    for style in STYLES.into_iter().chain([Style::Starve(a.cu_stream().cast())]) {
+        gpu.mock.style(style);
+        for_each_seed(&gpu.mock, 20, |_| {
+            copy(&a, first, first + 10_000, 10_000).unwrap();
+            fill(&a, at, 1, 16).unwrap();
+            b.wait(&a.record_event(None).unwrap()).unwrap();
+            fill(&b, at, 2, 16).unwrap();
+            assert_eq!(gpu.read(&b, at, 16), [2; 16], "{style:?}");
+        });
+    }
+}
+
+#[test]
+fn a_wait_is_for_the_record_that_was_the_latest_then() {
+    let gpu = gpu();
+    let at = gpu.memory(32);
+    let (a, b) = (gpu.stream(), gpu.stream());
+    gpu.mock.style(Style::Starve(a.cu_stream().cast()));
+    gpu.mock.pause();
+    let event = gpu.context.new_event(None).unwrap();
+    fill(&a, at, 1, 16).unwrap();
+    event.record(&a).unwrap();
+    b.wait(&event).unwrap();
+    fill(&b, at + 16, 2, 16).unwrap();
+    let end = b.record_event(None).unwrap();
+    fill(&a, at, 3, 16).unwrap();
+    event.record(&a).unwrap();
+    while !end.try_is_complete().unwrap() {
+        assert_eq!(gpu.mock.step(1), 1);
+    }
+    assert!(!event.try_is_complete().unwrap(), "the second record is of work that was not done yet");
+    assert_eq!(gpu.mock.pending(), 2);
+    gpu.mock.step(u64::MAX);
+    assert!(event.try_is_complete().unwrap());
+}
+
+#[test]
+fn an_event_is_complete_when_the_work_before_it_is() {
+    let gpu = gpu();
+    let at = gpu.memory(16);
+    let stream = gpu.stream();
+    let never = gpu.context.new_event(None).unwrap();
+    assert!(never.try_is_complete().unwrap(), "an event that was never recorded");
+    stream.wait(&never).unwrap();
+    gpu.mock.pause();
+    fill(&stream, at, 1, 16).unwrap();
+    let event = stream.record_event(None).unwrap();
+    fill(&stream, at, 2, 16).unwrap();
+    assert!(!event.try_is_complete().unwrap());
+    assert_eq!(gpu.mock.step(1), 1);
+    assert!(!event.try_is_complete().unwrap(), "the fill is done, the event is not");
+    assert_eq!(gpu.mock.step(1), 1);
+    assert!(event.try_is_complete().unwrap());
+    assert_eq!(gpu.mock.pending(), 1, "what comes after an event does not hold it up");
+}
+
+#[test]
+fn blocking_streams_are_ordered_with_the_legacy_stream_and_others_are_not() {
+    let gpu = gpu();
+    let at = gpu.memory(16);
+    let legacy = gpu.context.default_stream();
+    let blocking =
+        cudarc::driver::result::stream::create(cudarc::driver::result::stream::StreamKind::Default).unwrap();
+    // SAFETY: destroyed below, after its last use.
+    let blocking = unsafe { gpu.context.wrap_borrowed_stream(blocking) };
+    let free = gpu.stream();
+    let mut outcomes = [BTreeSet::new(), BTreeSet::new()];
+    for_each_seed(&gpu.mock, 60, |_| {
+        for (other, seen) in [&blocking, &free].into_iter().zip(&mut outcomes) {
+            gpu.mock.pause();
+            fill(other, at, 1, 16).unwrap();
+            fill(&legacy, at, 2, 16).unwrap();
+            fill(other, at, 3, 16).unwrap();
+            gpu.mock.step(u64::MAX);
+            seen.insert(gpu.read(&legacy, at, 16)[0]);
+        }
+    });
+    assert_eq!(outcomes[0], BTreeSet::from([3]), "a blocking stream");
+    assert_eq!(outcomes[1], BTreeSet::from([2, 3]), "a non-blocking stream");
+    // SAFETY: created above, and used by nobody any more.
+    assert_eq!(
+        code(unsafe { cudarc::driver::result::stream::destroy(blocking.cu_stream()) }),
+        CUresult::CUDA_SUCCESS
+    );
+}
+
+#[test]
+fn other_streams_run_between_the_ctas_of_a_kernel() {
+    let gpu = gpu();
+    const BYTES: usize = 8 * 16 * 1024;
+    let (from, to) = (gpu.memory(BYTES), gpu.memory(BYTES));
+    let kernel = gpu.probe("kvp_probe_copy");
+    let (a, b) = (gpu.stream(), gpu.stream());
+    let probe = Probe { from, to, vectors: BYTES as u64 / 16, rounds: 1, reserved: 0 };
+    let mut torn = 0;
+    for_each_seed(&gpu.mock, 20, |_| {
+        fill(&a, from, 1, BYTES).unwrap();
+        a.synchronize().unwrap();
+        gpu.mock.pause();
+        launch(&a, &kernel, 8, probe).unwrap();
+        fill(&b, from, 2, BYTES).unwrap();
+        assert_eq!(gpu.mock.step(u64::MAX), 9, "a step a CTA, and one for the fill");
+        let read = gpu.read(&a, to, BYTES);
+        assert!(read.iter().all(|&byte| byte == 1 || byte == 2));
+        torn += usize::from(read.contains(&1) && read.contains(&2));
+    });
+    assert!(torn > 0, "no schedule wrote between two CTAs");
+}
+
+#[test]
+fn the_lazy_machine_does_what_is_waited_for_and_no_more() {
+    let gpu = gpu();
+    let at = gpu.memory(32);
+    let (a, b) = (gpu.stream(), gpu.stream());
+    gpu.mock.style(Style::Lazy);
+    fill(&a, at, 1, 16).unwrap();
+    fill(&b, at + 16, 1, 16).unwrap();
+    let event = b.record_event(None).unwrap();
+    std::thread::sleep(Duration::from_millis(60));
+    assert_eq!(gpu.mock.pending(), 3, "something ran though nobody waits");
+    a.synchronize().unwrap();
+    assert_eq!(gpu.mock.pending(), 2, "the other stream ran though nobody waits for it");
+    let asked = (0..100).take_while(|_| !event.try_is_complete().unwrap()).count();
+    assert!(asked < 100, "who asks in vain gets the device going");
+}
+
+#[test]
+fn low_priority_work_goes_last_where_it_is_starved() {
+    let gpu = gpu();
+    let at = gpu.memory(16);
+    let low = gpu.context.new_stream_with_priority(0).unwrap();
+    let high = gpu.context.new_stream_with_priority(-3).unwrap();
+    assert_eq!(
+        (gpu.mock.priority(low.cu_stream().cast()), gpu.mock.priority(high.cu_stream().cast())),
+        (0, -3)
+    );
+    gpu.mock.style(Style::Lowest);
+    for_each_seed(&gpu.mock, 20, |_| {
+        gpu.mock.pause();
+        fill(&low, at, 1, 16).unwrap();
+        fill(&high, at, 2, 16).unwrap();
+        gpu.mock.step(u64::MAX);
+        assert_eq!(gpu.read(&low, at, 16)[0], 1);
+    });
+}
+
+#[test]
+fn one_seed_gives_one_schedule() {
+    let gpu = gpu();
+    let at = gpu.memory(64);
+    let streams: Vec<_> = (0..4).map(|_| gpu.stream()).collect();
+    let run = |style, seed| {
+        gpu.mock.pause();
+        gpu.mock.style(style);
+        gpu.mock.seed(seed);
+        for round in 0..4 {
+            for (stream, i) in streams.iter().zip(0..) {
+                fill(stream, at + 16 * i, round, 16).unwrap();
+            }
+        }
+        gpu.mock.step(u64::MAX);
+        gpu.mock.trace()
+    };
+    for style in [Style::Random, Style::Ranks] {
+        let traces: BTreeSet<_> = (0..16).map(|seed| run(style, seed)).collect();
+        assert!(traces.len() > 8, "{style:?}: seeds hardly matter: {traces:?}");
+        (0..16).for_each(|seed| assert_eq!(run(style, seed), run(style, seed), "{style:?}, seed {seed}"));
+    }
+}
