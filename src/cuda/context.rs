@@ -20,7 +20,7 @@ use crate::error::StorageError;
 use crate::ids::DeviceId;
 
 use super::capture::Relaxed;
-use super::error::{CudaError, check, describe, is_sticky};
+use super::error::{CudaError, check, describe, is_of_capture, is_sticky};
 
 /// See the [module](self).
 pub(super) struct Context {
@@ -110,12 +110,14 @@ impl Context {
         Err(StorageError::Device { device: self.id, doing, reason: describe(result) })
     }
 
-    /// The same for what fails only where the context is lost, whatever it says: queries, and waits.
+    /// The same for what fails only where the context is lost, whatever it says: queries, and waits. Unless somebody captures
+    /// a graph just there.
     pub(super) fn check_or_lose(&self, result: CUresult) -> Result<(), StorageError> {
-        if result == CUresult::CUDA_SUCCESS {
-            return Ok(());
+        match result {
+            CUresult::CUDA_SUCCESS => Ok(()),
+            refused if is_of_capture(refused) => self.check(refused, "waiting"),
+            failed => Err(self.lose(describe(failed))),
         }
-        Err(self.lose(describe(result)))
     }
 
     /// Nothing can be done with the device any more. The first reason stays.

@@ -109,7 +109,7 @@ impl Device {
     }
 
     /// Whether it is a stream of this device's primary context.
-    fn check_home(&self, stream: &DeviceStream) -> Result<(), StorageError> {
+    pub(super) fn check_home(&self, stream: &DeviceStream) -> Result<(), StorageError> {
         if stream.device() != self.id() {
             return Err(StorageError::ForeignStream { stream: stream.device(), storage: self.id() });
         }

@@ -128,3 +128,10 @@ pub(super) fn is_sticky(error: CUresult) -> bool {
             | CUDA_ERROR_UNKNOWN
     )
 }
+
+/// Whether a call was refused since a graph is being captured.
+pub(super) fn is_of_capture(error: CUresult) -> bool {
+    (CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED as u32
+        ..=CUresult::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD as u32)
+        .contains(&(error as u32))
+}

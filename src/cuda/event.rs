@@ -43,10 +43,6 @@ impl Event {
         Ok(event)
     }
 
-    pub(super) fn raw(&self) -> CUevent {
-        self.raw
-    }
-
     /// Whether the device has come there. An error says that it never will.
     pub(super) fn is_complete(&self) -> Result<bool, StorageError> {
         let _entered = self.context.enter()?;

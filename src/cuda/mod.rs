@@ -35,19 +35,30 @@
 //! context current, and with the thread's capture mode relaxed, both of which are put back. A device
 //! whose context has failed is *lost*, once and for all: nothing is enqueued any more, and everybody who waits is told.
 
+mod adopted;
+mod arena;
 mod capture;
 mod context;
 mod device;
 mod driver;
 mod error;
 mod event;
+mod flight;
 mod kernels;
+mod memory;
+mod moves;
+mod packed;
 pub mod params;
+mod pieces;
+mod rows;
 mod staging;
+mod storage;
 mod stream;
 mod watch;
 
 pub use device::Device;
 pub use driver::{DeviceInfo, Version, devices};
 pub use error::CudaError;
+pub use rows::DeviceRows;
+pub use storage::{CudaConfig, CudaStorage, DevicePlane};
 pub use stream::Priority;

@@ -167,7 +167,7 @@ impl Mark {
             match unsafe { Event::record(context, raw) } {
                 Ok(event) => *self = Self::Event(event),
                 Err(error) if error.is_lost() => return Err(error),
-                // Still being captured.
+                // Still being captured; or there is no event to be had, and the next tick tries again.
                 Err(_) => return Ok(false),
             }
         }

@@ -373,6 +373,72 @@ pub enum StorageError {
         /// What was asked for.
         doing: &'static str,
     },
+    /// The device has too little memory.
+    #[error("{device} has {free} of {total} bytes free; {bytes} more are needed")]
+    DeviceMemory {
+        /// The device.
+        device: DeviceId,
+        /// Bytes asked for.
+        bytes: u64,
+        /// Bytes that are free.
+        free: u64,
+        /// Bytes that it has.
+        total: u64,
+    },
+    /// An adopted plane is not in the memory of a device.
+    #[error("plane {plane} (base {base:#x}) is not in the memory of {device}: {reason}")]
+    PlaneNotOnDevice {
+        /// The plane's index.
+        plane: usize,
+        /// Its address.
+        base: usize,
+        /// The storage's device.
+        device: DeviceId,
+        /// What the driver said of the address.
+        reason: Box<str>,
+    },
+    /// An adopted plane is in the memory of another device.
+    #[error("plane {plane} is in the memory of {found}; the storage is on {device}")]
+    PlaneOtherDevice {
+        /// The plane's index.
+        plane: usize,
+        /// Where it is.
+        found: DeviceId,
+        /// The storage's device.
+        device: DeviceId,
+    },
+    /// An adopted plane reaches past the allocation that it begins in.
+    #[error("plane {plane} needs {needed} bytes from its base; its allocation has {has}")]
+    PlaneOutside {
+        /// The plane's index.
+        plane: usize,
+        /// Bytes from its first frame's first byte to its last frame's last.
+        needed: usize,
+        /// Bytes from its first byte to the allocation's end.
+        has: usize,
+    },
+    /// A caller's device pointer is not aligned to its elements.
+    #[error("{which} at {address:#x} with rows of {stride} bytes is not aligned to {align} bytes")]
+    RowsMisaligned {
+        /// `k`, `v` or `slots`.
+        which: &'static str,
+        /// The address.
+        address: u64,
+        /// Bytes from one row to the next.
+        stride: usize,
+        /// The alignment that it needs.
+        align: usize,
+    },
+    /// Rows of a caller's device memory that would overlap.
+    #[error("rows of {which} are {stride} bytes apart; each has {bytes}")]
+    RowStride {
+        /// `k` or `v`.
+        which: &'static str,
+        /// Bytes from one row to the next.
+        stride: usize,
+        /// Bytes of a row.
+        bytes: usize,
+    },
     /// The device refused, and goes on.
     #[error("{device}: {doing} failed: {reason}")]
     Device {

@@ -19,7 +19,7 @@ pub struct AdoptedPlane {
 }
 
 /// The planes of an engine's memory with the sizes that the layout gives them, if they can be what they are said to be.
-pub(super) fn planes(
+pub(crate) fn planes(
     layout: &KvLayout,
     adopted: &[AdoptedPlane],
     frames: usize,

@@ -9,12 +9,12 @@ use crate::ids::{FrameId, Run};
 use super::FrameMove;
 
 /// Slots to be read: each negative or below `frames * block_tokens`.
-pub(super) fn slots(slots: &[i64], frames: usize, block_tokens: usize) -> Result<(), StorageError> {
+pub(crate) fn slots(slots: &[i64], frames: usize, block_tokens: usize) -> Result<(), StorageError> {
     scan_slots(slots, frames, block_tokens).map(|_| ())
 }
 
 /// Slots to be written: none repeated either.
-pub(super) fn slots_unique(list: &[i64], frames: usize, block_tokens: usize) -> Result<(), StorageError> {
+pub(crate) fn slots_unique(list: &[i64], frames: usize, block_tokens: usize) -> Result<(), StorageError> {
     if scan_slots(list, frames, block_tokens)? {
         return Ok(());
     }
@@ -47,7 +47,7 @@ fn scan_slots(slots: &[i64], frames: usize, block_tokens: usize) -> Result<bool,
 }
 
 /// Moves: frames in range, destinations distinct and none of them a source.
-pub(super) fn moves(moves: &[FrameMove], frames: usize) -> Result<(), StorageError> {
+pub(crate) fn moves(moves: &[FrameMove], frames: usize) -> Result<(), StorageError> {
     for (index, step) in moves.iter().enumerate() {
         for frame in [step.src, step.dst] {
             if frame.index() >= frames {
@@ -73,7 +73,7 @@ pub(super) fn moves(moves: &[FrameMove], frames: usize) -> Result<(), StorageErr
 }
 
 /// Runs to be read: all in range. Returns the frames in them.
-pub(super) fn runs(runs: &[Run], frames: usize) -> Result<usize, StorageError> {
+pub(crate) fn runs(runs: &[Run], frames: usize) -> Result<usize, StorageError> {
     let mut count = 0usize;
     for (index, &run) in runs.iter().enumerate() {
         if run.start.index() + run.len as usize > frames {
@@ -85,7 +85,7 @@ pub(super) fn runs(runs: &[Run], frames: usize) -> Result<usize, StorageError> {
 }
 
 /// Runs to be written: no frame in two of them either. Returns the frames in them.
-pub(super) fn runs_disjoint(list: &[Run], frames: usize) -> Result<usize, StorageError> {
+pub(crate) fn runs_disjoint(list: &[Run], frames: usize) -> Result<usize, StorageError> {
     let count = runs(list, frames)?;
     let mut scratch: Vec<(Run, usize)> =
         list.iter().copied().zip(0..).filter(|(run, _)| run.len > 0).collect();

@@ -9,7 +9,7 @@ use super::{KvLayout, Storage};
 const CHUNK_BYTES: usize = 8 << 20;
 
 /// The packed form says nothing of arrangement, nor whether K and V are joined.
-pub(super) fn check_form(from: &KvLayout, to: &KvLayout) -> Result<(), StorageError> {
+pub(crate) fn check_form(from: &KvLayout, to: &KvLayout) -> Result<(), StorageError> {
     if from.packs_as(to) {
         return Ok(());
     }
@@ -18,7 +18,7 @@ pub(super) fn check_form(from: &KvLayout, to: &KvLayout) -> Result<(), StorageEr
 }
 
 /// Frames of some runs.
-pub(super) fn count(runs: &[Run]) -> usize {
+pub(crate) fn count(runs: &[Run]) -> usize {
     runs.iter().map(|run| run.len as usize).sum()
 }
 
@@ -42,7 +42,7 @@ fn take(runs: &mut Vec<Run>, frames: usize) -> Vec<Run> {
 ///
 /// # Safety
 /// The frame rule, for the frames of both.
-pub(super) unsafe fn through_host<S: Storage + ?Sized>(
+pub(crate) unsafe fn through_host<S: Storage + ?Sized>(
     target: &S,
     source: &dyn Storage,
     from: &[Run],

@@ -118,7 +118,7 @@ impl HostStorage {
     }
 }
 
-fn check_count(frames: usize, frames_max: usize) -> Result<(), StorageError> {
+pub(crate) fn check_count(frames: usize, frames_max: usize) -> Result<(), StorageError> {
     if frames == 0 || frames > frames_max || frames_max > FRAMES_MAX {
         return Err(StorageError::FrameCount { frames, frames_max, limit: FRAMES_MAX });
     }

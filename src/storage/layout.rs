@@ -399,7 +399,7 @@ impl KvLayout {
 
     /// Bytes of one token's K (or V, or latent vector) in one layer, in the plane of this kind.
     #[inline]
-    pub(super) fn row_bytes(&self, kind: PlaneKind) -> usize {
+    pub(crate) fn row_bytes(&self, kind: PlaneKind) -> usize {
         match kind {
             PlaneKind::Values => self.row_elements() * self.dtype.bytes(),
             PlaneKind::Scales => self.heads * size_of::<f32>(),

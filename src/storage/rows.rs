@@ -7,7 +7,7 @@ use super::elements::Elements;
 use super::layout::{KvLayout, Parts, Scales};
 
 /// K and V of `slots` tokens in `layer`: the layer exists, the types are kept or converted, the numbers are right.
-pub(super) fn check_rows(
+pub(crate) fn check_rows(
     layout: &KvLayout,
     layer: usize,
     k: Elements<'_>,
@@ -31,7 +31,7 @@ pub(super) fn check_rows(
     Ok(())
 }
 
-fn check_dtype(layout: &KvLayout, which: &'static str, dtype: Dtype) -> Result<(), StorageError> {
+pub(crate) fn check_dtype(layout: &KvLayout, which: &'static str, dtype: Dtype) -> Result<(), StorageError> {
     if dtype == layout.dtype() {
         let bare = dtype.is_quantised() && *layout.scales() == Scales::PerTokenHead;
         return if bare { Err(StorageError::BareCodes { which, dtype }) } else { Ok(()) };

@@ -1,0 +1,77 @@
+//! An engine's own tensors as the frames' memory: whether they are where they are said to be.
+//!
+//! What the numbers alone can tell (strides, alignment, overlaps) is checked as for host memory; here the driver is asked
+//! what lies at the addresses. A wrong one would end the device's context at the first copy, and with it the engine.
+
+use std::ffi::{c_int, c_uint};
+
+use cudarc::driver::sys::{self, CUmemorytype, CUpointer_attribute as Attribute, CUresult};
+
+use crate::error::StorageError;
+use crate::ids::DeviceId;
+use crate::storage::{AdoptedPlane, KvLayout, adopted};
+
+use super::context::Context;
+use super::error::describe;
+use super::pieces::Placed;
+
+/// The planes, in the layout's order, if they are what they are said to be.
+pub(super) fn placed(
+    context: &Context,
+    layout: &KvLayout,
+    planes: &[AdoptedPlane],
+    frames: usize,
+) -> Result<Vec<Placed>, StorageError> {
+    let checked = adopted::planes(layout, planes, frames)?;
+    let _entered = context.enter()?;
+    for (index, (base, plane)) in checked.iter().enumerate() {
+        let needed = (frames - 1) * plane.frame_stride + plane.tile_bytes;
+        is_here(context, index, base.addr(), needed)?;
+    }
+    Ok(checked.into_iter().map(|(base, plane)| Placed { base: base.addr() as u64, plane }).collect())
+}
+
+/// Whether so many bytes from an address on are memory of this device.
+fn is_here(context: &Context, plane: usize, base: usize, needed: usize) -> Result<(), StorageError> {
+    let device = context.id();
+    let not_here =
+        |reason: &str| StorageError::PlaneNotOnDevice { plane, base, device, reason: reason.into() };
+    let mut has = 0;
+    while has < needed {
+        let at = (base + has) as u64;
+        let outside = StorageError::PlaneOutside { plane, needed, has };
+        let kind: c_uint = match ask(at, Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE) {
+            Ok(kind) => kind,
+            Err(_) if has > 0 => return Err(outside),
+            Err(error) => return Err(not_here(&describe(error))),
+        };
+        if kind != CUmemorytype::CU_MEMORYTYPE_DEVICE as c_uint {
+            return Err(not_here("it is memory of the host"));
+        }
+        let asked = |result: Result<u64, CUresult>| result.map_err(|error| not_here(&describe(error)));
+        let ordinal = ask::<c_int>(at, Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL);
+        let ordinal = ordinal.map_err(|error| not_here(&describe(error)))?;
+        if ordinal != context.ordinal() {
+            let found = DeviceId::Cuda(ordinal.max(0) as u16);
+            return Err(StorageError::PlaneOtherDevice { plane, found, device });
+        }
+        let start = asked(ask(at, Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR))?;
+        let bytes = asked(ask(at, Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE))?;
+        // An engine that maps its memory piece by piece has several ranges side by side.
+        let end = start.saturating_add(bytes);
+        if end <= at {
+            return Err(outside);
+        }
+        has += (end - at) as usize;
+    }
+    Ok(())
+}
+
+fn ask<T: Default>(address: u64, attribute: Attribute) -> Result<T, CUresult> {
+    let mut value = T::default();
+    // SAFETY: the place has the type that the attribute is documented to have; the address is looked up and not followed.
+    match unsafe { sys::cuPointerGetAttribute((&raw mut value).cast(), attribute, address) } {
+        CUresult::CUDA_SUCCESS => Ok(value),
+        error => Err(error),
+    }
+}

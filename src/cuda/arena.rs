@@ -1,0 +1,347 @@
+//! The frames' memory, mapped here: one range of addresses for all frames that there may ever be, and memory behind the
+//! first of them.
+//!
+//! ```text
+//! addresses   | region of plane 0                | region of plane 1                | ...      layer-first
+//!             | one region: block after block                                       |          block-first
+//! in a region | chunk 0 | chunk 1 | chunk 2 |  nothing is mapped from here on       |
+//! ```
+//!
+//! A *chunk* is a segment's frames of one region, rounded up to whole granules, which is what the device maps. So chunks of different
+//! regions hold different numbers of frames: `mapped(region) == chunks * chunk_bytes >= frames * frame_stride`, and what is
+//! past the last frame is slack.
+//!
+//! The base never moves: engines keep pointers into it, and captured graphs do. To grow is to map chunks, to
+//! shrink is to unmap those that hold no frame that stays. A device that touches what is not mapped fails for good;
+//! so the number of frames is raised after the mapping, and lowered before the unmapping, and every operation checks it.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cudarc::driver::sys::{
+    self, CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationGranularity_flags,
+    CUmemAllocationProp, CUmemAllocationType, CUmemLocation, CUmemLocationType, CUresult,
+};
+
+use crate::error::{LayoutError, StorageError};
+use crate::storage::{Arrangement, KvLayout};
+
+use super::context::Context;
+use super::pieces::Placed;
+use super::stream::Stream;
+
+/// Unless told otherwise, memory is mapped in about so many steps: more would take longer, fewer would give less back.
+const SEGMENTS: usize = 64;
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(super) struct Arena {
+    context: Arc<Context>,
+    base: CUdeviceptr,
+    plan: Plan,
+    /// Chunks that are mapped, by region.
+    mapped: Mutex<Vec<usize>>,
+}
+
+/// Where things are in the range, in bytes from its base.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Plan {
+    regions: Vec<Region>,
+    bytes: usize,
+}
+
+/// A plane, or all of them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Region {
+    at: usize,
+    frame_stride: usize,
+    chunk_bytes: usize,
+    /// A multiple of the granule; the last chunk may be shorter than the others.
+    bytes: usize,
+}
+
+impl Region {
+    /// Chunks that so many frames lie in.
+    fn chunks(&self, frames: usize) -> usize {
+        (frames * self.frame_stride).div_ceil(self.chunk_bytes)
+    }
+
+    /// Where a chunk begins in the range, and its length.
+    fn chunk(&self, index: usize) -> (usize, usize) {
+        let start = index * self.chunk_bytes;
+        (self.at + start, self.chunk_bytes.min(self.bytes - start))
+    }
+}
+
+impl Plan {
+    /// Also the planes, in the layout's order, based at 0.
+    fn new(
+        layout: &KvLayout,
+        frames_max: usize,
+        segment_frames: usize,
+        granule: usize,
+    ) -> Result<(Self, Vec<Placed>), LayoutError> {
+        let too_large = || LayoutError::TooLarge { what: "the reservation" };
+        let table = layout.planes(frames_max)?.planes;
+        let (mut regions, mut end): (Vec<Region>, usize) = (Vec::new(), 0);
+        let mut placed = Vec::with_capacity(table.len());
+        for plane in table {
+            let is_new = layout.arrangement() == Arrangement::LayerFirst || regions.is_empty();
+            if is_new {
+                let round = |frames: usize| {
+                    plane.frame_stride.checked_mul(frames)?.max(1).checked_next_multiple_of(granule)
+                };
+                let bytes = round(frames_max).ok_or_else(too_large)?;
+                let chunk_bytes = round(segment_frames).ok_or_else(too_large)?.min(bytes);
+                regions.push(Region { at: end, frame_stride: plane.frame_stride, chunk_bytes, bytes });
+                end =
+                    end.checked_add(bytes).filter(|&end| end <= isize::MAX as usize).ok_or_else(too_large)?;
+            }
+            // Planes of one block lie one behind the other, from the region's start on.
+            let offset = if layout.arrangement() == Arrangement::BlockFirst { plane.base } else { 0 };
+            let at = regions[regions.len() - 1].at + offset;
+            placed.push(Placed { base: at as u64, plane });
+        }
+        Ok((Self { regions, bytes: end }, placed))
+    }
+}
+
+impl Arena {
+    /// Reserves addresses for `frames_max` frames, and maps the first `frames` of them. Also the planes, in the layout's order.
+    pub(super) fn new(
+        context: &Arc<Context>,
+        layout: &KvLayout,
+        frames: usize,
+        frames_max: usize,
+        segment_frames: Option<usize>,
+        stream: &Stream,
+    ) -> Result<(Self, Vec<Placed>), StorageError> {
+        let granule = granule(context)?;
+        let segment_frames = segment_frames.unwrap_or(frames_max.div_ceil(SEGMENTS));
+        let (plan, mut placed) = Plan::new(layout, frames_max, segment_frames.max(1), granule)?;
+        let base = reserve(context, plan.bytes, granule)?;
+        let mapped = Mutex::new(vec![0; plan.regions.len()]);
+        let arena = Self { context: context.clone(), base, plan, mapped };
+        for placed in &mut placed {
+            placed.base += base;
+        }
+        arena.grow(frames, stream)?;
+        Ok((arena, placed))
+    }
+
+    /// Maps what so many frames need, zeroed: kernels that read whole blocks multiply what is behind a sequence's end by zero,
+    /// which leaves a NaN that it is.
+    ///
+    /// # Errors
+    /// [`StorageError::DeviceMemory`], and what the driver says; nothing more is mapped than before.
+    pub(super) fn grow(&self, frames: usize, stream: &Stream) -> Result<(), StorageError> {
+        let mut mapped = self.mapped.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = mapped.clone();
+        let missing: Vec<(usize, usize)> = self
+            .plan
+            .regions
+            .iter()
+            .enumerate()
+            .flat_map(|(at, region)| (mapped[at]..region.chunks(frames)).map(move |chunk| (at, chunk)))
+            .collect();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let bytes: usize = missing.iter().map(|&(at, chunk)| self.plan.regions[at].chunk(chunk).1).sum();
+        let (free, total) = self.context.memory()?;
+        let short =
+            StorageError::DeviceMemory { device: self.context.id(), bytes: bytes as u64, free, total };
+        if bytes as u64 > free {
+            return Err(short);
+        }
+        for (at, chunk) in missing {
+            let (start, len) = self.plan.regions[at].chunk(chunk);
+            let outcome = self.map(start, len, stream, &short);
+            if outcome.is_err() {
+                // Others may have zeroed chunks in flight.
+                let _ = stream.synchronise();
+                self.unmap_to(&mut mapped, &before);
+                return outcome;
+            }
+            mapped[at] = chunk + 1;
+        }
+        let zeroed = stream.synchronise();
+        if zeroed.is_err() {
+            self.unmap_to(&mut mapped, &before);
+        }
+        zeroed
+    }
+
+    /// Unmaps what holds none of the first `frames` frames.
+    ///
+    /// # Safety
+    /// Nobody, on the host or the device, touches later frames any more.
+    pub(super) unsafe fn shrink(&self, frames: usize) {
+        let mut mapped = self.mapped.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept: Vec<usize> = self.plan.regions.iter().map(|region| region.chunks(frames)).collect();
+        self.unmap_to(&mut mapped, &kept);
+    }
+
+    /// Bytes that are mapped.
+    pub(super) fn mapped_bytes(&self) -> usize {
+        let mapped = self.mapped.lock().unwrap_or_else(PoisonError::into_inner);
+        let regions = self.plan.regions.iter().zip(&*mapped);
+        regions.map(|(region, &chunks)| (chunks * region.chunk_bytes).min(region.bytes)).sum()
+    }
+
+    /// Bytes of addresses.
+    pub(super) fn reserved_bytes(&self) -> usize {
+        self.plan.bytes
+    }
+
+    /// Maps one chunk and begins to zero it; nothing is left of it if that fails.
+    fn map(
+        &self,
+        start: usize,
+        len: usize,
+        stream: &Stream,
+        short: &StorageError,
+    ) -> Result<(), StorageError> {
+        let _entered = self.context.enter()?;
+        let at = self.base + start as u64;
+        let (mut handle, properties) = (0, properties(&self.context));
+        let access = CUmemAccessDesc {
+            location: properties.location,
+            flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        // SAFETY: the places are valid and the context is current; the addresses are of this arena, and not mapped. The
+        // memory lives on for as long as it is mapped.
+        unsafe {
+            match sys::cuMemCreate(&mut handle, len, &properties, 0) {
+                CUresult::CUDA_ERROR_OUT_OF_MEMORY => return Err(short.clone()),
+                made => self.context.check(made, "allocating frames")?,
+            }
+            let placed = self.context.check(sys::cuMemMap(at, len, 0, handle, 0), "mapping frames");
+            let released = self.context.check(sys::cuMemRelease(handle), "keeping frames by their addresses");
+            placed?;
+            let ready = released
+                .and_then(|()| {
+                    self.context.check(sys::cuMemSetAccess(at, len, &access, 1), "giving access to frames")
+                })
+                .and_then(|()| {
+                    self.context.check(sys::cuMemsetD8Async(at, 0, len, stream.raw()), "zeroing frames")
+                });
+            if ready.is_err() {
+                let _ = sys::cuMemUnmap(at, len);
+            }
+            ready
+        }
+    }
+
+    /// Unmaps from the end, until so many chunks are left of each region.
+    fn unmap_to(&self, mapped: &mut [usize], kept: &[usize]) {
+        let _entered = self.context.enter_anyhow();
+        for (region, (chunks, &kept)) in self.plan.regions.iter().zip(mapped.iter_mut().zip(kept)) {
+            while *chunks > kept {
+                let (start, len) = region.chunk(*chunks - 1);
+                // SAFETY: mapped as this very chunk; nobody touches it, say the callers.
+                let unmapped = unsafe { sys::cuMemUnmap(self.base + start as u64, len) };
+                if self.context.check(unmapped, "unmapping frames").is_err() {
+                    // It stays as it is, and is there when the arena grows again.
+                    break;
+                }
+                *chunks -= 1;
+            }
+        }
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        // An engine's kernel may be under way that nobody told us of. In a context that is lost nothing is.
+        let _ = self.context.synchronise();
+        let mut mapped = std::mem::take(&mut *self.mapped.lock().unwrap_or_else(PoisonError::into_inner));
+        let none = vec![0; mapped.len()];
+        self.unmap_to(&mut mapped, &none);
+        let _entered = self.context.enter_anyhow();
+        // SAFETY: reserved so, and nothing is mapped there any more.
+        let _ = unsafe { sys::cuMemAddressFree(self.base, self.plan.bytes) };
+    }
+}
+
+/// What is mapped: memory of this device.
+fn properties(context: &Context) -> CUmemAllocationProp {
+    // SAFETY: of plain numbers and a pointer, all of which may be zero, and have to be where nothing is asked for.
+    let mut properties: CUmemAllocationProp = unsafe { std::mem::zeroed() };
+    properties.type_ = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.location =
+        CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: context.ordinal() };
+    properties
+}
+
+/// What the device maps is a multiple of this.
+fn granule(context: &Context) -> Result<usize, StorageError> {
+    let _entered = context.enter()?;
+    let (mut granule, properties) = (0, properties(context));
+    let least = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
+    // SAFETY: the places are valid and the context is current.
+    let asked = unsafe { sys::cuMemGetAllocationGranularity(&mut granule, &properties, least) };
+    context.check(asked, "asking for the size of a granule")?;
+    Ok(granule.max(1))
+}
+
+fn reserve(context: &Context, bytes: usize, granule: usize) -> Result<CUdeviceptr, StorageError> {
+    let _entered = context.enter()?;
+    let mut base = 0;
+    // SAFETY: the place is valid and the context is current.
+    let reserved = unsafe { sys::cuMemAddressReserve(&mut base, bytes, granule, 0, 0) };
+    context.check(reserved, "reserving addresses for frames")?;
+    Ok(base)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::storage::Dtype;
+
+    const GRANULE: usize = 2 << 20;
+
+    fn layout(arrangement: Arrangement) -> KvLayout {
+        // Tiles of 10 KiB, which is no divisor of a granule.
+        let builder = KvLayout::builder().layers(3).kv_heads(4).head_dim(80).dtype(Dtype::Bf16);
+        builder.arrangement(arrangement).build().unwrap()
+    }
+
+    #[test]
+    fn regions_are_whole_granules_and_hold_all_frames() {
+        for arrangement in [Arrangement::LayerFirst, Arrangement::BlockFirst] {
+            for (frames_max, segment) in [(1, 1), (1000, 16), (5000, 5000), (5000, 100_000), (70_000, 512)] {
+                let layout = layout(arrangement);
+                let (plan, placed) = Plan::new(&layout, frames_max, segment, GRANULE).unwrap();
+                let block_first = arrangement == Arrangement::BlockFirst;
+                assert_eq!(plan.regions.len(), if block_first { 1 } else { 6 });
+                let mut end = 0;
+                for region in &plan.regions {
+                    assert_eq!(region.at, end);
+                    assert!(
+                        region.bytes.is_multiple_of(GRANULE) && region.chunk_bytes.is_multiple_of(GRANULE)
+                    );
+                    assert!(region.bytes >= frames_max * region.frame_stride);
+                    let last = region.chunks(frames_max) - 1;
+                    let (start, len) = region.chunk(last);
+                    assert!(len > 0 && start + len - region.at >= frames_max * region.frame_stride);
+                    assert!(start + len <= region.at + region.bytes);
+                    assert_eq!((region.chunks(0), region.chunks(1)), (0, 1));
+                    end += region.bytes;
+                }
+                assert_eq!(plan.bytes, end);
+                for pair in placed.windows(2) {
+                    assert!(pair[1].base >= pair[0].base + pair[0].plane.tile_bytes as u64);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_no_address_space_holds_is_refused() {
+        let layout = layout(Arrangement::LayerFirst);
+        for frames in [usize::MAX / 4, usize::MAX / (10 << 10)] {
+            let refused = Plan::new(&layout, frames, 1, GRANULE);
+            assert!(matches!(refused, Err(LayoutError::TooLarge { .. })), "{frames}");
+        }
+    }
+}

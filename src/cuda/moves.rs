@@ -1,0 +1,129 @@
+//! Whole frames: copied to frames, and zeroed.
+
+use cudarc::driver::sys::CUstream;
+
+use crate::error::StorageError;
+use crate::ids::Run;
+use crate::storage::{CopyDone, DeviceStream, FrameMove, Storage, check};
+
+use super::device::raw;
+use super::flight::Flight;
+use super::kernels::Kernel;
+use super::memory::bytes_of;
+use super::params::{CopyParams, Move, ZeroParams};
+use super::staging::BYTES_MAX;
+use super::storage::CudaStorage;
+
+impl CudaStorage {
+    /// See [`Storage::copy`].
+    ///
+    /// # Safety
+    /// The frame rule.
+    pub(super) unsafe fn copy_here(&self, moves: &[FrameMove]) -> Result<(), StorageError> {
+        check::moves(moves, self.frames())?;
+        let grid = self.grid(moves.len().saturating_mul(self.home.pieces.list.len()));
+        // SAFETY: the frames exist, no destination is another's or a source; the rest is the caller's.
+        unsafe { self.enqueue_copy(moves, self.service.raw(), grid)?.wait() }
+    }
+
+    /// See [`Storage::copy_then`].
+    ///
+    /// # Safety
+    /// The frame rule, until `done` is called or dropped.
+    pub(super) unsafe fn copy_behind(&self, moves: &[FrameMove], done: CopyDone) {
+        if let Err(error) = check::moves(moves, self.frames()) {
+            return done(Err(error));
+        }
+        // SAFETY: as above. What is under way keeps the memory and the kernels.
+        match unsafe { self.enqueue_copy(moves, self.moving.raw(), self.moving_ctas) } {
+            Ok(flight) if cfg!(kvpool_mutant = "publish_unfenced") => {
+                flight.then(self.home.clone(), Box::new(|_| ()));
+                done(Ok(()));
+            }
+            Ok(flight) => flight.then(self.home.clone(), done),
+            // The flight waited for what it had enqueued.
+            Err(error) => done(Err(error)),
+        }
+    }
+
+    /// See [`Storage::copy_on`].
+    ///
+    /// # Safety
+    /// The frame rule, until the stream has done the copy.
+    pub(super) unsafe fn copy_in_order(
+        &self,
+        stream: &DeviceStream,
+        moves: &[FrameMove],
+    ) -> Result<(), StorageError> {
+        self.home.device.check_stream(stream, "copying frames")?;
+        check::moves(moves, self.frames())?;
+        let grid = self.grid(moves.len().saturating_mul(self.home.pieces.list.len()));
+        // SAFETY: as above; the stream is of this device.
+        let flight = unsafe { self.enqueue_copy(moves, raw(stream), grid)? };
+        flight.then((self.home.clone(), stream.clone()), Box::new(|_| ()));
+        Ok(())
+    }
+
+    /// # Safety
+    /// The stream lives as long as the flight; moves were checked; the frame rule, until the flight is over.
+    unsafe fn enqueue_copy(
+        &self,
+        moves: &[FrameMove],
+        stream: CUstream,
+        grid: u32,
+    ) -> Result<Flight<'_>, StorageError> {
+        let home = &*self.home;
+        let n_pieces = home.pieces.list.len();
+        let (pieces, n_pieces) = (home.table.address(), n_pieces as u32);
+        #[cfg(kvpool_mutant = "scales_left")]
+        let (pieces, n_pieces) = (home.values.0.address(), home.values.1);
+        home.device.good()?;
+        // SAFETY: the stream lives.
+        let mut flight = unsafe { Flight::on(&home.device, stream) };
+        // Jobs are counted in 31 bits.
+        let most = (i32::MAX as usize / n_pieces.max(1) as usize).clamp(1, BYTES_MAX / size_of::<Move>());
+        for moves in moves.chunks(most) {
+            let list: Vec<Move> =
+                moves.iter().map(|step| Move { src: step.src.0, dst: step.dst.0 }).collect();
+            let params = CopyParams {
+                pieces,
+                moves: flight.upload(bytes_of(&list))?,
+                n_pieces,
+                n_moves: list.len() as u32,
+                unit: home.pieces.copy_unit,
+                reserved: 0,
+            };
+            // SAFETY: the tables are there until the flight is over; the rest is the caller's.
+            unsafe { flight.launch(Kernel::Copy, grid, &params)? };
+        }
+        Ok(flight)
+    }
+
+    /// See [`Storage::zero`].
+    ///
+    /// # Safety
+    /// The frame rule.
+    pub(super) unsafe fn zero_runs(&self, runs: &[Run]) -> Result<(), StorageError> {
+        check::runs_disjoint(runs, self.frames())?;
+        let home = &*self.home;
+        home.device.good()?;
+        // SAFETY: the stream lives as long as the storage.
+        let mut flight = unsafe { Flight::on(&home.device, self.service.raw()) };
+        let n_pieces = home.pieces.list.len();
+        let most = (i32::MAX as usize / n_pieces).clamp(1, BYTES_MAX / size_of::<u32>());
+        let frames: Vec<u32> = runs.iter().flat_map(|run| run.frames()).map(|frame| frame.0).collect();
+        for frames in frames.chunks(most) {
+            let params = ZeroParams {
+                pieces: home.table.address(),
+                frames: flight.upload(bytes_of(frames))?,
+                n_pieces: n_pieces as u32,
+                n_frames: frames.len() as u32,
+                unit: home.pieces.copy_unit,
+                reserved: 0,
+            };
+            // SAFETY: frames that exist, named once; the rest is the caller's.
+            unsafe { flight.launch(Kernel::Zero, self.grid(frames.len() * n_pieces), &params)? };
+        }
+        flight.wait()
+    }
+}

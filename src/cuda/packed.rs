@@ -1,0 +1,302 @@
+//! Frames in their packed form: to the host and back, and to other devices.
+//!
+//! ```text
+//! pack        kernel: pieces -> scratch,   copy engine: scratch -> pinned,   host: pinned -> the caller's buffer
+//! unpack      the other way round
+//! receive     kernel: pieces -> scratch,   copy engine: scratch -> the other device's,   kernel there
+//! ```
+//!
+//! What is packed goes in *lots*, each of one buffer: some whole frames, or where a frame is longer than a buffer, some of its
+//! pieces. Two lots are under way at once, so that the engines and the host work at the same time.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use cudarc::driver::sys;
+
+use crate::error::StorageError;
+use crate::ids::Run;
+use crate::storage::{Storage, check, exchange};
+
+use super::flight::Flight;
+use super::kernels::Kernel;
+use super::memory::bytes_of;
+use super::params::{PackParams, Piece};
+use super::pieces::Pieces;
+use super::staging::{BYTES_MAX, Pinned};
+use super::storage::{CudaStorage, Home};
+
+/// Lots that are under way at once.
+const DEPTH: usize = 2;
+
+/// What goes through one buffer.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Lot {
+    /// Places in the list of frames.
+    frames: Range<usize>,
+    /// Places in the table of pieces.
+    pieces: Range<usize>,
+    /// Where it is in the packed form of all frames.
+    at: usize,
+    bytes: usize,
+}
+
+/// Cuts the packed form of `frames` frames into lots of at most `most` bytes.
+fn lots(pieces: &Pieces, packed_bytes: usize, frames: usize, most: usize) -> Vec<Lot> {
+    let mut lots = Vec::new();
+    if packed_bytes <= most {
+        let step = most / packed_bytes;
+        for first in (0..frames).step_by(step) {
+            let end = frames.min(first + step);
+            let bytes = (end - first) * packed_bytes;
+            let pieces = 0..pieces.list.len();
+            lots.push(Lot { frames: first..end, pieces, at: first * packed_bytes, bytes });
+        }
+        return lots;
+    }
+    for frame in 0..frames {
+        let mut first = 0;
+        while first < pieces.list.len() {
+            let (count, bytes) = pieces.group(first, most);
+            let at = frame * packed_bytes + pieces.list[first].packed_at as usize;
+            lots.push(Lot { frames: frame..frame + 1, pieces: first..first + count, at, bytes });
+            first += count;
+        }
+    }
+    lots
+}
+
+impl Home {
+    fn lots(&self, frames: usize) -> Vec<Lot> {
+        lots(&self.pieces, self.layout.packed_bytes(), frames, BYTES_MAX)
+    }
+
+    /// Enqueues the kernel for one lot, whose bytes are at `packed`.
+    ///
+    /// # Safety
+    /// The frames exist; the bytes are the flight's; the frame rule, until it is over.
+    unsafe fn launch_lot(
+        &self,
+        flight: &mut Flight<'_>,
+        kernel: Kernel,
+        frames: &[u32],
+        lot: &Lot,
+        packed: u64,
+        grid: u32,
+    ) -> Result<(), StorageError> {
+        let first = &self.pieces.list[lot.pieces.start];
+        let params = PackParams {
+            pieces: self.table.address() + (lot.pieces.start * size_of::<Piece>()) as u64,
+            frames: flight.upload(bytes_of(&frames[lot.frames.clone()]))?,
+            // Pieces know their place in a whole frame.
+            packed: packed.wrapping_sub(first.packed_at.into()),
+            packed_stride: self.layout.packed_bytes() as u64,
+            n_pieces: lot.pieces.len() as u32,
+            n_frames: lot.frames.len() as u32,
+            unit: self.pieces.pack_unit,
+            reserved: 0,
+        };
+        // SAFETY: the caller's.
+        unsafe { flight.launch(kernel, grid, &params) }
+    }
+}
+
+impl CudaStorage {
+    /// See [`Storage::pack`].
+    ///
+    /// # Safety
+    /// The frame rule.
+    pub(super) unsafe fn pack_runs(&self, runs: &[Run], out: &mut [u8]) -> Result<(), StorageError> {
+        self.check_packed(check::runs(runs, self.frames())?, out.len())?;
+        let (home, frames) = (&*self.home, frames_of(runs));
+        home.device.good()?;
+        let mut under_way: VecDeque<(Flight<'_>, Pinned, Lot)> = VecDeque::new();
+        let mut arrive = |(flight, pinned, lot): (Flight<'_>, Pinned, Lot)| {
+            flight.wait()?;
+            out[lot.at..][..lot.bytes].copy_from_slice(&pinned.bytes()[..lot.bytes]);
+            Ok::<(), StorageError>(())
+        };
+        for lot in home.lots(frames.len()) {
+            if under_way.len() == DEPTH {
+                under_way.pop_front().map_or(Ok(()), &mut arrive)?;
+            }
+            let pinned = home.device.0.staging.pinned(lot.bytes)?;
+            // SAFETY: the stream lives as long as the storage.
+            let mut flight = unsafe { Flight::on(&home.device, self.packing.raw()) };
+            let packed = flight.scratch(lot.bytes)?;
+            let grid = self.grid(lot.frames.len() * lot.pieces.len());
+            // SAFETY: frames that exist; the buffers are kept until the flight is over; the rest is the caller's.
+            unsafe {
+                home.launch_lot(&mut flight, Kernel::Pack, &frames, &lot, packed, grid)?;
+                flight.fetch(&pinned, packed, lot.bytes)?;
+            }
+            flight.mark()?;
+            under_way.push_back((flight, pinned, lot));
+        }
+        under_way.into_iter().try_for_each(arrive)
+    }
+
+    /// See [`Storage::unpack`].
+    ///
+    /// # Safety
+    /// The frame rule.
+    pub(super) unsafe fn unpack_runs(&self, runs: &[Run], bytes: &[u8]) -> Result<(), StorageError> {
+        self.check_packed(check::runs_disjoint(runs, self.frames())?, bytes.len())?;
+        let (home, frames) = (&*self.home, frames_of(runs));
+        home.device.good()?;
+        let mut under_way: VecDeque<Flight<'_>> = VecDeque::new();
+        for lot in home.lots(frames.len()) {
+            if under_way.len() == DEPTH {
+                under_way.pop_front().map_or(Ok(()), Flight::wait)?;
+            }
+            // SAFETY: the stream lives as long as the storage.
+            let mut flight = unsafe { Flight::on(&home.device, self.packing.raw()) };
+            let packed = flight.upload(&bytes[lot.at..][..lot.bytes])?;
+            let grid = self.grid(lot.frames.len() * lot.pieces.len());
+            // SAFETY: frames that exist, named once; the rest is the caller's.
+            unsafe { home.launch_lot(&mut flight, Kernel::Unpack, &frames, &lot, packed, grid)? };
+            flight.mark()?;
+            under_way.push_back(flight);
+        }
+        under_way.into_iter().try_for_each(Flight::wait)
+    }
+
+    /// See [`Storage::receive`]: from another device, or this one, without the host.
+    ///
+    /// # Safety
+    /// The frame rule, for the frames of both.
+    pub(super) unsafe fn receive_from(
+        &self,
+        source: &dyn Storage,
+        from: &[Run],
+        to: &[Run],
+    ) -> Result<(), StorageError> {
+        let Some(source) = source.as_any().downcast_ref::<Self>() else {
+            // SAFETY: the caller's.
+            return unsafe { exchange::through_host(self, source, from, to) };
+        };
+        exchange::check_form(source.layout(), self.layout())?;
+        let (frames, want) = (exchange::count(from), exchange::count(to));
+        if frames != want {
+            return Err(StorageError::RunsDiffer { from: frames, to: want });
+        }
+        check::runs(from, source.frames())?;
+        check::runs_disjoint(to, self.frames())?;
+        let (there, here) = (&*source.home, &*self.home);
+        let (lots, landing_lots) = (there.lots(frames), here.lots(frames));
+        // A frame that is longer than a buffer is cut between pieces, and those are not the same where one of the two joins K and V.
+        if !lots.iter().map(|lot| (lot.at, lot.bytes)).eq(landing_lots.iter().map(|lot| (lot.at, lot.bytes)))
+        {
+            // SAFETY: the caller's.
+            return unsafe { exchange::through_host(self, source, from, to) };
+        }
+        let (from, to) = (frames_of(from), frames_of(to));
+        there.device.good()?;
+        here.device.good()?;
+        self.befriend(source);
+        // Dropped in this order: what reads on this device is over before the buffer that the other wrote is given back.
+        let mut under_way: VecDeque<(Flight<'_>, Flight<'_>)> = VecDeque::new();
+        let arrive = |(landing, taking_off): (Flight<'_>, Flight<'_>)| {
+            landing.wait()?;
+            taking_off.wait()
+        };
+        for (lot, landing_lot) in lots.into_iter().zip(landing_lots) {
+            if under_way.len() == DEPTH {
+                under_way.pop_front().map_or(Ok(()), arrive)?;
+            }
+            // SAFETY: each stream lives as long as its storage.
+            let mut taking_off = unsafe { Flight::on(&there.device, source.packing.raw()) };
+            // SAFETY: as above.
+            let mut landing = unsafe { Flight::on(&here.device, self.packing.raw()) };
+            let packed = taking_off.scratch(lot.bytes)?;
+            let jobs = lot.frames.len() * lot.pieces.len();
+            // SAFETY: frames that exist; those that are written are named once; buffers are kept until both are over; the
+            // rest is the caller's.
+            unsafe {
+                there.launch_lot(&mut taking_off, Kernel::Pack, &from, &lot, packed, source.grid(jobs))?;
+                let arrived = if source.device() == self.device() {
+                    packed
+                } else {
+                    let arrived = taking_off.scratch_of(&here.device, lot.bytes)?;
+                    source.send_to(self, packed, arrived, lot.bytes)?;
+                    arrived
+                };
+                taking_off.mark()?.hold_back(&here.device.0.context, self.packing.raw())?;
+                let jobs = landing_lot.frames.len() * landing_lot.pieces.len();
+                here.launch_lot(&mut landing, Kernel::Unpack, &to, &landing_lot, arrived, self.grid(jobs))?;
+            }
+            landing.mark()?;
+            under_way.push_back((landing, taking_off));
+        }
+        under_way.into_iter().try_for_each(arrive)
+    }
+
+    /// Lets the devices reach each other directly, if they can. If not, the driver goes through the host.
+    fn befriend(&self, source: &Self) {
+        let (here, there) = (&self.home.device.0.context, &source.home.device.0.context);
+        if self.device() == source.device() {
+            return;
+        }
+        for (from, to) in [(there, here), (here, there)] {
+            let _entered = from.enter_anyhow();
+            // SAFETY: the context is current and the other one lives. That they were friends already, or cannot be, is no error.
+            let _ = unsafe { sys::cuCtxEnablePeerAccess(to.raw(), 0) };
+        }
+    }
+
+    /// Enqueues a copy of this device's memory to another's, on the stream for packing.
+    ///
+    /// # Safety
+    /// So many bytes at both addresses are the caller's until it is over.
+    unsafe fn send_to(&self, target: &Self, from: u64, to: u64, bytes: usize) -> Result<(), StorageError> {
+        let (here, there) = (&self.home.device.0.context, &target.home.device.0.context);
+        let _entered = here.enter()?;
+        // SAFETY: the caller's; both contexts live.
+        let sent =
+            unsafe { sys::cuMemcpyPeerAsync(to, there.raw(), from, here.raw(), bytes, self.packing.raw()) };
+        here.check(sent, "copying to another device")
+    }
+
+    fn check_packed(&self, frames: usize, got: usize) -> Result<(), StorageError> {
+        let want = frames.saturating_mul(self.home.layout.packed_bytes());
+        if got != want {
+            return Err(StorageError::BufferLength { got, want });
+        }
+        Ok(())
+    }
+}
+
+fn frames_of(runs: &[Run]) -> Vec<u32> {
+    runs.iter().flat_map(|run| run.frames()).map(|frame| frame.0).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::pieces::Placed;
+    use crate::storage::KvLayout;
+
+    #[test]
+    fn lots_cover_the_packed_form_in_order() {
+        let layout =
+            KvLayout::builder().layers(4).kv_heads(8).head_dim(128).block_tokens(24).build().unwrap();
+        let planes = layout.planes(3).unwrap().planes;
+        let placed: Vec<Placed> =
+            planes.into_iter().map(|plane| Placed { base: plane.base as u64, plane }).collect();
+        let (pieces, packed) = (Pieces::new(&placed).unwrap(), layout.packed_bytes());
+        for most in [16 << 10, 100_000, packed - 1, packed, 3 * packed + 1, 100 * packed] {
+            let lots = lots(&pieces, packed, 7, most);
+            let mut at = 0;
+            for lot in &lots {
+                assert_eq!(lot.at, at);
+                assert!(lot.bytes > 0 && lot.bytes <= most);
+                at += lot.bytes;
+                let whole = lot.pieces == (0..pieces.list.len());
+                assert_eq!(whole, packed <= most);
+                assert!(whole || lot.frames.len() == 1);
+            }
+            assert_eq!(at, 7 * packed, "{most}");
+        }
+        assert!(lots(&pieces, packed, 0, packed).is_empty());
+    }
+}
