@@ -133,7 +133,7 @@ impl<'a> Flight<'a> {
     /// Waits until all is over.
     pub(super) fn wait(mut self) -> Result<(), StorageError> {
         if cfg!(kvpool_mutant = "staging_early") {
-            self.kept = Kept::default();
+            self.give_back();
         }
         if self.mark.is_none() && self.is_open {
             self.mark()?;
@@ -145,6 +145,11 @@ impl<'a> Flight<'a> {
         Ok(())
     }
 
+    /// Planted: gives the buffers back while they are read.
+    pub(super) fn give_back(&mut self) {
+        self.kept = Kept::default();
+    }
+
     /// Leaves it to itself: it names no buffer that would go back.
     pub(super) fn leave(mut self) {
         debug_assert!(self.kept.pinned.is_empty() && self.kept.scratch.is_empty());
@@ -153,9 +158,11 @@ impl<'a> Flight<'a> {
 
     /// Calls `done` when all is over, and drops `with` before.
     pub(super) fn then(mut self, with: impl Send + 'static, done: CopyDone) {
+        if cfg!(kvpool_mutant = "staging_early") {
+            self.give_back();
+        }
         let kept = std::mem::take(&mut self.kept);
         self.is_open = false;
-        let kept = if cfg!(kvpool_mutant = "staging_early") { Kept::default() } else { kept };
         // SAFETY: the stream lives, and is of this device.
         unsafe { self.device.keep(self.stream, (kept, with), done) };
     }

@@ -18,6 +18,7 @@
 //! | `capture`, `context` | somebody's graph that is being captured is left alone; the device's primary context, and whether it is lost |
 //! | `stream`, `event`, `watch` | queues of work, marks in them, and the thread that sees the marks reached |
 //! | `staging`, [`params`], `kernels` | buffers between host and device, what kernels are given, the kernels |
+//! | `memory`, `flight` | allocations that last; commands and the buffers that they name, until they are over |
 //! | `device` | all of that, opened |
 //! | `pieces`, `arena`, `adopted` | planes cut for kernels; frames mapped by segments; an engine's own tensors |
 //! | `storage`, `moves`, `rows`, `packed` | the backend: frames copied, tokens stored and loaded, frames packed |
@@ -54,6 +55,7 @@ mod rows;
 mod staging;
 mod storage;
 mod stream;
+mod tables;
 mod watch;
 
 pub use device::Device;
@@ -62,3 +64,4 @@ pub use error::CudaError;
 pub use rows::DeviceRows;
 pub use storage::{CudaConfig, CudaStorage, DevicePlane};
 pub use stream::Priority;
+pub use tables::{DeviceTable, TableError};

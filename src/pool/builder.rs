@@ -320,7 +320,11 @@ impl PoolBuilder {
                 let Some(storage) = storage.upgrade() else { return };
                 // SAFETY: the blocks floor passes frames that nobody owns and no batch sees, before it frees them.
                 let zeroed = unsafe { storage.zero(&[run]) };
-                zeroed.unwrap_or_else(|error| panic!("{run} of this pool: {error}"));
+                // What a lost device held nobody reads any more, nor anything that comes after it there.
+                if let Err(error) = zeroed.or_else(|error| if error.is_lost() { Ok(()) } else { Err(error) })
+                {
+                    panic!("{run} of this pool: {error}");
+                }
             })
         });
         if let Some(storage) = &storage {
