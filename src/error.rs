@@ -5,10 +5,12 @@ use thiserror::Error;
 
 use crate::ids::{BlockHandle, BlockId, DeviceId, Generation, PoolTag};
 
+mod migrate;
 mod prefix;
 mod sequence;
 mod storage;
 
+pub use migrate::TransferError;
 pub use prefix::PrefixError;
 pub use sequence::SequenceError;
 pub use storage::{LayoutError, SizingError, StorageError};

@@ -24,6 +24,8 @@ pub mod compact;
 
 pub mod prefix;
 
+pub mod migrate;
+
 pub mod pool;
 
 #[cfg(all(feature = "cuda", not(kvpool_loom)))]

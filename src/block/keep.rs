@@ -260,6 +260,26 @@ impl Core {
         evicted
     }
 
+    /// Evicts blocks just as their release left them, and frees them; the caller announces. Those stay that a batch in flight
+    /// may see, that are moving, or that somebody has had since. Returns how many were evicted.
+    pub(crate) fn evict_kept(&self, kept: &[Kept], stays: &mut dyn FnMut(BlockId)) -> usize {
+        let Some(keeper) = self.keeper.as_deref() else { return 0 };
+        let (mut freed, mut evicted, oldest) = (Freed::new(), 0, self.clock.oldest());
+        for &Kept { id, word } in kept {
+            // Of this very word: whoever had the block since may show it to a batch that the tag does not know.
+            let frame = self.is_unseen(id, word, oldest).then(|| self.evict_word(keeper, id, word)).flatten();
+            match frame {
+                Some(frame) => {
+                    freed.push(frame);
+                    evicted += 1;
+                }
+                None => stays(id),
+            }
+        }
+        freed.runs.iter().for_each(|&run| self.free_run(run));
+        evicted
+    }
+
     /// Evicts up to so many blocks, and frees them.
     pub(crate) fn evict_free(&self, wanted: usize) {
         let mut free = |frame| self.free_run(Run { start: frame, len: 1 });

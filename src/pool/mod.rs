@@ -10,6 +10,7 @@ mod handle;
 mod ids;
 mod latency;
 mod lease;
+mod migration;
 #[expect(clippy::module_inception, reason = "the floor is named for what it is about")]
 mod pool;
 mod stats;
@@ -22,9 +23,11 @@ pub use crate::compact::{
     DefragConfig, DefragError, DefragOptions, DefragReport, DefragTotals, Defragmenter, ResizeError,
     ResizeOptions, ResizeReport,
 };
+pub use crate::migrate::{BringBackReport, Carried, MigrateError, MigrationReport, OffloadReport};
 pub use builder::{BuildError, PoolBuilder};
 pub use handle::PoolHandle;
 pub use latency::Latency;
 pub use lease::Lease;
+pub use migration::Target;
 pub use pool::Pool;
 pub use stats::{Pressure, Stats};

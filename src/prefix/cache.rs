@@ -28,6 +28,11 @@
 //! noted before is found, and evicts what nobody owns. So a clear refuses nothing and waits for nobody: what is in use is
 //! dropped when it is released.
 //!
+//! # Transit
+//!
+//! Evictable blocks can be [taken](Cache::take_coldest) in the order in which they would be evicted, to be copied elsewhere. Each is
+//! then held by a reference, and as safe as in a sequence: see `transit`.
+//!
 //! Models: `loom-tests/tests/evictable.rs`, `prefix_index.rs`, `eviction_queue.rs`.
 
 use std::ops::ControlFlow;
@@ -47,6 +52,10 @@ use super::policy::{CachePriority, Lookup, Millis, Place, Policy, QUEUES_MAX, Re
 use super::queues::{Queues, row};
 use super::row::{Row, RowBucket};
 use super::stats::{PrefixStats, Tallies};
+
+mod transit;
+
+pub(crate) use transit::Cold;
 
 /// Blocks that an eviction passes over, because they are moving or seen by a batch, before it gives up.
 const PASSED_OVER: usize = if cfg!(kvpool_loom) { 2 } else { 32 };

@@ -11,6 +11,7 @@ use std::cmp::Ordering;
 
 use crate::error::{PrefixError, SequenceError};
 use crate::ids::{BlockId, SequenceId};
+use crate::prefix::policy::Millis;
 use crate::prefix::{BlockHash, Cache, Chain, KvEvent, Owner, PrefixKeys};
 use crate::sync::Arc;
 
@@ -49,6 +50,25 @@ impl Known {
             era: cache.era(),
             tokens: cache.events().is_subscribed().then(Vec::new),
             owner,
+        })
+    }
+
+    /// The same, of a sequence that goes to another pool. `None`: that one's cache hashes differently, or the hashes are of before
+    /// a clear, so that nothing is to be found by them.
+    pub(super) fn in_cache(&self, cache: &Arc<Cache>) -> Option<Self> {
+        if self.era != self.cache.era() || !cache.hasher().agrees_with(self.cache.hasher()) {
+            return None;
+        }
+        // Each cache has a clock of its own.
+        let left = self.owner.keep_until.map(|until| until.0.saturating_sub(self.cache.now().0));
+        let keep_until = left.filter(|&left| left > 0).map(|left| Millis(cache.now().0.saturating_add(left)));
+        Some(Self {
+            cache: cache.clone(),
+            era: cache.era(),
+            tokens: self.tokens.clone().filter(|_| cache.events().is_subscribed()),
+            // Of a policy that has not seen this sequence.
+            owner: Owner { context: 0, keep_until, ..self.owner },
+            ..self.clone()
         })
     }
 

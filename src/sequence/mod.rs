@@ -15,6 +15,7 @@
 //! | `outputs` | block tables, slots and lengths for kernels |
 //! | `moved` | entries of tables that live on, whose blocks moved |
 //! | `bytes` | store and load without `unsafe` |
+//! | `transit` | on the way to another pool |
 //!
 //! # Invariants
 //!
@@ -53,6 +54,7 @@ mod seals;
 #[expect(clippy::module_inception, reason = "the floor is named for what it is about")]
 mod sequence;
 mod step;
+mod transit;
 
 pub use batch::{Appended, Batch, Copied};
 pub use builder::SequenceBuilder;
@@ -62,6 +64,7 @@ pub use plan::TOKENS_MAX;
 pub use registry::{SequenceView, Sequences};
 pub use sequence::Sequence;
 pub use step::{Finish, FinishError};
+pub(crate) use transit::{Arrival, Held};
 
 #[cfg(all(test, not(kvpool_loom)))]
 mod tests;

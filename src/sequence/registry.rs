@@ -128,7 +128,13 @@ impl Sequences {
         self.0.block_tokens as usize
     }
 
-    pub(super) fn same(&self, other: &Self) -> bool {
+    /// Where the bytes are, if the pool keeps any.
+    pub fn storage(&self) -> Option<&std::sync::Arc<dyn Storage>> {
+        self.0.storage.as_ref()
+    }
+
+    /// Whether the other are the sequences of the same pool.
+    pub(crate) fn same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 

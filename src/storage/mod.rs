@@ -61,6 +61,7 @@ mod tiles;
 pub use adopted::AdoptedPlane;
 pub use device_stream::DeviceStream;
 pub use elements::{Elements, ElementsMut};
+pub(crate) use exchange::check_form;
 pub use host::HostStorage;
 pub use layout::{Arrangement, KvLayout, KvLayoutBuilder, Parts, Scales};
 pub use planes::{Plane, PlaneKind, PlanePart, PlaneTable, TILE_ALIGN};

@@ -90,6 +90,15 @@ impl PrefixHasher {
         self.block_tokens
     }
 
+    /// Whether the other gives the same hashes: it has the same function, key and size of a block. A function of a user's own is
+    /// judged by its name and by one block.
+    pub fn agrees_with(&self, other: &Self) -> bool {
+        let probe: Vec<u32> = (1..=self.block_tokens as u32).collect();
+        self.block_tokens == other.block_tokens
+            && self.bare == other.bare
+            && self.block(self.bare.hash(), &probe) == other.block(other.bare.hash(), &probe)
+    }
+
     /// What chains of these keys begin with. Without any it was computed before.
     ///
     /// # Errors

@@ -1,0 +1,222 @@
+//! Cached blocks that nobody owns go into another pool's cache, and come back from there.
+
+use std::time::Instant;
+
+use smallvec::SmallVec;
+
+use crate::error::{AllocError, TransferError};
+use crate::ids::BlockId;
+use crate::prefix::{BlockHash, Cache, Chain, Cold, KvEvent, PrefixKeys};
+use crate::sequence::{Held, Sequences};
+
+use super::carry::Pair;
+use super::job::{self, IsAbandoned};
+use super::report::{BringBackReport, Carried, OffloadReport};
+use super::route::{End, Route};
+
+/// Evictable blocks that are held to be copied. Dropped, they are put back where they were.
+struct Taken {
+    end: End,
+    cold: Vec<Cold>,
+}
+
+impl Taken {
+    fn coldest(end: &End, cache: &Cache, wanted: usize) -> Self {
+        Self { end: end.clone(), cold: cache.take_coldest(end.sequences.blocks(), wanted) }
+    }
+
+    fn put_back(&mut self, from: usize) {
+        if let Ok(cache) = self.end.cache() {
+            cache.put_back(self.end.sequences.blocks(), &self.cold.split_off(from));
+        }
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        self.put_back(0);
+    }
+}
+
+/// Copies up to `blocks_max` evictable blocks, those first that would be evicted first, into another pool's cache, and evicts
+/// them here. They are found there by the same tokens, and can come [back](bring_back). If there is less room there, fewer go.
+///
+/// The future may be dropped at any time: then it is done to the end, or all blocks are where they were.
+///
+/// # Errors
+///
+/// [`TransferError`]; all blocks are where they were.
+pub async fn offload(
+    from: &Sequences,
+    to: &Sequences,
+    blocks_max: usize,
+) -> Result<OffloadReport, TransferError> {
+    let route = Route::between_caches(from, to)?;
+    if blocks_max == 0 {
+        return Err(AllocError::Zero.into());
+    }
+    job::done(false, move |is_abandoned| route.offload(blocks_max, is_abandoned)).await
+}
+
+/// Copies what another pool has cached of these tokens to where it continues what is cached here, so that a sequence that is
+/// opened with them finds it all. Only full blocks come back. If there is less room here, fewer do, from the first on. The other
+/// pool's copies stay there.
+///
+/// The future may be dropped at any time: then it is done to the end, or nothing has come.
+///
+/// # Errors
+///
+/// [`TransferError`]; nothing has come.
+pub async fn bring_back(
+    from: &Sequences,
+    to: &Sequences,
+    keys: &PrefixKeys<'_>,
+    tokens: &[u32],
+) -> Result<BringBackReport, TransferError> {
+    let route = Route::between_caches(from, to)?;
+    let hasher = route.to.cache()?.hasher();
+    let (mut chain, mut hashes) = (Chain::new(hasher.root(keys)?), Vec::new());
+    chain.extend(hasher, tokens, |hash| hashes.push(hash));
+    let prompt = Prompt { tokens: tokens.into(), hashes };
+    job::done(false, move |is_abandoned| route.bring_back(&prompt, is_abandoned)).await
+}
+
+/// The full blocks of a prompt.
+struct Prompt {
+    tokens: Box<[u32]>,
+    hashes: Vec<BlockHash>,
+}
+
+impl Prompt {
+    /// What those who listen to events are told of a block.
+    fn stored(&self, cache: &Cache, block: BlockId, place: usize) -> Option<Box<KvEvent>> {
+        let block_tokens = cache.hasher().block_tokens();
+        cache.events().is_subscribed().then(|| {
+            Box::new(KvEvent::Stored {
+                block,
+                hash: self.hashes[place],
+                parent: place.checked_sub(1).map(|parent| self.hashes[parent]),
+                tokens: self.tokens[place * block_tokens..(place + 1) * block_tokens].into(),
+                block_tokens: block_tokens as u32,
+            })
+        })
+    }
+}
+
+impl Route {
+    fn offload(
+        &self,
+        blocks_max: usize,
+        is_abandoned: IsAbandoned<'_>,
+    ) -> Result<OffloadReport, TransferError> {
+        let began = Instant::now();
+        let (here, there, pool) = (self.from.cache()?, self.to.cache()?, self.to.sequences.blocks());
+        let mut taken = Taken::coldest(&self.from, here, blocks_max);
+        let era = there.era();
+        let mut held = Held::new(&self.to.sequences);
+        // What is there already is held, so that it stays while it is given up here.
+        let present: Vec<Option<BlockId>> =
+            taken.cold.iter().map(|cold| there.take(pool, cold.hash, era)).collect();
+        held.blocks.extend(present.iter().flatten());
+        let present_blocks = held.blocks.len();
+        let missing = present.iter().filter(|present| present.is_none()).count();
+        let room = match held.allocate_up_to(missing) {
+            Ok(room) => room,
+            Err(_) if present_blocks > 0 || missing == 0 => 0,
+            Err(error) => return Err(error.into()),
+        };
+        // The coldest of those that are missing go, and all that are there; the others stay.
+        let mut fresh = held.blocks[present_blocks..].to_vec().into_iter();
+        let (mut cold, mut rest, mut going) = (Vec::new(), Vec::new(), Vec::<(Cold, BlockId)>::new());
+        for (&block, present) in taken.cold.iter().zip(&present) {
+            match present.is_some().then_some(None).or_else(|| fresh.next().map(Some)) {
+                Some(target) => {
+                    cold.push(block);
+                    going.extend(target.map(|target| (block, target)));
+                }
+                None => rest.push(block),
+            }
+        }
+        debug_assert_eq!(going.len(), room);
+        let all = cold.len();
+        cold.append(&mut rest);
+        taken.cold = cold;
+        taken.put_back(all);
+        let pairs: Vec<Pair> = going.iter().map(|(cold, target)| (cold.id, *target)).collect();
+        // SAFETY: those that are read are sealed, and a reference on each is held; those that are written were allocated
+        // just now, and nobody else knows them.
+        let carried = unsafe { self.carry(&pairs, is_abandoned) }?;
+        going.iter().for_each(|(cold, target)| there.note(*target, cold.hash, era, cold.depth));
+        there.register(pool, going.iter().map(|(_, target)| (pool.handle(*target), None)));
+        let cold = std::mem::take(&mut taken.cold);
+        let (evicted_blocks, leaving_blocks) = here.give_up(self.from.sequences.blocks(), &cold);
+        // Released last first: the coldest are to be the first to go there, too.
+        held.blocks.reverse();
+        drop(held);
+        Ok(OffloadReport {
+            present_blocks,
+            evicted_blocks,
+            leaving_blocks,
+            warm_blocks: cold.len() - evicted_blocks - leaving_blocks,
+            carried: Carried { took: began.elapsed(), ..carried },
+        })
+    }
+
+    fn bring_back(
+        &self,
+        prompt: &Prompt,
+        is_abandoned: IsAbandoned<'_>,
+    ) -> Result<BringBackReport, TransferError> {
+        let began = Instant::now();
+        let (far, near) = (self.from.cache()?, self.to.cache()?);
+        let (far_pool, pool) = (self.from.sequences.blocks(), self.to.sequences.blocks());
+        let (far_era, era) = (far.era(), near.era());
+        let (mut read, mut held) = (Held::new(&self.from.sequences), Held::new(&self.to.sequences));
+        // By their places; those that are missing here, in the other pool.
+        let (mut places, mut missing) = (Vec::<Option<BlockId>>::new(), Vec::<(usize, BlockId)>::new());
+        for (place, &hash) in prompt.hashes.iter().enumerate() {
+            if let Some(id) = near.take(pool, hash, era) {
+                held.blocks.push(id);
+                places.push(Some(id));
+            } else if let Some(id) = far.take(far_pool, hash, far_era) {
+                read.blocks.push(id);
+                missing.push((place, id));
+                places.push(None);
+            } else {
+                break;
+            }
+        }
+        let cached = held.blocks.len();
+        let room = match missing.len() {
+            0 => 0,
+            wanted => held.allocate_up_to(wanted)?,
+        };
+        if let Some(&(first_left, _)) = missing.get(room) {
+            // What comes after a gap is found by nobody.
+            places.truncate(first_left);
+        }
+        let coming: SmallVec<[(usize, Pair); 32]> = (missing.iter().zip(&held.blocks[cached..]))
+            .map(|(&(place, source), &target)| (place, (source, target)))
+            .collect();
+        let pairs: Vec<Pair> = coming.iter().map(|&(_, pair)| pair).collect();
+        // SAFETY: those that are read are sealed, and a reference on each is held; those that are written were allocated
+        // just now, and nobody else knows them.
+        let carried = unsafe { self.carry(&pairs, is_abandoned) }?;
+        for &(place, (_, target)) in &coming {
+            near.note(target, prompt.hashes[place], era, place as u32);
+            places[place] = Some(target);
+        }
+        near.register(
+            pool,
+            coming.iter().map(|&(place, (_, id))| (pool.handle(id), prompt.stored(near, id, place))),
+        );
+        let cached_blocks = places.len();
+        // In the order of the prompt, so that its end is released first. Those after a gap were cached here before.
+        let (order, held_blocks) = (places.iter().flatten().copied(), &held.blocks);
+        let after_gap: Vec<BlockId> =
+            held_blocks.iter().copied().filter(|id| !places.contains(&Some(*id))).collect();
+        held.blocks = order.chain(after_gap).collect();
+        drop((held, read));
+        Ok(BringBackReport { cached_blocks, carried: Carried { took: began.elapsed(), ..carried } })
+    }
+}

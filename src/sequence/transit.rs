@@ -1,0 +1,189 @@
+//! A sequence on its way to another pool: what is held of it here, and what is made ready for it there.
+//!
+//! ```text
+//! depart     a reference on each block, so that they can be read whatever becomes of the sequence      Held
+//! prepare    there: the id is registered, blocks are taken (or shared, if they are cached there)       Arrival
+//! (the bytes are copied)
+//! commit     there: the blocks become the list; full blocks of final tokens are sealed and registered  Sequence
+//! ```
+//!
+//! Dropping any of it undoes it. Until the commit the sequence that arrives has no tokens, for whoever views it.
+//!
+//! # Who may write the blocks meanwhile
+//!
+//! Here: nobody. A departure is refused while a batch that wrote to the sequence is in flight; and with a second reference on
+//! each block, a later write through the sequence goes to a copy. There: only who copies the bytes, for nobody else knows the
+//! blocks; they are not sealed, so that nothing moves them.
+
+use crate::block::{AllocRequest, Blocks};
+use crate::error::{AllocError, TransferError};
+use crate::ids::{BlockId, FrameId, Ticket};
+use crate::prefix::Owner;
+use crate::sync::{Ordering::SeqCst, fence};
+
+use super::registry::Sequences;
+use super::sequence::Sequence;
+
+/// References on blocks of sequences' lists, given back when it is dropped, the last first.
+pub(crate) struct Held {
+    sequences: Sequences,
+    pub(crate) blocks: Vec<BlockId>,
+    owner: Owner,
+}
+
+impl Held {
+    /// Nothing yet. Who adds blocks gives their references away.
+    pub(crate) fn new(sequences: &Sequences) -> Self {
+        Self { sequences: sequences.clone(), blocks: Vec::new(), owner: Owner::default() }
+    }
+
+    /// Takes fresh blocks as well, and says how many: all that are wanted, or as many as can be had.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError`] if there is none.
+    pub(crate) fn allocate_up_to(&mut self, wanted: usize) -> Result<usize, AllocError> {
+        let (pool, mut blocks) = (self.sequences.0.blocks.clone(), wanted);
+        loop {
+            let request = AllocRequest::new(blocks);
+            let Err(error) = pool.allocate_listed(&request, None, &mut |id| self.blocks.push(id)) else {
+                return Ok(blocks);
+            };
+            let most = match error {
+                AllocError::Exhausted { free, evictable, .. } => free + evictable,
+                AllocError::TooLarge { total, .. } => total,
+                AllocError::Reserved { total, reserve, .. } => total.saturating_sub(reserve),
+                _ => 0,
+            };
+            // Not one less each time: what is counted may not be had for long.
+            blocks = most.min(blocks - blocks.div_ceil(8));
+            if blocks == 0 {
+                return Err(error);
+            }
+        }
+    }
+
+    fn pool(&self) -> &Blocks {
+        &self.sequences.0.blocks
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if self.blocks.is_empty() {
+            return;
+        }
+        self.blocks.reverse();
+        // Pairs with the fence in `Clock::begin`, as in `Sequence::release_unlinked`: a view's reader may have found these in the
+        // sequence that departed.
+        fence(SeqCst);
+        match self.sequences.cache() {
+            Some(cache) => {
+                let owner = Owner { chain: self.blocks.len() as u32, ..self.owner };
+                let keep = |kept: &[_], tag| cache.keep(self.pool(), kept, tag, owner);
+                self.pool().release_kept(&self.blocks, keep);
+            }
+            None => self.pool().release_listed(&self.blocks),
+        }
+    }
+}
+
+impl Sequence {
+    /// A reference on each block, for who copies the bytes to another pool.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError::ForeignSequence`], [`TransferError::BeingWritten`], [`TransferError::Handle`].
+    pub(crate) fn depart(&self, from: &Sequences) -> Result<Held, TransferError> {
+        let pool = from.blocks();
+        if !self.sequences.same(from) {
+            return Err(TransferError::ForeignSequence { id: self.id(), pool: pool.tag() });
+        }
+        let batch = self.seals.last_writer_but(Ticket(0));
+        if batch != Ticket(0) && !pool.clock().ended(batch) {
+            return Err(TransferError::BeingWritten { id: self.id(), batch });
+        }
+        let mut held = Held::new(from);
+        let blocks: Vec<BlockId> = self.blocks().collect();
+        pool.share_listed(&blocks)?;
+        held.blocks = blocks;
+        held.owner = self.known.as_deref().map_or_else(Owner::default, |known| known.owner);
+        Ok(held)
+    }
+}
+
+/// A sequence that is not there yet.
+pub(crate) struct Arrival {
+    /// Registered, and empty.
+    sequence: Sequence,
+    held: Held,
+    /// Leading blocks that were cached there.
+    shared: usize,
+    length: u32,
+    committed: u32,
+}
+
+impl Arrival {
+    /// Makes ready for a sequence of another pool.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError::Sequence`] if the id is open there, [`TransferError::Alloc`] if there is no room.
+    pub(crate) fn prepare(source: &Sequence, target: &Sequences) -> Result<Self, TransferError> {
+        let list = target.register(source.id())?;
+        let mut sequence = Sequence::new(target.clone(), source.id(), source.priority(), list);
+        let known = source.known.as_deref().zip(target.cache());
+        sequence.known = known.and_then(|(known, cache)| known.in_cache(cache)).map(Box::new);
+        sequence.reuses_tail = source.reuses_tail;
+        let held = Held::new(target);
+        let (length, committed) = (source.len() as u32, source.committed);
+        let mut arrival = Self { sequence, held, shared: 0, length, committed };
+        arrival.share_cached();
+        let fresh = source.block_count() - arrival.shared;
+        if fresh > 0 {
+            let request = AllocRequest::new(fresh).sequence(source.id()).priority(source.priority());
+            let (pool, blocks) = (target.blocks(), &mut arrival.held.blocks);
+            let near = blocks.last().map(|&last| FrameId(pool.frame(last).0 + 1));
+            pool.allocate_listed(&request, near, &mut |id| blocks.push(id))?;
+        }
+        Ok(arrival)
+    }
+
+    /// Full blocks of final tokens that are cached there need not be copied.
+    fn share_cached(&mut self) {
+        let Some(known) = self.sequence.known.as_deref() else { return };
+        let target = &self.sequence.sequences.0;
+        for place in 0..self.committed / target.block_tokens {
+            let cached =
+                known.hash(place).and_then(|hash| known.cache().take(&target.blocks, hash, known.era()));
+            let Some(id) = cached else { break };
+            self.held.blocks.push(id);
+            self.shared += 1;
+        }
+    }
+
+    /// Leading blocks whose bytes are there already.
+    pub(crate) fn shared(&self) -> usize {
+        self.shared
+    }
+
+    /// All blocks, in order.
+    pub(crate) fn blocks(&self) -> &[BlockId] {
+        &self.held.blocks
+    }
+
+    /// The bytes are there: the sequence is.
+    pub(crate) fn commit(self) -> Sequence {
+        let Self { mut sequence, mut held, shared, length, committed } = self;
+        let blocks = std::mem::take(&mut held.blocks);
+        sequence.list.reserve(blocks.len());
+        blocks.iter().enumerate().for_each(|(place, &id)| sequence.list.stage(place, id));
+        sequence.list.publish(length);
+        sequence.committed = committed;
+        sequence.seals.adopt(shared as u32);
+        // Nobody wrote to them that has not ended, so that they are sealed, and registered if their hashes are known.
+        sequence.seals.complete(committed / sequence.sequences.0.block_tokens);
+        sequence.settle();
+        sequence
+    }
+}
