@@ -7,6 +7,7 @@
 use kvpool::storage::{Arrangement, Dtype, KvLayout, Parts, Scales, Storage};
 
 mod ops;
+mod receive;
 mod refusals;
 
 pub use ops::{Op, Pair};
@@ -32,6 +33,9 @@ pub fn run(make: impl Fn(&KvLayout, usize, usize) -> Box<dyn Storage>) {
         }
         run_layout(&layout, &make, index as u64);
     }
+    if !cfg!(miri) {
+        receive::large_blocks(make);
+    }
 }
 
 /// Runs the whole suite over one layout.
@@ -48,7 +52,9 @@ pub fn run_layout(layout: &KvLayout, make: impl Fn(&KvLayout, usize, usize) -> B
     ops::discarding(&*storage());
     ops::shrinking(&*storage());
     ops::neighbours_at_once(&*storage());
+    receive::receiving(&*storage(), &*storage());
     refusals::every_refusal(&*storage());
+    receive::refusals(&*storage(), &*storage());
 }
 
 /// Every dtype, arrangement, part and kind of scale that go together; sizes vary, odd ones among them.

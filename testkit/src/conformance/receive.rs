@@ -1,0 +1,138 @@
+//! Frames from another storage: the same bytes, whatever lies in between, and none but those that were asked for.
+
+use kvpool::error::StorageError;
+use kvpool::ids::{FrameId, Run};
+use kvpool::storage::{Arrangement, HostStorage, KvLayout, Parts, Scales, Storage};
+
+use super::FRAMES;
+use super::ops::{all, pack_all};
+
+const fn run(start: u32, len: u32) -> Run {
+    Run { start: FrameId(start), len }
+}
+
+fn receive(target: &dyn Storage, source: &dyn Storage, from: &[Run], to: &[Run]) -> Result<(), StorageError> {
+    // SAFETY: one thread.
+    unsafe { target.receive(source, from, to) }
+}
+
+/// Fills all frames with bytes of their own, and says which.
+fn fill(storage: &dyn Storage, seed: u8) -> Vec<u8> {
+    let length = storage.frames() * storage.layout().packed_bytes();
+    let bytes: Vec<u8> = (0..length).map(|at| seed ^ (at ^ at >> 8 ^ at >> 16) as u8).collect();
+    // SAFETY: one thread.
+    unsafe { storage.unpack(&[all(storage.frames())], &bytes) }.expect("all frames can be unpacked");
+    bytes
+}
+
+fn host(layout: &KvLayout, frames: usize) -> HostStorage {
+    HostStorage::new(layout.clone(), frames, frames).expect("memory for a few frames")
+}
+
+/// The same blocks, once they are packed, in every arrangement, joined and separate.
+fn relatives(layout: &KvLayout) -> Vec<KvLayout> {
+    let mut relatives = Vec::new();
+    let parts = match layout.parts() {
+        Parts::Latent => vec![Parts::Latent],
+        _ => vec![Parts::Separate, Parts::Joined],
+    };
+    for parts in parts {
+        for arrangement in [Arrangement::LayerFirst, Arrangement::BlockFirst] {
+            relatives
+                .push(builder(layout).parts(parts).arrangement(arrangement).build().expect("a good layout"));
+        }
+    }
+    relatives
+}
+
+fn builder(layout: &KvLayout) -> kvpool::storage::KvLayoutBuilder {
+    KvLayout::builder()
+        .layers(layout.layers())
+        .kv_heads(layout.kv_heads())
+        .head_dim(layout.head_dim())
+        .block_tokens(layout.block_tokens())
+        .dtype(layout.dtype())
+        .scales(layout.scales().clone())
+        .parts(layout.parts())
+        .arrangement(layout.arrangement())
+}
+
+/// Runs in any order, cut differently on both sides, from and to a storage of every relative.
+pub(super) fn receiving(storage: &dyn Storage, twin: &dyn Storage) {
+    let from = [run(4, 2), run(0, 1), run(3, 0), run(2, 2)];
+    let to = [run(1, 1), run(5, 1), run(2, 3)];
+    let copied = [(4, 1), (5, 5), (0, 2), (2, 3), (3, 4)];
+    let bytes = storage.layout().packed_bytes();
+    let check = |target: &dyn Storage, source: &dyn Storage| {
+        let (theirs, mut want) = (fill(source, 1), fill(target, 2));
+        for (src, dst) in copied {
+            want[dst * bytes..][..bytes].copy_from_slice(&theirs[src * bytes..][..bytes]);
+        }
+        receive(target, source, &from, &to).expect("the same blocks");
+        assert!(pack_all(target) == want, "received from {source:?}");
+        assert!(pack_all(source) == theirs, "the source was written");
+    };
+    check(storage, twin);
+    for relative in relatives(storage.layout()) {
+        let other = host(&relative, FRAMES);
+        check(storage, &other);
+        check(&other, storage);
+    }
+    let before = pack_all(storage);
+    receive(storage, twin, &[], &[]).expect("nothing is nothing");
+    assert!(pack_all(storage) == before);
+}
+
+/// No byte moves.
+pub(super) fn refusals(storage: &dyn Storage, twin: &dyn Storage) {
+    let (theirs, ours) = (fill(twin, 3), fill(storage, 4));
+    let frames = storage.frames();
+    let outside = run(frames as u32 - 1, 2);
+    for (from, to, refusal) in [
+        (vec![run(0, 2)], vec![run(0, 1)], StorageError::RunsDiffer { from: 2, to: 1 }),
+        (vec![], vec![run(0, 1)], StorageError::RunsDiffer { from: 0, to: 1 }),
+        (
+            vec![run(0, 1), outside],
+            vec![run(0, 3)],
+            StorageError::RunOutOfRange { index: 1, run: outside, frames },
+        ),
+        (vec![run(0, 2)], vec![outside], StorageError::RunOutOfRange { index: 0, run: outside, frames }),
+        (
+            vec![run(0, 4)],
+            vec![run(1, 2), run(0, 2)],
+            StorageError::RunsOverlap { first: 1, second: 0, frame: FrameId(1) },
+        ),
+    ] {
+        assert_eq!(receive(storage, twin, &from, &to), Err(refusal), "{from:?} to {to:?}");
+    }
+    let layout = storage.layout();
+    let mut strangers = vec![
+        builder(layout).layers(layout.layers() + 1).scales(Scales::Unit),
+        builder(layout).head_dim(layout.head_dim() + 1),
+        builder(layout).block_tokens(layout.block_tokens() + 1),
+    ];
+    if layout.dtype().is_quantised() && *layout.scales() != Scales::Unit {
+        strangers.push(builder(layout).scales(Scales::Unit));
+    }
+    for stranger in strangers {
+        let stranger = host(&stranger.build().expect("a good layout"), FRAMES);
+        let refused = receive(storage, &stranger, &[run(0, 1)], &[run(0, 1)]);
+        assert!(matches!(refused, Err(StorageError::OtherForm { .. })), "{refused:?}: {stranger:?}");
+    }
+    assert!(pack_all(storage) == ours && pack_all(twin) == theirs, "a refused operation moved bytes");
+}
+
+/// More bytes than are on the way at a time, over runs that end elsewhere.
+pub(super) fn large_blocks(make: impl Fn(&KvLayout, usize, usize) -> Box<dyn Storage>) {
+    let layout = KvLayout::builder().layers(2).kv_heads(4).head_dim(128).block_tokens(512);
+    let layout = layout.build().expect("a good layout");
+    assert!(layout.packed_bytes() > 1 << 20, "{layout} is no large block");
+    let (storage, source) = (make(&layout, FRAMES, FRAMES), host(&layout, FRAMES));
+    let (theirs, bytes) = (fill(&source, 5), layout.packed_bytes());
+    fill(&*storage, 6);
+    receive(&*storage, &source, &[run(3, 3), run(0, 3)], &[run(0, 2), run(2, 4)]).expect("the same blocks");
+    let packed = pack_all(&*storage);
+    for (dst, src) in [3, 4, 5, 0, 1, 2].into_iter().enumerate() {
+        assert!(packed[dst * bytes..][..bytes] == theirs[src * bytes..][..bytes], "frame {src} to {dst}");
+    }
+}

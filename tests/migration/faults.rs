@@ -1,0 +1,371 @@
+//! Storages that fail or panic midway, and futures that are dropped: the source is what it was, the target is free again.
+
+use std::any::Any;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, mpsc};
+use std::task::{Context, Waker};
+use std::time::{Duration, Instant};
+
+use kvpool::error::{GrowError, SequenceError, StorageError, TransferError};
+use kvpool::ids::{DeviceId, Run, SequenceId};
+use kvpool::pool::{AllocRequest, Pool, Target};
+use kvpool::prefix::PrefixKeys;
+use kvpool::storage::{Elements, ElementsMut, FrameMove, HostStorage, KvLayout, Storage};
+
+use super::kv::{admit, builder, cached, check, config, is_idle, other, plain, pool, prompt, store};
+
+/// Nothing here takes so long.
+const LIMIT: Duration = Duration::from_secs(60);
+
+type Hook = Box<dyn FnMut() -> Result<(), StorageError> + Send>;
+
+/// Host memory that says it is a device's, and that calls a hook in the middle of a transfer, after the first frame.
+struct Faulty {
+    host: HostStorage,
+    hook: Mutex<Hook>,
+}
+
+impl std::fmt::Debug for Faulty {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Faulty").field(&self.host).finish()
+    }
+}
+
+const DEVICE: DeviceId = DeviceId::Cuda(3);
+
+fn first_of(runs: &[Run]) -> Run {
+    Run { start: runs[0].start, len: 1 }
+}
+
+// What the host's memory does, all but `receive`. The frame rule is the caller's.
+impl Storage for Faulty {
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn layout(&self) -> &KvLayout {
+        self.host.layout()
+    }
+
+    fn device(&self) -> DeviceId {
+        DEVICE
+    }
+
+    fn frames(&self) -> usize {
+        self.host.frames()
+    }
+
+    fn frames_max(&self) -> usize {
+        self.host.frames_max()
+    }
+
+    fn grow(&self, total: usize) -> Result<(), GrowError> {
+        self.host.grow(total)
+    }
+
+    unsafe fn shrink(&self, total: usize) {
+        // SAFETY: the caller's, here and below.
+        unsafe { self.host.shrink(total) }
+    }
+
+    unsafe fn store(
+        &self,
+        layer: usize,
+        k: Elements<'_>,
+        v: Elements<'_>,
+        slots: &[i64],
+    ) -> Result<(), StorageError> {
+        // SAFETY: see above.
+        unsafe { self.host.store(layer, k, v, slots) }
+    }
+
+    unsafe fn load(
+        &self,
+        layer: usize,
+        slots: &[i64],
+        k: ElementsMut<'_>,
+        v: ElementsMut<'_>,
+    ) -> Result<(), StorageError> {
+        // SAFETY: see above.
+        unsafe { self.host.load(layer, slots, k, v) }
+    }
+
+    unsafe fn copy(&self, moves: &[FrameMove]) -> Result<(), StorageError> {
+        // SAFETY: see above.
+        unsafe { self.host.copy(moves) }
+    }
+
+    unsafe fn receive(&self, source: &dyn Storage, from: &[Run], to: &[Run]) -> Result<(), StorageError> {
+        if from.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: see above.
+        unsafe { self.host.receive(source, &[first_of(from)], &[first_of(to)]) }?;
+        // A panic of a hook is what is tested here: the lock is poisoned, and taken all the same.
+        let mut hook = self.hook.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        hook()?;
+        // SAFETY: see above.
+        unsafe { self.host.receive(source, from, to) }
+    }
+
+    unsafe fn pack(&self, runs: &[Run], out: &mut [u8]) -> Result<(), StorageError> {
+        // SAFETY: see above.
+        unsafe { self.host.pack(runs, out) }
+    }
+
+    unsafe fn unpack(&self, runs: &[Run], bytes: &[u8]) -> Result<(), StorageError> {
+        // SAFETY: see above.
+        unsafe { self.host.unpack(runs, bytes) }
+    }
+
+    unsafe fn zero(&self, runs: &[Run]) -> Result<(), StorageError> {
+        // SAFETY: see above.
+        unsafe { self.host.zero(runs) }
+    }
+
+    unsafe fn discard(&self, runs: &[Run]) -> Result<(), StorageError> {
+        // SAFETY: see above.
+        unsafe { self.host.discard(runs) }
+    }
+}
+
+fn faulty(blocks: usize, hook: impl FnMut() -> Result<(), StorageError> + Send + 'static) -> Pool {
+    // One more for the null block.
+    let host = HostStorage::new(other(), blocks + 1, blocks + 1).unwrap();
+    let storage = Arc::new(Faulty { host, hook: Mutex::new(Box::new(hook)) });
+    builder(other(), blocks).storage(storage).prefix_cache(config()).build().unwrap()
+}
+
+fn broken() -> StorageError {
+    StorageError::Device { device: DEVICE, doing: "a copy", reason: "on purpose".into() }
+}
+
+/// Once, and then no more.
+fn once(
+    mut fault: impl FnMut() -> Result<(), StorageError> + Send,
+) -> impl FnMut() -> Result<(), StorageError> + Send {
+    let mut is_first = true;
+    move || if std::mem::replace(&mut is_first, false) { fault() } else { Ok(()) }
+}
+
+/// What a transfer gave back may be on its way still, in the hands of the thread that copied.
+fn until(what: &str, holds: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !holds() {
+        assert!(began.elapsed() < LIMIT, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn until_idle(pool: &Pool) {
+    until("not idle", || pool.free_blocks() == pool.total_blocks() && pool.sequence_count() == 0);
+    until("not quiet", || pool.audit().is_ok());
+    is_idle(pool);
+}
+
+#[tokio::test]
+async fn a_sequence_comes_back_with_the_error() {
+    let tokens = prompt(1, 42);
+    let faults: [(Box<dyn FnMut() -> Result<(), StorageError> + Send>, TransferError); 2] = [
+        (Box::new(|| Err(broken())), TransferError::Storage(broken())),
+        (Box::new(|| panic!("on purpose")), TransferError::Dropped),
+    ];
+    for (fault, want) in faults {
+        let (from, to) = (pool(plain(), 50), faulty(50, once(fault)));
+        let sequence = admit(&from, 7, &tokens).unwrap();
+        let failed = from.migrate(sequence, Target::Device(&to)).await.unwrap_err();
+        assert_eq!(failed.error, want);
+        until_idle(&to);
+        let mut sequence = *failed.sequence;
+        // It goes on here, in the block that it was in, and goes there after all.
+        let blocks: Vec<_> = sequence.blocks().collect();
+        until("held", || from.audit().is_ok());
+        let mut batch = from.begin_batch();
+        let appended = batch.append_tokens(&mut sequence, &[5]).unwrap();
+        store(&mut batch, &mut sequence, 42, &[5]);
+        batch.finish();
+        assert!(appended.copied.is_none() && sequence.blocks().eq(blocks), "{appended:?}");
+        let tokens = [&tokens[..], &[5]].concat();
+        check(&from, &sequence, &tokens);
+        let (sequence, _) = from.migrate(sequence, Target::Device(&to)).await.unwrap();
+        check(&to, &sequence, &tokens);
+        drop(sequence);
+        [from, to].iter().for_each(until_idle);
+    }
+}
+
+#[tokio::test]
+async fn cached_blocks_are_where_they_were() {
+    for panics in [false, true] {
+        let fault = move || if panics { panic!("on purpose") } else { Err(broken()) };
+        let (here, there) = (pool(plain(), 50), faulty(50, once(fault)));
+        let prompts = [prompt(1, 21), prompt(2, 21), prompt(3, 21)];
+        prompts.iter().for_each(|prompt| drop(admit(&here, 1, prompt).unwrap()));
+        let failed = here.offload(&there, 10).await.unwrap_err();
+        assert_eq!(failed, if panics { TransferError::Dropped } else { TransferError::Storage(broken()) });
+        until_idle(&there);
+        until_idle(&here);
+        assert_eq!((there.stats().evictable, here.stats().evictable), (0, 15));
+        // In the old order: five of the coldest are evicted.
+        drop(here.allocate(AllocRequest::new(50 - 15 + 5)).unwrap());
+        let counts = |pool: &Pool| [0, 1, 2].map(|first: usize| cached(pool, &prompts[first]));
+        assert_eq!(counts(&here), [0, 5, 5]);
+        here.offload(&there, 10).await.unwrap();
+        assert_eq!((counts(&here), counts(&there)), ([0; 3], [0, 5, 5]));
+    }
+}
+
+/// Coming back fails: nothing has come, and what was there is there.
+#[tokio::test]
+async fn nothing_comes_back_in_part() {
+    let (here, there) = (faulty(50, once(|| Err(broken()))), pool(plain(), 50));
+    let tokens = prompt(1, 42);
+    drop(admit(&there, 1, &tokens).unwrap());
+    let failed = here.bring_back(&there, &PrefixKeys::new(), &tokens).await.unwrap_err();
+    assert_eq!(failed, TransferError::Storage(broken()));
+    [&here, &there].into_iter().for_each(until_idle);
+    assert_eq!([cached(&here, &tokens), cached(&there, &tokens)], [0, 10]);
+    here.bring_back(&there, &PrefixKeys::new(), &tokens).await.unwrap();
+    assert_eq!([cached(&here, &tokens), cached(&there, &tokens)], [10, 10]);
+}
+
+/// The pool of the device that is lost hands out nothing more; the other one goes on, and has the sequence.
+#[tokio::test]
+async fn a_device_that_is_lost_on_the_way() {
+    let lost = || StorageError::DeviceLost { device: DEVICE, reason: "on purpose".into() };
+    let (from, to) = (pool(plain(), 50), faulty(50, move || Err(lost())));
+    let tokens = prompt(1, 42);
+    let sequence = admit(&from, 7, &tokens).unwrap();
+    let failed = from.migrate(sequence, Target::Device(&to)).await.unwrap_err();
+    assert_eq!(failed.error, TransferError::Storage(lost()));
+    assert!(to.is_lost() && !from.is_lost());
+    check(&from, &failed.sequence, &tokens);
+    let failed = from.migrate(*failed.sequence, Target::Device(&to)).await.unwrap_err();
+    assert!(matches!(failed.error, TransferError::Alloc(_)), "{failed}");
+    drop(failed);
+    until_idle(&from);
+}
+
+/// A transfer that stands still in the middle until it is told to go on.
+fn stands_still() -> (mpsc::Receiver<()>, mpsc::Sender<()>, impl FnMut() -> Result<(), StorageError> + Send) {
+    let (arrived, is_there) = mpsc::channel();
+    let (goes_on, may_go) = mpsc::channel();
+    let hook = move || {
+        let _ = arrived.send(());
+        let _ = may_go.recv();
+        Ok(())
+    };
+    (is_there, goes_on, hook)
+}
+
+/// The future is dropped while bytes are copied: until that ends, nobody gets the frames or the id; then all is as before.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_dropped_migration() {
+    let tokens = prompt(1, 42);
+    for keeps in [false, true] {
+        let (is_there, goes_on, hook) = stands_still();
+        let (from, to) = (pool(plain(), 50), faulty(50, hook));
+        let mut kept = Some(admit(&from, 7, &tokens).unwrap());
+        let mut context = Context::from_waker(Waker::noop());
+        if keeps {
+            let mut replica = pin!(from.replicate(kept.as_ref().unwrap(), Target::Device(&to)));
+            assert!(replica.as_mut().poll(&mut context).is_pending());
+            is_there.recv_timeout(LIMIT).unwrap();
+        } else {
+            let sequence = kept.take().unwrap();
+            let mut migration = Box::pin(from.migrate(sequence, Target::Device(&to)));
+            assert!(migration.as_mut().poll(&mut context).is_pending());
+            is_there.recv_timeout(LIMIT).unwrap();
+            drop(migration);
+        }
+        // It is being written to: nobody else has it.
+        assert_eq!((to.free_blocks(), to.sequence_count()), (50 - 11, 1));
+        assert!(matches!(
+            to.sequence(SequenceId(7)).open(),
+            Err(SequenceError::AlreadyOpen { id: SequenceId(7) })
+        ));
+        if let Some(sequence) = &mut kept {
+            // Its blocks are read still: what is written now goes to a copy.
+            let mut batch = from.begin_batch();
+            let appended = batch.append_tokens(sequence, &[5]).unwrap();
+            assert!(appended.copied.is_some());
+            store(&mut batch, sequence, 42, &[5]);
+            batch.finish();
+        }
+        goes_on.send(()).unwrap();
+        until_idle(&to);
+        if let Some(sequence) = kept {
+            check(&from, &sequence, &[&tokens[..], &[5]].concat());
+        }
+        until_idle(&from);
+        assert_eq!([cached(&from, &tokens), cached(&to, &tokens)], [10, 0]);
+    }
+}
+
+/// Dropped before it was ever polled: nothing has begun.
+#[tokio::test]
+async fn dropped_before_it_began() {
+    let (from, to) = (pool(plain(), 50), faulty(50, || panic!("nothing is to be copied")));
+    let tokens = prompt(1, 42);
+    let sequence = admit(&from, 7, &tokens).unwrap();
+    drop(from.replicate(&sequence, Target::Device(&to)));
+    drop(from.migrate(sequence, Target::Device(&to)));
+    drop(from.offload(&to, 5));
+    drop(to.bring_back(&from, &PrefixKeys::new(), &tokens));
+    [from, to].iter().for_each(is_idle);
+}
+
+/// Meanwhile its blocks can be hit, on the side where they are; they are not evicted, though all others are.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_dropped_offload_and_what_is_hit_meanwhile() {
+    for is_dropped in [true, false] {
+        let (is_there, goes_on, hook) = stands_still();
+        let (here, there) = (pool(plain(), 50), faulty(50, hook));
+        let prompts = [prompt(1, 21), prompt(2, 21)];
+        prompts.iter().for_each(|prompt| drop(admit(&here, 1, prompt).unwrap()));
+        let mut offload = Box::pin(here.offload(&there, 10));
+        assert!(offload.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        is_there.recv_timeout(LIMIT).unwrap();
+        let warm = here.sequence(SequenceId(1)).tokens(&prompts[1]).unwrap();
+        assert_eq!(warm.len(), 20);
+        let rest = here.allocate(AllocRequest::new(40)).unwrap();
+        assert!(here.allocate(AllocRequest::new(1)).is_err(), "blocks on their way are not evicted");
+        assert!(there.allocate(AllocRequest::new(41)).is_err());
+        drop(rest);
+        if is_dropped {
+            drop(offload);
+            goes_on.send(()).unwrap();
+            until_idle_but(&here, 5);
+            until_idle(&there);
+        } else {
+            goes_on.send(()).unwrap();
+            let report = offload.await.unwrap();
+            assert_eq!((report.carried.blocks, report.evicted_blocks, report.warm_blocks), (10, 5, 5));
+            assert_eq!(cached(&here, &prompts[0]), 0);
+        }
+        check(&here, &warm, &prompts[1]);
+        drop(warm);
+        assert_eq!(cached(&here, &prompts[1]), 5);
+        [&here, &there].into_iter().for_each(until_idle);
+    }
+}
+
+fn until_idle_but(pool: &Pool, owned: usize) {
+    until("not idle", || pool.audit().is_ok_and(|report| report.owned == owned));
+}
+
+/// A pool that is dropped while blocks are on their way out of it, or into it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_pool_that_is_dropped_meanwhile() {
+    let (is_there, goes_on, hook) = stands_still();
+    let (here, there) = (pool(plain(), 50), faulty(50, hook));
+    drop(admit(&here, 1, &prompt(1, 21)).unwrap());
+    let mut offload = Box::pin(here.offload(&there, 10));
+    assert!(offload.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    is_there.recv_timeout(LIMIT).unwrap();
+    drop(offload);
+    let storages = [&here, &there].map(|pool| Arc::downgrade(pool.storage().unwrap()));
+    drop((here, there));
+    goes_on.send(()).unwrap();
+    until("a storage is leaked", || storages.iter().all(|storage| storage.upgrade().is_none()));
+}

@@ -1,0 +1,236 @@
+//! A sequence goes to another pool, and goes on there as if it had always been there.
+
+use std::sync::{Arc, Mutex};
+
+use kvpool::ids::SequenceId;
+use kvpool::pool::{Pool, Priority, Target};
+use kvpool::prefix::PrefixConfig;
+use kvpool::prefix::policy::{CachePriority, Head, Millis, Place, Policy, Released};
+use kvpool::storage::{Arrangement, Parts};
+
+use super::kv::{
+    BLOCK_TOKENS, admit, builder, cached, check, config, extend, is_idle, layout, plain, pool, pools, prompt,
+    store,
+};
+
+#[tokio::test]
+async fn it_has_its_bytes_in_every_arrangement() {
+    let tokens = prompt(1, 42);
+    let arrangements = [Arrangement::LayerFirst, Arrangement::BlockFirst];
+    let all =
+        || arrangements.into_iter().flat_map(|a| [Parts::Separate, Parts::Joined].map(|p| layout(a, p)));
+    for from in all() {
+        for to in all() {
+            let (from, to) = (pool(from.clone(), 100), pool(to, 100));
+            let sequence = admit(&from, 7, &tokens).unwrap();
+            let (sequence, report) = from.migrate(sequence, Target::Device(&to)).await.unwrap();
+            assert_eq!((sequence.id(), sequence.len(), sequence.committed()), (SequenceId(7), 42, 42));
+            assert_eq!((report.tokens, report.shared_blocks, report.carried.blocks), (42, 0, 11));
+            assert_eq!(report.carried.bytes, 11 * from.layout().packed_bytes() as u64);
+            check(&to, &sequence, &tokens);
+            drop(sequence);
+            assert_eq!([cached(&from, &tokens), cached(&to, &tokens)], [10, 10], "found on both sides");
+            [from, to].iter().for_each(is_idle);
+        }
+    }
+}
+
+/// Blocks that lie one after another go in one run.
+#[tokio::test]
+async fn neighbours_go_together() {
+    let (from, to) = pools(100);
+    let sequence = admit(&from, 7, &prompt(1, 80)).unwrap();
+    let (_, report) = from.migrate(sequence, Target::Device(&to)).await.unwrap();
+    assert!(report.carried.runs <= 3, "{report:?}");
+}
+
+#[tokio::test]
+async fn it_goes_on_there() {
+    let (from, to) = pools(100);
+    let tokens = prompt(1, 80);
+    let sequence = admit(&from, 7, &tokens[..42]).unwrap();
+    let (mut sequence, _) = from.migrate(sequence, Target::Device(&to)).await.unwrap();
+    assert_eq!((sequence.announced(), to.sequence_count(), from.sequence_count()), (42, 1, 0));
+    let mut batch = to.begin_batch();
+    batch.append_tokens(&mut sequence, &tokens[42..79]).unwrap();
+    store(&mut batch, &mut sequence, 42, &tokens[42..79]);
+    batch.finish();
+    check(&to, &sequence, &tokens);
+    drop(sequence);
+    assert_eq!(cached(&to, &tokens), 19, "its hashes went on from those that it came with");
+    is_idle(&to);
+}
+
+/// What is drafted stays drafted, and can be taken back; what was announced is appended later.
+#[tokio::test]
+async fn drafts_and_announced_tokens_go_too() {
+    let (from, to) = pools(100);
+    let tokens = prompt(1, 64);
+    let mut sequence = from.sequence(SequenceId(7)).priority(Priority::High).tokens(&tokens[..40]).unwrap();
+    let mut batch = from.begin_batch();
+    extend(&mut batch, &mut sequence, &tokens[..30]).unwrap();
+    batch.finish();
+    let mut batch = from.begin_batch();
+    let drafted = batch.draft(&mut sequence, 7).unwrap().tokens;
+    store(&mut batch, &mut sequence, drafted.start, &tokens[drafted]);
+    batch.finish();
+    let (mut sequence, _) = from.migrate(sequence, Target::Device(&to)).await.unwrap();
+    assert_eq!((sequence.len(), sequence.committed(), sequence.announced()), (37, 30, 40));
+    assert_eq!(sequence.priority(), Priority::High);
+    check(&to, &sequence, &tokens);
+    assert_eq!(cached(&to, &tokens), 30 / BLOCK_TOKENS, "of final tokens alone");
+    sequence.commit(33).unwrap();
+    sequence.truncate(33).unwrap();
+    let mut batch = to.begin_batch();
+    batch.append_tokens(&mut sequence, &tokens[33..64]).unwrap();
+    store(&mut batch, &mut sequence, 33, &tokens[33..64]);
+    batch.finish();
+    check(&to, &sequence, &tokens);
+    drop(sequence);
+    assert_eq!(cached(&to, &tokens), 15);
+    [from, to].iter().for_each(is_idle);
+}
+
+#[tokio::test]
+async fn what_is_cached_there_is_shared() {
+    let (from, to) = pools(100);
+    let tokens = prompt(1, 42);
+    drop(admit(&to, 1, &tokens[..22]).unwrap());
+    let used = to.stats().evictable;
+    let sequence = admit(&from, 7, &tokens).unwrap();
+    let (sequence, report) = from.migrate(sequence, Target::Device(&to)).await.unwrap();
+    assert_eq!((used, report.shared_blocks, report.carried.blocks), (5, 5, 6));
+    check(&to, &sequence, &tokens);
+    assert_eq!(to.audit().unwrap().owned, 11);
+    drop(sequence);
+    [from, to].iter().for_each(is_idle);
+}
+
+/// The one that stays and the one that went go on apart.
+#[tokio::test]
+async fn a_replica_is_another() {
+    let (from, to) = pools(100);
+    let (tokens, other) = (prompt(1, 60), [&prompt(1, 42)[..], &prompt(2, 18)].concat());
+    let mut here = admit(&from, 7, &tokens[..42]).unwrap();
+    let (mut there, _) = from.replicate(&here, Target::Device(&to)).await.unwrap();
+    for (pool, sequence, tokens) in [(&from, &mut here, &tokens), (&to, &mut there, &other)] {
+        let mut batch = pool.begin_batch();
+        batch.append_tokens(sequence, &tokens[42..]).unwrap();
+        store(&mut batch, sequence, 42, &tokens[42..]);
+        batch.finish();
+    }
+    check(&from, &here, &tokens);
+    check(&to, &there, &other);
+    drop((here, there));
+    [from, to].iter().for_each(is_idle);
+}
+
+/// A fork keeps its blocks, the shared ones among them, when the other one goes.
+#[tokio::test]
+async fn forks_stay() {
+    let (from, to) = pools(100);
+    let tokens = prompt(1, 42);
+    let sequence = admit(&from, 7, &tokens).unwrap();
+    let fork = sequence.fork(SequenceId(8)).unwrap();
+    let (went, _) = from.migrate(sequence, Target::Device(&to)).await.unwrap();
+    let (forked, report) = from.migrate(fork, Target::Device(&to)).await.unwrap();
+    assert_eq!(report.shared_blocks, 10, "the other one brought them");
+    [&went, &forked].iter().for_each(|sequence| check(&to, sequence, &tokens));
+    drop((went, forked));
+    [from, to].iter().for_each(is_idle);
+}
+
+/// Without caches, with one on either side, with caches that hash differently, and after a clear: the bytes go, and nothing is
+/// found that should not be.
+#[tokio::test]
+async fn caches_that_do_not_agree() {
+    let tokens = prompt(1, 42);
+    let with = |config| builder(plain(), 100).prefix_cache(config).build().unwrap();
+    let without = || builder(plain(), 100).build().unwrap();
+    let random = || with(PrefixConfig::new());
+    let cases: [(Pool, Pool, bool); 5] = [
+        (without(), without(), false),
+        (without(), with(config()), false),
+        (with(config()), without(), false),
+        (with(config()), random(), false),
+        (with(config()), with(config()), true),
+    ];
+    for (from, to, clears) in cases {
+        let sequence = admit(&from, 7, &tokens).unwrap();
+        if clears {
+            from.clear_prefix_cache();
+        }
+        let (mut sequence, _) = from.migrate(sequence, Target::Device(&to)).await.unwrap();
+        check(&to, &sequence, &tokens);
+        let mut batch = to.begin_batch();
+        batch.append_tokens(&mut sequence, &tokens[..10]).unwrap();
+        batch.finish();
+        drop(sequence);
+        assert_eq!(cached(&to, &tokens), 0);
+        [from, to].iter().for_each(is_idle);
+    }
+}
+
+/// What the policy of the one cache was told, that of the other is told too, by its own clock.
+#[tokio::test]
+async fn retention_goes_by_the_clock_that_is_there() {
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let from = builder(plain(), 100).prefix_cache(config().clock(|| Millis(1_000))).build().unwrap();
+    let watcher = Arc::new(Watcher(seen.clone()));
+    let config = config().clock(|| Millis(50)).policy_of(watcher);
+    let to = builder(plain(), 100).prefix_cache(config).build().unwrap();
+    let tokens = prompt(1, 9);
+    let opened = from.sequence(SequenceId(7)).keep(CachePriority::High).keep_until(Millis(1_300));
+    let mut sequence = opened.tokens(&tokens).unwrap();
+    let mut batch = from.begin_batch();
+    extend(&mut batch, &mut sequence, &tokens).unwrap();
+    batch.finish();
+    drop(from.migrate(sequence, Target::Device(&to)).await.unwrap());
+    let seen = seen.lock().unwrap();
+    assert_eq!(*seen, [(CachePriority::High, Some(Millis(350))); 2]);
+}
+
+#[derive(Debug)]
+struct Watcher(Arc<Mutex<Vec<(CachePriority, Option<Millis>)>>>);
+
+impl Policy for Watcher {
+    fn name(&self) -> &'static str {
+        "watcher"
+    }
+
+    fn queues(&self) -> usize {
+        1
+    }
+
+    fn victim(&self, heads: &[Option<Head>], _: Millis) -> Option<usize> {
+        heads[0].map(|_| 0)
+    }
+
+    fn place(&self, released: &Released, _: Millis) -> Place {
+        self.0.lock().unwrap().push((released.priority, released.keep_until));
+        Place { queue: 0, rank: released.order, state: 0 }
+    }
+}
+
+#[tokio::test]
+async fn an_empty_sequence_goes_too() {
+    let (from, to) = pools(8);
+    let sequence = from.sequence(SequenceId(7)).open().unwrap();
+    let (mut sequence, report) = from.migrate(sequence, Target::Device(&to)).await.unwrap();
+    assert_eq!((sequence.len(), report.carried.blocks), (0, 0));
+    to.begin_batch().append(&mut sequence, 1).unwrap();
+}
+
+/// Outside of any runtime, whoever polls copies.
+#[test]
+fn without_a_runtime() {
+    let (from, to) = pools(100);
+    let tokens = prompt(1, 42);
+    let sequence = admit(&from, 7, &tokens).unwrap();
+    let mut migration = std::pin::pin!(from.migrate(sequence, Target::Device(&to)));
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    let std::task::Poll::Ready(outcome) = migration.as_mut().poll(&mut context) else {
+        panic!("there is nothing to wait for");
+    };
+    check(&to, &outcome.unwrap().0, &tokens);
+}
