@@ -89,10 +89,10 @@ async fn what_a_batch_sees_leaves_later() {
     );
     assert_eq!(cached(&here, &prompts[0]), 10, "and so they are warm again");
     batch.finish();
-    here.offload(&there, 5).await.unwrap();
-    let lease = here.allocate(AllocRequest::new(64 - 20 + 5)).unwrap();
-    drop(lease);
-    assert_eq!([0, 1].map(|first: usize| cached(&there, &prompts[first])), [10, 0]);
+    let report = here.offload(&there, 5).await.unwrap();
+    assert_eq!((report.carried.blocks, report.evicted_blocks), (5, 5), "what is leaving does not go twice");
+    let counts = |pool: &Pool| [0, 1].map(|first: usize| cached(pool, &prompts[first]));
+    assert_eq!((counts(&here), counts(&there)), ([10, 0], [10, 10]));
     [here, there].iter().for_each(is_idle);
 }
 

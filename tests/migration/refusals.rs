@@ -16,8 +16,10 @@ async fn refused(from: &Pool, sequence: Sequence, to: &Pool, tokens: &[u32]) -> 
     assert_eq!(before, [from, to].map(|pool| (pool.free_blocks(), pool.sequence_count())), "{error}");
     assert!(error.to_string().contains(&error.sequence.id().to_string()), "{error}");
     let sequence = *error.sequence;
-    check(if tokens.is_empty() { to } else { from }, &sequence, tokens);
-    [from, to].iter().for_each(|pool| drop(pool.audit().unwrap()));
+    check(from, &sequence, tokens);
+    for pool in [from, to] {
+        pool.audit().unwrap();
+    }
     (error.error, sequence)
 }
 

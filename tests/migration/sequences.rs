@@ -80,10 +80,10 @@ async fn drafts_and_announced_tokens_go_too() {
     check(&to, &sequence, &tokens);
     assert_eq!(cached(&to, &tokens), 30 / BLOCK_TOKENS, "of final tokens alone");
     sequence.commit(33).unwrap();
-    sequence.truncate(33).unwrap();
+    sequence.truncate(36).unwrap();
     let mut batch = to.begin_batch();
-    batch.append_tokens(&mut sequence, &tokens[33..64]).unwrap();
-    store(&mut batch, &mut sequence, 33, &tokens[33..64]);
+    batch.append_tokens(&mut sequence, &tokens[36..64]).unwrap();
+    store(&mut batch, &mut sequence, 36, &tokens[36..64]);
     batch.finish();
     check(&to, &sequence, &tokens);
     drop(sequence);
