@@ -2,8 +2,6 @@
 
 use std::time::Instant;
 
-use smallvec::SmallVec;
-
 use crate::error::{AllocError, TransferError};
 use crate::ids::BlockId;
 use crate::prefix::{BlockHash, Cache, Chain, Cold, KvEvent, PrefixKeys};
@@ -81,6 +79,18 @@ pub async fn bring_back(
     job::done(false, move |is_abandoned| route.bring_back(&prompt, is_abandoned)).await
 }
 
+/// What is about to go.
+struct Load {
+    /// First what is there already, then what is `going`.
+    taken: Taken,
+    /// There: what is there already, then what is fresh.
+    held: Held,
+    present_blocks: usize,
+    going: Vec<(Cold, BlockId)>,
+    /// Of the cache there.
+    era: u64,
+}
+
 /// The full blocks of a prompt.
 struct Prompt {
     tokens: Box<[u32]>,
@@ -104,44 +114,46 @@ impl Prompt {
 }
 
 impl Route {
+    /// Takes what is to go, and makes room for it there.
+    fn load(&self, blocks_max: usize) -> Result<Load, TransferError> {
+        let (here, there, pool) = (self.from.cache()?, self.to.cache()?, self.to.sequences.blocks());
+        // Before anything is taken: what is cleared here, and then there, is not found there.
+        let era = there.era();
+        let (mut taken, mut held) =
+            (Taken::coldest(&self.from, here, blocks_max), Held::new(&self.to.sequences));
+        let (mut present, mut missing) = (Vec::new(), Vec::new());
+        for &cold in &taken.cold {
+            match there.take(pool, cold.hash, era) {
+                // Held, so that it stays there while it is given up here.
+                Some(id) => {
+                    held.blocks.push(id);
+                    present.push(cold);
+                }
+                None => missing.push(cold),
+            }
+        }
+        let present_blocks = present.len();
+        let room = match held.allocate_up_to(missing.len()) {
+            Ok(room) => room,
+            Err(_) if present_blocks > 0 || missing.is_empty() => 0,
+            Err(error) => return Err(error.into()),
+        };
+        let fresh = held.blocks[present_blocks..].iter().copied();
+        let going = missing.iter().copied().zip(fresh).collect();
+        // Of those that are missing there the coldest go.
+        taken.cold = [present, missing].concat();
+        taken.put_back(present_blocks + room);
+        Ok(Load { taken, held, present_blocks, going, era })
+    }
+
     fn offload(
         &self,
         blocks_max: usize,
         is_abandoned: IsAbandoned<'_>,
     ) -> Result<OffloadReport, TransferError> {
         let began = Instant::now();
+        let Load { mut taken, mut held, present_blocks, going, era } = self.load(blocks_max)?;
         let (here, there, pool) = (self.from.cache()?, self.to.cache()?, self.to.sequences.blocks());
-        let mut taken = Taken::coldest(&self.from, here, blocks_max);
-        let era = there.era();
-        let mut held = Held::new(&self.to.sequences);
-        // What is there already is held, so that it stays while it is given up here.
-        let present: Vec<Option<BlockId>> =
-            taken.cold.iter().map(|cold| there.take(pool, cold.hash, era)).collect();
-        held.blocks.extend(present.iter().flatten());
-        let present_blocks = held.blocks.len();
-        let missing = present.iter().filter(|present| present.is_none()).count();
-        let room = match held.allocate_up_to(missing) {
-            Ok(room) => room,
-            Err(_) if present_blocks > 0 || missing == 0 => 0,
-            Err(error) => return Err(error.into()),
-        };
-        // The coldest of those that are missing go, and all that are there; the others stay.
-        let mut fresh = held.blocks[present_blocks..].to_vec().into_iter();
-        let (mut cold, mut rest, mut going) = (Vec::new(), Vec::new(), Vec::<(Cold, BlockId)>::new());
-        for (&block, present) in taken.cold.iter().zip(&present) {
-            match present.is_some().then_some(None).or_else(|| fresh.next().map(Some)) {
-                Some(target) => {
-                    cold.push(block);
-                    going.extend(target.map(|target| (block, target)));
-                }
-                None => rest.push(block),
-            }
-        }
-        debug_assert_eq!(going.len(), room);
-        let all = cold.len();
-        cold.append(&mut rest);
-        taken.cold = cold;
-        taken.put_back(all);
         let pairs: Vec<Pair> = going.iter().map(|(cold, target)| (cold.id, *target)).collect();
         // SAFETY: those that are read are sealed, and a reference on each is held; those that are written were allocated
         // just now, and nobody else knows them.
@@ -170,52 +182,47 @@ impl Route {
         let began = Instant::now();
         let (far, near) = (self.from.cache()?, self.to.cache()?);
         let (far_pool, pool) = (self.from.sequences.blocks(), self.to.sequences.blocks());
-        let (far_era, era) = (far.era(), near.era());
+        // In this order: what is cleared there, and then here, is not found here.
+        let (era, far_era) = (near.era(), far.era());
         let (mut read, mut held) = (Held::new(&self.from.sequences), Held::new(&self.to.sequences));
-        // By their places; those that are missing here, in the other pool.
-        let (mut places, mut missing) = (Vec::<Option<BlockId>>::new(), Vec::<(usize, BlockId)>::new());
+        // By their places in the prompt; those that are missing here, in the other pool.
+        let (mut here, mut missing) = (Vec::<(usize, BlockId)>::new(), Vec::<(usize, BlockId)>::new());
         for (place, &hash) in prompt.hashes.iter().enumerate() {
             if let Some(id) = near.take(pool, hash, era) {
                 held.blocks.push(id);
-                places.push(Some(id));
+                here.push((place, id));
             } else if let Some(id) = far.take(far_pool, hash, far_era) {
                 read.blocks.push(id);
                 missing.push((place, id));
-                places.push(None);
             } else {
                 break;
             }
         }
-        let cached = held.blocks.len();
+        let cached = here.len();
         let room = match missing.len() {
             0 => 0,
             wanted => held.allocate_up_to(wanted)?,
         };
-        if let Some(&(first_left, _)) = missing.get(room) {
-            // What comes after a gap is found by nobody.
-            places.truncate(first_left);
-        }
-        let coming: SmallVec<[(usize, Pair); 32]> = (missing.iter().zip(&held.blocks[cached..]))
-            .map(|(&(place, source), &target)| (place, (source, target)))
-            .collect();
-        let pairs: Vec<Pair> = coming.iter().map(|&(_, pair)| pair).collect();
+        // What comes after a gap is found by nobody.
+        let cached_blocks = missing.get(room).map_or(cached + room, |&(gap, _)| gap);
+        let fresh = held.blocks[cached..].iter();
+        let pairs: Vec<Pair> =
+            missing.iter().zip(fresh).map(|(&(_, source), &target)| (source, target)).collect();
         // SAFETY: those that are read are sealed, and a reference on each is held; those that are written were allocated
         // just now, and nobody else knows them.
         let carried = unsafe { self.carry(&pairs, is_abandoned) }?;
-        for &(place, (_, target)) in &coming {
+        let came = missing.iter().zip(&pairs).map(|(&(place, _), &(_, target))| (place, target));
+        here.extend(came);
+        for &(place, target) in &here[cached..] {
             near.note(target, prompt.hashes[place], era, place as u32);
-            places[place] = Some(target);
         }
         near.register(
             pool,
-            coming.iter().map(|&(place, (_, id))| (pool.handle(id), prompt.stored(near, id, place))),
+            here[cached..].iter().map(|&(place, id)| (pool.handle(id), prompt.stored(near, id, place))),
         );
-        let cached_blocks = places.len();
-        // In the order of the prompt, so that its end is released first. Those after a gap were cached here before.
-        let (order, held_blocks) = (places.iter().flatten().copied(), &held.blocks);
-        let after_gap: Vec<BlockId> =
-            held_blocks.iter().copied().filter(|id| !places.contains(&Some(*id))).collect();
-        held.blocks = order.chain(after_gap).collect();
+        // In the order of the prompt, so that its end is released first.
+        here.sort_unstable();
+        held.blocks = here.into_iter().map(|(_, id)| id).collect();
         drop((held, read));
         Ok(BringBackReport { cached_blocks, carried: Carried { took: began.elapsed(), ..carried } })
     }

@@ -78,7 +78,9 @@ impl Pool {
     /// [hashing and key](crate::prefix::PrefixConfig). If the other pool has less room, fewer go; its own coldest blocks make
     /// room.
     ///
-    /// The future may be dropped at any time: then it is done to the end, or all blocks are where they were.
+    /// The future may be dropped at any time: then it is done to the end, or all blocks are where they were. Who
+    /// [clears](Self::clear_prefix_cache) both caches meanwhile clears this one first: what is on its way is found in
+    /// neither then.
     ///
     /// # Errors
     ///

@@ -56,6 +56,8 @@ impl Known {
     /// The same, of a sequence that goes to another pool. `None`: that one's cache hashes differently, or the hashes are of before
     /// a clear, so that nothing is to be found by them.
     pub(super) fn in_cache(&self, cache: &Arc<Cache>) -> Option<Self> {
+        // Before the other is read: what is cleared here, and then there, is not found there.
+        let era = cache.era();
         if self.era != self.cache.era() || !cache.hasher().agrees_with(self.cache.hasher()) {
             return None;
         }
@@ -64,7 +66,7 @@ impl Known {
         let keep_until = left.filter(|&left| left > 0).map(|left| Millis(cache.now().0.saturating_add(left)));
         Some(Self {
             cache: cache.clone(),
-            era: cache.era(),
+            era,
             tokens: self.tokens.clone().filter(|_| cache.events().is_subscribed()),
             // Of a policy that has not seen this sequence.
             owner: Owner { context: 0, keep_until, ..self.owner },

@@ -166,7 +166,7 @@ fn until_idle(pool: &Pool) {
 #[tokio::test]
 async fn a_sequence_comes_back_with_the_error() {
     let tokens = prompt(1, 42);
-    let faults: [(Box<dyn FnMut() -> Result<(), StorageError> + Send>, TransferError); 2] = [
+    let faults: [(Hook, TransferError); 2] = [
         (Box::new(|| Err(broken())), TransferError::Storage(broken())),
         (Box::new(|| panic!("on purpose")), TransferError::Dropped),
     ];

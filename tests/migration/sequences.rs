@@ -190,8 +190,11 @@ async fn retention_goes_by_the_clock_that_is_there() {
     assert_eq!(*seen, [(CachePriority::High, Some(Millis(350))); 2]);
 }
 
+/// What was told of each block that was released.
+type Told = Vec<(CachePriority, Option<Millis>)>;
+
 #[derive(Debug)]
-struct Watcher(Arc<Mutex<Vec<(CachePriority, Option<Millis>)>>>);
+struct Watcher(Arc<Mutex<Told>>);
 
 impl Policy for Watcher {
     fn name(&self) -> &'static str {
