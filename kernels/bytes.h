@@ -10,26 +10,29 @@ constexpr u32 THREADS = 256;
 constexpr u32 WARP = 32;
 constexpr u32 IN_FLIGHT = 4;
 
+// Copies as many of `n` units as are in flight at once. The caller is one of `TEAM` threads, and there are units for it.
+//
+// One address a thread, and distances from it that are known now: an address a unit would cost as many registers again.
+template <u32 TEAM, class T>
+__device__ __forceinline__ void copy_step(const T* from, T* to, u32 n) {
+  T held[IN_FLIGHT];
+#pragma unroll
+  for (u32 k = 0; k < IN_FLIGHT; k++) {
+    if (k * TEAM < n) held[k] = load_once(from + k * TEAM);
+  }
+#pragma unroll
+  for (u32 k = 0; k < IN_FLIGHT; k++) {
+    if (k * TEAM < n) store_once(to + k * TEAM, held[k]);
+  }
+}
+
 // Copies `bytes` bytes with `TEAM` threads, of which the caller is number `me`.
 template <u32 TEAM, class T>
-__device__ __forceinline__ void copy_units(const u8* from_bytes, u8* to_bytes, u32 bytes, u32 me) {
-  const T* from = reinterpret_cast<const T*>(from_bytes);
-  T* to = reinterpret_cast<T*>(to_bytes);
+__device__ __forceinline__ void copy_units(const u8* from, u8* to, u32 bytes, u32 me) {
   const u32 n = bytes / u32(sizeof(T));
 #pragma unroll 1
-  for (u32 first = me; first < n; first += IN_FLIGHT * TEAM) {
-    T held[IN_FLIGHT];
-#pragma unroll
-    for (u32 k = 0; k < IN_FLIGHT; k++) {
-      const u32 i = first + k * TEAM;
-      if (i < n) held[k] = load_once(from + i);
-    }
-#pragma unroll
-    for (u32 k = 0; k < IN_FLIGHT; k++) {
-      const u32 i = first + k * TEAM;
-      if (i < n) store_once(to + i, held[k]);
-    }
-  }
+  for (u32 i = me; i < n; i += IN_FLIGHT * TEAM)
+    copy_step<TEAM, T>(reinterpret_cast<const T*>(from) + i, reinterpret_cast<T*>(to) + i, n - i);
 }
 
 template <u32 TEAM>
@@ -63,7 +66,8 @@ __device__ __forceinline__ void clear_bytes(u8* to, u32 bytes, u32 unit, u32 me)
 }
 
 // A rectangle of jobs, dealt to the CTAs in turn, row by row. It divides once, when it is made: a division is some
-// twenty instructions, and a job has little more.
+// twenty instructions, and a job has little more. The tables of pieces and frames that jobs name are small, and stay in L1,
+// which what is moved keeps out of.
 struct Jobs {
   u32 row, column;
   u32 rows, columns;

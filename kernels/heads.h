@@ -29,14 +29,14 @@ struct Groups {
   u32 warp_job;  // of the first group of the warp: the same for all its lanes
 
   __device__ __forceinline__ Groups(u32 steps) {
-    lanes = 1;
+    u32 log = 0;
 #pragma unroll 1
-    while (lanes < steps && lanes < WARP) lanes *= 2;
+    while (log < 5 && (1u << log) < steps) log++;
+    lanes = 1u << log;
     lane = threadIdx.x & (lanes - 1);
-    const u32 per_warp = WARP / lanes;
-    warp_job = (blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP) * per_warp;
-    job = warp_job + (threadIdx.x & (WARP - 1)) / lanes;
-    step = gridDim.x * (THREADS / WARP) * per_warp;
+    warp_job = (blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP) << (5 - log);
+    job = warp_job + ((threadIdx.x & (WARP - 1)) >> log);
+    step = (gridDim.x * (THREADS / WARP)) << (5 - log);
   }
 };
 

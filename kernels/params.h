@@ -9,7 +9,7 @@
 //   - `unit` is 16, 4 or 1, and divides every address, stride and length of bytes that the kernel moves (codes and the
 //     caller's rows for the converting ones, where head_dim counts as a length);
 //   - elements of more than a byte, and scales, lie at multiples of their size;
-//   - slots and frames exist; frames * block_tokens < 2^32; tokens * 2 * heads < 2^32; moves and packed frames < 2^31;
+//   - slots and frames exist; frames * block_tokens < 2^32; tokens * 2 * heads, moves and packed frames < 2^31;
 //   - 256 threads a CTA, one dimension, any number of CTAs.
 #pragma once
 

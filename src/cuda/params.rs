@@ -20,7 +20,7 @@
 //! - `unit` is 16, 4 or 1, and divides every address, stride and length of bytes that is moved ([`unit`]); for the converting
 //!   kernels that is of codes and of the caller's rows, and the head dimension is a length;
 //! - elements of more than a byte, and scales, lie at multiples of their size;
-//! - slots and frames exist; `frames * block_tokens` and `tokens * 2 * heads` are below 2^32, moves and packed frames 2^31;
+//! - slots and frames exist; `frames * block_tokens` is below 2^32, `tokens * 2 * heads`, moves and packed frames below 2^31;
 //! - what is written is nobody else's, destinations of moves are unique and are no sources, slots that are stored to are
 //!   unique, and no two entries of a patch are of one place.
 
