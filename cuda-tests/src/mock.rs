@@ -33,8 +33,8 @@ pub enum Style {
     Random,
     /// Nobody, until somebody waits; then only what this one needs.
     Lazy,
-    /// Any but one stream, given by its handle, which goes when nothing else can.
-    Starve(*mut c_void),
+    /// Any but one stream, given by its handle (`CUstream`) as a number, which goes when nothing else can.
+    Starve(usize),
     /// Any but the streams of the lowest priority.
     Lowest,
     /// Streams have random ranks; the highest runs, and falls now and then.
@@ -168,8 +168,13 @@ impl Session {
         pending = "kvp_mock_pending" () -> u64;
         /// A hash over whose turn it was since the seed: equal for equal schedules.
         trace = "kvp_mock_trace" () -> u64;
-        /// The priority with which a stream was created, by its handle.
-        priority = "kvp_mock_priority" (stream: *mut c_void) -> c_int;
+    }
+
+    /// The priority with which a stream was created, by its handle (`CUstream`) as a number: the mock aborts where that is no stream's.
+    pub fn priority(&self, stream: usize) -> c_int {
+        let call: unsafe extern "C" fn(*mut c_void) -> c_int = control("kvp_mock_priority");
+        // SAFETY: as in `controls!`; the handle is only looked up.
+        unsafe { call(stream as *mut c_void) }
     }
 
     /// Sets whose turn it is.
@@ -178,7 +183,7 @@ impl Session {
             Style::Fifo => (0, std::ptr::null_mut()),
             Style::Random => (1, std::ptr::null_mut()),
             Style::Lazy => (2, std::ptr::null_mut()),
-            Style::Starve(stream) => (3, stream),
+            Style::Starve(stream) => (3, stream as *mut c_void),
             Style::Lowest => (4, std::ptr::null_mut()),
             Style::Ranks => (5, std::ptr::null_mut()),
         };

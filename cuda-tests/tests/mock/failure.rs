@@ -117,7 +117,7 @@ fn memory_allocated_in_a_stream_is_there_when_the_stream_is() {
     let gpu = gpu();
     let (a, b) = (gpu.stream(), gpu.stream());
     for (waits, style) in
-        [(true, Style::Starve(a.cu_stream().cast())), (false, Style::Starve(a.cu_stream().cast()))]
+        [(true, Style::Starve(a.cu_stream() as usize)), (false, Style::Starve(a.cu_stream() as usize))]
     {
         gpu.mock.style(style);
         gpu.mock.pause();

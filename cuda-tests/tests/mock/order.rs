@@ -53,7 +53,7 @@ fn a_wait_for_an_event_orders_two_streams_under_every_style() {
     let gpu = gpu();
     let (at, first) = (gpu.memory(16), gpu.memory(20_000));
     let (a, b) = (gpu.stream(), gpu.stream());
-    for style in STYLES.into_iter().chain([Style::Starve(a.cu_stream().cast())]) {
+    for style in STYLES.into_iter().chain([Style::Starve(a.cu_stream() as usize)]) {
         gpu.mock.style(style);
         for_each_seed(&gpu.mock, 20, |_| {
             copy(&a, first, first + 10_000, 10_000).unwrap();
@@ -70,7 +70,7 @@ fn a_wait_is_for_the_record_that_was_the_latest_then() {
     let gpu = gpu();
     let at = gpu.memory(32);
     let (a, b) = (gpu.stream(), gpu.stream());
-    gpu.mock.style(Style::Starve(a.cu_stream().cast()));
+    gpu.mock.style(Style::Starve(a.cu_stream() as usize));
     gpu.mock.pause();
     let event = gpu.context.new_event(None).unwrap();
     fill(&a, at, 1, 16).unwrap();
@@ -133,10 +133,8 @@ fn blocking_streams_are_ordered_with_the_legacy_stream_and_others_are_not() {
     assert_eq!(outcomes[0], BTreeSet::from([3]), "a blocking stream");
     assert_eq!(outcomes[1], BTreeSet::from([2, 3]), "a non-blocking stream");
     // SAFETY: created above, and used by nobody any more.
-    assert_eq!(
-        code(unsafe { cudarc::driver::result::stream::destroy(blocking.cu_stream()) }),
-        CUresult::CUDA_SUCCESS
-    );
+    let destroyed = unsafe { cudarc::driver::result::stream::destroy(blocking.cu_stream()) };
+    assert_eq!(code(destroyed), CUresult::CUDA_SUCCESS);
 }
 
 #[test]
@@ -186,7 +184,7 @@ fn low_priority_work_goes_last_where_it_is_starved() {
     let low = gpu.context.new_stream_with_priority(0).unwrap();
     let high = gpu.context.new_stream_with_priority(-3).unwrap();
     assert_eq!(
-        (gpu.mock.priority(low.cu_stream().cast()), gpu.mock.priority(high.cu_stream().cast())),
+        (gpu.mock.priority(low.cu_stream() as usize), gpu.mock.priority(high.cu_stream() as usize)),
         (0, -3)
     );
     gpu.mock.style(Style::Lowest);
