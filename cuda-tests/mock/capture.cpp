@@ -9,8 +9,8 @@
 // | thread-local | this thread has begun a capture that is not relaxed |
 // | relaxed | never |
 //
-// A forbidden call fails with CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED and makes the captures invalid that forbade it ("when an
-// invalid operation is attempted during stream capture, any associated capture graphs are invalidated"). Which calls are
+// A forbidden call fails with CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED and makes the captures invalid that forbade it (a
+// forbidden operation spoils every capture that it concerns). Which calls are
 // unsafe is listed nowhere in full; here: every wait, every query, and all that allocates, frees, maps or loads.
 #include <algorithm>
 
@@ -107,7 +107,7 @@ static void end(Capture* capture) {
 
 using namespace mock;
 
-// CUDA: "cuStreamBeginCapture must not be called on the legacy stream"; a stream that captures already is in an illegal state.
+// CUDA: the legacy stream cannot be captured; a stream that captures already is in an illegal state.
 API cuStreamBeginCapture_v2(void* raw, int mode) {
   ENTER(ALIVE);
   Stream* stream = stream_of(raw, call, __func__);
@@ -123,8 +123,7 @@ API cuStreamBeginCapture_v2(void* raw, int mode) {
   return OK;
 }
 
-// CUDA: "If the mode argument to cuStreamBeginCapture was not CU_STREAM_CAPTURE_MODE_RELAXED, this call must be from the same
-// thread". An invalid capture ends with CUDA_ERROR_STREAM_CAPTURE_INVALIDATED and a null graph.
+// CUDA: a capture that is not relaxed must be ended by the thread that began it. An invalid capture ends with CUDA_ERROR_STREAM_CAPTURE_INVALIDATED and a null graph.
 API cuStreamEndCapture(void* raw, void** graph) {
   ENTER(ALIVE);
   Stream* stream = stream_of(raw, call, __func__);

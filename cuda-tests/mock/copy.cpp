@@ -7,8 +7,8 @@
 // | device -> pinned host | when the stream gets there; the call returns before |
 // | device -> pageable host | the call returns when the copy is done |
 //
-// CUDA ("API synchronization behavior"): "For transfers from device memory to pageable host memory, the function will return only
-// once the copy has completed"; from pageable memory it is staged first, and the function may return before the transfer.
+// CUDA (API synchronization behavior): a copy to pageable memory returns when it is complete; one from pageable memory is
+// staged first, and may return before the transfer.
 // A copy is not atomic: it goes on in pieces, between which others run.
 #include <cstring>
 
@@ -155,7 +155,7 @@ API cuMemcpyDtoDAsync_v2(uintptr_t to, uintptr_t from, size_t bytes, void* raw) 
   return between(to, from, bytes, stream, nullptr, nullptr);
 }
 
-// CUDA: "For transfers from device memory to device memory, no host-side synchronization is performed."
+// CUDA: a copy within device memory is not waited for by the host, though the call is the synchronous one.
 API cuMemcpyDtoD_v2(uintptr_t to, uintptr_t from, size_t bytes) {
   ENTER(ALIVE | UNSAFE);
   STREAM_OR_RETURN(nullptr);
@@ -196,7 +196,7 @@ API cuMemsetD32Async(uintptr_t to, unsigned value, size_t count, void* raw) {
   return fill(to, value, 4, count, stream);
 }
 
-// CUDA: memset without a stream is "asynchronous with respect to the host" for device memory; it goes to the legacy stream.
+// CUDA: a memset of device memory without a stream does not wait either; it goes to the legacy stream.
 API cuMemsetD8_v2(uintptr_t to, unsigned char value, size_t count) {
   ENTER(ALIVE | UNSAFE);
   STREAM_OR_RETURN(nullptr);

@@ -104,14 +104,14 @@ API cuDevicePrimaryCtxRetain(void** context, int device) {
   return OK;
 }
 
-// CUDA: the last release destroys the context; "releasing a primary context that was not retained" is CUDA_ERROR_INVALID_CONTEXT.
+// CUDA: the last release destroys the context; one that was not retained is CUDA_ERROR_INVALID_CONTEXT.
 API cuDevicePrimaryCtxRelease_v2(int device) {
   ENTER(INIT | UNSAFE);
   if (!exists(device)) return INVALID_DEVICE;
   Device& one = machine().devices[device];
   if (!one.retained) return INVALID_CONTEXT;
   if (one.retained == 1) {
-    until(call, &one, nullptr, [&] { return idle(&one); });
+    until_all_done(call, &one);
     machine().live[PRIMARY]--;
     one.peers.clear();
   }
@@ -160,21 +160,13 @@ API cuCtxSetFlags(unsigned) {
   return OK;
 }
 
-// CUDA: "Blocks until the current context has completed all preceding requested tasks. Returns an error if one of the preceding
-// tasks failed." While a stream of it is capturing: CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.
+// CUDA: waits for all that was asked of the context before, and returns its error where some of it failed. While a stream of it is capturing: CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.
 API cuCtxSynchronize(void) {
   ENTER(ALIVE | UNSAFE);
   Device* device = call.device;
   for (Stream* stream : machine().streams)
     if (stream->device == device && stream->capture) return invalidate(stream->capture), CAPTURE_UNSUPPORTED;
-  std::vector<MarkRef> preceding;
-  for (Stream* stream : machine().streams)
-    if (stream->device == device && stream->last) preceding.push_back(stream->last);
-  return until(call, device, nullptr, [&] {
-    for (const MarkRef& mark : preceding)
-      if (!mark->done) return false;
-    return true;
-  });
+  return until_all_done(call, device);
 }
 
 API cuDeviceCanAccessPeer(int* can, int device, int peer) {

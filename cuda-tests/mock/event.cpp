@@ -26,7 +26,7 @@ static int record(void* raw_event, void* raw_stream, Call& call, const char* fun
   Event* event = use<Event>(raw_event, EVENT, function);
   Stream* stream = stream_of(raw_stream, call, function);
   if (call.code) return call.code;
-  // CUDA: "hEvent and hStream must be from the same context otherwise CUDA_ERROR_INVALID_HANDLE is returned".
+  // CUDA: event and stream must be of one context; else CUDA_ERROR_INVALID_HANDLE.
   if (event->device != stream->device) return INVALID_HANDLE;
   if (stream->capture) {
     record_captured(event, stream);
@@ -44,14 +44,13 @@ using namespace mock;
 
 API cuEventCreate(void** event, unsigned flags) {
   ENTER(ALIVE);
-  // CUDA: CU_EVENT_INTERPROCESS "must be specified along with CU_EVENT_DISABLE_TIMING".
+  // CUDA: an event for several processes cannot take times.
   if (!event || flags > 7 || ((flags & INTERPROCESS) && !(flags & DISABLE_TIMING))) return INVALID_VALUE;
   *event = adopt(new Event(call.device, flags));
   return OK;
 }
 
-// CUDA: "An event may be destroyed before it is complete [...]. In this case, the call does not block on completion of the
-// event, and any associated resources will automatically be released asynchronously at completion."
+// CUDA: an event that is not complete may be destroyed; nobody waits, and its resources go when it is complete.
 API cuEventDestroy_v2(void* raw) {
   ENTER(INIT);
   Event* event = use<Event>(raw, EVENT, __func__);
@@ -96,7 +95,7 @@ API cuEventSynchronize(void* raw) {
   return until(call, event->device, record->stream, [&] { return record->done; });
 }
 
-// CUDA: the event "may be from a different context"; the host does not wait. Without a record there is nothing to wait for.
+// CUDA: the event may be from a different context; the host does not wait. Without a record there is nothing to wait for.
 API cuStreamWaitEvent(void* raw_stream, void* raw_event, unsigned flags) {
   ENTER(ALIVE);
   if (flags > 1) return INVALID_VALUE;

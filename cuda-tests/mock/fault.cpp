@@ -1,6 +1,6 @@
 // Bad accesses of kernels: a fault inside `guarded` ends the kernel and becomes the device's CUDA_ERROR_ILLEGAL_ADDRESS.
 //
-// CUDA: "The device encountered a load or store instruction on an invalid memory address." Faults outside a kernel go to the
+// CUDA: a load or store at an address that is not valid kills the context. Faults outside a kernel go to the
 // handler that was there before. A kernel is left in the middle by a long jump: nothing in it may own anything.
 #include <csetjmp>
 #include <csignal>

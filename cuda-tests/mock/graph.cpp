@@ -1,8 +1,8 @@
 // Graphs: what a capture has left, and its replays.
 //
 // CUDA: a launch runs the nodes in any order that keeps their dependencies, behind the work that its stream holds. Kernel
-// parameters are those of the capture; what memory holds (a table, a pinned buffer) is read when the node runs. "Each launch is
-// ordered behind both any previous work in hStream and any previous launches of hGraphExec."
+// parameters are those of the capture; what memory holds (a table, a pinned buffer) is read when the node runs. A launch
+// also waits for earlier launches of the same executable graph, in whichever stream.
 #include "graph.h"
 
 namespace mock {

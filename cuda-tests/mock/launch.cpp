@@ -33,7 +33,7 @@ static std::map<const void*, Function*>& functions() {
   return *all;
 }
 
-// The newest PTX that a driver of this version takes: 12.0 knows ISA 8.0 (table "PTX Release History").
+// The newest PTX that a driver of this version takes: 12.0 knows ISA 8.0 (table PTX Release History).
 static int isa_of_driver(int version) {
   static const int OF_12[] = {80, 81, 82, 83, 84, 85, 85, 85, 87, 88};
   int major = version / 1000, minor = version % 1000 / 10;
@@ -92,8 +92,7 @@ struct Launch : Op {
 };
 
 // CUDA: the function runs on a thread of the driver's when the stream gets there, and the stream's later work waits for its
-// return. "Note that, in contrast to cuStreamAddCallback, the function will not be called in the event of an error in the CUDA
-// context."
+// return. It is not called once the context has failed (cuStreamAddCallback's is).
 struct HostCall : Op {
   void (*function)(void*) = nullptr;
   void* data = nullptr;
@@ -138,11 +137,11 @@ API cuModuleLoadDataEx(void** module, const void* image, unsigned, void*, void**
   return load(module, image, call);
 }
 
-// CUDA: "All resources associated with the module will be released"; a launch in flight must be done before: it is waited for.
+// CUDA: what the module holds goes with it; a launch in flight must be done before: it is waited for.
 API cuModuleUnload(void* raw) {
   ENTER(CONTEXT | UNSAFE);
   Module* module = use<Module>(raw, MODULE, __func__);
-  int result = until(call, module->device, nullptr, [&] { return idle(module->device); });
+  int result = until_all_done(call, module->device);
   destroy(module);
   return result;
 }

@@ -75,7 +75,7 @@ static Region place(Kind kind, Device* device, size_t bytes, int access) {
 static void fill_fresh(const Region& region) {
   size_t slack = (region.size + 255) / 256 * 256 - region.size;
   char* base = reinterpret_cast<char*>(region.base);
-  // CUDA: "The memory is not cleared."
+  // CUDA: fresh memory is not cleared.
   if (region.size <= (size_t(64) << 20)) memset(base, POISON, region.size);
   memset(base + region.size, CANARY, slack);
 }
@@ -128,8 +128,7 @@ struct Leave : Op {
 
 using namespace mock;
 
-// CUDA: "The allocated memory is suitably aligned for any kind of variable. The memory is not cleared. If bytesize is 0,
-// cuMemAlloc() returns CUDA_ERROR_INVALID_VALUE."
+// CUDA: aligned for every type (256 bytes, by the programming guide) and not cleared; no bytes are CUDA_ERROR_INVALID_VALUE.
 API cuMemAlloc_v2(uintptr_t* at, size_t bytes) {
   ENTER(ALIVE | UNSAFE);
   if (!at || !bytes) return INVALID_VALUE;
@@ -142,20 +141,20 @@ API cuMemAlloc_v2(uintptr_t* at, size_t bytes) {
   return OK;
 }
 
-// The driver waits for the work of the context before it takes memory away ("implicit synchronization" of the programming
+// The driver waits for the work of the context before it takes memory away (implicit synchronization of the programming
 // guide). On a failed context nothing is waited for, and its error comes back though the memory is gone.
 API cuMemFree_v2(uintptr_t at) {
   ENTER(CONTEXT | UNSAFE);
   if (!at) return OK;
   Device* device = owned(at, DEVICE_MEMORY, __func__)->device;
-  int result = until(call, device, nullptr, [&] { return idle(device); });
+  int result = until_all_done(call, device);
   Region* region = owned(at, DEVICE_MEMORY, __func__);
   give(*device, charged(region->size));
   close(*region, __func__);
   return result;
 }
 
-// CUDA: "The returned allocation can only be accessed after the allocation's stream-ordered completion." Until the stream is
+// CUDA: such memory may be touched once the stream has come to its allocation. Until the stream is
 // there the address is closed: a kernel of another stream that does not wait faults.
 API cuMemAllocAsync(uintptr_t* at, size_t bytes, void* raw) {
   ENTER(ALIVE);
@@ -174,7 +173,7 @@ API cuMemAllocAsync(uintptr_t* at, size_t bytes, void* raw) {
   return enqueue(stream, std::move(op));
 }
 
-// CUDA: "After this call the memory may not be accessed until another allocation hands it out"; work of the same stream before
+// CUDA: the memory is gone from here on in the order of the stream; work of the same stream before
 // the call may; work of other streams only if it is ordered before.
 API cuMemFreeAsync(uintptr_t at, void* raw) {
   ENTER(CONTEXT);

@@ -1,6 +1,6 @@
 // What a stream's queue holds: one piece of device work, done in steps, so that the work of other streams comes between.
 //
-//   Mark   "done or not", shared by the operation, the events that were recorded behind it, and whoever waits for it
+//   Mark   done or not: shared by the operation, the events that were recorded behind it, and whoever waits for it
 //   Op     copy, fill, launch, host function, allocation, graph: `step` does a little and says whether all is done
 //
 // A step runs under the machine's lock. It reports a failure of the device by throwing `Fault`.

@@ -57,8 +57,7 @@ API cuPointerGetAttribute(void* data, int attribute, uintptr_t at) {
   return answer(data, attribute, at, known);
 }
 
-// CUDA: "Unlike cuPointerGetAttribute, this function will not return an error when the ptr encountered is not a valid CUDA
-// pointer. Instead, the attributes are assigned default NULL values and CUDA_SUCCESS is returned."
+// CUDA: succeeds for a pointer that the driver does not know, unlike the call above; the attributes are null values then.
 API cuPointerGetAttributes(unsigned count, const int* attributes, void** data, uintptr_t at) {
   ENTER(INIT);
   Known known;

@@ -1,6 +1,6 @@
 // Names and texts of results.
 //
-// CUDA: "If the error code is not recognized, CUDA_ERROR_INVALID_VALUE will be returned and *pStr will be set to the NULL address."
+// CUDA: for a code that it does not know, CUDA_ERROR_INVALID_VALUE and a null pointer.
 // Both may be called before cuInit, and on a context that has failed.
 #include "state.h"
 

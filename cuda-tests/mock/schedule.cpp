@@ -202,15 +202,20 @@ bool wait_a_little(Call& call, Stream* wanted, unsigned& idle_ms) {
   return false;
 }
 
-// CUDA: after such an error nothing runs on the device any more; a host function "will not be called" then.
+// CUDA: after such an error nothing runs on the device any more; a host function will not be called then.
 void fail_device(Device& device, int code) {
   if (!device.failed) device.failed = code;
   machine().changed.notify_all();
 }
 
-bool idle(const Device* device) {
+int until_all_done(Call& call, Device* device) {
+  std::vector<MarkRef> preceding;
   for (const Stream* stream : machine().streams)
-    if (stream->device == device && !stream->queue.empty()) return false;
-  return true;
+    if (stream->device == device && stream->last) preceding.push_back(stream->last);
+  return until(call, device, nullptr, [&] {
+    for (const MarkRef& mark : preceding)
+      if (!mark->done) return false;
+    return true;
+  });
 }
 }  // namespace mock

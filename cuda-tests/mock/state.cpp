@@ -40,8 +40,8 @@ uint64_t random_below(uint64_t n) {
 }
 
 Call::Call(const char* name, unsigned needs) {
-  // CUDA: "The host function must not make any CUDA API calls. Attempting to use a CUDA API may result in
-  // CUDA_ERROR_NOT_PERMITTED, but this is not required." A program must not rely on being told: it is stopped.
+  // CUDA: a host function must not call CUDA; the call may fail with CUDA_ERROR_NOT_PERMITTED, or worse. A
+  // program must not rely on being told: it is stopped.
   if (in_host_function) die("%s called from a host function, which must not call CUDA", name);
   lock = std::unique_lock<std::mutex>(machine().lock);
   Machine& m = machine();
@@ -52,15 +52,15 @@ Call::Call(const char* name, unsigned needs) {
     m.injected.erase(injected);
     return;
   }
-  // CUDA: "If cuInit() has not been called, any function from the driver API will return CUDA_ERROR_NOT_INITIALIZED."
+  // CUDA: before cuInit every other function fails so.
   if ((needs & INIT) && !m.initialised) { code = NOT_INITIALIZED; return; }
   device = current;
   if ((needs & CONTEXT) == CONTEXT) {
     if (!device) { code = INVALID_CONTEXT; return; }
     if (!device->retained) { code = CONTEXT_IS_DESTROYED; return; }
   }
-  // CUDA, of errors like CUDA_ERROR_ILLEGAL_ADDRESS: "This leaves the process in an inconsistent state and any further
-  // CUDA work will return the same error. To continue using CUDA, the process must be terminated and relaunched."
+  // CUDA, of errors like CUDA_ERROR_ILLEGAL_ADDRESS: the process is of no more use to
+  // CUDA, and every later call returns the same error, until the process ends.
   if ((needs & ALIVE) == ALIVE && device->failed) { code = device->failed; return; }
   if (needs & UNSAFE) code = unsafe_call();
 }

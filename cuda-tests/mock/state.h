@@ -8,7 +8,8 @@
 // * handles are addresses of objects that are never freed, so that a destroyed one is recognised: its use aborts with a message;
 // * a device that has failed runs nothing any more, and every call on its context returns the code of the failure.
 //
-// What CUDA leaves open is decided for the worse (against the program) where that can be told apart by a correct program's
+// `CUDA:` before a comment stands for what the driver API's documentation says of the function, in our words: the rule that the
+// code below it encodes. What CUDA leaves open is decided for the worse (against the program) where that can be told apart by a correct program's
 // standards. Misuse that CUDA calls undefined behaviour (a destroyed handle, a pinned buffer freed under a copy) aborts.
 #pragma once
 #include <condition_variable>
@@ -158,7 +159,8 @@ bool wait_a_little(Call& call, Stream* wanted, unsigned& idle_ms);
 void call_back(std::function<void()> function);
 void run_callbacks_out(std::unique_lock<std::mutex>& lock);
 void fail_device(Device& device, int code);
-bool idle(const Device* device);
+// Waits for what all streams of the device hold now. What others enqueue meanwhile is not waited for: it may never end.
+int until_all_done(Call& call, Device* device);
 
 template <class P> int until(Call& call, Device* device, Stream* wanted, P done) {
   unsigned idle_ms = 0;

@@ -46,8 +46,7 @@ int enqueue(Stream* stream, OpRef op) {
   Machine& m = machine();
   if (stream->capture) return captured(stream, std::move(op));
   Device* device = stream->device;
-  // CUDA: the legacy stream "is an implicit stream which synchronizes with all other streams in the same CUcontext except for
-  // non-blocking streams": work in it comes after what those hold, and what they get later comes after it. While one of those
+  // CUDA: the legacy stream is ordered with all streams of its context but the non-blocking ones: work in it comes after what those hold, and what they get later comes after it. While one of those
   // is capturing that order cannot be had: CUDA_ERROR_STREAM_CAPTURE_IMPLICIT.
   for (Stream* other : m.streams) {
     if (other->device != device || !other->blocking || other == stream) continue;
@@ -69,8 +68,7 @@ int enqueue(Stream* stream, OpRef op) {
 
 using namespace mock;
 
-// CUDA: "Stream priorities follow a convention where lower numbers imply greater priorities"; the range of every recent device
-// is 0 to -5. A value outside is clamped.
+// CUDA: the lower the number, the greater the priority; recent devices have 0 to -5. A value outside is clamped.
 API cuCtxGetStreamPriorityRange(int* least, int* greatest) {
   ENTER(ALIVE);
   if (least) *least = 0;
@@ -93,9 +91,8 @@ API cuStreamCreate(void** stream, unsigned flags) {
   return OK;
 }
 
-// CUDA: "In case the device is still doing work in the stream when cuStreamDestroy() is called, the function will return
-// immediately and the resources associated with the stream will be released automatically once the device has completed all
-// work." The work goes on; the handle is gone at once. A failed context frees its handles all the same, with its error.
+// CUDA: a stream with work may be destroyed; the call does not wait, and what the stream holds is done all the same. Only
+// the handle is gone; a failed context frees its handles all the same, with its error.
 API cuStreamDestroy_v2(void* raw) {
   ENTER(INIT);
   if (reinterpret_cast<uintptr_t>(raw) <= 2) return INVALID_HANDLE;
@@ -106,7 +103,7 @@ API cuStreamDestroy_v2(void* raw) {
   return stream->device->failed;
 }
 
-// CUDA: waits "until the device has completed all operations in the stream"; reports errors of earlier asynchronous work.
+// CUDA: waits for all operations of the stream; reports errors of earlier asynchronous work.
 // A capturing stream cannot be waited for: CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, and its capture is invalid.
 API cuStreamSynchronize(void* raw) {
   ENTER(ALIVE | UNSAFE);
@@ -117,7 +114,7 @@ API cuStreamSynchronize(void* raw) {
   return until(call, stream->device, stream, [&] { return !last || last->done; });
 }
 
-// CUDA: CUDA_SUCCESS "if all operations in the stream have completed, or CUDA_ERROR_NOT_READY if not".
+// CUDA: says CUDA_ERROR_NOT_READY where the stream has work left, without waiting.
 API cuStreamQuery(void* raw) {
   ENTER(ALIVE | UNSAFE);
   Stream* stream = stream_of(raw, call, __func__);
@@ -152,8 +149,7 @@ API cuStreamGetId(void* raw, unsigned long long* id) {
   return OK;
 }
 
-// CUDA: for a stream of the driver API "the returned context is the context associated with the stream"; for the legacy and
-// per-thread handles it is the current one.
+// CUDA: the context in which the stream was created; for the legacy and the per-thread handles, the current one.
 API cuStreamGetCtx(void* raw, void** context) {
   ENTER(CONTEXT);
   *context = stream_of(raw, call, __func__)->device;

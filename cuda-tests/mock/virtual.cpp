@@ -82,7 +82,7 @@ API cuMemAddressReserve(uintptr_t* at, size_t bytes, size_t alignment, uintptr_t
   return OK;
 }
 
-// CUDA: frees a whole reservation, "the size [...] must match", and all of it must be unmapped.
+// CUDA: frees a whole reservation, of its exact size, and all of it must be unmapped.
 API cuMemAddressFree(uintptr_t at, size_t bytes) {
   ENTER(INIT | UNSAFE);
   auto found = regions().find(at);
@@ -117,7 +117,7 @@ API cuMemCreate(unsigned long long* handle, size_t bytes, const AllocationProp* 
   return OK;
 }
 
-// CUDA: "If there are outstanding mappings to the memory, it is freed when they are gone."
+// CUDA: the handle is gone; the memory stays for as long as something maps it.
 API cuMemRelease(unsigned long long handle) {
   ENTER(INIT | UNSAFE);
   Physical* physical = use<Physical>(reinterpret_cast<void*>(handle), PHYSICAL, __func__);
@@ -126,8 +126,8 @@ API cuMemRelease(unsigned long long handle) {
   return OK;
 }
 
-// CUDA: "offset must be zero"; the range must lie in one reservation and hold no mapping; "All mappings start with no
-// accessibility setup".
+// CUDA: offset must be zero; the range must lie in one reservation and hold no mapping; nobody
+// has access to a fresh mapping.
 API cuMemMap(uintptr_t at, size_t bytes, size_t offset, unsigned long long handle, unsigned long long flags) {
   ENTER(ALIVE | UNSAFE);
   Physical* physical = use<Physical>(reinterpret_cast<void*>(handle), PHYSICAL, __func__);
@@ -144,7 +144,7 @@ API cuMemMap(uintptr_t at, size_t bytes, size_t offset, unsigned long long handl
   return OK;
 }
 
-// CUDA: "the range must be an entire contiguous address range that was mapped to", never a part of one mapping. It does not wait:
+// CUDA: the range must be made of whole mappings, never of a part of one. It does not wait:
 // work in flight that touches the range faults.
 API cuMemUnmap(uintptr_t at, size_t bytes) {
   ENTER(INIT | UNSAFE);
@@ -162,7 +162,7 @@ API cuMemUnmap(uintptr_t at, size_t bytes) {
   return OK;
 }
 
-// CUDA: the range must be "a fully mapped address range containing all allocations created by cuMemMap / cuMemCreate". A kernel's
+// CUDA: the range must be made of whole mappings. A kernel's
 // access is checked by page, for all devices alike; a copy's by device.
 API cuMemSetAccess(uintptr_t at, size_t bytes, const AccessDesc* access, size_t count) {
   ENTER(ALIVE | UNSAFE);

@@ -1,7 +1,7 @@
 //! A device that fails, and calls that are made to.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use cudarc::driver::CudaContext;
@@ -46,6 +46,26 @@ fn a_failure_is_for_good_and_its_host_functions_are_never_called() {
     let stream = other.new_stream().unwrap();
     let there = stream.clone_htod(&[1_u8; 16]).unwrap();
     assert_eq!(stream.clone_dtoh(&there).unwrap(), [1; 16]);
+}
+
+#[test]
+fn a_host_function_that_waits_for_its_turn_when_the_device_fails_is_not_called() {
+    let gpu = gpu();
+    let (first, second) = (gpu.stream(), gpu.stream());
+    let (go, wait) = mpsc::channel::<()>();
+    let called = Arc::new(AtomicBool::new(false));
+    host_call(&first, move || wait.recv().unwrap()).unwrap();
+    std::thread::sleep(Duration::from_millis(30));
+    host_call(&second, {
+        let called = called.clone();
+        move || called.store(true, Ordering::Release)
+    })
+    .unwrap();
+    std::thread::sleep(Duration::from_millis(30));
+    gpu.mock.fail(0, FAILED as i32);
+    go.send(()).unwrap();
+    std::thread::sleep(Duration::from_millis(30));
+    assert!(!called.load(Ordering::Acquire), "a failed device called a host function");
 }
 
 #[test]

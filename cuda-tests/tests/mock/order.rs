@@ -119,19 +119,21 @@ fn blocking_streams_are_ordered_with_the_legacy_stream_and_others_are_not() {
     // SAFETY: destroyed below, after its last use.
     let blocking = unsafe { gpu.context.wrap_borrowed_stream(blocking) };
     let free = gpu.stream();
-    let mut outcomes = [BTreeSet::new(), BTreeSet::new()];
-    for_each_seed(&gpu.mock, 60, |_| {
-        for (other, seen) in [&blocking, &free].into_iter().zip(&mut outcomes) {
+    let outcomes = |first, second| {
+        let mut seen = BTreeSet::new();
+        for_each_seed(&gpu.mock, 60, |_| {
             gpu.mock.pause();
-            fill(other, at, 1, 16).unwrap();
-            fill(&legacy, at, 2, 16).unwrap();
-            fill(other, at, 3, 16).unwrap();
+            fill(first, at, 1, 16).unwrap();
+            fill(second, at, 2, 16).unwrap();
             gpu.mock.step(u64::MAX);
             seen.insert(gpu.read(&legacy, at, 16)[0]);
-        }
-    });
-    assert_eq!(outcomes[0], BTreeSet::from([3]), "a blocking stream");
-    assert_eq!(outcomes[1], BTreeSet::from([2, 3]), "a non-blocking stream");
+        });
+        Vec::from_iter(seen)
+    };
+    assert_eq!(outcomes(&blocking, &legacy), [2], "the legacy stream comes after a blocking one");
+    assert_eq!(outcomes(&legacy, &blocking), [2], "a blocking stream comes after the legacy one");
+    assert_eq!(outcomes(&free, &legacy), [1, 2], "the legacy stream and one that does not block");
+    assert_eq!(outcomes(&legacy, &free), [1, 2], "a stream that does not block, and the legacy one");
     // SAFETY: created above, and used by nobody any more.
     let destroyed = unsafe { cudarc::driver::result::stream::destroy(blocking.cu_stream()) };
     assert_eq!(code(destroyed), CUresult::CUDA_SUCCESS);
@@ -163,16 +165,19 @@ fn other_streams_run_between_the_ctas_of_a_kernel() {
 #[test]
 fn the_lazy_machine_does_what_is_waited_for_and_no_more() {
     let gpu = gpu();
-    let at = gpu.memory(32);
-    let (a, b) = (gpu.stream(), gpu.stream());
+    let at = gpu.memory(48);
+    let (a, b, c) = (gpu.stream(), gpu.stream(), gpu.stream());
     gpu.mock.style(Style::Lazy);
-    fill(&a, at, 1, 16).unwrap();
-    fill(&b, at + 16, 1, 16).unwrap();
+    (0..20).for_each(|value| fill(&b, at, value, 16).unwrap());
     let event = b.record_event(None).unwrap();
+    fill(&c, at + 16, 1, 16).unwrap();
+    a.join(&c).unwrap();
+    (0..20).for_each(|value| fill(&c, at + 16, value, 16).unwrap());
+    fill(&a, at + 32, 1, 16).unwrap();
     std::thread::sleep(Duration::from_millis(60));
-    assert_eq!(gpu.mock.pending(), 3, "something ran though nobody waits");
+    assert_eq!(gpu.mock.pending(), 21 + 22 + 2, "something ran though nobody waits");
     a.synchronize().unwrap();
-    assert_eq!(gpu.mock.pending(), 2, "the other stream ran though nobody waits for it");
+    assert_eq!(gpu.mock.pending(), 21 + 20, "more ran than the stream, and what it waits for");
     let asked = (0..100).take_while(|_| !event.try_is_complete().unwrap()).count();
     assert!(asked < 100, "who asks in vain gets the device going");
 }
