@@ -41,6 +41,8 @@ impl Engine {
         let memory = unsafe {
             let memory = result::malloc_sync(bytes).expect("memory for a few frames");
             result::memset_d8_sync(memory, UNTOUCHED, bytes).expect("a pattern");
+            // It may return before the bytes are there, and other streams do not wait for them.
+            result::ctx::synchronize().expect("a good device");
             memory
         };
         Self { context, memory, bytes, planes }
@@ -86,8 +88,7 @@ fn mapped_memory_conforms() {
             let device = Device::open(0).expect("the mock's device");
             conformance::run(|layout, frames, frames_max| -> Box<dyn Storage> {
                 let config = CudaConfig::default().segment_frames(2);
-                let storage =
-                    CudaStorage::with_config(&device, layout.clone(), frames, frames_max, config);
+                let storage = CudaStorage::with_config(&device, layout.clone(), frames, frames_max, config);
                 Box::new(storage.expect("memory for a few frames"))
             });
         }
@@ -108,8 +109,7 @@ fn adopted_memory_conforms() {
         let planes = engine.adopted();
         let config = CudaConfig::default();
         // SAFETY: the engine's memory lives as long as the storage, and nobody else touches it.
-        let storage =
-            unsafe { CudaStorage::adopt(&device, layout.clone(), &planes, frames, engine, config) };
+        let storage = unsafe { CudaStorage::adopt(&device, layout.clone(), &planes, frames, engine, config) };
         Box::new(storage.expect("good planes"))
     });
 }

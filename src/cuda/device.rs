@@ -15,7 +15,7 @@ use super::error::CudaError;
 use super::event::Event;
 use super::kernels::Kernels;
 use super::staging::Staging;
-use super::stream::{Priority, Stream};
+use super::stream::{Stream, StreamPriority};
 use super::watch::Watch;
 
 /// A CUDA device that can be used. Clones are the same one, and cost nothing; each [`open`](Self::open) starts a thread of
@@ -81,7 +81,7 @@ impl Device {
     ///
     /// [`StorageError::DeviceLost`], [`StorageError::Device`].
     pub fn stream(&self) -> Result<DeviceStream, StorageError> {
-        self.stream_with_priority(Priority::Usual)
+        self.stream_with_priority(StreamPriority::Usual)
     }
 
     /// A new stream of some priority.
@@ -89,7 +89,7 @@ impl Device {
     /// # Errors
     ///
     /// [`StorageError::DeviceLost`], [`StorageError::Device`].
-    pub fn stream_with_priority(&self, priority: Priority) -> Result<DeviceStream, StorageError> {
+    pub fn stream_with_priority(&self, priority: StreamPriority) -> Result<DeviceStream, StorageError> {
         let stream = Stream::new(self.0.context.clone(), priority)?;
         // SAFETY: a stream of this device, which lives as long as its owner.
         Ok(unsafe { DeviceStream::from_raw(self.id(), stream.raw().cast(), stream) })

@@ -63,5 +63,5 @@ pub use driver::{DeviceInfo, Version, devices};
 pub use error::CudaError;
 pub use rows::DeviceRows;
 pub use storage::{CudaConfig, CudaStorage, DevicePlane};
-pub use stream::Priority;
+pub use stream::StreamPriority;
 pub use tables::{DeviceTable, TableError};

@@ -29,7 +29,7 @@ use super::device::Device;
 use super::memory::{Memory, bytes_of};
 use super::pieces::{Pieces, Placed};
 use super::staging::BYTES_MAX;
-use super::stream::{Priority, Stream};
+use super::stream::{Stream, StreamPriority};
 
 /// CTAs that a copy for compaction runs on at once: of an H200's 132 multiprocessors it leaves a hundred to the model.
 const MOVING_CTAS: u32 = 32;
@@ -146,7 +146,7 @@ impl CudaStorage {
     ) -> Result<Self, StorageError> {
         check_count(frames, frames_max)?;
         check_sizes(&layout, frames_max)?;
-        let service = Stream::new(device.0.context.clone(), Priority::Usual)?;
+        let service = Stream::new(device.0.context.clone(), StreamPriority::Usual)?;
         let segment = config.segment_frames;
         let (arena, placed) = Arena::new(&device.0.context, &layout, frames, frames_max, segment, &service)?;
         Self::over(device, layout, placed, Bytes::Mapped(arena), (frames, frames_max), service, config)
@@ -177,7 +177,7 @@ impl CudaStorage {
         check_count(frames, frames)?;
         check_sizes(&layout, frames)?;
         let placed = adopted::placed(&device.0.context, &layout, planes, frames)?;
-        let service = Stream::new(device.0.context.clone(), Priority::Usual)?;
+        let service = Stream::new(device.0.context.clone(), StreamPriority::Usual)?;
         let bytes = Bytes::Adopted { _owner: Box::new(owner) };
         Self::over(device, layout, placed, bytes, (frames, frames), service, config)
     }
@@ -201,7 +201,7 @@ impl CudaStorage {
             _ => None,
         };
         let stream = |priority| Stream::new(device.0.context.clone(), priority);
-        let (packing, moving) = (stream(Priority::Usual)?, stream(Priority::Lowest)?);
+        let (packing, moving) = (stream(StreamPriority::Usual)?, stream(StreamPriority::Lowest)?);
         #[cfg(kvpool_mutant = "scales_left")]
         let values = {
             let values =

@@ -11,7 +11,7 @@ use super::context::Context;
 /// How soon a stream's work is begun where several streams have some.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
-pub enum Priority {
+pub enum StreamPriority {
     /// As streams are made unless told otherwise.
     #[default]
     Usual,
@@ -34,7 +34,7 @@ unsafe impl Send for Stream {}
 unsafe impl Sync for Stream {}
 
 impl Stream {
-    pub(super) fn new(context: Arc<Context>, priority: Priority) -> Result<Self, StorageError> {
+    pub(super) fn new(context: Arc<Context>, priority: StreamPriority) -> Result<Self, StorageError> {
         let raw = {
             let _entered = context.enter()?;
             let (mut lowest, mut highest) = (0, 0);
@@ -46,9 +46,9 @@ impl Stream {
                 context.check(asked, "asking for priorities of streams")?;
                 let priority = match priority {
                     // The driver's own default, which it clamps to what there is.
-                    Priority::Usual => 0,
-                    Priority::Highest => highest,
-                    Priority::Lowest => lowest,
+                    StreamPriority::Usual => 0,
+                    StreamPriority::Highest => highest,
+                    StreamPriority::Lowest => lowest,
                 };
                 let made = sys::cuStreamCreateWithPriority(&mut raw, flags, priority);
                 context.check(made, "making a stream")?;

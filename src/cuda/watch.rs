@@ -29,7 +29,7 @@ use crate::sync::{sleep, spawn_detached};
 use super::context::Context;
 use super::error::CudaError;
 use super::event::Event;
-use super::stream::{Priority, Stream};
+use super::stream::{Stream, StreamPriority};
 
 /// How late it is noticed at most that a mark was reached whose nudge was lost.
 const TICK: Duration = Duration::from_millis(2);
@@ -57,7 +57,7 @@ enum Mark {
 impl Watch {
     /// Starts the thread.
     pub(super) fn start(context: Arc<Context>) -> Result<Self, CudaError> {
-        let nudges = Stream::new(context.clone(), Priority::Highest).map_err(CudaError::of)?;
+        let nudges = Stream::new(context.clone(), StreamPriority::Highest).map_err(CudaError::of)?;
         let (sender, receiver) = mpsc::channel();
         let watched = context.clone();
         spawn_detached(format!("kvpool-{}", context.id()), move || run(&watched, &receiver))

@@ -1,0 +1,232 @@
+//! A device that cannot be used says why; one that fails is lost to everybody, and nobody waits for it for ever.
+
+use std::sync::mpsc;
+use std::time::Duration;
+
+use kvpool::cuda::{CudaError, CudaStorage, Device, StreamPriority, Version, devices};
+use kvpool::error::StorageError;
+use kvpool::ids::{DeviceId, FrameId, Run};
+use kvpool::storage::{DeviceStream, FrameMove, KvLayout, Storage};
+use kvpool_cuda_tests::mock::{Kind, Style, session};
+
+const ILLEGAL_ADDRESS: i32 = 700;
+const OUT_OF_MEMORY: i32 = 2;
+const INVALID_VALUE: i32 = 1;
+
+fn tiny() -> KvLayout {
+    KvLayout::named("tiny").expect("a preset")
+}
+
+fn all(frames: usize) -> Run {
+    Run { start: FrameId(0), len: frames as u32 }
+}
+
+#[test]
+fn devices_are_listed_with_what_is_wrong_with_them() {
+    let session = session();
+    session.set_capability(1, 7, 5);
+    let listed = devices().expect("a driver");
+    assert_eq!(listed.len(), 2);
+    assert_eq!(listed[0].unusable, None);
+    assert!(listed[0].multiprocessors > 0 && listed[0].memory_bytes > 0 && !listed[0].name.is_empty());
+    let too_old = CudaError::DeviceTooOld {
+        capability: Version { major: 7, minor: 5 },
+        needed: Version { major: 8, minor: 0 },
+    };
+    assert_eq!(listed[1].unusable, Some(too_old.clone()));
+    assert_eq!(Device::open(1).unwrap_err(), too_old);
+    assert_eq!(Device::open(7).unwrap_err(), CudaError::NoDevice { ordinal: 7, count: 2 });
+    session.set_virtual_memory(0, 0);
+    assert_eq!(Device::open(0).unwrap_err(), CudaError::NoVirtualMemory);
+    session.set_version(11080);
+    let refused = Device::open(0).unwrap_err();
+    assert_eq!(refused.to_string(), "the CUDA driver is of version 11.8; 12.0 is needed");
+}
+
+#[test]
+fn what_is_refused_while_a_device_is_opened_leaves_nothing() {
+    let session = session();
+    // The first may leave what the driver keeps for good.
+    drop(Device::open(0).expect("a device"));
+    std::thread::sleep(Duration::from_millis(50));
+    let before = session.live();
+    for function in
+        ["cuDevicePrimaryCtxRetain", "cuModuleLoadData", "cuModuleGetFunction", "cuStreamCreateWithPriority"]
+    {
+        session.fail_call(function, 0, INVALID_VALUE);
+        let refused = Device::open(0).expect_err(function);
+        assert!(matches!(refused, CudaError::Driver { .. }), "{function}: {refused}");
+        session.assert_no_leaks(&before);
+    }
+}
+
+#[test]
+fn streams_have_the_priority_that_was_asked_for() {
+    let session = session();
+    let device = Device::open(0).expect("a device");
+    let made = |priority| device.stream_with_priority(priority).expect("a stream");
+    let [usual, high, low] =
+        [StreamPriority::Usual, StreamPriority::Highest, StreamPriority::Lowest].map(made);
+    let of = |stream: &DeviceStream| session.priority(stream.as_raw());
+    assert!(of(&high) < of(&low) && of(&high) <= of(&usual) && of(&usual) <= of(&low));
+}
+
+#[test]
+fn too_little_memory_is_said_in_bytes_and_undone() {
+    let session = session();
+    let device = Device::open(0).expect("a device");
+    session.set_capacity(0, 1 << 20);
+    let layout = KvLayout::named("llama-3.1-8b").expect("a preset");
+    let before = session.live();
+    match CudaStorage::new(&device, layout, 64, 64) {
+        Err(StorageError::DeviceMemory { device, bytes, free, total }) => {
+            assert_eq!((device, total), (DeviceId::Cuda(0), 1 << 20));
+            assert!(bytes >= 64 * (2 << 20) && free <= total);
+        }
+        other => panic!("{other:?}"),
+    }
+    session.assert_no_leaks(&before);
+}
+
+#[test]
+fn a_growth_that_fails_in_the_middle_changes_nothing() {
+    let session = session();
+    let device = Device::open(0).expect("a device");
+    let config = kvpool::cuda::CudaConfig::default().segment_frames(1);
+    // Layer-first, of several regions; each of the frames added is chunks of its own.
+    let layout = KvLayout::builder().layers(2).kv_heads(8).head_dim(256).block_tokens(64).build().unwrap();
+    let storage = CudaStorage::with_config(&device, layout.clone(), 1, 8, config).expect("one frame");
+    let pattern: Vec<u8> = (0..layout.packed_bytes()).map(|at| at as u8).collect();
+    // SAFETY: one thread.
+    unsafe { storage.unpack(&[all(1)], &pattern) }.expect("a frame");
+    let (before, mapped) = (session.live(), storage.mapped_bytes());
+    for function in ["cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemsetD8Async"] {
+        for skip in [0, 1, 5] {
+            session.fail_call(function, skip, OUT_OF_MEMORY);
+            storage.grow(8).expect_err(function);
+            session.forget_injected();
+            assert_eq!((storage.frames(), storage.mapped_bytes()), (1, mapped), "{function} {skip}");
+            session.assert_no_leaks(&before);
+        }
+    }
+    storage.grow(8).expect("memory for all");
+    assert!(storage.mapped_bytes() > mapped);
+    let mut read = vec![0; 8 * pattern.len()];
+    // SAFETY: one thread.
+    unsafe { storage.pack(&[all(8)], &mut read) }.expect("all frames");
+    assert!(read[..pattern.len()] == pattern && read[pattern.len()..].iter().all(|&byte| byte == 0));
+    // SAFETY: one thread.
+    unsafe { storage.shrink(1) };
+    assert_eq!(storage.mapped_bytes(), mapped);
+    let now = session.live();
+    for kind in [Kind::Mapping, Kind::Physical, Kind::Reservation] {
+        assert_eq!(now[kind as usize], before[kind as usize], "{kind:?}");
+    }
+    storage.close().expect("a good device");
+}
+
+#[test]
+fn a_lost_device_tells_everybody_who_waits_and_whoever_comes() {
+    let session = session();
+    let device = Device::open(0).expect("a device");
+    let storage = CudaStorage::new(&device, tiny(), 8, 8).expect("frames");
+    let stream = device.stream().expect("a stream");
+    session.pause();
+    let (tell, told) = mpsc::channel();
+    for _ in 0..3 {
+        let tell = tell.clone();
+        storage.after(&stream, Box::new(move |outcome| tell.send(outcome).expect("the test waits")));
+    }
+    let moved = tell.clone();
+    let moves = [FrameMove::new(FrameId(0), FrameId(1))];
+    // SAFETY: nobody else has the frames.
+    unsafe {
+        storage.copy_then(&moves, Box::new(move |outcome| moved.send(outcome).expect("the test waits")))
+    };
+    assert!(told.recv_timeout(Duration::from_millis(20)).is_err(), "nothing has run yet");
+    session.fail(0, ILLEGAL_ADDRESS);
+    for _ in 0..4 {
+        let outcome = told.recv_timeout(Duration::from_secs(5)).expect("everybody is told");
+        assert!(matches!(&outcome, Err(error) if error.is_lost()), "{outcome:?}");
+    }
+    session.resume();
+    let lost = |outcome: Result<(), StorageError>| {
+        assert!(matches!(&outcome, Err(error) if error.is_lost()), "{outcome:?}");
+    };
+    let mut packed = vec![0; tiny().packed_bytes()];
+    // SAFETY: one thread.
+    unsafe {
+        lost(storage.copy(&moves));
+        lost(storage.zero(&[all(1)]));
+        lost(storage.discard(&[all(1)]));
+        lost(storage.pack(&[all(1)], &mut packed));
+        lost(storage.unpack(&[all(1)], &packed));
+        lost(storage.copy_on(&stream, &moves));
+    }
+    lost(storage.check_stream(&stream));
+    lost(storage.settle(&stream));
+    lost(device.good());
+    let late = tell.clone();
+    storage.after(&stream, Box::new(move |outcome| late.send(outcome).expect("the test waits")));
+    lost(told.recv_timeout(Duration::from_secs(5)).expect("told"));
+    lost(storage.close());
+}
+
+#[test]
+fn a_callback_may_drop_the_last_of_everything() {
+    let session = session();
+    let before = session.live();
+    let device = Device::open(0).expect("a device");
+    let storage = CudaStorage::new(&device, tiny(), 4, 4).expect("frames");
+    let stream = device.stream().expect("a stream");
+    let (tell, told) = mpsc::channel();
+    let watching = CudaStorage::new(&device, tiny(), 1, 1).expect("a frame");
+    session.pause();
+    let on = stream.clone();
+    let owned = (storage, stream, device.clone());
+    watching.after(
+        &on,
+        Box::new(move |outcome| {
+            drop(owned);
+            tell.send(outcome).expect("the test waits");
+        }),
+    );
+    session.resume();
+    drop((watching, device, on));
+    told.recv_timeout(Duration::from_secs(5)).expect("called").expect("a good device");
+    std::thread::sleep(Duration::from_millis(100));
+    session.assert_no_leaks(&before);
+}
+
+#[test]
+fn a_callback_that_panics_harms_nobody_else() {
+    let session = session();
+    let device = Device::open(0).expect("a device");
+    let storage = CudaStorage::new(&device, tiny(), 1, 1).expect("a frame");
+    let stream = device.stream().expect("a stream");
+    let (tell, told) = mpsc::channel();
+    session.pause();
+    storage.after(&stream, Box::new(|_| panic!("planted: a callback panics")));
+    storage.after(&stream, Box::new(move |outcome| tell.send(outcome).expect("the test waits")));
+    session.resume();
+    told.recv_timeout(Duration::from_secs(5)).expect("the second is told").expect("a good device");
+}
+
+#[test]
+fn streams_of_others_are_refused() {
+    let session = session();
+    session.style(Style::Random);
+    let [first, second] = [0, 1].map(|ordinal| Device::open(ordinal).expect("two devices"));
+    let storage = CudaStorage::new(&first, tiny(), 2, 2).expect("frames");
+    let foreign = second.stream().expect("a stream");
+    let refused = StorageError::ForeignStream { stream: DeviceId::Cuda(1), storage: DeviceId::Cuda(0) };
+    assert_eq!(storage.check_stream(&foreign), Err(refused.clone()));
+    assert_eq!(storage.settle(&foreign), Err(refused.clone()));
+    // SAFETY: the handle is a stream, though of another device than is said.
+    let lying = unsafe { DeviceStream::from_raw(DeviceId::Cuda(0), foreign.as_raw(), foreign.clone()) };
+    assert!(matches!(storage.check_stream(&lying), Err(StorageError::Device { .. })));
+    let (tell, told) = mpsc::channel();
+    storage.after(&foreign, Box::new(move |outcome| tell.send(outcome).expect("the test waits")));
+    assert_eq!(told.recv().expect("told at once"), Err(refused));
+    assert!(session.live()[Kind::Stream as usize] > 0);
+}

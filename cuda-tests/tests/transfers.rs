@@ -1,0 +1,381 @@
+//! Bytes on their way: between devices and the host, from an engine's memory on its stream, behind events, into tables that
+//! stay; and what of an engine's memory is refused.
+
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use cudarc::driver::{CudaContext, result};
+use kvpool::cuda::{CudaConfig, CudaStorage, Device, DeviceRows, DeviceTable, TableError};
+use kvpool::error::StorageError;
+use kvpool::ids::{DeviceId, FrameId, Run};
+use kvpool::sequence::MovedEntry;
+use kvpool::storage::{
+    AdoptedPlane, Arrangement, DeviceStream, Dtype, FrameMove, HostStorage, KvLayout, Parts, Scales, Storage,
+};
+use kvpool_cuda_tests::mock::{Style, for_each_seed, session};
+
+const FRAMES: usize = 6;
+
+fn run(start: u32, len: u32) -> Run {
+    Run { start: FrameId(start), len }
+}
+
+fn bytes(count: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state as u8
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+fn packed(storage: &dyn Storage, runs: &[Run]) -> Vec<u8> {
+    let frames: u32 = runs.iter().map(|run| run.len).sum();
+    let mut out = vec![0; frames as usize * storage.layout().packed_bytes()];
+    // SAFETY: nobody else has the frames.
+    unsafe { storage.pack(runs, &mut out) }.expect("frames that exist");
+    out
+}
+
+fn unpack(storage: &dyn Storage, runs: &[Run], packed: &[u8]) {
+    // SAFETY: nobody else has the frames.
+    unsafe { storage.unpack(runs, packed) }.expect("frames that exist");
+}
+
+fn layout(arrangement: Arrangement, parts: Parts) -> KvLayout {
+    let builder = KvLayout::builder().layers(2).kv_heads(2).head_dim(8).block_tokens(4);
+    let builder = builder.dtype(Dtype::Fp8E4M3).scales(Scales::PerTokenHead);
+    builder.arrangement(arrangement).parts(parts).build().expect("a small layout")
+}
+
+/// Frames of 10 MiB, longer than a buffer: 40 tokens of two layers.
+fn long(parts: Parts) -> KvLayout {
+    let builder = KvLayout::builder().layers(2).kv_heads(8).head_dim(4096).block_tokens(40);
+    builder.dtype(Dtype::Bf16).parts(parts).build().expect("a layout")
+}
+
+#[test]
+fn frames_go_between_devices_and_the_host() {
+    let session = session();
+    let [first, second] = [0, 1].map(|ordinal| Device::open(ordinal).expect("two devices"));
+    let here = layout(Arrangement::LayerFirst, Parts::Separate);
+    let there = layout(Arrangement::BlockFirst, Parts::Joined);
+    let made = |device, layout: &KvLayout| {
+        Box::new(CudaStorage::new(device, layout.clone(), FRAMES, FRAMES).expect("frames"))
+    };
+    let host = HostStorage::new(there.clone(), FRAMES, FRAMES).expect("frames");
+    for_each_seed(&session, 12, |seed| {
+        let source = made(&first, &here);
+        let content = bytes(FRAMES * here.packed_bytes(), seed);
+        unpack(&*source, &[run(0, 6)], &content);
+        let targets: [Box<dyn Storage>; 3] = [
+            made(&second, &there),
+            made(&first, &there),
+            Box::new(HostStorage::new(there.clone(), FRAMES, FRAMES).expect("frames")),
+        ];
+        for target in targets {
+            let (from, to) = ([run(4, 2), run(0, 1)], [run(1, 1), run(3, 2)]);
+            // SAFETY: nobody else has the frames.
+            unsafe { target.receive(&*source, &from, &to) }.expect("the same packed form");
+            assert_eq!(packed(&*target, &to), packed(&*source, &from), "{target:?}");
+        }
+        // And back from the host.
+        unpack(&host, &[run(0, 6)], &content);
+        // SAFETY: nobody else has the frames.
+        unsafe { source.receive(&host, &[run(0, 6)], &[run(0, 6)]) }.expect("the same packed form");
+        assert!(packed(&*source, &[run(0, 6)]) == content);
+    });
+    let other = made(&second, &long(Parts::Separate));
+    let source = made(&first, &here);
+    // SAFETY: refused.
+    let refused = unsafe { other.receive(&*source, &[run(0, 1)], &[run(0, 1)]) };
+    assert!(matches!(refused, Err(StorageError::OtherForm { .. })));
+    let target = made(&second, &here);
+    // SAFETY: refused.
+    let refused = unsafe { target.receive(&*source, &[run(0, 2)], &[run(0, 1)]) };
+    assert_eq!(refused, Err(StorageError::RunsDiffer { from: 2, to: 1 }));
+}
+
+#[test]
+fn frames_longer_than_a_buffer_go_in_parts() {
+    let session = session();
+    session.style(Style::Random);
+    let [first, second] = [0, 1].map(|ordinal| Device::open(ordinal).expect("two devices"));
+    let [separate, joined] = [Parts::Separate, Parts::Joined].map(long);
+    assert!(separate.packed_bytes() > 8 << 20);
+    let source = CudaStorage::new(&first, separate.clone(), 2, 2).expect("frames");
+    let content = bytes(2 * separate.packed_bytes(), 7);
+    unpack(&source, &[run(0, 2)], &content);
+    assert!(packed(&source, &[run(0, 2)]) == content);
+    for layout in [separate, joined] {
+        let target = CudaStorage::new(&second, layout, 2, 2).expect("frames");
+        // SAFETY: nobody else has the frames.
+        unsafe { target.receive(&source, &[run(0, 1), run(1, 1)], &[run(1, 1), run(0, 1)]) }
+            .expect("one form");
+        assert!(packed(&target, &[run(1, 1), run(0, 1)]) == content);
+    }
+}
+
+/// Memory of the device that an engine allocated.
+struct Engine {
+    context: Arc<CudaContext>,
+    address: u64,
+}
+
+impl Engine {
+    fn new(ordinal: usize, content: &[u8]) -> Self {
+        let context = CudaContext::new(ordinal).expect("a device");
+        context.bind_to_thread().expect("its context");
+        // SAFETY: so many bytes are allocated, and written at once.
+        let address = unsafe {
+            let address = result::malloc_sync(content.len()).expect("memory");
+            result::memcpy_htod_sync(address, content).expect("the bytes");
+            // From memory that is not pinned it may return before the bytes are there, and other streams do not wait for them.
+            result::ctx::synchronize().expect("a good device");
+            address
+        };
+        Self { context, address }
+    }
+
+    fn read(&self, at: usize, count: usize) -> Vec<u8> {
+        read(&self.context, self.address + at as u64, count)
+    }
+}
+
+fn read(context: &CudaContext, address: u64, count: usize) -> Vec<u8> {
+    context.bind_to_thread().expect("the context");
+    let mut bytes = vec![0u8; count];
+    // SAFETY: the tests read what they allocated.
+    unsafe { result::memcpy_dtoh_sync(&mut bytes, address) }.expect("the bytes");
+    bytes
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.context.bind_to_thread().expect("the context");
+        // SAFETY: allocated in `new`.
+        unsafe { result::free_sync(self.address) }.expect("memory that was allocated");
+    }
+}
+
+#[test]
+fn rows_of_an_engine_are_stored_and_loaded_on_its_stream() {
+    let session = session();
+    let device = Device::open(0).expect("a device");
+    let layout = layout(Arrangement::LayerFirst, Parts::Joined);
+    let host = HostStorage::new(layout.clone(), FRAMES, FRAMES).expect("frames");
+    let stream = device.stream().expect("a stream");
+    let slots: [i64; 4] = [5, -1, 22, 9];
+    // K and V of a token side by side, as a fused projection leaves them.
+    let (elements, tokens) = (layout.row_elements(), slots.len());
+    let values: Vec<f32> = (0..2 * tokens * elements).map(|at| (at as f32 - 60.0) * 0.37).collect();
+    let raw: Vec<u8> = values.iter().flat_map(|value| value.to_ne_bytes()).collect();
+    let slot_bytes: Vec<u8> = slots.iter().flat_map(|slot| slot.to_ne_bytes()).collect();
+    let rows = |half: usize| -> Vec<f32> {
+        let row = |token: usize| values[(2 * token + half) * elements..][..elements].to_vec();
+        (0..tokens).flat_map(row).collect()
+    };
+    for_each_seed(&session, 20, |_| {
+        let storage = CudaStorage::new(&device, layout.clone(), FRAMES, FRAMES).expect("frames");
+        let (qkv, at) = (Engine::new(0, &raw), Engine::new(0, &slot_bytes));
+        let loaded = Engine::new(0, &vec![0xEE; raw.len()]);
+        let of = |engine: &Engine| DeviceRows {
+            dtype: Dtype::F32,
+            k: engine.address,
+            v: engine.address + 4 * elements as u64,
+            k_stride: 8 * elements,
+            v_stride: 8 * elements,
+        };
+        // SAFETY: nobody else has the frames or the rows, which live until the stream was settled.
+        unsafe {
+            storage.store_on(&stream, 1, of(&qkv), at.address, tokens).expect("rows");
+            storage.load_on(&stream, 1, of(&loaded), at.address, tokens).expect("rows");
+        }
+        storage.settle(&stream).expect("a good device");
+        let (mut k, mut v) = (vec![0f32; tokens * elements], vec![0f32; tokens * elements]);
+        // SAFETY: one thread.
+        unsafe {
+            host.store(1, (&rows(0)).into(), (&rows(1)).into(), &slots).expect("rows");
+            host.load(1, &slots, (&mut k).into(), (&mut v).into()).expect("rows");
+        }
+        assert!(
+            packed(&storage, &[run(0, 6)]) == packed(&host, &[run(0, 6)]),
+            "codes and scales as on the host"
+        );
+        let got = loaded.read(0, raw.len());
+        for token in 0..tokens {
+            for (half, want) in [&k, &v].into_iter().enumerate() {
+                let got = &got[(2 * token + half) * 4 * elements..][..4 * elements];
+                let want: Vec<u8> = if slots[token] < 0 {
+                    vec![0xEE; 4 * elements]
+                } else {
+                    want[token * elements..][..elements]
+                        .iter()
+                        .flat_map(|value| value.to_ne_bytes())
+                        .collect()
+                };
+                assert!(got == want, "token {token}, half {half}");
+            }
+        }
+    });
+    let storage = CudaStorage::new(&device, layout.clone(), FRAMES, FRAMES).expect("frames");
+    let good = DeviceRows { dtype: Dtype::F32, k: 4096, v: 8192, k_stride: 64, v_stride: 64 };
+    let refused = |layer, rows, slots| {
+        // SAFETY: refused before anything is enqueued.
+        unsafe { storage.store_on(&stream, layer, rows, slots, 1) }.expect_err("bad rows")
+    };
+    assert_eq!(refused(2, good, 4096), StorageError::Layer { layer: 2, layers: 2 });
+    let bare = DeviceRows { dtype: Dtype::Fp8E4M3, ..good };
+    assert_eq!(refused(0, bare, 4096), StorageError::BareCodes { which: "k", dtype: Dtype::Fp8E4M3 });
+    let misaligned = StorageError::RowsMisaligned { which: "v", address: 8193, stride: 64, align: 4 };
+    assert_eq!(refused(0, DeviceRows { v: 8193, ..good }, 4096), misaligned);
+    let short = StorageError::RowStride { which: "k", stride: 60, bytes: 64 };
+    assert_eq!(refused(0, DeviceRows { k_stride: 60, ..good }, 4096), short);
+    let misaligned = StorageError::RowsMisaligned { which: "slots", address: 4, stride: 8, align: 8 };
+    assert_eq!(refused(0, good, 4), misaligned);
+}
+
+#[test]
+fn a_copy_behind_an_event_is_whole_when_it_is_said_to_be() {
+    let session = session();
+    let device = Device::open(0).expect("a device");
+    let layout = layout(Arrangement::LayerFirst, Parts::Separate);
+    for_each_seed(&session, 60, |seed| {
+        let storage = CudaStorage::new(&device, layout.clone(), FRAMES, FRAMES).expect("frames");
+        let content = bytes(FRAMES * layout.packed_bytes(), seed);
+        unpack(&storage, &[run(0, 6)], &content);
+        let (tell, told) = mpsc::channel();
+        // Several at once: each has buffers of its own.
+        for step in [FrameMove::new(FrameId(0), FrameId(3)), FrameMove::new(FrameId(1), FrameId(4))] {
+            let tell = tell.clone();
+            let done = Box::new(move |outcome| tell.send(outcome).expect("the test waits"));
+            // SAFETY: nobody else has the frames.
+            unsafe { storage.copy_then(&[step], done) };
+        }
+        for _ in 0..2 {
+            told.recv_timeout(Duration::from_secs(10)).expect("told").expect("a good device");
+        }
+        assert!(packed(&storage, &[run(3, 2)]) == packed(&storage, &[run(0, 2)]));
+        // On an engine's stream: in order with what is enqueued there.
+        let stream = device.stream().expect("a stream");
+        // SAFETY: nobody else has the frames.
+        unsafe {
+            storage.copy_on(&stream, &[FrameMove::new(FrameId(2), FrameId(5))]).expect("a stream");
+            storage.copy_on(&stream, &[FrameMove::new(FrameId(5), FrameId(0))]).expect("a stream");
+        }
+        let (tell, told) = mpsc::channel();
+        storage.after(&stream, Box::new(move |outcome| tell.send(outcome).expect("the test waits")));
+        told.recv_timeout(Duration::from_secs(10)).expect("told").expect("a good device");
+        let all = packed(&storage, &[run(0, 1), run(5, 1), run(2, 1)]);
+        let (first, rest) = all.split_at(layout.packed_bytes());
+        assert!(first == &rest[..first.len()] && first == &rest[first.len()..]);
+    });
+}
+
+#[test]
+fn tables_are_filled_from_buffers_of_their_own_and_patched_in_place() {
+    let session = session();
+    let device = Device::open(0).expect("a device");
+    let engine = CudaContext::new(0).expect("a device");
+    let pool = kvpool::pool::Pool::builder(KvLayout::named("tiny").expect("a preset"))
+        .blocks(64)
+        .build()
+        .expect("a pool of the host, for its tables");
+    let mut sequences: Vec<_> =
+        (0..3).map(|id| pool.sequence(kvpool::ids::SequenceId(id)).open().expect("a sequence")).collect();
+    let block_tokens = pool.layout().block_tokens();
+    for_each_seed(&session, 40, |seed| {
+        let stream = device.stream().expect("a stream");
+        let mut table = DeviceTable::new(&device, 3, 8, 64).expect("a small table");
+        let mut batch = pool.begin_batch();
+        let mut want = Vec::new();
+        // Fills one after another, all enqueued before the first has run: the last is what stays.
+        for round in 0..3 {
+            for (at, sequence) in sequences.iter_mut().enumerate() {
+                sequence.truncate(0).expect("a sequence");
+                batch
+                    .append(sequence, 1 + (at * 7 + round * 5 + seed as usize) % (8 * block_tokens))
+                    .expect("blocks");
+            }
+            table.fill(&stream, &batch, &sequences).expect("a table");
+            table.fill_slots(&stream, &[round as i64, -1]).expect("slots");
+            let mut built = kvpool::sequence::BlockTable::with_width(8);
+            batch.block_table(&sequences, &mut built).expect("a table");
+            want = [built.entries(), built.lengths()].concat();
+        }
+        let entries =
+            [MovedEntry { row: 2, column: 7, frame: 41 }, MovedEntry { row: 0, column: 0, frame: 40 }];
+        table.patch(&stream, &entries).expect("entries");
+        (want[23], want[0]) = (41, 40);
+        settle(&device, &stream);
+        let got = [read(&engine, table.entries(), 96), read(&engine, table.lengths(), 12)].concat();
+        let got: Vec<i32> =
+            got.chunks_exact(4).map(|chunk| i32::from_ne_bytes(chunk.try_into().expect("four"))).collect();
+        assert_eq!(got, want);
+        assert_eq!(read(&engine, table.slots(), 16), [2i64.to_ne_bytes(), (-1i64).to_ne_bytes()].concat());
+        let beyond = MovedEntry { row: 3, column: 0, frame: 0 };
+        assert_eq!(
+            table.patch(&stream, &[entries[0], beyond]),
+            Err(TableError::NoEntry { index: 1, row: 3, column: 0, rows: 3, columns: 8 })
+        );
+        let many = vec![0; 65];
+        let refused = table.fill_slots(&stream, &many);
+        assert_eq!(refused, Err(TableError::TooLarge { what: "slots", asked: 65, max: 64 }));
+        let mut narrow = DeviceTable::new(&device, 3, 1, 1).expect("a small table");
+        let mut low = DeviceTable::new(&device, 2, 8, 1).expect("a small table");
+        batch.append(&mut sequences[0], 2 * block_tokens).expect("blocks");
+        let refused = narrow.fill(&stream, &batch, &sequences).expect_err("too narrow");
+        assert!(matches!(refused, TableError::TooLarge { what: "columns", max: 1, .. }));
+        let refused = low.fill(&stream, &batch, &sequences).expect_err("too low");
+        assert_eq!(refused, TableError::TooLarge { what: "rows", asked: 3, max: 2 });
+        for sequence in &mut sequences {
+            sequence.truncate(0).expect("a sequence");
+        }
+    });
+}
+
+fn settle(device: &Device, stream: &DeviceStream) {
+    let storage =
+        CudaStorage::new(device, KvLayout::named("tiny").expect("a preset"), 1, 1).expect("a frame");
+    storage.settle(stream).expect("a good device");
+}
+
+#[test]
+fn tensors_that_are_not_what_they_are_said_to_be_are_refused() {
+    let session = session();
+    session.style(Style::Fifo);
+    let device = Device::open(0).expect("a device");
+    // Two planes of tiles of 64 bytes, four frames.
+    let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(4).block_tokens(4).dtype(Dtype::F32);
+    let layout = layout.build().expect("a small layout");
+    let engine = Engine::new(0, &[0; 1024]);
+    let elsewhere = Engine::new(1, &[0; 1024]);
+    let host = vec![0u8; 1024];
+    let adopt = |k: u64, v: u64| {
+        let planes = [k, v].map(|base| AdoptedPlane {
+            base: std::ptr::without_provenance_mut(base as usize),
+            frame_stride: 64,
+        });
+        // SAFETY: what is taken is the engine's, which outlives it.
+        unsafe { CudaStorage::adopt(&device, layout.clone(), &planes, 4, (), CudaConfig::default()) }
+    };
+    let good = adopt(engine.address, engine.address + 256).expect("good planes");
+    assert_eq!((good.mapped_bytes(), good.planes()[1].address), (0, engine.address + 256));
+    let on = |k, v| adopt(k, v).expect_err("no such planes");
+    let host_at = (host.as_ptr() as u64).next_multiple_of(16);
+    assert!(matches!(on(engine.address, host_at), StorageError::PlaneNotOnDevice { plane: 1, .. }));
+    assert_eq!(
+        on(elsewhere.address, engine.address),
+        StorageError::PlaneOtherDevice { plane: 0, found: DeviceId::Cuda(1), device: DeviceId::Cuda(0) }
+    );
+    assert_eq!(
+        on(engine.address, engine.address + 832),
+        StorageError::PlaneOutside { plane: 1, needed: 256, has: 192 }
+    );
+    assert_eq!(on(engine.address, engine.address + 64), StorageError::PlanesOverlap { first: 0, second: 1 });
+    assert!(matches!(on(engine.address + 2, engine.address + 512), StorageError::PlaneMisaligned { .. }));
+    assert_eq!(on(0, engine.address), StorageError::PlaneNull { plane: 0 });
+}
