@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use cudarc::driver::sys::{self, CUstream, CUstreamCaptureStatus};
+use cudarc::driver::sys::{self, CUstream};
 
 use crate::error::StorageError;
 use crate::ids::DeviceId;
@@ -15,7 +15,7 @@ use super::error::CudaError;
 use super::event::Event;
 use super::kernels::Kernels;
 use super::staging::Staging;
-use super::stream::{Stream, StreamPriority};
+use super::stream::{Stream, StreamPriority, is_capturing};
 use super::watch::Watch;
 
 /// A CUDA device that can be used. Clones are the same one, and cost nothing; each [`open`](Self::open) starts a thread of
@@ -126,13 +126,9 @@ impl Device {
         Ok(())
     }
 
-    pub(super) fn is_capturing(&self, stream: &DeviceStream) -> Result<bool, StorageError> {
-        let _entered = self.0.context.enter()?;
-        let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-        // SAFETY: as in `check_home`.
-        let asked = unsafe { sys::cuStreamIsCapturing(raw(stream), &mut status) };
-        self.0.context.check(asked, "asking whether a stream is being captured")?;
-        Ok(status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+    fn is_capturing(&self, stream: &DeviceStream) -> Result<bool, StorageError> {
+        // SAFETY: as in `check_home`, which has found it to be of this context.
+        unsafe { is_capturing(&self.0.context, raw(stream)) }
     }
 
     /// See [`Storage::after`](crate::storage::Storage::after).
@@ -148,7 +144,7 @@ impl Device {
         }
         // SAFETY: the stream lives, and was found to be of this device.
         match unsafe { Event::record(&self.0.context, raw(stream)) } {
-            Ok(event) => self.0.watch.watch(event, done),
+            Ok(event) => self.0.watch.watch(event, Some(stream.clone()), done),
             Err(error) if error.is_lost() => done(Err(error)),
             // There is no event to be had. The work is no less under way: it is waited for.
             Err(_) => done(self.settle(stream)),
@@ -172,6 +168,7 @@ impl Device {
         match unsafe { Event::record(&self.0.context, stream) } {
             Ok(event) => self.0.watch.watch(
                 event,
+                None,
                 Box::new(move |outcome| {
                     drop(kept);
                     done(outcome);

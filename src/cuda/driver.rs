@@ -39,6 +39,7 @@ const FUNCTIONS: &[&str] = &[
     "cuEventQuery",
     "cuEventRecord",
     "cuEventSynchronize",
+    "cuFuncGetAttribute",
     "cuGetErrorName",
     "cuGetErrorString",
     "cuInit",

@@ -23,9 +23,7 @@ unsafe impl Sync for Event {}
 impl Event {
     /// Puts a mark behind what was enqueued on the stream until now.
     ///
-    /// # Errors
-    /// Also where the stream is being captured: such a mark would never be reached. What a call is refused for says nothing of
-    /// what was enqueued before.
+    /// Not in a stream that is being captured: there it would become part of the graph, and never be reached.
     ///
     /// # Safety
     /// The stream lives, and is one of this context.

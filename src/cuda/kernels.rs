@@ -8,7 +8,7 @@ use std::ffi::{CString, c_void};
 use std::sync::Arc;
 
 use cudarc::driver::DeviceRepr;
-use cudarc::driver::sys::{self, CUfunction, CUmodule, CUstream};
+use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute, CUmodule, CUstream};
 
 use crate::dtype::Dtype;
 use crate::error::StorageError;
@@ -80,6 +80,12 @@ impl Kernels {
             // SAFETY: the place is valid, the module is loaded, and the name ends in a NUL.
             let found = unsafe { sys::cuModuleGetFunction(&mut function, module, name.as_ptr()) };
             context.check(found, "looking for a kernel")?;
+            // The driver loads code when it is first asked about, for which it may wait for the whole device: now, and not at the
+            // first launch, which may stand in somebody's graph.
+            let (mut threads, which) = (0, CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK);
+            // SAFETY: the place is valid and the function was found.
+            let asked = unsafe { sys::cuFuncGetAttribute(&mut threads, which, function) };
+            context.check(asked, "loading a kernel")?;
             kernels.functions.push((kernel, function));
         }
         Ok(kernels)

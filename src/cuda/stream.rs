@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::sys::{self, CUstream, CUstream_flags};
+use cudarc::driver::sys::{self, CUstream, CUstream_flags, CUstreamCaptureStatus};
 
 use crate::error::StorageError;
 
@@ -76,4 +76,17 @@ impl Drop for Stream {
         // SAFETY: nobody else has the stream any more. Work that is in it is done all the same.
         let _ = unsafe { sys::cuStreamDestroy_v2(self.raw) };
     }
+}
+
+/// Whether what is enqueued on the stream becomes part of a graph.
+///
+/// # Safety
+/// The stream lives, and is one of this context.
+pub(super) unsafe fn is_capturing(context: &Context, stream: CUstream) -> Result<bool, StorageError> {
+    let _entered = context.enter()?;
+    let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    // SAFETY: the place is valid, and the stream lives, says the caller.
+    let asked = unsafe { sys::cuStreamIsCapturing(stream, &mut status) };
+    context.check(asked, "asking whether a stream is being captured")?;
+    Ok(status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
 }

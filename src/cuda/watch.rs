@@ -29,7 +29,7 @@ use crate::sync::{sleep, spawn_detached};
 use super::context::Context;
 use super::error::CudaError;
 use super::event::Event;
-use super::stream::{Stream, StreamPriority};
+use super::stream::{Stream, StreamPriority, is_capturing};
 
 /// How late it is noticed at most that a mark was reached whose nudge was lost.
 const TICK: Duration = Duration::from_millis(2);
@@ -48,10 +48,11 @@ enum Message {
 }
 
 /// What is waited for.
-enum Mark {
-    Event(Event),
-    /// The stream was being captured when it was to be marked, and is marked as soon as it is not.
-    Captured(DeviceStream),
+struct Mark {
+    /// `None` while the stream is being captured: it is marked as soon as it is not.
+    event: Option<Event>,
+    /// The engine's, unless it is one of ours, which nobody captures.
+    stream: Option<DeviceStream>,
 }
 
 impl Watch {
@@ -66,15 +67,15 @@ impl Watch {
     }
 
     /// Calls `done` on the watcher's thread once the mark is reached, or can never be.
-    pub(super) fn watch(&self, event: Event, done: CopyDone) {
+    pub(super) fn watch(&self, event: Event, stream: Option<DeviceStream>, done: CopyDone) {
         // Before the event is given away. If that fails there is the tick; if the context failed, the thread will see.
         let _ = self.nudge_behind(&event);
-        self.send(Message::Watch(Mark::Event(event), done));
+        self.send(Message::Watch(Mark { event: Some(event), stream }, done));
     }
 
     /// The same for a stream that is being captured, and cannot be marked now.
     pub(super) fn watch_captured(&self, stream: DeviceStream, done: CopyDone) {
-        self.send(Message::Watch(Mark::Captured(stream), done));
+        self.send(Message::Watch(Mark { event: None, stream: Some(stream) }, done));
     }
 
     fn send(&self, message: Message) {
@@ -161,19 +162,32 @@ fn sweep(context: &Arc<Context>, pending: &mut Vec<(Mark, CopyDone)>) {
 
 impl Mark {
     fn is_reached(&mut self, context: &Arc<Context>) -> Result<bool, StorageError> {
-        if let Self::Captured(stream) = self {
+        if self.event.is_none() {
+            let Some(stream) = &self.stream else { return Ok(false) };
             let raw: CUstream = stream.as_raw().cast();
             // SAFETY: whoever made the `DeviceStream` says that it is one of this device while it lives.
-            match unsafe { Event::record(context, raw) } {
-                Ok(event) => *self = Self::Event(event),
+            let marked = unsafe {
+                match is_capturing(context, raw) {
+                    Ok(true) => return Ok(false),
+                    Ok(false) => Event::record(context, raw),
+                    Err(error) => Err(error),
+                }
+            };
+            match marked {
+                Ok(event) => self.event = Some(event),
                 Err(error) if error.is_lost() => return Err(error),
-                // Still being captured; or there is no event to be had, and the next tick tries again.
+                // There is no event to be had: the next tick tries again.
                 Err(_) => return Ok(false),
             }
         }
-        match self {
-            Self::Event(event) => event.is_complete(),
-            Self::Captured(_) => Ok(false),
+        let Some(event) = &self.event else { return Ok(false) };
+        match event.is_complete() {
+            // A capture was begun between the question whether there is one and the mark, which is in the graph now.
+            Err(error) if !error.is_lost() && self.stream.is_some() => {
+                self.event = None;
+                Ok(false)
+            }
+            answer => answer,
         }
     }
 }

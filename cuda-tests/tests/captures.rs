@@ -1,0 +1,150 @@
+//! Somebody captures a graph: what goes on beside it neither breaks it nor is broken, and what was captured is replayed right.
+
+use std::sync::mpsc;
+use std::time::Duration;
+
+use cudarc::driver::sys::{self, CUresult, CUstreamCaptureMode};
+use cudarc::driver::{CudaContext, result};
+use kvpool::cuda::{CudaStorage, Device, DeviceRows, DeviceTable};
+use kvpool::error::StorageError;
+use kvpool::ids::{DeviceId, FrameId, Run};
+use kvpool::storage::{DeviceStream, Dtype, FrameMove, HostStorage, KvLayout, Storage};
+use kvpool_cuda_tests::mock::{for_each_seed, session};
+
+const FRAMES: usize = 4;
+
+fn layout() -> KvLayout {
+    let builder = KvLayout::builder().layers(1).kv_heads(2).head_dim(8).block_tokens(4);
+    builder.dtype(Dtype::F32).build().expect("a small layout")
+}
+
+fn all() -> [Run; 1] {
+    [Run { start: FrameId(0), len: FRAMES as u32 }]
+}
+
+fn packed(storage: &dyn Storage) -> Vec<u8> {
+    let mut out = vec![0; FRAMES * storage.layout().packed_bytes()];
+    // SAFETY: nobody else has the frames.
+    unsafe { storage.pack(&all(), &mut out) }.expect("frames that exist");
+    out
+}
+
+/// Captures in the mode that forbids every thread what could wait for the device.
+fn begin(stream: &DeviceStream) {
+    let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+    // SAFETY: the stream lives.
+    let begun = unsafe { sys::cuStreamBeginCapture_v2(stream.as_raw().cast(), mode) };
+    assert_eq!(begun, CUresult::CUDA_SUCCESS);
+}
+
+fn end(stream: &DeviceStream) -> sys::CUgraphExec {
+    let mut graph = std::ptr::null_mut();
+    // SAFETY: the stream lives; the graph is instantiated and destroyed once.
+    unsafe {
+        let ended = sys::cuStreamEndCapture(stream.as_raw().cast(), &mut graph);
+        assert_eq!(ended, CUresult::CUDA_SUCCESS, "the capture was broken");
+        let mut exec = std::ptr::null_mut();
+        assert_eq!(sys::cuGraphInstantiateWithFlags(&mut exec, graph, 0), CUresult::CUDA_SUCCESS);
+        assert_eq!(sys::cuGraphDestroy(graph), CUresult::CUDA_SUCCESS);
+        exec
+    }
+}
+
+#[test]
+fn everything_goes_on_beside_a_capture() {
+    let session = session();
+    let device = Device::open(0).expect("a device");
+    let engine = CudaContext::new(0).expect("a device");
+    for_each_seed(&session, 20, |_| {
+        engine.bind_to_thread().expect("the context");
+        let storage = CudaStorage::new(&device, layout(), 2, FRAMES).expect("frames");
+        let (captured, other) = (device.stream().expect("a stream"), device.stream().expect("a stream"));
+        begin(&captured);
+        let (tell, told) = mpsc::channel();
+        let later = tell.clone();
+        storage.after(&captured, Box::new(move |outcome| later.send(("captured", outcome)).expect("waits")));
+        let now = tell.clone();
+        storage.after(&other, Box::new(move |outcome| now.send(("other", outcome)).expect("waits")));
+        // Other threads' calls count against the capture as well as its own.
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                storage.grow(FRAMES).expect("memory");
+                assert_eq!(packed(&storage).len(), FRAMES * layout().packed_bytes());
+                let moves = [FrameMove::new(FrameId(0), FrameId(1))];
+                // SAFETY: nobody else has the frames.
+                unsafe {
+                    storage.zero(&all()).expect("frames");
+                    storage.copy(&moves).expect("frames");
+                    storage.copy_on(&other, &moves).expect("a stream that is not captured");
+                    storage.shrink(2);
+                }
+                storage.settle(&other).expect("a good device");
+            });
+        });
+        let refused = |doing, outcome: Result<(), StorageError>| {
+            assert_eq!(outcome, Err(StorageError::Capturing { device: DeviceId::Cuda(0), doing }));
+        };
+        refused("enqueueing", storage.check_stream(&captured));
+        refused("waiting for the stream", storage.settle(&captured));
+        // SAFETY: refused.
+        refused("copying frames", unsafe { storage.copy_on(&captured, &[]) });
+        let (first, outcome) = told.recv_timeout(Duration::from_secs(10)).expect("told");
+        assert_eq!((first, outcome), ("other", Ok(())));
+        assert!(told.recv_timeout(Duration::from_millis(10)).is_err(), "it is still being captured");
+        let exec = end(&captured);
+        let (second, outcome) = told.recv_timeout(Duration::from_secs(10)).expect("told");
+        assert_eq!((second, outcome), ("captured", Ok(())));
+        // SAFETY: instantiated once.
+        assert_eq!(unsafe { sys::cuGraphExecDestroy(exec) }, CUresult::CUDA_SUCCESS);
+    });
+}
+
+#[test]
+fn a_captured_store_reads_what_is_in_the_table_when_it_is_replayed() {
+    let session = session();
+    let device = Device::open(0).expect("a device");
+    let engine = CudaContext::new(0).expect("a device");
+    let host = HostStorage::new(layout(), FRAMES, FRAMES).expect("frames");
+    for_each_seed(&session, 20, |_| {
+        engine.bind_to_thread().expect("the context");
+        let storage = CudaStorage::new(&device, layout(), FRAMES, FRAMES).expect("frames");
+        let mut table = DeviceTable::new(&device, 1, 1, 2).expect("a small table");
+        let stream = device.stream().expect("a stream");
+        let values: Vec<f32> = (0..2 * layout().row_elements()).map(|at| at as f32 + 0.5).collect();
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_ne_bytes()).collect();
+        // SAFETY: allocated, written, and then only read.
+        let rows = unsafe {
+            let rows = result::malloc_sync(bytes.len()).expect("memory");
+            result::memcpy_htod_sync(rows, &bytes).expect("the bytes");
+            result::ctx::synchronize().expect("a good device");
+            rows
+        };
+        let row_bytes = layout().row_elements() * 4;
+        let both =
+            DeviceRows { dtype: Dtype::F32, k: rows, v: rows, k_stride: row_bytes, v_stride: row_bytes };
+        begin(&stream);
+        // SAFETY: nobody else has the frames; rows and table live until the last replay is over.
+        unsafe { storage.store_on(&stream, 0, both, table.slots(), 2) }.expect("a capture is welcome");
+        let exec = end(&stream);
+        // SAFETY: nobody else has the frames.
+        unsafe {
+            storage.zero(&all()).expect("frames");
+            host.zero(&all()).expect("frames");
+        }
+        for slots in [[1i64, 9], [14, -1], [3, 8]] {
+            table.fill_slots(&stream, &slots).expect("slots");
+            // SAFETY: instantiated, and the stream lives; on the host, one thread.
+            unsafe {
+                assert_eq!(sys::cuGraphLaunch(exec, stream.as_raw().cast()), CUresult::CUDA_SUCCESS);
+                host.store(0, (&values).into(), (&values).into(), &slots).expect("rows");
+            }
+        }
+        storage.settle(&stream).expect("a good device");
+        assert!(packed(&storage) == packed(&host));
+        // SAFETY: instantiated and allocated once.
+        unsafe {
+            assert_eq!(sys::cuGraphExecDestroy(exec), CUresult::CUDA_SUCCESS);
+            result::free_sync(rows).expect("memory that was allocated");
+        }
+    });
+}
