@@ -266,8 +266,10 @@ impl Core {
         let Some(keeper) = self.keeper.as_deref() else { return 0 };
         let (mut freed, mut evicted, oldest) = (Freed::new(), 0, self.clock.oldest());
         for &Kept { id, word } in kept {
+            let is_unseen = self.is_unseen(id, word, oldest);
             // Of this very word: whoever had the block since may show it to a batch that the tag does not know.
-            let frame = self.is_unseen(id, word, oldest).then(|| self.evict_word(keeper, id, word)).flatten();
+            let word = if cfg!(kvpool_mutant = "give_up_rewritten") { self.word(id) } else { word };
+            let frame = is_unseen.then(|| self.evict_word(keeper, id, word)).flatten();
             match frame {
                 Some(frame) => {
                     freed.push(frame);

@@ -3,7 +3,7 @@
 use crate::block::Blocks;
 use crate::ids::{BlockHandle, BlockId};
 
-use super::{BlockHash, Cache};
+use super::{BlockHash, Cache, Cold};
 
 /// Notes what a block of a list will hold.
 pub fn note(cache: &Cache, id: BlockId, hash: BlockHash) {
@@ -18,6 +18,31 @@ pub fn register(cache: &Cache, blocks: &Blocks, handle: BlockHandle) {
 /// A reference, for a list, on a block that holds `hash`.
 pub fn take(cache: &Cache, blocks: &Blocks, hash: BlockHash) -> Option<BlockId> {
     cache.take(blocks, hash, cache.era())
+}
+
+/// Evictable blocks that are held to be copied elsewhere.
+pub struct Taken(Vec<Cold>);
+
+/// Takes up to so many of the coldest.
+pub fn take_coldest(cache: &Cache, blocks: &Blocks, wanted: usize) -> Taken {
+    Taken(cache.take_coldest(blocks, wanted))
+}
+
+impl Taken {
+    /// Which they are.
+    pub fn blocks(&self) -> Vec<BlockId> {
+        self.0.iter().map(|cold| cold.id).collect()
+    }
+
+    /// They stay.
+    pub fn put_back(self, cache: &Cache, blocks: &Blocks) {
+        cache.put_back(blocks, &self.0);
+    }
+
+    /// They are elsewhere, and may go here. How many were evicted at once.
+    pub fn give_up(self, cache: &Cache, blocks: &Blocks) -> usize {
+        cache.give_up(blocks, &self.0).0
+    }
 }
 
 /// Begins another era.

@@ -38,6 +38,23 @@ fn take(runs: &mut Vec<Run>, frames: usize) -> Vec<Run> {
     taken
 }
 
+/// What can be refused before any byte moves. How many frames there are.
+pub(super) fn check_runs<S: Storage + ?Sized>(
+    target: &S,
+    source: &dyn Storage,
+    from: &[Run],
+    to: &[Run],
+) -> Result<usize, StorageError> {
+    check_form(source.layout(), target.layout())?;
+    let (frames, want) = (count(from), count(to));
+    if frames != want {
+        return Err(StorageError::RunsDiffer { from: frames, to: want });
+    }
+    super::check::runs(from, source.frames())?;
+    super::check::runs_disjoint(to, target.frames())?;
+    Ok(frames)
+}
+
 /// See [`Storage::receive`].
 ///
 /// # Safety
@@ -48,13 +65,7 @@ pub(crate) unsafe fn through_host<S: Storage + ?Sized>(
     from: &[Run],
     to: &[Run],
 ) -> Result<(), StorageError> {
-    check_form(source.layout(), target.layout())?;
-    let (frames, want) = (count(from), count(to));
-    if frames != want {
-        return Err(StorageError::RunsDiffer { from: frames, to: want });
-    }
-    super::check::runs(from, source.frames())?;
-    super::check::runs_disjoint(to, target.frames())?;
+    let frames = check_runs(target, source, from, to)?;
     let per_frame = source.layout().packed_bytes();
     let chunk = (CHUNK_BYTES / per_frame).clamp(1, frames.max(1));
     let mut buffer = vec![0; chunk * per_frame];

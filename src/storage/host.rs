@@ -14,7 +14,7 @@ use super::layout::KvLayout;
 use super::memory::Reservation;
 use super::rows;
 use super::tiles::Tiles;
-use super::{FrameMove, Storage, check};
+use super::{FrameMove, Storage, check, exchange};
 
 /// Frames in host memory.
 ///
@@ -138,6 +138,11 @@ fn merged(mut spans: Vec<Range<usize>>) -> Box<[Range<usize>]> {
     spans.into()
 }
 
+/// Whether any two ranges have an address in common.
+fn overlap(a: &[Range<usize>], b: &[Range<usize>]) -> bool {
+    a.iter().any(|a| b.iter().any(|b| a.start < b.end && b.start < a.end))
+}
+
 impl fmt::Debug for HostStorage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let adopted = matches!(self.memory, Memory::Adopted { .. });
@@ -238,6 +243,19 @@ impl Storage for HostStorage {
         check::moves(moves, self.frames())?;
         // SAFETY: all checked but the frame rule, which the caller keeps.
         unsafe { self.tiles.copy(moves) };
+        Ok(())
+    }
+
+    unsafe fn receive(&self, source: &dyn Storage, from: &[Run], to: &[Run]) -> Result<(), StorageError> {
+        // Two storages over one engine's memory, or a storage that receives from itself, need the buffer.
+        let is_apart = |other: &&Self| !overlap(&self.spans, &other.spans);
+        let Some(source) = source.as_any().downcast_ref::<Self>().filter(is_apart) else {
+            // SAFETY: the caller's.
+            return unsafe { exchange::through_host(self, source, from, to) };
+        };
+        exchange::check_runs(self, source, from, to)?;
+        // SAFETY: all checked but the frame rule, which the caller keeps.
+        unsafe { self.tiles.receive(&source.tiles, from, to) };
         Ok(())
     }
 

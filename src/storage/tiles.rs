@@ -18,6 +18,8 @@ use super::planes::{Plane, PlaneKind};
 use super::quant::{self, RowScales};
 use super::stream::Copier;
 
+mod receive;
+
 /// A plane's place in this process.
 #[derive(Clone, Copy, Debug)]
 struct Tile {
