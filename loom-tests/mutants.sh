@@ -100,5 +100,6 @@ evict_seen evictable
 filed_twice evictable
 hit_evicted evictable
 unchecked_hit evictable
+give_up_rewritten evictable
 LIST
 exit "$survivors"

@@ -4,6 +4,7 @@
 //! be had by an allocation, wherever the threads that released it are by then.
 #![cfg(kvpool_loom)]
 
+use kvpool::ids::FrameId;
 use kvpool::prefix::models;
 use kvpool_loom_tests::{CachedBlocks, check, check_to};
 use loom::thread;
@@ -254,6 +255,50 @@ fn cleared() {
         models::clear(&pool.cache, &pool.blocks);
         assert_eq!(pool.hit(1), None, "forgotten, whoever owns it");
         threads.into_iter().for_each(|thread| thread.join().unwrap());
+        pool.finish();
+    });
+}
+
+/// A block that was taken to be copied elsewhere is given up while somebody looks it up, reads it under a batch, and leaves it;
+/// if it was evicted, its frame is written at once.
+#[test]
+fn given_up_against_a_later_table() {
+    check("evictable::given_up_against_a_later_table", || {
+        let pool = CachedBlocks::new(1);
+        let block = pool.keep(1);
+        let taken = models::take_coldest(&pool.cache, &pool.blocks, 1);
+        assert_eq!((taken.blocks(), pool.read(block)), (vec![block], 1));
+        let reader = pool.clone();
+        let thread = thread::spawn(move || {
+            let Some(block) = reader.hit(1) else { return };
+            let batch = reader.blocks.clock().begin();
+            let table = reader.frame(block);
+            reader.leave(block);
+            assert_eq!(reader.read_frame(table), 1, "the bytes of another owner");
+            reader.blocks.end_batch(batch);
+        });
+        if taken.give_up(&pool.cache, &pool.blocks) > 0 {
+            pool.write_frame(FrameId(0));
+        }
+        thread.join().unwrap();
+        pool.finish();
+    });
+}
+
+/// Blocks are taken and put back while somebody needs a frame: of two that are evictable, one that was not taken, or one that
+/// was put back.
+#[test]
+fn put_back_against_eviction() {
+    check("evictable::put_back_against_eviction", || {
+        let pool = CachedBlocks::new(2);
+        pool.keep(1);
+        pool.keep(2);
+        let other = pool.clone();
+        let thread = thread::spawn(move || assert!(other.evict(), "one of two is not taken"));
+        let taken = models::take_coldest(&pool.cache, &pool.blocks, 1);
+        taken.blocks().into_iter().for_each(|block| assert_ne!(pool.read(block), 0));
+        taken.put_back(&pool.cache, &pool.blocks);
+        thread.join().unwrap();
         pool.finish();
     });
 }

@@ -1,8 +1,12 @@
 //! Frames from another storage: the same bytes, whatever lies in between, and none but those that were asked for.
 
-use kvpool::error::StorageError;
-use kvpool::ids::{FrameId, Run};
-use kvpool::storage::{Arrangement, HostStorage, KvLayout, Parts, Scales, Storage};
+use std::any::Any;
+
+use kvpool::error::{GrowError, StorageError};
+use kvpool::ids::{DeviceId, FrameId, Run};
+use kvpool::storage::{
+    Arrangement, Elements, ElementsMut, FrameMove, HostStorage, KvLayout, Parts, Scales, Storage,
+};
 
 use super::FRAMES;
 use super::ops::{all, pack_all};
@@ -57,6 +61,89 @@ fn builder(layout: &KvLayout) -> kvpool::storage::KvLayoutBuilder {
         .arrangement(layout.arrangement())
 }
 
+/// Host memory that nobody takes for such, so that its bytes go the way that all storages have in common.
+#[derive(Debug)]
+struct Stranger(HostStorage);
+
+// What the host's memory does. The frame rule is the caller's.
+impl Storage for Stranger {
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn layout(&self) -> &KvLayout {
+        self.0.layout()
+    }
+
+    fn device(&self) -> DeviceId {
+        self.0.device()
+    }
+
+    fn frames(&self) -> usize {
+        self.0.frames()
+    }
+
+    fn frames_max(&self) -> usize {
+        self.0.frames_max()
+    }
+
+    fn grow(&self, total: usize) -> Result<(), GrowError> {
+        self.0.grow(total)
+    }
+
+    unsafe fn shrink(&self, total: usize) {
+        // SAFETY: the caller's, here and below.
+        unsafe { self.0.shrink(total) }
+    }
+
+    unsafe fn store(
+        &self,
+        layer: usize,
+        k: Elements<'_>,
+        v: Elements<'_>,
+        slots: &[i64],
+    ) -> Result<(), StorageError> {
+        // SAFETY: see above.
+        unsafe { self.0.store(layer, k, v, slots) }
+    }
+
+    unsafe fn load(
+        &self,
+        layer: usize,
+        slots: &[i64],
+        k: ElementsMut<'_>,
+        v: ElementsMut<'_>,
+    ) -> Result<(), StorageError> {
+        // SAFETY: see above.
+        unsafe { self.0.load(layer, slots, k, v) }
+    }
+
+    unsafe fn copy(&self, moves: &[FrameMove]) -> Result<(), StorageError> {
+        // SAFETY: see above.
+        unsafe { self.0.copy(moves) }
+    }
+
+    unsafe fn pack(&self, runs: &[Run], out: &mut [u8]) -> Result<(), StorageError> {
+        // SAFETY: see above.
+        unsafe { self.0.pack(runs, out) }
+    }
+
+    unsafe fn unpack(&self, runs: &[Run], bytes: &[u8]) -> Result<(), StorageError> {
+        // SAFETY: see above.
+        unsafe { self.0.unpack(runs, bytes) }
+    }
+
+    unsafe fn zero(&self, runs: &[Run]) -> Result<(), StorageError> {
+        // SAFETY: see above.
+        unsafe { self.0.zero(runs) }
+    }
+
+    unsafe fn discard(&self, runs: &[Run]) -> Result<(), StorageError> {
+        // SAFETY: see above.
+        unsafe { self.0.discard(runs) }
+    }
+}
+
 /// Runs in any order, cut differently on both sides, from and to a storage of every relative.
 pub(super) fn receiving(storage: &dyn Storage, twin: &dyn Storage) {
     let from = [run(4, 2), run(0, 1), run(3, 0), run(2, 2)];
@@ -74,10 +161,18 @@ pub(super) fn receiving(storage: &dyn Storage, twin: &dyn Storage) {
     };
     check(storage, twin);
     for relative in relatives(storage.layout()) {
-        let other = host(&relative, FRAMES);
-        check(storage, &other);
-        check(&other, storage);
+        let others: [Box<dyn Storage>; 2] =
+            [Box::new(host(&relative, FRAMES)), Box::new(Stranger(host(&relative, FRAMES)))];
+        for other in &others {
+            check(storage, &**other);
+            check(&**other, storage);
+        }
     }
+    // From itself, to other frames.
+    let mut want = fill(storage, 7);
+    receive(storage, storage, &[run(3, 2)], &[run(0, 2)]).expect("the same blocks");
+    want.copy_within(3 * bytes..5 * bytes, 0);
+    assert!(pack_all(storage) == want, "received from itself");
     let before = pack_all(storage);
     receive(storage, twin, &[], &[]).expect("nothing is nothing");
     assert!(pack_all(storage) == before);
@@ -127,11 +222,20 @@ pub(super) fn large_blocks(make: impl Fn(&KvLayout, usize, usize) -> Box<dyn Sto
     let layout = KvLayout::builder().layers(2).kv_heads(4).head_dim(128).block_tokens(512);
     let layout = layout.build().expect("a good layout");
     assert!(layout.packed_bytes() > 1 << 20, "{layout} is no large block");
-    let (storage, source) = (make(&layout, FRAMES, FRAMES), host(&layout, FRAMES));
-    let (theirs, bytes) = (fill(&source, 5), layout.packed_bytes());
-    fill(&*storage, 6);
-    receive(&*storage, &source, &[run(3, 3), run(0, 3)], &[run(0, 2), run(2, 4)]).expect("the same blocks");
-    let packed = pack_all(&*storage);
+    let strangers = [false, true].map(|is_stranger| -> Box<dyn Storage> {
+        let host = host(&layout, FRAMES);
+        if is_stranger { Box::new(Stranger(host)) } else { Box::new(host) }
+    });
+    for source in strangers {
+        many_bytes(&*make(&layout, FRAMES, FRAMES), &*source);
+    }
+}
+
+fn many_bytes(storage: &dyn Storage, source: &dyn Storage) {
+    let (theirs, bytes) = (fill(source, 5), storage.layout().packed_bytes());
+    fill(storage, 6);
+    receive(storage, source, &[run(3, 3), run(0, 3)], &[run(0, 2), run(2, 4)]).expect("the same blocks");
+    let packed = pack_all(storage);
     for (dst, src) in [3, 4, 5, 0, 1, 2].into_iter().enumerate() {
         assert!(packed[dst * bytes..][..bytes] == theirs[src * bytes..][..bytes], "frame {src} to {dst}");
     }
