@@ -8,9 +8,21 @@
 // * handles are addresses of objects that are never freed, so that a destroyed one is recognised: its use aborts with a message;
 // * a device that has failed runs nothing any more, and every call on its context returns the code of the failure.
 //
+// | file | noun |
+// |---|---|
+// | schedule, op | whose turn it is; one piece of work |
+// | stream, event, launch, copy | what is enqueued |
+// | region, memory, virtual, pointer, fault | who owns an address; a bad access |
+// | capture, graph | work for later |
+// | device, result, state | contexts, codes, what every call checks |
+// | control | what tests say |
+//
+// What it does not see: a host that touches device memory directly; a kernel that touches another device's memory without
+// leave (copies are checked by device, kernels by page); weak memory, as one step runs at a time; the order of accesses
+// within one CTA beside the first and the last thread going first.
+//
 // `CUDA:` before a comment stands for what the driver API's documentation says of the function, in our words: the rule that the
-// code below it encodes. What CUDA leaves open is decided for the worse (against the program) where that can be told apart by a correct program's
-// standards. Misuse that CUDA calls undefined behaviour (a destroyed handle, a pinned buffer freed under a copy) aborts.
+// code below it encodes. What CUDA leaves open is decided against the program, for a correct one must bear it. Misuse that CUDA calls undefined behaviour (a destroyed handle, a pinned buffer freed under a copy) aborts.
 #pragma once
 #include <condition_variable>
 #include <cstddef>

@@ -152,7 +152,7 @@ impl Session {
         fail = "kvp_mock_fail" (device: c_int, code: c_int);
         /// The driver's version, as CUDA writes it: 12080 for 12.8.
         set_version = "kvp_mock_set_version" (version: c_int);
-        /// The number of devices, of [`DEVICES_MAX`]. Before the first call of `cuInit`, 0 makes that one fail.
+        /// The number of devices, [`DEVICES_MAX`] at most; with 0 `cuInit` finds none.
         set_devices = "kvp_mock_set_devices" (count: c_int);
         /// The device's compute capability.
         set_capability = "kvp_mock_set_capability" (device: c_int, major: c_int, minor: c_int);
