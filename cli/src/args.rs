@@ -8,6 +8,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use kvpool::prefix::policy::PolicyKind;
 
 use crate::commands::CommandError;
+use crate::home::DeviceArg;
 use crate::policy::Contender;
 use crate::replay::Compaction;
 use crate::schedule::{BLOCKS_MAX, Schedule, Share};
@@ -48,6 +49,8 @@ pub enum Command {
     ///
     /// Exit code: 0 if all is well, 2 for bad usage or input.
     Policy(PolicyArgs),
+    /// Say where a pool can have its memory: which devices there are, what is free, and why one cannot be used
+    Info(InfoArgs),
 }
 
 /// `kvpool replay`.
@@ -109,6 +112,14 @@ pub struct PolicyArgs {
     pub json: bool,
 }
 
+/// `kvpool info`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Args)]
+pub struct InfoArgs {
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// A trace, and the pool that it is replayed over.
 #[derive(Clone, Debug, Args)]
 pub struct WorkloadArgs {
@@ -136,6 +147,9 @@ pub struct WorkloadArgs {
     /// The bytes of a token: `probe` (16 bytes), or a model's own, such as `qwen2.5-7b`
     #[arg(long, value_name = "NAME", default_value = "probe")]
     pub layout: String,
+    /// Where the pool's memory is: `host`, or `cuda:N` in a build with the feature `cuda` (see `kvpool info`)
+    #[arg(long, value_name = "DEVICE", default_value_t)]
+    pub device: DeviceArg,
     /// Prefix reuse.
     #[command(flatten)]
     pub prefix: PrefixArgs,
@@ -271,6 +285,8 @@ mod tests {
             ["--resize-at", ""],
             ["--resize-at", "30%"],
             ["--prefix-cache", "maybe"],
+            ["--device", "gpu"],
+            ["--device", "cuda:x"],
             ["--policy", ""],
             ["--policy", "LRU"],
         ] {

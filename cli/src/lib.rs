@@ -5,6 +5,7 @@
 //! | [`args`] | the command line |
 //! | [`commands`] | what each command does |
 //! | [`trace`], [`workload`] | requests, from a file or from a seed |
+//! | [`home`] | where a pool's memory is |
 //! | [`replay`] | the replay itself |
 //! | [`report`] | what it came to, as a table and as JSON |
 //! | [`map`] | a pool as a picture |
@@ -16,6 +17,7 @@
 
 pub mod args;
 pub mod commands;
+pub mod home;
 pub mod map;
 pub mod policy;
 pub mod replay;
@@ -43,6 +45,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Replay(args) => commands::replay(args),
         Command::Map(args) => commands::map(args),
         Command::Policy(args) => commands::policy(args),
+        Command::Info(args) => commands::info(args),
     };
     match result {
         Ok(code) => ExitCode::from(code),

@@ -4,6 +4,7 @@ use kvpool::error::LayoutError;
 use kvpool::prefix::policy::PolicyKind;
 use thiserror::Error;
 
+use crate::home::DeviceArg;
 use crate::trace::TraceError;
 use crate::{EXIT_UNSOUND, EXIT_USAGE};
 
@@ -22,6 +23,14 @@ pub enum CommandError {
         /// What is wrong with it.
         reason: LayoutError,
     },
+    /// The device cannot be used.
+    #[error("--device {device}: {reason}")]
+    Device {
+        /// The device.
+        device: DeviceArg,
+        /// Why not.
+        reason: String,
+    },
     /// A policy for a cache that there is not to be.
     #[error(
         "--policy {policy} says how cached blocks are evicted, and --prefix-cache off that none are cached"
@@ -30,7 +39,7 @@ pub enum CommandError {
         /// The policy.
         policy: PolicyKind,
     },
-    /// The pool would not fit into this machine's memory.
+    /// The pool would not fit into the memory that there is.
     #[error(
         "a pool of {blocks} blocks of {block_bytes} bytes (metadata included) does not fit into the {free} bytes that are free (--blocks, --layout)"
     )]
@@ -39,7 +48,7 @@ pub enum CommandError {
         blocks: usize,
         /// Bytes of one, with what the pool keeps about it.
         block_bytes: usize,
-        /// Bytes that this machine has free.
+        /// Bytes that are free there.
         free: u64,
     },
     /// The pool cannot be built as asked.

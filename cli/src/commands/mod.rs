@@ -1,12 +1,14 @@
 //! What each command does.
 
 mod error;
+mod info;
 mod map;
 mod policy;
 mod replay;
 mod workload;
 
 pub use error::CommandError;
+pub use info::info;
 pub use map::map;
 pub use policy::policy;
 pub use replay::replay;

@@ -5,11 +5,12 @@ use std::thread;
 
 use indicatif::{HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use kvpool::prefix::policy::PolicyKind;
-use kvpool::storage::{Dtype, KvLayout, host_free_bytes};
+use kvpool::storage::{Dtype, KvLayout};
 
 use super::CommandError;
 use crate::args::WorkloadArgs;
 use crate::complain;
+use crate::home::Home;
 use crate::replay::{self, PoolMemory, Progress, Shape};
 use crate::trace::Trace;
 use crate::workload::Conversations;
@@ -30,6 +31,7 @@ pub struct Workload {
     /// The policy of the prefix cache, if there is to be one.
     pub policy: Option<PolicyKind>,
     layout: KvLayout,
+    home: Home,
 }
 
 impl Workload {
@@ -40,6 +42,7 @@ impl Workload {
     /// [`CommandError`]: no such trace or layout, or options that contradict each other.
     pub fn new(args: &WorkloadArgs) -> Result<Self, CommandError> {
         let policy = args.prefix.policy()?;
+        let home = Home::open(args.device)?;
         let layout = layout(&args.layout, args.block_tokens as usize)?;
         let trace = trace(args)?;
         let shape = Shape::of(&layout);
@@ -47,7 +50,7 @@ impl Workload {
             args.blocks.map_or_else(|| replay::blocks_for(&trace.requests, &shape), |blocks| blocks as usize);
         let threads =
             args.threads.map_or_else(|| thread::available_parallelism().map_or(1, usize::from), usize::from);
-        Ok(Self { trace, shape, blocks, threads, policy, layout })
+        Ok(Self { trace, shape, blocks, threads, policy, layout, home })
     }
 
     /// A pool that can grow to `blocks_max`.
@@ -57,8 +60,8 @@ impl Workload {
     /// [`CommandError`]: the pool cannot be built, or would not fit into memory.
     pub fn pool(&self, blocks_max: usize) -> Result<PoolMemory, CommandError> {
         let (blocks, blocks_max) = (self.blocks, blocks_max.max(self.blocks));
-        check_memory(&self.layout, blocks_max)?;
-        PoolMemory::new(self.layout.clone(), blocks, blocks_max, self.policy)
+        check_memory(&self.home, &self.layout, blocks_max)?;
+        PoolMemory::new(&self.home, self.layout.clone(), blocks, blocks_max, self.policy)
             .map_err(|reason| CommandError::Pool { blocks, reason })
     }
 }
@@ -100,9 +103,9 @@ pub fn trace(args: &WorkloadArgs) -> Result<Trace, CommandError> {
 const METADATA_BYTES: usize = 2 * 28 + 1 + 4;
 
 /// Memory is given out page by page as it is written, so a pool that is too large would be found out midway.
-fn check_memory(layout: &KvLayout, blocks: usize) -> Result<(), CommandError> {
+fn check_memory(home: &Home, layout: &KvLayout, blocks: usize) -> Result<(), CommandError> {
     let block_bytes = layout.bytes_per_block().saturating_add(METADATA_BYTES);
-    match host_free_bytes() {
+    match home.free_bytes() {
         Some(free) if (block_bytes as u64).saturating_mul(blocks as u64) > free => {
             Err(CommandError::TooLarge { blocks, block_bytes, free })
         }

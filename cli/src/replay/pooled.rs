@@ -1,9 +1,10 @@
 //! The pool, as the engine asks for it.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use kvpool::compact::{DefragConfig, DefragReport, Defragmenter, ResizeError, Snapshot};
 use kvpool::error::{AllocError, SequenceError};
@@ -12,13 +13,15 @@ use kvpool::pool::{AllocRequest, Pool};
 use kvpool::prefix::PrefixConfig;
 use kvpool::prefix::policy::{Millis, PolicyKind};
 use kvpool::sequence::{Batch, BlockTable, Sequence};
-use kvpool::storage::{Elements, ElementsMut, KvLayout, Storage};
+use kvpool::storage::{DeviceStream, Elements, ElementsMut, KvLayout, Storage};
 
 use tokio::runtime::{self, Runtime};
 
+use crate::home::Home;
+
 use super::memory::{Compaction, CompactionTotals, FreeSpace, Memory, PrefixTotals, Refusal, ResizeRefusal};
 
-/// A pool of host memory.
+/// A pool.
 pub struct PoolMemory {
     pool: Pool,
     storage: Arc<dyn Storage>,
@@ -27,6 +30,21 @@ pub struct PoolMemory {
     defragmenter: Mutex<Option<Defragmenter>>,
     /// Milliseconds of the trace, for the cache's policy.
     now_ms: Arc<AtomicU64>,
+    /// Of a device: each thread's steps are on one of them.
+    streams: Vec<DeviceStream>,
+}
+
+/// Streams of a device; threads beyond share them.
+const STREAMS: usize = 16;
+
+/// Which of the streams is this thread's.
+fn lane() -> usize {
+    static LANES: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        // Relaxed: a number and nothing else.
+        static LANE: usize = LANES.fetch_add(1, Relaxed);
+    }
+    LANE.with(|lane| *lane)
 }
 
 impl PoolMemory {
@@ -35,12 +53,16 @@ impl PoolMemory {
     /// # Errors
     /// What the pool says against it.
     pub fn new(
+        home: &Home,
         layout: KvLayout,
         blocks: usize,
         blocks_max: usize,
         policy: Option<PolicyKind>,
     ) -> Result<Self, String> {
-        let mut builder = Pool::builder(layout).blocks(blocks).blocks_max(blocks_max);
+        // The null block's on top.
+        let storage = home.storage(layout.clone(), blocks + 1, blocks_max + 1).map_err(text)?;
+        let streams = home.streams(STREAMS).map_err(text)?;
+        let mut builder = Pool::builder(layout).blocks(blocks).blocks_max(blocks_max).storage(storage);
         let now_ms = Arc::new(AtomicU64::new(0));
         if let Some(policy) = policy {
             let now = Arc::clone(&now_ms);
@@ -56,7 +78,20 @@ impl PoolMemory {
             .enable_time()
             .build()
             .map_err(|error| format!("no runtime for compaction: {error}"))?;
-        Ok(Self { pool, storage, runtime, defragmenter: Mutex::new(None), now_ms })
+        Ok(Self { pool, storage, runtime, defragmenter: Mutex::new(None), now_ms, streams })
+    }
+
+    /// Waits until steps that have ended here have ended on the device.
+    fn settle(&self) -> Result<(), String> {
+        let clock = self.pool.blocks().clock();
+        let patience = Instant::now() + Duration::from_secs(10);
+        while !self.streams.is_empty() && clock.in_flight() > 0 {
+            if Instant::now() > patience {
+                return Err(format!("{} steps do not end on the device", clock.in_flight()));
+            }
+            thread::sleep(Duration::from_micros(200));
+        }
+        Ok(())
     }
 
     /// What every frame holds now.
@@ -111,7 +146,11 @@ impl Memory for PoolMemory {
     }
 
     fn begin(&self) -> Batch {
-        self.pool.begin_batch()
+        match self.streams.get(lane() % STREAMS) {
+            None => self.pool.begin_batch(),
+            // Only a device that is lost refuses; what is stored next is refused, and said, too.
+            Some(stream) => self.pool.begin_batch_on(stream).unwrap_or_else(|_| self.pool.begin_batch()),
+        }
     }
 
     fn append(
@@ -229,6 +268,7 @@ impl Memory for PoolMemory {
     }
 
     fn take_all(&self) -> Result<(), String> {
+        self.settle()?;
         self.pool.allocate(AllocRequest::new(self.blocks())).map(drop).map_err(text)
     }
 
