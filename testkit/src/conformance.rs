@@ -43,7 +43,7 @@ pub fn run(make: impl Fn(&KvLayout, usize, usize) -> Box<dyn Storage>) {
 /// # Panics
 /// As [`run`].
 pub fn run_layout(layout: &KvLayout, make: impl Fn(&KvLayout, usize, usize) -> Box<dyn Storage>, seed: u64) {
-    println!("{layout}, {:?}, {:?}, {:?}", layout.arrangement(), layout.parts(), layout.scales());
+    eprintln!("{layout}, {:?}, {:?}, {:?}", layout.arrangement(), layout.parts(), layout.scales());
     let storage = || make(layout, FRAMES, FRAMES_MAX);
     answers(&*storage());
     ops::every_operation(&*storage(), seed);

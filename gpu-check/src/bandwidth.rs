@@ -1,0 +1,286 @@
+//! How fast the pool's kernels move bytes, beside the best linear copy on this device.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaStream, result};
+use kvpool::cuda::params::{
+    CopyParams, Lane, Move, PackParams, Piece, QuantParams, RowsParams, SCALES_PER_HEAD,
+    SCALES_PER_TOKEN_HEAD, ZeroParams,
+};
+use kvpool_testkit::rng::Rng;
+
+use crate::Options;
+use crate::gpu::{Buffer, Gpu, Outcome, ProbeParams, launch, layer_first};
+use crate::report::Section;
+
+/// The best linear copy of the device: bytes read and written a second, in GB.
+const LINEAR: &str = "best linear copy";
+/// The best linear write.
+const MEMSET: &str = "driver's memset";
+
+/// Planes, tiles and frames of what is measured: Qwen2.5-7B in bf16, 16 tokens a block, unless it must be quick.
+struct Shape {
+    planes: usize,
+    tile_bytes: u32,
+    frames: usize,
+    moved: usize,
+    tokens: usize,
+    times: usize,
+}
+
+impl Shape {
+    fn new(options: &Options) -> Self {
+        if options.quick {
+            Self { planes: 4, tile_bytes: 16 << 10, frames: 16, moved: 8, tokens: 64, times: 3 }
+        } else {
+            Self { planes: 56, tile_bytes: 16 << 10, frames: 3000, moved: 1000, tokens: 32_768, times: 11 }
+        }
+    }
+
+    fn block_bytes(&self) -> usize {
+        self.planes * self.tile_bytes as usize
+    }
+
+    fn payload(&self) -> usize {
+        self.moved * self.block_bytes()
+    }
+}
+
+/// GB a second.
+fn rate(bytes: usize, milliseconds: f64) -> f64 {
+    bytes as f64 / 1e6 / milliseconds
+}
+
+struct Bench<'a> {
+    gpu: &'a Gpu,
+    shape: Shape,
+    stream: Arc<CudaStream>,
+    arena: Buffer,
+    /// GB a second, read and written.
+    linear: f64,
+}
+
+/// Measures all kernels that move bytes on the device.
+///
+/// # Errors
+/// What the device refused.
+pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
+    let shape = Shape::new(options);
+    let (stream, _) = gpu.stream()?;
+    let arena = gpu.buffer(shape.frames * shape.block_bytes())?;
+    arena.fill(&stream, 0x3C)?;
+    let mut bench = Bench { gpu, shape, stream, arena, linear: 0.0 };
+    bench.linear_copies(section)?;
+    bench.copies(section)?;
+    bench.packs(section)?;
+    bench.zeroes(section)?;
+    bench.stores(section)
+}
+
+impl Bench<'_> {
+    fn linear_copies(&mut self, section: &mut Section) -> Outcome<()> {
+        let Self { gpu, shape, stream, arena, .. } = self;
+        let half = shape.frames * shape.block_bytes() / 2;
+        let bytes = shape.payload().min(half);
+        let (from, to) = (arena.address(), arena.address() + half as u64);
+        let driver = gpu.time(stream, shape.times, || {
+            // SAFETY: the two halves of the arena.
+            unsafe { result::memcpy_dtod_async(to, from, bytes, stream.cu_stream())? };
+            Ok(())
+        })?;
+        section.figure("driver's copy, linear", rate(2 * bytes, driver), "GB/s");
+        self.linear = rate(2 * bytes, driver);
+        let kernel = gpu.probe("kvp_probe_copy")?;
+        for share in [2, 4, 8, 16] {
+            let grid = share * gpu.multiprocessors;
+            let params = ProbeParams { from, to, vectors: bytes as u64 / 16, rounds: 1, reserved: 0 };
+            let time = gpu.time(stream, shape.times, || {
+                // SAFETY: the two halves of the arena.
+                unsafe { launch(stream, &kernel, grid, &params) }
+            })?;
+            section.figure(format!("a linear kernel, {grid} CTAs"), rate(2 * bytes, time), "GB/s");
+            self.linear = self.linear.max(rate(2 * bytes, time));
+        }
+        section.figure(LINEAR, self.linear, "GB/s");
+        Ok(())
+    }
+
+    /// Sources and destinations all over the arena, none twice.
+    fn moves(&self) -> Vec<Move> {
+        let mut frames: Vec<u32> = (0..self.shape.frames as u32).collect();
+        let mut rng = Rng(77);
+        (1..frames.len()).rev().for_each(|at| frames.swap(at, rng.below(at + 1)));
+        let (from, to) = frames.split_at(self.shape.moved);
+        from.iter().zip(to).map(|(&src, &dst)| Move { src, dst }).collect()
+    }
+
+    fn copies(&self, section: &mut Section) -> Outcome<()> {
+        let Self { gpu, shape, stream, arena, .. } = self;
+        let (kernel, moves) = (gpu.kernel("kvp_copy")?, gpu.upload(&self.moves())?);
+        let layers = layer_first(arena.address(), shape.planes, shape.frames, shape.tile_bytes);
+        let blocks: Vec<Piece> = (0..shape.planes as u64)
+            .map(|plane| Piece {
+                base: arena.address() + plane * u64::from(shape.tile_bytes),
+                frame_stride: shape.block_bytes() as u64,
+                bytes: shape.tile_bytes,
+                packed_at: plane as u32 * shape.tile_bytes,
+            })
+            .collect();
+        let sms = gpu.multiprocessors;
+        for (name, list) in [("layer-first", &layers), ("block-first", &blocks)] {
+            let pieces = gpu.upload(list)?;
+            let params = CopyParams {
+                pieces: pieces.address(),
+                moves: moves.address(),
+                n_pieces: list.len() as u32,
+                n_moves: shape.moved as u32,
+                unit: 16,
+                reserved: 0,
+            };
+            let mut best: f64 = f64::INFINITY;
+            for grid in [8, 16, 32, 64, sms, 2 * sms, 4 * sms, 8 * sms, 16 * sms] {
+                let time = gpu.time(stream, shape.times, || {
+                    // SAFETY: pieces, moves and arena are kept until the stream was waited for.
+                    unsafe { launch(stream, &kernel, grid, &params) }
+                })?;
+                best = best.min(time);
+                let got = rate(2 * shape.payload(), time);
+                section.ratio(format!("moves, {name}, {grid} CTAs"), got, "GB/s", got / self.linear, LINEAR);
+            }
+            let kib = shape.block_bytes() / 1024;
+            section.figure(format!("{} blocks of {kib} KiB moved, {name}", shape.moved), best, "ms");
+        }
+        Ok(())
+    }
+
+    fn packs(&self, section: &mut Section) -> Outcome<()> {
+        let Self { gpu, shape, stream, arena, .. } = self;
+        let count = shape.moved / 2;
+        let pieces = layer_first(arena.address(), shape.planes, shape.frames, shape.tile_bytes);
+        let frames: Vec<u32> = self.moves().iter().take(count).map(|step| step.src).collect();
+        let (n_pieces, pieces, frames) = (pieces.len() as u32, gpu.upload(&pieces)?, gpu.upload(&frames)?);
+        let packed = gpu.buffer(count * shape.block_bytes())?;
+        let params = PackParams {
+            pieces: pieces.address(),
+            frames: frames.address(),
+            packed: packed.address(),
+            packed_stride: shape.block_bytes() as u64,
+            n_pieces,
+            n_frames: count as u32,
+            unit: 16,
+            reserved: 0,
+        };
+        for (name, what) in [("kvp_pack", "pack"), ("kvp_unpack", "unpack")] {
+            let kernel = gpu.kernel(name)?;
+            let time = gpu.time(stream, shape.times, || {
+                // SAFETY: all of it is kept until the stream was waited for.
+                unsafe { launch(stream, &kernel, 8 * gpu.multiprocessors, &params) }
+            })?;
+            let got = rate(2 * count * shape.block_bytes(), time);
+            section.ratio(what, got, "GB/s", got / self.linear, LINEAR);
+        }
+        Ok(())
+    }
+
+    fn zeroes(&self, section: &mut Section) -> Outcome<()> {
+        let Self { gpu, shape, stream, arena, .. } = self;
+        let pieces = layer_first(arena.address(), shape.planes, shape.frames, shape.tile_bytes);
+        let frames: Vec<u32> = self.moves().iter().map(|step| step.dst).collect();
+        let (n_pieces, pieces, frames) = (pieces.len() as u32, gpu.upload(&pieces)?, gpu.upload(&frames)?);
+        let bytes = shape.payload();
+        let driver = gpu.time(stream, shape.times, || {
+            // SAFETY: inside the arena.
+            unsafe { result::memset_d8_async(arena.address(), 0, bytes, stream.cu_stream())? };
+            Ok(())
+        })?;
+        let kernel = gpu.kernel("kvp_zero")?;
+        let params = ZeroParams {
+            pieces: pieces.address(),
+            frames: frames.address(),
+            n_pieces,
+            n_frames: shape.moved as u32,
+            unit: 16,
+            reserved: 0,
+        };
+        let time = gpu.time(stream, shape.times, || {
+            // SAFETY: all of it is kept until the stream was waited for.
+            unsafe { launch(stream, &kernel, 8 * gpu.multiprocessors, &params) }
+        })?;
+        section.ratio("zero", rate(bytes, time), "GB/s written", driver / time, MEMSET);
+        Ok(())
+    }
+
+    /// Rows of one layer, to slots all over it: 4 heads of 128 elements in bf16, kept as they are or as codes.
+    fn stores(&self, section: &mut Section) -> Outcome<()> {
+        const HEADS: u32 = 4;
+        const HEAD_DIM: u32 = 128;
+        const BLOCK_TOKENS: u32 = 16;
+        let Self { gpu, shape, stream, arena, .. } = self;
+        let tokens = shape.tokens;
+        let slots_max = shape.frames * BLOCK_TOKENS as usize;
+        let mut slots: Vec<i64> = (0..slots_max as i64).collect();
+        let mut rng = Rng(78);
+        (1..slots.len()).rev().for_each(|at| slots.swap(at, rng.below(at + 1)));
+        slots.truncate(tokens);
+        let tokens = slots.len();
+        let row_in = HEADS * HEAD_DIM * 2;
+        let plane = |index: u64| arena.address() + index * (shape.frames * shape.tile_bytes as usize) as u64;
+        let lane = |index| Lane { base: plane(index), frame_stride: u64::from(shape.tile_bytes) };
+        let slots = gpu.upload(&slots)?;
+        let (k, v) = (gpu.buffer(tokens * row_in as usize)?, gpu.buffer(tokens * row_in as usize)?);
+        // Numbers of ordinary size.
+        k.fill(stream, 0x3E)?;
+        v.fill(stream, 0x3E)?;
+        let scales = gpu.upload(&vec![0.01f32; HEADS as usize])?;
+        let rows = |row_bytes| RowsParams {
+            k: k.address(),
+            v: v.address(),
+            k_stride: u64::from(row_in),
+            v_stride: u64::from(row_in),
+            slots: slots.address(),
+            k_lane: lane(0),
+            v_lane: lane(1),
+            row_bytes,
+            block_tokens: BLOCK_TOKENS,
+            n_tokens: tokens as u32,
+            unit: 16,
+        };
+        let grid = 8 * gpu.multiprocessors;
+        for (name, what) in [("kvp_store", "store, bf16"), ("kvp_load", "load, bf16")] {
+            let kernel = gpu.kernel(name)?;
+            let time = gpu.time(stream, shape.times, || {
+                // SAFETY: all of it is kept until the stream was waited for; slots are unique.
+                unsafe { launch(stream, &kernel, grid, &rows(row_in)) }
+            })?;
+            let got = rate(4 * tokens * row_in as usize, time);
+            section.ratio(what, got, "GB/s", got / self.linear, LINEAR);
+        }
+        for code in ["e4m3", "e5m2", "int8"] {
+            for (mode, scaled) in [(SCALES_PER_HEAD, "static"), (SCALES_PER_TOKEN_HEAD, "dynamic")] {
+                let params = QuantParams {
+                    rows: rows(HEADS * HEAD_DIM),
+                    k_scales: scales.address(),
+                    v_scales: scales.address(),
+                    k_scale_lane: lane(2),
+                    v_scale_lane: lane(3),
+                    heads: HEADS,
+                    head_dim: HEAD_DIM,
+                    mode,
+                    reserved: 0,
+                };
+                for (verb, what) in [("quantise", "store"), ("dequantise", "load")] {
+                    let kernel = gpu.kernel(&format!("kvp_{verb}_{code}_bf16"))?;
+                    let time = gpu.time(stream, shape.times, || {
+                        // SAFETY: as above.
+                        unsafe { launch(stream, &kernel, grid, &params) }
+                    })?;
+                    let got = rate(3 * tokens * row_in as usize, time);
+                    let what = format!("{what}, bf16 as {code}, {scaled} scales");
+                    section.ratio(what, got, "GB/s", got / self.linear, LINEAR);
+                }
+            }
+        }
+        stream.synchronize()?;
+        Ok(())
+    }
+}

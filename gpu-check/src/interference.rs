@@ -1,0 +1,97 @@
+//! What a kernel of the model loses to a wave of moves beside it, by how many CTAs the wave has.
+//!
+//! One step of a model stands for the memory-bound kernel: it reads as much as Qwen2.5-7B has weights. One wave of 64 blocks goes
+//! beside each step, on the stream of lowest priority. Both are timed alone and together.
+
+use cudarc::driver::sys;
+use kvpool::cuda::params::{CopyParams, Move};
+
+use crate::Options;
+use crate::gpu::{Gpu, Outcome, ProbeParams, launch, layer_first};
+use crate::report::Section;
+
+/// Steps over which is averaged.
+const STEPS: usize = 40;
+
+/// Measures a memory-bound and a compute-bound kernel beside waves.
+///
+/// # Errors
+/// What the device refused.
+pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
+    let (planes, tile, frames, moved) = (56, 16 << 10, 256, 64);
+    let (planes, frames, moved) = if options.quick { (4, 16, 4) } else { (planes, frames, moved) };
+    let steps = if options.quick { 3 } else { STEPS };
+    let arena = gpu.buffer(planes * frames * tile as usize)?;
+    let (main, _) = gpu.stream()?;
+    arena.fill(&main, 1)?;
+    main.synchronize()?;
+    let pieces = layer_first(arena.address(), planes, frames, tile);
+    let moves: Vec<Move> = (0..moved)
+        .map(|at| Move { src: 2 * at as u32, dst: (frames / 2) as u32 + 2 * at as u32 + 1 })
+        .collect();
+    let moves: Vec<Move> = moves.into_iter().filter(|step| (step.dst as usize) < frames).collect();
+    let (n_pieces, n_moves) = (pieces.len() as u32, moves.len() as u32);
+    let (pieces, moves) = (gpu.upload(&pieces)?, gpu.upload(&moves)?);
+    let wave = CopyParams {
+        pieces: pieces.address(),
+        moves: moves.address(),
+        n_pieces,
+        n_moves,
+        unit: 16,
+        reserved: 0,
+    };
+    let copy = gpu.kernel("kvp_copy")?;
+    let low = gpu.lowest()?;
+
+    let read_bytes = if options.quick { 1 << 20 } else { 4usize << 30 };
+    let rounds = if options.quick { 1 } else { 4 };
+    let weights = gpu.buffer(read_bytes)?;
+    weights.fill(&main, 2)?;
+    let result = gpu.buffer(16)?;
+    let probe = |rounds| ProbeParams {
+        from: weights.address(),
+        to: result.address(),
+        vectors: read_bytes as u64 / 16,
+        rounds,
+        reserved: 0,
+    };
+    let burns = if options.quick { 100 } else { 400_000 };
+    let sms = gpu.multiprocessors;
+    for (name, kernel, params, grid) in [
+        ("memory-bound", gpu.probe("kvp_probe_read")?, probe(rounds), 8 * sms),
+        ("compute-bound", gpu.probe("kvp_probe_burn")?, probe(burns), 8 * sms),
+    ] {
+        let time = |beside: Option<u32>| -> Outcome<f64> {
+            let mut took = Vec::with_capacity(steps);
+            for _ in 0..steps {
+                let begin = main.record_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT))?;
+                if let Some(grid) = beside {
+                    // The wave may begin when the step does, and not before.
+                    low.wait(&begin)?;
+                    // SAFETY: pieces, moves and arena are kept until both streams were waited for.
+                    unsafe { launch(&low, &copy, grid, &wave)? };
+                }
+                // SAFETY: reads the weights, writes the result at most.
+                unsafe { launch(&main, &kernel, grid, &params)? };
+                let end = main.record_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT))?;
+                took.push(f64::from(begin.elapsed_ms(&end)?));
+                low.synchronize()?;
+            }
+            took.sort_by(f64::total_cmp);
+            Ok(took[took.len() / 2])
+        };
+        time(None)?;
+        let alone = time(None)?;
+        section.figure(format!("{name} step alone"), alone, "ms");
+        for grid in [8, 16, 32, 64, sms] {
+            let together = time(Some(grid))?;
+            let what = format!("{name} step beside {n_moves} blocks on {grid} CTAs");
+            section.ratio(what, together, "ms", together / alone, "the step alone");
+        }
+        // Drift of the device itself, to judge the others by.
+        let again = time(None)?;
+        section.ratio(format!("{name} step alone, again"), again, "ms", again / alone, "the step alone");
+    }
+    main.synchronize()?;
+    Ok(())
+}

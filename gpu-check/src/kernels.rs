@@ -1,0 +1,219 @@
+//! Whether every kernel is right: the storage on the device against the scalar reference, in every layout, in memory of its own
+//! and in tensors of an engine with poison around them; and tables, patched in place.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use kvpool::cuda::params::PatchParams;
+use kvpool::cuda::{CudaConfig, CudaStorage, DeviceRows};
+use kvpool::ids::{FrameId, Run};
+use kvpool::sequence::MovedEntry;
+use kvpool::storage::{AdoptedPlane, Arrangement, Dtype, Elements, ElementsMut, KvLayout, Parts, Storage};
+use kvpool_testkit::conformance::{self, FRAMES};
+use kvpool_testkit::rng::Rng;
+
+use crate::Options;
+use crate::gpu::{Buffer, Gpu, Outcome, launch};
+use crate::report::Section;
+
+/// What lies around an engine's tensors.
+const POISON: u8 = 0xA5;
+
+/// Runs the conformance suite, twice, and patches tables.
+///
+/// # Errors
+/// What the device refused.
+pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
+    let layouts = conformance::layouts();
+    let step = if options.quick { 7 } else { 1 };
+    let chosen: Vec<(usize, KvLayout)> = layouts.into_iter().enumerate().step_by(step).collect();
+    conform(section, "memory of its own", &chosen, |layout, frames, frames_max| {
+        CudaStorage::new(&gpu.device, layout.clone(), frames, frames_max).expect("memory for a few frames")
+    });
+    conform(section, "an engine's tensors", &chosen, |layout, frames, _| {
+        let (tensors, planes) = Tensors::new(gpu, layout, frames).expect("memory for a few frames");
+        let config = CudaConfig::default();
+        // SAFETY: the storage owns the tensors; nobody else touches them meanwhile.
+        unsafe { CudaStorage::adopt(&gpu.device, layout.clone(), &planes, frames, tensors, config) }
+            .expect("good planes")
+    });
+    pointers(gpu, section)?;
+    patches(gpu, section)
+}
+
+fn conform(
+    section: &mut Section,
+    name: &str,
+    layouts: &[(usize, KvLayout)],
+    make: impl Fn(&KvLayout, usize, usize) -> CudaStorage,
+) {
+    let mut wrong = Vec::new();
+    for (seed, layout) in layouts {
+        let make = |layout: &KvLayout, frames, frames_max| {
+            Box::new(make(layout, frames, frames_max)) as Box<dyn Storage>
+        };
+        let ran = catch_unwind(AssertUnwindSafe(|| conformance::run_layout(layout, make, *seed as u64)));
+        if let Err(panic) = ran {
+            let text = panic.downcast_ref::<String>().cloned();
+            let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+            // Of a comparison of all that is held, the beginning says enough.
+            let text: String = text.unwrap_or_default().chars().take(200).collect();
+            wrong.push(format!("{layout}: {text}"));
+        }
+    }
+    let detail = match wrong.first() {
+        None => format!("{} layouts", layouts.len()),
+        Some(first) => format!("{} of {} layouts are wrong; {first}", wrong.len(), layouts.len()),
+    };
+    section.check(format!("store, load, copy, pack, quantise, zero: {name}"), wrong.is_empty(), detail);
+}
+
+/// An engine's tensors: planes with gaps between them and, layer-first, between their tiles.
+struct Tensors {
+    memory: Buffer,
+    /// Offset, stride and bytes of each plane's tiles.
+    tiles: Vec<(usize, usize, usize)>,
+    frames: usize,
+}
+
+impl Tensors {
+    fn new(gpu: &Gpu, layout: &KvLayout, frames: usize) -> Outcome<(Self, Vec<AdoptedPlane>)> {
+        let table = layout.planes(frames)?;
+        let mut end = 64;
+        let mut tiles = Vec::new();
+        for plane in &table.planes {
+            let stride = plane.frame_stride + 16;
+            if layout.arrangement() == Arrangement::BlockFirst {
+                tiles.push((64 + plane.base, stride, plane.tile_bytes));
+                end = end.max(64 + plane.base + frames * stride);
+            } else {
+                tiles.push((end, stride, plane.tile_bytes));
+                end += frames * stride + 48;
+            }
+        }
+        let memory = gpu.upload(&vec![POISON; end + 64])?;
+        let base = memory.address() as usize;
+        let planes = tiles
+            .iter()
+            .map(|&(offset, frame_stride, _)| AdoptedPlane {
+                base: std::ptr::without_provenance_mut(base + offset),
+                frame_stride,
+            })
+            .collect();
+        Ok((Self { memory, tiles, frames }, planes))
+    }
+}
+
+impl Drop for Tensors {
+    /// Whatever is in no tile must be as it was. A panic here is one of the check that made the tensors.
+    fn drop(&mut self) {
+        let Ok(bytes) = self.memory.read() else { return };
+        let mut inside = vec![false; bytes.len()];
+        for &(offset, stride, tile) in &self.tiles {
+            (0..self.frames).for_each(|frame| inside[offset + frame * stride..][..tile].fill(true));
+        }
+        let stray = (0..bytes.len()).find(|&at| !inside[at] && bytes[at] != POISON);
+        if !std::thread::panicking() {
+            assert_eq!(stray, None, "a byte outside all tiles was written");
+        }
+    }
+}
+
+/// Rows that are in the device's memory, stored and loaded on an engine's stream, against the same rows stored from the host.
+fn pointers(gpu: &Gpu, section: &mut Section) -> Outcome<()> {
+    let mut wrong = Vec::new();
+    let layouts = conformance::layouts();
+    let (stream, shared) = gpu.stream()?;
+    for (seed, layout) in layouts.iter().enumerate() {
+        let tokens = FRAMES * layout.block_tokens();
+        let mut rng = Rng(seed as u64);
+        let dtype = if layout.dtype().is_quantised() { Dtype::Bf16 } else { layout.dtype() };
+        let [k, v] =
+            [(), ()].map(|()| conformance::elements(dtype, tokens * layout.row_elements(), &mut rng));
+        // Every third is padding.
+        let slots: Vec<i64> =
+            (0..tokens as i64).rev().map(|slot| if slot % 3 == 1 { -1 } else { slot }).collect();
+        let make = || CudaStorage::new(&gpu.device, layout.clone(), FRAMES, FRAMES);
+        let (engine, host) = (make()?, make()?);
+        let is_latent = layout.parts() == Parts::Latent;
+        let rows = [Elements::new(dtype, &k.bytes)?, Elements::new(dtype, &v.bytes)?];
+        let on_device = [gpu.upload(&k.bytes)?, gpu.upload(&v.bytes)?];
+        let back = [gpu.upload(&vec![POISON; k.bytes.len()])?, gpu.upload(&vec![POISON; v.bytes.len()])?];
+        let slots_there = gpu.upload(&slots)?;
+        let stride = layout.row_elements() * dtype.bytes();
+        let named = |at: &[Buffer; 2]| DeviceRows {
+            dtype,
+            k: at[0].address(),
+            v: at[1].address(),
+            k_stride: stride,
+            v_stride: stride,
+        };
+        let layer = layout.layers() - 1;
+        // SAFETY: nobody else uses these storages and rows, and the stream is waited for before they go.
+        unsafe {
+            engine.store_on(&shared, layer, named(&on_device), slots_there.address(), tokens)?;
+            engine.load_on(&shared, layer, named(&back), slots_there.address(), tokens)?;
+        }
+        stream.synchronize()?;
+        let v_rows = if is_latent { Elements::none() } else { rows[1] };
+        // SAFETY: as above.
+        unsafe { host.store(layer, rows[0], v_rows, &slots)? };
+        let mut want = [vec![POISON; k.bytes.len()], vec![POISON; v.bytes.len()]];
+        let [k_back, v_back] = &mut want;
+        let v_back = if is_latent { ElementsMut::none() } else { ElementsMut::new(dtype, v_back)? };
+        // SAFETY: as above.
+        unsafe { host.load(layer, &slots, ElementsMut::new(dtype, k_back)?, v_back)? };
+        let halves = if is_latent { 1 } else { 2 };
+        let loaded = (0..halves).all(|half| back[half].read().is_ok_and(|got| got == want[half]));
+        let kept = packed(&engine)? == packed(&host)?;
+        if !loaded || !kept {
+            wrong.push(format!("{layout} (as kept: {kept}, as loaded: {loaded})"));
+        }
+    }
+    let detail = match wrong.first() {
+        None => format!("{} layouts", layouts.len()),
+        Some(first) => format!("{} of {} layouts are wrong; {first}", wrong.len(), layouts.len()),
+    };
+    section.check("an engine's own pointers and stream", wrong.is_empty(), detail);
+    Ok(())
+}
+
+/// All that a storage holds.
+fn packed(storage: &CudaStorage) -> Outcome<Vec<u8>> {
+    let mut bytes = vec![0; storage.frames() * storage.layout().packed_bytes()];
+    let all = [Run { start: FrameId(0), len: storage.frames() as u32 }];
+    // SAFETY: nobody else uses it.
+    unsafe { storage.pack(&all, &mut bytes)? };
+    Ok(bytes)
+}
+
+/// Entries of a table that lives on the device, in place.
+fn patches(gpu: &Gpu, section: &mut Section) -> Outcome<()> {
+    const ROWS: u32 = 300;
+    const COLUMNS: u32 = 517;
+    let mut rng = Rng(5);
+    let mut want: Vec<i32> = (0..ROWS * COLUMNS).map(|_| rng.bits() as i32).collect();
+    let table = gpu.upload(&want)?;
+    let mut places: Vec<u32> = (0..ROWS * COLUMNS).collect();
+    (1..places.len()).rev().for_each(|at| places.swap(at, rng.below(at + 1)));
+    let entries: Vec<MovedEntry> = places[..4000]
+        .iter()
+        .map(|&place| MovedEntry { row: place / COLUMNS, column: place % COLUMNS, frame: rng.bits() as i32 })
+        .collect();
+    for entry in &entries {
+        want[(entry.row * COLUMNS + entry.column) as usize] = entry.frame;
+    }
+    let list = gpu.upload(&entries)?;
+    let (stream, _) = gpu.stream()?;
+    let params = PatchParams {
+        table: table.address(),
+        entries: list.address(),
+        row_stride: COLUMNS,
+        n: entries.len() as u32,
+    };
+    // SAFETY: the table and the list are kept until the stream was waited for.
+    unsafe { launch(&stream, &gpu.kernel("kvp_patch")?, 7, &params)? };
+    let got = table.download(&stream)?;
+    let want: Vec<u8> = want.into_iter().flat_map(i32::to_ne_bytes).collect();
+    section.check("a table patched in place", got == want, format!("{} entries", entries.len()));
+    Ok(())
+}

@@ -1,0 +1,118 @@
+//! How long the host waits for news of the device.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::{Duration, Instant};
+
+use cudarc::driver::result;
+use kvpool::cuda::CudaStorage;
+use kvpool::ids::FrameId;
+use kvpool::pool::{AllocRequest, Pool};
+use kvpool::storage::{FrameMove, KvLayout};
+
+use crate::Options;
+use crate::gpu::{Gpu, Outcome};
+use crate::report::Section;
+
+/// Longer than any of this takes.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Measures events, host functions, batches that end, and small waves.
+///
+/// # Errors
+/// What the device refused.
+pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
+    let times = if options.quick { 20 } else { 2000 };
+    driver(gpu, times, section)?;
+    batches(gpu, times, section)
+}
+
+/// What the driver's own calls take.
+fn driver(gpu: &Gpu, times: usize, section: &mut Section) -> Outcome<()> {
+    unsafe extern "C" fn tell(to: *mut c_void) {
+        // SAFETY: the box that was given to the launch, once.
+        let to = unsafe { Box::from_raw(to.cast::<SyncSender<Instant>>()) };
+        let _ = to.send(Instant::now());
+    }
+
+    let (stream, _) = gpu.stream()?;
+    let event = gpu.context.new_event(None)?;
+    let (mut recorded, mut asked, mut woken) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..times {
+        let begin = Instant::now();
+        event.record(&stream)?;
+        recorded.push(begin.elapsed());
+        stream.synchronize()?;
+        let begin = Instant::now();
+        let complete = event.try_is_complete()?;
+        asked.push(begin.elapsed());
+        if !complete {
+            return Err("an event of a stream that was waited for is not complete".into());
+        }
+        let (to, from): (_, Receiver<Instant>) = sync_channel(1);
+        let begin = Instant::now();
+        // SAFETY: called once, by a driver that has not failed; then the box is taken back.
+        unsafe {
+            result::stream::launch_host_function(
+                stream.cu_stream(),
+                tell,
+                Box::into_raw(Box::new(to)).cast(),
+            )?
+        };
+        woken.push(from.recv_timeout(PATIENCE)?.duration_since(begin));
+    }
+    section.latency("an event recorded", recorded);
+    section.latency("an event asked for", asked);
+    section.latency("a host function called", woken);
+    Ok(())
+}
+
+/// What a pool's user waits for.
+fn batches(gpu: &Gpu, times: usize, section: &mut Section) -> Outcome<()> {
+    let layout = KvLayout::named("qwen2.5-0.5b")?;
+    let storage = CudaStorage::new(&gpu.device, layout.clone(), 65, 65)?;
+    let pool = Pool::builder(layout).blocks(64).storage(Arc::new(storage)).build()?;
+    let (_, stream) = gpu.stream()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
+    let (mut ended, mut handed, mut copied) = (Vec::new(), Vec::new(), Vec::new());
+    runtime.block_on(async {
+        for _ in 0..times {
+            let batch = pool.begin_batch_on(&stream)?;
+            let begin = Instant::now();
+            tokio::time::timeout(PATIENCE, batch.finish_on(&stream)?).await??;
+            ended.push(begin.elapsed());
+
+            // Blocks that a batch may see go to whoever waits for them once the device has ended it.
+            let all = pool.allocate_owned(AllocRequest::new(64))?;
+            let batch = pool.begin_batch_on(&stream)?;
+            drop(all);
+            let begin = Instant::now();
+            drop(batch);
+            drop(tokio::time::timeout(PATIENCE, pool.allocate_async(AllocRequest::new(64))).await??);
+            handed.push(begin.elapsed());
+        }
+        Outcome::Ok(())
+    })?;
+    let storage = pool.storage().ok_or("a pool with storage")?;
+    for _ in 0..times {
+        let (to, from) = sync_channel(1);
+        let begin = Instant::now();
+        let moves = [FrameMove::new(FrameId(1), FrameId(2))];
+        // SAFETY: nobody owns these frames, and nobody allocates meanwhile.
+        unsafe {
+            storage.copy_then(
+                &moves,
+                Box::new(move |outcome| {
+                    let _ = to.send(outcome);
+                }),
+            );
+        }
+        from.recv_timeout(PATIENCE)??;
+        copied.push(begin.elapsed());
+    }
+    section.latency("a batch ends on an idle stream, and its owner is told", ended);
+    section.latency("blocks of a batch that ends go to who waits", handed);
+    section.latency("a wave of one block, from the call to its end", copied);
+    Ok(())
+}

@@ -1,0 +1,63 @@
+//! `gpu_check`: one call, all figures.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser;
+use kvpool::cuda::CudaError;
+use kvpool_gpu_check::{Options, SECTIONS, report, run};
+
+/// There is nothing to check here.
+const EXIT_SKIPPED: u8 = 77;
+/// Something could not be looked at.
+const EXIT_ERROR: u8 = 2;
+
+/// Checks and measures kvpool on a GPU
+///
+/// Exit code: 0 if every check passed, 1 if one did not, 2 if the device could not be used, 77 if there is no driver or no device.
+#[derive(Debug, Parser)]
+#[command(name = "gpu_check", version, max_term_width = 100)]
+struct Args {
+    /// Which device, by number
+    #[arg(long, default_value_t = 0)]
+    device: u16,
+    /// Write the report as JSON, too
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Small sizes and few rounds: the checks, and figures that say nothing
+    #[arg(long)]
+    quick: bool,
+    /// Only these sections
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_parser = SECTIONS.map(|(name, _)| name))]
+    only: Vec<String>,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let options = Options { ordinal: args.device, quick: args.quick, only: args.only };
+    let report = match run(&options) {
+        Ok(Ok(report)) => report,
+        Ok(Err(error)) => {
+            eprintln!("cuda:{}: {error}", args.device);
+            return EXIT_ERROR.into();
+        }
+        Err(error @ (CudaError::NoDriver { .. } | CudaError::NoDevice { .. })) => {
+            eprintln!("skipped: {error}");
+            return EXIT_SKIPPED.into();
+        }
+        Err(error) => {
+            eprintln!("cuda:{}: {error}", args.device);
+            return EXIT_ERROR.into();
+        }
+    };
+    println!("{}", report::render(&report));
+    if let Some(path) = args.json {
+        let text = serde_json::to_string_pretty(&report).expect("numbers and words");
+        if let Err(error) = fs::write(&path, text + "\n") {
+            eprintln!("{}: {error}", path.display());
+            return EXIT_ERROR.into();
+        }
+    }
+    ExitCode::from(u8::from(!report.passed))
+}

@@ -1,0 +1,98 @@
+//! The order of events between a stream that writes and one that moves: kept, nothing is ever stale; left out, it shows.
+
+use cudarc::driver::result;
+use kvpool::cuda::params::{CopyParams, Move, PackParams};
+
+use crate::Options;
+use crate::gpu::{Gpu, Outcome, ProbeParams, launch, layer_first};
+use crate::report::Section;
+
+const PLANES: usize = 8;
+const FRAMES: usize = 64;
+const TILE: u32 = 16 << 10;
+
+/// Writes, moves and reads, with the waits and without.
+///
+/// # Errors
+/// What the device refused.
+pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
+    let rounds = if options.quick { 6 } else { 300 };
+    let kept = stale(gpu, options, rounds, true)?;
+    section.check(
+        "moves wait for writes, reads wait for moves",
+        kept == 0,
+        format!("{kept} of {rounds} rounds stale"),
+    );
+    let left = stale(gpu, options, rounds, false)?;
+    section.check(
+        "control: without the waits it shows",
+        left > 0,
+        format!("{left} of {rounds} rounds stale"),
+    );
+    Ok(())
+}
+
+/// In how many rounds what was read is not what was written.
+fn stale(gpu: &Gpu, options: &Options, rounds: usize, waits: bool) -> Outcome<usize> {
+    let half = FRAMES / 2;
+    let ((writer, _), mover) = (gpu.stream()?, gpu.lowest()?);
+    let arena = gpu.buffer(PLANES * FRAMES * TILE as usize)?;
+    let pieces = layer_first(arena.address(), PLANES, FRAMES, TILE);
+    let n_pieces = pieces.len() as u32;
+    let moves: Vec<Move> = (0..half as u32).map(|src| Move { src, dst: src + half as u32 }).collect();
+    let frames: Vec<u32> = moves.iter().map(|step| step.dst).collect();
+    let (pieces, moves, frames) = (gpu.upload(&pieces)?, gpu.upload(&moves)?, gpu.upload(&frames)?);
+    let packed = gpu.buffer(half * PLANES * TILE as usize)?;
+    let copy = CopyParams {
+        pieces: pieces.address(),
+        moves: moves.address(),
+        n_pieces,
+        n_moves: half as u32,
+        unit: 16,
+        reserved: 0,
+    };
+    let pack = PackParams {
+        pieces: pieces.address(),
+        frames: frames.address(),
+        packed: packed.address(),
+        packed_stride: (PLANES * TILE as usize) as u64,
+        n_pieces,
+        n_frames: half as u32,
+        unit: 16,
+        reserved: 0,
+    };
+    let (copies, packs, burns) =
+        (gpu.kernel("kvp_copy")?, gpu.kernel("kvp_pack")?, gpu.probe("kvp_probe_burn")?);
+    let plane_bytes = FRAMES * TILE as usize;
+    let mut stale = 0;
+    for round in 0..rounds {
+        let byte = (round % 200) as u8;
+        // What is moved to holds something else.
+        arena.fill(&writer, 0xEE)?;
+        writer.synchronize()?;
+        // The writer is late, so that a wait that is missing shows.
+        let delay = if options.quick { 10 } else { 20_000 };
+        let params = ProbeParams { from: 0, to: packed.address(), vectors: 0, rounds: delay, reserved: 0 };
+        // SAFETY: touches no memory but the packed buffer's first word, which is overwritten below.
+        unsafe { launch(&writer, &burns, 1, &params)? };
+        for plane in 0..PLANES {
+            let start = arena.address() + (plane * plane_bytes) as u64;
+            // SAFETY: the first half of the plane.
+            unsafe { result::memset_d8_async(start, byte, plane_bytes / 2, writer.cu_stream())? };
+        }
+        if waits {
+            mover.wait(&writer.record_event(None)?)?;
+        }
+        // SAFETY: all of it is kept until both streams were waited for. Without the waits it races, on the device and nowhere else.
+        unsafe { launch(&mover, &copies, 32, &copy)? };
+        if waits {
+            writer.wait(&mover.record_event(None)?)?;
+        }
+        // SAFETY: as above.
+        unsafe { launch(&writer, &packs, 64, &pack)? };
+        let got = packed.download(&writer)?;
+        mover.synchronize()?;
+        stale += usize::from(got.iter().any(|&got| got != byte));
+    }
+    Ok(stale)
+}

@@ -1,0 +1,50 @@
+//! From end to end: scheduler threads over a pool on the device, compacted meanwhile, every token read back.
+
+use std::time::Duration;
+
+use kvpool::storage::{Dtype, KvLayout};
+use kvpool_cli::home::Home;
+use kvpool_cli::replay::{self, Compaction, PoolMemory, Shape};
+use kvpool_cli::workload::Conversations;
+
+use crate::Options;
+use crate::gpu::{Gpu, Outcome};
+use crate::report::Section;
+
+/// Replays made-up conversations.
+///
+/// # Errors
+/// What the pool or the device refused.
+pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
+    let requests = if options.quick { 12 } else { 400 };
+    let trace = Conversations::trace(7, requests);
+    let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(4).dtype(Dtype::F16).build()?;
+    let shape = Shape::of(&layout);
+    let blocks = replay::blocks_for(&trace.requests, &shape);
+    let memory = PoolMemory::new(&Home::Cuda(gpu.device.clone()), layout, blocks, blocks, None)?;
+    let compaction = Compaction { threshold: 0.02, interval: Duration::from_millis(2) };
+    let usual = replay::Options::new(&trace, 4);
+    let options = replay::Options { compaction: Some(compaction), ..usual };
+    let outcome = replay::replay(&memory, shape, &trace, &options, |_| {});
+    let tally = &outcome.tally;
+    section.check(
+        "nothing lost, nothing corrupt",
+        outcome.is_sound(requests),
+        format!("{} blocks leaked; audit: {:?}", outcome.blocks_leaked, outcome.audit),
+    );
+    section.figure("requests", requests as f64, "requests");
+    section.figure("tokens appended", tally.tokens as f64, "tokens");
+    section.figure("time", outcome.wall.as_secs_f64(), "s");
+    let compacted = outcome.compaction.as_ref();
+    section.figure(
+        "blocks moved meanwhile",
+        compacted.map_or(0.0, |totals| totals.moved_blocks as f64),
+        "blocks",
+    );
+    section.check(
+        "compaction had work to do",
+        compacted.is_some_and(|totals| totals.errors.is_empty() && (options.threads == 0 || totals.runs > 0)),
+        format!("{compacted:?}"),
+    );
+    Ok(())
+}

@@ -1,0 +1,132 @@
+//! A pool that shrinks gives its memory back to the device, and has it again when it grows; what is in use keeps its bytes.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use half::bf16;
+use kvpool::cuda::CudaStorage;
+use kvpool::ids::SequenceId;
+use kvpool::pool::{AllocRequest, Pool};
+use kvpool::sequence::Sequence;
+use kvpool::storage::{Dtype, Elements, ElementsMut, KvLayout};
+
+use crate::Options;
+use crate::gpu::{Gpu, Outcome};
+use crate::report::Section;
+
+const SEQUENCES: u64 = 8;
+
+/// Shrinks to a quarter and grows again.
+///
+/// # Errors
+/// What the device or the pool refused.
+pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
+    let (layout, blocks) =
+        if options.quick { (KvLayout::named("tiny")?, 8192) } else { (KvLayout::named("qwen2.5-7b")?, 8192) };
+    let free = || gpu.context.mem_get_info().map(|(free, _)| free as f64);
+    let before = free()?;
+    let begin = Instant::now();
+    let storage = CudaStorage::new(&gpu.device, layout.clone(), blocks + 1, blocks + 1)?;
+    section.figure("memory mapped", begin.elapsed().as_secs_f64() * 1e3, "ms");
+    let pool = Pool::builder(layout.clone()).blocks(blocks).storage(Arc::new(storage)).build()?;
+    let built = free()?;
+    section.figure("memory taken", (before - built) / f64::from(1 << 20), "MiB");
+
+    // In the last frames, so that they must move.
+    let ballast = pool.allocate_owned(AllocRequest::new(blocks - 64 * SEQUENCES as usize))?;
+    let mut sequences = Vec::new();
+    for id in 0..SEQUENCES {
+        let mut sequence = pool.sequence(SequenceId(id)).open()?;
+        let mut batch = pool.begin_batch();
+        batch.append(&mut sequence, 60 * layout.block_tokens())?;
+        write(&mut batch, &mut sequence, &layout)?;
+        batch.finish();
+        sequences.push(sequence);
+    }
+    drop(ballast);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
+    let begin = Instant::now();
+    let report = runtime.block_on(pool.resize(blocks / 4))?;
+    section.figure("shrunk to a quarter", begin.elapsed().as_secs_f64() * 1e3, "ms");
+    section.figure("blocks moved out of the way", report.moved.moved_blocks as f64, "blocks");
+    let small = free()?;
+    let (returned, taken) = (small - built, before - built);
+    section.ratio(
+        "memory given back",
+        returned / f64::from(1 << 20),
+        "MiB",
+        returned / taken,
+        "memory taken",
+    );
+    section.check(
+        "most of what went came back",
+        returned > 0.6 * taken,
+        format!("{:.1} %", 100.0 * returned / taken),
+    );
+    let wrong = verify(&pool, &sequences, &layout)?;
+    section.check("bytes after the shrink", wrong == 0, format!("{wrong} rows differ"));
+    let begin = Instant::now();
+    runtime.block_on(pool.resize(blocks))?;
+    section.figure("grown again", begin.elapsed().as_secs_f64() * 1e3, "ms");
+    let wrong = verify(&pool, &sequences, &layout)?;
+    section.check("bytes after growing", wrong == 0, format!("{wrong} rows differ"));
+    drop(sequences);
+    pool.audit()?;
+    drop(pool);
+    let after = free()?;
+    section.check(
+        "all of it is back at the end",
+        (before - after).abs() <= 0.01 * taken,
+        format!("{:.1} MiB are missing", (before - after) / f64::from(1 << 20)),
+    );
+    Ok(())
+}
+
+/// K and V of some tokens: numbers that tell each from every other.
+fn row(layout: &KvLayout, id: u64, token: usize, half: usize) -> Vec<bf16> {
+    let elements = layout.row_elements();
+    (0..elements)
+        .map(|at| bf16::from_f32(((id as usize * 131 + token * 7 + half * 3 + at) % 251) as f32))
+        .collect()
+}
+
+fn layers(layout: &KvLayout) -> [usize; 2] {
+    [0, layout.layers() - 1]
+}
+
+fn rows(layout: &KvLayout, id: u64, tokens: usize, half: usize) -> Vec<bf16> {
+    assert_eq!(layout.dtype(), Dtype::Bf16, "what is written here");
+    (0..tokens).flat_map(|token| row(layout, id, token, half)).collect()
+}
+
+fn write(batch: &mut kvpool::sequence::Batch, sequence: &mut Sequence, layout: &KvLayout) -> Outcome<()> {
+    let (id, tokens) = (sequence.id().0, sequence.len());
+    let (k, v) = (rows(layout, id, tokens, 0), rows(layout, id, tokens, 1));
+    for layer in layers(layout) {
+        batch.store(sequence, layer, 0..tokens, Elements::from(&k), Elements::from(&v))?;
+    }
+    Ok(())
+}
+
+/// How many of all rows are not what was written.
+fn verify(pool: &Pool, sequences: &[Sequence], layout: &KvLayout) -> Outcome<usize> {
+    let mut wrong = 0;
+    for sequence in sequences {
+        let (id, tokens) = (sequence.id().0, sequence.len());
+        let mut batch = pool.begin_batch();
+        for layer in layers(layout) {
+            let mut got = [
+                vec![bf16::ZERO; tokens * layout.row_elements()],
+                vec![bf16::ZERO; tokens * layout.row_elements()],
+            ];
+            let [k, v] = &mut got;
+            batch.load(sequence, layer, 0..tokens, ElementsMut::from(k), ElementsMut::from(v))?;
+            for (half, got) in got.iter().enumerate() {
+                let want = rows(layout, id, tokens, half);
+                let width = layout.row_elements();
+                wrong += got.chunks(width).zip(want.chunks(width)).filter(|(got, want)| got != want).count();
+            }
+        }
+    }
+    Ok(wrong)
+}
