@@ -8,4 +8,5 @@ mod frames;
 mod layouts;
 mod patch;
 mod planted;
+mod ptx;
 mod rows;

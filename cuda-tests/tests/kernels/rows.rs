@@ -71,8 +71,8 @@ impl Outside {
 fn any_rows(dtype: Dtype, elements: usize, rng: &mut Rng) -> Rows {
     let mut bytes = rng.bytes(elements * dtype.bytes());
     if !dtype.is_quantised() {
-        // A factor a batch, so that dynamic scales are of all sizes.
-        let factor = [1.0, 1e-30, 1e20, 300.0, 0.01][rng.below(5)];
+        // A factor a batch, so that dynamic scales are of all sizes, the smallest too.
+        let factor = [1.0, 1e-30, 1e20, 300.0, 0.01, 0.0, 1e-39][rng.below(7)];
         for bytes in bytes.chunks_mut(dtype.bytes()) {
             match rng.below(16) {
                 0 => {}
