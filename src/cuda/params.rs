@@ -17,7 +17,7 @@
 //! is where K or V of one layer (or their scales) begins in frame 0.
 //!
 //! Kernels check nothing. Whoever launches one promises:
-//! - `unit` is 16, 4 or 1, and divides every address, stride and length of bytes that is moved ([`unit`]); for the converting
+//! - `unit` is 16, 4 or 1, and divides every address, stride and length of bytes that is moved ([`unit()`]); for the converting
 //!   kernels that is of codes and of the caller's rows, and the head dimension is a length;
 //! - elements of more than a byte, and scales, lie at multiples of their size;
 //! - slots and frames exist; `frames * block_tokens` is below 2^32, `tokens * 2 * heads`, moves and packed frames below 2^31;
@@ -93,7 +93,7 @@ pub struct CopyParams {
     pub n_pieces: u32,
     /// How many.
     pub n_moves: u32,
-    /// See [`unit`].
+    /// See [`unit()`].
     pub unit: u32,
     /// 0.
     pub reserved: u32,
@@ -111,7 +111,7 @@ pub struct ZeroParams {
     pub n_pieces: u32,
     /// How many.
     pub n_frames: u32,
-    /// See [`unit`].
+    /// See [`unit()`].
     pub unit: u32,
     /// 0.
     pub reserved: u32,
@@ -133,7 +133,7 @@ pub struct PackParams {
     pub n_pieces: u32,
     /// How many.
     pub n_frames: u32,
-    /// See [`unit`].
+    /// See [`unit()`].
     pub unit: u32,
     /// 0.
     pub reserved: u32,
@@ -163,7 +163,7 @@ pub struct RowsParams {
     pub block_tokens: u32,
     /// How many tokens.
     pub n_tokens: u32,
-    /// See [`unit`].
+    /// See [`unit()`].
     pub unit: u32,
 }
 
