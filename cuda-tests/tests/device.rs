@@ -1,11 +1,12 @@
 //! A device that cannot be used says why; one that fails is lost to everybody, and nobody waits for it for ever.
 
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use kvpool::cuda::{CudaError, CudaStorage, Device, StreamPriority, Version, devices};
 use kvpool::error::StorageError;
-use kvpool::ids::{DeviceId, FrameId, Run};
+use kvpool::ids::{DeviceId, FrameId, Run, SequenceId};
+use kvpool::pool::Pool;
 use kvpool::storage::{DeviceStream, FrameMove, KvLayout, Storage};
 use kvpool_cuda_tests::mock::{Kind, Style, session};
 
@@ -67,7 +68,7 @@ fn streams_have_the_priority_that_was_asked_for() {
     let made = |priority| device.stream_with_priority(priority).expect("a stream");
     let [usual, high, low] =
         [StreamPriority::Usual, StreamPriority::Highest, StreamPriority::Lowest].map(made);
-    let of = |stream: &DeviceStream| session.priority(stream.as_raw());
+    let of = |stream: &DeviceStream| session.priority(stream.as_raw() as usize);
     assert!(of(&high) < of(&low) && of(&high) <= of(&usual) && of(&usual) <= of(&low));
 }
 
@@ -229,4 +230,21 @@ fn streams_of_others_are_refused() {
     storage.after(&foreign, Box::new(move |outcome| tell.send(outcome).expect("the test waits")));
     assert_eq!(told.recv().expect("told at once"), Err(refused));
     assert!(session.live()[Kind::Stream as usize] > 0);
+}
+
+#[test]
+fn a_pool_that_scrubs_gives_up_a_lost_device_without_a_panic() {
+    let session = session();
+    let device = Device::open(0).expect("a device");
+    let storage = CudaStorage::new(&device, tiny(), 9, 9).expect("frames");
+    let pool =
+        Pool::builder(tiny()).blocks(8).zero_on_free().storage(Arc::new(storage)).build().expect("a pool");
+    let mut sequence = pool.sequence(SequenceId(1)).open().expect("a sequence");
+    let mut batch = pool.begin_batch();
+    batch.append(&mut sequence, 3).expect("blocks");
+    batch.finish();
+    session.fail(0, ILLEGAL_ADDRESS);
+    drop(sequence);
+    pool.audit().expect("every block is accounted for");
+    drop(pool);
 }

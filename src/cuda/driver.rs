@@ -243,6 +243,7 @@ mod tests {
             include_str!("capture.rs"),
             include_str!("context.rs"),
             include_str!("device.rs"),
+            include_str!("device_rows.rs"),
             include_str!("driver.rs"),
             include_str!("error.rs"),
             include_str!("event.rs"),

@@ -21,7 +21,8 @@
 //! | `memory`, `flight` | allocations that last; commands and the buffers that they name, until they are over |
 //! | `device` | all of that, opened |
 //! | `pieces`, `arena`, `adopted` | planes cut for kernels; frames mapped by segments; an engine's own tensors |
-//! | `storage`, `moves`, `rows`, `packed` | the backend: frames copied, tokens stored and loaded, frames packed |
+//! | `config`, `storage` | how a device is used; the backend |
+//! | `moves`, `rows`, `device_rows`, `packed` | frames copied; tokens stored and loaded, from the host and on an engine's stream; frames packed |
 //! | `tables` | block tables and slots in the device's memory, patched in place |
 //!
 //! # Order
@@ -39,8 +40,10 @@
 mod adopted;
 mod arena;
 mod capture;
+mod config;
 mod context;
 mod device;
+mod device_rows;
 mod driver;
 mod error;
 mod event;
@@ -58,10 +61,11 @@ mod stream;
 mod tables;
 mod watch;
 
+pub use config::CudaConfig;
 pub use device::Device;
+pub use device_rows::DeviceRows;
 pub use driver::{DeviceInfo, Version, devices};
 pub use error::CudaError;
-pub use rows::DeviceRows;
-pub use storage::{CudaConfig, CudaStorage, DevicePlane};
+pub use storage::{CudaStorage, DevicePlane};
 pub use stream::StreamPriority;
 pub use tables::{DeviceTable, TableError};

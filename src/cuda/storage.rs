@@ -25,46 +25,15 @@ use crate::sync::{AtomicUsize, Ordering};
 
 use super::adopted;
 use super::arena::Arena;
+use super::config::CudaConfig;
 use super::device::Device;
 use super::memory::{Memory, bytes_of};
 use super::pieces::{Pieces, Placed};
 use super::staging::BYTES_MAX;
 use super::stream::{Stream, StreamPriority};
 
-/// CTAs that a copy for compaction runs on at once: of an H200's 132 multiprocessors it leaves a hundred to the model.
-const MOVING_CTAS: u32 = 32;
-
 /// CTAs a multiprocessor, of operations that somebody waits for.
 const CTAS_PER_MULTIPROCESSOR: u32 = 4;
-
-/// How a storage uses its device.
-#[derive(Clone, Debug)]
-#[must_use]
-pub struct CudaConfig {
-    segment_frames: Option<usize>,
-    moving_ctas: u32,
-}
-
-impl Default for CudaConfig {
-    fn default() -> Self {
-        Self { segment_frames: None, moving_ctas: MOVING_CTAS }
-    }
-}
-
-impl CudaConfig {
-    /// Memory is mapped and unmapped for about so many frames at a time, rounded up to what the device maps; a 64th of all frames
-    /// unless given.
-    pub fn segment_frames(mut self, frames: usize) -> Self {
-        self.segment_frames = Some(frames);
-        self
-    }
-
-    /// CTAs that compaction copies on at once; 32 unless given. More take less time and more of the device.
-    pub fn moving_ctas(mut self, ctas: u32) -> Self {
-        self.moving_ctas = ctas.max(1);
-        self
-    }
-}
 
 /// A plane in the device's memory: what an engine's kernels are given.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -79,6 +48,32 @@ pub struct DevicePlane {
 ///
 /// [`new`](Self::new) reserves addresses for all frames that there may ever be, and maps memory for those that there are.
 /// [`adopt`](Self::adopt) takes the tensors that an engine allocated.
+///
+/// ```no_run
+/// use std::sync::Arc;
+///
+/// use kvpool::cuda::{CudaStorage, Device};
+/// use kvpool::ids::SequenceId;
+/// use kvpool::pool::Pool;
+/// use kvpool::storage::KvLayout;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let device = Device::open(0)?;
+/// let layout = KvLayout::named("qwen2.5-7b")?;
+/// // One frame more than blocks: the null block's.
+/// let storage = CudaStorage::new(&device, layout.clone(), 4097, 4097)?;
+/// let pool = Pool::builder(layout).blocks(4096).storage(Arc::new(storage)).build()?;
+///
+/// let stream = device.stream()?;
+/// let mut sequence = pool.sequence(SequenceId(1)).open()?;
+/// let mut batch = pool.begin_batch_on(&stream)?;
+/// batch.append(&mut sequence, 100)?;
+/// // ... the model's kernels, on that stream ...
+/// let finish = batch.finish_on(&stream)?; // a future: the device got there
+/// # drop(finish);
+/// # Ok(())
+/// # }
+/// ```
 pub struct CudaStorage {
     pub(super) home: Arc<Home>,
     frames: AtomicUsize,

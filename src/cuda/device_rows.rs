@@ -1,0 +1,282 @@
+//! Single tokens in the device's own memory: an engine's rows stored and loaded on its stream, and the launches for rows
+//! wherever they are.
+//!
+//! What comes from the host goes through a buffer first ([`rows`](super::rows)); from there on it is the same.
+
+use crate::dtype::Dtype;
+use crate::error::StorageError;
+use crate::storage::{DeviceStream, PlaneKind, Scales, rows as host_rows};
+
+use super::device::raw;
+use super::flight::Flight;
+use super::kernels::Kernel;
+use super::params::{
+    Lane, QuantParams, RowsParams, SCALES_PER_HEAD, SCALES_PER_TOKEN_HEAD, SCALES_UNIT, THREADS, unit,
+};
+use super::pieces::lanes;
+use super::storage::CudaStorage;
+
+/// Threads that move one row of K or V.
+const WARP: u32 = 32;
+
+/// Rows of K and V in the memory of the device, `[tokens][row]`: what an engine's projections left, or what its kernels read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DeviceRows {
+    /// The type of the elements.
+    pub dtype: Dtype,
+    /// Address of the first token's K.
+    pub k: u64,
+    /// Address of the first token's V; nobody looks at it in a latent layout.
+    pub v: u64,
+    /// Bytes from one token's K to the next token's: more than a row where K, V and Q lie in one tensor.
+    pub k_stride: usize,
+    /// Bytes from one token's V to the next token's.
+    pub v_stride: usize,
+}
+
+/// To the frames, or from them.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    Store,
+    Load,
+}
+
+impl CudaStorage {
+    /// Enqueues a [`store`](crate::storage::Storage::store) of rows that are in the device's memory; `slots` is the address of `tokens` slots,
+    /// i64, there.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Storage::store`](crate::storage::Storage::store) and [`Storage::check_stream`](crate::storage::Storage::check_stream), as far as the host can tell;
+    /// [`StorageError::RowsMisaligned`], [`StorageError::RowStride`]. Nothing was enqueued.
+    ///
+    /// # Safety
+    ///
+    /// [The frame rule](crate::storage::Storage#the-frame-rule) for these slots, until the stream got there; until then the storage lives. Rows and slots are memory
+    /// of the device that nobody else writes until then. Slots are negative or exist, and none is repeated: nobody checks.
+    pub unsafe fn store_on(
+        &self,
+        stream: &DeviceStream,
+        layer: usize,
+        rows: DeviceRows,
+        slots: u64,
+        tokens: usize,
+    ) -> Result<(), StorageError> {
+        // SAFETY: the caller's.
+        unsafe { self.rows_on(stream, layer, Way::Store, rows, slots, tokens) }
+    }
+
+    /// Enqueues a [`load`](crate::storage::Storage::load) of rows into the device's memory; as [`store_on`](Self::store_on). Rows of negative slots are
+    /// left as they are.
+    ///
+    /// # Errors
+    ///
+    /// As for [`store_on`](Self::store_on).
+    ///
+    /// # Safety
+    ///
+    /// As for [`store_on`](Self::store_on); nobody else touches the rows, and slots may repeat.
+    pub unsafe fn load_on(
+        &self,
+        stream: &DeviceStream,
+        layer: usize,
+        rows: DeviceRows,
+        slots: u64,
+        tokens: usize,
+    ) -> Result<(), StorageError> {
+        // SAFETY: the caller's.
+        unsafe { self.rows_on(stream, layer, Way::Load, rows, slots, tokens) }
+    }
+
+    /// # Safety
+    /// As for [`store_on`](Self::store_on).
+    unsafe fn rows_on(
+        &self,
+        stream: &DeviceStream,
+        layer: usize,
+        way: Way,
+        rows: DeviceRows,
+        slots: u64,
+        tokens: usize,
+    ) -> Result<(), StorageError> {
+        // A capture is welcome here: it is one launch, which names nothing that is given back.
+        self.home.device.check_home(stream)?;
+        let layout = &self.home.layout;
+        if layer >= layout.layers() {
+            return Err(StorageError::Layer { layer, layers: layout.layers() });
+        }
+        let parts = [("k", rows.k, rows.k_stride), ("v", rows.v, rows.v_stride)];
+        for (which, address, stride) in parts.into_iter().take(self.home.halves()) {
+            host_rows::check_dtype(layout, which, rows.dtype)?;
+            let (align, bytes) = (rows.dtype.bytes(), layout.row_elements() * rows.dtype.bytes());
+            if address == 0 || !address.is_multiple_of(align as u64) || !stride.is_multiple_of(align) {
+                return Err(StorageError::RowsMisaligned { which, address, stride, align });
+            }
+            if stride < bytes {
+                return Err(StorageError::RowStride { which, stride, bytes });
+            }
+        }
+        let align = align_of::<i64>();
+        if tokens > 0 && (slots == 0 || !slots.is_multiple_of(align as u64)) {
+            let (which, stride) = ("slots", size_of::<i64>());
+            return Err(StorageError::RowsMisaligned { which, address: slots, stride, align });
+        }
+        // What is counted in 32 bits.
+        let most = u32::MAX as usize / (2 * layout.kv_heads() * WARP as usize);
+        // SAFETY: the stream is of this device; nothing is kept, so that nothing need be waited for.
+        let mut flight = unsafe { Flight::on(&self.home.device, raw(stream)) };
+        let mut enqueued = Ok(());
+        for first in (0..tokens).step_by(most.max(1)) {
+            let part = DeviceRows {
+                k: rows.k + (first * rows.k_stride) as u64,
+                v: rows.v + (first * rows.v_stride) as u64,
+                ..rows
+            };
+            let slots = slots + (first * size_of::<i64>()) as u64;
+            // SAFETY: the caller's.
+            enqueued =
+                unsafe { self.launch_rows(&mut flight, layer, way, part, slots, most.min(tokens - first)) };
+            if enqueued.is_err() {
+                break;
+            }
+        }
+        flight.leave();
+        enqueued
+    }
+
+    /// Launches the kernel for rows of one layer.
+    ///
+    /// # Safety
+    /// The layer exists, the type is kept or converted; rows and slots are the device's memory until the flight is over, and
+    /// aligned to their elements; slots are checked; the frame rule.
+    pub(super) unsafe fn launch_rows(
+        &self,
+        flight: &mut Flight<'_>,
+        layer: usize,
+        way: Way,
+        rows: DeviceRows,
+        slots: u64,
+        tokens: usize,
+    ) -> Result<(), StorageError> {
+        let home = &*self.home;
+        let values = lanes(&home.placed, layer, PlaneKind::Values, &home.layout);
+        let scales = lanes(&home.placed, layer, PlaneKind::Scales, &home.layout);
+        let is_latent = home.halves() == 1;
+        let params = self.quant_params(layer, rows, slots, tokens, values, scales);
+        let params = if is_latent { without_v(params) } else { params };
+        // SAFETY: the caller's.
+        unsafe { self.launch_kernel(flight, way, rows.dtype, params) }
+    }
+
+    /// The same for K alone (0), or V alone (1): as if it were the vector of a latent layout.
+    ///
+    /// # Safety
+    /// As for [`launch_rows`](Self::launch_rows).
+    #[expect(clippy::too_many_arguments, reason = "it is launch_rows for one half")]
+    pub(super) unsafe fn launch_half(
+        &self,
+        flight: &mut Flight<'_>,
+        layer: usize,
+        way: Way,
+        rows: DeviceRows,
+        half: usize,
+        slots: u64,
+        tokens: usize,
+    ) -> Result<(), StorageError> {
+        let home = &*self.home;
+        let values = lanes(&home.placed, layer, PlaneKind::Values, &home.layout);
+        let scales = lanes(&home.placed, layer, PlaneKind::Scales, &home.layout);
+        let (values, scales) = ([values[half]; 2], [scales[half]; 2]);
+        let rows = if half == 0 { rows } else { DeviceRows { k: rows.v, k_stride: rows.v_stride, ..rows } };
+        let mut params = self.quant_params(layer, rows, slots, tokens, values, scales);
+        if half == 1 {
+            params.k_scales = params.v_scales;
+        }
+        // SAFETY: the caller's.
+        unsafe { self.launch_kernel(flight, way, rows.dtype, without_v(params)) }
+    }
+
+    fn quant_params(
+        &self,
+        layer: usize,
+        rows: DeviceRows,
+        slots: u64,
+        tokens: usize,
+        [k_lane, v_lane]: [Lane; 2],
+        [k_scale_lane, v_scale_lane]: [Lane; 2],
+    ) -> QuantParams {
+        let (home, layout) = (&*self.home, &self.home.layout);
+        let scales_at = (layer * layout.kv_heads() * size_of::<f32>()) as u64;
+        let [k_scales, v_scales] = match &home.scales {
+            Some(scales) => scales.each_ref().map(|scales| scales.address() + scales_at),
+            None => [0; 2],
+        };
+        let mode = match layout.scales() {
+            Scales::Unit => SCALES_UNIT,
+            Scales::PerHead { .. } => SCALES_PER_HEAD,
+            Scales::PerTokenHead => SCALES_PER_TOKEN_HEAD,
+        };
+        QuantParams {
+            rows: RowsParams {
+                k: rows.k,
+                v: rows.v,
+                k_stride: rows.k_stride as u64,
+                v_stride: rows.v_stride as u64,
+                slots,
+                k_lane,
+                v_lane,
+                row_bytes: layout.row_bytes(PlaneKind::Values) as u32,
+                block_tokens: layout.block_tokens() as u32,
+                n_tokens: tokens as u32,
+                unit: 1,
+            },
+            k_scales,
+            v_scales,
+            k_scale_lane,
+            v_scale_lane,
+            heads: layout.kv_heads() as u32,
+            head_dim: layout.head_dim() as u32,
+            mode,
+            reserved: 0,
+        }
+    }
+
+    /// # Safety
+    /// As for [`launch_rows`](Self::launch_rows).
+    unsafe fn launch_kernel(
+        &self,
+        flight: &mut Flight<'_>,
+        way: Way,
+        dtype: Dtype,
+        mut params: QuantParams,
+    ) -> Result<(), StorageError> {
+        let layout = &self.home.layout;
+        let rows = &mut params.rows;
+        let k = [rows.k, rows.k_stride, rows.k_lane.base, rows.k_lane.frame_stride];
+        let v = [rows.v, rows.v_stride, rows.v_lane.base, rows.v_lane.frame_stride];
+        let numbers = k.into_iter().chain(v).chain([rows.row_bytes.into()]);
+        let jobs = rows.n_tokens as usize * self.home.halves();
+        if dtype == layout.dtype() {
+            rows.unit = unit(numbers);
+            let grid = self.grid(jobs.div_ceil((THREADS / WARP) as usize));
+            let kernel = if way == Way::Store { Kernel::Store } else { Kernel::Load };
+            // SAFETY: the caller's.
+            return unsafe { flight.launch(kernel, grid, &params.rows) };
+        }
+        rows.unit = unit(numbers.chain([layout.head_dim() as u64]));
+        let grid = self.grid((jobs * layout.kv_heads()).div_ceil((THREADS / WARP) as usize));
+        let kernel = match way {
+            Way::Store => Kernel::Quantise(layout.dtype(), dtype),
+            Way::Load => Kernel::Dequantise(layout.dtype(), dtype),
+        };
+        // SAFETY: the caller's.
+        unsafe { flight.launch(kernel, grid, &params) }
+    }
+}
+
+/// There is no V: the kernels look at its address.
+fn without_v(mut params: QuantParams) -> QuantParams {
+    (params.rows.v, params.rows.v_stride) = (0, 0);
+    (params.rows.v_lane, params.v_scale_lane) = Default::default();
+    params
+}
