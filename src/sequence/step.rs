@@ -101,6 +101,11 @@ impl Step {
     /// Ends when the stream gets there.
     pub(super) fn end_after(mut self, stream: &DeviceStream, tell: Option<Tell>) {
         let Some(storage) = self.sequences.0.storage.clone() else { return };
+        if cfg!(kvpool_mutant = "reuse_unfenced")
+            && let Some(lease) = self.lease.take()
+        {
+            self.sequences.0.blocks.end_batch(lease);
+        }
         let keeps = !self.is_void && !panicking();
         // Unless it is said that the work was done.
         self.is_void = true;
