@@ -59,6 +59,15 @@ CONTROL(uint64_t) kvp_mock_step(uint64_t steps) {
   return done;
 }
 
+// The same for one stream, whose turn it is whatever the style.
+CONTROL(uint64_t) kvp_mock_step_stream(void* raw, uint64_t steps) {
+  LOCKED;
+  Stream* stream = use<Stream>(raw, STREAM, "kvp_mock_step_stream");
+  uint64_t done = 0;
+  for (; done < steps && step_stream(stream); done++) run_callbacks_out(lock);
+  return done;
+}
+
 // The device fails now, for good; code 0 lets tests go on after it.
 CONTROL(void) kvp_mock_fail(int ordinal, int code) {
   LOCKED;

@@ -20,6 +20,7 @@
 //
 // One seed gives one schedule where the worker is paused, one thread makes all calls and `kvp_mock_step` drives. With the
 // worker running, or calls from several threads, the operating system has a say in it, and a seed only makes it likely.
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <thread>
@@ -166,12 +167,19 @@ void finish_head(Stream* stream) {
 }
 
 bool step_one(Stream* wanted) {
-  Machine& m = machine();
   Stream* stream = pick(wanted);
-  if (!stream) return spread_failure();
+  return stream ? step_stream(stream) : spread_failure();
+}
+
+// False where its head may not run.
+bool step_stream(Stream* stream) {
+  Machine& m = machine();
+  if (!runnable(*stream)) return false;
   Op& op = *stream->queue.front();
   m.ticks++;
-  m.trace = (m.trace ^ stream->id) * 1099511628211ull;
+  // By its place and not by its number, which says how many there were before in this process.
+  uint64_t place = uint64_t(std::find(m.streams.begin(), m.streams.end(), stream) - m.streams.begin());
+  m.trace = (m.trace ^ place) * 1099511628211ull;
   for (const char* c = op.what(); *c; c++) m.trace = (m.trace ^ uint8_t(*c)) * 1099511628211ull;
   try {
     // A fifo machine finishes what it began; so does no other.

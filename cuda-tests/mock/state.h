@@ -165,6 +165,7 @@ void start_worker();
 bool step_one(Stream* wanted);
 // The first operation of the stream is done.
 void finish_head(Stream* stream);
+bool step_stream(Stream* stream);
 // Waits until `done`, running the device meanwhile. Returns the device's failure, should there be one.
 template <class P> int until(Call& call, Device* device, Stream* wanted, P done);
 bool wait_a_little(Call& call, Stream* wanted, unsigned& idle_ms);

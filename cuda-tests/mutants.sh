@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# Tests of the tests: builds kvpool with one planted bug of order at a time and requires that the schedules catch it. Arguments
+# name the bugs; without any it is all of them. KVPOOL_SCHEDULES sets how many schedules are run for each (300).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+export RUST_BACKTRACE=0
+survivors=0
+target=${CARGO_TARGET_DIR:-target}/cuda-mutants
+mkdir -p "$target/wrappers"
+target=$(cd "$target" && pwd)
+# mutant, and the test that must catch it
+while read -r mutant test; do
+    [[ $# -eq 0 || " $* " == *" $mutant "* ]] || continue
+    # Only the workspace's own crates are built with the bug: a wrapper of its own per mutant makes cargo rebuild
+    # those, and nothing else.
+    wrapper="$target/wrappers/$mutant"
+    printf '#!/bin/sh\nexec "$@" --cfg "kvpool_mutant=\\"%s\\""\n' "$mutant" >"$wrapper"
+    chmod +x "$wrapper"
+    # Bounded: a bug of order may also leave somebody waiting.
+    if output=$(RUSTC_WORKSPACE_WRAPPER="$wrapper" CARGO_TARGET_DIR="$target" timeout 900 \
+        cargo test -p kvpool-cuda-tests --test "$test" -- --nocapture what_is_read 2>&1); then
+        echo "SURVIVED  $mutant ($test)"
+        survivors=$((survivors + 1))
+    elif ! grep -q "^running 1 test" <<<"$output"; then
+        echo "BROKEN    $mutant"
+        tail -20 <<<"$output"
+        survivors=$((survivors + 1))
+    else
+        echo "caught    $mutant: $(grep -m1 "^caught in" <<<"$output" || echo "the test was ended: $(tail -1 <<<"$output")")"
+    fi
+done <<'LIST'
+seal_unfenced schedules
+publish_unfenced schedules
+reuse_unfenced schedules
+staging_early schedules
+scales_left schedules
+LIST
+exit "$survivors"

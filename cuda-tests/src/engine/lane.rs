@@ -1,0 +1,345 @@
+//! A stream of the engine's and the sequences that run on it.
+//!
+//! ```text
+//! a step     pinned ──> rows, slots      store_on, layer by layer      load_on ──> rows ──> pinned     end of the batch     mark
+//!                                        the new tokens                all tokens of the sequences
+//! ```
+//!
+//! Slots are built under the batch, in a buffer that is the step's own until its mark was seen.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::pin::pin;
+
+use cudarc::driver::DriverError;
+use kvpool::cuda::DeviceRows;
+use kvpool::error::{SequenceError, StorageError};
+use kvpool::ids::SequenceId;
+use kvpool::sequence::{Batch, Finish, Sequence};
+use kvpool::storage::DeviceStream;
+use kvpool_testkit::rng::Rng;
+
+use super::buffer::{BYTES, Buffer, Buffers, Mark};
+use super::rig::Rig;
+use super::rows::Rows;
+
+/// Sequences of a lane, at most, and tokens of each.
+const SEQUENCES: usize = 4;
+const TOKENS: usize = 28;
+/// Steps in flight, at most.
+const FLIGHTS: usize = 3;
+
+/// See the [module](self).
+pub struct Lane {
+    /// The engine's stream.
+    pub stream: DeviceStream,
+    running: Vec<Running>,
+    flights: VecDeque<Flight>,
+    /// Ends of batches that were finished with a future.
+    pub finishes: Vec<Finish>,
+    rows: Rows,
+    buffers: Buffers,
+    rng: Rng,
+    next_id: u64,
+    /// Rows that were compared.
+    pub compared: u64,
+}
+
+struct Running {
+    sequence: Sequence,
+    tokens: Vec<u32>,
+}
+
+/// A step that the device has not ended, as far as was seen.
+struct Flight {
+    mark: Mark,
+    buffer: Buffer,
+    loaded: Vec<u32>,
+    /// Where in the buffer K and V of each layer come back.
+    back: Vec<[usize; 2]>,
+    what: String,
+}
+
+/// Why a lane cannot go on.
+#[derive(Debug)]
+pub enum Wrong {
+    /// A row was read that is not what was stored.
+    Row(String),
+    /// The driver said so.
+    Driver(DriverError),
+    /// The pool said so.
+    Storage(StorageError),
+    /// The pool said so.
+    Sequence(SequenceError),
+}
+
+impl fmt::Display for Wrong {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Row(what) => f.write_str(what),
+            Self::Driver(code) => write!(f, "the driver says {:?}", code.0),
+            Self::Storage(error) => error.fmt(f),
+            Self::Sequence(error) => error.fmt(f),
+        }
+    }
+}
+
+impl From<DriverError> for Wrong {
+    fn from(code: DriverError) -> Self {
+        Self::Driver(code)
+    }
+}
+
+impl From<StorageError> for Wrong {
+    fn from(error: StorageError) -> Self {
+        Self::Storage(error)
+    }
+}
+
+impl From<SequenceError> for Wrong {
+    fn from(error: SequenceError) -> Self {
+        Self::Sequence(error)
+    }
+}
+
+/// Where the parts of a buffer go.
+struct Place(usize);
+
+impl Place {
+    fn of(&mut self, bytes: usize) -> usize {
+        let at = self.0.next_multiple_of(16);
+        self.0 = at + bytes;
+        assert!(self.0 <= BYTES, "a step of {} bytes", self.0);
+        at
+    }
+}
+
+impl Lane {
+    /// A lane on this stream, whose choices and sequence ids are by `seed`.
+    pub fn new(rig: &Rig, stream: DeviceStream, seed: u64) -> Self {
+        let layout = rig.pool.storage().expect("built with one").layout().clone();
+        Self {
+            stream,
+            running: Vec::new(),
+            flights: VecDeque::new(),
+            finishes: Vec::new(),
+            rows: Rows::new(&layout),
+            buffers: Buffers::default(),
+            rng: Rng(seed),
+            next_id: seed << 32,
+            compared: 0,
+        }
+    }
+
+    /// Whether it has as many steps in flight as it may have.
+    pub fn is_full(&self) -> bool {
+        self.flights.len() >= FLIGHTS
+    }
+
+    /// Whether all that it began is over.
+    pub fn is_idle(&self) -> bool {
+        self.flights.is_empty()
+    }
+
+    /// Something that an engine does next: opens, forks, drops a sequence, or runs a step.
+    pub fn go_on(&mut self, rig: &Rig) -> Result<(), Wrong> {
+        match self.rng.below(10) {
+            0 | 1 if !self.running.is_empty() => {
+                let victim = self.rng.below(self.running.len());
+                self.running.swap_remove(victim);
+            }
+            2 if !self.running.is_empty() && self.running.len() < SEQUENCES => {
+                let parent = &self.running[self.rng.below(self.running.len())];
+                let sequence = parent.sequence.fork(SequenceId(self.next_id))?;
+                self.next_id += 1;
+                // Also what was announced and not appended yet.
+                let tokens = parent.tokens.clone();
+                self.running.push(Running { sequence, tokens });
+            }
+            3 if !self.is_full() => drop(self.step(rig, true)?),
+            _ if !self.is_full() => {
+                if self.running.len() < SEQUENCES && self.rng.below(2) == 0 {
+                    self.open(rig)?;
+                }
+                if let Some(finish) = self.step(rig, false)? {
+                    self.finishes.push(finish);
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Gives up all sequences, also those that the device still reads.
+    pub fn clear(&mut self) {
+        self.running.clear();
+    }
+
+    /// A sequence of one of a few prompts, so that blocks of others are found.
+    fn open(&mut self, rig: &Rig) -> Result<(), Wrong> {
+        let prompt = self.rng.below(5) as u32;
+        let length = 1 + self.rng.below(12) as u32;
+        let tokens: Vec<u32> = (0..length).map(|at| prompt << 16 | at).collect();
+        let sequence = match rig.pool.sequence(SequenceId(self.next_id)).tokens(&tokens) {
+            Err(SequenceError::Alloc(_)) => return Ok(()),
+            sequence => sequence?,
+        };
+        self.next_id += 1;
+        self.running.push(Running { sequence, tokens });
+        Ok(())
+    }
+
+    /// One step; with `is_left` the batch is dropped and not finished on the stream, which must come to the same.
+    pub fn step(&mut self, rig: &Rig, is_left: bool) -> Result<Option<Finish>, Wrong> {
+        let mut batch = rig.pool.begin_batch_on(&self.stream)?;
+        let (mut stored, mut new_slots, mut loaded, mut slots) = (vec![], vec![], vec![], vec![]);
+        let mut what = format!("batch {}:", batch.ticket());
+        for running in &mut self.running {
+            if self.rng.below(4) == 0 {
+                continue;
+            }
+            let added = running.append(&mut batch, &mut self.rng)?;
+            batch.slot_mapping(&running.sequence, added.clone(), &mut new_slots)?;
+            stored.extend_from_slice(&running.tokens[added.clone()]);
+            let all = 0..running.sequence.len();
+            batch.slot_mapping(&running.sequence, all.clone(), &mut slots)?;
+            loaded.extend_from_slice(&running.tokens[all]);
+            what += &format!(" {}+{}", running.sequence.id(), added.len());
+        }
+        let flight = self.enqueue(rig, (stored, new_slots), (loaded, slots), what)?;
+        self.flights.push_back(flight);
+        if is_left {
+            drop(batch);
+            return Ok(None);
+        }
+        match batch.finish_on(&self.stream) {
+            Ok(finish) => Ok(Some(finish)),
+            Err(refused) => Err(refused.error.into()),
+        }
+    }
+
+    fn enqueue(
+        &mut self,
+        rig: &Rig,
+        (stored, new_slots): (Vec<u32>, Vec<i64>),
+        (loaded, slots): (Vec<u32>, Vec<i64>),
+        what: String,
+    ) -> Result<Flight, Wrong> {
+        let (storage, stream) = (rig.storage(), &self.stream);
+        let layers = rig.pool.storage().expect("built with one").layout().layers();
+        let (dtype, row, halves) = (self.rows.dtype(), self.rows.bytes(), self.rows.halves());
+        let mut place = Place(0);
+        let mut buffer = self.buffers.take()?;
+        let (new_slots_at, slots_at) = (place.of(size_of_val(&*new_slots)), place.of(size_of_val(&*slots)));
+        for (at, slots) in [(new_slots_at, &new_slots), (slots_at, &slots)] {
+            for (to, slot) in buffer.bytes()[at..].chunks_exact_mut(size_of::<i64>()).zip(slots) {
+                to.copy_from_slice(&slot.to_ne_bytes());
+            }
+        }
+        let mut rows_at = Vec::new();
+        for layer in 0..layers {
+            let at = [place.of(stored.len() * row), place.of(stored.len() * row)];
+            for (half, &at) in at.iter().enumerate().take(halves) {
+                for (to, &token) in buffer.bytes()[at..].chunks_exact_mut(row).zip(&stored) {
+                    to.copy_from_slice(&self.rows.stored(token, layer)[half]);
+                }
+            }
+            rows_at.push(at);
+        }
+        let (sent, back_at) = (place.0, place.of(0));
+        let back: Vec<[usize; 2]> =
+            (0..layers).map(|_| [place.of(loaded.len() * row), place.of(loaded.len() * row)]).collect();
+        let there = |[k, v]: [usize; 2]| {
+            let [k, v] = [k, v].map(|at| buffer.device + at as u64);
+            DeviceRows { dtype, k, v, k_stride: row, v_stride: row }
+        };
+        // SAFETY: the buffer is this step's until its mark is reached; slots were built under the batch, which ends behind
+        // all this; new tokens are nobody else's to write.
+        unsafe {
+            buffer.send(sent.max(1), stream)?;
+            for (layer, &at) in rows_at.iter().enumerate() {
+                storage.store_on(
+                    stream,
+                    layer,
+                    there(at),
+                    buffer.device + new_slots_at as u64,
+                    stored.len(),
+                )?;
+            }
+            for (layer, &at) in back.iter().enumerate() {
+                storage.load_on(stream, layer, there(at), buffer.device + slots_at as u64, loaded.len())?;
+            }
+            buffer.fetch(back_at, place.0 - back_at, stream)?;
+        }
+        let mark = Mark::behind(stream)?;
+        Ok(Flight { mark, buffer, loaded, back, what })
+    }
+
+    /// Compares what the steps that are over have read. True: there were some.
+    pub fn check(&mut self) -> Result<bool, Wrong> {
+        let mut any = false;
+        while self.flights.front().map_or(Ok(false), |flight| flight.mark.is_reached())? {
+            let mut flight = self.flights.pop_front().expect("looked at");
+            let wrong = self.compare(&mut flight);
+            self.buffers.give_back(flight.buffer);
+            wrong?;
+            any = true;
+        }
+        let mut failed = None;
+        self.finishes.retain_mut(|finish| match super::poll(&mut pin!(finish)) {
+            std::task::Poll::Pending => true,
+            std::task::Poll::Ready(outcome) => {
+                failed = failed.take().or(outcome.err());
+                false
+            }
+        });
+        failed.map_or(Ok(any), |error| Err(error.into()))
+    }
+
+    fn compare(&mut self, flight: &mut Flight) -> Result<(), Wrong> {
+        let (row, halves) = (self.rows.bytes(), self.rows.halves());
+        for (layer, at) in flight.back.iter().enumerate() {
+            for half in 0..halves {
+                for (index, &token) in flight.loaded.iter().enumerate() {
+                    let found = &flight.buffer.bytes()[at[half] + index * row..][..row];
+                    let expected = &self.rows.loaded(token, layer)[half];
+                    if found != expected {
+                        let what = &flight.what;
+                        return Err(Wrong::Row(format!(
+                            "{what}: layer {layer}, half {half}, row {index}, token {token:#x}: {found:x?} in place of {expected:x?}"
+                        )));
+                    }
+                    self.compared += 1;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Running {
+    /// Appends what was announced, or new tokens; nothing where there are no blocks. Returns what to store.
+    fn append(&mut self, batch: &mut Batch, rng: &mut Rng) -> Result<std::ops::Range<usize>, Wrong> {
+        let (length, known) = (self.sequence.len(), self.tokens.len());
+        let count = if known > length { known - length } else { 1 + rng.below(5) };
+        if length + count > TOKENS {
+            return Ok(length..length);
+        }
+        let new: Vec<u32> = (0..count).map(|_| 1 << 31 | rng.bits() as u32).collect();
+        let appended = if known > length {
+            batch.append(&mut self.sequence, count)
+        } else {
+            batch.append_tokens(&mut self.sequence, &new)
+        };
+        match appended {
+            Ok(appended) => {
+                if known == length {
+                    self.tokens.extend_from_slice(&new);
+                }
+                Ok(appended.tokens)
+            }
+            Err(SequenceError::Alloc(_)) => Ok(length..length),
+            Err(error) => Err(error.into()),
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! A pool on a device whose streams run in every order that CUDA allows: what an engine reads is what it stored.
+//!
+//! Each seed is a schedule: a layout, a style of the mock, how far the device goes between two calls of the host. The machine
+//! is paused, one thread makes all calls, and it goes on when the watcher has told all that it could: so the same seed gives the
+//! same schedule. `KVPOOL_SCHEDULE_SEED` runs one alone, `KVPOOL_SCHEDULES` sets how many are run.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Instant;
+
+use kvpool::cuda::{Device, Priority};
+use kvpool_cuda_tests::engine::{Lane, Rig, Shape, Wrong, drained, layout_of, poll};
+use kvpool_cuda_tests::mock::{self, Session, Style};
+use kvpool_testkit::rng::Rng;
+
+/// Rounds of one schedule.
+const ROUNDS: usize = 60;
+/// Streams of a device that is open: the watcher's.
+const STREAMS: i64 = 1;
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name} is a number")))
+}
+
+/// Lets the machine run, whatever happens in between: what is dropped waits for it.
+struct Resumed<'a>(&'a Session);
+
+impl Drop for Resumed<'_> {
+    fn drop(&mut self) {
+        self.0.style(Style::Fifo);
+        self.0.resume();
+    }
+}
+
+/// What a schedule came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Outcome {
+    compared: u64,
+    moved: u64,
+    trace: u64,
+}
+
+fn schedule(session: &Session, device: &Device, seed: u64) -> Result<Outcome, Wrong> {
+    // The last one's streams may be held until the watcher has let go of them.
+    let streams = mock::Kind::Stream as usize;
+    assert!(
+        drained(|| session.live()[streams] <= STREAMS && session.pending() == 0),
+        "{} streams are left",
+        session.live()[streams]
+    );
+    let mut rng = Rng(seed);
+    let shape = Shape { layout: layout_of(seed / 6), blocks: (20, 20), caches: seed % 4 != 3 };
+    session.style(Style::Fifo);
+    let rig = Rig::new(device, &shape);
+    let priority = |lane: usize| if (seed >> lane) & 1 == 0 { Priority::Highest } else { Priority::Usual };
+    let mut lanes: Vec<Lane> = (0..1 + rng.below(2))
+        .map(|lane| Lane::new(&rig, rig.stream(priority(lane)), seed * 2 + lane as u64))
+        .collect();
+    let mut run = None;
+    let mut moved = 0;
+    assert!(drained(|| session.pending() == 0), "what was begun so far comes to its end");
+    session.pause();
+    session.seed(seed);
+    let _resumed = Resumed(session);
+    session.style(match seed % 6 {
+        0 => Style::Random,
+        1 => Style::Lazy,
+        2 => Style::Starve(lanes[0].stream.as_raw()),
+        3 | 4 => Style::Lowest,
+        _ => Style::Ranks,
+    });
+    let pace = [4, 20, 60, 150][rng.below(4)];
+    for _ in 0..ROUNDS {
+        let lane = rng.below(lanes.len());
+        if lanes[lane].is_full() {
+            // The engine waits for its oldest step.
+            while !lanes[lane].check()? {
+                assert!(session.step(1 + rng.below(40) as u64) > 0, "the machine stands still");
+                rig.quiet(session);
+            }
+        }
+        lanes[lane].go_on(&rig)?;
+        let pending = run.get_or_insert_with(|| {
+            let pool = rig.pool.clone();
+            Box::pin(async move { pool.defragment().await })
+        });
+        if let std::task::Poll::Ready(report) = poll(pending) {
+            moved += report.expect("nothing fails").moved_blocks as u64;
+            run = None;
+        }
+        session.step(rng.below(pace) as u64);
+        rig.quiet(session);
+        for lane in &mut lanes {
+            lane.check()?;
+        }
+    }
+    // Everything is given up while the device is still at it.
+    lanes.iter_mut().for_each(Lane::clear);
+    while lanes.iter().any(|lane| !lane.is_idle()) {
+        session.step(100);
+        for lane in &mut lanes {
+            lane.check()?;
+        }
+    }
+    while session.step(1000) > 0 {}
+    rig.quiet(session);
+    while let Some(pending) = &mut run {
+        if let std::task::Poll::Ready(report) = poll(pending) {
+            moved += report.expect("nothing fails").moved_blocks as u64;
+            run = None;
+        }
+        while session.step(1000) > 0 {}
+        rig.quiet(session);
+    }
+    let trace = session.trace();
+    assert!(drained(|| lanes.iter_mut().all(|lane| lane.check().is_ok() && lane.finishes.is_empty())));
+    rig.pool.audit().expect("all sequences are gone");
+    Ok(Outcome { compared: lanes.iter().map(|lane| lane.compared).sum(), moved, trace })
+}
+
+/// Opens the device anew where a schedule has broken it.
+fn opened(session: &Session, device: &mut Option<Device>) -> Device {
+    if device.as_ref().is_none_or(|device| device.good().is_err()) {
+        session.fail(0, 0);
+        *device = Some(Device::open(0).expect("the mock has a device"));
+    }
+    device.clone().expect("opened")
+}
+
+#[test]
+fn what_is_read_is_what_was_stored() {
+    let session = mock::session();
+    let (mut device, start) = (None, Instant::now());
+    let count = number("KVPOOL_SCHEDULES").unwrap_or(300);
+    let seeds = number("KVPOOL_SCHEDULE_SEED").map_or(0..count, |seed| seed..seed + 1);
+    let (mut corrupt, mut first, total) = (0, None, seeds.end - seeds.start);
+    let mut sum = Outcome::default();
+    for seed in seeds {
+        let device = opened(&session, &mut device);
+        let outcome = catch_unwind(AssertUnwindSafe(|| schedule(&session, &device, seed)));
+        let why = match outcome {
+            Ok(Ok(outcome)) => {
+                sum = Outcome {
+                    compared: sum.compared + outcome.compared,
+                    moved: sum.moved + outcome.moved,
+                    ..sum
+                };
+                continue;
+            }
+            Ok(Err(wrong)) => wrong.to_string(),
+            Err(_) => "a panic".into(),
+        };
+        corrupt += 1;
+        first.get_or_insert(format!("seed {seed}: {why}"));
+    }
+    println!(
+        "{total} schedules, {} rows compared, {} blocks moved, in {:.1?}",
+        sum.compared,
+        sum.moved,
+        start.elapsed()
+    );
+    println!("caught in {corrupt} of {total} schedules");
+    assert_eq!(
+        corrupt,
+        0,
+        "of {total} schedules; the first, which KVPOOL_SCHEDULE_SEED repeats: {}",
+        first.unwrap_or_default()
+    );
+    assert!(total < 100 || (sum.moved > total && sum.compared > 100 * total), "{sum:?}: they do too little");
+}
+
+#[test]
+fn a_seed_is_a_schedule() {
+    let session = mock::session();
+    let device = Device::open(0).expect("the mock has a device");
+    for seed in [0, 1, 2, 3, 5, 17] {
+        let runs: Vec<Outcome> = (0..3)
+            .map(|_| schedule(&session, &device, seed).unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}")))
+            .collect();
+        assert!(runs.iter().all(|run| *run == runs[0]), "seed {seed}: {runs:?}");
+    }
+}
