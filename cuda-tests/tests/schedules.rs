@@ -7,7 +7,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
-use kvpool::cuda::{Device, Priority};
+use kvpool::cuda::{Device, StreamPriority};
 use kvpool_cuda_tests::engine::{Lane, Rig, Shape, Wrong, drained, layout_of, poll};
 use kvpool_cuda_tests::mock::{self, Session, Style};
 use kvpool_testkit::rng::Rng;
@@ -51,7 +51,8 @@ fn schedule(session: &Session, device: &Device, seed: u64) -> Result<Outcome, Wr
     let shape = Shape { layout: layout_of(seed / 6), blocks: (20, 20), caches: seed % 4 != 3 };
     session.style(Style::Fifo);
     let rig = Rig::new(device, &shape);
-    let priority = |lane: usize| if (seed >> lane) & 1 == 0 { Priority::Highest } else { Priority::Usual };
+    let priority =
+        |lane: usize| if (seed >> lane) & 1 == 0 { StreamPriority::Highest } else { StreamPriority::Usual };
     let mut lanes: Vec<Lane> = (0..1 + rng.below(2))
         .map(|lane| Lane::new(&rig, rig.stream(priority(lane)), seed * 2 + lane as u64))
         .collect();
@@ -130,7 +131,7 @@ fn opened(session: &Session, device: &mut Option<Device>) -> Device {
 fn what_is_read_is_what_was_stored() {
     let session = mock::session();
     let (mut device, start) = (None, Instant::now());
-    let count = number("KVPOOL_SCHEDULES").unwrap_or(300);
+    let count = number("KVPOOL_SCHEDULES").unwrap_or(200);
     let seeds = number("KVPOOL_SCHEDULE_SEED").map_or(0..count, |seed| seed..seed + 1);
     let (mut corrupt, mut first, total) = (0, None, seeds.end - seeds.start);
     let mut sum = Outcome::default();

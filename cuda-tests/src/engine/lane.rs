@@ -1,25 +1,28 @@
 //! A stream of the engine's and the sequences that run on it.
 //!
 //! ```text
-//! a step     pinned ──> rows, slots      store_on, layer by layer      load_on ──> rows ──> pinned     end of the batch     mark
-//!                                        the new tokens                all tokens of the sequences
+//! a step     pinned ──> rows, slots ── store_on ── load_on, by slots ──> rows ──┐
+//!            table and slots filled under the batch ── pack, by the table ──> ──┴──> pinned, mark, end of the batch
 //! ```
 //!
-//! Slots are built under the batch, in a buffer that is the step's own until its mark was seen.
+//! What is stored, and where, is in a buffer that is the step's own until its mark was seen; what is read is in a
+//! [`DeviceTable`] of the pool's, the same one for all steps.
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::ops::Range;
 use std::pin::pin;
 
 use cudarc::driver::DriverError;
-use kvpool::cuda::DeviceRows;
+use kvpool::cuda::{DeviceRows, DeviceTable, TableError};
 use kvpool::error::{SequenceError, StorageError};
 use kvpool::ids::SequenceId;
 use kvpool::sequence::{Batch, Finish, Sequence};
-use kvpool::storage::DeviceStream;
+use kvpool::storage::{DeviceStream, Storage};
 use kvpool_testkit::rng::Rng;
 
 use super::buffer::{BYTES, Buffer, Buffers, Mark};
+use super::gather::Gather;
 use super::rig::Rig;
 use super::rows::Rows;
 
@@ -39,6 +42,8 @@ pub struct Lane {
     pub finishes: Vec<Finish>,
     rows: Rows,
     buffers: Buffers,
+    table: DeviceTable,
+    gather: Gather,
     rng: Rng,
     next_id: u64,
     /// Rows that were compared.
@@ -54,9 +59,12 @@ struct Running {
 struct Flight {
     mark: Mark,
     buffer: Buffer,
-    loaded: Vec<u32>,
+    /// Tokens of the sequences that were read.
+    tokens: Vec<Vec<u32>>,
     /// Where in the buffer K and V of each layer come back.
     back: Vec<[usize; 2]>,
+    /// And the packed blocks.
+    packed: Range<usize>,
     what: String,
 }
 
@@ -71,6 +79,8 @@ pub enum Wrong {
     Storage(StorageError),
     /// The pool said so.
     Sequence(SequenceError),
+    /// The table said so.
+    Table(TableError),
 }
 
 impl fmt::Display for Wrong {
@@ -80,6 +90,7 @@ impl fmt::Display for Wrong {
             Self::Driver(code) => write!(f, "the driver says {:?}", code.0),
             Self::Storage(error) => error.fmt(f),
             Self::Sequence(error) => error.fmt(f),
+            Self::Table(error) => error.fmt(f),
         }
     }
 }
@@ -102,6 +113,12 @@ impl From<SequenceError> for Wrong {
     }
 }
 
+impl From<TableError> for Wrong {
+    fn from(error: TableError) -> Self {
+        Self::Table(error)
+    }
+}
+
 /// Where the parts of a buffer go.
 struct Place(usize);
 
@@ -117,8 +134,12 @@ impl Place {
 impl Lane {
     /// A lane on this stream, whose choices and sequence ids are by `seed`.
     pub fn new(rig: &Rig, stream: DeviceStream, seed: u64) -> Self {
-        let layout = rig.pool.storage().expect("built with one").layout().clone();
+        let layout = rig.storage().layout().clone();
+        let columns = TOKENS.div_ceil(layout.block_tokens());
+        let table = DeviceTable::new(&rig.device, SEQUENCES, columns, SEQUENCES * TOKENS);
         Self {
+            table: table.expect("memory for a table"),
+            gather: Gather::new(&rig.context, rig.storage()).expect("the kernels load"),
             stream,
             running: Vec::new(),
             flights: VecDeque::new(),
@@ -192,21 +213,25 @@ impl Lane {
     /// One step; with `is_left` the batch is dropped and not finished on the stream, which must come to the same.
     pub fn step(&mut self, rig: &Rig, is_left: bool) -> Result<Option<Finish>, Wrong> {
         let mut batch = rig.pool.begin_batch_on(&self.stream)?;
-        let (mut stored, mut new_slots, mut loaded, mut slots) = (vec![], vec![], vec![], vec![]);
+        let (mut stored, mut new_slots, mut slots) = (vec![], vec![], vec![]);
         let mut what = format!("batch {}:", batch.ticket());
-        for running in &mut self.running {
+        let mut read = Vec::new();
+        for (index, running) in self.running.iter_mut().enumerate() {
             if self.rng.below(4) == 0 {
                 continue;
             }
             let added = running.append(&mut batch, &mut self.rng)?;
             batch.slot_mapping(&running.sequence, added.clone(), &mut new_slots)?;
             stored.extend_from_slice(&running.tokens[added.clone()]);
-            let all = 0..running.sequence.len();
-            batch.slot_mapping(&running.sequence, all.clone(), &mut slots)?;
-            loaded.extend_from_slice(&running.tokens[all]);
+            batch.slot_mapping(&running.sequence, 0..running.sequence.len(), &mut slots)?;
+            read.push(index);
             what += &format!(" {}+{}", running.sequence.id(), added.len());
         }
-        let flight = self.enqueue(rig, (stored, new_slots), (loaded, slots), what)?;
+        let read: Vec<&Running> = read.into_iter().map(|index| &self.running[index]).collect();
+        self.table.fill_slots(&self.stream, &slots)?;
+        self.table.fill(&self.stream, &batch, read.iter().map(|running| &running.sequence))?;
+        let tokens = read.iter().map(|running| running.tokens[..running.sequence.len()].to_vec()).collect();
+        let flight = self.enqueue(rig, &stored, &new_slots, tokens, what)?;
         self.flights.push_back(flight);
         if is_left {
             drop(batch);
@@ -221,58 +246,60 @@ impl Lane {
     fn enqueue(
         &mut self,
         rig: &Rig,
-        (stored, new_slots): (Vec<u32>, Vec<i64>),
-        (loaded, slots): (Vec<u32>, Vec<i64>),
+        stored: &[u32],
+        new_slots: &[i64],
+        tokens: Vec<Vec<u32>>,
         what: String,
     ) -> Result<Flight, Wrong> {
         let (storage, stream) = (rig.storage(), &self.stream);
-        let layers = rig.pool.storage().expect("built with one").layout().layers();
+        let layers = storage.layout().layers();
         let (dtype, row, halves) = (self.rows.dtype(), self.rows.bytes(), self.rows.halves());
         let mut place = Place(0);
         let mut buffer = self.buffers.take()?;
-        let (new_slots_at, slots_at) = (place.of(size_of_val(&*new_slots)), place.of(size_of_val(&*slots)));
-        for (at, slots) in [(new_slots_at, &new_slots), (slots_at, &slots)] {
-            for (to, slot) in buffer.bytes()[at..].chunks_exact_mut(size_of::<i64>()).zip(slots) {
-                to.copy_from_slice(&slot.to_ne_bytes());
-            }
+        let (pieces_at, slots_at) = (place.of(self.gather.pieces().len()), place.of(size_of_val(new_slots)));
+        buffer.bytes()[pieces_at..][..self.gather.pieces().len()].copy_from_slice(self.gather.pieces());
+        for (to, slot) in buffer.bytes()[slots_at..].chunks_exact_mut(size_of::<i64>()).zip(new_slots) {
+            to.copy_from_slice(&slot.to_ne_bytes());
         }
         let mut rows_at = Vec::new();
         for layer in 0..layers {
             let at = [place.of(stored.len() * row), place.of(stored.len() * row)];
             for (half, &at) in at.iter().enumerate().take(halves) {
-                for (to, &token) in buffer.bytes()[at..].chunks_exact_mut(row).zip(&stored) {
+                for (to, &token) in buffer.bytes()[at..].chunks_exact_mut(row).zip(stored) {
                     to.copy_from_slice(&self.rows.stored(token, layer)[half]);
                 }
             }
             rows_at.push(at);
         }
+        let loaded = tokens.iter().map(Vec::len).sum::<usize>();
         let (sent, back_at) = (place.0, place.of(0));
         let back: Vec<[usize; 2]> =
-            (0..layers).map(|_| [place.of(loaded.len() * row), place.of(loaded.len() * row)]).collect();
+            (0..layers).map(|_| [place.of(loaded * row), place.of(loaded * row)]).collect();
+        let packed_bytes = self.gather.packed_bytes(tokens.len(), self.table.columns());
+        let packed_at = place.of(packed_bytes);
+        let device = buffer.device;
         let there = |[k, v]: [usize; 2]| {
-            let [k, v] = [k, v].map(|at| buffer.device + at as u64);
+            let [k, v] = [k, v].map(|at| device + at as u64);
             DeviceRows { dtype, k, v, k_stride: row, v_stride: row }
         };
-        // SAFETY: the buffer is this step's until its mark is reached; slots were built under the batch, which ends behind
-        // all this; new tokens are nobody else's to write.
+        // SAFETY: the buffer is this step's until its mark is reached; slots and the table were built under the batch, which
+        // ends behind all this; new tokens are nobody else's to write; rows are padded with the null block, which exists.
         unsafe {
-            buffer.send(sent.max(1), stream)?;
+            buffer.send(sent, stream)?;
             for (layer, &at) in rows_at.iter().enumerate() {
-                storage.store_on(
-                    stream,
-                    layer,
-                    there(at),
-                    buffer.device + new_slots_at as u64,
-                    stored.len(),
-                )?;
+                storage.store_on(stream, layer, there(at), device + slots_at as u64, stored.len())?;
             }
             for (layer, &at) in back.iter().enumerate() {
-                storage.load_on(stream, layer, there(at), buffer.device + slots_at as u64, loaded.len())?;
+                storage.load_on(stream, layer, there(at), self.table.slots(), loaded)?;
+            }
+            if !tokens.is_empty() {
+                let (pieces, packed) = (device + pieces_at as u64, device + packed_at as u64);
+                self.gather.enqueue(&self.table, tokens.len(), pieces, packed, stream.as_raw().cast())?;
             }
             buffer.fetch(back_at, place.0 - back_at, stream)?;
         }
         let mark = Mark::behind(stream)?;
-        Ok(Flight { mark, buffer, loaded, back, what })
+        Ok(Flight { mark, buffer, tokens, back, packed: packed_at..packed_at + packed_bytes, what })
     }
 
     /// Compares what the steps that are over have read. True: there were some.
@@ -298,13 +325,13 @@ impl Lane {
 
     fn compare(&mut self, flight: &mut Flight) -> Result<(), Wrong> {
         let (row, halves) = (self.rows.bytes(), self.rows.halves());
+        let what = &flight.what;
         for (layer, at) in flight.back.iter().enumerate() {
             for half in 0..halves {
-                for (index, &token) in flight.loaded.iter().enumerate() {
+                for (index, &token) in flight.tokens.iter().flatten().enumerate() {
                     let found = &flight.buffer.bytes()[at[half] + index * row..][..row];
                     let expected = &self.rows.loaded(token, layer)[half];
                     if found != expected {
-                        let what = &flight.what;
                         return Err(Wrong::Row(format!(
                             "{what}: layer {layer}, half {half}, row {index}, token {token:#x}: {found:x?} in place of {expected:x?}"
                         )));
@@ -313,13 +340,16 @@ impl Lane {
                 }
             }
         }
+        let packed = &flight.buffer.bytes()[flight.packed.clone()];
+        let compared = self.gather.compare(packed, self.table.columns(), &flight.tokens, &mut self.rows);
+        self.compared += compared.map_err(|wrong| Wrong::Row(format!("{what}, {wrong}")))?;
         Ok(())
     }
 }
 
 impl Running {
     /// Appends what was announced, or new tokens; nothing where there are no blocks. Returns what to store.
-    fn append(&mut self, batch: &mut Batch, rng: &mut Rng) -> Result<std::ops::Range<usize>, Wrong> {
+    fn append(&mut self, batch: &mut Batch, rng: &mut Rng) -> Result<Range<usize>, Wrong> {
         let (length, known) = (self.sequence.len(), self.tokens.len());
         let count = if known > length { known - length } else { 1 + rng.below(5) };
         if length + count > TOKENS {

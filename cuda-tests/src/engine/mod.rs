@@ -3,6 +3,7 @@
 //! ```text
 //! Rig      a pool on a device             ── what all lanes share
 //! Lane     a stream and its sequences     ── step: begin, append, store, load, finish;  check: what came back
+//! Gather   a kernel that reads through a table in the device's memory
 //! Buffer   one step's pinned and device memory;   Rows   what a token's row is, and what is loaded of it
 //! ```
 //!
@@ -14,11 +15,13 @@
 //! share: a block that is found there has been written, says the pool.
 
 mod buffer;
+mod gather;
 mod lane;
 mod rig;
 mod rows;
 
 pub use buffer::{Buffer, Buffers, Mark};
+pub use gather::Gather;
 pub use lane::{Lane, Wrong};
 pub use rig::{Rig, Shape, drained, layout_of};
 pub use rows::Rows;

@@ -5,7 +5,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::CudaContext;
-use kvpool::cuda::{CudaConfig, CudaStorage, Device, Priority};
+use kvpool::cuda::{CudaConfig, CudaStorage, Device, StreamPriority};
 use kvpool::ids::Order;
 use kvpool::pool::Pool;
 use kvpool::prefix::policy::Millis;
@@ -78,7 +78,7 @@ impl Rig {
     }
 
     /// A stream of the engine's.
-    pub fn stream(&self, priority: Priority) -> DeviceStream {
+    pub fn stream(&self, priority: StreamPriority) -> DeviceStream {
         self.device.stream_with_priority(priority).expect("a stream")
     }
 

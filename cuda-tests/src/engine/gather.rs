@@ -1,0 +1,155 @@
+//! A reader that knows block tables alone: a kernel that goes through a table in the device's memory and packs what it names.
+//!
+//! It stands for paged attention: what it reads is said by what is in the table when the *device* comes there, not by what the host
+//! thought. The kernel is the pool's own for packing, as it lies in the repository.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use cudarc::driver::sys::{self, CUfunction};
+use cudarc::driver::{CudaContext, DriverError};
+use kvpool::cuda::params::{PackParams, Piece, THREADS, unit};
+use kvpool::cuda::{CudaStorage, DeviceTable};
+use kvpool::ids::{FrameId, Run};
+use kvpool::storage::{ElementsMut, HostStorage, KvLayout, Storage};
+
+use super::rows::Rows;
+
+const PTX: &str = concat!(include_str!("../../../kernels/ptx/kvpool.sm80.ptx"), "\0");
+
+/// The planes of a storage as the kernel takes them, and the kernel.
+pub struct Gather {
+    pieces: Vec<Piece>,
+    pack_unit: u32,
+    module: sys::CUmodule,
+    function: CUfunction,
+    layout: KvLayout,
+    /// Its context is what the kernel was loaded into.
+    _context: Arc<CudaContext>,
+}
+
+// SAFETY: modules and functions may be used by any thread.
+unsafe impl Send for Gather {}
+// SAFETY: as above.
+unsafe impl Sync for Gather {}
+
+impl Gather {
+    /// Loads the kernel. The context is current.
+    pub fn new(context: &Arc<CudaContext>, storage: &CudaStorage) -> Result<Self, DriverError> {
+        let (mut pieces, mut packed_at) = (Vec::new(), 0);
+        for plane in storage.planes() {
+            // Tiles here are shorter than a piece may be.
+            let (bytes, frame_stride) = (plane.plane.tile_bytes as u32, plane.plane.frame_stride as u64);
+            pieces.push(Piece { base: plane.address, frame_stride, bytes, packed_at });
+            packed_at += bytes;
+        }
+        let numbers = pieces
+            .iter()
+            .flat_map(|piece| [piece.base, piece.frame_stride, piece.bytes.into(), piece.packed_at.into()]);
+        let pack_unit = unit(numbers.chain([packed_at.into()]));
+        let (mut module, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: the places are valid, the texts end in a NUL, and a context is current.
+        unsafe {
+            sys::cuModuleLoadData(&mut module, PTX.as_ptr().cast()).result()?;
+            sys::cuModuleGetFunction(&mut function, module, c"kvp_pack".as_ptr()).result()?;
+        }
+        let layout = storage.layout().clone();
+        Ok(Self { pieces, pack_unit, module, function, layout, _context: context.clone() })
+    }
+
+    /// Bytes of the pieces as the kernel reads them.
+    pub fn pieces(&self) -> &[u8] {
+        // SAFETY: numbers, without padding.
+        unsafe { std::slice::from_raw_parts(self.pieces.as_ptr().cast(), size_of_val(&*self.pieces)) }
+    }
+
+    /// Bytes that so many rows of a table pack to.
+    pub fn packed_bytes(&self, rows: usize, columns: usize) -> usize {
+        rows * columns * self.layout.packed_bytes()
+    }
+
+    /// Enqueues the packing of all that the first rows of a table name, padding included, into memory of the device.
+    ///
+    /// # Safety
+    /// The stream lives; the pieces are at `pieces` and the memory at `packed` is long enough, both until this is done; all entries of
+    /// the table are frames that there are.
+    pub unsafe fn enqueue(
+        &self,
+        table: &DeviceTable,
+        rows: usize,
+        pieces: u64,
+        packed: u64,
+        stream: sys::CUstream,
+    ) -> Result<(), DriverError> {
+        let params = PackParams {
+            pieces,
+            frames: table.entries(),
+            packed,
+            packed_stride: self.layout.packed_bytes() as u64,
+            n_pieces: self.pieces.len() as u32,
+            n_frames: (rows * table.columns()) as u32,
+            unit: self.pack_unit,
+            reserved: 0,
+        };
+        let mut arguments = [(&raw const params).cast_mut().cast::<c_void>()];
+        let (start, none) = (arguments.as_mut_ptr(), std::ptr::null_mut());
+        // SAFETY: the kernel takes this one struct; the rest is the caller's.
+        unsafe { sys::cuLaunchKernel(self.function, 3, 1, 1, THREADS, 1, 1, 0, stream, start, none) }.result()
+    }
+
+    /// Compares packed blocks with the tokens of the table's rows. Returns how many rows of K or V were compared, or what is wrong.
+    pub fn compare(
+        &self,
+        packed: &[u8],
+        columns: usize,
+        tokens: &[Vec<u32>],
+        rows: &mut Rows,
+    ) -> Result<u64, String> {
+        let (frames, block_tokens) = (tokens.len() * columns, self.layout.block_tokens());
+        if frames == 0 {
+            return Ok(0);
+        }
+        let host = HostStorage::new(self.layout.clone(), frames, frames).expect("memory for some blocks");
+        // SAFETY: nobody else has this storage.
+        unsafe { host.unpack(&[Run { start: FrameId(0), len: frames as u32 }], packed) }
+            .expect("the packed form of so many frames");
+        let (bytes, halves, dtype) = (rows.bytes(), rows.halves(), rows.dtype());
+        let mut compared = 0;
+        for (row, tokens) in tokens.iter().enumerate() {
+            let first = (row * columns * block_tokens) as i64;
+            let slots: Vec<i64> = (first..first + tokens.len() as i64).collect();
+            for layer in 0..self.layout.layers() {
+                let mut found = [vec![0; tokens.len() * bytes], vec![0; tokens.len() * bytes]];
+                let [k, v] = &mut found;
+                let k = ElementsMut::new(dtype, k).expect("whole elements");
+                let v = if halves == 2 {
+                    ElementsMut::new(dtype, v).expect("whole elements")
+                } else {
+                    ElementsMut::none()
+                };
+                // SAFETY: as above.
+                unsafe { host.load(layer, &slots, k, v) }.expect("slots of this storage");
+                for (at, &token) in tokens.iter().enumerate() {
+                    for (half, found) in found.iter().enumerate().take(halves) {
+                        let found = &found[at * bytes..][..bytes];
+                        let expected = &rows.loaded(token, layer)[half];
+                        if found != expected {
+                            return Err(format!(
+                                "through the table: row {row}, token {at} ({token:#x}), layer {layer}, half {half}: {found:x?} in place of {expected:x?}"
+                            ));
+                        }
+                        compared += 1;
+                    }
+                }
+            }
+        }
+        Ok(compared)
+    }
+}
+
+impl Drop for Gather {
+    fn drop(&mut self) {
+        // SAFETY: loaded once; nobody has its functions any more. The driver waits for launches of them.
+        let _ = unsafe { sys::cuModuleUnload(self.module) };
+    }
+}
