@@ -39,6 +39,14 @@ uint64_t random_below(uint64_t n) {
   return (z ^ (z >> 31)) % n;
 }
 
+// CUDA, in cuda.h, of each of these: "This leaves the process in an inconsistent state and any further CUDA work will return the
+// same error." So a call that is made to fail with one of them does not fail alone.
+static bool ends_contexts(int code) {
+  enum { ECC_UNCORRECTABLE = 214, LAUNCH_TIMEOUT = 702, HARDWARE_STACK_ERROR = 714, INVALID_PC = 718 };
+  return code == ECC_UNCORRECTABLE || code == ILLEGAL_ADDRESS || code == LAUNCH_TIMEOUT || code == LAUNCH_FAILED ||
+         (code >= HARDWARE_STACK_ERROR && code <= INVALID_PC);
+}
+
 Call::Call(const char* name, unsigned needs) {
   // CUDA: a host function must not call CUDA; the call may fail with CUDA_ERROR_NOT_PERMITTED, or worse. A
   // program must not rely on being told: it is stopped.
@@ -50,6 +58,7 @@ Call::Call(const char* name, unsigned needs) {
   if (injected != m.injected.end() && injected->second.skip-- == 0) {
     code = injected->second.code;
     m.injected.erase(injected);
+    if (ends_contexts(code) && current) fail_device(*current, code);
     return;
   }
   // CUDA: before cuInit every other function fails so.

@@ -13,7 +13,7 @@ use std::fmt;
 use std::ops::Range;
 use std::pin::pin;
 
-use cudarc::driver::DriverError;
+use cudarc::driver::{DriverError, sys};
 use kvpool::cuda::{DeviceRows, DeviceTable, TableError};
 use kvpool::error::{SequenceError, StorageError};
 use kvpool::ids::SequenceId;
@@ -42,6 +42,8 @@ pub struct Lane {
     pub finishes: Vec<Finish>,
     rows: Rows,
     buffers: Buffers,
+    /// Of steps that failed in the middle: the device may still be at them.
+    left: Vec<Buffer>,
     table: DeviceTable,
     gather: Gather,
     rng: Rng,
@@ -146,6 +148,7 @@ impl Lane {
             finishes: Vec::new(),
             rows: Rows::new(&layout),
             buffers: Buffers::default(),
+            left: Vec::new(),
             rng: Rng(seed),
             next_id: seed << 32,
             compared: 0,
@@ -213,26 +216,17 @@ impl Lane {
     /// One step; with `is_left` the batch is dropped and not finished on the stream, which must come to the same.
     pub fn step(&mut self, rig: &Rig, is_left: bool) -> Result<Option<Finish>, Wrong> {
         let mut batch = rig.pool.begin_batch_on(&self.stream)?;
-        let (mut stored, mut new_slots, mut slots) = (vec![], vec![], vec![]);
-        let mut what = format!("batch {}:", batch.ticket());
-        let mut read = Vec::new();
-        for (index, running) in self.running.iter_mut().enumerate() {
-            if self.rng.below(4) == 0 {
-                continue;
+        let mut appended = Vec::new();
+        let enqueued = self.fill_and_enqueue(rig, &mut batch, &mut appended);
+        if let Err(wrong) = enqueued {
+            // What was not computed must not be there when the batch ends.
+            for (index, length) in appended {
+                let Running { sequence, tokens } = &mut self.running[index];
+                sequence.truncate(length).expect("drafts and final tokens can be taken back");
+                tokens.truncate(length);
             }
-            let added = running.append(&mut batch, &mut self.rng)?;
-            batch.slot_mapping(&running.sequence, added.clone(), &mut new_slots)?;
-            stored.extend_from_slice(&running.tokens[added.clone()]);
-            batch.slot_mapping(&running.sequence, 0..running.sequence.len(), &mut slots)?;
-            read.push(index);
-            what += &format!(" {}+{}", running.sequence.id(), added.len());
+            return Err(wrong);
         }
-        let read: Vec<&Running> = read.into_iter().map(|index| &self.running[index]).collect();
-        self.table.fill_slots(&self.stream, &slots)?;
-        self.table.fill(&self.stream, &batch, read.iter().map(|running| &running.sequence))?;
-        let tokens = read.iter().map(|running| running.tokens[..running.sequence.len()].to_vec()).collect();
-        let flight = self.enqueue(rig, &stored, &new_slots, tokens, what)?;
-        self.flights.push_back(flight);
         if is_left {
             drop(batch);
             return Ok(None);
@@ -243,19 +237,58 @@ impl Lane {
         }
     }
 
+    fn fill_and_enqueue(
+        &mut self,
+        rig: &Rig,
+        batch: &mut Batch,
+        appended: &mut Vec<(usize, usize)>,
+    ) -> Result<(), Wrong> {
+        let (mut stored, mut new_slots, mut slots) = (vec![], vec![], vec![]);
+        let mut what = format!("batch {}:", batch.ticket());
+        let mut read = Vec::new();
+        for (index, running) in self.running.iter_mut().enumerate() {
+            if self.rng.below(4) == 0 {
+                continue;
+            }
+            let added = running.append(batch, &mut self.rng)?;
+            appended.push((index, added.start));
+            batch.slot_mapping(&running.sequence, added.clone(), &mut new_slots)?;
+            stored.extend_from_slice(&running.tokens[added.clone()]);
+            batch.slot_mapping(&running.sequence, 0..running.sequence.len(), &mut slots)?;
+            read.push(index);
+            what += &format!(" {}+{}", running.sequence.id(), added.len());
+        }
+        let read: Vec<&Running> = read.into_iter().map(|index| &self.running[index]).collect();
+        self.table.fill_slots(&self.stream, &slots)?;
+        self.table.fill(&self.stream, batch, read.iter().map(|running| &running.sequence))?;
+        let tokens: Vec<Vec<u32>> =
+            read.iter().map(|running| running.tokens[..running.sequence.len()].to_vec()).collect();
+        let mut buffer = self.buffers.take()?;
+        match self.enqueue(rig, &mut buffer, &stored, &new_slots, &tokens) {
+            Ok((mark, back, packed)) => {
+                self.flights.push_back(Flight { mark, buffer, tokens, back, packed, what });
+                Ok(())
+            }
+            Err(wrong) => {
+                // Part of it may be under way.
+                self.left.push(buffer);
+                Err(wrong)
+            }
+        }
+    }
+
     fn enqueue(
         &mut self,
         rig: &Rig,
+        buffer: &mut Buffer,
         stored: &[u32],
         new_slots: &[i64],
-        tokens: Vec<Vec<u32>>,
-        what: String,
-    ) -> Result<Flight, Wrong> {
+        tokens: &[Vec<u32>],
+    ) -> Result<(Mark, Vec<[usize; 2]>, Range<usize>), Wrong> {
         let (storage, stream) = (rig.storage(), &self.stream);
         let layers = storage.layout().layers();
         let (dtype, row, halves) = (self.rows.dtype(), self.rows.bytes(), self.rows.halves());
         let mut place = Place(0);
-        let mut buffer = self.buffers.take()?;
         let (pieces_at, slots_at) = (place.of(self.gather.pieces().len()), place.of(size_of_val(new_slots)));
         buffer.bytes()[pieces_at..][..self.gather.pieces().len()].copy_from_slice(self.gather.pieces());
         for (to, slot) in buffer.bytes()[slots_at..].chunks_exact_mut(size_of::<i64>()).zip(new_slots) {
@@ -299,7 +332,7 @@ impl Lane {
             buffer.fetch(back_at, place.0 - back_at, stream)?;
         }
         let mark = Mark::behind(stream)?;
-        Ok(Flight { mark, buffer, tokens, back, packed: packed_at..packed_at + packed_bytes, what })
+        Ok((mark, back, packed_at..packed_at + packed_bytes))
     }
 
     /// Compares what the steps that are over have read. True: there were some.
@@ -344,6 +377,14 @@ impl Lane {
         let compared = self.gather.compare(packed, self.table.columns(), &flight.tokens, &mut self.rows);
         self.compared += compared.map_err(|wrong| Wrong::Row(format!("{what}, {wrong}")))?;
         Ok(())
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        // Its buffers are freed next. On a device that has failed nothing is under way.
+        // SAFETY: the stream lives.
+        let _ = unsafe { sys::cuStreamSynchronize(self.stream.as_raw().cast()) };
     }
 }
 

@@ -1,6 +1,6 @@
 //! A pool on the mock's device, small enough that frames are reused all the time.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -46,7 +46,7 @@ pub struct Rig {
     pub device: Device,
     /// A stream on which the engine does nothing but see how far the watcher is.
     probe: DeviceStream,
-    probed: mpsc::Receiver<()>,
+    probed: Mutex<mpsc::Receiver<()>>,
     tell: mpsc::Sender<()>,
     /// The engine's hold on the same context, current to the thread that made it.
     pub context: Arc<CudaContext>,
@@ -66,7 +66,7 @@ impl Rig {
         let pool = builder.build().expect("a pool of a few blocks");
         let probe = device.stream().expect("a stream");
         let (tell, probed) = mpsc::channel();
-        let rig = Self { pool, device: device.clone(), probe, probed, tell, context };
+        let rig = Self { pool, device: device.clone(), probe, probed: Mutex::new(probed), tell, context };
         rig.ask();
         rig
     }
@@ -100,8 +100,9 @@ impl Rig {
         session.step_stream(self.probe.as_raw(), u64::MAX);
         self.ask();
         // The one before the last: as many are told as were asked for before the probe was stepped.
+        let probed = self.probed.lock().expect("no thread panicked here");
         for _ in 0..2 {
-            self.probed.recv_timeout(Duration::from_secs(20)).expect("the watcher looks at its marks");
+            probed.recv_timeout(Duration::from_secs(20)).expect("the watcher looks at its marks");
         }
     }
 }
