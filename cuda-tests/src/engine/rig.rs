@@ -1,7 +1,7 @@
 //! A pool on the mock's device, small enough that frames are reused all the time.
 
-use std::sync::{Arc, Mutex};
 use std::sync::mpsc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::CudaContext;

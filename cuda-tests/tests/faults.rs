@@ -1,0 +1,264 @@
+//! The device fails at a random moment, or at a call of every kind, while everything is under way: whoever waits is told in
+//! seconds, nothing panics, what is owned can be given up, and nothing is left behind.
+
+use std::pin::Pin;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use kvpool::cuda::{Device, StreamPriority};
+use kvpool::error::AllocError;
+use kvpool::pool::{AllocRequest, DefragConfig, DefragError, Pool, ResizeOptions};
+use kvpool_cuda_tests::engine::{Lane, Rig, Shape, Wrong, drained, layout_of};
+use kvpool_cuda_tests::mock::{self, Kind, Live, Session, Style};
+use kvpool_testkit::rng::Rng;
+use tokio::runtime::Runtime;
+
+/// Nobody waits longer.
+const BOUND: Duration = Duration::from_secs(10);
+/// Errors that end a context: an address, a launch, a timeout, memory that cannot be corrected.
+const STICKY: [i32; 4] = [700, 719, 702, 214];
+
+fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("threads")
+}
+
+/// Everything that an engine drops is gone in a while: the watcher may be the last who holds it.
+fn assert_gone(session: &Session, before: &Live) {
+    let left = |live: &Live| live.iter().zip(before).any(|(now, before)| now > before);
+    assert!(drained(|| !left(&session.live())), "left: {:?}, before: {before:?}", session.live());
+}
+
+/// The pool is sound once the watcher has told the last: an audit beside a thread that gives up blocks says nothing.
+fn assert_sound(pool: &Pool, seed: u64) {
+    let is_sound = drained(|| pool.stats().retired == 0 && pool.audit().is_ok());
+    assert!(is_sound, "seed {seed}: {:?}, {:?}", pool.audit(), pool.stats());
+}
+
+/// What lives when no device was ever opened here, but for what the driver keeps.
+fn baseline(session: &Session) -> Live {
+    drop(Device::open(0).expect("the mock has a device"));
+    let contexts = Kind::Context as usize;
+    assert!(drained(|| session.live()[contexts] == 0), "the watcher lets go of the device");
+    session.live()
+}
+
+/// Runs steps until the device is lost; then waits for the ends of all that were finished.
+fn work_until_lost(rig: &Rig, lane: &mut Lane) -> Wrong {
+    let start = Instant::now();
+    let wrong = loop {
+        assert!(start.elapsed() < BOUND, "the lane has not noticed");
+        if let Err(wrong) = lane.go_on(rig).and_then(|()| lane.check().map(drop)) {
+            if rig.device.good().is_err() || matches!(wrong, Wrong::Row(_)) {
+                break wrong;
+            }
+        }
+        std::thread::yield_now();
+    };
+    for finish in lane.finishes.drain(..) {
+        let told = tokio::runtime::Handle::current().block_on(tokio::time::timeout(BOUND, finish));
+        // Those that the device had done are good.
+        match told.expect("every end is told") {
+            Ok(()) => {}
+            Err(error) => assert!(error.is_lost(), "{error}"),
+        }
+    }
+    wrong
+}
+
+/// Keeps asking for blocks that there are not, so that somebody waits all the time; ends when the pool is lost.
+async fn wait_for_blocks(pool: Pool) -> AllocError {
+    let mut held = Vec::new();
+    loop {
+        match pool.allocate_async(AllocRequest::new(3)).await {
+            Ok(lease) => held.push(lease),
+            Err(error @ AllocError::DeviceLost { .. }) => return error,
+            Err(error) => panic!("{error}"),
+        }
+        if held.len() > 2 {
+            held.clear();
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+async fn defragment(pool: Pool) -> DefragError {
+    loop {
+        if let Err(error) = pool.defragment().await {
+            return error;
+        }
+        if pool.is_lost() {
+            // It moved nothing, and so had no need of the device.
+            return DefragError::NoBytes;
+        }
+        tokio::time::sleep(Duration::from_micros(100)).await;
+    }
+}
+
+/// All of it under load, until `fail` has been called and everybody has noticed.
+fn lose(session: &Session, seed: u64, fail: impl FnOnce(&mut Rng)) {
+    let device = Device::open(0).expect("the mock has a device");
+    let shape = Shape { layout: layout_of(seed), blocks: (24, 48), caches: true };
+    let rig = Rig::new(&device, &shape);
+    session.seed(seed);
+    session.style([Style::Random, Style::Lazy, Style::Lowest, Style::Ranks][seed as usize % 4]);
+    let runtime = runtime();
+    let _entered = runtime.enter();
+    let defragmenter = rig
+        .pool
+        .start_defragmenter(DefragConfig::new().threshold(0.0).interval(Duration::from_micros(300)))
+        .expect("storage and a runtime");
+    let waiting = runtime.spawn(wait_for_blocks(rig.pool.clone()));
+    let dropped = runtime.spawn(wait_for_blocks(rig.pool.clone()));
+    let compaction = runtime.spawn(defragment(rig.pool.clone()));
+    let mut rng = Rng(seed);
+    let lanes = [0, 1].map(|lane| Lane::new(&rig, rig.stream(StreamPriority::Usual), seed * 2 + lane));
+    std::thread::scope(|scope| {
+        let lanes: Vec<_> = lanes
+            .into_iter()
+            .map(|mut lane| {
+                let (rig, handle) = (&rig, runtime.handle().clone());
+                scope.spawn(move || {
+                    let _entered = handle.enter();
+                    rig.context.bind_to_thread().expect("a good context");
+                    work_until_lost(rig, &mut lane)
+                })
+            })
+            .collect();
+        std::thread::sleep(Duration::from_micros(rng.below(20_000) as u64));
+        // Somebody who gives up in the middle takes nobody with him.
+        dropped.abort();
+        fail(&mut rng);
+        for lane in lanes {
+            let wrong = lane.join().expect("no lane panics");
+            assert!(!matches!(wrong, Wrong::Row(_)), "seed {seed}: {wrong}");
+        }
+    });
+    let bounded = |what: &str, ended: bool| assert!(ended, "seed {seed}: {what} still waits");
+    bounded("an allocation", runtime.block_on(tokio::time::timeout(BOUND, waiting)).is_ok());
+    bounded("a task that was dropped", runtime.block_on(tokio::time::timeout(BOUND, dropped)).is_ok());
+    bounded("a compaction", runtime.block_on(tokio::time::timeout(BOUND, compaction)).is_ok());
+    bounded("the defragmenter", runtime.block_on(tokio::time::timeout(BOUND, defragmenter.stop())).is_ok());
+    assert!(rig.pool.is_lost(), "seed {seed}");
+    assert!(rig.pool.allocate(AllocRequest::new(1)).is_err(), "seed {seed}");
+    assert_sound(&rig.pool, seed);
+    // Neither a larger nor a smaller pool is promised; only that nobody hangs.
+    let options = ResizeOptions::new().patience(Duration::from_millis(5));
+    let resized = runtime.block_on(tokio::time::timeout(BOUND, rig.pool.resize_with(20, options)));
+    bounded("a resize", resized.is_ok());
+}
+
+#[test]
+fn a_device_that_fails_under_load_leaves_nobody_waiting() {
+    let session = mock::session();
+    let before = baseline(&session);
+    for seed in 0..24 {
+        lose(&session, seed, |rng| session.fail(0, STICKY[rng.below(STICKY.len())]));
+        session.fail(0, 0);
+        assert_gone(&session, &before);
+    }
+}
+
+#[test]
+fn a_device_that_fails_in_a_call_leaves_nobody_waiting() {
+    let session = mock::session();
+    let before = baseline(&session);
+    let calls = [
+        "cuEventCreate",
+        "cuEventRecord",
+        "cuEventQuery",
+        "cuLaunchKernel",
+        "cuMemcpyHtoDAsync_v2",
+        "cuLaunchHostFunc",
+        "cuStreamWaitEvent",
+        "cuStreamGetCtx",
+        "cuStreamIsCapturing",
+    ];
+    for (seed, call) in (0..).zip(calls) {
+        lose(&session, seed, |rng| session.fail_call(call, rng.below(4) as u32, STICKY[seed as usize % 4]));
+        session.fail(0, 0);
+        session.forget_injected();
+        assert_gone(&session, &before);
+    }
+}
+
+/// A future that is dropped in the middle takes nothing with it: the copy ends by itself, and the frames are there again.
+#[test]
+fn futures_that_are_dropped_leave_nothing_half_done() {
+    let session = mock::session();
+    let before = baseline(&session);
+    let runtime = runtime();
+    let _entered = runtime.enter();
+    for seed in 0..12 {
+        let device = Device::open(0).expect("the mock has a device");
+        let shape = Shape { layout: layout_of(seed), blocks: (24, 48), caches: true };
+        let rig = Rig::new(&device, &shape);
+        session.seed(seed);
+        let mut rng = Rng(seed);
+        let mut lane = Lane::new(&rig, rig.stream(StreamPriority::Highest), seed);
+        for _ in 0..40 {
+            lane.go_on(&rig).unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
+            let pool = rig.pool.clone();
+            let blocks = 20 + rng.below(28);
+            let options = ResizeOptions::new().patience(Duration::from_millis(2));
+            let mut futures: Vec<Pin<Box<dyn Future<Output = ()>>>> = vec![
+                Box::pin(async { drop(pool.defragment().await) }),
+                Box::pin(async { drop(pool.resize_with(blocks, options).await) }),
+                Box::pin(async { drop(pool.allocate_async(AllocRequest::new(8)).await) }),
+            ];
+            for future in &mut futures {
+                let patience = Duration::from_micros(rng.below(500) as u64);
+                let _ = runtime.block_on(async { tokio::time::timeout(patience, future).await });
+            }
+            // What the engine does not wait for ends as well.
+            lane.finishes.truncate(rng.below(2));
+            drop(futures);
+            lane.check().unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
+        }
+        lane.clear();
+        assert!(
+            drained(|| lane.check().is_ok() && lane.is_idle() && lane.finishes.is_empty()),
+            "seed {seed}"
+        );
+        assert_sound(&rig.pool, seed);
+        assert!(!rig.pool.is_lost());
+        drop((lane, rig, device));
+        assert_gone(&session, &before);
+    }
+}
+
+/// Threads of the engine panic in the middle of a step: their batches end with their streams, and nothing is found that they
+/// may not have computed.
+#[test]
+fn threads_that_panic_leave_a_pool_that_works() {
+    let session = mock::session();
+    let before = baseline(&session);
+    let device = Device::open(0).expect("the mock has a device");
+    let rig = Rig::new(&device, &Shape { layout: layout_of(0), blocks: (24, 24), caches: true });
+    let (tell, told) = mpsc::channel();
+    for seed in 0..8 {
+        let died = std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                rig.context.bind_to_thread().expect("a good context");
+                let mut lane = Lane::new(&rig, rig.stream(StreamPriority::Usual), 100 + seed);
+                (0..6).for_each(|_| lane.go_on(&rig).expect("a good device"));
+                let mut batch = rig.pool.begin_batch_on(&lane.stream).expect("a good device");
+                let id = kvpool::ids::SequenceId(1000 + seed);
+                let prompt: Vec<u32> = (0..12).map(|at| 0x7700_0000 | at).collect();
+                let mut sequence = rig.pool.sequence(id).tokens(&prompt).expect("room for a prompt");
+                tell.send(sequence.len()).expect("the test listens");
+                let _ = batch.append(&mut sequence, 12);
+                panic!("planted: before anything was stored");
+            });
+            thread.join().is_err()
+        });
+        assert!(died);
+        assert_eq!(told.recv().expect("sent"), 0, "a block was found that nobody computed");
+    }
+    assert_sound(&rig.pool, 0);
+    let mut lane = Lane::new(&rig, rig.stream(StreamPriority::Usual), 7);
+    for _ in 0..60 {
+        lane.go_on(&rig).and_then(|()| lane.check().map(drop)).unwrap_or_else(|wrong| panic!("{wrong}"));
+    }
+    drop((lane, rig, device));
+    assert_gone(&session, &before);
+}
