@@ -219,11 +219,10 @@ impl Lane {
         let mut appended = Vec::new();
         let enqueued = self.fill_and_enqueue(rig, &mut batch, &mut appended);
         if let Err(wrong) = enqueued {
-            // What was not computed must not be there when the batch ends.
-            for (index, length) in appended {
-                let Running { sequence, tokens } = &mut self.running[index];
-                sequence.truncate(length).expect("drafts and final tokens can be taken back");
-                tokens.truncate(length);
+            // What was not computed must not be there when the batch ends; and such a request is given up.
+            for (index, length) in appended.into_iter().rev() {
+                self.running[index].sequence.truncate(length).expect("final tokens can be taken back");
+                self.running.remove(index);
             }
             return Err(wrong);
         }

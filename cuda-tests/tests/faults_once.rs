@@ -1,0 +1,119 @@
+//! One call fails, and the device goes on: what was asked for is refused with an error or done another way, nothing is half done, and
+//! what is read afterwards is what was stored.
+
+use std::time::Duration;
+
+use kvpool::cuda::{Device, StreamPriority};
+use kvpool::error::{GrowError, StorageError};
+use kvpool::pool::{DefragError, ResizeError};
+use kvpool::storage::Storage;
+use kvpool_cuda_tests::engine::{Lane, Rig, Shape, Wrong, drained, layout_of};
+use kvpool_cuda_tests::mock;
+
+const OUT_OF_MEMORY: i32 = 2;
+
+/// Calls that a step, a copy on write, or a move makes.
+const CALLS: [&str; 11] = [
+    "cuEventCreate",
+    "cuEventRecord",
+    "cuLaunchKernel",
+    "cuMemcpyHtoDAsync_v2",
+    "cuMemcpyDtoHAsync_v2",
+    "cuLaunchHostFunc",
+    "cuStreamWaitEvent",
+    "cuStreamGetCtx",
+    "cuStreamIsCapturing",
+    "cuMemHostAlloc",
+    "cuMemAlloc_v2",
+];
+
+/// Waits where the lane has as many steps in flight as it may have.
+fn go_on(rig: &Rig, lane: &mut Lane) -> Result<(), Wrong> {
+    lane.go_on(rig)?;
+    while !lane.check()? && lane.is_full() {
+        std::thread::yield_now();
+    }
+    Ok(())
+}
+
+#[test]
+fn a_call_that_fails_once_is_an_error_and_no_more() {
+    let session = mock::session();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let _entered = runtime.enter();
+    drop(Device::open(0).expect("the mock has a device"));
+    assert!(drained(|| session.live()[mock::Kind::Context as usize] == 0));
+    let before = session.live();
+    let (mut refused, mut compared) = (0, 0);
+    for (seed, call) in (0..).zip(CALLS) {
+        let device = Device::open(0).expect("the mock has a device");
+        let rig = Rig::new(&device, &Shape { layout: layout_of(seed), blocks: (20, 20), caches: true });
+        let mut lane = Lane::new(&rig, rig.stream(StreamPriority::Usual), seed);
+        for skip in [0, 1, 2, 3, 5, 8, 13] {
+            session.fail_call(call, skip, OUT_OF_MEMORY);
+            for round in 0..24 {
+                match go_on(&rig, &mut lane) {
+                    Ok(()) => {}
+                    Err(Wrong::Row(row)) => panic!("{call}, {skip}, round {round}: {row}"),
+                    Err(_) => refused += 1,
+                }
+                match runtime.block_on(rig.pool.defragment()) {
+                    Ok(_) => {}
+                    Err(DefragError::Copy { error: StorageError::Device { .. }, .. }) => refused += 1,
+                    Err(error) => panic!("{call}, {skip}, round {round}: {error}"),
+                }
+            }
+            session.forget_injected();
+            assert!(!rig.pool.is_lost(), "{call}, {skip}: a pool that could go on was given up");
+        }
+        for _ in 0..30 {
+            lane.go_on(&rig)
+                .and_then(|()| lane.check().map(drop))
+                .unwrap_or_else(|wrong| panic!("{call}: {wrong}"));
+        }
+        lane.clear();
+        assert!(drained(|| lane.check().is_ok() && lane.is_idle() && lane.finishes.is_empty()), "{call}");
+        let is_sound = drained(|| rig.pool.stats().retired == 0 && rig.pool.audit().is_ok());
+        assert!(is_sound, "{call}: {:?}, {:?}", rig.pool.audit(), rig.pool.stats());
+        compared += lane.compared;
+        drop((lane, rig, device));
+        let leaks = |live: mock::Live| live.iter().zip(&before).any(|(now, before)| now > before);
+        assert!(drained(|| !leaks(session.live())), "{call}: {:?} of {before:?}", session.live());
+    }
+    assert!(refused >= 5 && compared > 10_000, "{refused} refused, {compared} compared");
+}
+
+/// A pool that cannot grow is as it was, and one that could not be built leaves nothing.
+#[test]
+fn memory_that_is_refused_changes_nothing() {
+    let session = mock::session();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let device = Device::open(0).expect("the mock has a device");
+    // Frames so long that some more of them are more memory to map.
+    let layout = kvpool::storage::KvLayout::builder().layers(2).kv_heads(8).head_dim(256).block_tokens(64);
+    let layout = layout.build().expect("a layout");
+    let rig = Rig::new(&device, &Shape { layout, blocks: (8, 128), caches: false });
+    let (total, frames, before) = (rig.pool.total_blocks(), rig.storage().frames(), session.live());
+    let mapped = rig.storage().mapped_bytes();
+    for call in ["cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemsetD8Async"] {
+        for skip in 0..3 {
+            session.fail_call(call, skip, OUT_OF_MEMORY);
+            let grown = runtime.block_on(rig.pool.resize(128));
+            session.forget_injected();
+            assert!(
+                matches!(grown, Err(ResizeError::Grow(GrowError::Memory { .. }))),
+                "{call}, {skip}: {grown:?}"
+            );
+            assert_eq!((rig.pool.total_blocks(), rig.storage().frames()), (total, frames), "{call}");
+            assert_eq!(rig.storage().mapped_bytes(), mapped, "{call}");
+            session.assert_no_leaks(&before);
+        }
+    }
+    runtime.block_on(rig.pool.resize(128)).expect("memory for all");
+    assert!(rig.storage().mapped_bytes() > mapped);
+    runtime.block_on(rig.pool.resize(8)).expect("nothing is in use");
+    assert!(drained(|| rig.storage().mapped_bytes() == mapped), "memory that no block is in is given back");
+    std::thread::sleep(Duration::from_millis(5));
+    session.assert_no_leaks(&before);
+    rig.pool.audit().expect("a sound pool");
+}
