@@ -149,7 +149,7 @@ impl Session {
         /// Returns the steps done: fewer where nothing more can run.
         step = "kvp_mock_step" (steps: u64) -> u64;
         /// The same for one stream, by its handle, whose turn it is whatever the style.
-        step_stream = "kvp_mock_step_stream" (stream: *mut c_void, steps: u64) -> u64;
+        step_stream = "kvp_mock_step_stream" (stream: usize, steps: u64) -> u64;
         /// The device fails with this code of CUDA's, for good; code 0 revives it, without what was pending.
         fail = "kvp_mock_fail" (device: c_int, code: c_int);
         /// The driver's version, as CUDA writes it: 12080 for 12.8.

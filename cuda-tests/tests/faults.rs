@@ -47,10 +47,10 @@ fn work_until_lost(rig: &Rig, lane: &mut Lane) -> Wrong {
     let start = Instant::now();
     let wrong = loop {
         assert!(start.elapsed() < BOUND, "the lane has not noticed");
-        if let Err(wrong) = lane.go_on(rig).and_then(|()| lane.check().map(drop)) {
-            if rig.device.good().is_err() || matches!(wrong, Wrong::Row(_)) {
-                break wrong;
-            }
+        if let Err(wrong) = lane.go_on(rig).and_then(|()| lane.check().map(drop))
+            && (rig.device.good().is_err() || matches!(wrong, Wrong::Row(_)))
+        {
+            break wrong;
         }
         std::thread::yield_now();
     };

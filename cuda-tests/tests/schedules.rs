@@ -65,7 +65,7 @@ fn schedule(session: &Session, device: &Device, seed: u64) -> Result<Outcome, Wr
     session.style(match seed % 6 {
         0 => Style::Random,
         1 => Style::Lazy,
-        2 => Style::Starve(lanes[0].stream.as_raw()),
+        2 => Style::Starve(lanes[0].stream.as_raw() as usize),
         3 | 4 => Style::Lowest,
         _ => Style::Ranks,
     });

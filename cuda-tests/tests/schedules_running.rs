@@ -26,14 +26,14 @@ fn go_on(rig: &Rig, lane: &mut Lane) -> Result<(), Wrong> {
 }
 
 fn run(session: &Session, device: &Device, seed: u64) -> Result<(u64, u64, u64), Wrong> {
-    let shape = Shape { layout: layout_of(seed * 7 + 3), blocks: (24, 64), caches: seed % 2 == 0 };
+    let shape = Shape { layout: layout_of(seed * 7 + 3), blocks: (24, 64), caches: seed.is_multiple_of(2) };
     let rig = Rig::new(device, &shape);
     let streams: Vec<_> = (0..LANES).map(|_| rig.stream(StreamPriority::Highest)).collect();
     session.seed(seed);
     session.style(match seed % 5 {
         0 => Style::Random,
         1 => Style::Lazy,
-        2 => Style::Starve(streams[0].as_raw()),
+        2 => Style::Starve(streams[0].as_raw() as usize),
         3 => Style::Lowest,
         _ => Style::Ranks,
     });

@@ -121,6 +121,9 @@ impl From<TableError> for Wrong {
     }
 }
 
+/// The end of a step, where its rows are read back to in the buffer by layer and half, and where its packed frames are.
+type Enqueued = (Mark, Vec<[usize; 2]>, Range<usize>);
+
 /// Where the parts of a buffer go.
 struct Place(usize);
 
@@ -283,7 +286,7 @@ impl Lane {
         stored: &[u32],
         new_slots: &[i64],
         tokens: &[Vec<u32>],
-    ) -> Result<(Mark, Vec<[usize; 2]>, Range<usize>), Wrong> {
+    ) -> Result<Enqueued, Wrong> {
         let (storage, stream) = (rig.storage(), &self.stream);
         let layers = storage.layout().layers();
         let (dtype, row, halves) = (self.rows.dtype(), self.rows.bytes(), self.rows.halves());
@@ -359,9 +362,9 @@ impl Lane {
         let (row, halves) = (self.rows.bytes(), self.rows.halves());
         let what = &flight.what;
         for (layer, at) in flight.back.iter().enumerate() {
-            for half in 0..halves {
+            for (half, &at) in at.iter().take(halves).enumerate() {
                 for (index, &token) in flight.tokens.iter().flatten().enumerate() {
-                    let found = &flight.buffer.bytes()[at[half] + index * row..][..row];
+                    let found = &flight.buffer.bytes()[at + index * row..][..row];
                     let expected = &self.rows.loaded(token, layer)[half];
                     if found != expected {
                         return Err(Wrong::Row(format!(

@@ -97,7 +97,7 @@ impl Rig {
     /// which looks when it is asked for the next.
     pub fn quiet(&self, session: &Session) {
         self.ask();
-        session.step_stream(self.probe.as_raw(), u64::MAX);
+        session.step_stream(self.probe.as_raw() as usize, u64::MAX);
         self.ask();
         // The one before the last: as many are told as were asked for before the probe was stepped.
         let probed = self.probed.lock().expect("no thread panicked here");
