@@ -102,7 +102,7 @@ fn what_is_read_is_what_was_stored_while_all_run() {
     let session = mock::session();
     let device = Device::open(0).expect("the mock has a device");
     let number = |name: &str| std::env::var(name).ok().map(|value| value.parse().expect("a number"));
-    let count: u64 = number("KVPOOL_SCHEDULES").unwrap_or(200) / 10;
+    let count: u64 = number("KVPOOL_SCHEDULES").unwrap_or(300) / 10;
     let seeds = number("KVPOOL_SCHEDULE_SEED").map_or(0..count.max(5), |seed| seed..seed + 1);
     let mut sum = (0, 0, 0);
     for seed in seeds.clone() {
