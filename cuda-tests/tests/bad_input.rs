@@ -1,0 +1,287 @@
+//! What cannot be done on a device is refused with an error that says what and where; the pool and the device are as they were.
+//! What a single device or storage refuses by itself is in `device` and `transfers`; here it goes through pools and batches.
+
+use std::sync::Arc;
+
+use cudarc::driver::sys::{self, CUresult, CUstreamCaptureMode};
+use cudarc::driver::{CudaContext, result};
+use kvpool::cuda::{CudaConfig, CudaStorage, Device, DeviceRows, DeviceTable, StreamPriority, TableError};
+use kvpool::error::{GrowError, LayoutError, SequenceError, StorageError};
+use kvpool::ids::{DeviceId, FrameId, Run, SequenceId};
+use kvpool::pool::{BuildError, Pool, ResizeError};
+use kvpool::storage::{AdoptedPlane, DeviceStream, Dtype, ElementsMut, FrameMove, KvLayout, Storage};
+use kvpool_cuda_tests::engine::{Buffers, Rig, Shape, drained};
+use kvpool_cuda_tests::mock::{self, Kind, Live, Session};
+
+const ZERO: DeviceId = DeviceId::Cuda(0);
+
+fn layout() -> KvLayout {
+    let layout = KvLayout::builder().layers(2).kv_heads(2).head_dim(4).block_tokens(4).dtype(Dtype::F32);
+    layout.build().expect("a layout")
+}
+
+fn rig(device: &Device) -> Rig {
+    Rig::new(device, &Shape { layout: layout(), blocks: (8, 16), caches: false })
+}
+
+/// Nothing more lives than before, but for buffers, which are kept.
+fn assert_kept(session: &Session, before: &Live) {
+    let kinds = [Kind::Stream, Kind::Reservation, Kind::Physical, Kind::Mapping, Kind::Context, Kind::Event];
+    let same = |live: Live| kinds.iter().all(|&kind| live[kind as usize] <= before[kind as usize]);
+    assert!(drained(|| same(session.live())), "{:?}, before: {before:?}", session.live());
+}
+
+fn begin_capture(stream: &DeviceStream) {
+    let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+    // SAFETY: the stream lives.
+    let begun = unsafe { sys::cuStreamBeginCapture_v2(stream.as_raw().cast(), mode) };
+    assert_eq!(begun, CUresult::CUDA_SUCCESS);
+}
+
+fn end_capture(stream: &DeviceStream) {
+    let mut graph = std::ptr::null_mut();
+    // SAFETY: the stream lives; the graph is destroyed once.
+    unsafe {
+        let ended = sys::cuStreamEndCapture(stream.as_raw().cast(), &mut graph);
+        assert_eq!(ended, CUresult::CUDA_SUCCESS, "the capture was broken");
+        assert_eq!(sys::cuGraphDestroy(graph), CUresult::CUDA_SUCCESS);
+    }
+}
+
+#[test]
+fn a_batch_ends_on_no_stream_but_its_devices_own() {
+    let session = mock::session();
+    let [device, other] = [0, 1].map(|ordinal| Device::open(ordinal).expect("two devices"));
+    let rig = rig(&device);
+    let foreign = other.stream().expect("a stream");
+    let refused = StorageError::ForeignStream { stream: DeviceId::Cuda(1), storage: ZERO };
+    assert_eq!(rig.pool.begin_batch_on(&foreign).expect_err("of another device"), refused);
+    // SAFETY: the handle is a stream's, though of another device than is said.
+    let lying = unsafe { DeviceStream::from_raw(ZERO, foreign.as_raw(), foreign.clone()) };
+    let said = rig.pool.begin_batch_on(&lying).expect_err("of another context");
+    assert!(matches!(&said, StorageError::Device { device: ZERO, doing: "using a stream", .. }), "{said}");
+
+    let (own, before) = (rig.stream(StreamPriority::Usual), session.live());
+    let mut sequence = rig.pool.sequence(SequenceId(1)).open().expect("a new id");
+    let mut batch = rig.pool.begin_batch_on(&own).expect("a good stream");
+    batch.append(&mut sequence, 5).expect("blocks");
+    for stream in [&foreign, &lying] {
+        let back = batch.finish_on(stream).expect_err("of another device");
+        assert!(matches!(&back.error, StorageError::ForeignStream { .. } | StorageError::Device { .. }));
+        batch = *back.batch;
+        // It goes on as if nothing had been asked.
+        batch.append(&mut sequence, 1).expect("blocks");
+    }
+    let mut table = DeviceTable::new(&device, 1, 4, 8).expect("a small table");
+    let filled = table.fill(&foreign, &batch, [&sequence]);
+    assert_eq!(filled, Err(TableError::Storage(refused)));
+    batch.finish_on(&own).map(drop).expect("a good stream");
+    assert_eq!(sequence.len(), 7);
+    drop(sequence);
+    assert!(drained(|| rig.pool.stats().retired == 0 && rig.pool.audit().is_ok()));
+    assert!(!rig.pool.is_lost());
+    drop(table);
+    assert_kept(&session, &before);
+
+    let host = Pool::builder(layout()).blocks(4).build().expect("a pool of the host");
+    let refused = host.begin_batch_on(&own).expect_err("the host has no streams");
+    assert_eq!(refused, StorageError::ForeignStream { stream: ZERO, storage: DeviceId::Host });
+}
+
+#[test]
+fn a_stream_that_is_captured_is_refused_and_its_capture_is_not_broken() {
+    let _session = mock::session();
+    let device = Device::open(0).expect("a device");
+    let rig = rig(&device);
+    let (stream, mut table) =
+        (rig.stream(StreamPriority::Usual), DeviceTable::new(&device, 1, 4, 8).expect("a small table"));
+    let mut sequence = rig.pool.sequence(SequenceId(1)).open().expect("a new id");
+    let mut batch = rig.pool.begin_batch();
+    batch.append(&mut sequence, 5).expect("blocks");
+    begin_capture(&stream);
+    let is_refused = |error: &StorageError| matches!(error, StorageError::Capturing { device: ZERO, .. });
+    assert!(is_refused(&rig.pool.begin_batch_on(&stream).expect_err("captured")));
+    let filled = table.fill(&stream, &batch, [&sequence]).expect_err("captured");
+    assert!(matches!(&filled, TableError::Storage(error) if is_refused(error)), "{filled}");
+    let patched = table.patch(&stream, &[]).expect_err("captured");
+    assert!(matches!(&patched, TableError::Storage(error) if is_refused(error)), "{patched}");
+    let back = batch.finish_on(&stream).expect_err("captured");
+    assert!(is_refused(&back.error), "{back}");
+    end_capture(&stream);
+    table.fill(&stream, &back.batch, [&sequence]).expect("captured no more");
+    back.batch.finish_on(&stream).map(drop).expect("captured no more");
+    drop(sequence);
+    assert!(drained(|| rig.pool.stats().retired == 0 && rig.pool.audit().is_ok()));
+}
+
+/// Frames that there are not, not yet, or no more cannot be named: nothing that is not mapped is ever touched.
+#[test]
+fn no_frame_is_reached_that_is_not_there() {
+    let session = mock::session();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let device = Device::open(0).expect("a device");
+    let rig = rig(&device);
+    let storage = rig.storage();
+    let (frames, row) = (storage.frames(), storage.layout().row_elements());
+    assert_eq!((frames, storage.frames_max()), (9, 17));
+    let untouched = |frames: usize| {
+        let mut bytes = vec![0; row * 4];
+        let mut other = bytes.clone();
+        let slot = (frames * 4) as i64;
+        let (k, v) = (ElementsMut::new(Dtype::F32, &mut bytes), ElementsMut::new(Dtype::F32, &mut other));
+        let (k, v) = (k.expect("whole elements"), v.expect("whole elements"));
+        let stream = rig.stream(StreamPriority::Usual);
+        let beyond = FrameMove::new(FrameId(0), FrameId(frames as u32));
+        let run = Run { start: FrameId(frames as u32 - 1), len: 2 };
+        let mut packed = vec![0; 2 * storage.layout().packed_bytes()];
+        // SAFETY: all of it is refused.
+        unsafe {
+            let out = StorageError::SlotOutOfRange { index: 0, slot, slots: slot };
+            assert_eq!(storage.load(0, &[slot], k, v), Err(out));
+            let out = StorageError::FrameOutOfRange { index: 0, frame: beyond.dst, frames };
+            assert_eq!(storage.copy(&[beyond]), Err(out.clone()));
+            assert_eq!(storage.copy_on(&stream, &[beyond]), Err(out.clone()));
+            storage.copy_then(&[beyond], Box::new(move |outcome| assert_eq!(outcome, Err(out))));
+            let out = StorageError::RunOutOfRange { index: 0, run, frames };
+            assert_eq!(storage.zero(&[run]), Err(out.clone()));
+            assert_eq!(storage.discard(&[run]), Err(out.clone()));
+            assert_eq!(storage.pack(&[run], &mut packed), Err(out.clone()));
+            assert_eq!(storage.unpack(&[run], &packed), Err(out));
+        }
+    };
+    untouched(9);
+    runtime.block_on(rig.pool.resize(16)).expect("memory");
+    untouched(17);
+    runtime.block_on(rig.pool.resize(4)).expect("nothing is in use");
+    assert_eq!(storage.frames(), 5);
+    untouched(5);
+    let grown = runtime.block_on(rig.pool.resize(17)).expect_err("more than was reserved");
+    assert!(matches!(grown, ResizeError::Grow(GrowError::TooLarge { .. })), "{grown}");
+    assert!(drained(|| session.pending() == 0));
+    device.good().expect("a device that was not led astray");
+    rig.pool.audit().expect("a sound pool");
+}
+
+#[test]
+fn rows_of_an_engine_that_cannot_be_are_refused() {
+    let _session = mock::session();
+    let device = Device::open(0).expect("a device");
+    let rig = rig(&device);
+    let stream = rig.stream(StreamPriority::Usual);
+    let buffer = Buffers::default().take().expect("memory");
+    let at = buffer.device;
+    let row = rig.storage().layout().row_elements() * 4;
+    let good = DeviceRows { dtype: Dtype::F32, k: at + 1024, v: at + 4096, k_stride: row, v_stride: row };
+    // SAFETY: slots that are all negative where the rows are good; refused otherwise.
+    let store = |layer, rows, slots| unsafe { rig.storage().store_on(&stream, layer, rows, slots, 1) };
+    assert_eq!(store(2, good, at), Err(StorageError::Layer { layer: 2, layers: 2 }));
+    assert!(matches!(
+        store(0, DeviceRows { dtype: Dtype::F16, ..good }, at),
+        Err(StorageError::DtypeMismatch { .. })
+    ));
+    for (k, v, which) in [(0, good.v, "k"), (at + 2, good.v, "k"), (good.k, at + 5, "v")] {
+        let refused = store(0, DeviceRows { k, v, ..good }, at);
+        assert!(
+            matches!(&refused, Err(StorageError::RowsMisaligned { which: found, .. }) if *found == which),
+            "{refused:?}"
+        );
+    }
+    let short = DeviceRows { v_stride: row - 4, ..good };
+    let refused = StorageError::RowStride { which: "v", stride: row - 4, bytes: row };
+    assert_eq!(store(0, short, at), Err(refused));
+    for slots in [0, at + 4] {
+        let refused = store(0, good, slots);
+        assert!(matches!(&refused, Err(StorageError::RowsMisaligned { which: "slots", .. })), "{refused:?}");
+    }
+    rig.storage().settle(&stream).expect("a good device");
+}
+
+#[test]
+fn pools_that_no_device_holds_are_refused() {
+    let session = mock::session();
+    let device = Device::open(0).expect("a device");
+    session.set_capacity(0, 8 << 20);
+    let before = session.live();
+    let large = KvLayout::named("llama-3.1-8b").expect("a preset");
+    match CudaStorage::new(&device, large.clone(), 1000, 1000).expect_err("more than the device has") {
+        StorageError::DeviceMemory { device, bytes, free, total } => {
+            assert_eq!((device, total), (ZERO, 8 << 20));
+            assert!(free <= total && bytes > total);
+        }
+        error => panic!("{error}"),
+    }
+    let most = CudaStorage::new(&device, large, 1, usize::MAX / 2).expect_err("no such addresses");
+    assert!(
+        matches!(most, StorageError::Layout(LayoutError::TooLarge { .. }) | StorageError::FrameCount { .. }),
+        "{most}"
+    );
+    for (frames, frames_max) in [(0, 4), (5, 4)] {
+        let refused = CudaStorage::new(&device, layout(), frames, frames_max).expect_err("no such count");
+        assert!(matches!(refused, StorageError::FrameCount { .. }), "{refused}");
+    }
+    session.set_capacity(0, mock::CAPACITY);
+    let storage: Arc<dyn Storage> = Arc::new(CudaStorage::new(&device, layout(), 4, 4).expect("four frames"));
+    // The null block's comes on top.
+    let refused = Pool::builder(layout()).blocks(4).storage(storage).build().expect_err("one frame too few");
+    assert!(matches!(refused, BuildError::StorageTooSmall { .. }), "{refused}");
+    assert_kept(&session, &before);
+}
+
+/// An engine's tensors are kept for as long as anything reads them, and not longer; nothing else of theirs is taken.
+#[test]
+fn adopted_tensors_are_all_that_there_is() {
+    let session = mock::session();
+    let device = Device::open(0).expect("a device");
+    let context = CudaContext::new(0).expect("a device");
+    context.bind_to_thread().expect("its context");
+    let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(4).block_tokens(4).dtype(Dtype::F32);
+    let layout = layout.build().expect("a layout");
+    // SAFETY: so many bytes are allocated; freed below.
+    let address = unsafe { result::malloc_sync(2 * 6 * 64) }.expect("memory");
+    let plane = |at: u64, frame_stride| AdoptedPlane {
+        base: std::ptr::without_provenance_mut((address + at) as usize),
+        frame_stride,
+    };
+    let adopt = |planes: &[AdoptedPlane], frames, owner| {
+        // SAFETY: the tensors outlive the storage, which the owner says.
+        unsafe { CudaStorage::adopt(&device, layout.clone(), planes, frames, owner, CudaConfig::default()) }
+    };
+    let before = session.live();
+    let owner = Arc::new(());
+    let on = |planes: &[AdoptedPlane], frames| adopt(planes, frames, owner.clone()).expect_err("impossible");
+    assert_eq!(on(&[plane(0, 64)], 6), StorageError::PlaneCount { got: 1, want: 2 });
+    assert_eq!(
+        on(&[plane(0, 48), plane(384, 64)], 6),
+        StorageError::PlaneStride { plane: 0, frame_stride: 48, tile_bytes: 64 }
+    );
+    let wide = on(&[plane(0, 64), plane(384, usize::MAX / 4 & !63)], 6);
+    assert!(
+        matches!(
+            wide,
+            StorageError::PlaneTooLarge { plane: 1 } | StorageError::PlaneOutside { plane: 1, .. }
+        ),
+        "{wide}"
+    );
+    assert!(matches!(on(&[plane(0, 64), plane(384, 64)], 0), StorageError::FrameCount { .. }));
+    assert!(matches!(on(&[plane(0, 64), plane(384, 64)], 7), StorageError::PlanesOverlap { .. }));
+    assert_eq!(Arc::strong_count(&owner), 1, "what was refused keeps nothing");
+    assert_kept(&session, &before);
+
+    let storage = adopt(&[plane(0, 64), plane(384, 64)], 6, owner.clone()).expect("good tensors");
+    assert_eq!((storage.frames(), storage.frames_max(), Arc::strong_count(&owner)), (6, 6, 2));
+    let pool = Pool::builder(layout.clone()).blocks(5).storage(Arc::new(storage)).build().expect("a pool");
+    let grown = pool.grow(1).expect_err("there are no more tensors");
+    assert!(matches!(grown, GrowError::TooLarge { .. }), "{grown}");
+    let mut sequence = pool.sequence(SequenceId(1)).open().expect("a new id");
+    let stream = device.stream().expect("a stream");
+    let mut batch = pool.begin_batch_on(&stream).expect("a good stream");
+    batch.append(&mut sequence, 20).expect("all blocks");
+    let refused = batch.append(&mut sequence, 1).expect_err("no more blocks");
+    assert!(matches!(refused, SequenceError::Alloc(_)), "{refused}");
+    batch.finish_on(&stream).map(drop).expect("a good stream");
+    drop(sequence);
+    drop(pool);
+    assert!(drained(|| Arc::strong_count(&owner) == 1), "the tensors are let go");
+    // SAFETY: allocated above, and let go.
+    unsafe { result::free_sync(address) }.expect("still the engine's own");
+}
