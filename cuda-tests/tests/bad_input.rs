@@ -254,7 +254,7 @@ fn adopted_tensors_are_all_that_there_is() {
         on(&[plane(0, 48), plane(384, 64)], 6),
         StorageError::PlaneStride { plane: 0, frame_stride: 48, tile_bytes: 64 }
     );
-    let wide = on(&[plane(0, 64), plane(384, usize::MAX / 4 & !63)], 6);
+    let wide = on(&[plane(0, 64), plane(384, (usize::MAX / 4) & !63)], 6);
     assert!(
         matches!(
             wide,
