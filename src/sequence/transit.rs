@@ -110,6 +110,15 @@ impl Sequence {
         held.owner = self.known.as_deref().map_or_else(Owner::default, |known| known.owner);
         Ok(held)
     }
+
+    /// Whether all blocks that batches were to register are registered. If not, one of them panicked, or its device failed: the
+    /// bytes may not have been computed, and nobody is to find them, nor what was computed from them. The writers have ended.
+    fn is_computed(&self) -> bool {
+        let Some(known) = self.known.as_deref() else { return true };
+        let was_promised = |&(place, _): &(u32, BlockId)| place < self.seals.settled();
+        let mut promised = (0..).zip(self.blocks()).take_while(was_promised);
+        promised.all(|(place, id)| known.hash(place).is_none() || self.pool().word(id).is_cached())
+    }
 }
 
 /// A sequence that is not there yet.
@@ -124,7 +133,7 @@ pub(crate) struct Arrival {
 }
 
 impl Arrival {
-    /// Makes ready for a sequence of another pool.
+    /// Makes ready for a sequence of another pool, which has [departed](Sequence::depart).
     ///
     /// # Errors
     ///
@@ -132,7 +141,7 @@ impl Arrival {
     pub(crate) fn prepare(source: &Sequence, target: &Sequences) -> Result<Self, TransferError> {
         let list = target.register(source.id())?;
         let mut sequence = Sequence::new(target.clone(), source.id(), source.priority(), list);
-        let known = source.known.as_deref().zip(target.cache());
+        let known = source.known.as_deref().filter(|_| source.is_computed()).zip(target.cache());
         sequence.known = known.and_then(|(known, cache)| known.in_cache(cache)).map(Box::new);
         sequence.reuses_tail = source.reuses_tail;
         let held = Held::new(target);

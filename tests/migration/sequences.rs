@@ -1,5 +1,6 @@
 //! A sequence goes to another pool, and goes on there as if it had always been there.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 
 use kvpool::ids::SequenceId;
@@ -59,6 +60,34 @@ async fn it_goes_on_there() {
     drop(sequence);
     assert_eq!(cached(&to, &tokens), 19, "its hashes went on from those that it came with");
     is_idle(&to);
+}
+
+/// A batch that panicked may not have stored what it appended: nobody is to find it, also where the sequence goes.
+#[tokio::test]
+async fn what_a_panic_left_behind_is_found_nowhere() {
+    let (from, to) = pools(50);
+    let tokens = prompt(1, 42);
+    let mut sequence = admit(&from, 7, &tokens[..17]).unwrap();
+    let panicked = catch_unwind(AssertUnwindSafe(|| {
+        let mut batch = from.begin_batch();
+        batch.append_tokens(&mut sequence, &tokens[17..]).unwrap();
+        panic!("before anything is stored");
+    }));
+    assert!(panicked.is_err());
+    assert_eq!(cached(&from, &tokens), 4);
+    let (mut replica, _) = from.replicate(&sequence, Target::Device(&to)).await.unwrap();
+    assert_eq!((replica.len(), cached(&to, &tokens)), (42, 0));
+    replica.truncate(17).unwrap();
+    check(&to, &replica, &tokens);
+    // Taken back, as it should be: what is left was computed.
+    sequence.truncate(17).unwrap();
+    let (moved, _) = {
+        drop(replica);
+        from.migrate(sequence, Target::Device(&to)).await.unwrap()
+    };
+    assert_eq!(cached(&to, &tokens), 4);
+    drop(moved);
+    [from, to].iter().for_each(is_idle);
 }
 
 /// What is drafted stays drafted, and can be taken back; what was announced is appended later.
