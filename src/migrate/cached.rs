@@ -135,6 +135,8 @@ impl Route {
         let present_blocks = present.len();
         let room = match held.allocate_up_to(missing.len()) {
             Ok(room) => room,
+            // Of what is there nothing is left: it must stay here.
+            Err(error @ AllocError::DeviceLost { .. }) => return Err(error.into()),
             Err(_) if present_blocks > 0 || missing.is_empty() => 0,
             Err(error) => return Err(error.into()),
         };

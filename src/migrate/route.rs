@@ -1,6 +1,6 @@
 //! Two pools, and what both must have for blocks to go from one to the other.
 
-use crate::error::{StorageError, TransferError};
+use crate::error::{AllocError, StorageError, TransferError};
 use crate::ids::DeviceId;
 use crate::prefix::Cache;
 use crate::sequence::Sequences;
@@ -37,13 +37,18 @@ pub(super) struct Route {
 impl Route {
     /// # Errors
     ///
-    /// [`TransferError::SamePool`], [`TransferError::NoStorage`], [`StorageError::OtherForm`].
+    /// [`TransferError::SamePool`], [`TransferError::NoStorage`], [`StorageError::OtherForm`]; [`AllocError::DeviceLost`] of
+    /// the device that is to receive.
     pub(super) fn new(from: &Sequences, to: &Sequences) -> Result<Self, TransferError> {
         if from.same(to) {
             return Err(TransferError::SamePool { pool: from.blocks().tag() });
         }
         let (from, to) = (End::new(from)?, End::new(to)?);
         check_form(from.storage.layout(), to.storage.layout())?;
+        // Also if nothing is to be copied: what is cached there is lost.
+        if to.sequences.blocks().is_lost() {
+            return Err(AllocError::DeviceLost { device: to.storage.device() }.into());
+        }
         Ok(Self { from, to })
     }
 

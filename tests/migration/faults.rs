@@ -2,11 +2,12 @@
 
 use std::any::Any;
 use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
-use kvpool::error::{GrowError, SequenceError, StorageError, TransferError};
+use kvpool::error::{AllocError, GrowError, SequenceError, StorageError, TransferError};
 use kvpool::ids::{DeviceId, Run, SequenceId};
 use kvpool::pool::{AllocRequest, Pool, Target};
 use kvpool::prefix::PrefixKeys;
@@ -244,6 +245,31 @@ async fn a_device_that_is_lost_on_the_way() {
     assert!(matches!(failed.error, TransferError::Alloc(_)), "{failed}");
     drop(failed);
     until_idle(&from);
+}
+
+/// What is cached on a device that is lost is not there any more: nothing is evicted for it, or shared with it.
+#[tokio::test]
+async fn what_is_cached_on_a_lost_device_is_not_there() {
+    let lost = || StorageError::DeviceLost { device: DEVICE, reason: "on purpose".into() };
+    let is_lost = Arc::new(AtomicBool::new(false));
+    let fails = is_lost.clone();
+    let (here, there) =
+        (pool(plain(), 50), faulty(50, move || if fails.load(SeqCst) { Err(lost()) } else { Ok(()) }));
+    let tokens = prompt(1, 40);
+    let sequence = admit(&here, 1, &tokens).unwrap();
+    drop(here.replicate(&sequence, Target::Device(&there)).await.unwrap());
+    drop(sequence);
+    assert_eq!([cached(&here, &tokens[..39]), cached(&there, &tokens[..39])], [9, 9]);
+    is_lost.store(true, SeqCst);
+    let other = admit(&here, 2, &prompt(2, 5)).unwrap();
+    drop(here.migrate(other, Target::Device(&there)).await.unwrap_err());
+    assert!(there.is_lost());
+    let want = TransferError::Alloc(AllocError::DeviceLost { device: DEVICE });
+    assert_eq!(here.offload(&there, 50).await.unwrap_err(), want);
+    assert_eq!(cached(&here, &tokens), 9, "they stay");
+    let sequence = admit(&here, 1, &tokens).unwrap();
+    assert_eq!(here.migrate(sequence, Target::Device(&there)).await.unwrap_err().error, want);
+    until_idle(&here);
 }
 
 /// A transfer that stands still in the middle until it is told to go on.
