@@ -2,7 +2,8 @@
 //! seconds, nothing panics, what is owned can be given up, and nothing is left behind.
 
 use std::pin::Pin;
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Once, mpsc};
 use std::time::{Duration, Instant};
 
 use kvpool::cuda::{Device, StreamPriority};
@@ -17,6 +18,29 @@ use tokio::runtime::Runtime;
 const BOUND: Duration = Duration::from_secs(10);
 /// Errors that end a context: an address, a launch, a timeout, memory that cannot be corrected.
 const STICKY: [i32; 4] = [700, 719, 702, 214];
+
+/// Panics that no test has planted, of whatever thread: those in callbacks end nobody, and would not be seen.
+static PANICS: AtomicUsize = AtomicUsize::new(0);
+
+/// A turn with the machine; panics are counted from now on.
+fn session() -> Session {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            let is_planted = info.payload_as_str().is_some_and(|text| text.starts_with("planted"));
+            if !is_planted {
+                PANICS.fetch_add(1, Ordering::SeqCst);
+                before(info);
+            }
+        }));
+    });
+    mock::session()
+}
+
+fn assert_no_panic() {
+    assert_eq!(PANICS.load(Ordering::SeqCst), 0, "something panicked, perhaps where nobody looks");
+}
 
 fn runtime() -> Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("threads")
@@ -149,18 +173,19 @@ fn lose(session: &Session, seed: u64, fail: impl FnOnce(&mut Rng)) {
 
 #[test]
 fn a_device_that_fails_under_load_leaves_nobody_waiting() {
-    let session = mock::session();
+    let session = session();
     let before = baseline(&session);
     for seed in 0..24 {
         lose(&session, seed, |rng| session.fail(0, STICKY[rng.below(STICKY.len())]));
         session.fail(0, 0);
         assert_gone(&session, &before);
+        assert_no_panic();
     }
 }
 
 #[test]
 fn a_device_that_fails_in_a_call_leaves_nobody_waiting() {
-    let session = mock::session();
+    let session = session();
     let before = baseline(&session);
     let calls = [
         "cuEventCreate",
@@ -178,13 +203,14 @@ fn a_device_that_fails_in_a_call_leaves_nobody_waiting() {
         session.fail(0, 0);
         session.forget_injected();
         assert_gone(&session, &before);
+        assert_no_panic();
     }
 }
 
 /// A future that is dropped in the middle takes nothing with it: the copy ends by itself, and the frames are there again.
 #[test]
 fn futures_that_are_dropped_leave_nothing_half_done() {
-    let session = mock::session();
+    let session = session();
     let before = baseline(&session);
     let runtime = runtime();
     let _entered = runtime.enter();
@@ -223,6 +249,7 @@ fn futures_that_are_dropped_leave_nothing_half_done() {
         assert!(!rig.pool.is_lost());
         drop((lane, rig, device));
         assert_gone(&session, &before);
+        assert_no_panic();
     }
 }
 
@@ -230,7 +257,7 @@ fn futures_that_are_dropped_leave_nothing_half_done() {
 /// may not have computed.
 #[test]
 fn threads_that_panic_leave_a_pool_that_works() {
-    let session = mock::session();
+    let session = session();
     let before = baseline(&session);
     let device = Device::open(0).expect("the mock has a device");
     let rig = Rig::new(&device, &Shape { layout: layout_of(0), blocks: (24, 24), caches: true });
@@ -261,4 +288,5 @@ fn threads_that_panic_leave_a_pool_that_works() {
     }
     drop((lane, rig, device));
     assert_gone(&session, &before);
+    assert_no_panic();
 }

@@ -9,13 +9,12 @@
 //! [`DeviceTable`] of the pool's, the same one for all steps.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::ops::Range;
 use std::pin::pin;
 
-use cudarc::driver::{DriverError, sys};
-use kvpool::cuda::{DeviceRows, DeviceTable, TableError};
-use kvpool::error::{SequenceError, StorageError};
+use cudarc::driver::sys;
+use kvpool::cuda::{DeviceRows, DeviceTable};
+use kvpool::error::SequenceError;
 use kvpool::ids::SequenceId;
 use kvpool::sequence::{Batch, Finish, Sequence};
 use kvpool::storage::{DeviceStream, Storage};
@@ -25,6 +24,7 @@ use super::buffer::{BYTES, Buffer, Buffers, Mark};
 use super::gather::Gather;
 use super::rig::Rig;
 use super::rows::Rows;
+use super::wrong::Wrong;
 
 /// Sequences of a lane, at most, and tokens of each.
 const SEQUENCES: usize = 4;
@@ -68,57 +68,6 @@ struct Flight {
     /// And the packed blocks.
     packed: Range<usize>,
     what: String,
-}
-
-/// Why a lane cannot go on.
-#[derive(Debug)]
-pub enum Wrong {
-    /// A row was read that is not what was stored.
-    Row(String),
-    /// The driver said so.
-    Driver(DriverError),
-    /// The pool said so.
-    Storage(StorageError),
-    /// The pool said so.
-    Sequence(SequenceError),
-    /// The table said so.
-    Table(TableError),
-}
-
-impl fmt::Display for Wrong {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Row(what) => f.write_str(what),
-            Self::Driver(code) => write!(f, "the driver says {:?}", code.0),
-            Self::Storage(error) => error.fmt(f),
-            Self::Sequence(error) => error.fmt(f),
-            Self::Table(error) => error.fmt(f),
-        }
-    }
-}
-
-impl From<DriverError> for Wrong {
-    fn from(code: DriverError) -> Self {
-        Self::Driver(code)
-    }
-}
-
-impl From<StorageError> for Wrong {
-    fn from(error: StorageError) -> Self {
-        Self::Storage(error)
-    }
-}
-
-impl From<SequenceError> for Wrong {
-    fn from(error: SequenceError) -> Self {
-        Self::Sequence(error)
-    }
-}
-
-impl From<TableError> for Wrong {
-    fn from(error: TableError) -> Self {
-        Self::Table(error)
-    }
 }
 
 /// The end of a step, where its rows are read back to in the buffer by layer and half, and where its packed frames are.

@@ -19,12 +19,14 @@ mod gather;
 mod lane;
 mod rig;
 mod rows;
+mod wrong;
 
 pub use buffer::{Buffer, Buffers, Mark};
 pub use gather::Gather;
-pub use lane::{Lane, Wrong};
+pub use lane::Lane;
 pub use rig::{Rig, Shape, drained, layout_of};
 pub use rows::Rows;
+pub use wrong::Wrong;
 
 /// Polls a future once, without a runtime.
 pub fn poll<F: Future + ?Sized + Unpin>(future: &mut F) -> std::task::Poll<F::Output> {
