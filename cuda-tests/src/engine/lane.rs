@@ -151,11 +151,16 @@ impl Lane {
         self.running.clear();
     }
 
+    /// The beginning of one of the prompts.
+    pub fn prompt(number: u32, length: u32) -> Vec<u32> {
+        (0..length).map(|at| number << 16 | at).collect()
+    }
+
     /// A sequence of one of a few prompts, so that blocks of others are found.
     fn open(&mut self, rig: &Rig) -> Result<(), Wrong> {
         let prompt = self.rng.below(5) as u32;
         let length = 1 + self.rng.below(12) as u32;
-        let tokens: Vec<u32> = (0..length).map(|at| prompt << 16 | at).collect();
+        let tokens = Self::prompt(prompt, length);
         let sequence = match rig.pool.sequence(SequenceId(self.next_id)).tokens(&tokens) {
             Err(SequenceError::Alloc(_)) => return Ok(()),
             sequence => sequence?,

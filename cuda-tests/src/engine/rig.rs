@@ -35,7 +35,7 @@ pub fn layout_of(seed: u64) -> KvLayout {
 
 /// A cache that does the same each time: neither the key nor the clock is the process's.
 fn repeatable() -> PrefixConfig {
-    PrefixConfig::new().key(HashKey::from_bytes([7; 32])).clock(|| Millis(0))
+    PrefixConfig::new().key(Rig::key()).clock(|| Millis(0))
 }
 
 /// What all lanes share.
@@ -69,6 +69,11 @@ impl Rig {
         let rig = Self { pool, device: device.clone(), probe, probed: Mutex::new(probed), tell, context };
         rig.ask();
         rig
+    }
+
+    /// What the pool's prefix hashes are made with.
+    pub fn key() -> HashKey {
+        HashKey::from_bytes([7; 32])
     }
 
     /// The pool's storage.
