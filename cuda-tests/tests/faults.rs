@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use kvpool::cuda::{Device, StreamPriority};
 use kvpool::error::AllocError;
 use kvpool::pool::{AllocRequest, DefragConfig, DefragError, Pool, ResizeOptions};
+use kvpool::prefix::{PrefixConfig, PrefixKeys};
 use kvpool_cuda_tests::engine::{Lane, Rig, Shape, Wrong, drained, layout_of};
 use kvpool_cuda_tests::mock::{self, Kind, Live, Session, Style};
 use kvpool_testkit::rng::Rng;
@@ -28,7 +29,8 @@ fn session() -> Session {
     HOOK.call_once(|| {
         let before = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
-            let is_planted = info.payload_as_str().is_some_and(|text| text.starts_with("planted"));
+            let is_planted =
+                info.payload().downcast_ref::<&str>().is_some_and(|text| text.starts_with("planted"));
             if !is_planted {
                 PANICS.fetch_add(1, Ordering::SeqCst);
                 before(info);
@@ -118,6 +120,21 @@ async fn defragment(pool: Pool) -> DefragError {
     }
 }
 
+/// Sends cached blocks to the host all the time, and fetches some back, until the pool is lost.
+async fn offload(pool: Pool) {
+    let builder = Pool::builder(pool.layout().clone()).blocks(16);
+    let elsewhere =
+        builder.prefix_cache(PrefixConfig::new().key(Rig::key())).build().expect("a pool of the host");
+    while !pool.is_lost() {
+        let _ = pool.offload(&elsewhere, 4).await;
+        let _ = pool.bring_back(&elsewhere, &PrefixKeys::new(), &Lane::prompt(1, 12)).await;
+        tokio::time::sleep(Duration::from_micros(300)).await;
+    }
+    let refused = pool.bring_back(&elsewhere, &PrefixKeys::new(), &Lane::prompt(2, 12)).await;
+    assert!(refused.as_ref().map_or(true, |report| report.carried.blocks == 0), "{refused:?}");
+    elsewhere.audit().expect("a pool that has lost nothing");
+}
+
 /// All of it under load, until `fail` has been called and everybody has noticed.
 fn lose(session: &Session, seed: u64, fail: impl FnOnce(&mut Rng)) {
     let device = Device::open(0).expect("the mock has a device");
@@ -134,6 +151,7 @@ fn lose(session: &Session, seed: u64, fail: impl FnOnce(&mut Rng)) {
     let waiting = runtime.spawn(wait_for_blocks(rig.pool.clone()));
     let dropped = runtime.spawn(wait_for_blocks(rig.pool.clone()));
     let compaction = runtime.spawn(defragment(rig.pool.clone()));
+    let leaving = runtime.spawn(offload(rig.pool.clone()));
     let mut rng = Rng(seed);
     let lanes = [0, 1].map(|lane| Lane::new(&rig, rig.stream(StreamPriority::Usual), seed * 2 + lane));
     std::thread::scope(|scope| {
@@ -160,6 +178,10 @@ fn lose(session: &Session, seed: u64, fail: impl FnOnce(&mut Rng)) {
     let bounded = |what: &str, ended: bool| assert!(ended, "seed {seed}: {what} still waits");
     bounded("an allocation", runtime.block_on(tokio::time::timeout(BOUND, waiting)).is_ok());
     bounded("a task that was dropped", runtime.block_on(tokio::time::timeout(BOUND, dropped)).is_ok());
+    bounded(
+        "an offload",
+        runtime.block_on(tokio::time::timeout(BOUND, leaving)).is_ok_and(|end| end.is_ok()),
+    );
     bounded("a compaction", runtime.block_on(tokio::time::timeout(BOUND, compaction)).is_ok());
     bounded("the defragmenter", runtime.block_on(tokio::time::timeout(BOUND, defragmenter.stop())).is_ok());
     assert!(rig.pool.is_lost(), "seed {seed}");
