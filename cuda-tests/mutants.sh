@@ -32,6 +32,7 @@ done <<'LIST'
 seal_unfenced schedules
 publish_unfenced schedules
 reuse_unfenced schedules
+copy_unordered schedules
 staging_early schedules
 table_early schedules
 scales_left schedules

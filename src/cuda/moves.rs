@@ -58,8 +58,9 @@ impl CudaStorage {
         self.home.device.check_stream(stream, "copying frames")?;
         check::moves(moves, self.frames())?;
         let grid = self.grid(moves.len().saturating_mul(self.home.pieces.list.len()));
+        let on = if cfg!(kvpool_mutant = "copy_unordered") { self.moving.raw() } else { raw(stream) };
         // SAFETY: as above; the stream is of this device.
-        let flight = unsafe { self.enqueue_copy(moves, raw(stream), grid)? };
+        let flight = unsafe { self.enqueue_copy(moves, on, grid)? };
         flight.then((self.home.clone(), stream.clone()), Box::new(|_| ()));
         Ok(())
     }
