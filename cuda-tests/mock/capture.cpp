@@ -146,11 +146,20 @@ API cuStreamEndCapture(void* raw, void** graph) {
 
 static int status_of(const Stream* stream) { return !stream->capture ? 0 : stream->capture->invalid ? 2 : 1; }
 
-// CUDA: asking whether a stream captures disturbs nothing.
+// CUDA: asking whether a stream captures disturbs nothing. Of the legacy stream it cannot be said while a blocking stream of the
+// context is capturing: CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, which leaves that capture alone.
+static bool is_implied(const Stream* stream) {
+  if (stream != stream->device->legacy) return false;
+  for (const Stream* other : machine().streams)
+    if (other->device == stream->device && other->blocking && other->capture) return true;
+  return false;
+}
+
 API cuStreamIsCapturing(void* raw, int* status) {
   ENTER(ALIVE);
   Stream* stream = stream_of(raw, call, __func__);
   if (call.code) return call.code;
+  if (is_implied(stream)) return CAPTURE_IMPLICIT;
   *status = status_of(stream);
   return OK;
 }
@@ -160,6 +169,7 @@ static int info(void* raw, int* status, unsigned long long* id, const char* func
   if (call.code) return call.code;
   Stream* stream = stream_of(raw, call, function);
   if (call.code) return call.code;
+  if (is_implied(stream)) return CAPTURE_IMPLICIT;
   *status = status_of(stream);
   if (id) *id = stream->capture ? stream->capture->id : 0;
   return OK;

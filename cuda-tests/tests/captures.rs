@@ -148,3 +148,39 @@ fn a_captured_store_reads_what_is_in_the_table_when_it_is_replayed() {
         }
     });
 }
+
+/// Of the default stream nobody can say whether it is captured while a blocking stream is, and whoever marks it breaks that capture.
+#[test]
+fn the_default_stream_is_waited_for_beside_a_capture_and_leaves_it_alone() {
+    let session = session();
+    let device = Device::open(0).expect("a device");
+    let engine = CudaContext::new(0).expect("a device");
+    engine.bind_to_thread().expect("the context");
+    let storage = CudaStorage::new(&device, layout(), FRAMES, FRAMES).expect("frames");
+    // SAFETY: the default stream is there for as long as the context.
+    let default = unsafe { DeviceStream::from_raw(DeviceId::Cuda(0), std::ptr::null_mut(), ()) };
+    let mut raw = std::ptr::null_mut();
+    // SAFETY: the place is valid and the context is current; it is destroyed at the end.
+    let blocking = unsafe {
+        assert_eq!(sys::cuStreamCreate(&mut raw, 0), CUresult::CUDA_SUCCESS);
+        DeviceStream::from_raw(DeviceId::Cuda(0), raw.cast(), ())
+    };
+    session.pause();
+    // SAFETY: nobody else has the frames.
+    unsafe { storage.copy_on(&default, &[FrameMove::new(FrameId(0), FrameId(1))]) }.expect("enqueued");
+    begin(&blocking);
+    let (tell, told) = mpsc::channel();
+    storage.after(&default, Box::new(move |outcome| tell.send(outcome).expect("waits")));
+    let early = told.recv_timeout(Duration::from_millis(20));
+    assert!(early.is_err(), "told {early:?} of work that has not run");
+    let exec = end(&blocking);
+    let early = told.recv_timeout(Duration::from_millis(20));
+    assert!(early.is_err(), "told {early:?} of work that has not run");
+    session.resume();
+    assert_eq!(told.recv_timeout(Duration::from_secs(5)), Ok(Ok(())));
+    // SAFETY: made once each.
+    unsafe {
+        assert_eq!(sys::cuGraphExecDestroy(exec), CUresult::CUDA_SUCCESS);
+        assert_eq!(sys::cuStreamDestroy_v2(raw), CUresult::CUDA_SUCCESS);
+    }
+}

@@ -18,6 +18,9 @@ use super::staging::Staging;
 use super::stream::{Stream, StreamPriority, is_capturing};
 use super::watch::Watch;
 
+/// The handle of the calling thread's own default stream, whichever thread that is: `CU_STREAM_PER_THREAD`.
+const PER_THREAD: usize = 2;
+
 /// A CUDA device that can be used. Clones are the same one, and cost nothing; each [`open`](Self::open) starts a thread of
 /// its own to watch the device.
 #[derive(Clone)]
@@ -110,8 +113,25 @@ impl Device {
 
     /// Whether it is a stream of this device's primary context.
     pub(super) fn check_home(&self, stream: &DeviceStream) -> Result<(), StorageError> {
+        match self.foreign(stream)? {
+            None => Ok(()),
+            Some(foreign) => Err(foreign),
+        }
+    }
+
+    /// What makes it no stream of this device's primary context, if anything does. An error says nothing of the stream.
+    fn foreign(&self, stream: &DeviceStream) -> Result<Option<StorageError>, StorageError> {
         if stream.device() != self.id() {
-            return Err(StorageError::ForeignStream { stream: stream.device(), storage: self.id() });
+            let (stream, storage) = (stream.device(), self.id());
+            return Ok(Some(StorageError::ForeignStream { stream, storage }));
+        }
+        let unfit = |reason: &str| {
+            let (device, reason) = (self.id(), reason.into());
+            Ok(Some(StorageError::Device { device, doing: "using a stream", reason }))
+        };
+        // Batches end on threads of anybody's, and the watcher's: there it would be the stream of those.
+        if stream.as_raw().addr() == PER_THREAD {
+            return unfit("the per-thread default stream is another one on every thread");
         }
         let context = &self.0.context;
         let _entered = context.enter()?;
@@ -119,15 +139,15 @@ impl Device {
         // SAFETY: the place is valid, and the stream lives, says whoever made the `DeviceStream`.
         let asked = unsafe { sys::cuStreamGetCtx(raw(stream), &mut home) };
         context.check(asked, "asking for a stream's context")?;
-        if home != context.raw() {
-            let reason = "it is of another context than the device's primary one".into();
-            return Err(StorageError::Device { device: self.id(), doing: "using a stream", reason });
+        if home == context.raw() {
+            Ok(None)
+        } else {
+            unfit("it is of another context than the device's primary one")
         }
-        Ok(())
     }
 
     fn is_capturing(&self, stream: &DeviceStream) -> Result<bool, StorageError> {
-        // SAFETY: as in `check_home`, which has found it to be of this context.
+        // SAFETY: as in `foreign`, which has found it to be of this context.
         unsafe { is_capturing(&self.0.context, raw(stream)) }
     }
 
@@ -136,26 +156,35 @@ impl Device {
         if cfg!(kvpool_mutant = "seal_unfenced") {
             return done(self.good());
         }
-        if let Err(error) = self.check_home(stream) {
-            return done(Err(error));
+        match self.marked(stream) {
+            Ok(Ok(Some(event))) => self.0.watch.watch(event, Some(stream.clone()), done),
+            Ok(Err(foreign)) => done(Err(foreign)),
+            Err(error) if error.is_lost() => done(Err(error)),
+            // Captured, or the driver refuses for now. What is under way there goes on all the same, and nobody is told before it is
+            // over: the watcher marks the stream as soon as it can.
+            Ok(Ok(None)) | Err(_) => self.0.watch.watch_captured(stream.clone(), done),
         }
-        if self.is_capturing(stream).unwrap_or(false) {
-            return self.0.watch.watch_captured(stream.clone(), done);
+    }
+
+    /// A mark behind what is enqueued on the stream now; `None` if it is being captured; or what makes it no stream of this device.
+    fn marked(&self, stream: &DeviceStream) -> Result<Result<Option<Event>, StorageError>, StorageError> {
+        if let Some(foreign) = self.foreign(stream)? {
+            return Ok(Err(foreign));
+        }
+        if self.is_capturing(stream)? {
+            return Ok(Ok(None));
         }
         // SAFETY: the stream lives, and was found to be of this device.
-        match unsafe { Event::record(&self.0.context, raw(stream)) } {
-            Ok(event) => self.0.watch.watch(event, Some(stream.clone()), done),
-            Err(error) if error.is_lost() => done(Err(error)),
-            // There is no event to be had. The work is no less under way: it is waited for.
-            Err(_) => done(self.settle(stream)),
-        }
+        let event = unsafe { Event::record(&self.0.context, raw(stream))? };
+        // Whoever began to capture meanwhile has the mark in his graph. A stream that waited for it would be drawn in, too.
+        Ok(Ok((!self.is_capturing(stream)?).then_some(event)))
     }
 
     /// See [`Storage::settle`](crate::storage::Storage::settle).
     pub(super) fn settle(&self, stream: &DeviceStream) -> Result<(), StorageError> {
         self.check_stream(stream, "waiting for the stream")?;
         let _entered = self.0.context.enter()?;
-        // SAFETY: as in `check_home`.
+        // SAFETY: as in `foreign`.
         self.0.context.check_or_lose(unsafe { sys::cuStreamSynchronize(raw(stream)) })
     }
 
@@ -178,7 +207,12 @@ impl Device {
                 // Without an event there is waiting.
                 // SAFETY: the caller's.
                 let settled = unsafe { self.synchronise(stream) };
-                drop(kept);
+                if settled.as_ref().is_err_and(|error| !error.is_lost()) {
+                    // Nobody knows when it will be over: it is kept for good.
+                    std::mem::forget(kept);
+                } else {
+                    drop(kept);
+                }
                 done(settled.and(Err(error)));
             }
         }

@@ -173,7 +173,12 @@ impl Drop for Flight<'_> {
         if self.is_open {
             // An error on the way. On a device that is lost nothing is under way.
             // SAFETY: the stream lives.
-            let _ = unsafe { self.device.synchronise(self.stream) };
+            let settled = unsafe { self.device.synchronise(self.stream) };
+            if settled.is_err_and(|error| !error.is_lost()) {
+                // Somebody began to capture just there. Nobody knows when what was enqueued will be over: its buffers are
+                // nobody's any more.
+                std::mem::forget(std::mem::take(&mut self.kept));
+            }
         }
     }
 }

@@ -16,7 +16,7 @@
 
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SendError, Sender};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -49,7 +49,7 @@ enum Message {
 
 /// What is waited for.
 struct Mark {
-    /// `None` while the stream is being captured: it is marked as soon as it is not.
+    /// `None` while the stream is being captured, or the driver refuses: it is marked as soon as it can be.
     event: Option<Event>,
     /// The engine's, unless it is one of ours, which nobody captures.
     stream: Option<DeviceStream>,
@@ -73,14 +73,19 @@ impl Watch {
         self.send(Message::Watch(Mark { event: Some(event), stream }, done));
     }
 
-    /// The same for a stream that is being captured, and cannot be marked now.
+    /// The same for a stream that cannot be marked now: that is being captured, or that the driver refuses to mark.
     pub(super) fn watch_captured(&self, stream: DeviceStream, done: CopyDone) {
         self.send(Message::Watch(Mark { event: None, stream: Some(stream) }, done));
     }
 
     fn send(&self, message: Message) {
-        // The thread goes on for as long as there is a sender; were it gone, what is dropped uncalled counts as failed.
-        let _ = self.sender.send(message);
+        // The thread goes on for as long as there is a sender. Were it gone, nobody would ever know again what is over: then
+        // nothing of this device is used any more, and what is under way there is in nobody's way.
+        if let Err(SendError(Message::Watch(mark, done))) = self.sender.send(message) {
+            let lost = self.context.lose("the thread that watches it has ended".into());
+            drop(mark);
+            done(Err(lost));
+        }
     }
 
     fn nudge_behind(&self, event: &Event) -> Result<(), StorageError> {
@@ -146,17 +151,26 @@ fn sweep(context: &Arc<Context>, pending: &mut Vec<(Mark, CopyDone)>) {
     for (mut mark, done) in std::mem::take(pending) {
         match mark.is_reached(context) {
             Ok(false) => pending.push((mark, done)),
-            Ok(true) => over.push((done, Ok(()))),
-            Err(error) => over.push((done, Err(error))),
+            Ok(true) => over.push((mark, done, Ok(()))),
+            Err(error) => over.push((mark, done, Err(error))),
         }
     }
     // What one query has found out holds for those that were asked before it.
     if let Err(lost) = context.good() {
-        over.extend(pending.drain(..).map(|(_, done)| (done, Err(lost.clone()))));
+        over.extend(pending.drain(..).map(|(mark, done)| (mark, done, Err(lost.clone()))));
     }
-    for (done, outcome) in over {
-        // A callback that panics has said so; the others have nothing to do with it.
-        let _ = catch_unwind(AssertUnwindSafe(|| done(outcome)));
+    for (mark, done, outcome) in over {
+        // A callback that panics has said so; the others have nothing to do with it. Nor with the owner of a stream.
+        guarded(|| drop(mark));
+        guarded(|| done(outcome));
+    }
+}
+
+/// Runs what is others' code: it may panic, and this thread goes on.
+fn guarded(call: impl FnOnce()) {
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(call)) {
+        // What it panicked with may do so again when it is dropped.
+        std::mem::forget(panic);
     }
 }
 
