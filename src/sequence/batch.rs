@@ -107,7 +107,8 @@ impl Batch {
     pub fn finish(self) {}
 
     /// Ends the batch when the device has done what was enqueued on this stream until now: everything that was built under it
-    /// must have been enqueued there, or the stream waits for it. Returns at once, with a future that nobody needs to await.
+    /// must have been enqueued there, or the stream waits for it. Copies on write need not be thought of: of a batch that was begun on another
+    /// stream, that one is waited for, too. Returns at once, with a future that nobody needs to await.
     ///
     /// # Errors
     ///
@@ -119,8 +120,11 @@ impl Batch {
         }
         let (tell, told) = Finish::pair(stream.device());
         let mut step = self.step;
-        step.stream = None;
-        step.end_after(stream, Some(tell));
+        let begun = step.stream.take().filter(|begun| begun.as_raw() != stream.as_raw());
+        match begun.filter(|_| !step.copied.is_empty()) {
+            None => step.end_after(&[stream], Some(tell)),
+            Some(begun) => step.end_after(&[&begun, stream], Some(tell)),
+        }
         Ok(told)
     }
 

@@ -11,6 +11,7 @@
 
 use std::fmt;
 use std::pin::Pin;
+use std::sync::PoisonError;
 use std::task::{Context, Poll};
 
 use thiserror::Error;
@@ -20,8 +21,8 @@ use crate::batch::InFlight;
 use crate::error::StorageError;
 use crate::ids::{BlockHandle, BlockId, DeviceId, Ticket};
 use crate::prefix::KvEvent;
-use crate::storage::DeviceStream;
-use crate::sync::{Ordering::SeqCst, fence, panicking};
+use crate::storage::{CopyDone, DeviceStream, Storage};
+use crate::sync::{Arc, Mutex, Ordering::SeqCst, fence, panicking};
 
 use super::batch::Batch;
 use super::registry::Sequences;
@@ -98,8 +99,8 @@ impl Step {
         self.lease.as_ref().expect("a batch has a lease until it is dropped").ticket()
     }
 
-    /// Ends when the stream gets there.
-    pub(super) fn end_after(mut self, stream: &DeviceStream, tell: Option<Tell>) {
+    /// Ends when all these streams got there.
+    pub(super) fn end_after(mut self, streams: &[&DeviceStream], tell: Option<Tell>) {
         let Some(storage) = self.sequences.0.storage.clone() else { return };
         if cfg!(kvpool_mutant = "reuse_unfenced")
             && let Some(lease) = self.lease.take()
@@ -109,16 +110,17 @@ impl Step {
         let keeps = !self.is_void && !panicking();
         // Unless it is said that the work was done.
         self.is_void = true;
-        storage.after(
-            stream,
-            Box::new(move |outcome| {
-                self.is_void = !(keeps && outcome.is_ok());
-                let outcome = self.sequences.noting_loss(outcome);
-                drop(self);
-                // Perhaps nobody waits for it.
-                let _ = tell.map(|tell| tell.send(outcome));
-            }),
-        );
+        let end: CopyDone = Box::new(move |outcome| {
+            self.is_void = !(keeps && outcome.is_ok());
+            let outcome = self.sequences.noting_loss(outcome);
+            drop(self);
+            // Perhaps nobody waits for it.
+            let _ = tell.map(|tell| tell.send(outcome));
+        });
+        match streams {
+            [stream] => storage.after(stream, end),
+            _ => after_all(&*storage, streams, end),
+        }
     }
 
     fn end(&mut self) {
@@ -151,6 +153,27 @@ impl Step {
     }
 }
 
+/// Calls `end` when the last of these streams got there. If one of them is never told of, it is dropped with the last.
+fn after_all(storage: &dyn Storage, streams: &[&DeviceStream], end: CopyDone) {
+    let rest = Arc::new(Mutex::new((streams.len(), Ok(()), Some(end))));
+    for stream in streams {
+        let rest = rest.clone();
+        let told = move |outcome: Result<(), StorageError>| {
+            let mut rest = rest.lock().unwrap_or_else(PoisonError::into_inner);
+            rest.0 -= 1;
+            if outcome.is_err() {
+                rest.1 = outcome;
+            }
+            let last = if rest.0 == 0 { rest.2.take() } else { None };
+            let outcome = rest.1.clone();
+            // Whoever is told may do what he likes.
+            drop(rest);
+            let _ = last.map(|end| end(outcome));
+        };
+        storage.after(stream, Box::new(told));
+    }
+}
+
 impl Drop for Step {
     fn drop(&mut self) {
         match self.stream.take() {
@@ -164,7 +187,7 @@ impl Drop for Step {
                     stream: None,
                     is_void: self.is_void,
                 };
-                rest.end_after(&stream, None);
+                rest.end_after(&[&stream], None);
             }
         }
     }
