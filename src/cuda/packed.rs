@@ -45,7 +45,8 @@ struct Lot {
 fn lots(pieces: &Pieces, packed_bytes: usize, frames: usize, most: usize) -> Vec<Lot> {
     let mut lots = Vec::new();
     if packed_bytes <= most {
-        let step = most / packed_bytes;
+        // The list of a lot's frames goes through a buffer, too.
+        let step = (most / packed_bytes).min(BYTES_MAX / size_of::<u32>());
         for first in (0..frames).step_by(step) {
             let end = frames.min(first + step);
             let bytes = (end - first) * packed_bytes;
@@ -298,5 +299,9 @@ mod tests {
             assert_eq!(at, 7 * packed, "{most}");
         }
         assert!(lots(&pieces, packed, 0, packed).is_empty());
+        // Of frames shorter than their numbers, a lot is as many as there is room for these.
+        let lots = lots(&pieces, 1, 3 * BYTES_MAX, BYTES_MAX);
+        assert!(lots.iter().all(|lot| lot.frames.len() * size_of::<u32>() <= BYTES_MAX));
+        assert_eq!(lots.iter().map(|lot| lot.bytes).sum::<usize>(), 3 * BYTES_MAX);
     }
 }
