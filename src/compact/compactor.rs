@@ -160,10 +160,11 @@ impl Copying {
             Ok(()) => copied.moved = wave.publish(&mut |_, why| copied.given_up.count(why)),
             Err(error) => {
                 copied.given_up.copy_failed = wave.len();
-                drop(wave);
+                // Before its destinations are free again, or somebody would get one.
                 if error.is_lost() {
                     self.blocks.poison();
                 }
+                drop(wave);
                 copied.failed = Some(error);
             }
         }
