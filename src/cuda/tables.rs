@@ -237,7 +237,9 @@ impl DeviceTable {
         if cfg!(kvpool_mutant = "table_early") {
             flight.give_back();
         }
-        flight.then((self.memory.clone(), stream.clone()), Box::new(|_| ()));
+        // The device, too: it has the kernel that patches.
+        let kept = (self.memory.clone(), self.device.clone(), stream.clone());
+        flight.then(kept, Box::new(|_| ()));
     }
 }
 
