@@ -12,12 +12,12 @@ use super::context::Context;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum StreamPriority {
-    /// As streams are made unless told otherwise.
+    /// As streams are made unless told otherwise. CUDA knows priorities above this one and none below.
     #[default]
     Usual,
     /// Before all others.
     Highest,
-    /// Behind all others; on devices without priorities, as usual.
+    /// The lowest that the device has, which is that of usual streams: the work of those that are higher comes first.
     Lowest,
 }
 
