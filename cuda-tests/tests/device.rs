@@ -248,3 +248,79 @@ fn a_pool_that_scrubs_gives_up_a_lost_device_without_a_panic() {
     pool.audit().expect("every block is accounted for");
     drop(pool);
 }
+
+#[test]
+fn an_owner_of_a_stream_that_panics_ends_no_batch_early() {
+    struct Grim;
+    impl Drop for Grim {
+        fn drop(&mut self) {
+            panic!("planted: the owner of a stream panics");
+        }
+    }
+    let session = session();
+    let device = Device::open(0).expect("a device");
+    let storage = CudaStorage::new(&device, tiny(), 1, 1).expect("a frame");
+    let stream = device.stream().expect("a stream");
+    // SAFETY: the stream lives to the end.
+    let grim = unsafe { DeviceStream::from_raw(DeviceId::Cuda(0), stream.as_raw(), Grim) };
+    let (tell, told) = mpsc::channel();
+    let told_of = |stream: &DeviceStream| {
+        let tell = tell.clone();
+        storage.after(stream, Box::new(move |outcome| tell.send(outcome).expect("the test waits")));
+    };
+    session.pause();
+    told_of(&grim);
+    // The watcher has the last of it now.
+    drop(grim);
+    session.resume();
+    assert_eq!(told.recv_timeout(Duration::from_secs(5)), Ok(Ok(())));
+    session.pause();
+    told_of(&stream);
+    assert!(told.recv_timeout(Duration::from_millis(20)).is_err(), "nothing has run yet");
+    session.resume();
+    assert_eq!(told.recv_timeout(Duration::from_secs(5)), Ok(Ok(())));
+}
+
+#[test]
+fn the_stream_of_whichever_thread_is_none_to_end_a_batch_on() {
+    let _session = session();
+    let device = Device::open(0).expect("a device");
+    let storage = CudaStorage::new(&device, tiny(), 2, 2).expect("frames");
+    // SAFETY: CU_STREAM_PER_THREAD, which is always there.
+    let own = unsafe { DeviceStream::from_raw(DeviceId::Cuda(0), std::ptr::without_provenance_mut(2), ()) };
+    let refused = storage.check_stream(&own).expect_err("another one on every thread");
+    assert!(refused.to_string().contains("per-thread"), "{refused}");
+    let moves = [FrameMove::new(FrameId(0), FrameId(1))];
+    // SAFETY: refused.
+    assert_eq!(unsafe { storage.copy_on(&own, &moves) }, Err(refused.clone()));
+    assert_eq!(storage.settle(&own), Err(refused));
+}
+
+#[test]
+fn a_copy_on_write_is_waited_for_though_the_batch_is_finished_on_another_stream() {
+    let session = session();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+    let device = Device::open(0).expect("a device");
+    let storage = CudaStorage::new(&device, tiny(), 9, 9).expect("frames");
+    let pool = Pool::builder(tiny()).blocks(8).storage(Arc::new(storage)).build().expect("a pool");
+    let (begun, other) = (device.stream().expect("a stream"), device.stream().expect("a stream"));
+    let mut sequence = pool.sequence(SequenceId(1)).open().expect("a sequence");
+    let mut batch = pool.begin_batch();
+    batch.append(&mut sequence, 3).expect("blocks");
+    batch.finish();
+    let mut fork = sequence.fork(SequenceId(2)).expect("a fork");
+    session.pause();
+    let mut batch = pool.begin_batch_on(&begun).expect("a good stream");
+    assert!(batch.append(&mut fork, 1).expect("blocks").copied.is_some());
+    let mut finish = batch.finish_on(&other).expect("a good stream");
+    // The other stream has nothing to do, and gets there.
+    session.step_stream(other.as_raw(), 100);
+    runtime.block_on(async {
+        let early = tokio::time::timeout(Duration::from_millis(20), &mut finish).await;
+        assert!(early.is_err(), "{early:?}: the copy has not been done");
+        session.resume();
+        tokio::time::timeout(Duration::from_secs(5), finish).await.expect("told").expect("a good device");
+    });
+    drop((sequence, fork));
+    pool.audit().expect("every block is accounted for");
+}
