@@ -3,6 +3,7 @@
 //! It is looked for before the first call of it, function by function: the bindings panic where a library or a symbol is
 //! missing, and a process without a GPU must be told, not ended.
 
+use std::error::Error;
 use std::ffi::c_int;
 use std::fmt;
 use std::sync::OnceLock;
@@ -13,7 +14,7 @@ use libloading::Library;
 use super::error::{CudaError, check};
 
 /// The names under which the bindings look, too.
-const LIBRARIES: [&str; 3] = ["libcuda.so", "libcuda.so.1", "nvcuda.dll"];
+const LIBRARIES: &[&str] = if cfg!(windows) { &["nvcuda.dll"] } else { &["libcuda.so", "libcuda.so.1"] };
 
 /// What the kernels were compiled for.
 const DRIVER_NEEDED: Version = Version { major: 12, minor: 0 };
@@ -160,15 +161,17 @@ fn start() -> Result<(), CudaError> {
 }
 
 fn find() -> Result<Library, CudaError> {
-    let mut reason = None;
-    for name in LIBRARIES {
+    let mut reasons = Vec::new();
+    for &name in LIBRARIES {
         // SAFETY: what runs when a driver is loaded or unloaded is the driver's own.
         match unsafe { Library::new(name) } {
             Ok(library) => return Ok(library),
-            Err(error) => reason = reason.or(Some(error.to_string())),
+            // The loader's own words, which name the file, are behind it.
+            Err(error) => reasons.push(error.source().map_or_else(|| error.to_string(), ToString::to_string)),
         }
     }
-    Err(CudaError::NoDriver { reason: reason.unwrap_or_default().into() })
+    // Each: it may be the second that is there, and cannot be loaded.
+    Err(CudaError::NoDriver { reason: reasons.join("; ").into() })
 }
 
 /// 12080 is 12.8.
