@@ -176,13 +176,7 @@ impl CudaStorage {
             // SAFETY: the caller's.
             return unsafe { exchange::through_host(self, source, from, to) };
         };
-        exchange::check_form(source.layout(), self.layout())?;
-        let (frames, want) = (exchange::count(from), exchange::count(to));
-        if frames != want {
-            return Err(StorageError::RunsDiffer { from: frames, to: want });
-        }
-        check::runs(from, source.frames())?;
-        check::runs_disjoint(to, self.frames())?;
+        let frames = exchange::check_runs(self, source, from, to)?;
         let (there, here) = (&*source.home, &*self.home);
         let (lots, landing_lots) = (there.lots(frames), here.lots(frames));
         // A frame that is longer than a buffer is cut between pieces, and those are not the same where one of the two joins K and V.

@@ -18,7 +18,7 @@ pub(crate) fn check_form(from: &KvLayout, to: &KvLayout) -> Result<(), StorageEr
 }
 
 /// Frames of some runs.
-pub(crate) fn count(runs: &[Run]) -> usize {
+fn count(runs: &[Run]) -> usize {
     runs.iter().map(|run| run.len as usize).sum()
 }
 
@@ -39,7 +39,7 @@ fn take(runs: &mut Vec<Run>, frames: usize) -> Vec<Run> {
 }
 
 /// What can be refused before any byte moves. How many frames there are.
-pub(super) fn check_runs<S: Storage + ?Sized>(
+pub(crate) fn check_runs<S: Storage + ?Sized>(
     target: &S,
     source: &dyn Storage,
     from: &[Run],
