@@ -28,7 +28,7 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
 
     let device = CudaStorage::new(&gpu.device, layout.clone(), frames, frames)?;
     let host = HostStorage::new(layout, frames, frames)?;
-    // Every other frame, so that nothing is contiguous.
+    // The last first, so that no two are a run.
     let all = [Run { start: FrameId(0), len: frames as u32 }];
     let scattered: Vec<Run> =
         (0..frames as u32).rev().map(|frame| Run { start: FrameId(frame), len: 1 }).collect();

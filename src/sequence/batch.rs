@@ -110,6 +110,9 @@ impl Batch {
     /// must have been enqueued there, or the stream waits for it. Copies on write need not be thought of: of a batch that was begun on another
     /// stream, that one is waited for, too. Returns at once, with a future that nobody needs to await.
     ///
+    /// For batches whose bytes were written by the time that they end on the host, or that write to no shared block: a batch that was
+    /// not [begun on the stream](Self::begin_on) copies on write when it appends, whatever is still to come there.
+    ///
     /// # Errors
     ///
     /// [`FinishError`], which has the batch, as [`begin_on`](Self::begin_on) refuses a stream. The future: that the device failed before the stream got there. Then the batch
