@@ -7,8 +7,8 @@ use std::thread;
 use std::time::Duration;
 
 use kvpool::compact::{DefragConfig, DefragOptions};
-use kvpool::error::{AllocError, GrowError, SequenceError, StorageError};
-use kvpool::ids::{DeviceId, Order, Run, SequenceId};
+use kvpool::error::{AllocError, SequenceError, StorageError};
+use kvpool::ids::{DeviceId, Order, SequenceId};
 use kvpool::pool::{AllocRequest, Pool, Priority, ResizeError, ResizeOptions};
 use kvpool::sequence::Sequence;
 use kvpool::storage::{CopyDone, Elements, ElementsMut, FrameMove, HostStorage, KvLayout, Storage};
@@ -52,84 +52,14 @@ impl Late {
 
 // What the host's memory does, all but the copy of a wave. The frame rule is the caller's.
 impl Storage for Late {
-    fn as_any(&self) -> &dyn std::any::Any {
-        self
-    }
-
-    fn layout(&self) -> &KvLayout {
-        self.host.layout()
-    }
+    kvpool_testkit::as_on_the_host!(host);
 
     fn device(&self) -> DeviceId {
         self.device
     }
 
-    fn frames(&self) -> usize {
-        self.host.frames()
-    }
-
-    fn frames_max(&self) -> usize {
-        self.host.frames_max()
-    }
-
-    fn grow(&self, total: usize) -> Result<(), GrowError> {
-        self.host.grow(total)
-    }
-
-    unsafe fn shrink(&self, total: usize) {
-        // SAFETY: the caller's, here and below.
-        unsafe { self.host.shrink(total) }
-    }
-
-    unsafe fn store(
-        &self,
-        layer: usize,
-        k: Elements<'_>,
-        v: Elements<'_>,
-        slots: &[i64],
-    ) -> Result<(), StorageError> {
-        // SAFETY: see above.
-        unsafe { self.host.store(layer, k, v, slots) }
-    }
-
-    unsafe fn load(
-        &self,
-        layer: usize,
-        slots: &[i64],
-        k: ElementsMut<'_>,
-        v: ElementsMut<'_>,
-    ) -> Result<(), StorageError> {
-        // SAFETY: see above.
-        unsafe { self.host.load(layer, slots, k, v) }
-    }
-
-    unsafe fn copy(&self, moves: &[FrameMove]) -> Result<(), StorageError> {
-        // SAFETY: see above.
-        unsafe { self.host.copy(moves) }
-    }
-
     unsafe fn copy_then(&self, moves: &[FrameMove], done: CopyDone) {
         let _ = self.copies.lock().unwrap().send(Copying(moves.to_vec(), done));
-    }
-
-    unsafe fn pack(&self, runs: &[Run], out: &mut [u8]) -> Result<(), StorageError> {
-        // SAFETY: see above.
-        unsafe { self.host.pack(runs, out) }
-    }
-
-    unsafe fn unpack(&self, runs: &[Run], bytes: &[u8]) -> Result<(), StorageError> {
-        // SAFETY: see above.
-        unsafe { self.host.unpack(runs, bytes) }
-    }
-
-    unsafe fn zero(&self, runs: &[Run]) -> Result<(), StorageError> {
-        // SAFETY: see above.
-        unsafe { self.host.zero(runs) }
-    }
-
-    unsafe fn discard(&self, runs: &[Run]) -> Result<(), StorageError> {
-        // SAFETY: see above.
-        unsafe { self.host.discard(runs) }
     }
 }
 

@@ -1,15 +1,14 @@
 //! Batches on a device's stream, over a device whose stream the test moves on by hand: nothing that a batch holds is given up
 //! before the stream got there, copies on write are in the stream's order, and a device that is lost leaves nobody waiting.
 
-use std::any::Any;
 use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
-use kvpool::error::{AllocError, GrowError, SequenceError, StorageError};
-use kvpool::ids::{DeviceId, Run, SequenceId};
+use kvpool::error::{AllocError, SequenceError, StorageError};
+use kvpool::ids::{DeviceId, SequenceId};
 use kvpool::pool::{AllocRequest, Pool};
 use kvpool::prefix::PrefixConfig;
 use kvpool::sequence::{BlockTable, Sequence};
@@ -79,80 +78,10 @@ impl Queued {
 
 // What the host's memory does, all but what streams do. The frame rule is the caller's.
 impl Storage for Queued {
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-
-    fn layout(&self) -> &KvLayout {
-        self.host.layout()
-    }
+    kvpool_testkit::as_on_the_host!(host);
 
     fn device(&self) -> DeviceId {
         DEVICE
-    }
-
-    fn frames(&self) -> usize {
-        self.host.frames()
-    }
-
-    fn frames_max(&self) -> usize {
-        self.host.frames_max()
-    }
-
-    fn grow(&self, total: usize) -> Result<(), GrowError> {
-        self.host.grow(total)
-    }
-
-    unsafe fn shrink(&self, total: usize) {
-        // SAFETY: the caller's.
-        unsafe { self.host.shrink(total) }
-    }
-
-    unsafe fn store(
-        &self,
-        layer: usize,
-        k: Elements<'_>,
-        v: Elements<'_>,
-        slots: &[i64],
-    ) -> Result<(), StorageError> {
-        // SAFETY: the caller's.
-        unsafe { self.host.store(layer, k, v, slots) }
-    }
-
-    unsafe fn load(
-        &self,
-        layer: usize,
-        slots: &[i64],
-        k: ElementsMut<'_>,
-        v: ElementsMut<'_>,
-    ) -> Result<(), StorageError> {
-        // SAFETY: the caller's.
-        unsafe { self.host.load(layer, slots, k, v) }
-    }
-
-    unsafe fn copy(&self, moves: &[FrameMove]) -> Result<(), StorageError> {
-        // SAFETY: the caller's.
-        unsafe { self.host.copy(moves) }
-    }
-
-    unsafe fn pack(&self, runs: &[Run], out: &mut [u8]) -> Result<(), StorageError> {
-        // SAFETY: the caller's.
-        unsafe { self.host.pack(runs, out) }
-    }
-
-    unsafe fn unpack(&self, runs: &[Run], bytes: &[u8]) -> Result<(), StorageError> {
-        // SAFETY: the caller's.
-        unsafe { self.host.unpack(runs, bytes) }
-    }
-
-    unsafe fn zero(&self, runs: &[Run]) -> Result<(), StorageError> {
-        // SAFETY: the caller's.
-        unsafe { self.host.zero(runs) }
-    }
-
-    unsafe fn discard(&self, runs: &[Run]) -> Result<(), StorageError> {
-        // SAFETY: the caller's.
-        unsafe { self.host.discard(runs) }
     }
 
     fn check_stream(&self, stream: &DeviceStream) -> Result<(), StorageError> {

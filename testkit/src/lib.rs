@@ -6,3 +6,4 @@ pub mod prefix;
 pub mod prompts;
 pub mod rng;
 pub mod scalar;
+pub mod storages;

@@ -1,17 +1,16 @@
 //! Storages that fail or panic midway, and futures that are dropped: the source is what it was, the target is free again.
 
-use std::any::Any;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
-use kvpool::error::{AllocError, GrowError, SequenceError, StorageError, TransferError};
+use kvpool::error::{AllocError, SequenceError, StorageError, TransferError};
 use kvpool::ids::{DeviceId, Run, SequenceId};
 use kvpool::pool::{AllocRequest, Pool, Target};
 use kvpool::prefix::PrefixKeys;
-use kvpool::storage::{Elements, ElementsMut, FrameMove, HostStorage, KvLayout, Storage};
+use kvpool::storage::{HostStorage, Storage};
 
 use super::kv::{admit, builder, cached, check, config, is_idle, other, plain, pool, prompt, store};
 
@@ -40,60 +39,10 @@ fn first_of(runs: &[Run]) -> Run {
 
 // What the host's memory does, all but `receive`. The frame rule is the caller's.
 impl Storage for Faulty {
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-
-    fn layout(&self) -> &KvLayout {
-        self.host.layout()
-    }
+    kvpool_testkit::as_on_the_host!(host);
 
     fn device(&self) -> DeviceId {
         DEVICE
-    }
-
-    fn frames(&self) -> usize {
-        self.host.frames()
-    }
-
-    fn frames_max(&self) -> usize {
-        self.host.frames_max()
-    }
-
-    fn grow(&self, total: usize) -> Result<(), GrowError> {
-        self.host.grow(total)
-    }
-
-    unsafe fn shrink(&self, total: usize) {
-        // SAFETY: the caller's, here and below.
-        unsafe { self.host.shrink(total) }
-    }
-
-    unsafe fn store(
-        &self,
-        layer: usize,
-        k: Elements<'_>,
-        v: Elements<'_>,
-        slots: &[i64],
-    ) -> Result<(), StorageError> {
-        // SAFETY: see above.
-        unsafe { self.host.store(layer, k, v, slots) }
-    }
-
-    unsafe fn load(
-        &self,
-        layer: usize,
-        slots: &[i64],
-        k: ElementsMut<'_>,
-        v: ElementsMut<'_>,
-    ) -> Result<(), StorageError> {
-        // SAFETY: see above.
-        unsafe { self.host.load(layer, slots, k, v) }
-    }
-
-    unsafe fn copy(&self, moves: &[FrameMove]) -> Result<(), StorageError> {
-        // SAFETY: see above.
-        unsafe { self.host.copy(moves) }
     }
 
     unsafe fn receive(&self, source: &dyn Storage, from: &[Run], to: &[Run]) -> Result<(), StorageError> {
@@ -107,26 +56,6 @@ impl Storage for Faulty {
         hook()?;
         // SAFETY: see above.
         unsafe { self.host.receive(source, from, to) }
-    }
-
-    unsafe fn pack(&self, runs: &[Run], out: &mut [u8]) -> Result<(), StorageError> {
-        // SAFETY: see above.
-        unsafe { self.host.pack(runs, out) }
-    }
-
-    unsafe fn unpack(&self, runs: &[Run], bytes: &[u8]) -> Result<(), StorageError> {
-        // SAFETY: see above.
-        unsafe { self.host.unpack(runs, bytes) }
-    }
-
-    unsafe fn zero(&self, runs: &[Run]) -> Result<(), StorageError> {
-        // SAFETY: see above.
-        unsafe { self.host.zero(runs) }
-    }
-
-    unsafe fn discard(&self, runs: &[Run]) -> Result<(), StorageError> {
-        // SAFETY: see above.
-        unsafe { self.host.discard(runs) }
     }
 }
 

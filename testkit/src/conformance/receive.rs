@@ -1,12 +1,8 @@
 //! Frames from another storage: the same bytes, whatever lies in between, and none but those that were asked for.
 
-use std::any::Any;
-
-use kvpool::error::{GrowError, StorageError};
+use kvpool::error::StorageError;
 use kvpool::ids::{DeviceId, FrameId, Run};
-use kvpool::storage::{
-    Arrangement, Elements, ElementsMut, FrameMove, HostStorage, KvLayout, Parts, Scales, Storage,
-};
+use kvpool::storage::{Arrangement, HostStorage, KvLayout, Parts, Scales, Storage};
 
 use super::FRAMES;
 use super::ops::{all, pack_all};
@@ -67,80 +63,10 @@ struct Stranger(HostStorage);
 
 // What the host's memory does. The frame rule is the caller's.
 impl Storage for Stranger {
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-
-    fn layout(&self) -> &KvLayout {
-        self.0.layout()
-    }
+    crate::as_on_the_host!(0);
 
     fn device(&self) -> DeviceId {
         self.0.device()
-    }
-
-    fn frames(&self) -> usize {
-        self.0.frames()
-    }
-
-    fn frames_max(&self) -> usize {
-        self.0.frames_max()
-    }
-
-    fn grow(&self, total: usize) -> Result<(), GrowError> {
-        self.0.grow(total)
-    }
-
-    unsafe fn shrink(&self, total: usize) {
-        // SAFETY: the caller's, here and below.
-        unsafe { self.0.shrink(total) }
-    }
-
-    unsafe fn store(
-        &self,
-        layer: usize,
-        k: Elements<'_>,
-        v: Elements<'_>,
-        slots: &[i64],
-    ) -> Result<(), StorageError> {
-        // SAFETY: see above.
-        unsafe { self.0.store(layer, k, v, slots) }
-    }
-
-    unsafe fn load(
-        &self,
-        layer: usize,
-        slots: &[i64],
-        k: ElementsMut<'_>,
-        v: ElementsMut<'_>,
-    ) -> Result<(), StorageError> {
-        // SAFETY: see above.
-        unsafe { self.0.load(layer, slots, k, v) }
-    }
-
-    unsafe fn copy(&self, moves: &[FrameMove]) -> Result<(), StorageError> {
-        // SAFETY: see above.
-        unsafe { self.0.copy(moves) }
-    }
-
-    unsafe fn pack(&self, runs: &[Run], out: &mut [u8]) -> Result<(), StorageError> {
-        // SAFETY: see above.
-        unsafe { self.0.pack(runs, out) }
-    }
-
-    unsafe fn unpack(&self, runs: &[Run], bytes: &[u8]) -> Result<(), StorageError> {
-        // SAFETY: see above.
-        unsafe { self.0.unpack(runs, bytes) }
-    }
-
-    unsafe fn zero(&self, runs: &[Run]) -> Result<(), StorageError> {
-        // SAFETY: see above.
-        unsafe { self.0.zero(runs) }
-    }
-
-    unsafe fn discard(&self, runs: &[Run]) -> Result<(), StorageError> {
-        // SAFETY: see above.
-        unsafe { self.0.discard(runs) }
     }
 }
 

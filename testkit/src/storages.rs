@@ -1,0 +1,105 @@
+//! Storages of a test's own: the host's memory, but for what the test is about.
+
+/// In an `impl Storage`, all that goes to the [`HostStorage`](kvpool::storage::HostStorage) in this field as it is. What is left to
+/// the test: `device`, and whatever has a default and is to be another.
+///
+/// ```
+/// # use kvpool::{ids::DeviceId, storage::{HostStorage, Storage}};
+/// #[derive(Debug)]
+/// struct Elsewhere(HostStorage);
+///
+/// impl Storage for Elsewhere {
+///     kvpool_testkit::as_on_the_host!(0);
+///
+///     fn device(&self) -> DeviceId {
+///         DeviceId::Cuda(3)
+///     }
+/// }
+/// ```
+#[macro_export]
+macro_rules! as_on_the_host {
+    ($field:tt) => {
+        fn as_any(&self) -> &dyn ::std::any::Any {
+            self
+        }
+
+        fn layout(&self) -> &::kvpool::storage::KvLayout {
+            self.$field.layout()
+        }
+
+        fn frames(&self) -> usize {
+            self.$field.frames()
+        }
+
+        fn frames_max(&self) -> usize {
+            self.$field.frames_max()
+        }
+
+        fn grow(&self, total: usize) -> Result<(), ::kvpool::error::GrowError> {
+            self.$field.grow(total)
+        }
+
+        unsafe fn shrink(&self, total: usize) {
+            // SAFETY: the frame rule is the caller's, here and below.
+            unsafe { self.$field.shrink(total) }
+        }
+
+        unsafe fn store(
+            &self,
+            layer: usize,
+            k: ::kvpool::storage::Elements<'_>,
+            v: ::kvpool::storage::Elements<'_>,
+            slots: &[i64],
+        ) -> Result<(), ::kvpool::error::StorageError> {
+            // SAFETY: see above.
+            unsafe { self.$field.store(layer, k, v, slots) }
+        }
+
+        unsafe fn load(
+            &self,
+            layer: usize,
+            slots: &[i64],
+            k: ::kvpool::storage::ElementsMut<'_>,
+            v: ::kvpool::storage::ElementsMut<'_>,
+        ) -> Result<(), ::kvpool::error::StorageError> {
+            // SAFETY: see above.
+            unsafe { self.$field.load(layer, slots, k, v) }
+        }
+
+        unsafe fn copy(
+            &self,
+            moves: &[::kvpool::storage::FrameMove],
+        ) -> Result<(), ::kvpool::error::StorageError> {
+            // SAFETY: see above.
+            unsafe { self.$field.copy(moves) }
+        }
+
+        unsafe fn pack(
+            &self,
+            runs: &[::kvpool::ids::Run],
+            out: &mut [u8],
+        ) -> Result<(), ::kvpool::error::StorageError> {
+            // SAFETY: see above.
+            unsafe { self.$field.pack(runs, out) }
+        }
+
+        unsafe fn unpack(
+            &self,
+            runs: &[::kvpool::ids::Run],
+            bytes: &[u8],
+        ) -> Result<(), ::kvpool::error::StorageError> {
+            // SAFETY: see above.
+            unsafe { self.$field.unpack(runs, bytes) }
+        }
+
+        unsafe fn zero(&self, runs: &[::kvpool::ids::Run]) -> Result<(), ::kvpool::error::StorageError> {
+            // SAFETY: see above.
+            unsafe { self.$field.zero(runs) }
+        }
+
+        unsafe fn discard(&self, runs: &[::kvpool::ids::Run]) -> Result<(), ::kvpool::error::StorageError> {
+            // SAFETY: see above.
+            unsafe { self.$field.discard(runs) }
+        }
+    };
+}
