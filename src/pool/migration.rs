@@ -78,6 +78,10 @@ impl Pool {
     /// [hashing and key](crate::prefix::PrefixConfig). If the other pool has less room, fewer go; its own coldest blocks make
     /// room.
     ///
+    /// A hash says which tokens a block holds, and not of which model, nor of which tensor-parallel rank: pools that share another one
+    /// for what they offload need a [salt](PrefixKeys::salt) each, unless their bytes are the same. While blocks are on their
+    /// way they are nobody's to evict: who allocates here meanwhile wants a small `blocks_max`.
+    ///
     /// The future may be dropped at any time: then it is done to the end, or all blocks are where they were. Who
     /// [clears](Self::clear_prefix_cache) both caches meanwhile clears this one first: what is on its way is found in
     /// neither then.
