@@ -5,13 +5,13 @@
 
 use std::error::Error;
 use std::ffi::c_int;
-use std::fmt;
 use std::sync::OnceLock;
 
 use cudarc::driver::sys::{self, CUdevice, CUdevice_attribute, CUdevice_attribute_enum as Attribute};
 use libloading::Library;
 
 use super::error::{CudaError, check};
+use super::version::Version;
 
 /// The names under which the bindings look, too.
 const LIBRARIES: &[&str] = if cfg!(windows) { &["nvcuda.dll"] } else { &["libcuda.so", "libcuda.so.1"] };
@@ -75,21 +75,6 @@ const FUNCTIONS: &[&str] = &[
     "cuStreamWaitEvent",
     "cuThreadExchangeStreamCaptureMode",
 ];
-
-/// A version of CUDA, or a compute capability.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Version {
-    /// Before the dot.
-    pub major: u32,
-    /// After it.
-    pub minor: u32,
-}
-
-impl fmt::Display for Version {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.major, self.minor)
-    }
-}
 
 /// A device as the driver describes it.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -7,7 +7,7 @@ use thiserror::Error;
 
 use crate::error::StorageError;
 
-use super::driver::Version;
+use super::version::Version;
 
 /// Why a CUDA device cannot be used.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]

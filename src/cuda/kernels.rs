@@ -14,8 +14,8 @@ use crate::dtype::Dtype;
 use crate::error::StorageError;
 
 use super::context::Context;
-use super::driver::Version;
 use super::params::THREADS;
+use super::version::Version;
 
 /// The driver reads to the NUL.
 const PTX_SM80: &str = concat!(include_str!("../../kernels/ptx/kvpool.sm80.ptx"), "\0");

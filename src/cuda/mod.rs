@@ -14,7 +14,7 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `error`, `driver` | what can be wrong; whether there is a driver, and which devices it has |
+//! | `version`, `error`, `driver` | what can be wrong; whether there is a driver, and which devices it has |
 //! | `capture`, `context` | somebody's graph that is being captured is left alone; the device's primary context, and whether it is lost |
 //! | `stream`, `event`, `watch` | queues of work, marks in them, and the thread that sees the marks reached |
 //! | `staging`, [`params`], `kernels` | buffers between host and device, what kernels are given, the kernels |
@@ -59,13 +59,15 @@ mod staging;
 mod storage;
 mod stream;
 mod tables;
+mod version;
 mod watch;
 
 pub use config::CudaConfig;
 pub use device::Device;
 pub use device_rows::DeviceRows;
-pub use driver::{DeviceInfo, Version, devices};
+pub use driver::{DeviceInfo, devices};
 pub use error::CudaError;
 pub use storage::{CudaStorage, DevicePlane};
 pub use stream::StreamPriority;
 pub use tables::{DeviceTable, TableError};
+pub use version::Version;

@@ -13,6 +13,8 @@
 use std::fmt;
 use std::ops::Range;
 
+use thiserror::Error;
+
 use crate::block::AllocRequest;
 use crate::error::{AllocError, SequenceError, StorageError};
 use crate::ids::{BlockId, FrameId, Ticket};
@@ -23,7 +25,7 @@ use super::known::Known;
 use super::plan::Growth;
 use super::registry::Sequences;
 use super::sequence::{Access, Sequence};
-use super::step::{Finish, FinishError, Promise, Step};
+use super::step::{Finish, Promise, Step};
 
 /// One step in flight. It may move between threads, overlap with others, and end in any order. It ends when it is
 /// [finished](Self::finish) or dropped: full blocks of final tokens that were filled in it are sealed then, and registered
@@ -36,6 +38,17 @@ pub struct Batch {
     pub(super) step: Step,
     /// Slots of a store or a load; kept for its room.
     pub(super) slots: Vec<i64>,
+}
+
+/// Why a batch was not finished on a stream. The batch goes on.
+#[derive(Debug, Error)]
+#[error("batch {}: {error}", batch.ticket())]
+pub struct FinishError {
+    /// What was wrong with the stream.
+    #[source]
+    pub error: StorageError,
+    /// The batch.
+    pub batch: Box<Batch>,
 }
 
 /// What an append did.

@@ -56,14 +56,14 @@ mod sequence;
 mod step;
 mod transit;
 
-pub use batch::{Appended, Batch, Copied};
+pub use batch::{Appended, Batch, Copied, FinishError};
 pub use builder::SequenceBuilder;
 pub use moved::MovedEntry;
 pub use outputs::{BlockTable, CsrTable, Listed};
 pub use plan::TOKENS_MAX;
 pub use registry::{SequenceView, Sequences};
 pub use sequence::Sequence;
-pub use step::{Finish, FinishError};
+pub use step::Finish;
 pub(crate) use transit::{Arrival, Held};
 
 #[cfg(all(test, not(kvpool_loom)))]

@@ -14,7 +14,6 @@ use std::pin::Pin;
 use std::sync::PoisonError;
 use std::task::{Context, Poll};
 
-use thiserror::Error;
 use tokio::sync::oneshot;
 
 use crate::batch::InFlight;
@@ -24,7 +23,6 @@ use crate::prefix::KvEvent;
 use crate::storage::{CopyDone, DeviceStream, Storage};
 use crate::sync::{Arc, Mutex, Ordering::SeqCst, fence, panicking};
 
-use super::batch::Batch;
 use super::registry::Sequences;
 
 /// See the [module](self).
@@ -48,17 +46,6 @@ pub(super) struct Promise {
     /// It was noted, and is to be registered with the prefix cache.
     pub(super) is_noted: bool,
     pub(super) stored: Option<Box<KvEvent>>,
-}
-
-/// Why a batch was not finished on a stream. The batch goes on.
-#[derive(Debug, Error)]
-#[error("batch {}: {error}", batch.ticket())]
-pub struct FinishError {
-    /// What was wrong with the stream.
-    #[source]
-    pub error: StorageError,
-    /// The batch.
-    pub batch: Box<Batch>,
 }
 
 /// The end of a batch that was finished on a stream. Dropping it changes nothing: the batch ends all the same.
