@@ -1,11 +1,14 @@
 //! One call fails, and the device goes on: what was asked for is refused with an error or done another way, nothing is half done, and
 //! what is read afterwards is what was stored.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use kvpool::cuda::{Device, StreamPriority};
+use cudarc::driver::{CudaContext, result};
+use kvpool::cuda::{CudaStorage, Device, StreamPriority};
 use kvpool::error::{GrowError, StorageError};
-use kvpool::pool::{DefragError, ResizeError};
+use kvpool::ids::{FrameId, Run, SequenceId};
+use kvpool::pool::{DefragError, Pool, ResizeError};
 use kvpool::storage::Storage;
 use kvpool_cuda_tests::engine::{Lane, Rig, Shape, Wrong, drained, layout_of};
 use kvpool_cuda_tests::mock;
@@ -116,4 +119,44 @@ fn memory_that_is_refused_changes_nothing() {
     std::thread::sleep(Duration::from_millis(5));
     session.assert_no_leaks(&before);
     rig.pool.audit().expect("a sound pool");
+}
+
+/// Whoever gives a block up cannot be told no: it is scrubbed all the same, before anybody else has it.
+#[test]
+fn what_is_given_up_is_scrubbed_though_a_call_fails() {
+    let session = mock::session();
+    let engine = CudaContext::new(0).expect("the mock has a device");
+    let layout = kvpool::storage::KvLayout::named("tiny").expect("a preset");
+    let calls = ["cuMemAlloc_v2", "cuMemcpyHtoDAsync_v2", "cuLaunchKernel", "cuEventCreate", "cuEventRecord"];
+    for call in calls {
+        let device = Device::open(0).expect("the mock has a device");
+        let storage = CudaStorage::new(&device, layout.clone(), 9, 9).expect("frames");
+        let planes = storage.planes();
+        let pool = Pool::builder(layout.clone()).blocks(8).zero_on_free().storage(Arc::new(storage));
+        let pool = pool.build().expect("a pool");
+        let mut sequence = pool.sequence(SequenceId(1)).open().expect("a sequence");
+        let mut batch = pool.begin_batch();
+        batch.append(&mut sequence, 3).expect("blocks");
+        batch.finish();
+        for at in planes {
+            // Not by way of the storage, which has no buffers yet.
+            // SAFETY: the plane's tiles; nobody else touches them now.
+            unsafe { result::memset_d8_sync(at.address, 0xA5, 9 * at.plane.frame_stride) }.expect("mapped");
+        }
+        engine.synchronize().expect("a good device");
+        let fills = session.calls("cuMemsetD8Async");
+        session.fail_call(call, 0, OUT_OF_MEMORY);
+        drop(sequence);
+        session.forget_injected();
+        assert!(!pool.is_lost(), "{call}");
+        assert!(session.calls("cuMemsetD8Async") > fills, "{call} was not asked for");
+        let mut read = vec![0; 9 * layout.packed_bytes()];
+        let storage = pool.storage().expect("its own");
+        // SAFETY: as above.
+        unsafe { storage.pack(&[Run { start: FrameId(0), len: 9 }], &mut read) }.expect("frames");
+        let clean =
+            read.chunks(layout.packed_bytes()).filter(|frame| frame.iter().all(|&byte| byte == 0)).count();
+        assert_eq!(clean, 1, "{call}");
+        pool.audit().expect("every block is accounted for");
+    }
 }

@@ -4,6 +4,9 @@
 //! device (to allocate, to query an event) are refused to *every* thread, and break the capture. A thread whose own mode
 //! is relaxed is exempt: what it does has nothing to do with the capture, it says. For the calls made here that is so: they name
 //! streams of their own, and streams of an engine only after it was asked whether these are being captured.
+//!
+//! One call waits for the whole context, captures included, and breaks one in any mode: to drop a storage whose memory was mapped here.
+//! An engine drops none of these while it captures, as it frees no memory then.
 
 use cudarc::driver::sys::{self, CUstreamCaptureMode};
 

@@ -1,6 +1,6 @@
 //! Whole frames: copied to frames, and zeroed.
 
-use cudarc::driver::sys::CUstream;
+use cudarc::driver::sys::{self, CUstream};
 
 use crate::error::StorageError;
 use crate::ids::Run;
@@ -106,13 +106,25 @@ impl CudaStorage {
     /// The frame rule.
     pub(super) unsafe fn zero_runs(&self, runs: &[Run]) -> Result<(), StorageError> {
         check::runs_disjoint(runs, self.frames())?;
+        self.home.device.good()?;
+        let frames: Vec<u32> = runs.iter().flat_map(|run| run.frames()).map(|frame| frame.0).collect();
+        // SAFETY: frames that exist, named once; the rest is the caller's.
+        match unsafe { self.launch_zeroes(&frames) } {
+            // Somebody frees these, and cannot be told no for want of a buffer.
+            // SAFETY: as above.
+            Err(error) if !error.is_lost() => unsafe { self.fill_zeroes(&frames) },
+            outcome => outcome,
+        }
+    }
+
+    /// # Safety
+    /// Frames that exist, named once; the frame rule.
+    unsafe fn launch_zeroes(&self, frames: &[u32]) -> Result<(), StorageError> {
         let home = &*self.home;
-        home.device.good()?;
         // SAFETY: the stream lives as long as the storage.
         let mut flight = unsafe { Flight::on(&home.device, self.service.raw()) };
         let n_pieces = home.pieces.list.len();
         let most = (i32::MAX as usize / n_pieces).clamp(1, BYTES_MAX / size_of::<u32>());
-        let frames: Vec<u32> = runs.iter().flat_map(|run| run.frames()).map(|frame| frame.0).collect();
         for frames in frames.chunks(most) {
             let params = ZeroParams {
                 pieces: home.table.address(),
@@ -122,9 +134,33 @@ impl CudaStorage {
                 unit: home.pieces.copy_unit,
                 reserved: 0,
             };
-            // SAFETY: frames that exist, named once; the rest is the caller's.
+            // SAFETY: the caller's.
             unsafe { flight.launch(Kernel::Zero, self.grid(frames.len() * n_pieces), &params)? };
         }
         flight.wait()
+    }
+
+    /// The same piece by piece, which takes no buffer, no kernel and no event, and its time.
+    ///
+    /// # Safety
+    /// As for [`launch_zeroes`](Self::launch_zeroes).
+    #[cold]
+    unsafe fn fill_zeroes(&self, frames: &[u32]) -> Result<(), StorageError> {
+        let context = &self.home.device.0.context;
+        let _entered = context.enter()?;
+        let mut filled = Ok(());
+        for (&frame, piece) in
+            frames.iter().flat_map(|frame| self.home.pieces.list.iter().map(move |piece| (frame, piece)))
+        {
+            let (at, bytes) = (piece.base + u64::from(frame) * piece.frame_stride, piece.bytes as usize);
+            // SAFETY: the piece of a frame that exists, which is the caller's; the stream lives.
+            let asked = unsafe { sys::cuMemsetD8Async(at, 0, bytes, self.service.raw()) };
+            filled = context.check(asked, "zeroing frames");
+            if filled.is_err() {
+                break;
+            }
+        }
+        // What was enqueued is waited for in any case.
+        self.service.synchronise().and(filled)
     }
 }

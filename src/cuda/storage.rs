@@ -49,6 +49,9 @@ pub struct DevicePlane {
 /// [`new`](Self::new) reserves addresses for all frames that there may ever be, and maps memory for those that there are.
 /// [`adopt`](Self::adopt) takes the tensors that an engine allocated.
 ///
+/// To drop memory that was mapped here waits for all that runs on the device: not while a stream of it is being captured, since such a
+/// wait breaks the capture.
+///
 /// ```no_run
 /// use std::sync::Arc;
 ///
