@@ -314,7 +314,7 @@ fn a_copy_on_write_is_waited_for_though_the_batch_is_finished_on_another_stream(
     assert!(batch.append(&mut fork, 1).expect("blocks").copied.is_some());
     let mut finish = batch.finish_on(&other).expect("a good stream");
     // The other stream has nothing to do, and gets there.
-    session.step_stream(other.as_raw(), 100);
+    session.step_stream(other.as_raw() as usize, 100);
     runtime.block_on(async {
         let early = tokio::time::timeout(Duration::from_millis(20), &mut finish).await;
         assert!(early.is_err(), "{early:?}: the copy has not been done");
