@@ -3,7 +3,7 @@
 use crate::error::StorageError;
 use crate::ids::{FrameId, Run};
 
-use super::{KvLayout, Storage};
+use super::{KvLayout, Scales, Storage};
 
 /// Bytes that are on the way at a time; at least a frame is.
 const CHUNK_BYTES: usize = 8 << 20;
@@ -13,7 +13,14 @@ pub(crate) fn check_form(from: &KvLayout, to: &KvLayout) -> Result<(), StorageEr
     if from.packs_as(to) {
         return Ok(());
     }
-    let name = |layout: &KvLayout| format!("{layout}").into();
+    // Told only where it differs: two sets of static scales leave layouts that look the same.
+    let differ = from.scales() != to.scales();
+    let name = |layout: &KvLayout| match layout.scales() {
+        _ if !differ => format!("{layout}").into(),
+        Scales::Unit => format!("{layout}, without scales").into(),
+        Scales::PerHead { .. } => format!("{layout}, with static scales of its own").into(),
+        Scales::PerTokenHead => format!("{layout}, with a scale of each token and head").into(),
+    };
     Err(StorageError::OtherForm { from: name(from), to: name(to) })
 }
 
@@ -82,4 +89,36 @@ pub(crate) unsafe fn through_host<S: Storage + ?Sized>(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::storage::Dtype;
+
+    #[test]
+    fn a_refusal_says_what_differs() {
+        let layout = |heads, scales| {
+            let builder = KvLayout::builder().layers(1).kv_heads(heads).head_dim(8).block_tokens(4);
+            builder.dtype(Dtype::Fp8E4M3).scales(scales).build().unwrap()
+        };
+        let fixed = |scale: f32| Scales::PerHead { k: [scale].into(), v: [scale].into() };
+        let all = [
+            layout(1, Scales::Unit),
+            layout(1, fixed(1.0)),
+            layout(1, Scales::PerTokenHead),
+            layout(2, Scales::Unit),
+        ];
+        for (one, from) in all.iter().enumerate() {
+            for (other, to) in all.iter().enumerate() {
+                let Err(StorageError::OtherForm { from, to }) = check_form(from, to) else {
+                    assert_eq!(one, other);
+                    continue;
+                };
+                assert!(one != other && from != to, "{from} and {to}");
+            }
+        }
+        let refused = check_form(&all[1], &layout(1, fixed(2.0))).unwrap_err().to_string();
+        assert!(refused.contains("static scales of its own"), "{refused}");
+    }
 }
