@@ -76,6 +76,25 @@ fn ids_are_of_the_tokens_that_they_come_with() {
     assert_eq!(cached(&pool, &[1, 2, 3, 4, 5, 9, 9, 9, 0]), 8);
 }
 
+/// The sequence outlives the step that failed: its tail goes on from bytes that are not there, and is not found either.
+#[test]
+fn a_tail_behind_what_a_panic_left_is_not_found() {
+    let (pool, tokens) = (pool(100), prompt(1, 11));
+    let mut sequence = pool.sequence(SequenceId(1)).reuse_tail().tokens(&tokens).unwrap();
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
+        let mut batch = pool.begin_batch();
+        batch.append(&mut sequence, tokens.len()).unwrap();
+        panic!("before anything is stored");
+    }));
+    assert!(outcome.is_err());
+    drop(sequence);
+    // Somebody computes the blocks before it.
+    drop(admit(&pool, 2, &tokens[..9]));
+    let longer = prompt(1, 20);
+    let found = pool.sequence(SequenceId(3)).reuse_tail().tokens(&longer).unwrap();
+    assert_eq!(found.len(), 8);
+}
+
 /// The engine's step fails between the append and the store.
 #[test]
 fn what_a_panic_leaves_behind_is_not_found() {

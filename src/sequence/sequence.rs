@@ -239,7 +239,8 @@ impl Sequence {
         }
     }
 
-    /// Registers the unfinished last block, if its tokens are final and known, and all who wrote them are done.
+    /// Registers the unfinished last block, if its tokens are final and known, all who wrote them are done, and what comes before
+    /// it was computed.
     fn register_tail(&mut self) {
         let Some(known) = self.known.as_deref().filter(|_| self.reuses_tail) else { return };
         let (length, pool) = (self.len(), self.pool());
@@ -249,6 +250,7 @@ impl Sequence {
             && self.committed as usize == length
             && place >= self.seals.settled()
             && is_done
+            && self.is_computed()
         {
             let handle = pool.handle(self.list.id(place as usize));
             let word = pool.word(handle.id);

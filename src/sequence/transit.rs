@@ -113,7 +113,7 @@ impl Sequence {
 
     /// Whether all blocks that batches were to register are registered. If not, one of them panicked, or its device failed: the
     /// bytes may not have been computed, and nobody is to find them, nor what was computed from them. The writers have ended.
-    fn is_computed(&self) -> bool {
+    pub(super) fn is_computed(&self) -> bool {
         let Some(known) = self.known.as_deref() else { return true };
         let was_promised = |&(place, _): &(u32, BlockId)| place < self.seals.settled();
         let mut promised = (0..).zip(self.blocks()).take_while(was_promised);
