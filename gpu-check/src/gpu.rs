@@ -132,6 +132,16 @@ impl Gpu {
         Ok(self.context.new_stream_with_priority(lowest)?)
     }
 
+    /// A stream before all others.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn highest(&self) -> Outcome<Arc<CudaStream>> {
+        self.context.bind_to_thread()?;
+        let (_, highest) = result::stream::get_priority_range()?;
+        Ok(self.context.new_stream_with_priority(highest)?)
+    }
+
     /// A kernel of the pool.
     ///
     /// # Errors

@@ -1,7 +1,8 @@
 //! What a kernel of the model loses to a wave of moves beside it, by how many CTAs the wave has.
 //!
 //! One step of a model stands for the memory-bound kernel: it reads as much as Qwen2.5-7B has weights. One wave of 64 blocks goes
-//! beside each step, on the stream of lowest priority. Both are timed alone and together.
+//! beside each step, on the stream of lowest priority, which is also that of usual streams: so the step is on a usual stream, and
+//! on one of the highest priority. Both are timed alone and together.
 
 use cudarc::driver::sys;
 use kvpool::cuda::params::{CopyParams, Move};
@@ -57,10 +58,15 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
     };
     let burns = if options.quick { 100 } else { 400_000 };
     let sms = gpu.multiprocessors;
-    for (name, kernel, params, grid) in [
-        ("memory-bound", gpu.probe("kvp_probe_read")?, probe(rounds), 8 * sms),
-        ("compute-bound", gpu.probe("kvp_probe_burn")?, probe(burns), 8 * sms),
+    main.synchronize()?;
+    let [usual, high] = [main, gpu.highest()?];
+    for (name, main, kernel, params, grid) in [
+        ("memory-bound", &usual, "kvp_probe_read", probe(rounds), 8 * sms),
+        ("compute-bound", &usual, "kvp_probe_burn", probe(burns), 8 * sms),
+        ("high-priority memory-bound", &high, "kvp_probe_read", probe(rounds), 8 * sms),
+        ("high-priority compute-bound", &high, "kvp_probe_burn", probe(burns), 8 * sms),
     ] {
+        let kernel = gpu.probe(kernel)?;
         let time = |beside: Option<u32>| -> Outcome<f64> {
             let mut took = Vec::with_capacity(steps);
             for _ in 0..steps {
@@ -72,7 +78,7 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
                     unsafe { launch(&low, &copy, grid, &wave)? };
                 }
                 // SAFETY: reads the weights, writes the result at most.
-                unsafe { launch(&main, &kernel, grid, &params)? };
+                unsafe { launch(main, &kernel, grid, &params)? };
                 let end = main.record_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT))?;
                 took.push(f64::from(begin.elapsed_ms(&end)?));
                 low.synchronize()?;
@@ -92,6 +98,7 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
         let again = time(None)?;
         section.ratio(format!("{name} step alone, again"), again, "ms", again / alone, "the step alone");
     }
-    main.synchronize()?;
+    usual.synchronize()?;
+    high.synchronize()?;
     Ok(())
 }
