@@ -8,8 +8,8 @@ survivors=0
 target=${CARGO_TARGET_DIR:-target}/cuda-mutants
 mkdir -p "$target/wrappers"
 target=$(cd "$target" && pwd)
-# mutant, and the test that must catch it
-while read -r mutant test; do
+# mutant, the file of the test that must catch it, and the test
+while read -r mutant test name; do
     [[ $# -eq 0 || " $* " == *" $mutant "* ]] || continue
     # Only the workspace's own crates are built with the bug: a wrapper of its own per mutant makes cargo rebuild
     # those, and nothing else.
@@ -18,7 +18,7 @@ while read -r mutant test; do
     chmod +x "$wrapper"
     # Bounded: a bug of order may also leave somebody waiting.
     if output=$(RUSTC_WORKSPACE_WRAPPER="$wrapper" CARGO_TARGET_DIR="$target" timeout 900 \
-        cargo test -p kvpool-cuda-tests --test "$test" -- --nocapture what_is_read 2>&1); then
+        cargo test -p kvpool-cuda-tests --test "$test" -- --nocapture "$name" 2>&1); then
         echo "SURVIVED  $mutant ($test)"
         survivors=$((survivors + 1))
     elif ! grep -q "^running 1 test" <<<"$output"; then
@@ -29,12 +29,13 @@ while read -r mutant test; do
         echo "caught    $mutant: $(grep -m1 "^caught in" <<<"$output" || echo "the test was ended: $(tail -1 <<<"$output")")"
     fi
 done <<'LIST'
-seal_unfenced schedules
-publish_unfenced schedules
-reuse_unfenced schedules
-copy_unordered schedules
-staging_early schedules
-table_early schedules
-scales_left schedules
+seal_unfenced schedules what_is_read
+publish_unfenced schedules what_is_read
+reuse_unfenced schedules what_is_read
+copy_unordered schedules what_is_read
+staging_early schedules what_is_read
+table_early schedules what_is_read
+scales_left schedules what_is_read
+store_unordered order a_store_comes_behind
 LIST
 exit "$survivors"

@@ -16,7 +16,7 @@ const TILE: u32 = 16 << 10;
 /// # Errors
 /// What the device refused.
 pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
-    let rounds = if options.quick { 6 } else { 300 };
+    let rounds = if options.quick { 20 } else { 300 };
     let kept = stale(gpu, options, rounds, true)?;
     section.check(
         "moves wait for writes, reads wait for moves",
@@ -71,7 +71,7 @@ fn stale(gpu: &Gpu, options: &Options, rounds: usize, waits: bool) -> Outcome<us
         arena.fill(&writer, 0xEE)?;
         writer.synchronize()?;
         // The writer is late, so that a wait that is missing shows.
-        let delay = if options.quick { 10 } else { 20_000 };
+        let delay = if options.quick { 1000 } else { 20_000 };
         let params = ProbeParams { from: 0, to: packed.address(), vectors: 0, rounds: delay, reserved: 0 };
         // SAFETY: touches no memory but the packed buffer's first word, which is overwritten below.
         unsafe { launch(&writer, &burns, 1, &params)? };

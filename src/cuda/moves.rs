@@ -60,7 +60,13 @@ impl CudaStorage {
         let grid = self.grid(moves.len().saturating_mul(self.home.pieces.list.len()));
         let on = if cfg!(kvpool_mutant = "copy_unordered") { self.moving.raw() } else { raw(stream) };
         // SAFETY: as above; the stream is of this device.
-        let flight = unsafe { self.enqueue_copy(moves, on, grid)? };
+        let mut flight = unsafe { self.enqueue_copy(moves, on, grid)? };
+        if !cfg!(kvpool_mutant = "store_unordered") {
+            // Somebody may store to the copy from the host, under another batch, before this stream came here.
+            let context = &self.home.device.0.context;
+            // SAFETY: the stream lives as long as the storage, and is of this context.
+            unsafe { flight.mark()?.hold_back(context, self.service.raw())? };
+        }
         flight.then((self.home.clone(), stream.clone()), Box::new(|_| ()));
         Ok(())
     }
@@ -122,7 +128,7 @@ impl CudaStorage {
     unsafe fn launch_zeroes(&self, frames: &[u32]) -> Result<(), StorageError> {
         let home = &*self.home;
         // SAFETY: the stream lives as long as the storage.
-        let mut flight = unsafe { Flight::on(&home.device, self.service.raw()) };
+        let mut flight = unsafe { Flight::on(&home.device, self.packing.raw()) };
         let n_pieces = home.pieces.list.len();
         let most = (i32::MAX as usize / n_pieces).clamp(1, BYTES_MAX / size_of::<u32>());
         for frames in frames.chunks(most) {
@@ -154,13 +160,13 @@ impl CudaStorage {
         {
             let (at, bytes) = (piece.base + u64::from(frame) * piece.frame_stride, piece.bytes as usize);
             // SAFETY: the piece of a frame that exists, which is the caller's; the stream lives.
-            let asked = unsafe { sys::cuMemsetD8Async(at, 0, bytes, self.service.raw()) };
+            let asked = unsafe { sys::cuMemsetD8Async(at, 0, bytes, self.packing.raw()) };
             filled = context.check(asked, "zeroing frames");
             if filled.is_err() {
                 break;
             }
         }
         // What was enqueued is waited for in any case.
-        self.service.synchronise().and(filled)
+        self.packing.synchronise().and(filled)
     }
 }

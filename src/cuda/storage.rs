@@ -3,12 +3,13 @@
 //! | stream | what runs there |
 //! |---|---|
 //! | the engine's own | [`copy_on`](Storage::copy_on), [`store_on`](CudaStorage::store_on), [`load_on`](CudaStorage::load_on) |
-//! | service | `store`, `load`, `copy`, `zero`: the caller waits |
-//! | packing | `pack`, `unpack`, `receive`: large, and behind no small ones |
-//! | moving, of the lowest priority | `copy_then`: compaction, on a few CTAs, so that the model keeps the rest |
+//! | service | `store`, `load`, `copy`: the caller waits |
+//! | packing | `pack`, `unpack`, `receive`, `zero`: behind no stream of an engine's |
+//! | moving, of the lowest priority, which is that of usual streams | `copy_then`: compaction, on a few CTAs, so that the model keeps the rest |
 //!
 //! The frame rule is what orders these among each other: two operations that touch the same bytes are not under way at once,
-//! since a caller has seen the one end before it begins the other. So none of these streams ever waits for another.
+//! since a caller has seen the one end before it begins the other. The exception is a copy on write, which is the pool's own and over
+//! when an engine's stream gets there: the service stream waits for it, so that what is stored to the copy from the host comes behind.
 
 use std::any::Any;
 use std::fmt;

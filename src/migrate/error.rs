@@ -10,7 +10,6 @@ use crate::sequence::Sequence;
 #[error("sequence {} stays where it is: {error}", sequence.id())]
 pub struct MigrateError {
     /// What was in the way.
-    #[source]
     pub error: TransferError,
     /// The sequence, as it was.
     pub sequence: Box<Sequence>,

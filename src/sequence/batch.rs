@@ -45,7 +45,6 @@ pub struct Batch {
 #[error("batch {}: {error}", batch.ticket())]
 pub struct FinishError {
     /// What was wrong with the stream.
-    #[source]
     pub error: StorageError,
     /// The batch.
     pub batch: Box<Batch>,
