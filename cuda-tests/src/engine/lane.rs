@@ -32,7 +32,7 @@ const TOKENS: usize = 28;
 /// Steps in flight, at most.
 const FLIGHTS: usize = 3;
 
-/// See the [module](self).
+/// A stream of the engine, with what runs on it.
 pub struct Lane {
     /// The engine's stream.
     pub stream: DeviceStream,
