@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Tests of the tests: builds kvpool with one planted bug of order at a time and requires that the schedules catch it. Arguments
-# name the bugs; without any it is all of them. KVPOOL_SCHEDULES sets how many schedules are run for each (300).
+# name the bugs; without any it is all of them. KVPOOL_SCHEDULES sets how many schedules are run for each (120).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export RUST_BACKTRACE=0
+export KVPOOL_SCHEDULES="${KVPOOL_SCHEDULES:-120}"
 survivors=0
 target=${CARGO_TARGET_DIR:-target}/cuda-mutants
 mkdir -p "$target/wrappers"
