@@ -1,6 +1,8 @@
 //! What the pool does by itself in one batch, and somebody else in the next: in the order of the calls.
 
 use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
 use kvpool::cuda::{CudaStorage, Device};
 use kvpool::ids::SequenceId;
@@ -28,19 +30,27 @@ fn a_store_comes_behind_a_copy_on_write_of_another_batch() {
     batch.finish();
 
     let stream = device.stream().expect("a stream");
+    // Nothing runs until both are enqueued; then all but the stream with the copy does, as long as it can.
     session.style(Style::Starve(stream.as_raw() as usize));
+    session.pause();
     let mut fork = first.fork(SequenceId(2)).expect("a new id");
     let mut batch = pool.begin_batch_on(&stream).expect("a stream of the device");
     let appended = batch.append(&mut fork, 1).expect("room");
     assert!(appended.copied.is_some(), "the tail is shared");
     let ended = batch.finish_on(&stream).expect("a stream of the device");
 
-    let mut batch = pool.begin_batch();
-    batch.append(&mut fork, 1).expect("room");
-    batch
-        .store(&mut fork, 0, 2..4, Elements::from(&rows[8..]), Elements::from(&rows[8..]))
-        .expect("good rows");
-    batch.finish();
+    thread::scope(|scope| {
+        let (pool, fork, rows) = (&pool, &mut fork, &rows);
+        let storing = scope.spawn(move || {
+            let mut batch = pool.begin_batch();
+            batch.append(fork, 1).expect("room");
+            let (k, v) = (Elements::from(&rows[8..]), Elements::from(&rows[8..]));
+            batch.store(fork, 0, 2..4, k, v).expect("good rows");
+        });
+        thread::sleep(Duration::from_millis(300));
+        assert!(!storing.is_finished(), "the device stands");
+        session.resume();
+    });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
     runtime.block_on(ended).expect("the device is well");
 
