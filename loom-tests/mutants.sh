@@ -10,7 +10,8 @@ mkdir -p "$wrappers"
 # mutant, and the models that must catch it
 while read -r mutant models; do
     [[ $# -eq 0 || " $* " == *" $mutant "* ]] || continue
-    args=()
+    # What is built anew for each bug is built fast; loom itself, which explores, stays as it is.
+    args=(--config profile.release.package.kvpool.opt-level=0 --config profile.release.package.kvpool-loom-tests.opt-level=0)
     for model in $models; do args+=(--test "$model"); done
     # Only the workspace's own crates are built with the bug: a wrapper of its own per mutant makes cargo rebuild
     # those, and nothing else.
