@@ -1,5 +1,6 @@
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering::*};
+
+use crate::sync::{AtomicU64, Ordering::*};
 
 use super::*;
 

@@ -1,6 +1,7 @@
 use std::collections::BTreeSet;
-use std::sync::atomic::AtomicBool;
 use std::thread;
+
+use crate::sync::AtomicBool;
 
 use super::*;
 use proptest::prelude::*;
