@@ -59,7 +59,8 @@ impl Pool {
     }
 
     /// As [`migrate`](Self::migrate), and leaves the sequence open here as well: both go on, each on its own. The future
-    /// may be dropped at any time, and nothing has happened then.
+    /// may be dropped at any time, and nothing has happened then, but that the id stays open there until the piece that is being
+    /// copied has ended.
     ///
     /// # Errors
     ///
