@@ -28,5 +28,7 @@ pub mod migrate;
 
 pub mod pool;
 
+pub mod testing;
+
 #[cfg(all(feature = "cuda", not(kvpool_loom)))]
 pub mod cuda;

@@ -8,6 +8,8 @@
 mod asymmetric;
 #[cfg(kvpool_loom)]
 mod locals;
+#[cfg(kvpool_loom)]
+pub(crate) mod model;
 
 pub(crate) use asymmetric::{heavy_fence, light_fence};
 pub(crate) use crossbeam_utils::CachePadded;
@@ -47,6 +49,14 @@ pub(crate) fn spawn_detached(name: String, work: impl FnOnce() + Send + 'static)
 
 #[cfg(all(feature = "cuda", not(kvpool_loom)))]
 pub(crate) use std::thread::sleep;
+
+/// What `kvpool::testing` gives to the code of a model: the primitives that the pool itself is built on.
+pub mod testing {
+    #[cfg(kvpool_loom)]
+    pub use loom::{cell, future, sync, thread};
+    #[cfg(not(kvpool_loom))]
+    pub use std::{cell, sync, thread};
+}
 
 /// Whether this thread is on its way out of a panic.
 pub(crate) fn panicking() -> bool {

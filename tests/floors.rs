@@ -24,7 +24,7 @@ const FLOORS: &[&[&str]] = &[
     &["compact"],
     &["migrate"],
     &["pool"],
-    &["cuda"],
+    &["cuda", "testing"],
 ];
 
 /// Paths that only the floor of the second field may name, outside of tests.

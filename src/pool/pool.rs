@@ -287,6 +287,13 @@ impl Pool {
         counts.free() + counts.evictable
     }
 
+    /// Threads and handles that have a cache of free blocks in this pool. A thread gives its cache back when its
+    /// destructors run, which can be after the end of its scope: see
+    /// [`testing::wait_for_threads`](crate::testing::wait_for_threads).
+    pub fn thread_caches(&self) -> usize {
+        self.0.blocks.residents()
+    }
+
     /// Blocks of the pool, without the null block.
     pub fn total_blocks(&self) -> usize {
         self.0.blocks.total()

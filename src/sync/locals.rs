@@ -3,35 +3,59 @@
 //! loom drops a thread's locals in random order. Two of ours do atomic operations when they go (homes, and the epoch
 //! collector's entry), so that a model would be another one each time it is run. Here they are fields of one local,
 //! dropped in this order: the locals as they were made, then the collector's entry.
+//!
+//! When an execution fails, loom drops what is left of it outside of the execution, where an atomic operation is a panic,
+//! and a panic in a destructor ends the process. So locals and collector are forgotten then, and the failure is an ordinary
+//! panic of the test.
 
 use std::any::Any;
 use std::cell::RefCell;
+use std::mem::{ManuallyDrop, take};
 use std::rc::Rc;
 
 use crossbeam_epoch::{Collector, Guard, LocalHandle};
 
 struct Thread {
     locals: RefCell<Vec<(usize, Rc<dyn Any>)>>,
-    epoch: LocalHandle,
+    epoch: Leaked<LocalHandle>,
 }
 
 impl Drop for Thread {
     fn drop(&mut self) {
-        self.locals.get_mut().drain(..).for_each(drop);
+        // In order, and then `epoch`.
+        take(self.locals.get_mut()).into_iter().map(|(_, local)| Leaked::new(local)).for_each(drop);
+    }
+}
+
+/// A value that is forgotten instead of dropped while its thread panics.
+struct Leaked<T>(ManuallyDrop<T>);
+
+impl<T> Leaked<T> {
+    fn new(value: T) -> Self {
+        Self(ManuallyDrop::new(value))
+    }
+}
+
+impl<T> Drop for Leaked<T> {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            // SAFETY: dropped once, here.
+            unsafe { ManuallyDrop::drop(&mut self.0) };
+        }
     }
 }
 
 loom::lazy_static! {
-    static ref COLLECTOR: Collector = Collector::new();
+    static ref COLLECTOR: Leaked<Collector> = Leaked::new(Collector::new());
 }
 
 loom::thread_local! {
-    static THREAD: Thread = Thread { locals: RefCell::default(), epoch: COLLECTOR.register() };
+    static THREAD: Thread = Thread { locals: RefCell::default(), epoch: Leaked::new(COLLECTOR.0.register()) };
 }
 
 /// As [`crossbeam_epoch::pin`].
 pub(crate) fn pin() -> Guard {
-    THREAD.try_with(|thread| thread.epoch.pin()).unwrap_or_else(|_| COLLECTOR.register().pin())
+    THREAD.try_with(|thread| thread.epoch.0.pin()).unwrap_or_else(|_| COLLECTOR.0.register().pin())
 }
 
 /// The thread is past having locals.

@@ -1,0 +1,116 @@
+//! Explores a model with loom so that a failure is an ordinary panic of the caller, whatever the model holds.
+//!
+//! loom unwinds an execution that fails. The destructors that run then use loom's atomics, and if the failure was a
+//! deadlock, or lies outside of the execution, each of these panics again: a panic in a destructor, and the process
+//! aborts. So a failed execution is not unwound here:
+//!
+//! ```text
+//! caller                          checker, a thread of its own
+//! waits for the outcome           loom explores;  the model panics;  the panic hook reports it, as always
+//!                                 the unwinder is about to begin:  send the message, and park for ever
+//! panics with the message
+//! ```
+//!
+//! The parked thread stays until the process ends. It cannot park in the panic hook, which is called under a lock of the
+//! standard library's. Where the unwinder cannot be interposed (other systems than Linux with glibc), the execution is
+//! unwound, and what [`locals`](super::locals) forgets keeps most failures from aborting.
+
+use std::cell::RefCell;
+use std::panic::{self, PanicHookInfo};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Once, atomic};
+
+/// Executions explored, and the preemptions that one had at most.
+type Explored = (u64, usize);
+
+thread_local! {
+    /// Of a checker thread: where its outcome goes.
+    static OUTCOME: RefCell<Option<Sender<Result<Explored, String>>>> = const { RefCell::new(None) };
+    /// The message of the failure that the checker thread is about to unwind for.
+    static FAILURE: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// Explores the executions of `model`. The environment may ask for larger bounds.
+pub(crate) fn explore(
+    preemptions: usize,
+    branches: usize,
+    model: impl Fn() + Send + Sync + 'static,
+) -> Explored {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let before = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            before(info);
+            if OUTCOME.with_borrow(Option::is_some) {
+                FAILURE.set(Some(message(info)));
+            }
+        }));
+    });
+    let (sender, outcome) = channel();
+    // libtest names the thread after the test: so is the panic.
+    let name = std::thread::current().name().unwrap_or("model").to_owned();
+    let checker = std::thread::Builder::new().name(name).spawn(move || {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = builder.preemption_bound.max(Some(preemptions));
+        builder.max_branches = builder.max_branches.max(branches);
+        let bound = builder.preemption_bound.unwrap_or_default();
+        let executions = Arc::new(atomic::AtomicU64::new(0));
+        let counted = Arc::clone(&executions);
+        OUTCOME.set(Some(sender.clone()));
+        builder.check(move || {
+            counted.fetch_add(1, atomic::Ordering::Relaxed);
+            model();
+        });
+        OUTCOME.set(None);
+        let _ = sender.send(Ok((executions.load(atomic::Ordering::Relaxed), bound)));
+    });
+    let checker = checker.expect("the system has room for a thread");
+    match outcome.recv() {
+        Ok(Ok(explored)) => explored,
+        // Reported already, by the hook.
+        Ok(Err(message)) => panic::resume_unwind(Box::new(message)),
+        Err(_) => match checker.join() {
+            Err(payload) => panic::resume_unwind(payload),
+            Ok(()) => unreachable!("a checker that returns has sent its outcome"),
+        },
+    }
+}
+
+/// As `std::panic::catch_unwind`, of a panic that a model expects.
+pub(crate) fn catch<R>(f: impl FnOnce() -> R) -> std::thread::Result<R> {
+    let outcome = OUTCOME.take();
+    let result = panic::catch_unwind(panic::AssertUnwindSafe(f));
+    OUTCOME.set(outcome);
+    result
+}
+
+fn message(info: &PanicHookInfo<'_>) -> String {
+    let payload = info.payload();
+    let text = payload.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("a panic without a message").to_owned()
+}
+
+/// Stands before the unwinder's function of this name, by which every panic begins to unwind.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+#[unsafe(no_mangle)]
+extern "C-unwind" fn _Unwind_RaiseException(exception: *mut libc::c_void) -> libc::c_int {
+    type Raise = unsafe extern "C-unwind" fn(*mut libc::c_void) -> libc::c_int;
+    let failure = FAILURE.try_with(RefCell::take).ok().flatten();
+    // loom's threads are generators, which end by a panic that no hook sees: such a one has no message.
+    if let Some(failure) = failure
+        && let Some(outcome) = OUTCOME.take()
+    {
+        let _ = outcome.send(Err(failure));
+        loop {
+            std::thread::park();
+        }
+    }
+    // SAFETY: the name is a string of C's.
+    let next = unsafe { libc::dlsym(libc::RTLD_NEXT, c"_Unwind_RaiseException".as_ptr()) };
+    assert!(!next.is_null(), "the unwinder is a shared library");
+    // SAFETY: the function of this name has this type, in every unwinder.
+    let next = unsafe { std::mem::transmute::<*mut libc::c_void, Raise>(next) };
+    // SAFETY: passed on as it came.
+    unsafe { next(exception) }
+}
