@@ -82,6 +82,7 @@
 //! - *What loom does not see*: load buffering, more preemptions than the bound, the difference between `SeqCst` accesses
 //!   and acquire-release ones (the pool uses explicit fences), and bytes in storage.
 
+use std::any::Any;
 use std::time::{Duration, Instant};
 
 use crate::pool::Pool;
@@ -192,7 +193,7 @@ impl Check {
 /// # Errors
 ///
 /// The payload of the panic.
-pub fn catch<R>(f: impl FnOnce() -> R) -> thread::Result<R> {
+pub fn catch<R>(f: impl FnOnce() -> R) -> Result<R, Box<dyn Any + Send>> {
     #[cfg(kvpool_loom)]
     return crate::sync::model::catch(f);
     #[cfg(not(kvpool_loom))]
