@@ -1,9 +1,12 @@
 //! The command line.
 
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::TypedValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
 
 use kvpool::prefix::policy::PolicyKind;
 
@@ -12,7 +15,7 @@ use crate::home::DeviceArg;
 use crate::policy::Contender;
 use crate::replay::Compaction;
 use crate::schedule::{BLOCKS_MAX, Schedule, Share};
-use crate::trace::{Format, REQUESTS_MAX};
+use crate::trace::{Columns, Format, HashIds, REQUESTS_MAX, ReadOptions};
 
 /// A lock-free pool for the KV-cache blocks of LLM inference engines.
 #[derive(Clone, Debug, Parser)]
@@ -32,14 +35,19 @@ pub enum Command {
     /// and when the pool is full the request that arrived last gives way and starts over later. Every token's bytes are
     /// written through its slot and read back through the block table. Meanwhile the pool is compacted in the background.
     ///
-    /// Exit code: 0 if all is well, 1 if anything was lost or corrupt, 2 for bad usage or input.
+    /// An interrupt (Ctrl-C) ends the replay early, with the report of what was done; a second one
+    /// ends the program.
+    ///
+    /// Exit code: 0 if all is well, 1 if anything was lost or corrupt, or if nothing was replayed,
+    /// 2 for bad usage or input, 130 if interrupted.
     Replay(ReplayArgs),
     /// Draw a pool in mid replay, before and after a defragmentation
     ///
     /// Replays without compaction up to a share of the requests, halts, looks at every frame, defragments, looks again, and
     /// draws both as one SVG. At the end every token that is still held is read back.
     ///
-    /// Exit code: 0 if all is well, 1 if anything was lost or corrupt, 2 for bad usage or input.
+    /// Exit code: 0 if all is well, 1 if anything was lost or corrupt, or if there was nothing to
+    /// draw, 2 for bad usage or input.
     Map(MapArgs),
     /// Measure eviction policies on traces: hit rates by capacity
     ///
@@ -47,10 +55,15 @@ pub enum Command {
     /// decide as they do in a pool; s3-fifo and sieve are for comparison, and clairvoyant knows the future: no policy can
     /// do better.
     ///
-    /// Exit code: 0 if all is well, 2 for bad usage or input.
+    /// Exit code: 0 if all is well, 1 if a trace repeats no block, so that no policy can hit, 2 for
+    /// bad usage or input.
     Policy(PolicyArgs),
     /// Say where a pool can have its memory: which devices there are, what is free, and why one cannot be used
     Info(InfoArgs),
+    /// Print a shell's completions of the command line
+    Completions(CompletionsArgs),
+    /// Print the man page, or write it and one for each command into a directory
+    Man(ManArgs),
 }
 
 /// `kvpool replay`.
@@ -65,7 +78,7 @@ pub struct ReplayArgs {
     /// Give the pool other sizes on the way, such as 30%:40000,60%:80000: at which share of the requests, and how many
     /// blocks. What is in the way of a smaller one is moved; where that cannot be done just then, it is tried again until
     /// the next size is due
-    #[arg(long, value_name = "SHARE:N,...")]
+    #[arg(long, value_name = "SHARE:N,...", allow_hyphen_values = true)]
     pub resize_at: Option<Schedule>,
     /// Write every token, and read none back
     #[arg(long)]
@@ -82,7 +95,7 @@ pub struct MapArgs {
     #[command(flatten)]
     pub workload: WorkloadArgs,
     /// At which share of the requests to halt and look
-    #[arg(long, value_name = "SHARE", default_value = "60%")]
+    #[arg(long, value_name = "SHARE", default_value = "60%", allow_hyphen_values = true)]
     pub at: Share,
     /// Where the picture goes
     #[arg(long, short, value_name = "FILE", default_value = "kvpool-map.svg")]
@@ -99,7 +112,7 @@ pub struct PolicyArgs {
     #[arg(long, value_enum, default_value_t = FormatArg::Auto)]
     pub format: FormatArg,
     /// Capacities, as shares of the distinct blocks of a trace
-    #[arg(long, value_name = "SHARE,...", value_delimiter = ',', default_value = "0.01,0.02,0.05,0.1,0.2", value_parser = capacity)]
+    #[arg(long, value_name = "SHARE,...", value_delimiter = ',', default_value = "0.01,0.02,0.05,0.1,0.2", value_parser = capacity, allow_hyphen_values = true)]
     pub capacities: Vec<f64>,
     /// Policies: lru, priority, foresight, s3-fifo, sieve, clairvoyant [default: all but priority]
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', default_values_t = Contender::USUAL, hide_default_value = true)]
@@ -120,6 +133,23 @@ pub struct InfoArgs {
     pub json: bool,
 }
 
+/// `kvpool completions`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Args)]
+pub struct CompletionsArgs {
+    /// The shell
+    #[arg(value_name = "SHELL")]
+    pub shell: Shell,
+}
+
+/// `kvpool man`.
+#[derive(Clone, PartialEq, Eq, Debug, Args)]
+pub struct ManArgs {
+    /// Where the pages go, such as /usr/local/share/man/man1; without it, the program's page is
+    /// printed
+    #[arg(value_name = "DIR")]
+    pub directory: Option<PathBuf>,
+}
+
 /// A trace, and the pool that it is replayed over.
 #[derive(Clone, Debug, Args)]
 pub struct WorkloadArgs {
@@ -129,20 +159,25 @@ pub struct WorkloadArgs {
     /// What the trace is written as; auto tells by how it begins
     #[arg(long, value_enum, default_value_t = FormatArg::Auto)]
     pub format: FormatArg,
+    /// The columns of a CSV trace, such as arrival=Timestamp,input=Prompt,output=Answer: when a
+    /// request came (a date and time, or seconds), and the tokens of its prompt and answer
+    /// [default: those of Azure's traces]
+    #[arg(long, value_name = "FIELD=NAME,...", requires = "trace")]
+    pub columns: Option<Columns>,
     /// Blocks of the pool; by default as many that it is full at the busiest moments
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=BLOCKS_MAX))]
+    #[arg(long, value_name = "N", value_parser = whole(1..=BLOCKS_MAX), allow_negative_numbers = true)]
     pub blocks: Option<u64>,
     /// Tokens of a block
-    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=4096))]
-    pub block_tokens: u32,
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = whole(1..=4096), allow_negative_numbers = true)]
+    pub block_tokens: u64,
     /// Scheduler threads; by default one for each core
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    pub threads: Option<u16>,
+    #[arg(long, value_name = "N", value_parser = whole(1..=1024), allow_negative_numbers = true)]
+    pub threads: Option<u64>,
     /// Only the first N requests; of made-up conversations, how many [default: all, or 30000]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=REQUESTS_MAX as i64))]
-    pub requests: Option<u32>,
+    #[arg(long, value_name = "N", value_parser = whole(1..=u64::from(REQUESTS_MAX)), allow_negative_numbers = true)]
+    pub requests: Option<u64>,
     /// What conversations are made up from
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole(0..=u64::MAX), allow_negative_numbers = true)]
     pub seed: u64,
     /// The bytes of a token: `probe` (16 bytes), or a model's own, such as `qwen2.5-7b`
     #[arg(long, value_name = "NAME", default_value = "probe")]
@@ -153,6 +188,23 @@ pub struct WorkloadArgs {
     /// Prefix reuse.
     #[command(flatten)]
     pub prefix: PrefixArgs,
+}
+
+impl WorkloadArgs {
+    /// How the trace is to be read.
+    ///
+    /// # Errors
+    /// That there are columns for a format that has none, or a policy for no cache.
+    pub fn read_options(&self) -> Result<ReadOptions, CommandError> {
+        let format = match (self.format.format(), &self.columns) {
+            (Some(Format::Mooncake), Some(_)) => return Err(CommandError::ColumnsOfJson),
+            (None, Some(_)) => Some(Format::Azure),
+            (format, _) => format,
+        };
+        let hash_ids = self.prefix.policy()?.map_or(HashIds::Ignored, |_| HashIds::Required);
+        let limit = self.requests.map(|requests| requests as usize);
+        Ok(ReadOptions { format, columns: self.columns.clone().unwrap_or_default(), hash_ids, limit })
+    }
 }
 
 /// Prefix reuse in a replay.
@@ -195,10 +247,10 @@ pub enum Switch {
 #[derive(Clone, Copy, PartialEq, Debug, Args)]
 pub struct CompactionArgs {
     /// Compact when fragmentation is above this, from 0 to 1: the share of free blocks that are in no long run
-    #[arg(long, value_name = "R", default_value_t = 0.02, value_parser = threshold)]
+    #[arg(long, value_name = "R", default_value_t = 0.02, value_parser = threshold, allow_negative_numbers = true)]
     pub defrag_threshold: f64,
     /// Milliseconds between two looks at fragmentation
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = whole(1..=3_600_000), allow_negative_numbers = true)]
     pub defrag_interval_ms: u64,
     /// Do not compact; otherwise a replay is compacted in the background
     #[arg(long, conflicts_with_all = ["defrag_threshold", "defrag_interval_ms"])]
@@ -211,6 +263,14 @@ impl CompactionArgs {
         let interval = Duration::from_millis(self.defrag_interval_ms);
         (!self.no_defrag).then_some(Compaction { threshold: self.defrag_threshold, interval })
     }
+}
+
+/// An option that is a whole number.
+fn whole(range: RangeInclusive<u64>) -> impl TypedValueParser<Value = u64> {
+    clap::builder::StringValueParser::new().try_map(move |text| match text.parse() {
+        Ok(value) if range.contains(&value) => Ok(value),
+        _ => Err(format!("not a whole number from {} to {}", range.start(), range.end())),
+    })
 }
 
 /// `--defrag-threshold`.
@@ -240,7 +300,8 @@ pub enum FormatArg {
     Auto,
     /// JSON lines: timestamp, input_length, output_length, hash_ids
     Mooncake,
-    /// CSV: TIMESTAMP, ContextTokens, GeneratedTokens
+    /// CSV: TIMESTAMP, ContextTokens, GeneratedTokens, or what --columns says
+    #[value(alias = "csv")]
     Azure,
 }
 

@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 
-const KEYS: &[&str] = &["capacity_blocks", "capacity_share", "hit_rate", "ours", "policy", "trace"];
+const KEYS: &[&str] = &["capacity_blocks", "capacity_share", "hit_rate", "policy", "trace"];
 
 fn kvpool(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_kvpool"))
@@ -55,7 +55,6 @@ fn json_is_a_list_of_rates() {
         assert_eq!(keys, KEYS);
         let share = rate["capacity_share"].as_f64().unwrap();
         assert_eq!(rate["capacity_blocks"].as_f64().unwrap(), 200.0 * share);
-        assert_eq!(rate["ours"].as_bool().unwrap(), rate["policy"] == "foresight");
         if share == 1.0 {
             // All but the first sight of each of the 200 blocks, of 20 * 55.
             assert_eq!(rate["hit_rate"].as_f64().unwrap(), 900.0 / 1100.0, "{rate}");
@@ -76,6 +75,7 @@ fn a_table_a_chart_and_a_picture() {
     let text = String::from_utf8_lossy(&output.stdout);
     assert_eq!(text.matches("200 requests, 1,100 blocks, 200 of them distinct").count(), 2, "{text}");
     assert!(text.contains("priority") && !text.contains("sieve"), "{text}");
+    assert!(text.contains("capacity share ┆ capacity blocks ┆ lru"), "{text}");
     assert!(fs::read_to_string(picture).unwrap().starts_with("<svg"));
 }
 
@@ -94,4 +94,32 @@ fn bad_usage_and_bad_input_say_what_is_wrong() {
     let azure = folder.path().join("azure.csv");
     fs::write(&azure, "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:00,10,1\n").unwrap();
     fails(&[azure.to_str().unwrap()], "azure.csv: no request has hash_ids");
+    let line =
+        |ids: &str| format!("{{\"timestamp\": 0, \"input_length\": 1024, \"output_length\": 1{ids}}}\n");
+    let good = line(", \"hash_ids\": [1, 2]");
+    for (ids, complaint) in [
+        (", \"hash_ids\": [3, 3]", "bad.jsonl:2: hash_ids repeat 3 within one prompt, at places 1 and 2"),
+        ("", "bad.jsonl:2: no hash_ids"),
+    ] {
+        let bad = folder.path().join("bad.jsonl");
+        fs::write(&bad, good.clone() + &line(ids) + &good).unwrap();
+        fails(&[bad.to_str().unwrap()], complaint);
+    }
+}
+
+/// A trace in which no block comes twice gives every policy a rate of 0.
+#[test]
+fn a_trace_without_a_repetition_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let once = folder.path().join("once.jsonl");
+    let line = "{\"timestamp\": 0, \"input_length\": 1024, \"output_length\": 1, \"hash_ids\": [1, 2]}\n";
+    fs::write(&once, line).unwrap();
+    for options in [&[][..], &["--json"]] {
+        let output =
+            kvpool(&[&[trace(&folder).to_str().unwrap(), once.to_str().unwrap()][..], options].concat());
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert_eq!(said.matches("no block comes twice").count(), 1, "{said}");
+        assert!(said.contains("once.jsonl: ") && !output.stdout.is_empty());
+    }
 }

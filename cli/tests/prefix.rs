@@ -14,7 +14,7 @@ use kvpool::prefix::PrefixConfig;
 use kvpool::prefix::policy::PolicyKind;
 use kvpool::storage::{Dtype, KvLayout};
 use kvpool_cli::replay::Texts;
-use kvpool_cli::trace::{HASH_BLOCK_TOKENS, Request, Trace};
+use kvpool_cli::trace::{HASH_BLOCK_TOKENS, HashIds, ReadOptions, Request, Trace};
 
 const BLOCK_TOKENS: usize = 16;
 
@@ -35,7 +35,8 @@ fn conversation_trace() -> Option<Trace> {
     }
     // Unoptimized, the whole of it takes minutes.
     let limit = cfg!(debug_assertions).then_some(1000);
-    Some(Trace::load(&path, None, limit).unwrap())
+    let options = ReadOptions { hash_ids: HashIds::Required, limit, ..ReadOptions::default() };
+    Some(Trace::load(&path, &options).unwrap())
 }
 
 /// What happened to a request.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use kvpool::prefix::policy::PolicyKind;
-use kvpool_cli::trace::{Request, Trace};
+use kvpool_cli::trace::{ReadOptions, Request, Trace};
 use serde_json::Value;
 
 const KEYS: &[&str] = &[
@@ -21,6 +21,7 @@ const KEYS: &[&str] = &[
     "defrag",
     "findings",
     "fragmentation",
+    "interrupted",
     "latency_ns",
     "layout",
     "preempted",
@@ -224,9 +225,77 @@ fn what_is_blocked_to_the_end_is_done_then() {
     assert_eq!((&step["outcome"], &step["to"]), (&"done".into(), &1.into()), "{report}");
     assert_eq!(report["sound"], true);
     let table = String::from_utf8(kvpool(&arguments).stdout).unwrap();
-    for word in ["compaction", "sizes", "done", "moves given up"] {
+    for word in ["defrag", "resize", "done", "given up"] {
         assert!(table.contains(word), "no {word:?} in\n{table}");
     }
+}
+
+/// A run that completes no request fails in every form of output, and leaves no picture.
+#[test]
+fn what_completes_nothing_fails() {
+    let arguments = ["replay", "--requests", "100", "--blocks", "5"];
+    let reason = "nothing was replayed: every request was rejected (100), the smallest needs 31 blocks";
+    for options in [&[][..], &["--no-verify"]] {
+        let output = kvpool(&[&arguments[..], options].concat());
+        let table = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{table}");
+        assert!(table.contains("NOT SOUND") && table.contains(reason), "{table}");
+        assert!(!table.contains("nothing lost"), "{table}");
+        let output = kvpool(&[&arguments[..], &["--json"], options].concat());
+        assert_eq!(output.status.code(), Some(1));
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!((&report["sound"], &report["completed"]), (&Value::Bool(false), &0.into()));
+        assert!(report["findings"][0].as_str().unwrap().starts_with(reason), "{report}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("pool.svg");
+    let output = kvpool(&["map", "--requests", "100", "--blocks", "5", "--output", path.to_str().unwrap()]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("nothing was drawn: nothing was replayed: every request was rejected"), "{said}");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "an empty picture");
+}
+
+#[test]
+fn columns_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("other.csv");
+    std::fs::write(&path, "at,in,out\n0,40,10\n1.5,33,5\n").unwrap();
+    let columns = "arrival=at,input=in,output=out";
+    let report = json(&kvpool(&["replay", path.to_str().unwrap(), "--columns", columns, "--json"]));
+    assert_eq!((&report["tokens"], &report["trace_s"]), (&88.into(), &1.5.into()));
+}
+
+#[test]
+fn hash_ids_are_of_no_use_without_prefixes() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("bare.jsonl");
+    std::fs::write(&path, "{\"timestamp\": 0, \"input_length\": 40, \"output_length\": 10}\n").unwrap();
+    assert_eq!(json(&kvpool(&["replay", path.to_str().unwrap(), "--json"]))["tokens"], 50);
+}
+
+#[test]
+fn completions_and_pages_know_every_command() {
+    let commands = ["replay", "map", "policy", "info", "completions", "man"];
+    for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
+        let output = kvpool(&["completions", shell]);
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(output.status.code(), Some(0));
+        for word in commands.into_iter().chain(["resize-at"]) {
+            assert!(text.contains(word), "{shell}: no {word}");
+        }
+    }
+    let page = String::from_utf8(kvpool(&["man"]).stdout).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let pages = folder.path().join("share/man1");
+    assert_eq!(kvpool(&["man", pages.to_str().unwrap()]).status.code(), Some(0));
+    assert_eq!(std::fs::read_to_string(pages.join("kvpool.1")).unwrap().trim_end(), page.trim_end());
+    for command in commands {
+        assert!(page.contains(&format!("kvpool\\-{command}(1)")), "no {command} in {page}");
+        let text = std::fs::read_to_string(pages.join(format!("kvpool-{command}.1"))).unwrap();
+        assert!(text.contains(".SH NAME"), "{command}: {text}");
+    }
+    assert_eq!(kvpool(&["man", "/dev/null/pages"]).status.code(), Some(2));
 }
 
 #[test]
@@ -257,9 +326,17 @@ fn draws_a_map(cache: &str) {
     assert!(output.stderr.is_empty(), "{said}");
     let line = String::from_utf8(output.stdout).unwrap();
     assert!(line.contains("pool.svg: fragmentation") && line.lines().count() == 1, "{line}");
+    assert!(line.contains(", mean sequence run ") && line.contains(", moved blocks "), "{line}");
     let svg = std::fs::read_to_string(&path).unwrap();
-    for word in ["<svg", "Before", "After", "6,000 blocks of 16 tokens", "of 1,500 requests (50 %)", "</svg>"]
-    {
+    for word in [
+        "<svg",
+        "mean sequence run",
+        "Before",
+        "After",
+        "6,000 blocks of 16 tokens",
+        "of 1,500 requests (50 %)",
+        "</svg>",
+    ] {
         assert!(svg.contains(word), "no {word:?} in {svg}");
     }
 }
@@ -281,9 +358,9 @@ fn the_table_is_for_people_and_the_bar_for_terminals() {
         "hit rate",
         "by policy lru",
         "requests",
-        "speed-up",
-        "leaked",
-        "corrupt",
+        "speedup",
+        "blocks leaked",
+        "blocks corrupt",
         "at first refusal",
         "p99.9",
         "nothing lost",
@@ -332,6 +409,10 @@ fn bad_usage_and_bad_input_are_told_apart_from_failures() {
     let binary = file("binary.jsonl", b"{\"timestamp\": \xff\xfe}\n");
     let empty = file("empty.csv", b"");
     let header = file("header.csv", b"TIMESTAMP,Tokens\n");
+    let gzip = file("trace.jsonl.gz", b"\x1f\x8b\x08\x08\x00\x1b[31m");
+    let other = file("other.csv", b"TIMESTAMP,in,GeneratedTokens\n2023-11-16 18:17:03,1,5\n");
+    let evil = file("\u{1b}[31m.jsonl", b"");
+    let bare = file("bare.jsonl", b"{\"timestamp\": 0, \"input_length\": 9, \"output_length\": 1}\n");
     let place = directory.path().to_str().unwrap().to_owned();
     let missing = directory.path().join("missing").to_str().unwrap().to_owned();
     for (arguments, complaint) in [
@@ -340,10 +421,39 @@ fn bad_usage_and_bad_input_are_told_apart_from_failures() {
         (vec!["replay", &binary], "binary.jsonl:1: not UTF-8"),
         (vec!["replay", &empty], "empty.csv: empty"),
         (vec!["replay", &header], "header.csv:1: the header has no column ContextTokens"),
+        (vec!["replay", &gzip], "trace.jsonl.gz: compressed with gzip; decompress it first"),
+        (
+            vec!["replay", &other],
+            "other.csv:1: the header has no column ContextTokens; its columns are TIMESTAMP, in",
+        ),
+        (
+            vec!["replay", &other, "--columns", "input=i"],
+            "no column i; its columns are TIMESTAMP, in, GeneratedTokens",
+        ),
+        (vec!["replay", &other, "--columns", "inn=in"], "no field is called \"inn\""),
+        (
+            vec!["replay", &other, "--columns", "input=in", "--format", "mooncake"],
+            "--format mooncake is JSON",
+        ),
+        (vec!["replay", "--columns", "input=in"], "<TRACE>"),
+        (vec!["replay", &evil], "\\u{1b}[31m.jsonl: empty"),
+        (vec!["replay", &bare, "--prefix-cache", "on"], "bare.jsonl:1: no hash_ids"),
         (vec!["replay", &place], "is a directory"),
         (vec!["replay", &missing], "cannot open"),
         (vec!["replay", "--layout", "none-such"], "none-such"),
-        (vec!["replay", "--blocks", "0"], "--blocks"),
+        (vec!["replay", "--blocks", "0"], "'--blocks <N>': not a whole number from 1 to 134217727"),
+        (vec!["replay", "--blocks", "-5"], "'--blocks <N>': not a whole number from 1 to 134217727"),
+        (vec!["replay", "--blocks", "1e3"], "'--blocks <N>': not a whole number from 1 to 134217727"),
+        (vec!["replay", "--blocks", "99999999999999999999"], "not a whole number from 1 to 134217727"),
+        (vec!["replay", "--blocks", "--json"], "a value is required for '--blocks <N>'"),
+        (vec!["replay", "--block-tokens", "-1"], "'--block-tokens <N>': not a whole number from 1 to 4096"),
+        (vec!["replay", "--threads", "70000"], "'--threads <N>': not a whole number from 1 to 1024"),
+        (vec!["replay", "--requests", "0"], "'--requests <N>': not a whole number from 1 to 10000000"),
+        (vec!["replay", "--seed", "-1"], "'--seed <N>': not a whole number from 0 to 18446744073709551615"),
+        (vec!["replay", "--defrag-interval-ms", "-1"], "not a whole number from 1 to 3600000"),
+        (vec!["replay", "--defrag-threshold", "-0.1"], "-0.1 is not from 0 to 1"),
+        (vec!["replay", "--resize-at", "-3%:5"], "\"-3%\" is not more than 0%"),
+        (vec!["map", "--at", "-3%"], "\"-3%\" is not more than 0%"),
         (vec!["replay", "--layout", "llama-3.1-405b", "--blocks", "100000000"], "does not fit"),
         (vec!["replay", "--nonsense"], "--nonsense"),
         (vec!["replay", "--prefix-cache", "perhaps"], "[possible values: on, off]"),
@@ -365,6 +475,7 @@ fn bad_usage_and_bad_input_are_told_apart_from_failures() {
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
         assert!(said.contains(complaint), "{arguments:?} says {said}");
+        assert!(!said.contains('\u{1b}'), "{arguments:?} says {said:?}");
         assert!(output.stdout.is_empty(), "{arguments:?}");
     }
 }
@@ -408,7 +519,7 @@ fn published_traces_are_read_whole() {
         ("azure2023_code.csv", 8_819, 18_059_974, 245_896),
     ] {
         let Some(path) = published(name) else { continue };
-        let trace = Trace::load(&path, None, None).unwrap();
+        let trace = Trace::load(&path, &ReadOptions::default()).unwrap();
         let sum = |of: fn(&Request) -> u32| {
             trace.requests.iter().map(|request| u64::from(of(request))).sum::<u64>()
         };

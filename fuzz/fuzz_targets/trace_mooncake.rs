@@ -1,11 +1,13 @@
 //! Whatever the bytes, the reader of Mooncake traces ends with requests within its bounds or with an error.
 #![no_main]
 
-use kvpool_cli::trace::{Format, TOKENS_MAX, Trace};
+use kvpool_cli::trace::{Format, HashIds, ReadOptions, TOKENS_MAX, Trace};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
-    let Ok(trace) = Trace::read("fuzz".into(), bytes, Some(Format::Mooncake), None) else { return };
+    let format = Some(Format::Mooncake);
+    let options = ReadOptions { format, hash_ids: HashIds::Required, ..ReadOptions::default() };
+    let Ok(trace) = Trace::read("fuzz".into(), bytes, &options) else { return };
     assert!(trace.requests.is_sorted_by_key(|request| request.arrival));
     for request in &trace.requests {
         assert!((1..=TOKENS_MAX).contains(&request.input_tokens) && request.output_tokens <= TOKENS_MAX);

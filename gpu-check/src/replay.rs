@@ -1,5 +1,6 @@
 //! From end to end: scheduler threads over a pool on the device, compacted meanwhile, every token read back.
 
+use std::ops::ControlFlow;
 use std::time::Duration;
 
 use kvpool::storage::{Dtype, KvLayout};
@@ -25,7 +26,7 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
     let compaction = Compaction { threshold: 0.02, interval: Duration::from_millis(2) };
     let usual = replay::Options::new(&trace, 4);
     let options = replay::Options { compaction: Some(compaction), ..usual };
-    let outcome = replay::replay(&memory, shape, &trace, &options, |_| {});
+    let outcome = replay::replay(&memory, shape, &trace, &options, |_| ControlFlow::Continue(()));
     let tally = &outcome.tally;
     section.check(
         "nothing lost, nothing corrupt",

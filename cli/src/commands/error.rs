@@ -39,6 +39,9 @@ pub enum CommandError {
         /// The policy.
         policy: PolicyKind,
     },
+    /// Columns for a trace that has none.
+    #[error("--columns names the columns of a CSV trace, and --format mooncake is JSON lines")]
+    ColumnsOfJson,
     /// The pool would not fit into the memory that there is.
     #[error(
         "a pool of {blocks} blocks of {block_bytes} bytes (metadata included) does not fit into the {free} bytes that are free (--blocks, --layout)"
@@ -73,9 +76,9 @@ pub enum CommandError {
         /// Why not.
         reason: String,
     },
-    /// The picture could not be written.
+    /// A picture or a page could not be written.
     #[error("cannot write {}: {error}", .path.display())]
-    Picture {
+    File {
         /// Where it was to go.
         path: std::path::PathBuf,
         /// What the system said.

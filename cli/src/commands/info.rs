@@ -1,8 +1,5 @@
 //! `kvpool info`.
 
-use std::io::{self, Write};
-
-use comfy_table::Table;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use indicatif::BinaryBytes;
 use kvpool::storage::host_free_bytes;
@@ -11,6 +8,10 @@ use serde::Serialize;
 use super::CommandError;
 use crate::EXIT_OK;
 use crate::args::InfoArgs;
+use crate::output;
+
+/// The columns of the table: the fields of a [`Place`], without units.
+const COLUMNS: [&str; 5] = ["device", "name", "free", "total", "unusable"];
 
 /// Where a pool could have its memory.
 #[derive(Serialize)]
@@ -52,11 +53,8 @@ pub fn info(args: &InfoArgs) -> Result<u8, CommandError> {
     } else {
         render(&info)
     };
-    let mut out = io::stdout().lock();
-    match writeln!(out, "{text}").and_then(|()| out.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(CommandError::Output(error)),
-        _ => Ok(EXIT_OK),
-    }
+    output::print(&text).map_err(CommandError::Output)?;
+    Ok(EXIT_OK)
 }
 
 fn host() -> Place {
@@ -102,17 +100,17 @@ fn cuda() -> Result<Vec<Place>, String> {
 }
 
 fn render(info: &Info) -> String {
-    let mut table = Table::new();
-    table.load_preset(UTF8_FULL_CONDENSED).set_header(["device", "", "free", "in all", "can be used"]);
+    let mut table = output::table(UTF8_FULL_CONDENSED);
+    table.set_header(COLUMNS);
     let bytes = |bytes: Option<u64>| bytes.map_or(String::new(), |bytes| BinaryBytes(bytes).to_string());
     for place in &info.devices {
-        let usable = place.unusable.as_ref().map_or("yes".to_owned(), |reason| format!("no: {reason}"));
+        let unusable = place.unusable.as_ref().map_or("no".to_owned(), |reason| format!("yes: {reason}"));
         table.add_row([
             place.device.clone(),
             place.name.clone(),
             bytes(place.free_bytes),
             bytes(place.total_bytes),
-            usable,
+            unusable,
         ]);
     }
     match &info.cuda {
@@ -126,12 +124,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_table_has_the_names_of_the_json() {
+        let json = serde_json::to_value(host()).unwrap();
+        let fields = json.as_object().unwrap().keys();
+        let mut fields: Vec<&str> = fields.map(|name| name.trim_end_matches("_bytes")).collect();
+        let mut columns = COLUMNS;
+        fields.sort_unstable();
+        columns.sort_unstable();
+        assert_eq!(fields, columns);
+    }
+
+    #[test]
     fn why_a_device_cannot_be_used_is_said() {
         let mut old = host();
         old.device = "cuda:3".to_owned();
         old.unusable = Some("too old".to_owned());
         let text = render(&Info { devices: vec![host(), old], cuda: None });
-        assert!(text.contains("cuda:3") && text.contains("no: too old") && text.contains("yes"), "{text}");
+        assert!(text.contains("cuda:3") && text.contains("yes: too old") && text.contains("no "), "{text}");
         let text = render(&Info { devices: vec![host()], cuda: Some("no driver".to_owned()) });
         assert!(text.ends_with("no CUDA devices: no driver"), "{text}");
     }

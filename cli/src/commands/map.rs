@@ -1,7 +1,7 @@
 //! `kvpool map`.
 
-use std::fs;
-use std::io::Write;
+use std::io;
+use std::ops::ControlFlow;
 
 use indicatif::{BinaryBytes, HumanCount};
 use kvpool::compact::{DefragReport, Snapshot};
@@ -10,8 +10,9 @@ use super::CommandError;
 use super::workload::{Workload, progress_bar, show};
 use crate::args::MapArgs;
 use crate::map::{Figures, Panel, Picture, draw, frames};
+use crate::output::{Destination, complain, print, printable};
 use crate::replay::{self, Options, Outcome, PoolMemory};
-use crate::{EXIT_OK, EXIT_UNSOUND, complain};
+use crate::{EXIT_OK, EXIT_UNSOUND};
 
 /// A pool that stands still, before and after a defragmentation.
 struct Look {
@@ -30,9 +31,9 @@ struct Look {
 pub fn map(args: &MapArgs) -> Result<u8, CommandError> {
     let workload = Workload::new(&args.workload)?;
     let memory = workload.pool(workload.blocks)?;
-    // Found out before the work, not after; a picture that is there already stays until there is another.
-    let cannot = |error| CommandError::Picture { path: args.output.clone(), error };
-    fs::OpenOptions::new().append(true).create(true).open(&args.output).map_err(cannot)?;
+    // Found out before the work, not after.
+    let cannot = |error| CommandError::File { path: args.output.clone(), error };
+    let destination = Destination::new(&args.output).map_err(cannot)?;
 
     let Workload { trace, shape, threads, .. } = &workload;
     let options = Options { halt_at: Some(args.at), ..Options::new(trace, *threads) };
@@ -43,14 +44,20 @@ pub fn map(args: &MapArgs) -> Result<u8, CommandError> {
         if progress.is_halted {
             look = Some(Look::take(&memory, progress.settled));
         }
+        ControlFlow::Continue(())
     });
     bar.finish_and_clear();
     let nothing = || Err(outcome.tally.findings.join("; "));
-    let look = look.unwrap_or_else(nothing).map_err(|reason| CommandError::NoPicture { reason })?;
+    let look = match look {
+        // A pool that no token was ever written to shows nothing.
+        Some(look) if outcome.tally.tokens > 0 => look,
+        _ => nothing(),
+    };
+    let look = look.map_err(|reason| CommandError::NoPicture { reason })?;
 
     let picture = look.picture(args, &workload);
-    fs::write(&args.output, draw(&picture)).map_err(cannot)?;
-    say(&picture, &look.report, args);
+    destination.write(&draw(&picture)).map_err(cannot)?;
+    say(&picture, &look.report, args).map_err(CommandError::Output)?;
     Ok(judge(&outcome))
 }
 
@@ -98,14 +105,13 @@ impl Look {
     }
 }
 
-/// One line on the standard output. A reader who goes away early is no error.
-fn say(picture: &Picture, report: &DefragReport, args: &MapArgs) {
+/// One line on the standard output.
+fn say(picture: &Picture, report: &DefragReport, args: &MapArgs) -> io::Result<()> {
     let figures: Vec<Figures> = picture.panels.iter().map(|panel| panel.figures(picture.order)).collect();
-    let [before, after] = figures.as_slice() else { return };
-    let _ = writeln!(
-        std::io::stdout(),
-        "{}: fragmentation {:.1} % -> {:.1} %, free runs of {} {} -> {}, mean run of sequences {:.1} -> {:.1}, {} blocks moved in {:.1} ms",
-        args.output.display(),
+    let [before, after] = figures.as_slice() else { return Ok(()) };
+    print(&format!(
+        "{}: fragmentation {:.1} % -> {:.1} %, free runs of {} {} -> {}, mean sequence run {:.1} -> {:.1}, moved blocks {} in {:.1} ms",
+        printable(&args.output.display().to_string()),
         100.0 * before.fragmentation,
         100.0 * after.fragmentation,
         1u64 << picture.order,
@@ -115,7 +121,7 @@ fn say(picture: &Picture, report: &DefragReport, args: &MapArgs) {
         after.sequence_run_mean,
         HumanCount(report.moved_blocks as u64),
         report.time.as_secs_f64() * 1e3,
-    );
+    ))
 }
 
 /// The exit code, and on the standard error what is wrong if anything is.
@@ -150,7 +156,7 @@ mod tests {
             let at = "80%".parse().unwrap();
             let options = Options { halt_at: Some(at), ..Options::new(&trace, 2) };
             let memory = Ledger::new(shape, blocks, fault);
-            let outcome = replay::replay(&memory, shape, &trace, &options, |_| {});
+            let outcome = replay::replay(&memory, shape, &trace, &options, |_| ControlFlow::Continue(()));
             assert_eq!(judge(&outcome), code, "{fault:?}: {outcome:?}");
         }
     }

@@ -1,23 +1,22 @@
 //! `kvpool policy`.
 
-use std::fs;
-use std::io::{self, Write};
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread;
 
 use comfy_table::presets::UTF8_FULL_CONDENSED;
-use comfy_table::{Attribute, Cell, CellAlignment, Table};
+use comfy_table::{Attribute, Cell, CellAlignment};
 use indicatif::HumanCount;
 use serde::Serialize;
 
 use super::CommandError;
 use super::workload::progress_bar;
 use crate::args::PolicyArgs;
+use crate::output::{self, Destination, complain, print};
 use crate::policy::{Contender, Prompts, Rate, chart, draw};
-use crate::trace::Trace;
-use crate::{EXIT_OK, complain};
+use crate::trace::{HashIds, ReadOptions, Trace};
+use crate::{EXIT_OK, EXIT_UNSOUND};
 
 /// One row of the JSON.
 #[derive(Serialize)]
@@ -27,7 +26,6 @@ struct JsonRate<'a> {
     capacity_share: f64,
     capacity_blocks: usize,
     hit_rate: f64,
-    ours: bool,
 }
 
 /// Measures policies on traces, prints what they came to and returns the exit code.
@@ -37,8 +35,10 @@ struct JsonRate<'a> {
 /// [`CommandError`]: no such trace, one that does not say which prompts begin alike, or a result that cannot be written.
 pub fn policy(args: &PolicyArgs) -> Result<u8, CommandError> {
     let mut traces = Vec::new();
+    let options =
+        ReadOptions { format: args.format.format(), hash_ids: HashIds::Required, ..ReadOptions::default() };
     for path in &args.traces {
-        let trace = Trace::load(path, args.format.format(), None)?;
+        let trace = Trace::load(path, &options)?;
         let prompts =
             Prompts::new(&trace).ok_or_else(|| CommandError::NoHashes { trace: trace.name.clone() })?;
         if trace.out_of_order > 0 {
@@ -47,19 +47,17 @@ pub fn policy(args: &PolicyArgs) -> Result<u8, CommandError> {
         }
         traces.push((trace.name, prompts));
     }
-    if let Some(path) = &args.plot {
-        // Found out before the work, not after.
-        let cannot = |error| CommandError::Picture { path: path.clone(), error };
-        fs::OpenOptions::new().append(true).create(true).open(path).map_err(cannot)?;
-    }
+    let cannot = |error| CommandError::File { path: args.plot.clone().unwrap_or_default(), error };
+    // Found out before the work, not after.
+    let plot = args.plot.as_deref().map(Destination::new).transpose().map_err(cannot)?;
     let rates = measure(&traces, &args.policies, &args.capacities);
-    if let Some(path) = &args.plot {
+    if let Some(plot) = plot {
         // A picture is shown to others: where the trace lay on this machine is nothing to them.
         let file = |path: &String| {
             Path::new(path).file_name().map_or(path.clone(), |name| name.to_string_lossy().into_owned())
         };
         let named: Vec<_> = traces.iter().map(|(path, _)| file(path)).zip(rates.iter().cloned()).collect();
-        fs::write(path, draw(&named)).map_err(|error| CommandError::Picture { path: path.clone(), error })?;
+        plot.write(&draw(&named)).map_err(cannot)?;
     }
     let text = if args.json {
         json(&traces, &rates).map_err(|error| CommandError::Output(error.into()))?
@@ -69,11 +67,15 @@ pub fn policy(args: &PolicyArgs) -> Result<u8, CommandError> {
             .collect::<Vec<_>>()
             .join("\n\n")
     };
-    match writeln!(io::stdout(), "{text}") {
-        // A reader who goes away early is no error.
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(CommandError::Output(error)),
-        _ => Ok(EXIT_OK),
+    print(&text).map_err(CommandError::Output)?;
+    let mut code = EXIT_OK;
+    for (name, _) in traces.iter().filter(|(_, prompts)| prompts.distinct() == prompts.total()) {
+        complain(format_args!(
+            "{name}: no block comes twice, so that nothing can hit and nothing was measured"
+        ));
+        code = EXIT_UNSOUND;
     }
+    Ok(code)
 }
 
 /// The rates of each trace, by policy and capacity, on all cores.
@@ -116,7 +118,6 @@ fn json(traces: &[(String, Prompts)], rates: &[Vec<Vec<Rate>>]) -> serde_json::R
             capacity_share: rate.share,
             capacity_blocks: rate.blocks,
             hit_rate: rate.hit_rate,
-            ours: rate.contender.is_ours(),
         })
         .collect();
     serde_json::to_string_pretty(&rows)
@@ -124,19 +125,20 @@ fn json(traces: &[(String, Prompts)], rates: &[Vec<Vec<Rate>>]) -> serde_json::R
 
 /// What a trace came to: a table, and a chart.
 fn section(name: &str, prompts: &Prompts, rates: &[Vec<Rate>]) -> String {
-    let mut table = Table::new();
-    table.load_preset(UTF8_FULL_CONDENSED);
+    let mut table = output::table(UTF8_FULL_CONDENSED);
     let names = rates.iter().filter_map(|policy| Some(policy.first()?.contender));
-    table.set_header(["capacity", "blocks"].into_iter().map(Cell::new).chain(names.map(|contender| {
-        let cell = Cell::new(contender.name());
-        if contender.is_ours() { cell.add_attribute(Attribute::Bold) } else { cell }
-    })));
+    table.set_header(["capacity share", "capacity blocks"].into_iter().map(Cell::new).chain(names.map(
+        |contender| {
+            let cell = Cell::new(contender.name());
+            if contender == Contender::FORESIGHT { cell.add_attribute(Attribute::Bold) } else { cell }
+        },
+    )));
     for at in 0..rates.first().map_or(0, Vec::len) {
         let row: Vec<&Rate> = rates.iter().map(|policy| &policy[at]).collect();
         let Some(first) = row.first() else { continue };
         let figures = row.iter().map(|rate| {
             let cell = Cell::new(format!("{:.3}", rate.hit_rate)).set_alignment(CellAlignment::Right);
-            if rate.contender.is_ours() { cell.add_attribute(Attribute::Bold) } else { cell }
+            if rate.contender == Contender::FORESIGHT { cell.add_attribute(Attribute::Bold) } else { cell }
         });
         let capacity = Cell::new(format!("{} %", (first.share * 1e5).round() / 1e3));
         let blocks = Cell::new(HumanCount(first.blocks as u64));
@@ -158,18 +160,16 @@ fn section(name: &str, prompts: &Prompts, rates: &[Vec<Rate>]) -> String {
 
 /// How much of what is between LRU and the bound is closed, if all three are there.
 fn closed(rates: &[Vec<Rate>]) -> String {
-    let of = |is: &dyn Fn(Contender) -> bool| {
-        rates.iter().find(|policy| policy.first().is_some_and(|rate| is(rate.contender)))
+    let of = |contender| {
+        rates.iter().find(|policy| policy.first().is_some_and(|rate| rate.contender == contender))
     };
-    let (Some(lru), Some(ours), Some(bound)) = (
-        of(&|contender| contender.name() == "lru"),
-        of(&Contender::is_ours),
-        of(&|contender| contender == Contender::Clairvoyant),
-    ) else {
+    let (Some(lru), Some(foresight), Some(bound)) =
+        (of(Contender::LRU), of(Contender::FORESIGHT), of(Contender::Clairvoyant))
+    else {
         return String::new();
     };
-    let gaps: Vec<(f64, f64)> = (lru.iter().zip(ours).zip(bound))
-        .map(|((lru, ours), bound)| (ours.hit_rate - lru.hit_rate, bound.hit_rate - lru.hit_rate))
+    let gaps: Vec<(f64, f64)> = (lru.iter().zip(foresight).zip(bound))
+        .map(|((lru, foresight), bound)| (foresight.hit_rate - lru.hit_rate, bound.hit_rate - lru.hit_rate))
         .filter(|&(_, gap)| gap > 0.0)
         .collect();
     if gaps.is_empty() {
@@ -179,7 +179,7 @@ fn closed(rates: &[Vec<Rate>]) -> String {
     let (won, gap) = gaps.iter().fold((0.0, 0.0), |(won, gap), row| (won + row.0, gap + row.1));
     format!(
         "of what lies between lru and clairvoyant, {} closes {:.1} % (mean of the rows: {:.1} %)",
-        ours[0].contender,
+        Contender::FORESIGHT,
         100.0 * won / gap,
         100.0 * mean
     )

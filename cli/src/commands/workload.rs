@@ -9,10 +9,10 @@ use kvpool::storage::{Dtype, KvLayout};
 
 use super::CommandError;
 use crate::args::WorkloadArgs;
-use crate::complain;
 use crate::home::Home;
+use crate::output::{complain, is_plain};
 use crate::replay::{self, PoolMemory, Progress, Shape};
-use crate::trace::Trace;
+use crate::trace::{HashIds, Trace};
 use crate::workload::Conversations;
 
 /// The layout for replays: as few bytes a token as tell every token from every other, so that a replay measures the
@@ -48,8 +48,9 @@ impl Workload {
         let shape = Shape::of(&layout);
         let blocks =
             args.blocks.map_or_else(|| replay::blocks_for(&trace.requests, &shape), |blocks| blocks as usize);
-        let threads =
-            args.threads.map_or_else(|| thread::available_parallelism().map_or(1, usize::from), usize::from);
+        let threads = args
+            .threads
+            .map_or_else(|| thread::available_parallelism().map_or(1, usize::from), |n| n as usize);
         Ok(Self { trace, shape, blocks, threads, policy, layout, home })
     }
 
@@ -78,11 +79,17 @@ fn layout(name: &str, block_tokens: usize) -> Result<KvLayout, CommandError> {
 }
 
 pub fn trace(args: &WorkloadArgs) -> Result<Trace, CommandError> {
-    let requests = args.requests.map(|requests| requests as usize);
+    let options = args.read_options()?;
     match &args.trace {
-        None => Ok(Conversations::trace(args.seed, requests.unwrap_or(REQUESTS_DEFAULT))),
+        None => Ok(Conversations::trace(args.seed, options.limit.unwrap_or(REQUESTS_DEFAULT))),
         Some(path) => {
-            let trace = Trace::load(path, args.format.format(), requests)?;
+            let trace = Trace::load(path, &options)?;
+            if options.hash_ids == HashIds::Required && trace.has_no_hash_ids() {
+                complain(format_args!(
+                    "{}: no request has hash_ids, so that no two prompts begin alike",
+                    trace.name
+                ));
+            }
             if trace.out_of_order > 0 {
                 let lines = HumanCount(trace.out_of_order as u64);
                 complain(format_args!(
@@ -113,9 +120,10 @@ fn check_memory(home: &Home, layout: &KvLayout, blocks: usize) -> Result<(), Com
     }
 }
 
-/// A bar on the standard error, if that is a terminal.
+/// A bar on the standard error, if that is a terminal that may be sent escape sequences.
 pub fn progress_bar(requests: u64) -> ProgressBar {
-    let bar = ProgressBar::with_draw_target(Some(requests), ProgressDrawTarget::stderr());
+    let target = if is_plain() { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
+    let bar = ProgressBar::with_draw_target(Some(requests), target);
     let style =
         "{bar:30.cyan/dim} {percent:>3} %  {human_pos}/{human_len} requests  {msg}  {elapsed}, {eta} to go";
     // The template is fixed, and a test draws it.

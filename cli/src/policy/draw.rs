@@ -19,7 +19,7 @@ const NAME: f64 = 17.0;
 const INK: &str = "#1f2933";
 const FAINT: &str = "#5b6774";
 const RULE: &str = "#d9dfe4";
-const OURS: &str = "#e6550d";
+const FORESIGHT: &str = "#e6550d";
 const BOUND: &str = "#9aa5b1";
 /// For all others; told apart with any of the usual colour deficiencies.
 const OTHERS: [&str; 4] = ["#1c4f80", "#5f9fd6", "#117733", "#882255"];
@@ -92,7 +92,7 @@ fn panel(name: &str, rates: &[Vec<Rate>]) -> Group {
     for policy in rates {
         let Some(last) = policy.last() else { continue };
         let (colour, width) = match last.contender {
-            contender if contender.is_ours() => (OURS, 3.0),
+            Contender::FORESIGHT => (FORESIGHT, 3.0),
             Contender::Clairvoyant => (BOUND, 1.5),
             _ => (others.next().unwrap_or(INK), 1.5),
         };

@@ -59,14 +59,14 @@ pub struct Rate {
 }
 
 impl Contender {
+    /// The pool's default.
+    pub const LRU: Self = Self::Pooled(PolicyKind::Lru);
+
+    /// The policy that learns, which tables and pictures set off from the others.
+    pub const FORESIGHT: Self = Self::Pooled(PolicyKind::Foresight);
+
     /// Those that a table has unless told otherwise. Without priorities in the trace, `priority` is `lru`.
-    pub const USUAL: [Self; 5] = [
-        Self::Pooled(PolicyKind::Lru),
-        Self::S3Fifo,
-        Self::Sieve,
-        Self::Pooled(PolicyKind::Foresight),
-        Self::Clairvoyant,
-    ];
+    pub const USUAL: [Self; 5] = [Self::LRU, Self::S3Fifo, Self::Sieve, Self::FORESIGHT, Self::Clairvoyant];
 
     const COMPARED: [Self; 3] = [Self::S3Fifo, Self::Sieve, Self::Clairvoyant];
 
@@ -83,11 +83,6 @@ impl Contender {
             Self::Sieve => "sieve",
             Self::Clairvoyant => "clairvoyant",
         }
-    }
-
-    /// Whether it is this project's own idea.
-    pub const fn is_ours(self) -> bool {
-        matches!(self, Self::Pooled(PolicyKind::Foresight))
     }
 
     /// Its hit rate with so many blocks.

@@ -4,7 +4,9 @@ use std::collections::HashMap;
 
 use crate::trace::{HASH_BLOCK_TOKENS, Request, Trace};
 
-/// The prompts of a trace by arrival. Its distinct blocks are numbered from 0, by their first appearance.
+/// The prompts of a trace by arrival. Its distinct blocks are numbered from 0, by their first
+/// appearance. An id after another block is another block, as in a pool. So a block is used
+/// whenever one after it is: the clairvoyant bound holds only then.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Prompts {
     pub(super) prompts: Vec<Prompt>,
@@ -24,7 +26,7 @@ pub(super) struct Prompt {
 impl Prompts {
     /// The prompts of a trace; `None` if it does not say which prompts begin alike.
     pub fn new(trace: &Trace) -> Option<Self> {
-        if trace.requests.iter().all(|request| request.hash_ids.is_empty()) {
+        if trace.has_no_hash_ids() {
             return None;
         }
         let prompt = |request: &Request| {
@@ -43,13 +45,18 @@ impl Prompts {
     /// The same from times in milliseconds and ids.
     pub(super) fn of<'a>(requests: impl Iterator<Item = (u64, &'a [u64])>) -> Self {
         let mut numbers = HashMap::new();
-        let mut number = |id: &u64| {
-            let next = numbers.len() as u32;
-            *numbers.entry(*id).or_insert(next)
+        let mut blocks = |ids: &[u64]| {
+            let mut before = None;
+            let mut number = |id: &u64| {
+                let next = numbers.len() as u32;
+                let number = *numbers.entry((before, *id)).or_insert(next);
+                before = Some(number);
+                number
+            };
+            ids.iter().map(&mut number).collect()
         };
-        let prompts: Vec<Prompt> = requests
-            .map(|(at_ms, ids)| Prompt { at_ms, blocks: ids.iter().map(&mut number).collect() })
-            .collect();
+        let prompts: Vec<Prompt> =
+            requests.map(|(at_ms, ids)| Prompt { at_ms, blocks: blocks(ids) }).collect();
         let total = prompts.iter().map(|prompt| prompt.blocks.len()).sum();
         Self { prompts, distinct: numbers.len(), total }
     }

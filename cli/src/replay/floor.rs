@@ -28,6 +28,9 @@ const AT_REST: u64 = u64::MAX;
 /// How often a thread that has halted looks whether it may go on.
 const HALT_LOOK: Duration = Duration::from_millis(1);
 
+/// More requests than there can be.
+const NEVER: u64 = u64::MAX;
+
 /// No request.
 const NOBODY: u32 = u32::MAX;
 
@@ -68,8 +71,8 @@ pub struct Floor<'a> {
     beats: AtomicU64,
     first_refusal: OnceLock<(f64, f64)>,
     stopped: AtomicBool,
-    /// Requests settled when all threads are to halt.
-    halt_at: Option<u64>,
+    /// Requests settled when all threads are to halt; [`NEVER`] if that is not wanted.
+    halt_at: AtomicU64,
     /// Threads that have halted, or ended.
     quiet: AtomicUsize,
     released: AtomicBool,
@@ -90,7 +93,7 @@ impl<'a> Floor<'a> {
             beats: AtomicU64::new(0),
             first_refusal: OnceLock::new(),
             stopped: AtomicBool::new(false),
-            halt_at,
+            halt_at: AtomicU64::new(halt_at.unwrap_or(NEVER)),
             quiet: AtomicUsize::new(0),
             released: AtomicBool::new(false),
         }
@@ -202,7 +205,12 @@ impl<'a> Floor<'a> {
 
     /// Whether it is time to halt: every thread does so between two steps, with no batch in flight.
     pub fn must_halt(&self) -> bool {
-        self.halt_at.is_some_and(|at| self.settled() >= at) && !self.released.load(Acquire)
+        self.settled() >= self.halt_at.load(Relaxed) && !self.released.load(Acquire)
+    }
+
+    /// Lets all threads halt, however many requests are settled.
+    pub fn halt_now(&self) {
+        self.halt_at.store(0, Relaxed);
     }
 
     /// Halts until [released](Self::release) or stopped.

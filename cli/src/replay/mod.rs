@@ -35,6 +35,7 @@ mod text;
 mod transfer;
 
 use std::any::Any;
+use std::ops::ControlFlow;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -117,6 +118,8 @@ pub struct Progress {
 pub struct Outcome {
     /// What the threads counted.
     pub tally: Tally,
+    /// Whether it was interrupted before every request was completed or rejected.
+    pub interrupted: bool,
     /// How long it took.
     pub wall: Duration,
     /// How full the pool was when it refused blocks for the first time: the share that was not free, and the share
@@ -137,9 +140,11 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Whether nothing was lost and nothing corrupt.
+    /// Whether at least one request was completed, all of them were completed or rejected (unless
+    /// the replay was [interrupted](Self::interrupted)), nothing was lost and nothing corrupt.
     pub fn is_sound(&self, requests: usize) -> bool {
-        self.tally.completed + self.tally.rejected == requests as u64 && self.is_intact()
+        let settled = self.tally.completed + self.tally.rejected;
+        self.tally.completed > 0 && (self.interrupted || settled == requests as u64) && self.is_intact()
     }
 
     /// The same of a replay that was not to be finished.
@@ -153,8 +158,10 @@ impl Outcome {
     }
 }
 
-/// Replays a trace. Every [tenth of a second](Progress) `watch` is told how far it is, on the calling thread; and once, if
-/// so asked, when all have halted: then nothing changes until it returns, and after that the replay is over.
+/// Replays a trace. Every [tenth of a second](Progress) `watch` is told how far it is, on the
+/// calling thread; and once, if so asked, when all have halted: then nothing changes until it
+/// returns, and after that the replay is over. If `watch` breaks, the threads halt at once, read
+/// back all that they hold, and the replay is over.
 ///
 /// A thread that panics ends the replay for all, and is a finding.
 pub fn replay<M: Memory>(
@@ -162,14 +169,15 @@ pub fn replay<M: Memory>(
     shape: Shape,
     trace: &Trace,
     options: &Options,
-    mut watch: impl FnMut(Progress),
+    mut watch: impl FnMut(Progress) -> ControlFlow<()>,
 ) -> Outcome {
-    let requests = trace.requests.len();
+    let (requests, blocks) = (trace.requests.len(), memory.blocks());
     let floor = Floor::new(&trace.requests, options.threads, options.halt_at.map(|at| at.of(requests)));
     let texts = memory.prefix().map(|_| Texts::of(&trace.requests));
     let start = Instant::now();
     let started =
         options.compaction.as_ref().map_or(Ok(()), |compaction| memory.start_compaction(compaction));
+    let mut interrupted = false;
     let (mut tally, resizes) = thread::scope(|scope| {
         let mut sum = Tally::default();
         let resizer = Resizer::new(memory, &floor, &options.schedule, requests).spawn(scope);
@@ -194,13 +202,17 @@ pub fn replay<M: Memory>(
         }
         loop {
             let is_halted = floor.is_quiet() && !floor.is_stopped();
-            watch(Progress {
+            let flow = watch(Progress {
                 settled: floor.settled(),
                 tokens: floor.tokens(),
                 blocks_free: memory.free_blocks(),
                 blocks_total: memory.blocks(),
                 is_halted,
             });
+            if flow.is_break() && !interrupted {
+                interrupted = true;
+                floor.halt_now();
+            }
             if is_halted {
                 floor.stop();
                 floor.release();
@@ -234,6 +246,10 @@ pub fn replay<M: Memory>(
     if let Some(difference) = prefix.as_ref().and_then(|prefix| difference(&tally, prefix)) {
         tally.find(difference);
     }
+    interrupted &= tally.completed + tally.rejected < requests as u64;
+    if let Some(nothing) = nothing(&tally, shape, trace, options, (blocks, interrupted)) {
+        tally.find(nothing);
+    }
     memory.forget_prefixes();
     let free = memory.free_space();
     if let Err(reason) = memory.take_all() {
@@ -241,6 +257,7 @@ pub fn replay<M: Memory>(
     }
     Outcome {
         tally,
+        interrupted,
         wall,
         first_refusal: floor.first_refusal(),
         blocks_leaked: memory.blocks().saturating_sub(free.blocks),
@@ -263,6 +280,34 @@ fn difference(tally: &Tally, prefix: &PrefixTotals) -> Option<String> {
             said.0, said.1, counted.0, counted.1
         )
     })
+}
+
+/// Says why nothing was replayed or verified, if nothing was: such a replay has not shown that
+/// anything holds.
+fn nothing(
+    tally: &Tally,
+    shape: Shape,
+    trace: &Trace,
+    options: &Options,
+    (blocks, interrupted): (usize, bool),
+) -> Option<String> {
+    if interrupted {
+        return None;
+    }
+    if tally.tokens == 0 && tally.rejected > 0 {
+        let smallest = trace.requests.iter().map(|request| shape.blocks(request.tokens())).min().unwrap_or(0);
+        return Some(format!(
+            "nothing was replayed: every request was rejected ({}), the smallest needs {smallest} blocks and the pool had {blocks}",
+            tally.rejected
+        ));
+    }
+    // Other findings say by themselves why no request was completed.
+    let is_whole = options.halt_at.is_none() && tally.findings.is_empty();
+    if is_whole && tally.completed == 0 {
+        return Some("nothing was replayed: no request was completed".to_owned());
+    }
+    let is_unverified = options.verify && tally.tokens_verified == 0;
+    is_unverified.then(|| "nothing was verified: no token was read back".to_owned())
 }
 
 /// What failed beside the scheduler threads, and how.

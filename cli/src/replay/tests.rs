@@ -17,9 +17,13 @@ fn crowd(requests: u32) -> Trace {
     Trace { name: "crowd".into(), requests: (0..requests).map(request).collect(), out_of_order: 0 }
 }
 
+fn go_on(_: Progress) -> ControlFlow<()> {
+    ControlFlow::Continue(())
+}
+
 fn run(trace: &Trace, blocks: usize, threads: usize, fault: Fault) -> Outcome {
     let memory = Ledger::new(SHAPE, blocks, fault);
-    replay(&memory, SHAPE, trace, &Options::new(trace, threads), |_| {})
+    replay(&memory, SHAPE, trace, &Options::new(trace, threads), go_on)
 }
 
 #[test]
@@ -61,11 +65,72 @@ fn what_can_never_fit_is_rejected() {
     assert_eq!((outcome.tally.completed, outcome.tally.rejected), (49, 1));
 }
 
+/// A replay that completes or verifies nothing has not shown that anything holds.
+#[test]
+fn a_replay_of_nothing_is_not_sound() {
+    let trace = crowd(50);
+    for halt_at in [None, Some("40%".parse().unwrap())] {
+        for verify in [true, false] {
+            let options = Options { halt_at, verify, ..Options::new(&trace, 2) };
+            let outcome = replay(&Ledger::new(SHAPE, 4, Fault::None), SHAPE, &trace, &options, go_on);
+            assert!(!outcome.is_sound(50) && !outcome.is_intact(), "{outcome:?}");
+            let found = &outcome.tally.findings[0];
+            assert!(found.starts_with("nothing was replayed: every request was rejected"), "{found}");
+            assert!(found.ends_with("the smallest needs 5 blocks and the pool had 4"), "{found}");
+        }
+    }
+    let empty = Trace { requests: vec![], ..crowd(1) };
+    let outcome = run(&empty, 60, 2, Fault::None);
+    assert_eq!(outcome.tally.findings, ["nothing was replayed: no request was completed"]);
+    assert!(!outcome.is_sound(0));
+}
+
+/// The outcome covers all that was done, and the threads read back what they hold.
+#[test]
+fn a_replay_is_interrupted() {
+    let trace = crowd(20_000);
+    for threads in [1, 3] {
+        for caching in [false, true] {
+            let memory = Ledger::new(SHAPE, 200, Fault::None);
+            let memory = if caching { memory.caching() } else { memory };
+            let mut breaks = 0;
+            let outcome = replay(&memory, SHAPE, &trace, &Options::new(&trace, threads), |progress| {
+                let is_enough = progress.settled > 0;
+                breaks += u32::from(is_enough);
+                if is_enough { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            });
+            assert!(breaks > 0 && outcome.interrupted, "{outcome:?}");
+            assert!(outcome.is_sound(20_000), "{outcome:?}");
+            assert!(outcome.tally.completed > 0 && outcome.tally.completed < 20_000);
+            assert_eq!(memory.free_blocks(), 200);
+        }
+    }
+    // An interrupt before the first request is completed is neither a success nor a fault.
+    let outcome = replay(
+        &Ledger::new(SHAPE, 200, Fault::None),
+        SHAPE,
+        &trace,
+        &Options { step_tokens: 1, ..Options::new(&trace, 1) },
+        |_| ControlFlow::Break(()),
+    );
+    assert!(outcome.interrupted && outcome.is_intact(), "{outcome:?}");
+    assert_eq!(outcome.is_sound(20_000), outcome.tally.completed > 0);
+    // A replay that is complete is not interrupted.
+    let outcome = replay(
+        &Ledger::new(SHAPE, 200, Fault::None),
+        SHAPE,
+        &crowd(5),
+        &Options::new(&trace, 1),
+        |progress| if progress.settled == 5 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) },
+    );
+    assert!(!outcome.interrupted && outcome.is_sound(5), "{outcome:?}");
+}
+
 #[test]
 fn without_verification_nothing_is_read() {
     let trace = crowd(50);
     let options = Options { verify: false, ..Options::new(&trace, 2) };
-    let outcome = replay(&Ledger::new(SHAPE, 60, Fault::None), SHAPE, &trace, &options, |_| {});
+    let outcome = replay(&Ledger::new(SHAPE, 60, Fault::None), SHAPE, &trace, &options, go_on);
     assert!(outcome.is_sound(50));
     assert_eq!(outcome.tally.tokens_verified, 0);
 }
@@ -114,7 +179,7 @@ fn one_thread_is_deterministic() {
 
 fn run_caching(trace: &Trace, blocks: usize, threads: usize, fault: Fault) -> Outcome {
     let memory = Ledger::new(SHAPE, blocks, fault).caching();
-    replay(&memory, SHAPE, trace, &Options::new(trace, threads), |_| {})
+    replay(&memory, SHAPE, trace, &Options::new(trace, threads), go_on)
 }
 
 /// What is found of a prompt is neither written nor paid for, and read back like everything else.
@@ -181,7 +246,7 @@ fn a_pool_changes_its_size_in_mid_replay() {
     let trace = crowd(400);
     for threads in [1, 3] {
         let memory = Ledger::with_max(SHAPE, 60, 90, Fault::None);
-        let outcome = replay(&memory, SHAPE, &trace, &options(&trace, threads, "20%:90,60%:12"), |_| {});
+        let outcome = replay(&memory, SHAPE, &trace, &options(&trace, threads, "20%:90,60%:12"), go_on);
         assert!(outcome.is_sound(400), "{outcome:?}");
         let steps: Vec<_> =
             outcome.resizes.iter().map(|step| (step.from, step.to, step.outcome.clone())).collect();
@@ -200,7 +265,7 @@ fn a_pool_that_has_become_too_small_rejects() {
     }
     for threads in [1, 2] {
         let memory = Ledger::new(SHAPE, 70, Fault::Shrinks);
-        let outcome = replay(&memory, SHAPE, &trace, &Options::new(&trace, threads), |_| {});
+        let outcome = replay(&memory, SHAPE, &trace, &Options::new(&trace, threads), go_on);
         assert!(outcome.is_sound(200), "{outcome:?}");
         assert_eq!(memory.blocks(), 20);
         assert!((1..=20).contains(&outcome.tally.rejected), "{outcome:?}");
@@ -218,7 +283,7 @@ fn what_goes_wrong_beside_the_threads_is_a_finding() {
         let memory = Ledger::with_max(SHAPE, 60, blocks_max, fault);
         let compaction = Compaction { threshold: 0.5, interval: Duration::from_millis(1) };
         let options = Options { compaction: Some(compaction), ..options(&trace, 2, schedule) };
-        let outcome = replay(&memory, SHAPE, &trace, &options, |_| {});
+        let outcome = replay(&memory, SHAPE, &trace, &options, go_on);
         assert_eq!(outcome.tally.findings, [finding]);
         assert!(!outcome.is_sound(100));
         assert_eq!(outcome.compaction.map(|totals| totals.runs), Some(1));
@@ -239,6 +304,7 @@ fn a_replay_halts_to_be_looked_at() {
                 thread::sleep(Duration::from_millis(5));
                 assert_eq!(memory.free_blocks(), looks[0].1, "nothing changes meanwhile");
             }
+            ControlFlow::Continue(())
         });
         assert!(outcome.is_intact() && !outcome.is_sound(300), "{outcome:?}");
         assert_eq!(looks.len(), 1);
@@ -258,6 +324,7 @@ fn what_is_held_at_a_halt_is_read_back() {
         if progress.is_halted {
             memory.damage();
         }
+        ControlFlow::Continue(())
     });
     assert!(!outcome.tally.corrupt.is_empty() && !outcome.is_intact());
 }

@@ -9,6 +9,8 @@ use serde::Serialize;
 
 use crate::replay::{CompactionTotals, Outcome, PrefixTotals, Resize, ResizeOutcome, Shape, Tally};
 
+#[cfg(test)]
+pub(crate) use table::names;
 pub use table::render;
 
 /// What a replay came to. The names are those of the JSON; shares are from 0 to 1.
@@ -72,8 +74,17 @@ pub struct Report {
     pub audit: String,
     /// What else went wrong.
     pub findings: Vec<String>,
-    /// Whether nothing was lost and nothing corrupt.
+    /// Whether the replay was interrupted, so that some requests are neither completed nor
+    /// rejected.
+    pub interrupted: bool,
+    /// Whether at least one request was completed, nothing lost and nothing corrupt.
     pub sound: bool,
+    /// Whether nothing was lost and nothing corrupt.
+    #[serde(skip)]
+    pub intact: bool,
+    /// Whether tokens were to be read back.
+    #[serde(skip)]
+    pub verify: bool,
 }
 
 /// Prefix reuse. Each request counts when it is admitted for the first time.
@@ -256,6 +267,8 @@ pub struct Subject<'a> {
     pub blocks: usize,
     /// Scheduler threads.
     pub threads: usize,
+    /// Whether tokens were to be read back.
+    pub verify: bool,
 }
 
 impl Report {
@@ -307,7 +320,10 @@ impl Report {
             },
             audit: outcome.audit.clone().err().unwrap_or_else(|| "ok".to_owned()),
             findings: tally.findings.clone(),
+            interrupted: outcome.interrupted,
             sound: outcome.is_sound(subject.requests),
+            intact: outcome.is_intact(),
+            verify: subject.verify,
         }
     }
 }

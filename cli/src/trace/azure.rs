@@ -1,4 +1,4 @@
-//! Azure's traces: CSV with a header.
+//! Azure's traces, and others like them: CSV with a header.
 
 use std::io::BufRead;
 use std::sync::Arc;
@@ -6,12 +6,10 @@ use std::sync::Arc;
 use csv_core::{ReadRecordResult, Reader as Csv};
 use jiff::{Timestamp, civil, tz::TimeZone};
 
-use super::error::{Reason, TraceError, excerpt};
+use super::columns::Columns;
+use super::error::{Reason, TraceError, excerpt, quote};
 use super::lines::Lines;
 use super::{Row, tokens};
-
-/// The columns that are read, in the order of a row's fields.
-pub(super) const COLUMNS: [&str; 3] = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"];
 
 /// Columns that a line may have.
 const COLUMNS_MAX: usize = 64;
@@ -21,7 +19,8 @@ pub struct AzureReader<R> {
     file: Arc<str>,
     lines: Lines<R>,
     fields: Fields,
-    /// Where in a line each of [`COLUMNS`] stands.
+    columns: Columns,
+    /// Where in a line each of the columns stands.
     places: [usize; 3],
     ended: bool,
 }
@@ -32,11 +31,11 @@ impl<R: BufRead> AzureReader<R> {
     /// # Errors
     ///
     /// [`TraceError`]: no header, or one that lacks a column.
-    pub fn new(file: Arc<str>, input: R) -> Result<Self, TraceError> {
+    pub fn new(file: Arc<str>, input: R, columns: Columns) -> Result<Self, TraceError> {
         let mut lines = Lines::new(input);
         let mut fields = Fields::new();
-        match header(&mut lines, &mut fields) {
-            Ok(places) => Ok(Self { file, lines, fields, places, ended: false }),
+        match header(&mut lines, &mut fields, &columns) {
+            Ok(places) => Ok(Self { file, lines, fields, columns, places, ended: false }),
             Err(reason) => Err(TraceError { file, line: Some(lines.number()), reason }),
         }
     }
@@ -44,12 +43,12 @@ impl<R: BufRead> AzureReader<R> {
     fn row(&mut self) -> Result<Option<Row>, Reason> {
         let Some(line) = self.lines.next_line()? else { return Ok(None) };
         self.fields.split(line)?;
-        let [at, input, output] =
-            [0, 1, 2].map(|column| self.fields.get(COLUMNS[column], self.places[column]));
+        let columns = self.columns.names();
+        let [at, input, output] = [0, 1, 2].map(|place| self.fields.get(columns[place], self.places[place]));
         Ok(Some(Row {
             at_ns: instant_ns(at?)?,
-            input_tokens: tokens(COLUMNS[1], whole(COLUMNS[1], input?)?, 1)?,
-            output_tokens: tokens(COLUMNS[2], whole(COLUMNS[2], output?)?, 0)?,
+            input_tokens: tokens(columns[1], whole(columns[1], input?)?, 1)?,
+            output_tokens: tokens(columns[2], whole(columns[2], output?)?, 0)?,
             hash_ids: Vec::new(),
         }))
     }
@@ -74,15 +73,19 @@ impl<R: BufRead> Iterator for AzureReader<R> {
     }
 }
 
-fn header<R: BufRead>(lines: &mut Lines<R>, fields: &mut Fields) -> Result<[usize; 3], Reason> {
+fn header<R: BufRead>(
+    lines: &mut Lines<R>,
+    fields: &mut Fields,
+    columns: &Columns,
+) -> Result<[usize; 3], Reason> {
     let line = lines.next_line()?.ok_or(Reason::Empty)?;
     fields.split(line)?;
     let mut places = [0; 3];
-    for (place, column) in places.iter_mut().zip(COLUMNS) {
+    for (place, column) in places.iter_mut().zip(columns.names()) {
         *place = fields
             .iter()
             .position(|field| field.trim().eq_ignore_ascii_case(column))
-            .ok_or_else(|| Reason::Header { column, found: excerpt(line.as_bytes()) })?;
+            .ok_or_else(|| Reason::Header { column: column.to_owned(), found: fields.list() })?;
     }
     Ok(places)
 }
@@ -137,26 +140,45 @@ impl Fields {
         })
     }
 
-    fn get(&self, column: &'static str, place: usize) -> Result<&str, Reason> {
+    /// The fields, short and printable.
+    fn list(&self) -> String {
+        let fields: Vec<_> = self.iter().map(|field| excerpt(field.as_bytes())).collect();
+        quote(&fields.join(", "))
+    }
+
+    fn get(&self, column: &str, place: usize) -> Result<&str, Reason> {
         match self.iter().nth(place).map(str::trim) {
             Some(field) if !field.is_empty() => Ok(field),
-            _ => Err(Reason::MissingColumn { column, found: self.count }),
+            _ => Err(Reason::MissingColumn { column: column.to_owned(), found: self.count }),
         }
     }
 }
 
-fn whole(field: &'static str, text: &str) -> Result<i64, Reason> {
-    text.parse().map_err(|_| Reason::Number { field, text: excerpt(text.as_bytes()) })
+fn whole(field: &str, text: &str) -> Result<i64, Reason> {
+    text.parse().map_err(|_| Reason::Number { field: field.to_owned(), text: excerpt(text.as_bytes()) })
 }
 
-/// `2023-11-16 18:17:03.9799600`, with an offset from UTC (as in the traces of 2024) or without.
+/// The latest time in seconds that is believed: it still fits into nanoseconds of 63 bits.
+const SECONDS_MAX: f64 = 9e9;
+
+/// `2023-11-16 18:17:03.9799600`, with an offset from UTC (as in the traces of 2024) or without; or
+/// a number of seconds.
 fn instant_ns(text: &str) -> Result<i64, Reason> {
     let fail = |message: String| Reason::Timestamp { text: excerpt(text.as_bytes()), message };
+    if let Ok(seconds) = text.parse::<f64>() {
+        // Not a number is not in any range.
+        return if (0.0..=SECONDS_MAX).contains(&seconds) {
+            Ok((seconds * 1e9) as i64)
+        } else {
+            Err(fail(format!("outside 0..={SECONDS_MAX} s")))
+        };
+    }
     let timestamp = match text.parse::<Timestamp>() {
         Ok(timestamp) => timestamp,
         Err(_) => {
-            let local: civil::DateTime = text.parse().map_err(|e: jiff::Error| fail(e.to_string()))?;
-            TimeZone::UTC.to_timestamp(local).map_err(|e| fail(e.to_string()))?
+            let local: civil::DateTime =
+                text.parse().map_err(|e: jiff::Error| fail(quote(&e.to_string())))?;
+            TimeZone::UTC.to_timestamp(local).map_err(|e| fail(quote(&e.to_string())))?
         }
     };
     i64::try_from(timestamp.as_nanosecond()).map_err(|_| fail("outside 1677..=2262".to_owned()))

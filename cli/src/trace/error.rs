@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
+use crate::output::printable;
+
 /// Why a trace was not read.
 #[derive(Debug, Error)]
 pub struct TraceError {
@@ -43,8 +45,21 @@ pub enum Reason {
     /// There is no request in it.
     #[error("empty: not one request")]
     Empty,
+    /// The file is compressed.
+    #[error(
+        "compressed with {by}; decompress it first (traces are read as plain text, `-` is the standard input)"
+    )]
+    Compressed {
+        /// The program that reads it.
+        by: &'static str,
+    },
+    /// The file is text, but not in UTF-8.
+    #[error("text in UTF-16; convert it to UTF-8 first (iconv -f UTF-16 -t UTF-8)")]
+    Utf16,
     /// It begins like no format that is known.
-    #[error("neither a Mooncake nor an Azure trace; it begins with \"{beginning}\" (--format chooses one)")]
+    #[error(
+        "neither a Mooncake nor an Azure trace; it begins with \"{beginning}\" (--format chooses one, --columns names the columns of other CSV files)"
+    )]
     UnknownFormat {
         /// How it begins.
         beginning: String,
@@ -70,18 +85,18 @@ pub enum Reason {
         column: usize,
     },
     /// The header lacks a column.
-    #[error("the header has no column {column}; it is \"{found}\"")]
+    #[error("the header has no column {column}; its columns are {found} (--columns names others)")]
     Header {
         /// The column.
-        column: &'static str,
-        /// The header found.
+        column: String,
+        /// The columns found.
         found: String,
     },
     /// The line ends before a column; cut-off lines end here.
     #[error("no value for {column}: the line has {found} columns")]
     MissingColumn {
         /// The column.
-        column: &'static str,
+        column: String,
         /// How many there are.
         found: usize,
     },
@@ -107,7 +122,7 @@ pub enum Reason {
     #[error("{field} is no whole number: \"{text}\"")]
     Number {
         /// The field.
-        field: &'static str,
+        field: String,
         /// What stands there.
         text: String,
     },
@@ -115,7 +130,7 @@ pub enum Reason {
     #[error("{field} is {value}, outside {min}..={max}")]
     OutOfRange {
         /// The field.
-        field: &'static str,
+        field: String,
         /// What stands there.
         value: i64,
         /// The least that is believed.
@@ -131,6 +146,20 @@ pub enum Reason {
         /// Why it is none.
         message: String,
     },
+    /// The line has no hash ids, although prefixes are reused.
+    #[error("no hash_ids, so that nothing says which prompts this one begins like")]
+    NoHashIds,
+    /// A hash id occurs twice. It stands for the whole prompt up to the end of its block, so that
+    /// it can occur once.
+    #[error("hash_ids repeat {id} within one prompt, at places {first} and {second}")]
+    RepeatedHashId {
+        /// The id.
+        id: u64,
+        /// Its first place, from 1.
+        first: usize,
+        /// Its second place.
+        second: usize,
+    },
     /// As many hash ids as the prompt cannot have.
     #[error("{found} hash_ids for {input} tokens, which are {expected} blocks of 512")]
     HashIds {
@@ -143,13 +172,23 @@ pub enum Reason {
     },
 }
 
-/// The beginning of a text, short and printable, to be quoted in an error.
+/// The beginning of a text's first line, short and printable, to be quoted in an error.
 pub(super) fn excerpt(bytes: &[u8]) -> String {
     const CHARS_MAX: usize = 60;
     let line = bytes.split(|&byte| byte == b'\n').next().unwrap_or_default();
     let text = String::from_utf8_lossy(&line[..line.len().min(4 * CHARS_MAX)]);
-    let mut short: String = text.trim().chars().take(CHARS_MAX).flat_map(char::escape_debug).collect();
-    if text.chars().count() > CHARS_MAX {
+    clip(text.trim().chars().flat_map(char::escape_debug), CHARS_MAX)
+}
+
+/// The message of another parser, which may quote the input, short and printable.
+pub(super) fn quote(message: &str) -> String {
+    const CHARS_MAX: usize = 160;
+    clip(printable(message).chars(), CHARS_MAX)
+}
+
+fn clip(mut chars: impl Iterator<Item = char>, chars_max: usize) -> String {
+    let mut short: String = chars.by_ref().take(chars_max).collect();
+    if chars.next().is_some() {
         short.push_str("...");
     }
     short

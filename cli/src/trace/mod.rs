@@ -6,7 +6,11 @@
 //! | format | a line |
 //! |---|---|
 //! | Mooncake | `{"timestamp": ms, "input_length": n, "output_length": n, "hash_ids": [one id per 512 tokens]}` |
-//! | Azure | `TIMESTAMP,ContextTokens,GeneratedTokens` under a header, columns in any order, others ignored |
+//! | Azure | `TIMESTAMP,ContextTokens,GeneratedTokens` under a header, columns in any order, others ignored; other [names](Columns) |
+//!
+//! A hash id stands for all of a prompt up to the end of its 512 tokens, so that equal ids mean
+//! equal prefixes, and a prompt has each of them once. They are read only where [prefixes are
+//! reused](HashIds).
 //!
 //! A trace is outside input: every line is bounded in length and every number in size, and what does not fit is a
 //! [`TraceError`] with file, line and reason. Lines out of order are *not* an error, since traces merged from several
@@ -14,6 +18,7 @@
 //! [`Trace::out_of_order`] says how many there were.
 
 mod azure;
+mod columns;
 mod error;
 mod lines;
 mod mooncake;
@@ -26,7 +31,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::output::printable;
+
 pub use azure::AzureReader;
+pub use columns::{Columns, ColumnsError};
 pub use error::{Reason, TraceError};
 pub use lines::LINE_BYTES_MAX;
 pub use mooncake::{HASH_BLOCK_TOKENS, MooncakeReader};
@@ -57,19 +65,42 @@ impl Format {
     }
 
     /// Tells the format by how the text begins.
-    fn detect(beginning: &[u8]) -> Option<Self> {
+    fn detect(beginning: &[u8], columns: &Columns) -> Option<Self> {
         let text = beginning.strip_prefix(lines::BYTE_ORDER_MARK).unwrap_or(beginning).trim_ascii_start();
         let header = text.split(|&byte| byte == b'\n').next().unwrap_or_default();
         // In whatever order: a header that names one column and lacks another is told so by name.
         let names = |column: &str| {
-            header.windows(column.len()).any(|part| part.eq_ignore_ascii_case(column.as_bytes()))
+            header.windows(column.len().max(1)).any(|part| part.eq_ignore_ascii_case(column.as_bytes()))
         };
         match text.first() {
             Some(b'{') => Some(Self::Mooncake),
-            _ if azure::COLUMNS.into_iter().any(names) => Some(Self::Azure),
+            _ if columns.names().into_iter().any(names) => Some(Self::Azure),
             _ => None,
         }
     }
+}
+
+/// Whether the hash ids of a trace are read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum HashIds {
+    /// They are neither read nor required.
+    #[default]
+    Ignored,
+    /// Every line of a format that has them must have valid ones.
+    Required,
+}
+
+/// How a trace is to be read.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct ReadOptions {
+    /// The format; if there is none, it is told by how the text begins.
+    pub format: Option<Format>,
+    /// The columns of a CSV file.
+    pub columns: Columns,
+    /// Whether hash ids are read.
+    pub hash_ids: HashIds,
+    /// Requests to read, from the first on; if there is none, all.
+    pub limit: Option<usize>,
 }
 
 /// One line of a trace.
@@ -119,16 +150,15 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Reads the first `limit` requests of a file, or all; `-` is the standard input. Without a format, tells it by
-    /// how the text begins.
+    /// Reads a file; `-` is the standard input.
     ///
     /// # Errors
     ///
     /// [`TraceError`], with the line where there is one: the file cannot be read, or is no trace.
-    pub fn load(path: &Path, format: Option<Format>, limit: Option<usize>) -> Result<Self, TraceError> {
-        let name: Arc<str> = path.display().to_string().into();
+    pub fn load(path: &Path, options: &ReadOptions) -> Result<Self, TraceError> {
+        let name: Arc<str> = printable(&path.display().to_string()).into();
         if path == Path::new("-") {
-            return Self::read("standard input".into(), io::stdin().lock(), format, limit);
+            return Self::read("standard input".into(), io::stdin().lock(), options);
         }
         let fail = |reason| TraceError { file: Arc::clone(&name), line: None, reason };
         let file = File::open(path).map_err(|e| fail(Reason::Open(e)))?;
@@ -136,7 +166,7 @@ impl Trace {
         if file.metadata().map_err(|e| fail(Reason::Open(e)))?.is_dir() {
             return Err(fail(Reason::Directory));
         }
-        Self::read(Arc::clone(&name), BufReader::with_capacity(1 << 16, file), format, limit)
+        Self::read(Arc::clone(&name), BufReader::with_capacity(1 << 16, file), options)
     }
 
     /// The same from any source of bytes.
@@ -144,15 +174,10 @@ impl Trace {
     /// # Errors
     ///
     /// [`TraceError`], as [`Trace::load`].
-    pub fn read<R: BufRead>(
-        file: Arc<str>,
-        input: R,
-        format: Option<Format>,
-        limit: Option<usize>,
-    ) -> Result<Self, TraceError> {
-        let reader = Reader::open(Arc::clone(&file), input, format)?;
+    pub fn read<R: BufRead>(file: Arc<str>, input: R, options: &ReadOptions) -> Result<Self, TraceError> {
+        let reader = Reader::open(Arc::clone(&file), input, options)?;
         let max = REQUESTS_MAX as usize;
-        let limit = limit.unwrap_or(usize::MAX).min(max + 1);
+        let limit = options.limit.unwrap_or(usize::MAX).min(max + 1);
         let rows = reader.take(limit).collect::<Result<Vec<Row>, TraceError>>()?;
         if rows.len() > max {
             return Err(TraceError { file, line: None, reason: Reason::TooManyRequests { max } });
@@ -185,6 +210,11 @@ impl Trace {
         Self { name, requests, out_of_order }
     }
 
+    /// Whether no request has hash ids, which say which prompts begin alike.
+    pub fn has_no_hash_ids(&self) -> bool {
+        self.requests.iter().all(|request| request.hash_ids.is_empty())
+    }
+
     /// From the first arrival to the last.
     pub fn span(&self) -> Duration {
         self.requests.last().map_or(Duration::ZERO, |request| request.arrival)
@@ -205,19 +235,30 @@ impl<R: BufRead> Reader<R> {
     /// # Errors
     ///
     /// [`TraceError`]: nothing to read, no format that is known, or a wrong header.
-    pub fn open(file: Arc<str>, mut input: R, format: Option<Format>) -> Result<Self, TraceError> {
+    pub fn open(file: Arc<str>, mut input: R, options: &ReadOptions) -> Result<Self, TraceError> {
         let beginning = match input.fill_buf() {
             Ok([]) => return Err(TraceError { file, line: None, reason: Reason::Empty }),
             Ok(bytes) => bytes,
             Err(e) => return Err(TraceError { file, line: None, reason: Reason::Read(e) }),
         };
-        let Some(format) = format.or_else(|| Format::detect(beginning)) else {
-            let reason = Reason::UnknownFormat { beginning: error::excerpt(beginning) };
+        if let Some(reason) = no_text(beginning) {
+            return Err(TraceError { file, line: None, reason });
+        }
+        let columns = &options.columns;
+        let Some(format) = options.format.or_else(|| Format::detect(beginning, columns)) else {
+            let line = beginning.split(|&byte| byte == b'\n').next().unwrap_or_default();
+            let reason = match std::str::from_utf8(line) {
+                // A character that the buffer ends in is no error.
+                Err(e) if e.error_len().is_some() => Reason::NotUtf8 { at: e.valid_up_to() },
+                _ => Reason::UnknownFormat { beginning: error::excerpt(line) },
+            };
             return Err(TraceError { file, line: Some(1), reason });
         };
         match format {
-            Format::Mooncake => Ok(Self::Mooncake(MooncakeReader::new(file, input))),
-            Format::Azure => AzureReader::new(file, input).map(|reader| Self::Azure(Box::new(reader))),
+            Format::Mooncake => Ok(Self::Mooncake(MooncakeReader::new(file, input, options.hash_ids))),
+            Format::Azure => {
+                AzureReader::new(file, input, columns.clone()).map(|reader| Self::Azure(Box::new(reader)))
+            }
         }
     }
 }
@@ -233,10 +274,28 @@ impl<R: BufRead> Iterator for Reader<R> {
     }
 }
 
+/// Returns what a file is, if its first bytes show that it is not text in UTF-8.
+fn no_text(beginning: &[u8]) -> Option<Reason> {
+    const MAGIC: [(&[u8], &str); 7] = [
+        (b"\x1f\x8b", "gzip"),
+        (b"\x28\xb5\x2f\xfd", "zstd"),
+        (b"\xfd7zXZ\0", "xz"),
+        (b"BZh", "bzip2"),
+        (b"\x04\x22\x4d\x18", "lz4"),
+        (b"PK\x03\x04", "zip"),
+        (b"7z\xbc\xaf\x27\x1c", "7z"),
+    ];
+    if beginning.starts_with(b"\xff\xfe") || beginning.starts_with(b"\xfe\xff") {
+        return Some(Reason::Utf16);
+    }
+    let by = MAGIC.into_iter().find(|(magic, _)| beginning.starts_with(magic));
+    by.map(|(_, by)| Reason::Compressed { by })
+}
+
 /// A count of tokens between `min` and [`TOKENS_MAX`].
-fn tokens(field: &'static str, value: i64, min: u32) -> Result<u32, Reason> {
+fn tokens(field: &str, value: i64, min: u32) -> Result<u32, Reason> {
     match u32::try_from(value) {
         Ok(count) if (min..=TOKENS_MAX).contains(&count) => Ok(count),
-        _ => Err(Reason::OutOfRange { field, value, min, max: TOKENS_MAX }),
+        _ => Err(Reason::OutOfRange { field: field.to_owned(), value, min, max: TOKENS_MAX }),
     }
 }

@@ -1,13 +1,15 @@
 //! Mooncake's traces: one JSON object a line.
 
+use std::collections::HashMap;
 use std::io::BufRead;
 use std::sync::Arc;
 
 use serde::Deserialize;
+use serde::de::{DeserializeOwned, IgnoredAny};
 
-use super::error::{Reason, TraceError, excerpt};
+use super::error::{Reason, TraceError, excerpt, quote};
 use super::lines::Lines;
-use super::{Row, tokens};
+use super::{HashIds, Row, tokens};
 
 /// Tokens of prompt that one hash id stands for.
 pub const HASH_BLOCK_TOKENS: u32 = 512;
@@ -17,25 +19,27 @@ const TIMESTAMP_MS_MAX: f64 = 9e12;
 
 /// A line as it is written. Lengths are signed so that a negative one is named as such.
 #[derive(Deserialize)]
-struct Line {
+struct Line<H> {
     /// Milliseconds, from the start of the trace or from 1970; whole in the published traces.
     timestamp: f64,
     input_length: i64,
     output_length: i64,
-    hash_ids: Vec<u64>,
+    #[serde(default)]
+    hash_ids: H,
 }
 
 /// Reads a Mooncake trace row by row.
 pub struct MooncakeReader<R> {
     file: Arc<str>,
     lines: Lines<R>,
+    hash_ids: HashIds,
     ended: bool,
 }
 
 impl<R: BufRead> MooncakeReader<R> {
     /// A reader of `input`; `file` is its name in errors.
-    pub fn new(file: Arc<str>, input: R) -> Self {
-        Self { file, lines: Lines::new(input), ended: false }
+    pub fn new(file: Arc<str>, input: R, hash_ids: HashIds) -> Self {
+        Self { file, lines: Lines::new(input), hash_ids, ended: false }
     }
 }
 
@@ -48,7 +52,7 @@ impl<R: BufRead> Iterator for MooncakeReader<R> {
         }
         let row = match self.lines.next_line() {
             Ok(None) => None,
-            Ok(Some(line)) => Some(parse(line)),
+            Ok(Some(line)) => Some(parse(line, self.hash_ids)),
             Err(reason) => Some(Err(reason)),
         };
         self.ended = !matches!(row, Some(Ok(_)));
@@ -62,22 +66,45 @@ impl<R: BufRead> Iterator for MooncakeReader<R> {
     }
 }
 
-fn parse(line: &str) -> Result<Row, Reason> {
-    let line: Line = serde_json::from_str(line).map_err(|e| {
+fn parse(line: &str, hash_ids: HashIds) -> Result<Row, Reason> {
+    match hash_ids {
+        HashIds::Ignored => row(json(line)?, |_: IgnoredAny, _| Ok(Vec::new())),
+        HashIds::Required => row(json(line)?, checked),
+    }
+}
+
+fn json<H: DeserializeOwned + Default>(line: &str) -> Result<Line<H>, Reason> {
+    serde_json::from_str(line).map_err(|e| {
         // The parser counts lines too, and its only line is always the first.
         let message = e.to_string();
-        let message = message.split(" at line ").next().unwrap_or_default().to_owned();
+        let message = quote(message.split(" at line ").next().unwrap_or_default());
         Reason::Json { message, column: e.column() }
-    })?;
+    })
+}
+
+fn row<H>(line: Line<H>, ids: impl FnOnce(H, u32) -> Result<Vec<u64>, Reason>) -> Result<Row, Reason> {
     if !(0.0..=TIMESTAMP_MS_MAX).contains(&line.timestamp) {
         let message = format!("outside 0..={TIMESTAMP_MS_MAX} ms");
         return Err(Reason::Timestamp { text: excerpt(line.timestamp.to_string().as_bytes()), message });
     }
     let input_tokens = tokens("input_length", line.input_length, 1)?;
     let output_tokens = tokens("output_length", line.output_length, 0)?;
+    let hash_ids = ids(line.hash_ids, input_tokens)?;
+    Ok(Row { at_ns: (line.timestamp * 1e6) as i64, input_tokens, output_tokens, hash_ids })
+}
+
+/// The ids of a prompt of so many tokens, if they can be its ids.
+fn checked(ids: Option<Vec<u64>>, input_tokens: u32) -> Result<Vec<u64>, Reason> {
+    let ids = ids.ok_or(Reason::NoHashIds)?;
     let expected = input_tokens.div_ceil(HASH_BLOCK_TOKENS) as usize;
-    if line.hash_ids.len() != expected {
-        return Err(Reason::HashIds { found: line.hash_ids.len(), input: input_tokens, expected });
+    if ids.len() != expected {
+        return Err(Reason::HashIds { found: ids.len(), input: input_tokens, expected });
     }
-    Ok(Row { at_ns: (line.timestamp * 1e6) as i64, input_tokens, output_tokens, hash_ids: line.hash_ids })
+    let mut places = HashMap::with_capacity(ids.len());
+    for (&id, second) in ids.iter().zip(1..) {
+        if let Some(first) = places.insert(id, second) {
+            return Err(Reason::RepeatedHashId { id, first, second });
+        }
+    }
+    Ok(ids)
 }

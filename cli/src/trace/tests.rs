@@ -8,7 +8,15 @@ const MOONCAKE: &str = r#"{"timestamp": 10, "input_length": 600, "output_length"
 const AZURE: &str = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:17:03.9799600,4808,10\r\n\r\n2023-11-16 18:17:04.0319600,3180,8";
 
 fn read(text: impl AsRef<[u8]>, format: Option<Format>) -> Result<Trace, TraceError> {
-    Trace::read("trace".into(), text.as_ref(), format, None)
+    Trace::read(
+        "trace".into(),
+        text.as_ref(),
+        &ReadOptions { format, hash_ids: HashIds::Required, ..usual() },
+    )
+}
+
+fn usual() -> ReadOptions {
+    ReadOptions::default()
 }
 
 /// The error of a trace, as it is printed.
@@ -53,7 +61,7 @@ fn an_azure_header_is_known_by_any_of_its_columns() {
     assert_eq!(read(text, None).unwrap().requests[0].input_tokens, 11);
     assert_eq!(
         complaint("model,ContextTokens\nx,11\n", None),
-        "trace:1: the header has no column TIMESTAMP; it is \"model,ContextTokens\""
+        "trace:1: the header has no column TIMESTAMP; its columns are model, ContextTokens (--columns names others)"
     );
     assert!(complaint("7,11\nTIMESTAMP,ContextTokens,GeneratedTokens\n", None).contains("neither"));
 }
@@ -92,7 +100,7 @@ fn an_endless_trace_is_refused() {
             Ok(out.len())
         }
     }
-    let error = Trace::read("endless".into(), io::BufReader::new(Endless(0)), None, None).unwrap_err();
+    let error = Trace::read("endless".into(), io::BufReader::new(Endless(0)), &usual()).unwrap_err();
     let expected = format!("endless: more than {REQUESTS_MAX} requests; --requests takes the first ones");
     assert_eq!(error.to_string(), expected);
 }
@@ -109,7 +117,13 @@ fn lines_out_of_order_are_sorted_and_counted() {
 #[test]
 fn a_limit_reads_no_further() {
     let text = format!("{MOONCAKE}not json");
-    assert_eq!(Trace::read("trace".into(), text.as_bytes(), None, Some(2)).unwrap().requests.len(), 2);
+    assert_eq!(
+        Trace::read("trace".into(), text.as_bytes(), &ReadOptions { limit: Some(2), ..usual() })
+            .unwrap()
+            .requests
+            .len(),
+        2
+    );
     assert!(read(&text, None).is_err());
 }
 
@@ -146,6 +160,11 @@ fn bad_mooncake_lines_are_refused_with_line_and_reason() {
             "{\"timestamp\": 0, \"input_length\": 513, \"output_length\": 1, \"hash_ids\": [1]}",
             "1 hash_ids for 513",
         ),
+        ("{\"timestamp\": 0, \"input_length\": 1, \"output_length\": 1}", "no hash_ids"),
+        (
+            "{\"timestamp\": 0, \"input_length\": 2000, \"output_length\": 1, \"hash_ids\": [4, 7, 5, 7]}",
+            "hash_ids repeat 7 within one prompt, at places 2 and 4",
+        ),
         (
             "{\"timestamp\": 0, \"input_length\": 1, \"output_length\": 1, \"hash_ids\": [-1]}",
             "invalid value",
@@ -153,6 +172,100 @@ fn bad_mooncake_lines_are_refused_with_line_and_reason() {
     ] {
         let message = complaint(format!("{good}\n{line}\n{good}"), Some(Format::Mooncake));
         assert!(message.starts_with("trace:3: ") && message.contains(reason), "{line} gives {message}");
+    }
+}
+
+/// A replay without prefix reuse ignores them, valid or not.
+#[test]
+fn hash_ids_are_missed_only_where_they_are_required() {
+    let line =
+        |ids: &str| format!("{{\"timestamp\": 0, \"input_length\": 600, \"output_length\": 1{ids}}}\n");
+    for ids in ["", ", \"hash_ids\": null", ", \"hash_ids\": [7, 7, 7]", ", \"hash_ids\": [-1]"] {
+        let trace = Trace::read("trace".into(), line(ids).as_bytes(), &usual()).unwrap();
+        assert!(trace.has_no_hash_ids() && trace.requests[0].hashed_tokens == 0, "{ids}");
+        let error = read(line(ids), None).unwrap_err();
+        assert_eq!(error.line, Some(1), "{error}");
+    }
+    let trace = Trace::read("trace".into(), MOONCAKE.as_bytes(), &usual()).unwrap();
+    assert!(trace.has_no_hash_ids());
+}
+
+fn with_columns(text: &str, columns: &str) -> Result<Trace, TraceError> {
+    let options = ReadOptions { format: Some(Format::Azure), columns: columns.parse().unwrap(), ..usual() };
+    Trace::read("trace".into(), text.as_bytes(), &options)
+}
+
+#[test]
+fn columns_have_other_names() {
+    let text = "Timestamp,Model,Request tokens,Response tokens\n5,x,472,18\n45.25,y,1087,230\n";
+    let columns = "arrival=Timestamp, input = Request tokens ,output=response TOKENS";
+    let trace = with_columns(text, columns).unwrap();
+    assert_eq!(trace.span(), Duration::from_millis(40_250));
+    assert_eq!((trace.requests[1].input_tokens, trace.requests[1].output_tokens), (1087, 230));
+    // A field that is left out keeps its usual name.
+    let text = AZURE.replace("ContextTokens", "in");
+    assert_eq!(with_columns(&text, "input=in").unwrap().requests.len(), 2);
+}
+
+#[test]
+fn wrong_columns_are_named() {
+    let text = "when,how\tmany,out\n5,472,18\n5,-1,18\n";
+    let complaint = |columns| with_columns(text, columns).unwrap_err().to_string();
+    assert_eq!(
+        complaint("arrival=when,input=many,output=out"),
+        "trace:1: the header has no column many; its columns are when, how\\tmany, out (--columns names others)"
+    );
+    assert_eq!(
+        complaint("arrival=when,output=out,input=how\tmany"),
+        "trace:3: how\tmany is -1, outside 1..=16777216"
+    );
+    let item = |item: &str| ColumnsError::Item { item: item.into() };
+    for (text, error) in [
+        ("", item("")),
+        ("arrival", item("arrival")),
+        ("arrival=", item("arrival=")),
+        ("arrival=a,,", item("")),
+        ("tokens=a", ColumnsError::Field { field: "tokens".into() }),
+        ("input=a,input=a", ColumnsError::Twice { field: "input".into() }),
+    ] {
+        assert_eq!(text.parse::<Columns>(), Err(error), "{text}");
+    }
+}
+
+/// They are detected whatever format is asked for, and the error quotes no byte of them.
+#[test]
+fn files_that_are_no_text_are_named() {
+    for (bytes, reason) in [
+        (&b"\x1f\x8b\x08\x08\x1b[31m"[..], "compressed with gzip; decompress it first"),
+        (b"\x28\xb5\x2f\xfd\x04\x1b[31m", "compressed with zstd; decompress it first"),
+        (b"PK\x03\x04\x1b[31m", "compressed with zip; decompress it first"),
+        (b"\xff\xfe{\0\"\0", "text in UTF-16; convert it to UTF-8"),
+    ] {
+        for format in [None, Some(Format::Mooncake), Some(Format::Azure)] {
+            let message = complaint(bytes, format);
+            assert!(message.starts_with("trace: ") && message.contains(reason), "{message:?}");
+        }
+    }
+    assert_eq!(complaint(b"ab\xfe\x1b[31m\n", None), "trace:1: not UTF-8, at byte 2 of the line");
+}
+
+/// No input, however hostile, sends control characters to the terminal or fills it.
+#[test]
+fn errors_are_short_and_printable() {
+    let evil = "\u{1b}[31m\r\u{9b}".repeat(100_000);
+    let json = serde_json::to_string(&evil).unwrap();
+    for text in [
+        evil.clone(),
+        format!("{{\"{evil}"),
+        format!("{{\"timestamp\": {json}}}"),
+        format!("{{\"timestamp\": 0, \"input_length\": {json}}}"),
+        format!("TIMESTAMP,ContextTokens,{evil}\n"),
+        format!("TIMESTAMP,ContextTokens,GeneratedTokens\n\"{evil}\",1,1\n"),
+        format!("TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00,\"{evil}\",1\n"),
+        format!("TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00{evil},1,1\n"),
+    ] {
+        let message = complaint(&text, None);
+        assert!(!message.contains(char::is_control) && message.len() < 600, "{message:?}");
     }
 }
 
@@ -165,6 +278,9 @@ fn bad_azure_lines_are_refused_with_line_and_reason() {
         ("2023-11-16 18:17:05,12,", "no value for GeneratedTokens"),
         ("2023-11-16 18:77:05,12,1", "timestamp"),
         ("yesterday,12,1", "timestamp \"yesterday\""),
+        ("nan,12,1", "timestamp \"nan\": outside 0"),
+        ("-5,12,1", "timestamp \"-5\": outside 0"),
+        ("1e300,12,1", "timestamp \"1e300\": outside 0"),
         ("2300-12-31 00:00:00,12,1", "outside 1677..=2262"),
         ("2023-11-16 18:17:05,-3,1", "ContextTokens is -3"),
         ("2023-11-16 18:17:05,0,1", "ContextTokens is 0"),
@@ -204,7 +320,7 @@ fn bytes_that_are_no_text_are_refused() {
 fn an_endless_line_is_refused_within_bounded_memory() {
     for (beginning, format) in [("{", Format::Mooncake), ("TIMESTAMP", Format::Azure)] {
         let endless = io::BufReader::new(io::Read::chain(beginning.as_bytes(), io::repeat(b'x')));
-        let error = Trace::read("endless".into(), endless, None, None).unwrap_err();
+        let error = Trace::read("endless".into(), endless, &usual()).unwrap_err();
         assert!(
             matches!(error.reason, Reason::LineTooLong { max: LINE_BYTES_MAX }),
             "{format:?} gives {error}"
@@ -226,9 +342,9 @@ fn a_line_of_exactly_the_bound_is_read() {
 #[test]
 fn directories_and_missing_files_are_refused() {
     let directory = tempfile::tempdir().unwrap();
-    let error = Trace::load(directory.path(), None, None).unwrap_err();
+    let error = Trace::load(directory.path(), &usual()).unwrap_err();
     assert!(matches!(error.reason, Reason::Directory));
-    let error = Trace::load(&directory.path().join("none"), None, None).unwrap_err();
+    let error = Trace::load(&directory.path().join("none"), &usual()).unwrap_err();
     assert!(matches!(error.reason, Reason::Open(_)));
 }
 
@@ -266,7 +382,7 @@ proptest! {
             })
             .collect();
         let read: Vec<Row> =
-            Reader::open("rows".into(), text.as_bytes(), None).unwrap().collect::<Result<_, _>>().unwrap();
+            Reader::open("rows".into(), text.as_bytes(), &usual()).unwrap().collect::<Result<_, _>>().unwrap();
         prop_assert_eq!(read.len(), rows.len());
         for (row, &(at, input, output)) in read.iter().zip(&rows) {
             prop_assert_eq!((row.at_ns, row.input_tokens, row.output_tokens), (i64::from(at) * 1_000_000, input, output));

@@ -1,0 +1,54 @@
+//! `kvpool completions` and `kvpool man`, both generated from the command line.
+
+use std::fs;
+use std::path::Path;
+
+use clap::CommandFactory;
+use clap_mangen::Man;
+
+use super::CommandError;
+use crate::EXIT_OK;
+use crate::args::{Cli, CompletionsArgs, ManArgs};
+use crate::output::print;
+
+/// Prints a shell's completions and returns the exit code.
+///
+/// # Errors
+///
+/// [`CommandError::Output`].
+pub fn completions(args: &CompletionsArgs) -> Result<u8, CommandError> {
+    let mut text = Vec::new();
+    clap_complete::generate(args.shell, &mut Cli::command(), "kvpool", &mut text);
+    print_bytes(&text)
+}
+
+/// Prints the man page, or writes all of them, and returns the exit code.
+///
+/// # Errors
+///
+/// [`CommandError::Output`], or [`CommandError::File`] if a page cannot be written.
+pub fn man(args: &ManArgs) -> Result<u8, CommandError> {
+    if let Some(directory) = &args.directory {
+        return pages(directory)
+            .map(|()| EXIT_OK)
+            .map_err(|error| CommandError::File { path: directory.clone(), error });
+    }
+    let mut text = Vec::new();
+    Man::new(program()).render(&mut text).map_err(CommandError::Output)?;
+    print_bytes(&text)
+}
+
+fn pages(directory: &Path) -> std::io::Result<()> {
+    fs::create_dir_all(directory)?;
+    clap_mangen::generate_to(program(), directory)
+}
+
+/// The command line without `help`, which prints what the pages say.
+fn program() -> clap::Command {
+    Cli::command().disable_help_subcommand(true)
+}
+
+fn print_bytes(text: &[u8]) -> Result<u8, CommandError> {
+    print(String::from_utf8_lossy(text).trim_end()).map_err(CommandError::Output)?;
+    Ok(EXIT_OK)
+}

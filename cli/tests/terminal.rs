@@ -1,0 +1,149 @@
+//! The program on a terminal, and interrupted.
+#![cfg(target_os = "linux")]
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Read;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use serde_json::Value;
+
+/// The most time that any step takes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn kvpool(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvpool"));
+    command.args(arguments).env_remove("NO_COLOR").env("TERM", "xterm-256color");
+    command
+}
+
+/// Runs a command on a terminal and returns all that it writes there.
+fn on_a_terminal(command: &mut Command) -> String {
+    let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+    grantpt(&master).unwrap();
+    unlockpt(&master).unwrap();
+    let name = ptsname(&master, Vec::new()).unwrap().into_string().unwrap();
+    let terminal = || OpenOptions::new().read(true).write(true).open(&name).unwrap();
+    let mut child = command.stdin(terminal()).stdout(terminal()).stderr(terminal()).spawn().unwrap();
+    // The command holds the terminal too: until it is dropped the reader would wait for its end.
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut written = Vec::new();
+    // Reading ends in an error when the last writer is gone.
+    let _ = File::from(master).read_to_end(&mut written);
+    child.wait().unwrap();
+    String::from_utf8(written).unwrap()
+}
+
+#[test]
+fn no_color_means_no_escape_sequences() {
+    let folder = tempfile::tempdir().unwrap();
+    let trace = folder.path().join("trace.jsonl");
+    let line = "{\"timestamp\": 0, \"input_length\": 1, \"output_length\": 1, \"hash_ids\": [1]}\n";
+    fs::write(&trace, line.repeat(2)).unwrap();
+    for arguments in [
+        &["replay", "--requests", "100"][..],
+        &["policy", trace.to_str().unwrap()],
+        &["info"],
+        &["replay", "--help"],
+        &["replay", "--blocks", "x"],
+    ] {
+        let plain = on_a_terminal(kvpool(arguments).env("NO_COLOR", "1"));
+        assert!(!plain.is_empty() && !plain.contains('\u{1b}'), "{arguments:?} writes {plain:?}");
+        let styled = on_a_terminal(&mut kvpool(arguments));
+        assert_eq!(styled.contains('\u{1b}'), arguments != ["info"], "{arguments:?} writes {styled:?}");
+    }
+    // The bar as well, which is not on the standard output.
+    let unset = on_a_terminal(kvpool(&["replay", "--requests", "50"]).env("NO_COLOR", ""));
+    assert!(unset.contains('\u{1b}'), "set to nothing is not set");
+}
+
+fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < PATIENCE, "{what}");
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// A field of the process's status.
+fn status(child: &Child, field: &str) -> String {
+    let all = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
+    all.lines().find_map(|line| line.strip_prefix(field)).unwrap_or_default().trim().to_owned()
+}
+
+fn interrupt(child: &Child) {
+    kill_process(Pid::from_child(child), Signal::INT).unwrap();
+}
+
+fn wait_until_it_catches_interrupts(child: &Child) {
+    wait_until("no interrupt is caught", || {
+        let caught = u64::from_str_radix(&status(child, "SigCgt:"), 16).unwrap_or(0);
+        caught >> (Signal::INT.as_raw() - 1) & 1 == 1
+    });
+}
+
+#[test]
+fn an_interrupted_replay_reports_what_it_did() {
+    for (options, is_json) in [(&["--json", "--policy", "lru"][..], true), (&["--resize-at", "50%:1"], false)]
+    {
+        let arguments = [&["replay", "--requests", "300000"][..], options].concat();
+        let child = kvpool(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        wait_until_it_catches_interrupts(&child);
+        thread::sleep(Duration::from_millis(300));
+        interrupt(&child);
+        let output = child.wait_with_output().unwrap();
+        let (text, said) =
+            (String::from_utf8(output.stdout).unwrap(), String::from_utf8_lossy(&output.stderr));
+        assert_eq!(output.status.code(), Some(130), "{text}{said}");
+        if is_json {
+            let report: Value = serde_json::from_str(&text).expect("one JSON object and nothing else");
+            let completed = report["completed"].as_u64().unwrap();
+            assert!(completed < 300_000 && report["interrupted"] == true, "{report}");
+            // Nothing was lost, and every block has been given back.
+            assert_eq!((&report["sound"], &report["audit"]), (&Value::Bool(completed > 0), &"ok".into()));
+            assert_eq!(
+                (&report["blocks_allocated"], &report["blocks_leaked"]),
+                (&report["blocks_freed"], &0.into())
+            );
+        } else {
+            assert!(text.contains("INTERRUPTED after ") && text.contains(" of 300,000 requests"), "{text}");
+        }
+    }
+}
+
+/// The first has no effect once the report is being written.
+#[test]
+fn a_second_interrupt_ends_the_program() {
+    let steps: Vec<String> = (1..=1000).map(|step| format!("{}%:20000", f64::from(step) / 20.0)).collect();
+    let schedule = steps.join(",");
+    let arguments = ["replay", "--requests", "50", "--blocks", "20000", "--json", "--resize-at", &schedule];
+    let mut child = kvpool(&arguments).stdout(Stdio::piped()).spawn().unwrap();
+    // The report is longer than a pipe holds: with its first byte there, the program waits for a
+    // reader.
+    child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+    let mut interrupts = 0;
+    wait_until("it goes on after the second interrupt", || {
+        if child.try_wait().unwrap().is_none() {
+            interrupt(&child);
+            interrupts += 1;
+        }
+        child.try_wait().unwrap().is_some()
+    });
+    assert!(interrupts >= 2, "{interrupts}");
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+}
+
+#[test]
+fn an_interrupted_map_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("pool.svg");
+    let arguments = ["map", "--requests", "300000", "--output", path.to_str().unwrap()];
+    let mut child = kvpool(&arguments).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    wait_until("it does not begin", || status(&child, "Threads:").parse::<u32>().is_ok_and(|n| n > 2));
+    interrupt(&child);
+    assert!(!child.wait().unwrap().success());
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+}
