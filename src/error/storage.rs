@@ -23,6 +23,18 @@ pub enum LayoutError {
         /// Ranks.
         tensor_parallel: usize,
     },
+    /// There are fewer heads than tensor-parallel ranks, and the layout does not say that ranks keep the same ones.
+    #[error(
+        "{kv_heads} KV heads cannot be divided among {tensor_parallel} tensor-parallel ranks; `replicate_kv_heads` has \
+         {} ranks keep each head",
+        tensor_parallel / kv_heads
+    )]
+    FewerHeads {
+        /// KV heads of the whole model.
+        kv_heads: usize,
+        /// Ranks: a multiple of them.
+        tensor_parallel: usize,
+    },
     /// A latent layout has one head.
     #[error("a latent layout has one head, not {kv_heads}")]
     LatentHeads {

@@ -96,6 +96,7 @@ pub struct KvLayoutBuilder {
     parts: Parts,
     arrangement: Arrangement,
     scales: Scales,
+    replicates_heads: bool,
 }
 
 impl Default for KvLayoutBuilder {
@@ -110,6 +111,7 @@ impl Default for KvLayoutBuilder {
             parts: Parts::default(),
             arrangement: Arrangement::default(),
             scales: Scales::default(),
+            replicates_heads: false,
         }
     }
 }
@@ -154,9 +156,18 @@ impl KvLayoutBuilder {
         self
     }
 
-    /// Ranks that share the model's KV heads.
+    /// Ranks that share the model's KV heads. They must divide the heads; see
+    /// [`replicate_kv_heads`](Self::replicate_kv_heads) for more ranks than heads.
     pub fn tensor_parallel(mut self, ranks: usize) -> Self {
         self.tensor_parallel = ranks;
+        self
+    }
+
+    /// Allows more ranks than KV heads: each rank then keeps one head, and each head is kept by `ranks / heads`
+    /// consecutive ranks, so that rank `r` has head `r * heads / ranks`. The heads must divide the ranks. Without effect
+    /// where there are at least as many heads as ranks.
+    pub fn replicate_kv_heads(mut self) -> Self {
+        self.replicates_heads = true;
         self
     }
 
@@ -181,8 +192,8 @@ impl KvLayoutBuilder {
     /// The layout.
     ///
     /// # Errors
-    /// A [`LayoutError`] that names the field: zero or missing, heads that the ranks cannot divide, scales that do not
-    /// fit, a block that is larger than an address space, more than 65,536 planes.
+    /// A [`LayoutError`] that names the field: zero or missing, heads that the ranks cannot divide, fewer heads than ranks
+    /// without [`replicate_kv_heads`](Self::replicate_kv_heads), scales that do not fit, a block that is larger than an address space, more than 65,536 planes.
     pub fn build(self) -> Result<KvLayout, LayoutError> {
         for (field, value) in [
             ("layers", self.layers),
@@ -200,10 +211,16 @@ impl KvLayoutBuilder {
             return Err(LayoutError::LatentHeads { kv_heads: self.heads_total });
         }
         let ranks = if latent { 1 } else { self.tensor_parallel };
-        if !self.heads_total.is_multiple_of(ranks) {
-            return Err(LayoutError::Indivisible { kv_heads: self.heads_total, tensor_parallel: ranks });
-        }
-        let heads = self.heads_total / ranks;
+        let (kv_heads, tensor_parallel) = (self.heads_total, ranks);
+        let heads = if kv_heads.is_multiple_of(ranks) {
+            kv_heads / ranks
+        } else if !ranks.is_multiple_of(kv_heads) {
+            return Err(LayoutError::Indivisible { kv_heads, tensor_parallel });
+        } else if self.replicates_heads {
+            1
+        } else {
+            return Err(LayoutError::FewerHeads { kv_heads, tensor_parallel });
+        };
         self.check_scales(heads)?;
 
         let mut layout = KvLayout {
@@ -315,6 +332,11 @@ impl KvLayout {
     #[inline]
     pub fn tensor_parallel(&self) -> usize {
         self.tensor_parallel
+    }
+
+    /// Ranks that keep the same heads: 1 unless there are more ranks than heads; all of them in a latent layout.
+    pub fn kv_head_replicas(&self) -> usize {
+        self.tensor_parallel * self.heads / self.heads_total
     }
 
     /// Elements of one head of one token; of the latent vector in a latent layout.

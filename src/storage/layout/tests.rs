@@ -44,7 +44,10 @@ fn bad_fields_are_named() {
         whole().kv_heads(8).tensor_parallel(3).build(),
         Err(LayoutError::Indivisible { kv_heads: 8, tensor_parallel: 3 })
     );
-    assert!(matches!(whole().kv_heads(4).tensor_parallel(8).build(), Err(LayoutError::Indivisible { .. })));
+    assert_eq!(
+        whole().kv_heads(4).tensor_parallel(6).replicate_kv_heads().build(),
+        Err(LayoutError::Indivisible { kv_heads: 4, tensor_parallel: 6 })
+    );
     assert_eq!(
         whole().kv_heads(2).parts(Parts::Latent).build(),
         Err(LayoutError::LatentHeads { kv_heads: 2 })
@@ -54,6 +57,29 @@ fn bad_fields_are_named() {
     for dtype in Dtype::ALL {
         assert_eq!(dtype.to_string().parse(), Ok(dtype));
     }
+}
+
+/// Two heads on four ranks: each rank keeps one, if the layout says so.
+#[test]
+fn more_ranks_than_heads_keep_the_same_ones() {
+    let whole = || KvLayout::builder().layers(3).kv_heads(2).head_dim(8).tensor_parallel(4);
+    let refused = whole().build().unwrap_err();
+    assert_eq!(refused, LayoutError::FewerHeads { kv_heads: 2, tensor_parallel: 4 });
+    let message = refused.to_string();
+    assert!(message.contains("`replicate_kv_heads`") && message.contains("2 ranks keep each"), "{message}");
+    let layout = whole().replicate_kv_heads().build().unwrap();
+    assert_eq!((layout.kv_heads(), layout.kv_heads_total(), layout.tensor_parallel()), (1, 2, 4));
+    assert_eq!((layout.kv_head_replicas(), layout.bytes_per_token()), (2, 3 * 2 * 8 * 2));
+    let one_a_rank = whole().tensor_parallel(2).build().unwrap();
+    assert!(layout.packs_as(&one_a_rank), "a rank's blocks are those of a rank with a head of its own");
+    assert_eq!(one_a_rank.kv_head_replicas(), 1);
+    let divided = whole().kv_heads(8).replicate_kv_heads().build().unwrap();
+    assert_eq!((divided.kv_heads(), divided.kv_head_replicas()), (2, 1), "the option changes nothing else");
+    let latent = whole().latent(8).build().unwrap();
+    assert_eq!((latent.kv_heads(), latent.kv_head_replicas()), (1, 4));
+    let scales = Scales::PerHead { k: [1.0; 3].into(), v: [1.0; 3].into() };
+    let int8 = whole().replicate_kv_heads().dtype(Dtype::Int8).scales(scales);
+    assert!(int8.build().is_ok(), "scales are those of this rank's head");
 }
 
 #[test]
