@@ -91,6 +91,8 @@ events_no_second_look kv_events
 events_silent_loss kv_events
 events_not_late kv_events
 events_late_unchecked kv_events
+events_after_clear kv_events
+events_early_era kv_events
 wheel_no_tag eviction_queue
 wheel_no_second_read eviction_queue
 wheel_no_look_behind eviction_queue

@@ -68,11 +68,11 @@ mod imp {
     pub(crate) use atomic_waker::AtomicWaker;
     pub(crate) use crossbeam_epoch as epoch;
     pub(crate) use std::sync::Arc;
-    pub(crate) use std::sync::atomic::{
-        AtomicBool, AtomicPtr, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
-    };
     #[cfg(all(target_os = "linux", not(miri)))]
-    pub(crate) use std::sync::atomic::{AtomicU8, compiler_fence};
+    pub(crate) use std::sync::atomic::compiler_fence;
+    pub(crate) use std::sync::atomic::{
+        AtomicBool, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
+    };
     pub(crate) use std::sync::{Mutex, MutexGuard};
     pub(crate) use std::thread::yield_now;
     pub(crate) use std::thread_local;
@@ -146,7 +146,7 @@ mod imp {
     pub(crate) use loom::cell::UnsafeCell;
     pub(crate) use loom::sync::Arc;
     pub(crate) use loom::sync::atomic::{
-        AtomicBool, AtomicPtr, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
+        AtomicBool, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
     };
     pub(crate) use loom::sync::{Mutex, MutexGuard};
     pub(crate) use loom::thread::yield_now;

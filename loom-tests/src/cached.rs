@@ -27,6 +27,15 @@ impl Deref for CachedBlocks {
 impl CachedBlocks {
     /// So many blocks, none of them null, without magazines.
     pub fn new(blocks: usize) -> Arc<Self> {
+        Self::of(blocks, PrefixConfig::new())
+    }
+
+    /// The same, with room for so many events.
+    pub fn with_events(blocks: usize, events: usize) -> Arc<Self> {
+        Self::of(blocks, PrefixConfig::new().events(events))
+    }
+
+    fn of(blocks: usize, prefix: PrefixConfig) -> Arc<Self> {
         let config = BlocksConfig {
             frames: blocks,
             frames_max: blocks,
@@ -37,7 +46,7 @@ impl CachedBlocks {
             reserve: 0,
             device: DeviceId::Host,
         };
-        let key = PrefixConfig::new().key(HashKey::from_bytes([7; 32]));
+        let key = prefix.key(HashKey::from_bytes([7; 32]));
         let cache = Arc::new(Cache::new(blocks, blocks, 1, key).unwrap());
         let blocks = Blocks::with_keeper(config, None, Some(Box::new(cache.clone())));
         Arc::new(Self { touched: TouchedBlocks::around(blocks), cache })

@@ -1,6 +1,8 @@
 //! Theorem: every event that is published while somebody listens is received once, each publisher's in its order; or it is
 //! counted as lost, and that is told after the events before it and before the same publisher's next. Whoever subscribes sees in the pool
-//! what it is not told; and who follows the events of a cache knows in the end what is cached. Nobody sleeps beside an event, a loss, or the end. No publisher waits: neither for a reader
+//! what it is not told; and who follows the events of a cache knows in the end what is cached, and
+//! after a clear is told nothing of what was noted before it. Nobody sleeps beside an event, a
+//! loss, or the end. No publisher waits: neither for a reader
 //! that is stopped nor for another publisher.
 #![cfg(kvpool_loom)]
 
@@ -187,7 +189,7 @@ fn follow(pool: &CachedBlocks, events: &mut KvEvents, mut known: BTreeSet<(Block
 /// Subscribes and looks while `change` happens to a cache of one block.
 fn subscribe_beside(name: &str, change: fn(&CachedBlocks)) {
     check(name, move || {
-        let pool = CachedBlocks::new(1);
+        let pool = CachedBlocks::with_events(1, 4);
         let other = pool.clone();
         let thread = thread::spawn(move || change(&other));
         let mut events = pool.cache.events().subscribe().unwrap();
@@ -235,5 +237,75 @@ fn followed_while_a_stored_block_is_evicted() {
         pool.put(&pool.take(1).expect("it is free, or evictable"));
         thread.join().unwrap();
         follow(&pool, &mut events, known);
+    });
+}
+
+/// Who followed from the beginning: nothing is removed that was not stored since the last clear,
+/// and no number is left out.
+fn follow_from_the_beginning(pool: &CachedBlocks, events: &mut KvEvents, clears: usize) {
+    let (mut known, mut number, mut cleared) = (BTreeSet::new(), 0, 0);
+    while let Some(told) = events.try_recv() {
+        assert_eq!(told.number, number, "{:?}", told.event);
+        number += 1;
+        match told.event {
+            KvEvent::Stored { block, hash, .. } => drop(known.insert((block, hash))),
+            KvEvent::Removed { block, hash } => {
+                assert!(known.remove(&(block, hash)), "removed by a clear before, or never stored");
+            }
+            KvEvent::Cleared => {
+                known.clear();
+                cleared += 1;
+            }
+            other => panic!("nobody published {other:?}"),
+        }
+    }
+    assert_eq!((known, cleared), (look(pool), clears));
+}
+
+/// A thread registers a block that was noted, releases it and has it evicted, while another clears.
+#[test]
+fn cleared_while_a_block_is_stored_and_evicted() {
+    check("kv_events::cleared_while_a_block_is_stored_and_evicted", || {
+        let pool = CachedBlocks::with_events(1, 8);
+        let mut events = pool.cache.events().subscribe().unwrap();
+        let block = pool.take_listed().expect("it is free");
+        models::note(&pool.cache, block, CachedBlocks::hash(1));
+        let other = pool.clone();
+        let thread = thread::spawn(move || {
+            models::register(&other.cache, &other.blocks, other.blocks.handle(block));
+            other.leave(block);
+            other.put(&other.take(1).expect("it is free, or evictable"));
+        });
+        models::clear(&pool.cache, &pool.blocks);
+        thread.join().unwrap();
+        follow_from_the_beginning(&pool, &mut events, 1);
+    });
+}
+
+/// A thread fills a block that it notes in the era before the clear, or in the one after, which it
+/// may tell of first.
+#[test]
+fn stored_while_all_are_cleared() {
+    check("kv_events::stored_while_all_are_cleared", || {
+        let pool = CachedBlocks::with_events(1, 8);
+        let mut events = pool.cache.events().subscribe().unwrap();
+        let other = pool.clone();
+        let thread = thread::spawn(move || models::clear(&other.cache, &other.blocks));
+        let block = pool.fill(1);
+        thread.join().unwrap();
+        follow_from_the_beginning(&pool, &mut events, 1);
+        pool.leave(block);
+        assert!(events.try_recv().is_none(), "a release is not told");
+    });
+}
+
+/// Whoever subscribes while one thread clears is not told of what it cannot see, and knows of what
+/// is stored after.
+#[test]
+fn followed_while_all_are_cleared_and_one_is_stored() {
+    subscribe_beside("kv_events::followed_while_all_are_cleared_and_one_is_stored", |pool| {
+        pool.keep(1);
+        models::clear(&pool.cache, &pool.blocks);
+        pool.fill(2);
     });
 }

@@ -26,7 +26,8 @@
 //!
 //! What a block holds is noted together with the cache's *era*. [`Cache::clear`] begins another one, in which nothing that was
 //! noted before is found, and evicts what nobody owns. So a clear refuses nothing and waits for nobody: what is in use is
-//! dropped when it is released.
+//! dropped when it is released. No era comes again: see the [rows](super::row). What is told of one
+//! ends with its clear: see the [events](super::events).
 //!
 //! # Transit
 //!
@@ -102,7 +103,6 @@ pub struct Cache {
     tallies: Tallies,
     /// The number of the next release.
     order: CachePadded<AtomicU64>,
-    era: CachePadded<AtomicU64>,
 }
 
 impl Cache {
@@ -128,7 +128,6 @@ impl Cache {
             events: EventQueue::new(events),
             tallies: Tallies::default(),
             order: CachePadded::new(AtomicU64::new(1)),
-            era: CachePadded::new(AtomicU64::new(0)),
         })
     }
 
@@ -154,8 +153,8 @@ impl Cache {
 
     /// The era in which a chain that begins now is noted and found.
     pub fn era(&self) -> u64 {
-        // Relaxed: a chain that began a moment before a clear belongs to the era before it.
-        self.era.load(Relaxed)
+        // A chain that began a moment before a clear belongs to the era before it.
+        self.events.era()
     }
 
     /// What lookups found, and what became of blocks.
@@ -279,16 +278,22 @@ impl Cache {
         for (handle, stored) in blocks {
             let (id, row) = (handle.id, self.row(handle.id));
             // Before it is cached, when it cannot change, unless the handle is stale; then nothing comes of it.
-            let hash = row.hash();
+            let (hash, noted) = (row.hash(), row.era());
+            // What was noted before a clear is not found, and not told. If the clear comes from
+            // here on, the reader knows.
+            let is_found = row.is_of(self.era());
             // Before it can be hit, released and evicted, which is told too.
-            let told = self.events.publish(|| stored.map_or_else(|| self.stored(id, hash), |stored| *stored));
+            let told = is_found
+                && self
+                    .events
+                    .publish_in(noted, || stored.map_or_else(|| self.stored(id, hash), |stored| *stored));
             if core.seal_cached(handle) {
                 registered.push((hash, id));
-                if !told && !cfg!(kvpool_mutant = "events_not_late") {
-                    self.tell_late(core, handle, hash);
+                if is_found && !told && !cfg!(kvpool_mutant = "events_not_late") {
+                    self.tell_late(core, handle, hash, noted);
                 }
             } else if told {
-                self.events.publish(|| KvEvent::Removed { block: id, hash });
+                self.events.publish_in(noted, || KvEvent::Removed { block: id, hash });
             }
         }
         self.tallies.registered(registered.len());
@@ -301,16 +306,16 @@ impl Cache {
 
     /// Nobody listened before the block was cached. Whoever came in between has perhaps looked too early to see it, and is told now.
     #[inline]
-    fn tell_late(&self, core: &Core, handle: BlockHandle, hash: BlockHash) {
+    fn tell_late(&self, core: &Core, handle: BlockHandle, hash: BlockHash, noted: u64) {
         let id = handle.id;
-        if self.events.publish(|| self.stored(id, hash)) {
+        if self.events.publish_in(noted, || self.stored(id, hash)) {
             // It may have been evicted meanwhile, and that been told before. Pairs with the light fence of the evictor's
             // `publish`: that comes after ours, or we see the word that it left.
             let is_fenced = heavy_fence();
             let word = core.word(id);
             let is_there = is_fenced && word.is_cached() && word.is_of(handle.generation);
             if !is_there && !cfg!(kvpool_mutant = "events_late_unchecked") {
-                self.events.publish(|| KvEvent::Removed { block: id, hash });
+                self.events.publish_in(noted, || KvEvent::Removed { block: id, hash });
             }
         }
     }
@@ -379,13 +384,7 @@ impl Cache {
     /// Nothing that was cached until now is found any more; what nobody owns is evicted at once, the rest when it is
     /// released. Returns how many blocks were evicted.
     pub(crate) fn clear(&self, core: &Core) -> usize {
-        // Before: what is stored in the new era is told after it. What is still stored in the old one is removed when it is released.
-        let told = self.events.publish(|| KvEvent::Cleared);
-        self.era.fetch_add(1, AcqRel);
-        if !told {
-            // Somebody may listen since, and have seen what is of the old era.
-            self.events.publish(|| KvEvent::Cleared);
-        }
+        self.events.clear();
         core.evict_all()
     }
 }
@@ -464,9 +463,12 @@ impl Keeper for Cache {
     }
 
     fn forget(&self, core: &Core, id: BlockId) {
-        let hash = self.row(id).hash();
+        let (hash, noted) = (self.row(id).hash(), self.row(id).era());
         self.index.remove(key_of(hash), id, |id| self.registered(core, id));
-        self.events.publish(|| KvEvent::Removed { block: id, hash });
+        // Of an earlier era: its clear tells of it, or has done so.
+        if self.row(id).is_of(self.era()) {
+            self.events.publish_in(noted, || KvEvent::Removed { block: id, hash });
+        }
         self.tallies.evicted();
     }
 }

@@ -4,28 +4,41 @@
 //! |---|---|---|
 //! | `key` | what the block holds: the hash of its chain | its sequence, before it is cached |
 //! | `check` | the second hash of the same | the same |
-//! | `era` | low bits of the cache's era in which it was noted | the same |
-//! | `depth` | blocks before it in its chain | the same |
+//! | `chain` | bits 0..27: blocks before it in its chain; bits 27..64: the cache's [era](super::events) in which it was noted | the same |
 //! | `released` | low bits of a generation, and the newest batch that may have seen the block before it began | the last release |
 //! | `rank`, `state` | where it waits for its eviction, and what the policy keeps with it | the last release |
-//! | `place` | bits 0..8: the queue in which it waits; bit 8: another block of its hash was there first; the rest: times that it was reused, a racy statistic | releases, hits |
+//! | `queue` | the queue in which it waits | the last release |
+//! | `uses` | bit 0: another block of its hash was there first; the rest: times that it was reused, a racy statistic | registrations, hits |
 //! | `filed` | whether it is in some queue, or in the hands of who is about to file it | see the [queues](super::queues) |
 //! | `next` | the link of the queue that it is in | the queue |
 //!
 //! What it holds is read under a word that says "cached", and counts only if that very word is still there
 //! afterwards: Relaxed is enough, for the word's Release and Acquire publish it. `released` counts only if its generation
 //! is the word's. The rest are hints.
+//!
+//! # Eras
+//!
+//! A block is found in the era in which it was noted, and a sequence can hold one through any
+//! number of clears. So no era may come again: the last one that the row has bits for is no era,
+//! and what is noted then, or later, is found by nobody. That is after 2^37 - 1 clears; clearing a
+//! pool of a single block a hundred million times a second, and nothing else, takes 23 minutes, and
+//! leaves a cache without hits.
 
 use crate::block::{BlockWord, Bucket};
+use crate::config::FRAME_BITS;
 use crate::ids::Ticket;
-use crate::sync::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering::*};
+use crate::sync::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::*};
 
 use super::hash::BlockHash;
 
-const QUEUE_MASK: u32 = (1 << 8) - 1;
-const DUPLICATE: u32 = 1 << 8;
-const HITS_SHIFT: u32 = 9;
-const HITS_MAX: u32 = u32::MAX >> HITS_SHIFT;
+const DUPLICATE: u16 = 1;
+const HITS_SHIFT: u32 = 1;
+const HITS_MAX: u16 = u16::MAX >> HITS_SHIFT;
+/// A list has no block twice, so that its places are numbered by as many bits as blocks are.
+const DEPTH_BITS: u32 = FRAME_BITS;
+const DEPTH_MASK: u64 = (1 << DEPTH_BITS) - 1;
+/// Of no era.
+const NO_ERA: u64 = u64::MAX >> DEPTH_BITS;
 const TICKET_BITS: u32 = u64::BITS - BlockWord::GENERATION_BITS;
 
 /// See the [module](self).
@@ -36,12 +49,11 @@ pub(super) struct Row {
     released: AtomicU64,
     pub(super) rank: AtomicU64,
     pub(super) state: AtomicU64,
-    depth: AtomicU32,
+    chain: AtomicU64,
     pub(super) next: AtomicU32,
-    /// The number of the queue in the low byte, the hits above it.
-    place: AtomicU32,
+    uses: AtomicU16,
+    queue: AtomicU8,
     pub(super) filed: AtomicBool,
-    era: AtomicU16,
 }
 
 const _: () = assert!(cfg!(kvpool_loom) || size_of::<Row>() == 64);
@@ -55,11 +67,11 @@ impl Row {
             released: AtomicU64::new(0),
             rank: AtomicU64::new(0),
             state: AtomicU64::new(0),
-            depth: AtomicU32::new(0),
+            chain: AtomicU64::new(0),
             next: AtomicU32::new(0),
-            place: AtomicU32::new(0),
+            uses: AtomicU16::new(0),
+            queue: AtomicU8::new(0),
             filed: AtomicBool::new(false),
-            era: AtomicU16::new(0),
         }
     }
 
@@ -69,9 +81,10 @@ impl Row {
         self.key[0].store(low, Relaxed);
         self.key[1].store(high, Relaxed);
         self.check.store(hash.check(), Relaxed);
-        self.era.store(era as u16, Relaxed);
-        self.depth.store(depth, Relaxed);
-        self.place.store(0, Relaxed);
+        debug_assert!(u64::from(depth) <= DEPTH_MASK, "place {depth} in a list");
+        self.chain.store(era.min(NO_ERA) << DEPTH_BITS | u64::from(depth) & DEPTH_MASK, Relaxed);
+        self.uses.store(0, Relaxed);
+        self.queue.store(0, Relaxed);
         self.state.store(0, Relaxed);
     }
 
@@ -92,46 +105,51 @@ impl Row {
     }
 
     pub(super) fn depth(&self) -> u32 {
-        self.depth.load(Relaxed)
+        (self.chain.load(Relaxed) & DEPTH_MASK) as u32
     }
 
     /// The queue that the block is to wait in.
     pub(super) fn queue(&self) -> usize {
-        (self.place.load(Relaxed) & QUEUE_MASK) as usize
+        usize::from(self.queue.load(Relaxed))
     }
 
     /// Times that it was reused.
     pub(super) fn hits(&self) -> u32 {
-        self.place.load(Relaxed) >> HITS_SHIFT
+        u32::from(self.uses.load(Relaxed) >> HITS_SHIFT)
     }
 
     pub(super) fn count_hit(&self) {
-        let place = self.place.load(Relaxed);
-        if place >> HITS_SHIFT != HITS_MAX {
-            self.place.store(place + (1 << HITS_SHIFT), Relaxed);
+        let uses = self.uses.load(Relaxed);
+        if uses >> HITS_SHIFT != HITS_MAX {
+            self.uses.store(uses + (1 << HITS_SHIFT), Relaxed);
         }
+    }
+
+    /// The era in which it was noted; the first without a number of its own stands for all after
+    /// it.
+    pub(super) fn era(&self) -> u64 {
+        self.chain.load(Relaxed) >> DEPTH_BITS
     }
 
     /// Whether it was noted in this era.
     pub(super) fn is_of(&self, era: u64) -> bool {
-        self.era.load(Relaxed) == era as u16
+        self.era() == era && era != NO_ERA
     }
 
     /// Another block of its hash was there when it was registered.
     pub(super) fn mark_duplicate(&self) {
-        self.place.store(self.place.load(Relaxed) | DUPLICATE, Relaxed);
+        self.uses.store(self.uses.load(Relaxed) | DUPLICATE, Relaxed);
     }
 
     pub(super) fn is_duplicate(&self) -> bool {
-        self.place.load(Relaxed) & DUPLICATE != 0
+        self.uses.load(Relaxed) & DUPLICATE != 0
     }
 
     /// Where it is to wait from now on.
     pub(super) fn set_place(&self, queue: usize, rank: u64, state: u64) {
         self.rank.store(rank, Relaxed);
         self.state.store(state, Relaxed);
-        let rest = self.place.load(Relaxed) & !QUEUE_MASK;
-        self.place.store(rest | queue as u32, Relaxed);
+        self.queue.store(queue as u8, Relaxed);
     }
 
     /// The newest batch that may have seen the block before the release that made this word, if that was noted yet.
@@ -149,6 +167,8 @@ impl Row {
     }
 }
 
+const _: () = assert!(super::policy::QUEUES_MAX < 1 << u8::BITS);
+
 /// Rows of consecutive blocks.
 pub(super) struct RowBucket(pub(super) Box<[Row]>);
 
@@ -159,5 +179,46 @@ impl Bucket for RowBucket {
 
     fn len(&self) -> usize {
         self.0.len()
+    }
+}
+
+#[cfg(all(test, not(kvpool_loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_era_comes_again() {
+        let row = Row::new();
+        let hash = BlockHash::new(7, 8);
+        for era in [0, 1, u64::from(u16::MAX), 1 << 16, 1 << 32, NO_ERA - 1] {
+            row.note(hash, era, 5);
+            assert!(row.is_of(era) && row.holds(hash, era), "{era}");
+            for other in [era + 1, era + (1 << 16), era + (1 << 32), era | 1 << 37, NO_ERA, u64::MAX] {
+                assert!(!row.is_of(other) && !row.holds(hash, other), "{era} in {other}");
+            }
+        }
+        // The eras are used up: nothing is found, neither of the era it was noted in nor of
+        // another.
+        for era in [NO_ERA, NO_ERA + 1, NO_ERA + (1 << 37), u64::MAX] {
+            row.note(hash, era, 5);
+            assert!(
+                [0, 1, NO_ERA - 1, NO_ERA, era, u64::MAX].iter().all(|&other| !row.is_of(other)),
+                "{era}"
+            );
+        }
+        row.note(hash, 3, DEPTH_MASK as u32);
+        assert_eq!((row.era(), row.depth()), (3, DEPTH_MASK as u32));
+    }
+
+    #[test]
+    fn uses_and_queue_do_not_touch_each_other() {
+        let row = Row::new();
+        row.note(BlockHash::new(1, 2), 0, 0);
+        row.set_place(16, 3, 4);
+        (0..1 << 16).for_each(|_| row.count_hit());
+        assert_eq!((row.hits(), row.is_duplicate(), row.queue()), (u32::from(HITS_MAX), false, 16));
+        row.mark_duplicate();
+        row.set_place(1, 3, 4);
+        assert_eq!((row.hits(), row.is_duplicate(), row.queue()), (u32::from(HITS_MAX), true, 1));
     }
 }

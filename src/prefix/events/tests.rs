@@ -93,7 +93,7 @@ fn a_subscription_begins_anew() {
 fn what_is_left_of_the_last_subscription_is_skipped() {
     let queue = EventQueue::new(2);
     drop(queue.subscribe().unwrap());
-    (0..5).for_each(|i| queue.push(removed(i)));
+    (0..5).for_each(|i| queue.push(Told { era: ANY_ERA, event: removed(i) }));
     let mut events = queue.subscribe().unwrap();
     queue.publish(|| removed(5));
     assert_eq!(
