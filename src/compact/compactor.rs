@@ -24,7 +24,7 @@
 
 use std::future::poll_fn;
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, Weak};
 use std::task::Poll;
 use std::time::Instant;
 
@@ -115,6 +115,8 @@ pub struct Compactor {
     block_bytes: usize,
     order: Order,
     lane: Arc<Mutex<()>>,
+    /// What stops the tasks in the background.
+    tasks: Arc<std::sync::Mutex<Vec<Weak<watch::Sender<bool>>>>>,
 }
 
 /// The right to move blocks. Whoever copies a wave has a share in it.
@@ -181,7 +183,22 @@ impl Compactor {
     /// `bytes` are those of the pool's frames: moving them is what makes the moved blocks what they were.
     pub unsafe fn new(sequences: Sequences, bytes: Bytes, layout: &KvLayout, order: Order) -> Self {
         let block_bytes = layout.bytes_per_block().max(1);
-        Self { sequences, bytes, block_bytes, order, lane: Arc::default() }
+        Self { sequences, bytes, block_bytes, order, lane: Arc::default(), tasks: Arc::default() }
+    }
+
+    /// The pool is gone: tasks in the background stop, and do not keep what is left of it.
+    pub fn close(&self) {
+        let tasks = std::mem::take(&mut *self.tasks.lock().unwrap_or_else(PoisonError::into_inner));
+        for task in tasks.iter().filter_map(Weak::upgrade) {
+            task.send_replace(true);
+        }
+    }
+
+    /// A task that [`close`](Self::close) stops.
+    pub(super) fn stop_at_close(&self, task: &Arc<watch::Sender<bool>>) {
+        let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+        tasks.retain(|task| task.strong_count() > 0);
+        tasks.push(Arc::downgrade(task));
     }
 
     /// The order that free runs are counted at.

@@ -3,7 +3,7 @@
 //! ```text
 //! every `interval`:  batches in flight that may read what the last run left?  not now
 //!                    fragmented beyond `threshold`?  a run, unless the last ones gained nothing: then every 2nd, 4th ... time
-//! stop:              the wave that is under way ends, nothing else begins, and the totals are handed over
+//! stop:              the wave that is under way ends, nothing else begins, and the totals are handed over; also when the pool goes
 //! ```
 //!
 //! It takes its turn with runs by hand and with changes of size, and like them it holds nobody else up.
@@ -109,12 +109,13 @@ impl DefragConfig {
     }
 }
 
-/// A background task that compacts a pool. Dropping it stops the task too, without waiting for it. The task keeps the
-/// pool's memory until it has stopped.
+/// A background task that compacts a pool. Dropping it stops the task too, without waiting for it.
+/// It stops by itself when the last `Pool` is dropped. The task keeps the pool's memory until it
+/// has stopped.
 #[derive(Debug)]
 #[must_use = "the task stops when this is dropped"]
 pub struct Defragmenter {
-    stop: watch::Sender<bool>,
+    stop: Arc<watch::Sender<bool>>,
     totals: Arc<Mutex<DefragTotals>>,
     task: Option<JoinHandle<()>>,
 }
@@ -132,6 +133,8 @@ impl Defragmenter {
         }
         let runtime = tokio::runtime::Handle::try_current().map_err(|_| DefragError::NoRuntime)?;
         let (stop, stopped) = watch::channel(false);
+        let stop = Arc::new(stop);
+        compactor.stop_at_close(&stop);
         let totals = Arc::<Mutex<DefragTotals>>::default();
         let task = runtime.spawn(work(compactor, config, stopped, totals.clone()));
         Ok(Self { stop, totals, task: Some(task) })

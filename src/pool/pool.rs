@@ -49,6 +49,7 @@ pub(super) struct Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         self.blocks.close();
+        self.compactor.close();
     }
 }
 

@@ -26,6 +26,16 @@ pub(super) struct Shared {
     open: Map<SequenceId, Arc<BlockList>>,
 }
 
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // Threads that used the pool keep its blocks, and the cache with them, for as long as they
+        // live. But nobody can reach a cached block any more: what was told of the cache is all.
+        if let Some(cache) = &self.cache {
+            cache.events().close();
+        }
+    }
+}
+
 impl Sequences {
     /// No sequence is open yet. `storage` holds the bytes of `blocks`, if the pool keeps any.
     ///
