@@ -139,6 +139,8 @@ impl Core {
                 return Err(error);
             }
         }
+        let now = self.clock.newest();
+        handles.iter().for_each(|handle| self.table.info(handle.id).touch_loosely(now));
         Ok(())
     }
 
@@ -175,6 +177,7 @@ impl Core {
                 return Err(HandleError::TooManyReferences { id, max: BlockWord::REFS_MAX });
             }
         }
+        self.touch(ids);
         Ok(())
     }
 

@@ -35,7 +35,8 @@ pub struct BlockInfo {
     pub pins: u32,
     /// Whether its bytes are final.
     pub sealed: bool,
-    /// The newest batch when it was last allocated, shared or appended to.
+    /// The newest batch when it was last allocated, shared, forked with its sequence, or appended
+    /// to. A hit in the prefix cache is none of these.
     pub last_access: Ticket,
     /// The priority of the request that it was allocated for.
     pub priority: Priority,
@@ -69,6 +70,17 @@ impl InfoCell {
     pub(super) fn touch(&self, now: Ticket) {
         let priority = self.touched.load(Relaxed) & !TOUCHED_MASK;
         self.touched.store(now.0 as u32 & TOUCHED_MASK | priority, Relaxed);
+    }
+
+    /// As [`touch`](Self::touch), for a caller that may have lost its reference meanwhile: the
+    /// priority that a new owner noted is kept.
+    #[inline]
+    pub(super) fn touch_loosely(&self, now: Ticket) {
+        let touched = self.touched.load(Relaxed);
+        let next = now.0 as u32 & TOUCHED_MASK | touched & !TOUCHED_MASK;
+        if next != touched {
+            let _ = self.touched.compare_exchange(touched, next, Relaxed, Relaxed);
+        }
     }
 
     /// The low bits of the generation went round. Only while the block is free and in the caller's hands.
