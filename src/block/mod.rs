@@ -34,6 +34,7 @@ mod handles;
 mod home;
 mod info;
 mod keep;
+mod latency;
 mod log;
 #[cfg(kvpool_loom)]
 pub mod models;
@@ -55,6 +56,8 @@ pub use blocks::{Blocks, BlocksConfig, Core, Counts, Scrub};
 pub(crate) use few::FEW;
 pub use info::BlockInfo;
 pub use keep::{Keeper, Kept, NotEvicted};
+pub use latency::Latency;
+pub(crate) use latency::Sampler;
 pub use log::{Moved, Since};
 pub use moving::{FrameUse, GaveWay, Wave};
 pub use request::{AllocRequest, Priority};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
-use crate::block::{Blocks, BlocksConfig, Keeper, Scrub};
+use crate::block::{Blocks, BlocksConfig, Keeper, Sampler, Scrub};
 use crate::compact::{Bytes, Compactor, FrameCopier};
 use crate::config::{FAN, FRAGMENTATION_ORDER, MAGAZINE_BLOCKS_MAX, SEGMENT_FRAMES, magazine_blocks};
 use crate::error::{PrefixError, SizingError, StorageError};
@@ -15,7 +15,6 @@ use crate::storage::{HostStorage, KvLayout, Sizing, Storage};
 use crate::sync::{Arc as SharedArc, available_parallelism};
 
 use super::Pool;
-use super::latency::Sampler;
 use super::pool::Shared;
 
 /// One allocation in this many is timed, unless configured otherwise.
@@ -263,7 +262,8 @@ impl PoolBuilder {
         self
     }
 
-    /// Times one allocation in `every` (rounded up to a power of two, up to 2^32); 0 times none; 256 unless given.
+    /// Times one allocation in `every` of a thread's, appends that need blocks among them (rounded
+    /// up to a power of two, up to 2^32); 0 times none; 256 unless given.
     pub fn latency_sample(mut self, every: u32) -> Self {
         self.latency_sample = every;
         self
@@ -339,9 +339,11 @@ impl PoolBuilder {
         };
         let blocks =
             Blocks::with_keeper(config, scrub, cache.clone().map(|cache| Box::new(cache) as Box<dyn Keeper>));
+        let sampler = Sampler::new(self.latency_sample);
         // SAFETY: the storage was made here, or nobody else knew it; it gets one pool.
-        let sequences =
-            unsafe { Sequences::with_cache(blocks.clone(), storage.clone(), block_tokens, cache) };
+        let sequences = unsafe {
+            Sequences::sampled(blocks.clone(), storage.clone(), block_tokens, cache, sampler.clone())
+        };
         Ok(Pool(crate::sync::Arc::new(Shared {
             // SAFETY: as above; or the engine says that it copies the frames' bytes.
             compactor: unsafe { Compactor::new(sequences.clone(), bytes, &self.layout, self.order) },
@@ -349,7 +351,7 @@ impl PoolBuilder {
             blocks,
             layout: self.layout,
             storage,
-            sampler: Sampler::new(self.latency_sample),
+            sampler,
             order: self.order,
         })))
     }

@@ -49,7 +49,10 @@ impl PoolHandle {
     /// [`AllocError`]; the pool is unchanged.
     #[inline]
     pub fn allocate_owned(&self, request: AllocRequest) -> Result<Lease<'static>, AllocError> {
-        let ids = self.allocate_ids(&request)?;
+        let ids = match self.allocate_one(&request) {
+            Some(id) => LeasedIds::one(id),
+            None => self.allocate_ids(&request)?,
+        };
         Ok(Lease::new(Root::Owned(Arc::clone(self.resident.anchor())), ids))
     }
 

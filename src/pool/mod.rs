@@ -8,7 +8,6 @@ mod builder;
 mod compaction;
 mod handle;
 mod ids;
-mod latency;
 mod lease;
 mod migration;
 #[expect(clippy::module_inception, reason = "the floor is named for what it is about")]
@@ -17,7 +16,7 @@ mod stats;
 mod waiting;
 
 pub use crate::block::{
-    AllocRequest, AuditError, AuditReport, BlockInfo, Counts, Place, Priority, flush_thread,
+    AllocRequest, AuditError, AuditReport, BlockInfo, Counts, Latency, Place, Priority, flush_thread,
 };
 pub use crate::compact::{
     DefragConfig, DefragError, DefragOptions, DefragReport, DefragTotals, Defragmenter, ResizeError,
@@ -26,7 +25,6 @@ pub use crate::compact::{
 pub use crate::migrate::{BringBackReport, Carried, MigrateError, MigrationReport, OffloadReport};
 pub use builder::{BuildError, PoolBuilder};
 pub use handle::PoolHandle;
-pub use latency::Latency;
 pub use lease::Lease;
 pub use migration::Target;
 pub use pool::Pool;

@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use crate::block::{AllocRequest, AuditError, AuditReport, BlockInfo, Blocks, FEW};
+use crate::block::{AllocRequest, AuditError, AuditReport, BlockInfo, Blocks, FEW, Sampler};
 use crate::compact::Compactor;
 use crate::error::{AllocError, GrowError, HandleError, StorageError};
 use crate::ids::{BlockHandle, BlockId, Order, PoolTag, Run, SequenceId};
@@ -12,7 +12,6 @@ use crate::storage::{DeviceStream, KvLayout, Storage};
 use crate::sync::Arc;
 
 use super::ids::LeasedIds;
-use super::latency::Sampler;
 use super::lease::Root;
 use super::{Lease, PoolBuilder, PoolHandle, Stats};
 

@@ -290,7 +290,7 @@ impl Batch {
             }
             sequence.list.reserve(base + plan.fresh as usize);
             let (list, mut place) = (&mut sequence.list, base);
-            self.step.sequences.0.blocks.allocate_listed(&request, near, &mut |id| {
+            self.allocate(&request, near, &mut |id| {
                 if copies && copy.is_none() {
                     copy = Some(id);
                 } else {
@@ -307,9 +307,7 @@ impl Batch {
         let open = |tail: &Tail| self.step.sequences.0.blocks.reopen_listed(tail.id);
         if matches!(tail.access, Access::Reopen | Access::Withdraw) && !open(tail) {
             let one = AllocRequest { blocks: 1, ..request };
-            if let Err(error) =
-                self.step.sequences.0.blocks.allocate_listed(&one, near, &mut |id| copy = Some(id))
-            {
+            if let Err(error) = self.allocate(&one, near, &mut |id| copy = Some(id)) {
                 self.give_up(sequence, base, plan, None);
                 return Err(error.into());
             }
@@ -331,6 +329,18 @@ impl Batch {
         // Whoever sealed it, it is open now.
         sequence.seals.reopen(plan.first);
         Ok(())
+    }
+
+    /// Takes blocks for the sequence's list, and times it when it is due.
+    fn allocate(
+        &self,
+        request: &AllocRequest,
+        near: Option<FrameId>,
+        take: &mut dyn FnMut(BlockId),
+    ) -> Result<(), AllocError> {
+        let shared = &self.step.sequences.0;
+        let mut allocate = || shared.blocks.allocate_listed(request, near, take);
+        if shared.sampler.is_due() { shared.sampler.time(allocate) } else { allocate() }
     }
 
     /// Whether a copy is done when the call returns.

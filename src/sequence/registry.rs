@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::block::Blocks;
+use crate::block::{Blocks, Sampler};
 use crate::error::{SequenceError, StorageError};
 use crate::ids::{BlockId, SequenceId};
 use crate::prefix::Cache;
@@ -23,6 +23,7 @@ pub(super) struct Shared {
     pub(super) storage: Option<std::sync::Arc<dyn Storage>>,
     pub(super) block_tokens: u32,
     pub(super) cache: Option<Arc<Cache>>,
+    pub(super) sampler: Sampler,
     open: Map<SequenceId, Arc<BlockList>>,
 }
 
@@ -70,8 +71,29 @@ impl Sequences {
         block_tokens: usize,
         cache: Option<Arc<Cache>>,
     ) -> Self {
+        // SAFETY: the caller's.
+        unsafe { Self::sampled(blocks, storage, block_tokens, cache, Sampler::new(0)) }
+    }
+
+    /// As [`with_cache`](Self::with_cache), with what times allocations.
+    ///
+    /// # Panics
+    ///
+    /// As [`new`](Self::new).
+    ///
+    /// # Safety
+    ///
+    /// As [`new`](Self::new).
+    pub(crate) unsafe fn sampled(
+        blocks: Blocks,
+        storage: Option<std::sync::Arc<dyn Storage>>,
+        block_tokens: usize,
+        cache: Option<Arc<Cache>>,
+        sampler: Sampler,
+    ) -> Self {
         assert!(block_tokens > 0 && block_tokens <= super::TOKENS_MAX, "a block of {block_tokens} tokens");
-        Self(Arc::new(Shared { blocks, storage, block_tokens: block_tokens as u32, cache, open: Map::new() }))
+        let block_tokens = block_tokens as u32;
+        Self(Arc::new(Shared { blocks, storage, block_tokens, cache, sampler, open: Map::new() }))
     }
 
     pub(super) fn check_stream(&self, stream: &DeviceStream) -> Result<(), StorageError> {

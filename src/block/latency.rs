@@ -1,6 +1,11 @@
-//! How long allocations take: every so many of a thread's is timed, so that the others pay one decrement.
+//! How long allocations take: one in so many of a thread's is timed, so that the others pay one
+//! decrement.
+//!
+//! An allocation is what asks for blocks once: a lease, handles, or an append that needs blocks.
+//! One that waits in line is not timed: how long it takes is others' doing.
 
 use std::cell::Cell;
+use std::sync::Arc;
 use std::time::Instant;
 
 use histogram::AtomicHistogram;
@@ -16,11 +21,12 @@ thread_local_const! {
     static TICK: Cell<u32> = Cell::new(0);
 }
 
-/// Times one in so many allocations.
-pub(super) struct Sampler {
+/// Times one in so many allocations. Clones add to the same histogram.
+#[derive(Clone)]
+pub(crate) struct Sampler {
     /// Sampled when `tick & mask == 0`; `None` samples nothing.
     mask: Option<u32>,
-    nanoseconds: AtomicHistogram,
+    nanoseconds: Arc<AtomicHistogram>,
 }
 
 /// Times of sampled allocations, in nanoseconds. A quantile is the upper end of its bucket: at most 1/16 above.
@@ -41,16 +47,20 @@ pub struct Latency {
 
 impl Sampler {
     /// Samples one in `every` (rounded up to a power of two); 0: none.
-    pub(super) fn new(every: u32) -> Self {
+    pub(crate) fn new(every: u32) -> Self {
         Self {
             // Above 2^31 the next power is 2^32, of which the mask is all ones.
             mask: (every != 0).then(|| every.checked_next_power_of_two().map_or(u32::MAX, |every| every - 1)),
-            nanoseconds: AtomicHistogram::new(GROUPING_POWER, MAX_VALUE_POWER).expect("constants that fit"),
+            nanoseconds: Arc::new(
+                AtomicHistogram::new(GROUPING_POWER, MAX_VALUE_POWER).expect("constants that fit"),
+            ),
         }
     }
 
     /// Runs `f`, and records how long it took if the last call of [`is_due`](Self::is_due) said so.
-    pub(super) fn time<R>(&self, f: impl FnOnce() -> R) -> R {
+    /// Each call comes after one of that.
+    #[inline]
+    pub(crate) fn time<R>(&self, f: impl FnOnce() -> R) -> R {
         match self.mask {
             Some(mask) if TICK.try_with(Cell::get).is_ok_and(|tick| tick & mask == 0) => {
                 let start = Instant::now();
@@ -64,7 +74,7 @@ impl Sampler {
 
     /// Counts an allocation. True if it is one to be timed.
     #[inline]
-    pub(super) fn is_due(&self) -> bool {
+    pub(crate) fn is_due(&self) -> bool {
         let Some(mask) = self.mask else { return false };
         let tick = TICK.try_with(|tick| {
             tick.set(tick.get().wrapping_add(1));
@@ -81,20 +91,25 @@ impl Sampler {
         let _ = self.nanoseconds.increment(nanoseconds);
     }
 
-    pub(super) fn read(&self) -> Latency {
+    pub(crate) fn read(&self) -> Latency {
         let histogram = self.nanoseconds.load();
-        let samples: u64 = histogram.iter().map(|bucket| bucket.count()).sum();
-        // The upper end of the first bucket at which so large a share has been seen.
-        let at = |share: f64| {
-            let rank = (samples as f64 * share).ceil() as u64;
-            let mut seen = 0;
-            let bucket = histogram.iter().find(|bucket| {
-                seen += bucket.count();
-                seen >= rank.max(1)
-            });
-            bucket.map_or(0, |bucket| bucket.end())
-        };
-        Latency { samples, p50_ns: at(0.5), p99_ns: at(0.99), p999_ns: at(0.999), max_ns: at(1.0) }
+        let buckets = || histogram.iter().filter(|bucket| bucket.count() > 0);
+        let samples: u64 = buckets().map(|bucket| bucket.count()).sum();
+        // Each is the upper end of the first bucket at which so large a share has been seen.
+        let shares = [0.5, 0.99, 0.999, 1.0];
+        let ranks = shares.map(|share| ((samples as f64 * share).ceil() as u64).max(1));
+        let (mut ends, mut seen) = ([0; 4], 0);
+        for bucket in buckets() {
+            let before = seen;
+            seen += bucket.count();
+            for (end, rank) in ends.iter_mut().zip(ranks) {
+                if (before + 1..=seen).contains(&rank) {
+                    *end = bucket.end();
+                }
+            }
+        }
+        let [p50_ns, p99_ns, p999_ns, max_ns] = ends;
+        Latency { samples, p50_ns, p99_ns, p999_ns, max_ns }
     }
 }
 
