@@ -85,7 +85,7 @@ pub struct DefragReport {
     pub waves: usize,
     /// From the first look at the pool to the last publication, without the wait for another run to end.
     pub time: Duration,
-    /// [Share](crate::block::Core::fragmentation) of the free blocks that were in no free run, before.
+    /// [Fragmentation](crate::block::Core::fragmentation) at the goal's order before, from 0 to 1.
     pub fragmentation_before: f64,
     /// The same afterwards. Frames that were left, and that some batch in flight may still read, are not free yet.
     pub fragmentation_after: f64,
@@ -94,7 +94,8 @@ pub struct DefragReport {
     pub runs_gained: isize,
 }
 
-/// What the runs of a background task came to, all together.
+/// What the runs of a background task came to, all together: sums, but for the means that its
+/// methods give.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 #[non_exhaustive]
 pub struct DefragTotals {
@@ -102,7 +103,7 @@ pub struct DefragTotals {
     pub runs: usize,
     /// Runs that ended because a copy failed; what they had moved before counts below.
     pub failed: usize,
-    /// Looks at the pool.
+    /// Looks at the pool, runs among them.
     pub looks: usize,
     /// Blocks moved.
     pub moved_blocks: usize,
@@ -112,24 +113,28 @@ pub struct DefragTotals {
     pub given_up: GivenUp,
     /// Waves.
     pub waves: usize,
-    /// Free runs gained.
+    /// Free aligned runs of the task's order that were gained, less those that were lost meanwhile.
     pub runs_gained: isize,
     /// Time in runs.
     pub time: Duration,
-    /// Sums over the runs that moved something; see [`fragmentation_before`](Self::fragmentation_before).
-    before: f64,
-    after: f64,
+    /// Shares of fragmentation, from 0 to 1 each, before and after each of the `runs`: their sums.
+    /// The methods of these names give the means.
+    fragmentation_before_sum: f64,
+    fragmentation_after_sum: f64,
 }
 
 impl DefragTotals {
-    /// Mean over the runs, of the fragmentation before each.
+    /// Mean over the [`runs`](Self::runs) of the
+    /// [fragmentation](DefragReport::fragmentation_before) before each, from 0 to 1; 0 if there
+    /// were none.
     pub fn fragmentation_before(&self) -> f64 {
-        self.before / self.runs.max(1) as f64
+        self.fragmentation_before_sum / self.runs.max(1) as f64
     }
 
-    /// Mean over the runs, of the fragmentation after each.
+    /// Mean over the [`runs`](Self::runs) of the [fragmentation](DefragReport::fragmentation_after)
+    /// after each, from 0 to 1; 0 if there were none.
     pub fn fragmentation_after(&self) -> f64 {
-        self.after / self.runs.max(1) as f64
+        self.fragmentation_after_sum / self.runs.max(1) as f64
     }
 
     pub(super) fn add(&mut self, report: &DefragReport) {
@@ -142,8 +147,8 @@ impl DefragTotals {
             self.moved_bytes += report.moved_bytes;
             self.waves += report.waves;
             self.runs_gained += report.runs_gained;
-            self.before += report.fragmentation_before;
-            self.after += report.fragmentation_after;
+            self.fragmentation_before_sum += report.fragmentation_before;
+            self.fragmentation_after_sum += report.fragmentation_after;
         }
     }
 }
@@ -160,4 +165,28 @@ pub struct ResizeReport {
     pub moved: DefragReport,
     /// How long it took, the wait for another run and for batches to end included.
     pub time: Duration,
+}
+
+#[cfg(all(test, not(kvpool_loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn totals_call_sums_sums_and_means_means() {
+        let mut totals = DefragTotals::default();
+        assert_eq!((totals.fragmentation_before(), totals.fragmentation_after()), (0.0, 0.0));
+        for (moved_blocks, before, after) in [(3, 0.5, 0.25), (1, 1.0, 0.25), (0, 0.75, 0.75)] {
+            let (fragmentation_before, fragmentation_after) = (before, after);
+            totals.add(&DefragReport {
+                moved_blocks,
+                fragmentation_before,
+                fragmentation_after,
+                ..DefragReport::default()
+            });
+        }
+        assert_eq!((totals.fragmentation_before(), totals.fragmentation_after()), (0.75, 0.25));
+        let shown = format!("{totals:?}");
+        assert!(shown.contains("fragmentation_before_sum: 1.5, fragmentation_after_sum: 0.5"), "{shown}");
+        assert!(!shown.contains(" before:") && !shown.contains(" after:"), "{shown}");
+    }
 }
