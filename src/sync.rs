@@ -22,6 +22,10 @@ pub(crate) fn next_pool_tag() -> crate::ids::PoolTag {
     crate::ids::PoolTag(NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed))
 }
 
+/// A count by which nothing is decided. The standard library's also under loom, where it costs a
+/// model nothing.
+pub(crate) type StatisticU64 = std::sync::atomic::AtomicU64;
+
 /// Threads that the machine runs at once; two under loom.
 pub(crate) fn available_parallelism() -> usize {
     if cfg!(kvpool_loom) {

@@ -97,7 +97,7 @@ impl Written {
 async fn a_checkerboard_becomes_two_halves() {
     let pool = pool(1_000);
     let kept = checkerboard(&pool);
-    assert!(pool.stats().fragmentation > 0.99);
+    assert!(pool.fragmentation().rate > 0.99);
     let report = pool.defragment().await.unwrap();
     assert!(report.fragmentation_before > 0.99, "{report:?}");
     assert!(report.fragmentation_after < 0.05, "{report:?}");

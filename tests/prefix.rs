@@ -28,12 +28,13 @@ fn a_prompt_is_found_again_but_for_its_last_token() {
 }
 
 #[test]
-fn what_is_cached_counts_as_free_and_is_got_at() {
+fn what_is_cached_is_available_and_is_got_at() {
     let pool = pool(64);
     serve(&pool, &prompt(1, 40));
     serve(&pool, &prompt(2, 80));
     let stats = pool.stats();
-    assert_eq!((stats.evictable, stats.used, pool.free_blocks()), (30, 0, 64));
+    assert_eq!((stats.evictable, stats.used, stats.free, stats.available), (30, 0, 34, 64));
+    assert_eq!((pool.free_blocks(), pool.available_blocks()), (34, 64), "the same by the same names");
     let lease = pool.allocate(AllocRequest::new(64)).unwrap();
     assert_eq!(pool.prefix_cache().unwrap().stats().evicted_blocks, 30);
     assert!(matches!(pool.allocate(AllocRequest::new(1)), Err(AllocError::Exhausted { evictable: 0, .. })));
@@ -211,7 +212,7 @@ fn bad_input_is_refused_and_changes_nothing() {
     assert!(matches!(long, Err(SequenceError::Alloc(AllocError::TooLarge { asked: 11, total: 10 }))));
     let none = pool.sequence(SequenceId(1)).tokens(&[]);
     assert!(matches!(none, Err(SequenceError::ZeroTokens { .. })));
-    assert_eq!((pool.sequence_count(), pool.free_blocks()), (0, 10));
+    assert_eq!((pool.sequence_count(), pool.available_blocks()), (0, 10));
     pool.audit().unwrap();
 }
 

@@ -24,7 +24,7 @@ fn a_pool_of_one_block() {
         assert_eq!(hit.len(), 3);
         assert!(pool.allocate(AllocRequest::new(1)).is_err(), "it is in use");
         drop(hit);
-        assert_eq!((pool.free_blocks(), pool.stats().evictable), (1, 1));
+        assert_eq!((pool.available_blocks(), pool.stats().evictable), (1, 1));
         drop(pool.allocate(AllocRequest::new(1)).unwrap());
     }
     pool.audit().unwrap();
@@ -89,7 +89,7 @@ fn a_generation_that_goes_round() {
     }
     assert!((3..=5).contains(&computed), "once, and once a turn: {computed}");
     let report = pool.audit().unwrap();
-    assert_eq!((report.owned, pool.free_blocks()), (0, 4));
+    assert_eq!((report.owned, pool.available_blocks()), (0, 4));
     assert!(pool.prefix_cache().unwrap().stats().evicted_blocks < 5);
     drop(pool.allocate(AllocRequest::new(4)).unwrap());
 }

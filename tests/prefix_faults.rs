@@ -198,7 +198,7 @@ fn serves(policy: Any) {
         }
     }
     open.clear();
-    assert_eq!((pool.audit().unwrap().owned, pool.free_blocks()), (0, 60));
+    assert_eq!((pool.audit().unwrap().owned, pool.available_blocks()), (0, 60));
     let stats = pool.prefix_cache().unwrap().stats();
     assert!(stats.hit_blocks > 100 && stats.evicted_blocks > 100, "{stats:?}");
     drop(pool.allocate(AllocRequest::new(60)).unwrap());

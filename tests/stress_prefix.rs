@@ -353,8 +353,8 @@ fn everything_at_once(what: &str, config: PrefixConfig, hits_min: u64) {
     }
     let report = pool.audit().unwrap();
     assert_eq!((report.owned, report.held, report.reserved), (0, 0, 8), "{report:?}");
-    assert_eq!((pool.free_blocks() + 8, pool.stats().waiting), (pool.total_blocks(), 0));
-    drop(pool.allocate(AllocRequest::new(pool.free_blocks())).unwrap());
+    assert_eq!((pool.available_blocks() + 8, pool.stats().waiting), (pool.total_blocks(), 0));
+    drop(pool.allocate(AllocRequest::new(pool.available_blocks())).unwrap());
     assert_eq!(pool.audit().unwrap().evictable, 0);
 }
 

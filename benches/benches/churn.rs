@@ -15,7 +15,7 @@
 
 use std::time::{Duration, Instant};
 
-use kvpool::compact::{DefragConfig, Defragmenter, FrameKind, Goal, plan};
+use kvpool::compact::{DefragConfig, Defragmenter, Goal, plan};
 use kvpool::ids::SequenceId;
 use kvpool::pool::Pool;
 use kvpool::sequence::{Batch, Sequence};
@@ -182,17 +182,16 @@ impl<'a> Engine<'a> {
 
 impl Seen {
     fn sample(&mut self, pool: &Pool, looks_closely: bool, is_off: bool) {
-        let stats = pool.stats();
-        self.all.push(stats.fragmentation);
-        self.bitmaps.push(stats.unusable);
+        let seen = pool.fragmentation();
+        self.all.push(seen.rate);
+        self.bitmaps.push(seen.unusable);
         if looks_closely {
             let mut snapshot = pool.snapshot();
             self.runs.push(snapshot.mean_sequence_run());
             if is_off {
                 let order = snapshot.order();
                 snapshot.apply(&plan(&snapshot, Goal::Fragmentation { order }, usize::MAX));
-                let in_runs = snapshot.free_runs(order) * order.frames();
-                self.ideal.push(1.0 - in_runs as f64 / snapshot.count(FrameKind::Free) as f64);
+                self.ideal.push(snapshot.fragmentation(order));
                 self.ideal_runs.push(snapshot.mean_sequence_run());
             }
         }

@@ -398,7 +398,7 @@ impl Core {
     }
 
     pub(super) fn exhausted(&self, asked: usize) -> AllocError {
-        let counts = self.counts();
+        let counts = self.recount();
         AllocError::Exhausted {
             asked,
             free: counts.free(),

@@ -5,7 +5,7 @@ use std::ops::Deref;
 use crate::batch::Clock;
 use crate::config::{FAN_LOG2, MAGAZINE_BLOCKS_MAX};
 use crate::error::GrowError;
-use crate::frame::{Census, Depot, FrameConfig, Frames};
+use crate::frame::{Census, Depot, FrameConfig, Frames, outside_of_runs};
 use crate::ids::{BlockHandle, BlockId, DeviceId, FrameId, Order, PoolTag, Run};
 use crate::sync::{Arc, AtomicBool, AtomicUsize, CachePadded, Ordering::*, next_pool_tag};
 
@@ -89,7 +89,7 @@ pub struct Core {
     closed: AtomicBool,
 }
 
-/// Where a pool's blocks are, each counted where it is.
+/// Where a pool's blocks are, each counted where it is: see [`Core::counts`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counts {
     /// Blocks that can be handed out, without the null block.
@@ -112,6 +112,12 @@ impl Counts {
     /// Blocks that any allocation can get now without evicting: without those that are set aside for urgent requests.
     pub fn free(&self) -> usize {
         self.in_bitmap + self.in_magazines
+    }
+
+    /// Blocks that any allocation can get now, if need be by evicting: [`free`](Self::free) and
+    /// evictable ones.
+    pub fn available(&self) -> usize {
+        self.free() + self.evictable
     }
 
     /// Blocks that somebody owns.
@@ -307,8 +313,20 @@ impl Core {
         self.total.fetch_add(run.len as usize, Relaxed);
     }
 
-    /// Counts blocks by where they are. Exact when nobody is allocating or freeing.
+    /// Counts blocks by where they are, without a walk over the bitmaps: O(threads). Exact when
+    /// nobody is allocating or freeing. Beside threads that do, each number is of about this
+    /// moment, and they need not add up.
     pub fn counts(&self) -> Counts {
+        self.counts_with(self.frames.free_counted())
+    }
+
+    /// As [`counts`](Self::counts), with a walk over the bitmaps, for decisions: a frame that is
+    /// free there during the whole walk is counted.
+    pub(crate) fn recount(&self) -> Counts {
+        self.counts_with(self.frames.free_frames())
+    }
+
+    fn counts_with(&self, in_bitmap: usize) -> Counts {
         let oldest = self.clock.oldest();
         let (mut in_magazines, mut retired) = (self.depot.frames(), 0);
         for home in self.homes.iter() {
@@ -325,7 +343,7 @@ impl Core {
         }
         Counts {
             total: self.total(),
-            in_bitmap: self.frames.free_frames(),
+            in_bitmap,
             in_magazines,
             retired,
             // Whoever releases a block that is moving counts its frame in, perhaps after the mover counted it out.
@@ -347,12 +365,26 @@ impl Core {
         self.frames.census(order)
     }
 
-    /// The share of free frames, those in magazines among them, that are not part of a free aligned run of `2^order`; 0
-    /// if nothing is free.
+    /// The fragmentation rate, from 0 to 1: of the free aligned runs of `2^order` frames that there
+    /// could be, if all blocks lay as well as they can, the share that there is not. Frames in
+    /// magazines are free, and on no run. 0 where there could be none, as in a pool that is nearly
+    /// full. A walk over the bitmaps.
     pub fn fragmentation(&self, order: Order) -> f64 {
-        let (census, in_magazines) = (self.census(order), self.counts().in_magazines);
-        let free = census.free + in_magazines;
-        if free == 0 { 0.0 } else { 1.0 - census.free_in_order as f64 / free as f64 }
+        self.rate(&self.census(order))
+    }
+
+    /// As [`fragmentation`](Self::fragmentation), by a census that was taken before.
+    pub fn rate(&self, census: &Census) -> f64 {
+        let free = census.free + self.counts().in_magazines;
+        let set_aside = self.config.has_null_block as usize + self.reserve.held();
+        let runs = census.free_in_order.checked_shr(u32::from(census.order.0)).unwrap_or(0);
+        outside_of_runs(runs, self.total_frames(), set_aside, free, census.order)
+    }
+
+    /// Changes of what is free in the bitmaps, modulo 2^32: while it is the same, the fragmentation
+    /// is. O(1).
+    pub fn changes(&self) -> u32 {
+        self.frames.changes()
     }
 
     /// Calls `f` with every maximal free run in the bitmaps, ascending. Exact when nobody is allocating or freeing.

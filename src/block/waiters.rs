@@ -330,7 +330,7 @@ impl Waiting<'_> {
         self.blocks.check_request(request)?;
         if self.is_sure {
             // A look from afar first: who waits for many blocks is told of each one.
-            let counts = self.blocks.counts();
+            let counts = self.blocks.recount();
             let reserved = self.blocks.reserved_for(request);
             if counts.free() + counts.retired + counts.evictable + reserved < request.blocks {
                 self.tried();

@@ -35,6 +35,8 @@ impl Snapshot {
                 }
             });
         }
+        let reserved = blocks.counts().reserved;
         Self::new(order, frames, views.iter().map(|view| view.id()).collect())
+            .setting_aside(blocks.null_block().is_some(), reserved)
     }
 }

@@ -7,8 +7,9 @@
 //!
 //! # What is being improved
 //!
-//! - The *fragmentation rate* at order `k`: the share of free frames outside free aligned runs of `2^k`
-//!   ([`Snapshot::fragmentation`]). Frames that are free but not in the bitmaps count as fragmented.
+//! - The *fragmentation rate* at order `k`: of the free aligned runs of `2^k` that there could be,
+//!   the share that there is not ([`Snapshot::fragmentation`]). Frames that are free but not in the
+//!   bitmaps are on no run.
 //! - The *mean run of a sequence*: blocks that are neighbours in a sequence and in memory go in one descriptor of a
 //!   transfer ([`Snapshot::mean_sequence_run`]). It comes second: of the plans that move the fewest blocks, one that
 //!   joins runs of sequences, or breaks few.

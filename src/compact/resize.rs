@@ -83,7 +83,7 @@ impl Compactor {
         let mut progress = Progress::new(shrinking.collect());
         while progress.missing > 0 {
             // What is kept only for its bytes is moved as far as there is room, and else evicted.
-            let over = (core.counts().used() + core.reserve() + core.evictable()).saturating_sub(blocks);
+            let over = (core.recount().used() + core.reserve() + core.evictable()).saturating_sub(blocks);
             core.evict_free(over);
             if !self.bytes().are_known() {
                 core.evict_region(shrinking.region());
@@ -155,7 +155,7 @@ impl Progress {
 
 /// Whether what is in use fits into so many blocks, beside the reserve.
 fn has_room(core: &Core, blocks: usize) -> Result<(), ResizeError> {
-    let used = core.counts().used() + core.reserve();
+    let used = core.recount().used() + core.reserve();
     if used > blocks { Err(ResizeError::NoRoom { asked: blocks, used }) } else { Ok(()) }
 }
 

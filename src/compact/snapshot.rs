@@ -17,6 +17,7 @@
 
 use std::fmt;
 
+use crate::frame::outside_of_runs;
 use crate::ids::{FrameId, Order, Run, SequenceId};
 
 use super::plan::{Move, Plan};
@@ -136,6 +137,9 @@ pub struct Snapshot {
     order: Order,
     frames: Vec<FrameState>,
     sequences: Vec<SequenceId>,
+    /// Frames of the null block, and of the reserve.
+    null: usize,
+    reserved: usize,
 }
 
 impl Snapshot {
@@ -143,7 +147,14 @@ impl Snapshot {
     /// their index in `sequences`; one that is past its end is a sequence to every measure here, but the planner does
     /// not look for its neighbours.
     pub const fn new(order: Order, frames: Vec<FrameState>, sequences: Vec<SequenceId>) -> Self {
-        Self { order, frames, sequences }
+        Self { order, frames, sequences, null: 0, reserved: 0 }
+    }
+
+    /// Of a pool with a null block, or with so many blocks in its reserve, which are
+    /// [away](FrameKind::Away): where they are set aside, at the front of a pool, no run could be.
+    pub const fn setting_aside(mut self, has_null_block: bool, reserved: usize) -> Self {
+        (self.null, self.reserved) = (has_null_block as usize, reserved);
+        self
     }
 
     /// The order at which the pool measures fragmentation.
@@ -175,15 +186,14 @@ impl Snapshot {
         self.frames.chunks_exact(order.frames()).filter(is_free).count()
     }
 
-    /// The share of free frames that lie in no free aligned run of `2^order`, from 0 to 1; 0 where nothing is free.
-    /// Frames that are [away](FrameKind::Away) are free, and in no run.
+    /// The [fragmentation rate](crate::block::Core::fragmentation): of the free aligned runs of
+    /// `2^order` frames that there could be, if all blocks lay as well as they can, the share that
+    /// there is not, from 0 to 1; 0 where there could be none. Frames that are
+    /// [away](FrameKind::Away) are free, and in no run; the reserve's are not free.
     pub fn fragmentation(&self, order: Order) -> f64 {
-        let free = self.count(FrameKind::Free) + self.count(FrameKind::Away);
-        let runs = self.free_runs(order);
-        if free == 0 || runs == 0 {
-            return if free == 0 { 0.0 } else { 1.0 };
-        }
-        1.0 - (runs * order.frames()) as f64 / free as f64
+        let free = (self.count(FrameKind::Free) + self.count(FrameKind::Away)).saturating_sub(self.reserved);
+        let set_aside = self.null + self.reserved;
+        outside_of_runs(self.free_runs(order), self.frames.len(), set_aside, free, order)
     }
 
     /// The longest run of free frames, at any alignment; the first of several.
@@ -281,14 +291,19 @@ mod tests {
     }
 
     #[test]
-    fn fragmentation_is_the_share_outside_of_runs() {
-        // 4 of 8 free frames are in a run of 4; the run across the border at 8 is not aligned.
+    fn fragmentation_is_the_share_of_runs_that_are_missing() {
+        // One run of 4, and 10 free frames; the run across the border at 8 is not aligned.
         let text = "....mm..m.fa..";
         assert_eq!(snapshot(text).free_runs(Order(2)), 1);
         assert_eq!(snapshot(text).count(FrameKind::Free), 9);
-        assert_eq!(snapshot(text).fragmentation(Order(2)), 1.0 - 4.0 / 10.0);
+        assert_eq!(snapshot(text).fragmentation(Order(2)), 1.0 / 2.0);
         assert_eq!(snapshot(text).fragmentation(Order(0)), 1.0 - 9.0 / 10.0);
-        assert_eq!(snapshot(text).fragmentation(Order(200)), 1.0);
+        assert_eq!(snapshot(text).fragmentation(Order(200)), 0.0, "no pool has such a run");
+        assert_eq!(snapshot("....f").fragmentation(Order(2)), 0.0);
+        assert_eq!(snapshot("f....").fragmentation(Order(2)), 1.0, "if the first could move");
+        assert_eq!(snapshot("f....").setting_aside(true, 0).fragmentation(Order(2)), 0.0);
+        assert_eq!(snapshot("faaaa.m.....").fragmentation(Order(2)), 1.0 / 2.0);
+        assert_eq!(snapshot("faaaa.m.....").setting_aside(true, 4).fragmentation(Order(2)), 0.0);
         assert_eq!(snapshot("mf").fragmentation(Order(1)), 0.0);
         assert_eq!(snapshot("..mm...m").longest_free_run(), Some(Run { start: FrameId(4), len: 3 }));
         assert_eq!(snapshot("a").longest_free_run(), None);

@@ -23,7 +23,8 @@ pub enum LayoutError {
         /// Ranks.
         tensor_parallel: usize,
     },
-    /// There are fewer heads than tensor-parallel ranks, and the layout does not say that ranks keep the same ones.
+    /// There are fewer heads than tensor-parallel ranks, and the layout does not say that ranks
+    /// keep the same ones.
     #[error(
         "{kv_heads} KV heads cannot be divided among {tensor_parallel} tensor-parallel ranks; `replicate_kv_heads` has \
          {} ranks keep each head",

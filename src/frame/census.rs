@@ -31,7 +31,9 @@ pub struct Census {
 }
 
 impl Census {
-    /// Share of the free frames that are not part of a free aligned run of the order asked about; 0 if none is free.
+    /// Share of the free frames that are not part of a free aligned run of the order asked about; 0
+    /// if none is free. Those count that could not be in one, as at the ends of a pool: see
+    /// [`outside_of_runs`].
     pub fn fragmentation(&self) -> f64 {
         if self.free == 0 { 0.0 } else { 1.0 - self.free_in_order as f64 / self.free as f64 }
     }
@@ -50,6 +52,23 @@ impl Census {
             at += 1 << log2;
         }
     }
+}
+
+/// The fragmentation rate at `order`: of the free aligned runs of `2^order` frames that there could
+/// be, the share that there is not; 0 if there could be none. `runs` there are, in a pool of so
+/// many `frames`, of which `set_aside` stay where they are, at the front: the null block's and the
+/// reserve. `free` are all others that nobody owns, wherever they are kept.
+///
+/// There could be as many as are free in all, and as the pool has places for: not where it ends
+/// between two multiples of `2^order`, and not where frames are set aside. So it is 0 if, and only
+/// if, no move of any block could gain a run.
+pub fn outside_of_runs(runs: usize, frames: usize, set_aside: usize, free: usize, order: Order) -> f64 {
+    let log2 = u32::from(order.0);
+    let whole = |frames: usize| frames.checked_shr(log2).unwrap_or(0);
+    let broken = if log2 < usize::BITS { set_aside.div_ceil(1 << log2) } else { 0 };
+    let possible = whole(free).min(whole(frames).saturating_sub(broken));
+    // More than there could be: the reserve is elsewhere, or frames were freed during the count.
+    if possible == 0 { 0.0 } else { (1.0 - runs as f64 / possible as f64).max(0.0) }
 }
 
 /// Frames of `run` that lie in aligned runs of 2^`log2`.

@@ -12,6 +12,7 @@ use super::hints::Hints;
 use super::map::Level;
 use super::map::{LevelHints, Map};
 use super::segment::Shape;
+use super::tally::Tally;
 use crate::config::{FAN, FAN_LOG2};
 use crate::error::GrowError;
 use crate::ids::{FRAMES_MAX, FrameId, Order, Run};
@@ -73,6 +74,7 @@ pub struct Frames {
     directory: epoch::Atomic<Directory>,
     hints: LevelHints,
     shape: Shape,
+    pub(super) tally: Tally,
     frames_max: usize,
     /// The pool was built at its full size: its directory is never replaced, and nobody needs to pin.
     is_fixed: bool,
@@ -104,6 +106,7 @@ impl Frames {
                 unit: Hints::new(segments_max * shape.groups_in_segment()),
             },
             shape,
+            tally: Tally::default(),
             frames_max,
             is_fixed: frames == frames_max,
             growth: Mutex::new(Growth { is_shrinking: false }),
@@ -144,55 +147,80 @@ impl Frames {
     /// Takes a run of `2^order` frames at a multiple of its length; near `near` if it can be. `None` if there is none.
     #[inline]
     pub fn allocate_aligned(&self, order: Order, near: FrameId) -> Option<Run> {
-        self.with(|map| map.allocate_aligned(order, near))
+        self.with(|map| map.allocate_aligned(order, near)).inspect(|run| self.count_taken(*run))
     }
 
     /// Takes a run of exactly `len` frames at any place, across words and segments if need be. `None` if there is
     /// none, or if `len` is zero.
     #[inline]
     pub fn allocate_run(&self, len: u32, near: FrameId) -> Option<Run> {
-        self.with(|map| map.allocate_run(len, near))
+        self.with(|map| map.allocate_run(len, near)).inspect(|run| self.count_taken(*run))
     }
 
     /// Takes `count` frames in as few runs as can be found, and hands each run to `take` in the order in which they
     /// are best used. Returns how many frames that were: fewer than `count` only if no more were free. What was handed
     /// over stays with the caller.
     pub fn allocate_many(&self, count: u32, near: FrameId, take: &mut dyn FnMut(Run)) -> u32 {
-        self.with(|map| map.allocate_many(count, near, take))
+        let taken = self.with(|map| map.allocate_many(count, near, take));
+        self.count_many(near, taken)
     }
 
     /// As [`allocate_many`](Self::allocate_many), without a walk over the whole pool where hints lead to nothing: what is
     /// just being freed may be missed. For those who ask often, and again whenever something was freed.
     pub fn allocate_some(&self, count: u32, near: FrameId, take: &mut dyn FnMut(Run)) -> u32 {
-        self.with(|map| map.allocate_hinted(count, near, take))
+        let taken = self.with(|map| map.allocate_hinted(count, near, take));
+        self.count_many(near, taken)
+    }
+
+    /// These frames were handed out.
+    #[inline]
+    fn count_taken(&self, run: Run) {
+        self.tally.took(run.start, run.len as usize);
+    }
+
+    #[inline]
+    fn count_many(&self, near: FrameId, taken: u32) -> u32 {
+        if taken > 0 {
+            self.tally.took(near, taken as usize);
+        }
+        taken
     }
 
     /// Takes the frames from `from` on, up to `want` of them, as far as they are free and in the same broken unit: no
     /// whole unit is split for it. How many were taken, if any.
     pub fn extend(&self, from: FrameId, want: u32) -> Option<u32> {
-        self.with(|map| map.extend(from, want))
+        self.with(|map| map.extend(from, want)).inspect(|&len| self.count_taken(Run { start: from, len }))
     }
 
     /// Takes exactly the frames of `run`, or none of them and returns false: one is taken, or the pool has it not.
     /// Isolated frames can be claimed.
     pub fn claim(&self, run: Run) -> bool {
-        self.with(|map| {
+        let is_claimed = self.with(|map| {
             let is_inside = u64::from(run.start.0) + u64::from(run.len) <= map.directory.frames() as u64;
             is_inside && map.settle(CLAIM_PASSAGES, || map.claim_run(run)).is_some()
-        })
+        });
+        if is_claimed {
+            self.count_taken(run);
+        }
+        is_claimed
     }
 
     /// Takes up to `want` frames of one leaf word in one read-modify-write: holes first, whole units last. `None` if
     /// no frame is free, or if `want` is zero.
     #[inline]
     pub fn refill(&self, want: u32, near: FrameId) -> Option<FrameMask> {
-        self.with(|map| map.refill(want, near, true))
+        self.with(|map| map.refill(want, near, true)).inspect(|mask| self.count_mask(*mask))
     }
 
     /// As [`refill`](Self::refill), without a walk over the whole pool where hints lead to nothing.
     #[inline]
     pub fn refill_some(&self, want: u32, near: FrameId) -> Option<FrameMask> {
-        self.with(|map| map.refill(want, near, false))
+        self.with(|map| map.refill(want, near, false)).inspect(|mask| self.count_mask(*mask))
+    }
+
+    #[inline]
+    fn count_mask(&self, mask: FrameMask) {
+        self.tally.took(mask.base, mask.len() as usize);
     }
 
     /// Puts a run back.
@@ -202,6 +230,7 @@ impl Frames {
     #[inline]
     pub fn free_run(&self, run: Run) {
         self.with(|map| map.free_run(run));
+        self.tally.put_back(run.start, run.len as usize);
     }
 
     /// Puts frames of one leaf word back.
@@ -212,6 +241,24 @@ impl Frames {
     pub fn free_mask(&self, mask: FrameMask) {
         if mask.bits != 0 {
             self.with(|map| map.free_mask(mask.base.index() >> FAN_LOG2, mask.bits));
+            self.tally.put_back(mask.base, mask.len() as usize);
+        }
+    }
+
+    /// Puts back each mask that `f` passes on; none is empty. They are counted together.
+    ///
+    /// # Panics
+    /// As [`free_run`](Self::free_run).
+    pub(super) fn free_masks(&self, f: impl FnOnce(&mut dyn FnMut(FrameMask))) {
+        let (mut freed, mut near) = (0, FrameId(0));
+        self.with(|map| {
+            f(&mut |mask| {
+                map.free_mask(mask.base.index() >> FAN_LOG2, mask.bits);
+                (freed, near) = (freed + mask.len() as usize, mask.base);
+            });
+        });
+        if freed > 0 {
+            self.tally.put_back(near, freed);
         }
     }
 
@@ -308,6 +355,18 @@ impl Frames {
         self.with(|map| map.free_count())
     }
 
+    /// As [`free_frames`](Self::free_frames), without a walk: O(1). What threads have in their
+    /// hands counts as it did before their calls.
+    pub fn free_counted(&self) -> usize {
+        self.tally.free()
+    }
+
+    /// Changes of what is free, modulo 2^32: the same number as before says that nothing has
+    /// changed. O(1).
+    pub fn changes(&self) -> u32 {
+        self.tally.changes()
+    }
+
     /// What is free, and how contiguous it is at `order`. Exact when nothing changes meanwhile; O(frames / 64).
     pub fn census(&self, order: Order) -> Census {
         self.with(|map| map.census(order))
@@ -324,7 +383,8 @@ impl Frames {
     }
 
     /// Checks what must hold at every quiescent point: every frame is represented once and merged as far as it can be,
-    /// no frame is in transit, and no run is hidden from searches by a missing hint.
+    /// no frame is in transit, no run is hidden from searches by a missing hint, and the tally is
+    /// right.
     ///
     /// # Errors
     /// A sentence that says which of these is broken.
@@ -343,6 +403,8 @@ impl Frames {
                 Err("frames are in transit")
             } else if map.stranded() > 0 {
                 Err("a free run has no hint")
+            } else if map.free_count() != self.tally.free() {
+                Err("the tally of free frames is wrong")
             } else {
                 Ok(())
             }

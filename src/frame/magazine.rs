@@ -94,20 +94,20 @@ impl Magazine {
         // Direct-mapped by word. A collision only costs a second operation on the word that was pushed out.
         const ENTRIES: usize = FAN;
         let mut words = [FrameMask { base: FrameId(0), bits: 0 }; ENTRIES];
-        for &frame in &self.frames[..self.len()] {
-            let base = FrameId(frame & !(FAN as u32 - 1));
-            let entry = &mut words[(frame >> FAN_LOG2) as usize & (ENTRIES - 1)];
-            if entry.bits != 0 && entry.base != base {
-                frames.free_mask(*entry);
-                entry.bits = 0;
+        frames.free_masks(|free| {
+            for &frame in &self.frames[..self.len()] {
+                let base = FrameId(frame & !(FAN as u32 - 1));
+                let entry = &mut words[(frame >> FAN_LOG2) as usize & (ENTRIES - 1)];
+                if entry.bits != 0 && entry.base != base {
+                    free(*entry);
+                    entry.bits = 0;
+                }
+                entry.base = base;
+                entry.bits |= 1 << (frame - base.0);
             }
-            entry.base = base;
-            entry.bits |= 1 << (frame - base.0);
-        }
+            words.into_iter().filter(|entry| entry.bits != 0).for_each(free);
+        });
         self.len = 0;
-        for entry in words.into_iter().filter(|entry| entry.bits != 0) {
-            frames.free_mask(entry);
-        }
     }
 
     /// The frames in it, in the order in which they came.

@@ -42,7 +42,8 @@
 //! # Files
 //!
 //! The words: `bits` (pure functions), `transit`, `hints`, `segment`, `directory`. The algorithms, all on `map`'s view of
-//! them: `claim` (every change of a word), `search` (placement), `scan` (the walk), `census`, `shrink`. The whole: `frames`.
+//! them: `claim` (every change of a word), `search` (placement), `scan` (the walk), `census`,
+//! `shrink`. The whole: `frames`, with a `tally` of what is free.
 //! Above it, a thread's own stock: `magazine`, `depot` (a `stock` of them), `cache`, and the cell that it lives in, `owner`.
 //!
 //! The buddy over bitmap words with claims by one compare-exchange follows LLFree (Wrenger et al., USENIX ATC 2023)
@@ -64,10 +65,11 @@ mod search;
 mod segment;
 mod shrink;
 mod stock;
+mod tally;
 mod transit;
 
 pub use cache::Cache;
-pub use census::{Census, ORDERS};
+pub use census::{Census, ORDERS, outside_of_runs};
 pub use depot::Depot;
 pub use frames::{FrameConfig, FrameMask, Frames};
 pub use magazine::Magazine;

@@ -132,6 +132,7 @@ impl Frames {
     /// Takes what is free in the region at this moment, and calls `took` with it, run by run. Returns how many frames
     /// are missing still: in magazines, retired, or owned.
     pub fn collect(&self, shrink: &mut Shrink, mut took: impl FnMut(Run)) -> usize {
+        let missing = shrink.missing;
         self.with(|map| {
             for (index, unit, mask) in shrink.units() {
                 let wanted = mask & !shrink.collected[index];
@@ -143,6 +144,9 @@ impl Frames {
                 }
             }
         });
+        if shrink.missing < missing {
+            self.tally.took(shrink.region.start, missing - shrink.missing);
+        }
         if cfg!(kvpool_mutant = "shrink_uncollected") {
             shrink.missing = 0;
         }

@@ -485,3 +485,59 @@ fn a_claim_that_fails_looks_once() {
     }
     assert!(pool.with(|map| map.traffic()) != before);
 }
+
+/// The count that costs no walk is the bitmaps', whatever is done to them; and an audit sees one
+/// that is not.
+#[test]
+fn what_is_counted_is_what_is_free() {
+    let pool = Frames::new(FrameConfig { frames: 5_000, frames_max: 9_000, segment_frames: 1024 });
+    let mut random = fastrand::Rng::with_seed(11);
+    let mut runs: Vec<Run> = Vec::new();
+    let changes = pool.changes();
+    for step in 0..if cfg!(miri) { 40 } else { 2_000 } {
+        let near = FrameId(random.u32(..5_000));
+        let len = random.u32(1..200);
+        match random.u8(..9) {
+            0 => runs.extend(pool.allocate_aligned(Order(random.u8(..8)), near)),
+            1 => runs.extend(pool.allocate_run(len, near)),
+            2 => drop(pool.allocate_many(len, near, &mut |run| runs.push(run))),
+            3 => drop(pool.allocate_some(len, near, &mut |run| runs.push(run))),
+            4 => runs.extend(pool.extend(near, len).map(|len| Run { start: near, len })),
+            5 => {
+                let run = Run { start: near, len: random.u32(1..4) };
+                runs.extend(pool.claim(run).then_some(run));
+            }
+            6 => {
+                let mask = pool.refill(len, near).into_iter().chain(pool.refill_some(len, near));
+                runs.extend(
+                    mask.flat_map(|mask| mask.frames().collect::<Vec<_>>())
+                        .map(|start| Run { start, len: 1 }),
+                );
+            }
+            _ if runs.is_empty() => {}
+            7 => {
+                let mut magazine = Magazine::default();
+                while let Some(run) = runs.pop_if(|run| run.len == 1 && magazine.len() < 64) {
+                    magazine.push(run.start);
+                }
+                magazine.flush(&pool);
+            }
+            _ => pool.free_run(runs.swap_remove(random.usize(..runs.len()))),
+        }
+        assert_eq!(pool.free_counted(), pool.free_frames(), "step {step}");
+    }
+    assert_ne!(pool.changes(), changes);
+    pool.grow(777, &mut |_| Ok(())).unwrap();
+    assert_eq!(pool.free_counted(), pool.free_frames());
+    let mut shrink = pool.begin_shrink(4_000).unwrap();
+    pool.collect(&mut shrink, |_| ());
+    assert_eq!(pool.free_counted(), pool.free_frames());
+    pool.abandon_shrink(&shrink);
+    pool.end_shrink(shrink);
+    assert_eq!(pool.free_counted(), pool.free_frames());
+    pool.audit().unwrap();
+    let before = pool.changes();
+    assert_eq!(pool.changes(), before, "to look changes nothing");
+    pool.tally.took(FrameId(0), 1);
+    assert_eq!(pool.audit(), Err("the tally of free frames is wrong"));
+}

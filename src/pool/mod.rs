@@ -2,7 +2,7 @@
 //!
 //! [`Pool`] is a reference that clones cheaply; all clones are the same pool. [`PoolBuilder`] checks a configuration
 //! and builds one; [`Lease`] owns blocks; [`PoolHandle`] is an explicit cache for a task that moves between threads;
-//! [`Stats`] and the [audit](Pool::audit) look at it from outside.
+//! [`Stats`], [`Fragmentation`] and the [audit](Pool::audit) look at it from outside.
 
 mod builder;
 mod compaction;
@@ -28,4 +28,4 @@ pub use handle::PoolHandle;
 pub use lease::Lease;
 pub use migration::Target;
 pub use pool::Pool;
-pub use stats::{Pressure, Stats};
+pub use stats::{Fragmentation, Pressure, Stats};

@@ -13,7 +13,7 @@ use crate::sync::Arc;
 
 use super::ids::LeasedIds;
 use super::lease::Root;
-use super::{Lease, PoolBuilder, PoolHandle, Stats};
+use super::{Fragmentation, Lease, PoolBuilder, PoolHandle, Stats};
 
 /// A pool of KV-cache blocks. Clones are the same pool; every method takes `&self` and may be called from any number
 /// of threads at once.
@@ -280,11 +280,18 @@ impl Pool {
         self.0.blocks.trim();
     }
 
-    /// Blocks that any allocation can get now, wherever they are, cached ones that nobody owns among them: without the
-    /// [reserve](PoolBuilder::reserve).
+    /// Blocks that any allocation can get now without evicting, wherever they are: [`Stats::free`].
+    /// Without the [reserve](PoolBuilder::reserve). O(threads); exact when nobody allocates or
+    /// frees meanwhile.
     pub fn free_blocks(&self) -> usize {
-        let counts = self.0.blocks.counts();
-        counts.free() + counts.evictable
+        self.0.blocks.counts().free()
+    }
+
+    /// Blocks that any allocation can get now, cached ones that nobody owns among them:
+    /// [`Stats::available`]. Without the [reserve](PoolBuilder::reserve). O(threads); exact when
+    /// nobody allocates or frees meanwhile.
+    pub fn available_blocks(&self) -> usize {
+        self.0.blocks.counts().available()
     }
 
     /// Threads and handles that have a cache of free blocks in this pool. A thread gives its cache back when its
@@ -299,10 +306,16 @@ impl Pool {
         self.0.blocks.total()
     }
 
-    /// How full the pool is, and how the free part hangs together. A walk over the bitmaps: microseconds a million
-    /// blocks. Exact when nobody allocates or frees meanwhile.
+    /// How full the pool is. O(threads), of whatever size the pool is; exact when nobody allocates
+    /// or frees meanwhile.
     pub fn stats(&self) -> Stats {
         Stats::of(&self.0)
+    }
+
+    /// How the free part hangs together, at the pool's [order](PoolBuilder::fragmentation_order). A
+    /// walk over the bitmaps: some hundred microseconds a million blocks.
+    pub fn fragmentation(&self) -> Fragmentation {
+        Fragmentation::of(&self.0, self.0.order)
     }
 
     /// The prefix cache; `None` in a pool that was built without.

@@ -1,9 +1,11 @@
-//! The pool seen from outside.
+//! The pool seen from outside: [`Stats`] are counted all the while, [`Fragmentation`] is looked
+//! for.
 
 use crate::frame::ORDERS;
+use crate::ids::Order;
 
-use super::Latency;
 use super::pool::Shared;
+use crate::block::Latency;
 
 /// How near the pool is to its end.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -30,7 +32,9 @@ impl Pressure {
     }
 }
 
-/// How full a pool is, and how the free part hangs together.
+/// How full a pool is. Beside threads that allocate and free, each number is of about the moment of
+/// the call, and they need not add up; blocks that a thread is just handing on count where they
+/// were before. When nobody is inside a call, they are exact.
 #[derive(Clone, PartialEq, Debug)]
 #[non_exhaustive]
 pub struct Stats {
@@ -38,8 +42,12 @@ pub struct Stats {
     pub total: usize,
     /// Blocks that somebody owns.
     pub used: usize,
-    /// Blocks that any allocation can get, those in magazines among them, those in the reserve not.
+    /// Blocks that any allocation can get now without evicting: in the bitmaps, in threads'
+    /// magazines and in the depot. Those in the reserve are not among them.
     pub free: usize,
+    /// Blocks that any allocation can get now, if need be by evicting: [`free`](Self::free) +
+    /// [`evictable`](Self::evictable).
+    pub available: usize,
     /// Blocks that nobody owns and the prefix cache keeps until their frames are needed; none without that cache.
     pub evictable: usize,
     /// Freed blocks that some batch in flight may still read.
@@ -50,21 +58,10 @@ pub struct Stats {
     pub held: usize,
     /// Requests that wait their turn.
     pub waiting: usize,
-    /// Free blocks in threads' magazines and in the depot.
+    /// Of the [`free`](Self::free) blocks, those in threads' magazines and in the depot.
     pub in_magazines: usize,
     /// `used / total`.
     pub utilization: f64,
-    /// Share of the free frames that are not part of a free aligned run of 2^k, for the pool's order k. Frames in
-    /// magazines are on no run, and count as fragmented.
-    pub fragmentation: f64,
-    /// Linux's unusable-free-space index at the same order, over the bitmaps alone.
-    pub unusable: f64,
-    /// Free aligned runs by order, as few as cover the free frames.
-    pub free_by_order: [usize; ORDERS],
-    /// The longest free run, in frames, at any alignment.
-    pub longest_run: usize,
-    /// Mean length of the maximal free runs, in frames; 0 if nothing is free.
-    pub mean_run: f64,
     /// From [`utilization`](Self::utilization).
     pub pressure: Pressure,
     /// Sampled times of allocations.
@@ -74,13 +71,12 @@ pub struct Stats {
 impl Stats {
     pub(super) fn of(shared: &Shared) -> Self {
         let counts = shared.blocks.counts();
-        let census = shared.blocks.census(shared.order);
         let utilization = counts.used() as f64 / counts.total.max(1) as f64;
-        let free = census.free + counts.in_magazines;
         Self {
             total: counts.total,
             used: counts.used(),
             free: counts.free(),
+            available: counts.available(),
             evictable: counts.evictable,
             retired: counts.retired,
             reserved: counts.reserved,
@@ -88,13 +84,44 @@ impl Stats {
             waiting: shared.blocks.waiting(),
             in_magazines: counts.in_magazines,
             utilization,
-            fragmentation: if free == 0 { 0.0 } else { 1.0 - census.free_in_order as f64 / free as f64 },
+            pressure: Pressure::of(utilization),
+            latency: shared.sampler.read(),
+        }
+    }
+}
+
+/// How the free part of a pool hangs together, at one order. Exact when nobody allocates or frees
+/// meanwhile.
+#[derive(Clone, PartialEq, Debug)]
+#[non_exhaustive]
+pub struct Fragmentation {
+    /// The order k that [`rate`](Self::rate) and [`unusable`](Self::unusable) are about.
+    pub order: Order,
+    /// Of the free aligned runs of 2^k that there could be, if all blocks lay as well as they can,
+    /// the share that there is not: 0 to 1. Frames in magazines are free, and on no run. An empty
+    /// pool has 0, whatever its size, and so has one in which fewer than 2^k blocks are free.
+    pub rate: f64,
+    /// Linux's unusable-free-space index at the same order, over the bitmaps alone: the share of
+    /// the free frames that are on no free aligned run of 2^k, also where none could be.
+    pub unusable: f64,
+    /// Free aligned runs by order, as few as cover the free frames.
+    pub free_by_order: [usize; ORDERS],
+    /// The longest free run, in frames, at any alignment.
+    pub longest_run: usize,
+    /// Mean length of the maximal free runs, in frames; 0 if nothing is free.
+    pub mean_run: f64,
+}
+
+impl Fragmentation {
+    pub(super) fn of(shared: &Shared, order: Order) -> Self {
+        let census = shared.blocks.census(order);
+        Self {
+            order,
+            rate: shared.blocks.rate(&census),
             unusable: census.fragmentation(),
             free_by_order: census.by_order,
             longest_run: census.longest_run,
             mean_run: if census.runs == 0 { 0.0 } else { census.free as f64 / census.runs as f64 },
-            pressure: Pressure::of(utilization),
-            latency: shared.sampler.read(),
         }
     }
 }

@@ -163,9 +163,9 @@ impl KvLayoutBuilder {
         self
     }
 
-    /// Allows more ranks than KV heads: each rank then keeps one head, and each head is kept by `ranks / heads`
-    /// consecutive ranks, so that rank `r` has head `r * heads / ranks`. The heads must divide the ranks. Without effect
-    /// where there are at least as many heads as ranks.
+    /// Allows more ranks than KV heads: each rank then keeps one head, and each head is kept by
+    /// `ranks / heads` consecutive ranks, so that rank `r` has head `r * heads / ranks`. The heads
+    /// must divide the ranks. Without effect where there are at least as many heads as ranks.
     pub fn replicate_kv_heads(mut self) -> Self {
         self.replicates_heads = true;
         self
@@ -192,8 +192,9 @@ impl KvLayoutBuilder {
     /// The layout.
     ///
     /// # Errors
-    /// A [`LayoutError`] that names the field: zero or missing, heads that the ranks cannot divide, fewer heads than ranks
-    /// without [`replicate_kv_heads`](Self::replicate_kv_heads), scales that do not fit, a block that is larger than an address space, more than 65,536 planes.
+    /// A [`LayoutError`] that names the field: zero or missing, heads that the ranks cannot divide,
+    /// fewer heads than ranks without [`replicate_kv_heads`](Self::replicate_kv_heads), scales that
+    /// do not fit, a block that is larger than an address space, more than 65,536 planes.
     pub fn build(self) -> Result<KvLayout, LayoutError> {
         for (field, value) in [
             ("layers", self.layers),
@@ -334,7 +335,8 @@ impl KvLayout {
         self.tensor_parallel
     }
 
-    /// Ranks that keep the same heads: 1 unless there are more ranks than heads; all of them in a latent layout.
+    /// Ranks that keep the same heads: 1 unless there are more ranks than heads; all of them in a
+    /// latent layout.
     pub fn kv_head_replicas(&self) -> usize {
         self.tensor_parallel * self.heads / self.heads_total
     }

@@ -88,7 +88,7 @@ fn until(what: &str, holds: impl Fn() -> bool) {
 }
 
 fn until_idle(pool: &Pool) {
-    until("not idle", || pool.free_blocks() == pool.total_blocks() && pool.sequence_count() == 0);
+    until("not idle", || pool.available_blocks() == pool.total_blocks() && pool.sequence_count() == 0);
     until("not quiet", || pool.audit().is_ok());
     is_idle(pool);
 }
@@ -234,7 +234,7 @@ async fn a_dropped_migration() {
             drop(migration);
         }
         // It is being written to: nobody else has it.
-        assert_eq!((to.free_blocks(), to.sequence_count()), (50 - 11, 1));
+        assert_eq!((to.available_blocks(), to.sequence_count()), (50 - 11, 1));
         assert!(matches!(
             to.sequence(SequenceId(7)).open(),
             Err(SequenceError::AlreadyOpen { id: SequenceId(7) })

@@ -116,5 +116,5 @@ pub fn check(pool: &Pool, sequence: &Sequence, tokens: &[u32]) {
 pub fn is_idle(pool: &Pool) {
     let report = pool.audit().unwrap();
     assert_eq!((report.owned, report.held, pool.sequence_count()), (0, 0, 0), "{report:?}");
-    assert_eq!(pool.free_blocks(), pool.total_blocks());
+    assert_eq!(pool.available_blocks(), pool.total_blocks());
 }

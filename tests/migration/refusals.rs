@@ -11,9 +11,9 @@ use super::kv::{admit, builder, check, config, extend, is_idle, plain, pool, poo
 
 /// A sequence is refused, and is what it was.
 async fn refused(from: &Pool, sequence: Sequence, to: &Pool, tokens: &[u32]) -> (TransferError, Sequence) {
-    let before = [from, to].map(|pool| (pool.free_blocks(), pool.sequence_count()));
+    let before = [from, to].map(|pool| (pool.available_blocks(), pool.sequence_count()));
     let error = from.migrate(sequence, Target::Device(to)).await.unwrap_err();
-    assert_eq!(before, [from, to].map(|pool| (pool.free_blocks(), pool.sequence_count())), "{error}");
+    assert_eq!(before, [from, to].map(|pool| (pool.available_blocks(), pool.sequence_count())), "{error}");
     assert!(error.to_string().contains(&error.sequence.id().to_string()), "{error}");
     let sequence = *error.sequence;
     check(from, &sequence, tokens);

@@ -51,7 +51,7 @@ impl World {
     /// Much of what is free, block by block, of which every other is freed again and the rest sealed: some of it empty, some
     /// written.
     pub fn scatter_raw(&mut self) {
-        let (before, free) = (self.raws.len(), self.pool.free_blocks());
+        let (before, free) = (self.raws.len(), self.pool.available_blocks());
         for _ in 0..self.rng.usize(..=free) {
             let mut handles = Vec::new();
             match self.pool.allocate_raw(AllocRequest::new(1), &mut handles) {

@@ -84,7 +84,10 @@ impl World {
             0 => self.rng.usize(..=max),
             1..4 => self.rng.usize(total..=max.max(total)),
             // Most of what is free goes, or a little more than that.
-            _ => self.rng.usize(total - self.pool.free_blocks()..=total).saturating_sub(self.rng.usize(..3)),
+            _ => self
+                .rng
+                .usize(total - self.pool.available_blocks()..=total)
+                .saturating_sub(self.rng.usize(..3)),
         };
         let options = ResizeOptions::new()
             .patience(Duration::from_millis(self.rng.u64(..50)))

@@ -37,7 +37,7 @@ impl Engine for Kvpool {
 
     fn unowned(&self) -> usize {
         self.0.audit().expect("nothing is lost");
-        self.0.free_blocks()
+        self.0.available_blocks()
     }
 }
 

@@ -9,7 +9,9 @@ pub struct Figures {
     pub frames: usize,
     /// Free ones, those that are away among them.
     pub free: usize,
-    /// The share of the free frames that are in no free aligned run of 2^k. Those that are away are in none.
+    /// Of the free aligned runs of 2^k that there could be, the share that there is not. Frames
+    /// that are away are free, and in none; where the first frame stays, being the null block's,
+    /// there could be none.
     pub fragmentation: f64,
     /// Free aligned runs of 2^k.
     pub runs: usize,
@@ -40,11 +42,14 @@ impl Figures {
         }
         let free = frames.iter().filter(|frame| frame.is_free()).count();
         let (blocks, sequence_runs) = sequence_runs(frames);
+        let broken = usize::from(frames.first() == Some(&Frame::Fixed(None)));
+        let possible = (free >> order).min((frames.len() >> order).saturating_sub(broken));
+        let runs = in_runs >> order;
         Self {
             frames: frames.len(),
             free,
-            fragmentation: if free == 0 { 0.0 } else { 1.0 - in_runs as f64 / free as f64 },
-            runs: in_runs >> order,
+            fragmentation: if possible == 0 { 0.0 } else { 1.0 - runs as f64 / possible as f64 },
+            runs,
             longest_run,
             sequence_run_mean: if sequence_runs == 0 { 0.0 } else { blocks as f64 / sequence_runs as f64 },
             by_order,

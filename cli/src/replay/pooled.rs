@@ -129,12 +129,11 @@ impl Memory for PoolMemory {
 
     fn free_blocks(&self) -> usize {
         let counts = self.pool.blocks().counts();
-        counts.free() + counts.retired + counts.evictable
+        counts.available() + counts.retired
     }
 
     fn free_space(&self) -> FreeSpace {
-        let stats = self.pool.stats();
-        FreeSpace { blocks: stats.free + stats.retired + stats.evictable, fragmentation: stats.fragmentation }
+        FreeSpace { blocks: self.free_blocks(), fragmentation: self.pool.fragmentation().rate }
     }
 
     fn open(&self, id: u64, prompt: &[u32]) -> Result<(Sequence, usize), Refusal> {

@@ -1,0 +1,270 @@
+//! What a pool tells of itself: its numbers, and its end.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvpool::compact::{DefragConfig, Goal, plan};
+use kvpool::ids::{BlockHandle, Order, SequenceId, Ticket};
+use kvpool::pool::{AllocRequest, Pool};
+use kvpool::storage::KvLayout;
+use kvpool_testkit::prompts::{admit, pool as caching_pool, prompt};
+
+fn layout() -> KvLayout {
+    KvLayout::named("tiny").unwrap()
+}
+
+fn pool(blocks: usize) -> Pool {
+    Pool::builder(layout()).blocks(blocks).build().unwrap()
+}
+
+async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(5), future)
+        .await
+        .unwrap_or_else(|_| panic!("{what}: still waiting"))
+}
+
+/// This thread has used the pool, and lives on: its thread-local cache keeps what it needs of it.
+#[tokio::test]
+async fn the_events_end_with_the_pool() {
+    let pool = caching_pool(20);
+    let mut events = pool.prefix_cache().unwrap().events().subscribe().unwrap();
+    drop(admit(&pool, 1, &prompt(1, 9)));
+    let (handle, lease) = (pool.handle(), pool.allocate_owned(AllocRequest::new(1)).unwrap());
+    assert!(soon("stored", events.recv()).await.is_some());
+    assert!(soon("stored", events.recv()).await.is_some());
+    let waiting = tokio::spawn(async move { events.recv().await.is_none() });
+    drop(pool);
+    tokio::task::yield_now().await;
+    assert!(!waiting.is_finished(), "a handle is the pool");
+    drop(handle);
+    assert!(soon("the end", waiting).await.unwrap());
+    drop(lease);
+}
+
+/// A sequence goes on without the pool, and what it does is told.
+#[tokio::test]
+async fn the_events_end_with_the_last_sequence() {
+    let pool = caching_pool(20);
+    let mut events = pool.prefix_cache().unwrap().events().subscribe().unwrap();
+    let mut sequence = pool.sequence(SequenceId(1)).tokens(&prompt(1, 9)).unwrap();
+    let mut batch = pool.begin_batch();
+    drop(pool);
+    batch.append(&mut sequence, 9).unwrap();
+    batch.finish();
+    assert!(events.try_recv().is_some() && events.try_recv().is_some());
+    drop(sequence);
+    assert!(soon("the end", events.recv()).await.is_none());
+}
+
+/// A task in the background holds nothing back.
+#[tokio::test(start_paused = true)]
+async fn the_background_task_ends_with_the_pool() {
+    let pool = caching_pool(20);
+    let mut events = pool.prefix_cache().unwrap().events().subscribe().unwrap();
+    let storage = Arc::downgrade(pool.storage().unwrap());
+    let task = pool.start_defragmenter(DefragConfig::new()).unwrap();
+    drop(admit(&pool, 1, &prompt(1, 9)));
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    drop(pool);
+    for _ in 0..2 {
+        assert!(soon("stored", events.recv()).await.is_some());
+    }
+    assert!(soon("the end", events.recv()).await.is_none());
+    assert!(storage.upgrade().is_none(), "the memory is given back");
+    assert_eq!(soon("the task", task.stop()).await.failed, 0);
+}
+
+fn access(pool: &Pool, handle: BlockHandle) -> Ticket {
+    pool.info(handle).unwrap().last_access
+}
+
+#[test]
+fn a_share_and_a_fork_are_accesses() {
+    let pool = pool(20);
+    let mut handles = Vec::new();
+    pool.allocate_raw(AllocRequest::new(2), &mut handles).unwrap();
+    let mut sequence = pool.sequence(SequenceId(1)).open().unwrap();
+    let mut batch = pool.begin_batch();
+    batch.append(&mut sequence, 6).unwrap();
+    batch.finish();
+    let block = pool.blocks().handle(sequence.blocks().next().unwrap());
+    let before = access(&pool, block);
+    for _ in 0..3 {
+        pool.begin_batch().finish();
+    }
+    assert_eq!((access(&pool, handles[0]), access(&pool, block)), (Ticket(0), before));
+    let now = pool.blocks().clock().newest();
+    pool.share(&handles[..1]).unwrap();
+    assert_eq!((access(&pool, handles[0]), access(&pool, handles[1])), (now, Ticket(0)));
+    let fork = sequence.fork(SequenceId(2)).unwrap();
+    assert!(before < now);
+    assert_eq!(access(&pool, block), now);
+    assert_eq!(pool.info(block).unwrap().sequence, Some(SequenceId(1)), "the rest is as it was");
+    pool.blocks().share(&[handles[1].id]).unwrap();
+    assert_eq!(access(&pool, handles[1]), now);
+    drop(fork);
+}
+
+/// One allocation in so many is timed, whatever asks for it; those that need no block are none.
+#[test]
+fn appends_are_timed_as_allocations_are() {
+    let pool = Pool::builder(layout()).blocks(200).latency_sample(1).build().unwrap();
+    let samples = || pool.stats().latency.samples;
+    let mut sequence = pool.sequence(SequenceId(1)).open().unwrap();
+    let mut batch = pool.begin_batch();
+    batch.append(&mut sequence, 4).unwrap();
+    assert_eq!(samples(), 1);
+    batch.append(&mut sequence, 2).unwrap();
+    assert_eq!(samples(), 2);
+    batch.append(&mut sequence, 1).unwrap();
+    batch.draft(&mut sequence, 1).unwrap();
+    assert_eq!(samples(), 2, "the block had room");
+    let mut fork = sequence.fork(SequenceId(2)).unwrap();
+    batch.draft(&mut fork, 1).unwrap();
+    batch.finish();
+    assert_eq!(samples(), 3);
+    drop(pool.handle().allocate_owned(AllocRequest::new(1)).unwrap());
+    drop(pool.allocate(AllocRequest::new(3)).unwrap());
+    assert_eq!(samples(), 5);
+}
+
+/// A thread that allocates in one way alone is sampled as often as any other.
+#[test]
+fn one_in_so_many_is_timed_on_every_way() {
+    const EVERY: usize = 8;
+    let ways: [fn(&Pool); 4] = [
+        |pool| drop(pool.allocate_owned(AllocRequest::new(1)).unwrap()),
+        |pool| drop(pool.handle().allocate_owned(AllocRequest::new(1)).unwrap()),
+        |pool| drop(pool.handle().allocate(AllocRequest::new(3)).unwrap()),
+        |pool| {
+            let mut sequence = pool.sequence(SequenceId(1)).open().unwrap();
+            let mut batch = pool.begin_batch();
+            batch.append(&mut sequence, 3).unwrap();
+        },
+    ];
+    for (number, way) in ways.into_iter().enumerate() {
+        let pool = Pool::builder(layout()).blocks(100).latency_sample(EVERY as u32).build().unwrap();
+        std::thread::scope(|scope| drop(scope.spawn(|| (0..10 * EVERY).for_each(|_| way(&pool)))));
+        assert_eq!(pool.stats().latency.samples, 10, "way {number}");
+    }
+}
+
+/// Nothing to do is looked for less and less often; a change is seen in good time all the same.
+#[tokio::test(start_paused = true)]
+async fn an_idle_task_looks_seldom_and_wakes_up() {
+    let pool = pool(1_023);
+    let task = pool.start_defragmenter(DefragConfig::new()).unwrap();
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let idle = task.totals();
+    assert!((100..=700).contains(&idle.looks), "{idle:?}");
+    // A pool that is fragmented, and whose blocks are all open: nothing to do either.
+    let mut handles = Vec::new();
+    pool.allocate_raw(AllocRequest::new(1_023), &mut handles).unwrap();
+    let (kept, gone): (Vec<_>, Vec<_>) = handles.into_iter().partition(|handle| handle.id.0 % 2 == 0);
+    pool.free(&gone).unwrap();
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let vain = task.totals();
+    assert!((100..=700).contains(&(vain.looks - idle.looks)), "{idle:?} {vain:?}");
+    // Sealed by hand, which frees nothing: seen within two seconds.
+    kept.iter().for_each(|&handle| pool.seal(handle).unwrap());
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let sealed = task.totals();
+    assert!(sealed.moved_blocks > 200, "{sealed:?}");
+    // And what frees within a fifth of one.
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let before = task.totals();
+    let (kept, gone): (Vec<_>, Vec<_>) = kept.into_iter().partition(|handle| handle.id.0 % 4 == 0);
+    pool.free(&gone).unwrap();
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let after = task.totals();
+    assert!(after.moved_blocks > before.moved_blocks, "{before:?} {after:?}");
+    assert_eq!(task.stop().await.failed, 0);
+    pool.free(&kept).unwrap();
+    pool.audit().unwrap();
+}
+
+/// The ends of a pool that no run can have, its null block and its reserve are no fragmentation.
+#[test]
+fn an_empty_pool_is_not_fragmented() {
+    for blocks in (1..130).chain([255, 256, 257, 1_000, 1_023, 4_095, 4_096, 4_097, 10_000]) {
+        for (order, reserve) in [(0, 0), (1, 0), (4, 0), (4, blocks / 3), (6, blocks / 2), (9, 0)] {
+            for has_null in [true, false] {
+                let mut builder =
+                    Pool::builder(layout()).blocks(blocks).reserve(reserve).fragmentation_order(Order(order));
+                if !has_null {
+                    builder = builder.without_null_block();
+                }
+                let pool = builder.without_storage().build().unwrap();
+                let what = format!(
+                    "{blocks} blocks, {reserve} of them reserved, order {order}, null block: {has_null}"
+                );
+                assert_eq!(pool.fragmentation().rate, 0.0, "{what}");
+                assert_eq!(pool.blocks().fragmentation(Order(order)), 0.0, "{what}");
+                assert_eq!(pool.snapshot().fragmentation(Order(order)), 0.0, "{what}");
+            }
+        }
+    }
+}
+
+/// It is 0 where, and only where, no move could gain a run; and it is the same number wherever it
+/// is asked for.
+#[test]
+fn a_pool_is_fragmented_where_a_move_would_help() {
+    let mut random = fastrand::Rng::with_seed(5);
+    let mut seen = [0; 2];
+    for round in 0..400 {
+        let (blocks, order) = (random.usize(1..300), Order(random.u8(..6)));
+        let mut builder =
+            Pool::builder(layout()).blocks(blocks).magazine_blocks(0).fragmentation_order(order);
+        if random.bool() {
+            builder = builder.without_null_block();
+        }
+        let pool = builder.build().unwrap();
+        let mut handles = Vec::new();
+        pool.allocate_raw(AllocRequest::new(blocks), &mut handles).unwrap();
+        let density = random.f64();
+        let (kept, gone): (Vec<_>, Vec<_>) = handles.into_iter().partition(|_| random.f64() < density);
+        pool.free(&gone).unwrap();
+        kept.iter().for_each(|&handle| pool.seal(handle).unwrap());
+        let snapshot = pool.snapshot();
+        let rate = pool.fragmentation().rate;
+        assert_eq!(
+            [pool.blocks().fragmentation(order), snapshot.fragmentation(order)],
+            [rate; 2],
+            "round {round}"
+        );
+        let gained = plan(&snapshot, Goal::Fragmentation { order }, usize::MAX).runs_gained;
+        assert_eq!(rate > 0.0, gained > 0, "round {round}: {rate}, {gained} runs to gain of {snapshot:?}");
+        seen[usize::from(gained > 0)] += 1;
+    }
+    assert!(seen.iter().all(|&rounds| rounds > 50), "{seen:?}");
+}
+
+/// Numbers cost no walk over the pool, and are right once the threads are done.
+#[test]
+fn numbers_add_up_when_the_threads_are_done() {
+    let pool = pool(3_000);
+    std::thread::scope(|scope| {
+        let work = |seed| {
+            let pool = &pool;
+            scope.spawn(move || {
+                let mut random = fastrand::Rng::with_seed(seed);
+                let mut leases = Vec::new();
+                for _ in 0..5_000 {
+                    match pool.allocate(AllocRequest::new(random.usize(1..100))) {
+                        Ok(lease) if leases.len() < 10 => leases.push(lease),
+                        _ if leases.is_empty() => {}
+                        _ => drop(leases.swap_remove(random.usize(..leases.len()))),
+                    }
+                    let stats = pool.stats();
+                    assert_eq!((stats.total, stats.available), (3_000, stats.free + stats.evictable));
+                }
+            })
+        };
+        // Joined: a scope does not wait for the threads' destructors, which give back what they
+        // kept.
+        [0, 1, 2].map(work).into_iter().for_each(|thread| thread.join().unwrap());
+    });
+    let stats = pool.stats();
+    assert_eq!((stats.used, stats.free, stats.available, stats.total), (0, 3_000, 3_000, 3_000));
+}
