@@ -1,10 +1,15 @@
 //! The background task: looks at the pool now and then, and compacts it when it is fragmented.
 //!
 //! ```text
-//! every `interval`:  batches in flight that may read what the last run left?  not now
+//! every `interval`:  nothing has changed since there was nothing to do?  a pause of twice the length, up to 100 ms
+//!                    batches in flight that may read what the last run left?  not now
 //!                    fragmented beyond `threshold`?  a run, unless the last ones gained nothing: then every 2nd, 4th ... time
 //! stop:              the wave that is under way ends, nothing else begins, and the totals are handed over; also when the pool goes
 //! ```
+//!
+//! Whether something has changed is a count that the bitmaps keep, and the clock's word. What makes
+//! a block movable and is in neither (sealed or unpinned by hand, freed into a magazine) is seen
+//! within [`THOROUGH_EVERY`].
 //!
 //! It takes its turn with runs by hand and with changes of size, and like them it holds nobody else up.
 
@@ -23,6 +28,13 @@ use super::{DefragError, DefragReport, DefragTotals};
 /// Looks that are skipped, at most, while runs gain nothing.
 const PATIENCE_MAX: u32 = 32;
 
+/// The longest pause between two looks at a pool in which nothing changes, unless the interval is
+/// longer.
+const PAUSE_MAX: Duration = Duration::from_millis(100);
+
+/// Between two looks that go through the pool although nothing that is counted has changed.
+const THOROUGH_EVERY: Duration = Duration::from_secs(1);
+
 /// Between two runs that empty threads' magazines. A thread pays for that with a refill, and with blocks that it has not
 /// touched lately; more often it would show among the slowest thousandth of its allocations (`benches`: `interference`).
 const HOME_EVERY: Duration = Duration::from_millis(20);
@@ -33,7 +45,9 @@ const HOME_EVERY: Duration = Duration::from_millis(20);
 pub struct DefragConfig {
     /// It runs while the [fragmentation](crate::block::Core::fragmentation) is above this share, 0 to 1.
     pub threshold: f64,
-    /// Time between two looks.
+    /// Time between two looks. While nothing changes in the pool the looks cost next to nothing,
+    /// and come at up to a tenth of a second, or this time if it is longer; the first of them that
+    /// finds a change goes back to this time.
     pub interval: Duration,
     /// Bytes that are copied together.
     pub wave_bytes: usize,
@@ -179,8 +193,22 @@ async fn work(
     let order = config.order.unwrap_or(compactor.order());
     let (mut patience, mut skipped, mut left) = (1, 0, Ticket(0));
     let mut homed: Option<Instant> = None;
+    let (mut pause, mut idle) = (config.interval, None::<Idle>);
     // Ends when it is told to, and when there is nobody left to tell it.
-    while timeout(config.interval, stopped.wait_for(|&stop| stop)).await.is_err() {
+    while timeout(pause, stopped.wait_for(|&stop| stop)).await.is_err() {
+        let is_idle = idle.as_ref().is_some_and(|idle| idle.goes_on(&compactor));
+        if is_idle && idle.as_ref().is_some_and(|idle| idle.since.elapsed() < THOROUGH_EVERY) {
+            totals.lock().unwrap_or_else(PoisonError::into_inner).looks += 1;
+            pause = (2 * pause).min(PAUSE_MAX.max(config.interval));
+            continue;
+        }
+        idle = None;
+        if is_idle {
+            // A thorough look, whose time has come.
+            skipped = patience;
+        } else {
+            pause = config.interval;
+        }
         skipped += 1;
         if skipped < patience {
             continue;
@@ -192,9 +220,11 @@ async fn work(
             continue;
         }
         blocks.reclaim_strays();
+        let before = Idle::now(&compactor);
         if blocks.fragmentation(order) <= config.threshold {
             totals.lock().unwrap_or_else(PoisonError::into_inner).looks += 1;
             patience = 1;
+            idle = Some(before);
             continue;
         }
         let brings_home = homed.is_none_or(|homed| homed.elapsed() >= HOME_EVERY);
@@ -214,8 +244,33 @@ async fn work(
         totals.add(&report);
         if report.moved_blocks > 0 {
             left = blocks.clock().newest();
+            (patience, pause) = (1, config.interval);
+        } else {
+            patience = (2 * patience).min(PATIENCE_MAX);
+            idle = Some(Idle::now(&compactor));
         }
-        patience = if report.moved_blocks > 0 { 1 } else { (2 * patience).min(PATIENCE_MAX) };
+    }
+}
+
+/// The pool when there was nothing to do.
+struct Idle {
+    changes: u32,
+    newest: Ticket,
+    in_flight: u64,
+    since: Instant,
+}
+
+impl Idle {
+    fn now(compactor: &Compactor) -> Self {
+        let blocks = compactor.blocks();
+        let (newest, in_flight) = (blocks.clock().newest(), blocks.clock().in_flight());
+        Self { changes: blocks.changes(), newest, in_flight, since: Instant::now() }
+    }
+
+    /// Whether there is nothing to do still, as far as can be told without a look through the pool.
+    fn goes_on(&self, compactor: &Compactor) -> bool {
+        let now = Self::now(compactor);
+        (now.changes, now.newest, now.in_flight) == (self.changes, self.newest, self.in_flight)
     }
 }
 
