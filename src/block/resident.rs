@@ -68,19 +68,25 @@ impl Resident {
     pub(crate) fn allocate(
         &self,
         request: &AllocRequest,
+        guarded: bool,
         take: &mut dyn FnMut(BlockId),
     ) -> Result<(), AllocError> {
-        self.anchor.0.allocate_at(Some(self.seat()), request, None, false, take)
+        self.anchor.0.allocate_at(Some(self.seat()), request, None, guarded, take)
     }
 
     #[inline]
-    pub(crate) fn allocate_one(&self, request: &AllocRequest) -> Option<BlockId> {
-        self.anchor.0.allocate_one_at(self.seat(), request)
+    pub(crate) fn allocate_one(&self, request: &AllocRequest, guarded: bool) -> Option<BlockId> {
+        self.anchor.0.allocate_one_at(self.seat(), request, guarded)
     }
 
     #[inline]
-    pub(crate) fn allocate_few(&self, request: &AllocRequest, out: &mut [BlockId; FEW]) -> bool {
-        self.anchor.0.allocate_few_at(self.seat(), request, out)
+    pub(crate) fn allocate_few(
+        &self,
+        request: &AllocRequest,
+        guarded: bool,
+        out: &mut [BlockId; FEW],
+    ) -> bool {
+        self.anchor.0.allocate_few_at(self.seat(), request, guarded, out)
     }
 
     pub(crate) fn free(&self, handles: &[BlockHandle]) -> Result<(), HandleError> {
@@ -90,14 +96,15 @@ impl Resident {
         }
     }
 
+    /// Gives up a lease's references.
     #[inline]
-    pub(crate) fn release(&self, ids: &[BlockId]) {
+    pub(crate) fn release_leased(&self, ids: &[BlockId]) {
         if let [id] = ids {
-            self.anchor.0.release_one(Some(self.seat()), *id, false);
+            self.anchor.0.release_one(Some(self.seat()), *id, true);
         } else if ids.len() <= FEW {
-            self.anchor.0.release_few(Some(self.seat()), ids, false);
+            self.anchor.0.release_few(Some(self.seat()), ids, true);
         } else {
-            self.anchor.0.release_at(Some(self.seat()), ids, false);
+            self.anchor.0.release_at(Some(self.seat()), ids, true);
         }
     }
 

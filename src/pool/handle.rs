@@ -36,9 +36,9 @@ impl PoolHandle {
     /// [`AllocError`]; the pool is unchanged.
     #[inline]
     pub fn allocate(&self, request: AllocRequest) -> Result<Lease<'_>, AllocError> {
-        match self.allocate_one(&request) {
+        match self.allocate_one(&request, true) {
             Some(id) => Ok(Lease::new(Root::Borrowed(self.pool.blocks()), LeasedIds::one(id))),
-            None => Ok(Lease::new(Root::Borrowed(self.pool.blocks()), self.allocate_ids(&request)?)),
+            None => Ok(Lease::new(Root::Borrowed(self.pool.blocks()), self.allocate_ids::<true>(&request)?)),
         }
     }
 
@@ -49,7 +49,7 @@ impl PoolHandle {
     /// [`AllocError`]; the pool is unchanged.
     #[inline]
     pub fn allocate_owned(&self, request: AllocRequest) -> Result<Lease<'static>, AllocError> {
-        let ids = self.allocate_ids(&request)?;
+        let ids = self.allocate_ids::<true>(&request)?;
         Ok(Lease::new(Root::Owned(Arc::clone(self.resident.anchor())), ids))
     }
 
@@ -60,31 +60,36 @@ impl PoolHandle {
     /// [`AllocError`]; the pool and `out` are unchanged.
     #[inline]
     pub fn allocate_raw(&self, request: AllocRequest, out: &mut Vec<BlockHandle>) -> Result<(), AllocError> {
-        match self.allocate_one(&request) {
+        match self.allocate_one(&request, false) {
             Some(id) => out.push(self.pool.blocks().handle(id)),
-            None => out.extend(self.allocate_ids(&request)?.iter().map(|&id| self.pool.blocks().handle(id))),
+            None => {
+                let ids = self.allocate_ids::<false>(&request)?;
+                out.extend(ids.iter().map(|&id| self.pool.blocks().handle(id)));
+            }
         }
         Ok(())
     }
 
+    /// One block for a lease (`guarded`), or for a handle.
     #[inline]
-    fn allocate_one(&self, request: &AllocRequest) -> Option<BlockId> {
+    fn allocate_one(&self, request: &AllocRequest, guarded: bool) -> Option<BlockId> {
         if self.pool.0.sampler.is_due() || request.blocks != 1 {
             None
         } else {
-            self.resident.allocate_one(request)
+            self.resident.allocate_one(request, guarded)
         }
     }
 
+    /// Any number of them.
     #[inline(never)]
-    fn allocate_ids(&self, request: &AllocRequest) -> Result<LeasedIds, AllocError> {
+    fn allocate_ids<const GUARDED: bool>(&self, request: &AllocRequest) -> Result<LeasedIds, AllocError> {
         self.pool.0.sampler.time(|| {
             let mut few = [BlockId(0); FEW];
-            if self.resident.allocate_few(request, &mut few) {
+            if self.resident.allocate_few(request, GUARDED, &mut few) {
                 return Ok(LeasedIds::few(few, request.blocks));
             }
             let mut ids = SmallVec::new();
-            self.resident.allocate(request, &mut |id| ids.push(id))?;
+            self.resident.allocate(request, GUARDED, &mut |id| ids.push(id))?;
             Ok(LeasedIds::more(ids))
         })
     }
@@ -103,7 +108,7 @@ impl PoolHandle {
     /// another pool goes back to its own.
     pub fn release(&self, lease: Lease<'_>) {
         if lease.tag() == self.pool.tag() {
-            self.resident.release(&lease.take());
+            self.resident.release_leased(&lease.take());
         }
     }
 

@@ -11,6 +11,7 @@ mod ids;
 mod latency;
 mod lease;
 mod migration;
+mod pin;
 #[expect(clippy::module_inception, reason = "the floor is named for what it is about")]
 mod pool;
 mod stats;
@@ -29,5 +30,6 @@ pub use handle::PoolHandle;
 pub use latency::Latency;
 pub use lease::Lease;
 pub use migration::Target;
+pub use pin::BlockPin;
 pub use pool::Pool;
 pub use stats::{Pressure, Stats};

@@ -290,7 +290,7 @@ impl Batch {
             }
             sequence.list.reserve(base + plan.fresh as usize);
             let (list, mut place) = (&mut sequence.list, base);
-            self.step.sequences.0.blocks.allocate_listed(&request, near, &mut |id| {
+            self.step.sequences.0.blocks.allocate_guarded(&request, near, &mut |id| {
                 if copies && copy.is_none() {
                     copy = Some(id);
                 } else {
@@ -304,11 +304,11 @@ impl Batch {
             return Ok(());
         };
         // Just being moved, so that its bytes are read: a copy after all. Reached by the model `moves`.
-        let open = |tail: &Tail| self.step.sequences.0.blocks.reopen_listed(tail.id);
+        let open = |tail: &Tail| self.step.sequences.0.blocks.reopen_guarded(tail.id);
         if matches!(tail.access, Access::Reopen | Access::Withdraw) && !open(tail) {
             let one = AllocRequest { blocks: 1, ..request };
             if let Err(error) =
-                self.step.sequences.0.blocks.allocate_listed(&one, near, &mut |id| copy = Some(id))
+                self.step.sequences.0.blocks.allocate_guarded(&one, near, &mut |id| copy = Some(id))
             {
                 self.give_up(sequence, base, plan, None);
                 return Err(error.into());
