@@ -1,13 +1,16 @@
-//! Code of a user's that runs inside of the pool, and panics there.
+//! Code of a user's that runs inside of the pool: what it does there, or that it panics, takes nothing from anybody.
 
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Wake, Waker};
 
+use kvpool::ids::SequenceId;
 use kvpool::pool::{AllocRequest, Lease, Pool};
+use kvpool::prefix::PrefixConfig;
+use kvpool::prefix::policy::{Head, Millis, Place, Policy, Released};
 use kvpool::storage::KvLayout;
 
 fn pool(blocks: usize) -> Pool {
@@ -57,4 +60,56 @@ fn a_release_that_panics_releases_nothing_twice() {
         drop((lease, others));
         assert_eq!(pool.audit().unwrap().owned, 0, "{way}");
     }
+}
+
+/// A policy that drops the last reference to its pool when it is asked for a victim, and uses another pool for the first time.
+#[derive(Debug, Default)]
+struct Dropping {
+    pool: Mutex<Option<Pool>>,
+    residents: AtomicUsize,
+}
+
+impl Policy for Dropping {
+    fn name(&self) -> &'static str {
+        "dropping"
+    }
+
+    fn queues(&self) -> usize {
+        2
+    }
+
+    fn place(&self, released: &Released, _: Millis) -> Place {
+        Place { queue: 0, rank: released.order, state: 0 }
+    }
+
+    fn victim(&self, heads: &[Option<Head>], _: Millis) -> Option<usize> {
+        if let Some(last) = self.pool.lock().unwrap().take() {
+            let blocks = last.blocks().clone();
+            drop(last);
+            drop(pool(8).allocate(AllocRequest::new(1)).unwrap());
+            self.residents.store(blocks.residents(), Relaxed);
+        }
+        heads.iter().position(Option::is_some)
+    }
+}
+
+/// The thread that asks is in the middle of an allocation: its cache stays its own until it is out of it.
+#[test]
+fn a_policy_that_drops_its_pool() {
+    let policy = Arc::new(Dropping::default());
+    let config = PrefixConfig::new().policy_of(policy.clone());
+    let builder = Pool::builder(KvLayout::named("tiny").unwrap()).blocks(16).without_storage();
+    let pool = builder.prefix_cache(config).build().unwrap();
+    let block_tokens = pool.layout().block_tokens();
+    let prompt: Vec<u32> = (0..16 * block_tokens as u32).collect();
+    let mut first = pool.sequence(SequenceId(1)).tokens(&prompt).unwrap();
+    pool.begin_batch().append(&mut first, prompt.len()).unwrap();
+    drop(first);
+    assert_eq!(pool.stats().evictable, 16);
+    let mut second = pool.sequence(SequenceId(2)).open().unwrap();
+    let mut batch = pool.begin_batch();
+    *policy.pool.lock().unwrap() = Some(pool);
+    batch.append(&mut second, 3 * block_tokens).unwrap();
+    assert_eq!(policy.residents.load(Relaxed), 1);
+    drop((batch, second));
 }

@@ -20,7 +20,7 @@ use crate::ids::{BlockId, FrameId, Order, Run, SequenceId, Ticket};
 use crate::sync::{Ordering::*, yield_now};
 
 use super::blocks::Core;
-use super::home::{Home, Seat};
+use super::home::{Home, Seated};
 use super::release::Freed;
 use super::{AllocRequest, BlockWord, Blocks, Priority};
 
@@ -67,7 +67,7 @@ impl Blocks {
 impl Core {
     pub(super) fn allocate_at(
         &self,
-        seat: Option<Seat<'_>>,
+        seat: Option<Seated<'_>>,
         request: &AllocRequest,
         near: Option<FrameId>,
         guarded: bool,
@@ -152,7 +152,7 @@ impl Core {
     /// Finds frames for a request. What was in its hands meanwhile, the caller announces.
     pub(super) fn gather(
         &self,
-        seat: Option<Seat<'_>>,
+        seat: Option<Seated<'_>>,
         request: &AllocRequest,
         near: Option<FrameId>,
         grab: &mut Grab,
@@ -172,7 +172,7 @@ impl Core {
 
     fn gather_once(
         &self,
-        seat: Option<Seat<'_>>,
+        seat: Option<Seated<'_>>,
         request: &AllocRequest,
         near: Option<FrameId>,
         grab: &mut Grab,
@@ -237,7 +237,7 @@ impl Core {
 
     fn gather_run(
         &self,
-        seat: Option<Seat<'_>>,
+        seat: Option<Seated<'_>>,
         asked: usize,
         near: Option<FrameId>,
         grab: &mut Grab,
@@ -276,7 +276,7 @@ impl Core {
     }
 
     /// Takes from the seat's own magazines, and from the depot.
-    fn take_cached(&self, seat: Option<Seat<'_>>, asked: usize, grab: &mut Grab) {
+    fn take_cached(&self, seat: Option<Seated<'_>>, asked: usize, grab: &mut Grab) {
         let _ = seat.and_then(|seat| {
             seat.enter(|local| {
                 while grab.frames < asked
@@ -306,7 +306,7 @@ impl Core {
     #[cold]
     fn evict_into(
         &self,
-        seat: Option<Seat<'_>>,
+        seat: Option<Seated<'_>>,
         request: &AllocRequest,
         grab: &mut Grab,
         evict: impl Fn(&Self, usize, &mut dyn FnMut(FrameId)) -> usize,
@@ -350,7 +350,7 @@ impl Core {
     }
 
     /// Where the seat's allocations gather.
-    fn start(&self, seat: Option<Seat<'_>>) -> FrameId {
+    fn start(&self, seat: Option<Seated<'_>>) -> FrameId {
         seat.and_then(|seat| seat.enter(|local| local.cache.near())).unwrap_or(FrameId(0))
     }
 

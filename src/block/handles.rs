@@ -9,7 +9,7 @@ use crate::ids::{BlockHandle, BlockId, FrameId, Run};
 use crate::sync::Ordering::*;
 
 use super::blocks::Core;
-use super::home::Seat;
+use super::home::{Seat, Seated};
 use super::release::Freed;
 use super::{BlockInfo, BlockWord, Blocks, FEW, Released};
 
@@ -34,7 +34,8 @@ impl Blocks {
     pub fn free(&self, handles: &[BlockHandle]) -> Result<(), HandleError> {
         match handles {
             [handle] => self.free_one(self.recent_seat(), handle),
-            _ => self.with_seat(|seat| self.free_at(seat, handles)),
+            _ if handles.len() <= FEW => self.free_few(self.recent_seat(), handles),
+            _ => self.with_seat(|seat| self.free_many(seat, handles)),
         }
     }
 
@@ -48,24 +49,33 @@ impl Blocks {
         Ok(())
     }
 
-    pub(super) fn free_at(&self, seat: Option<Seat<'_>>, handles: &[BlockHandle]) -> Result<(), HandleError> {
-        for handle in handles {
-            self.check_unguarded(handle)?;
+    /// As [`free`](Self::free), of [`FEW`] handles at the most.
+    pub(super) fn free_few(
+        &self,
+        seat: Option<Seat<'_>>,
+        handles: &[BlockHandle],
+    ) -> Result<(), HandleError> {
+        self.check_list(handles)?;
+        let mut frames = [FrameId(0); FEW];
+        let mut count = 0;
+        let outcome = self.release_checked(handles, |frame| {
+            frames[count] = frame;
+            count += 1;
+        });
+        let frames = &frames[..count];
+        if count != 0 && !self.give_back_few(seat, frames) {
+            self.give_back_frames(seat, frames);
         }
-        self.check_repeats(handles)?;
-        if handles.len() <= FEW {
-            let mut frames = [FrameId(0); FEW];
-            let mut count = 0;
-            let outcome = self.release_checked(handles, |frame| {
-                frames[count] = frame;
-                count += 1;
-            });
-            let frames = &frames[..count];
-            if count != 0 && !self.give_back_few(seat, frames) {
-                self.give_back_frames(seat, frames);
-            }
-            return outcome;
-        }
+        outcome
+    }
+
+    /// As [`free`](Self::free), of any number of handles.
+    pub(super) fn free_many(
+        &self,
+        seat: Option<Seated<'_>>,
+        handles: &[BlockHandle],
+    ) -> Result<(), HandleError> {
+        self.check_list(handles)?;
         let mut freed = Freed::new();
         let outcome = self.release_checked(handles, |frame| freed.push(frame));
         self.give_back(seat, &freed.runs);
@@ -430,6 +440,15 @@ impl Core {
             }
             is_retry = true;
         }
+    }
+
+    /// Refuses a list of handles to free, before anything is changed.
+    #[inline]
+    fn check_list(&self, handles: &[BlockHandle]) -> Result<(), HandleError> {
+        for handle in handles {
+            self.check_unguarded(handle)?;
+        }
+        self.check_repeats(handles)
     }
 
     /// Refuses a list in which a block stands more often than it has references.

@@ -8,7 +8,7 @@ use crate::ids::{BlockId, FrameId, Run, Ticket};
 use crate::sync::{AtomicU64, Ordering, Ordering::*};
 
 use super::blocks::Core;
-use super::home::Seat;
+use super::home::{Seat, Seated};
 use super::keep::Kept;
 use super::{BlockWord, Blocks, FEW, Released};
 
@@ -194,14 +194,14 @@ impl Blocks {
         let mut freed = Freed::new();
         frames.iter().for_each(|&frame| freed.push(frame));
         match seat {
-            Some(seat) => self.give_back(Some(seat), &freed.runs),
+            Some(seat) => seat.seated(|seat| self.give_back(Some(seat), &freed.runs)),
             None => self.with_seat(|seat| self.give_back(seat, &freed.runs)),
         }
     }
 }
 
 impl Core {
-    pub(super) fn release_at(&self, seat: Option<Seat<'_>>, ids: &[BlockId], guarded: bool) {
+    pub(super) fn release_at(&self, seat: Option<Seated<'_>>, ids: &[BlockId], guarded: bool) {
         let mut freed = Freed::new();
         for &id in ids {
             if let Some(frame) = self.release_word(id, guarded) {
@@ -327,7 +327,7 @@ impl Core {
     /// Frames whose blocks are free: at once to where they are reused, or aside if a batch may still see them. Who waits for
     /// blocks is told.
     #[inline(never)]
-    pub(super) fn give_back(&self, seat: Option<Seat<'_>>, runs: &[Run]) {
+    pub(super) fn give_back(&self, seat: Option<Seated<'_>>, runs: &[Run]) {
         if runs.is_empty() {
             return;
         }
