@@ -14,16 +14,15 @@ pub(crate) const FEW: usize = 16;
 impl Blocks {
     /// Hands out one block, guarded or not. `None`: nothing was done, go the long way.
     #[inline]
-    pub(crate) fn allocate_one(&self, request: &AllocRequest, guarded: bool) -> Option<BlockId> {
-        self.allocate_one_at(self.recent_seat()?, request, guarded)
+    pub(crate) fn allocate_one<const GUARDED: bool>(&self, request: &AllocRequest) -> Option<BlockId> {
+        self.allocate_one_at::<GUARDED>(self.recent_seat()?, request)
     }
 
     #[inline]
-    pub(super) fn allocate_one_at(
+    pub(super) fn allocate_one_at<const GUARDED: bool>(
         &self,
         seat: Seat<'_>,
         request: &AllocRequest,
-        guarded: bool,
     ) -> Option<BlockId> {
         let clock = self.clock.read();
         if request.device.is_some() || clock.is_lost() {
@@ -31,7 +30,7 @@ impl Blocks {
         }
         let frame = seat.enter_cache(|cache| cache.pop_loaded())??;
         let sequence = request.sequence.unwrap_or(SequenceId::NONE);
-        Some(self.own(frame, request, sequence, clock.newest(), guarded))
+        Some(self.own(frame, request, sequence, clock.newest(), GUARDED))
     }
 
     /// Puts a frame that nobody owns into the loaded magazine. False: nothing was done, go the long way.
@@ -42,24 +41,22 @@ impl Blocks {
 
     /// Hands out `request.blocks` blocks into the front of `out`. False: nothing was done, go the long way.
     #[inline]
-    pub(crate) fn allocate_few(
+    pub(crate) fn allocate_few<const GUARDED: bool>(
         &self,
         request: &AllocRequest,
-        guarded: bool,
         out: &mut [BlockId; FEW],
     ) -> bool {
         match self.recent_seat() {
-            Some(seat) => self.allocate_few_at(seat, request, guarded, out),
+            Some(seat) => self.allocate_few_at::<GUARDED>(seat, request, out),
             None => false,
         }
     }
 
     #[inline]
-    pub(super) fn allocate_few_at(
+    pub(super) fn allocate_few_at<const GUARDED: bool>(
         &self,
         seat: Seat<'_>,
         request: &AllocRequest,
-        guarded: bool,
         out: &mut [BlockId; FEW],
     ) -> bool {
         let (count, clock) = (request.blocks, self.clock.read());
@@ -75,7 +72,7 @@ impl Blocks {
         }
         let (sequence, now) = (request.sequence.unwrap_or(SequenceId::NONE), clock.newest());
         for (id, &frame) in out.iter_mut().zip(&frames[..count]) {
-            *id = self.own(frame, request, sequence, now, guarded);
+            *id = self.own(frame, request, sequence, now, GUARDED);
         }
         true
     }

@@ -82,18 +82,17 @@ impl Resident {
     }
 
     #[inline]
-    pub(crate) fn allocate_one(&self, request: &AllocRequest, guarded: bool) -> Option<BlockId> {
-        self.anchor.0.allocate_one_at(self.seat(), request, guarded)
+    pub(crate) fn allocate_one<const GUARDED: bool>(&self, request: &AllocRequest) -> Option<BlockId> {
+        self.anchor.0.allocate_one_at::<GUARDED>(self.seat(), request)
     }
 
     #[inline]
-    pub(crate) fn allocate_few(
+    pub(crate) fn allocate_few<const GUARDED: bool>(
         &self,
         request: &AllocRequest,
-        guarded: bool,
         out: &mut [BlockId; FEW],
     ) -> bool {
-        self.anchor.0.allocate_few_at(self.seat(), request, guarded, out)
+        self.anchor.0.allocate_few_at::<GUARDED>(self.seat(), request, out)
     }
 
     pub(crate) fn free(&self, handles: &[BlockHandle]) -> Result<(), HandleError> {

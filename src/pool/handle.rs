@@ -36,7 +36,7 @@ impl PoolHandle {
     /// [`AllocError`]; the pool is unchanged.
     #[inline]
     pub fn allocate(&self, request: AllocRequest) -> Result<Lease<'_>, AllocError> {
-        match self.allocate_one(&request, true) {
+        match self.allocate_one::<true>(&request) {
             Some(id) => Ok(Lease::new(Root::Borrowed(self.pool.blocks()), LeasedIds::one(id))),
             None => Ok(Lease::new(Root::Borrowed(self.pool.blocks()), self.allocate_ids::<true>(&request)?)),
         }
@@ -60,7 +60,7 @@ impl PoolHandle {
     /// [`AllocError`]; the pool and `out` are unchanged.
     #[inline]
     pub fn allocate_raw(&self, request: AllocRequest, out: &mut Vec<BlockHandle>) -> Result<(), AllocError> {
-        match self.allocate_one(&request, false) {
+        match self.allocate_one::<false>(&request) {
             Some(id) => out.push(self.pool.blocks().handle(id)),
             None => {
                 let ids = self.allocate_ids::<false>(&request)?;
@@ -70,13 +70,13 @@ impl PoolHandle {
         Ok(())
     }
 
-    /// One block for a lease (`guarded`), or for a handle.
+    /// One block for a lease (guarded), or for a handle.
     #[inline]
-    fn allocate_one(&self, request: &AllocRequest, guarded: bool) -> Option<BlockId> {
+    fn allocate_one<const GUARDED: bool>(&self, request: &AllocRequest) -> Option<BlockId> {
         if self.pool.0.sampler.is_due() || request.blocks != 1 {
             None
         } else {
-            self.resident.allocate_one(request, guarded)
+            self.resident.allocate_one::<GUARDED>(request)
         }
     }
 
@@ -85,7 +85,7 @@ impl PoolHandle {
     fn allocate_ids<const GUARDED: bool>(&self, request: &AllocRequest) -> Result<LeasedIds, AllocError> {
         self.pool.0.sampler.time(|| {
             let mut few = [BlockId(0); FEW];
-            if self.resident.allocate_few(request, GUARDED, &mut few) {
+            if self.resident.allocate_few::<GUARDED>(request, &mut few) {
                 return Ok(LeasedIds::few(few, request.blocks));
             }
             let mut ids = SmallVec::new();

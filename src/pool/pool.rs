@@ -65,7 +65,7 @@ impl Pool {
     /// [`AllocError`]; the pool is unchanged.
     #[inline]
     pub fn allocate(&self, request: AllocRequest) -> Result<Lease<'_>, AllocError> {
-        match self.allocate_one(&request, true) {
+        match self.allocate_one::<true>(&request) {
             Some(id) => Ok(Lease::new(Root::Borrowed(&self.0.blocks), LeasedIds::one(id))),
             None => Ok(Lease::new(Root::Borrowed(&self.0.blocks), self.allocate_ids::<true>(&request)?)),
         }
@@ -78,7 +78,7 @@ impl Pool {
     /// [`AllocError`]; the pool is unchanged.
     #[inline]
     pub fn allocate_owned(&self, request: AllocRequest) -> Result<Lease<'static>, AllocError> {
-        match self.allocate_one(&request, true) {
+        match self.allocate_one::<true>(&request) {
             Some(id) => Ok(Lease::new(Root::Owned(self.0.blocks.anchor()), LeasedIds::one(id))),
             None => {
                 let ids = self.allocate_ids::<true>(&request)?;
@@ -95,7 +95,7 @@ impl Pool {
     /// [`AllocError`]; the pool and `out` are unchanged.
     #[inline]
     pub fn allocate_raw(&self, request: AllocRequest, out: &mut Vec<BlockHandle>) -> Result<(), AllocError> {
-        match self.allocate_one(&request, false) {
+        match self.allocate_one::<false>(&request) {
             Some(id) => out.push(self.0.blocks.handle(id)),
             None => {
                 let ids = self.allocate_ids::<false>(&request)?;
@@ -105,13 +105,13 @@ impl Pool {
         Ok(())
     }
 
-    /// One block for a lease (`guarded`), or for a handle, the short way, unless it is this allocation's turn to be timed.
+    /// One block for a lease (guarded), or for a handle, the short way, unless it is this allocation's turn to be timed.
     #[inline]
-    fn allocate_one(&self, request: &AllocRequest, guarded: bool) -> Option<BlockId> {
+    fn allocate_one<const GUARDED: bool>(&self, request: &AllocRequest) -> Option<BlockId> {
         if self.0.sampler.is_due() || request.blocks != 1 {
             None
         } else {
-            self.0.blocks.allocate_one(request, guarded)
+            self.0.blocks.allocate_one::<GUARDED>(request)
         }
     }
 
@@ -121,7 +121,7 @@ impl Pool {
         let blocks = &self.0.blocks;
         self.0.sampler.time(|| {
             let mut few = [BlockId(0); FEW];
-            if blocks.allocate_few(request, GUARDED, &mut few) {
+            if blocks.allocate_few::<GUARDED>(request, &mut few) {
                 return Ok(LeasedIds::few(few, request.blocks));
             }
             let mut ids = SmallVec::new();
