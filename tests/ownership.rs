@@ -598,7 +598,7 @@ impl World {
                 self.owned.iter().filter(|&(&(of, _), _)| of == at).map(|(_, owned)| u64::from(owned.refs));
             let listed = lists.iter().filter(|&(&(of, _), _)| of == at).map(|(_, &refs)| u64::from(refs));
             let references = owned.sum::<u64>() + listed.sum::<u64>();
-            prop_assert_eq!(report.references as u64, references, "pool {}: {:?}", at, report);
+            prop_assert_eq!(report.references, references, "pool {}: {:?}", at, report);
         }
         Ok(())
     }

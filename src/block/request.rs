@@ -19,7 +19,7 @@ pub enum Priority {
 ///
 /// ```
 /// use kvpool::ids::SequenceId;
-/// use kvpool::block::{AllocRequest, Priority};
+/// use kvpool::pool::{AllocRequest, Priority};
 ///
 /// let request = AllocRequest::new(10).sequence(SequenceId(7)).priority(Priority::High);
 /// assert_eq!(request.blocks, 10);

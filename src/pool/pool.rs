@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use crate::block::{AllocRequest, AuditError, AuditReport, BlockInfo, Blocks, FEW};
+use crate::block::{AllocRequest, AuditError, AuditReport, BlockInfo, Blocks, Counts, FEW};
 use crate::compact::Compactor;
 use crate::error::{AllocError, GrowError, HandleError, StorageError};
 use crate::ids::{BlockHandle, BlockId, Order, PoolTag, Run, SequenceId};
@@ -343,9 +343,28 @@ impl Pool {
         self.0.storage.as_ref()
     }
 
-    /// The floor below, for tools that look at frames.
-    pub fn blocks(&self) -> &Blocks {
-        &self.0.blocks
+    internal! {
+        /// The floor below.
+        fn blocks(&self) -> &Blocks {
+            &self.0.blocks
+        }
+    }
+
+    /// Where the pool's blocks are, by counters: no walk over them. Exact when nobody allocates or frees meanwhile.
+    pub fn counts(&self) -> Counts {
+        self.0.blocks.counts()
+    }
+
+    /// Batches that were begun and have not ended.
+    pub fn batches_in_flight(&self) -> u64 {
+        self.0.blocks.clock().in_flight()
+    }
+
+    /// Threads and [handles](PoolHandle) that have a cache of this pool's. A thread gives its cache back when its destructors
+    /// run, which is after the end of a [scope](std::thread::scope) that it was spawned in: who wants to
+    /// [audit](Self::audit) then waits for this number to fall.
+    pub fn residents(&self) -> usize {
+        self.0.blocks.residents()
     }
 
     /// The number by which this pool's handles are told from another's.

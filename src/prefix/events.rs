@@ -131,18 +131,20 @@ impl EventQueue {
         }))
     }
 
-    /// Tells the subscriber what `event` returns, and returns true. Without a subscriber that is not even called.
-    #[inline]
-    pub fn publish(&self, event: impl FnOnce() -> KvEvent) -> bool {
-        // Pairs with the heavy fence of `subscribe`.
-        if !cfg!(kvpool_mutant = "events_no_fence") {
-            light_fence();
+    internal! {
+        /// Tells the subscriber what `event` returns, and returns true. Without a subscriber that is not even called.
+        #[inline]
+        fn publish(&self, event: impl FnOnce() -> KvEvent) -> bool {
+            // Pairs with the heavy fence of `subscribe`.
+            if !cfg!(kvpool_mutant = "events_no_fence") {
+                light_fence();
+            }
+            let is_active = self.is_subscribed();
+            if is_active {
+                self.push(event());
+            }
+            is_active
         }
-        let is_active = self.is_subscribed();
-        if is_active {
-            self.push(event());
-        }
-        is_active
     }
 
     #[cold]

@@ -56,6 +56,7 @@ mod sequence;
 mod step;
 mod transit;
 
+pub use crate::block::{Moved, Since};
 pub use batch::{Appended, Batch, Copied, FinishError};
 pub use builder::SequenceBuilder;
 pub use moved::MovedEntry;
