@@ -47,6 +47,9 @@ depot_relaxed magazines
 release_relaxed share_release
 same_generation share_release
 unchecked_retry share_release
+unguarded_retry guarded
+unguard_relaxed guarded
+unguard_store guarded
 begin_no_fence retire_reclaim
 late_slot retire_reclaim
 bound_relaxed retire_reclaim

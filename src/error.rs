@@ -125,11 +125,19 @@ pub enum HandleError {
         /// The block's generation now.
         now: Generation,
     },
-    /// The block is in a sequence's list: its references are the sequence's, and are not shared or freed by handle.
-    #[error("{handle} is of a block in a sequence's list")]
-    Listed {
+    /// The block belongs to a lease, or to sequences: they alone share, seal, reopen, unpin and free it.
+    #[error(
+        "{handle} is of a block that a lease or a sequence owns: drop the lease, or make handles of it by `Lease::into_raw`"
+    )]
+    Guarded {
         /// The handle.
         handle: BlockHandle,
+    },
+    /// The block has other references: a lease takes over the only one.
+    #[error("block {id} is shared, and a lease takes over only references")]
+    Shared {
+        /// The block.
+        id: BlockId,
     },
     /// The same block stands twice in one list of blocks to free, and has fewer references than that.
     #[error("{handle} is freed more often in one call than it has references")]

@@ -203,10 +203,10 @@ async fn bytes_stay_and_nothing_is_lost(device: DeviceId) {
                     request.contiguous = rng.bool();
                     let deadline = Instant::now() + Duration::from_micros(rng.u64(..4_000));
                     match pool.allocate_until(request, deadline).await {
-                        Ok(lease) => {
+                        Ok(mut lease) => {
                             waited.fetch_add(1, Relaxed);
                             if rng.bool() {
-                                lease.handles().for_each(|handle| pool.seal(handle).unwrap());
+                                lease.seal(..);
                             }
                             sleep(Duration::from_micros(rng.u64(..2_000))).await;
                         }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use kvpool::error::HandleError;
-use kvpool::ids::SequenceId;
+use kvpool::ids::{BlockHandle, Generation, SequenceId};
 use kvpool::pool::{AllocRequest, BuildError, Lease, Pool};
 use kvpool::storage::{HostStorage, KvLayout, Storage};
 
@@ -94,29 +94,94 @@ fn new_blocks_can_be_freed_at_once() {
     }
 }
 
-/// A handle can be made up, or be of a block that is somebody else's by now. Whose blocks a sequence stores to, without
-/// `unsafe`, does not hang on that.
+/// A handle can be made up, or be of a block that is somebody else's by now. What a lease or a sequence owns does not hang
+/// on that: its blocks can be asked about, and pinned for a while, and nothing else.
 #[test]
-fn no_handle_frees_a_sequences_block() {
+fn no_handle_changes_an_owned_block() {
     let pool = Pool::builder(layout()).blocks(8).build().unwrap();
-    let lease = pool.allocate(AllocRequest::new(8)).unwrap();
-    let handles: Vec<_> = lease.handles().collect();
-    // Freed by handle although the lease has them, and taken by a sequence.
-    pool.free(&handles).unwrap();
+    let mut lease = pool.allocate(AllocRequest::new(4).pinned()).unwrap();
     let mut sequence = pool.sequence(SequenceId(1)).open().unwrap();
-    pool.begin_batch().append(&mut sequence, 8 * pool.layout().block_tokens()).unwrap();
-    for id in sequence.blocks() {
-        let made_up = pool.blocks().handle(id);
-        assert!(matches!(pool.free(&[made_up]), Err(HandleError::Listed { .. })));
-        assert!(matches!(pool.free(&[made_up, made_up]), Err(HandleError::Listed { .. })));
-        assert!(matches!(pool.share(&[made_up]), Err(HandleError::Listed { .. })));
-        assert_eq!(pool.info(made_up).unwrap().refs, 1);
+    pool.begin_batch().append(&mut sequence, 4 * pool.layout().block_tokens()).unwrap();
+    let made_up = |id| {
+        (0..3).find_map(|generation| {
+            let handle = BlockHandle { id, pool: pool.tag(), generation: Generation(generation) };
+            pool.info(handle).is_ok().then_some(handle)
+        })
+    };
+    let of_sequence: Vec<_> = sequence.blocks().map(|id| made_up(id).expect("an owned block")).collect();
+    for (handles, pins, sealed) in [(lease.handles().collect::<Vec<_>>(), 1, false), (of_sequence, 0, true)] {
+        for &handle in &handles {
+            let refused = HandleError::Guarded { handle };
+            assert_eq!(pool.free(&[handle]), Err(refused));
+            assert_eq!(pool.free(&[handle, handle]), Err(refused));
+            assert_eq!(pool.handle().free(&[handle]), Err(refused));
+            assert_eq!(pool.share(&[handle]), Err(refused));
+            assert_eq!(pool.seal(handle), Err(refused));
+            assert_eq!(pool.reopen(handle), Err(refused));
+            assert_eq!(pool.pin(handle), Err(refused));
+            assert_eq!(pool.unpin(handle), Err(refused));
+            assert_eq!(Lease::from_raw(&pool, &[handle]).map(drop), Err(refused));
+            let pin = pool.pin_scoped(handle).unwrap();
+            assert_eq!(pool.info(handle).unwrap().pins, pins + 1);
+            assert_eq!(pool.unpin(handle), Err(refused));
+            drop(pin);
+            let info = pool.info(handle).unwrap();
+            assert_eq!((info.refs, info.pins, info.sealed), (1, pins, sealed));
+        }
+        let refused = HandleError::Guarded { handle: handles[0] };
+        assert_eq!(pool.free(&handles), Err(refused), "as a list");
+        assert_eq!(pool.share(&handles), Err(refused), "as a list");
     }
-    let dropped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(lease)));
-    assert!(dropped.is_err(), "the lease's blocks are not its own any more");
+    assert_eq!(pool.audit().unwrap().references, 8);
+    // Its owner may.
+    lease.seal(1..3);
+    let sealed: Vec<_> = lease.handles().map(|handle| pool.info(handle).unwrap().sealed).collect();
+    assert_eq!(sealed, [false, true, true, false]);
+    assert!(lease.reopen(1) && !pool.info(lease.handles().nth(1).unwrap()).unwrap().sealed);
+    lease.seal(..);
+    lease.truncate(2);
+    lease.free_first(1);
     let fork = sequence.fork(SequenceId(2)).unwrap();
-    drop(sequence);
-    drop(fork);
+    drop((sequence, fork, lease));
+    assert_eq!(pool.audit().unwrap().references, 0);
+}
+
+#[test]
+fn a_lease_gives_its_blocks_to_handles_and_takes_them_back() {
+    let pool = Pool::builder(layout()).blocks(8).build().unwrap();
+    let lease = pool.allocate(AllocRequest::new(3).pinned()).unwrap();
+    let before: Vec<_> = lease.handles().collect();
+    let scoped = pool.pin_scoped(before[0]).unwrap();
+    let handles = lease.into_raw();
+    assert_eq!(handles, before);
+    // They count by handle now.
+    pool.unpin(handles[1]).unwrap();
+    pool.share(&handles[2..]).unwrap();
+    assert_eq!(
+        Lease::from_raw(&pool, &handles).map(drop),
+        Err(HandleError::Shared { id: handles[2].id }),
+        "somebody else has a reference"
+    );
+    pool.free(&handles[2..]).unwrap();
+    let twice = [handles[0], handles[1], handles[0]];
+    assert_eq!(Lease::from_raw(&pool, &twice).map(drop), Err(HandleError::Guarded { handle: handles[0] }));
+    pool.seal(handles[0]).expect("what was refused has changed nothing");
+    let lease = Lease::from_raw(&pool, &handles).unwrap();
+    assert!(lease.handles().eq(before.iter().copied()));
+    assert_eq!(pool.free(&handles), Err(HandleError::Guarded { handle: handles[0] }));
+    assert_eq!(pool.info(handles[0]).unwrap().pins, 2);
+    drop(scoped);
+    assert_eq!(pool.info(handles[0]).unwrap().pins, 1, "the one that it was allocated with");
+    let late = pool.pin_scoped(handles[0]).unwrap();
+    drop(lease);
+    let next = pool.allocate(AllocRequest::new(8).pinned()).unwrap();
+    drop(late);
+    assert!(
+        next.handles().all(|handle| pool.info(handle).unwrap().pins == 1),
+        "not another generation's pin"
+    );
+    assert!(matches!(Lease::from_raw(&pool, &handles), Err(HandleError::Stale { .. })));
+    drop(next);
     assert_eq!(pool.audit().unwrap().references, 0);
 }
 

@@ -286,10 +286,9 @@ const WAYS: [(&str, Way); 7] = [
         Box::new(move || drop(sequence))
     }),
     ("the last reference of several", |pool| {
-        let lease = all(&pool);
-        let shared: Vec<_> = lease.handles().collect();
+        let shared = all(&pool).into_raw();
         pool.share(&shared).unwrap();
-        drop(lease);
+        pool.free(&shared).unwrap();
         Box::new(move || pool.free(&shared).unwrap())
     }),
 ];

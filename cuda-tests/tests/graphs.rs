@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{self, CUgraphExec, CUresult, CUstreamCaptureMode};
-use kvpool::block::Since;
 use kvpool::cuda::{Device, DeviceTable, StreamPriority};
 use kvpool::ids::{SequenceId, Ticket};
 use kvpool::pool::DefragConfig;
+use kvpool::sequence::Since;
 use kvpool::sequence::{MovedEntry, Sequence};
 use kvpool::storage::{DeviceStream, Elements, KvLayout, Storage};
 use kvpool_cuda_tests::engine::{Buffers, Gather, Lane, Mark, Rig, Rows, Shape, drained, layout_of};

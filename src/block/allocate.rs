@@ -20,7 +20,7 @@ use crate::ids::{BlockId, FrameId, Order, Run, SequenceId, Ticket};
 use crate::sync::{Ordering::*, yield_now};
 
 use super::blocks::Core;
-use super::home::{Home, Seat};
+use super::home::{Home, Seated};
 use super::release::Freed;
 use super::{AllocRequest, BlockWord, Blocks, Priority};
 
@@ -38,8 +38,8 @@ const AHEAD_SHIFT: u32 = 9;
 const ATTEMPTS: usize = 3;
 
 impl Blocks {
-    /// Hands out exactly `request.blocks` blocks, each with one reference, or none. With `near`, the frames from
-    /// there on are preferred, so that a sequence's last run goes on.
+    /// Hands out exactly `request.blocks` blocks to handles, each with one reference, or none. With `near`, the frames
+    /// from there on are preferred, so that a sequence's last run goes on.
     ///
     /// # Errors
     ///
@@ -53,8 +53,8 @@ impl Blocks {
         self.with_seat(|seat| self.allocate_at(seat, request, near, false, take))
     }
 
-    /// As [`allocate`](Self::allocate), for a sequence's list.
-    pub(crate) fn allocate_listed(
+    /// As [`allocate`](Self::allocate), for a lease or a sequence's list.
+    pub(crate) fn allocate_guarded(
         &self,
         request: &AllocRequest,
         near: Option<FrameId>,
@@ -67,10 +67,10 @@ impl Blocks {
 impl Core {
     pub(super) fn allocate_at(
         &self,
-        seat: Option<Seat<'_>>,
+        seat: Option<Seated<'_>>,
         request: &AllocRequest,
         near: Option<FrameId>,
-        listed: bool,
+        guarded: bool,
         take: &mut dyn FnMut(BlockId),
     ) -> Result<(), AllocError> {
         let mut grab = Grab::new();
@@ -80,7 +80,7 @@ impl Core {
             self.announce();
         }
         gathered?;
-        self.hand_out(&grab, request, listed, take);
+        self.hand_out(&grab, request, guarded, take);
         Ok(())
     }
 
@@ -89,13 +89,13 @@ impl Core {
         &self,
         grab: &Grab,
         request: &AllocRequest,
-        listed: bool,
+        guarded: bool,
         take: &mut dyn FnMut(BlockId),
     ) {
         let (sequence, now) = (request.sequence.unwrap_or(SequenceId::NONE), self.clock.newest());
         for run in &grab.freed.runs {
             for frame in run.frames() {
-                take(self.own(frame, request, sequence, now, listed));
+                take(self.own(frame, request, sequence, now, guarded));
             }
         }
     }
@@ -108,7 +108,7 @@ impl Core {
         request: &AllocRequest,
         sequence: SequenceId,
         now: Ticket,
-        listed: bool,
+        guarded: bool,
     ) -> BlockId {
         let id = self.table.block_at(frame);
         let atomic = self.table.word(id);
@@ -120,7 +120,7 @@ impl Core {
         self.table.info(id).allocate(sequence, request.priority, now);
         // A plain store: nobody else writes the word of a free block whose frame is ours. Release: pairs with the
         // Acquire of whoever checks a handle, and then reads the info of this generation.
-        atomic.store(word.allocate(request.pinned).listed(listed).to_bits(), Release);
+        atomic.store(word.allocate(request.pinned, guarded).to_bits(), Release);
         id
     }
 
@@ -152,7 +152,7 @@ impl Core {
     /// Finds frames for a request. What was in its hands meanwhile, the caller announces.
     pub(super) fn gather(
         &self,
-        seat: Option<Seat<'_>>,
+        seat: Option<Seated<'_>>,
         request: &AllocRequest,
         near: Option<FrameId>,
         grab: &mut Grab,
@@ -172,7 +172,7 @@ impl Core {
 
     fn gather_once(
         &self,
-        seat: Option<Seat<'_>>,
+        seat: Option<Seated<'_>>,
         request: &AllocRequest,
         near: Option<FrameId>,
         grab: &mut Grab,
@@ -237,7 +237,7 @@ impl Core {
 
     fn gather_run(
         &self,
-        seat: Option<Seat<'_>>,
+        seat: Option<Seated<'_>>,
         asked: usize,
         near: Option<FrameId>,
         grab: &mut Grab,
@@ -276,7 +276,7 @@ impl Core {
     }
 
     /// Takes from the seat's own magazines, and from the depot.
-    fn take_cached(&self, seat: Option<Seat<'_>>, asked: usize, grab: &mut Grab) {
+    fn take_cached(&self, seat: Option<Seated<'_>>, asked: usize, grab: &mut Grab) {
         let _ = seat.and_then(|seat| {
             seat.enter(|local| {
                 while grab.frames < asked
@@ -306,7 +306,7 @@ impl Core {
     #[cold]
     fn evict_into(
         &self,
-        seat: Option<Seat<'_>>,
+        seat: Option<Seated<'_>>,
         request: &AllocRequest,
         grab: &mut Grab,
         evict: impl Fn(&Self, usize, &mut dyn FnMut(FrameId)) -> usize,
@@ -350,7 +350,7 @@ impl Core {
     }
 
     /// Where the seat's allocations gather.
-    fn start(&self, seat: Option<Seat<'_>>) -> FrameId {
+    fn start(&self, seat: Option<Seated<'_>>) -> FrameId {
         seat.and_then(|seat| seat.enter(|local| local.cache.near())).unwrap_or(FrameId(0))
     }
 

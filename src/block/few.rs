@@ -12,21 +12,25 @@ use super::{AllocRequest, Blocks};
 pub(crate) const FEW: usize = 16;
 
 impl Blocks {
-    /// Hands out one block. `None`: nothing was done, go the long way.
+    /// Hands out one block, guarded or not. `None`: nothing was done, go the long way.
     #[inline]
-    pub(crate) fn allocate_one(&self, request: &AllocRequest) -> Option<BlockId> {
-        self.allocate_one_at(self.recent_seat()?, request)
+    pub(crate) fn allocate_one<const GUARDED: bool>(&self, request: &AllocRequest) -> Option<BlockId> {
+        self.allocate_one_at::<GUARDED>(self.recent_seat()?, request)
     }
 
     #[inline]
-    pub(super) fn allocate_one_at(&self, seat: Seat<'_>, request: &AllocRequest) -> Option<BlockId> {
+    pub(super) fn allocate_one_at<const GUARDED: bool>(
+        &self,
+        seat: Seat<'_>,
+        request: &AllocRequest,
+    ) -> Option<BlockId> {
         let clock = self.clock.read();
         if request.device.is_some() || clock.is_lost() {
             return None;
         }
         let frame = seat.enter_cache(|cache| cache.pop_loaded())??;
         let sequence = request.sequence.unwrap_or(SequenceId::NONE);
-        Some(self.own(frame, request, sequence, clock.newest(), false))
+        Some(self.own(frame, request, sequence, clock.newest(), GUARDED))
     }
 
     /// Puts a frame that nobody owns into the loaded magazine. False: nothing was done, go the long way.
@@ -37,15 +41,19 @@ impl Blocks {
 
     /// Hands out `request.blocks` blocks into the front of `out`. False: nothing was done, go the long way.
     #[inline]
-    pub(crate) fn allocate_few(&self, request: &AllocRequest, out: &mut [BlockId; FEW]) -> bool {
+    pub(crate) fn allocate_few<const GUARDED: bool>(
+        &self,
+        request: &AllocRequest,
+        out: &mut [BlockId; FEW],
+    ) -> bool {
         match self.recent_seat() {
-            Some(seat) => self.allocate_few_at(seat, request, out),
+            Some(seat) => self.allocate_few_at::<GUARDED>(seat, request, out),
             None => false,
         }
     }
 
     #[inline]
-    pub(super) fn allocate_few_at(
+    pub(super) fn allocate_few_at<const GUARDED: bool>(
         &self,
         seat: Seat<'_>,
         request: &AllocRequest,
@@ -64,7 +72,7 @@ impl Blocks {
         }
         let (sequence, now) = (request.sequence.unwrap_or(SequenceId::NONE), clock.newest());
         for (id, &frame) in out.iter_mut().zip(&frames[..count]) {
-            *id = self.own(frame, request, sequence, now, false);
+            *id = self.own(frame, request, sequence, now, GUARDED);
         }
         true
     }

@@ -1,14 +1,26 @@
 //! Blocks by handle: for engines that keep their own tables. Every call checks the handle's pool, range and
 //! generation; a list is checked as a whole before anything is changed.
+//!
+//! A block may become guarded, or cease to be, while a handle is good: a lease gives its references away as handles, and
+//! takes them back. So what only handles may do to blocks of theirs is refused by the very word that it would replace.
 
 use crate::error::HandleError;
 use crate::ids::{BlockHandle, BlockId, FrameId, Run};
 use crate::sync::Ordering::*;
 
 use super::blocks::Core;
-use super::home::Seat;
+use super::home::{Seat, Seated};
 use super::release::Freed;
 use super::{BlockInfo, BlockWord, Blocks, FEW, Released};
+
+/// On whose behalf a word is changed by handle.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum By {
+    /// Who counts references by handle: refused if the block is guarded.
+    Handle,
+    /// The owner of the block, whoever that is, or somebody whose step concerns no reference.
+    Owner,
+}
 
 impl Blocks {
     /// Drops one reference on each block.
@@ -22,7 +34,8 @@ impl Blocks {
     pub fn free(&self, handles: &[BlockHandle]) -> Result<(), HandleError> {
         match handles {
             [handle] => self.free_one(self.recent_seat(), handle),
-            _ => self.with_seat(|seat| self.free_at(seat, handles)),
+            _ if handles.len() <= FEW => self.free_few(self.recent_seat(), handles),
+            _ => self.with_seat(|seat| self.free_many(seat, handles)),
         }
     }
 
@@ -36,24 +49,33 @@ impl Blocks {
         Ok(())
     }
 
-    pub(super) fn free_at(&self, seat: Option<Seat<'_>>, handles: &[BlockHandle]) -> Result<(), HandleError> {
-        for handle in handles {
-            self.check_unlisted(handle)?;
+    /// As [`free`](Self::free), of [`FEW`] handles at the most.
+    pub(super) fn free_few(
+        &self,
+        seat: Option<Seat<'_>>,
+        handles: &[BlockHandle],
+    ) -> Result<(), HandleError> {
+        self.check_list(handles)?;
+        let mut frames = [FrameId(0); FEW];
+        let mut count = 0;
+        let outcome = self.release_checked(handles, |frame| {
+            frames[count] = frame;
+            count += 1;
+        });
+        let frames = &frames[..count];
+        if count != 0 && !self.give_back_few(seat, frames) {
+            self.give_back_frames(seat, frames);
         }
-        self.check_repeats(handles)?;
-        if handles.len() <= FEW {
-            let mut frames = [FrameId(0); FEW];
-            let mut count = 0;
-            let outcome = self.release_checked(handles, |frame| {
-                frames[count] = frame;
-                count += 1;
-            });
-            let frames = &frames[..count];
-            if count != 0 && !self.give_back_few(seat, frames) {
-                self.give_back_frames(seat, frames);
-            }
-            return outcome;
-        }
+        outcome
+    }
+
+    /// As [`free`](Self::free), of any number of handles.
+    pub(super) fn free_many(
+        &self,
+        seat: Option<Seated<'_>>,
+        handles: &[BlockHandle],
+    ) -> Result<(), HandleError> {
+        self.check_list(handles)?;
         let mut freed = Freed::new();
         let outcome = self.release_checked(handles, |frame| freed.push(frame));
         self.give_back(seat, &freed.runs);
@@ -89,12 +111,11 @@ impl Core {
     /// else changes; and of a handle that is stale.
     #[inline(never)]
     fn release_shared_handle(&self, handle: &BlockHandle) -> Result<Option<FrameId>, HandleError> {
-        let released = self.update_checked(handle, |word| {
-            word.release().filter(|_| !word.is_listed()).map(|released| (released.word(), released))
+        let released = self.update_checked(handle, By::Handle, |word| {
+            word.release().map(|released| (released.word(), released))
         })?;
         // A good handle's word is not free.
-        let released = released.ok_or(HandleError::Listed { handle: *handle })?;
-        Ok(self.released(handle.id, released))
+        Ok(released.and_then(|released| self.released(handle.id, released)))
     }
 
     /// Releases handles that were good a moment ago; `owe` gets the frames of those that had no other reference.
@@ -112,7 +133,8 @@ impl Core {
             }
             match self.release_shared_handle(handle) {
                 Ok(frame) => frame.into_iter().for_each(&mut owe),
-                // Another thread freed it since it was checked. Reached by the model `share_release`.
+                // Another thread freed it since it was checked, or made a lease of it. Reached by the models
+                // `share_release` and `guarded`.
                 Err(error) => outcome = outcome.and(Err(error)),
             }
         }
@@ -127,9 +149,7 @@ impl Core {
     pub fn share_handles(&self, handles: &[BlockHandle]) -> Result<(), HandleError> {
         for (i, handle) in handles.iter().enumerate() {
             let full = || HandleError::TooManyReferences { id: handle.id, max: BlockWord::REFS_MAX };
-            let shared = self.check_unlisted(handle);
-            let shared =
-                shared.and_then(|()| self.update(handle, |word| word.share().map(|next| (next, ()))));
+            let shared = self.update(handle, By::Handle, |word| word.share().map(|next| (next, ())));
             if let Err(error) = shared.and_then(|shared| shared.ok_or_else(full)) {
                 // By handle: a reference that somebody else freed meanwhile, though it was ours, is not taken from the
                 // block's next owner.
@@ -152,7 +172,7 @@ impl Core {
     ///
     /// # Panics
     ///
-    /// If a block is free, or in a sequence's list: the caller's reference is not the caller's.
+    /// If a block is free, or guarded: the caller's reference is not the caller's.
     pub fn share(&self, ids: &[BlockId]) -> Result<(), HandleError> {
         self.share_as(ids, false)
     }
@@ -162,17 +182,17 @@ impl Core {
         self.share_as(ids, true)
     }
 
-    fn share_as(&self, ids: &[BlockId], listed: bool) -> Result<(), HandleError> {
+    fn share_as(&self, ids: &[BlockId], guarded: bool) -> Result<(), HandleError> {
         for (i, &id) in ids.iter().enumerate() {
             // Relaxed: the caller's reference orders what it may touch. The count alone changes.
             let shared = self.table.word(id).fetch_update(Relaxed, Relaxed, |bits| {
                 let word = BlockWord::from_bits(bits);
-                word.share().filter(|_| word.is_listed() == listed).map(BlockWord::to_bits)
+                word.share().filter(|_| word.is_guarded() == guarded).map(BlockWord::to_bits)
             });
             if let Err(bits) = shared {
                 let word = BlockWord::from_bits(bits);
-                self.release_at(None, &ids[..i], listed);
-                let is_ours = word.is_owned() && word.is_listed() == listed;
+                self.release_at(None, &ids[..i], guarded);
+                let is_ours = word.is_owned() && word.is_guarded() == guarded;
                 assert!(is_ours, "block {id} shared by who has no reference: {word:?}");
                 return Err(HandleError::TooManyReferences { id, max: BlockWord::REFS_MAX });
             }
@@ -185,9 +205,18 @@ impl Core {
     ///
     /// # Errors
     ///
-    /// [`HandleError`]; nothing was changed.
+    /// [`HandleError`], also of a guarded block; nothing was changed.
     pub fn pin(&self, handle: BlockHandle) -> Result<(), HandleError> {
-        self.update(&handle, |word| word.pin().map(|next| (next, ())))?
+        self.pin_by(handle, By::Handle)
+    }
+
+    /// As [`pin`](Self::pin), of any block: for who [takes the pin back](Self::unpin_any) once, and knows that it is its own.
+    pub(crate) fn pin_any(&self, handle: BlockHandle) -> Result<(), HandleError> {
+        self.pin_by(handle, By::Owner)
+    }
+
+    fn pin_by(&self, handle: BlockHandle, by: By) -> Result<(), HandleError> {
+        self.update(&handle, by, |word| word.pin().map(|next| (next, ())))?
             .ok_or(HandleError::TooManyPins { id: handle.id, max: BlockWord::PINS_MAX })
     }
 
@@ -195,9 +224,19 @@ impl Core {
     ///
     /// # Errors
     ///
-    /// [`HandleError`]; nothing was changed.
+    /// [`HandleError`], also of a guarded block: the pin may be its owner's; nothing was changed.
     pub fn unpin(&self, handle: BlockHandle) -> Result<(), HandleError> {
-        self.update(&handle, |word| word.unpin().map(|next| (next, ())))?
+        self.unpin_by(handle, By::Handle)
+    }
+
+    /// As [`unpin`](Self::unpin), of a pin by [`pin_any`](Self::pin_any). The block may be free by now, and the pin gone
+    /// with it.
+    pub(crate) fn unpin_any(&self, handle: BlockHandle) {
+        let _ = self.unpin_by(handle, By::Owner);
+    }
+
+    fn unpin_by(&self, handle: BlockHandle, by: By) -> Result<(), HandleError> {
+        self.update(&handle, by, |word| word.unpin().map(|next| (next, ())))?
             .ok_or(HandleError::NotPinned { id: handle.id })?;
         // Who waits for a run can have it moved out of the way now.
         self.announce();
@@ -208,19 +247,18 @@ impl Core {
     ///
     /// # Errors
     ///
-    /// [`HandleError`], also of a block in a sequence's list, which its sequence seals; nothing was changed.
+    /// [`HandleError`], also of a guarded block, which its owner seals; nothing was changed.
     pub fn seal(&self, handle: BlockHandle) -> Result<(), HandleError> {
-        self.check_unlisted(&handle)?;
         // A good handle's word is not free.
-        self.update(&handle, |word| word.seal().map(|next| (next, ())))?;
+        self.update(&handle, By::Handle, |word| word.seal().map(|next| (next, ())))?;
         // As in `unpin`. Those that batches seal are announced with the batch's end.
         self.announce();
         Ok(())
     }
 
-    /// Seals a block that was in a sequence's list. Nothing happens if the handle is stale by now: it went its way.
-    pub(crate) fn seal_listed(&self, handle: BlockHandle) {
-        let _ = self.update(&handle, |word| word.seal().map(|next| (next, ())));
+    /// Seals a guarded block, for its owner. Nothing happens if the handle is stale by now: the block went its way.
+    pub(crate) fn seal_guarded(&self, handle: BlockHandle) {
+        let _ = self.update(&handle, By::Owner, |word| word.seal().map(|next| (next, ())));
     }
 
     /// Makes a sealed block writable again: true if it has one reference and is open now; false if it is shared, or its
@@ -228,14 +266,13 @@ impl Core {
     ///
     /// # Errors
     ///
-    /// [`HandleError`], also of a block in a sequence's list; nothing was changed.
+    /// [`HandleError`], also of a guarded block; nothing was changed.
     pub fn reopen(&self, handle: BlockHandle) -> Result<bool, HandleError> {
-        self.check_unlisted(&handle)?;
-        Ok(self.update(&handle, |word| word.reopen().map(|next| (next, ())))?.is_some())
+        Ok(self.update(&handle, By::Handle, |word| word.reopen().map(|next| (next, ())))?.is_some())
     }
 
-    /// As [`reopen`](Self::reopen), of a block in the list of a sequence, which the caller borrows mutably.
-    pub(crate) fn reopen_listed(&self, id: BlockId) -> bool {
+    /// As [`reopen`](Self::reopen), of a block of a lease, or in the list of a sequence, which the caller borrows mutably.
+    pub(crate) fn reopen_guarded(&self, id: BlockId) -> bool {
         // Acquire: what the other owners did before they went happens before we write, and so does a copy that was
         // dropped. Release: continues the order for whoever checks the word after us.
         let reopened = self.table.word(id).fetch_update(AcqRel, Acquire, |bits| {
@@ -274,11 +311,56 @@ impl Core {
         Err(self.refuse(handle))
     }
 
-    /// Refuses a handle whose block is in a sequence's list, where no reference is a handle's. This does not change as
-    /// long as the handle is good.
+    /// Makes the handles' references a lease's, if each is the only one of its block.
+    ///
+    /// # Errors
+    ///
+    /// [`HandleError`], [`HandleError::Shared`] and [`HandleError::Guarded`] among them, also for a handle that is in the
+    /// list twice; nothing was changed.
+    pub(crate) fn guard(&self, handles: &[BlockHandle]) -> Result<(), HandleError> {
+        for (i, handle) in handles.iter().enumerate() {
+            let guarded = self.update(handle, By::Handle, |word| word.guard().map(|next| (next, ())));
+            // A good handle's word is owned, and one that is guarded was refused.
+            let guarded = guarded.and_then(|done| done.ok_or(HandleError::Shared { id: handle.id }));
+            if let Err(error) = guarded {
+                self.unguard(handles[..i].iter().map(|handle| handle.id));
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a lease's references handles' again.
+    ///
+    /// # Panics
+    ///
+    /// If a block is not a lease's.
+    pub(crate) fn unguard(&self, ids: impl IntoIterator<Item = BlockId>) {
+        for id in ids {
+            // Release: who finds the bit gone, and frees the block by a handle that it had before, goes on with what the
+            // lease's owner did. Relaxed on the way in: the owner's reference orders what it may touch. Movers and pins
+            // change the word meanwhile; none of them looks at the bit.
+            let release = if cfg!(kvpool_mutant = "unguard_relaxed") { Relaxed } else { Release };
+            let atomic = self.table.word(id);
+            if cfg!(kvpool_mutant = "unguard_store")
+                && let Some(next) = BlockWord::from_bits(atomic.load(Relaxed)).unguard()
+            {
+                atomic.store(next.to_bits(), Release);
+                continue;
+            }
+            let gone = atomic.fetch_update(release, Relaxed, |bits| {
+                BlockWord::from_bits(bits).unguard().map(BlockWord::to_bits)
+            });
+            if let Err(bits) = gone {
+                panic!("block {id} given away by who does not lease it: {:?}", BlockWord::from_bits(bits));
+            }
+        }
+    }
+
+    /// Refuses a handle whose block is guarded: no reference on it is a handle's.
     #[inline]
-    fn check_unlisted(&self, handle: &BlockHandle) -> Result<(), HandleError> {
-        if self.check(handle)?.is_listed() { Err(HandleError::Listed { handle: *handle }) } else { Ok(()) }
+    fn check_unguarded(&self, handle: &BlockHandle) -> Result<(), HandleError> {
+        if self.check(handle)?.is_guarded() { Err(HandleError::Guarded { handle: *handle }) } else { Ok(()) }
     }
 
     #[inline]
@@ -322,10 +404,11 @@ impl Core {
     pub(super) fn update<R>(
         &self,
         handle: &BlockHandle,
+        by: By,
         transition: impl Fn(BlockWord) -> Option<(BlockWord, R)>,
     ) -> Result<Option<R>, HandleError> {
         if self.is_of_this_pool(handle) {
-            self.update_checked(handle, transition)
+            self.update_checked(handle, by, transition)
         } else {
             Err(self.refuse(handle))
         }
@@ -336,6 +419,7 @@ impl Core {
     fn update_checked<R>(
         &self,
         handle: &BlockHandle,
+        by: By,
         transition: impl Fn(BlockWord) -> Option<(BlockWord, R)>,
     ) -> Result<Option<R>, HandleError> {
         let atomic = self.table.word(handle.id);
@@ -346,6 +430,10 @@ impl Core {
             if !skips && !self.is_current(handle, word) {
                 return Err(self.refuse(handle));
             }
+            let is_looked_at = !(cfg!(kvpool_mutant = "unguarded_retry") && is_retry);
+            if by == By::Handle && word.is_guarded() && is_looked_at {
+                return Err(HandleError::Guarded { handle: *handle });
+            }
             let Some((next, result)) = transition(word) else { return Ok(None) };
             // Acquire and Release: as in `release_word`; a transition is a release at the most.
             match atomic.compare_exchange_weak(word.to_bits(), next.to_bits(), AcqRel, Acquire) {
@@ -355,6 +443,15 @@ impl Core {
             }
             is_retry = true;
         }
+    }
+
+    /// Refuses a list of handles to free, before anything is changed.
+    #[inline]
+    fn check_list(&self, handles: &[BlockHandle]) -> Result<(), HandleError> {
+        for handle in handles {
+            self.check_unguarded(handle)?;
+        }
+        self.check_repeats(handles)
     }
 
     /// Refuses a list in which a block stands more often than it has references.

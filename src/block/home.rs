@@ -3,12 +3,15 @@
 //! Homes stand in a list that only grows; the home of a thread that has ended is taken over by the next new thread.
 //! Who lives in one is [`Resident`](super::Resident)'s matter.
 
+use std::cell::Cell;
 use std::ptr;
 
 use crate::batch::Limbo;
 use crate::frame::{Cache, OwnerCell};
 use crate::ids::{FrameId, Run, Ticket};
-use crate::sync::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, CachePadded, Ordering::*};
+use crate::sync::{
+    AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, CachePadded, Ordering::*, thread_local_const,
+};
 
 use super::blocks::Core;
 use super::release::Returning;
@@ -110,9 +113,14 @@ impl Home {
     }
 }
 
-/// A home that the current thread owns for the moment.
+/// A home that the current thread owns for the moment: for a step that runs nobody else's code.
 #[derive(Clone, Copy)]
 pub(super) struct Seat<'a>(&'a Home);
+
+/// A seat that stays the thread's while a user's code runs further down the stack: a storage that wipes frames, a policy
+/// that is asked for a victim, a waker. See [`Seat::seated`].
+#[derive(Clone, Copy)]
+pub(super) struct Seated<'a>(Seat<'a>);
 
 impl<'a> Seat<'a> {
     /// # Safety
@@ -129,14 +137,14 @@ impl<'a> Seat<'a> {
         self.0.taken.store(false, Release);
     }
 
-    /// Runs `f` on the contents, unless a visitor has them: then the caller goes without.
+    /// The seat for a longer way, on which a user's code may run. Until `f` returns, the thread gives up no home.
     #[inline]
-    pub(super) fn enter<R>(self, f: impl FnOnce(&mut Local) -> R) -> Option<R> {
-        // SAFETY: a seat is made for the home's owner, and is not `Send`.
-        unsafe { self.0.cell.enter(|local| self.0.mirrored(local, f)) }
+    pub(super) fn seated<R>(self, f: impl FnOnce(Seated<'_>) -> R) -> R {
+        let _counted = SeatedThread::count();
+        f(Seated(self))
     }
 
-    /// As [`enter`](Self::enter), for what touches the magazines alone.
+    /// Runs `f`, which runs nobody else's code, on the magazines, unless a visitor has them: then the caller goes without.
     #[inline]
     pub(super) fn enter_cache<R>(self, f: impl FnOnce(&mut Cache) -> R) -> Option<R> {
         let section = |local: &mut Local| {
@@ -144,8 +152,47 @@ impl<'a> Seat<'a> {
             self.0.cached.store(local.cache.len() as u32, Relaxed);
             result
         };
-        // SAFETY: as in `enter`.
+        // SAFETY: a seat is made for the home's owner, and is not `Send`.
         unsafe { self.0.cell.enter(section) }
+    }
+}
+
+impl Seated<'_> {
+    /// Runs `f` on the contents, unless a visitor has them: then the caller goes without.
+    #[inline]
+    pub(super) fn enter<R>(self, f: impl FnOnce(&mut Local) -> R) -> Option<R> {
+        let home = self.0.0;
+        // SAFETY: as in `Seat::enter_cache`.
+        unsafe { home.cell.enter(|local| home.mirrored(local, f)) }
+    }
+}
+
+thread_local_const! {
+    /// [Seated](Seated) calls that the thread is in.
+    static SEATED: Cell<usize> = Cell::new(0);
+}
+
+/// Counts a seated call of the thread for as long as it lives.
+pub(super) struct SeatedThread;
+
+impl SeatedThread {
+    #[inline]
+    fn count() -> Self {
+        // A thread that is past having locals gives up no home either.
+        let _ = SEATED.try_with(|calls| calls.set(calls.get() + 1));
+        Self
+    }
+
+    /// Whether the thread is in no seated call: it is about to use none of its homes.
+    pub(super) fn is_out() -> bool {
+        SEATED.try_with(|calls| calls.get() == 0).unwrap_or(false)
+    }
+}
+
+impl Drop for SeatedThread {
+    #[inline]
+    fn drop(&mut self) {
+        let _ = SEATED.try_with(|calls| calls.set(calls.get() - 1));
     }
 }
 

@@ -33,6 +33,7 @@ use crate::sync::{Arc, Ordering::*};
 
 use super::BlockWord;
 use super::blocks::Core;
+use super::handles::By;
 use super::release::Freed;
 
 /// Who knows what evictable blocks hold, and which of them goes first.
@@ -101,7 +102,7 @@ impl Core {
     /// Registers a block of a sequence's list with the cache: from now on its bytes are final. Nothing happens if the
     /// handle is stale by now, and false is returned: it went its way.
     pub(crate) fn seal_cached(&self, handle: BlockHandle) -> bool {
-        self.update(&handle, |word| word.seal_cached().map(|next| (next, ())))
+        self.update(&handle, By::Owner, |word| word.seal_cached().map(|next| (next, ())))
             .is_ok_and(|done| done.is_some())
     }
 

@@ -18,7 +18,13 @@
 //!   collected. The word says so, so that the audit can tell such a frame from a lost one.
 //! - refs == 0 and cached: whoever hits or evicts it, by compare-exchange only (`keep`).
 //! - refs > 0: anyone who holds a reference or a handle, by compare-exchange only. A handle's generation is compared
-//!   with the word's before each attempt.
+//!   with the word's before each attempt, and what only owners may do to a guarded block is refused to it there.
+//!
+//! # Who may release a reference
+//!
+//! Each reference has one owner: a lease or a sequence's list (the block is *guarded*), or handles, which are counted by
+//! who has them. A lease and a list release by id, what they own; a handle releases what no lease and no list owns. The word
+//! says which of the two it is, and both releases compare that bit in the very step that takes the reference.
 //!
 //! # Conservation
 //!

@@ -7,7 +7,7 @@ use super::{AllocRequest, Blocks};
 /// A block for a list; `None` if there is none.
 pub fn allocate_listed(blocks: &Blocks, request: &AllocRequest) -> Option<BlockId> {
     let mut taken = None;
-    blocks.allocate_listed(request, None, &mut |id| taken = Some(id)).ok().and(taken)
+    blocks.allocate_guarded(request, None, &mut |id| taken = Some(id)).ok().and(taken)
 }
 
 /// One reference less on each block of a list.

@@ -122,7 +122,12 @@ impl Wave {
 
     /// The bytes have been copied: each block is in its new frame from now on, unless it gave way meanwhile, which
     /// `gave_way` is told of, when all is done. Returns how many moved.
-    pub fn publish(mut self, gave_way: &mut dyn FnMut(FrameId, GaveWay)) -> usize {
+    ///
+    /// # Safety
+    ///
+    /// If the pool has storage, the bytes of all [moves](Self::moves) are in their new frames: what is read there from now
+    /// on, in safe code, is taken for what the block's owner wrote.
+    pub unsafe fn publish(mut self, gave_way: &mut dyn FnMut(FrameId, GaveWay)) -> usize {
         let (mut moved, mut left) = (Vec::with_capacity(self.moving.len()), Vec::new());
         let mut stayed = Vec::new();
         for moving in self.moving.drain(..) {

@@ -8,7 +8,7 @@ use crate::ids::{BlockId, FrameId, Run, Ticket};
 use crate::sync::{AtomicU64, Ordering, Ordering::*};
 
 use super::blocks::Core;
-use super::home::Seat;
+use super::home::{Seat, Seated};
 use super::keep::Kept;
 use super::{BlockWord, Blocks, FEW, Released};
 
@@ -109,10 +109,16 @@ impl Blocks {
     ///
     /// # Panics
     ///
-    /// If a block is free, or in a sequence's list: somebody released a reference that was not theirs.
+    /// If a block is free, or guarded: somebody released a reference that was not theirs.
     #[inline]
     pub fn release(&self, ids: &[BlockId]) {
         self.release_as(ids, false);
+    }
+
+    /// As [`release`](Self::release), of a lease's blocks.
+    #[inline]
+    pub(crate) fn release_leased(&self, ids: &[BlockId]) {
+        self.release_as(ids, true);
     }
 
     /// As [`release`](Self::release), of blocks that were in a sequence's list.
@@ -147,19 +153,19 @@ impl Blocks {
     }
 
     #[inline]
-    fn release_as(&self, ids: &[BlockId], listed: bool) {
+    fn release_as(&self, ids: &[BlockId], guarded: bool) {
         if let [id] = ids {
-            self.release_one(self.recent_seat(), *id, listed);
+            self.release_one(self.recent_seat(), *id, guarded);
         } else if ids.len() <= FEW {
-            self.release_few(self.recent_seat(), ids, listed);
+            self.release_few(self.recent_seat(), ids, guarded);
         } else {
-            self.with_seat(|seat| self.release_at(seat, ids, listed));
+            self.with_seat(|seat| self.release_at(seat, ids, guarded));
         }
     }
 
     #[inline]
-    pub(super) fn release_one(&self, seat: Option<Seat<'_>>, id: BlockId, listed: bool) {
-        if let Some(frame) = self.release_word(id, listed)
+    pub(super) fn release_one(&self, seat: Option<Seat<'_>>, id: BlockId, guarded: bool) {
+        if let Some(frame) = self.release_word(id, guarded)
             && !self.give_back_one(seat, frame)
         {
             self.give_back_frames(seat, &[frame]);
@@ -167,11 +173,11 @@ impl Blocks {
     }
 
     #[inline(never)]
-    pub(super) fn release_few(&self, seat: Option<Seat<'_>>, ids: &[BlockId], listed: bool) {
+    pub(super) fn release_few(&self, seat: Option<Seat<'_>>, ids: &[BlockId], guarded: bool) {
         let mut frames = [FrameId(0); FEW];
         let mut count = 0;
         for &id in ids {
-            if let Some(frame) = self.release_word(id, listed) {
+            if let Some(frame) = self.release_word(id, guarded) {
                 frames[count] = frame;
                 count += 1;
             }
@@ -188,17 +194,17 @@ impl Blocks {
         let mut freed = Freed::new();
         frames.iter().for_each(|&frame| freed.push(frame));
         match seat {
-            Some(seat) => self.give_back(Some(seat), &freed.runs),
+            Some(seat) => seat.seated(|seat| self.give_back(Some(seat), &freed.runs)),
             None => self.with_seat(|seat| self.give_back(seat, &freed.runs)),
         }
     }
 }
 
 impl Core {
-    pub(super) fn release_at(&self, seat: Option<Seat<'_>>, ids: &[BlockId], listed: bool) {
+    pub(super) fn release_at(&self, seat: Option<Seated<'_>>, ids: &[BlockId], guarded: bool) {
         let mut freed = Freed::new();
         for &id in ids {
-            if let Some(frame) = self.release_word(id, listed) {
+            if let Some(frame) = self.release_word(id, guarded) {
                 freed.push(frame);
             }
         }
@@ -207,12 +213,12 @@ impl Core {
 
     /// One reference less; the frame, if that was the last.
     #[inline]
-    fn release_word(&self, id: BlockId, listed: bool) -> Option<FrameId> {
+    fn release_word(&self, id: BlockId, guarded: bool) -> Option<FrameId> {
         let atomic = self.table.word(id);
         let word = BlockWord::from_bits(atomic.load(Relaxed));
-        match word.release_only(listed) {
+        match word.release_only(guarded) {
             Some(next) if self.is_released(id, atomic, word, next) => Some(next.frame()),
-            _ => self.release_shared(id, listed),
+            _ => self.release_shared(id, guarded),
         }
     }
 
@@ -237,11 +243,11 @@ impl Core {
     /// As [`release_word`](Self::release_word), of a block that has other references, or is moving, or that somebody else
     /// changes.
     #[inline(never)]
-    fn release_shared(&self, id: BlockId, listed: bool) -> Option<FrameId> {
+    fn release_shared(&self, id: BlockId, guarded: bool) -> Option<FrameId> {
         let atomic = self.table.word(id);
         let mut word = BlockWord::from_bits(atomic.load(Relaxed));
         loop {
-            let released = word.release().filter(|_| word.is_listed() == listed);
+            let released = word.release().filter(|_| word.is_guarded() == guarded);
             let released = released.unwrap_or_else(|| not_the_callers(id, word));
             match atomic.compare_exchange_weak(word.to_bits(), released.word().to_bits(), RELEASE, Relaxed) {
                 Ok(_) => return self.released(id, released),
@@ -260,7 +266,7 @@ impl Core {
                 word = self.outlive(id, word, next);
                 continue;
             }
-            let released = word.release().filter(|_| word.is_listed());
+            let released = word.release().filter(|_| word.is_guarded());
             let released = released.unwrap_or_else(|| not_the_callers(id, word));
             match atomic.compare_exchange_weak(word.to_bits(), released.word().to_bits(), RELEASE, Relaxed) {
                 Ok(_) => {
@@ -321,7 +327,7 @@ impl Core {
     /// Frames whose blocks are free: at once to where they are reused, or aside if a batch may still see them. Who waits for
     /// blocks is told.
     #[inline(never)]
-    pub(super) fn give_back(&self, seat: Option<Seat<'_>>, runs: &[Run]) {
+    pub(super) fn give_back(&self, seat: Option<Seated<'_>>, runs: &[Run]) {
         if runs.is_empty() {
             return;
         }

@@ -19,7 +19,7 @@ pub enum Priority {
 ///
 /// ```
 /// use kvpool::ids::SequenceId;
-/// use kvpool::block::{AllocRequest, Priority};
+/// use kvpool::pool::{AllocRequest, Priority};
 ///
 /// let request = AllocRequest::new(10).sequence(SequenceId(7)).priority(Priority::High);
 /// assert_eq!(request.blocks, 10);
@@ -32,7 +32,7 @@ pub struct AllocRequest {
     pub sequence: Option<SequenceId>,
     /// Who goes first among those who wait, and who may have the reserve; recorded with the blocks.
     pub priority: Priority,
-    /// Whether the blocks start out pinned once: neither evicted nor moved until unpinned.
+    /// Whether the blocks start out pinned once: neither evicted nor moved until they are free, or are unpinned by handle.
     pub pinned: bool,
     /// Whether the blocks must lie in consecutive frames.
     pub contiguous: bool,

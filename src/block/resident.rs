@@ -12,6 +12,13 @@
 //! leases touch: cloning one `Arc` of the whole pool for each lease would put a line on the hot path that all threads
 //! write. A thread-local keeps metadata alive too, never the storage; it lets go when the thread ends, or opens a home
 //! in another pool after this one was closed.
+//!
+//! # A user's code
+//!
+//! The longer ways through the pool run a user's code while the thread's seat is in use further up the stack. That code may
+//! drop the last reference to the pool and open a home elsewhere. If the thread let go of its home here then, another thread
+//! could move in, and two would enter one cell. So only a thread that is in no [seated](Seat::seated) call lets go; and what
+//! needs a [`Seated`] is not to be had without being counted.
 
 use std::cell::{Cell, RefCell};
 use std::ptr;
@@ -21,7 +28,7 @@ use crate::ids::{BlockHandle, BlockId};
 use crate::sync::{Arc, thread_local, thread_local_const};
 
 use super::blocks::Core;
-use super::home::{Home, Seat};
+use super::home::{Home, Seat, Seated, SeatedThread};
 use super::{AllocRequest, Blocks, FEW};
 
 /// Keeps a pool's blocks alive for the leases of one thread; see the [module](self).
@@ -68,41 +75,48 @@ impl Resident {
     pub(crate) fn allocate(
         &self,
         request: &AllocRequest,
+        guarded: bool,
         take: &mut dyn FnMut(BlockId),
     ) -> Result<(), AllocError> {
-        self.anchor.0.allocate_at(Some(self.seat()), request, None, false, take)
+        self.seat().seated(|seat| self.anchor.0.allocate_at(Some(seat), request, None, guarded, take))
     }
 
     #[inline]
-    pub(crate) fn allocate_one(&self, request: &AllocRequest) -> Option<BlockId> {
-        self.anchor.0.allocate_one_at(self.seat(), request)
+    pub(crate) fn allocate_one<const GUARDED: bool>(&self, request: &AllocRequest) -> Option<BlockId> {
+        self.anchor.0.allocate_one_at::<GUARDED>(self.seat(), request)
     }
 
     #[inline]
-    pub(crate) fn allocate_few(&self, request: &AllocRequest, out: &mut [BlockId; FEW]) -> bool {
-        self.anchor.0.allocate_few_at(self.seat(), request, out)
+    pub(crate) fn allocate_few<const GUARDED: bool>(
+        &self,
+        request: &AllocRequest,
+        out: &mut [BlockId; FEW],
+    ) -> bool {
+        self.anchor.0.allocate_few_at::<GUARDED>(self.seat(), request, out)
     }
 
     pub(crate) fn free(&self, handles: &[BlockHandle]) -> Result<(), HandleError> {
         match handles {
             [handle] => self.anchor.0.free_one(Some(self.seat()), handle),
-            _ => self.anchor.0.free_at(Some(self.seat()), handles),
+            _ if handles.len() <= FEW => self.anchor.0.free_few(Some(self.seat()), handles),
+            _ => self.seat().seated(|seat| self.anchor.0.free_many(Some(seat), handles)),
         }
     }
 
+    /// Gives up a lease's references.
     #[inline]
-    pub(crate) fn release(&self, ids: &[BlockId]) {
+    pub(crate) fn release_leased(&self, ids: &[BlockId]) {
         if let [id] = ids {
-            self.anchor.0.release_one(Some(self.seat()), *id, false);
+            self.anchor.0.release_one(Some(self.seat()), *id, true);
         } else if ids.len() <= FEW {
-            self.anchor.0.release_few(Some(self.seat()), ids, false);
+            self.anchor.0.release_few(Some(self.seat()), ids, true);
         } else {
-            self.anchor.0.release_at(Some(self.seat()), ids, false);
+            self.seat().seated(|seat| self.anchor.0.release_at(Some(seat), ids, true));
         }
     }
 
     pub(crate) fn flush(&self) {
-        self.seat().enter(|local| local.surrender(&self.anchor.0));
+        self.seat().seated(|seat| seat.enter(|local| local.surrender(&self.anchor.0)));
         self.anchor.0.announce();
     }
 }
@@ -111,7 +125,7 @@ impl Drop for Resident {
     fn drop(&mut self) {
         let core: &Core = &self.anchor.0;
         // A visitor that has the contents just now empties them itself.
-        self.seat().enter(|local| local.surrender(core));
+        self.seat().seated(|seat| seat.enter(|local| local.surrender(core)));
         core.announce();
         self.seat().leave();
     }
@@ -144,11 +158,13 @@ impl Drop for Residences {
 impl Blocks {
     /// Calls `f` with the current thread's seat, or with none if the thread is past having one.
     #[inline]
-    pub(super) fn with_seat<R>(&self, f: impl FnOnce(Option<Seat<'_>>) -> R) -> R {
-        f(self.residence().map(|(_, home, _)| {
-            // SAFETY: the thread's list keeps the home's pool alive, and the home is this thread's.
-            unsafe { Seat::new(&*home) }
-        }))
+    pub(super) fn with_seat<R>(&self, f: impl FnOnce(Option<Seated<'_>>) -> R) -> R {
+        match self.residence() {
+            // SAFETY: the thread's list keeps the home's pool alive, and the home is this thread's, until it is let go of,
+            // which it is not while we are seated.
+            Some((_, home, _)) => unsafe { Seat::new(&*home) }.seated(|seat| f(Some(seat))),
+            None => f(None),
+        }
     }
 
     /// The current thread's anchor, or a fresh one if the thread is past having one.
@@ -166,11 +182,11 @@ impl Blocks {
         }
     }
 
-    /// The current thread's seat, if this is the pool that it used last.
+    /// The current thread's seat, if this is the pool that it used last: for a step that runs nobody else's code.
     #[inline]
     pub(super) fn recent_seat(&self) -> Option<Seat<'_>> {
         let (pool, home, _) = RECENT.try_with(Cell::get).ok()?;
-        // SAFETY: as in `with_seat`.
+        // SAFETY: as in `with_seat`; the thread gives no home up before it runs other code.
         (pool == self.core_ptr()).then(|| unsafe { Seat::new(&*home) })
     }
 
@@ -191,7 +207,10 @@ impl Blocks {
                 let at = known.unwrap_or_else(|| {
                     // The pool used last may be among those that go, and its address be used again before we are done.
                     RECENT.with(|recent| recent.set(NOWHERE));
-                    residences.retain(|at| !at.anchor.0.is_closed());
+                    // Reached by `no_users_code_takes_a_home_from_under_its_thread`.
+                    if SeatedThread::is_out() {
+                        residences.retain(|at| !at.anchor.0.is_closed());
+                    }
                     residences.push(Resident::new(self));
                     residences.len() - 1
                 });
@@ -214,3 +233,6 @@ pub fn flush_thread() {
         }
     });
 }
+
+#[cfg(all(test, not(kvpool_loom)))]
+mod tests;

@@ -310,7 +310,7 @@ impl Waiting<'_> {
         if has_turn { Poll::Ready(()) } else { Poll::Pending }
     }
 
-    /// Tries, in its turn. On success every block is passed to `take`; else there is nothing to be had now, and another
+    /// Tries, in its turn, for a lease. On success every block is passed to `take`; else there is nothing to be had now, and another
     /// turn will come.
     ///
     /// # Errors
@@ -341,7 +341,7 @@ impl Waiting<'_> {
         let gathered = self.blocks.with_seat(|seat| self.blocks.gather(seat, request, None, &mut grab));
         self.is_sure = self.is_fenced && grab.is_sure;
         match gathered {
-            Ok(()) => self.blocks.hand_out(&grab, request, false, take),
+            Ok(()) => self.blocks.hand_out(&grab, request, true, take),
             Err(_) => self.tried(),
         }
         gathered

@@ -9,19 +9,28 @@
 //! | 60 | sealed | the bytes are final: written by a batch that has ended |
 //! | 61 | moving | owned: the bytes are being copied to another frame. Free: the frame is held, as a destination or for good |
 //! | 62 | cached | known to the prefix cache. Without references: evictable, its bytes are kept until the frame is needed |
-//! | 63 | listed | in a sequence's list: its references are the lists', and no handle or lease shares or frees it |
+//! | 63 | guarded | its references belong to a lease or to sequences' lists, which alone share, seal, reopen, unpin and release it; a handle reads it |
 //!
 //! # Transitions
 //!
 //! ```text
 //! free (references 0) --allocate--> owned --share/release--> owned --release of the last--> free, generation + 1
+//! owned, by handles --guard, of the only reference--> guarded --unguard, of the only reference--> owned, by handles
 //! owned --seal--> sealed --begin_move--> moving --publish--> sealed, in another frame
 //!                 sealed --reopen--> owned        moving --end_move--> sealed, where it was
 //!                                                 moving --last release--> held: the mover has the frame
-//! owned --seal_cached--> cached --release of the last--> evictable, generation + 1
-//!                        cached <--hit-- evictable --evict--> free
+//! guarded --seal_cached--> cached --release of the last--> evictable, generation + 1
+//!                          cached <--hit-- evictable --evict--> free
 //! free --hold--> held (free, moving) --unhold--> free        only by whoever has the frame
 //! ```
+//!
+//! # Guarded blocks
+//!
+//! An allocation says whether its blocks are guarded, and it stays so until the block is free, but for the two steps
+//! above. A lease's block has one reference, the lease's, which is given up by id: without the bit, a handle could give
+//! the same reference up first, and the lease would then release a block that another owner has by now. So each
+//! transition that a handle asks for looks at the bit in the word that it replaces, and each that an owner asks for
+//! requires it. Moves do not look at it, nor change it. Model: `loom-tests/tests/guarded.rs`.
 //!
 //! An evictable block moves as an owned one does, also while it is hit or released again. It is evicted between moves
 //! only.
@@ -51,7 +60,7 @@ const PINS_MASK: u64 = ((1 << PINS_BITS) - 1) << PINS_SHIFT;
 const SEALED: u64 = 1 << FLAGS_SHIFT;
 const MOVING: u64 = 1 << (FLAGS_SHIFT + 1);
 const CACHED: u64 = 1 << (FLAGS_SHIFT + 2);
-const LISTED: u64 = 1 << (FLAGS_SHIFT + 3);
+const GUARDED: u64 = 1 << (FLAGS_SHIFT + 3);
 
 const ONE_REF: u64 = 1 << REFS_SHIFT;
 const ONE_PIN: u64 = 1 << PINS_SHIFT;
@@ -204,22 +213,34 @@ impl BlockWord {
         if self.is_held() { Some(Self(self.0 & !MOVING)) } else { None }
     }
 
-    /// free -> owned once, with `pinned` pins (0 or 1). Only on a free word.
+    /// free -> owned once, with `pinned` pins (0 or 1), by a lease or a list if it is `guarded`, else by a handle. Only on
+    /// a free word.
     #[inline]
-    pub const fn allocate(self, pinned: bool) -> Self {
-        Self(self.0 + ONE_REF + if pinned { ONE_PIN } else { 0 })
+    pub const fn allocate(self, pinned: bool, guarded: bool) -> Self {
+        let owned = if guarded { ONE_REF | GUARDED } else { ONE_REF };
+        Self(self.0 + owned + if pinned { ONE_PIN } else { 0 })
     }
 
-    /// In a sequence's list, until it is free.
+    /// Whether its references belong to a lease or to sequences' lists.
     #[inline]
-    pub const fn listed(self, listed: bool) -> Self {
-        Self(if listed { self.0 | LISTED } else { self.0 & !LISTED })
+    pub const fn is_guarded(self) -> bool {
+        self.0 & GUARDED != 0
     }
 
-    /// Whether it is in sequences' lists, which alone share and release it.
+    /// The only reference goes from a handle to a lease. `None`: free, shared, or guarded already.
     #[inline]
-    pub const fn is_listed(self) -> bool {
-        self.0 & LISTED != 0
+    pub const fn guard(self) -> Option<Self> {
+        if self.refs() == 1 && !self.is_guarded() { Some(Self(self.0 | GUARDED)) } else { None }
+    }
+
+    /// The only reference goes from a lease to a handle. `None`: free, shared, cached, or not guarded.
+    #[inline]
+    pub const fn unguard(self) -> Option<Self> {
+        if self.refs() == 1 && self.is_guarded() && !self.is_cached() {
+            Some(Self(self.0 & !GUARDED))
+        } else {
+            None
+        }
     }
 
     /// One more reference. `None`: not owned, or full.
@@ -233,7 +254,7 @@ impl BlockWord {
     pub const fn hit(self) -> Option<Self> {
         let full = self.0 & REFS_MASK == REFS_MASK;
         let cached = self.is_cached() || (cfg!(kvpool_mutant = "hit_evicted") && !self.is_owned());
-        if !cached || full { None } else { Some(Self((self.0 + ONE_REF) | LISTED)) }
+        if !cached || full { None } else { Some(Self((self.0 + ONE_REF) | GUARDED)) }
     }
 
     /// evictable -> free: the caller owns the frame. `None`: owned, or free, or just being moved.
@@ -280,11 +301,11 @@ impl BlockWord {
     }
 
     /// The most frequent [`release`](Self::release), in one comparison: of the only reference of a block that is not moving
-    /// or cached, and is in a list or not as the caller knows it. The word of the block that is free. `None`: something else.
+    /// or cached, and is guarded or not as the caller knows it. The word of the block that is free. `None`: something else.
     #[inline]
-    pub const fn release_only(self, listed: bool) -> Option<Self> {
-        let only = if listed { ONE_REF | LISTED } else { ONE_REF };
-        if self.0 & (REFS_MASK | MOVING | CACHED | LISTED) == only { Some(self.freed()) } else { None }
+    pub const fn release_only(self, guarded: bool) -> Option<Self> {
+        let only = if guarded { ONE_REF | GUARDED } else { ONE_REF };
+        if self.0 & (REFS_MASK | MOVING | CACHED | GUARDED) == only { Some(self.freed()) } else { None }
     }
 
     /// Free, of the next generation.
@@ -319,10 +340,10 @@ impl BlockWord {
         if self.is_owned() { Some(Self(self.0 | SEALED)) } else { None }
     }
 
-    /// The bytes are final, and the prefix cache knows the block. `None`: not owned, or in no sequence's list.
+    /// The bytes are final, and the prefix cache knows the block. `None`: not owned, or not guarded.
     #[inline]
     pub const fn seal_cached(self) -> Option<Self> {
-        if self.is_owned() && self.is_listed() { Some(Self(self.0 | SEALED | CACHED)) } else { None }
+        if self.is_owned() && self.is_guarded() { Some(Self(self.0 | SEALED | CACHED)) } else { None }
     }
 
     /// The bytes will change again. `None`: free, shared, cached, or being copied, so that the writer must copy first.
@@ -389,7 +410,7 @@ impl fmt::Debug for BlockWord {
             .field("sealed", &self.is_sealed())
             .field("moving", &self.is_moving())
             .field("cached", &self.is_cached())
-            .field("listed", &self.is_listed())
+            .field("guarded", &self.is_guarded())
             .finish()
     }
 }
@@ -429,10 +450,29 @@ mod tests {
             let Some(Released::Last { word: freed, carry }) = word.release() else { panic!("{word:?}") };
             prop_assert_eq!(freed.frame(), word.frame());
             prop_assert!(freed.is_free() && freed.pins() == 0);
-            prop_assert!(!freed.is_sealed() && !freed.is_moving() && !freed.is_cached() && !freed.is_listed());
+            prop_assert!(!freed.is_sealed() && !freed.is_moving() && !freed.is_cached() && !freed.is_guarded());
             prop_assert_eq!(freed.generation_low(), (word.generation_low() + 1) % (1 << GENERATION_BITS));
             prop_assert_eq!(carry, freed.generation_low() == 0);
             prop_assert_eq!(freed.release(), None);
+        }
+
+        #[test]
+        fn a_lease_and_a_handle_hand_over_the_only_reference(word in words()) {
+            match (word.guard(), word.unguard()) {
+                (Some(guarded), None) => {
+                    prop_assert!(word.refs() == 1 && !word.is_guarded() && guarded.is_guarded());
+                    prop_assert_eq!(guarded.to_bits() ^ word.to_bits(), GUARDED);
+                    prop_assert!(word.is_cached() || guarded.unguard() == Some(word));
+                    prop_assert_eq!(guarded.release_only(false), None);
+                }
+                (None, Some(raw)) => {
+                    prop_assert!(word.refs() == 1 && word.is_guarded() && !word.is_cached());
+                    prop_assert_eq!(raw.guard(), Some(word));
+                    prop_assert_eq!(raw.release_only(true), None);
+                }
+                (None, None) => prop_assert!(word.refs() != 1 || word.is_cached()),
+                both => prop_assert!(false, "{:?}: {:?}", word, both),
+            }
         }
 
         #[test]
@@ -472,7 +512,7 @@ mod tests {
             (held.frame(), held.unhold(), held.hold(), free.unhold()),
             (FrameId(77), Some(free), None, None)
         );
-        let owned = free.allocate(false).seal().unwrap();
+        let owned = free.allocate(false, false).seal().unwrap();
         assert_eq!((owned.hold(), owned.unhold()), (None, None));
         let moving = owned.begin_move().unwrap();
         assert!(!moving.is_held() && moving.unhold().is_none(), "an owner's move is not a hold");
@@ -482,10 +522,13 @@ mod tests {
 
     #[test]
     fn an_allocated_block_has_one_owner_and_nothing_else() {
-        let word = BlockWord::free(FrameId(77)).allocate(false);
+        let free = BlockWord::free(FrameId(77));
+        let word = free.allocate(false, false);
         assert_eq!((word.frame(), word.refs(), word.pins()), (FrameId(77), 1, 0));
-        assert!(!word.is_sealed() && !word.is_moving() && !word.is_cached());
-        assert_eq!(BlockWord::free(FrameId(77)).allocate(true).pins(), 1);
+        assert!(!word.is_sealed() && !word.is_moving() && !word.is_cached() && !word.is_guarded());
+        assert_eq!(free.allocate(true, false).pins(), 1);
+        let guarded = free.allocate(true, true);
+        assert_eq!((guarded.refs(), guarded.pins(), guarded.is_guarded()), (1, 1, true));
         assert_eq!(word.seal().unwrap().share().unwrap().reopen(), None, "shared bytes must be copied first");
     }
 }

@@ -30,6 +30,7 @@ mod resize;
 mod snapshot;
 mod task;
 
+pub use crate::block::GaveWay;
 pub use bytes::{Bytes, FrameCopier};
 pub use compactor::{Compactor, DefragOptions, WAVE_BYTES};
 pub use error::{Blocker, DefragError, ResizeError};

@@ -36,9 +36,9 @@ impl PoolHandle {
     /// [`AllocError`]; the pool is unchanged.
     #[inline]
     pub fn allocate(&self, request: AllocRequest) -> Result<Lease<'_>, AllocError> {
-        match self.allocate_one(&request) {
+        match self.allocate_one::<true>(&request) {
             Some(id) => Ok(Lease::new(Root::Borrowed(self.pool.blocks()), LeasedIds::one(id))),
-            None => Ok(Lease::new(Root::Borrowed(self.pool.blocks()), self.allocate_ids(&request)?)),
+            None => Ok(Lease::new(Root::Borrowed(self.pool.blocks()), self.allocate_ids::<true>(&request)?)),
         }
     }
 
@@ -49,9 +49,9 @@ impl PoolHandle {
     /// [`AllocError`]; the pool is unchanged.
     #[inline]
     pub fn allocate_owned(&self, request: AllocRequest) -> Result<Lease<'static>, AllocError> {
-        let ids = match self.allocate_one(&request) {
+        let ids = match self.allocate_one::<true>(&request) {
             Some(id) => LeasedIds::one(id),
-            None => self.allocate_ids(&request)?,
+            None => self.allocate_ids::<true>(&request)?,
         };
         Ok(Lease::new(Root::Owned(Arc::clone(self.resident.anchor())), ids))
     }
@@ -63,31 +63,36 @@ impl PoolHandle {
     /// [`AllocError`]; the pool and `out` are unchanged.
     #[inline]
     pub fn allocate_raw(&self, request: AllocRequest, out: &mut Vec<BlockHandle>) -> Result<(), AllocError> {
-        match self.allocate_one(&request) {
+        match self.allocate_one::<false>(&request) {
             Some(id) => out.push(self.pool.blocks().handle(id)),
-            None => out.extend(self.allocate_ids(&request)?.iter().map(|&id| self.pool.blocks().handle(id))),
+            None => {
+                let ids = self.allocate_ids::<false>(&request)?;
+                out.extend(ids.iter().map(|&id| self.pool.blocks().handle(id)));
+            }
         }
         Ok(())
     }
 
+    /// One block for a lease (guarded), or for a handle.
     #[inline]
-    fn allocate_one(&self, request: &AllocRequest) -> Option<BlockId> {
+    fn allocate_one<const GUARDED: bool>(&self, request: &AllocRequest) -> Option<BlockId> {
         if self.pool.0.sampler.is_due() || request.blocks != 1 {
             None
         } else {
-            self.resident.allocate_one(request)
+            self.resident.allocate_one::<GUARDED>(request)
         }
     }
 
+    /// Any number of them.
     #[inline(never)]
-    fn allocate_ids(&self, request: &AllocRequest) -> Result<LeasedIds, AllocError> {
+    fn allocate_ids<const GUARDED: bool>(&self, request: &AllocRequest) -> Result<LeasedIds, AllocError> {
         self.pool.0.sampler.time(|| {
             let mut few = [BlockId(0); FEW];
-            if self.resident.allocate_few(request, &mut few) {
+            if self.resident.allocate_few::<GUARDED>(request, &mut few) {
                 return Ok(LeasedIds::few(few, request.blocks));
             }
             let mut ids = SmallVec::new();
-            self.resident.allocate(request, &mut |id| ids.push(id))?;
+            self.resident.allocate(request, GUARDED, &mut |id| ids.push(id))?;
             Ok(LeasedIds::more(ids))
         })
     }
@@ -106,7 +111,7 @@ impl PoolHandle {
     /// another pool goes back to its own.
     pub fn release(&self, lease: Lease<'_>) {
         if lease.tag() == self.pool.tag() {
-            self.resident.release(&lease.take());
+            self.resident.release_leased(&lease.take());
         }
     }
 

@@ -1,14 +1,23 @@
 //! A lease: ownership of blocks that ends when it is dropped.
 
+use std::ops::{Bound, RangeBounds};
+
 use smallvec::SmallVec;
 
 use crate::block::{Anchor, Blocks};
+use crate::error::HandleError;
 use crate::ids::{BlockHandle, BlockId, FrameId, PoolTag, Run};
 use crate::sync::Arc;
 
+use super::Pool;
 use super::ids::LeasedIds;
 
-/// Owns one reference on each of its blocks, and releases it when dropped, on whichever thread that is.
+/// Owns its blocks: has the only reference on each, and releases it when dropped, on whichever thread that is.
+///
+/// [Handles](Self::handles) of a lease's blocks can be asked about, and [pin](super::Pool::pin_scoped) them. Whatever else
+/// changes a block goes through the lease: a handle that would free, share, seal or reopen it is refused
+/// ([`HandleError::Guarded`]). [`into_raw`](Self::into_raw) and [`from_raw`](Self::from_raw) pass the references to handles
+/// and back.
 ///
 /// [`Pool::allocate`](super::Pool::allocate) gives a lease that borrows the pool, which costs no reference count;
 /// [`Pool::allocate_owned`](super::Pool::allocate_owned) one that keeps what it needs of the pool alive, a
@@ -57,7 +66,7 @@ impl<'p> Lease<'p> {
         &self.blocks
     }
 
-    /// A handle for each block. They stay good for as long as the lease lives.
+    /// A handle for each block, to look at it and to pin it. They stay good for as long as the lease lives.
     pub fn handles(&self) -> impl ExactSizeIterator<Item = BlockHandle> + '_ {
         self.blocks.iter().map(|&id| self.pool_blocks().handle(id))
     }
@@ -82,8 +91,10 @@ impl<'p> Lease<'p> {
     /// Frees the blocks from `keep` on: the tail of the lease.
     pub fn truncate(&mut self, keep: usize) {
         if keep < self.blocks.len() {
-            self.pool_blocks().release(&self.blocks[keep..]);
+            // Out of the lease first: a release may run a storage's or a waker's code, and that may panic.
+            let tail = LeasedIds::more(SmallVec::from_slice(&self.blocks[keep..]));
             self.blocks.truncate(keep);
+            self.pool_blocks().release_leased(&tail);
         }
     }
 
@@ -101,15 +112,66 @@ impl<'p> Lease<'p> {
     /// Frees the first `count` blocks (or all, if there are fewer).
     pub fn free_first(&mut self, count: usize) {
         let count = count.min(self.blocks.len());
-        self.pool_blocks().release(&self.blocks[..count]);
+        // As in `truncate`.
+        let first = LeasedIds::more(SmallVec::from_slice(&self.blocks[..count]));
         self.blocks.drop_first(count);
+        self.pool_blocks().release_leased(&first);
     }
 
-    /// Gives the references away as handles: what is not passed to [`Pool::free`](super::Pool::free) stays allocated.
+    /// Says that the bytes of these blocks, by their places in the lease, are final: nobody writes them from now on, and
+    /// compaction may move them.
+    ///
+    /// # Panics
+    ///
+    /// If the range is not within the lease.
+    pub fn seal(&mut self, places: impl RangeBounds<usize>) {
+        let blocks = self.pool_blocks();
+        let from = match places.start_bound() {
+            Bound::Included(&from) => from,
+            Bound::Excluded(&before) => before + 1,
+            Bound::Unbounded => 0,
+        };
+        let sealed = match places.end_bound() {
+            Bound::Included(&last) => &self.blocks[from..=last],
+            Bound::Excluded(&end) => &self.blocks[from..end],
+            Bound::Unbounded => &self.blocks[from..],
+        };
+        sealed.iter().for_each(|&id| blocks.seal_guarded(blocks.handle(id)));
+        // A request that waits for a run can have them moved out of the way now.
+        blocks.announce();
+    }
+
+    /// Makes a sealed block writable again, by its place in the lease: false if its bytes are just being moved, and so are
+    /// being read; then write to another block.
+    ///
+    /// # Panics
+    ///
+    /// If `place` is past the end.
+    pub fn reopen(&mut self, place: usize) -> bool {
+        self.pool_blocks().reopen_guarded(self.blocks[place])
+    }
+
+    /// Gives the references away as handles: what is not passed to [`Pool::free`](super::Pool::free) stays allocated. Blocks
+    /// that were allocated [pinned](super::AllocRequest::pinned) stay so until they are [unpinned](super::Pool::unpin).
     pub fn into_raw(mut self) -> Vec<BlockHandle> {
         let handles = self.handles().collect();
+        self.pool_blocks().unguard(self.blocks.iter().copied());
         self.blocks.truncate(0);
         handles
+    }
+
+    /// Takes the references of handles over: the handles are then as those of any lease, and not to be freed.
+    ///
+    /// # Errors
+    ///
+    /// [`HandleError`]: [`Shared`](HandleError::Shared) for a block that has other references,
+    /// [`Guarded`](HandleError::Guarded) for one that is a lease's or a sequence's, or in the list twice. Nothing was
+    /// changed.
+    pub fn from_raw(pool: &'p Pool, handles: &[BlockHandle]) -> Result<Self, HandleError> {
+        let blocks = pool.blocks();
+        let ids = handles.iter().map(|handle| handle.id).collect();
+        blocks.guard(handles)?;
+        Ok(Self::new(Root::Borrowed(blocks), LeasedIds::more(ids)))
     }
 
     /// The blocks, taken out of the lease; the references are the caller's.
@@ -126,7 +188,7 @@ impl Drop for Lease<'_> {
     #[inline]
     fn drop(&mut self) {
         if !self.blocks.is_empty() {
-            self.pool_blocks().release(&self.blocks);
+            self.pool_blocks().release_leased(&self.blocks);
         }
     }
 }

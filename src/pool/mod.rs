@@ -10,6 +10,7 @@ mod handle;
 mod ids;
 mod lease;
 mod migration;
+mod pin;
 #[expect(clippy::module_inception, reason = "the floor is named for what it is about")]
 mod pool;
 mod stats;
@@ -27,5 +28,6 @@ pub use builder::{BuildError, PoolBuilder};
 pub use handle::PoolHandle;
 pub use lease::Lease;
 pub use migration::Target;
+pub use pin::BlockPin;
 pub use pool::Pool;
 pub use stats::{Fragmentation, Pressure, Stats};

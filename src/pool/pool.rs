@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use crate::block::{AllocRequest, AuditError, AuditReport, BlockInfo, Blocks, FEW, Sampler};
+use crate::block::{AllocRequest, AuditError, AuditReport, BlockInfo, Blocks, Counts, FEW, Sampler};
 use crate::compact::Compactor;
 use crate::error::{AllocError, GrowError, HandleError, StorageError};
 use crate::ids::{BlockHandle, BlockId, Order, PoolTag, Run, SequenceId};
@@ -65,9 +65,9 @@ impl Pool {
     /// [`AllocError`]; the pool is unchanged.
     #[inline]
     pub fn allocate(&self, request: AllocRequest) -> Result<Lease<'_>, AllocError> {
-        match self.allocate_one(&request) {
+        match self.allocate_one::<true>(&request) {
             Some(id) => Ok(Lease::new(Root::Borrowed(&self.0.blocks), LeasedIds::one(id))),
-            None => Ok(Lease::new(Root::Borrowed(&self.0.blocks), self.allocate_ids(&request)?)),
+            None => Ok(Lease::new(Root::Borrowed(&self.0.blocks), self.allocate_ids::<true>(&request)?)),
         }
     }
 
@@ -78,10 +78,10 @@ impl Pool {
     /// [`AllocError`]; the pool is unchanged.
     #[inline]
     pub fn allocate_owned(&self, request: AllocRequest) -> Result<Lease<'static>, AllocError> {
-        match self.allocate_one(&request) {
+        match self.allocate_one::<true>(&request) {
             Some(id) => Ok(Lease::new(Root::Owned(self.0.blocks.anchor()), LeasedIds::one(id))),
             None => {
-                let ids = self.allocate_ids(&request)?;
+                let ids = self.allocate_ids::<true>(&request)?;
                 Ok(Lease::new(Root::Owned(self.0.blocks.anchor()), ids))
             }
         }
@@ -95,34 +95,42 @@ impl Pool {
     /// [`AllocError`]; the pool and `out` are unchanged.
     #[inline]
     pub fn allocate_raw(&self, request: AllocRequest, out: &mut Vec<BlockHandle>) -> Result<(), AllocError> {
-        match self.allocate_one(&request) {
+        match self.allocate_one::<false>(&request) {
             Some(id) => out.push(self.0.blocks.handle(id)),
-            None => out.extend(self.allocate_ids(&request)?.iter().map(|&id| self.0.blocks.handle(id))),
+            None => {
+                let ids = self.allocate_ids::<false>(&request)?;
+                out.extend(ids.iter().map(|&id| self.0.blocks.handle(id)));
+            }
         }
         Ok(())
     }
 
-    /// One block the short way, unless it is this allocation's turn to be timed.
+    /// One block for a lease (guarded), or for a handle, the short way, unless it is this allocation's turn to be timed.
     #[inline]
-    fn allocate_one(&self, request: &AllocRequest) -> Option<BlockId> {
+    fn allocate_one<const GUARDED: bool>(&self, request: &AllocRequest) -> Option<BlockId> {
         if self.0.sampler.is_due() || request.blocks != 1 {
             None
         } else {
-            self.0.blocks.allocate_one(request)
+            self.0.blocks.allocate_one::<GUARDED>(request)
         }
     }
 
     /// Any number of blocks: the short way where it goes, else the long one.
     #[inline(never)]
-    fn allocate_ids(&self, request: &AllocRequest) -> Result<LeasedIds, AllocError> {
+    fn allocate_ids<const GUARDED: bool>(&self, request: &AllocRequest) -> Result<LeasedIds, AllocError> {
         let blocks = &self.0.blocks;
         self.0.sampler.time(|| {
             let mut few = [BlockId(0); FEW];
-            if blocks.allocate_few(request, &mut few) {
+            if blocks.allocate_few::<GUARDED>(request, &mut few) {
                 return Ok(LeasedIds::few(few, request.blocks));
             }
             let mut ids = SmallVec::new();
-            blocks.allocate(request, None, &mut |id| ids.push(id))?;
+            let mut take = |id| ids.push(id);
+            if GUARDED {
+                blocks.allocate_guarded(request, None, &mut take)?;
+            } else {
+                blocks.allocate(request, None, &mut take)?;
+            }
             Ok(LeasedIds::more(ids))
         })
     }
@@ -131,9 +139,10 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// [`HandleError`] if a handle is foreign, out of range, stale (the block was freed since), or in the list more
-    /// often than the block has references. Nothing was freed then, unless another thread freed one of the blocks at
-    /// the same moment through a handle of the same reference: that one is reported, and the others are freed.
+    /// [`HandleError`] if a handle is foreign, out of range, stale (the block was freed since), of a block that a lease or
+    /// a sequence owns, or in the list more often than the block has references. Nothing was freed then, unless another
+    /// thread freed one of the blocks at the same moment through a handle of the same reference, or made a
+    /// [lease](Lease::from_raw) of it: that one is reported, and the others are freed.
     #[inline]
     pub fn free(&self, handles: &[BlockHandle]) -> Result<(), HandleError> {
         self.0.blocks.free(handles)
@@ -143,17 +152,17 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// [`HandleError`]; no block has a reference more than before.
+    /// [`HandleError`], also of a block that a lease or a sequence owns; no block has a reference more than before.
     pub fn share(&self, handles: &[BlockHandle]) -> Result<(), HandleError> {
         self.0.blocks.share_handles(handles)
     }
 
     /// One more pin on a block: it is neither evicted nor moved until as many [unpins](Self::unpin), or until it is
-    /// free.
+    /// free. A lease's or a sequence's block is pinned by [`pin_scoped`](Self::pin_scoped).
     ///
     /// # Errors
     ///
-    /// [`HandleError`]; nothing was changed.
+    /// [`HandleError`], also of a block that a lease or a sequence owns; nothing was changed.
     pub fn pin(&self, handle: BlockHandle) -> Result<(), HandleError> {
         self.0.blocks.pin(handle)
     }
@@ -162,17 +171,17 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// [`HandleError`]; nothing was changed.
+    /// [`HandleError`], also of a block that a lease or a sequence owns, whose pin it may be; nothing was changed.
     pub fn unpin(&self, handle: BlockHandle) -> Result<(), HandleError> {
         self.0.blocks.unpin(handle)
     }
 
     /// A block's bytes are final: nobody writes them from now on, and compaction may move it. Sequences seal their blocks
-    /// by themselves.
+    /// by themselves, and leases [theirs](Lease::seal).
     ///
     /// # Errors
     ///
-    /// [`HandleError`], also of a block in a sequence's list; nothing was changed.
+    /// [`HandleError`], also of a block that a lease or a sequence owns; nothing was changed.
     pub fn seal(&self, handle: BlockHandle) -> Result<(), HandleError> {
         self.0.blocks.seal(handle)
     }
@@ -182,7 +191,7 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// [`HandleError`], also of a block in a sequence's list; nothing was changed.
+    /// [`HandleError`], also of a block that a lease or a sequence owns; nothing was changed.
     pub fn reopen(&self, handle: BlockHandle) -> Result<bool, HandleError> {
         self.0.blocks.reopen(handle)
     }
@@ -354,9 +363,28 @@ impl Pool {
         self.0.storage.as_ref()
     }
 
-    /// The floor below, for tools that look at frames.
-    pub fn blocks(&self) -> &Blocks {
-        &self.0.blocks
+    internal! {
+        /// The floor below.
+        fn blocks(&self) -> &Blocks {
+            &self.0.blocks
+        }
+    }
+
+    /// Where the pool's blocks are, by counters: no walk over them. Exact when nobody allocates or frees meanwhile.
+    pub fn counts(&self) -> Counts {
+        self.0.blocks.counts()
+    }
+
+    /// Batches that were begun and have not ended.
+    pub fn batches_in_flight(&self) -> u64 {
+        self.0.blocks.clock().in_flight()
+    }
+
+    /// Threads and [handles](PoolHandle) that have a cache of this pool's. A thread gives its cache back when its destructors
+    /// run, which is after the end of a [scope](std::thread::scope) that it was spawned in: who wants to
+    /// [audit](Self::audit) then waits for this number to fall.
+    pub fn residents(&self) -> usize {
+        self.0.blocks.residents()
     }
 
     /// The number by which this pool's handles are told from another's.

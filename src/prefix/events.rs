@@ -187,7 +187,7 @@ impl EventQueue {
     }
 
     /// Tells the subscriber what `event` returns, and returns true. Without a subscriber that is not even called.
-    #[inline]
+    #[cfg(any(test, feature = "internals"))]
     pub fn publish(&self, event: impl FnOnce() -> KvEvent) -> bool {
         self.publish_in(ANY_ERA, event)
     }

@@ -304,7 +304,7 @@ impl Batch {
             return Ok(());
         };
         // Just being moved, so that its bytes are read: a copy after all. Reached by the model `moves`.
-        let open = |tail: &Tail| self.step.sequences.0.blocks.reopen_listed(tail.id);
+        let open = |tail: &Tail| self.step.sequences.0.blocks.reopen_guarded(tail.id);
         if matches!(tail.access, Access::Reopen | Access::Withdraw) && !open(tail) {
             let one = AllocRequest { blocks: 1, ..request };
             if let Err(error) = self.allocate(&one, near, &mut |id| copy = Some(id)) {
@@ -339,7 +339,7 @@ impl Batch {
         take: &mut dyn FnMut(BlockId),
     ) -> Result<(), AllocError> {
         let shared = &self.step.sequences.0;
-        let mut allocate = || shared.blocks.allocate_listed(request, near, take);
+        let mut allocate = || shared.blocks.allocate_guarded(request, near, take);
         if shared.sampler.is_due() { shared.sampler.time(allocate) } else { allocate() }
     }
 

@@ -30,7 +30,7 @@
 //! The one sequence that holds the block's only reference, through `&mut`, while the block is neither sealed nor about
 //! to be. A write into anything else goes to a copy. This is what makes [`Batch::store`] and [`Batch::load`] safe to
 //! call; it rests on one rule, which all of the pool's interface rests on: a reference is released only by whoever
-//! holds it. Sequences do not give their references out as handles.
+//! holds it. Sequences do not give their references out as handles, and no handle changes a [guarded](crate::block) block.
 //!
 //! # Who waits for what
 //!
@@ -56,6 +56,7 @@ mod sequence;
 mod step;
 mod transit;
 
+pub use crate::block::{Moved, Since};
 pub use batch::{Appended, Batch, Copied, FinishError};
 pub use builder::SequenceBuilder;
 pub use moved::MovedEntry;

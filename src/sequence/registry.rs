@@ -138,9 +138,11 @@ impl Sequences {
         self.0.open.len()
     }
 
-    /// The blocks that the sequences are made of.
-    pub fn blocks(&self) -> &Blocks {
-        &self.0.blocks
+    internal! {
+        /// The blocks that the sequences are made of.
+        fn blocks(&self) -> &Blocks {
+            &self.0.blocks
+        }
     }
 
     /// A view of every sequence that is open, in the order of their ids.

@@ -234,7 +234,7 @@ impl Sequence {
                     known.cache().note(handle.id, hash, known.era(), place);
                     known.cache().register(pool, [(handle, known.stored(handle.id, place))]);
                 }
-                None => pool.seal_listed(handle),
+                None => pool.seal_guarded(handle),
             }
         }
     }

@@ -120,7 +120,7 @@ impl Step {
             cache.register(blocks, noted.map(|promise| (promise.handle, promise.stored.take())));
         }
         for promise in self.promised.drain(..).filter(|promise| !promise.is_noted || is_void) {
-            blocks.seal_listed(promise.handle);
+            blocks.seal_guarded(promise.handle);
         }
         if let Some(lease) = self.lease.take() {
             blocks.end_batch(lease);

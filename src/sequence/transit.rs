@@ -46,7 +46,7 @@ impl Held {
         let (pool, mut blocks) = (self.sequences.0.blocks.clone(), wanted);
         loop {
             let request = AllocRequest::new(blocks);
-            let Err(error) = pool.allocate_listed(&request, None, &mut |id| self.blocks.push(id)) else {
+            let Err(error) = pool.allocate_guarded(&request, None, &mut |id| self.blocks.push(id)) else {
                 return Ok(blocks);
             };
             let most = match error {
@@ -153,7 +153,7 @@ impl Arrival {
             let request = AllocRequest::new(fresh).sequence(source.id()).priority(source.priority());
             let (pool, blocks) = (target.blocks(), &mut arrival.held.blocks);
             let near = blocks.last().map(|&last| FrameId(pool.frame(last).0 + 1));
-            pool.allocate_listed(&request, near, &mut |id| blocks.push(id))?;
+            pool.allocate_guarded(&request, near, &mut |id| blocks.push(id))?;
         }
         Ok(arrival)
     }

@@ -399,7 +399,8 @@ impl World {
             moves,
             Box::new(move |outcome| {
                 if outcome.is_ok() {
-                    wave.publish(&mut |_, _| {});
+                    // SAFETY: the device has copied the bytes.
+                    unsafe { wave.publish(&mut |_, _| {}) };
                 }
             }),
         );

@@ -83,11 +83,10 @@ impl PoolMemory {
 
     /// Waits until steps that have ended here have ended on the device.
     fn settle(&self) -> Result<(), String> {
-        let clock = self.pool.blocks().clock();
         let patience = Instant::now() + Duration::from_secs(10);
-        while !self.streams.is_empty() && clock.in_flight() > 0 {
+        while !self.streams.is_empty() && self.pool.batches_in_flight() > 0 {
             if Instant::now() > patience {
-                return Err(format!("{} steps do not end on the device", clock.in_flight()));
+                return Err(format!("{} steps do not end on the device", self.pool.batches_in_flight()));
             }
             thread::sleep(Duration::from_micros(200));
         }
@@ -128,7 +127,7 @@ impl Memory for PoolMemory {
     }
 
     fn free_blocks(&self) -> usize {
-        let counts = self.pool.blocks().counts();
+        let counts = self.pool.counts();
         counts.available() + counts.retired
     }
 

@@ -38,7 +38,8 @@ fn a_caller_that_panics_leaves_nothing_half_moved() {
     let ids = sealed(&blocks, 3);
     let wave = blocks.begin_wave((0..3).map(|at| (FrameId(at), FrameId(at + 40))), &mut never);
     blocks.pin(blocks.handle(ids[1])).unwrap();
-    assert!(catch_unwind(AssertUnwindSafe(|| wave.publish(&mut never))).is_err());
+    // SAFETY: there are no bytes, here and below.
+    assert!(catch_unwind(AssertUnwindSafe(|| unsafe { wave.publish(&mut never) })).is_err());
     assert_eq!([0, 1, 2].map(|at| blocks.frame(ids[at]).0), [40, 1, 42]);
     let report = blocks.audit().unwrap();
     assert_eq!((report.owned, report.held, report.in_bitmap), (3, 0, 61));
@@ -58,7 +59,9 @@ fn a_table_is_patched_with_where_a_block_is_whatever_the_order_in_the_log() {
     let first = blocks.begin_wave([(FrameId(0), FrameId(10))], &mut never).moving.drain(..).next().unwrap();
     blocks.publish_move(first).unwrap();
     // The first wave's thread is stopped here.
-    assert_eq!(blocks.begin_wave([(FrameId(10), FrameId(20))], &mut never).publish(&mut never), 1);
+    let second = blocks.begin_wave([(FrameId(10), FrameId(20))], &mut never);
+    // SAFETY: as above.
+    assert_eq!(unsafe { second.publish(&mut never) }, 1);
     blocks.leave(&[first.block], &[Run { start: first.from, len: 1 }]);
     let mut moves = Vec::new();
     assert_eq!(blocks.moved_since(Ticket(0), &mut moves), Since::Listed);

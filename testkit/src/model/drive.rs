@@ -128,6 +128,7 @@ impl Drive {
             }
             Operation::Drop(pick) => self.drop_lease(pick),
             Operation::IntoRaw(pick) => self.lease_to_raw(pick),
+            Operation::FromRaw(ref picks) => self.raw_to_lease(picks),
             Operation::Free { ref picks, through_handle } => self.free(picks, through_handle),
             Operation::Share(ref picks) => self.share(picks),
             Operation::Pin(pick) => self.pin(pick),
@@ -247,6 +248,31 @@ impl Drive {
         Ok(())
     }
 
+    fn raw_to_lease(&mut self, picks: &[Pick]) -> Checked {
+        let list: Vec<BlockHandle> = picks.iter().filter_map(|pick| pick.of(&self.raw).copied()).collect();
+        let mut taken = HashSet::new();
+        let refusal = list.iter().find_map(|&handle| {
+            let is_shared = self.model.owned(handle.id).is_some_and(|owned| owned.refs > 1);
+            if is_shared {
+                Some(HandleError::Shared { id: handle.id })
+            } else {
+                (!taken.insert(handle.id)).then_some(HandleError::Guarded { handle })
+            }
+        });
+        let got = Lease::from_raw(&self.pool, &list).map(Lease::into_owned);
+        same("from_raw", &refusal.map_or(Ok(()), Err), &got.as_ref().map(drop).map_err(|error| *error))?;
+        if let Ok(lease) = got {
+            self.raw.retain(|handle| !list.contains(handle));
+            self.leases.push(lease);
+        }
+        Ok(())
+    }
+
+    /// Whether a lease has the block.
+    fn is_leased(&self, handle: BlockHandle) -> bool {
+        self.leases.iter().any(|lease| lease.blocks().contains(&handle.id))
+    }
+
     /// The model's part of giving up one reference.
     fn released(&mut self, handle: BlockHandle) {
         self.model.release(handle.id);
@@ -293,6 +319,9 @@ impl Drive {
     fn share(&mut self, picks: &[Pick]) -> Checked {
         let held = self.held();
         let list: Vec<BlockHandle> = picks.iter().filter_map(|pick| pick.of(&held).copied()).collect();
+        if let Some(&handle) = list.iter().find(|&&handle| self.is_leased(handle)) {
+            return same("share", &Err(HandleError::Guarded { handle }), &self.pool.share(&list));
+        }
         same("share", &Ok(()), &self.pool.share(&list))?;
         list.iter().for_each(|handle| self.model.share(handle.id));
         self.raw.extend(list);
@@ -303,6 +332,14 @@ impl Drive {
         const PINS_MAX: u32 = 15;
         let Some(&handle) = pick.of(&self.held()) else { return Ok(()) };
         let pins = self.model.owned(handle.id).map_or(0, |owned| owned.pins);
+        if self.is_leased(handle) {
+            let pin = if pins < PINS_MAX { self.pool.pin_scoped(handle).ok() } else { None };
+            let now = self.pool.info(handle).map(|info| info.pins);
+            same("pins in a scope", &Ok(pins + u32::from(pin.is_some())), &now)?;
+            same("pin by handle", &Err(HandleError::Guarded { handle }), &self.pool.pin(handle))?;
+            drop(pin);
+            return self.info(handle);
+        }
         if pins == PINS_MAX {
             let expected = HandleError::TooManyPins { id: handle.id, max: PINS_MAX };
             return same("pin", &Err(expected), &self.pool.pin(handle));
@@ -314,6 +351,9 @@ impl Drive {
 
     fn unpin(&mut self, pick: Pick) -> Checked {
         let Some(&handle) = pick.of(&self.held()) else { return Ok(()) };
+        if self.is_leased(handle) {
+            return same("unpin", &Err(HandleError::Guarded { handle }), &self.pool.unpin(handle));
+        }
         if self.model.owned(handle.id).is_some_and(|owned| owned.pins == 0) {
             let expected = HandleError::NotPinned { id: handle.id };
             return same("unpin", &Err(expected), &self.pool.unpin(handle));
@@ -327,7 +367,16 @@ impl Drive {
         let held = self.held();
         let first = pick.index(held.len()).unwrap_or(0);
         for &handle in held.iter().cycle().skip(first).take(count.min(held.len())) {
-            same("seal", &Ok(()), &self.pool.seal(handle))?;
+            let mut leases = self.leases.iter_mut();
+            match leases
+                .find_map(|lease| Some((lease.blocks().iter().position(|&id| id == handle.id)?, lease)))
+            {
+                Some((place, lease)) => {
+                    same("seal", &Err(HandleError::Guarded { handle }), &self.pool.seal(handle))?;
+                    lease.seal(place..=place);
+                }
+                None => same("seal", &Ok(()), &self.pool.seal(handle))?,
+            }
             let sealed = self.pool.info(handle).is_ok_and(|info| info.sealed);
             same("sealed", &true, &sealed)?;
         }
@@ -354,9 +403,10 @@ impl Drive {
         };
         let got = match doing {
             Doing::Free(first) => self.pool.free(&list(&self.raw, first)),
-            Doing::Share(first) => self.pool.share(&list(&self.held(), first)),
+            Doing::Share(first) => self.pool.share(&list(&self.raw, first)),
             Doing::Pin => self.pool.pin(handle),
             Doing::Unpin => self.pool.unpin(handle),
+            Doing::Info if matches!(alien, Alien::Leased(_)) => return self.info(handle),
             Doing::Info => self.pool.info(handle).map(drop),
         };
         refused(&got, &expected)?;
@@ -384,6 +434,7 @@ impl Drive {
                 let id = BlockId((self.model.ever() as u32 + 1).saturating_add(by));
                 BlockHandle { id, pool: self.tag, generation: Generation(0) }
             }
+            Alien::Leased(pick) => pick.of(&self.leases)?.handles().last()?,
             Alien::Null => BlockHandle { id: BlockId(0), pool: self.tag, generation: Generation(0) },
         };
         let stale = HandleError::Stale { handle, now: self.model.generation(handle.id) };
@@ -391,6 +442,7 @@ impl Drive {
         let expected = match alien {
             Alien::Foreign(_) => HandleError::Foreign { handle, pool: self.tag },
             Alien::Beyond(_) | Alien::Null => outside,
+            Alien::Leased(_) => HandleError::Guarded { handle },
             _ => stale,
         };
         Some((handle, vec![expected]))

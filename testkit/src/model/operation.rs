@@ -36,6 +36,8 @@ pub enum Alien {
     Beyond(u32),
     /// Of the null block.
     Null,
+    /// Of a block that a lease owns: good to ask about it, and for nothing else.
+    Leased(Pick),
 }
 
 /// What is done with a handle that should be refused.
@@ -85,6 +87,8 @@ pub enum Operation {
     Drop(Pick),
     /// Turn a lease into raw handles.
     IntoRaw(Pick),
+    /// Turn raw handles into a lease. One whose block has other references must be refused, with the whole list.
+    FromRaw(Vec<Pick>),
     /// Free raw handles in one call. One that is picked more often than it has references must be refused, with the
     /// whole list.
     Free {
@@ -93,11 +97,11 @@ pub enum Operation {
         /// Through the explicit handle.
         through_handle: bool,
     },
-    /// One more reference to each of these blocks.
+    /// One more reference to each of these blocks. A lease's must be refused, with the whole list.
     Share(Vec<Pick>),
-    /// Pin a block.
+    /// Pin a block; a lease's in a scope, at the end of which it is not pinned any more.
     Pin(Pick),
-    /// Unpin a block, pinned or not.
+    /// Unpin a block, pinned or not; a lease's must be refused.
     Unpin(Pick),
     /// Ask about a block.
     Info(Pick),
@@ -194,6 +198,7 @@ mod strategy {
                 1 => any::<Pick>().prop_map(Alien::Free),
                 1 => any::<u32>().prop_map(Alien::Beyond),
                 1 => Just(Alien::Null),
+                3 => any::<Pick>().prop_map(Alien::Leased),
             ]
             .boxed()
         }
@@ -235,6 +240,7 @@ mod strategy {
                 }),
                 5 => any::<Pick>().prop_map(Operation::Drop),
                 2 => any::<Pick>().prop_map(Operation::IntoRaw),
+                2 => vec(any::<Pick>(), 1..20).prop_map(Operation::FromRaw),
                 7 => (vec(any::<Pick>(), 1..40), any::<bool>())
                     .prop_map(|(picks, through_handle)| Operation::Free { picks, through_handle }),
                 3 => vec(any::<Pick>(), 1..8).prop_map(Operation::Share),

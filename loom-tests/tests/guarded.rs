@@ -1,0 +1,174 @@
+//! Theorem: each reference is given up once, by its owner. A handle of a lease's block frees nothing, however it meets the
+//! steps by which a lease gives its references to handles and takes them back; who frees a block by a handle that it had
+//! before such a step goes on with what the lease's owner wrote; and a move that is published at that moment is not lost.
+#![cfg(kvpool_loom)]
+
+use kvpool::error::HandleError;
+use kvpool::ids::{BlockHandle, FrameId};
+use kvpool::pool::{AllocRequest, Lease, Pool};
+use kvpool::storage::KvLayout;
+use kvpool_loom_tests::{check_to, settle};
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+use loom::thread;
+
+/// A pool, and a cell for each frame that stands for its bytes.
+struct Memory {
+    pool: Pool,
+    cells: Vec<UnsafeCell<u32>>,
+}
+
+// SAFETY: a cell is written by the one owner of the block in its frame. The models check it.
+unsafe impl Sync for Memory {}
+// SAFETY: as above.
+unsafe impl Send for Memory {}
+
+impl Memory {
+    fn new(blocks: usize) -> Arc<Self> {
+        let builder = Pool::builder(KvLayout::named("tiny").unwrap()).blocks(blocks).without_storage();
+        let pool = builder.without_null_block().segment_blocks(4).magazine_blocks(0).build().unwrap();
+        Arc::new(Self { pool, cells: (0..blocks).map(|_| UnsafeCell::new(0)).collect() })
+    }
+
+    /// Writes a block's bytes, as its owner.
+    fn write(&self, frame: FrameId) {
+        // SAFETY: the caller owns it; the checker verifies it.
+        self.cells[frame.index()].with_mut(|bytes| unsafe { *bytes += 1 });
+    }
+
+    /// Takes a block, if there is one, writes it, and gives it back.
+    fn pass(&self) {
+        if let Ok(lease) = self.pool.allocate(one()) {
+            self.write(lease.frames().next().unwrap());
+        }
+    }
+
+    fn finish(&self) {
+        settle(self.pool.blocks(), 1);
+        assert_eq!(self.pool.audit().unwrap().owned, 0);
+        assert_eq!(self.pool.free_blocks(), self.cells.len());
+    }
+}
+
+fn one() -> AllocRequest {
+    AllocRequest::new(1)
+}
+
+fn is_refused(outcome: Result<(), HandleError>) -> bool {
+    matches!(outcome, Err(HandleError::Guarded { .. } | HandleError::Stale { .. }))
+}
+
+/// Of one reference, a lease and a free by handle: one of them has it.
+#[test]
+fn a_lease_against_a_free() {
+    check_to(2, "guarded::a_lease_against_a_free", || {
+        let memory = Memory::new(1);
+        let mut handles = Vec::new();
+        memory.pool.allocate_raw(one(), &mut handles).unwrap();
+        let (other, handle) = (memory.clone(), handles[0]);
+        let thread = thread::spawn(move || {
+            let freed = other.pool.free(&[handle]);
+            if freed.is_ok() {
+                other.pass();
+            }
+            freed
+        });
+        let leased = match Lease::from_raw(&memory.pool, &handles) {
+            Ok(lease) => {
+                memory.write(lease.frames().next().unwrap());
+                true
+            }
+            Err(error) => {
+                assert!(matches!(error, HandleError::Stale { .. }), "{error}");
+                false
+            }
+        };
+        memory.pass();
+        let freed = thread.join().unwrap();
+        assert!(freed.is_ok() != leased && (freed.is_ok() || is_refused(freed)), "{freed:?}");
+        memory.finish();
+    });
+}
+
+/// The same of a reference more: the lease is refused, or the other is too late.
+#[test]
+fn a_lease_against_a_share() {
+    check_to(3, "guarded::a_lease_against_a_share", || {
+        let memory = Memory::new(1);
+        let mut handles = Vec::new();
+        memory.pool.allocate_raw(one(), &mut handles).unwrap();
+        let (other, handle) = (memory.clone(), handles[0]);
+        let thread = thread::spawn(move || {
+            let shared = other.pool.share(&[handle]);
+            if shared.is_ok() {
+                other.pool.free(&[handle]).expect("our own reference");
+            }
+            shared
+        });
+        match Lease::from_raw(&memory.pool, &handles) {
+            Ok(lease) => memory.write(lease.frames().next().unwrap()),
+            Err(error) => {
+                assert_eq!(error, HandleError::Shared { id: handle.id });
+                memory.pool.free(&handles).expect("our own reference");
+            }
+        }
+        let shared = thread.join().unwrap();
+        assert!(shared.is_ok() || is_refused(shared), "{shared:?}");
+        memory.finish();
+    });
+}
+
+/// A handle that is older than the step frees the block after it, once, and sees what the lease's owner wrote.
+#[test]
+fn handles_of_a_lease_against_a_free() {
+    check_to(3, "guarded::handles_of_a_lease_against_a_free", || {
+        let memory = Memory::new(1);
+        let lease = memory.pool.allocate(one()).unwrap();
+        let handle: BlockHandle = lease.handles().next().unwrap();
+        let other = memory.clone();
+        let thread = thread::spawn(move || {
+            let freed = other.pool.free(&[handle]);
+            if freed.is_ok() {
+                other.pass();
+            }
+            freed
+        });
+        memory.write(lease.frames().next().unwrap());
+        let handles = lease.into_raw();
+        let mine = memory.pool.free(&handles);
+        let theirs = thread.join().unwrap();
+        assert!(mine.is_ok() != theirs.is_ok(), "{mine:?} {theirs:?}");
+        assert!([mine, theirs].into_iter().all(|outcome| outcome.is_ok() || is_refused(outcome)));
+        memory.finish();
+    });
+}
+
+/// A move that is published, and a pin that is taken, while a lease gives its block to handles.
+#[test]
+fn handles_of_a_lease_against_a_move() {
+    check_to(2, "guarded::handles_of_a_lease_against_a_move", || {
+        let memory = Memory::new(2);
+        let mut lease = memory.pool.allocate(one()).unwrap();
+        lease.seal(..);
+        let from = lease.frames().next().unwrap();
+        let other = memory.clone();
+        let thread = thread::spawn(move || {
+            let mut stayed = 0;
+            let to = FrameId(1 - from.0);
+            let wave = other.pool.blocks().begin_wave([(from, to)], &mut |_, _| stayed += 1);
+            for (_, to) in wave.moves() {
+                other.write(to);
+            }
+            // SAFETY: what stands for the bytes was written.
+            let moved = unsafe { wave.publish(&mut |_, _| stayed += 1) };
+            assert_eq!(moved + stayed, 1);
+            moved == 1
+        });
+        let handles = lease.into_raw();
+        let moved = thread.join().unwrap();
+        let info = memory.pool.info(handles[0]).unwrap();
+        assert_eq!((info.frame != from, info.refs, info.sealed), (moved, 1, true));
+        memory.pool.free(&handles).expect("they are handles by now");
+        memory.finish();
+    });
+}

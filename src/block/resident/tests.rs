@@ -1,0 +1,91 @@
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread::{self, JoinHandle};
+
+use super::*;
+use crate::block::{BlocksConfig, Keeper, Kept};
+use crate::ids::{DeviceId, FrameId, Ticket};
+
+const CONFIG: BlocksConfig = BlocksConfig {
+    frames: 64,
+    frames_max: 64,
+    segment_frames: 64,
+    magazine_blocks: 16,
+    threads: 1,
+    has_null_block: false,
+    reserve: 0,
+    device: DeviceId::Host,
+};
+
+/// What a user's policy can do in the middle of an allocation: it drops the last reference to the pool, uses another pool for
+/// the first time, and has another thread use this one. Then it evicts a block, one at a time.
+#[derive(Default)]
+struct Hostile {
+    pool: Mutex<Option<Blocks>>,
+    given: Mutex<Vec<BlockId>>,
+    other: Mutex<Option<JoinHandle<()>>>,
+    has_struck: AtomicBool,
+}
+
+impl Hostile {
+    fn strike(&self) {
+        let Some(pool) = self.pool.lock().unwrap().take() else { return };
+        pool.close();
+        let next = Blocks::new(CONFIG, None);
+        next.allocate(&AllocRequest::new(1), None, &mut |_| ()).unwrap();
+        assert_eq!(pool.residents(), 1, "the thread is in the middle of an allocation in its home");
+        let given = std::mem::take(&mut *self.given.lock().unwrap());
+        *self.other.lock().unwrap() = Some(thread::spawn(move || {
+            given.iter().for_each(|&id| pool.release(&[id]));
+        }));
+        self.has_struck.store(true, Relaxed);
+    }
+}
+
+impl Keeper for Hostile {
+    fn grow(&self, _: &Core, _: usize) {}
+
+    fn keep(&self, _: &Core, _: &[Kept], _: Ticket) {}
+
+    fn evict(&self, core: &Core, oldest: Ticket, _: usize, freed: &mut dyn FnMut(FrameId)) {
+        self.strike();
+        (0..core.rows() as u32)
+            .find_map(|id| core.evict(BlockId(id), oldest).ok())
+            .into_iter()
+            .for_each(freed);
+    }
+
+    fn tag(&self, _: BlockId, _: crate::block::BlockWord) -> Option<Ticket> {
+        Some(Ticket(0))
+    }
+
+    fn set_tag(&self, _: BlockId, _: crate::block::BlockWord, _: Ticket) {}
+
+    fn forget(&self, _: &Core, _: BlockId) {}
+}
+
+/// A home has one thread for as long as that is anywhere in the pool, whatever a user's code does further down. Miri sees the
+/// race if it has two.
+#[test]
+fn no_users_code_takes_a_home_from_under_its_thread() {
+    let hostile = Arc::new(Hostile::default());
+    let pool = Blocks::with_keeper(CONFIG, None, Some(Box::new(hostile.clone())));
+    let mut cached = Vec::new();
+    pool.allocate_guarded(&AllocRequest::new(40), None, &mut |id| cached.push(id)).unwrap();
+    assert!(cached.iter().all(|&id| pool.seal_cached(pool.handle(id))));
+    pool.release_listed(&cached);
+    let mut given = Vec::new();
+    pool.allocate(&AllocRequest::new(24), None, &mut |id| given.push(id)).unwrap();
+    (*hostile.pool.lock().unwrap(), *hostile.given.lock().unwrap()) = (Some(pool.clone()), given);
+    let mut ids = Vec::new();
+    pool.allocate(&AllocRequest::new(40), None, &mut |id| ids.push(id)).unwrap();
+    assert!(hostile.has_struck.load(Relaxed));
+    let other = hostile.other.lock().unwrap().take().unwrap();
+    other.join().unwrap();
+    pool.release(&ids);
+    assert_eq!(pool.counts().used(), 0);
+    // Once the thread is out of it, a pool that is gone is let go.
+    assert_eq!(pool.residents(), 1);
+    Blocks::new(CONFIG, None).allocate(&AllocRequest::new(1), None, &mut |_| ()).unwrap();
+    assert_eq!(pool.residents(), 0);
+}

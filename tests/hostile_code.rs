@@ -1,0 +1,115 @@
+//! Code of a user's that runs inside of the pool: what it does there, or that it panics, takes nothing from anybody.
+
+use std::collections::HashSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Wake, Waker};
+
+use kvpool::ids::SequenceId;
+use kvpool::pool::{AllocRequest, Lease, Pool};
+use kvpool::prefix::PrefixConfig;
+use kvpool::prefix::policy::{Head, Millis, Place, Policy, Released};
+use kvpool::storage::KvLayout;
+
+fn pool(blocks: usize) -> Pool {
+    Pool::builder(KvLayout::named("tiny").unwrap()).blocks(blocks).without_storage().build().unwrap()
+}
+
+/// A waker that panics, once it is armed.
+#[derive(Default)]
+struct Bomb(AtomicBool);
+
+impl Wake for Bomb {
+    fn wake(self: Arc<Self>) {
+        assert!(!self.0.swap(false, Relaxed), "on purpose");
+    }
+}
+
+/// What is given back by a call that panics on its way out is given back once, also if the lease lives on.
+#[test]
+fn a_release_that_panics_releases_nothing_twice() {
+    type Way = fn(&Pool, &mut Lease<'static>);
+    let ways: [(&str, Way); 4] = [
+        ("truncate", |_, lease| lease.truncate(3)),
+        ("free_first", |_, lease| lease.free_first(17)),
+        ("split_off", |_, lease| drop(lease.split_off(3))),
+        ("release", |pool, lease| pool.handle().release(lease.split_off(3))),
+    ];
+    for (way, give_back) in ways {
+        let pool = pool(32);
+        let mut lease = pool.allocate_owned(AllocRequest::new(20)).unwrap();
+        let bomb = Arc::new(Bomb::default());
+        {
+            let waker = Waker::from(bomb.clone());
+            let mut waiting = pin!(pool.allocate_async(AllocRequest::new(32)));
+            // Until it has looked everywhere, and sleeps.
+            for _ in 0..4 {
+                assert!(waiting.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+            }
+            bomb.0.store(true, Relaxed);
+            let outcome = catch_unwind(AssertUnwindSafe(|| give_back(&pool, &mut lease)));
+            assert!(outcome.is_err(), "{way}: the waiter was not woken");
+        }
+        assert_eq!(lease.blocks().len(), 3, "{way}");
+        let others = pool.allocate_owned(AllocRequest::new(pool.free_blocks())).unwrap();
+        assert_eq!(others.blocks().len(), 29, "{way}");
+        let mut seen = HashSet::new();
+        assert!(lease.blocks().iter().chain(others.blocks()).all(|id| seen.insert(*id)), "{way}");
+        drop((lease, others));
+        assert_eq!(pool.audit().unwrap().owned, 0, "{way}");
+    }
+}
+
+/// A policy that drops the last reference to its pool when it is asked for a victim, and uses another pool for the first time.
+#[derive(Debug, Default)]
+struct Dropping {
+    pool: Mutex<Option<Pool>>,
+    residents: AtomicUsize,
+}
+
+impl Policy for Dropping {
+    fn name(&self) -> &'static str {
+        "dropping"
+    }
+
+    fn queues(&self) -> usize {
+        2
+    }
+
+    fn place(&self, released: &Released, _: Millis) -> Place {
+        Place { queue: 0, rank: released.order, state: 0 }
+    }
+
+    fn victim(&self, heads: &[Option<Head>], _: Millis) -> Option<usize> {
+        if let Some(last) = self.pool.lock().unwrap().take() {
+            let blocks = last.blocks().clone();
+            drop(last);
+            drop(pool(8).allocate(AllocRequest::new(1)).unwrap());
+            self.residents.store(blocks.residents(), Relaxed);
+        }
+        heads.iter().position(Option::is_some)
+    }
+}
+
+/// The thread that asks is in the middle of an allocation: its cache stays its own until it is out of it.
+#[test]
+fn a_policy_that_drops_its_pool() {
+    let policy = Arc::new(Dropping::default());
+    let config = PrefixConfig::new().policy_of(policy.clone());
+    let builder = Pool::builder(KvLayout::named("tiny").unwrap()).blocks(16).without_storage();
+    let pool = builder.prefix_cache(config).build().unwrap();
+    let block_tokens = pool.layout().block_tokens();
+    let prompt: Vec<u32> = (0..16 * block_tokens as u32).collect();
+    let mut first = pool.sequence(SequenceId(1)).tokens(&prompt).unwrap();
+    pool.begin_batch().append(&mut first, prompt.len()).unwrap();
+    drop(first);
+    assert_eq!(pool.stats().evictable, 16);
+    let mut second = pool.sequence(SequenceId(2)).open().unwrap();
+    let mut batch = pool.begin_batch();
+    *policy.pool.lock().unwrap() = Some(pool);
+    batch.append(&mut second, 3 * block_tokens).unwrap();
+    assert_eq!(policy.residents.load(Relaxed), 1);
+    drop((batch, second));
+}

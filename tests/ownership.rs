@@ -1,0 +1,669 @@
+//! Random operations through the public interface, by all who can own blocks, with a naive model of who owns what: no two
+//! owners have one block, unless they share it on purpose; a handle changes nothing that a lease or a sequence owns; and
+//! what is pinned stays where it is.
+//!
+//! Handles are used as an adversary would: those of leases, made-up ones of sequences' blocks, and any that ever were.
+#![cfg(not(kvpool_loom))]
+
+use std::collections::HashMap;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+
+use kvpool::error::HandleError;
+use kvpool::ids::{BlockHandle, BlockId, FrameId, Generation, Order, SequenceId};
+use kvpool::pool::{AllocRequest, BlockPin, DefragOptions, Lease, Pool, PoolHandle, Target};
+use kvpool::prefix::{HashKey, PrefixConfig};
+use kvpool::sequence::{Batch, Sequence};
+use kvpool::storage::KvLayout;
+use kvpool_testkit::model::Pick;
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::test_runner::FileFailurePersistence;
+
+const BLOCKS: usize = 48;
+const POOLS: usize = 2;
+/// Handles that are kept to be misused.
+const KNOWN_MAX: usize = 200;
+
+/// What is done with a handle.
+#[derive(Clone, Copy, Debug)]
+enum Act {
+    Free { through_handle: bool },
+    FreeTwice,
+    Share,
+    Pin,
+    Unpin,
+    Seal,
+    Reopen,
+    PinScoped,
+    Lease,
+}
+
+#[derive(Clone, Debug)]
+enum Operation {
+    Lease { pool: bool, blocks: u8, pinned: bool, contiguous: bool, through_handle: bool },
+    Raw { pool: bool, blocks: u8, pinned: bool },
+    Drop(Pick),
+    DropElsewhere(Pick),
+    Release(Pick, bool),
+    Forget(Pick),
+    Truncate(Pick, Pick),
+    FreeFirst(Pick, Pick),
+    SplitOff(Pick, Pick),
+    SealLease(Pick, Pick),
+    ReopenLease(Pick, Pick),
+    IntoRaw(Pick),
+    FromRaw(Vec<Pick>),
+    ByHandle(Pick, Act),
+    ByList(Vec<Pick>),
+    Unpin(Pick),
+    Open { pool: bool, prompt: u8, tokens: u8 },
+    Append { sequence: Pick, tokens: u8, draft: bool },
+    TruncateSequence(Pick, Pick),
+    Fork(Pick),
+    Close(Pick),
+    Migrate { sequence: Pick, stays: bool },
+    Offload { pool: bool, blocks: u8 },
+    Clear(bool),
+    Begin(bool),
+    End(Pick),
+    Defragment(bool, u8),
+}
+
+fn operations() -> impl Strategy<Value = Operation> {
+    let pick = any::<Pick>;
+    let size = || prop_oneof![6 => 1..6_u8, 3 => 1..24_u8];
+    let act = prop_oneof![
+        4 => any::<bool>().prop_map(|through_handle| Act::Free { through_handle }),
+        1 => Just(Act::FreeTwice),
+        2 => Just(Act::Share),
+        2 => Just(Act::Pin),
+        3 => Just(Act::Unpin),
+        2 => Just(Act::Seal),
+        2 => Just(Act::Reopen),
+        2 => Just(Act::PinScoped),
+        1 => Just(Act::Lease),
+    ];
+    prop_oneof![
+        8 => (any::<bool>(), size(), any::<[bool; 3]>()).prop_map(
+            |(pool, blocks, [pinned, contiguous, through_handle])| Operation::Lease {
+                pool, blocks, pinned, contiguous, through_handle
+            }
+        ),
+        5 => (any::<bool>(), size(), any::<bool>())
+            .prop_map(|(pool, blocks, pinned)| Operation::Raw { pool, blocks, pinned }),
+        3 => pick().prop_map(Operation::Drop),
+        1 => pick().prop_map(Operation::DropElsewhere),
+        2 => (pick(), any::<bool>()).prop_map(|(lease, pool)| Operation::Release(lease, pool)),
+        1 => pick().prop_map(Operation::Forget),
+        2 => (pick(), pick()).prop_map(|(lease, keep)| Operation::Truncate(lease, keep)),
+        2 => (pick(), pick()).prop_map(|(lease, count)| Operation::FreeFirst(lease, count)),
+        2 => (pick(), pick()).prop_map(|(lease, at)| Operation::SplitOff(lease, at)),
+        3 => (pick(), pick()).prop_map(|(lease, place)| Operation::SealLease(lease, place)),
+        2 => (pick(), pick()).prop_map(|(lease, place)| Operation::ReopenLease(lease, place)),
+        2 => pick().prop_map(Operation::IntoRaw),
+        2 => vec(pick(), 1..6).prop_map(Operation::FromRaw),
+        14 => (pick(), act).prop_map(|(handle, act)| Operation::ByHandle(handle, act)),
+        2 => vec(pick(), 1..8).prop_map(Operation::ByList),
+        2 => pick().prop_map(Operation::Unpin),
+        4 => (any::<bool>(), 0..3_u8, 1..40_u8)
+            .prop_map(|(pool, prompt, tokens)| Operation::Open { pool, prompt, tokens }),
+        6 => (pick(), 1..14_u8, any::<bool>())
+            .prop_map(|(sequence, tokens, draft)| Operation::Append { sequence, tokens, draft }),
+        3 => (pick(), pick()).prop_map(|(sequence, keep)| Operation::TruncateSequence(sequence, keep)),
+        3 => pick().prop_map(Operation::Fork),
+        3 => pick().prop_map(Operation::Close),
+        2 => (pick(), any::<bool>()).prop_map(|(sequence, stays)| Operation::Migrate { sequence, stays }),
+        1 => (any::<bool>(), size()).prop_map(|(pool, blocks)| Operation::Offload { pool, blocks }),
+        1 => any::<bool>().prop_map(Operation::Clear),
+        2 => any::<bool>().prop_map(Operation::Begin),
+        2 => pick().prop_map(Operation::End),
+        4 => (any::<bool>(), 1..4_u8).prop_map(|(pool, order)| Operation::Defragment(pool, order)),
+    ]
+}
+
+/// A block of a pool, in one generation.
+type Block = (usize, BlockHandle);
+
+/// What the model knows of a block that a lease or handles own.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Owned {
+    refs: u32,
+    sealed: bool,
+    is_leased: bool,
+}
+
+struct World {
+    pools: [Pool; POOLS],
+    handles: [PoolHandle; POOLS],
+    leases: Vec<(usize, Lease<'static>)>,
+    /// One entry for each reference.
+    raw: Vec<Block>,
+    sequences: Vec<(usize, Sequence)>,
+    batches: Vec<(usize, Batch)>,
+    pins: Vec<(usize, BlockPin)>,
+    owned: HashMap<Block, Owned>,
+    /// Pins on a block, whoever has it, and where it was when it got the first.
+    pinned: HashMap<Block, (u32, FrameId)>,
+    known: Vec<Block>,
+    opened: u64,
+}
+
+type Checked = Result<(), TestCaseError>;
+
+/// The output of a future that nobody has to wait for.
+fn now<T>(future: impl Future<Output = T>) -> T {
+    let mut future = pin!(future);
+    loop {
+        if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            return output;
+        }
+    }
+}
+
+fn new_pool() -> Pool {
+    let prefixes = PrefixConfig::new().key(HashKey::from_bytes([7; 32]));
+    let builder = Pool::builder(KvLayout::named("tiny").unwrap()).blocks(BLOCKS).magazine_blocks(4);
+    builder.prefix_cache(prefixes).build().unwrap()
+}
+
+/// A good handle of a block that is owned, as anybody can make one up: a refusal tells the generation.
+fn made_up(pool: &Pool, id: BlockId) -> BlockHandle {
+    let handle = BlockHandle { id, pool: pool.tag(), generation: Generation(0) };
+    match pool.info(handle) {
+        Err(HandleError::Stale { now, .. }) => BlockHandle { generation: now, ..handle },
+        _ => handle,
+    }
+}
+
+impl World {
+    fn new() -> Self {
+        let pools = [new_pool(), new_pool()];
+        Self {
+            handles: pools.each_ref().map(Pool::handle),
+            pools,
+            leases: Vec::new(),
+            raw: Vec::new(),
+            sequences: Vec::new(),
+            batches: Vec::new(),
+            pins: Vec::new(),
+            owned: HashMap::new(),
+            pinned: HashMap::new(),
+            known: Vec::new(),
+            opened: 0,
+        }
+    }
+
+    fn step(&mut self, operation: &Operation) -> Checked {
+        match *operation {
+            Operation::Lease { pool, blocks, pinned, contiguous, through_handle } => {
+                let at = usize::from(pool);
+                let request = AllocRequest { pinned, contiguous, ..AllocRequest::new(blocks.into()) };
+                let lease = match through_handle {
+                    true => self.handles[at].allocate(request).map(Lease::into_owned),
+                    false => self.pools[at].allocate_owned(request),
+                };
+                if let Ok(lease) = lease {
+                    self.handed_out(at, lease.handles().collect(), pinned, true)?;
+                    self.leases.push((at, lease));
+                }
+            }
+            Operation::Raw { pool, blocks, pinned } => {
+                let (at, mut got) = (usize::from(pool), Vec::new());
+                let request = AllocRequest { pinned, ..AllocRequest::new(blocks.into()) };
+                if self.pools[at].allocate_raw(request, &mut got).is_ok() {
+                    self.raw.extend(got.iter().map(|&handle| (at, handle)));
+                    self.handed_out(at, got, pinned, false)?;
+                }
+            }
+            Operation::Drop(pick) => drop(self.take_lease(pick)),
+            Operation::DropElsewhere(pick) => {
+                let lease = self.take_lease(pick);
+                std::thread::scope(|scope| {
+                    scope.spawn(|| drop(lease)).join().expect("a lease is given back")
+                });
+            }
+            Operation::Release(pick, pool) => {
+                // Through either pool's handle: one of them is another's.
+                if let Some(lease) = self.take_lease(pick) {
+                    self.handles[usize::from(pool)].release(lease);
+                }
+            }
+            Operation::Forget(pick) => {
+                if let Some(index) = pick.index(self.leases.len()) {
+                    // Nobody can give it back any more, and nobody else ever gets it: the model keeps it as owned.
+                    std::mem::forget(self.leases.swap_remove(index).1);
+                }
+            }
+            Operation::Truncate(pick, keep) => {
+                self.shrink_lease(pick, |lease| {
+                    lease.truncate(keep.index(lease.blocks().len() + 1).unwrap())
+                });
+            }
+            Operation::FreeFirst(pick, count) => {
+                self.shrink_lease(pick, |lease| {
+                    lease.free_first(count.index(lease.blocks().len() + 2).unwrap())
+                });
+            }
+            Operation::SplitOff(pick, place) => {
+                if let Some(index) = pick.index(self.leases.len()) {
+                    let (at, lease) = &mut self.leases[index];
+                    let tail = lease.split_off(place.index(lease.blocks().len() + 1).unwrap());
+                    let at = *at;
+                    self.leases.push((at, tail));
+                }
+            }
+            Operation::SealLease(pick, from) => self.seal_lease(pick, from),
+            Operation::ReopenLease(pick, place) => self.reopen_lease(pick, place)?,
+            Operation::IntoRaw(pick) => {
+                if let Some(index) = pick.index(self.leases.len()) {
+                    let (at, lease) = self.leases.swap_remove(index);
+                    for handle in lease.into_raw() {
+                        self.raw.push((at, handle));
+                        self.owned.get_mut(&(at, handle)).expect("a lease's").is_leased = false;
+                    }
+                }
+            }
+            Operation::FromRaw(ref picks) => {
+                let list: Vec<Block> = picks.iter().filter_map(|pick| pick.of(&self.raw).copied()).collect();
+                let Some(&(at, _)) = list.first() else { return Ok(()) };
+                let handles: Vec<_> = list.iter().map(|&(_, handle)| handle).collect();
+                let lease = Lease::from_raw(&self.pools[at], &handles).map(Lease::into_owned);
+                if let Ok(lease) = lease {
+                    self.leases.push((at, lease));
+                    handles.iter().for_each(|&handle| self.became_leased(at, handle));
+                }
+            }
+            Operation::ByHandle(pick, act) => {
+                if let Some(block) = self.any_handle(pick) {
+                    self.by_handle(block, act)?;
+                }
+            }
+            Operation::ByList(ref picks) => self.free_list(picks)?,
+            Operation::Unpin(pick) => {
+                if let Some(index) = pick.index(self.pins.len()) {
+                    let (at, pin) = self.pins.swap_remove(index);
+                    let block = (at, pin.handle());
+                    drop(pin);
+                    self.unpinned(block);
+                }
+            }
+            Operation::Open { pool, prompt, tokens } => self.open(usize::from(pool), prompt, tokens),
+            Operation::Append { sequence, tokens, draft } => {
+                if let Some(index) = sequence.index(self.sequences.len()) {
+                    let (at, sequence) = &mut self.sequences[index];
+                    let mut batch = self.pools[*at].begin_batch();
+                    // Refused if there are no blocks.
+                    let _ = match draft {
+                        true => batch.draft(sequence, tokens.into()),
+                        false => batch.append(sequence, tokens.into()),
+                    };
+                }
+            }
+            Operation::TruncateSequence(pick, keep) => {
+                if let Some(index) = pick.index(self.sequences.len()) {
+                    let sequence = &mut self.sequences[index].1;
+                    sequence.truncate(keep.index(sequence.len() + 1).unwrap()).unwrap();
+                }
+            }
+            Operation::Fork(pick) => {
+                if let Some(&(at, ref sequence)) = pick.of(&self.sequences) {
+                    self.opened += 1;
+                    let fork = sequence.fork(SequenceId(self.opened)).unwrap();
+                    self.sequences.push((at, fork));
+                }
+            }
+            Operation::Close(pick) => {
+                if let Some(index) = pick.index(self.sequences.len()) {
+                    drop(self.sequences.swap_remove(index));
+                }
+            }
+            Operation::Migrate { sequence, stays } => self.migrate(sequence, stays),
+            Operation::Offload { pool, blocks } => {
+                let at = usize::from(pool);
+                let _ = now(self.pools[at].offload(&self.pools[1 - at], blocks.into()));
+            }
+            Operation::Clear(pool) => {
+                self.pools[usize::from(pool)].clear_prefix_cache();
+            }
+            Operation::Begin(pool) => {
+                let at = usize::from(pool);
+                self.batches.push((at, self.pools[at].begin_batch()));
+            }
+            Operation::End(pick) => {
+                if let Some(index) = pick.index(self.batches.len()) {
+                    drop(self.batches.swap_remove(index));
+                }
+            }
+            Operation::Defragment(pool, order) => {
+                let options = DefragOptions::new().order(Order(order));
+                now(self.pools[usize::from(pool)].defragment_with(options)).unwrap();
+            }
+        }
+        Ok(())
+    }
+
+    /// Blocks are new: nobody has them.
+    fn handed_out(&mut self, at: usize, handles: Vec<BlockHandle>, pinned: bool, is_leased: bool) -> Checked {
+        for handle in handles {
+            let owner = self.owned.keys().find(|&&(of, other)| of == at && other.id == handle.id);
+            prop_assert_eq!(owner, None, "{} is handed out, and owned", handle);
+            self.owned.insert((at, handle), Owned { refs: 1, sealed: false, is_leased });
+            if pinned {
+                self.got_pinned((at, handle));
+            }
+            self.learn((at, handle));
+        }
+        Ok(())
+    }
+
+    fn learn(&mut self, block: Block) {
+        if self.known.len() == KNOWN_MAX {
+            self.known.swap_remove(block.1.id.index() % KNOWN_MAX);
+        }
+        self.known.push(block);
+    }
+
+    /// One that ever was, or of a block that a lease has now, or made up of one that a sequence has.
+    fn any_handle(&self, pick: Pick) -> Option<Block> {
+        match pick.0 % 4 {
+            0 => pick.of(&self.known).copied(),
+            1 => pick.of(&self.raw).copied(),
+            2 => {
+                let (at, lease) = pick.of(&self.leases)?;
+                let handles: Vec<_> = lease.handles().collect();
+                Some((*at, *pick.of(&handles)?))
+            }
+            _ => {
+                let (at, sequence) = pick.of(&self.sequences)?;
+                let ids: Vec<_> = sequence.blocks().collect();
+                Some((*at, made_up(&self.pools[*at], *pick.of(&ids)?)))
+            }
+        }
+    }
+
+    fn by_handle(&mut self, block: Block, act: Act) -> Checked {
+        let (at, handle) = block;
+        let pool = &self.pools[at];
+        if let Act::PinScoped = act {
+            if let Ok(pin) = pool.pin_scoped(handle) {
+                self.pins.push((at, pin));
+                self.got_pinned(block);
+            }
+            return Ok(());
+        }
+        let done = match act {
+            Act::Free { through_handle: false } => pool.free(&[handle]).is_ok(),
+            Act::Free { through_handle: true } => self.handles[at].free(&[handle]).is_ok(),
+            Act::FreeTwice => pool.free(&[handle, handle]).is_ok(),
+            Act::Share => pool.share(&[handle]).is_ok(),
+            Act::Pin => pool.pin(handle).is_ok(),
+            Act::Unpin => pool.unpin(handle).is_ok(),
+            Act::Seal => pool.seal(handle).is_ok(),
+            Act::Reopen => pool.reopen(handle) == Ok(true),
+            Act::Lease => {
+                let lease = Lease::from_raw(pool, &[handle]).map(Lease::into_owned);
+                lease.map(|lease| self.leases.push((at, lease))).is_ok()
+            }
+            Act::PinScoped => unreachable!("above"),
+        };
+        if !done {
+            return Ok(());
+        }
+        let is_raw = self.owned.get(&block).is_some_and(|owned| !owned.is_leased);
+        prop_assert!(is_raw, "{:?} by {}, which is of no block that handles own", act, handle);
+        match act {
+            Act::Free { .. } => self.freed(block),
+            Act::FreeTwice => (0..2).for_each(|_| self.freed(block)),
+            Act::Share => {
+                self.owned.get_mut(&block).expect("raw").refs += 1;
+                self.raw.push(block);
+            }
+            Act::Pin => self.got_pinned(block),
+            Act::Unpin => self.unpinned(block),
+            Act::Seal => self.owned.get_mut(&block).expect("raw").sealed = true,
+            Act::Reopen => self.owned.get_mut(&block).expect("raw").sealed = false,
+            Act::Lease => self.became_leased(at, handle),
+            Act::PinScoped => unreachable!("above"),
+        }
+        Ok(())
+    }
+
+    /// A list in which some handles are good and others are not: all or nothing.
+    fn free_list(&mut self, picks: &[Pick]) -> Checked {
+        let list: Vec<Block> = picks.iter().filter_map(|&pick| self.any_handle(pick)).collect();
+        let Some(&(at, _)) = list.first() else { return Ok(()) };
+        let handles: Vec<_> = list.iter().map(|&(_, handle)| handle).collect();
+        if self.pools[at].free(&handles).is_ok() {
+            for block in list {
+                let is_raw = self.owned.get(&block).is_some_and(|owned| !owned.is_leased);
+                prop_assert!(is_raw, "freed {} in a list", block.1);
+                self.freed(block);
+            }
+        }
+        Ok(())
+    }
+
+    fn became_leased(&mut self, at: usize, handle: BlockHandle) {
+        let block = (at, handle);
+        self.raw.retain(|raw| *raw != block);
+        self.owned.get_mut(&block).expect("raw until now").is_leased = true;
+    }
+
+    fn freed(&mut self, block: Block) {
+        let place = self.raw.iter().position(|raw| *raw == block).expect("a reference of the model");
+        self.raw.swap_remove(place);
+        let owned = self.owned.get_mut(&block).expect("owned in the model");
+        owned.refs -= 1;
+        if owned.refs == 0 {
+            self.gone(block);
+        }
+    }
+
+    /// The last reference has gone, and all pins with it.
+    fn gone(&mut self, block: Block) {
+        self.owned.remove(&block);
+        self.pinned.remove(&block);
+    }
+
+    fn got_pinned(&mut self, block: Block) {
+        let frame = self.pools[block.0].info(block.1).expect("it is owned").frame;
+        self.pinned.entry(block).or_insert((0, frame)).0 += 1;
+    }
+
+    fn unpinned(&mut self, block: Block) {
+        // Gone with the block, or taken off by handle.
+        let Some((pins, _)) = self.pinned.get_mut(&block) else { return };
+        *pins -= 1;
+        if *pins == 0 {
+            self.pinned.remove(&block);
+        }
+    }
+
+    fn take_lease(&mut self, pick: Pick) -> Option<Lease<'static>> {
+        let (at, lease) = self.leases.swap_remove(pick.index(self.leases.len())?);
+        lease.handles().for_each(|handle| self.gone((at, handle)));
+        Some(lease)
+    }
+
+    /// Some blocks leave a lease, and are free.
+    fn shrink_lease(&mut self, pick: Pick, shrink: impl FnOnce(&mut Lease<'static>)) {
+        let Some(index) = pick.index(self.leases.len()) else { return };
+        let (at, lease) = &mut self.leases[index];
+        let (at, before) = (*at, lease.handles().collect::<Vec<_>>());
+        shrink(lease);
+        let left: Vec<_> = lease.blocks().to_vec();
+        before
+            .into_iter()
+            .filter(|handle| !left.contains(&handle.id))
+            .for_each(|handle| self.gone((at, handle)));
+    }
+
+    fn seal_lease(&mut self, pick: Pick, from: Pick) {
+        let Some(index) = pick.index(self.leases.len()) else { return };
+        let (at, lease) = &mut self.leases[index];
+        let from = from.index(lease.blocks().len() + 1).unwrap();
+        lease.seal(from..);
+        for handle in lease.handles().skip(from) {
+            self.owned.get_mut(&(*at, handle)).expect("a lease's").sealed = true;
+        }
+    }
+
+    fn reopen_lease(&mut self, pick: Pick, place: Pick) -> Checked {
+        let Some(index) = pick.index(self.leases.len()) else { return Ok(()) };
+        let (at, lease) = &mut self.leases[index];
+        let Some(place) = place.index(lease.blocks().len()) else { return Ok(()) };
+        let handle = lease.handles().nth(place).expect("a place in the lease");
+        prop_assert!(lease.reopen(place), "nobody moves {}", handle);
+        self.owned.get_mut(&(*at, handle)).expect("a lease's").sealed = false;
+        Ok(())
+    }
+
+    fn open(&mut self, at: usize, prompt: u8, tokens: u8) {
+        self.opened += 1;
+        let prompt: Vec<u32> = (0..u32::from(tokens)).map(|token| 1000 * u32::from(prompt) + token).collect();
+        let Ok(mut sequence) = self.pools[at].sequence(SequenceId(self.opened)).tokens(&prompt) else {
+            return;
+        };
+        let missing = prompt.len() - sequence.len();
+        // Refused if there are no blocks: then it stays as long as it is.
+        let _ = self.pools[at].begin_batch().append(&mut sequence, missing);
+        self.sequences.push((at, sequence));
+    }
+
+    fn migrate(&mut self, pick: Pick, stays: bool) {
+        let Some(index) = pick.index(self.sequences.len()) else { return };
+        let at = self.sequences[index].0;
+        let (from, to) = (&self.pools[at], Target::Device(&self.pools[1 - at]));
+        let arrived = if stays {
+            now(from.replicate(&self.sequences[index].1, to)).ok().map(|(sequence, _)| (1 - at, sequence))
+        } else {
+            let (_, sequence) = self.sequences.swap_remove(index);
+            match now(from.migrate(sequence, to)) {
+                Ok((sequence, _)) => Some((1 - at, sequence)),
+                Err(refused) => Some((at, *refused.sequence)),
+            }
+        };
+        self.sequences.extend(arrived);
+    }
+
+    /// Who owns what, by those who own, is what the pools say and what the model says.
+    fn check(&self) -> Checked {
+        let mut owners: HashMap<(usize, BlockId), String> = HashMap::new();
+        let mut lists: HashMap<(usize, BlockId), u32> = HashMap::new();
+        for (number, (at, lease)) in self.leases.iter().enumerate() {
+            for handle in lease.handles() {
+                let other = owners.insert((*at, handle.id), format!("lease {number}"));
+                prop_assert_eq!(other, None, "lease {} has {} too", number, handle);
+                let owned = self.owned.get(&(*at, handle)).copied();
+                prop_assert!(
+                    owned.is_some_and(|owned| owned.is_leased),
+                    "{} of lease {}: {:?}",
+                    handle,
+                    number,
+                    owned
+                );
+            }
+        }
+        for (at, handle) in &self.raw {
+            let other = owners.entry((*at, handle.id)).or_insert_with(|| format!("handle {handle}"));
+            prop_assert_eq!(&*other, &format!("handle {handle}"), "two owners");
+        }
+        for (at, sequence) in &self.sequences {
+            for id in sequence.blocks() {
+                prop_assert_eq!(owners.get(&(*at, id)), None, "{} is in {:?} too", id, sequence);
+                *lists.entry((*at, id)).or_default() += 1;
+            }
+        }
+        for (&(at, handle), owned) in &self.owned {
+            let info = self.pools[at].info(handle);
+            let info = info.map_err(|error| TestCaseError::fail(format!("an owner's block: {error}")))?;
+            prop_assert_eq!((info.refs, info.sealed), (owned.refs, owned.sealed), "{}: {:?}", handle, owned);
+            prop_assert_eq!(lists.get(&(at, handle.id)), None, "{} is in a sequence too", handle);
+            let pins = self.pinned.get(&(at, handle)).map_or(0, |&(pins, _)| pins);
+            prop_assert_eq!(info.pins, pins, "{}", handle);
+        }
+        for (&(at, id), &refs) in &lists {
+            let info = self.pools[at].info(made_up(&self.pools[at], id)).expect("a sequence's");
+            prop_assert_eq!(info.refs, refs, "{} in sequences", id);
+        }
+        for (&(at, handle), &(pins, frame)) in &self.pinned {
+            if let Ok(info) = self.pools[at].info(handle) {
+                prop_assert_eq!((info.pins, info.frame), (pins, frame), "{} is pinned", handle);
+            }
+        }
+        for (at, pool) in self.pools.iter().enumerate() {
+            let report = pool.audit().map_err(|finding| TestCaseError::fail(finding.to_string()))?;
+            let owned =
+                self.owned.iter().filter(|&(&(of, _), _)| of == at).map(|(_, owned)| u64::from(owned.refs));
+            let listed = lists.iter().filter(|&(&(of, _), _)| of == at).map(|(_, &refs)| u64::from(refs));
+            let references = owned.sum::<u64>() + listed.sum::<u64>();
+            prop_assert_eq!(report.references, references, "pool {}: {:?}", at, report);
+        }
+        Ok(())
+    }
+
+    /// Everything is given back, and what is left is what was forgotten.
+    fn finish(mut self) -> Checked {
+        self.sequences.clear();
+        self.batches.clear();
+        while !self.leases.is_empty() {
+            drop(self.take_lease(Pick(0)));
+        }
+        while let Some(&block) = self.raw.last() {
+            prop_assert_eq!(self.pools[block.0].free(&[block.1]), Ok(()));
+            self.freed(block);
+        }
+        self.pins.clear();
+        self.pinned.clear();
+        for (at, pool) in self.pools.iter().enumerate() {
+            let forgotten = self.owned.keys().filter(|&&(of, _)| of == at).count();
+            let report = pool.audit().map_err(|finding| TestCaseError::fail(finding.to_string()))?;
+            prop_assert_eq!((report.owned, report.references), (forgotten, forgotten as u64), "pool {}", at);
+            prop_assert_eq!(pool.free_blocks(), BLOCKS - forgotten);
+        }
+        Ok(())
+    }
+}
+
+fn run(operations: &[Operation]) -> Checked {
+    let mut world = World::new();
+    for (step, operation) in operations.iter().enumerate() {
+        let at =
+            |error: TestCaseError| TestCaseError::fail(format!("operation {step}, {operation:?}: {error}"));
+        world.step(operation).map_err(at)?;
+        world.check().map_err(at)?;
+    }
+    world.finish()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 200,
+        max_shrink_iters: 10_000,
+        // A failure is kept beside this file, to be run first from then on.
+        failure_persistence: Some(Box::new(FileFailurePersistence::WithSource("regressions"))),
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn no_block_has_two_owners(operations in vec(operations(), 1..160)) {
+        run(&operations)?;
+    }
+}
+
+/// The fault by which this test came about: a lease's blocks were freed by handle, and then had two owners.
+#[test]
+fn a_leases_handles_free_nothing() {
+    let pool = new_pool();
+    let request = AllocRequest::new(3);
+    let first = pool.allocate(request).unwrap();
+    let handles: Vec<_> = first.handles().collect();
+    assert_eq!(pool.free(&handles), Err(HandleError::Guarded { handle: handles[0] }));
+    let second = pool.allocate(request).unwrap();
+    drop(first);
+    let third = pool.allocate(request).unwrap();
+    assert!(second.blocks().iter().all(|id| !third.blocks().contains(id)), "{second:?} {third:?}");
+    drop((second, third));
+    assert_eq!(pool.audit().unwrap().owned, 0);
+}
