@@ -269,11 +269,7 @@ fn a_run_is_made_through_the_reserve_and_what_is_evictable() {
     let pool = builder.without_null_block().magazine_blocks(0).build().unwrap();
     // The reserve takes what is freed while it is short: frames of the middle.
     let urgent = pool.allocate(AllocRequest::new(40).priority(Priority::Urgent)).unwrap();
-    let mut ids = Vec::new();
-    for &id in urgent.blocks() {
-        ids.push(pool.blocks().handle(id));
-    }
-    std::mem::forget(urgent);
+    let mut ids = urgent.into_raw();
     ids.sort_by_key(|handle| pool.blocks().frame(handle.id));
     for reserved in [18, 19, 20, 21] {
         pool.free(&ids[reserved..=reserved]).unwrap();
