@@ -53,7 +53,7 @@ fn close(pool: &Pool) {
 
 /// All threads have left but those that have a cache still, of which the model's own may be one.
 fn close_beside(pool: &Pool, residents: usize) {
-    while pool.residents() > residents {
+    while pool.thread_caches() > residents {
         thread::yield_now();
     }
     pool.audit().unwrap();

@@ -380,13 +380,6 @@ impl Pool {
         self.0.blocks.clock().in_flight()
     }
 
-    /// Threads and [handles](PoolHandle) that have a cache of this pool's. A thread gives its cache back when its destructors
-    /// run, which is after the end of a [scope](std::thread::scope) that it was spawned in: who wants to
-    /// [audit](Self::audit) then waits for this number to fall.
-    pub fn residents(&self) -> usize {
-        self.0.blocks.residents()
-    }
-
     /// The number by which this pool's handles are told from another's.
     pub fn tag(&self) -> PoolTag {
         self.0.blocks.tag()
