@@ -11,7 +11,7 @@ use std::thread;
 
 use fastrand::Rng;
 use kvpool::error::AllocError;
-use kvpool::ids::BlockHandle;
+use kvpool::ids::{BlockHandle, Ticket};
 use kvpool::pool::{AllocRequest, Pool};
 use kvpool::storage::{Dtype, KvLayout};
 
@@ -367,7 +367,13 @@ fn a_stopped_batch_holds_back_only_what_was_freed_since() {
         let rest = pool.allocate(AllocRequest::new(BLOCKS - BLOCKS / 4)).unwrap();
         assert_eq!(
             pool.allocate(AllocRequest::new(1)).err(),
-            Some(AllocError::Exhausted { asked: 1, free: 0, retired: BLOCKS / 4, evictable: 0 })
+            Some(AllocError::Exhausted {
+                asked: 1,
+                free: 0,
+                retired: BLOCKS / 4,
+                evictable: 0,
+                oldest_batch: Some(Ticket(1)),
+            })
         );
         pool.audit().unwrap_or_else(|finding| panic!("{finding}"));
         drop(rest);

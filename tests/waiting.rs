@@ -163,7 +163,10 @@ async fn a_deadline_ends_the_wait() {
     let begin = Instant::now();
     let late = begin + Duration::from_secs(5);
     let outcome = pool.allocate_until(AllocRequest::new(4), late).await;
-    assert_eq!(outcome.unwrap_err(), AllocError::Deadline { asked: 4, free: 0, retired: 0 });
+    assert_eq!(
+        outcome.unwrap_err(),
+        AllocError::Deadline { asked: 4, free: 0, retired: 0, oldest_batch: None, head: None }
+    );
     assert_eq!(begin.elapsed(), Duration::from_secs(5));
     quiet_but(&pool, 10);
     // Tried once, though the deadline has passed.
@@ -380,7 +383,10 @@ async fn the_reserve_is_for_urgent_requests() {
     let held = all(&pool);
     for priority in [Priority::Normal, Priority::High] {
         let refused = pool.allocate(AllocRequest::new(1).priority(priority)).unwrap_err();
-        assert_eq!(refused, AllocError::Exhausted { asked: 1, free: 0, retired: 0, evictable: 0 });
+        assert_eq!(
+            refused,
+            AllocError::Exhausted { asked: 1, free: 0, retired: 0, evictable: 0, oldest_batch: None }
+        );
     }
     let urgent = |blocks| AllocRequest::new(blocks).priority(Priority::Urgent);
     assert!(pool.allocate(urgent(11)).is_err());

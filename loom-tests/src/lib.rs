@@ -12,10 +12,12 @@
 
 mod blocks;
 mod cached;
+mod stop;
 mod tasks;
 
 pub use blocks::{TouchedBlocks, settle};
 pub use cached::CachedBlocks;
+pub use stop::Stop;
 pub use tasks::{block_on, lull};
 
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -29,6 +29,7 @@
 mod allocate;
 mod audit;
 mod blocks;
+mod custody;
 mod few;
 mod handles;
 mod home;

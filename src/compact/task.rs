@@ -17,7 +17,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::ids::{Order, Ticket};
 
-use super::compactor::{Background, Compactor, DefragOptions, WAVE_BYTES};
+use super::compactor::{Background, COPY_DEADLINE, Compactor, DefragOptions, WAVE_BYTES};
 use super::{DefragError, DefragReport, DefragTotals};
 
 /// Looks that are skipped, at most, while runs gain nothing.
@@ -41,6 +41,8 @@ pub struct DefragConfig {
     pub budget_bytes: Option<u64>,
     /// The order of free runs; the pool's own unless given.
     pub order: Option<Order>,
+    /// How long the copy of a wave may take, see [`DefragOptions::copy_deadline`].
+    pub copy_deadline: Duration,
 }
 
 impl Default for DefragConfig {
@@ -51,6 +53,7 @@ impl Default for DefragConfig {
             wave_bytes: WAVE_BYTES,
             budget_bytes: None,
             order: None,
+            copy_deadline: COPY_DEADLINE,
         }
     }
 }
@@ -92,8 +95,14 @@ impl DefragConfig {
         self
     }
 
+    /// Lets the copy of a wave take so long.
+    pub fn copy_deadline(mut self, deadline: Duration) -> Self {
+        self.copy_deadline = deadline;
+        self
+    }
+
     fn options(&self) -> DefragOptions {
-        let mut options = DefragOptions::new().wave_bytes(self.wave_bytes);
+        let mut options = DefragOptions::new().wave_bytes(self.wave_bytes).copy_deadline(self.copy_deadline);
         (options.order, options.budget_bytes) = (self.order, self.budget_bytes);
         options
     }
@@ -189,6 +198,7 @@ async fn work(
             continue;
         }
         blocks.reclaim_strays();
+        blocks.look_after_line();
         if blocks.fragmentation(order) <= config.threshold {
             totals.lock().unwrap_or_else(PoisonError::into_inner).looks += 1;
             patience = 1;
@@ -219,7 +229,9 @@ async fn work(
 /// What a run had done when it failed.
 fn done_before(error: &DefragError) -> DefragReport {
     match error {
-        DefragError::Copy { report, .. } | DefragError::CopyDropped { report } => **report,
+        DefragError::Copy { report, .. }
+        | DefragError::CopyDropped { report }
+        | DefragError::CopyOverdue { report, .. } => **report,
         _ => DefragReport::default(),
     }
 }

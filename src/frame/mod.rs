@@ -71,7 +71,7 @@ pub use census::{Census, ORDERS};
 pub use depot::Depot;
 pub use frames::{FrameConfig, FrameMask, Frames};
 pub use magazine::Magazine;
-pub use owner::OwnerCell;
+pub use owner::{OwnerCell, Visits};
 pub use shrink::Shrink;
 pub use stock::Stock;
 
