@@ -315,9 +315,11 @@ fn a_head_that_does_not_come_is_passed_over() {
         let pool = impatient();
         let held = pool.allocate_owned(one()).unwrap();
         let mut first = pin!(pool.allocate_async(one()));
-        lull(first.as_mut());
+        let bell = lull(first.as_mut());
         let thread = waiter(&pool, one());
         drop(held);
+        // By the free, or by the second, where the two met at the line.
+        bell.wait();
         // Anything that announces.
         pool.blocks().end_batch(pool.blocks().begin_batch());
         thread.join().unwrap();
@@ -326,24 +328,24 @@ fn a_head_that_does_not_come_is_passed_over() {
     });
 }
 
-/// The same, but the first is polled while it is being passed over, or just after.
+/// The same, but the first is polled while it is being passed over, or just after; the second only when the first has been
+/// served.
 #[test]
 fn a_head_that_comes_late_has_its_place() {
-    check_to(1, "waiters::a_head_that_comes_late_has_its_place", || {
+    check("waiters::a_head_that_comes_late_has_its_place", || {
         let pool = impatient();
         let held = pool.allocate_owned(one()).unwrap();
-        let mut first = Box::pin(pool.allocate_async(one()));
+        let mut first = pin!(pool.allocate_async(one()));
         lull(first.as_mut());
-        let mut second = Box::pin(pool.allocate_async(one()));
+        let mut second = pin!(pool.allocate_async(one()));
         lull(second.as_mut());
         let other = pool.clone();
         let thread = thread::spawn(move || {
             drop(held);
             other.blocks().end_batch(other.blocks().begin_batch());
         });
-        let late = thread::spawn(move || drop(block_on(second).unwrap()));
         drop(block_on(first).unwrap());
-        late.join().unwrap();
+        drop(block_on(second).unwrap());
         thread.join().unwrap();
         close(&pool);
     });
@@ -352,13 +354,14 @@ fn a_head_that_comes_late_has_its_place() {
 /// The first in line was passed over, and is dropped while the second waits.
 #[test]
 fn a_head_that_was_passed_over_is_dropped() {
-    check("waiters::a_head_that_was_passed_over_is_dropped", || {
+    check_to(1, "waiters::a_head_that_was_passed_over_is_dropped", || {
         let pool = impatient();
         let held = pool.allocate_owned(one()).unwrap();
         let mut first = Box::pin(pool.allocate_async(one()));
-        lull(first.as_mut());
+        let bell = lull(first.as_mut());
         let thread = waiter(&pool, one());
         drop(held);
+        bell.wait();
         let other = pool.clone();
         let announcing = thread::spawn(move || other.blocks().end_batch(other.blocks().begin_batch()));
         drop(first);
