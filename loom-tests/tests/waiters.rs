@@ -328,24 +328,25 @@ fn a_head_that_does_not_come_is_passed_over() {
     });
 }
 
-/// The same, but the first is polled while it is being passed over, or just after; the second only when the first has been
-/// served.
+/// The first is passed over, and polled late: the second needs more than was freed, and has looked for it, or has not yet. The
+/// first gets what it was woken for.
 #[test]
 fn a_head_that_comes_late_has_its_place() {
     check("waiters::a_head_that_comes_late_has_its_place", || {
-        let pool = impatient();
-        let held = pool.allocate_owned(one()).unwrap();
+        let pool = builder(2, 2, 0, 0).turn_patience(Duration::ZERO).build().unwrap();
+        let held = [(); 2].map(|()| pool.allocate_owned(one()).unwrap());
         let mut first = pin!(pool.allocate_async(one()));
-        lull(first.as_mut());
-        let mut second = pin!(pool.allocate_async(one()));
-        lull(second.as_mut());
+        let bell = lull(first.as_mut());
         let other = pool.clone();
-        let thread = thread::spawn(move || {
-            drop(held);
-            other.blocks().end_batch(other.blocks().begin_batch());
-        });
+        let mut second = Box::pin(async move { other.allocate_async(AllocRequest::new(2)).await });
+        lull(second.as_mut());
+        let thread = thread::spawn(move || drop(block_on(second).unwrap()));
+        let [freed, kept] = held;
+        drop(freed);
+        bell.wait();
+        pool.blocks().end_batch(pool.blocks().begin_batch());
         drop(block_on(first).unwrap());
-        drop(block_on(second).unwrap());
+        drop(kept);
         thread.join().unwrap();
         close(&pool);
     });
