@@ -224,7 +224,13 @@ fn a_block_that_a_batch_may_see_is_not_evicted_before_it_ends() {
     let refused = pool.allocate(AllocRequest::new(1)).unwrap_err();
     assert_eq!(
         refused,
-        AllocError::Exhausted { asked: 1, free: 0, retired: 0, evictable: 10, oldest_batch: None }
+        AllocError::Exhausted {
+            asked: 1,
+            free: 0,
+            retired: 0,
+            evictable: 10,
+            oldest_batch: Some(batch.ticket())
+        }
     );
     assert_eq!(pool.stats().evictable, 10);
     batch.finish();

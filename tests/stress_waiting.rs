@@ -57,8 +57,7 @@ fn last_act(pool: Pool, lease: Lease<'static>) {
 }
 
 /// Waits for half of the pool, and frees it under a batch: what is freed, and what moves leave, is retired until it ends.
-async fn serve(pool: Pool, stop: Arc<AtomicBool>, rounds: Arc<AtomicUsize>, seed: u64) {
-    let mut rng = fastrand::Rng::with_seed(seed);
+async fn serve(pool: Pool, stop: Arc<AtomicBool>, rounds: Arc<AtomicUsize>) {
     while !stop.load(Relaxed) {
         let request = AllocRequest::new(BLOCKS / 2);
         let Ok(lease) = timeout(LIMIT, pool.allocate_async(request)).await else {

@@ -320,8 +320,8 @@ fn a_head_that_does_not_come_is_passed_over() {
         drop(held);
         // By the free, or by the second, where the two met at the line.
         bell.wait();
-        // Anything that announces.
-        pool.blocks().end_batch(pool.blocks().begin_batch());
+        // Anything that announces, once.
+        pool.blocks().announce();
         thread.join().unwrap();
         drop(block_on(first).unwrap());
         close(&pool);
@@ -344,7 +344,7 @@ fn a_head_that_comes_late_has_its_place() {
         let [freed, kept] = held;
         drop(freed);
         bell.wait();
-        pool.blocks().end_batch(pool.blocks().begin_batch());
+        pool.blocks().announce();
         drop(block_on(first).unwrap());
         drop(kept);
         thread.join().unwrap();
@@ -364,7 +364,7 @@ fn a_head_that_was_passed_over_is_dropped() {
         drop(held);
         bell.wait();
         let other = pool.clone();
-        let announcing = thread::spawn(move || other.blocks().end_batch(other.blocks().begin_batch()));
+        let announcing = thread::spawn(move || other.blocks().announce());
         drop(first);
         thread.join().unwrap();
         announcing.join().unwrap();

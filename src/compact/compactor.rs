@@ -292,6 +292,10 @@ impl Compactor {
         options: DefragOptions,
         mut run: Run<'_>,
     ) -> Result<DefragReport, DefragError> {
+        if let Some(copy) = self.overdue_copy() {
+            // Also where what is left to move gains nothing: that is no reason to be content.
+            return Err(DefragError::CopyOverdue { copy, report: Box::default() });
+        }
         let order = match goal {
             Goal::Fragmentation { order } => order,
             _ => self.order,
@@ -473,7 +477,7 @@ impl Run<'_> {
         unsafe {
             self.compactor.bytes.copy_then(copies, bytes, Box::new(move |outcome| copying.end(outcome)))
         };
-        let copied = self.end_of_copy(told, deadline).await?.map_err(|_| Failure::Dropped)?;
+        let copied = self.end_of_copy(told, deadline).await?;
         self.report.given_up.add(&copied.given_up);
         if let Some(error) = copied.failed {
             return Err(Failure::Copy(error));
@@ -485,23 +489,23 @@ impl Run<'_> {
     }
 
     /// What is told of the copy, unless that takes too long.
-    async fn end_of_copy<T>(
+    async fn end_of_copy(
         &self,
-        mut told: oneshot::Receiver<T>,
+        mut told: oneshot::Receiver<Copied>,
         deadline: Option<Tick>,
-    ) -> Result<Result<T, oneshot::error::RecvError>, Failure> {
+    ) -> Result<Copied, Failure> {
         // Most copies are over by now: those need no timer.
-        let is_over = match told.try_recv() {
-            Ok(copied) => return Ok(Ok(copied)),
-            Err(oneshot::error::TryRecvError::Closed) => true,
-            Err(oneshot::error::TryRecvError::Empty) => false,
-        };
-        let Some(deadline) = deadline.filter(|_| !is_over && Handle::try_current().is_ok()) else {
-            return Ok(told.await);
+        match told.try_recv() {
+            Ok(copied) => return Ok(copied),
+            Err(oneshot::error::TryRecvError::Closed) => return Err(Failure::Dropped),
+            Err(oneshot::error::TryRecvError::Empty) => {}
+        }
+        let Some(deadline) = deadline.filter(|_| Handle::try_current().is_ok()) else {
+            return told.await.map_err(|_| Failure::Dropped);
         };
         loop {
             if let Ok(told) = timeout_at(deadline, &mut told).await {
-                return Ok(told);
+                return told.map_err(|_| Failure::Dropped);
             }
             // The clocks agree that it is late, or else it is looked at again.
             if let Some(copy) = self.compactor.copies.overdue() {

@@ -17,7 +17,7 @@ use tokio::time::{Instant as Tick, sleep};
 use crate::block::{Core, FrameUse, Shrinking};
 use crate::ids::{BlockId, Run as Frames};
 
-use super::compactor::{COPY_DEADLINE, Compactor, WAVE_BYTES};
+use super::compactor::{COPY_DEADLINE, Compactor, Failure, WAVE_BYTES};
 use super::error::Blocker;
 use super::{Bytes, DefragOptions, Goal, ResizeError, ResizeReport};
 
@@ -109,7 +109,10 @@ impl Compactor {
             if progress.missing > 0 && !progress.is_made {
                 if progress.since.elapsed() >= options.patience {
                     has_room(core, blocks)?;
-                    return Err(blocked(core, &shrinking, blocks));
+                    return Err(match self.overdue_copy() {
+                        Some(copy) => ResizeError::Defrag(Failure::Overdue(copy).told(run.report)),
+                        None => blocked(core, &shrinking, blocks),
+                    });
                 }
                 sleep(progress.pause()).await;
             }

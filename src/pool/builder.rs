@@ -254,7 +254,8 @@ impl PoolBuilder {
         self
     }
 
-    /// Fill every block with zeros once nobody owns it and no batch sees it.
+    /// Fill every block with zeros once nobody owns it and no batch sees it. Blocks for which the storage fails to are held for
+    /// good, and counted as [`Stats::unwiped`](crate::pool::Stats::unwiped).
     pub fn zero_on_free(mut self) -> Self {
         self.zero_on_free = true;
         self

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kvpool::error::{AllocError, GrowError, ShrinkError};
-use kvpool::ids::{BlockId, FrameId, Generation, SequenceId, Ticket};
+use kvpool::ids::{BlockId, FrameId, Generation, SequenceId};
 
 /// A block in use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -147,8 +147,8 @@ impl Model {
         } else if asked > total {
             Err(AllocError::TooLarge { asked, total })
         } else if asked > free {
-            let oldest_batch = self.batches.first().map(|&batch| Ticket(batch));
-            Err(AllocError::Exhausted { asked, free, retired, evictable: 0, oldest_batch })
+            // Which batch that is, the model does not know.
+            Err(AllocError::Exhausted { asked, free, retired, evictable: 0, oldest_batch: None })
         } else if contiguous && self.longest_run() < asked {
             Err(AllocError::NoRun { asked, longest_run: self.longest_run(), free })
         } else {
