@@ -79,6 +79,9 @@ silent_begin waiters
 silent_end waiters
 silent_strays waiters
 silent_poison waiters
+silent_reclaim in_hand
+passed_silent waiters
+next_unwoken waiters
 index_relaxed prefix_index
 index_insert_no_fence prefix_index
 index_restore_no_fence prefix_index

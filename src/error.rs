@@ -1,9 +1,12 @@
 //! Errors, one enum a boundary. Exhaustion is a value that says what was asked for and what there was; misuse by
 //! the caller is an error that says what and where; a broken internal invariant is a panic.
 
+use std::fmt;
+use std::time::Duration;
+
 use thiserror::Error;
 
-use crate::ids::{BlockHandle, BlockId, DeviceId, Generation, PoolTag};
+use crate::ids::{BlockHandle, BlockId, DeviceId, Generation, PoolTag, Priority, Ticket};
 
 mod migrate;
 mod prefix;
@@ -32,7 +35,8 @@ pub enum AllocError {
     },
     /// Too few blocks are free, wherever they may be.
     #[error(
-        "asked for {asked} blocks, {free} free, {evictable} cached, {retired} retired until a batch in flight ends"
+        "asked for {asked} blocks, {free} free, {evictable} cached, {retired} retired until a batch in flight ends{}",
+        TheOldestIs(oldest_batch)
     )]
     Exhausted {
         /// Blocks asked for.
@@ -43,6 +47,8 @@ pub enum AllocError {
         retired: usize,
         /// Cached blocks that nobody owns, and that batches in flight may see.
         evictable: usize,
+        /// The oldest batch in flight: what was retired after it began waits for its end.
+        oldest_batch: Option<Ticket>,
     },
     /// Enough blocks are free, and no run of them is long enough.
     #[error(
@@ -71,7 +77,9 @@ pub enum AllocError {
     },
     /// The deadline passed before the request had its turn and enough blocks were free.
     #[error(
-        "asked for {asked} blocks by a deadline that passed; {free} free, {retired} retired until a batch in flight ends"
+        "asked for {asked} blocks by a deadline that passed; {free} free, {retired} retired until a batch in flight ends{}{}",
+        TheOldestIs(oldest_batch),
+        BehindHead(head)
     )]
     Deadline {
         /// Blocks asked for.
@@ -80,6 +88,23 @@ pub enum AllocError {
         free: usize,
         /// Blocks that waited for a batch to end then.
         retired: usize,
+        /// The batch that was in flight the longest then.
+        oldest_batch: Option<OldestBatch>,
+        /// The request that was first in line then, if it was another one.
+        head: Option<HeadOfLine>,
+    },
+    /// Enough blocks are free, and some of them are in the caches of other threads, which this thread cannot search: the
+    /// system refuses it `membarrier`, as a filter of system calls that was put on this thread alone does. A request that
+    /// would have to wait is refused too, because on this thread nothing tells it that it has not missed a free.
+    #[error(
+        "asked for {asked} blocks with {free} free, perhaps in the caches of other threads: the system refuses this thread \
+         membarrier(2), which a search there needs (a seccomp filter?)"
+    )]
+    FenceRefused {
+        /// Blocks asked for.
+        asked: usize,
+        /// Blocks that were free when the search gave up.
+        free: usize,
     },
     /// The pool's device has failed, and what its blocks held is lost. It hands out none any more.
     #[error("asked for blocks of a pool whose device, {device}, is lost")]
@@ -95,6 +120,88 @@ pub enum AllocError {
         /// The pool's device.
         device: DeviceId,
     },
+}
+
+/// The batch that has been in flight for the longest time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct OldestBatch {
+    /// Its ticket.
+    pub ticket: Ticket,
+    /// How long it has been the oldest, at least: since a look first found it so. See
+    /// [`Stats::oldest_batch`](crate::pool::Stats::oldest_batch).
+    pub age: Duration,
+}
+
+impl OldestBatch {
+    pub(crate) const fn new(ticket: Ticket, age: Duration) -> Self {
+        Self { ticket, age }
+    }
+}
+
+impl fmt::Display for OldestBatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "batch {}, in flight for at least {:.1?}", self.ticket, self.age)
+    }
+}
+
+/// The request that is first in line.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct HeadOfLine {
+    /// Its priority.
+    pub priority: Priority,
+    /// Blocks asked for.
+    pub asked: usize,
+    /// How long it has waited.
+    pub waited: Duration,
+    /// If its future has reason to run and was not polled since: for how long. Such a request is
+    /// [passed over](crate::pool::PoolBuilder::turn_patience) until it is polled.
+    pub unpolled: Option<Duration>,
+}
+
+impl HeadOfLine {
+    pub(crate) const fn new(
+        priority: Priority,
+        asked: usize,
+        waited: Duration,
+        unpolled: Option<Duration>,
+    ) -> Self {
+        Self { priority, asked, waited, unpolled }
+    }
+}
+
+impl fmt::Display for HeadOfLine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { priority, asked, waited, unpolled } = self;
+        write!(f, "a request for {asked} blocks at {priority} priority, which has waited for {waited:.1?}")?;
+        match unpolled {
+            Some(unpolled) => write!(f, " and was woken {unpolled:.1?} ago without being polled since"),
+            None => Ok(()),
+        }
+    }
+}
+
+struct TheOldestIs<'a, T>(&'a Option<T>);
+
+impl fmt::Display for TheOldestIs<'_, Ticket> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.map_or(Ok(()), |ticket| write!(f, " (the oldest is batch {ticket})"))
+    }
+}
+
+impl fmt::Display for TheOldestIs<'_, OldestBatch> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.map_or(Ok(()), |batch| write!(f, " (the oldest is {batch})"))
+    }
+}
+
+struct BehindHead<'a>(&'a Option<HeadOfLine>);
+
+impl fmt::Display for BehindHead<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.map_or(Ok(()), |head| write!(f, "; first in line is {head}"))
+    }
 }
 
 /// Why a handle was refused. Nothing was changed.

@@ -179,3 +179,26 @@ impl fmt::Display for BlockHandle {
         write!(f, "block {} of pool {}, generation {}", self.id, self.pool, self.generation)
     }
 }
+
+/// Who goes first where requests compete.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+#[repr(u8)]
+pub enum Priority {
+    /// Throughput work.
+    #[default]
+    Normal,
+    /// Ahead of normal requests.
+    High,
+    /// Ahead of all others.
+    Urgent,
+}
+
+impl fmt::Display for Priority {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Normal => "normal",
+            Self::High => "high",
+            Self::Urgent => "urgent",
+        })
+    }
+}

@@ -215,10 +215,13 @@ fn requests_that_no_pool_can_meet() {
         (AllocRequest::new(usize::MAX).contiguous(), AllocError::TooLarge { asked: usize::MAX, total: 100 }),
         (AllocRequest::new(1 << 32), AllocError::TooLarge { asked: 1 << 32, total: 100 }),
         (AllocRequest::new((1 << 32) + 1), AllocError::TooLarge { asked: (1 << 32) + 1, total: 100 }),
-        (AllocRequest::new(91), AllocError::Exhausted { asked: 91, free: 90, retired: 0, evictable: 0 }),
+        (
+            AllocRequest::new(91),
+            AllocError::Exhausted { asked: 91, free: 90, retired: 0, evictable: 0, oldest_batch: None },
+        ),
         (
             AllocRequest::new(91).contiguous(),
-            AllocError::Exhausted { asked: 91, free: 90, retired: 0, evictable: 0 },
+            AllocError::Exhausted { asked: 91, free: 90, retired: 0, evictable: 0, oldest_batch: None },
         ),
         (
             AllocRequest::new(1).device(device),

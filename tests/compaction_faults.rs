@@ -9,9 +9,9 @@ use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use kvpool::compact::{DefragConfig, DefragError, FrameCopier};
+use kvpool::compact::{DefragConfig, DefragError, DefragOptions, FrameCopier};
 use kvpool::ids::{BlockHandle, FrameId};
-use kvpool::pool::{AllocRequest, Pool};
+use kvpool::pool::{AllocRequest, Pool, ResizeError, ResizeOptions};
 use kvpool::storage::{CopyDone, FrameMove, KvLayout};
 
 const BLOCKS: usize = 128;
@@ -134,6 +134,109 @@ fn a_copy_that_never_ends_holds_its_frames_and_nothing_else() {
         drop(asked);
         assert!(is_alive.upgrade().is_none(), "the pool's copier is gone with it");
     }
+}
+
+const DEADLINE: Duration = Duration::from_secs(5);
+
+/// The run that waits for it ends, and says what it waited for; so does whatever comes later, at once, until the copier says
+/// how it ended.
+#[tokio::test(start_paused = true)]
+async fn a_copy_past_its_deadline_is_told_and_holds_up_nobody() {
+    let asked = Asked::default();
+    let pool = pool(never(&asked));
+    let kept = checkerboard(&pool);
+    let options = DefragOptions::new().copy_deadline(DEADLINE);
+    let begun = tokio::time::Instant::now();
+    let Err(DefragError::CopyOverdue { copy, report }) = pool.defragment_with(options).await else {
+        panic!("it was never copied")
+    };
+    assert!(begun.elapsed() >= DEADLINE && copy.waited >= DEADLINE);
+    assert_eq!(
+        (copy.bytes, report.moved_blocks),
+        ((copy.blocks * pool.layout().bytes_per_block()) as u64, 0)
+    );
+    let stats = pool.stats();
+    assert_eq!((stats.held, stats.overdue_copy.unwrap().blocks), (copy.blocks, copy.blocks));
+    // Neither waits, and nothing more is held.
+    let begun = tokio::time::Instant::now();
+    let again = pool.defragment().await.unwrap_err();
+    assert!(matches!(again, DefragError::CopyOverdue { copy: same, .. } if same.blocks == copy.blocks));
+    assert!(again.to_string().contains("past its deadline"), "{again}");
+    let refused = pool.resize(BLOCKS / 2).await.unwrap_err();
+    assert!(matches!(refused, ResizeError::Defrag(DefragError::CopyOverdue { .. })), "{refused:?}");
+    assert!(begun.elapsed() < DEADLINE);
+    assert_eq!((pool.stats().held, pool.total_blocks()), (copy.blocks, BLOCKS));
+    pool.audit().unwrap();
+    // It was not stuck for good: the wave is published, and runs go on.
+    let mut done = std::mem::take(&mut *asked.lock().unwrap());
+    assert_eq!(done.len(), 1);
+    done.pop().unwrap()(Ok(()));
+    assert_eq!((pool.stats().held, pool.stats().overdue_copy), (0, None));
+    pool.audit().unwrap();
+    pool.free(&kept).unwrap();
+    pool.resize(BLOCKS / 2).await.unwrap();
+    assert_eq!(pool.audit().unwrap().owned, 0);
+}
+
+/// Its run was dropped: whoever waits for the lane takes it when the copy is late, if it waited already or comes then.
+#[tokio::test(start_paused = true)]
+async fn a_copy_whose_run_is_gone_gives_up_the_lane() {
+    for drops in [true, false] {
+        let asked = Asked::default();
+        let pool = pool(never(&asked));
+        let kept = checkerboard(&pool);
+        {
+            let mut run = pin!(pool.defragment_with(DefragOptions::new().copy_deadline(DEADLINE)));
+            assert!(poll(run.as_mut()).is_pending());
+        }
+        let begun = tokio::time::Instant::now();
+        // What needs no moves goes on then; this one does.
+        let options = ResizeOptions::new().copy_deadline(3 * DEADLINE);
+        let refused = pool.resize_with(BLOCKS / 2, options).await.unwrap_err();
+        assert!(matches!(refused, ResizeError::Defrag(DefragError::CopyOverdue { .. })), "{refused:?}");
+        assert!(begun.elapsed() >= DEADLINE && begun.elapsed() < 2 * DEADLINE, "{:?}", begun.elapsed());
+        let done = asked.lock().unwrap().pop().unwrap();
+        if drops {
+            drop(done)
+        } else {
+            done(Ok(()))
+        }
+        assert_eq!((pool.audit().unwrap().held, pool.stats().overdue_copy), (0, None));
+        pool.free(&kept).unwrap();
+        pool.resize(BLOCKS / 2).await.unwrap();
+    }
+}
+
+/// Without a runtime there is no timer: the next run that is polled finds it.
+#[test]
+fn a_late_copy_is_found_without_a_runtime() {
+    let asked = Asked::default();
+    let pool = pool(never(&asked));
+    let _kept = checkerboard(&pool);
+    let options = DefragOptions::new().copy_deadline(Duration::from_millis(30));
+    {
+        let mut run = pin!(pool.defragment_with(options));
+        assert!(poll(run.as_mut()).is_pending());
+    }
+    std::thread::sleep(Duration::from_millis(40));
+    let again = poll(pin!(pool.defragment()));
+    assert!(matches!(again, Poll::Ready(Err(DefragError::CopyOverdue { .. }))), "{again:?}");
+}
+
+/// The task goes on, counts it, and stops in time.
+#[tokio::test(start_paused = true)]
+async fn a_background_task_survives_a_late_copy() {
+    let asked = Asked::default();
+    let pool = pool(never(&asked));
+    let _kept = checkerboard(&pool);
+    let config = DefragConfig::new().interval(Duration::from_millis(1)).copy_deadline(DEADLINE);
+    let task = pool.start_defragmenter(config).unwrap();
+    tokio::time::sleep(2 * DEADLINE).await;
+    assert!(task.totals().failed > 0);
+    let begun = tokio::time::Instant::now();
+    task.stop().await;
+    assert!(begun.elapsed() < DEADLINE);
+    assert_eq!(asked.lock().unwrap().len(), 1, "no second wave");
 }
 
 /// Somebody who is stopped in mid-wave for good holds back its frames. Everybody else goes on, and runs, too.

@@ -9,6 +9,7 @@ use kvpool::error::HandleError;
 use kvpool::ids::{BlockHandle, Generation, SequenceId};
 use kvpool::pool::{AllocRequest, BuildError, Lease, Pool};
 use kvpool::storage::{HostStorage, KvLayout, Storage};
+use kvpool_testkit::threads;
 
 fn layout() -> KvLayout {
     KvLayout::named("tiny").unwrap()
@@ -75,7 +76,7 @@ fn new_blocks_can_be_freed_at_once() {
         let pool = Pool::builder(layout()).blocks(1).blocks_max(400).magazine_blocks(0).without_storage();
         let pool = pool.build().unwrap();
         let stop = AtomicBool::new(false);
-        std::thread::scope(|scope| {
+        threads::scope(|scope| {
             scope.spawn(|| {
                 let mut handles = Vec::new();
                 while !stop.load(Ordering::Relaxed) {

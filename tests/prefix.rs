@@ -223,7 +223,16 @@ fn a_block_that_a_batch_may_see_is_not_evicted_before_it_ends() {
     let batch = pool.begin_batch();
     drop(sequence);
     let refused = pool.allocate(AllocRequest::new(1)).unwrap_err();
-    assert_eq!(refused, AllocError::Exhausted { asked: 1, free: 0, retired: 0, evictable: 10 });
+    assert_eq!(
+        refused,
+        AllocError::Exhausted {
+            asked: 1,
+            free: 0,
+            retired: 0,
+            evictable: 10,
+            oldest_batch: Some(batch.ticket())
+        }
+    );
     assert_eq!(pool.stats().evictable, 10);
     batch.finish();
     drop(pool.allocate(AllocRequest::new(3)).unwrap());
@@ -291,7 +300,10 @@ fn a_request_that_is_refused_costs_the_cache_nothing() {
     serve(&pool, &prompt(2, 161));
     for asked in [55, 60, 64] {
         let refused = pool.allocate(AllocRequest::new(asked)).unwrap_err();
-        assert_eq!(refused, AllocError::Exhausted { asked, free: 14, retired: 0, evictable: 40 });
+        assert_eq!(
+            refused,
+            AllocError::Exhausted { asked, free: 14, retired: 0, evictable: 40, oldest_batch: None }
+        );
     }
     let mut batch = pool.begin_batch();
     let mut other = pool.sequence(SequenceId(3)).open().unwrap();

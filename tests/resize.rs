@@ -8,6 +8,7 @@ use kvpool::error::{AllocError, GrowError, ShrinkError};
 use kvpool::ids::{BlockHandle, SequenceId};
 use kvpool::pool::{AllocRequest, Pool, Priority, ResizeError, ResizeOptions};
 use kvpool::storage::KvLayout;
+use kvpool_testkit::threads;
 
 fn pool(blocks: usize, blocks_max: usize) -> Pool {
     let layout = KvLayout::named("tiny").unwrap();
@@ -196,7 +197,7 @@ async fn threads_go_on_while_the_pool_breathes() {
 fn who_is_overtaken_does_not_grow_twice() {
     let pool = pool(100, 400);
     let start = Barrier::new(2);
-    std::thread::scope(|scope| {
+    threads::scope(|scope| {
         scope.spawn(|| {
             start.wait();
             let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();

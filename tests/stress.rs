@@ -11,9 +11,10 @@ use std::thread;
 
 use fastrand::Rng;
 use kvpool::error::AllocError;
-use kvpool::ids::BlockHandle;
+use kvpool::ids::{BlockHandle, Ticket};
 use kvpool::pool::{AllocRequest, Pool};
 use kvpool::storage::{Dtype, KvLayout};
+use kvpool_testkit::threads;
 
 const THREADS: usize = if cfg!(miri) { 2 } else { 4 };
 const STEPS: usize = if cfg!(miri) { 60 } else { 40_000 };
@@ -106,7 +107,7 @@ fn quiescent(pool: &Pool, expected_free: usize) {
 fn threads_mix_everything() {
     let (pool, oracle, seed) = (pool(), Oracle::new(), seed());
     let mailboxes: Vec<Mutex<Vec<BlockHandle>>> = (0..THREADS).map(|_| Mutex::default()).collect();
-    thread::scope(|scope| {
+    threads::scope(|scope| {
         for thread in 0..THREADS {
             let (pool, oracle, mailboxes) = (&pool, &oracle, &mailboxes);
             scope.spawn(move || mix(pool, oracle, mailboxes, thread, Rng::with_seed(seed ^ thread as u64)));
@@ -183,7 +184,7 @@ fn mix(pool: &Pool, oracle: &Oracle, mailboxes: &[Mutex<Vec<BlockHandle>>], thre
 fn threads_allocate_while_the_pool_grows() {
     let (pool, oracle, seed) = (pool(), Oracle::new(), seed());
     let grown = AtomicBool::new(false);
-    thread::scope(|scope| {
+    threads::scope(|scope| {
         for thread in 0..THREADS - 1 {
             let (pool, oracle, grown) = (&pool, &oracle, &grown);
             scope.spawn(move || {
@@ -240,7 +241,7 @@ fn a_batch_keeps_what_it_saw() {
         handles[0]
     };
     let mut old = replace(1);
-    thread::scope(|scope| {
+    threads::scope(|scope| {
         for _ in 1..THREADS {
             scope.spawn(|| {
                 while !stop.load(Relaxed) {
@@ -274,7 +275,7 @@ fn a_batch_keeps_what_it_saw() {
 fn threads_die_with_their_hands_full() {
     let (pool, seed) = (pool(), seed());
     let forgotten = AtomicUsize::new(0);
-    thread::scope(|scope| {
+    threads::scope(|scope| {
         for thread in 0..2 * THREADS {
             let (pool, forgotten) = (&pool, &forgotten);
             scope.spawn(move || {
@@ -319,7 +320,7 @@ fn a_stopped_thread_strands_no_block() {
     let (loaded, is_loaded) = mpsc::channel();
     // Closed at the end, also by a panic, and the stopped thread ends.
     let (done, is_done) = mpsc::channel::<()>();
-    thread::scope(|scope| {
+    threads::scope(|scope| {
         let (pool, done) = (&pool, done);
         scope.spawn(move || {
             let cache = pool.handle();
@@ -354,7 +355,7 @@ fn a_stopped_batch_holds_back_only_what_was_freed_since() {
     let (begun, has_begun) = mpsc::channel();
     let (done, is_done) = mpsc::channel::<()>();
     let lease = pool.allocate(AllocRequest::new(BLOCKS / 4)).unwrap();
-    thread::scope(|scope| {
+    threads::scope(|scope| {
         let (pool, done) = (&pool, done);
         scope.spawn(move || {
             let batch = pool.begin_batch();
@@ -367,7 +368,13 @@ fn a_stopped_batch_holds_back_only_what_was_freed_since() {
         let rest = pool.allocate(AllocRequest::new(BLOCKS - BLOCKS / 4)).unwrap();
         assert_eq!(
             pool.allocate(AllocRequest::new(1)).err(),
-            Some(AllocError::Exhausted { asked: 1, free: 0, retired: BLOCKS / 4, evictable: 0 })
+            Some(AllocError::Exhausted {
+                asked: 1,
+                free: 0,
+                retired: BLOCKS / 4,
+                evictable: 0,
+                oldest_batch: Some(Ticket(1)),
+            })
         );
         pool.audit().unwrap_or_else(|finding| panic!("{finding}"));
         drop(rest);

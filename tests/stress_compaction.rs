@@ -6,7 +6,6 @@
 #![cfg(not(any(kvpool_loom, miri)))]
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
@@ -17,6 +16,7 @@ use kvpool::ids::{BlockHandle, Order, Run, SequenceId, Ticket};
 use kvpool::pool::{AllocRequest, Pool, Priority};
 use kvpool::sequence::{BlockTable, Sequence};
 use kvpool::storage::{Dtype, KvLayout};
+use kvpool_testkit::threads;
 
 const BLOCKS: usize = 1200;
 const BLOCK_TOKENS: usize = 4;
@@ -314,7 +314,7 @@ fn everything_at_once(reserve: usize, seed: u64) {
         let counts = [served.load(Relaxed), shrinks.load(Relaxed), task.totals().moved_blocks];
         of > LIMIT || of > Duration::from_secs(seconds) && counts.iter().all(|&count| count > 2)
     };
-    thread::scope(|scope| {
+    threads::scope(|scope| {
         /// Also by a panic: the others do not run for ever.
         struct Raise<'a>(&'a AtomicBool);
         impl Drop for Raise<'_> {
@@ -347,9 +347,6 @@ fn everything_at_once(reserve: usize, seed: u64) {
     assert_eq!(totals.failed, 0);
     // The last copy may be with a thread of the runtime's, which goes with it.
     drop(runtime);
-    while pool.blocks().residents() > 1 {
-        thread::yield_now();
-    }
     let report = pool.audit().unwrap();
     assert_eq!((report.owned, report.held), (0, 0), "{report:?}");
     assert_eq!(report.reserved, reserve);

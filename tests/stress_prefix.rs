@@ -22,6 +22,7 @@ use kvpool::prefix::policy::{CachePriority, PolicyKind};
 use kvpool::prefix::{HashFunction, Hashing, PrefixConfig, PrefixKeys};
 use kvpool::sequence::{Batch, Sequence};
 use kvpool::storage::{Dtype, KvLayout};
+use kvpool_testkit::threads;
 
 const BLOCKS: usize = 300;
 const BLOCK_TOKENS: usize = 4;
@@ -322,7 +323,7 @@ fn everything_at_once(what: &str, config: PrefixConfig, hits_min: u64) {
         let is_all = counts.iter().all(|&count| count > 2) && stats().hit_blocks >= hits_min;
         of > LIMIT || of > Duration::from_secs(seconds) && is_all && task.totals().moved_blocks > 0
     };
-    thread::scope(|scope| {
+    threads::scope(|scope| {
         let (stage, rng) = (&stage, |thread: u64| Rng::with_seed(seed ^ thread << 40));
         let threads: Vec<_> = (0..2)
             .map(|thread| scope.spawn(move || stage.serve(rng(thread))))
@@ -348,9 +349,6 @@ fn everything_at_once(what: &str, config: PrefixConfig, hits_min: u64) {
     assert!(stats().hit_blocks >= hits_min);
     // The last copy may be with a thread of the runtime's, which goes with it.
     drop(runtime);
-    while pool.blocks().residents() > 1 {
-        thread::yield_now();
-    }
     let report = pool.audit().unwrap();
     assert_eq!((report.owned, report.held, report.reserved), (0, 0, 8), "{report:?}");
     assert_eq!((pool.available_blocks() + 8, pool.stats().waiting), (pool.total_blocks(), 0));

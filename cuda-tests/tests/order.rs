@@ -39,7 +39,7 @@ fn a_store_comes_behind_a_copy_on_write_of_another_batch() {
     assert!(appended.copied.is_some(), "the tail is shared");
     let ended = batch.finish_on(&stream).expect("a stream of the device");
 
-    thread::scope(|scope| {
+    kvpool_testkit::threads::scope(|scope| {
         let (pool, fork, rows) = (&pool, &mut fork, &rows);
         let storing = scope.spawn(move || {
             let mut batch = pool.begin_batch();

@@ -12,11 +12,13 @@
 
 mod blocks;
 mod cached;
+mod stop;
 mod tasks;
 
 pub use blocks::{TouchedBlocks, settle};
 pub use cached::CachedBlocks;
-pub use tasks::{block_on, lull};
+pub use stop::Stop;
+pub use tasks::{Bell, block_on, lull};
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;

@@ -8,10 +8,20 @@ use std::task::{Context, Poll, Wake, Waker};
 use loom::sync::{Condvar, Mutex};
 use loom::thread::yield_now;
 
+/// Tells whether a future was woken.
 #[derive(Default)]
-struct Bell {
+pub struct Bell {
     rung: Mutex<bool>,
     rings: Condvar,
+}
+
+impl Bell {
+    /// Waits until the future was woken, without polling it.
+    pub fn wait(&self) {
+        while !*self.rung.lock().unwrap() {
+            yield_now();
+        }
+    }
 }
 
 impl Wake for Bell {
@@ -44,18 +54,18 @@ pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-/// Polls until the future sleeps: it has been polled, and nobody has woken it since.
+/// Polls until the future sleeps: it has been polled, and nobody has woken it since. The bell says when somebody has.
 ///
 /// # Panics
 ///
 /// If it is ready instead.
-pub fn lull<T>(mut future: Pin<&mut impl Future<Output = T>>) {
+pub fn lull<T>(mut future: Pin<&mut impl Future<Output = T>>) -> std::sync::Arc<Bell> {
     let bell = std::sync::Arc::new(Bell::default());
     let waker = Waker::from(bell.clone());
     loop {
         assert!(future.as_mut().poll(&mut Context::from_waker(&waker)).is_pending(), "nothing is free");
         if !std::mem::take(&mut *bell.rung.lock().unwrap()) {
-            return;
+            return bell;
         }
         yield_now();
     }

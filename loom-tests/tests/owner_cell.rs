@@ -5,7 +5,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use kvpool::frame::OwnerCell;
+use kvpool::frame::{OwnerCell, Visits};
 use kvpool_loom_tests::check_to;
 use loom::sync::Arc;
 use loom::thread;
@@ -52,7 +52,7 @@ fn two_cells_for_one_fence() {
         let others = cells.clone();
         let visitor = thread::spawn(move || {
             let mut visited = 0;
-            let all = OwnerCell::visit_all(
+            let visits = OwnerCell::visit_all(
                 &others,
                 |cell| cell,
                 |_, value| {
@@ -60,7 +60,7 @@ fn two_cells_for_one_fence() {
                     visited += 1;
                 },
             );
-            assert_eq!(all, visited == 2);
+            assert_eq!(visits == Visits::All, visited == 2);
             visited
         });
         let entered = entering(&cells[1], 1) + entering(&cells[0], 1) + entering(&cells[1], 1);

@@ -10,38 +10,9 @@ use kvpool::frame::OwnerCell;
 use kvpool::ids::FrameId;
 use kvpool::pool::{AllocRequest, Pool};
 use kvpool::storage::KvLayout;
-use kvpool_loom_tests::{Touched, TouchedBlocks, check, check_to, run, settle};
+use kvpool_loom_tests::{Stop, Touched, TouchedBlocks, check, check_to, run, settle};
 use loom::sync::Arc;
-use loom::sync::atomic::{AtomicBool, Ordering::*};
 use loom::thread;
-
-/// What a stopped thread waits for.
-#[derive(Default)]
-struct Stop {
-    reached: AtomicBool,
-    resumed: AtomicBool,
-}
-
-impl Stop {
-    /// Stops the calling thread.
-    fn here(&self) {
-        self.reached.store(true, Release);
-        while !self.resumed.load(Acquire) {
-            thread::yield_now();
-        }
-    }
-
-    /// Waits until the other thread is stopped.
-    fn wait(&self) {
-        while !self.reached.load(Acquire) {
-            thread::yield_now();
-        }
-    }
-
-    fn resume(&self) {
-        self.resumed.store(true, Release);
-    }
-}
 
 /// An owner stopped inside its cell turns visitors back, and a visitor the owner; a second cell is open to both.
 #[test]

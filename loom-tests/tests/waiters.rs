@@ -3,15 +3,19 @@
 //! that waits for it is at that moment, the request gets it; the most urgent one first; and a request that is
 //! dropped hands its turn on. A thread that sleeps for ever is a deadlock, which the checker reports.
 //!
+//! Theorem: a request that is woken and not polled holds up no other, and loses nothing by it. (The patience of these pools
+//! is none at all, or without end: a model has no time.)
+//!
 //! Theorem: nobody waits for a device that is lost. Whoever waits when it is found to have failed, or comes to wait, is
 //! refused, the whole line of them; none sleeps on.
 #![cfg(kvpool_loom)]
 
 use std::pin::pin;
+use std::time::Duration;
 
 use kvpool::error::AllocError;
 use kvpool::ids::FrameId;
-use kvpool::pool::{AllocRequest, Lease, Pool, Priority};
+use kvpool::pool::{AllocRequest, Lease, Pool, PoolBuilder, Priority};
 use kvpool::storage::KvLayout;
 use kvpool_loom_tests::{block_on, check, check_to, lull, settle};
 use loom::sync::Arc;
@@ -19,6 +23,15 @@ use loom::sync::atomic::{AtomicU64, Ordering::*};
 use loom::thread;
 
 fn open(blocks: usize, blocks_max: usize, magazine_blocks: usize, reserve: usize) -> Pool {
+    builder(blocks, blocks_max, magazine_blocks, reserve).build().unwrap()
+}
+
+/// Of one block, where a head that was woken is passed over as soon as anyone sees that it has not come.
+fn impatient() -> Pool {
+    builder(1, 1, 0, 0).turn_patience(Duration::ZERO).build().unwrap()
+}
+
+fn builder(blocks: usize, blocks_max: usize, magazine_blocks: usize, reserve: usize) -> PoolBuilder {
     let layout = KvLayout::named("tiny").unwrap();
     Pool::builder(layout)
         .blocks(blocks)
@@ -28,8 +41,6 @@ fn open(blocks: usize, blocks_max: usize, magazine_blocks: usize, reserve: usize
         .segment_blocks(4)
         .without_storage()
         .magazine_blocks(magazine_blocks)
-        .build()
-        .unwrap()
 }
 
 /// Everything is free, and nobody waits: frees go the short way again.
@@ -294,6 +305,71 @@ fn the_reserve_and_a_waiter() {
         thread.join().unwrap();
         close(&pool);
         assert_eq!(pool.stats().reserved, 1);
+    });
+}
+
+/// The first in line is woken by the free, and not polled. The second comes before or after, and has the block; then the first
+/// is polled, and has it too.
+#[test]
+fn a_head_that_does_not_come_is_passed_over() {
+    check("waiters::a_head_that_does_not_come_is_passed_over", || {
+        let pool = impatient();
+        let held = pool.allocate_owned(one()).unwrap();
+        let mut first = pin!(pool.allocate_async(one()));
+        let bell = lull(first.as_mut());
+        let thread = waiter(&pool, one());
+        drop(held);
+        // By the free, or by the second, where the two met at the line.
+        bell.wait();
+        // Anything that announces, once.
+        pool.blocks().announce();
+        thread.join().unwrap();
+        drop(block_on(first).unwrap());
+        close(&pool);
+    });
+}
+
+/// The first is passed over, and polled late: the second needs more than was freed, and has looked for it, or has not yet. The
+/// first gets what it was woken for.
+#[test]
+fn a_head_that_comes_late_has_its_place() {
+    check("waiters::a_head_that_comes_late_has_its_place", || {
+        let pool = builder(2, 2, 0, 0).turn_patience(Duration::ZERO).build().unwrap();
+        let held = [(); 2].map(|()| pool.allocate_owned(one()).unwrap());
+        let mut first = pin!(pool.allocate_async(one()));
+        let bell = lull(first.as_mut());
+        let other = pool.clone();
+        let mut second = Box::pin(async move { other.allocate_async(AllocRequest::new(2)).await });
+        lull(second.as_mut());
+        let thread = thread::spawn(move || drop(block_on(second).unwrap()));
+        let [freed, kept] = held;
+        drop(freed);
+        bell.wait();
+        pool.blocks().announce();
+        drop(block_on(first).unwrap());
+        drop(kept);
+        thread.join().unwrap();
+        close(&pool);
+    });
+}
+
+/// The first in line was passed over, and is dropped while the second waits.
+#[test]
+fn a_head_that_was_passed_over_is_dropped() {
+    check_to(1, "waiters::a_head_that_was_passed_over_is_dropped", || {
+        let pool = impatient();
+        let held = pool.allocate_owned(one()).unwrap();
+        let mut first = Box::pin(pool.allocate_async(one()));
+        let bell = lull(first.as_mut());
+        let thread = waiter(&pool, one());
+        drop(held);
+        bell.wait();
+        let other = pool.clone();
+        let announcing = thread::spawn(move || other.blocks().announce());
+        drop(first);
+        thread.join().unwrap();
+        announcing.join().unwrap();
+        close(&pool);
     });
 }
 

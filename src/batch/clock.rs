@@ -198,6 +198,15 @@ impl Clock {
         }
     }
 
+    /// The oldest batch in flight, if there is any.
+    pub fn oldest_in_flight(&self) -> Option<Ticket> {
+        if self.in_flight() == 0 {
+            return None;
+        }
+        // It is one more than the newest of that moment if none was in flight; then a batch that began since has it.
+        Some(self.oldest()).filter(|&oldest| oldest <= self.newest())
+    }
+
     /// Whether the batch of this ticket, and every one before it, has ended.
     pub fn ended(&self, ticket: Ticket) -> bool {
         ticket < self.oldest()

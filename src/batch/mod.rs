@@ -6,11 +6,14 @@
 //!
 //! - [`Clock`] numbers batches with tickets and knows the oldest in flight.
 //! - [`Limbo`] is one thread's list of retired frames.
+//! - [`Watch`] says for how long the oldest has been in flight.
 
 mod clock;
 mod limbo;
+mod watch;
 mod word;
 
 pub use clock::{Clock, InFlight};
 pub use limbo::Limbo;
+pub use watch::Watch;
 pub use word::ClockWord;

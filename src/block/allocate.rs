@@ -16,10 +16,12 @@ use smallvec::SmallVec;
 
 use crate::config::MAGAZINE_BLOCKS_MAX;
 use crate::error::AllocError;
+use crate::frame::Visits;
 use crate::ids::{BlockId, FrameId, Order, Run, SequenceId, Ticket};
 use crate::sync::{Ordering::*, yield_now};
 
 use super::blocks::Core;
+use super::custody::Custody;
 use super::home::{Home, Seated};
 use super::release::Freed;
 use super::{AllocRequest, BlockWord, Blocks, Priority};
@@ -74,10 +76,13 @@ impl Core {
         take: &mut dyn FnMut(BlockId),
     ) -> Result<(), AllocError> {
         let mut grab = Grab::new();
-        let gathered = self.gather(seat, request, near, &mut grab);
-        // Who waits may have looked for what we had in our hands, while we split a unit or gave up again.
-        if !cfg!(kvpool_mutant = "silent_undo") {
-            self.announce();
+        // A request that waits may look for what is in our hands while we split a unit or give up again.
+        let custody = self.custody();
+        let gathered = self.gather(seat, request, near, &mut grab, &custody);
+        if cfg!(kvpool_mutant = "silent_undo") {
+            custody.leave_to_line();
+        } else {
+            drop(custody);
         }
         gathered?;
         self.hand_out(&grab, request, guarded, take);
@@ -149,25 +154,26 @@ impl Core {
         Ok(())
     }
 
-    /// Finds frames for a request. What was in its hands meanwhile, the caller announces.
+    /// Finds frames for a request.
     pub(super) fn gather(
         &self,
         seat: Option<Seated<'_>>,
         request: &AllocRequest,
         near: Option<FrameId>,
         grab: &mut Grab,
+        custody: &Custody<'_>,
     ) -> Result<(), AllocError> {
         self.check_request(request)?;
         let asked = request.blocks;
         for _ in 1..ATTEMPTS {
-            match self.gather_once(seat, request, near, grab) {
+            match self.gather_once(seat, request, near, grab, custody) {
                 Err(AllocError::Exhausted { free, .. }) if free + self.reserved_for(request) >= asked => {
                     yield_now();
                 }
                 outcome => return outcome,
             }
         }
-        self.gather_once(seat, request, near, grab)
+        self.gather_once(seat, request, near, grab, custody)
     }
 
     fn gather_once(
@@ -176,10 +182,11 @@ impl Core {
         request: &AllocRequest,
         near: Option<FrameId>,
         grab: &mut Grab,
+        custody: &Custody<'_>,
     ) -> Result<(), AllocError> {
         let asked = request.blocks;
         if request.contiguous && asked > 1 {
-            return self.gather_run(seat, asked, near, grab);
+            return self.gather_run(seat, asked, near, grab, custody);
         }
         if let Some(near) = near {
             grab.extend(self.frames.extend(near, asked as u32).map(|len| Run { start: near, len }));
@@ -220,19 +227,28 @@ impl Core {
                 is_thorough = true;
                 continue;
             }
-            if !self.climb(&mut ladder) && !self.evict_into(seat, request, grab, Self::evict_any) {
+            if !self.climb(&mut ladder, custody) && !self.evict_into(seat, request, grab, Self::evict_any) {
                 break;
             }
         }
-        grab.is_sure = ladder.is_sure;
+        (grab.is_sure, grab.is_refused) = (ladder.is_sure, ladder.is_refused);
         if request.priority == Priority::Urgent
-            && let Some(taken) = self.take_reserved(asked - grab.frames)
+            && let Some(taken) = self.take_reserved(asked - grab.frames, custody)
         {
             taken.into_iter().for_each(|frame| grab.push(frame));
             return Ok(());
         }
         self.undo(grab);
-        Err(self.exhausted(asked))
+        let error = self.exhausted(asked);
+        match error {
+            // It is not true that there were too few. Reached by `fence_refused`.
+            AllocError::Exhausted { free, .. }
+                if grab.is_refused && free + self.reserved_for(request) >= asked =>
+            {
+                Err(AllocError::FenceRefused { asked, free })
+            }
+            _ => Err(error),
+        }
     }
 
     fn gather_run(
@@ -241,6 +257,7 @@ impl Core {
         asked: usize,
         near: Option<FrameId>,
         grab: &mut Grab,
+        custody: &Custody<'_>,
     ) -> Result<(), AllocError> {
         let mut ladder = Ladder::new();
         loop {
@@ -249,21 +266,21 @@ impl Core {
                 grab.extend(Some(run));
                 return Ok(());
             }
-            if !self.climb(&mut ladder) {
+            if !self.climb(&mut ladder, custody) {
                 break;
             }
         }
         // What the reserve is short of comes first.
         self.evict_for_reserve();
-        if let Some(run) = self.evict_run(asked) {
+        if let Some(run) = self.evict_run(asked, custody) {
             grab.extend(Some(run));
             return Ok(());
         }
-        grab.is_sure = ladder.is_sure;
+        (grab.is_sure, grab.is_refused) = (ladder.is_sure, ladder.is_refused);
         let census = self.frames.census(Order(0));
         if census.free + self.evictable() >= asked {
             let near = near.unwrap_or(FrameId(0));
-            if let Some(run) = self.run_through_reserve(asked as u32, near) {
+            if let Some(run) = self.run_through_reserve(asked as u32, near, custody) {
                 grab.extend(Some(run));
                 return Ok(());
             }
@@ -340,13 +357,13 @@ impl Core {
     /// Brings everything that is free, and kept by some thread for later, back into the bitmaps, where it joins into
     /// runs: the depot, all magazines, and what no batch sees any more. Homes whose owner is inside are passed over.
     pub fn trim(&self) {
-        self.take_back(true);
-        self.announce();
+        let custody = self.custody();
+        self.take_back(true, &custody);
     }
 
     /// As [`trim`](Self::trim), without a visit to homes that say that they keep nothing.
-    pub(super) fn bring_in(&self) {
-        self.take_back(false);
+    pub(super) fn bring_in(&self, custody: &Custody<'_>) {
+        self.take_back(false, custody);
     }
 
     /// Where the seat's allocations gather.
@@ -356,38 +373,43 @@ impl Core {
 
     /// Takes back what others keep; false if another look at the bitmaps would be in vain, or it is enough.
     #[cold]
-    fn climb(&self, ladder: &mut Ladder) -> bool {
+    fn climb(&self, ladder: &mut Ladder, custody: &Custody<'_>) -> bool {
         let was_all = ladder.is_all;
-        let found = self.take_back(was_all);
+        let found = self.take_back(was_all, custody);
         // A refusal comes after a round that visited every home and found nothing.
         ladder.is_all = found == Found::Nothing;
         ladder.is_sure = was_all && found == Found::Nothing;
+        ladder.is_refused = found == Found::Refused;
         ladder.rounds += 1;
-        ladder.rounds <= ROUNDS && (found == Found::Something || !was_all)
+        ladder.rounds <= ROUNDS && !ladder.is_refused && (found == Found::Something || !was_all)
     }
 
     /// Brings everything that is free and not in the bitmaps into them: the depot, what is in limbo and seen by no batch,
     /// and the magazines; of all homes, or of those that say that they have something. (A visit is expensive; but a
     /// home says it only once its owner is outside.) The caller must not be inside its own home.
-    fn take_back(&self, is_all: bool) -> Found {
+    fn take_back(&self, is_all: bool, custody: &Custody<'_>) -> Found {
         let keeps = |home: &&Home| {
             let (cached, retired, _) = home.mirror();
             cached + retired > 0
         };
         let before = self.frames.free_frames();
-        let mut moved = self.depot.flush(&self.frames) + self.reclaim_strays();
+        let mut moved = self.depot.flush(&self.frames) + self.reclaim_strays_under(custody);
         let homes = self.homes.iter().take(if cfg!(kvpool_mutant = "no_visit") { 0 } else { usize::MAX });
         let homes = homes.filter(|home| is_all || keeps(home));
-        let met_an_owner = !Home::visit_all(homes, |local| moved += local.surrender(self));
+        let visits = Home::visit_all(homes, |local| moved += local.surrender(self, custody));
         if moved > 0 || self.frames.free_frames() > before {
             return Found::Something;
         }
-        if met_an_owner {
-            // An owner inside is there for nanoseconds, unless its thread was stopped: then let it run.
-            yield_now();
-            return Found::Something;
+        match visits {
+            Visits::All => Found::Nothing,
+            Visits::Some => {
+                // An owner inside is there for nanoseconds, unless its thread was stopped: then let it run.
+                yield_now();
+                Found::Something
+            }
+            // And it will refuse the next one, too.
+            Visits::Refused => Found::Refused,
         }
-        Found::Nothing
     }
 
     fn undo(&self, grab: &mut Grab) {
@@ -404,6 +426,7 @@ impl Core {
             free: counts.free(),
             retired: counts.retired,
             evictable: counts.evictable,
+            oldest_batch: self.oldest_batch().map(|batch| batch.ticket),
         }
     }
 }
@@ -414,11 +437,13 @@ struct Ladder {
     is_all: bool,
     /// The last round visited every home, met no owner inside, and found nothing.
     is_sure: bool,
+    /// The last round found nothing, and the system refused it the fence by which homes are visited.
+    is_refused: bool,
 }
 
 impl Ladder {
     fn new() -> Self {
-        Self { rounds: 0, is_all: true, is_sure: false }
+        Self { rounds: 0, is_all: true, is_sure: false, is_refused: false }
     }
 }
 
@@ -426,6 +451,7 @@ impl Ladder {
 enum Found {
     Something,
     Nothing,
+    Refused,
 }
 
 #[cold]
@@ -440,11 +466,13 @@ pub(super) struct Grab {
     frames: usize,
     /// Of a search in vain: nothing was overlooked because somebody was inside its home.
     pub(super) is_sure: bool,
+    /// Of a search in vain: other threads' homes were not looked into.
+    pub(super) is_refused: bool,
 }
 
 impl Grab {
     pub(super) fn new() -> Self {
-        Self { freed: Freed::new(), frames: 0, is_sure: false }
+        Self { freed: Freed::new(), frames: 0, is_sure: false, is_refused: false }
     }
 
     #[inline]

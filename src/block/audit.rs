@@ -4,6 +4,7 @@ use thiserror::Error;
 
 use crate::frame::Magazine;
 use crate::ids::{BlockId, FrameId, Run};
+use crate::sync::heavy_fence;
 
 use super::blocks::{Core, Counts};
 
@@ -38,6 +39,10 @@ pub enum AuditError {
     /// Some thread was allocating or freeing: there is nothing to compare.
     #[error("a thread is using the pool; audit it when nobody does")]
     Busy,
+    /// The system refuses this thread the fence that a look into other threads' caches needs, as a filter of system calls
+    /// does: audit from another thread.
+    #[error("the system refuses this thread membarrier(2), which a look into other threads' caches needs")]
+    FenceRefused,
     /// The bitmaps contradict themselves.
     #[error("the bitmaps: {0}")]
     Bitmap(&'static str),
@@ -163,6 +168,8 @@ impl Core {
     /// The first contradiction found, or [`AuditError::Busy`].
     pub fn audit(&self) -> Result<AuditReport, AuditError> {
         self.frames.audit().map_err(AuditError::Bitmap)?;
+        // A request may wait, and search while frames are counted here.
+        let custody = self.custody();
         let total = self.total_frames();
         let mut ledger = Ledger { seen: vec![None; self.rows()], outcome: Ok(()) };
         self.frames.for_each_free_run(&mut |run| ledger.see_run(run, Place::Bitmap));
@@ -178,10 +185,10 @@ impl Core {
                 local.cache.iter().for_each(|frame| ledger.see(frame, Place::Magazine));
                 local.limbo.runs().for_each(|run| ledger.see_run(run, Place::Retired));
             });
-            visit.ok_or(AuditError::Busy)?;
+            visit.ok_or_else(|| if heavy_fence() { AuditError::Busy } else { AuditError::FenceRefused })?;
         }
-        self.stray.for_each(|run| ledger.see_run(run, Place::Retired));
-        self.for_each_reserved(|frame| ledger.see(frame, Place::Reserved));
+        self.stray.for_each(&custody, |run| ledger.see_run(run, Place::Retired));
+        self.for_each_reserved(&custody, |frame| ledger.see(frame, Place::Reserved));
         let references = self.audit_words(&mut ledger)?;
         ledger.outcome?;
         let report = AuditReport {

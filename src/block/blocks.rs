@@ -1,10 +1,11 @@
 //! Every block of a pool, and the threads that use them.
 
 use std::ops::Deref;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::batch::Clock;
+use crate::batch::{Clock, Watch};
 use crate::config::{FAN_LOG2, MAGAZINE_BLOCKS_MAX};
-use crate::error::GrowError;
+use crate::error::{GrowError, OldestBatch};
 use crate::frame::{Census, Depot, FrameConfig, Frames, outside_of_runs};
 use crate::ids::{BlockHandle, BlockId, DeviceId, FrameId, Order, PoolTag, Run};
 use crate::sync::{Arc, AtomicBool, AtomicUsize, CachePadded, Ordering::*, next_pool_tag};
@@ -53,7 +54,7 @@ impl Deref for Blocks {
     }
 }
 
-/// Wipes the bytes of frames that nobody owns.
+/// Wipes the bytes of frames that nobody owns. A panic says that it could not: they are never handed out again.
 pub type Scrub = Box<dyn Fn(Run) + Send + Sync>;
 
 /// What all references to a pool's blocks share. Reached through [`Blocks`].
@@ -62,6 +63,7 @@ pub struct Core {
     pub(super) frames: Frames,
     pub(super) depot: Depot,
     pub(super) clock: Clock,
+    watch: Watch,
     pub(super) homes: Homes,
     /// Retired frames of threads that could not enter a home of their own at that moment.
     ///
@@ -81,6 +83,8 @@ pub struct Core {
     pub(super) rows: AtomicUsize,
     /// Frames that are held: see [`hold_frame`](Self::hold_frame).
     pub(super) held: CachePadded<AtomicUsize>,
+    /// Of these, those that could not be wiped.
+    unwiped: AtomicUsize,
     /// Knows the cached blocks, if any are.
     pub(super) keeper: Option<Box<dyn Keeper>>,
     /// Blocks that are evictable.
@@ -164,6 +168,7 @@ impl Blocks {
             frames,
             depot: Depot::new(if config.magazine_blocks == 0 { 0 } else { 2 * config.threads }),
             clock: Clock::default(),
+            watch: Watch::default(),
             homes: Homes::default(),
             stray: CachePadded::new(Strays::default()),
             moves: CachePadded::new(MoveLog::new()),
@@ -175,6 +180,7 @@ impl Blocks {
             total: AtomicUsize::new(config.frames),
             rows: AtomicUsize::new(config.frames),
             held: CachePadded::new(AtomicUsize::new(0)),
+            unwiped: AtomicUsize::new(0),
             keeper,
             evictable: CachePadded::new(AtomicUsize::new(0)),
             closed: AtomicBool::new(false),
@@ -233,6 +239,12 @@ impl Core {
     #[inline]
     pub fn clock(&self) -> &Clock {
         &self.clock
+    }
+
+    /// The batch that has been in flight the longest, as [far as looks tell](crate::batch::Watch).
+    pub fn oldest_batch(&self) -> Option<OldestBatch> {
+        let ticket = self.clock.oldest_in_flight()?;
+        Some(OldestBatch::new(ticket, self.watch.age(ticket)))
     }
 
     /// A block's word at this moment.
@@ -445,7 +457,9 @@ impl Core {
 
     /// Puts frames that nobody owns, and no batch sees, into the reserve as far as it is short, else back into the bitmaps.
     pub(super) fn free_run(&self, mut run: Run) {
-        self.wipe(run);
+        if !self.wipe(run) {
+            return;
+        }
         if self.reserve.is_short() {
             run = self.reserve.fill(run);
         }
@@ -459,11 +473,32 @@ impl Core {
         self.scrub.is_some()
     }
 
+    /// Wipes frames that nobody owns, if the pool does that. False: it failed, and they are held for good, so that nobody
+    /// comes to read what is left in them. (The panic has been reported where it happened. Those who free frames do so in
+    /// destructors, with more of them in their hands.) Reached by `storage_faults`.
     #[inline]
-    pub(super) fn wipe(&self, run: Run) {
-        if let Some(scrub) = &self.scrub {
-            scrub(run);
+    #[must_use = "frames that were not wiped are not to be handed out"]
+    pub(super) fn wipe(&self, run: Run) -> bool {
+        match &self.scrub {
+            None => true,
+            Some(scrub) => self.wipe_with(scrub, run),
         }
+    }
+
+    #[inline(never)]
+    fn wipe_with(&self, scrub: &Scrub, run: Run) -> bool {
+        let wiped = catch_unwind(AssertUnwindSafe(|| scrub(run))).is_ok();
+        if !wiped {
+            run.frames().for_each(|frame| self.hold_frame(frame));
+            // Relaxed: a statistic.
+            self.unwiped.fetch_add(run.len as usize, Relaxed);
+        }
+        wiped
+    }
+
+    /// Blocks that are held because their frames could not be wiped.
+    pub fn unwiped(&self) -> usize {
+        self.unwiped.load(Relaxed)
     }
 
     /// Where the blocks' memory is.

@@ -7,13 +7,14 @@ use std::cell::Cell;
 use std::ptr;
 
 use crate::batch::Limbo;
-use crate::frame::{Cache, OwnerCell};
+use crate::frame::{Cache, OwnerCell, Visits};
 use crate::ids::{FrameId, Run, Ticket};
 use crate::sync::{
     AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, CachePadded, Ordering::*, thread_local_const,
 };
 
 use super::blocks::Core;
+use super::custody::Custody;
 use super::release::Returning;
 
 /// Retired frames between two looks at which batches have ended.
@@ -55,7 +56,7 @@ impl Local {
     }
 
     /// Gives everything that is free back to the bitmaps, where others find it; how many frames that were.
-    pub(super) fn surrender(&mut self, core: &Core) -> usize {
+    pub(super) fn surrender(&mut self, core: &Core, _: &Custody<'_>) -> usize {
         let before = self.cache.len() + self.limbo.len();
         self.limbo.reclaim(core.clock.oldest(), |run| core.free_run(run));
         self.reclaim_at = self.limbo.len() + RECLAIM_EVERY;
@@ -86,11 +87,11 @@ impl Home {
         self.cell.visit(|local| self.mirrored(local, f))
     }
 
-    /// As [`visit`](Self::visit), of many; whether all could be visited.
+    /// As [`visit`](Self::visit), of many.
     pub(super) fn visit_all<'a>(
         homes: impl Iterator<Item = &'a Self>,
         mut f: impl FnMut(&mut Local),
-    ) -> bool {
+    ) -> Visits {
         OwnerCell::visit_all(homes, |home| &home.cell, |home, local| home.mirrored(local, &mut f))
     }
 

@@ -306,10 +306,12 @@ impl Core {
     }
 
     /// A frame of an evicted block, for a request that takes from the reserve or not: what the reserve is short of comes
-    /// first. `None`: it went there.
+    /// first. `None`: it went there, or could not be wiped.
     pub(super) fn take_evicted(&self, frame: FrameId, is_urgent: bool) -> Option<FrameId> {
         let run = Run { start: frame, len: 1 };
-        self.wipe(run);
+        if !self.wipe(run) {
+            return None;
+        }
         let is_taken = !is_urgent && self.reserve.is_short() && self.reserve.fill(run).len == 0;
         (!is_taken).then_some(frame)
     }

@@ -35,6 +35,7 @@
 mod allocate;
 mod audit;
 mod blocks;
+mod custody;
 mod few;
 mod handles;
 mod home;

@@ -8,6 +8,7 @@ use crate::ids::{BlockId, FrameId, Run, Ticket};
 use crate::sync::{AtomicU64, Ordering, Ordering::*};
 
 use super::blocks::Core;
+use super::custody::Custody;
 use super::home::{Seat, Seated};
 use super::keep::Kept;
 use super::{BlockWord, Blocks, FEW, Released};
@@ -83,7 +84,9 @@ impl<'a> Returning<'a> {
         if run.len >= LONG_RUN {
             return self.core.free_run(run);
         }
-        self.core.wipe(run);
+        if !self.core.wipe(run) {
+            return;
+        }
         for frame in run.frames() {
             if self.short.len() == MAGAZINE_BLOCKS_MAX {
                 self.short.flush(&self.core.frames);
@@ -331,6 +334,7 @@ impl Core {
         if runs.is_empty() {
             return;
         }
+        let _custody = self.custody();
         let word = self.clock.read();
         match (word.in_flight() != 0).then(|| word.newest()) {
             None => {
@@ -357,7 +361,6 @@ impl Core {
                 }
             }
         }
-        self.announce();
     }
 
     /// As [`reclaim_strays`](Self::reclaim_strays), if there is probably anything to give back: for whoever asks often.
@@ -367,13 +370,26 @@ impl Core {
     }
 
     /// Gives back what was retired outside of any home, moves' old frames among it, and is seen by no batch any more; how
-    /// many frames that were.
+    /// many frames that were. A request that waits is told.
     pub fn reclaim_strays(&self) -> usize {
         if self.stray.is_empty() {
             return 0;
         }
+        let custody = self.custody();
+        let reclaimed = self.reclaim_strays_under(&custody);
+        if cfg!(kvpool_mutant = "silent_reclaim") {
+            custody.leave_to_line();
+        }
+        reclaimed
+    }
+
+    /// As [`reclaim_strays`](Self::reclaim_strays); the caller's custody announces.
+    pub(super) fn reclaim_strays_under(&self, custody: &Custody<'_>) -> usize {
+        if self.stray.is_empty() {
+            return 0;
+        }
         let mut reclaimed = 0;
-        self.stray.reclaim(self.clock.oldest(), |run| {
+        self.stray.reclaim(self.clock.oldest(), custody, |run| {
             reclaimed += run.len as usize;
             self.free_run(run);
         });

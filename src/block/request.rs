@@ -1,19 +1,7 @@
 //! What an allocation asks for.
 
+pub use crate::ids::Priority;
 use crate::ids::{DeviceId, SequenceId};
-
-/// Who goes first where requests compete.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
-#[repr(u8)]
-pub enum Priority {
-    /// Throughput work.
-    #[default]
-    Normal,
-    /// Ahead of normal requests.
-    High,
-    /// Ahead of all others.
-    Urgent,
-}
 
 /// A request for blocks. Build it with [`new`](Self::new) and the methods, or as a struct.
 ///

@@ -25,6 +25,7 @@ use crate::ids::{FrameId, Run};
 use crate::sync::{AtomicUsize, Ordering::*};
 
 use super::blocks::Core;
+use super::custody::Custody;
 use super::{AllocRequest, Priority};
 
 /// See the [module](self).
@@ -87,7 +88,7 @@ impl Reserve {
 
     /// Takes out the frames that are to leave. The others are counted throughout, so that a request that finds none
     /// meanwhile asks again.
-    fn sift(&self, mut leaves: impl FnMut(FrameId) -> bool) -> Taken {
+    fn sift(&self, _: &Custody<'_>, mut leaves: impl FnMut(FrameId) -> bool) -> Taken {
         let all: Taken = std::iter::from_fn(|| self.stock.pop()).take(self.mark).collect();
         // Those that others have filled it up with meanwhile make some of ours leave.
         let gone: Taken =
@@ -105,7 +106,7 @@ impl Core {
     }
 
     /// Takes exactly so many frames out of the reserve, or none.
-    pub(super) fn take_reserved(&self, count: usize) -> Option<Taken> {
+    pub(super) fn take_reserved(&self, count: usize, _: &Custody<'_>) -> Option<Taken> {
         if count > self.reserve.mark {
             return None;
         }
@@ -151,15 +152,15 @@ impl Core {
         if self.reserve.mark == 0 {
             return;
         }
-        let gone = self.reserve.sift(|frame| (region.start.0..region.end()).contains(&frame.0));
+        // Announced whatever becomes of them.
+        let custody = self.custody();
+        let gone = self.reserve.sift(&custody, |frame| (region.start.0..region.end()).contains(&frame.0));
         for &frame in &gone {
             self.frames.free_run(Run { start: frame, len: 1 });
         }
         if !gone.is_empty() {
             self.clock.set_awaited();
         }
-        // Whatever became of them, they were in our hands.
-        self.announce();
     }
 
     /// Sets the reserve aside anew, from what is free by now: frames that came one by one lie together then, as far as the
@@ -168,16 +169,16 @@ impl Core {
         self.vacate_reserve(Run { start: FrameId(0), len: self.total_frames() as u32 });
     }
 
-    /// A run of which the reserve has some frames: others are set aside in their place. The caller announces what was in
-    /// its hands. Reached by `the_reserve_makes_way_for_a_run`.
-    pub(super) fn run_through_reserve(&self, len: u32, near: FrameId) -> Option<Run> {
+    /// A run of which the reserve has some frames: others are set aside in their place. Reached by
+    /// `the_reserve_makes_way_for_a_run`.
+    pub(super) fn run_through_reserve(&self, len: u32, near: FrameId, custody: &Custody<'_>) -> Option<Run> {
         if self.reserve.held() == 0 {
             return None;
         }
-        for frame in self.reserve.sift(|_| true) {
+        for frame in self.reserve.sift(custody, |_| true) {
             self.frames.free_run(Run { start: frame, len: 1 });
         }
-        let run = self.frames.allocate_run(len, near).or_else(|| self.evict_run(len as usize));
+        let run = self.frames.allocate_run(len, near).or_else(|| self.evict_run(len as usize, custody));
         self.top_up();
         self.evict_for_reserve();
         if self.reserve.is_short() {
@@ -195,8 +196,8 @@ impl Core {
     }
 
     /// The frames in the reserve, for an audit.
-    pub(super) fn for_each_reserved(&self, mut f: impl FnMut(FrameId)) {
-        let gone = self.reserve.sift(|frame| {
+    pub(super) fn for_each_reserved(&self, custody: &Custody<'_>, mut f: impl FnMut(FrameId)) {
+        let gone = self.reserve.sift(custody, |frame| {
             f(frame);
             false
         });

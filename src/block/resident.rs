@@ -116,8 +116,9 @@ impl Resident {
     }
 
     pub(crate) fn flush(&self) {
-        self.seat().seated(|seat| seat.enter(|local| local.surrender(&self.anchor.0)));
-        self.anchor.0.announce();
+        let core: &Core = &self.anchor.0;
+        let custody = core.custody();
+        self.seat().seated(|seat| seat.enter(|local| local.surrender(core, &custody)));
     }
 }
 
@@ -125,8 +126,9 @@ impl Drop for Resident {
     fn drop(&mut self) {
         let core: &Core = &self.anchor.0;
         // A visitor that has the contents just now empties them itself.
-        self.seat().seated(|seat| seat.enter(|local| local.surrender(core)));
-        core.announce();
+        let custody = core.custody();
+        self.seat().seated(|seat| seat.enter(|local| local.surrender(core, &custody)));
+        drop(custody);
         self.seat().leave();
     }
 }

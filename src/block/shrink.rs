@@ -79,13 +79,13 @@ impl Shrinking {
         if missing == 0 {
             return 0;
         }
+        let blocks = self.blocks.clone();
+        // Others may miss what is on its way.
+        let custody = blocks.custody();
         // Some of it may lie in magazines, in the depot, in limbo though no batch sees it any more, or in the reserve.
-        self.blocks.bring_in();
-        self.blocks.vacate_reserve(self.region());
-        let missing = self.collect_from_bitmaps();
-        // Others may have missed what was on its way.
-        self.blocks.announce();
-        missing
+        blocks.bring_in(&custody);
+        blocks.vacate_reserve(self.region());
+        self.collect_from_bitmaps()
     }
 
     fn collect_from_bitmaps(&mut self) -> usize {
@@ -95,7 +95,8 @@ impl Shrinking {
     }
 
     /// The pool has as many blocks as the shrink was opened for, and no more. `release` is called first, with the frames
-    /// that go, while they are still the caller's: it gives their memory back.
+    /// that go, while they are still the caller's: it gives their memory back. If it panics they are gone all the same,
+    /// because their memory may be: growth makes it ready again.
     ///
     /// # Errors
     ///
@@ -105,10 +106,34 @@ impl Shrinking {
             return Err(self);
         }
         let Some(shrink) = self.shrink.take() else { committed() };
-        // From here on a panic in `release` leaves the frames held for good, and lost to the pool: they may be gone.
-        release(shrink.region());
-        let blocks = &self.blocks;
-        let gone = shrink.region().len as usize;
+        let committing = Committing { blocks: &self.blocks, shrink: Some(shrink) };
+        release(committing.region());
+        drop(committing);
+        Ok(())
+    }
+
+    fn open(&self) -> &Shrink {
+        self.shrink.as_ref().unwrap_or_else(|| committed())
+    }
+}
+
+/// The last step of a shrink, which is taken also if the storage panics: else the pool would be busy for good.
+struct Committing<'a> {
+    blocks: &'a Blocks,
+    /// Taken by the drop.
+    shrink: Option<Shrink>,
+}
+
+impl Committing<'_> {
+    fn region(&self) -> Run {
+        self.shrink.as_ref().unwrap_or_else(|| committed()).region()
+    }
+}
+
+impl Drop for Committing<'_> {
+    fn drop(&mut self) {
+        let Some(shrink) = self.shrink.take() else { return };
+        let (blocks, gone) = (self.blocks, shrink.region().len as usize);
         blocks.frames.commit_shrink(&shrink);
         // Relaxed: both are counts. Nobody else changes the total: no shrink but this is open, and none can grow.
         blocks.total.fetch_sub(gone, Relaxed);
@@ -116,11 +141,6 @@ impl Shrinking {
         blocks.frames.end_shrink(shrink);
         // Who waits for more than there is now waits in vain.
         blocks.announce();
-        Ok(())
-    }
-
-    fn open(&self) -> &Shrink {
-        self.shrink.as_ref().unwrap_or_else(|| committed())
     }
 }
 

@@ -14,6 +14,8 @@ use std::ptr;
 use crate::ids::{Run, Ticket};
 use crate::sync::{AtomicPtr, AtomicU64, AtomicUsize, Ordering::*};
 
+use super::custody::Custody;
+
 struct Node {
     run: Run,
     tag: Ticket,
@@ -104,8 +106,8 @@ impl Strays {
         self.head.load(Relaxed).is_null()
     }
 
-    /// Gives out the runs whose tag is below `oldest`.
-    pub(super) fn reclaim(&self, oldest: Ticket, mut free: impl FnMut(Run)) {
+    /// Gives out the runs whose tag is below `oldest`. Meanwhile no other thread finds any run of the list.
+    pub(super) fn reclaim(&self, oldest: Ticket, _: &Custody<'_>, mut free: impl FnMut(Run)) {
         self.oldest_tag.store(u64::MAX, Relaxed);
         let mut chain = self.take();
         let (mut due, mut waiting) = (Chain::EMPTY, Chain::EMPTY);
@@ -126,8 +128,8 @@ impl Strays {
         }
     }
 
-    /// The runs in the list, for an audit.
-    pub(super) fn for_each(&self, mut f: impl FnMut(Run)) {
+    /// The runs in the list, for an audit. Meanwhile no other thread finds any of them.
+    pub(super) fn for_each(&self, _: &Custody<'_>, mut f: impl FnMut(Run)) {
         let mut chain = self.take();
         let mut seen = Chain::EMPTY;
         while let Some(node) = chain.pop() {
@@ -172,12 +174,26 @@ impl Drop for Strays {
 #[cfg(all(test, not(kvpool_loom)))]
 mod tests {
     use super::*;
-    use crate::ids::FrameId;
+    use crate::block::{Blocks, BlocksConfig};
+    use crate::ids::{DeviceId, FrameId};
 
     #[test]
     fn frames_are_counted_and_none_is_lost_between_threads() {
         const RUNS: u32 = if cfg!(miri) { 40 } else { 20_000 };
         let strays = Strays::default();
+        // Of any pool: it is announced to no one.
+        let config = BlocksConfig {
+            frames: 64,
+            frames_max: 64,
+            segment_frames: 64,
+            magazine_blocks: 0,
+            threads: 1,
+            has_null_block: false,
+            reserve: 0,
+            device: DeviceId::Host,
+        };
+        let blocks = Blocks::new(config, None);
+        let custody = &blocks.custody();
         let got: Vec<u32> = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..2)
                 .map(|thread| {
@@ -187,7 +203,7 @@ mod tests {
                         for i in 0..RUNS {
                             strays.push(Run { start: FrameId(2 * i + thread), len: 1 }, Ticket(i as u64 % 2));
                             if i % 8 == 0 {
-                                strays.reclaim(Ticket(1), |run| got.push(run.start.0));
+                                strays.reclaim(Ticket(1), custody, |run| got.push(run.start.0));
                             }
                         }
                         got
@@ -198,9 +214,9 @@ mod tests {
         });
         let mut all = got;
         let mut waiting = 0;
-        strays.for_each(|_| waiting += 1);
+        strays.for_each(custody, |_| waiting += 1);
         assert_eq!((strays.mirror(), all.len() + waiting), ((waiting, Ticket(1)), 2 * RUNS as usize));
-        strays.reclaim(Ticket(2), |run| all.push(run.start.0));
+        strays.reclaim(Ticket(2), custody, |run| all.push(run.start.0));
         all.sort_unstable();
         assert_eq!(all, (0..2 * RUNS).collect::<Vec<_>>());
         assert_eq!(strays.mirror().0, 0);

@@ -12,6 +12,9 @@
 //! | the clock's word | `awaited` | somebody waits, or the [reserve](super::reserve) is short: announce what becomes available |
 //! | [`Waiters`] | `news` | something became available, and the line was not told yet |
 //! | the line, under its lock | `signal` | the head has reason to try |
+//! | the line, under its lock | `places`, `passed` | requests by priority and arrival; the head is the first of `places` |
+//! | a place in line | `waker` | its future sleeps, and is to be woken by this |
+//! | a place in line | `absent` | since when its future has had reason to run and was not polled, and how long that may take |
 //! | a place in line | `is_fenced` | its owner has made a heavy fence since it came, so that its searches find everything |
 //! | a place in line | `is_sure` | its last search visited every home and found nothing: all that came since was announced |
 //!
@@ -19,9 +22,11 @@
 //!
 //! ```text
 //! wait:      enter the line, word |= awaited, head => signal;  heavy_fence
-//! turn:      head and signal => signal := 0, go;  else leave a waker, sleep
+//! turn:      passed => back into its place, and if that is the head's, signal;  look after the line
+//!            head and signal => signal := 0, go;  else leave a waker, sleep
 //! try:       search everywhere;  got it => leave the line;  met an owner inside its home => signal, yield;  else sleep
 //! leave:     the next head: signal, wake;  line empty and reserve full => word &= !awaited;  reserve short after all => |=
+//! look after the line:  signal, and the head absent for too long, and another behind it => head to `passed`, wake the next
 //! announce:  (what was freed is where others find it);  light_fence;  word.awaited => top up the reserve, tell
 //! tell:      news := 1;  fence;  lock free? => news := 0, signal, wake the head;  unlock;  fence;  news again? => again
 //! ```
@@ -40,8 +45,9 @@
 //! - *Into limbo*. The end of a batch tells by the very word by which it ends, so that no fence is needed. (It is also
 //!   announced: the batch that it was tagged with may have ended before it got there.)
 //!
-//! A frame that is free can be in a thread's hands for a moment, and then nobody finds it: whoever had it announces. These
-//! are all who do:
+//! A frame that is free can be in a thread's hands for a moment, and then nobody finds it: whoever had it announces. Steps that
+//! take frames out of where a search looks, and put them back, cannot be called without a [`Custody`](super::custody::Custody),
+//! which announces when it ends. These are all who announce:
 //!
 //! | what | where |
 //! |---|---|
@@ -50,7 +56,8 @@
 //! | a free the long way, by release, by handle, of a sequence or a lease | `Core::give_back` |
 //! | an allocation the long way: frames of a split, of a walk in transit, taken back from others, of a request undone | `Core::allocate_at`, [`Waiting::allocate`] |
 //! | magazines given back: `flush`, a thread that ends, a handle that is dropped | `Resident` |
-//! | trim | `Core::trim` |
+//! | trim, and an audit | `Core::trim`, `audit` |
+//! | strays are sifted: by the background task, at the end of a batch | `Core::reclaim_strays` |
 //! | the pool grows | `Core::grow` |
 //! | a batch ends, and looks through what moves left | `Batch::drop` |
 //! | moves end: frames that were left, destinations that were not used | [`Wave`](super::Wave) |
@@ -60,7 +67,24 @@
 //! | the device has failed, so that all wait in vain | `Core::poison` |
 //! | a block can be moved that could not, for whoever waits for a run: sealed by hand, or unpinned | `Core::seal`, `unpin` |
 //!
-//! (Pins, shares and forks make nothing available. The audit is for when nobody allocates or waits.)
+//! (Pins, shares and forks make nothing available.)
+//!
+//! # A head that does not come
+//!
+//! A future that is kept without being polled (in a `select!` that went another way, in a task that is stuck) would hold up the
+//! whole line. So a head that was woken, and was not polled within the [patience](Core::set_turn_patience), is *passed
+//! over*: the signal goes to the next place, and it keeps its own. When it is polled it is back in front of all that came
+//! after it, and has a turn at once, because the one that it was woken for went to others. So:
+//!
+//! - a signal is never lost: it is pending until a head takes it that is being polled, and whenever it moves to another head
+//!   that one is woken;
+//! - a request that is polled when it is woken is never overtaken by one behind it;
+//! - a request that is passed over is not starved: each of its polls gives it a turn before all behind it.
+//!
+//! Nobody has a timer for this. Whoever comes by the line looks after it: an announcement while a signal is pending, a request
+//! that enters the line or is polled in it (one with a deadline polls itself that often), and the background task of the
+//! compactor. A place whose future is at work (it looks for a run, or rests between two looks) says how long it may be
+//! absent. Which request is first, and since when it has not been polled, is in [`Core::head_of_line`].
 //!
 //! # Who waits for whom
 //!
@@ -68,40 +92,84 @@
 //! it leaves `news` behind, and whoever has the lock looks for that after unlocking; of the two, one sees the other, by
 //! their fences. Wakers are called, and dropped, without the lock: they may run anything. (What a waker does is its
 //! runtime's: tokio's takes a lock of its own for a moment.) A stopped waiter stops no free, and no allocation that does
-//! not wait. A future that is neither polled nor dropped holds up those behind it.
+//! not wait. A future that is neither polled nor dropped holds up those behind it for as long as the patience.
 //!
-//! Model: `loom-tests/tests/waiters.rs`.
+//! Models: `loom-tests/tests/waiters.rs`, `loom-tests/tests/in_hand.rs`.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::sync::{PoisonError, TryLockError};
 use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
 
 use crate::batch::InFlight;
-use crate::error::AllocError;
+use crate::error::{AllocError, HeadOfLine};
 use crate::ids::BlockId;
-use crate::sync::{AtomicBool, AtomicUsize, Mutex, MutexGuard, Ordering::*, fence, heavy_fence, light_fence};
+use crate::sync::{
+    AtomicBool, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering::*, fence, heavy_fence, light_fence,
+};
 
 use super::allocate::Grab;
 use super::blocks::Core;
 use super::{AllocRequest, Blocks, Priority};
 
+/// How long a head may be absent that was woken, unless the pool says otherwise.
+pub(crate) const TURN_PATIENCE: Duration = Duration::from_millis(100);
+
 /// See the [module](self).
-#[derive(Default)]
 pub(super) struct Waiters {
     line: Mutex<Line>,
     news: AtomicBool,
     /// Places in line, for those who count.
     count: AtomicUsize,
+    /// In nanoseconds; all ones: for ever.
+    patience: AtomicU64,
+}
+
+impl Default for Waiters {
+    fn default() -> Self {
+        Self {
+            line: Mutex::default(),
+            news: AtomicBool::new(false),
+            count: AtomicUsize::new(0),
+            patience: AtomicU64::new(TURN_PATIENCE.as_nanos() as u64),
+        }
+    }
 }
 
 /// A place in line: the first one is the head.
 type Key = (Reverse<Priority>, u64);
 
+struct Place {
+    asked: usize,
+    came: Instant,
+    waker: Option<Waker>,
+    absent: Option<Absence>,
+}
+
+/// A future that has reason to run, and was not polled since.
+#[derive(Clone, Copy)]
+struct Absence {
+    since: Instant,
+    allowed: Duration,
+}
+
+impl Absence {
+    fn is_too_long(&self) -> bool {
+        if cfg!(kvpool_loom) {
+            // A model has no time: at once, or never.
+            return self.allowed.is_zero();
+        }
+        self.since.elapsed() >= self.allowed
+    }
+}
+
 #[derive(Default)]
 struct Line {
-    places: BTreeMap<Key, Option<Waker>>,
+    places: BTreeMap<Key, Place>,
+    /// Those that were passed over.
+    passed: BTreeMap<Key, Place>,
     /// Places that there ever were.
     came: u64,
     signal: bool,
@@ -112,12 +180,64 @@ impl Line {
         self.places.first_key_value().is_some_and(|(&head, _)| head == key)
     }
 
-    /// The head has reason to try; who must be woken for it.
+    fn len(&self) -> usize {
+        self.places.len() + self.passed.len()
+    }
+
+    /// The head has reason to try; who must be woken for it. If the one before it had reason, and did not come, it is
+    /// another by now.
     #[must_use = "a head that has a reason to try must be woken"]
-    fn signal(&mut self) -> Option<Waker> {
-        self.signal = true;
+    fn signal(&mut self, patience: Duration) -> Option<Waker> {
+        if std::mem::replace(&mut self.signal, true) {
+            let passed = self.pass_over();
+            if passed && cfg!(kvpool_mutant = "next_unwoken") {
+                return None;
+            }
+        }
+        self.wake_head(patience)
+    }
+
+    /// Another head, if this one has reason to try and does not come; it must be woken, unless it is about to look by
+    /// itself.
+    #[must_use = "a head that has a reason to try must be woken"]
+    fn pass_over(&mut self) -> bool {
+        let mut passed = false;
+        while self.signal && self.places.len() > 1 {
+            let Some(head) = self.places.first_entry() else { break };
+            if !head.get().absent.is_some_and(|absence| absence.is_too_long()) {
+                break;
+            }
+            let (key, place) = head.remove_entry();
+            self.passed.insert(key, place);
+            passed = true;
+        }
+        passed
+    }
+
+    #[must_use = "a head that has a reason to try must be woken"]
+    fn wake_head(&mut self, patience: Duration) -> Option<Waker> {
+        let mut head = self.places.first_entry()?;
+        let place = head.get_mut();
         // Without a waker it was woken already, or has not slept yet: it will see the signal.
-        self.places.first_entry().and_then(|mut head| head.get_mut().take())
+        let waker = place.waker.take()?;
+        place.absent = Some(Absence { since: Instant::now(), allowed: patience });
+        Some(waker)
+    }
+
+    /// The future of this place is being polled: it is back, if it was passed over, and has a turn if it is the head.
+    fn is_polled(&mut self, key: Key) {
+        if let Some(place) = self.passed.remove(&key) {
+            self.places.insert(key, place);
+            // What it was woken for went to others, and they may have left some.
+            self.signal |= self.is_head(key) && !cfg!(kvpool_mutant = "passed_silent");
+        }
+        if let Some(place) = self.places.get_mut(&key) {
+            place.absent = None;
+        }
+    }
+
+    fn remove(&mut self, key: Key) -> Option<Place> {
+        self.places.remove(&key).or_else(|| self.passed.remove(&key))
     }
 }
 
@@ -207,6 +327,53 @@ impl Core {
         self.waiters.count()
     }
 
+    /// How long the first in line may be absent after it was woken, before the next one has its turn.
+    pub(crate) fn set_turn_patience(&self, patience: Duration) {
+        let nanos = u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX);
+        // Relaxed: nothing depends on when it is seen.
+        self.waiters.patience.store(nanos, Relaxed);
+    }
+
+    pub(crate) fn turn_patience(&self) -> Duration {
+        match self.waiters.patience.load(Relaxed) {
+            u64::MAX => Duration::MAX,
+            nanos => Duration::from_nanos(nanos),
+        }
+    }
+
+    /// The request that is first in line, also one that was passed over.
+    pub fn head_of_line(&self) -> Option<HeadOfLine> {
+        self.first_in_line().map(|(_, head)| head)
+    }
+
+    /// The same, with the number of its place.
+    pub(crate) fn first_in_line(&self) -> Option<(u64, HeadOfLine)> {
+        if self.waiting() == 0 {
+            return None;
+        }
+        self.with_line(|line| {
+            let firsts = [line.places.first_key_value(), line.passed.first_key_value()];
+            let (&(Reverse(priority), number), place) =
+                firsts.into_iter().flatten().min_by_key(|&(&key, _)| key)?;
+            let unpolled = place.absent.map(|absence| absence.since.elapsed());
+            Some((number, HeadOfLine::new(priority, place.asked, place.came.elapsed(), unpolled)))
+        })
+    }
+
+    /// Requests that were passed over, and have not been polled since.
+    pub fn passed_over(&self) -> usize {
+        if self.waiting() == 0 { 0 } else { self.with_line(|line| line.passed.len()) }
+    }
+
+    /// Passes over the first in line if it was woken and does not come: for those who look at the pool now and then.
+    pub(crate) fn look_after_line(&self) {
+        if self.waiting() > 1 {
+            let woken = self
+                .with_line(|line| if line.pass_over() { line.wake_head(self.turn_patience()) } else { None });
+            woken.into_iter().for_each(Waker::wake);
+        }
+    }
+
     #[cold]
     #[inline(never)]
     fn tell(&self) {
@@ -226,7 +393,8 @@ impl Core {
             }
             let Some(mut line) = self.waiters.try_lock() else { return };
             // Acquire: pairs with the Release in `tell`, so that the head's search sees what is new.
-            let woken = if self.waiters.news.swap(false, Acquire) { line.signal() } else { None };
+            let woken =
+                if self.waiters.news.swap(false, Acquire) { line.signal(self.turn_patience()) } else { None };
             self.settle(&line);
             drop(line);
             woken.into_iter().for_each(Waker::wake);
@@ -235,7 +403,7 @@ impl Core {
 
     /// Clears the bit when there is nobody left to tell. The line's lock is held.
     fn settle(&self, line: &Line) {
-        if line.places.is_empty() && self.clock.read().is_awaited() && !self.reserve.is_short() {
+        if line.len() == 0 && self.clock.read().is_awaited() && !self.reserve.is_short() {
             self.clock.clear_awaited();
             // An urgent request may have taken from the reserve, and set the bit that we cleared.
             if self.reserve.is_short() {
@@ -248,7 +416,7 @@ impl Core {
     fn with_line<R>(&self, f: impl FnOnce(&mut Line) -> R) -> R {
         let mut line = self.waiters.lock();
         let result = f(&mut line);
-        self.waiters.count.store(line.places.len(), Relaxed);
+        self.waiters.count.store(line.len(), Relaxed);
         drop(line);
         if !cfg!(kvpool_mutant = "no_second_look") {
             self.deliver();
@@ -269,12 +437,13 @@ pub(crate) struct Waiting<'a> {
 }
 
 impl Blocks {
-    /// Takes a place in line, behind all of this priority.
-    pub(crate) fn wait_in_line(&self, priority: Priority) -> Waiting<'_> {
+    /// Takes a place in line, behind all of the request's priority.
+    pub(crate) fn wait_in_line(&self, request: &AllocRequest) -> Waiting<'_> {
+        let came = Instant::now();
         let key = self.with_line(|line| {
-            let key = (Reverse(priority), line.came);
+            let key = (Reverse(request.priority), line.came);
             line.came += 1;
-            line.places.insert(key, None);
+            line.places.insert(key, Place { asked: request.blocks, came, waker: None, absent: None });
             if line.is_head(key) {
                 // What was freed before the bit was set was announced to nobody: look once more.
                 line.signal = !cfg!(kvpool_mutant = "no_look_after_bit");
@@ -284,6 +453,13 @@ impl Blocks {
             key
         });
         Waiting { blocks: self, key, is_fenced: false, is_sure: false, has_tried: false }
+    }
+}
+
+impl<'a> Waiting<'a> {
+    /// By which its future says that it is at work.
+    pub(crate) fn pulse(&self) -> Pulse<'a> {
+        Pulse { blocks: self.blocks, key: self.key }
     }
 }
 
@@ -299,14 +475,18 @@ impl Waiting<'_> {
 
     fn poll_turn(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let mut waker = Some(context.waker().clone());
-        let has_turn = self.blocks.with_line(|line| {
+        let (has_turn, woken) = self.blocks.with_line(|line| {
+            line.is_polled(self.key);
+            let is_other = line.pass_over() && !line.is_head(self.key);
+            let woken = if is_other { line.wake_head(self.blocks.turn_patience()) } else { None };
             let has_turn = line.is_head(self.key) && std::mem::take(&mut line.signal);
             if !has_turn && let Some(place) = line.places.get_mut(&self.key) {
                 // The one before it is dropped without the lock.
-                std::mem::swap(place, &mut waker);
+                std::mem::swap(&mut place.waker, &mut waker);
             }
-            has_turn
+            (has_turn, woken)
         });
+        woken.into_iter().for_each(Waker::wake);
         if has_turn { Poll::Ready(()) } else { Poll::Pending }
     }
 
@@ -338,10 +518,20 @@ impl Waiting<'_> {
             }
         }
         let mut grab = Grab::new();
-        let gathered = self.blocks.with_seat(|seat| self.blocks.gather(seat, request, None, &mut grab));
+        let custody = self.blocks.custody();
+        let gathered =
+            self.blocks.with_seat(|seat| self.blocks.gather(seat, request, None, &mut grab, &custody));
+        // An announcement would signal the first in line, which is this place: it would search again for ever. `tried`
+        // and the end of the place tell the line what it needs to know.
+        custody.leave_to_line();
         self.is_sure = self.is_fenced && grab.is_sure;
+        let is_refused = !self.is_fenced || grab.is_refused;
         match gathered {
             Ok(()) => self.blocks.hand_out(&grab, request, true, take),
+            // Without its fences it may sleep beside a free block, and would look for ever. Reached by `fence_refused`.
+            Err(AllocError::Exhausted { asked, .. } | AllocError::NoRun { asked, .. }) if is_refused => {
+                return Err(AllocError::FenceRefused { asked, free: self.blocks.counts().free() });
+            }
             Err(_) => self.tried(),
         }
         gathered
@@ -349,7 +539,7 @@ impl Waiting<'_> {
 
     /// Gives back a turn that was not used: the first in line, perhaps another by now, has reason to try.
     pub(crate) fn hand_back(&self) {
-        let woken = self.blocks.with_line(Line::signal);
+        let woken = self.blocks.with_line(|line| line.signal(self.blocks.turn_patience()));
         woken.into_iter().for_each(Waker::wake);
     }
 
@@ -358,11 +548,39 @@ impl Waiting<'_> {
         let woken = self.blocks.with_line(|line| {
             if line.is_head(self.key) {
                 line.signal |= !self.is_sure;
+                if !self.is_sure {
+                    // It yields, and is to be polled again soon.
+                    self.pulse().is_absent(line, Duration::ZERO);
+                }
                 return None;
             }
-            line.signal()
+            line.signal(self.blocks.turn_patience())
         });
         woken.into_iter().for_each(Waker::wake);
+    }
+}
+
+/// A sign of life of a future that does something else than wait for its turn.
+#[derive(Clone, Copy)]
+pub(crate) struct Pulse<'a> {
+    blocks: &'a Blocks,
+    key: Key,
+}
+
+impl Pulse<'_> {
+    /// The future is being polled, and will be again within so long, or it is not going to be.
+    pub(crate) fn beat(&self, within: Duration) {
+        self.blocks.with_line(|line| {
+            line.is_polled(self.key);
+            self.is_absent(line, within);
+        });
+    }
+
+    fn is_absent(&self, line: &mut Line, within: Duration) {
+        if let Some(place) = line.places.get_mut(&self.key) {
+            let allowed = self.blocks.turn_patience().saturating_add(within);
+            place.absent = Some(Absence { since: Instant::now(), allowed });
+        }
     }
 }
 
@@ -370,9 +588,9 @@ impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         let (own, woken) = self.blocks.with_line(|line| {
             let was_head = line.is_head(self.key);
-            let own = line.places.remove(&self.key);
+            let own = line.remove(self.key);
             let hands_on = (was_head || self.has_tried) && !cfg!(kvpool_mutant = "turn_kept");
-            let woken = if hands_on { line.signal() } else { None };
+            let woken = if hands_on { line.signal(self.blocks.turn_patience()) } else { None };
             self.blocks.settle(line);
             (own, woken)
         });

@@ -7,6 +7,7 @@
 use crate::ids::{FrameId, Run};
 
 use super::blocks::Core;
+use super::custody::Custody;
 
 /// How often a window is looked for.
 const WINDOWS: usize = 3;
@@ -46,7 +47,7 @@ pub(super) fn cheapest(costs: &[Cost], len: usize) -> Option<usize> {
 impl Core {
     /// Evicts what stands in the way of a run of `len` frames, if there is such a place, and takes the run.
     #[cold]
-    pub(super) fn evict_run(&self, len: usize) -> Option<Run> {
+    pub(super) fn evict_run(&self, len: usize, _: &Custody<'_>) -> Option<Run> {
         for _ in 0..WINDOWS {
             if self.evictable() == 0 {
                 return None;
@@ -73,8 +74,9 @@ impl Core {
                 if let Ok(frame) = self.evict(self.table.block_at(FrameId(at as u32)), oldest) {
                     // Past the reserve, which would tear a hole into the window.
                     let run = Run { start: frame, len: 1 };
-                    self.wipe(run);
-                    self.frames.free_run(run);
+                    if self.wipe(run) {
+                        self.frames.free_run(run);
+                    }
                 }
             }
             if let Some(run) = self.frames.allocate_run(len as u32, FrameId(start as u32)) {

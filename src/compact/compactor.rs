@@ -12,7 +12,14 @@
 //!
 //! A run can be dropped at every await. Between waves nothing is under way. A wave that is being copied does not belong to
 //! the run that began it, but to the copy: when that ends the wave is published, or put back if the copy failed, and only
-//! then the lane is free again.
+//! then the lane is free again; or when the copy is overdue.
+//!
+//! # A copy that does not end
+//!
+//! A copy has a [deadline](DefragOptions::copy_deadline). Past it the copy gives up its share of the lane, and the run that
+//! began it, if there still is one, ends with [`DefragError::CopyOverdue`]. The wave goes on to hold its frames, because they
+//! may still be read and written: it is published or put back when the copier says so, or drops what it was to call. Until
+//! then no other wave begins: a copier that is stuck gets no more frames than those, and each run ends with the error at once.
 //!
 //! # Memory in moves
 //!
@@ -23,12 +30,14 @@
 //! have ended.
 
 use std::future::poll_fn;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::{Arc, PoisonError, Weak};
 use std::task::Poll;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use tokio::runtime::Handle;
 use tokio::sync::{Mutex, OwnedMutexGuard, oneshot, watch};
+use tokio::time::{Instant as Tick, Sleep, sleep_until, timeout_at};
 
 use crate::block::{Blocks, Wave};
 use crate::config::FRAME_BITS;
@@ -38,11 +47,15 @@ use crate::sequence::Sequences;
 use crate::storage::{FrameMove, KvLayout};
 
 use super::bytes::Bytes;
+use super::copies::{Copies, UnderWay};
 use super::report::GivenUp;
-use super::{DefragError, DefragReport, Goal, Move, Plan, Snapshot, plan};
+use super::{DefragError, DefragReport, Goal, Move, OverdueCopy, Plan, Snapshot, plan};
 
 /// Bytes of a wave unless configured otherwise: about a millisecond on host memory.
 pub const WAVE_BYTES: usize = 8 << 20;
+
+/// How long the copy of a wave may take unless configured otherwise.
+pub const COPY_DEADLINE: Duration = Duration::from_secs(30);
 
 /// Blocks of a wave, at most: of small blocks more would fit, but what is marked for long is often wanted by somebody else
 /// before it is copied.
@@ -64,11 +77,14 @@ pub struct DefragOptions {
     pub budget_bytes: Option<u64>,
     /// Bytes that are copied together; at least one block is. While a wave is being copied, as many free ones are held.
     pub wave_bytes: usize,
+    /// How long the copy of a wave may take: then the run ends with [`DefragError::CopyOverdue`], and does not keep others
+    /// from their turn any more.
+    pub copy_deadline: Duration,
 }
 
 impl Default for DefragOptions {
     fn default() -> Self {
-        Self { order: None, budget_bytes: None, wave_bytes: WAVE_BYTES }
+        Self { order: None, budget_bytes: None, wave_bytes: WAVE_BYTES, copy_deadline: COPY_DEADLINE }
     }
 }
 
@@ -96,6 +112,12 @@ impl DefragOptions {
         self
     }
 
+    /// Let the copy of a wave take so long.
+    pub fn copy_deadline(mut self, deadline: Duration) -> Self {
+        self.copy_deadline = deadline;
+        self
+    }
+
     pub(super) fn check(&self) -> Result<(), DefragError> {
         if self.order.is_some_and(|order| u32::from(order.0) > FRAME_BITS) {
             return Err(DefragError::Option { option: "order", reason: "larger than any pool" });
@@ -117,9 +139,10 @@ pub struct Compactor {
     lane: Arc<Mutex<()>>,
     /// What stops the tasks in the background.
     tasks: Arc<std::sync::Mutex<Vec<Weak<watch::Sender<bool>>>>>,
+    copies: Arc<Copies>,
 }
 
-/// The right to move blocks. Whoever copies a wave has a share in it.
+/// The right to move blocks. The copy of a wave has a share in it, until it is over or overdue.
 pub(super) type Lane = Arc<OwnedMutexGuard<()>>;
 
 /// A run under way.
@@ -127,6 +150,7 @@ pub(super) struct Run<'a> {
     compactor: &'a Compactor,
     lane: Lane,
     wave_blocks: usize,
+    copy_deadline: Duration,
     background: Option<Background>,
     pub(super) report: DefragReport,
 }
@@ -143,7 +167,8 @@ pub(super) struct Background {
 struct Copying {
     blocks: Blocks,
     wave: Option<Wave>,
-    _lane: Lane,
+    /// Has the copy's share of the lane, and is the last to go.
+    _under_way: UnderWay,
     tell: Option<oneshot::Sender<Copied>>,
 }
 
@@ -184,7 +209,15 @@ impl Compactor {
     /// `bytes` are those of the pool's frames: moving them is what makes the moved blocks what they were.
     pub unsafe fn new(sequences: Sequences, bytes: Bytes, layout: &KvLayout, order: Order) -> Self {
         let block_bytes = layout.bytes_per_block().max(1);
-        Self { sequences, bytes, block_bytes, order, lane: Arc::default(), tasks: Arc::default() }
+        Self {
+            sequences,
+            bytes,
+            block_bytes,
+            order,
+            lane: Arc::default(),
+            tasks: Arc::default(),
+            copies: Arc::default(),
+        }
     }
 
     /// The pool is gone: tasks in the background stop, and do not keep what is left of it.
@@ -248,7 +281,7 @@ impl Compactor {
                 None => std::future::pending().await,
             }
         };
-        match self.begin_unless(options.wave_bytes, is_stopped).await {
+        match self.begin_unless(&options, is_stopped).await {
             Some(run) => {
                 self.compact(Goal::Fragmentation { order }, options, Run { background, ..run }).await
             }
@@ -273,7 +306,7 @@ impl Compactor {
             return Some(Err(DefragError::NoBytes));
         }
         let options = DefragOptions::default();
-        let run = self.begin_unless(options.wave_bytes, unless).await?;
+        let run = self.begin_unless(&options, unless).await?;
         // The reserve's frames may lie in between, and no move takes them away.
         self.blocks().renew_reserve();
         Some(self.compact(Goal::Run { len }, options, run).await)
@@ -285,6 +318,10 @@ impl Compactor {
         options: DefragOptions,
         mut run: Run<'_>,
     ) -> Result<DefragReport, DefragError> {
+        if let Some(copy) = self.overdue_copy() {
+            // Also where what is left to move gains nothing: that is no reason to be content.
+            return Err(DefragError::CopyOverdue { copy, report: Box::default() });
+        }
         let order = match goal {
             Goal::Fragmentation { order } => order,
             _ => self.order,
@@ -320,30 +357,67 @@ impl Compactor {
         let report = run.report;
         match outcome {
             Ok(()) => Ok(report),
-            Err(Failure::Copy(error)) => Err(DefragError::Copy { error, report: Box::new(report) }),
-            Err(Failure::Dropped) => Err(DefragError::CopyDropped { report: Box::new(report) }),
+            Err(failure) => Err(failure.told(report)),
         }
     }
 
+    /// The copy that is not over although its deadline has passed, if there is one.
+    pub fn overdue_copy(&self) -> Option<OverdueCopy> {
+        self.copies.overdue()
+    }
+
     /// Waits for its turn.
-    pub(super) async fn begin(&self, wave_bytes: usize) -> Run<'_> {
-        self.run(wave_bytes, self.lane.clone().lock_owned().await)
+    pub(super) async fn begin(&self, options: &DefragOptions) -> Run<'_> {
+        self.run(options, self.turn(options).await)
+    }
+
+    /// The lane; at the latest when the copy that has it is overdue. Outside of a tokio runtime that is found when this is
+    /// polled.
+    async fn turn(&self, options: &DefragOptions) -> OwnedMutexGuard<()> {
+        let mut lane = pin!(self.lane.clone().lock_owned());
+        let mut alarm: Option<Pin<Box<Sleep>>> = None;
+        poll_fn(|context| {
+            loop {
+                self.copies.expire();
+                if let Poll::Ready(lane) = lane.as_mut().poll(context) {
+                    return Poll::Ready(lane);
+                }
+                if Handle::try_current().is_err() {
+                    return Poll::Pending;
+                }
+                // A copy that begins later has a later deadline, or is looked at again this much later.
+                let next = self.copies.next_deadline();
+                let next = next.or_else(|| Tick::now().checked_add(options.copy_deadline));
+                let Some(next) = next else { return Poll::Pending };
+                let mut sleep = alarm.take().unwrap_or_else(|| Box::pin(sleep_until(next)));
+                if sleep.as_mut().poll(context).is_pending() {
+                    alarm = Some(sleep);
+                    return Poll::Pending;
+                }
+            }
+        })
+        .await
     }
 
     /// Waits for its turn, but not beyond the end of `unless`.
-    async fn begin_unless(&self, wave_bytes: usize, unless: impl Future<Output = ()>) -> Option<Run<'_>> {
-        let (mut lane, mut unless) = (pin!(self.lane.clone().lock_owned()), pin!(unless));
+    async fn begin_unless(
+        &self,
+        options: &DefragOptions,
+        unless: impl Future<Output = ()>,
+    ) -> Option<Run<'_>> {
+        let (mut lane, mut unless) = (pin!(self.turn(options)), pin!(unless));
         let lane = poll_fn(|context| match lane.as_mut().poll(context) {
             Poll::Ready(lane) => Poll::Ready(Some(lane)),
             Poll::Pending => unless.as_mut().poll(context).map(|()| None),
         });
-        Some(self.run(wave_bytes, lane.await?))
+        Some(self.run(options, lane.await?))
     }
 
-    fn run(&self, wave_bytes: usize, lane: OwnedMutexGuard<()>) -> Run<'_> {
-        let wave_blocks = (wave_bytes / self.block_bytes).clamp(1, WAVE_BLOCKS);
+    fn run(&self, options: &DefragOptions, lane: OwnedMutexGuard<()>) -> Run<'_> {
+        let wave_blocks = (options.wave_bytes / self.block_bytes).clamp(1, WAVE_BLOCKS);
         let (lane, report) = (Arc::new(lane), DefragReport::default());
-        Run { compactor: self, lane, wave_blocks, background: None, report }
+        let copy_deadline = options.copy_deadline;
+        Run { compactor: self, lane, wave_blocks, copy_deadline, background: None, report }
     }
 
     /// Fragmentation, and free aligned runs.
@@ -357,6 +431,19 @@ impl Compactor {
 pub(super) enum Failure {
     Copy(StorageError),
     Dropped,
+    Overdue(OverdueCopy),
+}
+
+impl Failure {
+    /// To the caller, with what had been done before.
+    pub(super) fn told(self, report: DefragReport) -> DefragError {
+        let report = Box::new(report);
+        match self {
+            Self::Copy(error) => DefragError::Copy { error, report },
+            Self::Dropped => DefragError::CopyDropped { report },
+            Self::Overdue(copy) => DefragError::CopyOverdue { copy, report },
+        }
+    }
 }
 
 impl Run<'_> {
@@ -393,6 +480,11 @@ impl Run<'_> {
     }
 
     async fn wave(&mut self, moves: &[Move]) -> Result<(), Failure> {
+        let under_way = &self.compactor.copies;
+        if let Some(overdue) = under_way.overdue() {
+            // It would get stuck, too.
+            return Err(Failure::Overdue(overdue));
+        }
         let given_up = &mut self.report.given_up;
         let pairs = moves.iter().map(|moved| (moved.from, moved.to));
         let wave = self.compactor.blocks().begin_wave(pairs, &mut |_, why| given_up.count(why));
@@ -402,14 +494,16 @@ impl Run<'_> {
         let copies: Vec<FrameMove> = wave.moves().map(|(from, to)| FrameMove::new(from, to)).collect();
         let (tell, told) = oneshot::channel();
         let blocks = self.compactor.blocks().clone();
-        let copying = Copying { blocks, wave: Some(wave), _lane: self.lane.clone(), tell: Some(tell) };
         let bytes = copies.len() * self.compactor.block_bytes;
+        let deadline = Tick::now().checked_add(self.copy_deadline);
+        let under_way = under_way.begin(copies.len(), bytes as u64, deadline, self.lane.clone());
+        let copying = Copying { blocks, wave: Some(wave), _under_way: under_way, tell: Some(tell) };
         // SAFETY: the sources are marked, so that nobody writes them, and the destinations are held, until the wave is
         // published or dropped, which is after the copy: the wave goes with it.
         unsafe {
             self.compactor.bytes.copy_then(copies, bytes, Box::new(move |outcome| copying.end(outcome)))
         };
-        let copied = told.await.map_err(|_| Failure::Dropped)?;
+        let copied = self.end_of_copy(told, deadline).await?;
         self.report.given_up.add(&copied.given_up);
         if let Some(error) = copied.failed {
             return Err(Failure::Copy(error));
@@ -418,5 +512,32 @@ impl Run<'_> {
         self.report.moved_bytes += (copied.moved * self.compactor.block_bytes) as u64;
         self.report.waves += 1;
         Ok(())
+    }
+
+    /// What is told of the copy, unless that takes too long.
+    async fn end_of_copy(
+        &self,
+        mut told: oneshot::Receiver<Copied>,
+        deadline: Option<Tick>,
+    ) -> Result<Copied, Failure> {
+        // Most copies are over by now: those need no timer.
+        match told.try_recv() {
+            Ok(copied) => return Ok(copied),
+            Err(oneshot::error::TryRecvError::Closed) => return Err(Failure::Dropped),
+            Err(oneshot::error::TryRecvError::Empty) => {}
+        }
+        let Some(deadline) = deadline.filter(|_| Handle::try_current().is_ok()) else {
+            return told.await.map_err(|_| Failure::Dropped);
+        };
+        loop {
+            if let Ok(told) = timeout_at(deadline, &mut told).await {
+                return told.map_err(|_| Failure::Dropped);
+            }
+            // The clocks agree that it is late, or else it is looked at again.
+            if let Some(copy) = self.compactor.copies.overdue() {
+                return Err(Failure::Overdue(copy));
+            }
+            tokio::task::yield_now().await;
+        }
     }
 }

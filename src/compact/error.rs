@@ -7,7 +7,7 @@ use thiserror::Error;
 use crate::error::{GrowError, ShrinkError, StorageError};
 use crate::ids::BlockId;
 
-use super::DefragReport;
+use super::{DefragReport, OverdueCopy};
 
 /// Why a compaction ended early, or did not begin. Blocks that had moved have moved; all others are where they were.
 #[derive(Clone, PartialEq, Debug, Error)]
@@ -35,6 +35,15 @@ pub enum DefragError {
     /// Whoever copies dropped a copy without saying how it ended. Its wave was put back.
     #[error("a copy was dropped by the storage, and was put back")]
     CopyDropped {
+        /// What had been done before.
+        report: Box<DefragReport>,
+    },
+    /// A copy is not over although its deadline has passed: one of this run, or of an earlier one. Until it is, no others
+    /// begin.
+    #[error("{copy}, past its deadline; its blocks stay held until whoever copies says how it ended")]
+    CopyOverdue {
+        /// The copy.
+        copy: OverdueCopy,
         /// What had been done before.
         report: Box<DefragReport>,
     },

@@ -22,6 +22,7 @@
 
 mod bytes;
 mod compactor;
+mod copies;
 mod error;
 mod live;
 mod plan;
@@ -32,10 +33,10 @@ mod task;
 
 pub use crate::block::GaveWay;
 pub use bytes::{Bytes, FrameCopier};
-pub use compactor::{Compactor, DefragOptions, WAVE_BYTES};
+pub use compactor::{COPY_DEADLINE, Compactor, DefragOptions, WAVE_BYTES};
 pub use error::{Blocker, DefragError, ResizeError};
 pub use plan::{Goal, Move, Plan, Shortfall, Step, plan};
-pub use report::{DefragReport, DefragTotals, GivenUp, ResizeReport};
+pub use report::{DefragReport, DefragTotals, GivenUp, OverdueCopy, ResizeReport};
 pub use resize::ResizeOptions;
 pub use snapshot::{FrameKind, FrameState, PLACE_MAX, Snapshot};
 pub use task::{DefragConfig, Defragmenter};

@@ -94,6 +94,26 @@ pub struct DefragReport {
     pub runs_gained: isize,
 }
 
+/// A copy of a wave that was not over by its deadline. Its blocks stay where they are, and hold their destinations, until
+/// whoever copies says how it ended or drops what it was to call.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct OverdueCopy {
+    /// Blocks of the wave.
+    pub blocks: usize,
+    /// Their bytes.
+    pub bytes: u64,
+    /// How long it has been under way.
+    pub waited: Duration,
+}
+
+impl fmt::Display for OverdueCopy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { blocks, bytes, waited } = self;
+        write!(f, "the copy of a wave of {blocks} blocks ({bytes} bytes) has been under way for {waited:.1?}")
+    }
+}
+
 /// What the runs of a background task came to, all together: sums, but for the means that its
 /// methods give.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]

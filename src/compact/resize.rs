@@ -17,9 +17,9 @@ use tokio::time::{Instant as Tick, sleep};
 use crate::block::{Core, FrameUse, Shrinking};
 use crate::ids::{BlockId, Run as Frames};
 
-use super::compactor::{Compactor, Failure, WAVE_BYTES};
+use super::compactor::{COPY_DEADLINE, Compactor, Failure, WAVE_BYTES};
 use super::error::Blocker;
-use super::{Bytes, DefragError, Goal, ResizeError, ResizeReport};
+use super::{Bytes, DefragOptions, Goal, ResizeError, ResizeReport};
 
 /// How long a shrink waits for what does not move.
 const PATIENCE: Duration = Duration::from_millis(200);
@@ -36,11 +36,13 @@ pub struct ResizeOptions {
     pub patience: Duration,
     /// Bytes that are copied together.
     pub wave_bytes: usize,
+    /// How long the copy of a wave may take, see [`DefragOptions::copy_deadline`].
+    pub copy_deadline: Duration,
 }
 
 impl Default for ResizeOptions {
     fn default() -> Self {
-        Self { patience: PATIENCE, wave_bytes: WAVE_BYTES }
+        Self { patience: PATIENCE, wave_bytes: WAVE_BYTES, copy_deadline: COPY_DEADLINE }
     }
 }
 
@@ -61,6 +63,12 @@ impl ResizeOptions {
         self.wave_bytes = bytes;
         self
     }
+
+    /// Let the copy of a wave take so long.
+    pub fn copy_deadline(mut self, deadline: Duration) -> Self {
+        self.copy_deadline = deadline;
+        self
+    }
 }
 
 impl Compactor {
@@ -75,7 +83,8 @@ impl Compactor {
     pub async fn shrink(&self, blocks: usize, options: ResizeOptions) -> Result<ResizeReport, ResizeError> {
         let started = Instant::now();
         let core: &Core = self.blocks();
-        let mut run = self.begin(options.wave_bytes).await;
+        let copies = DefragOptions::new().wave_bytes(options.wave_bytes).copy_deadline(options.copy_deadline);
+        let mut run = self.begin(&copies).await;
         let from = core.total();
         let mut shrinking = self.blocks().begin_shrink(blocks)?;
         has_room(core, blocks)?;
@@ -94,18 +103,16 @@ impl Compactor {
             run.bring_home();
             let plan = run.look(Goal::Empty { region: shrinking.region() }, moves_max);
             let moved = run.report.moved_blocks;
-            run.carry_out(&plan.moves).await.map_err(|failure| {
-                let report = Box::new(run.report);
-                ResizeError::Defrag(match failure {
-                    Failure::Copy(error) => DefragError::Copy { error, report },
-                    Failure::Dropped => DefragError::CopyDropped { report },
-                })
-            })?;
+            let carried_out = run.carry_out(&plan.moves).await;
+            carried_out.map_err(|failure| ResizeError::Defrag(failure.told(run.report)))?;
             progress.look(shrinking.collect(), run.report.moved_blocks > moved);
             if progress.missing > 0 && !progress.is_made {
                 if progress.since.elapsed() >= options.patience {
                     has_room(core, blocks)?;
-                    return Err(blocked(core, &shrinking, blocks));
+                    return Err(match self.overdue_copy() {
+                        Some(copy) => ResizeError::Defrag(Failure::Overdue(copy).told(run.report)),
+                        None => blocked(core, &shrinking, blocks),
+                    });
                 }
                 sleep(progress.pause()).await;
             }

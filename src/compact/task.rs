@@ -22,7 +22,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::ids::{Order, Ticket};
 
-use super::compactor::{Background, Compactor, DefragOptions, WAVE_BYTES};
+use super::compactor::{Background, COPY_DEADLINE, Compactor, DefragOptions, WAVE_BYTES};
 use super::{DefragError, DefragReport, DefragTotals};
 
 /// Looks that are skipped, at most, while runs gain nothing.
@@ -55,6 +55,8 @@ pub struct DefragConfig {
     pub budget_bytes: Option<u64>,
     /// The order of free runs; the pool's own unless given.
     pub order: Option<Order>,
+    /// How long the copy of a wave may take, see [`DefragOptions::copy_deadline`].
+    pub copy_deadline: Duration,
 }
 
 impl Default for DefragConfig {
@@ -65,6 +67,7 @@ impl Default for DefragConfig {
             wave_bytes: WAVE_BYTES,
             budget_bytes: None,
             order: None,
+            copy_deadline: COPY_DEADLINE,
         }
     }
 }
@@ -106,8 +109,14 @@ impl DefragConfig {
         self
     }
 
+    /// Lets the copy of a wave take so long.
+    pub fn copy_deadline(mut self, deadline: Duration) -> Self {
+        self.copy_deadline = deadline;
+        self
+    }
+
     fn options(&self) -> DefragOptions {
-        let mut options = DefragOptions::new().wave_bytes(self.wave_bytes);
+        let mut options = DefragOptions::new().wave_bytes(self.wave_bytes).copy_deadline(self.copy_deadline);
         (options.order, options.budget_bytes) = (self.order, self.budget_bytes);
         options
     }
@@ -196,6 +205,8 @@ async fn work(
     let (mut pause, mut idle) = (config.interval, None::<Idle>);
     // Ends when it is told to, and when there is nobody left to tell it.
     while timeout(pause, stopped.wait_for(|&stop| stop)).await.is_err() {
+        // Also while nothing changes: a request that does not come for its turn holds up the others.
+        compactor.blocks().look_after_line();
         let is_idle = idle.as_ref().is_some_and(|idle| idle.goes_on(&compactor));
         if is_idle && idle.as_ref().is_some_and(|idle| idle.since.elapsed() < THOROUGH_EVERY) {
             totals.lock().unwrap_or_else(PoisonError::into_inner).looks += 1;
@@ -277,7 +288,9 @@ impl Idle {
 /// What a run had done when it failed.
 fn done_before(error: &DefragError) -> DefragReport {
     match error {
-        DefragError::Copy { report, .. } | DefragError::CopyDropped { report } => **report,
+        DefragError::Copy { report, .. }
+        | DefragError::CopyDropped { report }
+        | DefragError::CopyOverdue { report, .. } => **report,
         _ => DefragReport::default(),
     }
 }

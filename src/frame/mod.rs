@@ -73,7 +73,7 @@ pub use census::{Census, ORDERS, outside_of_runs};
 pub use depot::Depot;
 pub use frames::{FrameConfig, FrameMask, Frames};
 pub use magazine::Magazine;
-pub use owner::OwnerCell;
+pub use owner::{OwnerCell, Visits};
 pub use shrink::Shrink;
 pub use stock::Stock;
 

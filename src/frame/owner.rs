@@ -45,6 +45,17 @@ unsafe impl<T: Send> Sync for OwnerCell<T> {}
 // SAFETY: the cell owns its value.
 unsafe impl<T: Send> Send for OwnerCell<T> {}
 
+/// How visits of many cells went.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Visits {
+    /// Every cell was visited.
+    All,
+    /// Some cells were not: their owners, or other visitors, were inside.
+    Some,
+    /// Some cells were not: the system refused this thread the fence that a visit needs.
+    Refused,
+}
+
 impl<T> OwnerCell<T> {
     /// A cell that nobody is in.
     pub fn new(value: T) -> Self {
@@ -92,30 +103,36 @@ impl<T> OwnerCell<T> {
     }
 
     /// As [`visit`](Self::visit), of many, for one heavy fence a few of them: the fence interrupts every processor that
-    /// runs a thread of this process. Whether all could be visited.
+    /// runs a thread of this process.
     pub fn visit_all<'a, H: 'a>(
         homes: impl IntoIterator<Item = &'a H>,
         cell: impl Fn(&'a H) -> &'a Self,
         mut f: impl FnMut(&'a H, &mut T),
-    ) -> bool
+    ) -> Visits
     where
         T: 'a,
     {
-        let (mut homes, mut all) = (homes.into_iter().fuse().peekable(), true);
+        let (mut homes, mut visits) = (homes.into_iter().fuse().peekable(), Visits::All);
         while homes.peek().is_some() {
             // Their owners go without meanwhile: not too many at once.
             let knocked: SmallVec<[_; AT_ONCE]> =
                 homes.by_ref().take(AT_ONCE).map(|home| (home, cell(home).knock())).collect();
             let is_fenced = visitor_fence();
+            if !is_fenced {
+                visits = Visits::Refused;
+                continue;
+            }
             for (home, leave) in knocked {
-                let visited = leave.filter(|_| is_fenced).and_then(|leave| {
+                let visited = leave.and_then(|leave| {
                     // SAFETY: the fence is after the knock.
                     unsafe { cell(home).open(leave, |value| f(home, value)) }
                 });
-                all &= visited.is_some();
+                if visited.is_none() && visits == Visits::All {
+                    visits = Visits::Some;
+                }
             }
         }
-        all
+        visits
     }
 
     /// Says that a visitor is about to come, unless one has.
@@ -186,14 +203,14 @@ mod tests {
     fn many_are_visited_but_for_those_whose_owner_is_inside() {
         let cells: Vec<_> = (0..2 * AT_ONCE + 3).map(OwnerCell::new).collect();
         let mut seen = Vec::new();
-        assert!(OwnerCell::visit_all(&cells, |cell| cell, |_, value| seen.push(*value)));
+        assert_eq!(OwnerCell::visit_all(&cells, |cell| cell, |_, value| seen.push(*value)), Visits::All);
         assert_eq!(seen, (0..cells.len()).collect::<Vec<_>>());
         seen.clear();
         // SAFETY: one thread.
         let inside = unsafe {
             cells[3].enter(|_| OwnerCell::visit_all(&cells, |cell| cell, |_, value| seen.push(*value)))
         };
-        assert_eq!((inside, seen.len()), (Some(false), cells.len() - 1));
+        assert_eq!((inside, seen.len()), (Some(Visits::Some), cells.len() - 1));
         assert!(!seen.contains(&3));
         assert!(cells.iter().all(|cell| cell.visit(|_| ()).is_some()), "all are open again");
     }

@@ -1,6 +1,7 @@
 //! Building a pool: every number checked before anything is allocated.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use thiserror::Error;
 
@@ -152,6 +153,7 @@ pub struct PoolBuilder {
     has_null_block: bool,
     backing: Backing,
     zero_on_free: bool,
+    turn_patience: Option<Duration>,
     order: Order,
     latency_sample: u32,
     reserve: usize,
@@ -170,6 +172,7 @@ impl PoolBuilder {
             has_null_block: true,
             backing: Backing::Host,
             zero_on_free: false,
+            turn_patience: None,
             order: Order(FRAGMENTATION_ORDER),
             latency_sample: if cfg!(kvpool_loom) { 0 } else { LATENCY_SAMPLE },
             reserve: 0,
@@ -250,9 +253,21 @@ impl PoolBuilder {
         self
     }
 
-    /// Fill every block with zeros once nobody owns it and no batch sees it.
+    /// Fill every block with zeros once nobody owns it and no batch sees it. Blocks for which the storage fails to are held for
+    /// good, and counted as [`Stats::unwiped`](crate::pool::Stats::unwiped).
     pub fn zero_on_free(mut self) -> Self {
         self.zero_on_free = true;
+        self
+    }
+
+    /// How long the request that is first in line may leave its turn unused: a tenth of a second unless given. A future that
+    /// was woken, and is not polled within this time, is passed over: the next in line has its turn. The first keeps its
+    /// place, and goes before all behind it when it is polled. Whoever frees, allocates, waits with a deadline or compacts
+    /// in the background finds it; [`Stats::head_of_line`](crate::pool::Stats::head_of_line) says which request it is.
+    ///
+    /// `Duration::MAX` keeps the order at any price.
+    pub fn turn_patience(mut self, patience: Duration) -> Self {
+        self.turn_patience = Some(patience);
         self
     }
 
@@ -339,6 +354,9 @@ impl PoolBuilder {
         };
         let blocks =
             Blocks::with_keeper(config, scrub, cache.clone().map(|cache| Box::new(cache) as Box<dyn Keeper>));
+        if let Some(patience) = self.turn_patience {
+            blocks.set_turn_patience(patience);
+        }
         let sampler = Sampler::new(self.latency_sample);
         // SAFETY: the storage was made here, or nobody else knew it; it gets one pool.
         let sequences = unsafe {

@@ -19,7 +19,9 @@ impl Pool {
     /// [waits for](Self::allocate_async), and for [another size](Self::resize). The future may be dropped at any time;
     /// the moves that are being copied then end by themselves.
     ///
-    /// On a tokio runtime the bytes are copied by one of its threads for blocking work; elsewhere by whoever polls.
+    /// On a tokio runtime the bytes are copied by one of its threads for blocking work; elsewhere by whoever polls. A copy that
+    /// is not over within the [deadline](DefragOptions::copy_deadline) ends the run with [`DefragError::CopyOverdue`]. Outside of
+    /// a runtime, which has no timer, it ends the wait of a run that is polled later.
     ///
     /// ```
     /// # use kvpool::{pool::{AllocRequest, Pool}, storage::KvLayout};
@@ -43,6 +45,10 @@ impl Pool {
     /// # Errors
     ///
     /// [`DefragError`]: what had moved before has moved, everything else is where it was.
+    ///
+    /// # Panics
+    ///
+    /// On a tokio runtime without a timer, if it has to wait for a copy or for its turn.
     pub async fn defragment(&self) -> Result<DefragReport, DefragError> {
         self.defragment_with(DefragOptions::default()).await
     }
@@ -50,6 +56,10 @@ impl Pool {
     /// As [`defragment`](Self::defragment), for another order, or within a budget.
     ///
     /// # Errors
+    ///
+    /// As for [`defragment`](Self::defragment).
+    ///
+    /// # Panics
     ///
     /// As for [`defragment`](Self::defragment).
     pub async fn defragment_with(&self, options: DefragOptions) -> Result<DefragReport, DefragError> {
@@ -80,7 +90,8 @@ impl Pool {
     ///
     /// # Panics
     ///
-    /// A shrink that has to wait, outside of a tokio runtime that has a timer.
+    /// A shrink that has to wait, outside of a tokio runtime that has a timer. If the storage does while it shrinks: then the
+    /// pool has its new size, since the memory may be gone.
     pub async fn resize(&self, blocks: usize) -> Result<ResizeReport, ResizeError> {
         self.resize_with(blocks, ResizeOptions::default()).await
     }

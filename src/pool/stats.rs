@@ -1,6 +1,8 @@
 //! The pool seen from outside: [`Stats`] are counted all the while, [`Fragmentation`] is looked
 //! for.
 
+use crate::compact::OverdueCopy;
+use crate::error::{HeadOfLine, OldestBatch};
 use crate::frame::ORDERS;
 use crate::ids::Order;
 
@@ -66,6 +68,21 @@ pub struct Stats {
     pub pressure: Pressure,
     /// Sampled times of allocations.
     pub latency: Latency,
+    /// Batches that have begun and not ended.
+    pub batches_in_flight: u64,
+    /// The one among them that began first: what was [retired](Self::retired) since waits for its end. Its age counts from
+    /// the look that first found it the oldest: by this, by an allocation that is refused, or by one that waits. So it is
+    /// a lower bound, and two calls in a row find a batch that is never ended.
+    pub oldest_batch: Option<OldestBatch>,
+    /// The request that is first in line, and since when it has not been polled although it has reason to run.
+    pub head_of_line: Option<HeadOfLine>,
+    /// Requests that did not come when they were woken, so that others have their turn until they are polled.
+    pub passed_over: usize,
+    /// A copy of moving blocks that is not over although its deadline has passed: its blocks are among the
+    /// [held](Self::held).
+    pub overdue_copy: Option<OverdueCopy>,
+    /// Blocks that are held for good because their bytes could not be [wiped](crate::pool::PoolBuilder::zero_on_free).
+    pub unwiped: usize,
 }
 
 impl Stats {
@@ -86,6 +103,12 @@ impl Stats {
             utilization,
             pressure: Pressure::of(utilization),
             latency: shared.sampler.read(),
+            batches_in_flight: shared.blocks.clock().in_flight(),
+            oldest_batch: shared.blocks.oldest_batch(),
+            head_of_line: shared.blocks.head_of_line(),
+            passed_over: shared.blocks.passed_over(),
+            overdue_copy: shared.compactor.overdue_copy(),
+            unwiped: shared.blocks.unwiped(),
         }
     }
 }

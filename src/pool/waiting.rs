@@ -4,13 +4,16 @@
 //! the future that a task awaits. It is runtime-agnostic; deadlines need tokio's timer, and so do requests for runs when
 //! they wait on a tokio runtime (elsewhere they poll).
 
+use std::future::poll_fn;
+use std::pin::pin;
 use std::time::Duration;
 
 use smallvec::SmallVec;
 // Of the clock that it rests by, so that who holds that one holds both.
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 
 use crate::block::AllocRequest;
+use crate::compact::COPY_DEADLINE;
 use crate::error::AllocError;
 use crate::ids::Ticket;
 
@@ -24,7 +27,8 @@ impl Pool {
     /// sequence) stands in no line: it takes what is free at that moment.
     ///
     /// The future may be dropped at any time: its turn goes to the next. One that is kept without being polled holds
-    /// up those behind it. A contiguous request for which
+    /// up those behind it for no longer than the [patience](crate::pool::PoolBuilder::turn_patience): then they are served,
+    /// and it keeps its place for when it is polled. A contiguous request for which
     /// enough is free, and no run is long enough, has blocks moved until one is.
     ///
     /// ```
@@ -44,7 +48,7 @@ impl Pool {
     ///
     /// What waiting cannot cure, at once: [`AllocError::Zero`], [`AllocError::WrongDevice`], [`AllocError::TooLarge`]
     /// (also of a pool that could grow to that size, or that shrinks while the request waits),
-    /// [`AllocError::Reserved`].
+    /// [`AllocError::Reserved`]; and on a thread that cannot wait, [`AllocError::FenceRefused`].
     ///
     /// # Panics
     ///
@@ -59,7 +63,7 @@ impl Pool {
                 outcome => return outcome,
             }
         }
-        let mut place = blocks.wait_in_line(request.priority);
+        let mut place = blocks.wait_in_line(&request);
         let mut runs = RunMaker::default();
         loop {
             place.turn().await;
@@ -71,7 +75,17 @@ impl Pool {
                 Err(AllocError::Exhausted { .. }) => {}
                 // Enough is free: until it is moved together, or somebody frees what joins the pieces.
                 Err(AllocError::NoRun { .. }) => {
-                    let has_turn = runs.make(self, request.blocks, place.turn()).await;
+                    let pulse = place.pulse();
+                    let has_turn = {
+                        let mut making = pin!(runs.make(self, request.blocks, place.turn()));
+                        let beating = poll_fn(|context| {
+                            // While blocks move it is woken by their copies, not by the line.
+                            pulse.beat(COPY_DEADLINE);
+                            making.as_mut().poll(context)
+                        });
+                        beating.await
+                    };
+                    pulse.beat(REST.1);
                     rest(began.elapsed()).await;
                     if has_turn {
                         // Of whoever is the first in line by now.
@@ -98,14 +112,30 @@ impl Pool {
         request: AllocRequest,
         deadline: tokio::time::Instant,
     ) -> Result<Lease<'static>, AllocError> {
-        match tokio::time::timeout_at(deadline, self.allocate_async(request)).await {
-            Ok(outcome) => outcome,
-            Err(_) => {
-                let counts = self.blocks().counts();
-                let (free, retired) = (counts.free(), counts.retired);
-                Err(AllocError::Deadline { asked: request.blocks, free, retired })
+        let blocks = self.blocks();
+        let every = blocks.turn_patience().max(Duration::from_millis(1));
+        let before = {
+            let mut waiting = pin!(self.allocate_async(request));
+            loop {
+                // Now and then it is polled for nothing, so that it sees that the first in line does not come.
+                let look = Instant::now().checked_add(every).map_or(deadline, |look| look.min(deadline));
+                match timeout_at(look, waiting.as_mut()).await {
+                    Ok(outcome) => return outcome,
+                    Err(_) if Instant::now() < deadline => {}
+                    Err(_) => break blocks.first_in_line(),
+                }
             }
-        }
+        };
+        // The head, unless that was this request, which has left the line.
+        let head = before.filter(|&(number, _)| blocks.first_in_line().is_some_and(|(now, _)| now == number));
+        let (counts, oldest_batch) = (blocks.counts(), blocks.oldest_batch());
+        Err(AllocError::Deadline {
+            asked: request.blocks,
+            free: counts.free(),
+            retired: counts.retired,
+            oldest_batch,
+            head: head.map(|(_, head)| head),
+        })
     }
 }
 
@@ -133,12 +163,14 @@ impl RunMaker {
     }
 }
 
+/// The shortest and the longest rest.
+const REST: (Duration, Duration) = (Duration::from_micros(100), Duration::from_millis(100));
+
 /// Rests after a try in vain that took so long: who waits for a run looks at the whole pool, and is told of every free. It
 /// looks for a ninth of the time at the most, and never more seldom than ten times a second, so that nothing that comes
 /// free is missed. A turn that comes meanwhile is kept.
 async fn rest(took: Duration) {
     // At least a little, also where the clock stands: a look tells the line, that is itself, of what it had in its hands.
-    const REST: (Duration, Duration) = (Duration::from_micros(100), Duration::from_millis(100));
     let rest = (8 * took).clamp(REST.0, REST.1);
     if cfg!(kvpool_loom) {
         // A model has no time.

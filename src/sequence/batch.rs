@@ -12,6 +12,7 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use thiserror::Error;
 
@@ -314,11 +315,17 @@ impl Batch {
         }
         done.new_blocks = plan.fresh as usize + copy.is_some() as usize;
         if let Some(to) = copy {
-            match self.copy(tail.id, to) {
-                Ok(copied) => done.copied = Some(copied),
-                Err(error) => {
+            match catch_unwind(AssertUnwindSafe(|| self.copy(tail.id, to))) {
+                Ok(Ok(copied)) => done.copied = Some(copied),
+                Ok(Err(error)) => {
                     self.give_up(sequence, base, plan, copy);
                     return Err(error);
+                }
+                Err(panic) => {
+                    // On a stream it may have been enqueued: then nobody else is to get the destination.
+                    let may_go_on = self.step.stream.is_some();
+                    self.give_up(sequence, base, plan, copy.filter(|_| !may_go_on));
+                    resume_unwind(panic);
                 }
             }
             sequence.list.replace(plan.first as usize, to);

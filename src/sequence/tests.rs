@@ -410,7 +410,7 @@ fn views_see_whole_lists() {
     let mut sequence = sequences.open(SequenceId(1)).unwrap();
     let view = sequences.view(SequenceId(1)).unwrap();
     let reading = AtomicBool::new(true);
-    std::thread::scope(|scope| {
+    kvpool_testkit::threads::scope(|scope| {
         scope.spawn(|| {
             let mut table = BlockTable::new();
             while reading.load(Ordering::Relaxed) {

@@ -4,7 +4,17 @@
 //! does `store y; heavy_fence(); load x`, at least one sees the other's store. [`heavy_fence`] makes every running
 //! thread of the process execute a full barrier (Linux `membarrier`, private expedited), so that the light side
 //! needs only to keep the *compiler* from reordering. Where the system has no such call, and under loom and Miri,
-//! both sides are real fences. A heavy fence that the system refuses says so, and its caller turns back.
+//! both sides are real fences.
+//!
+//! The system can refuse a heavy fence to one thread alone: a filter of system calls (seccomp) that was put on that thread
+//! after the process settled. Then the call says so, and its caller turns back; no allocation claims to have searched
+//! everywhere, and no request sleeps, after a fence that was refused. There is no other way for such a thread:
+//!
+//! - to have all light sides fence from then on needs one more heavy fence, by which those are known to have begun to;
+//! - a change of a page's protection interrupts other processors on x86-64 only, and only those that have the page cached;
+//! - another thread that fences in its place would have to be started before the filter, in every process.
+//!
+//! The light side works on such a thread, and a heavy fence of another thread reaches it.
 
 pub(crate) use imp::{heavy_fence, light_fence};
 

@@ -7,3 +7,4 @@ pub mod prompts;
 pub mod rng;
 pub mod scalar;
 pub mod storages;
+pub mod threads;

@@ -103,3 +103,136 @@ macro_rules! as_on_the_host {
         }
     };
 }
+
+use std::any::Any;
+use std::fmt;
+
+use kvpool::error::{GrowError, StorageError};
+use kvpool::ids::{DeviceId, Run};
+use kvpool::storage::{Elements, ElementsMut, FrameMove, HostStorage, KvLayout, Storage};
+
+/// What a pool asks of a [`Hooked`] storage.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Call {
+    /// More frames.
+    Grow,
+    /// Fewer.
+    Shrink,
+    /// Frames copied.
+    Copy,
+    /// Frames wiped.
+    Zero,
+}
+
+type Hook = Box<dyn Fn(Call) -> Result<(), StorageError> + Send + Sync>;
+
+/// The host's memory, behind a hook that is called first: it may take its time, panic, or refuse.
+pub struct Hooked {
+    host: HostStorage,
+    hook: Hook,
+}
+
+impl Hooked {
+    /// Frames of this layout.
+    ///
+    /// # Panics
+    ///
+    /// If there is no memory for them.
+    pub fn new(
+        layout: KvLayout,
+        frames: usize,
+        frames_max: usize,
+        hook: impl Fn(Call) -> Result<(), StorageError> + Send + Sync + 'static,
+    ) -> Self {
+        let host = HostStorage::new(layout, frames, frames_max).expect("a few frames fit into memory");
+        Self { host, hook: Box::new(hook) }
+    }
+}
+
+impl fmt::Debug for Hooked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Hooked").field(&self.host).finish()
+    }
+}
+
+impl Storage for Hooked {
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn layout(&self) -> &KvLayout {
+        self.host.layout()
+    }
+
+    fn device(&self) -> DeviceId {
+        DeviceId::Host
+    }
+
+    fn frames(&self) -> usize {
+        self.host.frames()
+    }
+
+    fn frames_max(&self) -> usize {
+        self.host.frames_max()
+    }
+
+    fn grow(&self, total: usize) -> Result<(), GrowError> {
+        (self.hook)(Call::Grow).map_err(|_| GrowError::Memory { asked: total, reason: "on purpose" })?;
+        self.host.grow(total)
+    }
+
+    unsafe fn shrink(&self, total: usize) {
+        let _ = (self.hook)(Call::Shrink);
+        // SAFETY: the frame rule is the caller's, here and below.
+        unsafe { self.host.shrink(total) }
+    }
+
+    unsafe fn store(
+        &self,
+        layer: usize,
+        k: Elements<'_>,
+        v: Elements<'_>,
+        slots: &[i64],
+    ) -> Result<(), StorageError> {
+        // SAFETY: see above.
+        unsafe { self.host.store(layer, k, v, slots) }
+    }
+
+    unsafe fn load(
+        &self,
+        layer: usize,
+        slots: &[i64],
+        k: ElementsMut<'_>,
+        v: ElementsMut<'_>,
+    ) -> Result<(), StorageError> {
+        // SAFETY: see above.
+        unsafe { self.host.load(layer, slots, k, v) }
+    }
+
+    unsafe fn copy(&self, moves: &[FrameMove]) -> Result<(), StorageError> {
+        (self.hook)(Call::Copy)?;
+        // SAFETY: see above.
+        unsafe { self.host.copy(moves) }
+    }
+
+    unsafe fn pack(&self, runs: &[Run], out: &mut [u8]) -> Result<(), StorageError> {
+        // SAFETY: see above.
+        unsafe { self.host.pack(runs, out) }
+    }
+
+    unsafe fn unpack(&self, runs: &[Run], bytes: &[u8]) -> Result<(), StorageError> {
+        // SAFETY: see above.
+        unsafe { self.host.unpack(runs, bytes) }
+    }
+
+    unsafe fn zero(&self, runs: &[Run]) -> Result<(), StorageError> {
+        (self.hook)(Call::Zero)?;
+        // SAFETY: see above.
+        unsafe { self.host.zero(runs) }
+    }
+
+    unsafe fn discard(&self, runs: &[Run]) -> Result<(), StorageError> {
+        // SAFETY: see above.
+        unsafe { self.host.discard(runs) }
+    }
+}

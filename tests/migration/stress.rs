@@ -13,6 +13,7 @@ use kvpool::error::{SequenceError, TransferError};
 use kvpool::pool::{AllocRequest, Pool, Target};
 use kvpool::prefix::PrefixKeys;
 use kvpool::sequence::Sequence;
+use kvpool_testkit::threads;
 
 use super::kv::{admit, check, is_idle, other, plain, pool, prompt, store};
 
@@ -192,16 +193,16 @@ fn threads_on_both_pools() {
     };
     let handle = runtime.handle();
     let until = Instant::now() + Duration::from_secs(seconds);
-    thread::scope(|scope| {
-        let mut threads = Vec::new();
+    threads::scope(|scope| {
+        let mut started = Vec::new();
         for engine in 0..ENGINES as u64 {
             let shared = &shared;
-            threads.push(scope.spawn(move || shared.engine(handle, &mut Rng::with_seed(seed ^ engine))));
+            started.push(scope.spawn(move || shared.engine(handle, &mut Rng::with_seed(seed ^ engine))));
         }
-        threads.push(scope.spawn(|| shared.tiers(handle, &mut Rng::with_seed(seed ^ 100))));
-        threads.push(scope.spawn(|| shared.others(handle, &mut Rng::with_seed(seed ^ 200))));
+        started.push(scope.spawn(|| shared.tiers(handle, &mut Rng::with_seed(seed ^ 100))));
+        started.push(scope.spawn(|| shared.others(handle, &mut Rng::with_seed(seed ^ 200))));
         // One that ends early has failed, and says so when it is joined.
-        while Instant::now() < until && !threads.iter().any(|thread| thread.is_finished()) {
+        while Instant::now() < until && !started.iter().any(|thread| thread.is_finished()) {
             thread::sleep(Duration::from_millis(5));
         }
         shared.stop.store(true, Relaxed);

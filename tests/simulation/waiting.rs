@@ -155,7 +155,13 @@ impl World {
         let task = self.tasks.swap_remove(index);
         match (outcome, task.kind) {
             (Outcome::Allocated(outcome), Kind::Allocate { request, has_deadline }) => {
-                self.note(format_args!("{outcome:?}"));
+                match &outcome {
+                    // The ages in it are the machine's.
+                    Err(AllocError::Deadline { asked, free, retired, .. }) => {
+                        self.note(format_args!("late: {asked}, {free}, {retired}"));
+                    }
+                    other => self.note(format_args!("{other:?}")),
+                }
                 match outcome {
                     Ok(lease) => {
                         self.is_first(&task);

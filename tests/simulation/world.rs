@@ -182,7 +182,9 @@ impl World {
             .threads(rng.usize(1..4))
             .latency_sample(0)
             .fragmentation_order(Order(rng.u8(..5)))
-            .engine_copies(copier);
+            .engine_copies(copier)
+            // Of the order of the line: the schedule is not the clock's.
+            .turn_patience(Duration::MAX);
         if rng.bool() {
             builder = builder.magazine_blocks(rng.usize(..10));
         }

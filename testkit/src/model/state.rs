@@ -147,7 +147,8 @@ impl Model {
         } else if asked > total {
             Err(AllocError::TooLarge { asked, total })
         } else if asked > free {
-            Err(AllocError::Exhausted { asked, free, retired, evictable: 0 })
+            // Which batch that is, the model does not know.
+            Err(AllocError::Exhausted { asked, free, retired, evictable: 0, oldest_batch: None })
         } else if contiguous && self.longest_run() < asked {
             Err(AllocError::NoRun { asked, longest_run: self.longest_run(), free })
         } else {

@@ -1,0 +1,176 @@
+//! Theorem: no request sleeps beside frames that another thread has in its hands. A thread that takes free frames out of where
+//! a search finds them, to put them back, may be stopped with them for any time: a request that searches meanwhile
+//! finds nothing, and falls asleep; and when the thread goes on the request is told.
+//!
+//! loom's `yield_now` runs the other threads to their end, or to where they yield too. A search that finds too little of what
+//! is counted as free yields before it gives up, so that in a model where two threads only run side by side the frames
+//! have arrived by then. Here the other thread is stopped where it wipes what it gives back, until the request sleeps.
+#![cfg(kvpool_loom)]
+
+use std::any::Any;
+use std::fmt;
+use std::pin::pin;
+
+use kvpool::error::{GrowError, StorageError};
+use kvpool::ids::{DeviceId, FrameId, Run};
+use kvpool::pool::{AllocRequest, Pool};
+use kvpool::storage::{Elements, ElementsMut, FrameMove, KvLayout, Storage};
+use kvpool_loom_tests::{Stop, block_on, check, lull, settle};
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicBool, Ordering::*};
+use loom::thread;
+
+const BLOCKS: usize = 2;
+
+/// Frames without bytes. The first wipe after it was armed stops its thread.
+struct Stopping {
+    layout: KvLayout,
+    is_armed: Arc<AtomicBool>,
+    stop: Arc<Stop>,
+}
+
+impl fmt::Debug for Stopping {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Stopping")
+    }
+}
+
+impl Storage for Stopping {
+    fn layout(&self) -> &KvLayout {
+        &self.layout
+    }
+
+    fn device(&self) -> DeviceId {
+        DeviceId::Host
+    }
+
+    fn frames(&self) -> usize {
+        BLOCKS
+    }
+
+    fn frames_max(&self) -> usize {
+        BLOCKS
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    unsafe fn zero(&self, _: &[Run]) -> Result<(), StorageError> {
+        if self.is_armed.swap(false, AcqRel) {
+            self.stop.here();
+        }
+        Ok(())
+    }
+
+    unsafe fn copy(&self, _: &[FrameMove]) -> Result<(), StorageError> {
+        Ok(())
+    }
+
+    fn grow(&self, _: usize) -> Result<(), GrowError> {
+        Ok(())
+    }
+
+    unsafe fn shrink(&self, _: usize) {}
+
+    unsafe fn discard(&self, _: &[Run]) -> Result<(), StorageError> {
+        Ok(())
+    }
+
+    unsafe fn store(
+        &self,
+        _: usize,
+        _: Elements<'_>,
+        _: Elements<'_>,
+        _: &[i64],
+    ) -> Result<(), StorageError> {
+        unreachable!("nothing is stored")
+    }
+
+    unsafe fn load(
+        &self,
+        _: usize,
+        _: &[i64],
+        _: ElementsMut<'_>,
+        _: ElementsMut<'_>,
+    ) -> Result<(), StorageError> {
+        unreachable!("nothing is loaded")
+    }
+
+    unsafe fn pack(&self, _: &[Run], _: &mut [u8]) -> Result<(), StorageError> {
+        unreachable!("nothing is packed")
+    }
+
+    unsafe fn unpack(&self, _: &[Run], _: &[u8]) -> Result<(), StorageError> {
+        unreachable!("nothing is unpacked")
+    }
+}
+
+/// Two blocks: one is owned, the other free, and its frame was left by a move whose batch has ended. `give_back` finds it,
+/// and is stopped with it.
+fn beside(name: &'static str, give_back: fn(&Pool)) {
+    check(name, move || {
+        let (is_armed, stop) = (Arc::new(AtomicBool::new(false)), Arc::new(Stop::default()));
+        let layout = KvLayout::named("tiny").unwrap();
+        let storage = Stopping { layout: layout.clone(), is_armed: is_armed.clone(), stop: stop.clone() };
+        let pool = Pool::builder(layout).storage(std::sync::Arc::new(storage)).blocks(BLOCKS);
+        let pool = pool.without_null_block().magazine_blocks(0).zero_on_free().build().unwrap();
+        let held = pool.allocate(AllocRequest::new(1)).unwrap();
+        let (handle, from) = (held.handles().next().unwrap(), held.frames().next().unwrap());
+        pool.seal(handle).unwrap();
+        // Not a sequence's batch, which looks through what moves left when it ends.
+        let batch = pool.blocks().begin_batch();
+        let to = FrameId(1 - from.0);
+        let wave = pool.blocks().begin_wave([(from, to)], &mut |_, _| panic!("it can move"));
+        assert_eq!(wave.publish(&mut |_, _| panic!("nobody has it but us")), 1);
+        pool.blocks().end_batch(batch);
+        is_armed.store(true, Release);
+        let other = pool.clone();
+        let thread = thread::spawn(move || give_back(&other));
+        stop.wait();
+        {
+            let mut waiting = pin!(pool.allocate_async(AllocRequest::new(1)));
+            lull(waiting.as_mut());
+            stop.resume();
+            drop(block_on(waiting).unwrap());
+        }
+        thread.join().unwrap();
+        drop(held);
+        settle(pool.blocks(), 1);
+        assert_eq!((pool.audit().unwrap().owned, pool.stats().waiting), (0, 0));
+        assert!(!pool.blocks().is_awaited());
+    });
+}
+
+/// As the background task of the compactor does at each look.
+#[test]
+fn of_a_look_at_strays() {
+    beside("in_hand::of_a_look_at_strays", |pool| assert_eq!(pool.blocks().reclaim_strays(), 1));
+}
+
+#[test]
+fn of_a_trim() {
+    beside("in_hand::of_a_trim", Pool::trim);
+}
+
+#[test]
+fn of_a_batch_that_ends() {
+    beside("in_hand::of_a_batch_that_ends", |pool| drop(pool.begin_batch()));
+}
+
+/// Of another request, which does not wait, and needs more than there is.
+#[test]
+fn of_a_request_that_is_refused() {
+    beside("in_hand::of_a_request_that_is_refused", |pool| {
+        assert!(pool.allocate(AllocRequest::new(2)).is_err());
+    });
+}
+
+/// Of a shrink that collects what is free at the end of the pool, and is given up.
+#[test]
+fn of_a_shrink_that_is_given_up() {
+    beside("in_hand::of_a_shrink_that_is_given_up", |pool| {
+        let mut shrinking = pool.blocks().begin_shrink(1).unwrap();
+        shrinking.collect();
+    });
+}

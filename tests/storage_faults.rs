@@ -1,0 +1,222 @@
+//! A storage that panics or refuses, at each call that a pool makes on its own account: nothing is busy for good, no block is
+//! lost unaccounted, and the next call is served.
+#![cfg(not(kvpool_loom))]
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex};
+
+use kvpool::compact::{DefragError, ResizeError};
+use kvpool::error::{GrowError, StorageError};
+use kvpool::ids::{BlockHandle, SequenceId};
+use kvpool::pool::{AllocRequest, Pool};
+use kvpool::storage::{Dtype, KvLayout};
+use kvpool_testkit::storages::{Call, Hooked};
+
+const BLOCKS: usize = 64;
+const BLOCKS_MAX: usize = 128;
+
+/// What goes wrong, once, at a call of this kind.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Fault {
+    Panics,
+    Refuses,
+}
+
+#[derive(Clone, Default)]
+struct Plan(Arc<Mutex<Option<(Call, Fault)>>>);
+
+impl Plan {
+    fn next(&self, call: Call, fault: Fault) {
+        *self.0.lock().unwrap() = Some((call, fault));
+    }
+
+    fn is_over(&self) -> bool {
+        self.0.lock().unwrap().is_none()
+    }
+
+    fn hook(&self, call: Call) -> Result<(), StorageError> {
+        // Not under the lock, which a panic would poison.
+        let fault = self.0.lock().unwrap().take_if(|(planned, _)| *planned == call);
+        match fault {
+            None => Ok(()),
+            Some((_, Fault::Refuses)) => Err(StorageError::Aliases { which: "nothing" }),
+            Some((_, Fault::Panics)) => panic!("on purpose"),
+        }
+    }
+}
+
+/// Blocks of so many bytes: small ones are copied by whoever polls, large ones by a thread of the runtime's.
+fn pool(head_dim: usize, zeroes: bool) -> (Pool, Plan) {
+    let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(head_dim).block_tokens(4);
+    let layout = layout.dtype(Dtype::F32).build().unwrap();
+    let plan = Plan::default();
+    let hooks = plan.clone();
+    let storage = Hooked::new(layout.clone(), BLOCKS, BLOCKS_MAX, move |call| hooks.hook(call));
+    let builder = Pool::builder(layout).storage(Arc::new(storage)).blocks(BLOCKS).blocks_max(BLOCKS_MAX);
+    let builder = builder.without_null_block().magazine_blocks(4).segment_blocks(64);
+    let builder = if zeroes { builder.zero_on_free() } else { builder };
+    (builder.build().unwrap(), plan)
+}
+
+/// Every other block owned and sealed.
+fn checkerboard(pool: &Pool) -> Vec<BlockHandle> {
+    let mut handles = Vec::new();
+    pool.allocate_raw(AllocRequest::new(pool.free_blocks()), &mut handles).unwrap();
+    let (kept, gone): (Vec<_>, Vec<_>) = handles.into_iter().partition(|handle| handle.id.0 % 2 == 0);
+    pool.free(&gone).unwrap();
+    kept.iter().for_each(|&handle| pool.seal(handle).unwrap());
+    kept
+}
+
+fn panics<T>(f: impl FnOnce() -> T) {
+    assert!(catch_unwind(AssertUnwindSafe(f)).is_err(), "the storage's panic did not come through");
+}
+
+/// Every block can be had, and every size.
+fn is_whole(pool: &Pool, plan: &Plan) {
+    assert!(plan.is_over(), "the call was never made");
+    let total = pool.total_blocks();
+    let report = pool.audit().unwrap();
+    assert_eq!((report.owned, report.held, pool.free_blocks()), (0, 0, total), "{report:?}");
+    drop(pool.allocate(AllocRequest::new(total)).unwrap());
+    block_on(pool.resize(BLOCKS_MAX)).unwrap();
+    block_on(pool.resize(BLOCKS / 4)).unwrap();
+    block_on(pool.resize(BLOCKS)).unwrap();
+    drop(pool.allocate(AllocRequest::new(BLOCKS)).unwrap());
+    pool.audit().unwrap();
+}
+
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let bounded = async { tokio::time::timeout(std::time::Duration::from_secs(60), future).await };
+    runtime.block_on(bounded).expect("it hangs")
+}
+
+/// Whether the memory of the frames has gone is unknown: the pool does without them, and has them again by growth.
+#[test]
+fn a_shrink_that_panics_is_over() {
+    let (pool, plan) = pool(8, false);
+    plan.next(Call::Shrink, Fault::Panics);
+    panics(|| block_on(pool.resize(BLOCKS / 2)));
+    assert_eq!(pool.total_blocks(), BLOCKS / 2);
+    is_whole(&pool, &plan);
+}
+
+#[test]
+fn a_request_that_waits_is_told_when_a_shrink_panics() {
+    let (pool, plan) = pool(8, false);
+    plan.next(Call::Shrink, Fault::Panics);
+    block_on(async {
+        let held = pool.allocate_owned(AllocRequest::new(1)).unwrap();
+        let waiting = tokio::spawn({
+            let pool = pool.clone();
+            async move { pool.allocate_async(AllocRequest::new(BLOCKS)).await.map(drop) }
+        });
+        while pool.stats().waiting == 0 {
+            tokio::task::yield_now().await;
+        }
+        let shrink = tokio::spawn({
+            let pool = pool.clone();
+            async move { pool.resize(BLOCKS / 2).await }
+        });
+        assert!(shrink.await.unwrap_err().is_panic());
+        assert!(waiting.await.unwrap().is_err(), "there are fewer than that now");
+        drop(held);
+    });
+    is_whole(&pool, &plan);
+}
+
+#[test]
+fn a_growth_that_fails_changes_nothing() {
+    let (pool, plan) = pool(8, false);
+    plan.next(Call::Grow, Fault::Refuses);
+    assert!(matches!(pool.grow(8), Err(GrowError::Memory { .. })));
+    plan.next(Call::Grow, Fault::Refuses);
+    let refused = block_on(pool.resize(BLOCKS + 8));
+    assert!(matches!(refused, Err(ResizeError::Grow(GrowError::Memory { .. }))), "{refused:?}");
+    plan.next(Call::Grow, Fault::Panics);
+    panics(|| pool.grow(8));
+    assert_eq!(pool.total_blocks(), BLOCKS);
+    is_whole(&pool, &plan);
+}
+
+#[test]
+fn a_copy_that_fails_puts_the_wave_back() {
+    // Copied at once, and on another thread.
+    for head_dim in [8, 4096] {
+        let (pool, plan) = pool(head_dim, false);
+        let kept = checkerboard(&pool);
+        let is_elsewhere = head_dim > 8;
+        plan.next(Call::Copy, Fault::Refuses);
+        let refused = block_on(pool.defragment());
+        assert!(matches!(refused, Err(DefragError::Copy { .. })), "{refused:?}");
+        plan.next(Call::Copy, Fault::Panics);
+        if is_elsewhere {
+            let dropped = block_on(pool.defragment());
+            assert!(matches!(dropped, Err(DefragError::CopyDropped { .. })), "{dropped:?}");
+        } else {
+            panics(|| block_on(pool.defragment()));
+        }
+        let report = pool.audit().unwrap();
+        assert_eq!((report.held, report.owned), (0, kept.len()), "{report:?}");
+        // The same for a shrink, which needs them moved.
+        plan.next(Call::Copy, Fault::Panics);
+        if is_elsewhere {
+            let dropped = block_on(pool.resize(BLOCKS / 2));
+            assert!(
+                matches!(dropped, Err(ResizeError::Defrag(DefragError::CopyDropped { .. }))),
+                "{dropped:?}"
+            );
+        } else {
+            panics(|| block_on(pool.resize(BLOCKS / 2)));
+        }
+        assert_eq!(pool.total_blocks(), BLOCKS);
+        assert!(block_on(pool.defragment()).unwrap().moved_blocks > 0);
+        pool.free(&kept).unwrap();
+        is_whole(&pool, &plan);
+    }
+}
+
+/// A copy on write.
+#[test]
+fn an_append_whose_copy_panics_loses_nothing() {
+    let (pool, plan) = pool(8, false);
+    let mut sequence = pool.sequence(SequenceId(1)).open().unwrap();
+    pool.begin_batch().append(&mut sequence, 6).unwrap();
+    let mut fork = sequence.fork(SequenceId(2)).unwrap();
+    plan.next(Call::Copy, Fault::Panics);
+    panics(|| pool.begin_batch().append(&mut fork, 1));
+    pool.audit().unwrap();
+    drop((fork, sequence));
+    is_whole(&pool, &plan);
+}
+
+/// Nobody gets to read what could not be wiped; all else goes on, and the destructor that freed it does not panic.
+#[test]
+fn frames_that_are_not_wiped_are_held() {
+    for fault in [Fault::Panics, Fault::Refuses] {
+        // By a release with and without a batch in flight, of few blocks and of many, and by an allocation that takes back
+        // what is retired.
+        for (blocks, has_batch) in [(1, false), (1, true), (3, true), (30, false), (30, true)] {
+            let (pool, plan) = pool(8, true);
+            let lease = pool.allocate_owned(AllocRequest::new(blocks)).unwrap();
+            let other = pool.allocate_owned(AllocRequest::new(2)).unwrap();
+            let batch = has_batch.then(|| pool.begin_batch());
+            plan.next(Call::Zero, fault);
+            drop((lease, other));
+            drop(batch);
+            let lost = loop {
+                match pool.allocate(AllocRequest::new(BLOCKS - pool.stats().unwiped)) {
+                    Ok(all) => break BLOCKS - all.blocks().len(),
+                    // That was when it was found.
+                    Err(_) if plan.is_over() => {}
+                    Err(error) => panic!("{error}"),
+                }
+            };
+            assert!(plan.is_over() && lost > 0 && lost <= blocks + 2, "{lost} of {blocks}");
+            let (stats, report) = (pool.stats(), pool.audit().unwrap());
+            assert_eq!((stats.unwiped, stats.held, report.held), (lost, lost, lost), "{report:?}");
+            assert_eq!((report.owned, stats.free), (0, BLOCKS - lost));
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! Requests that wait while the background task of the compactor gives back what moves left: none sleeps beside free blocks.
+//!
+//! Blocks are wiped when they are given back, so that frames are in that task's hands for long.
+//!
+//! `KVPOOL_STRESS_SECONDS=<seconds>` goes on for longer.
+#![cfg(not(any(kvpool_loom, miri)))]
+
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
+
+use kvpool::compact::DefragConfig;
+use kvpool::pool::{AllocRequest, Lease, Pool};
+use kvpool::storage::{Dtype, KvLayout};
+use kvpool_testkit::storages::{Call, Hooked};
+use tokio::time::{sleep, timeout};
+
+const BLOCKS: usize = 32;
+
+/// A wait that takes so long has been forgotten.
+const LIMIT: Duration = Duration::from_secs(5);
+
+fn pool() -> Pool {
+    let layout = KvLayout::builder().layers(32).kv_heads(1).head_dim(16).block_tokens(4).dtype(Dtype::F16);
+    let layout = layout.build().unwrap();
+    // A thread that wipes is stopped in it now and then, as by a scheduler that has others to run.
+    let storage = Hooked::new(layout.clone(), BLOCKS, BLOCKS, |call| {
+        if call == Call::Zero && fastrand::u8(..8) == 0 {
+            std::thread::sleep(Duration::from_micros(fastrand::u64(..500)));
+        }
+        Ok(())
+    });
+    Pool::builder(layout)
+        .storage(Arc::new(storage))
+        .blocks(BLOCKS)
+        .without_null_block()
+        .magazine_blocks(4)
+        .zero_on_free()
+        .build()
+        .unwrap()
+}
+
+thread_local! {
+    static HELD: RefCell<Option<Lease<'static>>> = const { RefCell::new(None) };
+}
+
+/// Frees from a thread that is past having a cache, so that what is retired is where everyone looks.
+fn last_act(pool: Pool, lease: Lease<'static>) {
+    let thread = std::thread::spawn(move || {
+        HELD.set(None);
+        // After that, so that its cache in the pool goes first.
+        drop(pool.allocate(AllocRequest::new(1)));
+        HELD.set(Some(lease));
+    });
+    thread.join().unwrap();
+}
+
+/// Waits for half of the pool, and frees it under a batch: what is freed, and what moves leave, is retired until it ends.
+async fn serve(pool: Pool, stop: Arc<AtomicBool>, rounds: Arc<AtomicUsize>) {
+    while !stop.load(Relaxed) {
+        let request = AllocRequest::new(BLOCKS / 2);
+        let Ok(lease) = timeout(LIMIT, pool.allocate_async(request)).await else {
+            let (stats, other) = (pool.stats(), pool.allocate(request).map(drop));
+            panic!("asleep for {LIMIT:?}; a request that does not wait: {other:?}; {stats:#?}");
+        };
+        let lease = lease.unwrap();
+        rounds.fetch_add(1, Relaxed);
+        // Not the engine's batch, which would look through what it held back itself when it ends.
+        let batch = pool.blocks().begin_batch();
+        tokio::task::spawn_blocking({
+            let pool = pool.clone();
+            move || last_act(pool, lease)
+        })
+        .await
+        .unwrap();
+        pool.blocks().end_batch(batch);
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn nobody_sleeps_beside_what_the_background_task_gives_back() {
+    let seconds = std::env::var("KVPOOL_STRESS_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(2);
+    let (pool, stop, rounds) = (pool(), Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
+    let config = DefragConfig::new().interval(Duration::from_millis(1)).threshold(0.5);
+    // Several, so that one is often at it.
+    let tasks: Vec<_> = (0..4).map(|_| pool.start_defragmenter(config).unwrap()).collect();
+    let servers: Vec<_> =
+        (0..4).map(|_| tokio::spawn(serve(pool.clone(), stop.clone(), rounds.clone()))).collect();
+    sleep(Duration::from_secs(seconds)).await;
+    stop.store(true, Relaxed);
+    for server in servers {
+        server.await.unwrap();
+    }
+    for task in tasks {
+        task.stop().await;
+    }
+    println!("{} rounds", rounds.load(Relaxed));
+    assert!(rounds.load(Relaxed) > 10);
+    let audit = pool.audit().unwrap();
+    assert_eq!((audit.owned, audit.held), (0, 0), "{audit:?}");
+    assert_eq!(pool.free_blocks(), BLOCKS);
+}
