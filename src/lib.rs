@@ -8,7 +8,10 @@ pub mod config;
 pub mod dtype;
 pub mod error;
 pub mod ids;
+#[cfg(not(kvpool_loom))]
 pub(crate) mod sync;
+#[cfg(kvpool_loom)]
+pub mod sync;
 
 pub mod frame;
 

@@ -8,6 +8,8 @@
 mod asymmetric;
 #[cfg(kvpool_loom)]
 mod locals;
+#[cfg(kvpool_loom)]
+pub mod models;
 
 pub(crate) use asymmetric::{heavy_fence, light_fence};
 pub(crate) use crossbeam_utils::CachePadded;

@@ -48,6 +48,7 @@ pub fn check_to(preemptions: usize, name: &str, model: impl Fn() + Send + Sync +
     let counted = std::sync::Arc::clone(&executions);
     builder.check(move || {
         counted.fetch_add(1, Ordering::Relaxed);
+        let _execution = kvpool::sync::models::Execution::new();
         model();
     });
     let count = executions.load(Ordering::Relaxed);

@@ -103,7 +103,9 @@ impl Resident {
 
     pub(crate) fn flush(&self) {
         self.seat().enter(|local| local.surrender(&self.anchor.0));
-        self.anchor.0.announce();
+        if !cfg!(kvpool_mutant = "silent_flush") {
+            self.anchor.0.announce();
+        }
     }
 }
 
@@ -112,7 +114,9 @@ impl Drop for Resident {
         let core: &Core = &self.anchor.0;
         // A visitor that has the contents just now empties them itself.
         self.seat().enter(|local| local.surrender(core));
-        core.announce();
+        if !cfg!(kvpool_mutant = "silent_resident") {
+            core.announce();
+        }
         self.seat().leave();
     }
 }

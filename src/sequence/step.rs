@@ -134,7 +134,9 @@ impl Step {
         if !self.copied.is_empty() {
             // The copies are done. Pairs with the fence in `Clock::begin`, as in `Sequence::release_unlinked`: these were
             // unlinked from their sequences, where a view's reader may have found them.
-            fence(SeqCst);
+            if !cfg!(kvpool_mutant = "copied_no_fence") {
+                fence(SeqCst);
+            }
             blocks.release_listed(&self.copied);
         }
     }
