@@ -110,5 +110,13 @@ filed_twice evictable
 hit_evicted evictable
 unchecked_hit evictable
 give_up_rewritten evictable
+unlinked_no_fence sequences
+reopen_relaxed moves
+unfiled_relaxed evictable
+settle_no_second_look announced
+directory_relaxed growth
+silent_wave announced
+silent_resident announced
+silent_flush announced
 LIST
 exit "$survivors"

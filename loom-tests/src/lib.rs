@@ -20,9 +20,6 @@ pub use cached::CachedBlocks;
 pub use stop::Stop;
 pub use tasks::{Bell, block_on, lull};
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
-
 use kvpool::frame::{FrameConfig, FrameMask, Frames};
 use kvpool::ids::{FrameId, Order, Run};
 use loom::cell::UnsafeCell;
@@ -41,19 +38,7 @@ pub fn check(name: &str, model: impl Fn() + Send + Sync + 'static) {
 /// # Panics
 /// When an execution fails.
 pub fn check_to(preemptions: usize, name: &str, model: impl Fn() + Send + Sync + 'static) {
-    let executions = std::sync::Arc::new(AtomicU64::new(0));
-    let begin = Instant::now();
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = builder.preemption_bound.max(Some(preemptions));
-    builder.max_branches = 50_000;
-    let bound = builder.preemption_bound.unwrap_or_default();
-    let counted = std::sync::Arc::clone(&executions);
-    builder.check(move || {
-        counted.fetch_add(1, Ordering::Relaxed);
-        model();
-    });
-    let count = executions.load(Ordering::Relaxed);
-    println!("{name}: {count} executions in {:.1?}, at most {bound} preemptions", begin.elapsed());
+    kvpool::testing::Check::new(name).preemptions(preemptions).run(model);
 }
 
 /// Frames, and a cell for each that stands for its bytes: two owners at once, or an owner who does not see the last

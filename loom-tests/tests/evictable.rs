@@ -61,6 +61,23 @@ fn hit_and_release_against_eviction() {
     });
 }
 
+/// A block that is filed by an old entry is released while somebody takes that entry: it is still in a queue afterwards. (The
+/// walk over all words, which comes last before a request is refused, would find it all the same.)
+#[test]
+fn released_while_its_entry_is_taken() {
+    check_to(3, "evictable::released_while_its_entry_is_taken", || {
+        let pool = CachedBlocks::new(1);
+        pool.keep(1);
+        let found = pool.hit(1).expect("nobody wants its frame");
+        let owner = pool.clone();
+        let thread = thread::spawn(move || owner.leave(found));
+        let evicted = pool.evict();
+        thread.join().unwrap();
+        assert!(evicted || pool.evict(), "evictable, and in no queue");
+        pool.finish();
+    });
+}
+
 /// Two need a frame each, and there are two.
 #[test]
 fn evictions_meet() {

@@ -2,13 +2,13 @@
 //! prepared and published; the last unit, filled by growth, merges; and the old directory is freed once.
 #![cfg(kvpool_loom)]
 
-use kvpool_loom_tests::{Touched, check};
+use kvpool_loom_tests::{Touched, check, check_to};
 use loom::thread;
 
 /// Growth inside the last segment and into a new one, beside an allocation that the old pool cannot meet.
 #[test]
 fn beside_allocate() {
-    check("growth::beside_allocate", || {
+    check_to(3, "growth::beside_allocate", || {
         let pool = Touched::growing(6, 12, 8);
         let held = pool.take(6, 0).unwrap();
         let other = pool.clone();

@@ -4,7 +4,7 @@
 //! written. Whatever happens, each frame is in one place afterwards.
 #![cfg(kvpool_loom)]
 
-use kvpool::block::GaveWay;
+use kvpool::block::{AllocRequest, GaveWay, models};
 use kvpool::ids::FrameId;
 use kvpool_loom_tests::{TouchedBlocks, check, check_to};
 use loom::thread;
@@ -106,6 +106,29 @@ fn reopened() {
         assert!(matches!(moved, Ok(()) | Err(GaveWay::Open)));
         assert_eq!(pool.read(block.id), if is_open { 2 } else { 1 });
         pool.blocks.release(&[block.id]);
+        pool.finish();
+    });
+}
+
+/// A wave is given up while a sequence reopens the block, and writes where it knows the block to be, as none is published:
+/// what reopens it comes after the copy.
+#[test]
+fn reopened_behind_a_copy() {
+    check_to(3, "moves::reopened_behind_a_copy", || {
+        let pool = TouchedBlocks::new(2, 0);
+        let block = models::allocate_listed(&pool.blocks, &AllocRequest::new(1)).unwrap();
+        pool.write_frame(FrameId(HERE));
+        models::seal_listed(&pool.blocks, block);
+        let mover = pool.clone();
+        let thread = thread::spawn(move || {
+            let wave = mover.blocks.begin_wave([(FrameId(HERE), FrameId(THERE))], &mut |_, _| ());
+            mover.copy(&wave);
+        });
+        if models::reopen_listed(&pool.blocks, block) {
+            pool.write_frame(FrameId(HERE));
+        }
+        thread.join().unwrap();
+        models::release_listed(&pool.blocks, &[block]);
         pool.finish();
     });
 }

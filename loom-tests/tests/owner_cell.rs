@@ -3,9 +3,8 @@
 //! `UnsafeCell`: two threads inside, or one that does not see the last one's writes, is reported.)
 #![cfg(kvpool_loom)]
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use kvpool::frame::{OwnerCell, Visits};
+use kvpool::testing::catch;
 use kvpool_loom_tests::check_to;
 use loom::sync::Arc;
 use loom::thread;
@@ -83,10 +82,10 @@ fn panics() {
         };
         let visitor = thread::spawn(move || {
             // Out of the section by a panic, or turned back.
-            catch_unwind(AssertUnwindSafe(|| other.visit(bang))).is_err() as u32
+            catch(|| other.visit(bang)).is_err() as u32
         });
         // SAFETY: one thread enters.
-        let entered = catch_unwind(AssertUnwindSafe(|| unsafe { cell.enter(bang) })).is_err() as u32;
+        let entered = catch(|| unsafe { cell.enter(bang) }).is_err() as u32;
         let visited = visitor.join().unwrap();
         // SAFETY: as above.
         assert_eq!(unsafe { cell.enter(|value| *value) }, Some(entered + visited));

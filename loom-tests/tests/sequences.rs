@@ -2,15 +2,14 @@
 //! before the batch ends; blocks that sequences share are freed once, by whoever goes last, and written by nobody.
 #![cfg(kvpool_loom)]
 
-use kvpool::batch::Clock;
-use kvpool::block::{Blocks, BlocksConfig};
+use kvpool::block::{AllocRequest, Blocks, BlocksConfig};
 use kvpool::ids::{BlockId, DeviceId, SequenceId};
 use kvpool::sequence::list::ListOwner;
 use kvpool::sequence::{Batch, Sequence, Sequences};
 use kvpool_loom_tests::{check, check_to, settle};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
-use loom::sync::atomic::{Ordering::*, fence};
+use loom::sync::atomic::Ordering::*;
 use loom::thread;
 
 fn pool(frames: usize, block_tokens: usize) -> (Blocks, Sequences) {
@@ -118,32 +117,69 @@ fn a_rewritten_place_is_not_mixed() {
     });
 }
 
-/// A reader finds a frame through a list and uses it until its batch ends; the owner unlinks it, fences, and reuses the
-/// frame if no batch is in flight.
+/// A reader finds a block through a view and reads its bytes until its batch ends; the owner takes the tokens back, and
+/// what it gave up is taken and written as soon as it can be had. The fence is the one that every release of a sequence makes.
 #[test]
-fn a_frame_read_from_a_list_outlives_the_batch() {
-    check_to(3, "sequences::a_frame_read_from_a_list_outlives_the_batch", || {
-        let shared = Arc::new((Clock::default(), Bytes::new(1)));
-        let mut owner = ListOwner::new(1);
-        owner.reserve(1);
-        owner.stage(0, BlockId(0));
-        owner.publish(1);
-        let (list, other) = (owner.list().clone(), shared.clone());
+fn a_block_read_through_a_view_outlives_the_batch() {
+    check_to(3, "sequences::a_block_read_through_a_view_outlives_the_batch", || {
+        let (blocks, sequences) = pool(1, 1);
+        let bytes = Arc::new(Bytes::new(1));
+        let mut sequence = sequences.open(SequenceId(1)).unwrap();
+        Batch::begin(&sequences).append(&mut sequence, 1).unwrap();
+        // Looked up here: the registry's lock would order the two threads.
+        let view = sequences.view(SequenceId(1)).unwrap();
+        let (other, seen) = (sequences.clone(), bytes.clone());
         let reader = thread::spawn(move || {
-            let batch = other.0.begin();
-            if list.read(|ids, _| ids.len()) == 1 {
-                other.1.read(BlockId(0));
-            }
-            let _ = other.0.end(batch);
+            let batch = Batch::begin(&other);
+            view.blocks().into_iter().for_each(|id| seen.read(id));
+            batch.finish();
         });
-        owner.publish(0);
-        // As `Sequence` does before it releases; pairs with the fence in `begin`.
-        fence(SeqCst);
-        if shared.0.idle_or_tag().is_none() {
-            shared.1.write(BlockId(0));
-        }
+        sequence.truncate(0).unwrap();
+        take_and_write(&blocks, &bytes);
         reader.join().unwrap();
+        drop(sequence);
+        finish(&blocks);
     });
+}
+
+/// The same of a block that was copied on write, and released by the batch that copied it.
+#[test]
+fn a_block_that_was_copied_outlives_the_batch() {
+    check("sequences::a_block_that_was_copied_outlives_the_batch", || {
+        let (blocks, sequences) = pool(2, 2);
+        let bytes = Arc::new(Bytes::new(2));
+        let mut sequence = sequences.open(SequenceId(1)).unwrap();
+        let mut filled = Batch::begin(&sequences);
+        filled.append(&mut sequence, 2).unwrap();
+        let view = sequences.view(SequenceId(1)).unwrap();
+        let (other, seen) = (sequences.clone(), bytes.clone());
+        sequence.truncate(1).unwrap();
+        let mut batch = Batch::begin(&sequences);
+        let reader = thread::spawn(move || {
+            let batch = Batch::begin(&other);
+            view.blocks().into_iter().for_each(|id| seen.read(id));
+            batch.finish();
+        });
+        // Promised to a batch in flight, so that it is copied; nobody but the batch has the old block then.
+        let copied = batch.draft(&mut sequence, 1).unwrap().copied;
+        assert!(copied.is_some());
+        filled.finish();
+        batch.finish();
+        take_and_write(&blocks, &bytes);
+        reader.join().unwrap();
+        drop(sequence);
+        finish(&blocks);
+    });
+}
+
+/// Takes a block, if there is one, and writes it.
+fn take_and_write(blocks: &Blocks, bytes: &Bytes) {
+    let mut taken = None;
+    if blocks.allocate(&AllocRequest::new(1), None, &mut |id| taken = Some(id)).is_ok() {
+        let id = taken.expect("it was handed out");
+        bytes.write(id);
+        blocks.release(&[id]);
+    }
 }
 
 /// Two sequences share a block that is not full, and both write to it at once: neither writes to the shared one.

@@ -9,7 +9,7 @@
 //! begin:    slot: 0 -> newest + 1;  word += BEGIN (this gives the ticket);  slot := ticket;  fence(SeqCst);  read tables
 //! end:      slot := 0;  word -= END;  awaited? tell those who wait for what the batch held back
 //! retire:   unlink the frame from the tables;  fence(SeqCst) if readers may hold the old table;  tag := word.newest
-//! reclaim:  n := word.newest;  fence(SeqCst);  oldest := min(slots), or n + 1;  tag < oldest => reusable
+//! reclaim:  n := word.newest;  oldest := min(slots), or n + 1;  tag < oldest => reusable
 //! ```
 //!
 //! # Invariants
@@ -19,7 +19,9 @@
 //! - A batch that read a frame from a table before it was unlinked has a ticket of at most the frame's tag: by
 //!   happens-before where the table's owner unlinked it, by the two fences where another thread did.
 //!
-//! Hence a frame whose tag is below `oldest` is seen by no batch. A thread stopped in `begin` holds reclaim back,
+//! Hence a frame whose tag is below `oldest` is seen by no batch: such a tag is at most `n`, and of every ticket up to `n` the
+//! scan sees the slot. The scan needs no fence for this: a batch that it misses has a ticket above `n`, so above the tag, and
+//! by the second invariant has not read the frame from a table. A thread stopped in `begin` holds reclaim back,
 //! as a batch that never ends does, and stops nobody's allocation while there are other free frames.
 //!
 //! Model: `loom-tests/tests/retire_reclaim.rs`.
@@ -179,8 +181,6 @@ impl Clock {
         // Acquire: pairs with the Release in `begin`, so that the scan sees the slot of every ticket up to this one,
         // and with `end`.
         let newest = ClockWord::from_bits(self.word.load(Acquire)).newest();
-        // Pairs with the fence in `begin`: a batch that this scan misses sees every table that was changed before.
-        fence(SeqCst);
         let mut oldest = newest.0 + 1;
         let mut chunk: &Chunk = &self.slots;
         loop {

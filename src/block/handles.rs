@@ -275,9 +275,11 @@ impl Core {
     pub(crate) fn reopen_guarded(&self, id: BlockId) -> bool {
         // Acquire: what the other owners did before they went happens before we write, and so does a copy that was
         // dropped. Release: continues the order for whoever checks the word after us.
-        let reopened = self.table.word(id).fetch_update(AcqRel, Acquire, |bits| {
-            BlockWord::from_bits(bits).reopen().map(BlockWord::to_bits)
-        });
+        let order = if cfg!(kvpool_mutant = "reopen_relaxed") { Relaxed } else { AcqRel };
+        let reopened = self
+            .table
+            .word(id)
+            .fetch_update(order, Acquire, |bits| BlockWord::from_bits(bits).reopen().map(BlockWord::to_bits));
         reopened.is_ok()
     }
 

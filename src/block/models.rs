@@ -15,6 +15,16 @@ pub fn release_listed(blocks: &Blocks, ids: &[BlockId]) {
     blocks.release_listed(ids);
 }
 
+/// Seals a block of a list.
+pub fn seal_guarded(blocks: &Blocks, id: BlockId) {
+    blocks.seal_guarded(blocks.handle(id));
+}
+
+/// Makes a sealed block of a list writable again, if it can be.
+pub fn reopen_guarded(blocks: &Blocks, id: BlockId) -> bool {
+    blocks.reopen_guarded(id)
+}
+
 /// Evicts a block, uses its frame, and frees it; false if none could be evicted. What an allocation does when nothing is
 /// free, without its search before.
 pub fn evict(blocks: &Blocks, mut used: impl FnMut(FrameId)) -> bool {

@@ -119,6 +119,9 @@ impl Resident {
         let core: &Core = &self.anchor.0;
         let custody = core.custody();
         self.seat().seated(|seat| seat.enter(|local| local.surrender(core, &custody)));
+        if cfg!(kvpool_mutant = "silent_flush") {
+            custody.leave_to_line();
+        }
     }
 }
 
@@ -128,7 +131,11 @@ impl Drop for Resident {
         // A visitor that has the contents just now empties them itself.
         let custody = core.custody();
         self.seat().seated(|seat| seat.enter(|local| local.surrender(core, &custody)));
-        drop(custody);
+        if cfg!(kvpool_mutant = "silent_resident") {
+            custody.leave_to_line();
+        } else {
+            drop(custody);
+        }
         self.seat().leave();
     }
 }

@@ -344,7 +344,9 @@ impl Frames {
         let guard = epoch::pin();
         let larger = self.with(|map| Directory::extend(self.shape, Some(map.directory), frames));
         // Release: pairs with the Acquire in `with`; Acquire: the old one is dropped after all that was done to it.
-        let old = self.directory.swap(Owned::new(larger), Ordering::AcqRel, &guard);
+        let relaxed = cfg!(kvpool_mutant = "directory_relaxed");
+        let order = if relaxed { Ordering::Relaxed } else { Ordering::AcqRel };
+        let old = self.directory.swap(Owned::new(larger), order, &guard);
         // SAFETY: `old` is no longer reachable, and only the holder of `growth` replaces a directory, so that it is
         // destroyed once.
         unsafe { guard.defer_destroy(old) };

@@ -24,7 +24,7 @@ use smallvec::SmallVec;
 
 use crate::block::Rows;
 use crate::ids::BlockId;
-use crate::sync::{AtomicU32, AtomicU64, CachePadded, Ordering::*};
+use crate::sync::{AtomicU32, AtomicU64, CachePadded, Ordering, Ordering::*};
 
 use super::policy::{Head, Millis, Policy, QUEUES_MAX, asked};
 use super::queue::{Links, Wheel};
@@ -32,6 +32,10 @@ use super::row::{Row, RowBucket};
 
 /// Blocks that are filed together.
 const FILED: usize = 64;
+
+/// Acquire: what the release that filed a block, or found it filed, did before is seen by who takes its entry. Release: goes
+/// on with the order.
+const TAKE: Ordering = if cfg!(kvpool_mutant = "unfiled_relaxed") { Relaxed } else { AcqRel };
 
 /// See the [module](self).
 pub(super) struct Queues {
@@ -141,8 +145,7 @@ impl Queues {
                 return None;
             };
             let row = row(rows, id);
-            // Acquire: what the release that filed it, or found it filed, did before is seen. Release: goes on with the order.
-            row.filed.swap(false, AcqRel);
+            row.filed.swap(false, TAKE);
             if row.queue() == queue {
                 return Some((queue, id));
             }
@@ -209,7 +212,7 @@ impl Queues {
                 // this queue by it would spare all others in it.
                 if self.clear_front(queue, id) {
                     // As in `take`.
-                    row(rows, id).filed.swap(false, AcqRel);
+                    row(rows, id).filed.swap(false, TAKE);
                     self.file(rows, [id]);
                 }
                 continue;

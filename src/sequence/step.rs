@@ -21,7 +21,7 @@ use crate::error::StorageError;
 use crate::ids::{BlockHandle, BlockId, DeviceId, Ticket};
 use crate::prefix::KvEvent;
 use crate::storage::{CopyDone, DeviceStream, Storage};
-use crate::sync::{Arc, Mutex, Ordering::SeqCst, fence, panicking};
+use crate::sync::{Arc, Mutex, panicking};
 
 use super::registry::Sequences;
 
@@ -132,9 +132,10 @@ impl Step {
             }
         }
         if !self.copied.is_empty() {
-            // The copies are done. Pairs with the fence in `Clock::begin`, as in `Sequence::release_unlinked`: these were
-            // unlinked from their sequences, where a view's reader may have found them.
-            fence(SeqCst);
+            // The copies are done. These were unlinked from their sequences, where a view's reader may have found them. No
+            // fence, as in `Sequence::release_unlinked`: this batch's end changed the clock's word after they were unlinked.
+            // A batch that began before that is seen by the release; one that began after it read from it, and sees them
+            // unlinked.
             blocks.release_listed(&self.copied);
         }
     }

@@ -19,7 +19,6 @@ use crate::block::{AllocRequest, Blocks};
 use crate::error::{AllocError, TransferError};
 use crate::ids::{BlockId, FrameId, Ticket};
 use crate::prefix::Owner;
-use crate::sync::{Ordering::SeqCst, fence};
 
 use super::registry::Sequences;
 use super::sequence::Sequence;
@@ -74,9 +73,8 @@ impl Drop for Held {
             return;
         }
         self.blocks.reverse();
-        // Pairs with the fence in `Clock::begin`, as in `Sequence::release_unlinked`: a view's reader may have found these in the
-        // sequence that departed.
-        fence(SeqCst);
+        // No fence: a view's reader may have found these in the sequence that departed, but if ours are the last references,
+        // that sequence fenced between unlinking them and releasing its own, which happens before.
         match self.sequences.cache() {
             Some(cache) => {
                 let owner = Owner { chain: self.blocks.len() as u32, ..self.owner };

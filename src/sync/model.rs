@@ -15,7 +15,7 @@
 //! standard library's. Where the unwinder cannot be interposed (other systems than Linux with glibc), the execution is
 //! unwound, and what [`locals`](super::locals) forgets keeps most failures from aborting.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::panic::{self, PanicHookInfo};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Once, atomic};
@@ -26,6 +26,8 @@ type Explored = (u64, usize);
 thread_local! {
     /// Of a checker thread: where its outcome goes.
     static OUTCOME: RefCell<Option<Sender<Result<Explored, String>>>> = const { RefCell::new(None) };
+    /// Calls of [`catch`] under way, in all of the model's threads.
+    static CATCHING: Cell<usize> = const { Cell::new(0) };
     /// The message of the failure that the checker thread is about to unwind for.
     static FAILURE: RefCell<Option<String>> = const { RefCell::new(None) };
 }
@@ -41,7 +43,7 @@ pub(crate) fn explore(
         let before = panic::take_hook();
         panic::set_hook(Box::new(move |info| {
             before(info);
-            if OUTCOME.with_borrow(Option::is_some) {
+            if CATCHING.get() == 0 && OUTCOME.with_borrow(Option::is_some) {
                 FAILURE.set(Some(message(info)));
             }
         }));
@@ -59,6 +61,8 @@ pub(crate) fn explore(
         OUTCOME.set(Some(sender.clone()));
         builder.check(move || {
             counted.fetch_add(1, atomic::Ordering::Relaxed);
+            // The first to come and the last to go: what light and heavy fences order.
+            let _fences = super::asymmetric::Execution::begin();
             model();
         });
         OUTCOME.set(None);
@@ -78,9 +82,9 @@ pub(crate) fn explore(
 
 /// As `std::panic::catch_unwind`, of a panic that a model expects.
 pub(crate) fn catch<R>(f: impl FnOnce() -> R) -> std::thread::Result<R> {
-    let outcome = OUTCOME.take();
+    CATCHING.set(CATCHING.get() + 1);
     let result = panic::catch_unwind(panic::AssertUnwindSafe(f));
-    OUTCOME.set(outcome);
+    CATCHING.set(CATCHING.get() - 1);
     result
 }
 

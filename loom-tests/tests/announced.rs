@@ -1,0 +1,139 @@
+//! Theorem: whoever had free blocks in its hands, where a search does not find them, announces them: a request that looked
+//! for them meanwhile, and fell asleep, is told. And while the reserve is short of its mark, every free is announced, so that
+//! it is filled again.
+//!
+//! (How requests wait, and in which order, is `waiters`.)
+#![cfg(kvpool_loom)]
+
+use kvpool::ids::{BlockHandle, FrameId};
+use kvpool::pool::{AllocRequest, Pool, PoolHandle, Priority};
+use kvpool::storage::KvLayout;
+use kvpool_loom_tests::{block_on, check, check_to, settle};
+use loom::thread;
+
+fn open(blocks: usize, magazine_blocks: usize, reserve: usize) -> Pool {
+    let layout = KvLayout::named("tiny").unwrap();
+    Pool::builder(layout)
+        .blocks(blocks)
+        .reserve(reserve)
+        .without_null_block()
+        .segment_blocks(4)
+        .without_storage()
+        .magazine_blocks(magazine_blocks)
+        .build()
+        .unwrap()
+}
+
+fn one() -> AllocRequest {
+    AllocRequest::new(1)
+}
+
+fn two_in_a_row() -> AllocRequest {
+    AllocRequest::new(2).contiguous()
+}
+
+/// Nothing is owned and nobody waits: frees go the short way again.
+fn close(pool: &Pool) {
+    settle(pool.blocks(), 1);
+    let report = pool.audit().unwrap();
+    assert_eq!((report.owned, pool.stats().waiting), (0, 0), "{report:?}");
+    assert!(!pool.blocks().is_awaited());
+}
+
+/// A handle, and a block from its magazine.
+fn handle_with_a_block(pool: &Pool) -> (PoolHandle, Vec<BlockHandle>) {
+    let (handle, mut taken) = (pool.handle(), vec![]);
+    handle.allocate_raw(one(), &mut taken).unwrap();
+    (handle, taken)
+}
+
+/// A wave holds the only free frame, and is dropped.
+#[test]
+fn a_wave_that_is_dropped() {
+    check("announced::a_wave_that_is_dropped", || {
+        let pool = open(2, 0, 0);
+        let held = pool.allocate(one()).unwrap();
+        let (handle, from) = (held.handles().next().unwrap(), held.frames().next().unwrap());
+        pool.seal(handle).unwrap();
+        let blocks = pool.blocks();
+        let wave = blocks.begin_wave([(from, FrameId(1 - from.0))], &mut |_, why| panic!("{why:?}"));
+        let thread = thread::spawn(move || drop(wave));
+        drop(block_on(pool.allocate_async(one())).unwrap());
+        thread.join().unwrap();
+        drop(held);
+        close(&pool);
+    });
+}
+
+/// A wave holds the only free frame, and is published: another frame is free then.
+#[test]
+fn a_wave_that_is_published() {
+    check("announced::a_wave_that_is_published", || {
+        let pool = open(2, 0, 0);
+        let held = pool.allocate(one()).unwrap();
+        let (handle, from) = (held.handles().next().unwrap(), held.frames().next().unwrap());
+        pool.seal(handle).unwrap();
+        let blocks = pool.blocks();
+        let wave = blocks.begin_wave([(from, FrameId(1 - from.0))], &mut |_, why| panic!("{why:?}"));
+        let thread = thread::spawn(move || wave.publish(&mut |_, why| panic!("{why:?}")));
+        drop(block_on(pool.allocate_async(one())).unwrap());
+        assert_eq!(thread.join().unwrap(), 1);
+        drop(held);
+        close(&pool);
+    });
+}
+
+/// Half of a run is freed into a magazine before somebody waits for the whole, and given back while he searches: it comes into
+/// the bitmaps between the look there and the visit to the magazines, which finds nothing. (What is not to lie together
+/// is counted once more then.)
+#[test]
+fn magazines_of_a_handle_that_is_dropped() {
+    check_to(3, "announced::magazines_of_a_handle_that_is_dropped", || {
+        let pool = open(2, 1, 0);
+        let (handle, taken) = handle_with_a_block(&pool);
+        let thread = thread::spawn(move || {
+            handle.free(&taken).unwrap();
+            drop(handle);
+        });
+        drop(block_on(pool.allocate_async(two_in_a_row())).unwrap());
+        thread.join().unwrap();
+        close(&pool);
+    });
+}
+
+/// The same of magazines that are flushed.
+#[test]
+fn magazines_that_are_flushed() {
+    check_to(3, "announced::magazines_that_are_flushed", || {
+        let pool = open(2, 1, 0);
+        let (handle, taken) = handle_with_a_block(&pool);
+        let thread = thread::spawn(move || {
+            handle.free(&taken).unwrap();
+            handle.flush();
+            handle
+        });
+        drop(block_on(pool.allocate_async(two_in_a_row())).unwrap());
+        drop(thread.join().unwrap());
+        close(&pool);
+    });
+}
+
+/// The line is empty and the reserve full, so that the bit is to be cleared, when an urgent request takes from the reserve.
+#[test]
+fn the_reserve_is_filled_again() {
+    check("announced::the_reserve_is_filled_again", || {
+        let pool = open(2, 0, 1);
+        let urgent = one().priority(Priority::Urgent);
+        let held = pool.allocate(one()).unwrap();
+        let first = pool.allocate_owned(urgent).unwrap();
+        assert!(pool.blocks().is_awaited(), "it was the reserve's");
+        // Fills the reserve, and finds nobody to tell.
+        let thread = thread::spawn(move || drop(first));
+        let second = pool.allocate(urgent);
+        thread.join().unwrap();
+        drop(second);
+        assert_eq!(pool.stats().reserved, 1, "every free came by while it was short");
+        drop(held);
+        close(&pool);
+    });
+}
