@@ -75,7 +75,8 @@ fn a_wave_that_is_published() {
         pool.seal(handle).unwrap();
         let blocks = pool.blocks();
         let wave = blocks.begin_wave([(from, FrameId(1 - from.0))], &mut |_, why| panic!("{why:?}"));
-        let thread = thread::spawn(move || wave.publish(&mut |_, why| panic!("{why:?}")));
+        // SAFETY: frames without bytes.
+        let thread = thread::spawn(move || unsafe { wave.publish(&mut |_, why| panic!("{why:?}")) });
         drop(block_on(pool.allocate_async(one())).unwrap());
         assert_eq!(thread.join().unwrap(), 1);
         drop(held);
