@@ -4,6 +4,7 @@
 # model says, or by LOOM_MAX_PREEMPTIONS if that is more.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-export RUSTFLAGS="--cfg kvpool_loom --cfg crossbeam_loom ${RUSTFLAGS:-}"
+# Planted bugs can be chosen at run time; here none is, unless KVPOOL_MUTANT names one.
+export RUSTFLAGS="--cfg kvpool_loom --cfg crossbeam_loom --cfg kvpool_planted ${RUSTFLAGS:-}"
 export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/loom"
 exec cargo test --release -p kvpool-loom-tests "$@" -- --nocapture

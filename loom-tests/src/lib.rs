@@ -18,6 +18,7 @@ pub use blocks::{TouchedBlocks, settle};
 pub use cached::CachedBlocks;
 pub use tasks::{block_on, lull};
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -46,12 +47,34 @@ pub fn check_to(preemptions: usize, name: &str, model: impl Fn() + Send + Sync +
     builder.max_branches = 50_000;
     let bound = builder.preemption_bound.unwrap_or_default();
     let counted = std::sync::Arc::clone(&executions);
-    builder.check(move || {
-        counted.fetch_add(1, Ordering::Relaxed);
-        model();
-    });
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
+        builder.check(move || {
+            counted.fetch_add(1, Ordering::Relaxed);
+            model();
+        });
+    }));
     let count = executions.load(Ordering::Relaxed);
+    if let Err(cause) = outcome {
+        if is_set("KVPOOL_MUTANT") {
+            // One model is enough to catch a planted bug; the others need not be explored to their ends.
+            eprintln!("planted bug caught by {name} in execution {count}");
+            std::process::exit(101);
+        }
+        resume_unwind(cause);
+    }
     println!("{name}: {count} executions in {:.1?}, at most {bound} preemptions", begin.elapsed());
+}
+
+/// The same, for a model with very many executions. With `KVPOOL_LOOM_QUICK` set it explores one preemption less.
+///
+/// # Panics
+/// When an execution fails.
+pub fn check_wide(preemptions: usize, name: &str, model: impl Fn() + Send + Sync + 'static) {
+    check_to(preemptions - usize::from(is_set("KVPOOL_LOOM_QUICK")), name, model);
+}
+
+fn is_set(variable: &str) -> bool {
+    std::env::var_os(variable).is_some_and(|value| !value.is_empty())
 }
 
 /// Frames, and a cell for each that stands for its bytes: two owners at once, or an owner who does not see the last
