@@ -35,7 +35,8 @@ pub fn check(name: &str, model: impl Fn() + Send + Sync + 'static) {
     check_to(2, name, model);
 }
 
-/// The same, for a small model that can afford `preemptions` of them. The environment may ask for more, never for less.
+/// The same, for a small model that can afford `preemptions` of them. `LOOM_MAX_PREEMPTIONS` asks for more, and
+/// `KVPOOL_LOOM_PREEMPTIONS_MAX` for fewer.
 ///
 /// # Panics
 /// When an execution fails.
@@ -43,7 +44,8 @@ pub fn check_to(preemptions: usize, name: &str, model: impl Fn() + Send + Sync +
     let executions = std::sync::Arc::new(AtomicU64::new(0));
     let begin = Instant::now();
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = builder.preemption_bound.max(Some(preemptions));
+    let capped = preemptions.min(number("KVPOOL_LOOM_PREEMPTIONS_MAX").unwrap_or(usize::MAX));
+    builder.preemption_bound = builder.preemption_bound.max(Some(capped));
     builder.max_branches = 50_000;
     let bound = builder.preemption_bound.unwrap_or_default();
     let counted = std::sync::Arc::clone(&executions);
@@ -74,7 +76,12 @@ pub fn check_wide(preemptions: usize, name: &str, model: impl Fn() + Send + Sync
 }
 
 fn is_set(variable: &str) -> bool {
-    std::env::var_os(variable).is_some_and(|value| !value.is_empty())
+    std::env::var_os(variable).is_some()
+}
+
+fn number(variable: &str) -> Option<usize> {
+    let value = std::env::var(variable).ok()?;
+    Some(value.parse().unwrap_or_else(|_| panic!("{variable}={value} is not a number")))
 }
 
 /// Frames, and a cell for each that stands for its bytes: two owners at once, or an owner who does not see the last
