@@ -29,7 +29,7 @@ while read -r mutant test name; do
         tail -20 <<<"$output"
         survivors=$((survivors + 1))
     else
-        echo "caught    $mutant in $((SECONDS - start)) s: $(grep -m1 "^caught in" <<<"$output" || echo "the test was ended: $(tail -1 <<<"$output")")"
+        echo "caught    $mutant in $((SECONDS - start)) s: $(grep -m1 "^caught in" <<<"$output" | cut -c1-120 || true)"
     fi
 done <<'LIST'
 seal_unfenced schedules what_is_read
