@@ -4,6 +4,11 @@
 #![allow(rustdoc::private_intra_doc_links)]
 #![deny(unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks)]
 
+// First: the macro that it shadows is seen by the modules that follow.
+#[cfg(kvpool_planted)]
+#[macro_use]
+mod planted;
+
 /// A function that the tests, models and benches of this workspace call, and users do not: public with the feature
 /// `internals`.
 macro_rules! internal {

@@ -13,7 +13,7 @@ use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
 /// The floors, from the ground up. A floor may import those in the rows above its own here; floors in one row are
 /// neighbours, and neither imports the other.
 const FLOORS: &[&[&str]] = &[
-    &["config"],
+    &["config", "planted"],
     &["ids", "dtype"],
     &["error", "sync"],
     &["frame"],

@@ -1,6 +1,7 @@
 //! Real threads on one pool, each test ending in an audit: what was counted on the way is what a full walk finds.
 //!
 //! The seed is printed; `KVPOOL_SEED=<seed>` runs the same choices again (the schedule is the machine's).
+//! `KVPOOL_STRESS_STEPS=<steps>` goes on for longer.
 #![cfg(not(kvpool_loom))]
 
 use std::mem;
@@ -17,7 +18,6 @@ use kvpool::storage::{Dtype, KvLayout};
 use kvpool_testkit::threads;
 
 const THREADS: usize = if cfg!(miri) { 2 } else { 4 };
-const STEPS: usize = if cfg!(miri) { 60 } else { 40_000 };
 const BLOCKS: usize = if cfg!(miri) { 100 } else { 1000 };
 const BLOCKS_MAX: usize = 3 * BLOCKS;
 
@@ -30,6 +30,12 @@ fn pool() -> Pool {
         .without_storage()
         .build()
         .unwrap()
+}
+
+/// What a thread does in one test.
+fn steps() -> usize {
+    let given = std::env::var("KVPOOL_STRESS_STEPS").ok().and_then(|steps| steps.parse().ok());
+    given.unwrap_or(if cfg!(miri) { 60 } else { 40_000 })
 }
 
 fn seed() -> u64 {
@@ -124,7 +130,7 @@ fn mix(pool: &Pool, oracle: &Oracle, mailboxes: &[Mutex<Vec<BlockHandle>>], thre
     let cache = pool.handle();
     let mut held: Vec<BlockHandle> = Vec::new();
     let mut batches = Vec::new();
-    for _ in 0..STEPS {
+    for _ in 0..steps() {
         match rng.u32(..16) {
             0..5 => {
                 let many = if rng.u32(..8) == 0 { 60 } else { 6 };
@@ -257,7 +263,7 @@ fn a_batch_keeps_what_it_saw() {
             });
         }
         let _raise = Raise(&stop);
-        for stamp in 2..STEPS as u64 {
+        for stamp in 2..steps() as u64 {
             let new = replace(stamp);
             // The slot no longer names the old block; pairs with the fence of the batches that begin.
             fence(SeqCst);

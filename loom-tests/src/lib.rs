@@ -20,6 +20,8 @@ pub use cached::CachedBlocks;
 pub use stop::Stop;
 pub use tasks::{Bell, block_on, lull};
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
 use kvpool::frame::{FrameConfig, FrameMask, Frames};
 use kvpool::ids::{FrameId, Order, Run};
 use loom::cell::UnsafeCell;
@@ -33,12 +35,39 @@ pub fn check(name: &str, model: impl Fn() + Send + Sync + 'static) {
     check_to(2, name, model);
 }
 
-/// The same, for a small model that can afford `preemptions` of them. The environment may ask for more, never for less.
+/// The same, for a small model that can afford `preemptions` of them. `LOOM_MAX_PREEMPTIONS` asks for more, and
+/// `KVPOOL_LOOM_PREEMPTIONS_MAX` for fewer.
 ///
 /// # Panics
 /// When an execution fails.
 pub fn check_to(preemptions: usize, name: &str, model: impl Fn() + Send + Sync + 'static) {
-    kvpool::testing::Check::new(name).preemptions(preemptions).run(model);
+    let capped = preemptions.min(number("KVPOOL_LOOM_PREEMPTIONS_MAX").unwrap_or(usize::MAX));
+    let check = kvpool::testing::Check::new(name).preemptions(capped);
+    if let Err(cause) = catch_unwind(AssertUnwindSafe(|| check.run(model))) {
+        if is_set("KVPOOL_MUTANT") {
+            // One model is enough to catch a planted bug; the others need not be explored to their ends.
+            eprintln!("planted bug caught by {name}");
+            std::process::exit(101);
+        }
+        resume_unwind(cause);
+    }
+}
+
+/// The same, for a model with very many executions. With `KVPOOL_LOOM_QUICK` set it explores one preemption less.
+///
+/// # Panics
+/// When an execution fails.
+pub fn check_wide(preemptions: usize, name: &str, model: impl Fn() + Send + Sync + 'static) {
+    check_to(preemptions - usize::from(is_set("KVPOOL_LOOM_QUICK")), name, model);
+}
+
+fn is_set(variable: &str) -> bool {
+    std::env::var_os(variable).is_some()
+}
+
+fn number(variable: &str) -> Option<usize> {
+    let value = std::env::var(variable).ok()?;
+    Some(value.parse().unwrap_or_else(|_| panic!("{variable}={value} is not a number")))
 }
 
 /// Frames, and a cell for each that stands for its bytes: two owners at once, or an owner who does not see the last

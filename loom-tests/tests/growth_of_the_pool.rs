@@ -3,13 +3,13 @@
 #![cfg(kvpool_loom)]
 
 use kvpool::block::AllocRequest;
-use kvpool_loom_tests::{TouchedBlocks, check, check_to};
+use kvpool_loom_tests::{TouchedBlocks, check, check_wide};
 use loom::thread;
 
 /// Three blocks become six: the table needs another bucket.
 #[test]
 fn beside_allocate() {
-    check_to(3, "growth_of_the_pool::beside_allocate", || {
+    check_wide(3, "growth_of_the_pool::beside_allocate", || {
         let pool = TouchedBlocks::growing(3, 6, 0);
         let held = pool.take(3).unwrap();
         let other = pool.clone();

@@ -7,7 +7,7 @@ use kvpool::frame::{Depot, Magazine};
 use kvpool::ids::FrameId;
 use kvpool::pool::{AllocRequest, Pool};
 use kvpool::storage::KvLayout;
-use kvpool_loom_tests::{TouchedBlocks, check, check_to, settle};
+use kvpool_loom_tests::{TouchedBlocks, check, check_to, check_wide, settle};
 use loom::thread;
 
 /// The depot alone: a magazine that leaves and comes back while another thread is about to take it.
@@ -40,7 +40,7 @@ fn a_top_that_comes_back() {
 /// Two threads fill and empty magazines of two; full ones go through the depot, which holds one.
 #[test]
 fn exchange() {
-    check_to(4, "magazines::exchange", || {
+    check_wide(4, "magazines::exchange", || {
         let pool = TouchedBlocks::new(8, 1);
         let other = pool.clone();
         let held = pool.take(3).unwrap();
@@ -113,7 +113,7 @@ fn taken_back_from_an_owner_at_work() {
 /// Threads leave while others arrive: a home is left with nothing in it, or with what the next one finds.
 #[test]
 fn a_home_left_and_taken_over() {
-    check_to(1, "magazines::a_home_left_and_taken_over", || {
+    check_wide(1, "magazines::a_home_left_and_taken_over", || {
         let pool = TouchedBlocks::new(4, 1);
         let threads = [(); 2].map(|()| {
             let pool = pool.clone();
@@ -131,7 +131,7 @@ fn a_home_left_and_taken_over() {
 /// A handle that moves between threads, visited meanwhile.
 #[test]
 fn a_handle_on_its_way() {
-    check("magazines::a_handle_on_its_way", || {
+    check_wide(2, "magazines::a_handle_on_its_way", || {
         let layout = KvLayout::named("tiny").unwrap();
         let pool = Pool::builder(layout).blocks(4).without_null_block().without_storage().magazine_blocks(2);
         let pool = pool.build().unwrap();

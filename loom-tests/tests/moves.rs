@@ -118,13 +118,13 @@ fn reopened_behind_a_copy() {
         let pool = TouchedBlocks::new(2, 0);
         let block = models::allocate_listed(&pool.blocks, &AllocRequest::new(1)).unwrap();
         pool.write_frame(FrameId(HERE));
-        models::seal_listed(&pool.blocks, block);
+        models::seal_guarded(&pool.blocks, block);
         let mover = pool.clone();
         let thread = thread::spawn(move || {
             let wave = mover.blocks.begin_wave([(FrameId(HERE), FrameId(THERE))], &mut |_, _| ());
             mover.copy(&wave);
         });
-        if models::reopen_listed(&pool.blocks, block) {
+        if models::reopen_guarded(&pool.blocks, block) {
             pool.write_frame(FrameId(HERE));
         }
         thread.join().unwrap();

@@ -3,7 +3,7 @@
 #![cfg(kvpool_loom)]
 
 use kvpool::ids::FrameId;
-use kvpool_loom_tests::{Touched, check, run};
+use kvpool_loom_tests::{Touched, check, check_wide, run};
 use loom::thread;
 
 /// A claim beside the free of its last frame.
@@ -53,7 +53,7 @@ fn beside_merge() {
 /// A claim beside an allocation of frames that it does not want, in the unit that it splits.
 #[test]
 fn beside_allocate() {
-    check("named_claim::beside_allocate", || {
+    check_wide(2, "named_claim::beside_allocate", || {
         let pool = Touched::new(8);
         let other = pool.clone();
         let thread = thread::spawn(move || {

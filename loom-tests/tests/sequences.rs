@@ -6,7 +6,7 @@ use kvpool::block::{AllocRequest, Blocks, BlocksConfig};
 use kvpool::ids::{BlockId, DeviceId, SequenceId};
 use kvpool::sequence::list::ListOwner;
 use kvpool::sequence::{Batch, Sequence, Sequences};
-use kvpool_loom_tests::{check, check_to, settle};
+use kvpool_loom_tests::{check, check_to, check_wide, settle};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::sync::atomic::Ordering::*;
@@ -185,7 +185,7 @@ fn take_and_write(blocks: &Blocks, bytes: &Bytes) {
 /// Two sequences share a block that is not full, and both write to it at once: neither writes to the shared one.
 #[test]
 fn copies_on_write_meet() {
-    check("sequences::copies_on_write_meet", || {
+    check_wide(2, "sequences::copies_on_write_meet", || {
         let (blocks, sequences) = pool(4, 2);
         let bytes = Arc::new(Bytes::new(4));
         let mut parent = sequences.open(SequenceId(1)).unwrap();

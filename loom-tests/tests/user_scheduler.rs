@@ -29,7 +29,7 @@ use std::sync::Arc;
 use kvpool::ids::{FrameId, SequenceId};
 use kvpool::pool::{AllocRequest, Pool};
 use kvpool::storage::{CopyDone, FrameMove, KvLayout};
-use kvpool_loom_tests::{check, check_to};
+use kvpool_loom_tests::{check, check_to, check_wide};
 use loom::cell::UnsafeCell;
 use loom::future::block_on;
 use loom::thread;
@@ -104,7 +104,7 @@ fn room_for_both() {
 
 #[test]
 fn exhausted() {
-    check("user_scheduler::exhausted", || two_schedulers(0, [3, 2]));
+    check_wide(2, "user_scheduler::exhausted", || two_schedulers(0, [3, 2]));
 }
 
 #[test]

@@ -17,7 +17,7 @@ use kvpool::error::AllocError;
 use kvpool::ids::FrameId;
 use kvpool::pool::{AllocRequest, Lease, Pool, PoolBuilder, Priority};
 use kvpool::storage::KvLayout;
-use kvpool_loom_tests::{block_on, check, check_to, lull, settle};
+use kvpool_loom_tests::{block_on, check, check_to, check_wide, lull, settle};
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering::*};
 use loom::thread;
@@ -179,7 +179,7 @@ fn left_by_a_move() {
 
 #[test]
 fn beside_growth() {
-    check("waiters::beside_growth", || {
+    check_wide(2, "waiters::beside_growth", || {
         let pool = open(1, 2, 0, 0);
         let held = pool.allocate(one()).unwrap();
         let thread = waiter(&pool, one());
@@ -277,7 +277,7 @@ fn a_dropped_future_hands_its_turn_on() {
 /// The first in line is dropped while the block is freed: asleep, woken, or in between.
 #[test]
 fn dropped_while_it_is_woken() {
-    check("waiters::dropped_while_it_is_woken", || {
+    check_wide(2, "waiters::dropped_while_it_is_woken", || {
         let pool = open(1, 1, 0, 0);
         let held = pool.allocate_owned(one()).unwrap();
         let mut first = Box::pin(pool.allocate_async(one()));

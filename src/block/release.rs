@@ -18,7 +18,10 @@ const LONG_RUN: u32 = if cfg!(kvpool_loom) { 2 } else { 16 };
 
 /// Release: what this owner did with the bytes happens before the next owner's. Acquire: the last one to go sees what all
 /// others did, and every batch that they began.
-const RELEASE: Ordering = if cfg!(kvpool_mutant = "release_relaxed") { Relaxed } else { AcqRel };
+#[inline(always)]
+fn release_order() -> Ordering {
+    if cfg!(kvpool_mutant = "release_relaxed") { Relaxed } else { AcqRel }
+}
 
 /// Frames that are freed together, joined into runs as they come.
 pub(super) struct Freed {
@@ -234,7 +237,7 @@ impl Core {
         word: BlockWord,
         next: BlockWord,
     ) -> bool {
-        if atomic.compare_exchange(word.to_bits(), next.to_bits(), RELEASE, Relaxed).is_err() {
+        if atomic.compare_exchange(word.to_bits(), next.to_bits(), release_order(), Relaxed).is_err() {
             return false;
         }
         if next.carries() {
@@ -252,7 +255,12 @@ impl Core {
         loop {
             let released = word.release().filter(|_| word.is_guarded() == guarded);
             let released = released.unwrap_or_else(|| not_the_callers(id, word));
-            match atomic.compare_exchange_weak(word.to_bits(), released.word().to_bits(), RELEASE, Relaxed) {
+            match atomic.compare_exchange_weak(
+                word.to_bits(),
+                released.word().to_bits(),
+                release_order(),
+                Relaxed,
+            ) {
                 Ok(_) => return self.released(id, released),
                 // Somebody shared, pinned or released in between. Reached by the model `share_release`.
                 Err(now) => word = BlockWord::from_bits(now),
@@ -271,7 +279,12 @@ impl Core {
             }
             let released = word.release().filter(|_| word.is_guarded());
             let released = released.unwrap_or_else(|| not_the_callers(id, word));
-            match atomic.compare_exchange_weak(word.to_bits(), released.word().to_bits(), RELEASE, Relaxed) {
+            match atomic.compare_exchange_weak(
+                word.to_bits(),
+                released.word().to_bits(),
+                release_order(),
+                Relaxed,
+            ) {
                 Ok(_) => {
                     if let Released::Kept { word } = released {
                         return Owed::Kept(word);

@@ -251,7 +251,7 @@ impl BlockWord {
 
     /// A reference for a sequence's list, by whoever found the block in the prefix cache. `None`: not cached, or full.
     #[inline]
-    pub const fn hit(self) -> Option<Self> {
+    pub fn hit(self) -> Option<Self> {
         let full = self.0 & REFS_MASK == REFS_MASK;
         let cached = self.is_cached() || (cfg!(kvpool_mutant = "hit_evicted") && !self.is_owned());
         if !cached || full { None } else { Some(Self((self.0 + ONE_REF) | GUARDED)) }
@@ -259,7 +259,7 @@ impl BlockWord {
 
     /// evictable -> free: the caller owns the frame. `None`: owned, or free, or just being moved.
     #[inline]
-    pub const fn evict(self) -> Option<Self> {
+    pub fn evict(self) -> Option<Self> {
         let is_to_go = self.is_evictable() || (cfg!(kvpool_mutant = "evict_owned") && self.is_cached());
         if !is_to_go || self.is_moving() {
             return None;
@@ -271,7 +271,7 @@ impl BlockWord {
     /// goes to the mover. A cached block is kept, flags and all but the pins; unless its generation goes round, which only
     /// the owner of a free block's frame can count.
     #[inline]
-    pub const fn release(self) -> Option<Released> {
+    pub fn release(self) -> Option<Released> {
         match self.refs() {
             0 => None,
             1 => {
@@ -292,7 +292,7 @@ impl BlockWord {
     /// cached -> owned, before a last release with which the generation goes round: such a block is not kept. `None`: any
     /// other.
     #[inline]
-    pub const fn outlived(self) -> Option<Self> {
+    pub fn outlived(self) -> Option<Self> {
         if self.refs() == 1 && self.is_cached() && self.freed().carries() {
             Some(Self(self.0 & !CACHED))
         } else {
@@ -303,14 +303,14 @@ impl BlockWord {
     /// The most frequent [`release`](Self::release), in one comparison: of the only reference of a block that is not moving
     /// or cached, and is guarded or not as the caller knows it. The word of the block that is free. `None`: something else.
     #[inline]
-    pub const fn release_only(self, guarded: bool) -> Option<Self> {
+    pub fn release_only(self, guarded: bool) -> Option<Self> {
         let only = if guarded { ONE_REF | GUARDED } else { ONE_REF };
         if self.0 & (REFS_MASK | MOVING | CACHED | GUARDED) == only { Some(self.freed()) } else { None }
     }
 
     /// Free, of the next generation.
     #[inline]
-    const fn freed(self) -> Self {
+    fn freed(self) -> Self {
         let more = if cfg!(kvpool_mutant = "same_generation") { 0 } else { 1 << GENERATION_SHIFT };
         Self(self.0 & FRAME_MASK | self.0.wrapping_add(more) & GENERATION_MASK)
     }
@@ -348,7 +348,7 @@ impl BlockWord {
 
     /// The bytes will change again. `None`: free, shared, cached, or being copied, so that the writer must copy first.
     #[inline]
-    pub const fn reopen(self) -> Option<Self> {
+    pub fn reopen(self) -> Option<Self> {
         let reads = if cfg!(kvpool_mutant = "reopen_moving") { false } else { self.is_moving() };
         if self.refs() == 1 && !self.is_cached() && !reads {
             Some(Self(self.0 & !(SEALED | MOVING)))
@@ -367,7 +367,7 @@ impl BlockWord {
     /// The copy is complete: the bytes are in `to` now. `None`: the last owner went or somebody pinned the block, and
     /// the copy is dropped.
     #[inline]
-    pub const fn publish_move(self, to: FrameId) -> Option<Self> {
+    pub fn publish_move(self, to: FrameId) -> Option<Self> {
         let pinned = self.pins() != 0 && !cfg!(kvpool_mutant = "publish_pinned");
         let released = self.is_free() && !cfg!(kvpool_mutant = "publish_released");
         if !self.is_moving() || pinned || released {

@@ -82,8 +82,12 @@ impl CudaStorage {
         let home = &*self.home;
         let n_pieces = home.pieces.list.len();
         let (pieces, n_pieces) = (home.table.address(), n_pieces as u32);
-        #[cfg(kvpool_mutant = "scales_left")]
-        let (pieces, n_pieces) = (home.values.0.address(), home.values.1);
+        #[cfg(kvpool_planted)]
+        let (pieces, n_pieces) = if cfg!(kvpool_mutant = "scales_left") {
+            (home.values.0.address(), home.values.1)
+        } else {
+            (pieces, n_pieces)
+        };
         home.device.good()?;
         // SAFETY: the stream lives.
         let mut flight = unsafe { Flight::on(&home.device, stream) };

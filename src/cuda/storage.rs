@@ -99,7 +99,7 @@ pub(super) struct Home {
     /// The pieces, where kernels find them.
     pub(super) table: Memory,
     /// Planted: a copy that leaves scales behind.
-    #[cfg(kvpool_mutant = "scales_left")]
+    #[cfg(kvpool_planted)]
     pub(super) values: (Memory, u32),
     /// Static scales of K and of V, `[layers][heads]`.
     pub(super) scales: Option<[Memory; 2]>,
@@ -201,7 +201,7 @@ impl CudaStorage {
         };
         let stream = |priority| Stream::new(device.0.context.clone(), priority);
         let (packing, moving) = (stream(StreamPriority::Usual)?, stream(StreamPriority::Lowest)?);
-        #[cfg(kvpool_mutant = "scales_left")]
+        #[cfg(kvpool_planted)]
         let values = {
             let values =
                 placed.iter().filter(|placed| placed.plane.kind == crate::storage::PlaneKind::Values);
@@ -214,7 +214,7 @@ impl CudaStorage {
             placed,
             pieces,
             table,
-            #[cfg(kvpool_mutant = "scales_left")]
+            #[cfg(kvpool_planted)]
             values,
             scales,
             device: device.clone(),

@@ -79,10 +79,11 @@ impl<'a> Map<'a> {
             return None;
         }
         // Acquire: pairs with the Release of the frees of these bits.
-        #[cfg(not(kvpool_mutant = "refill_swap"))]
-        let got = word.bits.fetch_and(!wanted, Ordering::Acquire) & wanted;
-        #[cfg(kvpool_mutant = "refill_swap")]
-        let got = word.bits.swap(0, Ordering::AcqRel);
+        let got = if cfg!(kvpool_mutant = "refill_swap") {
+            word.bits.swap(0, Ordering::AcqRel)
+        } else {
+            word.bits.fetch_and(!wanted, Ordering::Acquire) & wanted
+        };
         // Zero if others took all of them first. Reached by the models in `refill`.
         (got != 0).then_some(got)
     }
@@ -120,12 +121,13 @@ impl<'a> Map<'a> {
         let passage = group.transit.enter();
         // Exactly one of several who saw the leaf full moves it; one that fails leaves the word to who came between.
         // Reached by the models in `merge`.
-        #[cfg(not(kvpool_mutant = "store_merge"))]
-        let moved = word.compare_exchange(ALL, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-        #[cfg(kvpool_mutant = "store_merge")]
-        let moved = word.load(Ordering::Acquire) == ALL && {
-            word.store(0, Ordering::Release);
-            true
+        let moved = if cfg!(kvpool_mutant = "store_merge") {
+            word.load(Ordering::Acquire) == ALL && {
+                word.store(0, Ordering::Release);
+                true
+            }
+        } else {
+            word.compare_exchange(ALL, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         };
         if moved {
             self.free_units_in(leaf, 1 << bit, passage);

@@ -238,14 +238,11 @@ impl Map<'_> {
         if free & wanted == 0 {
             return 0;
         }
-        #[cfg(not(kvpool_mutant = "collect_store"))]
-        let got = leaf.fetch_and(!wanted, Ordering::Acquire) & wanted;
-        #[cfg(kvpool_mutant = "collect_store")]
-        let got = {
+        if cfg!(kvpool_mutant = "collect_store") {
             leaf.store(free & !wanted, Ordering::Release);
-            free & wanted
-        };
-        got
+            return free & wanted;
+        }
+        leaf.fetch_and(!wanted, Ordering::Acquire) & wanted
     }
 
     /// Withdraws the hints of a word that has gone, so that no search probes it in vain.

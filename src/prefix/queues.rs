@@ -35,7 +35,9 @@ const FILED: usize = 64;
 
 /// Acquire: what the release that filed a block, or found it filed, did before is seen by who takes its entry. Release: goes
 /// on with the order.
-const TAKE: Ordering = if cfg!(kvpool_mutant = "unfiled_relaxed") { Relaxed } else { AcqRel };
+fn take_order() -> Ordering {
+    if cfg!(kvpool_mutant = "unfiled_relaxed") { Relaxed } else { AcqRel }
+}
 
 /// See the [module](self).
 pub(super) struct Queues {
@@ -145,7 +147,7 @@ impl Queues {
                 return None;
             };
             let row = row(rows, id);
-            row.filed.swap(false, TAKE);
+            row.filed.swap(false, take_order());
             if row.queue() == queue {
                 return Some((queue, id));
             }
@@ -212,7 +214,7 @@ impl Queues {
                 // this queue by it would spare all others in it.
                 if self.clear_front(queue, id) {
                     // As in `take`.
-                    row(rows, id).filed.swap(false, TAKE);
+                    row(rows, id).filed.swap(false, take_order());
                     self.file(rows, [id]);
                 }
                 continue;
