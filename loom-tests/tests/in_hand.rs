@@ -122,7 +122,7 @@ fn beside(name: &'static str, give_back: fn(&Pool)) {
         let batch = pool.blocks().begin_batch();
         let to = FrameId(1 - from.0);
         let wave = pool.blocks().begin_wave([(from, to)], &mut |_, _| panic!("it can move"));
-        assert_eq!(wave.publish(&mut |_, _| panic!("nobody has it but us")), 1);
+        assert_eq!(wave.publish(&mut |_, _| panic!("it is owned once")), 1);
         pool.blocks().end_batch(batch);
         is_armed.store(true, Release);
         let other = pool.clone();
@@ -142,7 +142,7 @@ fn beside(name: &'static str, give_back: fn(&Pool)) {
     });
 }
 
-/// As the background task of the compactor does at each look.
+/// As the background task of the compactor does when it looks.
 #[test]
 fn of_a_look_at_strays() {
     beside("in_hand::of_a_look_at_strays", |pool| assert_eq!(pool.blocks().reclaim_strays(), 1));

@@ -197,8 +197,10 @@ async fn work(
             // What the last run left is not free yet: another one would take more from those who allocate.
             continue;
         }
-        blocks.reclaim_strays();
+        blocks.reclaim_due_strays();
         blocks.look_after_line();
+        // So that its age is known to errors and statistics.
+        let _ = blocks.oldest_batch();
         if blocks.fragmentation(order) <= config.threshold {
             totals.lock().unwrap_or_else(PoisonError::into_inner).looks += 1;
             patience = 1;
