@@ -84,7 +84,6 @@ no_second_look waiters
 silent_undo waiters
 silent_begin waiters
 silent_end waiters
-silent_strays waiters
 silent_poison waiters
 silent_reclaim in_hand
 passed_silent waiters

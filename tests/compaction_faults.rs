@@ -141,7 +141,7 @@ const DEADLINE: Duration = Duration::from_secs(5);
 /// The run that waits for it ends, and says what it waited for; so does whatever comes later, at once, until the copier says
 /// how it ended.
 #[tokio::test(start_paused = true)]
-async fn a_copy_past_its_deadline_is_told_and_holds_up_nobody() {
+async fn a_copy_past_its_deadline_is_told_and_holds_up_no_other() {
     let asked = Asked::default();
     let pool = pool(never(&asked));
     let kept = checkerboard(&pool);
@@ -178,7 +178,7 @@ async fn a_copy_past_its_deadline_is_told_and_holds_up_nobody() {
     assert_eq!(pool.audit().unwrap().owned, 0);
 }
 
-/// Its run was dropped: whoever waits for the lane takes it when the copy is late, if it waited already or comes then.
+/// Its run was dropped: a run that waits for the lane gets it when the copy is late.
 #[tokio::test(start_paused = true)]
 async fn a_copy_whose_run_is_gone_gives_up_the_lane() {
     for drops in [true, false] {

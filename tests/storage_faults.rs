@@ -45,7 +45,7 @@ impl Plan {
     }
 }
 
-/// Blocks of so many bytes: small ones are copied by whoever polls, large ones by a thread of the runtime's.
+/// Blocks of so many bytes: small ones are copied by the thread that polls, large ones by another thread of the runtime.
 fn pool(head_dim: usize, zeroes: bool) -> (Pool, Plan) {
     let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(head_dim).block_tokens(4);
     let layout = layout.dtype(Dtype::F32).build().unwrap();
@@ -191,7 +191,7 @@ fn an_append_whose_copy_panics_loses_nothing() {
     is_whole(&pool, &plan);
 }
 
-/// Nobody gets to read what could not be wiped; all else goes on, and the destructor that freed it does not panic.
+/// What could not be wiped is never read by another owner; all else goes on, and the destructor that freed it does not panic.
 #[test]
 fn frames_that_are_not_wiped_are_held() {
     for fault in [Fault::Panics, Fault::Refuses] {

@@ -80,7 +80,7 @@ async fn serve(pool: Pool, stop: Arc<AtomicBool>, rounds: Arc<AtomicUsize>) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn nobody_sleeps_beside_what_the_background_task_gives_back() {
+async fn no_request_sleeps_beside_what_the_background_task_gives_back() {
     let seconds = std::env::var("KVPOOL_STRESS_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(2);
     let (pool, stop, rounds) = (pool(), Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
     let config = DefragConfig::new().interval(Duration::from_millis(1)).threshold(0.5);

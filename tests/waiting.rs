@@ -306,7 +306,7 @@ async fn a_head_that_sleeps_is_not_passed_over() {
     assert_eq!((soon(said.recv()).await, soon(said.recv()).await), (Some(1), Some(2)));
 }
 
-/// In a pool that keeps the order at any price, who waits in vain learns for whom.
+/// In a pool that keeps the order at any price, a request that waits in vain learns what it waited for.
 #[tokio::test]
 async fn a_deadline_names_the_first_in_line() {
     let pool = builder(8).turn_patience(Duration::MAX).build().unwrap();

@@ -54,7 +54,7 @@ pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-/// Polls until the future sleeps: it has been polled, and nobody has woken it since. The bell says when somebody has.
+/// Polls until the future sleeps: it has been polled, and was not woken since. The bell says when it is.
 ///
 /// # Panics
 ///

@@ -2,7 +2,8 @@
 //!
 //! A look that finds another oldest batch than the one before notes it with the time; one that finds the same gives the time
 //! since. So an age is never too long, and too short by the time until the first look: a batch that is never ended is
-//! found by any two looks. Statistics look, every refusal of an allocation does, and with it everyone that waits.
+//! found by any two looks. Statistics look, so does each refusal of an allocation, each search of a request that waits, and the
+//! background task of the compactor.
 
 use std::time::{Duration, Instant};
 

@@ -54,7 +54,7 @@ impl Deref for Blocks {
     }
 }
 
-/// Wipes the bytes of frames that nobody owns. A panic says that it could not: they are never handed out again.
+/// Wipes the bytes of free frames. A panic says that it failed: those frames are never handed out again.
 pub type Scrub = Box<dyn Fn(Run) + Send + Sync>;
 
 /// What all references to a pool's blocks share. Reached through [`Blocks`].
@@ -473,9 +473,9 @@ impl Core {
         self.scrub.is_some()
     }
 
-    /// Wipes frames that nobody owns, if the pool does that. False: it failed, and they are held for good, so that nobody
-    /// comes to read what is left in them. (The panic has been reported where it happened. Those who free frames do so in
-    /// destructors, with more of them in their hands.) Reached by `storage_faults`.
+    /// Wipes free frames that are the caller's, if the pool does that. False: it failed, and they are held for good, so that no
+    /// other owner reads what is left in them. (The panic was reported where it happened, and goes no further: frames are
+    /// freed in destructors, which have more of them in hand.) Reached by `storage_faults`.
     #[inline]
     #[must_use = "frames that were not wiped are not to be handed out"]
     pub(super) fn wipe(&self, run: Run) -> bool {

@@ -57,9 +57,8 @@
 //! | an allocation the long way: frames of a split, of a walk in transit, taken back from others, of a request undone | `Core::allocate_at`, [`Waiting::allocate`] |
 //! | magazines given back: `flush`, a thread that ends, a handle that is dropped | `Resident` |
 //! | trim, and an audit | `Core::trim`, `audit` |
-//! | strays are sifted: by the background task, at the end of a batch | `Core::reclaim_strays` |
+//! | what moves left is looked through: by the background task, at the end of a batch | `Core::reclaim_strays` |
 //! | the pool grows | `Core::grow` |
-//! | a batch ends, and looks through what moves left | `Batch::drop` |
 //! | moves end: frames that were left, destinations that were not used | [`Wave`](super::Wave) |
 //! | a shrink looks for what is free, gives back what it had, or is done, so that some wait in vain | [`Shrinking`](super::Shrinking) |
 //! | a batch ends; or it begins, and its slot no longer stands for tickets before its own | `Core::end_batch`, `begin_batch` |
@@ -81,9 +80,9 @@
 //! - a request that is polled when it is woken is never overtaken by one behind it;
 //! - a request that is passed over is not starved: each of its polls gives it a turn before all behind it.
 //!
-//! Nobody has a timer for this. Whoever comes by the line looks after it: an announcement while a signal is pending, a request
-//! that enters the line or is polled in it (one with a deadline polls itself that often), and the background task of the
-//! compactor. A place whose future is at work (it looks for a run, or rests between two looks) says how long it may be
+//! There is no timer for this. The line is looked after by each thread that comes by: an announcement while a signal is
+//! pending, a request that enters the line or is polled in it (one with a deadline polls itself that often), and the
+//! background task of the compactor. A place whose future is at work (it looks for a run, or rests between two looks) says how long it may be
 //! absent. Which request is first, and since when it has not been polled, is in [`Core::head_of_line`].
 //!
 //! # Who waits for whom

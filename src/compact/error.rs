@@ -40,7 +40,7 @@ pub enum DefragError {
     },
     /// A copy is not over although its deadline has passed: one of this run, or of an earlier one. Until it is, no others
     /// begin.
-    #[error("{copy}, past its deadline; its blocks stay held until whoever copies says how it ended")]
+    #[error("{copy}, past its deadline; its blocks stay held until the copier says how it ended")]
     CopyOverdue {
         /// The copy.
         copy: OverdueCopy,

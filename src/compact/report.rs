@@ -95,7 +95,7 @@ pub struct DefragReport {
 }
 
 /// A copy of a wave that was not over by its deadline. Its blocks stay where they are, and hold their destinations, until
-/// whoever copies says how it ended or drops what it was to call.
+/// the copier says how it ended, or drops the callback.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct OverdueCopy {

@@ -207,6 +207,8 @@ async fn work(
     while timeout(pause, stopped.wait_for(|&stop| stop)).await.is_err() {
         // Also while nothing changes: a request that does not come for its turn holds up the others.
         compactor.blocks().look_after_line();
+        // So that its age is known to errors and statistics.
+        let _ = compactor.blocks().oldest_batch();
         let is_idle = idle.as_ref().is_some_and(|idle| idle.goes_on(&compactor));
         if is_idle && idle.as_ref().is_some_and(|idle| idle.since.elapsed() < THOROUGH_EVERY) {
             totals.lock().unwrap_or_else(PoisonError::into_inner).looks += 1;
@@ -230,7 +232,7 @@ async fn work(
             // What the last run left is not free yet: another one would take more from those who allocate.
             continue;
         }
-        blocks.reclaim_strays();
+        blocks.reclaim_due_strays();
         let before = Idle::now(&compactor);
         if blocks.fragmentation(order) <= config.threshold {
             totals.lock().unwrap_or_else(PoisonError::into_inner).looks += 1;

@@ -33,7 +33,6 @@ impl Drop for Lease<'_> {
             self.pool.end_batch(batch);
             // As at the end of every batch: frames that moves left, which it may have been the last to read.
             self.pool.reclaim_due_strays();
-            self.pool.announce();
         }
     }
 }

@@ -262,7 +262,7 @@ impl PoolBuilder {
 
     /// How long the request that is first in line may leave its turn unused: a tenth of a second unless given. A future that
     /// was woken, and is not polled within this time, is passed over: the next in line has its turn. The first keeps its
-    /// place, and goes before all behind it when it is polled. Whoever frees, allocates, waits with a deadline or compacts
+    /// place, and goes before all behind it when it is polled. A thread that frees, allocates, waits with a deadline or compacts
     /// in the background finds it; [`Stats::head_of_line`](crate::pool::Stats::head_of_line) says which request it is.
     ///
     /// `Duration::MAX` keeps the order at any price.

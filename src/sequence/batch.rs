@@ -322,7 +322,7 @@ impl Batch {
                     return Err(error);
                 }
                 Err(panic) => {
-                    // On a stream it may have been enqueued: then nobody else is to get the destination.
+                    // On a stream it may have been enqueued: then the destination must not get another owner.
                     let may_go_on = self.step.stream.is_some();
                     self.give_up(sequence, base, plan, copy.filter(|_| !may_go_on));
                     resume_unwind(panic);

@@ -124,12 +124,9 @@ impl Step {
         }
         if let Some(lease) = self.lease.take() {
             blocks.end_batch(lease);
-            // Frames that moves left, and that this batch may have been the last to read.
+            // Frames that moves left, and that this batch may have been the last to read. It announces, also those that were
+            // only in its hands, because they wait for another batch.
             blocks.reclaim_due_strays();
-            // Also if there were none to reclaim: those that wait for another batch were in our hands meanwhile.
-            if !cfg!(kvpool_mutant = "silent_strays") {
-                blocks.announce();
-            }
         }
         if !self.copied.is_empty() {
             // The copies are done. These were unlinked from their sequences, where a view's reader may have found them. No

@@ -1,7 +1,7 @@
 //! Scoped threads that have ended when the scope does, their destructors included.
 //!
 //! [`std::thread::scope`] returns when its threads' closures have: their thread-locals may still be destroyed after that. A
-//! thread's cache in a pool is one, so that whoever then audits the pool, or counts its threads, meets them at it. An explicit
+//! thread's cache in a pool is one, so that an audit after the scope can meet it while it is being emptied. An explicit
 //! `join` waits for the thread itself; [`scope`] makes one for each thread.
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,7 +13,7 @@ pub struct Threads<'scope, 'env: 'scope> {
     joins: Mutex<Vec<Box<dyn FnOnce() + Send + 'scope>>>,
 }
 
-/// A thread to be joined; the scope does it if nobody else does.
+/// A thread to be joined; the scope joins it otherwise.
 pub struct Thread<'scope, T>(Shared<'scope, T>);
 
 type Shared<'scope, T> = Arc<Mutex<Option<ScopedJoinHandle<'scope, T>>>>;
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_goes_to_whoever_opened_the_scope() {
+    fn a_panic_goes_to_the_opener_of_the_scope() {
         let panicked = std::panic::catch_unwind(|| {
             scope(|threads| {
                 threads.spawn(|| std::panic::resume_unwind(Box::new("on purpose")));
