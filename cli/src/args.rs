@@ -10,8 +10,8 @@ use clap_complete::Shell;
 
 use kvpool::prefix::policy::PolicyKind;
 
+use crate::backend::DeviceArg;
 use crate::commands::CommandError;
-use crate::home::DeviceArg;
 use crate::policy::Contender;
 use crate::replay::Compaction;
 use crate::schedule::{BLOCKS_MAX, Schedule, Share};
@@ -393,7 +393,10 @@ mod tests {
     #[test]
     fn an_error_in_a_schedule_names_the_option_and_the_item() {
         let error = replay(&["--resize-at", "30%:5,x"]).unwrap_err().to_string();
-        assert!(error.contains("--resize-at") && error.contains("item 2, \"x\": no colon"), "{error}");
+        assert!(
+            error.contains("--resize-at") && error.contains("item 2, \"x\": not written as 60%:80000"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! | [`args`] | the command line |
 //! | [`commands`] | what each command does |
 //! | [`trace`], [`workload`] | requests, from a file or from a seed |
-//! | [`home`] | where a pool's memory is |
+//! | [`backend`] | the memory of a pool |
 //! | [`output`] | how text and pictures leave the program |
 //! | [`replay`] | the replay itself |
 //! | [`report`] | what it came to, as a table and as JSON |
@@ -18,8 +18,8 @@
 //! usage or bad input; 130 when it was interrupted.
 
 pub mod args;
+pub mod backend;
 pub mod commands;
-pub mod home;
 pub mod map;
 pub mod output;
 pub mod policy;

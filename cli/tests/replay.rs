@@ -452,7 +452,7 @@ fn bad_usage_and_bad_input_are_told_apart_from_failures() {
         (vec!["replay", "--seed", "-1"], "'--seed <N>': not a whole number from 0 to 18446744073709551615"),
         (vec!["replay", "--defrag-interval-ms", "-1"], "not a whole number from 1 to 3600000"),
         (vec!["replay", "--defrag-threshold", "-0.1"], "-0.1 is not from 0 to 1"),
-        (vec!["replay", "--resize-at", "-3%:5"], "\"-3%\" is not more than 0%"),
+        (vec!["replay", "--resize-at", "-3%:5"], "\"-3%:5\": not written as 60%:80000"),
         (vec!["map", "--at", "-3%"], "\"-3%\" is not more than 0%"),
         (vec!["replay", "--layout", "llama-3.1-405b", "--blocks", "100000000"], "does not fit"),
         (vec!["replay", "--nonsense"], "--nonsense"),
@@ -460,7 +460,7 @@ fn bad_usage_and_bad_input_are_told_apart_from_failures() {
         (vec!["replay", "--policy", "mru"], "no eviction policy is called \"mru\"; there are lru"),
         (vec!["replay", "--prefix-cache", "off", "--policy", "lru"], "--policy lru says how"),
         (vec!["map", "--prefix-cache", "off", "--policy", "lru"], "--policy lru says how"),
-        (vec!["replay", "--resize-at", "30%:5,x"], "item 2, \"x\": no colon"),
+        (vec!["replay", "--resize-at", "30%:5,x"], "item 2, \"x\": not written as 60%:80000"),
         (vec!["replay", "--resize-at", "60%:5,30%:5"], "not after the item before it, at 60 %"),
         (vec!["replay", "--defrag-threshold", "2"], "2 is not from 0 to 1"),
         (

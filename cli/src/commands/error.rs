@@ -4,7 +4,7 @@ use kvpool::error::LayoutError;
 use kvpool::prefix::policy::PolicyKind;
 use thiserror::Error;
 
-use crate::home::DeviceArg;
+use crate::backend::DeviceArg;
 use crate::trace::TraceError;
 use crate::{EXIT_UNSOUND, EXIT_USAGE};
 

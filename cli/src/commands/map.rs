@@ -11,7 +11,7 @@ use super::workload::{Workload, progress_bar, show};
 use crate::args::MapArgs;
 use crate::map::{Figures, Panel, Picture, draw, frames};
 use crate::output::{Destination, complain, print, printable};
-use crate::replay::{self, Options, Outcome, PoolMemory};
+use crate::replay::{self, Options, Outcome, ReplayPool};
 use crate::{EXIT_OK, EXIT_UNSOUND};
 
 /// A pool that stands still, before and after a defragmentation.
@@ -30,19 +30,19 @@ struct Look {
 /// written.
 pub fn map(args: &MapArgs) -> Result<u8, CommandError> {
     let workload = Workload::new(&args.workload)?;
-    let memory = workload.pool(workload.blocks)?;
+    let pool = workload.pool(workload.blocks)?;
     // Found out before the work, not after.
     let cannot = |error| CommandError::File { path: args.output.clone(), error };
     let destination = Destination::new(&args.output).map_err(cannot)?;
 
-    let Workload { trace, shape, threads, .. } = &workload;
+    let Workload { trace, threads, .. } = &workload;
     let options = Options { halt_at: Some(args.at), ..Options::new(trace, *threads) };
     let bar = progress_bar(trace.requests.len() as u64);
     let mut look = None;
-    let outcome = replay::replay(&memory, *shape, trace, &options, |progress| {
+    let outcome = replay::replay(&pool, trace, &options, |progress| {
         show(&bar, progress);
         if progress.is_halted {
-            look = Some(Look::take(&memory, progress.settled));
+            look = Some(Look::take(&pool, progress.settled));
         }
         ControlFlow::Continue(())
     });
@@ -62,12 +62,12 @@ pub fn map(args: &MapArgs) -> Result<u8, CommandError> {
 }
 
 impl Look {
-    fn take(memory: &PoolMemory, settled: u64) -> Result<Self, String> {
+    fn take(pool: &ReplayPool, settled: u64) -> Result<Self, String> {
         // What threads kept goes home first: the difference is to be what was moved.
-        memory.trim();
-        let before = memory.snapshot();
-        let report = memory.defragment()?;
-        Ok(Self { settled, before, report, after: memory.snapshot() })
+        pool.pool().trim();
+        let before = pool.snapshot();
+        let report = pool.defragment()?;
+        Ok(Self { settled, before, report, after: pool.snapshot() })
     }
 
     fn picture(&self, args: &MapArgs, workload: &Workload) -> Picture {
@@ -142,21 +142,17 @@ fn judge(outcome: &Outcome) -> u8 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::replay::Shape;
-    use crate::replay::ledger::{Fault, Ledger};
+    use crate::replay::tests::{Fault, pool};
     use crate::workload::Conversations;
 
     /// From one wrong bit in memory to the exit code, though the replay is not finished.
     #[test]
     fn one_flipped_bit_ends_in_exit_code_1() {
         let trace = Conversations::trace(0, 60);
-        let shape = Shape { layers: 1, k_bytes: 8, v_bytes: 8, block_tokens: 16 };
-        let blocks = replay::blocks_for(&trace.requests, &shape);
         for (fault, code) in [(Fault::None, EXIT_OK), (Fault::FlippedBit, EXIT_UNSOUND)] {
             let at = "80%".parse().unwrap();
             let options = Options { halt_at: Some(at), ..Options::new(&trace, 2) };
-            let memory = Ledger::new(shape, blocks, fault);
-            let outcome = replay::replay(&memory, shape, &trace, &options, |_| ControlFlow::Continue(()));
+            let outcome = replay::replay(&pool(6000, fault), &trace, &options, |_| ControlFlow::Continue(()));
             assert_eq!(judge(&outcome), code, "{fault:?}: {outcome:?}");
         }
     }

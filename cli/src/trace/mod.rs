@@ -132,6 +132,11 @@ pub struct Request {
 }
 
 impl Request {
+    /// Creates a request without hash ids.
+    pub const fn new(arrival: Duration, input_tokens: u32, output_tokens: u32) -> Self {
+        Self { arrival, input_tokens, output_tokens, hash_ids: Vec::new(), hashed_tokens: 0 }
+    }
+
     /// Tokens that the request holds when it is done.
     pub const fn tokens(&self) -> u64 {
         self.input_tokens as u64 + self.output_tokens as u64

@@ -1,4 +1,4 @@
-//! Where a pool's memory is: on the host, or on a device.
+//! The memory of a pool: the host's, or a device's.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,7 +10,7 @@ use kvpool::storage::{DeviceStream, HostStorage, KvLayout, Storage, host_free_by
 
 use crate::commands::CommandError;
 
-/// A device by name: `host`, or `cuda:N`.
+/// A device by its name, `host` or `cuda:N`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DeviceArg(pub DeviceId);
 
@@ -40,22 +40,22 @@ impl FromStr for DeviceArg {
     }
 }
 
-/// Memory for pools.
+/// The memory that a pool is built in.
 #[derive(Clone, Debug)]
-pub enum Home {
-    /// Of this machine.
+pub enum Backend {
+    /// The memory of this machine.
     Host,
-    /// Of a device.
+    /// The memory of a device.
     #[cfg(feature = "cuda")]
     Cuda(kvpool::cuda::Device),
 }
 
-impl Home {
-    /// Finds the device.
+impl Backend {
+    /// Opens a device.
     ///
     /// # Errors
     ///
-    /// [`CommandError::Device`]: there is none, or it cannot be used.
+    /// [`CommandError::Device`]: it does not exist, or it cannot be used.
     pub fn open(device: DeviceArg) -> Result<Self, CommandError> {
         match device.0 {
             DeviceId::Host => Ok(Self::Host),
@@ -70,7 +70,7 @@ impl Home {
         }
     }
 
-    /// Bytes that are free there, if that can be known.
+    /// Returns the free bytes, if they can be known.
     pub fn free_bytes(&self) -> Option<u64> {
         match self {
             Self::Host => host_free_bytes(),
@@ -79,11 +79,11 @@ impl Home {
         }
     }
 
-    /// Frames for a pool.
+    /// Creates the storage of a pool.
     ///
     /// # Errors
     ///
-    /// What the memory says.
+    /// There is too little memory.
     pub fn storage(
         &self,
         layout: KvLayout,
@@ -99,17 +99,15 @@ impl Home {
         })
     }
 
-    /// So many streams; none on the host.
+    /// Creates `count` streams of the device; none on the host.
     ///
     /// # Errors
     ///
-    /// What the device says.
+    /// The device's.
+    #[cfg_attr(not(feature = "cuda"), expect(unused_variables))]
     pub fn streams(&self, count: usize) -> Result<Vec<DeviceStream>, StorageError> {
         match self {
-            Self::Host => {
-                let _ = count;
-                Ok(Vec::new())
-            }
+            Self::Host => Ok(Vec::new()),
             #[cfg(feature = "cuda")]
             Self::Cuda(device) => (0..count).map(|_| device.stream()).collect(),
         }
