@@ -9,7 +9,7 @@ use kvpool::compact::{DefragReport, Snapshot};
 use super::CommandError;
 use super::workload::{Workload, progress_bar, show};
 use crate::args::MapArgs;
-use crate::map::{Figures, Panel, Picture, draw, frames};
+use crate::map::{Panel, Picture, draw};
 use crate::output::{Destination, complain, print, printable};
 use crate::replay::{self, Options, Outcome, ReplayPool};
 use crate::{EXIT_OK, EXIT_UNSOUND};
@@ -55,9 +55,8 @@ pub fn map(args: &MapArgs) -> Result<u8, CommandError> {
     };
     let look = look.map_err(|reason| CommandError::NoPicture { reason })?;
 
-    let picture = look.picture(args, &workload);
-    destination.write(&draw(&picture)).map_err(cannot)?;
-    say(&picture, &look.report, args).map_err(CommandError::Output)?;
+    destination.write(&draw(&look.picture(args, &workload))).map_err(cannot)?;
+    say(&look, args).map_err(CommandError::Output)?;
     Ok(judge(&outcome))
 }
 
@@ -72,8 +71,9 @@ impl Look {
 
     fn picture(&self, args: &MapArgs, workload: &Workload) -> Picture {
         let (report, trace) = (&self.report, &workload.trace);
-        let order = self.before.order().0;
-        let panel = |title: &str, snapshot| Panel { title: title.to_owned(), frames: frames(snapshot) };
+        let run = self.before.order().frames();
+        let panel =
+            |title: &str, snapshot: &Snapshot| Panel { title: title.to_owned(), snapshot: snapshot.clone() };
         let threads = match workload.threads {
             1 => "1 thread".to_owned(),
             threads => format!("{threads} threads"),
@@ -94,31 +94,32 @@ impl Look {
             BinaryBytes(report.moved_bytes),
             report.time.as_secs_f64() * 1e3,
             report.given_up,
-            1u64 << order,
+            run,
         );
         Picture {
             title: trace.name.clone(),
             notes: vec![replayed, did],
-            order,
             panels: vec![panel("Before", &self.before), panel("After", &self.after)],
         }
     }
 }
 
-/// One line on the standard output.
-fn say(picture: &Picture, report: &DefragReport, args: &MapArgs) -> io::Result<()> {
-    let figures: Vec<Figures> = picture.panels.iter().map(|panel| panel.figures(picture.order)).collect();
-    let [before, after] = figures.as_slice() else { return Ok(()) };
+/// Prints one line on the standard output.
+fn say(look: &Look, args: &MapArgs) -> io::Result<()> {
+    let Look { before, report, after, .. } = look;
+    let order = before.order();
+    let fragmentation = [before, after].map(|snapshot| 100.0 * snapshot.fragmentation(order));
+    let runs = [before, after].map(|snapshot| HumanCount(snapshot.free_runs(order) as u64));
     print(&format!(
         "{}: fragmentation {:.1} % -> {:.1} %, free runs of {} {} -> {}, mean sequence run {:.1} -> {:.1}, moved blocks {} in {:.1} ms",
         printable(&args.output.display().to_string()),
-        100.0 * before.fragmentation,
-        100.0 * after.fragmentation,
-        1u64 << picture.order,
-        HumanCount(before.runs as u64),
-        HumanCount(after.runs as u64),
-        before.sequence_run_mean,
-        after.sequence_run_mean,
+        fragmentation[0],
+        fragmentation[1],
+        order.frames(),
+        runs[0],
+        runs[1],
+        before.mean_sequence_run(),
+        after.mean_sequence_run(),
         HumanCount(report.moved_blocks as u64),
         report.time.as_secs_f64() * 1e3,
     ))
