@@ -1,43 +1,16 @@
 //! The memory of a pool: the host's, or a device's.
 
-use std::fmt;
-use std::str::FromStr;
 use std::sync::Arc;
 
 use kvpool::error::StorageError;
 use kvpool::ids::DeviceId;
 use kvpool::storage::{DeviceStream, HostStorage, KvLayout, Storage, host_free_bytes};
 
-use crate::commands::CommandError;
-
-/// A device by its name, `host` or `cuda:N`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct DeviceArg(pub DeviceId);
-
-impl Default for DeviceArg {
-    fn default() -> Self {
-        Self(DeviceId::Host)
-    }
-}
-
-impl fmt::Display for DeviceArg {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl FromStr for DeviceArg {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        if text == "host" {
-            return Ok(Self(DeviceId::Host));
-        }
-        let ordinal = text.strip_prefix("cuda:").and_then(|ordinal| ordinal.parse().ok());
-        ordinal
-            .map(|ordinal| Self(DeviceId::Cuda(ordinal)))
-            .ok_or_else(|| "neither host nor cuda:N".to_owned())
-    }
+/// Parses the name of a device, `host` or `cuda:N`.
+pub(crate) fn device(name: &str) -> Result<DeviceId, String> {
+    let ordinal = || name.strip_prefix("cuda:")?.parse().ok().map(DeviceId::Cuda);
+    let host = (name == "host").then_some(DeviceId::Host);
+    host.or_else(ordinal).ok_or_else(|| "neither host nor cuda:N".to_owned())
 }
 
 /// The memory that a pool is built in.
@@ -51,27 +24,20 @@ pub enum Backend {
 }
 
 impl Backend {
-    /// Opens a device.
-    ///
-    /// # Errors
-    ///
-    /// [`CommandError::Device`]: it does not exist, or it cannot be used.
-    pub fn open(device: DeviceArg) -> Result<Self, CommandError> {
-        match device.0 {
+    /// Opens a device; returns why it cannot be used.
+    pub(crate) fn open(device: DeviceId) -> Result<Self, String> {
+        match device {
             DeviceId::Host => Ok(Self::Host),
             #[cfg(feature = "cuda")]
             DeviceId::Cuda(ordinal) => kvpool::cuda::Device::open(usize::from(ordinal))
                 .map(Self::Cuda)
-                .map_err(|error| CommandError::Device { device, reason: error.to_string() }),
-            _ => {
-                let reason = "this program was built without the feature `cuda`".to_owned();
-                Err(CommandError::Device { device, reason })
-            }
+                .map_err(|error| error.to_string()),
+            _ => Err("this program was built without the feature `cuda`".to_owned()),
         }
     }
 
     /// Returns the free bytes, if they can be known.
-    pub fn free_bytes(&self) -> Option<u64> {
+    pub(crate) fn free_bytes(&self) -> Option<u64> {
         match self {
             Self::Host => host_free_bytes(),
             #[cfg(feature = "cuda")]
@@ -80,11 +46,7 @@ impl Backend {
     }
 
     /// Creates the storage of a pool.
-    ///
-    /// # Errors
-    ///
-    /// There is too little memory.
-    pub fn storage(
+    pub(crate) fn storage(
         &self,
         layout: KvLayout,
         frames: usize,
@@ -100,12 +62,8 @@ impl Backend {
     }
 
     /// Creates `count` streams of the device; none on the host.
-    ///
-    /// # Errors
-    ///
-    /// The device's.
     #[cfg_attr(not(feature = "cuda"), expect(unused_variables))]
-    pub fn streams(&self, count: usize) -> Result<Vec<DeviceStream>, StorageError> {
+    pub(crate) fn streams(&self, count: usize) -> Result<Vec<DeviceStream>, StorageError> {
         match self {
             Self::Host => Ok(Vec::new()),
             #[cfg(feature = "cuda")]
@@ -123,11 +81,11 @@ mod tests {
         for (text, device) in
             [("host", DeviceId::Host), ("cuda:0", DeviceId::Cuda(0)), ("cuda:12", DeviceId::Cuda(12))]
         {
-            assert_eq!(text.parse(), Ok(DeviceArg(device)));
-            assert_eq!(DeviceArg(device).to_string(), text);
+            assert_eq!(super::device(text), Ok(device));
+            assert_eq!(device.to_string(), text);
         }
         for bad in ["", "cuda", "cuda:", "cuda:-1", "cuda:99999", "gpu:0", "HOST", "cuda:0 "] {
-            assert!(bad.parse::<DeviceArg>().is_err(), "{bad:?}");
+            assert!(super::device(bad).is_err(), "{bad:?}");
         }
     }
 }

@@ -23,11 +23,6 @@ struct Look {
 }
 
 /// Replays up to a point, draws the pool there and returns the exit code.
-///
-/// # Errors
-///
-/// [`CommandError`]: no such trace or layout, a pool that cannot be built or compacted, or a picture that cannot be
-/// written.
 pub fn map(args: &MapArgs) -> Result<u8, CommandError> {
     let workload = Workload::new(&args.workload)?;
     let pool = workload.pool(workload.blocks)?;
@@ -53,7 +48,7 @@ pub fn map(args: &MapArgs) -> Result<u8, CommandError> {
         Some(look) if outcome.tally.tokens > 0 => look,
         _ => nothing(),
     };
-    let look = look.map_err(|reason| CommandError::NoPicture { reason })?;
+    let look = look.map_err(|reason| CommandError::NoPicture(reason))?;
 
     destination.write(&draw(&look.picture(args, &workload))).map_err(cannot)?;
     say(&look, args).map_err(CommandError::Output)?;

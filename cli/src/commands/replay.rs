@@ -11,10 +11,6 @@ use crate::report::{Report, render};
 use crate::{EXIT_INTERRUPTED, EXIT_OK, EXIT_UNSOUND};
 
 /// Replays a trace, prints the report and returns the exit code.
-///
-/// # Errors
-///
-/// [`CommandError`]: no such trace or layout, a pool that cannot be built, or a report that cannot be printed.
 pub fn replay(args: &ReplayArgs) -> Result<u8, CommandError> {
     let workload = Workload::new(&args.workload)?;
     let blocks_max = args.resize_at.iter().flat_map(|schedule| &schedule.0).map(|(_, blocks)| *blocks).max();

@@ -36,13 +36,10 @@ pub struct Workload {
 
 impl Workload {
     /// What the arguments say.
-    ///
-    /// # Errors
-    ///
-    /// [`CommandError`]: no such trace or layout, or options that contradict each other.
     pub fn new(args: &WorkloadArgs) -> Result<Self, CommandError> {
         let policy = args.prefix.policy()?;
-        let backend = Backend::open(args.device)?;
+        let device = args.device;
+        let backend = Backend::open(device).map_err(|reason| CommandError::Device { device, reason })?;
         let layout = layout(&args.layout, args.block_tokens as usize)?;
         let trace = trace(args)?;
         let shape = Shape::of(&layout);
@@ -55,10 +52,6 @@ impl Workload {
     }
 
     /// A pool that can grow to `blocks_max`.
-    ///
-    /// # Errors
-    ///
-    /// [`CommandError`]: the pool cannot be built, or would not fit into memory.
     pub fn pool(&self, blocks_max: usize) -> Result<ReplayPool, CommandError> {
         let (blocks, blocks_max) = (self.blocks, blocks_max.max(self.blocks));
         check_memory(&self.backend, &self.layout, blocks_max)?;

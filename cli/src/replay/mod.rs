@@ -34,6 +34,7 @@ mod worker;
 
 use std::any::Any;
 use std::ops::ControlFlow;
+use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -204,7 +205,7 @@ pub fn replay(
             let is_halted = clock.is_halted() && !clock.is_stopped();
             let flow = watch(Progress {
                 settled: clock.settled(),
-                tokens: clock.tokens(),
+                tokens: clock.tokens.load(Relaxed),
                 blocks_free: pool.free_blocks(),
                 blocks_total: pool.blocks(),
                 is_halted,
@@ -261,7 +262,7 @@ pub fn replay(
         interrupted,
         blocks_total: blocks,
         wall,
-        first_refusal: clock.first_refusal(),
+        first_refusal: clock.first_refusal.get().copied(),
         blocks_leaked: pool.blocks().saturating_sub(free.blocks),
         fragmentation_final: free.fragmentation,
         audit: pool.audit(),

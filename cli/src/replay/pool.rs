@@ -187,10 +187,6 @@ impl ReplayPool {
 
     /// Opens a sequence. With a prefix cache it begins with the cached part of `prompt`; without
     /// one `prompt` is empty.
-    ///
-    /// # Errors
-    ///
-    /// [`Refusal::Full`] if the pool is too small for the prompt at this moment.
     pub fn open(&self, id: u64, prompt: &[u32]) -> Result<Sequence, Refusal> {
         let builder = self.pool.sequence(SequenceId(id));
         if prompt.is_empty() { builder.open() } else { builder.tokens(prompt) }.map_err(refusal)
@@ -206,10 +202,6 @@ impl ReplayPool {
     }
 
     /// Appends tokens, all or none. `ids` are the ids of decoded tokens, where prefixes are cached.
-    ///
-    /// # Errors
-    ///
-    /// [`Refusal`].
     pub fn append(
         &self,
         batch: &mut Batch,
@@ -223,10 +215,6 @@ impl ReplayPool {
     }
 
     /// Stores K and V of tokens in one layer, a row for each slot.
-    ///
-    /// # Errors
-    ///
-    /// The storage's, as text.
     pub fn store(&self, layer: usize, k: &[u8], v: &[u8], slots: &[i64]) -> Result<(), String> {
         let dtype = self.storage.layout().dtype();
         let (k, v) = (Elements::new(dtype, k).map_err(text)?, Elements::new(dtype, v).map_err(text)?);
@@ -237,10 +225,6 @@ impl ReplayPool {
     }
 
     /// Loads K and V of tokens in one layer, a row for each slot.
-    ///
-    /// # Errors
-    ///
-    /// The storage's, as text.
     pub fn load(&self, layer: usize, slots: &[i64], k: &mut [u8], v: &mut [u8]) -> Result<(), String> {
         let dtype = self.storage.layout().dtype();
         let (k, v) = (ElementsMut::new(dtype, k).map_err(text)?, ElementsMut::new(dtype, v).map_err(text)?);
@@ -259,10 +243,6 @@ impl ReplayPool {
     }
 
     /// Starts compaction in the background.
-    ///
-    /// # Errors
-    ///
-    /// The pool's, as text.
     pub fn start_compaction(&self, compaction: &Compaction) -> Result<(), String> {
         let config = DefragConfig::new().threshold(compaction.threshold).interval(compaction.interval);
         let _entered = self.runtime.enter();
@@ -290,19 +270,11 @@ impl ReplayPool {
     }
 
     /// Compacts once, as far as possible.
-    ///
-    /// # Errors
-    ///
-    /// The pool's, as text.
     pub fn defragment(&self) -> Result<DefragReport, String> {
         self.runtime.block_on(self.pool.defragment()).map_err(text)
     }
 
     /// Gives the pool another size while it is in use.
-    ///
-    /// # Errors
-    ///
-    /// [`ResizeRefusal`]; the size is unchanged.
     pub fn resize(&self, blocks: usize) -> Result<(), ResizeRefusal> {
         match self.runtime.block_on(self.pool.resize(blocks)) {
             Ok(_) => Ok(()),
@@ -315,20 +287,12 @@ impl ReplayPool {
 
     /// Allocates every block in one request, and frees them: when no sequence is left, all blocks
     /// can be allocated, wherever they are cached.
-    ///
-    /// # Errors
-    ///
-    /// The pool's, as text.
     pub fn allocate_all(&self) -> Result<(), String> {
         self.settle()?;
         self.pool.allocate(AllocRequest::new(self.blocks())).map(drop).map_err(text)
     }
 
     /// Recounts the pool by a full walk, when it is not in use.
-    ///
-    /// # Errors
-    ///
-    /// What does not add up, as text.
     pub fn audit(&self) -> Result<(), String> {
         self.pool.audit().map(drop).map_err(text)
     }

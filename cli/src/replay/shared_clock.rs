@@ -70,10 +70,15 @@ pub struct SharedClock<'a> {
     oldest: Vec<AtomicU32>,
     /// The request that paused admission.
     paused_by: AtomicU32,
-    settled: AtomicU64,
-    tokens: AtomicU64,
-    transfers: AtomicU64,
-    first_refusal: OnceLock<(f64, f64)>,
+    /// Requests completed or rejected.
+    pub settled: AtomicU64,
+    /// Tokens appended.
+    pub tokens: AtomicU64,
+    /// Writes and reads of tokens, which grow in number while any thread makes progress.
+    pub transfers: AtomicU64,
+    /// How full the pool was at its first refusal: the share of blocks that were not free, and the
+    /// share that belonged to sequences.
+    pub first_refusal: OnceLock<(f64, f64)>,
     stopped: AtomicBool,
     /// Requests settled when all threads are to halt, or [`NEVER`].
     halt_at: AtomicU64,
@@ -167,45 +172,9 @@ impl<'a> SharedClock<'a> {
         self.paused_by.load(Relaxed) != NO_REQUEST
     }
 
-    /// Counts a request that is completed or rejected.
-    pub fn count_settled(&self) {
-        self.settled.fetch_add(1, Relaxed);
-    }
-
     /// Returns the number of requests completed or rejected.
     pub fn settled(&self) -> u64 {
         self.settled.load(Relaxed)
-    }
-
-    /// Counts tokens appended.
-    pub fn count_tokens(&self, tokens: u64) {
-        self.tokens.fetch_add(tokens, Relaxed);
-    }
-
-    /// Returns the number of tokens appended by all threads.
-    pub fn tokens(&self) -> u64 {
-        self.tokens.load(Relaxed)
-    }
-
-    /// Counts a write or a read of tokens.
-    pub fn count_transfer(&self) {
-        self.transfers.fetch_add(1, Relaxed);
-    }
-
-    /// Returns the number of writes and reads, which grows while any thread makes progress.
-    pub fn transfers(&self) -> u64 {
-        self.transfers.load(Relaxed)
-    }
-
-    /// Remembers how full the pool was at its first refusal: the share of blocks that were not free,
-    /// and the share that belonged to sequences.
-    pub fn note_refusal(&self, used: f64, owned: f64) {
-        self.first_refusal.get_or_init(|| (used, owned));
-    }
-
-    /// Returns the shares of [`note_refusal`](Self::note_refusal); `None` without a refusal.
-    pub fn first_refusal(&self) -> Option<(f64, f64)> {
-        self.first_refusal.get().copied()
     }
 
     /// Returns whether it is time to halt. Threads halt between steps, with no batch in flight.
@@ -300,10 +269,10 @@ mod tests {
     #[test]
     fn all_threads_halt_when_enough_requests_are_settled() {
         let clock = SharedClock::new(&[], 2, Some(2));
-        clock.count_settled();
+        clock.settled.fetch_add(1, Relaxed);
         clock.leave();
         assert!(!clock.must_halt() && !clock.is_halted());
-        clock.count_settled();
+        clock.settled.fetch_add(1, Relaxed);
         assert!(clock.must_halt() && !clock.is_halted(), "one thread is still at work");
         thread::scope(|scope| {
             let halted = scope.spawn(|| clock.halt());

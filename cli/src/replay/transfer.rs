@@ -64,10 +64,6 @@ impl Transfer {
     }
 
     /// Gathers tokens of a sequence, whose slots `slots` adds.
-    ///
-    /// # Errors
-    ///
-    /// Those of `slots`, or a wrong number of slots.
     pub fn gather(
         &mut self,
         (request, attempt): (u32, u32),
@@ -93,10 +89,6 @@ impl Transfer {
     }
 
     /// Writes the gathered tokens.
-    ///
-    /// # Errors
-    ///
-    /// The storage's.
     pub fn write(&mut self, pool: &ReplayPool) -> Result<(), String> {
         let tokens = self.slots.len();
         if tokens == 0 {
@@ -120,10 +112,6 @@ impl Transfer {
 
     /// Reads the gathered tokens, adds the blocks with a wrong byte to `corrupt`, and returns the
     /// number of tokens.
-    ///
-    /// # Errors
-    ///
-    /// The storage's.
     pub fn check(&mut self, pool: &ReplayPool, corrupt: &mut HashSet<Corrupt>) -> Result<u64, String> {
         let tokens = self.slots.len();
         if tokens == 0 {

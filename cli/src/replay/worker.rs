@@ -14,6 +14,7 @@
 
 use std::mem;
 use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -210,7 +211,7 @@ impl<'a> Worker<'a> {
 
     fn reject(&mut self) {
         self.tally.rejected += 1;
-        self.clock.count_settled();
+        self.clock.settled.fetch_add(1, Relaxed);
     }
 
     /// Takes the requests that have arrived, and starts those that fit.
@@ -300,14 +301,14 @@ impl<'a> Worker<'a> {
         }
         self.stalled = None;
         self.clock_ns += self.options.step_cost.of(tokens.prompt, tokens.decode);
-        self.clock.count_tokens(tokens.prompt + tokens.decode);
+        self.clock.tokens.fetch_add(tokens.prompt + tokens.decode, Relaxed);
         self.sample();
         Ok(())
     }
 
     fn write(&mut self) -> Result<(), String> {
         if !self.transfer.is_empty() {
-            self.clock.count_transfer();
+            self.clock.transfers.fetch_add(1, Relaxed);
         }
         self.transfer.write(self.pool)
     }
@@ -349,7 +350,7 @@ impl<'a> Worker<'a> {
             let slots = |out: &mut Vec<i64>| slots(batch, sequence, at..next, out);
             self.transfer.gather((job.request, job.attempt), text, at..next, slots)?;
             if self.transfer.room() == 0 {
-                self.clock.count_transfer();
+                self.clock.transfers.fetch_add(1, Relaxed);
                 self.transfer.write(self.pool)?;
             }
             at = next;
@@ -408,7 +409,7 @@ impl<'a> Worker<'a> {
         let total = self.pool.blocks();
         let used = 1.0 - free as f64 / total as f64;
         let owned = 1.0 - (free + retired) as f64 / total as f64;
-        self.clock.note_refusal(used, owned);
+        self.clock.first_refusal.get_or_init(|| (used, owned));
         self.tally.utilization.max = self.tally.utilization.max.max(used);
         let running = &self.scheduler.running()[place];
         let request = running.job.request;
@@ -450,7 +451,7 @@ impl<'a> Worker<'a> {
             }
             self.release(running);
             self.tally.completed += 1;
-            self.clock.count_settled();
+            self.clock.settled.fetch_add(1, Relaxed);
         }
         self.previous = batch;
         Ok(())
@@ -538,7 +539,7 @@ impl<'a> Worker<'a> {
     fn give_turn(&mut self) -> Result<(), String> {
         // An idle thread must not keep a batch in flight.
         self.previous = None;
-        let transfers = self.clock.transfers();
+        let transfers = self.clock.transfers.load(Relaxed);
         match &mut self.stalled {
             Some(stall) if stall.transfers == transfers => {
                 if stall.check() > STUCK {
@@ -562,7 +563,7 @@ fn check(
     tally: &mut Tally,
 ) -> Result<(), String> {
     if !transfer.is_empty() {
-        clock.count_transfer();
+        clock.transfers.fetch_add(1, Relaxed);
     }
     tally.tokens_verified += transfer.check(pool, &mut tally.corrupt)?;
     Ok(())

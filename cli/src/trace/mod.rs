@@ -29,6 +29,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use clap::ValueEnum;
+
 use crate::output::printable;
 
 pub use csv::{Columns, ColumnsError};
@@ -45,25 +47,21 @@ pub const TOKENS_MAX: u32 = 1 << 24;
 /// The most requests that are held in memory: an input without end must not take all of it.
 pub const REQUESTS_MAX: u32 = if cfg!(test) { 20_000 } else { 10_000_000 };
 
-/// The formats that can be read.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// The format of a trace.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
 pub enum Format {
-    /// JSON lines as published with Mooncake (FAST'25).
+    /// Tell by how it begins
+    #[default]
+    Auto,
+    /// JSON lines: timestamp, input_length, output_length, hash_ids
     Mooncake,
-    /// CSV as published with Azure's LLM inference traces (2023 and 2024).
+    /// CSV: TIMESTAMP, ContextTokens, GeneratedTokens, or what --columns says
+    #[value(alias = "csv")]
     Azure,
 }
 
 impl Format {
-    /// The name, as `--format` takes it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Mooncake => "mooncake",
-            Self::Azure => "azure",
-        }
-    }
-
-    /// Tells the format by how the text begins.
+    /// Returns the format of a text that begins so.
     fn detect(beginning: &[u8], columns: &Columns) -> Option<Self> {
         let text = beginning.strip_prefix(lines::BYTE_ORDER_MARK).unwrap_or(beginning).trim_ascii_start();
         let header = text.split(|&byte| byte == b'\n').next().unwrap_or_default();
@@ -92,8 +90,8 @@ pub enum HashIds {
 /// How a trace is to be read.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ReadOptions {
-    /// The format; if there is none, it is told by how the text begins.
-    pub format: Option<Format>,
+    /// The format.
+    pub format: Format,
     /// The columns of a CSV file.
     pub columns: Columns,
     /// Whether hash ids are read.
@@ -239,7 +237,11 @@ fn rows<R: BufRead>(
     if let Some(reason) = not_text(beginning) {
         return Err(reason);
     }
-    let Some(format) = options.format.or_else(|| Format::detect(beginning, &options.columns)) else {
+    let format = match options.format {
+        Format::Auto => Format::detect(beginning, &options.columns),
+        format => Some(format),
+    };
+    let Some(format) = format else {
         *line = Some(1);
         let first = beginning.split(|&byte| byte == b'\n').next().unwrap_or_default();
         return Err(match std::str::from_utf8(first) {
@@ -251,7 +253,7 @@ fn rows<R: BufRead>(
     let mut lines = Lines::new(input);
     let rows = match format {
         Format::Mooncake => mooncake::read(&mut lines, options.hash_ids, max),
-        Format::Azure => csv::read(&mut lines, &options.columns, max),
+        Format::Azure | Format::Auto => csv::read(&mut lines, &options.columns, max),
     };
     *line = Some(lines.number());
     rows

@@ -7,11 +7,11 @@ const MOONCAKE: &str = r#"{"timestamp": 10, "input_length": 600, "output_length"
 
 const AZURE: &str = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:17:03.9799600,4808,10\r\n\r\n2023-11-16 18:17:04.0319600,3180,8";
 
-fn read(text: impl AsRef<[u8]>, format: Option<Format>) -> Result<Trace, TraceError> {
+fn read(text: impl AsRef<[u8]>, format: impl Into<Option<Format>>) -> Result<Trace, TraceError> {
     Trace::read(
         "trace".into(),
         text.as_ref(),
-        &ReadOptions { format, hash_ids: HashIds::Required, ..usual() },
+        &ReadOptions { format: format.into().unwrap_or_default(), hash_ids: HashIds::Required, ..usual() },
     )
 }
 
@@ -20,7 +20,7 @@ fn usual() -> ReadOptions {
 }
 
 /// The error of a trace, as it is printed.
-fn complaint(text: impl AsRef<[u8]>, format: Option<Format>) -> String {
+fn complaint(text: impl AsRef<[u8]>, format: impl Into<Option<Format>>) -> String {
     read(text, format).expect_err("must be refused").to_string()
 }
 
@@ -202,7 +202,7 @@ fn hash_ids_are_missed_only_where_they_are_required() {
 }
 
 fn with_columns(text: &str, columns: &str) -> Result<Trace, TraceError> {
-    let options = ReadOptions { format: Some(Format::Azure), columns: columns.parse().unwrap(), ..usual() };
+    let options = ReadOptions { format: Format::Azure, columns: columns.parse().unwrap(), ..usual() };
     Trace::read("trace".into(), text.as_bytes(), &options)
 }
 
