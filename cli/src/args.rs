@@ -8,10 +8,11 @@ use clap::builder::TypedValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
+use kvpool::ids::DeviceId;
 use kvpool::prefix::policy::PolicyKind;
 
+use crate::backend;
 use crate::commands::CommandError;
-use crate::home::DeviceArg;
 use crate::policy::Contender;
 use crate::replay::Compaction;
 use crate::schedule::{BLOCKS_MAX, Schedule, Share};
@@ -109,8 +110,8 @@ pub struct PolicyArgs {
     #[arg(value_name = "TRACE", required = true)]
     pub traces: Vec<PathBuf>,
     /// What the traces are written as; auto tells by how each begins
-    #[arg(long, value_enum, default_value_t = FormatArg::Auto)]
-    pub format: FormatArg,
+    #[arg(long, value_enum, default_value_t)]
+    pub format: Format,
     /// Capacities, as shares of the distinct blocks of a trace
     #[arg(long, value_name = "SHARE,...", value_delimiter = ',', default_value = "0.01,0.02,0.05,0.1,0.2", value_parser = capacity, allow_hyphen_values = true)]
     pub capacities: Vec<f64>,
@@ -157,8 +158,8 @@ pub struct WorkloadArgs {
     #[arg(value_name = "TRACE")]
     pub trace: Option<PathBuf>,
     /// What the trace is written as; auto tells by how it begins
-    #[arg(long, value_enum, default_value_t = FormatArg::Auto)]
-    pub format: FormatArg,
+    #[arg(long, value_enum, default_value_t)]
+    pub format: Format,
     /// The columns of a CSV trace, such as arrival=Timestamp,input=Prompt,output=Answer: when a
     /// request came (a date and time, or seconds), and the tokens of its prompt and answer
     /// [default: those of Azure's traces]
@@ -183,22 +184,20 @@ pub struct WorkloadArgs {
     #[arg(long, value_name = "NAME", default_value = "probe")]
     pub layout: String,
     /// Where the pool's memory is: `host`, or `cuda:N` in a build with the feature `cuda` (see `kvpool info`)
-    #[arg(long, value_name = "DEVICE", default_value_t)]
-    pub device: DeviceArg,
+    #[arg(long, value_name = "DEVICE", default_value_t = DeviceId::Host, value_parser = backend::device)]
+    pub device: DeviceId,
     /// Prefix reuse.
     #[command(flatten)]
     pub prefix: PrefixArgs,
 }
 
 impl WorkloadArgs {
-    /// How the trace is to be read.
-    ///
-    /// # Errors
-    /// That there are columns for a format that has none, or a policy for no cache.
-    pub fn read_options(&self) -> Result<ReadOptions, CommandError> {
-        let format = match (self.format.format(), &self.columns) {
-            (Some(Format::Mooncake), Some(_)) => return Err(CommandError::ColumnsOfJson),
-            (None, Some(_)) => Some(Format::Azure),
+    /// Returns how to read the trace. Columns for a format that has none, and a policy without a
+    /// cache, are errors.
+    pub(crate) fn read_options(&self) -> Result<ReadOptions, CommandError> {
+        let format = match (self.format, &self.columns) {
+            (Format::Mooncake, Some(_)) => return Err(CommandError::ColumnsOfJson),
+            (Format::Auto, Some(_)) => Format::Azure,
             (format, _) => format,
         };
         let hash_ids = self.prefix.policy()?.map_or(HashIds::Ignored, |_| HashIds::Required);
@@ -220,16 +219,13 @@ pub struct PrefixArgs {
 }
 
 impl PrefixArgs {
-    /// The policy of the cache, if there is to be one.
-    ///
-    /// # Errors
-    /// That there is a policy for no cache.
-    pub fn policy(self) -> Result<Option<PolicyKind>, CommandError> {
+    /// Returns the policy of the cache, if there is one. A policy without a cache is an error.
+    pub(crate) fn policy(self) -> Result<Option<PolicyKind>, CommandError> {
         match (self.prefix_cache, self.policy) {
             (Some(Switch::On), policy) => Ok(Some(policy.unwrap_or_default())),
             (None, policy) => Ok(policy),
             (Some(Switch::Off), None) => Ok(None),
-            (Some(Switch::Off), Some(policy)) => Err(CommandError::PolicyOfNothing { policy }),
+            (Some(Switch::Off), Some(policy)) => Err(CommandError::PolicyWithoutCache(policy)),
         }
     }
 }
@@ -290,29 +286,6 @@ fn capacity(text: &str) -> Result<f64, String> {
         Ok(value) if value > 0.0 && value <= 1.0 => Ok(value),
         Ok(value) => Err(format!("{value} is not above 0 and at most 1")),
         Err(_) => Err("not a share, such as 0.05".to_owned()),
-    }
-}
-
-/// `--format`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub enum FormatArg {
-    /// Tell by how it begins
-    Auto,
-    /// JSON lines: timestamp, input_length, output_length, hash_ids
-    Mooncake,
-    /// CSV: TIMESTAMP, ContextTokens, GeneratedTokens, or what --columns says
-    #[value(alias = "csv")]
-    Azure,
-}
-
-impl FormatArg {
-    /// The format, unless it is to be told by how the trace begins.
-    pub const fn format(self) -> Option<Format> {
-        match self {
-            Self::Auto => None,
-            Self::Mooncake => Some(Format::Mooncake),
-            Self::Azure => Some(Format::Azure),
-        }
     }
 }
 
@@ -393,7 +366,10 @@ mod tests {
     #[test]
     fn an_error_in_a_schedule_names_the_option_and_the_item() {
         let error = replay(&["--resize-at", "30%:5,x"]).unwrap_err().to_string();
-        assert!(error.contains("--resize-at") && error.contains("item 2, \"x\": no colon"), "{error}");
+        assert!(
+            error.contains("--resize-at") && error.contains("item 2, \"x\": not written as 60%:80000"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -1,31 +1,30 @@
-//! The parts of the `kvpool` program, as a library so that tests and fuzzers reach them.
+//! The `kvpool` program, as a library for its tests and fuzz targets.
 //!
 //! | module | what |
 //! |---|---|
-//! | [`args`] | the command line |
-//! | [`commands`] | what each command does |
+//! | `args` | the command line |
+//! | `commands` | the commands |
 //! | [`trace`], [`workload`] | requests, from a file or from a seed |
-//! | [`home`] | where a pool's memory is |
-//! | [`output`] | how text and pictures leave the program |
-//! | [`replay`] | the replay itself |
-//! | [`report`] | what it came to, as a table and as JSON |
-//! | [`map`] | a pool as a picture |
-//! | [`policy`] | how well eviction policies do |
-//! | [`schedule`] | when in a replay something is to happen |
+//! | [`backend`] | the memory of a pool |
+//! | [`replay`] | the replay of a trace |
+//! | `schedule` | moments in a replay |
+//! | `report` | its report, as JSON and as a table |
+//! | `map` | a picture of a pool |
+//! | `policy` | hit rates of eviction policies |
+//! | `output` | text and files that leave the program |
 //!
-//! Exit codes: 0 when all is well; 1 when the command ran and found something lost, corrupt or
-//! broken, or had nothing to find it in; 2 when it was asked for something that cannot be done: bad
-//! usage or bad input; 130 when it was interrupted.
+//! Exit codes: 0 for success; 1 when the command ran and found anything lost, corrupt or broken, or had
+//! nothing to check; 2 for bad usage or bad input; 130 when it was interrupted.
 
 pub mod args;
-pub mod commands;
-pub mod home;
-pub mod map;
-pub mod output;
-pub mod policy;
+pub mod backend;
+mod commands;
+mod map;
+mod output;
+mod policy;
 pub mod replay;
-pub mod report;
-pub mod schedule;
+mod report;
+mod schedule;
 pub mod trace;
 pub mod workload;
 
@@ -34,16 +33,16 @@ use std::process::ExitCode;
 use args::{Cli, Command};
 use output::complain;
 
-/// All is well.
-pub const EXIT_OK: u8 = 0;
+/// Success.
+const EXIT_OK: u8 = 0;
 /// Something was lost, corrupt or broken, or there was nothing to check.
-pub const EXIT_UNSOUND: u8 = 1;
+const EXIT_UNSOUND: u8 = 1;
 /// Bad usage or bad input.
-pub const EXIT_USAGE: u8 = 2;
+const EXIT_USAGE: u8 = 2;
 /// Interrupted: 128 and the number of the signal.
-pub const EXIT_INTERRUPTED: u8 = 130;
+const EXIT_INTERRUPTED: u8 = 130;
 
-/// Runs a command line. What goes wrong is said on the standard error.
+/// Runs a command line. Errors are printed on the standard error.
 pub fn run(cli: Cli) -> ExitCode {
     let result = match &cli.command {
         Command::Replay(args) => commands::replay(args),

@@ -10,10 +10,6 @@ use comfy_table::Table;
 use tempfile::NamedTempFile;
 
 /// Prints a text and a line feed on the standard output. A reader who goes away early is no error.
-///
-/// # Errors
-///
-/// The output is closed or full.
 pub fn print(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     match writeln!(out, "{text}").and_then(|()| out.flush()) {
@@ -64,10 +60,6 @@ pub struct Destination {
 
 impl Destination {
     /// Checks that a file can be written, and changes nothing.
-    ///
-    /// # Errors
-    ///
-    /// It cannot.
     pub fn new(path: &Path) -> io::Result<Self> {
         let this = match fs::metadata(path) {
             Ok(metadata) if metadata.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
@@ -85,10 +77,6 @@ impl Destination {
     }
 
     /// Writes the file: all of it or, if that fails, nothing.
-    ///
-    /// # Errors
-    ///
-    /// It cannot be written.
     pub fn write(&self, text: &str) -> io::Result<()> {
         if !self.is_replaced {
             return fs::write(&self.path, text);

@@ -1,23 +1,14 @@
-//! `kvpool policy` as its users meet it: exit codes, the JSON, and what is said about bad input.
+//! `kvpool policy` as its users meet it: exit codes, the JSON, and the errors of bad input.
+
+mod common;
 
 use std::fs;
-use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::path::Path;
 
-use serde_json::Value;
-
-const KEYS: &[&str] = &["capacity_blocks", "capacity_share", "hit_rate", "policy", "trace"];
-
-fn kvpool(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_kvpool"))
-        .arg("policy")
-        .args(arguments)
-        .output()
-        .expect("the program runs")
-}
+use common::{keys, kvpool, kvpool_in, parse};
 
 /// A trace of 200 requests: 20 conversations that take turns.
-fn trace(folder: &tempfile::TempDir) -> PathBuf {
+fn trace(folder: &Path) -> String {
     let lines: String = (0..200)
         .map(|at| {
             let (chat, turn) = (at % 20, at / 20);
@@ -28,31 +19,27 @@ fn trace(folder: &tempfile::TempDir) -> PathBuf {
             )
         })
         .collect();
-    let path = folder.path().join("trace.jsonl");
+    let path = folder.join("trace.jsonl");
     fs::write(&path, lines).unwrap();
-    path
+    path.to_str().unwrap().to_owned()
 }
 
-fn fails(arguments: &[&str], with: &str) {
-    let output = kvpool(arguments);
+fn fails(arguments: &str, with: &str) {
+    let output = kvpool(&format!("policy {arguments}"));
     let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
-    assert!(said.contains(with), "{arguments:?}: {said}");
+    assert_eq!(output.status.code(), Some(2), "{arguments}: {said}");
+    assert!(said.contains(with), "{arguments}: {said}");
     assert!(output.stdout.is_empty());
 }
 
 #[test]
 fn json_is_a_list_of_rates() {
     let folder = tempfile::tempdir().unwrap();
-    let output = kvpool(&[trace(&folder).to_str().unwrap(), "--json", "--capacities", "0.1,1"]);
-    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
-    let rates: Value = serde_json::from_slice(&output.stdout).expect("one list and nothing else");
+    let rates = parse(&kvpool(&format!("policy {} --json --capacities 0.1,1", trace(folder.path()))));
     let rates = rates.as_array().expect("a list");
     assert_eq!(rates.len(), 10);
     for rate in rates {
-        let mut keys: Vec<_> = rate.as_object().unwrap().keys().map(String::as_str).collect();
-        keys.sort_unstable();
-        assert_eq!(keys, KEYS);
+        assert_eq!(keys(rate), ["capacity_blocks", "capacity_share", "hit_rate", "policy", "trace"]);
         let share = rate["capacity_share"].as_f64().unwrap();
         assert_eq!(rate["capacity_blocks"].as_f64().unwrap(), 200.0 * share);
         if share == 1.0 {
@@ -68,9 +55,9 @@ fn json_is_a_list_of_rates() {
 #[test]
 fn a_table_a_chart_and_a_picture() {
     let folder = tempfile::tempdir().unwrap();
-    let (trace, picture) = (trace(&folder), folder.path().join("rates.svg"));
-    let path = trace.to_str().unwrap();
-    let output = kvpool(&[path, path, "--policies", "lru,priority", "--plot", picture.to_str().unwrap()]);
+    let (path, picture) = (trace(folder.path()), folder.path().join("rates.svg"));
+    let plot = picture.display();
+    let output = kvpool(&format!("policy {path} {path} --policies lru,priority --plot {plot}"));
     assert_eq!(output.status.code(), Some(0));
     let text = String::from_utf8_lossy(&output.stdout);
     assert_eq!(text.matches("200 requests, 1,100 blocks, 200 of them distinct").count(), 2, "{text}");
@@ -82,18 +69,17 @@ fn a_table_a_chart_and_a_picture() {
 #[test]
 fn bad_usage_and_bad_input_say_what_is_wrong() {
     let folder = tempfile::tempdir().unwrap();
-    let path = trace(&folder);
-    let path = path.to_str().unwrap();
-    fails(&[], "TRACE");
-    fails(&["/nowhere.jsonl"], "cannot open");
+    let path = trace(folder.path());
+    fails("", "TRACE");
+    fails("/nowhere.jsonl", "cannot open");
     for bad in ["0", "-0.1", "1.01", "nan", "x", ""] {
-        fails(&[path, &format!("--capacities={bad}")], "--capacities");
+        fails(&format!("{path} --capacities={bad}"), "--capacities");
     }
-    fails(&[path, "--policies", "lru,mru"], "no policy is called \"mru\"; there are lru, ");
-    fails(&[path, "--plot", "/nowhere/rates.svg"], "cannot write");
+    fails(&format!("{path} --policies lru,mru"), "no policy is called \"mru\"; there are lru, ");
+    fails(&format!("{path} --plot /nowhere/rates.svg"), "cannot write");
     let azure = folder.path().join("azure.csv");
     fs::write(&azure, "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:00,10,1\n").unwrap();
-    fails(&[azure.to_str().unwrap()], "azure.csv: no request has hash_ids");
+    fails(azure.to_str().unwrap(), "azure.csv: no request has hash_ids");
     let line =
         |ids: &str| format!("{{\"timestamp\": 0, \"input_length\": 1024, \"output_length\": 1{ids}}}\n");
     let good = line(", \"hash_ids\": [1, 2]");
@@ -103,7 +89,7 @@ fn bad_usage_and_bad_input_say_what_is_wrong() {
     ] {
         let bad = folder.path().join("bad.jsonl");
         fs::write(&bad, good.clone() + &line(ids) + &good).unwrap();
-        fails(&[bad.to_str().unwrap()], complaint);
+        fails(bad.to_str().unwrap(), complaint);
     }
 }
 
@@ -114,9 +100,9 @@ fn a_trace_without_a_repetition_is_told() {
     let once = folder.path().join("once.jsonl");
     let line = "{\"timestamp\": 0, \"input_length\": 1024, \"output_length\": 1, \"hash_ids\": [1, 2]}\n";
     fs::write(&once, line).unwrap();
-    for options in [&[][..], &["--json"]] {
-        let output =
-            kvpool(&[&[trace(&folder).to_str().unwrap(), once.to_str().unwrap()][..], options].concat());
+    trace(folder.path());
+    for option in ["", "--json"] {
+        let output = kvpool_in(folder.path(), &format!("policy trace.jsonl once.jsonl {option}"));
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{said}");
         assert_eq!(said.matches("no block comes twice").count(), 1, "{said}");

@@ -3,8 +3,9 @@
 //! The pool's eviction is concurrent and its queue puts itself in order only when it is met, so that equality is not a matter of
 //! course. What is compared is the hit rate over the whole trace, at a size of which most blocks are evicted.
 
+mod common;
+
 use std::collections::{HashMap, VecDeque};
-use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::thread;
 
@@ -21,18 +22,8 @@ const BLOCK_TOKENS: usize = 16;
 /// The deviation that is allowed, of the exact hit rate.
 const DEVIATION: f64 = 0.01;
 
-/// Where the published traces are: `KVPOOL_TRACES`, or beside the repository. They are not part of it.
 fn conversation_trace() -> Option<Trace> {
-    let beside = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/traces");
-    let directory = std::env::var_os("KVPOOL_TRACES").map_or_else(beside, PathBuf::from);
-    let path = directory.join("mooncake_conversation.jsonl");
-    if !path.is_file() {
-        eprintln!(
-            "SKIPPED: {} is not there; KVPOOL_TRACES names the directory of the traces",
-            path.display()
-        );
-        return None;
-    }
+    let path = common::published("mooncake_conversation.jsonl")?;
     // Unoptimized, the whole of it takes minutes.
     let limit = cfg!(debug_assertions).then_some(1000);
     let options = ReadOptions { hash_ids: HashIds::Required, limit, ..ReadOptions::default() };

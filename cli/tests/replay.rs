@@ -1,101 +1,50 @@
-//! `kvpool replay` as its users meet it: exit codes, the JSON, and what is said about bad input.
+//! `kvpool replay` as its users meet it: exit codes, the JSON, and the errors of bad input.
 
+mod common;
+
+use std::fs;
 use std::io::Write;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 
+use common::{json, keys, kvpool, kvpool_in, parse, published};
 use kvpool::prefix::policy::PolicyKind;
 use kvpool_cli::trace::{ReadOptions, Request, Trace};
 use serde_json::Value;
 
-const KEYS: &[&str] = &[
-    "audit",
-    "block_bytes",
-    "block_tokens",
-    "blocks_allocated",
-    "blocks_corrupt",
-    "blocks_freed",
-    "blocks_leaked",
-    "blocks_total",
-    "completed",
-    "defrag",
-    "findings",
-    "fragmentation",
-    "interrupted",
-    "latency_ns",
-    "layout",
-    "preempted",
-    "prefix",
-    "refused",
-    "rejected",
-    "requests",
-    "resize",
-    "run_len_mean",
-    "sound",
-    "speedup",
-    "threads",
-    "tokens",
-    "tokens_verified",
-    "trace",
-    "trace_s",
-    "utilization",
-    "wall_s",
-];
-
-fn kvpool(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_kvpool")).args(arguments).output().expect("the program runs")
-}
-
-fn json(output: &Output) -> Value {
-    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice(&output.stdout).expect("one JSON object and nothing else")
-}
-
-fn keys(value: &Value) -> Vec<&str> {
-    let mut keys: Vec<_> = value.as_object().expect("an object").keys().map(String::as_str).collect();
-    keys.sort_unstable();
-    keys
-}
-
 #[test]
 fn json_has_exactly_its_keys() {
-    let report =
-        json(&kvpool(&["replay", "--requests", "200", "--threads", "2", "--prefix-cache", "on", "--json"]));
-    assert_eq!(keys(&report), KEYS);
-    let utilization = ["at_first_refusal", "mean", "owned_at_first_refusal", "peak"];
-    assert_eq!(keys(&report["utilization"]), utilization);
-    assert_eq!(keys(&report["fragmentation"]), ["final", "max", "mean"]);
-    let defrag = [
-        "errors",
-        "fragmentation_after",
-        "fragmentation_before",
-        "given_up",
-        "moved_blocks",
-        "moved_bytes",
-        "runs",
-        "time_ms",
-    ];
-    assert_eq!(keys(&report["defrag"]), defrag);
-    let prefix = [
-        "evicted_blocks",
-        "hit_blocks",
-        "hit_rate",
-        "lookup_blocks",
-        "policy",
-        "resumed_hit_blocks",
-        "resumed_lookup_blocks",
-    ];
-    assert_eq!(keys(&report["prefix"]), prefix);
-    assert_eq!(report["resize"], Value::Array(vec![]));
-    assert_eq!(keys(&report["latency_ns"]), ["allocate", "free"]);
-    for call in ["allocate", "free"] {
-        assert_eq!(keys(&report["latency_ns"][call]), ["max", "p50", "p99", "p999"]);
+    let report = json("replay --requests 200 --threads 2 --prefix-cache on --resize-at 50%:1 --json");
+    for (object, expected) in [
+        (
+            &report,
+            "audit block_bytes block_tokens blocks_allocated blocks_corrupt blocks_freed blocks_leaked \
+             blocks_total completed defrag findings fragmentation interrupted latency_ns layout preempted \
+             prefix refused rejected requests resize run_len_mean sound speedup threads tokens \
+             tokens_verified trace trace_s utilization wall_s",
+        ),
+        (&report["utilization"], "at_first_refusal mean owned_at_first_refusal peak"),
+        (&report["fragmentation"], "final max mean"),
+        (
+            &report["defrag"],
+            "errors fragmentation_after fragmentation_before given_up moved_blocks moved_bytes runs time_ms",
+        ),
+        (
+            &report["prefix"],
+            "evicted_blocks hit_blocks hit_rate lookup_blocks policy resumed_hit_blocks resumed_lookup_blocks",
+        ),
+        (&report["resize"][0], "at_request attempts from outcome time_ms to"),
+        (&report["latency_ns"], "allocate free"),
+        (&report["latency_ns"]["allocate"], "max p50 p99 p999"),
+        (&report["latency_ns"]["free"], "max p50 p99 p999"),
+    ] {
+        assert_eq!(keys(object).join(" "), expected);
     }
+    assert_eq!(json("replay --requests 50 --json")["resize"], Value::Array(vec![]));
 }
 
 #[test]
 fn a_sound_replay_adds_up() {
-    let report = json(&kvpool(&["replay", "--requests", "300", "--seed", "5", "--threads", "3", "--json"]));
+    let report = json("replay --requests 300 --seed 5 --threads 3 --json");
     assert_eq!(report["audit"], "ok");
     assert_eq!(report["sound"], true);
     assert_eq!(report["requests"], 300);
@@ -109,15 +58,14 @@ fn a_sound_replay_adds_up() {
 
 #[test]
 fn a_roomy_pool_refuses_nothing() {
-    let report = json(&kvpool(&["replay", "--requests", "50", "--blocks", "200000", "--json"]));
+    let report = json("replay --requests 50 --blocks 200000 --json");
     assert!(report["utilization"]["at_first_refusal"].is_null());
     assert_eq!(report["preempted"], 0);
 }
 
 #[test]
 fn a_narrow_pool_is_full_and_sound() {
-    let report =
-        json(&kvpool(&["replay", "--requests", "200", "--blocks", "3000", "--threads", "2", "--json"]));
+    let report = json("replay --requests 200 --blocks 3000 --threads 2 --json");
     assert!(report["preempted"].as_u64() > Some(0), "{report}");
     assert!(report["utilization"]["at_first_refusal"].as_f64() > Some(0.5));
     assert_eq!(report["utilization"]["peak"].as_f64().map(|peak| peak > 0.9), Some(true));
@@ -125,7 +73,7 @@ fn a_narrow_pool_is_full_and_sound() {
 
 #[test]
 fn what_can_never_fit_is_rejected_and_no_failure() {
-    let report = json(&kvpool(&["replay", "--requests", "200", "--blocks", "100", "--json"]));
+    let report = json("replay --requests 200 --blocks 100 --json");
     assert!(report["rejected"].as_u64() > Some(0));
     assert_eq!(report["completed"].as_u64().unwrap() + report["rejected"].as_u64().unwrap(), 200);
 }
@@ -135,12 +83,10 @@ fn other_layouts_and_block_sizes_hold_their_bytes() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("short.csv");
     let rows: String = (10..50).map(|i| format!("2023-11-16 18:17:{i},{},{}\n", 3 * i, i / 2)).collect();
-    std::fs::write(&path, format!("TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}")).unwrap();
+    fs::write(&path, format!("TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}")).unwrap();
     for layout in ["tiny", "qwen2.5-0.5b", "deepseek-v2-lite"] {
-        let trace = path.to_str().unwrap();
-        let arguments =
-            ["replay", trace, "--layout", layout, "--block-tokens", "8", "--blocks", "25", "--json"];
-        let report = json(&kvpool(&arguments));
+        let trace = path.display();
+        let report = json(&format!("replay {trace} --layout {layout} --block-tokens 8 --blocks 25 --json"));
         assert_eq!((&report["sound"], &report["block_tokens"]), (&Value::Bool(true), &8.into()), "{layout}");
     }
 }
@@ -148,12 +94,12 @@ fn other_layouts_and_block_sizes_hold_their_bytes() {
 /// Prompts of conversations begin with what was said before: most of it is found, and no byte of it is wrong.
 #[test]
 fn prefixes_are_reused_by_every_policy() {
-    let arguments = ["replay", "--requests", "400", "--threads", "2", "--json", "--blocks", "60000"];
-    let off = json(&kvpool(&[&arguments[..], &["--prefix-cache", "off"]].concat()));
+    let run =
+        |options: &str| json(&format!("replay --requests 400 --threads 2 --json --blocks 60000 {options}"));
+    let off = run("--prefix-cache off");
     assert_eq!((&off["prefix"], &off["sound"]), (&Value::Null, &Value::Bool(true)));
     for policy in PolicyKind::ALL {
-        let options = ["--prefix-cache", "on", "--policy", policy.name()];
-        let on = json(&kvpool(&[&arguments[..], &options].concat()));
+        let on = run(&format!("--prefix-cache on --policy {}", policy.name()));
         let prefix = &on["prefix"];
         assert_eq!((&on["sound"], &prefix["policy"]), (&Value::Bool(true), &policy.name().into()));
         let count = |name: &str| prefix[name].as_u64().unwrap();
@@ -170,9 +116,9 @@ fn prefixes_are_reused_by_every_policy() {
 /// Whoever gives way leaves its blocks in the cache, others evict them, and the pool changes its size: nothing is lost.
 #[test]
 fn a_narrow_pool_evicts_and_finds_again() {
-    let arguments = ["replay", "--requests", "300", "--blocks", "6000", "--threads", "3", "--json"];
-    let sizes = ["--resize-at", "20%:9000,45%:5000,70%:7000", "--prefix-cache", "on"];
-    let report = json(&kvpool(&[&arguments[..], &sizes].concat()));
+    let sizes = "20%:9000,45%:5000,70%:7000";
+    let options = "--requests 300 --blocks 6000 --threads 3 --prefix-cache on --json";
+    let report = json(&format!("replay {options} --resize-at {sizes}"));
     assert_eq!(report["sound"], true, "{report}");
     let count = |name: &str| report["prefix"][name].as_u64().unwrap();
     assert!(count("evicted_blocks") > 0 && count("hit_blocks") > 0, "{report}");
@@ -181,9 +127,8 @@ fn a_narrow_pool_evicts_and_finds_again() {
 /// A pool that is too small for comfort is compacted all the time, and every byte is found where it is looked for.
 #[test]
 fn compaction_moves_blocks_and_no_byte_is_lost() {
-    let arguments = ["replay", "--requests", "1000", "--blocks", "6000", "--json"];
-    let on = [&arguments[..], &["--defrag-threshold", "0", "--defrag-interval-ms", "1"]].concat();
-    let report = json(&kvpool(&on));
+    let run = |options: &str| json(&format!("replay --requests 1000 --blocks 6000 --json {options}"));
+    let report = run("--defrag-threshold 0 --defrag-interval-ms 1");
     assert_eq!((&report["sound"], &report["blocks_corrupt"]), (&Value::Bool(true), &0.into()));
     let defrag = &report["defrag"];
     assert!(defrag["runs"].as_u64() > Some(0) && defrag["moved_blocks"].as_u64() > Some(0), "{defrag}");
@@ -192,21 +137,20 @@ fn compaction_moves_blocks_and_no_byte_is_lost() {
         defrag["moved_blocks"].as_u64().map(|blocks| blocks * report["block_bytes"].as_u64().unwrap())
     );
     assert!(defrag["fragmentation_after"].as_f64() < defrag["fragmentation_before"].as_f64(), "{defrag}");
-    let off = json(&kvpool(&[&arguments[..], &["--no-defrag"]].concat()));
+    let off = run("--no-defrag");
     assert_eq!((&off["sound"], &off["defrag"]), (&Value::Bool(true), &Value::Null));
 }
 
 #[test]
 fn a_pool_gets_other_sizes_while_it_is_used() {
     let sizes = "20%:9000,45%:5000,70%:7000";
-    for defrag in [&["--defrag-interval-ms", "1"][..], &["--no-defrag"]] {
-        let arguments = ["replay", "--requests", "1500", "--blocks", "7000", "--resize-at", sizes, "--json"];
-        let report = json(&kvpool(&[&arguments[..], defrag].concat()));
+    for defrag in ["--defrag-interval-ms 1", "--no-defrag"] {
+        let options = format!("--requests 1500 --blocks 7000 --resize-at {sizes} {defrag}");
+        let report = json(&format!("replay --json {options}"));
         assert_eq!((&report["sound"], &report["blocks_total"]), (&Value::Bool(true), &7000.into()));
         let steps = report["resize"].as_array().unwrap();
         assert_eq!(steps.len(), 3, "{report}");
         for (step, (from_request, to)) in steps.iter().zip([(300, 9000), (675, 5000), (1050, 7000)]) {
-            assert_eq!(keys(step), ["at_request", "attempts", "from", "outcome", "time_ms", "to"]);
             assert_eq!(step["to"], to);
             assert!(step["at_request"].as_u64() >= Some(from_request), "{step}");
             let outcome = step["outcome"].as_str().unwrap();
@@ -219,12 +163,11 @@ fn a_pool_gets_other_sizes_while_it_is_used() {
 /// More is in use than the pool is to have until the last request is done: tried again, and no failure.
 #[test]
 fn what_is_blocked_to_the_end_is_done_then() {
-    let arguments = ["replay", "--requests", "300", "--resize-at", "5%:1"];
-    let report = json(&kvpool(&[&arguments[..], &["--json"]].concat()));
+    let report = json("replay --requests 300 --resize-at 5%:1 --json");
     let step = &report["resize"][0];
     assert_eq!((&step["outcome"], &step["to"]), (&"done".into(), &1.into()), "{report}");
     assert_eq!(report["sound"], true);
-    let table = String::from_utf8(kvpool(&arguments).stdout).unwrap();
+    let table = String::from_utf8(kvpool("replay --requests 300 --resize-at 5%:1").stdout).unwrap();
     for word in ["defrag", "resize", "done", "given up"] {
         assert!(table.contains(word), "no {word:?} in\n{table}");
     }
@@ -233,15 +176,15 @@ fn what_is_blocked_to_the_end_is_done_then() {
 /// A run that completes no request fails in every form of output, and leaves no picture.
 #[test]
 fn what_completes_nothing_fails() {
-    let arguments = ["replay", "--requests", "100", "--blocks", "5"];
     let reason = "nothing was replayed: every request was rejected (100), the smallest needs 31 blocks";
-    for options in [&[][..], &["--no-verify"]] {
-        let output = kvpool(&[&arguments[..], options].concat());
+    for option in ["", "--no-verify"] {
+        let run = |option: &str| kvpool(&format!("replay --requests 100 --blocks 5 {option}"));
+        let output = run(option);
         let table = String::from_utf8(output.stdout).unwrap();
         assert_eq!(output.status.code(), Some(1), "{table}");
         assert!(table.contains("NOT SOUND") && table.contains(reason), "{table}");
         assert!(!table.contains("nothing lost"), "{table}");
-        let output = kvpool(&[&arguments[..], &["--json"], options].concat());
+        let output = run(&format!("--json {option}"));
         assert_eq!(output.status.code(), Some(1));
         let report: Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_eq!((&report["sound"], &report["completed"]), (&Value::Bool(false), &0.into()));
@@ -249,20 +192,20 @@ fn what_completes_nothing_fails() {
     }
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("pool.svg");
-    let output = kvpool(&["map", "--requests", "100", "--blocks", "5", "--output", path.to_str().unwrap()]);
+    let output = kvpool(&format!("map --requests 100 --blocks 5 --output {}", path.display()));
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("nothing was drawn: nothing was replayed: every request was rejected"), "{said}");
-    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "an empty picture");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "an empty picture");
 }
 
 #[test]
 fn columns_are_named() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("other.csv");
-    std::fs::write(&path, "at,in,out\n0,40,10\n1.5,33,5\n").unwrap();
-    let columns = "arrival=at,input=in,output=out";
-    let report = json(&kvpool(&["replay", path.to_str().unwrap(), "--columns", columns, "--json"]));
+    fs::write(&path, "at,in,out\n0,40,10\n1.5,33,5\n").unwrap();
+    let columns = "--columns arrival=at,input=in,output=out";
+    let report = json(&format!("replay {} {columns} --json", path.display()));
     assert_eq!((&report["tokens"], &report["trace_s"]), (&88.into(), &1.5.into()));
 }
 
@@ -270,102 +213,70 @@ fn columns_are_named() {
 fn hash_ids_are_of_no_use_without_prefixes() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("bare.jsonl");
-    std::fs::write(&path, "{\"timestamp\": 0, \"input_length\": 40, \"output_length\": 10}\n").unwrap();
-    assert_eq!(json(&kvpool(&["replay", path.to_str().unwrap(), "--json"]))["tokens"], 50);
+    fs::write(&path, "{\"timestamp\": 0, \"input_length\": 40, \"output_length\": 10}\n").unwrap();
+    assert_eq!(json(&format!("replay {} --json", path.display()))["tokens"], 50);
 }
 
 #[test]
 fn completions_and_pages_know_every_command() {
     let commands = ["replay", "map", "policy", "info", "completions", "man"];
     for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
-        let output = kvpool(&["completions", shell]);
+        let output = kvpool(&format!("completions {shell}"));
         let text = String::from_utf8(output.stdout).unwrap();
         assert_eq!(output.status.code(), Some(0));
         for word in commands.into_iter().chain(["resize-at"]) {
             assert!(text.contains(word), "{shell}: no {word}");
         }
     }
-    let page = String::from_utf8(kvpool(&["man"]).stdout).unwrap();
+    let page = String::from_utf8(kvpool("man").stdout).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let pages = folder.path().join("share/man1");
-    assert_eq!(kvpool(&["man", pages.to_str().unwrap()]).status.code(), Some(0));
-    assert_eq!(std::fs::read_to_string(pages.join("kvpool.1")).unwrap().trim_end(), page.trim_end());
+    assert_eq!(kvpool(&format!("man {}", pages.display())).status.code(), Some(0));
+    assert_eq!(fs::read_to_string(pages.join("kvpool.1")).unwrap().trim_end(), page.trim_end());
     for command in commands {
         assert!(page.contains(&format!("kvpool\\-{command}(1)")), "no {command} in {page}");
-        let text = std::fs::read_to_string(pages.join(format!("kvpool-{command}.1"))).unwrap();
+        let text = fs::read_to_string(pages.join(format!("kvpool-{command}.1"))).unwrap();
         assert!(text.contains(".SH NAME"), "{command}: {text}");
     }
-    assert_eq!(kvpool(&["man", "/dev/null/pages"]).status.code(), Some(2));
+    assert_eq!(kvpool("man /dev/null/pages").status.code(), Some(2));
 }
 
 #[test]
 fn a_map_is_drawn() {
-    for cache in ["off", "on"] {
-        draws_a_map(cache);
-    }
-}
-
-fn draws_a_map(cache: &str) {
     let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("pool.svg");
-    let output = kvpool(&[
-        "map",
-        "--requests",
-        "1500",
-        "--blocks",
-        "6000",
-        "--at",
-        "50%",
-        "--output",
-        path.to_str().unwrap(),
-        "--prefix-cache",
-        cache,
-    ]);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(0), "{said}");
-    assert!(output.stderr.is_empty(), "{said}");
-    let line = String::from_utf8(output.stdout).unwrap();
-    assert!(line.contains("pool.svg: fragmentation") && line.lines().count() == 1, "{line}");
-    assert!(line.contains(", mean sequence run ") && line.contains(", moved blocks "), "{line}");
-    let svg = std::fs::read_to_string(&path).unwrap();
-    for word in [
-        "<svg",
-        "mean sequence run",
-        "Before",
-        "After",
-        "6,000 blocks of 16 tokens",
-        "of 1,500 requests (50 %)",
-        "</svg>",
-    ] {
-        assert!(svg.contains(word), "no {word:?} in {svg}");
+    for cache in ["off", "on"] {
+        let options = format!("--requests 1500 --blocks 6000 --at 50% --prefix-cache {cache}");
+        let output = kvpool_in(directory.path(), &format!("map {options} --output pool.svg"));
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{said}");
+        assert!(output.stderr.is_empty(), "{said}");
+        let line = String::from_utf8(output.stdout).unwrap();
+        assert!(line.contains("pool.svg: fragmentation") && line.lines().count() == 1, "{line}");
+        assert!(line.contains(", mean sequence run ") && line.contains(", moved blocks "), "{line}");
+        let svg = fs::read_to_string(directory.path().join("pool.svg")).unwrap();
+        let texts = ["<svg", "mean sequence run", "Before", "After", "6,000 blocks of 16 tokens"];
+        for text in texts.into_iter().chain(["of 1,500 requests (50 %)", "</svg>"]) {
+            assert!(svg.contains(text), "no {text:?} in {svg}");
+        }
     }
 }
 
 #[test]
 fn unverified_replays_say_so() {
-    let report = json(&kvpool(&["replay", "--requests", "50", "--no-verify", "--json"]));
+    let report = json("replay --requests 50 --no-verify --json");
     assert_eq!(report["tokens_verified"], 0);
-    let output = kvpool(&["replay", "--requests", "50", "--no-verify"]);
+    let output = kvpool("replay --requests 50 --no-verify");
     assert!(String::from_utf8_lossy(&output.stdout).contains("not verified"));
 }
 
 #[test]
 fn the_table_is_for_people_and_the_bar_for_terminals() {
-    let output = kvpool(&["replay", "--requests", "100", "--policy", "lru"]);
+    let output = kvpool("replay --requests 100 --policy lru");
     assert_eq!(output.status.code(), Some(0));
     let text = String::from_utf8(output.stdout).unwrap();
-    for word in [
-        "hit rate",
-        "by policy lru",
-        "requests",
-        "speedup",
-        "blocks leaked",
-        "blocks corrupt",
-        "at first refusal",
-        "p99.9",
-        "nothing lost",
-    ] {
-        assert!(text.contains(word), "no {word:?} in\n{text}");
+    let labels = ["requests", "hit rate", "speedup", "blocks leaked", "blocks corrupt", "at first refusal"];
+    for label in labels.into_iter().chain(["by policy lru", "p99.9", "nothing lost"]) {
+        assert!(text.contains(label), "no {label:?} in\n{text}");
     }
     assert!(!text.contains('\u{1b}'), "colours, although this is no terminal");
     assert!(output.stderr.is_empty(), "a bar, although this is no terminal");
@@ -377,9 +288,9 @@ fn traces_are_read_from_files_and_from_the_standard_input() {
         "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:04,40,10\n2023-11-16 18:17:03,33,5\n";
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("trace.csv");
-    std::fs::write(&path, text).unwrap();
-    let output = kvpool(&["replay", path.to_str().unwrap(), "--json"]);
-    let report = json(&output);
+    fs::write(&path, text).unwrap();
+    let output = kvpool(&format!("replay {} --json", path.display()));
+    let report = parse(&output);
     assert_eq!((&report["requests"], &report["tokens"]), (&2.into(), &88.into()));
     assert_eq!(report["trace"], "trace.csv");
     assert!(String::from_utf8_lossy(&output.stderr).contains("1 lines stood after a later one"));
@@ -391,92 +302,79 @@ fn traces_are_read_from_files_and_from_the_standard_input() {
         .spawn()
         .unwrap();
     child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
-    assert_eq!(json(&child.wait_with_output().unwrap())["requests"], 2);
+    assert_eq!(parse(&child.wait_with_output().unwrap())["requests"], 2);
 }
 
 #[test]
 fn bad_usage_and_bad_input_are_told_apart_from_failures() {
     let directory = tempfile::tempdir().unwrap();
-    let file = |name: &str, bytes: &[u8]| {
-        let path = directory.path().join(name);
-        std::fs::write(&path, bytes).unwrap();
-        path.to_str().unwrap().to_owned()
-    };
-    let good = b"{\"timestamp\": 0, \"input_length\": 1, \"output_length\": 1, \"hash_ids\": [1]}\n";
-    let cut = file("cut.jsonl", &[good.as_slice(), &good[..40]].concat());
-    let negative =
-        file("negative.csv", b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,-1,5\n");
-    let binary = file("binary.jsonl", b"{\"timestamp\": \xff\xfe}\n");
-    let empty = file("empty.csv", b"");
-    let header = file("header.csv", b"TIMESTAMP,Tokens\n");
-    let gzip = file("trace.jsonl.gz", b"\x1f\x8b\x08\x08\x00\x1b[31m");
-    let other = file("other.csv", b"TIMESTAMP,in,GeneratedTokens\n2023-11-16 18:17:03,1,5\n");
-    let evil = file("\u{1b}[31m.jsonl", b"");
-    let bare = file("bare.jsonl", b"{\"timestamp\": 0, \"input_length\": 9, \"output_length\": 1}\n");
-    let place = directory.path().to_str().unwrap().to_owned();
-    let missing = directory.path().join("missing").to_str().unwrap().to_owned();
-    for (arguments, complaint) in [
-        (vec!["replay", &cut], "cut.jsonl:2: EOF while parsing"),
-        (vec!["replay", &negative], "negative.csv:2: ContextTokens is -1"),
-        (vec!["replay", &binary], "binary.jsonl:1: not UTF-8"),
-        (vec!["replay", &empty], "empty.csv: empty"),
-        (vec!["replay", &header], "header.csv:1: the header has no column ContextTokens"),
-        (vec!["replay", &gzip], "trace.jsonl.gz: compressed with gzip; decompress it first"),
-        (
-            vec!["replay", &other],
-            "other.csv:1: the header has no column ContextTokens; its columns are TIMESTAMP, in",
-        ),
-        (
-            vec!["replay", &other, "--columns", "input=i"],
-            "no column i; its columns are TIMESTAMP, in, GeneratedTokens",
-        ),
-        (vec!["replay", &other, "--columns", "inn=in"], "no field is called \"inn\""),
-        (
-            vec!["replay", &other, "--columns", "input=in", "--format", "mooncake"],
-            "--format mooncake is JSON",
-        ),
-        (vec!["replay", "--columns", "input=in"], "<TRACE>"),
-        (vec!["replay", &evil], "\\u{1b}[31m.jsonl: empty"),
-        (vec!["replay", &bare, "--prefix-cache", "on"], "bare.jsonl:1: no hash_ids"),
-        (vec!["replay", &place], "is a directory"),
-        (vec!["replay", &missing], "cannot open"),
-        (vec!["replay", "--layout", "none-such"], "none-such"),
-        (vec!["replay", "--blocks", "0"], "'--blocks <N>': not a whole number from 1 to 134217727"),
-        (vec!["replay", "--blocks", "-5"], "'--blocks <N>': not a whole number from 1 to 134217727"),
-        (vec!["replay", "--blocks", "1e3"], "'--blocks <N>': not a whole number from 1 to 134217727"),
-        (vec!["replay", "--blocks", "99999999999999999999"], "not a whole number from 1 to 134217727"),
-        (vec!["replay", "--blocks", "--json"], "a value is required for '--blocks <N>'"),
-        (vec!["replay", "--block-tokens", "-1"], "'--block-tokens <N>': not a whole number from 1 to 4096"),
-        (vec!["replay", "--threads", "70000"], "'--threads <N>': not a whole number from 1 to 1024"),
-        (vec!["replay", "--requests", "0"], "'--requests <N>': not a whole number from 1 to 10000000"),
-        (vec!["replay", "--seed", "-1"], "'--seed <N>': not a whole number from 0 to 18446744073709551615"),
-        (vec!["replay", "--defrag-interval-ms", "-1"], "not a whole number from 1 to 3600000"),
-        (vec!["replay", "--defrag-threshold", "-0.1"], "-0.1 is not from 0 to 1"),
-        (vec!["replay", "--resize-at", "-3%:5"], "\"-3%\" is not more than 0%"),
-        (vec!["map", "--at", "-3%"], "\"-3%\" is not more than 0%"),
-        (vec!["replay", "--layout", "llama-3.1-405b", "--blocks", "100000000"], "does not fit"),
-        (vec!["replay", "--nonsense"], "--nonsense"),
-        (vec!["replay", "--prefix-cache", "perhaps"], "[possible values: on, off]"),
-        (vec!["replay", "--policy", "mru"], "no eviction policy is called \"mru\"; there are lru"),
-        (vec!["replay", "--prefix-cache", "off", "--policy", "lru"], "--policy lru says how"),
-        (vec!["map", "--prefix-cache", "off", "--policy", "lru"], "--policy lru says how"),
-        (vec!["replay", "--resize-at", "30%:5,x"], "item 2, \"x\": no colon"),
-        (vec!["replay", "--resize-at", "60%:5,30%:5"], "not after the item before it, at 60 %"),
-        (vec!["replay", "--defrag-threshold", "2"], "2 is not from 0 to 1"),
-        (
-            vec!["map", "--requests", "50", "--output", "/nowhere/at/all.svg"],
-            "cannot write /nowhere/at/all.svg",
-        ),
-        (vec!["map", "--requests", "50", "--at", "0%"], "not more than 0%"),
-        (vec!["frobnicate"], "frobnicate"),
-        (vec![], "Usage"),
+    let good = "{\"timestamp\": 0, \"input_length\": 1, \"output_length\": 1, \"hash_ids\": [1]}\n";
+    let header = "TIMESTAMP,ContextTokens,GeneratedTokens\n";
+    for (name, bytes) in [
+        ("cut.jsonl", [good, &good[..40]].concat().as_bytes()),
+        ("negative.csv", [header, "2023-11-16 18:17:03,-1,5\n"].concat().as_bytes()),
+        ("binary.jsonl", b"{\"timestamp\": \xff\xfe}\n"),
+        ("empty.csv", b""),
+        ("header.csv", b"TIMESTAMP,Tokens\n"),
+        ("trace.jsonl.gz", b"\x1f\x8b\x08\x08\x00\x1b[31m"),
+        ("other.csv", b"TIMESTAMP,in,GeneratedTokens\n2023-11-16 18:17:03,1,5\n"),
+        ("\u{1b}[31m.jsonl", b""),
+        ("bare.jsonl", b"{\"timestamp\": 0, \"input_length\": 9, \"output_length\": 1}\n"),
     ] {
-        let output = kvpool(&arguments);
+        fs::write(directory.path().join(name), bytes).unwrap();
+    }
+    // A command line, and what the error says.
+    let cases = "
+        replay cut.jsonl => cut.jsonl:2: EOF while parsing
+        replay negative.csv => negative.csv:2: ContextTokens is -1
+        replay binary.jsonl => binary.jsonl:1: not UTF-8
+        replay empty.csv => empty.csv: empty
+        replay header.csv => header.csv:1: the header has no column ContextTokens
+        replay trace.jsonl.gz => trace.jsonl.gz: compressed with gzip; decompress it first
+        replay other.csv => other.csv:1: the header has no column ContextTokens; its columns are TIMESTAMP, in
+        replay other.csv --columns input=i => no column i; its columns are TIMESTAMP, in, GeneratedTokens
+        replay other.csv --columns inn=in => no field is called \"inn\"
+        replay other.csv --columns input=in --format mooncake => --format mooncake is JSON
+        replay --columns input=in => <TRACE>
+        replay \u{1b}[31m.jsonl => \\u{1b}[31m.jsonl: empty
+        replay bare.jsonl --prefix-cache on => bare.jsonl:1: no hash_ids
+        replay . => is a directory
+        replay missing => cannot open
+        replay --layout none-such => none-such
+        replay --blocks 0 => '--blocks <N>': not a whole number from 1 to 134217727
+        replay --blocks -5 => '--blocks <N>': not a whole number from 1 to 134217727
+        replay --blocks 1e3 => '--blocks <N>': not a whole number from 1 to 134217727
+        replay --blocks 99999999999999999999 => not a whole number from 1 to 134217727
+        replay --blocks --json => a value is required for '--blocks <N>'
+        replay --block-tokens -1 => '--block-tokens <N>': not a whole number from 1 to 4096
+        replay --threads 70000 => '--threads <N>': not a whole number from 1 to 1024
+        replay --requests 0 => '--requests <N>': not a whole number from 1 to 10000000
+        replay --seed -1 => '--seed <N>': not a whole number from 0 to 18446744073709551615
+        replay --defrag-interval-ms -1 => not a whole number from 1 to 3600000
+        replay --defrag-threshold -0.1 => -0.1 is not from 0 to 1
+        replay --defrag-threshold 2 => 2 is not from 0 to 1
+        replay --resize-at -3%:5 => item 1, \"-3%:5\": not written as 60%:80000
+        replay --resize-at 30%:5,x => item 2, \"x\": not written as 60%:80000
+        replay --resize-at 60%:5,30%:5 => not after the item before it, at 60 %
+        replay --layout llama-3.1-405b --blocks 100000000 => does not fit
+        replay --nonsense => --nonsense
+        replay --prefix-cache perhaps => [possible values: on, off]
+        replay --policy mru => no eviction policy is called \"mru\"; there are lru
+        replay --prefix-cache off --policy lru => --policy lru says how
+        map --prefix-cache off --policy lru => --policy lru says how
+        map --at -3% => \"-3%\" is not more than 0%
+        map --at 0% => not more than 0%
+        map --requests 50 --output /nowhere/at/all.svg => cannot write /nowhere/at/all.svg
+        frobnicate => frobnicate
+        => Usage";
+    for case in cases.lines().skip(1) {
+        let (arguments, complaint) = case.split_once("=> ").unwrap();
+        let output = kvpool_in(directory.path(), arguments);
         let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
-        assert!(said.contains(complaint), "{arguments:?} says {said}");
-        assert!(!said.contains('\u{1b}'), "{arguments:?} says {said:?}");
-        assert!(output.stdout.is_empty(), "{arguments:?}");
+        assert_eq!(output.status.code(), Some(2), "{arguments}: {said}");
+        assert!(said.contains(complaint), "{arguments} says {said}");
+        assert!(!said.contains('\u{1b}'), "{arguments} says {said:?}");
+        assert!(output.stdout.is_empty(), "{arguments}");
     }
 }
 
@@ -484,7 +382,7 @@ fn bad_usage_and_bad_input_are_told_apart_from_failures() {
 #[cfg(target_os = "linux")]
 #[test]
 fn a_full_standard_error_is_no_panic() {
-    let full = || std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let full = || fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
     let run = |arguments: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_kvpool"));
         command.args(arguments).stdout(Stdio::null()).stderr(full()).status().unwrap().code()
@@ -494,22 +392,8 @@ fn a_full_standard_error_is_no_panic() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("unsorted.csv");
     let rows = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:04,4,1\n2023-11-16 18:17:03,3,5\n";
-    std::fs::write(&path, rows).unwrap();
+    fs::write(&path, rows).unwrap();
     assert_eq!(run(&["replay", path.to_str().unwrap()]), Some(0));
-}
-
-/// Where the published traces are: `KVPOOL_TRACES`, or beside the repository. They are not part of it.
-fn published(name: &str) -> Option<PathBuf> {
-    let beside = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/traces");
-    let path = std::env::var_os("KVPOOL_TRACES").map_or_else(beside, PathBuf::from).join(name);
-    if !path.is_file() {
-        eprintln!(
-            "SKIPPED: {} is not there; KVPOOL_TRACES names the directory of the traces",
-            path.display()
-        );
-        return None;
-    }
-    Some(path)
 }
 
 #[test]
@@ -535,8 +419,7 @@ fn published_traces_are_read_whole() {
 fn the_beginning_of_published_traces_is_replayed() {
     for name in ["mooncake_conversation.jsonl", "azure2023_code.csv"] {
         let Some(path) = published(name) else { continue };
-        let arguments = ["replay", path.to_str().unwrap(), "--requests", "150", "--threads", "2", "--json"];
-        let report = json(&kvpool(&arguments));
+        let report = json(&format!("replay {} --requests 150 --threads 2 --json", path.display()));
         assert_eq!((&report["completed"], &report["sound"]), (&150.into(), &Value::Bool(true)), "{name}");
     }
 }

@@ -5,7 +5,7 @@ use kvpool_cli::trace::{Format, HashIds, ReadOptions, TOKENS_MAX, Trace};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
-    let format = Some(Format::Azure);
+    let format = Format::Azure;
     let options = ReadOptions { format, hash_ids: HashIds::Required, ..ReadOptions::default() };
     let Ok(trace) = Trace::read("fuzz".into(), bytes, &options) else { return };
     assert!(trace.requests.is_sorted_by_key(|request| request.arrival));

@@ -4,8 +4,8 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 
 use kvpool::storage::{Dtype, KvLayout};
-use kvpool_cli::home::Home;
-use kvpool_cli::replay::{self, Compaction, PoolMemory, Shape};
+use kvpool_cli::backend::Backend;
+use kvpool_cli::replay::{self, Compaction, ReplayPool, Shape};
 use kvpool_cli::workload::Conversations;
 
 use crate::Options;
@@ -22,11 +22,11 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
     let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(4).dtype(Dtype::F16).build()?;
     let shape = Shape::of(&layout);
     let blocks = replay::blocks_for(&trace.requests, &shape);
-    let memory = PoolMemory::new(&Home::Cuda(gpu.device.clone()), layout, blocks, blocks, None)?;
+    let pool = ReplayPool::new(&Backend::Cuda(gpu.device.clone()), layout, blocks, blocks, None)?;
     let compaction = Compaction { threshold: 0.02, interval: Duration::from_millis(2) };
     let usual = replay::Options::new(&trace, 4);
     let options = replay::Options { compaction: Some(compaction), ..usual };
-    let outcome = replay::replay(&memory, shape, &trace, &options, |_| ControlFlow::Continue(()));
+    let outcome = replay::replay(&pool, &trace, &options, |_| ControlFlow::Continue(()));
     let tally = &outcome.tally;
     section.check(
         "nothing lost, nothing corrupt",

@@ -1,7 +1,8 @@
 //! Storages of a test's own: the host's memory, but for what the test is about.
 
 /// In an `impl Storage`, all that goes to the [`HostStorage`](kvpool::storage::HostStorage) in this field as it is. What is left to
-/// the test: `device`, and whatever has a default and is to be another.
+/// the test: `device`, and whatever has a default and is to be another; with `but store and load`
+/// behind the field, these two as well.
 ///
 /// ```
 /// # use kvpool::{ids::DeviceId, storage::{HostStorage, Storage}};
@@ -19,6 +20,31 @@
 #[macro_export]
 macro_rules! as_on_the_host {
     ($field:tt) => {
+        $crate::as_on_the_host!($field, but store and load);
+
+        unsafe fn store(
+            &self,
+            layer: usize,
+            k: ::kvpool::storage::Elements<'_>,
+            v: ::kvpool::storage::Elements<'_>,
+            slots: &[i64],
+        ) -> Result<(), ::kvpool::error::StorageError> {
+            // SAFETY: see above.
+            unsafe { self.$field.store(layer, k, v, slots) }
+        }
+
+        unsafe fn load(
+            &self,
+            layer: usize,
+            slots: &[i64],
+            k: ::kvpool::storage::ElementsMut<'_>,
+            v: ::kvpool::storage::ElementsMut<'_>,
+        ) -> Result<(), ::kvpool::error::StorageError> {
+            // SAFETY: see above.
+            unsafe { self.$field.load(layer, slots, k, v) }
+        }
+    };
+    ($field:tt, but store and load) => {
         fn as_any(&self) -> &dyn ::std::any::Any {
             self
         }
@@ -42,28 +68,6 @@ macro_rules! as_on_the_host {
         unsafe fn shrink(&self, total: usize) {
             // SAFETY: the frame rule is the caller's, here and below.
             unsafe { self.$field.shrink(total) }
-        }
-
-        unsafe fn store(
-            &self,
-            layer: usize,
-            k: ::kvpool::storage::Elements<'_>,
-            v: ::kvpool::storage::Elements<'_>,
-            slots: &[i64],
-        ) -> Result<(), ::kvpool::error::StorageError> {
-            // SAFETY: see above.
-            unsafe { self.$field.store(layer, k, v, slots) }
-        }
-
-        unsafe fn load(
-            &self,
-            layer: usize,
-            slots: &[i64],
-            k: ::kvpool::storage::ElementsMut<'_>,
-            v: ::kvpool::storage::ElementsMut<'_>,
-        ) -> Result<(), ::kvpool::error::StorageError> {
-            // SAFETY: see above.
-            unsafe { self.$field.load(layer, slots, k, v) }
         }
 
         unsafe fn copy(

@@ -33,10 +33,6 @@ struct Place {
 }
 
 /// Prints where a pool can have its memory, and returns the exit code.
-///
-/// # Errors
-///
-/// [`CommandError::Output`].
 pub fn info(args: &InfoArgs) -> Result<u8, CommandError> {
     let mut devices = vec![host()];
     let cuda = match cuda() {

@@ -9,9 +9,9 @@ use kvpool::compact::{DefragReport, Snapshot};
 use super::CommandError;
 use super::workload::{Workload, progress_bar, show};
 use crate::args::MapArgs;
-use crate::map::{Figures, Panel, Picture, draw, frames};
+use crate::map::{Panel, Picture, draw};
 use crate::output::{Destination, complain, print, printable};
-use crate::replay::{self, Options, Outcome, PoolMemory};
+use crate::replay::{self, Options, Outcome, ReplayPool};
 use crate::{EXIT_OK, EXIT_UNSOUND};
 
 /// A pool that stands still, before and after a defragmentation.
@@ -23,26 +23,21 @@ struct Look {
 }
 
 /// Replays up to a point, draws the pool there and returns the exit code.
-///
-/// # Errors
-///
-/// [`CommandError`]: no such trace or layout, a pool that cannot be built or compacted, or a picture that cannot be
-/// written.
 pub fn map(args: &MapArgs) -> Result<u8, CommandError> {
     let workload = Workload::new(&args.workload)?;
-    let memory = workload.pool(workload.blocks)?;
+    let pool = workload.pool(workload.blocks)?;
     // Found out before the work, not after.
     let cannot = |error| CommandError::File { path: args.output.clone(), error };
     let destination = Destination::new(&args.output).map_err(cannot)?;
 
-    let Workload { trace, shape, threads, .. } = &workload;
+    let Workload { trace, threads, .. } = &workload;
     let options = Options { halt_at: Some(args.at), ..Options::new(trace, *threads) };
     let bar = progress_bar(trace.requests.len() as u64);
     let mut look = None;
-    let outcome = replay::replay(&memory, *shape, trace, &options, |progress| {
+    let outcome = replay::replay(&pool, trace, &options, |progress| {
         show(&bar, progress);
         if progress.is_halted {
-            look = Some(Look::take(&memory, progress.settled));
+            look = Some(Look::take(&pool, progress.settled));
         }
         ControlFlow::Continue(())
     });
@@ -53,27 +48,27 @@ pub fn map(args: &MapArgs) -> Result<u8, CommandError> {
         Some(look) if outcome.tally.tokens > 0 => look,
         _ => nothing(),
     };
-    let look = look.map_err(|reason| CommandError::NoPicture { reason })?;
+    let look = look.map_err(|reason| CommandError::NoPicture(reason))?;
 
-    let picture = look.picture(args, &workload);
-    destination.write(&draw(&picture)).map_err(cannot)?;
-    say(&picture, &look.report, args).map_err(CommandError::Output)?;
+    destination.write(&draw(&look.picture(args, &workload))).map_err(cannot)?;
+    say(&look, args).map_err(CommandError::Output)?;
     Ok(judge(&outcome))
 }
 
 impl Look {
-    fn take(memory: &PoolMemory, settled: u64) -> Result<Self, String> {
+    fn take(pool: &ReplayPool, settled: u64) -> Result<Self, String> {
         // What threads kept goes home first: the difference is to be what was moved.
-        memory.trim();
-        let before = memory.snapshot();
-        let report = memory.defragment()?;
-        Ok(Self { settled, before, report, after: memory.snapshot() })
+        pool.pool().trim();
+        let before = pool.snapshot();
+        let report = pool.defragment()?;
+        Ok(Self { settled, before, report, after: pool.snapshot() })
     }
 
     fn picture(&self, args: &MapArgs, workload: &Workload) -> Picture {
         let (report, trace) = (&self.report, &workload.trace);
-        let order = self.before.order().0;
-        let panel = |title: &str, snapshot| Panel { title: title.to_owned(), frames: frames(snapshot) };
+        let run = self.before.order().frames();
+        let panel =
+            |title: &str, snapshot: &Snapshot| Panel { title: title.to_owned(), snapshot: snapshot.clone() };
         let threads = match workload.threads {
             1 => "1 thread".to_owned(),
             threads => format!("{threads} threads"),
@@ -94,31 +89,32 @@ impl Look {
             BinaryBytes(report.moved_bytes),
             report.time.as_secs_f64() * 1e3,
             report.given_up,
-            1u64 << order,
+            run,
         );
         Picture {
             title: trace.name.clone(),
             notes: vec![replayed, did],
-            order,
             panels: vec![panel("Before", &self.before), panel("After", &self.after)],
         }
     }
 }
 
-/// One line on the standard output.
-fn say(picture: &Picture, report: &DefragReport, args: &MapArgs) -> io::Result<()> {
-    let figures: Vec<Figures> = picture.panels.iter().map(|panel| panel.figures(picture.order)).collect();
-    let [before, after] = figures.as_slice() else { return Ok(()) };
+/// Prints one line on the standard output.
+fn say(look: &Look, args: &MapArgs) -> io::Result<()> {
+    let Look { before, report, after, .. } = look;
+    let order = before.order();
+    let fragmentation = [before, after].map(|snapshot| 100.0 * snapshot.fragmentation(order));
+    let runs = [before, after].map(|snapshot| HumanCount(snapshot.free_runs(order) as u64));
     print(&format!(
         "{}: fragmentation {:.1} % -> {:.1} %, free runs of {} {} -> {}, mean sequence run {:.1} -> {:.1}, moved blocks {} in {:.1} ms",
         printable(&args.output.display().to_string()),
-        100.0 * before.fragmentation,
-        100.0 * after.fragmentation,
-        1u64 << picture.order,
-        HumanCount(before.runs as u64),
-        HumanCount(after.runs as u64),
-        before.sequence_run_mean,
-        after.sequence_run_mean,
+        fragmentation[0],
+        fragmentation[1],
+        order.frames(),
+        runs[0],
+        runs[1],
+        before.mean_sequence_run(),
+        after.mean_sequence_run(),
         HumanCount(report.moved_blocks as u64),
         report.time.as_secs_f64() * 1e3,
     ))
@@ -142,21 +138,17 @@ fn judge(outcome: &Outcome) -> u8 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::replay::Shape;
-    use crate::replay::ledger::{Fault, Ledger};
+    use crate::replay::tests::{Fault, pool};
     use crate::workload::Conversations;
 
     /// From one wrong bit in memory to the exit code, though the replay is not finished.
     #[test]
     fn one_flipped_bit_ends_in_exit_code_1() {
         let trace = Conversations::trace(0, 60);
-        let shape = Shape { layers: 1, k_bytes: 8, v_bytes: 8, block_tokens: 16 };
-        let blocks = replay::blocks_for(&trace.requests, &shape);
         for (fault, code) in [(Fault::None, EXIT_OK), (Fault::FlippedBit, EXIT_UNSOUND)] {
             let at = "80%".parse().unwrap();
             let options = Options { halt_at: Some(at), ..Options::new(&trace, 2) };
-            let memory = Ledger::new(shape, blocks, fault);
-            let outcome = replay::replay(&memory, shape, &trace, &options, |_| ControlFlow::Continue(()));
+            let outcome = replay::replay(&pool(6000, fault), &trace, &options, |_| ControlFlow::Continue(()));
             assert_eq!(judge(&outcome), code, "{fault:?}: {outcome:?}");
         }
     }

@@ -29,18 +29,12 @@ struct JsonRate<'a> {
 }
 
 /// Measures policies on traces, prints what they came to and returns the exit code.
-///
-/// # Errors
-///
-/// [`CommandError`]: no such trace, one that does not say which prompts begin alike, or a result that cannot be written.
 pub fn policy(args: &PolicyArgs) -> Result<u8, CommandError> {
     let mut traces = Vec::new();
-    let options =
-        ReadOptions { format: args.format.format(), hash_ids: HashIds::Required, ..ReadOptions::default() };
+    let options = ReadOptions { format: args.format, hash_ids: HashIds::Required, ..ReadOptions::default() };
     for path in &args.traces {
         let trace = Trace::load(path, &options)?;
-        let prompts =
-            Prompts::new(&trace).ok_or_else(|| CommandError::NoHashes { trace: trace.name.clone() })?;
+        let prompts = Prompts::new(&trace).ok_or_else(|| CommandError::NoHashIds(trace.name.clone()))?;
         if trace.out_of_order > 0 {
             let lines = HumanCount(trace.out_of_order as u64);
             complain(format_args!("{}: {lines} lines stood after a later one", trace.name));

@@ -12,10 +12,6 @@ use crate::args::{Cli, CompletionsArgs, ManArgs};
 use crate::output::print;
 
 /// Prints a shell's completions and returns the exit code.
-///
-/// # Errors
-///
-/// [`CommandError::Output`].
 pub fn completions(args: &CompletionsArgs) -> Result<u8, CommandError> {
     let mut text = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "kvpool", &mut text);
@@ -23,10 +19,6 @@ pub fn completions(args: &CompletionsArgs) -> Result<u8, CommandError> {
 }
 
 /// Prints the man page, or writes all of them, and returns the exit code.
-///
-/// # Errors
-///
-/// [`CommandError::Output`], or [`CommandError::File`] if a page cannot be written.
 pub fn man(args: &ManArgs) -> Result<u8, CommandError> {
     if let Some(directory) = &args.directory {
         return pages(directory)

@@ -9,9 +9,9 @@ use kvpool::storage::{Dtype, KvLayout};
 
 use super::CommandError;
 use crate::args::WorkloadArgs;
-use crate::home::Home;
+use crate::backend::Backend;
 use crate::output::{complain, is_plain};
-use crate::replay::{self, PoolMemory, Progress, Shape};
+use crate::replay::{self, Progress, ReplayPool, Shape};
 use crate::trace::{HashIds, Trace};
 use crate::workload::Conversations;
 
@@ -31,18 +31,15 @@ pub struct Workload {
     /// The policy of the prefix cache, if there is to be one.
     pub policy: Option<PolicyKind>,
     layout: KvLayout,
-    home: Home,
+    backend: Backend,
 }
 
 impl Workload {
     /// What the arguments say.
-    ///
-    /// # Errors
-    ///
-    /// [`CommandError`]: no such trace or layout, or options that contradict each other.
     pub fn new(args: &WorkloadArgs) -> Result<Self, CommandError> {
         let policy = args.prefix.policy()?;
-        let home = Home::open(args.device)?;
+        let device = args.device;
+        let backend = Backend::open(device).map_err(|reason| CommandError::Device { device, reason })?;
         let layout = layout(&args.layout, args.block_tokens as usize)?;
         let trace = trace(args)?;
         let shape = Shape::of(&layout);
@@ -51,18 +48,14 @@ impl Workload {
         let threads = args
             .threads
             .map_or_else(|| thread::available_parallelism().map_or(1, usize::from), |n| n as usize);
-        Ok(Self { trace, shape, blocks, threads, policy, layout, home })
+        Ok(Self { trace, shape, blocks, threads, policy, layout, backend })
     }
 
     /// A pool that can grow to `blocks_max`.
-    ///
-    /// # Errors
-    ///
-    /// [`CommandError`]: the pool cannot be built, or would not fit into memory.
-    pub fn pool(&self, blocks_max: usize) -> Result<PoolMemory, CommandError> {
+    pub fn pool(&self, blocks_max: usize) -> Result<ReplayPool, CommandError> {
         let (blocks, blocks_max) = (self.blocks, blocks_max.max(self.blocks));
-        check_memory(&self.home, &self.layout, blocks_max)?;
-        PoolMemory::new(&self.home, self.layout.clone(), blocks, blocks_max, self.policy)
+        check_memory(&self.backend, &self.layout, blocks_max)?;
+        ReplayPool::new(&self.backend, self.layout.clone(), blocks, blocks_max, self.policy)
             .map_err(|reason| CommandError::Pool { blocks, reason })
     }
 }
@@ -110,9 +103,9 @@ pub fn trace(args: &WorkloadArgs) -> Result<Trace, CommandError> {
 const METADATA_BYTES: usize = 2 * 28 + 1 + 4;
 
 /// Memory is given out page by page as it is written, so a pool that is too large would be found out midway.
-fn check_memory(home: &Home, layout: &KvLayout, blocks: usize) -> Result<(), CommandError> {
+fn check_memory(backend: &Backend, layout: &KvLayout, blocks: usize) -> Result<(), CommandError> {
     let block_bytes = layout.bytes_per_block().saturating_add(METADATA_BYTES);
-    match home.free_bytes() {
+    match backend.free_bytes() {
         Some(free) if (block_bytes as u64).saturating_mul(blocks as u64) > free => {
             Err(CommandError::TooLarge { blocks, block_bytes, free })
         }

@@ -1,13 +1,13 @@
-//! The sheet: title, legend, and for each panel its tiles, its frames and its bars.
+//! The sheet: title, legend, and for each panel its figures, its frames and its bars.
 
 use indicatif::HumanCount;
+use kvpool::compact::{FrameKind, Snapshot};
 use svg::Document;
 use svg::node::element::{Group, Path, Rectangle, Text, Title};
 
-use super::figures::Figures;
 use super::grid::{Grid, WIDTH};
 use super::palette::{self, Colour};
-use super::{Frame, Panel, Picture};
+use super::{Panel, Picture};
 
 const MARGIN: usize = 20;
 const GAP: usize = 24;
@@ -27,7 +27,7 @@ const BAR_MAX: f64 = 84.0;
 
 /// The picture as an SVG document.
 pub fn draw(picture: &Picture) -> String {
-    let frames = picture.panels.iter().map(|panel| panel.frames.len()).max().unwrap_or(0);
+    let frames = picture.panels.iter().map(|panel| panel.snapshot.frames().len()).max().unwrap_or(0);
     let grid = Grid::new(frames);
     let panels = picture.panels.len().max(1);
     let width = 2 * MARGIN + panels * WIDTH + (panels - 1) * GAP;
@@ -49,28 +49,20 @@ pub fn draw(picture: &Picture) -> String {
         document = document.add(faint(text(MARGIN, notes_y + 14 + index * NOTE, 15, note)));
     }
     document = document.add(legend(picture, legend_y));
-    let share_max =
-        picture.panels.iter().map(|panel| share_max(&panel.figures(picture.order))).fold(0.0, f64::max);
-    for (index, panel) in picture.panels.iter().enumerate() {
+    let shares: Vec<Vec<f64>> = picture.panels.iter().map(|panel| shares(&panel.snapshot)).collect();
+    let share_max = shares.iter().flatten().copied().fold(0.0, f64::max);
+    for (index, (panel, shares)) in picture.panels.iter().zip(&shares).enumerate() {
         let x = MARGIN + index * (WIDTH + GAP);
         document = document.add(
-            self::panel(panel, picture.order, grid, share_max)
+            self::panel(panel, grid, shares, share_max)
                 .set("transform", format!("translate({x} {panels_y})")),
         );
     }
     document.to_string()
 }
 
-impl Panel {
-    /// Its figures at an order.
-    pub fn figures(&self, order: u8) -> Figures {
-        Figures::of(&self.frames, order)
-    }
-}
-
-fn panel(panel: &Panel, order: u8, grid: Grid, share_max: f64) -> Group {
-    let figures = panel.figures(order);
-    let strips = grid.strips(&palette::colours(&panel.frames, order));
+fn panel(panel: &Panel, grid: Grid, shares: &[f64], share_max: f64) -> Group {
+    let strips = grid.strips(&palette::colours(&panel.snapshot));
     // Rows that are high enough have a line between them, a pixel below each.
     let row = grid.row_height();
     let line = usize::from(row >= 5);
@@ -85,33 +77,35 @@ fn panel(panel: &Panel, order: u8, grid: Grid, share_max: f64) -> Group {
     }
     Group::new()
         .add(text(0, 18, 19, &panel.title).set("font-weight", 700))
-        .add(tiles(&figures, order))
+        .add(tiles(&panel.snapshot))
         .add(cells)
         .add(outline(0, TILES, WIDTH, grid.height()))
         .add(faint(text(0, TILES + grid.height() + 18, 13, &layout(grid))))
         .add(
-            bars(&figures, order, share_max)
+            bars(shares, panel.snapshot.order().0, share_max)
                 .set("transform", format!("translate(0 {})", TILES + grid.height())),
         )
 }
 
-/// The figures, a tile each.
-fn tiles(figures: &Figures, order: u8) -> Group {
+/// Draws the figures of a panel.
+fn tiles(snapshot: &Snapshot) -> Group {
     let percent = |share: f64| format!("{:.1} %", 100.0 * share);
-    let free = figures.free as f64 / figures.frames.max(1) as f64;
+    let order = snapshot.order();
+    let fragmentation = snapshot.fragmentation(order);
+    let longest = snapshot.longest_free_run().map_or(0, |run| run.len as usize);
     let all = [
-        (percent(figures.fragmentation), "fragmentation".to_owned()),
-        (count(figures.runs), format!("free runs of {}", 1u64 << order)),
-        (count(figures.longest_run), "longest free run".to_owned()),
-        (format!("{:.1}", figures.sequence_run_mean), "mean sequence run".to_owned()),
-        (percent(free), "free".to_owned()),
+        (percent(fragmentation), "fragmentation".to_owned()),
+        (count(snapshot.free_runs(order)), format!("free runs of {}", order.frames())),
+        (count(longest), "longest free run".to_owned()),
+        (format!("{:.1}", snapshot.mean_sequence_run()), "mean sequence run".to_owned()),
+        (percent(free(snapshot) as f64 / snapshot.frames().len().max(1) as f64), "free".to_owned()),
     ];
     let width = WIDTH / all.len();
     let mut group = Group::new();
     for (index, (figure, caption)) in all.iter().enumerate() {
         let x = index * width;
         // The first is what the picture is about.
-        let colour = if index == 0 && figures.fragmentation >= 0.1 { palette::CRUMB } else { INK };
+        let colour = if index == 0 && fragmentation >= 0.1 { palette::CRUMB } else { INK };
         group = group
             .add(text(x, 54, 25, figure).set("font-weight", 600).set("fill", colour.to_string()))
             .add(faint(text(x, 74, 13, caption)));
@@ -119,29 +113,44 @@ fn tiles(figures: &Figures, order: u8) -> Group {
     group
 }
 
-/// The share of the free frames that are in the fullest order.
-fn share_max(figures: &Figures) -> f64 {
-    figures.by_order.iter().map(|&frames| frames as f64 / figures.free.max(1) as f64).fold(0.0, f64::max)
+/// Returns the number of free frames, also those that are away.
+fn free(snapshot: &Snapshot) -> usize {
+    snapshot.count(FrameKind::Free) + snapshot.count(FrameKind::Away)
 }
 
-/// Where the free frames are, by the length of the aligned run that they are in.
-fn bars(figures: &Figures, order: u8, share_max: f64) -> Group {
+/// Returns the shares of the free frames by the order of the aligned run that they are in, when every
+/// free run is cut into as few as possible.
+pub(super) fn shares(snapshot: &Snapshot) -> Vec<f64> {
     /// Orders that are always shown, so that panels compare.
     const ORDERS: usize = 14;
-    let orders = figures.by_order.len().max(ORDERS);
+    let (mut frames, mut at) = (vec![0usize; ORDERS], 0);
+    for piece in snapshot.frames().chunk_by(|a, b| a.kind() == b.kind()) {
+        let end = at + piece.len();
+        while piece[0].kind() == FrameKind::Free && at < end {
+            let order = at.trailing_zeros().min((end - at).ilog2()) as usize;
+            frames.resize(frames.len().max(order + 1), 0);
+            frames[order] += 1 << order;
+            at += 1 << order;
+        }
+        at = end;
+    }
+    frames.into_iter().map(|frames| frames as f64 / free(snapshot).max(1) as f64).collect()
+}
+
+/// Draws the shares of free frames.
+fn bars(shares: &[f64], order: u8, share_max: f64) -> Group {
+    let orders = shares.len();
     let width = WIDTH as f64 / orders as f64;
     let base = 64.0 + BAR_MAX;
     let mut group = Group::new();
-    for index in 0..orders {
-        let frames = figures.by_order.get(index).copied().unwrap_or(0);
-        let share = frames as f64 / figures.free.max(1) as f64;
+    for (index, &share) in shares.iter().enumerate() {
         let height = if share_max > 0.0 { share / share_max * BAR_MAX } else { 0.0 };
         let x = width * index as f64;
         let is_crumb = index < usize::from(order);
         let fill = if is_crumb { palette::CRUMB } else { palette::RUN };
         let edge = if is_crumb { palette::CRUMB } else { Colour(0x7f, 0xbf, 0x98) };
         let middle = format!("{:.1}", x + width / 2.0);
-        if frames > 0 {
+        if share > 0.0 {
             group = group
                 .add(
                     Rectangle::new()
@@ -177,11 +186,10 @@ fn bars(figures: &Figures, order: u8, share_max: f64) -> Group {
         .add(faint(text(0, base as usize + 34, 13, caption)))
 }
 
-/// What the colours mean.
+/// Draws the legend of the colours.
 fn legend(picture: &Picture, y: usize) -> Group {
-    let run = 1u64 << picture.order;
-    let has_away = picture.panels.iter().any(|panel| panel.frames.contains(&Frame::Away));
-    let has_unnamed = picture.panels.iter().any(|panel| panel.frames.contains(&Frame::Movable(None)));
+    let run = picture.panels.first().map_or(1, |panel| panel.snapshot.order().frames());
+    let colours: Vec<_> = picture.panels.iter().flat_map(|panel| palette::colours(&panel.snapshot)).collect();
     let entries: [(&[Colour], String); 6] = [
         (&[palette::RUN], format!("free, in a whole run of {run}")),
         (&[palette::CRUMB], "free, a crumb".to_owned()),
@@ -192,17 +200,17 @@ fn legend(picture: &Picture, y: usize) -> Group {
     ];
     let mut group = Group::new().set("transform", format!("translate({MARGIN} {y})"));
     let mut x = 0;
-    for (colours, caption) in &entries {
-        let is_absent = |colour, has: bool| colours.contains(&colour) && !has;
-        if is_absent(palette::AWAY, has_away) || is_absent(palette::UNNAMED, has_unnamed) {
+    for (entry, caption) in &entries {
+        let is_optional = matches!(entry[0], palette::AWAY | palette::UNNAMED);
+        if is_optional && !colours.contains(&entry[0]) {
             continue;
         }
-        let swatch = if colours.len() == 1 { 18 } else { 9 };
-        for colour in *colours {
+        let swatch = if entry.len() == 1 { 18 } else { 9 };
+        for colour in *entry {
             group = group.add(rectangle(x, 0, swatch, 18).set("fill", colour.to_string()));
             x += swatch;
         }
-        group = group.add(outline(x - swatch * colours.len(), 0, swatch * colours.len(), 18)).add(text(
+        group = group.add(outline(x - swatch * entry.len(), 0, swatch * entry.len(), 18)).add(text(
             x + 7,
             14,
             14,
@@ -214,7 +222,7 @@ fn legend(picture: &Picture, y: usize) -> Group {
     group
 }
 
-/// How frames are laid out.
+/// Describes the layout of the frames.
 fn layout(grid: Grid) -> String {
     let cell = match grid.group {
         1 => "a cell is a frame".to_owned(),

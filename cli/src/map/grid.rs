@@ -1,8 +1,8 @@
 //! Frames to cells, cells to strips of equal colour.
 //!
-//! A panel is as wide for every pool. A small pool has few columns of wide cells, a large one many of narrow ones, and
-//! beyond that several frames share a cell. So a picture is never taller than a screen or so, and a file never
-//! larger than [`CELLS_MAX`] strips a panel.
+//! A panel has the same width for every pool. A small pool has few columns of wide cells, a large one many
+//! of narrow ones, and beyond that several frames share a cell. So a picture is about as high as a screen
+//! at most, and a panel has at most [`CELLS_MAX`] strips.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -12,7 +12,7 @@ use super::palette::{Colour, mix};
 /// The width of a panel, in pixels.
 pub const WIDTH: usize = 768;
 
-/// The most frames in rows of so many, and so many in a row; beyond that it is the last.
+/// Columns by the number of frames: up to the first number, the second.
 const COLUMNS: [(usize, usize); 3] = [(2048, 64), (8192, 128), (usize::MAX, 256)];
 
 /// The most rows.
@@ -21,7 +21,7 @@ const ROWS_MAX: usize = 264;
 /// The most cells of a panel.
 pub const CELLS_MAX: usize = 256 * ROWS_MAX;
 
-/// The height that rows share if they can, and the least and the most that each gets, in pixels.
+/// The height of all rows if possible, and the least and the greatest of one, in pixels.
 const HEIGHT: usize = 600;
 const ROW_MIN: usize = 3;
 const ROW_MAX: usize = 14;

@@ -1,12 +1,12 @@
-//! A frame's tone, a tone's colour, and the mix of many.
+//! The colour of a frame, and the mix of many.
 //!
-//! Owned frames are blues and crumbs a vermilion, which readers with any of the usual colour deficiencies tell apart (after
-//! Okabe and Ito); lightness tells the rest apart, in print as well: runs are the lightest, fixed frames the darkest.
+//! Owned frames are blues and crumbs a vermilion, which readers with any of the usual colour
+//! deficiencies tell apart (after Okabe and Ito). The others differ in lightness, in print as well: runs
+//! are the lightest, fixed frames the darkest.
 
 use std::fmt;
 
-use super::figures::{aligned_part, free_runs};
-use super::{Frame, Owner};
+use kvpool::compact::{FrameKind, FrameState, Snapshot};
 
 /// A colour: red, green, blue.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -41,33 +41,36 @@ pub const SHADES: [Colour; 6] = [
 /// Steps of a colour channel in a mix: few enough that neighbours are often equal.
 const MIX_STEP: u32 = 12;
 
-/// The colour of each frame.
-pub fn colours(frames: &[Frame], order: u8) -> Vec<Colour> {
-    let mut colours: Vec<Colour> = frames
-        .iter()
-        .map(|frame| match frame {
-            Frame::Free => CRUMB,
-            Frame::Away => AWAY,
-            Frame::Movable(None) => UNNAMED,
-            Frame::Movable(Some(owner)) => shade(*owner),
-            Frame::Fixed(_) => FIXED,
-        })
-        .collect();
-    for (start, end) in free_runs(frames) {
-        let (from, until) = aligned_part(start, end, order);
-        colours[from..until].fill(RUN);
+/// Returns the colour of each frame.
+pub fn colours(snapshot: &Snapshot) -> Vec<Colour> {
+    let frames = snapshot.frames();
+    let colour = |frame: &FrameState| match frame.kind() {
+        FrameKind::Free => CRUMB,
+        FrameKind::Away => AWAY,
+        FrameKind::Movable => {
+            let sequence = frame.block().and_then(|(index, _)| snapshot.sequences().get(index as usize));
+            sequence.map_or(UNNAMED, |id| shade(id.0))
+        }
+        FrameKind::Fixed => FIXED,
+    };
+    let mut colours: Vec<Colour> = frames.iter().map(colour).collect();
+    let run = snapshot.order().frames();
+    for (colours, frames) in colours.chunks_exact_mut(run).zip(frames.chunks_exact(run)) {
+        if frames.iter().all(|frame| frame.kind() == FrameKind::Free) {
+            colours.fill(RUN);
+        }
     }
     colours
 }
 
-/// A sequence's shade: the same in every panel, and most often another than its neighbour's.
-fn shade(owner: Owner) -> Colour {
+/// Returns a sequence's shade: the same in every panel, and rarely that of its neighbour.
+fn shade(sequence: u64) -> Colour {
     // Fibonacci hashing: the upper bits of a product with 2^64 divided by the golden ratio.
-    let hash = owner.sequence.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+    let hash = sequence.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
     SHADES[((hash * SHADES.len() as u64) >> 32) as usize]
 }
 
-/// One colour for several: theirs if it is one, else the mean, rounded.
+/// Returns one colour for several: theirs if they are equal, else the mean, rounded.
 pub fn mix(colours: &[Colour]) -> Colour {
     let first = colours[0];
     if colours.iter().all(|&colour| colour == first) {

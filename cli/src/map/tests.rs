@@ -1,87 +1,52 @@
+use kvpool::compact::{FrameKind, FrameState};
+use kvpool::ids::{Order, SequenceId};
+use proptest::prelude::*;
+
 use super::grid::{CELLS_MAX, Grid, WIDTH};
 use super::palette::{self, Colour};
 use super::*;
-use proptest::prelude::*;
 
-/// `.` free, `a` away, `#` owned by nobody, `!` fixed, digits owned by that sequence, in order.
-fn frames(text: &str) -> Vec<Frame> {
-    let mut places = [0; 10];
-    let mut owner = |digit: u32| {
-        places[digit as usize] += 1;
-        Owner { sequence: u64::from(digit), place: places[digit as usize] - 1 }
+fn snapshot(frames: Vec<FrameState>, order: u8) -> Snapshot {
+    Snapshot::new(Order(order), frames, (70..80).map(SequenceId).collect())
+}
+
+/// `.` free, `a` away, `#` movable, `!` fixed, digits movable blocks of that sequence.
+fn frames(text: &str) -> Vec<FrameState> {
+    let frame = |(char, place): (char, u32)| match char {
+        '.' => FrameState::FREE,
+        'a' => FrameState::AWAY,
+        '#' => FrameState::new(FrameKind::Movable, None),
+        '!' => FrameState::new(FrameKind::Fixed, None),
+        digit => FrameState::new(FrameKind::Movable, Some((digit.to_digit(10).expect("a digit"), place))),
     };
-    text.chars()
-        .map(|char| match char {
-            '.' => Frame::Free,
-            'a' => Frame::Away,
-            '#' => Frame::Movable(None),
-            '!' => Frame::Fixed(None),
-            digit => Frame::Movable(Some(owner(digit.to_digit(10).expect("a digit")))),
-        })
-        .collect()
+    text.chars().zip(0..).map(frame).collect()
 }
 
-fn any_frame() -> impl Strategy<Value = Frame> {
-    let owner = prop::option::of((0u64..5, 0u32..9).prop_map(|(sequence, place)| Owner { sequence, place }));
-    prop_oneof![
-        4 => Just(Frame::Free),
-        1 => Just(Frame::Away),
-        4 => owner.clone().prop_map(Frame::Movable),
-        1 => owner.prop_map(Frame::Fixed),
-    ]
-}
-
-fn picture(frames: Vec<Frame>) -> Picture {
-    let panel = |title: &str| Panel { title: title.to_owned(), frames: frames.clone() };
+fn picture(frames: Vec<FrameState>) -> Picture {
+    let panel = |title: &str| Panel { title: title.to_owned(), snapshot: snapshot(frames.clone(), 2) };
     Picture {
         title: "a <pool> & its \"runs\"".to_owned(),
         notes: vec!["one note".to_owned()],
-        order: 2,
         panels: vec![panel("before"), panel("after")],
     }
 }
 
+/// An aligned run that starts late, frames that are away, an end that is no multiple.
 #[test]
-fn figures_of_a_small_pool() {
-    //                    0   4   8   12  16
-    let figures = Figures::of(&frames("!......#.a..####...."), 2);
-    assert_eq!((figures.frames, figures.free), (20, 14));
-    assert_eq!(figures.runs, 1, "4..8 is not whole: 7 is owned; 16..20 is");
-    assert_eq!(figures.longest_run, 6);
-}
-
-/// The same by hand: an aligned run that starts late, frames that are away, an end that is no multiple.
-#[test]
-fn away_frames_and_ragged_ends_are_in_no_run() {
-    let figures = Figures::of(&frames("....a...........#."), 2);
-    // 0..4, 8..12, 12..16 are whole; 5, 6, 7 and 17 are crumbs, 4 is away.
-    assert_eq!((figures.free, figures.runs), (17, 3));
-    assert_eq!(figures.fragmentation, 1.0 / 4.0, "17 frames could be four runs");
-    assert_eq!(figures.by_order, [2, 2, 4, 8], "5 and 17; 6..8; 0..4; 8..16");
+fn free_frames_are_counted_by_their_runs() {
+    let shares = draw::shares(&snapshot(frames("....a...........#."), 2));
+    let of_17 = [2.0, 2.0, 4.0, 8.0].map(|frames| frames / 17.0);
+    assert_eq!(shares[..4], of_17, "5 and 17; 6..8; 0..4; 8..16");
+    assert_eq!(shares[4..], [0.0; 10]);
+    assert_eq!(draw::shares(&snapshot(frames("####"), 2)), [0.0; 14]);
 }
 
 #[test]
-fn a_full_pool_is_not_fragmented() {
-    let figures = Figures::of(&frames("####"), 2);
-    assert_eq!((figures.fragmentation, figures.runs, figures.longest_run), (0.0, 0, 0));
-    assert_eq!(figures.sequence_run_mean, 0.0);
-}
-
-#[test]
-fn runs_of_sequences_break_where_frames_or_places_do_not_follow() {
-    assert_eq!(Figures::of(&frames("000111"), 0).sequence_run_mean, 3.0);
-    assert_eq!(Figures::of(&frames("001010"), 0).sequence_run_mean, 6.0 / 5.0);
-    let backwards = [1, 0].map(|place| Frame::Movable(Some(Owner { sequence: 0, place })));
-    assert_eq!(Figures::of(&backwards, 0).sequence_run_mean, 1.0);
-    assert_eq!(Figures::of(&frames("00.00#"), 0).sequence_run_mean, 2.0);
-}
-
-#[test]
-fn tones_tell_runs_from_crumbs() {
-    let colours = palette::colours(&frames("....#.a!"), 2);
+fn colours_tell_runs_from_crumbs() {
+    let colours = palette::colours(&snapshot(frames("....#.a!"), 2));
     assert_eq!(colours[..4], [palette::RUN; 4]);
     assert_eq!(colours[4..], [palette::UNNAMED, palette::CRUMB, palette::AWAY, palette::FIXED]);
-    let colours = palette::colours(&frames("1231"), 2);
+    let colours = palette::colours(&snapshot(frames("1231"), 2));
     assert_eq!(colours[0], colours[3], "a sequence has one shade");
 }
 
@@ -134,11 +99,8 @@ fn text_is_escaped_and_nothing_runs() {
 /// The worst that a pool can look like: no two neighbours alike.
 #[test]
 fn the_largest_file_is_bounded() {
-    let panel = Panel {
-        title: String::new(),
-        frames: (0..CELLS_MAX).map(|at| if at % 2 == 0 { Frame::Free } else { Frame::Away }).collect(),
-    };
-    let bytes = draw(&Picture { panels: vec![panel.clone(), panel], ..picture(vec![]) }).len();
+    let frames = [FrameState::FREE, FrameState::AWAY].into_iter().cycle().take(CELLS_MAX).collect();
+    let bytes = draw(&picture(frames)).len();
     assert!(bytes < 2 << 20, "{bytes} bytes");
 }
 
@@ -165,12 +127,13 @@ fn painted(path: &str, columns: usize) -> Vec<usize> {
 }
 
 proptest! {
-    /// Every cell is painted once, in its own colour.
+    /// Every cell is painted once, in its own colour; and the colours agree with the figures.
     #[test]
-    fn strips_cover_every_cell_once(frames in prop::collection::vec(any_frame(), 1..300)) {
-        let grid = Grid::new(frames.len());
-        let colours = palette::colours(&frames, 2);
-        let mut seen = vec![0; frames.len()];
+    fn strips_cover_every_cell_once(text in "[.]{0,9}[.a#!0-9]{1,300}", order in 0u8..5) {
+        let snapshot = snapshot(frames(&text), order);
+        let grid = Grid::new(text.len());
+        let colours = palette::colours(&snapshot);
+        let mut seen = vec![0; text.len()];
         for (colour, path) in grid.strips(&colours) {
             for cell in painted(&path, grid.columns) {
                 prop_assert_eq!(colours[cell], colour);
@@ -178,30 +141,15 @@ proptest! {
             }
         }
         prop_assert!(seen.iter().all(|&times| times == 1));
-    }
-
-    /// Figures against the definition, frame by frame.
-    #[test]
-    fn figures_are_as_defined(frames in prop::collection::vec(any_frame(), 0..200), order in 0u8..5) {
-        let figures = Figures::of(&frames, order);
-        let whole = frames
-            .chunks_exact(1 << order)
-            .filter(|chunk| chunk.iter().all(|&frame| frame == Frame::Free))
-            .count();
-        prop_assert_eq!(figures.runs, whole);
-        let free = frames.iter().filter(|frame| frame.is_free()).count();
-        prop_assert_eq!(figures.free, free);
-        let first = usize::from(frames.first() == Some(&Frame::Fixed(None)));
-        let places = (frames.len() >> order).saturating_sub(first);
-        let could_be = places.min(free >> order);
-        let share = if could_be == 0 { 0.0 } else { 1.0 - whole as f64 / could_be as f64 };
-        prop_assert!((figures.fragmentation - share).abs() < 1e-12);
-        let had = frames.iter().filter(|&&frame| frame == Frame::Free).count();
-        prop_assert_eq!(figures.by_order.iter().sum::<usize>(), had);
-        // Sum over orders from k on: what lies in whole runs.
-        let in_runs: usize = figures.by_order.iter().skip(usize::from(order)).sum();
-        prop_assert_eq!(in_runs, whole << order);
-        let reds = palette::colours(&frames, order).iter().filter(|&&colour| colour == palette::CRUMB).count();
-        prop_assert_eq!(reds, had - (whole << order));
+        let count = |colour| colours.iter().filter(|&&other| other == colour).count();
+        let (runs, crumbs, away) = (count(palette::RUN), count(palette::CRUMB), count(palette::AWAY));
+        prop_assert_eq!(runs, snapshot.free_runs(Order(order)) << order);
+        let free = (runs + crumbs + away).max(1) as f64;
+        prop_assert!((0.0..=1.0).contains(&snapshot.fragmentation(Order(order))));
+        // The orders from k on are those of whole runs.
+        let shares = draw::shares(&snapshot);
+        prop_assert!((shares.iter().sum::<f64>() - (runs + crumbs) as f64 / free).abs() < 1e-12);
+        let in_runs: f64 = shares.iter().skip(usize::from(order)).sum();
+        prop_assert!((in_runs - runs as f64 / free).abs() < 1e-12);
     }
 }

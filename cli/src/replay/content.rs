@@ -1,5 +1,5 @@
-//! The bytes of a token: a function of the text that it is in, its place there, and the layer, so that a byte that is found
-//! in the wrong place is known to be wrong without a copy of the right one.
+//! The bytes of a token: a function of its text, its place there, and the layer, so that a byte in the
+//! wrong place is found without a copy of the right one.
 
 use kvpool::storage::KvLayout;
 
@@ -8,7 +8,7 @@ const STEP_TOKEN: u64 = 0x9E37_79B9_7F4A_7C15;
 const STEP_LAYER: u64 = 0x6A09_E667_F3BC_C909;
 const STEP_WORD: u64 = 0xBB67_AE85_84CA_A73B;
 
-/// How many bytes a token has, and where.
+/// The bytes of a token.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Shape {
     /// Layers.
@@ -22,7 +22,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// The shape of a layout that keeps the bytes that it is given, and not codes of them.
+    /// Returns the shape of a layout that is not quantised.
     pub fn of(layout: &KvLayout) -> Self {
         let row = layout.row_elements() * layout.dtype().bytes();
         let latent = layout.parts() == kvpool::storage::Parts::Latent;
@@ -34,27 +34,27 @@ impl Shape {
         }
     }
 
-    /// Blocks for this many tokens.
+    /// Returns the number of blocks of this many tokens.
     pub const fn blocks(&self, tokens: u64) -> usize {
         tokens.div_ceil(self.block_tokens as u64) as usize
     }
 }
 
-/// What the bytes of some tokens depend on, beside their places: two contents differ in every byte or so.
+/// The text that the bytes of a token depend on, as a hash.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Content(u64);
 
 impl Content {
-    /// Before any text.
+    /// The empty text.
     pub const BEGIN: Self = Self(STEP_TOKEN);
 
-    /// The content of a request's attempt.
+    /// Returns the content of an attempt at a request.
     pub const fn of_attempt(request: u32, attempt: u32) -> Self {
         // Four billion requests and attempts are told apart; the multiplication spreads them over all bits.
         Self(((attempt as u64) << 32 | request as u64).wrapping_add(1).wrapping_mul(STEP_WORD))
     }
 
-    /// The content of a piece of text, by its number, after all that came before it.
+    /// Returns the content of a piece of text, by its number, after this one.
     pub const fn then(self, piece: u32) -> Self {
         Self(mix(self.0.rotate_left(23) ^ (piece as u64 + 1).wrapping_mul(STEP_WORD)))
     }
@@ -75,7 +75,7 @@ impl Content {
         }
     }
 
-    /// The first token of `rows`, if any, that is not as it was written.
+    /// Returns the first token whose row is not as it was written, if there is one.
     pub fn find_wrong(
         self,
         layer: usize,

@@ -1,64 +1,64 @@
-//! A trace, replayed: many scheduler threads over one pool, as fast as they can, with every byte checked.
+//! Replays a trace: many scheduler threads over one pool, as fast as possible, with every byte checked.
 //!
 //! | file | what |
 //! |---|---|
-//! | `lane` | who waits, runs and gives way: continuous batching as pure bookkeeping |
-//! | `floor` | what the threads share: the line of arrivals, their clocks, the rule that keeps all of them going |
-//! | `text` | what tokens are: which prompts begin alike |
-//! | `content`, `transfer` | the bytes of a token, on their way to storage and back |
-//! | `engine` | one scheduler thread |
-//! | `memory`, `pooled` | what it asks of a pool, and the pool |
-//! | `resizer` | the thread that gives the pool other sizes meanwhile |
-//! | `sizing` | how many blocks make a trace interesting |
-//! | `tally` | what is counted |
+//! | `scheduler` | continuous batching as pure bookkeeping: waiting, running, preemption |
+//! | `shared_clock` | what the threads share: arrivals, clocks, the rule by which all make progress |
+//! | `text` | the ids of tokens: which prompts begin alike |
+//! | `content`, `transfer` | the bytes of a token, written to the storage and read back |
+//! | `worker` | one scheduler thread |
+//! | `pool` | the pool, with what belongs to it |
+//! | `resizer` | the thread that resizes the pool meanwhile |
+//! | `sizing` | a size of the pool at which a trace fills it at times |
+//! | `tally` | the counters |
 //!
-//! Meanwhile the pool is compacted in the background and may be given other sizes; no thread is told of either.
+//! Meanwhile the pool is compacted in the background and may be resized. The threads are not told.
 //!
-//! What must hold when a replay ends, and is reported: every request is completed or rejected, every block that was
-//! allocated has been freed, the pool has as many free blocks as it had once it has forgotten its prefixes and gives all of
-//! them out in one request, its audit agrees, and no token was ever read other than it was written, by whichever request.
+//! What must hold at the end of a replay, and is reported: every request is completed or rejected;
+//! every allocated block was freed; the pool has as many free blocks as at the start once its prefix
+//! cache is cleared, and allocates all of them in one request; its audit agrees; and no token was
+//! read other than it was written, by whichever request.
 
 mod content;
-mod engine;
-mod floor;
-mod lane;
-#[cfg(test)]
-pub(crate) mod ledger;
-mod memory;
-mod pooled;
+mod pool;
 mod resizer;
+mod scheduler;
+mod shared_clock;
 mod sizing;
 mod tally;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod text;
 mod transfer;
+mod worker;
 
 use std::any::Any;
 use std::ops::ControlFlow;
+use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use kvpool::prefix::PrefixStats;
+
 pub use content::Shape;
-pub use floor::StepCost;
-pub use memory::{Compaction, CompactionTotals, FreeSpace, Memory, PrefixTotals, Refusal, ResizeRefusal};
-pub use pooled::PoolMemory;
-pub use resizer::{Resize, ResizeOutcome};
+pub use pool::{Compaction, CompactionTotals, FreeSpace, Refusal, ReplayPool, ResizeRefusal};
+pub use resizer::Resize;
+pub use shared_clock::StepCost;
 pub use sizing::blocks_for;
-pub use tally::{Samples, Tally};
+pub use tally::{Durations, Samples, Tally};
 pub use text::{Text, Texts};
 pub use transfer::Corrupt;
 
 use crate::schedule::{Schedule, Share};
 use crate::trace::Trace;
-use engine::Engine;
-use floor::Floor;
 use resizer::Resizer;
+use shared_clock::SharedClock;
+use worker::Worker;
 
-/// Moments of virtual time at which the pool is looked at.
+/// Samples of the pool over the span of a trace.
 const SAMPLES: u32 = 2000;
 
-/// How often whoever watches is told.
+/// Time between two reports of progress.
 const WATCH_INTERVAL: Duration = Duration::from_millis(100);
 
 /// How to replay.
@@ -68,22 +68,22 @@ pub struct Options {
     pub threads: usize,
     /// Whether tokens are read back.
     pub verify: bool,
-    /// Tokens of prompts that a step takes in at most.
+    /// The largest number of prompt tokens of a step.
     pub step_tokens: u64,
-    /// What a step costs in virtual time.
+    /// The virtual time of a step.
     pub step_cost: StepCost,
-    /// Virtual time between two looks at the pool.
+    /// Virtual time between two samples of the pool.
     pub sample_ns: u64,
     /// Compaction in the background.
     pub compaction: Option<Compaction>,
-    /// Sizes that the pool is to have.
+    /// Sizes that the pool gets meanwhile.
     pub schedule: Schedule,
-    /// When to halt, look, and be done.
+    /// The share of the requests at which all threads halt and the replay ends.
     pub halt_at: Option<Share>,
 }
 
 impl Options {
-    /// The usual ones for a trace.
+    /// Returns the usual options for a trace.
     pub fn new(trace: &Trace, threads: usize) -> Self {
         Self {
             threads: threads.max(1),
@@ -98,56 +98,59 @@ impl Options {
     }
 }
 
-/// How far a replay is.
+/// The progress of a replay.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Progress {
     /// Requests completed or rejected.
     pub settled: u64,
     /// Tokens appended.
     pub tokens: u64,
-    /// Blocks free.
+    /// Free blocks.
     pub blocks_free: usize,
-    /// Blocks that the pool has.
+    /// Blocks of the pool.
     pub blocks_total: usize,
-    /// Whether all threads have halted, with no batch in flight: they go on when this has been seen.
+    /// Whether all threads have halted, with no batch in flight, until this report is handled.
     pub is_halted: bool,
 }
 
-/// What a replay came to.
+/// The result of a replay.
 #[derive(Debug)]
 pub struct Outcome {
-    /// What the threads counted.
+    /// The counts of the threads.
     pub tally: Tally,
     /// Whether it was interrupted before every request was completed or rejected.
     pub interrupted: bool,
-    /// How long it took.
+    /// Blocks of the pool at the start.
+    pub blocks_total: usize,
+    /// Its duration.
     pub wall: Duration,
-    /// How full the pool was when it refused blocks for the first time: the share that was not free, and the share
-    /// that belonged to sequences (and not to steps in flight).
+    /// How full the pool was at its first refusal: the share of blocks that were not free, and the
+    /// share that belonged to sequences.
     pub first_refusal: Option<(f64, f64)>,
     /// Free blocks that are missing at the end.
     pub blocks_leaked: usize,
     /// Fragmentation at the end.
     pub fragmentation_final: f64,
-    /// What the pool's own recount says.
+    /// The result of the pool's recount.
     pub audit: Result<(), String>,
-    /// What the prefix cache found; `None` without one.
-    pub prefix: Option<PrefixTotals>,
-    /// What compaction did; `None` if there was none.
+    /// The eviction policy of the prefix cache and the number of evicted blocks; `None` without one.
+    pub prefix: Option<(String, u64)>,
+    /// What compaction did; `None` without compaction.
     pub compaction: Option<CompactionTotals>,
-    /// What became of each step of the schedule that was due.
+    /// The steps of the schedule that were due.
     pub resizes: Vec<Resize>,
 }
 
 impl Outcome {
-    /// Whether at least one request was completed, all of them were completed or rejected (unless
-    /// the replay was [interrupted](Self::interrupted)), nothing was lost and nothing corrupt.
+    /// Returns whether at least one request was completed, all of them were completed or rejected
+    /// (unless the replay was [interrupted](Self::interrupted)), and the result is
+    /// [intact](Self::is_intact).
     pub fn is_sound(&self, requests: usize) -> bool {
         let settled = self.tally.completed + self.tally.rejected;
         self.tally.completed > 0 && (self.interrupted || settled == requests as u64) && self.is_intact()
     }
 
-    /// The same of a replay that was not to be finished.
+    /// Returns whether nothing was lost and nothing corrupt.
     pub fn is_intact(&self) -> bool {
         let tally = &self.tally;
         tally.corrupt.is_empty()
@@ -158,35 +161,33 @@ impl Outcome {
     }
 }
 
-/// Replays a trace. Every [tenth of a second](Progress) `watch` is told how far it is, on the
-/// calling thread; and once, if so asked, when all have halted: then nothing changes until it
-/// returns, and after that the replay is over. If `watch` breaks, the threads halt at once, read
-/// back all that they hold, and the replay is over.
+/// Replays a trace. `watch` is called with the [progress](Progress) on the calling thread every tenth
+/// of a second, and once when all threads have halted at [`Options::halt_at`]: then the pool is not
+/// used until it returns, and the replay ends. If `watch` breaks, all threads halt at once, read back
+/// their open sequences, and the replay ends.
 ///
-/// A thread that panics ends the replay for all, and is a finding.
-pub fn replay<M: Memory>(
-    memory: &M,
-    shape: Shape,
+/// A thread that panics ends the replay and is a finding.
+pub fn replay(
+    pool: &ReplayPool,
     trace: &Trace,
     options: &Options,
     mut watch: impl FnMut(Progress) -> ControlFlow<()>,
 ) -> Outcome {
-    let (requests, blocks) = (trace.requests.len(), memory.blocks());
-    let floor = Floor::new(&trace.requests, options.threads, options.halt_at.map(|at| at.of(requests)));
-    let texts = memory.prefix().map(|_| Texts::of(&trace.requests));
+    let (requests, blocks) = (trace.requests.len(), pool.blocks());
+    let clock = SharedClock::new(&trace.requests, options.threads, options.halt_at.map(|at| at.of(requests)));
+    let texts = pool.pool().prefix_cache().map(|_| Texts::of(&trace.requests));
     let start = Instant::now();
-    let started =
-        options.compaction.as_ref().map_or(Ok(()), |compaction| memory.start_compaction(compaction));
+    let started = options.compaction.as_ref().map_or(Ok(()), |compaction| pool.start_compaction(compaction));
     let mut interrupted = false;
     let (mut tally, resizes) = thread::scope(|scope| {
         let mut sum = Tally::default();
-        let resizer = Resizer::new(memory, &floor, &options.schedule, requests).spawn(scope);
+        let resizer = Resizer::new(pool, &clock, &options.schedule, requests).spawn(scope);
         let mut threads = Vec::with_capacity(options.threads);
         for index in 0..options.threads {
-            let (floor, texts) = (&floor, texts.as_ref());
+            let (clock, texts) = (&clock, texts.as_ref());
             let spawned = thread::Builder::new().spawn_scoped(scope, move || {
-                let _leave = Leave(floor);
-                Engine::new(memory, floor, options, shape, texts, index).run()
+                let _leave = Leave(clock);
+                Worker::new(pool, clock, options, texts, index).run()
             });
             match spawned {
                 Ok(thread) => threads.push(thread),
@@ -195,31 +196,31 @@ pub fn replay<M: Memory>(
                         "scheduler thread {index} of {} did not start: {error}",
                         options.threads
                     ));
-                    floor.stop();
+                    clock.stop();
                     break;
                 }
             }
         }
         loop {
-            let is_halted = floor.is_quiet() && !floor.is_stopped();
+            let is_halted = clock.is_halted() && !clock.is_stopped();
             let flow = watch(Progress {
-                settled: floor.settled(),
-                tokens: floor.tokens(),
-                blocks_free: memory.free_blocks(),
-                blocks_total: memory.blocks(),
+                settled: clock.settled(),
+                tokens: clock.tokens.load(Relaxed),
+                blocks_free: pool.free_blocks(),
+                blocks_total: pool.blocks(),
                 is_halted,
             });
             if flow.is_break() && !interrupted {
                 interrupted = true;
-                floor.halt_now();
+                clock.halt_now();
             }
             if is_halted {
-                floor.stop();
-                floor.release();
+                clock.stop();
+                clock.resume();
             } else if threads.iter().all(thread::ScopedJoinHandle::is_finished) {
                 break;
             }
-            wait_for(&threads, &floor);
+            wait_for(&threads, &clock);
         }
         for thread in threads {
             match thread.join() {
@@ -227,63 +228,63 @@ pub fn replay<M: Memory>(
                 Err(panic) => sum.find(format!("a scheduler thread panicked: {}", panic_text(&*panic))),
             }
         }
-        floor.stop();
+        clock.stop();
         let resizes = resizer.map(|resizer| resizer.join()).transpose().unwrap_or_else(|panic| {
             sum.find(format!("the thread that resizes panicked: {}", panic_text(&*panic)));
             None
         });
         (sum, resizes.unwrap_or_default())
     });
-    let compaction = memory.stop_compaction();
+    let compaction = pool.stop_compaction();
     let wall = start.elapsed();
     if let Err(reason) = started {
         tally.find(format!("compaction did not start: {reason}"));
     }
-    for (what, error) in failures(compaction.as_ref(), &resizes) {
-        tally.find(format!("{what}: {error}"));
-    }
-    let prefix = memory.prefix();
-    if let Some(difference) = prefix.as_ref().and_then(|prefix| difference(&tally, prefix)) {
-        tally.find(difference);
-    }
+    failures(compaction.as_ref(), &resizes).for_each(|failure| tally.find(failure));
+    let prefix = pool.pool().prefix_cache().map(|cache| {
+        let stats = cache.stats();
+        if let Some(miscount) = miscounts(&tally, &stats) {
+            tally.find(miscount);
+        }
+        (cache.policy().name().to_owned(), stats.evicted_blocks)
+    });
     interrupted &= tally.completed + tally.rejected < requests as u64;
-    if let Some(nothing) = nothing(&tally, shape, trace, options, (blocks, interrupted)) {
+    if let Some(nothing) = nothing(&tally, pool.shape(), trace, options, (blocks, interrupted)) {
         tally.find(nothing);
     }
-    memory.forget_prefixes();
-    let free = memory.free_space();
-    if let Err(reason) = memory.take_all() {
-        tally.find(format!("not every block is to be had at the end: {reason}"));
+    pool.pool().clear_prefix_cache();
+    let free = pool.free_space();
+    if let Err(reason) = pool.allocate_all() {
+        tally.find(format!("not every block can be allocated at the end: {reason}"));
     }
     Outcome {
         tally,
         interrupted,
+        blocks_total: blocks,
         wall,
-        first_refusal: floor.first_refusal(),
-        blocks_leaked: memory.blocks().saturating_sub(free.blocks),
+        first_refusal: clock.first_refusal.get().copied(),
+        blocks_leaked: pool.blocks().saturating_sub(free.blocks),
         fragmentation_final: free.fragmentation,
-        audit: memory.audit(),
+        audit: pool.audit(),
         prefix,
         compaction,
         resizes,
     }
 }
 
-/// Where the cache counted otherwise than the threads did, if anywhere.
-fn difference(tally: &Tally, prefix: &PrefixTotals) -> Option<String> {
-    let counted =
-        (tally.lookup_blocks + tally.resumed_lookup_blocks, tally.hit_blocks + tally.resumed_hit_blocks);
-    let said = (prefix.lookup_blocks, prefix.hit_blocks);
-    (counted != said).then(|| {
+/// Compares the counts of the prefix cache with those of the threads.
+fn miscounts(tally: &Tally, stats: &PrefixStats) -> Option<String> {
+    let lookups = tally.lookup_blocks + tally.resumed_lookup_blocks;
+    let hits = tally.hit_blocks + tally.resumed_hit_blocks;
+    ((lookups, hits) != (stats.lookup_blocks, stats.hit_blocks)).then(|| {
         format!(
-            "the cache says that it looked up {} blocks and found {}, and it was {} and {}",
-            said.0, said.1, counted.0, counted.1
+            "the cache counted {} blocks looked up and {} found, and it was {lookups} and {hits}",
+            stats.lookup_blocks, stats.hit_blocks
         )
     })
 }
 
-/// Says why nothing was replayed or verified, if nothing was: such a replay has not shown that
-/// anything holds.
+/// Returns why no request was replayed or no token verified, if so: such a replay has shown nothing.
 fn nothing(
     tally: &Tally,
     shape: Shape,
@@ -310,17 +311,14 @@ fn nothing(
     is_unverified.then(|| "nothing was verified: no token was read back".to_owned())
 }
 
-/// What failed beside the scheduler threads, and how.
-fn failures<'a>(
-    compaction: Option<&'a CompactionTotals>,
-    resizes: &'a [Resize],
-) -> impl Iterator<Item = (&'static str, &'a str)> {
+/// Returns the failures of compaction and of the resizer.
+fn failures(compaction: Option<&CompactionTotals>, resizes: &[Resize]) -> impl Iterator<Item = String> {
     let errors = compaction.into_iter().flat_map(|totals| &totals.errors);
     let resizes = resizes.iter().filter_map(|resize| match &resize.outcome {
-        ResizeOutcome::Failed(reason) => Some(("a resize failed", reason.as_str())),
-        ResizeOutcome::Done | ResizeOutcome::Blocked(_) => None,
+        Err(ResizeRefusal::Failed(reason)) => Some(format!("a resize failed: {reason}")),
+        Ok(()) | Err(ResizeRefusal::Blocked(_)) => None,
     });
-    errors.map(|error| ("compaction", error.as_str())).chain(resizes)
+    errors.map(|error| format!("compaction: {error}")).chain(resizes)
 }
 
 fn panic_text(panic: &(dyn Any + Send)) -> &str {
@@ -328,17 +326,17 @@ fn panic_text(panic: &(dyn Any + Send)) -> &str {
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("for no reason given")
 }
 
-/// Waits until all have finished or halted, and no longer than until the next look.
-fn wait_for<T>(threads: &[thread::ScopedJoinHandle<'_, T>], floor: &Floor<'_>) {
+/// Waits until all threads have finished or halted, at most until the next report of progress.
+fn wait_for<T>(threads: &[thread::ScopedJoinHandle<'_, T>], clock: &SharedClock<'_>) {
     let until = Instant::now() + WATCH_INTERVAL;
-    let wait = || !floor.is_quiet() && !threads.iter().all(thread::ScopedJoinHandle::is_finished);
+    let wait = || !clock.is_halted() && !threads.iter().all(thread::ScopedJoinHandle::is_finished);
     while Instant::now() < until && wait() {
         thread::sleep(Duration::from_millis(2));
     }
 }
 
-/// A thread that ends is not waited for. One that panics must not leave the others waiting for its blocks either.
-struct Leave<'a>(&'a Floor<'a>);
+/// Counts a thread that ends as halted. A panic stops the others too, which may wait for its blocks.
+struct Leave<'a>(&'a SharedClock<'a>);
 
 impl Drop for Leave<'_> {
     fn drop(&mut self) {

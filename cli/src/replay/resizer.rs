@@ -1,66 +1,71 @@
-//! The thread that gives the pool other sizes while it is in use, as a schedule says.
+//! The thread that resizes the pool during a replay, by a schedule.
 //!
-//! A step is due when its share of the requests is settled. What is in the way of a size (a block that is open just now) is
-//! gone a moment later, so a step that is blocked is tried again until it is done, the next one is due, or the
-//! replay ends. That a step was blocked to its end is reported, and is no failure: a pool that cannot shrink has lost
-//! nothing. That it failed otherwise, or says that it is done and has another size, is one.
+//! A step is due when its share of the requests is settled. A block that is in the way (open at this
+//! moment) is gone a moment later, so a blocked step is tried again until it succeeds, the next step
+//! is due, or the replay ends. A step that stays blocked is reported and is not a failure: a pool
+//! that cannot shrink has lost nothing. Any other error is a failure, and so is a resize that leaves
+//! the pool with another size.
 
 use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
-use super::floor::Floor;
-use super::memory::{Memory, ResizeRefusal};
-use crate::schedule::{Schedule, Step};
+use serde::{Serialize, Serializer};
 
-/// How often this thread looks whether a step is due.
-const LOOK: Duration = Duration::from_millis(1);
+use super::pool::{ReplayPool, ResizeRefusal};
+use super::shared_clock::SharedClock;
+use crate::schedule::{Schedule, Share};
 
-/// How soon a blocked step is tried again.
-const AGAIN: Duration = Duration::from_millis(10);
+/// Time between two checks whether a step is due.
+const CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
-/// How a step ended.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum ResizeOutcome {
-    /// The pool has that size.
-    Done,
-    /// Something was in the way to the last try.
-    Blocked(String),
-    /// Something that should not happen.
-    Failed(String),
-}
+/// Time after which a blocked step is tried again.
+const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
-/// What became of a step.
-#[derive(Clone, PartialEq, Eq, Debug)]
+/// A step of the schedule, and its outcome. The names are those of the JSON.
+#[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Resize {
     /// Requests settled when it was begun.
     pub at_request: u64,
     /// Blocks before.
     pub from: usize,
-    /// Blocks that the pool was to have.
+    /// Blocks asked for.
     pub to: usize,
-    /// How often it was tried.
+    /// Milliseconds from the first attempt to the end of the last.
+    pub time_ms: f64,
+    /// Attempts.
     pub attempts: u32,
-    /// From the first try to the end of the last.
-    pub time: Duration,
-    /// How it ended.
-    pub outcome: ResizeOutcome,
+    /// `done`, or why the last attempt was refused.
+    #[serde(serialize_with = "as_text")]
+    pub outcome: Result<(), ResizeRefusal>,
+}
+
+fn as_text<S: Serializer>(outcome: &Result<(), ResizeRefusal>, serializer: S) -> Result<S::Ok, S::Error> {
+    match outcome {
+        Ok(()) => serializer.serialize_str("done"),
+        Err(refusal) => serializer.collect_str(refusal),
+    }
 }
 
 /// See the [module](self).
-pub struct Resizer<'a, M> {
-    memory: &'a M,
-    floor: &'a Floor<'a>,
+pub struct Resizer<'a> {
+    pool: &'a ReplayPool,
+    clock: &'a SharedClock<'a>,
     schedule: &'a Schedule,
     requests: usize,
 }
 
-impl<'a, M: Memory> Resizer<'a, M> {
-    /// Of a replay of so many requests.
-    pub fn new(memory: &'a M, floor: &'a Floor<'a>, schedule: &'a Schedule, requests: usize) -> Self {
-        Self { memory, floor, schedule, requests }
+impl<'a> Resizer<'a> {
+    /// Creates the resizer of a replay of `requests` requests.
+    pub fn new(
+        pool: &'a ReplayPool,
+        clock: &'a SharedClock<'a>,
+        schedule: &'a Schedule,
+        requests: usize,
+    ) -> Self {
+        Self { pool, clock, schedule, requests }
     }
 
-    /// Starts the thread, if there is anything to do.
+    /// Starts the thread, unless the schedule is empty.
     pub fn spawn<'scope>(
         self,
         scope: &'scope Scope<'scope, '_>,
@@ -68,50 +73,61 @@ impl<'a, M: Memory> Resizer<'a, M> {
     where
         'a: 'scope,
     {
-        (!self.schedule.steps().is_empty()).then(|| scope.spawn(move || self.run()))
+        (!self.schedule.0.is_empty()).then(|| scope.spawn(move || self.run()))
     }
 
     fn run(&self) -> Vec<Resize> {
-        let mut done = Vec::new();
-        let mut steps = self.schedule.steps().iter().peekable();
-        while let Some(step) = steps.next() {
-            while !self.is_due(step) {
-                if self.floor.is_stopped() {
-                    return done;
+        let mut resizes = Vec::new();
+        let mut steps = self.schedule.0.iter().peekable();
+        while let Some(&(at, blocks)) = steps.next() {
+            while !self.is_due(at) {
+                if self.clock.is_stopped() {
+                    return resizes;
                 }
-                thread::sleep(LOOK);
+                thread::sleep(CHECK_INTERVAL);
             }
-            let next = steps.peek().copied();
-            done.push(self.resize(step, &|| next.is_some_and(|next| self.is_due(next))));
+            let next = steps.peek().map(|(at, _)| *at);
+            resizes.push(self.resize(blocks, next));
         }
-        done
+        resizes
     }
 
-    fn is_due(&self, step: &Step) -> bool {
-        self.floor.settled() >= step.at.of(self.requests)
+    fn is_due(&self, at: Share) -> bool {
+        self.clock.settled() >= at.of(self.requests)
     }
 
-    fn resize(&self, step: &Step, is_next_due: &dyn Fn() -> bool) -> Resize {
-        let (at_request, from, start) = (self.floor.settled(), self.memory.blocks(), Instant::now());
+    fn resize(&self, to: usize, next: Option<Share>) -> Resize {
+        let (at_request, from, start) = (self.clock.settled(), self.pool.blocks(), Instant::now());
         let mut attempts = 0;
         let outcome = loop {
             attempts += 1;
-            // Known before the last try: when nobody uses the pool any more, nothing can be in the way.
-            let is_last = self.floor.is_stopped() || is_next_due();
-            match self.memory.resize(step.blocks) {
-                Ok(()) => break self.confirm(step.blocks),
-                Err(ResizeRefusal::Failed(reason)) => break ResizeOutcome::Failed(reason),
-                Err(ResizeRefusal::Blocked(reason)) if is_last => break ResizeOutcome::Blocked(reason),
-                Err(ResizeRefusal::Blocked(_)) => thread::sleep(AGAIN),
+            // Checked before the last attempt: once the pool is not in use, nothing is in the way.
+            let is_last = self.clock.is_stopped() || next.is_some_and(|next| self.is_due(next));
+            match self.pool.resize(to) {
+                Ok(()) => break confirm(to, self.pool.blocks()),
+                Err(ResizeRefusal::Blocked(_)) if !is_last => thread::sleep(RETRY_INTERVAL),
+                Err(refusal) => break Err(refusal),
             }
         };
-        Resize { at_request, from, to: step.blocks, attempts, time: start.elapsed(), outcome }
+        let time_ms = start.elapsed().as_secs_f64() * 1e3;
+        Resize { at_request, from, to, time_ms, attempts, outcome }
     }
+}
 
-    fn confirm(&self, blocks: usize) -> ResizeOutcome {
-        match self.memory.blocks() {
-            found if found == blocks => ResizeOutcome::Done,
-            found => ResizeOutcome::Failed(format!("{blocks} blocks were to be there, and {found} are")),
-        }
+/// Compares the size after a resize with the size asked for.
+fn confirm(asked: usize, found: usize) -> Result<(), ResizeRefusal> {
+    let wrong = || ResizeRefusal::Failed(format!("{asked} blocks were asked for, and {found} are there"));
+    (asked == found).then_some(()).ok_or_else(wrong)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_resize_to_another_size_is_a_failure() {
+        assert_eq!(confirm(90, 90), Ok(()));
+        let failed = confirm(90, 60).unwrap_err().to_string();
+        assert_eq!(failed, "failed: 90 blocks were asked for, and 60 are there");
     }
 }

@@ -3,7 +3,7 @@
 use crate::trace::Request;
 
 use super::content::Shape;
-use super::floor::StepCost;
+use super::shared_clock::StepCost;
 
 /// The share of the busiest moment's blocks that the pool has, in percent. At the busiest moment a third of the
 /// requests has to wait or give way, and most of the time nobody has to.
@@ -43,13 +43,7 @@ mod tests {
     const SHAPE: Shape = Shape { layers: 1, k_bytes: 8, v_bytes: 8, block_tokens: 16 };
 
     fn request(second: u64, input_tokens: u32) -> Request {
-        Request {
-            arrival: Duration::from_secs(second),
-            input_tokens,
-            output_tokens: 0,
-            hash_ids: vec![],
-            hashed_tokens: 0,
-        }
+        Request::new(Duration::from_secs(second), input_tokens, 0)
     }
 
     #[test]

@@ -4,30 +4,31 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
+use serde::{Serialize, Serializer};
 
 use super::transfer::Corrupt;
 
-/// Findings that are kept word for word; beyond that they are only counted.
+/// Findings that are kept; later ones are dropped.
 const FINDINGS_MAX: usize = 16;
 
-/// A mean and the extremes of what was sampled.
+/// The mean and the maximum of samples.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Samples {
     sum: f64,
     count: u64,
-    /// The largest.
+    /// The largest sample.
     pub max: f64,
 }
 
 impl Samples {
-    /// Adds one.
+    /// Adds a sample.
     pub fn add(&mut self, value: f64) {
         self.sum += value;
         self.count += 1;
         self.max = self.max.max(value);
     }
 
-    /// The mean; 0 of nothing.
+    /// Returns the mean; 0 without samples.
     pub fn mean(&self) -> f64 {
         if self.count == 0 { 0.0 } else { self.sum / self.count as f64 }
     }
@@ -39,89 +40,96 @@ impl Samples {
     }
 }
 
+/// The durations of calls, in nanoseconds to three digits.
+#[derive(Clone, Debug)]
+pub struct Durations(Histogram<u64>);
+
+impl Default for Durations {
+    fn default() -> Self {
+        // Only more than five digits are refused.
+        Self(Histogram::new(3).expect("three digits are few enough"))
+    }
+}
+
+impl Durations {
+    /// Adds the duration of a call.
+    pub fn record(&mut self, duration: Duration) {
+        // Only durations of centuries are refused.
+        let _ = self.0.record(duration.as_nanos() as u64);
+    }
+
+    /// Returns the median, the 99th and 99.9th percentile and the maximum, with their names in the
+    /// JSON.
+    pub fn quantiles_ns(&self) -> [(&'static str, u64); 4] {
+        let at = |quantile| self.0.value_at_quantile(quantile);
+        [("p50", at(0.5)), ("p99", at(0.99)), ("p999", at(0.999)), ("max", self.0.max())]
+    }
+
+    fn merge(&mut self, other: &Self) {
+        self.0.add(&other.0).expect("a histogram that grows takes every value");
+    }
+}
+
+impl Serialize for Durations {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.quantiles_ns())
+    }
+}
+
 /// What one thread counted.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Tally {
-    /// Requests done.
+    /// Requests completed.
     pub completed: u64,
-    /// Requests that no empty pool could hold.
+    /// Requests rejected because they are larger than the pool.
     pub rejected: u64,
-    /// How often a request gave way.
+    /// Times that a request was preempted.
     pub preempted: u64,
-    /// How often the pool refused blocks, and kept to it once this thread's finished step had ended.
+    /// Times that the pool refused blocks, also after this thread's last step had ended.
     pub refused: u64,
-    /// Full blocks of prompts when they were admitted for the first time.
+    /// Full blocks of prompts at their first admission.
     pub lookup_blocks: u64,
-    /// Leading ones of each that were cached.
+    /// Leading blocks of these prompts that were cached.
     pub hit_blocks: u64,
-    /// The same two of prompts that came back after they had given way: what they find is mostly their own.
+    /// Full blocks of prompts that were admitted again after a preemption.
     pub resumed_lookup_blocks: u64,
-    /// See [`resumed_lookup_blocks`](Self::resumed_lookup_blocks).
+    /// Leading blocks of these prompts that were cached: mostly the request's own.
     pub resumed_hit_blocks: u64,
     /// Tokens appended and written.
     pub tokens: u64,
     /// Tokens read back and compared.
     pub tokens_verified: u64,
-    /// Blocks taken by appends. What was found in the cache is not among them.
+    /// Blocks allocated by appends, without those found in the cache.
     pub blocks_allocated: u64,
-    /// Those of them that were given back.
+    /// Blocks of these that were freed.
     pub blocks_freed: u64,
-    /// Blocks in which a byte was not as it was written.
+    /// Blocks with a wrong byte.
     pub corrupt: HashSet<Corrupt>,
-    /// What else went wrong, the first few.
+    /// Other faults, the first few.
     pub findings: Vec<String>,
-    /// Blocks of the tables walked, and the runs of consecutive frames that they were.
+    /// Blocks of the block tables read.
     pub run_blocks: u64,
-    /// See [`run_blocks`](Self::run_blocks).
+    /// Runs of consecutive frames in these tables.
     pub runs: u64,
-    /// Nanoseconds of appends that took blocks.
-    pub allocate_ns: Histogram<u64>,
-    /// Nanoseconds of giving a sequence's blocks back.
-    pub free_ns: Histogram<u64>,
+    /// Appends that allocated blocks.
+    pub allocate: Durations,
+    /// Closings of sequences.
+    pub free: Durations,
     /// The share of blocks in use.
     pub utilization: Samples,
-    /// The share of free frames that are in no long run.
+    /// The share of the free frames outside long runs.
     pub fragmentation: Samples,
 }
 
-impl Default for Tally {
-    fn default() -> Self {
-        // Three digits, growing as needed: the only arguments that it refuses are more than five digits.
-        let histogram = || Histogram::new(3).expect("three digits are few enough");
-        Self {
-            completed: 0,
-            rejected: 0,
-            preempted: 0,
-            refused: 0,
-            lookup_blocks: 0,
-            hit_blocks: 0,
-            resumed_lookup_blocks: 0,
-            resumed_hit_blocks: 0,
-            tokens: 0,
-            tokens_verified: 0,
-            blocks_allocated: 0,
-            blocks_freed: 0,
-            corrupt: HashSet::new(),
-            findings: Vec::new(),
-            run_blocks: 0,
-            runs: 0,
-            allocate_ns: histogram(),
-            free_ns: histogram(),
-            utilization: Samples::default(),
-            fragmentation: Samples::default(),
-        }
-    }
-}
-
 impl Tally {
-    /// Keeps a finding, if there are not too many already.
+    /// Adds a finding, unless there are too many.
     pub fn find(&mut self, finding: String) {
         if self.findings.len() < FINDINGS_MAX {
             self.findings.push(finding);
         }
     }
 
-    /// Counts what was looked up in the cache for an attempt at a request, and what of it was there.
+    /// Counts the blocks that an attempt at a request looked up in the cache, and those found.
     pub fn count_lookup(&mut self, attempt: u32, blocks: usize, hits: usize) {
         let (all, found) = match attempt {
             0 => (&mut self.lookup_blocks, &mut self.hit_blocks),
@@ -131,19 +139,19 @@ impl Tally {
         *found += hits as u64;
     }
 
-    /// Counts a table's runs of consecutive frames.
+    /// Counts the runs of consecutive frames in a block table.
     pub fn count_runs(&mut self, table: &[i32]) {
         self.run_blocks += table.len() as u64;
         self.runs += table.len().min(1) as u64;
         self.runs += table.windows(2).filter(|pair| pair[1] != pair[0] + 1).count() as u64;
     }
 
-    /// The mean run of a table's blocks; 0 if none was walked.
+    /// Returns the mean length of these runs; 0 without tables.
     pub fn run_len_mean(&self) -> f64 {
         if self.runs == 0 { 0.0 } else { self.run_blocks as f64 / self.runs as f64 }
     }
 
-    /// Adds what another thread counted.
+    /// Adds the counts of another thread.
     pub fn merge(&mut self, other: Self) {
         self.completed += other.completed;
         self.rejected += other.rejected;
@@ -161,17 +169,11 @@ impl Tally {
         other.findings.into_iter().for_each(|finding| self.find(finding));
         self.run_blocks += other.run_blocks;
         self.runs += other.runs;
-        self.allocate_ns.add(&other.allocate_ns).expect("a histogram that grows takes every value");
-        self.free_ns.add(&other.free_ns).expect("a histogram that grows takes every value");
+        self.allocate.merge(&other.allocate);
+        self.free.merge(&other.free);
         self.utilization.merge(&other.utilization);
         self.fragmentation.merge(&other.fragmentation);
     }
-}
-
-/// Adds a duration to a histogram that grows as needed.
-pub fn record(histogram: &mut Histogram<u64>, duration: Duration) {
-    // It refuses only what is beyond 64 bits of precision, and those are centuries.
-    let _ = histogram.record(duration.as_nanos() as u64);
 }
 
 #[cfg(test)]
@@ -190,11 +192,11 @@ mod tests {
     #[test]
     fn long_times_are_recorded_too() {
         let mut tally = Tally::default();
-        record(&mut tally.allocate_ns, Duration::from_secs(100));
-        assert!(tally.allocate_ns.max() >= 100_000_000_000 * 999 / 1000);
+        tally.allocate.record(Duration::from_secs(100));
         let mut sum = Tally::default();
-        record(&mut sum.allocate_ns, Duration::from_nanos(5));
+        sum.allocate.record(Duration::from_nanos(5));
         sum.merge(tally);
-        assert_eq!(sum.allocate_ns.len(), 2);
+        let [(_, p50), .., (_, max)] = sum.allocate.quantiles_ns();
+        assert!(p50 == 5 && max >= 100_000_000_000 * 999 / 1000);
     }
 }

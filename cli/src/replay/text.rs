@@ -134,13 +134,8 @@ mod tests {
     use std::time::Duration;
 
     fn request(hash_ids: &[u64], hashed_tokens: u32, input_tokens: u32) -> Request {
-        Request {
-            arrival: Duration::ZERO,
-            input_tokens,
-            output_tokens: 40,
-            hash_ids: hash_ids.to_vec(),
-            hashed_tokens,
-        }
+        let hash_ids = hash_ids.to_vec();
+        Request { hash_ids, hashed_tokens, ..Request::new(Duration::ZERO, input_tokens, 40) }
     }
 
     fn ids(text: &Text, tokens: usize) -> Vec<u32> {

@@ -1,16 +1,17 @@
-//! Tokens on their way to storage and back: slots and whose they are, gathered over sequences so that one call moves
-//! many, in buffers that are used again.
+//! Writes tokens to the storage and reads them back, many in one call: the slots of several
+//! sequences are gathered first. All buffers are used again.
 
+use std::collections::HashSet;
 use std::ops::Range;
 
 use super::content::{Content, Shape};
-use super::memory::Memory;
+use super::pool::ReplayPool;
 use super::text::Text;
 
-/// Tokens moved by one call: the rows of K and V stay in a core's own cache.
+/// Tokens of one call: few enough that the rows of K and V stay in a core's own cache.
 pub const PIECE_TOKENS: usize = 1024;
 
-/// A token that was not read as it was written.
+/// A block with a byte that is not as it was written.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Corrupt {
     /// The request.
@@ -41,7 +42,7 @@ pub struct Transfer {
 }
 
 impl Transfer {
-    /// Nothing on its way.
+    /// Creates empty buffers.
     pub fn new(shape: Shape) -> Self {
         Self {
             shape,
@@ -52,20 +53,17 @@ impl Transfer {
         }
     }
 
-    /// Tokens that may still be gathered before they must be moved.
+    /// Returns the number of tokens that can be gathered before the next call.
     pub fn room(&self) -> usize {
         PIECE_TOKENS - self.slots.len()
     }
 
-    /// Whether nothing is gathered.
+    /// Returns whether no tokens are gathered.
     pub fn is_empty(&self) -> bool {
         self.slots.is_empty()
     }
 
-    /// Gathers tokens of a sequence whose slots `slots` adds.
-    ///
-    /// # Errors
-    /// Those of `slots`, or that there were not as many as tokens.
+    /// Gathers tokens of a sequence, whose slots `slots` adds.
     pub fn gather(
         &mut self,
         (request, attempt): (u32, u32),
@@ -90,11 +88,8 @@ impl Transfer {
         Ok(())
     }
 
-    /// Writes what was gathered.
-    ///
-    /// # Errors
-    /// Those of the memory.
-    pub fn write(&mut self, memory: &impl Memory) -> Result<(), String> {
+    /// Writes the gathered tokens.
+    pub fn write(&mut self, pool: &ReplayPool) -> Result<(), String> {
         let tokens = self.slots.len();
         if tokens == 0 {
             return Ok(());
@@ -109,17 +104,15 @@ impl Transfer {
                 }
             }
             let (k, v) = (&self.k[..tokens * self.shape.k_bytes], &self.v[..tokens * self.shape.v_bytes]);
-            memory.store(layer, k, v, &self.slots)?;
+            pool.store(layer, k, v, &self.slots)?;
         }
         self.clear();
         Ok(())
     }
 
-    /// Reads what was gathered and compares it with what was written there. Returns how many tokens it was.
-    ///
-    /// # Errors
-    /// Those of the memory.
-    pub fn check(&mut self, memory: &impl Memory, found: &mut impl FnMut(Corrupt)) -> Result<u64, String> {
+    /// Reads the gathered tokens, adds the blocks with a wrong byte to `corrupt`, and returns the
+    /// number of tokens.
+    pub fn check(&mut self, pool: &ReplayPool, corrupt: &mut HashSet<Corrupt>) -> Result<u64, String> {
         let tokens = self.slots.len();
         if tokens == 0 {
             return Ok(0);
@@ -127,12 +120,13 @@ impl Transfer {
         for layer in 0..self.shape.layers {
             let (k, v) =
                 (&mut self.k[..tokens * self.shape.k_bytes], &mut self.v[..tokens * self.shape.v_bytes]);
-            memory.load(layer, &self.slots, k, v)?;
+            pool.load(layer, &self.slots, k, v)?;
             for (plane, row, rows) in planes(&self.shape, &mut self.k, &mut self.v) {
                 let mut at = 0;
                 for part in &self.parts {
                     let rows = &rows[at * row..(at + part.count) * row];
-                    find_corrupt(part, layer, plane, row, rows, self.shape.block_tokens, found);
+                    let block_tokens = self.shape.block_tokens;
+                    corrupt.extend(part.corrupt(layer, plane, rows, block_tokens));
                     at += part.count;
                 }
             }
@@ -147,7 +141,7 @@ impl Transfer {
     }
 }
 
-/// The planes that a token has: number, bytes of a row, rows.
+/// Returns the planes of a layer: number, bytes of a row, rows.
 fn planes<'a>(
     shape: &Shape,
     k: &'a mut [u8],
@@ -156,22 +150,23 @@ fn planes<'a>(
     [(0, shape.k_bytes, k), (1, shape.v_bytes, v)].into_iter().filter(|(_, row, _)| *row > 0)
 }
 
-/// Names each block of a part that holds a wrong byte.
-fn find_corrupt(
-    part: &Part,
-    layer: usize,
-    plane: usize,
-    row: usize,
-    rows: &[u8],
-    block_tokens: usize,
-    found: &mut impl FnMut(Corrupt),
-) {
-    let content = part.content;
-    let (mut from, end) = (part.first, part.first + part.count);
-    while let Some(token) = content.find_wrong(layer, plane, from, row, &rows[(from - part.first) * row..]) {
-        let block = token / block_tokens;
-        found(Corrupt { request: part.request, attempt: part.attempt, block });
-        // On behind this block, to name each once.
-        from = ((block + 1) * block_tokens).min(end);
+impl Part {
+    /// Returns the blocks of this part that have a wrong byte in these rows, each once.
+    fn corrupt(
+        self,
+        layer: usize,
+        plane: usize,
+        rows: &[u8],
+        block_tokens: usize,
+    ) -> impl Iterator<Item = Corrupt> {
+        let row = rows.len() / self.count.max(1);
+        let Self { content, request, attempt, first, count } = self;
+        let mut from = first;
+        std::iter::from_fn(move || {
+            let token = content.find_wrong(layer, plane, from, row, &rows[(from - first) * row..])?;
+            let block = token / block_tokens;
+            from = ((block + 1) * block_tokens).min(first + count);
+            Some(Corrupt { request, attempt, block })
+        })
     }
 }

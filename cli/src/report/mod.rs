@@ -1,42 +1,39 @@
-//! What a replay came to: the figures under stable names, which `--json` prints, and the table.
+//! The report of a replay: the figures under stable names, which `--json` prints, and the table that
+//! is made from them.
 
 mod table;
 
-use std::time::Duration;
-
-use hdrhistogram::Histogram;
 use serde::Serialize;
 
-use crate::replay::{CompactionTotals, Outcome, PrefixTotals, Resize, ResizeOutcome, Shape, Tally};
+use crate::replay::{CompactionTotals, Durations, Options, Outcome, ReplayPool, Resize, Tally};
+use crate::trace::Trace;
 
-#[cfg(test)]
-pub(crate) use table::names;
 pub use table::render;
 
-/// What a replay came to. The names are those of the JSON; shares are from 0 to 1.
-#[derive(Clone, PartialEq, Debug, Serialize)]
+/// The figures of a replay. The names are those of the JSON; shares are from 0 to 1.
+#[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// Where the requests came from.
+    /// The trace's name.
     pub trace: String,
     /// The layout's name.
     pub layout: String,
-    /// Requests in the replay.
+    /// Requests of the trace.
     pub requests: u64,
-    /// Requests done.
+    /// Requests completed.
     pub completed: u64,
-    /// Requests that no empty pool could hold.
+    /// Requests rejected because they are larger than the pool.
     pub rejected: u64,
-    /// How often a request gave way, to start over later.
+    /// Times that a request was preempted, to start over later.
     pub preempted: u64,
     /// Scheduler threads.
     pub threads: usize,
-    /// Seconds that the replay took.
+    /// Seconds of the replay.
     pub wall_s: f64,
     /// Seconds from the first arrival to the last.
     pub trace_s: f64,
     /// `trace_s / wall_s`.
     pub speedup: f64,
-    /// Tokens appended and written, those of attempts that gave way included.
+    /// Tokens appended and written, also by preempted attempts.
     pub tokens: u64,
     /// Tokens of a block.
     pub block_tokens: usize,
@@ -44,19 +41,19 @@ pub struct Report {
     pub block_bytes: u64,
     /// Blocks of the pool at the start.
     pub blocks_total: usize,
-    /// Blocks taken; those that were found in the cache are not among them.
+    /// Blocks allocated, without those found in the cache.
     pub blocks_allocated: u64,
-    /// Those of them that were given back.
+    /// Blocks of these that were freed.
     pub blocks_freed: u64,
-    /// Blocks that the pool is short of at the end.
+    /// Free blocks that are missing at the end.
     pub blocks_leaked: u64,
-    /// Blocks in which a byte was not as it was written.
+    /// Blocks with a wrong byte.
     pub blocks_corrupt: u64,
     /// Tokens read back and compared.
     pub tokens_verified: u64,
-    /// How often the pool refused blocks.
+    /// Times that the pool refused blocks.
     pub refused: u64,
-    /// Prefix reuse; none if there was none.
+    /// Prefix reuse; none without a prefix cache.
     pub prefix: Option<Prefix>,
     /// The share of blocks in use.
     pub utilization: Utilization,
@@ -64,15 +61,15 @@ pub struct Report {
     pub fragmentation: Fragmentation,
     /// The mean run of consecutive frames in a sequence's table, in blocks.
     pub run_len_mean: f64,
-    /// What compaction did beside it; none if there was none.
-    pub defrag: Option<DefragSum>,
-    /// Each change of the pool's size, in order.
-    pub resize: Vec<ResizeStep>,
-    /// How long a call took.
+    /// What compaction did; none without compaction.
+    pub defrag: Option<CompactionTotals>,
+    /// The changes of the pool's size, in order.
+    pub resize: Vec<Resize>,
+    /// The durations of calls.
     pub latency_ns: Latencies,
-    /// `ok`, or what the pool's recount found.
+    /// `ok`, or the error of the pool's recount.
     pub audit: String,
-    /// What else went wrong.
+    /// Other faults.
     pub findings: Vec<String>,
     /// Whether the replay was interrupted, so that some requests are neither completed nor
     /// rejected.
@@ -82,224 +79,111 @@ pub struct Report {
     /// Whether nothing was lost and nothing corrupt.
     #[serde(skip)]
     pub intact: bool,
-    /// Whether tokens were to be read back.
+    /// Whether tokens are read back.
     #[serde(skip)]
     pub verify: bool,
 }
 
-/// Prefix reuse. Each request counts when it is admitted for the first time.
+/// Prefix reuse. Each request counts at its first admission.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Prefix {
-    /// By which blocks were evicted.
+    /// The eviction policy.
     pub policy: String,
     /// Full blocks of prompts.
     pub lookup_blocks: u64,
-    /// Leading ones of each that were cached.
+    /// Leading blocks of each prompt that were cached.
     pub hit_blocks: u64,
-    /// `hit_blocks / lookup_blocks`.
+    /// `hit_blocks / lookup_blocks`; 0 of nothing.
     pub hit_rate: f64,
-    /// Blocks that were evicted because their frames were needed.
+    /// Blocks evicted because their frames were needed.
     pub evicted_blocks: u64,
-    /// Full blocks of the prompts, and of what had been said, of requests that had given way.
+    /// Full blocks of prompts that were admitted again after a preemption.
     pub resumed_lookup_blocks: u64,
-    /// Leading ones of each that were cached: mostly their own.
+    /// Leading blocks of each of these that were cached: mostly the request's own.
     pub resumed_hit_blocks: u64,
 }
 
 impl Prefix {
-    fn of(totals: &PrefixTotals, tally: &Tally) -> Self {
+    fn new(policy: String, evicted_blocks: u64, tally: &Tally) -> Self {
+        let Tally { lookup_blocks, hit_blocks, resumed_lookup_blocks, resumed_hit_blocks, .. } = *tally;
+        let hit_rate = hit_blocks as f64 / lookup_blocks.max(1) as f64;
         Self {
-            policy: totals.policy.clone(),
-            lookup_blocks: tally.lookup_blocks,
-            hit_blocks: tally.hit_blocks,
-            hit_rate: share(tally.hit_blocks, tally.lookup_blocks),
-            evicted_blocks: totals.evicted_blocks,
-            resumed_lookup_blocks: tally.resumed_lookup_blocks,
-            resumed_hit_blocks: tally.resumed_hit_blocks,
+            policy,
+            lookup_blocks,
+            hit_blocks,
+            hit_rate,
+            evicted_blocks,
+            resumed_lookup_blocks,
+            resumed_hit_blocks,
         }
     }
 }
 
-/// The share of some in all; 0 of nothing.
-fn share(some: u64, all: u64) -> f64 {
-    if all == 0 { 0.0 } else { some as f64 / all as f64 }
-}
-
-/// The share of blocks that belong to sequences. Those that are only cached do not.
+/// The share of blocks that belong to sequences, without those that are only cached.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct Utilization {
-    /// Over the virtual time of the replay.
+    /// The mean over virtual time.
     pub mean: f64,
-    /// At most.
+    /// The maximum.
     pub peak: f64,
-    /// When the pool refused blocks for the first time; none if it never did. Blocks that a step in flight may still
-    /// read are in use.
+    /// At the first refusal; none without one. Blocks that a step in flight may still read are in
+    /// use.
     pub at_first_refusal: Option<f64>,
-    /// The same, without the blocks that belong to no sequence any more.
+    /// The same, without blocks that belong to no sequence any more.
     pub owned_at_first_refusal: Option<f64>,
 }
 
-/// Shares of free frames. Those that hold cached blocks are not free in this sense.
+/// Shares of the free frames. Frames of cached blocks do not count.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct Fragmentation {
-    /// Over the virtual time of the replay.
+    /// The mean over virtual time.
     pub mean: f64,
-    /// At most.
+    /// The maximum.
     pub max: f64,
-    /// When every block was free again.
+    /// At the end, with every block free.
     #[serde(rename = "final")]
     pub at_end: f64,
 }
 
-/// Compaction, in all.
-#[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct DefragSum {
-    /// Times that something was to be done.
-    pub runs: u64,
-    /// Blocks that were moved.
-    pub moved_blocks: u64,
-    /// Their bytes.
-    pub moved_bytes: u64,
-    /// Moves that gave way.
-    pub given_up: u64,
-    /// Milliseconds that runs took.
-    pub time_ms: f64,
-    /// Fragmentation before a run, on average.
-    pub fragmentation_before: f64,
-    /// Fragmentation after a run, on average.
-    pub fragmentation_after: f64,
-    /// What went wrong.
-    pub errors: Vec<String>,
-}
-
-impl DefragSum {
-    fn of(totals: &CompactionTotals) -> Self {
-        Self {
-            runs: totals.runs,
-            moved_blocks: totals.moved_blocks,
-            moved_bytes: totals.moved_bytes,
-            given_up: totals.given_up,
-            time_ms: totals.time.as_secs_f64() * 1e3,
-            fragmentation_before: totals.fragmentation_before,
-            fragmentation_after: totals.fragmentation_after,
-            errors: totals.errors.clone(),
-        }
-    }
-}
-
-/// A change of the pool's size.
-#[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct ResizeStep {
-    /// Requests settled when it was begun.
-    pub at_request: u64,
-    /// Blocks before.
-    pub from: usize,
-    /// Blocks that the pool was to have.
-    pub to: usize,
-    /// Milliseconds from the first try to the end of the last.
-    pub time_ms: f64,
-    /// Tries.
-    pub attempts: u32,
-    /// `done`, or `blocked: ` or `failed: ` and why.
-    pub outcome: String,
-}
-
-impl ResizeStep {
-    fn of(resize: &Resize) -> Self {
-        Self {
-            at_request: resize.at_request,
-            from: resize.from,
-            to: resize.to,
-            time_ms: resize.time.as_secs_f64() * 1e3,
-            attempts: resize.attempts,
-            outcome: match &resize.outcome {
-                ResizeOutcome::Done => "done".to_owned(),
-                ResizeOutcome::Blocked(reason) => format!("blocked: {reason}"),
-                ResizeOutcome::Failed(reason) => format!("failed: {reason}"),
-            },
-        }
-    }
-}
-
-/// How long calls took, in nanoseconds.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+/// The durations of calls.
+#[derive(Clone, Debug, Serialize)]
 pub struct Latencies {
-    /// An append that takes blocks, one or many.
-    pub allocate: Latency,
-    /// The end of a sequence, which gives all of its blocks back.
-    pub free: Latency,
-}
-
-/// One call's, in nanoseconds.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
-pub struct Latency {
-    /// Half are faster.
-    pub p50: u64,
-    /// One of a hundred is slower.
-    pub p99: u64,
-    /// One of a thousand is slower.
-    pub p999: u64,
-    /// The slowest.
-    pub max: u64,
-}
-
-impl Latency {
-    fn of(histogram: &Histogram<u64>) -> Self {
-        let at = |quantile| histogram.value_at_quantile(quantile);
-        Self { p50: at(0.5), p99: at(0.99), p999: at(0.999), max: histogram.max() }
-    }
-}
-
-/// What was replayed.
-#[derive(Clone, Debug)]
-pub struct Subject<'a> {
-    /// Where the requests came from.
-    pub trace: &'a str,
-    /// How many.
-    pub requests: usize,
-    /// From the first arrival to the last.
-    pub span: Duration,
-    /// The layout's name.
-    pub layout: &'a str,
-    /// Its shape.
-    pub shape: Shape,
-    /// Blocks of the pool.
-    pub blocks: usize,
-    /// Scheduler threads.
-    pub threads: usize,
-    /// Whether tokens were to be read back.
-    pub verify: bool,
+    /// An append that allocates blocks, one or many.
+    pub allocate: Durations,
+    /// The closing of a sequence, which frees all of its blocks.
+    pub free: Durations,
 }
 
 impl Report {
-    /// The report of an outcome.
-    pub fn new(subject: &Subject<'_>, outcome: &Outcome) -> Self {
-        let Subject { shape, .. } = *subject;
-        let tally = &outcome.tally;
-        let (wall_s, trace_s) = (outcome.wall.as_secs_f64(), subject.span.as_secs_f64());
+    /// Makes the report of a replay.
+    pub fn new(trace: &Trace, layout: &str, pool: &ReplayPool, options: &Options, outcome: Outcome) -> Self {
+        let requests = trace.requests.len();
+        let (sound, intact) = (outcome.is_sound(requests), outcome.is_intact());
+        let (shape, tally) = (pool.shape(), outcome.tally);
+        let (wall_s, trace_s) = (outcome.wall.as_secs_f64(), trace.span().as_secs_f64());
         let token_bytes = shape.layers * (shape.k_bytes + shape.v_bytes);
         Self {
-            trace: subject.trace.to_owned(),
-            layout: subject.layout.to_owned(),
-            requests: subject.requests as u64,
+            trace: trace.name.clone(),
+            layout: layout.to_owned(),
+            requests: requests as u64,
             completed: tally.completed,
             rejected: tally.rejected,
             preempted: tally.preempted,
-            threads: subject.threads,
+            threads: options.threads,
             wall_s,
             trace_s,
             speedup: trace_s / wall_s.max(f64::MIN_POSITIVE),
             tokens: tally.tokens,
             block_tokens: shape.block_tokens,
             block_bytes: (token_bytes * shape.block_tokens) as u64,
-            blocks_total: subject.blocks,
+            blocks_total: outcome.blocks_total,
             blocks_allocated: tally.blocks_allocated,
             blocks_freed: tally.blocks_freed,
             blocks_leaked: outcome.blocks_leaked as u64,
             blocks_corrupt: tally.corrupt.len() as u64,
             tokens_verified: tally.tokens_verified,
             refused: tally.refused,
-            prefix: outcome.prefix.as_ref().map(|prefix| Prefix::of(prefix, tally)),
+            prefix: outcome.prefix.map(|(policy, evicted)| Prefix::new(policy, evicted, &tally)),
             utilization: Utilization {
                 mean: tally.utilization.mean(),
                 peak: tally.utilization.max,
@@ -312,18 +196,15 @@ impl Report {
                 at_end: outcome.fragmentation_final,
             },
             run_len_mean: tally.run_len_mean(),
-            defrag: outcome.compaction.as_ref().map(DefragSum::of),
-            resize: outcome.resizes.iter().map(ResizeStep::of).collect(),
-            latency_ns: Latencies {
-                allocate: Latency::of(&tally.allocate_ns),
-                free: Latency::of(&tally.free_ns),
-            },
-            audit: outcome.audit.clone().err().unwrap_or_else(|| "ok".to_owned()),
-            findings: tally.findings.clone(),
+            defrag: outcome.compaction,
+            resize: outcome.resizes,
+            latency_ns: Latencies { allocate: tally.allocate, free: tally.free },
+            audit: outcome.audit.err().unwrap_or_else(|| "ok".to_owned()),
+            findings: tally.findings,
             interrupted: outcome.interrupted,
-            sound: outcome.is_sound(subject.requests),
-            intact: outcome.is_intact(),
-            verify: subject.verify,
+            sound,
+            intact,
+            verify: options.verify,
         }
     }
 }

@@ -1,61 +1,161 @@
-//! The report as a table for a terminal: a section a row, figures aligned, units beside them.
-//! Sections and figures have the names that they have in the JSON, without underscores and units.
+//! The report as a table for a terminal: a section a row, figures aligned, notes beside them. Figures
+//! are read from the JSON by their names, and labelled with these names as words.
 
 use comfy_table::modifiers::UTF8_ROUND_CORNERS;
 use comfy_table::presets::UTF8_FULL;
 use comfy_table::{Attribute, Cell, CellAlignment, Color};
 use indicatif::{BinaryBytes, HumanCount};
+use serde_json::Value;
 
-use super::{Latency, Report, ResizeStep};
+use super::Report;
 use crate::output;
+use crate::replay::{Durations, Resize};
 
-/// What, by its name in the JSON; how much; and what to know about it.
-type Line = (&'static str, String, String);
+/// The name of a figure in the JSON, and a note.
+type Row = (&'static str, String);
 
-/// A section.
-type Lines = Vec<Line>;
-
-/// The whole table.
+/// Renders the whole table.
 pub fn render(report: &Report) -> String {
+    let json = serde_json::to_value(report).expect("numbers and texts");
     let mut table = output::table(UTF8_FULL);
     table.apply_modifier(UTF8_ROUND_CORNERS);
-    for (title, lines) in sections(report) {
-        if lines.is_empty() {
-            continue;
+    for (section, rows) in sections(report) {
+        let (mut names, mut figures, mut notes) = (Vec::new(), Vec::new(), Vec::new());
+        for (index, (name, note)) in rows.into_iter().enumerate() {
+            let object = match json.get(section) {
+                Some(Value::Array(items)) => &items[index],
+                Some(object @ Value::Object(_)) => object,
+                _ => &json,
+            };
+            names.push(label(name));
+            figures.push(figure(name, object.get(name).expect("a name of the JSON")));
+            notes.push(note);
         }
-        let column = |of: fn(&Line) -> String| lines.iter().map(of).collect::<Vec<_>>().join("\n");
+        match json.get(section) {
+            Some(Value::Null) => (names, figures) = (vec!["off".to_owned()], vec!["-".to_owned()]),
+            _ if names.is_empty() => continue,
+            _ => {}
+        }
         table.add_row([
-            Cell::new(label(title)).add_attribute(Attribute::Bold),
-            Cell::new(column(|line| label(line.0))),
-            Cell::new(column(|line| line.1.clone())).set_alignment(CellAlignment::Right),
-            Cell::new(column(|line| line.2.clone())).add_attribute(Attribute::Dim),
+            Cell::new(label(section)).add_attribute(Attribute::Bold),
+            Cell::new(names.join("\n")),
+            Cell::new(figures.join("\n")).set_alignment(CellAlignment::Right),
+            Cell::new(notes.join("\n")).add_attribute(Attribute::Dim),
         ]);
     }
     let (colour, verdict) = verdict(report);
     format!("{}\n{table}\n{}", heading(report), verdict_line(colour, &verdict))
 }
 
-/// The sections: those whose name is an object's in the JSON hold what is in it, the others what is
-/// beside it.
-fn sections(report: &Report) -> [(&'static str, Lines); 10] {
+/// Returns the rows by section. A section named like an object of the JSON has figures of that object;
+/// one named like a list, a figure of each of its objects; any other, figures of the report itself.
+fn sections(report: &Report) -> [(&'static str, Vec<Row>); 10] {
+    let plain = |name| (name, String::new());
+    let seconds = report.wall_s.max(f64::MIN_POSITIVE);
+    let written = format!("written, {:.1} million a second", report.tokens as f64 / seconds / 1e6);
+    let [checked, corrupt] = match report.tokens_verified {
+        0 => ["not verified"; 2],
+        _ => ["read back and compared", ""],
+    };
+    let pool_bytes = BinaryBytes(report.block_bytes * report.blocks_total as u64);
+    let refused = match report.utilization.at_first_refusal {
+        Some(_) => format!("refused {} times", HumanCount(report.refused)),
+        None => "nothing was refused".to_owned(),
+    };
+    let prefix = report.prefix.iter().flat_map(|prefix| {
+        let [hits, lookups, resumed] =
+            [prefix.hit_blocks, prefix.lookup_blocks, prefix.resumed_lookup_blocks].map(HumanCount);
+        let resumed = ("resumed_hit_blocks", format!("of {resumed} blocks of those who had given way"));
+        [
+            ("hit_rate", format!("{hits} of {lookups} blocks of prompts")),
+            ("evicted_blocks", format!("by policy {}", prefix.policy)),
+        ]
+        .into_iter()
+        .chain((prefix.resumed_lookup_blocks > 0).then_some(resumed))
+    });
+    let defrag = report.defrag.iter().flat_map(|defrag| {
+        let mean = defrag.time_ms / defrag.runs.max(1) as f64;
+        let shares =
+            ["fragmentation_before", "fragmentation_after"].map(|name| (name, "a run, on average".into()));
+        let always = [
+            plain("runs"),
+            ("time_ms", format!("{mean:.2} ms a run")),
+            ("moved_blocks", BinaryBytes(defrag.moved_bytes).to_string()),
+            ("given_up", "moves of what was needed meanwhile".into()),
+        ];
+        let errors = defrag.errors.iter().map(|error| ("errors", error.clone()));
+        always.into_iter().chain(shares.into_iter().take(if defrag.runs > 0 { 2 } else { 0 })).chain(errors)
+    });
     [
-        ("requests", requests(report)),
-        ("time", time(report)),
-        ("tokens", tokens(report)),
-        ("blocks", blocks(report)),
-        ("prefix", prefix(report)),
-        ("utilization", utilization(report)),
-        ("fragmentation", fragmentation(report)),
-        ("defrag", defrag(report)),
-        ("resize", report.resize.iter().map(resize).collect()),
-        ("latency_ns", latency(report)),
+        (
+            "requests",
+            vec![
+                ("completed", format!("of {}", HumanCount(report.requests))),
+                ("rejected", "larger than the pool".into()),
+                ("preempted", "gave way and started over".into()),
+            ],
+        ),
+        (
+            "time",
+            vec![
+                plain("wall_s"),
+                ("trace_s", "first arrival to last".into()),
+                ("speedup", "real time".into()),
+            ],
+        ),
+        ("tokens", vec![("tokens", written), ("tokens_verified", checked.into())]),
+        (
+            "blocks",
+            vec![
+                ("blocks_total", format!("of {} tokens, {pool_bytes} in all", report.block_tokens)),
+                plain("blocks_allocated"),
+                plain("blocks_freed"),
+                plain("blocks_leaked"),
+                ("blocks_corrupt", corrupt.into()),
+                ("run_len_mean", "blocks in a row, of a sequence when it ends".into()),
+            ],
+        ),
+        ("prefix", prefix.collect()),
+        (
+            "utilization",
+            vec![
+                ("mean", "of blocks, over virtual time".into()),
+                plain("peak"),
+                ("at_first_refusal", refused),
+            ],
+        ),
+        (
+            "fragmentation",
+            vec![
+                ("mean", "of free blocks, outside long runs".into()),
+                plain("max"),
+                ("final", "all blocks free".into()),
+            ],
+        ),
+        ("defrag", defrag.collect()),
+        ("resize", report.resize.iter().map(|step| ("to", resize(step))).collect()),
+        (
+            "latency_ns",
+            vec![
+                ("allocate", quantiles(&report.latency_ns.allocate)),
+                ("free", quantiles(&report.latency_ns.free)),
+            ],
+        ),
     ]
 }
 
-/// The names in the table, each with its section's.
-#[cfg(test)]
-pub(crate) fn names(report: &Report) -> impl Iterator<Item = (&'static str, &'static str)> {
-    sections(report).into_iter().flat_map(|(title, lines)| lines.into_iter().map(move |line| (title, line.0)))
+/// A figure with its unit.
+fn figure(name: &str, value: &Value) -> String {
+    match (value.as_u64(), value.as_f64(), name) {
+        (Some(count), ..) => HumanCount(count).to_string(),
+        (_, Some(figure), "wall_s") => format!("{figure:.2} s"),
+        (_, Some(figure), "trace_s") => format!("{figure:.0} s"),
+        (_, Some(figure), "time_ms") => format!("{figure:.1} ms"),
+        (_, Some(figure), "speedup") => format!("{} x", HumanCount(figure.round() as u64)),
+        (_, Some(figure), "run_len_mean") => format!("{figure:.1}"),
+        (_, Some(share), _) => format!("{:.1} %", share * 100.0),
+        _ => value["p50"].as_u64().map_or("-".to_owned(), duration),
+    }
 }
 
 /// A name of the JSON as words. The unit stands beside the figure.
@@ -111,140 +211,17 @@ fn unsound(report: &Report) -> String {
     format!("NOT SOUND\n{}", all.join("\n"))
 }
 
-fn requests(report: &Report) -> Lines {
-    vec![
-        ("completed", count(report.completed), format!("of {}", HumanCount(report.requests))),
-        ("rejected", count(report.rejected), "larger than the pool".into()),
-        ("preempted", count(report.preempted), "gave way and started over".into()),
-    ]
+fn resize(step: &Resize) -> String {
+    let outcome = step.outcome.as_ref().err().map_or("done".to_owned(), ToString::to_string);
+    let tries =
+        if step.attempts == 1 { "1 try" } else { &format!("{} tries", HumanCount(step.attempts.into())) };
+    let [from, at] = [step.from as u64, step.at_request].map(HumanCount);
+    format!("from {from} at request {at}: {outcome}, {tries}, {:.1} ms", step.time_ms)
 }
 
-fn time(report: &Report) -> Lines {
-    vec![
-        ("wall_s", format!("{:.2} s", report.wall_s), String::new()),
-        ("trace_s", format!("{:.0} s", report.trace_s), "first arrival to last".into()),
-        ("speedup", format!("{} x", HumanCount(report.speedup.round() as u64)), "real time".into()),
-    ]
-}
-
-fn tokens(report: &Report) -> Lines {
-    let rate = report.tokens as f64 / report.wall_s.max(f64::MIN_POSITIVE) / 1e6;
-    let verified = if report.tokens_verified == 0 { "not verified" } else { "read back and compared" };
-    vec![
-        ("tokens", count(report.tokens), format!("written, {rate:.1} million a second")),
-        ("tokens_verified", count(report.tokens_verified), verified.into()),
-    ]
-}
-
-fn blocks(report: &Report) -> Lines {
-    let bytes = BinaryBytes(report.block_bytes * report.blocks_total as u64);
-    let corrupt = if report.tokens_verified == 0 { "not verified" } else { "" };
-    vec![
-        (
-            "blocks_total",
-            count(report.blocks_total as u64),
-            format!("of {} tokens, {bytes} in all", report.block_tokens),
-        ),
-        ("blocks_allocated", count(report.blocks_allocated), String::new()),
-        ("blocks_freed", count(report.blocks_freed), String::new()),
-        ("blocks_leaked", count(report.blocks_leaked), String::new()),
-        ("blocks_corrupt", count(report.blocks_corrupt), corrupt.into()),
-        (
-            "run_len_mean",
-            format!("{:.1}", report.run_len_mean),
-            "blocks in a row, of a sequence when it ends".into(),
-        ),
-    ]
-}
-
-fn prefix(report: &Report) -> Lines {
-    let Some(prefix) = &report.prefix else {
-        return vec![("off", "-".into(), String::new())];
-    };
-    let found = format!("{} of {} blocks of prompts", count(prefix.hit_blocks), count(prefix.lookup_blocks));
-    let mut lines = vec![
-        ("hit_rate", percent(prefix.hit_rate), found),
-        ("evicted_blocks", count(prefix.evicted_blocks), format!("by policy {}", prefix.policy)),
-    ];
-    if prefix.resumed_lookup_blocks > 0 {
-        let of = format!("of {} blocks of those who had given way", count(prefix.resumed_lookup_blocks));
-        lines.push(("resumed_hit_blocks", count(prefix.resumed_hit_blocks), of));
-    }
-    lines
-}
-
-fn utilization(report: &Report) -> Lines {
-    let utilization = &report.utilization;
-    let (refusal, note) = match utilization.at_first_refusal {
-        Some(share) => (percent(share), format!("refused {} times", HumanCount(report.refused))),
-        None => ("-".to_owned(), "nothing was refused".to_owned()),
-    };
-    vec![
-        ("mean", percent(utilization.mean), "of blocks, over virtual time".into()),
-        ("peak", percent(utilization.peak), String::new()),
-        ("at_first_refusal", refusal, note),
-    ]
-}
-
-fn fragmentation(report: &Report) -> Lines {
-    let fragmentation = &report.fragmentation;
-    vec![
-        ("mean", percent(fragmentation.mean), "of free blocks, outside long runs".into()),
-        ("max", percent(fragmentation.max), String::new()),
-        ("final", percent(fragmentation.at_end), "all blocks free".into()),
-    ]
-}
-
-fn defrag(report: &Report) -> Lines {
-    let Some(defrag) = &report.defrag else {
-        return vec![("off", "-".into(), String::new())];
-    };
-    let mean = if defrag.runs == 0 { 0.0 } else { defrag.time_ms / defrag.runs as f64 };
-    let mut lines = vec![
-        ("runs", count(defrag.runs), String::new()),
-        ("time_ms", format!("{:.1} ms", defrag.time_ms), format!("{mean:.2} ms a run")),
-        ("moved_blocks", count(defrag.moved_blocks), BinaryBytes(defrag.moved_bytes).to_string()),
-        ("given_up", count(defrag.given_up), "moves of what was needed meanwhile".into()),
-    ];
-    if defrag.runs > 0 {
-        for (name, share) in [
-            ("fragmentation_before", defrag.fragmentation_before),
-            ("fragmentation_after", defrag.fragmentation_after),
-        ] {
-            lines.push((name, percent(share), "a run, on average".into()));
-        }
-    }
-    lines.extend(defrag.errors.iter().map(|error| ("errors", "-".into(), error.clone())));
-    lines
-}
-
-fn resize(step: &ResizeStep) -> Line {
-    let tries = if step.attempts == 1 {
-        "1 try".to_owned()
-    } else {
-        format!("{} tries", count(step.attempts.into()))
-    };
-    let from = format!("from {} at request {}", count(step.from as u64), count(step.at_request));
-    let note = format!("{from}: {}, {tries}, {:.1} ms", step.outcome, step.time_ms);
-    ("to", count(step.to as u64), note)
-}
-
-fn latency(report: &Report) -> Lines {
-    let line = |latency: &Latency| {
-        let [p99, p999, max] = [latency.p99, latency.p999, latency.max].map(duration);
-        (duration(latency.p50), format!("p50; p99 {p99}, p99.9 {p999}, max {max}"))
-    };
-    let (allocate, allocate_note) = line(&report.latency_ns.allocate);
-    let (free, free_note) = line(&report.latency_ns.free);
-    vec![("allocate", allocate, allocate_note), ("free", free, free_note)]
-}
-
-fn count(value: u64) -> String {
-    HumanCount(value).to_string()
-}
-
-fn percent(share: f64) -> String {
-    format!("{:.1} %", share * 100.0)
+fn quantiles(durations: &Durations) -> String {
+    let [_, p99, p999, max] = durations.quantiles_ns().map(|(_, ns)| duration(ns));
+    format!("p50; p99 {p99}, p99.9 {p999}, max {max}")
 }
 
 fn duration(ns: u64) -> String {
@@ -258,6 +235,7 @@ fn duration(ns: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::replay::ResizeRefusal;
 
     #[test]
     fn durations_have_units_that_fit() {
@@ -265,24 +243,27 @@ mod tests {
     }
 
     #[test]
-    fn figures_are_grouped() {
-        assert_eq!((count(12_031).as_str(), percent(0.9912).as_str()), ("12,031", "99.1 %"));
+    fn figures_have_units() {
+        for (name, value, text) in [
+            ("tokens", Value::from(12_031), "12,031"),
+            ("hit_rate", Value::from(0.9912), "99.1 %"),
+            ("time_ms", Value::from(0.04), "0.0 ms"),
+            ("speedup", Value::from(1234.5), "1,235 x"),
+            ("at_first_refusal", Value::Null, "-"),
+        ] {
+            assert_eq!(figure(name, &value), text, "{name}");
+        }
     }
 
     #[test]
-    fn a_size_says_how_it_came_about() {
-        let step = ResizeStep {
-            at_request: 12_000,
-            from: 40_000,
-            to: 14_000,
-            time_ms: 1234.56,
-            attempts: 3,
-            outcome: "blocked: 1 block is in the way: b7 pinned".into(),
-        };
+    fn the_note_of_a_resize_has_its_outcome() {
+        let refusal = ResizeRefusal::Blocked("1 block is in the way: b7 pinned".into());
+        let (from, to, at_request) = (40_000, 14_000, 12_000);
+        let step = Resize { at_request, from, to, time_ms: 1234.56, attempts: 3, outcome: Err(refusal) };
         let note =
             "from 40,000 at request 12,000: blocked: 1 block is in the way: b7 pinned, 3 tries, 1234.6 ms";
-        assert_eq!(resize(&step), ("to", "14,000".to_owned(), note.to_owned()));
-        let done = ResizeStep { attempts: 1, outcome: "done".into(), time_ms: 0.04, ..step };
-        assert_eq!(resize(&done).2, "from 40,000 at request 12,000: done, 1 try, 0.0 ms");
+        assert_eq!(resize(&step), note);
+        let done = Resize { attempts: 1, outcome: Ok(()), time_ms: 0.04, ..step };
+        assert_eq!(resize(&done), "from 40,000 at request 12,000: done, 1 try, 0.0 ms");
     }
 }

@@ -1,18 +1,18 @@
-//! Lines of bounded length: whatever the input, no more than one line is in memory, and no line is longer than
-//! [`LINE_BYTES_MAX`].
+//! Lines of bounded length: whatever the input, at most one line is in memory, and no line is longer
+//! than [`LINE_BYTES_MAX`].
 
 use std::io::{BufRead, Read};
 
 use super::error::Reason;
 
-/// The longest line that is read, in bytes: a prompt of the greatest length that is believed, with its hash ids,
-/// takes less than a tenth of it.
+/// The longest line that is read, in bytes. The longest prompt that is read, with its hash ids, takes
+/// less than a tenth of it.
 pub const LINE_BYTES_MAX: usize = 4 << 20;
 
-/// What some programs put in front of UTF-8.
+/// The byte order mark that some programs write before UTF-8.
 pub(super) const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 
-/// The lines of an input, without their ends, in one buffer that is used again.
+/// The lines of an input that are not blank, in one buffer that is used again.
 pub(super) struct Lines<R> {
     input: R,
     number: u64,
@@ -20,16 +20,22 @@ pub(super) struct Lines<R> {
 }
 
 impl<R: BufRead> Lines<R> {
+    /// Creates a reader of an input.
     pub fn new(input: R) -> Self {
         Self { input, number: 0, buffer: Vec::new() }
     }
 
-    /// The number of the line that was read last, from 1.
+    /// Returns the number of the current line, from 1.
     pub fn number(&self) -> u64 {
         self.number
     }
 
-    /// The next line that is not blank; `None` at the end.
+    /// Returns the current line with its end.
+    pub fn line(&self) -> &[u8] {
+        &self.buffer
+    }
+
+    /// Reads the next line that is not blank; `None` at the end.
     pub fn next_line(&mut self) -> Result<Option<&str>, Reason> {
         loop {
             self.buffer.clear();
@@ -39,18 +45,17 @@ impl<R: BufRead> Lines<R> {
                 return Ok(None);
             }
             if self.buffer.len() > LINE_BYTES_MAX {
-                return Err(Reason::LineTooLong { max: LINE_BYTES_MAX });
+                return Err(Reason::LineTooLong(LINE_BYTES_MAX));
             }
             if self.number == 1 && self.buffer.starts_with(BYTE_ORDER_MARK) {
                 self.buffer.drain(..BYTE_ORDER_MARK.len());
             }
             if !self.buffer.trim_ascii().is_empty() {
-                break;
+                return match std::str::from_utf8(&self.buffer) {
+                    Ok(line) => Ok(Some(line)),
+                    Err(e) => Err(Reason::NotUtf8(e.valid_up_to())),
+                };
             }
-        }
-        match std::str::from_utf8(&self.buffer) {
-            Ok(line) => Ok(Some(line.trim_end_matches(['\n', '\r']))),
-            Err(e) => Err(Reason::NotUtf8 { at: e.valid_up_to() }),
         }
     }
 }

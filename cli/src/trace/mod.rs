@@ -1,24 +1,22 @@
-//! Traces: who asked for how many tokens, and when.
+//! Traces: the arrivals of requests, and the tokens of their prompts and answers.
 //!
-//! A reader turns one format into a stream of [`Row`]s, one line in memory at a time; [`Trace::load`] collects them
-//! into [`Request`]s in the order of their arrival, which is what a replay walks.
+//! A reader for each format turns lines into [`Row`]s, one line in memory at a time; [`Trace::load`]
+//! makes [`Request`]s of them, in the order of their arrival.
 //!
 //! | format | a line |
 //! |---|---|
 //! | Mooncake | `{"timestamp": ms, "input_length": n, "output_length": n, "hash_ids": [one id per 512 tokens]}` |
 //! | Azure | `TIMESTAMP,ContextTokens,GeneratedTokens` under a header, columns in any order, others ignored; other [names](Columns) |
 //!
-//! A hash id stands for all of a prompt up to the end of its 512 tokens, so that equal ids mean
-//! equal prefixes, and a prompt has each of them once. They are read only where [prefixes are
-//! reused](HashIds).
+//! A hash id stands for all of a prompt up to the end of its 512 tokens: equal ids mean equal prefixes,
+//! and a prompt has each id once. They are read only where [prefixes are reused](HashIds).
 //!
-//! A trace is outside input: every line is bounded in length and every number in size, and what does not fit is a
-//! [`TraceError`] with file, line and reason. Lines out of order are *not* an error, since traces merged from several
-//! front ends have them: requests are sorted by arrival, equal ones in file order, and
-//! [`Trace::out_of_order`] says how many there were.
+//! A trace is outside input: every line is bounded in length and every number in size, and a violation
+//! is a [`TraceError`] with file, line and reason. Lines out of order are not an error, because traces
+//! merged from several front ends have them: requests are sorted by arrival, equal ones in file order,
+//! and [`Trace::out_of_order`] counts them.
 
-mod azure;
-mod columns;
+mod csv;
 mod error;
 mod lines;
 mod mooncake;
@@ -31,13 +29,16 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use clap::ValueEnum;
+
 use crate::output::printable;
 
-pub use azure::AzureReader;
-pub use columns::{Columns, ColumnsError};
+pub use csv::{Columns, ColumnsError};
 pub use error::{Reason, TraceError};
 pub use lines::LINE_BYTES_MAX;
-pub use mooncake::{HASH_BLOCK_TOKENS, MooncakeReader};
+pub use mooncake::HASH_BLOCK_TOKENS;
+
+use lines::Lines;
 
 /// The longest prompt and the longest answer that are believed, in tokens. Far above any model's context; a number
 /// beyond it is a damaged line.
@@ -46,25 +47,21 @@ pub const TOKENS_MAX: u32 = 1 << 24;
 /// The most requests that are held in memory: an input without end must not take all of it.
 pub const REQUESTS_MAX: u32 = if cfg!(test) { 20_000 } else { 10_000_000 };
 
-/// The formats that can be read.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// The format of a trace.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
 pub enum Format {
-    /// JSON lines as published with Mooncake (FAST'25).
+    /// Tell by how it begins
+    #[default]
+    Auto,
+    /// JSON lines: timestamp, input_length, output_length, hash_ids
     Mooncake,
-    /// CSV as published with Azure's LLM inference traces (2023 and 2024).
+    /// CSV: TIMESTAMP, ContextTokens, GeneratedTokens, or what --columns says
+    #[value(alias = "csv")]
     Azure,
 }
 
 impl Format {
-    /// The name, as `--format` takes it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Mooncake => "mooncake",
-            Self::Azure => "azure",
-        }
-    }
-
-    /// Tells the format by how the text begins.
+    /// Returns the format of a text that begins so.
     fn detect(beginning: &[u8], columns: &Columns) -> Option<Self> {
         let text = beginning.strip_prefix(lines::BYTE_ORDER_MARK).unwrap_or(beginning).trim_ascii_start();
         let header = text.split(|&byte| byte == b'\n').next().unwrap_or_default();
@@ -93,8 +90,8 @@ pub enum HashIds {
 /// How a trace is to be read.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ReadOptions {
-    /// The format; if there is none, it is told by how the text begins.
-    pub format: Option<Format>,
+    /// The format.
+    pub format: Format,
     /// The columns of a CSV file.
     pub columns: Columns,
     /// Whether hash ids are read.
@@ -132,6 +129,11 @@ pub struct Request {
 }
 
 impl Request {
+    /// Creates a request without hash ids.
+    pub const fn new(arrival: Duration, input_tokens: u32, output_tokens: u32) -> Self {
+        Self { arrival, input_tokens, output_tokens, hash_ids: Vec::new(), hashed_tokens: 0 }
+    }
+
     /// Tokens that the request holds when it is done.
     pub const fn tokens(&self) -> u64 {
         self.input_tokens as u64 + self.output_tokens as u64
@@ -175,17 +177,17 @@ impl Trace {
     ///
     /// [`TraceError`], as [`Trace::load`].
     pub fn read<R: BufRead>(file: Arc<str>, input: R, options: &ReadOptions) -> Result<Self, TraceError> {
-        let reader = Reader::open(Arc::clone(&file), input, options)?;
-        let max = REQUESTS_MAX as usize;
+        let (max, mut line) = (REQUESTS_MAX as usize, None);
         let limit = options.limit.unwrap_or(usize::MAX).min(max + 1);
-        let rows = reader.take(limit).collect::<Result<Vec<Row>, TraceError>>()?;
-        if rows.len() > max {
-            return Err(TraceError { file, line: None, reason: Reason::TooManyRequests { max } });
+        let rows = match rows(input, options, limit, &mut line) {
+            Ok(rows) if rows.len() > max => Err((None, Reason::TooManyRequests(max))),
+            Ok(rows) if rows.is_empty() => Err((None, Reason::Empty)),
+            rows => rows.map_err(|reason| (line, reason)),
+        };
+        match rows {
+            Ok(rows) => Ok(Self::from_rows(file.to_string(), rows)),
+            Err((line, reason)) => Err(TraceError { file, line, reason }),
         }
-        if rows.is_empty() {
-            return Err(TraceError { file, line: None, reason: Reason::Empty });
-        }
-        Ok(Self::from_rows(file.to_string(), rows))
     }
 
     fn from_rows(name: String, mut rows: Vec<Row>) -> Self {
@@ -221,61 +223,44 @@ impl Trace {
     }
 }
 
-/// A stream of rows, of either format. After an error it ends.
-pub enum Reader<R> {
-    /// A Mooncake trace.
-    Mooncake(MooncakeReader<R>),
-    /// An Azure trace.
-    Azure(Box<AzureReader<R>>),
-}
-
-impl<R: BufRead> Reader<R> {
-    /// Opens a stream, after a look at how it begins if no format is given.
-    ///
-    /// # Errors
-    ///
-    /// [`TraceError`]: nothing to read, no format that is known, or a wrong header.
-    pub fn open(file: Arc<str>, mut input: R, options: &ReadOptions) -> Result<Self, TraceError> {
-        let beginning = match input.fill_buf() {
-            Ok([]) => return Err(TraceError { file, line: None, reason: Reason::Empty }),
-            Ok(bytes) => bytes,
-            Err(e) => return Err(TraceError { file, line: None, reason: Reason::Read(e) }),
-        };
-        if let Some(reason) = no_text(beginning) {
-            return Err(TraceError { file, line: None, reason });
-        }
-        let columns = &options.columns;
-        let Some(format) = options.format.or_else(|| Format::detect(beginning, columns)) else {
-            let line = beginning.split(|&byte| byte == b'\n').next().unwrap_or_default();
-            let reason = match std::str::from_utf8(line) {
-                // A character that the buffer ends in is no error.
-                Err(e) if e.error_len().is_some() => Reason::NotUtf8 { at: e.valid_up_to() },
-                _ => Reason::UnknownFormat { beginning: error::excerpt(line) },
-            };
-            return Err(TraceError { file, line: Some(1), reason });
-        };
-        match format {
-            Format::Mooncake => Ok(Self::Mooncake(MooncakeReader::new(file, input, options.hash_ids))),
-            Format::Azure => {
-                AzureReader::new(file, input, columns.clone()).map(|reader| Self::Azure(Box::new(reader)))
-            }
-        }
+/// Reads up to `max` rows, after a look at how the input begins. `line` is the line of an error.
+fn rows<R: BufRead>(
+    mut input: R,
+    options: &ReadOptions,
+    max: usize,
+    line: &mut Option<u64>,
+) -> Result<Vec<Row>, Reason> {
+    let beginning = input.fill_buf().map_err(Reason::Read)?;
+    if beginning.is_empty() {
+        return Err(Reason::Empty);
     }
-}
-
-impl<R: BufRead> Iterator for Reader<R> {
-    type Item = Result<Row, TraceError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        match self {
-            Self::Mooncake(reader) => reader.next(),
-            Self::Azure(reader) => reader.next(),
-        }
+    if let Some(reason) = not_text(beginning) {
+        return Err(reason);
     }
+    let format = match options.format {
+        Format::Auto => Format::detect(beginning, &options.columns),
+        format => Some(format),
+    };
+    let Some(format) = format else {
+        *line = Some(1);
+        let first = beginning.split(|&byte| byte == b'\n').next().unwrap_or_default();
+        return Err(match std::str::from_utf8(first) {
+            // A character that the buffer ends in is no error.
+            Err(e) if e.error_len().is_some() => Reason::NotUtf8(e.valid_up_to()),
+            _ => Reason::UnknownFormat(error::excerpt(first)),
+        });
+    };
+    let mut lines = Lines::new(input);
+    let rows = match format {
+        Format::Mooncake => mooncake::read(&mut lines, options.hash_ids, max),
+        Format::Azure | Format::Auto => csv::read(&mut lines, &options.columns, max),
+    };
+    *line = Some(lines.number());
+    rows
 }
 
 /// Returns what a file is, if its first bytes show that it is not text in UTF-8.
-fn no_text(beginning: &[u8]) -> Option<Reason> {
+fn not_text(beginning: &[u8]) -> Option<Reason> {
     const MAGIC: [(&[u8], &str); 7] = [
         (b"\x1f\x8b", "gzip"),
         (b"\x28\xb5\x2f\xfd", "zstd"),
@@ -289,7 +274,7 @@ fn no_text(beginning: &[u8]) -> Option<Reason> {
         return Some(Reason::Utf16);
     }
     let by = MAGIC.into_iter().find(|(magic, _)| beginning.starts_with(magic));
-    by.map(|(_, by)| Reason::Compressed { by })
+    by.map(|(_, by)| Reason::Compressed(by))
 }
 
 /// A count of tokens between `min` and [`TOKENS_MAX`].

@@ -2,25 +2,24 @@
 
 use std::collections::HashMap;
 use std::io::BufRead;
-use std::sync::Arc;
 
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 
-use super::error::{Reason, TraceError, excerpt, quote};
+use super::error::{Reason, excerpt, quote};
 use super::lines::Lines;
 use super::{HashIds, Row, tokens};
 
-/// Tokens of prompt that one hash id stands for.
+/// Tokens of a prompt for one hash id.
 pub const HASH_BLOCK_TOKENS: u32 = 512;
 
-/// The latest time that is believed, in milliseconds: it still fits into nanoseconds of 63 bits.
+/// The latest time, in milliseconds: it still fits into nanoseconds of 63 bits.
 const TIMESTAMP_MS_MAX: f64 = 9e12;
 
-/// A line as it is written. Lengths are signed so that a negative one is named as such.
+/// A line. Lengths are signed, so that the error of a negative one names it.
 #[derive(Deserialize)]
 struct Line<H> {
-    /// Milliseconds, from the start of the trace or from 1970; whole in the published traces.
+    /// Milliseconds from the start of the trace or from 1970; whole in the published traces.
     timestamp: f64,
     input_length: i64,
     output_length: i64,
@@ -28,53 +27,26 @@ struct Line<H> {
     hash_ids: H,
 }
 
-/// Reads a Mooncake trace row by row.
-pub struct MooncakeReader<R> {
-    file: Arc<str>,
-    lines: Lines<R>,
+/// Reads up to `max` rows.
+pub(super) fn read<R: BufRead>(
+    lines: &mut Lines<R>,
     hash_ids: HashIds,
-    ended: bool,
-}
-
-impl<R: BufRead> MooncakeReader<R> {
-    /// A reader of `input`; `file` is its name in errors.
-    pub fn new(file: Arc<str>, input: R, hash_ids: HashIds) -> Self {
-        Self { file, lines: Lines::new(input), hash_ids, ended: false }
+    max: usize,
+) -> Result<Vec<Row>, Reason> {
+    let mut rows = Vec::new();
+    while rows.len() < max
+        && let Some(line) = lines.next_line()?
+    {
+        rows.push(match hash_ids {
+            HashIds::Ignored => row(json(line)?, |_: IgnoredAny, _| Ok(Vec::new()))?,
+            HashIds::Required => row(json(line)?, checked)?,
+        });
     }
-}
-
-impl<R: BufRead> Iterator for MooncakeReader<R> {
-    type Item = Result<Row, TraceError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.ended {
-            return None;
-        }
-        let row = match self.lines.next_line() {
-            Ok(None) => None,
-            Ok(Some(line)) => Some(parse(line, self.hash_ids)),
-            Err(reason) => Some(Err(reason)),
-        };
-        self.ended = !matches!(row, Some(Ok(_)));
-        row.map(|row| {
-            row.map_err(|reason| TraceError {
-                file: Arc::clone(&self.file),
-                line: Some(self.lines.number()),
-                reason,
-            })
-        })
-    }
-}
-
-fn parse(line: &str, hash_ids: HashIds) -> Result<Row, Reason> {
-    match hash_ids {
-        HashIds::Ignored => row(json(line)?, |_: IgnoredAny, _| Ok(Vec::new())),
-        HashIds::Required => row(json(line)?, checked),
-    }
+    Ok(rows)
 }
 
 fn json<H: DeserializeOwned + Default>(line: &str) -> Result<Line<H>, Reason> {
-    serde_json::from_str(line).map_err(|e| {
+    serde_json::from_str(line.trim_end()).map_err(|e| {
         // The parser counts lines too, and its only line is always the first.
         let message = e.to_string();
         let message = quote(message.split(" at line ").next().unwrap_or_default());
@@ -93,7 +65,7 @@ fn row<H>(line: Line<H>, ids: impl FnOnce(H, u32) -> Result<Vec<u64>, Reason>) -
     Ok(Row { at_ns: (line.timestamp * 1e6) as i64, input_tokens, output_tokens, hash_ids })
 }
 
-/// The ids of a prompt of so many tokens, if they can be its ids.
+/// Returns the ids if a prompt of so many tokens can have them.
 fn checked(ids: Option<Vec<u64>>, input_tokens: u32) -> Result<Vec<u64>, Reason> {
     let ids = ids.ok_or(Reason::NoHashIds)?;
     let expected = input_tokens.div_ceil(HASH_BLOCK_TOKENS) as usize;

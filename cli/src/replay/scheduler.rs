@@ -1,48 +1,52 @@
-//! Continuous batching as pure bookkeeping: who waits, who runs, what a step does, who gives way. No pool, no time,
-//! no thread; the [engine](super::engine) brings them together.
+//! Continuous batching as pure bookkeeping: the waiting and the running requests of one thread,
+//! admission and preemption. It knows no pool, no time and no threads; the [worker](super::worker)
+//! brings them together.
 //!
-//! A job waits until the free blocks hold its whole prompt, what is missing of the prompts of those who run already, and
-//! one block more for each of them, so that admitting it does not drive somebody out at once. A step appends one token to each job that decodes and up to a
-//! budget of prompt tokens to the others, the earliest first. When the pool is full the job that arrived last gives
-//! way: its blocks go, and it starts over later with a prompt that holds what it had already said.
+//! A job is admitted when the free blocks hold its whole prompt, the rest of the prompts of the
+//! running jobs, and one block more for each of them, so that an admission does not cause a
+//! preemption at once. A step appends one token to each job that decodes and up to a budget of
+//! prompt tokens to the others, the earliest first. When the pool is full the job that arrived last
+//! is preempted: its blocks are freed, and it starts over later with a prompt that includes the
+//! tokens decoded before.
 
 use std::collections::VecDeque;
 
 use crate::trace::Request;
 
-/// A request, or what is left of it after it gave way.
+/// A request, or the rest of it after a preemption.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Job {
     /// Its place in the order of arrival.
     pub request: u32,
-    /// How often it has given way.
+    /// Preemptions so far.
     pub attempt: u32,
-    /// Tokens to append before it decodes: the prompt, and what it had said before it gave way.
+    /// Tokens to append before it decodes: the prompt, and the tokens decoded before a preemption.
     pub prompt: u64,
     /// Tokens when it is done.
     pub total: u64,
 }
 
 impl Job {
-    /// A request that has just arrived.
+    /// Creates the job of a new request.
     pub const fn new(index: u32, request: &Request) -> Self {
         Self { request: index, attempt: 0, prompt: request.input_tokens as u64, total: request.tokens() }
     }
 }
 
-/// A job that runs, with whatever it holds.
+/// A running job.
 #[derive(Debug)]
 pub struct Running<S> {
     /// The job.
     pub job: Job,
-    /// Tokens that it has in this attempt: found in a cache, or appended.
+    /// Tokens that it has in this attempt: found in the cache, or appended.
     pub held: u64,
-    /// What it holds: its sequence.
+    /// Its sequence.
     pub sequence: S,
 }
 
 impl<S> Running<S> {
-    /// Tokens that the next step appends: the next piece of the prompt, out of `budget`, or one.
+    /// Returns the number of tokens that the next step appends: the next piece of the prompt, out of
+    /// `budget`, or one.
     pub fn next_tokens(&self, budget: u64) -> u64 {
         if self.is_done() {
             0
@@ -53,61 +57,61 @@ impl<S> Running<S> {
         }
     }
 
-    /// Whether the next tokens are of the prompt, and count against the budget.
+    /// Returns whether the next tokens are of the prompt, and count against the budget.
     pub const fn in_prompt(&self) -> bool {
         self.held < self.job.prompt
     }
 
-    /// Whether every token has been appended.
+    /// Returns whether every token has been appended.
     pub const fn is_done(&self) -> bool {
         self.held >= self.job.total
     }
 
-    /// What is left to do when it gives way now.
-    pub fn given_way(&self) -> Job {
+    /// Returns the job that is left after a preemption now.
+    pub fn preempted(&self) -> Job {
         Job { attempt: self.job.attempt + 1, prompt: self.job.prompt.max(self.held), ..self.job }
     }
 }
 
-/// The jobs of one scheduler thread, in the order of their arrival.
+/// The jobs of one thread, in the order of their arrival.
 #[derive(Debug)]
-pub struct Lane<S> {
+pub struct Scheduler<S> {
     waiting: VecDeque<Job>,
     running: Vec<Running<S>>,
     running_max: usize,
 }
 
-impl<S> Lane<S> {
-    /// No jobs; at most `running_max` at a time.
+impl<S> Scheduler<S> {
+    /// Creates a scheduler without jobs, which runs at most `running_max` at a time.
     pub fn new(running_max: usize) -> Self {
         Self { waiting: VecDeque::new(), running: Vec::new(), running_max: running_max.max(1) }
     }
 
-    /// Whether a new request would be first in the line: none waits, and there is room for one.
+    /// Returns whether a new request would be the first to be admitted.
     pub fn wants_request(&self) -> bool {
         self.waiting.is_empty() && self.running.len() < self.running_max
     }
 
-    /// Puts a job in the line; earlier arrivals stand before later ones.
-    pub fn wait(&mut self, job: Job) {
+    /// Adds a waiting job, in the order of arrival.
+    pub fn enqueue(&mut self, job: Job) {
         let place = self.waiting.partition_point(|other| other.request < job.request);
         self.waiting.insert(place, job);
     }
 
-    /// Whether somebody waits.
+    /// Returns whether a job waits.
     pub fn has_waiting(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// Takes out of the line whoever will not fit any more, and says how many.
+    /// Removes the waiting jobs that do not fit, and returns how many.
     pub fn reject(&mut self, fits: impl Fn(&Job) -> bool) -> usize {
         let before = self.waiting.len();
         self.waiting.retain(fits);
         before - self.waiting.len()
     }
 
-    /// The first in the line, if it may run now: `free` blocks hold its prompt, and for each who runs the rest of
-    /// theirs and a block.
+    /// Takes the first waiting job, if it may run now: `free` blocks hold its prompt, the rest of the
+    /// prompts of the running jobs, and a block more for each of these.
     pub fn admit(&mut self, free: usize, blocks: impl Fn(u64) -> usize) -> Option<Job> {
         let job = self.waiting.front()?;
         let owed: usize =
@@ -117,25 +121,25 @@ impl<S> Lane<S> {
         (self.running.len() < self.running_max && wanted <= free).then(|| self.waiting.pop_front()).flatten()
     }
 
-    /// Starts a job with what it holds: so many tokens already.
+    /// Starts a job whose sequence has `held` tokens.
     pub fn start(&mut self, job: Job, held: u64, sequence: S) {
         let place = self.running.partition_point(|other| other.job.request < job.request);
         self.running.insert(place, Running { job, held, sequence });
     }
 
-    /// Those who run.
+    /// Returns the running jobs.
     pub fn running(&mut self) -> &mut Vec<Running<S>> {
         &mut self.running
     }
 
-    /// The one that gives way when the pool is full: the last to arrive. `None` when nobody runs.
-    pub fn give_way(&mut self) -> Option<Running<S>> {
+    /// Preempts the running job that arrived last; `None` if no job runs.
+    pub fn preempt(&mut self) -> Option<Running<S>> {
         let last = self.running.pop()?;
-        self.wait(last.given_way());
+        self.enqueue(last.preempted());
         Some(last)
     }
 
-    /// The earliest arrival here, running or not.
+    /// Returns the earliest request, running or waiting.
     pub fn oldest(&self) -> Option<u32> {
         let waiting = self.waiting.front().map(|job| job.request);
         let running = self.running.first().map(|running| running.job.request);
@@ -170,66 +174,70 @@ mod tests {
     }
 
     #[test]
-    fn who_gives_way_keeps_what_was_said() {
+    fn a_preempted_job_keeps_its_decoded_tokens() {
         let running = Running { job: job(4, 20, 30), held: 25, sequence: () };
-        assert_eq!(running.given_way(), Job { request: 4, attempt: 1, prompt: 25, total: 30 });
+        assert_eq!(running.preempted(), Job { request: 4, attempt: 1, prompt: 25, total: 30 });
         let early = Running { held: 7, ..running };
-        assert_eq!(early.given_way().prompt, 20, "midway through the prompt, all of it is still to do");
+        assert_eq!(early.preempted().prompt, 20, "the whole prompt is still to be appended");
     }
 
     #[test]
-    fn admission_leaves_a_block_for_everybody_who_runs() {
-        let mut lane = Lane::new(8);
-        lane.wait(job(0, 32, 40));
-        assert_eq!(lane.admit(2, blocks), None, "the first token of the answer needs a third block");
-        let first = lane.admit(3, blocks).unwrap();
-        lane.start(first, 0, ());
-        lane.wait(job(1, 16, 16));
-        assert_eq!(lane.admit(3, blocks), None, "the first is still to load two blocks and to grow by one");
-        lane.running()[0].held = 32;
-        assert_eq!(lane.admit(1, blocks), None);
-        assert!(lane.admit(2, blocks).is_some());
+    fn admission_leaves_a_block_for_every_running_job() {
+        let mut scheduler = Scheduler::new(8);
+        scheduler.enqueue(job(0, 32, 40));
+        assert_eq!(scheduler.admit(2, blocks), None, "the first token of the answer needs a third block");
+        let first = scheduler.admit(3, blocks).unwrap();
+        scheduler.start(first, 0, ());
+        scheduler.enqueue(job(1, 16, 16));
+        assert_eq!(
+            scheduler.admit(3, blocks),
+            None,
+            "the first is still to load two blocks and to grow by one"
+        );
+        scheduler.running()[0].held = 32;
+        assert_eq!(scheduler.admit(1, blocks), None);
+        assert!(scheduler.admit(2, blocks).is_some());
     }
 
     #[test]
-    fn the_last_to_arrive_gives_way_and_the_first_comes_back_first() {
-        let mut lane = Lane::new(8);
+    fn the_last_arrival_is_preempted_and_the_first_readmitted_first() {
+        let mut scheduler = Scheduler::new(8);
         for request in [2, 0, 1] {
-            lane.start(job(request, 1, 2), 0, ());
+            scheduler.start(job(request, 1, 2), 0, ());
         }
-        lane.wait(job(3, 1, 2));
-        assert_eq!(lane.oldest(), Some(0));
-        assert_eq!(lane.give_way().unwrap().job.request, 2);
-        assert_eq!(lane.give_way().unwrap().job.request, 1);
-        assert!(!lane.wants_request(), "somebody waits");
+        scheduler.enqueue(job(3, 1, 2));
+        assert_eq!(scheduler.oldest(), Some(0));
+        assert_eq!(scheduler.preempt().unwrap().job.request, 2);
+        assert_eq!(scheduler.preempt().unwrap().job.request, 1);
+        assert!(!scheduler.wants_request(), "a job waits");
         let order: Vec<u32> =
-            std::iter::from_fn(|| lane.admit(usize::MAX, blocks)).map(|job| job.request).collect();
+            std::iter::from_fn(|| scheduler.admit(usize::MAX, blocks)).map(|job| job.request).collect();
         assert_eq!(order, [1, 2, 3]);
-        assert_eq!(lane.running().len(), 1);
+        assert_eq!(scheduler.running().len(), 1);
     }
 
     #[test]
-    fn who_will_not_fit_any_more_leaves_the_line() {
-        let mut lane: Lane<()> = Lane::new(8);
+    fn jobs_that_do_not_fit_are_removed() {
+        let mut scheduler: Scheduler<()> = Scheduler::new(8);
         for (request, total) in [(0, 10), (1, 90), (2, 20)] {
-            lane.wait(job(request, 1, total));
+            scheduler.enqueue(job(request, 1, total));
         }
-        assert_eq!(lane.reject(|job| job.total < 50), 1);
-        assert_eq!((lane.reject(|job| job.total < 50), lane.oldest()), (0, Some(0)));
+        assert_eq!(scheduler.reject(|job| job.total < 50), 1);
+        assert_eq!((scheduler.reject(|job| job.total < 50), scheduler.oldest()), (0, Some(0)));
     }
 
     #[test]
-    fn no_more_run_than_may() {
-        let mut lane = Lane::new(1);
-        lane.start(job(0, 1, 2), 0, ());
-        assert!(!lane.wants_request());
-        lane.wait(job(1, 1, 1));
-        assert_eq!(lane.admit(100, blocks), None);
+    fn running_jobs_are_bounded() {
+        let mut scheduler = Scheduler::new(1);
+        scheduler.start(job(0, 1, 2), 0, ());
+        assert!(!scheduler.wants_request());
+        scheduler.enqueue(job(1, 1, 1));
+        assert_eq!(scheduler.admit(100, blocks), None);
     }
 
     proptest! {
-        /// Against a counter in place of a pool: every job that fits is done, whatever the sizes, and never are more
-        /// blocks held than there are.
+        /// With a counter in place of a pool, every job that fits ends, and the blocks in use never
+        /// exceed the pool.
         #[test]
         fn every_job_ends(sizes in proptest::collection::vec((1u64..200, 0u64..100), 1..20), spare in 0usize..10) {
             let jobs: Vec<Job> = sizes
@@ -238,22 +246,22 @@ mod tests {
                 .map(|(&(prompt, answer), index)| job(index, prompt, prompt + answer))
                 .collect();
             let pool = jobs.iter().map(|job| blocks(job.total)).max().unwrap() + spare;
-            let mut lane = Lane::new(6);
-            jobs.iter().for_each(|&job| lane.wait(job));
+            let mut scheduler = Scheduler::new(6);
+            jobs.iter().for_each(|&job| scheduler.enqueue(job));
             let (mut done, mut used, mut steps) = (0, 0, 0);
             while done < jobs.len() {
                 steps += 1;
                 prop_assert!(steps < 100_000, "stuck at {} of {}", done, jobs.len());
-                while let Some(job) = lane.admit(pool - used, blocks) {
-                    lane.start(job, 0, ());
+                while let Some(job) = scheduler.admit(pool - used, blocks) {
+                    scheduler.start(job, 0, ());
                 }
                 let mut index = 0;
-                while index < lane.running().len() {
-                    let running = &mut lane.running()[index];
+                while index < scheduler.running().len() {
+                    let running = &mut scheduler.running()[index];
                     let tokens = running.next_tokens(64);
                     let more = blocks(running.held + tokens) - blocks(running.held);
                     if used + more > pool {
-                        let gone = lane.give_way().unwrap();
+                        let gone = scheduler.preempt().unwrap();
                         used -= blocks(gone.held);
                         continue;
                     }
@@ -261,7 +269,7 @@ mod tests {
                     running.held += tokens;
                     index += 1;
                 }
-                lane.running().retain(|running| {
+                scheduler.running().retain(|running| {
                     if running.is_done() {
                         used -= blocks(running.held);
                         done += 1;

@@ -1,0 +1,91 @@
+//! The memory of a pool: the host's, or a device's.
+
+use std::sync::Arc;
+
+use kvpool::error::StorageError;
+use kvpool::ids::DeviceId;
+use kvpool::storage::{DeviceStream, HostStorage, KvLayout, Storage, host_free_bytes};
+
+/// Parses the name of a device, `host` or `cuda:N`.
+pub(crate) fn device(name: &str) -> Result<DeviceId, String> {
+    let ordinal = || name.strip_prefix("cuda:")?.parse().ok().map(DeviceId::Cuda);
+    let host = (name == "host").then_some(DeviceId::Host);
+    host.or_else(ordinal).ok_or_else(|| "neither host nor cuda:N".to_owned())
+}
+
+/// The memory that a pool is built in.
+#[derive(Clone, Debug)]
+pub enum Backend {
+    /// The memory of this machine.
+    Host,
+    /// The memory of a device.
+    #[cfg(feature = "cuda")]
+    Cuda(kvpool::cuda::Device),
+}
+
+impl Backend {
+    /// Opens a device; returns why it cannot be used.
+    pub(crate) fn open(device: DeviceId) -> Result<Self, String> {
+        match device {
+            DeviceId::Host => Ok(Self::Host),
+            #[cfg(feature = "cuda")]
+            DeviceId::Cuda(ordinal) => kvpool::cuda::Device::open(usize::from(ordinal))
+                .map(Self::Cuda)
+                .map_err(|error| error.to_string()),
+            _ => Err("this program was built without the feature `cuda`".to_owned()),
+        }
+    }
+
+    /// Returns the free bytes, if they can be known.
+    pub(crate) fn free_bytes(&self) -> Option<u64> {
+        match self {
+            Self::Host => host_free_bytes(),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(device) => device.memory_bytes().ok().map(|(free, _)| free),
+        }
+    }
+
+    /// Creates the storage of a pool.
+    pub(crate) fn storage(
+        &self,
+        layout: KvLayout,
+        frames: usize,
+        frames_max: usize,
+    ) -> Result<Arc<dyn Storage>, StorageError> {
+        Ok(match self {
+            Self::Host => Arc::new(HostStorage::new(layout, frames, frames_max)?),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(device) => {
+                Arc::new(kvpool::cuda::CudaStorage::new(device, layout, frames, frames_max)?)
+            }
+        })
+    }
+
+    /// Creates `count` streams of the device; none on the host.
+    #[cfg_attr(not(feature = "cuda"), expect(unused_variables))]
+    pub(crate) fn streams(&self, count: usize) -> Result<Vec<DeviceStream>, StorageError> {
+        match self {
+            Self::Host => Ok(Vec::new()),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(device) => (0..count).map(|_| device.stream()).collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_have_names() {
+        for (text, device) in
+            [("host", DeviceId::Host), ("cuda:0", DeviceId::Cuda(0)), ("cuda:12", DeviceId::Cuda(12))]
+        {
+            assert_eq!(super::device(text), Ok(device));
+            assert_eq!(device.to_string(), text);
+        }
+        for bad in ["", "cuda", "cuda:", "cuda:-1", "cuda:99999", "gpu:0", "HOST", "cuda:0 "] {
+            assert!(super::device(bad).is_err(), "{bad:?}");
+        }
+    }
+}

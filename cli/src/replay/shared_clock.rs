@@ -1,0 +1,287 @@
+//! What the scheduler threads share beside the pool: the arrivals, the clocks of all threads, and
+//! the rule by which all of them make progress.
+//!
+//! Time is virtual, and each thread has its own: a step costs what a [`StepCost`] says, and an idle
+//! thread goes on to the next arrival. No thread sleeps, and no thread runs
+//! [far ahead](SharedClock::may_step) of another that has work.
+//!
+//! # Progress
+//!
+//! Threads that share a full pool could preempt their requests without end. So the earliest request
+//! of all is never preempted when it is the only one of its thread: it
+//! [pauses admission](SharedClock::pause_admission) for all threads until it has its blocks. All
+//! other requests end or are preempted, so it gets them, and each request becomes the earliest in
+//! its turn.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
+use std::thread;
+use std::time::Duration;
+
+use crate::trace::Request;
+
+/// How far ahead of the slowest a thread may run, in virtual time. Steps take microseconds here and
+/// milliseconds in an engine: without a bound, a thread that is descheduled for one time slice would
+/// keep its step in flight, and all frames freed meanwhile retired, for minutes of virtual time.
+const AHEAD_NS: u64 = 250_000_000;
+
+/// The step clock of an idle thread.
+const IDLE: u64 = u64::MAX;
+
+/// Time between two checks of a halted thread whether it may go on.
+const HALT_INTERVAL: Duration = Duration::from_millis(1);
+
+/// A number of requests that no trace has.
+const NEVER: u64 = u64::MAX;
+
+/// No request.
+const NO_REQUEST: u32 = u32::MAX;
+
+/// The virtual time of an engine's step.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct StepCost {
+    /// For any step.
+    pub fixed_ns: u64,
+    /// For each token of a prompt.
+    pub prompt_token_ns: u64,
+    /// For each sequence that decodes.
+    pub decode_token_ns: u64,
+}
+
+impl StepCost {
+    /// About a model of 8 billion parameters on one fast device: 100,000 prompt tokens a second, and
+    /// 80 steps a second at 25 sequences.
+    pub const DEFAULT: Self =
+        Self { fixed_ns: 10_000_000, prompt_token_ns: 10_000, decode_token_ns: 100_000 };
+
+    /// Returns the cost of a step.
+    pub const fn of(&self, prompt_tokens: u64, decode_tokens: u64) -> u64 {
+        self.fixed_ns + prompt_tokens * self.prompt_token_ns + decode_tokens * self.decode_token_ns
+    }
+}
+
+/// See the [module](self). Counters are Relaxed: they are hints and figures. Blocks and bytes pass
+/// from thread to thread through the pool, which orders them.
+pub struct SharedClock<'a> {
+    requests: &'a [Request],
+    next: AtomicUsize,
+    clocks_ns: Vec<AtomicU64>,
+    steps_ns: Vec<AtomicU64>,
+    oldest: Vec<AtomicU32>,
+    /// The request that paused admission.
+    paused_by: AtomicU32,
+    /// Requests completed or rejected.
+    pub settled: AtomicU64,
+    /// Tokens appended.
+    pub tokens: AtomicU64,
+    /// Writes and reads of tokens, which grow in number while any thread makes progress.
+    pub transfers: AtomicU64,
+    /// How full the pool was at its first refusal: the share of blocks that were not free, and the
+    /// share that belonged to sequences.
+    pub first_refusal: OnceLock<(f64, f64)>,
+    stopped: AtomicBool,
+    /// Requests settled when all threads are to halt, or [`NEVER`].
+    halt_at: AtomicU64,
+    /// Threads that have halted or ended.
+    halted: AtomicUsize,
+    resumed: AtomicBool,
+}
+
+impl<'a> SharedClock<'a> {
+    /// Creates the clocks of `threads`, with all requests still to arrive. Once `halt_at` requests
+    /// are settled, all threads halt.
+    pub fn new(requests: &'a [Request], threads: usize, halt_at: Option<u64>) -> Self {
+        Self {
+            requests,
+            next: AtomicUsize::new(0),
+            clocks_ns: (0..threads).map(|_| AtomicU64::new(0)).collect(),
+            steps_ns: (0..threads).map(|_| AtomicU64::new(IDLE)).collect(),
+            oldest: (0..threads).map(|_| AtomicU32::new(NO_REQUEST)).collect(),
+            paused_by: AtomicU32::new(NO_REQUEST),
+            settled: AtomicU64::new(0),
+            tokens: AtomicU64::new(0),
+            transfers: AtomicU64::new(0),
+            first_refusal: OnceLock::new(),
+            stopped: AtomicBool::new(false),
+            halt_at: AtomicU64::new(halt_at.unwrap_or(NEVER)),
+            halted: AtomicUsize::new(0),
+            resumed: AtomicBool::new(false),
+        }
+    }
+
+    /// Takes the next request of all if it has arrived by `now`. Each request is taken once.
+    pub fn take_due(&self, now: Duration) -> Option<(u32, &'a Request)> {
+        let due = |next: usize| self.requests.get(next).is_some_and(|request| request.arrival <= now);
+        let taken = self.next.fetch_update(Relaxed, Relaxed, |next| due(next).then_some(next + 1)).ok()?;
+        Some((taken as u32, &self.requests[taken]))
+    }
+
+    /// Returns a request by its place in the order of arrival.
+    pub fn request(&self, index: u32) -> &'a Request {
+        &self.requests[index as usize]
+    }
+
+    /// Returns the arrival of the next request; `None` after the last.
+    pub fn next_arrival(&self) -> Option<Duration> {
+        self.requests.get(self.next.load(Relaxed)).map(|request| request.arrival)
+    }
+
+    /// Publishes the time of a thread, and the earliest request that it has.
+    pub fn publish(&self, thread: usize, now_ns: u64, oldest: Option<u32>) {
+        self.clocks_ns[thread].store(now_ns, Relaxed);
+        self.oldest[thread].store(oldest.unwrap_or(NO_REQUEST), Relaxed);
+    }
+
+    /// Returns whether a thread at `now_ns` may make a step, or is too far ahead of another thread
+    /// that makes steps. The slowest always may.
+    pub fn may_step(&self, thread: usize, now_ns: u64) -> bool {
+        self.steps_ns[thread].store(now_ns, Relaxed);
+        let slowest = self.steps_ns.iter().map(|clock| clock.load(Relaxed)).min().unwrap_or(now_ns);
+        now_ns.saturating_sub(slowest) <= AHEAD_NS
+    }
+
+    /// Marks a thread as idle, so that the others do not wait for its steps.
+    pub fn set_idle(&self, thread: usize) {
+        self.steps_ns[thread].store(IDLE, Relaxed);
+    }
+
+    /// Returns the latest time of all threads, up to which a thread without blocks waits.
+    pub fn latest_clock_ns(&self) -> u64 {
+        self.clocks_ns.iter().map(|clock| clock.load(Relaxed)).max().unwrap_or(0)
+    }
+
+    /// Returns whether no thread has an earlier request.
+    pub fn is_oldest(&self, request: u32) -> bool {
+        self.oldest.iter().all(|oldest| oldest.load(Relaxed) >= request)
+    }
+
+    /// Stops all threads from admitting requests until this one, the earliest, has its blocks.
+    pub fn pause_admission(&self, request: u32) {
+        self.paused_by.store(request, Relaxed);
+    }
+
+    /// Ends the pause, if this request made it.
+    pub fn resume_admission(&self, request: u32) {
+        if self.paused_by.load(Relaxed) == request {
+            let _ = self.paused_by.compare_exchange(request, NO_REQUEST, Relaxed, Relaxed);
+        }
+    }
+
+    /// Returns whether admission is paused.
+    pub fn is_admission_paused(&self) -> bool {
+        self.paused_by.load(Relaxed) != NO_REQUEST
+    }
+
+    /// Returns the number of requests completed or rejected.
+    pub fn settled(&self) -> u64 {
+        self.settled.load(Relaxed)
+    }
+
+    /// Returns whether it is time to halt. Threads halt between steps, with no batch in flight.
+    pub fn must_halt(&self) -> bool {
+        self.settled() >= self.halt_at.load(Relaxed) && !self.resumed.load(Acquire)
+    }
+
+    /// Makes all threads halt, however many requests are settled.
+    pub fn halt_now(&self) {
+        self.halt_at.store(0, Relaxed);
+    }
+
+    /// Halts the calling thread until [`resume`](Self::resume) or [`stop`](Self::stop).
+    pub fn halt(&self) {
+        // Release: pairs with the Acquire of `is_halted`; the work of the thread is done.
+        self.halted.fetch_add(1, Release);
+        while !self.resumed.load(Acquire) && !self.is_stopped() {
+            thread::sleep(HALT_INTERVAL);
+        }
+        self.halted.fetch_sub(1, Release);
+    }
+
+    /// Counts a thread that ends as halted for good.
+    pub fn leave(&self) {
+        self.halted.fetch_add(1, Release);
+    }
+
+    /// Returns whether it is time to halt, and all threads have.
+    pub fn is_halted(&self) -> bool {
+        self.must_halt() && self.halted.load(Acquire) == self.clocks_ns.len()
+    }
+
+    /// Lets all halted threads go on, for good.
+    pub fn resume(&self) {
+        self.resumed.store(true, Release);
+    }
+
+    /// Ends the replay early, for all threads.
+    pub fn stop(&self) {
+        self.stopped.store(true, Relaxed);
+    }
+
+    /// Returns whether the replay was ended.
+    pub fn is_stopped(&self) -> bool {
+        self.stopped.load(Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_taken_once_and_when_due() {
+        let requests = [0, 5, 5].map(|second| Request::new(Duration::from_secs(second), 1, 1));
+        let clock = SharedClock::new(&requests, 2, None);
+        assert_eq!(clock.take_due(Duration::ZERO).unwrap().0, 0);
+        assert!(clock.take_due(Duration::from_secs(4)).is_none());
+        assert_eq!(clock.next_arrival(), Some(Duration::from_secs(5)));
+        assert_eq!(clock.take_due(Duration::from_secs(5)).unwrap().0, 1);
+        assert_eq!(clock.take_due(Duration::from_secs(9)).unwrap().0, 2);
+        assert!(clock.take_due(Duration::from_secs(9)).is_none());
+        assert_eq!(clock.next_arrival(), None);
+    }
+
+    #[test]
+    fn no_thread_runs_far_ahead_of_one_that_makes_steps() {
+        let clock = SharedClock::new(&[], 3, None);
+        assert!(clock.may_step(0, 5 * AHEAD_NS), "alone");
+        assert!(clock.may_step(1, 4 * AHEAD_NS), "the slowest may always");
+        assert!(clock.may_step(0, 5 * AHEAD_NS));
+        assert!(!clock.may_step(0, 5 * AHEAD_NS + 1));
+        clock.set_idle(1);
+        assert!(clock.may_step(0, 9 * AHEAD_NS));
+    }
+
+    #[test]
+    fn only_the_request_that_paused_admission_resumes_it() {
+        let clock = SharedClock::new(&[], 2, None);
+        clock.publish(0, 7, Some(3));
+        clock.publish(1, 9, None);
+        assert!(clock.is_oldest(3) && !clock.is_oldest(4));
+        assert_eq!(clock.latest_clock_ns(), 9);
+        clock.pause_admission(3);
+        clock.resume_admission(4);
+        assert!(clock.is_admission_paused());
+        clock.resume_admission(3);
+        assert!(!clock.is_admission_paused());
+    }
+
+    /// An ended thread counts as halted, and a halted one goes on only when told.
+    #[test]
+    fn all_threads_halt_when_enough_requests_are_settled() {
+        let clock = SharedClock::new(&[], 2, Some(2));
+        clock.settled.fetch_add(1, Relaxed);
+        clock.leave();
+        assert!(!clock.must_halt() && !clock.is_halted());
+        clock.settled.fetch_add(1, Relaxed);
+        assert!(clock.must_halt() && !clock.is_halted(), "one thread is still at work");
+        thread::scope(|scope| {
+            let halted = scope.spawn(|| clock.halt());
+            while !clock.is_halted() {
+                thread::yield_now();
+            }
+            assert!(!halted.is_finished());
+            clock.resume();
+        });
+        assert!(!clock.must_halt());
+    }
+}

@@ -1,0 +1,589 @@
+//! One scheduler thread: continuous batching over a pool that it shares with others.
+//!
+//! A step begins a batch, appends to every running sequence, writes the new tokens through their
+//! slots, reads the last token of each back, and only then ends the batch of the step before, as an
+//! engine does that prepares a step while the device is at work on the last one. So two batches of
+//! each thread are always in flight, and frames that one thread frees stay retired for a while.
+//!
+//! Before a sequence is closed, at its end or by a preemption, all of its tokens are read back
+//! through its block table. No address is kept from one step to the next.
+//!
+//! With a prefix cache a sequence begins with the cached part of its prompt. Those tokens cost no
+//! time and are not written. They are read back at the end like all others, and must be the bytes of
+//! this prompt.
+
+use std::mem;
+use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use kvpool::sequence::{Batch, BlockTable, Sequence};
+
+use super::Options;
+use super::content::Shape;
+use super::pool::{Refusal, ReplayPool};
+use super::scheduler::{Job, Running, Scheduler};
+use super::shared_clock::SharedClock;
+use super::tally::Tally;
+use super::text::{Text, Texts};
+use super::transfer::Transfer;
+
+/// The time without progress of any thread after which the replay is given up: blocks were lost.
+const STUCK: Duration = Duration::from_secs(10);
+
+/// The most that counts as waited between two checks for progress.
+const CHECK_MAX: Duration = Duration::from_millis(100);
+
+/// Sequences that a thread runs at a time.
+const RUNNING_MAX: usize = 256;
+
+/// See the [module](self).
+pub struct Worker<'a> {
+    pool: &'a ReplayPool,
+    clock: &'a SharedClock<'a>,
+    options: &'a Options,
+    shape: Shape,
+    /// The token ids, where prefixes are cached.
+    texts: Option<&'a Texts>,
+    thread: usize,
+    scheduler: Scheduler<Open>,
+    clock_ns: u64,
+    /// The batch of the step before.
+    previous: Option<Batch>,
+    transfer: Transfer,
+    table: BlockTable,
+    /// The ids of a prompt, in a buffer that is used again.
+    prompt: Vec<u32>,
+    /// The running jobs that got tokens in this step, by their places in the scheduler.
+    advanced: Vec<usize>,
+    next_sample_ns: u64,
+    stalled: Option<Stall>,
+    tally: Tally,
+}
+
+/// The sequence of a running job.
+struct Open {
+    sequence: Sequence,
+    text: Text,
+    /// Blocks found in the cache.
+    found: usize,
+}
+
+/// The time that a thread has waited without progress of any thread.
+struct Stall {
+    transfers: u64,
+    checked: Instant,
+    waited: Duration,
+}
+
+impl Stall {
+    fn new(transfers: u64) -> Self {
+        Self { transfers, checked: Instant::now(), waited: Duration::ZERO }
+    }
+
+    /// Adds the time since the last check. Only a part of a long time counts: the whole process may
+    /// have been stopped.
+    fn check(&mut self) -> Duration {
+        let before = mem::replace(&mut self.checked, Instant::now());
+        self.waited += self.checked.duration_since(before).min(CHECK_MAX);
+        self.waited
+    }
+}
+
+/// The outcome of one sequence's part of a step.
+enum Turn {
+    Advanced,
+    /// Blocks will be free soon: no tokens in this step.
+    Skipped,
+    /// The job was preempted, and the list of running jobs is shorter.
+    Preempted,
+}
+
+/// Tokens of a step, for its cost.
+#[derive(Default)]
+struct StepTokens {
+    prompt: u64,
+    decode: u64,
+    /// Whether a job was preempted: at most one in a step, because its blocks are retired until the
+    /// step has ended.
+    preempted: bool,
+}
+
+impl<'a> Worker<'a> {
+    /// Creates a thread without requests.
+    pub fn new(
+        pool: &'a ReplayPool,
+        clock: &'a SharedClock<'a>,
+        options: &'a Options,
+        texts: Option<&'a Texts>,
+        thread: usize,
+    ) -> Self {
+        Self {
+            pool,
+            clock,
+            options,
+            shape: pool.shape(),
+            texts,
+            thread,
+            scheduler: Scheduler::new(RUNNING_MAX),
+            clock_ns: 0,
+            previous: None,
+            transfer: Transfer::new(pool.shape()),
+            table: BlockTable::default(),
+            prompt: Vec::new(),
+            advanced: Vec::new(),
+            next_sample_ns: 0,
+            stalled: None,
+            tally: Tally::default(),
+        }
+    }
+
+    /// Runs until no request is left. An error ends the replay and becomes a finding.
+    pub fn run(mut self) -> Tally {
+        if let Err(finding) = self.serve() {
+            self.tally.find(finding);
+            self.clock.stop();
+        }
+        self.clock.set_idle(self.thread);
+        self.scheduler.running().clear();
+        self.pool.pool().trim();
+        self.tally
+    }
+
+    fn serve(&mut self) -> Result<(), String> {
+        while !self.clock.is_stopped() {
+            if self.clock.must_halt() {
+                self.halt()?;
+                continue;
+            }
+            self.admit()?;
+            self.clock.publish(self.thread, self.clock_ns, self.scheduler.oldest());
+            self.pool.set_time(Duration::from_nanos(self.clock_ns));
+            if !self.scheduler.running().is_empty() {
+                if self.clock.may_step(self.thread, self.clock_ns) {
+                    self.step()?;
+                } else {
+                    self.give_turn()?;
+                }
+                continue;
+            }
+            self.clock.set_idle(self.thread);
+            if self.scheduler.has_waiting() {
+                self.wait_for_others()?;
+                continue;
+            }
+            self.previous = None;
+            if let Some(arrival) = self.clock.next_arrival() {
+                self.clock_ns = self.clock_ns.max(arrival.as_nanos() as u64);
+            } else {
+                break;
+            }
+        }
+        self.previous = None;
+        Ok(())
+    }
+
+    /// Halts with no batch in flight. If the replay is stopped then, all open sequences are read back
+    /// and closed.
+    fn halt(&mut self) -> Result<(), String> {
+        self.clock.set_idle(self.thread);
+        self.previous = None;
+        self.clock.halt();
+        self.stalled = None;
+        if self.clock.is_stopped() {
+            let batch = self.pool.begin_batch(self.thread);
+            for running in mem::take(self.scheduler.running()) {
+                self.check_all(&batch, &running)?;
+                self.release(running);
+            }
+        }
+        Ok(())
+    }
+
+    /// Rejects waiting requests that need more blocks than the pool has since it shrank.
+    fn reject_oversized(&mut self) {
+        let (shape, total) = (self.shape, self.pool.blocks());
+        for _ in 0..self.scheduler.reject(|job| shape.blocks(job.total) <= total) {
+            self.reject();
+        }
+    }
+
+    fn reject(&mut self) {
+        self.tally.rejected += 1;
+        self.clock.settled.fetch_add(1, Relaxed);
+    }
+
+    /// Takes the requests that have arrived, and starts those that fit.
+    fn admit(&mut self) -> Result<(), String> {
+        loop {
+            self.reject_oversized();
+            while self.scheduler.wants_request() {
+                let Some((index, request)) = self.clock.take_due(Duration::from_nanos(self.clock_ns)) else {
+                    break;
+                };
+                if self.shape.blocks(request.tokens()) > self.pool.blocks() {
+                    self.reject();
+                } else {
+                    self.scheduler.enqueue(Job::new(index, request));
+                }
+            }
+            // Not every free block can be allocated: a shrinking pool keeps the blocks that it empties.
+            // So a preempted job is admitted only once another one has got a token.
+            let is_short = self.stalled.is_some() && !self.scheduler.running().is_empty();
+            if !self.scheduler.has_waiting() || self.clock.is_admission_paused() || is_short {
+                return Ok(());
+            }
+            let shape = self.shape;
+            let Some(job) = self.scheduler.admit(self.pool.free_blocks(), |tokens| shape.blocks(tokens))
+            else {
+                return Ok(());
+            };
+            if !self.start(job)? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Opens a job's sequence with the cached part of its prompt; false if the pool is too small for it.
+    fn start(&mut self, job: Job) -> Result<bool, String> {
+        let Job { request, attempt, prompt, .. } = job;
+        self.prompt.clear();
+        let text = match self.texts {
+            Some(texts) => {
+                let text = texts.text(request, self.clock.request(request));
+                text.ids(prompt as usize, &mut self.prompt);
+                text
+            }
+            None => Text::of_attempt(request, attempt),
+        };
+        let id = u64::from(attempt) << 32 | u64::from(request);
+        let sequence = match self.pool.open(id, &self.prompt) {
+            Ok(opened) => opened,
+            Err(Refusal::Full { .. }) => {
+                self.scheduler.enqueue(job);
+                return Ok(false);
+            }
+            Err(Refusal::Failed(reason)) => return Err(format!("request {request}: opening it: {reason}")),
+        };
+        let block_tokens = self.shape.block_tokens;
+        let (cached, found) = (sequence.len(), sequence.len() / block_tokens);
+        if self.texts.is_some() {
+            self.tally.count_lookup(attempt, prompt as usize / block_tokens, found);
+        }
+        self.scheduler.start(job, cached as u64, Open { sequence, text, found });
+        Ok(true)
+    }
+
+    fn step(&mut self) -> Result<(), String> {
+        let mut batch = self.pool.begin_batch(self.thread);
+        let mut tokens = StepTokens::default();
+        self.advanced.clear();
+        let mut place = 0;
+        while place < self.scheduler.running().len() {
+            match self.turn(&mut batch, place, &mut tokens)? {
+                Turn::Advanced => {
+                    self.advanced.push(place);
+                    place += 1;
+                }
+                Turn::Skipped => place += 1,
+                Turn::Preempted => {}
+            }
+        }
+        self.write()?;
+        self.check_last(&batch)?;
+        self.previous = Some(batch);
+        self.retire_done()?;
+
+        if self.advanced.is_empty() {
+            // No job got a token: other threads have the blocks.
+            return self.wait_for_others();
+        }
+        self.stalled = None;
+        self.clock_ns += self.options.step_cost.of(tokens.prompt, tokens.decode);
+        self.clock.tokens.fetch_add(tokens.prompt + tokens.decode, Relaxed);
+        self.sample();
+        Ok(())
+    }
+
+    fn write(&mut self) -> Result<(), String> {
+        if !self.transfer.is_empty() {
+            self.clock.transfers.fetch_add(1, Relaxed);
+        }
+        self.transfer.write(self.pool)
+    }
+
+    /// Does one sequence's part of a step: appends tokens and gathers them for writing.
+    fn turn(&mut self, batch: &mut Batch, place: usize, step: &mut StepTokens) -> Result<Turn, String> {
+        let running = &mut self.scheduler.running()[place];
+        let budget = self.options.step_tokens.saturating_sub(step.prompt);
+        let (tokens, in_prompt) = (running.next_tokens(budget), running.in_prompt());
+        if tokens == 0 {
+            return Ok(Turn::Skipped);
+        }
+        let mut tokens = tokens;
+        let mut refused = self.append(batch, place, tokens)?;
+        if let Some((free, _)) = refused {
+            // A piece of a prompt is cut to the free blocks.
+            let held = self.scheduler.running()[place].held;
+            let block_tokens = self.shape.block_tokens as u64;
+            let fitting = (held.div_ceil(block_tokens) + free as u64) * block_tokens - held;
+            if in_prompt && (1..tokens).contains(&fitting) {
+                tokens = fitting;
+                refused = self.append(batch, place, tokens)?;
+            }
+        }
+        if let Some(space) = refused {
+            return self.refused(batch, place, tokens, space, step);
+        }
+        let Running { job, held, sequence: Open { sequence, text, .. } } =
+            &mut self.scheduler.running()[place];
+        let (from, until) = (*held as usize, (*held + tokens) as usize);
+        *held += tokens;
+        *(if in_prompt { &mut step.prompt } else { &mut step.decode }) += tokens;
+        self.tally.tokens += tokens;
+        self.clock.resume_admission(job.request);
+
+        let mut at = from;
+        while at < until {
+            let next = until.min(at + self.transfer.room());
+            let slots = |out: &mut Vec<i64>| slots(batch, sequence, at..next, out);
+            self.transfer.gather((job.request, job.attempt), text, at..next, slots)?;
+            if self.transfer.room() == 0 {
+                self.clock.transfers.fetch_add(1, Relaxed);
+                self.transfer.write(self.pool)?;
+            }
+            at = next;
+        }
+        Ok(Turn::Advanced)
+    }
+
+    /// Appends; after a refusal, ends the batch of the step before and tries again. Returns the free
+    /// and the retired blocks if that is refused too.
+    fn append(
+        &mut self,
+        batch: &mut Batch,
+        place: usize,
+        tokens: u64,
+    ) -> Result<Option<(usize, usize)>, String> {
+        let running = &mut self.scheduler.running()[place];
+        let in_prompt = running.in_prompt();
+        let Running { held, sequence: Open { sequence, text, .. }, job } = running;
+        // The cache finds decoded tokens by their ids: for the next request of a conversation, or for
+        // this one after a preemption.
+        let decoded = (self.texts.is_some() && !in_prompt).then(|| text.id(*held as usize));
+        let blocks = (self.shape.blocks(*held + tokens) - self.shape.blocks(*held)) as u64;
+        loop {
+            let start = (blocks > 0).then(Instant::now);
+            match self.pool.append(batch, sequence, tokens as usize, decoded.as_slice()) {
+                Ok(()) => {
+                    if let Some(start) = start {
+                        self.tally.allocate.record(start.elapsed());
+                    }
+                    self.tally.blocks_allocated += blocks;
+                    return Ok(None);
+                }
+                Err(Refusal::Full { .. }) if self.previous.is_some() => self.previous = None,
+                Err(Refusal::Full { free, retired }) => return Ok(Some((free, retired))),
+                Err(Refusal::Failed(reason)) => {
+                    return Err(format!(
+                        "request {}: appending {tokens} to {held} tokens: {reason}",
+                        job.request
+                    ));
+                }
+            }
+        }
+    }
+
+    /// Handles a full pool: waits for retired blocks, or preempts the job that arrived last.
+    fn refused(
+        &mut self,
+        batch: &Batch,
+        place: usize,
+        tokens: u64,
+        (free, retired): (usize, usize),
+        step: &mut StepTokens,
+    ) -> Result<Turn, String> {
+        // A waiting job asks in every step, and counts as refused once.
+        self.tally.refused += u64::from(self.stalled.is_none());
+        let total = self.pool.blocks();
+        let used = 1.0 - free as f64 / total as f64;
+        let owned = 1.0 - (free + retired) as f64 / total as f64;
+        self.clock.first_refusal.get_or_init(|| (used, owned));
+        self.tally.utilization.max = self.tally.utilization.max.max(used);
+        let running = &self.scheduler.running()[place];
+        let request = running.job.request;
+        let wanted = self.shape.blocks(running.held + tokens) - self.shape.blocks(running.held);
+        if step.preempted || free + retired >= wanted {
+            return Ok(Turn::Skipped);
+        }
+        let fits = self.shape.blocks(running.job.total) <= total;
+        if fits && self.scheduler.running().len() == 1 && self.clock.is_oldest(request) {
+            self.clock.pause_admission(request);
+            return Ok(Turn::Skipped);
+        }
+        step.preempted = true;
+        self.tally.preempted += 1;
+        // The tokens of this step are written first, so that they can be read back.
+        self.write()?;
+        let last = self.scheduler.running().len() - 1;
+        self.advanced.retain(|&other| other != last);
+        if let Some(gone) = self.scheduler.preempt() {
+            self.clock.resume_admission(gone.job.request);
+            self.check_all(batch, &gone)?;
+            self.release(gone);
+        }
+        Ok(if last == place { Turn::Preempted } else { Turn::Skipped })
+    }
+
+    /// Closes the sequences that have all their tokens.
+    fn retire_done(&mut self) -> Result<(), String> {
+        if !self.scheduler.running().iter().any(Running::is_done) {
+            return Ok(());
+        }
+        let all = mem::take(self.scheduler.running());
+        let (done, on): (Vec<_>, Vec<_>) = all.into_iter().partition(Running::is_done);
+        *self.scheduler.running() = on;
+        let batch = self.previous.take();
+        for running in done {
+            if let Some(batch) = &batch {
+                self.check_all(batch, &running)?;
+            }
+            self.release(running);
+            self.tally.completed += 1;
+            self.clock.settled.fetch_add(1, Relaxed);
+        }
+        self.previous = batch;
+        Ok(())
+    }
+
+    fn release(&mut self, gone: Running<Open>) {
+        self.tally.blocks_freed += (self.shape.blocks(gone.held) - gone.sequence.found) as u64;
+        let start = Instant::now();
+        drop(gone.sequence.sequence);
+        self.tally.free.record(start.elapsed());
+    }
+
+    /// Reads back the last token of every sequence that got one, through its slot.
+    fn check_last(&mut self, batch: &Batch) -> Result<(), String> {
+        if !self.options.verify {
+            return Ok(());
+        }
+        for index in 0..self.advanced.len() {
+            let Running { job, held, sequence: Open { sequence, text, .. } } =
+                &self.scheduler.running()[self.advanced[index]];
+            let last = *held as usize - 1..*held as usize;
+            let slots = |out: &mut Vec<i64>| slots(batch, sequence, last.clone(), out);
+            self.transfer.gather((job.request, job.attempt), text, last.clone(), slots)?;
+            if self.transfer.room() == 0 {
+                check(&mut self.transfer, self.pool, self.clock, &mut self.tally)?;
+            }
+        }
+        check(&mut self.transfer, self.pool, self.clock, &mut self.tally)
+    }
+
+    /// Reads back every token of a sequence, through its block table.
+    fn check_all(&mut self, batch: &Batch, running: &Running<Open>) -> Result<(), String> {
+        let Running { job, held, sequence: Open { sequence, text, .. } } = running;
+        let (held, block_tokens) = (*held as usize, self.shape.block_tokens);
+        batch.block_table([sequence], &mut self.table).map_err(|error| error.to_string())?;
+        let table = self.table.row(0);
+        let blocks = self.shape.blocks(held as u64);
+        if table.len() != blocks {
+            let found = table.len();
+            return Err(format!("request {}: a table of {found} blocks for {held} tokens", job.request));
+        }
+        self.tally.count_runs(table);
+        if !self.options.verify {
+            return Ok(());
+        }
+        let mut at = 0;
+        while at < held {
+            let next = held.min(at + self.transfer.room());
+            self.transfer.gather((job.request, job.attempt), text, at..next, |out| {
+                let mut token = at;
+                while token < next {
+                    let (block, offset) = (token / block_tokens, token % block_tokens);
+                    let count = (block_tokens - offset).min(next - token);
+                    let slot = i64::from(table[block]) * block_tokens as i64 + offset as i64;
+                    out.extend(slot..slot + count as i64);
+                    token += count;
+                }
+                Ok(())
+            })?;
+            check(&mut self.transfer, self.pool, self.clock, &mut self.tally)?;
+            at = next;
+        }
+        Ok(())
+    }
+
+    /// Samples the pool at intervals, on the first thread.
+    fn sample(&mut self) {
+        if self.thread != 0 || self.clock_ns < self.next_sample_ns {
+            return;
+        }
+        self.next_sample_ns = self.clock_ns + self.options.sample_ns;
+        let free = self.pool.free_space();
+        self.tally.utilization.add(1.0 - free.blocks as f64 / self.pool.blocks() as f64);
+        self.tally.fragmentation.add(free.fragmentation);
+    }
+
+    /// Waits for blocks of other threads.
+    fn wait_for_others(&mut self) -> Result<(), String> {
+        self.clock.set_idle(self.thread);
+        self.clock_ns = self.clock_ns.max(self.clock.latest_clock_ns());
+        self.give_turn()
+    }
+
+    /// Yields to the other threads; fails when none of them makes progress.
+    fn give_turn(&mut self) -> Result<(), String> {
+        // An idle thread must not keep a batch in flight.
+        self.previous = None;
+        let transfers = self.clock.transfers.load(Relaxed);
+        match &mut self.stalled {
+            Some(stall) if stall.transfers == transfers => {
+                if stall.check() > STUCK {
+                    let (free, total) = (self.pool.free_blocks(), self.pool.blocks());
+                    return Err(format!(
+                        "stuck: no thread made progress in {STUCK:?}, with {free} of {total} blocks free"
+                    ));
+                }
+            }
+            _ => self.stalled = Some(Stall::new(transfers)),
+        }
+        thread::yield_now();
+        Ok(())
+    }
+}
+
+fn check(
+    transfer: &mut Transfer,
+    pool: &ReplayPool,
+    clock: &SharedClock<'_>,
+    tally: &mut Tally,
+) -> Result<(), String> {
+    if !transfer.is_empty() {
+        clock.transfers.fetch_add(1, Relaxed);
+    }
+    tally.tokens_verified += transfer.check(pool, &mut tally.corrupt)?;
+    Ok(())
+}
+
+/// Adds the slots of some tokens to `out`, as a kernel that writes them gets them.
+fn slots(batch: &Batch, sequence: &Sequence, tokens: Range<usize>, out: &mut Vec<i64>) -> Result<(), String> {
+    batch.slot_mapping(sequence, tokens, out).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A process that was stopped for a minute (by a terminal, a debugger, a snapshot) is not stuck.
+    #[test]
+    fn a_stopped_process_is_not_stuck() {
+        let Some(then) = Instant::now().checked_sub(Duration::from_secs(60)) else { return };
+        let mut stall = Stall { checked: then, ..Stall::new(7) };
+        assert_eq!(stall.check(), CHECK_MAX);
+        assert!(stall.check() < 2 * CHECK_MAX);
+    }
+}

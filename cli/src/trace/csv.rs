@@ -1,0 +1,192 @@
+//! Azure's traces, and others like them: CSV with a header.
+
+use std::io::{self, BufRead, Read};
+use std::str::FromStr;
+
+use csv::{ReaderBuilder, StringRecord, Trim};
+use jiff::{Timestamp, civil, tz::TimeZone};
+use thiserror::Error;
+
+use super::error::{Reason, excerpt, quote};
+use super::lines::{LINE_BYTES_MAX, Lines};
+use super::{Row, tokens};
+
+/// The largest number of columns of a row.
+const COLUMNS_MAX: usize = 64;
+
+/// The columns that are read, by their names in the header.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Columns {
+    /// The arrival of the request.
+    pub arrival: String,
+    /// Tokens of the prompt.
+    pub input: String,
+    /// Tokens of the answer.
+    pub output: String,
+}
+
+/// Why a text does not name columns.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+#[non_exhaustive]
+pub enum ColumnsError {
+    /// An item is not a field, an equals sign and a name.
+    #[error("\"{0}\" is not written as field=NAME")]
+    Item(String),
+    /// No field has this name.
+    #[error("no field is called \"{0}\"; there are arrival, input and output")]
+    Field(String),
+    /// A field is named again.
+    #[error("{0} is named twice")]
+    Twice(String),
+}
+
+impl Default for Columns {
+    /// Returns the names in Azure's traces.
+    fn default() -> Self {
+        let [arrival, input, output] = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"].map(str::to_owned);
+        Self { arrival, input, output }
+    }
+}
+
+impl Columns {
+    /// Returns the names, in the order of a row's fields.
+    pub(super) fn names(&self) -> [&str; 3] {
+        [&self.arrival, &self.input, &self.output]
+    }
+}
+
+impl FromStr for Columns {
+    type Err = ColumnsError;
+
+    /// Parses `arrival=NAME,input=NAME,output=NAME`. A field that is left out keeps its usual name.
+    fn from_str(text: &str) -> Result<Self, ColumnsError> {
+        let (mut columns, mut named) = (Self::default(), Vec::new());
+        for item in text.split(',') {
+            let (field, name) = match item.split_once('=').map(|(field, name)| (field.trim(), name.trim())) {
+                Some((field, name)) if !name.is_empty() => (field, name),
+                _ => return Err(ColumnsError::Item(item.to_owned())),
+            };
+            let column = match field {
+                "arrival" => &mut columns.arrival,
+                "input" => &mut columns.input,
+                "output" => &mut columns.output,
+                _ => return Err(ColumnsError::Field(field.to_owned())),
+            };
+            if named.contains(&field) {
+                return Err(ColumnsError::Twice(field.to_owned()));
+            }
+            name.clone_into(column);
+            named.push(field);
+        }
+        Ok(columns)
+    }
+}
+
+/// The lines of a file as the CSV reader's input. A read ends at the end of a line, so that the reader
+/// is never ahead of its record, and the number of the line is the record's.
+struct Records<'l, R> {
+    lines: &'l mut Lines<R>,
+    /// The place in the current line.
+    at: usize,
+    /// Bytes of the record so far. It may have several lines, in quotes.
+    bytes: usize,
+}
+
+impl<R: BufRead> Read for Records<'_, R> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        if self.at == self.lines.line().len() {
+            self.at = 0;
+            self.bytes += match self.lines.next_line().map_err(io::Error::other)? {
+                Some(line) => line.len(),
+                None => return Ok(0),
+            };
+            if self.bytes > LINE_BYTES_MAX {
+                return Err(io::Error::other(Reason::LineTooLong(LINE_BYTES_MAX)));
+            }
+        }
+        let read = (&self.lines.line()[self.at..]).read(out)?;
+        self.at += read;
+        Ok(read)
+    }
+}
+
+/// Reads up to `max` rows.
+pub(super) fn read<R: BufRead>(
+    lines: &mut Lines<R>,
+    columns: &Columns,
+    max: usize,
+) -> Result<Vec<Row>, Reason> {
+    let records = Records { lines, at: 0, bytes: 0 };
+    let mut reader =
+        ReaderBuilder::new().has_headers(false).flexible(true).trim(Trim::All).from_reader(records);
+    let mut record = StringRecord::new();
+    let mut next = move || -> Result<Option<StringRecord>, Reason> {
+        reader.get_mut().bytes = 0;
+        match reader.read_record(&mut record).map_err(reason)? {
+            true if record.len() > COLUMNS_MAX => Err(Reason::TooManyColumns(COLUMNS_MAX)),
+            is_there => Ok(is_there.then(|| record.clone())),
+        }
+    };
+    let header = next()?.ok_or(Reason::Empty)?;
+    let names = columns.names();
+    let mut places = [0; 3];
+    for (place, name) in places.iter_mut().zip(names) {
+        let found = header.iter().position(|field| field.eq_ignore_ascii_case(name));
+        *place = found.ok_or_else(|| {
+            let fields: Vec<_> = header.iter().map(|field| excerpt(field.as_bytes())).collect();
+            Reason::Header { column: name.to_owned(), found: quote(&fields.join(", ")) }
+        })?;
+    }
+    let mut rows = Vec::new();
+    while rows.len() < max
+        && let Some(record) = next()?
+    {
+        let field = |place: usize| match record.get(places[place]) {
+            Some(field) if !field.is_empty() => Ok(field),
+            _ => Err(Reason::MissingColumn { column: names[place].to_owned(), found: record.len() }),
+        };
+        let count = |place, min| {
+            let (name, text) = (names[place], field(place)?);
+            let number = text
+                .parse()
+                .map_err(|_| Reason::Number { field: name.to_owned(), text: excerpt(text.as_bytes()) })?;
+            tokens(name, number, min)
+        };
+        rows.push(Row {
+            at_ns: instant_ns(field(0)?)?,
+            input_tokens: count(1, 1)?,
+            output_tokens: count(2, 0)?,
+            hash_ids: Vec::new(),
+        });
+    }
+    Ok(rows)
+}
+
+/// The reason of an error of the CSV reader, which is one of its input.
+fn reason(error: csv::Error) -> Reason {
+    match error.into_kind() {
+        csv::ErrorKind::Io(error) => error.downcast().unwrap_or_else(Reason::Read),
+        kind => Reason::Read(io::Error::other(format!("{kind:?}"))),
+    }
+}
+
+/// The latest time in seconds: it still fits into nanoseconds of 63 bits.
+const SECONDS_MAX: f64 = 9e9;
+
+/// Parses `2023-11-16 18:17:03.9799600`, with an offset from UTC (as in the traces of 2024) or without;
+/// or a number of seconds.
+fn instant_ns(text: &str) -> Result<i64, Reason> {
+    let fail = |message: String| Reason::Timestamp { text: excerpt(text.as_bytes()), message };
+    if let Ok(seconds) = text.parse::<f64>() {
+        // NaN is in no range.
+        return if (0.0..=SECONDS_MAX).contains(&seconds) {
+            Ok((seconds * 1e9) as i64)
+        } else {
+            Err(fail(format!("outside 0..={SECONDS_MAX} s")))
+        };
+    }
+    let local = || text.parse::<civil::DateTime>().and_then(|local| TimeZone::UTC.to_timestamp(local));
+    let timestamp =
+        text.parse::<Timestamp>().or_else(|_| local()).map_err(|e| fail(quote(&e.to_string())))?;
+    i64::try_from(timestamp.as_nanosecond()).map_err(|_| fail("outside 1677..=2262".to_owned()))
+}
