@@ -53,8 +53,8 @@ fn a_wave_that_is_dropped() {
     check("announced::a_wave_that_is_dropped", || {
         let pool = open(2, 0, 0);
         let held = pool.allocate(one()).unwrap();
-        let (handle, from) = (held.handles().next().unwrap(), held.frames().next().unwrap());
-        pool.seal(handle).unwrap();
+        let from = held.frames().next().unwrap();
+        held.seal(0..1);
         let blocks = pool.blocks();
         let wave = blocks.begin_wave([(from, FrameId(1 - from.0))], &mut |_, why| panic!("{why:?}"));
         let thread = thread::spawn(move || drop(wave));
@@ -71,8 +71,8 @@ fn a_wave_that_is_published() {
     check("announced::a_wave_that_is_published", || {
         let pool = open(2, 0, 0);
         let held = pool.allocate(one()).unwrap();
-        let (handle, from) = (held.handles().next().unwrap(), held.frames().next().unwrap());
-        pool.seal(handle).unwrap();
+        let from = held.frames().next().unwrap();
+        held.seal(0..1);
         let blocks = pool.blocks();
         let wave = blocks.begin_wave([(from, FrameId(1 - from.0))], &mut |_, why| panic!("{why:?}"));
         // SAFETY: frames without bytes.
