@@ -101,23 +101,6 @@ fn magazines_of_a_handle_that_is_dropped() {
     });
 }
 
-/// The same of magazines that are flushed.
-#[test]
-fn magazines_that_are_flushed() {
-    check_to(3, "announced::magazines_that_are_flushed", || {
-        let pool = open(2, 1, 0);
-        let (handle, taken) = handle_with_a_block(&pool);
-        let thread = thread::spawn(move || {
-            handle.free(&taken).unwrap();
-            handle.flush();
-            handle
-        });
-        drop(block_on(pool.allocate_async(two_in_a_row())).unwrap());
-        drop(thread.join().unwrap());
-        close(&pool);
-    });
-}
-
 /// The line is empty and the reserve full, so that the bit is to be cleared, when an urgent request takes from the reserve.
 #[test]
 fn the_reserve_is_filled_again() {

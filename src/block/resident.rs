@@ -101,22 +101,21 @@ impl Resident {
         }
     }
 
+    /// Gives everything that is free back to the bitmaps.
     pub(crate) fn flush(&self) {
-        self.seat().enter(|local| local.surrender(&self.anchor.0));
-        if !cfg!(kvpool_mutant = "silent_flush") {
-            self.anchor.0.announce();
+        let core: &Core = &self.anchor.0;
+        // A visitor that has the contents just now empties them itself.
+        self.seat().enter(|local| local.surrender(core));
+        // A search looks into the bitmaps first and visits the home then: between the two all of it can go from here to there.
+        if !cfg!(kvpool_mutant = "silent_resident") {
+            core.announce();
         }
     }
 }
 
 impl Drop for Resident {
     fn drop(&mut self) {
-        let core: &Core = &self.anchor.0;
-        // A visitor that has the contents just now empties them itself.
-        self.seat().enter(|local| local.surrender(core));
-        if !cfg!(kvpool_mutant = "silent_resident") {
-            core.announce();
-        }
+        self.flush();
         self.seat().leave();
     }
 }
