@@ -123,6 +123,15 @@ settle_no_second_look announced
 directory_relaxed growth
 silent_wave announced
 silent_resident announced
-silent_flush announced
+chunk_relaxed sequences
+replace_relaxed sequences
+slot_relaxed retire_reclaim
+other_chunk_relaxed retire_reclaim
+left_relaxed moves
+stray_relaxed moves
+stray_taken_relaxed moves
+log_head_relaxed moved_since
+own_relaxed share_release
+handle_relaxed share_release
 LIST
 exit "$survivors"

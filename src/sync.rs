@@ -89,6 +89,26 @@ mod imp {
     }
     pub(crate) use thread_local_const;
 
+    /// Plain memory behind a pointer that is published: written before, and never after. loom checks that whoever reads it
+    /// found it by an Acquire.
+    pub(crate) struct Frozen<T>(T);
+
+    impl<T> Frozen<T> {
+        #[inline]
+        pub(crate) fn new(value: T) -> Self {
+            Self(value)
+        }
+    }
+
+    impl<T> std::ops::Deref for Frozen<T> {
+        type Target = T;
+
+        #[inline]
+        fn deref(&self) -> &T {
+            &self.0
+        }
+    }
+
     /// A map from ids to values that many threads change at once.
     pub(crate) struct Map<K, V>(dashmap::DashMap<K, V>);
 
@@ -165,6 +185,30 @@ mod imp {
     use std::collections::HashMap;
     use std::hash::Hash;
     use std::task::Waker;
+
+    /// Plain memory behind a pointer that is published: to make it is a write of `made`, and each look at it a read.
+    pub(crate) struct Frozen<T> {
+        value: T,
+        made: UnsafeCell<()>,
+    }
+
+    // SAFETY: the cell has no contents; the checker sees who accesses it.
+    unsafe impl<T: Sync> Sync for Frozen<T> {}
+
+    impl<T> Frozen<T> {
+        pub(crate) fn new(value: T) -> Self {
+            Self { value, made: UnsafeCell::new(()) }
+        }
+    }
+
+    impl<T> std::ops::Deref for Frozen<T> {
+        type Target = T;
+
+        fn deref(&self) -> &T {
+            self.made.with(|_| ());
+            &self.value
+        }
+    }
 
     /// The waker of one task; every call is one step.
     pub(crate) struct AtomicWaker(loom::sync::Mutex<Option<Waker>>);

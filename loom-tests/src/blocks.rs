@@ -2,7 +2,7 @@
 
 use kvpool::block::{AllocRequest, Blocks, BlocksConfig, GaveWay, Wave};
 use kvpool::error::AllocError;
-use kvpool::ids::{BlockHandle, BlockId, DeviceId, FrameId};
+use kvpool::ids::{BlockHandle, BlockId, DeviceId, FrameId, Run};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread::yield_now;
@@ -11,11 +11,30 @@ use loom::thread::yield_now;
 pub struct TouchedBlocks {
     /// The blocks.
     pub blocks: Blocks,
-    cells: Vec<UnsafeCell<u32>>,
+    cells: Cells,
 }
 
+#[derive(Clone)]
+struct Cells(std::sync::Arc<[UnsafeCell<u32>]>);
+
 // SAFETY: a cell is written by the one owner of its block and read by those who share it. The models check it.
-unsafe impl Sync for TouchedBlocks {}
+unsafe impl Sync for Cells {}
+// SAFETY: as above.
+unsafe impl Send for Cells {}
+
+impl std::ops::Deref for Cells {
+    type Target = [UnsafeCell<u32>];
+
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
+
+impl Cells {
+    fn new(frames: usize) -> Self {
+        Self((0..frames).map(|_| UnsafeCell::new(0)).collect())
+    }
+}
 
 impl TouchedBlocks {
     /// So many blocks, all free and none of them null, in segments of 8, shared by two threads.
@@ -25,22 +44,39 @@ impl TouchedBlocks {
 
     /// The same, and more to come.
     pub fn growing(blocks: usize, blocks_max: usize, magazine_blocks: usize) -> Arc<Self> {
-        let config = BlocksConfig {
-            frames: blocks,
-            frames_max: blocks_max,
+        Self::around(Blocks::new(Self::config(blocks, blocks_max, magazine_blocks), None))
+    }
+
+    /// So many blocks, without magazines, whose bytes are wiped by whoever frees them.
+    pub fn wiped(blocks: usize) -> Arc<Self> {
+        let cells = Cells::new(blocks);
+        let wiped = cells.clone();
+        let wipe = move |run: Run| {
+            for frame in run.frames() {
+                // SAFETY: the frame is nobody's but the caller's; the checker verifies it.
+                wiped[frame.index()].with_mut(|bytes| unsafe { *bytes = 0 });
+            }
+        };
+        let blocks = Blocks::new(Self::config(blocks, blocks, 0), Some(Box::new(wipe)));
+        Arc::new(Self { blocks, cells })
+    }
+
+    fn config(frames: usize, frames_max: usize, magazine_blocks: usize) -> BlocksConfig {
+        BlocksConfig {
+            frames,
+            frames_max,
             segment_frames: 8,
             magazine_blocks,
             threads: 2,
             has_null_block: false,
             reserve: 0,
             device: DeviceId::Host,
-        };
-        Self::around(Blocks::new(config, None))
+        }
     }
 
     /// These blocks, with bytes for as many as there may be.
     pub fn around(blocks: Blocks) -> Arc<Self> {
-        let cells = (0..blocks.config().frames_max).map(|_| UnsafeCell::new(0)).collect();
+        let cells = Cells::new(blocks.config().frames_max);
         Arc::new(Self { blocks, cells })
     }
 

@@ -52,7 +52,7 @@ fn handle_with_a_block(pool: &Pool) -> (PoolHandle, Vec<BlockHandle>) {
 fn a_wave_that_is_dropped() {
     check("announced::a_wave_that_is_dropped", || {
         let pool = open(2, 0, 0);
-        let held = pool.allocate(one()).unwrap();
+        let mut held = pool.allocate(one()).unwrap();
         let from = held.frames().next().unwrap();
         held.seal(0..1);
         let blocks = pool.blocks();
@@ -70,7 +70,7 @@ fn a_wave_that_is_dropped() {
 fn a_wave_that_is_published() {
     check("announced::a_wave_that_is_published", || {
         let pool = open(2, 0, 0);
-        let held = pool.allocate(one()).unwrap();
+        let mut held = pool.allocate(one()).unwrap();
         let from = held.frames().next().unwrap();
         held.seal(0..1);
         let blocks = pool.blocks();
@@ -98,23 +98,6 @@ fn magazines_of_a_handle_that_is_dropped() {
         });
         drop(block_on(pool.allocate_async(two_in_a_row())).unwrap());
         thread.join().unwrap();
-        close(&pool);
-    });
-}
-
-/// The same of magazines that are flushed.
-#[test]
-fn magazines_that_are_flushed() {
-    check_to(3, "announced::magazines_that_are_flushed", || {
-        let pool = open(2, 1, 0);
-        let (handle, taken) = handle_with_a_block(&pool);
-        let thread = thread::spawn(move || {
-            handle.free(&taken).unwrap();
-            handle.flush();
-            handle
-        });
-        drop(block_on(pool.allocate_async(two_in_a_row())).unwrap());
-        drop(thread.join().unwrap());
         close(&pool);
     });
 }

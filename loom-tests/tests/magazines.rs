@@ -93,7 +93,7 @@ fn taken_back_from_an_idle_thread() {
 /// The owner allocates and frees one block while another thread needs all the rest.
 #[test]
 fn taken_back_from_an_owner_at_work() {
-    check("magazines::taken_back_from_an_owner_at_work", || {
+    check_to(1, "magazines::taken_back_from_an_owner_at_work", || {
         let pool = TouchedBlocks::new(4, 2);
         let held = pool.take(1).unwrap();
         pool.put(&held);
@@ -131,7 +131,7 @@ fn a_home_left_and_taken_over() {
 /// A handle that moves between threads, visited meanwhile.
 #[test]
 fn a_handle_on_its_way() {
-    check_wide(2, "magazines::a_handle_on_its_way", || {
+    check_to(1, "magazines::a_handle_on_its_way", || {
         let layout = KvLayout::named("tiny").unwrap();
         let pool = Pool::builder(layout).blocks(4).without_null_block().without_storage().magazine_blocks(2);
         let pool = pool.build().unwrap();

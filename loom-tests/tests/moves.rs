@@ -36,6 +36,43 @@ fn released() {
     });
 }
 
+/// The owner reads the block and releases it while it is being copied: it leaves the frame to the mover, who wipes it.
+#[test]
+fn left_to_the_mover() {
+    check("moves::left_to_the_mover", || {
+        let pool = TouchedBlocks::wiped(2);
+        let block = pool.take_sealed();
+        let mover = pool.clone();
+        let thread = thread::spawn(move || {
+            let _ = mover.relocate(HERE, THERE);
+        });
+        assert_eq!(pool.read(block.id), 1);
+        pool.blocks.release(&[block.id]);
+        thread.join().unwrap();
+        pool.finish();
+    });
+}
+
+/// A move leaves a frame that a batch may read, and another thread, which ends the batch, gives it back and takes it.
+#[test]
+fn left_under_a_batch() {
+    check("moves::left_under_a_batch", || {
+        let pool = TouchedBlocks::new(2, 0);
+        let block = pool.take_sealed();
+        let batch = pool.blocks.clock().begin();
+        let mover = pool.clone();
+        let thread = thread::spawn(move || assert_eq!(mover.relocate(HERE, THERE), Ok(())));
+        pool.blocks.end_batch(batch);
+        if pool.blocks.reclaim_strays() > 0 {
+            let next = pool.take(1).expect("it was given back");
+            pool.put(&next);
+        }
+        thread.join().unwrap();
+        pool.blocks.release(&[block.id]);
+        pool.finish();
+    });
+}
+
 /// The same with a magazine, where what is released is found again first of all.
 #[test]
 fn released_into_a_magazine() {

@@ -71,7 +71,7 @@ fn unlinked_by_another_thread() {
 /// Two threads begin batches in the two slots of a chunk, and in those of each other.
 #[test]
 fn two_readers() {
-    check("retire_reclaim::two_readers", || {
+    check_to(3, "retire_reclaim::two_readers", || {
         let shared = Moved::new();
         let threads = [(); 2].map(|()| {
             let reader = shared.clone();
@@ -95,6 +95,25 @@ fn a_chunk_is_added() {
         shared.relocate(2);
         thread.join().unwrap();
         assert!(shared.clock.ended(shared.clock.newest()));
+    });
+}
+
+/// Two batches begin when all slots are taken: both add a chunk, and one of them goes on in the other's.
+#[test]
+fn two_add_a_chunk() {
+    check_to(3, "retire_reclaim::two_add_a_chunk", || {
+        let clock = Arc::new(Clock::default());
+        let held = [clock.begin(), clock.begin()];
+        let other = clock.clone();
+        let thread = thread::spawn(move || {
+            let batch = other.begin();
+            let _ = other.end(batch);
+        });
+        let batch = clock.begin();
+        let _ = clock.end(batch);
+        thread.join().unwrap();
+        held.into_iter().for_each(|batch| assert!(!clock.end(batch)));
+        assert!(clock.ended(clock.newest()));
     });
 }
 

@@ -3,6 +3,7 @@
 //! touches the block's next owner.
 #![cfg(kvpool_loom)]
 
+use kvpool::block::models;
 use kvpool::error::HandleError;
 use kvpool::ids::{BlockHandle, BlockId};
 use kvpool_loom_tests::{TouchedBlocks, check, check_to};
@@ -147,6 +148,30 @@ fn a_list_against_one_of_it() {
         } else {
             assert!(mine.is_ok() && theirs.is_err());
         }
+        pool.finish();
+    });
+}
+
+/// The low bits of a block's generation go round while somebody frees it by a handle of the turn before: the high bits, which are
+/// not in the word, tell the two apart.
+#[test]
+fn a_handle_of_the_turn_before() {
+    check("share_release::a_handle_of_the_turn_before", || {
+        // Through a magazine: on the way through the bitmaps there are fences.
+        let pool = TouchedBlocks::new(1, 1);
+        let stale = pool.blocks.handle(BlockId(0));
+        models::before_the_turn(&pool.blocks, BlockId(0));
+        let held = pool.take(1).unwrap();
+        let other = pool.clone();
+        let thread = thread::spawn(move || {
+            let freed = other.blocks.free(&[stale]);
+            assert!(matches!(freed, Err(HandleError::Stale { .. })), "{freed:?}");
+        });
+        pool.put(&held);
+        let held = pool.take(1).expect("nobody else takes it");
+        assert_ne!(pool.blocks.handle(held[0]), stale);
+        thread.join().unwrap();
+        pool.put(&held);
         pool.finish();
     });
 }

@@ -155,15 +155,16 @@ impl Clock {
     /// Says that the device is lost: nothing is handed out any more. True if somebody waits for blocks, and is to be told.
     #[must_use = "who waits for blocks must be told; `Core::poison` does it all"]
     pub fn lose(&self) -> bool {
-        // Acquire: pairs with the Release in `set_awaited`. Who waits set its bit before this, and we see it; or after, and
-        // what it reads of the word from then on says that the device is lost. Release: goes on with the order.
-        ClockWord::from_bits(self.word.fetch_or(ClockWord::LOST, AcqRel)).is_awaited()
+        // Relaxed: who waits set its bit before this in the word's order, and we see it; or after, and what it reads of the word
+        // from then on says that the device is lost. The line's lock orders the rest.
+        ClockWord::from_bits(self.word.fetch_or(ClockWord::LOST, Relaxed)).is_awaited()
     }
 
     /// The newest ticket, to tag what has just been unlinked.
     #[inline]
     pub fn newest(&self) -> Ticket {
-        ClockWord::from_bits(self.word.load(Acquire)).newest()
+        // Relaxed: a number. Who concludes something from it compares it with `oldest`, which reads the word again.
+        ClockWord::from_bits(self.word.load(Relaxed)).newest()
     }
 
     /// For frames that their owner has just given up: `None` if no batch is in flight, so that they are reusable at
@@ -229,7 +230,8 @@ impl Clock {
                 // we read one that our own addition comes after.
                 let bound = ClockWord::from_bits(self.word.load(Relaxed)).newest().0 + 1;
                 // Acquire: pairs with the `end` of the slot's last batch. Losing to another batch is its progress.
-                if slot.compare_exchange(0, bound, Acquire, Relaxed).is_ok() {
+                let order = if cfg!(kvpool_mutant = "slot_relaxed") { Relaxed } else { Acquire };
+                if slot.compare_exchange(0, bound, order, Relaxed).is_ok() {
                     return base + i;
                 }
             }
@@ -246,7 +248,8 @@ impl Clock {
     fn add_chunk(last: &Chunk) -> &Chunk {
         let fresh = Box::into_raw(Box::new(Chunk::new()));
         // Release: publishes the empty slots. Acquire: those of the thread that was faster.
-        match last.next.compare_exchange(ptr::null_mut(), fresh, AcqRel, Acquire) {
+        let order = if cfg!(kvpool_mutant = "other_chunk_relaxed") { Relaxed } else { Acquire };
+        match last.next.compare_exchange(ptr::null_mut(), fresh, AcqRel, order) {
             // SAFETY: just made, published, and freed only with the clock.
             Ok(_) => unsafe { &*fresh },
             Err(other) => {

@@ -125,7 +125,8 @@ impl Core {
         self.table.info(id).allocate(sequence, request.priority, now);
         // A plain store: nobody else writes the word of a free block whose frame is ours. Release: pairs with the
         // Acquire of whoever checks a handle, and then reads the info of this generation.
-        atomic.store(word.allocate(request.pinned, guarded).to_bits(), Release);
+        let order = if cfg!(kvpool_mutant = "own_relaxed") { Relaxed } else { Release };
+        atomic.store(word.allocate(request.pinned, guarded).to_bits(), order);
         id
     }
 

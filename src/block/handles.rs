@@ -102,7 +102,8 @@ impl Core {
     fn release_only(&self, handle: &BlockHandle) -> Option<FrameId> {
         let atomic = self.table.word(handle.id);
         // Acquire: as in `word`.
-        let word = BlockWord::from_bits(atomic.load(Acquire));
+        let order = if cfg!(kvpool_mutant = "handle_relaxed") { Relaxed } else { Acquire };
+        let word = BlockWord::from_bits(atomic.load(order));
         let next = if self.is_current(handle, word) { word.release_only(false) } else { None }?;
         self.is_released(handle.id, atomic, word, next).then(|| next.frame())
     }

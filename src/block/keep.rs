@@ -111,9 +111,9 @@ impl Core {
     #[inline]
     pub(crate) fn hit(&self, id: BlockId, word: BlockWord) -> Option<bool> {
         let next = word.hit()?;
-        // Acquire: what was stored into the block is seen by whoever reads it as a prefix. Release: goes on with the order
-        // of those who released it, for whoever is the last.
-        let hit = self.table.word(id).compare_exchange(word.to_bits(), next.to_bits(), AcqRel, Relaxed);
+        // Acquire: what was stored into the block, and noted of it, is seen by whoever reads it as a prefix. No Release: we have
+        // done nothing with the block yet, and a read-modify-write goes on with the order of those who released it.
+        let hit = self.table.word(id).compare_exchange(word.to_bits(), next.to_bits(), Acquire, Relaxed);
         hit.ok().map(|_| !word.is_owned())
     }
 
@@ -175,10 +175,10 @@ impl Core {
     /// Evicts a block whose word is `word`; its frame is the caller's. `None`: the word is another by now.
     fn evict_word(&self, keeper: &dyn Keeper, id: BlockId, word: BlockWord) -> Option<FrameId> {
         let next = word.evict()?;
-        // Acquire: what the last owners did with the bytes happens before the next owner's. Release: as for every word, for
-        // who checks a handle.
+        // Acquire: what the last owners did with the bytes happens before the next owner's. No Release: who checks a handle sees
+        // that the block is free, and no more.
         let evicted =
-            self.table.word(id).compare_exchange(word.to_bits(), next.to_bits(), AcqRel, Relaxed).is_ok();
+            self.table.word(id).compare_exchange(word.to_bits(), next.to_bits(), Acquire, Relaxed).is_ok();
         evicted.then(|| {
             self.evictable.fetch_sub(1, Relaxed);
             keeper.forget(self, id);

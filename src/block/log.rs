@@ -100,7 +100,8 @@ impl MoveLog {
             slot.block.store(block.0, Relaxed);
             slot.stamp.store(PENDING, Relaxed);
             // Release: publishes the slot; pairs with the Acquire in `read`.
-            self.head.store(i + 1, Release);
+            let order = if cfg!(kvpool_mutant = "log_head_relaxed") { Relaxed } else { Release };
+            self.head.store(i + 1, order);
         }
         let ticket = stamp();
         let last = first + moved.len() as u64;

@@ -2,6 +2,8 @@
 
 use crate::ids::{BlockId, FrameId, Run, SequenceId};
 
+use crate::sync::Ordering::*;
+
 use super::{AllocRequest, Blocks};
 
 /// A block for a list; `None` if there is none.
@@ -13,6 +15,13 @@ pub fn allocate_listed(blocks: &Blocks, request: &AllocRequest) -> Option<BlockI
 /// One reference less on each block of a list.
 pub fn release_listed(blocks: &Blocks, ids: &[BlockId]) {
     blocks.release_listed(ids);
+}
+
+/// The next free of a block, which is free, is that with which the low bits of its generation go round.
+pub fn before_the_turn(blocks: &Blocks, id: BlockId) {
+    let word = blocks.word(id);
+    assert!(word.is_available());
+    blocks.table.word(id).store(word.before_the_turn().to_bits(), Release);
 }
 
 /// Seals a block of a list.

@@ -217,9 +217,9 @@ impl Core {
             return Err(if word.is_free() { GaveWay::Released } else { GaveWay::Pinned });
         }
         // The old frame is the wave's now, and the displaced block is free, so that nobody else writes its word.
-        // Release: as for every word, for who checks a handle.
+        // Relaxed: who checks a handle sees that the block is free, and no more. It is handed out with the frame.
         let word = BlockWord::from_bits(self.table.word(displaced).load(Relaxed));
-        self.table.word(displaced).store(word.displaced(from).to_bits(), Release);
+        self.table.word(displaced).store(word.displaced(from).to_bits(), Relaxed);
         self.table.set_block_at(from, displaced);
         self.held.fetch_sub(1, Relaxed);
         Ok(())
@@ -230,7 +230,8 @@ impl Core {
         let atomic = self.table.word(moving.block);
         // Release: the reads of the copy happen before whatever a writer does who finds the flag gone. Acquire: what the
         // last owner did with the frame happens before its next owner gets it from us.
-        let ended = atomic.fetch_update(Release, Acquire, |bits| {
+        let left = if cfg!(kvpool_mutant = "left_relaxed") { Relaxed } else { Acquire };
+        let ended = atomic.fetch_update(Release, left, |bits| {
             BlockWord::from_bits(bits).end_move().map(BlockWord::to_bits)
         });
         if let Err(bits) = ended {
@@ -240,8 +241,9 @@ impl Core {
             if carry {
                 self.table.info(moving.block).carry_generation();
             }
-            // A plain store: the frame is ours, and nobody else writes the word of a block that is free.
-            atomic.store(word.to_bits(), Release);
+            // A plain store: the frame is ours, and nobody else writes the word of a block that is free. Relaxed: as of the
+            // displaced one.
+            atomic.store(word.to_bits(), Relaxed);
             self.held.fetch_sub(1, Relaxed);
             self.free_or_retire(&[Run { start: moving.from, len: 1 }]);
         }

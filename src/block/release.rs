@@ -297,6 +297,29 @@ impl Core {
         }
     }
 
+    /// Takes back a [hit](Self::hit) of a block that proved to be another, and was counted by nobody yet.
+    #[cold]
+    pub(crate) fn give_back_hit(&self, id: BlockId, was_evictable: bool) {
+        if !was_evictable {
+            // As in `release_kept`.
+            self.count_kept(1);
+        }
+        match self.release_listed_word(id) {
+            Owed::Kept(word) => {
+                let keeper = self.keeper.as_ref();
+                self.keep(&[Kept { id, word }], |kept, tag| {
+                    keeper.into_iter().for_each(|keeper| keeper.keep(self, kept, tag));
+                });
+            }
+            Owed::Nothing => self.count_hits(1),
+            Owed::Frame(frame) => {
+                self.count_hits(1);
+                self.free_or_retire(&[Run { start: frame, len: 1 }]);
+            }
+        }
+        self.announce();
+    }
+
     /// The cache forgets a block of which the caller has the only reference. The word by then.
     #[cold]
     fn outlive(&self, id: BlockId, word: BlockWord, next: BlockWord) -> BlockWord {

@@ -115,11 +115,15 @@ impl Resident {
         }
     }
 
+    /// Gives everything that is free back to the bitmaps.
     pub(crate) fn flush(&self) {
         let core: &Core = &self.anchor.0;
         let custody = core.custody();
+        // A visitor that has the contents just now empties them itself.
         self.seat().seated(|seat| seat.enter(|local| local.surrender(core, &custody)));
-        if cfg!(kvpool_mutant = "silent_flush") {
+        // A search looks into the bitmaps first and visits the home then: between the two all of it can go from here to
+        // there.
+        if cfg!(kvpool_mutant = "silent_resident") {
             custody.leave_to_line();
         }
     }
@@ -127,15 +131,7 @@ impl Resident {
 
 impl Drop for Resident {
     fn drop(&mut self) {
-        let core: &Core = &self.anchor.0;
-        // A visitor that has the contents just now empties them itself.
-        let custody = core.custody();
-        self.seat().seated(|seat| seat.enter(|local| local.surrender(core, &custody)));
-        if cfg!(kvpool_mutant = "silent_resident") {
-            custody.leave_to_line();
-        } else {
-            drop(custody);
-        }
+        self.flush();
         self.seat().leave();
     }
 }

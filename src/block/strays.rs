@@ -12,13 +12,12 @@
 use std::ptr;
 
 use crate::ids::{Run, Ticket};
-use crate::sync::{AtomicPtr, AtomicU64, AtomicUsize, Ordering::*};
+use crate::sync::{AtomicPtr, AtomicU64, AtomicUsize, Frozen, Ordering, Ordering::*};
 
 use super::custody::Custody;
 
 struct Node {
-    run: Run,
-    tag: Ticket,
+    retired: Frozen<(Run, Ticket)>,
     next: *mut Node,
 }
 
@@ -41,6 +40,11 @@ impl Default for Strays {
             oldest_tag: AtomicU64::new(u64::MAX),
         }
     }
+}
+
+/// Acquire: pairs with the Release in `put`.
+fn take_order() -> Ordering {
+    if cfg!(kvpool_mutant = "stray_taken_relaxed") { Relaxed } else { Acquire }
 }
 
 /// Nodes that are one thread's own.
@@ -84,7 +88,7 @@ impl Strays {
         self.newest_tag.fetch_max(tag.0, Relaxed);
         self.frames.fetch_add(run.len as usize, Relaxed);
         let mut chain = Chain::EMPTY;
-        chain.push(Box::new(Node { run, tag, next: ptr::null_mut() }));
+        chain.push(Box::new(Node { retired: Frozen::new((run, tag)), next: ptr::null_mut() }));
         self.put(chain);
         // After the node, as `reclaim` forgets before it takes. Relaxed: a hint; who must not miss anything does not ask it.
         self.oldest_tag.fetch_min(tag.0, Relaxed);
@@ -113,18 +117,20 @@ impl Strays {
         let (mut due, mut waiting) = (Chain::EMPTY, Chain::EMPTY);
         let mut oldest_waiting = u64::MAX;
         while let Some(node) = chain.pop() {
-            if node.tag < oldest {
+            let (_, tag) = *node.retired;
+            if tag < oldest {
                 due.push(node)
             } else {
-                oldest_waiting = oldest_waiting.min(node.tag.0);
+                oldest_waiting = oldest_waiting.min(tag.0);
                 waiting.push(node)
             }
         }
         self.put(waiting);
         self.oldest_tag.fetch_min(oldest_waiting, Relaxed);
         while let Some(node) = due.pop() {
-            free(node.run);
-            self.frames.fetch_sub(node.run.len as usize, Relaxed);
+            let (run, _) = *node.retired;
+            free(run);
+            self.frames.fetch_sub(run.len as usize, Relaxed);
         }
     }
 
@@ -133,15 +139,16 @@ impl Strays {
         let mut chain = self.take();
         let mut seen = Chain::EMPTY;
         while let Some(node) = chain.pop() {
-            f(node.run);
+            f(node.retired.0);
             seen.push(node);
         }
         self.put(seen);
     }
 
     fn take(&self) -> Chain {
-        // The load keeps those who find nothing from writing. Acquire: pairs with the Release in `put`.
-        let first = if self.is_empty() { ptr::null_mut() } else { self.head.swap(ptr::null_mut(), Acquire) };
+        // The load keeps those who find nothing from writing. See `take_order()`.
+        let first =
+            if self.is_empty() { ptr::null_mut() } else { self.head.swap(ptr::null_mut(), take_order()) };
         Chain { first, last: ptr::null_mut() }
     }
 
@@ -157,7 +164,8 @@ impl Strays {
             // SAFETY: the chain is ours until it is published.
             unsafe { (*last).next = head };
             // Release: publishes the nodes. That the head went away and came back is harmless: it is only linked to.
-            match self.head.compare_exchange_weak(head, first, Release, Relaxed) {
+            let order = if cfg!(kvpool_mutant = "stray_relaxed") { Relaxed } else { Release };
+            match self.head.compare_exchange_weak(head, first, order, Relaxed) {
                 Ok(_) => return,
                 Err(now) => head = now,
             }

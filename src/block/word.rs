@@ -146,6 +146,12 @@ impl BlockWord {
         self.generation_low() == generation.0 & ((1 << GENERATION_BITS) - 1)
     }
 
+    /// The same of the last generation before its low bits go round.
+    #[cfg(kvpool_loom)]
+    pub const fn before_the_turn(self) -> Self {
+        Self(self.0 | GENERATION_MASK)
+    }
+
     /// Pins.
     #[inline]
     pub const fn pins(self) -> u32 {

@@ -225,7 +225,7 @@ impl Cache {
                 if word.hit().is_none() || !self.row(id).holds(hash, era) {
                     return ControlFlow::Continue(());
                 }
-                if let Some(was_evictable) = core.hit(id, word) {
+                if let Some(was_evictable) = self.hit(core, id, word, hash, era) {
                     self.row(id).count_hit();
                     found = Some((id, was_evictable));
                     return ControlFlow::Break(());
@@ -233,6 +233,20 @@ impl Cache {
             }
         });
         found
+    }
+
+    /// A reference on a block that held `hash` when its word was `word`, and whether it was evictable. `None`: the word is another
+    /// by now, and nothing was done.
+    #[inline]
+    fn hit(&self, core: &Core, id: BlockId, word: BlockWord, hash: BlockHash, era: u64) -> Option<bool> {
+        let was_evictable = core.hit(id, word)?;
+        // The word has the low bits of its generation only: it is the same again after 65,536 releases, of other bytes. The
+        // reference keeps what is noted from changing.
+        if self.row(id).holds(hash, era) {
+            return Some(was_evictable);
+        }
+        core.give_back_hit(id, was_evictable);
+        None
     }
 
     /// Of the blocks that are cached for `hash`, all but the one of the smallest number are duplicates.
@@ -472,3 +486,6 @@ impl Keeper for Cache {
         self.tallies.evicted();
     }
 }
+
+#[cfg(all(test, not(kvpool_loom)))]
+mod tests;

@@ -35,12 +35,12 @@
 
 use crate::ids::BlockId;
 use crate::sync::epoch::{self, Owned};
-use crate::sync::{Arc, AtomicU32, Ordering::*, fence};
+use crate::sync::{Arc, AtomicU32, Frozen, Ordering::*, fence};
 
 /// Ids that a list has room for at first.
 const ROOM: usize = if cfg!(kvpool_loom) { 1 } else { 8 };
 
-type Chunk = Box<[AtomicU32]>;
+type Chunk = Frozen<Box<[AtomicU32]>>;
 
 /// What readers share with the owner; see the [module](self).
 pub struct BlockList {
@@ -54,7 +54,8 @@ pub struct BlockList {
 impl BlockList {
     /// Tokens at this moment.
     pub fn tokens(&self) -> u32 {
-        self.tokens.load(Acquire)
+        // Relaxed: a number. Who reads the list after this reads a length that is not older.
+        self.tokens.load(Relaxed)
     }
 
     /// Calls `f` with the ids and the tokens of one moment. If the owner rewrote some of the ids meanwhile, `f` is
@@ -151,17 +152,20 @@ impl ListOwner {
         if blocks <= old.len() {
             return;
         }
-        let fresh: Chunk = (old.iter().map(|id| AtomicU32::new(id.load(Relaxed))))
+        let fresh = (old.iter().map(|id| AtomicU32::new(id.load(Relaxed))))
             .chain(std::iter::repeat_with(|| AtomicU32::new(0)))
             .take(blocks.max(ROOM).next_power_of_two())
             .collect();
+        let fresh: Chunk = Frozen::new(fresh);
+        // Release: publishes the copied ids; pairs with the Acquire in `read`. Also of the first, of which no id counts yet: who
+        // finds it sees how long it is.
+        let order = if cfg!(kvpool_mutant = "chunk_relaxed") { Relaxed } else { Release };
         if old.is_empty() {
-            // Release: as below. Nothing was there that a reader could have.
-            return self.list.chunk.store(Owned::new(fresh), Release);
+            // Nothing was there that a reader could have.
+            return self.list.chunk.store(Owned::new(fresh), order);
         }
         let guard = epoch::pin();
-        // Release: publishes the copied ids; pairs with the Acquire in `read`.
-        let old = self.list.chunk.swap(Owned::new(fresh), Release, &guard);
+        let old = self.list.chunk.swap(Owned::new(fresh), order, &guard);
         // SAFETY: unlinked just now, and no later reader finds it; those that have it are pinned.
         unsafe { guard.defer_destroy(old) };
     }
@@ -190,7 +194,8 @@ impl ListOwner {
     /// Another block, with the same tokens, takes a place.
     pub fn replace(&mut self, place: usize, id: BlockId) {
         // Release: the block is ours and filled; pairs with the Acquires of ids in `read`.
-        self.ids()[place].store(id.0, Release);
+        let order = if cfg!(kvpool_mutant = "replace_relaxed") { Relaxed } else { Release };
+        self.ids()[place].store(id.0, order);
     }
 
     /// So many tokens count from now on: more, after their blocks were staged, or fewer.

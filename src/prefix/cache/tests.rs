@@ -1,0 +1,58 @@
+use super::*;
+use crate::block::{AllocRequest, Blocks, BlocksConfig};
+use crate::ids::DeviceId;
+use crate::prefix::HashKey;
+use crate::sync::Arc;
+
+fn hash(n: u64) -> BlockHash {
+    BlockHash::new(u128::from(n) << 64 | u128::from(n) << 7 | 1, n + 100)
+}
+
+/// One block, and its cache.
+fn one_block() -> (Blocks, Arc<Cache>) {
+    let config = BlocksConfig {
+        frames: 1,
+        frames_max: 1,
+        segment_frames: 64,
+        magazine_blocks: 0,
+        threads: 1,
+        has_null_block: false,
+        reserve: 0,
+        device: DeviceId::Host,
+    };
+    let key = PrefixConfig::new().key(HashKey::from_bytes([7; 32]));
+    let cache = Arc::new(Cache::new(1, 1, 1, key).unwrap());
+    (Blocks::with_keeper(config, None, Some(Box::new(cache.clone()))), cache)
+}
+
+/// The block holds something else: whoever was there is evicted.
+fn refill(blocks: &Blocks, cache: &Cache, n: u64) -> BlockId {
+    let mut taken = None;
+    blocks.allocate_listed(&AllocRequest::new(1), None, &mut |id| taken = Some(id)).unwrap();
+    let id = taken.unwrap();
+    cache.note(id, hash(n), cache.era(), 0);
+    cache.register(blocks, [(blocks.handle(id), None)]);
+    blocks.release_listed(&[id]);
+    id
+}
+
+/// Whoever looks a block up is stopped between its row and its word, until the word is what it was, of other bytes.
+#[test]
+fn a_hit_is_not_of_another_turn_of_the_generation() {
+    let (blocks, cache) = one_block();
+    let (id, era) = (refill(&blocks, &cache, 1), cache.era());
+    let word = blocks.word(id);
+    assert!(word.is_evictable() && cache.row(id).holds(hash(1), era));
+    let before = blocks.handle(id).generation;
+    while blocks.word(id) != word || blocks.handle(id).generation == before {
+        refill(&blocks, &cache, 2);
+    }
+    assert_eq!(blocks.handle(id).generation.0, before.0 + (1 << BlockWord::GENERATION_BITS));
+    assert_eq!(cache.hit(&blocks, id, word, hash(1), era), None, "the bytes of other tokens");
+    assert!(blocks.word(id).is_evictable(), "the reference was given back");
+    assert_eq!((blocks.evictable(), blocks.audit().unwrap().owned), (1, 0));
+    let found = cache.take(&blocks, hash(2), era).expect("it is filed, and found");
+    assert_eq!((found, blocks.evictable()), (id, 0));
+    blocks.release_listed(&[found]);
+    blocks.allocate(&AllocRequest::new(1), None, &mut |id| blocks.release(&[id])).expect("it can be evicted");
+}
