@@ -32,34 +32,36 @@ pub struct Cli {
 pub enum Command {
     /// Replay a trace through many scheduler threads over one pool, and check every byte
     ///
-    /// Each thread batches continuously, in virtual time: prompts are loaded in pieces, answers grow token by token,
-    /// and when the pool is full the request that arrived last gives way and starts over later. Every token's bytes are
-    /// written through its slot and read back through the block table. Meanwhile the pool is compacted in the background.
+    /// Each thread batches continuously, in virtual time: prompts are loaded in pieces, answers grow
+    /// token by token, and when the pool is full the request that arrived last is preempted and
+    /// starts over later. Every token's bytes are written through its slot and read back through the
+    /// block table. Meanwhile the pool is compacted in the background.
     ///
-    /// An interrupt (Ctrl-C) ends the replay early, with the report of what was done; a second one
-    /// ends the program.
+    /// An interrupt (Ctrl-C) ends the replay early and prints the report so far; a second one ends
+    /// the program.
     ///
-    /// Exit code: 0 if all is well, 1 if anything was lost or corrupt, or if nothing was replayed,
-    /// 2 for bad usage or input, 130 if interrupted.
+    /// Exit code: 0 for success, 1 if anything was lost or corrupt, or if nothing was replayed, 2 for
+    /// bad usage or input, 130 if interrupted.
     Replay(ReplayArgs),
-    /// Draw a pool in mid replay, before and after a defragmentation
+    /// Draw a pool in the middle of a replay, before and after a defragmentation
     ///
-    /// Replays without compaction up to a share of the requests, halts, looks at every frame, defragments, looks again, and
-    /// draws both as one SVG. At the end every token that is still held is read back.
+    /// Replays without compaction up to a share of the requests, halts, and draws every frame before
+    /// and after a defragmentation as one SVG. At the end the tokens of all open sequences are read
+    /// back.
     ///
-    /// Exit code: 0 if all is well, 1 if anything was lost or corrupt, or if there was nothing to
-    /// draw, 2 for bad usage or input.
+    /// Exit code: 0 for success, 1 if anything was lost or corrupt, or if there was nothing to draw,
+    /// 2 for bad usage or input.
     Map(MapArgs),
     /// Measure eviction policies on traces: hit rates by capacity
     ///
-    /// Each request looks up its prompt, block by block of the trace's hash_ids, and leaves it behind. The pool's own policies
-    /// decide as they do in a pool; s3-fifo and sieve are for comparison, and clairvoyant knows the future: no policy can
-    /// do better.
+    /// Each request looks up the blocks of its prompt, by the hash_ids of the trace, and leaves them
+    /// in the cache. The pool's own policies run as they do in a pool; s3-fifo and sieve are for
+    /// comparison, and clairvoyant knows the future: no policy can do better.
     ///
-    /// Exit code: 0 if all is well, 1 if a trace repeats no block, so that no policy can hit, 2 for
-    /// bad usage or input.
+    /// Exit code: 0 for success, 1 if a trace repeats no block, so that no policy can hit, 2 for bad
+    /// usage or input.
     Policy(PolicyArgs),
-    /// Say where a pool can have its memory: which devices there are, what is free, and why one cannot be used
+    /// List the devices for the memory of a pool, their free memory, and why one cannot be used
     Info(InfoArgs),
     /// Print a shell's completions of the command line
     Completions(CompletionsArgs),
@@ -76,12 +78,12 @@ pub struct ReplayArgs {
     /// Compaction.
     #[command(flatten)]
     pub compaction: CompactionArgs,
-    /// Give the pool other sizes on the way, such as 30%:40000,60%:80000: at which share of the requests, and how many
-    /// blocks. What is in the way of a smaller one is moved; where that cannot be done just then, it is tried again until
-    /// the next size is due
+    /// Resize the pool during the replay, such as 30%:40000,60%:80000: at a share of the requests, to a
+    /// number of blocks. Shrinking moves blocks that are in the way; if that fails, it is tried again
+    /// until the next step is due
     #[arg(long, value_name = "SHARE:N,...", allow_hyphen_values = true)]
     pub resize_at: Option<Schedule>,
-    /// Write every token, and read none back
+    /// Do not read tokens back
     #[arg(long)]
     pub no_verify: bool,
     /// Print the report as one JSON object
@@ -95,10 +97,10 @@ pub struct MapArgs {
     /// What is replayed.
     #[command(flatten)]
     pub workload: WorkloadArgs,
-    /// At which share of the requests to halt and look
+    /// Halt at this share of the requests
     #[arg(long, value_name = "SHARE", default_value = "60%", allow_hyphen_values = true)]
     pub at: Share,
-    /// Where the picture goes
+    /// Write the picture to this file
     #[arg(long, short, value_name = "FILE", default_value = "kvpool-map.svg")]
     pub output: PathBuf,
 }
@@ -109,7 +111,7 @@ pub struct PolicyArgs {
     /// The traces; `-` is the standard input. They must have hash_ids
     #[arg(value_name = "TRACE", required = true)]
     pub traces: Vec<PathBuf>,
-    /// What the traces are written as; auto tells by how each begins
+    /// The format of the traces; auto detects it by how each begins
     #[arg(long, value_enum, default_value_t)]
     pub format: Format,
     /// Capacities, as shares of the distinct blocks of a trace
@@ -118,7 +120,7 @@ pub struct PolicyArgs {
     /// Policies: lru, priority, foresight, s3-fifo, sieve, clairvoyant [default: all but priority]
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', default_values_t = Contender::USUAL, hide_default_value = true)]
     pub policies: Vec<Contender>,
-    /// Draw the rates
+    /// Draw the rates as SVG
     #[arg(long, value_name = "FILE.svg")]
     pub plot: Option<PathBuf>,
     /// Print a list of objects instead of tables
@@ -145,8 +147,8 @@ pub struct CompletionsArgs {
 /// `kvpool man`.
 #[derive(Clone, PartialEq, Eq, Debug, Args)]
 pub struct ManArgs {
-    /// Where the pages go, such as /usr/local/share/man/man1; without it, the program's page is
-    /// printed
+    /// Write the pages to this directory, such as /usr/local/share/man/man1; without it, the program's
+    /// page is printed
     #[arg(value_name = "DIR")]
     pub directory: Option<PathBuf>,
 }
@@ -154,36 +156,37 @@ pub struct ManArgs {
 /// A trace, and the pool that it is replayed over.
 #[derive(Clone, Debug, Args)]
 pub struct WorkloadArgs {
-    /// The trace; `-` is the standard input. Without one, conversations are made up from the seed
+    /// The trace; `-` is the standard input. Without one, conversations are generated from the seed
     #[arg(value_name = "TRACE")]
     pub trace: Option<PathBuf>,
-    /// What the trace is written as; auto tells by how it begins
+    /// The format of the trace; auto detects it by how it begins
     #[arg(long, value_enum, default_value_t)]
     pub format: Format,
-    /// The columns of a CSV trace, such as arrival=Timestamp,input=Prompt,output=Answer: when a
-    /// request came (a date and time, or seconds), and the tokens of its prompt and answer
-    /// [default: those of Azure's traces]
+    /// The columns of a CSV trace, such as arrival=Timestamp,input=Prompt,output=Answer: the arrival of
+    /// a request (a date and time, or seconds), and the tokens of its prompt and answer [default: the
+    /// names in Azure's traces]
     #[arg(long, value_name = "FIELD=NAME,...", requires = "trace")]
     pub columns: Option<Columns>,
-    /// Blocks of the pool; by default as many that it is full at the busiest moments
+    /// Blocks of the pool [default: a number at which the pool is full at the busiest moments]
     #[arg(long, value_name = "N", value_parser = whole(1..=BLOCKS_MAX), allow_negative_numbers = true)]
     pub blocks: Option<u64>,
-    /// Tokens of a block
+    /// Tokens per block
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = whole(1..=4096), allow_negative_numbers = true)]
     pub block_tokens: u64,
-    /// Scheduler threads; by default one for each core
+    /// Scheduler threads [default: one per core]
     #[arg(long, value_name = "N", value_parser = whole(1..=1024), allow_negative_numbers = true)]
     pub threads: Option<u64>,
-    /// Only the first N requests; of made-up conversations, how many [default: all, or 30000]
+    /// Only the first N requests [default: all of a trace, or 30000 of generated conversations]
     #[arg(long, value_name = "N", value_parser = whole(1..=u64::from(REQUESTS_MAX)), allow_negative_numbers = true)]
     pub requests: Option<u64>,
-    /// What conversations are made up from
+    /// The seed of generated conversations
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole(0..=u64::MAX), allow_negative_numbers = true)]
     pub seed: u64,
-    /// The bytes of a token: `probe` (16 bytes), or a model's own, such as `qwen2.5-7b`
+    /// The layout: `probe` (16 bytes per token), or a model's, such as `qwen2.5-7b`
     #[arg(long, value_name = "NAME", default_value = "probe")]
     pub layout: String,
-    /// Where the pool's memory is: `host`, or `cuda:N` in a build with the feature `cuda` (see `kvpool info`)
+    /// The device of the pool's memory: `host`, or `cuda:N` in a build with the feature `cuda` (see
+    /// `kvpool info`)
     #[arg(long, value_name = "DEVICE", default_value_t = DeviceId::Host, value_parser = backend::device)]
     pub device: DeviceId,
     /// Prefix reuse.
@@ -209,11 +212,11 @@ impl WorkloadArgs {
 /// Prefix reuse in a replay.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Args)]
 pub struct PrefixArgs {
-    /// Whether prompts begin with what is cached of them, as far as the trace says which begin alike [default: off, unless a
-    /// policy is named]
+    /// Reuse the cached prefixes of prompts, by the hash_ids of the trace [default: off, unless
+    /// --policy is given]
     #[arg(long, value_name = "WHETHER", value_enum)]
     pub prefix_cache: Option<Switch>,
-    /// By which policy cached blocks are evicted [default: lru]
+    /// The eviction policy of the prefix cache [default: lru]
     #[arg(long, value_name = "NAME")]
     pub policy: Option<PolicyKind>,
 }
@@ -242,26 +245,26 @@ pub enum Switch {
 /// Compaction in the background of a replay.
 #[derive(Clone, Copy, PartialEq, Debug, Args)]
 pub struct CompactionArgs {
-    /// Compact when fragmentation is above this, from 0 to 1: the share of free blocks that are in no long run
+    /// Compact when fragmentation is above R, from 0 to 1: the share of free blocks outside long runs
     #[arg(long, value_name = "R", default_value_t = 0.02, value_parser = threshold, allow_negative_numbers = true)]
     pub defrag_threshold: f64,
-    /// Milliseconds between two looks at fragmentation
+    /// Milliseconds between two checks of fragmentation
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = whole(1..=3_600_000), allow_negative_numbers = true)]
     pub defrag_interval_ms: u64,
-    /// Do not compact; otherwise a replay is compacted in the background
+    /// Do not compact in the background
     #[arg(long, conflicts_with_all = ["defrag_threshold", "defrag_interval_ms"])]
     pub no_defrag: bool,
 }
 
 impl CompactionArgs {
-    /// What was asked for.
+    /// Returns the compaction, if there is one.
     pub fn compaction(self) -> Option<Compaction> {
         let interval = Duration::from_millis(self.defrag_interval_ms);
         (!self.no_defrag).then_some(Compaction { threshold: self.defrag_threshold, interval })
     }
 }
 
-/// An option that is a whole number.
+/// Parses a whole number in a range.
 fn whole(range: RangeInclusive<u64>) -> impl TypedValueParser<Value = u64> {
     clap::builder::StringValueParser::new().try_map(move |text| match text.parse() {
         Ok(value) if range.contains(&value) => Ok(value),
@@ -272,7 +275,7 @@ fn whole(range: RangeInclusive<u64>) -> impl TypedValueParser<Value = u64> {
 /// `--defrag-threshold`.
 fn threshold(text: &str) -> Result<f64, String> {
     match text.parse() {
-        // Not a number is not in any range.
+        // NaN is in no range.
         Ok(value) if (0.0..=1.0).contains(&value) => Ok(value),
         Ok(value) => Err(format!("{value} is not from 0 to 1")),
         Err(_) => Err("not a number from 0 to 1".to_owned()),
@@ -282,7 +285,7 @@ fn threshold(text: &str) -> Result<f64, String> {
 /// One of `--capacities`.
 fn capacity(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
-        // Not a number is not in any range.
+        // NaN is in no range.
         Ok(value) if value > 0.0 && value <= 1.0 => Ok(value),
         Ok(value) => Err(format!("{value} is not above 0 and at most 1")),
         Err(_) => Err("not a share, such as 0.05".to_owned()),
@@ -337,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replay_compacts_unless_told_otherwise() {
+    fn a_replay_compacts_by_default() {
         let compaction = |arguments: &[&str]| replay(arguments).unwrap().compaction.compaction();
         let usual = Compaction { threshold: 0.02, interval: Duration::from_millis(2) };
         assert_eq!(compaction(&[]), Some(usual));
@@ -351,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn prefixes_are_reused_when_told_so() {
+    fn prefixes_are_reused_if_asked_for() {
         let policy = |arguments: &[&str]| replay(arguments).unwrap().workload.prefix.policy();
         assert_eq!(policy(&[]).unwrap(), None);
         assert_eq!(policy(&["--prefix-cache", "on"]).unwrap(), Some(PolicyKind::Lru));

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use comfy_table::Table;
 use tempfile::NamedTempFile;
 
-/// Prints a text and a line feed on the standard output. A reader who goes away early is no error.
+/// Prints a text and a line feed on the standard output. A closed pipe is no error.
 pub fn print(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     match writeln!(out, "{text}").and_then(|()| out.flush()) {

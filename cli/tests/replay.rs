@@ -113,7 +113,7 @@ fn prefixes_are_reused_by_every_policy() {
     }
 }
 
-/// Whoever gives way leaves its blocks in the cache, others evict them, and the pool changes its size: nothing is lost.
+/// Preempted requests leave their blocks in the cache, others evict them, and the pool is resized.
 #[test]
 fn a_narrow_pool_evicts_and_finds_again() {
     let sizes = "20%:9000,45%:5000,70%:7000";

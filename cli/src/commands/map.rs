@@ -14,7 +14,7 @@ use crate::output::{Destination, complain, print, printable};
 use crate::replay::{self, Options, Outcome, ReplayPool};
 use crate::{EXIT_OK, EXIT_UNSOUND};
 
-/// A pool that stands still, before and after a defragmentation.
+/// A halted pool, before and after a defragmentation.
 struct Look {
     settled: u64,
     before: Snapshot,
@@ -26,7 +26,7 @@ struct Look {
 pub fn map(args: &MapArgs) -> Result<u8, CommandError> {
     let workload = Workload::new(&args.workload)?;
     let pool = workload.pool(workload.blocks)?;
-    // Found out before the work, not after.
+    // Checked before the work.
     let cannot = |error| CommandError::File { path: args.output.clone(), error };
     let destination = Destination::new(&args.output).map_err(cannot)?;
 
@@ -44,11 +44,11 @@ pub fn map(args: &MapArgs) -> Result<u8, CommandError> {
     bar.finish_and_clear();
     let nothing = || Err(outcome.tally.findings.join("; "));
     let look = match look {
-        // A pool that no token was ever written to shows nothing.
+        // A pool without tokens shows nothing.
         Some(look) if outcome.tally.tokens > 0 => look,
         _ => nothing(),
     };
-    let look = look.map_err(|reason| CommandError::NoPicture(reason))?;
+    let look = look.map_err(CommandError::NoPicture)?;
 
     destination.write(&draw(&look.picture(args, &workload))).map_err(cannot)?;
     say(&look, args).map_err(CommandError::Output)?;
@@ -57,7 +57,7 @@ pub fn map(args: &MapArgs) -> Result<u8, CommandError> {
 
 impl Look {
     fn take(pool: &ReplayPool, settled: u64) -> Result<Self, String> {
-        // What threads kept goes home first: the difference is to be what was moved.
+        // Thread caches are emptied first, so that the difference is what was moved.
         pool.pool().trim();
         let before = pool.snapshot();
         let report = pool.defragment()?;
@@ -120,7 +120,7 @@ fn say(look: &Look, args: &MapArgs) -> io::Result<()> {
     ))
 }
 
-/// The exit code, and on the standard error what is wrong if anything is.
+/// Returns the exit code, and prints faults on the standard error.
 fn judge(outcome: &Outcome) -> u8 {
     if outcome.is_intact() {
         return EXIT_OK;

@@ -42,11 +42,11 @@ pub fn policy(args: &PolicyArgs) -> Result<u8, CommandError> {
         traces.push((trace.name, prompts));
     }
     let cannot = |error| CommandError::File { path: args.plot.clone().unwrap_or_default(), error };
-    // Found out before the work, not after.
+    // Checked before the work.
     let plot = args.plot.as_deref().map(Destination::new).transpose().map_err(cannot)?;
     let rates = measure(&traces, &args.policies, &args.capacities);
     if let Some(plot) = plot {
-        // A picture is shown to others: where the trace lay on this machine is nothing to them.
+        // A picture is shown to others, without the paths of this machine.
         let file = |path: &String| {
             Path::new(path).file_name().map_or(path.clone(), |name| name.to_string_lossy().into_owned())
         };
@@ -152,7 +152,7 @@ fn section(name: &str, prompts: &Prompts, rates: &[Vec<Rate>]) -> String {
     format!("{heading}\n{table}\n{}\n{}", closed(rates), chart(rates)).replace("\n\n", "\n")
 }
 
-/// How much of what is between LRU and the bound is closed, if all three are there.
+/// Returns how much of the gap between LRU and the bound foresight closes, if all three are there.
 fn closed(rates: &[Vec<Rate>]) -> String {
     let of = |contender| {
         rates.iter().find(|policy| policy.first().is_some_and(|rate| rate.contender == contender))

@@ -1,4 +1,4 @@
-//! What is replayed, and over which pool: what the commands that replay have in common.
+//! The trace and the pool of the commands that replay.
 
 use std::path::PathBuf;
 use std::thread;
@@ -15,11 +15,11 @@ use crate::replay::{self, Progress, ReplayPool, Shape};
 use crate::trace::{HashIds, Trace};
 use crate::workload::Conversations;
 
-/// The layout for replays: as few bytes a token as tell every token from every other, so that a replay measures the
+/// The layout for replays: as few bytes per token as tell all tokens apart, so that a replay measures the
 /// pool and not the memory.
 const PROBE: &str = "probe";
 
-/// Made-up requests, if nobody says how many.
+/// Generated requests by default.
 const REQUESTS_DEFAULT: usize = 30_000;
 
 /// A trace, and the size of a pool for it.
@@ -98,11 +98,12 @@ pub fn trace(args: &WorkloadArgs) -> Result<Trace, CommandError> {
     }
 }
 
-/// Bytes that a block costs beside its own: its row in the pool's table, which is rounded up to a power of two of rows,
-/// its bits, and its place in the request that takes all blocks at the end.
+/// Bytes of metadata per block: its row in the pool's table, which is rounded up to a power of two of
+/// rows, its bits, and its place in the request for all blocks at the end.
 const METADATA_BYTES: usize = 2 * 28 + 1 + 4;
 
-/// Memory is given out page by page as it is written, so a pool that is too large would be found out midway.
+/// Checks that a pool fits into memory. The system commits pages as they are written, so a pool that is
+/// too large would fail midway.
 fn check_memory(backend: &Backend, layout: &KvLayout, blocks: usize) -> Result<(), CommandError> {
     let block_bytes = layout.bytes_per_block().saturating_add(METADATA_BYTES);
     match backend.free_bytes() {

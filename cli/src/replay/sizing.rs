@@ -1,19 +1,19 @@
-//! How many blocks make a trace interesting: enough to serve it, few enough that the pool is full at times.
+//! A size of the pool for a trace: enough blocks to serve it, few enough that the pool is full at times.
 
 use crate::trace::Request;
 
 use super::content::Shape;
 use super::shared_clock::StepCost;
 
-/// The share of the busiest moment's blocks that the pool has, in percent. At the busiest moment a third of the
-/// requests has to wait or give way, and most of the time nobody has to.
+/// The size in percent of the blocks at the busiest moment. Then a third of the requests waits or is
+/// preempted, and most of the time none is.
 const SHARE_PERCENT: u64 = 65;
 
-/// Nanoseconds from one token to the next, on average: a step that decodes, and the prompts that come in between.
+/// Mean nanoseconds from one token to the next: a step that decodes, and the prompts in between.
 const DECODE_NS: u64 = 20_000_000;
 
-/// Blocks for a pool that is full at times: a fixed share of what the requests would hold at the busiest moment if
-/// each held all of its blocks from its arrival to its end, and never fewer than the largest request needs.
+/// Returns a fixed share of the blocks in use at the busiest moment, if each request had all of its
+/// blocks from its arrival to its end; at least the blocks of the largest request.
 pub fn blocks_for(requests: &[Request], shape: &Shape) -> usize {
     let mut changes: Vec<(u64, i64)> = Vec::with_capacity(2 * requests.len());
     let mut largest = 1;
@@ -25,7 +25,7 @@ pub fn blocks_for(requests: &[Request], shape: &Shape) -> usize {
         let until = from + prompt + u64::from(request.output_tokens) * DECODE_NS;
         changes.extend([(from, blocks as i64), (until, -(blocks as i64))]);
     }
-    // At equal times those who go stand before those who come.
+    // At equal times ends sort before arrivals.
     changes.sort_unstable();
     let (mut held, mut peak) = (0, 0);
     for (_, change) in changes {

@@ -186,7 +186,8 @@ fn every_request_is_completed_and_every_token_verified() {
         assert_eq!(outcome.first_refusal, None);
     }
     // Each of these makes a replay unsound by itself.
-    let damages: [(fn(&mut Outcome), bool); 5] = [
+    type Damage = fn(&mut Outcome);
+    let damages: [(Damage, bool); 5] = [
         (|outcome| outcome.audit = Err("a block".into()), false),
         (|outcome| outcome.blocks_leaked = 1, false),
         (|outcome| outcome.tally.blocks_freed += 1, false),

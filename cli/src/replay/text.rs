@@ -1,19 +1,20 @@
-//! What a request's tokens are: an id for each, by which prefixes are found again, and what its bytes depend on.
+//! The tokens of a request: an id for each, by which the cache finds prefixes, and the content that its
+//! bytes depend on.
 //!
-//! A trace says which prompts begin alike by an id for each 512 tokens of text, and nothing of the tokens themselves. So they
-//! are made up, such that two requests have equal tokens as far as the trace says that they have, and no further:
+//! A trace says which prompts begin alike by an id for each 512 tokens, and has no tokens. So they are
+//! generated: two requests have equal tokens exactly as far as the trace says so.
 //!
 //! | tokens | id |
 //! |---|---|
-//! | those that the trace has hash ids for | number of the hash id · place among its 512 tokens |
+//! | those with a hash id in the trace | number of the hash id · place among its 512 tokens |
 //! | all others | top bit set · the request |
 //!
-//! The first are a prompt's; of made-up conversations the answers too, because the next turn repeats them. The others are the
-//! answers of real traces, of which nothing is known: they are nobody else's, and only their own request finds them again, if
-//! it gave way.
+//! The first are of prompts, and of answers in generated conversations, because the next turn repeats
+//! them. The others are the answers of real traces, of which nothing is known: no other request has
+//! them, and their own request finds them again after a preemption.
 //!
-//! Ids and bytes agree: the [`Content`] of a token is chained over the same numbers. A block that is found for another text
-//! holds other bytes, and is told when it is read.
+//! Ids and bytes agree: the [`Content`] of a token is chained over the same numbers. A block of another
+//! text has other bytes, which shows when it is read.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -27,7 +28,7 @@ const PIECE_TOKENS: usize = HASH_BLOCK_TOKENS as usize;
 /// The ids of tokens that no hash id stands for.
 const OWN: u32 = 1 << 31;
 
-/// Hash ids that are told apart. From here on numbers come again, and with them text: it is then the same to everybody.
+/// Distinct numbers of hash ids. Beyond that numbers repeat, and with them texts.
 const NUMBERS: usize = OWN as usize / PIECE_TOKENS;
 
 /// The numbers of a trace's hash ids.
@@ -70,8 +71,8 @@ pub struct Text {
 }
 
 impl Text {
-    /// Of an attempt at a request, when nothing is found again: no two attempts have a token in common, so that what the first
-    /// left behind is not taken for the second's.
+    /// Returns the text of an attempt at a request without a prefix cache. No two attempts have a token
+    /// in common, so that bytes of the first are not taken for the second's.
     pub fn of_attempt(request: u32, attempt: u32) -> Self {
         Self { known: 0, pieces: Vec::new(), own: (OWN | request, Content::of_attempt(request, attempt)) }
     }
@@ -164,7 +165,7 @@ mod tests {
         let all: Vec<Vec<u32>> =
             (0..).zip(&requests).map(|(i, request)| ids(&texts.text(i, request), 1200)).collect();
         let with_first: Vec<usize> = all.iter().map(|other| common(&all[0], other)).collect();
-        assert_eq!(with_first, [1200, 1024, 1000, 1100, 0, 0, 0], "answers are nobody else's");
+        assert_eq!(with_first, [1200, 1024, 1000, 1100, 0, 0, 0], "no other request has its answer");
         assert_eq!(common(&all[5], &all[6]), 0);
     }
 

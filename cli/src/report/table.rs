@@ -65,7 +65,7 @@ fn sections(report: &Report) -> [(&'static str, Vec<Row>); 10] {
     let prefix = report.prefix.iter().flat_map(|prefix| {
         let [hits, lookups, resumed] =
             [prefix.hit_blocks, prefix.lookup_blocks, prefix.resumed_lookup_blocks].map(HumanCount);
-        let resumed = ("resumed_hit_blocks", format!("of {resumed} blocks of those who had given way"));
+        let resumed = ("resumed_hit_blocks", format!("of {resumed} blocks of preempted requests"));
         [
             ("hit_rate", format!("{hits} of {lookups} blocks of prompts")),
             ("evicted_blocks", format!("by policy {}", prefix.policy)),
@@ -81,7 +81,7 @@ fn sections(report: &Report) -> [(&'static str, Vec<Row>); 10] {
             plain("runs"),
             ("time_ms", format!("{mean:.2} ms a run")),
             ("moved_blocks", BinaryBytes(defrag.moved_bytes).to_string()),
-            ("given_up", "moves of what was needed meanwhile".into()),
+            ("given_up", "moves cancelled by a concurrent use".into()),
         ];
         let errors = defrag.errors.iter().map(|error| ("errors", error.clone()));
         always.into_iter().chain(shares.into_iter().take(if defrag.runs > 0 { 2 } else { 0 })).chain(errors)
@@ -92,7 +92,7 @@ fn sections(report: &Report) -> [(&'static str, Vec<Row>); 10] {
             vec![
                 ("completed", format!("of {}", HumanCount(report.requests))),
                 ("rejected", "larger than the pool".into()),
-                ("preempted", "gave way and started over".into()),
+                ("preempted", "started over later".into()),
             ],
         ),
         (

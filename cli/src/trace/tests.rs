@@ -140,48 +140,31 @@ fn a_limit_reads_no_further() {
 
 #[test]
 fn bad_mooncake_lines_are_refused_with_line_and_reason() {
-    let good = "{\"timestamp\": 0, \"input_length\": 1, \"output_length\": 1, \"hash_ids\": [1]}\n";
+    let line = |timestamp: &str, input: &str, output: &str, ids: &str| {
+        format!("{{\"timestamp\": {timestamp}, \"input_length\": {input}, \"output_length\": {output}{ids}}}")
+    };
+    let one = ", \"hash_ids\": [1]";
+    let good = line("0", "1", "1", one);
     for (line, reason) in [
-        ("{\"timestamp\": 0, \"input_length\": 1, \"outp", "EOF while parsing"),
-        ("{\"timestamp\": 0, \"input_length\": 1, \"hash_ids\": [1]}", "missing field `output_length`"),
-        ("[]", "invalid length 0"),
-        ("7", "invalid type"),
+        (good[..42].to_owned(), "EOF while parsing"),
+        (good.replace("output", "out"), "missing field `output_length`"),
+        ("[]".to_owned(), "invalid length 0"),
+        ("7".to_owned(), "invalid type"),
+        (line("0", "-4", "1", one), "input_length is -4"),
+        (line("0", "0", "1", one), "input_length is 0"),
+        (line("0", "1", "99999999999", one), "output_length"),
+        (line("0", "1e30", "1", one), "invalid type"),
+        (line("-1", "1", "1", one), "timestamp \"-1\""),
+        (line("1e300", "1", "1", one), "timestamp"),
+        (line("0", "513", "1", one), "1 hash_ids for 513"),
+        (line("0", "1", "1", ""), "no hash_ids"),
+        (line("0", "1", "1", ", \"hash_ids\": [-1]"), "invalid value"),
         (
-            "{\"timestamp\": 0, \"input_length\": -4, \"output_length\": 1, \"hash_ids\": []}",
-            "input_length is -4",
-        ),
-        (
-            "{\"timestamp\": 0, \"input_length\": 0, \"output_length\": 1, \"hash_ids\": []}",
-            "input_length is 0",
-        ),
-        (
-            "{\"timestamp\": 0, \"input_length\": 1, \"output_length\": 99999999999, \"hash_ids\": [1]}",
-            "output_length",
-        ),
-        (
-            "{\"timestamp\": 0, \"input_length\": 1e30, \"output_length\": 1, \"hash_ids\": [1]}",
-            "invalid type",
-        ),
-        (
-            "{\"timestamp\": -1, \"input_length\": 1, \"output_length\": 1, \"hash_ids\": [1]}",
-            "timestamp \"-1\"",
-        ),
-        ("{\"timestamp\": 1e300, \"input_length\": 1, \"output_length\": 1, \"hash_ids\": [1]}", "timestamp"),
-        (
-            "{\"timestamp\": 0, \"input_length\": 513, \"output_length\": 1, \"hash_ids\": [1]}",
-            "1 hash_ids for 513",
-        ),
-        ("{\"timestamp\": 0, \"input_length\": 1, \"output_length\": 1}", "no hash_ids"),
-        (
-            "{\"timestamp\": 0, \"input_length\": 2000, \"output_length\": 1, \"hash_ids\": [4, 7, 5, 7]}",
+            line("0", "2000", "1", ", \"hash_ids\": [4, 7, 5, 7]"),
             "hash_ids repeat 7 within one prompt, at places 2 and 4",
         ),
-        (
-            "{\"timestamp\": 0, \"input_length\": 1, \"output_length\": 1, \"hash_ids\": [-1]}",
-            "invalid value",
-        ),
     ] {
-        let message = complaint(format!("{good}\n{line}\n{good}"), Some(Format::Mooncake));
+        let message = complaint(format!("{good}\n\n{line}\n{good}"), Format::Mooncake);
         assert!(message.starts_with("trace:3: ") && message.contains(reason), "{line} gives {message}");
     }
 }
