@@ -28,7 +28,7 @@ fn one_block() -> (Blocks, Arc<Cache>) {
 /// The block holds something else: whoever was there is evicted.
 fn refill(blocks: &Blocks, cache: &Cache, n: u64) -> BlockId {
     let mut taken = None;
-    blocks.allocate_listed(&AllocRequest::new(1), None, &mut |id| taken = Some(id)).unwrap();
+    blocks.allocate_guarded(&AllocRequest::new(1), None, &mut |id| taken = Some(id)).unwrap();
     let id = taken.unwrap();
     cache.note(id, hash(n), cache.era(), 0);
     cache.register(blocks, [(blocks.handle(id), None)]);
