@@ -36,7 +36,8 @@ fn released() {
     });
 }
 
-/// The owner reads the block and releases it while it is being copied: it leaves the frame to the mover, who wipes it.
+/// The owner reads the block, which it has pinned, and releases it while it is being copied: it leaves the frame to the mover,
+/// who wipes it.
 #[test]
 fn left_to_the_mover() {
     check("moves::left_to_the_mover", || {
@@ -46,7 +47,9 @@ fn left_to_the_mover() {
         let thread = thread::spawn(move || {
             let _ = mover.relocate(HERE, THERE);
         });
+        pool.blocks.pin(block).unwrap();
         assert_eq!(pool.read(block.id), 1);
+        pool.blocks.unpin(block).unwrap();
         pool.blocks.release(&[block.id]);
         thread.join().unwrap();
         pool.finish();
