@@ -122,26 +122,44 @@ pub enum AllocError {
     },
 }
 
+/// A time as errors have it: in milliseconds, because they are part of what an allocation returns.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Millis(u32);
+
+impl Millis {
+    fn of(time: Duration) -> Self {
+        Self(u32::try_from(time.as_millis()).unwrap_or(u32::MAX))
+    }
+
+    const fn get(self) -> Duration {
+        Duration::from_millis(self.0 as u64)
+    }
+}
+
 /// The batch that has been in flight for the longest time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct OldestBatch {
     /// Its ticket.
     pub ticket: Ticket,
-    /// How long it has been the oldest, at least: since a look first found it so. See
-    /// [`Stats::oldest_batch`](crate::pool::Stats::oldest_batch).
-    pub age: Duration,
+    age: Millis,
 }
 
 impl OldestBatch {
-    pub(crate) const fn new(ticket: Ticket, age: Duration) -> Self {
-        Self { ticket, age }
+    pub(crate) fn new(ticket: Ticket, age: Duration) -> Self {
+        Self { ticket, age: Millis::of(age) }
+    }
+
+    /// How long it has been the oldest, at least: since a look first found it so, in milliseconds. See
+    /// [`Stats::oldest_batch`](crate::pool::Stats::oldest_batch).
+    pub const fn age(&self) -> Duration {
+        self.age.get()
     }
 }
 
 impl fmt::Display for OldestBatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "batch {}, in flight for at least {:.1?}", self.ticket, self.age)
+        write!(f, "batch {}, in flight for at least {:.1?}", self.ticket, self.age())
     }
 }
 
@@ -153,29 +171,40 @@ pub struct HeadOfLine {
     pub priority: Priority,
     /// Blocks asked for.
     pub asked: usize,
-    /// How long it has waited.
-    pub waited: Duration,
-    /// If its future has reason to run and was not polled since: for how long. Such a request is
-    /// [passed over](crate::pool::PoolBuilder::turn_patience) until it is polled.
-    pub unpolled: Option<Duration>,
+    waited: Millis,
+    /// All ones: it has no reason to run, or is running.
+    unpolled: Millis,
 }
 
 impl HeadOfLine {
-    pub(crate) const fn new(
+    pub(crate) fn new(
         priority: Priority,
         asked: usize,
         waited: Duration,
         unpolled: Option<Duration>,
     ) -> Self {
-        Self { priority, asked, waited, unpolled }
+        let unpolled = unpolled.map_or(Millis(u32::MAX), Millis::of);
+        Self { priority, asked, waited: Millis::of(waited), unpolled }
+    }
+
+    /// How long it has waited, in milliseconds.
+    pub const fn waited(&self) -> Duration {
+        self.waited.get()
+    }
+
+    /// If its future has reason to run and was not polled since: for how long. Such a request is
+    /// [passed over](crate::pool::PoolBuilder::turn_patience) until it is polled.
+    pub fn unpolled(&self) -> Option<Duration> {
+        (self.unpolled.0 != u32::MAX).then(|| self.unpolled.get())
     }
 }
 
 impl fmt::Display for HeadOfLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { priority, asked, waited, unpolled } = self;
+        let Self { priority, asked, .. } = self;
+        let waited = self.waited();
         write!(f, "a request for {asked} blocks at {priority} priority, which has waited for {waited:.1?}")?;
-        match unpolled {
+        match self.unpolled() {
             Some(unpolled) => write!(f, " and was woken {unpolled:.1?} ago without being polled since"),
             None => Ok(()),
         }

@@ -267,7 +267,10 @@ async fn a_head_that_is_not_polled_is_passed_over() {
         assert_eq!(stats.passed_over, 1);
         let head = stats.head_of_line.unwrap();
         assert_eq!((head.priority, head.asked), (Priority::High, 8));
-        assert!(head.unpolled.unwrap() >= Duration::from_millis(20) && head.waited >= head.unpolled.unwrap());
+        assert!(
+            head.unpolled().unwrap() >= Duration::from_millis(20)
+                && head.waited() >= head.unpolled().unwrap()
+        );
         // It has its place still: ahead of one that came later, though that one is awake.
         let held = all(&pool);
         named(&pool, AllocRequest::new(8), 3, &say);
@@ -319,7 +322,7 @@ async fn a_deadline_names_the_first_in_line() {
         panic!("{refused:?}")
     };
     assert_eq!((head.priority, head.asked), (Priority::High, 5));
-    assert!(head.unpolled.unwrap() >= Duration::from_millis(50), "{head:?}");
+    assert!(head.unpolled().unwrap() >= Duration::from_millis(50), "{head:?}");
     let text = error.to_string();
     assert!(text.contains("5 blocks at high priority") && text.contains("without being polled"), "{text}");
     drop(first);
@@ -345,15 +348,15 @@ async fn a_batch_that_is_not_ended_is_named() {
     let AllocError::Deadline { retired: 8, oldest_batch: Some(oldest), head: None, .. } = late else {
         panic!("{late:?}")
     };
-    assert!(oldest.ticket.0 == 2 && oldest.age >= short, "{oldest:?}");
+    assert!(oldest.ticket.0 == 2 && oldest.age() >= short, "{oldest:?}");
     assert!(late.to_string().contains("batch 2, in flight for at least"), "{late}");
     let stats = pool.stats();
     assert_eq!(stats.batches_in_flight, 2);
-    assert!(stats.oldest_batch.unwrap().age >= oldest.age);
+    assert!(stats.oldest_batch.unwrap().age() >= oldest.age());
     drop(forgotten);
     let stats = pool.stats();
     assert_eq!((stats.batches_in_flight, stats.oldest_batch.unwrap().ticket.0), (1, 3));
-    assert!(stats.oldest_batch.unwrap().age < short, "it is another one");
+    assert!(stats.oldest_batch.unwrap().age() < short, "it is another one");
     drop(other);
     assert_eq!(pool.stats().oldest_batch, None);
     quiet(&pool, 8);
