@@ -65,3 +65,8 @@ pub mod testing;
 
 #[cfg(all(feature = "cuda", not(kvpool_loom)))]
 pub mod cuda;
+
+/// The examples of the tour, which are compiled and run as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/tour.md")]
+struct Tour;
