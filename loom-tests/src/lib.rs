@@ -5,6 +5,9 @@
 //! modelled); the number of preemptions is bounded (2, or what the model says, or a
 //! larger `LOOM_MAX_PREEMPTIONS`), which hides schedules that
 //! need more; and a model has at most five threads.
+//! A light fence orders against heavy fences alone, as in production (see `sync/asymmetric` of kvpool). A `fence(SeqCst)`
+//! is stronger than the language's: what follows it happens after what precedes an earlier one, so that it hides a missing
+//! Acquire or Release between the two.
 //! It remembers one last access for each atomic: a load is not played against another thread's later change if that
 //! thread itself loaded the same atomic in between. A model that explores one execution has met this, and needs an
 //! access that conflicts elsewhere.

@@ -41,7 +41,8 @@ impl Moved {
         // SAFETY: nobody knows of frame 1.
         self.frames[1].with_mut(|bytes| unsafe { *bytes = 1 });
         self.entry.store(1, Release);
-        // Readers may hold the old entry: pairs with the fence in `begin`.
+        // Readers may hold the old entry: pairs with the fence in `begin`. This is the clock's half of the protocol; the fences of
+        // those who unlink are modelled where they are made, in `moves` and `sequences`.
         fence(SeqCst);
         let tag = self.clock.newest();
         let reusable = (0..looks).any(|_| self.clock.ended(tag));

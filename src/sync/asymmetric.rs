@@ -26,8 +26,8 @@
 //! - a light fence comes after each heavy fence before it, likewise;
 //! - two light fences do not meet, nor do a light fence and a `fence(SeqCst)`.
 //!
-//! Of a light and a heavy fence one comes before the other, which is what `membarrier` promises, and all of it. As with
-//! loom's `fence(SeqCst)`, the model is stronger than the real pair in one point: what comes after the second fence *happens
+//! Of a light and a heavy fence one comes before the other: this is what the pair promises, and all of it. As with loom's
+//! `fence(SeqCst)`, the model is stronger than the real pair in one point: what comes after the second fence *happens
 //! after* what came before the first, where in reality it need only see the stores.
 
 #[cfg(kvpool_loom)]
