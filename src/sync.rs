@@ -272,3 +272,9 @@ mod imp {
         }
     }
 }
+
+/// Wakes a task. A waker is a user's code: if it panics, the panic was reported where it happened and goes no further, because
+/// who wakes has frames, references or a batch in hand.
+pub(crate) fn wake(waker: std::task::Waker) {
+    let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| waker.wake()));
+}

@@ -211,7 +211,7 @@ pub fn wait_for_threads(pool: &Pool, others: usize) {
     let begin = Instant::now();
     // So that this thread is certainly counted.
     drop(pool.blocks().anchor());
-    while pool.thread_caches() > others + 1 {
+    while pool.thread_caches() > others.saturating_add(1) {
         assert!(
             cfg!(kvpool_loom) || begin.elapsed() < Duration::from_secs(10),
             "{} threads besides this one have a cache in the pool, {others} were expected",

@@ -620,7 +620,7 @@ impl World {
             let forgotten = self.owned.keys().filter(|&&(of, _)| of == at).count();
             let report = pool.audit().map_err(|finding| TestCaseError::fail(finding.to_string()))?;
             prop_assert_eq!((report.owned, report.references), (forgotten, forgotten as u64), "pool {}", at);
-            prop_assert_eq!(pool.free_blocks(), BLOCKS - forgotten);
+            prop_assert_eq!(pool.available_blocks(), BLOCKS - forgotten);
         }
         Ok(())
     }

@@ -115,9 +115,9 @@ fn beside(name: &'static str, give_back: fn(&Pool)) {
         let storage = Stopping { layout: layout.clone(), is_armed: is_armed.clone(), stop: stop.clone() };
         let pool = Pool::builder(layout).storage(std::sync::Arc::new(storage)).blocks(BLOCKS);
         let pool = pool.without_null_block().magazine_blocks(0).zero_on_free().build().unwrap();
-        let held = pool.allocate(AllocRequest::new(1)).unwrap();
-        let (handle, from) = (held.handles().next().unwrap(), held.frames().next().unwrap());
-        pool.seal(handle).unwrap();
+        let mut held = pool.allocate(AllocRequest::new(1)).unwrap();
+        let from = held.frames().next().unwrap();
+        held.seal(0..1);
         // Not a sequence's batch, which looks through what moves left when it ends.
         let batch = pool.blocks().begin_batch();
         let to = FrameId(1 - from.0);

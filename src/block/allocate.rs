@@ -279,6 +279,10 @@ impl Core {
         }
         (grab.is_sure, grab.is_refused) = (ladder.is_sure, ladder.is_refused);
         let census = self.frames.census(Order(0));
+        if grab.is_refused && self.recount().free() >= asked {
+            // It is not known that there is no run.
+            return Err(AllocError::FenceRefused { asked, free: self.counts().free() });
+        }
         if census.free + self.evictable() >= asked {
             let near = near.unwrap_or(FrameId(0));
             if let Some(run) = self.run_through_reserve(asked as u32, near, custody) {

@@ -77,7 +77,7 @@
 //!
 //! - a signal is never lost: it is pending until a head takes it that is being polled, and whenever it moves to another head
 //!   that one is woken;
-//! - a request that is polled when it is woken is never overtaken by one behind it;
+//! - a request that is polled within the patience, when it is woken, is never overtaken by one behind it;
 //! - a request that is passed over is not starved: each of its polls gives it a turn before all behind it.
 //!
 //! There is no timer for this. The line is looked after by each thread that comes by: an announcement while a signal is
@@ -201,14 +201,15 @@ impl Line {
     #[must_use = "a head that has a reason to try must be woken"]
     fn pass_over(&mut self) -> bool {
         let mut passed = false;
-        while self.signal && self.places.len() > 1 {
+        while self.places.len() > 1 {
             let Some(head) = self.places.first_entry() else { break };
             if !head.get().absent.is_some_and(|absence| absence.is_too_long()) {
                 break;
             }
             let (key, place) = head.remove_entry();
             self.passed.insert(key, place);
-            passed = true;
+            // Also what it was woken for before, and took, and did not come to look for.
+            (passed, self.signal) = (true, true);
         }
         passed
     }
@@ -369,7 +370,7 @@ impl Core {
         if self.waiting() > 1 {
             let woken = self
                 .with_line(|line| if line.pass_over() { line.wake_head(self.turn_patience()) } else { None });
-            woken.into_iter().for_each(Waker::wake);
+            woken.into_iter().for_each(crate::sync::wake);
         }
     }
 
@@ -396,7 +397,7 @@ impl Core {
                 if self.waiters.news.swap(false, Acquire) { line.signal(self.turn_patience()) } else { None };
             self.settle(&line);
             drop(line);
-            woken.into_iter().for_each(Waker::wake);
+            woken.into_iter().for_each(crate::sync::wake);
         }
     }
 
@@ -485,7 +486,7 @@ impl Waiting<'_> {
             }
             (has_turn, woken)
         });
-        woken.into_iter().for_each(Waker::wake);
+        woken.into_iter().for_each(crate::sync::wake);
         if has_turn { Poll::Ready(()) } else { Poll::Pending }
     }
 
@@ -539,23 +540,23 @@ impl Waiting<'_> {
     /// Gives back a turn that was not used: the first in line, perhaps another by now, has reason to try.
     pub(crate) fn hand_back(&self) {
         let woken = self.blocks.with_line(|line| line.signal(self.blocks.turn_patience()));
-        woken.into_iter().for_each(Waker::wake);
+        woken.into_iter().for_each(crate::sync::wake);
     }
 
     /// After a search in vain: announces what this place had in its hands to the head, unless it is the head itself.
     fn tried(&self) {
         let woken = self.blocks.with_line(|line| {
+            if !self.is_sure {
+                // It yields, and is to be polled again soon; by then it may be the head again.
+                self.pulse().is_absent(line, Duration::ZERO);
+            }
             if line.is_head(self.key) {
                 line.signal |= !self.is_sure;
-                if !self.is_sure {
-                    // It yields, and is to be polled again soon.
-                    self.pulse().is_absent(line, Duration::ZERO);
-                }
                 return None;
             }
             line.signal(self.blocks.turn_patience())
         });
-        woken.into_iter().for_each(Waker::wake);
+        woken.into_iter().for_each(crate::sync::wake);
     }
 }
 
@@ -594,7 +595,7 @@ impl Drop for Waiting<'_> {
             (own, woken)
         });
         drop(own);
-        woken.into_iter().for_each(Waker::wake);
+        woken.into_iter().for_each(crate::sync::wake);
     }
 }
 

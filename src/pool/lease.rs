@@ -1,6 +1,6 @@
 //! A lease: ownership of blocks that ends when it is dropped.
 
-use std::ops::{Bound, RangeBounds};
+use std::ops::RangeBounds;
 
 use smallvec::SmallVec;
 
@@ -126,16 +126,7 @@ impl<'p> Lease<'p> {
     /// If the range is not within the lease.
     pub fn seal(&mut self, places: impl RangeBounds<usize>) {
         let blocks = self.pool_blocks();
-        let from = match places.start_bound() {
-            Bound::Included(&from) => from,
-            Bound::Excluded(&before) => before + 1,
-            Bound::Unbounded => 0,
-        };
-        let sealed = match places.end_bound() {
-            Bound::Included(&last) => &self.blocks[from..=last],
-            Bound::Excluded(&end) => &self.blocks[from..end],
-            Bound::Unbounded => &self.blocks[from..],
-        };
+        let sealed = &self.blocks[(places.start_bound().cloned(), places.end_bound().cloned())];
         sealed.iter().for_each(|&id| blocks.seal_guarded(blocks.handle(id)));
         // A request that waits for a run can have them moved out of the way now.
         blocks.announce();

@@ -7,8 +7,8 @@ use crate::sync::Arc;
 
 use super::Pool;
 
-/// Keeps a block where it is until it is dropped, or the block is free: it is neither evicted nor moved. It holds no
-/// reference, so that it does not keep the block.
+/// Keeps a block where it is until it is dropped, or the block has lost its last owner: it is neither evicted nor moved.
+/// It holds no reference: a cached block without an owner can be evicted, and a later hit is not pinned.
 ///
 /// It pins a block of a lease or of a sequence as well as one of handles, and nobody but itself takes its pin off those. An
 /// engine that [unpins](Pool::unpin) its own blocks by handle counts the pins on them itself.

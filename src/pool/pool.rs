@@ -157,8 +157,8 @@ impl Pool {
         self.0.blocks.share_handles(handles)
     }
 
-    /// One more pin on a block: it is neither evicted nor moved until as many [unpins](Self::unpin), or until it is
-    /// free. A lease's or a sequence's block is pinned by [`pin_scoped`](Self::pin_scoped).
+    /// One more pin on a block: it is neither evicted nor moved until as many [unpins](Self::unpin), or until it has
+    /// lost its last owner. A lease's or a sequence's block is pinned by [`pin_scoped`](Self::pin_scoped).
     ///
     /// # Errors
     ///

@@ -12,8 +12,8 @@
 //!   block is not found, and that it goes is not told.
 //! - The stream ends when nothing can be stored, found or evicted any more: with the last `Pool`,
 //!   `PoolHandle`, `Sequence`, `SequenceView` or `Batch`, and with a migration or compaction that
-//!   is under way by hand. Leases, handles of blocks, a `Defragmenter`, and threads that have used
-//!   the pool do not keep it open.
+//!   is under way by hand. Leases, handles of blocks, a running `Defragmenter`, and threads that
+//!   have used the pool do not keep it open; a clone of the pool's `Compactor` does.
 //!
 //! There is one subscriber at a time: who wants more puts a `tokio::sync::broadcast` behind it. Without one, publishing is
 //! a load, and no event is made.
@@ -183,7 +183,7 @@ impl EventQueue {
     pub(crate) fn close(&self) {
         // Release: pairs with the Acquire of `poll_next`: everything was pushed.
         self.0.closed.store(true, Release);
-        self.0.waker.wake();
+        let _ = self.0.waker.take().map(crate::sync::wake);
     }
 
     /// Tells the subscriber what `event` returns, and returns true. Without a subscriber that is not even called.
@@ -211,7 +211,7 @@ impl EventQueue {
     fn push(&self, told: Told) {
         let pushed = self.0.ring().push(told);
         if pushed || !cfg!(kvpool_mutant = "events_silent_loss") {
-            self.0.waker.wake();
+            let _ = self.0.waker.take().map(crate::sync::wake);
         }
     }
 
@@ -284,8 +284,9 @@ impl fmt::Debug for EventQueue {
 }
 
 /// The subscriber's end: a stream of events, which ends with the pool: when the last `Pool`,
-/// `PoolHandle`, `Sequence`, `SequenceView` and `Batch` is gone. Leases, a `Defragmenter`, and
-/// threads that have used the pool do not keep it open. Dropping it ends the subscription.
+/// `PoolHandle`, `Sequence`, `SequenceView` and `Batch` is gone. Leases, a running
+/// `Defragmenter`, and threads that have used the pool do not keep it open; a clone of the pool's
+/// `Compactor` does, and so does a `Defragmenter` whose runtime is not driven. Dropping it ends the subscription.
 pub struct KvEvents {
     shared: Arc<Shared>,
     /// Where the subscription began.
