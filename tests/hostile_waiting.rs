@@ -48,41 +48,6 @@ fn a_range_that_wraps_seals_nothing() {
     );
 }
 
-/// The run that began the copy is kept and not polled.
-#[tokio::test]
-async fn a_copy_of_a_run_that_is_not_polled() {
-    let asked = Asked::default();
-    let pool = stuck(&asked);
-    let _kept = checkerboard(&pool);
-    let options = DefragOptions::new().copy_deadline(Duration::from_millis(50));
-    let mut a = Box::pin(pool.defragment_with(options));
-    assert!(poll(a.as_mut()).is_pending());
-    let b = timeout(Duration::from_secs(3), pool.defragment_with(options)).await;
-    assert!(b.is_ok(), "60 deadlines later the lane is still held");
-}
-
-/// The run that began the copy is polled where no timer wakes it.
-#[tokio::test]
-async fn a_copy_of_a_run_outside_of_a_runtime() {
-    let asked = Asked::default();
-    let pool = stuck(&asked);
-    let _kept = checkerboard(&pool);
-    let options = DefragOptions::new().copy_deadline(Duration::from_millis(50));
-    let p = pool.clone();
-    std::thread::spawn(move || {
-        let mut a = Box::pin(p.defragment_with(options));
-        loop {
-            if poll(a.as_mut()).is_ready() {
-                break;
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    });
-    tokio::time::sleep(Duration::from_millis(100)).await;
-    let b = timeout(Duration::from_secs(3), pool.defragment_with(options)).await;
-    assert!(b.is_ok(), "60 deadlines later the lane is still held, by a run that is polled all the time");
-}
-
 async fn head_in_the_making(takes_signal: bool) {
     let asked = Asked::default();
     let pool = stuck(&asked);

@@ -146,13 +146,12 @@ pub struct Compactor {
 }
 
 /// The right to move blocks. The copy of a wave has a share in it, until it is over or overdue.
-pub(super) type Lane = OwnedMutexGuard<()>;
+pub(super) type Lane = Arc<OwnedMutexGuard<()>>;
 
 /// A run under way.
 pub(super) struct Run<'a> {
     compactor: &'a Compactor,
-    /// With the copy, while one is under way: who does not poll a run that waits for its copy keeps nobody from the lane.
-    lane: Option<Lane>,
+    lane: Lane,
     wave_blocks: usize,
     copy_deadline: Duration,
     background: Option<Background>,
@@ -172,15 +171,13 @@ struct Copying {
     blocks: Blocks,
     wave: Option<Wave>,
     /// Has the copy's share of the lane, and is the last to go.
-    under_way: UnderWay,
+    _under_way: UnderWay,
     tell: Option<oneshot::Sender<Copied>>,
 }
 
 /// How the copy of a wave ended.
 struct Copied {
     moved: usize,
-    /// Unless the copy was overdue.
-    lane: Option<Lane>,
     given_up: GivenUp,
     failed: Option<StorageError>,
 }
@@ -188,7 +185,7 @@ struct Copied {
 impl Copying {
     fn end(mut self, outcome: Result<(), StorageError>) {
         let Some(wave) = self.wave.take() else { return };
-        let mut copied = Copied { moved: 0, lane: None, given_up: GivenUp::default(), failed: None };
+        let mut copied = Copied { moved: 0, given_up: GivenUp::default(), failed: None };
         match outcome {
             // SAFETY: whoever copies says that the copy is done.
             Ok(()) => copied.moved = unsafe { wave.publish(&mut |_, why| copied.given_up.count(why)) },
@@ -202,7 +199,6 @@ impl Copying {
                 copied.failed = Some(error);
             }
         }
-        copied.lane = self.under_way.end();
         // Whoever began the run may be gone.
         let _ = self.tell.take().map(|tell| tell.send(copied));
     }
@@ -427,7 +423,7 @@ impl Compactor {
 
     fn run(&self, options: &DefragOptions, lane: OwnedMutexGuard<()>) -> Run<'_> {
         let wave_blocks = (options.wave_bytes / self.block_bytes).clamp(1, WAVE_BLOCKS);
-        let (lane, report) = (Some(lane), DefragReport::default());
+        let (lane, report) = (Arc::new(lane), DefragReport::default());
         let copy_deadline = options.copy_deadline;
         Run { compactor: self, lane, wave_blocks, copy_deadline, background: None, report }
     }
@@ -497,15 +493,10 @@ impl Run<'_> {
             // It would get stuck, too.
             return Err(Failure::Overdue(overdue));
         }
-        let lane = match self.lane.take() {
-            Some(lane) => lane,
-            None => self.compactor.turn(&DefragOptions::new().copy_deadline(self.copy_deadline)).await,
-        };
         let given_up = &mut self.report.given_up;
         let pairs = moves.iter().map(|moved| (moved.from, moved.to));
         let wave = self.compactor.blocks().begin_wave(pairs, &mut |_, why| given_up.count(why));
         if wave.is_empty() {
-            self.lane = Some(lane);
             return Ok(());
         }
         let copies: Vec<FrameMove> = wave.moves().map(|(from, to)| FrameMove::new(from, to)).collect();
@@ -513,15 +504,14 @@ impl Run<'_> {
         let blocks = self.compactor.blocks().clone();
         let bytes = copies.len() * self.compactor.block_bytes;
         let deadline = Tick::now().checked_add(self.copy_deadline);
-        let under_way = under_way.begin(copies.len(), bytes as u64, deadline, lane);
-        let copying = Copying { blocks, wave: Some(wave), under_way, tell: Some(tell) };
+        let under_way = under_way.begin(copies.len(), bytes as u64, deadline, self.lane.clone());
+        let copying = Copying { blocks, wave: Some(wave), _under_way: under_way, tell: Some(tell) };
         // SAFETY: the sources are marked, so that nobody writes them, and the destinations are held, until the wave is
         // published or dropped, which is after the copy: the wave goes with it.
         unsafe {
             self.compactor.bytes.copy_then(copies, bytes, Box::new(move |outcome| copying.end(outcome)))
         };
         let copied = self.end_of_copy(told, deadline).await?;
-        self.lane = copied.lane;
         self.report.given_up.add(&copied.given_up);
         if let Some(error) = copied.failed {
             return Err(Failure::Copy(error));

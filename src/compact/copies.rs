@@ -93,18 +93,13 @@ pub(super) struct UnderWay {
     number: u64,
 }
 
-impl UnderWay {
-    /// The copy is over; the lane, unless it was overdue.
-    pub(super) fn end(&self) -> Option<Lane> {
-        let mut list = self.copies.lock();
-        let at = list.copies.iter().position(|copy| copy.number == self.number)?;
-        list.copies.swap_remove(at).lane
-    }
-}
-
 impl Drop for UnderWay {
     fn drop(&mut self) {
+        let mut list = self.copies.lock();
+        let at = list.copies.iter().position(|copy| copy.number == self.number);
         // Dropped without the lock: it may wake the next in turn.
-        drop(self.end());
+        let over = at.map(|at| list.copies.swap_remove(at));
+        drop(list);
+        drop(over);
     }
 }

@@ -21,7 +21,8 @@ impl Pool {
     ///
     /// On a tokio runtime the bytes are copied by one of its threads for blocking work; elsewhere by whoever polls. A copy that
     /// is not over within the [deadline](DefragOptions::copy_deadline) ends the run with [`DefragError::CopyOverdue`]. Outside of
-    /// a runtime, which has no timer, it ends the wait of a run that is polled later.
+    /// a runtime, which has no timer, it ends the wait of a run that is polled later. A future that is kept and not polled
+    /// keeps its turn: drop it.
     ///
     /// ```
     /// # use kvpool::{pool::{AllocRequest, Pool}, storage::KvLayout};
