@@ -74,6 +74,8 @@
 //! - *Loops.* A thread that waits for another one in a loop must call [`thread::yield_now`] in it: loom runs another
 //!   thread then. To await a future, use `loom::future::block_on` or a block on loom's condition variable: a future that
 //!   is never woken is a deadlock, which loom reports.
+//! - *Stacks.* loom gives a thread of a model a small stack. One that overflows it, as a compaction in a build without
+//!   optimization does, is spawned by `thread::Builder` with a larger one; loom counts it in words.
 //! - *The end.* Under loom, as with scoped threads, `join` returns before the destructors of a thread's locals have run:
 //!   its cached blocks may still be on their way. [`wait_for_threads`] polls until they are back, before an audit.
 //! - *Failures.* A model that fails panics in the caller of [`check`], with the message of the first failure, so that

@@ -191,7 +191,9 @@ fn beside_a_compaction() {
         }
         pool.free(&[handles[1]]).unwrap();
         let compacted = pool.clone();
-        let thread = thread::spawn(move || block_on(compacted.defragment()).unwrap());
+        // A run is larger than the stack that loom gives a thread of a build that is hardly optimized.
+        let thread = thread::Builder::new().stack_size(1 << 15);
+        let thread = thread.spawn(move || block_on(compacted.defragment()).unwrap()).unwrap();
         pool.free(&[handles[0]]).unwrap();
         let batch = pool.begin_batch();
         let frame = pool.info(handles[2]).unwrap().frame;
