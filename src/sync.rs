@@ -226,12 +226,6 @@ mod imp {
         pub(crate) fn take(&self) -> Option<Waker> {
             self.0.lock().unwrap().take()
         }
-
-        pub(crate) fn wake(&self) {
-            if let Some(waker) = self.take() {
-                waker.wake();
-            }
-        }
     }
 
     /// A map from ids to values; every call is one step.

@@ -8,7 +8,7 @@
 use kvpool::ids::{BlockHandle, FrameId};
 use kvpool::pool::{AllocRequest, Pool, PoolHandle, Priority};
 use kvpool::storage::KvLayout;
-use kvpool_loom_tests::{block_on, check, check_to, settle};
+use kvpool_loom_tests::{block_on, check_wide, settle};
 use loom::thread;
 
 fn open(blocks: usize, magazine_blocks: usize, reserve: usize) -> Pool {
@@ -50,7 +50,7 @@ fn handle_with_a_block(pool: &Pool) -> (PoolHandle, Vec<BlockHandle>) {
 /// A wave holds the only free frame, and is dropped.
 #[test]
 fn a_wave_that_is_dropped() {
-    check("announced::a_wave_that_is_dropped", || {
+    check_wide(2, "announced::a_wave_that_is_dropped", || {
         let pool = open(2, 0, 0);
         let mut held = pool.allocate(one()).unwrap();
         let from = held.frames().next().unwrap();
@@ -68,7 +68,7 @@ fn a_wave_that_is_dropped() {
 /// A wave holds the only free frame, and is published: another frame is free then.
 #[test]
 fn a_wave_that_is_published() {
-    check("announced::a_wave_that_is_published", || {
+    check_wide(2, "announced::a_wave_that_is_published", || {
         let pool = open(2, 0, 0);
         let mut held = pool.allocate(one()).unwrap();
         let from = held.frames().next().unwrap();
@@ -89,7 +89,7 @@ fn a_wave_that_is_published() {
 /// is counted once more then.)
 #[test]
 fn magazines_of_a_handle_that_is_dropped() {
-    check_to(3, "announced::magazines_of_a_handle_that_is_dropped", || {
+    check_wide(3, "announced::magazines_of_a_handle_that_is_dropped", || {
         let pool = open(2, 1, 0);
         let (handle, taken) = handle_with_a_block(&pool);
         let thread = thread::spawn(move || {
@@ -105,7 +105,7 @@ fn magazines_of_a_handle_that_is_dropped() {
 /// The line is empty and the reserve full, so that the bit is to be cleared, when an urgent request takes from the reserve.
 #[test]
 fn the_reserve_is_filled_again() {
-    check("announced::the_reserve_is_filled_again", || {
+    check_wide(2, "announced::the_reserve_is_filled_again", || {
         let pool = open(2, 0, 1);
         let urgent = one().priority(Priority::Urgent);
         let held = pool.allocate(one()).unwrap();

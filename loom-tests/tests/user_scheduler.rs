@@ -29,7 +29,7 @@ use std::sync::Arc;
 use kvpool::ids::{FrameId, SequenceId};
 use kvpool::pool::{AllocRequest, Pool};
 use kvpool::storage::{CopyDone, FrameMove, KvLayout};
-use kvpool_loom_tests::{check, check_to, check_wide};
+use kvpool_loom_tests::check_wide;
 use loom::cell::UnsafeCell;
 use loom::future::block_on;
 use loom::thread;
@@ -99,7 +99,7 @@ fn two_schedulers(magazine_blocks: usize, prompts: [usize; 2]) {
 
 #[test]
 fn room_for_both() {
-    check("user_scheduler::room_for_both", || two_schedulers(0, [1, 1]));
+    check_wide(2, "user_scheduler::room_for_both", || two_schedulers(0, [1, 1]));
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn exhausted() {
 
 #[test]
 fn with_magazines() {
-    check("user_scheduler::with_magazines", || two_schedulers(1, [2, 1]));
+    check_wide(2, "user_scheduler::with_magazines", || two_schedulers(1, [2, 1]));
 }
 
 /// The same with the pool's sequences and batches, which keep the books.
@@ -131,7 +131,7 @@ fn serve_sequence(pool: &Pool, id: u64, prompt: usize) -> bool {
 
 #[test]
 fn with_sequences() {
-    check_to(1, "user_scheduler::with_sequences", || {
+    check_wide(1, "user_scheduler::with_sequences", || {
         let pool = open(0);
         let threads = [1, 2].map(|prompt| {
             let pool = pool.clone();
@@ -181,7 +181,7 @@ impl Memory {
 /// The scheduler frees and allocates while another thread compacts: what it wrote is what it reads.
 #[test]
 fn beside_a_compaction() {
-    check_to(1, "user_scheduler::beside_a_compaction", || {
+    check_wide(1, "user_scheduler::beside_a_compaction", || {
         let (pool, memory) = Memory::pool();
         let mut handles = Vec::new();
         pool.allocate_raw(AllocRequest::new(3), &mut handles).unwrap();
@@ -209,7 +209,7 @@ fn beside_a_compaction() {
 /// A request that is awaited gets what another thread frees.
 #[test]
 fn awaited() {
-    check_to(1, "user_scheduler::awaited", || {
+    check_wide(1, "user_scheduler::awaited", || {
         let pool = open(0);
         let mut handles = Vec::new();
         pool.allocate_raw(AllocRequest::new(4), &mut handles).unwrap();

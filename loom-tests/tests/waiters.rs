@@ -17,7 +17,7 @@ use kvpool::error::AllocError;
 use kvpool::ids::FrameId;
 use kvpool::pool::{AllocRequest, Lease, Pool, PoolBuilder, Priority};
 use kvpool::storage::KvLayout;
-use kvpool_loom_tests::{block_on, check, check_to, check_wide, lull, settle};
+use kvpool_loom_tests::{block_on, check_to, check_wide, lull, settle};
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering::*};
 use loom::thread;
@@ -64,7 +64,7 @@ fn waiter(pool: &Pool, request: AllocRequest) -> thread::JoinHandle<()> {
 /// The last block is freed into the magazine that it came from, or, if its owner sees the one who waits, into the bitmaps.
 #[test]
 fn freed_into_a_magazine() {
-    check("waiters::freed_into_a_magazine", || {
+    check_wide(2, "waiters::freed_into_a_magazine", || {
         let pool = open(1, 1, 1, 0);
         drop(pool.allocate(one()).unwrap());
         let held = pool.allocate(one()).unwrap();
@@ -77,7 +77,7 @@ fn freed_into_a_magazine() {
 
 #[test]
 fn freed_into_the_bitmaps() {
-    check("waiters::freed_into_the_bitmaps", || {
+    check_wide(2, "waiters::freed_into_the_bitmaps", || {
         let pool = open(1, 1, 0, 0);
         let held = pool.allocate(one()).unwrap();
         let thread = waiter(&pool, one());
@@ -90,7 +90,7 @@ fn freed_into_the_bitmaps() {
 /// The block is in limbo when the batch ends, which is all that tells: no sequence's batch that looks at what moves left.
 #[test]
 fn held_back_by_a_batch() {
-    check("waiters::held_back_by_a_batch", || {
+    check_wide(2, "waiters::held_back_by_a_batch", || {
         let pool = open(1, 1, 0, 0);
         let held = pool.allocate(one()).unwrap();
         let batch = pool.blocks().begin_batch();
@@ -124,7 +124,7 @@ fn freed_while_the_batch_ends() {
 fn held_back_by_a_batch_that_begins() {
     const UNKNOWN: u64 = u64::MAX;
     const SERVED: u64 = u64::MAX - 1;
-    check("waiters::held_back_by_a_batch_that_begins", || {
+    check_wide(2, "waiters::held_back_by_a_batch_that_begins", || {
         let pool = open(1, 1, 0, 0);
         let held = pool.allocate(one()).unwrap();
         let freed = Arc::new(AtomicU64::new(UNKNOWN));
@@ -157,7 +157,7 @@ fn held_back_by_a_batch_that_begins() {
 /// looked too early has it in its hands when the other's end makes it free.
 #[test]
 fn left_by_a_move() {
-    check("waiters::left_by_a_move", || {
+    check_wide(2, "waiters::left_by_a_move", || {
         let pool = open(2, 2, 0, 0);
         let mut held = pool.allocate(one()).unwrap();
         held.seal(..);
@@ -193,7 +193,7 @@ fn beside_growth() {
 /// Another request takes the free block and gives it back, because it needs two.
 #[test]
 fn beside_a_request_that_is_undone() {
-    check("waiters::beside_a_request_that_is_undone", || {
+    check_wide(2, "waiters::beside_a_request_that_is_undone", || {
         let pool = open(2, 2, 0, 0);
         let held = pool.allocate(one()).unwrap();
         let thread = waiter(&pool, one());
@@ -221,7 +221,7 @@ fn beside_a_thread_that_ends() {
 /// Two requests sleep when a block is freed: the urgent one gets it, and then the other.
 #[test]
 fn two_priorities_and_one_free() {
-    check("waiters::two_priorities_and_one_free", || {
+    check_wide(2, "waiters::two_priorities_and_one_free", || {
         let pool = open(1, 1, 0, 0);
         let held = pool.allocate_owned(one()).unwrap();
         let mut normal = pin!(pool.allocate_async(one()));
@@ -247,7 +247,7 @@ fn two_priorities_and_one_free() {
 /// Two threads wait for the one block: both get it, one after the other, in either order.
 #[test]
 fn two_waiters() {
-    check("waiters::two_waiters", || {
+    check_wide(2, "waiters::two_waiters", || {
         let pool = open(1, 1, 0, 0);
         let held = pool.allocate(one()).unwrap();
         let thread = waiter(&pool, one());
@@ -261,7 +261,7 @@ fn two_waiters() {
 /// The first in line is dropped after a block was freed, while the second falls asleep or sleeps already.
 #[test]
 fn a_dropped_future_hands_its_turn_on() {
-    check("waiters::a_dropped_future_hands_its_turn_on", || {
+    check_wide(2, "waiters::a_dropped_future_hands_its_turn_on", || {
         let pool = open(1, 1, 0, 0);
         let held = pool.allocate_owned(one()).unwrap();
         let mut first = Box::pin(pool.allocate_async(one()));
@@ -312,7 +312,7 @@ fn the_reserve_and_a_waiter() {
 /// is polled, and has it too.
 #[test]
 fn a_head_that_does_not_come_is_passed_over() {
-    check("waiters::a_head_that_does_not_come_is_passed_over", || {
+    check_wide(2, "waiters::a_head_that_does_not_come_is_passed_over", || {
         let pool = impatient();
         let held = pool.allocate_owned(one()).unwrap();
         let mut first = pin!(pool.allocate_async(one()));
@@ -333,7 +333,7 @@ fn a_head_that_does_not_come_is_passed_over() {
 /// first gets what it was woken for.
 #[test]
 fn a_head_that_comes_late_has_its_place() {
-    check("waiters::a_head_that_comes_late_has_its_place", || {
+    check_wide(2, "waiters::a_head_that_comes_late_has_its_place", || {
         let pool = builder(2, 2, 0, 0).turn_patience(Duration::ZERO).build().unwrap();
         let held = [(); 2].map(|()| pool.allocate_owned(one()).unwrap());
         let mut first = pin!(pool.allocate_async(one()));
@@ -356,7 +356,7 @@ fn a_head_that_comes_late_has_its_place() {
 /// The first in line was passed over, and is dropped while the second waits.
 #[test]
 fn a_head_that_was_passed_over_is_dropped() {
-    check("waiters::a_head_that_was_passed_over_is_dropped", || {
+    check_wide(2, "waiters::a_head_that_was_passed_over_is_dropped", || {
         let pool = impatient();
         let held = pool.allocate_owned(one()).unwrap();
         let mut first = Box::pin(pool.allocate_async(one()));
@@ -380,7 +380,7 @@ fn is_refused(outcome: &Result<Lease<'static>, AllocError>) {
 /// The device is found to have failed before the request comes, while it searches, while it falls asleep, or when it sleeps.
 #[test]
 fn refused_when_the_device_is_lost() {
-    check("waiters::refused_when_the_device_is_lost", || {
+    check_wide(2, "waiters::refused_when_the_device_is_lost", || {
         let pool = open(1, 1, 0, 0);
         let held = pool.allocate_owned(one()).unwrap();
         let other = pool.clone();
@@ -395,7 +395,7 @@ fn refused_when_the_device_is_lost() {
 /// Who found the failure tells the first in line, and that one the second.
 #[test]
 fn the_whole_line_is_refused() {
-    check("waiters::the_whole_line_is_refused", || {
+    check_wide(2, "waiters::the_whole_line_is_refused", || {
         let pool = open(1, 1, 0, 0);
         let held = pool.allocate_owned(one()).unwrap();
         let mut normal = pin!(pool.allocate_async(one()));
