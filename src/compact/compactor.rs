@@ -132,6 +132,9 @@ impl DefragOptions {
     }
 }
 
+/// What stops a task in the background.
+type StopTask = Weak<watch::Sender<bool>>;
+
 /// What moves a pool's blocks. Clones move those of the same pool, and take turns.
 #[derive(Clone, Debug)]
 pub struct Compactor {
@@ -141,7 +144,7 @@ pub struct Compactor {
     order: Order,
     lane: Arc<Mutex<()>>,
     /// What stops the tasks in the background; none once the pool is gone.
-    tasks: Arc<std::sync::Mutex<Option<Vec<Weak<watch::Sender<bool>>>>>>,
+    tasks: Arc<std::sync::Mutex<Option<Vec<StopTask>>>>,
     copies: Arc<Copies>,
 }
 
