@@ -298,11 +298,10 @@ impl ReplayPool {
 
     /// Waits until the device has done the steps that ended here.
     fn settle(&self) -> Result<(), String> {
-        let clock = self.pool.blocks().clock();
         let patience = Instant::now() + Duration::from_secs(10);
-        while !self.streams.is_empty() && clock.in_flight() > 0 {
+        while !self.streams.is_empty() && self.pool.batches_in_flight() > 0 {
             if Instant::now() > patience {
-                return Err(format!("{} steps do not end on the device", clock.in_flight()));
+                return Err(format!("{} steps do not end on the device", self.pool.batches_in_flight()));
             }
             thread::sleep(Duration::from_micros(200));
         }
