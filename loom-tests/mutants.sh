@@ -163,7 +163,7 @@ for line in "${list[@]}"; do
         echo "SURVIVED  $mutant ($models)"
         survivors=$((survivors + 1))
     elif grep -q panicked <<<"$output"; then
-        by=$(grep -om1 "^thread '[^']*'" <<<"$output")
+        by=$(grep -om1 "thread '[^']*'" <<<"$output" || true)
         echo "caught    $mutant in $((SECONDS - start)) s by ${by#thread }: $(grep -m1 -A1 panicked <<<"$output" | tail -1)"
     elif [[ $status == 124 ]]; then
         echo "SLOW      $mutant: not decided in $((SECONDS - start)) s ($models)"
