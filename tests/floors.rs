@@ -309,7 +309,7 @@ fn planted_violations_are_found() {
 fn what_is_allowed_passes() {
     for (file, text) in [
         ("pool/pool.rs", "use crate::{block::Blocks, storage::Storage}; use super::latency::Sampler;"),
-        ("block/home.rs", "use crate::block::Core; use super::super::frame::Cache;"),
+        ("block/home.rs", "use crate::block::Core; use super::super::frame::MagazinePair;"),
         (
             "frame/owner.rs",
             "// use crate::pool::Pool;\n/// [`crate::pool::Pool`]\nconst A: &str = \"crate::pool\";",

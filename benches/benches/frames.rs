@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use kvpool::frame::{Cache, Depot, FrameConfig, Frames, OwnerCell};
+use kvpool::frame::{Depot, FrameConfig, Frames, MagazinePair, OwnerCell};
 use kvpool::ids::{FrameId, Order, Run};
 
 const FRAMES: usize = 65_536;
@@ -30,7 +30,7 @@ fn magazine(c: &mut Criterion) {
         });
     });
 
-    let mut cache = Cache::new(64, FrameId(0));
+    let mut cache = MagazinePair::new(64, FrameId(0));
     group.bench_function("allocate + free", |bencher| {
         bencher.iter(|| {
             let frame = cache.allocate(&frames, &depot).expect("nearly all are free");

@@ -302,7 +302,7 @@ impl Core {
         let _ = seat.and_then(|seat| {
             seat.enter(|local| {
                 while grab.frames < asked
-                    && let Some(frame) = local.cache.allocate(&self.frames, &self.depot)
+                    && let Some(frame) = local.magazines.allocate(&self.frames, &self.depot)
                 {
                     grab.push(frame);
                 }
@@ -350,8 +350,8 @@ impl Core {
         });
         // The last first, so that they come out in the order in which they were evicted.
         for frame in spare.into_iter().rev() {
-            let put =
-                seat.and_then(|seat| seat.enter(|local| local.cache.free(frame, &self.frames, &self.depot)));
+            let put = seat
+                .and_then(|seat| seat.enter(|local| local.magazines.free(frame, &self.frames, &self.depot)));
             if put.is_none() {
                 self.frames.free_run(Run { start: frame, len: 1 });
             }
@@ -373,7 +373,7 @@ impl Core {
 
     /// Where the seat's allocations gather.
     fn start(&self, seat: Option<Seated<'_>>) -> FrameId {
-        seat.and_then(|seat| seat.enter(|local| local.cache.near())).unwrap_or(FrameId(0))
+        seat.and_then(|seat| seat.enter(|local| local.magazines.near())).unwrap_or(FrameId(0))
     }
 
     /// Takes back what others keep; false if another look at the bitmaps would be in vain, or it is enough.

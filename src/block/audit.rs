@@ -182,7 +182,7 @@ impl Core {
         }
         for home in self.homes.iter() {
             let visit = home.visit(|local| {
-                local.cache.iter().for_each(|frame| ledger.see(frame, Place::Magazine));
+                local.magazines.iter().for_each(|frame| ledger.see(frame, Place::Magazine));
                 local.limbo.runs().for_each(|run| ledger.see_run(run, Place::Retired));
             });
             visit.ok_or_else(|| if heavy_fence() { AuditError::Busy } else { AuditError::FenceRefused })?;

@@ -2,7 +2,7 @@
 //! empty or full magazine, a visitor, a device that is lost, a batch in flight, somebody who waits for blocks, another pool than last time — turns it down, and the long way
 //! (`allocate`, `release`) does it all.
 
-use crate::frame::Cache;
+use crate::frame::MagazinePair;
 use crate::ids::{BlockId, FrameId, SequenceId};
 
 use super::home::Seat;
@@ -28,7 +28,7 @@ impl Blocks {
         if request.device.is_some() || clock.is_lost() {
             return None;
         }
-        let frame = seat.enter_cache(|cache| cache.pop_loaded())??;
+        let frame = seat.enter_magazines(|magazines| magazines.pop_loaded())??;
         let sequence = request.sequence.unwrap_or(SequenceId::NONE);
         Some(self.own(frame, request, sequence, clock.newest(), GUARDED))
     }
@@ -36,7 +36,7 @@ impl Blocks {
     /// Puts a frame that nobody owns into the loaded magazine. False: nothing was done, go the long way.
     #[inline]
     pub(super) fn give_back_one(&self, seat: Option<Seat<'_>>, frame: FrameId) -> bool {
-        self.give_back_short(seat, |cache| cache.push_loaded(frame))
+        self.give_back_short(seat, |magazines| magazines.push_loaded(frame))
     }
 
     /// Hands out `request.blocks` blocks into the front of `out`. False: nothing was done, go the long way.
@@ -67,7 +67,7 @@ impl Blocks {
             return false;
         }
         let mut frames = [FrameId(0); FEW];
-        if seat.enter_cache(|cache| cache.pop_few(&mut frames[..count])) != Some(true) {
+        if seat.enter_magazines(|magazines| magazines.pop_few(&mut frames[..count])) != Some(true) {
             return false;
         }
         let (sequence, now) = (request.sequence.unwrap_or(SequenceId::NONE), clock.newest());
@@ -80,17 +80,17 @@ impl Blocks {
     /// Puts frames that nobody owns into the loaded magazine. False: nothing was done, go the long way.
     #[inline]
     pub(super) fn give_back_few(&self, seat: Option<Seat<'_>>, frames: &[FrameId]) -> bool {
-        self.give_back_short(seat, |cache| cache.push_few(frames))
+        self.give_back_short(seat, |magazines| magazines.push_few(frames))
     }
 
     #[inline]
-    fn give_back_short(&self, seat: Option<Seat<'_>>, push: impl FnOnce(&mut Cache) -> bool) -> bool {
+    fn give_back_short(&self, seat: Option<Seat<'_>>, push: impl FnOnce(&mut MagazinePair) -> bool) -> bool {
         let early = cfg!(kvpool_mutant = "early_clock") && self.clock.read().is_quiet();
-        let section = |cache: &mut Cache| {
+        let section = |magazines: &mut MagazinePair| {
             // After the release: the frames are ours, so that every batch that saw them is visible to this load. And
             // inside the section: who waits for blocks meets us here, or we see that it waits.
-            (early || self.clock.read().is_quiet()) && push(cache)
+            (early || self.clock.read().is_quiet()) && push(magazines)
         };
-        !self.wipes() && seat.is_some_and(|seat| seat.enter_cache(section) == Some(true))
+        !self.wipes() && seat.is_some_and(|seat| seat.enter_magazines(section) == Some(true))
     }
 }

@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::ptr;
 
 use crate::batch::Limbo;
-use crate::frame::{Cache, OwnerCell, Visits};
+use crate::frame::{MagazinePair, OwnerCell, Visits};
 use crate::ids::{FrameId, Run, Ticket};
 use crate::sync::{
     AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, CachePadded, Ordering::*, thread_local_const,
@@ -22,7 +22,7 @@ const RECLAIM_EVERY: usize = if cfg!(kvpool_loom) { 1 } else { 64 };
 
 /// What is in a home's cell.
 pub(super) struct Local {
-    pub(super) cache: Cache,
+    pub(super) magazines: MagazinePair,
     pub(super) limbo: Limbo,
     newest_tag: Ticket,
     reclaim_at: usize,
@@ -31,7 +31,12 @@ pub(super) struct Local {
 impl Local {
     fn new(capacity: usize, near: FrameId) -> Self {
         let limbo = Limbo::default();
-        Self { cache: Cache::new(capacity, near), limbo, newest_tag: Ticket(0), reclaim_at: RECLAIM_EVERY }
+        Self {
+            magazines: MagazinePair::new(capacity, near),
+            limbo,
+            newest_tag: Ticket(0),
+            reclaim_at: RECLAIM_EVERY,
+        }
     }
 
     /// Puts a run aside, and now and then gives back those that no batch sees any more.
@@ -48,19 +53,19 @@ impl Local {
         if self.limbo.is_empty() {
             return;
         }
-        let Self { cache, limbo, .. } = self;
+        let Self { magazines, limbo, .. } = self;
         let mut returning = Returning::new(core);
         limbo.reclaim(core.clock.oldest(), |run| returning.run(run));
-        returning.finish(cache);
+        returning.finish(magazines);
         self.reclaim_at = self.limbo.len() + RECLAIM_EVERY;
     }
 
     /// Gives everything that is free back to the bitmaps, where others find it; how many frames that were.
     pub(super) fn surrender(&mut self, core: &Core, _: &Custody<'_>) -> usize {
-        let before = self.cache.len() + self.limbo.len();
+        let before = self.magazines.len() + self.limbo.len();
         self.limbo.reclaim(core.clock.oldest(), |run| core.free_run(run));
         self.reclaim_at = self.limbo.len() + RECLAIM_EVERY;
-        self.cache.flush(&core.frames);
+        self.magazines.flush(&core.frames);
         before - self.limbo.len()
     }
 }
@@ -105,7 +110,7 @@ impl Home {
     #[inline]
     fn mirrored<R>(&self, local: &mut Local, f: impl FnOnce(&mut Local) -> R) -> R {
         let result = f(local);
-        self.cached.store(local.cache.len() as u32, Relaxed);
+        self.cached.store(local.magazines.len() as u32, Relaxed);
         if !local.limbo.is_empty() || self.retired.load(Relaxed) != 0 {
             self.retired.store(local.limbo.len() as u32, Relaxed);
             self.newest_tag.store(local.newest_tag.0, Relaxed);
@@ -147,10 +152,10 @@ impl<'a> Seat<'a> {
 
     /// Runs `f`, which runs nobody else's code, on the magazines, unless a visitor has them: then the caller goes without.
     #[inline]
-    pub(super) fn enter_cache<R>(self, f: impl FnOnce(&mut Cache) -> R) -> Option<R> {
+    pub(super) fn enter_magazines<R>(self, f: impl FnOnce(&mut MagazinePair) -> R) -> Option<R> {
         let section = |local: &mut Local| {
-            let result = f(&mut local.cache);
-            self.0.cached.store(local.cache.len() as u32, Relaxed);
+            let result = f(&mut local.magazines);
+            self.0.cached.store(local.magazines.len() as u32, Relaxed);
             result
         };
         // SAFETY: a seat is made for the home's owner, and is not `Send`.
@@ -163,7 +168,7 @@ impl Seated<'_> {
     #[inline]
     pub(super) fn enter<R>(self, f: impl FnOnce(&mut Local) -> R) -> Option<R> {
         let home = self.0.0;
-        // SAFETY: as in `Seat::enter_cache`.
+        // SAFETY: as in `Seat::enter_magazines`.
         unsafe { home.cell.enter(|local| home.mirrored(local, f)) }
     }
 }

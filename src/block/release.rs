@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use crate::config::MAGAZINE_BLOCKS_MAX;
-use crate::frame::{Cache, Magazine};
+use crate::frame::{Magazine, MagazinePair};
 use crate::ids::{BlockId, FrameId, Run, Ticket};
 use crate::sync::{AtomicU64, Ordering, Ordering::*};
 
@@ -98,13 +98,13 @@ impl<'a> Returning<'a> {
         }
     }
 
-    pub(super) fn finish(mut self, cache: &mut Cache) {
-        if self.short.len() > FEW.min(cache.capacity()) {
+    pub(super) fn finish(mut self, magazines: &mut MagazinePair) {
+        if self.short.len() > FEW.min(magazines.capacity()) {
             return self.short.flush(&self.core.frames);
         }
         // The last first, so that they come out in the order in which they were freed.
         while let Some(frame) = self.short.pop() {
-            cache.free(frame, &self.core.frames, &self.core.depot);
+            magazines.free(frame, &self.core.frames, &self.core.depot);
         }
     }
 }
@@ -379,7 +379,7 @@ impl Core {
                     seat.enter(|local| {
                         let mut returning = Returning::new(self);
                         runs.iter().for_each(|&run| returning.run(run));
-                        returning.finish(&mut local.cache);
+                        returning.finish(&mut local.magazines);
                         local.reclaim(self);
                     })
                 });

@@ -50,7 +50,6 @@
 //! and NBBS (Marotta et al., 2018); the exclusive second level, exact runs and the placement are this pool's own.
 
 mod bits;
-mod cache;
 mod census;
 mod claim;
 mod depot;
@@ -58,6 +57,7 @@ mod directory;
 mod frames;
 mod hints;
 mod magazine;
+mod magazine_pair;
 mod map;
 mod owner;
 mod scan;
@@ -68,11 +68,11 @@ mod stock;
 mod tally;
 mod transit;
 
-pub use cache::Cache;
 pub use census::{Census, ORDERS, outside_of_runs};
 pub use depot::Depot;
 pub use frames::{FrameConfig, FrameMask, Frames};
 pub use magazine::Magazine;
+pub use magazine_pair::MagazinePair;
 pub use owner::{OwnerCell, Visits};
 pub use shrink::Shrink;
 pub use stock::Stock;

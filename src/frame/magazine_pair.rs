@@ -8,7 +8,7 @@ use crate::ids::FrameId;
 use super::{Depot, Frames, Magazine};
 
 /// See the [module](self).
-pub struct Cache {
+pub struct MagazinePair {
     magazines: [Magazine; 2],
     loaded: usize,
     /// Frames in a full magazine; 0 bypasses the cache.
@@ -17,7 +17,7 @@ pub struct Cache {
     near: FrameId,
 }
 
-impl Cache {
+impl MagazinePair {
     /// An empty cache whose magazines hold `capacity` frames (at most
     /// [`MAGAZINE_BLOCKS_MAX`](crate::config::MAGAZINE_BLOCKS_MAX)), refilled from around `near`.
     pub fn new(capacity: usize, near: FrameId) -> Self {
