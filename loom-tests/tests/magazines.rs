@@ -112,8 +112,8 @@ fn taken_back_from_an_owner_at_work() {
 
 /// Threads leave while others arrive: a home is left with nothing in it, or with what the next one finds.
 #[test]
-fn a_home_left_and_taken_over() {
-    check_wide(1, "magazines::a_home_left_and_taken_over", || {
+fn a_thread_cache_left_and_taken_over() {
+    check_wide(1, "magazines::a_thread_cache_left_and_taken_over", || {
         let pool = TouchedBlocks::new(4, 1);
         let other = pool.clone();
         let thread = thread::spawn(move || {

@@ -22,11 +22,11 @@ use crate::sync::{Ordering::*, yield_now};
 
 use super::blocks::Core;
 use super::custody::Custody;
-use super::home::{Home, Seated};
 use super::release::Freed;
+use super::thread_cache::{Seated, ThreadCache};
 use super::{AllocRequest, BlockWord, Blocks, Priority};
 
-/// How often everything is taken back before an allocation is refused while some thread was inside its home.
+/// How often everything is taken back before an allocation is refused while some thread was inside its thread cache.
 const ROUNDS: usize = if cfg!(kvpool_loom) { 3 } else { 32 };
 
 /// Others keep little: at most this share of the pool, as a shift. Then a request evicts before it takes that back.
@@ -315,11 +315,11 @@ impl Core {
         if self.evictable() == 0 {
             return false;
         }
-        let in_home = |home: &Home| {
-            let (cached, waiting, _) = home.mirror();
+        let in_thread_cache = |thread_cache: &ThreadCache| {
+            let (cached, waiting, _) = thread_cache.mirror();
             cached + waiting
         };
-        let kept: usize = self.homes.iter().map(in_home).sum();
+        let kept: usize = self.thread_caches.iter().map(in_thread_cache).sum();
         let kept = kept + self.depot.frames();
         kept < missing.max(self.total() >> LITTLE_SHIFT)
     }
@@ -360,13 +360,13 @@ impl Core {
     }
 
     /// Brings everything that is free, and kept by some thread for later, back into the bitmaps, where it joins into
-    /// runs: the depot, all magazines, and what no batch sees any more. Homes whose owner is inside are passed over.
+    /// runs: the depot, all magazines, and what no batch sees any more. Thread caches whose owner is inside are passed over.
     pub fn trim(&self) {
         let custody = self.custody();
         self.take_back(true, &custody);
     }
 
-    /// As [`trim`](Self::trim), without a visit to homes that say that they keep nothing.
+    /// As [`trim`](Self::trim), without a visit to thread caches that say that they keep nothing.
     pub(super) fn bring_in(&self, custody: &Custody<'_>) {
         self.take_back(false, custody);
     }
@@ -381,7 +381,7 @@ impl Core {
     fn climb(&self, ladder: &mut Ladder, custody: &Custody<'_>) -> bool {
         let was_all = ladder.is_all;
         let found = self.take_back(was_all, custody);
-        // A refusal comes after a round that visited every home and found nothing.
+        // A refusal comes after a round that visited every thread cache and found nothing.
         ladder.is_all = found == Found::Nothing;
         ladder.is_sure = was_all && found == Found::Nothing;
         ladder.is_refused = found == Found::Refused;
@@ -390,18 +390,19 @@ impl Core {
     }
 
     /// Brings everything that is free and not in the bitmaps into them: the depot, what is in limbo and seen by no batch,
-    /// and the magazines; of all homes, or of those that say that they have something. (A visit is expensive; but a
-    /// home says it only once its owner is outside.) The caller must not be inside its own home.
+    /// and the magazines; of all thread caches, or of those that say that they have something. (A visit is expensive; but a
+    /// thread cache says it only once its owner is outside.) The caller must not be inside its own thread cache.
     fn take_back(&self, is_all: bool, custody: &Custody<'_>) -> Found {
-        let keeps = |home: &&Home| {
-            let (cached, retired, _) = home.mirror();
+        let keeps = |thread_cache: &&ThreadCache| {
+            let (cached, retired, _) = thread_cache.mirror();
             cached + retired > 0
         };
         let before = self.frames.free_frames();
         let mut moved = self.depot.flush(&self.frames) + self.reclaim_strays_under(custody);
-        let homes = self.homes.iter().take(if cfg!(kvpool_mutant = "no_visit") { 0 } else { usize::MAX });
-        let homes = homes.filter(|home| is_all || keeps(home));
-        let visits = Home::visit_all(homes, |local| moved += local.surrender(self, custody));
+        let thread_caches =
+            self.thread_caches.iter().take(if cfg!(kvpool_mutant = "no_visit") { 0 } else { usize::MAX });
+        let thread_caches = thread_caches.filter(|thread_cache| is_all || keeps(thread_cache));
+        let visits = ThreadCache::visit_all(thread_caches, |local| moved += local.surrender(self, custody));
         if moved > 0 || self.frames.free_frames() > before {
             return Found::Something;
         }
@@ -440,9 +441,9 @@ impl Core {
 struct Ladder {
     rounds: usize,
     is_all: bool,
-    /// The last round visited every home, met no owner inside, and found nothing.
+    /// The last round visited every thread cache, met no owner inside, and found nothing.
     is_sure: bool,
-    /// The last round found nothing, and the system refused it the fence by which homes are visited.
+    /// The last round found nothing, and the system refused it the fence by which thread caches are visited.
     is_refused: bool,
 }
 
@@ -469,9 +470,9 @@ fn handed_out_twice(frame: FrameId, word: BlockWord) -> ! {
 pub(super) struct Grab {
     freed: Freed,
     frames: usize,
-    /// Of a search in vain: nothing was overlooked because somebody was inside its home.
+    /// Of a search in vain: nothing was overlooked because somebody was inside its thread cache.
     pub(super) is_sure: bool,
-    /// Of a search in vain: other threads' homes were not looked into.
+    /// Of a search in vain: other threads' thread caches were not looked into.
     pub(super) is_refused: bool,
 }
 

@@ -180,8 +180,8 @@ impl Core {
                 magazine.flush(&self.frames);
             }
         }
-        for home in self.homes.iter() {
-            let visit = home.visit(|local| {
+        for thread_cache in self.thread_caches.iter() {
+            let visit = thread_cache.visit(|local| {
                 local.magazines.iter().for_each(|frame| ledger.see(frame, Place::Magazine));
                 local.limbo.runs().for_each(|run| ledger.see_run(run, Place::Retired));
             });

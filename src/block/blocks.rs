@@ -11,12 +11,12 @@ use crate::ids::{BlockHandle, BlockId, DeviceId, FrameId, Order, PoolTag, Run};
 use crate::sync::{Arc, AtomicBool, AtomicUsize, CachePadded, Ordering::*, next_pool_tag};
 
 use super::BlockWord;
-use super::home::Homes;
 use super::keep::Keeper;
 use super::log::MoveLog;
 use super::reserve::Reserve;
 use super::strays::Strays;
 use super::table::Table;
+use super::thread_cache::ThreadCaches;
 use super::waiters::Waiters;
 
 /// The shape of a pool, checked by the builder.
@@ -64,8 +64,8 @@ pub struct Core {
     pub(super) depot: Depot,
     pub(super) clock: Clock,
     watch: Watch,
-    pub(super) homes: Homes,
-    /// Retired frames of threads that could not enter a home of their own at that moment.
+    pub(super) thread_caches: ThreadCaches,
+    /// Retired frames of threads that could not enter a thread cache of their own at that moment.
     ///
     /// Its own cache line, as everything that a mover writes: next to it stands what every allocation reads.
     pub(super) stray: CachePadded<Strays>,
@@ -169,7 +169,7 @@ impl Blocks {
             depot: Depot::new(if config.magazine_blocks == 0 { 0 } else { 2 * config.threads }),
             clock: Clock::default(),
             watch: Watch::default(),
-            homes: Homes::default(),
+            thread_caches: ThreadCaches::default(),
             stray: CachePadded::new(Strays::default()),
             moves: CachePadded::new(MoveLog::new()),
             reserve,
@@ -341,8 +341,8 @@ impl Core {
     fn counts_with(&self, in_bitmap: usize) -> Counts {
         let oldest = self.clock.oldest();
         let (mut in_magazines, mut retired) = (self.depot.frames(), 0);
-        for home in self.homes.iter() {
-            let (cached, waiting, newest_tag) = home.mirror();
+        for thread_cache in self.thread_caches.iter() {
+            let (cached, waiting, newest_tag) = thread_cache.mirror();
             in_magazines += cached;
             // What no batch can see any more is got by the next allocation that needs it.
             if newest_tag < oldest { in_magazines += waiting } else { retired += waiting }
@@ -369,7 +369,7 @@ impl Core {
     /// a [scope](std::thread::scope) that it was spawned in, and, under loom, after it was joined: who audits then waits
     /// for this number to fall.
     pub fn residents(&self) -> usize {
-        self.homes.taken()
+        self.thread_caches.taken()
     }
 
     /// What is free in the bitmaps and how contiguous it is.
@@ -409,7 +409,7 @@ impl Core {
         self.table.bytes() + self.moves.bytes() + self.rows() / 2
     }
 
-    /// The pool is gone: threads that still have a home in it let go of it when they next open one elsewhere.
+    /// The pool is gone: threads that still have a thread cache in it let go of it when they next open one elsewhere.
     pub fn close(&self) {
         self.closed.store(true, Relaxed);
     }
@@ -510,7 +510,7 @@ impl Core {
         self.closed.load(Relaxed)
     }
 
-    /// Where the `index`th home's allocations gather: threads start in regions of their own.
+    /// Where the `index`th thread cache's allocations gather: threads start in regions of their own.
     pub(super) fn shard(&self, index: usize) -> FrameId {
         let threads = self.config.threads.max(1);
         let at = self.total_frames() / threads * (index % threads);

@@ -5,7 +5,7 @@
 use crate::frame::MagazinePair;
 use crate::ids::{BlockId, FrameId, SequenceId};
 
-use super::home::Seat;
+use super::thread_cache::Seat;
 use super::{AllocRequest, Blocks};
 
 /// The most blocks that go the short way: as many as a lease holds in itself.

@@ -9,8 +9,8 @@ use crate::ids::{BlockHandle, BlockId, FrameId, Run};
 use crate::sync::Ordering::*;
 
 use super::blocks::Core;
-use super::home::{Seat, Seated};
 use super::release::Freed;
+use super::thread_cache::{Seat, Seated};
 use super::{BlockInfo, BlockWord, Blocks, FEW, Released};
 
 /// On whose behalf a word is changed by handle.

@@ -9,8 +9,8 @@ use crate::sync::{AtomicU64, Ordering, Ordering::*};
 
 use super::blocks::Core;
 use super::custody::Custody;
-use super::home::{Seat, Seated};
 use super::keep::Kept;
+use super::thread_cache::{Seat, Seated};
 use super::{BlockWord, Blocks, FEW, Released};
 
 /// Runs at least this long go to the bitmaps by themselves; shorter ones through the magazines.
@@ -392,7 +392,7 @@ impl Core {
                     seat.enter(|local| runs.iter().for_each(|&run| local.retire(self, run, tag)))
                 });
                 if retired.is_none() {
-                    // A visitor has the home, or the thread has none. Reached by `a_visited_owner_retires_elsewhere`.
+                    // A visitor has the thread cache, or the thread has none. Reached by `a_visited_owner_retires_elsewhere`.
                     runs.iter().for_each(|&run| self.stray.push(run, tag));
                 }
             }
@@ -405,7 +405,7 @@ impl Core {
         if may_be_due { self.reclaim_strays() } else { 0 }
     }
 
-    /// Gives back what was retired outside of any home, moves' old frames among it, and is seen by no batch any more; how
+    /// Gives back what was retired outside of any thread cache, moves' old frames among it, and is seen by no batch any more; how
     /// many frames that were. A request that waits is told.
     pub fn reclaim_strays(&self) -> usize {
         if self.stray.is_empty() {
@@ -454,9 +454,9 @@ mod tests {
         let mut ids = Vec::new();
         blocks.allocate(&AllocRequest::new(3), None, &mut |id| ids.push(id)).unwrap();
         let batch = blocks.clock().begin();
-        let home = blocks.homes.iter().next().expect("this thread's");
-        home.visit(|_| blocks.release(&ids)).expect("nobody is inside");
-        assert_eq!(blocks.stray.mirror().0, 3, "not in the home's limbo");
+        let thread_cache = blocks.thread_caches.iter().next().expect("this thread's");
+        thread_cache.visit(|_| blocks.release(&ids)).expect("nobody is inside");
+        assert_eq!(blocks.stray.mirror().0, 3, "not in the thread_cache's limbo");
         assert_eq!(blocks.counts().retired, 3);
         blocks.end_batch(batch);
         assert_eq!(blocks.counts().free(), 64);

@@ -1,22 +1,22 @@
-//! Residents: how a thread, or a task with an explicit handle, comes to its home.
+//! Residents: how a thread, or a task with an explicit handle, comes to its thread cache.
 //!
-//! A thread finds its home through a thread-local; a task carries one with it ([`Resident`]).
+//! A thread finds its thread cache through a thread-local; a task carries one with it ([`Resident`]).
 //!
 //! # Lifetimes
 //!
 //! ```text
-//! Lease ── Arc<Anchor> ── Blocks ── homes           thread-local ── Resident ── Arc<Anchor>
+//! Lease ── Arc<Anchor> ── Blocks ── thread caches           thread-local ── Resident ── Arc<Anchor>
 //! ```
 //!
 //! An owned lease keeps the blocks' metadata alive through its thread's [`Anchor`], whose count only that thread's
 //! leases touch: cloning one `Arc` of the whole pool for each lease would put a line on the hot path that all threads
-//! write. A thread-local keeps metadata alive too, never the storage; it lets go when the thread ends, or opens a home
+//! write. A thread-local keeps metadata alive too, never the storage; it lets go when the thread ends, or opens a thread cache
 //! in another pool after this one was closed.
 //!
 //! # A user's code
 //!
 //! The longer ways through the pool run a user's code while the thread's seat is in use further up the stack. That code may
-//! drop the last reference to the pool and open a home elsewhere. If the thread let go of its home here then, another thread
+//! drop the last reference to the pool and open a thread cache elsewhere. If the thread let go of its thread cache here then, another thread
 //! could move in, and two would enter one cell. So only a thread that is in no [seated](Seat::seated) call lets go; and what
 //! needs a [`Seated`] is not to be had without being counted.
 
@@ -28,7 +28,7 @@ use crate::ids::{BlockHandle, BlockId};
 use crate::sync::{Arc, thread_local, thread_local_const};
 
 use super::blocks::Core;
-use super::home::{Home, Seat, Seated, SeatedThread};
+use super::thread_cache::{Seat, Seated, SeatedThread, ThreadCache};
 use super::{AllocRequest, Blocks, FEW};
 
 /// Keeps a pool's blocks alive for the leases of one thread; see the [module](self).
@@ -42,20 +42,20 @@ impl Anchor {
     }
 }
 
-/// Somebody who lives in a home: a thread, or a task with an explicit handle.
+/// Somebody who lives in a thread cache: a thread, or a task with an explicit handle.
 pub(crate) struct Resident {
     anchor: Arc<Anchor>,
-    home: *const Home,
+    thread_cache: *const ThreadCache,
 }
 
-// SAFETY: the home is owned by whoever has the resident, and lives as long as the anchor.
+// SAFETY: the thread cache is owned by whoever has the resident, and lives as long as the anchor.
 unsafe impl Send for Resident {}
 
 impl Resident {
     pub(crate) fn new(blocks: &Blocks) -> Self {
         let anchor = Arc::new(Anchor(blocks.clone()));
-        let home: *const Home = anchor.0.homes.take(&anchor.0);
-        Self { anchor, home }
+        let thread_cache: *const ThreadCache = anchor.0.thread_caches.take(&anchor.0);
+        Self { anchor, thread_cache }
     }
 
     pub(crate) fn anchor(&self) -> &Arc<Anchor> {
@@ -65,12 +65,12 @@ impl Resident {
     /// The resident's seat. `Resident` is not `Sync`, so that one thread at a time has it.
     #[inline]
     pub(super) fn seat(&self) -> Seat<'_> {
-        // SAFETY: the home lives as long as the blocks, which the anchor keeps.
-        unsafe { Seat::new(&*self.home) }
+        // SAFETY: the thread cache lives as long as the blocks, which the anchor keeps.
+        unsafe { Seat::new(&*self.thread_cache) }
     }
 }
 
-/// Allocation from an explicit home: what [`Blocks`] does from the thread's own.
+/// Allocation from an explicit thread cache: what [`Blocks`] does from the thread's own.
 impl Resident {
     pub(crate) fn allocate(
         &self,
@@ -121,7 +121,7 @@ impl Resident {
         let custody = core.custody();
         // A visitor that has the contents just now empties them itself.
         self.seat().seated(|seat| seat.enter(|local| local.surrender(core, &custody)));
-        // A search looks into the bitmaps first and visits the home then: between the two all of it can go from here to
+        // A search looks into the bitmaps first and visits the thread cache then: between the two all of it can go from here to
         // there.
         if cfg!(kvpool_mutant = "silent_resident") {
             custody.leave_to_line();
@@ -136,8 +136,8 @@ impl Drop for Resident {
     }
 }
 
-/// The pool that the thread used last: its address, the thread's home in it, and the anchor.
-type Recent = (*const Core, *const Home, *const Anchor);
+/// The pool that the thread used last: its address, the thread's thread cache in it, and the anchor.
+type Recent = (*const Core, *const ThreadCache, *const Anchor);
 const NOWHERE: Recent = (ptr::null(), ptr::null(), ptr::null());
 
 thread_local_const! {
@@ -146,7 +146,7 @@ thread_local_const! {
 }
 
 thread_local! {
-    /// Every pool that the thread has a home in.
+    /// Every pool that the thread has a thread cache in.
     static RESIDENCES: RefCell<Residences> = RefCell::new(Residences::default());
 }
 
@@ -165,9 +165,9 @@ impl Blocks {
     #[inline]
     pub(super) fn with_seat<R>(&self, f: impl FnOnce(Option<Seated<'_>>) -> R) -> R {
         match self.residence() {
-            // SAFETY: the thread's list keeps the home's pool alive, and the home is this thread's, until it is let go of,
+            // SAFETY: the thread's list keeps the thread cache's pool alive, and the thread cache is this thread's, until it is let go of,
             // which it is not while we are seated.
-            Some((_, home, _)) => unsafe { Seat::new(&*home) }.seated(|seat| f(Some(seat))),
+            Some((_, thread_cache, _)) => unsafe { Seat::new(&*thread_cache) }.seated(|seat| f(Some(seat))),
             None => f(None),
         }
     }
@@ -190,9 +190,9 @@ impl Blocks {
     /// The current thread's seat, if this is the pool that it used last: for a step that runs nobody else's code.
     #[inline]
     pub(super) fn recent_seat(&self) -> Option<Seat<'_>> {
-        let (pool, home, _) = RECENT.try_with(Cell::get).ok()?;
-        // SAFETY: as in `with_seat`; the thread gives no home up before it runs other code.
-        (pool == self.core_ptr()).then(|| unsafe { Seat::new(&*home) })
+        let (pool, thread_cache, _) = RECENT.try_with(Cell::get).ok()?;
+        // SAFETY: as in `with_seat`; the thread gives no thread cache up before it runs other code.
+        (pool == self.core_ptr()).then(|| unsafe { Seat::new(&*thread_cache) })
     }
 
     #[inline]
@@ -220,7 +220,7 @@ impl Blocks {
                     residences.len() - 1
                 });
                 let at = &residences[at];
-                let recent = (self.core_ptr(), at.home, Arc::as_ptr(&at.anchor));
+                let recent = (self.core_ptr(), at.thread_cache, Arc::as_ptr(&at.anchor));
                 RECENT.with(|cell| cell.set(recent));
                 Some(recent)
             })

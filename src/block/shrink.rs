@@ -21,7 +21,7 @@
 //! # Who may call what, and when
 //!
 //! Everything may go on meanwhile but growth and another shrink, which are refused. `collect` never waits: what is
-//! owned, retired, or in the magazine of a thread that is inside its home, is missing this time.
+//! owned, retired, or in the magazine of a thread that is inside its thread cache, is missing this time.
 
 use crate::error::ShrinkError;
 use crate::frame::Shrink;

@@ -1,4 +1,4 @@
-//! Retired frames that found no limbo: of threads that could not enter a home of their own at that moment, or are past
+//! Retired frames that found no limbo: of threads that could not enter a thread cache of their own at that moment, or are past
 //! having one.
 //!
 //! A list that grows at its head and is taken as a whole, so that no address is compared after its node was freed. A

@@ -16,7 +16,7 @@
 //! | a place in line | `waker` | its future sleeps, and is to be woken by this |
 //! | a place in line | `absent` | since when its future has had reason to run and was not polled, and how long that may take |
 //! | a place in line | `is_fenced` | its owner has made a heavy fence since it came, so that its searches find everything |
-//! | a place in line | `is_sure` | its last search visited every home and found nothing: all that came since was announced |
+//! | a place in line | `is_sure` | its last search visited every thread cache and found nothing: all that came since was announced |
 //!
 //! # Protocol
 //!
@@ -24,7 +24,7 @@
 //! wait:      enter the line, word |= awaited, head => signal;  heavy_fence
 //! turn:      passed => back into its place, and if that is the head's, signal;  look after the line
 //!            head and signal => signal := 0, go;  else leave a waker, sleep
-//! try:       search everywhere;  got it => leave the line;  met an owner inside its home => signal, yield;  else sleep
+//! try:       search everywhere;  got it => leave the line;  met an owner inside its thread cache => signal, yield;  else sleep
 //! leave:     the next head: signal, wake;  line empty and reserve full => word &= !awaited;  reserve short after all => |=
 //! look after the line:  signal, and the head absent for too long, and another behind it => head to `passed`, wake the next
 //! announce:  (what was freed is where others find it);  light_fence;  word.awaited => top up the reserve, tell
@@ -37,7 +37,7 @@
 //!
 //! - *The short way*, into the loaded magazine, if the clock's word is quiet. The word is read inside the owner's section,
 //!   so that by the asymmetric fence either the owner sees that somebody waits, and goes the long way, or who waits, and
-//!   visits the home after its fence, meets the owner inside or finds the frame. A waiter that meets an owner inside does
+//!   visits the thread cache after its fence, meets the owner inside or finds the frame. A waiter that meets an owner inside does
 //!   not sleep, but wakes itself and looks again: the owner is there for nanoseconds, or until its thread, if it was
 //!   stopped there, goes on.
 //! - *The long way*, which ends with `announce`. Either the announcer sees the bit, or the waiter's search, which begins after
@@ -467,7 +467,7 @@ impl Waiting<'_> {
     /// Waits until it is this place's turn to try.
     pub(crate) async fn turn(&mut self) {
         if self.has_tried && !self.is_sure {
-            // Somebody was inside its home, where there may be something. Let it run, and look again.
+            // Somebody was inside its thread cache, where there may be something. Let it run, and look again.
             yield_once().await;
         }
         poll_fn(|context| self.poll_turn(context)).await;

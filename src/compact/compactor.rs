@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! run     the lane, so that runs exclude each other
-//!         look (bring free frames home, snapshot) -> plan -> wave, wave, ... -> look again, until nothing is gained
+//!         look (bring free frames thread cache, snapshot) -> plan -> wave, wave, ... -> look again, until nothing is gained
 //! wave    begin: mark the blocks, hold the destinations         (block floor)
 //!         copy                                                  somebody else's thread, or a device's stream
 //!         publish, retire                                       where the copy ends
@@ -166,7 +166,7 @@ pub(super) struct Background {
     /// Becomes true when nothing else is to be begun.
     pub(super) stopped: watch::Receiver<bool>,
     /// Whether it may empty threads' magazines.
-    pub(super) brings_home: bool,
+    pub(super) trims_caches: bool,
 }
 
 /// A wave and what is to be told when its copy ends.
@@ -343,8 +343,8 @@ impl Compactor {
         let started = Instant::now();
         let (before, runs_before) = self.measure(order);
         run.report.fragmentation_before = before;
-        if run.background.as_ref().is_none_or(|background| background.brings_home) {
-            run.bring_home();
+        if run.background.as_ref().is_none_or(|background| background.trims_caches) {
+            run.trim_caches();
         }
         let mut outcome = Ok(());
         for _ in 0..LOOKS {
@@ -467,8 +467,8 @@ impl Run<'_> {
         self.background.is_some() && self.compactor.blocks().clock().in_flight() > 0
     }
 
-    /// Brings free frames home from threads' caches, where no plan sees them. It costs each thread its magazines.
-    pub(super) fn bring_home(&self) {
+    /// Brings free frames thread cache from threads' caches, where no plan sees them. It costs each thread its magazines.
+    pub(super) fn trim_caches(&self) {
         self.compactor.blocks().trim();
     }
 

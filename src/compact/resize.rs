@@ -100,7 +100,7 @@ impl Compactor {
             // Others allocate meanwhile: what there is no room for stays for now.
             let can_move = self.bytes().are_known() && has_room(core, blocks).is_ok();
             let moves_max = if can_move { usize::MAX } else { 0 };
-            run.bring_home();
+            run.trim_caches();
             let plan = run.look(Goal::Empty { region: shrinking.region() }, moves_max);
             let moved = run.report.moved_blocks;
             let carried_out = run.carry_out(&plan.moves).await;

@@ -37,7 +37,7 @@ const THOROUGH_EVERY: Duration = Duration::from_secs(1);
 
 /// Between two runs that empty threads' magazines. A thread pays for that with a refill, and with blocks that it has not
 /// touched lately; more often it would show among the slowest thousandth of its allocations (`benches`: `interference`).
-const HOME_EVERY: Duration = Duration::from_millis(20);
+const TRIM_EVERY: Duration = Duration::from_millis(20);
 
 /// When a background task compacts, and how much at a time.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -201,7 +201,7 @@ async fn work(
 ) {
     let order = config.order.unwrap_or(compactor.order());
     let (mut patience, mut skipped, mut left) = (1, 0, Ticket(0));
-    let mut homed: Option<Instant> = None;
+    let mut trimmed: Option<Instant> = None;
     let (mut pause, mut idle) = (config.interval, None::<Idle>);
     // Ends when it is told to, and when there is nobody left to tell it.
     while timeout(pause, stopped.wait_for(|&stop| stop)).await.is_err() {
@@ -240,11 +240,11 @@ async fn work(
             idle = Some(before);
             continue;
         }
-        let brings_home = homed.is_none_or(|homed| homed.elapsed() >= HOME_EVERY);
-        if brings_home {
-            homed = Some(Instant::now());
+        let trims_caches = trimmed.is_none_or(|trimmed| trimmed.elapsed() >= TRIM_EVERY);
+        if trims_caches {
+            trimmed = Some(Instant::now());
         }
-        let background = Background { stopped: stopped.clone(), brings_home };
+        let background = Background { stopped: stopped.clone(), trims_caches };
         let outcome = compactor.defragment_until(config.options(), Some(background)).await;
         let mut totals = totals.lock().unwrap_or_else(PoisonError::into_inner);
         let report = match &outcome {

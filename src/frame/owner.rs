@@ -105,27 +105,30 @@ impl<T> OwnerCell<T> {
     /// As [`visit`](Self::visit), of many, for one heavy fence a few of them: the fence interrupts every processor that
     /// runs a thread of this process.
     pub fn visit_all<'a, H: 'a>(
-        homes: impl IntoIterator<Item = &'a H>,
+        thread_caches: impl IntoIterator<Item = &'a H>,
         cell: impl Fn(&'a H) -> &'a Self,
         mut f: impl FnMut(&'a H, &mut T),
     ) -> Visits
     where
         T: 'a,
     {
-        let (mut homes, mut visits) = (homes.into_iter().fuse().peekable(), Visits::All);
-        while homes.peek().is_some() {
+        let (mut thread_caches, mut visits) = (thread_caches.into_iter().fuse().peekable(), Visits::All);
+        while thread_caches.peek().is_some() {
             // Their owners go without meanwhile: not too many at once.
-            let knocked: SmallVec<[_; AT_ONCE]> =
-                homes.by_ref().take(AT_ONCE).map(|home| (home, cell(home).knock())).collect();
+            let knocked: SmallVec<[_; AT_ONCE]> = thread_caches
+                .by_ref()
+                .take(AT_ONCE)
+                .map(|thread_cache| (thread_cache, cell(thread_cache).knock()))
+                .collect();
             let is_fenced = visitor_fence();
             if !is_fenced {
                 visits = Visits::Refused;
                 continue;
             }
-            for (home, leave) in knocked {
+            for (thread_cache, leave) in knocked {
                 let visited = leave.and_then(|leave| {
                     // SAFETY: the fence is after the knock.
-                    unsafe { cell(home).open(leave, |value| f(home, value)) }
+                    unsafe { cell(thread_cache).open(leave, |value| f(thread_cache, value)) }
                 });
                 if visited.is_none() && visits == Visits::All {
                     visits = Visits::Some;

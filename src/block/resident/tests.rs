@@ -33,7 +33,7 @@ impl Hostile {
         pool.close();
         let next = Blocks::new(CONFIG, None);
         next.allocate(&AllocRequest::new(1), None, &mut |_| ()).unwrap();
-        assert_eq!(pool.residents(), 1, "the thread is in the middle of an allocation in its home");
+        assert_eq!(pool.residents(), 1, "the thread is in the middle of an allocation in its thread_cache");
         let given = std::mem::take(&mut *self.given.lock().unwrap());
         *self.other.lock().unwrap() = Some(thread::spawn(move || {
             given.iter().for_each(|&id| pool.release(&[id]));
@@ -64,7 +64,7 @@ impl Keeper for Hostile {
     fn forget(&self, _: &Core, _: BlockId) {}
 }
 
-/// A home has one thread for as long as that is anywhere in the pool, whatever a user's code does further down. Miri sees the
+/// A thread cache has one thread for as long as that is anywhere in the pool, whatever a user's code does further down. Miri sees the
 /// race if it has two.
 #[test]
 fn no_users_code_takes_a_home_from_under_its_thread() {

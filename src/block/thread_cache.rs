@@ -1,6 +1,6 @@
-//! Homes: a thread's magazines and its limbo, in a cell that others may visit when the thread is idle or dead.
+//! Thread caches: a thread's magazines and its limbo, in a cell that others may visit when the thread is idle or dead.
 //!
-//! Homes stand in a list that only grows; the home of a thread that has ended is taken over by the next new thread.
+//! Thread caches stand in a list that only grows; the thread cache of a thread that has ended is taken over by the next new thread.
 //! Who lives in one is [`Resident`](super::Resident)'s matter.
 
 use std::cell::Cell;
@@ -20,7 +20,7 @@ use super::release::Returning;
 /// Retired frames between two looks at which batches have ended.
 const RECLAIM_EVERY: usize = if cfg!(kvpool_loom) { 1 } else { 64 };
 
-/// What is in a home's cell.
+/// What is in a thread cache's cell.
 pub(super) struct Local {
     pub(super) magazines: MagazinePair,
     pub(super) limbo: Limbo,
@@ -71,22 +71,22 @@ impl Local {
 }
 
 /// A place for one thread at a time.
-pub(super) struct Home {
+pub(super) struct ThreadCache {
     cell: OwnerCell<Local>,
     taken: AtomicBool,
     /// Mirrors of the cell's contents, for those who count.
     cached: AtomicU32,
     retired: AtomicU32,
     newest_tag: AtomicU64,
-    next: *const CachePadded<Home>,
+    next: *const CachePadded<ThreadCache>,
 }
 
-// SAFETY: `next` is written before the home is published and points to a home of the same list, which lives as long.
-unsafe impl Sync for Home {}
+// SAFETY: `next` is written before the thread cache is published and points to a thread cache of the same list, which lives as long.
+unsafe impl Sync for ThreadCache {}
 // SAFETY: as above.
-unsafe impl Send for Home {}
+unsafe impl Send for ThreadCache {}
 
-impl Home {
+impl ThreadCache {
     /// Runs `f` on the contents unless the owner is inside. Any thread.
     pub(super) fn visit<R>(&self, f: impl FnOnce(&mut Local) -> R) -> Option<R> {
         self.cell.visit(|local| self.mirrored(local, f))
@@ -94,10 +94,14 @@ impl Home {
 
     /// As [`visit`](Self::visit), of many.
     pub(super) fn visit_all<'a>(
-        homes: impl Iterator<Item = &'a Self>,
+        thread_caches: impl Iterator<Item = &'a Self>,
         mut f: impl FnMut(&mut Local),
     ) -> Visits {
-        OwnerCell::visit_all(homes, |home| &home.cell, |home, local| home.mirrored(local, &mut f))
+        OwnerCell::visit_all(
+            thread_caches,
+            |thread_cache| &thread_cache.cell,
+            |thread_cache, local| thread_cache.mirrored(local, &mut f),
+        )
     }
 
     /// Frames in magazines, frames retired, and the newest tag of these.
@@ -119,9 +123,9 @@ impl Home {
     }
 }
 
-/// A home that the current thread owns for the moment: for a step that runs nobody else's code.
+/// A thread cache that the current thread owns for the moment: for a step that runs nobody else's code.
 #[derive(Clone, Copy)]
-pub(super) struct Seat<'a>(&'a Home);
+pub(super) struct Seat<'a>(&'a ThreadCache);
 
 /// A seat that stays the thread's while a user's code runs further down the stack: a storage that wipes frames, a policy
 /// that is asked for a victim, a waker. See [`Seat::seated`].
@@ -131,19 +135,19 @@ pub(super) struct Seated<'a>(Seat<'a>);
 impl<'a> Seat<'a> {
     /// # Safety
     ///
-    /// The caller owns the home, for as long as the seat is used.
+    /// The caller owns the thread cache, for as long as the seat is used.
     #[inline]
-    pub(super) unsafe fn new(home: &'a Home) -> Self {
-        Self(home)
+    pub(super) unsafe fn new(thread_cache: &'a ThreadCache) -> Self {
+        Self(thread_cache)
     }
 
     /// The owner moves out; the next thread may move in.
     pub(super) fn leave(self) {
-        // Release: pairs with the Acquire in `Homes::take`.
+        // Release: pairs with the Acquire in `ThreadCaches::take`.
         self.0.taken.store(false, Release);
     }
 
-    /// The seat for a longer way, on which a user's code may run. Until `f` returns, the thread gives up no home.
+    /// The seat for a longer way, on which a user's code may run. Until `f` returns, the thread gives up no thread cache.
     #[inline]
     pub(super) fn seated<R>(self, f: impl FnOnce(Seated<'_>) -> R) -> R {
         let _counted = SeatedThread::count();
@@ -158,7 +162,7 @@ impl<'a> Seat<'a> {
             self.0.cached.store(local.magazines.len() as u32, Relaxed);
             result
         };
-        // SAFETY: a seat is made for the home's owner, and is not `Send`.
+        // SAFETY: a seat is made for the thread cache's owner, and is not `Send`.
         unsafe { self.0.cell.enter(section) }
     }
 }
@@ -167,9 +171,9 @@ impl Seated<'_> {
     /// Runs `f` on the contents, unless a visitor has them: then the caller goes without.
     #[inline]
     pub(super) fn enter<R>(self, f: impl FnOnce(&mut Local) -> R) -> Option<R> {
-        let home = self.0.0;
+        let thread_cache = self.0.0;
         // SAFETY: as in `Seat::enter_magazines`.
-        unsafe { home.cell.enter(|local| home.mirrored(local, f)) }
+        unsafe { thread_cache.cell.enter(|local| thread_cache.mirrored(local, f)) }
     }
 }
 
@@ -184,12 +188,12 @@ pub(super) struct SeatedThread;
 impl SeatedThread {
     #[inline]
     fn count() -> Self {
-        // A thread that is past having locals gives up no home either.
+        // A thread that is past having locals gives up no thread cache either.
         let _ = SEATED.try_with(|calls| calls.set(calls.get() + 1));
         Self
     }
 
-    /// Whether the thread is in no seated call: it is about to use none of its homes.
+    /// Whether the thread is in no seated call: it is about to use none of its thread caches.
     pub(super) fn is_out() -> bool {
         SEATED.try_with(|calls| calls.get() == 0).unwrap_or(false)
     }
@@ -202,42 +206,43 @@ impl Drop for SeatedThread {
     }
 }
 
-/// All homes of a pool: a list that only grows.
+/// All thread caches of a pool: a list that only grows.
 #[derive(Default)]
-pub(super) struct Homes {
-    head: AtomicPtr<CachePadded<Home>>,
+pub(super) struct ThreadCaches {
+    head: AtomicPtr<CachePadded<ThreadCache>>,
     count: AtomicUsize,
 }
 
-impl Homes {
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Home> {
-        // SAFETY: published homes live as long as the list. Acquire: pairs with the Release in `take`.
+impl ThreadCaches {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &ThreadCache> {
+        // SAFETY: published thread caches live as long as the list. Acquire: pairs with the Release in `take`.
         let mut next = unsafe { self.head.load(Acquire).as_ref() };
         std::iter::from_fn(move || {
-            let home: &Home = next?;
-            // SAFETY: as above; `next` was written before the home was published.
-            next = unsafe { home.next.as_ref() };
-            Some(home)
+            let thread_cache: &ThreadCache = next?;
+            // SAFETY: as above; `next` was written before the thread cache was published.
+            next = unsafe { thread_cache.next.as_ref() };
+            Some(thread_cache)
         })
     }
 
-    /// Homes that somebody lives in.
+    /// Thread caches that somebody lives in.
     pub(super) fn taken(&self) -> usize {
         // Acquire: pairs with the Release of those that left, so that what they left behind is seen.
-        self.iter().filter(|home| home.taken.load(Acquire)).count()
+        self.iter().filter(|thread_cache| thread_cache.taken.load(Acquire)).count()
     }
 
-    /// A home for a new thread: one whose thread has left, or a new one.
-    pub(super) fn take(&self, core: &Core) -> &Home {
+    /// A thread cache for a new thread: one whose thread has left, or a new one.
+    pub(super) fn take(&self, core: &Core) -> &ThreadCache {
         // Acquire: pairs with the Release of the thread that left.
-        let left = self.iter().find(|home| {
-            !home.taken.load(Relaxed) && home.taken.compare_exchange(false, true, Acquire, Relaxed).is_ok()
+        let left = self.iter().find(|thread_cache| {
+            !thread_cache.taken.load(Relaxed)
+                && thread_cache.taken.compare_exchange(false, true, Acquire, Relaxed).is_ok()
         });
-        if let Some(home) = left {
-            return home;
+        if let Some(thread_cache) = left {
+            return thread_cache;
         }
         let index = self.count.fetch_add(1, Relaxed);
-        let mut home = Box::new(CachePadded::new(Home {
+        let mut thread_cache = Box::new(CachePadded::new(ThreadCache {
             cell: OwnerCell::new(Local::new(core.config.magazine_blocks, core.shard(index))),
             taken: AtomicBool::new(true),
             cached: AtomicU32::new(0),
@@ -247,29 +252,29 @@ impl Homes {
         }));
         let mut head = self.head.load(Relaxed);
         loop {
-            home.next = head;
-            let fresh = Box::into_raw(home);
-            // Release: publishes the home. Relaxed on failure: nothing of the other's home is read but its address.
+            thread_cache.next = head;
+            let fresh = Box::into_raw(thread_cache);
+            // Release: publishes the thread cache. Relaxed on failure: nothing of the other's thread cache is read but its address.
             match self.head.compare_exchange(head, fresh, Release, Relaxed) {
                 // SAFETY: published just now.
                 Ok(_) => return unsafe { &*fresh },
                 Err(now) => {
                     head = now;
                     // SAFETY: not published; ours.
-                    home = unsafe { Box::from_raw(fresh) };
+                    thread_cache = unsafe { Box::from_raw(fresh) };
                 }
             }
         }
     }
 }
 
-impl Drop for Homes {
+impl Drop for ThreadCaches {
     fn drop(&mut self) {
         let mut next = self.head.load(Relaxed).cast_const();
         while !next.is_null() {
-            // SAFETY: nobody has the list any more; each home was made by `Box::into_raw` and is freed once.
-            let home = unsafe { Box::from_raw(next.cast_mut()) };
-            next = home.next;
+            // SAFETY: nobody has the list any more; each thread cache was made by `Box::into_raw` and is freed once.
+            let thread_cache = unsafe { Box::from_raw(next.cast_mut()) };
+            next = thread_cache.next;
         }
     }
 }
