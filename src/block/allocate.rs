@@ -52,7 +52,7 @@ impl Blocks {
         near: Option<FrameId>,
         take: &mut dyn FnMut(BlockId),
     ) -> Result<(), AllocError> {
-        self.with_seat(|seat| self.allocate_at(seat, request, near, false, take))
+        self.with_thread_cache(|cache| self.allocate_at(cache, request, near, false, take))
     }
 
     /// As [`allocate`](Self::allocate), for a lease or a sequence's list.
@@ -62,14 +62,14 @@ impl Blocks {
         near: Option<FrameId>,
         take: &mut dyn FnMut(BlockId),
     ) -> Result<(), AllocError> {
-        self.with_seat(|seat| self.allocate_at(seat, request, near, true, take))
+        self.with_thread_cache(|cache| self.allocate_at(cache, request, near, true, take))
     }
 }
 
 impl Core {
     pub(super) fn allocate_at(
         &self,
-        seat: Option<Seated<'_>>,
+        cache: Option<Seated<'_>>,
         request: &AllocRequest,
         near: Option<FrameId>,
         guarded: bool,
@@ -78,7 +78,7 @@ impl Core {
         let mut grab = Grab::new();
         // A request that waits may look for what is in our hands while we split a unit or give up again.
         let custody = self.custody();
-        let gathered = self.gather(seat, request, near, &mut grab, &custody);
+        let gathered = self.gather(cache, request, near, &mut grab, &custody);
         if cfg!(kvpool_mutant = "silent_undo") {
             custody.leave_to_line();
         } else {
@@ -158,7 +158,7 @@ impl Core {
     /// Finds frames for a request.
     pub(super) fn gather(
         &self,
-        seat: Option<Seated<'_>>,
+        cache: Option<Seated<'_>>,
         request: &AllocRequest,
         near: Option<FrameId>,
         grab: &mut Grab,
@@ -167,19 +167,19 @@ impl Core {
         self.check_request(request)?;
         let asked = request.blocks;
         for _ in 1..ATTEMPTS {
-            match self.gather_once(seat, request, near, grab, custody) {
+            match self.gather_once(cache, request, near, grab, custody) {
                 Err(AllocError::Exhausted { free, .. }) if free + self.reserved_for(request) >= asked => {
                     yield_now();
                 }
                 outcome => return outcome,
             }
         }
-        self.gather_once(seat, request, near, grab, custody)
+        self.gather_once(cache, request, near, grab, custody)
     }
 
     fn gather_once(
         &self,
-        seat: Option<Seated<'_>>,
+        cache: Option<Seated<'_>>,
         request: &AllocRequest,
         near: Option<FrameId>,
         grab: &mut Grab,
@@ -187,13 +187,13 @@ impl Core {
     ) -> Result<(), AllocError> {
         let asked = request.blocks;
         if request.contiguous && asked > 1 {
-            return self.gather_run(seat, asked, near, grab, custody);
+            return self.gather_run(cache, asked, near, grab, custody);
         }
         if let Some(near) = near {
             grab.extend(self.frames.extend(near, asked as u32).map(|len| Run { start: near, len }));
         }
         if asked - grab.frames <= self.config.magazine_blocks.div_ceil(4) {
-            self.take_cached(seat, asked, grab);
+            self.take_cached(cache, asked, grab);
         }
         let mut ladder = Ladder::new();
         // A pool that caches is full all the time: an eviction is not to cost a walk over its bitmaps.
@@ -205,7 +205,7 @@ impl Core {
             }
             let near = grab.freed.runs.last().map(|run| FrameId(run.end())).or(near);
             let near = near.filter(|near| near.index() < self.total_frames());
-            let near = near.unwrap_or_else(|| self.start(seat));
+            let near = near.unwrap_or_else(|| self.start(cache));
             let mut take = |run| grab.extend(Some(run));
             if is_thorough {
                 self.frames.allocate_many(missing, near, &mut take);
@@ -214,13 +214,13 @@ impl Core {
             }
             if grab.frames < asked && self.evictable() > 0 {
                 // What is in reach costs less than what must be evicted.
-                self.take_cached(seat, asked, grab);
+                self.take_cached(cache, asked, grab);
             }
             if grab.frames == asked {
                 return Ok(());
             }
             let evicted = self.keeps_little(asked - grab.frames)
-                && self.evict_into(seat, request, grab, Self::evict_some);
+                && self.evict_into(cache, request, grab, Self::evict_some);
             if evicted {
                 continue;
             }
@@ -228,7 +228,7 @@ impl Core {
                 is_thorough = true;
                 continue;
             }
-            if !self.climb(&mut ladder, custody) && !self.evict_into(seat, request, grab, Self::evict_any) {
+            if !self.climb(&mut ladder, custody) && !self.evict_into(cache, request, grab, Self::evict_any) {
                 break;
             }
         }
@@ -254,7 +254,7 @@ impl Core {
 
     fn gather_run(
         &self,
-        seat: Option<Seated<'_>>,
+        cache: Option<Seated<'_>>,
         asked: usize,
         near: Option<FrameId>,
         grab: &mut Grab,
@@ -262,7 +262,7 @@ impl Core {
     ) -> Result<(), AllocError> {
         let mut ladder = Ladder::new();
         loop {
-            let near = near.unwrap_or_else(|| self.start(seat));
+            let near = near.unwrap_or_else(|| self.start(cache));
             if let Some(run) = self.frames.allocate_run(asked as u32, near) {
                 grab.extend(Some(run));
                 return Ok(());
@@ -297,10 +297,10 @@ impl Core {
         Err(self.exhausted(asked))
     }
 
-    /// Takes from the seat's own magazines, and from the depot.
-    fn take_cached(&self, seat: Option<Seated<'_>>, asked: usize, grab: &mut Grab) {
-        let _ = seat.and_then(|seat| {
-            seat.enter(|local| {
+    /// Takes from the cache's own magazines, and from the depot.
+    fn take_cached(&self, cache: Option<Seated<'_>>, asked: usize, grab: &mut Grab) {
+        let _ = cache.and_then(|cache| {
+            cache.enter(|local| {
                 while grab.frames < asked
                     && let Some(frame) = local.magazines.allocate(&self.frames, &self.depot)
                 {
@@ -324,11 +324,11 @@ impl Core {
         kept < missing.max(self.total() >> LITTLE_SHIFT)
     }
 
-    /// Evicts what is missing, and a few blocks for the seat's next requests; false if nothing could be.
+    /// Evicts what is missing, and a few blocks for the cache's next requests; false if nothing could be.
     #[cold]
     fn evict_into(
         &self,
-        seat: Option<Seated<'_>>,
+        cache: Option<Seated<'_>>,
         request: &AllocRequest,
         grab: &mut Grab,
         evict: impl Fn(&Self, usize, &mut dyn FnMut(FrameId)) -> usize,
@@ -340,7 +340,7 @@ impl Core {
         }
         // Who needs one block often would search everywhere for each.
         let ahead = (self.config.magazine_blocks / 2).min(self.total() >> AHEAD_SHIFT);
-        let ahead = if seat.is_some() && !self.is_awaited() { ahead } else { 0 };
+        let ahead = if cache.is_some() && !self.is_awaited() { ahead } else { 0 };
         let is_urgent = request.priority == Priority::Urgent;
         let mut spare = SmallVec::<[FrameId; MAGAZINE_BLOCKS_MAX]>::new();
         let evicted = evict(self, missing + ahead, &mut |frame| match self.take_evicted(frame, is_urgent) {
@@ -350,8 +350,9 @@ impl Core {
         });
         // The last first, so that they come out in the order in which they were evicted.
         for frame in spare.into_iter().rev() {
-            let put = seat
-                .and_then(|seat| seat.enter(|local| local.magazines.free(frame, &self.frames, &self.depot)));
+            let put = cache.and_then(|cache| {
+                cache.enter(|local| local.magazines.free(frame, &self.frames, &self.depot))
+            });
             if put.is_none() {
                 self.frames.free_run(Run { start: frame, len: 1 });
             }
@@ -371,9 +372,9 @@ impl Core {
         self.take_back(false, custody);
     }
 
-    /// Where the seat's allocations gather.
-    fn start(&self, seat: Option<Seated<'_>>) -> FrameId {
-        seat.and_then(|seat| seat.enter(|local| local.magazines.near())).unwrap_or(FrameId(0))
+    /// Where the cache's allocations gather.
+    fn start(&self, cache: Option<Seated<'_>>) -> FrameId {
+        cache.and_then(|cache| cache.enter(|local| local.magazines.near())).unwrap_or(FrameId(0))
     }
 
     /// Takes back what others keep; false if another look at the bitmaps would be in vain, or it is enough.

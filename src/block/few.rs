@@ -5,7 +5,7 @@
 use crate::frame::MagazinePair;
 use crate::ids::{BlockId, FrameId, SequenceId};
 
-use super::thread_cache::Seat;
+use super::thread_cache::CacheRef;
 use super::{AllocRequest, Blocks};
 
 /// The most blocks that go the short way: as many as a lease holds in itself.
@@ -15,28 +15,28 @@ impl Blocks {
     /// Hands out one block, guarded or not. `None`: nothing was done, go the long way.
     #[inline]
     pub(crate) fn allocate_one<const GUARDED: bool>(&self, request: &AllocRequest) -> Option<BlockId> {
-        self.allocate_one_at::<GUARDED>(self.recent_seat()?, request)
+        self.allocate_one_at::<GUARDED>(self.recent_thread_cache()?, request)
     }
 
     #[inline]
     pub(super) fn allocate_one_at<const GUARDED: bool>(
         &self,
-        seat: Seat<'_>,
+        cache: CacheRef<'_>,
         request: &AllocRequest,
     ) -> Option<BlockId> {
         let clock = self.clock.read();
         if request.device.is_some() || clock.is_lost() {
             return None;
         }
-        let frame = seat.enter_magazines(|magazines| magazines.pop_loaded())??;
+        let frame = cache.enter_magazines(|magazines| magazines.pop_loaded())??;
         let sequence = request.sequence.unwrap_or(SequenceId::NONE);
         Some(self.own(frame, request, sequence, clock.newest(), GUARDED))
     }
 
     /// Puts a frame that nobody owns into the loaded magazine. False: nothing was done, go the long way.
     #[inline]
-    pub(super) fn give_back_one(&self, seat: Option<Seat<'_>>, frame: FrameId) -> bool {
-        self.give_back_short(seat, |magazines| magazines.push_loaded(frame))
+    pub(super) fn give_back_one(&self, cache: Option<CacheRef<'_>>, frame: FrameId) -> bool {
+        self.give_back_short(cache, |magazines| magazines.push_loaded(frame))
     }
 
     /// Hands out `request.blocks` blocks into the front of `out`. False: nothing was done, go the long way.
@@ -46,8 +46,8 @@ impl Blocks {
         request: &AllocRequest,
         out: &mut [BlockId; FEW],
     ) -> bool {
-        match self.recent_seat() {
-            Some(seat) => self.allocate_few_at::<GUARDED>(seat, request, out),
+        match self.recent_thread_cache() {
+            Some(cache) => self.allocate_few_at::<GUARDED>(cache, request, out),
             None => false,
         }
     }
@@ -55,7 +55,7 @@ impl Blocks {
     #[inline]
     pub(super) fn allocate_few_at<const GUARDED: bool>(
         &self,
-        seat: Seat<'_>,
+        cache: CacheRef<'_>,
         request: &AllocRequest,
         out: &mut [BlockId; FEW],
     ) -> bool {
@@ -67,7 +67,7 @@ impl Blocks {
             return false;
         }
         let mut frames = [FrameId(0); FEW];
-        if seat.enter_magazines(|magazines| magazines.pop_few(&mut frames[..count])) != Some(true) {
+        if cache.enter_magazines(|magazines| magazines.pop_few(&mut frames[..count])) != Some(true) {
             return false;
         }
         let (sequence, now) = (request.sequence.unwrap_or(SequenceId::NONE), clock.newest());
@@ -79,18 +79,22 @@ impl Blocks {
 
     /// Puts frames that nobody owns into the loaded magazine. False: nothing was done, go the long way.
     #[inline]
-    pub(super) fn give_back_few(&self, seat: Option<Seat<'_>>, frames: &[FrameId]) -> bool {
-        self.give_back_short(seat, |magazines| magazines.push_few(frames))
+    pub(super) fn give_back_few(&self, cache: Option<CacheRef<'_>>, frames: &[FrameId]) -> bool {
+        self.give_back_short(cache, |magazines| magazines.push_few(frames))
     }
 
     #[inline]
-    fn give_back_short(&self, seat: Option<Seat<'_>>, push: impl FnOnce(&mut MagazinePair) -> bool) -> bool {
+    fn give_back_short(
+        &self,
+        cache: Option<CacheRef<'_>>,
+        push: impl FnOnce(&mut MagazinePair) -> bool,
+    ) -> bool {
         let early = cfg!(kvpool_mutant = "early_clock") && self.clock.read().is_quiet();
         let section = |magazines: &mut MagazinePair| {
             // After the release: the frames are ours, so that every batch that saw them is visible to this load. And
             // inside the section: who waits for blocks meets us here, or we see that it waits.
             (early || self.clock.read().is_quiet()) && push(magazines)
         };
-        !self.wipes() && seat.is_some_and(|seat| seat.enter_magazines(section) == Some(true))
+        !self.wipes() && cache.is_some_and(|cache| cache.enter_magazines(section) == Some(true))
     }
 }

@@ -10,7 +10,7 @@ use crate::sync::Ordering::*;
 
 use super::blocks::Core;
 use super::release::Freed;
-use super::thread_cache::{Seat, Seated};
+use super::thread_cache::{CacheRef, Seated};
 use super::{BlockInfo, BlockWord, Blocks, FEW, Released};
 
 /// On whose behalf a word is changed by handle.
@@ -33,18 +33,22 @@ impl Blocks {
     #[inline]
     pub fn free(&self, handles: &[BlockHandle]) -> Result<(), HandleError> {
         match handles {
-            [handle] => self.free_one(self.recent_seat(), handle),
-            _ if handles.len() <= FEW => self.free_few(self.recent_seat(), handles),
-            _ => self.with_seat(|seat| self.free_many(seat, handles)),
+            [handle] => self.free_one(self.recent_thread_cache(), handle),
+            _ if handles.len() <= FEW => self.free_few(self.recent_thread_cache(), handles),
+            _ => self.with_thread_cache(|cache| self.free_many(cache, handles)),
         }
     }
 
     #[inline]
-    pub(super) fn free_one(&self, seat: Option<Seat<'_>>, handle: &BlockHandle) -> Result<(), HandleError> {
+    pub(super) fn free_one(
+        &self,
+        cache: Option<CacheRef<'_>>,
+        handle: &BlockHandle,
+    ) -> Result<(), HandleError> {
         if let Some(frame) = self.release_handle(handle)?
-            && !self.give_back_one(seat, frame)
+            && !self.give_back_one(cache, frame)
         {
-            self.give_back_frames(seat, &[frame]);
+            self.give_back_frames(cache, &[frame]);
         }
         Ok(())
     }
@@ -52,7 +56,7 @@ impl Blocks {
     /// As [`free`](Self::free), of [`FEW`] handles at the most.
     pub(super) fn free_few(
         &self,
-        seat: Option<Seat<'_>>,
+        cache: Option<CacheRef<'_>>,
         handles: &[BlockHandle],
     ) -> Result<(), HandleError> {
         self.check_list(handles)?;
@@ -63,8 +67,8 @@ impl Blocks {
             count += 1;
         });
         let frames = &frames[..count];
-        if count != 0 && !self.give_back_few(seat, frames) {
-            self.give_back_frames(seat, frames);
+        if count != 0 && !self.give_back_few(cache, frames) {
+            self.give_back_frames(cache, frames);
         }
         outcome
     }
@@ -72,13 +76,13 @@ impl Blocks {
     /// As [`free`](Self::free), of any number of handles.
     pub(super) fn free_many(
         &self,
-        seat: Option<Seated<'_>>,
+        cache: Option<Seated<'_>>,
         handles: &[BlockHandle],
     ) -> Result<(), HandleError> {
         self.check_list(handles)?;
         let mut freed = Freed::new();
         let outcome = self.release_checked(handles, |frame| freed.push(frame));
-        self.give_back(seat, &freed.runs);
+        self.give_back(cache, &freed.runs);
         outcome
     }
 }

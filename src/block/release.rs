@@ -10,7 +10,7 @@ use crate::sync::{AtomicU64, Ordering, Ordering::*};
 use super::blocks::Core;
 use super::custody::Custody;
 use super::keep::Kept;
-use super::thread_cache::{Seat, Seated};
+use super::thread_cache::{CacheRef, Seated};
 use super::{BlockWord, Blocks, FEW, Released};
 
 /// Runs at least this long go to the bitmaps by themselves; shorter ones through the magazines.
@@ -152,7 +152,7 @@ impl Blocks {
         self.count_hits(ids.len() - kept.len());
         self.keep(&kept, keep);
         if !freed.runs.is_empty() {
-            self.with_seat(|seat| self.give_back(seat, &freed.runs));
+            self.with_thread_cache(|cache| self.give_back(cache, &freed.runs));
         } else if !kept.is_empty() {
             self.announce();
         }
@@ -161,25 +161,25 @@ impl Blocks {
     #[inline]
     fn release_as(&self, ids: &[BlockId], guarded: bool) {
         if let [id] = ids {
-            self.release_one(self.recent_seat(), *id, guarded);
+            self.release_one(self.recent_thread_cache(), *id, guarded);
         } else if ids.len() <= FEW {
-            self.release_few(self.recent_seat(), ids, guarded);
+            self.release_few(self.recent_thread_cache(), ids, guarded);
         } else {
-            self.with_seat(|seat| self.release_at(seat, ids, guarded));
+            self.with_thread_cache(|cache| self.release_at(cache, ids, guarded));
         }
     }
 
     #[inline]
-    pub(super) fn release_one(&self, seat: Option<Seat<'_>>, id: BlockId, guarded: bool) {
+    pub(super) fn release_one(&self, cache: Option<CacheRef<'_>>, id: BlockId, guarded: bool) {
         if let Some(frame) = self.release_word(id, guarded)
-            && !self.give_back_one(seat, frame)
+            && !self.give_back_one(cache, frame)
         {
-            self.give_back_frames(seat, &[frame]);
+            self.give_back_frames(cache, &[frame]);
         }
     }
 
     #[inline(never)]
-    pub(super) fn release_few(&self, seat: Option<Seat<'_>>, ids: &[BlockId], guarded: bool) {
+    pub(super) fn release_few(&self, cache: Option<CacheRef<'_>>, ids: &[BlockId], guarded: bool) {
         let mut frames = [FrameId(0); FEW];
         let mut count = 0;
         for &id in ids {
@@ -189,32 +189,32 @@ impl Blocks {
             }
         }
         let frames = &frames[..count];
-        if !frames.is_empty() && !self.give_back_few(seat, frames) {
-            self.give_back_frames(seat, frames);
+        if !frames.is_empty() && !self.give_back_few(cache, frames) {
+            self.give_back_frames(cache, frames);
         }
     }
 
     #[cold]
     #[inline(never)]
-    pub(super) fn give_back_frames(&self, seat: Option<Seat<'_>>, frames: &[FrameId]) {
+    pub(super) fn give_back_frames(&self, cache: Option<CacheRef<'_>>, frames: &[FrameId]) {
         let mut freed = Freed::new();
         frames.iter().for_each(|&frame| freed.push(frame));
-        match seat {
-            Some(seat) => seat.seated(|seat| self.give_back(Some(seat), &freed.runs)),
-            None => self.with_seat(|seat| self.give_back(seat, &freed.runs)),
+        match cache {
+            Some(cache) => cache.seated(|cache| self.give_back(Some(cache), &freed.runs)),
+            None => self.with_thread_cache(|cache| self.give_back(cache, &freed.runs)),
         }
     }
 }
 
 impl Core {
-    pub(super) fn release_at(&self, seat: Option<Seated<'_>>, ids: &[BlockId], guarded: bool) {
+    pub(super) fn release_at(&self, cache: Option<Seated<'_>>, ids: &[BlockId], guarded: bool) {
         let mut freed = Freed::new();
         for &id in ids {
             if let Some(frame) = self.release_word(id, guarded) {
                 freed.push(frame);
             }
         }
-        self.give_back(seat, &freed.runs);
+        self.give_back(cache, &freed.runs);
     }
 
     /// One reference less; the frame, if that was the last.
@@ -366,7 +366,7 @@ impl Core {
     /// Frames whose blocks are free: at once to where they are reused, or aside if a batch may still see them. Who waits for
     /// blocks is told.
     #[inline(never)]
-    pub(super) fn give_back(&self, seat: Option<Seated<'_>>, runs: &[Run]) {
+    pub(super) fn give_back(&self, cache: Option<Seated<'_>>, runs: &[Run]) {
         if runs.is_empty() {
             return;
         }
@@ -375,8 +375,8 @@ impl Core {
         match (word.in_flight() != 0).then(|| word.newest()) {
             None => {
                 // For those who wait, in the bitmaps is better than in a magazine.
-                let cached = seat.filter(|_| !word.is_awaited()).and_then(|seat| {
-                    seat.enter(|local| {
+                let cached = cache.filter(|_| !word.is_awaited()).and_then(|cache| {
+                    cache.enter(|local| {
                         let mut returning = Returning::new(self);
                         runs.iter().for_each(|&run| returning.run(run));
                         returning.finish(&mut local.magazines);
@@ -388,8 +388,8 @@ impl Core {
                 }
             }
             Some(tag) => {
-                let retired = seat.and_then(|seat| {
-                    seat.enter(|local| runs.iter().for_each(|&run| local.retire(self, run, tag)))
+                let retired = cache.and_then(|cache| {
+                    cache.enter(|local| runs.iter().for_each(|&run| local.retire(self, run, tag)))
                 });
                 if retired.is_none() {
                     // A visitor has the thread cache, or the thread has none. Reached by `a_visited_owner_retires_elsewhere`.

@@ -15,9 +15,9 @@
 //!
 //! # A user's code
 //!
-//! The longer ways through the pool run a user's code while the thread's seat is in use further up the stack. That code may
+//! The longer ways through the pool run a user's code while the thread's thread cache is in use further up the stack. That code may
 //! drop the last reference to the pool and open a thread cache elsewhere. If the thread let go of its thread cache here then, another thread
-//! could move in, and two would enter one cell. So only a thread that is in no [seated](Seat::seated) call lets go; and what
+//! could move in, and two would enter one cell. So only a thread that is in no [seated](CacheRef::seated) call lets go; and what
 //! needs a [`Seated`] is not to be had without being counted.
 
 use std::cell::{Cell, RefCell};
@@ -28,7 +28,7 @@ use crate::ids::{BlockHandle, BlockId};
 use crate::sync::{Arc, thread_local, thread_local_const};
 
 use super::blocks::Core;
-use super::thread_cache::{Seat, Seated, SeatedThread, ThreadCache};
+use super::thread_cache::{CacheRef, Seated, SeatedThread, ThreadCache};
 use super::{AllocRequest, Blocks, FEW};
 
 /// Keeps a pool's blocks alive for the leases of one thread; see the [module](self).
@@ -62,11 +62,11 @@ impl Resident {
         &self.anchor
     }
 
-    /// The resident's seat. `Resident` is not `Sync`, so that one thread at a time has it.
+    /// The resident's thread cache. `Resident` is not `Sync`, so that one thread at a time has it.
     #[inline]
-    pub(super) fn seat(&self) -> Seat<'_> {
+    pub(super) fn cache(&self) -> CacheRef<'_> {
         // SAFETY: the thread cache lives as long as the blocks, which the anchor keeps.
-        unsafe { Seat::new(&*self.thread_cache) }
+        unsafe { CacheRef::new(&*self.thread_cache) }
     }
 }
 
@@ -78,12 +78,12 @@ impl Resident {
         guarded: bool,
         take: &mut dyn FnMut(BlockId),
     ) -> Result<(), AllocError> {
-        self.seat().seated(|seat| self.anchor.0.allocate_at(Some(seat), request, None, guarded, take))
+        self.cache().seated(|cache| self.anchor.0.allocate_at(Some(cache), request, None, guarded, take))
     }
 
     #[inline]
     pub(crate) fn allocate_one<const GUARDED: bool>(&self, request: &AllocRequest) -> Option<BlockId> {
-        self.anchor.0.allocate_one_at::<GUARDED>(self.seat(), request)
+        self.anchor.0.allocate_one_at::<GUARDED>(self.cache(), request)
     }
 
     #[inline]
@@ -92,14 +92,14 @@ impl Resident {
         request: &AllocRequest,
         out: &mut [BlockId; FEW],
     ) -> bool {
-        self.anchor.0.allocate_few_at::<GUARDED>(self.seat(), request, out)
+        self.anchor.0.allocate_few_at::<GUARDED>(self.cache(), request, out)
     }
 
     pub(crate) fn free(&self, handles: &[BlockHandle]) -> Result<(), HandleError> {
         match handles {
-            [handle] => self.anchor.0.free_one(Some(self.seat()), handle),
-            _ if handles.len() <= FEW => self.anchor.0.free_few(Some(self.seat()), handles),
-            _ => self.seat().seated(|seat| self.anchor.0.free_many(Some(seat), handles)),
+            [handle] => self.anchor.0.free_one(Some(self.cache()), handle),
+            _ if handles.len() <= FEW => self.anchor.0.free_few(Some(self.cache()), handles),
+            _ => self.cache().seated(|cache| self.anchor.0.free_many(Some(cache), handles)),
         }
     }
 
@@ -107,11 +107,11 @@ impl Resident {
     #[inline]
     pub(crate) fn release_leased(&self, ids: &[BlockId]) {
         if let [id] = ids {
-            self.anchor.0.release_one(Some(self.seat()), *id, true);
+            self.anchor.0.release_one(Some(self.cache()), *id, true);
         } else if ids.len() <= FEW {
-            self.anchor.0.release_few(Some(self.seat()), ids, true);
+            self.anchor.0.release_few(Some(self.cache()), ids, true);
         } else {
-            self.seat().seated(|seat| self.anchor.0.release_at(Some(seat), ids, true));
+            self.cache().seated(|cache| self.anchor.0.release_at(Some(cache), ids, true));
         }
     }
 
@@ -120,7 +120,7 @@ impl Resident {
         let core: &Core = &self.anchor.0;
         let custody = core.custody();
         // A visitor that has the contents just now empties them itself.
-        self.seat().seated(|seat| seat.enter(|local| local.surrender(core, &custody)));
+        self.cache().seated(|cache| cache.enter(|local| local.surrender(core, &custody)));
         // A search looks into the bitmaps first and visits the thread cache then: between the two all of it can go from here to
         // there.
         if cfg!(kvpool_mutant = "silent_resident") {
@@ -132,7 +132,7 @@ impl Resident {
 impl Drop for Resident {
     fn drop(&mut self) {
         self.flush();
-        self.seat().leave();
+        self.cache().leave();
     }
 }
 
@@ -161,13 +161,15 @@ impl Drop for Residences {
 }
 
 impl Blocks {
-    /// Calls `f` with the current thread's seat, or with none if the thread is past having one.
+    /// Calls `f` with the current thread's cache, or with none if the thread is past having one.
     #[inline]
-    pub(super) fn with_seat<R>(&self, f: impl FnOnce(Option<Seated<'_>>) -> R) -> R {
+    pub(super) fn with_thread_cache<R>(&self, f: impl FnOnce(Option<Seated<'_>>) -> R) -> R {
         match self.residence() {
             // SAFETY: the thread's list keeps the thread cache's pool alive, and the thread cache is this thread's, until it is let go of,
             // which it is not while we are seated.
-            Some((_, thread_cache, _)) => unsafe { Seat::new(&*thread_cache) }.seated(|seat| f(Some(seat))),
+            Some((_, thread_cache, _)) => {
+                unsafe { CacheRef::new(&*thread_cache) }.seated(|cache| f(Some(cache)))
+            }
             None => f(None),
         }
     }
@@ -187,12 +189,12 @@ impl Blocks {
         }
     }
 
-    /// The current thread's seat, if this is the pool that it used last: for a step that runs nobody else's code.
+    /// The current thread's thread cache, if this is the pool that it used last: for a step that runs nobody else's code.
     #[inline]
-    pub(super) fn recent_seat(&self) -> Option<Seat<'_>> {
+    pub(super) fn recent_thread_cache(&self) -> Option<CacheRef<'_>> {
         let (pool, thread_cache, _) = RECENT.try_with(Cell::get).ok()?;
-        // SAFETY: as in `with_seat`; the thread gives no thread cache up before it runs other code.
-        (pool == self.core_ptr()).then(|| unsafe { Seat::new(&*thread_cache) })
+        // SAFETY: as in `with_thread_cache`; the thread gives no thread cache up before it runs other code.
+        (pool == self.core_ptr()).then(|| unsafe { CacheRef::new(&*thread_cache) })
     }
 
     #[inline]

@@ -125,17 +125,17 @@ impl ThreadCache {
 
 /// A thread cache that the current thread owns for the moment: for a step that runs nobody else's code.
 #[derive(Clone, Copy)]
-pub(super) struct Seat<'a>(&'a ThreadCache);
+pub(super) struct CacheRef<'a>(&'a ThreadCache);
 
-/// A seat that stays the thread's while a user's code runs further down the stack: a storage that wipes frames, a policy
-/// that is asked for a victim, a waker. See [`Seat::seated`].
+/// A thread cache that stays the thread's while a user's code runs further down the stack: a storage that wipes frames, a policy
+/// that is asked for a victim, a waker. See [`CacheRef::seated`].
 #[derive(Clone, Copy)]
-pub(super) struct Seated<'a>(Seat<'a>);
+pub(super) struct Seated<'a>(CacheRef<'a>);
 
-impl<'a> Seat<'a> {
+impl<'a> CacheRef<'a> {
     /// # Safety
     ///
-    /// The caller owns the thread cache, for as long as the seat is used.
+    /// The caller owns the thread cache, for as long as the thread cache is used.
     #[inline]
     pub(super) unsafe fn new(thread_cache: &'a ThreadCache) -> Self {
         Self(thread_cache)
@@ -147,7 +147,7 @@ impl<'a> Seat<'a> {
         self.0.taken.store(false, Release);
     }
 
-    /// The seat for a longer way, on which a user's code may run. Until `f` returns, the thread gives up no thread cache.
+    /// The thread cache for a longer way, on which a user's code may run. Until `f` returns, the thread gives up no thread cache.
     #[inline]
     pub(super) fn seated<R>(self, f: impl FnOnce(Seated<'_>) -> R) -> R {
         let _counted = SeatedThread::count();
@@ -162,7 +162,7 @@ impl<'a> Seat<'a> {
             self.0.cached.store(local.magazines.len() as u32, Relaxed);
             result
         };
-        // SAFETY: a seat is made for the thread cache's owner, and is not `Send`.
+        // SAFETY: a reference to a thread cache is made for the thread cache's owner, and is not `Send`.
         unsafe { self.0.cell.enter(section) }
     }
 }
@@ -172,7 +172,7 @@ impl Seated<'_> {
     #[inline]
     pub(super) fn enter<R>(self, f: impl FnOnce(&mut Local) -> R) -> Option<R> {
         let thread_cache = self.0.0;
-        // SAFETY: as in `Seat::enter_magazines`.
+        // SAFETY: as in `CacheRef::enter_magazines`.
         unsafe { thread_cache.cell.enter(|local| thread_cache.mirrored(local, f)) }
     }
 }

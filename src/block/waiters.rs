@@ -519,8 +519,9 @@ impl Waiting<'_> {
         }
         let mut grab = Grab::new();
         let custody = self.blocks.custody();
-        let gathered =
-            self.blocks.with_seat(|seat| self.blocks.gather(seat, request, None, &mut grab, &custody));
+        let gathered = self
+            .blocks
+            .with_thread_cache(|cache| self.blocks.gather(cache, request, None, &mut grab, &custody));
         // An announcement would signal the first in line, which is this place: it would search again for ever. `tried`
         // and the end of the place tell the line what it needs to know.
         custody.leave_to_line();
