@@ -212,7 +212,7 @@ pub fn catch<R>(f: impl FnOnce() -> R) -> Result<R, Box<dyn Any + Send>> {
 pub fn wait_for_threads(pool: &Pool, others: usize) {
     let begin = Instant::now();
     // So that this thread is certainly counted.
-    drop(pool.blocks().anchor());
+    drop(pool.blocks().keep_alive());
     while pool.thread_caches() > others.saturating_add(1) {
         assert!(
             cfg!(kvpool_loom) || begin.elapsed() < Duration::from_secs(10),

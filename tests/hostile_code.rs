@@ -87,7 +87,7 @@ impl Policy for Dropping {
             let blocks = last.blocks().clone();
             drop(last);
             drop(pool(8).allocate(AllocRequest::new(1)).unwrap());
-            self.residents.store(blocks.residents(), Relaxed);
+            self.residents.store(blocks.thread_caches_in_use(), Relaxed);
         }
         heads.iter().position(Option::is_some)
     }

@@ -173,7 +173,7 @@ impl TouchedBlocks {
 
 /// Waits until only so many threads and handles have a cache: loom's `join` returns before a thread's destructors run.
 pub fn settle(blocks: &Blocks, residents: usize) {
-    while blocks.residents() > residents {
+    while blocks.thread_caches_in_use() > residents {
         yield_now();
     }
 }

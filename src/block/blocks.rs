@@ -368,7 +368,7 @@ impl Core {
     /// Threads and handles that have a cache here. A thread leaves when its destructors run, which is after the end of
     /// a [scope](std::thread::scope) that it was spawned in, and, under loom, after it was joined: who audits then waits
     /// for this number to fall.
-    pub fn residents(&self) -> usize {
+    pub fn thread_caches_in_use(&self) -> usize {
         self.thread_caches.taken()
     }
 

@@ -12,7 +12,7 @@
 //! | `Local::surrender`: what a thread cache keeps | a parameter |
 //! | `Reserve::sift` | a parameter |
 //! | `Core::gather`, `take_back`, `take_reserved`, `evict_run` | a parameter |
-//! | `Core::allocate_at`, `give_back`, `trim`, `audit`, `reclaim_strays`, `vacate_reserve`, `Shrinking::collect`, `Resident` | made there |
+//! | `Core::allocate_at`, `give_back`, `trim`, `audit`, `reclaim_strays`, `vacate_reserve`, `Shrinking::collect`, `CacheHandle` | made there |
 //!
 //! (What only makes frames available, and hides none, announces by name: the end of a batch, of a wave, of a shrink, growth, an
 //! eviction. See [`waiters`](super::waiters).)

@@ -1,7 +1,7 @@
 //! Thread caches: a thread's magazines and its limbo, in a cell that others may visit when the thread is idle or dead.
 //!
 //! Thread caches stand in a list that only grows; the thread cache of a thread that has ended is taken over by the next new thread.
-//! Who lives in one is [`Resident`](super::Resident)'s matter.
+//! Who lives in one is [`CacheHandle`](super::CacheHandle)'s matter.
 
 use std::cell::Cell;
 use std::ptr;

@@ -55,7 +55,7 @@
 //! | the cache is cleared | `Core::evict_all` |
 //! | a free the long way, by release, by handle, of a sequence or a lease | `Core::give_back` |
 //! | an allocation the long way: frames of a split, of a walk in transit, taken back from others, of a request undone | `Core::allocate_at`, [`Waiting::allocate`] |
-//! | magazines given back: `flush`, a thread that ends, a handle that is dropped | `Resident` |
+//! | magazines given back: `flush`, a thread that ends, a handle that is dropped | `CacheHandle` |
 //! | trim, and an audit | `Core::trim`, `audit` |
 //! | what moves left is looked through: by the background task, at the end of a batch | `Core::reclaim_strays` |
 //! | the pool grows | `Core::grow` |

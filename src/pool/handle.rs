@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 
 use smallvec::SmallVec;
 
-use crate::block::{AllocRequest, FEW, Resident};
+use crate::block::{AllocRequest, CacheHandle, FEW};
 use crate::error::{AllocError, HandleError};
 use crate::ids::{BlockHandle, BlockId};
 use crate::sync::Arc;
@@ -19,14 +19,14 @@ use super::{Lease, Pool};
 /// what is in them.
 pub struct PoolHandle {
     pool: Pool,
-    resident: Resident,
+    cache_handle: CacheHandle,
     /// One thread at a time.
     not_sync: PhantomData<Cell<()>>,
 }
 
 impl PoolHandle {
     pub(super) fn new(pool: &Pool) -> Self {
-        Self { pool: pool.clone(), resident: Resident::new(pool.blocks()), not_sync: PhantomData }
+        Self { pool: pool.clone(), cache_handle: CacheHandle::new(pool.blocks()), not_sync: PhantomData }
     }
 
     /// As [`Pool::allocate`].
@@ -53,7 +53,7 @@ impl PoolHandle {
             Some(id) => LeasedIds::one(id),
             None => self.allocate_ids::<true>(&request)?,
         };
-        Ok(Lease::new(Root::Owned(Arc::clone(self.resident.anchor())), ids))
+        Ok(Lease::new(Root::Owned(Arc::clone(self.cache_handle.keep_alive())), ids))
     }
 
     /// As [`Pool::allocate_raw`].
@@ -79,7 +79,7 @@ impl PoolHandle {
         if self.pool.0.sampler.is_due() || request.blocks != 1 {
             None
         } else {
-            self.resident.allocate_one::<GUARDED>(request)
+            self.cache_handle.allocate_one::<GUARDED>(request)
         }
     }
 
@@ -88,11 +88,11 @@ impl PoolHandle {
     fn allocate_ids<const GUARDED: bool>(&self, request: &AllocRequest) -> Result<LeasedIds, AllocError> {
         self.pool.0.sampler.time(|| {
             let mut few = [BlockId(0); FEW];
-            if self.resident.allocate_few::<GUARDED>(request, &mut few) {
+            if self.cache_handle.allocate_few::<GUARDED>(request, &mut few) {
                 return Ok(LeasedIds::few(few, request.blocks));
             }
             let mut ids = SmallVec::new();
-            self.resident.allocate(request, GUARDED, &mut |id| ids.push(id))?;
+            self.cache_handle.allocate(request, GUARDED, &mut |id| ids.push(id))?;
             Ok(LeasedIds::more(ids))
         })
     }
@@ -104,20 +104,20 @@ impl PoolHandle {
     /// As [`Pool::free`].
     #[inline]
     pub fn free(&self, handles: &[BlockHandle]) -> Result<(), HandleError> {
-        self.resident.free(handles)
+        self.cache_handle.free(handles)
     }
 
     /// Drops a lease into this handle's magazines, rather than into those of the thread that it is on. A lease of
     /// another pool goes back to its own.
     pub fn release(&self, lease: Lease<'_>) {
         if lease.tag() == self.pool.tag() {
-            self.resident.release_leased(&lease.take());
+            self.cache_handle.release_leased(&lease.take());
         }
     }
 
     /// Gives the magazines back to the pool, so that nothing is stranded here while the task sleeps.
     pub fn flush(&self) {
-        self.resident.flush();
+        self.cache_handle.flush();
     }
 
     /// The pool.

@@ -4,7 +4,7 @@ use std::ops::RangeBounds;
 
 use smallvec::SmallVec;
 
-use crate::block::{Anchor, Blocks};
+use crate::block::{Blocks, KeepAlive};
 use crate::error::HandleError;
 use crate::ids::{BlockHandle, BlockId, FrameId, PoolTag, Run};
 use crate::sync::Arc;
@@ -34,7 +34,7 @@ pub struct Lease<'p> {
 #[derive(Clone)]
 pub(super) enum Root<'p> {
     Borrowed(&'p Blocks),
-    Owned(Arc<Anchor>),
+    Owned(Arc<KeepAlive>),
 }
 
 impl<'p> Lease<'p> {
@@ -47,15 +47,15 @@ impl<'p> Lease<'p> {
     fn pool_blocks(&self) -> &Blocks {
         match &self.root {
             Root::Borrowed(blocks) => blocks,
-            Root::Owned(anchor) => anchor.blocks(),
+            Root::Owned(keep_alive) => keep_alive.blocks(),
         }
     }
 
     /// A lease of the same blocks that borrows nothing.
     pub fn into_owned(mut self) -> Lease<'static> {
         let root = match &self.root {
-            Root::Borrowed(blocks) => Root::Owned(blocks.anchor()),
-            Root::Owned(anchor) => Root::Owned(Arc::clone(anchor)),
+            Root::Borrowed(blocks) => Root::Owned(blocks.keep_alive()),
+            Root::Owned(keep_alive) => Root::Owned(Arc::clone(keep_alive)),
         };
         Lease { root, blocks: std::mem::take(&mut self.blocks) }
     }

@@ -1,6 +1,6 @@
 //! A pin that ends with its scope.
 
-use crate::block::Anchor;
+use crate::block::KeepAlive;
 use crate::error::HandleError;
 use crate::ids::BlockHandle;
 use crate::sync::Arc;
@@ -14,7 +14,7 @@ use super::Pool;
 /// engine that [unpins](Pool::unpin) its own blocks by handle counts the pins on them itself.
 #[must_use = "dropping it unpins the block"]
 pub struct BlockPin {
-    anchor: Arc<Anchor>,
+    keep_alive: Arc<KeepAlive>,
     handle: BlockHandle,
 }
 
@@ -37,9 +37,9 @@ impl Pool {
     ///
     /// [`HandleError`]; nothing was changed.
     pub fn pin_scoped(&self, handle: BlockHandle) -> Result<BlockPin, HandleError> {
-        let anchor = self.0.blocks.anchor();
+        let keep_alive = self.0.blocks.keep_alive();
         self.0.blocks.pin_any(handle)?;
-        Ok(BlockPin { anchor, handle })
+        Ok(BlockPin { keep_alive, handle })
     }
 }
 
@@ -53,7 +53,7 @@ impl BlockPin {
 impl Drop for BlockPin {
     fn drop(&mut self) {
         // Of this generation of the block: a free block has no pins, and its next owner's are not ours.
-        self.anchor.blocks().unpin_any(self.handle);
+        self.keep_alive.blocks().unpin_any(self.handle);
     }
 }
 

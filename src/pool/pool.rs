@@ -79,10 +79,10 @@ impl Pool {
     #[inline]
     pub fn allocate_owned(&self, request: AllocRequest) -> Result<Lease<'static>, AllocError> {
         match self.allocate_one::<true>(&request) {
-            Some(id) => Ok(Lease::new(Root::Owned(self.0.blocks.anchor()), LeasedIds::one(id))),
+            Some(id) => Ok(Lease::new(Root::Owned(self.0.blocks.keep_alive()), LeasedIds::one(id))),
             None => {
                 let ids = self.allocate_ids::<true>(&request)?;
-                Ok(Lease::new(Root::Owned(self.0.blocks.anchor()), ids))
+                Ok(Lease::new(Root::Owned(self.0.blocks.keep_alive()), ids))
             }
         }
     }
@@ -307,7 +307,7 @@ impl Pool {
     /// destructors run, which can be after the end of its scope: see
     /// [`testing::wait_for_threads`](crate::testing::wait_for_threads).
     pub fn thread_caches(&self) -> usize {
-        self.0.blocks.residents()
+        self.0.blocks.thread_caches_in_use()
     }
 
     /// Blocks of the pool, without the null block.

@@ -70,7 +70,7 @@ impl Pool {
             let mut ids = SmallVec::new();
             let began = Instant::now();
             match place.allocate(&request, &mut |id| ids.push(id)) {
-                Ok(()) => return Ok(Lease::new(Root::Owned(blocks.anchor()), LeasedIds::more(ids))),
+                Ok(()) => return Ok(Lease::new(Root::Owned(blocks.keep_alive()), LeasedIds::more(ids))),
                 // Until somebody frees.
                 Err(AllocError::Exhausted { .. }) => {}
                 // Enough is free: until it is moved together, or somebody frees what joins the pieces.

@@ -1,6 +1,6 @@
-//! Residents: how a thread, or a task with an explicit handle, comes to its thread cache.
+//! Cache handles: how a thread, or a task with an explicit handle, comes to its thread cache.
 //!
-//! A thread finds its thread cache through a thread-local; a task carries one with it ([`Resident`]).
+//! A thread finds its thread cache through a thread-local; a task carries one with it ([`CacheHandle`]).
 //!
 //! # Lifetimes
 //!
@@ -8,7 +8,7 @@
 //! Lease ── Arc<Anchor> ── Blocks ── thread caches           thread-local ── Resident ── Arc<Anchor>
 //! ```
 //!
-//! An owned lease keeps the blocks' metadata alive through its thread's [`Anchor`], whose count only that thread's
+//! An owned lease keeps the blocks' metadata alive through its thread's [`KeepAlive`], whose count only that thread's
 //! leases touch: cloning one `Arc` of the whole pool for each lease would put a line on the hot path that all threads
 //! write. A thread-local keeps metadata alive too, never the storage; it lets go when the thread ends, or opens a thread cache
 //! in another pool after this one was closed.
@@ -32,9 +32,9 @@ use super::thread_cache::{CacheRef, Seated, SeatedThread, ThreadCache};
 use super::{AllocRequest, Blocks, FEW};
 
 /// Keeps a pool's blocks alive for the leases of one thread; see the [module](self).
-pub struct Anchor(Blocks);
+pub struct KeepAlive(Blocks);
 
-impl Anchor {
+impl KeepAlive {
     /// The blocks.
     #[inline]
     pub fn blocks(&self) -> &Blocks {
@@ -43,47 +43,47 @@ impl Anchor {
 }
 
 /// Somebody who lives in a thread cache: a thread, or a task with an explicit handle.
-pub(crate) struct Resident {
-    anchor: Arc<Anchor>,
+pub(crate) struct CacheHandle {
+    keep_alive: Arc<KeepAlive>,
     thread_cache: *const ThreadCache,
 }
 
-// SAFETY: the thread cache is owned by whoever has the resident, and lives as long as the anchor.
-unsafe impl Send for Resident {}
+// SAFETY: the thread cache is owned by whoever has the cache handle, and lives as long as the keep-alive.
+unsafe impl Send for CacheHandle {}
 
-impl Resident {
+impl CacheHandle {
     pub(crate) fn new(blocks: &Blocks) -> Self {
-        let anchor = Arc::new(Anchor(blocks.clone()));
-        let thread_cache: *const ThreadCache = anchor.0.thread_caches.take(&anchor.0);
-        Self { anchor, thread_cache }
+        let keep_alive = Arc::new(KeepAlive(blocks.clone()));
+        let thread_cache: *const ThreadCache = keep_alive.0.thread_caches.take(&keep_alive.0);
+        Self { keep_alive, thread_cache }
     }
 
-    pub(crate) fn anchor(&self) -> &Arc<Anchor> {
-        &self.anchor
+    pub(crate) fn keep_alive(&self) -> &Arc<KeepAlive> {
+        &self.keep_alive
     }
 
-    /// The resident's thread cache. `Resident` is not `Sync`, so that one thread at a time has it.
+    /// The cache handle's thread cache. `CacheHandle` is not `Sync`, so that one thread at a time has it.
     #[inline]
     pub(super) fn cache(&self) -> CacheRef<'_> {
-        // SAFETY: the thread cache lives as long as the blocks, which the anchor keeps.
+        // SAFETY: the thread cache lives as long as the blocks, which the keep-alive keeps.
         unsafe { CacheRef::new(&*self.thread_cache) }
     }
 }
 
 /// Allocation from an explicit thread cache: what [`Blocks`] does from the thread's own.
-impl Resident {
+impl CacheHandle {
     pub(crate) fn allocate(
         &self,
         request: &AllocRequest,
         guarded: bool,
         take: &mut dyn FnMut(BlockId),
     ) -> Result<(), AllocError> {
-        self.cache().seated(|cache| self.anchor.0.allocate_at(Some(cache), request, None, guarded, take))
+        self.cache().seated(|cache| self.keep_alive.0.allocate_at(Some(cache), request, None, guarded, take))
     }
 
     #[inline]
     pub(crate) fn allocate_one<const GUARDED: bool>(&self, request: &AllocRequest) -> Option<BlockId> {
-        self.anchor.0.allocate_one_at::<GUARDED>(self.cache(), request)
+        self.keep_alive.0.allocate_one_at::<GUARDED>(self.cache(), request)
     }
 
     #[inline]
@@ -92,14 +92,14 @@ impl Resident {
         request: &AllocRequest,
         out: &mut [BlockId; FEW],
     ) -> bool {
-        self.anchor.0.allocate_few_at::<GUARDED>(self.cache(), request, out)
+        self.keep_alive.0.allocate_few_at::<GUARDED>(self.cache(), request, out)
     }
 
     pub(crate) fn free(&self, handles: &[BlockHandle]) -> Result<(), HandleError> {
         match handles {
-            [handle] => self.anchor.0.free_one(Some(self.cache()), handle),
-            _ if handles.len() <= FEW => self.anchor.0.free_few(Some(self.cache()), handles),
-            _ => self.cache().seated(|cache| self.anchor.0.free_many(Some(cache), handles)),
+            [handle] => self.keep_alive.0.free_one(Some(self.cache()), handle),
+            _ if handles.len() <= FEW => self.keep_alive.0.free_few(Some(self.cache()), handles),
+            _ => self.cache().seated(|cache| self.keep_alive.0.free_many(Some(cache), handles)),
         }
     }
 
@@ -107,17 +107,17 @@ impl Resident {
     #[inline]
     pub(crate) fn release_leased(&self, ids: &[BlockId]) {
         if let [id] = ids {
-            self.anchor.0.release_one(Some(self.cache()), *id, true);
+            self.keep_alive.0.release_one(Some(self.cache()), *id, true);
         } else if ids.len() <= FEW {
-            self.anchor.0.release_few(Some(self.cache()), ids, true);
+            self.keep_alive.0.release_few(Some(self.cache()), ids, true);
         } else {
-            self.cache().seated(|cache| self.anchor.0.release_at(Some(cache), ids, true));
+            self.cache().seated(|cache| self.keep_alive.0.release_at(Some(cache), ids, true));
         }
     }
 
     /// Gives everything that is free back to the bitmaps.
     pub(crate) fn flush(&self) {
-        let core: &Core = &self.anchor.0;
+        let core: &Core = &self.keep_alive.0;
         let custody = core.custody();
         // A visitor that has the contents just now empties them itself.
         self.cache().seated(|cache| cache.enter(|local| local.surrender(core, &custody)));
@@ -129,15 +129,15 @@ impl Resident {
     }
 }
 
-impl Drop for Resident {
+impl Drop for CacheHandle {
     fn drop(&mut self) {
         self.flush();
         self.cache().leave();
     }
 }
 
-/// The pool that the thread used last: its address, the thread's thread cache in it, and the anchor.
-type Recent = (*const Core, *const ThreadCache, *const Anchor);
+/// The pool that the thread used last: its address, the thread's thread cache in it, and the keep-alive.
+type Recent = (*const Core, *const ThreadCache, *const KeepAlive);
 const NOWHERE: Recent = (ptr::null(), ptr::null(), ptr::null());
 
 thread_local_const! {
@@ -147,13 +147,13 @@ thread_local_const! {
 
 thread_local! {
     /// Every pool that the thread has a thread cache in.
-    static RESIDENCES: RefCell<Residences> = RefCell::new(Residences::default());
+    static CACHE_HANDLES: RefCell<CacheHandles> = RefCell::new(CacheHandles::default());
 }
 
 #[derive(Default)]
-struct Residences(Vec<Resident>);
+struct CacheHandles(Vec<CacheHandle>);
 
-impl Drop for Residences {
+impl Drop for CacheHandles {
     fn drop(&mut self) {
         // What the thread's other destructors free goes to the bitmaps directly.
         let _ = RECENT.try_with(|recent| recent.set(NOWHERE));
@@ -164,7 +164,7 @@ impl Blocks {
     /// Calls `f` with the current thread's cache, or with none if the thread is past having one.
     #[inline]
     pub(super) fn with_thread_cache<R>(&self, f: impl FnOnce(Option<Seated<'_>>) -> R) -> R {
-        match self.residence() {
+        match self.thread_entry() {
             // SAFETY: the thread's list keeps the thread cache's pool alive, and the thread cache is this thread's, until it is let go of,
             // which it is not while we are seated.
             Some((_, thread_cache, _)) => {
@@ -174,18 +174,18 @@ impl Blocks {
         }
     }
 
-    /// The current thread's anchor, or a fresh one if the thread is past having one.
+    /// The current thread's keep-alive, or a fresh one if the thread is past having one.
     #[inline]
-    pub(crate) fn anchor(&self) -> Arc<Anchor> {
-        match self.residence() {
-            Some((_, _, anchor)) => {
+    pub(crate) fn keep_alive(&self) -> Arc<KeepAlive> {
+        match self.thread_entry() {
+            Some((_, _, keep_alive)) => {
                 // SAFETY: the pointer came from `Arc::as_ptr`, and the thread's list holds a reference.
                 unsafe {
-                    Arc::increment_strong_count(anchor);
-                    Arc::from_raw(anchor)
+                    Arc::increment_strong_count(keep_alive);
+                    Arc::from_raw(keep_alive)
                 }
             }
-            None => Arc::new(Anchor(self.clone())),
+            None => Arc::new(KeepAlive(self.clone())),
         }
     }
 
@@ -198,31 +198,31 @@ impl Blocks {
     }
 
     #[inline]
-    fn residence(&self) -> Option<Recent> {
+    fn thread_entry(&self) -> Option<Recent> {
         let recent = RECENT.try_with(Cell::get).ok()?;
-        if recent.0 == self.core_ptr() { Some(recent) } else { self.residence_slow() }
+        if recent.0 == self.core_ptr() { Some(recent) } else { self.thread_entry_slow() }
     }
 
     #[cold]
     #[inline(never)]
-    fn residence_slow(&self) -> Option<Recent> {
-        RESIDENCES
-            .try_with(|residences| {
-                let residences = &mut residences.try_borrow_mut().ok()?.0;
+    fn thread_entry_slow(&self) -> Option<Recent> {
+        CACHE_HANDLES
+            .try_with(|handles| {
+                let handles = &mut handles.try_borrow_mut().ok()?.0;
                 // An address is not used again while the list holds the pool: no entry can be mistaken.
-                let known = residences.iter().position(|at| at.anchor.0.core_ptr() == self.core_ptr());
+                let known = handles.iter().position(|at| at.keep_alive.0.core_ptr() == self.core_ptr());
                 let at = known.unwrap_or_else(|| {
                     // The pool used last may be among those that go, and its address be used again before we are done.
                     RECENT.with(|recent| recent.set(NOWHERE));
                     // Reached by `no_users_code_takes_a_home_from_under_its_thread`.
                     if SeatedThread::is_out() {
-                        residences.retain(|at| !at.anchor.0.is_closed());
+                        handles.retain(|at| !at.keep_alive.0.is_closed());
                     }
-                    residences.push(Resident::new(self));
-                    residences.len() - 1
+                    handles.push(CacheHandle::new(self));
+                    handles.len() - 1
                 });
-                let at = &residences[at];
-                let recent = (self.core_ptr(), at.thread_cache, Arc::as_ptr(&at.anchor));
+                let at = &handles[at];
+                let recent = (self.core_ptr(), at.thread_cache, Arc::as_ptr(&at.keep_alive));
                 RECENT.with(|cell| cell.set(recent));
                 Some(recent)
             })
@@ -233,9 +233,9 @@ impl Blocks {
 /// Gives the thread's magazines back to the pools, so that nothing of it is stranded while it sleeps. Called by a
 /// thread that is about to park for long; others can also take the magazines of an idle thread without this.
 pub fn flush_thread() {
-    let _ = RESIDENCES.try_with(|residences| {
-        let Ok(residences) = residences.try_borrow() else { return };
-        for at in residences.0.iter() {
+    let _ = CACHE_HANDLES.try_with(|handles| {
+        let Ok(handles) = handles.try_borrow() else { return };
+        for at in handles.0.iter() {
             at.flush();
         }
     });

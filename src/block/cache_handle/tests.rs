@@ -33,7 +33,11 @@ impl Hostile {
         pool.close();
         let next = Blocks::new(CONFIG, None);
         next.allocate(&AllocRequest::new(1), None, &mut |_| ()).unwrap();
-        assert_eq!(pool.residents(), 1, "the thread is in the middle of an allocation in its thread_cache");
+        assert_eq!(
+            pool.thread_caches_in_use(),
+            1,
+            "the thread is in the middle of an allocation in its thread_cache"
+        );
         let given = std::mem::take(&mut *self.given.lock().unwrap());
         *self.other.lock().unwrap() = Some(thread::spawn(move || {
             given.iter().for_each(|&id| pool.release(&[id]));
@@ -85,7 +89,7 @@ fn no_users_code_takes_a_home_from_under_its_thread() {
     pool.release(&ids);
     assert_eq!(pool.counts().used(), 0);
     // Once the thread is out of it, a pool that is gone is let go.
-    assert_eq!(pool.residents(), 1);
+    assert_eq!(pool.thread_caches_in_use(), 1);
     Blocks::new(CONFIG, None).allocate(&AllocRequest::new(1), None, &mut |_| ()).unwrap();
-    assert_eq!(pool.residents(), 0);
+    assert_eq!(pool.thread_caches_in_use(), 0);
 }
