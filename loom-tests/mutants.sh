@@ -106,7 +106,7 @@ unfiled_relaxed evictable
 settle_no_second_look announced
 directory_relaxed growth
 silent_wave announced
-silent_resident announced
+silent_cache_handle announced
 chunk_relaxed sequences
 replace_relaxed sequences
 slot_relaxed retire_reclaim

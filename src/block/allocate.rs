@@ -23,7 +23,7 @@ use crate::sync::{Ordering::*, yield_now};
 use super::blocks::Core;
 use super::custody::Custody;
 use super::release::Freed;
-use super::thread_cache::{Seated, ThreadCache};
+use super::thread_cache::{CountedRef, ThreadCache};
 use super::{AllocRequest, BlockWord, Blocks, Priority};
 
 /// How often everything is taken back before an allocation is refused while some thread was inside its thread cache.
@@ -69,7 +69,7 @@ impl Blocks {
 impl Core {
     pub(super) fn allocate_at(
         &self,
-        cache: Option<Seated<'_>>,
+        cache: Option<CountedRef<'_>>,
         request: &AllocRequest,
         near: Option<FrameId>,
         guarded: bool,
@@ -158,7 +158,7 @@ impl Core {
     /// Finds frames for a request.
     pub(super) fn gather(
         &self,
-        cache: Option<Seated<'_>>,
+        cache: Option<CountedRef<'_>>,
         request: &AllocRequest,
         near: Option<FrameId>,
         grab: &mut Grab,
@@ -179,7 +179,7 @@ impl Core {
 
     fn gather_once(
         &self,
-        cache: Option<Seated<'_>>,
+        cache: Option<CountedRef<'_>>,
         request: &AllocRequest,
         near: Option<FrameId>,
         grab: &mut Grab,
@@ -254,7 +254,7 @@ impl Core {
 
     fn gather_run(
         &self,
-        cache: Option<Seated<'_>>,
+        cache: Option<CountedRef<'_>>,
         asked: usize,
         near: Option<FrameId>,
         grab: &mut Grab,
@@ -298,7 +298,7 @@ impl Core {
     }
 
     /// Takes from the cache's own magazines, and from the depot.
-    fn take_cached(&self, cache: Option<Seated<'_>>, asked: usize, grab: &mut Grab) {
+    fn take_cached(&self, cache: Option<CountedRef<'_>>, asked: usize, grab: &mut Grab) {
         let _ = cache.and_then(|cache| {
             cache.enter(|local| {
                 while grab.frames < asked
@@ -328,7 +328,7 @@ impl Core {
     #[cold]
     fn evict_into(
         &self,
-        cache: Option<Seated<'_>>,
+        cache: Option<CountedRef<'_>>,
         request: &AllocRequest,
         grab: &mut Grab,
         evict: impl Fn(&Self, usize, &mut dyn FnMut(FrameId)) -> usize,
@@ -373,7 +373,7 @@ impl Core {
     }
 
     /// Where the cache's allocations gather.
-    fn start(&self, cache: Option<Seated<'_>>) -> FrameId {
+    fn start(&self, cache: Option<CountedRef<'_>>) -> FrameId {
         cache.and_then(|cache| cache.enter(|local| local.magazines.near())).unwrap_or(FrameId(0))
     }
 

@@ -5,7 +5,7 @@
 //! # Lifetimes
 //!
 //! ```text
-//! Lease ── Arc<Anchor> ── Blocks ── thread caches           thread-local ── Resident ── Arc<Anchor>
+//! Lease ── Arc<KeepAlive> ── Blocks ── thread caches           thread-local ── CacheHandle ── Arc<KeepAlive>
 //! ```
 //!
 //! An owned lease keeps the blocks' metadata alive through its thread's [`KeepAlive`], whose count only that thread's
@@ -17,8 +17,8 @@
 //!
 //! The longer ways through the pool run a user's code while the thread's thread cache is in use further up the stack. That code may
 //! drop the last reference to the pool and open a thread cache elsewhere. If the thread let go of its thread cache here then, another thread
-//! could move in, and two would enter one cell. So only a thread that is in no [seated](CacheRef::seated) call lets go; and what
-//! needs a [`Seated`] is not to be had without being counted.
+//! could move in, and two would enter one cell. So only a thread that is in no [counted](CacheRef::counted) call lets go; and what
+//! needs a [`CountedRef`] is not to be had without being counted.
 
 use std::cell::{Cell, RefCell};
 use std::ptr;
@@ -28,7 +28,7 @@ use crate::ids::{BlockHandle, BlockId};
 use crate::sync::{Arc, thread_local, thread_local_const};
 
 use super::blocks::Core;
-use super::thread_cache::{CacheRef, Seated, SeatedThread, ThreadCache};
+use super::thread_cache::{CacheRef, CountedRef, ThreadCache, ThreadUses};
 use super::{AllocRequest, Blocks, FEW};
 
 /// Keeps a pool's blocks alive for the leases of one thread; see the [module](self).
@@ -78,7 +78,7 @@ impl CacheHandle {
         guarded: bool,
         take: &mut dyn FnMut(BlockId),
     ) -> Result<(), AllocError> {
-        self.cache().seated(|cache| self.keep_alive.0.allocate_at(Some(cache), request, None, guarded, take))
+        self.cache().counted(|cache| self.keep_alive.0.allocate_at(Some(cache), request, None, guarded, take))
     }
 
     #[inline]
@@ -99,7 +99,7 @@ impl CacheHandle {
         match handles {
             [handle] => self.keep_alive.0.free_one(Some(self.cache()), handle),
             _ if handles.len() <= FEW => self.keep_alive.0.free_few(Some(self.cache()), handles),
-            _ => self.cache().seated(|cache| self.keep_alive.0.free_many(Some(cache), handles)),
+            _ => self.cache().counted(|cache| self.keep_alive.0.free_many(Some(cache), handles)),
         }
     }
 
@@ -111,7 +111,7 @@ impl CacheHandle {
         } else if ids.len() <= FEW {
             self.keep_alive.0.release_few(Some(self.cache()), ids, true);
         } else {
-            self.cache().seated(|cache| self.keep_alive.0.release_at(Some(cache), ids, true));
+            self.cache().counted(|cache| self.keep_alive.0.release_at(Some(cache), ids, true));
         }
     }
 
@@ -120,10 +120,10 @@ impl CacheHandle {
         let core: &Core = &self.keep_alive.0;
         let custody = core.custody();
         // A visitor that has the contents just now empties them itself.
-        self.cache().seated(|cache| cache.enter(|local| local.surrender(core, &custody)));
+        self.cache().counted(|cache| cache.enter(|local| local.surrender(core, &custody)));
         // A search looks into the bitmaps first and visits the thread cache then: between the two all of it can go from here to
         // there.
-        if cfg!(kvpool_mutant = "silent_resident") {
+        if cfg!(kvpool_mutant = "silent_cache_handle") {
             custody.leave_to_line();
         }
     }
@@ -163,12 +163,12 @@ impl Drop for CacheHandles {
 impl Blocks {
     /// Calls `f` with the current thread's cache, or with none if the thread is past having one.
     #[inline]
-    pub(super) fn with_thread_cache<R>(&self, f: impl FnOnce(Option<Seated<'_>>) -> R) -> R {
+    pub(super) fn with_thread_cache<R>(&self, f: impl FnOnce(Option<CountedRef<'_>>) -> R) -> R {
         match self.thread_entry() {
             // SAFETY: the thread's list keeps the thread cache's pool alive, and the thread cache is this thread's, until it is let go of,
-            // which it is not while we are seated.
+            // which it is not while we are counted.
             Some((_, thread_cache, _)) => {
-                unsafe { CacheRef::new(&*thread_cache) }.seated(|cache| f(Some(cache)))
+                unsafe { CacheRef::new(&*thread_cache) }.counted(|cache| f(Some(cache)))
             }
             None => f(None),
         }
@@ -214,8 +214,8 @@ impl Blocks {
                 let at = known.unwrap_or_else(|| {
                     // The pool used last may be among those that go, and its address be used again before we are done.
                     RECENT.with(|recent| recent.set(NOWHERE));
-                    // Reached by `no_users_code_takes_a_home_from_under_its_thread`.
-                    if SeatedThread::is_out() {
+                    // Reached by `no_users_code_takes_a_thread_cache_from_under_its_thread`.
+                    if ThreadUses::is_out() {
                         handles.retain(|at| !at.keep_alive.0.is_closed());
                     }
                     handles.push(CacheHandle::new(self));

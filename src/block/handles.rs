@@ -10,7 +10,7 @@ use crate::sync::Ordering::*;
 
 use super::blocks::Core;
 use super::release::Freed;
-use super::thread_cache::{CacheRef, Seated};
+use super::thread_cache::{CacheRef, CountedRef};
 use super::{BlockInfo, BlockWord, Blocks, FEW, Released};
 
 /// On whose behalf a word is changed by handle.
@@ -76,7 +76,7 @@ impl Blocks {
     /// As [`free`](Self::free), of any number of handles.
     pub(super) fn free_many(
         &self,
-        cache: Option<Seated<'_>>,
+        cache: Option<CountedRef<'_>>,
         handles: &[BlockHandle],
     ) -> Result<(), HandleError> {
         self.check_list(handles)?;

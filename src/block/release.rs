@@ -10,7 +10,7 @@ use crate::sync::{AtomicU64, Ordering, Ordering::*};
 use super::blocks::Core;
 use super::custody::Custody;
 use super::keep::Kept;
-use super::thread_cache::{CacheRef, Seated};
+use super::thread_cache::{CacheRef, CountedRef};
 use super::{BlockWord, Blocks, FEW, Released};
 
 /// Runs at least this long go to the bitmaps by themselves; shorter ones through the magazines.
@@ -200,14 +200,14 @@ impl Blocks {
         let mut freed = Freed::new();
         frames.iter().for_each(|&frame| freed.push(frame));
         match cache {
-            Some(cache) => cache.seated(|cache| self.give_back(Some(cache), &freed.runs)),
+            Some(cache) => cache.counted(|cache| self.give_back(Some(cache), &freed.runs)),
             None => self.with_thread_cache(|cache| self.give_back(cache, &freed.runs)),
         }
     }
 }
 
 impl Core {
-    pub(super) fn release_at(&self, cache: Option<Seated<'_>>, ids: &[BlockId], guarded: bool) {
+    pub(super) fn release_at(&self, cache: Option<CountedRef<'_>>, ids: &[BlockId], guarded: bool) {
         let mut freed = Freed::new();
         for &id in ids {
             if let Some(frame) = self.release_word(id, guarded) {
@@ -366,7 +366,7 @@ impl Core {
     /// Frames whose blocks are free: at once to where they are reused, or aside if a batch may still see them. Who waits for
     /// blocks is told.
     #[inline(never)]
-    pub(super) fn give_back(&self, cache: Option<Seated<'_>>, runs: &[Run]) {
+    pub(super) fn give_back(&self, cache: Option<CountedRef<'_>>, runs: &[Run]) {
         if runs.is_empty() {
             return;
         }

@@ -128,9 +128,9 @@ impl ThreadCache {
 pub(super) struct CacheRef<'a>(&'a ThreadCache);
 
 /// A thread cache that stays the thread's while a user's code runs further down the stack: a storage that wipes frames, a policy
-/// that is asked for a victim, a waker. See [`CacheRef::seated`].
+/// that is asked for a victim, a waker. See [`CacheRef::counted`].
 #[derive(Clone, Copy)]
-pub(super) struct Seated<'a>(CacheRef<'a>);
+pub(super) struct CountedRef<'a>(CacheRef<'a>);
 
 impl<'a> CacheRef<'a> {
     /// # Safety
@@ -149,9 +149,9 @@ impl<'a> CacheRef<'a> {
 
     /// The thread cache for a longer way, on which a user's code may run. Until `f` returns, the thread gives up no thread cache.
     #[inline]
-    pub(super) fn seated<R>(self, f: impl FnOnce(Seated<'_>) -> R) -> R {
-        let _counted = SeatedThread::count();
-        f(Seated(self))
+    pub(super) fn counted<R>(self, f: impl FnOnce(CountedRef<'_>) -> R) -> R {
+        let _counted = ThreadUses::count();
+        f(CountedRef(self))
     }
 
     /// Runs `f`, which runs nobody else's code, on the magazines, unless a visitor has them: then the caller goes without.
@@ -167,7 +167,7 @@ impl<'a> CacheRef<'a> {
     }
 }
 
-impl Seated<'_> {
+impl CountedRef<'_> {
     /// Runs `f` on the contents, unless a visitor has them: then the caller goes without.
     #[inline]
     pub(super) fn enter<R>(self, f: impl FnOnce(&mut Local) -> R) -> Option<R> {
@@ -178,31 +178,31 @@ impl Seated<'_> {
 }
 
 thread_local_const! {
-    /// [Seated](Seated) calls that the thread is in.
-    static SEATED: Cell<usize> = Cell::new(0);
+    /// [Counted](CountedRef) calls that the thread is in.
+    static USES: Cell<usize> = Cell::new(0);
 }
 
-/// Counts a seated call of the thread for as long as it lives.
-pub(super) struct SeatedThread;
+/// Counts a counted call of the thread for as long as it lives.
+pub(super) struct ThreadUses;
 
-impl SeatedThread {
+impl ThreadUses {
     #[inline]
     fn count() -> Self {
         // A thread that is past having locals gives up no thread cache either.
-        let _ = SEATED.try_with(|calls| calls.set(calls.get() + 1));
+        let _ = USES.try_with(|calls| calls.set(calls.get() + 1));
         Self
     }
 
-    /// Whether the thread is in no seated call: it is about to use none of its thread caches.
+    /// Whether the thread is in no counted call: it is about to use none of its thread caches.
     pub(super) fn is_out() -> bool {
-        SEATED.try_with(|calls| calls.get() == 0).unwrap_or(false)
+        USES.try_with(|calls| calls.get() == 0).unwrap_or(false)
     }
 }
 
-impl Drop for SeatedThread {
+impl Drop for ThreadUses {
     #[inline]
     fn drop(&mut self) {
-        let _ = SEATED.try_with(|calls| calls.set(calls.get() - 1));
+        let _ = USES.try_with(|calls| calls.set(calls.get() - 1));
     }
 }
 

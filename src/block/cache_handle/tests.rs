@@ -71,7 +71,7 @@ impl Keeper for Hostile {
 /// A thread cache has one thread for as long as that is anywhere in the pool, whatever a user's code does further down. Miri sees the
 /// race if it has two.
 #[test]
-fn no_users_code_takes_a_home_from_under_its_thread() {
+fn no_users_code_takes_a_thread_cache_from_under_its_thread() {
     let hostile = Arc::new(Hostile::default());
     let pool = Blocks::with_keeper(CONFIG, None, Some(Box::new(hostile.clone())));
     let mut cached = Vec::new();
