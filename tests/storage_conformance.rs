@@ -70,11 +70,11 @@ impl Drop for Engine {
         for &(base, stride, tile) in &self.planes {
             (0..FRAMES).for_each(|frame| inside[base + frame * stride..][..tile].fill(true));
         }
-        let stray = (0..bytes.len()).find(|&at| !inside[at] && bytes[at] != UNTOUCHED);
+        let shared_limbo = (0..bytes.len()).find(|&at| !inside[at] && bytes[at] != UNTOUCHED);
         // SAFETY: as allocated; not used again.
         unsafe { dealloc(self.memory, self.layout) };
         if !std::thread::panicking() {
-            assert_eq!(stray, None, "a byte outside all tiles was written");
+            assert_eq!(shared_limbo, None, "a byte outside all tiles was written");
         }
     }
 }

@@ -111,9 +111,9 @@ impl Drop for Tensors {
         for &(offset, stride, tile) in &self.tiles {
             (0..self.frames).for_each(|frame| inside[offset + frame * stride..][..tile].fill(true));
         }
-        let stray = (0..bytes.len()).find(|&at| !inside[at] && bytes[at] != POISON);
+        let shared_limbo = (0..bytes.len()).find(|&at| !inside[at] && bytes[at] != POISON);
         if !std::thread::panicking() {
-            assert_eq!(stray, None, "a byte outside all tiles was written");
+            assert_eq!(shared_limbo, None, "a byte outside all tiles was written");
         }
     }
 }

@@ -146,7 +146,7 @@ fn beside(name: &'static str, give_back: fn(&Pool)) {
 /// As the background task of the compactor does when it looks.
 #[test]
 fn of_a_look_at_strays() {
-    beside("in_hand::of_a_look_at_strays", |pool| assert_eq!(pool.blocks().reclaim_strays(), 1));
+    beside("in_hand::of_a_look_at_strays", |pool| assert_eq!(pool.blocks().reclaim_shared_limbo(), 1));
 }
 
 #[test]

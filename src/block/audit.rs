@@ -187,7 +187,7 @@ impl Core {
             });
             visit.ok_or_else(|| if heavy_fence() { AuditError::Busy } else { AuditError::FenceRefused })?;
         }
-        self.stray.for_each(&custody, |run| ledger.see_run(run, Place::Retired));
+        self.shared_limbo.for_each(&custody, |run| ledger.see_run(run, Place::Retired));
         self.for_each_reserved(&custody, |frame| ledger.see(frame, Place::Reserved));
         let references = self.audit_words(&mut ledger)?;
         ledger.outcome?;

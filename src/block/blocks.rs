@@ -14,7 +14,7 @@ use super::BlockWord;
 use super::keep::Keeper;
 use super::log::MoveLog;
 use super::reserve::Reserve;
-use super::strays::Strays;
+use super::shared_limbo::SharedLimbo;
 use super::table::Table;
 use super::thread_cache::ThreadCaches;
 use super::waiters::Waiters;
@@ -68,7 +68,7 @@ pub struct Core {
     /// Retired frames of threads that could not enter a thread cache of their own at that moment.
     ///
     /// Its own cache line, as everything that a mover writes: next to it stands what every allocation reads.
-    pub(super) stray: CachePadded<Strays>,
+    pub(super) shared_limbo: CachePadded<SharedLimbo>,
     /// What moved lately.
     pub(super) moves: CachePadded<MoveLog>,
     pub(super) reserve: Reserve,
@@ -170,7 +170,7 @@ impl Blocks {
             clock: Clock::default(),
             watch: Watch::default(),
             thread_caches: ThreadCaches::default(),
-            stray: CachePadded::new(Strays::default()),
+            shared_limbo: CachePadded::new(SharedLimbo::default()),
             moves: CachePadded::new(MoveLog::new()),
             reserve,
             waiters: Waiters::default(),
@@ -347,7 +347,7 @@ impl Core {
             // What no batch can see any more is got by the next allocation that needs it.
             if newest_tag < oldest { in_magazines += waiting } else { retired += waiting }
         }
-        let (waiting, newest_tag) = self.stray.mirror();
+        let (waiting, newest_tag) = self.shared_limbo.mirror();
         if newest_tag < oldest {
             in_magazines += waiting
         } else {

@@ -1,18 +1,18 @@
 //! Free frames in a thread's hands: the right to take them there, and the duty to announce them.
 //!
 //! Some steps take free frames out of the places that a search looks at, and put them back later: a chain of
-//! [strays](super::strays) that is sifted, another thread's thread cache that is emptied into the bitmaps, a reserve that is
+//! [frames in the shared limbo](super::shared_limbo) that is sifted, another thread's thread cache that is emptied into the bitmaps, a reserve that is
 //! looked through. A request that searches in between finds nothing, and may fall asleep. So every such step takes a
 //! [`Custody`] as proof that an announcement follows, and dropping the custody is that announcement, also when the step
 //! panics:
 //!
 //! | step | its custody is |
 //! |---|---|
-//! | [`Strays::reclaim`](super::strays::Strays::reclaim), `for_each` | a parameter |
+//! | [`SharedLimbo::reclaim`](super::shared_limbo::SharedLimbo::reclaim), `for_each` | a parameter |
 //! | `Local::surrender`: what a thread cache keeps | a parameter |
 //! | `Reserve::sift` | a parameter |
 //! | `Core::gather`, `take_back`, `take_reserved`, `evict_run` | a parameter |
-//! | `Core::allocate_at`, `give_back`, `trim`, `audit`, `reclaim_strays`, `vacate_reserve`, `Shrinking::collect`, `CacheHandle` | made there |
+//! | `Core::allocate_at`, `give_back`, `trim`, `audit`, `reclaim_shared_limbo`, `vacate_reserve`, `Shrinking::collect`, `CacheHandle` | made there |
 //!
 //! (What only makes frames available, and hides none, announces by name: the end of a batch, of a wave, of a shrink, growth, an
 //! eviction. See [`waiters`](super::waiters).)

@@ -269,7 +269,7 @@ impl Core {
     pub(super) fn free_or_retire(&self, runs: &[Run]) {
         match self.clock.idle_or_tag() {
             None => runs.iter().for_each(|&run| self.free_run(run)),
-            Some(tag) => runs.iter().for_each(|&run| self.stray.push(run, tag)),
+            Some(tag) => runs.iter().for_each(|&run| self.shared_limbo.push(run, tag)),
         }
     }
 

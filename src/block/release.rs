@@ -393,22 +393,22 @@ impl Core {
                 });
                 if retired.is_none() {
                     // A visitor has the thread cache, or the thread has none. Reached by `a_visited_owner_retires_elsewhere`.
-                    runs.iter().for_each(|&run| self.stray.push(run, tag));
+                    runs.iter().for_each(|&run| self.shared_limbo.push(run, tag));
                 }
             }
         }
     }
 
-    /// As [`reclaim_strays`](Self::reclaim_strays), if there is probably anything to give back: for whoever asks often.
-    pub fn reclaim_due_strays(&self) -> usize {
-        let may_be_due = !self.stray.is_empty() && self.stray.is_due(self.clock.oldest());
-        if may_be_due { self.reclaim_strays() } else { 0 }
+    /// As [`reclaim_shared_limbo`](Self::reclaim_shared_limbo), if there is probably anything to give back: for whoever asks often.
+    pub fn reclaim_due_shared_limbo(&self) -> usize {
+        let may_be_due = !self.shared_limbo.is_empty() && self.shared_limbo.is_due(self.clock.oldest());
+        if may_be_due { self.reclaim_shared_limbo() } else { 0 }
     }
 
     /// Gives back what was retired outside of any thread cache, moves' old frames among it, and is seen by no batch any more; how
     /// many frames that were. A request that waits is told.
-    pub fn reclaim_strays(&self) -> usize {
-        if self.stray.is_empty() {
+    pub fn reclaim_shared_limbo(&self) -> usize {
+        if self.shared_limbo.is_empty() {
             return 0;
         }
         let custody = self.custody();
@@ -419,13 +419,13 @@ impl Core {
         reclaimed
     }
 
-    /// As [`reclaim_strays`](Self::reclaim_strays); the caller's custody announces.
+    /// As [`reclaim_shared_limbo`](Self::reclaim_shared_limbo); the caller's custody announces.
     pub(super) fn reclaim_strays_under(&self, custody: &Custody<'_>) -> usize {
-        if self.stray.is_empty() {
+        if self.shared_limbo.is_empty() {
             return 0;
         }
         let mut reclaimed = 0;
-        self.stray.reclaim(self.clock.oldest(), custody, |run| {
+        self.shared_limbo.reclaim(self.clock.oldest(), custody, |run| {
             reclaimed += run.len as usize;
             self.free_run(run);
         });
@@ -456,11 +456,11 @@ mod tests {
         let batch = blocks.clock().begin();
         let thread_cache = blocks.thread_caches.iter().next().expect("this thread's");
         thread_cache.visit(|_| blocks.release(&ids)).expect("nobody is inside");
-        assert_eq!(blocks.stray.mirror().0, 3, "not in the thread_cache's limbo");
+        assert_eq!(blocks.shared_limbo.mirror().0, 3, "not in the thread_cache's limbo");
         assert_eq!(blocks.counts().retired, 3);
         blocks.end_batch(batch);
         assert_eq!(blocks.counts().free(), 64);
-        blocks.allocate(&AllocRequest::new(64), None, &mut |_| ()).expect("strays are got at");
+        blocks.allocate(&AllocRequest::new(64), None, &mut |_| ()).expect("shared_limbo are got at");
         assert_eq!(blocks.audit().unwrap().owned, 64);
     }
 }

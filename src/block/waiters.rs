@@ -57,7 +57,7 @@
 //! | an allocation the long way: frames of a split, of a walk in transit, taken back from others, of a request undone | `Core::allocate_at`, [`Waiting::allocate`] |
 //! | magazines given back: `flush`, a thread that ends, a handle that is dropped | `CacheHandle` |
 //! | trim, and an audit | `Core::trim`, `audit` |
-//! | what moves left is looked through: by the background task, at the end of a batch | `Core::reclaim_strays` |
+//! | what moves left is looked through: by the background task, at the end of a batch | `Core::reclaim_shared_limbo` |
 //! | the pool grows | `Core::grow` |
 //! | moves end: frames that were left, destinations that were not used | [`Wave`](super::Wave) |
 //! | a shrink looks for what is free, gives back what it had, or is done, so that some wait in vain | [`Shrinking`](super::Shrinking) |

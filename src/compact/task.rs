@@ -232,7 +232,7 @@ async fn work(
             // What the last run left is not free yet: another one would take more from those who allocate.
             continue;
         }
-        blocks.reclaim_due_strays();
+        blocks.reclaim_due_shared_limbo();
         let before = Idle::now(&compactor);
         if blocks.fragmentation(order) <= config.threshold {
             totals.lock().unwrap_or_else(PoisonError::into_inner).looks += 1;

@@ -32,7 +32,7 @@ impl Drop for Lease<'_> {
         if let Some(batch) = self.batch.take() {
             self.pool.end_batch(batch);
             // As at the end of every batch: frames that moves left, which it may have been the last to read.
-            self.pool.reclaim_due_strays();
+            self.pool.reclaim_due_shared_limbo();
         }
     }
 }

@@ -126,7 +126,7 @@ impl Step {
             blocks.end_batch(lease);
             // Frames that moves left, and that this batch may have been the last to read. It announces, also those that were
             // only in its hands, because they wait for another batch.
-            blocks.reclaim_due_strays();
+            blocks.reclaim_due_shared_limbo();
         }
         if !self.copied.is_empty() {
             // The copies are done. These were unlinked from their sequences, where a view's reader may have found them. No

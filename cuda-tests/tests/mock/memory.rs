@@ -201,7 +201,7 @@ fn pointers_are_known() {
     let there = unsafe { result::malloc_sync(100) }.unwrap();
     let here = gpu.memory(200);
     let pinned = gpu.pinned(300);
-    let stray = [0_u8; 16];
+    let shared_limbo = [0_u8; 16];
     let ask = |at: u64| {
         let (mut kind, mut device, mut start, mut size) = (9_u32, 9_i32, 9_u64, 9_usize);
         let mut attributes = [
@@ -225,12 +225,13 @@ fn pointers_are_known() {
     assert_eq!(ask(here + 50), (2, 0, here, 200));
     assert_eq!(ask(there + 99), (2, 1, there, 100));
     assert_eq!(ask(pinned.as_ptr() as u64), (1, 0, pinned.as_ptr() as u64, 300));
-    assert_eq!(ask(stray.as_ptr() as u64), (0, -2, 0, 0), "a stranger's");
+    assert_eq!(ask(shared_limbo.as_ptr() as u64), (0, -2, 0, 0), "a stranger's");
     let mut kind = 0_u32;
     let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
     // SAFETY: the place is this frame's.
-    let stranger =
-        unsafe { sys::cuPointerGetAttribute((&raw mut kind).cast(), attribute, stray.as_ptr() as u64) };
+    let stranger = unsafe {
+        sys::cuPointerGetAttribute((&raw mut kind).cast(), attribute, shared_limbo.as_ptr() as u64)
+    };
     assert_eq!(stranger, INVALID);
     unpin(pinned);
     gpu.free(here);

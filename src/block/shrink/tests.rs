@@ -157,7 +157,7 @@ fn the_audit_sees_what_is_gone_and_is_not() {
     pool.set_held(frame, BlockWord::unhold);
     assert_eq!(pool.audit(), Err(AuditError::Beyond { frame, block }));
     pool.set_held(frame, BlockWord::hold);
-    pool.stray.push(Run { start: frame, len: 1 }, pool.clock().newest());
+    pool.shared_limbo.push(Run { start: frame, len: 1 }, pool.clock().newest());
     let doubled = AuditError::Doubled { frame, first: Place::Retired, second: Place::Gone };
     assert_eq!(pool.audit(), Err(doubled));
 }

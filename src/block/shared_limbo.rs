@@ -22,7 +22,7 @@ struct Node {
 }
 
 /// See the [module](self).
-pub(super) struct Strays {
+pub(super) struct SharedLimbo {
     head: AtomicPtr<Node>,
     /// Frames in the list, those that a thread is looking at among them.
     frames: AtomicUsize,
@@ -31,7 +31,7 @@ pub(super) struct Strays {
     oldest_tag: AtomicU64,
 }
 
-impl Default for Strays {
+impl Default for SharedLimbo {
     fn default() -> Self {
         Self {
             head: AtomicPtr::new(ptr::null_mut()),
@@ -81,7 +81,7 @@ impl Drop for Chain {
     }
 }
 
-impl Strays {
+impl SharedLimbo {
     /// Puts a run aside until every batch with a ticket up to `tag` has ended.
     pub(super) fn push(&self, run: Run, tag: Ticket) {
         // Relaxed, both: statistics.
@@ -173,7 +173,7 @@ impl Strays {
     }
 }
 
-impl Drop for Strays {
+impl Drop for SharedLimbo {
     fn drop(&mut self) {
         drop(self.take());
     }
@@ -188,7 +188,7 @@ mod tests {
     #[test]
     fn frames_are_counted_and_none_is_lost_between_threads() {
         const RUNS: u32 = if cfg!(miri) { 40 } else { 20_000 };
-        let strays = Strays::default();
+        let shared_limbo = SharedLimbo::default();
         // Of any pool: it is announced to no one.
         let config = BlocksConfig {
             frames: 64,
@@ -205,13 +205,14 @@ mod tests {
         let got: Vec<u32> = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..2)
                 .map(|thread| {
-                    let strays = &strays;
+                    let shared_limbo = &shared_limbo;
                     scope.spawn(move || {
                         let mut got = Vec::new();
                         for i in 0..RUNS {
-                            strays.push(Run { start: FrameId(2 * i + thread), len: 1 }, Ticket(i as u64 % 2));
+                            shared_limbo
+                                .push(Run { start: FrameId(2 * i + thread), len: 1 }, Ticket(i as u64 % 2));
                             if i % 8 == 0 {
-                                strays.reclaim(Ticket(1), custody, |run| got.push(run.start.0));
+                                shared_limbo.reclaim(Ticket(1), custody, |run| got.push(run.start.0));
                             }
                         }
                         got
@@ -222,12 +223,12 @@ mod tests {
         });
         let mut all = got;
         let mut waiting = 0;
-        strays.for_each(custody, |_| waiting += 1);
-        assert_eq!((strays.mirror(), all.len() + waiting), ((waiting, Ticket(1)), 2 * RUNS as usize));
-        strays.reclaim(Ticket(2), custody, |run| all.push(run.start.0));
+        shared_limbo.for_each(custody, |_| waiting += 1);
+        assert_eq!((shared_limbo.mirror(), all.len() + waiting), ((waiting, Ticket(1)), 2 * RUNS as usize));
+        shared_limbo.reclaim(Ticket(2), custody, |run| all.push(run.start.0));
         all.sort_unstable();
         assert_eq!(all, (0..2 * RUNS).collect::<Vec<_>>());
-        assert_eq!(strays.mirror().0, 0);
-        strays.push(Run { start: FrameId(0), len: 3 }, Ticket(9));
+        assert_eq!(shared_limbo.mirror().0, 0);
+        shared_limbo.push(Run { start: FrameId(0), len: 3 }, Ticket(9));
     }
 }
