@@ -48,7 +48,7 @@ impl CachedBlocks {
         };
         let key = prefix.key(HashKey::from_bytes([7; 32]));
         let cache = Arc::new(Cache::new(blocks, blocks, 1, key).unwrap());
-        let blocks = Blocks::with_keeper(config, None, Some(Box::new(cache.clone())));
+        let blocks = Blocks::with_evictor(config, None, Some(Box::new(cache.clone())));
         Arc::new(Self { touched: TouchedBlocks::around(blocks), cache })
     }
 

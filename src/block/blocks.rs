@@ -11,7 +11,7 @@ use crate::ids::{BlockHandle, BlockId, DeviceId, FrameId, Order, PoolTag, Run};
 use crate::sync::{Arc, AtomicBool, AtomicUsize, CachePadded, Ordering::*, next_pool_tag};
 
 use super::BlockWord;
-use super::keep::Keeper;
+use super::evict::Evictor;
 use super::log::MoveLog;
 use super::reserve::Reserve;
 use super::shared_limbo::SharedLimbo;
@@ -86,7 +86,7 @@ pub struct Core {
     /// Of these, those that could not be wiped.
     unwiped: AtomicUsize,
     /// Knows the cached blocks, if any are.
-    pub(super) keeper: Option<Box<dyn Keeper>>,
+    pub(super) evictor: Option<Box<dyn Evictor>>,
     /// Blocks that are evictable.
     pub(super) evictable: CachePadded<AtomicUsize>,
     /// The pool is gone; threads forget it when they next look at their list.
@@ -137,7 +137,7 @@ impl Blocks {
     ///
     /// If the configuration makes no sense; the pool's builder checks it first.
     pub fn new(config: BlocksConfig, scrub: Option<Scrub>) -> Self {
-        Self::with_keeper(config, scrub, None)
+        Self::with_evictor(config, scrub, None)
     }
 
     /// As [`new`](Self::new), with somebody who keeps cached blocks.
@@ -145,7 +145,11 @@ impl Blocks {
     /// # Panics
     ///
     /// As [`new`](Self::new).
-    pub fn with_keeper(config: BlocksConfig, scrub: Option<Scrub>, keeper: Option<Box<dyn Keeper>>) -> Self {
+    pub fn with_evictor(
+        config: BlocksConfig,
+        scrub: Option<Scrub>,
+        evictor: Option<Box<dyn Evictor>>,
+    ) -> Self {
         assert!(config.magazine_blocks <= MAGAZINE_BLOCKS_MAX, "{config:?}");
         let frames = Frames::new(FrameConfig {
             frames: config.frames,
@@ -181,7 +185,7 @@ impl Blocks {
             rows: AtomicUsize::new(config.frames),
             held: CachePadded::new(AtomicUsize::new(0)),
             unwiped: AtomicUsize::new(0),
-            keeper,
+            evictor,
             evictable: CachePadded::new(AtomicUsize::new(0)),
             closed: AtomicBool::new(false),
         }))
@@ -289,8 +293,8 @@ impl Core {
             .grow(blocks, &mut |run| {
                 if !cfg!(kvpool_mutant = "late_rows") {
                     self.table.grow(run.end() as usize);
-                    if let Some(keeper) = &self.keeper {
-                        keeper.grow(self, run.end() as usize);
+                    if let Some(evictor) = &self.evictor {
+                        evictor.grow(self, run.end() as usize);
                     }
                 }
                 prepare(run)?;

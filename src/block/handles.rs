@@ -498,7 +498,7 @@ impl Released {
             Self::Shared(word)
             | Self::Last { word, .. }
             | Self::ToMover { word, .. }
-            | Self::Kept { word } => word,
+            | Self::Evictable { word } => word,
         }
     }
 }

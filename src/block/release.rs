@@ -9,7 +9,7 @@ use crate::sync::{AtomicU64, Ordering, Ordering::*};
 
 use super::blocks::Core;
 use super::custody::Custody;
-use super::keep::Kept;
+use super::evict::Evictable;
 use super::thread_cache::{CacheRef, CountedRef};
 use super::{BlockWord, Blocks, FEW, Released};
 
@@ -67,7 +67,7 @@ fn not_the_callers(id: BlockId, word: BlockWord) -> ! {
 enum Owed {
     Nothing,
     Frame(FrameId),
-    Kept(BlockWord),
+    Evictable(BlockWord),
 }
 
 /// Frames on their way back: long runs to the bitmaps at once; the short ones, if they are few, to the magazines, else
@@ -130,23 +130,23 @@ impl Blocks {
     /// As [`release`](Self::release), of blocks that were in a sequence's list.
     #[inline]
     pub(crate) fn release_listed(&self, ids: &[BlockId]) {
-        match &self.keeper {
-            Some(keeper) => self.release_kept(ids, |kept, tag| keeper.keep(self, kept, tag)),
+        match &self.evictor {
+            Some(evictor) => self.release_cached(ids, |kept, tag| evictor.keep(self, kept, tag)),
             None => self.release_as(ids, true),
         }
     }
 
-    /// As [`release_listed`](Self::release_listed), by who tells the keeper itself: `keep` gets what became evictable, as
-    /// [`Keeper::keep`](super::Keeper::keep) does.
-    pub(crate) fn release_kept(&self, ids: &[BlockId], keep: impl FnOnce(&[Kept], Ticket)) {
-        let (mut freed, mut kept) = (Freed::new(), SmallVec::<[Kept; 64]>::new());
+    /// As [`release_listed`](Self::release_listed), by who tells the evictor itself: `keep` gets what became evictable, as
+    /// [`Evictor::keep`](super::Evictor::keep) does.
+    pub(crate) fn release_cached(&self, ids: &[BlockId], keep: impl FnOnce(&[Evictable], Ticket)) {
+        let (mut freed, mut kept) = (Freed::new(), SmallVec::<[Evictable; 64]>::new());
         // Before they are evictable, so that a thread that is stopped between hides none from the count.
-        self.count_kept(ids.len());
+        self.count_evictable(ids.len());
         for &id in ids {
             match self.release_listed_word(id) {
                 Owed::Nothing => {}
                 Owed::Frame(frame) => freed.push(frame),
-                Owed::Kept(word) => kept.push(Kept { id, word }),
+                Owed::Evictable(word) => kept.push(Evictable { id, word }),
             }
         }
         self.count_hits(ids.len() - kept.len());
@@ -286,8 +286,8 @@ impl Core {
                 Relaxed,
             ) {
                 Ok(_) => {
-                    if let Released::Kept { word } = released {
-                        return Owed::Kept(word);
+                    if let Released::Evictable { word } = released {
+                        return Owed::Evictable(word);
                     }
                     return self.released(id, released).map_or(Owed::Nothing, Owed::Frame);
                 }
@@ -301,14 +301,14 @@ impl Core {
     #[cold]
     pub(crate) fn give_back_hit(&self, id: BlockId, was_evictable: bool) {
         if !was_evictable {
-            // As in `release_kept`.
-            self.count_kept(1);
+            // As in `release_cached`.
+            self.count_evictable(1);
         }
         match self.release_listed_word(id) {
-            Owed::Kept(word) => {
-                let keeper = self.keeper.as_ref();
-                self.keep(&[Kept { id, word }], |kept, tag| {
-                    keeper.into_iter().for_each(|keeper| keeper.keep(self, kept, tag));
+            Owed::Evictable(word) => {
+                let evictor = self.evictor.as_ref();
+                self.keep(&[Evictable { id, word }], |kept, tag| {
+                    evictor.into_iter().for_each(|evictor| evictor.keep(self, kept, tag));
                 });
             }
             Owed::Nothing => self.count_hits(1),
@@ -327,8 +327,8 @@ impl Core {
         // Acquire and Release: goes on with the order of those who released it.
         match atomic.compare_exchange(word.to_bits(), next.to_bits(), AcqRel, Relaxed) {
             Ok(_) => {
-                if let Some(keeper) = &self.keeper {
-                    keeper.forget(self, id);
+                if let Some(evictor) = &self.evictor {
+                    evictor.forget(self, id);
                 }
                 BlockWord::from_bits(atomic.load(Relaxed))
             }
@@ -341,7 +341,7 @@ impl Core {
     pub(super) fn released(&self, id: BlockId, released: Released) -> Option<FrameId> {
         match released {
             // Only a list's release keeps a block, and it asks for that first.
-            Released::Shared(_) | Released::Kept { .. } => None,
+            Released::Shared(_) | Released::Evictable { .. } => None,
             Released::Last { word, carry } => {
                 if carry {
                     self.table.info(id).carry_generation();

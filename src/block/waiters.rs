@@ -51,7 +51,7 @@
 //!
 //! | what | where |
 //! |---|---|
-//! | a block becomes evictable, or is put back by an eviction that passed over it | `Core::release_kept`, `allocate_at` |
+//! | a block becomes evictable, or is put back by an eviction that passed over it | `Core::release_cached`, `allocate_at` |
 //! | the cache is cleared | `Core::evict_all` |
 //! | a free the long way, by release, by handle, of a sequence or a lease | `Core::give_back` |
 //! | an allocation the long way: frames of a split, of a walk in transit, taken back from others, of a request undone | `Core::allocate_at`, [`Waiting::allocate`] |

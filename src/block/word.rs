@@ -54,7 +54,7 @@
 //! | `seal_cached`, `seal_guarded` at the end of a batch | the sequence's reference. Exposed: a sequence that gives the block up at that very moment |
 //! | `hit` | nothing. Therefore the cache compares what the block holds once more, under the reference that the hit took, and gives the reference back if it is another |
 //! | `evict` | nothing. Exposed: the evictor, between its look at the tag and the exchange |
-//! | `evict_kept`, which may come seconds after the release that made the word | nothing. A wrong success evicts a block that is evictable, and whose newest tag is old enough: it is lost for the cache, and no more |
+//! | `evict_one`, which may come seconds after the release that made the word | nothing. A wrong success evicts a block that is evictable, and whose newest tag is old enough: it is lost for the cache, and no more |
 //!
 //! How likely that is: a thread that leases and drops one block in a loop, which is about the fastest way to count, takes
 //! 28 ns a time (README), so 1.8 ms for 65,536. A scheduler takes the processor away for longer than that, so that time alone
@@ -116,7 +116,7 @@ pub enum Released {
         word: BlockWord,
     },
     /// That was the last of a cached block, which keeps its frame. The caller tells the cache.
-    Kept {
+    Evictable {
         /// The word of the block: evictable.
         word: BlockWord,
     },
@@ -309,7 +309,9 @@ impl BlockWord {
             1 => {
                 let word = self.freed();
                 if self.is_cached() && !word.carries() {
-                    return Some(Released::Kept { word: Self(word.0 | self.0 & (SEALED | MOVING | CACHED)) });
+                    return Some(Released::Evictable {
+                        word: Self(word.0 | self.0 & (SEALED | MOVING | CACHED)),
+                    });
                 }
                 Some(if self.is_moving() && !cfg!(kvpool_mutant = "release_from_mover") {
                     Released::ToMover { word: Self(word.0 | MOVING) }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-use crate::block::{Blocks, BlocksConfig, Keeper, Sampler, Scrub};
+use crate::block::{Blocks, BlocksConfig, Evictor, Sampler, Scrub};
 use crate::compact::{Bytes, Compactor, FrameCopier};
 use crate::config::{FAN, FRAGMENTATION_ORDER, MAGAZINE_BLOCKS_MAX, SEGMENT_FRAMES, magazine_blocks};
 use crate::error::{PrefixError, SizingError, StorageError};
@@ -352,8 +352,11 @@ impl PoolBuilder {
             }
             None => None,
         };
-        let blocks =
-            Blocks::with_keeper(config, scrub, cache.clone().map(|cache| Box::new(cache) as Box<dyn Keeper>));
+        let blocks = Blocks::with_evictor(
+            config,
+            scrub,
+            cache.clone().map(|cache| Box::new(cache) as Box<dyn Evictor>),
+        );
         if let Some(patience) = self.turn_patience {
             blocks.set_turn_patience(patience);
         }

@@ -40,7 +40,7 @@ use std::ops::ControlFlow;
 
 use smallvec::SmallVec;
 
-use crate::block::{BlockWord, Core, Keeper, Kept, NotEvicted, Rows};
+use crate::block::{BlockWord, Core, Evictable, Evictor, NotEvicted, Rows};
 use crate::error::PrefixError;
 use crate::ids::{BlockHandle, BlockId, FrameId, Ticket};
 use crate::sync::{AtomicU64, CachePadded, Ordering::*, heavy_fence};
@@ -360,12 +360,12 @@ impl Cache {
     }
 
     /// Blocks of a sequence's list became evictable: the policy places them.
-    pub(crate) fn keep(&self, core: &Core, kept: &[Kept], tag: Ticket, owner: Owner) {
+    pub(crate) fn keep(&self, core: &Core, kept: &[Evictable], tag: Ticket, owner: Owner) {
         let era = self.era();
         // Relaxed: a number of its own for each, and in the order of releases as far as there is one.
         let order = self.order.fetch_add(kept.len() as u64, Relaxed);
         let now = asked(|| if self.policy.learns() { self.now() } else { Millis(0) }).unwrap_or_default();
-        for (&Kept { id, word }, order) in kept.iter().zip(order..) {
+        for (&Evictable { id, word }, order) in kept.iter().zip(order..) {
             let row = self.row(id);
             // By the word that the release made: by now the block may have been hit under a newer batch, and released again.
             row.set_tag(word, tag);
@@ -416,7 +416,7 @@ fn bits_of(hash: BlockHash) -> u64 {
     hash.words()[0]
 }
 
-impl Keeper for Cache {
+impl Evictor for Cache {
     fn grow(&self, core: &Core, rows: usize) {
         self.rows.grow(rows);
         self.index.grow(rows, |insert| {
@@ -428,7 +428,7 @@ impl Keeper for Cache {
         });
     }
 
-    fn keep(&self, core: &Core, kept: &[Kept], tag: Ticket) {
+    fn keep(&self, core: &Core, kept: &[Evictable], tag: Ticket) {
         self.keep(core, kept, tag, Owner::default());
     }
 

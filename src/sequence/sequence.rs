@@ -301,7 +301,7 @@ impl Sequence {
                 Some(known) => {
                     let owner = Owner { chain: (self.list.len() + gone.len()) as u32, ..known.owner };
                     let (pool, cache) = (self.pool(), known.cache());
-                    pool.release_kept(gone, |kept, tag| cache.keep(pool, kept, tag, owner));
+                    pool.release_cached(gone, |kept, tag| cache.keep(pool, kept, tag, owner));
                 }
                 None => self.pool().release_listed(gone),
             }

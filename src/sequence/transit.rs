@@ -79,7 +79,7 @@ impl Drop for Held {
             Some(cache) => {
                 let owner = Owner { chain: self.blocks.len() as u32, ..self.owner };
                 let keep = |kept: &[_], tag| cache.keep(self.pool(), kept, tag, owner);
-                self.pool().release_kept(&self.blocks, keep);
+                self.pool().release_cached(&self.blocks, keep);
             }
             None => self.pool().release_listed(&self.blocks),
         }

@@ -3,7 +3,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::{self, JoinHandle};
 
 use super::*;
-use crate::block::{BlocksConfig, Keeper, Kept};
+use crate::block::{BlocksConfig, Evictable, Evictor};
 use crate::ids::{DeviceId, FrameId, Ticket};
 
 const CONFIG: BlocksConfig = BlocksConfig {
@@ -46,10 +46,10 @@ impl Hostile {
     }
 }
 
-impl Keeper for Hostile {
+impl Evictor for Hostile {
     fn grow(&self, _: &Core, _: usize) {}
 
-    fn keep(&self, _: &Core, _: &[Kept], _: Ticket) {}
+    fn keep(&self, _: &Core, _: &[Evictable], _: Ticket) {}
 
     fn evict(&self, core: &Core, oldest: Ticket, _: usize, freed: &mut dyn FnMut(FrameId)) {
         self.strike();
@@ -73,7 +73,7 @@ impl Keeper for Hostile {
 #[test]
 fn no_users_code_takes_a_thread_cache_from_under_its_thread() {
     let hostile = Arc::new(Hostile::default());
-    let pool = Blocks::with_keeper(CONFIG, None, Some(Box::new(hostile.clone())));
+    let pool = Blocks::with_evictor(CONFIG, None, Some(Box::new(hostile.clone())));
     let mut cached = Vec::new();
     pool.allocate_guarded(&AllocRequest::new(40), None, &mut |id| cached.push(id)).unwrap();
     assert!(cached.iter().all(|&id| pool.seal_cached(pool.handle(id))));

@@ -72,12 +72,12 @@ fn what_threads_and_limbo_keep_is_collected() {
     first.iter().for_each(|id| pool.release(&[*id]));
     let other = pool.clone();
     let second = second.to_vec();
-    let keeper = std::thread::spawn(move || {
+    let evictor = std::thread::spawn(move || {
         let batch = other.clock().begin();
         second.iter().for_each(|id| other.release(&[*id]));
         (other, batch)
     });
-    let (_other, batch) = keeper.join().unwrap();
+    let (_other, batch) = evictor.join().unwrap();
     assert!(shrinking.collect() >= 70, "a batch may see these");
     pool.audit().unwrap();
     pool.end_batch(batch);

@@ -22,7 +22,7 @@ fn one_block() -> (Blocks, Arc<Cache>) {
     };
     let key = PrefixConfig::new().key(HashKey::from_bytes([7; 32]));
     let cache = Arc::new(Cache::new(1, 1, 1, key).unwrap());
-    (Blocks::with_keeper(config, None, Some(Box::new(cache.clone()))), cache)
+    (Blocks::with_evictor(config, None, Some(Box::new(cache.clone()))), cache)
 }
 
 /// The block holds something else: whoever was there is evicted.

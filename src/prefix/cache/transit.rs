@@ -9,7 +9,7 @@
 //! Whoever looked a block up meanwhile has made it warm: put back or given up, it goes where the policy puts it then, or stays with
 //! who has it. All of these are steps of the word that the [cache](super) makes anyway: a hit, a release, an eviction.
 
-use crate::block::{Blocks, Core, Kept};
+use crate::block::{Blocks, Core, Evictable};
 use crate::ids::{BlockId, Ticket};
 use crate::sync::Ordering::Relaxed;
 
@@ -76,7 +76,7 @@ impl Cache {
             kept.iter().zip(orders).for_each(|(kept, &order)| {
                 self.row(kept.id).set_place(self.queues.useless(), order, 0);
             });
-            given_up.0 = pool.evict_kept(kept, &mut |id| stay.push(id));
+            given_up.0 = pool.evict_one(kept, &mut |id| stay.push(id));
             given_up.1 = stay.len();
             self.queues.file(&self.rows, stay);
         });
@@ -85,9 +85,9 @@ impl Cache {
 
     /// Releases blocks. Those that nobody had meanwhile are passed on, tagged, with a number in the order of releases for
     /// each; the others go where the policy puts them.
-    fn release_cold(&self, pool: &Blocks, cold: &[Cold], cool: impl FnOnce(&[Kept], &[u64])) {
+    fn release_cold(&self, pool: &Blocks, cold: &[Cold], cool: impl FnOnce(&[Evictable], &[u64])) {
         let ids: Vec<BlockId> = cold.iter().map(|cold| cold.id).collect();
-        pool.release_kept(&ids, |kept, tag: Ticket| {
+        pool.release_cached(&ids, |kept, tag: Ticket| {
             // Kept are some of them, in their order.
             let mut taken = cold.iter();
             let (mut warm, mut still_cold) = (Vec::new(), Vec::new());

@@ -2,21 +2,21 @@
 //!
 //! A sealed block of a sequence can be *cached*. Its last release leaves it *evictable*: in its frame, with its bytes,
 //! until somebody hits it or its frame is needed. Which block is evicted first, and how a hit finds one, is the
-//! [`Keeper`]'s affair; what is true of a block is in its word.
+//! [`Evictor`]'s affair; what is true of a block is in its word.
 //!
 //! # Protocol
 //!
 //! ```text
-//! register   (the keeper notes what the block holds);  word: owned, listed  ->  sealed, cached      one compare-exchange
-//! hit        (the keeper compares what the block holds, between);  word  ->  one reference more     one compare-exchange
+//! register   (the evictor notes what the block holds);  word: owned, listed  ->  sealed, cached      one compare-exchange
+//! hit        (the evictor compares what the block holds, between);  word  ->  one reference more     one compare-exchange
 //!            of exactly the word that was read before
-//! keep       word: last reference, cached  ->  evictable, generation + 1;  the clock is read;  the keeper is told
-//! evict      word: evictable, not moving  ->  free;  the keeper forgets it;  the frame is the evictor's
+//! keep       word: last reference, cached  ->  evictable, generation + 1;  the clock is read;  the evictor is told
+//! evict      word: evictable, not moving  ->  free;  the evictor forgets it;  the frame is the evictor's
 //! ```
 //!
 //! # Invariants
 //!
-//! - *A hit is of what was noted.* What the keeper notes of a block changes only while the block is not cached, and the word
+//! - *A hit is of what was noted.* What the evictor notes of a block changes only while the block is not cached, and the word
 //!   changes with every step between two registrations: a hit's compare-exchange of the very word under which it read
 //!   the notes fails if they could have changed.
 //! - *A hit cannot be taken away*: from its compare-exchange on it is a reference like any other.
@@ -24,7 +24,7 @@
 //!   release: the tag. Whoever evicts and does not find the tag that belongs to the word's generation takes the newest
 //!   ticket for it.
 //! - *Nothing is lost with a thread.* Whether a block is evictable is in its word alone: a [walk](Core::evict_any) finds those
-//!   that the keeper was never told of.
+//!   that the evictor was never told of.
 //!
 //! Model: `loom-tests/tests/evictable.rs`.
 
@@ -39,13 +39,13 @@ use super::release::Freed;
 /// Who knows what evictable blocks hold, and which of them goes first.
 ///
 /// Called from threads that release and allocate, with blocks in their hands: it must not wait, nor panic.
-pub trait Keeper: Send + Sync {
+pub trait Evictor: Send + Sync {
     /// There will be blocks up to this number.
     fn grow(&self, core: &Core, rows: usize);
 
     /// These blocks became evictable, in this order; each may have been hit, released again, or evicted, since. `tag`: the
     /// newest batch that may have seen them before; 0 if none in flight has.
-    fn keep(&self, core: &Core, kept: &[Kept], tag: Ticket);
+    fn keep(&self, core: &Core, kept: &[Evictable], tag: Ticket);
 
     /// Evicts up to `wanted` blocks by [`Core::evict`] and passes on the frames, all of which no batch in flight sees.
     /// `oldest`: the oldest batch in flight. Fewer does not mean that there are no more.
@@ -63,12 +63,12 @@ pub trait Keeper: Send + Sync {
 }
 
 /// Shared with who asks it for more.
-impl<T: Keeper> Keeper for Arc<T> {
+impl<T: Evictor> Evictor for Arc<T> {
     fn grow(&self, core: &Core, rows: usize) {
         (**self).grow(core, rows);
     }
 
-    fn keep(&self, core: &Core, kept: &[Kept], tag: Ticket) {
+    fn keep(&self, core: &Core, kept: &[Evictable], tag: Ticket) {
         (**self).keep(core, kept, tag);
     }
 
@@ -91,7 +91,7 @@ impl<T: Keeper> Keeper for Arc<T> {
 
 /// A block that became evictable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Kept {
+pub struct Evictable {
     /// The block.
     pub id: BlockId,
     /// Its word as its last release left it: what is noted of the release is noted for this generation.
@@ -119,7 +119,7 @@ impl Core {
 
     /// So many blocks may become evictable.
     #[inline]
-    pub(super) fn count_kept(&self, blocks: usize) {
+    pub(super) fn count_evictable(&self, blocks: usize) {
         // Relaxed: a statistic. That it comes before the release counts for who sees the release.
         self.evictable.fetch_add(blocks, Relaxed);
     }
@@ -141,7 +141,7 @@ impl Core {
     }
 
     /// These blocks' last references went just now.
-    pub(super) fn keep(&self, kept: &[Kept], keep: impl FnOnce(&[Kept], Ticket)) {
+    pub(super) fn keep(&self, kept: &[Evictable], keep: impl FnOnce(&[Evictable], Ticket)) {
         if kept.is_empty() {
             return;
         }
@@ -157,7 +157,7 @@ impl Core {
     ///
     /// [`NotEvicted`]; nothing has changed.
     pub(crate) fn evict(&self, id: BlockId, oldest: Ticket) -> Result<FrameId, NotEvicted> {
-        let keeper = self.keeper.as_ref().ok_or(NotEvicted::Owned)?;
+        let evictor = self.evictor.as_ref().ok_or(NotEvicted::Owned)?;
         loop {
             let word = self.word(id);
             if word.evict().is_none() {
@@ -166,14 +166,14 @@ impl Core {
             if !self.is_unseen(id, word, oldest) {
                 return Err(NotEvicted::Seen);
             }
-            if let Some(frame) = self.evict_word(&**keeper, id, word) {
+            if let Some(frame) = self.evict_word(&**evictor, id, word) {
                 return Ok(frame);
             }
         }
     }
 
     /// Evicts a block whose word is `word`; its frame is the caller's. `None`: the word is another by now.
-    fn evict_word(&self, keeper: &dyn Keeper, id: BlockId, word: BlockWord) -> Option<FrameId> {
+    fn evict_word(&self, evictor: &dyn Evictor, id: BlockId, word: BlockWord) -> Option<FrameId> {
         let next = word.evict()?;
         // Acquire: what the last owners did with the bytes happens before the next owner's. No Release: who checks a handle sees
         // that the block is free, and no more.
@@ -181,7 +181,7 @@ impl Core {
             self.table.word(id).compare_exchange(word.to_bits(), next.to_bits(), Acquire, Relaxed).is_ok();
         evicted.then(|| {
             self.evictable.fetch_sub(1, Relaxed);
-            keeper.forget(self, id);
+            evictor.forget(self, id);
             next.frame()
         })
     }
@@ -189,13 +189,13 @@ impl Core {
     /// Whether no batch in flight, of which `oldest` is the oldest, sees a block that is evictable.
     #[inline]
     fn is_unseen(&self, id: BlockId, word: BlockWord, oldest: Ticket) -> bool {
-        let keeper = self.keeper.as_ref();
-        let is_unseen = match keeper.and_then(|keeper| keeper.tag(id, word)) {
+        let evictor = self.evictor.as_ref();
+        let is_unseen = match evictor.and_then(|evictor| evictor.tag(id, word)) {
             Some(tag) => tag < oldest,
             // Who released it has not come to note it. Until then it is taken to be seen by all batches of this moment.
-            None => match (self.clock.idle_or_tag(), keeper) {
-                (Some(newest), Some(keeper)) => {
-                    keeper.set_tag(id, word, newest);
+            None => match (self.clock.idle_or_tag(), evictor) {
+                (Some(newest), Some(evictor)) => {
+                    evictor.set_tag(id, word, newest);
                     false
                 }
                 _ => true,
@@ -209,19 +209,19 @@ impl Core {
         word.evict().is_some() && self.is_unseen(id, word, oldest)
     }
 
-    /// Evicts up to `wanted` blocks, those first that the keeper wants to go. It passes over some that are moving or seen, not
+    /// Evicts up to `wanted` blocks, those first that the evictor wants to go. It passes over some that are moving or seen, not
     /// over all: none does not mean that none can be.
     pub(super) fn evict_some(&self, wanted: usize, freed: &mut dyn FnMut(FrameId)) -> usize {
-        let Some(keeper) = self.keeper.as_ref().filter(|_| self.evictable() > 0) else { return 0 };
+        let Some(evictor) = self.evictor.as_ref().filter(|_| self.evictable() > 0) else { return 0 };
         let mut got = 0;
-        keeper.evict(self, self.clock.oldest(), wanted, &mut |frame| {
+        evictor.evict(self, self.clock.oldest(), wanted, &mut |frame| {
             got += 1;
             freed(frame);
         });
         got
     }
 
-    /// Evicts up to `wanted` blocks, before a request is refused: if the keeper gives none, by a walk over all words, which
+    /// Evicts up to `wanted` blocks, before a request is refused: if the evictor gives none, by a walk over all words, which
     /// finds also those that it does not know, has in its hands, or has behind others that cannot go.
     #[cold]
     pub(super) fn evict_any(&self, wanted: usize, freed: &mut dyn FnMut(FrameId)) -> usize {
@@ -237,14 +237,14 @@ impl Core {
     /// Evicts everything that can be, for a cache that is cleared: what batches may see is retired. Blocks that are just
     /// being moved stay. Returns how many blocks were evicted.
     pub(crate) fn evict_all(&self) -> usize {
-        let Some(keeper) = self.keeper.as_deref() else { return 0 };
+        let Some(evictor) = self.evictor.as_deref() else { return 0 };
         let (mut freed, mut seen) = (Freed::new(), Freed::new());
         let (mut evicted, oldest) = (0, self.clock.oldest());
         for id in (0..self.rows() as u32).map(BlockId) {
             let mut word = self.word(id);
             while word.evict().is_some() {
                 let is_unseen = self.is_unseen(id, word, oldest);
-                if let Some(frame) = self.evict_word(keeper, id, word) {
+                if let Some(frame) = self.evict_word(evictor, id, word) {
                     if is_unseen {
                         freed.push(frame)
                     } else {
@@ -263,14 +263,14 @@ impl Core {
 
     /// Evicts blocks just as their release left them, and frees them; the caller announces. Those stay that a batch in flight
     /// may see, that are moving, or that somebody has had since. Returns how many were evicted.
-    pub(crate) fn evict_kept(&self, kept: &[Kept], stays: &mut dyn FnMut(BlockId)) -> usize {
-        let Some(keeper) = self.keeper.as_deref() else { return 0 };
+    pub(crate) fn evict_one(&self, kept: &[Evictable], stays: &mut dyn FnMut(BlockId)) -> usize {
+        let Some(evictor) = self.evictor.as_deref() else { return 0 };
         let (mut freed, mut evicted, oldest) = (Freed::new(), 0, self.clock.oldest());
-        for &Kept { id, word } in kept {
+        for &Evictable { id, word } in kept {
             let is_unseen = self.is_unseen(id, word, oldest);
             // Of this very word: whoever had the block since may show it to a batch that the tag does not know.
             let word = if cfg!(kvpool_mutant = "give_up_rewritten") { self.word(id) } else { word };
-            let frame = is_unseen.then(|| self.evict_word(keeper, id, word)).flatten();
+            let frame = is_unseen.then(|| self.evict_word(evictor, id, word)).flatten();
             match frame {
                 Some(frame) => {
                     freed.push(frame);
