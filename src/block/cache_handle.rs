@@ -29,7 +29,7 @@ use crate::sync::{Arc, thread_local, thread_local_const};
 
 use super::blocks::Core;
 use super::thread_cache::{CacheRef, CountedRef, ThreadCache, ThreadUses};
-use super::{AllocRequest, Blocks, FEW};
+use super::{AllocRequest, Blocks, INLINE_BLOCKS};
 
 /// Keeps a pool's blocks alive for the leases of one thread; see the [module](self).
 pub struct KeepAlive(Blocks);
@@ -87,18 +87,18 @@ impl CacheHandle {
     }
 
     #[inline]
-    pub(crate) fn allocate_few<const GUARDED: bool>(
+    pub(crate) fn allocate_inline<const GUARDED: bool>(
         &self,
         request: &AllocRequest,
-        out: &mut [BlockId; FEW],
+        out: &mut [BlockId; INLINE_BLOCKS],
     ) -> bool {
-        self.keep_alive.0.allocate_few_at::<GUARDED>(self.cache(), request, out)
+        self.keep_alive.0.allocate_inline_at::<GUARDED>(self.cache(), request, out)
     }
 
     pub(crate) fn free(&self, handles: &[BlockHandle]) -> Result<(), HandleError> {
         match handles {
             [handle] => self.keep_alive.0.free_one(Some(self.cache()), handle),
-            _ if handles.len() <= FEW => self.keep_alive.0.free_few(Some(self.cache()), handles),
+            _ if handles.len() <= INLINE_BLOCKS => self.keep_alive.0.free_few(Some(self.cache()), handles),
             _ => self.cache().counted(|cache| self.keep_alive.0.free_many(Some(cache), handles)),
         }
     }
@@ -108,8 +108,8 @@ impl CacheHandle {
     pub(crate) fn release_leased(&self, ids: &[BlockId]) {
         if let [id] = ids {
             self.keep_alive.0.release_one(Some(self.cache()), *id, true);
-        } else if ids.len() <= FEW {
-            self.keep_alive.0.release_few(Some(self.cache()), ids, true);
+        } else if ids.len() <= INLINE_BLOCKS {
+            self.keep_alive.0.release_inline(Some(self.cache()), ids, true);
         } else {
             self.cache().counted(|cache| self.keep_alive.0.release_at(Some(cache), ids, true));
         }

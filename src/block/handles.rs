@@ -11,7 +11,7 @@ use crate::sync::Ordering::*;
 use super::blocks::Core;
 use super::release::Freed;
 use super::thread_cache::{CacheRef, CountedRef};
-use super::{BlockInfo, BlockWord, Blocks, FEW, Released};
+use super::{BlockInfo, BlockWord, Blocks, INLINE_BLOCKS, Released};
 
 /// On whose behalf a word is changed by handle.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -34,7 +34,7 @@ impl Blocks {
     pub fn free(&self, handles: &[BlockHandle]) -> Result<(), HandleError> {
         match handles {
             [handle] => self.free_one(self.recent_thread_cache(), handle),
-            _ if handles.len() <= FEW => self.free_few(self.recent_thread_cache(), handles),
+            _ if handles.len() <= INLINE_BLOCKS => self.free_few(self.recent_thread_cache(), handles),
             _ => self.with_thread_cache(|cache| self.free_many(cache, handles)),
         }
     }
@@ -53,21 +53,21 @@ impl Blocks {
         Ok(())
     }
 
-    /// As [`free`](Self::free), of [`FEW`] handles at the most.
+    /// As [`free`](Self::free), of [`INLINE_BLOCKS`] handles at the most.
     pub(super) fn free_few(
         &self,
         cache: Option<CacheRef<'_>>,
         handles: &[BlockHandle],
     ) -> Result<(), HandleError> {
         self.check_list(handles)?;
-        let mut frames = [FrameId(0); FEW];
+        let mut frames = [FrameId(0); INLINE_BLOCKS];
         let mut count = 0;
         let outcome = self.release_checked(handles, |frame| {
             frames[count] = frame;
             count += 1;
         });
         let frames = &frames[..count];
-        if count != 0 && !self.give_back_few(cache, frames) {
+        if count != 0 && !self.give_back_inline(cache, frames) {
             self.give_back_frames(cache, frames);
         }
         outcome
@@ -467,7 +467,7 @@ impl Core {
         if handles.is_sorted_by(|a, b| a.id < b.id) || handles.is_sorted_by(|a, b| a.id > b.id) {
             return Ok(());
         }
-        if handles.len() <= FEW {
+        if handles.len() <= INLINE_BLOCKS {
             // Fewer comparisons than a sort would make, and nothing on the heap.
             let repeated =
                 |(i, handle): (usize, &BlockHandle)| handles[..i].iter().any(|other| other.id == handle.id);

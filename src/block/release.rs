@@ -11,7 +11,7 @@ use super::blocks::Core;
 use super::custody::Custody;
 use super::evict::Evictable;
 use super::thread_cache::{CacheRef, CountedRef};
-use super::{BlockWord, Blocks, FEW, Released};
+use super::{BlockWord, Blocks, INLINE_BLOCKS, Released};
 
 /// Runs at least this long go to the bitmaps by themselves; shorter ones through the magazines.
 const LONG_RUN: u32 = if cfg!(kvpool_loom) { 2 } else { 16 };
@@ -99,7 +99,7 @@ impl<'a> Returning<'a> {
     }
 
     pub(super) fn finish(mut self, magazines: &mut MagazinePair) {
-        if self.short.len() > FEW.min(magazines.capacity()) {
+        if self.short.len() > INLINE_BLOCKS.min(magazines.capacity()) {
             return self.short.flush(&self.core.frames);
         }
         // The last first, so that they come out in the order in which they were freed.
@@ -162,8 +162,8 @@ impl Blocks {
     fn release_as(&self, ids: &[BlockId], guarded: bool) {
         if let [id] = ids {
             self.release_one(self.recent_thread_cache(), *id, guarded);
-        } else if ids.len() <= FEW {
-            self.release_few(self.recent_thread_cache(), ids, guarded);
+        } else if ids.len() <= INLINE_BLOCKS {
+            self.release_inline(self.recent_thread_cache(), ids, guarded);
         } else {
             self.with_thread_cache(|cache| self.release_at(cache, ids, guarded));
         }
@@ -179,8 +179,8 @@ impl Blocks {
     }
 
     #[inline(never)]
-    pub(super) fn release_few(&self, cache: Option<CacheRef<'_>>, ids: &[BlockId], guarded: bool) {
-        let mut frames = [FrameId(0); FEW];
+    pub(super) fn release_inline(&self, cache: Option<CacheRef<'_>>, ids: &[BlockId], guarded: bool) {
+        let mut frames = [FrameId(0); INLINE_BLOCKS];
         let mut count = 0;
         for &id in ids {
             if let Some(frame) = self.release_word(id, guarded) {
@@ -189,7 +189,7 @@ impl Blocks {
             }
         }
         let frames = &frames[..count];
-        if !frames.is_empty() && !self.give_back_few(cache, frames) {
+        if !frames.is_empty() && !self.give_back_inline(cache, frames) {
             self.give_back_frames(cache, frames);
         }
     }

@@ -52,7 +52,7 @@ impl Magazine {
 
     /// Takes the frames that came last, the very last first, if there are as many as `out` holds; else none.
     #[inline]
-    pub fn pop_few(&mut self, out: &mut [FrameId]) -> bool {
+    pub fn pop_all(&mut self, out: &mut [FrameId]) -> bool {
         let Some(rest) = self.len().checked_sub(out.len()) else { return false };
         let Some(top) = self.frames.get(rest..self.len()) else { return false };
         for (out, &frame) in out.iter_mut().zip(top.iter().rev()) {
@@ -65,7 +65,7 @@ impl Magazine {
     /// Puts frames in, the last of them first: a run that is freed in order is handed out in order. If they do not fit
     /// into `capacity`, none.
     #[inline]
-    pub fn push_few(&mut self, frames: &[FrameId], capacity: usize) -> bool {
+    pub fn push_all(&mut self, frames: &[FrameId], capacity: usize) -> bool {
         let len = self.len() + frames.len();
         if len > capacity {
             return false;

@@ -76,14 +76,14 @@ impl MagazinePair {
 
     /// Fills `out` from the loaded magazine, if it has as many; else nothing is taken.
     #[inline]
-    pub fn pop_few(&mut self, out: &mut [FrameId]) -> bool {
-        self.magazines[self.loaded & 1].pop_few(out)
+    pub fn pop_all(&mut self, out: &mut [FrameId]) -> bool {
+        self.magazines[self.loaded & 1].pop_all(out)
     }
 
     /// Puts frames into the loaded magazine, if they all fit; else none.
     #[inline]
-    pub fn push_few(&mut self, frames: &[FrameId]) -> bool {
-        self.magazines[self.loaded & 1].push_few(frames, self.capacity)
+    pub fn push_all(&mut self, frames: &[FrameId]) -> bool {
+        self.magazines[self.loaded & 1].push_all(frames, self.capacity)
     }
 
     #[cold]

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 
 use smallvec::SmallVec;
 
-use crate::block::{AllocRequest, CacheHandle, FEW};
+use crate::block::{AllocRequest, CacheHandle, INLINE_BLOCKS};
 use crate::error::{AllocError, HandleError};
 use crate::ids::{BlockHandle, BlockId};
 use crate::sync::Arc;
@@ -87,9 +87,9 @@ impl PoolHandle {
     #[inline(never)]
     fn allocate_ids<const GUARDED: bool>(&self, request: &AllocRequest) -> Result<LeasedIds, AllocError> {
         self.pool.0.sampler.time(|| {
-            let mut few = [BlockId(0); FEW];
-            if self.cache_handle.allocate_few::<GUARDED>(request, &mut few) {
-                return Ok(LeasedIds::few(few, request.blocks));
+            let mut fast_path = [BlockId(0); INLINE_BLOCKS];
+            if self.cache_handle.allocate_inline::<GUARDED>(request, &mut fast_path) {
+                return Ok(LeasedIds::fast_path(fast_path, request.blocks));
             }
             let mut ids = SmallVec::new();
             self.cache_handle.allocate(request, GUARDED, &mut |id| ids.push(id))?;

@@ -4,7 +4,7 @@ use std::ops::Deref;
 
 use smallvec::SmallVec;
 
-use crate::block::FEW;
+use crate::block::INLINE_BLOCKS;
 use crate::ids::BlockId;
 
 /// A single block is kept apart from the array, in a field of its own, so that a lease of one block is made, moved and
@@ -13,7 +13,7 @@ use crate::ids::BlockId;
 pub(super) struct LeasedIds {
     /// The block, if it is one alone; `more` is empty then.
     one: Option<BlockId>,
-    more: SmallVec<[BlockId; FEW]>,
+    more: SmallVec<[BlockId; INLINE_BLOCKS]>,
 }
 
 impl LeasedIds {
@@ -23,11 +23,11 @@ impl LeasedIds {
     }
 
     #[inline]
-    pub(super) fn few(ids: [BlockId; FEW], len: usize) -> Self {
+    pub(super) fn fast_path(ids: [BlockId; INLINE_BLOCKS], len: usize) -> Self {
         Self { one: None, more: SmallVec::from_buf_and_len(ids, len) }
     }
 
-    pub(super) fn more(ids: SmallVec<[BlockId; FEW]>) -> Self {
+    pub(super) fn more(ids: SmallVec<[BlockId; INLINE_BLOCKS]>) -> Self {
         Self { one: None, more: ids }
     }
 

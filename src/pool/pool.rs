@@ -2,7 +2,9 @@
 
 use smallvec::SmallVec;
 
-use crate::block::{AllocRequest, AuditError, AuditReport, BlockInfo, Blocks, Counts, FEW, Sampler};
+use crate::block::{
+    AllocRequest, AuditError, AuditReport, BlockInfo, Blocks, Counts, INLINE_BLOCKS, Sampler,
+};
 use crate::compact::Compactor;
 use crate::error::{AllocError, GrowError, HandleError, StorageError};
 use crate::ids::{BlockHandle, BlockId, Order, PoolTag, Run, SequenceId};
@@ -120,9 +122,9 @@ impl Pool {
     fn allocate_ids<const GUARDED: bool>(&self, request: &AllocRequest) -> Result<LeasedIds, AllocError> {
         let blocks = &self.0.blocks;
         self.0.sampler.time(|| {
-            let mut few = [BlockId(0); FEW];
-            if blocks.allocate_few::<GUARDED>(request, &mut few) {
-                return Ok(LeasedIds::few(few, request.blocks));
+            let mut fast_path = [BlockId(0); INLINE_BLOCKS];
+            if blocks.allocate_inline::<GUARDED>(request, &mut fast_path) {
+                return Ok(LeasedIds::fast_path(fast_path, request.blocks));
             }
             let mut ids = SmallVec::new();
             let mut take = |id| ids.push(id);

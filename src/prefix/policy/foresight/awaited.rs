@@ -99,9 +99,9 @@ impl Awaited {
 
     /// Looks through the next few notes, and passes on how long each has waited since it was counted last.
     pub(super) fn look_through(&self, latest: u64, mut count: impl FnMut(Wait, u64)) {
-        let few = self.notes.len() / ROUND_LOOKUPS + 1;
-        let hand = self.hand.fetch_add(few, Relaxed);
-        for at in hand..hand.wrapping_add(few) {
+        let fast_path = self.notes.len() / ROUND_LOOKUPS + 1;
+        let hand = self.hand.fetch_add(fast_path, Relaxed);
+        for at in hand..hand.wrapping_add(fast_path) {
             let note = &self.notes[at % self.notes.len()];
             if note.hash.load(Relaxed) == 0 {
                 continue;

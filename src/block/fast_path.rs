@@ -9,7 +9,7 @@ use super::thread_cache::CacheRef;
 use super::{AllocRequest, Blocks};
 
 /// The most blocks that go the short way: as many as a lease holds in itself.
-pub(crate) const FEW: usize = 16;
+pub(crate) const INLINE_BLOCKS: usize = 16;
 
 impl Blocks {
     /// Hands out one block, guarded or not. `None`: nothing was done, go the long way.
@@ -41,33 +41,36 @@ impl Blocks {
 
     /// Hands out `request.blocks` blocks into the front of `out`. False: nothing was done, go the long way.
     #[inline]
-    pub(crate) fn allocate_few<const GUARDED: bool>(
+    pub(crate) fn allocate_inline<const GUARDED: bool>(
         &self,
         request: &AllocRequest,
-        out: &mut [BlockId; FEW],
+        out: &mut [BlockId; INLINE_BLOCKS],
     ) -> bool {
         match self.recent_thread_cache() {
-            Some(cache) => self.allocate_few_at::<GUARDED>(cache, request, out),
+            Some(cache) => self.allocate_inline_at::<GUARDED>(cache, request, out),
             None => false,
         }
     }
 
     #[inline]
-    pub(super) fn allocate_few_at<const GUARDED: bool>(
+    pub(super) fn allocate_inline_at<const GUARDED: bool>(
         &self,
         cache: CacheRef<'_>,
         request: &AllocRequest,
-        out: &mut [BlockId; FEW],
+        out: &mut [BlockId; INLINE_BLOCKS],
     ) -> bool {
         let (count, clock) = (request.blocks, self.clock.read());
         if clock.is_lost() {
             return false;
         }
-        if count.wrapping_sub(1) >= FEW || request.device.is_some() || (request.contiguous && count > 1) {
+        if count.wrapping_sub(1) >= INLINE_BLOCKS
+            || request.device.is_some()
+            || (request.contiguous && count > 1)
+        {
             return false;
         }
-        let mut frames = [FrameId(0); FEW];
-        if cache.enter_magazines(|magazines| magazines.pop_few(&mut frames[..count])) != Some(true) {
+        let mut frames = [FrameId(0); INLINE_BLOCKS];
+        if cache.enter_magazines(|magazines| magazines.pop_all(&mut frames[..count])) != Some(true) {
             return false;
         }
         let (sequence, now) = (request.sequence.unwrap_or(SequenceId::NONE), clock.newest());
@@ -79,8 +82,8 @@ impl Blocks {
 
     /// Puts frames that nobody owns into the loaded magazine. False: nothing was done, go the long way.
     #[inline]
-    pub(super) fn give_back_few(&self, cache: Option<CacheRef<'_>>, frames: &[FrameId]) -> bool {
-        self.give_back_short(cache, |magazines| magazines.push_few(frames))
+    pub(super) fn give_back_inline(&self, cache: Option<CacheRef<'_>>, frames: &[FrameId]) -> bool {
+        self.give_back_short(cache, |magazines| magazines.push_all(frames))
     }
 
     #[inline]
