@@ -240,7 +240,7 @@ async fn a_dropped_run_leaves_its_wave_to_the_copy() {
     let (moves, done) = held.take().expect("a wave is being copied");
     let report = pool.audit().unwrap();
     assert_eq!((report.held, report.owned), (moves.len(), 128));
-    // The lane is taken until the copy ends.
+    // The compaction lock is taken until the copy ends.
     let again = tokio::time::timeout(Duration::from_millis(20), pool.defragment()).await;
     assert!(again.is_err() && held.take().is_none());
     done(Ok(()));

@@ -116,7 +116,7 @@ fn a_copy_that_never_ends_holds_its_frames_and_nothing_else() {
         let left = report.held - moving;
         assert!(left > 0, "frames of released blocks are the mover's: {report:?}");
         assert_eq!(pool.free_blocks(), BLOCKS - second.len() - moving - left);
-        assert!(poll(pin!(pool.defragment())).is_pending(), "the lane is the copy's");
+        assert!(poll(pin!(pool.defragment())).is_pending(), "the lock is the copy's");
         let rest = pool.allocate(AllocRequest::new(pool.free_blocks())).unwrap();
         drop(rest);
         pool.free(second).unwrap();
@@ -178,7 +178,7 @@ async fn a_copy_past_its_deadline_is_told_and_holds_up_no_other() {
     assert_eq!(pool.audit().unwrap().owned, 0);
 }
 
-/// Its run was dropped: a run that waits for the lane gets it when the copy is late.
+/// Its run was dropped: a run that waits for the compaction lock gets it when the copy is late.
 #[tokio::test(start_paused = true)]
 async fn a_copy_whose_run_is_gone_gives_up_the_lane() {
     for drops in [true, false] {

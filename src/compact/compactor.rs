@@ -1,7 +1,7 @@
 //! Carrying plans out: waves of moves, one after the other, while the pool goes on.
 //!
 //! ```text
-//! run     the lane, so that runs exclude each other
+//! run     the compaction lock, so that runs exclude each other
 //!         look (bring free frames thread cache, snapshot) -> plan -> wave, wave, ... -> look again, until nothing is gained
 //! wave    begin: mark the blocks, hold the destinations         (block floor)
 //!         copy                                                  somebody else's thread, or a device's stream
@@ -12,11 +12,11 @@
 //!
 //! A run can be dropped at every await. Between waves nothing is under way. A wave that is being copied does not belong to
 //! the run that began it, but to the copy: when that ends the wave is published, or put back if the copy failed, and only
-//! then the lane is free again; or when the copy is overdue.
+//! then the compaction lock is free again; or when the copy is overdue.
 //!
 //! # A copy that does not end
 //!
-//! A copy has a [deadline](DefragOptions::copy_deadline). Past it the copy gives up its share of the lane, and the run that
+//! A copy has a [deadline](DefragOptions::copy_deadline). Past it the copy gives up its share of the compaction lock, and the run that
 //! began it, if there still is one, ends with [`DefragError::CopyOverdue`]. The wave goes on to hold its frames, because they
 //! may still be read and written: it is published or put back when the copier says so, or drops what it was to call. Until
 //! then no other wave begins: a copier that is stuck gets no more frames than those, and each run ends with the error at once.
@@ -142,19 +142,19 @@ pub struct Compactor {
     bytes: Bytes,
     block_bytes: usize,
     order: Order,
-    lane: Arc<Mutex<()>>,
+    lock: Arc<Mutex<()>>,
     /// What stops the tasks in the background; none once the pool is gone.
     tasks: Arc<std::sync::Mutex<Option<Vec<StopTask>>>>,
     copies: Arc<Copies>,
 }
 
 /// The right to move blocks. The copy of a wave has a share in it, until it is over or overdue.
-pub(super) type Lane = Arc<OwnedMutexGuard<()>>;
+pub(super) type CompactionLock = Arc<OwnedMutexGuard<()>>;
 
 /// A run under way.
-pub(super) struct Run<'a> {
+pub(super) struct CompactionPass<'a> {
     compactor: &'a Compactor,
-    lane: Lane,
+    lock: CompactionLock,
     wave_blocks: usize,
     copy_deadline: Duration,
     background: Option<Background>,
@@ -173,7 +173,7 @@ pub(super) struct Background {
 struct Copying {
     blocks: Blocks,
     wave: Option<Wave>,
-    /// Has the copy's share of the lane, and is the last to go.
+    /// Has the copy's share of the compaction lock, and is the last to go.
     _under_way: UnderWay,
     tell: Option<oneshot::Sender<Copied>>,
 }
@@ -220,7 +220,7 @@ impl Compactor {
             bytes,
             block_bytes,
             order,
-            lane: Arc::default(),
+            lock: Arc::default(),
             tasks: Arc::new(std::sync::Mutex::new(Some(Vec::new()))),
             copies: Arc::default(),
         }
@@ -294,7 +294,8 @@ impl Compactor {
         };
         match self.begin_unless(&options, is_stopped).await {
             Some(run) => {
-                self.compact(Goal::Fragmentation { order }, options, Run { background, ..run }).await
+                self.compact(Goal::Fragmentation { order }, options, CompactionPass { background, ..run })
+                    .await
             }
             None => Ok(DefragReport::default()),
         }
@@ -327,7 +328,7 @@ impl Compactor {
         &self,
         goal: Goal,
         options: DefragOptions,
-        mut run: Run<'_>,
+        mut run: CompactionPass<'_>,
     ) -> Result<DefragReport, DefragError> {
         if let Some(copy) = self.overdue_copy() {
             // Also where what is left to move gains nothing: that is no reason to be content.
@@ -378,20 +379,20 @@ impl Compactor {
     }
 
     /// Waits for its turn.
-    pub(super) async fn begin(&self, options: &DefragOptions) -> Run<'_> {
+    pub(super) async fn begin(&self, options: &DefragOptions) -> CompactionPass<'_> {
         self.run(options, self.turn(options).await)
     }
 
-    /// The lane; at the latest when the copy that has it is overdue. Outside of a tokio runtime that is found when this is
+    /// The compaction lock; at the latest when the copy that has it is overdue. Outside of a tokio runtime that is found when this is
     /// polled.
     async fn turn(&self, options: &DefragOptions) -> OwnedMutexGuard<()> {
-        let mut lane = pin!(self.lane.clone().lock_owned());
+        let mut lock = pin!(self.lock.clone().lock_owned());
         let mut alarm: Option<Pin<Box<Sleep>>> = None;
         poll_fn(|context| {
             loop {
                 self.copies.expire();
-                if let Poll::Ready(lane) = lane.as_mut().poll(context) {
-                    return Poll::Ready(lane);
+                if let Poll::Ready(lock) = lock.as_mut().poll(context) {
+                    return Poll::Ready(lock);
                 }
                 if Handle::try_current().is_err() {
                     return Poll::Pending;
@@ -415,20 +416,20 @@ impl Compactor {
         &self,
         options: &DefragOptions,
         unless: impl Future<Output = ()>,
-    ) -> Option<Run<'_>> {
-        let (mut lane, mut unless) = (pin!(self.turn(options)), pin!(unless));
-        let lane = poll_fn(|context| match lane.as_mut().poll(context) {
-            Poll::Ready(lane) => Poll::Ready(Some(lane)),
+    ) -> Option<CompactionPass<'_>> {
+        let (mut lock, mut unless) = (pin!(self.turn(options)), pin!(unless));
+        let lock = poll_fn(|context| match lock.as_mut().poll(context) {
+            Poll::Ready(lock) => Poll::Ready(Some(lock)),
             Poll::Pending => unless.as_mut().poll(context).map(|()| None),
         });
-        Some(self.run(options, lane.await?))
+        Some(self.run(options, lock.await?))
     }
 
-    fn run(&self, options: &DefragOptions, lane: OwnedMutexGuard<()>) -> Run<'_> {
+    fn run(&self, options: &DefragOptions, lock: OwnedMutexGuard<()>) -> CompactionPass<'_> {
         let wave_blocks = (options.wave_bytes / self.block_bytes).clamp(1, WAVE_BLOCKS);
-        let (lane, report) = (Arc::new(lane), DefragReport::default());
+        let (lock, report) = (Arc::new(lock), DefragReport::default());
         let copy_deadline = options.copy_deadline;
-        Run { compactor: self, lane, wave_blocks, copy_deadline, background: None, report }
+        CompactionPass { compactor: self, lock, wave_blocks, copy_deadline, background: None, report }
     }
 
     /// Fragmentation, and free aligned runs.
@@ -457,7 +458,7 @@ impl Failure {
     }
 }
 
-impl Run<'_> {
+impl CompactionPass<'_> {
     fn is_stopped(&self) -> bool {
         self.background.as_ref().is_some_and(|background| *background.stopped.borrow())
     }
@@ -507,7 +508,7 @@ impl Run<'_> {
         let blocks = self.compactor.blocks().clone();
         let bytes = copies.len() * self.compactor.block_bytes;
         let deadline = Tick::now().checked_add(self.copy_deadline);
-        let under_way = under_way.begin(copies.len(), bytes as u64, deadline, self.lane.clone());
+        let under_way = under_way.begin(copies.len(), bytes as u64, deadline, self.lock.clone());
         let copying = Copying { blocks, wave: Some(wave), _under_way: under_way, tell: Some(tell) };
         // SAFETY: the sources are marked, so that nobody writes them, and the destinations are held, until the wave is
         // published or dropped, which is after the copy: the wave goes with it.

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::time::Instant;
 
-use super::compactor::Lane;
+use super::compactor::CompactionLock;
 use super::report::OverdueCopy;
 
 /// Of one pool: one at a time, and perhaps one that is overdue. See [`compactor`](super::compactor).
@@ -26,12 +26,12 @@ struct Copy {
     /// `None`: it may take as long as it takes.
     deadline: Option<Instant>,
     /// Until it is overdue.
-    lane: Option<Lane>,
+    lock: Option<CompactionLock>,
 }
 
 impl Copy {
     fn is_overdue(&self, now: Instant) -> bool {
-        self.lane.is_none() || self.deadline.is_some_and(|deadline| deadline <= now)
+        self.lock.is_none() || self.deadline.is_some_and(|deadline| deadline <= now)
     }
 }
 
@@ -41,46 +41,46 @@ impl Copies {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A copy begins, and has a share of the lane.
+    /// A copy begins, and has a share of the compaction lock.
     pub(super) fn begin(
         self: &Arc<Self>,
         blocks: usize,
         bytes: u64,
         deadline: Option<Instant>,
-        lane: Lane,
+        lock: CompactionLock,
     ) -> UnderWay {
         let mut list = self.lock();
         list.begun += 1;
         let number = list.begun;
-        list.copies.push(Copy { number, blocks, bytes, since: Instant::now(), deadline, lane: Some(lane) });
+        list.copies.push(Copy { number, blocks, bytes, since: Instant::now(), deadline, lock: Some(lock) });
         UnderWay { copies: self.clone(), number }
     }
 
-    /// Takes the lane from copies that are overdue.
+    /// Takes the compaction lock from copies that are overdue.
     pub(super) fn expire(&self) {
         let now = Instant::now();
         // Dropped without the lock: it wakes the next in turn.
-        let _lanes: Vec<Lane> = {
+        let _lanes: Vec<CompactionLock> = {
             let mut list = self.lock();
             list.copies
                 .iter_mut()
                 .filter(|copy| copy.is_overdue(now))
-                .filter_map(|copy| copy.lane.take())
+                .filter_map(|copy| copy.lock.take())
                 .collect()
         };
     }
 
     /// When the next copy is overdue that is not yet.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        self.lock().copies.iter().filter(|copy| copy.lane.is_some()).filter_map(|copy| copy.deadline).min()
+        self.lock().copies.iter().filter(|copy| copy.lock.is_some()).filter_map(|copy| copy.deadline).min()
     }
 
-    /// The copy that has been overdue the longest; it has the lane no more.
+    /// The copy that has been overdue the longest; it has the compaction lock no more.
     pub(super) fn overdue(&self) -> Option<OverdueCopy> {
         self.expire();
         let now = Instant::now();
         let list = self.lock();
-        let copy = list.copies.iter().filter(|copy| copy.lane.is_none()).min_by_key(|copy| copy.since)?;
+        let copy = list.copies.iter().filter(|copy| copy.lock.is_none()).min_by_key(|copy| copy.since)?;
         let Copy { blocks, bytes, since, .. } = *copy;
         Some(OverdueCopy { blocks, bytes, waited: now.saturating_duration_since(since) })
     }

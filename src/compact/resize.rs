@@ -1,7 +1,7 @@
 //! A pool that gets another size while it serves.
 //!
 //! ```text
-//! shrink    the lane;  begin_shrink: allocations avoid what is to go
+//! shrink    the compaction lock;  begin_shrink: allocations avoid what is to go
 //!           collect what is free there  ->  nothing is missing: release the memory, commit
 //!           move the rest below, in waves, as a compaction does  ->  collect again
 //!           what is retired comes free when batches end; what is open may be sealed by then
