@@ -157,7 +157,7 @@ impl Arena {
             let (start, len) = self.plan.regions[at].chunk(chunk);
             let outcome = self.map(start, len, stream, &short);
             if outcome.is_err() {
-                // Others may have zeroed chunks in flight.
+                // Others may have zeroed chunks in command scope.
                 let _ = stream.synchronise();
                 self.unmap_to(&mut mapped, &before);
                 return outcome;

@@ -7,8 +7,8 @@ use crate::dtype::Dtype;
 use crate::error::StorageError;
 use crate::storage::{DeviceStream, PlaneKind, Scales, rows as host_rows};
 
+use super::command_scope::CommandScope;
 use super::device::raw;
-use super::flight::Flight;
 use super::kernels::Kernel;
 use super::params::{
     Lane, QuantParams, RowsParams, SCALES_PER_HEAD, SCALES_PER_TOKEN_HEAD, SCALES_UNIT, THREADS, unit,
@@ -124,7 +124,7 @@ impl CudaStorage {
         // What is counted in 32 bits.
         let most = u32::MAX as usize / (2 * layout.kv_heads() * WARP as usize);
         // SAFETY: the stream is of this device; nothing is kept, so that nothing need be waited for.
-        let mut flight = unsafe { Flight::on(&self.home.device, raw(stream)) };
+        let mut commands = unsafe { CommandScope::on(&self.home.device, raw(stream)) };
         let mut enqueued = Ok(());
         for first in (0..tokens).step_by(most.max(1)) {
             let part = DeviceRows {
@@ -135,23 +135,23 @@ impl CudaStorage {
             let slots = slots + (first * size_of::<i64>()) as u64;
             // SAFETY: the caller's.
             enqueued =
-                unsafe { self.launch_rows(&mut flight, layer, way, part, slots, most.min(tokens - first)) };
+                unsafe { self.launch_rows(&mut commands, layer, way, part, slots, most.min(tokens - first)) };
             if enqueued.is_err() {
                 break;
             }
         }
-        flight.leave();
+        commands.leave();
         enqueued
     }
 
     /// Launches the kernel for rows of one layer.
     ///
     /// # Safety
-    /// The layer exists, the type is kept or converted; rows and slots are the device's memory until the flight is over, and
+    /// The layer exists, the type is kept or converted; rows and slots are the device's memory until the command scope is over, and
     /// aligned to their elements; slots are checked; the frame rule.
     pub(super) unsafe fn launch_rows(
         &self,
-        flight: &mut Flight<'_>,
+        commands: &mut CommandScope<'_>,
         layer: usize,
         way: Way,
         rows: DeviceRows,
@@ -165,7 +165,7 @@ impl CudaStorage {
         let params = self.quant_params(layer, rows, slots, tokens, values, scales);
         let params = if is_latent { without_v(params) } else { params };
         // SAFETY: the caller's.
-        unsafe { self.launch_kernel(flight, way, rows.dtype, params) }
+        unsafe { self.launch_kernel(commands, way, rows.dtype, params) }
     }
 
     /// The same for K alone (0), or V alone (1): as if it were the vector of a latent layout.
@@ -175,7 +175,7 @@ impl CudaStorage {
     #[expect(clippy::too_many_arguments, reason = "it is launch_rows for one half")]
     pub(super) unsafe fn launch_half(
         &self,
-        flight: &mut Flight<'_>,
+        commands: &mut CommandScope<'_>,
         layer: usize,
         way: Way,
         rows: DeviceRows,
@@ -193,7 +193,7 @@ impl CudaStorage {
             params.k_scales = params.v_scales;
         }
         // SAFETY: the caller's.
-        unsafe { self.launch_kernel(flight, way, rows.dtype, without_v(params)) }
+        unsafe { self.launch_kernel(commands, way, rows.dtype, without_v(params)) }
     }
 
     fn quant_params(
@@ -245,7 +245,7 @@ impl CudaStorage {
     /// As for [`launch_rows`](Self::launch_rows).
     unsafe fn launch_kernel(
         &self,
-        flight: &mut Flight<'_>,
+        commands: &mut CommandScope<'_>,
         way: Way,
         dtype: Dtype,
         mut params: QuantParams,
@@ -261,7 +261,7 @@ impl CudaStorage {
             let grid = self.grid(jobs.div_ceil((THREADS / WARP) as usize));
             let kernel = if way == Way::Store { Kernel::Store } else { Kernel::Load };
             // SAFETY: the caller's.
-            return unsafe { flight.launch(kernel, grid, &params.rows) };
+            return unsafe { commands.launch(kernel, grid, &params.rows) };
         }
         rows.unit = unit(numbers.chain([layout.head_dim() as u64]));
         let grid = self.grid((jobs * layout.kv_heads()).div_ceil((THREADS / WARP) as usize));
@@ -270,7 +270,7 @@ impl CudaStorage {
             Way::Load => Kernel::Dequantise(layout.dtype(), dtype),
         };
         // SAFETY: the caller's.
-        unsafe { flight.launch(kernel, grid, &params) }
+        unsafe { commands.launch(kernel, grid, &params) }
     }
 }
 

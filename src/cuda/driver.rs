@@ -235,7 +235,7 @@ mod tests {
             include_str!("driver.rs"),
             include_str!("error.rs"),
             include_str!("event.rs"),
-            include_str!("flight.rs"),
+            include_str!("command_scope.rs"),
             include_str!("kernels.rs"),
             include_str!("memory.rs"),
             include_str!("moves.rs"),

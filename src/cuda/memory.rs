@@ -7,9 +7,9 @@ use cudarc::driver::sys;
 
 use crate::error::StorageError;
 
+use super::command_scope::CommandScope;
 use super::context::Context;
 use super::device::Device;
-use super::flight::Flight;
 use super::staging::BYTES_MAX;
 use super::stream::Stream;
 
@@ -37,9 +37,9 @@ impl Memory {
         for (part, at) in bytes.chunks(BYTES_MAX).zip((memory.address..).step_by(BYTES_MAX)) {
             // SAFETY: the stream lives, and nobody else has the memory.
             unsafe {
-                let mut flight = Flight::on(device, stream.raw());
-                flight.upload_to(at, part)?;
-                flight.wait()?;
+                let mut commands = CommandScope::on(device, stream.raw());
+                commands.upload_to(at, part)?;
+                commands.wait()?;
             }
         }
         Ok(memory)

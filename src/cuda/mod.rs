@@ -18,7 +18,7 @@
 //! | `capture`, `context` | somebody's graph that is being captured is left alone; the device's primary context, and whether it is lost |
 //! | `stream`, `event`, `watch` | queues of work, marks in them, and the thread that sees the marks reached |
 //! | `staging`, [`params`], `kernels` | buffers between host and device, what kernels are given, the kernels |
-//! | `memory`, `flight` | allocations that last; commands and the buffers that they name, until they are over |
+//! | `memory`, `commands` | allocations that last; commands and the buffers that they name, until they are over |
 //! | `device` | all of that, opened |
 //! | `pieces`, `arena`, `adopted` | planes cut for kernels; frames mapped by segments; an engine's own tensors |
 //! | `config`, `storage` | how a device is used; the backend |
@@ -40,6 +40,7 @@
 mod adopted;
 mod arena;
 mod capture;
+mod command_scope;
 mod config;
 mod context;
 mod device;
@@ -47,7 +48,6 @@ mod device_rows;
 mod driver;
 mod error;
 mod event;
-mod flight;
 mod kernels;
 mod memory;
 mod moves;

@@ -6,8 +6,8 @@ use crate::error::StorageError;
 use crate::ids::Run;
 use crate::storage::{CopyDone, DeviceStream, FrameMove, Storage, check};
 
+use super::command_scope::CommandScope;
 use super::device::raw;
-use super::flight::Flight;
 use super::kernels::Kernel;
 use super::memory::bytes_of;
 use super::params::{CopyParams, Move, ZeroParams};
@@ -36,12 +36,12 @@ impl CudaStorage {
         }
         // SAFETY: as above. What is under way keeps the memory and the kernels.
         match unsafe { self.enqueue_copy(moves, self.moving.raw(), self.moving_ctas) } {
-            Ok(flight) if cfg!(kvpool_mutant = "publish_unfenced") => {
-                flight.then(self.home.clone(), Box::new(|_| ()));
+            Ok(commands) if cfg!(kvpool_mutant = "publish_unfenced") => {
+                commands.then(self.home.clone(), Box::new(|_| ()));
                 done(Ok(()));
             }
-            Ok(flight) => flight.then(self.home.clone(), done),
-            // The flight waited for what it had enqueued.
+            Ok(commands) => commands.then(self.home.clone(), done),
+            // The command scope waited for what it had enqueued.
             Err(error) => done(Err(error)),
         }
     }
@@ -60,25 +60,25 @@ impl CudaStorage {
         let grid = self.grid(moves.len().saturating_mul(self.home.pieces.list.len()));
         let on = if cfg!(kvpool_mutant = "copy_unordered") { self.moving.raw() } else { raw(stream) };
         // SAFETY: as above; the stream is of this device.
-        let mut flight = unsafe { self.enqueue_copy(moves, on, grid)? };
+        let mut commands = unsafe { self.enqueue_copy(moves, on, grid)? };
         if !cfg!(kvpool_mutant = "store_unordered") {
             // Somebody may store to the copy from the host, under another batch, before this stream came here.
             let context = &self.home.device.0.context;
             // SAFETY: the stream lives as long as the storage, and is of this context.
-            unsafe { flight.mark()?.hold_back(context, self.service.raw())? };
+            unsafe { commands.mark()?.hold_back(context, self.service.raw())? };
         }
-        flight.then((self.home.clone(), stream.clone()), Box::new(|_| ()));
+        commands.then((self.home.clone(), stream.clone()), Box::new(|_| ()));
         Ok(())
     }
 
     /// # Safety
-    /// The stream lives as long as the flight; moves were checked; the frame rule, until the flight is over.
+    /// The stream lives as long as the command scope; moves were checked; the frame rule, until the command scope is over.
     unsafe fn enqueue_copy(
         &self,
         moves: &[FrameMove],
         stream: CUstream,
         grid: u32,
-    ) -> Result<Flight<'_>, StorageError> {
+    ) -> Result<CommandScope<'_>, StorageError> {
         let home = &*self.home;
         let n_pieces = home.pieces.list.len();
         let (pieces, n_pieces) = (home.table.address(), n_pieces as u32);
@@ -90,7 +90,7 @@ impl CudaStorage {
         };
         home.device.good()?;
         // SAFETY: the stream lives.
-        let mut flight = unsafe { Flight::on(&home.device, stream) };
+        let mut commands = unsafe { CommandScope::on(&home.device, stream) };
         // Jobs are counted in 31 bits.
         let most = (i32::MAX as usize / n_pieces.max(1) as usize).clamp(1, BYTES_MAX / size_of::<Move>());
         for moves in moves.chunks(most) {
@@ -98,16 +98,16 @@ impl CudaStorage {
                 moves.iter().map(|step| Move { src: step.src.0, dst: step.dst.0 }).collect();
             let params = CopyParams {
                 pieces,
-                moves: flight.upload(bytes_of(&list))?,
+                moves: commands.upload(bytes_of(&list))?,
                 n_pieces,
                 n_moves: list.len() as u32,
                 unit: home.pieces.copy_unit,
                 reserved: 0,
             };
-            // SAFETY: the tables are there until the flight is over; the rest is the caller's.
-            unsafe { flight.launch(Kernel::Copy, grid, &params)? };
+            // SAFETY: the tables are there until the command scope is over; the rest is the caller's.
+            unsafe { commands.launch(Kernel::Copy, grid, &params)? };
         }
-        Ok(flight)
+        Ok(commands)
     }
 
     /// See [`Storage::zero`].
@@ -132,22 +132,22 @@ impl CudaStorage {
     unsafe fn launch_zeroes(&self, frames: &[u32]) -> Result<(), StorageError> {
         let home = &*self.home;
         // SAFETY: the stream lives as long as the storage.
-        let mut flight = unsafe { Flight::on(&home.device, self.packing.raw()) };
+        let mut commands = unsafe { CommandScope::on(&home.device, self.packing.raw()) };
         let n_pieces = home.pieces.list.len();
         let most = (i32::MAX as usize / n_pieces).clamp(1, BYTES_MAX / size_of::<u32>());
         for frames in frames.chunks(most) {
             let params = ZeroParams {
                 pieces: home.table.address(),
-                frames: flight.upload(bytes_of(frames))?,
+                frames: commands.upload(bytes_of(frames))?,
                 n_pieces: n_pieces as u32,
                 n_frames: frames.len() as u32,
                 unit: home.pieces.copy_unit,
                 reserved: 0,
             };
             // SAFETY: the caller's.
-            unsafe { flight.launch(Kernel::Zero, self.grid(frames.len() * n_pieces), &params)? };
+            unsafe { commands.launch(Kernel::Zero, self.grid(frames.len() * n_pieces), &params)? };
         }
-        flight.wait()
+        commands.wait()
     }
 
     /// The same piece by piece, which takes no buffer, no kernel and no event, and its time.

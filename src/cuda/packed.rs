@@ -18,7 +18,7 @@ use crate::error::StorageError;
 use crate::ids::Run;
 use crate::storage::{Storage, check, exchange};
 
-use super::flight::Flight;
+use super::command_scope::CommandScope;
 use super::kernels::Kernel;
 use super::memory::bytes_of;
 use super::params::{PackParams, Piece};
@@ -75,10 +75,10 @@ impl Home {
     /// Enqueues the kernel for one lot, whose bytes are at `packed`.
     ///
     /// # Safety
-    /// The frames exist; the bytes are the flight's; the frame rule, until it is over.
+    /// The frames exist; the bytes are the command scope's; the frame rule, until it is over.
     unsafe fn launch_lot(
         &self,
-        flight: &mut Flight<'_>,
+        commands: &mut CommandScope<'_>,
         kernel: Kernel,
         frames: &[u32],
         lot: &Lot,
@@ -88,7 +88,7 @@ impl Home {
         let first = &self.pieces.list[lot.pieces.start];
         let params = PackParams {
             pieces: self.table.address() + (lot.pieces.start * size_of::<Piece>()) as u64,
-            frames: flight.upload(bytes_of(&frames[lot.frames.clone()]))?,
+            frames: commands.upload(bytes_of(&frames[lot.frames.clone()]))?,
             // Pieces know their place in a whole frame.
             packed: packed.wrapping_sub(first.packed_at.into()),
             packed_stride: self.layout.packed_bytes() as u64,
@@ -98,7 +98,7 @@ impl Home {
             reserved: 0,
         };
         // SAFETY: the caller's.
-        unsafe { flight.launch(kernel, grid, &params) }
+        unsafe { commands.launch(kernel, grid, &params) }
     }
 }
 
@@ -111,9 +111,9 @@ impl CudaStorage {
         self.check_packed(check::runs(runs, self.frames())?, out.len())?;
         let (home, frames) = (&*self.home, frames_of(runs));
         home.device.good()?;
-        let mut under_way: VecDeque<(Flight<'_>, Pinned, Lot)> = VecDeque::new();
-        let mut arrive = |(flight, pinned, lot): (Flight<'_>, Pinned, Lot)| {
-            flight.wait()?;
+        let mut under_way: VecDeque<(CommandScope<'_>, Pinned, Lot)> = VecDeque::new();
+        let mut arrive = |(commands, pinned, lot): (CommandScope<'_>, Pinned, Lot)| {
+            commands.wait()?;
             out[lot.at..][..lot.bytes].copy_from_slice(&pinned.bytes()[..lot.bytes]);
             Ok::<(), StorageError>(())
         };
@@ -123,16 +123,16 @@ impl CudaStorage {
             }
             let pinned = home.device.0.staging.pinned(lot.bytes)?;
             // SAFETY: the stream lives as long as the storage.
-            let mut flight = unsafe { Flight::on(&home.device, self.packing.raw()) };
-            let packed = flight.scratch(lot.bytes)?;
+            let mut commands = unsafe { CommandScope::on(&home.device, self.packing.raw()) };
+            let packed = commands.scratch(lot.bytes)?;
             let grid = self.grid(lot.frames.len() * lot.pieces.len());
-            // SAFETY: frames that exist; the buffers are kept until the flight is over; the rest is the caller's.
+            // SAFETY: frames that exist; the buffers are kept until the command scope is over; the rest is the caller's.
             unsafe {
-                home.launch_lot(&mut flight, Kernel::Pack, &frames, &lot, packed, grid)?;
-                flight.fetch(&pinned, packed, lot.bytes)?;
+                home.launch_lot(&mut commands, Kernel::Pack, &frames, &lot, packed, grid)?;
+                commands.fetch(&pinned, packed, lot.bytes)?;
             }
-            flight.mark()?;
-            under_way.push_back((flight, pinned, lot));
+            commands.mark()?;
+            under_way.push_back((commands, pinned, lot));
         }
         under_way.into_iter().try_for_each(arrive)
     }
@@ -145,21 +145,21 @@ impl CudaStorage {
         self.check_packed(check::runs_disjoint(runs, self.frames())?, bytes.len())?;
         let (home, frames) = (&*self.home, frames_of(runs));
         home.device.good()?;
-        let mut under_way: VecDeque<Flight<'_>> = VecDeque::new();
+        let mut under_way: VecDeque<CommandScope<'_>> = VecDeque::new();
         for lot in home.lots(frames.len()) {
             if under_way.len() == DEPTH {
-                under_way.pop_front().map_or(Ok(()), Flight::wait)?;
+                under_way.pop_front().map_or(Ok(()), CommandScope::wait)?;
             }
             // SAFETY: the stream lives as long as the storage.
-            let mut flight = unsafe { Flight::on(&home.device, self.packing.raw()) };
-            let packed = flight.upload(&bytes[lot.at..][..lot.bytes])?;
+            let mut commands = unsafe { CommandScope::on(&home.device, self.packing.raw()) };
+            let packed = commands.upload(&bytes[lot.at..][..lot.bytes])?;
             let grid = self.grid(lot.frames.len() * lot.pieces.len());
             // SAFETY: frames that exist, named once; the rest is the caller's.
-            unsafe { home.launch_lot(&mut flight, Kernel::Unpack, &frames, &lot, packed, grid)? };
-            flight.mark()?;
-            under_way.push_back(flight);
+            unsafe { home.launch_lot(&mut commands, Kernel::Unpack, &frames, &lot, packed, grid)? };
+            commands.mark()?;
+            under_way.push_back(commands);
         }
-        under_way.into_iter().try_for_each(Flight::wait)
+        under_way.into_iter().try_for_each(CommandScope::wait)
     }
 
     /// See [`Storage::receive`]: from another device, or this one, without the host.
@@ -190,8 +190,8 @@ impl CudaStorage {
         here.device.good()?;
         self.befriend(source);
         // Dropped in this order: what reads on this device is over before the buffer that the other wrote is given back.
-        let mut under_way: VecDeque<(Flight<'_>, Flight<'_>)> = VecDeque::new();
-        let arrive = |(landing, taking_off): (Flight<'_>, Flight<'_>)| {
+        let mut under_way: VecDeque<(CommandScope<'_>, CommandScope<'_>)> = VecDeque::new();
+        let arrive = |(landing, taking_off): (CommandScope<'_>, CommandScope<'_>)| {
             landing.wait()?;
             taking_off.wait()
         };
@@ -200,9 +200,9 @@ impl CudaStorage {
                 under_way.pop_front().map_or(Ok(()), arrive)?;
             }
             // SAFETY: each stream lives as long as its storage.
-            let mut taking_off = unsafe { Flight::on(&there.device, source.packing.raw()) };
+            let mut taking_off = unsafe { CommandScope::on(&there.device, source.packing.raw()) };
             // SAFETY: as above.
-            let mut landing = unsafe { Flight::on(&here.device, self.packing.raw()) };
+            let mut landing = unsafe { CommandScope::on(&here.device, self.packing.raw()) };
             let packed = taking_off.scratch(lot.bytes)?;
             let jobs = lot.frames.len() * lot.pieces.len();
             // SAFETY: frames that exist; those that are written are named once; buffers are kept until both are over; the

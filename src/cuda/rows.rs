@@ -4,8 +4,8 @@ use crate::dtype::Dtype;
 use crate::error::StorageError;
 use crate::storage::{Elements, ElementsMut, Storage, check, rows as host_rows};
 
+use super::command_scope::CommandScope;
 use super::device_rows::{DeviceRows, Way};
-use super::flight::Flight;
 use super::memory::bytes_of;
 use super::staging::BYTES_MAX;
 use super::storage::CudaStorage;
@@ -35,7 +35,7 @@ impl CudaStorage {
             let at = Parts::new(slots.len(), k_bytes, v_bytes);
             let mut pinned = home.device.0.staging.pinned(at.end)?;
             // SAFETY: the stream lives as long as the storage.
-            let mut flight = unsafe { Flight::on(&home.device, self.service.raw()) };
+            let mut commands = unsafe { CommandScope::on(&home.device, self.service.raw()) };
             let bytes = pinned.bytes_mut();
             bytes[..size_of_val(slots)].copy_from_slice(bytes_of(slots));
             for (rows, at, row_bytes) in
@@ -44,13 +44,13 @@ impl CudaStorage {
                 let rows = &rows.as_bytes()[part * most * row_bytes..][..slots.len() * row_bytes];
                 bytes[at..at + rows.len()].copy_from_slice(rows);
             }
-            let scratch = flight.scratch(at.end)?;
-            // SAFETY: the scratch memory is this flight's, the buffer outlives it, slots were checked; the rest is the caller's.
+            let scratch = commands.scratch(at.end)?;
+            // SAFETY: the scratch memory is this command scope's, the buffer outlives it, slots were checked; the rest is the caller's.
             unsafe {
-                flight.send(scratch, &pinned, at.end)?;
-                self.launch_parts(&mut flight, layer, Way::Store, (k.dtype(), v.dtype()), scratch, &at)?;
+                commands.send(scratch, &pinned, at.end)?;
+                self.launch_parts(&mut commands, layer, Way::Store, (k.dtype(), v.dtype()), scratch, &at)?;
             }
-            flight.wait()?;
+            commands.wait()?;
         }
         Ok(())
     }
@@ -77,16 +77,16 @@ impl CudaStorage {
             let at = Parts::new(slots.len(), k_bytes, v_bytes);
             let mut pinned = home.device.0.staging.pinned(at.end)?;
             // SAFETY: the stream lives as long as the storage.
-            let mut flight = unsafe { Flight::on(&home.device, self.service.raw()) };
+            let mut commands = unsafe { CommandScope::on(&home.device, self.service.raw()) };
             pinned.bytes_mut()[..size_of_val(slots)].copy_from_slice(bytes_of(slots));
-            let scratch = flight.scratch(at.end)?;
+            let scratch = commands.scratch(at.end)?;
             // SAFETY: as in `store_rows`; slots are sent before the rows come back.
             unsafe {
-                flight.send(scratch, &pinned, size_of_val(slots))?;
-                self.launch_parts(&mut flight, layer, Way::Load, dtypes, scratch, &at)?;
-                flight.fetch(&pinned, scratch, at.end)?;
+                commands.send(scratch, &pinned, size_of_val(slots))?;
+                self.launch_parts(&mut commands, layer, Way::Load, dtypes, scratch, &at)?;
+                commands.fetch(&pinned, scratch, at.end)?;
             }
-            flight.wait()?;
+            commands.wait()?;
             let targets = [(k.as_bytes_mut(), at.k, k_bytes), (v.as_bytes_mut(), at.v, v_bytes)];
             for (rows, at, row_bytes) in targets.into_iter().take(home.halves()) {
                 let target = rows[part * most * row_bytes..].chunks_exact_mut(row_bytes);
@@ -111,7 +111,7 @@ impl CudaStorage {
     /// As for [`launch_rows`](Self::launch_rows).
     unsafe fn launch_parts(
         &self,
-        flight: &mut Flight<'_>,
+        commands: &mut CommandScope<'_>,
         layer: usize,
         way: Way,
         (k, v): (Dtype, Dtype),
@@ -127,12 +127,12 @@ impl CudaStorage {
         };
         if k == v || self.home.halves() == 1 {
             // SAFETY: the caller's.
-            return unsafe { self.launch_rows(flight, layer, way, rows, buffer, at.tokens) };
+            return unsafe { self.launch_rows(commands, layer, way, rows, buffer, at.tokens) };
         }
         // SAFETY: the caller's.
         unsafe {
-            self.launch_half(flight, layer, way, rows, 0, buffer, at.tokens)?;
-            self.launch_half(flight, layer, way, DeviceRows { dtype: v, ..rows }, 1, buffer, at.tokens)
+            self.launch_half(commands, layer, way, rows, 0, buffer, at.tokens)?;
+            self.launch_half(commands, layer, way, DeviceRows { dtype: v, ..rows }, 1, buffer, at.tokens)
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Buffers on the way: pinned ones, which the device reads and writes by itself, and scratch ones in its own memory.
 //!
 //! They come in powers of two, are made when there is none to be had, and kept: to allocate and to free would each wait for
-//! the device. What is kept is what was in flight at once at most.
+//! the device. What is kept is what was in command scope at once at most.
 //!
 //! **A buffer that was named in an enqueued command is dropped only when the event behind that was seen complete.**
 //! To drop it is to hand it out again, and the next owner's bytes would be what the device reads. On a device that is lost

@@ -20,8 +20,8 @@ use crate::error::{SequenceError, StorageError};
 use crate::sequence::{Batch, BlockTable, Listed, MovedEntry};
 use crate::storage::DeviceStream;
 
+use super::command_scope::CommandScope;
 use super::device::{Device, raw};
-use super::flight::Flight;
 use super::kernels::Kernel;
 use super::memory::{Memory, bytes_of};
 use super::params::{PatchParams, THREADS};
@@ -171,14 +171,14 @@ impl DeviceTable {
             }
         }
         // SAFETY: the stream lives, and is of this device; the memory is this table's, and as long.
-        let mut flight = unsafe { Flight::on(&self.device, raw(stream)) };
+        let mut commands = unsafe { CommandScope::on(&self.device, raw(stream)) };
         // SAFETY: as above.
         unsafe {
-            send(&mut flight, self.memory.entries.address(), bytes_of(self.scratch.entries()))?;
-            send(&mut flight, self.memory.lengths.address(), bytes_of(self.scratch.lengths()))?;
+            send(&mut commands, self.memory.entries.address(), bytes_of(self.scratch.entries()))?;
+            send(&mut commands, self.memory.lengths.address(), bytes_of(self.scratch.lengths()))?;
         }
         self.rows = rows;
-        self.end(flight, stream);
+        self.end(commands, stream);
         Ok(())
     }
 
@@ -194,10 +194,10 @@ impl DeviceTable {
             return Err(TableError::TooLarge { what, asked, max });
         }
         // SAFETY: as in `fill`.
-        let mut flight = unsafe { Flight::on(&self.device, raw(stream)) };
+        let mut commands = unsafe { CommandScope::on(&self.device, raw(stream)) };
         // SAFETY: as in `fill`.
-        unsafe { send(&mut flight, self.memory.slots.address(), bytes_of(slots))? };
-        self.end(flight, stream);
+        unsafe { send(&mut commands, self.memory.slots.address(), bytes_of(slots))? };
+        self.end(commands, stream);
         Ok(())
     }
 
@@ -216,41 +216,41 @@ impl DeviceTable {
             return Err(TableError::NoEntry { index, row, column, rows, columns });
         }
         // SAFETY: as in `fill`.
-        let mut flight = unsafe { Flight::on(&self.device, raw(stream)) };
+        let mut commands = unsafe { CommandScope::on(&self.device, raw(stream)) };
         for entries in entries.chunks(BYTES_MAX / size_of::<MovedEntry>()) {
             let params = PatchParams {
                 table: self.memory.entries.address(),
-                entries: flight.upload(bytes_of(entries))?,
+                entries: commands.upload(bytes_of(entries))?,
                 row_stride: columns as u32,
                 n: entries.len() as u32,
             };
             let grid = entries.len().div_ceil(THREADS as usize).min(PATCH_CTAS) as u32;
             // SAFETY: entries that the table has; a batch lists each once, and of two of one place either is as good.
-            unsafe { flight.launch(Kernel::Patch, grid, &params)? };
+            unsafe { commands.launch(Kernel::Patch, grid, &params)? };
         }
-        self.end(flight, stream);
+        self.end(commands, stream);
         Ok(())
     }
 
     /// The buffers go back when the stream got there.
-    fn end(&self, mut flight: Flight<'_>, stream: &DeviceStream) {
+    fn end(&self, mut commands: CommandScope<'_>, stream: &DeviceStream) {
         if cfg!(kvpool_mutant = "table_early") {
-            flight.give_back();
+            commands.give_back();
         }
         // The device, too: it has the kernel that patches.
         let kept = (self.memory.clone(), self.device.clone(), stream.clone());
-        flight.then(kept, Box::new(|_| ()));
+        commands.then(kept, Box::new(|_| ()));
     }
 }
 
 /// Enqueues bytes, in as many buffers as it takes.
 ///
 /// # Safety
-/// So many bytes from there on are nobody else's until the flight is over.
-unsafe fn send(flight: &mut Flight<'_>, to: u64, bytes: &[u8]) -> Result<(), StorageError> {
+/// So many bytes from there on are nobody else's until the command scope is over.
+unsafe fn send(commands: &mut CommandScope<'_>, to: u64, bytes: &[u8]) -> Result<(), StorageError> {
     for (part, at) in bytes.chunks(BYTES_MAX).zip((to..).step_by(BYTES_MAX)) {
         // SAFETY: the caller's.
-        unsafe { flight.upload_to(at, part)? };
+        unsafe { commands.upload_to(at, part)? };
     }
     Ok(())
 }

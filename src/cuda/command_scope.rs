@@ -21,7 +21,7 @@ use super::kernels::Kernel;
 use super::staging::{Pinned, Scratch};
 
 /// See the [module](self).
-pub(super) struct Flight<'a> {
+pub(super) struct CommandScope<'a> {
     device: &'a Device,
     stream: CUstream,
     kept: Kept,
@@ -36,11 +36,11 @@ struct Kept {
     scratch: Vec<Scratch>,
 }
 
-impl<'a> Flight<'a> {
+impl<'a> CommandScope<'a> {
     /// Nothing yet.
     ///
     /// # Safety
-    /// The stream lives as long as the flight, and is of this device.
+    /// The stream lives as long as the command scope, and is of this device.
     pub(super) unsafe fn on(device: &'a Device, stream: CUstream) -> Self {
         Self { device, stream, kept: Kept::default(), mark: None, is_open: false }
     }
@@ -61,7 +61,7 @@ impl<'a> Flight<'a> {
     /// These bytes in scratch memory, where the commands that follow find them.
     pub(super) fn upload(&mut self, bytes: &[u8]) -> Result<u64, StorageError> {
         let address = self.scratch(bytes.len())?;
-        // SAFETY: the scratch memory is this flight's.
+        // SAFETY: the scratch memory is this command scope's.
         unsafe { self.upload_to(address, bytes)? };
         Ok(address)
     }
@@ -69,7 +69,7 @@ impl<'a> Flight<'a> {
     /// These bytes at an address of the device. They are read now.
     ///
     /// # Safety
-    /// So many bytes from there on are nobody else's until the flight is over.
+    /// So many bytes from there on are nobody else's until the command scope is over.
     pub(super) unsafe fn upload_to(&mut self, address: u64, bytes: &[u8]) -> Result<(), StorageError> {
         if bytes.is_empty() {
             return Ok(());
@@ -85,7 +85,7 @@ impl<'a> Flight<'a> {
     /// The beginning of a pinned buffer to an address of the device.
     ///
     /// # Safety
-    /// So many bytes from there on are nobody else's until the flight is over, and the buffer is neither written nor dropped.
+    /// So many bytes from there on are nobody else's until the command scope is over, and the buffer is neither written nor dropped.
     pub(super) unsafe fn send(&mut self, to: u64, from: &Pinned, bytes: usize) -> Result<(), StorageError> {
         let context = &self.device.0.context;
         let _entered = context.enter()?;
@@ -98,7 +98,7 @@ impl<'a> Flight<'a> {
     /// Bytes of the device to the beginning of a pinned buffer.
     ///
     /// # Safety
-    /// Nobody writes the bytes until the flight is over, and the buffer is not touched.
+    /// Nobody writes the bytes until the command scope is over, and the buffer is not touched.
     pub(super) unsafe fn fetch(&mut self, to: &Pinned, from: u64, bytes: usize) -> Result<(), StorageError> {
         let context = &self.device.0.context;
         let _entered = context.enter()?;
@@ -168,7 +168,7 @@ impl<'a> Flight<'a> {
     }
 }
 
-impl Drop for Flight<'_> {
+impl Drop for CommandScope<'_> {
     fn drop(&mut self) {
         if self.is_open {
             // An error on the way. On a device that is lost nothing is under way.
