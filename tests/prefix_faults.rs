@@ -239,7 +239,7 @@ fn a_policy_that_answers_nonsense_is_borne() {
     serves(place_of(|_, _| Some(Place { queue: 2, rank: u64::MAX, state: 0 })));
     serves(place_of(|call, _| Some(Place { queue: 0, rank: u64::MAX - call, state: 0 })));
     serves(place_of(|call, _| Some(Place { queue: 0, rank: 1_000_000 - call, state: 0 })));
-    // Far apart, near each other, and around the turns of a wheel.
+    // Far apart, near each other, and around the turns of a rank queue.
     serves(place_of(|call, _| {
         Some(Place { queue: (call % 3) as u8, rank: call.wrapping_mul(0x9e37_79b9_7f4a_7c15), state: 0 })
     }));
@@ -249,7 +249,7 @@ fn a_policy_that_answers_nonsense_is_borne() {
     }
 }
 
-/// One block waits at the front of its queue, another one behind it, and both far from where the wheel is.
+/// One block waits at the front of its queue, another one behind it, and both far from where the rank queue is.
 #[test]
 fn a_front_gives_way_to_smaller_ranks_alone() {
     let place = |_: u64, released: &Released| match released.priority {
@@ -315,7 +315,7 @@ fn a_front_that_is_placed_elsewhere_leaves_its_queue() {
             CachePriority::Normal => (2, if released.order < 4 { 0 } else { 7 }),
             CachePriority::High => (1, 10),
         };
-        // Far apart, so that the wheel tells them apart.
+        // Far apart, so that the rank queue tells them apart.
         Some(Place { queue, rank: released.order * 1_000_000, state })
     };
     let victim = |_: u64, heads: &[Option<Head>]| {

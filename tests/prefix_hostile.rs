@@ -94,7 +94,7 @@ fn a_release_that_comes_late_does_not_hide_the_batch_of_another() {
     pool.audit().unwrap();
 }
 
-/// Two blocks of one queue, far ahead of its cursor: the wheel's head is a bound, and not the rank of either.
+/// Two blocks of one queue, far ahead of its cursor: the rank queue's head is a bound, and not the rank of either.
 #[test]
 fn the_front_of_a_queue_is_found_among_ranks_that_lie_far_ahead() {
     in_time(|| {

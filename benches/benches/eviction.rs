@@ -1,4 +1,4 @@
-//! Which block goes next: the wheel of ranks beside an exact LRU list under a mutex.
+//! Which block goes next: the rank queue of ranks beside an exact LRU list under a mutex.
 //!
 //! Steady state: every block is evictable, the oldest goes, and is filed as the newest. The blocks' rows lie in no order,
 //! as in a pool that has run for a while.
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use kvpool::ids::BlockId;
-use kvpool::prefix::{Links, Wheel};
+use kvpool::prefix::{Links, RankQueue};
 use kvpool_benches::check::Owners;
 use kvpool_benches::threads::together;
 use parking_lot::Mutex;
@@ -53,19 +53,19 @@ impl Links for Rows {
     }
 }
 
-/// The wheel, with a counter for ranks.
+/// The rank queue, with a counter for ranks.
 struct Ranked {
-    wheel: Wheel,
+    queue: RankQueue,
     rows: Rows,
     newest: AtomicU64,
 }
 
 impl Order for Ranked {
-    const NAME: &'static str = "wheel";
+    const NAME: &'static str = "queue";
 
     fn new(blocks: usize) -> Self {
         let rows = Rows((0..blocks).map(|_| Row::default()).collect());
-        Self { wheel: Wheel::new(blocks), rows, newest: AtomicU64::new(0) }
+        Self { queue: RankQueue::new(blocks), rows, newest: AtomicU64::new(0) }
     }
 
     #[inline]
@@ -75,14 +75,14 @@ impl Order for Ranked {
             self.rows.0[id.index()].rank.store(rank, Relaxed);
         }
         match ids {
-            &[id] => self.wheel.push(&self.rows, id),
-            _ => self.wheel.push_all(&self.rows, ids),
+            &[id] => self.queue.push(&self.rows, id),
+            _ => self.queue.push_all(&self.rows, ids),
         }
     }
 
     #[inline]
     fn pop(&self) -> Option<BlockId> {
-        self.wheel.pop(&self.rows)
+        self.queue.pop(&self.rows)
     }
 }
 

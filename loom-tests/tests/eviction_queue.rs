@@ -1,4 +1,4 @@
-//! Theorem: every block that is filed in the wheel is popped once, by somebody who sees its bytes; a pop finds what is
+//! Theorem: every block that is filed in the rank queue is popped once, by somebody who sees its bytes; a pop finds what is
 //! filed and in nobody's hands; and when all threads are done, what is left comes in the order of its ranks, those
 //! below the cursor first, whatever was filed by an old cursor, or while a slot was cleared.
 //!
@@ -8,16 +8,16 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use kvpool::ids::BlockId;
-use kvpool::prefix::{Links, Wheel};
+use kvpool::prefix::{Links, RankQueue};
 use kvpool_loom_tests::{check, check_to};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::sync::atomic::AtomicU32;
 use loom::thread;
 
-/// A wheel and its blocks, each with a cell for its bytes.
+/// A rank queue and its blocks, each with a cell for its bytes.
 struct Filed {
-    wheel: Wheel,
+    queue: RankQueue,
     next: Vec<AtomicU32>,
     /// Not loom's: a rank decides where a block goes, and carries nothing else.
     rank: Vec<AtomicU64>,
@@ -45,7 +45,7 @@ impl Filed {
 
     fn with_digits(bits: u32, levels: u32, ranks: &[u64], filed: usize) -> Arc<Self> {
         let new = Self {
-            wheel: Wheel::with_digits(bits, levels),
+            queue: RankQueue::with_digits(bits, levels),
             next: ranks.iter().map(|_| AtomicU32::new(0)).collect(),
             rank: ranks.iter().map(|&rank| AtomicU64::new(rank)).collect(),
             bytes: ranks.iter().map(|_| UnsafeCell::new(0)).collect(),
@@ -61,21 +61,21 @@ impl Filed {
 
     fn push(&self, id: u32) {
         self.touch(id);
-        self.wheel.push(self, BlockId(id));
+        self.queue.push(self, BlockId(id));
     }
 
     /// Without the look: None says only that no hint was set.
     fn pop_by_hints(&self) -> Option<u32> {
-        let id = self.wheel.pop(self)?.0;
+        let id = self.queue.pop(self)?.0;
         self.touch(id);
         Some(id)
     }
 
     fn pop(&self) -> Option<u32> {
         let id = loop {
-            match self.wheel.pop(self) {
+            match self.queue.pop(self) {
                 Some(id) => break id.0,
-                None if self.wheel.look() => {}
+                None if self.queue.look() => {}
                 None => return None,
             }
         };
@@ -86,14 +86,14 @@ impl Filed {
     /// The end of every model: with what the threads have taken, every block is there once, and what was left comes in
     /// order.
     fn finish(&self, taken: impl IntoIterator<Item = u32>) {
-        let cursor = self.wheel.cursor();
+        let cursor = self.queue.cursor();
         let mut all: Vec<u32> = std::iter::from_fn(|| self.pop()).collect();
         let ranks: Vec<u64> = all.iter().map(|&id| self.rank(BlockId(id)).max(cursor)).collect();
         assert!(ranks.is_sorted(), "beyond {cursor}: blocks {all:?} come with ranks {ranks:?}");
         all.extend(taken);
         all.sort_unstable();
         assert!(all.iter().copied().eq(0..self.next.len() as u32), "lost or doubled: {all:?}");
-        assert_eq!(self.wheel.head(), None);
+        assert_eq!(self.queue.head(), None);
     }
 }
 

@@ -29,5 +29,5 @@ pub use config::PrefixConfig;
 pub use events::{EVENTS, EventQueue, KvEvent, KvEvents, Numbered};
 pub use hash::{BlockHash, Chain, HashFunction, HashKey, Hashing, PrefixHasher, PrefixKeys, PrefixRoot};
 pub use index::{Index, Inserted, Key};
-pub use queue::{Links, Wheel};
+pub use queue::{Links, RankQueue};
 pub use stats::PrefixStats;

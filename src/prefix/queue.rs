@@ -2,9 +2,9 @@
 //! rows. It allocates nothing once it is there, and a push or a pop touches a constant number of rows on average,
 //! however many blocks there are.
 //!
-//! # The wheel
+//! # The rank queue
 //!
-//! A hierarchical wheel (Varghese and Lauck's timing wheels), with ranks for times. A slot of level `l` takes the ranks that
+//! A hierarchical rank queue (Varghese and Lauck's timing rank queue), with ranks for times. A slot of level `l` takes the ranks that
 //! agree in all bits from `l * step` on, and is the head of a stack of blocks. A level has `2^digit` slots, and goes
 //! around. The *cursor* is a rank that only grows; a level's window are the slots from the cursor's on, once around:
 //!
@@ -44,7 +44,7 @@
 //! | [head](head) | a slot, and the overdue | the block on top, the turn, a tag |
 //! | next | a block's row | the block below; whose hands the block is in, writes it |
 //! | hints | 64 slots, and 64 words of those | which hold something; may be wrong for a moment |
-//! | cursor | the wheel | no block was expected below it when it was set |
+//! | cursor | the rank queue | no block was expected below it when it was set |
 //!
 //! # Invariants
 //!
@@ -66,14 +66,14 @@
 //! the two sees the other (a Dekker pair), so that no block is left behind in a slot that will count as one ahead.
 //!
 //! *Stopped.* A thread that is stopped between clearing a hint and looking again hides what came in between. Whoever
-//! found nothing, and has no other way, [looks](Wheel::look) at every head.
+//! found nothing, and has no other way, [looks](RankQueue::look) at every head.
 //!
 //! # What holds
 //!
 //! 1. Every block that is pushed is popped once, by somebody.
 //! 2. Lock-free. A thread that is stopped anywhere keeps what it has in its hands: one block in `pop`, those that it was
 //!    given in a push, and in either one that it spills. It may make others come late; `look` finds them.
-//! 3. With nobody else in the wheel, blocks come in the order of their ranks; those below the cursor, as it was when they
+//! 3. With nobody else in the rank queue, blocks come in the order of their ranks; those below the cursor, as it was when they
 //!    were filed or overtaken, before all others, in no order. The cursor is never beyond the smallest rank filed
 //!    by who went before. Equal ranks come in no particular order.
 //! 4. A block is filed at most once a level, and once more whenever its rank has grown or the cursor has passed it.
@@ -92,9 +92,9 @@ use geometry::{Geometry, Slot};
 use head::{Chain, Stack, fetch};
 use level::Level;
 
-/// What the wheel needs of a block's row. Rows are never freed while there is a wheel.
+/// What the rank queue needs of a block's row. Rows are never freed while there is a rank queue.
 pub trait Links {
-    /// A word for the wheel alone.
+    /// A word for the rank queue alone.
     fn next(&self, id: BlockId) -> &AtomicU32;
 
     /// The block's rank. It may grow at any time, also while the block is filed.
@@ -102,7 +102,7 @@ pub trait Links {
 }
 
 /// A priority queue of blocks by rank, smallest first. See the [module](self).
-pub struct Wheel {
+pub struct RankQueue {
     geometry: Geometry,
     levels: Box<[Level]>,
     cursor: CachePadded<AtomicU64>,
@@ -128,7 +128,7 @@ struct Taken {
     due: u64,
 }
 
-impl Wheel {
+impl RankQueue {
     /// An empty one, with digits that suit a pool of `blocks`. It takes some bytes for each of about `24 * sqrt(blocks)`
     /// slots.
     pub fn new(blocks: usize) -> Self {
@@ -153,7 +153,7 @@ impl Wheel {
         }
     }
 
-    /// Files a block by its rank. It is in no wheel, and in nobody's hands but the caller's.
+    /// Files a block by its rank. It is in no rank queue, and in nobody's hands but the caller's.
     pub fn push(&self, links: &impl Links, id: BlockId) {
         self.file(links, id, self.rank(links, id));
     }
@@ -179,7 +179,7 @@ impl Wheel {
         }
     }
 
-    /// Takes about the smallest: the smallest, when nobody else is in the wheel. `None`: it looks empty, after a few loads.
+    /// Takes about the smallest: the smallest, when nobody else is in the rank queue. `None`: it looks empty, after a few loads.
     pub fn pop(&self, links: &impl Links) -> Option<BlockId> {
         loop {
             let cursor = self.cursor.load(Relaxed);
@@ -209,7 +209,7 @@ impl Wheel {
     }
 
     /// No block that is filed has a smaller rank than this, but for those below the cursor, which count as the cursor. None
-    /// if the wheel looks empty. A few loads.
+    /// if the rank queue looks empty. A few loads.
     pub fn head(&self) -> Option<u64> {
         let cursor = self.cursor.load(Relaxed);
         if !self.overdue.head().is_empty() {
@@ -296,7 +296,7 @@ impl Wheel {
         best
     }
 
-    /// Takes a block off the first slot, or brings the wheel nearer to giving one.
+    /// Takes a block off the first slot, or brings the rank queue nearer to giving one.
     fn serve(&self, links: &impl Links, first: &First, cursor: u64) -> Option<Taken> {
         let &First { slot, start, runner_up } = first;
         let stack = self.stack(slot);
@@ -401,7 +401,7 @@ impl Wheel {
             while let Some(distance) = slots.find(self.geometry.index(at), passed) {
                 let index = self.geometry.index(at + distance as u64);
                 let stack = slots.stack(index);
-                // What is there already for the wheel's next turn stays.
+                // What is there already for the rank queue's next turn stays.
                 let turn = self.geometry.turn(self.geometry.ahead(index, level, to));
                 let head = stack.head();
                 if !head.is_empty() && head.turn() != turn {

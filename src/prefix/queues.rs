@@ -27,7 +27,7 @@ use crate::ids::BlockId;
 use crate::sync::{AtomicU32, AtomicU64, CachePadded, Ordering, Ordering::*};
 
 use super::policy::{Head, Millis, Policy, QUEUES_MAX, asked};
-use super::queue::{Links, Wheel};
+use super::queue::{Links, RankQueue};
 use super::row::{Row, RowBucket};
 
 /// Blocks that are filed together.
@@ -42,14 +42,14 @@ fn take_order() -> Ordering {
 /// See the [module](self).
 pub(super) struct Queues {
     /// One for each queue of the policy, then that of the useless.
-    wheels: Box<[Wheel]>,
+    wheels: Box<[RankQueue]>,
     /// Of a policy with several queues, the block of each that goes next; 0: none yet. It was popped, and is still filed.
     fronts: Box<[CachePadded<AtomicU64>]>,
 }
 
-/// A wheel for a pool of so many blocks; in a model a small one.
-fn wheel(blocks: usize) -> Wheel {
-    if cfg!(kvpool_loom) { Wheel::with_digits(1, 3) } else { Wheel::new(blocks) }
+/// A rank queue for a pool of so many blocks; in a model a small one.
+fn queue(blocks: usize) -> RankQueue {
+    if cfg!(kvpool_loom) { RankQueue::with_digits(1, 3) } else { RankQueue::new(blocks) }
 }
 
 /// A front that holds a block.
@@ -57,7 +57,7 @@ const fn front_of(id: BlockId) -> u64 {
     id.0 as u64 + 1
 }
 
-/// The links of one wheel: to it, a block whose place is in another queue is due at once, so that it leaves.
+/// The links of one rank queue: to it, a block whose place is in another queue is due at once, so that it leaves.
 struct LinksOf<'a> {
     rows: &'a Rows<RowBucket>,
     queue: usize,
@@ -84,7 +84,7 @@ pub(super) fn row(rows: &Rows<RowBucket>, id: BlockId) -> &Row {
 impl Queues {
     pub(super) fn new(policy_queues: usize, blocks: usize) -> Self {
         Self {
-            wheels: (0..=policy_queues).map(|_| wheel(blocks)).collect(),
+            wheels: (0..=policy_queues).map(|_| queue(blocks)).collect(),
             fronts: (0..policy_queues).map(|_| CachePadded::new(AtomicU64::new(0))).collect(),
         }
     }
@@ -159,7 +159,7 @@ impl Queues {
     /// told that there is nothing, and has no other way.
     #[cold]
     pub(super) fn look(&self) -> bool {
-        let found = self.wheels.iter().filter(|wheel| wheel.look()).count();
+        let found = self.wheels.iter().filter(|queue| queue.look()).count();
         found > 0
     }
 
@@ -225,7 +225,7 @@ impl Queues {
                 return Some(id);
             }
             let Some(other) = self.wheels[queue].pop(&links) else { return Some(id) };
-            // The wheel's head is where a slot begins, which may be long before the first block in it: by the ranks
+            // The rank queue's head is where a slot begins, which may be long before the first block in it: by the ranks
             // themselves, or two blocks would change places for ever. Reached by `a_front_gives_way_to_smaller_ranks_alone`.
             let is_late = links.rank(other) < links.rank(id);
             // Acquire and Release: as in `clear_front`, and as above.

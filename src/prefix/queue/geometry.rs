@@ -1,6 +1,6 @@
 //! Where a rank belongs: pure arithmetic on ranks.
 
-/// The shape of a wheel.
+/// The shape of a rank queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Geometry {
     /// log2 of the slots of a level.
@@ -75,7 +75,7 @@ impl Geometry {
         number as usize & (self.slots() - 1)
     }
 
-    /// How often the wheel has turned, as far as a head says it.
+    /// How often the rank queue has turned, as far as a head says it.
     #[inline]
     pub(super) fn turn(self, number: u64) -> u8 {
         (number >> self.digit_bits) as u8

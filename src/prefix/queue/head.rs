@@ -3,7 +3,7 @@
 //! | bits | field | meaning |
 //! |---|---|---|
 //! | 0..28 | top | the block on top, plus one; 0: the stack is empty |
-//! | 28..36 | turn | in which turn of the wheel the blocks were filed |
+//! | 28..36 | turn | in which turn of the rank queue the blocks were filed |
 //! | 36..64 | tag | how often a block was taken, so that a top that went and came back is not taken for the same |
 //!
 //! ```text

@@ -1,4 +1,4 @@
-//! One level of the wheel: its slots, and two floors of hints that say which of them hold something.
+//! One level of the rank queue: its slots, and two floors of hints that say which of them hold something.
 //!
 //! ```text
 //! summary   bit w: words[w] is not 0
@@ -13,7 +13,7 @@ use crate::sync::{AtomicU64, Ordering::*};
 
 const WORD: usize = u64::BITS as usize;
 
-/// One level of the wheel.
+/// One level of the rank queue.
 pub(super) struct Level {
     summary: AtomicU64,
     words: Box<[AtomicU64]>,

@@ -35,18 +35,18 @@ impl Rows {
     }
 }
 
-/// A wheel, and what it must hold.
+/// A rank queue, and what it must hold.
 struct Both {
-    wheel: Wheel,
+    queue: RankQueue,
     rows: Rows,
     filed: BTreeSet<(u64, BlockId)>,
     idle: Vec<BlockId>,
 }
 
 impl Both {
-    fn new(wheel: Wheel, blocks: usize) -> Self {
+    fn new(queue: RankQueue, blocks: usize) -> Self {
         let idle = (0..blocks as u32).rev().map(BlockId).collect();
-        Self { wheel, rows: Rows::new(blocks), filed: BTreeSet::new(), idle }
+        Self { queue, rows: Rows::new(blocks), filed: BTreeSet::new(), idle }
     }
 
     fn take_idle(&mut self, rank: u64) -> Option<BlockId> {
@@ -58,14 +58,14 @@ impl Both {
 
     fn push(&mut self, rank: u64) {
         let id = self.take_idle(rank);
-        id.into_iter().for_each(|id| self.wheel.push(&self.rows, id));
+        id.into_iter().for_each(|id| self.queue.push(&self.rows, id));
     }
 
     /// A request's blocks, whose end goes first.
     fn push_all(&mut self, from: u64, count: u64) {
         let ids: Vec<BlockId> =
             (0..count).rev().filter_map(|i| self.take_idle(from.saturating_add(i))).collect();
-        self.wheel.push_all(&self.rows, &ids);
+        self.queue.push_all(&self.rows, &ids);
     }
 
     fn grow(&mut self, which: usize, by: u64) {
@@ -78,15 +78,15 @@ impl Both {
 
     /// Pops, and says which rank.
     fn pop(&mut self) -> Option<u64> {
-        let cursor = self.wheel.cursor();
-        let head = self.wheel.head();
+        let cursor = self.queue.cursor();
+        let head = self.queue.head();
         let smallest = self.filed.first().map(|&(rank, _)| rank);
         if let Some(smallest) = smallest {
             assert!(head.expect("something is filed") <= smallest.max(cursor), "{head:?} for {smallest}");
         }
-        let Some(id) = self.wheel.pop(&self.rows) else {
+        let Some(id) = self.queue.pop(&self.rows) else {
             assert_eq!(smallest, None, "nothing comes, and something is filed");
-            assert_eq!(self.wheel.head(), None, "the hints are right when nothing is left");
+            assert_eq!(self.queue.head(), None, "the hints are right when nothing is left");
             return None;
         };
         let rank = self.rows.rank(id);
@@ -132,7 +132,7 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #[test]
     fn as_a_sorted_set(bits in 1..=12_u32, steps in prop::collection::vec(step(), 1..120)) {
-        let mut both = Both::new(Wheel::with_digits(bits, 64), 500);
+        let mut both = Both::new(RankQueue::with_digits(bits, 64), 500);
         let mut last = 0_u64;
         for step in steps {
             match step {
@@ -150,7 +150,7 @@ proptest! {
 /// As LRU does it: ranks from a counter, some blocks touched again while they are filed.
 #[test]
 fn a_counter_for_ranks() {
-    let mut both = Both::new(Wheel::new(5000), 5000);
+    let mut both = Both::new(RankQueue::new(5000), 5000);
     let mut random = fastrand::Rng::with_seed(11);
     let mut counter = 0;
     for round in 0..4000 {
@@ -165,14 +165,14 @@ fn a_counter_for_ranks() {
             both.pop();
         }
     }
-    assert!(both.wheel.cursor() > 1 << 16, "level 1 has gone around");
+    assert!(both.queue.cursor() > 1 << 16, "level 1 has gone around");
     both.drain();
 }
 
 #[test]
 fn the_largest_ranks_have_a_place() {
     for bits in 1..=12 {
-        let mut both = Both::new(Wheel::with_digits(bits, 64), 200);
+        let mut both = Both::new(RankQueue::with_digits(bits, 64), 200);
         for i in 0..100 {
             both.push(u64::MAX - i);
             both.push(i << 50);
@@ -187,19 +187,19 @@ fn the_largest_ranks_have_a_place() {
 
 #[test]
 fn ranks_beyond_a_small_wheel_count_as_its_largest() {
-    let both = Both::new(Wheel::with_digits(1, 3), 3);
+    let both = Both::new(RankQueue::with_digits(1, 3), 3);
     for (id, rank) in [(0, 900), (1, 7), (2, 6)].map(|(id, rank)| (BlockId(id), rank)) {
         both.rows.set(id, rank);
-        both.wheel.push(&both.rows, id);
+        both.queue.push(&both.rows, id);
     }
-    assert_eq!(both.wheel.pop(&both.rows), Some(BlockId(2)));
-    let rest = [(); 2].map(|()| both.wheel.pop(&both.rows).unwrap().0);
+    assert_eq!(both.queue.pop(&both.rows), Some(BlockId(2)));
+    let rest = [(); 2].map(|()| both.queue.pop(&both.rows).unwrap().0);
     assert!(rest == [0, 1] || rest == [1, 0]);
-    assert_eq!(both.wheel.pop(&both.rows), None);
+    assert_eq!(both.queue.pop(&both.rows), None);
 }
 
-/// How often a block is filed on its way through the wheel does not depend on how many blocks there are; and no pop
-/// pays for many, once the wheel turns evenly.
+/// How often a block is filed on its way through the rank queue does not depend on how many blocks there are; and no pop
+/// pays for many, once the rank queue turns evenly.
 #[test]
 fn filed_once_more_and_taken() {
     /// Who files a block, or takes it, asks for its rank.
@@ -216,19 +216,19 @@ fn filed_once_more_and_taken() {
     }
     for blocks in [1 << 8, 1 << 12, 1 << 16] {
         let rows = Counted(Rows::new(blocks), AtomicU64::new(0));
-        let wheel = Wheel::new(blocks);
+        let queue = RankQueue::new(blocks);
         let mut rank = 0;
         let mut push = |id| {
             rows.0.set(id, rank);
             rank += 1;
-            wheel.push(&rows, id);
+            queue.push(&rows, id);
         };
         (0..blocks as u32).map(BlockId).for_each(&mut push);
         let (mut all, mut most) = (0, 0);
         let turns = 5 * blocks as u64;
         for turn in 0..turns {
             let before = rows.1.load(Relaxed);
-            let id = wheel.pop(&rows).unwrap();
+            let id = queue.pop(&rows).unwrap();
             let asked = rows.1.load(Relaxed) - before;
             all += asked;
             if turn > blocks as u64 {
@@ -248,7 +248,7 @@ fn filed_once_more_and_taken() {
 fn threads() {
     const BLOCKS: usize = 600;
     for (seed, bits) in [(1, 1), (2, 3), (3, 6), (4, 9)] {
-        let (wheel, rows) = (&Wheel::with_digits(bits, 64), &Rows::new(BLOCKS));
+        let (queue, rows) = (&RankQueue::with_digits(bits, 64), &Rows::new(BLOCKS));
         let owned: &Vec<AtomicBool> = &(0..BLOCKS).map(|_| AtomicBool::new(true)).collect();
         let counter = &AtomicU64::new(0);
         let steps = if cfg!(miri) { 200 } else { 60_000 };
@@ -266,8 +266,8 @@ fn threads() {
                             rows.set(id, base + random.u64(..4) + i as u64);
                             owned[id.index()].store(false, Relaxed);
                         }
-                        wheel.push_all(rows, &ids);
-                    } else if let Some(id) = wheel.pop(rows) {
+                        queue.push_all(rows, &ids);
+                    } else if let Some(id) = queue.pop(rows) {
                         assert!(!owned[id.index()].swap(true, Relaxed), "{id} has two owners");
                         held.push(id);
                     }
@@ -280,8 +280,8 @@ fn threads() {
             let threads: Vec<_> = (0..4).map(|thread| scope.spawn(move || work(thread))).collect();
             threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
         });
-        let cursor = wheel.cursor();
-        let rest: Vec<BlockId> = std::iter::from_fn(|| wheel.pop(rows)).collect();
+        let cursor = queue.cursor();
+        let rest: Vec<BlockId> = std::iter::from_fn(|| queue.pop(rows)).collect();
         let ranks: Vec<u64> = rest.iter().map(|&id| rows.rank(id).max(cursor)).collect();
         assert!(ranks.is_sorted(), "out of order beyond {cursor}: {ranks:?}");
         held.extend(rest);
