@@ -22,11 +22,11 @@ use crate::ids::{BlockId, FrameId, Ticket};
 use crate::storage::{DeviceStream, FrameMove};
 
 use super::TOKENS_MAX;
-use super::known::Known;
 use super::plan::Growth;
 use super::registry::Sequences;
 use super::sequence::{Access, Sequence};
 use super::step::{Finish, Promise, Step};
+use super::token_hashes::TokenHashes;
 
 /// One step in flight. It may move between threads, overlap with others, and end in any order. It ends when it is
 /// [finished](Self::finish) or dropped: full blocks of final tokens that were filled in it are sealed then, and registered
@@ -206,7 +206,7 @@ impl Batch {
         if let Some(known) = sequence.known.as_deref() {
             known.is_told_all(sequence.id(), sequence.len())?;
         }
-        let before = sequence.known.as_deref().map(Known::mark);
+        let before = sequence.known.as_deref().map(TokenHashes::mark);
         sequence.announce(tokens)?;
         let appended = self.append(sequence, tokens.len());
         if let (Err(_), Some(before), Some(known)) = (&appended, before, &mut sequence.known) {

@@ -12,9 +12,9 @@ use crate::prefix::{Cache, Owner, PrefixKeys};
 use crate::sync::Arc;
 
 use super::TOKENS_MAX;
-use super::known::Known;
 use super::registry::Sequences;
 use super::sequence::Sequence;
+use super::token_hashes::TokenHashes;
 
 /// Opens a [`Sequence`].
 #[derive(Clone)]
@@ -82,7 +82,7 @@ impl<'a> SequenceBuilder<'a> {
     /// [`SequenceError::AlreadyOpen`]; [`SequenceError::Prefix`] for a key of no bytes, or a retention that has passed.
     pub fn open(self) -> Result<Sequence, SequenceError> {
         let known = match self.sequences.cache() {
-            Some(cache) => Some(Box::new(Known::new(cache, &self.keys, self.owner(cache)?)?)),
+            Some(cache) => Some(Box::new(TokenHashes::new(cache, &self.keys, self.owner(cache)?)?)),
             None => None,
         };
         let list = self.sequences.register(self.id)?;
@@ -179,7 +179,7 @@ impl Sequence {
 fn cached_tail(
     cache: &Cache,
     sequences: &Sequences,
-    known: &Known,
+    known: &TokenHashes,
     prompt: &[u32],
     blocks: usize,
 ) -> Option<(BlockId, usize)> {

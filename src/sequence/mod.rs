@@ -41,7 +41,6 @@
 mod batch;
 mod builder;
 mod bytes;
-mod known;
 #[cfg(not(kvpool_loom))]
 mod list;
 #[cfg(kvpool_loom)]
@@ -54,6 +53,7 @@ mod seals;
 #[expect(clippy::module_inception, reason = "the floor is named for what it is about")]
 mod sequence;
 mod step;
+mod token_hashes;
 mod transit;
 
 pub use crate::block::{Moved, Since};

@@ -11,10 +11,10 @@ use crate::ids::{BlockId, SequenceId, Ticket};
 use crate::prefix::Owner;
 use crate::sync::{Ordering::*, fence, panicking};
 
-use super::known::Known;
 use super::list::ListOwner;
 use super::registry::Sequences;
 use super::seals::Seals;
+use super::token_hashes::TokenHashes;
 
 /// One request's tokens, and the blocks that hold them. Grows through [`Batch::append`](super::Batch::append). Dropping it
 /// closes it and releases its blocks, the end of the sequence first.
@@ -26,7 +26,7 @@ pub struct Sequence {
     pub(super) committed: u32,
     pub(super) seals: Seals,
     /// In a pool that caches: what its blocks hold.
-    pub(super) known: Option<Box<Known>>,
+    pub(super) known: Option<Box<TokenHashes>>,
     /// Its unfinished last block is registered when it is closed.
     pub(super) reuses_tail: bool,
 }

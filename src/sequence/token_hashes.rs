@@ -17,7 +17,7 @@ use crate::sync::Arc;
 
 /// See the [module](self).
 #[derive(Clone)]
-pub(super) struct Known {
+pub(super) struct TokenHashes {
     cache: Arc<Cache>,
     chain: Chain,
     root: BlockHash,
@@ -37,7 +37,7 @@ pub(super) struct Mark {
     announced: u64,
 }
 
-impl Known {
+impl TokenHashes {
     pub(super) fn new(cache: &Arc<Cache>, keys: &PrefixKeys<'_>, owner: Owner) -> Result<Self, PrefixError> {
         let root = cache.hasher().root(keys)?;
         Ok(Self {
