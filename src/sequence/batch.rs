@@ -22,10 +22,10 @@ use crate::ids::{BlockId, FrameId, Ticket};
 use crate::storage::{DeviceStream, FrameMove};
 
 use super::TOKENS_MAX;
+use super::batch_inner::{BatchInner, Finish, Promise};
 use super::plan::Growth;
 use super::registry::Sequences;
 use super::sequence::{Access, Sequence};
-use super::step::{Finish, Promise, Step};
 use super::token_hashes::TokenHashes;
 
 /// One step in flight. It may move between threads, overlap with others, and end in any order. It ends when it is
@@ -36,7 +36,7 @@ use super::token_hashes::TokenHashes;
 /// Until it ends, no frame that was read from a table under it is reused: everything that a kernel is given was built
 /// by a batch that ends after the kernel.
 pub struct Batch {
-    pub(super) step: Step,
+    pub(super) step: BatchInner,
     /// Slots of a store or a load; kept for its room.
     pub(super) slots: Vec<i64>,
 }
@@ -87,7 +87,7 @@ impl Batch {
     ///
     /// If 131,072 batches are in flight.
     pub fn begin(sequences: &Sequences) -> Self {
-        Self { step: Step::begin(sequences.clone()), slots: Vec::new() }
+        Self { step: BatchInner::begin(sequences.clone()), slots: Vec::new() }
     }
 
     /// Begins a batch on a device's stream: copies on write are enqueued there, ahead of what the batch writes, and the batch

@@ -39,6 +39,7 @@
 //! releasing, so that either the reader misses the block or the release sees the batch.
 
 mod batch;
+mod batch_inner;
 mod builder;
 mod bytes;
 #[cfg(not(kvpool_loom))]
@@ -52,19 +53,18 @@ mod registry;
 mod seals;
 #[expect(clippy::module_inception, reason = "the floor is named for what it is about")]
 mod sequence;
-mod step;
 mod token_hashes;
 mod transit;
 
 pub use crate::block::{Moved, Since};
 pub use batch::{Appended, Batch, Copied, FinishError};
+pub use batch_inner::Finish;
 pub use builder::SequenceBuilder;
 pub use moved::MovedEntry;
 pub use outputs::{BlockTable, CsrTable, Listed};
 pub use plan::TOKENS_MAX;
 pub use registry::{SequenceView, Sequences};
 pub use sequence::Sequence;
-pub use step::Finish;
 pub(crate) use transit::{Arrival, Held};
 
 #[cfg(all(test, not(kvpool_loom)))]

@@ -26,7 +26,7 @@ use crate::sync::{Arc, Mutex, panicking};
 use super::registry::Sequences;
 
 /// See the [module](self).
-pub(super) struct Step {
+pub(super) struct BatchInner {
     pub(super) sequences: Sequences,
     /// `None` only while it is dropped.
     lease: Option<InFlight>,
@@ -76,7 +76,7 @@ impl Future for Finish {
     }
 }
 
-impl Step {
+impl BatchInner {
     pub(super) fn begin(sequences: Sequences) -> Self {
         let lease = Some(sequences.0.blocks.begin_batch());
         Self { sequences, lease, promised: Vec::new(), copied: Vec::new(), stream: None, is_void: false }
@@ -159,7 +159,7 @@ fn after_all(storage: &dyn Storage, streams: &[&DeviceStream], end: CopyDone) {
     }
 }
 
-impl Drop for Step {
+impl Drop for BatchInner {
     fn drop(&mut self) {
         match self.stream.take() {
             None => self.end(),
@@ -178,7 +178,7 @@ impl Drop for Step {
     }
 }
 
-impl fmt::Debug for Step {
+impl fmt::Debug for BatchInner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { lease, promised, stream, .. } = self;
         f.debug_struct("Batch")
