@@ -16,18 +16,18 @@ const PIECE_BYTES: usize = 64 << 20;
 pub(super) type Pair = (BlockId, BlockId);
 
 /// A lease of the source, ended also by a panic.
-struct Lease<'a> {
+struct SourceBatch<'a> {
     pool: &'a Blocks,
     batch: Option<InFlight>,
 }
 
-impl<'a> Lease<'a> {
+impl<'a> SourceBatch<'a> {
     fn begin(pool: &'a Blocks) -> Self {
         Self { pool, batch: Some(pool.begin_batch()) }
     }
 }
 
-impl Drop for Lease<'_> {
+impl Drop for SourceBatch<'_> {
     fn drop(&mut self) {
         if let Some(batch) = self.batch.take() {
             self.pool.end_batch(batch);
@@ -87,7 +87,7 @@ impl Route {
     unsafe fn carry_piece(&self, pairs: &[Pair]) -> Result<usize, TransferError> {
         let (from, to) = (self.from.sequences.blocks(), self.to.sequences.blocks());
         // Before the frames are looked up: what a move leaves from now on keeps its bytes until the lease ends.
-        let lease = Lease::begin(from);
+        let lease = SourceBatch::begin(from);
         let here = runs_of(pairs.iter().map(|&(block, _)| from.frame(block)));
         let there = runs_of(pairs.iter().map(|&(_, block)| to.frame(block)));
         // SAFETY: nobody writes the blocks that are read, and the lease keeps their frames from being reused; those that are written
