@@ -41,7 +41,7 @@ use thiserror::Error;
 
 pub use foresight::Foresight;
 pub use lru::Lru;
-pub use priority::Priority;
+pub use priority::PriorityLru;
 
 /// The most queues that a policy may have.
 pub const QUEUES_MAX: usize = 16;
@@ -214,7 +214,7 @@ impl PolicyKind {
     pub fn build(self, blocks_max: usize) -> Arc<dyn Policy> {
         match self {
             Self::Lru => Arc::new(Lru),
-            Self::Priority => Arc::new(Priority),
+            Self::Priority => Arc::new(PriorityLru),
             Self::Foresight => Arc::new(Foresight::new(blocks_max)),
         }
     }

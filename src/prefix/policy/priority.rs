@@ -23,14 +23,14 @@ const ORDER_BITS: u32 = 24;
 /// moment goes before that only if nothing else is left: rather than refuse an allocation, a promise is broken, of the
 /// lowest priority first, and then the one that would have ended first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Priority;
+pub struct PriorityLru;
 
 /// When the time of a block in a queue of kept ones ends.
 const fn ends(rank: u64) -> Millis {
     Millis(rank >> ORDER_BITS)
 }
 
-impl Policy for Priority {
+impl Policy for PriorityLru {
     fn name(&self) -> &'static str {
         NAME
     }
