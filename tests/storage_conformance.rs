@@ -100,7 +100,7 @@ fn adopted_memory_conforms() {
 #[test]
 fn packed_blocks_travel_between_arrangements() {
     use kvpool::ids::{FrameId, Run};
-    use kvpool::storage::{Dtype, Parts, Scales};
+    use kvpool::storage::{Dtype, KvPlanes, Scales};
     let all = [Run { start: FrameId(0), len: 3 }];
     let make = |arrangement, parts| {
         let layout =
@@ -109,7 +109,7 @@ fn packed_blocks_travel_between_arrangements() {
             layout.dtype(Dtype::Fp8E4M3).scales(Scales::PerTokenHead).build().expect("a good layout");
         HostStorage::new(layout, 3, 3).expect("memory for three frames")
     };
-    let from = make(Arrangement::LayerFirst, Parts::Separate);
+    let from = make(Arrangement::LayerFirst, KvPlanes::Separate);
     let rows: Vec<f32> = (0..12 * 16).map(|value| value as f32 - 90.0).collect();
     let slots: Vec<i64> = (0..12).collect();
     let mut packed = vec![0; 3 * from.layout().packed_bytes()];
@@ -120,9 +120,9 @@ fn packed_blocks_travel_between_arrangements() {
         from.pack(&all, &mut packed).expect("all frames");
     }
     for (arrangement, parts) in [
-        (Arrangement::LayerFirst, Parts::Joined),
-        (Arrangement::BlockFirst, Parts::Separate),
-        (Arrangement::BlockFirst, Parts::Joined),
+        (Arrangement::LayerFirst, KvPlanes::Joined),
+        (Arrangement::BlockFirst, KvPlanes::Separate),
+        (Arrangement::BlockFirst, KvPlanes::Joined),
     ] {
         let to = make(arrangement, parts);
         let (mut k, mut v) = (vec![0f32; rows.len()], vec![0f32; rows.len()]);

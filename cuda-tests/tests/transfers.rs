@@ -11,7 +11,8 @@ use kvpool::error::StorageError;
 use kvpool::ids::{DeviceId, FrameId, Run};
 use kvpool::sequence::MovedEntry;
 use kvpool::storage::{
-    AdoptedPlane, Arrangement, DeviceStream, Dtype, FrameMove, HostStorage, KvLayout, Parts, Scales, Storage,
+    AdoptedPlane, Arrangement, DeviceStream, Dtype, FrameMove, HostStorage, KvLayout, KvPlanes, Scales,
+    Storage,
 };
 use kvpool_cuda_tests::mock::{Style, for_each_seed, session};
 
@@ -45,14 +46,14 @@ fn unpack(storage: &dyn Storage, runs: &[Run], packed: &[u8]) {
     unsafe { storage.unpack(runs, packed) }.expect("frames that exist");
 }
 
-fn layout(arrangement: Arrangement, parts: Parts) -> KvLayout {
+fn layout(arrangement: Arrangement, parts: KvPlanes) -> KvLayout {
     let builder = KvLayout::builder().layers(2).kv_heads(2).head_dim(8).block_tokens(4);
     let builder = builder.dtype(Dtype::Fp8E4M3).scales(Scales::PerTokenHead);
     builder.arrangement(arrangement).parts(parts).build().expect("a small layout")
 }
 
 /// Frames of 10 MiB, longer than a buffer: 40 tokens of two layers.
-fn long(parts: Parts) -> KvLayout {
+fn long(parts: KvPlanes) -> KvLayout {
     let builder = KvLayout::builder().layers(2).kv_heads(8).head_dim(4096).block_tokens(40);
     builder.dtype(Dtype::Bf16).parts(parts).build().expect("a layout")
 }
@@ -61,8 +62,8 @@ fn long(parts: Parts) -> KvLayout {
 fn frames_go_between_devices_and_the_host() {
     let session = session();
     let [first, second] = [0, 1].map(|ordinal| Device::open(ordinal).expect("two devices"));
-    let here = layout(Arrangement::LayerFirst, Parts::Separate);
-    let there = layout(Arrangement::BlockFirst, Parts::Joined);
+    let here = layout(Arrangement::LayerFirst, KvPlanes::Separate);
+    let there = layout(Arrangement::BlockFirst, KvPlanes::Joined);
     let made = |device, layout: &KvLayout| {
         Box::new(CudaStorage::new(device, layout.clone(), FRAMES, FRAMES).expect("frames"))
     };
@@ -88,7 +89,7 @@ fn frames_go_between_devices_and_the_host() {
         unsafe { source.receive(&host, &[run(0, 6)], &[run(0, 6)]) }.expect("the same packed form");
         assert!(packed(&*source, &[run(0, 6)]) == content);
     });
-    let other = made(&second, &long(Parts::Separate));
+    let other = made(&second, &long(KvPlanes::Separate));
     let source = made(&first, &here);
     // SAFETY: refused.
     let refused = unsafe { other.receive(&*source, &[run(0, 1)], &[run(0, 1)]) };
@@ -104,7 +105,7 @@ fn frames_longer_than_a_buffer_go_in_parts() {
     let session = session();
     session.style(Style::Random);
     let [first, second] = [0, 1].map(|ordinal| Device::open(ordinal).expect("two devices"));
-    let [separate, joined] = [Parts::Separate, Parts::Joined].map(long);
+    let [separate, joined] = [KvPlanes::Separate, KvPlanes::Joined].map(long);
     assert!(separate.packed_bytes() > 8 << 20);
     let source = CudaStorage::new(&first, separate.clone(), 2, 2).expect("frames");
     let content = bytes(2 * separate.packed_bytes(), 7);
@@ -165,7 +166,7 @@ impl Drop for Engine {
 fn rows_of_an_engine_are_stored_and_loaded_on_its_stream() {
     let session = session();
     let device = Device::open(0).expect("a device");
-    let layout = layout(Arrangement::LayerFirst, Parts::Joined);
+    let layout = layout(Arrangement::LayerFirst, KvPlanes::Joined);
     let host = HostStorage::new(layout.clone(), FRAMES, FRAMES).expect("frames");
     let stream = device.stream().expect("a stream");
     let slots: [i64; 4] = [5, -1, 22, 9];
@@ -242,7 +243,7 @@ fn rows_of_an_engine_are_stored_and_loaded_on_its_stream() {
 fn a_copy_behind_an_event_is_whole_when_it_is_said_to_be() {
     let session = session();
     let device = Device::open(0).expect("a device");
-    let layout = layout(Arrangement::LayerFirst, Parts::Separate);
+    let layout = layout(Arrangement::LayerFirst, KvPlanes::Separate);
     for_each_seed(&session, 60, |seed| {
         let storage = CudaStorage::new(&device, layout.clone(), FRAMES, FRAMES).expect("frames");
         let content = bytes(FRAMES * layout.packed_bytes(), seed);

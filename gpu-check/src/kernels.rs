@@ -7,7 +7,7 @@ use kvpool::cuda::params::PatchParams;
 use kvpool::cuda::{CudaConfig, CudaStorage, DeviceRows};
 use kvpool::ids::{FrameId, Run};
 use kvpool::sequence::MovedEntry;
-use kvpool::storage::{AdoptedPlane, Arrangement, Dtype, Elements, ElementsMut, KvLayout, Parts, Storage};
+use kvpool::storage::{AdoptedPlane, Arrangement, Dtype, Elements, ElementsMut, KvLayout, KvPlanes, Storage};
 use kvpool_testkit::conformance::{self, FRAMES};
 use kvpool_testkit::rng::Rng;
 
@@ -134,7 +134,7 @@ fn pointers(gpu: &Gpu, section: &mut Section) -> Outcome<()> {
             (0..tokens as i64).rev().map(|slot| if slot % 3 == 1 { -1 } else { slot }).collect();
         let make = || CudaStorage::new(&gpu.device, layout.clone(), FRAMES, FRAMES);
         let (engine, host) = (make()?, make()?);
-        let is_latent = layout.parts() == Parts::Latent;
+        let is_latent = layout.parts() == KvPlanes::Latent;
         let rows = [Elements::new(dtype, &k.bytes)?, Elements::new(dtype, &v.bytes)?];
         let on_device = [gpu.upload(&k.bytes)?, gpu.upload(&v.bytes)?];
         let back = [gpu.upload(&vec![POISON; k.bytes.len()])?, gpu.upload(&vec![POISON; v.bytes.len()])?];

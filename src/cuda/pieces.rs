@@ -93,7 +93,7 @@ pub(super) fn lanes(placed: &[Placed], layer: usize, kind: PlaneKind, layout: &K
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::storage::{Arrangement, Dtype, Parts, Scales};
+    use crate::storage::{Arrangement, Dtype, KvPlanes, Scales};
 
     fn placed(layout: &KvLayout) -> Vec<Placed> {
         let planes = layout.planes(7).unwrap().planes;
@@ -107,7 +107,7 @@ mod tests {
     #[test]
     fn pieces_are_the_tiles_and_the_packed_form_without_gaps() {
         for arrangement in [Arrangement::LayerFirst, Arrangement::BlockFirst] {
-            for parts in [Parts::Separate, Parts::Joined] {
+            for parts in [KvPlanes::Separate, KvPlanes::Joined] {
                 let builder = layout(8, 128).dtype(Dtype::Fp8E4M3).scales(Scales::PerTokenHead);
                 let layout = builder.block_tokens(48).arrangement(arrangement).parts(parts).build().unwrap();
                 let pieces = Pieces::new(&placed(&layout)).unwrap();
@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn lanes_of_joined_planes_are_half_a_tile_apart() {
-        let joined = layout(2, 8).dtype(Dtype::Int8).scales(Scales::PerTokenHead).parts(Parts::Joined);
+        let joined = layout(2, 8).dtype(Dtype::Int8).scales(Scales::PerTokenHead).parts(KvPlanes::Joined);
         let joined = joined.build().unwrap();
         let placed = placed(&joined);
         for kind in [PlaneKind::Values, PlaneKind::Scales] {

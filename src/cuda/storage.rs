@@ -19,8 +19,8 @@ use crate::error::{GrowError, LayoutError, StorageError};
 use crate::ids::{DeviceId, Run};
 use crate::storage::host::check_count;
 use crate::storage::{
-    AdoptedPlane, CopyDone, DeviceStream, Elements, ElementsMut, FrameMove, KvLayout, Parts, Plane, Scales,
-    Storage,
+    AdoptedPlane, CopyDone, DeviceStream, Elements, ElementsMut, FrameMove, KvLayout, KvPlanes, Plane,
+    Scales, Storage,
 };
 use crate::sync::{AtomicUsize, Ordering};
 
@@ -295,7 +295,7 @@ fn check_sizes(layout: &KvLayout, frames_max: usize) -> Result<(), LayoutError> 
 impl Home {
     /// K and V, or the latent vector alone.
     pub(super) fn halves(&self) -> usize {
-        if self.layout.parts() == Parts::Latent { 1 } else { 2 }
+        if self.layout.parts() == KvPlanes::Latent { 1 } else { 2 }
     }
 }
 

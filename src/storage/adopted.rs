@@ -94,7 +94,7 @@ fn interleave(gap: usize, first: &Plane, second: &Plane) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::storage::{Arrangement, Dtype, Parts};
+    use crate::storage::{Arrangement, Dtype, KvPlanes};
 
     /// Two layers of K and V, tiles of 32 bytes.
     fn layout() -> KvLayout {
@@ -132,7 +132,7 @@ mod tests {
             assert!(super::planes(&layout(), &at(tensors), 4).is_ok(), "{tensors:?}");
         }
         for arrangement in [Arrangement::LayerFirst, Arrangement::BlockFirst] {
-            for parts in [Parts::Separate, Parts::Joined] {
+            for parts in [KvPlanes::Separate, KvPlanes::Joined] {
                 let layout = KvLayout::named_builder("tiny").unwrap().arrangement(arrangement).parts(parts);
                 let layout = layout.build().unwrap();
                 let own: Vec<_> = layout.planes(5).unwrap().planes;

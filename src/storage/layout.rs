@@ -23,7 +23,7 @@ const PLANES_MAX: usize = 1 << 16;
 /// How K and V of one layer lie to each other.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
-pub enum Parts {
+pub enum KvPlanes {
     /// A plane for K and a plane for V.
     #[default]
     Separate,
@@ -75,7 +75,7 @@ pub struct KvLayout {
     head_dim: usize,
     block_tokens: usize,
     dtype: Dtype,
-    parts: Parts,
+    parts: KvPlanes,
     arrangement: Arrangement,
     scales: Scales,
     bytes_per_token: usize,
@@ -93,7 +93,7 @@ pub struct KvLayoutBuilder {
     head_dim: usize,
     block_tokens: usize,
     dtype: Dtype,
-    parts: Parts,
+    parts: KvPlanes,
     arrangement: Arrangement,
     scales: Scales,
     replicates_heads: bool,
@@ -108,7 +108,7 @@ impl Default for KvLayoutBuilder {
             head_dim: 0,
             block_tokens: 16,
             dtype: Dtype::default(),
-            parts: Parts::default(),
+            parts: KvPlanes::default(),
             arrangement: Arrangement::default(),
             scales: Scales::default(),
             replicates_heads: false,
@@ -136,11 +136,11 @@ impl KvLayoutBuilder {
     }
 
     /// One latent vector of so many elements a token and layer, in place of K and V: multi-head latent attention. Sets
-    /// one head, and [`Parts::Latent`].
+    /// one head, and [`KvPlanes::Latent`].
     pub fn latent(mut self, elements: usize) -> Self {
         self.heads_total = 1;
         self.head_dim = elements;
-        self.parts = Parts::Latent;
+        self.parts = KvPlanes::Latent;
         self
     }
 
@@ -172,7 +172,7 @@ impl KvLayoutBuilder {
     }
 
     /// How K and V lie to each other.
-    pub fn parts(mut self, parts: Parts) -> Self {
+    pub fn parts(mut self, parts: KvPlanes) -> Self {
         self.parts = parts;
         self
     }
@@ -207,7 +207,7 @@ impl KvLayoutBuilder {
                 return Err(LayoutError::Zero { field });
             }
         }
-        let latent = self.parts == Parts::Latent;
+        let latent = self.parts == KvPlanes::Latent;
         if latent && self.heads_total != 1 {
             return Err(LayoutError::LatentHeads { kv_heads: self.heads_total });
         }
@@ -252,7 +252,7 @@ impl KvLayoutBuilder {
         }
         let Scales::PerHead { k, v } = &self.scales else { return Ok(()) };
         let want = self.layers.checked_mul(heads).ok_or(LayoutError::TooLarge { what: "a block" })?;
-        let want_v = if self.parts == Parts::Latent { 0 } else { want };
+        let want_v = if self.parts == KvPlanes::Latent { 0 } else { want };
         for (which, scales, want) in [("k", k, want), ("v", v, want_v)] {
             if scales.len() != want {
                 return Err(LayoutError::ScaleCount { which, got: scales.len(), want });
@@ -301,7 +301,7 @@ impl KvLayout {
     /// Whether blocks of the two are the same once they are packed: arrangement, and whether K and V are joined, do not matter,
     /// nor how many ranks there are, if this rank's heads are as many.
     pub fn packs_as(&self, other: &Self) -> bool {
-        let is_latent = |layout: &Self| layout.parts == Parts::Latent;
+        let is_latent = |layout: &Self| layout.parts == KvPlanes::Latent;
         self.layers == other.layers
             && self.heads == other.heads
             && self.head_dim == other.head_dim
@@ -361,7 +361,7 @@ impl KvLayout {
 
     /// How K and V lie to each other.
     #[inline]
-    pub fn parts(&self) -> Parts {
+    pub fn parts(&self) -> KvPlanes {
         self.parts
     }
 
@@ -412,7 +412,7 @@ impl KvLayout {
     /// Planes of one layer.
     #[inline]
     pub(super) fn planes_per_layer(&self) -> usize {
-        let parts = if self.parts == Parts::Separate { 2 } else { 1 };
+        let parts = if self.parts == KvPlanes::Separate { 2 } else { 1 };
         if self.has_scale_planes() { 2 * parts } else { parts }
     }
 
@@ -433,9 +433,9 @@ impl KvLayout {
     /// The planes of any one layer: kind, part and tile bytes, in canonical order.
     pub(super) fn tiles_of_layer(&self) -> impl Iterator<Item = (PlaneKind, PlanePart, usize)> {
         let parts: &[PlanePart] = match self.parts {
-            Parts::Separate => &[PlanePart::K, PlanePart::V],
-            Parts::Joined => &[PlanePart::Joined],
-            Parts::Latent => &[PlanePart::Latent],
+            KvPlanes::Separate => &[PlanePart::K, PlanePart::V],
+            KvPlanes::Joined => &[PlanePart::Joined],
+            KvPlanes::Latent => &[PlanePart::Latent],
         };
         let kinds: &[PlaneKind] = if self.has_scale_planes() {
             &[PlaneKind::Values, PlaneKind::Scales]
@@ -452,7 +452,7 @@ impl KvLayout {
 
     /// Bytes per token and per block; `None` if either is more than an address space.
     fn count_bytes(&self) -> Option<(usize, usize)> {
-        let halves = if self.parts == Parts::Latent { 1 } else { 2 };
+        let halves = if self.parts == KvPlanes::Latent { 1 } else { 2 };
         let scale_bytes = if self.has_scale_planes() { size_of::<f32>() } else { 0 };
         let per_head = self.head_dim.checked_mul(self.dtype.bytes())?.checked_add(scale_bytes)?;
         let row = self.heads.checked_mul(per_head)?.checked_mul(halves)?;
@@ -470,7 +470,7 @@ impl fmt::Display for KvLayout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { layers, heads, head_dim, block_tokens, dtype, .. } = self;
         match self.parts {
-            Parts::Latent => write!(f, "{layers} layers x latent {head_dim}")?,
+            KvPlanes::Latent => write!(f, "{layers} layers x latent {head_dim}")?,
             _ => write!(f, "{layers} layers x {heads} KV heads x {head_dim}")?,
         }
         write!(f, ", {dtype}, {block_tokens} tokens and {} bytes a block", self.bytes_per_block)

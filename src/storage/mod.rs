@@ -63,7 +63,7 @@ pub use device_stream::DeviceStream;
 pub use elements::{Elements, ElementsMut};
 pub(crate) use exchange::check_form;
 pub use host::HostStorage;
-pub use layout::{Arrangement, KvLayout, KvLayoutBuilder, Parts, Scales};
+pub use layout::{Arrangement, KvLayout, KvLayoutBuilder, KvPlanes, Scales};
 pub use planes::{Plane, PlaneKind, PlanePart, PlaneTable, TILE_ALIGN};
 pub use sizing::{Sizing, check_balance, host_free_bytes};
 

@@ -4,7 +4,7 @@ use crate::dtype::Dtype;
 use crate::error::StorageError;
 
 use super::elements::Elements;
-use super::layout::{KvLayout, Parts, Scales};
+use super::layout::{KvLayout, KvPlanes, Scales};
 
 /// K and V of `slots` tokens in `layer`: the layer exists, the types are kept or converted, the numbers are right.
 pub(crate) fn check_rows(
@@ -18,7 +18,7 @@ pub(crate) fn check_rows(
         return Err(StorageError::Layer { layer, layers: layout.layers() });
     }
     let want = slots.saturating_mul(layout.row_elements());
-    let want_v = if layout.parts() == Parts::Latent { 0 } else { want };
+    let want_v = if layout.parts() == KvPlanes::Latent { 0 } else { want };
     for (which, rows, want) in [("k", k, want), ("v", v, want_v)] {
         // No rows at all have no type: `Elements::none()` goes with every layout.
         if want > 0 || !rows.is_empty() {

@@ -13,7 +13,7 @@ use crate::ids::Run;
 
 use super::FrameMove;
 use super::elements::{Elements, ElementsMut};
-use super::layout::{KvLayout, Parts, Scales};
+use super::layout::{KvLayout, KvPlanes, Scales};
 use super::planes::{Plane, PlaneKind};
 use super::quant::{self, RowScales};
 use super::stream::Copier;
@@ -105,7 +105,7 @@ impl Tiles {
     /// Where one token's row of K or V begins in a frame's tile: the plane, and the offset in the tile.
     #[inline]
     fn lane(&self, layout: &KvLayout, layer: usize, kind: PlaneKind, half: Half) -> (Tile, usize) {
-        let separate = layout.parts() == Parts::Separate;
+        let separate = layout.parts() == KvPlanes::Separate;
         let parts = if separate { 2 } else { 1 };
         let kind_at = if kind == PlaneKind::Scales { parts } else { 0 };
         let part_at = usize::from(separate && half == Half::V);
@@ -320,7 +320,7 @@ impl Tiles {
 }
 
 fn halves(layout: &KvLayout) -> usize {
-    if layout.parts() == Parts::Latent { 1 } else { 2 }
+    if layout.parts() == KvPlanes::Latent { 1 } else { 2 }
 }
 
 /// The contiguous pieces of `frames` neighbouring frames of an extent: offset from the first, and bytes.

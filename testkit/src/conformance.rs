@@ -4,7 +4,7 @@
 //! *all* frames, so that a byte written where it should not be is found too. A refused operation must leave every byte as
 //! it was.
 
-use kvpool::storage::{Arrangement, Dtype, KvLayout, Parts, Scales, Storage};
+use kvpool::storage::{Arrangement, Dtype, KvLayout, KvPlanes, Scales, Storage};
 
 mod ops;
 mod receive;
@@ -62,18 +62,20 @@ pub fn layouts() -> Vec<KvLayout> {
     let mut layouts = Vec::new();
     let sizes = [(2, 4, 4), (1, 3, 5), (3, 8, 1), (2, 5, 3), (1, 16, 2)];
     for dtype in Dtype::ALL {
-        for parts in [Parts::Separate, Parts::Joined, Parts::Latent] {
+        for parts in [KvPlanes::Separate, KvPlanes::Joined, KvPlanes::Latent] {
             for arrangement in [Arrangement::LayerFirst, Arrangement::BlockFirst] {
                 for kind in 0..if dtype.is_quantised() { 3 } else { 1 } {
                     let (heads, head_dim, block_tokens) = sizes[layouts.len() % sizes.len()];
-                    let heads = if parts == Parts::Latent { 1 } else { heads };
+                    let heads = if parts == KvPlanes::Latent { 1 } else { heads };
                     let scale = |index: usize| 0.01 * (index + 1) as f32;
                     let scales = match kind {
                         0 => Scales::Unit,
                         1 => Scales::PerTokenHead,
                         _ => Scales::PerHead {
                             k: (0..2 * heads).map(scale).collect(),
-                            v: (0..if parts == Parts::Latent { 0 } else { 2 * heads }).map(scale).collect(),
+                            v: (0..if parts == KvPlanes::Latent { 0 } else { 2 * heads })
+                                .map(scale)
+                                .collect(),
                         },
                     };
                     let layout =

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use half::{bf16, f16};
 use kvpool::dtype::Dtype;
 use kvpool::ids::{FrameId, Run};
-use kvpool::storage::{FrameMove, KvLayout, Parts, Scales};
+use kvpool::storage::{FrameMove, KvLayout, KvPlanes, Scales};
 
 /// Rows of elements as bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -62,7 +62,7 @@ impl ScalarStorage {
 
     /// 2 for K and V, 1 for a latent vector.
     pub fn halves(&self) -> usize {
-        if self.layout.parts() == Parts::Latent { 1 } else { 2 }
+        if self.layout.parts() == KvPlanes::Latent { 1 } else { 2 }
     }
 
     /// The element types that a store takes and a load gives.

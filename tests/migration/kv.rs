@@ -5,7 +5,7 @@ use kvpool::ids::SequenceId;
 use kvpool::pool::{Pool, PoolBuilder};
 use kvpool::prefix::{HashKey, PrefixConfig};
 use kvpool::sequence::{Batch, Sequence};
-use kvpool::storage::{Arrangement, Dtype, Elements, ElementsMut, KvLayout, Parts};
+use kvpool::storage::{Arrangement, Dtype, Elements, ElementsMut, KvLayout, KvPlanes};
 
 pub const BLOCK_TOKENS: usize = 4;
 const LAYERS: usize = 2;
@@ -13,18 +13,18 @@ const HEADS: usize = 2;
 const HEAD_DIM: usize = 4;
 const ROW: usize = HEADS * HEAD_DIM * 2;
 
-pub fn layout(arrangement: Arrangement, parts: Parts) -> KvLayout {
+pub fn layout(arrangement: Arrangement, parts: KvPlanes) -> KvLayout {
     let layout = KvLayout::builder().layers(LAYERS).kv_heads(HEADS).head_dim(HEAD_DIM);
     let layout = layout.block_tokens(BLOCK_TOKENS).dtype(Dtype::Bf16);
     layout.arrangement(arrangement).parts(parts).build().unwrap()
 }
 
 pub fn plain() -> KvLayout {
-    layout(Arrangement::LayerFirst, Parts::Separate)
+    layout(Arrangement::LayerFirst, KvPlanes::Separate)
 }
 
 pub fn other() -> KvLayout {
-    layout(Arrangement::BlockFirst, Parts::Joined)
+    layout(Arrangement::BlockFirst, KvPlanes::Joined)
 }
 
 /// Caches of one key find each other's blocks.

@@ -7,7 +7,7 @@ use kvpool::ids::SequenceId;
 use kvpool::pool::{Pool, Priority, Target};
 use kvpool::prefix::PrefixConfig;
 use kvpool::prefix::policy::{CachePriority, Head, Millis, Place, Policy, Released};
-use kvpool::storage::{Arrangement, Parts};
+use kvpool::storage::{Arrangement, KvPlanes};
 
 use super::kv::{
     BLOCK_TOKENS, admit, builder, cached, check, config, extend, is_idle, layout, plain, pool, pools, prompt,
@@ -18,8 +18,9 @@ use super::kv::{
 async fn it_has_its_bytes_in_every_arrangement() {
     let tokens = prompt(1, 42);
     let arrangements = [Arrangement::LayerFirst, Arrangement::BlockFirst];
-    let all =
-        || arrangements.into_iter().flat_map(|a| [Parts::Separate, Parts::Joined].map(|p| layout(a, p)));
+    let all = || {
+        arrangements.into_iter().flat_map(|a| [KvPlanes::Separate, KvPlanes::Joined].map(|p| layout(a, p)))
+    };
     for from in all() {
         for to in all() {
             let (from, to) = (pool(from.clone(), 100), pool(to, 100));

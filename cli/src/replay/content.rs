@@ -25,7 +25,7 @@ impl Shape {
     /// Returns the shape of a layout that is not quantised.
     pub fn of(layout: &KvLayout) -> Self {
         let row = layout.row_elements() * layout.dtype().bytes();
-        let latent = layout.parts() == kvpool::storage::Parts::Latent;
+        let latent = layout.parts() == kvpool::storage::KvPlanes::Latent;
         Self {
             layers: layout.layers(),
             k_bytes: row,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use kvpool::dtype::Dtype;
-use kvpool::storage::{Elements, ElementsMut, HostStorage, KvLayout, Parts, Storage};
+use kvpool::storage::{Elements, ElementsMut, HostStorage, KvLayout, KvPlanes, Storage};
 use kvpool_testkit::conformance::elements;
 use kvpool_testkit::rng::Rng;
 
@@ -38,7 +38,7 @@ impl Rows {
 
     /// 2, or 1 in a latent layout.
     pub fn halves(&self) -> usize {
-        if self.host.layout().parts() == Parts::Latent { 1 } else { 2 }
+        if self.host.layout().parts() == KvPlanes::Latent { 1 } else { 2 }
     }
 
     /// K and V that the engine computes for a token.

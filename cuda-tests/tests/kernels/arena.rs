@@ -2,7 +2,7 @@
 
 use kvpool::cuda::params::{Lane, PIECE_BYTES_MAX, Piece, unit};
 use kvpool::ids::{FrameId, Run};
-use kvpool::storage::{KvLayout, Parts, PlaneKind, PlanePart, Scales};
+use kvpool::storage::{KvLayout, KvPlanes, PlaneKind, PlanePart, Scales};
 use kvpool_testkit::rng::Rng;
 use kvpool_testkit::scalar::ScalarStorage;
 
@@ -123,11 +123,11 @@ impl Arena {
         let address = self.memory.address();
         let of_layer = |tile: &&Tile| tile.layer == layer && tile.kind == kind;
         let found = self.tiles.iter().filter(of_layer).find(|tile| match self.layout.parts() {
-            Parts::Separate => tile.part == [PlanePart::K, PlanePart::V][half],
+            KvPlanes::Separate => tile.part == [PlanePart::K, PlanePart::V][half],
             _ => true,
         });
         let Some(tile) = found else { return Lane::default() };
-        let joined = self.layout.parts() == Parts::Joined;
+        let joined = self.layout.parts() == KvPlanes::Joined;
         let offset = if joined { half * tile.bytes / 2 } else { 0 };
         Lane { base: address + (tile.base + offset) as u64, frame_stride: tile.frame_stride as u64 }
     }

@@ -2,7 +2,7 @@
 //! by 4 and by nothing.
 
 use kvpool::dtype::Dtype;
-use kvpool::storage::{Arrangement, KvLayout, Parts, Scales};
+use kvpool::storage::{Arrangement, KvLayout, KvPlanes, Scales};
 use kvpool_testkit::rng::Rng;
 
 /// Layers, heads, head dimension, tokens of a block.
@@ -21,7 +21,7 @@ pub fn layouts() -> Vec<KvLayout> {
     let mut layouts = Vec::new();
     for shape in SHAPES {
         for dtype in Dtype::ALL {
-            for parts in [Parts::Separate, Parts::Joined, Parts::Latent] {
+            for parts in [KvPlanes::Separate, KvPlanes::Joined, KvPlanes::Latent] {
                 for arrangement in [Arrangement::LayerFirst, Arrangement::BlockFirst] {
                     for scales in ["unit", "per head", "dynamic"] {
                         let is_possible = scales == "unit" || dtype.is_quantised();
@@ -41,17 +41,17 @@ pub fn layouts() -> Vec<KvLayout> {
 fn layout(
     (layers, heads, head_dim, block_tokens): (usize, usize, usize, usize),
     dtype: Dtype,
-    parts: Parts,
+    parts: KvPlanes,
     arrangement: Arrangement,
     scales: &str,
     rng: &mut Rng,
 ) -> KvLayout {
     let mut builder = KvLayout::builder().layers(layers).block_tokens(block_tokens).dtype(dtype);
     builder = match parts {
-        Parts::Latent => builder.latent(head_dim),
+        KvPlanes::Latent => builder.latent(head_dim),
         _ => builder.kv_heads(heads).head_dim(head_dim).parts(parts),
     };
-    let (heads, halves) = if parts == Parts::Latent { (1, 1) } else { (heads, 2) };
+    let (heads, halves) = if parts == KvPlanes::Latent { (1, 1) } else { (heads, 2) };
     let mut table = |count: usize| -> Box<[f32]> {
         // Most are no powers of two, so that the rounding of the inverse shows.
         (0..count).map(|_| (1 + rng.below(1000)) as f32 / 777.0).collect()

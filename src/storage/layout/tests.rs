@@ -49,7 +49,7 @@ fn bad_fields_are_named() {
         Err(LayoutError::Indivisible { kv_heads: 4, tensor_parallel: 6 })
     );
     assert_eq!(
-        whole().kv_heads(2).parts(Parts::Latent).build(),
+        whole().kv_heads(2).parts(KvPlanes::Latent).build(),
         Err(LayoutError::LatentHeads { kv_heads: 2 })
     );
     assert!(matches!(KvLayout::named("gpt-17"), Err(LayoutError::UnknownModel { .. })));
@@ -139,7 +139,7 @@ fn absurd_sizes_are_refused() {
 #[test]
 fn tiles_never_overlap() {
     for arrangement in [Arrangement::LayerFirst, Arrangement::BlockFirst] {
-        for parts in [Parts::Separate, Parts::Joined] {
+        for parts in [KvPlanes::Separate, KvPlanes::Joined] {
             for (head_dim, block_tokens) in [(8, 4), (3, 1), (5, 7), (128, 16)] {
                 let layout = tiny().head_dim(head_dim).block_tokens(block_tokens).dtype(Dtype::Int8);
                 let layout = layout.arrangement(arrangement).parts(parts).scales(Scales::PerTokenHead);

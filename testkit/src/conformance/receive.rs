@@ -2,7 +2,7 @@
 
 use kvpool::error::StorageError;
 use kvpool::ids::{DeviceId, FrameId, Run};
-use kvpool::storage::{Arrangement, HostStorage, KvLayout, Parts, Scales, Storage};
+use kvpool::storage::{Arrangement, HostStorage, KvLayout, KvPlanes, Scales, Storage};
 
 use super::FRAMES;
 use super::ops::{all, pack_all};
@@ -33,8 +33,8 @@ fn host(layout: &KvLayout, frames: usize) -> HostStorage {
 fn relatives(layout: &KvLayout) -> Vec<KvLayout> {
     let mut relatives = Vec::new();
     let parts = match layout.parts() {
-        Parts::Latent => vec![Parts::Latent],
-        _ => vec![Parts::Separate, Parts::Joined],
+        KvPlanes::Latent => vec![KvPlanes::Latent],
+        _ => vec![KvPlanes::Separate, KvPlanes::Joined],
     };
     for parts in parts {
         for arrangement in [Arrangement::LayerFirst, Arrangement::BlockFirst] {

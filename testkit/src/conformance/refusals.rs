@@ -3,7 +3,7 @@
 use kvpool::dtype::Dtype;
 use kvpool::error::StorageError;
 use kvpool::ids::{FrameId, Run};
-use kvpool::storage::{Elements, ElementsMut, FrameMove, Parts, Scales, Storage};
+use kvpool::storage::{Elements, ElementsMut, FrameMove, KvPlanes, Scales, Storage};
 
 use super::FRAMES;
 use super::ops::{all, load, pack_all, rows, store};
@@ -67,7 +67,7 @@ fn elements(storage: &dyn Storage) {
         assert_eq!(stored, loaded);
         stored.expect_err("bad elements")
     };
-    let latent = layout.parts() == Parts::Latent;
+    let latent = layout.parts() == KvPlanes::Latent;
     let v = |dtype, elements| rows(dtype, if latent { 0 } else { elements });
     let good = (rows(dtype, 2 * row), v(dtype, 2 * row));
 
