@@ -4,7 +4,7 @@ use std::ops::Deref;
 
 use kvpool::block::{AllocRequest, Blocks, BlocksConfig, models};
 use kvpool::ids::{BlockId, DeviceId, FrameId};
-use kvpool::prefix::{self, BlockHash, Cache, HashKey, PrefixConfig};
+use kvpool::prefix::{self, BlockHash, HashKey, PrefixCache, PrefixConfig};
 use loom::sync::Arc;
 
 use crate::TouchedBlocks;
@@ -13,7 +13,7 @@ use crate::TouchedBlocks;
 pub struct CachedBlocks {
     touched: Arc<TouchedBlocks>,
     /// The cache.
-    pub cache: Arc<Cache>,
+    pub cache: Arc<PrefixCache>,
 }
 
 impl Deref for CachedBlocks {
@@ -47,7 +47,7 @@ impl CachedBlocks {
             device: DeviceId::Host,
         };
         let key = prefix.key(HashKey::from_bytes([7; 32]));
-        let cache = Arc::new(Cache::new(blocks, blocks, 1, key).unwrap());
+        let cache = Arc::new(PrefixCache::new(blocks, blocks, 1, key).unwrap());
         let blocks = Blocks::with_evictor(config, None, Some(Box::new(cache.clone())));
         Arc::new(Self { touched: TouchedBlocks::around(blocks), cache })
     }

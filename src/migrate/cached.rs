@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use crate::error::{AllocError, TransferError};
 use crate::ids::BlockId;
-use crate::prefix::{BlockHash, Cache, Chain, Cold, KvEvent, PrefixKeys};
+use crate::prefix::{BlockHash, Chain, Cold, KvEvent, PrefixCache, PrefixKeys};
 use crate::sequence::{Held, Sequences};
 
 use super::carry::Pair;
@@ -19,7 +19,7 @@ struct Taken {
 }
 
 impl Taken {
-    fn coldest(end: &End, cache: &Cache, wanted: usize) -> Self {
+    fn coldest(end: &End, cache: &PrefixCache, wanted: usize) -> Self {
         Self { end: end.clone(), cold: cache.take_coldest(end.sequences.blocks(), wanted) }
     }
 
@@ -99,7 +99,7 @@ struct Prompt {
 
 impl Prompt {
     /// What those who listen to events are told of a block.
-    fn stored(&self, cache: &Cache, block: BlockId, place: usize) -> Option<Box<KvEvent>> {
+    fn stored(&self, cache: &PrefixCache, block: BlockId, place: usize) -> Option<Box<KvEvent>> {
         let block_tokens = cache.hasher().block_tokens();
         cache.events().is_subscribed().then(|| {
             Box::new(KvEvent::Stored {

@@ -2,7 +2,7 @@
 
 use crate::error::{AllocError, StorageError, TransferError};
 use crate::ids::DeviceId;
-use crate::prefix::Cache;
+use crate::prefix::PrefixCache;
 use crate::sequence::Sequences;
 use crate::storage::{Storage, check_form};
 use crate::sync::Arc;
@@ -21,7 +21,7 @@ impl End {
         Ok(Self { sequences: sequences.clone(), storage })
     }
 
-    pub(super) fn cache(&self) -> Result<&Arc<Cache>, TransferError> {
+    pub(super) fn cache(&self) -> Result<&Arc<PrefixCache>, TransferError> {
         let pool = self.sequences.blocks().tag();
         self.sequences.cache().ok_or(TransferError::NoCache { pool })
     }

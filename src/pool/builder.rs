@@ -10,7 +10,7 @@ use crate::compact::{Bytes, Compactor, FrameCopier};
 use crate::config::{FAN, FRAGMENTATION_ORDER, MAGAZINE_BLOCKS_MAX, SEGMENT_FRAMES, magazine_blocks};
 use crate::error::{PrefixError, SizingError, StorageError};
 use crate::ids::{DeviceId, FRAMES_MAX, Order};
-use crate::prefix::{Cache, PrefixConfig};
+use crate::prefix::{PrefixCache, PrefixConfig};
 use crate::sequence::{Sequences, TOKENS_MAX};
 use crate::storage::{HostStorage, KvLayout, Sizing, Storage};
 use crate::sync::{Arc as SharedArc, available_parallelism};
@@ -347,9 +347,12 @@ impl PoolBuilder {
         }
         let block_tokens = self.layout.block_tokens();
         let cache = match self.prefix {
-            Some(prefix) => {
-                Some(SharedArc::new(Cache::new(config.frames, config.frames_max, block_tokens, prefix)?))
-            }
+            Some(prefix) => Some(SharedArc::new(PrefixCache::new(
+                config.frames,
+                config.frames_max,
+                block_tokens,
+                prefix,
+            )?)),
             None => None,
         };
         let blocks = Blocks::with_evictor(

@@ -8,7 +8,7 @@ use crate::block::{
 use crate::compact::Compactor;
 use crate::error::{AllocError, GrowError, HandleError, StorageError};
 use crate::ids::{BlockHandle, BlockId, Order, PoolTag, Run, SequenceId};
-use crate::prefix::{BlockHash, Cache};
+use crate::prefix::{BlockHash, PrefixCache};
 use crate::sequence::{Batch, SequenceBuilder, SequenceView, Sequences};
 use crate::storage::{DeviceStream, KvLayout, Storage};
 use crate::sync::Arc;
@@ -330,11 +330,11 @@ impl Pool {
     }
 
     /// The prefix cache; `None` in a pool that was built without.
-    pub fn prefix_cache(&self) -> Option<&Cache> {
+    pub fn prefix_cache(&self) -> Option<&PrefixCache> {
         self.0.sequences.cache().map(|cache| &**cache)
     }
 
-    /// Blocks that are cached, and what they hold: for who begins to follow the [events](Cache::events), or has lost some. A walk
+    /// Blocks that are cached, and what they hold: for who begins to follow the [events](PrefixCache::events), or has lost some. A walk
     /// over all blocks; empty without a prefix cache.
     pub fn cached_blocks(&self) -> Vec<(BlockId, BlockHash)> {
         self.prefix_cache().map_or_else(Vec::new, |cache| cache.cached_blocks(&self.0.blocks))

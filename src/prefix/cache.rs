@@ -24,14 +24,14 @@
 //!
 //! # Clearing
 //!
-//! What a block holds is noted together with the cache's *era*. [`Cache::clear`] begins another one, in which nothing that was
+//! What a block holds is noted together with the cache's *era*. [`PrefixCache::clear`] begins another one, in which nothing that was
 //! noted before is found, and evicts what nobody owns. So a clear refuses nothing and waits for nobody: what is in use is
 //! dropped when it is released. No era comes again: see the [rows](super::row). What is told of one
 //! ends with its clear: see the [events](super::events).
 //!
 //! # Transit
 //!
-//! Evictable blocks can be [taken](Cache::take_coldest) in the order in which they would be evicted, to be copied elsewhere. Each is
+//! Evictable blocks can be [taken](PrefixCache::take_coldest) in the order in which they would be evicted, to be copied elsewhere. Each is
 //! then held by a reference, and as safe as in a sequence: see `transit`.
 //!
 //! Models: `loom-tests/tests/evictable.rs`, `prefix_index.rs`, `eviction_queue.rs`.
@@ -92,7 +92,7 @@ pub(crate) struct Hits {
 }
 
 /// See the [module](self).
-pub struct Cache {
+pub struct PrefixCache {
     hasher: PrefixHasher,
     rows: Rows<RowBucket>,
     index: Index,
@@ -105,7 +105,7 @@ pub struct Cache {
     order: CachePadded<AtomicU64>,
 }
 
-impl Cache {
+impl PrefixCache {
     /// An empty cache of a pool with so many rows, which may grow to `rows_max`.
     ///
     /// # Errors
@@ -416,7 +416,7 @@ fn bits_of(hash: BlockHash) -> u64 {
     hash.words()[0]
 }
 
-impl Evictor for Cache {
+impl Evictor for PrefixCache {
     fn grow(&self, core: &Core, rows: usize) {
         self.rows.grow(rows);
         self.index.grow(rows, |insert| {

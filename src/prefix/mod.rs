@@ -23,8 +23,8 @@ mod queues;
 mod row;
 mod stats;
 
-pub use cache::{Cache, Now};
 pub(crate) use cache::{Cold, Owner};
+pub use cache::{Now, PrefixCache};
 pub use config::PrefixConfig;
 pub use events::{EVENTS, EventQueue, KvEvent, KvEvents, Numbered};
 pub use hash::{BlockHash, Chain, HashFunction, HashKey, Hashing, PrefixHasher, PrefixKeys, PrefixRoot};

@@ -3,20 +3,20 @@
 use crate::block::Blocks;
 use crate::ids::{BlockHandle, BlockId};
 
-use super::{BlockHash, Cache, Cold};
+use super::{BlockHash, Cold, PrefixCache};
 
 /// Notes what a block of a list will hold.
-pub fn note(cache: &Cache, id: BlockId, hash: BlockHash) {
+pub fn note(cache: &PrefixCache, id: BlockId, hash: BlockHash) {
     cache.note(id, hash, cache.era(), 0);
 }
 
 /// Registers a block that was noted.
-pub fn register(cache: &Cache, blocks: &Blocks, handle: BlockHandle) {
+pub fn register(cache: &PrefixCache, blocks: &Blocks, handle: BlockHandle) {
     cache.register(blocks, [(handle, None)]);
 }
 
 /// A reference, for a list, on a block that holds `hash`.
-pub fn take(cache: &Cache, blocks: &Blocks, hash: BlockHash) -> Option<BlockId> {
+pub fn take(cache: &PrefixCache, blocks: &Blocks, hash: BlockHash) -> Option<BlockId> {
     cache.take(blocks, hash, cache.era())
 }
 
@@ -24,7 +24,7 @@ pub fn take(cache: &Cache, blocks: &Blocks, hash: BlockHash) -> Option<BlockId> 
 pub struct Taken(Vec<Cold>);
 
 /// Takes up to so many of the coldest.
-pub fn take_coldest(cache: &Cache, blocks: &Blocks, wanted: usize) -> Taken {
+pub fn take_coldest(cache: &PrefixCache, blocks: &Blocks, wanted: usize) -> Taken {
     Taken(cache.take_coldest(blocks, wanted))
 }
 
@@ -35,22 +35,22 @@ impl Taken {
     }
 
     /// They stay.
-    pub fn put_back(self, cache: &Cache, blocks: &Blocks) {
+    pub fn put_back(self, cache: &PrefixCache, blocks: &Blocks) {
         cache.put_back(blocks, &self.0);
     }
 
     /// They are elsewhere, and may go here. How many were evicted at once.
-    pub fn give_up(self, cache: &Cache, blocks: &Blocks) -> usize {
+    pub fn give_up(self, cache: &PrefixCache, blocks: &Blocks) -> usize {
         cache.give_up(blocks, &self.0).0
     }
 }
 
 /// Begins another era.
-pub fn clear(cache: &Cache, blocks: &Blocks) {
+pub fn clear(cache: &PrefixCache, blocks: &Blocks) {
     cache.clear(blocks);
 }
 
 /// Blocks that are cached.
-pub fn cached_blocks(cache: &Cache, blocks: &Blocks) -> Vec<(BlockId, BlockHash)> {
+pub fn cached_blocks(cache: &PrefixCache, blocks: &Blocks) -> Vec<(BlockId, BlockHash)> {
     cache.cached_blocks(blocks)
 }

@@ -8,7 +8,7 @@ use crate::block::Priority;
 use crate::error::{AllocError, PrefixError, SequenceError};
 use crate::ids::{BlockId, SequenceId};
 use crate::prefix::policy::{CachePriority, Millis};
-use crate::prefix::{Cache, Owner, PrefixKeys};
+use crate::prefix::{Owner, PrefixCache, PrefixKeys};
 use crate::sync::Arc;
 
 use super::TOKENS_MAX;
@@ -60,7 +60,7 @@ impl<'a> SequenceBuilder<'a> {
         self
     }
 
-    /// Its blocks are to be kept in the prefix cache until then, by the [cache's clock](Cache::now), as long as others can
+    /// Its blocks are to be kept in the prefix cache until then, by the [cache's clock](PrefixCache::now), as long as others can
     /// go; for policies that heed it.
     pub fn keep_until(mut self, until: Millis) -> Self {
         self.keep_until = Some(until);
@@ -134,7 +134,7 @@ impl<'a> SequenceBuilder<'a> {
         Ok(sequence)
     }
 
-    fn owner(&self, cache: &Cache) -> Result<Owner, PrefixError> {
+    fn owner(&self, cache: &PrefixCache) -> Result<Owner, PrefixError> {
         if let Some(until) = self.keep_until {
             let now = cache.now();
             if until <= now {
@@ -149,7 +149,7 @@ impl Sequence {
     /// Takes what is cached of its announced tokens, which are `prompt`, as its first blocks. It has none yet.
     fn adopt_prefix(&mut self, prompt: &[u32]) {
         let Some(known) = &mut self.known else { return };
-        let cache: Arc<Cache> = known.cache().clone();
+        let cache: Arc<PrefixCache> = known.cache().clone();
         let block_tokens = self.sequences.block_tokens();
         let (whole, most) = (known.hashes(), (prompt.len() - 1) / block_tokens);
         // Room for the whole prompt, so that its list grows but once.
@@ -177,7 +177,7 @@ impl Sequence {
 /// A cached block that begins as the prompt goes on after `blocks` blocks, a reference on it, and how many of its tokens
 /// are the prompt's: all but the last token of the prompt at the most.
 fn cached_tail(
-    cache: &Cache,
+    cache: &PrefixCache,
     sequences: &Sequences,
     known: &TokenHashes,
     prompt: &[u32],

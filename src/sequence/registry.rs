@@ -5,7 +5,7 @@ use std::fmt;
 use crate::block::{Blocks, Sampler};
 use crate::error::{SequenceError, StorageError};
 use crate::ids::{BlockId, SequenceId};
-use crate::prefix::Cache;
+use crate::prefix::PrefixCache;
 use crate::storage::{DeviceStream, Storage};
 use crate::sync::{Arc, Map, Ordering::*};
 
@@ -22,7 +22,7 @@ pub(super) struct Shared {
     pub(super) blocks: Blocks,
     pub(super) storage: Option<std::sync::Arc<dyn Storage>>,
     pub(super) block_tokens: u32,
-    pub(super) cache: Option<Arc<Cache>>,
+    pub(super) cache: Option<Arc<PrefixCache>>,
     pub(super) sampler: Sampler,
     open: Map<SequenceId, Arc<BlockList>>,
 }
@@ -69,7 +69,7 @@ impl Sequences {
         blocks: Blocks,
         storage: Option<std::sync::Arc<dyn Storage>>,
         block_tokens: usize,
-        cache: Option<Arc<Cache>>,
+        cache: Option<Arc<PrefixCache>>,
     ) -> Self {
         // SAFETY: the caller's.
         unsafe { Self::sampled(blocks, storage, block_tokens, cache, Sampler::new(0)) }
@@ -88,7 +88,7 @@ impl Sequences {
         blocks: Blocks,
         storage: Option<std::sync::Arc<dyn Storage>>,
         block_tokens: usize,
-        cache: Option<Arc<Cache>>,
+        cache: Option<Arc<PrefixCache>>,
         sampler: Sampler,
     ) -> Self {
         assert!(block_tokens > 0 && block_tokens <= super::TOKENS_MAX, "a block of {block_tokens} tokens");
@@ -153,7 +153,7 @@ impl Sequences {
     }
 
     /// The prefix cache, if there is one.
-    pub fn cache(&self) -> Option<&Arc<Cache>> {
+    pub fn cache(&self) -> Option<&Arc<PrefixCache>> {
         self.0.cache.as_ref()
     }
 

@@ -12,13 +12,13 @@ use std::cmp::Ordering;
 use crate::error::{PrefixError, SequenceError};
 use crate::ids::{BlockId, SequenceId};
 use crate::prefix::policy::Millis;
-use crate::prefix::{BlockHash, Cache, Chain, KvEvent, Owner, PrefixKeys};
+use crate::prefix::{BlockHash, Chain, KvEvent, Owner, PrefixCache, PrefixKeys};
 use crate::sync::Arc;
 
 /// See the [module](self).
 #[derive(Clone)]
 pub(super) struct TokenHashes {
-    cache: Arc<Cache>,
+    cache: Arc<PrefixCache>,
     chain: Chain,
     root: BlockHash,
     hashes: Vec<BlockHash>,
@@ -38,7 +38,11 @@ pub(super) struct Mark {
 }
 
 impl TokenHashes {
-    pub(super) fn new(cache: &Arc<Cache>, keys: &PrefixKeys<'_>, owner: Owner) -> Result<Self, PrefixError> {
+    pub(super) fn new(
+        cache: &Arc<PrefixCache>,
+        keys: &PrefixKeys<'_>,
+        owner: Owner,
+    ) -> Result<Self, PrefixError> {
         let root = cache.hasher().root(keys)?;
         Ok(Self {
             cache: cache.clone(),
@@ -55,7 +59,7 @@ impl TokenHashes {
 
     /// The same, of a sequence that goes to another pool. `None`: that one's cache hashes differently, or the hashes are of before
     /// a clear, so that nothing is to be found by them.
-    pub(super) fn in_cache(&self, cache: &Arc<Cache>) -> Option<Self> {
+    pub(super) fn in_cache(&self, cache: &Arc<PrefixCache>) -> Option<Self> {
         // Before the other is read: what is cleared here, and then there, is not found there.
         let era = cache.era();
         if self.era != self.cache.era() || !cache.hasher().agrees_with(self.cache.hasher()) {
@@ -74,7 +78,7 @@ impl TokenHashes {
         })
     }
 
-    pub(super) fn cache(&self) -> &Arc<Cache> {
+    pub(super) fn cache(&self) -> &Arc<PrefixCache> {
         &self.cache
     }
 

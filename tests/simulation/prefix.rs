@@ -7,7 +7,9 @@ use fastrand::Rng;
 use kvpool::error::{AllocError, SequenceError};
 use kvpool::ids::SequenceId;
 use kvpool::prefix::policy::{CachePriority, Millis, PolicyKind};
-use kvpool::prefix::{BlockHash, Cache, Chain, HashFunction, HashKey, Hashing, PrefixConfig, PrefixKeys};
+use kvpool::prefix::{
+    BlockHash, Chain, HashFunction, HashKey, Hashing, PrefixCache, PrefixConfig, PrefixKeys,
+};
 
 use crate::device::BLOCK_TOKENS;
 use crate::sequences::{Written, some_priority};
@@ -55,7 +57,13 @@ fn keys(salt: u64) -> PrefixKeys<'static> {
 }
 
 /// How many tokens of a prompt are cached, by what the words say.
-fn cached(cache: &Cache, held: &HashSet<BlockHash>, prompt: &[u32], salt: u64, reuses_tail: bool) -> usize {
+fn cached(
+    cache: &PrefixCache,
+    held: &HashSet<BlockHash>,
+    prompt: &[u32],
+    salt: u64,
+    reuses_tail: bool,
+) -> usize {
     let hasher = cache.hasher();
     let root = hasher.root(&keys(salt)).unwrap();
     let (mut chain, mut hashes) = (Chain::new(root), Vec::new());

@@ -9,7 +9,7 @@ fn hash(n: u64) -> BlockHash {
 }
 
 /// One block, and its cache.
-fn one_block() -> (Blocks, Arc<Cache>) {
+fn one_block() -> (Blocks, Arc<PrefixCache>) {
     let config = BlocksConfig {
         frames: 1,
         frames_max: 1,
@@ -21,12 +21,12 @@ fn one_block() -> (Blocks, Arc<Cache>) {
         device: DeviceId::Host,
     };
     let key = PrefixConfig::new().key(HashKey::from_bytes([7; 32]));
-    let cache = Arc::new(Cache::new(1, 1, 1, key).unwrap());
+    let cache = Arc::new(PrefixCache::new(1, 1, 1, key).unwrap());
     (Blocks::with_evictor(config, None, Some(Box::new(cache.clone()))), cache)
 }
 
 /// The block holds something else: whoever was there is evicted.
-fn refill(blocks: &Blocks, cache: &Cache, n: u64) -> BlockId {
+fn refill(blocks: &Blocks, cache: &PrefixCache, n: u64) -> BlockId {
     let mut taken = None;
     blocks.allocate_guarded(&AllocRequest::new(1), None, &mut |id| taken = Some(id)).unwrap();
     let id = taken.unwrap();

@@ -13,7 +13,7 @@ use crate::block::{Blocks, Core, Evictable};
 use crate::ids::{BlockId, Ticket};
 use crate::sync::Ordering::Relaxed;
 
-use super::{BlockHash, Cache, Owner};
+use super::{BlockHash, Owner, PrefixCache};
 
 /// A block that was evictable, and is held by a reference.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -28,7 +28,7 @@ pub(crate) struct Cold {
     hits: u32,
 }
 
-impl Cache {
+impl PrefixCache {
     /// A reference on each of up to `wanted` evictable blocks, those first that would be evicted first. What nobody would
     /// find is passed over.
     pub(crate) fn take_coldest(&self, core: &Core, wanted: usize) -> Vec<Cold> {
