@@ -111,6 +111,19 @@ impl Run {
         self.start.0 + self.len
     }
 
+    /// Returns both runs as one, if `other` is adjacent to either end of this one.
+    #[inline]
+    pub const fn join(self, other: Self) -> Option<Self> {
+        let start = if self.end() == other.start.0 {
+            self.start
+        } else if other.end() == self.start.0 {
+            other.start
+        } else {
+            return None;
+        };
+        Some(Self { start, len: self.len + other.len })
+    }
+
     /// Every frame of the run, ascending.
     pub fn frames(self) -> impl DoubleEndedIterator<Item = FrameId> + ExactSizeIterator {
         (self.start.0..self.end()).map(FrameId)

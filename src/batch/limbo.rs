@@ -38,15 +38,10 @@ impl Limbo {
         // A tag that is older than the last entry's may wait as long as that one: never too short.
         if let Some(last) = self.entries.back_mut()
             && tag <= last.tag
+            && let Some(joined) = last.run.join(run)
         {
-            if last.run.end() == run.start.0 {
-                last.run.len += run.len;
-                return;
-            }
-            if run.end() == last.run.start.0 {
-                last.run = Run { start: run.start, len: last.run.len + run.len };
-                return;
-            }
+            last.run = joined;
+            return;
         }
         self.entries.push_back(Entry { run, tag });
     }

@@ -6,7 +6,8 @@ use crate::frame::Magazine;
 use crate::ids::{BlockId, FrameId, Run};
 use crate::sync::heavy_fence;
 
-use super::blocks::{Core, Counts};
+use crate::block::Counts;
+use crate::block::core::Core;
 
 /// Where the audit found every frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -167,17 +168,17 @@ impl Core {
     ///
     /// The first contradiction found, or [`AuditError::Busy`].
     pub fn audit(&self) -> Result<AuditReport, AuditError> {
-        self.frames.audit().map_err(AuditError::Bitmap)?;
+        self.space.frames.audit().map_err(AuditError::Bitmap)?;
         // A request may wait, and search while frames are counted here.
         let custody = self.custody();
         let total = self.total_frames();
         let mut ledger = Ledger { seen: vec![None; self.rows()], outcome: Ok(()) };
-        self.frames.for_each_free_run(&mut |run| ledger.see_run(run, Place::Bitmap));
-        let mut magazines: Vec<Magazine> = std::iter::from_fn(|| self.depot.pop()).collect();
+        self.space.frames.for_each_free_run(&mut |run| ledger.see_run(run, Place::Bitmap));
+        let mut magazines: Vec<Magazine> = std::iter::from_fn(|| self.space.depot.pop()).collect();
         for magazine in magazines.drain(..) {
             magazine.iter().for_each(|frame| ledger.see(frame, Place::Magazine));
-            if let Err(mut magazine) = self.depot.push(magazine) {
-                magazine.flush(&self.frames);
+            if let Err(mut magazine) = self.space.depot.push(magazine) {
+                magazine.flush(&self.space.frames);
             }
         }
         for thread_cache in self.thread_caches.iter() {
@@ -211,7 +212,7 @@ impl Core {
         for block in (0..ledger.seen.len() as u32).map(BlockId) {
             let word = self.word(block);
             let frame = word.frame();
-            let other = self.table.block_at(frame);
+            let other = self.space.table.block_at(frame);
             if other != block {
                 return Err(AuditError::Bijection { block, frame, other });
             }
@@ -276,9 +277,9 @@ mod tests {
     fn a_frame_that_is_held_is_told_from_a_lost_one() {
         let blocks = blocks();
         let frame = FrameId(7);
-        assert!(blocks.frames.claim(Run { start: frame, len: 1 }));
+        assert!(blocks.space.frames.claim(Run { start: frame, len: 1 }));
         assert_eq!(blocks.audit(), Err(AuditError::Lost { frame, block: BlockId(7) }));
-        blocks.hold_frame(frame);
+        blocks.space.hold_frame(frame);
         let report = blocks.audit().unwrap();
         assert_eq!((report.held, report.in_bitmap, report.owned), (1, 68, 0));
         let counts = blocks.counts();
@@ -286,7 +287,7 @@ mod tests {
         let mut got = Vec::new();
         blocks.allocate(&AllocRequest::new(68), None, &mut |id| got.push(id)).unwrap();
         assert!(!got.contains(&BlockId(7)));
-        blocks.release_held(frame);
+        blocks.space.release_held(frame);
         blocks.allocate(&AllocRequest::new(1), None, &mut |id| got.push(id)).unwrap();
         assert_eq!((got.last(), blocks.audit().unwrap().held), (Some(&BlockId(7)), 0));
     }
@@ -294,7 +295,7 @@ mod tests {
     #[test]
     fn a_held_frame_in_a_free_list_is_in_two_places() {
         let blocks = blocks();
-        blocks.hold_frame(FrameId(9));
+        blocks.space.hold_frame(FrameId(9));
         let doubled = AuditError::Doubled { frame: FrameId(9), first: Place::Bitmap, second: Place::Held };
         assert_eq!(blocks.audit(), Err(doubled));
     }
@@ -303,7 +304,7 @@ mod tests {
     #[should_panic(expected = "handed out while owned or held")]
     fn a_held_frame_is_not_handed_out() {
         let blocks = blocks();
-        blocks.hold_frame(FrameId(1));
+        blocks.space.hold_frame(FrameId(1));
         let _ = blocks.allocate(&AllocRequest::new(69), None, &mut |_| ());
     }
 }

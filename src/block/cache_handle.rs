@@ -27,9 +27,9 @@ use crate::error::{AllocError, HandleError};
 use crate::ids::{BlockHandle, BlockId};
 use crate::sync::{Arc, thread_local, thread_local_const};
 
-use super::blocks::Core;
-use super::thread_cache::{CacheRef, CountedRef, ThreadCache, ThreadUses};
 use super::{AllocRequest, Blocks, INLINE_BLOCKS};
+use crate::block::core::Core;
+use crate::block::thread_cache::{CacheRef, CountedRef, ThreadCache, ThreadUses};
 
 /// Keeps a pool's blocks alive for the leases of one thread; see the [module](self).
 pub struct KeepAlive(Blocks);
@@ -54,7 +54,8 @@ unsafe impl Send for CacheHandle {}
 impl CacheHandle {
     pub(crate) fn new(blocks: &Blocks) -> Self {
         let keep_alive = Arc::new(KeepAlive(blocks.clone()));
-        let thread_cache: *const ThreadCache = keep_alive.0.thread_caches.take(&keep_alive.0);
+        let thread_cache: *const ThreadCache =
+            blocks.thread_caches.take(blocks.config.magazine_blocks, |index| blocks.shard(index));
         Self { keep_alive, thread_cache }
     }
 
@@ -120,7 +121,7 @@ impl CacheHandle {
         let core: &Core = &self.keep_alive.0;
         let custody = core.custody();
         // A visitor that has the contents just now empties them itself.
-        self.cache().counted(|cache| cache.enter(|local| local.surrender(core, &custody)));
+        self.cache().counted(|cache| cache.enter(|local| local.surrender(&core.space, &custody)));
         // A search looks into the bitmaps first and visits the thread cache then: between the two all of it can go from here to
         // there.
         if cfg!(kvpool_mutant = "silent_cache_handle") {

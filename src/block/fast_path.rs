@@ -24,7 +24,7 @@ impl Blocks {
         cache: CacheRef<'_>,
         request: &AllocRequest,
     ) -> Option<BlockId> {
-        let clock = self.clock.read();
+        let clock = self.space.clock.read();
         if request.device.is_some() || clock.is_lost() {
             return None;
         }
@@ -59,7 +59,7 @@ impl Blocks {
         request: &AllocRequest,
         out: &mut [BlockId; INLINE_BLOCKS],
     ) -> bool {
-        let (count, clock) = (request.blocks, self.clock.read());
+        let (count, clock) = (request.blocks, self.space.clock.read());
         if clock.is_lost() {
             return false;
         }
@@ -92,12 +92,12 @@ impl Blocks {
         cache: Option<CacheRef<'_>>,
         push: impl FnOnce(&mut MagazinePair) -> bool,
     ) -> bool {
-        let early = cfg!(kvpool_mutant = "early_clock") && self.clock.read().is_quiet();
+        let early = cfg!(kvpool_mutant = "early_clock") && self.space.clock.read().is_quiet();
         let section = |magazines: &mut MagazinePair| {
             // After the release: the frames are ours, so that every batch that saw them is visible to this load. And
             // inside the section: who waits for blocks meets us here, or we see that it waits.
-            (early || self.clock.read().is_quiet()) && push(magazines)
+            (early || self.space.clock.read().is_quiet()) && push(magazines)
         };
-        !self.wipes() && cache.is_some_and(|cache| cache.enter_magazines(section) == Some(true))
+        !self.space.wipes() && cache.is_some_and(|cache| cache.enter_magazines(section) == Some(true))
     }
 }

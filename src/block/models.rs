@@ -21,7 +21,7 @@ pub fn release_listed(blocks: &Blocks, ids: &[BlockId]) {
 pub fn before_the_turn(blocks: &Blocks, id: BlockId) {
     let word = blocks.word(id);
     assert!(word.is_available());
-    blocks.table.word(id).store(word.before_the_turn().to_bits(), Release);
+    blocks.space.table.word(id).store(word.before_the_turn().to_bits(), Release);
 }
 
 /// Seals a block of a list.
@@ -39,7 +39,7 @@ pub fn reopen_guarded(blocks: &Blocks, id: BlockId) -> bool {
 pub fn evict(blocks: &Blocks, mut used: impl FnMut(FrameId)) -> bool {
     let evicted = blocks.evict_some(1, &mut |frame| {
         used(frame);
-        blocks.free_run(Run { start: frame, len: 1 });
+        blocks.space.free_run(Run { start: frame, len: 1 });
     });
     evicted > 0
 }

@@ -35,12 +35,13 @@
 //!
 //! Models: `loom-tests/tests/moves.rs`, `loom-tests/tests/moved_since.rs`.
 
+use crate::frame::RunList;
 use crate::ids::{BlockId, FrameId, Run, Ticket};
 use crate::sync::{Ordering::*, fence};
 
-use super::blocks::Core;
-use super::log::{Moved, Since};
-use super::{BlockWord, Blocks};
+use crate::block::core::Core;
+
+use super::{BlockWord, Blocks, Moved, Since};
 
 /// Why a block was not moved.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -128,13 +129,13 @@ impl Wave {
     /// If the pool has storage, the bytes of all [moves](Self::moves) are in their new frames: what is read there from now
     /// on, in safe code, is taken for what the block's owner wrote.
     pub unsafe fn publish(mut self, gave_way: &mut dyn FnMut(FrameId, GaveWay)) -> usize {
-        let (mut moved, mut left) = (Vec::with_capacity(self.moving.len()), Vec::new());
+        let (mut moved, mut left) = (Vec::with_capacity(self.moving.len()), RunList::new());
         let mut stayed = Vec::new();
         for moving in self.moving.drain(..) {
             match self.blocks.publish_move(moving) {
                 Ok(()) => {
                     moved.push(moving.block);
-                    push_frame(&mut left, moving.from);
+                    left.push(moving.from);
                 }
                 Err(why) => {
                     self.blocks.end_move(moving);
@@ -163,29 +164,21 @@ impl Drop for Wave {
     }
 }
 
-/// Joins a frame to the last run, if it goes on there.
-fn push_frame(runs: &mut Vec<Run>, frame: FrameId) {
-    match runs.last_mut() {
-        Some(last) if last.end() == frame.0 => last.len += 1,
-        _ => runs.push(Run { start: frame, len: 1 }),
-    }
-}
-
 impl Core {
     fn begin_move(&self, from: FrameId, to: FrameId) -> Result<Moving, GaveWay> {
         if from.index() >= self.rows() {
             return Err(GaveWay::Released);
         }
         // A look at first, so that what cannot move costs no claim. Which block is there may change until it is marked.
-        let block = self.table.block_at(from);
+        let block = self.space.table.block_at(from);
         movable(self.word(block), from)?;
-        if !self.frames.claim(Run { start: to, len: 1 }) {
+        if !self.space.frames.claim(Run { start: to, len: 1 }) {
             return Err(GaveWay::Taken);
         }
-        self.hold_frame(to);
+        self.space.hold_frame(to);
         // Acquire: what was written before the block was sealed is seen by the copy. Release: goes on with
         // the order of those who shared and released it, for whoever is the last.
-        let marked = self.table.word(block).fetch_update(AcqRel, Relaxed, |bits| {
+        let marked = self.space.table.word(block).fetch_update(AcqRel, Relaxed, |bits| {
             let word = BlockWord::from_bits(bits);
             movable(word, from).ok().map(BlockWord::to_bits)
         });
@@ -193,7 +186,7 @@ impl Core {
             Ok(_) => Ok(Moving { block, from, to }),
             // Reached by the models in `moves`.
             Err(bits) => {
-                self.release_held(to);
+                self.space.release_held(to);
                 Err(movable(BlockWord::from_bits(bits), from).err().unwrap_or(GaveWay::Released))
             }
         }
@@ -202,32 +195,32 @@ impl Core {
     /// The block is in `to` from now on.
     fn publish_move(&self, moving: Moving) -> Result<(), GaveWay> {
         let Moving { block, from, to } = moving;
-        let displaced = self.table.block_at(to);
+        let displaced = self.space.table.block_at(to);
         // Ours until the word says otherwise; the Release below publishes it to whoever frees the block there.
-        self.table.set_block_at(to, block);
+        self.space.table.set_block_at(to, block);
         // Release: the copied bytes are seen by whoever reads the new frame from the word. Acquire: what those who
         // released the block meanwhile did with the old frame happens before its next owner gets it.
         let order = if cfg!(kvpool_mutant = "publish_relaxed") { Relaxed } else { AcqRel };
-        let published = self.table.word(block).fetch_update(order, Relaxed, |bits| {
+        let published = self.space.table.word(block).fetch_update(order, Relaxed, |bits| {
             BlockWord::from_bits(bits).publish_move(to).map(BlockWord::to_bits)
         });
         if let Err(bits) = published {
-            self.table.set_block_at(to, displaced);
+            self.space.table.set_block_at(to, displaced);
             let word = BlockWord::from_bits(bits);
             return Err(if word.is_free() { GaveWay::Released } else { GaveWay::Pinned });
         }
         // The old frame is the wave's now, and the displaced block is free, so that nobody else writes its word.
         // Relaxed: who checks a handle sees that the block is free, and no more. It is handed out with the frame.
-        let word = BlockWord::from_bits(self.table.word(displaced).load(Relaxed));
-        self.table.word(displaced).store(word.displaced(from).to_bits(), Relaxed);
-        self.table.set_block_at(from, displaced);
-        self.held.fetch_sub(1, Relaxed);
+        let word = BlockWord::from_bits(self.space.table.word(displaced).load(Relaxed));
+        self.space.table.word(displaced).store(word.displaced(from).to_bits(), Relaxed);
+        self.space.table.set_block_at(from, displaced);
+        self.space.held.fetch_sub(1, Relaxed);
         Ok(())
     }
 
     /// The copy is dropped, and the destination is free again; the source too, if it was released meanwhile.
     fn end_move(&self, moving: Moving) {
-        let atomic = self.table.word(moving.block);
+        let atomic = self.space.table.word(moving.block);
         // Release: the reads of the copy happen before whatever a writer does who finds the flag gone. Acquire: what the
         // last owner did with the frame happens before its next owner gets it from us.
         let left = if cfg!(kvpool_mutant = "left_relaxed") { Relaxed } else { Acquire };
@@ -239,16 +232,16 @@ impl Core {
                 not_moving(moving, bits)
             };
             if carry {
-                self.table.info(moving.block).carry_generation();
+                self.space.table.info(moving.block).carry_generation();
             }
             // A plain store: the frame is ours, and nobody else writes the word of a block that is free. Relaxed: as of the
             // displaced one.
             atomic.store(word.to_bits(), Relaxed);
-            self.held.fetch_sub(1, Relaxed);
+            self.space.held.fetch_sub(1, Relaxed);
             self.free_or_retire(&[Run { start: moving.from, len: 1 }]);
         }
         if !cfg!(kvpool_mutant = "keep_destination") {
-            self.release_held(moving.to);
+            self.space.release_held(moving.to);
         }
     }
 
@@ -260,15 +253,15 @@ impl Core {
             if !cfg!(kvpool_mutant = "publish_no_fence") {
                 fence(SeqCst);
             }
-            self.clock.newest()
+            self.space.clock.newest()
         });
         self.free_or_retire(left);
     }
 
     /// Frames that nobody owns: into the bitmaps, or aside if a batch may still see them.
     pub(super) fn free_or_retire(&self, runs: &[Run]) {
-        match self.clock.idle_or_tag() {
-            None => runs.iter().for_each(|&run| self.free_run(run)),
+        match self.space.clock.idle_or_tag() {
+            None => runs.iter().for_each(|&run| self.space.free_run(run)),
             Some(tag) => runs.iter().for_each(|&run| self.shared_limbo.push(run, tag)),
         }
     }

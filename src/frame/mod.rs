@@ -60,6 +60,7 @@ mod magazine;
 mod magazine_pair;
 mod map;
 mod owner;
+mod run_list;
 mod scan;
 mod search;
 mod segment;
@@ -74,6 +75,7 @@ pub use frames::{FrameConfig, FrameMask, Frames};
 pub use magazine::Magazine;
 pub use magazine_pair::MagazinePair;
 pub use owner::{OwnerCell, Visits};
+pub use run_list::RunList;
 pub use shrink::Shrink;
 pub use stock::Stock;
 

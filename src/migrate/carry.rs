@@ -3,6 +3,7 @@
 use crate::batch::InFlight;
 use crate::block::Blocks;
 use crate::error::TransferError;
+use crate::frame::RunList;
 use crate::ids::{BlockId, FrameId, Run};
 
 use super::report::Carried;
@@ -38,14 +39,9 @@ impl Drop for SourceBatch<'_> {
 }
 
 /// Frames as runs, in their order.
-fn runs_of(frames: impl Iterator<Item = FrameId>) -> Vec<Run> {
-    let mut runs: Vec<Run> = Vec::new();
-    for frame in frames {
-        match runs.last_mut() {
-            Some(run) if run.end() == frame.0 => run.len += 1,
-            _ => runs.push(Run { start: frame, len: 1 }),
-        }
-    }
+fn runs_of(frames: impl Iterator<Item = FrameId>) -> RunList {
+    let mut runs = RunList::new();
+    frames.for_each(|frame| runs.append(Run { start: frame, len: 1 }));
     runs
 }
 
@@ -107,8 +103,8 @@ mod tests {
     fn neighbours_are_one_run_and_order_is_kept() {
         let frames = |numbers: &[u32]| runs_of(numbers.iter().map(|&number| FrameId(number)));
         let run = |start, len| Run { start: FrameId(start), len };
-        assert_eq!(frames(&[]), []);
-        assert_eq!(frames(&[4, 5, 6, 2, 3, 9]), [run(4, 3), run(2, 2), run(9, 1)]);
-        assert_eq!(frames(&[3, 2, 1]), [run(3, 1), run(2, 1), run(1, 1)], "the last first is not a run");
+        assert_eq!(*frames(&[]), []);
+        assert_eq!(*frames(&[4, 5, 6, 2, 3, 9]), [run(4, 3), run(2, 2), run(9, 1)]);
+        assert_eq!(*frames(&[3, 2, 1]), [run(3, 1), run(2, 1), run(1, 1)], "the last first is not a run");
     }
 }

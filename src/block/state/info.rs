@@ -12,7 +12,7 @@
 use crate::ids::{BlockId, DeviceId, FrameId, Generation, SequenceId, Ticket};
 use crate::sync::{AtomicU32, AtomicU64, Ordering::*};
 
-use super::{BlockWord, Priority};
+use crate::block::{BlockWord, Priority};
 
 const TOUCHED_BITS: u32 = 30;
 const TOUCHED_MASK: u32 = (1 << TOUCHED_BITS) - 1;
@@ -45,14 +45,14 @@ pub struct BlockInfo {
 }
 
 /// See the [module](self).
-pub(super) struct InfoCell {
+pub(in crate::block) struct InfoCell {
     sequence: AtomicU64,
     generation_high: AtomicU32,
     touched: AtomicU32,
 }
 
 impl InfoCell {
-    pub(super) fn new() -> Self {
+    pub(in crate::block) fn new() -> Self {
         Self {
             sequence: AtomicU64::new(SequenceId::NONE.0),
             generation_high: AtomicU32::new(0),
@@ -61,13 +61,13 @@ impl InfoCell {
     }
 
     #[inline]
-    pub(super) fn allocate(&self, sequence: SequenceId, priority: Priority, now: Ticket) {
+    pub(in crate::block) fn allocate(&self, sequence: SequenceId, priority: Priority, now: Ticket) {
         self.sequence.store(sequence.0, Relaxed);
         self.touched.store(now.0 as u32 & TOUCHED_MASK | (priority as u32) << TOUCHED_BITS, Relaxed);
     }
 
     #[inline]
-    pub(super) fn touch(&self, now: Ticket) {
+    pub(in crate::block) fn touch(&self, now: Ticket) {
         let priority = self.touched.load(Relaxed) & !TOUCHED_MASK;
         self.touched.store(now.0 as u32 & TOUCHED_MASK | priority, Relaxed);
     }
@@ -75,7 +75,7 @@ impl InfoCell {
     /// As [`touch`](Self::touch), for a caller that may have lost its reference meanwhile: the
     /// priority that a new owner noted is kept.
     #[inline]
-    pub(super) fn touch_loosely(&self, now: Ticket) {
+    pub(in crate::block) fn touch_loosely(&self, now: Ticket) {
         let touched = self.touched.load(Relaxed);
         let next = now.0 as u32 & TOUCHED_MASK | touched & !TOUCHED_MASK;
         if next != touched {
@@ -84,19 +84,25 @@ impl InfoCell {
     }
 
     /// The low bits of the generation went round. Only while the block is free and in the caller's hands.
-    pub(super) fn carry_generation(&self) {
+    pub(in crate::block) fn carry_generation(&self) {
         self.generation_high.store(self.generation_high.load(Relaxed).wrapping_add(1), Relaxed);
     }
 
     /// The whole generation, given a word of the same block.
     #[inline]
-    pub(super) fn generation(&self, word: BlockWord) -> Generation {
+    pub(in crate::block) fn generation(&self, word: BlockWord) -> Generation {
         Generation(
             (self.generation_high.load(Relaxed) as u64) << BlockWord::GENERATION_BITS | word.generation_low(),
         )
     }
 
-    pub(super) fn read(&self, id: BlockId, word: BlockWord, device: DeviceId, now: Ticket) -> BlockInfo {
+    pub(in crate::block) fn read(
+        &self,
+        id: BlockId,
+        word: BlockWord,
+        device: DeviceId,
+        now: Ticket,
+    ) -> BlockInfo {
         let touched = self.touched.load(Relaxed);
         // The ticket's high bits are those of the newest ticket that is not before it.
         let age = (now.0 as u32).wrapping_sub(touched) & TOUCHED_MASK;

@@ -43,7 +43,7 @@
 //! A compare-exchange compares the word, and with it 16 of the generation's 48 bits. It can succeed wrongly only if the block
 //! is released for the last time exactly 65,536 times, or a multiple of that, between the load and the compare-exchange of
 //! one thread, and is then in the same frame again, with the same references, pins and flags. The high bits, which are in
-//! the [info](super::info), are compared after the load and before the compare-exchange: a handle that was stale when the
+//! the [info](crate::block::info), are compared after the load and before the compare-exchange: a handle that was stale when the
 //! word was loaded is always refused, however old it is. What is exposed is the one thread that is stopped in between.
 //!
 //! | operation | what keeps the word from coming round meanwhile |

@@ -5,17 +5,17 @@
 //! takes them back. So what only handles may do to blocks of theirs is refused by the very word that it would replace.
 
 use crate::error::HandleError;
+use crate::frame::RunList;
 use crate::ids::{BlockHandle, BlockId, FrameId, Run};
 use crate::sync::Ordering::*;
 
-use super::blocks::Core;
-use super::release::Freed;
-use super::thread_cache::{CacheRef, CountedRef};
-use super::{BlockInfo, BlockWord, Blocks, INLINE_BLOCKS, Released};
+use crate::block::core::Core;
+use crate::block::thread_cache::{CacheRef, CountedRef};
+use crate::block::{BlockInfo, BlockWord, Blocks, INLINE_BLOCKS, Released};
 
 /// On whose behalf a word is changed by handle.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum By {
+pub(in crate::block) enum By {
     /// Who counts references by handle: refused if the block is guarded.
     Handle,
     /// The owner of the block, whoever that is, or somebody whose step concerns no reference.
@@ -40,7 +40,7 @@ impl Blocks {
     }
 
     #[inline]
-    pub(super) fn free_one(
+    pub(in crate::block) fn free_one(
         &self,
         cache: Option<CacheRef<'_>>,
         handle: &BlockHandle,
@@ -54,7 +54,7 @@ impl Blocks {
     }
 
     /// As [`free`](Self::free), of [`INLINE_BLOCKS`] handles at the most.
-    pub(super) fn free_few(
+    pub(in crate::block) fn free_few(
         &self,
         cache: Option<CacheRef<'_>>,
         handles: &[BlockHandle],
@@ -74,15 +74,15 @@ impl Blocks {
     }
 
     /// As [`free`](Self::free), of any number of handles.
-    pub(super) fn free_many(
+    pub(in crate::block) fn free_many(
         &self,
         cache: Option<CountedRef<'_>>,
         handles: &[BlockHandle],
     ) -> Result<(), HandleError> {
         self.check_list(handles)?;
-        let mut freed = Freed::new();
+        let mut freed = RunList::new();
         let outcome = self.release_checked(handles, |frame| freed.push(frame));
-        self.give_back(cache, &freed.runs);
+        self.give_back(cache, &freed);
         outcome
     }
 }
@@ -104,7 +104,7 @@ impl Core {
     /// the long way.
     #[inline(always)]
     fn release_only(&self, handle: &BlockHandle) -> Option<FrameId> {
-        let atomic = self.table.word(handle.id);
+        let atomic = self.space.table.word(handle.id);
         // Acquire: as in `word`.
         let order = if cfg!(kvpool_mutant = "handle_relaxed") { Relaxed } else { Acquire };
         let word = BlockWord::from_bits(atomic.load(order));
@@ -164,8 +164,8 @@ impl Core {
                 return Err(error);
             }
         }
-        let now = self.clock.newest();
-        handles.iter().for_each(|handle| self.table.info(handle.id).touch_loosely(now));
+        let now = self.space.clock.newest();
+        handles.iter().for_each(|handle| self.space.table.info(handle.id).touch_loosely(now));
         Ok(())
     }
 
@@ -190,7 +190,7 @@ impl Core {
     fn share_as(&self, ids: &[BlockId], guarded: bool) -> Result<(), HandleError> {
         for (i, &id) in ids.iter().enumerate() {
             // Relaxed: the caller's reference orders what it may touch. The count alone changes.
-            let shared = self.table.word(id).fetch_update(Relaxed, Relaxed, |bits| {
+            let shared = self.space.table.word(id).fetch_update(Relaxed, Relaxed, |bits| {
                 let word = BlockWord::from_bits(bits);
                 word.share().filter(|_| word.is_guarded() == guarded).map(BlockWord::to_bits)
             });
@@ -281,18 +281,18 @@ impl Core {
         // Acquire: what the other owners did before they went happens before we write, and so does a copy that was
         // dropped. Release: continues the order for whoever checks the word after us.
         let order = if cfg!(kvpool_mutant = "reopen_relaxed") { Relaxed } else { AcqRel };
-        let reopened = self
-            .table
-            .word(id)
-            .fetch_update(order, Acquire, |bits| BlockWord::from_bits(bits).reopen().map(BlockWord::to_bits));
+        let reopened =
+            self.space.table.word(id).fetch_update(order, Acquire, |bits| {
+                BlockWord::from_bits(bits).reopen().map(BlockWord::to_bits)
+            });
         reopened.is_ok()
     }
 
     /// Marks blocks as used just now.
     pub fn touch(&self, ids: &[BlockId]) {
-        let now = self.clock.newest();
+        let now = self.space.clock.newest();
         for &id in ids {
-            self.table.info(id).touch(now);
+            self.space.table.info(id).touch(now);
         }
     }
 
@@ -303,12 +303,17 @@ impl Core {
     /// [`HandleError`] if the handle is foreign, out of range or stale.
     pub fn info(&self, handle: BlockHandle) -> Result<BlockInfo, HandleError> {
         let word = self.check(&handle)?;
-        Ok(self.table.info(handle.id).read(handle.id, word, self.config.device, self.clock.newest()))
+        Ok(self.space.table.info(handle.id).read(
+            handle.id,
+            word,
+            self.config.device,
+            self.space.clock.newest(),
+        ))
     }
 
     /// The block's word, if the handle is good.
     #[inline]
-    pub(super) fn check(&self, handle: &BlockHandle) -> Result<BlockWord, HandleError> {
+    pub(in crate::block) fn check(&self, handle: &BlockHandle) -> Result<BlockWord, HandleError> {
         if self.is_of_this_pool(handle) {
             let word = self.word(handle.id);
             if self.is_current(handle, word) {
@@ -348,7 +353,7 @@ impl Core {
             // lease's owner did. Relaxed on the way in: the owner's reference orders what it may touch. Movers and pins
             // change the word meanwhile; none of them looks at the bit.
             let release = if cfg!(kvpool_mutant = "unguard_relaxed") { Relaxed } else { Release };
-            let atomic = self.table.word(id);
+            let atomic = self.space.table.word(id);
             if cfg!(kvpool_mutant = "unguard_store")
                 && let Some(next) = BlockWord::from_bits(atomic.load(Relaxed)).unguard()
             {
@@ -384,7 +389,7 @@ impl Core {
         // that is not owned, or of other low bits, is refused whatever they are.
         word.is_owned()
             && word.is_of(handle.generation)
-            && self.table.info(handle.id).generation(word) == handle.generation
+            && self.space.table.info(handle.id).generation(word) == handle.generation
     }
 
     /// What is wrong with a handle that was found bad.
@@ -401,14 +406,14 @@ impl Core {
         } else {
             HandleError::Stale {
                 handle: *handle,
-                now: self.table.info(handle.id).generation(self.word(handle.id)),
+                now: self.space.table.info(handle.id).generation(self.word(handle.id)),
             }
         }
     }
 
     /// One transition of a block's word, while the handle is good. `Ok(None)`: the transition is not open to the word.
     #[inline]
-    pub(super) fn update<R>(
+    pub(in crate::block) fn update<R>(
         &self,
         handle: &BlockHandle,
         by: By,
@@ -429,7 +434,7 @@ impl Core {
         by: By,
         transition: impl Fn(BlockWord) -> Option<(BlockWord, R)>,
     ) -> Result<Option<R>, HandleError> {
-        let atomic = self.table.word(handle.id);
+        let atomic = self.space.table.word(handle.id);
         let mut word = self.word(handle.id);
         let mut is_retry = false;
         loop {

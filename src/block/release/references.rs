@@ -2,52 +2,20 @@
 
 use smallvec::SmallVec;
 
-use crate::config::MAGAZINE_BLOCKS_MAX;
-use crate::frame::{Magazine, MagazinePair};
+use crate::frame::RunList;
 use crate::ids::{BlockId, FrameId, Run, Ticket};
 use crate::sync::{AtomicU64, Ordering, Ordering::*};
 
-use super::blocks::Core;
-use super::custody::Custody;
-use super::evict::Evictable;
-use super::thread_cache::{CacheRef, CountedRef};
-use super::{BlockWord, Blocks, INLINE_BLOCKS, Released};
-
-/// Runs at least this long go to the bitmaps by themselves; shorter ones through the magazines.
-const LONG_RUN: u32 = if cfg!(kvpool_loom) { 2 } else { 16 };
+use crate::block::core::{Core, Custody};
+use crate::block::thread_cache::Returning;
+use crate::block::thread_cache::{CacheRef, CountedRef};
+use crate::block::{BlockWord, Blocks, Evictable, INLINE_BLOCKS, Released};
 
 /// Release: what this owner did with the bytes happens before the next owner's. Acquire: the last one to go sees what all
 /// others did, and every batch that they began.
 #[inline(always)]
 fn release_order() -> Ordering {
     if cfg!(kvpool_mutant = "release_relaxed") { Relaxed } else { AcqRel }
-}
-
-/// Frames that are freed together, joined into runs as they come.
-pub(super) struct Freed {
-    pub(super) runs: SmallVec<[Run; 16]>,
-}
-
-impl Freed {
-    pub(super) fn new() -> Self {
-        Self { runs: SmallVec::new() }
-    }
-
-    /// Joins a frame to the last run if it continues it, forwards or backwards.
-    #[inline]
-    pub(super) fn push(&mut self, frame: FrameId) {
-        if let Some(last) = self.runs.last_mut() {
-            if last.end() == frame.0 {
-                last.len += 1;
-                return;
-            }
-            if frame.0 + 1 == last.start.0 {
-                *last = Run { start: frame, len: last.len + 1 };
-                return;
-            }
-        }
-        self.runs.push(Run { start: frame, len: 1 });
-    }
 }
 
 #[cold]
@@ -68,45 +36,6 @@ enum Owed {
     Nothing,
     Frame(FrameId),
     Evictable(BlockWord),
-}
-
-/// Frames on their way back: long runs to the bitmaps at once; the short ones, if they are few, to the magazines, else
-/// to the bitmaps too, one operation a word. A sequence's scattered blocks, left to circulate in magazines, would keep
-/// units broken that could be whole.
-pub(super) struct Returning<'a> {
-    core: &'a Core,
-    short: Magazine,
-}
-
-impl<'a> Returning<'a> {
-    pub(super) fn new(core: &'a Core) -> Self {
-        Self { core, short: Magazine::default() }
-    }
-
-    pub(super) fn run(&mut self, run: Run) {
-        if run.len >= LONG_RUN {
-            return self.core.free_run(run);
-        }
-        if !self.core.wipe(run) {
-            return;
-        }
-        for frame in run.frames() {
-            if self.short.len() == MAGAZINE_BLOCKS_MAX {
-                self.short.flush(&self.core.frames);
-            }
-            self.short.push(frame);
-        }
-    }
-
-    pub(super) fn finish(mut self, magazines: &mut MagazinePair) {
-        if self.short.len() > INLINE_BLOCKS.min(magazines.capacity()) {
-            return self.short.flush(&self.core.frames);
-        }
-        // The last first, so that they come out in the order in which they were freed.
-        while let Some(frame) = self.short.pop() {
-            magazines.free(frame, &self.core.frames, &self.core.depot);
-        }
-    }
 }
 
 impl Blocks {
@@ -137,9 +66,9 @@ impl Blocks {
     }
 
     /// As [`release_listed`](Self::release_listed), by who tells the evictor itself: `keep` gets what became evictable, as
-    /// [`Evictor::keep`](super::Evictor::keep) does.
+    /// [`Evictor::keep`](crate::block::Evictor::keep) does.
     pub(crate) fn release_cached(&self, ids: &[BlockId], keep: impl FnOnce(&[Evictable], Ticket)) {
-        let (mut freed, mut kept) = (Freed::new(), SmallVec::<[Evictable; 64]>::new());
+        let (mut freed, mut kept) = (RunList::new(), SmallVec::<[Evictable; 64]>::new());
         // Before they are evictable, so that a thread that is stopped between hides none from the count.
         self.count_evictable(ids.len());
         for &id in ids {
@@ -151,8 +80,8 @@ impl Blocks {
         }
         self.count_hits(ids.len() - kept.len());
         self.keep(&kept, keep);
-        if !freed.runs.is_empty() {
-            self.with_thread_cache(|cache| self.give_back(cache, &freed.runs));
+        if !freed.is_empty() {
+            self.with_thread_cache(|cache| self.give_back(cache, &freed));
         } else if !kept.is_empty() {
             self.announce();
         }
@@ -170,7 +99,7 @@ impl Blocks {
     }
 
     #[inline]
-    pub(super) fn release_one(&self, cache: Option<CacheRef<'_>>, id: BlockId, guarded: bool) {
+    pub(in crate::block) fn release_one(&self, cache: Option<CacheRef<'_>>, id: BlockId, guarded: bool) {
         if let Some(frame) = self.release_word(id, guarded)
             && !self.give_back_one(cache, frame)
         {
@@ -179,7 +108,12 @@ impl Blocks {
     }
 
     #[inline(never)]
-    pub(super) fn release_inline(&self, cache: Option<CacheRef<'_>>, ids: &[BlockId], guarded: bool) {
+    pub(in crate::block) fn release_inline(
+        &self,
+        cache: Option<CacheRef<'_>>,
+        ids: &[BlockId],
+        guarded: bool,
+    ) {
         let mut frames = [FrameId(0); INLINE_BLOCKS];
         let mut count = 0;
         for &id in ids {
@@ -196,31 +130,31 @@ impl Blocks {
 
     #[cold]
     #[inline(never)]
-    pub(super) fn give_back_frames(&self, cache: Option<CacheRef<'_>>, frames: &[FrameId]) {
-        let mut freed = Freed::new();
+    pub(in crate::block) fn give_back_frames(&self, cache: Option<CacheRef<'_>>, frames: &[FrameId]) {
+        let mut freed = RunList::new();
         frames.iter().for_each(|&frame| freed.push(frame));
         match cache {
-            Some(cache) => cache.counted(|cache| self.give_back(Some(cache), &freed.runs)),
-            None => self.with_thread_cache(|cache| self.give_back(cache, &freed.runs)),
+            Some(cache) => cache.counted(|cache| self.give_back(Some(cache), &freed)),
+            None => self.with_thread_cache(|cache| self.give_back(cache, &freed)),
         }
     }
 }
 
 impl Core {
-    pub(super) fn release_at(&self, cache: Option<CountedRef<'_>>, ids: &[BlockId], guarded: bool) {
-        let mut freed = Freed::new();
+    pub(in crate::block) fn release_at(&self, cache: Option<CountedRef<'_>>, ids: &[BlockId], guarded: bool) {
+        let mut freed = RunList::new();
         for &id in ids {
             if let Some(frame) = self.release_word(id, guarded) {
                 freed.push(frame);
             }
         }
-        self.give_back(cache, &freed.runs);
+        self.give_back(cache, &freed);
     }
 
     /// One reference less; the frame, if that was the last.
     #[inline]
     fn release_word(&self, id: BlockId, guarded: bool) -> Option<FrameId> {
-        let atomic = self.table.word(id);
+        let atomic = self.space.table.word(id);
         let word = BlockWord::from_bits(atomic.load(Relaxed));
         match word.release_only(guarded) {
             Some(next) if self.is_released(id, atomic, word, next) => Some(next.frame()),
@@ -230,7 +164,7 @@ impl Core {
 
     /// Gives up the only reference of a block, unless its word has changed.
     #[inline]
-    pub(super) fn is_released(
+    pub(in crate::block) fn is_released(
         &self,
         id: BlockId,
         atomic: &AtomicU64,
@@ -241,7 +175,7 @@ impl Core {
             return false;
         }
         if next.carries() {
-            self.table.info(id).carry_generation();
+            self.space.table.info(id).carry_generation();
         }
         true
     }
@@ -250,7 +184,7 @@ impl Core {
     /// changes.
     #[inline(never)]
     fn release_shared(&self, id: BlockId, guarded: bool) -> Option<FrameId> {
-        let atomic = self.table.word(id);
+        let atomic = self.space.table.word(id);
         let mut word = BlockWord::from_bits(atomic.load(Relaxed));
         loop {
             let released = word.release().filter(|_| word.is_guarded() == guarded);
@@ -270,7 +204,7 @@ impl Core {
 
     /// One reference less on a block of a list, which may be cached.
     fn release_listed_word(&self, id: BlockId) -> Owed {
-        let atomic = self.table.word(id);
+        let atomic = self.space.table.word(id);
         let mut word = BlockWord::from_bits(atomic.load(Relaxed));
         loop {
             if let Some(next) = word.outlived() {
@@ -323,7 +257,7 @@ impl Core {
     /// The cache forgets a block of which the caller has the only reference. The word by then.
     #[cold]
     fn outlive(&self, id: BlockId, word: BlockWord, next: BlockWord) -> BlockWord {
-        let atomic = self.table.word(id);
+        let atomic = self.space.table.word(id);
         // Acquire and Release: goes on with the order of those who released it.
         match atomic.compare_exchange(word.to_bits(), next.to_bits(), AcqRel, Relaxed) {
             Ok(_) => {
@@ -338,13 +272,13 @@ impl Core {
 
     /// Pays what a release owes: the frame is the caller's now, if that was the last reference.
     #[inline]
-    pub(super) fn released(&self, id: BlockId, released: Released) -> Option<FrameId> {
+    pub(in crate::block) fn released(&self, id: BlockId, released: Released) -> Option<FrameId> {
         match released {
             // Only a list's release keeps a block, and it asks for that first.
             Released::Shared(_) | Released::Evictable { .. } => None,
             Released::Last { word, carry } => {
                 if carry {
-                    self.table.info(id).carry_generation();
+                    self.space.table.info(id).carry_generation();
                 }
                 Some(word.frame())
             }
@@ -360,36 +294,36 @@ impl Core {
     #[inline(never)]
     fn left_to_mover(&self) {
         // Relaxed: a statistic.
-        self.held.fetch_add(1, Relaxed);
+        self.space.held.fetch_add(1, Relaxed);
     }
 
     /// Frames whose blocks are free: at once to where they are reused, or aside if a batch may still see them. Who waits for
     /// blocks is told.
     #[inline(never)]
-    pub(super) fn give_back(&self, cache: Option<CountedRef<'_>>, runs: &[Run]) {
+    pub(in crate::block) fn give_back(&self, cache: Option<CountedRef<'_>>, runs: &[Run]) {
         if runs.is_empty() {
             return;
         }
         let _custody = self.custody();
-        let word = self.clock.read();
+        let word = self.space.clock.read();
         match (word.in_flight() != 0).then(|| word.newest()) {
             None => {
                 // For those who wait, in the bitmaps is better than in a magazine.
                 let cached = cache.filter(|_| !word.is_awaited()).and_then(|cache| {
                     cache.enter(|local| {
-                        let mut returning = Returning::new(self);
+                        let mut returning = Returning::new(&self.space);
                         runs.iter().for_each(|&run| returning.run(run));
                         returning.finish(&mut local.magazines);
-                        local.reclaim(self);
+                        local.reclaim(&self.space);
                     })
                 });
                 if cached.is_none() {
-                    runs.iter().for_each(|&run| self.free_run(run));
+                    runs.iter().for_each(|&run| self.space.free_run(run));
                 }
             }
             Some(tag) => {
                 let retired = cache.and_then(|cache| {
-                    cache.enter(|local| runs.iter().for_each(|&run| local.retire(self, run, tag)))
+                    cache.enter(|local| runs.iter().for_each(|&run| local.retire(&self.space, run, tag)))
                 });
                 if retired.is_none() {
                     // A visitor has the thread cache, or the thread has none. Reached by `a_visited_owner_retires_elsewhere`.
@@ -401,7 +335,7 @@ impl Core {
 
     /// As [`reclaim_shared_limbo`](Self::reclaim_shared_limbo), if there is probably anything to give back: for whoever asks often.
     pub fn reclaim_due_shared_limbo(&self) -> usize {
-        let may_be_due = !self.shared_limbo.is_empty() && self.shared_limbo.is_due(self.clock.oldest());
+        let may_be_due = !self.shared_limbo.is_empty() && self.shared_limbo.is_due(self.space.clock.oldest());
         if may_be_due { self.reclaim_shared_limbo() } else { 0 }
     }
 
@@ -420,14 +354,14 @@ impl Core {
     }
 
     /// As [`reclaim_shared_limbo`](Self::reclaim_shared_limbo); the caller's custody announces.
-    pub(super) fn reclaim_strays_under(&self, custody: &Custody<'_>) -> usize {
+    pub(in crate::block) fn reclaim_strays_under(&self, custody: &Custody<'_>) -> usize {
         if self.shared_limbo.is_empty() {
             return 0;
         }
         let mut reclaimed = 0;
-        self.shared_limbo.reclaim(self.clock.oldest(), custody, |run| {
+        self.shared_limbo.reclaim(self.space.clock.oldest(), custody, |run| {
             reclaimed += run.len as usize;
-            self.free_run(run);
+            self.space.free_run(run);
         });
         reclaimed
     }

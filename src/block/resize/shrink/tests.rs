@@ -1,5 +1,5 @@
 use super::*;
-use crate::block::{AllocRequest, AuditError, BlocksConfig, Place};
+use crate::block::{AllocRequest, AuditError, BlockWord, BlocksConfig, Place};
 use crate::error::{AllocError, GrowError, HandleError};
 use crate::ids::{BlockHandle, BlockId, DeviceId, FrameId, Generation};
 
@@ -154,9 +154,9 @@ fn the_audit_sees_what_is_gone_and_is_not() {
     shrink(&pool, 49);
     pool.audit().unwrap();
     let (frame, block) = (FrameId(70), BlockId(70));
-    pool.set_held(frame, BlockWord::unhold);
+    pool.space.set_held(frame, BlockWord::unhold);
     assert_eq!(pool.audit(), Err(AuditError::Beyond { frame, block }));
-    pool.set_held(frame, BlockWord::hold);
+    pool.space.set_held(frame, BlockWord::hold);
     pool.shared_limbo.push(Run { start: frame, len: 1 }, pool.clock().newest());
     let doubled = AuditError::Doubled { frame, first: Place::Retired, second: Place::Gone };
     assert_eq!(pool.audit(), Err(doubled));

@@ -6,15 +6,14 @@
 
 use crate::ids::{FrameId, Run};
 
-use super::blocks::Core;
-use super::custody::Custody;
+use crate::block::core::{Core, Custody};
 
 /// How often a window is looked for.
 const WINDOWS: usize = 3;
 
 /// What a window that has this frame in it costs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Cost {
+pub(in crate::block) enum Cost {
     /// Nothing: it is free in the bitmaps.
     Free,
     /// An eviction.
@@ -25,7 +24,7 @@ pub(super) enum Cost {
 
 /// The start of the window of `len` frames in which the fewest are to be evicted, the first of several; `None` if every window
 /// has one that is taken.
-pub(super) fn cheapest(costs: &[Cost], len: usize) -> Option<usize> {
+pub(in crate::block) fn cheapest(costs: &[Cost], len: usize) -> Option<usize> {
     let (mut taken, mut evictions, mut best) = (0, 0, None);
     for end in 0..costs.len() {
         let mut count = |at: usize, by: isize| match costs[at] {
@@ -47,21 +46,21 @@ pub(super) fn cheapest(costs: &[Cost], len: usize) -> Option<usize> {
 impl Core {
     /// Evicts what stands in the way of a run of `len` frames, if there is such a place, and takes the run.
     #[cold]
-    pub(super) fn evict_run(&self, len: usize, _: &Custody<'_>) -> Option<Run> {
+    pub(in crate::block) fn evict_run(&self, len: usize, _: &Custody<'_>) -> Option<Run> {
         for _ in 0..WINDOWS {
             if self.evictable() == 0 {
                 return None;
             }
-            let oldest = self.clock.oldest();
+            let oldest = self.space.clock.oldest();
             let mut costs = vec![Cost::Taken; self.total_frames()];
             for (frame, cost) in costs.iter_mut().enumerate() {
-                let id = self.table.block_at(FrameId(frame as u32));
+                let id = self.space.table.block_at(FrameId(frame as u32));
                 let word = self.word(id);
                 if word.frame().index() == frame && self.can_evict(id, word, oldest) {
                     *cost = Cost::Evict;
                 }
             }
-            self.frames.for_each_free_run(&mut |run| {
+            self.space.frames.for_each_free_run(&mut |run| {
                 // Of a pool that has grown meanwhile, there are more.
                 run.frames().for_each(|frame| {
                     if let Some(cost) = costs.get_mut(frame.index()) {
@@ -71,15 +70,15 @@ impl Core {
             });
             let start = cheapest(&costs, len)?;
             for at in (start..start + len).filter(|&at| costs[at] == Cost::Evict) {
-                if let Ok(frame) = self.evict(self.table.block_at(FrameId(at as u32)), oldest) {
+                if let Ok(frame) = self.evict(self.space.table.block_at(FrameId(at as u32)), oldest) {
                     // Past the reserve, which would tear a hole into the window.
                     let run = Run { start: frame, len: 1 };
-                    if self.wipe(run) {
-                        self.frames.free_run(run);
+                    if self.space.wipe(run) {
+                        self.space.frames.free_run(run);
                     }
                 }
             }
-            if let Some(run) = self.frames.allocate_run(len as u32, FrameId(start as u32)) {
+            if let Some(run) = self.space.frames.allocate_run(len as u32, FrameId(start as u32)) {
                 return Some(run);
             }
         }

@@ -20,11 +20,10 @@ use crate::frame::Visits;
 use crate::ids::{BlockId, FrameId, Order, Run, SequenceId, Ticket};
 use crate::sync::{Ordering::*, yield_now};
 
-use super::blocks::Core;
-use super::custody::Custody;
-use super::release::Freed;
-use super::thread_cache::{CountedRef, ThreadCache};
-use super::{AllocRequest, BlockWord, Blocks, Priority};
+use super::Grab;
+use crate::block::core::{Core, Custody};
+use crate::block::thread_cache::{CountedRef, ThreadCache};
+use crate::block::{AllocRequest, BlockWord, Blocks, Priority};
 
 /// How often everything is taken back before an allocation is refused while some thread was inside its thread cache.
 const ROUNDS: usize = if cfg!(kvpool_loom) { 3 } else { 32 };
@@ -67,7 +66,7 @@ impl Blocks {
 }
 
 impl Core {
-    pub(super) fn allocate_at(
+    pub(in crate::block) fn allocate_at(
         &self,
         cache: Option<CountedRef<'_>>,
         request: &AllocRequest,
@@ -90,15 +89,15 @@ impl Core {
     }
 
     /// The blocks at frames that are the caller's become owned.
-    pub(super) fn hand_out(
+    pub(in crate::block) fn hand_out(
         &self,
         grab: &Grab,
         request: &AllocRequest,
         guarded: bool,
         take: &mut dyn FnMut(BlockId),
     ) {
-        let (sequence, now) = (request.sequence.unwrap_or(SequenceId::NONE), self.clock.newest());
-        for run in &grab.freed.runs {
+        let (sequence, now) = (request.sequence.unwrap_or(SequenceId::NONE), self.space.clock.newest());
+        for run in grab.runs.iter() {
             for frame in run.frames() {
                 take(self.own(frame, request, sequence, now, guarded));
             }
@@ -107,7 +106,7 @@ impl Core {
 
     /// The block at a frame that is the caller's becomes owned.
     #[inline]
-    pub(super) fn own(
+    pub(in crate::block) fn own(
         &self,
         frame: FrameId,
         request: &AllocRequest,
@@ -115,14 +114,14 @@ impl Core {
         now: Ticket,
         guarded: bool,
     ) -> BlockId {
-        let id = self.table.block_at(frame);
-        let atomic = self.table.word(id);
+        let id = self.space.table.block_at(frame);
+        let atomic = self.space.table.word(id);
         // Relaxed: the frame came to us by an Acquire, and with it the word of whoever freed it.
         let word = BlockWord::from_bits(atomic.load(Relaxed));
         if !word.is_available() || word.frame() != frame {
             handed_out_twice(frame, word);
         }
-        self.table.info(id).allocate(sequence, request.priority, now);
+        self.space.table.info(id).allocate(sequence, request.priority, now);
         // A plain store: nobody else writes the word of a free block whose frame is ours. Release: pairs with the
         // Acquire of whoever checks a handle, and then reads the info of this generation.
         let order = if cfg!(kvpool_mutant = "own_relaxed") { Relaxed } else { Release };
@@ -144,7 +143,7 @@ impl Core {
         if asked == 0 {
             return Err(AllocError::Zero);
         }
-        let (total, reserve) = (self.total(), self.reserve.mark());
+        let (total, reserve) = (self.total(), self.space.reserve.mark());
         if asked > total {
             return Err(AllocError::TooLarge { asked, total });
         }
@@ -156,7 +155,7 @@ impl Core {
     }
 
     /// Finds frames for a request.
-    pub(super) fn gather(
+    pub(in crate::block) fn gather(
         &self,
         cache: Option<CountedRef<'_>>,
         request: &AllocRequest,
@@ -190,7 +189,7 @@ impl Core {
             return self.gather_run(cache, asked, near, grab, custody);
         }
         if let Some(near) = near {
-            grab.extend(self.frames.extend(near, asked as u32).map(|len| Run { start: near, len }));
+            grab.extend(self.space.frames.extend(near, asked as u32).map(|len| Run { start: near, len }));
         }
         if asked - grab.frames <= self.config.magazine_blocks.div_ceil(4) {
             self.take_cached(cache, asked, grab);
@@ -203,14 +202,14 @@ impl Core {
             if missing == 0 {
                 return Ok(());
             }
-            let near = grab.freed.runs.last().map(|run| FrameId(run.end())).or(near);
+            let near = grab.runs.last().map(|run| FrameId(run.end())).or(near);
             let near = near.filter(|near| near.index() < self.total_frames());
             let near = near.unwrap_or_else(|| self.start(cache));
             let mut take = |run| grab.extend(Some(run));
             if is_thorough {
-                self.frames.allocate_many(missing, near, &mut take);
+                self.space.frames.allocate_many(missing, near, &mut take);
             } else {
-                self.frames.allocate_some(missing, near, &mut take);
+                self.space.frames.allocate_some(missing, near, &mut take);
             }
             if grab.frames < asked && self.evictable() > 0 {
                 // What is in reach costs less than what must be evicted.
@@ -234,7 +233,7 @@ impl Core {
         }
         (grab.is_sure, grab.is_refused) = (ladder.is_sure, ladder.is_refused);
         if request.priority == Priority::Urgent
-            && let Some(taken) = self.take_reserved(asked - grab.frames, custody)
+            && let Some(taken) = self.space.take_reserved(asked - grab.frames, custody)
         {
             taken.into_iter().for_each(|frame| grab.push(frame));
             return Ok(());
@@ -263,7 +262,7 @@ impl Core {
         let mut ladder = Ladder::new();
         loop {
             let near = near.unwrap_or_else(|| self.start(cache));
-            if let Some(run) = self.frames.allocate_run(asked as u32, near) {
+            if let Some(run) = self.space.frames.allocate_run(asked as u32, near) {
                 grab.extend(Some(run));
                 return Ok(());
             }
@@ -278,7 +277,7 @@ impl Core {
             return Ok(());
         }
         (grab.is_sure, grab.is_refused) = (ladder.is_sure, ladder.is_refused);
-        let census = self.frames.census(Order(0));
+        let census = self.space.frames.census(Order(0));
         if grab.is_refused && self.recount().free() >= asked {
             // It is not known that there is no run.
             return Err(AllocError::FenceRefused { asked, free: self.counts().free() });
@@ -302,7 +301,7 @@ impl Core {
         let _ = cache.and_then(|cache| {
             cache.enter(|local| {
                 while grab.frames < asked
-                    && let Some(frame) = local.magazines.allocate(&self.frames, &self.depot)
+                    && let Some(frame) = local.magazines.allocate(&self.space.frames, &self.space.depot)
                 {
                     grab.push(frame);
                 }
@@ -320,7 +319,7 @@ impl Core {
             cached + waiting
         };
         let kept: usize = self.thread_caches.iter().map(in_thread_cache).sum();
-        let kept = kept + self.depot.frames();
+        let kept = kept + self.space.depot.frames();
         kept < missing.max(self.total() >> LITTLE_SHIFT)
     }
 
@@ -351,10 +350,10 @@ impl Core {
         // The last first, so that they come out in the order in which they were evicted.
         for frame in spare.into_iter().rev() {
             let put = cache.and_then(|cache| {
-                cache.enter(|local| local.magazines.free(frame, &self.frames, &self.depot))
+                cache.enter(|local| local.magazines.free(frame, &self.space.frames, &self.space.depot))
             });
             if put.is_none() {
-                self.frames.free_run(Run { start: frame, len: 1 });
+                self.space.frames.free_run(Run { start: frame, len: 1 });
             }
         }
         evicted > 0
@@ -368,7 +367,7 @@ impl Core {
     }
 
     /// As [`trim`](Self::trim), without a visit to thread caches that say that they keep nothing.
-    pub(super) fn bring_in(&self, custody: &Custody<'_>) {
+    pub(in crate::block) fn bring_in(&self, custody: &Custody<'_>) {
         self.take_back(false, custody);
     }
 
@@ -398,13 +397,14 @@ impl Core {
             let (cached, retired, _) = thread_cache.mirror();
             cached + retired > 0
         };
-        let before = self.frames.free_frames();
-        let mut moved = self.depot.flush(&self.frames) + self.reclaim_strays_under(custody);
+        let before = self.space.frames.free_frames();
+        let mut moved = self.space.depot.flush(&self.space.frames) + self.reclaim_strays_under(custody);
         let thread_caches =
             self.thread_caches.iter().take(if cfg!(kvpool_mutant = "no_visit") { 0 } else { usize::MAX });
         let thread_caches = thread_caches.filter(|thread_cache| is_all || keeps(thread_cache));
-        let visits = ThreadCache::visit_all(thread_caches, |local| moved += local.surrender(self, custody));
-        if moved > 0 || self.frames.free_frames() > before {
+        let visits =
+            ThreadCache::visit_all(thread_caches, |local| moved += local.surrender(&self.space, custody));
+        if moved > 0 || self.space.frames.free_frames() > before {
             return Found::Something;
         }
         match visits {
@@ -421,12 +421,12 @@ impl Core {
 
     fn undo(&self, grab: &mut Grab) {
         grab.frames = 0;
-        for run in grab.freed.runs.drain(..).skip(cfg!(kvpool_mutant = "undo_half") as usize) {
-            self.frames.free_run(run);
+        for run in grab.runs.drain().skip(cfg!(kvpool_mutant = "undo_half") as usize) {
+            self.space.frames.free_run(run);
         }
     }
 
-    pub(super) fn exhausted(&self, asked: usize) -> AllocError {
+    pub(in crate::block) fn exhausted(&self, asked: usize) -> AllocError {
         let counts = self.recount();
         AllocError::Exhausted {
             asked,
@@ -465,35 +465,4 @@ enum Found {
 #[inline(never)]
 fn handed_out_twice(frame: FrameId, word: BlockWord) -> ! {
     panic!("frame {frame} handed out while owned or held: {word:?}")
-}
-
-/// Frames got so far.
-pub(super) struct Grab {
-    freed: Freed,
-    frames: usize,
-    /// Of a search in vain: nothing was overlooked because somebody was inside its thread cache.
-    pub(super) is_sure: bool,
-    /// Of a search in vain: other threads' thread caches were not looked into.
-    pub(super) is_refused: bool,
-}
-
-impl Grab {
-    pub(super) fn new() -> Self {
-        Self { freed: Freed::new(), frames: 0, is_sure: false, is_refused: false }
-    }
-
-    #[inline]
-    fn push(&mut self, frame: FrameId) {
-        self.frames += 1;
-        self.freed.push(frame);
-    }
-
-    fn extend(&mut self, run: Option<Run>) {
-        let Some(run) = run else { return };
-        self.frames += run.len as usize;
-        match self.freed.runs.last_mut() {
-            Some(last) if last.end() == run.start.0 => last.len += run.len,
-            _ => self.freed.runs.push(run),
-        }
-    }
 }

@@ -7,7 +7,8 @@ use crate::ids::{BlockId, FrameId};
 use crate::sync::{AtomicU32, AtomicU64, Ordering::*};
 
 use super::info::InfoCell;
-use super::{BlockWord, Bucket, Rows};
+use super::rows::{Bucket, Rows};
+use super::word::BlockWord;
 
 /// The three arrays are of one length.
 struct Part {
@@ -34,27 +35,27 @@ impl Bucket for Part {
 }
 
 /// See the [module](self).
-pub(super) struct Table(Rows<Part>);
+pub(in crate::block) struct Table(Rows<Part>);
 
 impl Table {
-    pub(super) fn new(rows: usize) -> Self {
+    pub(in crate::block) fn new(rows: usize) -> Self {
         Self(Rows::new(rows))
     }
 
     /// Makes the rows up to `rows` exist. Concurrent calls are fine.
-    pub(super) fn grow(&self, rows: usize) {
+    pub(in crate::block) fn grow(&self, rows: usize) {
         self.0.grow(rows);
     }
 
     #[inline]
-    pub(super) fn word(&self, id: BlockId) -> &AtomicU64 {
+    pub(in crate::block) fn word(&self, id: BlockId) -> &AtomicU64 {
         let (part, row) = self.0.locate(id.index());
         // SAFETY: `locate` gives a place below the length of all three arrays, here and below.
         unsafe { part.words.get_unchecked(row) }
     }
 
     #[inline]
-    pub(super) fn info(&self, id: BlockId) -> &InfoCell {
+    pub(in crate::block) fn info(&self, id: BlockId) -> &InfoCell {
         let (part, row) = self.0.locate(id.index());
         // SAFETY: as above.
         unsafe { part.info.get_unchecked(row) }
@@ -62,7 +63,7 @@ impl Table {
 
     /// The block whose bytes are, or would be, in a frame.
     #[inline]
-    pub(super) fn block_at(&self, frame: FrameId) -> BlockId {
+    pub(in crate::block) fn block_at(&self, frame: FrameId) -> BlockId {
         let (part, row) = self.0.locate(frame.index());
         // SAFETY: as above. Relaxed: written only by whoever has the frame, who got it by an Acquire from whoever had
         // it before.
@@ -71,14 +72,14 @@ impl Table {
 
     /// Says which block's bytes are, or would be, in a frame that is the caller's.
     #[inline]
-    pub(super) fn set_block_at(&self, frame: FrameId, id: BlockId) {
+    pub(in crate::block) fn set_block_at(&self, frame: FrameId, id: BlockId) {
         let (part, row) = self.0.locate(frame.index());
         // SAFETY: as above. Relaxed: whoever gets the frame from the caller gets it by an Acquire.
         unsafe { part.block_at.get_unchecked(row) }.store(id.0, Relaxed);
     }
 
     /// Bytes of metadata that the table takes.
-    pub(super) fn bytes(&self) -> usize {
+    pub(in crate::block) fn bytes(&self) -> usize {
         const ROW: usize = size_of::<AtomicU64>() + size_of::<AtomicU32>() + size_of::<InfoCell>();
         self.0.len() * ROW
     }

@@ -28,75 +28,13 @@
 //!
 //! Model: `loom-tests/tests/evictable.rs`.
 
+use crate::frame::RunList;
 use crate::ids::{BlockHandle, BlockId, FrameId, Run, Ticket};
-use crate::sync::{Arc, Ordering::*};
+use crate::sync::Ordering::*;
 
-use super::BlockWord;
-use super::blocks::Core;
-use super::handles::By;
-use super::release::Freed;
-
-/// Who knows what evictable blocks hold, and which of them goes first.
-///
-/// Called from threads that release and allocate, with blocks in their hands: it must not wait, nor panic.
-pub trait Evictor: Send + Sync {
-    /// There will be blocks up to this number.
-    fn grow(&self, core: &Core, rows: usize);
-
-    /// These blocks became evictable, in this order; each may have been hit, released again, or evicted, since. `tag`: the
-    /// newest batch that may have seen them before; 0 if none in flight has.
-    fn keep(&self, core: &Core, kept: &[Evictable], tag: Ticket);
-
-    /// Evicts up to `wanted` blocks by [`Core::evict`] and passes on the frames, all of which no batch in flight sees.
-    /// `oldest`: the oldest batch in flight. Fewer does not mean that there are no more.
-    fn evict(&self, core: &Core, oldest: Ticket, wanted: usize, freed: &mut dyn FnMut(FrameId));
-
-    /// The newest batch that may have seen a block which is evictable, as far as it is known: `word` is the block's.
-    fn tag(&self, id: BlockId, word: BlockWord) -> Option<Ticket>;
-
-    /// Notes it.
-    fn set_tag(&self, id: BlockId, word: BlockWord, tag: Ticket);
-
-    /// The block is not cached any more: it was evicted, and its frame is the caller's until this returns; or the caller has
-    /// the only reference.
-    fn forget(&self, core: &Core, id: BlockId);
-}
-
-/// Shared with who asks it for more.
-impl<T: Evictor> Evictor for Arc<T> {
-    fn grow(&self, core: &Core, rows: usize) {
-        (**self).grow(core, rows);
-    }
-
-    fn keep(&self, core: &Core, kept: &[Evictable], tag: Ticket) {
-        (**self).keep(core, kept, tag);
-    }
-
-    fn evict(&self, core: &Core, oldest: Ticket, wanted: usize, freed: &mut dyn FnMut(FrameId)) {
-        (**self).evict(core, oldest, wanted, freed);
-    }
-
-    fn tag(&self, id: BlockId, word: BlockWord) -> Option<Ticket> {
-        (**self).tag(id, word)
-    }
-
-    fn set_tag(&self, id: BlockId, word: BlockWord, tag: Ticket) {
-        (**self).set_tag(id, word, tag);
-    }
-
-    fn forget(&self, core: &Core, id: BlockId) {
-        (**self).forget(core, id);
-    }
-}
-
-/// A block that became evictable.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Evictable {
-    /// The block.
-    pub id: BlockId,
-    /// Its word as its last release left it: what is noted of the release is noted for this generation.
-    pub word: BlockWord,
-}
+use crate::block::core::Core;
+use crate::block::release::By;
+use crate::block::{BlockWord, Evictable, Evictor, NotEvicted};
 
 impl Core {
     /// Registers a block of a sequence's list with the cache: from now on its bytes are final. Nothing happens if the
@@ -113,13 +51,14 @@ impl Core {
         let next = word.hit()?;
         // Acquire: what was stored into the block, and noted of it, is seen by whoever reads it as a prefix. No Release: we have
         // done nothing with the block yet, and a read-modify-write goes on with the order of those who released it.
-        let hit = self.table.word(id).compare_exchange(word.to_bits(), next.to_bits(), Acquire, Relaxed);
+        let hit =
+            self.space.table.word(id).compare_exchange(word.to_bits(), next.to_bits(), Acquire, Relaxed);
         hit.ok().map(|_| !word.is_owned())
     }
 
     /// So many blocks may become evictable.
     #[inline]
-    pub(super) fn count_evictable(&self, blocks: usize) {
+    pub(in crate::block) fn count_evictable(&self, blocks: usize) {
         // Relaxed: a statistic. That it comes before the release counts for who sees the release.
         self.evictable.fetch_add(blocks, Relaxed);
     }
@@ -141,12 +80,12 @@ impl Core {
     }
 
     /// These blocks' last references went just now.
-    pub(super) fn keep(&self, kept: &[Evictable], keep: impl FnOnce(&[Evictable], Ticket)) {
+    pub(in crate::block) fn keep(&self, kept: &[Evictable], keep: impl FnOnce(&[Evictable], Ticket)) {
         if kept.is_empty() {
             return;
         }
         // After the releases, as in `give_back`: every batch that saw the blocks is visible to this load.
-        let tag = self.clock.idle_or_tag().unwrap_or(Ticket(0));
+        let tag = self.space.clock.idle_or_tag().unwrap_or(Ticket(0));
         keep(kept, tag);
     }
 
@@ -177,8 +116,12 @@ impl Core {
         let next = word.evict()?;
         // Acquire: what the last owners did with the bytes happens before the next owner's. No Release: who checks a handle sees
         // that the block is free, and no more.
-        let evicted =
-            self.table.word(id).compare_exchange(word.to_bits(), next.to_bits(), Acquire, Relaxed).is_ok();
+        let evicted = self
+            .space
+            .table
+            .word(id)
+            .compare_exchange(word.to_bits(), next.to_bits(), Acquire, Relaxed)
+            .is_ok();
         evicted.then(|| {
             self.evictable.fetch_sub(1, Relaxed);
             evictor.forget(self, id);
@@ -193,7 +136,7 @@ impl Core {
         let is_unseen = match evictor.and_then(|evictor| evictor.tag(id, word)) {
             Some(tag) => tag < oldest,
             // Who released it has not come to note it. Until then it is taken to be seen by all batches of this moment.
-            None => match (self.clock.idle_or_tag(), evictor) {
+            None => match (self.space.clock.idle_or_tag(), evictor) {
                 (Some(newest), Some(evictor)) => {
                     evictor.set_tag(id, word, newest);
                     false
@@ -205,16 +148,16 @@ impl Core {
     }
 
     /// Whether an eviction would succeed just now.
-    pub(super) fn can_evict(&self, id: BlockId, word: BlockWord, oldest: Ticket) -> bool {
+    pub(in crate::block) fn can_evict(&self, id: BlockId, word: BlockWord, oldest: Ticket) -> bool {
         word.evict().is_some() && self.is_unseen(id, word, oldest)
     }
 
     /// Evicts up to `wanted` blocks, those first that the evictor wants to go. It passes over some that are moving or seen, not
     /// over all: none does not mean that none can be.
-    pub(super) fn evict_some(&self, wanted: usize, freed: &mut dyn FnMut(FrameId)) -> usize {
+    pub(in crate::block) fn evict_some(&self, wanted: usize, freed: &mut dyn FnMut(FrameId)) -> usize {
         let Some(evictor) = self.evictor.as_ref().filter(|_| self.evictable() > 0) else { return 0 };
         let mut got = 0;
-        evictor.evict(self, self.clock.oldest(), wanted, &mut |frame| {
+        evictor.evict(self, self.space.clock.oldest(), wanted, &mut |frame| {
             got += 1;
             freed(frame);
         });
@@ -224,12 +167,12 @@ impl Core {
     /// Evicts up to `wanted` blocks, before a request is refused: if the evictor gives none, by a walk over all words, which
     /// finds also those that it does not know, has in its hands, or has behind others that cannot go.
     #[cold]
-    pub(super) fn evict_any(&self, wanted: usize, freed: &mut dyn FnMut(FrameId)) -> usize {
+    pub(in crate::block) fn evict_any(&self, wanted: usize, freed: &mut dyn FnMut(FrameId)) -> usize {
         let got = self.evict_some(wanted, freed);
         if got > 0 || self.evictable() == 0 {
             return got;
         }
-        let (oldest, ids) = (self.clock.oldest(), (0..self.rows() as u32).map(BlockId));
+        let (oldest, ids) = (self.space.clock.oldest(), (0..self.rows() as u32).map(BlockId));
         let evicted = ids.filter_map(|id| self.evict(id, oldest).ok()).take(wanted);
         evicted.map(freed).count()
     }
@@ -238,8 +181,8 @@ impl Core {
     /// being moved stay. Returns how many blocks were evicted.
     pub(crate) fn evict_all(&self) -> usize {
         let Some(evictor) = self.evictor.as_deref() else { return 0 };
-        let (mut freed, mut seen) = (Freed::new(), Freed::new());
-        let (mut evicted, oldest) = (0, self.clock.oldest());
+        let (mut freed, mut seen) = (RunList::new(), RunList::new());
+        let (mut evicted, oldest) = (0, self.space.clock.oldest());
         for id in (0..self.rows() as u32).map(BlockId) {
             let mut word = self.word(id);
             while word.evict().is_some() {
@@ -255,8 +198,8 @@ impl Core {
                 word = self.word(id);
             }
         }
-        freed.runs.iter().for_each(|&run| self.free_run(run));
-        self.free_or_retire(&seen.runs);
+        freed.iter().for_each(|&run| self.space.free_run(run));
+        self.free_or_retire(&seen);
         self.announce();
         evicted
     }
@@ -265,7 +208,7 @@ impl Core {
     /// may see, that are moving, or that somebody has had since. Returns how many were evicted.
     pub(crate) fn evict_one(&self, kept: &[Evictable], stays: &mut dyn FnMut(BlockId)) -> usize {
         let Some(evictor) = self.evictor.as_deref() else { return 0 };
-        let (mut freed, mut evicted, oldest) = (Freed::new(), 0, self.clock.oldest());
+        let (mut freed, mut evicted, oldest) = (RunList::new(), 0, self.space.clock.oldest());
         for &Evictable { id, word } in kept {
             let is_unseen = self.is_unseen(id, word, oldest);
             // Of this very word: whoever had the block since may show it to a batch that the tag does not know.
@@ -279,13 +222,13 @@ impl Core {
                 None => stays(id),
             }
         }
-        freed.runs.iter().for_each(|&run| self.free_run(run));
+        freed.iter().for_each(|&run| self.space.free_run(run));
         evicted
     }
 
     /// Evicts up to so many blocks, and frees them.
     pub(crate) fn evict_free(&self, wanted: usize) {
-        let mut free = |frame| self.free_run(Run { start: frame, len: 1 });
+        let mut free = |frame| self.space.free_run(Run { start: frame, len: 1 });
         if wanted > 0 && self.evict_any(wanted, &mut free) > 0 {
             self.announce();
         }
@@ -296,10 +239,10 @@ impl Core {
         if self.evictable() == 0 {
             return;
         }
-        let oldest = self.clock.oldest();
+        let oldest = self.space.clock.oldest();
         for frame in region.frames() {
-            if let Ok(frame) = self.evict(self.table.block_at(frame), oldest) {
-                self.free_run(Run { start: frame, len: 1 });
+            if let Ok(frame) = self.evict(self.space.table.block_at(frame), oldest) {
+                self.space.free_run(Run { start: frame, len: 1 });
             }
         }
         self.announce();
@@ -307,23 +250,12 @@ impl Core {
 
     /// A frame of an evicted block, for a request that takes from the reserve or not: what the reserve is short of comes
     /// first. `None`: it went there, or could not be wiped.
-    pub(super) fn take_evicted(&self, frame: FrameId, is_urgent: bool) -> Option<FrameId> {
+    pub(in crate::block) fn take_evicted(&self, frame: FrameId, is_urgent: bool) -> Option<FrameId> {
         let run = Run { start: frame, len: 1 };
-        if !self.wipe(run) {
+        if !self.space.wipe(run) {
             return None;
         }
-        let is_taken = !is_urgent && self.reserve.is_short() && self.reserve.fill(run).len == 0;
+        let is_taken = !is_urgent && self.space.reserve.is_short() && self.space.reserve.fill(run).len == 0;
         (!is_taken).then_some(frame)
     }
-}
-
-/// Why a block was not evicted.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum NotEvicted {
-    /// It is owned, or free.
-    Owned,
-    /// It is being moved.
-    Moving,
-    /// A batch in flight may see it.
-    Seen,
 }

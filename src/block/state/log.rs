@@ -67,7 +67,7 @@ struct Slot {
 type Ring = [Slot; SLOTS];
 
 /// See the [module](self).
-pub(super) struct MoveLog {
+pub(in crate::block) struct MoveLog {
     begun: AtomicU64,
     head: AtomicU64,
     /// Null until something moves: a pool that never compacts has no log.
@@ -77,7 +77,7 @@ pub(super) struct MoveLog {
 }
 
 impl MoveLog {
-    pub(super) fn new() -> Self {
+    pub(in crate::block) fn new() -> Self {
         Self {
             begun: AtomicU64::new(0),
             head: AtomicU64::new(0),
@@ -87,7 +87,7 @@ impl MoveLog {
     }
 
     /// Adds moves that have been published; `stamp` gives the newest ticket, after a fence.
-    pub(super) fn append(&self, moved: &[BlockId], stamp: impl FnOnce() -> Ticket) -> Ticket {
+    pub(in crate::block) fn append(&self, moved: &[BlockId], stamp: impl FnOnce() -> Ticket) -> Ticket {
         let _writer = self.writer.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let ring = self.ring();
         // Relaxed: only writers change it.
@@ -113,7 +113,7 @@ impl MoveLog {
     }
 
     /// Lists the moves that a table built under batch `since` may miss, oldest first, each as `moved` says of its block.
-    pub(super) fn read(
+    pub(in crate::block) fn read(
         &self,
         since: Ticket,
         out: &mut Vec<Moved>,
@@ -168,7 +168,7 @@ impl MoveLog {
     }
 
     /// Bytes that the log takes now.
-    pub(super) fn bytes(&self) -> usize {
+    pub(in crate::block) fn bytes(&self) -> usize {
         if self.ring.load(Relaxed).is_null() { 0 } else { size_of::<Ring>() }
     }
 }

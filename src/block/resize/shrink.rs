@@ -28,7 +28,7 @@ use crate::frame::Shrink;
 use crate::ids::Run;
 use crate::sync::Ordering::*;
 
-use super::{BlockWord, Blocks};
+use crate::block::Blocks;
 
 /// A shrink that is open. Dropping it gives everything back, and the pool is as it was.
 #[must_use = "dropping it gives the shrink up"]
@@ -46,18 +46,19 @@ impl Blocks {
     ///
     /// [`ShrinkError`]; the pool is unchanged.
     pub fn begin_shrink(&self, blocks: usize) -> Result<Shrinking, ShrinkError> {
-        let min = self.reserve.mark() + 1;
+        let min = self.space.reserve.mark() + 1;
         if blocks < min {
             return Err(ShrinkError::TooFew { asked: blocks, min });
         }
         let null = self.config.has_null_block as usize;
-        let shrink = self.frames.begin_shrink(blocks.saturating_add(null)).map_err(|error| match error {
-            // Told in blocks, as the caller counts them.
-            ShrinkError::NotSmaller { total, .. } => {
-                ShrinkError::NotSmaller { asked: blocks, total: total - null }
-            }
-            other => other,
-        })?;
+        let shrink =
+            self.space.frames.begin_shrink(blocks.saturating_add(null)).map_err(|error| match error {
+                // Told in blocks, as the caller counts them.
+                ShrinkError::NotSmaller { total, .. } => {
+                    ShrinkError::NotSmaller { asked: blocks, total: total - null }
+                }
+                other => other,
+            })?;
         Ok(Shrinking { blocks: self.clone(), shrink: Some(shrink) })
     }
 }
@@ -91,7 +92,10 @@ impl Shrinking {
     fn collect_from_bitmaps(&mut self) -> usize {
         let Self { blocks, shrink } = self;
         let shrink = shrink.as_mut().unwrap_or_else(|| committed());
-        blocks.frames.collect(shrink, |run| run.frames().for_each(|frame| blocks.hold_frame(frame)))
+        blocks
+            .space
+            .frames
+            .collect(shrink, |run| run.frames().for_each(|frame| blocks.space.hold_frame(frame)))
     }
 
     /// The pool has as many blocks as the shrink was opened for, and no more. `release` is called first, with the frames
@@ -134,11 +138,11 @@ impl Drop for Committing<'_> {
     fn drop(&mut self) {
         let Some(shrink) = self.shrink.take() else { return };
         let (blocks, gone) = (self.blocks, shrink.region().len as usize);
-        blocks.frames.commit_shrink(&shrink);
+        blocks.space.frames.commit_shrink(&shrink);
         // Relaxed: both are counts. Nobody else changes the total: no shrink but this is open, and none can grow.
         blocks.total.fetch_sub(gone, Relaxed);
-        blocks.held.fetch_sub(gone, Relaxed);
-        blocks.frames.end_shrink(shrink);
+        blocks.space.held.fetch_sub(gone, Relaxed);
+        blocks.space.frames.end_shrink(shrink);
         // Who waits for more than there is now waits in vain.
         blocks.announce();
     }
@@ -152,10 +156,10 @@ fn committed() -> ! {
 impl Drop for Shrinking {
     fn drop(&mut self) {
         let Some(shrink) = self.shrink.take() else { return };
-        shrink.for_each_collected(|run| run.frames().for_each(|frame| self.blocks.unhold_frame(frame)));
+        shrink.for_each_collected(|run| run.frames().for_each(|frame| self.blocks.space.unhold_frame(frame)));
         // They were wiped on their way into the bitmaps, and nobody has written them since.
-        self.blocks.frames.abandon_shrink(&shrink);
-        self.blocks.frames.end_shrink(shrink);
+        self.blocks.space.frames.abandon_shrink(&shrink);
+        self.blocks.space.frames.end_shrink(shrink);
         self.blocks.announce();
     }
 }
@@ -163,17 +167,6 @@ impl Drop for Shrinking {
 impl std::fmt::Debug for Shrinking {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Shrinking").field("shrink", &self.shrink).finish_non_exhaustive()
-    }
-}
-
-impl super::Core {
-    /// Frames that were gone are there again, and the caller's: their blocks are free as any other.
-    pub(super) fn bring_back(&self, run: Run) {
-        // Relaxed: whoever grows is alone, and the lock orders it behind the shrink.
-        let rows = self.rows.load(Relaxed) as u32;
-        for frame in run.frames().take_while(|frame| frame.0 < rows) {
-            self.set_held(frame, BlockWord::unhold);
-        }
     }
 }
 

@@ -14,7 +14,7 @@ use std::ptr;
 use crate::ids::{Run, Ticket};
 use crate::sync::{AtomicPtr, AtomicU64, AtomicUsize, Frozen, Ordering, Ordering::*};
 
-use super::custody::Custody;
+use super::custody::{Announce, Custody};
 
 struct Node {
     retired: Frozen<(Run, Ticket)>,
@@ -22,7 +22,7 @@ struct Node {
 }
 
 /// See the [module](self).
-pub(super) struct SharedLimbo {
+pub(in crate::block) struct SharedLimbo {
     head: AtomicPtr<Node>,
     /// Frames in the list, those that a thread is looking at among them.
     frames: AtomicUsize,
@@ -83,7 +83,7 @@ impl Drop for Chain {
 
 impl SharedLimbo {
     /// Puts a run aside until every batch with a ticket up to `tag` has ended.
-    pub(super) fn push(&self, run: Run, tag: Ticket) {
+    pub(in crate::block) fn push(&self, run: Run, tag: Ticket) {
         // Relaxed, both: statistics.
         self.newest_tag.fetch_max(tag.0, Relaxed);
         self.frames.fetch_add(run.len as usize, Relaxed);
@@ -95,23 +95,28 @@ impl SharedLimbo {
     }
 
     /// Whether a look would probably give something out.
-    pub(super) fn is_due(&self, oldest: Ticket) -> bool {
+    pub(in crate::block) fn is_due(&self, oldest: Ticket) -> bool {
         self.oldest_tag.load(Relaxed) < oldest.0
     }
 
     /// Frames in the list, and the newest tag that was ever put here.
-    pub(super) fn mirror(&self) -> (usize, Ticket) {
+    pub(in crate::block) fn mirror(&self) -> (usize, Ticket) {
         (self.frames.load(Relaxed), Ticket(self.newest_tag.load(Relaxed)))
     }
 
     /// Whether nothing is in the list at this moment.
-    pub(super) fn is_empty(&self) -> bool {
+    pub(in crate::block) fn is_empty(&self) -> bool {
         // Relaxed: a look.
         self.head.load(Relaxed).is_null()
     }
 
     /// Gives out the runs whose tag is below `oldest`. Meanwhile no other thread finds any run of the list.
-    pub(super) fn reclaim(&self, oldest: Ticket, _: &Custody<'_>, mut free: impl FnMut(Run)) {
+    pub(in crate::block) fn reclaim(
+        &self,
+        oldest: Ticket,
+        _: &Custody<'_, impl Announce>,
+        mut free: impl FnMut(Run),
+    ) {
         self.oldest_tag.store(u64::MAX, Relaxed);
         let mut chain = self.take();
         let (mut due, mut waiting) = (Chain::EMPTY, Chain::EMPTY);
@@ -135,7 +140,7 @@ impl SharedLimbo {
     }
 
     /// The runs in the list, for an audit. Meanwhile no other thread finds any of them.
-    pub(super) fn for_each(&self, _: &Custody<'_>, mut f: impl FnMut(Run)) {
+    pub(in crate::block) fn for_each(&self, _: &Custody<'_, impl Announce>, mut f: impl FnMut(Run)) {
         let mut chain = self.take();
         let mut seen = Chain::EMPTY;
         while let Some(node) = chain.pop() {

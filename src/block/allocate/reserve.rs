@@ -1,0 +1,78 @@
+//! The [reserve](crate::block::space::Reserve) as allocations and shrinks use it.
+
+use crate::ids::{FrameId, Run};
+
+use crate::block::core::{Core, Custody};
+use crate::block::{AllocRequest, Priority};
+
+impl Core {
+    /// Frames of the reserve that a request may take.
+    pub(in crate::block) fn reserved_for(&self, request: &AllocRequest) -> usize {
+        let takes_runs = request.contiguous && request.blocks > 1;
+        if request.priority == Priority::Urgent && !takes_runs { self.space.reserve.held() } else { 0 }
+    }
+
+    /// Frees the reserve's frames that lie in `region`, which allocations avoid; the reserve is then topped up from elsewhere.
+    /// Frames that are freed into the region later can come into the reserve again.
+    pub(in crate::block) fn vacate_reserve(&self, region: Run) {
+        if self.space.reserve.mark() == 0 {
+            return;
+        }
+        // Announced whatever becomes of them.
+        let custody = self.custody();
+        let gone =
+            self.space.reserve.sift(&custody, |frame| (region.start.0..region.end()).contains(&frame.0));
+        for &frame in &gone {
+            self.space.frames.free_run(Run { start: frame, len: 1 });
+        }
+        if !gone.is_empty() {
+            self.space.clock.set_awaited();
+        }
+    }
+
+    /// Sets the reserve aside anew, from what is free by now: frames that came one by one lie together then, as far as the
+    /// free ones do. For a moment they are anybody's.
+    pub fn renew_reserve(&self) {
+        self.vacate_reserve(Run { start: FrameId(0), len: self.total_frames() as u32 });
+    }
+
+    /// A run of which the reserve has some frames: others are set aside in their place. Reached by
+    /// `the_reserve_makes_way_for_a_run`.
+    pub(in crate::block) fn run_through_reserve(
+        &self,
+        len: u32,
+        near: FrameId,
+        custody: &Custody<'_>,
+    ) -> Option<Run> {
+        if self.space.reserve.held() == 0 {
+            return None;
+        }
+        for frame in self.space.reserve.sift(custody, |_| true) {
+            self.space.frames.free_run(Run { start: frame, len: 1 });
+        }
+        let run = self.space.frames.allocate_run(len, near).or_else(|| self.evict_run(len as usize, custody));
+        self.space.top_up();
+        self.evict_for_reserve();
+        if self.space.reserve.is_short() {
+            // Others were faster. After the taking, as always.
+            self.space.clock.set_awaited();
+        }
+        run
+    }
+
+    /// Evicts what the reserve is short of.
+    pub(in crate::block) fn evict_for_reserve(&self) {
+        if self.space.reserve.is_short() {
+            self.evict_free(self.space.reserve.mark().saturating_sub(self.space.reserve.held()));
+        }
+    }
+
+    /// The frames in the reserve, for an audit.
+    pub(in crate::block) fn for_each_reserved(&self, custody: &Custody<'_>, mut f: impl FnMut(FrameId)) {
+        let gone = self.space.reserve.sift(custody, |frame| {
+            f(frame);
+            false
+        });
+        gone.iter().for_each(|&frame| self.space.frames.free_run(Run { start: frame, len: 1 }));
+    }
+}

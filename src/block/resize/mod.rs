@@ -1,0 +1,6 @@
+//! Growing and shrinking.
+
+mod grow;
+mod shrink;
+
+pub use shrink::Shrinking;

@@ -1,0 +1,189 @@
+//! The free frames of a pool outside of thread caches, and the steps that put a frame there.
+//!
+//! The modules below [`Core`](crate::block::Core) get this part of a pool instead of all of it.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use crate::batch::Clock;
+use crate::frame::{Depot, Frames};
+use crate::ids::{FrameId, Run};
+use crate::sync::{AtomicUsize, CachePadded, Ordering::*};
+
+use super::custody::{Announce, Custody};
+use super::reserve::{Reserve, Taken};
+use crate::block::state::{BlockWord, Table};
+
+/// Wipes the bytes of free frames. A panic says that it failed: those frames are never handed out again.
+pub type Scrub = Box<dyn Fn(Run) + Send + Sync>;
+
+/// The frames, the words of the blocks in them, and the clock that says which frames batches can see.
+pub struct FreeSpace {
+    pub(in crate::block) table: Table,
+    pub(in crate::block) frames: Frames,
+    pub(in crate::block) depot: Depot,
+    pub(in crate::block) clock: Clock,
+    pub(in crate::block) reserve: Reserve,
+    /// Number of [held](Self::hold_frame) frames.
+    pub(in crate::block) held: CachePadded<AtomicUsize>,
+    /// Number of held frames that could not be wiped.
+    unwiped: AtomicUsize,
+    /// Wipes freed frames before another owner can get them.
+    scrub: Option<Scrub>,
+}
+
+impl FreeSpace {
+    pub(in crate::block) fn new(
+        table: Table,
+        frames: Frames,
+        depot: Depot,
+        reserve: Reserve,
+        scrub: Option<Scrub>,
+    ) -> Self {
+        Self {
+            table,
+            frames,
+            depot,
+            clock: Clock::default(),
+            reserve,
+            held: CachePadded::new(AtomicUsize::new(0)),
+            unwiped: AtomicUsize::new(0),
+            scrub,
+        }
+    }
+
+    /// Marks a free block whose frame the caller has claimed out of the bitmaps, so that an audit can tell the frame
+    /// from a lost one. It stays the caller's until [`release_held`](Self::release_held), or until a move gives it away.
+    ///
+    /// # Panics
+    ///
+    /// If the block is owned, or held already: the frame is not the caller's.
+    pub(crate) fn hold_frame(&self, frame: FrameId) {
+        self.set_held(frame, BlockWord::hold);
+        // Relaxed, here and below: statistics.
+        self.held.fetch_add(1, Relaxed);
+    }
+
+    /// Gives a frame that was [held](Self::hold_frame) back to the bitmaps.
+    ///
+    /// # Panics
+    ///
+    /// If it is not held.
+    pub(crate) fn release_held(&self, frame: FrameId) {
+        self.unhold_frame(frame);
+        self.free_run(Run { start: frame, len: 1 });
+    }
+
+    /// The end of a hold; the frame is still the caller's.
+    pub(in crate::block) fn unhold_frame(&self, frame: FrameId) {
+        self.set_held(frame, BlockWord::unhold);
+        self.held.fetch_sub(1, Relaxed);
+    }
+
+    /// A transition of the free block in a frame that is the caller's.
+    pub(in crate::block) fn set_held(
+        &self,
+        frame: FrameId,
+        transition: impl Fn(BlockWord) -> Option<BlockWord>,
+    ) {
+        let atomic = self.table.word(self.table.block_at(frame));
+        // Relaxed: the frame came to us by an Acquire, and with it the word of whoever freed it.
+        let word = BlockWord::from_bits(atomic.load(Relaxed));
+        let Some(next) = transition(word).filter(|_| word.frame() == frame) else {
+            panic!("frame {frame} held by who does not have it: {word:?}")
+        };
+        // A plain store: nobody else writes the word of a free block whose frame is ours. Release: a stale handle that
+        // reads it must not be taken back behind the free.
+        atomic.store(next.to_bits(), Release);
+    }
+
+    /// Puts frames that nobody owns, and no batch sees, into the reserve as far as it is short, else back into the bitmaps.
+    pub(in crate::block) fn free_run(&self, mut run: Run) {
+        if !self.wipe(run) {
+            return;
+        }
+        if self.reserve.is_short() {
+            run = self.reserve.fill(run);
+        }
+        if run.len > 0 {
+            self.frames.free_run(run);
+        }
+    }
+
+    #[inline]
+    pub(in crate::block) fn wipes(&self) -> bool {
+        self.scrub.is_some()
+    }
+
+    /// Wipes free frames that are the caller's, if the pool does that. False: it failed, and they are held for good, so that no
+    /// other owner reads what is left in them. (The panic was reported where it happened, and goes no further: frames are
+    /// freed in destructors, which have more of them in hand.) Reached by `storage_faults`.
+    #[inline]
+    #[must_use = "frames that were not wiped are not to be handed out"]
+    pub(in crate::block) fn wipe(&self, run: Run) -> bool {
+        match &self.scrub {
+            None => true,
+            Some(scrub) => self.wipe_with(scrub, run),
+        }
+    }
+
+    #[inline(never)]
+    fn wipe_with(&self, scrub: &Scrub, run: Run) -> bool {
+        let wiped = catch_unwind(AssertUnwindSafe(|| scrub(run))).is_ok();
+        if !wiped {
+            run.frames().for_each(|frame| self.hold_frame(frame));
+            // Relaxed: a statistic.
+            self.unwiped.fetch_add(run.len as usize, Relaxed);
+        }
+        wiped
+    }
+
+    /// Blocks that are held because their frames could not be wiped.
+    pub fn unwiped(&self) -> usize {
+        self.unwiped.load(Relaxed)
+    }
+
+    /// Takes exactly so many frames out of the reserve, or none.
+    pub(in crate::block) fn take_reserved(
+        &self,
+        count: usize,
+        _: &Custody<'_, impl Announce>,
+    ) -> Option<Taken> {
+        if count > self.reserve.mark() {
+            return None;
+        }
+        let taken: Taken = std::iter::from_fn(|| self.reserve.pop()).take(count).collect();
+        if taken.len() < count {
+            // Others took the rest, or will fill it up meanwhile.
+            taken.iter().for_each(|&frame| self.reserve_frame(frame));
+            return None;
+        }
+        if !taken.is_empty() {
+            // After the taking: whoever clears the bit looks at the reserve afterwards.
+            self.clock.set_awaited();
+        }
+        Some(taken)
+    }
+
+    /// Puts a free frame into the reserve, or, where it is full by now, into the bitmaps.
+    fn reserve_frame(&self, frame: FrameId) {
+        let rest = self.reserve.fill(Run { start: frame, len: 1 });
+        if rest.len > 0 {
+            self.frames.free_run(rest);
+        }
+    }
+
+    /// Fills the reserve from the bitmaps, as far as it is short. Every free comes by here while it is, so that it takes
+    /// what hints lead to: what they miss is being freed, and is announced.
+    pub(in crate::block) fn top_up(&self) {
+        let short = self.reserve.mark().saturating_sub(self.reserve.held());
+        if short > 0 && self.reserve.is_short() {
+            self.frames.allocate_some(short as u32, FrameId(0), &mut |run| {
+                // Others may have filled it meanwhile. The caller announces what goes back.
+                let rest = self.reserve.fill(run);
+                if rest.len > 0 {
+                    self.frames.free_run(rest);
+                }
+            });
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! The line of waiting requests: its state. The protocol is in [`wait`](crate::block::wait).
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::sync::{PoisonError, TryLockError};
+use std::task::Waker;
+use std::time::{Duration, Instant};
+
+use crate::ids::Priority;
+use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering::*};
+
+/// How long a head may be absent that was woken, unless the pool says otherwise.
+const TURN_PATIENCE: Duration = Duration::from_millis(100);
+
+/// See the [module](self).
+pub(in crate::block) struct Waiters {
+    pub(in crate::block) line: Mutex<Line>,
+    pub(in crate::block) news: AtomicBool,
+    /// Places in line, for those who count.
+    pub(in crate::block) count: AtomicUsize,
+    /// In nanoseconds; all ones: for ever.
+    pub(in crate::block) patience: AtomicU64,
+}
+
+impl Default for Waiters {
+    fn default() -> Self {
+        Self {
+            line: Mutex::default(),
+            news: AtomicBool::new(false),
+            count: AtomicUsize::new(0),
+            patience: AtomicU64::new(TURN_PATIENCE.as_nanos() as u64),
+        }
+    }
+}
+
+/// A place in line: the first one is the head.
+pub(in crate::block) type Key = (Reverse<Priority>, u64);
+
+pub(in crate::block) struct Place {
+    pub(in crate::block) asked: usize,
+    pub(in crate::block) came: Instant,
+    pub(in crate::block) waker: Option<Waker>,
+    pub(in crate::block) absent: Option<Absence>,
+}
+
+/// A future that has reason to run, and was not polled since.
+#[derive(Clone, Copy)]
+pub(in crate::block) struct Absence {
+    pub(in crate::block) since: Instant,
+    pub(in crate::block) allowed: Duration,
+}
+
+impl Absence {
+    pub(in crate::block) fn is_too_long(&self) -> bool {
+        if cfg!(kvpool_loom) {
+            // A model has no time: at once, or never.
+            return self.allowed.is_zero();
+        }
+        self.since.elapsed() >= self.allowed
+    }
+}
+
+#[derive(Default)]
+pub(in crate::block) struct Line {
+    pub(in crate::block) places: BTreeMap<Key, Place>,
+    /// Those that were passed over.
+    pub(in crate::block) passed: BTreeMap<Key, Place>,
+    /// Places that there ever were.
+    pub(in crate::block) came: u64,
+    pub(in crate::block) signal: bool,
+}
+
+impl Line {
+    pub(in crate::block) fn is_head(&self, key: Key) -> bool {
+        self.places.first_key_value().is_some_and(|(&head, _)| head == key)
+    }
+
+    pub(in crate::block) fn len(&self) -> usize {
+        self.places.len() + self.passed.len()
+    }
+
+    /// The head has reason to try; who must be woken for it. If the one before it had reason, and did not come, it is
+    /// another by now.
+    #[must_use = "a head that has a reason to try must be woken"]
+    pub(in crate::block) fn signal(&mut self, patience: Duration) -> Option<Waker> {
+        if std::mem::replace(&mut self.signal, true) {
+            let passed = self.pass_over();
+            if passed && cfg!(kvpool_mutant = "next_unwoken") {
+                return None;
+            }
+        }
+        self.wake_head(patience)
+    }
+
+    /// Another head, if this one has reason to try and does not come; it must be woken, unless it is about to look by
+    /// itself.
+    #[must_use = "a head that has a reason to try must be woken"]
+    pub(in crate::block) fn pass_over(&mut self) -> bool {
+        let mut passed = false;
+        while self.places.len() > 1 {
+            let Some(head) = self.places.first_entry() else { break };
+            if !head.get().absent.is_some_and(|absence| absence.is_too_long()) {
+                break;
+            }
+            let (key, place) = head.remove_entry();
+            self.passed.insert(key, place);
+            // Also what it was woken for before, and took, and did not come to look for.
+            (passed, self.signal) = (true, true);
+        }
+        passed
+    }
+
+    #[must_use = "a head that has a reason to try must be woken"]
+    pub(in crate::block) fn wake_head(&mut self, patience: Duration) -> Option<Waker> {
+        let mut head = self.places.first_entry()?;
+        let place = head.get_mut();
+        // Without a waker it was woken already, or has not slept yet: it will see the signal.
+        let waker = place.waker.take()?;
+        place.absent = Some(Absence { since: Instant::now(), allowed: patience });
+        Some(waker)
+    }
+
+    /// The future of this place is being polled: it is back, if it was passed over, and has a turn if it is the head.
+    pub(in crate::block) fn is_polled(&mut self, key: Key) {
+        if let Some(place) = self.passed.remove(&key) {
+            self.places.insert(key, place);
+            // What it was woken for went to others, and they may have left some.
+            self.signal |= self.is_head(key) && !cfg!(kvpool_mutant = "passed_silent");
+        }
+        if let Some(place) = self.places.get_mut(&key) {
+            place.absent = None;
+        }
+    }
+
+    pub(in crate::block) fn remove(&mut self, key: Key) -> Option<Place> {
+        self.places.remove(&key).or_else(|| self.passed.remove(&key))
+    }
+}
+
+impl Waiters {
+    pub(in crate::block) fn lock(&self) -> MutexGuard<'_, Line> {
+        // A waker's `clone` and `drop` run without the lock: nothing panics inside.
+        self.line.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(in crate::block) fn try_lock(&self) -> Option<MutexGuard<'_, Line>> {
+        if cfg!(kvpool_loom) {
+            // The checker plays this against a holder of the lock only where both access something else, too.
+            self.count.load(Relaxed);
+        }
+        match self.line.try_lock() {
+            Ok(line) => Some(line),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Places in line.
+    pub(in crate::block) fn count(&self) -> usize {
+        // Relaxed: a statistic.
+        self.count.load(Relaxed)
+    }
+}

@@ -1,0 +1,178 @@
+//! Announcements, and the look after the line.
+
+use std::cmp::Reverse;
+use std::time::Duration;
+
+use crate::batch::InFlight;
+use crate::error::HeadOfLine;
+use crate::sync::{Ordering::*, fence, light_fence};
+
+use crate::block::core::Core;
+use crate::block::space::Announce;
+use crate::block::state::Line;
+
+impl Announce for Core {
+    #[inline]
+    fn announce(&self) {
+        self.announce();
+    }
+}
+
+impl Core {
+    /// To be called by whoever made blocks available, or had free frames in its hands where nobody finds them, after they
+    /// are where others find them: tells those who wait, if anybody does.
+    #[inline]
+    pub fn announce(&self) {
+        // Pairs with the heavy fence of a waiting request: it finds what was freed, or we see that it waits.
+        light_fence();
+        if self.space.clock.read().is_awaited() {
+            self.tell();
+        }
+    }
+
+    /// The pool's device has failed: from now on every request is refused, also those that wait. What is owned can be freed.
+    pub fn poison(&self) {
+        let awaited = self.space.clock.lose();
+        if awaited && !cfg!(kvpool_mutant = "silent_poison") {
+            self.tell();
+        }
+    }
+
+    /// Whether the pool's device has failed.
+    pub fn is_lost(&self) -> bool {
+        self.space.clock.read().is_lost()
+    }
+
+    /// Begins a batch. While it began, it may have stood for older tickets than its own, and held back what no batch sees:
+    /// who looked for blocks at that moment is told to look again.
+    ///
+    /// # Panics
+    ///
+    /// If 131,072 batches are in flight. Nothing has begun then.
+    pub fn begin_batch(&self) -> InFlight {
+        let batch = self.space.clock.begin();
+        if !cfg!(kvpool_mutant = "silent_begin") {
+            self.announce();
+        }
+        batch
+    }
+
+    /// Ends a batch, and tells those who wait that what it held back may be free.
+    ///
+    /// # Panics
+    ///
+    /// If the batch is another pool's.
+    pub fn end_batch(&self, batch: InFlight) {
+        if self.space.clock.end(batch) && !cfg!(kvpool_mutant = "silent_end") {
+            self.tell();
+        }
+    }
+
+    /// Whether somebody waits for blocks, or the reserve is short.
+    #[inline]
+    pub fn is_awaited(&self) -> bool {
+        self.space.clock.read().is_awaited()
+    }
+
+    /// Requests that wait.
+    pub fn waiting(&self) -> usize {
+        self.waiters.count()
+    }
+
+    /// How long the first in line may be absent after it was woken, before the next one has its turn.
+    pub(crate) fn set_turn_patience(&self, patience: Duration) {
+        let nanos = u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX);
+        // Relaxed: nothing depends on when it is seen.
+        self.waiters.patience.store(nanos, Relaxed);
+    }
+
+    pub(crate) fn turn_patience(&self) -> Duration {
+        match self.waiters.patience.load(Relaxed) {
+            u64::MAX => Duration::MAX,
+            nanos => Duration::from_nanos(nanos),
+        }
+    }
+
+    /// The request that is first in line, also one that was passed over.
+    pub fn head_of_line(&self) -> Option<HeadOfLine> {
+        self.first_in_line().map(|(_, head)| head)
+    }
+
+    /// The same, with the number of its place.
+    pub(crate) fn first_in_line(&self) -> Option<(u64, HeadOfLine)> {
+        if self.waiting() == 0 {
+            return None;
+        }
+        self.with_line(|line| {
+            let firsts = [line.places.first_key_value(), line.passed.first_key_value()];
+            let (&(Reverse(priority), number), place) =
+                firsts.into_iter().flatten().min_by_key(|&(&key, _)| key)?;
+            let unpolled = place.absent.map(|absence| absence.since.elapsed());
+            Some((number, HeadOfLine::new(priority, place.asked, place.came.elapsed(), unpolled)))
+        })
+    }
+
+    /// Requests that were passed over, and have not been polled since.
+    pub fn passed_over(&self) -> usize {
+        if self.waiting() == 0 { 0 } else { self.with_line(|line| line.passed.len()) }
+    }
+
+    /// Passes over the first in line if it was woken and does not come: for those who look at the pool now and then.
+    pub(crate) fn look_after_line(&self) {
+        if self.waiting() > 1 {
+            let woken = self
+                .with_line(|line| if line.pass_over() { line.wake_head(self.turn_patience()) } else { None });
+            woken.into_iter().for_each(crate::sync::wake);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn tell(&self) {
+        self.space.top_up();
+        // Release: pairs with the Acquire in `deliver`. A swap, so that it goes on with what others have told.
+        self.waiters.news.swap(true, Release);
+        self.deliver();
+    }
+
+    /// Tells the line what is new, unless somebody has it: they look here after unlocking.
+    fn deliver(&self) {
+        loop {
+            // Between `news` and the lock on one side, the unlocking and `news` on the other: one sees the other.
+            fence(SeqCst);
+            if !self.waiters.news.load(Relaxed) {
+                return;
+            }
+            let Some(mut line) = self.waiters.try_lock() else { return };
+            // Acquire: pairs with the Release in `tell`, so that the head's search sees what is new.
+            let woken =
+                if self.waiters.news.swap(false, Acquire) { line.signal(self.turn_patience()) } else { None };
+            self.settle(&line);
+            drop(line);
+            woken.into_iter().for_each(crate::sync::wake);
+        }
+    }
+
+    /// Clears the bit when there is nobody left to tell. The line's lock is held.
+    pub(super) fn settle(&self, line: &Line) {
+        if line.len() == 0 && self.space.clock.read().is_awaited() && !self.space.reserve.is_short() {
+            self.space.clock.clear_awaited();
+            // An urgent request may have taken from the reserve, and set the bit that we cleared.
+            if self.space.reserve.is_short() && !cfg!(kvpool_mutant = "settle_no_second_look") {
+                self.space.clock.set_awaited();
+            }
+        }
+    }
+
+    /// Changes the line. What `f` returns is dropped without the lock.
+    pub(super) fn with_line<R>(&self, f: impl FnOnce(&mut Line) -> R) -> R {
+        let mut line = self.waiters.lock();
+        let result = f(&mut line);
+        self.waiters.count.store(line.len(), Relaxed);
+        drop(line);
+        if !cfg!(kvpool_mutant = "no_second_look") {
+            self.deliver();
+        }
+        result
+    }
+}

@@ -1,0 +1,75 @@
+//! Runs that are built up frame by frame.
+
+use std::ops::Deref;
+
+use smallvec::SmallVec;
+
+use crate::ids::{FrameId, Run};
+
+/// A list of runs in which each frame joins the last run if the two are adjacent.
+///
+/// Up to 16 runs need no allocation. Runs are not sorted, and only the last one is compared.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub struct RunList(SmallVec<[Run; 16]>);
+
+impl RunList {
+    /// Returns an empty list.
+    #[inline]
+    pub fn new() -> Self {
+        Self(SmallVec::new())
+    }
+
+    /// Adds a frame: joins it to the last run if it is adjacent to either end of that run.
+    #[inline]
+    pub fn push(&mut self, frame: FrameId) {
+        let run = Run { start: frame, len: 1 };
+        match self.0.last_mut().and_then(|last| Some((last.join(run)?, last))) {
+            Some((joined, last)) => *last = joined,
+            None => self.0.push(run),
+        }
+    }
+
+    /// Adds a run behind all others, in order: joins it to the last run only if it follows that run.
+    #[inline]
+    pub fn append(&mut self, run: Run) {
+        match self.0.last_mut() {
+            Some(last) if last.end() == run.start.0 => last.len += run.len,
+            _ => self.0.push(run),
+        }
+    }
+
+    /// Removes and returns all runs.
+    pub fn drain(&mut self) -> impl Iterator<Item = Run> + '_ {
+        self.0.drain(..)
+    }
+}
+
+impl Deref for RunList {
+    type Target = [Run];
+
+    #[inline]
+    fn deref(&self) -> &[Run] {
+        &self.0
+    }
+}
+
+#[cfg(all(test, not(kvpool_loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn adjacent_frames_join_the_last_run() {
+        let run = |start, len| Run { start: FrameId(start), len };
+        let mut runs = RunList::new();
+        for frame in [4, 5, 3, 9, 10, 2] {
+            runs.push(FrameId(frame));
+        }
+        assert_eq!(*runs, [run(3, 3), run(9, 2), run(2, 1)]);
+        runs.append(run(3, 4));
+        assert_eq!(runs[2], run(2, 5));
+        runs.append(run(1, 1));
+        assert_eq!(runs[3], run(1, 1), "in order");
+        assert_eq!(runs.drain().count(), 4);
+        assert!(runs.is_empty());
+    }
+}
