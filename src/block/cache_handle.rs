@@ -27,7 +27,7 @@ use crate::error::{AllocError, HandleError};
 use crate::ids::{BlockHandle, BlockId};
 use crate::sync::{Arc, thread_local, thread_local_const};
 
-use super::{AllocRequest, Blocks, INLINE_BLOCKS};
+use super::{AllocRequest, Blocks, INLINE_BLOCKS, Ownership};
 use crate::block::core::Core;
 use crate::block::thread_cache::{CacheRef, CountedRef, ThreadCache, ThreadUses};
 
@@ -79,7 +79,9 @@ impl CacheHandle {
         guarded: bool,
         take: &mut dyn FnMut(BlockId),
     ) -> Result<(), AllocError> {
-        self.cache().counted(|cache| self.keep_alive.0.allocate_at(Some(cache), request, None, guarded, take))
+        self.cache().counted(|cache| {
+            self.keep_alive.0.allocate_at(Some(cache), request, None, Ownership::of(guarded), take)
+        })
     }
 
     #[inline]
@@ -108,11 +110,11 @@ impl CacheHandle {
     #[inline]
     pub(crate) fn release_leased(&self, ids: &[BlockId]) {
         if let [id] = ids {
-            self.keep_alive.0.release_one(Some(self.cache()), *id, true);
+            self.keep_alive.0.release_one(Some(self.cache()), *id, Ownership::Guarded);
         } else if ids.len() <= INLINE_BLOCKS {
-            self.keep_alive.0.release_inline(Some(self.cache()), ids, true);
+            self.keep_alive.0.release_inline(Some(self.cache()), ids, Ownership::Guarded);
         } else {
-            self.cache().counted(|cache| self.keep_alive.0.release_at(Some(cache), ids, true));
+            self.cache().counted(|cache| self.keep_alive.0.release_at(Some(cache), ids, Ownership::Guarded));
         }
     }
 

@@ -6,7 +6,7 @@ use crate::frame::MagazinePair;
 use crate::ids::{BlockId, FrameId, SequenceId};
 
 use super::thread_cache::CacheRef;
-use super::{AllocRequest, Blocks};
+use super::{AllocRequest, Blocks, Ownership};
 
 /// The most blocks that go the short way: as many as a lease holds in itself.
 pub(crate) const INLINE_BLOCKS: usize = 16;
@@ -30,7 +30,7 @@ impl Blocks {
         }
         let frame = cache.enter_magazines(|magazines| magazines.pop_loaded())??;
         let sequence = request.sequence.unwrap_or(SequenceId::NONE);
-        Some(self.own(frame, request, sequence, clock.newest(), GUARDED))
+        Some(self.own(frame, request, sequence, clock.newest(), Ownership::of(GUARDED)))
     }
 
     /// Puts a frame that nobody owns into the loaded magazine. False: nothing was done, go the long way.
@@ -75,7 +75,7 @@ impl Blocks {
         }
         let (sequence, now) = (request.sequence.unwrap_or(SequenceId::NONE), clock.newest());
         for (id, &frame) in out.iter_mut().zip(&frames[..count]) {
-            *id = self.own(frame, request, sequence, now, GUARDED);
+            *id = self.own(frame, request, sequence, now, Ownership::of(GUARDED));
         }
         true
     }

@@ -61,6 +61,6 @@ pub use moving::{FrameUse, GaveWay, Wave};
 pub use request::{AllocRequest, Priority};
 pub use resize::Shrinking;
 pub use space::Scrub;
-pub use state::{BlockInfo, BlockWord, Moved, Released, Since};
+pub use state::{BlockInfo, BlockWord, Moved, Ownership, Released, Since};
 pub(crate) use state::{Bucket, Rows};
 pub(crate) use thread_cache::INLINE_BLOCKS;

@@ -4,7 +4,7 @@ use crate::ids::{BlockId, FrameId, Run, SequenceId};
 
 use crate::sync::Ordering::*;
 
-use super::{AllocRequest, Blocks};
+use super::{AllocRequest, Blocks, Ownership};
 
 /// A block for a list; `None` if there is none.
 pub fn allocate_listed(blocks: &Blocks, request: &AllocRequest) -> Option<BlockId> {
@@ -49,7 +49,8 @@ pub fn replace(blocks: &Blocks) -> Option<BlockId> {
     let mut taken = None;
     let request = AllocRequest::new(1);
     let evicted = blocks.evict_some(1, &mut |frame| {
-        taken = Some(blocks.own(frame, &request, SequenceId::NONE, blocks.clock().newest(), true));
+        taken =
+            Some(blocks.own(frame, &request, SequenceId::NONE, blocks.clock().newest(), Ownership::Guarded));
     });
     if evicted > 0 { taken } else { None }
 }

@@ -23,7 +23,7 @@ use crate::sync::{Ordering::*, yield_now};
 use super::Grab;
 use crate::block::core::{Core, Custody};
 use crate::block::thread_cache::{CountedRef, ThreadCache};
-use crate::block::{AllocRequest, BlockWord, Blocks, Priority};
+use crate::block::{AllocRequest, BlockWord, Blocks, Ownership, Priority};
 
 /// How often everything is taken back before an allocation is refused while some thread was inside its thread cache.
 const ROUNDS: usize = if cfg!(kvpool_loom) { 3 } else { 32 };
@@ -51,7 +51,7 @@ impl Blocks {
         near: Option<FrameId>,
         take: &mut dyn FnMut(BlockId),
     ) -> Result<(), AllocError> {
-        self.with_thread_cache(|cache| self.allocate_at(cache, request, near, false, take))
+        self.with_thread_cache(|cache| self.allocate_at(cache, request, near, Ownership::ByHandle, take))
     }
 
     /// As [`allocate`](Self::allocate), for a lease or a sequence's list.
@@ -61,7 +61,7 @@ impl Blocks {
         near: Option<FrameId>,
         take: &mut dyn FnMut(BlockId),
     ) -> Result<(), AllocError> {
-        self.with_thread_cache(|cache| self.allocate_at(cache, request, near, true, take))
+        self.with_thread_cache(|cache| self.allocate_at(cache, request, near, Ownership::Guarded, take))
     }
 }
 
@@ -71,7 +71,7 @@ impl Core {
         cache: Option<CountedRef<'_>>,
         request: &AllocRequest,
         near: Option<FrameId>,
-        guarded: bool,
+        ownership: Ownership,
         take: &mut dyn FnMut(BlockId),
     ) -> Result<(), AllocError> {
         let mut grab = Grab::new();
@@ -84,7 +84,7 @@ impl Core {
             drop(custody);
         }
         gathered?;
-        self.hand_out(&grab, request, guarded, take);
+        self.hand_out(&grab, request, ownership, take);
         Ok(())
     }
 
@@ -93,13 +93,13 @@ impl Core {
         &self,
         grab: &Grab,
         request: &AllocRequest,
-        guarded: bool,
+        ownership: Ownership,
         take: &mut dyn FnMut(BlockId),
     ) {
         let (sequence, now) = (request.sequence.unwrap_or(SequenceId::NONE), self.space.clock.newest());
         for run in grab.runs.iter() {
             for frame in run.frames() {
-                take(self.own(frame, request, sequence, now, guarded));
+                take(self.own(frame, request, sequence, now, ownership));
             }
         }
     }
@@ -112,7 +112,7 @@ impl Core {
         request: &AllocRequest,
         sequence: SequenceId,
         now: Ticket,
-        guarded: bool,
+        ownership: Ownership,
     ) -> BlockId {
         let id = self.space.table.block_at(frame);
         let atomic = self.space.table.word(id);
@@ -125,7 +125,7 @@ impl Core {
         // A plain store: nobody else writes the word of a free block whose frame is ours. Release: pairs with the
         // Acquire of whoever checks a handle, and then reads the info of this generation.
         let order = if cfg!(kvpool_mutant = "own_relaxed") { Relaxed } else { Release };
-        atomic.store(word.allocate(request.pinned, guarded).to_bits(), order);
+        atomic.store(word.allocate(request.pinned, ownership).to_bits(), order);
         id
     }
 

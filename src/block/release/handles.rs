@@ -11,7 +11,7 @@ use crate::sync::Ordering::*;
 
 use crate::block::core::Core;
 use crate::block::thread_cache::{CacheRef, CountedRef};
-use crate::block::{BlockInfo, BlockWord, Blocks, INLINE_BLOCKS, Released};
+use crate::block::{BlockInfo, BlockWord, Blocks, INLINE_BLOCKS, Ownership, Released};
 
 /// On whose behalf a word is changed by handle.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -108,7 +108,7 @@ impl Core {
         // Acquire: as in `word`.
         let order = if cfg!(kvpool_mutant = "handle_relaxed") { Relaxed } else { Acquire };
         let word = BlockWord::from_bits(atomic.load(order));
-        let next = if self.is_current(handle, word) { word.release_only(false) } else { None }?;
+        let next = if self.is_current(handle, word) { word.release_only(Ownership::ByHandle) } else { None }?;
         self.is_released(handle.id, atomic, word, next).then(|| next.frame())
     }
 
@@ -179,25 +179,25 @@ impl Core {
     ///
     /// If a block is free, or guarded: the caller's reference is not the caller's.
     pub fn share(&self, ids: &[BlockId]) -> Result<(), HandleError> {
-        self.share_as(ids, false)
+        self.share_as(ids, Ownership::ByHandle)
     }
 
     /// As [`share`](Self::share), of blocks in a sequence's list.
     pub(crate) fn share_listed(&self, ids: &[BlockId]) -> Result<(), HandleError> {
-        self.share_as(ids, true)
+        self.share_as(ids, Ownership::Guarded)
     }
 
-    fn share_as(&self, ids: &[BlockId], guarded: bool) -> Result<(), HandleError> {
+    fn share_as(&self, ids: &[BlockId], ownership: Ownership) -> Result<(), HandleError> {
         for (i, &id) in ids.iter().enumerate() {
             // Relaxed: the caller's reference orders what it may touch. The count alone changes.
             let shared = self.space.table.word(id).fetch_update(Relaxed, Relaxed, |bits| {
                 let word = BlockWord::from_bits(bits);
-                word.share().filter(|_| word.is_guarded() == guarded).map(BlockWord::to_bits)
+                word.share().filter(|_| word.ownership() == ownership).map(BlockWord::to_bits)
             });
             if let Err(bits) = shared {
                 let word = BlockWord::from_bits(bits);
-                self.release_at(None, &ids[..i], guarded);
-                let is_ours = word.is_owned() && word.is_guarded() == guarded;
+                self.release_at(None, &ids[..i], ownership);
+                let is_ours = word.is_owned() && word.ownership() == ownership;
                 assert!(is_ours, "block {id} shared by who has no reference: {word:?}");
                 return Err(HandleError::TooManyReferences { id, max: BlockWord::REFS_MAX });
             }

@@ -9,7 +9,7 @@ use crate::sync::{AtomicU64, Ordering, Ordering::*};
 use crate::block::core::{Core, Custody};
 use crate::block::thread_cache::Returning;
 use crate::block::thread_cache::{CacheRef, CountedRef};
-use crate::block::{BlockWord, Blocks, Evictable, INLINE_BLOCKS, Released};
+use crate::block::{BlockWord, Blocks, Evictable, INLINE_BLOCKS, Ownership, Released};
 
 /// Release: what this owner did with the bytes happens before the next owner's. Acquire: the last one to go sees what all
 /// others did, and every batch that they began.
@@ -47,13 +47,13 @@ impl Blocks {
     /// If a block is free, or guarded: somebody released a reference that was not theirs.
     #[inline]
     pub fn release(&self, ids: &[BlockId]) {
-        self.release_as(ids, false);
+        self.release_as(ids, Ownership::ByHandle);
     }
 
     /// As [`release`](Self::release), of a lease's blocks.
     #[inline]
     pub(crate) fn release_leased(&self, ids: &[BlockId]) {
-        self.release_as(ids, true);
+        self.release_as(ids, Ownership::Guarded);
     }
 
     /// As [`release`](Self::release), of blocks that were in a sequence's list.
@@ -61,7 +61,7 @@ impl Blocks {
     pub(crate) fn release_listed(&self, ids: &[BlockId]) {
         match &self.evictor {
             Some(evictor) => self.release_cached(ids, |kept, tag| evictor.keep(self, kept, tag)),
-            None => self.release_as(ids, true),
+            None => self.release_as(ids, Ownership::Guarded),
         }
     }
 
@@ -88,19 +88,24 @@ impl Blocks {
     }
 
     #[inline]
-    fn release_as(&self, ids: &[BlockId], guarded: bool) {
+    fn release_as(&self, ids: &[BlockId], ownership: Ownership) {
         if let [id] = ids {
-            self.release_one(self.recent_thread_cache(), *id, guarded);
+            self.release_one(self.recent_thread_cache(), *id, ownership);
         } else if ids.len() <= INLINE_BLOCKS {
-            self.release_inline(self.recent_thread_cache(), ids, guarded);
+            self.release_inline(self.recent_thread_cache(), ids, ownership);
         } else {
-            self.with_thread_cache(|cache| self.release_at(cache, ids, guarded));
+            self.with_thread_cache(|cache| self.release_at(cache, ids, ownership));
         }
     }
 
     #[inline]
-    pub(in crate::block) fn release_one(&self, cache: Option<CacheRef<'_>>, id: BlockId, guarded: bool) {
-        if let Some(frame) = self.release_word(id, guarded)
+    pub(in crate::block) fn release_one(
+        &self,
+        cache: Option<CacheRef<'_>>,
+        id: BlockId,
+        ownership: Ownership,
+    ) {
+        if let Some(frame) = self.release_word(id, ownership)
             && !self.give_back_one(cache, frame)
         {
             self.give_back_frames(cache, &[frame]);
@@ -112,12 +117,12 @@ impl Blocks {
         &self,
         cache: Option<CacheRef<'_>>,
         ids: &[BlockId],
-        guarded: bool,
+        ownership: Ownership,
     ) {
         let mut frames = [FrameId(0); INLINE_BLOCKS];
         let mut count = 0;
         for &id in ids {
-            if let Some(frame) = self.release_word(id, guarded) {
+            if let Some(frame) = self.release_word(id, ownership) {
                 frames[count] = frame;
                 count += 1;
             }
@@ -141,10 +146,15 @@ impl Blocks {
 }
 
 impl Core {
-    pub(in crate::block) fn release_at(&self, cache: Option<CountedRef<'_>>, ids: &[BlockId], guarded: bool) {
+    pub(in crate::block) fn release_at(
+        &self,
+        cache: Option<CountedRef<'_>>,
+        ids: &[BlockId],
+        ownership: Ownership,
+    ) {
         let mut freed = RunList::new();
         for &id in ids {
-            if let Some(frame) = self.release_word(id, guarded) {
+            if let Some(frame) = self.release_word(id, ownership) {
                 freed.push(frame);
             }
         }
@@ -153,12 +163,12 @@ impl Core {
 
     /// One reference less; the frame, if that was the last.
     #[inline]
-    fn release_word(&self, id: BlockId, guarded: bool) -> Option<FrameId> {
+    fn release_word(&self, id: BlockId, ownership: Ownership) -> Option<FrameId> {
         let atomic = self.space.table.word(id);
         let word = BlockWord::from_bits(atomic.load(Relaxed));
-        match word.release_only(guarded) {
+        match word.release_only(ownership) {
             Some(next) if self.is_released(id, atomic, word, next) => Some(next.frame()),
-            _ => self.release_shared(id, guarded),
+            _ => self.release_shared(id, ownership),
         }
     }
 
@@ -183,11 +193,11 @@ impl Core {
     /// As [`release_word`](Self::release_word), of a block that has other references, or is moving, or that somebody else
     /// changes.
     #[inline(never)]
-    fn release_shared(&self, id: BlockId, guarded: bool) -> Option<FrameId> {
+    fn release_shared(&self, id: BlockId, ownership: Ownership) -> Option<FrameId> {
         let atomic = self.space.table.word(id);
         let mut word = BlockWord::from_bits(atomic.load(Relaxed));
         loop {
-            let released = word.release().filter(|_| word.is_guarded() == guarded);
+            let released = word.release().filter(|_| word.ownership() == ownership);
             let released = released.unwrap_or_else(|| not_the_callers(id, word));
             match atomic.compare_exchange_weak(
                 word.to_bits(),

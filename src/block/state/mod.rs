@@ -13,4 +13,4 @@ pub(in crate::block) use log::MoveLog;
 pub use log::{Moved, Since};
 pub(crate) use rows::{Bucket, Rows};
 pub(in crate::block) use table::Table;
-pub use word::{BlockWord, Released};
+pub use word::{BlockWord, Ownership, Released};

@@ -91,6 +91,24 @@ const GUARDED: u64 = 1 << (FLAGS_SHIFT + 3);
 const ONE_REF: u64 = 1 << REFS_SHIFT;
 const ONE_PIN: u64 = 1 << PINS_SHIFT;
 
+/// The kind of owner that a block's references belong to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u64)]
+pub enum Ownership {
+    /// Engines that count references by handle.
+    ByHandle = 0,
+    /// A lease, or sequences' lists: handles cannot change the block.
+    Guarded = GUARDED,
+}
+
+impl Ownership {
+    /// Returns the ownership of a path that is compiled for guarded blocks, or for those by handle.
+    #[inline]
+    pub const fn of(is_guarded: bool) -> Self {
+        if is_guarded { Self::Guarded } else { Self::ByHandle }
+    }
+}
+
 /// See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct BlockWord(u64);
@@ -248,8 +266,8 @@ impl BlockWord {
     /// free -> owned once, with `pinned` pins (0 or 1), by a lease or a list if it is `guarded`, else by a handle. Only on
     /// a free word.
     #[inline]
-    pub const fn allocate(self, pinned: bool, guarded: bool) -> Self {
-        let owned = if guarded { ONE_REF | GUARDED } else { ONE_REF };
+    pub const fn allocate(self, pinned: bool, ownership: Ownership) -> Self {
+        let owned = ONE_REF | ownership as u64;
         Self(self.0 + owned + if pinned { ONE_PIN } else { 0 })
     }
 
@@ -257,6 +275,12 @@ impl BlockWord {
     #[inline]
     pub const fn is_guarded(self) -> bool {
         self.0 & GUARDED != 0
+    }
+
+    /// Returns the kind of owner that the block's references belong to.
+    #[inline]
+    pub const fn ownership(self) -> Ownership {
+        Ownership::of(self.is_guarded())
     }
 
     /// The only reference goes from a handle to a lease. `None`: free, shared, or guarded already.
@@ -337,8 +361,8 @@ impl BlockWord {
     /// The most frequent [`release`](Self::release), in one comparison: of the only reference of a block that is not moving
     /// or cached, and is guarded or not as the caller knows it. The word of the block that is free. `None`: something else.
     #[inline]
-    pub fn release_only(self, guarded: bool) -> Option<Self> {
-        let only = if guarded { ONE_REF | GUARDED } else { ONE_REF };
+    pub fn release_only(self, ownership: Ownership) -> Option<Self> {
+        let only = ONE_REF | ownership as u64;
         if self.0 & (REFS_MASK | MOVING | CACHED | GUARDED) == only { Some(self.freed()) } else { None }
     }
 
@@ -497,12 +521,12 @@ mod tests {
                     prop_assert!(word.refs() == 1 && !word.is_guarded() && guarded.is_guarded());
                     prop_assert_eq!(guarded.to_bits() ^ word.to_bits(), GUARDED);
                     prop_assert!(word.is_cached() || guarded.unguard() == Some(word));
-                    prop_assert_eq!(guarded.release_only(false), None);
+                    prop_assert_eq!(guarded.release_only(Ownership::ByHandle), None);
                 }
                 (None, Some(raw)) => {
                     prop_assert!(word.refs() == 1 && word.is_guarded() && !word.is_cached());
                     prop_assert_eq!(raw.guard(), Some(word));
-                    prop_assert_eq!(raw.release_only(true), None);
+                    prop_assert_eq!(raw.release_only(Ownership::Guarded), None);
                 }
                 (None, None) => prop_assert!(word.refs() != 1 || word.is_cached()),
                 both => prop_assert!(false, "{:?}: {:?}", word, both),
@@ -546,7 +570,7 @@ mod tests {
             (held.frame(), held.unhold(), held.hold(), free.unhold()),
             (FrameId(77), Some(free), None, None)
         );
-        let owned = free.allocate(false, false).seal().unwrap();
+        let owned = free.allocate(false, Ownership::ByHandle).seal().unwrap();
         assert_eq!((owned.hold(), owned.unhold()), (None, None));
         let moving = owned.begin_move().unwrap();
         assert!(!moving.is_held() && moving.unhold().is_none(), "an owner's move is not a hold");
@@ -557,11 +581,11 @@ mod tests {
     #[test]
     fn an_allocated_block_has_one_owner_and_nothing_else() {
         let free = BlockWord::free(FrameId(77));
-        let word = free.allocate(false, false);
+        let word = free.allocate(false, Ownership::ByHandle);
         assert_eq!((word.frame(), word.refs(), word.pins()), (FrameId(77), 1, 0));
         assert!(!word.is_sealed() && !word.is_moving() && !word.is_cached() && !word.is_guarded());
-        assert_eq!(free.allocate(true, false).pins(), 1);
-        let guarded = free.allocate(true, true);
+        assert_eq!(free.allocate(true, Ownership::ByHandle).pins(), 1);
+        let guarded = free.allocate(true, Ownership::Guarded);
         assert_eq!((guarded.refs(), guarded.pins(), guarded.is_guarded()), (1, 1, true));
         assert_eq!(word.seal().unwrap().share().unwrap().reopen(), None, "shared bytes must be copied first");
     }

@@ -11,7 +11,7 @@ use crate::sync::heavy_fence;
 
 use crate::block::allocate::Grab;
 use crate::block::state::{Absence, Key, Line, Place};
-use crate::block::{AllocRequest, Blocks};
+use crate::block::{AllocRequest, Blocks, Ownership};
 
 /// A place in line. Dropping it leaves the line and hands the turn on.
 #[must_use = "a place that is dropped is given up"]
@@ -116,7 +116,7 @@ impl Waiting<'_> {
         self.is_sure = self.is_fenced && grab.is_sure;
         let is_refused = !self.is_fenced || grab.is_refused;
         match gathered {
-            Ok(()) => self.blocks.hand_out(&grab, request, true, take),
+            Ok(()) => self.blocks.hand_out(&grab, request, Ownership::Guarded, take),
             // Without its fences it may sleep beside a free block, and would look for ever. Reached by `fence_refused`.
             Err(AllocError::Exhausted { asked, .. } | AllocError::NoRun { asked, .. }) if is_refused => {
                 return Err(AllocError::FenceRefused { asked, free: self.blocks.counts().free() });
