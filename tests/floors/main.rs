@@ -2,7 +2,10 @@
 //!
 //! The check reads the tokens of every file under `src/`, also those inside macro calls and under a `cfg`, and resolves
 //! `crate::`, `super::` and `self::` paths and use trees. It does not expand macros, follow renames
-//! (`use crate as x`) or look into comments. Floors are strictly ordered, so that no circle can pass.
+//! (`use crate as x`) or look into comments. Floors are strictly ordered, so that no circle can pass; within a floor,
+//! [`circles`] looks for them.
+
+mod circles;
 
 use std::fmt;
 use std::fs;
@@ -266,10 +269,21 @@ fn files(root: &Path, below: &str, out: &mut Vec<(String, String)>) {
     }
 }
 
-#[test]
-fn nothing_imports_upwards() {
+fn house() -> Vec<(String, String)> {
     let mut all = Vec::new();
     files(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), "", &mut all);
+    all
+}
+
+#[test]
+fn no_files_import_each_other_in_a_circle() {
+    let circles = circles::circles(&house());
+    assert!(circles.is_empty(), "{}", circles.join("\n"));
+}
+
+#[test]
+fn nothing_imports_upwards() {
+    let all = house();
     for floor in FLOORS.iter().copied().flatten() {
         assert!(
             all.iter().any(|(file, _)| file.split(['/', '.']).next() == Some(floor)),
