@@ -28,7 +28,7 @@
 //! XXH3 is no cryptographic hash, and nobody proved anything about it. What stands behind `Fast` is that its secret
 //! and that of the check are drawn at random, or from your key, and that the check's chance to fail is proven, against
 //! senders who see neither of them nor any hash. BLAKE3 is collision-resistant, also for who knows the key.
-//! `cargo bench -p kvpool-benches --bench hashing` measures what that costs; the figures are in ARCHITECTURE.md.
+//! `cargo bench -p kvpool-benches --bench hashing` measures what that costs; the figures are in `docs/prefix.md`.
 //!
 //! # What cannot collide by concatenation
 //!

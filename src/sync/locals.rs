@@ -94,7 +94,7 @@ impl<T: 'static> LocalKey<T> {
 
 macro_rules! local {
     ($(#[$attribute:meta])* static $name:ident: $type:ty = $value:expr;) => {
-        $(#[$attribute])* static $name: $crate::sync::LocalKey<$type> = $crate::sync::LocalKey::new(|| $value);
+        $(#[$attribute])* static $name: $crate::sync::locals::LocalKey<$type> = $crate::sync::locals::LocalKey::new(|| $value);
     };
 }
 pub(crate) use local;
