@@ -7,7 +7,7 @@
 
 mod asymmetric;
 #[cfg(kvpool_loom)]
-mod locals;
+pub(crate) mod locals;
 #[cfg(kvpool_loom)]
 pub(crate) mod model;
 
@@ -175,7 +175,7 @@ mod imp {
     pub(crate) use loom::sync::{Mutex, MutexGuard};
     pub(crate) use loom::thread::yield_now;
 
-    pub(crate) use super::locals::{LocalKey, local as thread_local, local as thread_local_const};
+    pub(crate) use super::locals::{local as thread_local, local as thread_local_const};
 
     pub(crate) mod epoch {
         pub(crate) use super::super::locals::pin;

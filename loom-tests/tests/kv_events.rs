@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use kvpool::ids::BlockId;
 use kvpool::prefix::models;
 use kvpool::prefix::{BlockHash, EventQueue, KvEvent, KvEvents};
-use kvpool_loom_tests::{CachedBlocks, block_on, check, check_to};
+use kvpool_loom_tests::{CachedBlocks, block_on, check, check_to, check_wide};
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use loom::thread;
@@ -265,7 +265,7 @@ fn follow_from_the_beginning(pool: &CachedBlocks, events: &mut KvEvents, clears:
 /// A thread registers a block that was noted, releases it and has it evicted, while another clears.
 #[test]
 fn cleared_while_a_block_is_stored_and_evicted() {
-    check("kv_events::cleared_while_a_block_is_stored_and_evicted", || {
+    check_wide(2, "kv_events::cleared_while_a_block_is_stored_and_evicted", || {
         let pool = CachedBlocks::with_events(1, 8);
         let mut events = pool.cache.events().subscribe().unwrap();
         let block = pool.take_listed().expect("it is free");

@@ -99,17 +99,17 @@ fn two_schedulers(magazine_blocks: usize, prompts: [usize; 2]) {
 
 #[test]
 fn room_for_both() {
-    check_wide(2, "user_scheduler::room_for_both", || two_schedulers(0, [1, 1]));
+    check_wide(1, "user_scheduler::room_for_both", || two_schedulers(0, [1, 1]));
 }
 
 #[test]
 fn exhausted() {
-    check_wide(2, "user_scheduler::exhausted", || two_schedulers(0, [3, 2]));
+    check_wide(1, "user_scheduler::exhausted", || two_schedulers(0, [3, 2]));
 }
 
 #[test]
 fn with_magazines() {
-    check_wide(2, "user_scheduler::with_magazines", || two_schedulers(1, [2, 1]));
+    check_wide(1, "user_scheduler::with_magazines", || two_schedulers(1, [2, 1]));
 }
 
 /// The same with the pool's sequences and batches, which keep the books.
