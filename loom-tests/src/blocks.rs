@@ -168,7 +168,8 @@ impl TouchedBlocks {
         let report = self.blocks.audit().unwrap();
         assert_eq!(report.owned, 0, "leaked: {report:?}");
         assert_eq!(self.blocks.counts().free(), self.blocks.total(), "every free block is counted");
-        let all = self.take(self.blocks.total()).expect("every free block can be allocated, wherever it is cached");
+        let all =
+            self.take(self.blocks.total()).expect("every free block can be allocated, wherever it is cached");
         self.put(&all);
     }
 }

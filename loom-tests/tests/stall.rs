@@ -166,8 +166,7 @@ fn at_each_step_of_a_split() {
         let pool = Touched::new(8);
         let other = pool.clone();
         let thread = thread::spawn(move || {
-            let got =
-                other.take(1, 0).expect("eight are free, and the other thread has at most four");
+            let got = other.take(1, 0).expect("eight are free, and the other thread has at most four");
             other.put(got);
         });
         let got = pool.take(4, 4).expect("of two units, a split hides one");

@@ -105,7 +105,9 @@ pub enum SizingError {
         ratio: f64,
     },
     /// The memory holds fewer frames than needed.
-    #[error("the memory holds {frames} frames ({bytes} bytes left after the model); at least {min} are needed")]
+    #[error(
+        "the memory holds {frames} frames ({bytes} bytes left after the model); at least {min} are needed"
+    )]
     TooFew {
         /// Number of frames that fit.
         frames: usize,
@@ -157,7 +159,9 @@ pub enum StorageError {
     #[error(transparent)]
     Layout(#[from] LayoutError),
     /// The number of frames is zero, above the maximum, or not addressable.
-    #[error("{frames} frames with a maximum of {frames_max}; both must be 1 to {limit}, the first not above the second")]
+    #[error(
+        "{frames} frames with a maximum of {frames_max}; both must be 1 to {limit}, the first not above the second"
+    )]
     FrameCount {
         /// Initial number of frames.
         frames: usize,

@@ -87,7 +87,10 @@ impl Shape {
     /// # Panics
     /// If `segment_frames` is not a power of two of at least one unit.
     pub(super) fn new(segment_frames: usize) -> Self {
-        assert!(segment_frames.is_power_of_two(), "a segment of {segment_frames} frames is not a power of two");
+        assert!(
+            segment_frames.is_power_of_two(),
+            "a segment of {segment_frames} frames is not a power of two"
+        );
         let frames_log2 = segment_frames.ilog2();
         assert!(frames_log2 >= FAN_LOG2, "a segment of {segment_frames} frames is smaller than one unit");
         let leaves_log2 = frames_log2 - FAN_LOG2;

@@ -256,7 +256,9 @@ impl Drive {
         match self.pool.allocate_owned(AllocRequest::new(blocks)) {
             Ok(lease) if can => self.leases.push(lease),
             Err(AllocError::Exhausted { .. }) if !can => {}
-            outcome => return Err(format!("expected success of allocating {blocks}: {can}, got {outcome:?}")),
+            outcome => {
+                return Err(format!("expected success of allocating {blocks}: {can}, got {outcome:?}"));
+            }
         }
         Ok(())
     }

@@ -248,7 +248,8 @@ pub(super) fn copy_then(storage: &dyn Storage, moves: &[FrameMove]) -> Result<()
     let (send, over) = mpsc::channel();
     // SAFETY: one thread, which waits until the copy is complete.
     unsafe {
-        storage.copy_then(moves, Box::new(move |outcome| send.send(outcome).expect("the receiver is waiting")))
+        storage
+            .copy_then(moves, Box::new(move |outcome| send.send(outcome).expect("the receiver is waiting")))
     };
     over.recv_timeout(COPY_MAX).expect("the copy completes in time")
 }

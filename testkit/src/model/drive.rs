@@ -477,7 +477,9 @@ impl Drive {
         match shrinking.commit(|gone| unsafe { storage.shrink(gone.start.index()) }) {
             Ok(()) if missing == 0 => self.model.shrink(to),
             Ok(()) => return Err(format!("committed with {missing} frames in the way")),
-            Err(_) if missing == 0 => return Err("not committed, although no frame was in the way".to_owned()),
+            Err(_) if missing == 0 => {
+                return Err("not committed, although no frame was in the way".to_owned());
+            }
             Err(given_up) => drop(given_up),
         }
         self.audit()
