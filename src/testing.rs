@@ -29,7 +29,7 @@
 //! use kvpool::storage::KvLayout;
 //! use kvpool::testing::{self, sync::Arc, sync::atomic::{AtomicUsize, Ordering}, thread};
 //!
-//! /// Serves a request of `prompt` blocks, plus one to decode into. Frees all if the pool is exhausted.
+//! /// Serves a request of `prompt` blocks, plus one to decode into. Frees all on exhaustion.
 //! fn serve(pool: &Pool, prompt: usize, finished: &AtomicUsize) {
 //!     let leases: Result<Vec<_>, AllocError> =
 //!         [prompt, 1].into_iter().map(|blocks| pool.allocate(AllocRequest::new(blocks))).collect();

@@ -167,12 +167,6 @@ impl<T> OwnerCell<T> {
         drop(leave);
         Some(result)
     }
-
-    /// Returns the value. `&mut self` proves that no other reference to the cell exists.
-    pub fn get_mut(&mut self) -> &mut T {
-        // SAFETY: `&mut self` is exclusive.
-        self.value.with_mut(|value| unsafe { &mut *value })
-    }
 }
 
 /// Issues the heavy fence that pairs with the light fence in `enter`. Returns false if the system

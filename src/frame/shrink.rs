@@ -3,7 +3,7 @@
 //! ```text
 //! open      begin_shrink(to): the region [to, total) is closed; allocators avoid it
 //!  | collect, again and again: free frames of the region become the shrinker's
-//!  | all of it is? commit: the number of frames falls    out of reach? abandon: all of it is freed, the region opened
+//!  | all of it: commit, the number of frames falls    impossible: abandon, all of it is freed, the region opened
 //! over      end: the next one may grow or shrink
 //! ```
 //!

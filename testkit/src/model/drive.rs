@@ -6,10 +6,9 @@ use std::fmt;
 use kvpool::error::{AllocError, GrowError, HandleError};
 use kvpool::ids::{BlockHandle, BlockId, Generation, PoolTag, SequenceId};
 use kvpool::pool::{AllocRequest, Lease, Pool, PoolHandle};
-use kvpool::sequence::Batch;
+use kvpool::sequence::{Batch, Sequence};
 use kvpool::storage::{Dtype, KvLayout};
 
-use super::sequences::Opened;
 use super::{Alien, Doing, Model, Operation, Pick};
 
 /// Tokens per block: few, so that sequences have many blocks.
@@ -70,6 +69,14 @@ pub fn run(setup: Setup, operations: &[Operation]) -> Result<(), Mismatch> {
             .map_err(|what| Mismatch { step, what: format!("{operation:?}: {what}") })?;
     }
     side_by_side.finish().map_err(|what| Mismatch { step: operations.len(), what })
+}
+
+/// A sequence, and its expected state.
+pub(super) struct Opened {
+    pub(super) real: Sequence,
+    pub(super) tokens: Vec<f32>,
+    pub(super) committed: usize,
+    pub(super) blocks: Vec<BlockId>,
 }
 
 pub(super) struct Drive {

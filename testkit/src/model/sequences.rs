@@ -6,18 +6,10 @@
 
 use kvpool::error::SequenceError;
 use kvpool::ids::{BlockId, SequenceId};
-use kvpool::sequence::{Appended, BlockTable, CsrTable, Sequence};
+use kvpool::sequence::{Appended, BlockTable, CsrTable};
 
 use super::Pick;
-use super::drive::{BLOCK_TOKENS, Checked, Drive, same};
-
-/// A sequence, and its expected state.
-pub(super) struct Opened {
-    real: Sequence,
-    tokens: Vec<f32>,
-    committed: usize,
-    blocks: Vec<BlockId>,
-}
+use super::drive::{BLOCK_TOKENS, Checked, Drive, Opened, same};
 
 impl Drive {
     pub(super) fn open(&mut self, id: SequenceId) -> Checked {
