@@ -154,8 +154,8 @@ impl OldestBatch {
         Self { ticket, age: Millis::of(age) }
     }
 
-    /// Returns a lower bound of the time for which the batch has been the oldest, in milliseconds:
-    /// the time since a reader of the statistics first found it so. See
+    /// Returns a lower bound of the time for which the batch has been the oldest, in milliseconds.
+    /// It counts from when a reader of the statistics first found it so. See
     /// [`Stats::oldest_batch`](crate::pool::Stats::oldest_batch).
     pub const fn age(&self) -> Duration {
         self.age.get()

@@ -148,8 +148,7 @@ impl fmt::Display for DeviceId {
     }
 }
 
-/// A counted reference to one block, as an engine that keeps its own tables holds it: the block,
-/// the generation that it was handed out in, and the pool that it came from. It does not free on
+/// A counted reference to one block, for an engine that manages its own tables. It does not free on
 /// drop.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct BlockHandle {
@@ -162,8 +161,8 @@ pub struct BlockHandle {
 }
 
 impl BlockHandle {
-    /// Returns the handle as one number, for tables in other languages: id in bits 0..32, pool in
-    /// 32..64, generation above.
+    /// Returns the handle as one number, for tables in other languages. The id is in bits 0..32,
+    /// the pool in 32..64, the generation above.
     #[inline]
     pub const fn to_bits(self) -> u128 {
         self.id.0 as u128 | (self.pool.0 as u128) << 32 | (self.generation.0 as u128) << 64

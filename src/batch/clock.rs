@@ -179,8 +179,8 @@ impl Clock {
         ClockWord::from_bits(self.word.load(Relaxed)).newest()
     }
 
-    /// Returns the tag for frames that their owner has just released, or `None` if no batch is in
-    /// flight: then they are reusable at once.
+    /// Returns the tag for frames that their owner has just released. `None` means that no batch is
+    /// in flight: the frames are reusable at once.
     #[inline]
     pub fn idle_or_tag(&self) -> Option<Ticket> {
         // Acquire: pairs with `end`. No fence is needed: a batch that saw these frames began before

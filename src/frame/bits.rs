@@ -49,8 +49,8 @@ pub(super) fn classes(word: u64) -> usize {
     count
 }
 
-/// Returns the best position for an aligned run of 2^`order`: the lowest one whose buddy is taken,
-/// so that no larger run is broken up; otherwise the lowest one.
+/// Returns the best position for an aligned run of 2^`order`. This is the lowest one whose buddy is
+/// taken, so that no larger run is broken up; otherwise the lowest one.
 #[inline]
 pub(super) fn best_aligned(word: u64, order: usize) -> Option<u32> {
     let rungs = ladder(word);
@@ -63,8 +63,8 @@ pub(super) fn best_aligned(word: u64, order: usize) -> Option<u32> {
     Some(if lonely != 0 { lonely } else { runs }.trailing_zeros())
 }
 
-/// Returns the best position for a run of `len` at any alignment: the beginning of the shortest
-/// maximal run that holds it.
+/// Returns the best position for a run of `len` at any alignment. This is the beginning of the
+/// shortest maximal run that holds it.
 #[inline]
 pub(super) fn best_run(word: u64, len: u32) -> Option<u32> {
     // Early exit: there is no run of `len`. Each step doubles the length that a surviving bit

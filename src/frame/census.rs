@@ -31,9 +31,9 @@ pub struct Census {
 }
 
 impl Census {
-    /// Returns the share of the free frames outside free aligned runs of [`order`](Self::order); 0
-    /// if no frame is free. It includes frames that cannot be in such a run, as at the ends of a
-    /// pool: see [`outside_of_runs`].
+    /// Returns the share of the free frames outside free aligned runs of [`order`](Self::order). It
+    /// is 0 if no frame is free. It includes frames that cannot be in such a run, as at the ends of
+    /// a pool: see [`outside_of_runs`].
     pub fn fragmentation(&self) -> f64 {
         if self.free == 0 { 0.0 } else { 1.0 - self.free_in_order as f64 / self.free as f64 }
     }
@@ -55,8 +55,8 @@ impl Census {
     }
 }
 
-/// Returns the fragmentation rate at `order`: of the free aligned runs of `2^order` frames that are
-/// possible, the share that is missing; 0 if none is possible.
+/// Returns the fragmentation rate at `order`. Of the free aligned runs of `2^order` frames that are
+/// possible, it is the share that is missing; 0 if none is possible.
 ///
 /// `runs` is the number of such runs in a pool of `frames` frames. The first `set_aside` frames do
 /// not move: those of the null block and the reserve. `free` is the number of all other unowned

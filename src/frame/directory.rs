@@ -72,8 +72,8 @@ impl Directory {
         Some(&self.segments.get(segment)?.groups[place])
     }
 
-    /// Returns the frames of a unit that are free at this moment, in either level; with `open`,
-    /// without the closed ones.
+    /// Returns the frames of a unit that are free at this moment, in either level. With `open`, it
+    /// omits the closed ones.
     ///
     /// Acquire: a thread that sees frames gone also sees the passage of the thread that took them
     /// (`transit`).

@@ -161,17 +161,17 @@ impl Frames {
         self.with(|map| map.allocate_run(len, near)).inspect(|run| self.count_taken(*run))
     }
 
-    /// Claims `count` frames in as few runs as possible, and passes each run to `take` in the order
-    /// in which they are best used. Returns the number of frames claimed, which is less than
-    /// `count` only if no more were free. The caller keeps the frames passed to `take`.
+    /// Claims `count` frames in as few runs as possible. Passes each run to `take`, in the order in
+    /// which they are best used; the caller keeps them. Returns the number of frames claimed, which
+    /// is less than `count` only if no more were free.
     pub fn allocate_many(&self, count: u32, near: FrameId, take: &mut dyn FnMut(Run)) -> u32 {
         let taken = self.with(|map| map.allocate_many(count, near, take));
         self.count_many(near, taken)
     }
 
-    /// Claims frames as [`allocate_many`](Self::allocate_many) does, but does not walk the whole
-    /// pool if the hints lead to nothing: frames that are being freed may be missed. For callers
-    /// that ask often, and again after each free.
+    /// Claims frames as [`allocate_many`](Self::allocate_many) does, but without a walk. If the
+    /// hints lead to nothing, frames that are being freed may be missed. For callers that ask
+    /// often, and again after each free.
     pub fn allocate_some(&self, count: u32, near: FrameId, take: &mut dyn FnMut(Run)) -> u32 {
         let taken = self.with(|map| map.allocate_hinted(count, near, take));
         self.count_many(near, taken)
@@ -191,7 +191,7 @@ impl Frames {
         taken
     }
 
-    /// Claims up to `want` consecutive frames from `from` on, within the same broken unit: no whole
+    /// Claims up to `want` consecutive frames from `from` on, within the same broken unit. No whole
     /// unit is split. Returns the number of frames claimed, if any.
     pub fn extend(&self, from: FrameId, want: u32) -> Option<u32> {
         self.with(|map| map.extend(from, want)).inspect(|&len| self.count_taken(Run { start: from, len }))
@@ -210,15 +210,15 @@ impl Frames {
         is_claimed
     }
 
-    /// Claims up to `want` frames of one leaf word in one read-modify-write: from holes first, from
-    /// whole units last. Returns `None` if no frame is free, or if `want` is zero.
+    /// Claims up to `want` frames of one leaf word in one read-modify-write. Takes them from holes
+    /// first, from whole units last. Returns `None` if no frame is free, or if `want` is zero.
     #[inline]
     pub fn refill(&self, want: u32, near: FrameId) -> Option<FrameMask> {
         self.with(|map| map.refill(want, near, true)).inspect(|mask| self.count_mask(*mask))
     }
 
-    /// Claims frames as [`refill`](Self::refill) does, but does not walk the whole pool if the
-    /// hints lead to nothing.
+    /// Claims frames as [`refill`](Self::refill) does, but without a walk if the hints lead to
+    /// nothing.
     #[inline]
     pub fn refill_some(&self, want: u32, near: FrameId) -> Option<FrameMask> {
         self.with(|map| map.refill(want, near, false)).inspect(|mask| self.count_mask(*mask))
@@ -397,7 +397,7 @@ impl Frames {
         });
     }
 
-    /// Checks the invariants of a quiescent point: every frame is represented once and merged as
+    /// Checks the invariants of a quiescent point. Every frame is represented once and merged as
     /// far as possible, no frame is in transit, no run is hidden from searches by a missing hint,
     /// and the tally is right.
     ///

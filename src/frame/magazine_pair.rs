@@ -19,8 +19,8 @@ pub struct MagazinePair {
 }
 
 impl MagazinePair {
-    /// Creates an empty cache whose magazines hold `capacity` frames (at most
-    /// [`MAGAZINE_BLOCKS_MAX`](crate::config::MAGAZINE_BLOCKS_MAX)), refilled from around `near`.
+    /// Creates an empty cache whose magazines hold `capacity` frames, refilled from around `near`.
+    /// The capacity is at most [`MAGAZINE_BLOCKS_MAX`](crate::config::MAGAZINE_BLOCKS_MAX).
     pub fn new(capacity: usize, near: FrameId) -> Self {
         Self { magazines: Default::default(), loaded: 0, capacity, near }
     }

@@ -109,7 +109,7 @@ impl<T> OwnerCell<T> {
         if visitor_fence() { unsafe { self.open(leave, f) } } else { None }
     }
 
-    /// Visits many cells, with one heavy fence per group of cells: the fence interrupts every
+    /// Visits many cells, with one heavy fence per group of cells. The fence interrupts every
     /// processor that runs a thread of this process.
     pub fn visit_all<'a, H: 'a>(
         thread_caches: impl IntoIterator<Item = &'a H>,

@@ -56,8 +56,8 @@ impl Map<'_> {
         None
     }
 
-    /// Claims the lowest run of `len` frames that starts at a multiple of `align`, at any position:
-    /// across words and segments. Returns `None` if there is none.
+    /// Claims the lowest run of `len` frames that starts at a multiple of `align`. It may cross
+    /// words and segments. Returns `None` if there is none.
     #[cold]
     pub(super) fn scan_run(self, len: u32, align: u32) -> Option<Run> {
         self.settle(0, || {
@@ -118,8 +118,8 @@ impl Map<'_> {
         })
     }
 
-    /// Visits every maximal free run of at least `len` frames, and possibly shorter ones,
-    /// ascending; with `open`, without the closed units. Exact without concurrent changes.
+    /// Visits every maximal free run of at least `len` frames, ascending. It may visit shorter ones
+    /// too. With `open`, it omits the closed units. Exact without concurrent changes.
     pub(super) fn walk(self, open: bool, len: u32, visit: impl FnMut(Run) -> ControlFlow<()>) {
         let mut runs = Joined { run: Run { start: FrameId(0), len: 0 }, visit };
         if self.walk_pieces(open, len, |start, len| runs.push(start, len)).is_continue() && runs.run.len > 0 {

@@ -252,9 +252,9 @@ impl<'a> Map<'a> {
             .or_else(|| self.probe(hole, near, drain))
     }
 
-    /// Claims `count` frames in as few runs as possible: whole units in the longest runs, then the
-    /// hole that fits the rest, then the longest holes. Returns the number of frames passed to
-    /// `take`.
+    /// Claims `count` frames in as few runs as possible. Takes whole units in the longest runs,
+    /// then the hole that fits the rest, then the longest holes. Returns the number of frames
+    /// passed to `take`.
     pub(super) fn allocate_many(self, count: u32, near: FrameId, take: &mut dyn FnMut(Run)) -> u32 {
         let mut left = count - self.allocate_hinted(count, near, take);
         while left > 0 {

@@ -87,7 +87,7 @@ fn for_each_run(unit: usize, mask: u64, f: &mut impl FnMut(Run)) {
 }
 
 impl Frames {
-    /// Opens a shrink to `to` frames: allocators avoid the frames from there on, and other requests
+    /// Opens a shrink to `to` frames. Allocators avoid the frames from there on, and other requests
     /// to grow or shrink are refused.
     ///
     /// # Errors
