@@ -138,8 +138,8 @@ fn registration_against_hit() {
 /// A block is evicted, filled with other tokens and cached again while another thread looks up the
 /// old tokens.
 #[test]
-fn a_hit_is_of_what_was_asked_for() {
-    check("evictable::a_hit_is_of_what_was_asked_for", || {
+fn a_hit_has_the_requested_tokens() {
+    check("evictable::a_hit_has_the_requested_tokens", || {
         let pool = CachedBlocks::new(1);
         pool.keep(1);
         let other = pool.clone();

@@ -170,7 +170,7 @@ fn one_subscriber_after_another() {
     });
 }
 
-/// The cached blocks, as a look at the pool shows them.
+/// Returns the cached blocks, by a look at the pool.
 fn look(pool: &CachedBlocks) -> BTreeSet<(BlockId, BlockHash)> {
     models::cached_blocks(&pool.cache, &pool.blocks).into_iter().collect()
 }

@@ -173,8 +173,8 @@ fn freed_under_two_batches() {
 /// If the clock has issued a ticket and calls it ended, its batch is over, for any thread at any
 /// time.
 #[test]
-fn what_has_ended_is_over() {
-    check_to(3, "retire_reclaim::what_has_ended_is_over", || {
+fn an_ended_batch_is_over() {
+    check_to(3, "retire_reclaim::an_ended_batch_is_over", || {
         let shared = Moved::new();
         let device = shared.clone();
         let thread = thread::spawn(move || {

@@ -275,8 +275,8 @@ fn fork_beside_the_last_release() {
 /// A batch ends and seals the block filled in it, while the owner, in another batch, truncates
 /// tokens and writes new ones: the rewritten block is never sealed.
 #[test]
-fn a_promise_is_not_kept_for_what_was_rewritten() {
-    check("sequences::a_promise_is_not_kept_for_what_was_rewritten", || {
+fn a_rewritten_block_is_not_sealed() {
+    check("sequences::a_rewritten_block_is_not_sealed", || {
         let (blocks, sequences) = pool(3, 2);
         let mut sequence = sequences.open(SequenceId(1)).unwrap();
         let mut filled = Batch::begin(&sequences);

@@ -78,8 +78,8 @@ fn beside_free_and_allocate() {
 /// The remaining part of a cut unit can be allocated throughout, though the unit was whole: while
 /// the shrink begins and collects,
 #[test]
-fn what_stays_is_not_refused_at_the_beginning() {
-    check("shrink::what_stays_is_not_refused_at_the_beginning", || {
+fn remaining_frames_are_not_refused_at_the_beginning() {
+    check("shrink::remaining_frames_are_not_refused_at_the_beginning", || {
         let pool = Touched::new(8);
         assert!(pool.frames.claim(run(0, 4)));
         let other = pool.clone();
@@ -99,8 +99,8 @@ fn what_stays_is_not_refused_at_the_beginning() {
 /// and while it ends. (The search is repeated only once if frames are in transit, so that the
 /// checker plays every step of it against the end.)
 #[test]
-fn what_stays_is_not_refused_at_the_end() {
-    check_to(3, "shrink::what_stays_is_not_refused_at_the_end", || {
+fn remaining_frames_are_not_refused_at_the_end() {
+    check_to(3, "shrink::remaining_frames_are_not_refused_at_the_end", || {
         let pool = Touched::new(8);
         assert!(pool.frames.claim(run(0, 4)));
         let mut open = pool.frames.begin_shrink(6).unwrap();

@@ -191,8 +191,8 @@ impl Frames {
         taken
     }
 
-    /// Claims up to `want` consecutive frames from `from` on, within the same broken unit. No whole
-    /// unit is split. Returns the number of frames claimed, if any.
+    /// Claims up to `want` consecutive frames from `from` on, within the same partly used unit. No
+    /// whole unit is split. Returns the number of frames claimed, if any.
     pub fn extend(&self, from: FrameId, want: u32) -> Option<u32> {
         self.with(|map| map.extend(from, want)).inspect(|&len| self.count_taken(Run { start: from, len }))
     }

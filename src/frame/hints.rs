@@ -6,8 +6,8 @@
 //! has no run of 8" for 64 words takes two loads. The tree is sized for the maximum size of the
 //! pool; a searcher ignores hints for words that its directory lacks.
 //!
-//! False positives are allowed, false negatives are not: at every quiescent point `classes(word) >
-//! k => bit k of the word is set => every bit above it is set`.
+//! False positives are allowed, false negatives are not. At every quiescent point:
+//! `classes(word) > k  =>  bit k of the word is set  =>  every bit above it is set`.
 //!
 //! - A bit of the lowest level is set by the thread that gives a word a class that it lacked, and
 //!   cleared only by a searcher that found that the word lacks the class. Both sides look twice,

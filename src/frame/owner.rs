@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn many_are_visited_but_for_those_whose_owner_is_inside() {
+    fn visit_all_skips_cells_with_the_owner_inside() {
         let cells: Vec<_> = (0..2 * AT_ONCE + 3).map(OwnerCell::new).collect();
         let mut seen = Vec::new();
         assert_eq!(OwnerCell::visit_all(&cells, |cell| cell, |_, value| seen.push(*value)), Visits::All);

@@ -1,5 +1,5 @@
-//! The last resort: a walk over the bitmap itself, without hints, which can prove that no frame is
-//! free.
+//! The last resort: a walk over the bitmap itself, without hints, which can conclude that no
+//! suitable frames are free.
 //!
 //! A walk that finds nothing is conclusive only if no frame was in transit during it (`transit`).
 //! Otherwise it is repeated, a bounded number of times, so that a thread stopped in the middle of a

@@ -8,7 +8,7 @@
 //! 3. such words in the next few groups;
 //! 4. a whole unit, which is split, from a partly used group before an untouched one;
 //! 5. any word that a hint names;
-//! 6. a walk over the bitmap (`scan`), which alone can prove that nothing is free.
+//! 6. a walk over the bitmap (`scan`), which alone can conclude that there is none.
 //!
 //! Each step before the fifth is bounded: an unbounded search for the best hole costs more than the
 //! hole is worth. Since `near` is where a thread last allocated, threads stay in groups of their

@@ -26,7 +26,7 @@ use std::sync::{Arc, Once, atomic};
 type Explored = (u64, usize);
 
 thread_local! {
-    /// Receiver of the outcome, on a checker thread.
+    /// Sender of the outcome, on a checker thread.
     static OUTCOME: RefCell<Option<Sender<Result<Explored, String>>>> = const { RefCell::new(None) };
     /// Number of calls of [`catch`] in progress, in all of the model's threads.
     static CATCHING: Cell<usize> = const { Cell::new(0) };

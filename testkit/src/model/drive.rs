@@ -312,7 +312,7 @@ impl Drive {
         }
         same("free", &Ok(()), &self.free_list(&list, through_handle))?;
         for handle in list {
-            let held = self.raw.iter().position(|raw| *raw == handle).expect("picked from what is held");
+            let held = self.raw.iter().position(|raw| *raw == handle).expect("picked from the held handles");
             self.raw.swap_remove(held);
             self.released(handle);
         }
