@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Counts the instructions of one allocate + free on each path: valgrind runs the loop n and 2n times, and the
-# difference, over n, is one iteration without start and end. Unlike a time it is the same on every run.
+# Counts the instructions of one allocate + free on each path: valgrind runs the loop n and 2n
+# times, and the difference divided by n is one iteration without start-up and shut-down. Unlike a
+# time, it is the same on every run.
 # Usage: benches/instructions.sh [path ...]
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -1,5 +1,5 @@
-//! Figures of the frame floor, one thread: nanoseconds of claim and free by shape, and what placement leaves behind in
-//! a pool of 131,072 frames. `cargo run --release --example frame_speed`
+//! Measures the frame floor on one thread: nanoseconds per claim and free by shape, and the
+//! placement in a pool of 131,072 frames after a churn. `cargo run --release --example frame_speed`
 #![cfg(not(kvpool_loom))]
 
 use std::hint::black_box;
@@ -13,7 +13,8 @@ include!("support/side_by_side.rs");
 
 const FRAMES: usize = 131_072;
 
-/// A pool that is half full, with holes: filled with runs of random length, of which every other one is freed.
+/// Creates a pool that is half full, with holes: filled with runs of random length, of which every
+/// other one is freed.
 fn half_full() -> Frames {
     let pool = Frames::new(FrameConfig { frames: FRAMES, frames_max: FRAMES, segment_frames: 4096 });
     let mut runs = Vec::new();
@@ -26,8 +27,8 @@ fn half_full() -> Frames {
     pool
 }
 
-/// The best of 200 short rounds of `operations` calls, in nanoseconds a call: a round that fits between two
-/// interruptions is what a busy machine can still measure.
+/// Prints the best of 200 short rounds of `operations` calls, in nanoseconds per call: a round
+/// short enough to fit between two interruptions gives usable figures also on a busy machine.
 fn time(name: &str, operations: u32, mut call: impl FnMut(u32)) {
     let round = |call: &mut dyn FnMut(u32)| {
         let begin = Instant::now();
@@ -62,7 +63,7 @@ fn main() {
             }
         });
     }
-    time("a run that does not exist, searched in vain", 500, |_| {
+    time("a search for a run that does not exist", 500, |_| {
         assert_eq!(black_box(pool.allocate_aligned(Order(16), FrameId(0))), None);
     });
     time("refill of up to 64, and free", 5_000, |_| {
@@ -82,7 +83,7 @@ fn main() {
         });
     }
     let Figures { prompt_run_mean, free_in_units, prompts } = side_by_side(FRAMES, 200_000, 7);
-    println!("\n85 % full, sequences growing side by side, {prompts} prompts:");
+    println!("\n85 % full, concurrently growing sequences, {prompts} prompts:");
     println!(
         "mean run of a prompt {prompt_run_mean:.1}, free space in whole units {:.1} %",
         100.0 * free_in_units

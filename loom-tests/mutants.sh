@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# Tests of the tests: plants one bug at a time and requires that a model fails for it. Arguments name the bugs; without any
-# it is all of them. One build serves all: the bug is chosen at run time (src/planted.rs).
+# Tests the models: plants one bug at a time and requires that a model fails because of it. Arguments
+# name the bugs; the default is all of them. One build serves all: the bug is chosen at run time
+# (src/planted.rs).
 #
-# KVPOOL_MUTANTS_SECONDS bounds the time: at least ten bugs are planted, and more until it is over. The commit's hash chooses
-# the first; bugs in files that the last 50 commits touched come before the others. What is left out is named at the end.
+# KVPOOL_MUTANTS_SECONDS bounds the time: at least ten bugs are planted, and more until it has
+# elapsed. The commit's hash chooses the first; bugs in files that the last 50 commits touched come
+# before the others. The bugs left out are listed at the end.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export RUST_BACKTRACE=0
@@ -142,7 +144,7 @@ for line in "${list[@]}"; do
         continue
     fi
     planted=$((planted + 1))
-    # A bounded run gives a bug three minutes; one that takes longer is left to a run without a bound.
+    # A bounded run gives a bug three minutes; a slower one is left to an unbounded run.
     limit=()
     [[ -z $budget ]] || limit=(timeout 180)
     run=(${limit[@]+"${limit[@]}"} loom-tests/run.sh --locked)
@@ -150,11 +152,11 @@ for line in "${list[@]}"; do
     start=$SECONDS
     status=0
     if ! grep -rqF "cfg!(kvpool_mutant = \"$mutant\")" src; then
-        echo "BROKEN    $mutant: is not planted in src"
+        echo "BROKEN    $mutant is not planted in src"
         survivors=$((survivors + 1))
         continue
     fi
-    # One preemption is enough for most, and takes a fraction of the time.
+    # One preemption suffices for most bugs, and takes a fraction of the time.
     output=$(KVPOOL_MUTANT=$mutant KVPOOL_LOOM_PREEMPTIONS_MAX=1 "${run[@]}" 2>&1) || status=$?
     if [[ $status == 0 ]]; then
         output=$(KVPOOL_MUTANT=$mutant "${run[@]}" 2>&1) || status=$?
@@ -175,6 +177,6 @@ for line in "${list[@]}"; do
     fi
 done
 if ((${#left[@]} > 0)); then
-    echo "left to a run without a bound (${#left[@]} of ${#list[@]}): ${left[*]}"
+    echo "left to an unbounded run (${#left[@]} of ${#list[@]}): ${left[*]}"
 fi
 exit "$survivors"

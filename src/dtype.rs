@@ -1,8 +1,8 @@
-//! Element types of K and V, by name and size. What their bits mean is `storage`'s affair.
+//! Element types of K and V, by name and size. The `storage` floor interprets their bits.
 
 use std::fmt;
 
-/// What one element of K or V is kept as.
+/// Type of an element of K or V.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum Dtype {
@@ -10,7 +10,7 @@ pub enum Dtype {
     F32,
     /// IEEE binary16.
     F16,
-    /// The upper half of a binary32.
+    /// Upper half of a binary32.
     #[default]
     Bf16,
     /// OCP E4M3: four exponent bits, no infinity, largest value 448.
@@ -25,7 +25,7 @@ impl Dtype {
     /// Every type, for tables and tests.
     pub const ALL: [Self; 6] = [Self::F32, Self::F16, Self::Bf16, Self::Fp8E4M3, Self::Fp8E5M2, Self::Int8];
 
-    /// Bytes of one element.
+    /// Returns the size of one element in bytes.
     #[inline]
     pub const fn bytes(self) -> usize {
         match self {
@@ -35,13 +35,13 @@ impl Dtype {
         }
     }
 
-    /// Whether values are turned into codes on store, so that a store takes f32, f16 and bf16 too.
+    /// Returns whether a store quantises its values, and therefore also accepts f32, f16 and bf16.
     #[inline]
     pub const fn is_quantised(self) -> bool {
         matches!(self, Self::Fp8E4M3 | Self::Fp8E5M2 | Self::Int8)
     }
 
-    /// The name that [`FromStr`](std::str::FromStr) reads back.
+    /// Returns the name, which [`FromStr`](std::str::FromStr) parses.
     pub const fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",

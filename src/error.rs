@@ -1,5 +1,6 @@
-//! Errors, one enum a boundary. Exhaustion is a value that says what was asked for and what there was; misuse by
-//! the caller is an error that says what and where; a broken internal invariant is a panic.
+//! Error types, one enum per boundary. Exhaustion is a value that states the request and what was
+//! available; misuse by the caller is an error that says what and where; a broken internal
+//! invariant is a panic.
 
 use std::fmt;
 use std::time::Duration;
@@ -18,111 +19,114 @@ pub use prefix::PrefixError;
 pub use sequence::SequenceError;
 pub use storage::{LayoutError, SizingError, StorageError};
 
-/// Why blocks were not allocated. The pool is unchanged.
+/// Reason why an allocation failed. The pool is unchanged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
 pub enum AllocError {
-    /// Zero blocks were asked for.
-    #[error("asked for zero blocks")]
+    /// The request was for zero blocks.
+    #[error("zero blocks requested")]
     Zero,
-    /// More blocks were asked for than the pool has.
-    #[error("asked for {asked} blocks of a pool of {total}")]
+    /// The request was for more blocks than the pool has.
+    #[error("requested {asked} blocks from a pool of {total}")]
     TooLarge {
-        /// Blocks asked for.
+        /// Number of blocks requested.
         asked: usize,
-        /// Blocks that the pool has.
+        /// Number of blocks in the pool.
         total: usize,
     },
-    /// Too few blocks are free, wherever they may be.
+    /// The pool has too few free blocks, in all of its caches and lists together.
     #[error(
-        "asked for {asked} blocks, {free} free, {evictable} cached, {retired} retired until a batch in flight ends{}",
+        "requested {asked} blocks; {free} free, {evictable} cached, {retired} retired until a batch in flight ends{}",
         TheOldestIs(oldest_batch)
     )]
     Exhausted {
-        /// Blocks asked for.
+        /// Number of blocks requested.
         asked: usize,
-        /// Blocks that were free when the search gave up.
+        /// Number of free blocks when the search gave up.
         free: usize,
-        /// Blocks that wait for a batch to end.
+        /// Number of retired blocks, which become free when a batch ends.
         retired: usize,
-        /// Cached blocks that nobody owns, and that batches in flight may see.
+        /// Number of cached blocks without an owner that batches in flight may still read.
         evictable: usize,
-        /// The oldest batch in flight: what was retired after it began waits for its end.
+        /// Oldest batch in flight. Blocks retired after it began become free when it ends.
         oldest_batch: Option<Ticket>,
     },
-    /// Enough blocks are free, and no run of them is long enough.
+    /// Enough blocks are free, but no run of them is long enough.
     #[error(
-        "asked for a run of {asked} blocks; the longest free run has {longest_run} of {free} free blocks"
+        "requested a run of {asked} blocks; the longest free run has {longest_run} of {free} free blocks"
     )]
     NoRun {
-        /// Blocks asked for.
+        /// Number of blocks requested.
         asked: usize,
-        /// The longest free run.
+        /// Length of the longest free run.
         longest_run: usize,
-        /// Blocks that were free.
+        /// Number of free blocks.
         free: usize,
     },
-    /// More blocks were asked for than the pool has for requests of this kind: the reserve is for urgent requests that
-    /// need no run.
+    /// The request exceeds the blocks available to its kind. Only urgent requests that need no run
+    /// may use the reserve.
     #[error(
-        "asked for {asked} blocks of a pool of {total}, of which {reserve} are set aside for urgent requests"
+        "requested {asked} blocks from a pool of {total}; {reserve} of them are reserved for urgent requests"
     )]
     Reserved {
-        /// Blocks asked for.
+        /// Number of blocks requested.
         asked: usize,
-        /// Blocks that the pool has.
+        /// Number of blocks in the pool.
         total: usize,
-        /// Blocks that are set aside.
+        /// Number of blocks in the reserve.
         reserve: usize,
     },
-    /// The deadline passed before the request had its turn and enough blocks were free.
+    /// The deadline passed before the request reached the head of the line and enough blocks were
+    /// free.
     #[error(
-        "asked for {asked} blocks by a deadline that passed; {free} free, {retired} retired until a batch in flight ends{}{}",
+        "the deadline of a request for {asked} blocks passed; {free} free, {retired} retired until a batch in flight ends{}{}",
         TheOldestIs(oldest_batch),
         BehindHead(head)
     )]
     Deadline {
-        /// Blocks asked for.
+        /// Number of blocks requested.
         asked: usize,
-        /// Blocks that were free when the deadline passed.
+        /// Number of free blocks at the deadline.
         free: usize,
-        /// Blocks that waited for a batch to end then.
+        /// Number of retired blocks at the deadline.
         retired: usize,
-        /// The batch that was in flight the longest then.
+        /// Oldest batch in flight at the deadline.
         oldest_batch: Option<OldestBatch>,
-        /// The request that was first in line then, if it was another one.
+        /// Request at the head of the line at the deadline, if it was another request.
         head: Option<HeadOfLine>,
     },
-    /// Enough blocks are free, and some of them are in the caches of other threads, which this thread cannot search: the
-    /// system refuses it `membarrier`, as a filter of system calls that was put on this thread alone does. A request that
-    /// would have to wait is refused too, because on this thread nothing tells it that it has not missed a free.
+    /// Some of the free blocks may be in other threads' caches, which this thread cannot search:
+    /// the system refuses it `membarrier`, for example by a seccomp filter installed on this thread
+    /// alone. A request that would have to wait is refused too, because without the fence this
+    /// thread may miss a free.
     #[error(
-        "asked for {asked} blocks with {free} free, perhaps in the caches of other threads: the system refuses this thread \
-         membarrier(2), which a search there needs (a seccomp filter?)"
+        "requested {asked} blocks; {free} free, possibly in other threads' caches: the system refuses this thread \
+         membarrier(2), which searching them requires (check for a seccomp filter)"
     )]
     FenceRefused {
-        /// Blocks asked for.
+        /// Number of blocks requested.
         asked: usize,
-        /// Blocks that were free when the search gave up.
+        /// Number of free blocks when the search gave up.
         free: usize,
     },
-    /// The pool's device has failed, and what its blocks held is lost. It hands out none any more.
-    #[error("asked for blocks of a pool whose device, {device}, is lost")]
+    /// The pool's device failed. The contents of its blocks are lost, and it allocates no more
+    /// blocks.
+    #[error("the pool's device {device} is lost")]
     DeviceLost {
-        /// The device.
+        /// The failed device.
         device: DeviceId,
     },
-    /// The pool's memory is on another device.
-    #[error("asked for blocks on {asked}; this pool is on {device}")]
+    /// The request names another device than that of the pool's memory.
+    #[error("requested blocks on {asked}, but the pool is on {device}")]
     WrongDevice {
-        /// The device asked for.
+        /// Device requested.
         asked: DeviceId,
-        /// The pool's device.
+        /// Device of the pool.
         device: DeviceId,
     },
 }
 
-/// A time as errors have it: in milliseconds, because they are part of what an allocation returns.
+/// A duration in milliseconds. It is 32 bits wide to keep the result of an allocation small.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Millis(u32);
 
@@ -136,11 +140,11 @@ impl Millis {
     }
 }
 
-/// The batch that has been in flight for the longest time.
+/// The batch that has been in flight longest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct OldestBatch {
-    /// Its ticket.
+    /// Ticket of the batch.
     pub ticket: Ticket,
     age: Millis,
 }
@@ -150,7 +154,8 @@ impl OldestBatch {
         Self { ticket, age: Millis::of(age) }
     }
 
-    /// How long it has been the oldest, at least: since a look first found it so, in milliseconds. See
+    /// Returns a lower bound of the time for which the batch has been the oldest, in milliseconds.
+    /// It counts from when a reader of the statistics first found it so. See
     /// [`Stats::oldest_batch`](crate::pool::Stats::oldest_batch).
     pub const fn age(&self) -> Duration {
         self.age.get()
@@ -163,16 +168,16 @@ impl fmt::Display for OldestBatch {
     }
 }
 
-/// The request that is first in line.
+/// The request at the head of the line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct HeadOfLine {
-    /// Its priority.
+    /// Priority of the request.
     pub priority: Priority,
-    /// Blocks asked for.
+    /// Number of blocks requested.
     pub asked: usize,
     waited: Millis,
-    /// All ones: it has no reason to run, or is running.
+    /// `u32::MAX`: the request has not been woken since its last poll.
     unpolled: Millis,
 }
 
@@ -187,13 +192,14 @@ impl HeadOfLine {
         Self { priority, asked, waited: Millis::of(waited), unpolled }
     }
 
-    /// How long it has waited, in milliseconds.
+    /// Returns how long the request has waited, in milliseconds.
     pub const fn waited(&self) -> Duration {
         self.waited.get()
     }
 
-    /// If its future has reason to run and was not polled since: for how long. Such a request is
-    /// [passed over](crate::pool::PoolBuilder::turn_patience) until it is polled.
+    /// Returns the time since the request was woken, if its future has not been polled since. The
+    /// pool [passes over](crate::pool::PoolBuilder::turn_patience) such a request until it is
+    /// polled.
     pub fn unpolled(&self) -> Option<Duration> {
         (self.unpolled.0 != u32::MAX).then(|| self.unpolled.get())
     }
@@ -203,9 +209,9 @@ impl fmt::Display for HeadOfLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { priority, asked, .. } = self;
         let waited = self.waited();
-        write!(f, "a request for {asked} blocks at {priority} priority, which has waited for {waited:.1?}")?;
+        write!(f, "a request for {asked} blocks at {priority} priority, waiting for {waited:.1?}")?;
         match self.unpolled() {
-            Some(unpolled) => write!(f, " and was woken {unpolled:.1?} ago without being polled since"),
+            Some(unpolled) => write!(f, ", woken {unpolled:.1?} ago and not polled since"),
             None => Ok(()),
         }
     }
@@ -229,133 +235,134 @@ struct BehindHead<'a>(&'a Option<HeadOfLine>);
 
 impl fmt::Display for BehindHead<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.map_or(Ok(()), |head| write!(f, "; first in line is {head}"))
+        self.0.map_or(Ok(()), |head| write!(f, "; the head of the line is {head}"))
     }
 }
 
-/// Why a handle was refused. Nothing was changed.
+/// Reason why a handle was refused. Nothing was changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
 pub enum HandleError {
-    /// The handle was handed out by another pool.
-    #[error("{handle} was given to pool {pool}")]
+    /// The handle belongs to another pool.
+    #[error("{handle} was passed to pool {pool}")]
     Foreign {
-        /// The handle.
+        /// The refused handle.
         handle: BlockHandle,
-        /// The pool that was asked.
+        /// Pool that refused it.
         pool: PoolTag,
     },
-    /// The pool has no block of this id.
+    /// The pool has no block with this id.
     #[error("{handle} is outside the pool's {total} blocks")]
     OutOfRange {
-        /// The handle.
+        /// The refused handle.
         handle: BlockHandle,
-        /// Blocks that the pool has, or had before it shrank.
+        /// Number of blocks in the pool, including those it had before it shrank.
         total: usize,
     },
-    /// The block has been freed since the handle was handed out, and perhaps belongs to somebody else by now.
+    /// The block was freed after the handle was created, and may have a new owner.
     #[error("{handle} is stale: the block is at generation {now}")]
     Stale {
-        /// The handle.
+        /// The refused handle.
         handle: BlockHandle,
-        /// The block's generation now.
+        /// Current generation of the block.
         now: Generation,
     },
-    /// The block belongs to a lease, or to sequences: they alone share, seal, reopen, unpin and free it.
+    /// The block belongs to a lease or to sequences. Only they may share, seal, reopen, unpin or
+    /// free it.
     #[error(
-        "{handle} is of a block that a lease or a sequence owns: drop the lease, or make handles of it by `Lease::into_raw`"
+        "{handle} names a block owned by a lease or a sequence; drop the lease, or convert it with `Lease::into_raw`"
     )]
     Guarded {
-        /// The handle.
+        /// The refused handle.
         handle: BlockHandle,
     },
-    /// The block has other references: a lease takes over the only one.
-    #[error("block {id} is shared, and a lease takes over only references")]
+    /// The block has other references. A lease can take over a block only by its sole reference.
+    #[error("block {id} is shared; a lease can take over only a sole reference")]
     Shared {
-        /// The block.
+        /// Id of the block.
         id: BlockId,
     },
-    /// The same block stands twice in one list of blocks to free, and has fewer references than that.
-    #[error("{handle} is freed more often in one call than it has references")]
+    /// A list of blocks to free names a block more often than it has references.
+    #[error("{handle} appears more often in one call than it has references")]
     Repeated {
-        /// The handle.
+        /// The repeated handle.
         handle: BlockHandle,
     },
-    /// The block has as many references as its word can count.
+    /// The block has the maximum number of references.
     #[error("block {id} already has the maximum of {max} references")]
     TooManyReferences {
-        /// The block.
+        /// Id of the block.
         id: BlockId,
-        /// The maximum.
+        /// Maximum number of references.
         max: u32,
     },
-    /// The block is pinned as often as its word can count.
+    /// The block has the maximum number of pins.
     #[error("block {id} is already pinned the maximum of {max} times")]
     TooManyPins {
-        /// The block.
+        /// Id of the block.
         id: BlockId,
-        /// The maximum.
+        /// Maximum number of pins.
         max: u32,
     },
     /// The block is not pinned.
     #[error("block {id} is not pinned")]
     NotPinned {
-        /// The block.
+        /// Id of the block.
         id: BlockId,
     },
 }
 
-/// Why the pool did not begin to shrink. It is unchanged.
+/// Reason why a shrink did not begin. The pool is unchanged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
 pub enum ShrinkError {
-    /// Another shrink is open: it ends when its owner commits it or gives it up.
+    /// Another shrink is open, until its owner commits or abandons it.
     #[error("the pool is already being resized")]
     Busy,
-    /// That is what the pool has, or more.
-    #[error("asked to shrink to {asked} blocks a pool of {total}")]
+    /// The requested size is not below the current one.
+    #[error("cannot shrink a pool of {total} blocks to {asked}")]
     NotSmaller {
-        /// Blocks asked for.
+        /// Requested size in blocks.
         asked: usize,
-        /// Blocks that the pool has.
+        /// Current size in blocks.
         total: usize,
     },
-    /// A pool has at least so many.
-    #[error("asked to shrink to {asked} blocks; at least {min}")]
+    /// The requested size is below the minimum of a pool.
+    #[error("cannot shrink to {asked} blocks; a pool has at least {min}")]
     TooFew {
-        /// Blocks asked for.
+        /// Requested size in blocks.
         asked: usize,
-        /// The fewest.
+        /// Minimum size in blocks.
         min: usize,
     },
 }
 
-/// Why the pool did not grow. It is unchanged.
+/// Reason why the pool did not grow. The pool is unchanged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
 pub enum GrowError {
-    /// A shrink is open: it ends when its owner commits it or gives it up.
+    /// A shrink is open, until its owner commits or abandons it.
     #[error("the pool is being resized")]
     Busy,
-    /// Growth by nothing.
-    #[error("asked to grow by zero blocks")]
+    /// The request was to grow by zero blocks.
+    #[error("cannot grow by zero blocks")]
     Zero,
-    /// The pool would pass the size that it was built to reach at most.
-    #[error("asked to grow from {total} by {asked} blocks; the pool was built to reach {max} at most")]
+    /// The pool would exceed the maximum size that it was built for.
+    #[error("cannot grow a pool of {total} blocks by {asked}; its maximum is {max}")]
     TooLarge {
-        /// Blocks to add.
+        /// Number of blocks to add.
         asked: usize,
-        /// Blocks that the pool has.
+        /// Current size in blocks.
         total: usize,
-        /// The most that it may have.
+        /// Maximum size in blocks.
         max: usize,
     },
-    /// The memory for the bytes could not be had.
+    /// The system could not provide memory for the new blocks.
     #[error("no memory for {asked} more blocks: {reason}")]
     Memory {
-        /// Blocks to add.
+        /// Number of blocks to add.
         asked: usize,
-        /// What the system said.
+        /// Reason given by the system.
         reason: &'static str,
     },
 }

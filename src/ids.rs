@@ -1,11 +1,13 @@
-//! Identifiers: newtypes with no logic of their own.
+//! Identifiers: newtypes without logic.
 //!
-//! A *block* is what a sequence owns; its id never changes while it lives. A *frame* is a physical place that
-//! holds one block's bytes. The two are in bijection over the whole pool, and equal until something moves.
+//! A *block* is the unit that a sequence owns; its id never changes while it lives. A *frame* is a
+//! physical place that holds one block's bytes. Blocks and frames are in bijection over the whole
+//! pool, and a block's id equals its frame's until the first move.
 
 use std::fmt;
 
-/// Frames (and therefore blocks) that one pool can address: the frame field of a block word has this many values.
+/// Maximum number of frames (and therefore blocks) of a pool: the number of values of a block
+/// word's frame field.
 pub const FRAMES_MAX: usize = 1 << crate::config::FRAME_BITS;
 
 macro_rules! id {
@@ -16,7 +18,7 @@ macro_rules! id {
         pub struct $name(pub $raw);
 
         impl $name {
-            /// The raw number.
+            /// Returns the raw number.
             #[inline]
             pub const fn get(self) -> $raw {
                 self.0
@@ -38,11 +40,11 @@ macro_rules! id {
 }
 
 id! {
-    /// A block, by the id that it keeps while it lives.
+    /// Id of a block, which does not change while the block lives.
     BlockId(u32)
 }
 id! {
-    /// A physical place for one block.
+    /// Number of a frame, a physical place for one block.
     FrameId(u32)
 }
 id! {
@@ -50,24 +52,27 @@ id! {
     Order(u8)
 }
 id! {
-    /// A sequence: one request's tokens, as the engine numbers it.
+    /// Id of a sequence (the tokens of one request), chosen by the engine.
     SequenceId(u64)
 }
 id! {
-    /// A point in the order of batches. A frame retired at a ticket is reusable once every batch up to it has ended.
+    /// Position in the order of batches. A frame retired at a ticket is reusable when every batch
+    /// up to that ticket has ended.
     Ticket(u64)
 }
 id! {
-    /// How many times a block has been freed. A handle with another generation than its block's is stale.
+    /// Number of times that a block has been freed. A handle whose generation differs from its
+    /// block's is stale.
     Generation(u64)
 }
 id! {
-    /// Tells the pools of one process apart, so that a handle of another pool is refused.
+    /// Tag that distinguishes the pools of a process, so that a pool refuses another pool's
+    /// handles.
     PoolTag(u32)
 }
 
 impl BlockId {
-    /// As an index into a table of blocks.
+    /// Returns the id as an index into a table of blocks.
     #[inline]
     pub const fn index(self) -> usize {
         self.0 as usize
@@ -75,7 +80,7 @@ impl BlockId {
 }
 
 impl FrameId {
-    /// As an index into a table of frames.
+    /// Returns the id as an index into a table of frames.
     #[inline]
     pub const fn index(self) -> usize {
         self.0 as usize
@@ -83,7 +88,7 @@ impl FrameId {
 }
 
 impl Order {
-    /// The length of a run of this order, in frames.
+    /// Returns the length of a run of this order, in frames.
     #[inline]
     pub const fn frames(self) -> usize {
         1 << self.0
@@ -91,21 +96,21 @@ impl Order {
 }
 
 impl SequenceId {
-    /// The owner of a block that belongs to no sequence.
+    /// Owner of a block that belongs to no sequence.
     pub const NONE: Self = Self(u64::MAX);
 }
 
 /// Consecutive frames: `start .. start + len`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Run {
-    /// The first frame.
+    /// First frame.
     pub start: FrameId,
-    /// How many frames.
+    /// Number of frames.
     pub len: u32,
 }
 
 impl Run {
-    /// The frame after the last.
+    /// Returns the frame after the last one.
     #[inline]
     pub const fn end(self) -> u32 {
         self.start.0 + self.len
@@ -124,7 +129,7 @@ impl Run {
         Some(Self { start, len: self.len + other.len })
     }
 
-    /// Every frame of the run, ascending.
+    /// Returns every frame of the run, ascending.
     pub fn frames(self) -> impl DoubleEndedIterator<Item = FrameId> + ExactSizeIterator {
         (self.start.0..self.end()).map(FrameId)
     }
@@ -136,14 +141,14 @@ impl fmt::Display for Run {
     }
 }
 
-/// Where a pool's memory is.
+/// Device that holds a pool's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum DeviceId {
-    /// The memory of the host.
+    /// Host memory.
     #[default]
     Host,
-    /// A CUDA device, by ordinal.
+    /// CUDA device, by ordinal.
     Cuda(u16),
 }
 
@@ -156,27 +161,28 @@ impl fmt::Display for DeviceId {
     }
 }
 
-/// A counted reference to one block, as an engine that keeps its own tables holds it: the block, the generation
-/// that it was handed out in, and the pool that it came from. It does not free on drop.
+/// A counted reference to one block, for an engine that manages its own tables. It does not free on
+/// drop.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct BlockHandle {
-    /// The block.
+    /// Id of the block.
     pub id: BlockId,
-    /// The pool that handed it out.
+    /// Pool that created the handle.
     pub pool: PoolTag,
-    /// The block's generation when it was handed out.
+    /// Generation of the block when the handle was created.
     pub generation: Generation,
 }
 
 impl BlockHandle {
-    /// As one number, for tables in other languages: id in bits 0..32, pool in 32..64, generation above.
+    /// Returns the handle as one number, for tables in other languages. The id is in bits 0..32,
+    /// the pool in 32..64, the generation above.
     #[inline]
     pub const fn to_bits(self) -> u128 {
         self.id.0 as u128 | (self.pool.0 as u128) << 32 | (self.generation.0 as u128) << 64
     }
 
-    /// The inverse of [`to_bits`](Self::to_bits). Any number is accepted here; the pool checks the handle when it
-    /// is used.
+    /// Inverse of [`to_bits`](Self::to_bits). Accepts any number; the pool checks a handle on each
+    /// use.
     #[inline]
     pub const fn from_bits(bits: u128) -> Self {
         Self {
@@ -193,16 +199,16 @@ impl fmt::Display for BlockHandle {
     }
 }
 
-/// Who goes first where requests compete.
+/// Priority of a request in the line.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 #[repr(u8)]
 pub enum Priority {
     /// Throughput work.
     #[default]
     Normal,
-    /// Ahead of normal requests.
+    /// Served before normal requests.
     High,
-    /// Ahead of all others.
+    /// Served before all other requests.
     Urgent,
 }
 

@@ -1,9 +1,10 @@
-//! Planted bugs that are chosen at run time, in a build with `--cfg kvpool_planted`.
+//! Planted bugs chosen at run time, in a build with `--cfg kvpool_planted`.
 //!
-//! `cfg!(kvpool_mutant = "name")` marks a planted bug. A usual build resolves it to `false` when it compiles. This build
-//! shadows the macro: it compares the name with `KVPOOL_MUTANT`, so that one build serves every planted bug
-//! (`loom-tests/mutants.sh`, `cuda-tests/mutants.sh`). A planted bug must therefore be an expression, neither a
-//! `#[cfg(...)]` attribute nor part of a constant.
+//! `cfg!(kvpool_mutant = "name")` marks a planted bug. A normal build evaluates it to `false` at
+//! compile time. This build shadows the macro with a comparison of the name with `KVPOOL_MUTANT`,
+//! so that one build serves all planted bugs (`loom-tests/mutants.sh`, `cuda-tests/mutants.sh`). A
+//! planted bug must therefore be an expression, neither a `#[cfg(...)]` attribute nor part of a
+//! constant.
 
 use std::sync::LazyLock;
 

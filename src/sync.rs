@@ -1,9 +1,11 @@
-//! The only file that names `std::sync::atomic`, `std::thread` or loom. Everything else imports from here.
+//! Atomics, threads and locks. The only file that names `std::sync::atomic`, `std::thread` or loom;
+//! all others import from here.
 //!
-//! Built plainly this is the standard library; built with `--cfg kvpool_loom --cfg crossbeam_loom` it is loom's.
-//! Two things have no loom support and are replaced by a loom mutex, which models their *semantics* (each call one atomic
-//! step) and none of their internals: [`Map`] (dashmap), and `AtomicWaker` (atomic-waker). loom treats SeqCst *accesses* as AcqRel, so
-//! every store-load order here is an explicit fence.
+//! A normal build uses the standard library; a build with `--cfg kvpool_loom --cfg crossbeam_loom`
+//! uses loom. Two types have no loom support and are replaced by a loom mutex, which models their
+//! *semantics* (each call is one atomic step) and none of their internals: [`Map`] (dashmap), and
+//! `AtomicWaker` (atomic-waker). loom treats SeqCst *accesses* as AcqRel, so every store-load order
+//! here is an explicit fence.
 
 mod asymmetric;
 #[cfg(kvpool_loom)]
@@ -15,18 +17,19 @@ pub(crate) use asymmetric::{heavy_fence, light_fence};
 pub(crate) use crossbeam_utils::CachePadded;
 pub(crate) use imp::*;
 
-/// A number that no other pool, and no other pool's clock, of this process has, until four billion were made. The standard library's counter also
-/// under loom: the number names a pool and decides nothing.
+/// Returns a tag unique among the pools and clocks of this process, until four billion have been
+/// created. The counter is the standard library's also under loom: the tag names a pool and decides
+/// nothing.
 pub(crate) fn next_pool_tag() -> crate::ids::PoolTag {
     static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(1);
     crate::ids::PoolTag(NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed))
 }
 
-/// A count by which nothing is decided. The standard library's also under loom, where it costs a
+/// A counter on which no decision depends. The standard library's also under loom, where it costs a
 /// model nothing.
 pub(crate) type StatisticU64 = std::sync::atomic::AtomicU64;
 
-/// Threads that the machine runs at once; two under loom.
+/// Returns the number of threads that the machine runs in parallel; two under loom.
 pub(crate) fn available_parallelism() -> usize {
     if cfg!(kvpool_loom) {
         2
@@ -35,8 +38,9 @@ pub(crate) fn available_parallelism() -> usize {
     }
 }
 
-/// As `fence(SeqCst)`, of a thread that has done an atomic read-modify-write since its last store. On x86-64 that is a
-/// full barrier already, which compilers do not know: what is left to do is to keep the compiler from reordering.
+/// Acts as `fence(SeqCst)` for a thread that has performed an atomic read-modify-write since its
+/// last store. On x86-64 that operation is already a full barrier, which compilers do not know:
+/// only compiler reordering remains to be prevented.
 #[inline]
 pub(crate) fn fence_after_rmw() {
     #[cfg(all(target_arch = "x86_64", not(kvpool_loom), not(miri)))]
@@ -45,7 +49,7 @@ pub(crate) fn fence_after_rmw() {
     fence(Ordering::SeqCst);
 }
 
-/// Starts a thread that nobody waits for.
+/// Starts a detached thread.
 #[cfg(all(feature = "cuda", not(kvpool_loom)))]
 pub(crate) fn spawn_detached(name: String, work: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
     std::thread::Builder::new().name(name).spawn(work).map(drop)
@@ -54,7 +58,8 @@ pub(crate) fn spawn_detached(name: String, work: impl FnOnce() + Send + 'static)
 #[cfg(all(feature = "cuda", not(kvpool_loom)))]
 pub(crate) use std::thread::sleep;
 
-/// What `kvpool::testing` gives to the code of a model: the primitives that the pool itself is built on.
+/// The primitives that `kvpool::testing` offers to the code of a model: those that the pool itself
+/// uses.
 pub mod testing {
     #[cfg(kvpool_loom)]
     pub use loom::{cell, future, sync, thread};
@@ -62,7 +67,7 @@ pub mod testing {
     pub use std::{cell, sync, thread};
 }
 
-/// Whether this thread is on its way out of a panic.
+/// Returns whether this thread is unwinding from a panic.
 pub(crate) fn panicking() -> bool {
     std::thread::panicking()
 }
@@ -81,7 +86,7 @@ mod imp {
     pub(crate) use std::thread::yield_now;
     pub(crate) use std::thread_local;
 
-    /// A thread-local without a destructor, which costs one load.
+    /// Declares a thread-local without a destructor, whose access costs one load.
     macro_rules! thread_local_const {
         ($(#[$attribute:meta])* static $name:ident: $type:ty = $value:expr;) => {
             std::thread_local! { $(#[$attribute])* static $name: $type = const { $value } }
@@ -89,8 +94,8 @@ mod imp {
     }
     pub(crate) use thread_local_const;
 
-    /// Plain memory behind a pointer that is published: written before, and never after. loom checks that whoever reads it
-    /// found it by an Acquire.
+    /// Plain memory behind a published pointer: written before publication, never after. loom
+    /// checks that every reader obtained the pointer by an Acquire.
     pub(crate) struct Frozen<T>(T);
 
     impl<T> Frozen<T> {
@@ -109,7 +114,7 @@ mod imp {
         }
     }
 
-    /// A map from ids to values that many threads change at once.
+    /// A concurrent map from ids to values.
     pub(crate) struct Map<K, V>(dashmap::DashMap<K, V>);
 
     impl<K: Eq + std::hash::Hash, V: Clone> Map<K, V> {
@@ -117,7 +122,7 @@ mod imp {
             Self(dashmap::DashMap::new())
         }
 
-        /// Adds an entry, unless there is one of this key; says whether it did.
+        /// Inserts an entry unless the key has one. Returns whether it was inserted.
         pub(crate) fn insert_new(&self, key: K, value: V) -> bool {
             match self.0.entry(key) {
                 dashmap::Entry::Occupied(_) => false,
@@ -140,7 +145,7 @@ mod imp {
             self.0.len()
         }
 
-        /// Every entry, each as it was at some moment during the call.
+        /// Returns every entry, each as it was at some moment during the call.
         pub(crate) fn entries(&self) -> Vec<(K, V)>
         where
             K: Copy,
@@ -186,13 +191,14 @@ mod imp {
     use std::hash::Hash;
     use std::task::Waker;
 
-    /// Plain memory behind a pointer that is published: to make it is a write of `made`, and each look at it a read.
+    /// Plain memory behind a published pointer: creating it writes `made`, and each access reads
+    /// it.
     pub(crate) struct Frozen<T> {
         value: T,
         made: UnsafeCell<()>,
     }
 
-    // SAFETY: the cell has no contents; the checker sees who accesses it.
+    // SAFETY: the cell has no contents; loom checks its accesses.
     unsafe impl<T: Sync> Sync for Frozen<T> {}
 
     impl<T> Frozen<T> {
@@ -210,7 +216,7 @@ mod imp {
         }
     }
 
-    /// The waker of one task; every call is one step.
+    /// The waker of one task; every call is one atomic step.
     pub(crate) struct AtomicWaker(loom::sync::Mutex<Option<Waker>>);
 
     impl AtomicWaker {
@@ -219,7 +225,7 @@ mod imp {
         }
 
         pub(crate) fn register(&self, waker: &Waker) {
-            // What was there is dropped after the lock.
+            // The old value is dropped after the lock is released.
             let _old = self.0.lock().unwrap().replace(waker.clone());
         }
 
@@ -228,7 +234,7 @@ mod imp {
         }
     }
 
-    /// A map from ids to values; every call is one step.
+    /// A map from ids to values; every call is one atomic step.
     pub(crate) struct Map<K, V>(loom::sync::Mutex<HashMap<K, V>>);
 
     impl<K: Eq + Hash, V: Clone> Map<K, V> {
@@ -250,7 +256,7 @@ mod imp {
         }
 
         pub(crate) fn remove(&self, key: &K) {
-            // What was there is dropped after the lock.
+            // The old value is dropped after the lock is released.
             let _gone = self.0.lock().unwrap().remove(key);
         }
 
@@ -267,8 +273,8 @@ mod imp {
     }
 }
 
-/// Wakes a task. A waker is a user's code: if it panics, the panic was reported where it happened and goes no further, because
-/// who wakes has frames, references or a batch in hand.
+/// Wakes a task. A waker is user code: its panic is reported by the panic hook and goes no further,
+/// because the calling thread holds frames, references or a batch.
 pub(crate) fn wake(waker: std::task::Waker) {
     let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| waker.wake()));
 }

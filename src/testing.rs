@@ -1,13 +1,15 @@
-//! Tools to test code that uses a pool: a model checker, and the end of a test.
+//! Tools for testing code that uses a pool: a model checker, and a wait for the end of threads.
 //!
-//! A scheduler that calls the pool from several threads has races of its own: a sequence preempted while it decodes, a
-//! block counted twice, a wake-up lost. [loom](https://docs.rs/loom) runs a small piece of such code, a *model*, under
-//! every interleaving of its threads, and with every value that a relaxed load may return. The pool takes part: built
-//! with two `cfg`s it runs on loom's atomics, so that a model explores the races of the pool together with yours.
+//! A scheduler that calls the pool from several threads has races of its own: a sequence preempted
+//! while it decodes, a block counted twice, a lost wake-up. [loom](https://docs.rs/loom) runs a
+//! small piece of such code, a *model*, under every interleaving of its threads, and with every
+//! value that a relaxed load may return. The pool takes part: built with two `cfg`s it runs on
+//! loom's atomics, so that a model explores the races of the pool together with those of the
+//! scheduler.
 //!
 //! # A model in a crate of your own
 //!
-//! `Cargo.toml` needs the pool, and the two `cfg`s if unknown ones are warned of:
+//! `Cargo.toml` needs the pool, and the `cfg` if the build warns of unknown ones:
 //!
 //! ```toml
 //! [dependencies]
@@ -17,8 +19,9 @@
 //! unexpected_cfgs = { level = "warn", check-cfg = ["cfg(kvpool_loom)"] }
 //! ```
 //!
-//! The code under test takes its threads, locks and atomics from [`thread`] and [`sync`]: those of the standard library,
-//! or, in a model, loom's. A scheduler of two workers over four blocks, complete:
+//! The code under test imports its threads, locks and atomics from [`thread`] and [`sync`]: in a
+//! model these are loom's, otherwise the standard library's. A complete scheduler of two workers
+//! over four blocks:
 //!
 //! ```
 //! use kvpool::error::AllocError;
@@ -26,7 +29,7 @@
 //! use kvpool::storage::KvLayout;
 //! use kvpool::testing::{self, sync::Arc, sync::atomic::{AtomicUsize, Ordering}, thread};
 //!
-//! /// Serves a request of so many blocks, and one more to decode into. Gives all back if the pool is exhausted.
+//! /// Serves a request of `prompt` blocks, plus one to decode into. Frees all on exhaustion.
 //! fn serve(pool: &Pool, prompt: usize, finished: &AtomicUsize) {
 //!     let leases: Result<Vec<_>, AllocError> =
 //!         [prompt, 1].into_iter().map(|blocks| pool.allocate(AllocRequest::new(blocks))).collect();
@@ -53,7 +56,7 @@
 //!     serve(&pool, 1, &finished);
 //!     worker.join().unwrap();
 //!     assert!(finished.load(Ordering::Relaxed) >= 1, "both gave up");
-//!     testing::wait_for_threads(&pool, 0); // the worker's cache is gone
+//!     testing::wait_for_threads(&pool, 0); // the worker has returned its cache
 //!     pool.audit().unwrap();
 //!     assert_eq!(pool.free_blocks(), 4);
 //! });
@@ -66,23 +69,28 @@
 //!
 //! # What to know
 //!
-//! - *Bounds.* loom stops after 1,000 branches unless told otherwise, which one allocation exceeds; [`check`] allows
-//!   50,000. It bounds the preemptions of an execution to 2: most bugs need no more, and each one more multiplies the
-//!   time. [`Check`] changes both, `LOOM_MAX_PREEMPTIONS` and `LOOM_MAX_BRANCHES` raise them.
-//! - *Sizes.* A pool of a model is small, has no storage, and segments of [`SEGMENT_BLOCKS`]. Inside it, words, magazines
-//!   and logs are shorter than in a real build, so that four blocks reach the edges. A model has at most five threads.
-//! - *Loops.* A thread that waits for another one in a loop must call [`thread::yield_now`] in it: loom runs another
-//!   thread then. To await a future, use `loom::future::block_on` or a block on loom's condition variable: a future that
-//!   is never woken is a deadlock, which loom reports.
-//! - *Stacks.* loom gives a thread of a model a small stack. One that overflows it, as a compaction in a build without
-//!   optimization does, is spawned by `thread::Builder` with a larger one; loom counts it in words.
-//! - *The end.* Under loom, as with scoped threads, `join` returns before the destructors of a thread's locals have run:
-//!   its cached blocks may still be on their way. [`wait_for_threads`] polls until they are back, before an audit.
-//! - *Failures.* A model that fails panics in the caller of [`check`], with the message of the first failure, so that
-//!   `#[should_panic(expected = "...")]` works. The execution that failed is abandoned where it stands: none of its
-//!   destructors run. A panic that the model expects goes through [`catch`].
-//! - *What loom does not see*: load buffering, more preemptions than the bound, the difference between `SeqCst` accesses
-//!   and acquire-release ones (the pool uses explicit fences), and bytes in storage.
+//! - *Bounds.* loom stops after 1,000 branches by default, which one allocation exceeds; [`check`]
+//!   allows 50,000. It bounds the preemptions of an execution to 2: most bugs need no more, and
+//!   each additional one multiplies the time. [`Check`] changes both; `LOOM_MAX_PREEMPTIONS` and
+//!   `LOOM_MAX_BRANCHES` raise them.
+//! - *Sizes.* The pool of a model is small, has no storage, and segments of [`SEGMENT_BLOCKS`]. Its
+//!   words, magazines and logs are shorter than in a normal build, so that four blocks reach the
+//!   boundary cases. A model has at most five threads.
+//! - *Loops.* A thread that waits for another thread in a loop must call [`thread::yield_now`] in
+//!   it, which lets loom run another thread. To await a future, use `loom::future::block_on` or
+//!   block on loom's condition variable: loom reports a future that is never woken as a deadlock.
+//! - *Stacks.* loom gives the threads of a model a small stack. A thread that overflows it, as a
+//!   compaction does in an unoptimized build, must be spawned by `thread::Builder` with a larger
+//!   stack; loom counts its size in words.
+//! - *The end.* Under loom, as with scoped threads, `join` returns before the destructors of the
+//!   thread's locals have run: its cached blocks may not be back in the pool yet.
+//!   [`wait_for_threads`] polls until they are. Call it before an audit.
+//! - *Failures.* A failing model panics in the caller of [`check`], with the message of the first
+//!   failure, so that `#[should_panic(expected = "...")]` works. The failed execution is abandoned:
+//!   none of its destructors run. Use [`catch`] for a panic that the model expects.
+//! - *What loom does not see*: load buffering, more preemptions than the bound, the difference
+//!   between `SeqCst` accesses and acquire-release ones (the pool uses explicit fences), and bytes
+//!   in storage.
 
 use std::any::Any;
 use std::time::{Duration, Instant};
@@ -90,32 +98,32 @@ use std::time::{Duration, Instant};
 use crate::pool::Pool;
 use crate::sync::testing;
 
-/// Threads: `loom::thread` in a model, else `std::thread`.
+/// Threads: `loom::thread` in a model, otherwise `std::thread`.
 pub use testing::thread;
 
-/// Locks, atomics and reference counts: `loom::sync` in a model, else `std::sync`.
+/// Locks, atomics and reference counts: `loom::sync` in a model, otherwise `std::sync`.
 pub use testing::sync;
 
-/// Cells whose accesses loom checks: `loom::cell` in a model, else `std::cell`.
+/// Cells with accesses checked by loom: `loom::cell` in a model, otherwise `std::cell`.
 pub use testing::cell;
 
 /// `loom::future`: executors of a model.
 #[cfg(kvpool_loom)]
 pub use testing::future;
 
-/// The smallest segment that a pool can have: 4 blocks in a model, else 64.
+/// Smallest segment of a pool: 4 blocks in a model, otherwise 64.
 pub const SEGMENT_BLOCKS: usize = crate::config::FAN;
 
-/// Explores the executions of a model, with the default bounds of [`Check`].
+/// Explores the executions of a model within the default bounds of [`Check`].
 ///
 /// # Panics
 ///
-/// With the message of the first execution that fails.
+/// With the message of the first failing execution.
 pub fn check(name: &str, model: impl Fn() + Send + Sync + 'static) -> Explored {
     Check::new(name).run(model)
 }
 
-/// A model, and how far it is to be explored.
+/// Bounds for exploring a model.
 #[derive(Clone, Debug)]
 #[must_use = "a check explores nothing before it is run"]
 pub struct Check {
@@ -125,47 +133,49 @@ pub struct Check {
     runs: u64,
 }
 
-/// What was explored without a failure.
+/// Extent of an exploration that found no failure.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Explored {
-    /// Executions of the model.
+    /// Number of executions.
     pub executions: u64,
-    /// Preemptions in one execution at most; 0 on real threads, which count none.
+    /// Maximum number of preemptions per execution; 0 on real threads, where they are not counted.
     pub preemptions: usize,
-    /// Time that it took.
+    /// Elapsed time.
     pub elapsed: Duration,
 }
 
 impl Check {
-    /// A check with at most 2 preemptions and 50,000 branches in an execution; outside of a model, of 100 runs.
+    /// Creates a check of at most 2 preemptions and 50,000 branches per execution, or of 100 runs
+    /// without loom.
     pub fn new(name: impl Into<String>) -> Self {
         Self { name: name.into(), preemptions: 2, branches: 50_000, runs: 100 }
     }
 
-    /// Sets the preemptions of an execution. `LOOM_MAX_PREEMPTIONS` may ask for more, and never for less.
+    /// Sets the maximum number of preemptions. `LOOM_MAX_PREEMPTIONS` can raise it, but not lower
+    /// it.
     pub fn preemptions(mut self, preemptions: usize) -> Self {
         self.preemptions = preemptions;
         self
     }
 
-    /// Sets the branches of an execution. `LOOM_MAX_BRANCHES` may ask for more, and never for less.
+    /// Sets the maximum number of branches. `LOOM_MAX_BRANCHES` can raise it, but not lower it.
     pub fn branches(mut self, branches: usize) -> Self {
         self.branches = branches;
         self
     }
 
-    /// Sets how often the model runs where it is built without loom.
+    /// Sets the number of runs in a build without loom.
     pub fn runs(mut self, runs: u64) -> Self {
         self.runs = runs;
         self
     }
 
-    /// Explores the model, and prints how many executions that were.
+    /// Explores the model and prints the number of executions.
     ///
     /// # Panics
     ///
-    /// With the message of the first execution that fails.
+    /// With the message of the first failing execution.
     pub fn run(self, model: impl Fn() + Send + Sync + 'static) -> Explored {
         let begin = Instant::now();
         let (executions, preemptions) = self.explore(model);
@@ -189,8 +199,8 @@ impl Check {
     }
 }
 
-/// Runs `f`, and returns its panic as an error: [`std::panic::catch_unwind`], for a panic that a model expects. Any
-/// other panic of a model is a failure of it.
+/// Runs `f` and returns its panic as an error, as [`std::panic::catch_unwind`] does. For panics
+/// that a model expects: any other panic of a model is a failure.
 ///
 /// # Errors
 ///
@@ -202,21 +212,21 @@ pub fn catch<R>(f: impl FnOnce() -> R) -> Result<R, Box<dyn Any + Send>> {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(f))
 }
 
-/// Waits until at most `others` threads and handles besides this thread have a cache in the pool: those that have ended
-/// have given theirs back. Before an audit, because a thread's destructors may run after the end of its scope, and, in a
-/// model, after `join` returned.
+/// Waits until at most `others` threads and handles besides this thread have a cache in the pool. A
+/// thread that ends returns its cache. Call it before an audit, because a thread's destructors may
+/// run after the end of its scope, and, in a model, after `join` returned.
 ///
 /// # Panics
 ///
-/// After ten seconds outside of a model: a thread that is counted has not ended.
+/// After ten seconds, outside of a model, if too many threads still have a cache.
 pub fn wait_for_threads(pool: &Pool, others: usize) {
     let begin = Instant::now();
-    // So that this thread is certainly counted.
+    // Ensures that this thread is counted.
     drop(pool.blocks().keep_alive());
     while pool.thread_caches() > others.saturating_add(1) {
         assert!(
             cfg!(kvpool_loom) || begin.elapsed() < Duration::from_secs(10),
-            "{} threads besides this one have a cache in the pool, {others} were expected",
+            "{} threads besides this one have a cache in the pool; at most {others} expected",
             pool.thread_caches() - 1
         );
         thread::yield_now();

@@ -324,7 +324,7 @@ async fn a_deadline_names_the_first_in_line() {
     assert_eq!((head.priority, head.asked), (Priority::High, 5));
     assert!(head.unpolled().unwrap() >= Duration::from_millis(50), "{head:?}");
     let text = error.to_string();
-    assert!(text.contains("5 blocks at high priority") && text.contains("without being polled"), "{text}");
+    assert!(text.contains("5 blocks at high priority") && text.contains("not polled since"), "{text}");
     drop(first);
     quiet(&pool, 8);
 }

@@ -1,4 +1,5 @@
-//! One thread: a block, ten blocks with metadata, bursts, and the explicit handle as the bare magazine.
+//! One thread: one block, ten blocks with metadata, bursts, and the explicit handle as the bare
+//! magazine.
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use kvpool_benches::measure;

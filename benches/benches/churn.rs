@@ -1,15 +1,18 @@
-//! Fragmentation over a long time of sequences growing side by side, 85 to 95 % of the pool in use: without compaction,
-//! with it in the background by several policies, and what a perfect compaction would leave at each moment.
+//! Fragmentation during a long churn of concurrently growing sequences, with 85 to 95 % of the pool
+//! in use: without compaction, with background compaction by several policies, and the result of a
+//! perfect compaction at each moment.
 //!
-//! 65,536 blocks of 16 tokens. A prompt takes 1 to 128 blocks; every live sequence then grows by a token a step, until it
-//! has grown by up to 64 blocks; then it is closed. Prompts are admitted while less is in use than a bound that wanders
-//! between 85 and 95 %. A batch covers each step, and the next begins before it ends, so that some batch is always in
-//! flight. The pool is first turned over some times as fast as it goes; then a step takes 5 ms, which is life at several
-//! times its speed, and compaction begins.
+//! 65,536 blocks of 16 tokens. A prompt takes 1 to 128 blocks; every open sequence then grows by
+//! one token per step, until it has grown by up to 64 blocks, and is closed. Prompts are admitted
+//! while less is in use than a bound that wanders between 85 and 95 %. A batch covers each step,
+//! and the next begins before it ends, so that some batch is always in flight. First the pool is
+//! turned over several times at full speed; then a step takes 5 ms, several times faster than in
+//! production, and compaction begins.
 //!
-//! Fragmentation is the share of the free frames that are in no free aligned run of 16; sampled before each step, when
-//! the engine would admit. *All* counts the frames in magazines among them, *bitmaps* does not. Moved bytes are told by
-//! run gained, and by byte that the sequences wrote.
+//! Fragmentation is the share of the free frames outside free aligned runs of 16, sampled before
+//! each step, when the engine would admit. *All* counts the frames in magazines among them,
+//! *bitmaps* does not. Moved bytes are reported per run gained, and per byte that the sequences
+//! wrote.
 //!
 //! Target: under 2 % with compaction.
 
@@ -28,9 +31,9 @@ const PROMPT_MAX: usize = 128;
 const GROWTH_MAX: usize = 64;
 const TOKENS: usize = 16;
 const STEP: Duration = Duration::from_millis(5);
-/// Steps as fast as they go; the pool is turned over some times by then.
+/// Steps at full speed, which turn the pool over several times.
 const BEFORE: usize = 6_000;
-/// Steps in which compaction comes to its pace, before the first sample.
+/// Steps in which compaction reaches its steady rate, before the first sample.
 const WARM_UP: usize = 400;
 const STEPS: usize = 2_000;
 
@@ -69,7 +72,7 @@ fn main() {
     }
 }
 
-/// What was seen before the steps.
+/// Samples taken before the steps.
 #[derive(Default)]
 struct Seen {
     all: Vec<f64>,
@@ -157,7 +160,7 @@ impl<'a> Engine<'a> {
             if sequence.len() < *end {
                 match batch.append(sequence, 1) {
                     Ok(appended) => self.written += appended.new_blocks,
-                    // It goes on in the next step.
+                    // The batch continues in the next step.
                     Err(_) => self.refused += 1,
                 }
                 place += 1;
@@ -175,7 +178,7 @@ impl<'a> Engine<'a> {
             self.live.push((sequence, prompt + self.random.usize(1..=GROWTH_MAX * TOKENS)));
             self.next += 1;
         }
-        // The one before ends.
+        // The previous batch ends.
         self.batch = Some(batch);
     }
 }
@@ -211,7 +214,8 @@ impl Seen {
         );
     }
 
-    /// What is left, over the bitmaps, if all is moved that can be at that moment.
+    /// Prints the fragmentation of the bitmaps that remains if everything movable at that moment is
+    /// moved.
     fn print_ideal(&self) {
         let runs = median(self.ideal_runs.iter().copied());
         println!(
@@ -225,7 +229,7 @@ impl Seen {
     }
 }
 
-/// Mean, median and 99th percentile.
+/// Formats mean, median and 99th percentile.
 fn shares(figures: &[f64]) -> String {
     let mut sorted = figures.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);

@@ -1,9 +1,10 @@
-//! How fast blocks move: a whole compaction beside `memcpy` of the same bytes, in the same run.
+//! Speed of moves: a whole compaction compared with `memcpy` of the same bytes, in the same run.
 //!
-//! Every other block of a full pool is freed and the pool compacted, so that a quarter of its memory moves, all of it in
-//! pieces as small as they get. The figure is moved bytes over the whole time of the run: looking, planning, claiming,
-//! copying, publishing. Beside it, its parts: the look and the plan alone, and the copy alone, of the same moves in one
-//! call. The baseline is one `memcpy` of as many bytes as moved, between plain pieces of memory. All memory has been
+//! Every other block of a full pool is freed and the pool compacted, so that a quarter of its
+//! memory moves, all of it in pieces of minimal size. The figure is the number of moved bytes over
+//! the whole time of the run: snapshot, plan, claims, copies, publication. Its parts are measured
+//! too: snapshot and plan alone, and the copy of the same moves alone in one call. The baseline is
+//! one `memcpy` of as many bytes as moved, between plain pieces of memory. All memory has been
 //! written before. Medians; ratios are medians of the ratios of each round.
 //!
 //! Target: 0.8 of `memcpy`.
@@ -23,13 +24,13 @@ const ROUNDS: usize = 9;
 
 fn main() {
     println!("moved bytes over time, medians of {ROUNDS} rounds; the ratio is to memcpy of the same bytes");
-    println!("{:<34} {:>8} {:>8} {:>8} {:>10} {:>7}", "", "MiB", "ms", "GB/s", "ns a block", "ratio");
+    println!("{:<34} {:>8} {:>8} {:>8} {:>10} {:>7}", "", "MiB", "ms", "GB/s", "ns/block", "ratio");
     report("qwen2.5-7b", 1 << 30);
     report("qwen2.5-0.5b", 1 << 29);
     report("tiny", 1 << 25);
 }
 
-/// The time of one way, in each round.
+/// Times of one method, by round.
 struct Way {
     name: &'static str,
     times: Vec<Duration>,
@@ -60,7 +61,7 @@ fn report(model: &str, bytes: usize) {
     println!("{model}: {} blocks of {} bytes", pool.total_blocks(), pool.layout().bytes_per_block());
     let mut plain = Plain::new(bytes / 4 + (bytes >> 6));
     let mut memcpy = Way::new("  memcpy");
-    let mut looking = Way::new("  the look and the plan alone");
+    let mut looking = Way::new("  snapshot and plan alone");
     let mut copying = Way::new("  the copy alone, in one call");
     let mut whole = Way::new("  defragment");
     let mut polled = Way::new("  defragment, without a runtime");
@@ -104,7 +105,7 @@ fn thin(pool: &Pool, all: &mut Vec<BlockHandle>) {
     pool.trim();
 }
 
-/// What a compaction is about to do, in its parts: to look and plan, and to copy.
+/// Runs the parts of the coming compaction: snapshot and plan, and the copy.
 fn parts(pool: &Pool) -> (Duration, Duration) {
     let start = Instant::now();
     let snapshot = pool.snapshot();
@@ -113,7 +114,7 @@ fn parts(pool: &Pool) -> (Duration, Duration) {
     let moves: Vec<_> = planned.moves.iter().map(|step| FrameMove::new(step.from, step.to)).collect();
     let storage = pool.storage().expect("a pool with memory");
     let start = Instant::now();
-    // SAFETY: the destinations are free, and nobody but this thread uses the pool.
+    // SAFETY: the destinations are free, and only this thread uses the pool.
     unsafe { storage.copy(&moves) }.expect("frames of the pool");
     (look, start.elapsed())
 }
@@ -128,7 +129,7 @@ fn run(pool: &Pool, runtime: Option<&Runtime>) -> DefragReport {
     report
 }
 
-/// Polls a future that waits for nothing but itself.
+/// Polls a future that needs no other task.
 fn poll_through<F: Future>(future: F) -> F::Output {
     let mut future = std::pin::pin!(future);
     let mut context = Context::from_waker(Waker::noop());

@@ -1,7 +1,7 @@
-//! Which block goes next: the rank queue of ranks beside an exact LRU list under a mutex.
+//! Eviction order: the rank queue compared with an exact LRU list under a mutex.
 //!
-//! Steady state: every block is evictable, the oldest goes, and is filed as the newest. The blocks' rows lie in no order,
-//! as in a pool that has run for a while.
+//! Steady state: every block is evictable, the oldest is popped, and filed as the newest. The
+//! blocks' rows are in random order, as in a pool that has run for a while.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -16,20 +16,20 @@ use parking_lot::Mutex;
 
 const SIZES: [usize; 3] = [1 << 10, 1 << 16, 1 << 20];
 
-/// Blocks of a request: 31,000 tokens of 512 a block, or 1,000 of 16.
+/// Blocks per request: 31,000 tokens at 512 per block, or 1,000 at 16.
 const REQUEST: usize = 62;
 
-/// An order of eviction under measurement.
+/// An eviction order under measurement.
 trait Order: Sync {
     const NAME: &'static str;
 
-    /// Of so many blocks, none of them filed.
+    /// Creates an order for `blocks` blocks, none of them filed.
     fn new(blocks: usize) -> Self;
 
-    /// Files blocks as the newest; of them the first as the oldest.
+    /// Files blocks as the newest, the first of them as the oldest among these.
     fn push_all(&self, ids: &[BlockId]);
 
-    /// Takes the oldest.
+    /// Pops the oldest block.
     fn pop(&self) -> Option<BlockId>;
 }
 
@@ -86,7 +86,7 @@ impl Order for Ranked {
     }
 }
 
-/// A doubly linked list over rows, whose end is the number of blocks.
+/// A doubly linked list over rows. The row past the last block is the list's end.
 struct List {
     links: Box<[(u32, u32)]>,
 }
@@ -122,7 +122,7 @@ impl Order for Locked {
         if first == end {
             return None;
         }
-        // A real one is unlinked wherever it stands.
+        // A real cache unlinks a block from any position.
         let (before, after) = links[first];
         links[before as usize].1 = after;
         links[after as usize].0 = before;
@@ -130,7 +130,7 @@ impl Order for Locked {
     }
 }
 
-/// All blocks filed one by one, in random order.
+/// Creates an order with all blocks filed one by one, in random order.
 fn filled<O: Order>(blocks: usize) -> O {
     let order = O::new(blocks);
     let mut ids: Vec<BlockId> = (0..blocks as u32).map(BlockId).collect();
@@ -139,7 +139,8 @@ fn filled<O: Order>(blocks: usize) -> O {
     order
 }
 
-/// Nobody is lost or doubled, and alone they come as they were filed.
+/// Checks that no block is lost or duplicated, and that on one thread they pop in the order of
+/// filing.
 fn check<O: Order>() {
     let order: O = filled(4096);
     let owners = Owners::new(4096);
@@ -193,7 +194,7 @@ fn request<O: Order>(c: &mut Criterion) {
     }
 }
 
-/// The push alone: blocks in hand, the pops are not timed.
+/// Times pushes alone: the pops are not timed.
 fn push_request<O: Order>(c: &mut Criterion) {
     let mut group = c.benchmark_group(format!("eviction, push {REQUEST} at once"));
     for blocks in SIZES {
@@ -219,7 +220,7 @@ fn two_threads<O: Order>(c: &mut Criterion) {
                     |_| (),
                     |_, ()| {
                         for _ in 0..iterations {
-                            let id = order.pop().expect("two threads hold two at the most");
+                            let id = order.pop().expect("two threads hold at most two");
                             order.push_all(black_box(&[id]));
                         }
                     },

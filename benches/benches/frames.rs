@@ -1,4 +1,5 @@
-//! The floor below the pool: the magazine alone against the compare-exchange that it saves, and the bitmap alone.
+//! The frame floor: the magazine alone compared with the compare-exchange that it saves, and the
+//! bitmap alone.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,8 +14,8 @@ fn frames() -> Frames {
     Frames::new(FrameConfig { frames: FRAMES, frames_max: FRAMES, segment_frames: 4096 })
 }
 
-/// One frame through a thread's cache, bare and in the cell that lets others visit it; beside them what an
-/// uncontended compare-exchange costs.
+/// One frame through a thread's cache, bare and in its owner cell, compared with an uncontended
+/// compare-exchange.
 fn magazine(c: &mut Criterion) {
     let (frames, depot) = (frames(), Depot::new(64));
     let mut group = c.benchmark_group("magazine");
@@ -41,18 +42,18 @@ fn magazine(c: &mut Criterion) {
     let cell = OwnerCell::new(cache);
     group.bench_function("allocate + free, in its cell", |bencher| {
         bencher.iter(|| {
-            // SAFETY: this thread made the cell and is the only one that enters it.
+            // SAFETY: this thread created the cell and is the only one that enters it.
             let frame = unsafe { cell.enter(|cache| cache.allocate(&frames, &depot)) };
             let frame = black_box(frame.flatten().expect("nearly all are free"));
             // SAFETY: as above.
-            unsafe { cell.enter(|cache| cache.free(frame, &frames, &depot)) }.expect("nobody visits");
+            unsafe { cell.enter(|cache| cache.free(frame, &frames, &depot)) }.expect("no thread visits");
         });
     });
-    cell.visit(|cache| cache.flush(&frames)).expect("nobody is inside");
+    cell.visit(|cache| cache.flush(&frames)).expect("no thread is inside");
     assert_eq!(frames.free_frames(), FRAMES, "lost frames");
 }
 
-/// The bitmap at half fill: aligned runs of some orders, and a refill of a whole magazine.
+/// The bitmap at half fill: aligned runs of several orders, and a refill of a whole magazine.
 fn bitmap(c: &mut Criterion) {
     let mut group = c.benchmark_group("bitmap, half full");
     for order in [0, 3, 6, 9, 11].map(Order) {

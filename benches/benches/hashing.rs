@@ -1,6 +1,6 @@
-//! What block hashes cost: a prompt of 1,000 tokens in blocks of 16, through a chain; beside it the same chain made by
-//! other hash functions alone, 128 bits each, which are what there was to choose from. Then the rest that a chain does: a
-//! token of decoding, an unfinished block, a root with a salt.
+//! Cost of block hashes: a prompt of 1,000 tokens in blocks of 16, through a chain. The same chain
+//! is measured with the candidate hash functions alone, 128 bits each. Then the other operations of
+//! a chain: a token of decoding, an unfinished block, a root with a salt.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -28,7 +28,7 @@ fn chain(hasher: &PrefixHasher) -> Chain {
     Chain::new(hasher.root(&PrefixKeys::new()).expect("no keys, no empty ones"))
 }
 
-/// A chain of keys made by `hash` of the key before, and the tokens.
+/// Computes a chain of keys, each by `hash` of the previous key and the tokens.
 fn alone(group: &mut BenchmarkGroup<'_, WallTime>, name: &str, hash: impl Fn(&[u8; 16 + 4 * BLOCK]) -> u128) {
     let prompt = prompt();
     let run = |prompt: &[u32]| {
@@ -51,7 +51,7 @@ fn alone(group: &mut BenchmarkGroup<'_, WallTime>, name: &str, hash: impl Fn(&[u
 
 /// Times `run`; every sample is the median of its iterations.
 fn time<T>(group: &mut BenchmarkGroup<'_, WallTime>, name: &str, mut run: impl FnMut() -> T) {
-    // As many at once as hide what it costs to look at the clock.
+    // Iterations per reading of the clock: enough to hide its cost.
     const AT_ONCE: u32 = 16;
     group.bench_function(name, |bencher| {
         bencher.iter_custom(|iterations| {

@@ -1,13 +1,15 @@
-//! The index of cached blocks: look-ups of the keys of a prompt, and the change of entries, by one thread and by two.
+//! The index of cached blocks: look-ups of a prompt's keys, and changes of entries, by one thread
+//! and by two.
 //!
-//! The baseline is dashmap; beside it a map behind a lock, and a lock-free map. All hash by taking the key as it is, which
-//! is a hash already. A map compares whole keys; the index gives hints, so that here, too, whoever finds a block compares
-//! the key in the block's row before it counts as found (`kvpool`); in advance of that a few lines can be fetched
-//! (`kvpool, fetched`: the bucket of the key eight places ahead).
+//! The baseline is dashmap; others are a map behind a lock, and a lock-free map. All take the key,
+//! which is already a hash, as its own hash. A map compares whole keys; the index gives hints, so
+//! here too the finder compares the key in the block's row before it counts as found (`kvpool`); in
+//! a variant, lines are prefetched (`kvpool, fetched`: the bucket of the key eight places ahead).
 //!
-//! *Again*: the same prompt each time, so that everything it needs is in the nearest cache. *Any*: a prompt at random of a
-//! full index. *Change*: every key of a prompt is removed, then inserted. *Beside*: look-ups of any prompt by one
-//! thread while another changes; their time is given. Times are in ns a key; medians of interleaved rounds.
+//! *Again*: the same prompt each time, so that all of its data is in the nearest cache. *Any*: a
+//! random prompt of a full index. *Change*: every key of a prompt is removed, then inserted.
+//! *Beside*: look-ups of any prompt by one thread while another changes entries; the look-ups are
+//! timed. Times are in ns per key; medians of interleaved rounds.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -47,11 +49,11 @@ impl Hasher for Identity {
 
 type Build = BuildHasherDefault<Identity>;
 
-/// An index that knows every block at first.
+/// An index that initially knows every block.
 trait Subject: Sync {
     const NAME: &'static str;
     fn new(keys: &[Key]) -> Self;
-    /// How many of the keys of a prompt are found, in their places.
+    /// Returns the number of keys of a prompt found, in their positions.
     fn find(&self, keys: &[Key], blocks: Range<usize>) -> usize;
     fn remove(&self, keys: &[Key], blocks: Range<usize>);
     fn insert(&self, keys: &[Key], blocks: Range<usize>);
@@ -121,9 +123,9 @@ map!(
     "RwLock<HashMap>",
     RwLock<HashMap<u128, u32, Build>>,
     |blocks| RwLock::new(HashMap::with_capacity_and_hasher(blocks, Build::default())),
-    |map, key, id| map.read().expect("nobody panicked").get(&key).copied(),
-    map.write().expect("nobody panicked").insert(key, id),
-    map.write().expect("nobody panicked").remove(&key)
+    |map, key, id| map.read().expect("no thread panicked").get(&key).copied(),
+    map.write().expect("no thread panicked").insert(key, id),
+    map.write().expect("no thread panicked").remove(&key)
 );
 
 map!(
@@ -219,7 +221,7 @@ impl Prompts<'_> {
         prompt * self.len..(prompt + 1) * self.len
     }
 
-    /// ns a key.
+    /// Returns the time in ns per key.
     fn time<S: Subject>(&self, subject: &S, work: Work, seed: u64) -> f64 {
         let times = KEYS_A_ROUND / self.len;
         let wrong = AtomicUsize::new(0);
@@ -247,7 +249,7 @@ impl Prompts<'_> {
                 }
             }
         });
-        assert_eq!(wrong.into_inner(), 0, "{} does not find what is there", S::NAME);
+        assert_eq!(wrong.into_inner(), 0, "{} does not find existing entries", S::NAME);
         nanoseconds(slowest) / (times * self.len) as f64
     }
 
@@ -272,7 +274,7 @@ fn main() {
         let keys: Vec<Key> = (0..blocks).map(|_| Key(random.u64(..), random.u64(..))).collect();
         let (sharded, locked, free) = (Sharded::new(&keys), Locked::new(&keys), LockFree::new(&keys));
         let (plain, fetched) = (Ours::<false>::new(&keys), Ours::<true>::new(&keys));
-        println!("\n{blocks} blocks; the index takes {} bytes a block", plain.index.bytes() / blocks);
+        println!("\n{blocks} blocks; the index takes {} bytes per block", plain.index.bytes() / blocks);
         println!(
             "{:<34} {:>9} {:>16} {:>9} {:>9} {:>16}",
             "ns a key",

@@ -1,17 +1,19 @@
-//! What a compaction beside it does to a thread that allocates: the times of its calls with and without, and beside a
-//! thread that copies as many bytes by `memcpy`, so that what the machine does to it is told from what the pool does.
+//! Effect of a concurrent compaction on an allocating thread: the times of its calls with and
+//! without it, and next to a thread that copies as many bytes by `memcpy`, which separates the
+//! effects of the machine from those of the pool.
 //!
-//! One thread allocates and frees a block, and appends a token to a sequence under a batch, over and over, each call
-//! timed. Another frees and allocates at random, so that there is always something to compact. Beside them:
+//! One thread repeatedly allocates and frees a block, and appends a token to a sequence under a
+//! batch; each call is timed. Another frees and allocates at random, so that there is always work
+//! for the compactor. Next to them runs:
 //!
 //! - *nothing*;
 //! - *a defragmenter* that looks every millisecond and compacts whatever it finds;
-//! - *memcpy* of as many bytes a second as the defragmenter moved;
-//! - *a defragmenter without bytes*: one of a pool whose copier says at once that it is done. What is left is what the
-//!   pool itself costs.
+//! - *memcpy* of as many bytes per second as the defragmenter moved;
+//! - *a defragmenter without bytes*: of a pool whose copier completes at once. The rest is the cost
+//!   of the pool itself.
 //!
-//! Each in turn, in short slices, many times. The timed thread has a core of its own if the system allows it. Target: a
-//! 99.9th percentile within 1.2 of that beside nothing.
+//! Each in turn, in short slices, many times. The timed thread has a core of its own if the system
+//! allows it. Target: a 99.9th percentile within 1.2 of that with nothing running.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -47,7 +49,7 @@ const ALL: [(Beside, &str); 4] = [
     (Beside::WithoutBytes, "a defragmenter without bytes"),
 ];
 
-/// What the timed thread saw in one slice, and what went on beside it.
+/// Times of the measured thread in one slice, and the concurrent activity.
 struct Slice {
     allocations: Times,
     appends: Times,
@@ -56,14 +58,14 @@ struct Slice {
 }
 
 fn main() {
-    let layout = || KvLayout::named("qwen2.5-0.5b").expect("a layout that is known");
+    let layout = || KvLayout::named("qwen2.5-0.5b").expect("a known layout");
     let pool = Pool::builder(layout()).blocks(BLOCKS).build().expect("memory for the pool");
     let copier = Arc::new(|_: &[FrameMove], done: CopyDone| done(Ok(())));
     let bare = Pool::builder(layout()).blocks(BLOCKS).engine_copies(copier).build().expect("a pool");
     let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
     let mut plain = Plain::new(256 << 20);
     let frames: Vec<_> = vec![kvpool::ids::Run { start: kvpool::ids::FrameId(0), len: BLOCKS as u32 }];
-    // SAFETY: nothing has been allocated yet.
+    // SAFETY: no block has been allocated yet.
     unsafe { pool.storage().expect("a pool with memory").zero(&frames) }.expect("frames of the pool");
 
     let quiet = thread::scope(|scope| scope.spawn(|| alone_on(last_core())).join().expect("no panic"));
@@ -116,7 +118,7 @@ fn last_core() -> usize {
     thread::available_parallelism().map_or(0, |cores| cores.get() - 1)
 }
 
-/// One slice of time.
+/// Runs one slice of time.
 fn slice(pool: &Pool, runtime: &Runtime, beside: Beside, plain: &mut Plain, bytes_a_second: f64) -> Slice {
     let stop = &AtomicBool::new(false);
     let defragments = matches!(beside, Beside::Defragmenter | Beside::WithoutBytes);
@@ -141,7 +143,7 @@ fn slice(pool: &Pool, runtime: &Runtime, beside: Beside, plain: &mut Plain, byte
     });
     let totals = task.map_or(DefragTotals::default(), |task| runtime.block_on(task.stop()));
     let seconds = started.elapsed().as_secs_f64();
-    assert_eq!(pool.audit().expect("a pool without contradictions").owned, 0);
+    assert_eq!(pool.audit().expect("a consistent pool").owned, 0);
     assert_eq!(pool.free_blocks(), BLOCKS, "lost blocks");
     let bytes = (totals.moved_bytes + copied) as f64 / seconds;
     Slice {
@@ -152,10 +154,10 @@ fn slice(pool: &Pool, runtime: &Runtime, beside: Beside, plain: &mut Plain, byte
     }
 }
 
-/// The thread that is timed.
+/// The timed thread.
 fn timed(pool: &Pool) -> (Vec<Duration>, Vec<Duration>) {
     let (mut allocations, mut appends) = (Vec::with_capacity(1 << 22), Vec::with_capacity(1 << 22));
-    // The other thread has begun by then.
+    // The other thread has begun by this point.
     thread::sleep(Duration::from_millis(20));
     let mut sequence = pool.sequence(SequenceId(0)).open().expect("a new id");
     let end = Instant::now() + SLICE;
@@ -178,7 +180,7 @@ fn timed(pool: &Pool) -> (Vec<Duration>, Vec<Duration>) {
     }
 }
 
-/// Keeps half of the pool, in no order, and changes which.
+/// Keeps half of the pool allocated, in random order, and changes which half.
 fn fragment(pool: &Pool, stop: &AtomicBool) {
     let mut random = fastrand::Rng::with_seed(1);
     let mut held: Vec<BlockHandle> = Vec::new();
@@ -201,7 +203,7 @@ fn fragment(pool: &Pool, stop: &AtomicBool) {
     pool.free(&held).expect("blocks that are owned");
 }
 
-/// Copies at this rate, a piece at a time; gives how much.
+/// Copies at this rate, a piece at a time; returns the number of bytes.
 fn copy(plain: &mut Plain, bytes_a_second: f64, stop: &AtomicBool) -> u64 {
     let started = Instant::now();
     let mut pieces = 0;

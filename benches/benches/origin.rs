@@ -1,10 +1,11 @@
-//! The scenario that the design which this project starts from measured itself with, time per call.
+//! The benchmark scenario of the design on which this project is based, with time per call.
 //!
-//! A pool of 10,000 blocks of 16 tokens. First 1,000 allocations of 10 blocks, which fill it, then their frees.
-//! Then 1,000 allocations of 1 to 32 blocks, every second of which frees the first half of its blocks at once;
-//! when the pool is full the oldest goes. The fragmentation rate is the share of free blocks that are in no free
-//! aligned run of 16, on average over these calls while at least one block in twenty is free (a full pool has no
-//! free runs, however it is managed). Targets: 20 us an allocation, 10 us a free, 10 %.
+//! A pool of 10,000 blocks of 16 tokens. First 1,000 allocations of 10 blocks, which fill it, then
+//! their frees. Then 1,000 allocations of 1 to 32 blocks, every second of which frees the first
+//! half of its blocks at once; when the pool is full the oldest is freed. The fragmentation rate is
+//! the share of free blocks outside free aligned runs of 16, on average over these calls while at
+//! least one block in twenty is free (a full pool has no free runs, however it is managed).
+//! Targets: 20 us per allocation, 10 us per free, 10 %.
 
 use std::collections::VecDeque;
 use std::hint::black_box;
@@ -67,7 +68,7 @@ fn ten_by_ten<W: Worker>(worker: &mut W, calls: &mut Calls) -> usize {
     owners.iter().filter(|owned| *owned).count()
 }
 
-/// Gives the mean fragmentation rate.
+/// Returns the mean fragmentation rate.
 fn one_to_32<S: Subject>(subject: &S, worker: &mut S::Worker<'_>, seed: u64, calls: &mut Calls) -> f64
 where
     for<'a> S::Worker<'a>: Splits,
@@ -78,7 +79,7 @@ where
     for owner in 0..1_000 {
         let count = random.usize(1..=32);
         while subject.free_blocks() < count {
-            let oldest = held.pop_front().expect("what is not free is held");
+            let oldest = held.pop_front().expect("blocks are held");
             calls.free(|| worker.free_many(oldest));
         }
         let mut blocks = calls.allocate(|| worker.allocate_many(count, owner));
@@ -95,8 +96,8 @@ where
     rates / f64::from(samples)
 }
 
-/// For each place, whether its block is held. Counted from block 1 where block 0 is never handed out: its place is
-/// taken.
+/// Returns for each position whether its block is held. Counted from block 1 if block 0 is never
+/// handed out: its position is taken.
 fn owned<'a, S: Subject + 'a>(held: &VecDeque<<S::Worker<'a> as Worker>::Blocks>) -> Vec<bool> {
     let mut owned = vec![false; BLOCKS];
     for blocks in held {
@@ -110,7 +111,7 @@ fn owned<'a, S: Subject + 'a>(held: &VecDeque<<S::Worker<'a> as Worker>::Blocks>
     owned
 }
 
-/// The times of single calls, the clock's own 20 ns or so included.
+/// Times of single calls, including about 20 ns of the clock itself.
 #[derive(Default)]
 struct Calls {
     allocate: Vec<std::time::Duration>,

@@ -1,10 +1,11 @@
-//! Where blocks come to lie after a long time of sequences growing side by side at 85 % occupancy.
+//! Placement of blocks during a long churn of concurrently growing sequences at 85 % occupancy.
 //!
-//! 131,072 blocks, all of them used once and freed in no order. Then a prompt takes 1 to 512 blocks in one call; every live sequence then grows by one block a
-//! round, round-robin, until its end at up to 256 more; then all its blocks are freed, and prompts are admitted
-//! while less than 85 % is in use. Reported over the last half: the mean run of a prompt's blocks (consecutive
-//! numbers, one DMA descriptor each) and, at the end, the share of the free space in whole aligned units of 64.
-//! Targets: over 70 blocks, over half.
+//! 131,072 blocks, all of them used once and freed in random order. Then a prompt takes 1 to 512
+//! blocks in one call; every open sequence then grows by one block per round, round-robin, until it
+//! has grown by up to 256; then all its blocks are freed, and prompts are admitted while less than
+//! 85 % is in use. Reported over the last half: the mean run of a prompt's blocks (consecutive
+//! numbers, one DMA descriptor each) and, at the end, the share of the free space in whole aligned
+//! units of 64. Targets: over 70 blocks, over half.
 
 use std::time::Instant;
 
@@ -19,7 +20,7 @@ const UNIT: usize = 64;
 
 fn main() {
     println!("{BLOCKS} blocks, 85 % in use, {ROUNDS} rounds of growth by one block a sequence");
-    println!("{:<24} {:>16} {:>22} {:>14}", "", "mean prompt run", "free in units of 64", "ns a block");
+    println!("{:<24} {:>16} {:>22} {:>14}", "", "mean prompt run", "free in units of 64", "ns/block");
     report::<RawHandles>();
     report::<Listed<Parking>>();
     report::<Listed<Queued>>();
@@ -94,14 +95,14 @@ fn report<S: Subject>() {
     assert_eq!(subject.free_blocks(), BLOCKS, "{} lost blocks", S::NAME);
 }
 
-/// The pool has been full once, and was emptied in no order.
+/// Fills the pool once, and empties it in random order.
 fn fill_and_scatter<W: Worker>(worker: &mut W, random: &mut fastrand::Rng) {
     let mut held: Vec<_> = (0..BLOCKS).map(|_| worker.allocate()).collect();
     random.shuffle(&mut held);
     held.into_iter().for_each(|block| worker.free(block));
 }
 
-/// Gives back everything, and how much it was.
+/// Frees everything, and returns the number of blocks.
 fn release<W: Worker>(worker: &mut W, sequence: Sequence<W::Block, W::Blocks>) -> usize {
     let mut blocks = sequence.grown.len();
     W::ids(&sequence.prompt, &mut |_| blocks += 1);

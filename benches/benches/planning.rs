@@ -1,7 +1,8 @@
-//! The planner of compaction: how long it takes by the size of the pool, and what its plans are worth.
+//! The planner of compaction: its time by the size of the pool, and the quality of its plans.
 //!
-//! Pools with holes at random, each frame on its own: the worst case for finding runs. Blocks belong to 2,000 sequences,
-//! a few neighbouring frames each, in ascending places. First a table of what full plans do; then the times.
+//! Pools with random holes of single frames: the worst case for finding runs. Blocks belong to
+//! 2,000 sequences, a few neighbouring frames each, in ascending positions. First a table of the
+//! effects of full plans; then the times.
 
 use std::hint::black_box;
 
@@ -15,7 +16,7 @@ const SEQUENCES: u32 = 2_000;
 const SIZES: [usize; 4] = [1 << 14, 1 << 16, 1 << 18, 1 << 20];
 const IN_USE: [u32; 4] = [50, 70, 85, 95];
 
-/// A pool of `frames`, `in_use` per cent of them taken; 1 % of all are fixed.
+/// Creates a pool of `frames` frames, `in_use` per cent of them in use; 1 % of all are fixed.
 fn snapshot(frames: usize, in_use: u32) -> Snapshot {
     let mut random = fastrand::Rng::with_seed(u64::from(in_use));
     let mut places = vec![0; SEQUENCES as usize];
@@ -37,7 +38,7 @@ fn snapshot(frames: usize, in_use: u32) -> Snapshot {
     Snapshot::new(ORDER, states.collect(), (0..u64::from(SEQUENCES)).map(SequenceId).collect())
 }
 
-/// What full plans do, checked by applying them.
+/// Prints the effects of full plans, checked by applying them.
 fn worth(_: &mut Criterion) {
     println!(
         "{:>8} {:>7} {:>8} {:>8} {:>10} {:>15} {:>15}",
@@ -80,7 +81,7 @@ fn full(c: &mut Criterion) {
     }
 }
 
-/// What a background task asks for: a wave, a run, a segment.
+/// The requests of a background task: a wave, a run, a segment.
 fn parts(c: &mut Criterion) {
     let before = snapshot(1 << 20, 85);
     let mut group = c.benchmark_group("plan for 1048576 frames, 85 % in use");

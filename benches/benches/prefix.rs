@@ -1,6 +1,7 @@
-//! What it costs to admit a prompt of 1,000 tokens, in blocks of 16: to open its sequence, hash its tokens, look them up, take
-//! what is cached, allocate the rest, and fill the slots of the tokens that are to be computed. The end of the batch,
-//! where blocks are registered, and the end of the sequence are timed apart.
+//! Cost of admitting a prompt of 1,000 tokens, in blocks of 16: open its sequence, hash its tokens,
+//! look them up, share the cached part, allocate the rest, and compute the slots of the remaining
+//! tokens. The end of the batch, which registers blocks, and the end of the sequence are timed
+//! separately.
 //!
 //! The baseline is the same without a prefix cache. Every sample is the median of its requests.
 
@@ -20,7 +21,7 @@ const TOKENS: usize = 1_000;
 const BLOCKS: usize = 65_536;
 const BLOCKS_OF_PROMPT: usize = TOKENS.div_ceil(16);
 
-/// What is timed of a request.
+/// Timed part of a request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Part {
     Admission,
@@ -35,7 +36,7 @@ struct Engine {
     slots: Vec<i64>,
     requests: u64,
     reuses_tail: bool,
-    /// Tokens that the last request found.
+    /// Number of cached tokens of the last request.
     cached: usize,
 }
 
@@ -58,12 +59,12 @@ impl Engine {
         )
     }
 
-    /// The next prompt has nothing in common with any before.
+    /// Sets a next prompt that has nothing in common with earlier ones.
     fn another_prompt(&mut self) {
         self.prompt[0] = 200_000 + self.requests as u32;
     }
 
-    /// A sequence of the first tokens of the prompt, which ends in an unfinished block.
+    /// Returns a sequence of the first tokens of the prompt, which ends in an unfinished block.
     fn close_at(&mut self, tokens: usize) {
         let mut batch = self.pool.begin_batch();
         let opening = self.pool.sequence(SequenceId(0)).reuse_tail();
@@ -73,7 +74,8 @@ impl Engine {
         batch.finish();
     }
 
-    /// A request from its admission to its end; how long `part` took, and how many tokens were cached.
+    /// Runs a request from admission to end; returns the time of `part`, and the number of cached
+    /// tokens.
     fn request(&mut self, part: Part) -> (Duration, usize) {
         self.requests += 1;
         self.slots.clear();
@@ -108,7 +110,7 @@ impl Engine {
     }
 }
 
-/// Times requests that find so many tokens, with `before` called before each, untimed.
+/// Times requests with `cached` cached tokens each, with an untimed call of `before` before each.
 fn time(
     group: &mut BenchmarkGroup<'_, WallTime>,
     name: &str,
@@ -127,17 +129,18 @@ fn time(
                     if cached == finds {
                         return time;
                     }
-                    // A block that was released 65,536 times is evicted once, when its generation goes round.
+                    // A block released 65,536 times is evicted once, when its generation wraps
+                    // around.
                     others += 1;
                     assert!(others <= 4 + requests / 1_000, "{name}: {cached} tokens were cached");
                 }
             })
         });
     });
-    engine.pool.audit().expect("nothing is lost");
+    engine.pool.audit().expect("a consistent pool");
 }
 
-/// Room for the next prompts, without evictions.
+/// Makes room for the next prompts, without evictions.
 fn clear_when_full(engine: &mut Engine) {
     engine.another_prompt();
     if engine.pool.stats().evictable > BLOCKS / 2 {

@@ -1,7 +1,8 @@
-//! A pool of 1 GiB, half of it in use in no order, becomes one half as large and then as large as it was again.
+//! A pool of 1 GiB, half of it in use in random order, is shrunk to half its size and grown back.
 //!
-//! Reported: time, bytes moved, and the process's resident memory. The baseline is what one does without it: a new pool of
-//! the right size, into which all that is in use is copied. Medians; the ratio is that of the medians.
+//! Reported: time, bytes moved, and the process's resident memory. The baseline is the alternative:
+//! a new pool of the right size, into which all blocks in use are copied. Medians; the ratio is
+//! that of the medians.
 
 use std::time::{Duration, Instant};
 
@@ -45,7 +46,7 @@ fn report(model: &str) {
         check(&pool, &kept);
         grown.push(resize(&pool, total));
         check(&pool, &kept);
-        pool.audit().expect("a pool without contradictions");
+        pool.audit().expect("a consistent pool");
         assert_eq!(pool.free_blocks(), total - kept.len(), "lost blocks");
     }
     print(model, "shrink to half", &shrunk, &copied);
@@ -61,7 +62,7 @@ fn resize(pool: &Pool, blocks: usize) -> Change {
     Change { time: report.time, moved: report.moved.moved_bytes, before, after }
 }
 
-/// The bytes of these blocks into the first frames of a new pool.
+/// Copies the bytes of these blocks into the first frames of a new pool.
 fn copy(pool: &Pool, blocks: &[kvpool::ids::BlockHandle]) -> Change {
     let before = resident_bytes().unwrap_or(0);
     let start = Instant::now();
@@ -77,7 +78,7 @@ fn copy(pool: &Pool, blocks: &[kvpool::ids::BlockHandle]) -> Change {
     let request = kvpool::pool::AllocRequest::new(blocks.len());
     next.allocate_raw(request, &mut handles).expect("all are free");
     for (source, target) in runs(pool, blocks).into_iter().zip(runs(&next, &handles)) {
-        // SAFETY: nobody but this thread uses either pool.
+        // SAFETY: only this thread uses the two pools.
         unsafe { from.pack(&[source], &mut packed) }.expect("a frame of the pool");
         // SAFETY: as above.
         unsafe { to.unpack(&[target], &packed) }.expect("a frame of the pool");

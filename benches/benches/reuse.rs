@@ -1,12 +1,13 @@
-//! Reuse of prefixes by whole engines: kvpool beside an exact LRU behind a mutex.
+//! Prefix reuse by whole engines: kvpool compared with an exact LRU behind a mutex.
 //!
 //! ```text
 //! admit   prompts of 1,000 tokens, one thread and two     look-up   a cached prompt of 8,000
 //! evict   a block, in pools of three sizes                single    blocks of one token: long prompts
 //! ```
 //!
-//! An argument chooses one of them. Subjects take turns, round by round; times are medians, and in brackets stands the
-//! median of the rounds' ratios to kvpool: above 1, the other takes longer (of a rate: does more).
+//! An argument selects one of them. Subjects take turns, round by round; times are medians, and in
+//! brackets stands the median of the rounds' ratios to kvpool: above 1, the other takes longer (for
+//! a rate: does more).
 
 use std::time::Instant;
 
@@ -38,7 +39,7 @@ fn admit() {
                 continue;
             }
             let (ours, locked) = (Requests::<Kvpool>::new(case), Requests::<Locked>::new(case));
-            let lines = ["admission, us", "whole request, us", "requests in a ms"];
+            let lines = ["admission, us", "whole request, us", "requests per ms"];
             let lines = lines.map(|line| format!("{name}: {line}"));
             let figures = |Figures { admission, request, rate }| [admission, request, rate];
             TURNS.measure(
@@ -51,7 +52,7 @@ fn admit() {
 }
 
 fn look_up() {
-    TURNS.head("look a prompt up that is cached, hashing included");
+    TURNS.head("look up a cached prompt, hashing included");
     for tokens in [1_001, 8_001] {
         let case = Case {
             prompts: Prompts::Own,
@@ -81,8 +82,8 @@ impl<E: Engine> Full<E> {
         full
     }
 
-    /// So many blocks more, each of a prompt of its own. They become evictable in no order, as in a pool that has run for a
-    /// while.
+    /// Adds blocks, each of a prompt of its own. They become evictable in random order, as in a
+    /// pool that has run for a while.
     fn fill(&mut self, blocks: usize) {
         let mut worker = self.engine.worker(0);
         let mut open = Vec::new();
@@ -101,7 +102,7 @@ impl<E: Engine> Full<E> {
         }
     }
 
-    /// ns a block, when 64 blocks are allocated one by one, and at once.
+    /// Returns ns per block when 64 blocks are allocated, one by one and at once.
     fn evict(&mut self, blocks: usize) -> [f64; 2] {
         let chunks = (blocks / 4).min(8_192) / 64;
         let mut worker = self.engine.worker(0);
@@ -121,7 +122,7 @@ impl<E: Engine> Full<E> {
 }
 
 fn evict() {
-    TURNS.head("evict, ns a block");
+    TURNS.head("evict, ns/block");
     for blocks in [4_096, 65_536, 1_000_000] {
         let (mut ours, mut locked) = (Full::<Kvpool>::new(blocks), Full::<Locked>::new(blocks));
         let lines = ["one by one", "64 at once"].map(|line| format!("{blocks} blocks, {line}"));
@@ -134,7 +135,8 @@ fn evict() {
     }
 }
 
-/// ns a token of all that happens to a prompt in blocks of one token, from its first admission to its eviction.
+/// Returns ns per token of every step in the life of a prompt in blocks of one token, from its
+/// first admission to its eviction.
 fn life<E: Engine>(engine: &E, tokens: usize) -> [f64; 6] {
     let prompt: Vec<u32> = (0..tokens as u32).collect();
     let mut slots = Vec::with_capacity(tokens);
@@ -169,7 +171,7 @@ fn life<E: Engine>(engine: &E, tokens: usize) -> [f64; 6] {
     times
 }
 
-/// ns for one token more, with its slot, of a sequence of so many.
+/// Returns ns for one more token, with its slot, of a sequence of `tokens` tokens.
 fn one_more(tokens: usize) -> f64 {
     let shape = KvLayout::builder().layers(28).kv_heads(4).head_dim(128).dtype(Dtype::Bf16);
     let layout = shape.block_tokens(1).build().expect("a valid layout");
@@ -195,10 +197,11 @@ fn one_more(tokens: usize) -> f64 {
 }
 
 fn single() {
-    TURNS.head("blocks of one token, ns a token");
+    TURNS.head("blocks of one token, ns/token");
     for tokens in [1_000, 10_000, 100_000] {
         let [ours, locked] = [tokens; 2];
-        // All of it is needed for the eviction, and the last token's block of the second admission is new.
+        // The eviction needs the whole pool, and the last token's block of the second admission is
+        // new.
         let (ours, locked) = (Kvpool::new(ours + 1, 1), Locked::new(locked + 1, 1));
         let lines = ["admit", "register", "close", "admit, cached", "register and close, cached", "evict"];
         let lines = lines.map(|line| format!("{tokens} tokens: {line}"));
@@ -209,7 +212,7 @@ fn single() {
         );
     }
     for tokens in [1_000, 10_000, 100_000] {
-        println!("one token more after {tokens}: {:.0} ns", one_more(tokens));
+        println!("one more token after {tokens}: {:.0} ns", one_more(tokens));
     }
 }
 

@@ -1,8 +1,9 @@
-//! What kernels read, for 256 sequences of 1 to 2,048 tokens each: the padded block table, the compressed table, and
-//! the slots of one decode step; into buffers that keep their room, so that nothing is allocated (which is counted).
+//! Inputs of kernels, for 256 sequences of 1 to 2,048 tokens each: the padded block table, the
+//! compressed table, and the slots of one decode step, written into reused buffers, so that nothing
+//! is allocated (which is checked).
 //!
-//! Two baselines: the copy of a finished table by `memcpy`, which is what memory bandwidth allows, and the table built
-//! from a `Vec<Vec<i32>>`, which is what an engine does that keeps frames itself.
+//! Two baselines: the copy of a finished table by `memcpy`, the limit set by memory bandwidth, and
+//! the table built from a `Vec<Vec<i32>>`, as an engine does that manages frames itself.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::hint::black_box;
@@ -17,12 +18,12 @@ use kvpool_benches::subject::pool;
 const SEQUENCES: usize = 256;
 const TOKENS_MAX: usize = 2_048;
 
-/// Counts what is allocated.
+/// Counts allocations.
 struct Counting;
 
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: every call goes to the system's allocator as it is.
+// SAFETY: every call is forwarded unchanged to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Relaxed);
@@ -39,7 +40,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static GLOBAL: Counting = Counting;
 
-/// Side by side, a chunk each in turn, as they grow in an engine.
+/// Sequences grow concurrently, by a chunk each in turn, as in an engine.
 fn sequences(pool: &Pool) -> Vec<Sequence> {
     let mut random = fastrand::Rng::with_seed(256);
     let mut sequences: Vec<(Sequence, usize)> = (0..SEQUENCES as u64)
@@ -132,7 +133,7 @@ fn tables(c: &mut Criterion) {
     }
 }
 
-/// Blocks are frames as long as nothing has moved; rows are padded with frame 0.
+/// Blocks equal frames as long as no block has moved; rows are padded with frame 0.
 fn check(sequences: &[Sequence], table: &BlockTable) {
     for (row, sequence) in sequences.iter().enumerate() {
         let mut expected: Vec<i32> = sequence.blocks().map(|block| block.get() as i32).collect();

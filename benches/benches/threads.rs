@@ -1,4 +1,5 @@
-//! One thread against two: total throughput of each subject, and the hand-over from one thread to another.
+//! One thread and two: total throughput of each subject, and the hand-over from one thread to
+//! another.
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use kvpool_benches::measure;

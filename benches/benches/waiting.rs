@@ -1,8 +1,9 @@
-//! What waiting costs: the hand-over from a free to the task that waits for it, and the way in when nobody waits.
+//! Cost of waiting: the hand-over from a free to the task that waits for the block, and the
+//! overhead when no task waits.
 //!
-//! The baseline is what one would take instead: a semaphore of tokio's with a permit for each block, acquired before the
-//! pool is asked and given back after the free. Hand-overs are timed from before the free to the moment at which the
-//! waiting task has its block: within one thread, and to a thread that sleeps.
+//! The baseline is the alternative: a tokio semaphore with a permit for each block, acquired before
+//! the allocation and released after the free. Hand-overs are timed from before the free until the
+//! waiting task has its block: within one thread, and to a sleeping thread.
 
 use std::future::poll_fn;
 use std::hint::black_box;
@@ -22,10 +23,10 @@ const BLOCKS: usize = 1024;
 const HAND_OVERS: usize = 4_000;
 const ROUNDS: usize = 9;
 
-/// A block, and the permit by which it was had.
+/// A block, and the permit with which it was allocated.
 type Held = (Lease<'static>, Option<OwnedSemaphorePermit>);
 
-/// A way to wait for a block.
+/// A method of waiting for a block.
 #[derive(Clone)]
 enum Way {
     Pool(Pool),
@@ -52,12 +53,12 @@ impl Way {
             }
             Self::Permits(pool, permits) => {
                 let permit = permits.clone().acquire_owned().await.expect("never closed");
-                (pool.allocate_owned(AllocRequest::new(1)).expect("a permit is a block"), Some(permit))
+                (pool.allocate_owned(AllocRequest::new(1)).expect("one permit per block"), Some(permit))
             }
         }
     }
 
-    /// All blocks, one by one.
+    /// Allocates all blocks, one by one.
     fn take_all(&self, runtime: &Runtime) -> Vec<Held> {
         runtime.block_on(async {
             let mut held = Vec::new();
@@ -71,8 +72,8 @@ impl Way {
 
 fn main() {
     let one = Builder::new_current_thread().enable_all().build().expect("a runtime");
-    nobody_waits(&one);
-    println!("\nfrom a free to who waits for it, {HAND_OVERS} times, in ns");
+    no_task_waits(&one);
+    println!("\nfrom a free to the waiting task, {HAND_OVERS} times, in ns");
     println!("{:<40} {:>8} {:>8} {:>8} {:>9}", "", "median", "p99", "p99.9", "max");
     for (name, way) in Way::both() {
         print(&format!("{name}, within one thread"), within_one_thread(&one, &way));
@@ -88,9 +89,9 @@ fn print(name: &str, times: Vec<Duration>) {
     println!("{name:<40} {median:>8} {p99:>8} {p999:>8} {max:>9}");
 }
 
-/// One block after another, allocated and freed.
-fn nobody_waits(runtime: &Runtime) {
-    println!("one block allocated and freed, nobody waits, medians of {ROUNDS} rounds");
+/// Allocates and frees one block after another.
+fn no_task_waits(runtime: &Runtime) {
+    println!("one block allocated and freed, no task waiting, medians of {ROUNDS} rounds");
     println!("{:<40} {:>8} {:>8}", "", "ns", "ratio");
     let [(_, own), (_, permits)] = Way::both();
     let mut times: [Vec<f64>; 3] = Default::default();
@@ -172,7 +173,7 @@ fn to_a_sleeping_thread(way: &Way) -> Vec<Duration> {
             while !waits.load(SeqCst) {
                 std::thread::yield_now();
             }
-            // Long enough to be asleep.
+            // Long enough for the other thread to fall asleep.
             std::thread::sleep(Duration::from_micros(50));
             waits.store(false, SeqCst);
             let freed = held.pop();

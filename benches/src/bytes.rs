@@ -1,4 +1,4 @@
-//! Blocks with bytes of their own, and plain memory to copy beside them.
+//! Blocks with bytes of their own, and plain memory to copy for comparison.
 
 use std::time::{Duration, Instant};
 
@@ -7,29 +7,30 @@ use kvpool::pool::{AllocRequest, Pool};
 use kvpool::storage::KvLayout;
 use memmap2::{Advice, MmapMut};
 
-/// As many blocks of a well-known model as have so many bytes, with memory.
+/// Creates a pool with memory, of as many blocks of a well-known model as fit into a number of
+/// bytes.
 pub fn pool_of_bytes(model: &str, bytes: usize) -> Pool {
-    let layout = KvLayout::named(model).expect("a model that is known");
+    let layout = KvLayout::named(model).expect("a known model");
     let blocks = bytes / layout.bytes_per_block();
     Pool::builder(layout).blocks(blocks).build().expect("memory for the pool")
 }
 
-/// Allocates so many blocks, writes what [`check`] looks for, and seals them.
+/// Allocates blocks, writes the bytes that [`check`] expects, and seals them.
 pub fn write(pool: &Pool, count: usize) -> Vec<BlockHandle> {
     let mut handles = Vec::new();
-    pool.allocate_raw(AllocRequest::new(count), &mut handles).expect("a bench asks for what there is");
+    pool.allocate_raw(AllocRequest::new(count), &mut handles).expect("enough blocks are free");
     let storage = pool.storage().expect("a pool with memory");
     let mut packed = vec![0; pool.layout().packed_bytes()];
     for &handle in &handles {
         content(handle, &mut packed);
-        // SAFETY: the block is this function's alone until it is returned.
+        // SAFETY: the block belongs to this function alone until it is returned.
         unsafe { storage.unpack(&[place(pool, handle)], &packed) }.expect("a frame of the pool");
-        pool.seal(handle).expect("a block that is owned");
+        pool.seal(handle).expect("an owned block");
     }
     handles
 }
 
-/// The blocks hold what [`write()`] wrote, wherever they are now.
+/// Checks that the blocks hold the bytes written by [`write()`], wherever they are now.
 ///
 /// # Panics
 ///
@@ -40,14 +41,14 @@ pub fn check(pool: &Pool, handles: &[BlockHandle]) {
     let mut expected = packed.clone();
     for &handle in handles {
         content(handle, &mut expected);
-        // SAFETY: the block is sealed, so that nobody writes it, and nothing is being moved.
+        // SAFETY: the block is sealed, so no thread writes it, and no block is being moved.
         unsafe { storage.pack(&[place(pool, handle)], &mut packed) }.expect("a frame of the pool");
-        assert!(packed == expected, "{handle:?} has other bytes");
+        assert!(packed == expected, "{handle:?} has unexpected bytes");
     }
 }
 
 fn place(pool: &Pool, handle: BlockHandle) -> Run {
-    let start = pool.info(handle).expect("a block that is owned").frame;
+    let start = pool.info(handle).expect("an owned block").frame;
     Run { start, len: 1 }
 }
 
@@ -65,7 +66,7 @@ pub struct Plain {
 }
 
 impl Plain {
-    /// Two pieces of `bytes` bytes, written once.
+    /// Creates two pieces of `bytes` bytes, written once.
     pub fn new(bytes: usize) -> Self {
         let piece = || {
             let mut piece = MmapMut::map_anon(bytes).expect("memory");
@@ -77,7 +78,7 @@ impl Plain {
         Self { from: piece(), to: piece() }
     }
 
-    /// Copies the first `bytes` bytes, and gives the time.
+    /// Copies the first `bytes` bytes, and returns the time.
     pub fn copy(&mut self, bytes: usize) -> Duration {
         let start = Instant::now();
         self.to[..bytes].copy_from_slice(&self.from[..bytes]);
@@ -86,7 +87,7 @@ impl Plain {
         time
     }
 
-    /// Copies the piece `at` of those of `bytes` bytes, round and round.
+    /// Copies the piece `at` of those of `bytes` bytes, wrapping around.
     pub fn copy_piece(&mut self, at: usize, bytes: usize) {
         let at = at % (self.from.len() / bytes) * bytes;
         self.to[at..at + bytes].copy_from_slice(&self.from[at..at + bytes]);
@@ -94,7 +95,7 @@ impl Plain {
     }
 }
 
-/// The memory of this process that is resident; `None` where the system does not say.
+/// Returns the resident memory of this process; `None` if the system does not report it.
 pub fn resident_bytes() -> Option<usize> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;

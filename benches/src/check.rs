@@ -1,37 +1,37 @@
-//! The answers, checked before anything is timed: nobody is given a block that somebody owns.
+//! Checks of the results before any timing: no block has two owners.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use crate::threads::together;
 use crate::{Subject, Worker};
 
-/// Who owns which number. A number that has an owner already is a double owner, and a panic.
+/// Ownership of numbers. A second owner of a number is a panic.
 pub struct Owners(Box<[AtomicBool]>);
 
 impl Owners {
-    /// Of numbers below `numbers`.
+    /// Creates the record for numbers below `numbers`.
     pub fn new(numbers: usize) -> Self {
         Self((0..numbers).map(|_| AtomicBool::new(false)).collect())
     }
 
-    /// `id` has an owner from now on.
+    /// Records an owner of `id`.
     pub fn take(&self, id: u32) {
-        assert!(!self.0[id as usize].swap(true, Relaxed), "block {id} was given to two owners");
+        assert!(!self.0[id as usize].swap(true, Relaxed), "block {id} has two owners");
     }
 
-    /// `id` has none from now on. To be called before the block is freed.
+    /// Removes the owner of `id`. Must be called before the block is freed.
     pub fn give(&self, id: u32) {
-        assert!(self.0[id as usize].swap(false, Relaxed), "block {id} was given back by nobody");
+        assert!(self.0[id as usize].swap(false, Relaxed), "block {id} was freed without an owner");
     }
 
-    /// For every number, whether it has an owner.
+    /// Returns for every number whether it has an owner.
     pub fn iter(&self) -> impl Iterator<Item = bool> {
         self.0.iter().map(|owned| owned.load(Relaxed))
     }
 }
 
-/// Owns and frees blocks from `threads` threads at once, single ones and groups, and looks for double owners and
-/// lost blocks.
+/// Allocates and frees blocks from `threads` threads at once, single ones and groups, and looks for
+/// double owners and lost blocks.
 pub fn check<S: Subject>(threads: usize) {
     let blocks = 4096;
     let subject = S::new(blocks);

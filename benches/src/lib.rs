@@ -1,9 +1,9 @@
-//! What the benches share: the subjects that are compared, the workloads that they run, and the checks of their
-//! answers.
+//! Shared code of the benches: the subjects under comparison, their workloads, and the checks of
+//! their results.
 //!
-//! Every figure is a ratio against a baseline of the same run, because machines drift. A subject is first put
-//! through [`check`], which owns blocks from several threads at once and looks for a block with two owners; only
-//! then is it timed, and afterwards its free blocks are counted.
+//! Every figure is a ratio against a baseline of the same run, because machines drift. A subject
+//! first runs [`check`], which owns blocks from several threads at once and looks for a block with
+//! two owners; only then is it timed, and afterwards its free blocks are counted.
 
 pub mod bytes;
 pub mod check;
@@ -19,10 +19,10 @@ pub use subject::{Subject, Worker};
 
 use std::time::Duration;
 
-/// Blocks of a pool under measurement, unless the workload says otherwise: the KV cache of one large GPU.
+/// Default number of blocks of a pool under measurement: the KV cache of one large GPU.
 pub const BLOCKS: usize = 65_536;
 
-/// Short measurements: every bench together stays in the minutes.
+/// Settings for short measurements: all benches together take minutes.
 pub fn settings() -> criterion::Criterion {
     criterion::Criterion::default()
         .warm_up_time(Duration::from_millis(200))

@@ -14,18 +14,19 @@ use crate::subject::Contiguous;
 use crate::threads::{Backoff, together};
 use crate::{BLOCKS, Subject, Worker};
 
-/// So many times the median of what `one` returns, called so often: for `iter_custom`, where the rest of the machine is
-/// not to count. A call should take microseconds, so that few of them meet somebody else.
+/// Returns `iterations` times the median of the results of `one`, called that often: for
+/// `iter_custom`, to exclude the rest of the machine. A call should take microseconds, so that few
+/// calls are disturbed.
 pub fn medians(iterations: u64, mut one: impl FnMut() -> Duration) -> Duration {
     let mut times: Vec<Duration> = (0..iterations).map(|_| one()).collect();
     let middle = times.len() / 2;
     *times.select_nth_unstable(middle).1 * iterations as u32
 }
 
-/// A group of benches.
+/// Creates a group of benches.
 pub type Group<'a> = BenchmarkGroup<'a, WallTime>;
 
-/// Operations of one iteration of a bench with threads: enough to hide that they do not start at one instant.
+/// Operations per iteration of a bench with threads: enough to hide their different starting times.
 const OPERATIONS: u64 = 4096;
 
 /// Blocks in a burst.
@@ -47,7 +48,8 @@ pub fn one_block<S: Subject>(group: &mut Group) {
     assert_eq!(subject.free_blocks(), BLOCKS, "{} lost blocks", S::NAME);
 }
 
-/// Ten blocks of one owner in one call, with references, owner and last use noted; freed in one call.
+/// Ten blocks of one owner in one call, with references, owner and last use noted; freed in one
+/// call.
 pub fn ten_blocks<S: Subject>(group: &mut Group) {
     check::<S>(2);
     let subject = S::new(BLOCKS);
@@ -82,7 +84,7 @@ pub fn bursts<S: Subject>(group: &mut Group) {
     assert_eq!(subject.free_blocks(), BLOCKS, "{} lost blocks", S::NAME);
 }
 
-/// `threads` threads, each with one block after another; throughput of all together.
+/// `threads` threads, each with one block after another; total throughput.
 pub fn threads_one_block<S: Subject>(group: &mut Group, threads: usize) {
     check::<S>(threads);
     let subject = S::new(BLOCKS);
@@ -104,7 +106,7 @@ pub fn threads_one_block<S: Subject>(group: &mut Group, threads: usize) {
     assert_eq!(subject.free_blocks(), BLOCKS, "{} lost blocks", S::NAME);
 }
 
-/// `threads` threads with bursts of 64; throughput of all together, in blocks.
+/// `threads` threads with bursts of 64; total throughput in blocks.
 pub fn threads_bursts<S: Subject>(group: &mut Group, threads: usize) {
     check::<S>(threads);
     let subject = S::new(BLOCKS);
@@ -136,7 +138,7 @@ pub fn producer_consumer<S: Subject>(group: &mut Group) {
     assert_eq!(subject.free_blocks(), BLOCKS, "{} lost blocks", S::NAME);
 }
 
-/// The ring of [`producer_consumer`] with nothing allocated: what the hand-over itself costs.
+/// The ring of [`producer_consumer`] without allocations: the cost of the hand-over itself.
 pub fn ring_alone(group: &mut Group) {
     group.throughput(Throughput::Elements(OPERATIONS));
     group.bench_function("the ring alone", |bencher| {
@@ -192,7 +194,8 @@ fn hand_over<W, B: Send>(
     })
 }
 
-/// Exact runs of 1..=512 blocks at about half fill: the oldest of 256 runs is freed, a new one is allocated.
+/// Exact runs of 1..=512 blocks at about half fill: the oldest of 256 runs is freed, a new one is
+/// allocated.
 pub fn runs<C: Contiguous>(group: &mut Group, threads: usize) {
     let blocks = 2 * BLOCKS;
     let held_max = 256 / threads;
@@ -203,7 +206,7 @@ pub fn runs<C: Contiguous>(group: &mut Group, threads: usize) {
         let held = (0..held_max).filter_map(|_| subject.allocate(random.u32(1..=512))).collect();
         Mutex::new((VecDeque::from_iter::<Vec<_>>(held), random))
     };
-    // One thread's runs and numbers, kept from one sample to the next; nobody else locks them.
+    // One thread's runs and random numbers, kept between samples; no other thread locks them.
     let states: Vec<_> = (0..threads).map(fill).collect();
     group.throughput(Throughput::Elements(threads as u64 * 64));
     group.bench_function(format!("{}/{threads}", C::NAME), |bencher| {

@@ -1,18 +1,18 @@
 //! A core for one thread, as far as the system allows it.
 
-/// What a thread has got.
+/// Result of a request for a core.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Quiet {
-    /// A core where nothing else runs while it does not sleep.
+    /// A core on which nothing else runs while the thread does not sleep.
     Alone,
-    /// A core that it does not leave, and that others use.
+    /// A core to which the thread is pinned, shared with others.
     Pinned,
-    /// Nothing.
+    /// No pinning.
     No,
 }
 
-/// Pins the calling thread to a core, and puts it before everything else that runs there. It must sleep now and then: a
-/// system does not let such a thread have all the time.
+/// Pins the calling thread to a core, and gives it priority over everything else there. It must
+/// sleep now and then: a system does not let such a thread use all of the time.
 #[cfg(target_os = "linux")]
 pub fn alone_on(core: usize) -> Quiet {
     // SAFETY: all zeros is an empty set of cores.
@@ -31,7 +31,7 @@ pub fn alone_on(core: usize) -> Quiet {
     }
 }
 
-/// Does nothing here.
+/// Does nothing on this system.
 #[cfg(not(target_os = "linux"))]
 pub fn alone_on(_core: usize) -> Quiet {
     Quiet::No

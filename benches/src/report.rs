@@ -1,21 +1,21 @@
-//! What the reports share: the summary of many times, and the shape of free space.
+//! Shared code of the reports: the summary of many times, and the shape of free space.
 
 use std::time::Duration;
 
-/// Times of single calls, summed up.
+/// Summary of the times of single calls.
 pub struct Times {
-    /// The middle one.
+    /// Median.
     pub median: Duration,
-    /// 99 in 100 are at most this.
+    /// 99th percentile.
     pub p99: Duration,
-    /// 999 in 1000 are at most this.
+    /// 99.9th percentile.
     pub p999: Duration,
-    /// The longest.
+    /// Maximum.
     pub max: Duration,
 }
 
 impl Times {
-    /// Of at least one time.
+    /// Summarises at least one time.
     pub fn of(mut times: Vec<Duration>) -> Self {
         times.sort_unstable();
         let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize];
@@ -23,7 +23,7 @@ impl Times {
     }
 }
 
-/// The middle one of some figures; of an even number, the lower one.
+/// Returns the median of some figures; of an even number, the lower one.
 ///
 /// # Panics
 ///
@@ -41,20 +41,20 @@ impl std::fmt::Display for Times {
     }
 }
 
-/// The share of free places that are part of no free aligned run of `2^order`: the *fragmentation rate*. 0 where
-/// nothing is free. `owned` says of each place, from 0, whether it is taken.
+/// Returns the share of free positions outside free aligned runs of `2^order`: the *fragmentation
+/// rate*; 0 if none is free. `owned` says for each position, from 0, whether it is taken.
 pub fn fragmentation(owned: &[bool], order: u32) -> f64 {
     let free = owned.iter().filter(|owned| !**owned).count();
     let in_runs = free_in_units(owned, 1 << order);
     if free == 0 { 0.0 } else { 1.0 - in_runs as f64 / free as f64 }
 }
 
-/// Free places in wholly free aligned units of `unit`.
+/// Returns the number of free positions in wholly free aligned units of `unit`.
 pub fn free_in_units(owned: &[bool], unit: usize) -> usize {
     owned.chunks_exact(unit).filter(|unit| unit.iter().all(|owned| !owned)).count() * unit
 }
 
-/// The mean length of the runs of consecutive numbers in `ids`, in their order.
+/// Returns the mean length of the runs of consecutive numbers in `ids`, in their order.
 pub fn mean_run(ids: &[u32]) -> f64 {
     let runs = 1 + ids.windows(2).filter(|pair| pair[1] != pair[0].wrapping_add(1)).count();
     ids.len() as f64 / runs as f64

@@ -1,14 +1,14 @@
-//! Engines that find a prompt's prefix again, as the benches of reuse see them: kvpool, an exact LRU behind a mutex, and in
-//! the workspace of the peers one more.
+//! Engines with prefix reuse, as the benches of reuse drive them: kvpool, an exact LRU behind a
+//! mutex, and in the workspace of the peers one more.
 //!
-//! A request goes through the same steps everywhere. What a step may do is the engine's affair, so that the whole request
-//! is timed beside its admission: nobody wins by putting work off.
+//! A request goes through the same steps in every engine. Each engine decides what a step does, so
+//! the whole request is timed as well as its admission: postponing work gains nothing.
 //!
 //! ```text
 //! prepare   a step of the engine begins                                         not timed
-//! admit     hash the prompt, take what is cached of it, allocate the rest       admission
-//! slots     of the tokens that are to be computed                               admission
-//! finish    they are computed: full blocks can be found from now on             request
+//! admit     hash the prompt, share its cached prefix, allocate the rest         admission
+//! slots     of the tokens to compute                                            admission
+//! finish    the tokens are computed: full blocks can be hit from now on         request
 //! end       the sequence is closed; its blocks stay as long as there is room    request
 //! ```
 
@@ -26,65 +26,66 @@ pub use requests::{Case, Figures, Prompts, Requests};
 pub use turns::Turns;
 pub use verify::verify;
 
-/// A pool of blocks with a cache of prefixes.
+/// A pool of blocks with a prefix cache.
 pub trait Engine: Sync + Sized {
-    /// What one thread works through.
+    /// Handle of one thread.
     type Worker<'a>: Worker
     where
         Self: 'a;
 
-    /// How reports call it.
+    /// Name in reports.
     const NAME: &'static str;
 
-    /// With so many blocks, all free, of so many tokens each.
+    /// Creates an engine of `blocks` free blocks of `block_tokens` tokens each.
     fn new(blocks: usize, block_tokens: usize) -> Self;
 
-    /// For a thread; the number tells it from others, past ones too.
+    /// Creates a thread's worker; the number is unique among all threads, past ones included.
     fn worker(&self, thread: usize) -> Self::Worker<'_>;
 
-    /// Forgets what is cached. Nobody owns a block.
+    /// Clears the cache. No block is owned.
     fn clear(&self);
 
-    /// Blocks that nobody owns, cached or not.
+    /// Returns the number of unowned blocks, cached or not.
     fn unowned(&self) -> usize;
 }
 
-/// One thread's way to an engine. A bench never asks for more than there is: what fails panics.
+/// One thread's handle to an engine. A bench never exhausts the pool: a failure panics.
 pub trait Worker {
-    /// A request that was admitted.
+    /// An admitted request.
     type Request;
-    /// Blocks of no sequence.
+    /// Blocks outside of sequences.
     type Blocks;
 
-    /// A step of the engine begins, of which this prompt is the only request.
+    /// Begins a step of the engine, with this prompt as its only request.
     fn prepare(&mut self, prompt: &[u32]);
 
-    /// Hashes a prompt and takes its longest cached prefix, but for the last token.
+    /// Hashes a prompt and shares its longest cached prefix, excluding the last token.
     fn look_up(&mut self, prompt: &[u32]) -> Self::Request;
 
     /// The same, and allocates the rest.
     fn admit(&mut self, prompt: &[u32]) -> Self::Request;
 
-    /// Tokens that were cached.
+    /// Returns the number of cached tokens.
     fn cached(request: &Self::Request) -> usize;
 
-    /// Where tokens of a request lie: `frame * block_tokens + offset`.
+    /// Writes the slots of tokens of a request: `frame * block_tokens + offset`.
     fn slots(&mut self, request: &Self::Request, tokens: Range<usize>, out: &mut Vec<i64>);
 
-    /// All tokens are computed, and the step has ended.
+    /// Ends the step: all tokens are computed.
     fn finish(&mut self, request: &mut Self::Request);
 
     /// Closes the sequence.
     fn end(&mut self, request: Self::Request);
 
-    /// Blocks that are nobody's sequence: evicts as many as are not free.
+    /// Allocates blocks outside of sequences: evicts as many as are not free.
     fn allocate(&mut self, count: usize) -> Self::Blocks;
 
-    /// Gives them back.
+    /// Frees them.
     fn free(&mut self, blocks: Self::Blocks);
 }
 
-/// Slots of tokens in blocks of `block_tokens`, of which `block` knows the one at each place.
+/// Writes the slots of tokens in blocks of `block_tokens`; `block` returns the block at each
+/// position.
 pub fn slots(block_tokens: usize, tokens: Range<usize>, out: &mut Vec<i64>, block: impl Fn(usize) -> i64) {
     let mut next = tokens.start;
     while next < tokens.end {

@@ -4,8 +4,8 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Runs `work` on `threads` threads, each with what `prepare` makes for it, all started by one barrier. Gives the
-/// time of the slowest, preparation excluded.
+/// Runs `work` on `threads` threads, each with a result of `prepare`, all started by one barrier.
+/// Returns the time of the slowest, preparation excluded.
 pub fn together<T>(
     threads: usize,
     prepare: impl Fn(usize) -> T + Sync,
@@ -26,12 +26,12 @@ pub fn together<T>(
     .unwrap_or_default()
 }
 
-/// Waits for another thread: a spin, and a yield where there are more threads than cores.
+/// Waits for another thread: spins, and yields if there are more threads than cores.
 #[derive(Default)]
 pub struct Backoff(u32);
 
 impl Backoff {
-    /// One more time.
+    /// Waits once more.
     #[inline]
     pub fn wait(&mut self) {
         self.0 += 1;

@@ -1,21 +1,22 @@
-/// What a churn of sequences came to.
+/// Results of a churn of concurrently growing sequences.
 struct Figures {
-    /// Blocks of the prompts admitted at the full load, over the runs that they came in.
+    /// Mean length of the runs in which the blocks of prompts were allocated at full load.
     prompt_run_mean: f64,
-    /// The share of the free frames that is in whole units, on average.
+    /// Mean share of the free frames in whole units.
     free_in_units: f64,
-    /// Prompts that the figures are about.
+    /// Number of prompts included.
     prompts: usize,
 }
 
-/// A sequence: what it owns, and how many blocks it will still grow by.
+/// A sequence: its runs, and the number of blocks by which it will still grow.
 struct Sequence {
     runs: Vec<Run>,
     growth: u32,
 }
 
-/// Admits sequences to 85 % of `frames` and keeps that load for `steps` steps; in each step, eight sequences grow by a
-/// block, in turn. Two threads' worth of magazines, each refilled near its last refill.
+/// Admits sequences to 85 % of `frames` and keeps that load for `steps` steps; in each step, eight
+/// sequences grow by a block, in turn. Models the magazines of two threads, each refilled near its
+/// last refill.
 fn side_by_side(frames: usize, steps: usize, seed: u64) -> Figures {
     let pool = Frames::new(FrameConfig { frames, frames_max: frames, segment_frames: 4096 });
     let mut state = seed;
@@ -38,7 +39,7 @@ fn side_by_side(frames: usize, steps: usize, seed: u64) -> Figures {
             owned += count as usize;
             if is_full {
                 blocks += u64::from(count);
-                // Runs that touch are one.
+                // Adjacent runs are one.
                 runs += 1 + got.windows(2).filter(|pair| pair[0].end() != pair[1].start.0).count() as u64;
             }
             prompts += 1;

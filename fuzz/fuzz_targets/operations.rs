@@ -1,4 +1,5 @@
-//! Operations out of the fuzzer's bytes, on a pool and on the naive model: every answer is the model's.
+//! Runs operations from the fuzzer's bytes on a pool and on the naive model, and compares every
+//! result.
 #![no_main]
 
 use kvpool_testkit::model::{Operation, Setup, run};

@@ -1,4 +1,5 @@
-//! Prompts out of the fuzzer's bytes, on a pool that caches and on the naive model: every answer is the model's.
+//! Runs prompts from the fuzzer's bytes on a pool with a prefix cache and on the naive model, and
+//! compares every result.
 #![no_main]
 
 use kvpool_testkit::prefix::{PrefixOperation, run};

@@ -1,4 +1,4 @@
-//! Whatever the bytes, the reader of Azure traces ends with requests within its bounds or with an error.
+//! For any bytes, the reader of Azure traces returns requests within its bounds or an error.
 #![no_main]
 
 use kvpool_cli::trace::{Format, HashIds, ReadOptions, TOKENS_MAX, Trace};

@@ -1,4 +1,5 @@
-//! A pool of blocks whose bytes are touched: what [`Touched`](crate::Touched) is to frames.
+//! A pool of blocks with cells that stand for their bytes: the counterpart of
+//! [`Touched`](crate::Touched) for blocks.
 
 use kvpool::block::{AllocRequest, Blocks, BlocksConfig, GaveWay, Wave};
 use kvpool::error::AllocError;
@@ -7,9 +8,9 @@ use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread::yield_now;
 
-/// Blocks, and a cell for each frame that stands for its bytes.
+/// A pool of blocks, and a cell for each frame that stands for its bytes.
 pub struct TouchedBlocks {
-    /// The blocks.
+    /// The pool under test.
     pub blocks: Blocks,
     cells: Cells,
 }
@@ -17,7 +18,8 @@ pub struct TouchedBlocks {
 #[derive(Clone)]
 struct Cells(std::sync::Arc<[UnsafeCell<u32>]>);
 
-// SAFETY: a cell is written by the one owner of its block and read by those who share it. The models check it.
+// SAFETY: a cell is written by the sole owner of its block and read by its sharers. The models
+// check it.
 unsafe impl Sync for Cells {}
 // SAFETY: as above.
 unsafe impl Send for Cells {}
@@ -37,23 +39,23 @@ impl Cells {
 }
 
 impl TouchedBlocks {
-    /// So many blocks, all free and none of them null, in segments of 8, shared by two threads.
+    /// Creates a pool of `blocks` blocks for two threads: all free, no null block, segments of 8.
     pub fn new(blocks: usize, magazine_blocks: usize) -> Arc<Self> {
         Self::growing(blocks, blocks, magazine_blocks)
     }
 
-    /// The same, and more to come.
+    /// Creates such a pool that can grow.
     pub fn growing(blocks: usize, blocks_max: usize, magazine_blocks: usize) -> Arc<Self> {
         Self::around(Blocks::new(Self::config(blocks, blocks_max, magazine_blocks), None))
     }
 
-    /// So many blocks, without magazines, whose bytes are wiped by whoever frees them.
+    /// Creates a pool without magazines, in which the freeing thread wipes a block's bytes.
     pub fn wiped(blocks: usize) -> Arc<Self> {
         let cells = Cells::new(blocks);
         let wiped = cells.clone();
         let wipe = move |run: Run| {
             for frame in run.frames() {
-                // SAFETY: the frame is nobody's but the caller's; the checker verifies it.
+                // SAFETY: the frame belongs to the caller alone; the checker verifies it.
                 wiped[frame.index()].with_mut(|bytes| unsafe { *bytes = 0 });
             }
         };
@@ -74,7 +76,7 @@ impl TouchedBlocks {
         }
     }
 
-    /// These blocks, with bytes for as many as there may be.
+    /// Adds bytes to a pool of blocks, for the maximum number of its frames.
     pub fn around(blocks: Blocks) -> Arc<Self> {
         let cells = Cells::new(blocks.config().frames_max);
         Arc::new(Self { blocks, cells })
@@ -86,25 +88,25 @@ impl TouchedBlocks {
         self.cells[self.blocks.frame(id).index()].with_mut(|bytes| unsafe { *bytes += 1 });
     }
 
-    /// Writes a frame's bytes, as who has the frame.
+    /// Writes a frame's bytes, as the owner of the frame.
     pub fn write_frame(&self, frame: FrameId) {
-        // SAFETY: the caller has it; the checker verifies it.
+        // SAFETY: the caller owns the frame; the checker verifies it.
         self.cells[frame.index()].with_mut(|bytes| unsafe { *bytes += 1 });
     }
 
     /// Reads a block's bytes, as one of its owners.
     pub fn read(&self, id: BlockId) -> u32 {
-        // SAFETY: nobody writes what is shared; the checker verifies it.
+        // SAFETY: no thread writes a shared block; the checker verifies it.
         self.cells[self.blocks.frame(id).index()].with(|bytes| unsafe { *bytes })
     }
 
-    /// Takes so many blocks and writes them; `None` if there are not so many.
+    /// Allocates blocks and writes them; returns `None` if too few are free.
     pub fn take(&self, blocks: usize) -> Option<Vec<BlockId>> {
         let mut ids = Vec::new();
         match self.blocks.allocate(&AllocRequest::new(blocks), None, &mut |id| ids.push(id)) {
             Ok(()) => {}
             Err(AllocError::Exhausted { .. }) => {
-                assert!(ids.is_empty(), "a refused allocation hands nothing out");
+                assert!(ids.is_empty(), "a refused allocation returns no blocks");
                 return None;
             }
             Err(other) => panic!("{other}"),
@@ -120,17 +122,17 @@ impl TouchedBlocks {
         self.blocks.release(ids);
     }
 
-    /// Takes a block, writes it, and seals it, so that it may be moved.
+    /// Allocates a block, writes it, and seals it, so that it may be moved.
     pub fn take_sealed(&self) -> BlockHandle {
         let id = self.take(1).expect("a block is free")[0];
         let handle = self.blocks.handle(id);
-        self.blocks.seal(handle).expect("it is ours");
+        self.blocks.seal(handle).expect("an owned block");
         handle
     }
 
-    /// What is in a frame, as somebody who may read there.
+    /// Reads a frame's bytes, as a thread with the right to.
     pub fn read_frame(&self, frame: FrameId) -> u32 {
-        // SAFETY: the caller may; the checker verifies it.
+        // SAFETY: the caller has that right; the checker verifies it.
         self.cells[frame.index()].with(|bytes| unsafe { *bytes })
     }
 
@@ -138,40 +140,42 @@ impl TouchedBlocks {
     pub fn copy(&self, wave: &Wave) {
         for (from, to) in wave.moves() {
             let bytes = self.read_frame(from);
-            // SAFETY: the destination is the wave's; the checker verifies it.
+            // SAFETY: the destination belongs to the wave; the checker verifies it.
             self.cells[to.index()].with_mut(|copy| unsafe { *copy = bytes });
         }
     }
 
-    /// Moves the block in one frame to another, if that can be done now.
+    /// Moves the block in one frame to another, if that is possible now.
     pub fn relocate(&self, from: u32, to: u32) -> Result<(), GaveWay> {
         let mut outcome = Ok(());
         let mut gave_way = |_, why| outcome = Err(why);
         let wave = self.blocks.begin_wave([(FrameId(from), FrameId(to))], &mut gave_way);
         self.copy(&wave);
-        // SAFETY: copied just now.
+        // SAFETY: the bytes have been copied above.
         let published = unsafe { wave.publish(&mut gave_way) };
         assert_eq!(published == 1, outcome.is_ok());
         outcome
     }
 
-    /// The end of every model: each block is in one place, all are free, and all can be had at once.
+    /// Ends a model: each block is in one place, all are free, and all can be allocated at once.
     pub fn finish(&self) {
         self.finish_beside(1);
     }
 
-    /// The same, for a model whose main thread has no cache of its own (0), or one (1).
+    /// Ends a model whose main thread has `residents` thread caches of its own (0 or 1).
     pub fn finish_beside(&self, residents: usize) {
         settle(&self.blocks, residents);
         let report = self.blocks.audit().unwrap();
         assert_eq!(report.owned, 0, "leaked: {report:?}");
-        assert_eq!(self.blocks.counts().free(), self.blocks.total(), "free blocks are all counted");
-        let all = self.take(self.blocks.total()).expect("every free block can be had, wherever it is");
+        assert_eq!(self.blocks.counts().free(), self.blocks.total(), "every free block is counted");
+        let all =
+            self.take(self.blocks.total()).expect("every free block can be allocated, wherever it is cached");
         self.put(&all);
     }
 }
 
-/// Waits until only so many threads and handles have a cache: loom's `join` returns before a thread's destructors run.
+/// Waits until at most `residents` threads and handles have a cache: loom's `join` returns before a
+/// thread's destructors run.
 pub fn settle(blocks: &Blocks, residents: usize) {
     while blocks.thread_caches_in_use() > residents {
         yield_now();

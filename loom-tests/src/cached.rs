@@ -1,4 +1,4 @@
-//! A pool with a prefix cache, whose blocks are in lists, and whose bytes are touched.
+//! A pool with a prefix cache, whose blocks are in lists and have cells that stand for their bytes.
 
 use std::ops::Deref;
 
@@ -9,10 +9,10 @@ use loom::sync::Arc;
 
 use crate::TouchedBlocks;
 
-/// See the [module](self).
+/// A pool with a prefix cache, and a cell for each frame that stands for its bytes.
 pub struct CachedBlocks {
     touched: Arc<TouchedBlocks>,
-    /// The cache.
+    /// The cache under test.
     pub cache: Arc<PrefixCache>,
 }
 
@@ -25,12 +25,12 @@ impl Deref for CachedBlocks {
 }
 
 impl CachedBlocks {
-    /// So many blocks, none of them null, without magazines.
+    /// Creates a pool of `blocks` blocks, without a null block and without magazines.
     pub fn new(blocks: usize) -> Arc<Self> {
         Self::of(blocks, PrefixConfig::new())
     }
 
-    /// The same, with room for so many events.
+    /// Creates such a pool with room for `events` events.
     pub fn with_events(blocks: usize, events: usize) -> Arc<Self> {
         Self::of(blocks, PrefixConfig::new().events(events))
     }
@@ -52,12 +52,12 @@ impl CachedBlocks {
         Arc::new(Self { touched: TouchedBlocks::around(blocks), cache })
     }
 
-    /// The `n`th hash.
+    /// Returns the `n`th hash.
     pub fn hash(n: u64) -> BlockHash {
         BlockHash::new(u128::from(n) << 64 | u128::from(n) << 7 | 1, n + 100)
     }
 
-    /// Takes a block into a list, writes it, and registers it under the `n`th hash.
+    /// Allocates a block into a list, writes it, and registers it under the `n`th hash.
     pub fn fill(&self, n: u64) -> BlockId {
         let id = self.take_listed().expect("a block is free");
         self.register(id, n);
@@ -70,24 +70,24 @@ impl CachedBlocks {
         prefix::models::register(&self.cache, &self.blocks, self.blocks.handle(id));
     }
 
-    /// Takes a block into a list, and writes it.
+    /// Allocates a block into a list, and writes it.
     pub fn take_listed(&self) -> Option<BlockId> {
         let id = models::allocate_listed(&self.blocks, &AllocRequest::new(1))?;
         self.write(id);
         Some(id)
     }
 
-    /// A reference on a block that is cached under the `n`th hash, as of this moment.
+    /// Takes a reference to the block cached under the `n`th hash, if there is one at this moment.
     pub fn hit(&self, n: u64) -> Option<BlockId> {
         prefix::models::take(&self.cache, &self.blocks, Self::hash(n))
     }
 
-    /// Leaves a list: one reference less.
+    /// Removes a block from a list: releases one reference.
     pub fn leave(&self, id: BlockId) {
         models::release_listed(&self.blocks, &[id]);
     }
 
-    /// A block that is evictable.
+    /// Creates an evictable block.
     pub fn keep(&self, n: u64) -> BlockId {
         let id = self.fill(n);
         self.leave(id);
@@ -95,29 +95,30 @@ impl CachedBlocks {
         id
     }
 
-    /// Evicts a block, writes its frame and frees it, if there is one to be evicted.
+    /// Evicts a block, writes its frame and frees it, if there is one to evict.
     pub fn evict(&self) -> bool {
         models::evict(&self.blocks, |frame| self.write_frame(frame))
     }
 
-    /// Evicts a block, and takes the one at its frame into a list, if there is one to be evicted.
+    /// Evicts a block, and takes the one at its frame into a list, if there is one to evict.
     pub fn replace(&self) -> Option<BlockId> {
         models::replace(&self.blocks).inspect(|&id| self.write(id))
     }
 
-    /// Where a block is now.
+    /// Returns the current frame of a block.
     pub fn frame(&self, id: BlockId) -> FrameId {
         self.blocks.frame(id)
     }
 
-    /// The end of every model: nothing is owned, what is evictable is counted, and everything can be had.
+    /// Ends a model: no block is owned, the evictable ones are counted, and every block can be
+    /// allocated.
     pub fn finish(&self) {
         crate::settle(&self.blocks, 1);
         let report = self.blocks.audit().unwrap();
         assert_eq!((report.owned, report.held), (0, 0), "leaked: {report:?}");
         let total = self.blocks.total();
         assert_eq!(self.blocks.counts().free() + self.blocks.evictable(), total, "{report:?}");
-        let all = self.take(total).expect("every evictable block can be had");
+        let all = self.take(total).expect("every evictable block can be allocated");
         self.put(&all);
     }
 }

@@ -1,9 +1,9 @@
-//! A thread that is stopped at a place that the model reaches: a callback.
+//! Stops a thread at a point that the model can reach: in a callback.
 
 use loom::sync::atomic::{AtomicBool, Ordering::*};
 use loom::thread::yield_now;
 
-/// What a stopped thread waits for.
+/// State of a stopped thread, and of the thread that waits for it.
 #[derive(Default)]
 pub struct Stop {
     reached: AtomicBool,
@@ -26,7 +26,7 @@ impl Stop {
         }
     }
 
-    /// Lets it go on.
+    /// Resumes the stopped thread.
     pub fn resume(&self) {
         self.resumed.store(true, Release);
     }

@@ -1,5 +1,5 @@
-//! Futures in a model: a thread that sleeps until it is woken, and a free that nobody is told of is a deadlock, which the
-//! checker reports.
+//! Futures in a model. A future that sleeps until it is woken, and a free that wakes no request,
+//! are a deadlock, which the checker reports.
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use loom::sync::{Condvar, Mutex};
 use loom::thread::yield_now;
 
-/// Tells whether a future was woken.
+/// A waker that records whether its future was woken.
 #[derive(Default)]
 pub struct Bell {
     rung: Mutex<bool>,
@@ -16,7 +16,7 @@ pub struct Bell {
 }
 
 impl Bell {
-    /// Waits until the future was woken, without polling it.
+    /// Waits until the future is woken, without polling it.
     pub fn wait(&self) {
         while !*self.rung.lock().unwrap() {
             yield_now();
@@ -48,17 +48,18 @@ pub fn block_on<T>(future: impl Future<Output = T>) -> T {
         *rung = false;
         drop(rung);
         if woke_itself {
-            // Perhaps for the sake of a thread that has not gone on yet.
+            // The progress of another thread may be needed first.
             yield_now();
         }
     }
 }
 
-/// Polls until the future sleeps: it has been polled, and was not woken since. The bell says when it is.
+/// Polls until the future sleeps: it was polled, and has not been woken since. The bell reports
+/// this.
 ///
 /// # Panics
 ///
-/// If it is ready instead.
+/// If the future is ready instead.
 pub fn lull<T>(mut future: Pin<&mut impl Future<Output = T>>) -> std::sync::Arc<Bell> {
     let bell = std::sync::Arc::new(Bell::default());
     let waker = Waker::from(bell.clone());

@@ -1,8 +1,8 @@
-//! Theorem: whoever had free blocks in its hands, where a search does not find them, announces them: a request that looked
-//! for them meanwhile, and fell asleep, is told. And while the reserve is short of its mark, every free is announced, so that
-//! it is filled again.
+//! Theorem: a thread that held free blocks out of reach of a search announces them: a request that
+//! searched meanwhile, and fell asleep, is woken. And while the reserve is below its mark, every
+//! free is announced, so that the reserve is filled again.
 //!
-//! (How requests wait, and in which order, is `waiters`.)
+//! (How requests wait, and in which order, is covered by `waiters`.)
 #![cfg(kvpool_loom)]
 
 use kvpool::ids::{BlockHandle, FrameId};
@@ -32,7 +32,7 @@ fn two_in_a_row() -> AllocRequest {
     AllocRequest::new(2).contiguous()
 }
 
-/// Nothing is owned and nobody waits: frees go the short way again.
+/// Nothing is owned and no request waits: frees take the short path again.
 fn close(pool: &Pool) {
     settle(pool.blocks(), 1);
     let report = pool.audit().unwrap();
@@ -84,9 +84,10 @@ fn a_wave_that_is_published() {
     });
 }
 
-/// Half of a run is freed into a magazine before somebody waits for the whole, and given back while he searches: it comes into
-/// the bitmaps between the look there and the visit to the magazines, which finds nothing. (What is not to lie together
-/// is counted once more then.)
+/// Half of a run is freed into a magazine before a request waits for the whole, and flushed while
+/// that request searches: it reaches the bitmaps between the request's search there and its visit
+/// to the magazines, which finds nothing. (A request that needs no run counts once more in that
+/// case.)
 #[test]
 fn magazines_of_a_handle_that_is_dropped() {
     check_wide(3, "announced::magazines_of_a_handle_that_is_dropped", || {
@@ -102,7 +103,8 @@ fn magazines_of_a_handle_that_is_dropped() {
     });
 }
 
-/// The line is empty and the reserve full, so that the bit is to be cleared, when an urgent request takes from the reserve.
+/// The line is empty and the reserve full, so that the bit is about to be cleared, when an urgent
+/// request takes from the reserve.
 #[test]
 fn the_reserve_is_filled_again() {
     check_wide(2, "announced::the_reserve_is_filled_again", || {
@@ -110,13 +112,13 @@ fn the_reserve_is_filled_again() {
         let urgent = one().priority(Priority::Urgent);
         let held = pool.allocate(one()).unwrap();
         let first = pool.allocate_owned(urgent).unwrap();
-        assert!(pool.blocks().is_awaited(), "it was the reserve's");
-        // Fills the reserve, and finds nobody to tell.
+        assert!(pool.blocks().is_awaited(), "the block came from the reserve");
+        // Fills the reserve, and finds no waiting request.
         let thread = thread::spawn(move || drop(first));
         let second = pool.allocate(urgent);
         thread.join().unwrap();
         drop(second);
-        assert_eq!(pool.stats().reserved, 1, "every free came by while it was short");
+        assert_eq!(pool.stats().reserved, 1, "every free refilled it while it was short");
         drop(held);
         close(&pool);
     });

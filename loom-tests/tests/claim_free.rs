@@ -1,5 +1,6 @@
-//! Theorem: of threads that claim and free in the same words, no two own a frame at once, each sees what the last
-//! owner wrote, and afterwards every frame is free, coalesced, hinted and allocatable.
+//! Theorem: among threads that claim and free in the same words, no two own a frame at once, each
+//! sees the previous owner's writes, and afterwards every frame is free, coalesced, hinted and
+//! allocatable.
 #![cfg(kvpool_loom)]
 
 use kvpool::ids::{FrameId, Order};

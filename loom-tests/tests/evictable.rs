@@ -1,7 +1,8 @@
-//! Theorems: a block that is cached, and that nobody owns, is had by exactly one of those who want it: one that looks it up
-//! shares it with its bytes as they were, or one that needs a frame gets the frame to itself; nobody who may still read
-//! the frame sees it written; a look-up never gets other bytes than those it asked for; and whatever is evictable can
-//! be had by an allocation, wherever the threads that released it are by then.
+//! Theorems: exactly one of the threads that compete for a cached block without an owner gets it:
+//! one that looks it up shares it with its bytes intact, or one that needs a frame gets the frame
+//! exclusively. A batch that may still read the frame never sees it overwritten. A look-up never
+//! returns a block with other bytes than requested. And an allocation can obtain every evictable
+//! block, wherever the threads that released it are.
 #![cfg(kvpool_loom)]
 
 use kvpool::ids::FrameId;
@@ -9,7 +10,7 @@ use kvpool::prefix::models;
 use kvpool_loom_tests::{CachedBlocks, check, check_to};
 use loom::thread;
 
-/// The last owner goes while somebody looks the block up.
+/// The last owner releases a block while another thread looks it up.
 #[test]
 fn hit_against_the_last_release() {
     check("evictable::hit_against_the_last_release", || {
@@ -25,7 +26,7 @@ fn hit_against_the_last_release() {
     });
 }
 
-/// Somebody needs the only frame while another looks the block up.
+/// A thread needs the only frame while another looks the block up.
 #[test]
 fn hit_against_eviction() {
     check("evictable::hit_against_eviction", || {
@@ -38,12 +39,13 @@ fn hit_against_eviction() {
             assert_eq!(pool.read(found), 1);
             pool.leave(found);
         }
-        assert!(thread.join().unwrap() || found.is_some(), "one of them had it");
+        assert!(thread.join().unwrap() || found.is_some(), "exactly one thread got it");
         pool.finish();
     });
 }
 
-/// A hit, its release, and an eviction meet a block that is filed already: another is there for who needs a frame.
+/// A hit, its release, and an eviction race with a block that is already filed: the other block is
+/// available for eviction.
 #[test]
 fn hit_and_release_against_eviction() {
     check("evictable::hit_and_release_against_eviction", || {
@@ -61,24 +63,25 @@ fn hit_and_release_against_eviction() {
     });
 }
 
-/// A block that is filed by an old entry is released while somebody takes that entry: it is still in a queue afterwards. (The
-/// walk over all words, which comes last before a request is refused, would find it all the same.)
+/// A block filed by an old entry is released while another thread pops that entry: it is still in a
+/// queue afterwards. (The walk over all words, which comes last before a request is refused, would
+/// find it in any case.)
 #[test]
 fn released_while_its_entry_is_taken() {
     check_to(3, "evictable::released_while_its_entry_is_taken", || {
         let pool = CachedBlocks::new(1);
         pool.keep(1);
-        let found = pool.hit(1).expect("nobody wants its frame");
+        let found = pool.hit(1).expect("no thread needs its frame");
         let owner = pool.clone();
         let thread = thread::spawn(move || owner.leave(found));
         let evicted = pool.evict();
         thread.join().unwrap();
-        assert!(evicted || pool.evict(), "evictable, and in no queue");
+        assert!(evicted || pool.evict(), "evictable, but in no queue");
         pool.finish();
     });
 }
 
-/// Two need a frame each, and there are two.
+/// Two threads need a frame each, and there are two.
 #[test]
 fn evictions_meet() {
     check("evictable::evictions_meet", || {
@@ -86,14 +89,14 @@ fn evictions_meet() {
         pool.keep(1);
         pool.keep(2);
         let other = pool.clone();
-        let thread = thread::spawn(move || assert!(other.evict(), "two blocks for two"));
-        assert!(pool.evict(), "two blocks for two");
+        let thread = thread::spawn(move || assert!(other.evict(), "two blocks for two threads"));
+        assert!(pool.evict(), "two blocks for two threads");
         thread.join().unwrap();
         pool.finish();
     });
 }
 
-/// A block is registered, and released, while somebody evicts whatever can be evicted.
+/// A block is registered and released while another thread evicts.
 #[test]
 fn registration_against_eviction() {
     check("evictable::registration_against_eviction", || {
@@ -111,7 +114,7 @@ fn registration_against_eviction() {
     });
 }
 
-/// A block is registered, and released, while somebody looks it up.
+/// A block is registered and released while another thread looks it up.
 #[test]
 fn registration_against_hit() {
     check("evictable::registration_against_hit", || {
@@ -132,10 +135,11 @@ fn registration_against_hit() {
     });
 }
 
-/// A block is evicted, filled with other tokens and cached again while somebody looks up the old ones.
+/// A block is evicted, filled with other tokens and cached again while another thread looks up the
+/// old tokens.
 #[test]
-fn a_hit_is_of_what_was_asked_for() {
-    check("evictable::a_hit_is_of_what_was_asked_for", || {
+fn a_hit_has_the_requested_tokens() {
+    check("evictable::a_hit_has_the_requested_tokens", || {
         let pool = CachedBlocks::new(1);
         pool.keep(1);
         let other = pool.clone();
@@ -145,13 +149,14 @@ fn a_hit_is_of_what_was_asked_for() {
             assert_eq!(pool.read(found), 1, "the bytes of other tokens");
         }
         let block = thread.join().unwrap();
-        assert!(found.is_none() || block.is_none(), "one of them had it");
+        assert!(found.is_none() || block.is_none(), "exactly one thread got it");
         found.into_iter().chain(block).for_each(|block| pool.leave(block));
         pool.finish();
     });
 }
 
-/// A batch reads a block in the frame that its table names, while the owner leaves and another wants the frame.
+/// A batch reads a block in the frame that its table names, while the owner releases the block and
+/// another thread needs the frame.
 #[test]
 fn read_from_a_table() {
     check("evictable::read_from_a_table", || {
@@ -171,8 +176,8 @@ fn read_from_a_table() {
     });
 }
 
-/// The block is hit and released once more, so that what was noted at its first release is out of date, under a batch
-/// that began in between.
+/// The block is hit and released once more under a batch that began in between, which outdates the
+/// ticket noted at its first release.
 #[test]
 fn read_from_a_later_table() {
     check("evictable::read_from_a_later_table", || {
@@ -193,7 +198,8 @@ fn read_from_a_later_table() {
     });
 }
 
-/// A release is told to the cache late: meanwhile the block is hit, read under a batch, and released again.
+/// The cache learns late of a release: meanwhile the block is hit, read under a batch, and released
+/// again.
 #[test]
 fn read_after_a_release_that_is_told_late() {
     check_to(1, "evictable::read_after_a_release_that_is_told_late", || {
@@ -217,7 +223,7 @@ fn read_after_a_release_that_is_told_late() {
     });
 }
 
-/// An evictable block is moved while somebody looks it up, reads it and leaves it again.
+/// An evictable block is moved while another thread looks it up, reads it and releases it again.
 #[test]
 fn moved_against_hit() {
     check("evictable::moved_against_hit", || {
@@ -229,13 +235,13 @@ fn moved_against_hit() {
         let found = pool.hit(1).expect("cached throughout");
         assert_eq!(pool.read(found), 1);
         pool.leave(found);
-        assert_eq!(thread.join().unwrap(), Ok(()), "neither a hit nor a release stands in the way");
+        assert_eq!(thread.join().unwrap(), Ok(()), "neither a hit nor a release cancels a move");
         assert_eq!(pool.frame(block).0, there);
         pool.finish();
     });
 }
 
-/// An evictable block is moved while somebody needs every frame that there is.
+/// An evictable block is moved while another thread needs every frame.
 #[test]
 fn moved_against_eviction() {
     check("evictable::moved_against_eviction", || {
@@ -255,7 +261,7 @@ fn moved_against_eviction() {
     });
 }
 
-/// The cache is cleared while a block is moved, and while its last owner leaves.
+/// The cache is cleared while a block is moved, and while its last owner releases it.
 #[test]
 fn cleared() {
     check("evictable::cleared", || {
@@ -270,14 +276,14 @@ fn cleared() {
             thread::spawn(move || owner.leave(block)),
         ];
         models::clear(&pool.cache, &pool.blocks);
-        assert_eq!(pool.hit(1), None, "forgotten, whoever owns it");
+        assert_eq!(pool.hit(1), None, "not in the cache any more, in whatever state the block is");
         threads.into_iter().for_each(|thread| thread.join().unwrap());
         pool.finish();
     });
 }
 
-/// A block that was taken to be copied elsewhere is given up while somebody looks it up, reads it under a batch, and leaves it;
-/// if it was evicted, its frame is written at once.
+/// A block that was taken to be copied to another pool is given up while another thread looks it
+/// up, reads it under a batch, and releases it; if it was evicted, its frame is written at once.
 #[test]
 fn given_up_against_a_later_table() {
     check_to(1, "evictable::given_up_against_a_later_table", || {
@@ -302,8 +308,8 @@ fn given_up_against_a_later_table() {
     });
 }
 
-/// Blocks are taken and put back while somebody needs a frame: of two that are evictable, one that was not taken, or one that
-/// was put back.
+/// Blocks are taken and put back while another thread needs a frame: of two evictable blocks it
+/// gets one that was not taken, or one that was put back.
 #[test]
 fn put_back_against_eviction() {
     check("evictable::put_back_against_eviction", || {

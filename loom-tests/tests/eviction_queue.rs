@@ -1,8 +1,10 @@
-//! Theorem: every block that is filed in the rank queue is popped once, by somebody who sees its bytes; a pop finds what is
-//! filed and in nobody's hands; and when all threads are done, what is left comes in the order of its ranks, those
-//! below the cursor first, whatever was filed by an old cursor, or while a slot was cleared.
+//! Theorem: every block filed in the rank queue is popped once, by a thread that sees its bytes; a
+//! pop finds every filed block that no other thread holds; and when all threads are done, the
+//! remaining blocks come in the order of their ranks, those below the cursor first, even if they
+//! were filed by an old cursor, or while a slot was cleared.
 //!
-//! Digits of one bit, unless a model says otherwise: level 0 has the two ranks from the cursor on, level 1 two slots of two, level 2 two of four.
+//! Digits of one bit, unless a model says otherwise: level 0 has the two ranks from the cursor on,
+//! level 1 two slots of two, level 2 two of four.
 #![cfg(kvpool_loom)]
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -24,7 +26,7 @@ struct Filed {
     bytes: Vec<UnsafeCell<u32>>,
 }
 
-// SAFETY: bytes are touched by who has the block only. That this is so is what the models check.
+// SAFETY: bytes are accessed by the owner of the block only. The models check exactly this.
 unsafe impl Sync for Filed {}
 
 impl Links for Filed {
@@ -38,7 +40,7 @@ impl Links for Filed {
 }
 
 impl Filed {
-    /// Blocks of these ranks; the first `filed` of them are filed.
+    /// Creates blocks of these ranks; the first `filed` of them are filed.
     fn new(levels: u32, ranks: &[u64], filed: usize) -> Arc<Self> {
         Self::with_digits(1, levels, ranks, filed)
     }
@@ -55,7 +57,7 @@ impl Filed {
     }
 
     fn touch(&self, id: u32) {
-        // SAFETY: the caller has the block; the checker verifies it.
+        // SAFETY: the caller owns the block; the checker verifies it.
         self.bytes[id as usize].with_mut(|bytes| unsafe { *bytes += 1 });
     }
 
@@ -64,7 +66,7 @@ impl Filed {
         self.queue.push(self, BlockId(id));
     }
 
-    /// Without the look: None says only that no hint was set.
+    /// Pops without the second look: `None` means only that no hint was set.
     fn pop_by_hints(&self) -> Option<u32> {
         let id = self.queue.pop(self)?.0;
         self.touch(id);
@@ -83,16 +85,16 @@ impl Filed {
         Some(id)
     }
 
-    /// The end of every model: with what the threads have taken, every block is there once, and what was left comes in
-    /// order.
+    /// Ends a model: together with the blocks that the threads took, every block is present once,
+    /// and the remaining ones came in order.
     fn finish(&self, taken: impl IntoIterator<Item = u32>) {
         let cursor = self.queue.cursor();
         let mut all: Vec<u32> = std::iter::from_fn(|| self.pop()).collect();
         let ranks: Vec<u64> = all.iter().map(|&id| self.rank(BlockId(id)).max(cursor)).collect();
-        assert!(ranks.is_sorted(), "beyond {cursor}: blocks {all:?} come with ranks {ranks:?}");
+        assert!(ranks.is_sorted(), "from cursor {cursor} on, blocks {all:?} came with ranks {ranks:?}");
         all.extend(taken);
         all.sort_unstable();
-        assert!(all.iter().copied().eq(0..self.next.len() as u32), "lost or doubled: {all:?}");
+        assert!(all.iter().copied().eq(0..self.next.len() as u32), "lost or duplicated: {all:?}");
         assert_eq!(self.queue.head(), None);
     }
 }
@@ -114,7 +116,7 @@ fn push_beside_pop() {
     });
 }
 
-/// Both file the blocks of a due slot again.
+/// Both threads file the blocks of a due slot again.
 #[test]
 fn two_pops_in_a_cascade() {
     check_to(2, "eviction_queue::two_pops_in_a_cascade", || {
@@ -127,8 +129,8 @@ fn two_pops_in_a_cascade() {
     });
 }
 
-/// A block is filed by a cursor that moves on meanwhile: at level 0, and above, where its slot will count as that of 6
-/// and 7.
+/// A block is filed by a cursor that advances meanwhile: at level 0, and above, where its slot
+/// comes to count as that of 6 and 7.
 #[test]
 fn overtaken() {
     for late in [1, 3] {
@@ -144,11 +146,11 @@ fn overtaken() {
     }
 }
 
-/// The place where a block is late is wanted for a later turn.
+/// The slot in which a block is late is needed for a later turn.
 #[test]
 fn met_a_stale_slot() {
     check_to(3, "eviction_queue::met_a_stale_slot", || {
-        // Ranks 1 and 5 have one place at level 0; the cursor goes to 4.
+        // Ranks 1 and 5 share a slot at level 0; the cursor goes to 4.
         let blocks = Filed::new(3, &[5, 5, 1], 2);
         let other = blocks.clone();
         let thread = thread::spawn(move || other.push(2));
@@ -158,7 +160,8 @@ fn met_a_stale_slot() {
     });
 }
 
-/// A slot's top is taken, what was below too, and the top filed again, while somebody is about to take it.
+/// A slot's top is popped, the one below too, and the top is filed again, while another thread is
+/// about to pop it.
 #[test]
 fn a_top_that_comes_back() {
     check_to(2, "eviction_queue::a_top_that_comes_back", || {
@@ -175,13 +178,13 @@ fn a_top_that_comes_back() {
     });
 }
 
-/// A slot that is found empty fills while its hint is cleared: the hint is right in the end, or the block would
-/// come behind that of the next slot.
+/// A slot found empty fills while its hint is cleared: the hint is correct in the end, or the block
+/// would come after that of the next slot.
 #[test]
 fn emptied_and_filled() {
     check_to(4, "eviction_queue::emptied_and_filled", || {
         let blocks = Filed::new(1, &[0, 1, 1, 0], 3);
-        // The hint of slot 0 stays, in vain.
+        // The hint of slot 0 stays, a false positive.
         assert_eq!(blocks.pop(), Some(0));
         let other = blocks.clone();
         let thread = thread::spawn(move || other.pop());
@@ -192,7 +195,7 @@ fn emptied_and_filled() {
     });
 }
 
-/// A thread that may be stopped while it clears a hint hides nothing.
+/// A thread that may be stopped while it clears a hint hides no block.
 #[test]
 fn found_beside_a_cleared_hint() {
     check_to(3, "eviction_queue::found_beside_a_cleared_hint", || {
@@ -203,17 +206,19 @@ fn found_beside_a_cleared_hint() {
         blocks.push(1);
         blocks.push(2);
         let got = blocks.pop();
-        assert!(got.is_some(), "the other has one at the most");
+        assert!(got.is_some(), "the other thread has at most one");
         let theirs = thread.join().unwrap();
         blocks.finish([0].into_iter().chain(got).chain(theirs));
     });
 }
 
-/// A pop files a block again that is not due yet, while another takes the cursor there; and one is pushed behind both.
+/// A pop files a block again that is not due yet, while another advances the cursor there; and one
+/// is pushed behind both.
 #[test]
 fn looking_ahead() {
     check_to(1, "eviction_queue::looking_ahead", || {
-        // Digits of two bits: 4 and 5 go to level 1, and have a place at level 0 when the cursor is at 2.
+        // Digits of two bits: 4 and 5 go to level 1, and have a slot at level 0 when the cursor is
+        // at 2.
         let blocks = Filed::with_digits(2, 2, &[2, 4, 5, 3], 0);
         (1..3).for_each(|id| blocks.push(id));
         blocks.push(0);
@@ -226,7 +231,7 @@ fn looking_ahead() {
     });
 }
 
-/// A rank grows while its block is filed, and while somebody takes it.
+/// A rank grows while its block is filed, and while another thread pops it.
 #[test]
 fn outgrown() {
     check("eviction_queue::outgrown", || {

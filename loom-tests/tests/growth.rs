@@ -1,11 +1,13 @@
-//! Theorem: a pool that grows is read and allocated from meanwhile; a new frame is handed out only after it was
-//! prepared and published; the last unit, filled by growth, merges; and the old directory is freed once.
+//! Theorem: a pool can be read and allocated from while it grows; a new frame is allocated only
+//! after it was prepared and published; the last unit, filled by growth, merges; and the old
+//! directory is freed once.
 #![cfg(kvpool_loom)]
 
 use kvpool_loom_tests::{Touched, check, check_to};
 use loom::thread;
 
-/// Growth inside the last segment and into a new one, beside an allocation that the old pool cannot meet.
+/// Growth inside the last segment and into a new one, during an allocation that the old pool cannot
+/// meet.
 #[test]
 fn beside_allocate() {
     check_to(3, "growth::beside_allocate", || {
@@ -29,7 +31,7 @@ fn beside_allocate() {
     });
 }
 
-/// Growth of a partial unit beside the free of its other frames: it merges once.
+/// Growth of a partial unit during the free of its other frames: it merges once.
 #[test]
 fn beside_free() {
     check("growth::beside_free", || {

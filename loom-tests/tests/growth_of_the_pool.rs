@@ -1,5 +1,6 @@
-//! Theorem: a pool of blocks grows while others allocate: a new block's rows in the table are there before anybody can
-//! be handed its frame, in the bucket that was there and in a new one, and a block is handed out once.
+//! Theorem: a pool of blocks grows while other threads allocate: a new block's rows in the table
+//! exist before any thread can allocate its frame, in an existing bucket and in a new one, and a
+//! block is allocated once.
 #![cfg(kvpool_loom)]
 
 use kvpool::block::AllocRequest;
@@ -15,7 +16,7 @@ fn beside_allocate() {
         let other = pool.clone();
         let thread = thread::spawn(move || other.blocks.grow(3, &mut |_| Ok(())).unwrap());
         if let Some(got) = pool.take(1) {
-            assert!(got[0].0 >= 3, "a block that is held");
+            assert!(got[0].0 >= 3, "one of the new blocks");
             pool.put(&got);
         }
         thread.join().unwrap();
@@ -25,7 +26,8 @@ fn beside_allocate() {
     });
 }
 
-/// A handle is good from the moment that its block was handed out, though the grower has not returned yet.
+/// A handle is valid from the moment that its block was allocated, even if the growing thread has
+/// not returned yet.
 #[test]
 fn beside_free_by_handle() {
     check("growth_of_the_pool::beside_free_by_handle", || {
@@ -43,7 +45,8 @@ fn beside_free_by_handle() {
     });
 }
 
-/// Two growers beside each other: both succeed, or the second is told that it is too much.
+/// Two threads grow the pool: both succeed, or the second is refused because the size exceeds the
+/// maximum.
 #[test]
 fn two_growers() {
     check("growth_of_the_pool::two_growers", || {

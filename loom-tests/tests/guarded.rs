@@ -1,6 +1,7 @@
-//! Theorem: each reference is given up once, by its owner. A handle of a lease's block frees nothing, however it meets the
-//! steps by which a lease gives its references to handles and takes them back; who frees a block by a handle that it had
-//! before such a step goes on with what the lease's owner wrote; and a move that is published at that moment is not lost.
+//! Theorem: each reference is released once, by its owner. A handle of a lease's block frees
+//! nothing, however it interleaves with the steps by which a lease converts its references to
+//! handles and back. A thread that frees a block by a handle older than such a step sees the writes
+//! of the lease's owner. And a move published at that moment is not lost.
 #![cfg(kvpool_loom)]
 
 use kvpool::error::HandleError;
@@ -18,7 +19,7 @@ struct Memory {
     cells: Vec<UnsafeCell<u32>>,
 }
 
-// SAFETY: a cell is written by the one owner of the block in its frame. The models check it.
+// SAFETY: a cell is written by the sole owner of the block in its frame. The models check it.
 unsafe impl Sync for Memory {}
 // SAFETY: as above.
 unsafe impl Send for Memory {}
@@ -36,7 +37,7 @@ impl Memory {
         self.cells[frame.index()].with_mut(|bytes| unsafe { *bytes += 1 });
     }
 
-    /// Takes a block, if there is one, writes it, and gives it back.
+    /// Allocates a block, if one is free, writes it, and frees it.
     fn pass(&self) {
         if let Ok(lease) = self.pool.allocate(one()) {
             self.write(lease.frames().next().unwrap());
@@ -58,7 +59,7 @@ fn is_refused(outcome: Result<(), HandleError>) -> bool {
     matches!(outcome, Err(HandleError::Guarded { .. } | HandleError::Stale { .. }))
 }
 
-/// Of one reference, a lease and a free by handle: one of them has it.
+/// A lease and a free by handle compete for one reference: one of them gets it.
 #[test]
 fn a_lease_against_a_free() {
     check_to(2, "guarded::a_lease_against_a_free", || {
@@ -90,7 +91,7 @@ fn a_lease_against_a_free() {
     });
 }
 
-/// The same of a reference more: the lease is refused, or the other is too late.
+/// With one more reference, the lease is refused, or the other thread is too late.
 #[test]
 fn a_lease_against_a_share() {
     check_to(3, "guarded::a_lease_against_a_share", || {
@@ -118,7 +119,8 @@ fn a_lease_against_a_share() {
     });
 }
 
-/// A handle that is older than the step frees the block after it, once, and sees what the lease's owner wrote.
+/// A handle older than the step frees the block after it, once, and sees the writes of the lease's
+/// owner.
 #[test]
 fn handles_of_a_lease_against_a_free() {
     check_to(3, "guarded::handles_of_a_lease_against_a_free", || {
@@ -143,7 +145,7 @@ fn handles_of_a_lease_against_a_free() {
     });
 }
 
-/// A move that is published, and a pin that is taken, while a lease gives its block to handles.
+/// A move is published, and a pin taken, while a lease converts its block to handles.
 #[test]
 fn handles_of_a_lease_against_a_move() {
     check_to(2, "guarded::handles_of_a_lease_against_a_move", || {
@@ -159,7 +161,7 @@ fn handles_of_a_lease_against_a_move() {
             for (_, to) in wave.moves() {
                 other.write(to);
             }
-            // SAFETY: what stands for the bytes was written.
+            // SAFETY: the cell that stands for the bytes was written.
             let moved = unsafe { wave.publish(&mut |_, _| stayed += 1) };
             assert_eq!(moved + stayed, 1);
             moved == 1

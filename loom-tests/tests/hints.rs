@@ -1,18 +1,19 @@
-//! Theorem: a searcher that withdraws a vain hint while a free makes it true again leaves it set: at the end every
-//! free run has its hint, at every level of the tree. (The audit in `finish` compares them word by word; a missing
-//! hint would otherwise hide behind the walk that allocations fall back to.)
+//! Theorem: if a searcher withdraws a false hint while a free makes it true, the hint ends up set:
+//! at the end every free run has its hint, at every level of the tree. (The audit in `finish`
+//! compares them word by word; otherwise the walk that allocations fall back to would hide a
+//! missing hint.)
 #![cfg(kvpool_loom)]
 
 use kvpool::ids::{FrameId, Order};
 use kvpool_loom_tests::{Touched, check, run};
 use loom::thread;
 
-/// An exhausted pool with stale hints; one thread frees a frame where another searches in vain.
+/// An exhausted pool with stale hints; one thread frees a frame while another searches there.
 #[test]
 fn a_frame_freed_under_a_search() {
     check("hints::a_frame_freed_under_a_search", || {
         let pool = Touched::new(8);
-        // A word that has had every class, and lost it again: its hints are stale.
+        // Creates a word that has had every class, and lost it again: its hints are stale.
         assert!(pool.frames.claim(run(0, 8)));
         pool.frames.free_run(run(4, 3));
         assert!(pool.frames.claim(run(4, 3)));
@@ -30,7 +31,7 @@ fn a_frame_freed_under_a_search() {
     });
 }
 
-/// More is freed than the searcher takes: what it leaves behind needs its hint, too.
+/// More is freed than the searcher takes: the remaining frames need their hint, too.
 #[test]
 fn a_frame_left_by_a_search() {
     check("hints::a_frame_left_by_a_search", || {
@@ -71,7 +72,8 @@ fn a_unit_freed_under_a_search() {
     });
 }
 
-/// Two groups of hints below one: the upper bit is cleared with the last word of a group, and set with the first.
+/// Two groups of hints below one: the upper bit is cleared with the last word of a group, and set
+/// with the first.
 #[test]
 fn the_level_above() {
     check("hints::the_level_above", || {

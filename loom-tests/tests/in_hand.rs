@@ -1,10 +1,12 @@
-//! Theorem: no request sleeps beside frames that another thread has in its hands. A thread that takes free frames out of where
-//! a search finds them, to put them back, may be stopped with them for any time: a request that searches meanwhile
-//! finds nothing, and falls asleep; and when the thread goes on the request is told.
+//! Theorem: no request sleeps while another thread holds frames that would satisfy it. A thread
+//! that takes free frames out of the reach of searches, in order to put them back, may be stopped
+//! with them for any time: a request that searches meanwhile finds nothing and falls asleep; when
+//! the thread continues, the request is woken.
 //!
-//! loom's `yield_now` runs the other threads to their end, or to where they yield too. A search that finds too little of what
-//! is counted as free yields before it gives up, so that in a model where two threads only run side by side the frames
-//! have arrived by then. Here the other thread is stopped where it wipes what it gives back, until the request sleeps.
+//! loom's `yield_now` runs the other threads to their end, or to their next yield. A search that
+//! finds fewer frames than are counted as free yields before it gives up, so that in a model of two
+//! concurrent threads the frames have arrived by that time. Here the other thread is stopped in the
+//! wipe of the frames that it puts back, until the request sleeps.
 #![cfg(kvpool_loom)]
 
 use std::any::Any;
@@ -22,7 +24,7 @@ use loom::thread;
 
 const BLOCKS: usize = 2;
 
-/// Frames without bytes. The first wipe after it was armed stops its thread.
+/// Storage without bytes. The first wipe after arming stops its thread.
 struct Stopping {
     layout: KvLayout,
     is_armed: Arc<AtomicBool>,
@@ -106,8 +108,8 @@ impl Storage for Stopping {
     }
 }
 
-/// Two blocks: one is owned, the other free, and its frame was left by a move whose batch has ended. `give_back` finds it,
-/// and is stopped with it.
+/// Two blocks: one is owned, the other free, and its frame was left by a move whose batch has
+/// ended. `give_back` finds that frame, and is stopped with it.
 fn beside(name: &'static str, give_back: fn(&Pool)) {
     check(name, move || {
         let (is_armed, stop) = (Arc::new(AtomicBool::new(false)), Arc::new(Stop::default()));
@@ -118,12 +120,12 @@ fn beside(name: &'static str, give_back: fn(&Pool)) {
         let mut held = pool.allocate(AllocRequest::new(1)).unwrap();
         let from = held.frames().next().unwrap();
         held.seal(0..1);
-        // Not a sequence's batch, which looks through what moves left when it ends.
+        // Not a sequence's batch, whose end looks for frames left by moves.
         let batch = pool.blocks().begin_batch();
         let to = FrameId(1 - from.0);
         let wave = pool.blocks().begin_wave([(from, to)], &mut |_, _| panic!("it can move"));
         // SAFETY: the frames of this storage have no bytes.
-        assert_eq!(unsafe { wave.publish(&mut |_, _| panic!("nobody has it but us")) }, 1);
+        assert_eq!(unsafe { wave.publish(&mut |_, _| panic!("no other thread has it")) }, 1);
         pool.blocks().end_batch(batch);
         is_armed.store(true, Release);
         let other = pool.clone();
@@ -143,7 +145,7 @@ fn beside(name: &'static str, give_back: fn(&Pool)) {
     });
 }
 
-/// As the background task of the compactor does when it looks.
+/// As the background task of the compactor does.
 #[test]
 fn of_a_look_at_strays() {
     beside("in_hand::of_a_look_at_strays", |pool| assert_eq!(pool.blocks().reclaim_shared_limbo(), 1));
@@ -159,7 +161,7 @@ fn of_a_batch_that_ends() {
     beside("in_hand::of_a_batch_that_ends", |pool| drop(pool.begin_batch()));
 }
 
-/// Of another request, which does not wait, and needs more than there is.
+/// By another request, which does not wait, and needs more than is free.
 #[test]
 fn of_a_request_that_is_refused() {
     beside("in_hand::of_a_request_that_is_refused", |pool| {
@@ -167,7 +169,7 @@ fn of_a_request_that_is_refused() {
     });
 }
 
-/// Of a shrink that collects what is free at the end of the pool, and is given up.
+/// By a shrink that collects free frames at the end of the pool, and is abandoned.
 #[test]
 fn of_a_shrink_that_is_given_up() {
     beside("in_hand::of_a_shrink_that_is_given_up", |pool| {

@@ -1,12 +1,12 @@
-//! Theorem: frames that are freed into an isolated region stay free and uncounted for by allocators, and are all
-//! allocatable once it is readmitted, whatever happened in between.
+//! Theorem: frames freed into an isolated region stay free but out of the reach of allocators, and
+//! are all allocatable once it is readmitted, whatever happened in between.
 #![cfg(kvpool_loom)]
 
 use kvpool::ids::FrameId;
 use kvpool_loom_tests::{Touched, check, run};
 use loom::thread;
 
-/// A region is isolated and readmitted beside a free into it and an allocation.
+/// A region is isolated and readmitted during a free into it and an allocation.
 #[test]
 fn beside_free_and_allocate() {
     check("isolate::beside_free_and_allocate", || {
@@ -27,7 +27,7 @@ fn beside_free_and_allocate() {
     });
 }
 
-/// What is freed into a region that stays isolated is there for a named claim only.
+/// Frames freed into a region that stays isolated are available to a named claim only.
 #[test]
 fn freed_frames_stay() {
     check("isolate::freed_frames_stay", || {

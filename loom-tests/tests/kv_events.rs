@@ -1,9 +1,10 @@
-//! Theorem: every event that is published while somebody listens is received once, each publisher's in its order; or it is
-//! counted as lost, and that is told after the events before it and before the same publisher's next. Whoever subscribes sees in the pool
-//! what it is not told; and who follows the events of a cache knows in the end what is cached, and
-//! after a clear is told nothing of what was noted before it. Nobody sleeps beside an event, a
-//! loss, or the end. No publisher waits: neither for a reader
-//! that is stopped nor for another publisher.
+//! Theorem: every event published while there is a subscriber is received once, each publisher's in
+//! its order; or it is counted as lost, and the loss is reported after the events before it and
+//! before the same publisher's next. A subscriber sees in the pool whatever its events do not
+//! report. A thread that follows the events of a cache knows in the end which blocks are cached,
+//! and after a clear receives nothing that was noted before it. No reader sleeps while there is an
+//! event, a loss, or the end to receive. No publisher waits: neither for a stopped reader nor for
+//! another publisher.
 #![cfg(kvpool_loom)]
 
 use std::collections::BTreeSet;
@@ -16,7 +17,7 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use loom::thread;
 
-/// The `i`th event of a publisher.
+/// Returns the `i`th event of a publisher.
 fn event(publisher: u32, i: u32) -> KvEvent {
     KvEvent::Removed { block: BlockId(publisher << 8 | i), hash: BlockHash::new(1, 2) }
 }
@@ -26,16 +27,16 @@ fn publisher(queue: &Arc<EventQueue>, number: u32, events: u32) -> thread::JoinH
     thread::spawn(move || (0..events).for_each(|i| assert!(queue.publish(|| event(number, i)))))
 }
 
-/// Receives to the end, and checks it against what the publishers published; returns how much was lost.
+/// Receives to the end, and compares with the published events; returns the number of lost ones.
 fn receive(mut events: KvEvents, published: &[u32]) -> u64 {
     let (mut time, mut number, mut lost, mut last_resync) = (0, 0, 0, 0);
     let mut seen: Vec<(u32, u64)> = vec![(0, 0); published.len()];
     while let Some(got) = block_on(events.recv()) {
         time += 1;
-        assert_eq!(got.number, number, "a gap that nobody told of");
+        assert_eq!(got.number, number, "an unreported gap");
         match got.event {
             KvEvent::Resync { lost: more } => {
-                assert!(more > 0, "a loss of nothing");
+                assert!(more > 0, "a reported loss of zero events");
                 (lost, number, last_resync) = (lost + more, number + more, time);
             }
             KvEvent::Removed { block, .. } => {
@@ -44,23 +45,23 @@ fn receive(mut events: KvEvents, published: &[u32]) -> u64 {
                 assert!(i >= next, "publisher {publisher}: {i} after {next}");
                 assert!(
                     i == next || last_resync > came,
-                    "publisher {publisher}: {next}..{i} lost and not told"
+                    "publisher {publisher}: the loss of {next}..{i} was not reported"
                 );
                 seen[publisher] = (i + 1, time);
                 number += 1;
             }
-            other => panic!("nobody published {other:?}"),
+            other => panic!("received {other:?}, which was not published"),
         }
     }
     assert_eq!(
         number,
         published.iter().map(|&events| u64::from(events)).sum::<u64>(),
-        "not everything is accounted for"
+        "some events were neither received nor counted as lost"
     );
     for (&published, (next, came)) in published.iter().zip(seen) {
         assert!(
             next == published || last_resync > came,
-            "the last are lost, and that was not told after what came before"
+            "the last events are lost, and the loss was not reported after the events before them"
         );
     }
     lost
@@ -79,7 +80,7 @@ fn one_publisher_and_a_small_queue() {
     });
 }
 
-/// Two publishers, who go for the same positions and lose events beside each other.
+/// Two publishers, which compete for the same positions and lose events concurrently.
 #[test]
 fn two_publishers_and_a_small_queue() {
     check("kv_events::two_publishers_and_a_small_queue", || {
@@ -92,7 +93,8 @@ fn two_publishers_and_a_small_queue() {
     });
 }
 
-/// The same without a reader until they are done: one is stopped in the middle while the other loses.
+/// The reader starts when both publishers are done: one is stopped in the middle while the other
+/// loses events.
 #[test]
 fn two_publishers_and_a_late_reader() {
     check_to(3, "kv_events::two_publishers_and_a_late_reader", || {
@@ -105,7 +107,8 @@ fn two_publishers_and_a_late_reader() {
     });
 }
 
-/// A full queue, and nobody who comes after those who lost: their loss is told all the same.
+/// A full queue, and no publisher after those that lost events: their loss is reported all the
+/// same.
 #[test]
 fn a_loss_is_told_without_another_event() {
     check_to(3, "kv_events::a_loss_is_told_without_another_event", || {
@@ -116,7 +119,7 @@ fn a_loss_is_told_without_another_event() {
         let other = queue.clone();
         let thread = thread::spawn(move || {
             other.publish(|| event(0, 0));
-            // The queue lives on, so that its end tells nobody.
+            // The queue lives on, so its end wakes no reader.
             other
         });
         for _ in 0..3 {
@@ -126,7 +129,7 @@ fn a_loss_is_told_without_another_event() {
     });
 }
 
-/// Whoever subscribes is told what it cannot see afterwards.
+/// A new subscriber receives whatever it cannot see in the pool.
 #[test]
 fn subscribe_and_look() {
     check_to(3, "kv_events::subscribe_and_look", || {
@@ -134,18 +137,18 @@ fn subscribe_and_look() {
         let stored = Arc::new(AtomicBool::new(false));
         let (other, flag) = (queue.clone(), stored.clone());
         let thread = thread::spawn(move || {
-            // Relaxed: the queue is what orders it.
+            // Relaxed: the queue provides the order under test.
             flag.store(true, Relaxed);
             other.publish(|| event(0, 0));
         });
         let mut events = queue.subscribe().unwrap();
         let seen = stored.load(Relaxed);
         thread.join().unwrap();
-        assert!(seen || events.try_recv().is_some(), "neither seen nor told");
+        assert!(seen || events.try_recv().is_some(), "neither seen nor reported");
     });
 }
 
-/// One subscriber leaves, with a publisher on its way, and the next one comes.
+/// One subscriber leaves during a publication, and the next one arrives.
 #[test]
 fn one_subscriber_after_another() {
     check("kv_events::one_subscriber_after_another", || {
@@ -163,16 +166,16 @@ fn one_subscriber_after_another() {
         let seen = stored.load(Relaxed);
         thread.join().unwrap();
         let told: Vec<KvEvent> = std::iter::from_fn(|| events.try_recv()).map(|told| told.event).collect();
-        assert!(seen || told.last() == Some(&event(0, 1)), "neither seen nor told: {told:?}");
+        assert!(seen || told.last() == Some(&event(0, 1)), "neither seen nor reported: {told:?}");
     });
 }
 
-/// What is cached, to the eye.
+/// Returns the cached blocks, by a look at the pool.
 fn look(pool: &CachedBlocks) -> BTreeSet<(BlockId, BlockHash)> {
     models::cached_blocks(&pool.cache, &pool.blocks).into_iter().collect()
 }
 
-/// Who looked once, and follows the events to their end, knows what is cached.
+/// A thread that looked once, and follows the events to their end, knows which blocks are cached.
 fn follow(pool: &CachedBlocks, events: &mut KvEvents, mut known: BTreeSet<(BlockId, BlockHash)>) {
     while let Some(told) = events.try_recv() {
         match told.event {
@@ -180,7 +183,7 @@ fn follow(pool: &CachedBlocks, events: &mut KvEvents, mut known: BTreeSet<(Block
             KvEvent::Removed { block, hash } => drop(known.remove(&(block, hash))),
             KvEvent::Cleared => known.clear(),
             KvEvent::Resync { .. } => known = look(pool),
-            other => panic!("nobody published {other:?}"),
+            other => panic!("received {other:?}, which was not published"),
         }
     }
     assert_eq!(known, look(pool));
@@ -222,7 +225,8 @@ fn followed_while_all_are_cleared() {
     });
 }
 
-/// The block's sequence goes while it is being stored, and somebody needs its frame.
+/// The block's sequence is closed while the block is being stored, and another thread needs its
+/// frame.
 #[test]
 fn followed_while_a_stored_block_is_evicted() {
     check("kv_events::followed_while_a_stored_block_is_evicted", || {
@@ -240,8 +244,8 @@ fn followed_while_a_stored_block_is_evicted() {
     });
 }
 
-/// Who followed from the beginning: nothing is removed that was not stored since the last clear,
-/// and no number is left out.
+/// A subscriber from the beginning: no block is removed that was not stored since the last clear,
+/// and the numbers have no gap.
 fn follow_from_the_beginning(pool: &CachedBlocks, events: &mut KvEvents, clears: usize) {
     let (mut known, mut number, mut cleared) = (BTreeSet::new(), 0, 0);
     while let Some(told) = events.try_recv() {
@@ -250,19 +254,20 @@ fn follow_from_the_beginning(pool: &CachedBlocks, events: &mut KvEvents, clears:
         match told.event {
             KvEvent::Stored { block, hash, .. } => drop(known.insert((block, hash))),
             KvEvent::Removed { block, hash } => {
-                assert!(known.remove(&(block, hash)), "removed by a clear before, or never stored");
+                assert!(known.remove(&(block, hash)), "already removed by a clear, or never stored");
             }
             KvEvent::Cleared => {
                 known.clear();
                 cleared += 1;
             }
-            other => panic!("nobody published {other:?}"),
+            other => panic!("received {other:?}, which was not published"),
         }
     }
     assert_eq!((known, cleared), (look(pool), clears));
 }
 
-/// A thread registers a block that was noted, releases it and has it evicted, while another clears.
+/// A thread registers a block that was noted, releases it and has it evicted, while another clears
+/// the cache.
 #[test]
 fn cleared_while_a_block_is_stored_and_evicted() {
     check_wide(2, "kv_events::cleared_while_a_block_is_stored_and_evicted", || {
@@ -282,8 +287,8 @@ fn cleared_while_a_block_is_stored_and_evicted() {
     });
 }
 
-/// A thread fills a block that it notes in the era before the clear, or in the one after, which it
-/// may tell of first.
+/// A thread fills a block that it notes in the era before the clear, or in the one after, of which
+/// it may be the first to report.
 #[test]
 fn stored_while_all_are_cleared() {
     check("kv_events::stored_while_all_are_cleared", || {
@@ -295,12 +300,12 @@ fn stored_while_all_are_cleared() {
         thread.join().unwrap();
         follow_from_the_beginning(&pool, &mut events, 1);
         pool.leave(block);
-        assert!(events.try_recv().is_none(), "a release is not told");
+        assert!(events.try_recv().is_none(), "a release is not an event");
     });
 }
 
-/// Whoever subscribes while one thread clears is not told of what it cannot see, and knows of what
-/// is stored after.
+/// A thread that subscribes while another clears receives nothing that it cannot see, and learns of
+/// every block stored afterwards.
 #[test]
 fn followed_while_all_are_cleared_and_one_is_stored() {
     subscribe_beside("kv_events::followed_while_all_are_cleared_and_one_is_stored", |pool| {

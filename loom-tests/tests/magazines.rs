@@ -1,6 +1,6 @@
-//! Theorem: frames that move between threads' magazines, the depot and the bitmaps have one owner throughout and are
-//! never lost; and a free block is had by whoever needs it, wherever it is: in the magazine of a thread that sleeps,
-//! is gone, or is using its magazine at that moment.
+//! Theorem: frames that move between threads' magazines, the depot and the bitmaps have one owner
+//! throughout and are never lost; and an allocation obtains a free block wherever it is: also in
+//! the magazine of a thread that sleeps, has ended, or is using its magazine at that moment.
 #![cfg(kvpool_loom)]
 
 use kvpool::frame::{Depot, Magazine};
@@ -10,7 +10,7 @@ use kvpool::storage::KvLayout;
 use kvpool_loom_tests::{TouchedBlocks, check, check_to, check_wide, settle};
 use loom::thread;
 
-/// The depot alone: a magazine that leaves and comes back while another thread is about to take it.
+/// The depot alone: a magazine is taken and put back while another thread is about to take it.
 #[test]
 fn a_top_that_comes_back() {
     check_to(3, "magazines::a_top_that_comes_back", || {
@@ -72,7 +72,8 @@ fn a_full_depot() {
     });
 }
 
-/// A thread sleeps with frames in its magazines (a handle that nobody uses is the same): another one needs all.
+/// A thread sleeps with frames in its magazines (an unused handle is the same case): another thread
+/// needs all blocks.
 #[test]
 fn taken_back_from_an_idle_thread() {
     check("magazines::taken_back_from_an_idle_thread", || {
@@ -99,34 +100,35 @@ fn taken_back_from_an_owner_at_work() {
         pool.put(&held);
         let other = pool.clone();
         let thread = thread::spawn(move || {
-            let rest = other.take(3).expect("the owner has one at the most");
+            let rest = other.take(3).expect("the owner has at most one");
             other.put(&rest);
         });
-        // One is left for us at every moment.
-        let got = pool.take(1).expect("the other thread has three at the most");
+        // At least one is free for this thread at every moment.
+        let got = pool.take(1).expect("the other thread has at most three");
         pool.put(&got);
         thread.join().unwrap();
         pool.finish();
     });
 }
 
-/// Threads leave while others arrive: a home is left with nothing in it, or with what the next one finds.
+/// Threads leave while others arrive: an abandoned thread cache is empty, or its contents are found
+/// by the next thread.
 #[test]
 fn a_thread_cache_left_and_taken_over() {
     check_wide(1, "magazines::a_thread_cache_left_and_taken_over", || {
         let pool = TouchedBlocks::new(4, 1);
         let other = pool.clone();
         let thread = thread::spawn(move || {
-            let got = other.take(1).expect("one is held at the most");
+            let got = other.take(1).expect("at most one is held");
             other.put(&got);
         });
         thread.join().unwrap();
-        // Moves into a home that was left.
+        // Takes over an abandoned thread cache.
         pool.finish_beside(0);
     });
 }
 
-/// A handle that moves between threads, visited meanwhile.
+/// A handle moves between threads, and is visited meanwhile.
 #[test]
 fn a_handle_on_its_way() {
     check_wide(1, "magazines::a_handle_on_its_way", || {

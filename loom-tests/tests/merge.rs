@@ -1,5 +1,5 @@
-//! Theorem: a unit whose last frames are freed by several threads is merged exactly once, whoever allocates from it
-//! meanwhile.
+//! Theorem: a unit whose last frames are freed by several threads is merged exactly once, even if
+//! other threads allocate from it meanwhile.
 #![cfg(kvpool_loom)]
 
 use kvpool_loom_tests::{Touched, check, run};
@@ -35,7 +35,7 @@ fn free_beside_allocate() {
     });
 }
 
-/// A thread that completes a unit, one that takes the last frame of it and gives it back.
+/// A thread completes a unit while another allocates its last frame and frees it.
 #[test]
 fn two_free_beside_allocate() {
     check("merge::two_free_beside_allocate", || {

@@ -1,6 +1,6 @@
-//! Theorem: a table that is patched with what moved since it was built is as good as a new one: under the batch that
-//! patched it, every entry names a frame that holds the block's bytes until that batch ends, whether a move was listed, or
-//! was too new to be.
+//! Theorem: a table patched with the moves since it was built is as good as a new one: under the
+//! batch that patched it, every entry names a frame that holds the block's bytes until that batch
+//! ends, whether a move was listed, or was too recent to be listed.
 #![cfg(kvpool_loom)]
 
 use kvpool::block::{Moved, Since};
@@ -18,7 +18,7 @@ struct Entry {
 }
 
 impl Entry {
-    /// Built under a batch of its own.
+    /// Builds the entry under a batch of its own.
     fn new(pool: &TouchedBlocks, block: BlockHandle) -> Self {
         let batch = pool.blocks.clock().begin();
         let entry = Self { block, frame: pool.blocks.frame(block.id), since: batch.ticket() };
@@ -26,12 +26,13 @@ impl Entry {
         entry
     }
 
-    /// A batch patches the entry and reads through it. False if the table had to be built anew.
+    /// A batch patches the entry and reads through it. Returns false if the table had to be
+    /// rebuilt.
     fn step(&mut self, pool: &TouchedBlocks) -> bool {
         self.step_after(pool, || ())
     }
 
-    /// The same, with something else between the batch's beginning and its look.
+    /// A step with a callback between the batch's beginning and its look.
     fn step_after(&mut self, pool: &TouchedBlocks, then: impl FnOnce()) -> bool {
         let batch = pool.blocks.clock().begin();
         then();
@@ -60,7 +61,7 @@ fn patched_under_a_move() {
         let mover = pool.clone();
         let thread = thread::spawn(move || {
             assert_eq!(mover.relocate(0, 1), Ok(()));
-            // The frame that was left, as soon as it may be had.
+            // Writes the vacated frame, as soon as it can be allocated.
             if let Some(next) = mover.take(1) {
                 mover.write(next[0]);
                 mover.put(&next);
@@ -75,7 +76,8 @@ fn patched_under_a_move() {
     });
 }
 
-/// Another block moves while a batch asks: what moved before is listed, though the slot after it is just being written.
+/// Another block moves while a batch asks: earlier moves are listed, even though the slot after
+/// them is being written.
 #[test]
 fn beside_another_move() {
     check("moved_since::beside_another_move", || {
@@ -92,8 +94,8 @@ fn beside_another_move() {
             probe.store(1, Relaxed);
             mover.relocate(1, 0)
         });
-        // The mover reads the log's head before it changes it, so that the checker does not play the change against our look
-        // there: it lets the mover go first where both access this.
+        // The mover reads the log's head before it changes it, so the checker does not play the
+        // change against our look there: it lets the mover go first where both access this.
         assert!(entry.step_after(&pool, || _ = probed.load(Relaxed)), "two moves are remembered");
         assert_eq!(entry.frame, FrameId(2));
         thread.join().unwrap().unwrap();
@@ -102,7 +104,8 @@ fn beside_another_move() {
     });
 }
 
-/// More moves than the log remembers, while a batch reads it: what it cannot read any more was another block's move.
+/// More moves than the log remembers, while a batch reads it: the entry that it can no longer read
+/// was another block's move.
 #[test]
 fn overtaken() {
     check("moved_since::overtaken", || {
@@ -119,7 +122,7 @@ fn overtaken() {
         entry.step(&pool);
         thread.join().unwrap().unwrap();
         entry.step(&pool);
-        assert!(entry.step(&pool), "nothing moves any more");
+        assert!(entry.step(&pool), "no further move happens");
         assert_eq!(entry.frame, FrameId(2));
         pool.blocks.release(&[block.id, other.id]);
         pool.finish();

@@ -1,7 +1,8 @@
-//! Theorems: a block that moves keeps its bytes for everybody who may read them, also for who read its frame from a table
-//! before; the frame that it leaves is used again only once every batch that could have seen it has ended; a release, a
-//! pin or another mover that comes in between wins, and what the move held is free again; what is being copied is not
-//! written. Whatever happens, each frame is in one place afterwards.
+//! Theorems: a moving block keeps its bytes for every thread that may read them, including one that
+//! read its frame from a table earlier; the vacated frame is reused only when every batch that
+//! could have seen it has ended; a concurrent release, pin or other mover cancels the move, and the
+//! frames that the move held are free again; a block being copied is not written. In every case,
+//! each frame is in one place afterwards.
 #![cfg(kvpool_loom)]
 
 use kvpool::block::{AllocRequest, GaveWay, models};
@@ -9,12 +10,12 @@ use kvpool::ids::FrameId;
 use kvpool_loom_tests::{TouchedBlocks, check, check_to};
 use loom::thread;
 
-/// Frame 0, where the first block of these pools is.
+/// Frame 0, which holds the first block of these pools.
 const HERE: u32 = 0;
 const THERE: u32 = 1;
 const ELSEWHERE: u32 = 2;
 
-/// The owner releases the block and takes others, whose bytes it writes, while it is being copied.
+/// The owner releases the block during the copy, and allocates others and writes their bytes.
 #[test]
 fn released() {
     check("moves::released", || {
@@ -27,7 +28,7 @@ fn released() {
             pool.put(&next);
         }
         let moved = thread.join().unwrap();
-        // Open: it is somebody's next block by then.
+        // Open: it may be the next owner's block already.
         assert!(
             matches!(moved, Ok(()) | Err(GaveWay::Released | GaveWay::Taken | GaveWay::Open)),
             "{moved:?}"
@@ -36,8 +37,8 @@ fn released() {
     });
 }
 
-/// The owner reads the block, which it has pinned, and releases it while it is being copied: it leaves the frame to the mover,
-/// who wipes it.
+/// The owner reads the block, which it has pinned, and releases it during the copy: it leaves the
+/// frame to the mover, which wipes it.
 #[test]
 fn left_to_the_mover() {
     check("moves::left_to_the_mover", || {
@@ -56,7 +57,8 @@ fn left_to_the_mover() {
     });
 }
 
-/// A move leaves a frame that a batch may read, and another thread, which ends the batch, gives it back and takes it.
+/// A move vacates a frame that a batch may read, and another thread, which ends the batch, reclaims
+/// and allocates it.
 #[test]
 fn left_under_a_batch() {
     check("moves::left_under_a_batch", || {
@@ -67,7 +69,7 @@ fn left_under_a_batch() {
         let thread = thread::spawn(move || assert_eq!(mover.relocate(HERE, THERE), Ok(())));
         pool.blocks.end_batch(batch);
         if pool.blocks.reclaim_shared_limbo() > 0 {
-            let next = pool.take(1).expect("it was given back");
+            let next = pool.take(1).expect("it was reclaimed");
             pool.put(&next);
         }
         thread.join().unwrap();
@@ -76,7 +78,7 @@ fn left_under_a_batch() {
     });
 }
 
-/// The same with a magazine, where what is released is found again first of all.
+/// The same with a magazine, from which a released block is allocated first.
 #[test]
 fn released_into_a_magazine() {
     check("moves::released_into_a_magazine", || {
@@ -85,14 +87,14 @@ fn released_into_a_magazine() {
         let mover = pool.clone();
         let thread = thread::spawn(move || mover.relocate(block.id.0, (block.id.0 + 2) % 3));
         pool.blocks.release(&[block.id]);
-        let next = pool.take(1).expect("there is another");
+        let next = pool.take(1).expect("another block is free");
         pool.put(&next);
         let _ = thread.join().unwrap();
         pool.finish();
     });
 }
 
-/// While a block is pinned it is where it was when the pin had been set.
+/// While a block is pinned it stays where it was when the pin was set.
 #[test]
 fn pinned() {
     check_to(3, "moves::pinned", || {
@@ -114,7 +116,8 @@ fn pinned() {
     });
 }
 
-/// Two owners: one shares and goes, the other goes, in any order, and the last gives back the frame where the block is.
+/// Two owners: one shares and releases, the other releases, in any order, and the last frees the
+/// frame in which the block is.
 #[test]
 fn shared() {
     check("moves::shared", || {
@@ -130,7 +133,7 @@ fn shared() {
     });
 }
 
-/// The owner writes again, if it may, and to a block of its own if not.
+/// The owner writes again: in place if it may, otherwise to a block of its own.
 #[test]
 fn reopened() {
     check_to(3, "moves::reopened", || {
@@ -150,8 +153,8 @@ fn reopened() {
     });
 }
 
-/// A wave is given up while a sequence reopens the block, and writes where it knows the block to be, as none is published:
-/// what reopens it comes after the copy.
+/// A wave is abandoned while a sequence reopens the block and writes to its known frame, since none
+/// is published: the reopening comes after the copy.
 #[test]
 fn reopened_behind_a_copy() {
     check_to(3, "moves::reopened_behind_a_copy", || {
@@ -173,8 +176,8 @@ fn reopened_behind_a_copy() {
     });
 }
 
-/// A batch reads the block in the frame that its table names, at any time until it ends, while the frame that was left
-/// is wanted by somebody else.
+/// A batch reads the block in the frame that its table names, at any time until it ends, while
+/// another thread needs the vacated frame.
 #[test]
 fn read_from_a_table() {
     check("moves::read_from_a_table", || {
@@ -191,7 +194,7 @@ fn read_from_a_table() {
         });
         let moved = pool.relocate(HERE, THERE);
         assert_eq!(moved, Ok(()));
-        // The frame that was left, as soon as it may be had.
+        // Writes the vacated frame, as soon as it can be allocated.
         if let Some(next) = pool.take(1) {
             pool.write(next[0]);
             pool.put(&next);
@@ -203,7 +206,7 @@ fn read_from_a_table() {
     });
 }
 
-/// Two batches on two threads over one move, and the frame that was left wanted in between.
+/// Two batches on two threads overlap one move, and the vacated frame is needed in between.
 #[test]
 fn read_under_two_batches() {
     check_to(1, "moves::read_under_two_batches", || {
@@ -227,7 +230,7 @@ fn read_under_two_batches() {
     });
 }
 
-/// Two movers want the same block in different places.
+/// Two movers compete for the same block, with different destinations.
 #[test]
 fn two_movers_of_one_block() {
     check("moves::two_movers_of_one_block", || {
@@ -249,7 +252,8 @@ fn two_movers_of_one_block() {
     });
 }
 
-/// Two movers want the same place for different blocks, and one the place that the other leaves.
+/// Two movers compete for the same destination for different blocks, one of them the source of the
+/// other's move.
 #[test]
 fn two_movers_of_two_blocks() {
     check("moves::two_movers_of_two_blocks", || {
@@ -268,7 +272,7 @@ fn two_movers_of_two_blocks() {
     });
 }
 
-/// A wave is given up while the owner of its block writes to it again and frees it.
+/// A wave is abandoned while the owner of its block writes to it again and frees it.
 #[test]
 fn given_up() {
     check_to(3, "moves::given_up", || {

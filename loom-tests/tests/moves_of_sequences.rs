@@ -1,6 +1,6 @@
-//! Theorems: a sequence whose blocks move under it goes on as if they did not: what it writes goes to a block that nobody is
-//! copying, what it gives up is freed once, and a table that is built beside a move, or before it, leads to the tokens'
-//! bytes until its batch ends.
+//! Theorems: moves of its blocks do not disturb a sequence: it writes to a block that no thread
+//! copies, its releases free each block once, and a table built during a move, or before it, leads
+//! to the tokens' bytes until its batch ends.
 #![cfg(kvpool_loom)]
 
 use kvpool::block::{Blocks, BlocksConfig};
@@ -11,14 +11,15 @@ use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread;
 
-/// A pool of blocks of two tokens, and a cell for each frame: how many of its tokens are written.
+/// A pool of blocks of two tokens, and a cell for each frame: the number of its tokens that are
+/// written.
 struct Engine {
     blocks: Blocks,
     sequences: Sequences,
     cells: Vec<UnsafeCell<u32>>,
 }
 
-// SAFETY: that nobody writes what another thread uses is what the models check.
+// SAFETY: no thread writes what another thread uses. The models check exactly this.
 unsafe impl Sync for Engine {}
 // SAFETY: as above.
 unsafe impl Send for Engine {}
@@ -51,7 +52,7 @@ impl Engine {
         self.cells[frame.index()].with_mut(|tokens| unsafe { *tokens = written });
     }
 
-    /// Appends tokens to a sequence of one block, as an engine does that keeps its own bytes.
+    /// Appends tokens to a sequence of one block, as an engine does that manages its own bytes.
     fn append(&self, sequence: &mut Sequence, tokens: usize) {
         let mut batch = Batch::begin(&self.sequences);
         let appended = batch.append(sequence, tokens).unwrap();
@@ -63,7 +64,7 @@ impl Engine {
         batch.finish();
     }
 
-    /// A sequence of one full, sealed block, in frame 0.
+    /// Creates a sequence of one full, sealed block, in frame 0.
     fn sealed(&self) -> Sequence {
         let mut sequence = self.sequences.open(SequenceId(1)).unwrap();
         self.append(&mut sequence, 2);
@@ -77,7 +78,7 @@ impl Engine {
         for (from, to) in wave.moves() {
             self.write(to, self.read(from));
         }
-        // SAFETY: copied just now.
+        // SAFETY: the bytes have been copied above.
         unsafe { wave.publish(&mut |_, _| ()) == 1 }
     }
 
@@ -92,7 +93,7 @@ impl Engine {
     }
 }
 
-/// The owner takes a token back and writes another in its place, in the very block that is being moved.
+/// The owner truncates a token and writes another in its place, in the block that is being moved.
 #[test]
 fn rewritten() {
     check("moves_of_sequences::rewritten", || {
@@ -107,7 +108,8 @@ fn rewritten() {
     });
 }
 
-/// A table is built from a view while the block moves, and used until its batch ends; the frame that was left is wanted.
+/// A table is built from a view while the block moves, and used until its batch ends; another
+/// thread needs the vacated frame.
 #[test]
 fn read_through_a_table() {
     check_to(2, "moves_of_sequences::read_through_a_table", || {
@@ -136,7 +138,8 @@ fn read_through_a_table() {
     });
 }
 
-/// The block fills up in a batch that ends, and seals it, beside the mover: it moves with all its tokens or not at all.
+/// The block fills up in a batch that ends, and seals it, during the move: it moves with all its
+/// tokens or not at all.
 #[test]
 fn sealed_beside_the_mover() {
     check("moves_of_sequences::sealed_beside_the_mover", || {
@@ -151,7 +154,7 @@ fn sealed_beside_the_mover() {
     });
 }
 
-/// The sequence goes while its block is being moved.
+/// The sequence is dropped while its block is being moved.
 #[test]
 fn dropped() {
     check("moves_of_sequences::dropped", || {

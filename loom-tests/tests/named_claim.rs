@@ -1,12 +1,12 @@
-//! Theorem: a named claim takes all of its frames or none; what it gives back is free again, coalesced and hinted;
-//! it succeeds whenever its frames are free throughout.
+//! Theorem: a named claim takes all of its frames or none; the frames that it rolls back are free
+//! again, coalesced and hinted; it succeeds whenever its frames are free throughout.
 #![cfg(kvpool_loom)]
 
 use kvpool::ids::FrameId;
 use kvpool_loom_tests::{Touched, check, check_wide, run};
 use loom::thread;
 
-/// A claim beside the free of its last frame.
+/// A claim during the free of its last frame.
 #[test]
 fn beside_free() {
     check("named_claim::beside_free", || {
@@ -30,7 +30,7 @@ fn beside_another() {
         let other = pool.clone();
         let thread = thread::spawn(move || other.pass(run(4, 6)));
         let mine = pool.pass(run(1, 6));
-        assert!(thread.join().unwrap() || mine, "one of the two is in nobody's way");
+        assert!(thread.join().unwrap() || mine, "one of the two claims is unobstructed");
         pool.finish();
     });
 }
@@ -50,7 +50,7 @@ fn beside_merge() {
     });
 }
 
-/// A claim beside an allocation of frames that it does not want, in the unit that it splits.
+/// A claim during an allocation of other frames, in the unit that it splits.
 #[test]
 fn beside_allocate() {
     check_wide(2, "named_claim::beside_allocate", || {

@@ -1,6 +1,7 @@
-//! Theorem: the owner of a cell and any number of visitors are never inside together, each sees what the one before
-//! left, nobody waits for anybody, and a section that panics opens the cell again. (The cell's own value is loom's
-//! `UnsafeCell`: two threads inside, or one that does not see the last one's writes, is reported.)
+//! Theorem: the owner of a cell and any number of visitors are never inside together, each sees the
+//! previous one's writes, no thread waits for another, and a section that panics leaves the cell
+//! open. (The cell's own value is loom's `UnsafeCell`: two threads inside, or one that does not see
+//! the last one's writes, are reported.)
 #![cfg(kvpool_loom)]
 
 use kvpool::frame::{OwnerCell, Visits};
@@ -17,7 +18,7 @@ fn visiting(cell: &Cell, times: u32) -> thread::JoinHandle<u32> {
 }
 
 fn entering(cell: &Cell, times: u32) -> u32 {
-    // SAFETY: each model has one thread that enters.
+    // SAFETY: only one thread of each model enters.
     (0..times).filter_map(|_| unsafe { cell.enter(|value| *value += 1) }).count() as u32
 }
 
@@ -43,7 +44,8 @@ fn owner_and_two_visitors() {
     });
 }
 
-/// A visitor of two cells makes one fence for both, while the owner of each, and of one after the other, is at work.
+/// A visitor of two cells issues one fence for both, while the owner of each cell in turn is
+/// inside.
 #[test]
 fn two_cells_for_one_fence() {
     check_to(4, "owner_cell::two_cells_for_one_fence", || {
@@ -64,12 +66,12 @@ fn two_cells_for_one_fence() {
         });
         let entered = entering(&cells[1], 1) + entering(&cells[0], 1) + entering(&cells[1], 1);
         let visited = visitor.join().unwrap();
-        let values = cells.map(|cell| cell.visit(|value| *value).expect("both are open again"));
+        let values = cells.map(|cell| cell.visit(|value| *value).expect("both cells are open again"));
         assert_eq!(values[0] + values[1], entered + visited, "a section's effect was lost");
     });
 }
 
-/// Both sides panic in their sections; both are open at the end.
+/// Both sides panic in their sections; both flags are clear at the end.
 #[test]
 fn panics() {
     check_to(4, "owner_cell::panics", || {
@@ -81,7 +83,7 @@ fn panics() {
             std::panic::resume_unwind(Box::new(()))
         };
         let visitor = thread::spawn(move || {
-            // Out of the section by a panic, or turned back.
+            // Left the section by a panic, or turned back.
             catch(|| other.visit(bang)).is_err() as u32
         });
         // SAFETY: one thread enters.
@@ -93,7 +95,8 @@ fn panics() {
     });
 }
 
-/// The cell changes hands, as a home does when its thread leaves and a new one moves in.
+/// The cell changes owners, as a thread cache does when its thread ends and a new one takes it
+/// over.
 #[test]
 fn owners_in_turn() {
     check_to(4, "owner_cell::owners_in_turn", || {

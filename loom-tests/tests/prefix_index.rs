@@ -1,9 +1,11 @@
-//! Theorem: a block that is registered, and whose insertion has returned, is found, unless it was counted as forgotten:
-//! beside other insertions, removals that a former life of the block has left, replacements, and growth. Nothing
-//! that is right is ever replaced. Who finds a block sees its registration. And a grower that is stopped stops nobody.
+//! Theorem: a registered block whose insertion has returned is found, unless it was counted as
+//! forgotten: during other insertions, delayed removals from an earlier life of the block,
+//! replacements, and growth. A valid entry is never replaced. A thread that finds a block sees its
+//! registration. And a stopped grower stops no other thread.
 //!
-//! A bucket has two entries here, and the words are plain atomics that say under which key, if any, a block is
-//! registered. Not covered: what the finder does with the word, which is the affair of who shares blocks.
+//! A bucket has two entries here, and the words are plain atomics that say under which key, if any,
+//! a block is registered. Not covered: what the finder does with the word, which the models of
+//! sharing cover.
 #![cfg(kvpool_loom)]
 
 use std::ops::ControlFlow;
@@ -23,13 +25,13 @@ struct Cached {
     words: [AtomicU64; BLOCKS],
 }
 
-/// Different fingerprints. In an index of one bucket all keys meet.
+/// Keys with different fingerprints. In an index of one bucket all keys collide.
 fn key(number: u64) -> Key {
     Key(number, number << 40 | number)
 }
 
 impl Cached {
-    /// With room for the entries of `blocks`, two for each.
+    /// Creates an index with room for the entries of `blocks`, two for each.
     fn new(blocks: usize) -> Arc<Self> {
         Arc::new(Self { index: Index::new(blocks), words: std::array::from_fn(|_| AtomicU64::new(0)) })
     }
@@ -39,34 +41,34 @@ impl Cached {
         (number != 0).then(|| key(number))
     }
 
-    /// What the owner of a block does when it is full: register it, and make it findable.
+    /// The owner's steps when a block is full: register it, and insert it into the index.
     fn insert(&self, number: u64, id: u32) -> Inserted {
         self.register(number, id);
         self.index.insert(key(number), BlockId(id), |id| self.registered(id))
     }
 
-    /// The same, whatever becomes of it.
+    /// The same, whether or not the insertion finds room.
     fn put(&self, number: u64, id: u32) {
         let _ = self.insert(number, id);
     }
 
-    /// Only the word.
+    /// Registers the block: only the word.
     fn register(&self, number: u64, id: u32) {
         self.words[id as usize].store(number, Release);
     }
 
-    /// What whoever evicts a block does. The block may have another owner before the second step.
+    /// The evictor's steps. The block may have another owner before the second step.
     fn evict(&self, number: u64, id: u32) {
         self.words[id as usize].store(0, Release);
         self.unlink(number, id);
     }
 
-    /// Only the second step.
+    /// The evictor's second step alone.
     fn unlink(&self, number: u64, id: u32) {
         self.index.remove(key(number), BlockId(id), |id| self.registered(id));
     }
 
-    /// A larger table, filled with what is registered.
+    /// Creates a larger table, and fills it with the registered blocks.
     fn grow(&self, blocks: usize) {
         self.index.grow(blocks, |add| self.walk(add));
     }
@@ -85,7 +87,7 @@ impl Cached {
         self.index.find(key(number), look).is_some()
     }
 
-    /// Blocks that are registered and not found.
+    /// Counts the registered blocks that are not found.
     fn lost(&self) -> u64 {
         let is_lost = |id: &u32| {
             let number = self.words[*id as usize].load(Acquire);
@@ -94,14 +96,15 @@ impl Cached {
         (1..BLOCKS as u32).filter(is_lost).count() as u64
     }
 
-    /// The end of every model where there is room for all.
+    /// Ends a model in which there is room for every entry.
     fn nothing_is_lost(&self) {
         assert_eq!((self.lost(), self.index.forgotten()), (0, 0), "a registered block is not found");
     }
 }
 
-/// Runs two threads, and the end after them. Twice, with either as the first that the checker runs: it plays no load
-/// against a later change by a thread that loads the same itself before.
+/// Runs two threads, then the end. It does so twice, with either thread as the first for the
+/// checker, which does not play a load against a later change by a thread that loaded the same
+/// atomic before.
 fn beside(
     name: &str,
     preemptions: usize,
@@ -126,7 +129,7 @@ fn beside(
     check_to(preemptions, name, move || run(false));
 }
 
-/// Two blocks of one key, and an entry's place for each: both are found, whoever was first.
+/// Two blocks of one key, and room for both entries: both are found, whichever was first.
 #[test]
 fn insert_beside_insert() {
     beside(
@@ -139,7 +142,7 @@ fn insert_beside_insert() {
     );
 }
 
-/// One place for two: one has it, the other is counted, and what was there stays.
+/// Room for one of two entries: one gets it, the other is counted, and the existing entry stays.
 #[test]
 fn insert_beside_insert_in_the_last_place() {
     beside(
@@ -154,12 +157,12 @@ fn insert_beside_insert_in_the_last_place() {
         |cached| cached.put(2, 2),
         |cached| {
             assert_eq!((cached.lost(), cached.index.forgotten()), (1, 1));
-            assert!(cached.finds(3, 3), "what is right is not replaced");
+            assert!(cached.finds(3, 3), "a valid entry is not replaced");
         },
     );
 }
 
-/// A block is registered again, under the same key, while who evicted it before removes the entry.
+/// A block is registered again, under the same key, while its previous evictor removes the entry.
 #[test]
 fn a_new_life_beside_the_end_of_the_old_one() {
     beside(
@@ -177,7 +180,8 @@ fn a_new_life_beside_the_end_of_the_old_one() {
     );
 }
 
-/// The same, while another insertion takes the place of the entry that looked out of date. One place too few.
+/// The same, while another insertion takes the place of the entry that looked out of date. There is
+/// room for one entry too few.
 #[test]
 fn a_new_life_beside_a_replacement() {
     beside(
@@ -193,14 +197,14 @@ fn a_new_life_beside_a_replacement() {
         |cached| cached.put(2, 2),
         |cached| cached.put(1, 1),
         |cached| {
-            assert!(cached.lost() <= cached.index.forgotten(), "forgotten, and not counted");
+            assert!(cached.lost() <= cached.index.forgotten(), "forgotten, but not counted");
             assert_eq!(cached.lost(), 1);
-            assert!(cached.finds(3, 3), "what is right is not replaced");
+            assert!(cached.finds(3, 3), "a valid entry is not replaced");
         },
     );
 }
 
-/// Who finds a block finds its word as it was at the insertion, or newer.
+/// A thread that finds a block reads its word as it was at the insertion, or newer.
 #[test]
 fn find_beside_insert() {
     beside(
@@ -223,7 +227,8 @@ fn find_beside_insert() {
     );
 }
 
-/// Who finds what is just being evicted meets the word, and removes the entry too; the other entry stays.
+/// A thread that finds a block during its eviction checks the word, and removes the entry too; the
+/// other entry stays.
 #[test]
 fn find_beside_remove() {
     beside(
@@ -252,7 +257,8 @@ fn find_beside_remove() {
     );
 }
 
-/// The same of an entry that was put back: by who did not register the block.
+/// The same with an entry that was put back by a thread other than the one that registered the
+/// block.
 #[test]
 fn find_beside_putting_back() {
     check("prefix_index::find_beside_putting_back", || {
@@ -261,7 +267,7 @@ fn find_beside_putting_back() {
         cached.register(0, 1);
         let (one, two) = (cached.clone(), cached.clone());
         let finder = thread::spawn(move || {
-            // What was not there and is there now was made for the new life.
+            // An entry that was missing and is present now was made for the new life.
             if !one.finds(1, 1) && one.finds(1, 1) {
                 assert_eq!(one.words[1].load(Relaxed), 1, "found before it was registered");
             }
@@ -274,7 +280,7 @@ fn find_beside_putting_back() {
     });
 }
 
-/// Growth beside an insertion: the walk sees the word, or the inserter the new table.
+/// Growth during an insertion: the walk sees the word, or the inserter sees the new table.
 #[test]
 fn grow_beside_insert() {
     beside(
@@ -284,7 +290,7 @@ fn grow_beside_insert() {
         |cached| cached.grow(2),
         |cached| {
             cached.put(1, 1);
-            assert!(cached.finds(1, 1), "by who has inserted it");
+            assert!(cached.finds(1, 1), "by the thread that inserted it");
         },
         |cached| {
             cached.nothing_is_lost();
@@ -313,7 +319,7 @@ fn two_growths_beside_inserts() {
     );
 }
 
-/// Look-ups beside growth find what was there throughout.
+/// Look-ups during growth find the entries that existed throughout.
 #[test]
 fn grow_beside_find() {
     beside(
@@ -333,7 +339,8 @@ fn grow_beside_find() {
     );
 }
 
-/// A block is evicted, and registered again, beside growth: its entry may have come into the new table at any time.
+/// A block is evicted, and registered again, during growth: its entry may have been copied to the
+/// new table at any time.
 #[test]
 fn grow_beside_a_new_life() {
     beside(
@@ -353,7 +360,8 @@ fn grow_beside_a_new_life() {
     );
 }
 
-/// All three at once: who evicted is slow, the next owner registers the block again, and the table grows.
+/// All three at once: the evictor is slow, the next owner registers the block again, and the table
+/// grows.
 #[test]
 fn grow_beside_two_lives() {
     check("prefix_index::grow_beside_two_lives", || {
@@ -370,7 +378,7 @@ fn grow_beside_two_lives() {
     });
 }
 
-/// Two growers, of whom each may do the other's work, beside an insertion.
+/// Two growers, each of which may do the other's work, during an insertion.
 #[test]
 fn grow_beside_grow() {
     check("prefix_index::grow_beside_grow", || {
@@ -388,7 +396,8 @@ fn grow_beside_grow() {
     });
 }
 
-/// A grower that is stopped in the middle: others insert, find, remove, and grow as if it were not there.
+/// A grower is stopped in the middle: other threads insert, find, remove, and grow as if it were
+/// absent.
 #[test]
 fn beside_a_grower_that_is_stopped() {
     check_to(3, "prefix_index::beside_a_grower_that_is_stopped", || {

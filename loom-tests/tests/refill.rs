@@ -1,12 +1,12 @@
-//! Theorem: a refill takes no more than was asked for and only what was free, in one step, beside frees and claims
-//! of the same word.
+//! Theorem: a refill takes at most the requested number of frames and only free ones, in one step,
+//! during frees and claims of the same word.
 #![cfg(kvpool_loom)]
 
 use kvpool::ids::{FrameId, Order};
 use kvpool_loom_tests::{Touched, check, run};
 use loom::thread;
 
-/// A refill beside a free that would make it more than was asked for.
+/// A refill during a free that would make it exceed the request.
 #[test]
 fn beside_free() {
     check("refill::beside_free", || {
@@ -27,7 +27,8 @@ fn beside_free() {
     });
 }
 
-/// A refill beside a free and an aligned claim of the same unit, which is merged and split in between.
+/// A refill during a free and an aligned claim of the same unit, which is merged and split in
+/// between.
 #[test]
 fn beside_claim_and_free() {
     check("refill::beside_claim_and_free", || {
@@ -35,7 +36,7 @@ fn beside_claim_and_free() {
         let held = pool.take(2, 0).unwrap();
         let other = pool.clone();
         let thread = thread::spawn(move || {
-            let got = other.frames.refill(4, FrameId(0)).expect("two are free, or on their way, throughout");
+            let got = other.frames.refill(4, FrameId(0)).expect("two are free, or in transit, throughout");
             other.put_mask(got);
         });
         pool.put(held);

@@ -1,6 +1,7 @@
-//! Theorem: a frame is not used again while a batch that could see its old owner is in flight, whether the owner itself
-//! gave the frame up (ordered by happens-before) or another thread unlinked it from a table that batches read (ordered
-//! by two fences); and once all those batches have ended, it is used again.
+//! Theorem: a frame is not reused while a batch that could see its old owner is in flight, whether
+//! the owner itself released the frame (ordered by happens-before) or another thread unlinked it
+//! from a table that batches read (ordered by two fences); and when all those batches have ended,
+//! it is reused.
 #![cfg(kvpool_loom)]
 
 use kvpool::batch::Clock;
@@ -10,14 +11,14 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, Ordering::*, fence};
 use loom::thread;
 
-/// A clock, two frames, and a block's entry in a table: the frame where the block is.
+/// A clock, two frames, and a block's entry in a table: the frame that holds the block.
 struct Moved {
     clock: Clock,
     entry: AtomicU32,
     frames: [UnsafeCell<u32>; 2],
 }
 
-// SAFETY: that a frame is written by nobody while a batch reads it is what the models check.
+// SAFETY: no thread writes a frame while a batch reads it. The models check exactly this.
 unsafe impl Sync for Moved {}
 
 impl Moved {
@@ -26,7 +27,7 @@ impl Moved {
         Arc::new(Self { clock: Clock::default(), entry: AtomicU32::new(0), frames })
     }
 
-    /// A batch that reads the block wherever it is.
+    /// A batch that reads the block in its current frame.
     fn batch(&self) {
         let batch = self.clock.begin();
         // Acquire: the copy's bytes.
@@ -36,13 +37,15 @@ impl Moved {
         let _ = self.clock.end(batch);
     }
 
-    /// Moves the block, retires its old frame and, as soon as it may, uses that for something else. True if it was.
+    /// Moves the block, retires its old frame and, as soon as possible, reuses that frame. Returns
+    /// whether it was reused.
     fn relocate(&self, looks: usize) -> bool {
-        // SAFETY: nobody knows of frame 1.
+        // SAFETY: no other thread knows of frame 1.
         self.frames[1].with_mut(|bytes| unsafe { *bytes = 1 });
         self.entry.store(1, Release);
-        // Readers may hold the old entry: pairs with the fence in `begin`. This is the clock's half of the protocol; the fences of
-        // those who unlink are modelled where they are made, in `moves` and `sequences`.
+        // Readers may hold the old entry: pairs with the fence in `begin`. This is the clock's half
+        // of the protocol; the fences of the unlinking threads are modelled where they are issued,
+        // in `moves` and `sequences`.
         fence(SeqCst);
         let tag = self.clock.newest();
         let reusable = (0..looks).any(|_| self.clock.ended(tag));
@@ -69,7 +72,7 @@ fn unlinked_by_another_thread() {
     });
 }
 
-/// Two threads begin batches in the two slots of a chunk, and in those of each other.
+/// Two threads begin batches in the two slots of a chunk, each in either slot.
 #[test]
 fn two_readers() {
     check_to(3, "retire_reclaim::two_readers", || {
@@ -99,7 +102,8 @@ fn a_chunk_is_added() {
     });
 }
 
-/// Two batches begin when all slots are taken: both add a chunk, and one of them goes on in the other's.
+/// Two batches begin when all slots are taken: both add a chunk, and one of them continues in the
+/// other's.
 #[test]
 fn two_add_a_chunk() {
     check_to(3, "retire_reclaim::two_add_a_chunk", || {
@@ -118,8 +122,9 @@ fn two_add_a_chunk() {
     });
 }
 
-/// The owner begins a batch over its block, gives the batch to the thread that waits for the device, and frees the block
-/// at once. It gets the frame back only after the device is done with it.
+/// The owner begins a batch over its block, passes the batch to the thread that waits for the
+/// device, and frees the block at once. It can allocate the frame only when the device is done with
+/// it.
 #[test]
 fn freed_by_the_owner() {
     check("retire_reclaim::freed_by_the_owner", || {
@@ -142,7 +147,8 @@ fn freed_by_the_owner() {
     });
 }
 
-/// Two batches over the owner's frame, on two devices, that end in either order while the owner asks what it may do.
+/// Two batches over the owner's frame, on two devices, end in either order while the owner asks
+/// whether it may reuse the frame.
 #[test]
 fn freed_under_two_batches() {
     check_to(3, "retire_reclaim::freed_under_two_batches", || {
@@ -164,10 +170,11 @@ fn freed_under_two_batches() {
     });
 }
 
-/// A ticket that the clock has given and calls ended is that of a batch that is over, whoever asks and whenever.
+/// If the clock has issued a ticket and calls it ended, its batch is over, for any thread at any
+/// time.
 #[test]
-fn what_has_ended_is_over() {
-    check_to(3, "retire_reclaim::what_has_ended_is_over", || {
+fn an_ended_batch_is_over() {
+    check_to(3, "retire_reclaim::an_ended_batch_is_over", || {
         let shared = Moved::new();
         let device = shared.clone();
         let thread = thread::spawn(move || {
@@ -177,11 +184,11 @@ fn what_has_ended_is_over() {
             device.entry.store(1, Relaxed);
             let _ = device.clock.end(batch);
         });
-        // An access that conflicts with nothing but one: where the checker lets the other thread go first.
+        // An access with only one conflict, at which the checker lets the other thread go first.
         shared.entry.load(Relaxed);
         let newest = shared.clock.newest();
         if newest.0 == 1 && shared.clock.ended(newest) {
-            // SAFETY: the one batch is over.
+            // SAFETY: the only batch is over.
             assert_eq!(shared.frames[0].with(|bytes| unsafe { *bytes }), 2);
         }
         thread.join().unwrap();

@@ -1,5 +1,6 @@
-//! Theorem: a run that no single word holds is taken whole or not at all, beside claims and frees inside it; and
-//! "there is none" is said only when there is none: not of frames that are merely on their way.
+//! Theorem: a run that no single word holds is claimed whole or not at all, during claims and frees
+//! inside it; and a search reports "there is none" only if there is none, not for frames that are
+//! merely in transit.
 #![cfg(kvpool_loom)]
 
 use kvpool::ids::FrameId;
@@ -46,8 +47,8 @@ fn long_beside_claim() {
     });
 }
 
-/// One unit for two threads: while one of them splits or merges it, all four frames are hidden, and still the other
-/// one must get one.
+/// One unit for two threads: while one of them splits or merges it, all four frames are hidden, and
+/// still the other one must get one.
 #[test]
 fn hidden_frames_are_not_missing() {
     check("runs::hidden_frames_are_not_missing", || {

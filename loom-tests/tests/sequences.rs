@@ -1,5 +1,6 @@
-//! Theorems: a view of a sequence is whole while its owner goes on; what is read from it under a batch is not reused
-//! before the batch ends; blocks that sequences share are freed once, by whoever goes last, and written by nobody.
+//! Theorems: a view of a sequence is consistent while its owner continues; blocks read from it
+//! under a batch are not reused before the batch ends; blocks that sequences share are freed once,
+//! by the last release, and are never written.
 #![cfg(kvpool_loom)]
 
 use kvpool::block::{AllocRequest, Blocks, BlocksConfig};
@@ -31,10 +32,11 @@ fn pool(frames: usize, block_tokens: usize) -> (Blocks, Sequences) {
     (blocks, sequences)
 }
 
-/// A cell for each block's bytes: a write beside another access is a causality violation that the checker reports.
+/// A cell for each block's bytes: a write concurrent with another access is a causality violation
+/// that the checker reports.
 struct Bytes(Vec<UnsafeCell<u32>>);
 
-// SAFETY: that nobody writes what another thread uses is what the models check.
+// SAFETY: no thread writes what another thread uses. The models check exactly this.
 unsafe impl Sync for Bytes {}
 
 impl Bytes {
@@ -57,14 +59,14 @@ fn ids(sequence: &Sequence) -> Vec<BlockId> {
     sequence.blocks().collect()
 }
 
-/// The end of every model.
+/// Ends a model.
 fn finish(blocks: &Blocks) {
     settle(blocks, 1);
     assert_eq!(blocks.audit().unwrap().owned, 0, "leaked");
     assert_eq!(blocks.counts().free(), blocks.total());
 }
 
-/// The list grows, is cut, and its places are used again, while another thread reads it.
+/// The list grows and is truncated, and its entries are reused, while another thread reads it.
 #[test]
 fn a_view_is_whole() {
     check("sequences::a_view_is_whole", || {
@@ -93,7 +95,8 @@ fn a_view_is_whole() {
     });
 }
 
-/// The first block comes while another thread reads: it finds no room, or room of which nothing counts, or the block.
+/// The first block arrives while another thread reads: it finds no room, or room without a valid
+/// entry, or the block.
 #[test]
 fn the_first_block() {
     check_to(3, "sequences::the_first_block", || {
@@ -110,7 +113,7 @@ fn the_first_block() {
     });
 }
 
-/// A block takes another's place: who finds it sees the bytes that were copied there.
+/// A block replaces another: a thread that finds it sees the bytes that were copied there.
 #[test]
 fn a_replaced_block_is_filled() {
     check_to(3, "sequences::a_replaced_block_is_filled", || {
@@ -129,7 +132,7 @@ fn a_replaced_block_is_filled() {
     });
 }
 
-/// A place is used again without growth: a reader has the old list or the new one.
+/// An entry is reused without growth: a reader has the old list or the new one.
 #[test]
 fn a_rewritten_place_is_not_mixed() {
     check_to(3, "sequences::a_rewritten_place_is_not_mixed", || {
@@ -153,8 +156,9 @@ fn a_rewritten_place_is_not_mixed() {
     });
 }
 
-/// A reader finds a block through a view and reads its bytes until its batch ends; the owner takes the tokens back, and
-/// what it gave up is taken and written as soon as it can be had. The fence is the one that every release of a sequence makes.
+/// A reader finds a block through a view and reads its bytes until its batch ends; the owner
+/// truncates the tokens, and the released block is allocated and written as soon as possible. The
+/// fence is the one that every release of a sequence makes.
 #[test]
 fn a_block_read_through_a_view_outlives_the_batch() {
     check_to(3, "sequences::a_block_read_through_a_view_outlives_the_batch", || {
@@ -178,7 +182,7 @@ fn a_block_read_through_a_view_outlives_the_batch() {
     });
 }
 
-/// The same of a block that was copied on write, and released by the batch that copied it.
+/// The same with a block that was copied on write, and released by the batch that copied it.
 #[test]
 fn a_block_that_was_copied_outlives_the_batch() {
     check_to(1, "sequences::a_block_that_was_copied_outlives_the_batch", || {
@@ -196,7 +200,8 @@ fn a_block_that_was_copied_outlives_the_batch() {
             view.blocks().into_iter().for_each(|id| seen.read(id));
             batch.finish();
         });
-        // Promised to a batch in flight, so that it is copied; nobody but the batch has the old block then.
+        // Promised to a batch in flight, so it is copied; afterwards only the batch has the old
+        // block.
         let copied = batch.draft(&mut sequence, 1).unwrap().copied;
         assert!(copied.is_some());
         filled.finish();
@@ -208,7 +213,7 @@ fn a_block_that_was_copied_outlives_the_batch() {
     });
 }
 
-/// Takes a block, if there is one, and writes it.
+/// Allocates a block, if one is free, and writes it.
 fn take_and_write(blocks: &Blocks, bytes: &Bytes) {
     let mut taken = None;
     if blocks.allocate(&AllocRequest::new(1), None, &mut |id| taken = Some(id)).is_ok() {
@@ -218,7 +223,8 @@ fn take_and_write(blocks: &Blocks, bytes: &Bytes) {
     }
 }
 
-/// Two sequences share a block that is not full, and both write to it at once: neither writes to the shared one.
+/// Two sequences share a block that is not full, and both write to it at once: neither writes to
+/// the shared one.
 #[test]
 fn copies_on_write_meet() {
     check_to(1, "sequences::copies_on_write_meet", || {
@@ -246,7 +252,7 @@ fn copies_on_write_meet() {
     });
 }
 
-/// A sequence is forked while the one that it shares its block with goes.
+/// A sequence is forked while the sequence that shares its block is dropped.
 #[test]
 fn fork_beside_the_last_release() {
     check("sequences::fork_beside_the_last_release", || {
@@ -266,11 +272,11 @@ fn fork_beside_the_last_release() {
     });
 }
 
-/// A batch ends and seals what was filled in it, while the owner, in another batch, takes tokens back and writes anew:
-/// what is written is never sealed.
+/// A batch ends and seals the block filled in it, while the owner, in another batch, truncates
+/// tokens and writes new ones: the rewritten block is never sealed.
 #[test]
-fn a_promise_is_not_kept_for_what_was_rewritten() {
-    check("sequences::a_promise_is_not_kept_for_what_was_rewritten", || {
+fn a_rewritten_block_is_not_sealed() {
+    check("sequences::a_rewritten_block_is_not_sealed", || {
         let (blocks, sequences) = pool(3, 2);
         let mut sequence = sequences.open(SequenceId(1)).unwrap();
         let mut filled = Batch::begin(&sequences);

@@ -1,6 +1,6 @@
-//! Theorem: a block is freed once, by the last reference to go, and only after everything that its owners did; one of
-//! two frees through one reference wins and the other is told that its handle is stale; and a handle of the past never
-//! touches the block's next owner.
+//! Theorem: a block is freed once, by its last reference, and only after all accesses of its
+//! owners; of two frees through one reference one wins and the other fails because its handle is
+//! stale; and a handle of an earlier generation never affects the block's next owner.
 #![cfg(kvpool_loom)]
 
 use kvpool::block::models;
@@ -15,8 +15,8 @@ fn one(pool: &Arc<TouchedBlocks>) -> (BlockId, BlockHandle) {
     (id, pool.blocks.handle(id))
 }
 
-/// The next owner writes what the last ones read: they must all have happened before. No magazines, so that nothing
-/// but the word and the bitmaps orders it.
+/// The next owner writes what the previous owners read: all reads must have happened before. No
+/// magazines, so that only the word and the bitmaps order the accesses.
 #[test]
 fn two_owners_go() {
     check("share_release::two_owners_go", || {
@@ -38,7 +38,7 @@ fn two_owners_go() {
     });
 }
 
-/// Through a handle a reference is had or not; with it, the block is not freed under it.
+/// A reference through a handle is granted or refused; once granted, the block is not freed.
 #[test]
 fn share_against_the_last_release() {
     check("share_release::share_against_the_last_release", || {
@@ -108,7 +108,7 @@ fn double_free() {
     });
 }
 
-/// The same while the winner makes the block its own again.
+/// The same while the winner allocates the block again.
 #[test]
 fn double_free_against_allocate() {
     check_to(3, "share_release::double_free_against_allocate", || {
@@ -128,7 +128,8 @@ fn double_free_against_allocate() {
     });
 }
 
-/// One of a list is freed by another thread at the same moment: the rest of the list is freed all the same.
+/// One block of a list is freed by another thread at the same moment: the rest of the list is freed
+/// nevertheless.
 #[test]
 fn a_list_against_one_of_it() {
     check("share_release::a_list_against_one_of_it", || {
@@ -141,7 +142,7 @@ fn a_list_against_one_of_it() {
         let mine = pool.blocks.free(&handles);
         let theirs = thread.join().unwrap();
         if mine.is_err() && theirs.is_ok() {
-            // Either nothing of the list was freed, or all but the one.
+            // Either nothing of the list was freed, or all but that block.
             for handle in [handles[0], handles[2]] {
                 let _ = pool.blocks.free(&[handle]);
             }
@@ -152,12 +153,12 @@ fn a_list_against_one_of_it() {
     });
 }
 
-/// The low bits of a block's generation go round while somebody frees it by a handle of the turn before: the high bits, which are
-/// not in the word, tell the two apart.
+/// The low bits of a block's generation wrap around while a thread frees it by a handle of the
+/// previous wrap: the high bits, which are not in the word, distinguish the two.
 #[test]
 fn a_handle_of_the_turn_before() {
     check("share_release::a_handle_of_the_turn_before", || {
-        // Through a magazine: on the way through the bitmaps there are fences.
+        // Through a magazine: the path through the bitmaps has fences.
         let pool = TouchedBlocks::new(1, 1);
         let stale = pool.blocks.handle(BlockId(0));
         models::before_the_turn(&pool.blocks, BlockId(0));
@@ -168,7 +169,7 @@ fn a_handle_of_the_turn_before() {
             assert!(matches!(freed, Err(HandleError::Stale { .. })), "{freed:?}");
         });
         pool.put(&held);
-        let held = pool.take(1).expect("nobody else takes it");
+        let held = pool.take(1).expect("no other thread takes it");
         assert_ne!(pool.blocks.handle(held[0]), stale);
         thread.join().unwrap();
         pool.put(&held);

@@ -1,7 +1,8 @@
-//! Theorem: while a pool shrinks, others allocate and free; a frame that goes was the shrinker's alone before its memory
-//! was given up, wherever it had been: in the bitmaps, in mid merge, in a magazine; nothing beyond the new end is handed
-//! out after the commit; an allocation that what stays can meet is not refused; a shrink that is given up leaves the pool
-//! as it was; and growth brings every frame back, once.
+//! Theorem: while a pool shrinks, other threads allocate and free. A removed frame belonged to the
+//! shrinker alone before its memory was given up, wherever it was before: in the bitmaps, in the
+//! middle of a merge, in a magazine. No frame beyond the new end is allocated after the commit. An
+//! allocation that the remaining frames can meet is not refused. An abandoned shrink leaves the
+//! pool as it was. And growth brings every frame back, once.
 #![cfg(kvpool_loom)]
 
 use kvpool::error::GrowError;
@@ -9,7 +10,8 @@ use kvpool::ids::FrameId;
 use kvpool_loom_tests::{Touched, TouchedBlocks, check, check_to, run, settle};
 use loom::thread;
 
-/// Collects once, and commits if that was all: giving memory up is a touch of every frame that goes.
+/// Collects once, and commits if no frame is missing: an access to every removed frame stands for
+/// giving up its memory.
 fn shrink(pool: &Touched, to: usize) -> bool {
     let mut shrink = pool.frames.begin_shrink(to).unwrap();
     let missing = pool.frames.collect(&mut shrink, |run| pool.touch(run));
@@ -23,14 +25,15 @@ fn shrink(pool: &Touched, to: usize) -> bool {
     missing == 0
 }
 
-/// The end: whether it shrank or not, everything is there once, and no more.
+/// Ends a model: whether or not the pool shrank, every frame is present exactly once.
 fn finish(pool: &Touched, total: usize) {
     assert_eq!(pool.frames.total(), total);
     pool.finish();
     assert_eq!(pool.take(total as u32 + 1, 0), None);
 }
 
-/// A whole unit and half of another go, beside the free that completes one of them, and merges it.
+/// A whole unit and half of another are removed, during the free that completes one of them, and
+/// merges it.
 #[test]
 fn beside_free() {
     check_to(3, "shrink::beside_free", || {
@@ -47,7 +50,7 @@ fn beside_free() {
     });
 }
 
-/// Beside frees of two frames of one leaf, and an allocation out of it.
+/// During frees of two frames of one leaf, and an allocation from it.
 #[test]
 fn beside_free_and_allocate() {
     check("shrink::beside_free_and_allocate", || {
@@ -64,7 +67,7 @@ fn beside_free_and_allocate() {
         pool.put(run(4, 1));
         pool.frames.collect(&mut open, |run| pool.touch(run));
         thread.join().unwrap();
-        assert_eq!(pool.frames.collect(&mut open, |run| pool.touch(run)), 0, "everything was given back");
+        assert_eq!(pool.frames.collect(&mut open, |run| pool.touch(run)), 0, "every frame was freed");
         pool.frames.commit_shrink(&open);
         pool.frames.end_shrink(open);
         pool.put(run(0, 4));
@@ -72,11 +75,11 @@ fn beside_free_and_allocate() {
     });
 }
 
-/// What stays of a unit that is cut is to be had throughout, though the unit was whole: while the shrink begins and
-/// collects,
+/// The remaining part of a cut unit can be allocated throughout, though the unit was whole: while
+/// the shrink begins and collects,
 #[test]
-fn what_stays_is_not_refused_at_the_beginning() {
-    check("shrink::what_stays_is_not_refused_at_the_beginning", || {
+fn remaining_frames_are_not_refused_at_the_beginning() {
+    check("shrink::remaining_frames_are_not_refused_at_the_beginning", || {
         let pool = Touched::new(8);
         assert!(pool.frames.claim(run(0, 4)));
         let other = pool.clone();
@@ -93,11 +96,11 @@ fn what_stays_is_not_refused_at_the_beginning() {
     });
 }
 
-/// and while it ends. (Frames that go on where others end are looked for once, so that the checker plays every step of
-/// that look against the end.)
+/// and while it ends. (The search is repeated only once if frames are in transit, so that the
+/// checker plays every step of it against the end.)
 #[test]
-fn what_stays_is_not_refused_at_the_end() {
-    check_to(3, "shrink::what_stays_is_not_refused_at_the_end", || {
+fn remaining_frames_are_not_refused_at_the_end() {
+    check_to(3, "shrink::remaining_frames_are_not_refused_at_the_end", || {
         let pool = Touched::new(8);
         assert!(pool.frames.claim(run(0, 4)));
         let mut open = pool.frames.begin_shrink(6).unwrap();
@@ -106,14 +109,14 @@ fn what_stays_is_not_refused_at_the_end() {
         let thread = thread::spawn(move || other.frames.extend(FrameId(4), 3));
         pool.frames.commit_shrink(&open);
         pool.frames.end_shrink(open);
-        assert_eq!(thread.join().unwrap(), Some(2), "these stay free throughout, and no others");
+        assert_eq!(thread.join().unwrap(), Some(2), "exactly these stay free throughout");
         pool.touch(run(4, 2));
         pool.put(run(0, 6));
         finish(&pool, 6);
     });
 }
 
-/// Growth that brings frames back beside an allocation of them.
+/// Growth brings frames back during an allocation of them.
 #[test]
 fn grown_again() {
     check("shrink::grown_again", || {
@@ -138,7 +141,7 @@ fn grown_again() {
     });
 }
 
-/// Growth beside a shrink: refused while it is open, and otherwise on top of what it left.
+/// Growth during a shrink: refused while it is open, otherwise on top of its result.
 #[test]
 fn beside_growth() {
     check("shrink::beside_growth", || {
@@ -154,15 +157,15 @@ fn beside_growth() {
         assert_eq!(open.collect(), 0);
         open.commit(|gone| assert_eq!(gone, run(3, before as u32 - 3))).unwrap();
         let added = thread.join().unwrap();
-        // If growth came first, what it added is gone again.
+        // If growth came first, its frames are removed again.
         let total = if before == 8 { 3 } else { 3 + added };
         assert_eq!(pool.blocks.total(), total);
         pool.finish();
     });
 }
 
-/// A block in a magazine, in limbo, or in the hands of a thread that frees it: collected sooner or later, and audited in
-/// every state between.
+/// A block in a magazine, in limbo, or in the hands of a freeing thread: collected eventually, and
+/// audited in every state in between.
 #[test]
 fn out_of_magazines() {
     check("shrink::out_of_magazines", || {
@@ -172,7 +175,8 @@ fn out_of_magazines() {
         let other = pool.clone();
         let thread = thread::spawn(move || {
             other.put(&going);
-            // Takes it again, if it can: out of its own magazine, where isolation does not reach.
+            // Allocates it again, if possible: from its own magazine, which isolation does not
+            // reach.
             if let Some(again) = other.take(1) {
                 other.put(&again);
             }
@@ -181,12 +185,12 @@ fn out_of_magazines() {
         open.collect();
         thread.join().unwrap();
         settle(&pool.blocks, 1);
-        assert_eq!(open.collect(), 0, "wherever it was put");
+        assert_eq!(open.collect(), 0, "wherever it was freed to");
         let report = pool.blocks.audit().unwrap();
         assert_eq!((report.held, report.owned), (1, 2));
         let region = open.region();
         open.commit(|gone| assert_eq!(gone, region)).unwrap();
-        assert!(pool.take(1).is_none(), "two there are, and two are owned");
+        assert!(pool.take(1).is_none(), "of two blocks, two are owned");
         pool.put(&kept);
         pool.finish();
         pool.blocks.grow(1, &mut |_| Ok(())).unwrap();
@@ -194,7 +198,7 @@ fn out_of_magazines() {
     });
 }
 
-/// One that is given up beside an allocation that needs what it had collected.
+/// An abandoned shrink during an allocation that needs the collected frames.
 #[test]
 fn given_up() {
     check("shrink::given_up", || {

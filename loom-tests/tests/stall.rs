@@ -1,7 +1,8 @@
-//! Theorem: a thread that is stopped in the middle of any operation stops no other. The stopped thread waits in a place
-//! that the pool's interface reaches (a callback) for something that happens only after all others are done: if
-//! one of them waited for it, the model would not end. And beside an operation that may be stopped at every one of
-//! its steps, the others' calls return, with everything but what it has in its hands.
+//! Theorem: a thread that is stopped in the middle of any operation stops no other. The stopped
+//! thread waits in a place that the pool's interface reaches (a callback) for an event that happens
+//! only after all others are done: if one of them waited for it, the model would not end. And
+//! during an operation that may be stopped at every one of its steps, the others' calls return, and
+//! can use all frames except those in its hands.
 #![cfg(kvpool_loom)]
 
 use std::task::{Context, Poll, Wake, Waker};
@@ -14,7 +15,8 @@ use kvpool_loom_tests::{Stop, Touched, TouchedBlocks, check, check_to, run, sett
 use loom::sync::Arc;
 use loom::thread;
 
-/// An owner stopped inside its cell turns visitors back, and a visitor the owner; a second cell is open to both.
+/// An owner stopped inside its cell turns visitors back, and a visitor the owner; a second cell is
+/// open to both.
 #[test]
 fn inside_a_cell() {
     for owner_stops in [true, false] {
@@ -41,7 +43,7 @@ fn inside_a_cell() {
     }
 }
 
-/// Stopped with blocks just handed to it: others get all the rest, and give it back.
+/// Stopped with blocks just allocated to it: other threads allocate and free all the rest.
 #[test]
 fn while_blocks_are_handed_out() {
     check("stall::while_blocks_are_handed_out", || {
@@ -61,8 +63,8 @@ fn while_blocks_are_handed_out() {
             other.blocks.release(&got);
         });
         stop.wait();
-        let rest = pool.take(3).expect("all that the stopped thread has not");
-        assert!(pool.take(1).is_none(), "refused, not kept waiting");
+        let rest = pool.take(3).expect("all blocks except the stopped thread's");
+        assert!(pool.take(1).is_none(), "refused without waiting");
         pool.put(&rest);
         stop.resume();
         thread.join().unwrap();
@@ -70,8 +72,8 @@ fn while_blocks_are_handed_out() {
     });
 }
 
-/// Stopped while it makes new memory ready, with the growth lock held: allocations and frees go on. (Other growers wait;
-/// nobody else does.)
+/// Stopped while it prepares new memory, with the growth lock held: allocations and frees continue.
+/// (Only other growers wait.)
 #[test]
 fn while_the_pool_grows() {
     check("stall::while_the_pool_grows", || {
@@ -86,8 +88,8 @@ fn while_the_pool_grows() {
             other.blocks.grow(2, &mut prepare).unwrap();
         });
         stop.wait();
-        let all = pool.take(2).expect("all that there were");
-        assert!(pool.take(1).is_none(), "refused, not kept waiting");
+        let all = pool.take(2).expect("all blocks of the old size");
+        assert!(pool.take(1).is_none(), "refused without waiting");
         pool.put(&all);
         stop.resume();
         thread.join().unwrap();
@@ -95,7 +97,7 @@ fn while_the_pool_grows() {
     });
 }
 
-/// A batch that never ends keeps what was retired under it, and nothing else.
+/// A batch that never ends holds back the frames retired under it, and nothing else.
 #[test]
 fn in_a_batch() {
     check("stall::in_a_batch", || {
@@ -110,8 +112,8 @@ fn in_a_batch() {
         });
         stop.wait();
         pool.put(&seen);
-        let rest = pool.take(2).expect("what the batch does not see");
-        assert!(pool.take(1).is_none(), "refused, not kept waiting");
+        let rest = pool.take(2).expect("the blocks that the batch does not see");
+        assert!(pool.take(1).is_none(), "refused without waiting");
         stop.resume();
         thread.join().unwrap();
         let late = pool.take(1).expect("the batch has ended");
@@ -121,7 +123,7 @@ fn in_a_batch() {
     });
 }
 
-/// Stopped while it wakes the one who waits: the block is there for whoever asks, and frees go on.
+/// Stopped while it wakes a waiting request: any thread can allocate the block, and frees continue.
 #[test]
 fn in_a_waker() {
     struct Waking(Stop);
@@ -142,7 +144,7 @@ fn in_a_waker() {
         let [first, second] = held;
         let thread = thread::spawn(move || drop(first));
         waking.0.wait();
-        let one = pool.allocate(AllocRequest::new(1)).expect("what the stopped thread has freed");
+        let one = pool.allocate(AllocRequest::new(1)).expect("the block that the stopped thread freed");
         drop((one, second));
         let Poll::Ready(both) = future.as_mut().poll(&mut Context::from_waker(&waker)) else {
             panic!("all are free")
@@ -156,16 +158,15 @@ fn in_a_waker() {
     });
 }
 
-/// A split may be stopped at each step while another thread asks, and asks again: it is answered before the first goes
-/// on, and gets at least the other unit.
+/// A split may be stopped at each step while another thread requests frames twice: it is answered
+/// before the first continues, and gets at least the other unit.
 #[test]
 fn at_each_step_of_a_split() {
     check_to(3, "stall::at_each_step_of_a_split", || {
         let pool = Touched::new(8);
         let other = pool.clone();
         let thread = thread::spawn(move || {
-            let got =
-                other.take(1, 0).expect("eight are free, of which the other thread has four at the most");
+            let got = other.take(1, 0).expect("eight are free, and the other thread has at most four");
             other.put(got);
         });
         let got = pool.take(4, 4).expect("of two units, a split hides one");
@@ -175,7 +176,7 @@ fn at_each_step_of_a_split() {
     });
 }
 
-/// The same for a merge: one frame comes back, and makes its unit whole.
+/// The same for a merge: one frame is freed, and completes its unit.
 #[test]
 fn at_each_step_of_a_merge() {
     check_to(3, "stall::at_each_step_of_a_merge", || {
@@ -183,7 +184,7 @@ fn at_each_step_of_a_merge() {
         let held = pool.take(1, 0).unwrap();
         let other = pool.clone();
         let thread = thread::spawn(move || other.put(held));
-        assert!(pool.pass(run(4, 4)), "a unit that nobody else touches");
+        assert!(pool.pass(run(4, 4)), "a unit that no other thread accesses");
         let one = pool.frames.refill(1, FrameId(4)).expect("a unit is free throughout");
         pool.put_mask(one);
         thread.join().unwrap();

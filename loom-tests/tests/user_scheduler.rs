@@ -1,9 +1,9 @@
-//! A user's scheduler, model-checked against the pool through its public interface alone. Theorem: two scheduler threads
-//! over four blocks, each of which gives its own sequence up when the pool is exhausted, both finish, and all blocks
-//! are free at the end; the same beside a compaction, which the scheduler's engine copies for, and with a request that
-//! is awaited.
+//! Model-checks a user's scheduler against the pool, through its public interface alone. Theorem:
+//! of two scheduler threads over four blocks, each of which preempts its own sequence when the pool
+//! is exhausted, both finish, and all blocks are free at the end; the same holds during a
+//! compaction, for which the scheduler's engine copies, and with a request that is awaited.
 //!
-//! How a crate of its own does the same. `Cargo.toml`:
+//! To do the same in a crate of your own, add to `Cargo.toml`:
 //!
 //! ```toml
 //! [target.'cfg(kvpool_loom)'.dependencies]
@@ -13,14 +13,16 @@
 //! unexpected_cfgs = { level = "warn", check-cfg = ['cfg(kvpool_loom)', 'cfg(crossbeam_loom)'] }
 //! ```
 //!
-//! The scheduler takes its atomics, locks and threads from `std` or, under `cfg(kvpool_loom)`, from `loom`; then
+//! The scheduler imports its atomics, locks and threads from `std` or, under `cfg(kvpool_loom)`,
+//! from `loom`; then
 //!
 //! ```text
 //! RUSTFLAGS="--cfg kvpool_loom --cfg crossbeam_loom" cargo test --release --test user_scheduler
 //! ```
 //!
-//! builds the pool on loom's primitives, too. Pools of a model are small and have no storage. loom's `join` returns
-//! before a thread's destructors run; what looks at the whole pool waits for them, as `close` does here.
+//! builds the pool on loom's primitives, too. Pools of a model are small and have no storage.
+//! loom's `join` returns before a thread's destructors run; code that looks at the whole pool waits
+//! for them, as `close` does here.
 #![cfg(kvpool_loom)]
 
 use kvpool::error::{AllocError, SequenceError};
@@ -46,12 +48,13 @@ fn open(magazine_blocks: usize) -> Pool {
         .unwrap()
 }
 
-/// All threads have left: nothing is lost.
+/// All threads have ended: no block is lost.
 fn close(pool: &Pool) {
     close_beside(pool, 0);
 }
 
-/// All threads have left but those that have a cache still, of which the model's own may be one.
+/// All threads have ended except those that still have a cache, one of which may be the model's
+/// own.
 fn close_beside(pool: &Pool, residents: usize) {
     while pool.thread_caches() > residents {
         thread::yield_now();
@@ -65,8 +68,8 @@ fn is_exhausted(error: AllocError) -> bool {
     matches!(error, AllocError::Exhausted { .. })
 }
 
-/// Admits a prompt of so many blocks, decodes into one more, and frees all. Preempts itself when the pool is exhausted.
-/// True if it finished.
+/// Admits a prompt of `prompt` blocks, decodes into one more, and frees all. Preempts itself when
+/// the pool is exhausted. Returns whether it finished.
 fn serve(pool: &Pool, prompt: usize) -> bool {
     let cache = pool.handle();
     let mut leases = Vec::new();
@@ -80,7 +83,7 @@ fn serve(pool: &Pool, prompt: usize) -> bool {
         }
     }
     let finished = leases.len() == 2;
-    // What it holds goes back, also if it is preempted.
+    // Dropping the leases frees the blocks, also on preemption.
     leases.into_iter().for_each(|lease| cache.release(lease));
     finished
 }
@@ -92,7 +95,7 @@ fn two_schedulers(magazine_blocks: usize, prompts: [usize; 2]) {
     let mine = serve(&pool, prompts[0]);
     let theirs = thread.join().unwrap();
     if prompts.iter().sum::<usize>() + 2 <= 4 {
-        assert!(mine && theirs, "there was room for both");
+        assert!(mine && theirs, "both requests fit");
     }
     close(&pool);
 }
@@ -112,7 +115,7 @@ fn with_magazines() {
     check_wide(1, "user_scheduler::with_magazines", || two_schedulers(1, [2, 1]));
 }
 
-/// The same with the pool's sequences and batches, which keep the books.
+/// The same with the pool's sequences and batches, which manage the blocks.
 fn serve_sequence(pool: &Pool, id: u64, prompt: usize) -> bool {
     let block_tokens = pool.layout().block_tokens();
     let mut sequence = pool.sequence(SequenceId(id)).open().unwrap();
@@ -120,7 +123,7 @@ fn serve_sequence(pool: &Pool, id: u64, prompt: usize) -> bool {
     for tokens in [prompt * block_tokens, 1] {
         match batch.append(&mut sequence, tokens) {
             Ok(_) => {}
-            // Preempts itself: its blocks go back with it.
+            // Preempts itself: dropping it frees its blocks.
             Err(SequenceError::Alloc(error)) if is_exhausted(error) => return false,
             Err(error) => panic!("{error}"),
         }
@@ -144,10 +147,10 @@ fn with_sequences() {
     });
 }
 
-/// An engine's own memory, a cell for each frame, copied where the pool says so.
+/// An engine's own memory, a cell for each frame, copied as the pool requests.
 struct Memory(Vec<UnsafeCell<u32>>);
 
-// SAFETY: that nobody writes what another thread uses is what the models check.
+// SAFETY: no thread writes what another thread uses. The models check exactly this.
 unsafe impl Sync for Memory {}
 // SAFETY: as above.
 unsafe impl Send for Memory {}
@@ -178,7 +181,7 @@ impl Memory {
     }
 }
 
-/// The scheduler frees and allocates while another thread compacts: what it wrote is what it reads.
+/// The scheduler frees and allocates while another thread compacts: it reads what it wrote.
 #[test]
 fn beside_a_compaction() {
     check_wide(1, "user_scheduler::beside_a_compaction", || {
@@ -191,7 +194,8 @@ fn beside_a_compaction() {
         }
         pool.free(&[handles[1]]).unwrap();
         let compacted = pool.clone();
-        // A run is larger than the stack that loom gives a thread of a build that is hardly optimized.
+        // A compaction exceeds the stack that loom gives a thread in a build with little
+        // optimization.
         let thread = thread::Builder::new().stack_size(1 << 15);
         let thread = thread.spawn(move || block_on(compacted.defragment()).unwrap()).unwrap();
         pool.free(&[handles[0]]).unwrap();
@@ -206,7 +210,7 @@ fn beside_a_compaction() {
     });
 }
 
-/// A request that is awaited gets what another thread frees.
+/// An awaited request gets the blocks that another thread frees.
 #[test]
 fn awaited() {
     check_wide(1, "user_scheduler::awaited", || {

@@ -1,13 +1,14 @@
-//! Theorem: nobody sleeps beside a free block. Whichever way a block becomes free (into a magazine, into the bitmaps, out of
-//! limbo at the end of a batch, by growth, by a request that is undone, by a thread that ends), and wherever the request
-//! that waits for it is at that moment, the request gets it; the most urgent one first; and a request that is
-//! dropped hands its turn on. A thread that sleeps for ever is a deadlock, which the checker reports.
+//! Theorem: no request sleeps while a block is free. Whichever way a block becomes free (into a
+//! magazine, into the bitmaps, out of limbo at the end of a batch, by growth, by a request that is
+//! undone, by a thread that ends), and wherever the request that waits for it is at that moment,
+//! the request gets it; the most urgent one first; and a dropped request passes its turn on. A
+//! thread that sleeps forever is a deadlock, which the checker reports.
 //!
-//! Theorem: a request that is woken and not polled holds up no other, and loses nothing by it. (The patience of these pools
-//! is none at all, or without end: a model has no time.)
+//! Theorem: a request that is woken and not polled holds up no other, and loses nothing by it. (The
+//! patience of these pools is zero or infinite: a model has no time.)
 //!
-//! Theorem: nobody waits for a device that is lost. Whoever waits when it is found to have failed, or comes to wait, is
-//! refused, the whole line of them; none sleeps on.
+//! Theorem: no request waits for a lost device. When the device is found to have failed, every
+//! waiting or arriving request is refused; none keeps sleeping.
 #![cfg(kvpool_loom)]
 
 use std::pin::pin;
@@ -26,7 +27,8 @@ fn open(blocks: usize, blocks_max: usize, magazine_blocks: usize, reserve: usize
     builder(blocks, blocks_max, magazine_blocks, reserve).build().unwrap()
 }
 
-/// Of one block, where a head that was woken is passed over as soon as anyone sees that it has not come.
+/// Creates a pool of one block, in which a head that was woken is passed over as soon as another
+/// thread sees that it was not polled.
 fn impatient() -> Pool {
     builder(1, 1, 0, 0).turn_patience(Duration::ZERO).build().unwrap()
 }
@@ -43,7 +45,7 @@ fn builder(blocks: usize, blocks_max: usize, magazine_blocks: usize, reserve: us
         .magazine_blocks(magazine_blocks)
 }
 
-/// Everything is free, and nobody waits: frees go the short way again.
+/// Every block is free, and no request waits: frees take the short path again.
 fn close(pool: &Pool) {
     settle(pool.blocks(), 1);
     let report = pool.audit().unwrap();
@@ -55,13 +57,14 @@ fn one() -> AllocRequest {
     AllocRequest::new(1)
 }
 
-/// A thread that waits for a block, and gives it back.
+/// A thread that waits for a block, and frees it.
 fn waiter(pool: &Pool, request: AllocRequest) -> thread::JoinHandle<()> {
     let pool = pool.clone();
     thread::spawn(move || drop(block_on(pool.allocate_async(request)).unwrap()))
 }
 
-/// The last block is freed into the magazine that it came from, or, if its owner sees the one who waits, into the bitmaps.
+/// The last block is freed into the magazine that it came from, or, if its owner sees the waiting
+/// request, into the bitmaps.
 #[test]
 fn freed_into_a_magazine() {
     check_wide(2, "waiters::freed_into_a_magazine", || {
@@ -87,7 +90,8 @@ fn freed_into_the_bitmaps() {
     });
 }
 
-/// The block is in limbo when the batch ends, which is all that tells: no sequence's batch that looks at what moves left.
+/// The block is in limbo when the batch ends, and that end is the only announcement: it is no
+/// sequence's batch, which looks for frames left by moves.
 #[test]
 fn held_back_by_a_batch() {
     check_wide(2, "waiters::held_back_by_a_batch", || {
@@ -118,8 +122,8 @@ fn freed_while_the_batch_ends() {
     });
 }
 
-/// A batch that begins stands for older tickets than its own for a moment, and holds back what it does not see. Then it
-/// goes on until the block was had.
+/// A batch that begins stands for older tickets than its own for a moment, and holds back blocks
+/// that it does not see. Then it continues until the block was allocated.
 #[test]
 fn held_back_by_a_batch_that_begins() {
     const UNKNOWN: u64 = u64::MAX;
@@ -135,7 +139,7 @@ fn held_back_by_a_batch_that_begins() {
                 match tag.load(Acquire) {
                     UNKNOWN => {}
                     SERVED => break,
-                    // It may see the block, which is had when it ends.
+                    // It may see the block, which becomes available when it ends.
                     newest if long.ticket().0 <= newest => break,
                     _ => {}
                 }
@@ -153,8 +157,8 @@ fn held_back_by_a_batch_that_begins() {
     });
 }
 
-/// A move left a frame that two batches may read. Each looks, when it ends, whether the frame is free now; the one that
-/// looked too early has it in its hands when the other's end makes it free.
+/// A move vacated a frame that two batches may read. The end of each looks whether the frame is
+/// free now; the one that looked too early has it in its hands when the other's end makes it free.
 #[test]
 fn left_by_a_move() {
     check_wide(2, "waiters::left_by_a_move", || {
@@ -166,7 +170,7 @@ fn left_by_a_move() {
         let moved =
             pool.blocks().begin_wave([(from, FrameId(1 - from.0))], &mut |_, _| panic!("it can move"));
         // SAFETY: there are no bytes.
-        assert_eq!(unsafe { moved.publish(&mut |_, _| panic!("nobody has it but us")) }, 1);
+        assert_eq!(unsafe { moved.publish(&mut |_, _| panic!("no other thread has it")) }, 1);
         let [first, second] = batches;
         let thread = thread::spawn(move || drop(first));
         drop(second);
@@ -190,7 +194,7 @@ fn beside_growth() {
     });
 }
 
-/// Another request takes the free block and gives it back, because it needs two.
+/// Another request takes the free block and frees it again, because it needs two.
 #[test]
 fn beside_a_request_that_is_undone() {
     check_wide(2, "waiters::beside_a_request_that_is_undone", || {
@@ -205,7 +209,7 @@ fn beside_a_request_that_is_undone() {
     });
 }
 
-/// What a thread that ends leaves in its magazines.
+/// A thread that ends leaves blocks in its magazines.
 #[test]
 fn beside_a_thread_that_ends() {
     check_to(1, "waiters::beside_a_thread_that_ends", || {
@@ -244,7 +248,7 @@ fn two_priorities_and_one_free() {
     });
 }
 
-/// Two threads wait for the one block: both get it, one after the other, in either order.
+/// Two threads wait for the only block: both get it, one after the other, in either order.
 #[test]
 fn two_waiters() {
     check_wide(2, "waiters::two_waiters", || {
@@ -258,7 +262,8 @@ fn two_waiters() {
     });
 }
 
-/// The first in line is dropped after a block was freed, while the second falls asleep or sleeps already.
+/// The head of the line is dropped after a block was freed, while the second falls asleep or sleeps
+/// already.
 #[test]
 fn a_dropped_future_hands_its_turn_on() {
     check_wide(2, "waiters::a_dropped_future_hands_its_turn_on", || {
@@ -274,7 +279,7 @@ fn a_dropped_future_hands_its_turn_on() {
     });
 }
 
-/// The first in line is dropped while the block is freed: asleep, woken, or in between.
+/// The head of the line is dropped while the block is freed: asleep, woken, or in between.
 #[test]
 fn dropped_while_it_is_woken() {
     check_wide(2, "waiters::dropped_while_it_is_woken", || {
@@ -291,8 +296,8 @@ fn dropped_while_it_is_woken() {
     });
 }
 
-/// An urgent request takes the reserve while a block is freed and a normal one waits for it: both are served, and the
-/// reserve is full at the end.
+/// An urgent request takes the reserve while a block is freed and a normal one waits for it: both
+/// are served, and the reserve is full at the end.
 #[test]
 fn the_reserve_and_a_waiter() {
     check_to(1, "waiters::the_reserve_and_a_waiter", || {
@@ -308,8 +313,8 @@ fn the_reserve_and_a_waiter() {
     });
 }
 
-/// The first in line is woken by the free, and not polled. The second comes before or after, and has the block; then the first
-/// is polled, and has it too.
+/// The free wakes the head of the line, which is not polled. The second request arrives before or
+/// after, and gets the block; then the head is polled, and gets it too.
 #[test]
 fn a_head_that_does_not_come_is_passed_over() {
     check_wide(2, "waiters::a_head_that_does_not_come_is_passed_over", || {
@@ -319,9 +324,9 @@ fn a_head_that_does_not_come_is_passed_over() {
         let bell = lull(first.as_mut());
         let thread = waiter(&pool, one());
         drop(held);
-        // By the free, or by the second, where the two met at the line.
+        // By the free, or by the second request, if the two met at the line.
         bell.wait();
-        // Anything that announces, once.
+        // Any call that announces, once.
         pool.blocks().announce();
         thread.join().unwrap();
         drop(block_on(first).unwrap());
@@ -329,8 +334,8 @@ fn a_head_that_does_not_come_is_passed_over() {
     });
 }
 
-/// The first is passed over, and polled late: the second needs more than was freed, and has looked for it, or has not yet. The
-/// first gets what it was woken for.
+/// The head is passed over, and polled late: the second request needs more than was freed, and has
+/// searched for it, or has not yet. The head gets the blocks for which it was woken.
 #[test]
 fn a_head_that_comes_late_has_its_place() {
     check_wide(2, "waiters::a_head_that_comes_late_has_its_place", || {
@@ -353,7 +358,7 @@ fn a_head_that_comes_late_has_its_place() {
     });
 }
 
-/// The first in line was passed over, and is dropped while the second waits.
+/// The head was passed over, and is dropped while the second request waits.
 #[test]
 fn a_head_that_was_passed_over_is_dropped() {
     check_wide(2, "waiters::a_head_that_was_passed_over_is_dropped", || {
@@ -377,7 +382,8 @@ fn is_refused(outcome: &Result<Lease<'static>, AllocError>) {
     assert!(matches!(outcome, Err(AllocError::DeviceLost { .. })), "{outcome:?}");
 }
 
-/// The device is found to have failed before the request comes, while it searches, while it falls asleep, or when it sleeps.
+/// The device is found to have failed before the request arrives, while it searches, while it falls
+/// asleep, or when it sleeps.
 #[test]
 fn refused_when_the_device_is_lost() {
     check_wide(2, "waiters::refused_when_the_device_is_lost", || {
@@ -392,7 +398,7 @@ fn refused_when_the_device_is_lost() {
     });
 }
 
-/// Who found the failure tells the first in line, and that one the second.
+/// The thread that found the failure tells the head of the line, and the head tells the second.
 #[test]
 fn the_whole_line_is_refused() {
     check_wide(2, "waiters::the_whole_line_is_refused", || {

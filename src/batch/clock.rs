@@ -1,28 +1,31 @@
 //! Tickets, and the oldest batch in flight.
 //!
-//! Each batch in flight has a slot; the slot says "the batch in here has a ticket of at least this", 0 says that
-//! the slot is empty. Slots come in chunks that are added as needed and never taken away.
+//! Each batch in flight has a slot. Its value is a lower bound of the batch's ticket; 0 means that
+//! the slot is empty. Slots come in chunks that are added as needed and never removed.
 //!
 //! # Protocol
 //!
 //! ```text
 //! begin:    slot: 0 -> newest + 1;  word += BEGIN (this gives the ticket);  slot := ticket;  fence(SeqCst);  read tables
-//! end:      slot := 0;  word -= END;  awaited? tell those who wait for what the batch held back
+//! end:      slot := 0;  word -= END;  awaited? announce what the batch held back
 //! retire:   unlink the frame from the tables;  fence(SeqCst) if readers may hold the old table;  tag := word.newest
 //! reclaim:  n := word.newest;  oldest := min(slots), or n + 1;  tag < oldest => reusable
 //! ```
 //!
 //! # Invariants
 //!
-//! - A scan that read `newest >= t` sees the slot of ticket `t`: the slot was taken before the word was raised, and
-//!   the scan's load of the word synchronises with that. So no batch with a ticket below `oldest` is in flight.
-//! - A batch that read a frame from a table before it was unlinked has a ticket of at most the frame's tag: by
-//!   happens-before where the table's owner unlinked it, by the two fences where another thread did.
+//! - A scan that read `newest >= t` sees the slot of ticket `t`: the slot was taken before the word
+//!   was raised, and the scan's load of the word synchronises with that. So no batch with a ticket
+//!   below `oldest` is in flight.
+//! - A batch that read a frame from a table before it was unlinked has a ticket of at most the
+//!   frame's tag: by happens-before if the table's owner unlinked it, by the two fences if another
+//!   thread did.
 //!
-//! Hence a frame whose tag is below `oldest` is seen by no batch: such a tag is at most `n`, and of every ticket up to `n` the
-//! scan sees the slot. The scan needs no fence for this: a batch that it misses has a ticket above `n`, so above the tag, and
-//! by the second invariant has not read the frame from a table. A thread stopped in `begin` holds reclaim back,
-//! as a batch that never ends does, and stops nobody's allocation while there are other free frames.
+//! Hence no batch can see a frame whose tag is below `oldest`: such a tag is at most `n`, and the
+//! scan sees the slot of every ticket up to `n`. The scan needs no fence for this: a batch that it
+//! misses has a ticket above `n`, hence above the tag, and by the second invariant has not read the
+//! frame from a table. A thread stopped in `begin` holds reclaim back, as a batch that never ends
+//! does, but blocks no allocation while there are other free frames.
 //!
 //! Model: `loom-tests/tests/retire_reclaim.rs`.
 
@@ -33,7 +36,7 @@ use crate::sync::{AtomicPtr, AtomicU64, CachePadded, Ordering::*, fence, next_po
 
 use super::ClockWord;
 
-/// Slots in a chunk.
+/// Number of slots per chunk.
 const SLOTS: usize = if cfg!(kvpool_loom) { 2 } else { 64 };
 
 struct Chunk {
@@ -47,17 +50,18 @@ impl Chunk {
     }
 }
 
-/// See the [module](self).
+/// Source of tickets, which knows the oldest batch in flight.
 pub struct Clock {
     word: CachePadded<AtomicU64>,
     slots: CachePadded<Chunk>,
-    /// Tells this clock's batches from another's.
+    /// Distinguishes this clock's batches from those of other clocks.
     tag: PoolTag,
 }
 
-/// A batch in flight: its ticket and its slot. Is to be given back to [`Clock::end`] of the same clock.
+/// A batch in flight: its ticket and its slot. It must be passed to [`Clock::end`] of the same
+/// clock.
 #[derive(Debug)]
-#[must_use = "a batch that is never ended holds back every frame that is retired after it"]
+#[must_use = "a batch that never ends holds back every frame retired after it"]
 pub struct InFlight {
     ticket: Ticket,
     slot: usize,
@@ -65,7 +69,7 @@ pub struct InFlight {
 }
 
 impl InFlight {
-    /// The batch's place in the order of batches.
+    /// Returns the batch's position in the order of batches.
     pub fn ticket(&self) -> Ticket {
         self.ticket
     }
@@ -79,108 +83,117 @@ impl Default for Clock {
 }
 
 impl Clock {
-    /// Begins a batch. Tables that are read after this call are safe to use until [`end`](Self::end). What other batches
-    /// held back can be reusable only now, if this one stood for an older ticket while it began: `Core::begin_batch` tells
-    /// those who wait.
+    /// Begins a batch. Tables read after this call are safe to use until [`end`](Self::end). If
+    /// this batch's slot held an older bound while it began, blocks held back by other batches may
+    /// become reusable only now: `Core::begin_batch` announces this to waiting requests.
     ///
     /// # Panics
     ///
-    /// If 131,072 batches are in flight. Nothing has begun then.
+    /// If 131,072 batches are in flight. The clock is unchanged.
     pub fn begin(&self) -> InFlight {
         let mut slot = usize::MAX;
         if !cfg!(kvpool_mutant = "late_slot") {
             slot = self.take_slot();
         }
-        // Release: the slot was taken before the word says so; pairs with the Acquire in `oldest`. The additions
-        // of other batches continue the release sequence.
+        // Release: the slot is taken before the word says so; pairs with the Acquire in `oldest`.
+        // The additions of other batches continue the release sequence.
         let before = ClockWord::from_bits(self.word.fetch_add(ClockWord::BEGIN, AcqRel));
         let ticket = Ticket(before.newest().0 + 1);
         if before.in_flight() >= ClockWord::IN_FLIGHT_MAX {
-            // Nobody is told: of so many batches, others will end.
+            // No announcement is needed: one of the many other batches will end.
             let _ = self.end(InFlight { ticket, slot, clock: self.tag });
             panic!("too many batches in flight: {before:?}");
         }
         if cfg!(kvpool_mutant = "late_slot") {
             slot = self.take_slot();
         }
-        // Release: whoever reads the new bound may conclude that the slot's last batch has ended, and must then see
-        // that it has (we do: by `take_slot`). A plain store does not go on with the release sequence of `end`.
+        // Release: a thread that reads the new bound may conclude that the slot's previous batch
+        // has ended, and must then see that it has (as this thread does, by `take_slot`). A plain
+        // store does not continue the release sequence of `end`.
         let order = if cfg!(kvpool_mutant = "bound_relaxed") { Relaxed } else { Release };
         self.slot(slot).store(ticket.0, order);
-        // Pairs with the fence of whoever unlinks a frame from a table that we are about to read (`retire_tag`):
-        // we see the new table, or its tag covers our ticket.
+        // Pairs with the fence of a thread that unlinks a frame from a table that this batch is
+        // about to read (`retire_tag`): the batch sees the new table, or the frame's tag covers its
+        // ticket.
         if !cfg!(kvpool_mutant = "begin_no_fence") {
             fence(SeqCst);
         }
         InFlight { ticket, slot, clock: self.tag }
     }
 
-    /// Ends a batch: nothing reads or writes memory for it any more. True if somebody waits for blocks, and is to be
-    /// told that what the batch held back may be free now.
+    /// Ends a batch: it no longer reads or writes memory. Returns true if requests wait for blocks:
+    /// the caller must announce that blocks which the batch held back may be free.
     ///
     /// # Panics
     ///
-    /// If the batch is another clock's: to end it here would end one that nobody meant, and whose frames are being read.
-    #[must_use = "who waits for blocks must be told; `Core::end_batch` does it all"]
+    /// If the batch belongs to another clock: ending its number here would end another batch, whose
+    /// frames are still being read.
+    #[must_use = "waiting requests must be told; `Core::end_batch` does both"]
     pub fn end(&self, batch: InFlight) -> bool {
-        assert!(batch.clock == self.tag, "{batch:?} is another clock's, this is {:?}", self.tag);
-        // Release, both: what the batch did happens before the reuse of what it saw. They pair with the Acquires
-        // in `oldest` and `idle_or_tag`.
+        assert!(batch.clock == self.tag, "{batch:?} belongs to another clock than {:?}", self.tag);
+        // Release, both: the batch's accesses happen before the reuse of its frames. They pair with
+        // the Acquires in `oldest` and `idle_or_tag`.
         self.slot(batch.slot).store(0, Release);
-        // No fence: who waits set the bit before this, and we see it; or after, and then its Acquire sees the end.
+        // No fence: if a waiting request set the bit before this, we see it; if it sets it later,
+        // its Acquire sees the end.
         ClockWord::from_bits(self.word.fetch_sub(ClockWord::END, Release)).is_awaited()
     }
 
-    /// The word at this moment.
+    /// Returns the current word.
     #[inline]
     pub fn read(&self) -> ClockWord {
         // Acquire: pairs with `end`.
         ClockWord::from_bits(self.word.load(Acquire))
     }
 
-    /// Says that somebody waits for blocks. What was made available by those who do not see it yet is found by a search
-    /// that begins after a heavy fence.
+    /// Sets the awaited bit: a request waits for blocks. Its own search, begun after a heavy fence,
+    /// finds blocks made available by threads that do not see the bit yet.
     pub fn set_awaited(&self) {
-        // Acquire: pairs with the Release of batches that ended without seeing this. Release: what was done before is
-        // seen by whoever clears the bit after us, and looks again.
+        // Acquire: pairs with the Release of batches that ended without seeing this. Release: the
+        // thread that clears the bit after us, and then looks again, sees our earlier writes.
         self.word.fetch_or(ClockWord::AWAITED, AcqRel);
     }
 
-    /// Says that nobody waits for blocks any more.
+    /// Clears the awaited bit: no request waits for blocks.
     pub fn clear_awaited(&self) {
-        // Acquire: pairs with the Release in `set_awaited`, so that who clears the bit and then looks finds why it was set.
+        // Acquire: pairs with the Release in `set_awaited`, so that the thread that clears the bit
+        // and then looks finds the reason for setting it.
         self.word.fetch_and(!ClockWord::AWAITED, AcqRel);
     }
 
-    /// Says that the device is lost: nothing is handed out any more. True if somebody waits for blocks, and is to be told.
-    #[must_use = "who waits for blocks must be told; `Core::poison` does it all"]
+    /// Marks the device as lost: no more blocks are allocated. Returns true if requests wait for
+    /// blocks: the caller must tell them.
+    #[must_use = "waiting requests must be told; `Core::poison` does both"]
     pub fn lose(&self) -> bool {
-        // Relaxed: who waits set its bit before this in the word's order, and we see it; or after, and what it reads of the word
-        // from then on says that the device is lost. The line's lock orders the rest.
+        // Relaxed: if a waiting request set its bit earlier in the word's order, we see it;
+        // otherwise, it reads from then on that the device is lost. The line's lock orders the
+        // rest.
         ClockWord::from_bits(self.word.fetch_or(ClockWord::LOST, Relaxed)).is_awaited()
     }
 
-    /// The newest ticket, to tag what has just been unlinked.
+    /// Returns the newest ticket, used as the tag of frames just unlinked.
     #[inline]
     pub fn newest(&self) -> Ticket {
-        // Relaxed: a number. Who concludes something from it compares it with `oldest`, which reads the word again.
+        // Relaxed: only a number. A thread that draws a conclusion compares it with `oldest`, which
+        // reads the word again.
         ClockWord::from_bits(self.word.load(Relaxed)).newest()
     }
 
-    /// For frames that their owner has just given up: `None` if no batch is in flight, so that they are reusable at
-    /// once, else the tag to retire them with.
+    /// Returns the tag for frames that their owner has just released. `None` means that no batch is
+    /// in flight: the frames are reusable at once.
     #[inline]
     pub fn idle_or_tag(&self) -> Option<Ticket> {
-        // Acquire: pairs with `end`. No fence is needed: a batch that saw these frames began before their owner
-        // gave them up, in happens-before order, so that this load sees it.
+        // Acquire: pairs with `end`. No fence is needed: a batch that saw these frames began before
+        // their owner released them, in happens-before order, so that this load sees it.
         let word = self.read();
         (word.in_flight() != 0).then(|| word.newest())
     }
 
-    /// The oldest ticket that may still be in flight: every batch with a smaller one has ended.
+    /// Returns the oldest ticket that may still be in flight: every batch with a smaller one has
+    /// ended.
     pub fn oldest(&self) -> Ticket {
-        // Acquire: pairs with the Release in `begin`, so that the scan sees the slot of every ticket up to this one,
-        // and with `end`.
+        // Acquire: pairs with the Release in `begin`, so that the scan sees the slot of every
+        // ticket up to this one, and with `end`.
         let newest = ClockWord::from_bits(self.word.load(Acquire)).newest();
         let mut oldest = newest.0 + 1;
         let mut chunk: &Chunk = &self.slots;
@@ -199,21 +212,22 @@ impl Clock {
         }
     }
 
-    /// The oldest batch in flight, if there is any.
+    /// Returns the oldest batch in flight, if there is any.
     pub fn oldest_in_flight(&self) -> Option<Ticket> {
         if self.in_flight() == 0 {
             return None;
         }
-        // It is one more than the newest of that moment if none was in flight; then a batch that began since has it.
+        // If no batch was in flight, `oldest` is one above the newest ticket of that moment; a
+        // batch that has begun since may have that ticket.
         Some(self.oldest()).filter(|&oldest| oldest <= self.newest())
     }
 
-    /// Whether the batch of this ticket, and every one before it, has ended.
+    /// Returns whether the batch with this ticket, and every one before it, has ended.
     pub fn ended(&self, ticket: Ticket) -> bool {
         ticket < self.oldest()
     }
 
-    /// Batches in flight.
+    /// Returns the number of batches in flight.
     pub fn in_flight(&self) -> u64 {
         ClockWord::from_bits(self.word.load(Relaxed)).in_flight()
     }
@@ -226,10 +240,11 @@ impl Clock {
                 if slot.load(Relaxed) != 0 {
                     continue;
                 }
-                // A lower bound of the ticket to come. Relaxed: the word's modification order makes any value that
-                // we read one that our own addition comes after.
+                // A lower bound of the ticket to come. Relaxed: in the word's modification order,
+                // our own addition comes after any value that we read.
                 let bound = ClockWord::from_bits(self.word.load(Relaxed)).newest().0 + 1;
-                // Acquire: pairs with the `end` of the slot's last batch. Losing to another batch is its progress.
+                // Acquire: pairs with the `end` of the slot's previous batch. If another batch wins
+                // the slot, that is progress.
                 let order = if cfg!(kvpool_mutant = "slot_relaxed") { Relaxed } else { Acquire };
                 if slot.compare_exchange(0, bound, order, Relaxed).is_ok() {
                     return base + i;
@@ -243,17 +258,18 @@ impl Clock {
         }
     }
 
-    /// More batches are in flight than ever before. Reached by `more_batches_than_a_chunk`.
+    /// Adds a chunk: more batches are in flight than ever before. Reached by
+    /// `more_batches_than_a_chunk`.
     #[cold]
     fn add_chunk(last: &Chunk) -> &Chunk {
         let fresh = Box::into_raw(Box::new(Chunk::new()));
-        // Release: publishes the empty slots. Acquire: those of the thread that was faster.
+        // Release: publishes the empty slots. Acquire: sees the slots of a faster thread's chunk.
         let order = if cfg!(kvpool_mutant = "other_chunk_relaxed") { Relaxed } else { Acquire };
         match last.next.compare_exchange(ptr::null_mut(), fresh, AcqRel, order) {
-            // SAFETY: just made, published, and freed only with the clock.
+            // SAFETY: just created and published; freed only with the clock.
             Ok(_) => unsafe { &*fresh },
             Err(other) => {
-                // SAFETY: ours, never published.
+                // SAFETY: created here and never published.
                 drop(unsafe { Box::from_raw(fresh) });
                 // SAFETY: published chunks live as long as the clock.
                 unsafe { &*other }
@@ -279,7 +295,8 @@ impl Drop for Clock {
     fn drop(&mut self) {
         let mut next = self.slots.next.load(Relaxed);
         while !next.is_null() {
-            // SAFETY: nobody else has the clock any more; each chunk was made by `Box::into_raw` and is freed once.
+            // SAFETY: `&mut self`: no other thread uses the clock; each chunk came from
+            // `Box::into_raw` and is freed once.
             let chunk = unsafe { Box::from_raw(next) };
             next = chunk.next.load(Relaxed);
         }
@@ -308,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_that_ends_learns_who_waits() {
+    fn the_end_of_a_batch_reports_waiting_requests() {
         let clock = Clock::default();
         let (a, b) = (clock.begin(), clock.begin());
         clock.set_awaited();
@@ -319,7 +336,7 @@ mod tests {
         assert!(clock.read().is_quiet());
     }
 
-    /// Whoever could end a batch that is not theirs could have frames reused that another batch reads.
+    /// Ending another clock's batch would allow the reuse of frames that a batch still reads.
     #[test]
     fn a_batch_of_another_clock_is_refused() {
         let (clock, other) = (Clock::default(), Clock::default());

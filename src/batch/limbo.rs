@@ -1,6 +1,6 @@
 //! One thread's retired frames, oldest first. Plain memory, in the thread's cell.
 //!
-//! Frames that are freed in a row (a sequence's run, forwards or backwards) are one entry.
+//! Frames freed in sequence (a sequence's run, forwards or backwards) form one entry.
 
 use std::collections::VecDeque;
 
@@ -12,7 +12,7 @@ struct Entry {
     tag: Ticket,
 }
 
-/// See the [module](self).
+/// One thread's retired frames, oldest first.
 #[derive(Default)]
 pub struct Limbo {
     entries: VecDeque<Entry>,
@@ -20,22 +20,23 @@ pub struct Limbo {
 }
 
 impl Limbo {
-    /// Frames in limbo.
+    /// Returns the number of frames in limbo.
     #[inline]
     pub fn len(&self) -> usize {
         self.frames
     }
 
-    /// Whether nothing is retired here.
+    /// Returns whether no frame is in limbo.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.frames == 0
     }
 
-    /// Puts a run aside until every batch with a ticket up to `tag` has ended.
+    /// Retires a run until every batch with a ticket up to `tag` has ended.
     pub fn retire(&mut self, run: Run, tag: Ticket) {
         self.frames += run.len as usize;
-        // A tag that is older than the last entry's may wait as long as that one: never too short.
+        // A run with an older tag may join the last entry: it waits longer than needed, never too
+        // short.
         if let Some(last) = self.entries.back_mut()
             && tag <= last.tag
             && let Some(joined) = last.run.join(run)
@@ -46,7 +47,7 @@ impl Limbo {
         self.entries.push_back(Entry { run, tag });
     }
 
-    /// Gives out the runs at the front whose tag is below `oldest`.
+    /// Removes the runs at the front with a tag below `oldest`, and passes them to `free`.
     pub fn reclaim(&mut self, oldest: Ticket, mut free: impl FnMut(Run)) {
         while let Some(&entry) = self.entries.front()
             && entry.tag < oldest
@@ -57,7 +58,7 @@ impl Limbo {
         }
     }
 
-    /// The runs in limbo.
+    /// Returns the runs in limbo.
     pub fn runs(&self) -> impl Iterator<Item = Run> + '_ {
         self.entries.iter().map(|entry| entry.run)
     }

@@ -1,24 +1,25 @@
-//! For how long the oldest batch has been in flight, by the looks of those who ask: beginning a batch reads no clock.
+//! Age of the oldest batch in flight, measured by its observers: beginning a batch reads no clock.
 //!
-//! A look that finds another oldest batch than the one before notes it with the time; one that finds the same gives the time
-//! since. So an age is never too long, and too short by the time until the first look: a batch that is never ended is
-//! found by any two looks. Statistics look, so does each refusal of an allocation, each search of a request that waits, and the
-//! background task of the compactor.
+//! A look that finds another oldest batch than the previous one stores it with the time; a look
+//! that finds the same batch returns the time since. So an age is never too long, and too short by
+//! the time until the first look: any two looks detect a batch that never ends. Looks are made by
+//! the statistics, by each refusal of an allocation, by each search of a waiting request, and by
+//! the background task of the compactor.
 
 use std::time::{Duration, Instant};
 
 use crate::ids::Ticket;
 use crate::sync::Mutex;
 
-/// See the [module](self).
+/// Measures the age of the oldest batch in flight, from the first look at it.
 #[derive(Default)]
 pub struct Watch {
-    /// Only ever tried: a look that meets another one learns nothing of the age.
+    /// Only `try_lock` is used: a look that meets another one reports no age.
     seen: Mutex<Option<(Ticket, Instant)>>,
 }
 
 impl Watch {
-    /// For how long this batch, which is the oldest in flight, has been that, at least.
+    /// Returns for how long, at least, this batch has been the oldest in flight.
     pub fn age(&self, oldest: Ticket) -> Duration {
         if cfg!(kvpool_loom) {
             // A model has no time.

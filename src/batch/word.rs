@@ -1,15 +1,17 @@
-//! The clock's word: the newest ticket, the number of batches in flight, whether somebody waits for blocks, and whether the
-//! device is lost, so that one load answers all that whoever frees or takes a block must know: "which batches could have
-//! seen this frame", "is there any batch at all", "is there anybody to be told", and "is there anything to be had".
+//! The clock's word: the newest ticket, the number of batches in flight, whether requests wait for
+//! blocks, and whether the device is lost. One load answers every question of a thread that frees
+//! or allocates a block: which batches could have seen this frame, whether any batch is in flight,
+//! whether to announce a free block, and whether the pool still allocates.
 //!
 //! | bits | field | meaning |
 //! |---|---|---|
 //! | 0..18 | in flight | batches begun and not ended |
-//! | 18 | awaited | somebody waits for blocks: what becomes available is announced |
-//! | 19 | lost | the device has failed: nothing is handed out any more; set once and never cleared |
+//! | 18 | awaited | a request waits for blocks: blocks that become available are announced |
+//! | 19 | lost | the device has failed: no blocks are allocated; set once and never cleared |
 //! | 20..64 | ticket | the ticket of the batch that began last; 0 before the first |
 //!
-//! The word is *quiet* if no batch is in flight and nobody waits: its low half is zero, and a free goes the short way.
+//! The word is *quiet* if no batch is in flight and no request waits: its low half is zero, and a
+//! free takes the short path.
 
 use crate::ids::Ticket;
 
@@ -20,55 +22,55 @@ const TICKET_BITS: u32 = 44;
 const _: () = assert!(IN_FLIGHT_BITS + AWAITED_BITS + LOST_BITS + TICKET_BITS == u64::BITS);
 const TICKET_SHIFT: u32 = IN_FLIGHT_BITS + AWAITED_BITS + LOST_BITS;
 
-/// See the [module](self).
+/// State of a [`Clock`](super::Clock), in one atomic word.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ClockWord(u64);
 
 impl ClockWord {
     const IN_FLIGHT_MASK: u64 = (1 << IN_FLIGHT_BITS) - 1;
-    /// The most batches that may be in flight at once. Half of what the field holds, so that those who try to begin one
-    /// more do not carry into the ticket before they are refused.
+    /// Maximum number of batches in flight. It is half of the field's range, so that concurrent
+    /// attempts to begin one more do not carry into the ticket before they are refused.
     pub const IN_FLIGHT_MAX: u64 = 1 << (IN_FLIGHT_BITS - 1);
-    /// Added to the word, begins a batch.
+    /// Added to the word to begin a batch.
     pub const BEGIN: u64 = 1 << TICKET_SHIFT | 1;
-    /// Subtracted from the word, ends a batch.
+    /// Subtracted from the word to end a batch.
     pub const END: u64 = 1;
-    /// The bit that says that somebody waits for blocks.
+    /// The awaited bit: a request waits for blocks.
     pub const AWAITED: u64 = 1 << IN_FLIGHT_BITS;
-    /// The bit that says that the device is lost.
+    /// The lost bit: the device has failed.
     pub const LOST: u64 = 1 << (IN_FLIGHT_BITS + AWAITED_BITS);
 
-    /// From its bits.
+    /// Creates the word from its bits.
     #[inline]
     pub const fn from_bits(bits: u64) -> Self {
         Self(bits)
     }
 
-    /// Batches in flight.
+    /// Returns the number of batches in flight.
     #[inline]
     pub const fn in_flight(self) -> u64 {
         self.0 & Self::IN_FLIGHT_MASK
     }
 
-    /// The newest ticket.
+    /// Returns the newest ticket.
     #[inline]
     pub const fn newest(self) -> Ticket {
         Ticket(self.0 >> TICKET_SHIFT)
     }
 
-    /// Whether somebody waits for blocks.
+    /// Returns whether a request waits for blocks.
     #[inline]
     pub const fn is_awaited(self) -> bool {
         self.0 & Self::AWAITED != 0
     }
 
-    /// Whether the device is lost.
+    /// Returns whether the device is lost.
     #[inline]
     pub const fn is_lost(self) -> bool {
         self.0 & Self::LOST != 0
     }
 
-    /// No batch is in flight, and nobody waits for blocks.
+    /// Returns whether no batch is in flight and no request waits for blocks.
     #[inline]
     pub const fn is_quiet(self) -> bool {
         self.0 & (Self::IN_FLIGHT_MASK | Self::AWAITED) == 0
@@ -95,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_is_quiet_when_nothing_goes_on_and_nobody_waits() {
+    fn a_word_is_quiet_without_batches_and_waiting_requests() {
         for begun in 0..3 {
             for flags in [0, ClockWord::AWAITED, ClockWord::LOST, ClockWord::AWAITED | ClockWord::LOST] {
                 for ended in 0..=begun {

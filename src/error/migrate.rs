@@ -1,74 +1,76 @@
-//! What the migrate floor refuses.
+//! Errors of the migrate floor.
 
 use thiserror::Error;
 
 use super::{AllocError, HandleError, PrefixError, SequenceError, StorageError};
 use crate::ids::{PoolTag, SequenceId, Ticket};
 
-/// Why blocks did not go to another pool. Both pools are as they were, but for cached blocks that were evicted to make room.
+/// Reason why a transfer failed. Both pools are unchanged, except that cached blocks may have been
+/// evicted to make room.
 #[derive(Clone, PartialEq, Debug, Error)]
 #[non_exhaustive]
 pub enum TransferError {
-    /// Both are the same pool.
-    #[error("pool {pool} is asked to send blocks to itself")]
+    /// Source and destination are the same pool.
+    #[error("pool {pool} cannot send blocks to itself")]
     SamePool {
-        /// The pool.
+        /// Tag of the pool.
         pool: PoolTag,
     },
-    /// The sequence is of another pool than the one that was asked to send it.
-    #[error("sequence {id} belongs to another pool than {pool}")]
+    /// The sequence does not belong to the source pool.
+    #[error("sequence {id} does not belong to pool {pool}")]
     ForeignSequence {
-        /// The sequence.
+        /// Id of the sequence.
         id: SequenceId,
-        /// The pool that was asked.
+        /// Pool asked to send it.
         pool: PoolTag,
     },
-    /// A batch that wrote to the sequence, or one that began before it, is in flight: the bytes may not be there yet.
-    #[error("sequence {id} is written by batch {batch}, which has not ended, or one before it has not")]
+    /// A batch that writes to the sequence, or an older one, is in flight: the bytes may be
+    /// incomplete.
+    #[error("sequence {id} is written by batch {batch}; that batch or an older one is still in flight")]
     BeingWritten {
-        /// The sequence.
+        /// Id of the sequence.
         id: SequenceId,
-        /// The newest batch that wrote to it.
+        /// Newest batch that writes to the sequence.
         batch: Ticket,
     },
-    /// The pool was built without storage, so that there are no bytes to be sent or received.
-    #[error("pool {pool} keeps no bytes: it was built without storage")]
+    /// The pool was built without storage: it has no bytes to send or receive.
+    #[error("pool {pool} was built without storage")]
     NoStorage {
-        /// The pool.
+        /// Tag of the pool.
         pool: PoolTag,
     },
     /// The pool was built without a prefix cache.
     #[error("pool {pool} has no prefix cache")]
     NoCache {
-        /// The pool.
+        /// Tag of the pool.
         pool: PoolTag,
     },
-    /// The prefix caches hash differently, so that what is cached in one is never found in the other.
+    /// The prefix caches hash differently: a block cached in one is never found in the other.
     #[error(
-        "the prefix caches of pools {from} and {to} hash differently: give both the same hashing and key"
+        "the prefix caches of pools {from} and {to} hash differently; configure the same hashing and key for both"
     )]
     OtherHashing {
-        /// The pool that was to send.
+        /// Source pool.
         from: PoolTag,
-        /// The pool that was to receive.
+        /// Destination pool.
         to: PoolTag,
     },
-    /// There were no blocks to receive it.
+    /// The destination could not allocate blocks.
     #[error("no room: {0}")]
     Alloc(#[from] AllocError),
-    /// The sequence cannot be opened where it was to go.
+    /// The sequence cannot be opened in the destination pool.
     #[error(transparent)]
     Sequence(#[from] SequenceError),
-    /// The keys of a prefix make no sense.
+    /// The keys of a prefix are invalid.
     #[error(transparent)]
     Prefix(#[from] PrefixError),
-    /// A block has as many owners as it can.
+    /// A block has the maximum number of references.
     #[error(transparent)]
     Handle(#[from] HandleError),
-    /// The blocks of the two pools are of different form, or a copy failed.
+    /// The block formats of the two pools differ, or a copy failed.
     #[error(transparent)]
     Storage(#[from] StorageError),
-    /// Nobody carried it to its end: the runtime stopped, or a storage panicked.
+    /// The transfer did not complete: the runtime stopped, or a storage panicked.
     #[error("the transfer was dropped: its runtime stopped, or a storage panicked")]
     Dropped,
 }

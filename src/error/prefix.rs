@@ -1,86 +1,88 @@
-//! What the prefix floor refuses.
+//! Errors of the prefix floor.
 
 use thiserror::Error;
 
-/// Why prefix hashing refused. Nothing was changed.
+/// Reason why a prefix operation failed. Nothing was changed.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
 pub enum PrefixError {
-    /// Blocks of no tokens cannot be hashed.
+    /// Blocks of zero tokens have no hashes.
     #[error("blocks of zero tokens have no hashes")]
     ZeroBlockTokens,
-    /// A salt, tenant, adapter or extra key of no bytes: it would tell nothing apart, though somebody asked for just that.
-    #[error("the {field} is empty; leave it out if there is none")]
+    /// A salt, tenant, adapter or extra key is empty, so it would distinguish nothing.
+    #[error("the {field} is empty; omit it instead")]
     EmptyKey {
         /// `salt`, `tenant`, `adapter` or `extra key`.
         field: &'static str,
     },
-    /// An extra key for no tokens, or for a range that runs backwards.
-    #[error("an extra key for tokens {start}..{end}, which are none")]
+    /// The token range of an extra key is empty or reversed.
+    #[error("the extra key's token range {start}..{end} is empty")]
     EmptyRange {
         /// First token of the range.
         start: u64,
-        /// The token after the last.
+        /// Token after the last one of the range.
         end: u64,
     },
-    /// An extra key for tokens whose block is hashed already.
-    #[error("an extra key from token {start} on; the tokens before {hashed} are hashed already")]
+    /// An extra key covers tokens whose block is already hashed.
+    #[error("the extra key begins at token {start}, but the tokens before {hashed} are already hashed")]
     ExtraTooLate {
         /// First token of the extra key's range.
         start: u64,
         /// First token that is not in a hashed block.
         hashed: u64,
     },
-    /// The tokens of finished blocks are not kept, so that a chain is cut back to one of them only by its hash.
-    #[error("asked to cut a chain of {tokens} tokens to {asked}; the unfinished block begins at {hashed}")]
+    /// A chain cannot be truncated by length to a finished block, because the tokens of finished
+    /// blocks are not kept; truncate it by the block's hash.
+    #[error("cannot truncate a chain of {tokens} tokens to {asked}; its unfinished block begins at {hashed}")]
     NotInTail {
-        /// The tokens to keep.
+        /// Number of tokens to keep.
         asked: u64,
-        /// Tokens that the chain has.
+        /// Number of tokens in the chain.
         tokens: u64,
         /// First token that is not in a hashed block.
         hashed: u64,
     },
-    /// The tokens of an unfinished block would fill it.
-    #[error("{tokens} tokens of an unfinished block of {block_tokens}")]
+    /// The tokens given for an unfinished block would fill it.
+    #[error("{tokens} tokens do not leave a block of {block_tokens} unfinished")]
     TailTooLong {
-        /// The tokens that were given.
+        /// Number of tokens given.
         tokens: usize,
-        /// Tokens that a block holds.
+        /// Number of tokens per block.
         block_tokens: usize,
     },
-    /// A prefix is to be kept until a moment that has passed.
-    #[error("asked to keep a prefix until {until} ms; it is {now} ms by the cache's clock")]
+    /// The end of a prefix's retention is in the past.
+    #[error("retention until {until} ms is in the past; the cache's clock is at {now} ms")]
     RetentionPast {
-        /// Until when, in milliseconds of the cache's clock.
+        /// End of the retention, in milliseconds of the cache's clock.
         until: u64,
-        /// The time by that clock.
+        /// Current time by that clock.
         now: u64,
     },
-    /// A policy has queues, and not more than the cache can compare.
-    #[error("a policy of {queues} queues: from 1 to {max}")]
+    /// A policy has no queues, or more than the cache supports.
+    #[error("the policy has {queues} queues; a policy has 1 to {max}")]
     PolicyQueues {
-        /// What the policy says.
+        /// Number of queues of the policy.
         queues: usize,
-        /// The most.
+        /// Maximum number of queues.
         max: usize,
     },
-    /// The system gave no random bytes for a key.
-    #[error("no random key: {reason}")]
+    /// The system provided no random bytes for a key.
+    #[error("cannot generate a random key: {reason}")]
     NoRandomness {
-        /// What the system said.
+        /// Reason given by the system.
         reason: String,
     },
-    /// Not the text of a block hash: 32 and 16 hexadecimal digits with a hyphen in between.
-    #[error("{text:?} is not a block hash: 32 and 16 hexadecimal digits with a hyphen in between")]
+    /// The text is not a block hash: 32 and 16 hexadecimal digits separated by a hyphen.
+    #[error("{text:?} is not a block hash (32 and 16 hexadecimal digits separated by a hyphen)")]
     NotAHash {
-        /// The text.
+        /// The invalid text.
         text: String,
     },
-    /// There is a subscriber of the pool's events already.
-    #[error("the events have a subscriber, and there is one at a time")]
+    /// The pool's events already have a subscriber.
+    #[error("the events already have a subscriber; only one is allowed at a time")]
     Subscribed,
-    /// The system refused a fence (`membarrier`) that it granted before, so that nobody knows who would miss what.
-    #[error("the system refuses a fence that it granted before")]
+    /// The system refused a `membarrier` fence that it granted before; without it, events could be
+    /// lost.
+    #[error("the system refuses membarrier(2), which it granted before")]
     NoFence,
 }

@@ -1,117 +1,119 @@
-//! What the sequence floor refuses.
+//! Errors of the sequence floor.
 
 use thiserror::Error;
 
 use super::{AllocError, HandleError, PrefixError, StorageError};
 use crate::ids::{BlockId, SequenceId};
 
-/// Why a sequence or a batch refused. Nothing was changed.
+/// Reason why an operation of a sequence or batch failed. Nothing was changed.
 #[derive(Clone, PartialEq, Debug, Error)]
 #[non_exhaustive]
 pub enum SequenceError {
-    /// There were no blocks for the tokens.
+    /// The pool could not allocate blocks for the tokens.
     #[error(transparent)]
     Alloc(#[from] AllocError),
     /// A block could not be shared.
     #[error(transparent)]
     Handle(#[from] HandleError),
-    /// The storage refused.
+    /// The storage refused the operation.
     #[error(transparent)]
     Storage(#[from] StorageError),
-    /// The keys of a prefix, or its retention, make no sense.
+    /// The keys of a prefix, or its retention, are invalid.
     #[error(transparent)]
     Prefix(#[from] PrefixError),
-    /// Tokens were announced behind final ones whose ids nobody gave.
-    #[error("sequence {id} has final tokens whose ids are not known, from token {known} on")]
+    /// Tokens were announced after final tokens with unknown ids.
+    #[error("the ids of sequence {id}'s final tokens are unknown from token {known} on")]
     TokensUnknown {
-        /// The sequence.
+        /// Id of the sequence.
         id: SequenceId,
-        /// Tokens that are known.
+        /// Number of known tokens.
         known: usize,
     },
-    /// Tokens that were announced are not all appended, and others came with their ids: these belong behind them.
-    #[error("sequence {id} has {length} tokens of {announced} that were announced; append the others first")]
+    /// Tokens with ids were appended before all announced tokens were; append the announced ones
+    /// first.
+    #[error("sequence {id} has {length} of {announced} announced tokens; append the others first")]
     TokensAhead {
-        /// The sequence.
+        /// Id of the sequence.
         id: SequenceId,
-        /// Tokens that it has.
+        /// Number of tokens in the sequence.
         length: usize,
-        /// Tokens that were announced.
+        /// Number of tokens announced.
         announced: usize,
     },
-    /// A sequence of this id is open.
+    /// A sequence with this id is already open.
     #[error("sequence {id} is already open")]
     AlreadyOpen {
-        /// The sequence.
+        /// Id of the sequence.
         id: SequenceId,
     },
-    /// Zero tokens were appended.
-    #[error("asked to append zero tokens to sequence {id}")]
+    /// The request was to append zero tokens.
+    #[error("cannot append zero tokens to sequence {id}")]
     ZeroTokens {
-        /// The sequence.
+        /// Id of the sequence.
         id: SequenceId,
     },
-    /// The sequence would pass the length that a kernel's i32 can say.
-    #[error("asked to append {asked} tokens to the {length} of sequence {id}; {max} is the most")]
+    /// The sequence would exceed the maximum length, which kernels hold in an `i32`.
+    #[error("cannot append {asked} tokens to the {length} of sequence {id}; the maximum is {max}")]
     TooLong {
-        /// The sequence.
+        /// Id of the sequence.
         id: SequenceId,
-        /// Tokens to append.
+        /// Number of tokens to append.
         asked: usize,
-        /// Tokens that it has.
+        /// Number of tokens in the sequence.
         length: usize,
-        /// The most that it may have.
+        /// Maximum number of tokens.
         max: usize,
     },
-    /// More tokens were called final than there are.
-    #[error("asked to commit {asked} tokens of sequence {id}, which has {length}")]
+    /// The length to commit exceeds the sequence's length.
+    #[error("cannot commit {asked} tokens of sequence {id}, which has {length}")]
     CommitBeyondLength {
-        /// The sequence.
+        /// Id of the sequence.
         id: SequenceId,
-        /// The length to commit.
+        /// Length to commit.
         asked: usize,
-        /// Tokens that it has.
+        /// Number of tokens in the sequence.
         length: usize,
     },
-    /// A sequence cannot be truncated to more than it has.
-    #[error("asked to truncate sequence {id} to {asked} tokens; it has {length}")]
+    /// The length to truncate to exceeds the sequence's length.
+    #[error("cannot truncate sequence {id} to {asked} tokens; it has {length}")]
     TruncateBeyondLength {
-        /// The sequence.
+        /// Id of the sequence.
         id: SequenceId,
-        /// The length to truncate to.
+        /// Length to truncate to.
         asked: usize,
-        /// Tokens that it has.
+        /// Number of tokens in the sequence.
         length: usize,
     },
-    /// A range of tokens that runs backwards, or past the end of the sequence.
-    #[error("tokens {start}..{end} of sequence {id}, which has {length}")]
+    /// The token range is reversed, or extends past the end of the sequence.
+    #[error("the token range {start}..{end} is invalid for sequence {id} of {length} tokens")]
     TokensOutOfRange {
-        /// The sequence.
+        /// Id of the sequence.
         id: SequenceId,
         /// First token of the range.
         start: usize,
-        /// The token after the last.
+        /// Token after the last one of the range.
         end: usize,
-        /// Tokens that the sequence has.
+        /// Number of tokens in the sequence.
         length: usize,
     },
-    /// A token's block must not be written: it is shared or sealed, or another batch is about to seal it.
-    #[error("token {position} of sequence {id} cannot be stored: block {block} is shared or final")]
+    /// The token's block is not writable: it is shared or sealed, or another batch is about to seal
+    /// it.
+    #[error("token {position} of sequence {id} cannot be stored: block {block} is shared or sealed")]
     NotWritable {
-        /// The sequence.
+        /// Id of the sequence.
         id: SequenceId,
-        /// The first token that cannot be stored.
+        /// First token that cannot be stored.
         position: usize,
-        /// Its block.
+        /// Block of that token.
         block: BlockId,
     },
-    /// The batch and the sequence are of different pools.
-    #[error("sequence {id} belongs to another pool than the batch")]
+    /// The batch and the sequence belong to different pools.
+    #[error("sequence {id} and the batch belong to different pools")]
     ForeignSequence {
-        /// The sequence.
+        /// Id of the sequence.
         id: SequenceId,
     },
-    /// The pool was built without storage, so that there are no bytes to store or load.
-    #[error("the pool keeps no bytes: it was built without storage")]
+    /// The pool was built without storage: it has no bytes to store or load.
+    #[error("the pool was built without storage")]
     NoStorage,
 }

@@ -1,125 +1,127 @@
-//! What the storage floor refuses: layouts, sizes, and operations on bytes.
+//! Errors of the storage floor: layouts, sizes, and operations on bytes.
 
 use thiserror::Error;
 
 use crate::dtype::Dtype;
 use crate::ids::{DeviceId, FrameId, Run};
 
-/// Why a layout was refused.
+/// Reason why a layout was refused.
 #[derive(Clone, PartialEq, Debug, Error)]
 #[non_exhaustive]
 pub enum LayoutError {
-    /// A field is zero, or was not given.
-    #[error("{field} is zero or was not given")]
+    /// A field is zero or missing.
+    #[error("{field} is zero or missing")]
     Zero {
-        /// The field.
+        /// Name of the field.
         field: &'static str,
     },
-    /// The tensor-parallel ranks cannot share the heads evenly.
+    /// The KV heads cannot be divided evenly among the tensor-parallel ranks.
     #[error("{kv_heads} KV heads cannot be divided among {tensor_parallel} tensor-parallel ranks")]
     Indivisible {
-        /// KV heads of the whole model.
+        /// Number of KV heads of the whole model.
         kv_heads: usize,
-        /// Ranks.
+        /// Number of ranks.
         tensor_parallel: usize,
     },
-    /// There are fewer heads than tensor-parallel ranks, and the layout does not say that ranks
-    /// keep the same ones.
+    /// There are fewer heads than tensor-parallel ranks, and the layout does not replicate heads
+    /// across ranks.
     #[error(
-        "{kv_heads} KV heads cannot be divided among {tensor_parallel} tensor-parallel ranks; `replicate_kv_heads` has \
+        "{kv_heads} KV heads cannot be divided among {tensor_parallel} tensor-parallel ranks; with `replicate_kv_heads`, \
          {} ranks keep each head",
         tensor_parallel / kv_heads
     )]
     FewerHeads {
-        /// KV heads of the whole model.
+        /// Number of KV heads of the whole model.
         kv_heads: usize,
-        /// Ranks: a multiple of them.
+        /// Number of ranks, a multiple of the heads.
         tensor_parallel: usize,
     },
-    /// A latent layout has one head.
-    #[error("a latent layout has one head, not {kv_heads}")]
+    /// A latent layout has exactly one head.
+    #[error("a latent layout has exactly one head, not {kv_heads}")]
     LatentHeads {
-        /// Heads that were given.
+        /// Number of heads given.
         kv_heads: usize,
     },
-    /// Something is larger than any address space.
+    /// A size exceeds any address space.
     #[error("{what} is too large to be addressed")]
     TooLarge {
-        /// A block, the table of planes, or the reservation.
+        /// `a block`, `the table of planes` or `the reservation`.
         what: &'static str,
     },
-    /// Scales were given for a dtype that keeps values as they are.
+    /// Scales were given for a dtype that is not quantised.
     #[error("{dtype} is not quantised and takes no scales")]
     UnexpectedScales {
-        /// The layout's dtype.
+        /// Dtype of the layout.
         dtype: Dtype,
     },
-    /// Too few or too many static scales.
-    #[error("{got} static scales for {which}; layers x heads is {want}")]
+    /// The number of static scales is wrong.
+    #[error("{got} static scales for {which}; layers x heads needs {want}")]
     ScaleCount {
         /// `k` or `v`.
         which: &'static str,
-        /// Scales that were given.
+        /// Number of scales given.
         got: usize,
-        /// Scales that are needed.
+        /// Number of scales needed.
         want: usize,
     },
-    /// A static scale that nothing can be divided by.
+    /// A static scale is not a positive normal number.
     #[error(
         "the static scale of {which}, layer {layer}, head {head} is {value:e}; it must be positive and normal"
     )]
     ScaleValue {
         /// `k` or `v`.
         which: &'static str,
-        /// The layer.
+        /// Index of the layer.
         layer: usize,
-        /// The head, on this rank.
+        /// Index of the head on this rank.
         head: usize,
-        /// The scale.
+        /// Value of the scale.
         value: f32,
     },
-    /// No layout is known by this name.
-    #[error("no model is known as {name:?}; known are {known}")]
+    /// No layout has this name.
+    #[error("unknown model {name:?}; the known models are {known}")]
     UnknownModel {
-        /// The name.
+        /// The unknown name.
         name: String,
-        /// The names that are known.
+        /// List of the known names.
         known: String,
     },
     /// No element type has this name.
-    #[error("no element type is called {name:?}")]
+    #[error("unknown element type {name:?}")]
     UnknownDtype {
-        /// The name.
+        /// The unknown name.
         name: String,
     },
 }
 
-/// Why a pool's size could not be found.
+/// Reason why a pool's size could not be determined.
 #[derive(Clone, Copy, PartialEq, Debug, Error)]
 #[non_exhaustive]
 pub enum SizingError {
     /// The share of memory to use is not in `(0, 1]`.
     #[error("the memory ratio is {ratio}; it must be above 0 and at most 1")]
     Ratio {
-        /// The ratio.
+        /// The ratio given.
         ratio: f64,
     },
     /// The memory holds fewer frames than needed.
-    #[error("room for {frames} frames ({bytes} bytes left after the model); at least {min} are needed")]
+    #[error(
+        "the memory holds {frames} frames ({bytes} bytes left after the model); at least {min} are needed"
+    )]
     TooFew {
-        /// Frames that fit.
+        /// Number of frames that fit.
         frames: usize,
         /// Bytes left for frames.
         bytes: u64,
-        /// Frames needed.
+        /// Minimum number of frames.
         min: usize,
     },
-    /// More frames than a pool can address.
-    #[error("{frames} frames; a pool addresses {max} at most")]
+    /// The number of frames exceeds what a pool can address.
+    #[error("{frames} frames requested; a pool addresses at most {max}")]
     TooMany {
-        /// Frames asked for.
+        /// Number of frames requested.
         frames: usize,
-        /// The most there can be.
+        /// Maximum number of frames.
         max: usize,
     },
     /// No rank reported its free memory.
@@ -128,306 +130,308 @@ pub enum SizingError {
     /// The tolerance is not in `[0, 1)`.
     #[error("the tolerance is {tolerance}; it must be at least 0 and below 1")]
     Tolerance {
-        /// The tolerance.
+        /// The tolerance given.
         tolerance: f64,
     },
     /// A rank has much less free memory than another.
     #[error(
-        "rank {rank} has {free} bytes free and rank {most_rank} has {most}: more than a share of {tolerance} apart"
+        "rank {rank} has {free} bytes free and rank {most_rank} has {most}; they differ by more than the tolerance {tolerance}"
     )]
     Unbalanced {
-        /// The rank with the least.
+        /// Rank with the least free memory.
         rank: usize,
-        /// Its free bytes.
+        /// Free bytes of that rank.
         free: u64,
-        /// The rank with the most.
+        /// Rank with the most free memory.
         most_rank: usize,
-        /// Its free bytes.
+        /// Free bytes of that rank.
         most: u64,
-        /// The share of the most by which ranks may differ.
+        /// Maximum difference between ranks, as a share of the most free memory.
         tolerance: f64,
     },
 }
 
-/// Why the storage refused. No byte was moved.
+/// Reason why a storage operation failed. No byte was moved.
 #[derive(Clone, PartialEq, Debug, Error)]
 #[non_exhaustive]
 pub enum StorageError {
-    /// The layout cannot be laid out for so many frames.
+    /// The layout is invalid for the number of frames.
     #[error(transparent)]
     Layout(#[from] LayoutError),
-    /// Zero frames, more to begin with than ever, or more than can be addressed.
-    #[error("{frames} frames of at most {frames_max}; there must be at least one, and no more than {limit}")]
+    /// The number of frames is zero, above the maximum, or not addressable.
+    #[error(
+        "{frames} frames with a maximum of {frames_max}; both must be 1 to {limit}, the first not above the second"
+    )]
     FrameCount {
-        /// Frames to begin with.
+        /// Initial number of frames.
         frames: usize,
-        /// The most that there may ever be.
+        /// Maximum number of frames.
         frames_max: usize,
-        /// The most that a pool addresses.
+        /// Number of frames that a pool can address.
         limit: usize,
     },
-    /// The system gave no memory.
+    /// The system provided no memory.
     #[error("could not reserve {bytes} bytes: {reason}")]
     Memory {
-        /// Bytes asked for.
+        /// Number of bytes requested.
         bytes: usize,
-        /// What the system said.
+        /// Reason given by the system.
         reason: std::io::ErrorKind,
     },
-    /// There is no such layer.
-    #[error("layer {layer} of {layers}")]
+    /// The layer does not exist.
+    #[error("layer {layer} is outside {layers} layers")]
     Layer {
-        /// The layer.
+        /// Index of the layer.
         layer: usize,
-        /// Layers that there are.
+        /// Number of layers.
         layers: usize,
     },
-    /// A slot past the last frame.
+    /// A slot is out of range.
     #[error("slot {slot} at index {index} is outside {slots} slots")]
     SlotOutOfRange {
-        /// Where in the list.
+        /// Index in the list.
         index: usize,
         /// The slot.
         slot: i64,
-        /// Slots that there are.
+        /// Number of slots.
         slots: i64,
     },
     /// Two tokens would be stored to one slot.
-    #[error("slot {slot} at index {index} also stands at index {first}")]
+    #[error("slot {slot} at index {index} repeats index {first}")]
     SlotRepeated {
-        /// Where it stands first.
+        /// Index of the first occurrence.
         first: usize,
-        /// Where it stands again.
+        /// Index of the repeated occurrence.
         index: usize,
         /// The slot.
         slot: i64,
     },
-    /// The bytes are no whole number of elements.
-    #[error("{bytes} bytes are no whole number of {dtype} elements")]
+    /// The number of bytes is not a multiple of the element size.
+    #[error("{bytes} bytes are not a whole number of {dtype} elements")]
     PartialElement {
-        /// The element type.
+        /// Element type.
         dtype: Dtype,
-        /// How many bytes.
+        /// Number of bytes.
         bytes: usize,
     },
-    /// The elements are of a type that the layout neither is nor converts.
-    #[error("{which} is {got}; the layout keeps {layout}")]
+    /// The element type is neither the layout's nor convertible to it.
+    #[error("{which} is {got}, but the layout is {layout}")]
     DtypeMismatch {
         /// `k` or `v`.
         which: &'static str,
-        /// The type given.
+        /// Type given.
         got: Dtype,
-        /// The layout's type.
+        /// Type of the layout.
         layout: Dtype,
     },
-    /// Codes without the dynamic scales that give them their meaning.
+    /// Quantised codes were given without the dynamic scales that define their values.
     #[error(
-        "{which} is bare {dtype} codes; the layout scales dynamically and converts from f32, f16 and bf16 only"
+        "{which} is {dtype} codes without scales; a layout with dynamic scales converts only f32, f16 and bf16"
     )]
     BareCodes {
         /// `k` or `v`.
         which: &'static str,
-        /// The type given.
+        /// Type given.
         dtype: Dtype,
     },
-    /// The wrong number of elements.
-    #[error("{which} has {got} elements; so many slots need {want}")]
+    /// The number of elements is wrong.
+    #[error("{which} has {got} elements; the slots need {want}")]
     Length {
         /// `k` or `v`.
         which: &'static str,
-        /// Elements given.
+        /// Number of elements given.
         got: usize,
-        /// Elements needed.
+        /// Number of elements needed.
         want: usize,
     },
-    /// A caller's buffer lies inside the storage's own memory.
-    #[error("{which} lies inside the storage's own memory")]
+    /// A caller's buffer overlaps the storage's own memory.
+    #[error("{which} overlaps the storage's own memory")]
     Aliases {
-        /// Which buffer.
+        /// Name of the buffer.
         which: &'static str,
     },
-    /// A frame that does not exist.
+    /// A frame is out of range.
     #[error("frame {frame} at index {index} is outside {frames} frames")]
     FrameOutOfRange {
-        /// Where in the list.
+        /// Index in the list.
         index: usize,
         /// The frame.
         frame: FrameId,
-        /// Frames that there are.
+        /// Number of frames.
         frames: usize,
     },
     /// Two copies would write one frame.
-    #[error("frame {frame} is the destination of the moves at {first} and {index}")]
+    #[error("frame {frame} is the destination of the moves at indices {first} and {index}")]
     DestinationRepeated {
-        /// Where it stands first.
+        /// Index of the first occurrence.
         first: usize,
-        /// Where it stands again.
+        /// Index of the repeated occurrence.
         index: usize,
         /// The frame.
         frame: FrameId,
     },
-    /// A frame would be read and written by one call.
+    /// One call would read and write the same frame.
     #[error("frame {frame} is the destination at index {index} and the source at index {source_index}")]
     DestinationIsSource {
-        /// Where it is written.
+        /// Index of the write.
         index: usize,
-        /// Where it is read.
+        /// Index of the read.
         source_index: usize,
         /// The frame.
         frame: FrameId,
     },
-    /// A run that reaches past the last frame.
+    /// A run extends past the last frame.
     #[error("the run of {} frames from {} at index {index} is outside {frames} frames", run.len, run.start)]
     RunOutOfRange {
-        /// Where in the list.
+        /// Index in the list.
         index: usize,
         /// The run.
         run: Run,
-        /// Frames that there are.
+        /// Number of frames.
         frames: usize,
     },
     /// Two runs of one call would write one frame.
-    #[error("the runs at {first} and {second} overlap in frame {frame}")]
+    #[error("the runs at indices {first} and {second} overlap in frame {frame}")]
     RunsOverlap {
-        /// The index of one run.
+        /// Index of the first run.
         first: usize,
-        /// The index of the other.
+        /// Index of the second run.
         second: usize,
-        /// A frame that is in both.
+        /// A frame in both runs.
         frame: FrameId,
     },
-    /// A packed buffer of the wrong size.
-    #[error("the buffer has {got} bytes; these runs pack to {want}")]
+    /// The size of a packed buffer is wrong.
+    #[error("the buffer has {got} bytes; the runs pack to {want}")]
     BufferLength {
-        /// Bytes given.
+        /// Number of bytes given.
         got: usize,
-        /// Bytes needed.
+        /// Number of bytes needed.
         want: usize,
     },
-    /// The wrong number of adopted planes.
-    #[error("{got} planes were given; the layout has {want}")]
+    /// The number of adopted planes is wrong.
+    #[error("{got} planes given; the layout has {want}")]
     PlaneCount {
-        /// Planes given.
+        /// Number of planes given.
         got: usize,
-        /// Planes of the layout.
+        /// Number of planes of the layout.
         want: usize,
     },
-    /// An adopted plane has no address.
-    #[error("plane {plane} has a null base")]
+    /// The address of an adopted plane is null.
+    #[error("the base of plane {plane} is null")]
     PlaneNull {
-        /// The plane's index.
+        /// Index of the plane.
         plane: usize,
     },
-    /// An adopted plane does not start on, or step by, whole elements.
+    /// The base or stride of an adopted plane is not aligned to its elements.
     #[error("plane {plane} (base {base:#x}, stride {frame_stride}) is not aligned to {align} bytes")]
     PlaneMisaligned {
-        /// The plane's index.
+        /// Index of the plane.
         plane: usize,
-        /// Its address.
+        /// Address of the plane.
         base: usize,
-        /// Bytes between its frames.
+        /// Stride between frames, in bytes.
         frame_stride: usize,
-        /// The alignment that it needs.
+        /// Required alignment in bytes.
         align: usize,
     },
     /// The frames of an adopted plane overlap each other.
-    #[error("plane {plane} steps by {frame_stride} bytes; its tiles have {tile_bytes}")]
+    #[error("the frame stride of plane {plane} is {frame_stride} bytes; its tiles have {tile_bytes}")]
     PlaneStride {
-        /// The plane's index.
+        /// Index of the plane.
         plane: usize,
-        /// Bytes between its frames.
+        /// Stride between frames, in bytes.
         frame_stride: usize,
-        /// Bytes of a tile.
+        /// Size of a tile in bytes.
         tile_bytes: usize,
     },
-    /// An adopted plane reaches past the end of the address space.
+    /// An adopted plane extends past the end of the address space.
     #[error("plane {plane} does not fit the address space")]
     PlaneTooLarge {
-        /// The plane's index.
+        /// Index of the plane.
         plane: usize,
     },
-    /// Two adopted planes share bytes.
+    /// Two adopted planes overlap.
     #[error("planes {first} and {second} overlap")]
     PlanesOverlap {
-        /// The index of one plane.
+        /// Index of the first plane.
         first: usize,
-        /// The index of the other.
+        /// Index of the second plane.
         second: usize,
     },
-    /// Blocks of another storage are not what these are: other layers, heads, sizes, dtype or scales.
-    #[error("blocks of {from} cannot be copied to {to}: the packed forms differ")]
+    /// The block formats of two storages differ: layers, heads, sizes, dtype or scales.
+    #[error("blocks of {from} cannot be copied to {to}: the packed formats differ")]
     OtherForm {
-        /// The layout that was to be read.
+        /// Layout of the source.
         from: Box<str>,
-        /// The layout that was to be written.
+        /// Layout of the destination.
         to: Box<str>,
     },
-    /// One side names more frames than the other.
-    #[error("{from} frames to be copied to {to}")]
+    /// Source and destination have different numbers of frames.
+    #[error("cannot copy {from} frames to {to}")]
     RunsDiffer {
-        /// Frames to read.
+        /// Number of frames to read.
         from: usize,
-        /// Frames to write.
+        /// Number of frames to write.
         to: usize,
     },
-    /// The stream is not one of the storage's device.
-    #[error("a stream of {stream} was given to storage on {storage}")]
+    /// The stream belongs to another device than the storage.
+    #[error("a stream of {stream} was passed to storage on {storage}")]
     ForeignStream {
-        /// The stream's device.
+        /// Device of the stream.
         stream: DeviceId,
-        /// The storage's.
+        /// Device of the storage.
         storage: DeviceId,
     },
-    /// The stream is being captured into a graph, of which this cannot be part.
-    #[error("{doing} on a stream of {device} that is being captured into a graph")]
+    /// The stream is being captured into a graph, which cannot include this operation.
+    #[error("{doing} is not possible on a stream of {device} that is being captured into a graph")]
     Capturing {
         /// The device.
         device: DeviceId,
-        /// What was asked for.
+        /// The operation.
         doing: &'static str,
     },
-    /// The device has too little memory.
+    /// The device has too little free memory.
     #[error("{device} has {free} of {total} bytes free; {bytes} more are needed")]
     DeviceMemory {
         /// The device.
         device: DeviceId,
-        /// Bytes asked for.
+        /// Number of bytes requested.
         bytes: u64,
-        /// Bytes that are free.
+        /// Number of bytes free.
         free: u64,
-        /// Bytes that it has.
+        /// Number of bytes in total.
         total: u64,
     },
-    /// An adopted plane is not in the memory of a device.
+    /// An adopted plane is not in device memory.
     #[error("plane {plane} (base {base:#x}) is not in the memory of {device}: {reason}")]
     PlaneNotOnDevice {
-        /// The plane's index.
+        /// Index of the plane.
         plane: usize,
-        /// Its address.
+        /// Address of the plane.
         base: usize,
-        /// The storage's device.
+        /// Device of the storage.
         device: DeviceId,
-        /// What the driver said of the address.
+        /// Answer of the driver about the address.
         reason: Box<str>,
     },
     /// An adopted plane is in the memory of another device.
     #[error("plane {plane} is in the memory of {found}; the storage is on {device}")]
     PlaneOtherDevice {
-        /// The plane's index.
+        /// Index of the plane.
         plane: usize,
-        /// Where it is.
+        /// Device that holds the plane.
         found: DeviceId,
-        /// The storage's device.
+        /// Device of the storage.
         device: DeviceId,
     },
-    /// An adopted plane reaches past the allocation that it begins in.
-    #[error("plane {plane} needs {needed} bytes from its base; its allocation has {has}")]
+    /// An adopted plane extends past the allocation in which it begins.
+    #[error("plane {plane} needs {needed} bytes from its base; its allocation has {has} left")]
     PlaneOutside {
-        /// The plane's index.
+        /// Index of the plane.
         plane: usize,
-        /// Bytes from its first frame's first byte to its last frame's last.
+        /// Number of bytes from the start of its first frame to the end of its last.
         needed: usize,
-        /// Bytes from its first byte to the allocation's end.
+        /// Number of bytes from its base to the end of the allocation.
         has: usize,
     },
     /// A caller's device pointer is not aligned to its elements.
@@ -437,43 +441,43 @@ pub enum StorageError {
         which: &'static str,
         /// The address.
         address: u64,
-        /// Bytes from one row to the next.
+        /// Stride between rows, in bytes.
         stride: usize,
-        /// The alignment that it needs.
+        /// Required alignment in bytes.
         align: usize,
     },
-    /// Rows of a caller's device memory that would overlap.
-    #[error("rows of {which} are {stride} bytes apart; each has {bytes}")]
+    /// Rows in a caller's device memory would overlap.
+    #[error("the row stride of {which} is {stride} bytes; each row has {bytes}")]
     RowStride {
         /// `k` or `v`.
         which: &'static str,
-        /// Bytes from one row to the next.
+        /// Stride between rows, in bytes.
         stride: usize,
-        /// Bytes of a row.
+        /// Size of a row in bytes.
         bytes: usize,
     },
-    /// The device refused, and goes on.
+    /// An operation failed; the device remains usable.
     #[error("{device}: {doing} failed: {reason}")]
     Device {
         /// The device.
         device: DeviceId,
-        /// What was asked for.
+        /// The operation.
         doing: &'static str,
-        /// What its driver said.
+        /// Error of the driver.
         reason: Box<str>,
     },
-    /// The device, or its context, has failed: nothing runs there any more, and what it held is lost.
+    /// The device or its context failed: it runs nothing any more, and its contents are lost.
     #[error("{device} is lost: {reason}")]
     DeviceLost {
         /// The device.
         device: DeviceId,
-        /// What its driver said.
+        /// Error of the driver.
         reason: Box<str>,
     },
 }
 
 impl StorageError {
-    /// Whether everything that the storage held is lost.
+    /// Returns whether the storage's contents are lost.
     pub fn is_lost(&self) -> bool {
         matches!(self, Self::DeviceLost { .. })
     }

@@ -1,26 +1,29 @@
-//! Pure functions on one bitmap word: where in it runs of set bits are, and how long.
+//! Pure functions on one bitmap word: positions and lengths of its runs of set bits.
 //!
-//! A word has [`FAN`] bits (64; 4 under the model checker), a set bit is free. Everything here is a function of its
-//! arguments, tested against a naive reading of the same word, exhaustively where the word is small.
+//! A word has [`FAN`] bits (64; 4 under the model checker); a set bit is free. Each function
+//! depends on its arguments alone, and is tested against a naive reading of the same word,
+//! exhaustively where the word is small.
 
 use crate::config::{FAN, FAN_LOG2};
 
-/// Every bit of a word.
+/// All bits of a word.
 pub(super) const ALL: u64 = ones(0, FAN as u32);
 
-/// Orders that an aligned run inside a word can have: `0..=FAN_LOG2`.
+/// Number of orders that an aligned run inside a word can have: `0..=FAN_LOG2`.
 pub(super) const CLASSES: usize = FAN_LOG2 as usize + 1;
 
-/// Orders that a leaf word is searched for. A wholly free leaf is represented in its unit bit instead.
+/// Number of orders for which leaf words are searched. A wholly free leaf is represented by its
+/// unit bit instead.
 pub(super) const LEAF_CLASSES: usize = FAN_LOG2 as usize;
 
-/// `len` set bits from `pos` on. `pos + len` is at most 64.
+/// Returns a mask of `len` set bits from `pos` on. `pos + len` is at most 64.
 #[inline]
 pub(super) const fn ones(pos: u32, len: u32) -> u64 {
     if len == 0 { 0 } else { (!0 >> (64 - len)) << pos }
 }
 
-/// Element `k` has a bit for every free aligned run of 2^k, at the run's first bit.
+/// Returns masks whose element `k` has a bit for every free aligned run of 2^k, at the run's first
+/// bit.
 #[inline]
 fn ladder(word: u64) -> [u64; 7] {
     let m0 = word;
@@ -33,20 +36,21 @@ fn ladder(word: u64) -> [u64; 7] {
     [m0, m1, m2, m3, m4, m5, m6]
 }
 
-/// How many orders, from 0 up, have a free aligned run in `word`: the word has class `k` if this is over `k`.
+/// Returns the number of orders, from 0 up, with a free aligned run in `word`. A word has class `k`
+/// if this number exceeds `k`.
 #[inline]
 pub(super) fn classes(word: u64) -> usize {
     let rungs = ladder(word);
     let mut count = 0;
     for rung in &rungs[..CLASSES] {
-        // A run of 2^(k+1) holds two of 2^k, so that the rungs empty from the top down.
+        // A run of 2^(k+1) contains two of 2^k, so the rungs empty from the top down.
         count += usize::from(*rung != 0);
     }
     count
 }
 
-/// The best place for an aligned run of 2^`order`: the lowest one whose buddy is taken, so that no larger run is
-/// broken up; otherwise the lowest one.
+/// Returns the best position for an aligned run of 2^`order`. This is the lowest one whose buddy is
+/// taken, so that no larger run is broken up; otherwise the lowest one.
 #[inline]
 pub(super) fn best_aligned(word: u64, order: usize) -> Option<u32> {
     let rungs = ladder(word);
@@ -59,10 +63,12 @@ pub(super) fn best_aligned(word: u64, order: usize) -> Option<u32> {
     Some(if lonely != 0 { lonely } else { runs }.trailing_zeros())
 }
 
-/// The best place for a run of `len`, at any alignment: the beginning of the shortest maximal run that holds it.
+/// Returns the best position for a run of `len` at any alignment. This is the beginning of the
+/// shortest maximal run that holds it.
 #[inline]
 pub(super) fn best_run(word: u64, len: u32) -> Option<u32> {
-    // Short cut: no run of `len` at all. Each step doubles the length that a surviving bit stands for.
+    // Early exit: there is no run of `len`. Each step doubles the length that a surviving bit
+    // stands for.
     let (mut starts, mut have) = (word, 1);
     while have < len {
         let step = have.min(len - have);
@@ -72,7 +78,8 @@ pub(super) fn best_run(word: u64, len: u32) -> Option<u32> {
     if starts == 0 {
         return None;
     }
-    // `starts` has k - len + 1 consecutive bits for a maximal run of k: the shortest group is the best fit.
+    // `starts` has k - len + 1 consecutive bits for a maximal run of k: the shortest group is the
+    // best fit.
     let (mut best, mut best_slack) = (0, u32::MAX);
     while starts != 0 {
         let pos = starts.trailing_zeros();
@@ -88,14 +95,15 @@ pub(super) fn best_run(word: u64, len: u32) -> Option<u32> {
     Some(best)
 }
 
-/// The longest run of set bits as `(pos, len)`, the lowest of several; `None` of an empty word.
+/// Returns the longest run of set bits as `(pos, len)`, the lowest of several; `None` for an empty
+/// word.
 #[inline]
 pub(super) fn longest_run(word: u64) -> Option<(u32, u32)> {
     runs(word)
         .fold(None, |best, run| if best.is_some_and(|(_, len)| len >= run.1) { best } else { Some(run) })
 }
 
-/// Every maximal run of set bits as `(pos, len)`, ascending.
+/// Returns every maximal run of set bits as `(pos, len)`, ascending.
 #[inline]
 pub(super) fn runs(mut word: u64) -> impl Iterator<Item = (u32, u32)> {
     std::iter::from_fn(move || {
@@ -109,7 +117,7 @@ pub(super) fn runs(mut word: u64) -> impl Iterator<Item = (u32, u32)> {
     })
 }
 
-/// The lowest `count` set bits of `word`, or all of them if it has fewer.
+/// Returns the lowest `count` set bits of `word`, or all of them if it has fewer.
 #[inline]
 pub(super) fn low_bits(word: u64, count: u32) -> u64 {
     if count >= u64::BITS {
@@ -122,13 +130,13 @@ pub(super) fn low_bits(word: u64, count: u32) -> u64 {
     word & !rest
 }
 
-/// The smallest class whose words *all* hold a run of `len`.
+/// Returns the smallest class whose words *all* hold a run of `len`.
 #[inline]
 pub(super) fn class_that_holds(len: u32) -> usize {
     len.next_power_of_two().ilog2() as usize
 }
 
-/// The largest class that a word with a run of `len` must have, however the run is aligned.
+/// Returns the largest class that every word with a run of `len` has, at any alignment of the run.
 #[inline]
 pub(super) fn class_that_may_hold(len: u32) -> usize {
     len.div_ceil(2).ilog2() as usize

@@ -1,4 +1,4 @@
-//! Counting what is free, and how it hangs together. Exact when nothing changes meanwhile.
+//! Counts free frames and measures their contiguity. Exact when there are no concurrent changes.
 
 use std::ops::ControlFlow;
 
@@ -7,33 +7,33 @@ use crate::config::{FAN, FAN_LOG2, FRAME_BITS};
 use crate::ids::{Order, Run};
 use crate::sync::Ordering;
 
-/// Orders that are told apart.
+/// Number of orders distinguished.
 pub const ORDERS: usize = FRAME_BITS as usize + 1;
 
-/// What is free, and how contiguous it is.
+/// Numbers of free frames and of free runs.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Census {
-    /// The order that was asked about.
+    /// Order for which [`free_in_order`](Self::free_in_order) was counted.
     pub order: Order,
-    /// Free frames.
+    /// Number of free frames.
     pub free: usize,
-    /// Frames in free aligned runs of at least [`order`](Self::order). The fragmentation rate is the share of
-    /// [`free`](Self::free) that is not among them.
+    /// Number of frames in free aligned runs of at least [`order`](Self::order). The fragmentation
+    /// rate is the share of [`free`](Self::free) outside of them.
     pub free_in_order: usize,
-    /// Frames in wholly free units (of 64).
+    /// Number of frames in wholly free units (of 64).
     pub free_in_units: usize,
-    /// Maximal free runs, at any alignment.
+    /// Number of maximal free runs, at any alignment.
     pub runs: usize,
-    /// The length of the longest of them.
+    /// Length of the longest maximal free run.
     pub longest_run: usize,
-    /// Free aligned runs by order, when every maximal run is cut into as few of them as it can be.
+    /// Number of free aligned runs by order, when every maximal run is cut into as few as possible.
     pub by_order: [usize; ORDERS],
 }
 
 impl Census {
-    /// Share of the free frames that are not part of a free aligned run of the order asked about; 0
-    /// if none is free. Those count that could not be in one, as at the ends of a pool: see
-    /// [`outside_of_runs`].
+    /// Returns the share of the free frames outside free aligned runs of [`order`](Self::order). It
+    /// is 0 if no frame is free. It includes frames that cannot be in such a run, as at the ends of
+    /// a pool: see [`outside_of_runs`].
     pub fn fragmentation(&self) -> f64 {
         if self.free == 0 { 0.0 } else { 1.0 - self.free_in_order as f64 / self.free as f64 }
     }
@@ -46,7 +46,8 @@ impl Census {
         self.free_in_order += aligned_part(run, u32::from(self.order.0));
         let (mut at, end) = (run.start.0, run.end());
         while at < end {
-            // The largest aligned run that begins here: as far as the alignment of the place and the end allow.
+            // The largest aligned run that begins here, as limited by the alignment of `at` and by
+            // the end.
             let log2 = at.trailing_zeros().min((end - at).ilog2());
             self.by_order[log2 as usize] += 1;
             at += 1 << log2;
@@ -54,24 +55,27 @@ impl Census {
     }
 }
 
-/// The fragmentation rate at `order`: of the free aligned runs of `2^order` frames that there could
-/// be, the share that there is not; 0 if there could be none. `runs` there are, in a pool of so
-/// many `frames`, of which `set_aside` stay where they are, at the front: the null block's and the
-/// reserve. `free` are all others that nobody owns, wherever they are kept.
+/// Returns the fragmentation rate at `order`. Of the free aligned runs of `2^order` frames that are
+/// possible, it is the share that is missing; 0 if none is possible.
 ///
-/// There could be as many as are free in all, and as the pool has places for: not where it ends
-/// between two multiples of `2^order`, and not where frames are set aside. So it is 0 if, and only
-/// if, no move of any block could gain a run.
+/// `runs` is the number of such runs in a pool of `frames` frames. The first `set_aside` frames do
+/// not move: those of the null block and the reserve. `free` is the number of all other unowned
+/// frames, in any list or cache.
+///
+/// The possible runs are bounded by the free frames, and by the aligned positions: none past the
+/// last multiple of `2^order`, and none that overlaps the frames set aside. So the rate is 0 if and
+/// only if no move of any block could gain a run.
 pub fn outside_of_runs(runs: usize, frames: usize, set_aside: usize, free: usize, order: Order) -> f64 {
     let log2 = u32::from(order.0);
     let whole = |frames: usize| frames.checked_shr(log2).unwrap_or(0);
     let broken = if log2 < usize::BITS { set_aside.div_ceil(1 << log2) } else { 0 };
     let possible = whole(free).min(whole(frames).saturating_sub(broken));
-    // More than there could be: the reserve is elsewhere, or frames were freed during the count.
+    // `runs` can exceed `possible`: the reserve is elsewhere, or frames were freed during the
+    // count.
     if possible == 0 { 0.0 } else { (1.0 - runs as f64 / possible as f64).max(0.0) }
 }
 
-/// Frames of `run` that lie in aligned runs of 2^`log2`.
+/// Returns the number of frames of `run` that lie in aligned runs of 2^`log2`.
 fn aligned_part(run: Run, log2: u32) -> usize {
     let aligned = |frame: u64| frame >> log2 << log2;
     let (start, end) = (u64::from(run.start.0), u64::from(run.end()));
@@ -100,12 +104,12 @@ impl Map<'_> {
         let count = |bits: u64| bits.count_ones() as usize;
         let leaves = (0..self.directory.leaves()).filter_map(|leaf| self.directory.leaf(leaf));
         let groups = (0..self.directory.groups()).filter_map(|group| self.directory.group(group));
-        // Relaxed: a count beside running threads is a moment's estimate, a quiescent one is ordered by the caller.
+        // Relaxed: a concurrent count is an estimate; a quiescent one is ordered by the caller.
         leaves.map(|leaf| count(leaf.load(Ordering::Relaxed))).sum::<usize>()
             + FAN * groups.map(|group| count(group.units.load(Ordering::Relaxed))).sum::<usize>()
     }
 
-    /// Words that hold a class without a hint for it.
+    /// Returns the number of words that have a class without a hint for it.
     pub(super) fn stranded(self) -> usize {
         let missing = |level: Level, words: usize| {
             let lacks = |word: &usize| {
@@ -117,13 +121,13 @@ impl Map<'_> {
         missing(Level::Leaf, self.directory.leaves()) + missing(Level::Unit, self.directory.groups())
     }
 
-    /// Whether no frame is free in the units behind the last one in use.
+    /// Returns whether no frame is free in the units after the last one in use.
     pub(super) fn is_empty_beyond(self) -> bool {
         (self.directory.leaves()..self.directory.capacity() >> FAN_LOG2)
             .all(|unit| self.directory.free_in_unit(unit, false) == 0)
     }
 
-    /// Whether no unit stands wholly free in its leaf, or in both places.
+    /// Returns whether no unit is wholly free in its leaf, or present in both leaf and unit bit.
     pub(super) fn is_exclusive(self) -> bool {
         (0..self.directory.leaves()).all(|unit| {
             let (group, bit) = self.directory.shape.unit_place(unit);

@@ -1,16 +1,17 @@
-//! Taking frames out of the bitmap and putting them back: every operation that changes a word.
+//! Claims frames from the bitmap and frees them: every operation that changes a word.
 //!
 //! | operation | on the word | linearises at |
 //! |---|---|---|
-//! | claim | compare-exchange: the bits taken were free, all of them | the exchange |
-//! | drain | `fetch_and`: takes those of the wanted bits that are free | the `fetch_and` |
+//! | claim | compare-exchange: all bits taken were free | the exchange |
+//! | drain | `fetch_and`: takes the wanted bits that are free | the `fetch_and` |
 //! | free | `fetch_or`; a leaf that becomes full is moved up | the `fetch_or` |
 //! | merge | leaf compare-exchange ALL -> 0, then unit `fetch_or` | its frames are in transit in between |
-//! | named claim | word by word, low to high; a conflict gives all of it back | in transit until it is decided |
+//! | named claim | word by word, low to high; a conflict rolls it back | its frames are in transit until it is decided |
 //!
-//! Orderings: frees are Release and claims Acquire, so that a new owner sees what the old one did; every change of a
-//! word is a read-modify-write, so that a claim reads from all the frees whose bits it takes, not only from the last
-//! one. What puts frames in transit is also Release, so that a searcher who misses them sees the passage.
+//! Orderings: frees are Release and claims Acquire, so that a new owner sees the old owner's
+//! writes; every change of a word is a read-modify-write, so that a claim reads from all the frees
+//! whose bits it takes, not only from the last one. An operation that puts frames in transit is
+//! also Release, so that a searcher that misses the frames sees the passage.
 
 use super::bits::{ALL, ones};
 use super::map::{Level, Map};
@@ -20,30 +21,30 @@ use crate::config::{FAN, FAN_LOG2};
 use crate::ids::{FrameId, Run};
 use crate::sync::Ordering;
 
-/// How often a claim by name that fails, and has nothing to give back, is in transit.
+/// Number of passages made by a claim by name that fails and has nothing to roll back.
 pub(super) const CLAIM_PASSAGES: u64 = 1;
 
-/// Bits taken out of a word.
+/// Bits claimed from a word.
 #[must_use]
 pub(super) struct Claimed<'a> {
     pub(super) index: usize,
     pub(super) mask: u64,
-    /// Open while the claimer has yet to give a part back.
+    /// Passage that is open until the claimer has freed a part again.
     pub(super) passage: Option<Passage<'a>>,
 }
 
 /// The part of a run that lies in one word of either level.
 #[derive(Clone, Copy)]
 enum Piece {
-    /// These frames of a leaf.
+    /// Frames of a leaf.
     Frames { leaf: usize, mask: u64 },
-    /// These whole units of a group.
+    /// Whole units of a group.
     Units { group: usize, mask: u64 },
 }
 
 impl<'a> Map<'a> {
-    /// Takes what `pick` chooses of an open word, or nothing if it chooses nothing. With `gives_back`, the claim is a
-    /// passage until the caller drops it.
+    /// Claims the bits that `pick` chooses from an open word, or nothing if it chooses none. With
+    /// `gives_back`, the claim is a passage until the caller drops it.
     #[inline]
     pub(super) fn claim_word(
         self,
@@ -60,17 +61,19 @@ impl<'a> Map<'a> {
             if gives_back && passage.is_none() {
                 passage = Some(word.transit.enter());
             }
-            // Acquire pairs with the Release of the frees of these bits; Release publishes the passage.
+            // Acquire pairs with the Release of the frees of these bits; Release publishes the
+            // passage.
             match word.bits.compare_exchange_weak(old, old & !mask, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return Some(Claimed { index, mask, passage }),
-                // Lost to another claim or a free; choose again. Reached by the models in `claim_free`.
+                // Lost to another claim or a free: choose again. Reached by the models in
+                // `claim_free`.
                 Err(now) => old = now,
             }
         }
     }
 
-    /// Takes up to `want` of an open leaf's frames in one `fetch_and`. Never `swap(0)`: a free that comes in between
-    /// would hand over more than fits.
+    /// Claims up to `want` of an open leaf's frames in one `fetch_and`. It must not be `swap(0)`: a
+    /// concurrent free would add more frames than requested.
     #[inline]
     pub(super) fn drain(self, leaf: usize, want: u32) -> Option<u64> {
         let word = self.word(Level::Leaf, leaf)?;
@@ -84,11 +87,11 @@ impl<'a> Map<'a> {
         } else {
             word.bits.fetch_and(!wanted, Ordering::Acquire) & wanted
         };
-        // Zero if others took all of them first. Reached by the models in `refill`.
+        // Zero if other threads took all of them first. Reached by the models in `refill`.
         (got != 0).then_some(got)
     }
 
-    /// Takes frames that follow one another from `from` on, within its leaf.
+    /// Claims consecutive frames from `from` on, within its leaf.
     pub(super) fn extend(self, from: FrameId, want: u32) -> Option<u32> {
         let (leaf, pos) = (from.index() >> FAN_LOG2, from.0 & (FAN as u32 - 1));
         let claimed = self.claim_word(Level::Leaf, leaf, false, |open| {
@@ -98,7 +101,7 @@ impl<'a> Map<'a> {
         Some(claimed.mask.count_ones())
     }
 
-    /// Puts frames of a leaf back, and the whole unit if that completes it.
+    /// Frees frames of a leaf, and moves the leaf up if it becomes full.
     #[inline]
     pub(super) fn free_mask(self, leaf: usize, mask: u64) {
         let word = self.directory.leaf(leaf).unwrap_or_else(|| no_such("leaf", leaf, mask));
@@ -112,15 +115,16 @@ impl<'a> Map<'a> {
         }
     }
 
-    /// Moves a full leaf up into its unit bit. False if somebody took of it first, or merged it.
+    /// Moves a full leaf up into its unit bit. Returns false if another thread claimed from it, or
+    /// moved it, first.
     fn merge(self, leaf: usize) -> bool {
         let (group, bit) = self.directory.shape.unit_place(leaf);
         let (Some(word), Some(group)) = (self.directory.leaf(leaf), self.directory.group(group)) else {
             no_such("leaf", leaf, ALL)
         };
         let passage = group.transit.enter();
-        // Exactly one of several who saw the leaf full moves it; one that fails leaves the word to who came between.
-        // Reached by the models in `merge`.
+        // Exactly one of the threads that saw the leaf full moves it; the others leave the word as
+        // the winner changed it. Reached by the models in `merge`.
         let moved = if cfg!(kvpool_mutant = "store_merge") {
             word.load(Ordering::Acquire) == ALL && {
                 word.store(0, Ordering::Release);
@@ -146,12 +150,12 @@ impl<'a> Map<'a> {
         self.offer(Level::Unit, index, old, old | mask);
     }
 
-    /// Puts a run back.
+    /// Frees a run.
     #[inline]
     pub(super) fn free_run(self, run: Run) {
         let pos = run.start.0 & (FAN as u32 - 1);
         if pos + run.len < FAN as u32 {
-            // Most runs: inside one leaf, and not all of it.
+            // The common case: inside one leaf, and not all of it.
             return self.free_mask(run.start.index() >> FAN_LOG2, ones(pos, run.len));
         }
         self.for_each_piece(run, |piece| {
@@ -165,7 +169,7 @@ impl<'a> Map<'a> {
         });
     }
 
-    /// Cuts a run into the parts that one word each represents, ascending. Stops at the first that `visit` refuses,
+    /// Cuts a run into its parts by word, ascending. Stops at the first part that `visit` refuses,
     /// and returns its first frame.
     #[inline]
     fn for_each_piece(self, run: Run, mut visit: impl FnMut(Piece) -> bool) -> Option<usize> {
@@ -189,12 +193,13 @@ impl<'a> Map<'a> {
         None
     }
 
-    /// Takes exactly this run, or nothing, though it may be closed. Words are taken low to high, and given back if a
-    /// later one is not free: of several threads that claim overlapping runs, the one that is furthest is not in the
-    /// others' way.
+    /// Claims exactly this run, closed or not, or nothing. Words are claimed low to high, and freed
+    /// if a later one is not free: of several threads that claim overlapping runs, the one furthest
+    /// ahead is not obstructed by the others.
     ///
-    /// [`Attempt::Missed`] says that a frame was taken; it is not settled until no frame was in transit meanwhile, but for
-    /// [`CLAIM_PASSAGES`]. (What is given back may merge, and pass again: then it is not settled yet.)
+    /// [`Attempt::Missed`] means that a frame was taken. It is conclusive only if no frame was in
+    /// transit meanwhile, apart from its own [`CLAIM_PASSAGES`]. (Frames that are rolled back may
+    /// merge, which is another passage: then it is inconclusive.)
     pub(super) fn claim_run(self, run: Run) -> Attempt<()> {
         let first = self.directory.shape.unit_place(run.start.index() >> FAN_LOG2).0;
         let Some(group) = self.directory.group(first) else { return Attempt::Missed };
@@ -207,12 +212,12 @@ impl<'a> Map<'a> {
         if cfg!(kvpool_mutant = "rollback") {
             return Attempt::Missed;
         }
-        // A frame was taken: give back what we have. Reached by the models in `named_claim`.
+        // A frame was taken: roll back. Reached by the models in `named_claim`.
         self.free_run(Run { start: run.start, len: refused as u32 - run.start.0 });
         Attempt::Missed
     }
 
-    /// Takes these frames of a leaf, wherever they are represented.
+    /// Claims these frames of a leaf, in whichever level they are represented.
     fn claim_frames(self, leaf: usize, mask: u64) -> bool {
         let Some(word) = self.directory.leaf(leaf) else { return false };
         let mut old = word.load(Ordering::Relaxed);
@@ -236,7 +241,7 @@ impl<'a> Map<'a> {
         true
     }
 
-    /// Takes these whole units of a group.
+    /// Claims these whole units of a group.
     fn claim_units(self, index: usize, mask: u64) -> bool {
         let Some(group) = self.directory.group(index) else { return false };
         let mut old = group.units.load(Ordering::Relaxed);
@@ -246,8 +251,8 @@ impl<'a> Map<'a> {
                 Err(now) => old = now,
             }
         }
-        // Some are not here. A unit may stand full in its leaf, about to be merged: take them one by one.
-        // Reached by the models in `named_claim`.
+        // Some unit bits are clear. A unit may be full in its leaf, about to be merged: claim them
+        // one by one. Reached by the models in `named_claim`.
         let first = self.directory.shape.first_unit(index);
         for bit in (0..u64::BITS).filter(|bit| mask >> bit & 1 == 1) {
             if !self.claim_frames(first + bit as usize, ALL) {
@@ -260,13 +265,13 @@ impl<'a> Map<'a> {
         true
     }
 
-    /// The frames that a claim on a leaf took.
+    /// Returns the run of frames that a claim on a leaf took.
     pub(super) fn run_of_frames(leaf: usize, mask: u64) -> Run {
         let start = (leaf << FAN_LOG2) as u32 + mask.trailing_zeros();
         Run { start: FrameId(start), len: mask.count_ones() }
     }
 
-    /// Keeps the first `len` frames of the units that a claim on a group took, and gives the rest back at once.
+    /// Keeps the first `len` frames of claimed units and frees the rest at once.
     pub(super) fn keep(self, claimed: Claimed<'a>, len: u32) -> Run {
         let unit = self.directory.shape.first_unit(claimed.index) + claimed.mask.trailing_zeros() as usize;
         let run = Run { start: FrameId((unit << FAN_LOG2) as u32), len };

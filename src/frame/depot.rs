@@ -1,29 +1,30 @@
-//! The depot: a bounded lock-free stock of magazines, through which a thread that mostly frees feeds one that
-//! mostly allocates without either touching the bitmaps.
+//! The depot: a bounded lock-free stock of magazines. Through it a thread that mostly frees
+//! supplies a thread that mostly allocates, without either touching the bitmaps.
 //!
-//! Frames in the depot are free, and hidden from coalescing; the depot is therefore small (two magazines a thread),
-//! and is emptied before an allocation is refused.
+//! Frames in the depot are free, but cannot coalesce. The depot is therefore small (two magazines
+//! per thread), and is emptied before an allocation is refused.
 //!
-//! It is a [`Stock`] of magazines, and a count of the frames in them.
+//! It consists of a [`Stock`] of magazines and a count of their frames.
 
 use crate::sync::{AtomicUsize, CachePadded, Ordering::*};
 
 use super::{Frames, Magazine, Stock};
 
-/// See the [module](self).
+/// Bounded lock-free stock of full magazines, shared by all threads of a pool.
 pub struct Depot {
     magazines: Stock<Magazine>,
-    /// Frames in the stock. Counted up before a push and down after a pop, so that it never reads too low.
+    /// Number of frames in the stock. Incremented before a push and decremented after a pop, so
+    /// that it never reads too low.
     frames: CachePadded<AtomicUsize>,
 }
 
 impl Depot {
-    /// A depot for up to `magazines` magazines.
+    /// Creates a depot for up to `magazines` magazines.
     pub fn new(magazines: usize) -> Self {
         Self { magazines: Stock::new(magazines.max(1)), frames: CachePadded::new(AtomicUsize::new(0)) }
     }
 
-    /// Takes a magazine in, or hands it back when the depot is full.
+    /// Adds a magazine, or returns it if the depot is full.
     #[expect(clippy::result_large_err, reason = "a magazine is handed back by value: nothing is allocated")]
     pub fn push(&self, magazine: Magazine) -> Result<(), Magazine> {
         let frames = magazine.len();
@@ -36,14 +37,14 @@ impl Depot {
         pushed
     }
 
-    /// A magazine, if there is one.
+    /// Takes a magazine, if there is one.
     pub fn pop(&self) -> Option<Magazine> {
         let magazine = self.magazines.pop()?;
         self.frames.fetch_sub(magazine.len(), Relaxed);
         Some(magazine)
     }
 
-    /// Gives every frame back to the global structure; how many these were.
+    /// Frees every frame into `frames` and returns their number.
     pub fn flush(&self, frames: &Frames) -> usize {
         let mut flushed = 0;
         while let Some(mut magazine) = self.pop() {
@@ -53,7 +54,7 @@ impl Depot {
         flushed
     }
 
-    /// Free frames in the depot; exact when nobody is pushing or popping.
+    /// Returns the number of free frames in the depot; exact without concurrent pushes and pops.
     pub fn frames(&self) -> usize {
         self.frames.load(Relaxed)
     }

@@ -1,4 +1,4 @@
-//! [`Frames`]: the bitmap of a pool, as the floors above use it.
+//! [`Frames`]: the bitmap of a pool, as used by the floors above.
 
 use std::ops::{ControlFlow, DerefMut};
 use std::sync::PoisonError;
@@ -19,40 +19,40 @@ use crate::ids::{FRAMES_MAX, FrameId, Order, Run};
 use crate::sync::epoch::{self, Owned};
 use crate::sync::{Mutex, Ordering};
 
-/// How large the bitmap is.
+/// Size of the bitmap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FrameConfig {
-    /// Frames at the beginning.
+    /// Initial number of frames.
     pub frames: usize,
-    /// The most that it may grow to.
+    /// Maximum number of frames.
     pub frames_max: usize,
-    /// Frames of a segment: a power of two, at least [`FAN`].
+    /// Number of frames per segment: a power of two, at least [`FAN`].
     pub segment_frames: usize,
 }
 
-/// Frames of one leaf word: bit `i` of `bits` is frame `base + i`.
+/// A set of frames of one leaf word: bit `i` of `bits` is frame `base + i`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct FrameMask {
-    /// The first frame of the word, a multiple of [`FAN`].
+    /// First frame of the word, a multiple of [`FAN`].
     pub base: FrameId,
-    /// Which of its frames.
+    /// Bits of the frames in the set.
     pub bits: u64,
 }
 
 impl FrameMask {
-    /// How many frames.
+    /// Returns the number of frames.
     #[inline]
     pub const fn len(self) -> u32 {
         self.bits.count_ones()
     }
 
-    /// Whether there are none.
+    /// Returns whether the set is empty.
     #[inline]
     pub const fn is_empty(self) -> bool {
         self.bits == 0
     }
 
-    /// Every frame, ascending.
+    /// Returns every frame, ascending.
     #[inline]
     pub fn frames(self) -> impl Iterator<Item = FrameId> {
         let mut bits = self.bits;
@@ -64,36 +64,38 @@ impl FrameMask {
     }
 }
 
-/// Which frames of a pool are free, and the algorithms that take them and put them back, from any number of threads
-/// at once and without locks. See the [module's docs](super).
+/// Set of free frames of a pool. Any number of threads allocate and free concurrently, without
+/// locks.
 ///
-/// Every method takes `&self`. A frame that is handed out belongs to the caller until it puts it back; putting back
-/// what is free is a panic where the bitmap can see it (a frame of a unit that is wholly free is not seen: the
-/// reference count above guards that).
+/// All operations take `&self`. An allocated frame belongs to the caller until it frees it. Freeing
+/// a free frame is a panic where the bitmap can detect it (a frame of a wholly free unit is not
+/// detected: the reference count above guards against that).
 pub struct Frames {
     directory: epoch::Atomic<Directory>,
     hints: LevelHints,
     shape: Shape,
     pub(super) tally: Tally,
     frames_max: usize,
-    /// The pool was built at its full size: its directory is never replaced, and nobody needs to pin.
+    /// The pool was built at its maximum size: its directory is never replaced, so no pin is
+    /// needed.
     is_fixed: bool,
-    /// Held by whoever grows, and for the moments in which a shrink begins and ends. Nothing else takes it.
+    /// Held by a thread that grows the pool, and briefly when a shrink begins and ends. No other
+    /// operation takes it.
     growth: Mutex<Growth>,
 }
 
-/// Who changes the number of frames.
+/// State of changes to the number of frames.
 pub(super) struct Growth {
     /// A shrink is open.
     pub(super) is_shrinking: bool,
 }
 
 impl Frames {
-    /// All frames free.
+    /// Creates the bitmap with all frames free.
     ///
     /// # Panics
-    /// If the configuration makes no sense: no frame, more than `frames_max` or [`FRAMES_MAX`], or a segment that is
-    /// not a power of two of at least [`FAN`] frames. Callers check it first.
+    /// If the configuration is invalid: no frame, more than `frames_max` or [`FRAMES_MAX`], or a
+    /// segment that is not a power of two of at least [`FAN`] frames. Callers check it first.
     pub fn new(config: FrameConfig) -> Self {
         let FrameConfig { frames, frames_max, segment_frames } = config;
         assert!(frames > 0 && frames <= frames_max && frames_max <= FRAMES_MAX, "{config:?}");
@@ -115,12 +117,13 @@ impl Frames {
         frames_new
     }
 
-    /// Calls `f` with the directory of this moment.
+    /// Calls `f` with the current directory.
     #[inline]
     pub(super) fn with<R>(&self, f: impl FnOnce(Map<'_>) -> R) -> R {
         let pinned;
         let guard = if self.is_fixed {
-            // SAFETY: it protects a load of a pointer that is not replaced before `self` is dropped.
+            // SAFETY: it protects a load of a pointer that is not replaced before `self` is
+            // dropped.
             unsafe { epoch::unprotected() }
         } else {
             pinned = epoch::pin();
@@ -128,51 +131,53 @@ impl Frames {
         };
         // Acquire: pairs with the swap in `grow`, which publishes the segments.
         let directory = self.directory.load(Ordering::Acquire, guard);
-        // SAFETY: the directory is never null; one that is replaced is destroyed through the epoch collector, which
-        // waits for `guard`, and only a pool that is not fixed replaces it.
+        // SAFETY: the directory is never null; one that is replaced is destroyed through the epoch
+        // collector, which waits for `guard`, and only a pool that is not fixed replaces it.
         let directory = unsafe { directory.deref() };
         f(Map { directory, hints: &self.hints })
     }
 
     pub(super) fn growth(&self) -> impl DerefMut<Target = Growth> {
-        // A `prepare` that panicked has left everything as it was.
+        // A `prepare` that panicked changed nothing.
         self.growth.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Frames that the pool has now, free or not.
+    /// Returns the number of frames of the pool, free or not.
     pub fn total(&self) -> usize {
         self.with(|map| map.directory.frames())
     }
 
-    /// Takes a run of `2^order` frames at a multiple of its length; near `near` if it can be. `None` if there is none.
+    /// Claims a run of `2^order` frames at a multiple of its length, close to `near` if possible.
+    /// Returns `None` if there is none.
     #[inline]
     pub fn allocate_aligned(&self, order: Order, near: FrameId) -> Option<Run> {
         self.with(|map| map.allocate_aligned(order, near)).inspect(|run| self.count_taken(*run))
     }
 
-    /// Takes a run of exactly `len` frames at any place, across words and segments if need be. `None` if there is
-    /// none, or if `len` is zero.
+    /// Claims a run of exactly `len` frames at any position, across words and segments if
+    /// necessary. Returns `None` if there is none, or if `len` is zero.
     #[inline]
     pub fn allocate_run(&self, len: u32, near: FrameId) -> Option<Run> {
         self.with(|map| map.allocate_run(len, near)).inspect(|run| self.count_taken(*run))
     }
 
-    /// Takes `count` frames in as few runs as can be found, and hands each run to `take` in the order in which they
-    /// are best used. Returns how many frames that were: fewer than `count` only if no more were free. What was handed
-    /// over stays with the caller.
+    /// Claims `count` frames in as few runs as possible. Passes each run to `take`, in the order in
+    /// which they are best used; the caller keeps them. Returns the number of frames claimed, which
+    /// is less than `count` only if no more were free.
     pub fn allocate_many(&self, count: u32, near: FrameId, take: &mut dyn FnMut(Run)) -> u32 {
         let taken = self.with(|map| map.allocate_many(count, near, take));
         self.count_many(near, taken)
     }
 
-    /// As [`allocate_many`](Self::allocate_many), without a walk over the whole pool where hints lead to nothing: what is
-    /// just being freed may be missed. For those who ask often, and again whenever something was freed.
+    /// Claims frames as [`allocate_many`](Self::allocate_many) does, but without a walk. If the
+    /// hints lead to nothing, frames that are being freed may be missed. For callers that ask
+    /// often, and again after each free.
     pub fn allocate_some(&self, count: u32, near: FrameId, take: &mut dyn FnMut(Run)) -> u32 {
         let taken = self.with(|map| map.allocate_hinted(count, near, take));
         self.count_many(near, taken)
     }
 
-    /// These frames were handed out.
+    /// Counts a run as allocated.
     #[inline]
     fn count_taken(&self, run: Run) {
         self.tally.took(run.start, run.len as usize);
@@ -186,14 +191,14 @@ impl Frames {
         taken
     }
 
-    /// Takes the frames from `from` on, up to `want` of them, as far as they are free and in the same broken unit: no
-    /// whole unit is split for it. How many were taken, if any.
+    /// Claims up to `want` consecutive frames from `from` on, within the same partly used unit. No
+    /// whole unit is split. Returns the number of frames claimed, if any.
     pub fn extend(&self, from: FrameId, want: u32) -> Option<u32> {
         self.with(|map| map.extend(from, want)).inspect(|&len| self.count_taken(Run { start: from, len }))
     }
 
-    /// Takes exactly the frames of `run`, or none of them and returns false: one is taken, or the pool has it not.
-    /// Isolated frames can be claimed.
+    /// Claims exactly the frames of `run`. Returns false and claims none if one of them is taken or
+    /// outside the pool. Frames of isolated regions can be claimed.
     pub fn claim(&self, run: Run) -> bool {
         let is_claimed = self.with(|map| {
             let is_inside = u64::from(run.start.0) + u64::from(run.len) <= map.directory.frames() as u64;
@@ -205,14 +210,15 @@ impl Frames {
         is_claimed
     }
 
-    /// Takes up to `want` frames of one leaf word in one read-modify-write: holes first, whole units last. `None` if
-    /// no frame is free, or if `want` is zero.
+    /// Claims up to `want` frames of one leaf word in one read-modify-write. Takes them from holes
+    /// first, from whole units last. Returns `None` if no frame is free, or if `want` is zero.
     #[inline]
     pub fn refill(&self, want: u32, near: FrameId) -> Option<FrameMask> {
         self.with(|map| map.refill(want, near, true)).inspect(|mask| self.count_mask(*mask))
     }
 
-    /// As [`refill`](Self::refill), without a walk over the whole pool where hints lead to nothing.
+    /// Claims frames as [`refill`](Self::refill) does, but without a walk if the hints lead to
+    /// nothing.
     #[inline]
     pub fn refill_some(&self, want: u32, near: FrameId) -> Option<FrameMask> {
         self.with(|map| map.refill(want, near, false)).inspect(|mask| self.count_mask(*mask))
@@ -223,17 +229,17 @@ impl Frames {
         self.tally.took(mask.base, mask.len() as usize);
     }
 
-    /// Puts a run back.
+    /// Frees a run.
     ///
     /// # Panics
-    /// If a frame of it is free already or not of this pool, with the word.
+    /// If one of its frames is already free, or is not of this pool. The message has the word.
     #[inline]
     pub fn free_run(&self, run: Run) {
         self.with(|map| map.free_run(run));
         self.tally.put_back(run.start, run.len as usize);
     }
 
-    /// Puts frames of one leaf word back.
+    /// Frees frames of one leaf word.
     ///
     /// # Panics
     /// As [`free_run`](Self::free_run).
@@ -245,7 +251,7 @@ impl Frames {
         }
     }
 
-    /// Puts back each mask that `f` passes on; none is empty. They are counted together.
+    /// Frees each mask that `f` passes on, none of them empty, and counts them together.
     ///
     /// # Panics
     /// As [`free_run`](Self::free_run).
@@ -262,13 +268,15 @@ impl Frames {
         }
     }
 
-    /// Makes allocators avoid a region: whole units; one in which it ends is part of it, and what is beyond the end of
-    /// the pool is not. Its free frames stay free, and
-    /// frames that are put back into it stay there; [`claim`](Self::claim) can take them. An allocation that is under
-    /// way may still take some: safety rests on the bits alone.
+    /// Makes allocators avoid a region of whole units. A unit in which the region ends is included;
+    /// frames beyond the end of the pool are not.
+    ///
+    /// Free frames of the region stay free, frames freed into it stay there, and
+    /// [`claim`](Self::claim) can claim them. A concurrent allocation may still claim some: safety
+    /// rests on the bits alone.
     ///
     /// # Panics
-    /// If the region does not begin with a unit.
+    /// If the region does not begin at a unit boundary.
     pub fn isolate(&self, region: Run) {
         self.with(|map| {
             map.for_each_group(region, |group, bits| {
@@ -280,7 +288,7 @@ impl Frames {
         });
     }
 
-    /// Opens a region again that was isolated.
+    /// Opens an isolated region again.
     ///
     /// # Panics
     /// As [`isolate`](Self::isolate).
@@ -294,12 +302,13 @@ impl Frames {
         });
     }
 
-    /// Adds `frames` frames behind the last one, and returns them. `prepare` is called once, with the new frames,
-    /// before any of them can be allocated; if it fails, nothing has changed. Growing threads wait for each other,
-    /// nobody else waits for them.
+    /// Adds `frames` frames after the last one and returns them. Calls `prepare` once, with the new
+    /// frames, before any of them can be allocated; if it fails, nothing has changed. Growing
+    /// threads wait for each other; no other operation waits for them.
     ///
     /// # Errors
-    /// [`GrowError::Busy`] while a shrink is open, [`GrowError::Zero`], [`GrowError::TooLarge`], and whatever `prepare` returns.
+    /// [`GrowError::Busy`] while a shrink is open, [`GrowError::Zero`], [`GrowError::TooLarge`], or
+    /// the error of `prepare`.
     pub fn grow(
         &self,
         frames: usize,
@@ -317,7 +326,7 @@ impl Frames {
             return Err(GrowError::TooLarge { asked: frames, total, max: self.frames_max });
         }
         let added = Run { start: FrameId(total as u32), len: frames as u32 };
-        // No pin is held meanwhile: it may take long.
+        // No pin is held during this call, which may take long.
         prepare(added)?;
         if cfg!(kvpool_mutant = "grow_unpublished") {
             self.free_run(added);
@@ -325,7 +334,8 @@ impl Frames {
         let has_words = self.with(|map| {
             let has_words = total + frames <= map.directory.capacity();
             if has_words {
-                // Relaxed: as where it is read. Nobody else stores: we hold the lock, and no shrink is open.
+                // Relaxed, as its load: no other thread stores, because this one holds the lock and
+                // no shrink is open.
                 map.directory.frames.store(total + frames, Ordering::Relaxed);
             }
             has_words
@@ -339,42 +349,45 @@ impl Frames {
         Ok(added)
     }
 
-    /// Publishes a directory of more segments. Only by the holder of `growth`.
+    /// Publishes a directory with more segments. Called only by the holder of `growth`.
     fn replace_directory(&self, frames: usize) {
         let guard = epoch::pin();
         let larger = self.with(|map| Directory::extend(self.shape, Some(map.directory), frames));
-        // Release: pairs with the Acquire in `with`; Acquire: the old one is dropped after all that was done to it.
+        // Release: pairs with the Acquire in `with`. Acquire: the old directory is dropped after
+        // all uses of it.
         let relaxed = cfg!(kvpool_mutant = "directory_relaxed");
         let order = if relaxed { Ordering::Relaxed } else { Ordering::AcqRel };
         let old = self.directory.swap(Owned::new(larger), order, &guard);
-        // SAFETY: `old` is no longer reachable, and only the holder of `growth` replaces a directory, so that it is
-        // destroyed once.
+        // SAFETY: `old` is no longer reachable, and only the holder of `growth` replaces a
+        // directory, so that it is destroyed once.
         unsafe { guard.defer_destroy(old) };
     }
 
-    /// Free frames, isolated ones included. Exact when nothing changes meanwhile; O(frames / 64).
+    /// Returns the number of free frames, isolated ones included. Exact without concurrent changes;
+    /// O(frames / 64).
     pub fn free_frames(&self) -> usize {
         self.with(|map| map.free_count())
     }
 
-    /// As [`free_frames`](Self::free_frames), without a walk: O(1). What threads have in their
-    /// hands counts as it did before their calls.
+    /// Returns the number of free frames in O(1), without a walk. Frames claimed or freed by a call
+    /// in progress count as before it.
     pub fn free_counted(&self) -> usize {
         self.tally.free()
     }
 
-    /// Changes of what is free, modulo 2^32: the same number as before says that nothing has
-    /// changed. O(1).
+    /// Returns the number of changes to the set of free frames, modulo 2^32, in O(1). Two equal
+    /// results mean that nothing has changed in between.
     pub fn changes(&self) -> u32 {
         self.tally.changes()
     }
 
-    /// What is free, and how contiguous it is at `order`. Exact when nothing changes meanwhile; O(frames / 64).
+    /// Counts the free frames and their contiguity at `order`. Exact without concurrent changes;
+    /// O(frames / 64).
     pub fn census(&self, order: Order) -> Census {
         self.with(|map| map.census(order))
     }
 
-    /// Visits every maximal free run, ascending. Exact when nothing changes meanwhile.
+    /// Visits every maximal free run, ascending. Exact without concurrent changes.
     pub fn for_each_free_run(&self, f: &mut dyn FnMut(Run)) {
         self.with(|map| {
             map.walk(false, 1, |run| {
@@ -384,12 +397,12 @@ impl Frames {
         });
     }
 
-    /// Checks what must hold at every quiescent point: every frame is represented once and merged as far as it can be,
-    /// no frame is in transit, no run is hidden from searches by a missing hint, and the tally is
-    /// right.
+    /// Checks the invariants of a quiescent point. Every frame is represented once and merged as
+    /// far as possible, no frame is in transit, no run is hidden from searches by a missing hint,
+    /// and the tally is right.
     ///
     /// # Errors
-    /// A sentence that says which of these is broken.
+    /// A sentence that names the broken invariant.
     pub fn audit(&self) -> Result<(), &'static str> {
         self.with(|map| {
             let mut end = 0;
@@ -398,7 +411,7 @@ impl Frames {
                 ControlFlow::Continue(())
             });
             if end > map.directory.frames() || !map.is_empty_beyond() {
-                Err("a frame is free that the pool does not have")
+                Err("a frame beyond the end of the pool is free")
             } else if !map.is_exclusive() {
                 Err("a unit is wholly free in its leaf")
             } else if !map.traffic().is_still() {
@@ -416,7 +429,7 @@ impl Frames {
 
 #[cfg(test)]
 impl Frames {
-    /// Words from this unit on that have a hint, of either level.
+    /// Returns the number of words, of either level, from this unit on that have a hint.
     pub(super) fn hinted(&self, from: usize) -> usize {
         self.with(|map| {
             let has = |level: Level, word: &usize| {
@@ -431,10 +444,10 @@ impl Frames {
 }
 
 impl Map<'_> {
-    /// Visits the units of a region, as far as they hold frames in use, by group.
+    /// Visits the units of a region that hold frames in use, by group.
     pub(super) fn for_each_group(self, region: Run, mut visit: impl FnMut(usize, u64)) {
         let (start, end) = (region.start.index(), region.end() as usize);
-        assert!(start % FAN == 0, "{region} is no region of whole units");
+        assert!(start % FAN == 0, "{region} does not begin at a unit boundary");
         let end = end.min(self.directory.frames());
         let units = self.directory.shape.units_in_group();
         let (mut unit, last) = (start >> FAN_LOG2, end.div_ceil(FAN));
@@ -450,7 +463,8 @@ impl Map<'_> {
 impl Drop for Frames {
     fn drop(&mut self) {
         let directory = std::mem::replace(&mut self.directory, epoch::Atomic::null());
-        // SAFETY: `&mut self`: nobody else can reach the directory, and it is never null before this.
+        // SAFETY: `&mut self`: no other thread can reach the directory, and it is never null before
+        // this.
         drop(unsafe { directory.into_owned() });
     }
 }

@@ -1,19 +1,22 @@
-//! Hints: which words may hold a run of a class, so that a search does not walk the bitmap.
+//! Hints: bits that say which words may hold a run of a class, so that searches need not walk the
+//! bitmap.
 //!
-//! One bit per word and class, in groups of [`FAN`] words; above it one bit per group, and so on until one group
-//! is left. The classes of a group stand together in a cache line, so that "has a hole, has no run of 8" of 64
-//! words is two loads. The tree is sized for the most frames that the pool may reach; a hint for a word that a
-//! directory does not have is left alone.
+//! There is one bit per word and class, in groups of [`FAN`] words; above it one bit per group, and
+//! so on until one group is left. The classes of a group share a cache line, so that "has a hole,
+//! has no run of 8" for 64 words takes two loads. The tree is sized for the maximum size of the
+//! pool; a searcher ignores hints for words that its directory lacks.
 //!
-//! A hint may be set in vain. It must not be missing: at every quiescent point
+//! False positives are allowed, false negatives are not. At every quiescent point:
 //! `classes(word) > k  =>  bit k of the word is set  =>  every bit above it is set`.
 //!
-//! - The lowest level is set by whoever gives a word a class that it did not have, and cleared only by a searcher
-//!   that looked in vain. Both sides look twice, with a fence in between (`Map::offer`, `Map::withdraw`).
-//! - A bit of an upper level is set, by an unconditional read-modify-write, by whoever made the group below it
-//!   non-empty; it is cleared by whoever emptied that group, who then looks at the group again. No fence is needed:
-//!   if the setter's operation on the upper word comes first, the clearer's reads from it (Acquire from Release) and
-//!   sees the group filled; if it comes second, the bit stays set.
+//! - A bit of the lowest level is set by the thread that gives a word a class that it lacked, and
+//!   cleared only by a searcher that found that the word lacks the class. Both sides look twice,
+//!   with a fence in between (`Map::offer`, `Map::withdraw`).
+//! - A bit of an upper level is set, by an unconditional read-modify-write, by the thread that made
+//!   the group below it non-empty. It is cleared by the thread that emptied that group, which then
+//!   reads the group again. No fence is needed: if the setter's operation on the upper word comes
+//!   first, the clearer's reads from it (Acquire from Release) and sees the group filled; if it
+//!   comes second, the bit stays set.
 
 use std::ops::Range;
 
@@ -25,12 +28,12 @@ use crate::sync::{AtomicU64, CachePadded, Ordering};
 type Line = CachePadded<[AtomicU64; CLASSES]>;
 
 pub(super) struct Hints {
-    /// From the level with a bit per word to the one that is a single group.
+    /// Levels, from the one with a bit per word to the one of a single group.
     levels: Box<[Box<[Line]>]>,
 }
 
 impl Hints {
-    /// Hints for `words` words, none set.
+    /// Creates hints for `words` words, none of them set.
     pub(super) fn new(words: usize) -> Self {
         let mut levels = Vec::new();
         let mut groups = words;
@@ -50,13 +53,14 @@ impl Hints {
         &self.levels[level][index >> FAN_LOG2][class]
     }
 
-    /// The words of a group that may have `class`. Relaxed: a hint, verified on the word itself.
+    /// Returns the words of a group that may have `class`. Relaxed: a hint, verified on the word
+    /// itself.
     #[inline]
     pub(super) fn group(&self, group: usize, class: usize) -> u64 {
         self.levels[0][group][class].load(Ordering::Relaxed)
     }
 
-    /// Whether the word is hinted to have `class`.
+    /// Returns whether the word is hinted to have `class`.
     pub(super) fn is_set(&self, word: usize, class: usize) -> bool {
         (0..self.levels.len()).all(|level| {
             let index = word >> (FAN_LOG2 as usize * level);
@@ -64,8 +68,8 @@ impl Hints {
         })
     }
 
-    /// Sets the hints of these classes of a word where they are not set. The caller has issued the fence that makes
-    /// the load here one half of a Dekker pair.
+    /// Sets the hints of these classes of a word that are clear. The caller has issued the fence
+    /// that makes the load here one half of a Dekker pair.
     #[inline]
     pub(super) fn set(&self, word: usize, classes: Range<usize>) {
         let bit = 1 << (word & (FAN - 1));
@@ -78,8 +82,8 @@ impl Hints {
 
     fn raise(&self, mut level: usize, mut index: usize, class: usize) {
         loop {
-            // AcqRel: Release so that a clearer of the level above sees this one filled, Acquire because a second
-            // setter goes by the first one's promise to raise the level above.
+            // AcqRel: Release so that a clearer of the level above sees this one filled; Acquire
+            // because a second setter relies on the first one to raise the level above.
             let old = self.line(level, index, class).fetch_or(1 << (index & (FAN - 1)), Ordering::AcqRel);
             level += 1;
             if old != 0 || level == self.levels.len() {
@@ -89,12 +93,13 @@ impl Hints {
         }
     }
 
-    /// Clears a hint, and those above that are left without any below. The caller looks at the word again.
+    /// Clears a hint, and the bits above it with no other bit set below. The caller reads the word
+    /// again.
     pub(super) fn clear(&self, word: usize, class: usize) {
         let (mut level, mut index) = (0, word);
         loop {
             let bit = 1 << (index & (FAN - 1));
-            // AcqRel: Acquire pairs with the Release in `raise`, as the module's docs say.
+            // AcqRel: Acquire pairs with the Release in `raise`, as described above.
             let left = self.line(level, index, class).fetch_and(!bit, Ordering::AcqRel) & !bit;
             if level > 0 && self.line(level - 1, index << FAN_LOG2, class).load(Ordering::Acquire) != 0 {
                 // The group was filled while its bit was cleared. Reached by the model `hints`.
@@ -109,7 +114,7 @@ impl Hints {
         }
     }
 
-    /// The first group from `from` on that may have a word of `class`.
+    /// Returns the first group from `from` on that may have a word of `class`.
     pub(super) fn next_group(&self, class: usize, from: usize) -> Option<usize> {
         let (mut level, mut index) = (0, from << FAN_LOG2);
         loop {
@@ -124,7 +129,8 @@ impl Hints {
             } else if level == 0 {
                 return Some(group);
             } else {
-                // Down again; a group below that has been emptied since sends the search back up, past this bit.
+                // Descend. If a group below has been emptied since, the search ascends again, past
+                // this bit.
                 (level, index) =
                     (level - 1, (group << FAN_LOG2 | bits.trailing_zeros() as usize) << FAN_LOG2);
             }

@@ -1,13 +1,13 @@
 //! A magazine: up to [`MAGAZINE_BLOCKS_MAX`] free frames, last in, first out (Bonwick).
 //!
-//! By value, 260 bytes: handing one to the depot copies four cache lines and allocates nothing.
+//! Held by value, 260 bytes: a transfer to the depot copies it and allocates nothing.
 
 use crate::config::{FAN, FAN_LOG2, MAGAZINE_BLOCKS_MAX};
 use crate::ids::FrameId;
 
 use super::{FrameMask, Frames};
 
-/// See the [module](self).
+/// A stack of up to [`MAGAZINE_BLOCKS_MAX`] free frames.
 #[derive(Clone)]
 pub struct Magazine {
     len: u32,
@@ -23,26 +23,26 @@ impl Default for Magazine {
 }
 
 impl Magazine {
-    /// Frames in it.
+    /// Returns the number of frames.
     #[inline]
     pub fn len(&self) -> usize {
         self.len as usize
     }
 
-    /// Whether no frame is in it.
+    /// Returns whether the magazine is empty.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The frame that came last.
+    /// Removes and returns the frame pushed last.
     #[inline]
     pub fn pop(&mut self) -> Option<FrameId> {
         self.len = self.len.checked_sub(1)?;
         Some(FrameId(self.frames[self.len as usize & (MAGAZINE_BLOCKS_MAX - 1)]))
     }
 
-    /// Puts a frame in. The caller keeps within the capacity.
+    /// Pushes a frame. The caller keeps within the capacity.
     #[inline]
     pub fn push(&mut self, frame: FrameId) {
         debug_assert!(self.len() < MAGAZINE_BLOCKS_MAX);
@@ -50,7 +50,8 @@ impl Magazine {
         self.len += 1;
     }
 
-    /// Takes the frames that came last, the very last first, if there are as many as `out` holds; else none.
+    /// Fills `out` with the frames pushed last, the newest first. If there are fewer, takes none
+    /// and returns false.
     #[inline]
     pub fn pop_all(&mut self, out: &mut [FrameId]) -> bool {
         let Some(rest) = self.len().checked_sub(out.len()) else { return false };
@@ -62,8 +63,8 @@ impl Magazine {
         true
     }
 
-    /// Puts frames in, the last of them first: a run that is freed in order is handed out in order. If they do not fit
-    /// into `capacity`, none.
+    /// Pushes frames in reverse, so that a run freed in order is handed out in order. If they
+    /// exceed `capacity`, pushes none and returns false.
     #[inline]
     pub fn push_all(&mut self, frames: &[FrameId], capacity: usize) -> bool {
         let len = self.len() + frames.len();
@@ -78,7 +79,7 @@ impl Magazine {
         true
     }
 
-    /// Puts in the frames of a mask, so that they pop in ascending order.
+    /// Pushes the frames of a mask, so that they pop in ascending order.
     pub fn push_mask(&mut self, mask: FrameMask) {
         let mut bits = mask.bits;
         while bits != 0 {
@@ -88,10 +89,9 @@ impl Magazine {
         }
     }
 
-    /// Gives every frame back to the global structure, combined: one atomic operation for the frames of a word
-    /// that are in the magazine together.
+    /// Frees every frame into `frames`, with one atomic operation for all frames of the same word.
     pub fn flush(&mut self, frames: &Frames) {
-        // Direct-mapped by word. A collision only costs a second operation on the word that was pushed out.
+        // Direct-mapped by word. A collision only costs a second operation on the evicted word.
         const ENTRIES: usize = FAN;
         let mut words = [FrameMask { base: FrameId(0), bits: 0 }; ENTRIES];
         frames.free_masks(|free| {
@@ -110,7 +110,7 @@ impl Magazine {
         self.len = 0;
     }
 
-    /// The frames in it, in the order in which they came.
+    /// Returns the frames, in the order in which they were pushed.
     pub fn iter(&self) -> impl Iterator<Item = FrameId> + '_ {
         self.frames[..self.len()].iter().map(|&frame| FrameId(frame))
     }

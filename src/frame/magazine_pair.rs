@@ -1,54 +1,56 @@
-//! A thread's cache of free frames: two magazines, so that a thread that alternates at a magazine's edge does not
-//! go to the depot each time (Bonwick).
+//! A thread's cache of free frames: two magazines, so that a thread that alternates between frees
+//! and allocations at a magazine's boundary does not access the depot each time (Bonwick).
 //!
-//! Plain memory: whoever has the [`OwnerCell`](super::OwnerCell) around it has it alone.
+//! Plain memory: access is exclusive to the thread inside the surrounding
+//! [`OwnerCell`](super::OwnerCell).
 
 use crate::ids::FrameId;
 
 use super::{Depot, Frames, Magazine};
 
-/// See the [module](self).
+/// A thread's cache of free frames: two magazines.
 pub struct MagazinePair {
     magazines: [Magazine; 2],
     loaded: usize,
-    /// Frames in a full magazine; 0 bypasses the cache.
+    /// Capacity of a magazine; 0 bypasses the cache.
     capacity: usize,
-    /// Where the last refill came from: the next one looks there first.
+    /// Origin of the last refill: the next one searches there first.
     near: FrameId,
 }
 
 impl MagazinePair {
-    /// An empty cache whose magazines hold `capacity` frames (at most
-    /// [`MAGAZINE_BLOCKS_MAX`](crate::config::MAGAZINE_BLOCKS_MAX)), refilled from around `near`.
+    /// Creates an empty cache whose magazines hold `capacity` frames, refilled from around `near`.
+    /// The capacity is at most [`MAGAZINE_BLOCKS_MAX`](crate::config::MAGAZINE_BLOCKS_MAX).
     pub fn new(capacity: usize, near: FrameId) -> Self {
         Self { magazines: Default::default(), loaded: 0, capacity, near }
     }
 
-    /// Frames in both magazines.
+    /// Returns the number of frames in both magazines.
     #[inline]
     pub fn len(&self) -> usize {
         self.magazines[0].len() + self.magazines[1].len()
     }
 
-    /// Whether both magazines are empty.
+    /// Returns whether both magazines are empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Frames in a full magazine.
+    /// Returns the capacity of a magazine.
     #[inline]
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Where this thread's allocations gather.
+    /// Returns the frame near which this thread allocates.
     #[inline]
     pub fn near(&self) -> FrameId {
         self.near
     }
 
-    /// A free frame: from the loaded magazine, the other one, the depot, or the global structure. `None`: all of
-    /// these are empty, or hints lead to none of the last one's frames: it is not walked.
+    /// Takes a free frame from the loaded magazine, the other one, the depot, or the bitmaps.
+    /// Returns `None` if the magazines and the depot are empty and hints lead to no frame of the
+    /// bitmaps, which are not walked.
     #[inline]
     pub fn allocate(&mut self, frames: &Frames, depot: &Depot) -> Option<FrameId> {
         match self.magazines[self.loaded & 1].pop() {
@@ -57,13 +59,13 @@ impl MagazinePair {
         }
     }
 
-    /// A frame from the loaded magazine, if there is one.
+    /// Takes a frame from the loaded magazine, if it has one.
     #[inline]
     pub fn pop_loaded(&mut self) -> Option<FrameId> {
         self.magazines[self.loaded & 1].pop()
     }
 
-    /// Puts a frame into the loaded magazine, if it fits.
+    /// Pushes a frame to the loaded magazine. Returns false if it is full.
     #[inline]
     pub fn push_loaded(&mut self, frame: FrameId) -> bool {
         let magazine = &mut self.magazines[self.loaded & 1];
@@ -74,13 +76,13 @@ impl MagazinePair {
         fits
     }
 
-    /// Fills `out` from the loaded magazine, if it has as many; else nothing is taken.
+    /// Fills `out` from the loaded magazine. If it has fewer frames, takes none and returns false.
     #[inline]
     pub fn pop_all(&mut self, out: &mut [FrameId]) -> bool {
         self.magazines[self.loaded & 1].pop_all(out)
     }
 
-    /// Puts frames into the loaded magazine, if they all fit; else none.
+    /// Pushes frames to the loaded magazine. If they do not all fit, pushes none and returns false.
     #[inline]
     pub fn push_all(&mut self, frames: &[FrameId]) -> bool {
         self.magazines[self.loaded & 1].push_all(frames, self.capacity)
@@ -99,7 +101,7 @@ impl MagazinePair {
         self.magazines[self.loaded].pop()
     }
 
-    /// Takes words' worths of frames until the loaded magazine, which is empty, is at least half full.
+    /// Refills the loaded magazine, which is empty, by words until it is at least half full.
     fn refill(&mut self, frames: &Frames) {
         let want = self.capacity.max(1);
         let magazine = &mut self.magazines[self.loaded];
@@ -110,7 +112,7 @@ impl MagazinePair {
         }
     }
 
-    /// Takes a free frame back.
+    /// Frees a frame into the cache.
     #[inline]
     pub fn free(&mut self, frame: FrameId, frames: &Frames, depot: &Depot) {
         if self.magazines[self.loaded & 1].len() >= self.capacity {
@@ -136,7 +138,7 @@ impl MagazinePair {
         self.magazines[self.loaded].push(frame);
     }
 
-    /// Gives every frame back to the global structure.
+    /// Frees every frame into `frames`.
     pub fn flush(&mut self, frames: &Frames) {
         for magazine in &mut self.magazines {
             if !magazine.is_empty() {
@@ -145,7 +147,7 @@ impl MagazinePair {
         }
     }
 
-    /// The frames in it.
+    /// Returns the frames of both magazines.
     pub fn iter(&self) -> impl Iterator<Item = FrameId> + '_ {
         self.magazines.iter().flat_map(Magazine::iter)
     }

@@ -1,4 +1,5 @@
-//! The bitmap as the algorithms see it: one directory and the hints, for the time of one epoch pin.
+//! The algorithms' view of the bitmap: one directory and the hints, for the duration of one epoch
+//! pin.
 
 use super::bits::{CLASSES, LEAF_CLASSES, classes};
 use super::directory::Directory;
@@ -6,17 +7,17 @@ use super::hints::Hints;
 use super::transit::{Traffic, Transit};
 use crate::sync::{AtomicU64, Ordering, fence};
 
-/// Which of the two bitmaps a word belongs to.
+/// One of the two levels of bitmap words.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Level {
-    /// A word of frames.
+    /// Words of frames.
     Leaf,
-    /// A word of units.
+    /// Words of units.
     Unit,
 }
 
 impl Level {
-    /// Classes that words of this level are searched for.
+    /// Returns the number of classes for which words of this level are searched.
     #[inline]
     pub(super) fn classes(self) -> usize {
         match self {
@@ -25,20 +26,20 @@ impl Level {
         }
     }
 
-    /// How many of them `word` has.
+    /// Returns how many of those classes `word` has.
     #[inline]
     pub(super) fn classes_of(self, word: u64) -> usize {
         classes(word).min(self.classes())
     }
 }
 
-/// The hints of both levels, sized for the most frames that the pool may reach.
+/// Hints of both levels, sized for the maximum size of the pool.
 pub(super) struct LevelHints {
     pub(super) leaf: Hints,
     pub(super) unit: Hints,
 }
 
-/// A word, and what stands beside it in its group.
+/// A word, with the fields of its group that concern it.
 pub(super) struct Word<'a> {
     pub(super) bits: &'a AtomicU64,
     pub(super) transit: &'a Transit,
@@ -47,14 +48,15 @@ pub(super) struct Word<'a> {
 }
 
 impl Word<'_> {
-    /// What an allocator may take. Relaxed: what it takes is settled by a read-modify-write.
+    /// Returns the bits that an allocator may claim. Relaxed: the read-modify-write of the claim
+    /// decides.
     #[inline]
     pub(super) fn open(&self) -> u64 {
         self.bits.load(Ordering::Relaxed) & !self.closed
     }
 }
 
-/// One directory and the hints. Lives as long as the pin under which the directory was read.
+/// One directory and the hints. Valid while the pin is held under which the directory was read.
 #[derive(Clone, Copy)]
 pub(super) struct Map<'a> {
     pub(super) directory: &'a Directory,
@@ -70,7 +72,7 @@ impl<'a> Map<'a> {
         }
     }
 
-    /// A word, if it is part of the pool.
+    /// Returns a word, if it is part of the pool.
     #[inline]
     pub(super) fn word(self, level: Level, index: usize) -> Option<Word<'a>> {
         match level {
@@ -90,22 +92,23 @@ impl<'a> Map<'a> {
         }
     }
 
-    /// How many classes a word has now, closed or not, if it is part of the pool.
+    /// Returns the number of classes that a word has now, closed or not, if it is part of the pool.
     pub(super) fn classes(self, level: Level, index: usize) -> Option<usize> {
-        // Relaxed: only hints are decided by it.
+        // Relaxed: it decides only about hints.
         Some(level.classes_of(self.word(level, index)?.bits.load(Ordering::Relaxed)))
     }
 
-    /// Tells searchers of the classes that a word has gained: the first half of the pair that keeps hints complete.
+    /// Sets the hints of the classes that a word has gained. It is the first half of the pair that
+    /// keeps hints complete.
     ///
     /// ```text
     /// offer:     word.fetch_or     fence   hint.load  -> set it if it is clear
     /// withdraw:  hint.fetch_and    fence   word.load  -> set it again if the word has the class
     /// ```
     ///
-    /// The two fences are ordered one way or the other, so that at least one side sees what the other did. A free
-    /// that gains no class owes nothing: the word had the class before, and whoever gave it that has made, or is
-    /// making, this offer. Models: `hints`.
+    /// The two fences are ordered one way or the other, so that at least one side sees the other's
+    /// change. A free that adds no class owes nothing: the word had the class before, and the
+    /// thread that added it makes this offer. Models: `hints`.
     #[inline]
     pub(super) fn offer(self, level: Level, index: usize, old: u64, new: u64) {
         let had = level.classes_of(old);
@@ -118,21 +121,22 @@ impl<'a> Map<'a> {
         }
     }
 
-    /// Withdraws a hint that proved vain, and looks again: the second half of the pair above. Hints are about what is
-    /// free; that a word is closed is no reason to withdraw one, so that closing and opening owe the hints nothing.
+    /// Withdraws a hint that proved false, and reads the word again: the second half of the pair
+    /// above. Hints describe free bits, closed or not, so closing and opening units changes no
+    /// hint.
     #[cold]
     pub(super) fn withdraw(self, level: Level, index: usize, class: usize) {
         let hints = self.hints(level);
         hints.clear(index, class);
         hint_fence();
         if !cfg!(kvpool_mutant = "no_recheck") && self.classes(level, index).is_some_and(|has| has > class) {
-            // A free came in between. Reached by the models in `hints`.
+            // A concurrent free added the class. Reached by the models in `hints`.
             hints.set(index, class..class + 1);
         }
     }
 
-    /// The passages of all groups, for a walk to compare: also of those that hold no frames now, so that the sum is one
-    /// of the same terms whatever shrinks meanwhile.
+    /// Sums the passages of all groups, for a walk to compare. Groups without frames in use are
+    /// included, so that a concurrent shrink does not change the terms of the sum.
     pub(super) fn traffic(self) -> Traffic {
         let mut traffic = Traffic::default();
         for group in (0..self.directory.groups_ever()).filter_map(|group| self.directory.group(group)) {

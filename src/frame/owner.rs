@@ -1,12 +1,12 @@
-//! A cell with one owner, who enters for the price of two plain stores, and which any other thread may visit while
-//! the owner is outside.
+//! A cell with one owner, which enters at the cost of two plain stores. Any other thread may visit
+//! it while the owner is outside.
 //!
 //! # Word table
 //!
 //! | field | written by | meaning |
 //! |---|---|---|
 //! | `inside` | the owner | the owner is in its section |
-//! | `visited` | any other thread, by compare-exchange | a visitor has, or is about to have, the value |
+//! | `visited` | any other thread, by compare-exchange | a visitor has the value, or is about to |
 //!
 //! # Protocol
 //!
@@ -15,14 +15,17 @@
 //! visitor:  visited: 0 -> 1;  heavy_fence;  if inside { visited := 0; go away } ...value...  visited := 0
 //! ```
 //!
-//! Dekker's pattern with an asymmetric fence: of an owner and a visitor that meet, at least one sees the other.
+//! Dekker's pattern with an asymmetric fence: if an owner and a visitor meet, at least one sees the
+//! other.
 //!
 //! # Invariants
 //!
-//! - At most one thread is between its successful check and its final store: access to the value is exclusive.
-//! - Nobody waits: who meets the other side turns back, and the caller has another way (the owner goes to the
-//!   global structure, the visitor to the next cell). A thread stopped inside strands what is in its cell, and
-//!   nothing else; a visitor that is stopped, what is in the cells that it visits at once.
+//! - At most one thread is between its successful check and its final store: access to the value is
+//!   exclusive.
+//! - No side waits: the one that sees the other turns back, and its caller has an alternative (the
+//!   owner uses the global structure, the visitor tries the next cell). A thread stopped inside
+//!   makes only the contents of its cell unavailable; a stopped visitor, those of the cells of its
+//!   current group.
 //!
 //! Model: `loom-tests/tests/owner_cell.rs`.
 
@@ -30,34 +33,36 @@ use smallvec::SmallVec;
 
 use crate::sync::{AtomicBool, Ordering::*, UnsafeCell, heavy_fence, light_fence};
 
-/// Cells that are visited for one heavy fence.
+/// Number of cells visited per heavy fence.
 const AT_ONCE: usize = if cfg!(kvpool_loom) { 2 } else { 16 };
 
-/// See the [module](self).
+/// A cell with one owner, which any other thread may visit while the owner is outside. The owner
+/// enters at the cost of two plain stores and a compiler fence; a visit needs a heavy fence.
 pub struct OwnerCell<T> {
     inside: AtomicBool,
     visited: AtomicBool,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the protocol gives the value to one thread at a time, and each hand-over is a Release/Acquire pair.
+// SAFETY: the protocol gives the value to one thread at a time, and each hand-over is a
+// Release/Acquire pair.
 unsafe impl<T: Send> Sync for OwnerCell<T> {}
 // SAFETY: the cell owns its value.
 unsafe impl<T: Send> Send for OwnerCell<T> {}
 
-/// How visits of many cells went.
+/// Outcome of visits to many cells.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Visits {
-    /// Every cell was visited.
+    /// All cells were visited.
     All,
-    /// Some cells were not: their owners, or other visitors, were inside.
+    /// Some cells were skipped: their owners, or other visitors, were inside.
     Some,
-    /// Some cells were not: the system refused this thread the fence that a visit needs.
+    /// Some cells were skipped: the system refused this thread the fence that a visit needs.
     Refused,
 }
 
 impl<T> OwnerCell<T> {
-    /// A cell that nobody is in.
+    /// Creates a cell with no thread inside.
     pub fn new(value: T) -> Self {
         Self {
             inside: AtomicBool::new(false),
@@ -66,13 +71,13 @@ impl<T> OwnerCell<T> {
         }
     }
 
-    /// Runs `f` on the value, unless a visitor has it or the owner is inside already (a nested call): then `None`,
-    /// and `f` was not run.
+    /// Runs `f` on the value. Returns `None` without running `f` if a visitor has the value, or if
+    /// the owner is already inside (a nested call).
     ///
     /// # Safety
     ///
-    /// Calls of `enter` on one cell are made by one thread at a time, each happening after the one before: the
-    /// caller owns the cell.
+    /// Only one thread at a time calls `enter` on a cell, each call happening after the previous
+    /// one: the caller owns the cell.
     #[inline]
     pub unsafe fn enter<R>(&self, f: impl FnOnce(&mut T) -> R) -> Option<R> {
         // Relaxed: only the owner writes this field.
@@ -80,30 +85,32 @@ impl<T> OwnerCell<T> {
             return None;
         }
         self.inside.store(true, Relaxed);
-        // Pairs with the heavy fence in `visit`: not both of us miss the other.
+        // Pairs with the heavy fence in `visit`: at least one side sees the other.
         if !cfg!(kvpool_mutant = "owner_no_fence") {
             light_fence();
         }
         let leave = Leave(&self.inside);
-        // Acquire: pairs with the Release in `visit`, so that we see what a visitor left behind.
+        // Acquire: pairs with the Release in `visit`, so that the owner sees a visitor's changes.
         if self.visited.load(Acquire) {
             return None;
         }
-        // SAFETY: `inside` is ours and no visitor is under way; one that comes now sees `inside` and turns back.
+        // SAFETY: `inside` is set and no visitor is active; a later one sees `inside` and turns
+        // back.
         let result = self.value.with_mut(|value| f(unsafe { &mut *value }));
         drop(leave);
         Some(result)
     }
 
-    /// Runs `f` on the value, unless the owner is inside or another visitor has it: then `None`. Any thread.
+    /// Runs `f` on the value from any thread. Returns `None` without running `f` if the owner is
+    /// inside or another visitor has the value.
     pub fn visit<R>(&self, f: impl FnOnce(&mut T) -> R) -> Option<R> {
         let leave = self.knock()?;
-        // SAFETY: the fence is after the knock.
+        // SAFETY: the fence follows the knock.
         if visitor_fence() { unsafe { self.open(leave, f) } } else { None }
     }
 
-    /// As [`visit`](Self::visit), of many, for one heavy fence a few of them: the fence interrupts every processor that
-    /// runs a thread of this process.
+    /// Visits many cells, with one heavy fence per group of cells. The fence interrupts every
+    /// processor that runs a thread of this process.
     pub fn visit_all<'a, H: 'a>(
         thread_caches: impl IntoIterator<Item = &'a H>,
         cell: impl Fn(&'a H) -> &'a Self,
@@ -114,7 +121,7 @@ impl<T> OwnerCell<T> {
     {
         let (mut thread_caches, mut visits) = (thread_caches.into_iter().fuse().peekable(), Visits::All);
         while thread_caches.peek().is_some() {
-            // Their owners go without meanwhile: not too many at once.
+            // Meanwhile their owners do without the value: limit the number per group.
             let knocked: SmallVec<[_; AT_ONCE]> = thread_caches
                 .by_ref()
                 .take(AT_ONCE)
@@ -127,7 +134,7 @@ impl<T> OwnerCell<T> {
             }
             for (thread_cache, leave) in knocked {
                 let visited = leave.and_then(|leave| {
-                    // SAFETY: the fence is after the knock.
+                    // SAFETY: the fence follows the knock.
                     unsafe { cell(thread_cache).open(leave, |value| f(thread_cache, value)) }
                 });
                 if visited.is_none() && visits == Visits::All {
@@ -138,9 +145,9 @@ impl<T> OwnerCell<T> {
         visits
     }
 
-    /// Says that a visitor is about to come, unless one has.
+    /// Announces a visitor, unless there is one already.
     fn knock(&self) -> Option<Leave<'_>> {
-        // Acquire: pairs with the Release of the visitor before us.
+        // Acquire: pairs with the Release of the previous visitor.
         self.visited.compare_exchange(false, true, Acquire, Relaxed).ok()?;
         Some(Leave(&self.visited))
     }
@@ -149,37 +156,32 @@ impl<T> OwnerCell<T> {
     ///
     /// # Safety
     ///
-    /// `leave` is of a knock at this cell, and a heavy fence was made in between.
+    /// `leave` comes from a knock at this cell, followed by a heavy fence.
     unsafe fn open<R>(&self, leave: Leave<'_>, f: impl FnOnce(&mut T) -> R) -> Option<R> {
-        // Acquire: pairs with the Release of the owner that left.
+        // Acquire: pairs with the Release of the leaving owner.
         if self.inside.load(Acquire) {
             return None;
         }
-        // SAFETY: `visited` is ours alone and the owner is outside; when it comes it sees `visited`.
+        // SAFETY: this thread set `visited` and the owner is outside; on entry it sees `visited`.
         let result = self.value.with_mut(|value| f(unsafe { &mut *value }));
         drop(leave);
         Some(result)
     }
-
-    /// The value, when nobody else can have a reference to the cell.
-    pub fn get_mut(&mut self) -> &mut T {
-        // SAFETY: `&mut self` excludes everybody.
-        self.value.with_mut(|value| unsafe { &mut *value })
-    }
 }
 
-/// Pairs with the light fence in `enter`. False: the system refused it, and nothing is known about the owners.
+/// Issues the heavy fence that pairs with the light fence in `enter`. Returns false if the system
+/// refused it; then nothing is known about the owners.
 fn visitor_fence() -> bool {
     cfg!(kvpool_mutant = "visitor_no_fence") || heavy_fence()
 }
 
-/// Clears its flag also when the section panics.
+/// Clears its flag on drop, also if the section panics.
 struct Leave<'a>(&'a AtomicBool);
 
 impl Drop for Leave<'_> {
     #[inline]
     fn drop(&mut self) {
-        // Release: pairs with the Acquire of whoever comes next.
+        // Release: pairs with the Acquire of the next owner or visitor.
         self.0.store(false, if cfg!(kvpool_mutant = "leave_relaxed") { Relaxed } else { Release });
     }
 }
@@ -203,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn many_are_visited_but_for_those_whose_owner_is_inside() {
+    fn visit_all_skips_cells_with_the_owner_inside() {
         let cells: Vec<_> = (0..2 * AT_ONCE + 3).map(OwnerCell::new).collect();
         let mut seen = Vec::new();
         assert_eq!(OwnerCell::visit_all(&cells, |cell| cell, |_, value| seen.push(*value)), Visits::All);
@@ -215,7 +217,7 @@ mod tests {
         };
         assert_eq!((inside, seen.len()), (Some(Visits::Some), cells.len() - 1));
         assert!(!seen.contains(&3));
-        assert!(cells.iter().all(|cell| cell.visit(|_| ()).is_some()), "all are open again");
+        assert!(cells.iter().all(|cell| cell.visit(|_| ()).is_some()), "all cells are open again");
     }
 
     #[test]
@@ -240,7 +242,7 @@ mod tests {
     #[test]
     fn one_thread_at_a_time() {
         const ROUNDS: u64 = if cfg!(miri) { 200 } else { 200_000 };
-        // Two halves that always agree, unless two threads are inside.
+        // Two halves that are equal unless two threads are inside.
         let cell = OwnerCell::new((0u64, 0u64));
         let (entered, visited) = std::thread::scope(|scope| {
             let visitor = scope.spawn(|| {

@@ -1,9 +1,11 @@
-//! The last resort: a walk over the bitmap itself, without hints, that can say "there is none".
+//! The last resort: a walk over the bitmap itself, without hints, which can conclude that no
+//! suitable frames are free.
 //!
-//! A walk that finds nothing is believed only if no frame was in transit while it went on (`transit`); otherwise it
-//! is made again, a bounded number of times, so that a thread that is stopped in mid-split stops nobody else for long.
-//! The walk is no snapshot: a frame freed behind it, while the last one ahead of it is taken by somebody else, is
-//! missed, although at every moment one was free. A caller that is refused while others free can only ask again.
+//! A walk that finds nothing is conclusive only if no frame was in transit during it (`transit`).
+//! Otherwise it is repeated, a bounded number of times, so that a thread stopped in the middle of a
+//! split delays others only briefly. The walk is not a snapshot: it misses a frame freed behind it
+//! while another thread takes the last one ahead of it, although at every moment one was free. A
+//! caller refused under such concurrency can only retry.
 
 use std::ops::ControlFlow;
 
@@ -13,32 +15,33 @@ use crate::config::{FAN, FAN_LOG2};
 use crate::ids::{FrameId, Run};
 use crate::sync::{Ordering, fence, yield_now};
 
-/// Walks that are made before frames in transit are given up on.
+/// Maximum number of walks while frames are in transit.
 const ROUNDS: usize = if cfg!(kvpool_loom) { 3 } else { 64 };
 
-/// Walks after which the processor is given to a thread that may be stopped in mid-passage.
+/// Number of walks after which the thread yields to one that may be stopped in a passage.
 const ROUNDS_BUSY: usize = if cfg!(kvpool_loom) { 0 } else { 4 };
 
-/// What one try came to.
+/// Outcome of one attempt.
 pub(super) enum Attempt<T> {
-    /// It succeeded.
+    /// The attempt succeeded.
     Found(T),
-    /// There was nothing.
+    /// Nothing was free.
     Missed,
-    /// There was something, and others took it.
+    /// Something was free, but other threads took it.
     Lost,
 }
 
 impl Map<'_> {
-    /// Repeats an attempt until it succeeds, or until its failure can be believed. An attempt that fails may have been in
-    /// transit itself, `own` times: these it need not fear.
+    /// Repeats an attempt until it succeeds or its failure is conclusive. `own` is the number of
+    /// passages that a failing attempt makes itself, which do not make it inconclusive.
     pub(super) fn settle<T>(self, own: u64, mut attempt: impl FnMut() -> Attempt<T>) -> Option<T> {
         for round in 0..ROUNDS {
             let before = self.traffic();
             match attempt() {
                 Attempt::Found(found) => return Some(found),
                 Attempt::Missed => {
-                    // Acquire: orders the attempt's loads before the second reading, as in a sequence lock.
+                    // Acquire: orders the attempt's loads before the second reading, as in a
+                    // sequence lock.
                     fence(Ordering::Acquire);
                     if before.is_still() && self.traffic() == before.after(own) {
                         return None;
@@ -53,8 +56,8 @@ impl Map<'_> {
         None
     }
 
-    /// Takes a run of `len` frames that starts at a multiple of `align`, the lowest one there is, at any place: across
-    /// words and segments. `None` if there is none.
+    /// Claims the lowest run of `len` frames that starts at a multiple of `align`. It may cross
+    /// words and segments. Returns `None` if there is none.
     #[cold]
     pub(super) fn scan_run(self, len: u32, align: u32) -> Option<Run> {
         self.settle(0, || {
@@ -71,7 +74,7 @@ impl Map<'_> {
                     outcome = Attempt::Found(run);
                     return ControlFlow::Break(());
                 }
-                // Somebody was faster; go on behind it. Reached by the models in `runs`.
+                // Another thread was faster: continue behind it. Reached by the models in `runs`.
                 outcome = Attempt::Lost;
                 ControlFlow::Continue(())
             });
@@ -79,7 +82,8 @@ impl Map<'_> {
         })
     }
 
-    /// Takes up to `want` frames of the first open unit that has any. `None` if no frame is free.
+    /// Claims up to `want` frames of the first open unit that has any. Returns `None` if no frame
+    /// is free.
     #[cold]
     pub(super) fn scan_frames(self, want: u32) -> Option<(usize, u64)> {
         self.settle(0, || {
@@ -98,7 +102,8 @@ impl Map<'_> {
                 if let Some(mask) = self.drain(unit, want) {
                     return Attempt::Found((unit, mask));
                 }
-                // The unit that a shrink cuts is not split as a whole unit; what lies before the cut is taken by name.
+                // The unit that a shrink cuts cannot be split as a whole unit; the part before the
+                // cut is claimed by name.
                 if free != ALL
                     && let Some((pos, len)) = runs(free).next()
                 {
@@ -113,8 +118,8 @@ impl Map<'_> {
         })
     }
 
-    /// Visits every maximal free run of at least `len` frames, and perhaps shorter ones, ascending; with `open`, without
-    /// the closed units. What is visited is exact when nothing changes meanwhile.
+    /// Visits every maximal free run of at least `len` frames, ascending. It may visit shorter ones
+    /// too. With `open`, it omits the closed units. Exact without concurrent changes.
     pub(super) fn walk(self, open: bool, len: u32, visit: impl FnMut(Run) -> ControlFlow<()>) {
         let mut runs = Joined { run: Run { start: FrameId(0), len: 0 }, visit };
         if self.walk_pieces(open, len, |start, len| runs.push(start, len)).is_continue() && runs.run.len > 0 {
@@ -137,12 +142,12 @@ impl Map<'_> {
             // Acquire, as in `free_in_unit`.
             let units = group.units.load(Ordering::Acquire) & !closed;
             if units == shape.group_mask() {
-                // The whole group at once: a pool that is mostly free is walked by its groups.
+                // The whole group at once: in a mostly free pool the walk proceeds by groups.
                 visit((first << FAN_LOG2) as u32, (shape.units_in_group() << FAN_LOG2) as u32)?;
                 continue;
             }
-            // A long run has whole units, so that only what borders on one need be looked at; the first and the last
-            // unit may border on another group's.
+            // A long run contains whole units, so only units next to a whole unit need a look; the
+            // first and the last unit may border on another group's.
             let edges = 1 | 1 << (shape.units_in_group() - 1);
             let is_long = len >= 2 * FAN as u32;
             let mut worth =
@@ -162,7 +167,7 @@ impl Map<'_> {
     }
 }
 
-/// Joins pieces that touch into maximal runs.
+/// Joins adjacent pieces into maximal runs.
 struct Joined<F> {
     run: Run,
     visit: F,

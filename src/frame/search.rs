@@ -1,16 +1,18 @@
-//! Placement: which frames to take. Holes first, whole units last.
+//! Placement: chooses the frames to claim. Holes first, whole units last.
 //!
-//! Contiguity is what the pool is for, so that the order of a search is decided by what it leaves behind:
+//! The purpose of the pool is contiguity, so a search is ordered by the state it leaves behind:
 //!
-//! 1. the word of `near`, which continues what the caller took last;
-//! 2. words of the same group that are too fragmented for anything better, then less fragmented ones;
-//! 3. such words in a few groups further on;
-//! 4. a whole unit, of a group that has been broken into before one that has not, which is split;
-//! 5. any word that a hint promises;
-//! 6. a walk over the bitmap (`scan`), which alone can say that there is nothing.
+//! 1. the word of `near`, which continues the caller's last allocation;
+//! 2. words of the same group that are too fragmented for larger requests, then less fragmented
+//!    ones;
+//! 3. such words in the next few groups;
+//! 4. a whole unit, which is split, from a partly used group before an untouched one;
+//! 5. any word that a hint names;
+//! 6. a walk over the bitmap (`scan`), which alone can conclude that there is none.
 //!
-//! Each step before the fifth is bounded: an unbounded search for the best hole costs more than the hole is worth.
-//! Since `near` is where a thread took frames last, threads stay in groups of their own, 4096 frames apart.
+//! Each step before the fifth is bounded: an unbounded search for the best hole costs more than the
+//! hole is worth. Since `near` is where a thread last allocated, threads stay in groups of their
+//! own, 4096 frames apart.
 
 use super::FrameMask;
 use super::bits::{
@@ -21,67 +23,67 @@ use super::map::{Level, Map};
 use crate::config::{FAN, FAN_LOG2};
 use crate::ids::{FrameId, Order, Run};
 
-/// Groups that a search for a well-placed hole looks at.
+/// Maximum number of groups examined for a well-placed hole.
 const GROUPS_MAX: usize = 8;
 
-/// Words that a search for a well-placed hole looks at.
+/// Maximum number of words examined for a well-placed hole.
 const WORDS_MAX: usize = 16;
 
-/// A rest of a prompt that goes into several holes rather than break a unit up.
+/// Up to this length, the rest of a prompt goes into several holes rather than split a unit.
 const REST_IN_PIECES: u32 = 16;
 
-/// Which words to look at, by their hints.
+/// Selection of words by their hints.
 #[derive(Clone, Copy)]
 struct Wanted {
     level: Level,
-    /// The class that a word must have.
+    /// Class that a word must have.
     class: usize,
-    /// A class that it must not have, so that better runs are spared.
+    /// Class that a word must not have, to spare larger runs.
     spare: Option<usize>,
-    /// Look at this many groups at most,
+    /// Maximum number of groups to examine.
     groups: usize,
-    /// and at this many words.
+    /// Maximum number of words to examine.
     words: usize,
 }
 
 impl Wanted {
-    /// Every word of the pool that has the class.
+    /// Selects every word of the pool that has the class.
     const fn all(level: Level, class: usize) -> Self {
         Self { level, class, spare: None, groups: usize::MAX, words: usize::MAX }
     }
 
-    /// Words of the own group only.
+    /// Restricts the selection to words of the own group.
     const fn own(self) -> Self {
         Self { groups: 1, ..self }
     }
 
-    /// Words of a few groups.
+    /// Restricts the selection to words of a few groups.
     const fn some(self) -> Self {
         Self { groups: GROUPS_MAX, words: WORDS_MAX, ..self }
     }
 
-    /// Words without this class, if there is such a class.
+    /// Excludes words with this class, if the level has such a class.
     fn sparing(self, class: usize) -> Self {
         Self { spare: (class < self.level.classes()).then_some(class), ..self }
     }
 }
 
-/// A run that lies in one word of a level.
+/// A run within one word of a level.
 #[derive(Clone, Copy)]
 struct Fit {
-    /// Bits.
+    /// Length in bits.
     len: u32,
-    /// At a multiple of its length, which is a power of two.
+    /// Whether the run starts at a multiple of its length, which is then a power of two.
     is_aligned: bool,
 }
 
 impl Fit {
-    /// The class of words that certainly hold it.
+    /// Returns the class that guarantees a fit.
     fn sure(self) -> usize {
         class_that_holds(self.len)
     }
 
-    /// The class that a word which holds it must have.
+    /// Returns the class that every word with a fit has.
     fn any(self) -> usize {
         if self.is_aligned { self.sure() } else { class_that_may_hold(self.len) }
     }
@@ -94,8 +96,8 @@ impl Fit {
 }
 
 impl<'a> Map<'a> {
-    /// Tries the words that the hints promise, the group of `near` first and then onwards around the pool. Hints that
-    /// prove vain are withdrawn.
+    /// Tries the hinted words, from the group of `near` onwards around the pool. Withdraws hints
+    /// that prove false.
     fn probe<T>(self, wanted: Wanted, near: usize, mut attempt: impl FnMut(usize) -> Option<T>) -> Option<T> {
         let Wanted { level, class, spare, .. } = wanted;
         let hints = self.hints(level);
@@ -109,8 +111,8 @@ impl<'a> Map<'a> {
                 if let Some(found) = attempt(word) {
                     return Some(found);
                 }
-                // A word that this directory does not have is left alone: a newer directory may have it. Reached by
-                // the models in `growth`.
+                // Words that this directory lacks are skipped: a newer directory may have them.
+                // Reached by the models in `growth`.
                 if self.classes(level, word).is_some_and(|has| has <= class) {
                     self.withdraw(level, word, class);
                 }
@@ -134,7 +136,7 @@ impl<'a> Map<'a> {
         None
     }
 
-    /// A run of `2^order` frames at a multiple of its length.
+    /// Claims a run of `2^order` frames at a multiple of its length.
     pub(super) fn allocate_aligned(self, order: Order, near: FrameId) -> Option<Run> {
         let log2 = u32::from(order.0);
         if log2 >= 31 || order.frames() > self.directory.frames() {
@@ -149,7 +151,7 @@ impl<'a> Map<'a> {
         placed.or_else(|| self.scan_run(len, len))
     }
 
-    /// A run of `len` frames.
+    /// Claims a run of `len` frames.
     pub(super) fn allocate_run(self, len: u32, near: FrameId) -> Option<Run> {
         if len == 0 || len as usize > self.directory.frames() {
             return None;
@@ -163,7 +165,7 @@ impl<'a> Map<'a> {
         placed.or_else(|| self.scan_run(len, 1))
     }
 
-    /// A run of fewer than [`FAN`] frames inside one leaf.
+    /// Claims a run of fewer than [`FAN`] frames inside one leaf.
     fn place_frames(self, fit: Fit, near: usize) -> Option<Run> {
         let claim = |leaf| self.claim_word(Level::Leaf, leaf, false, |word| fit.pick(word));
         let run = |claimed: Claimed<'_>| Self::run_of_frames(claimed.index, claimed.mask);
@@ -189,7 +191,7 @@ impl<'a> Map<'a> {
             .or_else(|| self.probe(Wanted::all(Level::Leaf, fit.any()), near, claim).map(run))
     }
 
-    /// A run of whole units inside one group, of which `len` frames are kept.
+    /// Claims a run of whole units inside one group, and keeps `len` frames of it.
     fn place_units(self, fit: Fit, len: u32, near: usize) -> Option<Run> {
         if fit.len as usize > self.directory.shape.units_in_group() {
             return None;
@@ -205,12 +207,12 @@ impl<'a> Map<'a> {
         Some(self.keep(claimed, len))
     }
 
-    /// Splits a unit wherever there is one, and keeps its first `len` frames.
+    /// Splits any whole unit, and keeps its first `len` frames.
     fn split_any(self, len: u32, near: usize) -> Option<Run> {
         self.place_units(Fit { len: 1, is_aligned: true }, len, near)
     }
 
-    /// Splits this unit, if it is wholly free.
+    /// Splits this unit if it is wholly free.
     pub(super) fn split(self, unit: usize, len: u32) -> Option<Run> {
         let (group, bit) = self.directory.shape.unit_place(unit);
         let one = 1 << bit;
@@ -219,7 +221,8 @@ impl<'a> Map<'a> {
         Some(self.keep(claimed, len))
     }
 
-    /// Up to `want` frames of one leaf, in one read-modify-write. Where hints lead to nothing, a `thorough` search walks.
+    /// Claims up to `want` frames of one leaf in one read-modify-write. If hints lead to nothing, a
+    /// `thorough` search walks.
     pub(super) fn refill(self, want: u32, near: FrameId, thorough: bool) -> Option<FrameMask> {
         if want == 0 {
             return None;
@@ -233,7 +236,8 @@ impl<'a> Map<'a> {
     fn place_refill(self, want: u32, near: usize) -> Option<(usize, u64)> {
         let drain = |leaf| self.drain(leaf, want).map(|bits| (leaf, bits));
         let hole = Wanted::all(Level::Leaf, 0);
-        // No run of 8, then none of 32: the words that are of least use to anybody else.
+        // Words without a run of 8, then words without a run of 32: the least useful for other
+        // requests.
         let crumbs = hole.sparing(LEAF_CLASSES / 2);
         let pieces = hole.sparing(LEAF_CLASSES - 1);
         drain(near)
@@ -248,8 +252,9 @@ impl<'a> Map<'a> {
             .or_else(|| self.probe(hole, near, drain))
     }
 
-    /// `count` frames in as few runs as can be found: whole units in the longest runs there are, then the hole that
-    /// fits the rest, then the longest holes. Returns how many frames `take` was given.
+    /// Claims `count` frames in as few runs as possible. Takes whole units in the longest runs,
+    /// then the hole that fits the rest, then the longest holes. Returns the number of frames
+    /// passed to `take`.
     pub(super) fn allocate_many(self, count: u32, near: FrameId, take: &mut dyn FnMut(Run)) -> u32 {
         let mut left = count - self.allocate_hinted(count, near, take);
         while left > 0 {
@@ -262,7 +267,7 @@ impl<'a> Map<'a> {
         count - left
     }
 
-    /// As [`allocate_many`](Self::allocate_many), as far as hints lead.
+    /// Claims frames as [`allocate_many`](Self::allocate_many) does, as far as hints lead.
     pub(super) fn allocate_hinted(self, count: u32, near: FrameId, take: &mut dyn FnMut(Run)) -> u32 {
         let mut left = count;
         let mut near = self.directory.unit_near(near.index());
@@ -271,8 +276,8 @@ impl<'a> Map<'a> {
             take(run);
             self.directory.unit_near(run.end() as usize)
         };
-        // Whole units in one run, and failing that in the longest runs there are. Each try is a search by hints, and
-        // the tries halve.
+        // Whole units in one run, or else in the longest runs available. Each attempt is a search
+        // by hints, and the attempts halve.
         let mut units = left >> FAN_LOG2;
         while units > 0 {
             match self.place_units(Fit { len: units, is_aligned: false }, units << FAN_LOG2, near) {
@@ -283,8 +288,8 @@ impl<'a> Map<'a> {
                 None => units = (units / 2).min(self.directory.shape.units_in_group() as u32),
             }
         }
-        // The rest goes into a hole that holds it. If there is none, a small rest goes into several, and for a large one
-        // a unit is broken up.
+        // The rest goes into a hole that fits. Without one, a small rest goes into several holes,
+        // and for a large rest a unit is split.
         while left > 0 {
             let want = left.min(FAN as u32);
             let run = self.place_hole(want, near).or_else(|| {
@@ -298,7 +303,7 @@ impl<'a> Map<'a> {
         count - left
     }
 
-    /// `want` consecutive frames of a leaf that is already broken.
+    /// Claims `want` consecutive frames of a partly used leaf.
     fn place_hole(self, want: u32, near: usize) -> Option<Run> {
         let fit = Fit { len: want, is_aligned: false };
         let claim = |leaf| self.claim_word(Level::Leaf, leaf, false, |word| fit.pick(word));
@@ -314,7 +319,7 @@ impl<'a> Map<'a> {
         claimed.map(|claimed| Self::run_of_frames(claimed.index, claimed.mask))
     }
 
-    /// The longest run of up to `want` frames in a leaf that is already broken.
+    /// Claims the longest run of up to `want` frames in a partly used leaf.
     fn place_piece(self, want: u32, near: usize) -> Option<Run> {
         let longest = |word: u64| longest_run(word).map(|(pos, len)| ones(pos, len.min(want)));
         let claim = |leaf| self.claim_word(Level::Leaf, leaf, false, longest);

@@ -1,4 +1,4 @@
-//! A segment: the bitmap of a power-of-two stretch of frames, the unit by which a pool grows.
+//! A segment: the bitmap of a power-of-two number of frames, the unit by which a pool grows.
 //!
 //! ```text
 //! groups   [ units: 1 0 0 1 ... | closed | transit ]     one per 64 units: 4096 frames
@@ -6,24 +6,25 @@
 //! leaves   [ 0 ] [ 0110..1 ] ...                        one per unit: 64 frames
 //! ```
 //!
-//! A set bit is free. A unit whose bit is set is wholly free and its leaf is 0, so that every frame is in exactly one
-//! leaf bit, one unit bit, or one owner. A word *is* its whole state: a compare-exchange that succeeds took what it
-//! saw, whatever happened in between.
+//! A set bit is free. A unit whose bit is set is wholly free and its leaf is 0, so that every frame
+//! is in exactly one leaf bit, one unit bit, or one owner. A word *is* its whole state: a
+//! successful compare-exchange claimed the bits it read, whatever happened in between.
 
 use super::bits::{ALL, ones};
 use super::transit::Transit;
 use crate::config::{FAN, FAN_LOG2};
 use crate::sync::{AtomicU64, AtomicUsize, CachePadded, Ordering, fence};
 
-/// The units of one unit word, and what is kept about them; in a cache line of its own.
+/// The units of one unit word and their state, in a cache line of its own.
 pub(super) struct Group {
     /// A set bit: the unit is wholly free.
     pub(super) units: AtomicU64,
     /// A set bit: allocators avoid the unit, whether its free frames are in `units` or in its leaf.
     pub(super) closed: AtomicU64,
-    /// Where an open shrink cuts: of the unit in which this frame is, what is closed is from there on. Or [`NO_CUT`].
+    /// First frame of an open shrink, if its unit is in this group: that unit is closed only from
+    /// this frame on. Otherwise [`NO_CUT`].
     pub(super) cut: AtomicUsize,
-    /// Splits, merges and rollbacks of these units that are under way.
+    /// Splits, merges and rollbacks of these units in progress.
     pub(super) transit: Transit,
 }
 
@@ -31,17 +32,20 @@ pub(super) struct Group {
 pub(super) const NO_CUT: usize = usize::MAX;
 
 impl Group {
-    /// Which frames of one of its units, by the bit of its place and by its number, allocators avoid.
+    /// Returns the frames of a unit that allocators avoid. `bit` is the unit's position in the
+    /// group, `unit` its number.
     #[inline]
     pub(super) fn closed_in_unit(&self, bit: u32, unit: usize) -> u64 {
         // Relaxed: closing is advice, safety rests on the bits.
         if self.closed.load(Ordering::Relaxed) >> bit & 1 == 0 { 0 } else { self.cut_of(bit, unit) }
     }
 
-    /// Of a unit that was closed a moment ago: all frames, or those behind the cut.
+    /// Returns the closed frames of a unit that was just read as closed: all of them, or those
+    /// behind the cut.
     #[cold]
     fn cut_of(&self, bit: u32, unit: usize) -> u64 {
-        // Acquire: pairs with the Release that closes a unit which is cut, so that the cut is seen with it.
+        // Acquire: pairs with the Release that closes a cut unit, so that the cut is visible with
+        // it.
         if !cfg!(kvpool_mutant = "cut_relaxed") {
             fence(Ordering::Acquire);
         }
@@ -54,27 +58,28 @@ impl Group {
         {
             !0
         } else {
-            // The shrink has ended in between. Reached by the model `shrink`.
+            // The shrink ended in between. Reached by the model `shrink`.
             0
         }
     }
 }
 
-/// The bitmap of one segment. It knows nothing of its place in the pool.
+/// The bitmap of one segment, independent of its position in the pool.
 pub(super) struct Segment {
     pub(super) leaves: Box<[AtomicU64]>,
     pub(super) groups: Box<[CachePadded<Group>]>,
 }
 
-/// The shape of every segment of a pool, and the arithmetic from frames to words.
+/// Shape of every segment of a pool, and the arithmetic from frames to words.
 ///
-/// Words are numbered through the pool: leaf `frame / FAN`, which is also the number of the unit, and group
-/// `unit / units_in_group`. A group never crosses a segment; in a segment of fewer than `FAN` units it has fewer bits.
+/// Words are numbered through the pool: leaf `frame / FAN`, which is also the number of the unit,
+/// and group `unit / units_in_group`. A group never crosses a segment; in a segment of fewer than
+/// `FAN` units it has fewer bits.
 #[derive(Clone, Copy)]
 pub(super) struct Shape {
-    /// log2 of the leaves (units) of a segment.
+    /// log2 of the number of leaves (units) per segment.
     leaves_log2: u32,
-    /// log2 of the units of a group.
+    /// log2 of the number of units per group.
     group_log2: u32,
 }
 
@@ -82,9 +87,12 @@ impl Shape {
     /// # Panics
     /// If `segment_frames` is not a power of two of at least one unit.
     pub(super) fn new(segment_frames: usize) -> Self {
-        assert!(segment_frames.is_power_of_two(), "a segment of {segment_frames} frames: not a power of two");
+        assert!(
+            segment_frames.is_power_of_two(),
+            "a segment of {segment_frames} frames is not a power of two"
+        );
         let frames_log2 = segment_frames.ilog2();
-        assert!(frames_log2 >= FAN_LOG2, "a segment of {segment_frames} frames: less than one unit");
+        assert!(frames_log2 >= FAN_LOG2, "a segment of {segment_frames} frames is smaller than one unit");
         let leaves_log2 = frames_log2 - FAN_LOG2;
         Self { leaves_log2, group_log2: leaves_log2.min(FAN_LOG2) }
     }
@@ -105,30 +113,30 @@ impl Shape {
         1 << self.group_log2
     }
 
-    /// All units of a group.
+    /// Returns the mask of all units of a group.
     pub(super) fn group_mask(self) -> u64 {
         ones(0, 1 << self.group_log2)
     }
 
-    /// The segment of a leaf, and its place there.
+    /// Returns the segment of a leaf, and its index there.
     #[inline]
     pub(super) fn leaf_place(self, leaf: usize) -> (usize, usize) {
         (leaf >> self.leaves_log2, leaf & (self.leaves_in_segment() - 1))
     }
 
-    /// The segment of a group, and its place there.
+    /// Returns the segment of a group, and its index there.
     #[inline]
     pub(super) fn group_place(self, group: usize) -> (usize, usize) {
         (group >> (self.leaves_log2 - self.group_log2), group & (self.groups_in_segment() - 1))
     }
 
-    /// The group of a unit, and the number of its bit there.
+    /// Returns the group of a unit, and its bit there.
     #[inline]
     pub(super) fn unit_place(self, unit: usize) -> (usize, u32) {
         (unit >> self.group_log2, (unit & (self.units_in_group() - 1)) as u32)
     }
 
-    /// The first unit of a group.
+    /// Returns the first unit of a group.
     #[inline]
     pub(super) fn first_unit(self, group: usize) -> usize {
         group << self.group_log2
@@ -136,7 +144,7 @@ impl Shape {
 }
 
 impl Segment {
-    /// A segment with no frame free.
+    /// Creates a segment without free frames.
     pub(super) fn new(shape: Shape) -> Self {
         let group = |_| {
             let transit = Transit::new();

@@ -1,27 +1,31 @@
-//! Frames that go away, and come back.
+//! Removal of frames from the end of a pool.
 //!
 //! ```text
 //! open      begin_shrink(to): the region [to, total) is closed; allocators avoid it
-//!  | collect, again and again: what is free in the region becomes the shrinker's
-//!  | all of it is? commit: the number of frames falls    not to be had? abandon: all of it back, the region opened
+//!  | collect, again and again: free frames of the region become the shrinker's
+//!  | all of it: commit, the number of frames falls    impossible: abandon, all of it is freed, the region opened
 //! over      end: the next one may grow or shrink
 //! ```
 //!
 //! # Invariants
 //!
-//! 1. The number of frames falls only while the shrinker has every frame that goes: none of them is in a bitmap, in
-//!    transit or anybody else's then, so that none can be handed out, by whatever directory a thread may still look at.
-//! 2. What has gone stays claimed. The bitmap words and hints remain, half a byte a frame, and no pointer is taken away
-//!    from readers. Growth that finds its words there raises the number again and frees the frames.
+//! 1. The number of frames is lowered only while the shrinker owns every frame of the region: none
+//!    of them is in a bitmap, in transit or owned by another thread, so that none can be allocated,
+//!    through whichever directory a thread still uses.
+//! 2. Removed frames stay claimed. The bitmap words and hints remain, half a byte per frame, and no
+//!    pointer is taken away from readers. Growth that finds the words in place raises the number
+//!    again and frees the frames.
 //! 3. While a shrink is open the number does not change: growth, and another shrink, are refused.
 //!
 //! # The cut
 //!
-//! The unit in which the region begins is closed from the cut on: its other frames are handed out all the while, so that
-//! no allocation is refused for a shrink that leaves it enough. When the shrink is over its lower part is what the pool
-//! has left of it; the upper part stays claimed, and the unit never merges.
+//! The unit in which the region begins is closed only from the cut on: its other frames remain
+//! allocatable, so that no allocation is refused because of a shrink that leaves enough frames.
+//! After the shrink, the unit's lower part belongs to the pool; the upper part stays claimed, and
+//! the unit never merges.
 //!
-//! Collecting takes bits as a claim does. A whole unit that is cut in two is in transit until its lower part is back.
+//! Collecting claims bits as a claim does. A whole unit that is cut in two is in transit until its
+//! lower part is free again.
 
 use super::bits::{ALL, ones};
 use super::frames::Frames;
@@ -32,32 +36,32 @@ use crate::error::ShrinkError;
 use crate::ids::{FrameId, Run};
 use crate::sync::Ordering;
 
-/// A shrink that is open: which frames of the region are the shrinker's by now. It is to be
-/// [committed](Frames::commit_shrink) or [abandoned](Frames::abandon_shrink), and then [ended](Frames::end_shrink):
-/// until then the pool neither grows nor shrinks.
+/// An open shrink, with the frames of the region collected so far. It must be
+/// [committed](Frames::commit_shrink) or [abandoned](Frames::abandon_shrink), and then
+/// [ended](Frames::end_shrink): until then the pool neither grows nor shrinks.
 #[derive(Debug)]
 #[must_use = "an open shrink keeps the pool from growing"]
 pub struct Shrink {
     region: Run,
-    /// By unit, from that of the cut on: the frames that are the shrinker's.
+    /// Collected frames by unit, from the unit of the cut on.
     collected: Box<[u64]>,
     missing: usize,
-    /// By group: the units that were open before.
+    /// By group: the units that this shrink closed.
     closed: Vec<(usize, u64)>,
 }
 
 impl Shrink {
-    /// The frames that are to go.
+    /// Returns the frames to be removed.
     pub fn region(&self) -> Run {
         self.region
     }
 
-    /// Frames of the region that are not the shrinker's yet.
+    /// Returns the number of frames of the region not collected yet.
     pub fn missing(&self) -> usize {
         self.missing
     }
 
-    /// Calls `f` with every run of frames that are the shrinker's, in pieces of one unit at most.
+    /// Calls `f` with every run of collected frames, in pieces of at most one unit.
     pub fn for_each_collected(&self, mut f: impl FnMut(Run)) {
         let first = self.region.start.index() >> FAN_LOG2;
         for (unit, &mask) in (first..).zip(&self.collected) {
@@ -83,11 +87,12 @@ fn for_each_run(unit: usize, mask: u64, f: &mut impl FnMut(Run)) {
 }
 
 impl Frames {
-    /// Opens a shrink to `to` frames: allocators avoid those from there on, and whoever wants to grow or shrink is refused.
+    /// Opens a shrink to `to` frames. Allocators avoid the frames from there on, and other requests
+    /// to grow or shrink are refused.
     ///
     /// # Errors
-    /// [`ShrinkError::Busy`] while another shrink is open; [`ShrinkError::NotSmaller`]; [`ShrinkError::TooFew`] for
-    /// none at all.
+    /// [`ShrinkError::Busy`] while another shrink is open; [`ShrinkError::NotSmaller`];
+    /// [`ShrinkError::TooFew`] for zero frames.
     pub fn begin_shrink(&self, to: usize) -> Result<Shrink, ShrinkError> {
         let mut growth = self.growth();
         if growth.is_shrinking {
@@ -114,12 +119,13 @@ impl Frames {
             map.for_each_group(whole_units(region), |index, bits| {
                 if let Some(group) = map.directory.group(index) {
                     let is_first = shrink.closed.is_empty();
-                    // Relaxed: published by the closing.
+                    // Relaxed: published by closing the units.
                     group.cut.store(if is_first { to } else { NO_CUT }, Ordering::Relaxed);
-                    // Release: pairs with the Acquire of who sees a closed unit and asks for the cut.
+                    // Release: pairs with the Acquire of a thread that sees a closed unit and reads
+                    // the cut.
                     let before = group.closed.fetch_or(bits, Ordering::Release);
                     if is_first && before & lowest(bits) != 0 {
-                        // Somebody had closed the unit of the cut as a whole, and it stays so.
+                        // The unit of the cut was already closed as a whole, and stays so.
                         group.cut.store(NO_CUT, Ordering::Relaxed);
                     }
                     shrink.closed.push((index, bits & !before));
@@ -129,8 +135,8 @@ impl Frames {
         Ok(shrink)
     }
 
-    /// Takes what is free in the region at this moment, and calls `took` with it, run by run. Returns how many frames
-    /// are missing still: in magazines, retired, or owned.
+    /// Claims the free frames of the region, and calls `took` with each run of them. Returns the
+    /// number of frames still missing: in magazines, retired, or owned.
     pub fn collect(&self, shrink: &mut Shrink, mut took: impl FnMut(Run)) -> usize {
         let missing = shrink.missing;
         self.with(|map| {
@@ -153,7 +159,7 @@ impl Frames {
         shrink.missing
     }
 
-    /// The pool has only so many frames as the shrink was opened for.
+    /// Lowers the number of frames to that of the shrink.
     ///
     /// # Panics
     /// If a frame is missing.
@@ -161,10 +167,11 @@ impl Frames {
         assert!(shrink.missing == 0, "{} of {} are not the shrinker's", shrink.missing, shrink.region);
         let region = shrink.region;
         self.with(|map| {
-            // Relaxed: it bounds walks and searches. That nothing beyond is handed out is because nothing there is free.
+            // Relaxed: it bounds walks and searches. Frames beyond it are not allocated because
+            // none of them is free.
             map.directory.frames.store(region.start.index(), Ordering::Relaxed);
             self.open_again(map, shrink);
-            // Units that come back come back open, whoever closed them.
+            // Units that growth brings back are open, even if another caller had isolated them.
             let gone = region.start.index().div_ceil(FAN)..region.end().div_ceil(FAN as u32) as usize;
             for unit in gone.clone() {
                 let (group, bit) = map.directory.shape.unit_place(unit);
@@ -181,13 +188,13 @@ impl Frames {
         });
     }
 
-    /// Puts everything back that was collected.
+    /// Frees all collected frames again.
     pub fn abandon_shrink(&self, shrink: &Shrink) {
         self.with(|map| self.open_again(map, shrink));
         shrink.for_each_collected(|run| self.free_run(run));
     }
 
-    /// The last step: the pool may grow and shrink again.
+    /// Ends the shrink: the pool may grow and shrink again.
     pub fn end_shrink(&self, shrink: Shrink) {
         drop(shrink);
         self.growth().is_shrinking = false;
@@ -197,7 +204,7 @@ impl Frames {
         for &(index, bits) in &shrink.closed {
             if let Some(group) = map.directory.group(index) {
                 group.closed.fetch_and(!bits, Ordering::Relaxed);
-                // Release: whoever finds no cut any more finds the unit open.
+                // Release: a thread that reads no cut also reads the unit as open.
                 group.cut.store(NO_CUT, Ordering::Release);
             }
         }
@@ -208,14 +215,15 @@ const fn lowest(bits: u64) -> u64 {
     bits & bits.wrapping_neg()
 }
 
-/// The region, and the unit that it begins in as a whole.
+/// Returns the region, extended to the whole unit in which it begins.
 fn whole_units(region: Run) -> Run {
     let start = region.start.0 >> FAN_LOG2 << FAN_LOG2;
     Run { start: FrameId(start), len: region.end() - start }
 }
 
 impl Map<'_> {
-    /// Takes those of a unit's frames that are free, wherever they are represented, closed or not.
+    /// Claims the free frames among `wanted` of a unit, in whichever level they are represented,
+    /// closed or not.
     fn collect_unit(self, unit: usize, wanted: u64) -> u64 {
         let (group, bit) = self.directory.shape.unit_place(unit);
         let (Some(leaf), Some(group)) = (self.directory.leaf(unit), self.directory.group(group)) else {
@@ -245,7 +253,7 @@ impl Map<'_> {
         leaf.fetch_and(!wanted, Ordering::Acquire) & wanted
     }
 
-    /// Withdraws the hints of a word that has gone, so that no search probes it in vain.
+    /// Withdraws the hints of a removed word, so that no search probes it.
     fn withdraw_all(self, level: Level, index: usize) {
         for class in 0..level.classes() {
             if self.hints(level).is_set(index, class) {

@@ -1,22 +1,22 @@
-//! A stock: a bounded lock-free store of things that threads put in and take out, last in, first out.
+//! A stock: a bounded lock-free store of items, shared by threads, last in, first out.
 //!
 //! # Protocol
 //!
-//! Two stacks of slot numbers, of the full slots and of the empty ones. Whoever took a number off a stack has the slot
-//! alone:
+//! Two stacks of slot numbers, one of full slots and one of empty slots. The thread that took a
+//! number off a stack owns the slot exclusively:
 //!
 //! ```text
 //! push:  slot := pop(empty), or refused;  slot.item := item;  push(full, slot)
 //! pop:   slot := pop(full), or none;      item := slot.item;  push(empty, slot)
 //! ```
 //!
-//! A thread that is stopped in between keeps one slot, and stops nobody: this is why it is no ring buffer, where those
-//! who come next wait for the one before them.
+//! A thread stopped in between keeps one slot and blocks no other thread. In a ring buffer, by
+//! contrast, later threads would wait for it.
 //!
 //! | bits of a stack's word | field | meaning |
 //! |---|---|---|
 //! | 0..32 | top | the slot on top, plus one; 0: the stack is empty |
-//! | 32..64 | pops | so that a top that went and came back is not taken for the same |
+//! | 32..64 | pops | number of pops, so that a compare-exchange detects a top that was removed and pushed again |
 //!
 //! Model: `loom-tests/tests/magazines.rs`.
 
@@ -25,7 +25,7 @@ use crate::sync::{AtomicU32, AtomicU64, CachePadded, Ordering::*, UnsafeCell};
 const ONE_POP: u64 = 1 << 32;
 const TOP: u64 = ONE_POP - 1;
 
-/// See the [module](self).
+/// Bounded lock-free store of items, last in, first out.
 pub struct Stock<T> {
     slots: Box<[Slot<T>]>,
     full: CachePadded<AtomicU64>,
@@ -33,22 +33,22 @@ pub struct Stock<T> {
 }
 
 struct Slot<T> {
-    /// The slot below in its stack, plus one.
+    /// Slot below in its stack, plus one.
     below: AtomicU32,
     item: UnsafeCell<T>,
 }
 
-// SAFETY: an item is touched only by whoever took its slot's number off a stack, and each hand-over is a
-// Release/Acquire pair.
+// SAFETY: an item is accessed only by the thread that took its slot's number off a stack, and each
+// hand-over is a Release/Acquire pair.
 unsafe impl<T: Send> Sync for Stock<T> {}
 // SAFETY: the stock owns its items.
 unsafe impl<T: Send> Send for Stock<T> {}
 
 impl<T: Clone + Default> Stock<T> {
-    /// An empty stock of room for `room` items.
+    /// Creates an empty stock with room for `room` items.
     pub fn new(room: usize) -> Self {
         let slot = |below| Slot { below: AtomicU32::new(below), item: UnsafeCell::new(T::default()) };
-        // Every slot lies on the one of the next lower number, the last one on top.
+        // Every slot lies on the next lower one, the last slot on top.
         let slots: Box<[Slot<T>]> = (0..room as u32).map(slot).collect();
         Self {
             full: CachePadded::new(AtomicU64::new(0)),
@@ -57,42 +57,45 @@ impl<T: Clone + Default> Stock<T> {
         }
     }
 
-    /// Takes an item in, or hands it back when there is no room.
+    /// Adds an item, or returns it if there is no room.
     ///
     /// # Errors
     /// The item.
     pub fn push(&self, item: T) -> Result<(), T> {
         let Some(slot) = self.take(&self.empty) else { return Err(item) };
-        // SAFETY: the slot is ours until it is put on a stack.
+        // SAFETY: this thread owns the slot until it puts it on a stack.
         self.slots[slot].item.with_mut(|place| unsafe { *place = item });
         self.put(&self.full, slot);
         Ok(())
     }
 
-    /// An item, if there is one.
+    /// Takes an item, if there is one.
     pub fn pop(&self) -> Option<T> {
         let slot = self.take(&self.full)?;
-        // SAFETY: the slot is ours until it is put on a stack.
+        // SAFETY: this thread owns the slot until it puts it on a stack.
         let item = self.slots[slot].item.with_mut(|place| unsafe { (*place).clone() });
         self.put(&self.empty, slot);
         Some(item)
     }
 
-    /// Whether a push would find room at this moment.
+    /// Returns whether a push would currently find room.
     #[inline]
     pub fn has_room(&self) -> bool {
-        // Acquire: pairs with the Release in `put`: whoever sees the room sees what made it.
+        // Acquire: pairs with the Release in `put`, so that a thread that sees the room sees what
+        // freed it.
         self.empty.load(Acquire) & TOP != 0
     }
 
     /// Takes a slot's number off a stack.
     fn take(&self, stack: &AtomicU64) -> Option<usize> {
-        // Acquire, both: pairs with the Release in `put`. A stack is changed by read-modify-writes only, so that every
-        // number on it was put there in a release sequence that this reads from.
+        // Acquire, both: pairs with the Release in `put`. A stack is changed by read-modify-writes
+        // only, so that every number on it was put there in a release sequence that this reads
+        // from.
         let mut word = stack.load(Acquire);
         loop {
             let slot = ((word & TOP) as usize).checked_sub(1)?;
-            // Relaxed: if somebody takes the slot and writes this meanwhile, the count of pops has changed.
+            // Relaxed: if another thread takes the slot and writes this meanwhile, the count of
+            // pops has changed.
             let below = self.slots[slot].below.load(Relaxed);
             let next = if cfg!(kvpool_mutant = "depot_no_count") {
                 word & !TOP | u64::from(below)
@@ -111,7 +114,8 @@ impl<T: Clone + Default> Stock<T> {
         let mut word = stack.load(Relaxed);
         loop {
             self.slots[slot].below.store((word & TOP) as u32, Relaxed);
-            // Release: pairs with the Acquire in `take`: what we did with the slot happens before what they do.
+            // Release: pairs with the Acquire in `take`: our accesses to the slot happen before the
+            // next owner's.
             let order = if cfg!(kvpool_mutant = "depot_relaxed") { Relaxed } else { Release };
             match stack.compare_exchange_weak(word, word & !TOP | (slot as u64 + 1), order, Relaxed) {
                 Ok(_) => return,

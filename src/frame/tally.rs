@@ -1,52 +1,50 @@
-//! How many frames are free, counted beside the bitmaps, so that asking costs no walk.
+//! Number of free frames, counted beside the bitmaps, so that reading it needs no walk.
 //!
-//! Every operation of [`Frames`](super::Frames) adds what it put back or took in one
-//! read-modify-write, on one of a few stripes, which frames that lie near each other share. What a
-//! thread has in its hands within a call counts as before it. The count decides nothing: an
-//! operation that must not overlook a frame walks the bitmaps. The [audit](super::Frames::audit)
-//! compares it with them.
+//! Every operation of [`Frames`](super::Frames) adds the frames it freed or claimed in one
+//! read-modify-write, to one of a few stripes, which neighbouring frames share. Frames in the hands
+//! of a call in progress count as before the call. No decision depends on the count: an operation
+//! that must not overlook a frame walks the bitmaps. The [audit](super::Frames::audit) compares the
+//! count with them.
 //!
 //! | bits of a stripe | meaning |
 //! |---|---|
-//! | 0..32 | frames put back less frames taken, of this stripe; a negative number borrows from the upper half |
+//! | 0..32 | frames freed less frames claimed, of this stripe; a negative number borrows from the upper half |
 //! | 32..64 | operations |
 //!
-//! Alone a stripe's halves mean nothing. The sum of all stripes has the free frames in its lower
-//! half, which are never negative where nobody is inside a call, and the operations in the upper
-//! one.
+//! The halves of a single stripe mean nothing. The sum of all stripes has the number of free frames
+//! in its lower half, which is never negative while no thread is inside a call, and the number of
+//! operations in the upper half.
 
 use crate::config::{FAN_LOG2, FRAME_BITS};
 use crate::ids::FrameId;
 use crate::sync::{CachePadded, Ordering::Relaxed, StatisticU64};
 
-/// A power of two: enough that threads which refill at once rarely meet, few enough to be read
-/// often.
+/// A power of two: enough that threads rarely collide on refills, few enough to read often.
 const STRIPES: usize = 16;
 
 const ONE_CHANGE: u64 = 1 << 32;
-const _: () = assert!(FRAME_BITS < u32::BITS, "the sign of a sum that is read beside running threads");
+const _: () = assert!(FRAME_BITS < u32::BITS, "a sum read concurrently may be negative: it needs a sign bit");
 
-/// See the [module](self).
+/// Number of free frames, in stripes.
 #[derive(Default)]
 pub(super) struct Tally([CachePadded<StatisticU64>; STRIPES]);
 
 impl Tally {
     #[inline]
     fn stripe(&self, near: FrameId) -> &StatisticU64 {
-        // Neighbouring units have stripes of their own, and so have the groups that threads begin
-        // in.
+        // Neighbouring units use different stripes, and so do the groups in which threads begin.
         let unit = near.index() >> FAN_LOG2;
         &self.0[(unit ^ unit >> FAN_LOG2) & (STRIPES - 1)]
     }
 
-    /// So many frames are free again.
+    /// Counts frames as freed.
     #[inline]
     pub(super) fn put_back(&self, near: FrameId, frames: usize) {
-        // Relaxed, here and below: nothing is decided by it.
+        // Relaxed, here and below: no decision depends on it.
         self.stripe(near).fetch_add(ONE_CHANGE + frames as u64, Relaxed);
     }
 
-    /// So many frames are free no more.
+    /// Counts frames as claimed.
     #[inline]
     pub(super) fn took(&self, near: FrameId, frames: usize) {
         self.stripe(near).fetch_add(ONE_CHANGE.wrapping_sub(frames as u64), Relaxed);
@@ -56,12 +54,12 @@ impl Tally {
         self.0.iter().fold(0, |sum, stripe| sum.wrapping_add(stripe.load(Relaxed)))
     }
 
-    /// Free frames; exact when nobody is inside a call.
+    /// Returns the number of free frames; exact while no thread is inside a call.
     pub(super) fn free(&self) -> usize {
         (self.sum() as u32 as i32).max(0) as usize
     }
 
-    /// Operations, modulo 2^32: another number than before says that something has changed.
+    /// Returns the number of operations, modulo 2^32: if it changed, some operation ran in between.
     pub(super) fn changes(&self) -> u32 {
         (self.sum() >> 32) as u32
     }
@@ -77,7 +75,7 @@ mod tests {
         let (here, there) = (FrameId(0), FrameId(64));
         tally.put_back(here, 1 << FRAME_BITS);
         assert_eq!((tally.free(), tally.changes()), (1 << FRAME_BITS, 1));
-        // Taken from another stripe than put back to.
+        // Claimed from another stripe than freed to.
         tally.took(there, 1 << FRAME_BITS);
         assert_eq!((tally.free(), tally.changes()), (0, 2));
         // As read while another thread is between its two steps.

@@ -1,4 +1,4 @@
-//! One thread, every operation, beside a naive model: a vector of booleans.
+//! Compares every operation, on one thread, with a naive model: a vector of booleans.
 
 use proptest::prelude::*;
 
@@ -15,7 +15,7 @@ fn run(start: usize, len: usize) -> Run {
     Run { start: FrameId(start as u32), len: len as u32 }
 }
 
-/// The pool, and which of its frames are free by the model's count.
+/// The pool, and the naive model of its free and closed frames.
 struct Checked {
     frames: Frames,
     free: Vec<bool>,
@@ -231,7 +231,7 @@ fn shrink(pool: &mut Checked, to: usize, gives_up: bool) {
     };
     assert_eq!(pool.frames.begin_shrink(1).unwrap_err(), ShrinkError::Busy);
     assert_eq!(pool.frames.grow(1, &mut |_| Ok(())), Err(GrowError::Busy));
-    // What is not to go can be had all the while.
+    // Frames outside the region remain allocatable.
     let is_free = |frame: usize| pool.free[frame] && !pool.closed[frame];
     let kept = (0..to).filter(|&frame| is_free(frame)).count();
     let mut got = Vec::new();
@@ -239,7 +239,7 @@ fn shrink(pool: &mut Checked, to: usize, gives_up: bool) {
         pool.frames.allocate_many(total as u32, FrameId(to as u32), &mut |run| got.push(run)),
         kept as u32
     );
-    assert!(got.iter().all(|run| run.end() as usize <= to), "{got:?} of what is to go");
+    assert!(got.iter().all(|run| run.end() as usize <= to), "{got:?} includes frames of the region");
     got.into_iter().for_each(|run| pool.frames.free_run(run));
     let mut collected = vec![false; total];
     let missing = pool.frames.collect(&mut shrink, |run| {
@@ -341,9 +341,9 @@ fn many_prefers_whole_units() {
     assert_eq!(pool.free_frames(), 0);
 }
 
-/// At rest, hints lead to every free frame.
+/// Without concurrent frees, hints lead to every free frame.
 #[test]
-fn some_are_all_when_nobody_frees() {
+fn allocate_some_finds_all_without_concurrent_frees() {
     for seed in 0..20 {
         let mut rng = fastrand::Rng::with_seed(seed);
         let pool = frames(1_000, 1_000, 64 << (seed % 5));
@@ -421,7 +421,7 @@ fn a_foreign_frame_is_a_panic() {
     frames(64, 64, 64).free_run(run(640, 1));
 }
 
-/// Whole, in a closed unit: the part before the cut is still to be had.
+/// The unit is whole and closed: the part before the cut remains allocatable.
 #[test]
 fn a_unit_that_is_cut_serves_up_to_the_cut() {
     let pool = frames(128, 128, 128);
@@ -437,7 +437,7 @@ fn a_unit_that_is_cut_serves_up_to_the_cut() {
     pool.end_shrink(shrink);
     pool.audit().unwrap();
     assert_eq!((pool.total(), pool.free_frames()), (100, 36));
-    // What is gone cannot be named, and comes back where it was.
+    // Removed frames cannot be claimed by name, and growth brings them back in place.
     assert!(!pool.claim(run(100, 1)));
     assert_eq!(pool.grow(28, &mut |_| Ok(())), Ok(run(100, 28)));
     assert_eq!(pool.allocate_aligned(Order(6), FrameId(0)), Some(run(64, 64)), "merged");
@@ -453,9 +453,9 @@ fn a_shrink_that_misses_a_frame_is_not_committed() {
     pool.commit_shrink(&shrink);
 }
 
-/// Searches do not probe words that are gone.
+/// Searches do not probe removed words.
 #[test]
-fn what_is_gone_has_no_hints() {
+fn removed_words_have_no_hints() {
     let pool = frames(3 * FAN * FAN, 3 * FAN * FAN, FAN * FAN);
     for frame in (0..pool.total()).step_by(3) {
         assert!(pool.claim(run(frame, 1)));
@@ -472,9 +472,9 @@ fn what_is_gone_has_no_hints() {
     pool.audit().unwrap();
 }
 
-/// A claim that fails is believed at once, though it was in transit itself: nobody yields for it.
+/// A failed claim is conclusive at once although it made a passage itself: it does not yield.
 #[test]
-fn a_claim_that_fails_looks_once() {
+fn a_failed_claim_tries_once() {
     let pool = frames(128, 128, 64);
     assert!(pool.claim(run(70, 1)));
     let before = pool.with(|map| map.traffic());
@@ -486,10 +486,9 @@ fn a_claim_that_fails_looks_once() {
     assert!(pool.with(|map| map.traffic()) != before);
 }
 
-/// The count that costs no walk is the bitmaps', whatever is done to them; and an audit sees one
-/// that is not.
+/// The tally always equals the count of the bitmaps, and an audit detects a wrong tally.
 #[test]
-fn what_is_counted_is_what_is_free() {
+fn the_tally_equals_the_bitmaps() {
     let pool = Frames::new(FrameConfig { frames: 5_000, frames_max: 9_000, segment_frames: 1024 });
     let mut random = fastrand::Rng::with_seed(11);
     let mut runs: Vec<Run> = Vec::new();
@@ -537,7 +536,7 @@ fn what_is_counted_is_what_is_free() {
     assert_eq!(pool.free_counted(), pool.free_frames());
     pool.audit().unwrap();
     let before = pool.changes();
-    assert_eq!(pool.changes(), before, "to look changes nothing");
+    assert_eq!(pool.changes(), before, "reading changes nothing");
     pool.tally.took(FrameId(0), 1);
     assert_eq!(pool.audit(), Err("the tally of free frames is wrong"));
 }

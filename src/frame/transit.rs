@@ -1,26 +1,28 @@
-//! Frames on their way: the word that lets a searcher tell "there are none" from "I looked while some were moving".
+//! Frames in transit: the word that lets a searcher distinguish "none is free" from "some were
+//! moving while I looked".
 //!
-//! A thread that splits a unit, merges one, or rolls a claim back holds frames that it does not mean to keep, and
-//! nobody else can see them for a moment. It *enters* this word before it takes them and *leaves* once all of them
-//! are visible again. A searcher that finds nothing reads the words before and after its walk: if nobody was inside
-//! at the beginning, and nobody has entered since, no frame was hidden from it.
+//! A thread that splits a unit, merges one, or rolls a claim back holds frames that it does not
+//! mean to keep, and that no other thread can see for a moment. It *enters* this word before it
+//! takes them and *leaves* once all of them are visible again. A searcher that finds nothing reads
+//! the words before and after its walk: if no thread was inside at the beginning, and none has
+//! entered since, no frame was hidden from it.
 //!
 //! | bits | meaning |
 //! |---|---|
 //! | 0..16 | threads inside now |
-//! | 16..64 | passages ever begun, so that one that began and ended during a walk is seen |
+//! | 16..64 | number of passages begun, so that one that began and ended during a walk is detected |
 
 use crate::sync::{AtomicU64, Ordering};
 
 const INSIDE_BITS: u32 = 16;
 const BEGUN: u64 = 1 << INSIDE_BITS;
 const _: () =
-    assert!(INSIDE_BITS < u64::BITS - 40, "at a billion passages a second, 40 bits would last 18 minutes");
+    assert!(INSIDE_BITS < u64::BITS - 40, "at a billion passages per second, 40 bits last 18 minutes");
 
 /// Counts the passages through one group of units.
 pub(super) struct Transit(AtomicU64);
 
-/// What a walk reads before and after: the sum over all groups.
+/// Value that a walk reads before and after: the sum over all groups.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Traffic {
     inside: u64,
@@ -28,12 +30,13 @@ pub(super) struct Traffic {
 }
 
 impl Traffic {
-    /// No frame was on its way while this was read.
+    /// Returns whether no frame was in transit at this reading.
     pub(super) fn is_still(self) -> bool {
         self.inside == 0
     }
 
-    /// What is read if nobody but the reader has passed since, and it so many times.
+    /// Returns the value expected after `passages` passages of the reader and none of other
+    /// threads.
     pub(super) fn after(mut self, passages: u64) -> Self {
         self.begun = self.begun.wrapping_add(passages);
         self
@@ -43,7 +46,7 @@ impl Traffic {
 impl std::ops::AddAssign for Traffic {
     fn add_assign(&mut self, other: Self) {
         self.inside += other.inside;
-        // Wrapping: only equality is asked, and each term only grows.
+        // Wrapping: only equality is tested, and each term only grows.
         self.begun = self.begun.wrapping_add(other.begun);
     }
 }
@@ -53,25 +56,26 @@ impl Transit {
         Self(AtomicU64::new(0))
     }
 
-    /// Begins a passage; it ends when the result is dropped.
+    /// Begins a passage, which ends when the result is dropped.
     #[inline]
     pub(super) fn enter(&self) -> Passage<'_> {
         if !cfg!(kvpool_mutant = "no_transit") {
-            // Relaxed: the AcqRel operation that takes the frames comes after, and whoever sees that one with an
-            // Acquire load sees this too.
+            // Relaxed: the AcqRel operation that takes the frames comes later, and a thread that
+            // sees that one with an Acquire load sees this too.
             self.0.fetch_add(BEGUN + 1, Ordering::Relaxed);
         }
         Passage(self)
     }
 
-    /// Acquire: pairs with the Release in [`Passage::drop`]. A walk that sees a passage ended sees its frames.
+    /// Reads the word. Acquire: pairs with the Release in [`Passage::drop`]. A walk that sees a
+    /// passage ended sees its frames.
     pub(super) fn read(&self) -> Traffic {
         let word = self.0.load(Ordering::Acquire);
         Traffic { inside: word & (BEGUN - 1), begun: word >> INSIDE_BITS }
     }
 }
 
-/// A thread is inside.
+/// A passage in progress.
 #[must_use]
 pub(super) struct Passage<'a>(&'a Transit);
 

@@ -1,34 +1,42 @@
-//! An asymmetric store-load fence: free for the side that runs often, an interprocessor interrupt for the other.
+//! An asymmetric store-load fence: free for the frequent side, an interprocessor interrupt for the
+//! other.
 //!
-//! The pair orders like two `fence(SeqCst)`: of a thread that does `store x; light_fence(); load y` and one that
-//! does `store y; heavy_fence(); load x`, at least one sees the other's store. [`heavy_fence`] makes every running
-//! thread of the process execute a full barrier (Linux `membarrier`, private expedited), so that the light side
-//! needs only to keep the *compiler* from reordering. Where the system has no such call, and under Miri, both sides
-//! are real fences.
+//! The pair orders like two `fence(SeqCst)`: if one thread does `store x; light_fence(); load y`
+//! and another does `store y; heavy_fence(); load x`, at least one sees the other's store.
+//! [`heavy_fence`] makes every running thread of the process execute a full barrier (Linux
+//! `membarrier`, private expedited), so that the light side only needs to prevent *compiler*
+//! reordering. On systems without this call, and under Miri, both sides are real fences.
 //!
-//! The system can refuse a heavy fence to one thread alone: a filter of system calls (seccomp) that was put on that thread
-//! after the process settled. Then the call says so, and its caller turns back; no allocation claims to have searched
-//! everywhere, and no request sleeps, after a fence that was refused. There is no other way for such a thread:
+//! The system can refuse a heavy fence to a single thread, by a system call filter (seccomp)
+//! installed on that thread after the process chose its mode. The call then returns false, and its
+//! caller turns back: after a refused fence no allocation claims to have searched everywhere, and
+//! no request sleeps. No alternative exists for such a thread:
 //!
-//! - to have all light sides fence from then on needs one more heavy fence, by which those are known to have begun to;
-//! - a change of a page's protection interrupts other processors on x86-64 only, and only those that have the page cached;
-//! - another thread that fences in its place would have to be started before the filter, in every process.
+//! - making all light sides use real fences from then on needs one more heavy fence, to know when
+//!   they have begun to;
+//! - changing a page's protection interrupts other processors on x86-64 only, and only those with
+//!   the page in their TLB;
+//! - another thread that fences on its behalf would have to be started before the filter, in every
+//!   process.
 //!
 //! The light side works on such a thread, and a heavy fence of another thread reaches it.
 //!
 //! # Under loom
 //!
-//! If a light fence, which is a compiler fence in production, were a `fence(SeqCst)` in the models, it would stand in for
-//! any real fence that is missing on its path. loom cannot run a barrier in another thread. But its fences are no steps of
-//! their own: each is one point in the order of all steps. So it is enough to say which fences meet:
+//! A light fence is a compiler fence in production. If it were a `fence(SeqCst)` in the models, it
+//! would hide any missing real fence on its path. loom cannot run a barrier in another thread. But
+//! loom's fences are no steps of their own: each is one point in the order of all steps. So it
+//! suffices to define which fences synchronise:
 //!
-//! - a heavy fence comes after each light fence before it: what was done before those is seen by what comes after it;
-//! - a light fence comes after each heavy fence before it, likewise;
-//! - two light fences do not meet, nor do a light fence and a `fence(SeqCst)`.
+//! - a heavy fence comes after each earlier light fence: later operations of its thread see what
+//!   preceded those fences;
+//! - a light fence comes after each earlier heavy fence, likewise;
+//! - two light fences do not synchronise, nor do a light fence and a `fence(SeqCst)`.
 //!
-//! Of a light and a heavy fence one comes before the other: this is what the pair promises, and all of it. As with loom's
-//! `fence(SeqCst)`, the model is stronger than the real pair in one point: what comes after the second fence *happens
-//! after* what came before the first, where in reality it need only see the stores.
+//! Of a light and a heavy fence, one comes before the other: this is exactly what the pair
+//! promises. As with loom's `fence(SeqCst)`, the model is stronger than the real pair in one point:
+//! operations after the second fence *happen after* those before the first, where in reality they
+//! need only see the stores.
 
 #[cfg(kvpool_loom)]
 pub(crate) use imp::Execution;
@@ -42,13 +50,15 @@ mod imp {
     const SYMMETRIC: u8 = 1;
     const ASYMMETRIC: u8 = 2;
 
-    /// How this process fences. Settled once, before the first light fence has any effect: an unsettled process
-    /// takes the symmetric way, which is right with either heavy side.
+    /// Fence mode of this process. It is set once, before the first light fence has any effect: a
+    /// process that has not set it uses the symmetric mode, which is correct with either heavy
+    /// side.
     static WAY: AtomicU8 = AtomicU8::new(UNKNOWN);
 
     #[inline]
     pub(crate) fn light_fence() {
-        // Relaxed: the value goes from UNKNOWN to its final one; a late reader fences too much, never too little.
+        // Relaxed: the value changes once, from UNKNOWN to its final one; a late reader fences too
+        // much, never too little.
         if WAY.load(Ordering::Relaxed) == ASYMMETRIC {
             compiler_fence(Ordering::SeqCst);
         } else {
@@ -68,8 +78,9 @@ mod imp {
         if settle() != ASYMMETRIC {
             return true;
         }
-        // SAFETY: membarrier takes integers only and touches no memory of ours. It can fail although it was registered,
-        // where a filter of system calls was put on this thread since.
+        // SAFETY: membarrier takes only integers and accesses no memory of ours. It can fail after
+        // a successful registration if a system call filter has been installed on this thread
+        // since.
         let rc = unsafe { libc::syscall(libc::SYS_membarrier, libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) };
         rc == 0
     }
@@ -79,13 +90,14 @@ mod imp {
         if way != UNKNOWN {
             return way;
         }
-        // SAFETY: as above. Registration is idempotent, so that two threads may both do it.
+        // SAFETY: as above. Registration is idempotent, so two threads may both do it.
         let rc = unsafe {
             libc::syscall(libc::SYS_membarrier, libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0)
         };
         let settled = if rc == 0 { ASYMMETRIC } else { SYMMETRIC };
-        // The first one settles it, should registration fail for one thread and not for another (a filter of system
-        // calls is a thread's own): a heavy side that does not interrupt must never meet a light one that relies on it.
+        // The first thread decides, because registration may fail for one thread and succeed for
+        // another (a system call filter belongs to a thread): a heavy side that does not interrupt
+        // must never meet a light one that relies on it.
         match WAY.compare_exchange(UNKNOWN, settled, Ordering::Relaxed, Ordering::Relaxed) {
             Ok(_) => settled,
             Err(first) => first,
@@ -118,25 +130,27 @@ mod imp {
 
     use super::super::{Ordering::SeqCst, fence};
 
-    /// A fence that others may come after. The first [`get`](Lazy::get) of a lazy value is a Release, and those that follow
-    /// are Acquires, as they must be for who makes and who finds it; and none is a step of its own. No atomic has that.
+    /// A fence that later fences can synchronise with. The first [`get`](Lazy::get) of a lazy value
+    /// is a Release and the following ones are Acquires, as required here, and none is a step of
+    /// its own. No atomic has both properties.
     type Passed = &'static Lazy<()>;
 
     /// The fences of one execution; see the [module](super).
     #[derive(Default)]
     struct Fences {
-        /// Made before, and perhaps by earlier executions, to which loom's lazy values belong.
+        /// Lazy values created before, possibly by earlier executions, for reuse: loom's lazy
+        /// values belong to an execution.
         spare: Vec<Passed>,
         used: usize,
-        /// Light fences since the last heavy one, which those after it come after.
+        /// Light fences since the last heavy one, which a later heavy fence synchronises with.
         light: Vec<Passed>,
         heavy: Option<Passed>,
-        /// Not between two executions, nor while loom drops what is left of one.
+        /// False between two executions, and while loom drops the rest of one.
         is_open: bool,
     }
 
     impl Fences {
-        /// The point at which the thread is now.
+        /// Records the current point of the thread.
         fn pass(&mut self) -> Passed {
             if self.used == self.spare.len() {
                 self.spare.push(Box::leak(Box::new(Lazy { init: || (), _p: PhantomData })));
@@ -153,8 +167,8 @@ mod imp {
         static FENCES: RefCell<Fences> = RefCell::default();
     }
 
-    /// An execution in which light and heavy fences meet as the [module](super) says. Without one, both are a
-    /// `fence(SeqCst)`.
+    /// An execution in which light and heavy fences synchronise as the [module](super) describes.
+    /// Without one, both are a `fence(SeqCst)`.
     pub(crate) struct Execution(());
 
     impl Execution {
@@ -196,7 +210,7 @@ mod imp {
             for light in fences.light.drain(..) {
                 light.get();
             }
-            // As in production. Two heavy fences meet here.
+            // As in production: two heavy fences synchronise here.
             fence(SeqCst);
             if fences.is_open {
                 fences.heavy = Some(fences.pass());

@@ -1,12 +1,13 @@
 //! Thread-locals and epoch guards under loom: one loom thread-local for both.
 //!
-//! loom drops a thread's locals in random order. Two of ours do atomic operations when they go (homes, and the epoch
-//! collector's entry), so that a model would be another one each time it is run. Here they are fields of one local,
-//! dropped in this order: the locals as they were made, then the collector's entry.
+//! loom drops a thread's locals in random order. Two of ours perform atomic operations in their
+//! destructors (thread caches, and the epoch collector's entry), so that each run would explore
+//! another model. Here they are fields of one local, dropped in this order: the locals in order of
+//! creation, then the collector's entry.
 //!
-//! When an execution fails, loom drops what is left of it outside of the execution, where an atomic operation is a panic,
-//! and a panic in a destructor ends the process. So locals and collector are forgotten then, and the failure is an ordinary
-//! panic of the test.
+//! When an execution fails, loom drops its remains outside of the execution, where an atomic
+//! operation panics, and a panic in a destructor aborts the process. Locals and collector are
+//! therefore leaked in that case, and the failure is an ordinary panic of the test.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -22,12 +23,12 @@ struct Thread {
 
 impl Drop for Thread {
     fn drop(&mut self) {
-        // In order, and then `epoch`.
+        // In order; `epoch` follows.
         take(self.locals.get_mut()).into_iter().map(|(_, local)| Leaked::new(local)).for_each(drop);
     }
 }
 
-/// A value that is forgotten instead of dropped while its thread panics.
+/// A value that is leaked instead of dropped while its thread panics.
 struct Leaked<T>(ManuallyDrop<T>);
 
 impl<T> Leaked<T> {
@@ -53,16 +54,16 @@ loom::thread_local! {
     static THREAD: Thread = Thread { locals: RefCell::default(), epoch: Leaked::new(COLLECTOR.0.register()) };
 }
 
-/// As [`crossbeam_epoch::pin`].
+/// Pins the epoch, as [`crossbeam_epoch::pin`] does.
 pub(crate) fn pin() -> Guard {
     THREAD.try_with(|thread| thread.epoch.0.pin()).unwrap_or_else(|_| COLLECTOR.0.register().pin())
 }
 
-/// The thread is past having locals.
+/// Error: the thread's locals are already destroyed.
 #[derive(Debug)]
 pub(crate) struct Gone;
 
-/// As `std::thread::LocalKey`.
+/// Counterpart of `std::thread::LocalKey`.
 pub(crate) struct LocalKey<T: 'static> {
     init: fn() -> T,
 }
@@ -84,11 +85,11 @@ impl<T: 'static> LocalKey<T> {
             })
         });
         let value = value.map_err(|_| Gone)?;
-        Ok(f(value.downcast_ref().expect("a key's value has its type")))
+        Ok(f(value.downcast_ref().expect("a key's value has the key's type")))
     }
 
     pub(crate) fn with<R>(&'static self, f: impl FnOnce(&T) -> R) -> R {
-        self.try_with(f).expect("a thread that is not past having locals")
+        self.try_with(f).expect("the thread's locals are not destroyed yet")
     }
 }
 

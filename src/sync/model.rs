@@ -1,38 +1,40 @@
-//! Explores a model with loom so that a failure is an ordinary panic of the caller, whatever the model holds.
+//! Explores a model with loom so that a failure is an ordinary panic of the caller, whatever values
+//! the model holds.
 //!
-//! loom unwinds an execution that fails. The destructors that run then use loom's atomics, and if the failure was a
-//! deadlock, or lies outside of the execution, each of these panics again: a panic in a destructor, and the process
-//! aborts. So a failed execution is not unwound here:
+//! loom unwinds a failing execution. The destructors that then run use loom's atomics, and if the
+//! failure was a deadlock, or occurred outside of the execution, each of these panics again: a
+//! panic in a destructor aborts the process. So a failed execution is not unwound here:
 //!
 //! ```text
 //! caller                          checker, a thread of its own
-//! waits for the outcome           loom explores;  the model panics;  the panic hook reports it, as always
-//!                                 the unwinder is about to begin:  send the message, and park for ever
+//! waits for the outcome           loom explores;  the model panics;  the panic hook reports it as usual
+//!                                 the unwinder is about to begin:  send the message, and park forever
 //! panics with the message
 //! ```
 //!
-//! The parked thread stays until the process ends. It cannot park in the panic hook, which is called under a lock of the
-//! standard library's. Where the unwinder cannot be interposed (other systems than Linux with glibc), the execution is
-//! unwound, and what [`locals`](super::locals) forgets keeps most failures from aborting.
+//! The parked thread stays until the process ends. It cannot park in the panic hook, which is
+//! called under a lock of the standard library. Where the unwinder cannot be interposed (other
+//! systems than Linux with glibc), the execution is unwound, and the leaks of
+//! [`locals`](super::locals) avoid most aborts.
 
 use std::cell::{Cell, RefCell};
 use std::panic::{self, PanicHookInfo};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Once, atomic};
 
-/// Executions explored, and the preemptions that one had at most.
+/// Number of executions explored, and maximum number of preemptions per execution.
 type Explored = (u64, usize);
 
 thread_local! {
-    /// Of a checker thread: where its outcome goes.
+    /// Sender of the outcome, on a checker thread.
     static OUTCOME: RefCell<Option<Sender<Result<Explored, String>>>> = const { RefCell::new(None) };
-    /// Calls of [`catch`] under way, in all of the model's threads.
+    /// Number of calls of [`catch`] in progress, in all of the model's threads.
     static CATCHING: Cell<usize> = const { Cell::new(0) };
-    /// The message of the failure that the checker thread is about to unwind for.
+    /// Message of the failure for which the checker thread is about to unwind.
     static FAILURE: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Explores the executions of `model`. The environment may ask for larger bounds.
+/// Explores the executions of `model`. The environment may raise the bounds.
 pub(crate) fn explore(
     preemptions: usize,
     branches: usize,
@@ -49,7 +51,7 @@ pub(crate) fn explore(
         }));
     });
     let (sender, outcome) = channel();
-    // libtest names the thread after the test: so is the panic.
+    // libtest names the thread after the test, and the panic reports that name.
     let name = std::thread::current().name().unwrap_or("model").to_owned();
     let checker = std::thread::Builder::new().name(name).spawn(move || {
         let mut builder = loom::model::Builder::new();
@@ -61,17 +63,17 @@ pub(crate) fn explore(
         OUTCOME.set(Some(sender.clone()));
         builder.check(move || {
             counted.fetch_add(1, atomic::Ordering::Relaxed);
-            // The first to come and the last to go: what light and heavy fences order.
+            // Created first and dropped last: the order of light and heavy fences.
             let _fences = super::asymmetric::Execution::begin();
             model();
         });
         OUTCOME.set(None);
         let _ = sender.send(Ok((executions.load(atomic::Ordering::Relaxed), bound)));
     });
-    let checker = checker.expect("the system has room for a thread");
+    let checker = checker.expect("the system can start a thread");
     match outcome.recv() {
         Ok(Ok(explored)) => explored,
-        // Reported already, by the hook.
+        // The hook has already reported it.
         Ok(Err(message)) => panic::resume_unwind(Box::new(message)),
         Err(_) => match checker.join() {
             Err(payload) => panic::resume_unwind(payload),
@@ -80,7 +82,7 @@ pub(crate) fn explore(
     }
 }
 
-/// As `std::panic::catch_unwind`, of a panic that a model expects.
+/// Acts as `std::panic::catch_unwind` for a panic that a model expects.
 pub(crate) fn catch<R>(f: impl FnOnce() -> R) -> std::thread::Result<R> {
     CATCHING.set(CATCHING.get() + 1);
     let result = panic::catch_unwind(panic::AssertUnwindSafe(f));
@@ -95,13 +97,14 @@ fn message(info: &PanicHookInfo<'_>) -> String {
     text.unwrap_or("a panic without a message").to_owned()
 }
 
-/// Stands before the unwinder's function of this name, by which every panic begins to unwind.
+/// Interposes the unwinder's function of this name, with which the unwinding of every panic begins.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 #[unsafe(no_mangle)]
 extern "C-unwind" fn _Unwind_RaiseException(exception: *mut libc::c_void) -> libc::c_int {
     type Raise = unsafe extern "C-unwind" fn(*mut libc::c_void) -> libc::c_int;
     let failure = FAILURE.try_with(RefCell::take).ok().flatten();
-    // loom's threads are generators, which end by a panic that no hook sees: such a one has no message.
+    // loom's threads are generators, which end by a panic that bypasses the hook: it has no
+    // message.
     if let Some(failure) = failure
         && let Some(outcome) = OUTCOME.take()
     {
@@ -110,11 +113,11 @@ extern "C-unwind" fn _Unwind_RaiseException(exception: *mut libc::c_void) -> lib
             std::thread::park();
         }
     }
-    // SAFETY: the name is a string of C's.
+    // SAFETY: the name is a C string.
     let next = unsafe { libc::dlsym(libc::RTLD_NEXT, c"_Unwind_RaiseException".as_ptr()) };
     assert!(!next.is_null(), "the unwinder is a shared library");
-    // SAFETY: the function of this name has this type, in every unwinder.
+    // SAFETY: the function of this name has this type in every unwinder.
     let next = unsafe { std::mem::transmute::<*mut libc::c_void, Raise>(next) };
-    // SAFETY: passed on as it came.
+    // SAFETY: the argument is passed on unchanged.
     unsafe { next(exception) }
 }

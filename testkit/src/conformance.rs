@@ -1,8 +1,8 @@
-//! The conformance suite of storage backends: whatever the device, the same bytes.
+//! Conformance suite of storage backends: on every device, the same bytes.
 //!
-//! Each check drives a storage and the [scalar reference](crate::scalar) side by side, and after each step compares
-//! *all* frames, so that a byte written where it should not be is found too. A refused operation must leave every byte as
-//! it was.
+//! Each check runs a storage and the [scalar reference](crate::scalar) side by side, and after each
+//! step compares *all* frames, so that a stray write is detected too. A refused operation must
+//! leave every byte unchanged.
 
 use kvpool::storage::{Arrangement, Dtype, KvLayout, KvPlanes, Scales, Storage};
 
@@ -14,20 +14,21 @@ pub use ops::{Op, Pair};
 
 use crate::rng::Rng;
 
-/// Frames that a storage under test begins with.
+/// Initial number of frames of a storage under test.
 pub const FRAMES: usize = 6;
 
-/// Frames that it may grow to, if it can grow at all.
+/// Maximum number of frames, if the storage can grow.
 pub const FRAMES_MAX: usize = 9;
 
-/// Runs the whole suite over every layout. `make` is given a layout, [`FRAMES`] and [`FRAMES_MAX`]; a backend that cannot
-/// grow ignores the last.
+/// Runs the whole suite over every layout. `make` is called with a layout, [`FRAMES`] and
+/// [`FRAMES_MAX`]; a backend that cannot grow ignores the last.
 ///
 /// # Panics
 /// If the backend is wrong; the message says how and in which layout.
 pub fn run(make: impl Fn(&KvLayout, usize, usize) -> Box<dyn Storage>) {
     for (index, layout) in layouts().into_iter().enumerate() {
-        // Under Miri each layout takes a while; these few meet every kind of scale, part and arrangement.
+        // Under Miri each layout takes a while; these few cover every kind of scale, part and
+        // arrangement.
         if cfg!(miri) && index % 23 != 0 {
             continue;
         }
@@ -57,7 +58,8 @@ pub fn run_layout(layout: &KvLayout, make: impl Fn(&KvLayout, usize, usize) -> B
     receive::refusals(&*storage(), &*storage());
 }
 
-/// Every dtype, arrangement, part and kind of scale that go together; sizes vary, odd ones among them.
+/// Returns every valid combination of dtype, arrangement, part and kind of scale; sizes vary, odd
+/// ones among them.
 pub fn layouts() -> Vec<KvLayout> {
     let mut layouts = Vec::new();
     let sizes = [(2, 4, 4), (1, 3, 5), (3, 8, 1), (2, 5, 3), (1, 16, 2)];
@@ -81,7 +83,7 @@ pub fn layouts() -> Vec<KvLayout> {
                     let layout =
                         KvLayout::builder().layers(2).kv_heads(heads).head_dim(head_dim).parts(parts);
                     let layout = layout.block_tokens(block_tokens).dtype(dtype).arrangement(arrangement);
-                    layouts.push(layout.scales(scales).build().expect("a good layout"));
+                    layouts.push(layout.scales(scales).build().expect("a valid layout"));
                 }
             }
         }
@@ -89,13 +91,14 @@ pub fn layouts() -> Vec<KvLayout> {
     layouts
 }
 
-/// What a storage says of itself.
+/// Checks the properties that a storage reports of itself.
 fn answers(storage: &dyn Storage) {
     assert_eq!(storage.frames(), FRAMES);
     assert!(storage.frames_max() == FRAMES || storage.frames_max() == FRAMES_MAX);
 }
 
-/// Elements of a type: mostly ordinary numbers, and the odd ones that conversions get wrong.
+/// Returns elements of a type: mostly ordinary numbers, and the special values that conversions get
+/// wrong.
 pub fn elements(dtype: Dtype, count: usize, rng: &mut Rng) -> crate::scalar::Rows {
     const ODD: [f32; 12] = [
         0.0,

@@ -1,4 +1,5 @@
-//! What the tests share: the naive model of a pool, the scalar reference of storage, the conformance suite.
+//! Shared code of the tests: the naive model of a pool, the scalar reference of storage, the
+//! conformance suite.
 
 pub mod conformance;
 pub mod model;

@@ -1,8 +1,10 @@
-//! The naive model of the prefix cache: which prefix of a prompt is cached, and which blocks go first, in a pool that one thread
-//! drives and that evicts by LRU. It is exact: a look-up gives what the model says, an allocation evicts as many as are missing, the
-//! least recently released first, and a request that is refused evicts nothing.
+//! The naive model of the prefix cache: which prefix of a prompt is cached, and which blocks are
+//! evicted first, in a pool that one thread drives and that evicts by LRU. It is exact: a look-up
+//! returns the model's result, an allocation evicts as many blocks as are missing, the least
+//! recently released first, and a refused request evicts nothing.
 //!
-//! [`run`] applies a list of [`PrefixOperation`]s to a real pool and to the model. Property tests and a fuzz target call it.
+//! [`run`] applies a list of [`PrefixOperation`]s to a real pool and to the model. Property tests
+//! and a fuzz target call it.
 
 use std::collections::BTreeMap;
 
@@ -22,29 +24,30 @@ const BLOCK_TOKENS: usize = 4;
 #[cfg_attr(feature = "arbitrary", derive(arbitrary::Arbitrary))]
 #[non_exhaustive]
 pub enum PrefixOperation {
-    /// Open a prompt and append what is not cached. Prompts of one number begin alike, those of its half for half as long; each
-    /// ends in an unfinished block.
+    /// Open a prompt and append the part that is not cached. Prompts with one number begin alike,
+    /// and share their first half with the prompts of half that number; each ends in an unfinished
+    /// block.
     Admit {
-        /// Which prompt.
+        /// Number of the prompt.
         prompt: u8,
-        /// Full blocks.
+        /// Number of full blocks.
         blocks: u8,
     },
-    /// Take back all but so many of a sequence's full blocks, if it has them.
+    /// Truncate a sequence to a number of full blocks, if it has more.
     Cut(Pick, u8),
-    /// Share a sequence.
+    /// Fork a sequence.
     Fork(Pick),
     /// Close a sequence.
     Close(Pick),
     /// Allocate blocks.
     Lease(u8),
-    /// Free them.
+    /// Free the blocks of one `Lease`.
     Drop(Pick),
-    /// Forget everything.
+    /// Clear the cache.
     Clear,
 }
 
-/// A block that is cached: its tokens, and all before them.
+/// A cached block: its tokens, and all before them.
 type Chain = Vec<u32>;
 
 #[derive(Default)]
@@ -63,7 +66,7 @@ impl Model {
         for _ in 0..count {
             let oldest = self.cached.iter().filter(|(_, (refs, _))| *refs == 0);
             let chain = oldest.min_by_key(|(_, (_, released))| *released).map(|(chain, _)| chain.clone());
-            self.cached.remove(&chain.expect("fewer than there are"));
+            self.cached.remove(&chain.expect("a cached block to evict"));
         }
     }
 
@@ -100,11 +103,12 @@ struct Drive {
     last: u64,
 }
 
-/// Runs the operations on a new pool of so many blocks and on the model, and gives the first difference.
+/// Runs the operations on a new pool of `blocks` blocks and on the model, and returns the first
+/// difference.
 ///
 /// # Errors
 ///
-/// Which operation, and what differed.
+/// The index of the operation, and the difference.
 pub fn run(blocks: usize, operations: &[PrefixOperation]) -> Result<(), String> {
     let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(1).block_tokens(BLOCK_TOKENS);
     let builder = Pool::builder(layout.build().expect("a valid layout"))
@@ -129,12 +133,12 @@ fn tokens_of(prompt: u8, blocks: u8) -> Vec<u32> {
 }
 
 impl Drive {
-    /// Free blocks, without those that are evictable.
+    /// Returns the number of free blocks, without the evictable ones.
     fn free(&self) -> usize {
         self.pool.total_blocks() - self.used() - self.model.evictable()
     }
 
-    /// Blocks that somebody has: each shared one once.
+    /// Returns the number of owned blocks, each shared one counted once.
     fn used(&self) -> usize {
         let mut blocks: Vec<_> = self.open.iter().flat_map(|open| open.real.blocks()).collect();
         blocks.sort_unstable();
@@ -148,7 +152,7 @@ impl Drive {
         same("free", self.free(), counts.free())
     }
 
-    /// Whether so many blocks can be had; what is missing is evicted then.
+    /// Returns whether `blocks` blocks can be allocated; missing ones are evicted.
     fn takes(&mut self, blocks: usize) -> bool {
         let (free, evictable) = (self.free(), self.model.evictable());
         let can = blocks <= free + evictable;
@@ -195,7 +199,7 @@ impl Drive {
             }
             PrefixOperation::Clear => {
                 if !self.open.is_empty() {
-                    // What is in use and of an older era would be told apart by the era alone.
+                    // A block in use from an older era would be distinguished by its era alone.
                     return Ok(());
                 }
                 same("cleared", self.model.evictable(), self.pool.clear_prefix_cache())?;
@@ -218,7 +222,7 @@ impl Drive {
         same("cached blocks", hits * BLOCK_TOKENS, real.len())?;
         self.model.share(&tokens[..hits * BLOCK_TOKENS]);
         self.open.push(Open { real, tokens: tokens[..hits * BLOCK_TOKENS].to_vec() });
-        // It has what was found before anything is evicted for the rest.
+        // The blocks found are referenced before any are evicted for the rest.
         let can = self.takes(tokens.len().div_ceil(BLOCK_TOKENS) - hits);
         let Some(Open { real: sequence, tokens: has }) = self.open.last_mut() else { return Ok(()) };
         let mut batch = self.pool.begin_batch();
@@ -237,7 +241,7 @@ impl Drive {
                 self.model.release(&tokens[..hits * BLOCK_TOKENS], 0);
                 Ok(())
             }
-            outcome => Err(format!("can be had: {can}, and {outcome:?}")),
+            outcome => Err(format!("expected success: {can}, got {outcome:?}")),
         }
     }
 }
@@ -252,7 +256,9 @@ impl Drive {
         match self.pool.allocate_owned(AllocRequest::new(blocks)) {
             Ok(lease) if can => self.leases.push(lease),
             Err(AllocError::Exhausted { .. }) if !can => {}
-            outcome => return Err(format!("{blocks} can be had: {can}, and {outcome:?}")),
+            outcome => {
+                return Err(format!("expected success of allocating {blocks}: {can}, got {outcome:?}"));
+            }
         }
         Ok(())
     }

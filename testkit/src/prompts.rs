@@ -1,4 +1,4 @@
-//! Small pools with a prefix cache, and prompts that go through them.
+//! Small pools with a prefix cache, and prompts for them.
 
 use kvpool::ids::SequenceId;
 use kvpool::pool::Pool;
@@ -6,10 +6,10 @@ use kvpool::prefix::PrefixConfig;
 use kvpool::sequence::Sequence;
 use kvpool::storage::KvLayout;
 
-/// Tokens of a block of the layout "tiny".
+/// Tokens per block of the layout "tiny".
 pub const BLOCK_TOKENS: usize = 4;
 
-/// A pool of small blocks for one thread, with an LRU cache.
+/// Creates a pool of small blocks for one thread, with an LRU cache.
 ///
 /// # Panics
 /// If it cannot be built.
@@ -17,7 +17,7 @@ pub fn pool(blocks: usize) -> Pool {
     pool_of(blocks, PrefixConfig::new())
 }
 
-/// A pool of small blocks for one thread, with this cache.
+/// Creates a pool of small blocks for one thread, with this cache.
 ///
 /// # Panics
 /// If it cannot be built.
@@ -28,12 +28,13 @@ pub fn pool_of(blocks: usize, config: PrefixConfig) -> Pool {
     builder.prefix_cache(config).build().expect("a small pool")
 }
 
-/// A prompt that begins like no other of another number, and like every other of its own.
+/// Returns a prompt that shares its beginning with every prompt of the same number, and with no
+/// other.
 pub fn prompt(number: u32, tokens: usize) -> Vec<u32> {
     (0..tokens as u32).map(|token| number * 100_000 + token).collect()
 }
 
-/// Opens a prompt and appends what was not cached; how many tokens were.
+/// Opens a prompt and appends the part that was not cached; returns the number of cached tokens.
 ///
 /// # Panics
 /// If there is no room.

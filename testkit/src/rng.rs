@@ -5,7 +5,7 @@
 pub struct Rng(pub u64);
 
 impl Rng {
-    /// The next 64 bits.
+    /// Returns the next 64 bits.
     pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
@@ -14,12 +14,12 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// A number below `end`, which is not zero.
+    /// Returns a number below `end`, which must not be zero.
     pub fn below(&mut self, end: usize) -> usize {
         (self.bits() % end as u64) as usize
     }
 
-    /// So many random bytes.
+    /// Returns `count` random bytes.
     pub fn bytes(&mut self, count: usize) -> Vec<u8> {
         let mut bytes = vec![0; count];
         for chunk in bytes.chunks_mut(8) {

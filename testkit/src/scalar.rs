@@ -1,5 +1,6 @@
-//! The scalar reference of storage: one token at a time, no addresses, no layout in memory. It shares no code with what
-//! it judges; 8-bit floats are decoded by their definition and encoded by search.
+//! The scalar reference of storage: one token at a time, without addresses or a memory layout. It
+//! shares no code with the storages under test; 8-bit floats are decoded by their definition and
+//! encoded by search.
 
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -12,7 +13,7 @@ use kvpool::storage::{FrameMove, KvLayout, KvPlanes, Scales};
 /// Rows of elements as bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Rows {
-    /// The type of the elements.
+    /// Element type.
     pub dtype: Dtype,
     /// The elements, `[tokens][kv_heads][head_dim]`, in the machine's byte order.
     pub bytes: Vec<u8>,
@@ -22,11 +23,11 @@ pub struct Rows {
 #[derive(Clone, PartialEq, Debug)]
 struct Token {
     codes: Vec<u8>,
-    /// As bytes, since what is unpacked need not be a number.
+    /// As bytes, since unpacked data need not be numbers.
     scales: Vec<[u8; 4]>,
 }
 
-/// What a storage of this layout should hold.
+/// Expected contents of a storage with this layout.
 #[derive(Clone, Debug)]
 pub struct ScalarStorage {
     layout: KvLayout,
@@ -36,36 +37,36 @@ pub struct ScalarStorage {
 }
 
 impl ScalarStorage {
-    /// `frames` frames of zeros.
+    /// Creates `frames` frames of zeros.
     pub fn new(layout: KvLayout, frames: usize) -> Self {
         let mut storage = Self { layout, frames: 0, tokens: Vec::new() };
         storage.grow(frames);
         storage
     }
 
-    /// The layout.
+    /// Returns the layout.
     pub fn layout(&self) -> &KvLayout {
         &self.layout
     }
 
-    /// Frames that may be used.
+    /// Returns the number of usable frames.
     pub fn frames(&self) -> usize {
         self.frames
     }
 
-    /// More frames.
+    /// Adds frames.
     pub fn grow(&mut self, total: usize) {
         self.frames = self.frames.max(total);
         let zero = self.zero_token();
         self.tokens.resize(self.frames * self.tokens_per_frame(), zero);
     }
 
-    /// 2 for K and V, 1 for a latent vector.
+    /// Returns 2 for K and V, 1 for a latent vector.
     pub fn halves(&self) -> usize {
         if self.layout.parts() == KvPlanes::Latent { 1 } else { 2 }
     }
 
-    /// The element types that a store takes and a load gives.
+    /// Returns the element types that stores accept and loads return.
     pub fn dtypes(&self) -> Vec<Dtype> {
         let own = self.layout.dtype();
         let mut dtypes = Vec::new();
@@ -78,14 +79,14 @@ impl ScalarStorage {
         dtypes
     }
 
-    /// Whether slots may be loaded, or stored to if `unique`.
+    /// Returns whether slots may be loaded, or stored to if `unique`.
     pub fn slots_are_good(&self, slots: &[i64], unique: bool) -> bool {
         let end = (self.frames * self.layout.block_tokens()) as i64;
         let repeated = |index: usize| slots[..index].contains(&slots[index]);
         !(0..slots.len()).any(|index| slots[index] >= end || (unique && slots[index] >= 0 && repeated(index)))
     }
 
-    /// Whether moves may be made.
+    /// Returns whether moves are valid.
     pub fn moves_are_good(&self, moves: &[FrameMove]) -> bool {
         let count = |frame| moves.iter().filter(|step| step.dst == frame).count();
         moves.iter().all(|step| {
@@ -94,7 +95,7 @@ impl ScalarStorage {
         })
     }
 
-    /// Whether runs may be read, or written if `disjoint`.
+    /// Returns whether runs may be read, or written if `disjoint`.
     pub fn runs_are_good(&self, runs: &[Run], disjoint: bool) -> bool {
         let inside = |run: &Run| run.start.index() + run.len as usize <= self.frames;
         if !runs.iter().all(inside) {
@@ -124,7 +125,7 @@ impl ScalarStorage {
         }
     }
 
-    /// Loads rows of one half over `rows`.
+    /// Loads rows of one half into `rows`.
     pub fn load(&self, layer: usize, half: usize, slots: &[i64], rows: &mut Rows) {
         let row = self.layout.row_elements();
         for (index, &slot) in slots.iter().enumerate().filter(|(_, slot)| **slot >= 0) {
@@ -166,7 +167,8 @@ impl ScalarStorage {
         }
     }
 
-    /// The packed form: frame by frame; by layer all K, all V, all scales of K, all scales of V.
+    /// Returns the packed form: frame by frame; by layer all K, all V, all scales of K, all scales
+    /// of V.
     pub fn pack(&self, runs: &[Run]) -> Vec<u8> {
         let mut packed = Vec::new();
         for frame in runs.iter().flat_map(|run| run.frames()) {
@@ -178,7 +180,7 @@ impl ScalarStorage {
         packed
     }
 
-    /// The inverse of [`pack`](Self::pack).
+    /// Writes the packed form: the inverse of [`pack`](Self::pack).
     pub fn unpack(&mut self, runs: &[Run], packed: &[u8]) {
         let mut rest = packed;
         let mut take = |bytes: usize| {
@@ -208,7 +210,7 @@ impl ScalarStorage {
         self.layout.layers() * self.halves() * self.layout.block_tokens()
     }
 
-    /// A frame's tokens.
+    /// Returns the tokens of a frame.
     fn frame(&self, frame: FrameId) -> Range<usize> {
         let tokens = self.tokens_per_frame();
         frame.index() * tokens..(frame.index() + 1) * tokens
@@ -256,13 +258,13 @@ impl ScalarStorage {
     }
 }
 
-/// Exact, as `powi` need not be.
+/// Exact, which `powi` need not be.
 pub fn power_of_two(exponent: i32) -> f32 {
     let factor = if exponent < 0 { 0.5 } else { 2.0 };
     (0..exponent.abs()).fold(1.0, |power, _| power * factor)
 }
 
-/// The value of a code, by the definition of the format.
+/// Returns the value of a code, by the definition of the format.
 pub fn decode(dtype: Dtype, code: u8) -> f32 {
     let (mantissa_bits, bias) = match dtype {
         Dtype::Fp8E4M3 => (3, 7),
@@ -281,10 +283,10 @@ pub fn decode(dtype: Dtype, code: u8) -> f32 {
     if code & 0x80 == 0 { magnitude } else { -magnitude }
 }
 
-/// The code of the nearest finite value, found among all values; ties go to the even code.
+/// Returns the code of the nearest finite value, found among all values; ties go to the even code.
 pub fn encode(dtype: Dtype, value: f32) -> u8 {
     if dtype == Dtype::Int8 {
-        // Far enough out, all distances would be the same.
+        // Far out of range all distances would be equal.
         let value = value.clamp(-1e6, 1e6);
         let nearest = (-127i8..=127).min_by(|&a, &b| {
             let distance = |code: i8| (f64::from(code) - f64::from(value)).abs();
@@ -302,7 +304,8 @@ pub fn encode(dtype: Dtype, value: f32) -> u8 {
     let values = &values[usize::from(dtype == Dtype::Fp8E5M2)];
     // As above.
     let magnitude = f64::from(value.abs().min(1e6));
-    // Finite values ascend with their codes: the nearest is the last not above, or the one after it.
+    // Finite values ascend with their codes: the nearest is the last one not above, or the one
+    // after it.
     let finite = values.iter().take_while(|value| value.is_finite()).count();
     let above = values[..finite].partition_point(|&value| f64::from(value) <= magnitude).min(finite - 1);
     let distance = |code: usize| (f64::from(values[code]) - magnitude).abs();
@@ -312,7 +315,7 @@ pub fn encode(dtype: Dtype, value: f32) -> u8 {
     if value.is_sign_negative() { best | 0x80 } else { best }
 }
 
-/// An f32, f16 or bf16 as f32.
+/// Converts an f32, f16 or bf16 to f32.
 pub fn widen(dtype: Dtype, bytes: &[u8]) -> f32 {
     match dtype {
         Dtype::F16 => f16::from_ne_bytes([bytes[0], bytes[1]]).to_f32(),
@@ -321,7 +324,7 @@ pub fn widen(dtype: Dtype, bytes: &[u8]) -> f32 {
     }
 }
 
-/// An f32 as f32, f16 or bf16.
+/// Converts an f32 to f32, f16 or bf16.
 pub fn narrow(dtype: Dtype, value: f32, bytes: &mut [u8]) {
     match dtype {
         Dtype::F16 => bytes.copy_from_slice(&f16::from_f32(value).to_ne_bytes()),
@@ -330,7 +333,7 @@ pub fn narrow(dtype: Dtype, value: f32, bytes: &mut [u8]) {
     }
 }
 
-/// Whether two lists of elements are the same bit for bit, where one NaN is as good as another.
+/// Returns whether two lists of elements are bitwise equal, treating all NaNs as equal.
 pub fn same(a: &Rows, b: &Rows) -> bool {
     if a.dtype != b.dtype || a.bytes.len() != b.bytes.len() {
         return false;

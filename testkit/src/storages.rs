@@ -1,8 +1,8 @@
-//! Storages of a test's own: the host's memory, but for what the test is about.
+//! Storages for a single test: host memory with a few methods replaced.
 
-/// In an `impl Storage`, all that goes to the [`HostStorage`](kvpool::storage::HostStorage) in this field as it is. What is left to
-/// the test: `device`, and whatever has a default and is to be another; with `but store and load`
-/// behind the field, these two as well.
+/// In an `impl Storage`, forwards methods to the [`HostStorage`](kvpool::storage::HostStorage) in
+/// this field. The test writes `device`, and overrides default methods as needed; with `but store
+/// and load` after the field, it writes these two as well.
 ///
 /// ```
 /// # use kvpool::{ids::DeviceId, storage::{HostStorage, Storage}};
@@ -66,7 +66,7 @@ macro_rules! as_on_the_host {
         }
 
         unsafe fn shrink(&self, total: usize) {
-            // SAFETY: the frame rule is the caller's, here and below.
+            // SAFETY: the caller upholds the frame rule, here and below.
             unsafe { self.$field.shrink(total) }
         }
 
@@ -115,29 +115,29 @@ use kvpool::error::{GrowError, StorageError};
 use kvpool::ids::{DeviceId, Run};
 use kvpool::storage::{Elements, ElementsMut, FrameMove, HostStorage, KvLayout, Storage};
 
-/// What a pool asks of a [`Hooked`] storage.
+/// Calls of a pool to a [`Hooked`] storage.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Call {
-    /// More frames.
+    /// Growth.
     Grow,
-    /// Fewer.
+    /// Shrinking.
     Shrink,
-    /// Frames copied.
+    /// Number of frames copied.
     Copy,
-    /// Frames wiped.
+    /// Number of frames wiped.
     Zero,
 }
 
 type Hook = Box<dyn Fn(Call) -> Result<(), StorageError> + Send + Sync>;
 
-/// The host's memory, behind a hook that is called first: it may take its time, panic, or refuse.
+/// Host memory behind a hook that is called first: the hook may block, panic, or refuse.
 pub struct Hooked {
     host: HostStorage,
     hook: Hook,
 }
 
 impl Hooked {
-    /// Frames of this layout.
+    /// Creates frames of this layout.
     ///
     /// # Panics
     ///
@@ -187,7 +187,7 @@ impl Storage for Hooked {
 
     unsafe fn shrink(&self, total: usize) {
         let _ = (self.hook)(Call::Shrink);
-        // SAFETY: the frame rule is the caller's, here and below.
+        // SAFETY: the caller upholds the frame rule, here and below.
         unsafe { self.host.shrink(total) }
     }
 

@@ -1,28 +1,30 @@
-//! Scoped threads that have ended when the scope does, their destructors included.
+//! Scoped threads that have ended at the end of the scope, including their destructors.
 //!
-//! [`std::thread::scope`] returns when its threads' closures have: their thread-locals may still be destroyed after that. A
-//! thread's cache in a pool is one, so that an audit after the scope can meet it while it is being emptied. An explicit
-//! `join` waits for the thread itself; [`scope`] makes one for each thread.
+//! [`std::thread::scope`] returns when its threads' closures have returned: their thread-locals may
+//! be destroyed after that. A thread's cache in a pool is such a thread-local, so that an audit
+//! after the scope may run while it is being emptied. An explicit `join` waits for the thread
+//! itself; [`scope`] joins each thread.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, Scope, ScopedJoinHandle};
 
-/// Threads that may borrow from outside of the scope, as in [`std::thread::scope`].
+/// Spawner of threads that may borrow from outside of the scope, as in [`std::thread::scope`].
 pub struct Threads<'scope, 'env: 'scope> {
     scope: &'scope Scope<'scope, 'env>,
     joins: Mutex<Vec<Box<dyn FnOnce() + Send + 'scope>>>,
 }
 
-/// A thread to be joined; the scope joins it otherwise.
+/// A thread to join; otherwise the scope joins it.
 pub struct Thread<'scope, T>(Shared<'scope, T>);
 
 type Shared<'scope, T> = Arc<Mutex<Option<ScopedJoinHandle<'scope, T>>>>;
 
-/// As [`std::thread::scope`]; when it returns, every thread and all its destructors have ended.
+/// Acts as [`std::thread::scope`], but when it returns, every thread and all its destructors have
+/// ended.
 ///
 /// # Panics
 ///
-/// If a thread did that was not joined, with that panic.
+/// With the panic of a thread that was not joined, if there is one.
 pub fn scope<'env, T>(f: impl for<'scope> FnOnce(&Threads<'scope, 'env>) -> T) -> T {
     thread::scope(|scope| {
         let threads = Threads { scope, joins: Mutex::default() };
@@ -55,7 +57,7 @@ fn take<'scope, T>(shared: &Shared<'scope, T>) -> Option<ScopedJoinHandle<'scope
 }
 
 impl<T> Thread<'_, T> {
-    /// Waits until the thread has ended, and gives its result or its panic.
+    /// Waits until the thread has ended, and returns its result.
     ///
     /// # Errors
     ///
@@ -63,12 +65,12 @@ impl<T> Thread<'_, T> {
     ///
     /// # Panics
     ///
-    /// Never: only this takes the thread, or the scope after it.
+    /// Never: only this method takes the thread, or the scope after it.
     pub fn join(self) -> thread::Result<T> {
-        take(&self.0).expect("the scope joins later").join()
+        take(&self.0).expect("the scope joins only later").join()
     }
 
-    /// Whether its closure has returned.
+    /// Returns whether the thread's closure has returned.
     pub fn is_finished(&self) -> bool {
         let shared = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         shared.as_ref().is_none_or(ScopedJoinHandle::is_finished)

@@ -1,4 +1,4 @@
-//! kvpool beside kvbm-logical: the same workloads in one run.
+//! kvpool compared with kvbm-logical: the same workloads in one run.
 
 use kvpool_benches::criterion::{Criterion, criterion_group, criterion_main};
 use kvpool_benches::measure;

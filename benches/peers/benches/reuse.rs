@@ -1,4 +1,5 @@
-//! Admission of prompts of 1,000 tokens: kvpool beside kvbm-logical, and an exact LRU behind a mutex, in one run.
+//! Admission of prompts of 1,000 tokens: kvpool compared with kvbm-logical and an exact LRU behind
+//! a mutex, in one run.
 
 use kvpool_benches::reuse::{Case, Engine, Figures, Kvpool, Locked, Prompts, Requests, Turns, verify};
 use kvpool_peers::KvbmReuse;
@@ -15,7 +16,7 @@ fn admit(threads: usize, name: &str, prompts: Prompts, is_full: bool) {
     let locked = Requests::<Locked>::new(case);
     let whole = Requests::<Whole>::new(case);
     let hashed = Requests::<Hashed>::new(case);
-    let lines = ["admission, us", "whole request, us", "requests in a ms"];
+    let lines = ["admission, us", "whole request, us", "requests per ms"];
     let lines = lines.map(|line| format!("{name}: {line}"));
     let figures = |Figures { admission, request, rate }| [admission, request, rate];
     TURNS.measure(

@@ -1,7 +1,8 @@
 //! kvbm-logical as a subject: a full block manager behind one mutex, RAII blocks with typed states.
 //!
-//! [`Kvbm`] allocates mutable blocks and drops them, which is the least that it can do. [`KvbmRegistered`] takes
-//! every block of a group through complete to registered, as it is used: that is where it notes what a block is.
+//! [`Kvbm`] allocates mutable blocks and drops them, its cheapest path. [`KvbmRegistered`] takes
+//! every block of a group through complete to registered, its normal path, in which it notes the
+//! block's metadata.
 
 mod reuse;
 
@@ -17,7 +18,7 @@ pub use reuse::KvbmReuse;
 
 const BLOCK_TOKENS: usize = 16;
 
-/// The memory tier: a marker.
+/// Marker of the memory tier.
 #[derive(Clone, Debug)]
 pub struct Device;
 
@@ -53,7 +54,7 @@ impl Subject for Kvbm {
     }
 }
 
-/// A thread at a manager.
+/// A thread that uses a manager.
 pub struct KvbmWorker<'a>(&'a BlockManager<Device>);
 
 impl Worker for KvbmWorker<'_> {
@@ -62,7 +63,7 @@ impl Worker for KvbmWorker<'_> {
 
     #[inline]
     fn allocate(&mut self) -> Self::Block {
-        self.allocate_many(1, 0).pop().expect("one block was asked for")
+        self.allocate_many(1, 0).pop().expect("one block was requested")
     }
 
     #[inline]
@@ -72,7 +73,7 @@ impl Worker for KvbmWorker<'_> {
 
     #[inline]
     fn allocate_many(&mut self, count: usize, _: u64) -> Self::Blocks {
-        self.0.allocate_blocks(count).expect("a bench asks for what there is")
+        self.0.allocate_blocks(count).expect("enough blocks are free")
     }
 
     #[inline]
@@ -119,7 +120,7 @@ impl Subject for KvbmRegistered {
     }
 }
 
-/// A thread that registers what it allocates.
+/// A thread that registers the blocks that it allocates.
 pub struct RegisteredWorker<'a>(&'a KvbmRegistered);
 
 impl Worker for RegisteredWorker<'_> {
@@ -128,7 +129,7 @@ impl Worker for RegisteredWorker<'_> {
 
     #[inline]
     fn allocate(&mut self) -> Self::Block {
-        self.allocate_many(1, 0).pop().expect("one block was asked for")
+        self.allocate_many(1, 0).pop().expect("one block was requested")
     }
 
     #[inline]
@@ -139,9 +140,12 @@ impl Worker for RegisteredWorker<'_> {
     #[inline]
     fn allocate_many(&mut self, count: usize, _: u64) -> Self::Blocks {
         let first = self.0.hashes.fetch_add(count as u64, Relaxed);
-        let blocks = self.0.manager.allocate_blocks(count).expect("a bench asks for what there is");
+        let blocks = self.0.manager.allocate_blocks(count).expect("enough blocks are free");
         let complete = (first..).zip(blocks).map(|(hash, block)| {
-            block.stage(SequenceHash::new(hash, None, 0), BLOCK_TOKENS).ok().expect("the size is the manager's")
+            block
+                .stage(SequenceHash::new(hash, None, 0), BLOCK_TOKENS)
+                .ok()
+                .expect("the manager's block size")
         });
         self.0.manager.register_blocks(complete.collect())
     }

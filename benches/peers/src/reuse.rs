@@ -1,4 +1,4 @@
-//! kvbm-logical as an engine that finds prefixes again. The last token of a prompt is computed here too.
+//! kvbm-logical as an engine with prefix reuse. The last token of a prompt is computed here too.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use kvpool_benches::reuse::{Engine, Worker, slots};
 
 use crate::{Device, manager};
 
-/// With its own hashing, as a part of the admission or before it.
+/// The engine with its own hashing, as a part of the admission or before it.
 pub struct KvbmReuse<const HASHES: bool> {
     manager: BlockManager<Device>,
     block_tokens: usize,
@@ -29,7 +29,7 @@ impl<const HASHES: bool> Engine for KvbmReuse<HASHES> {
     }
 
     fn clear(&self) {
-        self.manager.reset_inactive_pool().expect("nobody owns a block");
+        self.manager.reset_inactive_pool().expect("no block is owned");
     }
 
     fn unowned(&self) -> usize {
@@ -37,10 +37,10 @@ impl<const HASHES: bool> Engine for KvbmReuse<HASHES> {
     }
 }
 
-/// A thread at a manager.
+/// A thread that uses a manager.
 pub struct ReuseWorker<'a, const HASHES: bool> {
     engine: &'a KvbmReuse<HASHES>,
-    /// Of the prompt that comes next, if they are not to be timed.
+    /// Hashes of the next prompt, if they are not to be timed.
     hashes: Vec<SequenceHash>,
 }
 
@@ -102,7 +102,7 @@ impl<const HASHES: bool> Worker for ReuseWorker<'_, HASHES> {
         let hashes = request.hashes[first..].iter();
         let full = hashes.zip(request.open.drain(..full - first));
         let complete = full.map(|(&hash, block)| {
-            block.stage(hash, self.engine.block_tokens).ok().expect("the size is the manager's")
+            block.stage(hash, self.engine.block_tokens).ok().expect("the manager's block size")
         });
         request.found.extend(self.engine.manager.register_blocks(complete.collect()));
     }
@@ -110,13 +110,13 @@ impl<const HASHES: bool> Worker for ReuseWorker<'_, HASHES> {
     #[inline]
     fn end(&mut self, request: Request) {
         drop(request.open);
-        // The last first, as everywhere.
+        // The last block first, as in the other engines.
         request.found.into_iter().rev().for_each(drop);
     }
 
     #[inline]
     fn allocate(&mut self, count: usize) -> Self::Blocks {
-        self.engine.manager.allocate_blocks(count).expect("a bench asks for what there is")
+        self.engine.manager.allocate_blocks(count).expect("enough blocks are free")
     }
 
     fn free(&mut self, blocks: Self::Blocks) {

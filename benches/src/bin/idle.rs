@@ -1,5 +1,5 @@
-//! What an idle pool costs: the processor time of a background defragmenter with nothing to do, and
-//! of asking for numbers.
+//! Cost of an idle pool: the processor time of a background defragmenter with nothing to do, and of
+//! reading statistics.
 //!
 //! Usage: `cargo run --release -p kvpool-benches --bin idle`
 
@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use kvpool::pool::{AllocRequest, DefragConfig, Pool};
 use kvpool::storage::KvLayout;
 
-/// Processor time of this process.
+/// Returns the processor time of this process.
 fn cpu_time() -> Duration {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: writes the one struct that it is given.
+    // SAFETY: writes only the struct passed to it.
     let rc = unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut now) };
     assert_eq!(rc, 0);
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
@@ -35,14 +35,14 @@ fn main() {
         for state in ["empty", "half full", "every other one, open"] {
             match state {
                 "empty" => {}
-                "half full" => {
-                    pool.allocate_raw(AllocRequest::new(blocks / 2), &mut handles).expect("half of it")
-                }
+                "half full" => pool
+                    .allocate_raw(AllocRequest::new(blocks / 2), &mut handles)
+                    .expect("half of the pool is free"),
                 _ => {
                     pool.allocate_raw(AllocRequest::new(pool.free_blocks()), &mut handles).expect("the rest");
                     let gone: Vec<_> =
                         handles.iter().copied().filter(|handle| handle.id.0 % 2 == 0).collect();
-                    pool.free(&gone).expect("all of them are ours");
+                    pool.free(&gone).expect("owned blocks");
                 }
             }
             let share = runtime.block_on(async {

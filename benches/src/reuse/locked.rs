@@ -1,8 +1,9 @@
-//! The baseline: an exact LRU, as most engines have it, behind one mutex.
+//! The baseline: an exact LRU, as in most engines, behind one mutex.
 //!
-//! A hash map from keys to blocks, a doubly linked list of the blocks that nobody owns, and a stack of free ones. Prompts
-//! are hashed with kvpool's function, outside of the lock; slots are computed outside too; inside, each step of a request
-//! is one visit. Keys are random numbers, and the map takes them as they are.
+//! A hash map from keys to blocks, a doubly linked list of the unowned blocks, and a stack of free
+//! ones. Prompts are hashed with kvpool's function, outside of the lock; slots are computed outside
+//! too; inside, each step of a request is one visit. Keys are random numbers, and the map uses them
+//! as hashes.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -35,13 +36,13 @@ struct Row {
     refs: u32,
     before: u32,
     after: u32,
-    /// Under what it is registered.
+    /// Hash under which the block is registered.
     hash: Option<BlockHash>,
 }
 
-/// What the lock guards.
+/// State guarded by the lock.
 struct Blocks {
-    /// A row a block, and one more: the end of the list, whose `after` is the oldest.
+    /// A row per block, and one more: the end of the list, whose `after` is the oldest.
     rows: Box<[Row]>,
     by_key: HashMap<u128, u32, BuildHasherDefault<Identity>>,
     free: Vec<u32>,
@@ -81,7 +82,7 @@ impl Blocks {
         self.evictable += 1;
     }
 
-    /// A reference on each block of the longest cached prefix.
+    /// Takes a reference to each block of the longest cached prefix.
     fn take_cached(&mut self, hashes: &[BlockHash], out: &mut Vec<u32>) {
         for &hash in hashes {
             let Some(&block) = self.by_key.get(&hash.key()) else { break };
@@ -106,16 +107,16 @@ impl Blocks {
 
     fn evict(&mut self) -> u32 {
         let oldest = self.rows[self.end()].after;
-        assert_ne!(oldest as usize, self.end(), "a bench asks for what there is");
+        assert_ne!(oldest as usize, self.end(), "enough blocks are free");
         self.unlink(oldest);
-        let hash = self.rows[oldest as usize].hash.take().expect("what is evictable is registered");
+        let hash = self.rows[oldest as usize].hash.take().expect("an evictable block is registered");
         self.by_key.remove(&hash.key());
         oldest
     }
 
     fn register(&mut self, blocks: &[u32], hashes: &[BlockHash]) {
         for (&block, &hash) in blocks.iter().zip(hashes) {
-            // Another may have been faster: this one is then free at its end.
+            // If another request registered the hash first, this block is free at its end.
             self.by_key.entry(hash.key()).or_insert_with(|| {
                 self.rows[block as usize].hash = Some(hash);
                 block
@@ -123,7 +124,7 @@ impl Blocks {
         }
     }
 
-    /// The last first, so that the end of a prefix is evicted before its beginning.
+    /// The last block first, so that the end of a prefix is evicted before its beginning.
     fn release(&mut self, blocks: &[u32]) {
         for &block in blocks.iter().rev() {
             let row = &mut self.rows[block as usize];
@@ -176,7 +177,7 @@ impl Engine for Locked {
     }
 }
 
-/// A thread at the lock.
+/// A thread that uses the lock.
 pub struct LockedWorker<'a>(&'a Locked);
 
 /// A sequence.
@@ -206,7 +207,7 @@ impl LockedWorker<'_> {
 }
 
 impl Worker for LockedWorker<'_> {
-    /// With the tokens that were cached.
+    /// Returns the blocks, with the number of cached tokens.
     type Request = (Request, usize);
     type Blocks = Vec<u32>;
 

@@ -12,7 +12,7 @@ use kvpool::storage::{Dtype, KvLayout};
 
 use super::{Engine, Worker};
 
-/// A pool with a prefix cache as it is unless said otherwise: LRU, hashes with a random key.
+/// A pool with a default prefix cache: LRU, hashes with a random key.
 pub struct Kvpool(Pool);
 
 impl Engine for Kvpool {
@@ -36,13 +36,14 @@ impl Engine for Kvpool {
     }
 
     fn unowned(&self) -> usize {
-        self.0.audit().expect("nothing is lost");
+        self.0.audit().expect("a consistent pool");
         self.0.available_blocks()
     }
 }
 
 impl KvpoolWorker<'_> {
-    /// As an engine whose request is refused: it ends its step, so that nobody waits for it, and tries in the next.
+    /// Acts as an engine whose request is refused: it ends its step, so that no other thread waits
+    /// for it, and retries in the next.
     #[cold]
     fn again(&mut self, refused: Sequence) {
         drop(refused);
@@ -60,7 +61,7 @@ pub struct KvpoolWorker<'a> {
 }
 
 impl<'a> Worker for KvpoolWorker<'a> {
-    /// The sequence, and how many of its tokens were cached.
+    /// The sequence, and the number of its cached tokens.
     type Request = (Sequence, usize);
     type Blocks = Lease<'a>;
 
@@ -83,9 +84,10 @@ impl<'a> Worker for KvpoolWorker<'a> {
             let batch = self.batch.as_mut().expect("a step has begun");
             match batch.append(&mut sequence, prompt.len() - cached) {
                 Ok(_) => return (sequence, cached),
-                // Another thread was stopped in its step, and may still see all that was released since it began.
+                // Another thread was stopped in its step, and may still see all blocks released
+                // since it began.
                 Err(SequenceError::Alloc(AllocError::Exhausted { .. })) => self.again(sequence),
-                Err(error) => panic!("there is room: {error}"),
+                Err(error) => panic!("no room: {error}"),
             }
         }
     }
@@ -112,7 +114,7 @@ impl<'a> Worker for KvpoolWorker<'a> {
 
     #[inline]
     fn allocate(&mut self, count: usize) -> Lease<'a> {
-        self.pool.allocate(AllocRequest::new(count)).expect("a bench asks for what there is")
+        self.pool.allocate(AllocRequest::new(count)).expect("enough blocks are free")
     }
 
     fn free(&mut self, blocks: Lease<'a>) {

@@ -1,4 +1,4 @@
-//! Requests one after another, by one thread or several, timed one by one.
+//! Requests in sequence, by one thread or several, timed one by one.
 
 use std::hint::black_box;
 use std::sync::Mutex;
@@ -8,54 +8,54 @@ use super::{Engine, Worker};
 use crate::report::median;
 use crate::threads::together;
 
-/// Requests of a thread in a round.
+/// Requests per thread and round.
 const REQUESTS: u32 = 100;
 
-/// Which prompts there are.
+/// Kinds of prompts.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Prompts {
-    /// Each thread has one of its own, which is cached.
+    /// Each thread has one prompt of its own, which is cached.
     Own,
-    /// All threads have the same one, which is cached.
+    /// All threads use the same prompt, which is cached.
     Same,
-    /// None comes twice.
+    /// No prompt occurs twice.
     Fresh,
-    /// The first half is always the same, the rest never comes twice.
+    /// The first half is always the same, the rest never occurs twice.
     Half,
 }
 
-/// What is measured.
+/// A measured case.
 #[derive(Clone, Copy)]
 pub struct Case {
-    /// Which prompts.
+    /// Kind of prompts.
     pub prompts: Prompts,
-    /// Threads that have requests.
+    /// Number of threads.
     pub threads: usize,
-    /// Tokens of a prompt.
+    /// Tokens per prompt.
     pub tokens: usize,
-    /// Blocks of the pool.
+    /// Blocks in the pool.
     pub blocks: usize,
-    /// Tokens of a block.
+    /// Tokens per block.
     pub block_tokens: usize,
-    /// Whether every block is evictable at first, so that one goes for each that is allocated.
+    /// Whether every block is evictable at first, so that each allocation evicts one.
     pub is_full: bool,
 }
 
-/// What a round gives.
+/// Results of a round.
 #[derive(Clone, Copy)]
 pub struct Figures {
     /// Median time of an admission with its slots, in microseconds.
     pub admission: f64,
     /// Median time of a whole request, in microseconds.
     pub request: f64,
-    /// Requests of all threads in a millisecond.
+    /// Requests of all threads per millisecond.
     pub rate: f64,
 }
 
 /// A thread's prompts.
 struct Source {
     prompt: Vec<u32>,
-    /// The token that makes a prompt another one.
+    /// Token that distinguishes the prompt.
     differs_at: Option<usize>,
     next: u32,
 }
@@ -70,7 +70,7 @@ impl Source {
     }
 }
 
-/// An engine with what is asked of it.
+/// An engine with its case.
 pub struct Requests<E> {
     engine: E,
     case: Case,
@@ -79,7 +79,7 @@ pub struct Requests<E> {
 }
 
 impl<E: Engine> Requests<E> {
-    /// An engine in the state that the case begins with.
+    /// Creates an engine in the initial state of the case.
     pub fn new(case: Case) -> Self {
         let Case { prompts, threads, tokens, block_tokens, .. } = case;
         let half = tokens / 2 / block_tokens * block_tokens;
@@ -117,11 +117,11 @@ impl<E: Engine> Requests<E> {
         }
     }
 
-    /// One round.
+    /// Runs one round.
     ///
     /// # Panics
     ///
-    /// If more than a few requests found another number of tokens than the case is about.
+    /// If more than a few requests found another number of cached tokens than the case expects.
     pub fn round(&self) -> Figures {
         let Case { prompts, threads, tokens, is_full, .. } = self.case;
         if prompts == Prompts::Fresh && !is_full {
@@ -156,14 +156,14 @@ impl<E: Engine> Requests<E> {
             all.2 += odd;
         });
         let (admissions, wholes, odd) = all.into_inner().expect("no bench thread panicked");
-        // A block that was released 65,536 times is evicted once by kvpool, when its generation goes round.
+        // kvpool evicts a block released 65,536 times once, when its generation wraps around.
         assert!(odd <= REQUESTS / 20, "{}: {odd} prompts of another length were cached", E::NAME);
         let requests = threads as f64 * f64::from(REQUESTS);
         let rate = requests / wall.as_secs_f64() / 1e3;
         Figures { admission: median(admissions), request: median(wholes), rate }
     }
 
-    /// Looks a cached prompt up, and releases it untimed: median of the times in microseconds.
+    /// Looks up a cached prompt, and releases it untimed: returns the median time in microseconds.
     pub fn look_ups(&self) -> f64 {
         let (mut worker, source) = (self.engine.worker(0), lock(&self.sources[0]));
         let one = |_| {

@@ -1,19 +1,20 @@
-//! Several subjects, measured in turns: what else the machine does meets all of them alike.
+//! Measures several subjects in turns, so that disturbances by the machine affect all of them
+//! alike.
 
 use crate::report::median;
 
-/// What each subject gave in each round, the first being the one that the others are compared with.
+/// Figures of each subject in each round; the others are compared with the first.
 pub struct Turns<const SUBJECTS: usize> {
     names: [&'static str; SUBJECTS],
 }
 
 impl<const SUBJECTS: usize> Turns<SUBJECTS> {
-    /// Subjects by their names.
+    /// Creates a table of subjects by their names.
     pub const fn new(names: [&'static str; SUBJECTS]) -> Self {
         Self { names }
     }
 
-    /// The head of a table.
+    /// Prints the head of a table.
     pub fn head(&self, title: &str) {
         print!("\n{title:<52}");
         for (subject, name) in self.names.iter().enumerate() {
@@ -23,15 +24,15 @@ impl<const SUBJECTS: usize> Turns<SUBJECTS> {
         println!();
     }
 
-    /// Rounds of all; of each figure a line with its medians, and of all subjects but the first the median of the ratios to
-    /// it, round by round.
+    /// Runs all rounds; prints a line for each figure with its medians, and for all subjects but
+    /// the first the median of their ratios to it, round by round.
     pub fn measure<const FIGURES: usize>(
         &self,
         rounds: usize,
         lines: [&str; FIGURES],
         mut subjects: [&mut dyn FnMut() -> [f64; FIGURES]; SUBJECTS],
     ) {
-        // One that does not count: what is allocated once, and cold caches.
+        // An uncounted warm-up round: one-time allocations, and cold caches.
         for subject in &mut subjects {
             subject();
         }

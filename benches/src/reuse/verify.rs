@@ -1,4 +1,5 @@
-//! The answers, checked before anything is timed: what is found is what was asked for, and nobody writes into it.
+//! Checks of the results before any timing: a hit has the requested tokens, and no thread writes
+//! into it.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
@@ -8,13 +9,13 @@ use crate::threads::together;
 const BLOCKS: usize = 512;
 const BLOCK_TOKENS: usize = 16;
 
-/// Two threads with prompts that share prefixes, in a pool that is too small for all of them. Each token's place is written
-/// with what stands for the token and all before it; cached places must hold just that, and all of them must when the request
-/// ends.
+/// Runs two threads with prompts that share prefixes, in a pool too small for all of them. A value
+/// that stands for the token and all before it is written to each token's place; cached places must
+/// hold exactly that value, and so must all of them when the request ends.
 ///
 /// # Panics
 ///
-/// If one does not, if nothing was ever cached, or if blocks are lost.
+/// If a place does not, if nothing was ever cached, or if blocks are lost.
 pub fn verify<E: Engine>() {
     let engine = E::new(BLOCKS, BLOCK_TOKENS);
     let memory: Vec<AtomicU64> = (0..(BLOCKS + 1) * BLOCK_TOKENS).map(|_| AtomicU64::new(0)).collect();
@@ -65,7 +66,7 @@ fn prompt(random: &mut fastrand::Rng) -> Vec<u32> {
     (0..parts).flat_map(|_| [random.u32(..2); 24]).collect()
 }
 
-/// Of each token, what stands for it and all before it.
+/// Returns for each token the value that stands for it and all before it.
 fn values(prompt: &[u32]) -> Vec<u64> {
     let add = |value: &mut u64, &token: &u32| {
         *value = (value.rotate_left(7) ^ u64::from(token + 1)).wrapping_mul(0x9e37_79b9_7f4a_7c15);

@@ -1,4 +1,4 @@
-//! The baselines: free lists as the engines have them, with a table of metadata beside.
+//! The baselines: free lists as in the engines, with a table of metadata.
 
 use std::sync::Mutex as StdMutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -9,26 +9,26 @@ use smallvec::SmallVec;
 
 use super::{Splits, Subject, Worker};
 
-/// The numbers of blocks of one allocation.
+/// Numbers of the blocks of one allocation.
 type Ids = SmallVec<[u32; 16]>;
 
 /// A stock of free numbers.
 pub trait FreeList: Sync {
-    /// How reports call it.
+    /// Name in reports.
     const NAME: &'static str;
-    /// Holding `0..blocks`.
+    /// Creates a stock of `0..blocks`.
     fn filled(blocks: u32) -> Self;
-    /// One number.
+    /// Takes one number.
     fn pop(&self) -> Option<u32>;
-    /// Gives it back.
+    /// Returns it to the stock.
     fn push(&self, id: u32);
-    /// `count` numbers, in one critical section where there is one.
+    /// Takes `count` numbers, in one critical section if there is one.
     fn pop_many(&self, count: usize, ids: &mut Ids);
-    /// Gives them back, likewise.
+    /// Returns them to the stock, likewise.
     fn push_many(&self, ids: &[u32]);
-    /// How many there are.
+    /// Returns how many there are.
     fn len(&self) -> usize;
-    /// Whether there are none.
+    /// Returns whether there are none.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -124,7 +124,7 @@ impl FreeList for Queued {
 
     fn pop_many(&self, count: usize, ids: &mut Ids) {
         for _ in 0..count {
-            ids.push(self.0.pop().expect("a bench asks for what there is"));
+            ids.push(self.0.pop().expect("enough blocks are free"));
         }
     }
 
@@ -139,7 +139,8 @@ impl FreeList for Queued {
     }
 }
 
-/// What is noted of a block in use. Atomic only so that the table can be shared: its block's owner writes it.
+/// Metadata of a block in use. Atomic only so that the table can be shared: only the block's owner
+/// writes it.
 #[derive(Default)]
 struct Metadata {
     references: AtomicU32,
@@ -174,7 +175,7 @@ impl<L: FreeList> Subject for Listed<L> {
     }
 }
 
-/// A thread at a free list.
+/// A thread that uses a free list.
 pub struct ListWorker<'a, L> {
     subject: &'a Listed<L>,
     clock: u64,
@@ -186,7 +187,7 @@ impl<L: FreeList> Worker for ListWorker<'_, L> {
 
     #[inline]
     fn allocate(&mut self) -> u32 {
-        self.subject.free.pop().expect("a bench asks for what there is")
+        self.subject.free.pop().expect("enough blocks are free")
     }
 
     #[inline]

@@ -1,4 +1,4 @@
-//! kvpool itself, by each of its ways in.
+//! kvpool itself, by each of its entry points.
 
 use kvpool::ids::{BlockHandle, SequenceId};
 use kvpool::pool::{AllocRequest, Lease, Pool, PoolHandle};
@@ -6,7 +6,7 @@ use kvpool::storage::{Dtype, KvLayout};
 
 use super::{Splits, Subject, Worker};
 
-/// A small model's layout. The benches of blocks store no bytes.
+/// Returns a small model's layout. The benches of blocks store no bytes.
 pub fn layout() -> KvLayout {
     KvLayout::builder()
         .layers(28)
@@ -18,7 +18,7 @@ pub fn layout() -> KvLayout {
         .expect("a valid layout")
 }
 
-/// A pool without bytes.
+/// Creates a pool without bytes.
 pub fn pool(blocks: usize) -> Pool {
     Pool::builder(layout()).blocks(blocks).without_storage().build().expect("a valid pool")
 }
@@ -53,7 +53,7 @@ impl<'a> Worker for LeaseWorker<'a> {
 
     #[inline]
     fn allocate(&mut self) -> Lease<'a> {
-        self.0.allocate(AllocRequest::new(1)).expect("a bench asks for what there is")
+        self.0.allocate(AllocRequest::new(1)).expect("enough blocks are free")
     }
 
     #[inline]
@@ -64,7 +64,7 @@ impl<'a> Worker for LeaseWorker<'a> {
     #[inline]
     fn allocate_many(&mut self, count: usize, owner: u64) -> Lease<'a> {
         let request = AllocRequest::new(count).sequence(SequenceId(owner));
-        self.0.allocate(request).expect("a bench asks for what there is")
+        self.0.allocate(request).expect("enough blocks are free")
     }
 
     #[inline]
@@ -81,11 +81,12 @@ impl<'a> Worker for LeaseWorker<'a> {
     }
 }
 
-/// `Pool::allocate_raw`: handles that the engine keeps in its own tables, through the cache of the calling thread.
+/// `Pool::allocate_raw`: handles that the engine keeps in its own tables, through the cache of the
+/// calling thread.
 pub struct RawHandles(Pool);
 
 impl RawHandles {
-    /// The pool itself, for what only it can tell.
+    /// The pool itself, for calls that only it has.
     pub fn pool(&self) -> &Pool {
         &self.0
     }
@@ -109,7 +110,7 @@ impl Subject for RawHandles {
     }
 }
 
-/// `PoolHandle`: an explicit cache, as a task carries it that changes threads.
+/// `PoolHandle`: an explicit cache, as carried by a task that changes threads.
 pub struct Handles(Pool);
 
 impl Subject for Handles {
@@ -130,35 +131,35 @@ impl Subject for Handles {
     }
 }
 
-/// A way to raw handles.
+/// An entry point for raw handles.
 pub trait Way {
     /// Allocates into `handles`.
     fn allocate(&mut self, request: AllocRequest, handles: &mut Vec<BlockHandle>);
-    /// Frees.
+    /// Frees handles.
     fn free(&mut self, handles: &[BlockHandle]);
 }
 
 impl Way for &Pool {
     #[inline]
     fn allocate(&mut self, request: AllocRequest, handles: &mut Vec<BlockHandle>) {
-        self.allocate_raw(request, handles).expect("a bench asks for what there is");
+        self.allocate_raw(request, handles).expect("enough blocks are free");
     }
 
     #[inline]
     fn free(&mut self, handles: &[BlockHandle]) {
-        Pool::free(self, handles).expect("a bench frees what it owns");
+        Pool::free(self, handles).expect("the blocks are owned");
     }
 }
 
 impl Way for PoolHandle {
     #[inline]
     fn allocate(&mut self, request: AllocRequest, handles: &mut Vec<BlockHandle>) {
-        self.allocate_raw(request, handles).expect("a bench asks for what there is");
+        self.allocate_raw(request, handles).expect("enough blocks are free");
     }
 
     #[inline]
     fn free(&mut self, handles: &[BlockHandle]) {
-        PoolHandle::free(self, handles).expect("a bench frees what it owns");
+        PoolHandle::free(self, handles).expect("the blocks are owned");
     }
 }
 

@@ -1,4 +1,4 @@
-//! Contiguous runs of any length: kvpool and the one baseline that has them.
+//! Contiguous runs of any length: kvpool and the one baseline that supports them.
 
 use kvpool::frame::{FrameConfig, Frames};
 use kvpool::ids::{FrameId, Run};
@@ -6,27 +6,27 @@ use kvpool::pool::{AllocRequest, Lease, Pool};
 use offset_allocator::{Allocation, Allocator};
 use parking_lot::Mutex;
 
-/// Something that deals in contiguous runs.
+/// An allocator of contiguous runs.
 pub trait Contiguous: Sync + Sized {
     /// One owned run.
     type Run: Send;
 
-    /// How reports call it.
+    /// Name in reports.
     const NAME: &'static str;
 
-    /// With `blocks` blocks, all free.
+    /// Creates `blocks` free blocks.
     fn new(blocks: usize) -> Self;
 
-    /// A run of exactly `len` blocks, if there is one.
+    /// Allocates a run of exactly `len` blocks, if there is one.
     fn allocate(&self, len: u32) -> Option<Self::Run>;
 
-    /// Gives it back.
+    /// Frees it.
     fn free(&self, run: Self::Run);
 
-    /// The first block of a run.
+    /// Returns the first block of a run.
     fn start(run: &Self::Run) -> u32;
 
-    /// Blocks that are free now.
+    /// Returns the number of free blocks.
     fn free_blocks(&self) -> usize;
 }
 
@@ -63,7 +63,8 @@ impl Contiguous for PoolRuns {
     }
 }
 
-/// kvpool's bitmap alone, without words, references and handles: what `offset_allocator` is to be compared with.
+/// kvpool's bitmap alone, without words, references and handles: the counterpart of
+/// `offset_allocator`.
 pub struct Bitmap(Frames);
 
 impl Contiguous for Bitmap {
@@ -94,8 +95,8 @@ impl Contiguous for Bitmap {
     }
 }
 
-/// `offset_allocator`: two-level segregated fit, constant time, behind a mutex since it is single-threaded. It
-/// hands out ranges only: no references, no owners, no generations.
+/// `offset_allocator`: two-level segregated fit, constant time, behind a mutex since it is
+/// single-threaded. It only hands out ranges: no references, no owners, no generations.
 pub struct OffsetRuns(Mutex<Allocator<u32>>);
 
 impl Contiguous for OffsetRuns {

@@ -1,25 +1,25 @@
-//! A scheduler of several workers over one pool, small enough to be model-checked whole. Its threads and locks come from
-//! [`kvpool::testing`]: the standard library's, or loom's in a model.
+//! A scheduler of several workers over one pool, small enough for an exhaustive model. Its threads
+//! and locks come from [`kvpool::testing`]: the standard library's, or loom's in a model.
 //!
-//! Workers take requests from a queue. A request needs a number of blocks, one after the other. A worker that is refused
-//! a block gives back what it holds, puts its request into the queue again, and sleeps until another worker has given
-//! blocks back.
+//! Workers take requests from a queue. A request needs a number of blocks, one after the other. If
+//! a worker is refused a block, it frees the blocks that it holds, puts its request back into the
+//! queue, and sleeps until another worker has freed blocks.
 
 use kvpool::pool::{AllocRequest, Pool};
 use kvpool::testing::sync::{Condvar, Mutex};
 
 #[derive(Default)]
 struct State {
-    /// Blocks that each waiting request needs.
+    /// Numbers of blocks that the waiting requests need.
     queue: Vec<usize>,
-    /// Workers that hold blocks, or try to.
+    /// Number of workers that hold blocks, or try to allocate them.
     running: usize,
-    /// Times that a worker gave its blocks back.
+    /// Number of times that a worker freed its blocks.
     returns: usize,
     finished: usize,
 }
 
-/// See the crate's documentation.
+/// A queue of requests, served by several workers over one pool.
 pub struct Scheduler {
     pool: Pool,
     state: Mutex<State>,
@@ -27,7 +27,7 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
-    /// A scheduler of requests that need so many blocks each.
+    /// Creates a scheduler of requests that need these numbers of blocks.
     pub fn new(pool: Pool, requests: impl IntoIterator<Item = usize>) -> Self {
         let queue = requests.into_iter().collect();
         Self { pool, state: Mutex::new(State { queue, ..State::default() }), returned: Condvar::new() }
@@ -54,7 +54,8 @@ impl Scheduler {
             }
             state.queue.push(blocks);
             let own = state.returns;
-            // Blocks that came back while the request was tried may be what it lacked: it must not sleep then.
+            // Blocks freed while the request was tried may be the missing ones: the worker must not
+            // sleep then.
             let is_stale = own != seen + 1 && !cfg!(feature = "lost-wake-up");
             while !is_stale && state.returns == own && (state.running > 0 || cfg!(feature = "lost-wake-up")) {
                 state = self.returned.wait(state).unwrap();
@@ -62,12 +63,13 @@ impl Scheduler {
         }
     }
 
-    /// Requests that were served.
+    /// Returns the number of requests served.
     pub fn finished(&self) -> usize {
         self.state.lock().unwrap().finished
     }
 
-    /// Takes the blocks of a request, and gives all of them back. False if the pool had too few.
+    /// Allocates the blocks of a request, and frees all of them. Returns false if the pool had too
+    /// few.
     fn serve(&self, blocks: usize) -> bool {
         let mut leases = Vec::new();
         (0..blocks).all(|_| self.pool.allocate(AllocRequest::new(1)).map(|lease| leases.push(lease)).is_ok())

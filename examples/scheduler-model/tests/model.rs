@@ -1,5 +1,5 @@
-//! The model of the scheduler. Theorem: two workers with requests of two blocks and of one, over two blocks, serve
-//! both, and all blocks are free at the end. Run with loom:
+//! Model of the scheduler. Theorem: two workers with requests of two blocks and of one, over two
+//! blocks, serve both, and all blocks are free at the end. Run with loom:
 //!
 //! ```text
 //! RUSTFLAGS="--cfg kvpool_loom --cfg crossbeam_loom" cargo test --release
@@ -31,7 +31,7 @@ fn both_requests_are_served() {
         scheduler.work();
         worker.join().unwrap();
         assert_eq!(scheduler.finished(), 2);
-        // The worker's cache goes when its destructors have run.
+        // The worker's cache is returned when the thread's destructors have run.
         testing::wait_for_threads(&pool, 0);
         pool.audit().unwrap();
         assert_eq!(pool.free_blocks(), 2);

@@ -1,4 +1,5 @@
-//! Every function against a naive reading of the word: all words of 16 bits, spread over the word, and random ones.
+//! Compares every function with a naive reading of the word: all words of 16 bits, spread over the
+//! word, and random words.
 
 use proptest::prelude::*;
 

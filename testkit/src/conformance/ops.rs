@@ -1,4 +1,4 @@
-//! Good operations, and random ones good and bad, on a storage and its reference at once.
+//! Valid operations, and random valid and invalid ones, on a storage and its reference.
 
 use std::sync::mpsc;
 use std::thread;
@@ -14,46 +14,46 @@ use crate::scalar::{Rows, ScalarStorage, same};
 
 use super::{FRAMES, FRAMES_MAX, elements};
 
-/// How long a copy of a few small frames may take on a device that is busy.
+/// Time limit of a copy of a few small frames on a busy device.
 const COPY_MAX: Duration = Duration::from_secs(30);
 
-/// One operation, good or bad.
+/// One operation, valid or not.
 #[derive(Clone, Debug)]
 pub enum Op {
-    /// Store random rows, the `dtype`-th of the types that the layout takes.
+    /// Stores random rows of the `dtype`-th type that the layout accepts.
     Store {
-        /// The layer, modulo those that there are.
+        /// Layer, modulo the number of layers.
         layer: usize,
-        /// Which type.
+        /// Index of the element type.
         dtype: usize,
-        /// Where to.
+        /// Destination slots.
         slots: Vec<i64>,
-        /// Of the rows.
+        /// Seed of the rows.
         seed: u64,
     },
-    /// Load and compare.
+    /// Loads rows and compares them.
     Load {
-        /// The layer, modulo those that there are.
+        /// Layer, modulo the number of layers.
         layer: usize,
-        /// Which type.
+        /// Index of the element type.
         dtype: usize,
-        /// From where.
+        /// Source slots.
         slots: Vec<i64>,
     },
-    /// Copy frames.
+    /// Copies frames.
     Copy(Vec<FrameMove>),
-    /// Copy frames, perhaps later.
+    /// Copies frames, possibly asynchronously.
     CopyThen(Vec<FrameMove>),
-    /// Zero frames.
+    /// Zeroes frames.
     Zero(Vec<Run>),
-    /// Pack and compare.
+    /// Packs frames and compares the bytes.
     Pack(Vec<Run>),
-    /// Unpack random bytes.
+    /// Unpacks random bytes.
     Unpack(Vec<Run>, u64),
 }
 
 impl Op {
-    /// An operation on roughly `frames` frames, now and then one that must be refused.
+    /// Returns an operation on about `frames` frames, occasionally one that must be refused.
     pub fn random(layout: &KvLayout, frames: usize, rng: &mut Rng) -> Self {
         let reach = frames + usize::from(rng.below(8) == 0);
         let slots = |rng: &mut Rng| -> Vec<i64> {
@@ -85,14 +85,14 @@ impl Op {
     }
 }
 
-/// A storage and what it should hold.
+/// A storage, and the reference with its expected contents.
 pub struct Pair<'a> {
     storage: &'a dyn Storage,
     reference: ScalarStorage,
 }
 
 impl<'a> Pair<'a> {
-    /// Takes what the storage holds as what it should hold.
+    /// Takes the storage's current contents as the expected ones.
     ///
     /// # Panics
     /// If the storage cannot be packed.
@@ -103,10 +103,10 @@ impl<'a> Pair<'a> {
         Self { storage, reference }
     }
 
-    /// Does `op` on both, and compares the answer and all frames.
+    /// Applies `op` to both, and compares the results and all frames.
     ///
     /// # Panics
-    /// If they differ, or a good operation was refused, or a bad one was not.
+    /// If they differ, or a valid operation was refused, or an invalid one was not.
     pub fn apply(&mut self, op: &Op) {
         let Self { storage, reference } = self;
         let layers = storage.layout().layers();
@@ -135,7 +135,7 @@ impl<'a> Pair<'a> {
                 }
                 let done = load(*storage, layer, slots, &mut got);
                 for (got, want) in got.iter().zip(&want) {
-                    assert!(same(got, want), "{op:?}: loaded {got:?}, should be {want:?}");
+                    assert!(same(got, want), "{op:?}: loaded {got:?}, expected {want:?}");
                 }
                 (good, done)
             }
@@ -188,7 +188,7 @@ impl<'a> Pair<'a> {
 
     fn compare(&self, after: &dyn std::fmt::Debug) {
         let want = self.reference.pack(&[all(self.reference.frames())]);
-        assert!(pack_all(self.storage) == want, "other bytes than the reference's after {after:?}");
+        assert!(pack_all(self.storage) == want, "the bytes differ from the reference's after {after:?}");
     }
 }
 
@@ -200,15 +200,16 @@ pub(super) fn packed_bytes(layout: &KvLayout, runs: &[Run]) -> usize {
     runs.iter().map(|run| run.len as usize).sum::<usize>() * layout.packed_bytes()
 }
 
-/// All that a storage holds.
+/// Returns the whole contents of a storage.
 pub(super) fn pack_all(storage: &dyn Storage) -> Vec<u8> {
     let mut bytes = vec![0; storage.frames() * storage.layout().packed_bytes()];
-    // SAFETY: the suite shares a storage among threads only in `neighbours_at_once`, after they are joined.
+    // SAFETY: the suite shares a storage among threads only in `neighbours_at_once`, after they are
+    // joined.
     unsafe { storage.pack(&[all(storage.frames())], &mut bytes) }.expect("all frames can be packed");
     bytes
 }
 
-/// Rows for K, and for V where there is one.
+/// Rows for K, and for V unless the layout is latent.
 pub(super) fn rows(layout: &KvLayout, halves: usize, dtype: Dtype, slots: usize, seed: u64) -> Vec<Rows> {
     let mut rng = Rng(seed);
     (0..halves).map(|_| elements(dtype, slots * layout.row_elements(), &mut rng)).collect()
@@ -238,18 +239,19 @@ pub(super) fn load(
         Some(rows) => ElementsMut::new(rows.dtype, &mut rows.bytes)?,
         None => ElementsMut::none(),
     };
-    // SAFETY: one thread, or nobody stores to these slots.
+    // SAFETY: one thread, or no thread stores to these slots.
     unsafe { storage.load(layer, slots, k, v) }
 }
 
-/// Copies, and waits for the end.
+/// Copies frames and waits for completion.
 pub(super) fn copy_then(storage: &dyn Storage, moves: &[FrameMove]) -> Result<(), StorageError> {
     let (send, over) = mpsc::channel();
-    // SAFETY: one thread, which waits until the copy is over.
+    // SAFETY: one thread, which waits until the copy is complete.
     unsafe {
-        storage.copy_then(moves, Box::new(move |outcome| send.send(outcome).expect("still waited for")))
+        storage
+            .copy_then(moves, Box::new(move |outcome| send.send(outcome).expect("the receiver is waiting")))
     };
-    over.recv_timeout(COPY_MAX).expect("`done` is called, and soon")
+    over.recv_timeout(COPY_MAX).expect("the copy completes in time")
 }
 
 /// Each operation once in each of its shapes.
@@ -265,7 +267,7 @@ pub(super) fn every_operation(storage: &dyn Storage, seed: u64) {
     let dtypes = if cfg!(miri) { 1 } else { pair.reference.dtypes().len() };
     for dtype in 0..dtypes {
         for layer in 0..storage.layout().layers() {
-            // Miri is after the addresses, which are the same for every list.
+            // Miri checks the addresses, which are the same for every list.
             for slots in [&padded, &whole, &backwards, &vec![], &vec![-1, -1], &vec![2 * tokens]]
                 .into_iter()
                 .take(if cfg!(miri) { 1 } else { usize::MAX })
@@ -273,12 +275,12 @@ pub(super) fn every_operation(storage: &dyn Storage, seed: u64) {
                 let slots = slots.clone();
                 pair.apply(&Op::Store { layer, dtype, slots: slots.clone(), seed: seed + dtype as u64 });
                 pair.apply(&Op::Load { layer, dtype, slots: slots.clone() });
-                // Twice the same slot may be read.
+                // A slot may be read twice.
                 pair.apply(&Op::Load { layer, dtype: dtype + 1, slots: [slots.clone(), slots].concat() });
             }
         }
     }
-    // One apart; neighbours to neighbours; one to many; back to front; nothing.
+    // One apart; neighbours to neighbours; one to many; back to front; none.
     for moves in [
         vec![step(0, 5)],
         vec![step(0, 3), step(1, 4), step(2, 5)],
@@ -298,7 +300,7 @@ pub(super) fn every_operation(storage: &dyn Storage, seed: u64) {
     }
 }
 
-/// Random operations, bad ones among them.
+/// Random operations, invalid ones among them.
 pub(super) fn random_operations(storage: &dyn Storage, seed: u64, count: usize) {
     let mut rng = Rng(seed);
     let mut pair = Pair::new(storage);
@@ -307,11 +309,11 @@ pub(super) fn random_operations(storage: &dyn Storage, seed: u64, count: usize) 
     }
 }
 
-/// What was there stays as it was; what is new can be used.
+/// Growth keeps existing contents; the new frames are usable.
 pub(super) fn growing(storage: &dyn Storage) {
     let mut pair = Pair::new(storage);
     pair.apply(&Op::Unpack(vec![all(FRAMES)], 3));
-    storage.grow(1).expect("never shrinks");
+    storage.grow(1).expect("growing to fewer frames has no effect");
     assert_eq!(storage.frames(), FRAMES);
     if storage.frames_max() > FRAMES {
         storage.grow(FRAMES + 1).expect("one more");
@@ -320,28 +322,29 @@ pub(super) fn growing(storage: &dyn Storage) {
         let mut grown = Pair::new(storage);
         grown.apply(&Op::Unpack(vec![Run { start: FrameId(FRAMES as u32), len: 3 }], 4));
         grown.apply(&Op::Copy(vec![FrameMove::new(FrameId(0), FrameId(8))]));
-        // What was there from the start.
+        // The contents before growth.
         let first = pair.reference.pack(&[all(FRAMES)]);
-        assert!(pack_all(storage)[..first.len()] == first, "growing changed what was there");
+        assert!(pack_all(storage)[..first.len()] == first, "growing changed existing bytes");
     }
-    storage.grow(storage.frames_max() + 1).expect_err("more than there can be");
+    storage.grow(storage.frames_max() + 1).expect_err("above the maximum");
 }
 
-/// Fewer frames: those that stay keep every byte, the others are refused; and growth brings them back.
+/// Shrinking keeps every byte of the remaining frames and refuses the others; growth brings them
+/// back.
 pub(super) fn shrinking(storage: &dyn Storage) {
     const KEPT: usize = 2;
     let mut pair = Pair::new(storage);
     pair.apply(&Op::Unpack(vec![all(FRAMES)], 8));
     let kept = pair.reference.pack(&[all(KEPT)]);
-    // The second says nothing new, the third nothing at all.
+    // The second call repeats the first, the third shrinks by nothing.
     for total in [KEPT, KEPT, KEPT + 1] {
         // SAFETY: one thread.
         unsafe { storage.shrink(total) };
         assert_eq!(storage.frames(), KEPT);
-        assert!(pack_all(storage) == kept, "shrinking changed what stays");
+        assert!(pack_all(storage) == kept, "shrinking changed the remaining frames");
     }
     let mut small = Pair::new(storage);
-    // The last one there is, and the first that there is not.
+    // The last frame, and the first one past the end.
     for frame in [KEPT - 1, KEPT] {
         let (one, frame) = (Run { start: FrameId(frame as u32), len: 1 }, FrameId(frame as u32));
         small.apply(&Op::Unpack(vec![one], 9));
@@ -350,25 +353,25 @@ pub(super) fn shrinking(storage: &dyn Storage) {
         small.apply(&Op::Store { layer: 0, dtype: 0, slots: vec![slot as i64], seed: 10 });
     }
     let kept = small.reference.pack(&[all(KEPT)]);
-    storage.grow(FRAMES).expect("there were so many");
+    storage.grow(FRAMES).expect("the storage had this size before");
     assert_eq!(storage.frames(), FRAMES);
-    assert!(pack_all(storage)[..kept.len()] == kept, "growing again changed what was there");
+    assert!(pack_all(storage)[..kept.len()] == kept, "growing again changed existing bytes");
     let mut grown = Pair::new(storage);
     grown.apply(&Op::Unpack(vec![Run { start: FrameId(KEPT as u32), len: (FRAMES - KEPT) as u32 }], 11));
     grown.apply(&Op::Copy(vec![FrameMove::new(FrameId(FRAMES as u32 - 1), FrameId(0))]));
 }
 
-/// Frames that were discarded can be written again; the others keep their bytes.
+/// Discarded frames can be written again; the others keep their bytes.
 pub(super) fn discarding(storage: &dyn Storage) {
     let mut pair = Pair::new(storage);
     pair.apply(&Op::Unpack(vec![all(FRAMES)], 6));
     let runs = vec![Run { start: FrameId(1), len: 2 }, Run { start: FrameId(5), len: 1 }];
     // SAFETY: one thread.
-    unsafe { storage.discard(&runs) }.expect("frames that are there");
+    unsafe { storage.discard(&runs) }.expect("existing frames");
     pair.apply(&Op::Unpack(runs, 7));
 }
 
-/// Threads store to, and load from, different slots of the same frames at once.
+/// Threads store to, and load from, different slots of the same frames concurrently.
 pub(super) fn neighbours_at_once(storage: &dyn Storage) {
     let mut reference = Pair::new(storage).reference;
     let slots = (FRAMES * storage.layout().block_tokens()) as i64;
@@ -383,10 +386,10 @@ pub(super) fn neighbours_at_once(storage: &dyn Storage) {
         for (share, rows) in shares.iter().zip(&all_rows) {
             scope.spawn(move || {
                 for layer in 0..storage.layout().layers() {
-                    store(storage, layer, rows, share).expect("good slots");
+                    store(storage, layer, rows, share).expect("valid slots");
                     let mut back: Vec<Rows> =
                         rows.iter().map(|rows| Rows { dtype, bytes: vec![0; rows.bytes.len()] }).collect();
-                    load(storage, layer, share, &mut back).expect("good slots");
+                    load(storage, layer, share, &mut back).expect("valid slots");
                 }
             });
         }

@@ -1,4 +1,5 @@
-//! Frames from another storage: the same bytes, whatever lies in between, and none but those that were asked for.
+//! Receiving frames from another storage: the bytes are identical by every path, and only the
+//! requested frames change.
 
 use kvpool::error::StorageError;
 use kvpool::ids::{DeviceId, FrameId, Run};
@@ -16,7 +17,7 @@ fn receive(target: &dyn Storage, source: &dyn Storage, from: &[Run], to: &[Run])
     unsafe { target.receive(source, from, to) }
 }
 
-/// Fills all frames with bytes of their own, and says which.
+/// Fills all frames with distinct bytes, and returns those.
 fn fill(storage: &dyn Storage, seed: u8) -> Vec<u8> {
     let length = storage.frames() * storage.layout().packed_bytes();
     let bytes: Vec<u8> = (0..length).map(|at| seed ^ (at ^ at >> 8 ^ at >> 16) as u8).collect();
@@ -29,7 +30,7 @@ fn host(layout: &KvLayout, frames: usize) -> HostStorage {
     HostStorage::new(layout.clone(), frames, frames).expect("memory for a few frames")
 }
 
-/// The same blocks, once they are packed, in every arrangement, joined and separate.
+/// Layouts with the same packed form, in every arrangement, joined and separate.
 fn relatives(layout: &KvLayout) -> Vec<KvLayout> {
     let mut relatives = Vec::new();
     let parts = match layout.parts() {
@@ -39,7 +40,7 @@ fn relatives(layout: &KvLayout) -> Vec<KvLayout> {
     for parts in parts {
         for arrangement in [Arrangement::LayerFirst, Arrangement::BlockFirst] {
             relatives
-                .push(builder(layout).parts(parts).arrangement(arrangement).build().expect("a good layout"));
+                .push(builder(layout).parts(parts).arrangement(arrangement).build().expect("a valid layout"));
         }
     }
     relatives
@@ -57,11 +58,12 @@ fn builder(layout: &KvLayout) -> kvpool::storage::KvLayoutBuilder {
         .arrangement(layout.arrangement())
 }
 
-/// Host memory that nobody takes for such, so that its bytes go the way that all storages have in common.
+/// Host memory that does not identify itself as such, so that its bytes take the generic path of
+/// all storages.
 #[derive(Debug)]
 struct Stranger(HostStorage);
 
-// What the host's memory does. The frame rule is the caller's.
+// Forwards to host memory. The caller upholds the frame rule.
 impl Storage for Stranger {
     crate::as_on_the_host!(0);
 
@@ -70,7 +72,7 @@ impl Storage for Stranger {
     }
 }
 
-/// Runs in any order, cut differently on both sides, from and to a storage of every relative.
+/// Runs in any order, cut differently on both sides, from and to storages of every such layout.
 pub(super) fn receiving(storage: &dyn Storage, twin: &dyn Storage) {
     let from = [run(4, 2), run(0, 1), run(3, 0), run(2, 2)];
     let to = [run(1, 1), run(5, 1), run(2, 3)];
@@ -100,7 +102,7 @@ pub(super) fn receiving(storage: &dyn Storage, twin: &dyn Storage) {
     want.copy_within(3 * bytes..5 * bytes, 0);
     assert!(pack_all(storage) == want, "received from itself");
     let before = pack_all(storage);
-    receive(storage, twin, &[], &[]).expect("nothing is nothing");
+    receive(storage, twin, &[], &[]).expect("an empty transfer succeeds");
     assert!(pack_all(storage) == before);
 }
 
@@ -136,18 +138,18 @@ pub(super) fn refusals(storage: &dyn Storage, twin: &dyn Storage) {
         strangers.push(builder(layout).scales(Scales::Unit));
     }
     for stranger in strangers {
-        let stranger = host(&stranger.build().expect("a good layout"), FRAMES);
+        let stranger = host(&stranger.build().expect("a valid layout"), FRAMES);
         let refused = receive(storage, &stranger, &[run(0, 1)], &[run(0, 1)]);
         assert!(matches!(refused, Err(StorageError::OtherForm { .. })), "{refused:?}: {stranger:?}");
     }
     assert!(pack_all(storage) == ours && pack_all(twin) == theirs, "a refused operation moved bytes");
 }
 
-/// More bytes than are on the way at a time, over runs that end elsewhere.
+/// More bytes than are staged at a time, over runs with other boundaries.
 pub(super) fn large_blocks(make: impl Fn(&KvLayout, usize, usize) -> Box<dyn Storage>) {
     let layout = KvLayout::builder().layers(2).kv_heads(4).head_dim(128).block_tokens(512);
-    let layout = layout.build().expect("a good layout");
-    assert!(layout.packed_bytes() > 1 << 20, "{layout} is no large block");
+    let layout = layout.build().expect("a valid layout");
+    assert!(layout.packed_bytes() > 1 << 20, "a block of {layout} is too small for this check");
     let strangers = [false, true].map(|is_stranger| -> Box<dyn Storage> {
         let host = host(&layout, FRAMES);
         if is_stranger { Box::new(Stranger(host)) } else { Box::new(host) }

@@ -1,4 +1,4 @@
-//! Bad input: each refusal says what and where, and no byte moves.
+//! Invalid input: each error says what and where, and no byte moves.
 
 use kvpool::dtype::Dtype;
 use kvpool::error::StorageError;
@@ -65,7 +65,7 @@ fn elements(storage: &dyn Storage) {
             storage.load(layer, &slots, k, v)
         };
         assert_eq!(stored, loaded);
-        stored.expect_err("bad elements")
+        stored.expect_err("invalid elements")
     };
     let latent = layout.parts() == KvPlanes::Latent;
     let v = |dtype, elements| rows(dtype, if latent { 0 } else { elements });

@@ -1,4 +1,4 @@
-//! The real pool and the model, side by side.
+//! Runs the real pool and the model side by side.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -6,42 +6,41 @@ use std::fmt;
 use kvpool::error::{AllocError, GrowError, HandleError};
 use kvpool::ids::{BlockHandle, BlockId, Generation, PoolTag, SequenceId};
 use kvpool::pool::{AllocRequest, Lease, Pool, PoolHandle};
-use kvpool::sequence::Batch;
+use kvpool::sequence::{Batch, Sequence};
 use kvpool::storage::{Dtype, KvLayout};
 
-use super::sequences::Opened;
 use super::{Alien, Doing, Model, Operation, Pick};
 
-/// Tokens in a block: few, so that sequences have many.
+/// Tokens per block: few, so that sequences have many blocks.
 pub(super) const BLOCK_TOKENS: usize = 4;
 
-/// How many handles of freed blocks are kept to be misused.
+/// Number of handles of freed blocks kept for misuse.
 const FREED_MAX: usize = 256;
 
-/// The pool that operations are run on.
+/// Shape of the pool under test.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
-    /// Blocks at first.
+    /// Initial number of blocks.
     pub blocks: usize,
-    /// Blocks that it may grow to.
+    /// Maximum number of blocks.
     pub blocks_max: usize,
-    /// Frames in a segment.
+    /// Frames per segment.
     pub segment_blocks: usize,
 }
 
 impl Default for Setup {
-    /// Two segments and a bit, so that runs and growth cross segments.
+    /// A little more than two segments, so that runs and growth cross segments.
     fn default() -> Self {
         Self { blocks: 150, blocks_max: 700, segment_blocks: 64 }
     }
 }
 
-/// The pool answered otherwise than the model.
+/// A result of the pool that differs from the model's.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Mismatch {
-    /// Which operation, from 0.
+    /// Index of the operation, from 0.
     pub step: usize,
-    /// The operation, and what was wrong.
+    /// The operation, and the difference.
     pub what: String,
 }
 
@@ -53,14 +52,14 @@ impl fmt::Display for Mismatch {
 
 impl std::error::Error for Mismatch {}
 
-/// What one step found.
+/// Result of one step.
 pub(super) type Checked = Result<(), String>;
 
-/// Runs the operations on a new pool and on the model, and gives the first difference.
+/// Runs the operations on a new pool and on the model, and returns the first difference.
 ///
 /// # Errors
 ///
-/// Any answer that is not the model's; a finding of the final audit.
+/// Any result that differs from the model's; a finding of the final audit.
 pub fn run(setup: Setup, operations: &[Operation]) -> Result<(), Mismatch> {
     let mut side_by_side = Drive::new(setup);
     for (step, operation) in operations.iter().enumerate() {
@@ -72,17 +71,25 @@ pub fn run(setup: Setup, operations: &[Operation]) -> Result<(), Mismatch> {
     side_by_side.finish().map_err(|what| Mismatch { step: operations.len(), what })
 }
 
+/// A sequence, and its expected state.
+pub(super) struct Opened {
+    pub(super) real: Sequence,
+    pub(super) tokens: Vec<f32>,
+    pub(super) committed: usize,
+    pub(super) blocks: Vec<BlockId>,
+}
+
 pub(super) struct Drive {
     pub(super) pool: Pool,
     handle: PoolHandle,
     pub(super) model: Model,
     leases: Vec<Lease<'static>>,
-    /// One entry for each reference that is held raw.
+    /// One entry for each raw reference.
     raw: Vec<BlockHandle>,
     pub(super) batches: Vec<(u64, Batch)>,
     pub(super) sequences: Vec<Opened>,
     pub(super) tokens_stored: u32,
-    /// Blocks in use all of whose slots have been written.
+    /// Blocks in use with all slots written.
     pub(super) full_once: HashSet<BlockId>,
     freed: Vec<BlockHandle>,
     tag: PoolTag,
@@ -200,7 +207,7 @@ impl Drive {
         };
         same("allocate_raw", &expected, &got.map_err(without_batch))?;
         if got.is_err() && !handles.is_empty() {
-            return Err(format!("a refused allocation left {handles:?}"));
+            return Err(format!("a refused allocation returned {handles:?}"));
         }
         if got.is_ok() {
             self.handed_out(request, &handles)?;
@@ -210,10 +217,10 @@ impl Drive {
     }
 
     fn handed_out(&mut self, request: AllocRequest, handles: &[BlockHandle]) -> Checked {
-        same("blocks handed out", &request.blocks, &handles.len())?;
+        same("blocks allocated", &request.blocks, &handles.len())?;
         let frames: Vec<_> = handles.iter().map(|handle| self.model.frame(handle.id)).collect();
         if request.contiguous && frames.windows(2).any(|pair| pair[1].0 != pair[0].0 + 1) {
-            return Err(format!("no run: {frames:?}"));
+            return Err(format!("not a run: {frames:?}"));
         }
         for &handle in handles {
             if !self.model.allocate(handle.id, request.sequence, request.pinned) {
@@ -268,12 +275,12 @@ impl Drive {
         Ok(())
     }
 
-    /// Whether a lease has the block.
+    /// Returns whether a lease owns the block.
     fn is_leased(&self, handle: BlockHandle) -> bool {
         self.leases.iter().any(|lease| lease.blocks().contains(&handle.id))
     }
 
-    /// The model's part of giving up one reference.
+    /// The model's part of releasing one reference.
     fn released(&mut self, handle: BlockHandle) {
         self.model.release(handle.id);
         if self.model.owned(handle.id).is_none() {
@@ -297,7 +304,7 @@ impl Drive {
             let got = self.free_list(&list, through_handle);
             return refused(&got, &repeated);
         }
-        // A lease's reference is not ours to free.
+        // Only the lease may release its reference.
         let mut left = count(&self.raw);
         list.retain(|handle| left.get_mut(handle).is_some_and(take_one));
         if list.is_empty() {
@@ -305,7 +312,7 @@ impl Drive {
         }
         same("free", &Ok(()), &self.free_list(&list, through_handle))?;
         for handle in list {
-            let held = self.raw.iter().position(|raw| *raw == handle).expect("picked from what is held");
+            let held = self.raw.iter().position(|raw| *raw == handle).expect("picked from the held handles");
             self.raw.swap_remove(held);
             self.released(handle);
         }
@@ -385,7 +392,7 @@ impl Drive {
 
     fn info(&self, handle: BlockHandle) -> Checked {
         let info = self.pool.info(handle).map_err(|error| format!("info: {error}"))?;
-        let owned = self.model.owned(handle.id).ok_or_else(|| format!("{handle} has info and no owner"))?;
+        let owned = self.model.owned(handle.id).ok_or_else(|| format!("{handle} has info but no owner"))?;
         same("id", &handle.id, &info.id)?;
         same("frame", &self.model.frame(handle.id), &info.frame)?;
         same("references", &owned.refs, &info.refs)?;
@@ -396,8 +403,8 @@ impl Drive {
 
     fn misuse(&mut self, alien: Alien, doing: Doing) -> Checked {
         let Some((handle, expected)) = self.alien(alien) else { return Ok(()) };
-        // Handles in order stand before it, so that a pool that changes something before it looks is found out. Of
-        // the raw ones each may be freed once; all of them may be shared.
+        // Valid handles precede it, to detect a pool that makes changes before it has checked the
+        // whole list. Each raw one may be freed once; all of them may be shared.
         let list = |handles: &[BlockHandle], first: u8| {
             handles.iter().copied().take(first.into()).chain([handle]).collect::<Vec<_>>()
         };
@@ -413,7 +420,7 @@ impl Drive {
         self.held().into_iter().take(4).try_for_each(|handle| self.info(handle))
     }
 
-    /// The handle, and the errors that are right answers to it.
+    /// Returns the handle, and the errors that are correct for it.
     fn alien(&self, alien: Alien) -> Option<(BlockHandle, Vec<HandleError>)> {
         let held = self.held();
         let ahead = |handle: &BlockHandle, by: u64| BlockHandle {
@@ -473,24 +480,27 @@ impl Drive {
             return Ok(());
         }
         let storage = self.pool.storage().expect("built with storage");
-        // SAFETY: the frames that go are all the shrinker's.
+        // SAFETY: the shrinker owns all removed frames.
         match shrinking.commit(|gone| unsafe { storage.shrink(gone.start.index()) }) {
             Ok(()) if missing == 0 => self.model.shrink(to),
             Ok(()) => return Err(format!("committed with {missing} frames in the way")),
-            Err(_) if missing == 0 => return Err("not committed, though nothing was in the way".to_owned()),
+            Err(_) if missing == 0 => {
+                return Err("not committed, although no frame was in the way".to_owned());
+            }
             Err(given_up) => drop(given_up),
         }
         self.audit()
     }
 
-    /// Every reference that is held, by leases and raw.
+    /// Every reference, of leases and raw.
     fn held(&self) -> Vec<BlockHandle> {
         let leased = self.leases.iter().flat_map(|lease| lease.handles().collect::<Vec<_>>());
         leased.chain(self.raw.iter().copied()).collect()
     }
 
-    /// The fast counters. What a batch that has just ended held back may still be counted as retired where newer
-    /// batches hold back more; the sum is exact, and so is everything once no batch is in flight.
+    /// Checks the fast counters. Blocks held back by a batch that has just ended may still count as
+    /// retired if newer batches hold back more; the sum is exact, and so is each count once no
+    /// batch is in flight.
     fn counts(&self) -> Checked {
         let counts = self.pool.blocks().counts();
         let (free, retired) = (self.model.free(), self.model.retired());
@@ -501,7 +511,7 @@ impl Drive {
         same("blocks", &self.model.total(), &counts.total)
     }
 
-    /// Gives everything back, batches last, and audits before and after.
+    /// Releases everything, batches last, and audits before and after.
     fn finish(mut self) -> Checked {
         self.audit()?;
         self.read_all()?;
@@ -510,7 +520,7 @@ impl Drive {
         same("free", &Ok(()), &self.pool.free(&self.raw))?;
         drop(std::mem::take(&mut self.batches));
         self.audit()?;
-        same("free blocks in the end", &self.model.total(), &self.pool.free_blocks())
+        same("free blocks at the end", &self.model.total(), &self.pool.free_blocks())
     }
 
     pub(super) fn audit(&self) -> Checked {
@@ -540,7 +550,7 @@ fn take_one(left: &mut u32) -> bool {
     some
 }
 
-/// What the model knows of it: not which batch is the oldest.
+/// Removes the field that the model does not know: the oldest batch.
 fn without_batch(error: AllocError) -> AllocError {
     match error {
         AllocError::Exhausted { asked, free, retired, evictable, .. } => {

@@ -1,5 +1,5 @@
-//! Blocks that move: the model does not say where to, but what may move, what that makes free, and that nothing else
-//! changes.
+//! Moving blocks: the model does not predict the destinations, but which blocks may move, which
+//! frames that frees, and that nothing else changes.
 
 use std::collections::BTreeSet;
 use std::pin::pin;
@@ -24,7 +24,7 @@ impl Drive {
         };
         let moved = self.learn(&open)?;
         if report.moved_blocks < moved || blocks_max.is_some_and(|most| report.moved_blocks > most) {
-            return Err(format!("{moved} blocks are elsewhere, {blocks_max:?} at most: {report:?}"));
+            return Err(format!("{moved} blocks have moved, at most {blocks_max:?} may: {report:?}"));
         }
         same("given up by one thread", &0, &report.given_up.total())?;
         let free_again = self.model.in_flight() == 0;
@@ -47,7 +47,7 @@ impl Drive {
             return self.audit();
         }
         let fixed = |id: BlockId, pins: u32| pins > 0 || open.contains(&id);
-        // By now what could move has.
+        // Every movable block has moved by this point.
         let used = self.model.used();
         let stuck = self.model.owned_beyond(to).filter(|(id, owned)| fixed(*id, owned.pins)).count();
         match got {
@@ -76,7 +76,7 @@ impl Drive {
                     }
                 }
                 if stuck == 0 && self.model.in_flight() == 0 {
-                    return Err("blocked by nothing".to_owned());
+                    return Err("blocked although no block is in the way".to_owned());
                 }
             }
             Ok(report) => {
@@ -97,7 +97,8 @@ impl Drive {
         words.filter(|(_, word)| !word.is_free() && !word.is_sealed()).map(|(id, _)| id).collect()
     }
 
-    /// The model learns where blocks are now; how many of those in use moved.
+    /// Updates the model with the current frames of the blocks; returns the number of blocks in use
+    /// that moved.
     fn learn(&mut self, open: &BTreeSet<BlockId>) -> Result<usize, String> {
         let blocks = self.pool.blocks();
         for &id in open {
@@ -107,7 +108,7 @@ impl Drive {
     }
 }
 
-/// Polls what waits for nobody.
+/// Polls a future that needs no other thread.
 fn run<F: Future>(future: F) -> F::Output {
     let mut future = pin!(future);
     loop {

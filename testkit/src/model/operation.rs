@@ -1,18 +1,18 @@
-//! What can be done to a pool, as plain data: every list of operations is valid, because each picks its blocks from
-//! what there is when its turn comes.
+//! Operations on a pool, as plain data. Every list of operations is valid, because each operation
+//! picks its blocks from those that exist when it runs.
 
-/// One of those that there are: an index that wraps around.
+/// A pick from the existing items: an index that wraps around.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "arbitrary", derive(arbitrary::Arbitrary))]
 pub struct Pick(pub u16);
 
 impl Pick {
-    /// As an index below `len`; `None` where there is nothing to pick.
+    /// Returns an index below `len`, or `None` if there is nothing to pick.
     pub fn index(self, len: usize) -> Option<usize> {
         (len != 0).then(|| self.0 as usize % len)
     }
 
-    /// One of `items`.
+    /// Returns one of `items`.
     pub fn of<T>(self, items: &[T]) -> Option<&T> {
         self.index(items.len()).map(|index| &items[index])
     }
@@ -22,37 +22,37 @@ impl Pick {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "arbitrary", derive(arbitrary::Arbitrary))]
 pub enum Alien {
-    /// Of a block that has been freed since, once or many times.
+    /// Of a block that was freed since, once or many times.
     Freed(Pick),
     /// Of a block in use, one generation ahead.
     Future(Pick),
-    /// Of a block in use, by another pool's tag.
+    /// Of a block in use, with another pool's tag.
     Foreign(Pick),
     /// Of a block in use, 2^16 generations ahead: a word keeps the low 16 bits only.
     Wrapped(Pick),
-    /// Of a block that is free now, with its generation now: never handed out.
+    /// Of a free block, with its current generation: never handed out.
     Free(Pick),
     /// Beyond the pool's last block.
     Beyond(u32),
     /// Of the null block.
     Null,
-    /// Of a block that a lease owns: good to ask about it, and for nothing else.
+    /// Of a block that a lease owns: valid for queries only.
     Leased(Pick),
 }
 
-/// What is done with a handle that should be refused.
+/// Use of a handle that should be refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "arbitrary", derive(arbitrary::Arbitrary))]
 pub enum Doing {
-    /// Free it, after so many handles that are in order.
+    /// Free it, after a number of valid handles.
     Free(u8),
-    /// Share it, after so many handles that are in order.
+    /// Share it, after a number of valid handles.
     Share(u8),
     /// Pin it.
     Pin,
     /// Unpin it.
     Unpin,
-    /// Ask about it.
+    /// Query its info.
     Info,
 }
 
@@ -63,9 +63,9 @@ pub enum Doing {
 pub enum Operation {
     /// Allocate blocks as a lease.
     Lease {
-        /// How many; 0 and more than there are must be refused.
+        /// Number of blocks; 0 and more than the pool has must be refused.
         blocks: u16,
-        /// In one run.
+        /// As one run.
         contiguous: bool,
         /// Pinned from the start.
         pinned: bool,
@@ -74,36 +74,38 @@ pub enum Operation {
     },
     /// Allocate blocks as raw handles.
     Raw {
-        /// How many; 0 and more than there are must be refused.
+        /// Number of blocks; 0 and more than the pool has must be refused.
         blocks: u16,
-        /// In one run.
+        /// As one run.
         contiguous: bool,
         /// Pinned from the start.
         pinned: bool,
-        /// Through the explicit handle instead of the thread's own cache.
+        /// Through the explicit cache handle instead of the thread's own cache.
         through_handle: bool,
     },
     /// Drop a lease.
     Drop(Pick),
-    /// Turn a lease into raw handles.
+    /// Convert a lease to raw handles.
     IntoRaw(Pick),
-    /// Turn raw handles into a lease. One whose block has other references must be refused, with the whole list.
+    /// Convert raw handles to a lease. If a block has other references, the whole list must be
+    /// refused.
     FromRaw(Vec<Pick>),
-    /// Free raw handles in one call. One that is picked more often than it has references must be refused, with the
-    /// whole list.
+    /// Free raw handles in one call. If one is picked more often than it has references, the whole
+    /// list must be refused.
     Free {
-        /// Which.
+        /// Handles to free.
         picks: Vec<Pick>,
-        /// Through the explicit handle.
+        /// Through the explicit cache handle.
         through_handle: bool,
     },
-    /// One more reference to each of these blocks. A lease's must be refused, with the whole list.
+    /// Add a reference to each of these blocks. If a lease owns one, the whole list must be
+    /// refused.
     Share(Vec<Pick>),
-    /// Pin a block; a lease's in a scope, at the end of which it is not pinned any more.
+    /// Pin a block; a lease's block in a scope, which unpins it at its end.
     Pin(Pick),
-    /// Unpin a block, pinned or not; a lease's must be refused.
+    /// Unpin a block, pinned or not; a lease's block must be refused.
     Unpin(Pick),
-    /// Ask about a block.
+    /// Query the info of a block.
     Info(Pick),
     /// Use a handle that must be refused.
     Misuse(Alien, Doing),
@@ -111,56 +113,58 @@ pub enum Operation {
     Begin,
     /// End one of the batches in flight.
     End(Pick),
-    /// Grow the pool, by nothing and by too much included.
+    /// Grow the pool, also by zero and by too much.
     Grow(u16),
-    /// Shrink the pool to so many blocks, if nobody has a block that must go; perhaps give it up though nobody has. To
-    /// nothing, and to more than there are, included.
+    /// Shrink the pool if no removed block is in use; possibly abandon the shrink even so. Includes
+    /// sizes of zero and above the current one.
     Shrink {
-        /// How many stay.
+        /// Number of blocks to keep.
         to: u16,
-        /// As many more as have to, for nobody to be in the way.
+        /// Raise `to` as far as needed to remove no block in use.
         fits: bool,
-        /// Give it up.
+        /// Abandon the shrink.
         gives_up: bool,
     },
-    /// Move blocks together.
+    /// Compact the pool.
     Defragment {
-        /// The order of the runs to gain; larger than any pool must be refused.
+        /// Order of the runs to gain; one larger than any pool must be refused.
         order: u8,
-        /// The most blocks to move, if there is a most.
+        /// Maximum number of blocks to move, if limited.
         blocks_max: Option<u8>,
-        /// Blocks that are copied together, but for one.
+        /// Number of blocks copied together, minus one.
         wave: u8,
     },
-    /// Give the pool so many blocks, moving what is in the way; at once, or not at all. None, and too many, included.
+    /// Resize the pool, moving blocks that are in the way; completely, or not at all. Includes zero
+    /// and too many.
     Resize {
-        /// How many.
+        /// Number of blocks.
         to: u16,
-        /// As many more as are in use.
+        /// Count `to` in addition to the blocks in use.
         fits: bool,
     },
-    /// Seal blocks that are held raw or by a lease: so many of them, from one on.
+    /// Seal a number of raw or leased blocks, from one on.
     Seal(Pick, u8),
-    /// Drop the explicit handle and take a new one: what it had cached goes back.
+    /// Drop the explicit cache handle and create a new one: its cached blocks are flushed.
     RenewHandle,
-    /// Open a sequence of this id, open already or not.
+    /// Open a sequence with this id, already open or not.
     Open(u8),
-    /// Append tokens to a sequence in one of the batches in flight (one begins if there is none), and store them.
+    /// Append tokens to a sequence in one of the batches in flight (one begins if there is none),
+    /// and store them.
     Append {
-        /// Which sequence.
+        /// The sequence.
         sequence: Pick,
-        /// Which batch.
+        /// The batch.
         batch: Pick,
-        /// How many tokens; 0 must be refused.
+        /// Number of tokens; 0 must be refused.
         tokens: u8,
-        /// Whether they may be taken back.
+        /// Whether the tokens are a draft, which may be truncated.
         draft: bool,
     },
-    /// Call the first tokens of a sequence final: this share of them, in 255ths; 255 is one too many.
+    /// Commit the first tokens of a sequence: this share of them, in 255ths; 255 is one too many.
     Commit(Pick, u8),
-    /// Take back all but the first tokens of a sequence: this share of them stays, in 255ths; 255 is one too many.
+    /// Truncate a sequence to this share of its tokens, in 255ths; 255 is one too many.
     Truncate(Pick, u8),
-    /// Share a sequence's blocks with a new one of this id, open already or not.
+    /// Fork a sequence into a new one with this id, already open or not.
     Fork(Pick, u8),
     /// Drop a sequence.
     Close(Pick),

@@ -1,22 +1,15 @@
-//! Sequences: their tokens as a plain list each, and what of the pool they hold.
+//! Sequences: each one's tokens as a plain list, and the blocks that it holds.
 //!
-//! Every token has a number of its own. It is stored when it is appended, and read back from wherever the pool says
-//! that it is: a block that was lost, shared or copied wrongly, or reused too early shows in the numbers.
+//! Every token has a unique number, stored when it is appended, and read back from the place that
+//! the pool reports: a block that was lost, wrongly shared or copied, or reused too early shows in
+//! the numbers.
 
 use kvpool::error::SequenceError;
 use kvpool::ids::{BlockId, SequenceId};
-use kvpool::sequence::{Appended, BlockTable, CsrTable, Sequence};
+use kvpool::sequence::{Appended, BlockTable, CsrTable};
 
 use super::Pick;
-use super::drive::{BLOCK_TOKENS, Checked, Drive, same};
-
-/// A sequence, and what it should be.
-pub(super) struct Opened {
-    real: Sequence,
-    tokens: Vec<f32>,
-    committed: usize,
-    blocks: Vec<BlockId>,
-}
+use super::drive::{BLOCK_TOKENS, Checked, Drive, Opened, same};
 
 impl Drive {
     pub(super) fn open(&mut self, id: SequenceId) -> Checked {
@@ -54,7 +47,8 @@ impl Drive {
         let fresh = (before + tokens).div_ceil(BLOCK_TOKENS) - before.div_ceil(BLOCK_TOKENS);
         let tail = (before % BLOCK_TOKENS != 0).then(|| opened.blocks[before / BLOCK_TOKENS]);
         let is_shared = tail.is_some_and(|tail| self.model.owned(tail).is_some_and(|owned| owned.refs > 1));
-        // A tail that was full once may be about to be sealed by a batch in flight; it is copied then.
+        // A tail that was full once may be about to be sealed by a batch in flight; it is then
+        // copied.
         let may_copy = is_shared || tail.is_some_and(|tail| self.full_once.contains(&tail));
         let free = self.model.free();
         let appended = match got {
@@ -74,7 +68,7 @@ impl Drive {
         self.sequence_is(sequence)
     }
 
-    /// The model's part of an append that went well.
+    /// The model's part of a successful append.
     fn appended(&mut self, sequence: usize, appended: &Appended, draft: bool) -> Checked {
         let Self { sequences, model, tokens_stored, full_once, .. } = self;
         let opened = &mut sequences[sequence];
@@ -174,7 +168,8 @@ impl Drive {
         same("open sequences", &self.sequences.len(), &self.pool.sequence_count())
     }
 
-    /// The sequence is what the model has, and its blocks have the references that they should.
+    /// Checks that the sequence equals the model's, and that its blocks have the expected
+    /// references.
     fn sequence_is(&self, index: usize) -> Checked {
         let opened = &self.sequences[index];
         same("length", &opened.tokens.len(), &opened.real.len())?;
@@ -220,7 +215,7 @@ impl Drive {
         same("rows", &self.sequences.len(), &table.rows())?;
         let block_tokens = BLOCK_TOKENS as i64;
         for (row, opened) in self.sequences.iter().enumerate() {
-            // Frame 0 is the null block's.
+            // Frame 0 belongs to the null block.
             let frame = |block: &BlockId| self.model.frame(*block).get() as i32;
             let mut frames: Vec<i32> = opened.blocks.iter().map(frame).collect();
             same(

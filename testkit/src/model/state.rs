@@ -1,4 +1,4 @@
-//! Who owns what: the state that a pool must be indistinguishable from.
+//! Ownership: the state from which a pool must be indistinguishable.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,39 +8,40 @@ use kvpool::ids::{BlockId, FrameId, Generation, SequenceId};
 /// A block in use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Owned {
-    /// References.
+    /// Number of references.
     pub refs: u32,
-    /// Pins.
+    /// Number of pins.
     pub pins: u32,
-    /// The sequence that it was allocated for.
+    /// Sequence for which it was allocated.
     pub sequence: Option<SequenceId>,
 }
 
-/// A pool, naively. Every block is in exactly one of `owned`, `free` and `retired`, or in a frame that is gone.
+/// Naive model of a pool. Every block is in exactly one of `owned`, `free` and `retired`, or in a
+/// removed frame.
 #[derive(Clone, Debug)]
 pub struct Model {
-    /// Blocks that the pool may grow to.
+    /// Maximum number of blocks.
     max: usize,
-    /// The most that there ever were.
+    /// Largest number of blocks so far.
     ever: usize,
     /// Blocks in use.
     owned: BTreeMap<BlockId, Owned>,
-    /// Blocks that can be handed out.
+    /// Allocatable blocks.
     free: BTreeSet<BlockId>,
-    /// Freed blocks, with the batches that were in flight then and still are.
+    /// Freed blocks, with the batches that were in flight at that time and still are.
     retired: BTreeMap<BlockId, BTreeSet<u64>>,
     /// Batches in flight.
     batches: BTreeSet<u64>,
     batches_begun: u64,
-    /// How often each block has been freed.
+    /// Number of times that each block has been freed.
     generations: BTreeMap<BlockId, u64>,
-    /// Blocks that have moved, or that made room for one that did, and where they are. All others are where their number
-    /// says.
+    /// Frames of blocks that have moved, or that were displaced by a move. All others are in the
+    /// frame with their own number.
     elsewhere: BTreeMap<BlockId, FrameId>,
 }
 
 impl Model {
-    /// Blocks `1 ..= blocks`, all free: block 0 is the null block.
+    /// Creates a model of blocks `1 ..= blocks`, all free: block 0 is the null block.
     pub fn new(blocks: usize, max: usize) -> Self {
         Self {
             max,
@@ -55,47 +56,47 @@ impl Model {
         }
     }
 
-    /// Blocks, the null block not counted.
+    /// Returns the number of blocks, without the null block.
     pub fn total(&self) -> usize {
         self.owned.len() + self.free.len() + self.retired.len()
     }
 
-    /// The most blocks that there ever were: ids up to it have been handed out, or might have been.
+    /// Returns the largest number of blocks so far: ids up to it may have been handed out.
     pub fn ever(&self) -> usize {
         self.ever
     }
 
-    /// Blocks that can be handed out.
+    /// Returns the number of allocatable blocks.
     pub fn free(&self) -> usize {
         self.free.len()
     }
 
-    /// Freed blocks that wait for a batch to end.
+    /// Returns the number of freed blocks that wait for a batch to end.
     pub fn retired(&self) -> usize {
         self.retired.len()
     }
 
-    /// The free blocks, ascending.
+    /// Returns the free blocks, ascending.
     pub fn free_ids(&self) -> impl Iterator<Item = BlockId> + '_ {
         self.free.iter().copied()
     }
 
-    /// The block, if it is in use.
+    /// Returns the block, if it is in use.
     pub fn owned(&self, id: BlockId) -> Option<&Owned> {
         self.owned.get(&id)
     }
 
-    /// How often a block has been freed.
+    /// Returns the number of times that a block has been freed.
     pub fn generation(&self, id: BlockId) -> Generation {
         Generation(self.generations.get(&id).copied().unwrap_or(0))
     }
 
-    /// Where a block is.
+    /// Returns the frame of a block.
     pub fn frame(&self, id: BlockId) -> FrameId {
         self.elsewhere.get(&id).copied().unwrap_or(FrameId(id.get()))
     }
 
-    /// Frames in the longest run of free ones.
+    /// Returns the length of the longest run of free frames.
     pub fn longest_run(&self) -> usize {
         let free: BTreeSet<FrameId> = self.free.iter().map(|&id| self.frame(id)).collect();
         let (mut longest, mut run, mut last) = (0, 0, None);
@@ -107,12 +108,12 @@ impl Model {
         longest
     }
 
-    /// Blocks have moved: each is where `frame` says. What was left is free once the batches in flight have ended. Returns
-    /// how many blocks in use are in another frame now.
+    /// Records moves: `frame` gives the current frame of each block. Vacated frames are free when
+    /// the batches in flight have ended. Returns the number of blocks in use that moved.
     ///
     /// # Errors
     ///
-    /// A block that moved and should not have.
+    /// A block that moved although it must not.
     pub fn moved(&mut self, frame: impl Fn(BlockId) -> FrameId) -> Result<usize, String> {
         let mut in_use = 0;
         for id in (1..=self.ever as u32).map(BlockId) {
@@ -123,10 +124,10 @@ impl Model {
             if let Some(owned) = self.owned.get(&id) {
                 in_use += 1;
                 if owned.pins > 0 {
-                    return Err(format!("block {id} was pinned in frame {was}, and is in {is}"));
+                    return Err(format!("block {id} was pinned in frame {was}, but is in {is}"));
                 }
             } else if !self.free.remove(&id) {
-                return Err(format!("block {id} was not free, and went from frame {was} to {is}"));
+                return Err(format!("block {id} was not free, but moved from frame {was} to {is}"));
             } else if self.batches.is_empty() {
                 self.free.insert(id);
             } else {
@@ -139,7 +140,7 @@ impl Model {
         if all { Ok(in_use) } else { Err("two blocks are in one frame".to_owned()) }
     }
 
-    /// What an allocation must come to.
+    /// Returns the expected result of an allocation.
     pub fn may_allocate(&self, asked: usize, contiguous: bool) -> Result<(), AllocError> {
         let (free, retired, total) = (self.free(), self.retired(), self.total());
         if asked == 0 {
@@ -147,7 +148,7 @@ impl Model {
         } else if asked > total {
             Err(AllocError::TooLarge { asked, total })
         } else if asked > free {
-            // Which batch that is, the model does not know.
+            // The model does not know which batch that is.
             Err(AllocError::Exhausted { asked, free, retired, evictable: 0, oldest_batch: None })
         } else if contiguous && self.longest_run() < asked {
             Err(AllocError::NoRun { asked, longest_run: self.longest_run(), free })
@@ -156,18 +157,18 @@ impl Model {
         }
     }
 
-    /// A block was handed out. `false`: it was not there to be handed out.
+    /// Records an allocated block. Returns false if it was not allocatable.
     pub fn allocate(&mut self, id: BlockId, sequence: Option<SequenceId>, pinned: bool) -> bool {
         self.free.remove(&id)
             && self.owned.insert(id, Owned { refs: 1, pins: u32::from(pinned), sequence }).is_none()
     }
 
-    /// One more reference to a block in use.
+    /// Adds a reference to a block in use.
     pub fn share(&mut self, id: BlockId) {
         self.owned.get_mut(&id).expect("a block in use").refs += 1;
     }
 
-    /// One reference less; the last takes the pins with it, and waits for the batches in flight.
+    /// Releases a reference; the last one removes the pins, and waits for the batches in flight.
     pub fn release(&mut self, id: BlockId) {
         let owned = self.owned.get_mut(&id).expect("a block in use");
         owned.refs -= 1;
@@ -183,24 +184,24 @@ impl Model {
         }
     }
 
-    /// One more pin on a block in use.
+    /// Adds a pin to a block in use.
     pub fn pin(&mut self, id: BlockId) {
         self.owned.get_mut(&id).expect("a block in use").pins += 1;
     }
 
-    /// One pin less.
+    /// Removes a pin.
     pub fn unpin(&mut self, id: BlockId) {
         self.owned.get_mut(&id).expect("a block in use").pins -= 1;
     }
 
-    /// A batch begins; gives its number.
+    /// Begins a batch, and returns its number.
     pub fn begin(&mut self) -> u64 {
         self.batches_begun += 1;
         self.batches.insert(self.batches_begun);
         self.batches_begun
     }
 
-    /// A batch ends: what waited for it alone is free.
+    /// Ends a batch: blocks that waited for it alone are free.
     pub fn end(&mut self, batch: u64) {
         self.batches.remove(&batch);
         self.retired.retain(|id, waits_for| {
@@ -212,7 +213,7 @@ impl Model {
         });
     }
 
-    /// What growth must come to.
+    /// Returns the expected result of growth.
     pub fn may_grow(&self, asked: usize) -> Result<(), GrowError> {
         let (total, max) = (self.total(), self.max);
         if asked == 0 {
@@ -224,7 +225,7 @@ impl Model {
         }
     }
 
-    /// More frames, and the blocks in them.
+    /// Adds frames, and the blocks in them.
     pub fn grow(&mut self, blocks: usize) {
         let total = self.total() + blocks;
         self.ever = self.ever.max(total);
@@ -234,7 +235,7 @@ impl Model {
         self.free.extend(fresh);
     }
 
-    /// What the beginning of a shrink must come to.
+    /// Returns the expected result of beginning a shrink.
     pub fn may_shrink(&self, asked: usize) -> Result<(), ShrinkError> {
         let total = self.total();
         if asked == 0 {
@@ -246,38 +247,39 @@ impl Model {
         }
     }
 
-    /// Blocks in use in frames beyond the first `to`.
+    /// Returns the blocks in use in frames beyond the first `to`.
     pub fn owned_beyond(&self, to: usize) -> impl Iterator<Item = (BlockId, &Owned)> + '_ {
         self.owned.iter().map(|(&id, owned)| (id, owned)).filter(move |&(id, _)| self.frame(id).index() > to)
     }
 
-    /// Freed blocks in frames beyond the first `to` that a batch may see.
+    /// Returns the freed blocks in frames beyond the first `to` that a batch may see.
     pub fn retired_beyond(&self, to: usize) -> usize {
         self.retired.keys().filter(|&&id| self.frame(id).index() > to).count()
     }
 
-    /// Frames beyond the first `to` that somebody has, or a batch may see.
+    /// Returns the frames beyond the first `to` that are in use, or that a batch may see.
     pub fn in_the_way(&self, to: usize) -> usize {
         self.owned_beyond(to).count() + self.retired_beyond(to)
     }
 
-    /// The last frame that somebody has, or a batch may see; the null block's if there is none.
+    /// Returns the last frame that is in use, or that a batch may see; the null block's if there is
+    /// none.
     pub fn last_in_the_way(&self) -> FrameId {
         let used = self.owned.keys().chain(self.retired.keys());
         used.map(|&id| self.frame(id)).max().unwrap_or(FrameId(0))
     }
 
-    /// Blocks in use.
+    /// Returns the blocks in use.
     pub fn used(&self) -> usize {
         self.owned.len()
     }
 
-    /// Batches in flight.
+    /// Returns the number of batches in flight.
     pub fn in_flight(&self) -> usize {
         self.batches.len()
     }
 
-    /// The frames beyond the first `to` are gone; all of them are free.
+    /// Removes the frames beyond the first `to`; all of them are free.
     pub fn shrink(&mut self, to: usize) {
         let elsewhere = &self.elsewhere;
         let frame = |id: BlockId| elsewhere.get(&id).map_or(id.index(), |frame| frame.index());
