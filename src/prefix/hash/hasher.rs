@@ -1,4 +1,4 @@
-//! The functions of a pool, with their secrets: what all chains of it share.
+//! The hash functions of a pool with their secrets, shared by all its chains.
 
 use std::fmt;
 
@@ -10,8 +10,9 @@ use super::keys::Extra;
 use super::{BlockHash, HashKey, Hashing, PrefixKeys, PrefixRoot};
 use crate::error::PrefixError;
 
-/// The hash function of a pool: [`Hashing`], with the secrets of a [`HashKey`], for blocks of one size. It is immutable and
-/// shared; [chains](super::Chain) are given it by reference.
+/// Hash function of a pool: [`Hashing`] with the secrets of a [`HashKey`], for blocks of one size.
+///
+/// Immutable and shared; [chains](super::Chain) receive it by reference.
 pub struct PrefixHasher {
     function: Function,
     check: Check,
@@ -21,7 +22,7 @@ pub struct PrefixHasher {
     bare: PrefixRoot,
 }
 
-/// What BLAKE3 is asked for, as the first byte of its input.
+/// Purpose of a BLAKE3 input, encoded in its first byte.
 #[derive(Clone, Copy)]
 enum Domain {
     Root = 1,
@@ -30,7 +31,7 @@ enum Domain {
     Partial = 4,
 }
 
-/// The input of BLAKE3: parts of variable length have it before them.
+/// Input of BLAKE3: each variable-length part is preceded by its length.
 struct Parts(SmallVec<[u8; 256]>);
 
 impl Parts {
@@ -64,7 +65,7 @@ impl Parts {
 }
 
 impl PrefixHasher {
-    /// The hasher for blocks of `block_tokens` tokens.
+    /// Creates the hasher for blocks of `block_tokens` tokens.
     ///
     /// # Errors
     /// [`PrefixError::ZeroBlockTokens`].
@@ -84,14 +85,14 @@ impl PrefixHasher {
         Ok(hasher)
     }
 
-    /// Tokens that a block holds.
+    /// Returns the number of tokens per block.
     #[inline]
     pub fn block_tokens(&self) -> usize {
         self.block_tokens
     }
 
-    /// Whether the other gives the same hashes: it has the same function, key and size of a block. A function of a user's own is
-    /// judged by its name and by one block.
+    /// Returns whether the other hasher computes the same hashes: same function, key and block
+    /// size.
     pub fn agrees_with(&self, other: &Self) -> bool {
         let probe: Vec<u32> = (1..=self.block_tokens as u32).collect();
         self.block_tokens == other.block_tokens
@@ -99,10 +100,10 @@ impl PrefixHasher {
             && self.block(self.bare.hash(), &probe) == other.block(other.bare.hash(), &probe)
     }
 
-    /// What chains of these keys begin with. Without any it was computed before.
+    /// Returns the initial value of chains with these keys. Precomputed for empty keys.
     ///
     /// # Errors
-    /// [`PrefixError::EmptyKey`] for a key of no bytes.
+    /// [`PrefixError::EmptyKey`] for a key of zero bytes.
     pub fn root(&self, keys: &PrefixKeys<'_>) -> Result<PrefixRoot, PrefixError> {
         keys.check()?;
         if *keys == PrefixKeys::new() {
@@ -122,7 +123,7 @@ impl PrefixHasher {
         PrefixRoot(self.digest(&parts))
     }
 
-    /// B of the [module](super): 192 of the 256 bits that BLAKE3 has.
+    /// Computes B of the [module](super): 192 of BLAKE3's 256 bits.
     fn digest(&self, parts: &Parts) -> BlockHash {
         let hash = blake3::keyed_hash(&self.bytes_key, &parts.0);
         let mut bytes = [0; BlockHash::BYTES];
@@ -131,7 +132,7 @@ impl PrefixHasher {
         BlockHash { check: Check::begin(hash.check), ..hash }
     }
 
-    /// The hash of a full block.
+    /// Returns the hash of a full block.
     #[inline]
     pub(super) fn block(&self, parent: BlockHash, tokens: &[u32]) -> BlockHash {
         debug_assert_eq!(tokens.len(), self.block_tokens, "a full block");
@@ -139,7 +140,7 @@ impl PrefixHasher {
         BlockHash::new(self.function.key(parent.key(), tokens), check)
     }
 
-    /// Full blocks one after another; the hash of the last, or `parent` if there are none.
+    /// Hashes consecutive full blocks; returns the hash of the last, or `parent` if there are none.
     #[inline]
     pub(super) fn blocks(
         &self,
@@ -147,7 +148,7 @@ impl PrefixHasher {
         tokens: &[u32],
         mut full: impl FnMut(BlockHash),
     ) -> BlockHash {
-        // Of a length that the compiler knows, most of the time.
+        // The usual block size, with a length known at compile time.
         if let (Function::Fast(function), 16) = (&self.function, self.block_tokens) {
             for tokens in tokens.as_chunks::<16>().0 {
                 let check = self.check.piece(parent.check, tokens);
@@ -168,7 +169,7 @@ impl PrefixHasher {
         Extra { start, end, digest }
     }
 
-    /// What stands in place of a block's parent if extra keys touch it.
+    /// Returns the value that replaces a block's parent hash if extra keys touch the block.
     #[cold]
     pub(super) fn enter(&self, parent: BlockHash, extras: impl Iterator<Item = Extra>) -> BlockHash {
         let parts =
@@ -176,10 +177,11 @@ impl PrefixHasher {
         self.digest(&parts)
     }
 
-    /// The hash of an unfinished block. A user's function is not asked: it knows full blocks alone.
+    /// Returns the hash of an unfinished block.
     pub(super) fn partial(&self, parent: BlockHash, tokens: &[u32]) -> BlockHash {
         match &self.function {
-            // It is hashed with its length, so that fewer tokens than a block's are another input than any block.
+            // XXH3 hashes the length too, so fewer tokens than a full block's are a different input
+            // from any block's.
             Function::Fast(_) => BlockHash::new(
                 self.function.key(parent.key(), tokens),
                 self.check.partial(parent.check, tokens),
