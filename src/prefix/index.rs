@@ -243,7 +243,7 @@ impl Index {
             Err(faster) => {
                 // SAFETY: owned by us; no other thread has seen it.
                 drop(unsafe { Box::from_raw(table) });
-                // SAFETY: not null, since null was expected; it lives as long as the index. Acquire: above.
+                // SAFETY: not null, since null was expected; lives as long as the index. Acquire: above.
                 unsafe { &*faster }
             }
         }

@@ -95,7 +95,8 @@ impl Sequence {
     ///
     /// # Errors
     ///
-    /// [`TransferError::ForeignSequence`], [`TransferError::BeingWritten`], [`TransferError::Handle`].
+    /// [`TransferError::ForeignSequence`], [`TransferError::BeingWritten`],
+    /// [`TransferError::Handle`].
     pub(crate) fn depart(&self, from: &Sequences) -> Result<Held, TransferError> {
         let pool = from.blocks();
         if !self.sequences.same(from) {

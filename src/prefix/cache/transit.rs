@@ -1,9 +1,9 @@
 //! Evictable blocks that are copied to another pool's cache.
 //!
 //! ```text
-//! taken       popped from the queues, coldest first, and referenced by a hit: not evicted meanwhile; a lookup shares it
+//! taken       popped from the queues, coldest first; held by a hit, so not evicted, and shared by lookups
 //! put back    released; returns to its former place in the queue
-//! given up    released; evicted at once if no batch may see it, otherwise evicted before all others
+//! given up    released; evicted at once if no batch may see it, else before all others
 //! ```
 //!
 //! A lookup in between makes a block warm: after `put_back` or `give_up` it goes where the policy
