@@ -170,11 +170,6 @@ impl PrefixCache {
         self.tallies.read(self.index.forgotten())
     }
 
-    /// Returns the bytes that the cache uses beside the block table.
-    pub fn metadata_bytes(&self) -> usize {
-        self.rows.len() * size_of::<Row>() + self.index.bytes()
-    }
-
     fn row(&self, id: BlockId) -> &Row {
         row(&self.rows, id)
     }
