@@ -59,7 +59,7 @@ mod keys;
 mod tests;
 
 pub use chain::Chain;
-pub use function::{HashFunction, HashKey, Hashing};
+pub use function::{HashKey, Hashing};
 pub use hasher::PrefixHasher;
 pub use keys::{PrefixKeys, PrefixRoot};
 

@@ -29,7 +29,7 @@ pub(crate) use cache::{Cold, Owner};
 pub use cache::{Now, PrefixCache};
 pub use config::PrefixConfig;
 pub use events::{EVENTS, EventQueue, KvEvent, KvEvents, Numbered};
-pub use hash::{BlockHash, Chain, HashFunction, HashKey, Hashing, PrefixHasher, PrefixKeys, PrefixRoot};
+pub use hash::{BlockHash, Chain, HashKey, Hashing, PrefixHasher, PrefixKeys, PrefixRoot};
 pub use index::{Index, Inserted, Key};
 pub use queue::{Links, RankQueue};
 pub use stats::PrefixStats;

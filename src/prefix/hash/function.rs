@@ -2,7 +2,6 @@
 //! derived.
 
 use std::fmt;
-use std::sync::Arc;
 
 use smallvec::SmallVec;
 
@@ -48,17 +47,6 @@ impl fmt::Debug for HashKey {
     }
 }
 
-/// A user's own function for the keys of blocks.
-///
-/// It may be weak, and then costs hits, never the truth: blocks whose keys collide are told apart by their checks.
-pub trait HashFunction: Send + Sync {
-    /// A name that tells it from other functions; part of every hash.
-    fn name(&self) -> &str;
-
-    /// The key of a full block: a function of the key of the block before it and of its tokens, and of nothing else.
-    fn key(&self, parent: u128, tokens: &[u32]) -> u128;
-}
-
 /// Function that computes the keys of blocks.
 ///
 /// | who can send prompts, and what can they observe | choose |
@@ -68,7 +56,7 @@ pub trait HashFunction: Send + Sync {
 ///
 /// With either function, a second hash with a proven bound on collisions must be equal before a
 /// block is reused.
-#[derive(Clone, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum Hashing {
     /// XXH3, 128 bits, with a secret. Not a cryptographic hash.
@@ -76,27 +64,14 @@ pub enum Hashing {
     Fast,
     /// BLAKE3 with a key, of which 128 bits are used: collision-resistant, for hostile tenants.
     Keyed,
-    /// A user's own.
-    Custom(Arc<dyn HashFunction>),
 }
 
 impl Hashing {
     /// Returns its name, which enters the root of each chain.
-    pub fn name(&self) -> &str {
+    pub const fn name(self) -> &'static str {
         match self {
             Self::Fast => "xxh3-128",
             Self::Keyed => "blake3",
-            Self::Custom(function) => function.name(),
-        }
-    }
-}
-
-impl fmt::Debug for Hashing {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Fast => f.write_str("Fast"),
-            Self::Keyed => f.write_str("Keyed"),
-            Self::Custom(function) => write!(f, "Custom({})", function.name()),
         }
     }
 }
@@ -105,7 +80,6 @@ impl fmt::Debug for Hashing {
 pub(super) enum Function {
     Fast(Fast),
     Keyed(Keyed),
-    Custom(Arc<dyn HashFunction>),
 }
 
 impl Function {
@@ -113,7 +87,6 @@ impl Function {
         match hashing {
             Hashing::Fast => Self::Fast(Fast(Box::new(key.derive(Fast::PURPOSE)))),
             Hashing::Keyed => Self::Keyed(Keyed(key.derive(Keyed::PURPOSE))),
-            Hashing::Custom(function) => Self::Custom(function),
         }
     }
 
@@ -121,7 +94,6 @@ impl Function {
     #[inline]
     pub(super) fn key(&self, parent: u128, tokens: &[u32]) -> u128 {
         match (self, tokens.as_chunks::<16>()) {
-            (Self::Custom(function), _) => function.key(parent, tokens),
             (Self::Fast(function), ([tokens], [])) => function.key_of_16(parent, tokens),
             (Self::Fast(function), _) => function.key_of(parent, tokens),
             (Self::Keyed(function), _) => function.key(&bytes(parent, tokens)),

@@ -18,7 +18,7 @@ pub struct PrefixHasher {
     check: Check,
     bytes_key: [u8; 32],
     block_tokens: usize,
-    name: String,
+    name: &'static str,
     bare: PrefixRoot,
 }
 
@@ -74,7 +74,7 @@ impl PrefixHasher {
             return Err(PrefixError::ZeroBlockTokens);
         }
         let mut hasher = Self {
-            name: hashing.name().into(),
+            name: hashing.name(),
             function: Function::new(hashing, key),
             check: Check::new(&key.derive("kvpool block checks, version 1")),
             bytes_key: key.derive("kvpool prefix roots, extra keys and unfinished blocks, version 1"),
@@ -94,10 +94,8 @@ impl PrefixHasher {
     /// Returns whether the other hasher computes the same hashes: same function, key and block
     /// size.
     pub fn agrees_with(&self, other: &Self) -> bool {
-        let probe: Vec<u32> = (1..=self.block_tokens as u32).collect();
-        self.block_tokens == other.block_tokens
-            && self.bare == other.bare
-            && self.block(self.bare.hash(), &probe) == other.block(other.bare.hash(), &probe)
+        // The root without keys is a keyed hash of the block size and the function's name.
+        self.bare == other.bare
     }
 
     /// Returns the initial value of chains with these keys. Precomputed for empty keys.
@@ -186,7 +184,7 @@ impl PrefixHasher {
                 self.function.key(parent.key(), tokens),
                 self.check.partial(parent.check, tokens),
             ),
-            _ => self.digest(&Parts::new(Domain::Partial).hash(parent).tokens(tokens)),
+            Function::Keyed(_) => self.digest(&Parts::new(Domain::Partial).hash(parent).tokens(tokens)),
         }
     }
 }
