@@ -47,7 +47,7 @@ use crate::error::PrefixError;
 use crate::ids::{BlockHandle, BlockId, FrameId, Ticket};
 use crate::sync::{AtomicU64, CachePadded, Ordering::*, heavy_fence};
 
-use super::config::{Parts, PrefixConfig};
+use super::config::{Now, Parts, PrefixConfig};
 use super::events::{EventQueue, KvEvent};
 use super::hash::{BlockHash, PrefixHasher};
 use super::index::{Index, Key};
@@ -68,9 +68,6 @@ const PASSED_OVER_QUEUE: u8 = if cfg!(kvpool_loom) { 1 } else { (PASSED_OVER / Q
 
 /// Distance, in blocks, at which a lookup prefetches index lines.
 const AHEAD: usize = 8;
-
-/// Clock used by policies and for retention.
-pub type Now = Box<dyn Fn() -> Millis + Send + Sync>;
 
 /// Attributes of the releasing sequence that the policy uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

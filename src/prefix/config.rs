@@ -6,9 +6,11 @@ use std::time::Instant;
 
 use crate::error::PrefixError;
 
-use super::cache::Now;
 use super::policy::{Millis, Policy, PolicyKind};
 use super::{EVENTS, HashKey, Hashing, PrefixHasher};
+
+/// Clock used by policies and for retention.
+pub type Now = Box<dyn Fn() -> Millis + Send + Sync>;
 
 /// Configuration of a pool's prefix cache.
 ///

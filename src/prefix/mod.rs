@@ -25,9 +25,9 @@ mod queues;
 mod row;
 mod stats;
 
+pub use cache::PrefixCache;
 pub(crate) use cache::{Cold, Owner};
-pub use cache::{Now, PrefixCache};
-pub use config::PrefixConfig;
+pub use config::{Now, PrefixConfig};
 pub use events::{EVENTS, EventQueue, KvEvent, KvEvents, Numbered};
 pub use hash::{BlockHash, Chain, HashKey, Hashing, PrefixHasher, PrefixKeys, PrefixRoot};
 pub use index::{Index, Inserted, Key};
