@@ -72,19 +72,8 @@ use crate::ids::BlockId;
 use crate::sync::{AtomicPtr, AtomicU64, Ordering::*, fence};
 
 pub use entry::Key;
+pub use table::Inserted;
 use table::Table;
-
-/// Outcome of an insertion.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[must_use]
-pub enum Inserted {
-    /// The entry was inserted.
-    New,
-    /// The entry was already there.
-    Present,
-    /// There was no room: lookups will not find the block.
-    Full,
-}
 
 /// Concurrent table from a hash to the blocks that may be registered under it.
 ///

@@ -98,22 +98,14 @@
 mod geometry;
 mod head;
 mod level;
+mod links;
 
 use crate::ids::BlockId;
-use crate::sync::{AtomicU32, AtomicU64, CachePadded, Ordering::*, fence_after_rmw};
+use crate::sync::{AtomicU64, CachePadded, Ordering::*, fence_after_rmw};
 use geometry::{Geometry, Slot};
 use head::{Chain, Stack, fetch};
 use level::Level;
-
-/// Access to the links and ranks of blocks. Rows are never freed during the lifetime of a rank
-/// queue.
-pub trait Links {
-    /// Returns a word used only by the rank queue.
-    fn next(&self, id: BlockId) -> &AtomicU32;
-
-    /// Returns the block's rank. It may grow at any time, even while the block is filed.
-    fn rank(&self, id: BlockId) -> u64;
-}
+pub use links::Links;
 
 /// Lock-free priority queue of blocks by rank, smallest first.
 ///

@@ -55,5 +55,7 @@ fn a_hit_is_not_of_another_turn_of_the_generation() {
     let found = cache.take(&blocks, hash(2), era).expect("the block is cached and found");
     assert_eq!((found, blocks.evictable()), (id, 0));
     blocks.release_listed(&[found]);
-    blocks.allocate(&AllocRequest::new(1), None, &mut |id| blocks.release(&[id])).expect("the block can be evicted");
+    blocks
+        .allocate(&AllocRequest::new(1), None, &mut |id| blocks.release(&[id]))
+        .expect("the block can be evicted");
 }

@@ -168,8 +168,7 @@ impl<T> Ring<T> {
         // it.
         slot.entry
             .with_mut(|entry| unsafe {
-                let lost_before =
-                    (*entry).as_ref().expect("a stamped slot holds a value").lost_before;
+                let lost_before = (*entry).as_ref().expect("a stamped slot holds a value").lost_before;
                 if let Some(lost) = reader.report(lost_before) {
                     return Some(lost);
                 }

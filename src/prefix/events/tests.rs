@@ -161,7 +161,10 @@ async fn threads_publish_while_a_task_receives() {
                 let (thread, i) = ((block(&event) / EACH) as usize, block(&event) % EACH);
                 let (next, came) = threads_next[thread];
                 assert!(i >= next, "thread {thread}: {i} after {next}");
-                assert!(i == next || last_resync > came, "thread {thread}: the loss of {next}..{i} was not reported");
+                assert!(
+                    i == next || last_resync > came,
+                    "thread {thread}: the loss of {next}..{i} was not reported"
+                );
                 threads_next[thread] = (i + 1, time);
                 number += 1;
             }

@@ -125,7 +125,7 @@ impl Bucket {
 
 #[cfg(all(test, not(kvpool_loom)))]
 mod tests {
-    use super::super::Key;
+    use super::super::entry::Key;
     use super::*;
     use crate::ids::BlockId;
 
@@ -164,7 +164,10 @@ mod tests {
             let (exact, found) = (bucket.slots(|other| wanted.is_like(other)), bucket.like(wanted));
             assert_eq!(exact & !found, 0, "a matching slot is missing");
             let is_upper = |at: u32| (bucket.entry(at as usize).to_bits() ^ wanted.to_bits()) >> 32 == 0;
-            assert!((0..WAYS as u32).filter(|at| found >> at & 1 == 1).all(is_upper), "a slot differs in its upper half");
+            assert!(
+                (0..WAYS as u32).filter(|at| found >> at & 1 == 1).all(is_upper),
+                "a slot differs in its upper half"
+            );
         }
     }
 }

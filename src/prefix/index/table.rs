@@ -6,8 +6,7 @@ use crate::ids::{BlockId, FRAMES_MAX};
 use crate::sync::{AtomicPtr, AtomicU64, Ordering::*, fence};
 
 use super::bucket::{Bucket, WAYS, each};
-use super::entry::Entry;
-use super::{Inserted, Key};
+use super::entry::{Entry, Key};
 
 /// Entries per block of the pool.
 const ENTRIES_PER_BLOCK: usize = 2;
@@ -18,6 +17,18 @@ const AT_HOME_MAX: u32 = WAYS as u32 * 3 / 4;
 // The bits of a key's second word that choose the bucket are those that an entry replaces by the
 // block's id.
 const _: () = assert!(FRAMES_MAX * ENTRIES_PER_BLOCK / WAYS <= FRAMES_MAX);
+
+/// Outcome of an insertion.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use]
+pub enum Inserted {
+    /// The entry was inserted.
+    New,
+    /// The entry was already there.
+    Present,
+    /// There was no room: lookups will not find the block.
+    Full,
+}
 
 /// A table of the index.
 pub(super) struct Table {

@@ -16,7 +16,7 @@
 //! It fails to detect this only if exactly a multiple of 2^28 takes from this stack came in between
 //! and the same block is on top.
 
-use super::Links;
+use super::links::Links;
 use crate::config::FRAME_BITS;
 use crate::ids::BlockId;
 use crate::sync::{AtomicU64, Ordering::*};

@@ -1,7 +1,7 @@
 use std::collections::BTreeSet;
 use std::thread;
 
-use crate::sync::AtomicBool;
+use crate::sync::{AtomicBool, AtomicU32};
 
 use super::*;
 use proptest::prelude::*;
