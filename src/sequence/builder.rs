@@ -30,7 +30,7 @@ pub struct SequenceBuilder<'a> {
 }
 
 impl<'a> SequenceBuilder<'a> {
-    pub(super) fn new(sequences: &'a Sequences, id: SequenceId) -> Self {
+    fn new(sequences: &'a Sequences, id: SequenceId) -> Self {
         Self {
             sequences,
             id,
@@ -149,6 +149,22 @@ impl<'a> SequenceBuilder<'a> {
             }
         }
         Ok(Owner { priority: self.keep, keep_until: self.keep_until, ..Owner::default() })
+    }
+}
+
+impl Sequences {
+    /// Returns a builder that opens a sequence.
+    pub fn sequence(&self, id: SequenceId) -> SequenceBuilder<'_> {
+        SequenceBuilder::new(self, id)
+    }
+
+    /// Opens an empty sequence at normal priority.
+    ///
+    /// # Errors
+    ///
+    /// [`SequenceError::AlreadyOpen`].
+    pub fn open(&self, id: SequenceId) -> Result<Sequence, SequenceError> {
+        self.sequence(id).open()
     }
 }
 

@@ -9,9 +9,7 @@ use crate::prefix::PrefixCache;
 use crate::storage::{DeviceStream, Storage};
 use crate::sync::{Arc, Map, Ordering::*};
 
-use super::builder::SequenceBuilder;
 use super::list::{BlockList, ListOwner};
-use super::sequence::Sequence;
 
 /// The sequences of one pool. A clone refers to the same sequences.
 #[derive(Clone)]
@@ -92,7 +90,10 @@ impl Sequences {
         cache: Option<Arc<PrefixCache>>,
         sampler: Sampler,
     ) -> Self {
-        assert!(block_tokens > 0 && block_tokens <= super::TOKENS_MAX, "invalid block size: {block_tokens} tokens");
+        assert!(
+            block_tokens > 0 && block_tokens <= super::TOKENS_MAX,
+            "invalid block size: {block_tokens} tokens"
+        );
         let block_tokens = block_tokens as u32;
         Self(Arc::new(Shared { blocks, storage, block_tokens, cache, sampler, open: Map::new() }))
     }
@@ -113,20 +114,6 @@ impl Sequences {
             self.0.blocks.poison();
         }
         outcome
-    }
-
-    /// Returns a builder that opens a sequence.
-    pub fn sequence(&self, id: SequenceId) -> SequenceBuilder<'_> {
-        SequenceBuilder::new(self, id)
-    }
-
-    /// Opens an empty sequence at normal priority.
-    ///
-    /// # Errors
-    ///
-    /// [`SequenceError::AlreadyOpen`].
-    pub fn open(&self, id: SequenceId) -> Result<Sequence, SequenceError> {
-        self.sequence(id).open()
     }
 
     /// Returns a view of an open sequence, for threads other than its owner's.

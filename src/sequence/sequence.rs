@@ -274,6 +274,17 @@ impl Sequence {
         }
     }
 
+    /// Returns whether all blocks promised to batches for registration are registered.
+    ///
+    /// Otherwise a batch panicked, or its device failed: the bytes may not have been computed, and
+    /// neither they nor anything computed from them may be cached. The writers must have ended.
+    pub(super) fn is_computed(&self) -> bool {
+        let Some(known) = self.known.as_deref() else { return true };
+        let was_promised = |&(place, _): &(u32, BlockId)| place < self.seals.settled();
+        let mut promised = (0..).zip(self.blocks()).take_while(was_promised);
+        promised.all(|(place, id)| known.hash(place).is_none() || self.pool().word(id).is_cached())
+    }
+
     /// Returns what a write by this batch into a block with tokens requires.
     #[inline]
     pub(super) fn access(&self, place: u32, word: BlockWord, batch: Ticket) -> Access {

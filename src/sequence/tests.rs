@@ -292,11 +292,7 @@ fn drafts_are_final_when_they_are_committed() {
     sequence.commit(1).unwrap();
     assert_eq!((sequence.len(), sequence.committed()), (5, 5));
     let mut batch = Batch::begin(&sequences);
-    assert_eq!(
-        write(&mut batch, &mut sequence, 1, 50.0).copied,
-        None,
-        "a drafted block is not promised"
-    );
+    assert_eq!(write(&mut batch, &mut sequence, 1, 50.0).copied, None, "a drafted block is not promised");
     assert_eq!(read(&sequences, &sequence), [0.0, 1.0, 2.0, 3.0, 4.0, 50.0]);
     // An append makes earlier drafted tokens final.
     batch.draft(&mut sequence, 1).unwrap();

@@ -113,17 +113,6 @@ impl Sequence {
         held.owner = self.known.as_deref().map_or_else(Owner::default, |known| known.owner);
         Ok(held)
     }
-
-    /// Returns whether all blocks promised to batches for registration are registered.
-    ///
-    /// Otherwise a batch panicked, or its device failed: the bytes may not have been computed, and
-    /// neither they nor anything computed from them may be cached. The writers must have ended.
-    pub(super) fn is_computed(&self) -> bool {
-        let Some(known) = self.known.as_deref() else { return true };
-        let was_promised = |&(place, _): &(u32, BlockId)| place < self.seals.settled();
-        let mut promised = (0..).zip(self.blocks()).take_while(was_promised);
-        promised.all(|(place, id)| known.hash(place).is_none() || self.pool().word(id).is_cached())
-    }
 }
 
 /// A sequence prepared in the target pool.
