@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use crate::error::{AllocError, TransferError};
 use crate::ids::BlockId;
-use crate::prefix::{BlockHash, Chain, Cold, KvEvent, PrefixCache, PrefixKeys};
+use crate::prefix::{BlockHash, Chain, ColdBlock, KvEvent, PrefixCache, PrefixKeys};
 use crate::sequence::{Held, Sequences};
 
 use super::carry::Pair;
@@ -15,7 +15,7 @@ use super::route::{End, Route};
 /// Evictable blocks held for copying. Dropping it returns them to their former places.
 struct Taken {
     end: End,
-    cold: Vec<Cold>,
+    cold: Vec<ColdBlock>,
 }
 
 impl Taken {
@@ -91,7 +91,7 @@ struct Load {
     /// In the target: the blocks already present, then fresh ones.
     held: Held,
     present_blocks: usize,
-    going: Vec<(Cold, BlockId)>,
+    going: Vec<(ColdBlock, BlockId)>,
     /// Era of the target's cache.
     era: u64,
 }

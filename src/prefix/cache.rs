@@ -34,7 +34,7 @@
 //! # Copying cold blocks elsewhere
 //!
 //! Evictable blocks can be [taken](PrefixCache::take_coldest) in eviction order, to be copied to
-//! another pool. Each is then held by a reference, like a block in a sequence: see `transit`.
+//! another pool. Each is then held by a reference, like a block in a sequence: see `cold_blocks`.
 //!
 //! Models: `loom-tests/tests/evictable.rs`, `prefix_index.rs`, `eviction_queue.rs`.
 
@@ -56,9 +56,9 @@ use super::queues::{Queues, row};
 use super::row::{Row, RowBucket};
 use super::stats::{PrefixStats, Tallies};
 
-mod transit;
+mod cold_blocks;
 
-pub(crate) use transit::Cold;
+pub(crate) use cold_blocks::ColdBlock;
 
 /// Moving blocks, and blocks seen by a batch, that one eviction skips before it gives up.
 const PASSED_OVER: usize = if cfg!(kvpool_loom) { 2 } else { 32 };

@@ -3,7 +3,7 @@
 use crate::block::Blocks;
 use crate::ids::{BlockHandle, BlockId};
 
-use super::{BlockHash, Cold, PrefixCache};
+use super::{BlockHash, ColdBlock, PrefixCache};
 
 /// Notes the future contents of a block of a list.
 pub fn note(cache: &PrefixCache, id: BlockId, hash: BlockHash) {
@@ -20,8 +20,8 @@ pub fn take(cache: &PrefixCache, blocks: &Blocks, hash: BlockHash) -> Option<Blo
     cache.take(blocks, hash, cache.era())
 }
 
-/// Cold blocks held for copying.
-pub struct Taken(Vec<Cold>);
+/// ColdBlock blocks held for copying.
+pub struct Taken(Vec<ColdBlock>);
 
 /// Takes up to `wanted` of the coldest blocks.
 pub fn take_coldest(cache: &PrefixCache, blocks: &Blocks, wanted: usize) -> Taken {

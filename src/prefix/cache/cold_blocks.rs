@@ -18,7 +18,7 @@ use super::{BlockHash, Owner, PrefixCache};
 
 /// A formerly evictable block, held by a reference.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Cold {
+pub(crate) struct ColdBlock {
     /// Its id.
     pub id: BlockId,
     /// The hash of its contents.
@@ -33,7 +33,7 @@ impl PrefixCache {
     /// Takes a reference on each of up to `wanted` evictable blocks, in eviction order.
     ///
     /// Skips blocks that no lookup would find.
-    pub(crate) fn take_coldest(&self, core: &Core, wanted: usize) -> Vec<Cold> {
+    pub(crate) fn take_coldest(&self, core: &Core, wanted: usize) -> Vec<ColdBlock> {
         let (mut cold, mut passed_over, era) = (Vec::new(), Vec::new(), self.era());
         while cold.len() < wanted {
             let Some((queue, id)) = self.queues.take(&self.rows, &*self.policy, 0, &self.now) else { break };
@@ -49,7 +49,7 @@ impl PrefixCache {
                     break;
                 }
                 // Fails if this exact word has changed: another thread was faster.
-                let taken = Cold { id, hash: row.hash(), depth: row.depth(), hits: row.hits() };
+                let taken = ColdBlock { id, hash: row.hash(), depth: row.depth(), hits: row.hits() };
                 if core.hit(id, word).is_some() {
                     cold.push(taken);
                     break;
@@ -62,7 +62,7 @@ impl PrefixCache {
     }
 
     /// Releases the references and returns each block to its former place in the queue.
-    pub(crate) fn put_back(&self, pool: &Blocks, cold: &[Cold]) {
+    pub(crate) fn put_back(&self, pool: &Blocks, cold: &[ColdBlock]) {
         self.release_cold(pool, cold, |kept, _| {
             self.queues.file(&self.rows, kept.iter().map(|kept| kept.id));
         });
@@ -72,7 +72,7 @@ impl PrefixCache {
     ///
     /// Returns the number evicted at once, and the number that will be evicted first once no batch
     /// sees them. The remaining blocks are in use.
-    pub(crate) fn give_up(&self, pool: &Blocks, cold: &[Cold]) -> (usize, usize) {
+    pub(crate) fn give_up(&self, pool: &Blocks, cold: &[ColdBlock]) -> (usize, usize) {
         let mut given_up = (0, 0);
         self.release_cold(pool, cold, |kept, orders| {
             let mut stay = Vec::new();
@@ -89,7 +89,7 @@ impl PrefixCache {
 
     /// Releases blocks. Passes those without a hit since they were taken to `cool`, tagged, with a
     /// release number for each; the policy places the others.
-    fn release_cold(&self, pool: &Blocks, cold: &[Cold], cool: impl FnOnce(&[Evictable], &[u64])) {
+    fn release_cold(&self, pool: &Blocks, cold: &[ColdBlock], cool: impl FnOnce(&[Evictable], &[u64])) {
         let ids: Vec<BlockId> = cold.iter().map(|cold| cold.id).collect();
         pool.release_cached(&ids, |kept, tag: Ticket| {
             // `kept` is a subsequence of `cold`.
