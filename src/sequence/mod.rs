@@ -19,7 +19,7 @@
 //! | `outputs` | block tables, slots and lengths for kernels |
 //! | `moved` | entries of persistent block tables whose blocks moved |
 //! | `bytes` | store and load without `unsafe` |
-//! | `transit` | transfer of a sequence to another pool |
+//! | `transfer` | transfer of a sequence to another pool |
 //!
 //! # Invariants
 //!
@@ -60,7 +60,7 @@ mod seals;
 #[expect(clippy::module_inception, reason = "the floor is named after its main type")]
 mod sequence;
 mod token_hashes;
-mod transit;
+mod transfer;
 
 pub use crate::block::{Moved, Since};
 pub use batch::{Appended, Batch, Copied, FinishError};
@@ -71,7 +71,7 @@ pub use outputs::{BlockTable, CsrTable, Listed};
 pub use plan::TOKENS_MAX;
 pub use registry::{SequenceView, Sequences};
 pub use sequence::Sequence;
-pub(crate) use transit::{Arrival, Held};
+pub(crate) use transfer::{Arrival, Held};
 
 #[cfg(all(test, not(kvpool_loom)))]
 mod tests;
