@@ -5,7 +5,7 @@ use std::time::Instant;
 use crate::error::{AllocError, TransferError};
 use crate::ids::BlockId;
 use crate::prefix::{BlockHash, Chain, ColdBlock, KvEvent, PrefixCache, PrefixKeys};
-use crate::sequence::{Held, Sequences};
+use crate::sequence::{BlockRefs, Sequences};
 
 use super::carry::Pair;
 use super::job::{self, IsAbandoned};
@@ -89,7 +89,7 @@ struct Load {
     /// The blocks already present in the target, then the blocks of `going`.
     taken: Taken,
     /// In the target: the blocks already present, then fresh ones.
-    held: Held,
+    held: BlockRefs,
     present_blocks: usize,
     going: Vec<(ColdBlock, BlockId)>,
     /// Era of the target's cache.
@@ -126,7 +126,7 @@ impl Route {
         // there.
         let era = there.era();
         let (mut taken, mut held) =
-            (Taken::coldest(&self.from, here, blocks_max), Held::new(&self.to.sequences));
+            (Taken::coldest(&self.from, here, blocks_max), BlockRefs::new(&self.to.sequences));
         let (mut present, mut missing) = (Vec::new(), Vec::new());
         for &cold in &taken.cold {
             match there.take(pool, cold.hash, era) {
@@ -192,7 +192,7 @@ impl Route {
         let (far_pool, pool) = (self.from.sequences.blocks(), self.to.sequences.blocks());
         // In this order: what is cleared there first, and then here, is not found here.
         let (era, far_era) = (near.era(), far.era());
-        let (mut read, mut held) = (Held::new(&self.from.sequences), Held::new(&self.to.sequences));
+        let (mut read, mut held) = (BlockRefs::new(&self.from.sequences), BlockRefs::new(&self.to.sequences));
         // With their places in the prompt: blocks cached here, and blocks found only in the other
         // pool.
         let (mut here, mut missing) = (Vec::<(usize, BlockId)>::new(), Vec::<(usize, BlockId)>::new());

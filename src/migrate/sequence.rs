@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use crate::error::TransferError;
-use crate::sequence::{Arrival, Held, Sequence, Sequences};
+use crate::sequence::{Arrival, BlockRefs, Sequence, Sequences};
 
 use super::carry::Pair;
 use super::error::MigrateError;
@@ -16,7 +16,7 @@ const COPIED_AT_ONCE: usize = 256 << 10;
 
 /// The references that both pools hold during a transfer.
 struct Transit {
-    here: Held,
+    here: BlockRefs,
     there: Arrival,
 }
 

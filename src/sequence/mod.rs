@@ -71,7 +71,7 @@ pub use outputs::{BlockTable, CsrTable, Listed};
 pub use plan::TOKENS_MAX;
 pub use registry::{SequenceView, Sequences};
 pub use sequence::Sequence;
-pub(crate) use transfer::{Arrival, Held};
+pub(crate) use transfer::{Arrival, BlockRefs};
 
 #[cfg(all(test, not(kvpool_loom)))]
 mod tests;

@@ -2,7 +2,7 @@
 //! prepared in the target.
 //!
 //! ```text
-//! depart     source: a reference on each block, so that they stay readable whatever happens to the sequence   Held
+//! depart     source: a reference on each block, so that they stay readable whatever happens to the sequence   BlockRefs
 //! prepare    target: the id is registered, blocks are allocated (or shared, if cached there)                  Arrival
 //! (the bytes are copied)
 //! commit     target: the blocks become the list; full blocks of final tokens are sealed and registered        Sequence
@@ -27,13 +27,13 @@ use super::registry::Sequences;
 use super::sequence::Sequence;
 
 /// References on blocks of sequences' lists, released when dropped, in reverse order.
-pub(crate) struct Held {
+pub(crate) struct BlockRefs {
     sequences: Sequences,
     pub(crate) blocks: Vec<BlockId>,
     owner: Owner,
 }
 
-impl Held {
+impl BlockRefs {
     /// Creates an empty set. Blocks added to it transfer their references to it.
     pub(crate) fn new(sequences: &Sequences) -> Self {
         Self { sequences: sequences.clone(), blocks: Vec::new(), owner: Owner::default() }
@@ -70,7 +70,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for BlockRefs {
     fn drop(&mut self) {
         if self.blocks.is_empty() {
             return;
@@ -97,7 +97,7 @@ impl Sequence {
     ///
     /// [`TransferError::ForeignSequence`], [`TransferError::BeingWritten`],
     /// [`TransferError::Handle`].
-    pub(crate) fn depart(&self, from: &Sequences) -> Result<Held, TransferError> {
+    pub(crate) fn depart(&self, from: &Sequences) -> Result<BlockRefs, TransferError> {
         let pool = from.blocks();
         if !self.sequences.same(from) {
             return Err(TransferError::ForeignSequence { id: self.id(), pool: pool.tag() });
@@ -106,7 +106,7 @@ impl Sequence {
         if batch != Ticket(0) && !pool.clock().ended(batch) {
             return Err(TransferError::BeingWritten { id: self.id(), batch });
         }
-        let mut held = Held::new(from);
+        let mut held = BlockRefs::new(from);
         let blocks: Vec<BlockId> = self.blocks().collect();
         pool.share_listed(&blocks)?;
         held.blocks = blocks;
@@ -119,7 +119,7 @@ impl Sequence {
 pub(crate) struct Arrival {
     /// Registered and empty.
     sequence: Sequence,
-    held: Held,
+    held: BlockRefs,
     /// Leading blocks that were cached in the target.
     shared: usize,
     length: u32,
@@ -139,7 +139,7 @@ impl Arrival {
         let known = source.known.as_deref().filter(|_| source.is_computed()).zip(target.cache());
         sequence.known = known.and_then(|(known, cache)| known.in_cache(cache)).map(Box::new);
         sequence.reuses_tail = source.reuses_tail;
-        let held = Held::new(target);
+        let held = BlockRefs::new(target);
         let (length, committed) = (source.len() as u32, source.committed);
         let mut arrival = Self { sequence, held, shared: 0, length, committed };
         arrival.share_cached();
