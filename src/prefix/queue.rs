@@ -134,7 +134,7 @@ struct First {
 }
 
 /// A block held by this thread that may be popped if its rank is at most `due`.
-struct Taken {
+struct Candidate {
     id: BlockId,
     due: u64,
 }
@@ -201,10 +201,10 @@ impl RankQueue {
         loop {
             let cursor = self.cursor.load(Relaxed);
             let taken = match self.overdue.take(links) {
-                Some(id) => Some(Taken { id, due: cursor }),
+                Some(id) => Some(Candidate { id, due: cursor }),
                 None => self.serve(links, &self.first(cursor)?, cursor),
             };
-            if let Some(Taken { id, due }) = taken {
+            if let Some(Candidate { id, due }) = taken {
                 let rank = self.rank(links, id);
                 if rank <= due {
                     return Some(id);
@@ -319,7 +319,7 @@ impl RankQueue {
     }
 
     /// Takes a block from the first slot, or makes progress towards one.
-    fn serve(&self, links: &impl Links, first: &First, cursor: u64) -> Option<Taken> {
+    fn serve(&self, links: &impl Links, first: &First, cursor: u64) -> Option<Candidate> {
         let &First { slot, start, runner_up } = first;
         let stack = self.stack(slot);
         let head = stack.head();
@@ -349,7 +349,7 @@ impl RankQueue {
         // refiling it at each level below.
         let due = self.geometry.end(slot).min(runner_up);
         if links.next(top).load(Relaxed) == 0 && self.rank(links, top) <= due {
-            return stack.take_exactly(links, head).map(|id| Taken { id, due });
+            return stack.take_exactly(links, head).map(|id| Candidate { id, due });
         }
         self.advance(links, cursor, start);
         None
@@ -357,7 +357,7 @@ impl RankQueue {
 
     /// Takes a block from a slot of level 0.
     #[inline]
-    fn take_nearest(&self, links: &impl Links, slot: Slot, start: u64) -> Option<Taken> {
+    fn take_nearest(&self, links: &impl Links, slot: Slot, start: u64) -> Option<Candidate> {
         let slots = &self.levels[0];
         let index = self.geometry.index(slot.number);
         if let Some(soon) = slots.stack(self.geometry.index(slot.number.wrapping_add(SOON))).head().top() {
@@ -368,7 +368,7 @@ impl RankQueue {
         if slots.stack(index).head().is_empty() {
             slots.clear(index);
         }
-        Some(Taken { id, due: start })
+        Some(Candidate { id, due: start })
     }
 
     /// Refiles one block of each slot that comes due next, which lies in the window of the level
@@ -399,13 +399,13 @@ impl RankQueue {
     ///
     /// Stops when the cursor moves: the slot may then be one that lies ahead, to which refiled
     /// blocks would return.
-    fn cascade(&self, links: &impl Links, stack: &Stack, cursor: u64) -> Option<Taken> {
+    fn cascade(&self, links: &impl Links, stack: &Stack, cursor: u64) -> Option<Candidate> {
         while self.cursor.load(Relaxed) == cursor
             && let Some(id) = stack.take(links)
         {
             let rank = self.rank(links, id);
             if rank <= cursor {
-                return Some(Taken { id, due: cursor });
+                return Some(Candidate { id, due: cursor });
             }
             self.file(links, id, rank);
         }
