@@ -13,12 +13,12 @@ use super::report::{BringBackReport, Carried, OffloadReport};
 use super::route::{End, Route};
 
 /// Evictable blocks held for copying. Dropping it returns them to their former places.
-struct Taken {
+struct ColdBlocks {
     end: End,
     cold: Vec<ColdBlock>,
 }
 
-impl Taken {
+impl ColdBlocks {
     fn coldest(end: &End, cache: &PrefixCache, wanted: usize) -> Self {
         Self { end: end.clone(), cold: cache.take_coldest(end.sequences.blocks(), wanted) }
     }
@@ -30,7 +30,7 @@ impl Taken {
     }
 }
 
-impl Drop for Taken {
+impl Drop for ColdBlocks {
     fn drop(&mut self) {
         self.put_back(0);
     }
@@ -87,7 +87,7 @@ pub async fn bring_back(
 /// A prepared offload.
 struct Load {
     /// The blocks already present in the target, then the blocks of `going`.
-    taken: Taken,
+    taken: ColdBlocks,
     /// In the target: the blocks already present, then fresh ones.
     held: BlockRefs,
     present_blocks: usize,
@@ -126,7 +126,7 @@ impl Route {
         // there.
         let era = there.era();
         let (mut taken, mut held) =
-            (Taken::coldest(&self.from, here, blocks_max), BlockRefs::new(&self.to.sequences));
+            (ColdBlocks::coldest(&self.from, here, blocks_max), BlockRefs::new(&self.to.sequences));
         let (mut present, mut missing) = (Vec::new(), Vec::new());
         for &cold in &taken.cold {
             match there.take(pool, cold.hash, era) {

@@ -21,14 +21,14 @@ pub fn take(cache: &PrefixCache, blocks: &Blocks, hash: BlockHash) -> Option<Blo
 }
 
 /// ColdBlock blocks held for copying.
-pub struct Taken(Vec<ColdBlock>);
+pub struct ColdBlocks(Vec<ColdBlock>);
 
 /// Takes up to `wanted` of the coldest blocks.
-pub fn take_coldest(cache: &PrefixCache, blocks: &Blocks, wanted: usize) -> Taken {
-    Taken(cache.take_coldest(blocks, wanted))
+pub fn take_coldest(cache: &PrefixCache, blocks: &Blocks, wanted: usize) -> ColdBlocks {
+    ColdBlocks(cache.take_coldest(blocks, wanted))
 }
 
-impl Taken {
+impl ColdBlocks {
     /// Returns their ids.
     pub fn blocks(&self) -> Vec<BlockId> {
         self.0.iter().map(|cold| cold.id).collect()
