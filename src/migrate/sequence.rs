@@ -15,12 +15,12 @@ use super::route::Route;
 const COPIED_AT_ONCE: usize = 256 << 10;
 
 /// The references that both pools hold during a transfer.
-struct Transit {
+struct Transfer {
     here: BlockRefs,
     there: Arrival,
 }
 
-impl Transit {
+impl Transfer {
     /// Returns the blocks to be copied: those not already present in the target.
     fn pairs(&self) -> Vec<Pair> {
         let pairs = self.here.blocks.iter().copied().zip(self.there.blocks().iter().copied());
@@ -49,17 +49,17 @@ pub async fn replicate(
     let here = sequence.depart(from)?;
     let there = Arrival::prepare(sequence, to)?;
     let (tokens, shared_blocks) = (sequence.len(), there.shared());
-    let transit = Transit { here, there };
-    let pairs = transit.pairs();
+    let transfer = Transfer { here, there };
+    let pairs = transfer.pairs();
     let is_short = route.is_on_host() && pairs.len() * route.block_bytes() < COPIED_AT_ONCE;
     let done = job::done(is_short, move |is_abandoned| {
         // SAFETY: a reference on each source block is held, and a sequence that a batch may still
         // write was refused; with that reference, later writes go to copies. The target's blocks
         // that are not shared were allocated for this sequence.
         let carried = unsafe { route.carry(&pairs, is_abandoned) }?;
-        Ok((transit, carried))
+        Ok((transfer, carried))
     });
-    let (Transit { here, there }, mut carried) = done.await?;
+    let (Transfer { here, there }, mut carried) = done.await?;
     // No await from here to the end: either the caller receives the new sequence, or nothing has
     // happened.
     let arrived = there.commit();
