@@ -47,7 +47,7 @@ use crate::error::PrefixError;
 use crate::ids::{BlockHandle, BlockId, FrameId, Ticket};
 use crate::sync::{AtomicU64, CachePadded, Ordering::*, heavy_fence};
 
-use super::config::{Now, Parts, PrefixConfig};
+use super::config::{CacheParts, Now, PrefixConfig};
 use super::events::{EventQueue, KvEvent};
 use super::hash::{BlockHash, PrefixHasher};
 use super::index::{Index, Key};
@@ -122,7 +122,7 @@ impl PrefixCache {
         block_tokens: usize,
         config: PrefixConfig,
     ) -> Result<Self, PrefixError> {
-        let Parts { policy, queues, hasher, now, events } = config.parts(rows_max, block_tokens)?;
+        let CacheParts { policy, queues, hasher, now, events } = config.parts(rows_max, block_tokens)?;
         Ok(Self {
             hasher,
             rows: Rows::new(rows),

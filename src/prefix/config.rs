@@ -37,7 +37,7 @@ impl Default for Chosen {
 }
 
 /// Components of a cache.
-pub(super) struct Parts {
+pub(super) struct CacheParts {
     pub(super) policy: Arc<dyn Policy>,
     /// Number of queues, as reported by the policy.
     pub(super) queues: usize,
@@ -90,7 +90,7 @@ impl PrefixConfig {
     }
 
     /// Builds the components of a cache for a pool that may grow to `blocks_max` blocks.
-    pub(super) fn parts(self, blocks_max: usize, block_tokens: usize) -> Result<Parts, PrefixError> {
+    pub(super) fn parts(self, blocks_max: usize, block_tokens: usize) -> Result<CacheParts, PrefixError> {
         let policy = match self.policy {
             Chosen::Kind(kind) => kind.build(blocks_max),
             Chosen::Given(policy) => policy,
@@ -108,7 +108,7 @@ impl PrefixConfig {
             let began = Instant::now();
             Box::new(move || Millis(began.elapsed().as_millis() as u64))
         });
-        Ok(Parts { policy, queues, hasher, now, events: self.events.unwrap_or(EVENTS) })
+        Ok(CacheParts { policy, queues, hasher, now, events: self.events.unwrap_or(EVENTS) })
     }
 }
 
