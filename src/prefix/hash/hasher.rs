@@ -32,9 +32,9 @@ enum Domain {
 }
 
 /// Input of BLAKE3: each variable-length part is preceded by its length.
-struct Parts(SmallVec<[u8; 256]>);
+struct HashInput(SmallVec<[u8; 256]>);
 
-impl Parts {
+impl HashInput {
     fn new(domain: Domain) -> Self {
         Self(smallvec![domain as u8])
     }
@@ -111,7 +111,8 @@ impl PrefixHasher {
     }
 
     fn hash_root(&self, keys: &PrefixKeys<'_>) -> PrefixRoot {
-        let mut parts = Parts::new(Domain::Root).number(self.block_tokens as u64).part(self.name.as_bytes());
+        let mut parts =
+            HashInput::new(Domain::Root).number(self.block_tokens as u64).part(self.name.as_bytes());
         for (_, value) in keys.fields() {
             parts = match value {
                 None => parts.number(0),
@@ -122,7 +123,7 @@ impl PrefixHasher {
     }
 
     /// Computes B of the [module](super): 192 of BLAKE3's 256 bits.
-    fn digest(&self, parts: &Parts) -> BlockHash {
+    fn digest(&self, parts: &HashInput) -> BlockHash {
         let hash = blake3::keyed_hash(&self.bytes_key, &parts.0);
         let mut bytes = [0; BlockHash::BYTES];
         bytes.copy_from_slice(&hash.as_bytes()[..BlockHash::BYTES]);
@@ -163,7 +164,7 @@ impl PrefixHasher {
     }
 
     pub(super) fn extra(&self, start: u64, end: u64, key: &[u8]) -> Extra {
-        let digest = self.digest(&Parts::new(Domain::Extra).number(start).number(end).part(key));
+        let digest = self.digest(&HashInput::new(Domain::Extra).number(start).number(end).part(key));
         Extra { start, end, digest }
     }
 
@@ -171,7 +172,7 @@ impl PrefixHasher {
     #[cold]
     pub(super) fn enter(&self, parent: BlockHash, extras: impl Iterator<Item = Extra>) -> BlockHash {
         let parts =
-            extras.fold(Parts::new(Domain::Enter).hash(parent), |parts, extra| parts.hash(extra.digest));
+            extras.fold(HashInput::new(Domain::Enter).hash(parent), |parts, extra| parts.hash(extra.digest));
         self.digest(&parts)
     }
 
@@ -184,7 +185,7 @@ impl PrefixHasher {
                 self.function.key(parent.key(), tokens),
                 self.check.partial(parent.check, tokens),
             ),
-            Function::Keyed(_) => self.digest(&Parts::new(Domain::Partial).hash(parent).tokens(tokens)),
+            Function::Keyed(_) => self.digest(&HashInput::new(Domain::Partial).hash(parent).tokens(tokens)),
         }
     }
 }
