@@ -103,7 +103,7 @@ mod links;
 use crate::ids::BlockId;
 use crate::sync::{AtomicU64, CachePadded, Ordering::*, fence_after_rmw};
 use geometry::{Geometry, Slot};
-use head::{Chain, Stack, fetch};
+use head::{LinkedBlocks, Stack, fetch};
 use level::Level;
 pub use links::Links;
 
@@ -180,11 +180,11 @@ impl RankQueue {
         while let Some(&first) = rest.first() {
             let cursor = self.cursor.load(Relaxed);
             let Some(slot) = self.geometry.place(self.rank(links, first), cursor) else {
-                self.overdue.push(links, Chain::of(first), 0);
+                self.overdue.push(links, LinkedBlocks::of(first), 0);
                 rest = &rest[1..];
                 continue;
             };
-            let mut chain = Chain::of(first);
+            let mut chain = LinkedBlocks::of(first);
             let alike =
                 |&&id: &&BlockId| self.geometry.number(self.rank(links, id), slot.level) == slot.number;
             let more = rest[1..].iter().take_while(alike).map(|&id| chain.add(links, id)).count();
@@ -257,8 +257,8 @@ impl RankQueue {
         loop {
             let cursor = self.cursor.load(Relaxed);
             match self.geometry.place(rank, cursor) {
-                None => return self.overdue.push(links, Chain::of(id), 0),
-                Some(slot) if self.put(links, slot, Chain::of(id), cursor) => return,
+                None => return self.overdue.push(links, LinkedBlocks::of(id), 0),
+                Some(slot) if self.put(links, slot, LinkedBlocks::of(id), cursor) => return,
                 Some(_) => {}
             }
         }
@@ -266,7 +266,7 @@ impl RankQueue {
 
     /// Pushes a chain into the slot that `cursor` selects. Returns false, with no effect, if the
     /// cursor has moved.
-    fn put(&self, links: &impl Links, slot: Slot, chain: Chain, cursor: u64) -> bool {
+    fn put(&self, links: &impl Links, slot: Slot, chain: LinkedBlocks, cursor: u64) -> bool {
         let turn = self.geometry.turn(slot.number);
         let stack = self.stack(slot);
         while let Err(other_turn) = stack.try_push(links, chain, turn) {
@@ -294,7 +294,7 @@ impl RankQueue {
     /// Moves the contents of a stale slot to the overdue stack. Model: `overtaken`.
     fn spill(&self, links: &impl Links, stack: &Stack, turn: u8) {
         while let Some(id) = stack.take_of_turn(links, turn) {
-            self.overdue.push(links, Chain::of(id), 0);
+            self.overdue.push(links, LinkedBlocks::of(id), 0);
         }
     }
 

@@ -90,12 +90,12 @@ pub(super) fn fetch<T>(row: &T) {
 
 /// Linked blocks held by this thread.
 #[derive(Clone, Copy)]
-pub(super) struct Chain {
+pub(super) struct LinkedBlocks {
     top: BlockId,
     bottom: BlockId,
 }
 
-impl Chain {
+impl LinkedBlocks {
     #[inline]
     pub(super) fn of(id: BlockId) -> Self {
         Self { top: id, bottom: id }
@@ -121,13 +121,13 @@ impl Stack {
     }
 
     /// Pushes a chain, whatever the turn of the stack.
-    pub(super) fn push(&self, links: &impl Links, chain: Chain, turn: u8) {
+    pub(super) fn push(&self, links: &impl Links, chain: LinkedBlocks, turn: u8) {
         while self.try_push(links, chain, turn).is_err() {}
     }
 
     /// Pushes a chain, unless the stack holds blocks of another turn, which is the error.
     #[inline]
-    pub(super) fn try_push(&self, links: &impl Links, chain: Chain, turn: u8) -> Result<(), u8> {
+    pub(super) fn try_push(&self, links: &impl Links, chain: LinkedBlocks, turn: u8) -> Result<(), u8> {
         let mut head = self.head();
         loop {
             if !head.is_empty() && head.turn() != turn {
