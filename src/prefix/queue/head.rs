@@ -33,9 +33,9 @@ const _: () = assert!(TOP_BITS + TURN_BITS <= 36, "at least 28 bits for the tag"
 
 /// The word of a stack.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Head(u64);
+pub(super) struct StackWord(u64);
 
-impl Head {
+impl StackWord {
     #[inline]
     pub(super) fn top(self) -> Option<BlockId> {
         named((self.0 & TOP) as u32)
@@ -115,9 +115,9 @@ pub(super) struct Stack(AtomicU64);
 
 impl Stack {
     #[inline]
-    pub(super) fn head(&self) -> Head {
+    pub(super) fn head(&self) -> StackWord {
         // Acquire: pairs with the Release of a push; its cursor, row and rank are visible.
-        Head(self.0.load(Acquire))
+        StackWord(self.0.load(Acquire))
     }
 
     /// Pushes a chain, whatever the turn of the stack.
@@ -140,7 +140,7 @@ impl Stack {
             // `head`.
             match self.0.compare_exchange_weak(head.0, head.pushed(chain.top, turn).0, AcqRel, Acquire) {
                 Ok(_) => return Ok(()),
-                Err(now) => head = Head(now),
+                Err(now) => head = StackWord(now),
             }
         }
     }
@@ -157,12 +157,12 @@ impl Stack {
     }
 
     /// Takes the top block if nothing has changed since `head`.
-    pub(super) fn take_exactly(&self, links: &impl Links, head: Head) -> Option<BlockId> {
+    pub(super) fn take_exactly(&self, links: &impl Links, head: StackWord) -> Option<BlockId> {
         self.take_while(links, |now| now == head)
     }
 
     #[inline]
-    fn take_while(&self, links: &impl Links, holds: impl Fn(Head) -> bool) -> Option<BlockId> {
+    fn take_while(&self, links: &impl Links, holds: impl Fn(StackWord) -> bool) -> Option<BlockId> {
         let mut head = self.head();
         loop {
             let top = head.top().filter(|_| holds(head))?;
@@ -179,7 +179,7 @@ impl Stack {
                     }
                     return Some(top);
                 }
-                Err(now) => head = Head(now),
+                Err(now) => head = StackWord(now),
             }
         }
     }
@@ -189,8 +189,8 @@ impl Stack {
     ///
     /// Release: pairs with the Acquire of a later push. Acquire as in [`head`](Self::head).
     #[inline]
-    pub(super) fn touch(&self) -> Head {
-        Head(self.0.fetch_add(0, AcqRel))
+    pub(super) fn touch(&self) -> StackWord {
+        StackWord(self.0.fetch_add(0, AcqRel))
     }
 }
 
@@ -201,7 +201,7 @@ mod tests {
     #[test]
     fn fields_do_not_touch() {
         let last = BlockId((1 << FRAME_BITS) - 1);
-        let mut head = Head(0);
+        let mut head = StackWord(0);
         assert!(head.is_empty() && head.top().is_none());
         for tag in 0..3 {
             for (id, turn) in [(BlockId(0), 0), (last, u8::MAX), (BlockId(77), 3)] {
@@ -211,7 +211,7 @@ mod tests {
             head = head.pushed(last, 9).taken(0);
             assert_eq!((head.top(), head.turn(), head.0 / ONE_TAG), (None, 9, tag + 1));
         }
-        let wrapped = Head(!0).taken(link(BlockId(5)));
+        let wrapped = StackWord(!0).taken(link(BlockId(5)));
         assert_eq!((wrapped.top(), wrapped.turn(), wrapped.0 / ONE_TAG), (Some(BlockId(5)), u8::MAX, 0));
     }
 }
