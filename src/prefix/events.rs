@@ -341,11 +341,11 @@ impl KvEvents {
             }
             let place = before.head - self.begin.head + before.reported - self.begin.reported;
             let number = place.wrapping_add(self.skew);
-            if let Some(first) = self.heed(told.era, &told.event) {
+            if let Some(delivery) = self.heed(told.era, &told.event) {
                 let own = Numbered { number, event: told.event };
-                return Some(match first {
-                    First::Itself => own,
-                    First::Cleared => {
+                return Some(match delivery {
+                    Delivery::Itself => own,
+                    Delivery::Cleared => {
                         self.skew = self.skew.wrapping_add(1);
                         self.next = Some(Numbered { number: number + 1, ..own });
                         Numbered { number, event: KvEvent::Cleared }
@@ -357,26 +357,26 @@ impl KvEvents {
     }
 
     /// Decides what to deliver for an event of this era; `None`: nothing, since a clear covers it.
-    fn heed(&mut self, era: u64, event: &KvEvent) -> Option<First> {
+    fn heed(&mut self, era: u64, event: &KvEvent) -> Option<Delivery> {
         if let KvEvent::Resync { .. } = event {
             // A `Cleared` may be among the lost. A subscriber that lists the blocks now sees this
             // era, or a later one. Acquire: pairs with the Release of `clear`.
             self.told = self.told.max(self.shared.era.load(Acquire));
         }
         if era == ANY_ERA {
-            return Some(First::Itself);
+            return Some(Delivery::Itself);
         }
         if era < self.told && !cfg!(kvpool_mutant = "events_after_clear") {
             return None;
         }
         if let KvEvent::Cleared = event {
             self.told = era + 1;
-            return Some(First::Itself);
+            return Some(Delivery::Itself);
         }
         // Reached by the models that clear concurrently with a registration.
         let is_early = era > self.told && !cfg!(kvpool_mutant = "events_early_era");
         self.told = self.told.max(era);
-        Some(if is_early { First::Cleared } else { First::Itself })
+        Some(if is_early { Delivery::Cleared } else { Delivery::Itself })
     }
 
     /// Polling form of [`recv`](Self::recv).
@@ -398,7 +398,7 @@ impl KvEvents {
 }
 
 /// The event to deliver next.
-enum First {
+enum Delivery {
     Itself,
     Cleared,
 }

@@ -126,7 +126,7 @@ pub struct RankQueue {
 const SOON: u64 = 4;
 
 /// The nonempty slot that begins first.
-struct First {
+struct FirstSlot {
     slot: Slot,
     start: u64,
     /// Smallest beginning of a slot of another level.
@@ -299,8 +299,8 @@ impl RankQueue {
     }
 
     /// Returns the slot that begins first, according to the hints.
-    fn first(&self, cursor: u64) -> Option<First> {
-        let mut best: Option<First> = None;
+    fn first(&self, cursor: u64) -> Option<FirstSlot> {
+        let mut best: Option<FirstSlot> = None;
         for (level, slots) in self.levels.iter().enumerate() {
             let at = self.geometry.number(cursor, level);
             let Some(distance) = slots.find(self.geometry.index(at), self.geometry.slots()) else { continue };
@@ -311,7 +311,7 @@ impl RankQueue {
                 Some(best) if best.start < start => best.runner_up = best.runner_up.min(start),
                 _ => {
                     let runner_up = best.map_or(u64::MAX, |best| best.start);
-                    best = Some(First { slot, start, runner_up });
+                    best = Some(FirstSlot { slot, start, runner_up });
                 }
             }
         }
@@ -319,8 +319,8 @@ impl RankQueue {
     }
 
     /// Takes a block from the first slot, or makes progress towards one.
-    fn serve(&self, links: &impl Links, first: &First, cursor: u64) -> Option<Candidate> {
-        let &First { slot, start, runner_up } = first;
+    fn serve(&self, links: &impl Links, first: &FirstSlot, cursor: u64) -> Option<Candidate> {
+        let &FirstSlot { slot, start, runner_up } = first;
         let stack = self.stack(slot);
         let head = stack.head();
         let Some(top) = head.top() else {
