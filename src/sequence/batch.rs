@@ -225,7 +225,7 @@ impl Batch {
     ) -> Result<Appended, SequenceError> {
         self.check(&sequence.sequences, sequence.id())?;
         if let Some(known) = sequence.known.as_deref() {
-            known.is_told_all(sequence.id(), sequence.len())?;
+            known.check_all_announced(sequence.id(), sequence.len())?;
         }
         let before = sequence.known.as_deref().map(TokenHashes::mark);
         sequence.announce(tokens)?;

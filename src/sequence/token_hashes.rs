@@ -102,7 +102,7 @@ impl TokenHashes {
 
     /// Refuses tokens to be announced and appended together unless the announced tokens end where
     /// the sequence does: otherwise their ids would be attributed to other tokens.
-    pub(super) fn is_told_all(&self, id: SequenceId, length: usize) -> Result<(), SequenceError> {
+    pub(super) fn check_all_announced(&self, id: SequenceId, length: usize) -> Result<(), SequenceError> {
         let announced = self.announced();
         match announced.cmp(&length) {
             Ordering::Equal => Ok(()),
