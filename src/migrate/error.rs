@@ -7,7 +7,7 @@ use crate::sequence::Sequence;
 
 /// A migration that failed, with the sequence that was to be migrated.
 #[derive(Debug, Error)]
-#[error("sequence {} stays where it is: {error}", sequence.id())]
+#[error("sequence {} was not migrated: {error}", sequence.id())]
 pub struct MigrateError {
     /// The cause.
     pub error: TransferError,

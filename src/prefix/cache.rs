@@ -289,7 +289,8 @@ impl PrefixCache {
 
     /// Registers noted blocks: their bytes are final, and lookups can hit them.
     ///
-    /// Stale handles are skipped. Subscribers receive `stored`, if given, as the event.
+    /// Stale handles are skipped. Each handle comes with the event for subscribers, or `None` for an
+    /// event without tokens.
     pub(crate) fn register(
         &self,
         core: &Core,

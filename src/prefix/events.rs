@@ -190,7 +190,7 @@ impl EventQueue {
 
     /// Ends the subscriber's stream after the events published so far.
     pub(crate) fn close(&self) {
-        // Release: pairs with the Acquire of `poll_next`: everything was pushed.
+        // Release: pairs with the Acquire of `poll_recv`: everything was pushed.
         self.0.closed.store(true, Release);
         let _ = self.0.waker.take().map(crate::sync::wake);
     }
@@ -202,7 +202,7 @@ impl EventQueue {
         self.publish_in(ANY_ERA, event)
     }
 
-    /// Like [`publish`](Self::publish), for a block noted in this era, or the end of the era. Not
+    /// Like `publish`, for a block noted in this era, or the end of the era. Not
     /// delivered after the era's clear.
     #[inline]
     pub(super) fn publish_in(&self, era: u64, event: impl FnOnce() -> KvEvent) -> bool {

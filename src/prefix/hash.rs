@@ -18,12 +18,12 @@
 //!
 //! A block found by its key is accepted only if the check is equal too.
 //!
-//! # Which function
+//! # Choice of the function
 //!
-//! | who can send prompts, and what can they observe | choose |
+//! | untrusted parties can | choose |
 //! |---|---|
-//! | anybody; whether a prefix was cached (by the time to the first token) | [`Hashing::Fast`] |
-//! | anybody; and untrusted parties see hashes (in logs, or as events) | [`Hashing::Keyed`] |
+//! | send prompts, and observe whether a prefix was cached (by the time to the first token) | [`Hashing::Fast`] |
+//! | also see hashes (in logs, or as events) | [`Hashing::Keyed`] |
 //!
 //! XXH3 is not a cryptographic hash, and nothing is proven about it. `Fast` rests on two facts: its
 //! secret and that of the check are drawn at random, or derived from the configured key; and the

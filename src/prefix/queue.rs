@@ -14,9 +14,9 @@
 //! ```text
 //!            cursor
 //!              v
-//! level 0      |.|.|.|.|.|.|.|.|                               one rank a slot
-//! level 1      |  due  |  next |       |       |  ...          2^step ranks a slot
-//! level 2      |              due              |  next  ...    2^(2 step) ranks a slot
+//! level 0      |.|.|.|.|.|.|.|.|                               one rank per slot
+//! level 1      |  due  |  next |       |       |  ...          2^step ranks per slot
+//! level 2      |              due              |  next  ...    2^(2 step) ranks per slot
 //! ```
 //!
 //! ```text
@@ -46,7 +46,7 @@
 //!
 //! | word | of | what |
 //! |---|---|---|
-//! | [head](head) | a slot, and the overdue stack | the top block, the turn, a tag |
+//! | [`head`] | a slot, and the overdue stack | the top block, the turn, a tag |
 //! | next | a block's row | the block below; written by the thread that holds the block |
 //! | hints | 64 slots, and 64 words of those | which are nonempty; may be wrong for a moment |
 //! | cursor | the whole queue | when it was set, no block was expected below it |

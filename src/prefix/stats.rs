@@ -15,7 +15,7 @@ pub struct PrefixStats {
     pub hit_blocks: u64,
     /// Blocks that were registered.
     pub registered_blocks: u64,
-    /// Registrations that the index dropped because it was full. Those blocks are not found.
+    /// Entries of registered blocks that found no room in the index. Lookups miss those blocks.
     pub forgotten_blocks: u64,
     /// Blocks that were evicted.
     pub evicted_blocks: u64,

@@ -29,7 +29,7 @@
 //! a block with more than one reference, or a sealed block, is not written to
 //! ```
 //!
-//! # Who may write a block's bytes
+//! # Write access to a block's bytes
 //!
 //! Only the sequence that holds the block's single reference, through `&mut`, while the block is
 //! neither sealed nor about to be. Any other write goes to a copy. This makes [`Batch::store`] and

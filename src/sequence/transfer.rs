@@ -11,7 +11,7 @@
 //! Dropping any of these undoes it. Until the commit, views of the arriving sequence show no
 //! tokens.
 //!
-//! # Who may write the blocks meanwhile
+//! # Write access during the transfer
 //!
 //! In the source: no thread. A departure is refused while a batch that wrote to the sequence is in
 //! flight; and with a second reference on each block, a later write through the sequence goes to a

@@ -12,7 +12,7 @@
 //! the prefix. It is reduced below 2^63 only, not below the prime: equal prefixes still have equal
 //! checks.
 //!
-//! # What is proven
+//! # Proven bound
 //!
 //! Take two different prefixes of the same length under the same keys, chosen without knowledge of
 //! the secret or of any hash, and a piece in which they differ. The difference of its two `n` takes

@@ -49,10 +49,10 @@ impl fmt::Debug for HashKey {
 
 /// Function that computes the keys of blocks.
 ///
-/// | who can send prompts, and what can they observe | choose |
+/// | untrusted parties can | choose |
 /// |---|---|
-/// | anybody; whether a prefix was cached (by the time to the first token) | [`Fast`](Self::Fast) |
-/// | anybody; and untrusted parties see hashes (in logs, or as events) | [`Keyed`](Self::Keyed) |
+/// | send prompts, and observe whether a prefix was cached (by the time to the first token) | [`Fast`](Self::Fast) |
+/// | also see hashes (in logs, or as events) | [`Keyed`](Self::Keyed) |
 ///
 /// With either function, a second hash with a proven bound on collisions must be equal before a
 /// block is reused.

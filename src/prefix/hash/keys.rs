@@ -28,7 +28,7 @@ impl<'a> PrefixKeys<'a> {
         self
     }
 
-    /// Sets the owner of these blocks.
+    /// Sets the tenant that owns these blocks.
     #[must_use]
     pub const fn tenant(mut self, tenant: &'a [u8]) -> Self {
         self.tenant = Some(tenant);

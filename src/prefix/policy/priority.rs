@@ -8,7 +8,7 @@
 //! | queue | rank | state |
 //! |---|---|---|
 //! | `2 * priority` | order of release | order of release |
-//! | `2 * priority + 1` | when its time ends, in ms, 40 bits · low 24 bits of the order of release | order of release |
+//! | `2 * priority + 1` | end of retention in ms, 40 bits · low 24 bits of the order of release | order of release |
 //!
 //! The low bits of a rank make the end of a prefix precede its beginning among blocks retained
 //! until the same moment. They wrap once in 16 million releases; a prefix released across the wrap

@@ -18,7 +18,7 @@ pub(super) struct Slot {
     pub(super) number: u64,
 }
 
-/// Two floors of hints of 64 bits each address this many bits.
+/// Maximum: a summary word of 64 bits over 64 words of hints covers 2^12 slots.
 const DIGIT_BITS_MAX: u32 = 12;
 
 impl Geometry {
