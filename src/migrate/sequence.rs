@@ -28,8 +28,9 @@ impl Transfer {
     }
 }
 
-/// Creates a copy of a sequence in another pool, with the same id, tokens, committed length,
-/// priority and bytes.
+/// Creates a copy of a sequence in another pool.
+///
+/// It has the same id, tokens, committed length, priority and bytes.
 ///
 /// The source is only read. Blocks cached in the target are shared. Blocks that can be found in the
 /// source's cache can afterwards be found in the target's.

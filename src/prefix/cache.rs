@@ -239,10 +239,9 @@ impl PrefixCache {
         found
     }
 
-    /// Takes a reference on a block that held `hash` when its word was `word`, and returns whether
-    /// it was evictable.
+    /// Takes a reference on a block that held `hash` when its word was `word`.
     ///
-    /// Returns `None`, with no effect, if the word has changed since.
+    /// Returns whether it was evictable; `None`, with no effect, if the word has changed since.
     #[inline]
     fn hit(&self, core: &Core, id: BlockId, word: BlockWord, hash: BlockHash, era: u64) -> Option<bool> {
         let was_evictable = core.hit(id, word)?;
@@ -289,8 +288,8 @@ impl PrefixCache {
 
     /// Registers noted blocks: their bytes are final, and lookups can hit them.
     ///
-    /// Stale handles are skipped. Each handle comes with the event for subscribers, or `None` for an
-    /// event without tokens.
+    /// Stale handles are skipped. Each handle comes with the event for subscribers, or `None` for
+    /// an event without tokens.
     pub(crate) fn register(
         &self,
         core: &Core,

@@ -113,8 +113,9 @@ impl Index {
         std::iter::successors(Some(self.current()), |table| self.next(table))
     }
 
-    /// Calls `look` with each block that may be registered under `key`, until it breaks, and
-    /// returns the break value.
+    /// Calls `look` with each block that may be registered under `key`.
+    ///
+    /// Stops when `look` breaks, and returns the break value.
     ///
     /// Reports every block that has been inserted and stays registered, unless its entry was
     /// forgotten or another thread is restoring it at this moment. A block may be reported twice.
@@ -143,8 +144,9 @@ impl Index {
         self.insert_announced(key, id, &registered)
     }
 
-    /// Like [`insert`](Self::insert), for several blocks, all registered beforehand: with one
-    /// fence, and with all lines prefetched.
+    /// Like [`insert`](Self::insert), for several blocks, all registered beforehand.
+    ///
+    /// Fences once, and prefetches all lines.
     pub fn insert_all(
         &self,
         blocks: impl IntoIterator<Item = (Key, BlockId), IntoIter: Clone>,
@@ -232,7 +234,7 @@ impl Index {
             Err(faster) => {
                 // SAFETY: owned by us; no other thread has seen it.
                 drop(unsafe { Box::from_raw(table) });
-                // SAFETY: not null, since null was expected; lives as long as the index. Acquire: above.
+                // SAFETY: not null, as null was expected; lives as long as the index. Acquire: above.
                 unsafe { &*faster }
             }
         }

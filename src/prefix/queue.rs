@@ -371,8 +371,9 @@ impl RankQueue {
         Some(Candidate { id, due: start })
     }
 
-    /// Refiles one block of each slot that comes due next, which lies in the window of the level
-    /// below already.
+    /// Refiles one block of each slot that comes due next.
+    ///
+    /// Such a slot lies in the window of the level below already.
     ///
     /// With ranks about as dense as before, little is left to do when such a slot is due.
     #[inline]

@@ -153,8 +153,9 @@ impl Row {
         self.queue.store(queue as u8, Relaxed);
     }
 
-    /// Returns the newest batch that may have seen the block before the release that made this
-    /// word, if already noted.
+    /// Returns the newest batch that may have seen the block before the release that made `word`.
+    ///
+    /// `None` if that release has not noted it yet.
     #[inline]
     pub(super) fn tag(&self, word: BlockWord) -> Option<Ticket> {
         let released = self.released.load(Relaxed);

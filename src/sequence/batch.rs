@@ -185,8 +185,9 @@ impl Batch {
         Ok(appended)
     }
 
-    /// Promises full blocks of final tokens to this batch if it is their only writer in flight;
-    /// otherwise leaves them to the sequence.
+    /// Promises full blocks of final tokens to this batch if no other writer is in flight.
+    ///
+    /// Otherwise the sequence seals them later.
     fn filled(&mut self, sequence: &mut Sequence, plan: &Growth) {
         let (ticket, blocks) = (self.ticket(), &self.step.sequences.0.blocks);
         let others = if plan.tail { sequence.seals.last_writer_but(ticket) } else { Ticket(0) };

@@ -60,8 +60,9 @@ impl<'a> SequenceBuilder<'a> {
         self
     }
 
-    /// Sets a time until which the prefix cache keeps its blocks while others can be evicted, by
-    /// the [cache's clock](PrefixCache::now). For policies that use it.
+    /// Sets a time until which the prefix cache keeps its blocks while others can be evicted.
+    ///
+    /// In terms of the [cache's clock](PrefixCache::now). For policies that use it.
     pub fn keep_until(mut self, until: Millis) -> Self {
         self.keep_until = Some(until);
         self

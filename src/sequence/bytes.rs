@@ -94,8 +94,7 @@ impl Batch {
         Ok(self.step.sequences.noting_loss(loaded)?)
     }
 
-    /// Waits for the work enqueued on the batch's stream, including copies on write, to precede
-    /// this store or load.
+    /// Waits for the work enqueued on the batch's stream, including copies on write.
     fn settled(&self, storage: &dyn Storage) -> Result<(), StorageError> {
         self.step.stream.as_ref().map_or(Ok(()), |stream| storage.settle(stream))
     }

@@ -39,8 +39,9 @@ impl BlockTable {
         Self::default()
     }
 
-    /// Creates an empty table whose rows have at least `width_min` entries: captured graphs need a
-    /// fixed shape.
+    /// Creates an empty table whose rows have at least `width_min` entries.
+    ///
+    /// Captured graphs need a fixed shape.
     pub fn with_width(width_min: usize) -> Self {
         Self { width_min, ..Self::default() }
     }
@@ -70,8 +71,10 @@ impl BlockTable {
         self.lengths.len()
     }
 
-    /// Returns the entries per row: the blocks of the longest sequence, or the minimum width if
-    /// that is larger.
+    /// Returns the number of entries per row.
+    ///
+    /// This is the number of blocks of the longest sequence, or the minimum width if that is
+    /// larger.
     pub fn width(&self) -> usize {
         self.width
     }
@@ -277,8 +280,9 @@ impl Batch {
         Ok(())
     }
 
-    /// Appends the slots of tokens to `out`: `frame * block_tokens + offset` for each, where a
-    /// kernel writes its K and V.
+    /// Appends the slots of tokens to `out`, where a kernel writes their K and V.
+    ///
+    /// Each slot is `frame * block_tokens + offset`.
     ///
     /// Keeps the contents of `out`, so that one mapping serves all sequences of a batch.
     ///

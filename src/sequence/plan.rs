@@ -44,8 +44,7 @@ impl Growth {
     }
 }
 
-/// Splits a range of tokens at block boundaries: each piece is a block's place and the token
-/// offsets in it.
+/// Splits a range of tokens at block boundaries, into pairs of a block's place and token offsets.
 pub(super) fn pieces(tokens: Range<u32>, block_tokens: u32) -> impl Iterator<Item = (u32, Range<u32>)> {
     let blocks =
         if tokens.is_empty() { 0..0 } else { tokens.start / block_tokens..tokens.end.div_ceil(block_tokens) };

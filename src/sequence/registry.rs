@@ -107,8 +107,7 @@ impl Sequences {
         }
     }
 
-    /// Marks the pool as lost if the outcome reports a lost device, so that it hands out no blocks
-    /// any more.
+    /// Poisons the pool if the outcome reports a lost device: it hands out no blocks any more.
     pub(super) fn noting_loss<T>(&self, outcome: Result<T, StorageError>) -> Result<T, StorageError> {
         if outcome.as_ref().is_err_and(StorageError::is_lost) {
             self.0.blocks.poison();

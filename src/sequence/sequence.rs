@@ -180,8 +180,9 @@ impl Sequence {
         Ok(())
     }
 
-    /// Removes all tokens but the first `length`, and releases the blocks no longer needed, in
-    /// reverse order.
+    /// Removes all tokens but the first `length`.
+    ///
+    /// Releases the blocks no longer needed, in reverse order.
     ///
     /// Tokens announced but not appended are removed too; a `length` equal to the sequence's has no
     /// effect.
@@ -252,8 +253,10 @@ impl Sequence {
         }
     }
 
-    /// Registers the unfinished last block if its tokens are final and known, its writers have
-    /// ended, and everything before it was computed.
+    /// Registers the unfinished last block, if it may be reused.
+    ///
+    /// Its tokens must be final and known, its writers must have ended, and everything before it
+    /// must have been computed.
     fn register_tail(&mut self) {
         let Some(known) = self.known.as_deref().filter(|_| self.reuses_tail) else { return };
         let (length, pool) = (self.len(), self.pool());

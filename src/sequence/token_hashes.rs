@@ -100,8 +100,10 @@ impl TokenHashes {
         &self.hashes
     }
 
-    /// Refuses tokens to be announced and appended together unless the announced tokens end where
-    /// the sequence does: otherwise their ids would be attributed to other tokens.
+    /// Returns an error unless the announced tokens end where the sequence does.
+    ///
+    /// Tokens announced and appended together would otherwise have their ids attributed to other
+    /// tokens.
     pub(super) fn check_all_announced(&self, id: SequenceId, length: usize) -> Result<(), SequenceError> {
         let announced = self.announced();
         match announced.cmp(&length) {
@@ -173,8 +175,9 @@ impl TokenHashes {
         self.announced = length;
     }
 
-    /// Returns the hashes of an unfinished block after the first `blocks`: with the first of these
-    /// tokens, with two, and so on.
+    /// Returns the hashes of an unfinished block after the first `blocks`.
+    ///
+    /// One for each nonempty prefix of these tokens, shortest first.
     pub(super) fn partial_hashes<'a>(
         &'a self,
         blocks: usize,

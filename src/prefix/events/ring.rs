@@ -77,8 +77,9 @@ pub(super) enum Popped<T> {
 }
 
 impl<T> Ring<T> {
-    /// Rounds a capacity up to a power of two, at least two: with one, `p + 1` and `p + capacity`
-    /// would be equal.
+    /// Rounds a capacity up to a power of two, at least two.
+    ///
+    /// With one slot, `p + 1` and `p + capacity` would be equal.
     pub(super) fn capacity(asked: usize) -> usize {
         asked.max(2).next_power_of_two()
     }
@@ -150,8 +151,9 @@ impl<T> Ring<T> {
         }
     }
 
-    /// Returns the next value, or the number of values lost before it; `None` if the ring is empty
-    /// or its writer has not finished.
+    /// Returns the next value, or the number of values lost before it.
+    ///
+    /// `None` if the ring is empty or the writer of the next position has not finished.
     ///
     /// # Safety
     /// There is one reader at a time, and it continues where the previous one stopped.

@@ -173,8 +173,7 @@ impl Table {
         false
     }
 
-    /// Returns the key under which the block of an entry in bucket `number` is registered, if the
-    /// entry is correct.
+    /// Returns the key of the block of an entry found in bucket `number`, if the entry is correct.
     fn right_key(
         &self,
         entry: Entry,
@@ -205,8 +204,7 @@ impl Table {
         }
     }
 
-    /// The second look, after an entry was removed from bucket `number`: restores the entry if it
-    /// was correct after all.
+    /// Restores an entry removed from bucket `number` if it was correct after all: the second look.
     fn restore(
         &self,
         entry: Entry,

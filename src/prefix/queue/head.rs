@@ -184,8 +184,7 @@ impl Stack {
         }
     }
 
-    /// Applies a read-modify-write that changes nothing, ordering it against each push, and returns
-    /// the word.
+    /// Reads the word by a read-modify-write that changes nothing, ordering it against each push.
     ///
     /// Release: pairs with the Acquire of a later push. Acquire as in [`head`](Self::head).
     #[inline]

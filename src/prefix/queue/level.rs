@@ -91,8 +91,9 @@ impl Level {
         found
     }
 
-    /// Returns the distance to the first nonempty slot among the `len` slots from `from` on,
-    /// cyclically, according to the hints.
+    /// Returns the distance to the first nonempty slot, according to the hints.
+    ///
+    /// Searches the `len` slots from `from` on, cyclically.
     #[inline]
     pub(super) fn find(&self, from: usize, len: usize) -> Option<usize> {
         let summary = self.summary.load(Relaxed);

@@ -198,8 +198,8 @@ fn ranks_beyond_a_small_wheel_count_as_its_largest() {
     assert_eq!(both.queue.pop(&both.rows), None);
 }
 
-/// The number of times that a block is filed does not depend on the number of blocks, and once the
-/// queue turns evenly, no pop pays for many.
+/// A block is filed equally often whatever the number of blocks. Once the queue turns evenly, no
+/// pop pays for many.
 #[test]
 fn filed_once_more_and_taken() {
     /// Filing and taking a block each read its rank.
