@@ -85,7 +85,7 @@ pub async fn bring_back(
 }
 
 /// A prepared offload.
-struct Load {
+struct PreparedOffload {
     /// The blocks already present in the target, then the blocks of `going`.
     taken: ColdBlocks,
     /// In the target: the blocks already present, then fresh ones.
@@ -120,7 +120,7 @@ impl Prompt {
 
 impl Route {
     /// Takes the blocks to move, and allocates room for them in the target.
-    fn load(&self, blocks_max: usize) -> Result<Load, TransferError> {
+    fn prepare_offload(&self, blocks_max: usize) -> Result<PreparedOffload, TransferError> {
         let (here, there, pool) = (self.from.cache()?, self.to.cache()?, self.to.sequences.blocks());
         // Read before any block is taken: what is cleared here first, and then there, is not found
         // there.
@@ -151,7 +151,7 @@ impl Route {
         // Of the blocks missing in the target, the coldest are moved.
         taken.cold = [present, missing].concat();
         taken.put_back(present_blocks + room);
-        Ok(Load { taken, held, present_blocks, going, era })
+        Ok(PreparedOffload { taken, held, present_blocks, going, era })
     }
 
     fn offload(
@@ -160,7 +160,8 @@ impl Route {
         is_abandoned: IsAbandoned<'_>,
     ) -> Result<OffloadReport, TransferError> {
         let began = Instant::now();
-        let Load { mut taken, mut held, present_blocks, going, era } = self.load(blocks_max)?;
+        let PreparedOffload { mut taken, mut held, present_blocks, going, era } =
+            self.prepare_offload(blocks_max)?;
         let (here, there, pool) = (self.from.cache()?, self.to.cache()?, self.to.sequences.blocks());
         let pairs: Vec<Pair> = going.iter().map(|(cold, target)| (cold.id, *target)).collect();
         // SAFETY: the blocks read are sealed, and a reference on each is held; the blocks written
