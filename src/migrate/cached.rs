@@ -56,7 +56,7 @@ pub async fn offload(
     if blocks_max == 0 {
         return Err(AllocError::Zero.into());
     }
-    job::done(false, move |is_abandoned| route.offload(blocks_max, is_abandoned)).await
+    job::run(false, move |is_abandoned| route.offload(blocks_max, is_abandoned)).await
 }
 
 /// Copies cached blocks of these tokens from another pool, continuing the prefix that is cached
@@ -81,7 +81,7 @@ pub async fn bring_back(
     let (mut chain, mut hashes) = (Chain::new(hasher.root(keys)?), Vec::new());
     chain.extend(hasher, tokens, |hash| hashes.push(hash));
     let prompt = Prompt { tokens: tokens.into(), hashes };
-    job::done(false, move |is_abandoned| route.bring_back(&prompt, is_abandoned)).await
+    job::run(false, move |is_abandoned| route.bring_back(&prompt, is_abandoned)).await
 }
 
 /// A prepared offload.

@@ -20,7 +20,7 @@ pub(super) type IsAbandoned<'a> = &'a dyn Fn() -> bool;
 ///
 /// The error of the work; [`TransferError::Dropped`] if it panicked, or the runtime stopped before
 /// it began.
-pub(super) async fn done<T: Send + 'static>(
+pub(super) async fn run<T: Send + 'static>(
     is_short: bool,
     work: impl FnOnce(IsAbandoned<'_>) -> Result<T, TransferError> + Send + 'static,
 ) -> Result<T, TransferError> {

@@ -53,7 +53,7 @@ pub async fn replicate(
     let transfer = Transfer { here, there };
     let pairs = transfer.pairs();
     let is_short = route.is_on_host() && pairs.len() * route.block_bytes() < COPIED_AT_ONCE;
-    let done = job::done(is_short, move |is_abandoned| {
+    let done = job::run(is_short, move |is_abandoned| {
         // SAFETY: a reference on each source block is held, and a sequence that a batch may still
         // write was refused; with that reference, later writes go to copies. The target's blocks
         // that are not shared were allocated for this sequence.
