@@ -71,7 +71,7 @@ const AHEAD: usize = 8;
 
 /// Attributes of the releasing sequence that the policy uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Owner {
+pub(crate) struct PolicyInfo {
     /// Value returned by [`Policy::looked_up`].
     pub context: u64,
     /// Number of blocks in its chain.
@@ -376,7 +376,7 @@ impl PrefixCache {
 
     /// Files blocks of a sequence's list that became evictable in the queues that the policy
     /// chooses.
-    pub(crate) fn keep(&self, core: &Core, kept: &[Evictable], tag: Ticket, owner: Owner) {
+    pub(crate) fn keep(&self, core: &Core, kept: &[Evictable], tag: Ticket, policy_info: PolicyInfo) {
         let era = self.era();
         // Relaxed: only uniqueness matters, and the order of releases where they are ordered at
         // all.
@@ -398,12 +398,12 @@ impl PrefixCache {
                 order,
                 hash: bits_of(hash),
                 depth: row.depth(),
-                chain: owner.chain.max(row.depth() + 1),
+                chain: policy_info.chain.max(row.depth() + 1),
                 hits: row.hits(),
-                context: owner.context,
+                context: policy_info.context,
                 state: row.state.load(Relaxed),
-                priority: owner.priority,
-                keep_until: owner.keep_until,
+                priority: policy_info.priority,
+                keep_until: policy_info.keep_until,
             };
             let place = asked(|| self.policy.place(&released, now));
             let place = place.unwrap_or(Place { queue: 0, rank: order, state: 0 });
@@ -449,7 +449,7 @@ impl Evictor for PrefixCache {
     }
 
     fn keep(&self, core: &Core, kept: &[Evictable], tag: Ticket) {
-        self.keep(core, kept, tag, Owner::default());
+        self.keep(core, kept, tag, PolicyInfo::default());
     }
 
     fn evict(&self, core: &Core, oldest: Ticket, wanted: usize, freed: &mut dyn FnMut(FrameId)) {

@@ -26,7 +26,7 @@ mod row;
 mod stats;
 
 pub use cache::PrefixCache;
-pub(crate) use cache::{ColdBlock, Owner};
+pub(crate) use cache::{ColdBlock, PolicyInfo};
 pub use config::{Now, PrefixConfig};
 pub use events::{EVENTS, EventQueue, KvEvent, KvEvents, Numbered};
 pub use hash::{BlockHash, Chain, HashKey, Hashing, PrefixHasher, PrefixKeys, PrefixRoot};

@@ -8,7 +8,7 @@ use crate::block::Priority;
 use crate::error::{AllocError, PrefixError, SequenceError};
 use crate::ids::{BlockId, SequenceId};
 use crate::prefix::policy::{CachePriority, Millis};
-use crate::prefix::{Owner, PrefixCache, PrefixKeys};
+use crate::prefix::{PolicyInfo, PrefixCache, PrefixKeys};
 use crate::sync::Arc;
 
 use super::TOKENS_MAX;
@@ -88,7 +88,7 @@ impl<'a> SequenceBuilder<'a> {
     /// retention time that has passed.
     pub fn open(self) -> Result<Sequence, SequenceError> {
         let known = match self.sequences.cache() {
-            Some(cache) => Some(Box::new(TokenHashes::new(cache, &self.keys, self.owner(cache)?)?)),
+            Some(cache) => Some(Box::new(TokenHashes::new(cache, &self.keys, self.policy_info(cache)?)?)),
             None => None,
         };
         let list = self.sequences.register(self.id)?;
@@ -142,14 +142,14 @@ impl<'a> SequenceBuilder<'a> {
         Ok(sequence)
     }
 
-    fn owner(&self, cache: &PrefixCache) -> Result<Owner, PrefixError> {
+    fn policy_info(&self, cache: &PrefixCache) -> Result<PolicyInfo, PrefixError> {
         if let Some(until) = self.keep_until {
             let now = cache.now();
             if until <= now {
                 return Err(PrefixError::RetentionPast { until: until.0, now: now.0 });
             }
         }
-        Ok(Owner { priority: self.keep, keep_until: self.keep_until, ..Owner::default() })
+        Ok(PolicyInfo { priority: self.keep, keep_until: self.keep_until, ..PolicyInfo::default() })
     }
 }
 
@@ -192,7 +192,7 @@ impl Sequence {
             self.list.stage(hits.blocks, id);
             tokens += more;
         }
-        known.owner.context = hits.context;
+        known.policy_info.context = hits.context;
         self.list.publish(tokens as u32);
         self.committed = tokens as u32;
         self.seals.adopt(hits.blocks as u32);

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use crate::block::{BlockWord, Blocks, Priority};
 use crate::error::SequenceError;
 use crate::ids::{BlockId, SequenceId, Ticket};
-use crate::prefix::Owner;
+use crate::prefix::PolicyInfo;
 use crate::sync::{Ordering::*, fence, panicking};
 
 use super::list::ListOwner;
@@ -327,9 +327,10 @@ impl Sequence {
             }
             match &self.known {
                 Some(known) => {
-                    let owner = Owner { chain: (self.list.len() + gone.len()) as u32, ..known.owner };
+                    let policy_info =
+                        PolicyInfo { chain: (self.list.len() + gone.len()) as u32, ..known.policy_info };
                     let (pool, cache) = (self.pool(), known.cache());
-                    pool.release_cached(gone, |kept, tag| cache.keep(pool, kept, tag, owner));
+                    pool.release_cached(gone, |kept, tag| cache.keep(pool, kept, tag, policy_info));
                 }
                 None => self.pool().release_listed(gone),
             }

@@ -13,7 +13,7 @@ use std::cmp::Ordering;
 use crate::error::{PrefixError, SequenceError};
 use crate::ids::{BlockId, SequenceId};
 use crate::prefix::policy::Millis;
-use crate::prefix::{BlockHash, Chain, KvEvent, Owner, PrefixCache, PrefixKeys};
+use crate::prefix::{BlockHash, Chain, KvEvent, PolicyInfo, PrefixCache, PrefixKeys};
 use crate::sync::Arc;
 
 /// The block hashes of one sequence.
@@ -29,7 +29,7 @@ pub(super) struct TokenHashes {
     era: u64,
     /// Ids of all announced tokens, while there is an event subscriber.
     tokens: Option<Vec<u32>>,
-    pub(super) owner: Owner,
+    pub(super) policy_info: PolicyInfo,
 }
 
 /// Snapshot of what was announced.
@@ -42,7 +42,7 @@ impl TokenHashes {
     pub(super) fn new(
         cache: &Arc<PrefixCache>,
         keys: &PrefixKeys<'_>,
-        owner: Owner,
+        policy_info: PolicyInfo,
     ) -> Result<Self, PrefixError> {
         let root = cache.hasher().root(keys)?;
         Ok(Self {
@@ -54,7 +54,7 @@ impl TokenHashes {
             is_cut: false,
             era: cache.era(),
             tokens: cache.events().is_subscribed().then(Vec::new),
-            owner,
+            policy_info,
         })
     }
 
@@ -70,14 +70,14 @@ impl TokenHashes {
             return None;
         }
         // Each cache has its own clock.
-        let left = self.owner.keep_until.map(|until| until.0.saturating_sub(self.cache.now().0));
+        let left = self.policy_info.keep_until.map(|until| until.0.saturating_sub(self.cache.now().0));
         let keep_until = left.filter(|&left| left > 0).map(|left| Millis(cache.now().0.saturating_add(left)));
         Some(Self {
             cache: cache.clone(),
             era,
             tokens: self.tokens.clone().filter(|_| cache.events().is_subscribed()),
             // The target's policy has not seen this sequence.
-            owner: Owner { context: 0, keep_until, ..self.owner },
+            policy_info: PolicyInfo { context: 0, keep_until, ..self.policy_info },
             ..self.clone()
         })
     }

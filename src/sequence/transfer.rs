@@ -21,7 +21,7 @@
 use crate::block::{AllocRequest, Blocks};
 use crate::error::{AllocError, TransferError};
 use crate::ids::{BlockId, FrameId, Ticket};
-use crate::prefix::Owner;
+use crate::prefix::PolicyInfo;
 
 use super::registry::Sequences;
 use super::sequence::Sequence;
@@ -30,13 +30,13 @@ use super::sequence::Sequence;
 pub(crate) struct BlockRefs {
     sequences: Sequences,
     pub(crate) blocks: Vec<BlockId>,
-    owner: Owner,
+    policy_info: PolicyInfo,
 }
 
 impl BlockRefs {
     /// Creates an empty set. Blocks added to it transfer their references to it.
     pub(crate) fn new(sequences: &Sequences) -> Self {
-        Self { sequences: sequences.clone(), blocks: Vec::new(), owner: Owner::default() }
+        Self { sequences: sequences.clone(), blocks: Vec::new(), policy_info: PolicyInfo::default() }
     }
 
     /// Allocates up to `wanted` more blocks, as many as are available, and returns their number.
@@ -81,8 +81,8 @@ impl Drop for BlockRefs {
         // its own, which happens before.
         match self.sequences.cache() {
             Some(cache) => {
-                let owner = Owner { chain: self.blocks.len() as u32, ..self.owner };
-                let keep = |kept: &[_], tag| cache.keep(self.pool(), kept, tag, owner);
+                let policy_info = PolicyInfo { chain: self.blocks.len() as u32, ..self.policy_info };
+                let keep = |kept: &[_], tag| cache.keep(self.pool(), kept, tag, policy_info);
                 self.pool().release_cached(&self.blocks, keep);
             }
             None => self.pool().release_listed(&self.blocks),
@@ -110,7 +110,7 @@ impl Sequence {
         let blocks: Vec<BlockId> = self.blocks().collect();
         pool.share_listed(&blocks)?;
         held.blocks = blocks;
-        held.owner = self.known.as_deref().map_or_else(Owner::default, |known| known.owner);
+        held.policy_info = self.known.as_deref().map_or_else(PolicyInfo::default, |known| known.policy_info);
         Ok(held)
     }
 }

@@ -14,7 +14,7 @@ use crate::block::{Blocks, Core, Evictable};
 use crate::ids::{BlockId, Ticket};
 use crate::sync::Ordering::Relaxed;
 
-use super::{BlockHash, Owner, PrefixCache};
+use super::{BlockHash, PolicyInfo, PrefixCache};
 
 /// A formerly evictable block, held by a reference.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -102,7 +102,7 @@ impl PrefixCache {
                 let was_hit = before.is_none_or(|cold| self.row(kept.id).hits() != cold.hits);
                 if was_hit { warm.push(kept) } else { still_cold.push(kept) }
             }
-            self.keep(pool, &warm, tag, Owner::default());
+            self.keep(pool, &warm, tag, PolicyInfo::default());
             // Relaxed: as in `keep`.
             let first = self.order.fetch_add(still_cold.len() as u64, Relaxed);
             let orders: Vec<u64> = (first..).take(still_cold.len()).collect();
