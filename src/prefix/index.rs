@@ -234,7 +234,8 @@ impl Index {
             Err(faster) => {
                 // SAFETY: owned by us; no other thread has seen it.
                 drop(unsafe { Box::from_raw(table) });
-                // SAFETY: not null, as null was expected; lives as long as the index. Acquire: above.
+                // SAFETY: not null, as null was expected; lives as long as the index. Acquire: as
+                // above.
                 unsafe { &*faster }
             }
         }

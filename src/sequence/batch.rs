@@ -35,8 +35,8 @@ use super::token_hashes::TokenHashes;
 /// It may move between threads, overlap with other batches, and end in any order. It ends when it
 /// is [finished](Self::finish) or dropped. Full blocks of final tokens that were filled in it are
 /// then sealed, and registered with the prefix cache, if their tokens are known and the batch is
-/// not dropped by a panic. [Take back](Sequence::truncate) tokens whose bytes could not be computed
-/// before the batch ends.
+/// not dropped by a panic. Tokens whose bytes could not be computed must be
+/// [taken back](Sequence::truncate) before the batch ends.
 ///
 /// Until it ends, no frame that was read from a table under it is reused. Tables for a kernel must
 /// be built by a batch that ends after the kernel.
@@ -133,13 +133,14 @@ impl Batch {
 
     /// Ends the batch when the device has completed the work enqueued on this stream so far.
     ///
-    /// All work built under the batch must have been enqueued on this stream, or the stream must
-    /// wait for it. Copies on write need no care: if the batch was begun on another stream, that
-    /// one is waited for too. Returns at once; the returned future need not be awaited.
+    /// All work that uses the batch's tables and slots must have been enqueued on this stream, or
+    /// the stream must wait for it. Copies on write need no care: if the batch was begun on another
+    /// stream, that one is waited for too. Returns at once; the returned future need not be
+    /// awaited.
     ///
-    /// For batches whose bytes are written when they end on the host, or that write to no shared
-    /// block: a batch not [begun on the stream](Self::begin_on) copies on write at the time of the
-    /// append, regardless of work still queued there.
+    /// Intended for batches whose bytes are written when they end on the host, or that write to no
+    /// shared block: a batch not [begun on the stream](Self::begin_on) copies on write at the time
+    /// of the append, regardless of work still queued there.
     ///
     /// # Errors
     ///
