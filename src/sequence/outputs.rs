@@ -1,7 +1,7 @@
 //! Inputs of kernels: block tables, slots and lengths, built in the caller's buffers.
 //!
-//! All entries are frame numbers: block ids are translated through the block words, with one load
-//! each. Buffers keep their capacity, so a steady state allocates nothing.
+//! Outputs name frames, not blocks: ids are translated through the block words, with one load each.
+//! Buffers keep their capacity, so a steady state allocates nothing.
 //!
 //! Sequences are passed as an iterator over `&Sequence` (or `&SequenceView`), for tables one that
 //! can be cloned: `[&a, &b]`, `running.iter().map(|request| &request.sequence)`.

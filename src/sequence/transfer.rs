@@ -127,7 +127,7 @@ pub(crate) struct Arrival {
 }
 
 impl Arrival {
-    /// Prepares for a sequence of another pool that has [departed](Sequence::depart).
+    /// Prepares the target of a sequence that has [departed](Sequence::depart).
     ///
     /// # Errors
     ///
