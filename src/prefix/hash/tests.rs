@@ -78,7 +78,7 @@ fn known_answers() {
             ],
         ),
     ] {
-        let hasher = hasher_of(hashing.clone(), block_tokens);
+        let hasher = hasher_of(hashing, block_tokens);
         let mut chain = Chain::new(hasher.root(&keys).unwrap());
         chain.extra_key(&hasher, 20..30, b"image").unwrap();
         let hashes = hashes(&hasher, &mut chain, &tokens);
