@@ -32,10 +32,9 @@ use super::sequence::{Access, Sequence};
 impl Batch {
     /// Stores K and V of tokens in one layer.
     ///
-    /// Each has the shape `[tokens][kv_heads][head_dim]`, as in
-    /// [`Storage::store`](crate::storage::Storage::store). The tokens must have been appended in
-    /// this batch, or be in a block that is not full, and the sequence must not have been forked
-    /// since.
+    /// Each has the shape `[tokens][kv_heads][head_dim]`, as in [`Storage::store`]. The tokens must
+    /// have been appended in this batch, or be in a block that is not full, and the sequence must
+    /// not have been forked since.
     ///
     /// # Errors
     ///
