@@ -69,7 +69,7 @@ fn prompts(c: &mut Criterion) {
     let mut group = c.benchmark_group("hashes of 1000 tokens");
     group.throughput(Throughput::Elements((TOKENS / BLOCK) as u64));
     for hashing in [Hashing::Fast, Hashing::Keyed] {
-        let hasher = hasher(hashing.clone());
+        let hasher = hasher(hashing);
         let mut hashes = Vec::with_capacity(TOKENS / BLOCK);
         chain(&hasher).extend(&hasher, &prompt, |hash| hashes.push(hash));
         assert_eq!(hashes.len(), TOKENS / BLOCK);

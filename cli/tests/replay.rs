@@ -359,7 +359,7 @@ fn bad_usage_and_bad_input_are_told_apart_from_failures() {
         replay --layout llama-3.1-405b --blocks 100000000 => does not fit
         replay --nonsense => --nonsense
         replay --prefix-cache perhaps => [possible values: on, off]
-        replay --policy mru => no eviction policy is called \"mru\"; there are lru
+        replay --policy mru => unknown eviction policy \"mru\"; expected one of lru
         replay --prefix-cache off --policy lru => --policy lru says how
         map --prefix-cache off --policy lru => --policy lru says how
         map --at -3% => \"-3%\" is not more than 0%

@@ -1,24 +1,24 @@
-//! Cached blocks that nobody owns go into another pool's cache, and come back from there.
+//! Transfer of evictable cached blocks to another pool's cache, and back.
 
 use std::time::Instant;
 
 use crate::error::{AllocError, TransferError};
 use crate::ids::BlockId;
-use crate::prefix::{BlockHash, Chain, Cold, KvEvent, PrefixCache, PrefixKeys};
-use crate::sequence::{Held, Sequences};
+use crate::prefix::{BlockHash, Chain, ColdBlock, KvEvent, PrefixCache, PrefixKeys};
+use crate::sequence::{BlockRefs, Sequences};
 
 use super::carry::Pair;
 use super::job::{self, IsAbandoned};
 use super::report::{BringBackReport, Carried, OffloadReport};
 use super::route::{End, Route};
 
-/// Evictable blocks that are held to be copied. Dropped, they are put back where they were.
-struct Taken {
+/// Evictable blocks held for copying. Dropping it returns them to their former places.
+struct ColdBlocks {
     end: End,
-    cold: Vec<Cold>,
+    cold: Vec<ColdBlock>,
 }
 
-impl Taken {
+impl ColdBlocks {
     fn coldest(end: &End, cache: &PrefixCache, wanted: usize) -> Self {
         Self { end: end.clone(), cold: cache.take_coldest(end.sequences.blocks(), wanted) }
     }
@@ -30,20 +30,23 @@ impl Taken {
     }
 }
 
-impl Drop for Taken {
+impl Drop for ColdBlocks {
     fn drop(&mut self) {
         self.put_back(0);
     }
 }
 
-/// Copies up to `blocks_max` evictable blocks, those first that would be evicted first, into another pool's cache, and evicts
-/// them here. They are found there by the same tokens, and can come [back](bring_back). If there is less room there, fewer go.
+/// Moves up to `blocks_max` evictable blocks to another pool's cache, in eviction order.
 ///
-/// The future may be dropped at any time: then it is done to the end, or all blocks are where they were.
+/// The blocks are copied and then evicted here. The same tokens find them in the other pool, and
+/// [`bring_back`] copies them back. Moves fewer blocks if the other pool has less room.
+///
+/// The future may be dropped at any time: the operation then either completes, or leaves all blocks
+/// in place.
 ///
 /// # Errors
 ///
-/// [`TransferError`]; all blocks are where they were.
+/// [`TransferError`]; all blocks are left in place.
 pub async fn offload(
     from: &Sequences,
     to: &Sequences,
@@ -53,18 +56,20 @@ pub async fn offload(
     if blocks_max == 0 {
         return Err(AllocError::Zero.into());
     }
-    job::done(false, move |is_abandoned| route.offload(blocks_max, is_abandoned)).await
+    job::run(false, move |is_abandoned| route.offload(blocks_max, is_abandoned)).await
 }
 
-/// Copies what another pool has cached of these tokens to where it continues what is cached here, so that a sequence that is
-/// opened with them finds it all. Only full blocks come back. If there is less room here, fewer do, from the first on. The other
-/// pool's copies stay there.
+/// Copies cached blocks of these tokens from another pool, continuing the prefix that is cached
+/// here.
 ///
-/// The future may be dropped at any time: then it is done to the end, or nothing has come.
+/// A sequence opened with these tokens then finds them all. Only full blocks are copied. If there
+/// is less room here, only the leading ones are. The other pool keeps its copies.
+///
+/// The future may be dropped at any time: the operation then either completes, or has no effect.
 ///
 /// # Errors
 ///
-/// [`TransferError`]; nothing has come.
+/// [`TransferError`]; no block was copied.
 pub async fn bring_back(
     from: &Sequences,
     to: &Sequences,
@@ -76,18 +81,18 @@ pub async fn bring_back(
     let (mut chain, mut hashes) = (Chain::new(hasher.root(keys)?), Vec::new());
     chain.extend(hasher, tokens, |hash| hashes.push(hash));
     let prompt = Prompt { tokens: tokens.into(), hashes };
-    job::done(false, move |is_abandoned| route.bring_back(&prompt, is_abandoned)).await
+    job::run(false, move |is_abandoned| route.bring_back(&prompt, is_abandoned)).await
 }
 
-/// What is about to go.
-struct Load {
-    /// First what is there already, then what is `going`.
-    taken: Taken,
-    /// There: what is there already, then what is fresh.
-    held: Held,
+/// A prepared offload.
+struct PreparedOffload {
+    /// The blocks already present in the target, then the blocks of `going`.
+    taken: ColdBlocks,
+    /// In the target: the blocks already present, then fresh ones.
+    held: BlockRefs,
     present_blocks: usize,
-    going: Vec<(Cold, BlockId)>,
-    /// Of the cache there.
+    going: Vec<(ColdBlock, BlockId)>,
+    /// Era of the target's cache.
     era: u64,
 }
 
@@ -98,7 +103,7 @@ struct Prompt {
 }
 
 impl Prompt {
-    /// What those who listen to events are told of a block.
+    /// Returns the event for a stored block, if there is a subscriber.
     fn stored(&self, cache: &PrefixCache, block: BlockId, place: usize) -> Option<Box<KvEvent>> {
         let block_tokens = cache.hasher().block_tokens();
         cache.events().is_subscribed().then(|| {
@@ -114,17 +119,18 @@ impl Prompt {
 }
 
 impl Route {
-    /// Takes what is to go, and makes room for it there.
-    fn load(&self, blocks_max: usize) -> Result<Load, TransferError> {
+    /// Takes the blocks to move, and allocates room for them in the target.
+    fn prepare_offload(&self, blocks_max: usize) -> Result<PreparedOffload, TransferError> {
         let (here, there, pool) = (self.from.cache()?, self.to.cache()?, self.to.sequences.blocks());
-        // Before anything is taken: what is cleared here, and then there, is not found there.
+        // Read before any block is taken: what is cleared here first, and then there, is not found
+        // there.
         let era = there.era();
         let (mut taken, mut held) =
-            (Taken::coldest(&self.from, here, blocks_max), Held::new(&self.to.sequences));
+            (ColdBlocks::coldest(&self.from, here, blocks_max), BlockRefs::new(&self.to.sequences));
         let (mut present, mut missing) = (Vec::new(), Vec::new());
         for &cold in &taken.cold {
             match there.take(pool, cold.hash, era) {
-                // Held, so that it stays there while it is given up here.
+                // Referenced, so that it stays there while it is given up here.
                 Some(id) => {
                     held.blocks.push(id);
                     present.push(cold);
@@ -135,17 +141,17 @@ impl Route {
         let present_blocks = present.len();
         let room = match held.allocate_up_to(missing.len()) {
             Ok(room) => room,
-            // Of what is there nothing is left: it must stay here.
+            // The target has lost all its blocks: they must stay here.
             Err(error @ AllocError::DeviceLost { .. }) => return Err(error.into()),
             Err(_) if present_blocks > 0 || missing.is_empty() => 0,
             Err(error) => return Err(error.into()),
         };
         let fresh = held.blocks[present_blocks..].iter().copied();
         let going = missing.iter().copied().zip(fresh).collect();
-        // Of those that are missing there the coldest go.
+        // Of the blocks missing in the target, the coldest are moved.
         taken.cold = [present, missing].concat();
         taken.put_back(present_blocks + room);
-        Ok(Load { taken, held, present_blocks, going, era })
+        Ok(PreparedOffload { taken, held, present_blocks, going, era })
     }
 
     fn offload(
@@ -154,17 +160,18 @@ impl Route {
         is_abandoned: IsAbandoned<'_>,
     ) -> Result<OffloadReport, TransferError> {
         let began = Instant::now();
-        let Load { mut taken, mut held, present_blocks, going, era } = self.load(blocks_max)?;
+        let PreparedOffload { mut taken, mut held, present_blocks, going, era } =
+            self.prepare_offload(blocks_max)?;
         let (here, there, pool) = (self.from.cache()?, self.to.cache()?, self.to.sequences.blocks());
         let pairs: Vec<Pair> = going.iter().map(|(cold, target)| (cold.id, *target)).collect();
-        // SAFETY: those that are read are sealed, and a reference on each is held; those that are written were allocated
-        // just now, and nobody else knows them.
+        // SAFETY: the blocks read are sealed, and a reference on each is held; the blocks written
+        // were allocated just now, and no other thread knows them.
         let carried = unsafe { self.carry(&pairs, is_abandoned) }?;
         going.iter().for_each(|(cold, target)| there.note(*target, cold.hash, era, cold.depth));
         there.register(pool, going.iter().map(|(_, target)| (pool.handle(*target), None)));
         let cold = std::mem::take(&mut taken.cold);
         let (evicted_blocks, leaving_blocks) = here.give_up(self.from.sequences.blocks(), &cold);
-        // Released last first: the coldest are to be the first to go there, too.
+        // Released last first, so that the coldest are evicted first in the target too.
         held.blocks.reverse();
         drop(held);
         Ok(OffloadReport {
@@ -184,10 +191,11 @@ impl Route {
         let began = Instant::now();
         let (far, near) = (self.from.cache()?, self.to.cache()?);
         let (far_pool, pool) = (self.from.sequences.blocks(), self.to.sequences.blocks());
-        // In this order: what is cleared there, and then here, is not found here.
+        // In this order: what is cleared there first, and then here, is not found here.
         let (era, far_era) = (near.era(), far.era());
-        let (mut read, mut held) = (Held::new(&self.from.sequences), Held::new(&self.to.sequences));
-        // By their places in the prompt; those that are missing here, in the other pool.
+        let (mut read, mut held) = (BlockRefs::new(&self.from.sequences), BlockRefs::new(&self.to.sequences));
+        // With their places in the prompt: blocks cached here, and blocks found only in the other
+        // pool.
         let (mut here, mut missing) = (Vec::<(usize, BlockId)>::new(), Vec::<(usize, BlockId)>::new());
         for (place, &hash) in prompt.hashes.iter().enumerate() {
             if let Some(id) = near.take(pool, hash, era) {
@@ -205,13 +213,13 @@ impl Route {
             0 => 0,
             wanted => held.allocate_up_to(wanted)?,
         };
-        // What comes after a gap is found by nobody.
+        // Blocks after a gap would never be found.
         let cached_blocks = missing.get(room).map_or(cached + room, |&(gap, _)| gap);
         let fresh = held.blocks[cached..].iter();
         let pairs: Vec<Pair> =
             missing.iter().zip(fresh).map(|(&(_, source), &target)| (source, target)).collect();
-        // SAFETY: those that are read are sealed, and a reference on each is held; those that are written were allocated
-        // just now, and nobody else knows them.
+        // SAFETY: the blocks read are sealed, and a reference on each is held; the blocks written
+        // were allocated just now, and no other thread knows them.
         let carried = unsafe { self.carry(&pairs, is_abandoned) }?;
         let came = missing.iter().zip(&pairs).map(|(&(place, _), &(_, target))| (place, target));
         here.extend(came);

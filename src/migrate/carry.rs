@@ -1,4 +1,5 @@
-//! Bytes of blocks of one pool go to blocks of another: in pieces, and each in as few runs as the frames allow.
+//! Copies the bytes of blocks from one pool to another: in pieces, each in as few runs as the
+//! frames allow.
 
 use crate::batch::InFlight;
 use crate::block::Blocks;
@@ -9,14 +10,14 @@ use crate::ids::{BlockId, FrameId, Run};
 use super::report::Carried;
 use super::route::Route;
 
-/// Bytes of a piece. A piece is copied under a lease of the source: what is freed there meanwhile is held back for so long. And a
-/// transfer that nobody waits for any more stops after it.
+/// Bytes per piece. A piece is copied under a lease of the source, which holds back blocks freed
+/// there meanwhile. An abandoned transfer stops after the current piece.
 const PIECE_BYTES: usize = 64 << 20;
 
-/// A block that is read, and one that is written.
+/// A source block and a destination block.
 pub(super) type Pair = (BlockId, BlockId);
 
-/// A lease of the source, ended also by a panic.
+/// A lease of the source, which also ends during a panic.
 struct SourceBatch<'a> {
     pool: &'a Blocks,
     batch: Option<InFlight>,
@@ -32,13 +33,14 @@ impl Drop for SourceBatch<'_> {
     fn drop(&mut self) {
         if let Some(batch) = self.batch.take() {
             self.pool.end_batch(batch);
-            // As at the end of every batch: frames that moves left, which it may have been the last to read.
+            // As at the end of every batch: frames left by moves, which it may have been the last
+            // to read.
             self.pool.reclaim_due_shared_limbo();
         }
     }
 }
 
-/// Frames as runs, in their order.
+/// Groups consecutive frames into runs, preserving their order.
 fn runs_of(frames: impl Iterator<Item = FrameId>) -> RunList {
     let mut runs = RunList::new();
     frames.for_each(|frame| runs.append(Run { start: frame, len: 1 }));
@@ -46,16 +48,17 @@ fn runs_of(frames: impl Iterator<Item = FrameId>) -> RunList {
 }
 
 impl Route {
-    /// Copies blocks. `is_abandoned` is asked between pieces.
+    /// Copies blocks. Calls `is_abandoned` between pieces.
     ///
     /// # Errors
     ///
-    /// [`TransferError::Storage`], [`TransferError::Dropped`] once it is abandoned. What was written is of no meaning then.
+    /// [`TransferError::Storage`]; [`TransferError::Dropped`] once it is abandoned. The written
+    /// bytes are then meaningless.
     ///
     /// # Safety
     ///
-    /// The caller holds a reference on each block that is read, and nobody writes them. The blocks that are written are the
-    /// caller's alone, not sealed, and no two are the same.
+    /// The caller holds a reference on each source block, and no thread writes them. The
+    /// destination blocks are exclusively the caller's, not sealed, and distinct.
     pub(super) unsafe fn carry(
         &self,
         pairs: &[Pair],
@@ -67,7 +70,7 @@ impl Route {
             if is_abandoned() {
                 return Err(TransferError::Dropped);
             }
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             carried.runs += unsafe { self.carry_piece(piece) }?;
             carried.blocks += piece.len();
             carried.bytes += (piece.len() * block_bytes) as u64;
@@ -75,19 +78,21 @@ impl Route {
         Ok(carried)
     }
 
-    /// Copies some blocks under one lease, and says in how many runs.
+    /// Copies some blocks under one lease, and returns the number of runs.
     ///
     /// # Safety
     ///
     /// As [`carry`](Self::carry).
     unsafe fn carry_piece(&self, pairs: &[Pair]) -> Result<usize, TransferError> {
         let (from, to) = (self.from.sequences.blocks(), self.to.sequences.blocks());
-        // Before the frames are looked up: what a move leaves from now on keeps its bytes until the lease ends.
+        // Begun before the frames are looked up: frames that moves leave from now on keep their
+        // bytes until the lease ends.
         let lease = SourceBatch::begin(from);
         let here = runs_of(pairs.iter().map(|&(block, _)| from.frame(block)));
         let there = runs_of(pairs.iter().map(|&(_, block)| to.frame(block)));
-        // SAFETY: nobody writes the blocks that are read, and the lease keeps their frames from being reused; those that are written
-        // are the caller's alone, and do not move: see the floor.
+        // SAFETY: no thread writes the source blocks, and the lease keeps their frames from being
+        // reused; the destination blocks are exclusively the caller's, and do not move: see the
+        // parent module.
         let received = unsafe { self.to.storage.receive(&*self.from.storage, &here, &there) };
         drop(lease);
         received.inspect_err(|error| self.note_loss(error))?;
@@ -105,6 +110,6 @@ mod tests {
         let run = |start, len| Run { start: FrameId(start), len };
         assert_eq!(*frames(&[]), []);
         assert_eq!(*frames(&[4, 5, 6, 2, 3, 9]), [run(4, 3), run(2, 2), run(9, 1)]);
-        assert_eq!(*frames(&[3, 2, 1]), [run(3, 1), run(2, 1), run(1, 1)], "the last first is not a run");
+        assert_eq!(*frames(&[3, 2, 1]), [run(3, 1), run(2, 1), run(1, 1)], "descending frames are not a run");
     }
 }

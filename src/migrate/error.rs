@@ -1,16 +1,16 @@
-//! A migration that did not happen, with what was to migrate.
+//! The error of a migration, which returns the sequence.
 
 use thiserror::Error;
 
 use crate::error::TransferError;
 use crate::sequence::Sequence;
 
-/// Why a sequence stayed where it is.
+/// A migration that failed, with the sequence that was to be migrated.
 #[derive(Debug, Error)]
-#[error("sequence {} stays where it is: {error}", sequence.id())]
+#[error("sequence {} was not migrated: {error}", sequence.id())]
 pub struct MigrateError {
-    /// What was in the way.
+    /// The cause.
     pub error: TransferError,
-    /// The sequence, as it was.
+    /// The sequence, unchanged.
     pub sequence: Box<Sequence>,
 }

@@ -1,4 +1,4 @@
-//! On which thread a transfer is done, and what becomes of it if nobody waits for it any more.
+//! The thread on which a transfer runs, and the effect of dropping its future.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -7,24 +7,29 @@ use tokio::sync::oneshot;
 
 use crate::error::TransferError;
 
-/// Says whether whoever waited for the job has gone.
+/// Returns whether the job's future was dropped.
 pub(super) type IsAbandoned<'a> = &'a dyn Fn() -> bool;
 
-/// Does blocking work: on a tokio runtime on a thread for such, unless it `is_short`; elsewhere here and now. What the work
-/// owns and returns is dropped where it ends, if nobody waits for it any more.
+/// Runs blocking work.
+///
+/// On a tokio runtime it runs on a thread for blocking work, unless it `is_short`; elsewhere in the
+/// polling thread. If the future is dropped, the work's state and its result are dropped where the
+/// work ends.
 ///
 /// # Errors
 ///
-/// What the work returns; [`TransferError::Dropped`] if it panicked, or the runtime stopped before it began.
-pub(super) async fn done<T: Send + 'static>(
+/// The error of the work; [`TransferError::Dropped`] if it panicked, or the runtime stopped before
+/// it began.
+pub(super) async fn run<T: Send + 'static>(
     is_short: bool,
     work: impl FnOnce(IsAbandoned<'_>) -> Result<T, TransferError> + Send + 'static,
 ) -> Result<T, TransferError> {
     let (tell, told) = oneshot::channel();
     let job = move || {
-        // A storage may be a user's. What the work held is given back by the unwinding.
+        // The storage may be a user's implementation and panic. Unwinding releases what the work
+        // held.
         let outcome = catch_unwind(AssertUnwindSafe(|| work(&|| tell.is_closed())));
-        // Perhaps nobody waits for it, and it is dropped here.
+        // If the receiver is gone, the result is dropped here.
         let _ = outcome.map(|outcome| tell.send(outcome));
     };
     match Handle::try_current() {

@@ -1,58 +1,59 @@
-//! What was done.
+//! Results of transfers.
 
 use std::time::Duration;
 
-/// Bytes that went from one pool to another.
+/// Bytes copied from one pool to another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Carried {
-    /// Blocks that were copied.
+    /// Number of copied blocks.
     pub blocks: usize,
-    /// Their bytes, packed.
+    /// Their packed bytes.
     pub bytes: u64,
-    /// Runs of neighbouring blocks, in the source or in the target, whichever were more: what a device copies at once.
+    /// Runs of consecutive frames, in the source or in the target, whichever has more: a device
+    /// copies one run at a time.
     pub runs: usize,
-    /// From the first look to the last step.
+    /// Duration of the whole operation.
     pub took: Duration,
 }
 
-/// A sequence that went to another pool.
+/// Result of a sequence's migration.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct MigrationReport {
-    /// Its tokens.
+    /// Number of its tokens.
     pub tokens: usize,
-    /// Its blocks that were cached in the other pool, and are shared there instead of being copied.
+    /// Blocks that were cached in the target, and are shared there instead of being copied.
     pub shared_blocks: usize,
-    /// What was copied.
+    /// Copied blocks.
     pub carried: Carried,
 }
 
-/// Cached blocks that went to another pool's cache.
+/// Result of moving cached blocks to another pool's cache.
 ///
 /// `carried.blocks + present_blocks == evicted_blocks + leaving_blocks + warm_blocks`
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct OffloadReport {
-    /// Blocks that were cached there already.
+    /// Blocks that were already cached there.
     pub present_blocks: usize,
-    /// Blocks that were evicted here.
+    /// Blocks evicted here.
     pub evicted_blocks: usize,
-    /// Blocks that a batch in flight may see, or that are being moved: they are the first to be evicted when their frames are
-    /// needed.
+    /// Blocks that a batch in flight may see, or that are being moved: evicted before all others
+    /// when frames are needed.
     pub leaving_blocks: usize,
     /// Blocks that were looked up meanwhile, and stay.
     pub warm_blocks: usize,
-    /// What was copied.
+    /// Copied blocks.
     pub carried: Carried,
 }
 
-/// Blocks of a prompt that came back from another pool's cache.
+/// Result of copying a prompt's blocks back from another pool's cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct BringBackReport {
-    /// Full blocks of the prompt, from its start, that are cached here now.
+    /// Leading full blocks of the prompt that are now cached here.
     pub cached_blocks: usize,
-    /// What was copied for it.
+    /// Copied blocks.
     pub carried: Carried,
 }

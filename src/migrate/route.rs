@@ -1,4 +1,4 @@
-//! Two pools, and what both must have for blocks to go from one to the other.
+//! Two pools, and the conditions under which blocks can be transferred between them.
 
 use crate::error::{AllocError, StorageError, TransferError};
 use crate::ids::DeviceId;
@@ -27,7 +27,7 @@ impl End {
     }
 }
 
-/// From a pool to another whose blocks have the same form.
+/// A source pool and a target pool whose blocks have the same layout.
 #[derive(Clone)]
 pub(super) struct Route {
     pub(super) from: End,
@@ -35,24 +35,26 @@ pub(super) struct Route {
 }
 
 impl Route {
+    /// Creates the route from one pool to another.
+    ///
     /// # Errors
     ///
-    /// [`TransferError::SamePool`], [`TransferError::NoStorage`], [`StorageError::OtherForm`]; [`AllocError::DeviceLost`] of
-    /// the device that is to receive.
+    /// [`TransferError::SamePool`], [`TransferError::NoStorage`], [`StorageError::OtherForm`];
+    /// [`AllocError::DeviceLost`] of the target's device.
     pub(super) fn new(from: &Sequences, to: &Sequences) -> Result<Self, TransferError> {
         if from.same(to) {
             return Err(TransferError::SamePool { pool: from.blocks().tag() });
         }
         let (from, to) = (End::new(from)?, End::new(to)?);
         check_form(from.storage.layout(), to.storage.layout())?;
-        // Also if nothing is to be copied: what is cached there is lost.
+        // Even if nothing is to be copied: the target's cached blocks are lost.
         if to.sequences.blocks().is_lost() {
             return Err(AllocError::DeviceLost { device: to.storage.device() }.into());
         }
         Ok(Self { from, to })
     }
 
-    /// As [`new`](Self::new), between pools that find each other's cached blocks.
+    /// Like [`new`](Self::new), for pools that find each other's cached blocks.
     ///
     /// # Errors
     ///
@@ -66,17 +68,17 @@ impl Route {
         Ok(route)
     }
 
-    /// The bytes of a block on the way.
+    /// Returns the packed bytes of a block.
     pub(super) fn block_bytes(&self) -> usize {
         self.from.storage.layout().packed_bytes()
     }
 
-    /// Whether both ends are in the host's memory.
+    /// Returns whether both ends are in host memory.
     pub(super) fn is_on_host(&self) -> bool {
         [&self.from, &self.to].iter().all(|end| end.storage.device() == DeviceId::Host)
     }
 
-    /// The pool of a device that is lost hands out no blocks any more.
+    /// Marks the pools of a lost device, so that they hand out no blocks any more.
     pub(super) fn note_loss(&self, error: &StorageError) {
         if let StorageError::DeviceLost { device, .. } = error {
             for end in [&self.from, &self.to] {

@@ -1,9 +1,9 @@
-//! A sequence goes to another pool.
+//! Transfer of a sequence to another pool.
 
 use std::time::Instant;
 
 use crate::error::TransferError;
-use crate::sequence::{Arrival, Held, Sequence, Sequences};
+use crate::sequence::{Arrival, BlockRefs, Sequence, Sequences};
 
 use super::carry::Pair;
 use super::error::MigrateError;
@@ -11,31 +11,35 @@ use super::job;
 use super::report::MigrationReport;
 use super::route::Route;
 
-/// Fewer bytes are copied at once: to wake another thread would take longer.
+/// Transfers of fewer bytes run in the calling thread: waking another would take longer.
 const COPIED_AT_ONCE: usize = 256 << 10;
 
-/// What both pools hold of a sequence that is on its way.
-struct Transit {
-    here: Held,
+/// The references that both pools hold during a transfer.
+struct Transfer {
+    here: BlockRefs,
     there: Arrival,
 }
 
-impl Transit {
-    /// The blocks to be copied: those that are not there already.
+impl Transfer {
+    /// Returns the blocks to be copied: those not already present in the target.
     fn pairs(&self) -> Vec<Pair> {
         let pairs = self.here.blocks.iter().copied().zip(self.there.blocks().iter().copied());
         pairs.skip(self.there.shared()).collect()
     }
 }
 
-/// Makes the same sequence in another pool: the same id, tokens, committed length and priority, and its blocks' bytes. The one that
-/// is here is only read. Blocks that are cached there are shared; what can be found here can be found there afterwards.
+/// Creates a copy of a sequence in another pool.
 ///
-/// The future may be dropped at any time; then nothing has happened.
+/// It has the same id, tokens, committed length, priority and bytes.
+///
+/// The source is only read. Blocks cached in the target are shared. Blocks that can be found in the
+/// source's cache can afterwards be found in the target's.
+///
+/// The future may be dropped at any time, without effect.
 ///
 /// # Errors
 ///
-/// [`TransferError`]; nothing has happened.
+/// [`TransferError`], without effect.
 pub async fn replicate(
     from: &Sequences,
     sequence: &Sequence,
@@ -46,30 +50,32 @@ pub async fn replicate(
     let here = sequence.depart(from)?;
     let there = Arrival::prepare(sequence, to)?;
     let (tokens, shared_blocks) = (sequence.len(), there.shared());
-    let transit = Transit { here, there };
-    let pairs = transit.pairs();
+    let transfer = Transfer { here, there };
+    let pairs = transfer.pairs();
     let is_short = route.is_on_host() && pairs.len() * route.block_bytes() < COPIED_AT_ONCE;
-    let done = job::done(is_short, move |is_abandoned| {
-        // SAFETY: a reference on each block here is held, and they were refused if a batch may still write them; with that
-        // reference, later writes go to copies. Those there that are not shared were allocated for this sequence.
+    let done = job::run(is_short, move |is_abandoned| {
+        // SAFETY: a reference on each source block is held, and a sequence that a batch may still
+        // write was refused; with that reference, later writes go to copies. The target's blocks
+        // that are not shared were allocated for this sequence.
         let carried = unsafe { route.carry(&pairs, is_abandoned) }?;
-        Ok((transit, carried))
+        Ok((transfer, carried))
     });
-    let (Transit { here, there }, mut carried) = done.await?;
-    // From here to the end nothing is awaited: the new sequence is the caller's, or nothing has happened.
+    let (Transfer { here, there }, mut carried) = done.await?;
+    // No await from here to the end: either the caller receives the new sequence, or nothing has
+    // happened.
     let arrived = there.commit();
     drop(here);
     carried.took = began.elapsed();
     Ok((arrived, MigrationReport { tokens, shared_blocks, carried }))
 }
 
-/// As [`replicate`], and closes the sequence that was here, if it is another one afterwards.
+/// Like [`replicate`], and closes the source sequence on success.
 ///
-/// A future that is dropped closes it too.
+/// Dropping the future closes it too.
 ///
 /// # Errors
 ///
-/// [`MigrateError`], which has the sequence as it was.
+/// [`MigrateError`], which returns the sequence unchanged.
 pub async fn migrate(
     from: &Sequences,
     sequence: Sequence,

@@ -1,38 +1,40 @@
-//! The cache: blocks by what they hold, from many threads at once.
+//! The prefix cache: maps token prefixes to blocks, for many threads at once.
 //!
-//! # What happens to a block
+//! # Life of a cached block
 //!
 //! ```text
-//! noted      its sequence knows its hash, when the block is full of final tokens               row
-//! registered the batch that filled it has ended: sealed, cached; from now on it is found       word, index, event
-//! hit        another sequence's lookup takes a reference: at once shared                       word
-//! kept       its last reference went: evictable, where the policy puts it                      word, row, queue
-//! evicted    its frame is needed: the index forgets it                                         word, index, event
+//! noted      its sequence knows its hash: the block is full of final tokens                    row
+//! registered the batch that filled it has ended: sealed, cached; lookups find it               word, index, event
+//! hit        another sequence's lookup takes a reference: the block is shared                  word
+//! kept       its last reference was released: evictable, in the queue that the policy chose    word, row, queue
+//! evicted    its frame is needed: its index entry is removed                                   word, index, event
 //! ```
 //!
 //! # Truth and hints
 //!
-//! The word says whether a block is cached, the row what it holds. Index and queues hold hints: each is checked under the
-//! word. A hint that is stale is passed over; one that is missing costs a hit, or a walk at the end of the ladder, never a
-//! block.
+//! The word says whether a block is cached, the row says what it holds. Index and queues hold
+//! hints, each of which is checked against the word. A stale hint is skipped; a missing hint costs
+//! a hit, or a walk over all words at the end of the allocation ladder, but never loses a block.
 //!
 //! # Duplicates
 //!
-//! Two sequences that compute the same tokens side by side register two blocks of one hash. Their tables are append-only, so
-//! that both stay; whoever looks it up gets one of them. Of those that are cached for one hash, only
-//! the one of the smallest number is of use when it is released; the others are the first to go.
+//! Two sequences that compute the same tokens concurrently register two blocks under one hash.
+//! Block lists are append-only, so both blocks stay; a lookup returns either. Among the cached
+//! blocks of one hash, only the one with the smallest id is worth keeping when it is released; the
+//! others are evicted first.
 //!
 //! # Clearing
 //!
-//! What a block holds is noted together with the cache's *era*. [`PrefixCache::clear`] begins another one, in which nothing that was
-//! noted before is found, and evicts what nobody owns. So a clear refuses nothing and waits for nobody: what is in use is
-//! dropped when it is released. No era comes again: see the [rows](super::row). What is told of one
-//! ends with its clear: see the [events](super::events).
+//! A block's contents are noted together with the cache's *era*. [`PrefixCache::clear`] begins a
+//! new era, in which nothing noted before is found, and evicts all evictable blocks. A clear
+//! therefore fails no request and waits for no thread: blocks in use are dropped when they are
+//! released. An era number is never reused: see the [rows](super::row). Events about an era end
+//! with its clear: see the [events](super::events).
 //!
-//! # Transit
+//! # Copying cold blocks elsewhere
 //!
-//! Evictable blocks can be [taken](PrefixCache::take_coldest) in the order in which they would be evicted, to be copied elsewhere. Each is
-//! then held by a reference, and as safe as in a sequence: see `transit`.
+//! Evictable blocks can be [taken](PrefixCache::take_coldest) in eviction order, to be copied to
+//! another pool. Each is then held by a reference, like a block in a sequence: see `cold_blocks`.
 //!
 //! Models: `loom-tests/tests/evictable.rs`, `prefix_index.rs`, `eviction_queue.rs`.
 
@@ -45,7 +47,7 @@ use crate::error::PrefixError;
 use crate::ids::{BlockHandle, BlockId, FrameId, Ticket};
 use crate::sync::{AtomicU64, CachePadded, Ordering::*, heavy_fence};
 
-use super::config::{Parts, PrefixConfig};
+use super::config::{CacheParts, Now, PrefixConfig};
 use super::events::{EventQueue, KvEvent};
 use super::hash::{BlockHash, PrefixHasher};
 use super::index::{Index, Key};
@@ -54,44 +56,46 @@ use super::queues::{Queues, row};
 use super::row::{Row, RowBucket};
 use super::stats::{PrefixStats, Tallies};
 
-mod transit;
+mod cold_blocks;
 
-pub(crate) use transit::Cold;
+pub(crate) use cold_blocks::ColdBlock;
 
-/// Blocks that an eviction passes over, because they are moving or seen by a batch, before it gives up.
+/// Moving blocks, and blocks seen by a batch, that one eviction skips before it gives up.
 const PASSED_OVER: usize = if cfg!(kvpool_loom) { 2 } else { 32 };
-/// Of those, of one queue of a policy that has several: a queue of what was released just now must not use them up.
+/// Skips allowed per queue of a policy with several queues, so that a queue of recently released
+/// blocks cannot use up the whole budget.
 const PASSED_OVER_QUEUE: u8 = if cfg!(kvpool_loom) { 1 } else { (PASSED_OVER / QUEUES_MAX) as u8 };
 
-/// How far ahead of a look-up the index is fetched.
+/// Distance, in blocks, at which a lookup prefetches index lines.
 const AHEAD: usize = 8;
 
-/// The time, for policies and retention.
-pub type Now = Box<dyn Fn() -> Millis + Send + Sync>;
-
-/// Of a sequence that releases blocks: what the policy wants to know.
+/// Attributes of the releasing sequence that the policy uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Owner {
-    /// What [`Policy::looked_up`] gave for it.
+pub(crate) struct PolicyInfo {
+    /// Value returned by [`Policy::looked_up`].
     pub context: u64,
-    /// Blocks of its chain.
+    /// Number of blocks in its chain.
     pub chain: u32,
-    /// How much its prefix is worth keeping.
+    /// Retention priority of its prefix.
     pub priority: CachePriority,
-    /// Until when to keep it, if others can go.
+    /// Time until which its blocks are kept if other blocks can be evicted instead.
     pub keep_until: Option<Millis>,
 }
 
-/// What a lookup found.
+/// Result of a lookup.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Hits {
-    /// Leading blocks that were cached: a reference on each is the caller's.
+    /// Leading blocks that were cached. The caller owns a reference on each.
     pub blocks: usize,
-    /// What the policy wants to hear of when they are released.
+    /// Context that the policy receives when these blocks are released.
     pub context: u64,
 }
 
-/// See the [module](self).
+/// Cache of evictable and shared blocks, looked up by the chained hash of their tokens.
+///
+/// Later lookups of the same tokens find a registered block. An unreferenced block stays evictable
+/// until its frame is needed; a [`Policy`] chooses the order of evictions. Lookups, registrations
+/// and evictions take no locks.
 pub struct PrefixCache {
     hasher: PrefixHasher,
     rows: Rows<RowBucket>,
@@ -101,23 +105,24 @@ pub struct PrefixCache {
     now: Now,
     events: EventQueue,
     tallies: Tallies,
-    /// The number of the next release.
+    /// Number of the next release.
     order: CachePadded<AtomicU64>,
 }
 
 impl PrefixCache {
-    /// An empty cache of a pool with so many rows, which may grow to `rows_max`.
+    /// Creates an empty cache for a pool of `rows` blocks that may grow to `rows_max`.
     ///
     /// # Errors
     ///
-    /// [`PrefixError`] for a policy of no queues or too many, blocks of no tokens, or a system without randomness.
+    /// [`PrefixError`] if the policy has no queues or too many, if a block holds no tokens, or if
+    /// the system has no source of randomness.
     pub fn new(
         rows: usize,
         rows_max: usize,
         block_tokens: usize,
         config: PrefixConfig,
     ) -> Result<Self, PrefixError> {
-        let Parts { policy, queues, hasher, now, events } = config.parts(rows_max, block_tokens)?;
+        let CacheParts { policy, queues, hasher, now, events } = config.parts(rows_max, block_tokens)?;
         Ok(Self {
             hasher,
             rows: Rows::new(rows),
@@ -131,48 +136,46 @@ impl PrefixCache {
         })
     }
 
-    /// By what tokens are hashed.
+    /// Returns the hasher of this cache.
     pub fn hasher(&self) -> &PrefixHasher {
         &self.hasher
     }
 
-    /// The policy by which blocks are evicted.
+    /// Returns the eviction policy.
     pub fn policy(&self) -> &std::sync::Arc<dyn Policy> {
         &self.policy
     }
 
-    /// The time, by the cache's clock.
+    /// Returns the current time of the cache's clock.
     pub fn now(&self) -> Millis {
         (self.now)()
     }
 
-    /// What has happened to the cache.
+    /// Returns the queue of cache events.
     pub fn events(&self) -> &EventQueue {
         &self.events
     }
 
-    /// The era in which a chain that begins now is noted and found.
+    /// Returns the era in which a chain that begins now is noted and found.
     pub fn era(&self) -> u64 {
-        // A chain that began a moment before a clear belongs to the era before it.
+        // A chain that began just before a clear belongs to the earlier era.
         self.events.era()
     }
 
-    /// What lookups found, and what became of blocks.
+    /// Returns counts of lookups, hits, registrations and evictions.
     pub fn stats(&self) -> PrefixStats {
         self.tallies.read(self.index.forgotten())
-    }
-
-    /// Bytes that the cache takes beside the blocks' own table.
-    pub fn metadata_bytes(&self) -> usize {
-        self.rows.len() * size_of::<Row>() + self.index.bytes()
     }
 
     fn row(&self, id: BlockId) -> &Row {
         row(&self.rows, id)
     }
 
-    /// Takes a reference, for a sequence's list, on each block of the longest cached prefix of a chain, and passes it on, the
-    /// first first. `whole`: full blocks of the prompt, of which `hashes` may be fewer: those that may be a hit.
+    /// Takes a reference on each block of the longest cached prefix of a chain, for a sequence's
+    /// list.
+    ///
+    /// Passes each block to `take`, in chain order. `whole`: the hashes of all full blocks of the
+    /// prompt; `hashes`: the leading ones that are eligible for a hit.
     pub(crate) fn look_up(
         &self,
         core: &Core,
@@ -207,19 +210,20 @@ impl PrefixCache {
         Hits { blocks, context: context.unwrap_or(0) }
     }
 
-    /// A reference for a sequence's list on one cached block that holds `hash`.
+    /// Takes a reference, for a sequence's list, on one cached block that holds `hash`.
     pub(crate) fn take(&self, core: &Core, hash: BlockHash, era: u64) -> Option<BlockId> {
         let (id, was_evictable) = self.find(core, hash, era)?;
         core.count_hits(usize::from(was_evictable));
         Some(id)
     }
 
-    /// A reference on one block that holds `hash`, and whether it was evictable.
+    /// Takes a reference on one block that holds `hash`; also returns whether it was evictable.
     #[inline]
     fn find(&self, core: &Core, hash: BlockHash, era: u64) -> Option<(BlockId, bool)> {
         let mut found = None;
         self.index.find(key_of(hash), |id| {
-            // Again, if the word changed between the look at the row and the step: somebody else hit it, or released it.
+            // Retry if the word changed after the row was read: another thread hit or released the
+            // block.
             loop {
                 let word = core.word(id);
                 if word.hit().is_none() || !self.row(id).holds(hash, era) {
@@ -235,13 +239,14 @@ impl PrefixCache {
         found
     }
 
-    /// A reference on a block that held `hash` when its word was `word`, and whether it was evictable. `None`: the word is another
-    /// by now, and nothing was done.
+    /// Takes a reference on a block that held `hash` when its word was `word`.
+    ///
+    /// Returns whether it was evictable; `None`, with no effect, if the word has changed since.
     #[inline]
     fn hit(&self, core: &Core, id: BlockId, word: BlockWord, hash: BlockHash, era: u64) -> Option<bool> {
         let was_evictable = core.hit(id, word)?;
-        // The word has the low bits of its generation only: it is the same again after 65,536 releases, of other bytes. The
-        // reference keeps what is noted from changing.
+        // The word has only the low bits of its generation: the same word recurs after 65,536
+        // releases, with other contents. The reference keeps the noted contents from changing.
         if self.row(id).holds(hash, era) {
             return Some(was_evictable);
         }
@@ -249,7 +254,7 @@ impl PrefixCache {
         None
     }
 
-    /// Of the blocks that are cached for `hash`, all but the one of the smallest number are duplicates.
+    /// Marks as duplicates all blocks cached for `hash`, except the one with the smallest id.
     fn mark_duplicates(&self, core: &Core, id: BlockId, hash: BlockHash, era: u64) {
         self.index.find(key_of(hash), |other| {
             if other != id && self.is_cached_for(core, other, hash, era) {
@@ -259,7 +264,7 @@ impl PrefixCache {
         });
     }
 
-    /// Whether a block of a smaller number is cached for what `id` holds.
+    /// Returns whether a block with a smaller id is cached for the contents of `id`.
     fn is_duplicate(&self, core: &Core, id: BlockId, hash: BlockHash, era: u64) -> bool {
         let has = self.index.find(key_of(hash), |other| {
             if other < id && self.is_cached_for(core, other, hash, era) {
@@ -275,13 +280,16 @@ impl PrefixCache {
         core.word(id).is_cached() && self.row(id).holds(hash, era)
     }
 
-    /// Notes what a block will hold when it is [registered](Self::register). It is in the caller's sequence, and not cached.
+    /// Notes what a block will hold once it is [registered](Self::register). The block is in the
+    /// caller's sequence and not cached.
     pub(crate) fn note(&self, id: BlockId, hash: BlockHash, era: u64, depth: u32) {
         self.row(id).note(hash, era, depth);
     }
 
-    /// Registers blocks that were noted: their bytes are final, and they can be hit. Nothing comes of a handle that is stale by
-    /// now. What is `stored` is told to those who listen to events.
+    /// Registers noted blocks: their bytes are final, and lookups can hit them.
+    ///
+    /// Stale handles are skipped. Each handle comes with the event for subscribers, or `None` for
+    /// an event without tokens.
     pub(crate) fn register(
         &self,
         core: &Core,
@@ -291,12 +299,14 @@ impl PrefixCache {
         let era = self.era();
         for (handle, stored) in blocks {
             let (id, row) = (handle.id, self.row(handle.id));
-            // Before it is cached, when it cannot change, unless the handle is stale; then nothing comes of it.
+            // Read before the block is cached, while the row cannot change; a stale handle is
+            // refused by `seal_cached`.
             let (hash, noted) = (row.hash(), row.era());
-            // What was noted before a clear is not found, and not told. If the clear comes from
-            // here on, the reader knows.
+            // Blocks noted before a clear are neither found nor announced. If the clear comes after
+            // this line, the reader of the event can tell by its era.
             let is_found = row.is_of(self.era());
-            // Before it can be hit, released and evicted, which is told too.
+            // Published before the block can be hit, released and evicted: the eviction is
+            // published too.
             let told = is_found
                 && self
                     .events
@@ -318,13 +328,15 @@ impl PrefixCache {
         }
     }
 
-    /// Nobody listened before the block was cached. Whoever came in between has perhaps looked too early to see it, and is told now.
+    /// Publishes the event of a block that was cached while there was no subscriber. A thread that
+    /// subscribed in between may have listed the cached blocks too early to see it.
     #[inline]
     fn tell_late(&self, core: &Core, handle: BlockHandle, hash: BlockHash, noted: u64) {
         let id = handle.id;
         if self.events.publish_in(noted, || self.stored(id, hash)) {
-            // It may have been evicted meanwhile, and that been told before. Pairs with the light fence of the evictor's
-            // `publish`: that comes after ours, or we see the word that it left.
+            // The block may have been evicted since, and that event published first. Pairs with the
+            // light fence of the evictor's `publish`: either that fence comes after ours, or we see
+            // the word that the eviction left.
             let is_fenced = heavy_fence();
             let word = core.word(id);
             let is_there = is_fenced && word.is_cached() && word.is_of(handle.generation);
@@ -334,40 +346,46 @@ impl PrefixCache {
         }
     }
 
-    /// What is told of a block whose sequence began before anybody listened.
+    /// Returns the event of a block whose sequence was opened before the subscription.
     #[cold]
     fn stored(&self, block: BlockId, hash: BlockHash) -> KvEvent {
         let block_tokens = self.hasher.block_tokens() as u32;
         KvEvent::Stored { block, hash, parent: None, tokens: SmallVec::new(), block_tokens }
     }
 
-    /// Blocks that are cached, and what they hold: for who begins to follow the events, or lost some. A walk over all blocks.
+    /// Returns the cached blocks and their hashes, for a new subscriber or after lost events.
+    ///
+    /// Walks all rows.
     pub(crate) fn cached_blocks(&self, core: &Core) -> Vec<(BlockId, BlockHash)> {
         let era = self.era();
         let cached = |id| {
             let word: BlockWord = core.word(id);
             let (hash, is_of_era) = (self.row(id).hash(), self.row(id).is_of(era));
-            // Of what is noted only what did not change while it was read: the word says so.
+            // The row counts only if it did not change while it was read: the unchanged word proves
+            // it.
             let now = core.word(id);
             (word.is_cached() && is_of_era && now == word).then_some((id, hash))
         };
         (0..core.rows() as u32).map(BlockId).filter_map(cached).collect()
     }
 
-    /// What a block is registered under, if it is.
+    /// Returns the key under which a block is registered, if it is.
     fn registered(&self, core: &Core, id: BlockId) -> Option<Key> {
         core.word(id).is_cached().then(|| key_of(self.row(id).hash()))
     }
 
-    /// Blocks of a sequence's list became evictable: the policy places them.
-    pub(crate) fn keep(&self, core: &Core, kept: &[Evictable], tag: Ticket, owner: Owner) {
+    /// Files blocks of a sequence's list that became evictable in the queues that the policy
+    /// chooses.
+    pub(crate) fn keep(&self, core: &Core, kept: &[Evictable], tag: Ticket, policy_info: PolicyInfo) {
         let era = self.era();
-        // Relaxed: a number of its own for each, and in the order of releases as far as there is one.
+        // Relaxed: only uniqueness matters, and the order of releases where they are ordered at
+        // all.
         let order = self.order.fetch_add(kept.len() as u64, Relaxed);
         let now = asked(|| if self.policy.learns() { self.now() } else { Millis(0) }).unwrap_or_default();
         for (&Evictable { id, word }, order) in kept.iter().zip(order..) {
             let row = self.row(id);
-            // By the word that the release made: by now the block may have been hit under a newer batch, and released again.
+            // Tagged for the word that the release made: the block may have been hit under a newer
+            // batch and released again since.
             row.set_tag(word, tag);
             let hash = row.hash();
             let is_useless =
@@ -380,12 +398,12 @@ impl PrefixCache {
                 order,
                 hash: bits_of(hash),
                 depth: row.depth(),
-                chain: owner.chain.max(row.depth() + 1),
+                chain: policy_info.chain.max(row.depth() + 1),
                 hits: row.hits(),
-                context: owner.context,
+                context: policy_info.context,
                 state: row.state.load(Relaxed),
-                priority: owner.priority,
-                keep_until: owner.keep_until,
+                priority: policy_info.priority,
+                keep_until: policy_info.keep_until,
             };
             let place = asked(|| self.policy.place(&released, now));
             let place = place.unwrap_or(Place { queue: 0, rank: order, state: 0 });
@@ -395,22 +413,24 @@ impl PrefixCache {
         self.queues.file(&self.rows, kept.iter().map(|kept| kept.id));
     }
 
-    /// Nothing that was cached until now is found any more; what nobody owns is evicted at once, the rest when it is
-    /// released. Returns how many blocks were evicted.
+    /// Makes all blocks cached so far unfindable, evicts the evictable ones, and returns their
+    /// number.
+    ///
+    /// Blocks in use are evicted when they are released.
     pub(crate) fn clear(&self, core: &Core) -> usize {
         self.events.clear();
         core.evict_all()
     }
 }
 
-/// What the index finds a block by.
+/// Returns the index key of a hash.
 #[inline]
 fn key_of(hash: BlockHash) -> Key {
     let [low, high] = hash.words();
     Key(low, high)
 }
 
-/// What a policy knows a block by.
+/// Returns the bits by which a policy identifies a block.
 #[inline]
 fn bits_of(hash: BlockHash) -> u64 {
     hash.words()[0]
@@ -429,12 +449,12 @@ impl Evictor for PrefixCache {
     }
 
     fn keep(&self, core: &Core, kept: &[Evictable], tag: Ticket) {
-        self.keep(core, kept, tag, Owner::default());
+        self.keep(core, kept, tag, PolicyInfo::default());
     }
 
     fn evict(&self, core: &Core, oldest: Ticket, wanted: usize, freed: &mut dyn FnMut(FrameId)) {
         let mut passed_over = SmallVec::<[BlockId; PASSED_OVER]>::new();
-        // Passed over in a queue, a byte each; and queues that are left alone for this.
+        // Blocks skipped per queue, a byte each, and the set of queues that reached their limit.
         let (mut in_queue, mut spared) = ([0u8; QUEUES_MAX], 0u32);
         let mut got = 0;
         let mut has_looked = false;
@@ -453,11 +473,11 @@ impl Evictor for PrefixCache {
                     got += 1;
                     freed(frame);
                 }
-                // Its release files it again.
+                // Its next release files it again.
                 Err(NotEvicted::Owned) => {}
                 Err(NotEvicted::Seen | NotEvicted::Moving) => {
                     passed_over.push(id);
-                    // What stands behind it was mostly released later, and is seen as well.
+                    // The blocks behind it were mostly released later, and are seen as well.
                     if let Some(passed) = in_queue.get_mut(queue) {
                         *passed += 1;
                         spared |= u32::from(*passed >= PASSED_OVER_QUEUE) << queue;
@@ -479,7 +499,7 @@ impl Evictor for PrefixCache {
     fn forget(&self, core: &Core, id: BlockId) {
         let (hash, noted) = (self.row(id).hash(), self.row(id).era());
         self.index.remove(key_of(hash), id, |id| self.registered(core, id));
-        // Of an earlier era: its clear tells of it, or has done so.
+        // For a block of an earlier era, the `Cleared` event covers the removal.
         if self.row(id).is_of(self.era()) {
             self.events.publish_in(noted, || KvEvent::Removed { block: id, hash });
         }

@@ -1,4 +1,4 @@
-//! How a prefix cache is built.
+//! Construction parameters of a prefix cache.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,12 +6,15 @@ use std::time::Instant;
 
 use crate::error::PrefixError;
 
-use super::cache::Now;
 use super::policy::{Millis, Policy, PolicyKind};
 use super::{EVENTS, HashKey, Hashing, PrefixHasher};
 
-/// What a pool's prefix cache is to be like: LRU, [`Hashing::Fast`] with a random key, and the process's clock unless said
-/// otherwise.
+/// Clock used by policies and for retention.
+pub type Now = Box<dyn Fn() -> Millis + Send + Sync>;
+
+/// Configuration of a pool's prefix cache.
+///
+/// Defaults: LRU, [`Hashing::Fast`] with a random key, and the process's monotonic clock.
 #[derive(Default)]
 #[must_use]
 pub struct PrefixConfig {
@@ -33,10 +36,10 @@ impl Default for Chosen {
     }
 }
 
-/// What a cache is made of.
-pub(super) struct Parts {
+/// Components of a cache.
+pub(super) struct CacheParts {
     pub(super) policy: Arc<dyn Policy>,
-    /// What the policy said when it was asked for the number of its queues.
+    /// Number of queues, as reported by the policy.
     pub(super) queues: usize,
     pub(super) hasher: PrefixHasher,
     pub(super) now: Now,
@@ -44,49 +47,50 @@ pub(super) struct Parts {
 }
 
 impl PrefixConfig {
-    /// As a pool has it unless told otherwise.
+    /// Returns the default configuration.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Which evictable block goes first: one of the policies that there are.
+    /// Sets the eviction policy to a built-in one.
     pub fn policy(mut self, policy: PolicyKind) -> Self {
         self.policy = Chosen::Kind(policy);
         self
     }
 
-    /// The same, by a policy of your own.
+    /// Sets the eviction policy to a custom one.
     pub fn policy_of(mut self, policy: Arc<dyn Policy>) -> Self {
         self.policy = Chosen::Given(policy);
         self
     }
 
-    /// How tokens are hashed.
+    /// Sets the function that hashes tokens.
     pub fn hashing(mut self, hashing: Hashing) -> Self {
         self.hashing = hashing;
         self
     }
 
-    /// The key of the hash. Processes with the same key compute the same hashes.
+    /// Sets the key of the hash. Processes with the same key compute the same hashes.
     pub fn key(mut self, key: HashKey) -> Self {
         self.key = Some(key);
         self
     }
 
-    /// The time, in milliseconds from any moment on, for policies that learn from it and for retention.
+    /// Sets the clock, in milliseconds from an arbitrary origin, for learning policies and
+    /// retention.
     pub fn clock(mut self, now: impl Fn() -> Millis + Send + Sync + 'static) -> Self {
         self.now = Some(Box::new(now));
         self
     }
 
-    /// Room for so many events that nobody has received yet; [`EVENTS`] unless given.
+    /// Sets the capacity of the event queue. Default: [`EVENTS`].
     pub fn events(mut self, capacity: usize) -> Self {
         self.events = Some(capacity);
         self
     }
 
-    /// The parts of a cache for a pool that may grow to `blocks_max` blocks.
-    pub(super) fn parts(self, blocks_max: usize, block_tokens: usize) -> Result<Parts, PrefixError> {
+    /// Builds the components of a cache for a pool that may grow to `blocks_max` blocks.
+    pub(super) fn parts(self, blocks_max: usize, block_tokens: usize) -> Result<CacheParts, PrefixError> {
         let policy = match self.policy {
             Chosen::Kind(kind) => kind.build(blocks_max),
             Chosen::Given(policy) => policy,
@@ -104,7 +108,7 @@ impl PrefixConfig {
             let began = Instant::now();
             Box::new(move || Millis(began.elapsed().as_millis() as u64))
         });
-        Ok(Parts { policy, queues, hasher, now, events: self.events.unwrap_or(EVENTS) })
+        Ok(CacheParts { policy, queues, hasher, now, events: self.events.unwrap_or(EVENTS) })
     }
 }
 

@@ -1,51 +1,57 @@
-//! What becomes known and what is forgotten, told to whoever routes requests: a block was stored, removed, all were cleared.
+//! Events for request routers: a block was stored or removed, or all blocks were cleared.
 //!
-//! # What a subscriber can rely on
+//! # Guarantees to a subscriber
 //!
-//! - Events come in the order in which they were published: if one publication ends before another begins, its event comes first.
-//! - The queue is bounded, and publishing never waits. What finds no room is given up and counted, and the subscriber gets one
-//!   [`KvEvent::Resync`] in its place or later, never earlier. It then looks at the pool's cached blocks anew.
-//! - [`Numbered::number`] counts everything that was published since the subscription, with what was lost.
-//! - Everything that happened before the subscription can be seen in the pool after it; everything that cannot is an event.
-//!   So: subscribe, then look, then follow. An event may tell what was seen already.
-//! - After a [`KvEvent::Cleared`] no event is about a block that was noted before the clear: such a
-//!   block is not found, and that it goes is not told.
-//! - The stream ends when nothing can be stored, found or evicted any more: with the last `Pool`,
-//!   `PoolHandle`, `Sequence`, `SequenceView` or `Batch`, and with a migration or compaction that
-//!   is under way by hand. Leases, handles of blocks, a running `Defragmenter`, and threads that
-//!   have used the pool do not keep it open; a clone of the pool's `Compactor` does.
+//! - Events come in the order of their publication: if one publication ends before another begins,
+//!   its event comes first.
+//! - The queue is bounded, and publishing never waits. An event that finds no room is dropped and
+//!   counted, and the subscriber receives one [`KvEvent::Resync`] in its place or later, never
+//!   earlier. It must then list the pool's cached blocks again.
+//! - [`Numbered::number`] counts all events published since the subscription, including lost ones.
+//! - Every change before the subscription is visible in the pool after it; every other change is an
+//!   event. So: subscribe, list the cached blocks, then follow the events. An event may repeat what
+//!   the list showed.
+//! - After a [`KvEvent::Cleared`] no event concerns a block that was noted before the clear: such a
+//!   block is never found, and its removal is not announced.
+//! - The stream ends when no block can be stored, found or evicted any more: when the last `Pool`,
+//!   `PoolHandle`, `Sequence`, `SequenceView` and `Batch` is dropped, and any migration or manual
+//!   compaction in progress has ended. Leases, block handles, a running `Defragmenter`, and threads
+//!   that have used the pool do not keep it open; a clone of the pool's `Compactor` does.
 //!
-//! There is one subscriber at a time: who wants more puts a `tokio::sync::broadcast` behind it. Without one, publishing is
-//! a load, and no event is made.
+//! There is one subscriber at a time; for more, forward its events through a
+//! `tokio::sync::broadcast`. Without a subscriber, publishing costs a load, and no event is
+//! constructed.
 //!
 //! # Protocol
 //!
 //! ```text
-//! publish:      (the pool changed);  light_fence;  active?  push to the ring, with the era of what it is about;  wake
+//! publish:      (the pool changed);  light_fence;  active?  push to the ring, with the era of the event;  wake
 //! clear:        era e := e + 1;  publish Cleared of e
-//! subscribe:    taken := 1 (or refused);  active := 1;  heavy_fence;  begin := what is lost, and the tail;  told := era
+//! subscribe:    taken := 1 (or refuse);  active := 1;  heavy_fence;  begin := losses so far, and the tail;  told := era
 //! poll:         pop;  else register the waker, pop again;  else closed?  pop again, end;  else sleep
-//! pop:          of an era before `told`, or Cleared of one?  skip it;  Cleared of e?  told := e + 1
-//!               of an era after `told`?  a Cleared is on its way: told := that era, pass a Cleared on before it
-//!               a loss?  told := era: the subscriber looks anew
-//! unsubscribe:  active := 0;  drop what is there;  leave the head;  taken := 0
+//! pop:          era < told, or Cleared of such an era?  skip it;  Cleared of era e?  told := e + 1
+//!               era > told?  a Cleared is still to come: told := era of the event, deliver a Cleared before it
+//!               a loss?  told := era: the subscriber lists the blocks again
+//! unsubscribe:  active := 0;  drop the contents;  keep the head;  taken := 0
 //! close:        closed := 1;  wake
 //! ```
 //!
-//! By the asymmetric fence a publisher sees `active`, or what it changed in the pool is seen by who subscribed. By the
-//! waker (which is made for this: `atomic-waker`) a publisher's push is seen by the second `pop`, or the publisher sees the
-//! waker. A loss wakes too: nobody sleeps beside one. What was pushed before a subscription, by a publisher that came late,
-//! is skipped by its position: the tail that is read at the subscription carries with it what those publishers did. The
-//! [`ring`] has the rest.
+//! By the asymmetric fence, a publisher sees `active`, or the subscriber sees the publisher's
+//! change of the pool. By the waker (an `atomic-waker`), the second `pop` sees a publisher's push,
+//! or the publisher sees the waker. A loss wakes the subscriber too, so that it never sleeps beside
+//! one. Events pushed before a subscription by a late publisher are skipped by their position: the
+//! tail that is read at the subscription orders what those publishers did before it. The [`ring`]
+//! documents the rest.
 //!
 //! # Eras
 //!
-//! The cache notes the *era* in which a block's chain began, and finds the block in that era only. A
-//! publisher that runs beside a clear may push an event about the old era behind its `Cleared`, or
-//! one about the new era before it. The publisher cannot know, and does not wait; the reader can
-//! tell by the eras that events carry. An event about an era that the publisher knows to be over is
-//! not pushed at all. `told` begins with the era that the subscriber sees: by the asymmetric fence,
-//! a clear whose new era it does not see yet sees `active`, and publishes its `Cleared`.
+//! The cache notes the *era* in which a block's chain began, and finds the block only in that era.
+//! A publisher that runs concurrently with a clear may push an event about the old era behind its
+//! `Cleared`, or one about the new era before it. The publisher cannot know, and does not wait; the
+//! reader can tell by the era that each event carries. An event about an era that the publisher
+//! knows to be over is not pushed. `told` begins with the era that the subscriber sees: by the
+//! asymmetric fence, a clear whose new era the subscriber does not yet see does see `active`, and
+//! publishes its `Cleared`.
 //!
 //! Model: `loom-tests/tests/kv_events.rs`.
 
@@ -69,75 +75,77 @@ mod ring;
 #[cfg(all(test, not(kvpool_loom)))]
 mod tests;
 
-/// Events that a queue holds unless configured otherwise.
+/// Default capacity of an event queue.
 pub const EVENTS: usize = if cfg!(kvpool_loom) { 2 } else { 4096 };
 
-/// Something that a router wants to know.
+/// A change of the cache, for routers.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum KvEvent {
-    /// A full block can be found by its hash from now on.
+    /// A full block can now be found by its hash.
     Stored {
         /// The block.
         block: BlockId,
-        /// What it is found by.
+        /// The hash by which it is found.
         hash: BlockHash,
-        /// The hash of the block before it; none if it is the first of its prefix, or if it is not known: then there are no
-        /// tokens either.
+        /// Hash of the block before it. `None` for the first block of a prefix, or if unknown: then
+        /// `tokens` is empty too.
         parent: Option<BlockHash>,
-        /// Its tokens; none if they are not known: its sequence was opened before the subscription.
+        /// Its tokens; empty if unknown, because its sequence was opened before the subscription.
         tokens: SmallVec<[u32; 16]>,
-        /// Tokens that a block holds.
+        /// Number of tokens per block.
         block_tokens: u32,
     },
-    /// The block cannot be found by this hash any more. Others of the same hash may still be.
+    /// The block can no longer be found by this hash. Other blocks with the same hash may still be.
     Removed {
         /// The block.
         block: BlockId,
-        /// What it was found by.
+        /// The hash by which it was found.
         hash: BlockHash,
     },
-    /// No block that was stored before can be found any more.
+    /// No block stored before can be found any more.
     Cleared,
-    /// Events were lost, because they were not received as fast as they came: look at the pool's cached blocks anew.
+    /// Events were lost because they were received too slowly: list the pool's cached blocks again.
     Resync {
-        /// How many.
+        /// Number of lost events.
         lost: u64,
     },
 }
 
-/// An event and its place.
+/// An event and its position in the stream.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Numbered {
-    /// Events since the subscription before this one, the lost ones too. For a [`KvEvent::Resync`], that of the first lost one.
+    /// Number of events published since the subscription before this one, including lost ones. For
+    /// a [`KvEvent::Resync`], the number of the first lost event.
     pub number: u64,
     /// The event.
     pub event: KvEvent,
 }
 
-/// An event on its way to the reader.
+/// An event in the ring.
 struct Told {
-    /// Of the block that it is about, or that it ends; [`ANY_ERA`]: told whatever was cleared.
+    /// Era of the block, or the era that a `Cleared` ends; [`ANY_ERA`]: delivered regardless of
+    /// clears.
     era: u64,
     event: KvEvent,
 }
 
-/// Of no era in particular.
+/// Matches any era.
 const ANY_ERA: u64 = u64::MAX;
 
 struct Shared {
     capacity: usize,
-    /// Made for the first subscriber: who wants no events pays for none.
+    /// Created by the first subscription: pools without subscribers allocate nothing.
     ring: OnceLock<Ring<Told>>,
-    /// Somebody listens: publish. Then there is a ring.
+    /// There is an active subscriber, so events are published. Implies that the ring exists.
     active: AtomicBool,
-    /// There is a subscriber, perhaps a leaving one.
+    /// A subscriber exists, possibly one that is being dropped.
     taken: AtomicBool,
     closed: AtomicBool,
-    /// Where the last subscriber was.
+    /// Position of the last subscriber.
     head: AtomicU64,
     waker: AtomicWaker,
-    /// The cache's: how often it was cleared.
+    /// The cache's era: the number of clears.
     era: CachePadded<AtomicU64>,
 }
 
@@ -147,11 +155,13 @@ impl Shared {
     }
 }
 
-/// The pool's end of its events. Dropping it ends the subscriber's stream, if nothing has before.
+/// The pool's end of its events. Dropping it ends the subscriber's stream, if it has not ended
+/// before.
 pub struct EventQueue(Arc<Shared>);
 
 impl EventQueue {
-    /// Room for `capacity` events, rounded up to a power of two, at least two; allocated at the first subscription.
+    /// Creates a queue for `capacity` events, rounded up to a power of two, at least two. Allocates
+    /// at the first subscription.
     pub fn new(capacity: usize) -> Self {
         Self(Arc::new(Shared {
             capacity: Ring::<Told>::capacity(capacity),
@@ -165,35 +175,35 @@ impl EventQueue {
         }))
     }
 
-    /// The era of what begins now.
+    /// Returns the current era.
     #[inline]
     pub(super) fn era(&self) -> u64 {
-        // Acquire: pairs with the Release of `clear`, so that who is in an era sees all that was
-        // before it.
+        // Acquire: pairs with the Release of `clear`; a thread in an era sees everything before it.
         self.0.era.load(Acquire)
     }
 
-    /// Begins another era, and says so.
+    /// Begins a new era and publishes `Cleared`.
     pub(super) fn clear(&self) {
         let ended = self.0.era.fetch_add(1, AcqRel);
         self.publish_in(ended, || KvEvent::Cleared);
     }
 
-    /// Nothing will be published any more: the subscriber's stream ends behind what was.
+    /// Ends the subscriber's stream after the events published so far.
     pub(crate) fn close(&self) {
-        // Release: pairs with the Acquire of `poll_next`: everything was pushed.
+        // Release: pairs with the Acquire of `poll_recv`: everything was pushed.
         self.0.closed.store(true, Release);
         let _ = self.0.waker.take().map(crate::sync::wake);
     }
 
-    /// Tells the subscriber what `event` returns, and returns true. Without a subscriber that is not even called.
+    /// Publishes the result of `event` and returns true. Without a subscriber, returns false and
+    /// does not call it.
     #[cfg(any(test, feature = "internals"))]
     pub fn publish(&self, event: impl FnOnce() -> KvEvent) -> bool {
         self.publish_in(ANY_ERA, event)
     }
 
-    /// As [`publish`](Self::publish), about a block that was noted in this era, or its end: nothing
-    /// is told of it after the era's clear.
+    /// Like `publish`, for a block noted in this era, or the end of the era. Not
+    /// delivered after the era's clear.
     #[inline]
     pub(super) fn publish_in(&self, era: u64, event: impl FnOnce() -> KvEvent) -> bool {
         // Pairs with the heavy fence of `subscribe`.
@@ -215,30 +225,30 @@ impl EventQueue {
         }
     }
 
-    /// Whether somebody listens.
+    /// Returns whether there is a subscriber.
     #[inline]
     pub fn is_subscribed(&self) -> bool {
-        // Acquire: pairs with the Release of `subscribe`, which made the ring.
+        // Acquire: pairs with the Release of `subscribe`, which created the ring.
         self.0.active.load(Acquire)
     }
 
-    /// Events that found no room, ever.
+    /// Returns the number of events lost since the queue was created.
     pub fn lost(&self) -> u64 {
         self.0.ring.get().map_or(0, Ring::lost)
     }
 
-    /// Events that there is room for.
+    /// Returns the capacity in events.
     pub fn capacity(&self) -> usize {
         self.0.capacity
     }
 
-    /// Everything that is published from now on.
+    /// Subscribes to everything published from now on.
     ///
     /// # Errors
-    /// [`PrefixError::Subscribed`] if there is a subscriber; [`PrefixError::NoFence`] where the system refuses a fence that
-    /// it granted before.
+    /// [`PrefixError::Subscribed`] if there is a subscriber; [`PrefixError::NoFence`] if the system
+    /// refuses a fence that it granted before.
     pub fn subscribe(&self) -> Result<KvEvents, PrefixError> {
-        // Acquire: pairs with the Release of the subscriber that left.
+        // Acquire: pairs with the Release of the previous subscriber's drop.
         if self.0.taken.swap(true, Acquire) {
             return Err(PrefixError::Subscribed);
         }
@@ -251,8 +261,9 @@ impl EventQueue {
             self.0.taken.store(false, Release);
             return Err(PrefixError::NoFence);
         }
-        // First the losses: one after this is reported. What was lost before, or pushed before the tail, is seen by who looks
-        // afterwards: both are Acquire.
+        // The losses first: a loss after this is reported. A subscriber that lists the blocks
+        // afterwards sees changes whose events were lost before, or pushed before the tail: both
+        // loads are Acquire.
         let lost = ring.lost();
         let begin = Reader { head: ring.tail(), reported: lost };
         let head = self.0.head.load(Relaxed);
@@ -283,53 +294,58 @@ impl fmt::Debug for EventQueue {
     }
 }
 
-/// The subscriber's end: a stream of events, which ends with the pool: when the last `Pool`,
-/// `PoolHandle`, `Sequence`, `SequenceView` and `Batch` is gone. Leases, a running
-/// `Defragmenter`, and threads that have used the pool do not keep it open; a clone of the pool's
-/// `Compactor` does, and so does a `Defragmenter` whose runtime is not driven. Dropping it ends the subscription.
+/// The subscriber's end: a stream of events.
+///
+/// It ends with the pool: when the last `Pool`, `PoolHandle`, `Sequence`, `SequenceView` and
+/// `Batch` is dropped. Leases, a running `Defragmenter`, and threads that have used the pool do not
+/// keep it open; a clone of the pool's `Compactor` does, and so does a `Defragmenter` whose runtime
+/// is not driven. Dropping this value ends the subscription.
 pub struct KvEvents {
     shared: Arc<Shared>,
-    /// Where the subscription began.
+    /// Position at which the subscription began.
     begin: Reader,
     reader: Reader,
-    /// All eras before this one have been told to be over, or were when the subscriber last looked.
+    /// All eras before this one have been announced as over, or were over when the subscriber last
+    /// listed the blocks.
     told: u64,
-    /// Events that were passed on and are not in the ring yet, less those that were skipped; wraps.
+    /// Delivered events that are not in the ring yet, minus skipped ones; wraps.
     skew: u64,
-    /// What comes after a `Cleared` that was passed on before its time.
+    /// Event to deliver after an early `Cleared`.
     next: Option<Numbered>,
 }
 
 impl KvEvents {
-    /// The next event; none when the pool is gone and everything was received. May be dropped at any await.
+    /// Returns the next event, or `None` when the pool is gone and every event was received. Cancel
+    /// safe.
     pub async fn recv(&mut self) -> Option<Numbered> {
         std::future::poll_fn(|context| self.poll_recv(context)).await
     }
 
-    /// The next event, if it is there.
+    /// Returns the next event, if there is one.
     pub fn try_recv(&mut self) -> Option<Numbered> {
         if let Some(next) = self.next.take() {
             return Some(next);
         }
         loop {
             let before = self.reader;
-            // SAFETY: there is one `KvEvents` at a time, by `taken`, and it began where the last one left `head`.
+            // SAFETY: there is one `KvEvents` at a time, by `taken`, and it began where the
+            // previous one left `head`.
             let told = match unsafe { self.shared.ring().pop(&mut self.reader) }? {
                 Popped::Value(told) => told,
                 Popped::Lost(lost) => Told { era: ANY_ERA, event: KvEvent::Resync { lost } },
             };
             if before.head < self.begin.head {
-                // Test: `what_is_left_of_the_last_subscription_is_skipped`. Nor is it counted.
+                // Test: `what_is_left_of_the_last_subscription_is_skipped`. Not counted either.
                 self.begin.reported = self.reader.reported;
                 continue;
             }
             let place = before.head - self.begin.head + before.reported - self.begin.reported;
             let number = place.wrapping_add(self.skew);
-            if let Some(first) = self.heed(told.era, &told.event) {
+            if let Some(delivery) = self.heed(told.era, &told.event) {
                 let own = Numbered { number, event: told.event };
-                return Some(match first {
-                    First::Itself => own,
-                    First::Cleared => {
+                return Some(match delivery {
+                    Delivery::Itself => own,
+                    Delivery::Cleared => {
                         self.skew = self.skew.wrapping_add(1);
                         self.next = Some(Numbered { number: number + 1, ..own });
                         Numbered { number, event: KvEvent::Cleared }
@@ -340,30 +356,30 @@ impl KvEvents {
         }
     }
 
-    /// What is to be passed on for an event of this era; `None`: nothing, a clear has told of it.
-    fn heed(&mut self, era: u64, event: &KvEvent) -> Option<First> {
+    /// Decides what to deliver for an event of this era; `None`: nothing, since a clear covers it.
+    fn heed(&mut self, era: u64, event: &KvEvent) -> Option<Delivery> {
         if let KvEvent::Resync { .. } = event {
-            // A `Cleared` may be lost. Who looks anew sees this era, or a later one. Acquire: pairs
-            // with the Release of `clear`.
+            // A `Cleared` may be among the lost. A subscriber that lists the blocks now sees this
+            // era, or a later one. Acquire: pairs with the Release of `clear`.
             self.told = self.told.max(self.shared.era.load(Acquire));
         }
         if era == ANY_ERA {
-            return Some(First::Itself);
+            return Some(Delivery::Itself);
         }
         if era < self.told && !cfg!(kvpool_mutant = "events_after_clear") {
             return None;
         }
         if let KvEvent::Cleared = event {
             self.told = era + 1;
-            return Some(First::Itself);
+            return Some(Delivery::Itself);
         }
-        // Reached by the models that clear beside a registration.
+        // Reached by the models that clear concurrently with a registration.
         let is_early = era > self.told && !cfg!(kvpool_mutant = "events_early_era");
         self.told = self.told.max(era);
-        Some(if is_early { First::Cleared } else { First::Itself })
+        Some(if is_early { Delivery::Cleared } else { Delivery::Itself })
     }
 
-    /// [`recv`](Self::recv), for who polls.
+    /// Polling form of [`recv`](Self::recv).
     pub fn poll_recv(&mut self, context: &mut Context<'_>) -> Poll<Option<Numbered>> {
         if let Some(event) = self.try_recv() {
             return Poll::Ready(Some(event));
@@ -372,7 +388,7 @@ impl KvEvents {
         if cfg!(kvpool_mutant = "events_no_second_look") {
             return Poll::Pending;
         }
-        // In this order: whoever closed had published everything.
+        // In this order: everything was published before the close.
         let is_closed = self.shared.closed.load(Acquire);
         match self.try_recv() {
             None if !is_closed => Poll::Pending,
@@ -381,8 +397,8 @@ impl KvEvents {
     }
 }
 
-/// What is passed on next.
-enum First {
+/// The event to deliver next.
+enum Delivery {
     Itself,
     Cleared,
 }
@@ -398,7 +414,7 @@ impl Stream for KvEvents {
 impl Drop for KvEvents {
     fn drop(&mut self) {
         self.shared.active.store(false, Relaxed);
-        // What is pushed after this, by publishers who are on their way, the next subscriber skips.
+        // The next subscriber skips what concurrent publishers push after this.
         while self.try_recv().is_some() {}
         drop(self.shared.waker.take());
         self.shared.head.store(self.reader.head, Relaxed);

@@ -1,46 +1,49 @@
-//! What a block is known by: the hash of its tokens and of everything before them.
+//! Block hashes: the hash of a block's tokens and of everything before them.
 //!
 //! ```text
-//! root      = B(root,    block_tokens, function, salt, tenant, adapter)            precomputed when there are none of these
-//! parent'   = parent, or B(enter, parent, extra keys that touch the block)          (an image, for one)
+//! root      = B(root,    block_tokens, function, salt, tenant, adapter)            precomputed for chains without keys
+//! parent'   = parent, or B(enter, parent, extra keys that touch the block)          (an image, for example)
 //! block     = F(parent', tokens)                                                   every full block
-//! unfinished= B(partial, parent', tokens), or F with a mark if F is Fast            a tail that may be found again
+//! unfinished= B(partial, parent', tokens), or F with a mark if F is Fast            a partially filled last block
 //!
-//! B   BLAKE3, keyed: 128 bits of key and 64 of check; the domain, and a length before each part
-//! F   key:   the function that was chosen, Hashing
-//!     check: the second hash, which is always the same one
+//! B   BLAKE3, keyed: 128 bits of key and 64 of check; input: a domain, and a length before each part
+//! F   key:   the configured function, Hashing
+//!     check: the second hash, always the same function
 //! ```
 //!
 //! | part | bits | made by |
 //! |---|---|---|
-//! | `key` | 128 | [`Hashing`]: XXH3 with a secret, BLAKE3 with a key, or a user's own |
-//! | `check` | 64 | [`check`]: a keyed universal hash; whatever the key's function is, and whoever attacks it |
+//! | `key` | 128 | [`Hashing`]: XXH3 with a secret, or BLAKE3 with a key |
+//! | `check` | 64 | [`check`]: a keyed universal hash, independent of the key's function and of attacks on it |
 //!
-//! What is found by its key is taken for the same only if the check is the same too.
+//! A block found by its key is accepted only if the check is equal too.
 //!
-//! # Which function
+//! # Choice of the function
 //!
-//! | who sends prompts, and what do they see | choose |
+//! | untrusted parties can | choose |
 //! |---|---|
-//! | anybody, and whether a prefix was cached (by the time to the first token) | [`Hashing::Fast`] |
-//! | anybody, and somebody whom you do not trust sees hashes (in logs, or as events) | [`Hashing::Keyed`] |
+//! | send prompts, and observe whether a prefix was cached (by the time to the first token) | [`Hashing::Fast`] |
+//! | also see hashes (in logs, or as events) | [`Hashing::Keyed`] |
 //!
-//! XXH3 is no cryptographic hash, and nobody proved anything about it. What stands behind `Fast` is that its secret
-//! and that of the check are drawn at random, or from your key, and that the check's chance to fail is proven, against
-//! senders who see neither of them nor any hash. BLAKE3 is collision-resistant, also for who knows the key.
-//! `cargo bench -p kvpool-benches --bench hashing` measures what that costs; the figures are in `docs/prefix.md`.
+//! XXH3 is not a cryptographic hash, and nothing is proven about it. `Fast` rests on two facts: its
+//! secret and that of the check are drawn at random, or derived from the configured key; and the
+//! failure probability of the check is proven, against senders that see neither the secrets nor any
+//! hash. BLAKE3 is collision-resistant even for parties that know the key. `cargo bench -p
+//! kvpool-benches --bench hashing` measures the cost; `docs/prefix.md` has the figures.
 //!
-//! # What cannot collide by concatenation
+//! # Why concatenation cannot collide
 //!
-//! Everything of variable length goes through B, with its length and a tag before it, and so does whatever is not a full
-//! block, but for the unfinished blocks of `Fast`: XXH3 is given fewer tokens than for a full one, and the check a mark. All
-//! full blocks of a chain have the same number of tokens. What B returns is not predictable without the key, so that no
-//! tokens can imitate a root or an extra key.
+//! All variable-length input goes through B, preceded by its length and a tag, and so does
+//! everything that is not a full block. The exception is an unfinished block under `Fast`: XXH3
+//! receives fewer tokens than for a full block, and the check a mark. All full blocks of a chain
+//! have the same number of tokens. The output of B is unpredictable without the key, so no tokens
+//! can imitate a root or an extra key.
 //!
-//! # Who else computes the same
+//! # Agreement between processes
 //!
-//! Everybody with the same [`HashKey`], [`Hashing`] and block size: other processes, other machines, routers. With
-//! [`HashKey::random`] nobody does. Byte order is little-endian everywhere.
+//! All processes with the same [`HashKey`], [`Hashing`] and block size compute the same hashes: on
+//! other machines, and in routers. With [`HashKey::random`] no other process does. Byte order is
+//! little-endian everywhere.
 
 use std::fmt;
 use std::str::FromStr;
@@ -56,11 +59,14 @@ mod keys;
 mod tests;
 
 pub use chain::Chain;
-pub use function::{HashFunction, HashKey, Hashing};
+pub use function::{HashKey, Hashing};
 pub use hasher::PrefixHasher;
 pub use keys::{PrefixKeys, PrefixRoot};
 
-/// The chained hash of a block: of its tokens, and of all blocks and keys before it. See the [module](self).
+/// Chained hash of a block: of its tokens, and of all blocks and keys before it.
+///
+/// It has a 128-bit key, by which the block is looked up, and a 64-bit check that must be equal
+/// too. Equal hashes require the same [`HashKey`], [`Hashing`] and block size.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockHash {
     key: [u64; 2],
@@ -68,34 +74,34 @@ pub struct BlockHash {
 }
 
 impl BlockHash {
-    /// Bytes of a hash as [`to_bytes`](Self::to_bytes) gives them.
+    /// Length in bytes, as returned by [`to_bytes`](Self::to_bytes).
     pub const BYTES: usize = 24;
 
-    /// From its parts, as another process sent them.
+    /// Creates a hash from its parts, for example as received from another process.
     #[inline]
     pub const fn new(key: u128, check: u64) -> Self {
         Self { key: [key as u64, (key >> 64) as u64], check }
     }
 
-    /// What the block is looked up by.
+    /// Returns the key by which the block is looked up.
     #[inline]
     pub const fn key(self) -> u128 {
         self.key[0] as u128 | (self.key[1] as u128) << 64
     }
 
-    /// The same as two words, the lower first.
+    /// Returns the key as two words, the lower first.
     #[inline]
     pub const fn words(self) -> [u64; 2] {
         self.key
     }
 
-    /// What must be the same as well.
+    /// Returns the second hash, which must be equal too.
     #[inline]
     pub const fn check(self) -> u64 {
         self.check
     }
 
-    /// Key and check, little-endian.
+    /// Returns key and check, little-endian.
     pub fn to_bytes(self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
         bytes[..16].copy_from_slice(&self.key().to_le_bytes());
@@ -103,7 +109,7 @@ impl BlockHash {
         bytes
     }
 
-    /// The hash of these bytes.
+    /// Returns the hash with these bytes.
     pub fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
         let (words, _) = bytes.as_chunks::<8>();
         let word = |i: usize| u64::from_le_bytes(words[i]);
@@ -111,7 +117,8 @@ impl BlockHash {
     }
 }
 
-/// 32 hexadecimal digits of the key, a hyphen, 16 of the check. `{:.8}` shows the first eight digits, for people.
+/// 32 hexadecimal digits of the key, a hyphen, 16 of the check. `{:.8}` prints only the first eight
+/// digits.
 impl fmt::Display for BlockHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(&format!("{:032x}-{:016x}", self.key(), self.check))
@@ -124,7 +131,7 @@ impl fmt::Debug for BlockHash {
     }
 }
 
-/// Reads what `Display` writes.
+/// Parses the output of `Display`.
 impl FromStr for BlockHash {
     type Err = PrefixError;
 

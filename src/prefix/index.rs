@@ -1,8 +1,9 @@
-//! From a hash to the block that may hold it: a table of *hints* that many threads read and change at once.
+//! Maps a hash to the blocks that may hold it: a concurrent table of *hints*.
 //!
-//! What is true stands in the block's word and row: whether it is *registered*, and under which key. The index only says
-//! where to look. Whoever finds a block checks its word, so that an entry that is out of date costs a look and nothing
-//! else. That leaves the index one duty: **not to forget without saying so** ([`Index::forgotten`]).
+//! The block's word and row are authoritative: whether it is *registered*, and under which key. The
+//! index only says where to look. Every reader checks the word of a block that it finds, so an
+//! outdated entry costs one check and nothing else. The index has a single duty: **not to drop an
+//! entry without counting it** ([`Index::forgotten`]).
 //!
 //! ```text
 //! key.0 ── low bits ──► bucket   [entry entry  0   entry  0     0   entry  0  ]   64 bytes: one cache line
@@ -10,47 +11,52 @@
 //!    └──── high bits ─► fingerprint in the entry (`entry`)
 //! ```
 //!
-//! A key may lie in either of two buckets, anywhere in it. It is put into the first one while that has room to spare,
-//! so that most look-ups read one line; then into the emptier one, so that both are full only when the whole is overfull.
+//! A key may be stored in either of two buckets, in any slot. It goes to the first bucket while
+//! that has room to spare, so most lookups read one line; then to the emptier one, so both are full
+//! only when the whole table is overfull.
 //!
 //! # Transitions of a slot
 //!
 //! | from | to | by |
 //! |---|---|---|
-//! | empty | entry | [`insert`](Index::insert), [`grow`](Index::grow), and who puts back |
+//! | empty | entry | [`insert`](Index::insert), [`grow`](Index::grow), and threads that restore an entry |
 //! | entry | empty | [`remove`](Index::remove) |
-//! | entry of a block that is not registered so | another entry | `insert`, where both buckets are full |
+//! | entry of a block that is not registered under its key | another entry | `insert`, when both buckets are full |
 //!
-//! Each is one compare-exchange, and a thread that is stopped between any two of its steps stops nobody. An entry may
-//! come back to a slot that it was taken from (the same block, with the same tokens, once more), so that a
-//! compare-exchange can take away an entry that is *not* the one that was judged. That is what the second look is for.
+//! Each transition is one compare-exchange; a thread stopped between any two of its steps blocks no
+//! other thread. An entry may return to the slot that it was removed from (the same block, with the
+//! same tokens again), so a compare-exchange can remove an entry that is *not* the one that was
+//! examined. The second look handles this.
 //!
 //! # Invariants
 //!
-//! A block that is registered, and whose `insert` has returned, has its entry in each table from `current` on, or
-//! is counted as forgotten, or another thread is between taking the entry away and its second look. Hence, when no
-//! thread is inside a call:
-//! `registered blocks <= entries that are right + forgotten`.
+//! A registered block whose `insert` has returned has its entry in each table from `current` on, or
+//! is counted as forgotten, or another thread is between removing the entry and its second look.
+//! Hence, when no thread is inside a call: `registered blocks <= correct entries + forgotten`.
 //!
-//! One block may have two equal entries (an insertion beside one by growth), a key two blocks, and an entry may outlive
-//! its block's registration. All of it is harmless; `remove` takes every copy that it meets.
+//! One block may have two equal entries (an insertion concurrent with one by growth), one key may
+//! have two blocks, and an entry may outlive its block's registration. All of this is harmless;
+//! `remove` removes every copy that it finds.
 //!
 //! # Protocols
 //!
-//! 1. *Who inserts* has registered the block in its word; fences; reads the slots and the tables. *Who takes an entry
-//!    away* does it; fences; reads the word again. If it is registered so, the entry is put back. So either the
-//!    inserter finds the entry gone, and makes a new one, or the other sees the word.
-//! 2. *Who grows* publishes the larger table as the `next` of the current one; fences; walks all words, and inserts what is
-//!    registered into the new table; then makes it current. *Who inserts* does so in every table from the current one
-//!    on. So either the inserter sees the new table, or the walk sees the word: the fence before its first look
-//!    serves for both, and needs no second look at the tables. *Who looks up* reads the current table only,
-//!    which lacks nothing.
-//! 3. *Who finds another grower's table* fills it as well, and makes it current: a grower that is stopped stops nobody, not
-//!    even another grower.
-//! 4. Tables stay until the index goes. Each is at least twice as large as the one before, so that all the old ones
-//!    together are no larger than the last, and nobody needs an epoch to read one.
+//! 1. *An inserter* has registered the block in its word; it fences, then reads the slots and the
+//!    tables. *A remover* of an entry removes it, fences, and re-reads the word; if the block is
+//!    registered under that key, it restores the entry. So either the inserter finds the entry gone
+//!    and makes a new one, or the remover sees the word.
+//! 2. *A grower* publishes the larger table as the `next` of the current one, fences, walks all
+//!    words, inserts the registered blocks into the new table, and then makes it current. *An
+//!    inserter* inserts into every table from the current one on. So either the inserter sees the
+//!    new table, or the walk sees the word: the fence before the inserter's first read serves both
+//!    purposes, and it need not look at the tables a second time. *A lookup* reads the current
+//!    table only, which is complete.
+//! 3. *A grower that finds another grower's table* fills it as well and makes it current: a stopped
+//!    grower blocks nobody, not even another grower.
+//! 4. Tables are freed with the index. Each is at least twice as large as the one before, so all
+//!    old tables together are no larger than the last, and readers need no epoch.
 //!
-//! Everything rests on fences, because a compare-exchange of one word does not order reads of another before it.
+//! All of this rests on fences, because a compare-exchange of one word does not order reads of
+//! another before it.
 
 mod bucket;
 mod entry;
@@ -66,82 +72,81 @@ use crate::ids::BlockId;
 use crate::sync::{AtomicPtr, AtomicU64, Ordering::*, fence};
 
 pub use entry::Key;
+pub use table::Inserted;
 use table::Table;
 
-/// What became of an insertion.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[must_use]
-pub enum Inserted {
-    /// The entry is new.
-    New,
-    /// The entry was there.
-    Present,
-    /// There is no room: the block will not be found.
-    Full,
-}
-
-/// See the [module](self).
+/// Concurrent table from a hash to the blocks that may be registered under it.
+///
+/// Entries are hints: callers check the word of each block that [`find`](Self::find) reports. An
+/// outdated entry is harmless, and each entry that is dropped for lack of room is
+/// [counted](Self::forgotten). No operation blocks.
 pub struct Index {
-    /// The first link of the chain; only for the end.
+    /// First table of the chain; read only when all tables are freed or measured.
     oldest: AtomicPtr<Table>,
     current: AtomicPtr<Table>,
     forgotten: AtomicU64,
 }
 
 impl Index {
-    /// An index with room for the blocks of a pool: two entries a block, 16 to 32 bytes.
+    /// Creates an index for a pool of `blocks` blocks: two entries per block, 16 to 32 bytes.
     pub fn new(blocks: usize) -> Self {
         let table = Box::into_raw(Box::new(Table::new(blocks)));
         Self { oldest: AtomicPtr::new(table), current: AtomicPtr::new(table), forgotten: AtomicU64::new(0) }
     }
 
-    /// The table that lacks nothing.
+    /// Returns the current table, which is complete.
     #[inline]
     fn current(&self) -> &Table {
-        // SAFETY: never null, and tables live as long as the index. Acquire: pairs with the Release in `grow`; the
-        // table is as the walk left it.
+        // SAFETY: never null, and tables live as long as the index. Acquire: pairs with the Release
+        // in `grow`; the walk's insertions are visible.
         unsafe { &*self.current.load(Acquire) }
     }
 
-    /// The table that is to follow, if somebody has begun to grow.
+    /// Returns the successor of a table, if a thread has begun to grow.
     fn next<'a>(&'a self, table: &'a Table) -> Option<&'a Table> {
         // SAFETY: tables live as long as the index. Acquire: pairs with the Release in `grow`.
         unsafe { table.next.load(Acquire).as_ref() }
     }
 
-    /// The current table, and those that are to follow.
+    /// Returns the current table and its successors.
     fn tables(&self) -> impl Iterator<Item = &Table> {
         std::iter::successors(Some(self.current()), |table| self.next(table))
     }
 
-    /// Calls `look` with each block that may be registered under `key`, until it breaks, and gives what it broke with.
-    /// A block that has been inserted, and stays registered, is among them, unless it was forgotten or another
-    /// thread is just putting it back. A block may come twice.
+    /// Calls `look` with each block that may be registered under `key`.
     ///
-    /// `look` checks the block's word. It sees the word at least as it was when the block was inserted.
+    /// Stops when `look` breaks, and returns the break value.
+    ///
+    /// Reports every block that has been inserted and stays registered, unless its entry was
+    /// forgotten or another thread is restoring it at this moment. A block may be reported twice.
+    ///
+    /// `look` must check the block's word. It sees the word as it was when the block was inserted,
+    /// or newer.
     #[inline]
     pub fn find<R>(&self, key: Key, look: impl FnMut(BlockId) -> ControlFlow<R>) -> Option<R> {
         self.current().find(key, look)
     }
 
-    /// Fetches what [`find`](Self::find) will read first, if the processor has a way to ask for it. For a chain of keys: a
-    /// few ahead of the look-up.
+    /// Prefetches the line that [`find`](Self::find) reads first, where the processor supports it.
+    ///
+    /// For a chain of keys, call it a few keys ahead of the lookup.
     #[inline]
     pub fn prefetch(&self, key: Key) {
         self.current().prefetch(key);
     }
 
-    /// Makes a block findable that the caller has registered under `key`.
+    /// Inserts a block that the caller has registered under `key`.
     ///
-    /// `registered` says under which key, if any, a block is registered; it must read the block's word anew at each
-    /// call. It is asked about blocks in whose place the new one might go.
+    /// `registered` returns the key under which a block is registered, if any; it must re-read the
+    /// block's word at each call. It is called for blocks whose entries the new one might replace.
     pub fn insert(&self, key: Key, id: BlockId, registered: impl Fn(BlockId) -> Option<Key>) -> Inserted {
         self.announce();
         self.insert_announced(key, id, &registered)
     }
 
-    /// [`insert`](Self::insert) for several blocks, all of which the caller has registered before. One fence for all, and
-    /// their lines are fetched at once.
+    /// Like [`insert`](Self::insert), for several blocks, all registered beforehand.
+    ///
+    /// Fences once, and prefetches all lines.
     pub fn insert_all(
         &self,
         blocks: impl IntoIterator<Item = (Key, BlockId), IntoIter: Clone>,
@@ -155,12 +160,13 @@ impl Index {
         }
     }
 
-    /// Between a block's registration and its insertion.
+    /// Fences between a block's registration and its insertion.
     #[inline]
     fn announce(&self) {
         if !cfg!(kvpool_mutant = "index_insert_no_fence") {
-            // Pairs with the fence in `grow` (the walk sees the word, or we see the new table) and with the one in
-            // `Table::restore` (who took our entry away sees the word, or we see it gone).
+            // Pairs with the fence in `grow` (the walk sees the word, or we see the new table) and
+            // with the one in `Table::restore` (the thread that removed our entry sees the word, or
+            // we see the entry gone).
             fence(SeqCst);
         }
     }
@@ -175,27 +181,27 @@ impl Index {
         let inserted = table.insert(key, id, registered, &self.forgotten);
         let mut tables = table;
         while let Some(next) = self.next(tables).filter(|_| !cfg!(kvpool_mutant = "index_one_table")) {
-            // What counts is the table that will be current.
+            // The result for the table that becomes current counts.
             let _counted = next.insert(key, id, registered, &self.forgotten);
             tables = next;
         }
         inserted
     }
 
-    /// Takes away the entry of a block that is no longer registered under `key`, if it is there. To remove what is
-    /// registered, or has become so again meanwhile, does no harm: it is put back.
+    /// Removes the entry of a block that is no longer registered under `key`, if it is there.
     ///
-    /// `registered` as in [`insert`](Self::insert).
+    /// Removing a block that is registered, or has been registered again, is harmless: its entry is
+    /// restored. `registered` as in [`insert`](Self::insert).
     pub fn remove(&self, key: Key, id: BlockId, registered: impl Fn(BlockId) -> Option<Key>) {
         for table in self.tables() {
             table.remove(key, id, &registered, &self.forgotten);
         }
     }
 
-    /// Makes room for the blocks of a larger pool. Everything else goes on meanwhile.
+    /// Makes room for the blocks of a larger pool, concurrently with all other operations.
     ///
-    /// `walk` calls what it is given with every block that is registered, and the key; it reads each word anew. It may be
-    /// called more than once, and by two threads that grow at once.
+    /// `walk` calls its argument with every registered block and its key; it reads each word anew.
+    /// It may be called more than once, and by two growing threads at once.
     pub fn grow(&self, blocks: usize, mut walk: impl FnMut(&mut dyn FnMut(Key, BlockId))) {
         loop {
             let current = self.current();
@@ -204,7 +210,8 @@ impl Index {
             }
             let next = self.next(current).unwrap_or_else(|| self.publish(current, Table::new(blocks)));
             if !cfg!(kvpool_mutant = "index_grow_no_fence") {
-                // Pairs with the one in `announce`: whom the walk does not see registered sees the new table.
+                // Pairs with the fence in `announce`: an inserter whose word the walk does not see
+                // registered sees the new table.
                 fence(SeqCst);
             }
             if cfg!(kvpool_mutant = "index_early_switch") {
@@ -217,45 +224,46 @@ impl Index {
         }
     }
 
-    /// Makes a table the one that follows; or gives the one that another thread was faster with.
+    /// Publishes a successor of `current`; returns the existing one if another thread was faster.
     fn publish<'a>(&'a self, current: &'a Table, table: Table) -> &'a Table {
         let table = Box::into_raw(Box::new(table));
-        // Release: the table is empty for whoever sees it.
+        // Release: readers see the table empty.
         match current.next.compare_exchange(ptr::null_mut(), table, Release, Acquire) {
-            // SAFETY: it lives as long as the index now.
+            // SAFETY: from now on it lives as long as the index.
             Ok(_) => unsafe { &*table },
             Err(faster) => {
-                // SAFETY: ours, and nobody has seen it.
+                // SAFETY: owned by us; no other thread has seen it.
                 drop(unsafe { Box::from_raw(table) });
-                // SAFETY: not null, since null was expected; it lives as long as the index. Acquire: above.
+                // SAFETY: not null, as null was expected; lives as long as the index. Acquire: as
+                // above.
                 unsafe { &*faster }
             }
         }
     }
 
-    /// From here on look-ups read the larger table. In vain if another thread has done it.
+    /// Makes the larger table current, unless another thread already has.
     fn switch(&self, current: &Table, next: &Table) {
-        // Release: what the walk has inserted is there for who reads the table.
+        // Release: readers of the table see the insertions of the walk.
         let (from, to) = (ptr::from_ref(current).cast_mut(), ptr::from_ref(next).cast_mut());
         let _ = self.current.compare_exchange(from, to, Release, Relaxed);
     }
 
-    /// How many entries there is room for.
+    /// Returns the number of entries that fit.
     pub fn capacity(&self) -> usize {
         self.current().slots()
     }
 
-    /// Entries that are there, right and out of date. Walks the table.
+    /// Returns the number of entries, correct and outdated. Walks the table.
     pub fn entries(&self) -> usize {
         self.current().entries()
     }
 
-    /// How many times a registered block was left out, or given up, for want of room.
+    /// Returns how many entries of registered blocks were dropped for lack of room.
     pub fn forgotten(&self) -> u64 {
         self.forgotten.load(Relaxed)
     }
 
-    /// Bytes that the index takes, with tables that it has outgrown.
+    /// Returns the bytes used, including outgrown tables.
     pub fn bytes(&self) -> usize {
         // SAFETY: tables live as long as the index. Acquire: pairs with the Release in `publish`.
         let oldest = unsafe { self.oldest.load(Acquire).as_ref() };

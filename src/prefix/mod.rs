@@ -1,14 +1,16 @@
-//! Prefix reuse: blocks that outlive their sequence, found again by what they hold.
+//! Prefix reuse: cached blocks outlive their sequence and are found again by their contents.
 //!
-//! A block of final tokens is *registered* under the chained [`BlockHash`] of its tokens and all before them, when the batch
-//! that filled it has ended. From then on whoever looks up the same tokens shares it. When nobody owns it any more it is
-//! *evictable*: it counts as free, and is evicted when its frame is needed, by the [`policy`]'s choice.
+//! A full block of final tokens is *registered* under the chained [`BlockHash`] of its tokens and
+//! all tokens before them when the batch that filled it ends. From then on, every lookup of the
+//! same tokens shares the block. Once its last reference is released the block is *evictable*: it
+//! counts as free, and the [`policy`] decides when it is evicted.
 //!
 //! # Files
 //!
-//! `hash` what a block is known by, `index` which block may hold what is looked for, `row` what is noted of a block, `queue`
-//! a priority queue without a lock, `queues` where evictable blocks wait, `policy` which of them goes first, `cache` all of
-//! it together, `events` who is told, `config` how it is built.
+//! `hash` the hash of a block, `index` from a hash to candidate blocks, `row` metadata of a block,
+//! `queue` a lock-free priority queue, `queues` the queues of evictable blocks, `policy` the
+//! eviction order, `cache` the whole, `events` notifications for routers, `config` the construction
+//! parameters.
 
 mod cache;
 mod config;
@@ -23,11 +25,11 @@ mod queues;
 mod row;
 mod stats;
 
-pub(crate) use cache::{Cold, Owner};
-pub use cache::{Now, PrefixCache};
-pub use config::PrefixConfig;
+pub use cache::PrefixCache;
+pub(crate) use cache::{ColdBlock, PolicyInfo};
+pub use config::{Now, PrefixConfig};
 pub use events::{EVENTS, EventQueue, KvEvent, KvEvents, Numbered};
-pub use hash::{BlockHash, Chain, HashFunction, HashKey, Hashing, PrefixHasher, PrefixKeys, PrefixRoot};
+pub use hash::{BlockHash, Chain, HashKey, Hashing, PrefixHasher, PrefixKeys, PrefixRoot};
 pub use index::{Index, Inserted, Key};
 pub use queue::{Links, RankQueue};
 pub use stats::PrefixStats;

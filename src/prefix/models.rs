@@ -1,56 +1,56 @@
-//! Doors for the models, which play what sequences do with the cache.
+//! Access for the models, which play the part of sequences.
 
 use crate::block::Blocks;
 use crate::ids::{BlockHandle, BlockId};
 
-use super::{BlockHash, Cold, PrefixCache};
+use super::{BlockHash, ColdBlock, PrefixCache};
 
-/// Notes what a block of a list will hold.
+/// Notes the future contents of a block of a list.
 pub fn note(cache: &PrefixCache, id: BlockId, hash: BlockHash) {
     cache.note(id, hash, cache.era(), 0);
 }
 
-/// Registers a block that was noted.
+/// Registers a noted block.
 pub fn register(cache: &PrefixCache, blocks: &Blocks, handle: BlockHandle) {
     cache.register(blocks, [(handle, None)]);
 }
 
-/// A reference, for a list, on a block that holds `hash`.
+/// Takes a reference, for a list, on a block that holds `hash`.
 pub fn take(cache: &PrefixCache, blocks: &Blocks, hash: BlockHash) -> Option<BlockId> {
     cache.take(blocks, hash, cache.era())
 }
 
-/// Evictable blocks that are held to be copied elsewhere.
-pub struct Taken(Vec<Cold>);
+/// ColdBlock blocks held for copying.
+pub struct ColdBlocks(Vec<ColdBlock>);
 
-/// Takes up to so many of the coldest.
-pub fn take_coldest(cache: &PrefixCache, blocks: &Blocks, wanted: usize) -> Taken {
-    Taken(cache.take_coldest(blocks, wanted))
+/// Takes up to `wanted` of the coldest blocks.
+pub fn take_coldest(cache: &PrefixCache, blocks: &Blocks, wanted: usize) -> ColdBlocks {
+    ColdBlocks(cache.take_coldest(blocks, wanted))
 }
 
-impl Taken {
-    /// Which they are.
+impl ColdBlocks {
+    /// Returns their ids.
     pub fn blocks(&self) -> Vec<BlockId> {
         self.0.iter().map(|cold| cold.id).collect()
     }
 
-    /// They stay.
+    /// Keeps them cached.
     pub fn put_back(self, cache: &PrefixCache, blocks: &Blocks) {
         cache.put_back(blocks, &self.0);
     }
 
-    /// They are elsewhere, and may go here. How many were evicted at once.
+    /// Gives them up after copying; returns the number evicted at once.
     pub fn give_up(self, cache: &PrefixCache, blocks: &Blocks) -> usize {
         cache.give_up(blocks, &self.0).0
     }
 }
 
-/// Begins another era.
+/// Begins a new era.
 pub fn clear(cache: &PrefixCache, blocks: &Blocks) {
     cache.clear(blocks);
 }
 
-/// Blocks that are cached.
+/// Returns the cached blocks.
 pub fn cached_blocks(cache: &PrefixCache, blocks: &Blocks) -> Vec<(BlockId, BlockHash)> {
     cache.cached_blocks(blocks)
 }

@@ -1,31 +1,39 @@
-//! Which evictable block goes first.
+//! Eviction policies: the order in which evictable blocks are evicted.
 //!
-//! A policy decides twice. When a block's last reference goes, [`place`](Policy::place) gives it a queue and a rank there.
-//! When a block must go, [`victim`](Policy::victim) sees the head of each queue, the block with about the smallest rank, and
-//! names a queue; its head goes. Between the two nothing is called: a block's place stays as it is until somebody reuses the
-//! block and releases it again. So a decision costs as much as there are queues, however many blocks there are, and what a
-//! policy can express is: an order within each class of blocks that is known at release, and any comparison of classes at
-//! eviction, by the age of their heads and by what was learned meanwhile.
+//! A policy decides at two points. When a block's last reference is released,
+//! [`place`](Policy::place) assigns it a queue and a rank in that queue. When a block must be
+//! evicted, [`victim`](Policy::victim) sees the head of each queue, which is the block with
+//! approximately the smallest rank, and names a queue; its head is evicted. Nothing is called in
+//! between: a place stays unchanged until the block is reused and released again. The cost of a
+//! decision therefore depends on the number of queues, not of blocks. A policy can express any
+//! order within a class of blocks that is known at release, and any comparison of classes at
+//! eviction, by the age of their heads and by what it has learned since.
 //!
-//! What a policy learns from comes by [`looked_up`](Policy::looked_up), once a request, for hits and misses alike.
+//! Policies learn from [`looked_up`](Policy::looked_up), called once per request, for hits and
+//! misses alike.
 //!
-//! # What the pool promises
+//! # Guarantees of the pool
 //!
-//! - [`Released::order`] rises from release to release and, in one release of a sequence, from the end of its chain to the
-//!   beginning. A block's descendants are thus always released before it: a child that is held holds its parents.
-//! - [`Released::state`] is the [`Place::state`] of the block's last place, as long as the block holds the same tokens.
-//! - A [`Head`] shows a rank and a state that were once of one place. It may be stale, or gone by the time it is evicted.
+//! - [`Released::order`] increases from release to release and, within one release of a sequence,
+//!   from the end of its chain to the beginning. A block's descendants are thus always released
+//!   before it: a referenced child keeps its parents referenced.
+//! - [`Released::state`] is the [`Place::state`] of the block's last place while the block holds
+//!   the same tokens.
+//! - A [`Head`] shows a rank and a state that once belonged to one place. It may be stale, or gone
+//!   by the time it is evicted.
 //!
-//! # What a policy promises
+//! # Obligations of a policy
 //!
-//! - No call waits, and each may run on any number of threads at once. What a policy learns lies in relaxed atomics; a racy
-//!   update loses a grain of statistics and nothing else. Nothing a policy says can break the pool, only its hit rate.
-//! - Every value of a state, context, rank or time is borne: none panics.
-//! - Some head given, `victim` names a queue that has one.
+//! - No call may block, and every call may run on any number of threads at once. Learned state
+//!   belongs in relaxed atomics; a racy update may lose some statistics, nothing else.
+//! - No value of a state, context, rank or time may cause a panic.
+//! - If any head is given, `victim` names a queue that has one.
 //!
-//! A policy that breaks this is borne. A call that panics is one without an answer: the panic goes no further than its message,
-//! for blocks are in the caller's hands. In its place a block waits by its release's order in the first queue, the victim is
-//! in the first queue that has one, and what was to be learned is not. A queue that there is not counts as the last.
+//! Violations cannot corrupt the pool; they only cost hits. A panicking call counts as a call
+//! without an answer, because its caller holds blocks: the panic prints its message and is caught.
+//! The block is then placed in the first queue by the order of its release, the victim is taken
+//! from the first nonempty queue, and the observation is dropped. A queue number out of range means
+//! the last queue.
 
 mod foresight;
 mod lru;
@@ -43,18 +51,19 @@ pub use foresight::Foresight;
 pub use lru::Lru;
 pub use priority::PriorityLru;
 
-/// The most queues that a policy may have.
+/// Maximum number of queues of a policy.
 pub const QUEUES_MAX: usize = 16;
 
-/// Milliseconds since some moment of the caller's choosing, the same for all calls to one policy. Should not go back; if it
-/// does, ages count as zero.
+/// Milliseconds since an arbitrary origin, the same for all calls to one policy.
+///
+/// Should not decrease; if it does, ages count as zero.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Millis(pub u64);
 
 impl Sub for Millis {
     type Output = u64;
 
-    /// How long after `earlier`, in milliseconds; zero if it was not.
+    /// Returns the milliseconds since `earlier`, saturating at zero.
     fn sub(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
@@ -63,77 +72,78 @@ impl Sub for Millis {
 impl Add<u64> for Millis {
     type Output = Self;
 
-    /// So many milliseconds later.
+    /// Returns the time `ms` milliseconds later.
     fn add(self, ms: u64) -> Self {
         Self(self.0.saturating_add(ms))
     }
 }
 
-/// How much a request's prefix is worth keeping, against those of other requests.
+/// Retention priority of a request's prefix, relative to other requests.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 #[repr(u8)]
 pub enum CachePriority {
-    /// Goes before all others: bulk work that nobody comes back to.
+    /// Evicted before all others: bulk work that is never continued.
     Low,
-    /// As most.
+    /// The default.
     #[default]
     Normal,
-    /// Goes after all others: the system prompt of an important tenant.
+    /// Evicted after all others: the system prompt of an important tenant.
     High,
 }
 
 impl CachePriority {
-    /// All of them, the first to go first.
+    /// All priorities, in eviction order.
     pub const ALL: [Self; 3] = [Self::Low, Self::Normal, Self::High];
 }
 
-/// A request has looked its prompt up.
+/// A request's lookup of its prompt.
 pub struct Lookup<'a> {
-    /// Full blocks of the prompt.
+    /// Number of full blocks of the prompt.
     pub blocks: u32,
-    /// Leading ones that were cached; the request has a reference on each.
+    /// Number of leading blocks that were cached; the request holds a reference on each.
     pub hits: u32,
-    /// [`Place::state`] of the last of the hits; 0 if there was none, or it was never placed yet.
+    /// [`Place::state`] of the last hit; 0 if there was no hit, or if that block was never placed.
     pub state: u64,
-    /// The chained hashes of all full blocks of the prompt, first block first, or 64 well-mixed bits of each.
+    /// Chained hashes of all full blocks of the prompt, in order, or 64 well-mixed bits of each.
     pub hashes: &'a mut dyn Iterator<Item = u64>,
 }
 
-/// The last reference on a block has gone.
+/// The release of the last reference on a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Released {
-    /// When, in the order of all releases. See the [module](self).
+    /// Position in the order of all releases. Within one sequence, the end of the chain comes
+    /// first.
     pub order: u64,
-    /// The block's hash, the same bits as [`Lookup::hashes`] has of it.
+    /// The block's hash: the same bits as in [`Lookup::hashes`].
     pub hash: u64,
-    /// Blocks before it in its chain.
+    /// Number of blocks before it in its chain.
     pub depth: u32,
-    /// Blocks of the chain of the request that releases it; more than `depth`.
+    /// Number of blocks in the chain of the releasing request; more than `depth`.
     pub chain: u32,
-    /// Times that the block was a hit since it was filled, saturating at any value from 15 up.
+    /// Number of hits since the block was filled. May saturate at any value from 15 up.
     pub hits: u32,
-    /// What [`looked_up`](Policy::looked_up) gave to the request that releases it.
+    /// Value that [`looked_up`](Policy::looked_up) returned for the releasing request.
     pub context: u64,
-    /// What [`place`](Policy::place) kept with the block last time; 0 the first time.
+    /// State that [`place`](Policy::place) last stored with the block; initially 0.
     pub state: u64,
-    /// As the request asked for.
+    /// Priority requested for the prefix.
     pub priority: CachePriority,
-    /// Keep it until then while others can go; as the request asked for.
+    /// Time until which the request asked to keep the block while others can be evicted.
     pub keep_until: Option<Millis>,
 }
 
-/// Where an evictable block waits.
+/// Queue position of an evictable block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Place {
-    /// Below [`queues`](Policy::queues).
+    /// Number of the queue; less than [`queues`](Policy::queues).
     pub queue: u8,
-    /// Small ranks go first.
+    /// Rank in the queue; smaller ranks are evicted first.
     pub rank: u64,
-    /// Comes back in [`Head`] and in [`Released`].
+    /// Passed back in [`Head`] and in [`Released`].
     pub state: u64,
 }
 
-/// The block of a queue that would go next.
+/// The next block to be evicted from a queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Head {
     /// Its rank.
@@ -142,66 +152,71 @@ pub struct Head {
     pub state: u64,
 }
 
-/// Decides which evictable block goes first. See the [module](self).
+/// Decides the order in which evictable blocks are evicted.
+///
+/// See the [module documentation](crate::prefix::policy) for what the pool guarantees and what an
+/// implementation must ensure.
 pub trait Policy: Send + Sync + fmt::Debug {
-    /// The name by which it is chosen.
+    /// Returns the name by which it is selected.
     fn name(&self) -> &'static str;
 
-    /// Queues that it uses: 1 to [`QUEUES_MAX`], always the same number.
+    /// Returns the number of queues it uses: 1 to [`QUEUES_MAX`], constant over its lifetime.
     fn queues(&self) -> usize;
 
-    /// Whether it wants to be told of lookups, and of the time. What it is not told, it need not be asked for.
+    /// Returns whether it needs lookups and the time. If not, neither is passed to it.
     fn learns(&self) -> bool {
         true
     }
 
-    /// A request has looked its prompt up. Returns what [`Released::context`] is to be for it.
+    /// Observes a lookup. Returns the [`Released::context`] of that request's releases.
     fn looked_up(&self, lookup: &mut Lookup<'_>, now: Millis) -> u64 {
         _ = (lookup, now);
         0
     }
 
-    /// The last reference on a block has gone: where it waits.
+    /// Places a block whose last reference was released.
     fn place(&self, released: &Released, now: Millis) -> Place;
 
-    /// A block must go: the queue whose head it is. One head for each queue, `None` where a queue is empty.
+    /// Selects the queue whose head is evicted. `heads` has one entry per queue, `None` for an
+    /// empty queue.
     ///
-    /// `None` only if all are.
+    /// Returns `None` only if all queues are empty.
     fn victim(&self, heads: &[Option<Head>], now: Millis) -> Option<usize>;
 }
 
-/// What a policy answers, or nothing if it panics.
+/// Returns the policy's answer, or `None` if it panics.
 pub(super) fn asked<R>(answer: impl FnOnce() -> R) -> Option<R> {
-    // What a policy has learned is its own, and it is asked again however it comes out of this.
+    // Unwind safe: learned state belongs to the policy, which is called again in whatever state
+    // this leaves it.
     catch_unwind(AssertUnwindSafe(answer)).ok()
 }
 
-/// The policies that there are, by name.
+/// The built-in policies, by name.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum PolicyKind {
     /// [`Lru`].
     #[default]
     Lru,
-    /// [`Priority`].
+    /// [`PriorityLru`].
     Priority,
     /// [`Foresight`].
     Foresight,
 }
 
-/// There is no policy of this name.
+/// No policy has this name.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
-#[error("no eviction policy is called {name:?}; there are {}", PolicyKind::names())]
+#[error("unknown eviction policy {name:?}; expected one of {}", PolicyKind::names())]
 pub struct UnknownPolicy {
-    /// What was asked for.
+    /// The name that was given.
     pub name: String,
 }
 
 impl PolicyKind {
-    /// All of them.
+    /// All built-in policies.
     pub const ALL: [Self; 3] = [Self::Lru, Self::Priority, Self::Foresight];
 
-    /// Its name.
+    /// Returns its name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Lru => lru::NAME,
@@ -210,7 +225,7 @@ impl PolicyKind {
         }
     }
 
-    /// A new one, that knows nothing yet, for a pool of at most so many blocks.
+    /// Creates an untrained instance for a pool of at most `blocks_max` blocks.
     pub fn build(self, blocks_max: usize) -> Arc<dyn Policy> {
         match self {
             Self::Lru => Arc::new(Lru),

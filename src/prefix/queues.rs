@@ -1,24 +1,25 @@
-//! Where evictable blocks wait: a queue for each class that the policy makes, and one for blocks that are of no use any
-//! more.
+//! The queues of evictable blocks: one per class of the policy, and one for useless blocks.
 //!
-//! A block is in one queue at the most, by an entry that may be old. `filed` of its row says that there is one:
+//! A block has at most one entry, which may be outdated. `filed` in its row says that it has one:
 //!
 //! ```text
 //! release   word: evictable;  row: place;   filed: swap true,  was false  =>  push
 //! take      pop;                            filed: swap false;  look at the word:
-//!           owned    =>  drop the entry: the release to come finds `filed` false, and pushes
-//!           evictable, and its place is elsewhere or later by now  =>  filed: swap true, was false  =>  push there
-//!           evictable  =>  it is the caller's to evict, or to put back
+//!           owned                                =>  drop the entry: the next release finds `filed` false, and pushes
+//!           evictable, but its place has changed =>  filed: swap true, was false  =>  push there
+//!           evictable                            =>  the caller evicts it, or puts it back
 //! ```
 //!
 //! # Theorem
 //!
-//! A block that is evictable, and in nobody's hands, is in a queue. For the swaps of one row are in one order. If a
-//! release finds `filed` true, the take that comes next in that order reads from it, or from a later one, and so sees the
-//! word evictable, or changed again since; then it drops nothing. If it finds it false, it pushes.
+//! An evictable block that no thread holds is in a queue. The swaps of one row are totally ordered.
+//! If a release finds `filed` true, the next take in that order reads from that swap or a later
+//! one, and so sees the word evictable, or changed again since; then it does not drop the entry. If
+//! the release finds it false, it pushes.
 //!
-//! In somebody's hands is what a thread is about to push, or has popped. A thread that is stopped there keeps one block, or
-//! those of one release, from the queues; nothing else finds them but the walk at the end of the ladder.
+//! A thread holds a block that it is about to push, or has popped. A thread stopped there withholds
+//! one block, or those of one release, from the queues; only the walk at the end of the allocation
+//! ladder finds them.
 
 use smallvec::SmallVec;
 
@@ -30,34 +31,36 @@ use super::policy::{Head, Millis, Policy, QUEUES_MAX, asked};
 use super::queue::{Links, RankQueue};
 use super::row::{Row, RowBucket};
 
-/// Blocks that are filed together.
+/// Number of blocks that are filed together.
 const FILED: usize = 64;
 
-/// Acquire: what the release that filed a block, or found it filed, did before is seen by who takes its entry. Release: goes
-/// on with the order.
+/// Acquire: the taker of an entry sees what the release that filed the block, or found it filed,
+/// did before. Release: extends the order of swaps.
 fn take_order() -> Ordering {
     if cfg!(kvpool_mutant = "unfiled_relaxed") { Relaxed } else { AcqRel }
 }
 
-/// See the [module](self).
+/// The queues of evictable blocks of one cache.
 pub(super) struct Queues {
-    /// One for each queue of the policy, then that of the useless.
+    /// One per queue of the policy, then the queue of useless blocks.
     wheels: Box<[RankQueue]>,
-    /// Of a policy with several queues, the block of each that goes next; 0: none yet. It was popped, and is still filed.
+    /// For a policy with several queues: the next block of each, or 0. It was popped, and still
+    /// counts as filed.
     fronts: Box<[CachePadded<AtomicU64>]>,
 }
 
-/// A rank queue for a pool of so many blocks; in a model a small one.
+/// Creates a rank queue for a pool of `blocks` blocks; a small one in a model.
 fn queue(blocks: usize) -> RankQueue {
     if cfg!(kvpool_loom) { RankQueue::with_digits(1, 3) } else { RankQueue::new(blocks) }
 }
 
-/// A front that holds a block.
+/// Encodes a front that holds a block.
 const fn front_of(id: BlockId) -> u64 {
     id.0 as u64 + 1
 }
 
-/// The links of one rank queue: to it, a block whose place is in another queue is due at once, so that it leaves.
+/// Links of one rank queue. A block whose place is in another queue has rank 0, so that it leaves
+/// at once.
 struct LinksOf<'a> {
     rows: &'a Rows<RowBucket>,
     queue: usize,
@@ -74,7 +77,7 @@ impl Links for LinksOf<'_> {
     }
 }
 
-/// The row of a block of this pool.
+/// Returns the row of a block of this pool.
 #[inline]
 pub(super) fn row(rows: &Rows<RowBucket>, id: BlockId) -> &Row {
     let (bucket, row) = rows.locate(id.index());
@@ -89,18 +92,19 @@ impl Queues {
         }
     }
 
-    /// The queue of blocks that are of no use: they go before all others.
+    /// Returns the queue of useless blocks, which is served before all others.
     pub(super) fn useless(&self) -> usize {
         self.wheels.len() - 1
     }
 
-    /// Files blocks whose places are in their rows, those in one queue together, unless they are filed by an older entry.
+    /// Files blocks by the places in their rows, grouped by queue, unless they still have an entry.
     pub(super) fn file(&self, rows: &Rows<RowBucket>, ids: impl IntoIterator<Item = BlockId>) {
         let mut together = SmallVec::<[BlockId; FILED]>::new();
         let mut queue = 0;
         for id in ids {
             let row = row(rows, id);
-            // Release: the word and the place are seen by who takes the entry. Acquire: goes on with the order.
+            // Release: the taker of the entry sees the word and the place. Acquire: extends the
+            // order of swaps.
             if row.filed.swap(true, AcqRel) && !cfg!(kvpool_mutant = "filed_twice") {
                 continue;
             }
@@ -121,9 +125,10 @@ impl Queues {
         self.wheels[queue].push_all(&LinksOf { rows, queue }, ids);
     }
 
-    /// Takes the entry of a block that is about the next to go, by the policy, and says of which queue: the block may be
-    /// owned, evictable or free. Of several queues of a policy, those with a bit in `spared` are left alone. `None`: there is
-    /// none, but in other threads' hands.
+    /// Takes the entry of the block that the policy evicts next, and returns it with its queue.
+    ///
+    /// The block may be owned, evictable or free. Queues of the policy with a bit in `spared` are
+    /// skipped. Returns `None` if all other entries are held by other threads.
     pub(super) fn take(
         &self,
         rows: &Rows<RowBucket>,
@@ -140,7 +145,8 @@ impl Queues {
                 None => self.take_front(rows, policy, spared, &now),
             };
             let Some((queue, id)) = next else {
-                // The hints may be wrong where a thread is stopped. What is spared is there, and is not to be found.
+                // The hints may be wrong where a thread is stopped. Spared queues may be nonempty
+                // without being searched.
                 if spared == 0 && self.look() {
                     continue;
                 }
@@ -155,15 +161,16 @@ impl Queues {
         }
     }
 
-    /// Whether there is something to be taken after all, that a thread hides which is stopped between two steps. For who was
-    /// told that there is nothing, and has no other way.
+    /// Returns whether there is an entry after all, hidden by a thread stopped between two steps.
+    ///
+    /// For callers that found nothing and have no alternative.
     #[cold]
     pub(super) fn look(&self) -> bool {
         let found = self.wheels.iter().filter(|queue| queue.look()).count();
         found > 0
     }
 
-    /// The front that the policy gives up.
+    /// Takes the front that the policy selects.
     fn take_front(
         &self,
         rows: &Rows<RowBucket>,
@@ -182,7 +189,7 @@ impl Queues {
             };
             let heads: SmallVec<[Option<Head>; QUEUES_MAX]> =
                 fronts.iter().map(|front| front.as_ref().map(head)).collect();
-            // A policy that names no queue, or an empty one, gets the first that is not.
+            // If the policy names no queue, or an empty one, take the first nonempty queue.
             let named = asked(|| policy.victim(&heads, now()))
                 .flatten()
                 .filter(|&queue| fronts.get(queue).is_some_and(Option::is_some));
@@ -194,7 +201,7 @@ impl Queues {
         }
     }
 
-    /// The block of a queue that goes next.
+    /// Returns the next block of a queue.
     fn front(&self, rows: &Rows<RowBucket>, queue: usize) -> Option<BlockId> {
         let links = LinksOf { rows, queue };
         loop {
@@ -202,7 +209,7 @@ impl Queues {
             let front = self.fronts[queue].load(Acquire);
             if front == 0 {
                 let id = self.wheels[queue].pop(&links)?;
-                // Release: the row is as who popped it saw it. Acquire: as above.
+                // Release: publishes the row as the popping thread saw it. Acquire: as above.
                 if self.fronts[queue].compare_exchange(0, front_of(id), AcqRel, Relaxed).is_err() {
                     self.wheels[queue].push(&links, id);
                 }
@@ -210,8 +217,8 @@ impl Queues {
             }
             let id = BlockId(front as u32 - 1);
             if row(rows, id).queue() != queue {
-                // Reused and released since it came to the front, and its place is elsewhere by now: a policy that judges
-                // this queue by it would spare all others in it.
+                // Reused and released since it reached the front, and its place is in another queue
+                // now: a policy that judged this queue by it would spare all other blocks in it.
                 if self.clear_front(queue, id) {
                     // As in `take`.
                     row(rows, id).filed.swap(false, take_order());
@@ -219,14 +226,15 @@ impl Queues {
                 }
                 continue;
             }
-            // Reused and released since it came to the front: others may go before it.
+            // Reused and released since it reached the front: others may precede it.
             let may_be_late = self.wheels[queue].head().is_some_and(|head| head < links.rank(id));
             if !may_be_late {
                 return Some(id);
             }
             let Some(other) = self.wheels[queue].pop(&links) else { return Some(id) };
-            // The rank queue's head is where a slot begins, which may be long before the first block in it: by the ranks
-            // themselves, or two blocks would change places for ever. Reached by `a_front_gives_way_to_smaller_ranks_alone`.
+            // The rank queue's head is the beginning of a slot, which may be far below the first
+            // block in it. Compare the ranks themselves, or two blocks would swap places forever.
+            // Reached by `a_front_gives_way_to_smaller_ranks_alone`.
             let is_late = links.rank(other) < links.rank(id);
             // Acquire and Release: as in `clear_front`, and as above.
             let to = front_of(other);
@@ -241,9 +249,9 @@ impl Queues {
         }
     }
 
-    /// Takes a block from a front, if it is still there.
+    /// Removes a block from a front, if it is still there.
     fn clear_front(&self, queue: usize, id: BlockId) -> bool {
-        // Acquire: as in `front`. Release: goes on with the order.
+        // Acquire: as in `front`. Release: extends the order of swaps.
         self.fronts[queue].compare_exchange(front_of(id), 0, AcqRel, Relaxed).is_ok()
     }
 }

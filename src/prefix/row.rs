@@ -1,28 +1,28 @@
-//! What the cache notes of a block: a cache line a block, beside its word.
+//! Metadata of a block: one cache line per block, beside its word.
 //!
 //! | field | meaning | written by |
 //! |---|---|---|
-//! | `key` | what the block holds: the hash of its chain | its sequence, before it is cached |
-//! | `check` | the second hash of the same | the same |
-//! | `chain` | bits 0..27: blocks before it in its chain; bits 27..64: the cache's [era](super::events) in which it was noted | the same |
-//! | `released` | low bits of a generation, and the newest batch that may have seen the block before it began | the last release |
-//! | `rank`, `state` | where it waits for its eviction, and what the policy keeps with it | the last release |
-//! | `queue` | the queue in which it waits | the last release |
-//! | `uses` | bit 0: another block of its hash was there first; the rest: times that it was reused, a racy statistic | registrations, hits |
-//! | `filed` | whether it is in some queue, or in the hands of who is about to file it | see the [queues](super::queues) |
-//! | `next` | the link of the queue that it is in | the queue |
+//! | `key` | the key of the hash of its contents | its sequence, before it is cached |
+//! | `check` | the check of the same hash | the same |
+//! | `chain` | bits 0..27: number of blocks before it in its chain; bits 27..64: the cache's [era](super::events) in which it was noted | the same |
+//! | `released` | low bits of a generation, and the newest batch that may have seen the block before that generation began | the last release |
+//! | `rank`, `state` | its rank in its eviction queue, and the policy's state | the last release |
+//! | `queue` | its eviction queue | the last release |
+//! | `uses` | bit 0: it duplicates a block with the same hash; the rest: number of hits, a racy statistic | registrations, hits |
+//! | `filed` | whether it is in a queue, or held by a thread that is about to file it | see the [queues](super::queues) |
+//! | `next` | link of the queue that contains it | the queue |
 //!
-//! What it holds is read under a word that says "cached", and counts only if that very word is still there
-//! afterwards: Relaxed is enough, for the word's Release and Acquire publish it. `released` counts only if its generation
-//! is the word's. The rest are hints.
+//! The contents are read under a word that says "cached", and count only if that exact word is
+//! still there afterwards. Relaxed suffices, because the Release and Acquire of the word publish
+//! them. `released` counts only if its generation is the word's. The remaining fields are hints.
 //!
 //! # Eras
 //!
-//! A block is found in the era in which it was noted, and a sequence can hold one through any
-//! number of clears. So no era may come again: the last one that the row has bits for is no era,
-//! and what is noted then, or later, is found by nobody. That is after 2^37 - 1 clears; clearing a
-//! pool of a single block a hundred million times a second, and nothing else, takes 23 minutes, and
-//! leaves a cache without hits.
+//! A block is found only in the era in which it was noted, and a sequence may hold a block through
+//! any number of clears. Therefore era numbers must not repeat. The last number that fits the row's
+//! bits is no era: blocks noted then or later are never found. It is reached after 2^37 - 1 clears:
+//! a pool of a single block, cleared a hundred million times a second, takes 23 minutes to get
+//! there, and then has a cache without hits.
 
 use crate::block::{BlockWord, Bucket};
 use crate::config::FRAME_BITS;
@@ -34,14 +34,14 @@ use super::hash::BlockHash;
 const DUPLICATE: u16 = 1;
 const HITS_SHIFT: u32 = 1;
 const HITS_MAX: u16 = u16::MAX >> HITS_SHIFT;
-/// A list has no block twice, so that its places are numbered by as many bits as blocks are.
+/// A list contains each block at most once, so a place in a list fits the bits of a block id.
 const DEPTH_BITS: u32 = FRAME_BITS;
 const DEPTH_MASK: u64 = (1 << DEPTH_BITS) - 1;
-/// Of no era.
+/// Never matches an era.
 const NO_ERA: u64 = u64::MAX >> DEPTH_BITS;
 const TICKET_BITS: u32 = u64::BITS - BlockWord::GENERATION_BITS;
 
-/// See the [module](self).
+/// Metadata of one block; the module documentation has the fields.
 #[repr(align(64))]
 pub(super) struct Row {
     key: [AtomicU64; 2],
@@ -63,7 +63,8 @@ impl Row {
         Self {
             key: [AtomicU64::new(0), AtomicU64::new(0)],
             check: AtomicU64::new(0),
-            // Of no generation that a kept block can have: the first release of a block makes it 1.
+            // Matches no generation of a kept block: the first release of a block makes its
+            // generation 1.
             released: AtomicU64::new(0),
             rank: AtomicU64::new(0),
             state: AtomicU64::new(0),
@@ -75,7 +76,8 @@ impl Row {
         }
     }
 
-    /// Notes what a block will hold, of which the caller is an owner, and which is not cached.
+    /// Notes the future contents of a block. The caller is an owner of the block, which is not
+    /// cached.
     pub(super) fn note(&self, hash: BlockHash, era: u64, depth: u32) {
         let [low, high] = hash.words();
         self.key[0].store(low, Relaxed);
@@ -88,7 +90,7 @@ impl Row {
         self.state.store(0, Relaxed);
     }
 
-    /// Whether it was noted that the block holds this.
+    /// Returns whether the block was noted with this hash in this era.
     #[inline]
     pub(super) fn holds(&self, hash: BlockHash, era: u64) -> bool {
         let [low, high] = hash.words();
@@ -97,7 +99,7 @@ impl Row {
         is_key && (is_check || cfg!(kvpool_mutant = "unchecked_hit"))
     }
 
-    /// What was noted.
+    /// Returns the noted hash.
     pub(super) fn hash(&self) -> BlockHash {
         let [low, high] = &self.key;
         let key = u128::from(low.load(Relaxed)) | u128::from(high.load(Relaxed)) << 64;
@@ -108,12 +110,12 @@ impl Row {
         (self.chain.load(Relaxed) & DEPTH_MASK) as u32
     }
 
-    /// The queue that the block is to wait in.
+    /// Returns the queue in which the block is to be filed.
     pub(super) fn queue(&self) -> usize {
         usize::from(self.queue.load(Relaxed))
     }
 
-    /// Times that it was reused.
+    /// Returns the number of hits.
     pub(super) fn hits(&self) -> u32 {
         u32::from(self.uses.load(Relaxed) >> HITS_SHIFT)
     }
@@ -125,18 +127,17 @@ impl Row {
         }
     }
 
-    /// The era in which it was noted; the first without a number of its own stands for all after
-    /// it.
+    /// Returns the era in which it was noted, saturating at the first number that is no era.
     pub(super) fn era(&self) -> u64 {
         self.chain.load(Relaxed) >> DEPTH_BITS
     }
 
-    /// Whether it was noted in this era.
+    /// Returns whether it was noted in this era.
     pub(super) fn is_of(&self, era: u64) -> bool {
         self.era() == era && era != NO_ERA
     }
 
-    /// Another block of its hash was there when it was registered.
+    /// Marks it as a duplicate of another block with the same hash.
     pub(super) fn mark_duplicate(&self) {
         self.uses.store(self.uses.load(Relaxed) | DUPLICATE, Relaxed);
     }
@@ -145,14 +146,16 @@ impl Row {
         self.uses.load(Relaxed) & DUPLICATE != 0
     }
 
-    /// Where it is to wait from now on.
+    /// Sets its place in the eviction queues.
     pub(super) fn set_place(&self, queue: usize, rank: u64, state: u64) {
         self.rank.store(rank, Relaxed);
         self.state.store(state, Relaxed);
         self.queue.store(queue as u8, Relaxed);
     }
 
-    /// The newest batch that may have seen the block before the release that made this word, if that was noted yet.
+    /// Returns the newest batch that may have seen the block before the release that made `word`.
+    ///
+    /// `None` if that release has not noted it yet.
     #[inline]
     pub(super) fn tag(&self, word: BlockWord) -> Option<Ticket> {
         let released = self.released.load(Relaxed);
@@ -160,9 +163,10 @@ impl Row {
             .then_some(Ticket(released & ((1 << TICKET_BITS) - 1)))
     }
 
-    /// Notes it.
+    /// Sets the tag that [`tag`](Self::tag) returns for this word.
     pub(super) fn set_tag(&self, word: BlockWord, tag: Ticket) {
-        // A ticket has fewer bits for as long as a pool can live; a larger one would only be taken for an older.
+        // These bits hold every ticket for longer than a pool can live; a larger ticket would only
+        // be taken for an older one.
         self.released.store(word.generation_low() << TICKET_BITS | tag.0 & ((1 << TICKET_BITS) - 1), Relaxed);
     }
 }
@@ -197,8 +201,7 @@ mod tests {
                 assert!(!row.is_of(other) && !row.holds(hash, other), "{era} in {other}");
             }
         }
-        // The eras are used up: nothing is found, neither of the era it was noted in nor of
-        // another.
+        // The eras are exhausted: nothing is found, in the era it was noted in or in any other.
         for era in [NO_ERA, NO_ERA + 1, NO_ERA + (1 << 37), u64::MAX] {
             row.note(hash, era, 5);
             assert!(

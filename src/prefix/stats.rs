@@ -1,8 +1,9 @@
-//! What lookups found, and what became of blocks.
+//! Counts of lookups, hits, registrations and evictions.
 
 use crate::sync::{AtomicU64, CachePadded, Ordering::*};
 
-/// Counts since the pool was built. Each is exact; together they are of about the same moment.
+/// Counts since the pool was built. Each is exact; together they are a snapshot of about one
+/// moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct PrefixStats {
@@ -10,24 +11,25 @@ pub struct PrefixStats {
     pub lookups: u64,
     /// Full blocks of those prompts.
     pub lookup_blocks: u64,
-    /// Leading ones of each that were cached.
+    /// Leading blocks that were cached, over all prompts.
     pub hit_blocks: u64,
     /// Blocks that were registered.
     pub registered_blocks: u64,
-    /// Times that the index had no room for one, which is not found then.
+    /// Entries of registered blocks that found no room in the index. Lookups miss those blocks.
     pub forgotten_blocks: u64,
     /// Blocks that were evicted.
     pub evicted_blocks: u64,
 }
 
 impl PrefixStats {
-    /// The share of looked-up blocks that were cached; 0 before the first.
+    /// Returns the share of looked-up blocks that were cached; 0 before the first lookup.
     pub fn hit_rate(&self) -> f64 {
         if self.lookup_blocks == 0 { 0.0 } else { self.hit_blocks as f64 / self.lookup_blocks as f64 }
     }
 }
 
-/// The counters. Relaxed throughout: nothing is reached by them. Those that one call changes share a line.
+/// The counters. Relaxed throughout: no other data depends on them. Counters that one call changes
+/// share a cache line.
 #[derive(Default)]
 pub(super) struct Tallies {
     lookups: CachePadded<[AtomicU64; 3]>,

@@ -1,12 +1,14 @@
-//! A step of the engine: tokens are appended under it, tables are built under it, and memory is touched until it ends.
+//! One step of the engine: tokens are appended and tables built under it, and device memory is
+//! accessed until it ends.
 //!
 //! # Copy on write
 //!
-//! An append into a block that is not the sequence's alone takes a fresh block, copies the old one's bytes there, and puts
-//! it in the old one's place. On host memory the copy is done when the append returns, and the old block is released
-//! at once. Elsewhere (a device's storage only enqueues it; without storage the engine copies) the batch keeps the
-//! reference until it ends: until then nobody is the old block's only owner, and so nobody writes to it. The batch's own
-//! writes must be enqueued after the append, so that they come after the copy.
+//! An append into a block that the sequence does not own exclusively allocates a block, copies the
+//! old one's bytes into it, and replaces the old one in the list. On host memory the copy is
+//! complete when the append returns, and the old block is released at once. Otherwise (a device's
+//! storage only enqueues the copy; without storage the engine copies) the batch keeps the reference
+//! until it ends: until then no sequence owns the old block exclusively, so none writes to it. The
+//! batch's own writes must be enqueued after the append, so that they follow the copy.
 //!
 //! Model: `loom-tests/tests/sequences.rs`, `copies_on_write_meet`.
 
@@ -28,42 +30,47 @@ use super::registry::Sequences;
 use super::sequence::{Access, Sequence};
 use super::token_hashes::TokenHashes;
 
-/// One step in flight. It may move between threads, overlap with others, and end in any order. It ends when it is
-/// [finished](Self::finish) or dropped: full blocks of final tokens that were filled in it are sealed then, and registered
-/// with the prefix cache, if their tokens are known and it is not dropped by a panic. Tokens whose bytes could not be
-/// computed are therefore to be [taken back](Sequence::truncate) before the batch ends.
+/// One step of the engine, in flight.
 ///
-/// Until it ends, no frame that was read from a table under it is reused: everything that a kernel is given was built
-/// by a batch that ends after the kernel.
+/// It may move between threads, overlap with other batches, and end in any order. It ends when it
+/// is [finished](Self::finish) or dropped. Full blocks of final tokens that were filled in it are
+/// then sealed, and registered with the prefix cache, if their tokens are known and the batch is
+/// not dropped by a panic. Tokens whose bytes could not be computed must be
+/// [taken back](Sequence::truncate) before the batch ends.
+///
+/// Until it ends, no frame that was read from a table under it is reused. Tables for a kernel must
+/// be built by a batch that ends after the kernel.
 pub struct Batch {
     pub(super) step: BatchInner,
-    /// Slots of a store or a load; kept for its room.
+    /// Slots of a store or a load; kept to reuse the buffer.
     pub(super) slots: Vec<i64>,
 }
 
-/// Why a batch was not finished on a stream. The batch goes on.
+/// Error of a batch that could not be finished on a stream. The batch is still in flight.
 #[derive(Debug, Error)]
 #[error("batch {}: {error}", batch.ticket())]
 pub struct FinishError {
-    /// What was wrong with the stream.
+    /// The error of the stream.
     pub error: StorageError,
     /// The batch.
     pub batch: Box<Batch>,
 }
 
-/// What an append did.
+/// Result of an append.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Appended {
-    /// The new tokens, by their places in the sequence.
+    /// Positions of the new tokens in the sequence.
     pub tokens: Range<usize>,
-    /// Blocks that were taken, a copy among them.
+    /// Number of allocated blocks, including a copy.
     pub new_blocks: usize,
-    /// The block that was copied because it could not be written.
+    /// The block that was copied because it could not be written in place.
     pub copied: Option<Copied>,
 }
 
-/// A block whose place in a sequence was taken by a copy. A pool with storage has copied the bytes, or enqueued it;
-/// without, the engine must, before the batch's own writes: the old frame keeps its bytes until the batch ends.
+/// A block that was replaced by a copy in a sequence's list.
+///
+/// A pool with storage has copied the bytes, or enqueued the copy. Without storage the engine must
+/// copy them before the batch's own writes; the old frame keeps its bytes until the batch ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Copied {
     /// The old block.
@@ -74,7 +81,7 @@ pub struct Copied {
     pub frames: FrameMove,
 }
 
-/// How an append goes into the tail.
+/// The last block that an append writes into, and how it may be accessed.
 struct Tail {
     id: BlockId,
     access: Access,
@@ -90,15 +97,18 @@ impl Batch {
         Self { step: BatchInner::begin(sequences.clone()), slots: Vec::new() }
     }
 
-    /// Begins a batch on a device's stream: copies on write are enqueued there, ahead of what the batch writes, and the batch
-    /// ends when the stream gets there, however it is ended on the host.
+    /// Begins a batch on a device's stream.
     ///
-    /// What it reads and copies must be written by what was enqueued on the stream before, or what the stream waits for.
+    /// Copies on write are enqueued on the stream, ahead of the batch's writes, and the batch ends
+    /// when the stream gets there, however it is ended on the host.
+    ///
+    /// The bytes that it reads and copies must be written by work enqueued on the stream before, or
+    /// by work that the stream waits for.
     ///
     /// # Errors
     ///
-    /// [`StorageError::ForeignStream`], also for a pool without storage on a device; [`StorageError::Capturing`];
-    /// [`StorageError::DeviceLost`].
+    /// [`StorageError::ForeignStream`], also for a pool without storage on a device;
+    /// [`StorageError::Capturing`]; [`StorageError::DeviceLost`].
     ///
     /// # Panics
     ///
@@ -110,26 +120,34 @@ impl Batch {
         Ok(batch)
     }
 
-    /// Its place in the order of batches.
+    /// Returns its position in the order of batches.
     pub fn ticket(&self) -> Ticket {
         self.step.ticket()
     }
 
-    /// Ends the batch: the work on the device has ended, and nothing reads or writes memory for it any more. A batch that was
-    /// [begun on a stream](Self::begin_on) ends when the stream gets there. The same as dropping it.
+    /// Ends the batch: its work on the device has ended, and no longer accesses memory.
+    ///
+    /// A batch [begun on a stream](Self::begin_on) ends when the stream gets there. Equivalent to
+    /// dropping it.
     pub fn finish(self) {}
 
-    /// Ends the batch when the device has done what was enqueued on this stream until now: everything that was built under it
-    /// must have been enqueued there, or the stream waits for it. Copies on write need not be thought of: of a batch that was begun on another
-    /// stream, that one is waited for, too. Returns at once, with a future that nobody needs to await.
+    /// Ends the batch when the device has completed the work enqueued on this stream so far.
     ///
-    /// For batches whose bytes were written by the time that they end on the host, or that write to no shared block: a batch that was
-    /// not [begun on the stream](Self::begin_on) copies on write when it appends, whatever is still to come there.
+    /// All work that uses the batch's tables and slots must have been enqueued on this stream, or
+    /// the stream must wait for it. Copies on write need no care: if the batch was begun on another
+    /// stream, that one is waited for too. Returns at once; the returned future need not be
+    /// awaited.
+    ///
+    /// Intended for batches whose bytes are written when they end on the host, or that write to no
+    /// shared block: a batch not [begun on the stream](Self::begin_on) copies on write at the time
+    /// of the append, regardless of work still queued there.
     ///
     /// # Errors
     ///
-    /// [`FinishError`], which has the batch, as [`begin_on`](Self::begin_on) refuses a stream. The future: that the device failed before the stream got there. Then the batch
-    /// has ended without any block of it being cached, and the pool hands out no blocks any more.
+    /// [`FinishError`], which returns the batch, in the cases in which [`begin_on`](Self::begin_on)
+    /// refuses a stream. The future fails if the device failed before the stream got there. The
+    /// batch has then ended without any of its blocks being cached, and the pool hands out no
+    /// blocks any more.
     pub fn finish_on(self, stream: &DeviceStream) -> Result<Finish, FinishError> {
         if let Err(error) = self.step.sequences.check_stream(stream) {
             return Err(FinishError { error, batch: Box::new(self) });
@@ -144,13 +162,16 @@ impl Batch {
         Ok(told)
     }
 
-    /// Appends tokens that are final: a prompt, a chunk of one, or a decoded token. Takes blocks as needed, and copies the
-    /// last one first if it cannot be written. Tokens that were drafted before are final with these.
+    /// Appends final tokens: a prompt, a chunk of one, or a decoded token.
+    ///
+    /// Allocates blocks as needed, and copies the last block first if it cannot be written in
+    /// place. Earlier drafted tokens become final too.
     ///
     /// # Errors
     ///
-    /// The sequence is unchanged: [`SequenceError::Alloc`] if there are no blocks, [`SequenceError::ZeroTokens`],
-    /// [`SequenceError::TooLong`], [`SequenceError::ForeignSequence`], [`SequenceError::Storage`] if the copy failed.
+    /// The sequence is unchanged: [`SequenceError::Alloc`] if there are no blocks,
+    /// [`SequenceError::ZeroTokens`], [`SequenceError::TooLong`],
+    /// [`SequenceError::ForeignSequence`], [`SequenceError::Storage`] if the copy failed.
     #[inline]
     pub fn append(&mut self, sequence: &mut Sequence, tokens: usize) -> Result<Appended, SequenceError> {
         let (appended, plan) = self.grow(sequence, tokens)?;
@@ -165,11 +186,13 @@ impl Batch {
         Ok(appended)
     }
 
-    /// Blocks are full of final tokens: this batch seals them if no other in flight wrote there, else the sequence will.
+    /// Promises full blocks of final tokens to this batch if no other writer is in flight.
+    ///
+    /// Otherwise the sequence seals them later.
     fn filled(&mut self, sequence: &mut Sequence, plan: &Growth) {
         let (ticket, blocks) = (self.ticket(), &self.step.sequences.0.blocks);
         let others = if plan.tail { sequence.seals.last_writer_but(ticket) } else { Ticket(0) };
-        // Those before are settled: what is promised begins where they end.
+        // Earlier blocks are settled: the promise begins where they end.
         if sequence.seals.settled() == plan.first && (others == Ticket(0) || blocks.clock().ended(others)) {
             let ids = (plan.first..plan.full).map(|place| sequence.list.id(place as usize));
             let known = sequence.known.as_deref();
@@ -194,9 +217,9 @@ impl Batch {
     ///
     /// # Errors
     ///
-    /// As for [`append`](Self::append); [`SequenceError::TokensUnknown`], also for drafted tokens before these that were not
-    /// announced; [`SequenceError::TokensAhead`] if others were announced and are to be appended first. On any error
-    /// the tokens are not announced either.
+    /// As for [`append`](Self::append); [`SequenceError::TokensUnknown`], also if earlier drafted
+    /// tokens were not announced; [`SequenceError::TokensAhead`] if other announced tokens must be
+    /// appended first. On any error, these tokens are not announced.
     pub fn append_tokens(
         &mut self,
         sequence: &mut Sequence,
@@ -204,7 +227,7 @@ impl Batch {
     ) -> Result<Appended, SequenceError> {
         self.check(&sequence.sequences, sequence.id())?;
         if let Some(known) = sequence.known.as_deref() {
-            known.is_told_all(sequence.id(), sequence.len())?;
+            known.check_all_announced(sequence.id(), sequence.len())?;
         }
         let before = sequence.known.as_deref().map(TokenHashes::mark);
         sequence.announce(tokens)?;
@@ -215,8 +238,9 @@ impl Batch {
         appended
     }
 
-    /// Appends tokens that may be taken back: speculative ones. [`Sequence::commit`] says which of them are final,
-    /// [`Sequence::truncate`] takes back the rest.
+    /// Appends speculative tokens, which may be taken back.
+    ///
+    /// [`Sequence::commit`] makes some of them final, [`Sequence::truncate`] removes the rest.
     ///
     /// # Errors
     ///
@@ -227,7 +251,7 @@ impl Batch {
         Ok(appended)
     }
 
-    /// Refuses a sequence of another pool.
+    /// Returns an error for a sequence of another pool.
     #[inline]
     pub(super) fn check(&self, of: &Sequences, id: crate::ids::SequenceId) -> Result<(), SequenceError> {
         if self.step.sequences.same(of) { Ok(()) } else { Err(SequenceError::ForeignSequence { id }) }
@@ -268,7 +292,7 @@ impl Batch {
         Tail { id, access: sequence.access(place, self.step.sequences.0.blocks.word(id), self.ticket()) }
     }
 
-    /// The part of an append that changes blocks. On an error, nothing has.
+    /// Allocates and replaces blocks for an append. On an error, nothing has changed.
     fn grow_blocks(
         &mut self,
         sequence: &mut Sequence,
@@ -284,7 +308,7 @@ impl Batch {
             .priority(sequence.priority());
         let mut copy = None;
         if request.blocks > 0 {
-            // Room in the list for what no pool could hold would be memory for nothing.
+            // Do not grow the list for a request that no pool could satisfy.
             let total = self.step.sequences.0.blocks.total();
             if request.blocks > total {
                 return Err(AllocError::TooLarge { asked: request.blocks, total }.into());
@@ -304,7 +328,8 @@ impl Batch {
             done.new_blocks = request.blocks;
             return Ok(());
         };
-        // Just being moved, so that its bytes are read: a copy after all. Reached by the model `moves`.
+        // Being moved, so its bytes are being read: copy it after all. Reached by the model
+        // `moves`.
         let open = |tail: &Tail| self.step.sequences.0.blocks.reopen_guarded(tail.id);
         if matches!(tail.access, Access::Reopen | Access::Withdraw) && !open(tail) {
             let one = AllocRequest { blocks: 1, ..request };
@@ -322,7 +347,8 @@ impl Batch {
                     return Err(error);
                 }
                 Err(panic) => {
-                    // On a stream it may have been enqueued: then the destination must not get another owner.
+                    // The copy may already be enqueued on the stream: the destination must not get
+                    // another owner.
                     let may_go_on = self.step.stream.is_some();
                     self.give_up(sequence, base, plan, copy.filter(|_| !may_go_on));
                     resume_unwind(panic);
@@ -333,12 +359,12 @@ impl Batch {
         if tail.access == Access::Withdraw {
             self.step.promised.retain(|promised| promised.handle.id != tail.id);
         }
-        // Whoever sealed it, it is open now.
+        // Sealed or not before, it is open now.
         sequence.seals.reopen(plan.first);
         Ok(())
     }
 
-    /// Takes blocks for the sequence's list, and times it when it is due.
+    /// Allocates blocks for the sequence's list, and samples the time it takes.
     fn allocate(
         &self,
         request: &AllocRequest,
@@ -350,7 +376,7 @@ impl Batch {
         if shared.sampler.is_due() { shared.sampler.time(allocate) } else { allocate() }
     }
 
-    /// Whether a copy is done when the call returns.
+    /// Returns whether a copy is complete when the call returns.
     fn copies_at_once(&self) -> bool {
         self.step.sequences.0.storage.is_some() && self.step.stream.is_none()
     }
@@ -360,19 +386,21 @@ impl Batch {
         let frames = FrameMove::new(shared.blocks.frame(from), shared.blocks.frame(to));
         let copied = match (&shared.storage, &self.step.stream) {
             (None, _) => Ok(()),
-            // SAFETY: the destination was allocated just now and is nobody else's. The source is in the sequence's list,
-            // which holds a reference: it is not freed, and it is not written, being shared or (if it is the sequence's
-            // alone) written through this sequence only, which is borrowed mutably.
+            // SAFETY: the destination was allocated just now and has no other owner. The source is
+            // in the sequence's list, which holds a reference: it is not freed, and not written,
+            // being shared or (if the sequence owns it exclusively) written only through this
+            // sequence, which is borrowed mutably.
             (Some(storage), None) => unsafe { storage.copy(&[frames]) },
-            // SAFETY: as above; and until the stream has done it the batch keeps a reference on the source, and whoever writes
-            // the destination does so behind it on this stream, or after the stream is settled.
+            // SAFETY: as above; until the stream has done the copy, the batch keeps a reference on
+            // the source, and writes to the destination follow it on this stream, or come after the
+            // stream is settled.
             (Some(storage), Some(stream)) => unsafe { storage.copy_on(stream, &[frames]) },
         };
         self.step.sequences.noting_loss(copied)?;
         Ok(Copied { from, to, frames })
     }
 
-    /// Gives back what was taken for an append that failed.
+    /// Releases the blocks allocated for an append that failed.
     #[cold]
     fn give_up(&self, sequence: &mut Sequence, base: usize, plan: &Growth, copy: Option<BlockId>) {
         let mut taken = sequence.list.staged(base..base + plan.fresh as usize);

@@ -1,13 +1,15 @@
-//! What a batch holds until it ends, and how it ends: here and now, or when a device's stream gets there.
+//! The state of a batch until it ends, and its end: on the host, or when a device's stream gets
+//! there.
 //!
 //! ```text
-//! end here      register and seal what was promised;  end the lease;  release what was copied
-//! end on it     the storage is asked to call back when the stream gets there;  then, wherever that is: as above
-//! it failed     nothing runs there any more: as above, but nothing is registered, and the pool hands out no blocks
+//! on the host   register and seal the promised blocks;  end the lease;  release the copied blocks
+//! on a stream   the storage calls back when the stream gets there;  then, on that thread: as above
+//! on failure    no work runs there any more: as above, but nothing is registered, and the pool hands out no blocks
 //! ```
 //!
-//! A block that a batch filled is sealed when it ends, and not before: until then a kernel may not have written it. What others
-//! gave up while it was in flight is held back by its lease until then: a kernel may still read it.
+//! A block filled by a batch is sealed when the batch ends, not earlier: until then a kernel may
+//! not have written it. The lease holds back the blocks that other threads give up meanwhile: until
+//! then a kernel may still read them.
 
 use std::fmt;
 use std::pin::Pin;
@@ -25,30 +27,31 @@ use crate::sync::{Arc, Mutex, panicking};
 
 use super::registry::Sequences;
 
-/// See the [module](self).
+/// State of a batch; ends the batch when dropped.
 pub(super) struct BatchInner {
     pub(super) sequences: Sequences,
-    /// `None` only while it is dropped.
+    /// `None` only during the drop.
     lease: Option<InFlight>,
-    /// Blocks that are promised to this batch: it seals them when it ends.
+    /// Blocks promised to this batch, which seals them when it ends.
     pub(super) promised: Vec<Promise>,
-    /// Blocks that are being copied, a reference on each.
+    /// Sources of copies in progress, with a reference on each.
     pub(super) copied: Vec<BlockId>,
-    /// Where the batch's work is; without one it is over when the batch is dropped.
+    /// Stream of the batch's work. Without one, the batch ends when it is dropped.
     pub(super) stream: Option<DeviceStream>,
-    /// The bytes may not have been computed: nobody is to find them.
+    /// The bytes may not have been computed: no block may be cached.
     is_void: bool,
 }
 
 /// A block that the batch seals when it ends.
 pub(super) struct Promise {
     pub(super) handle: BlockHandle,
-    /// It was noted, and is to be registered with the prefix cache.
+    /// The block was noted, and is registered with the prefix cache.
     pub(super) is_noted: bool,
     pub(super) stored: Option<Box<KvEvent>>,
 }
 
-/// The end of a batch that was finished on a stream. Dropping it changes nothing: the batch ends all the same.
+/// The end of a batch that was finished on a stream. Dropping it has no effect: the batch still
+/// ends.
 #[derive(Debug)]
 pub struct Finish {
     told: oneshot::Receiver<Result<(), StorageError>>,
@@ -70,7 +73,7 @@ impl Future for Finish {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let told = std::task::ready!(Pin::new(&mut self.told).poll(context));
         Poll::Ready(told.unwrap_or_else(|_| {
-            let reason = "the storage stopped watching it".into();
+            let reason = "the storage dropped the callback".into();
             Err(StorageError::Device { device: self.device, doing: "the end of a batch", reason })
         }))
     }
@@ -83,10 +86,10 @@ impl BatchInner {
     }
 
     pub(super) fn ticket(&self) -> Ticket {
-        self.lease.as_ref().expect("a batch has a lease until it is dropped").ticket()
+        self.lease.as_ref().expect("a batch holds a lease until it is dropped").ticket()
     }
 
-    /// Ends when all these streams got there.
+    /// Ends the batch when all these streams have reached this point.
     pub(super) fn end_after(mut self, streams: &[&DeviceStream], tell: Option<Tell>) {
         let Some(storage) = self.sequences.0.storage.clone() else { return };
         if cfg!(kvpool_mutant = "reuse_unfenced")
@@ -95,13 +98,13 @@ impl BatchInner {
             self.sequences.0.blocks.end_batch(lease);
         }
         let keeps = !self.is_void && !panicking();
-        // Unless it is said that the work was done.
+        // Unless the callback reports that the work was done.
         self.is_void = true;
         let end: CopyDone = Box::new(move |outcome| {
             self.is_void = !(keeps && outcome.is_ok());
             let outcome = self.sequences.noting_loss(outcome);
             drop(self);
-            // Perhaps nobody waits for it.
+            // The receiver may be gone.
             let _ = tell.map(|tell| tell.send(outcome));
         });
         match streams {
@@ -113,8 +116,8 @@ impl BatchInner {
     fn end(&mut self) {
         let is_void = self.is_void || panicking();
         let blocks = &self.sequences.0.blocks;
-        // A block that was released meanwhile has another generation, and is left alone. Whoever panics may not have come to
-        // store what was appended: nobody is to find it.
+        // A block released meanwhile has another generation, and is skipped. A panicking thread may
+        // not have stored what it appended, so no block is cached then.
         if let Some(cache) = self.sequences.0.cache.as_ref().filter(|_| !is_void) {
             let noted = self.promised.iter_mut().filter(|promise| promise.is_noted);
             cache.register(blocks, noted.map(|promise| (promise.handle, promise.stored.take())));
@@ -124,21 +127,23 @@ impl BatchInner {
         }
         if let Some(lease) = self.lease.take() {
             blocks.end_batch(lease);
-            // Frames that moves left, and that this batch may have been the last to read. It announces, also those that were
-            // only in its hands, because they wait for another batch.
+            // Frames left by moves, which this batch may have been the last to read. Announces,
+            // also for frames that it only held briefly because they wait for another batch.
             blocks.reclaim_due_shared_limbo();
         }
         if !self.copied.is_empty() {
-            // The copies are done. These were unlinked from their sequences, where a view's reader may have found them. No
-            // fence, as in `Sequence::release_unlinked`: this batch's end changed the clock's word after they were unlinked.
-            // A batch that began before that is seen by the release; one that began after it read from it, and sees them
-            // unlinked.
+            // The copies are done. These blocks were unlinked from their sequences, where a view's
+            // reader may have found them. No fence, unlike `Sequence::release_unlinked`: this
+            // batch's end changed the clock's word after they were unlinked. A batch that began
+            // before that is seen by the release; one that began after it read from it, and sees
+            // them unlinked.
             blocks.release_listed(&self.copied);
         }
     }
 }
 
-/// Calls `end` when the last of these streams got there. If one of them is never told of, it is dropped with the last.
+/// Calls `end` when the last of these streams gets there. If one of them never reports, drops `end`
+/// with the last callback.
 fn after_all(storage: &dyn Storage, streams: &[&DeviceStream], end: CopyDone) {
     let rest = Arc::new(Mutex::new((streams.len(), Ok(()), Some(end))));
     for stream in streams {
@@ -151,7 +156,7 @@ fn after_all(storage: &dyn Storage, streams: &[&DeviceStream], end: CopyDone) {
             }
             let last = if rest.0 == 0 { rest.2.take() } else { None };
             let outcome = rest.1.clone();
-            // Whoever is told may do what he likes.
+            // The callback may run arbitrary code, so the lock is released first.
             drop(rest);
             let _ = last.map(|end| end(outcome));
         };

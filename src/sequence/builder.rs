@@ -1,4 +1,4 @@
-//! Opening a sequence, with what its prompt has in the prefix cache.
+//! Opening a sequence with the cached prefix of its prompt.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use crate::block::Priority;
 use crate::error::{AllocError, PrefixError, SequenceError};
 use crate::ids::{BlockId, SequenceId};
 use crate::prefix::policy::{CachePriority, Millis};
-use crate::prefix::{Owner, PrefixCache, PrefixKeys};
+use crate::prefix::{PolicyInfo, PrefixCache, PrefixKeys};
 use crate::sync::Arc;
 
 use super::TOKENS_MAX;
@@ -30,7 +30,7 @@ pub struct SequenceBuilder<'a> {
 }
 
 impl<'a> SequenceBuilder<'a> {
-    pub(super) fn new(sequences: &'a Sequences, id: SequenceId) -> Self {
+    fn new(sequences: &'a Sequences, id: SequenceId) -> Self {
         Self {
             sequences,
             id,
@@ -42,47 +42,53 @@ impl<'a> SequenceBuilder<'a> {
         }
     }
 
-    /// At this priority; it is recorded with the sequence's blocks.
+    /// Sets the priority of allocations, which is recorded with the sequence's blocks.
     pub fn priority(mut self, priority: Priority) -> Self {
         self.priority = priority;
         self
     }
 
-    /// What its blocks depend on beside its tokens: they are shared with sequences of the same keys alone.
+    /// Sets what its blocks depend on besides tokens. Only sequences with equal keys share blocks.
     pub fn keys(mut self, keys: PrefixKeys<'a>) -> Self {
         self.keys = keys;
         self
     }
 
-    /// How much its blocks are worth keeping in the prefix cache, to policies that ask.
+    /// Sets the retention priority of its blocks in the prefix cache, for policies that use it.
     pub fn keep(mut self, keep: CachePriority) -> Self {
         self.keep = keep;
         self
     }
 
-    /// Its blocks are to be kept in the prefix cache until then, by the [cache's clock](PrefixCache::now), as long as others can
-    /// go; for policies that heed it.
+    /// Sets a time until which the prefix cache keeps its blocks while others can be evicted.
+    ///
+    /// In terms of the [cache's clock](PrefixCache::now). For policies that use it.
     pub fn keep_until(mut self, until: Millis) -> Self {
         self.keep_until = Some(until);
         self
     }
 
-    /// A block that a hit fills only in part is reused too: the last one of a prompt that is cached as a whole, and the
-    /// unfinished last block of a sequence that was closed before. Its first write goes to a copy.
+    /// Allows hits that fill a block only in part.
+    ///
+    /// These are the last block of a prompt that is cached as a whole, and the unfinished last
+    /// block of a closed sequence. The first write to such a block goes to a copy.
     pub fn reuse_tail(mut self) -> Self {
         self.reuses_tail = true;
         self
     }
 
-    /// Opens the sequence, empty. In a pool with a prefix cache its tokens can be [announced](Sequence::announce); what is
-    /// cached of them already is found by [`tokens`](Self::tokens) alone.
+    /// Opens the sequence, empty.
+    ///
+    /// In a pool with a prefix cache its tokens can be [announced](Sequence::announce), but only
+    /// [`tokens`](Self::tokens) looks up what is cached of them.
     ///
     /// # Errors
     ///
-    /// [`SequenceError::AlreadyOpen`]; [`SequenceError::Prefix`] for a key of no bytes, or a retention that has passed.
+    /// [`SequenceError::AlreadyOpen`]; [`SequenceError::Prefix`] for a key of zero bytes, or a
+    /// retention time that has passed.
     pub fn open(self) -> Result<Sequence, SequenceError> {
         let known = match self.sequences.cache() {
-            Some(cache) => Some(Box::new(TokenHashes::new(cache, &self.keys, self.owner(cache)?)?)),
+            Some(cache) => Some(Box::new(TokenHashes::new(cache, &self.keys, self.policy_info(cache)?)?)),
             None => None,
         };
         let list = self.sequences.register(self.id)?;
@@ -92,9 +98,11 @@ impl<'a> SequenceBuilder<'a> {
         Ok(sequence)
     }
 
-    /// Opens the sequence with the longest cached prefix of a prompt, whose blocks it shares from now on: as many tokens as
-    /// [`Sequence::len`] then says. The last token of the prompt is never among them: it must be computed. The rest
-    /// of the prompt is announced, and to be appended; all at once or in chunks.
+    /// Opens the sequence with the longest cached prefix of a prompt, sharing the prefix's blocks.
+    ///
+    /// [`Sequence::len`] then returns the number of cached tokens. The last token of the prompt is
+    /// never among them, since it must be computed. The rest of the prompt is announced, and must
+    /// be appended, at once or in chunks.
     ///
     /// Without a prefix cache the sequence is opened empty.
     ///
@@ -114,8 +122,8 @@ impl<'a> SequenceBuilder<'a> {
     ///
     /// # Errors
     ///
-    /// As [`open`](Self::open); [`SequenceError::ZeroTokens`], [`SequenceError::TooLong`]; [`SequenceError::Alloc`] for a prompt
-    /// that the whole pool could not hold.
+    /// As [`open`](Self::open); [`SequenceError::ZeroTokens`], [`SequenceError::TooLong`];
+    /// [`SequenceError::Alloc`] for a prompt larger than the pool.
     pub fn tokens(self, prompt: &[u32]) -> Result<Sequence, SequenceError> {
         let (id, block_tokens) = (self.id, self.sequences.block_tokens());
         if prompt.is_empty() {
@@ -134,25 +142,42 @@ impl<'a> SequenceBuilder<'a> {
         Ok(sequence)
     }
 
-    fn owner(&self, cache: &PrefixCache) -> Result<Owner, PrefixError> {
+    fn policy_info(&self, cache: &PrefixCache) -> Result<PolicyInfo, PrefixError> {
         if let Some(until) = self.keep_until {
             let now = cache.now();
             if until <= now {
                 return Err(PrefixError::RetentionPast { until: until.0, now: now.0 });
             }
         }
-        Ok(Owner { priority: self.keep, keep_until: self.keep_until, ..Owner::default() })
+        Ok(PolicyInfo { priority: self.keep, keep_until: self.keep_until, ..PolicyInfo::default() })
+    }
+}
+
+impl Sequences {
+    /// Returns a builder that opens a sequence.
+    pub fn sequence(&self, id: SequenceId) -> SequenceBuilder<'_> {
+        SequenceBuilder::new(self, id)
+    }
+
+    /// Opens an empty sequence at normal priority.
+    ///
+    /// # Errors
+    ///
+    /// [`SequenceError::AlreadyOpen`].
+    pub fn open(&self, id: SequenceId) -> Result<Sequence, SequenceError> {
+        self.sequence(id).open()
     }
 }
 
 impl Sequence {
-    /// Takes what is cached of its announced tokens, which are `prompt`, as its first blocks. It has none yet.
+    /// Adopts the cached blocks of its announced tokens, which are `prompt`, as its first blocks.
+    /// The sequence is empty.
     fn adopt_prefix(&mut self, prompt: &[u32]) {
         let Some(known) = &mut self.known else { return };
         let cache: Arc<PrefixCache> = known.cache().clone();
         let block_tokens = self.sequences.block_tokens();
         let (whole, most) = (known.hashes(), (prompt.len() - 1) / block_tokens);
-        // Room for the whole prompt, so that its list grows but once.
+        // Room for the whole prompt, so that the list grows only once.
         self.list.reserve(prompt.len().div_ceil(block_tokens));
         let mut place = 0;
         let list = &mut self.list;
@@ -167,15 +192,16 @@ impl Sequence {
             self.list.stage(hits.blocks, id);
             tokens += more;
         }
-        known.owner.context = hits.context;
+        known.policy_info.context = hits.context;
         self.list.publish(tokens as u32);
         self.committed = tokens as u32;
         self.seals.adopt(hits.blocks as u32);
     }
 }
 
-/// A cached block that begins as the prompt goes on after `blocks` blocks, a reference on it, and how many of its tokens
-/// are the prompt's: all but the last token of the prompt at the most.
+/// Takes a reference on a cached block that continues the prompt after `blocks` blocks.
+///
+/// Also returns how many of its tokens belong to the prompt, excluding the prompt's last token.
 fn cached_tail(
     cache: &PrefixCache,
     sequences: &Sequences,

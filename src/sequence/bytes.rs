@@ -1,22 +1,24 @@
-//! Bytes of a sequence's tokens, without `unsafe`.
+//! Access to the bytes of a sequence's tokens, without `unsafe`.
 //!
 //! # Why this is sound
 //!
-//! [The frame rule](crate::storage::Storage#the-frame-rule) asks that nobody else touch a slot that is written, and
-//! nobody write a slot that is read.
-//! - A store goes to blocks of which the sequence holds the only reference, through `&mut`: no other store to them, no
-//!   load through this sequence, and nobody can share them meanwhile. They are neither sealed nor promised to another
-//!   batch, so that nothing moves them.
-//! - A load holds `&` of a sequence with a reference on each block: no store through this sequence; through another one
-//!   the block has two references, and the store is refused. Once the other reference is gone, its Release and the
-//!   Acquire of the check order the load before the store.
+//! [The frame rule](crate::storage::Storage#the-frame-rule) requires that no other access touches a
+//! slot that is written, and that no thread writes a slot that is read.
+//! - A store writes to blocks of which the sequence holds the only reference, through `&mut`: no
+//!   other store to them, no load through this sequence, and no new reference can exist meanwhile.
+//!   The blocks are neither sealed nor promised to another batch, so nothing moves them.
+//! - A load holds `&` of a sequence with a reference on each block, so there is no store through
+//!   this sequence. Through another sequence the block has two references, and the store is
+//!   refused. Once the other reference is released, its Release and the Acquire of the check order
+//!   the load before the store.
 //! - A freed block's frame reaches its next owner through a Release and an Acquire.
 //!
-//! On a device these calls wait for what was enqueued on the batch's stream before; what is enqueued by an engine itself is the
-//! engine's to keep in order.
+//! On a device these calls wait for work enqueued on the batch's stream before. The engine must
+//! order its own enqueued work.
 //!
-//! It rests on references being released only by those who hold them, see the [floor](super). Whoever calls the storage's
-//! own `unsafe` operations keeps the frame rule towards these calls too.
+//! All of this relies on references being released only by their holders, see the [parent
+//! module](super). Callers of the storage's own `unsafe` operations must keep the frame rule
+//! towards these calls too.
 
 use std::ops::Range;
 
@@ -28,15 +30,18 @@ use super::plan::pieces;
 use super::sequence::{Access, Sequence};
 
 impl Batch {
-    /// Stores K and V of tokens in one layer: `[tokens][kv_heads][head_dim]` each, as
-    /// [`Storage::store`](crate::storage::Storage::store) takes them. The tokens must have been appended in this batch,
-    /// or lie in a block that is not full, and the sequence must not have been forked since.
+    /// Stores K and V of tokens in one layer.
+    ///
+    /// Each has the shape `[tokens][kv_heads][head_dim]`, as in [`Storage::store`]. The tokens must
+    /// have been appended in this batch, or be in a block that is not full, and the sequence must
+    /// not have been forked since.
     ///
     /// # Errors
     ///
-    /// No byte was moved: [`SequenceError::NotWritable`] names the first token in a block that is shared, sealed, or to
-    /// be sealed by another batch; [`SequenceError::TokensOutOfRange`], [`SequenceError::ForeignSequence`],
-    /// [`SequenceError::NoStorage`], [`SequenceError::Storage`].
+    /// No byte was written: [`SequenceError::NotWritable`] names the first token in a block that is
+    /// shared, sealed, or promised to another batch; [`SequenceError::TokensOutOfRange`],
+    /// [`SequenceError::ForeignSequence`], [`SequenceError::NoStorage`],
+    /// [`SequenceError::Storage`].
     pub fn store(
         &mut self,
         sequence: &mut Sequence,
@@ -53,19 +58,20 @@ impl Batch {
         for (place, inside) in pieces(tokens_u32, block_tokens) {
             let block = sequence.list.id(place as usize);
             let access = sequence.access(place, self.step.sequences.0.blocks.word(block), ticket);
-            // Withdraw: promised to this very batch, which cannot end while it is borrowed here.
+            // Withdraw: promised to this batch, which cannot end while it is borrowed here.
             if !matches!(access, Access::Open | Access::Withdraw) {
                 let position = (place * block_tokens + inside.start) as usize;
                 return Err(SequenceError::NotWritable { id: sequence.id(), position, block });
             }
         }
         sequence.seals.wrote_again(ticket);
-        // SAFETY: the blocks are the sequence's alone, borrowed mutably, and nobody seals or moves them: see the module.
+        // SAFETY: the blocks belong to this sequence alone, which is borrowed mutably; no thread
+        // seals or moves them: see the module.
         let stored = self.settled(storage).and_then(|()| unsafe { storage.store(layer, k, v, &self.slots) });
         Ok(self.step.sequences.noting_loss(stored)?)
     }
 
-    /// Loads K and V of tokens of one layer: the inverse of [`store`](Self::store).
+    /// Loads K and V of tokens in one layer: the inverse of [`store`](Self::store).
     ///
     /// # Errors
     ///
@@ -81,13 +87,13 @@ impl Batch {
     ) -> Result<(), SequenceError> {
         self.fill_slots(sequence, tokens)?;
         let storage = self.byte_storage()?;
-        // SAFETY: the sequence holds a reference on each block and is borrowed; such a block is written only through
-        // its only owner, borrowed mutably: see the module.
+        // SAFETY: the sequence holds a reference on each block and is borrowed; such a block is
+        // written only through its only owner, borrowed mutably: see the module.
         let loaded = self.settled(storage).and_then(|()| unsafe { storage.load(layer, &self.slots, k, v) });
         Ok(self.step.sequences.noting_loss(loaded)?)
     }
 
-    /// What was enqueued on the batch's stream, copies on write among it, comes before what is stored or loaded from here.
+    /// Waits for the work enqueued on the batch's stream, including copies on write.
     fn settled(&self, storage: &dyn Storage) -> Result<(), StorageError> {
         self.step.stream.as_ref().map_or(Ok(()), |stream| storage.settle(stream))
     }

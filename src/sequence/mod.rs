@@ -1,42 +1,48 @@
-//! Sequences: logical tokens to blocks.
+//! Sequences: the mapping from logical tokens to blocks.
 //!
-//! A [`Sequence`] owns an ordered list of blocks; token `t` is in block `t / block_tokens`. A [`Batch`] is one step of
-//! the engine: tokens are appended under it, and it builds what kernels read. A [`SequenceView`] reads a sequence's
-//! list while its owner, on another thread, goes on.
+//! A [`Sequence`] owns an ordered list of blocks; token `t` is in block `t / block_tokens`. A
+//! [`Batch`] is one step of the engine: tokens are appended under it, and it builds the inputs of
+//! kernels. A [`SequenceView`] reads a sequence's list while its owner, on another thread,
+//! continues to change it.
 //!
 //! | file | what |
 //! |---|---|
-//! | `plan` | which blocks an append writes: arithmetic |
-//! | `seals` | which blocks are sealed, by whom and when: bookkeeping |
+//! | `plan` | which blocks an append writes (pure) |
+//! | `seals` | which blocks are sealed, when, and by which batch (bookkeeping) |
+//! | `token_hashes` | the known token ids, as block hashes |
 //! | `list` | the growing list of ids: one owner, any number of readers |
-//! | `registry` | [`Sequences`]: what is open, by id; views |
-//! | `sequence` | the owner's side: fork, commit, truncate |
-//! | `batch` | append, draft, copy-on-write, the end of a step |
+//! | `registry` | [`Sequences`]: open sequences by id; views |
+//! | `sequence` | the owner's operations: fork, commit, truncate |
+//! | `builder` | opening a sequence with its cached prefix |
+//! | `batch` | append, draft, copy-on-write |
+//! | `batch_inner` | the end of a batch, on the host or on a stream |
 //! | `outputs` | block tables, slots and lengths for kernels |
-//! | `moved` | entries of tables that live on, whose blocks moved |
+//! | `moved` | entries of persistent block tables whose blocks moved |
 //! | `bytes` | store and load without `unsafe` |
-//! | `transit` | on the way to another pool |
+//! | `transfer` | transfer of a sequence to another pool |
 //!
 //! # Invariants
 //!
 //! ```text
 //! blocks == ceil(length / block_tokens)        committed <= length <= 2^31 - 1
-//! every block of the list holds one reference of this sequence
-//! a block with more than one reference, or sealed, is not written to
+//! each block of the list holds one reference of this sequence
+//! a block with more than one reference, or a sealed block, is not written to
 //! ```
 //!
-//! # Who may write a block's bytes
+//! # Write access to a block's bytes
 //!
-//! The one sequence that holds the block's only reference, through `&mut`, while the block is neither sealed nor about
-//! to be. A write into anything else goes to a copy. This is what makes [`Batch::store`] and [`Batch::load`] safe to
-//! call; it rests on one rule, which all of the pool's interface rests on: a reference is released only by whoever
-//! holds it. Sequences do not give their references out as handles, and no handle changes a [guarded](crate::block) block.
+//! Only the sequence that holds the block's single reference, through `&mut`, while the block is
+//! neither sealed nor about to be. Any other write goes to a copy. This makes [`Batch::store`] and
+//! [`Batch::load`] safe to call. It rests on one rule of the whole interface: a reference is
+//! released only by its holder. Sequences do not hand out their references as handles, and no
+//! handle can share, seal, reopen, unpin or free a block that a sequence's list guards.
 //!
-//! # Who waits for what
+//! # Nothing waits
 //!
-//! Nobody waits. What leaves a list is unlinked, then released; a batch that may have read it there holds it back
-//! ([`Clock`](crate::batch::Clock)): a reader begins its batch before it reads a list, an owner fences between unlinking and
-//! releasing, so that either the reader misses the block or the release sees the batch.
+//! A block removed from a list is unlinked, then released; a batch that may have read it in the
+//! list holds its frame back. A reader begins its batch before it reads a list, and an owner fences
+//! between unlinking and releasing. So either the reader does not find the block, or the release
+//! sees the batch.
 
 mod batch;
 mod batch_inner;
@@ -51,10 +57,10 @@ mod outputs;
 mod plan;
 mod registry;
 mod seals;
-#[expect(clippy::module_inception, reason = "the floor is named for what it is about")]
+#[expect(clippy::module_inception, reason = "the floor is named after its main type")]
 mod sequence;
 mod token_hashes;
-mod transit;
+mod transfer;
 
 pub use crate::block::{Moved, Since};
 pub use batch::{Appended, Batch, Copied, FinishError};
@@ -65,7 +71,7 @@ pub use outputs::{BlockTable, CsrTable, Listed};
 pub use plan::TOKENS_MAX;
 pub use registry::{SequenceView, Sequences};
 pub use sequence::Sequence;
-pub(crate) use transit::{Arrival, Held};
+pub(crate) use transfer::{Arrival, BlockRefs};
 
 #[cfg(all(test, not(kvpool_loom)))]
 mod tests;

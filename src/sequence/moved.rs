@@ -1,8 +1,9 @@
-//! Block tables that live on across batches: which of their entries are out of date because blocks moved.
+//! Persistent block tables: finding the entries that are outdated because blocks moved.
 //!
-//! A table that stays on a device is not built anew for each batch: new blocks are added at its rows' ends, and entries
-//! whose blocks moved are patched in place. An old entry stays readable until the batches that were in flight when the
-//! block moved have ended, so that a batch patches its table before it is launched, and no earlier.
+//! A table that stays on a device is not rebuilt for each batch: new blocks are appended to its
+//! rows, and entries whose blocks moved are patched in place. An old entry stays readable until the
+//! batches in flight at the time of the move have ended. A batch therefore patches its table before
+//! it is launched, and no earlier.
 
 use crate::block::{Moved, Since};
 use crate::error::SequenceError;
@@ -12,32 +13,35 @@ use crate::sync::Ordering::Acquire;
 use super::batch::Batch;
 use super::outputs::Listed;
 
-/// An entry of a block table that names a frame which its block has left.
+/// Entry of a block table that names a frame which its block has left.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(C)]
 pub struct MovedEntry {
-    /// The sequence's row.
+    /// Row of the sequence.
     pub row: u32,
-    /// The block's place in the row.
+    /// Place of the block in the row.
     pub column: u32,
-    /// Where the block is now.
+    /// The block's current frame.
     pub frame: i32,
 }
 
 impl Batch {
-    /// Lists the blocks that moved to other frames, as far as a block table that was built under an earlier batch, of
-    /// ticket `since`, may still name the old ones; appended to `out`. With the table patched so, it is as good under this
-    /// batch as a new one, and the next batch asks since this one's ticket.
+    /// Lists the blocks that moved since an earlier batch, of ticket `since`; appended to `out`.
     ///
-    /// [`Since::TooLong`]: more moved than is remembered, and the table must be built anew; `out` is unchanged.
+    /// A block table built under that batch may still name the old frames. Once patched, it is as
+    /// good under this batch as a new one, and the next batch asks since this batch's ticket.
+    ///
+    /// Returns [`Since::TooLong`], with `out` unchanged, if more blocks moved than the pool
+    /// remembers: rebuild the table.
     pub fn moved_since(&self, since: Ticket, out: &mut Vec<Moved>) -> Since {
         self.step.sequences.0.blocks.moved_since(since, out)
     }
 
-    /// The same, as entries of the table whose rows are these sequences, in this order: row by row, ascending.
+    /// Lists the moved blocks as entries of the table whose rows are these sequences, in row-major
+    /// order.
     ///
-    /// Only what moved is listed. What the sequences did themselves (appends, copies on write, truncations) their owners
-    /// know.
+    /// Only moves are listed. The sequences' owners know their own changes (appends, copies on
+    /// write, truncations).
     ///
     /// # Errors
     ///
@@ -50,7 +54,7 @@ impl Batch {
     ) -> Result<Since, SequenceError> {
         let mut moved = Vec::new();
         let listed = self.moved_since(since, &mut moved);
-        // The frame is the same wherever a block stands in the list.
+        // A block has the same frame wherever it stands in a list.
         moved.sort_unstable_by_key(|moved| moved.block);
         let begin = out.len();
         for (row, sequence) in (0..).zip(sequences) {

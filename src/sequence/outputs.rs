@@ -1,10 +1,10 @@
-//! What kernels read: block tables, slots and lengths, built into buffers of the caller's.
+//! Inputs of kernels: block tables, slots and lengths, built in the caller's buffers.
 //!
-//! Everything is a frame number by the time that it is here: block ids are translated through the block words, one load
-//! each. Buffers keep their room, so that a steady state allocates nothing.
+//! Outputs name frames, not blocks: ids are translated through the block words, with one load each.
+//! Buffers keep their capacity, so a steady state allocates nothing.
 //!
-//! Sequences are given as anything that iterates over `&Sequence` (or `&SequenceView`) and can be iterated over
-//! twice: `&[&a, &b]`, `running.iter().map(|request| &request.sequence)`.
+//! Sequences are passed as an iterator over `&Sequence` (or `&SequenceView`), for tables one that
+//! can be cloned: `[&a, &b]`, `running.iter().map(|request| &request.sequence)`.
 
 use std::ops::Range;
 
@@ -18,11 +18,13 @@ use super::plan::pieces;
 use super::registry::{SequenceView, Sequences};
 use super::sequence::Sequence;
 
-/// The padding where there is no null block.
+/// Padding in a pool without a null block.
 const NOTHING: i32 = -1;
 
-/// A padded block table: `[sequences][width]` frames, row-major, as paged attention kernels take it. Rows are padded with
-/// the null block's frame, or -1 in a pool without one.
+/// A padded block table: `[sequences][width]` frames, row-major, as paged attention kernels expect
+/// it.
+///
+/// Rows are padded with the null block's frame, or -1 in a pool without one.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct BlockTable {
     entries: Vec<i32>,
@@ -32,60 +34,66 @@ pub struct BlockTable {
 }
 
 impl BlockTable {
-    /// An empty table.
+    /// Creates an empty table.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// An empty table whose rows are never narrower than this: captured graphs want one shape.
+    /// Creates an empty table whose rows have at least `width_min` entries.
+    ///
+    /// Captured graphs need a fixed shape.
     pub fn with_width(width_min: usize) -> Self {
         Self { width_min, ..Self::default() }
     }
 
-    /// The entries, row by row.
+    /// Returns the entries, row by row.
     pub fn entries(&self) -> &[i32] {
         &self.entries
     }
 
-    /// The entries of one sequence, padding included.
+    /// Returns the entries of one sequence, including padding.
     ///
     /// # Panics
     ///
     /// If there is no such row.
     pub fn row(&self, row: usize) -> &[i32] {
-        assert!(row < self.rows(), "row {row} of {}", self.rows());
+        assert!(row < self.rows(), "row {row} is out of range: the table has {} rows", self.rows());
         &self.entries[row * self.width..][..self.width]
     }
 
-    /// Tokens of each sequence, at the moment that its row shows.
+    /// Returns the number of tokens of each sequence, as of the moment that its row shows.
     pub fn lengths(&self) -> &[i32] {
         &self.lengths
     }
 
-    /// Sequences.
+    /// Returns the number of rows, one per sequence.
     pub fn rows(&self) -> usize {
         self.lengths.len()
     }
 
-    /// Entries in a row: the blocks of the longest sequence, or what the table was made with if that is more.
+    /// Returns the number of entries per row.
+    ///
+    /// This is the number of blocks of the longest sequence, or the minimum width if that is
+    /// larger.
     pub fn width(&self) -> usize {
         self.width
     }
 }
 
-/// A block table in compressed rows, as FlashInfer and its kin take it.
+/// A block table in compressed sparse rows, as FlashInfer and similar libraries expect it.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct CsrTable {
-    /// Where each sequence's frames begin in `indices`; one more at the end. `[sequences + 1]`.
+    /// Start of each sequence's frames in `indices`, and the end of the last. `[sequences + 1]`.
     pub indptr: Vec<i32>,
     /// Frames, sequence by sequence.
     pub indices: Vec<i32>,
-    /// Tokens in each sequence's last block: 1 to `block_tokens`, 0 in a sequence without tokens. `[sequences]`.
+    /// Tokens in each sequence's last block: 1 to `block_tokens`; 0 for an empty sequence.
+    /// `[sequences]`.
     pub last_page_len: Vec<i32>,
 }
 
 impl CsrTable {
-    /// An empty table.
+    /// Creates an empty table.
     pub fn new() -> Self {
         Self::default()
     }
@@ -98,12 +106,13 @@ mod sealed {
         fn sequences(&self) -> &Sequences;
         fn sequence_id(&self) -> SequenceId;
         fn tokens(&self) -> u32;
-        /// Calls `f` with ids and tokens of one moment; what an earlier call of it did is void.
+        /// Calls `f` with ids and tokens as of one moment; the effects of an earlier call must be
+        /// discarded.
         fn read(&self, f: impl FnMut(&[AtomicU32], u32));
     }
 }
 
-/// What tables are built of: a [`Sequence`], or a [`SequenceView`] of one that another thread owns.
+/// Source of a table row: a [`Sequence`], or a [`SequenceView`] of one that another thread owns.
 pub trait Listed: sealed::List {}
 impl<T: sealed::List> Listed for T {}
 
@@ -165,7 +174,7 @@ impl<T: sealed::List> sealed::List for &T {
     }
 }
 
-/// The frame of a block of a list.
+/// Returns the frame of a block of a list.
 #[inline]
 fn frame(blocks: &Core, id: &AtomicU32) -> i32 {
     // Acquire: pairs with the owner's stores, see `BlockList::read`. Frame numbers have 27 bits.
@@ -177,11 +186,12 @@ impl Batch {
     ///
     /// # Errors
     ///
-    /// [`SequenceError::ForeignSequence`]; the table is empty then.
+    /// [`SequenceError::ForeignSequence`]; the table is then empty.
     ///
     /// # Panics
     ///
-    /// If the table was made [with a width](BlockTable::with_width) that, times so many rows, no memory holds.
+    /// If the table has a [minimum width](BlockTable::with_width) whose product with the number of
+    /// rows exceeds memory.
     pub fn block_table<S: Listed>(
         &self,
         sequences: impl IntoIterator<Item = S, IntoIter: Clone>,
@@ -200,7 +210,8 @@ impl Batch {
         for (sequence, length) in sequences.zip(lengths) {
             let begin = entries.len();
             sequence.read(|ids, tokens| {
-                // A view's sequence may have grown since its length was read; the row shows what it had then.
+                // A view's sequence may have grown since its length was read; the row shows the
+                // earlier length.
                 let tokens = tokens.min(*length as u32);
                 *length = tokens as i32;
                 let ids = &ids[..tokens.div_ceil(block_tokens) as usize];
@@ -212,11 +223,11 @@ impl Batch {
         Ok(())
     }
 
-    /// Builds the block table of these sequences in compressed rows.
+    /// Builds the block table of these sequences in compressed sparse rows.
     ///
     /// # Errors
     ///
-    /// [`SequenceError::ForeignSequence`]; the table is empty then.
+    /// [`SequenceError::ForeignSequence`]; the table is then empty.
     pub fn csr_table<S: Listed>(
         &self,
         sequences: impl IntoIterator<Item = S>,
@@ -248,11 +259,11 @@ impl Batch {
         Ok(())
     }
 
-    /// Tokens of each of these sequences, drafted ones among them.
+    /// Lists the number of tokens of each of these sequences, including drafted ones.
     ///
     /// # Errors
     ///
-    /// [`SequenceError::ForeignSequence`]; `out` is empty then.
+    /// [`SequenceError::ForeignSequence`]; `out` is then empty.
     pub fn lengths<S: Listed>(
         &self,
         sequences: impl IntoIterator<Item = S>,
@@ -269,8 +280,11 @@ impl Batch {
         Ok(())
     }
 
-    /// Adds the slots of tokens to `out`: `frame * block_tokens + offset` for each, where a kernel writes its K and V.
-    /// What is in `out` stays, so that one mapping serves all sequences of a batch.
+    /// Appends the slots of tokens to `out`, where a kernel writes their K and V.
+    ///
+    /// Each slot is `frame * block_tokens + offset`.
+    ///
+    /// Keeps the contents of `out`, so that one mapping serves all sequences of a batch.
     ///
     /// # Errors
     ///

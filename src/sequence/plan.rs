@@ -1,4 +1,4 @@
-//! Which blocks an append writes: arithmetic alone.
+//! Which blocks an append writes: pure arithmetic.
 //!
 //! ```text
 //! blocks(tokens) == ceil(tokens / block_tokens)
@@ -8,26 +8,26 @@
 
 use std::ops::Range;
 
-/// The most tokens that a sequence can have: what a kernel's i32 can say.
+/// Maximum number of tokens of a sequence: the largest `i32` of a kernel.
 pub const TOKENS_MAX: usize = i32::MAX as usize;
 
-/// How an append spreads over blocks.
+/// The effect of an append on a sequence's blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Growth {
-    /// Tokens afterwards.
+    /// Tokens after the append.
     pub length: u32,
-    /// The first block that is written to, by its place in the sequence.
+    /// First block written to, by its place in the sequence.
     pub first: u32,
-    /// Whether the first block that is written to has tokens already.
+    /// Whether the first block written to already has tokens.
     pub tail: bool,
-    /// Blocks to be taken.
+    /// Number of blocks to allocate.
     pub fresh: u32,
-    /// Blocks, from the start of the sequence, that are full afterwards.
+    /// Leading blocks that are full after the append.
     pub full: u32,
 }
 
 impl Growth {
-    /// Of a sequence of `length` tokens by `tokens` more. `None`: too long.
+    /// Plans the growth of a sequence of `length` tokens by `tokens`. `None`: too long.
     pub(super) fn plan(length: u32, tokens: usize, block_tokens: u32) -> Option<Self> {
         if tokens > TOKENS_MAX - length as usize {
             return None;
@@ -44,7 +44,7 @@ impl Growth {
     }
 }
 
-/// A range of tokens, cut at the ends of blocks: each piece is a block's place in the sequence and the tokens in it.
+/// Splits a range of tokens at block boundaries, into pairs of a block's place and token offsets.
 pub(super) fn pieces(tokens: Range<u32>, block_tokens: u32) -> impl Iterator<Item = (u32, Range<u32>)> {
     let blocks =
         if tokens.is_empty() { 0..0 } else { tokens.start / block_tokens..tokens.end.div_ceil(block_tokens) };
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Token by token, every token goes where the plan says.
+        /// Places every token where the plan says.
         #[test]
         fn agrees_with_counting(length in 0u32..200, tokens in 1usize..200, block_tokens in 1u32..40) {
             let plan = Growth::plan(length, tokens, block_tokens).unwrap();

@@ -1,4 +1,4 @@
-//! What is open: sequences by id, and views of them.
+//! The open sequences of a pool by id, and views of them.
 
 use std::fmt;
 
@@ -9,15 +9,13 @@ use crate::prefix::PrefixCache;
 use crate::storage::{DeviceStream, Storage};
 use crate::sync::{Arc, Map, Ordering::*};
 
-use super::builder::SequenceBuilder;
 use super::list::{BlockList, ListOwner};
-use super::sequence::Sequence;
 
-/// The sequences of one pool. Cloning gives another reference to the same ones.
+/// The sequences of one pool. A clone refers to the same sequences.
 #[derive(Clone)]
 pub struct Sequences(pub(super) Arc<Shared>);
 
-/// What every sequence and batch of a pool shares.
+/// State shared by all sequences and batches of a pool.
 pub(super) struct Shared {
     pub(super) blocks: Blocks,
     pub(super) storage: Option<std::sync::Arc<dyn Storage>>,
@@ -29,8 +27,8 @@ pub(super) struct Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // Threads that used the pool keep its blocks, and the cache with them, for as long as they
-        // live. But nobody can reach a cached block any more: what was told of the cache is all.
+        // Threads that used the pool keep its blocks and cache alive until they end. But cached
+        // blocks are unreachable now, so no more events can follow.
         if let Some(cache) = &self.cache {
             cache.events().close();
         }
@@ -38,25 +36,26 @@ impl Drop for Shared {
 }
 
 impl Sequences {
-    /// No sequence is open yet. `storage` holds the bytes of `blocks`, if the pool keeps any.
+    /// Creates a registry without open sequences. `storage` holds the bytes of `blocks`, if the
+    /// pool keeps any.
     ///
     /// # Panics
     ///
-    /// If a block is to hold zero tokens, or more than a sequence may have.
+    /// If `block_tokens` is zero or exceeds the maximum length of a sequence.
     ///
     /// # Safety
     ///
-    /// The frames of `storage` are given out by `blocks` alone: [stores](super::Batch::store) rely on it.
+    /// Only `blocks` hands out the frames of `storage`: [stores](super::Batch::store) rely on it.
     pub unsafe fn new(
         blocks: Blocks,
         storage: Option<std::sync::Arc<dyn Storage>>,
         block_tokens: usize,
     ) -> Self {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { Self::with_cache(blocks, storage, block_tokens, None) }
     }
 
-    /// As [`new`](Self::new), with the prefix cache that keeps these blocks.
+    /// Like [`new`](Self::new), with the prefix cache that keeps these blocks.
     ///
     /// # Panics
     ///
@@ -71,11 +70,11 @@ impl Sequences {
         block_tokens: usize,
         cache: Option<Arc<PrefixCache>>,
     ) -> Self {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { Self::sampled(blocks, storage, block_tokens, cache, Sampler::new(0)) }
     }
 
-    /// As [`with_cache`](Self::with_cache), with what times allocations.
+    /// Like [`with_cache`](Self::with_cache), with a sampler of allocation times.
     ///
     /// # Panics
     ///
@@ -91,7 +90,10 @@ impl Sequences {
         cache: Option<Arc<PrefixCache>>,
         sampler: Sampler,
     ) -> Self {
-        assert!(block_tokens > 0 && block_tokens <= super::TOKENS_MAX, "a block of {block_tokens} tokens");
+        assert!(
+            block_tokens > 0 && block_tokens <= super::TOKENS_MAX,
+            "invalid block size: {block_tokens} tokens"
+        );
         let block_tokens = block_tokens as u32;
         Self(Arc::new(Shared { blocks, storage, block_tokens, cache, sampler, open: Map::new() }))
     }
@@ -105,7 +107,7 @@ impl Sequences {
         }
     }
 
-    /// Once the device is lost, the pool hands out no blocks any more.
+    /// Poisons the pool if the outcome reports a lost device: it hands out no blocks any more.
     pub(super) fn noting_loss<T>(&self, outcome: Result<T, StorageError>) -> Result<T, StorageError> {
         if outcome.as_ref().is_err_and(StorageError::is_lost) {
             self.0.blocks.poison();
@@ -113,66 +115,52 @@ impl Sequences {
         outcome
     }
 
-    /// A sequence to be opened.
-    pub fn sequence(&self, id: SequenceId) -> SequenceBuilder<'_> {
-        SequenceBuilder::new(self, id)
-    }
-
-    /// Opens an empty sequence at normal priority.
-    ///
-    /// # Errors
-    ///
-    /// [`SequenceError::AlreadyOpen`].
-    pub fn open(&self, id: SequenceId) -> Result<Sequence, SequenceError> {
-        self.sequence(id).open()
-    }
-
-    /// A view of an open sequence, for another thread than its owner's.
+    /// Returns a view of an open sequence, for threads other than its owner's.
     pub fn view(&self, id: SequenceId) -> Option<SequenceView> {
         let list = self.0.open.get(&id)?;
         Some(SequenceView { sequences: self.clone(), id, list })
     }
 
-    /// How many sequences are open.
+    /// Returns the number of open sequences.
     pub fn count(&self) -> usize {
         self.0.open.len()
     }
 
     internal! {
-        /// The blocks that the sequences are made of.
+        /// Returns the blocks of the pool.
         fn blocks(&self) -> &Blocks {
             &self.0.blocks
         }
     }
 
-    /// A view of every sequence that is open, in the order of their ids.
+    /// Returns a view of every open sequence, ordered by id.
     pub fn views(&self) -> Vec<SequenceView> {
         let mut open = self.0.open.entries();
         open.sort_unstable_by_key(|(id, _)| *id);
         open.into_iter().map(|(id, list)| SequenceView { sequences: self.clone(), id, list }).collect()
     }
 
-    /// The prefix cache, if there is one.
+    /// Returns the prefix cache, if there is one.
     pub fn cache(&self) -> Option<&Arc<PrefixCache>> {
         self.0.cache.as_ref()
     }
 
-    /// Tokens in a block.
+    /// Returns the number of tokens per block.
     pub fn block_tokens(&self) -> usize {
         self.0.block_tokens as usize
     }
 
-    /// Where the bytes are, if the pool keeps any.
+    /// Returns the storage, if the pool keeps bytes.
     pub fn storage(&self) -> Option<&std::sync::Arc<dyn Storage>> {
         self.0.storage.as_ref()
     }
 
-    /// Whether the other are the sequences of the same pool.
+    /// Returns whether both refer to the same pool.
     pub(crate) fn same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// The owner's side of a new, registered list.
+    /// Registers an id, and returns the owner's side of its new list.
     pub(super) fn register(&self, id: SequenceId) -> Result<ListOwner, SequenceError> {
         let owner = ListOwner::new(self.0.block_tokens);
         if self.0.open.insert_new(id, owner.list().clone()) {
@@ -196,8 +184,10 @@ impl fmt::Debug for Sequences {
     }
 }
 
-/// A sequence as other threads than its owner's see it. What is read from it is the sequence as it was at some moment
-/// during the call. Of a sequence that was closed, nothing is left to see: it has no tokens.
+/// A view of a sequence, for threads other than its owner's.
+///
+/// Each read returns the sequence as of some moment during the call. The view of a closed sequence
+/// is empty.
 #[derive(Clone)]
 pub struct SequenceView {
     pub(super) sequences: Sequences,
@@ -206,29 +196,30 @@ pub struct SequenceView {
 }
 
 impl SequenceView {
-    /// The sequence.
+    /// Returns the id of the sequence.
     pub fn id(&self) -> SequenceId {
         self.id
     }
 
-    /// Its tokens, drafted ones among them.
+    /// Returns the number of its tokens, including drafted ones.
     pub fn len(&self) -> usize {
         self.list.tokens() as usize
     }
 
-    /// Whether it has no tokens.
+    /// Returns whether it has no tokens.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Its blocks, in order. They may be gone by the time that this returns.
+    /// Returns its blocks, in order. They may have been released by the time this returns.
     pub fn blocks(&self) -> Vec<BlockId> {
         // Acquire: see `BlockList::read`.
         self.list.read(|ids, _| ids.iter().map(|id| BlockId(id.load(Acquire))).collect())
     }
 
-    /// Calls `f` with each block, in order, and its place. It is called again from the first on if the owner rewrote the
-    /// list meanwhile.
+    /// Calls `f` with the place and id of each block, in order.
+    ///
+    /// Starts again from the first block if the owner rewrites the list meanwhile.
     pub fn for_each_block(&self, mut f: impl FnMut(u32, BlockId)) {
         self.list.read(|ids, _| (0..).zip(ids).for_each(|(place, id)| f(place, BlockId(id.load(Acquire)))));
     }

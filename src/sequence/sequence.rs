@@ -1,4 +1,4 @@
-//! The owner's side of a sequence: fork, commit, truncate, and its end.
+//! The owner's operations on a sequence: fork, commit, truncate, close.
 
 use std::fmt;
 use std::ops::Range;
@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use crate::block::{BlockWord, Blocks, Priority};
 use crate::error::SequenceError;
 use crate::ids::{BlockId, SequenceId, Ticket};
-use crate::prefix::Owner;
+use crate::prefix::PolicyInfo;
 use crate::sync::{Ordering::*, fence, panicking};
 
 use super::list::ListOwner;
@@ -16,8 +16,10 @@ use super::registry::Sequences;
 use super::seals::Seals;
 use super::token_hashes::TokenHashes;
 
-/// One request's tokens, and the blocks that hold them. Grows through [`Batch::append`](super::Batch::append). Dropping it
-/// closes it and releases its blocks, the end of the sequence first.
+/// The tokens of one request, and the blocks that hold them.
+///
+/// Grows through [`Batch::append`](super::Batch::append). Dropping it closes it and releases its
+/// blocks, in reverse order.
 pub struct Sequence {
     pub(super) sequences: Sequences,
     id: SequenceId,
@@ -25,20 +27,20 @@ pub struct Sequence {
     pub(super) list: ListOwner,
     pub(super) committed: u32,
     pub(super) seals: Seals,
-    /// In a pool that caches: what its blocks hold.
+    /// Block hashes, in a pool with a prefix cache.
     pub(super) known: Option<Box<TokenHashes>>,
-    /// Its unfinished last block is registered when it is closed.
+    /// Whether its unfinished last block is registered when it is closed.
     pub(super) reuses_tail: bool,
 }
 
-/// What a write into a block that has tokens already must do first.
+/// Required before a write into a block that already has tokens.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Access {
-    /// Nothing: the block is this sequence's alone, and open.
+    /// Nothing: this sequence owns the block exclusively, and the block is open.
     Open,
-    /// Reopen it: it is this sequence's alone.
+    /// Reopen it: this sequence owns it exclusively.
     Reopen,
-    /// Take the promise to seal it back from this very batch.
+    /// Withdraw the promise to seal it from the writing batch.
     Withdraw,
     /// Copy it: it is shared, or promised to another batch.
     Copy,
@@ -58,61 +60,66 @@ impl Sequence {
         }
     }
 
-    /// The id that it was opened under.
+    /// Returns its id.
     pub fn id(&self) -> SequenceId {
         self.id
     }
 
-    /// The priority that it was opened at.
+    /// Returns its priority.
     pub fn priority(&self) -> Priority {
         self.priority
     }
 
-    /// Its tokens, drafted ones among them.
+    /// Returns the number of its tokens, including drafted ones.
     #[inline]
     pub fn len(&self) -> usize {
         self.list.tokens() as usize
     }
 
-    /// Whether it has no tokens.
+    /// Returns whether it has no tokens.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Tokens that are final.
+    /// Returns the number of final tokens.
     #[inline]
     pub fn committed(&self) -> usize {
         self.committed as usize
     }
 
-    /// Blocks that hold its tokens.
+    /// Returns the number of blocks that hold its tokens.
     #[inline]
     pub fn block_count(&self) -> usize {
         self.list.len()
     }
 
-    /// Its blocks, in order.
+    /// Returns its blocks, in order.
     pub fn blocks(&self) -> impl ExactSizeIterator<Item = BlockId> + DoubleEndedIterator {
         self.list.ids().iter().map(|id| BlockId(id.load(Relaxed)))
     }
 
-    /// Tokens whose ids are known: those that it was [opened with](super::SequenceBuilder::tokens) and those that were
-    /// [announced](Self::announce) since; perhaps more than it has, if they are not all appended yet. 0 in a pool without
-    /// a prefix cache.
+    /// Returns the number of tokens whose ids are known.
+    ///
+    /// These are the tokens that it was [opened with](super::SequenceBuilder::tokens) and those
+    /// [announced](Self::announce) since. May exceed its length if not all of them are appended
+    /// yet. 0 in a pool without a prefix cache.
     pub fn announced(&self) -> usize {
         self.known.as_ref().map_or(0, |known| known.announced())
     }
 
-    /// Says which tokens come next, before they are appended, or before drafted ones are made final: blocks that are full
-    /// of known tokens can be reused. In a pool without a prefix cache nothing is done.
+    /// Announces the next tokens, before they are appended, or before drafted ones become final.
     ///
-    /// Constant time a token. Tokens that become final without being announced end this: neither their blocks nor any
-    /// after them can be reused, unless they are [taken back](Self::truncate).
+    /// Blocks full of known tokens can be reused. Without a prefix cache this does nothing.
+    ///
+    /// Takes constant time per token. Once tokens become final without being announced, neither
+    /// their blocks nor any later ones can be reused, unless those tokens are [taken
+    /// back](Self::truncate).
     ///
     /// # Errors
     ///
-    /// [`SequenceError::TokensUnknown`] if there are final tokens that were not announced; nothing is changed.
+    /// [`SequenceError::TokensUnknown`] if there are final tokens that were not announced; nothing
+    /// has changed.
     pub fn announce(&mut self, tokens: &[u32]) -> Result<(), SequenceError> {
         match &mut self.known {
             Some(known) => known.announce(self.id, tokens),
@@ -120,14 +127,15 @@ impl Sequence {
         }
     }
 
-    /// Another sequence with the same tokens in the same blocks. Whichever writes to a shared block first writes to a
-    /// copy. What is shared is what has been written: a batch's tokens should be stored (on a device: enqueued) before
-    /// the sequence is forked.
+    /// Creates another sequence with the same tokens in the same blocks.
+    ///
+    /// The first write to a shared block, by either sequence, goes to a copy. Only written bytes
+    /// are shared: store a batch's tokens (on a device: enqueue the stores) before the fork.
     ///
     /// # Errors
     ///
-    /// [`SequenceError::AlreadyOpen`], or [`SequenceError::Handle`] if a block has as many owners as it can. Nothing is
-    /// shared then.
+    /// [`SequenceError::AlreadyOpen`], or [`SequenceError::Handle`] if a block has the maximum
+    /// number of references. Nothing is then shared.
     pub fn fork(&self, id: SequenceId) -> Result<Self, SequenceError> {
         let mut list = self.sequences.register(id)?;
         let ids: SmallVec<[BlockId; 64]> = self.blocks().collect();
@@ -150,9 +158,11 @@ impl Sequence {
         })
     }
 
-    /// Says that the first `length` tokens are final: they will not be rolled back. Full blocks of final tokens are sealed
-    /// once the batches that wrote them have ended: at once, or at a later operation on the sequence. What is final
-    /// stays so: a `length` below [`committed`](Self::committed) changes nothing.
+    /// Declares the first `length` tokens final.
+    ///
+    /// Full blocks of final tokens are sealed once the batches that wrote them have ended: at once,
+    /// or at a later operation on the sequence. Tokens stay final: a `length` below
+    /// [`committed`](Self::committed) has no effect.
     ///
     /// # Errors
     ///
@@ -170,13 +180,17 @@ impl Sequence {
         Ok(())
     }
 
-    /// Takes back all tokens but the first `length`, and releases the blocks that are no longer needed, the last first.
+    /// Removes all tokens but the first `length`.
     ///
-    /// What was announced and not appended is taken back too; a `length` that is the sequence's changes nothing.
+    /// Releases the blocks no longer needed, in reverse order.
     ///
-    /// Rejected drafts are what this is for, but final tokens can be taken back too. The next append then writes into
-    /// a block that was final: reopened if it is this sequence's alone, copied if it is shared or some batch is about to
-    /// seal it. Batches in flight that still read the old tokens, on a device, must come before it there.
+    /// Tokens announced but not appended are removed too; a `length` equal to the sequence's has no
+    /// effect.
+    ///
+    /// Intended for rejected drafts, but final tokens can be removed too. The next append then
+    /// writes into a block of final tokens: it is reopened if this sequence owns it exclusively,
+    /// and copied if it is shared or promised to a batch. On a device, batches in flight that still
+    /// read the removed tokens must precede that append in stream order.
     ///
     /// # Errors
     ///
@@ -202,7 +216,7 @@ impl Sequence {
         &self.sequences.0.blocks
     }
 
-    /// Seals the full blocks of final tokens that nobody promised to seal, if all who wrote to them are done.
+    /// Seals the due full blocks of final tokens whose writers have all ended.
     #[inline]
     pub(super) fn settle(&mut self) {
         while let Some((full, writer)) = self.seals.due() {
@@ -228,7 +242,7 @@ impl Sequence {
         for place in places {
             let handle = pool.handle(self.list.id(place as usize));
             match self.known.as_deref().and_then(|known| Some((known, known.hash(place)?))) {
-                // A fork may have been faster.
+                // A fork may have registered it first.
                 Some(_) if pool.word(handle.id).is_cached() => {}
                 Some((known, hash)) => {
                     known.cache().note(handle.id, hash, known.era(), place);
@@ -239,8 +253,10 @@ impl Sequence {
         }
     }
 
-    /// Registers the unfinished last block, if its tokens are final and known, all who wrote them are done, and what comes before
-    /// it was computed.
+    /// Registers the unfinished last block, if it may be reused.
+    ///
+    /// Its tokens must be final and known, its writers must have ended, and everything before it
+    /// must have been computed.
     fn register_tail(&mut self) {
         let Some(known) = self.known.as_deref().filter(|_| self.reuses_tail) else { return };
         let (length, pool) = (self.len(), self.pool());
@@ -261,7 +277,18 @@ impl Sequence {
         }
     }
 
-    /// What a write by this batch into a block that has tokens must do first.
+    /// Returns whether all blocks promised to batches for registration are registered.
+    ///
+    /// Otherwise a batch panicked, or its device failed: the bytes may not have been computed, and
+    /// neither they nor anything computed from them may be cached. The writers must have ended.
+    pub(super) fn is_computed(&self) -> bool {
+        let Some(known) = self.known.as_deref() else { return true };
+        let was_promised = |&(place, _): &(u32, BlockId)| place < self.seals.settled();
+        let mut promised = (0..).zip(self.blocks()).take_while(was_promised);
+        promised.all(|(place, id)| known.hash(place).is_none() || self.pool().word(id).is_cached())
+    }
+
+    /// Returns what a write by this batch into a block with tokens requires.
     #[inline]
     pub(super) fn access(&self, place: u32, word: BlockWord, batch: Ticket) -> Access {
         if word.refs() != 1 || word.is_cached() {
@@ -273,12 +300,13 @@ impl Sequence {
         } else if word.is_sealed() {
             Access::Reopen
         } else {
-            // Promised to a batch that may end at any moment. Reached by `a_promised_block_is_copied`.
+            // Promised to a batch that may end at any moment. Reached by
+            // `a_promised_block_is_copied`.
             Access::Copy
         }
     }
 
-    /// Unlinks everything after `length` tokens, then releases it.
+    /// Unlinks and releases all blocks after `length` tokens.
     fn cut(&mut self, length: u32) {
         let block_tokens = self.sequences.0.block_tokens;
         let keep = length.div_ceil(block_tokens) as usize;
@@ -289,19 +317,20 @@ impl Sequence {
         self.release_unlinked(&gone);
     }
 
-    /// Releases blocks that were in the list until just now.
+    /// Releases blocks that were unlinked from the list just now.
     pub(super) fn release_unlinked(&self, gone: &[BlockId]) {
         if !gone.is_empty() {
-            // Pairs with the fence in `Clock::begin`: of a view's reader that still found these blocks, the release
-            // sees the batch.
+            // Pairs with the fence in `Clock::begin`: if a view's reader still found these blocks,
+            // the release sees its batch.
             if !cfg!(kvpool_mutant = "unlinked_no_fence") {
                 fence(SeqCst);
             }
             match &self.known {
                 Some(known) => {
-                    let owner = Owner { chain: (self.list.len() + gone.len()) as u32, ..known.owner };
+                    let policy_info =
+                        PolicyInfo { chain: (self.list.len() + gone.len()) as u32, ..known.policy_info };
                     let (pool, cache) = (self.pool(), known.cache());
-                    pool.release_cached(gone, |kept, tag| cache.keep(pool, kept, tag, owner));
+                    pool.release_cached(gone, |kept, tag| cache.keep(pool, kept, tag, policy_info));
                 }
                 None => self.pool().release_listed(gone),
             }
@@ -312,7 +341,7 @@ impl Sequence {
 impl Drop for Sequence {
     fn drop(&mut self) {
         self.sequences.unregister(self.id);
-        // Of what a thread that panics leaves behind, nobody knows whether it was stored.
+        // A panicking thread may not have stored its tokens.
         if !panicking() {
             self.settle();
             self.register_tail();

@@ -10,7 +10,7 @@ use crate::sync::{AtomicBool, Ordering};
 
 const TOKENS: usize = 4;
 
-/// The sequences of a pool of so many blocks of four tokens, one f32 each for K and V.
+/// Returns the sequences of a pool with `blocks` blocks of four tokens, one f32 each for K and V.
 fn pool(blocks: usize) -> Sequences {
     build(blocks, true, true)
 }
@@ -30,7 +30,7 @@ fn build(blocks: usize, bytes: bool, has_null_block: bool) -> Sequences {
     let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(1).block_tokens(TOKENS).dtype(Dtype::F32);
     let storage = HostStorage::new(layout.build().unwrap(), frames, frames).unwrap();
     let storage = bytes.then_some(Arc::new(storage) as Arc<dyn Storage>);
-    // SAFETY: made here, for these blocks.
+    // SAFETY: the storage was created here, for these blocks.
     unsafe { Sequences::new(Blocks::new(config, None), storage, TOKENS) }
 }
 
@@ -54,7 +54,7 @@ fn free(sequences: &Sequences) -> usize {
     blocks(sequences).counts().free()
 }
 
-/// Appends tokens whose K is `from`, `from + 1`, .. and whose V is their negative.
+/// Appends tokens whose K is `from`, `from + 1`, .. and whose V is the negative.
 fn write(batch: &mut Batch, sequence: &mut Sequence, tokens: usize, from: f32) -> Appended {
     let appended = batch.append(sequence, tokens).unwrap();
     store(batch, sequence, appended.tokens.clone(), from).unwrap();
@@ -72,7 +72,7 @@ fn store(
     batch.store(sequence, 0, tokens, (&k).into(), (&v).into())
 }
 
-/// The K of all tokens; V is checked to be its negative.
+/// Returns the K of all tokens; checks that V is the negative.
 fn read(sequences: &Sequences, sequence: &Sequence) -> Vec<f32> {
     let (mut k, mut v) = (vec![0.0f32; sequence.len()], vec![0.0f32; sequence.len()]);
     Batch::begin(sequences).load(sequence, 0, 0..sequence.len(), (&mut k).into(), (&mut v).into()).unwrap();
@@ -104,7 +104,7 @@ fn tokens_take_blocks_and_dropping_gives_them_back() {
     batch.append(&mut sequence, 1).unwrap();
     assert_eq!((sequence.len(), sequence.committed(), sequence.block_count()), (9, 9, 3));
     let held = ids(&sequence);
-    assert!(held.is_sorted() && held[2].0 == held[0].0 + 2, "the run goes on: {held:?}");
+    assert!(held.is_sorted() && held[2].0 == held[0].0 + 2, "the blocks form one run: {held:?}");
     batch.finish();
     assert_eq!(free(&sequences), 7);
     drop(sequence);
@@ -202,7 +202,7 @@ fn a_fork_shares_until_somebody_writes() {
     let copied = appended.copied.unwrap();
     assert_eq!((appended.new_blocks, copied.from, copied.to), (2, ids(&parent)[1], ids(&child)[1]));
     assert_eq!((refs(&sequences, &parent), refs(&sequences, &child)), (vec![2, 1], vec![2, 1, 1]));
-    // The parent has its tail to itself now.
+    // The parent now owns its tail exclusively.
     assert_eq!(write(&mut batch, &mut parent, 1, 6.0).copied, None);
     assert_eq!(read(&sequences, &parent), [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
     assert_eq!(read(&sequences, &child), [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 100.0, 101.0, 102.0, 103.0]);
@@ -235,12 +235,12 @@ fn a_batch_seals_what_was_filled_in_it_when_it_ends() {
     assert_eq!(sealed(&sequences, &sequence), [false; 3]);
     batch.finish();
     assert_eq!(sealed(&sequences, &sequence), [true, true, false]);
-    // Filled up by another batch, after the first has ended.
+    // Filled by another batch, after the first has ended.
     Batch::begin(&sequences).append(&mut sequence, 6).unwrap();
     assert_eq!(sealed(&sequences, &sequence), [true; 4]);
 }
 
-/// Two batches wrote to one block: it is final when both have ended, in whatever order.
+/// Two batches wrote to one block: it is final when both have ended, in either order.
 #[test]
 fn a_block_is_sealed_when_all_its_writers_have_ended() {
     for first_ends_first in [true, false] {
@@ -259,7 +259,7 @@ fn a_block_is_sealed_when_all_its_writers_have_ended() {
     }
 }
 
-/// Steps that always overlap, as a pipelined engine's do: blocks are sealed soon after they are full.
+/// Steps always overlap, as in a pipelined engine: blocks are sealed soon after they are full.
 #[test]
 fn overlapping_steps_do_not_put_sealing_off_for_ever() {
     let sequences = pool(20);
@@ -270,7 +270,7 @@ fn overlapping_steps_do_not_put_sealing_off_for_ever() {
         next.append(&mut sequence, 1).unwrap();
         drop(std::mem::replace(&mut in_flight, next));
         let late = sealed(&sequences, &sequence).iter().filter(|&&sealed| !sealed).count();
-        assert!(late <= 2, "{late} blocks open at {} tokens", sequence.len());
+        assert!(late <= 2, "{late} full blocks are open at {} tokens", sequence.len());
     }
 }
 
@@ -292,13 +292,9 @@ fn drafts_are_final_when_they_are_committed() {
     sequence.commit(1).unwrap();
     assert_eq!((sequence.len(), sequence.committed()), (5, 5));
     let mut batch = Batch::begin(&sequences);
-    assert_eq!(
-        write(&mut batch, &mut sequence, 1, 50.0).copied,
-        None,
-        "the draft's block was never promised"
-    );
+    assert_eq!(write(&mut batch, &mut sequence, 1, 50.0).copied, None, "a drafted block is not promised");
     assert_eq!(read(&sequences, &sequence), [0.0, 1.0, 2.0, 3.0, 4.0, 50.0]);
-    // An append makes what was drafted before final.
+    // An append makes earlier drafted tokens final.
     batch.draft(&mut sequence, 1).unwrap();
     batch.append(&mut sequence, 1).unwrap();
     assert_eq!(sequence.committed(), 8);
@@ -326,7 +322,7 @@ fn final_tokens_can_be_taken_back() {
     assert_eq!((sequence.is_empty(), blocks(&sequences).counts().used()), (true, 0));
 }
 
-/// A block that another batch is about to seal is not written again, but copied.
+/// A block promised to another batch is copied, not written again.
 #[test]
 fn a_promised_block_is_copied() {
     let sequences = pool(10);
@@ -345,7 +341,8 @@ fn a_promised_block_is_copied() {
     assert_eq!(read(&sequences, &sequence), [0.0, 1.0, 20.0]);
 }
 
-/// The batch that is about to seal a block writes to it again: no copy, and it does not seal it.
+/// The batch that holds the promise of a block writes to it again: no copy, and it does not seal
+/// the block.
 #[test]
 fn a_batch_takes_its_own_promise_back() {
     let sequences = pool(10);
@@ -369,7 +366,7 @@ fn a_pool_without_bytes_reports_the_copy() {
     let copied = batch.append(&mut child, 1).unwrap().copied.unwrap();
     assert_eq!(copied.frames.src, blocks(&sequences).frame(copied.from));
     assert_eq!(copied.frames.dst, FrameId(batch_row(&batch, &child)[0] as u32));
-    // The engine copies within the batch: until it ends, nobody writes to the source.
+    // The engine copies within the batch: until it ends, the source is not written.
     assert_eq!(refs(&sequences, &parent), [2]);
     batch.finish();
     assert_eq!(refs(&sequences, &parent), [1]);
@@ -402,7 +399,8 @@ fn a_view_follows_and_ends_empty() {
     assert!(view.is_empty() && view.blocks().is_empty());
 }
 
-/// What one thread truncates and appends, others read whole: as many blocks as the length says, each once.
+/// Other threads read consistently what one thread truncates and appends: as many blocks as the
+/// length says, each once.
 #[test]
 fn views_see_whole_lists() {
     let sequences = pool(400);
@@ -429,7 +427,7 @@ fn views_see_whole_lists() {
         for round in 0..rounds {
             let mut batch = Batch::begin(&sequences);
             match batch.append(&mut sequence, 1 + round * 7 % 90) {
-                // The reader's batch holds back what was truncated.
+                // The reader's batch holds back the truncated blocks.
                 Ok(_) | Err(SequenceError::Alloc(AllocError::Exhausted { .. })) => {}
                 Err(error) => panic!("{error}"),
             }
@@ -442,7 +440,7 @@ fn views_see_whole_lists() {
     assert_eq!(blocks(&sequences).counts().used(), 0);
 }
 
-/// Ends the other threads of a test, also when this one panics.
+/// Stops the other threads of a test, even if this one panics.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {

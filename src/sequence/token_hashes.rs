@@ -1,21 +1,22 @@
-//! What is known of a sequence's tokens: the hashes of its blocks, as far as it was told the ids.
+//! The known tokens of a sequence: block hashes, as far as token ids were announced.
 //!
 //! ```text
-//! tokens   0 .. announced        their ids were given; of the full blocks among them the hashes are here
-//!          announced .. length   appended without: nothing from there on can be reused, once it is final
+//! tokens   0 .. announced        ids are known; the hashes of the full blocks among them are stored here
+//!          announced .. length   ids are unknown: once these are final, no block from there on can be reused
 //! ```
 //!
-//! Tokens can be announced before they are appended, as a prompt is. A block is registered under its hash when it is sealed.
+//! Tokens may be announced before they are appended, as a prompt is. A block is registered under
+//! its hash when it is sealed.
 
 use std::cmp::Ordering;
 
 use crate::error::{PrefixError, SequenceError};
 use crate::ids::{BlockId, SequenceId};
 use crate::prefix::policy::Millis;
-use crate::prefix::{BlockHash, Chain, KvEvent, Owner, PrefixCache, PrefixKeys};
+use crate::prefix::{BlockHash, Chain, KvEvent, PolicyInfo, PrefixCache, PrefixKeys};
 use crate::sync::Arc;
 
-/// See the [module](self).
+/// The block hashes of one sequence.
 #[derive(Clone)]
 pub(super) struct TokenHashes {
     cache: Arc<PrefixCache>,
@@ -23,15 +24,15 @@ pub(super) struct TokenHashes {
     root: BlockHash,
     hashes: Vec<BlockHash>,
     announced: u64,
-    /// Final tokens are unknown: no block from here on has a hash.
+    /// Unknown tokens became final: no block from here on has a hash.
     is_cut: bool,
     era: u64,
-    /// Ids of all announced tokens, while somebody listens to events.
+    /// Ids of all announced tokens, while there is an event subscriber.
     tokens: Option<Vec<u32>>,
-    pub(super) owner: Owner,
+    pub(super) policy_info: PolicyInfo,
 }
 
-/// What was announced at some moment.
+/// Snapshot of what was announced.
 pub(super) struct Mark {
     chain: Chain,
     announced: u64,
@@ -41,7 +42,7 @@ impl TokenHashes {
     pub(super) fn new(
         cache: &Arc<PrefixCache>,
         keys: &PrefixKeys<'_>,
-        owner: Owner,
+        policy_info: PolicyInfo,
     ) -> Result<Self, PrefixError> {
         let root = cache.hasher().root(keys)?;
         Ok(Self {
@@ -53,27 +54,30 @@ impl TokenHashes {
             is_cut: false,
             era: cache.era(),
             tokens: cache.events().is_subscribed().then(Vec::new),
-            owner,
+            policy_info,
         })
     }
 
-    /// The same, of a sequence that goes to another pool. `None`: that one's cache hashes differently, or the hashes are of before
-    /// a clear, so that nothing is to be found by them.
+    /// Returns the hashes for the same sequence in another pool's cache.
+    ///
+    /// `None` if that cache hashes differently, or if these hashes predate a clear, so that nothing
+    /// may be found by them.
     pub(super) fn in_cache(&self, cache: &Arc<PrefixCache>) -> Option<Self> {
-        // Before the other is read: what is cleared here, and then there, is not found there.
+        // Read before the other era: what is cleared here first, and then there, is not found
+        // there.
         let era = cache.era();
         if self.era != self.cache.era() || !cache.hasher().agrees_with(self.cache.hasher()) {
             return None;
         }
-        // Each cache has a clock of its own.
-        let left = self.owner.keep_until.map(|until| until.0.saturating_sub(self.cache.now().0));
+        // Each cache has its own clock.
+        let left = self.policy_info.keep_until.map(|until| until.0.saturating_sub(self.cache.now().0));
         let keep_until = left.filter(|&left| left > 0).map(|left| Millis(cache.now().0.saturating_add(left)));
         Some(Self {
             cache: cache.clone(),
             era,
             tokens: self.tokens.clone().filter(|_| cache.events().is_subscribed()),
-            // Of a policy that has not seen this sequence.
-            owner: Owner { context: 0, keep_until, ..self.owner },
+            // The target's policy has not seen this sequence.
+            policy_info: PolicyInfo { context: 0, keep_until, ..self.policy_info },
             ..self.clone()
         })
     }
@@ -86,19 +90,21 @@ impl TokenHashes {
         self.era
     }
 
-    /// Tokens whose ids were given.
+    /// Returns the number of tokens whose ids are known.
     pub(super) fn announced(&self) -> usize {
         self.announced as usize
     }
 
-    /// The hashes of the full blocks.
+    /// Returns the hashes of the full blocks.
     pub(super) fn hashes(&self) -> &[BlockHash] {
         &self.hashes
     }
 
-    /// Refuses tokens that are to be announced and appended at once, if what is announced does not end where the sequence
-    /// does: their ids would be taken for those of others.
-    pub(super) fn is_told_all(&self, id: SequenceId, length: usize) -> Result<(), SequenceError> {
+    /// Returns an error unless the announced tokens end where the sequence does.
+    ///
+    /// Tokens announced and appended together would otherwise have their ids attributed to other
+    /// tokens.
+    pub(super) fn check_all_announced(&self, id: SequenceId, length: usize) -> Result<(), SequenceError> {
         let announced = self.announced();
         match announced.cmp(&length) {
             Ordering::Equal => Ok(()),
@@ -107,7 +113,7 @@ impl TokenHashes {
         }
     }
 
-    /// These tokens come next.
+    /// Adds the next tokens.
     pub(super) fn announce(&mut self, id: SequenceId, tokens: &[u32]) -> Result<(), SequenceError> {
         if self.is_cut {
             return Err(SequenceError::TokensUnknown { id, known: self.announced as usize });
@@ -122,7 +128,7 @@ impl TokenHashes {
         Ok(())
     }
 
-    /// What to [restore](Self::restore) if the tokens that are announced next do not come.
+    /// Returns what to [restore](Self::restore) if the tokens announced next are not appended.
     pub(super) fn mark(&self) -> Mark {
         Mark { chain: self.chain.clone(), announced: self.announced }
     }
@@ -135,20 +141,20 @@ impl TokenHashes {
         }
     }
 
-    /// So many tokens are final.
+    /// Records that the first `length` tokens are final.
     #[inline]
     pub(super) fn committed(&mut self, length: u32) {
         self.is_cut |= u64::from(length) > self.announced;
     }
 
-    /// All tokens from here on are taken back, announced ones among them.
+    /// Removes all tokens from `length` on, including announced ones.
     pub(super) fn truncate(&mut self, length: u32) {
         let (length, hasher) = (u64::from(length), self.cache.hasher());
         let block_tokens = hasher.block_tokens() as u64;
         if length > self.announced || (length == self.announced && !self.is_cut) {
             return;
         }
-        // Of tokens that were announced, all until the cut are known; it begins with the first that is not.
+        // All announced tokens up to the cut are known; unknown ones come after them.
         self.is_cut = false;
         if self.chain.truncate(hasher, length).is_err() {
             let blocks = length / block_tokens;
@@ -169,7 +175,9 @@ impl TokenHashes {
         self.announced = length;
     }
 
-    /// The hashes of an unfinished block after the first `blocks`: with the first of these tokens, with two, and so on.
+    /// Returns the hashes of an unfinished block after the first `blocks`.
+    ///
+    /// One for each nonempty prefix of these tokens, shortest first.
     pub(super) fn partial_hashes<'a>(
         &'a self,
         blocks: usize,
@@ -184,19 +192,19 @@ impl TokenHashes {
         })
     }
 
-    /// The hash of the unfinished block, if all `length` tokens of the sequence are known.
+    /// Returns the hash of the unfinished block, if all `length` tokens of the sequence are known.
     pub(super) fn tail_hash(&self, length: usize) -> Option<BlockHash> {
         let is_known = self.announced == length as u64 && !self.is_cut;
         if is_known { self.chain.partial(self.cache.hasher()) } else { None }
     }
 
-    /// The hash of a block, if all tokens up to its end are known.
+    /// Returns the hash of a block, if all tokens up to its end are known.
     #[inline]
     pub(super) fn hash(&self, place: u32) -> Option<BlockHash> {
         self.hashes.get(place as usize).copied()
     }
 
-    /// What those who listen to events are told of a block.
+    /// Returns the event for a stored block, if there is a subscriber.
     #[inline]
     pub(super) fn stored(&self, block: BlockId, place: u32) -> Option<Box<KvEvent>> {
         if self.cache.events().is_subscribed() { self.event(block, place as usize) } else { None }

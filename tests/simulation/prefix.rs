@@ -1,40 +1,20 @@
 //! Prompts that begin alike, in a pool that caches.
 
 use std::collections::HashSet;
-use std::sync::Arc;
 
 use fastrand::Rng;
 use kvpool::error::{AllocError, SequenceError};
 use kvpool::ids::SequenceId;
 use kvpool::prefix::policy::{CachePriority, Millis, PolicyKind};
-use kvpool::prefix::{
-    BlockHash, Chain, HashFunction, HashKey, Hashing, PrefixCache, PrefixConfig, PrefixKeys,
-};
+use kvpool::prefix::{BlockHash, Chain, HashKey, Hashing, PrefixCache, PrefixConfig, PrefixKeys};
 
 use crate::device::BLOCK_TOKENS;
 use crate::sequences::{Written, some_priority};
 use crate::world::World;
 
-/// Says the same of many blocks.
-struct Weak(u128);
-
-impl HashFunction for Weak {
-    fn name(&self) -> &str {
-        "weak"
-    }
-
-    fn key(&self, parent: u128, tokens: &[u32]) -> u128 {
-        (parent + tokens.iter().map(|&token| u128::from(token)).sum::<u128>()) & self.0
-    }
-}
-
 /// A cache whose every answer goes by the seed.
 pub fn some_config(rng: &mut Rng) -> PrefixConfig {
-    let hashing = match rng.u8(..4) {
-        0 => Hashing::Custom(Arc::new(Weak(rng.u128(..16)))),
-        1 => Hashing::Keyed,
-        _ => Hashing::Fast,
-    };
+    let hashing = if rng.bool() { Hashing::Keyed } else { Hashing::Fast };
     let policy = PolicyKind::ALL[rng.usize(..PolicyKind::ALL.len())];
     let config = PrefixConfig::new().key(HashKey::from_bytes([3; 32])).clock(|| Millis(1000));
     config.hashing(hashing).policy(policy)

@@ -8,7 +8,7 @@ fn hash(n: u64) -> BlockHash {
     BlockHash::new(u128::from(n) << 64 | u128::from(n) << 7 | 1, n + 100)
 }
 
-/// One block, and its cache.
+/// A pool of one block, and its cache.
 fn one_block() -> (Blocks, Arc<PrefixCache>) {
     let config = BlocksConfig {
         frames: 1,
@@ -25,7 +25,7 @@ fn one_block() -> (Blocks, Arc<PrefixCache>) {
     (Blocks::with_evictor(config, None, Some(Box::new(cache.clone()))), cache)
 }
 
-/// The block holds something else: whoever was there is evicted.
+/// Replaces the contents of the block, evicting the previous ones.
 fn refill(blocks: &Blocks, cache: &PrefixCache, n: u64) -> BlockId {
     let mut taken = None;
     blocks.allocate_guarded(&AllocRequest::new(1), None, &mut |id| taken = Some(id)).unwrap();
@@ -36,7 +36,8 @@ fn refill(blocks: &Blocks, cache: &PrefixCache, n: u64) -> BlockId {
     id
 }
 
-/// Whoever looks a block up is stopped between its row and its word, until the word is what it was, of other bytes.
+/// A lookup is stopped between reading the row and the word until the same word recurs with other
+/// contents.
 #[test]
 fn a_hit_is_not_of_another_turn_of_the_generation() {
     let (blocks, cache) = one_block();
@@ -48,11 +49,13 @@ fn a_hit_is_not_of_another_turn_of_the_generation() {
         refill(&blocks, &cache, 2);
     }
     assert_eq!(blocks.handle(id).generation.0, before.0 + (1 << BlockWord::GENERATION_BITS));
-    assert_eq!(cache.hit(&blocks, id, word, hash(1), era), None, "the bytes of other tokens");
+    assert_eq!(cache.hit(&blocks, id, word, hash(1), era), None, "the block holds other tokens");
     assert!(blocks.word(id).is_evictable(), "the reference was given back");
     assert_eq!((blocks.evictable(), blocks.audit().unwrap().owned), (1, 0));
-    let found = cache.take(&blocks, hash(2), era).expect("it is filed, and found");
+    let found = cache.take(&blocks, hash(2), era).expect("the block is cached and found");
     assert_eq!((found, blocks.evictable()), (id, 0));
     blocks.release_listed(&[found]);
-    blocks.allocate(&AllocRequest::new(1), None, &mut |id| blocks.release(&[id])).expect("it can be evicted");
+    blocks
+        .allocate(&AllocRequest::new(1), None, &mut |id| blocks.release(&[id]))
+        .expect("the block can be evicted");
 }

@@ -1,40 +1,42 @@
-//! A bounded queue of many writers and one reader, in which nobody waits for anybody: a writer that finds no room gives its
-//! value up, and that is counted.
+//! A bounded nonblocking queue with many writers and one reader. A writer that finds no room drops
+//! its value and counts it.
 //!
 //! # Words
 //!
 //! | word | meaning |
 //! |---|---|
-//! | `tail` | positions that were taken by writers; the next one |
-//! | `lost` | values that were given up, ever |
-//! | a slot's `stamp` | `p`: free for position `p`. `p + 1`: holds the value of position `p`. `p + capacity`: it was read, and the slot is free for the next lap |
-//! | a slot's `entry` | the value, and `lost` as its writer saw it before it took the position |
+//! | `tail` | number of positions taken by writers; the next position |
+//! | `lost` | number of values dropped |
+//! | a slot's `stamp` | `p`: free for position `p`. `p + 1`: holds the value of position `p`. `p + capacity`: read, and free for the next lap |
+//! | a slot's `entry` | the value, and `lost` as its writer read it before taking the position |
 //!
 //! # Protocol
 //!
 //! ```text
 //! push:  lost => before;  tail => p;  stamp(p) == p?   take p: tail p -> p + 1;  entry := (before, value);  stamp := p + 1
 //!                                     stamp(p) < p?    no room: lost += 1
-//!                                     stamp(p) > p?    somebody else took p: again
+//!                                     stamp(p) > p?    another writer took p: again
 //! pop:   stamp(h) == h + 1?  entry.before > reported?  report the difference first
 //!                            take the entry;  stamp := h + capacity;  h += 1
 //!        else:  lost => l;  tail == h and l > reported?  report the difference
 //! ```
 //!
-//! # What holds
+//! # Guarantees
 //!
-//! - *A writer never waits.* It goes round only if another writer has taken a position meanwhile. A reader that is stopped
-//!   between a value and its stamp looks like a full queue. (That is why this is not crossbeam's `ArrayQueue`, whose `push`
-//!   spins until such a reader goes on.)
-//! - *A loss is reported in its place or later, never earlier.* Earlier would tell the reader to forget what it knew before it
-//!   hears of what the lost value was about. Whoever loses a value has seen the queue full, up to some tail. What a writer saw
-//!   in `lost` before it took its position was lost before that position; what the reader saw in `lost` was lost before
-//!   the tail that it reads then, and it has read everything up to that.
-//! - *A writer that is stopped between its position and its stamp* holds up the reader, and nobody else.
+//! - *A writer never waits.* It retries only if another writer has taken a position meanwhile. A
+//!   reader stopped between a value and its stamp makes the queue look full. (This rules out
+//!   crossbeam's `ArrayQueue`, whose `push` spins until such a reader goes on.)
+//! - *A loss is reported in its place or later, never earlier.* An earlier report would make the
+//!   reader discard its state before it receives the events that precede the loss. A writer that
+//!   drops a value has seen the queue full, up to some tail. The losses that a writer reads in
+//!   `lost` before it takes its position precede that position; the losses that the reader reads in
+//!   `lost` precede the tail that it reads next, and it has read everything up to that tail.
+//! - *A writer stopped between its position and its stamp* delays the reader, and no other writer.
 //!
-//! Model: `loom-tests/tests/kv_events.rs`. The checker does not tell whether `lost` is read before the position is taken or
-//! after, nor the order of `tail` from a relaxed one: it plays no load against another thread's later change if that thread
-//! itself loaded the same word in between, which every writer does.
+//! Model: `loom-tests/tests/kv_events.rs`. The checker does not tell whether `lost` is read before
+//! or after the position is taken, nor an Acquire of `tail` from a relaxed load: it explores no
+//! load that misses another thread's later change if the loading thread has itself loaded the same
+//! word in between, which every writer does.
 
 use crate::sync::{AtomicU64, CachePadded, Ordering::*, UnsafeCell};
 
@@ -54,11 +56,12 @@ struct Entry<T> {
     value: T,
 }
 
-// SAFETY: an entry is touched by the writer that took its position, until it sets the stamp, and then by the one reader,
-// until it sets the stamp: `T` goes from one to the other, and never is with both.
+// SAFETY: an entry is accessed by the writer that took its position, until it sets the stamp, and
+// then by the one reader, until it sets the stamp: `T` moves from one to the other, and both never
+// hold it.
 unsafe impl<T: Send> Sync for Ring<T> {}
 
-/// Where the one reader is.
+/// Position of the single reader.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Reader {
     /// The position that it reads next.
@@ -67,19 +70,21 @@ pub(super) struct Reader {
     pub(super) reported: u64,
 }
 
-/// What a reader finds.
+/// Result of a read.
 pub(super) enum Popped<T> {
     Value(T),
     Lost(u64),
 }
 
 impl<T> Ring<T> {
-    /// So much, rounded up to a power of two, at least two: with one, `p + 1` and `p + capacity` are the same.
+    /// Rounds a capacity up to a power of two, at least two.
+    ///
+    /// With one slot, `p + 1` and `p + capacity` would be equal.
     pub(super) fn capacity(asked: usize) -> usize {
         asked.max(2).next_power_of_two()
     }
 
-    /// Room for [so many](Self::capacity) values.
+    /// Creates a ring with the [rounded](Self::capacity) capacity.
     pub(super) fn new(capacity: usize) -> Self {
         let slot = |position| Slot { stamp: AtomicU64::new(position), entry: UnsafeCell::new(None) };
         let capacity = Self::capacity(capacity) as u64;
@@ -90,15 +95,17 @@ impl<T> Ring<T> {
         }
     }
 
-    /// Values that were given up, ever.
+    /// Returns the number of values dropped.
     pub(super) fn lost(&self) -> u64 {
-        // Acquire: pairs with the Release of `push`, so that the tail that is read next is no older than the loss.
+        // Acquire: pairs with the Release of `push`, so that the tail that is read next is no older
+        // than the loss.
         self.lost.load(Acquire)
     }
 
-    /// The position that is taken next.
+    /// Returns the position that is taken next.
     pub(super) fn tail(&self) -> u64 {
-        // Acquire: pairs with the Release of `push`: what the writers of the positions before it did is seen.
+        // Acquire: pairs with the Release of `push`: the actions of the writers of earlier
+        // positions are visible.
         self.tail.load(Acquire)
     }
 
@@ -106,16 +113,17 @@ impl<T> Ring<T> {
         &self.slots[position as usize & (self.slots.len() - 1)]
     }
 
-    /// Puts a value at the end, or gives it up if there is no room; says whether it did.
+    /// Appends a value and returns true, or drops it and returns false if there is no room.
     pub(super) fn push(&self, value: T) -> bool {
         let mut position = self.tail.load(Relaxed);
         let mut lost_before = self.lost();
         loop {
             let slot = self.slot(position);
-            // Acquire: pairs with the reader's Release, after which the entry is nobody's.
+            // Acquire: pairs with the reader's Release, after which no thread accesses the entry.
             let stamp = slot.stamp.load(Acquire);
             if stamp < position {
-                // Test: `a_full_queue_counts_what_it_loses`. Release: pairs with the Acquire of `lost`.
+                // Test: `a_full_queue_counts_what_it_loses`. Release: pairs with the Acquire of
+                // `lost`.
                 self.lost.fetch_add(1, Release);
                 return false;
             }
@@ -125,7 +133,7 @@ impl<T> Ring<T> {
                 lost_before = self.lost();
                 continue;
             }
-            // Release: pairs with the Acquire of `tail`. The entry is handed over by the stamp.
+            // Release: pairs with the Acquire of `tail`. The stamp hands over the entry.
             match self.tail.compare_exchange_weak(position, position + 1, Release, Relaxed) {
                 Err(now) => {
                     position = now;
@@ -143,24 +151,26 @@ impl<T> Ring<T> {
         }
     }
 
-    /// The next value, or how many were lost before it. None if there is nothing, or its writer is not done.
+    /// Returns the next value, or the number of values lost before it.
+    ///
+    /// `None` if the ring is empty or the writer of the next position has not finished.
     ///
     /// # Safety
-    /// There is one reader at a time, and it goes on where the one before it was.
+    /// There is one reader at a time, and it continues where the previous one stopped.
     pub(super) unsafe fn pop(&self, reader: &mut Reader) -> Option<Popped<T>> {
         let slot = self.slot(reader.head);
         // Acquire: pairs with the Release of `push`.
         if slot.stamp.load(Acquire) != reader.head + 1 {
-            // In this order: what was lost was lost before this tail.
+            // In this order: the losses precede this tail.
             let lost = self.lost();
             let is_empty = self.tail() == reader.head || cfg!(kvpool_mutant = "events_early_report");
             return if is_empty { reader.report(lost) } else { None };
         }
-        // SAFETY: by the stamp the writer is done, and no other writer comes before we set it.
+        // SAFETY: by the stamp, the writer has finished, and no other writer begins before we set
+        // it.
         slot.entry
             .with_mut(|entry| unsafe {
-                let lost_before =
-                    (*entry).as_ref().expect("the stamp says that there is a value").lost_before;
+                let lost_before = (*entry).as_ref().expect("a stamped slot holds a value").lost_before;
                 if let Some(lost) = reader.report(lost_before) {
                     return Some(lost);
                 }

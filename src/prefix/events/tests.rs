@@ -16,7 +16,7 @@ fn block(event: &KvEvent) -> u32 {
     }
 }
 
-/// Everything that is there: numbers, and events.
+/// Returns all received numbers and events.
 fn drain(events: &mut KvEvents) -> Vec<(u64, KvEvent)> {
     std::iter::from_fn(|| events.try_recv()).map(|event| (event.number, event.event)).collect()
 }
@@ -24,12 +24,12 @@ fn drain(events: &mut KvEvents) -> Vec<(u64, KvEvent)> {
 #[test]
 fn nobody_listens_and_no_event_is_made() {
     let queue = EventQueue::new(4);
-    queue.publish(|| panic!("an event was made for nobody"));
+    queue.publish(|| panic!("an event was constructed without a subscriber"));
     let events = queue.subscribe().unwrap();
     assert!(queue.is_subscribed());
     assert_eq!(queue.subscribe().unwrap_err(), PrefixError::Subscribed);
     drop(events);
-    queue.publish(|| panic!("an event was made for nobody"));
+    queue.publish(|| panic!("an event was constructed without a subscriber"));
     drop(queue.subscribe().unwrap());
 }
 
@@ -58,7 +58,7 @@ fn a_full_queue_counts_what_it_loses() {
     let mut events = queue.subscribe().unwrap();
     (0..7).for_each(|i| assert!(queue.publish(|| removed(i))));
     assert_eq!(queue.lost(), 3);
-    // Two are received, then two find room: the loss is between the old ones and these.
+    // Two are received, so two more find room: the loss lies between the old ones and these.
     assert_eq!(events.try_recv().unwrap().event, removed(0));
     assert_eq!(events.try_recv().unwrap().event, removed(1));
     (7..10).for_each(|i| assert!(queue.publish(|| removed(i))));
@@ -72,7 +72,7 @@ fn a_full_queue_counts_what_it_loses() {
     ];
     assert_eq!(drain(&mut events), want);
     queue.publish(|| removed(10));
-    assert_eq!(drain(&mut events), [(10, removed(10))], "told once");
+    assert_eq!(drain(&mut events), [(10, removed(10))], "reported once");
 }
 
 #[test]
@@ -83,12 +83,12 @@ fn a_subscription_begins_anew() {
     assert_eq!(events.try_recv().unwrap().event, removed(0));
     drop(events);
     let mut events = queue.subscribe().unwrap();
-    assert_eq!(drain(&mut events), [], "what the last one did not receive, or lost, is not told to the next");
+    assert_eq!(drain(&mut events), [], "a new subscription starts empty, without earlier losses");
     (5..8).for_each(|i| assert!(queue.publish(|| removed(i))));
     assert_eq!(drain(&mut events), [(0, removed(5)), (1, removed(6)), (2, KvEvent::Resync { lost: 1 })]);
 }
 
-/// A publisher that saw the last subscriber, and pushes after it left.
+/// A publisher that saw the last subscriber pushes after it has left.
 #[test]
 fn what_is_left_of_the_last_subscription_is_skipped() {
     let queue = EventQueue::new(2);
@@ -99,7 +99,7 @@ fn what_is_left_of_the_last_subscription_is_skipped() {
     assert_eq!(
         drain(&mut events),
         [(0, KvEvent::Resync { lost: 1 })],
-        "the late ones fill the queue until they are skipped, and that is told"
+        "late events fill the queue until they are skipped; the loss is reported"
     );
     queue.publish(|| removed(6));
     assert_eq!(drain(&mut events), [(1, removed(6))]);
@@ -110,7 +110,7 @@ async fn a_stream_waits_and_ends_with_the_queue() {
     let queue = EventQueue::new(8);
     let mut events = queue.subscribe().unwrap();
     let early = tokio::time::timeout(Duration::from_millis(5), events.recv()).await;
-    assert!(early.is_err(), "there is nothing to receive");
+    assert!(early.is_err(), "no event was published yet");
     let publisher = tokio::spawn(async move {
         for i in 0..5 {
             tokio::task::yield_now().await;
@@ -122,12 +122,13 @@ async fn a_stream_waits_and_ends_with_the_queue() {
         got.push(block(&event.event));
     }
     assert_eq!(got, [0, 1, 2, 3, 4]);
-    assert_eq!(events.recv().await, None, "it stays ended");
+    assert_eq!(events.recv().await, None, "the stream stays ended");
     publisher.await.unwrap();
 }
 
-/// Threads publish as fast as they can into a queue that is too small; a task receives. What is received and what was lost
-/// is everything, each thread's in its order, and a loss is told after what came before it.
+/// Threads publish at full speed into a queue that is too small, while a task receives. Received
+/// and lost events add up to all events, each thread's events come in order, and a loss is reported
+/// after the events that precede it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn threads_publish_while_a_task_receives() {
     const EACH: u32 = 20_000;
@@ -141,13 +142,13 @@ async fn threads_publish_while_a_task_receives() {
             })
         })
         .collect();
-    // Not before something was lost: it is to be a queue that is too small.
+    // Stop only after a loss: the queue is meant to be too small.
     while queue.lost() == 0 {
         tokio::task::yield_now().await;
     }
     drop(queue);
     let (mut number, mut lost, mut last_resync) = (0, 0, 0);
-    // Of each thread: what it publishes next, and when something of it came last.
+    // Per thread: the next event to publish, and the position of its last event.
     let mut threads_next = [(0, 0); 2];
     for time in 1.. {
         let Some(event) = events.recv().await else { break };
@@ -160,7 +161,10 @@ async fn threads_publish_while_a_task_receives() {
                 let (thread, i) = ((block(&event) / EACH) as usize, block(&event) % EACH);
                 let (next, came) = threads_next[thread];
                 assert!(i >= next, "thread {thread}: {i} after {next}");
-                assert!(i == next || last_resync > came, "thread {thread}: {next}..{i} lost, and not told");
+                assert!(
+                    i == next || last_resync > came,
+                    "thread {thread}: the loss of {next}..{i} was not reported"
+                );
                 threads_next[thread] = (i + 1, time);
                 number += 1;
             }
@@ -168,8 +172,8 @@ async fn threads_publish_while_a_task_receives() {
     }
     assert_eq!(number, u64::from(2 * EACH));
     for (next, came) in threads_next {
-        assert!(next == EACH || last_resync > came, "the last are lost, and not told");
+        assert!(next == EACH || last_resync > came, "the loss of the last events was not reported");
     }
-    assert!(lost > 0, "something was lost");
+    assert!(lost > 0, "no event was lost");
     threads.into_iter().for_each(|thread| thread.join().unwrap());
 }

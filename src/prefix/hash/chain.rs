@@ -1,4 +1,4 @@
-//! The hashes of a sequence as it grows.
+//! Block hashes of a growing sequence.
 
 use smallvec::SmallVec;
 
@@ -6,10 +6,11 @@ use super::keys::Extra;
 use super::{BlockHash, PrefixHasher, PrefixRoot};
 use crate::error::PrefixError;
 
-/// A sequence of tokens on its way through a [`PrefixHasher`]: the hash of its last full block, and the tokens after that.
+/// Incremental hash of a token sequence: the hash of its last full block, and the tokens after it.
 ///
-/// A token costs a constant time, however long the sequence is. A clone goes its own way: a fork. All calls are to be given
-/// the hasher that the chain's root is of; with another one the hashes are nobody's.
+/// Each token costs constant time, whatever the length of the sequence. Clone it to fork. Every
+/// call must be given the hasher that made the chain's root; another hasher produces meaningless
+/// hashes.
 ///
 /// ```
 /// use kvpool::prefix::{Chain, HashKey, Hashing, PrefixHasher, PrefixKeys};
@@ -23,30 +24,31 @@ use crate::error::PrefixError;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Chain {
-    /// Of the last full block; of the root before there is one.
+    /// Hash of the last full block; of the root before the first.
     parent: BlockHash,
     blocks: u64,
     tail: SmallVec<[u32; 16]>,
-    /// Extra keys that touch the unfinished block, or later ones; in order, each once.
+    /// Extra keys that touch the unfinished block or later ones, sorted and unique.
     extras: Vec<Extra>,
 }
 
 impl Chain {
-    /// A chain of no tokens.
+    /// Creates a chain without tokens.
     pub fn new(root: PrefixRoot) -> Self {
         Self::after(root.hash(), 0)
     }
 
-    /// A chain that goes on after the block of this hash, its `blocks`th. Extra keys that reach beyond it are to be
-    /// [given](Self::extra_key) again.
+    /// Creates a chain that continues after a block with this hash, the `blocks`th of its chain.
+    ///
+    /// Extra keys that reach beyond that block must be [given](Self::extra_key) again.
     pub fn after(hash: BlockHash, blocks: u64) -> Self {
         Self { parent: hash, blocks, tail: SmallVec::new(), extras: Vec::new() }
     }
 
-    /// The same, with tokens after it that do not fill a block.
+    /// Like [`after`](Self::after), followed by tokens that do not fill a block.
     ///
     /// # Errors
-    /// [`PrefixError::TailTooLong`] if they do.
+    /// [`PrefixError::TailTooLong`] if the tokens fill a block.
     pub fn resume(
         hasher: &PrefixHasher,
         hash: BlockHash,
@@ -60,13 +62,13 @@ impl Chain {
         Ok(Self { tail: tail.into(), ..Self::after(hash, blocks) })
     }
 
-    /// Goes on with these tokens; tells the hash of every block that they fill, in order.
+    /// Appends tokens, and calls `full` with the hash of each block that they fill, in order.
     #[inline]
     pub fn extend(&mut self, hasher: &PrefixHasher, mut tokens: &[u32], mut full: impl FnMut(BlockHash)) {
         let block_tokens = hasher.block_tokens();
         if !self.tail.is_empty() {
             let (head, rest) = tokens.split_at(tokens.len().min(block_tokens - self.tail.len()));
-            // Mostly one: no copy of a slice.
+            // Usually one token: avoids copying a slice.
             self.tail.extend(head.iter().copied());
             if self.tail.len() < block_tokens {
                 return;
@@ -100,7 +102,7 @@ impl Chain {
         hash
     }
 
-    /// What stands for the parent of the next `tokens` tokens.
+    /// Returns the value that replaces the parent's hash for a block of the next `tokens` tokens.
     #[inline]
     fn entered(&self, hasher: &PrefixHasher, tokens: usize) -> BlockHash {
         if self.extras.is_empty() {
@@ -111,13 +113,16 @@ impl Chain {
         if touching.peek().is_none() { self.parent } else { hasher.enter(self.parent, touching) }
     }
 
-    /// Tokens `start..end` mean something that their ids do not say: an image, by a hash of its pixels. All blocks that they
-    /// touch, and all after those, are told apart by `key`, and by where the range begins and ends. To be said before the first of
-    /// these blocks is full; what is said twice counts once, and the order does not count.
+    /// Declares that tokens `start..end` stand for data that their ids do not identify, such as an
+    /// image.
+    ///
+    /// `key` (for example a hash of the pixels) and the bounds of the range enter the hashes of all
+    /// blocks that the range touches, and thereby of all later ones. Must be called before the
+    /// first of these blocks is full. Repeated calls count once, and their order does not matter.
     ///
     /// # Errors
-    /// [`PrefixError::EmptyKey`] without a key, [`PrefixError::EmptyRange`] without tokens, [`PrefixError::ExtraTooLate`] if the
-    /// first of them is in a hashed block.
+    /// [`PrefixError::EmptyKey`] without a key, [`PrefixError::EmptyRange`] without tokens,
+    /// [`PrefixError::ExtraTooLate`] if the range begins in a hashed block.
     pub fn extra_key(
         &mut self,
         hasher: &PrefixHasher,
@@ -141,12 +146,14 @@ impl Chain {
         Ok(())
     }
 
-    /// Cuts the chain to its first `tokens` tokens, which must reach to the unfinished block: the tokens of finished ones are not
-    /// kept, and a chain cut further back is [resumed](Self::resume) from its block's hash. Extra keys that begin after
-    /// the cut are forgotten.
+    /// Cuts the chain to its first `tokens` tokens, which must end in the unfinished block.
+    ///
+    /// The tokens of finished blocks are not kept: to cut further back, [resume](Self::resume) from
+    /// a block's hash. Extra keys that begin after the cut are removed.
     ///
     /// # Errors
-    /// [`PrefixError::NotInTail`] if they end before the unfinished block, or after the last token.
+    /// [`PrefixError::NotInTail`] if `tokens` is before the unfinished block or after the last
+    /// token.
     pub fn truncate(&mut self, hasher: &PrefixHasher, tokens: u64) -> Result<(), PrefixError> {
         let (hashed, length) = (self.hashed_tokens(hasher), self.tokens(hasher));
         if !(hashed..=length).contains(&tokens) {
@@ -157,31 +164,32 @@ impl Chain {
         Ok(())
     }
 
-    /// The hash of the unfinished block: of the tokens that it has so far. No full block's hash is the same, whatever it
-    /// holds. None if there are no tokens in it.
+    /// Returns the hash of the unfinished block's tokens, or `None` if it has none.
+    ///
+    /// It differs from the hash of every full block, whatever that holds.
     pub fn partial(&self, hasher: &PrefixHasher) -> Option<BlockHash> {
         (!self.tail.is_empty()).then(|| hasher.partial(self.entered(hasher, self.tail.len()), &self.tail))
     }
 
-    /// The hash of the last full block; before there is one, what the root stands for.
+    /// Returns the hash of the last full block; before the first, the hash of the root.
     #[inline]
     pub fn parent(&self) -> BlockHash {
         self.parent
     }
 
-    /// Blocks that were filled.
+    /// Returns the number of full blocks.
     #[inline]
     pub fn blocks(&self) -> u64 {
         self.blocks
     }
 
-    /// The tokens of the unfinished block.
+    /// Returns the tokens of the unfinished block.
     #[inline]
     pub fn tail(&self) -> &[u32] {
         &self.tail
     }
 
-    /// Tokens in all.
+    /// Returns the total number of tokens.
     pub fn tokens(&self, hasher: &PrefixHasher) -> u64 {
         self.hashed_tokens(hasher) + self.tail.len() as u64
     }

@@ -1,31 +1,36 @@
-//! The second hash: 64 bits that no choice of hash function can weaken.
+//! The second hash: 64 bits whose strength does not depend on the chosen hash function.
 //!
-//! Tokens are taken 16 at a time, padded with zeros, as eight words `w` of two tokens each. With secret words `s`,
+//! Tokens are processed 16 at a time, padded with zeros, as eight words `w` of two tokens each.
+//! With secret words `s`,
 //!
 //! ```text
 //! n  = (w0 + s0) * (w1 + s1) + (w2 + s2) * (w3 + s3) + ...     the sums in brackets mod 2^64, the rest mod 2^128      (NH)
 //! c' = (c + low(n)) * a + high(n) * b       mod 2^61 - 1;  low, high: the upper 60 bits of each half of n      (a polynomial)
 //! ```
 //!
-//! and `c` goes on from block to block, so that it is one polynomial in `a` and `b` over all tokens of the prefix. It is not
-//! brought below the prime, only below 2^63: equal prefixes have equal checks all the same.
+//! `c` carries over from block to block, so it is one polynomial in `a` and `b` over all tokens of
+//! the prefix. It is reduced below 2^63 only, not below the prime: equal prefixes still have equal
+//! checks.
 //!
-//! # What is proven
+//! # Proven bound
 //!
-//! Take two different prefixes of the same length under the same keys, chosen without knowledge of the secret and of any
-//! hash, and look at a piece in which they differ. The difference of its two `n` is any given number with probability at most
-//! 2^-64 (Black and others, "UMAC", 1999); both halves can be the same but for their low 4 bits with 31^2 of these
-//! numbers, so that happens with less than 2^-54. If it does not, the difference of the two polynomials is not zero, of
-//! degree at most `pieces + 1`, and it is zero for at most that many in 2^59 choices of `a` and `b` (Schwartz and Zippel). So
-//! `P(same check) < 2^-54 + (pieces + 1) / 2^59`: below 2^-42 for a million tokens. It is a universal hash and not a
-//! one-way function: who sees enough hashes can compute the secret.
+//! Take two different prefixes of the same length under the same keys, chosen without knowledge of
+//! the secret or of any hash, and a piece in which they differ. The difference of its two `n` takes
+//! any given value with probability at most 2^-64 (Black and others, "UMAC", 1999). Both halves
+//! agree except in their low 4 bits for 31^2 of these values, so that happens with probability
+//! below 2^-54. Otherwise the difference of the two polynomials is nonzero, of degree at most
+//! `pieces + 1`, and it vanishes for at most that many of 2^59 choices of `a` and `b` (Schwartz and
+//! Zippel). Hence `P(same check) < 2^-54 + (pieces + 1) / 2^59`: below 2^-42 for a million tokens.
+//! It is a universal hash, not a one-way function: an observer of enough hashes can compute the
+//! secret.
 
 /// 2^61 - 1.
 const PRIME: u64 = (1 << 61) - 1;
-/// Bits of `a`, and of what a chain may begin with and `b`: so few that no sum below leaves its word.
+/// Bits of `a`, and (`BITS`) of `b` and of a chain's initial value: few enough that no sum below
+/// overflows its word.
 const A_BITS: u32 = 59;
 const BITS: u32 = 60;
-/// Tokens that are hashed at once.
+/// Tokens processed at once.
 const PIECE: usize = 16;
 
 /// The secret of the second hash.
@@ -47,12 +52,12 @@ impl Check {
         Self { words: std::array::from_fn(word), a, b, partial: word(PIECE / 2 + 2) }
     }
 
-    /// A number that a chain may begin with.
+    /// Returns an initial value for a chain.
     pub(super) const fn begin(bits: u64) -> u64 {
         bits >> (64 - BITS)
     }
 
-    /// The check of a prefix that goes on with these tokens.
+    /// Returns the check of a prefix extended by these tokens.
     #[inline]
     pub(super) fn extend(&self, mut check: u64, tokens: &[u32]) -> u64 {
         let (pieces, rest) = tokens.as_chunks::<PIECE>();
@@ -67,12 +72,14 @@ impl Check {
         check
     }
 
-    /// The check of an unfinished block: told from one with zeros at its end by a last piece that says how many tokens it has,
-    /// and from full blocks by a secret of its own.
+    /// Returns the check of an unfinished block.
+    ///
+    /// A last piece with the number of tokens separates it from a block padded with zeros, and a
+    /// secret of its own separates it from full blocks.
     #[inline]
     pub(super) fn partial(&self, check: u64, tokens: &[u32]) -> u64 {
         let mut last = [0; PIECE];
-        // Enough: there are no blocks of four billion tokens.
+        // Wide enough: no block has four billion tokens.
         last[0] = tokens.len() as u32;
         self.piece(self.extend(check, tokens), &last) ^ self.partial
     }
@@ -86,10 +93,11 @@ impl Check {
         let product = |i: usize| word(i) * word(i + 1);
         let n = (product(0).wrapping_add(product(2))).wrapping_add(product(4).wrapping_add(product(6)));
         let (low, high) = (n as u64 >> 4, (n >> 64) as u64 >> 4);
-        // Wrapping: only a check that was made up elsewhere is so large. From here on: below (2^63 + 2^60) * 2^59 + 2^120.
+        // Wrapping: only a check from outside this process can be so large. From here on: below
+        // (2^63 + 2^60) * 2^59 + 2^120.
         let sum =
             u128::from(check.wrapping_add(low)) * u128::from(self.a) + u128::from(high) * u128::from(self.b);
-        // Below 2^63 again: 2^61 is 1.
+        // Below 2^63 again, since 2^61 is congruent to 1.
         (sum as u64 & PRIME) + (sum >> 61) as u64
     }
 }
@@ -98,7 +106,7 @@ impl Check {
 mod tests {
     use super::*;
 
-    /// The same by the book: every step mod the prime, nothing postponed.
+    /// The textbook version: every step reduced mod the prime.
     fn by_the_book(check: &Check, begin: u64, tokens: &[u32]) -> u64 {
         let p = u128::from(PRIME);
         let mut c = u128::from(begin);

@@ -1,18 +1,20 @@
-//! The function that makes a block's key, and the secret that all secrets come from.
+//! The function that computes a block's key, and the secret from which all other secrets are
+//! derived.
 
 use std::fmt;
-use std::sync::Arc;
 
 use smallvec::SmallVec;
 
 use crate::error::PrefixError;
 
-/// What all secrets of a pool's hashes are derived from. Who has it, [`Hashing`] and the block size computes the same hashes.
+/// Secret from which all secrets of a pool's hashes are derived.
+///
+/// Processes with the same key, [`Hashing`] and block size compute the same hashes.
 #[derive(Clone)]
 pub struct HashKey([u8; 32]);
 
 impl HashKey {
-    /// A key that nobody else has, from the system's source of randomness.
+    /// Draws a key from the system's source of randomness.
     ///
     /// # Errors
     /// [`PrefixError::NoRandomness`] if the system has none.
@@ -22,12 +24,15 @@ impl HashKey {
         Ok(Self(key))
     }
 
-    /// A key that others have too. It should be random: whoever guesses it can make prompts whose `Fast` hashes collide.
+    /// Creates a key that other processes use too.
+    ///
+    /// It should be random: a party that guesses it can construct prompts whose `Fast` hashes
+    /// collide.
     pub const fn from_bytes(key: [u8; 32]) -> Self {
         Self(key)
     }
 
-    /// Key material for one purpose, independent of that for any other.
+    /// Derives key material for one purpose, independent of that for any other purpose.
     pub(super) fn derive<const N: usize>(&self, purpose: &'static str) -> [u8; N] {
         let mut material = [0; N];
         blake3::Hasher::new_derive_key(purpose).update(&self.0).finalize_xof().fill(&mut material);
@@ -35,63 +40,46 @@ impl HashKey {
     }
 }
 
-/// Says nothing of the key.
+/// Does not print the key.
 impl fmt::Debug for HashKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("HashKey(..)")
     }
 }
 
-/// A user's own function for the keys of blocks.
+/// Function that computes the keys of blocks.
 ///
-/// It may be weak, and then costs hits, never the truth: blocks whose keys collide are told apart by their checks.
-pub trait HashFunction: Send + Sync {
-    /// A name that tells it from other functions; part of every hash.
-    fn name(&self) -> &str;
-
-    /// The key of a full block: a function of the key of the block before it and of its tokens, and of nothing else.
-    fn key(&self, parent: u128, tokens: &[u32]) -> u128;
-}
-
-/// Which function makes the keys of blocks. [Which one to choose](super).
-#[derive(Clone, Default)]
+/// | untrusted parties can | choose |
+/// |---|---|
+/// | send prompts, and observe whether a prefix was cached (by the time to the first token) | [`Fast`](Self::Fast) |
+/// | also see hashes (in logs, or as events) | [`Keyed`](Self::Keyed) |
+///
+/// With either function, a second hash with a proven bound on collisions must be equal before a
+/// block is reused.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum Hashing {
-    /// XXH3, 128 bits, with a secret.
+    /// XXH3, 128 bits, with a secret. Not a cryptographic hash.
     #[default]
     Fast,
     /// BLAKE3 with a key, of which 128 bits are used: collision-resistant, for hostile tenants.
     Keyed,
-    /// A user's own.
-    Custom(Arc<dyn HashFunction>),
 }
 
 impl Hashing {
-    /// What it is called, in a hash's root too.
-    pub fn name(&self) -> &str {
+    /// Returns its name, which enters the root of each chain.
+    pub const fn name(self) -> &'static str {
         match self {
             Self::Fast => "xxh3-128",
             Self::Keyed => "blake3",
-            Self::Custom(function) => function.name(),
         }
     }
 }
 
-impl fmt::Debug for Hashing {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Fast => f.write_str("Fast"),
-            Self::Keyed => f.write_str("Keyed"),
-            Self::Custom(function) => write!(f, "Custom({})", function.name()),
-        }
-    }
-}
-
-/// The function, ready to be used.
+/// A function with its secret.
 pub(super) enum Function {
     Fast(Fast),
     Keyed(Keyed),
-    Custom(Arc<dyn HashFunction>),
 }
 
 impl Function {
@@ -99,15 +87,13 @@ impl Function {
         match hashing {
             Hashing::Fast => Self::Fast(Fast(Box::new(key.derive(Fast::PURPOSE)))),
             Hashing::Keyed => Self::Keyed(Keyed(key.derive(Keyed::PURPOSE))),
-            Hashing::Custom(function) => Self::Custom(function),
         }
     }
 
-    /// The key of a block of any size.
+    /// Returns the key of a block of any size.
     #[inline]
     pub(super) fn key(&self, parent: u128, tokens: &[u32]) -> u128 {
         match (self, tokens.as_chunks::<16>()) {
-            (Self::Custom(function), _) => function.key(parent, tokens),
             (Self::Fast(function), ([tokens], [])) => function.key_of_16(parent, tokens),
             (Self::Fast(function), _) => function.key_of(parent, tokens),
             (Self::Keyed(function), _) => function.key(&bytes(parent, tokens)),
@@ -115,10 +101,11 @@ impl Function {
     }
 }
 
-/// XXH3, with a secret of the length of its own; at least 136 bytes are needed.
+/// XXH3 with a full-length secret; at least 136 bytes are required.
 ///
-/// The key before is added (exclusive or) to the last four tokens, as in CBC-MAC: two blocks after different keys are the same
-/// input only if their tokens differ by what the keys do, which nobody knows. Fewer tokens than four come after it.
+/// The parent's key is XORed into the last four tokens, as in CBC-MAC: two blocks after different
+/// keys have the same input only if their tokens differ by the XOR of the keys, which is secret.
+/// Fewer than four tokens are appended to the key instead.
 pub(super) struct Fast(Box<[u8; 192]>);
 
 impl Fast {
@@ -129,7 +116,7 @@ impl Fast {
         twox_hash::XxHash3_128::oneshot_with_secret(&*self.0, bytes).expect("the secret is long enough")
     }
 
-    /// Of the usual block: the compiler makes a few moves of all but the hash.
+    /// Hashes a block of the usual size: everything but the hash compiles to a few moves.
     #[inline]
     pub(super) fn key_of_16(&self, parent: u128, tokens: &[u32; 16]) -> u128 {
         let mut bytes = [0; 64];
@@ -149,7 +136,7 @@ impl Fast {
     }
 }
 
-/// Adds the key before to the last 16 bytes.
+/// XORs the parent's key into the last 16 bytes.
 #[inline]
 fn add(bytes: &mut [u8], parent: u128) {
     if let Some(last) = bytes.last_chunk_mut::<16>() {
@@ -169,7 +156,7 @@ impl Keyed {
     }
 }
 
-/// The key before, and the tokens.
+/// Returns the parent's key followed by the tokens.
 fn bytes(parent: u128, tokens: &[u32]) -> SmallVec<[u8; 528]> {
     let mut bytes = SmallVec::from_elem(0, 16 + 4 * tokens.len());
     let (key, words) = bytes.split_at_mut(16);
@@ -178,7 +165,7 @@ fn bytes(parent: u128, tokens: &[u32]) -> SmallVec<[u8; 528]> {
     bytes
 }
 
-/// Tokens as bytes.
+/// Writes tokens as bytes.
 #[inline]
 pub(super) fn put(bytes: &mut [u8], tokens: &[u32]) {
     for (word, token) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(tokens) {

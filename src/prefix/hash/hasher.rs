@@ -1,4 +1,4 @@
-//! The functions of a pool, with their secrets: what all chains of it share.
+//! The hash functions of a pool with their secrets, shared by all its chains.
 
 use std::fmt;
 
@@ -10,18 +10,19 @@ use super::keys::Extra;
 use super::{BlockHash, HashKey, Hashing, PrefixKeys, PrefixRoot};
 use crate::error::PrefixError;
 
-/// The hash function of a pool: [`Hashing`], with the secrets of a [`HashKey`], for blocks of one size. It is immutable and
-/// shared; [chains](super::Chain) are given it by reference.
+/// Hash function of a pool: [`Hashing`] with the secrets of a [`HashKey`], for blocks of one size.
+///
+/// Immutable and shared; [chains](super::Chain) receive it by reference.
 pub struct PrefixHasher {
     function: Function,
     check: Check,
     bytes_key: [u8; 32],
     block_tokens: usize,
-    name: String,
+    name: &'static str,
     bare: PrefixRoot,
 }
 
-/// What BLAKE3 is asked for, as the first byte of its input.
+/// Purpose of a BLAKE3 input, encoded in its first byte.
 #[derive(Clone, Copy)]
 enum Domain {
     Root = 1,
@@ -30,10 +31,10 @@ enum Domain {
     Partial = 4,
 }
 
-/// The input of BLAKE3: parts of variable length have it before them.
-struct Parts(SmallVec<[u8; 256]>);
+/// Input of BLAKE3: each variable-length part is preceded by its length.
+struct HashInput(SmallVec<[u8; 256]>);
 
-impl Parts {
+impl HashInput {
     fn new(domain: Domain) -> Self {
         Self(smallvec![domain as u8])
     }
@@ -64,7 +65,7 @@ impl Parts {
 }
 
 impl PrefixHasher {
-    /// The hasher for blocks of `block_tokens` tokens.
+    /// Creates the hasher for blocks of `block_tokens` tokens.
     ///
     /// # Errors
     /// [`PrefixError::ZeroBlockTokens`].
@@ -73,7 +74,7 @@ impl PrefixHasher {
             return Err(PrefixError::ZeroBlockTokens);
         }
         let mut hasher = Self {
-            name: hashing.name().into(),
+            name: hashing.name(),
             function: Function::new(hashing, key),
             check: Check::new(&key.derive("kvpool block checks, version 1")),
             bytes_key: key.derive("kvpool prefix roots, extra keys and unfinished blocks, version 1"),
@@ -84,25 +85,23 @@ impl PrefixHasher {
         Ok(hasher)
     }
 
-    /// Tokens that a block holds.
+    /// Returns the number of tokens per block.
     #[inline]
     pub fn block_tokens(&self) -> usize {
         self.block_tokens
     }
 
-    /// Whether the other gives the same hashes: it has the same function, key and size of a block. A function of a user's own is
-    /// judged by its name and by one block.
+    /// Returns whether the other hasher computes the same hashes: same function, key and block
+    /// size.
     pub fn agrees_with(&self, other: &Self) -> bool {
-        let probe: Vec<u32> = (1..=self.block_tokens as u32).collect();
-        self.block_tokens == other.block_tokens
-            && self.bare == other.bare
-            && self.block(self.bare.hash(), &probe) == other.block(other.bare.hash(), &probe)
+        // The root without keys is a keyed hash of the block size and the function's name.
+        self.bare == other.bare
     }
 
-    /// What chains of these keys begin with. Without any it was computed before.
+    /// Returns the initial value of chains with these keys. Precomputed for empty keys.
     ///
     /// # Errors
-    /// [`PrefixError::EmptyKey`] for a key of no bytes.
+    /// [`PrefixError::EmptyKey`] for a key of zero bytes.
     pub fn root(&self, keys: &PrefixKeys<'_>) -> Result<PrefixRoot, PrefixError> {
         keys.check()?;
         if *keys == PrefixKeys::new() {
@@ -112,7 +111,8 @@ impl PrefixHasher {
     }
 
     fn hash_root(&self, keys: &PrefixKeys<'_>) -> PrefixRoot {
-        let mut parts = Parts::new(Domain::Root).number(self.block_tokens as u64).part(self.name.as_bytes());
+        let mut parts =
+            HashInput::new(Domain::Root).number(self.block_tokens as u64).part(self.name.as_bytes());
         for (_, value) in keys.fields() {
             parts = match value {
                 None => parts.number(0),
@@ -122,8 +122,8 @@ impl PrefixHasher {
         PrefixRoot(self.digest(&parts))
     }
 
-    /// B of the [module](super): 192 of the 256 bits that BLAKE3 has.
-    fn digest(&self, parts: &Parts) -> BlockHash {
+    /// Computes B of the [module](super): 192 of BLAKE3's 256 bits.
+    fn digest(&self, parts: &HashInput) -> BlockHash {
         let hash = blake3::keyed_hash(&self.bytes_key, &parts.0);
         let mut bytes = [0; BlockHash::BYTES];
         bytes.copy_from_slice(&hash.as_bytes()[..BlockHash::BYTES]);
@@ -131,7 +131,7 @@ impl PrefixHasher {
         BlockHash { check: Check::begin(hash.check), ..hash }
     }
 
-    /// The hash of a full block.
+    /// Returns the hash of a full block.
     #[inline]
     pub(super) fn block(&self, parent: BlockHash, tokens: &[u32]) -> BlockHash {
         debug_assert_eq!(tokens.len(), self.block_tokens, "a full block");
@@ -139,7 +139,7 @@ impl PrefixHasher {
         BlockHash::new(self.function.key(parent.key(), tokens), check)
     }
 
-    /// Full blocks one after another; the hash of the last, or `parent` if there are none.
+    /// Hashes consecutive full blocks; returns the hash of the last, or `parent` if there are none.
     #[inline]
     pub(super) fn blocks(
         &self,
@@ -147,7 +147,7 @@ impl PrefixHasher {
         tokens: &[u32],
         mut full: impl FnMut(BlockHash),
     ) -> BlockHash {
-        // Of a length that the compiler knows, most of the time.
+        // The usual block size, with a length known at compile time.
         if let (Function::Fast(function), 16) = (&self.function, self.block_tokens) {
             for tokens in tokens.as_chunks::<16>().0 {
                 let check = self.check.piece(parent.check, tokens);
@@ -164,27 +164,28 @@ impl PrefixHasher {
     }
 
     pub(super) fn extra(&self, start: u64, end: u64, key: &[u8]) -> Extra {
-        let digest = self.digest(&Parts::new(Domain::Extra).number(start).number(end).part(key));
+        let digest = self.digest(&HashInput::new(Domain::Extra).number(start).number(end).part(key));
         Extra { start, end, digest }
     }
 
-    /// What stands in place of a block's parent if extra keys touch it.
+    /// Returns the value that replaces a block's parent hash if extra keys touch the block.
     #[cold]
     pub(super) fn enter(&self, parent: BlockHash, extras: impl Iterator<Item = Extra>) -> BlockHash {
         let parts =
-            extras.fold(Parts::new(Domain::Enter).hash(parent), |parts, extra| parts.hash(extra.digest));
+            extras.fold(HashInput::new(Domain::Enter).hash(parent), |parts, extra| parts.hash(extra.digest));
         self.digest(&parts)
     }
 
-    /// The hash of an unfinished block. A user's function is not asked: it knows full blocks alone.
+    /// Returns the hash of an unfinished block.
     pub(super) fn partial(&self, parent: BlockHash, tokens: &[u32]) -> BlockHash {
         match &self.function {
-            // It is hashed with its length, so that fewer tokens than a block's are another input than any block.
+            // XXH3 hashes the length too, so fewer tokens than a full block's are a different input
+            // from any block's.
             Function::Fast(_) => BlockHash::new(
                 self.function.key(parent.key(), tokens),
                 self.check.partial(parent.check, tokens),
             ),
-            _ => self.digest(&Parts::new(Domain::Partial).hash(parent).tokens(tokens)),
+            Function::Keyed(_) => self.digest(&HashInput::new(Domain::Partial).hash(parent).tokens(tokens)),
         }
     }
 }

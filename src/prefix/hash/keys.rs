@@ -1,11 +1,13 @@
-//! What tells equal tokens apart: salt, tenant, adapter for a whole sequence; extra keys for some of its tokens.
+//! Inputs that separate equal tokens: salt, tenant and adapter of a sequence; extra keys of some of
+//! its tokens.
 
 use super::BlockHash;
 use crate::error::PrefixError;
 
-/// What all blocks of a sequence depend on beside its tokens. Sequences share blocks only if all of this is the same.
+/// Everything besides tokens that the blocks of a sequence depend on. Sequences share blocks only
+/// if all of it is equal.
 ///
-/// A salt makes blocks invisible to everybody who does not give the same one.
+/// A salt hides blocks from all requests that do not give the same salt.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct PrefixKeys<'a> {
     pub(super) salt: Option<&'a [u8]>,
@@ -14,33 +16,33 @@ pub struct PrefixKeys<'a> {
 }
 
 impl<'a> PrefixKeys<'a> {
-    /// None of them.
+    /// Returns keys with no field set.
     pub const fn new() -> Self {
         Self { salt: None, tenant: None, adapter: None }
     }
 
-    /// A secret of those who may share these blocks.
+    /// Sets a secret shared by the requests that may share these blocks.
     #[must_use]
     pub const fn salt(mut self, salt: &'a [u8]) -> Self {
         self.salt = Some(salt);
         self
     }
 
-    /// Whose blocks these are.
+    /// Sets the tenant that owns these blocks.
     #[must_use]
     pub const fn tenant(mut self, tenant: &'a [u8]) -> Self {
         self.tenant = Some(tenant);
         self
     }
 
-    /// The adapter (LoRA) that the K and V were computed with.
+    /// Sets the adapter (LoRA) that K and V are computed with.
     #[must_use]
     pub const fn adapter(mut self, adapter: &'a [u8]) -> Self {
         self.adapter = Some(adapter);
         self
     }
 
-    /// Each by name; the order is part of the hash.
+    /// Returns each field by name; the order is part of the hash.
     pub(super) fn fields(&self) -> [(&'static str, Option<&'a [u8]>); 3] {
         [("salt", self.salt), ("tenant", self.tenant), ("adapter", self.adapter)]
     }
@@ -53,21 +55,22 @@ impl<'a> PrefixKeys<'a> {
     }
 }
 
-/// What a chain begins with: [`PrefixKeys`], hashed. To be kept by who has many sequences of one tenant or adapter.
+/// Hash of [`PrefixKeys`], from which a chain begins. Can be kept and reused for many sequences of
+/// one tenant or adapter.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct PrefixRoot(pub(super) BlockHash);
 
 impl PrefixRoot {
-    /// What stands in place of the parent of a first block.
+    /// Returns the value that serves as the parent's hash of a first block.
     pub const fn hash(self) -> BlockHash {
         self.0
     }
 }
 
-/// An extra key of some tokens: hashed with where they are.
+/// An extra key of some tokens, hashed together with their range.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct Extra {
-    /// First token, and the one after the last.
+    /// Bounds of the range, half-open.
     pub(super) start: u64,
     pub(super) end: u64,
     pub(super) digest: BlockHash,

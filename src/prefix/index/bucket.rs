@@ -1,19 +1,19 @@
-//! A bucket: a cache line of slots, of which each is a word of its own.
+//! A bucket: one cache line of slots, each of which is a separate atomic word.
 //!
-//! To look through one costs no branch a slot: where in its bucket an entry lies cannot be foreseen. On x86-64 it is
-//! done by comparing the upper halves of all words at once.
+//! Searching a bucket has no branch per slot, because the position of an entry is unpredictable. On
+//! x86-64 the upper halves of all words are compared at once.
 
 use crate::sync::{AtomicU64, Ordering, Ordering::*};
 
 use super::entry::Entry;
 
-/// Entries in a bucket: a cache line of them. A model's buckets are small enough to be full.
+/// Entries in a bucket: one cache line. Smaller under the model checker, so that buckets fill up.
 pub(super) const WAYS: usize = if cfg!(kvpool_loom) { 2 } else { 8 };
 
-/// A bit for each slot of a bucket.
+/// Set of slots of a bucket, one bit each.
 type Slots = u32;
 
-/// The slots of a set, from the first on.
+/// Iterates over the slots of a set in ascending order.
 #[inline]
 pub(super) fn each(mut slots: Slots) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
@@ -23,7 +23,7 @@ pub(super) fn each(mut slots: Slots) -> impl Iterator<Item = usize> {
     })
 }
 
-/// See the [module](self).
+/// One cache line of slots.
 #[repr(align(64))]
 pub(super) struct Bucket([AtomicU64; WAYS]);
 
@@ -32,42 +32,44 @@ impl Bucket {
         Self(std::array::from_fn(|_| AtomicU64::new(Entry::EMPTY.to_bits())))
     }
 
-    /// The slots whose entries are `so`.
+    /// Returns the slots whose entries satisfy `so`.
     #[inline]
     fn slots(&self, so: impl Fn(Entry) -> bool) -> Slots {
-        // Relaxed: who goes by what is found reads it again.
+        // Relaxed: callers that act on a slot read it again.
         let bits = self.0.iter().map(|slot| Slots::from(so(Entry::from_bits(slot.load(Relaxed)))));
         bits.enumerate().fold(0, |slots, (at, bit)| slots | bit << at)
     }
 
-    /// The slots that hold this entry, or nothing, if that is what is asked for.
+    /// Returns the slots equal to this entry, which may be [`Entry::EMPTY`].
     #[inline]
     pub(super) fn equal(&self, entry: Entry) -> Slots {
         self.slots(|other| other == entry)
     }
 
-    /// The empty slots, unless one holds this entry.
+    /// Returns the empty slots, or `None` if a slot holds this entry.
     #[inline]
     pub(super) fn empty(&self, entry: Entry) -> Option<Slots> {
         (self.equal(entry) == 0).then(|| self.equal(Entry::EMPTY))
     }
 
-    /// The slots that hold an entry of this fingerprint, and perhaps a few that do not: who reads them again sees it.
+    /// Returns the slots whose entries have this fingerprint, and perhaps others: callers re-read
+    /// them.
     #[cfg(not(all(target_arch = "x86_64", not(miri), not(kvpool_loom))))]
     #[inline]
     pub(super) fn like(&self, entry: Entry) -> Slots {
         self.slots(|other| entry.is_like(other))
     }
 
-    /// The slots that hold an entry of this fingerprint, and perhaps a few that do not: who reads them again sees it.
+    /// Returns the slots whose entries have this fingerprint, and perhaps others: callers re-read
+    /// them.
     #[cfg(all(target_arch = "x86_64", not(miri), not(kvpool_loom)))]
     #[inline]
     pub(super) fn like(&self, entry: Entry) -> Slots {
         let slots: Slots;
-        // SAFETY: reads the 64 bytes of the bucket, which are aligned to 64, and nothing else; needs no more than every
-        // processor of this architecture has. Assembly, because others change the words meanwhile: to the processor
-        // that is a load like any other, of which each half of a word is of one moment, and to the compiler
-        // it is opaque.
+        // SAFETY: reads only the 64 bytes of the bucket, which are aligned to 64; every processor
+        // of this architecture has these instructions. Assembly, because other threads change the
+        // words concurrently: for the processor this is an ordinary load, in which each half of a
+        // word is of one moment, and for the compiler it is opaque.
         unsafe {
             std::arch::asm!(
                 "movd {wanted}, {high:e}",
@@ -77,7 +79,7 @@ impl Bucket {
                 "shufps {low_four}, [{bucket} + 16], 0xdd",
                 "movaps {high_four}, [{bucket} + 32]",
                 "shufps {high_four}, [{bucket} + 48], 0xdd",
-                // All ones where they are alike: 32 bits each, then 16, then 8, then one.
+                // All ones where they match: 32 bits each, then 16, then 8, then one.
                 "pcmpeqd {low_four}, {wanted}",
                 "pcmpeqd {high_four}, {wanted}",
                 "packssdw {low_four}, {high_four}",
@@ -96,26 +98,26 @@ impl Bucket {
         slots
     }
 
-    /// What is in a slot. Acquire: pairs with the Release by which the entry was made; who has it sees the block's word as
-    /// it was then, or newer.
+    /// Returns the entry in a slot. Acquire: pairs with the Release that stored the entry; the
+    /// reader sees the block's word as it was then, or newer.
     #[inline]
     pub(super) fn entry(&self, at: usize) -> Entry {
         Entry::from_bits(self.0[at].load(Acquire))
     }
 
-    /// Puts `to` in the place of `from`, if that is still in the slot.
+    /// Replaces `from` by `to` if `from` is still in the slot.
     #[inline]
     pub(super) fn exchange(&self, at: usize, from: Entry, to: Entry, order: Ordering) -> bool {
         self.0[at].compare_exchange(from.to_bits(), to.to_bits(), order, Relaxed).is_ok()
     }
 
-    /// Asks for the line, where the processor can be asked.
+    /// Prefetches the line, where the processor supports it.
     #[inline]
     pub(super) fn fetch(&self) {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            // SAFETY: every processor of this architecture has it, and it reads nothing.
+            // SAFETY: every processor of this architecture has it, and it reads no memory.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(self).cast()) };
         }
     }
@@ -123,11 +125,11 @@ impl Bucket {
 
 #[cfg(all(test, not(kvpool_loom)))]
 mod tests {
-    use super::super::Key;
+    use super::super::entry::Key;
     use super::*;
     use crate::ids::BlockId;
 
-    /// Each set of slots, among entries of other keys and empty slots, is found as it is.
+    /// Each set of slots is found exactly, among entries of other keys and empty slots.
     #[test]
     fn all_slots_of_a_fingerprint_are_found_and_no_others() {
         let (key, other) = (Key(0, 0x9123_4567_89ab_cdef), Key(0, 0x9123_4568_89ab_cdef));
@@ -147,7 +149,7 @@ mod tests {
         }
     }
 
-    /// What is alike in its upper half only is at most looked at again; what is alike is never left out.
+    /// `like` may report false positives that match in the upper half, but no false negatives.
     #[test]
     fn fingerprints_are_told_apart() {
         let mut random = fastrand::Rng::with_seed(3);
@@ -160,9 +162,12 @@ mod tests {
             }
             let wanted = keys[random.usize(..WAYS)].entry(BlockId(0));
             let (exact, found) = (bucket.slots(|other| wanted.is_like(other)), bucket.like(wanted));
-            assert_eq!(exact & !found, 0, "left out");
+            assert_eq!(exact & !found, 0, "a matching slot is missing");
             let is_upper = |at: u32| (bucket.entry(at as usize).to_bits() ^ wanted.to_bits()) >> 32 == 0;
-            assert!((0..WAYS as u32).filter(|at| found >> at & 1 == 1).all(is_upper), "nothing in common");
+            assert!(
+                (0..WAYS as u32).filter(|at| found >> at & 1 == 1).all(is_upper),
+                "a slot differs in its upper half"
+            );
         }
     }
 }

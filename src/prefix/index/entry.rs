@@ -1,13 +1,13 @@
-//! One word of the index: a fingerprint of the key, and the block. All pure.
+//! One word of the index: a fingerprint of the key, and the block id. Pure functions only.
 //!
 //! | bits | field | meaning |
 //! |---|---|---|
-//! | 63 | taken | set in every entry, so that 0 is the empty slot, also for keys and blocks that are 0 |
-//! | 27..63 | fingerprint | the key's second word, but for the bits that choose the bucket and the topmost |
+//! | 63 | taken | set in every entry, so that 0 is the empty slot even if key and block are 0 |
+//! | 27..63 | fingerprint | the key's second word, without the bits that choose the bucket and the topmost bit |
 //! | 0..27 | block | its id |
 //!
-//! Two keys that share a bucket and a fingerprint get into each other's way once in 2^36: whoever finds a block
-//! compares the whole hash anyway.
+//! Two keys in one bucket have equal fingerprints with probability 2^-36. This is harmless, since a
+//! lookup compares the whole hash.
 
 use crate::config::FRAME_BITS;
 use crate::ids::BlockId;
@@ -15,32 +15,33 @@ use crate::ids::BlockId;
 const ID_MASK: u64 = (1 << FRAME_BITS) - 1;
 const TAKEN: u64 = 1 << 63;
 
-/// A hash to be looked up: 128 bits, which are taken to be random. Keys that are not are found as well, and are
-/// forgotten sooner, since they crowd in few buckets.
+/// Key of a lookup: 128 bits, assumed to be uniformly distributed.
+///
+/// Other keys are found too, but crowd in few buckets, so their entries are dropped sooner.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Key(pub u64, pub u64);
 
 impl Key {
-    /// The two buckets, of a number of them that is a power of two, where the key may lie.
+    /// Returns the two buckets that may hold the key, of `mask + 1`, which is a power of two.
     #[inline]
     pub(super) fn buckets(self, mask: usize) -> [usize; 2] {
-        debug_assert!(mask as u64 <= ID_MASK, "bits that choose the bucket are none of the fingerprint");
+        debug_assert!(mask as u64 <= ID_MASK, "bits of the fingerprint would choose the bucket");
         [self.0 as usize & mask, self.1 as usize & mask]
     }
 
-    /// The entry that says that the block may be registered under this key.
+    /// Returns the entry for a block that may be registered under this key.
     #[inline]
     pub(super) fn entry(self, id: BlockId) -> Entry {
         Entry(self.1 & !ID_MASK | TAKEN | id.0 as u64)
     }
 }
 
-/// See the [module](self).
+/// One word of the index; the module documentation has its fields.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Entry(u64);
 
 impl Entry {
-    /// No entry.
+    /// The empty slot.
     pub(super) const EMPTY: Self = Self(0);
 
     #[inline]
@@ -53,13 +54,13 @@ impl Entry {
         self.0
     }
 
-    /// The block.
+    /// Returns the block's id.
     #[inline]
     pub(super) fn id(self) -> BlockId {
         BlockId((self.0 & ID_MASK) as u32)
     }
 
-    /// Whether both have the same fingerprint.
+    /// Returns whether both have the same fingerprint.
     #[inline]
     pub(super) fn is_like(self, other: Self) -> bool {
         (self.0 ^ other.0) <= ID_MASK

@@ -1,4 +1,4 @@
-//! A table of the index, and what is done in the two buckets of a key.
+//! One table of the index, and the operations in the two buckets of a key.
 
 use std::ops::ControlFlow;
 
@@ -6,24 +6,36 @@ use crate::ids::{BlockId, FRAMES_MAX};
 use crate::sync::{AtomicPtr, AtomicU64, Ordering::*, fence};
 
 use super::bucket::{Bucket, WAYS, each};
-use super::entry::Entry;
-use super::{Inserted, Key};
+use super::entry::{Entry, Key};
 
-/// Entries that there is room for, for each block of the pool.
+/// Entries per block of the pool.
 const ENTRIES_PER_BLOCK: usize = 2;
 
-/// As long as a key's first bucket holds fewer entries than this, it goes there.
+/// A key goes to its first bucket while that holds fewer entries than this.
 const AT_HOME_MAX: u32 = WAYS as u32 * 3 / 4;
 
-// The bits of a key that choose the bucket are those of its second word that make room for a block's id.
+// The bits of a key's second word that choose the bucket are those that an entry replaces by the
+// block's id.
 const _: () = assert!(FRAMES_MAX * ENTRIES_PER_BLOCK / WAYS <= FRAMES_MAX);
 
-/// See the [module](self).
+/// Outcome of an insertion.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use]
+pub enum Inserted {
+    /// The entry was inserted.
+    New,
+    /// The entry was already there.
+    Present,
+    /// There was no room: lookups will not find the block.
+    Full,
+}
+
+/// A table of the index.
 pub(super) struct Table {
     buckets: Box<[Bucket]>,
-    /// One less than the number of buckets.
+    /// Number of buckets minus one.
     mask: usize,
-    /// The larger one that is to follow.
+    /// The larger table that succeeds this one.
     pub(super) next: AtomicPtr<Table>,
 }
 
@@ -41,7 +53,7 @@ impl Table {
         (blocks.min(FRAMES_MAX) * ENTRIES_PER_BLOCK).div_ceil(WAYS).next_power_of_two()
     }
 
-    /// Whether it is large enough for a pool of so many blocks.
+    /// Returns whether it is large enough for a pool of `blocks` blocks.
     pub(super) fn is_for(&self, blocks: usize) -> bool {
         self.buckets.len() >= Self::buckets_for(blocks)
     }
@@ -52,13 +64,13 @@ impl Table {
         key.buckets(self.mask).map(|at| unsafe { self.buckets.get_unchecked(at) })
     }
 
-    /// Gives `look` the blocks whose entries have this key's fingerprint, until it breaks.
+    /// Calls `look` with the blocks whose entries have this key's fingerprint, until it breaks.
     #[inline]
     pub(super) fn find<R>(&self, key: Key, mut look: impl FnMut(BlockId) -> ControlFlow<R>) -> Option<R> {
         let like = key.entry(BlockId(0));
         for bucket in self.pair(key) {
             for at in each(bucket.like(like)) {
-                // Again, since the slot may have changed.
+                // Read again: the slot may have changed.
                 let entry = bucket.entry(at);
                 if like.is_like(entry)
                     && let ControlFlow::Break(found) = look(entry.id())
@@ -70,19 +82,19 @@ impl Table {
         None
     }
 
-    /// Fetches the bucket that [`find`](Self::find) reads first, and often alone.
+    /// Prefetches the bucket that [`find`](Self::find) reads first; usually it reads no other.
     #[inline]
     pub(super) fn prefetch(&self, key: Key) {
         self.pair(key)[0].fetch();
     }
 
-    /// Fetches both, for who will write.
+    /// Prefetches both buckets, before writing.
     #[inline]
     pub(super) fn prefetch_both(&self, key: Key) {
         self.pair(key).into_iter().for_each(Bucket::fetch);
     }
 
-    /// Puts an entry into an empty slot, if there is one and the entry is not there.
+    /// Stores an entry in an empty slot, if there is one and the entry is not present.
     fn add(&self, entry: Entry, key: Key) -> Inserted {
         let [first, second] = self.pair(key);
         loop {
@@ -96,27 +108,29 @@ impl Table {
                 (second, in_second)
             };
             let Some(at) = each(slots).next() else { return Inserted::Full };
-            // Release: pairs with the Acquire in `Bucket::entry`. To an insertion's own fence it adds nothing; who puts back, or
-            // walks, has read the word after its fence.
+            // Release: pairs with the Acquire in `Bucket::entry`. Redundant for an insertion, which
+            // has fenced; a thread that restores an entry, or walks, has read the word after its
+            // fence.
             let order = if cfg!(kvpool_mutant = "index_relaxed") { Relaxed } else { Release };
             if bucket.exchange(at, Entry::EMPTY, entry, order) {
                 return Inserted::New;
             }
-            // Another thread has filled it: it has made progress. Reached by the model `insert_beside_insert`.
+            // Another thread has filled it, so the system made progress. Reached by the model
+            // `insert_beside_insert`.
         }
     }
 
-    /// The same, and what finds no room is counted.
+    /// Like [`add`](Self::add), and counts an entry that finds no room.
     pub(super) fn add_counted(&self, entry: Entry, key: Key, forgotten: &AtomicU64) -> Inserted {
         let inserted = self.add(entry, key);
         if inserted == Inserted::Full {
-            // Relaxed: for statistics.
+            // Relaxed: a statistic.
             forgotten.fetch_add(1, Relaxed);
         }
         inserted
     }
 
-    /// Adds an entry; if there is no room, in the place of one that is out of date.
+    /// Adds an entry; if there is no room, replaces an outdated one.
     pub(super) fn insert(
         &self,
         key: Key,
@@ -127,13 +141,13 @@ impl Table {
         let entry = key.entry(id);
         match self.add(entry, key) {
             Inserted::Full if self.replace(key, entry, registered, forgotten) => Inserted::New,
-            // Something may have been removed meanwhile.
+            // Another thread may have removed an entry meanwhile.
             Inserted::Full => self.add_counted(entry, key, forgotten),
             inserted => inserted,
         }
     }
 
-    /// Puts an entry in the place of one that is out of date.
+    /// Replaces an outdated entry.
     #[cold]
     fn replace(
         &self,
@@ -159,7 +173,7 @@ impl Table {
         false
     }
 
-    /// The key under which the block of an entry that was found in bucket `number` is registered, if the entry is right.
+    /// Returns the key of the block of an entry found in bucket `number`, if the entry is correct.
     fn right_key(
         &self,
         entry: Entry,
@@ -170,7 +184,7 @@ impl Table {
         (key.entry(entry.id()) == entry && key.buckets(self.mask).contains(&number)).then_some(key)
     }
 
-    /// Takes away each entry of a block that lies where `key` may lie.
+    /// Removes each entry of a block under `key`.
     pub(super) fn remove(
         &self,
         key: Key,
@@ -190,7 +204,7 @@ impl Table {
         }
     }
 
-    /// The second look, after an entry has been taken away from bucket `number`: if it was right after all, it is put back.
+    /// Restores an entry removed from bucket `number` if it was correct after all: the second look.
     fn restore(
         &self,
         entry: Entry,
@@ -202,8 +216,8 @@ impl Table {
             return;
         }
         if !cfg!(kvpool_mutant = "index_restore_no_fence") {
-            // Pairs with the one in `Index::announce`: who registers the block sees that the entry is gone, or we see
-            // the word.
+            // Pairs with the fence in `Index::announce`: the thread that registers the block sees
+            // that the entry is gone, or we see the word.
             fence(SeqCst);
         }
         if let Some(key) = self.right_key(entry, number, registered) {
@@ -212,7 +226,7 @@ impl Table {
         }
     }
 
-    /// Whether the entry lies where a look-up looks first.
+    /// Returns whether the entry is in the bucket that a lookup reads first.
     #[cfg(all(test, not(kvpool_loom)))]
     pub(super) fn is_in_first(&self, key: Key, id: BlockId) -> bool {
         self.pair(key)[0].empty(key.entry(id)).is_none()

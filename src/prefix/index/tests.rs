@@ -4,7 +4,7 @@ use crate::sync::{AtomicU64, Ordering::*};
 
 use super::*;
 
-/// What stands in for words and rows: the number of the key that each block is registered under, or 0.
+/// Stands in for words and rows: the number of the key under which each block is registered, or 0.
 struct Words(Vec<AtomicU64>);
 
 impl Words {
@@ -22,7 +22,7 @@ impl Words {
     }
 }
 
-/// A key that looks random, of a number.
+/// Returns a key that looks random, derived from a number.
 fn key(number: u64) -> Key {
     let mix = |word: u64| {
         let word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -39,7 +39,7 @@ fn found(index: &Index, key: Key) -> Vec<BlockId> {
         ControlFlow::Continue(())
     });
     assert_eq!(broke, None);
-    // A small index has but one bucket, where all are met twice.
+    // A small index has a single bucket, so every entry is reported twice.
     all.sort_unstable();
     all.dedup();
     all
@@ -77,7 +77,7 @@ fn blocks_of_one_key_are_all_found_and_removed_one_by_one() {
     assert_eq!(index.entries(), 15);
 }
 
-/// Keys that are no hashes at all: small numbers, of which one is 0.
+/// Keys that are not hashes: small numbers, one of them 0.
 #[test]
 fn keys_of_zeros_are_keys() {
     let index = Index::new(64);
@@ -105,7 +105,7 @@ fn what_is_right_is_never_replaced_and_what_is_out_of_date_is() {
     for id in 1..=8 {
         assert_eq!(found(&index, key(id)), [BlockId(id as u32)]);
     }
-    // Of another key now, so that the old one's entry is out of date.
+    // The block is registered under another key, so its old entry is outdated.
     words.set(BlockId(5), 50);
     assert_eq!(index.insert(key(9), BlockId(9), registered), Inserted::New);
     assert_eq!(found(&index, key(9)), [BlockId(9)]);
@@ -121,12 +121,13 @@ fn to_remove_what_is_registered_does_no_harm() {
     let _ = index.insert(key(1), BlockId(3), |id| words.registered(id));
     index.remove(key(1), BlockId(3), |id| words.registered(id));
     assert_eq!(found(&index, key(1)), [BlockId(3)]);
-    // Another key is not taken for this one's.
+    // Entries of another key are left alone.
     index.remove(key(2), BlockId(3), |id| words.registered(id));
     assert_eq!(found(&index, key(1)), [BlockId(3)]);
 }
 
-/// As full as can be, and after long churn, nothing is forgotten, and most keys lie in their first bucket.
+/// At full load and after long churn, no entry is forgotten, and most keys are in their first
+/// bucket.
 #[test]
 fn a_full_pool_fits() {
     let blocks: u32 = if cfg!(miri) { 1 << 5 } else { 1 << 15 };
@@ -159,7 +160,8 @@ fn a_full_pool_fits() {
     assert!(share > 0.8 || cfg!(miri), "{share} in the first of two buckets");
 }
 
-/// Many lives of a few blocks at once, each under one of two keys: what is registered at the end is found.
+/// Many concurrent lives of a few blocks, each under one of two keys: blocks registered at the end
+/// are found.
 #[test]
 fn beside_each_other_nothing_is_lost() {
     const BLOCKS: u32 = 24;
@@ -167,7 +169,7 @@ fn beside_each_other_nothing_is_lost() {
     let index = Index::new(BLOCKS as usize);
     let words = Words::new(BLOCKS as usize + 1);
     let registered = |id| words.registered(id);
-    // Who has a block is its only owner; anybody removes what looks out of date.
+    // A block has one owner at a time; any thread may remove an entry that looks outdated.
     let free: Mutex<Vec<BlockId>> = Mutex::new((1..=BLOCKS).map(BlockId).collect());
     let walk = |add: &mut dyn FnMut(Key, BlockId)| {
         (1..=BLOCKS)
@@ -231,7 +233,7 @@ fn growth_keeps_what_is_registered_and_leaves_the_rest_behind() {
         (0..500).map(BlockId).filter_map(|id| Some((registered(id)?, id))).for_each(|(key, id)| add(key, id));
     };
     index.grow(40, &mut walk);
-    assert_eq!(index.capacity(), 128, "large enough already");
+    assert_eq!(index.capacity(), 128, "already large enough");
     index.grow(400, &mut walk);
     assert_eq!((index.capacity(), index.entries(), walks), (1024, 63, 1));
     assert_eq!(found(&index, key(9)), []);
@@ -242,7 +244,7 @@ fn growth_keeps_what_is_registered_and_leaves_the_rest_behind() {
     assert!((words_of_entries..words_of_entries + 256).contains(&index.bytes()), "{}", index.bytes());
 }
 
-/// Inserted while another thread grows: into both tables.
+/// An entry inserted while another thread grows goes into both tables.
 #[test]
 fn what_is_inserted_and_removed_during_growth_is_so_afterwards() {
     let index = Index::new(8);
@@ -253,11 +255,11 @@ fn what_is_inserted_and_removed_during_growth_is_so_afterwards() {
     index.grow(64, |add| {
         words.set(BlockId(2), 2);
         assert_eq!(index.insert(key(2), BlockId(2), registered), Inserted::New);
-        assert_eq!(found(&index, key(2)), [BlockId(2)], "at once, in the old one");
+        assert_eq!(found(&index, key(2)), [BlockId(2)], "found at once in the old table");
         add(key(1), BlockId(1));
         words.set(BlockId(1), 0);
         index.remove(key(1), BlockId(1), registered);
-        // Another grower does not wait for this one.
+        // A second grower does not wait for the first.
         index.grow(64, |add| add(key(2), BlockId(2)));
         assert_eq!(index.capacity(), 128);
     });

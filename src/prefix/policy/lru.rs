@@ -1,11 +1,13 @@
-//! The block that was released longest ago goes first.
+//! Evicts the block that was released longest ago.
 
 use super::{Head, Millis, Place, Policy, Released};
 
 pub(super) const NAME: &str = "lru";
 
-/// Least recently used first, and of one request the end of its prefix before the beginning: exactly the order in which
-/// blocks were released. Nothing is learned, nothing is kept.
+/// Least recently used: evicts blocks in the order of their release, so the end of a request's
+/// prefix before its beginning.
+///
+/// Learns nothing and keeps no state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Lru;
 

@@ -1,17 +1,18 @@
-//! What requests asked to be kept goes last.
+//! Evicts by requested priority and retention time.
 //!
-//! Two queues a [`CachePriority`]: blocks in the order of their release, and blocks that are to be kept for a time, in the
-//! order in which their time ends. A block whose time has ended is one of its priority like any other, and its state, the
-//! order of its release, says which of the two heads was released first.
+//! There are two queues per [`CachePriority`]: blocks in the order of their release, and blocks
+//! under retention, in the order in which it expires. A block whose retention has expired ranks
+//! like any other block of its priority; its state, the order of its release, decides which of the
+//! two heads was released first.
 //!
 //! | queue | rank | state |
 //! |---|---|---|
 //! | `2 * priority` | order of release | order of release |
-//! | `2 * priority + 1` | when its time ends, in ms, 40 bits · low 24 bits of the order of release | order of release |
+//! | `2 * priority + 1` | end of retention in ms, 40 bits · low 24 bits of the order of release | order of release |
 //!
-//! The low bits of a rank let the end of a prefix go before its beginning also among blocks that are kept until the same
-//! moment. They wrap once in 16 million releases; a prefix that lies across goes beginning first, once, which costs hits
-//! and nothing else.
+//! The low bits of a rank make the end of a prefix precede its beginning among blocks retained
+//! until the same moment. They wrap once in 16 million releases; a prefix released across the wrap
+//! is evicted beginning first, once, which only costs hits.
 
 use super::{CachePriority, Head, Millis, Place, Policy, Released};
 
@@ -19,13 +20,14 @@ pub(super) const NAME: &str = "priority";
 
 const ORDER_BITS: u32 = 24;
 
-/// Lower [priorities](CachePriority) go first, least recently used first among equals. What is to be kept until some
-/// moment goes before that only if nothing else is left: rather than refuse an allocation, a promise is broken, of the
-/// lowest priority first, and then the one that would have ended first.
+/// Evicts lower [priorities](CachePriority) first, and among equals the least recently used.
+///
+/// A block under retention is evicted only if nothing else is left, rather than failing an
+/// allocation: lowest priority first, and then the retention that would have expired first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct PriorityLru;
 
-/// When the time of a block in a queue of kept ones ends.
+/// Returns when the retention of a block in a queue of retained blocks expires.
 const fn ends(rank: u64) -> Millis {
     Millis(rank >> ORDER_BITS)
 }

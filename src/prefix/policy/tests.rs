@@ -1,4 +1,4 @@
-//! Policies driven by hand, their queues as sorted maps.
+//! Drives policies by hand, with sorted maps as queues.
 
 use std::collections::BTreeMap;
 
@@ -43,7 +43,7 @@ impl Bench {
             .map(|queue| queue.first_key_value().map(|(&(rank, _), &state)| Head { rank, state }))
             .collect();
         let queue = self.policy.victim(&heads, Millis(now))?;
-        Some(self.queues[queue].pop_first().expect("a queue that has a head").0.1)
+        Some(self.queues[queue].pop_first().expect("the named queue has a head").0.1)
     }
 
     fn evict_all(&mut self, now: u64) -> Vec<u32> {
@@ -62,7 +62,7 @@ fn every_policy_is_found_by_its_name_and_no_other_is() {
     }
     let error = "mru".parse::<PolicyKind>().unwrap_err();
     assert!(
-        error.to_string().starts_with("no eviction policy is called \"mru\"; there are lru, "),
+        error.to_string().starts_with("unknown eviction policy \"mru\"; expected one of lru, "),
         "{error}"
     );
 }
@@ -108,9 +108,9 @@ fn what_is_kept_stays_until_its_time_ends_while_others_can_go() {
     bench.release(&[2], 1, Normal, None);
     bench.release(&[3], 2, High, None);
     bench.release(&[4], 3, Low, None);
-    assert_eq!(bench.evict(99), Some(4), "the only low one that is not kept");
+    assert_eq!(bench.evict(99), Some(4), "the only low block without retention");
     assert_eq!(bench.evict(99), Some(2));
-    assert_eq!(bench.evict(100), Some(1), "from its end on it is low");
+    assert_eq!(bench.evict(100), Some(1), "expired, it ranks by its priority");
     assert_eq!(bench.evict(100), Some(3));
 }
 
@@ -121,7 +121,7 @@ fn what_was_kept_goes_by_its_age_among_its_like() {
     bench.release(&[2], 1, Normal, Some(50));
     bench.release(&[3], 2, Normal, None);
     bench.release(&[4], 3, Normal, Some(3));
-    assert_eq!(bench.evict_all(60), [1, 2, 3, 4], "a time of no length is none");
+    assert_eq!(bench.evict_all(60), [1, 2, 3, 4], "retention that ends now has no effect");
 }
 
 #[test]

@@ -1,24 +1,24 @@
-//! Where a rank belongs: pure arithmetic on ranks.
+//! Maps ranks to slots: pure arithmetic.
 
 /// The shape of a rank queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Geometry {
-    /// log2 of the slots of a level.
+    /// log2 of the slots per level.
     digit_bits: u32,
-    /// log2 of the slots of a level that one slot of the level above spans: half of them. A digit of one bit cannot be
-    /// halved.
+    /// log2 of the number of a level's slots that one slot of the level above spans: half of them.
+    /// A digit of one bit cannot be halved.
     step: u32,
     levels: u32,
 }
 
-/// A slot, told apart from the slots that are at its place in other turns.
+/// A slot, distinct from the slots at the same index in other turns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Slot {
     pub(super) level: usize,
     pub(super) number: u64,
 }
 
-/// The most that a word of hints above 64 words of hints can hold.
+/// Maximum: a summary word of 64 bits over 64 words of hints covers 2^12 slots.
 const DIGIT_BITS_MAX: u32 = 12;
 
 impl Geometry {
@@ -29,7 +29,7 @@ impl Geometry {
         Self { digit_bits, step: Self::step_of(digit_bits), levels }
     }
 
-    /// All ranks, and level 1 goes around at least twice the blocks of a pool.
+    /// Covers all ranks, and level 1 spans at least twice the blocks of the pool.
     pub(super) fn suited(blocks: usize) -> Self {
         let digit_bits = (blocks.max(1).ilog2() / 2 + 2).clamp(6, DIGIT_BITS_MAX);
         Self::new(digit_bits, u32::MAX)
@@ -39,12 +39,12 @@ impl Geometry {
         if digit_bits == 1 { 1 } else { digit_bits - 1 }
     }
 
-    /// So many that the highest has all ranks of 64 bits.
+    /// Returns the number of levels at which the highest covers all ranks of 64 bits.
     const fn levels_of(digit_bits: u32) -> u32 {
         1 + (u64::BITS - digit_bits).div_ceil(Self::step_of(digit_bits))
     }
 
-    /// Whether all of the slot after the cursor's lies in the window of the level below.
+    /// Returns whether the slot after the cursor's lies entirely in the window of the level below.
     #[inline]
     pub(super) fn overlaps(self) -> bool {
         self.step < self.digit_bits
@@ -54,17 +54,17 @@ impl Geometry {
         self.levels as usize
     }
 
-    /// Slots of a level.
+    /// Returns the slots per level.
     pub(super) fn slots(self) -> usize {
         1 << self.digit_bits
     }
 
-    /// The largest rank that has a place.
+    /// Returns the largest rank that fits.
     pub(super) fn rank_max(self) -> u64 {
         u64::MAX >> u64::BITS.saturating_sub(self.shift(self.levels() - 1) + self.digit_bits)
     }
 
-    /// What a rank has in common with all ranks of its slot.
+    /// Returns the number that all ranks of a slot have in common.
     #[inline]
     pub(super) fn number(self, rank: u64, level: usize) -> u64 {
         rank >> self.shift(level)
@@ -75,50 +75,50 @@ impl Geometry {
         number as usize & (self.slots() - 1)
     }
 
-    /// How often the rank queue has turned, as far as a head says it.
+    /// Returns how many times the level has wrapped, truncated to the bits of a head.
     #[inline]
     pub(super) fn turn(self, number: u64) -> u8 {
         (number >> self.digit_bits) as u8
     }
 
-    /// The number of the slot at `index` that is in the window.
+    /// Returns the number of the slot at `index` within the window.
     pub(super) fn ahead(self, index: usize, level: usize, cursor: u64) -> u64 {
         let at = self.number(cursor, level);
         at.wrapping_add(self.index((index as u64).wrapping_sub(at)) as u64)
     }
 
-    /// The first rank of a slot. A slot of the top level that could only be there in another turn begins at no rank.
+    /// Returns the first rank of a slot; `u64::MAX` for a number beyond the last rank.
     #[inline]
     pub(super) fn start(self, slot: Slot) -> u64 {
         let shift = self.shift(slot.level);
         if slot.number > u64::MAX >> shift { u64::MAX } else { slot.number << shift }
     }
 
-    /// The first rank of the level-1 slot of a rank.
+    /// Returns the first rank of the level-1 slot of a rank.
     #[inline]
     pub(super) fn start_above(self, rank: u64) -> u64 {
         rank & (!0 << self.step)
     }
 
-    /// The last rank of a slot.
+    /// Returns the last rank of a slot.
     #[inline]
     pub(super) fn end(self, slot: Slot) -> u64 {
         self.start(slot) | ((1 << self.shift(slot.level)) - 1)
     }
 
-    /// The lowest slot for a rank; none if it is below the cursor.
+    /// Returns the lowest slot for a rank, or `None` if the rank is below the cursor.
     #[inline]
     pub(super) fn place(self, rank: u64, cursor: u64) -> Option<Slot> {
         if rank < cursor {
             return None;
         }
-        // The top level's window has all ranks.
+        // The window of the top level contains all ranks.
         let level = (0..self.levels())
             .find(|&level| self.number(rank, level) - self.number(cursor, level) < self.slots() as u64)?;
         Some(Slot { level, number: self.number(rank, level) })
     }
 
-    /// Below 64: there is no level above the last bit.
+    /// Less than 64: no level lies above the last bit.
     #[inline]
     fn shift(self, level: usize) -> u32 {
         level as u32 * self.step

@@ -2,20 +2,21 @@
 //!
 //! | bits | field | meaning |
 //! |---|---|---|
-//! | 0..28 | top | the block on top, plus one; 0: the stack is empty |
-//! | 28..36 | turn | in which turn of the rank queue the blocks were filed |
-//! | 36..64 | tag | how often a block was taken, so that a top that went and came back is not taken for the same |
+//! | 0..28 | top | id of the top block plus one; 0: the stack is empty |
+//! | 28..36 | turn | turn of the level in which the blocks were filed |
+//! | 36..64 | tag | number of takes, so that a top that was removed and pushed again is detected |
 //!
 //! ```text
 //! push   {top, turn, tag}   ->  {id, turn, tag}          the turn may change if the stack was empty
 //! take   {top, turn, tag}   ->  {below, turn, tag + 1}
 //! ```
 //!
-//! The block below is read from the row of the top before the compare-exchange. Somebody may take the block meanwhile and
-//! write its row; then the tag has changed, and the exchange fails. It would go wrong if exactly a multiple of 2^28 takes
-//! from this one stack came in between, and the same block were on top.
+//! The block below is read from the top block's row before the compare-exchange. Another thread may
+//! take the block meanwhile and rewrite its row; then the tag has changed, and the exchange fails.
+//! It fails to detect this only if exactly a multiple of 2^28 takes from this stack came in between
+//! and the same block is on top.
 
-use super::Links;
+use super::links::Links;
 use crate::config::FRAME_BITS;
 use crate::ids::BlockId;
 use crate::sync::{AtomicU64, Ordering::*};
@@ -26,15 +27,15 @@ const TOP: u64 = (1 << TOP_BITS) - 1;
 const TURN: u64 = ((1 << TURN_BITS) - 1) << TOP_BITS;
 const ONE_TAG: u64 = 1 << (TOP_BITS + TURN_BITS);
 
-// Every block's number plus one has a value of its own.
+// Every block id plus one has a value of its own.
 const _: () = assert!((1 << FRAME_BITS) <= TOP);
 const _: () = assert!(TOP_BITS + TURN_BITS <= 36, "at least 28 bits for the tag");
 
-/// What a stack's word says.
+/// The word of a stack.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Head(u64);
+pub(super) struct StackWord(u64);
 
-impl Head {
+impl StackWord {
     #[inline]
     pub(super) fn top(self) -> Option<BlockId> {
         named((self.0 & TOP) as u32)
@@ -55,7 +56,7 @@ impl Head {
         Self(self.0 & !(TOP | TURN) | u64::from(turn) << TOP_BITS | u64::from(link(top)))
     }
 
-    /// `below` as it was read from a row.
+    /// `below` is the link read from the top block's row.
     #[inline]
     fn taken(self, below: u32) -> Self {
         let tag = if cfg!(kvpool_mutant = "wheel_no_tag") { 0 } else { ONE_TAG };
@@ -63,7 +64,7 @@ impl Head {
     }
 }
 
-/// A block as a row names it.
+/// Encodes a block as a link in a row.
 #[inline]
 fn link(id: BlockId) -> u32 {
     id.0 + 1
@@ -74,33 +75,33 @@ fn named(link: u32) -> Option<BlockId> {
     link.checked_sub(1).map(BlockId)
 }
 
-/// Asks for a line that will be wanted, where the processor can be asked.
+/// Prefetches a cache line, where the processor supports it.
 #[inline]
 pub(super) fn fetch<T>(row: &T) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: every processor of this architecture has it, and it reads nothing.
+        // SAFETY: every processor of this architecture has it, and it reads no memory.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(row).cast()) };
     }
     #[cfg(not(all(target_arch = "x86_64", not(miri))))]
     let _ = row;
 }
 
-/// Blocks in our hands that are linked already.
+/// Linked blocks held by this thread.
 #[derive(Clone, Copy)]
-pub(super) struct Chain {
+pub(super) struct LinkedBlocks {
     top: BlockId,
     bottom: BlockId,
 }
 
-impl Chain {
+impl LinkedBlocks {
     #[inline]
     pub(super) fn of(id: BlockId) -> Self {
         Self { top: id, bottom: id }
     }
 
-    /// Puts another one on top.
+    /// Puts another block on top.
     #[inline]
     pub(super) fn add(&mut self, links: &impl Links, id: BlockId) {
         links.next(id).store(link(self.top), Relaxed);
@@ -114,78 +115,81 @@ pub(super) struct Stack(AtomicU64);
 
 impl Stack {
     #[inline]
-    pub(super) fn head(&self) -> Head {
-        // Acquire: pairs with the Release of a push, whose cursor, row and rank are to be seen.
-        Head(self.0.load(Acquire))
+    pub(super) fn head(&self) -> StackWord {
+        // Acquire: pairs with the Release of a push; its cursor, row and rank are visible.
+        StackWord(self.0.load(Acquire))
     }
 
-    /// Pushes a chain, whatever is there.
-    pub(super) fn push(&self, links: &impl Links, chain: Chain, turn: u8) {
+    /// Pushes a chain, whatever the turn of the stack.
+    pub(super) fn push(&self, links: &impl Links, chain: LinkedBlocks, turn: u8) {
         while self.try_push(links, chain, turn).is_err() {}
     }
 
-    /// Pushes a chain, unless there are blocks of another turn: which one.
+    /// Pushes a chain, unless the stack holds blocks of another turn, which is the error.
     #[inline]
-    pub(super) fn try_push(&self, links: &impl Links, chain: Chain, turn: u8) -> Result<(), u8> {
+    pub(super) fn try_push(&self, links: &impl Links, chain: LinkedBlocks, turn: u8) -> Result<(), u8> {
         let mut head = self.head();
         loop {
             if !head.is_empty() && head.turn() != turn {
                 return Err(head.turn());
             }
-            // Relaxed: ours alone until the exchange.
+            // Relaxed: exclusively ours until the exchange.
             links.next(chain.bottom).store((head.0 & TOP) as u32, Relaxed);
-            // Release: pairs with the Acquire of who takes. Acquire: pairs with the Release of `touch`, so that whoever
-            // pushes after it finds the hint cleared. A failure is Acquire as in `head`.
+            // Release: pairs with the Acquire of a take. Acquire: pairs with the Release of
+            // `touch`, so that a push after it sees the hint cleared. On failure Acquire as in
+            // `head`.
             match self.0.compare_exchange_weak(head.0, head.pushed(chain.top, turn).0, AcqRel, Acquire) {
                 Ok(_) => return Ok(()),
-                Err(now) => head = Head(now),
+                Err(now) => head = StackWord(now),
             }
         }
     }
 
-    /// Takes the top.
+    /// Takes the top block.
     #[inline]
     pub(super) fn take(&self, links: &impl Links) -> Option<BlockId> {
         self.take_while(links, |_| true)
     }
 
-    /// Takes the top if it was filed in this turn.
+    /// Takes the top block if it was filed in this turn.
     pub(super) fn take_of_turn(&self, links: &impl Links, turn: u8) -> Option<BlockId> {
         self.take_while(links, |head| head.turn() == turn)
     }
 
-    /// Takes the top if nothing has changed since `head`.
-    pub(super) fn take_exactly(&self, links: &impl Links, head: Head) -> Option<BlockId> {
+    /// Takes the top block if nothing has changed since `head`.
+    pub(super) fn take_exactly(&self, links: &impl Links, head: StackWord) -> Option<BlockId> {
         self.take_while(links, |now| now == head)
     }
 
     #[inline]
-    fn take_while(&self, links: &impl Links, holds: impl Fn(Head) -> bool) -> Option<BlockId> {
+    fn take_while(&self, links: &impl Links, holds: impl Fn(StackWord) -> bool) -> Option<BlockId> {
         let mut head = self.head();
         loop {
             let top = head.top().filter(|_| holds(head))?;
-            // Relaxed: it was written before the push that we have seen; if it was written since, the tag has changed.
+            // Relaxed: written before the push that we have acquired; if it was written since, the
+            // tag has changed.
             let below = links.next(top).load(Relaxed);
-            // Acquire, both: pairs with the Release of pushes. A head changes by read-modify-writes only, so that every
-            // block below was pushed in a release sequence that this reads from.
+            // Acquire, both: pairs with the Release of pushes. A head changes by read-modify-writes
+            // only, so every block below was pushed in a release sequence that this reads from.
             match self.0.compare_exchange_weak(head.0, head.taken(below).0, Acquire, Acquire) {
                 Ok(_) => {
-                    // Whoever files a slot again wants the next one when this one is put down.
+                    // A thread that refiles a slot needs the next block soon.
                     if let Some(below) = named(below) {
                         fetch(links.next(below));
                     }
                     return Some(top);
                 }
-                Err(now) => head = Head(now),
+                Err(now) => head = StackWord(now),
             }
         }
     }
 
-    /// Changes the word by nothing, so that this comes before or after each push, and says what it was. Release: pairs
-    /// with the Acquire of a push that comes later; Acquire as in [`head`](Self::head).
+    /// Reads the word by a read-modify-write that changes nothing, ordering it against each push.
+    ///
+    /// Release: pairs with the Acquire of a later push. Acquire as in [`head`](Self::head).
     #[inline]
-    pub(super) fn touch(&self) -> Head {
-        Head(self.0.fetch_add(0, AcqRel))
+    pub(super) fn touch(&self) -> StackWord {
+        StackWord(self.0.fetch_add(0, AcqRel))
     }
 }
 
@@ -196,7 +200,7 @@ mod tests {
     #[test]
     fn fields_do_not_touch() {
         let last = BlockId((1 << FRAME_BITS) - 1);
-        let mut head = Head(0);
+        let mut head = StackWord(0);
         assert!(head.is_empty() && head.top().is_none());
         for tag in 0..3 {
             for (id, turn) in [(BlockId(0), 0), (last, u8::MAX), (BlockId(77), 3)] {
@@ -206,7 +210,7 @@ mod tests {
             head = head.pushed(last, 9).taken(0);
             assert_eq!((head.top(), head.turn(), head.0 / ONE_TAG), (None, 9, tag + 1));
         }
-        let wrapped = Head(!0).taken(link(BlockId(5)));
+        let wrapped = StackWord(!0).taken(link(BlockId(5)));
         assert_eq!((wrapped.top(), wrapped.turn(), wrapped.0 / ONE_TAG), (Some(BlockId(5)), u8::MAX, 0));
     }
 }

@@ -1,12 +1,13 @@
-//! One level of the rank queue: its slots, and two floors of hints that say which of them hold something.
+//! One level of the rank queue: its slots, and two floors of hints that tell which slots are
+//! nonempty.
 //!
 //! ```text
 //! summary   bit w: words[w] is not 0
 //! words     bit i of word w: slot 64 w + i is not empty
 //! ```
 //!
-//! A hint may be set in vain; and be missing while a thread is about to set it. See *Hints* in the
-//! [module above](super).
+//! Hints may have false positives, and false negatives while a thread is about to set one. See
+//! *Hints* in the [parent module](super).
 
 use super::head::Stack;
 use crate::sync::{AtomicU64, Ordering::*};
@@ -21,7 +22,7 @@ pub(super) struct Level {
 }
 
 impl Level {
-    /// An empty one of so many slots: a power of two, of at most 64 * 64.
+    /// Creates an empty level of `slots` slots: a power of two, at most 64 * 64.
     pub(super) fn new(slots: usize) -> Self {
         assert!(slots.is_power_of_two() && slots <= WORD * WORD);
         Self {
@@ -36,28 +37,29 @@ impl Level {
         &self.stacks[index]
     }
 
-    /// Whether a slot holds something, as the hints say.
+    /// Returns whether a slot is nonempty, according to the hints.
     #[inline]
     pub(super) fn is_marked(&self, index: usize) -> bool {
         self.words[index / WORD].load(Relaxed) & 1 << (index % WORD) != 0
     }
 
-    /// After a push: the hints say so.
+    /// Sets the hints after a push.
     #[inline]
     pub(super) fn mark(&self, index: usize) {
         let (word, bit) = (index / WORD, 1 << (index % WORD));
-        // Acquire: pairs with the Release below of whoever set the bit, so that we see the summary cleared if they did.
+        // Acquire: pairs with the Release below of the thread that set the bit; if it saw the
+        // summary cleared, so do we.
         if self.words[word].load(Acquire) & bit == 0 {
-            // Acquire: pairs with the Release in `clear`: whoever marks after it finds the summary cleared.
+            // Acquire: pairs with the Release in `clear`: a mark after it sees the summary cleared.
             self.words[word].fetch_or(bit, AcqRel);
         }
-        // Relaxed, also above: what is read is checked by who acts on it.
+        // Relaxed, here and above: a reader that acts on a hint checks it.
         if self.summary.load(Relaxed) & 1 << word == 0 {
             self.summary.fetch_or(1 << word, Relaxed);
         }
     }
 
-    /// After the slot was found empty: the hints say so, unless it has filled. Model: `emptied_and_filled`.
+    /// Clears the hints of a slot found empty, unless it has filled. Model: `emptied_and_filled`.
     pub(super) fn clear(&self, index: usize) {
         let (word, bit) = (index / WORD, 1 << (index % WORD));
         let left = self.words[word].fetch_and(!bit, Relaxed) & !bit;
@@ -69,14 +71,15 @@ impl Level {
         }
         if left == 0 {
             self.summary.fetch_and(!(1 << word), Relaxed);
-            // Release: pairs with the Acquire in `mark`. As with a head: this comes before or after each mark.
+            // Release: pairs with the Acquire in `mark`. As with a head, this comes before or after
+            // each mark.
             if self.words[word].fetch_or(0, AcqRel) != 0 {
                 self.summary.fetch_or(1 << word, Relaxed);
             }
         }
     }
 
-    /// Looks at every head instead of the hints, and sets them right. Whether there is anything.
+    /// Reads every head and sets the missing hints. Returns whether any slot is nonempty.
     pub(super) fn mark_all(&self) -> bool {
         let mut found = false;
         for (index, stack) in self.stacks.iter().enumerate() {
@@ -88,8 +91,9 @@ impl Level {
         found
     }
 
-    /// The first slot that holds something, as the hints say, among the `len` that begin at `from` and go around: how
-    /// many slots it is away.
+    /// Returns the distance to the first nonempty slot, according to the hints.
+    ///
+    /// Searches the `len` slots from `from` on, cyclically.
     #[inline]
     pub(super) fn find(&self, from: usize, len: usize) -> Option<usize> {
         let summary = self.summary.load(Relaxed);
@@ -101,7 +105,7 @@ impl Level {
         (distance < len).then_some(distance)
     }
 
-    /// The first one at or after `from`, without going around.
+    /// Returns the first nonempty slot at or after `from`, without wrapping.
     #[inline]
     fn find_from(&self, summary: u64, from: usize) -> Option<usize> {
         let mut words = summary & !0 << (from / WORD);
@@ -138,7 +142,7 @@ mod tests {
                 let away = set.iter().map(|&at| at.wrapping_sub(from) & (slots - 1)).min().unwrap();
                 assert_eq!(level.find(from, len), Some(away).filter(|&away| away < len), "{from} {len}");
             }
-            // Nothing was pushed: every hint is in vain, and goes.
+            // Nothing was pushed: every hint is a false positive, and is cleared.
             assert!(!level.mark_all());
             set.into_iter().for_each(|index| level.clear(index));
             assert_eq!(level.find(0, slots), None);

@@ -1,12 +1,12 @@
 use std::collections::BTreeSet;
 use std::thread;
 
-use crate::sync::AtomicBool;
+use crate::sync::{AtomicBool, AtomicU32};
 
 use super::*;
 use proptest::prelude::*;
 
-/// Rows as a pool has them.
+/// Rows like a pool's.
 struct Rows {
     next: Vec<AtomicU32>,
     rank: Vec<AtomicU64>,
@@ -35,7 +35,7 @@ impl Rows {
     }
 }
 
-/// A rank queue, and what it must hold.
+/// A rank queue, and a model of its contents.
 struct Both {
     queue: RankQueue,
     rows: Rows,
@@ -61,7 +61,7 @@ impl Both {
         id.into_iter().for_each(|id| self.queue.push(&self.rows, id));
     }
 
-    /// A request's blocks, whose end goes first.
+    /// Files a request's blocks; the end of the request is evicted first.
     fn push_all(&mut self, from: u64, count: u64) {
         let ids: Vec<BlockId> =
             (0..count).rev().filter_map(|i| self.take_idle(from.saturating_add(i))).collect();
@@ -76,25 +76,25 @@ impl Both {
         self.rows.set(id, rank);
     }
 
-    /// Pops, and says which rank.
+    /// Pops a block and returns its rank.
     fn pop(&mut self) -> Option<u64> {
         let cursor = self.queue.cursor();
         let head = self.queue.head();
         let smallest = self.filed.first().map(|&(rank, _)| rank);
         if let Some(smallest) = smallest {
-            assert!(head.expect("something is filed") <= smallest.max(cursor), "{head:?} for {smallest}");
+            assert!(head.expect("a block is filed") <= smallest.max(cursor), "{head:?} for {smallest}");
         }
         let Some(id) = self.queue.pop(&self.rows) else {
-            assert_eq!(smallest, None, "nothing comes, and something is filed");
-            assert_eq!(self.queue.head(), None, "the hints are right when nothing is left");
+            assert_eq!(smallest, None, "pop found nothing, but a block is filed");
+            assert_eq!(self.queue.head(), None, "the hints are exact when nothing is left");
             return None;
         };
         let rank = self.rows.rank(id);
-        assert!(self.filed.remove(&(rank, id)), "{id} was not there");
-        let smallest = smallest.expect("what came was filed");
+        assert!(self.filed.remove(&(rank, id)), "{id} was not filed at {rank}");
+        let smallest = smallest.expect("the popped block was filed");
         assert!(
             rank == smallest || rank <= cursor,
-            "{rank} came, {smallest} is filed, the cursor is at {cursor}"
+            "popped {rank}, {smallest} is filed, the cursor is at {cursor}"
         );
         self.idle.push(id);
         Some(rank)
@@ -108,9 +108,9 @@ impl Both {
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Above the rank that came last, by so much.
+    /// Above the last popped rank, by this much.
     Push(u64),
-    /// A rank from anywhere.
+    /// Any rank.
     PushAt(u64),
     PushAll(u64, u64),
     Grow(usize, u64),
@@ -147,7 +147,7 @@ proptest! {
     }
 }
 
-/// As LRU does it: ranks from a counter, some blocks touched again while they are filed.
+/// The pattern of LRU: ranks from a counter, some blocks touched again while they are filed.
 #[test]
 fn a_counter_for_ranks() {
     let mut both = Both::new(RankQueue::new(5000), 5000);
@@ -165,7 +165,7 @@ fn a_counter_for_ranks() {
             both.pop();
         }
     }
-    assert!(both.queue.cursor() > 1 << 16, "level 1 has gone around");
+    assert!(both.queue.cursor() > 1 << 16, "level 1 has wrapped");
     both.drain();
 }
 
@@ -179,7 +179,7 @@ fn the_largest_ranks_have_a_place() {
         }
         both.drain();
         both.push(3);
-        assert_eq!(both.pop(), Some(3), "below the cursor");
+        assert_eq!(both.pop(), Some(3), "a rank below the cursor is overdue");
         both.push(u64::MAX);
         both.drain();
     }
@@ -198,11 +198,11 @@ fn ranks_beyond_a_small_wheel_count_as_its_largest() {
     assert_eq!(both.queue.pop(&both.rows), None);
 }
 
-/// How often a block is filed on its way through the rank queue does not depend on how many blocks there are; and no pop
-/// pays for many, once the rank queue turns evenly.
+/// A block is filed equally often whatever the number of blocks. Once the queue turns evenly, no
+/// pop pays for many.
 #[test]
 fn filed_once_more_and_taken() {
-    /// Who files a block, or takes it, asks for its rank.
+    /// Filing and taking a block each read its rank.
     struct Counted(Rows, AtomicU64);
     impl Links for Counted {
         fn next(&self, id: BlockId) -> &AtomicU32 {
@@ -238,12 +238,12 @@ fn filed_once_more_and_taken() {
         }
         // Taken and filed again, taken.
         let each = all as f64 / turns as f64;
-        assert!(each < 2.1, "{each} at {blocks}");
-        assert!(most < 8, "{most} in one pop at {blocks}");
+        assert!(each < 2.1, "{each} rank reads per block at {blocks} blocks");
+        assert!(most < 8, "{most} rank reads in one pop at {blocks} blocks");
     }
 }
 
-/// Threads push, pop and grow ranks; nobody is ever handed out twice, nobody is lost, and what is left is in order.
+/// Threads push, pop and grow ranks: no block is popped twice or lost, and the rest comes in order.
 #[test]
 fn threads() {
     const BLOCKS: usize = 600;
@@ -286,6 +286,6 @@ fn threads() {
         assert!(ranks.is_sorted(), "out of order beyond {cursor}: {ranks:?}");
         held.extend(rest);
         held.sort_unstable();
-        assert!(held.into_iter().eq((0..BLOCKS as u32).map(BlockId)), "lost or doubled");
+        assert!(held.into_iter().eq((0..BLOCKS as u32).map(BlockId)), "a block was lost or duplicated");
     }
 }

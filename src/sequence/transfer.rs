@@ -1,46 +1,49 @@
-//! A sequence on its way to another pool: what is held of it here, and what is made ready for it there.
+//! Transfer of a sequence to another pool: the references held in the source, and the sequence
+//! prepared in the target.
 //!
 //! ```text
-//! depart     a reference on each block, so that they can be read whatever becomes of the sequence      Held
-//! prepare    there: the id is registered, blocks are taken (or shared, if they are cached there)       Arrival
+//! depart     source: a reference on each block, so that they stay readable whatever happens to the sequence   BlockRefs
+//! prepare    target: the id is registered, blocks are allocated (or shared, if cached there)                  Arrival
 //! (the bytes are copied)
-//! commit     there: the blocks become the list; full blocks of final tokens are sealed and registered  Sequence
+//! commit     target: the blocks become the list; full blocks of final tokens are sealed and registered        Sequence
 //! ```
 //!
-//! Dropping any of it undoes it. Until the commit the sequence that arrives has no tokens, for whoever views it.
+//! Dropping any of these undoes it. Until the commit, views of the arriving sequence show no
+//! tokens.
 //!
-//! # Who may write the blocks meanwhile
+//! # Write access during the transfer
 //!
-//! Here: nobody. A departure is refused while a batch that wrote to the sequence is in flight; and with a second reference on
-//! each block, a later write through the sequence goes to a copy. There: only who copies the bytes, for nobody else knows the
-//! blocks; they are not sealed, so that nothing moves them.
+//! In the source: no thread. A departure is refused while a batch that wrote to the sequence is in
+//! flight; and with a second reference on each block, a later write through the sequence goes to a
+//! copy. In the target: only the copying thread, because no other thread knows the blocks; they are
+//! not sealed, so nothing moves them.
 
 use crate::block::{AllocRequest, Blocks};
 use crate::error::{AllocError, TransferError};
 use crate::ids::{BlockId, FrameId, Ticket};
-use crate::prefix::Owner;
+use crate::prefix::PolicyInfo;
 
 use super::registry::Sequences;
 use super::sequence::Sequence;
 
-/// References on blocks of sequences' lists, given back when it is dropped, the last first.
-pub(crate) struct Held {
+/// References on blocks of sequences' lists, released when dropped, in reverse order.
+pub(crate) struct BlockRefs {
     sequences: Sequences,
     pub(crate) blocks: Vec<BlockId>,
-    owner: Owner,
+    policy_info: PolicyInfo,
 }
 
-impl Held {
-    /// Nothing yet. Who adds blocks gives their references away.
+impl BlockRefs {
+    /// Creates an empty set. Blocks added to it transfer their references to it.
     pub(crate) fn new(sequences: &Sequences) -> Self {
-        Self { sequences: sequences.clone(), blocks: Vec::new(), owner: Owner::default() }
+        Self { sequences: sequences.clone(), blocks: Vec::new(), policy_info: PolicyInfo::default() }
     }
 
-    /// Takes fresh blocks as well, and says how many: all that are wanted, or as many as can be had.
+    /// Allocates up to `wanted` more blocks, as many as are available, and returns their number.
     ///
     /// # Errors
     ///
-    /// [`AllocError`] if there is none.
+    /// [`AllocError`] if none is available.
     pub(crate) fn allocate_up_to(&mut self, wanted: usize) -> Result<usize, AllocError> {
         let (pool, mut blocks) = (self.sequences.0.blocks.clone(), wanted);
         loop {
@@ -54,7 +57,7 @@ impl Held {
                 AllocError::Reserved { total, reserve, .. } => total.saturating_sub(reserve),
                 _ => 0,
             };
-            // Not one less each time: what is counted may not be had for long.
+            // Not one less each time: the counted blocks may be unavailable for a while.
             blocks = most.min(blocks - blocks.div_ceil(8));
             if blocks == 0 {
                 return Err(error);
@@ -67,18 +70,19 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for BlockRefs {
     fn drop(&mut self) {
         if self.blocks.is_empty() {
             return;
         }
         self.blocks.reverse();
-        // No fence: a view's reader may have found these in the sequence that departed, but if ours are the last references,
-        // that sequence fenced between unlinking them and releasing its own, which happens before.
+        // No fence: a view's reader may have found these blocks in the departed sequence, but if
+        // ours are the last references, that sequence fenced between unlinking them and releasing
+        // its own, which happens before.
         match self.sequences.cache() {
             Some(cache) => {
-                let owner = Owner { chain: self.blocks.len() as u32, ..self.owner };
-                let keep = |kept: &[_], tag| cache.keep(self.pool(), kept, tag, owner);
+                let policy_info = PolicyInfo { chain: self.blocks.len() as u32, ..self.policy_info };
+                let keep = |kept: &[_], tag| cache.keep(self.pool(), kept, tag, policy_info);
                 self.pool().release_cached(&self.blocks, keep);
             }
             None => self.pool().release_listed(&self.blocks),
@@ -87,12 +91,13 @@ impl Drop for Held {
 }
 
 impl Sequence {
-    /// A reference on each block, for who copies the bytes to another pool.
+    /// Takes a reference on each block, for copying the bytes to another pool.
     ///
     /// # Errors
     ///
-    /// [`TransferError::ForeignSequence`], [`TransferError::BeingWritten`], [`TransferError::Handle`].
-    pub(crate) fn depart(&self, from: &Sequences) -> Result<Held, TransferError> {
+    /// [`TransferError::ForeignSequence`], [`TransferError::BeingWritten`],
+    /// [`TransferError::Handle`].
+    pub(crate) fn depart(&self, from: &Sequences) -> Result<BlockRefs, TransferError> {
         let pool = from.blocks();
         if !self.sequences.same(from) {
             return Err(TransferError::ForeignSequence { id: self.id(), pool: pool.tag() });
@@ -101,48 +106,40 @@ impl Sequence {
         if batch != Ticket(0) && !pool.clock().ended(batch) {
             return Err(TransferError::BeingWritten { id: self.id(), batch });
         }
-        let mut held = Held::new(from);
+        let mut held = BlockRefs::new(from);
         let blocks: Vec<BlockId> = self.blocks().collect();
         pool.share_listed(&blocks)?;
         held.blocks = blocks;
-        held.owner = self.known.as_deref().map_or_else(Owner::default, |known| known.owner);
+        held.policy_info = self.known.as_deref().map_or_else(PolicyInfo::default, |known| known.policy_info);
         Ok(held)
-    }
-
-    /// Whether all blocks that batches were to register are registered. If not, one of them panicked, or its device failed: the
-    /// bytes may not have been computed, and nobody is to find them, nor what was computed from them. The writers have ended.
-    pub(super) fn is_computed(&self) -> bool {
-        let Some(known) = self.known.as_deref() else { return true };
-        let was_promised = |&(place, _): &(u32, BlockId)| place < self.seals.settled();
-        let mut promised = (0..).zip(self.blocks()).take_while(was_promised);
-        promised.all(|(place, id)| known.hash(place).is_none() || self.pool().word(id).is_cached())
     }
 }
 
-/// A sequence that is not there yet.
+/// A sequence prepared in the target pool.
 pub(crate) struct Arrival {
-    /// Registered, and empty.
+    /// Registered and empty.
     sequence: Sequence,
-    held: Held,
-    /// Leading blocks that were cached there.
+    held: BlockRefs,
+    /// Leading blocks that were cached in the target.
     shared: usize,
     length: u32,
     committed: u32,
 }
 
 impl Arrival {
-    /// Makes ready for a sequence of another pool, which has [departed](Sequence::depart).
+    /// Prepares the target of a sequence that has [departed](Sequence::depart).
     ///
     /// # Errors
     ///
-    /// [`TransferError::Sequence`] if the id is open there, [`TransferError::Alloc`] if there is no room.
+    /// [`TransferError::Sequence`] if the id is open there, [`TransferError::Alloc`] if there is no
+    /// room.
     pub(crate) fn prepare(source: &Sequence, target: &Sequences) -> Result<Self, TransferError> {
         let list = target.register(source.id())?;
         let mut sequence = Sequence::new(target.clone(), source.id(), source.priority(), list);
         let known = source.known.as_deref().filter(|_| source.is_computed()).zip(target.cache());
         sequence.known = known.and_then(|(known, cache)| known.in_cache(cache)).map(Box::new);
         sequence.reuses_tail = source.reuses_tail;
-        let held = Held::new(target);
+        let held = BlockRefs::new(target);
         let (length, committed) = (source.len() as u32, source.committed);
         let mut arrival = Self { sequence, held, shared: 0, length, committed };
         arrival.share_cached();
@@ -156,7 +153,7 @@ impl Arrival {
         Ok(arrival)
     }
 
-    /// Full blocks of final tokens that are cached there need not be copied.
+    /// Shares full blocks of final tokens that are cached in the target, which need not be copied.
     fn share_cached(&mut self) {
         let Some(known) = self.sequence.known.as_deref() else { return };
         let target = &self.sequence.sequences.0;
@@ -169,17 +166,17 @@ impl Arrival {
         }
     }
 
-    /// Leading blocks whose bytes are there already.
+    /// Returns the number of leading blocks whose bytes are present already.
     pub(crate) fn shared(&self) -> usize {
         self.shared
     }
 
-    /// All blocks, in order.
+    /// Returns all blocks, in order.
     pub(crate) fn blocks(&self) -> &[BlockId] {
         &self.held.blocks
     }
 
-    /// The bytes are there: the sequence is.
+    /// Completes the sequence after its bytes were copied.
     pub(crate) fn commit(self) -> Sequence {
         let Self { mut sequence, mut held, shared, length, committed } = self;
         let blocks = std::mem::take(&mut held.blocks);
@@ -188,7 +185,8 @@ impl Arrival {
         sequence.list.publish(length);
         sequence.committed = committed;
         sequence.seals.adopt(shared as u32);
-        // Nobody wrote to them that has not ended, so that they are sealed, and registered if their hashes are known.
+        // All writers have ended, so the blocks are sealed, and registered if their hashes are
+        // known.
         sequence.seals.complete(committed / sequence.sequences.0.block_tokens);
         sequence.settle();
         sequence

@@ -1,37 +1,39 @@
-//! Evictable blocks on their way to another pool's cache.
+//! Evictable blocks that are copied to another pool's cache.
 //!
 //! ```text
-//! taken       out of the queues, coldest first, by a hit: nobody evicts it, whoever looks it up shares it
-//! put back    released; goes where it stood before
-//! given up    released; evicted at once if no batch may see it, else the first to go
+//! taken       popped from the queues, coldest first; held by a hit, so not evicted, and shared by lookups
+//! put back    released; returns to its former place in the queue
+//! given up    released; evicted at once if no batch may see it, else before all others
 //! ```
 //!
-//! Whoever looked a block up meanwhile has made it warm: put back or given up, it goes where the policy puts it then, or stays with
-//! who has it. All of these are steps of the word that the [cache](super) makes anyway: a hit, a release, an eviction.
+//! A lookup in between makes a block warm: after `put_back` or `give_up` it goes where the policy
+//! then places it, or stays with the sequence that shares it. All of these are steps of the word
+//! that the [cache](super) takes anyway: a hit, a release, an eviction.
 
 use crate::block::{Blocks, Core, Evictable};
 use crate::ids::{BlockId, Ticket};
 use crate::sync::Ordering::Relaxed;
 
-use super::{BlockHash, Owner, PrefixCache};
+use super::{BlockHash, PolicyInfo, PrefixCache};
 
-/// A block that was evictable, and is held by a reference.
+/// A formerly evictable block, held by a reference.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Cold {
-    /// The block.
+pub(crate) struct ColdBlock {
+    /// Its id.
     pub id: BlockId,
-    /// What it holds.
+    /// The hash of its contents.
     pub hash: BlockHash,
-    /// Blocks before it in its chain.
+    /// Number of blocks before it in its chain.
     pub depth: u32,
-    /// Times that it was reused before.
+    /// Its hit count when it was taken.
     hits: u32,
 }
 
 impl PrefixCache {
-    /// A reference on each of up to `wanted` evictable blocks, those first that would be evicted first. What nobody would
-    /// find is passed over.
-    pub(crate) fn take_coldest(&self, core: &Core, wanted: usize) -> Vec<Cold> {
+    /// Takes a reference on each of up to `wanted` evictable blocks, in eviction order.
+    ///
+    /// Skips blocks that no lookup would find.
+    pub(crate) fn take_coldest(&self, core: &Core, wanted: usize) -> Vec<ColdBlock> {
         let (mut cold, mut passed_over, era) = (Vec::new(), Vec::new(), self.era());
         while cold.len() < wanted {
             let Some((queue, id)) = self.queues.take(&self.rows, &*self.policy, 0, &self.now) else { break };
@@ -46,8 +48,8 @@ impl PrefixCache {
                     passed_over.push(id);
                     break;
                 }
-                // Of this very word, or the hit fails: then somebody else was faster.
-                let taken = Cold { id, hash: row.hash(), depth: row.depth(), hits: row.hits() };
+                // Fails if this exact word has changed: another thread was faster.
+                let taken = ColdBlock { id, hash: row.hash(), depth: row.depth(), hits: row.hits() };
                 if core.hit(id, word).is_some() {
                     cold.push(taken);
                     break;
@@ -59,20 +61,22 @@ impl PrefixCache {
         cold
     }
 
-    /// Gives the references back: each block waits for its eviction where it did before.
-    pub(crate) fn put_back(&self, pool: &Blocks, cold: &[Cold]) {
+    /// Releases the references and returns each block to its former place in the queue.
+    pub(crate) fn put_back(&self, pool: &Blocks, cold: &[ColdBlock]) {
         self.release_cold(pool, cold, |kept, _| {
             self.queues.file(&self.rows, kept.iter().map(|kept| kept.id));
         });
     }
 
-    /// Gives the references back, of blocks that are of no use here any more. Returns how many were evicted at once, and how
-    /// many are the first to go when no batch sees them any more. The others are in use.
-    pub(crate) fn give_up(&self, pool: &Blocks, cold: &[Cold]) -> (usize, usize) {
+    /// Releases the references on blocks that are no longer useful in this cache.
+    ///
+    /// Returns the number evicted at once, and the number that will be evicted first once no batch
+    /// sees them. The remaining blocks are in use.
+    pub(crate) fn give_up(&self, pool: &Blocks, cold: &[ColdBlock]) -> (usize, usize) {
         let mut given_up = (0, 0);
         self.release_cold(pool, cold, |kept, orders| {
             let mut stay = Vec::new();
-            // Before they are evicted: afterwards their rows may be another's.
+            // Before the eviction: afterwards the rows may belong to other contents.
             kept.iter().zip(orders).for_each(|(kept, &order)| {
                 self.row(kept.id).set_place(self.queues.useless(), order, 0);
             });
@@ -83,21 +87,22 @@ impl PrefixCache {
         given_up
     }
 
-    /// Releases blocks. Those that nobody had meanwhile are passed on, tagged, with a number in the order of releases for
-    /// each; the others go where the policy puts them.
-    fn release_cold(&self, pool: &Blocks, cold: &[Cold], cool: impl FnOnce(&[Evictable], &[u64])) {
+    /// Releases blocks. Passes those without a hit since they were taken to `cool`, tagged, with a
+    /// release number for each; the policy places the others.
+    fn release_cold(&self, pool: &Blocks, cold: &[ColdBlock], cool: impl FnOnce(&[Evictable], &[u64])) {
         let ids: Vec<BlockId> = cold.iter().map(|cold| cold.id).collect();
         pool.release_cached(&ids, |kept, tag: Ticket| {
-            // Kept are some of them, in their order.
+            // `kept` is a subsequence of `cold`.
             let mut taken = cold.iter();
             let (mut warm, mut still_cold) = (Vec::new(), Vec::new());
             for &kept in kept {
                 let before = taken.find(|cold| cold.id == kept.id);
-                // A statistic that may have missed a hit: then a warm block goes early, as it may anyway.
+                // This statistic may miss a hit. A warm block is then evicted early, which is
+                // always allowed.
                 let was_hit = before.is_none_or(|cold| self.row(kept.id).hits() != cold.hits);
                 if was_hit { warm.push(kept) } else { still_cold.push(kept) }
             }
-            self.keep(pool, &warm, tag, Owner::default());
+            self.keep(pool, &warm, tag, PolicyInfo::default());
             // Relaxed: as in `keep`.
             let first = self.order.fetch_add(still_cold.len() as u64, Relaxed);
             let orders: Vec<u64> = (first..).take(still_cold.len()).collect();

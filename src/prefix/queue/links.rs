@@ -1,0 +1,14 @@
+//! The rank queue's view of the blocks' rows.
+
+use crate::ids::BlockId;
+use crate::sync::AtomicU32;
+
+/// Access to the links and ranks of blocks. Rows are never freed during the lifetime of a rank
+/// queue.
+pub trait Links {
+    /// Returns a word used only by the rank queue.
+    fn next(&self, id: BlockId) -> &AtomicU32;
+
+    /// Returns the block's rank. It may grow at any time, even while the block is filed.
+    fn rank(&self, id: BlockId) -> u64;
+}
