@@ -14,7 +14,11 @@ use crate::world::World;
 
 /// A cache whose every answer goes by the seed.
 pub fn some_config(rng: &mut Rng) -> PrefixConfig {
-    let hashing = if rng.bool() { Hashing::Keyed } else { Hashing::Fast };
+    let hashing = match rng.u8(..4) {
+        0 => Hashing::Weak { mask: rng.u64(..16) },
+        1 => Hashing::Keyed,
+        _ => Hashing::Fast,
+    };
     let policy = PolicyKind::ALL[rng.usize(..PolicyKind::ALL.len())];
     let config = PrefixConfig::new().key(HashKey::from_bytes([3; 32])).clock(|| Millis(1000));
     config.hashing(hashing).policy(policy)

@@ -64,6 +64,13 @@ pub enum Hashing {
     Fast,
     /// BLAKE3 with a key, of which 128 bits are used: collision-resistant, for hostile tenants.
     Keyed,
+    /// Keys that collide often, for tests of the check: the sum of all tokens so far, masked.
+    #[cfg(feature = "internals")]
+    #[doc(hidden)]
+    Weak {
+        /// Bits of the sum that are kept; with 0 all keys are equal.
+        mask: u64,
+    },
 }
 
 impl Hashing {
@@ -72,6 +79,8 @@ impl Hashing {
         match self {
             Self::Fast => "xxh3-128",
             Self::Keyed => "blake3",
+            #[cfg(feature = "internals")]
+            Self::Weak { .. } => "weak",
         }
     }
 }
@@ -80,6 +89,8 @@ impl Hashing {
 pub(super) enum Function {
     Fast(Fast),
     Keyed(Keyed),
+    #[cfg(feature = "internals")]
+    Weak(u64),
 }
 
 impl Function {
@@ -87,6 +98,8 @@ impl Function {
         match hashing {
             Hashing::Fast => Self::Fast(Fast(Box::new(key.derive(Fast::PURPOSE)))),
             Hashing::Keyed => Self::Keyed(Keyed(key.derive(Keyed::PURPOSE))),
+            #[cfg(feature = "internals")]
+            Hashing::Weak { mask } => Self::Weak(mask),
         }
     }
 
@@ -97,6 +110,10 @@ impl Function {
             (Self::Fast(function), ([tokens], [])) => function.key_of_16(parent, tokens),
             (Self::Fast(function), _) => function.key_of(parent, tokens),
             (Self::Keyed(function), _) => function.key(&bytes(parent, tokens)),
+            #[cfg(feature = "internals")]
+            (Self::Weak(mask), _) => {
+                (parent + tokens.iter().map(|&token| u128::from(token)).sum::<u128>()) & u128::from(*mask)
+            }
         }
     }
 }

@@ -185,6 +185,8 @@ impl PrefixHasher {
                 self.function.key(parent.key(), tokens),
                 self.check.partial(parent.check, tokens),
             ),
+            #[cfg(feature = "internals")]
+            Function::Weak(_) => self.digest(&HashInput::new(Domain::Partial).hash(parent).tokens(tokens)),
             Function::Keyed(_) => self.digest(&HashInput::new(Domain::Partial).hash(parent).tokens(tokens)),
         }
     }
