@@ -1,4 +1,4 @@
-//! An explicit handle: a cache of its own, for a task that moves between threads.
+//! A pool handle: an explicit thread cache, for a task that moves between threads.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -14,13 +14,15 @@ use super::ids::LeasedIds;
 use super::lease::Root;
 use super::{Lease, Pool};
 
-/// Allocates and frees through magazines of its own. `Send` and not `Sync`: it goes where its task goes, and may be
-/// held across an `await`. When it is dropped its magazines go back to the pool; while it sleeps, others may take
-/// what is in them.
+/// Allocates and frees through its own magazines.
+///
+/// It is `Send` and not `Sync`: it moves with its task, and may be held across an `await`. Dropping
+/// it returns its magazines to the pool. While its task sleeps, other threads may take the contents
+/// of the magazines.
 pub struct PoolHandle {
     pool: Pool,
     cache_handle: CacheHandle,
-    /// One thread at a time.
+    /// Only one thread at a time may use the cache.
     not_sync: PhantomData<Cell<()>>,
 }
 
@@ -29,7 +31,7 @@ impl PoolHandle {
         Self { pool: pool.clone(), cache_handle: CacheHandle::new(pool.blocks()), not_sync: PhantomData }
     }
 
-    /// As [`Pool::allocate`].
+    /// Allocates like [`Pool::allocate`].
     ///
     /// # Errors
     ///
@@ -42,7 +44,7 @@ impl PoolHandle {
         }
     }
 
-    /// As [`Pool::allocate_owned`].
+    /// Allocates like [`Pool::allocate_owned`].
     ///
     /// # Errors
     ///
@@ -56,7 +58,7 @@ impl PoolHandle {
         Ok(Lease::new(Root::Owned(Arc::clone(self.cache_handle.keep_alive())), ids))
     }
 
-    /// As [`Pool::allocate_raw`].
+    /// Allocates like [`Pool::allocate_raw`].
     ///
     /// # Errors
     ///
@@ -97,7 +99,7 @@ impl PoolHandle {
         })
     }
 
-    /// As [`Pool::free`].
+    /// Frees like [`Pool::free`].
     ///
     /// # Errors
     ///
@@ -107,20 +109,22 @@ impl PoolHandle {
         self.cache_handle.free(handles)
     }
 
-    /// Drops a lease into this handle's magazines, rather than into those of the thread that it is on. A lease of
-    /// another pool goes back to its own.
+    /// Releases a lease into this handle's magazines instead of those of the current thread.
+    ///
+    /// A lease of another pool is dropped as usual.
     pub fn release(&self, lease: Lease<'_>) {
         if lease.tag() == self.pool.tag() {
             self.cache_handle.release_leased(&lease.take());
         }
     }
 
-    /// Gives the magazines back to the pool, so that nothing is stranded here while the task sleeps.
+    /// Returns the magazines to the pool, so that no free block is stranded here while the task
+    /// sleeps.
     pub fn flush(&self) {
         self.cache_handle.flush();
     }
 
-    /// The pool.
+    /// Returns the pool.
     pub fn pool(&self) -> &Pool {
         &self.pool
     }

@@ -7,11 +7,14 @@ use smallvec::SmallVec;
 use crate::block::INLINE_BLOCKS;
 use crate::ids::BlockId;
 
-/// A single block is kept apart from the array, in a field of its own, so that a lease of one block is made, moved and
-/// dropped in registers: an array that is written in one place and copied as a whole stalls on its own store.
+/// Ids of the blocks of a lease.
+///
+/// A single id has a field of its own, apart from the array, so that a lease of one block is
+/// created, moved and dropped in registers. An array whose first element is written and which is
+/// then copied as a whole stalls on that store.
 #[derive(Default)]
 pub(super) struct LeasedIds {
-    /// The block, if it is one alone; `more` is empty then.
+    /// The id, if there is exactly one; `more` is then empty.
     one: Option<BlockId>,
     more: SmallVec<[BlockId; INLINE_BLOCKS]>,
 }
