@@ -2,10 +2,11 @@
 //!
 //! ```text
 //! run     the compaction lock, so that runs exclude each other
-//!         look (reclaim cached free frames, snapshot) -> plan -> waves -> look again, until there is no gain
-//! wave    begin: mark the blocks, hold the destinations         (block floor)
-//!         copy                                                  (another thread, or a device's stream)
-//!         publish, retire                                       (where the copy completes)
+//!         look (reclaim cached free frames, snapshot) -> plan -> wave, wave, ...
+//!         -> look again, until nothing is gained
+//! wave    begin: mark the blocks, hold the destinations     (block floor)
+//!         copy                                              (another thread, or a device's stream)
+//!         publish, retire                                   (where the copy completes)
 //! ```
 //!
 //! # Cancellation

@@ -1,33 +1,40 @@
-//! Which blocks to move where.
+//! Planning: which blocks should move where.
 //!
-//! # Why the sparsest regions first is not only good but best
+//! # Why emptying the sparsest regions first is optimal
 //!
-//! A *region* is an aligned run of `R = 2^k` frames. It can be emptied if it holds only free and movable frames, some of
-//! them movable. A *hole* is a free frame of a region that is not wholly free; let there be `H` of them.
+//! A *region* is an aligned run of `R = 2^k` frames. It can be emptied if it holds only free and
+//! movable frames, and at least one movable one. A *hole* is a free frame of a region that is not
+//! entirely free; let there be `H` holes.
 //!
-//! Say a plan empties `e` regions with `m` blocks in them. Their `eR - m` free frames are holes that cannot be filled, so
-//! that `m <= H - (eR - m)`, that is, **`eR <= H`: which regions are emptied does not matter, only how many**. Filling a
-//! region that is wholly free buys `R` more holes and costs one run, and gains nothing either. Therefore
-//! `min(H / R, regions that can be emptied)` is the most that can be gained, any regions will do, and the cheapest are
-//! those with the fewest blocks. Taken in ascending order of cost, every prefix is again the best for what it costs, which
-//! is what a budget, or a run that is broken off, needs. `tests` compares with an exhaustive search.
+//! Suppose that a plan empties `e` regions that contain `m` blocks. The `eR - m` free frames in
+//! them are holes that cannot be filled, so that `m <= H - (eR - m)`, which is **`eR <= H`: the
+//! number of emptied regions is limited, but not their choice**. Filling a region that is entirely
+//! free adds `R` holes at the cost of one run, and gains nothing. Therefore at most
+//! `min(H / R, regions that can be emptied)` runs can be gained, any regions will do, and the
+//! cheapest are those with the fewest blocks. If they are emptied in ascending order of cost, every
+//! prefix is optimal for its cost; a budget, or a run that stops early, needs this property.
+//! `tests` compares with an exhaustive search.
 //!
-//! What is left open is decided in favour of what comes after:
+//! The remaining choices favour later plans:
 //!
-//! - among equally sparse regions: those that no run of a sequence crosses into, then those that complete a free unit;
-//! - destinations: the fullest regions' holes, so that sparse regions stay cheap;
-//! - who goes where: so that most neighbours in a sequence become or stay neighbours in memory (`place`).
+//! - among equally sparse regions: first those whose borders no run of a sequence crosses, then
+//!   those that complete a free unit;
+//! - destinations: the holes of the fullest regions, so that sparse regions stay cheap;
+//! - the assignment of blocks to holes: as many neighbours in a sequence as possible become or stay
+//!   neighbours in memory (`place`).
 //!
 //! # Invariants
 //!
 //! ```text
-//! sources are movable, destinations are free; each at most once; no destination is in what the plan empties
+//! sources are movable, destinations are free; each occurs at most once; no destination is in a
+//! region that the plan empties
 //! moves.len() <= moves_max
-//! steps cover the moves, in order;  after a step its region is free  (Goal::Fragmentation and Goal::Run)
-//! applied in full:  free_runs + runs_gained,  links + joins - breaks
+//! steps cover the moves, in order;  after a step its region is free  (Goal::Fragmentation, Goal::Run)
+//! after all moves:  free_runs + runs_gained,  links + joins - breaks
 //! ```
 //!
-//! The time is linear in frames, moves and the sequences' extents; nothing is sorted by comparison or hashed.
+//! The time is linear in frames, moves and the extents of sequences. No comparison sort and no
+//! hashing is used.
 
 mod choose;
 mod donors;
@@ -40,96 +47,103 @@ use crate::ids::{FrameId, Order, Run};
 use self::map::Map;
 use super::snapshot::Snapshot;
 
-/// What a plan is for.
+/// Goal of a plan.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Goal {
-    /// As many free aligned runs of `2^order` as the budget buys.
+    /// As many free aligned runs of `2^order` frames as the budget allows.
     Fragmentation {
-        /// The runs' order.
+        /// Order of the runs.
         order: Order,
     },
-    /// One free run of `len` frames, wherever it costs least.
+    /// One free run of `len` frames, at the cheapest place.
     Run {
-        /// The run's length in frames.
+        /// Length of the run in frames.
         len: u32,
     },
-    /// Everything that can move out of `region` goes elsewhere.
+    /// Move all movable blocks out of `region`.
     Empty {
-        /// What is to be emptied.
+        /// Region to empty.
         region: Run,
     },
 }
 
-/// A block goes from one frame to another.
+/// The move of a block from one frame to another.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Move {
-    /// Where it is; movable in the snapshot.
+    /// Source frame; movable in the snapshot.
     pub from: FrameId,
-    /// Where it goes; free in the snapshot.
+    /// Destination frame; free in the snapshot.
     pub to: FrameId,
 }
 
-/// Moves that are worth their bytes only together: those that empty one region.
+/// Moves that together empty one region. A part of them gains nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Step {
-    /// What is emptied.
+    /// The emptied region.
     pub region: Run,
-    /// The plan's moves before this number empty it and the regions of earlier steps.
+    /// The plan's moves before this index empty this region and those of earlier steps.
     pub end: usize,
 }
 
-/// Why a plan does not reach its goal.
+/// Why a plan does not reach its goal in full.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Shortfall {
-    /// More moves are needed than the caller allows.
+    /// The goal needs more moves than the limit.
     Budget {
         /// Moves that the whole goal needs.
         needed: usize,
     },
-    /// Fewer frames are free than needed: for a run its length, for a region destinations for what is in it.
+    /// Too few frames are free: for a run, its length; for a region, a destination for each of its
+    /// movable blocks.
     Free {
-        /// Frames that are free, outside of a region that is to be emptied.
+        /// Free frames; for a region to empty, only those outside of it.
         free: usize,
-        /// Free frames that are needed.
+        /// Free frames needed.
         needed: usize,
     },
-    /// Every place for the run has frames that can neither move nor be used.
+    /// Every possible place for the run contains a frame that can be neither vacated nor used.
     Fixed,
-    /// The run, or the end of the region, does not lie within the pool.
+    /// The run is longer than the pool, or the region ends beyond it.
     Outside {
-        /// Frames that the pool has.
+        /// Number of frames in the pool.
         frames: usize,
     },
 }
 
-/// Which blocks should move where, in an order in which it can be broken off after any [`Step`].
+/// Moves towards a goal, in an order that allows to stop after any [`Step`].
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Plan {
     /// The moves.
     pub moves: Vec<Move>,
-    /// What the moves empty, in their order.
+    /// The regions that the moves empty, in order.
     pub steps: Vec<Step>,
-    /// Free aligned runs that there are more afterwards, of the goal's order; for goals without one, of the
-    /// snapshot's. Negative if a free run had to be filled.
+    /// Increase in the number of free aligned runs of the goal's order, or of the snapshot's order
+    /// for goals without one. Negative if a free run had to be filled.
     pub runs_gained: isize,
-    /// Pairs of blocks, next to each other in a sequence, that become neighbours in memory.
+    /// Pairs of blocks, neighbours in a sequence, that become neighbours in memory.
     pub joins: usize,
-    /// Pairs of such blocks that are neighbours in memory before, and not after.
+    /// Pairs of blocks, neighbours in a sequence, that are neighbours in memory before but not
+    /// after.
     pub breaks: usize,
-    /// [`Goal::Run`]: the run that is free afterwards. `None` with a shortfall.
+    /// For [`Goal::Run`]: the run that is free after the moves. `None` with a shortfall.
     pub window: Option<Run>,
-    /// [`Goal::Empty`]: frames of the region whose blocks cannot move.
+    /// For [`Goal::Empty`]: frames of the region whose blocks cannot move.
     pub fixed: Vec<FrameId>,
-    /// [`Goal::Empty`]: frames of the region that are free and out of reach.
+    /// For [`Goal::Empty`]: frames of the region that are [away](super::FrameKind::Away): free, but
+    /// not in the bitmaps.
     pub away: Vec<FrameId>,
-    /// Why the goal is not reached in full by these moves. [`Plan::fixed`] and [`Plan::away`] are no shortfall.
+    /// Why these moves do not reach the goal in full. [`Plan::fixed`] and [`Plan::away`] do not
+    /// count as a shortfall.
     pub shortfall: Option<Shortfall>,
 }
 
-/// The best moves towards `goal`, at most `moves_max`. Pure and deterministic; a million frames take some milliseconds.
+/// Returns the best plan towards `goal` with at most `moves_max` moves.
 ///
-/// A plan that gains nothing is empty: planning again on what a full plan leaves behind moves no block.
+/// Pure and deterministic; takes some milliseconds per million frames.
+///
+/// A plan without gain is empty: planning again after all moves of an unlimited plan returns no
+/// move.
 pub fn plan(snapshot: &Snapshot, goal: Goal, moves_max: usize) -> Plan {
     let map = Map::of(snapshot);
     match goal {
@@ -158,7 +172,8 @@ fn defragment(map: &Map<'_>, order: Order, moves_max: usize) -> Plan {
         emptied.iter().zip(&map.movable).map(|(region, movable)| region & movable).collect();
     let links = place::place(map, order, &emptied, &leaving, &mut moves);
     Plan {
-        // Each step gains its run, and no destination is in a free one: there are holes enough.
+        // Each step gains a run, and no destination is in a free run, because there are enough
+        // holes.
         runs_gained: steps.len() as isize,
         shortfall: chosen.shortfall(),
         joins: links.joins,
@@ -169,7 +184,7 @@ fn defragment(map: &Map<'_>, order: Order, moves_max: usize) -> Plan {
     }
 }
 
-/// A move whose destination is not known yet.
+/// Returns a move without a destination yet.
 const fn unplaced(from: FrameId) -> Move {
     Move { from, to: place::NOWHERE }
 }

@@ -3,8 +3,9 @@
 //! ```text
 //! every `interval`:  no change since the last idle check?  double the pause, up to 100 ms
 //!                    batches in flight that may read frames vacated by the last run?  not now
-//!                    fragmented beyond `threshold`?  a run; at every 2nd, 4th ... check if runs gain nothing
-//! stop:              the current wave ends, no other begins, the totals are returned; also when the
+//!                    fragmented beyond `threshold`?  a run; while runs gain nothing, only at
+//!                    every 2nd, 4th ... such check
+//! stop:              the current wave ends, no other begins, the totals are returned; also when
 //!                    pool is dropped
 //! ```
 //!
