@@ -29,7 +29,8 @@
 //! sources are movable, destinations are free; each occurs at most once; no destination is in a
 //! region that the plan empties
 //! moves.len() <= moves_max
-//! steps cover the moves, in order;  after a step its region is free  (Goal::Fragmentation, Goal::Run)
+//! steps cover the moves, in order
+//! after a step its region is free  (Goal::Fragmentation and Goal::Run)
 //! after all moves:  free_runs + runs_gained,  links + joins - breaks
 //! ```
 //!

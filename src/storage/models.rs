@@ -1,4 +1,4 @@
-//! Layouts of well-known models, as their published configurations give them.
+//! Layouts of well-known models, from their published configurations.
 
 use super::layout::{KvLayout, KvLayoutBuilder};
 
@@ -19,7 +19,8 @@ const fn heads(name: &'static str, layers: usize, kv_heads: usize, head_dim: usi
     Model { name, layers, shape: Shape::Heads { kv_heads, head_dim }, block_tokens: 16 }
 }
 
-/// The latent vector and the rotary part of K beside it, which every head shares.
+/// A model with latent vectors; the rotary part of K, which all heads share, is stored beside the
+/// vector.
 const fn latent(name: &'static str, layers: usize, lora_rank: usize, rope_dim: usize) -> Model {
     Model { name, layers, shape: Shape::Latent { elements: lora_rank + rope_dim }, block_tokens: 16 }
 }

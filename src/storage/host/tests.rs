@@ -13,7 +13,7 @@ fn counts_are_checked() {
         let refused = HostStorage::new(layout.clone(), frames, frames_max).unwrap_err();
         assert_eq!(refused, StorageError::FrameCount { frames, frames_max, limit: FRAMES_MAX });
     }
-    // More than a process can address, though not more than a number can say.
+    // More than a process can address, but within the range of the number.
     if cfg!(not(miri)) {
         let huge = KvLayout::named("llama-3.1-405b").unwrap();
         let refused = HostStorage::new(huge, 1, FRAMES_MAX).unwrap_err();
@@ -25,7 +25,7 @@ fn counts_are_checked() {
 fn grows_up_to_the_reservation() {
     let storage = HostStorage::new(KvLayout::named("tiny").unwrap(), 2, 5).unwrap();
     assert_eq!(storage.grow(4), Ok(()));
-    assert_eq!(storage.grow(3), Ok(()), "never shrinks");
+    assert_eq!(storage.grow(3), Ok(()), "`grow` never shrinks");
     assert_eq!(storage.frames(), 4);
     assert_eq!(storage.grow(6), Err(GrowError::TooLarge { asked: 2, total: 4, max: 5 }));
     assert_eq!(storage.grow(5), Ok(()));
@@ -64,7 +64,7 @@ fn discard_spares_the_neighbours() {
     }
 }
 
-/// A buffer inside the storage's own memory is refused, whichever way it goes.
+/// A buffer inside the storage's own memory is refused, for reads and for writes.
 #[test]
 fn buffers_inside_the_frames_are_refused() {
     let layout = KvLayout::named("tiny").unwrap();
@@ -76,9 +76,10 @@ fn buffers_inside_the_frames_are_refused() {
         .iter()
         .map(|plane| AdoptedPlane { base: base.wrapping_add(plane.base), frame_stride: plane.frame_stride })
         .collect();
-    // SAFETY: the memory outlives the storage, which alone is used while no slice of it is.
+    // SAFETY: the memory outlives the storage; while the storage is used, no slice of the memory
+    // is.
     let storage = unsafe { HostStorage::adopt(layout, &planes, 3, ()) }.unwrap();
-    // SAFETY: initialised, and only looked at for its address.
+    // SAFETY: initialised, and only its address is used.
     let inside = unsafe { std::slice::from_raw_parts(base, storage.layout().packed_bytes()) };
     // SAFETY: one thread; the call is refused.
     let refused = unsafe { storage.unpack(&[run(0, 1)], inside) };
@@ -99,7 +100,7 @@ fn spans_merge() {
     assert_eq!(*merged(vec![5..6, 0..2, 1..3, 3..4, 8..9, 5..7]), [0..4, 5..7, 8..9]);
 }
 
-/// Enough bytes to stream; frames in every order.
+/// Enough bytes for streaming stores; frames in scattered order.
 #[test]
 #[cfg_attr(miri, ignore = "Miri streams nothing")]
 fn many_frames_at_once() {
