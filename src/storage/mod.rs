@@ -11,7 +11,7 @@
 //! | `sizing` | the number of frames that fit into memory |
 //! | `check`, `rows` | validation, before any byte moves |
 //! | `tiles`, `stream` | routines that move bytes, for every layout |
-//! | `memory`, `adopted`, `host` | a reservation, an engine's tensors, the host backend over either |
+//! | `memory`, `adopted`, `host` | a reservation, an engine's tensors, the host backend |
 //! | `exchange` | copies between storages, through the host |
 //! | `device_stream` | a device's work queue, for device backends |
 //!
