@@ -1,9 +1,9 @@
 //! Frames in packed form: to the host and back, and to other devices.
 //!
 //! ```text
-//! pack      kernel: pieces -> scratch   copy engine: scratch -> pinned   host: pinned -> caller's buffer
+//! pack      kernel: pieces -> scratch  copy engine: scratch -> pinned  host: pinned -> caller
 //! unpack    the reverse
-//! receive   kernel: pieces -> scratch   copy engine: scratch -> other device   kernel: -> pieces there
+//! receive   kernel: pieces -> scratch  copy engine: scratch -> other device  kernel there
 //! ```
 //!
 //! The data is transferred in *lots* of one buffer each: several whole frames, or, if a frame

@@ -2,10 +2,10 @@
 //!
 //! ```text
 //! watch(event, done) ──channel──> pending: [(event, done)]
-//!                                  │  on every message, on every nudge, and every 2 ms while events are pending:
+//!                                  │  on each message and nudge, and every 2 ms while events are pending:
 //!                                  ├─ complete        done(Ok)
 //!                                  ├─ not yet         stays
-//!                                  └─ query failed    the device is lost: done(Err) for this and all other events
+//!                                  └─ query failed    the device is lost: done(Err) for all events
 //! ```
 //!
 //! A nudge is a host function behind the event, on a separate stream, so that it delays only other
