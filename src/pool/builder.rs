@@ -160,8 +160,15 @@ pub struct PoolBuilder {
     prefix: Option<PrefixConfig>,
 }
 
+impl Pool {
+    /// Returns a builder of a pool for blocks of this layout.
+    pub fn builder(layout: KvLayout) -> PoolBuilder {
+        PoolBuilder::new(layout)
+    }
+}
+
 impl PoolBuilder {
-    pub(super) fn new(layout: KvLayout) -> Self {
+    fn new(layout: KvLayout) -> Self {
         Self {
             layout,
             size: None,

@@ -3,15 +3,12 @@
 use std::cell::Cell;
 use std::marker::PhantomData;
 
-use smallvec::SmallVec;
-
-use crate::block::{AllocRequest, CacheHandle, INLINE_BLOCKS};
+use crate::block::{AllocRequest, CacheHandle, INLINE_BLOCKS, KeepAlive};
 use crate::error::{AllocError, HandleError};
 use crate::ids::{BlockHandle, BlockId};
 use crate::sync::Arc;
 
-use super::ids::LeasedIds;
-use super::lease::Root;
+use super::allocate::BlockSource;
 use super::{Lease, Pool};
 
 /// Allocates and frees through its own magazines.
@@ -26,8 +23,50 @@ pub struct PoolHandle {
     not_sync: PhantomData<Cell<()>>,
 }
 
+impl Pool {
+    /// Returns a new pool handle, for a task that moves between threads, or to avoid thread-locals.
+    pub fn handle(&self) -> PoolHandle {
+        PoolHandle::new(self)
+    }
+}
+
+/// The handle's own cache.
+impl BlockSource for PoolHandle {
+    #[inline]
+    fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    #[inline]
+    fn keep_alive(&self) -> Arc<KeepAlive> {
+        Arc::clone(self.cache_handle.keep_alive())
+    }
+
+    #[inline]
+    fn take_one<const GUARDED: bool>(&self, request: &AllocRequest) -> Option<BlockId> {
+        self.cache_handle.allocate_one::<GUARDED>(request)
+    }
+
+    #[inline]
+    fn take_inline<const GUARDED: bool>(
+        &self,
+        request: &AllocRequest,
+        out: &mut [BlockId; INLINE_BLOCKS],
+    ) -> bool {
+        self.cache_handle.allocate_inline::<GUARDED>(request, out)
+    }
+
+    fn take_any<const GUARDED: bool>(
+        &self,
+        request: &AllocRequest,
+        take: &mut dyn FnMut(BlockId),
+    ) -> Result<(), AllocError> {
+        self.cache_handle.allocate(request, GUARDED, take)
+    }
+}
+
 impl PoolHandle {
-    pub(super) fn new(pool: &Pool) -> Self {
+    fn new(pool: &Pool) -> Self {
         Self { pool: pool.clone(), cache_handle: CacheHandle::new(pool.blocks()), not_sync: PhantomData }
     }
 
@@ -38,10 +77,7 @@ impl PoolHandle {
     /// [`AllocError`]; the pool is unchanged.
     #[inline]
     pub fn allocate(&self, request: AllocRequest) -> Result<Lease<'_>, AllocError> {
-        match self.allocate_one::<true>(&request) {
-            Some(id) => Ok(Lease::new(Root::Borrowed(self.pool.blocks()), LeasedIds::one(id))),
-            None => Ok(Lease::new(Root::Borrowed(self.pool.blocks()), self.allocate_ids::<true>(&request)?)),
-        }
+        self.borrowed(&request)
     }
 
     /// Allocates like [`Pool::allocate_owned`].
@@ -51,11 +87,7 @@ impl PoolHandle {
     /// [`AllocError`]; the pool is unchanged.
     #[inline]
     pub fn allocate_owned(&self, request: AllocRequest) -> Result<Lease<'static>, AllocError> {
-        let ids = match self.allocate_one::<true>(&request) {
-            Some(id) => LeasedIds::one(id),
-            None => self.allocate_ids::<true>(&request)?,
-        };
-        Ok(Lease::new(Root::Owned(Arc::clone(self.cache_handle.keep_alive())), ids))
+        self.owned(&request)
     }
 
     /// Allocates like [`Pool::allocate_raw`].
@@ -65,38 +97,7 @@ impl PoolHandle {
     /// [`AllocError`]; the pool and `out` are unchanged.
     #[inline]
     pub fn allocate_raw(&self, request: AllocRequest, out: &mut Vec<BlockHandle>) -> Result<(), AllocError> {
-        match self.allocate_one::<false>(&request) {
-            Some(id) => out.push(self.pool.blocks().handle(id)),
-            None => {
-                let ids = self.allocate_ids::<false>(&request)?;
-                out.extend(ids.iter().map(|&id| self.pool.blocks().handle(id)));
-            }
-        }
-        Ok(())
-    }
-
-    /// One block for a lease (guarded), or for a handle.
-    #[inline]
-    fn allocate_one<const GUARDED: bool>(&self, request: &AllocRequest) -> Option<BlockId> {
-        if self.pool.0.sampler.is_due() || request.blocks != 1 {
-            None
-        } else {
-            self.cache_handle.allocate_one::<GUARDED>(request)
-        }
-    }
-
-    /// Any number of them.
-    #[inline(never)]
-    fn allocate_ids<const GUARDED: bool>(&self, request: &AllocRequest) -> Result<LeasedIds, AllocError> {
-        self.pool.0.sampler.time(|| {
-            let mut fast_path = [BlockId(0); INLINE_BLOCKS];
-            if self.cache_handle.allocate_inline::<GUARDED>(request, &mut fast_path) {
-                return Ok(LeasedIds::fast_path(fast_path, request.blocks));
-            }
-            let mut ids = SmallVec::new();
-            self.cache_handle.allocate(request, GUARDED, &mut |id| ids.push(id))?;
-            Ok(LeasedIds::more(ids))
-        })
+        self.raw(&request, out)
     }
 
     /// Frees like [`Pool::free`].

@@ -26,7 +26,7 @@ impl LeasedIds {
     }
 
     #[inline]
-    pub(super) fn fast_path(ids: [BlockId; INLINE_BLOCKS], len: usize) -> Self {
+    pub(super) fn few(ids: [BlockId; INLINE_BLOCKS], len: usize) -> Self {
         Self { one: None, more: SmallVec::from_buf_and_len(ids, len) }
     }
 
@@ -40,14 +40,6 @@ impl LeasedIds {
             self.one = None;
         }
         self.more.truncate(len);
-    }
-
-    /// Drops the first `count` ids, of which there are as many.
-    pub(super) fn drop_first(&mut self, count: usize) {
-        if count != 0 {
-            self.one = None;
-        }
-        self.more.drain(..count.min(self.more.len()));
     }
 }
 

@@ -113,15 +113,6 @@ impl<'p> Lease<'p> {
         Self { root: self.root.clone(), blocks: tail }
     }
 
-    /// Frees the first `count` blocks (or all, if there are fewer).
-    pub fn free_first(&mut self, count: usize) {
-        let count = count.min(self.blocks.len());
-        // As in `truncate`.
-        let first = LeasedIds::more(SmallVec::from_slice(&self.blocks[..count]));
-        self.blocks.drop_first(count);
-        self.pool_blocks().release_leased(&first);
-    }
-
     /// Marks the bytes of the blocks in this index range as final.
     ///
     /// They are not written again, and compaction may move the blocks.

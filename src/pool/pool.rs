@@ -1,21 +1,13 @@
-//! The pool type: shared state, allocation, block handles, sequences, batches and counters.
+//! The pool type: shared state, block handles, sequences, batches and counters.
 
-use smallvec::SmallVec;
-
-use crate::block::{
-    AllocRequest, AuditError, AuditReport, BlockInfo, Blocks, Counts, INLINE_BLOCKS, Sampler,
-};
+use crate::block::{AuditError, AuditReport, BlockInfo, Blocks, Counts, Sampler};
 use crate::compact::Compactor;
-use crate::error::{AllocError, GrowError, HandleError, StorageError};
+use crate::error::{GrowError, HandleError, StorageError};
 use crate::ids::{BlockHandle, BlockId, Order, PoolTag, Run, SequenceId};
 use crate::prefix::{BlockHash, PrefixCache};
 use crate::sequence::{Batch, SequenceBuilder, SequenceView, Sequences};
 use crate::storage::{DeviceStream, KvLayout, Storage};
 use crate::sync::Arc;
-
-use super::ids::LeasedIds;
-use super::lease::Root;
-use super::{Fragmentation, Lease, PoolBuilder, PoolHandle, Stats};
 
 /// A pool of KV-cache blocks.
 ///
@@ -57,91 +49,6 @@ impl Drop for Shared {
 }
 
 impl Pool {
-    /// A builder of a pool of blocks of this layout.
-    pub fn builder(layout: KvLayout) -> PoolBuilder {
-        PoolBuilder::new(layout)
-    }
-
-    /// Allocates blocks for a lease that borrows the pool. Never waits, and takes no lock.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError`]; the pool is unchanged.
-    #[inline]
-    pub fn allocate(&self, request: AllocRequest) -> Result<Lease<'_>, AllocError> {
-        match self.allocate_one::<true>(&request) {
-            Some(id) => Ok(Lease::new(Root::Borrowed(&self.0.blocks), LeasedIds::one(id))),
-            None => Ok(Lease::new(Root::Borrowed(&self.0.blocks), self.allocate_ids::<true>(&request)?)),
-        }
-    }
-
-    /// Allocates blocks for a lease that does not borrow the pool, at the cost of a reference
-    /// count.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError`]; the pool is unchanged.
-    #[inline]
-    pub fn allocate_owned(&self, request: AllocRequest) -> Result<Lease<'static>, AllocError> {
-        match self.allocate_one::<true>(&request) {
-            Some(id) => Ok(Lease::new(Root::Owned(self.0.blocks.keep_alive()), LeasedIds::one(id))),
-            None => {
-                let ids = self.allocate_ids::<true>(&request)?;
-                Ok(Lease::new(Root::Owned(self.0.blocks.keep_alive()), ids))
-            }
-        }
-    }
-
-    /// Allocates blocks as handles, appended to `out`, for an engine that keeps its own tables.
-    ///
-    /// Blocks stay allocated until their handles are passed to [`free`](Self::free).
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError`]; the pool and `out` are unchanged.
-    #[inline]
-    pub fn allocate_raw(&self, request: AllocRequest, out: &mut Vec<BlockHandle>) -> Result<(), AllocError> {
-        match self.allocate_one::<false>(&request) {
-            Some(id) => out.push(self.0.blocks.handle(id)),
-            None => {
-                let ids = self.allocate_ids::<false>(&request)?;
-                out.extend(ids.iter().map(|&id| self.0.blocks.handle(id)));
-            }
-        }
-        Ok(())
-    }
-
-    /// One block for a lease (guarded), or for a handle, the short way, unless it is this
-    /// allocation's turn to be timed.
-    #[inline]
-    fn allocate_one<const GUARDED: bool>(&self, request: &AllocRequest) -> Option<BlockId> {
-        if self.0.sampler.is_due() || request.blocks != 1 {
-            None
-        } else {
-            self.0.blocks.allocate_one::<GUARDED>(request)
-        }
-    }
-
-    /// Any number of blocks: the short way where it goes, else the long one.
-    #[inline(never)]
-    fn allocate_ids<const GUARDED: bool>(&self, request: &AllocRequest) -> Result<LeasedIds, AllocError> {
-        let blocks = &self.0.blocks;
-        self.0.sampler.time(|| {
-            let mut fast_path = [BlockId(0); INLINE_BLOCKS];
-            if blocks.allocate_inline::<GUARDED>(request, &mut fast_path) {
-                return Ok(LeasedIds::fast_path(fast_path, request.blocks));
-            }
-            let mut ids = SmallVec::new();
-            let mut take = |id| ids.push(id);
-            if GUARDED {
-                blocks.allocate_guarded(request, None, &mut take)?;
-            } else {
-                blocks.allocate(request, None, &mut take)?;
-            }
-            Ok(LeasedIds::more(ids))
-        })
-    }
-
     /// Drops one reference on each block. A block that is listed twice loses two references.
     ///
     /// # Errors
@@ -150,7 +57,7 @@ impl Pool {
     /// since), of a block that a lease or a sequence owns, or listed more often than the block has
     /// references. In that case no block is freed, with one exception: if another thread
     /// concurrently frees one of the blocks through a handle of the same reference, or turns it
-    /// into a [lease](Lease::from_raw), that block is reported and the others are freed.
+    /// into a [lease](super::Lease::from_raw), that block is reported and the others are freed.
     #[inline]
     pub fn free(&self, handles: &[BlockHandle]) -> Result<(), HandleError> {
         self.0.blocks.free(handles)
@@ -191,7 +98,7 @@ impl Pool {
     /// Marks a block's bytes as final: they are not written again, and compaction may move the
     /// block.
     ///
-    /// Sequences seal their blocks themselves, and leases use [`Lease::seal`].
+    /// Sequences seal their blocks themselves, and leases use [`Lease::seal`](super::Lease::seal).
     ///
     /// # Errors
     ///
@@ -219,12 +126,6 @@ impl Pool {
     /// [`HandleError`] if the handle is foreign, out of range or stale.
     pub fn info(&self, handle: BlockHandle) -> Result<BlockInfo, HandleError> {
         self.0.blocks.info(handle)
-    }
-
-    /// A cache of its own for a task that moves between threads, or a thread that wants no
-    /// thread-local.
-    pub fn handle(&self) -> PoolHandle {
-        PoolHandle::new(self)
     }
 
     /// Starts building a sequence, which owns its blocks in order and frees them when dropped.
@@ -317,17 +218,17 @@ impl Pool {
         self.0.blocks.trim();
     }
 
-    /// Returns the number of blocks that can be allocated without evicting: [`Stats::free`].
+    /// Returns the number of blocks that can be allocated without evicting: [`Stats::free`](super::Stats::free).
     ///
-    /// Excludes the [reserve](PoolBuilder::reserve). O(threads); exact if no other thread allocates
+    /// Excludes the [reserve](super::PoolBuilder::reserve). O(threads); exact if no other thread allocates
     /// or frees at the same time.
     pub fn free_blocks(&self) -> usize {
         self.0.blocks.counts().free()
     }
 
-    /// Returns the number of free and evictable blocks: [`Stats::available`].
+    /// Returns the number of free and evictable blocks: [`Stats::available`](super::Stats::available).
     ///
-    /// Excludes the [reserve](PoolBuilder::reserve). O(threads); exact if no other thread allocates
+    /// Excludes the [reserve](super::PoolBuilder::reserve). O(threads); exact if no other thread allocates
     /// or frees at the same time.
     pub fn available_blocks(&self) -> usize {
         self.0.blocks.counts().available()
@@ -344,18 +245,6 @@ impl Pool {
     /// Returns the number of blocks in the pool, without the null block.
     pub fn total_blocks(&self) -> usize {
         self.0.blocks.total()
-    }
-
-    /// How full the pool is. O(threads), of whatever size the pool is; exact when nobody allocates
-    /// or frees meanwhile.
-    pub fn stats(&self) -> Stats {
-        Stats::of(&self.0)
-    }
-
-    /// How the free part hangs together, at the pool's [order](PoolBuilder::fragmentation_order). A
-    /// walk over the bitmaps: some hundred microseconds a million blocks.
-    pub fn fragmentation(&self) -> Fragmentation {
-        Fragmentation::of(&self.0, self.0.order)
     }
 
     /// Returns the prefix cache, or `None` if the pool was built without one.
