@@ -224,7 +224,8 @@ impl Arena {
                 made => self.context.check(made, "allocating frames")?,
             }
             let placed = self.context.check(sys::cuMemMap(at, len, 0, handle, 0), "mapping frames");
-            let released = self.context.check(sys::cuMemRelease(handle), "releasing the handle of mapped frames");
+            let released =
+                self.context.check(sys::cuMemRelease(handle), "releasing the handle of mapped frames");
             placed?;
             let ready = released
                 .and_then(|()| {

@@ -51,7 +51,10 @@ impl Context {
         let mut raw = std::ptr::null_mut();
         let _relaxed = Relaxed::enter();
         // SAFETY: the pointer is valid and the device exists.
-        check(unsafe { sys::cuDevicePrimaryCtxRetain(&mut raw, device) }, "retaining the device's primary context")?;
+        check(
+            unsafe { sys::cuDevicePrimaryCtxRetain(&mut raw, device) },
+            "retaining the device's primary context",
+        )?;
         Ok(Self { id: DeviceId::Cuda(ordinal), device, raw, lost: OnceLock::new() })
     }
 

@@ -66,7 +66,8 @@ impl Event {
     pub(super) unsafe fn hold_back(&self, context: &Context, stream: CUstream) -> Result<(), StorageError> {
         let _entered = context.enter()?;
         // SAFETY: the event lives, and so does the stream by the caller's promise.
-        context.check(unsafe { sys::cuStreamWaitEvent(stream, self.raw, 0) }, "making a stream wait for another")
+        context
+            .check(unsafe { sys::cuStreamWaitEvent(stream, self.raw, 0) }, "making a stream wait for another")
     }
 }
 

@@ -137,7 +137,9 @@ fn named() -> impl Iterator<Item = (Kernel, CString)> {
             (Kernel::Dequantise(code, row), format!("kvp_dequantise_{code_name}_{row_name}")),
         ]
     });
-    plain.chain(converting).map(|(kernel, name)| (kernel, CString::new(name).expect("the name contains no NUL")))
+    plain
+        .chain(converting)
+        .map(|(kernel, name)| (kernel, CString::new(name).expect("the name contains no NUL")))
 }
 
 #[cfg(test)]

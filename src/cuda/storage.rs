@@ -444,11 +444,4 @@ impl Storage for CudaStorage {
         // SAFETY: the caller's promise.
         unsafe { self.zero_runs(runs) }
     }
-
-    unsafe fn discard(&self, runs: &[Run]) -> Result<(), StorageError> {
-        // Memory goes back by segments, when the pool shrinks: a frame here and there is no chunk
-        // of any plane.
-        crate::storage::check::runs_disjoint(runs, self.frames())?;
-        self.home.device.good()
-    }
 }

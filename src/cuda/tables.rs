@@ -50,7 +50,9 @@ pub enum TableError {
         max: usize,
     },
     /// An entry outside of the table.
-    #[error("entry {index} is for row {row}, column {column}; the table has {rows} rows of {columns} columns")]
+    #[error(
+        "entry {index} is for row {row}, column {column}; the table has {rows} rows of {columns} columns"
+    )]
     NoEntry {
         /// Index in the list.
         index: usize,

@@ -5,7 +5,7 @@ use std::ops::Range;
 use crate::error::StorageError;
 
 use super::layout::KvLayout;
-use super::planes::{Plane, PlaneKind};
+use super::plane::{Plane, PlaneKind};
 
 /// One plane of an engine's own memory.
 ///

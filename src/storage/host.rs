@@ -287,18 +287,6 @@ impl Storage for HostStorage {
         unsafe { self.tiles.zero(runs) };
         Ok(())
     }
-
-    unsafe fn discard(&self, runs: &[Run]) -> Result<(), StorageError> {
-        check::runs_disjoint(runs, self.frames())?;
-        let Memory::Reserved(memory) = &self.memory else { return Ok(()) };
-        let base = memory.base().addr();
-        self.tiles.each_piece_of(runs, |start, bytes| {
-            let start = start.addr() - base;
-            // SAFETY: the piece holds these runs' bytes only, and the caller holds them alone.
-            unsafe { memory.discard(start..start + bytes) };
-        });
-        Ok(())
-    }
 }
 
 #[cfg(test)]

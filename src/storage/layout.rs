@@ -15,8 +15,7 @@ use std::fmt;
 use crate::dtype::Dtype;
 use crate::error::LayoutError;
 
-use super::models;
-use super::planes::{PlaneKind, PlanePart, PlaneTable, TILE_ALIGN};
+use super::plane::{PlaneKind, PlanePart, TILE_ALIGN};
 
 /// Maximum number of planes in a layout: far above the layers of any model, and few enough for a
 /// table.
@@ -285,31 +284,6 @@ impl KvLayout {
         KvLayoutBuilder::default()
     }
 
-    /// Returns the layout of a well-known model, in bf16 with 16 tokens per block; see
-    /// [`names`](Self::names).
-    ///
-    /// # Errors
-    /// [`LayoutError::UnknownModel`], which lists the known names.
-    pub fn named(name: &str) -> Result<Self, LayoutError> {
-        Self::named_builder(name)?.build()
-    }
-
-    /// Returns a builder with the same values, to change dtype, block size, ranks or arrangement.
-    ///
-    /// # Errors
-    /// [`LayoutError::UnknownModel`], which lists the known names.
-    pub fn named_builder(name: &str) -> Result<KvLayoutBuilder, LayoutError> {
-        models::builder(name).ok_or_else(|| LayoutError::UnknownModel {
-            name: name.to_owned(),
-            known: Self::names().collect::<Vec<_>>().join(", "),
-        })
-    }
-
-    /// Returns the names that [`named`](Self::named) knows.
-    pub fn names() -> impl Iterator<Item = &'static str> {
-        models::MODELS.iter().map(|model| model.name)
-    }
-
     /// Returns true if packed blocks of both layouts have the same form.
     ///
     /// The form depends neither on the arrangement, nor on whether K and V are joined, nor on the
@@ -415,14 +389,6 @@ impl KvLayout {
     #[inline]
     pub fn packed_bytes(&self) -> usize {
         self.block_tokens * self.bytes_per_token
-    }
-
-    /// Returns the position of each plane in one reservation of at most `frames_max` frames.
-    ///
-    /// # Errors
-    /// [`LayoutError::TooLarge`] if no address space could hold them.
-    pub fn planes(&self, frames_max: usize) -> Result<PlaneTable, LayoutError> {
-        PlaneTable::new(self, frames_max)
     }
 
     /// Returns the number of planes per layer.

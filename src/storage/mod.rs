@@ -7,7 +7,7 @@
 //! | file | contents |
 //! |---|---|
 //! | `elements`, `fp8`, `quant` | typed views of rows, 8-bit floats, codes and scales |
-//! | `layout`, `models`, `planes` | the shape of a block, presets, the table of planes |
+//! | `plane`, `layout`, `models`, `planes` | planes, the shape of a block, presets, the table of planes |
 //! | `sizing` | the number of frames that fit into memory |
 //! | `check`, `rows` | validation, before any byte moves |
 //! | `tiles`, `stream` | routines that move bytes, for every layout |
@@ -55,6 +55,7 @@ pub(crate) mod host;
 mod layout;
 mod memory;
 mod models;
+mod plane;
 mod planes;
 mod quant;
 pub(crate) mod rows;
@@ -68,7 +69,8 @@ pub use elements::{Elements, ElementsMut};
 pub(crate) use exchange::check_form;
 pub use host::HostStorage;
 pub use layout::{Arrangement, KvLayout, KvLayoutBuilder, KvPlanes, Scales};
-pub use planes::{Plane, PlaneKind, PlanePart, PlaneTable, TILE_ALIGN};
+pub use plane::{Plane, PlaneKind, PlanePart, TILE_ALIGN};
+pub use planes::PlaneTable;
 pub use sizing::{Sizing, check_balance, host_free_bytes};
 
 /// A copy of one frame's bytes to another frame: all layers, K and V, with scales.
@@ -294,15 +296,4 @@ pub trait Storage: Send + Sync + fmt::Debug {
     /// # Safety
     /// [The frame rule](#the-frame-rule).
     unsafe fn zero(&self, runs: &[Run]) -> Result<(), StorageError>;
-
-    /// Gives the memory of frames back to the system as far as it can be: whole pages, whole
-    /// mappings. The frames may be used again without a further call; until they are written, what
-    /// they hold is unspecified.
-    ///
-    /// # Errors
-    /// A run out of range, runs that overlap.
-    ///
-    /// # Safety
-    /// [The frame rule](#the-frame-rule).
-    unsafe fn discard(&self, runs: &[Run]) -> Result<(), StorageError>;
 }

@@ -17,57 +17,13 @@
 use crate::error::LayoutError;
 
 use super::layout::{Arrangement, KvLayout};
-
-/// Alignment of every tile in bytes.
-pub const TILE_ALIGN: usize = 16;
+use super::plane::{Plane, TILE_ALIGN};
 
 /// Size of a huge page. Planes of at least this size start on a multiple of it.
 pub(super) const HUGE_PAGE: usize = 2 << 20;
 
 /// Alignment of smaller planes: a cache line.
 const PLANE_ALIGN: usize = 64;
-
-/// Contents of a plane.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[non_exhaustive]
-pub enum PlaneKind {
-    /// K, V, both, or the latent vector: elements of the layout's dtype.
-    Values,
-    /// One f32 per token and head: the dynamic scales of the values plane of the same layer and
-    /// part.
-    Scales,
-}
-
-/// The part of K and V that a plane holds.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[non_exhaustive]
-pub enum PlanePart {
-    /// K alone.
-    K,
-    /// V alone.
-    V,
-    /// K, followed by V.
-    Joined,
-    /// The latent vector of multi-head latent attention.
-    Latent,
-}
-
-/// One plane of a layout.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Plane {
-    /// Layer, from 0.
-    pub layer: usize,
-    /// Whether it holds values or scales.
-    pub kind: PlaneKind,
-    /// The part of K and V.
-    pub part: PlanePart,
-    /// Offset of frame 0's tile from the start of the memory, in bytes.
-    pub base: usize,
-    /// Bytes from one frame's tile to the next frame's.
-    pub frame_stride: usize,
-    /// Bytes of a tile, without padding.
-    pub tile_bytes: usize,
-}
 
 /// All planes of a layout in one reservation of memory.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -78,9 +34,19 @@ pub struct PlaneTable {
     pub bytes: usize,
 }
 
+impl KvLayout {
+    /// Returns the position of each plane in one reservation of at most `frames_max` frames.
+    ///
+    /// # Errors
+    /// [`LayoutError::TooLarge`] if no address space could hold them.
+    pub fn planes(&self, frames_max: usize) -> Result<PlaneTable, LayoutError> {
+        PlaneTable::new(self, frames_max)
+    }
+}
+
 impl PlaneTable {
     /// Returns the table of `layout` for at most `frames_max` frames.
-    pub(super) fn new(layout: &KvLayout, frames_max: usize) -> Result<Self, LayoutError> {
+    fn new(layout: &KvLayout, frames_max: usize) -> Result<Self, LayoutError> {
         let too_large = || LayoutError::TooLarge { what: "the reservation" };
         let mut planes = Vec::with_capacity(layout.planes_per_layer() * layout.layers());
         let mut end = 0usize;

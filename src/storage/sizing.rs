@@ -112,8 +112,8 @@ mod tests {
         for ratio in [0.0, -1.0, 1.01, f64::NAN, f64::INFINITY] {
             assert!(matches!(memory(ratio, 1 << 40, 0).frames(&layout, 1), Err(SizingError::Ratio { .. })));
         }
-        let fast_path = memory(0.5, 2 << 20, 0).frames(&layout, 2);
-        assert_eq!(fast_path, Err(SizingError::TooFew { frames: 1, bytes: 1 << 20, min: 2 }));
+        let too_few = memory(0.5, 2 << 20, 0).frames(&layout, 2);
+        assert_eq!(too_few, Err(SizingError::TooFew { frames: 1, bytes: 1 << 20, min: 2 }));
         assert!(matches!(memory(0.5, 1 << 30, 1 << 30).frames(&layout, 0), Err(SizingError::TooFew { .. })));
         assert!(matches!(Sizing::Frames(0).frames(&layout, 0), Err(SizingError::TooFew { .. })));
         assert!(matches!(

@@ -17,7 +17,7 @@ use crate::ids::Run;
 use super::FrameMove;
 use super::elements::{Elements, ElementsMut};
 use super::layout::{KvLayout, KvPlanes, Scales};
-use super::planes::{Plane, PlaneKind};
+use super::plane::{Plane, PlaneKind};
 use super::quant::{self, RowScales};
 use super::stream::Copier;
 
@@ -296,17 +296,6 @@ impl Tiles {
                     let start = extent.of(run.start.index());
                     each_piece(extent, run.len as usize, |at, bytes| start.add(at).write_bytes(0, bytes));
                 }
-            }
-        }
-    }
-
-    /// Calls `f` with the contiguous pieces of memory that hold exactly these runs. Adjacent frames
-    /// form one piece.
-    pub(super) fn each_piece_of(&self, runs: &[Run], mut f: impl FnMut(*mut u8, usize)) {
-        for extent in &self.extents {
-            for run in runs.iter().filter(|run| run.len > 0) {
-                let start = extent.base.wrapping_add(run.start.index() * extent.frame_stride);
-                each_piece(extent, run.len as usize, |at, bytes| f(start.wrapping_add(at), bytes));
             }
         }
     }
