@@ -51,7 +51,7 @@ use crate::sequence::Sequences;
 use crate::storage::{FrameMove, KvLayout};
 
 use super::bytes::Bytes;
-use super::copies::{Copies, UnderWay};
+use super::copies::{CompactionLock, Copies, UnderWay};
 use super::report::GivenUp;
 use super::{DefragError, DefragReport, Goal, Move, OverdueCopy, Plan, Snapshot, plan};
 
@@ -127,7 +127,10 @@ impl DefragOptions {
 
     pub(super) fn check(&self) -> Result<(), DefragError> {
         if self.order.is_some_and(|order| u32::from(order.0) > FRAME_BITS) {
-            return Err(DefragError::Option { option: "order", reason: "exceeds the order of the largest possible pool" });
+            return Err(DefragError::Option {
+                option: "order",
+                reason: "exceeds the order of the largest possible pool",
+            });
         }
         if self.wave_bytes == 0 {
             return Err(DefragError::Option { option: "wave_bytes", reason: "must not be zero" });
@@ -154,9 +157,6 @@ pub struct Compactor {
     tasks: Arc<std::sync::Mutex<Option<Vec<StopTask>>>>,
     copies: Arc<Copies>,
 }
-
-/// The right to move blocks. The copy of a wave holds a share of it, until it ends or is overdue.
-pub(super) type CompactionLock = Arc<OwnedMutexGuard<()>>;
 
 /// A run in progress.
 pub(super) struct CompactionPass<'a> {

@@ -2,10 +2,13 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use tokio::sync::OwnedMutexGuard;
 use tokio::time::Instant;
 
-use super::compactor::CompactionLock;
 use super::report::OverdueCopy;
+
+/// The right to move blocks. The copy of a wave holds a share of it, until it ends or is overdue.
+pub(super) type CompactionLock = Arc<OwnedMutexGuard<()>>;
 
 /// The copies of one pool in progress: one at a time, and possibly one that is overdue. See
 /// [`compactor`](super::compactor).
@@ -61,7 +64,7 @@ impl Copies {
     pub(super) fn expire(&self) {
         let now = Instant::now();
         // Dropped after the list's lock: it wakes the next run in turn.
-        let _lanes: Vec<CompactionLock> = {
+        let _locks: Vec<CompactionLock> = {
             let mut list = self.lock();
             list.copies
                 .iter_mut()

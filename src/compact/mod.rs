@@ -17,7 +17,7 @@
 //!
 //! # Files
 //!
-//! `snapshot` the input · `plan` the interface, and why greedy is enough · `plan/map` the snapshot
+//! `snapshot` the input · `goal` goals and plans · `plan` the planner, and why greedy is enough · `plan/map` the snapshot
 //! as bitmaps · `plan/choose` which regions are emptied · `plan/donors` which frames are filled ·
 //! `plan/place` which block goes to which frame · `plan/window` the goals that concern a given
 //! place.
@@ -26,6 +26,7 @@ mod bytes;
 mod compactor;
 mod copies;
 mod error;
+mod goal;
 mod live;
 mod plan;
 mod report;
@@ -37,7 +38,8 @@ pub use crate::block::GaveWay;
 pub use bytes::{Bytes, FrameCopier};
 pub use compactor::{COPY_DEADLINE, Compactor, DefragOptions, WAVE_BYTES};
 pub use error::{Blocker, DefragError, ResizeError};
-pub use plan::{Goal, Move, Plan, Shortfall, Step, plan};
+pub use goal::{Goal, Move, Plan, Shortfall, Step};
+pub use plan::plan;
 pub use report::{DefragReport, DefragTotals, GivenUp, OverdueCopy, ResizeReport};
 pub use resize::ResizeOptions;
 pub use snapshot::{FrameKind, FrameState, PLACE_MAX, Snapshot};

@@ -21,7 +21,7 @@ use std::fmt;
 use crate::frame::outside_of_runs;
 use crate::ids::{FrameId, Order, Run, SequenceId};
 
-use super::plan::{Move, Plan};
+use super::goal::{Move, Plan};
 
 const PLACE_BITS: u32 = 30;
 const SEQUENCE_BITS: u32 = 32;
@@ -254,7 +254,10 @@ impl Snapshot {
         for &Move { from, to } in moves {
             let (source, target) = (self.frames[from.index()], self.frames[to.index()]);
             assert!(source.kind() == FrameKind::Movable, "frame {from} cannot move to {to}: {source:?}");
-            assert!(target.kind() == FrameKind::Free, "frame {to} cannot take the block of {from}: {target:?}");
+            assert!(
+                target.kind() == FrameKind::Free,
+                "frame {to} cannot take the block of {from}: {target:?}"
+            );
             self.frames[to.index()] = source;
             self.frames[from.index()] = FrameState::FREE;
         }

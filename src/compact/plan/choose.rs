@@ -3,7 +3,7 @@
 use crate::config::FAN_LOG2;
 use crate::ids::{FrameId, Order, Run};
 
-use super::Shortfall;
+use super::super::goal::Shortfall;
 use super::map::{self, Map};
 
 /// The regions to empty, and their cost.

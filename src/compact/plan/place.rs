@@ -24,12 +24,10 @@ use crate::ids::{FrameId, Order};
 
 use self::shelf::{Hole, Shelf};
 use self::slots::Slots;
+use super::super::goal::Move;
 use super::super::snapshot::FrameState;
+use super::donors;
 use super::map::{self, Map};
-use super::{Move, donors};
-
-/// Destination of a move that is not placed yet.
-pub(super) const NOWHERE: FrameId = FrameId(u32::MAX);
 
 /// The effect of a placement on neighbours in sequences.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

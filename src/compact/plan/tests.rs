@@ -7,7 +7,7 @@ use fastrand::Rng;
 use proptest::prelude::*;
 
 use super::*;
-use crate::compact::{FrameKind, FrameState};
+use crate::compact::{FrameKind, FrameState, Shortfall};
 use crate::ids::SequenceId;
 
 mod optimum;
@@ -83,7 +83,11 @@ fn check(before: &Snapshot, order: Order, plan: &Plan, moves_max: usize) -> Snap
     assert_eq!((sources.len(), targets.len()), (plan.moves.len(), plan.moves.len()), "a frame occurs twice");
     assert!(sources.is_disjoint(&targets), "a destination is also a source");
     for step in &plan.steps {
-        assert!(step.region.frames().all(|frame| !targets.contains(&frame)), "{} is emptied and filled", step.region);
+        assert!(
+            step.region.frames().all(|frame| !targets.contains(&frame)),
+            "{} is emptied and filled",
+            step.region
+        );
     }
     assert_eq!(plan.steps.last().map_or(0, |step| step.end), plan.moves.len());
     // `apply` checks sources and destinations itself.

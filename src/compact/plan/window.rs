@@ -2,12 +2,12 @@
 
 use crate::ids::{FrameId, Order, Run};
 
+use super::super::goal::{Move, Plan, Shortfall, Step};
 use super::super::snapshot::FrameKind;
 use super::map::{self, Map};
 use super::place::place;
-use super::{Move, Plan, Shortfall, Step, unplaced};
 
-/// Plans for [`Goal::Run`](super::Goal::Run).
+/// Plans for [`Goal::Run`](crate::compact::Goal::Run).
 ///
 /// A sliding window finds the run with the fewest blocks. There are enough destinations if at least
 /// as many frames are free as the run is long, because the free frames inside the run are among
@@ -32,7 +32,7 @@ pub(super) fn run(map: &Map<'_>, len: u32, moves_max: usize) -> Plan {
     Plan { window: Some(window), ..vacate(map, window, needed) }
 }
 
-/// Plans for [`Goal::Empty`](super::Goal::Empty).
+/// Plans for [`Goal::Empty`](crate::compact::Goal::Empty).
 pub(super) fn empty(map: &Map<'_>, region: Run, moves_max: usize) -> Plan {
     let frames = map.len();
     // In 64 bits: the end of an arbitrary region may not fit into a frame number.
@@ -62,7 +62,7 @@ fn vacate(map: &Map<'_>, region: Run, count: usize) -> Plan {
     let mut moves = Vec::with_capacity(count);
     map.each_movable(region, |from| {
         if moves.len() < count {
-            moves.push(unplaced(from));
+            moves.push(Move::unplaced(from));
         }
     });
     if moves.is_empty() {

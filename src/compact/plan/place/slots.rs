@@ -15,10 +15,9 @@ use std::ops::Range;
 
 use crate::ids::FrameId;
 
+use super::super::super::goal::{Move, NOWHERE};
 use super::super::super::snapshot::FrameState;
-use super::super::Move;
 use super::super::map::{self, Map};
-use super::NOWHERE;
 use super::shelf::{Chain, Chains};
 
 /// The slots of one sequence.
