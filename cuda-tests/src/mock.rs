@@ -282,7 +282,8 @@ pub fn for_each_seed(session: &Session, count: u64, mut body: impl FnMut(u64)) {
             }
         }
     }
-    let wanted = std::env::var("KVPOOL_SEED").ok().map(|seed| seed.parse().expect("KVPOOL_SEED must be a number"));
+    let wanted =
+        std::env::var("KVPOOL_SEED").ok().map(|seed| seed.parse().expect("KVPOOL_SEED must be a number"));
     let seeds = wanted.map_or(0..count, |seed: u64| seed..seed + 1);
     for seed in seeds {
         let _tell = Tell(seed);

@@ -52,13 +52,7 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
     section.figure("blocks moved out of the way", report.moved.moved_blocks as f64, "blocks");
     let small = free()?;
     let (returned, taken) = (small - built, before - built);
-    section.ratio(
-        "memory returned",
-        returned / f64::from(1 << 20),
-        "MiB",
-        returned / taken,
-        "memory taken",
-    );
+    section.ratio("memory returned", returned / f64::from(1 << 20), "MiB", returned / taken, "memory taken");
     section.check(
         "most of the memory was returned",
         returned > 0.6 * taken,

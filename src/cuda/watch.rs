@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! watch(event, done) ──channel──> pending: [(event, done)]
-//!                                  │  on each message and nudge, and every 2 ms while events are pending:
+//!                                  │  on each message, and every 2 ms while any is pending:
 //!                                  ├─ complete        done(Ok)
 //!                                  ├─ not yet         stays
 //!                                  └─ query failed    the device is lost: done(Err) for all events

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! a step     pinned ──> rows, slots ── store_on ── load_on, by slots ──> rows ──┐
-//!            table, slots filled under the batch ── pack, by the table ──> ─────┴──> pinned, mark, end
+//!            table, slots filled under the batch ── pack, by the table ──> ──┴──> pinned, mark
 //! ```
 //!
 //! The rows and slots to store are in a buffer that belongs to the step until its mark is reached.
