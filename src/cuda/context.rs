@@ -51,10 +51,7 @@ impl Context {
         let mut raw = std::ptr::null_mut();
         let _relaxed = Relaxed::enter();
         // SAFETY: the pointer is valid and the device exists.
-        check(
-            unsafe { sys::cuDevicePrimaryCtxRetain(&mut raw, device) },
-            "retaining the device's primary context",
-        )?;
+        check(unsafe { sys::cuDevicePrimaryCtxRetain(&mut raw, device) }, "retaining the device's context")?;
         Ok(Self { id: DeviceId::Cuda(ordinal), device, raw, lost: OnceLock::new() })
     }
 
