@@ -114,8 +114,9 @@ pub struct Session {
     _turn: MutexGuard<'static, ()>,
 }
 
-/// Waits for exclusive use of the machine, in its default state: two devices that have not failed,
-/// and a random schedule.
+/// Waits for exclusive use of the machine, in its default state.
+///
+/// The default is two devices that have not failed, and a random schedule.
 pub fn session() -> Session {
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());

@@ -213,8 +213,9 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Measures rows of one layer, to slots scattered over it: 4 heads of 128 elements in bf16,
-    /// stored unconverted or as codes.
+    /// Measures stores and loads of rows of one layer, in scattered slots.
+    ///
+    /// The rows have 4 heads of 128 elements in bf16, and are stored unconverted or as codes.
     fn stores(&self, section: &mut Section) -> Outcome<()> {
         const HEADS: u32 = 4;
         const HEAD_DIM: u32 = 128;

@@ -119,8 +119,9 @@ impl Drop for Tensors {
     }
 }
 
-/// Stores and loads rows in the device's memory on an engine's stream, and compares with the same
-/// rows stored from the host.
+/// Stores and loads rows in the device's memory on an engine's stream.
+///
+/// Compares the result with the same rows stored from the host.
 fn pointers(gpu: &Gpu, section: &mut Section) -> Outcome<()> {
     let mut wrong = Vec::new();
     let layouts = conformance::layouts();

@@ -215,8 +215,9 @@ impl Copying {
 }
 
 impl Compactor {
-    /// Returns a compactor for the pool of these sequences, which measures free runs at `order`
-    /// unless a run has another order.
+    /// Returns a compactor for the pool of these sequences.
+    ///
+    /// It measures free runs at `order`, unless a run has another order.
     ///
     /// # Safety
     ///
@@ -312,8 +313,9 @@ impl Compactor {
         }
     }
 
-    /// Makes one free run of `len` frames by moving blocks, for an allocation that finds none
-    /// although enough blocks are free.
+    /// Makes one free run of `len` frames by moving blocks.
+    ///
+    /// It is for an allocation that finds no such run although enough blocks are free.
     ///
     /// The run becomes available once every batch that was in flight when the blocks moved has
     /// ended.
@@ -479,14 +481,16 @@ impl CompactionPass<'_> {
         self.background.as_ref().is_some_and(|background| *background.stopped.borrow())
     }
 
-    /// Returns true if vacated frames stay retired for a while, so that further moves would take
-    /// free frames from allocations.
+    /// Returns true if vacated frames stay retired for a while.
+    ///
+    /// Further moves would then take free frames from allocations.
     fn leaves_room(&self) -> bool {
         self.background.is_some() && self.compactor.blocks().clock().in_flight() > 0
     }
 
-    /// Returns free frames from threads' caches to the bitmaps, because plans do not see cached
-    /// frames. It costs each thread its magazines.
+    /// Returns free frames from threads' caches to the bitmaps.
+    ///
+    /// Plans do not see cached frames. It costs each thread its magazines.
     pub(super) fn trim_caches(&self) {
         self.compactor.blocks().trim();
     }

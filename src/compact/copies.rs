@@ -79,8 +79,7 @@ impl Copies {
         self.lock().copies.iter().filter(|copy| copy.lock.is_some()).filter_map(|copy| copy.deadline).min()
     }
 
-    /// Returns the copy that began first among the overdue ones, which no longer hold the
-    /// compaction lock.
+    /// Returns the oldest overdue copy. Overdue copies no longer hold the compaction lock.
     pub(super) fn overdue(&self) -> Option<OverdueCopy> {
         self.expire();
         let now = Instant::now();

@@ -17,10 +17,10 @@
 //!
 //! # Files
 //!
-//! `snapshot` the input · `goal` goals and plans · `plan` the planner, and why greedy is enough · `plan/map` the snapshot
-//! as bitmaps · `plan/choose` which regions are emptied · `plan/donors` which frames are filled ·
-//! `plan/place` which block goes to which frame · `plan/window` the goals that concern a given
-//! place.
+//! `snapshot` the input · `goal` goals and plans · `plan` the planner, and why greedy is enough ·
+//! `plan/map` the snapshot as bitmaps · `plan/choose` which regions are emptied · `plan/donors`
+//! which frames are filled · `plan/place` which block goes to which frame · `plan/window` the goals
+//! that concern a given place.
 
 mod bytes;
 mod compactor;

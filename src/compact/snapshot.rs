@@ -59,9 +59,9 @@ impl FrameState {
     /// State of a frame that is free but cannot be a destination.
     pub const AWAY: Self = Self::new(FrameKind::Away, None);
 
-    /// Returns the state of a frame of `kind` that holds block `place` of the snapshot's sequence
-    /// number `sequence`.
+    /// Returns the state of a frame of `kind` that holds `block`, if any.
     ///
+    /// The block is given as the sequence's index in the snapshot, and its place in the sequence.
     /// For a block of several sequences, any one of them may be named. Free frames, and places
     /// beyond [`PLACE_MAX`], count as without a sequence.
     #[inline]
@@ -146,8 +146,9 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Returns a snapshot of `frames`, indexed by number, for a pool that measures fragmentation at
-    /// `order`.
+    /// Returns a snapshot of `frames`, indexed by number.
+    ///
+    /// `order` is that at which the pool measures fragmentation.
     ///
     /// The frames' states name sequences by their index in `sequences`. An index past its end
     /// counts as a sequence in every measure here, but the planner does not look for its
@@ -194,12 +195,12 @@ impl Snapshot {
         self.frames.chunks_exact(order.frames()).filter(is_free).count()
     }
 
-    /// Returns the fragmentation rate, 0 to 1: one minus the number of free aligned runs of
-    /// `2^order` frames, divided by the number that the same free frames would form under the best
-    /// placement of all blocks.
+    /// Returns the fragmentation rate at `order`, 0 to 1.
     ///
-    /// The rate is 0 if no such run is possible. Frames that are [away](FrameKind::Away) count as
-    /// free, but are in no run; frames of the reserve do not count as free.
+    /// It is one minus the number of free aligned runs of `2^order` frames, divided by the number
+    /// that the same free frames would form under the best placement of all blocks. The rate is 0
+    /// if no such run is possible. Frames that are [away](FrameKind::Away) count as free, but are
+    /// in no run; frames of the reserve do not count as free.
     pub fn fragmentation(&self, order: Order) -> f64 {
         let free = (self.count(FrameKind::Free) + self.count(FrameKind::Away)).saturating_sub(self.reserved);
         let set_aside = self.null + self.reserved;

@@ -112,8 +112,9 @@ impl Context {
         Err(StorageError::Device { device: self.id, doing, reason: describe(result) })
     }
 
-    /// Converts the result of a query or a wait, which fails only if the context is lost, or if a
-    /// capture interferes.
+    /// Converts the result of a query or a wait.
+    ///
+    /// These fail only if the context is lost, or if a capture interferes.
     pub(super) fn check_or_lose(&self, result: CUresult) -> Result<(), StorageError> {
         match result {
             CUresult::CUDA_SUCCESS => Ok(()),

@@ -104,8 +104,9 @@ pub(super) fn describe(error: CUresult) -> Box<str> {
     }
 }
 
-/// Returns true if nothing runs in the context after such an error: by the documentation, the
-/// process must end, or the device is gone.
+/// Returns true if nothing runs in the context after such an error.
+///
+/// By the documentation, the process must end after these errors, or the device is gone.
 pub(super) fn is_sticky(error: CUresult) -> bool {
     use CUresult::*;
     matches!(

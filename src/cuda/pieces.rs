@@ -61,8 +61,10 @@ impl Pieces {
         Ok(Self { list, copy_unit, pack_unit })
     }
 
-    /// Returns how many pieces from `first` on pack to at most `bytes` bytes together, but at least
-    /// one, and their size.
+    /// Returns the number of pieces from `first` on that pack to at most `bytes` bytes, and their
+    /// size.
+    ///
+    /// The number is at least one.
     pub(super) fn group(&self, first: usize, bytes: usize) -> (usize, usize) {
         let mut sum = 0;
         let fits = self.list[first..].iter().take_while(|piece| {

@@ -141,7 +141,7 @@ impl Shelf {
 }
 
 fn class_of(bytes: usize) -> usize {
-    assert!(bytes <= BYTES_MAX, "{bytes} bytes in one buffer");
+    assert!(bytes <= BYTES_MAX, "{bytes} bytes exceed the largest buffer");
     (bytes.next_power_of_two().trailing_zeros().max(BYTES_MIN_LOG) - BYTES_MIN_LOG) as usize
 }
 
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "in one buffer")]
+    #[should_panic(expected = "exceed the largest buffer")]
     fn what_is_longer_is_no_buffer() {
         class_of(BYTES_MAX + 1);
     }

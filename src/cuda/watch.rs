@@ -77,8 +77,9 @@ impl Watch {
         self.send(Message::Watch(Mark { event: Some(event), stream }, done));
     }
 
-    /// Does the same for a stream on which no event can be recorded now, because it is being
-    /// captured or the driver refuses.
+    /// Does the same for a stream on which no event can be recorded now.
+    ///
+    /// The stream is being captured, or the driver refuses.
     pub(super) fn watch_captured(&self, stream: DeviceStream, done: CopyDone) {
         self.send(Message::Watch(Mark { event: None, stream: Some(stream) }, done));
     }

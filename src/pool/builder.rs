@@ -231,10 +231,9 @@ impl PoolBuilder {
         self
     }
 
-    /// Sets the expected number of allocating threads: at most 65,536; by default, the CPUs of the
-    /// machine.
+    /// Sets the expected number of allocating threads, at most 65,536.
     ///
-    /// More threads may use the pool; they then share regions.
+    /// The default is the number of CPUs. More threads may use the pool; they then share regions.
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = Some(threads);
         self
@@ -365,7 +364,7 @@ impl PoolBuilder {
                 // The contents of a lost device cannot be read any more, nor can later contents.
                 if let Err(error) = zeroed.or_else(|error| if error.is_lost() { Ok(()) } else { Err(error) })
                 {
-                    panic!("{run} of this pool: {error}");
+                    panic!("zeroing {run} of this pool failed: {error}");
                 }
             })
         });

@@ -72,14 +72,14 @@ impl Pool {
         self.0.compactor.defragment(options).await
     }
 
-    /// Starts a task that compacts the pool whenever it is fragmented, on the current tokio
-    /// runtime, until the result is [stopped](Defragmenter::stop) or dropped.
+    /// Starts a background task that compacts the pool whenever it is fragmented.
+    ///
+    /// The task runs on the current tokio runtime, until the result is
+    /// [stopped](Defragmenter::stop) or dropped.
     ///
     /// # Errors
     ///
-    /// Starts a task on the current tokio runtime that compacts the pool whenever it is fragmented.
-    ///
-    /// It runs until the result is [stopped](Defragmenter::stop) or dropped.
+    /// [`DefragError::NoRuntime`], [`DefragError::NoBytes`], [`DefragError::Option`].
     pub fn start_defragmenter(&self, config: DefragConfig) -> Result<Defragmenter, DefragError> {
         Defragmenter::start(self.0.compactor.clone(), config)
     }
@@ -90,7 +90,6 @@ impl Pool {
     /// memory to the system. It waits for batches in flight and for unsealed blocks, up to
     /// [`ResizeOptions::patience`]. If blocks cannot move, the error names them, and the pool keeps
     /// its size. Allocations continue in the part that remains.
-    ///
     ///
     /// The future may be dropped at any time; the pool then keeps its size.
     ///

@@ -119,8 +119,9 @@ impl PoolHandle {
         }
     }
 
-    /// Returns the magazines to the pool, so that no free block is stranded here while the task
-    /// sleeps.
+    /// Returns the magazines to the pool.
+    ///
+    /// Call it before the task sleeps, so that no free block is stranded in them.
     pub fn flush(&self) {
         self.cache_handle.flush();
     }

@@ -193,8 +193,9 @@ impl Pool {
         self.grow_as(blocks, &mut |_| Ok(()))
     }
 
-    /// Grows like [`grow`](Self::grow), but first calls `check` with the new frames; its error
-    /// cancels the growth before anything changes.
+    /// Grows like [`grow`](Self::grow), but first calls `check` with the new frames.
+    ///
+    /// An error of `check` cancels the growth before anything changes.
     pub(super) fn grow_as(
         &self,
         blocks: usize,
@@ -218,18 +219,20 @@ impl Pool {
         self.0.blocks.trim();
     }
 
-    /// Returns the number of blocks that can be allocated without evicting: [`Stats::free`](super::Stats::free).
+    /// Returns the number of blocks that can be allocated without evicting:
+    /// [`Stats::free`](super::Stats::free).
     ///
-    /// Excludes the [reserve](super::PoolBuilder::reserve). O(threads); exact if no other thread allocates
-    /// or frees at the same time.
+    /// Excludes the [reserve](super::PoolBuilder::reserve). O(threads); exact if no other thread
+    /// allocates or frees at the same time.
     pub fn free_blocks(&self) -> usize {
         self.0.blocks.counts().free()
     }
 
-    /// Returns the number of free and evictable blocks: [`Stats::available`](super::Stats::available).
+    /// Returns the number of free and evictable blocks:
+    /// [`Stats::available`](super::Stats::available).
     ///
-    /// Excludes the [reserve](super::PoolBuilder::reserve). O(threads); exact if no other thread allocates
-    /// or frees at the same time.
+    /// Excludes the [reserve](super::PoolBuilder::reserve). O(threads); exact if no other thread
+    /// allocates or frees at the same time.
     pub fn available_blocks(&self) -> usize {
         self.0.blocks.counts().available()
     }

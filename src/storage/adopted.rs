@@ -85,8 +85,10 @@ fn checked_span(
     Ok(base..end.ok_or(too_large)?)
 }
 
-/// Returns true if the second plane's tiles, `gap` bytes behind the first's, lie between them, as
-/// in a block-first tensor or one of `[frames][2][...]`.
+/// Returns true if the second plane's tiles lie between the first's.
+///
+/// They are `gap` bytes behind the first's, as in a block-first tensor or one of
+/// `[frames][2][...]`.
 fn interleave(gap: usize, first: &Plane, second: &Plane) -> bool {
     let stride = first.frame_stride;
     let phase = gap % stride;

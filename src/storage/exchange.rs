@@ -8,8 +8,9 @@ use super::{KvLayout, Scales, Storage};
 /// Bytes per transfer, but at least one frame.
 const CHUNK_BYTES: usize = 8 << 20;
 
-/// Checks that both layouts have the same packed form, which depends neither on the arrangement nor
-/// on whether K and V are joined.
+/// Checks that both layouts have the same packed form.
+///
+/// The form depends neither on the arrangement nor on whether K and V are joined.
 pub(crate) fn check_form(from: &KvLayout, to: &KvLayout) -> Result<(), StorageError> {
     if from.packs_as(to) {
         return Ok(());

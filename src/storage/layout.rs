@@ -366,8 +366,9 @@ impl KvLayout {
         &self.scales
     }
 
-    /// Returns the number of elements of one token's K (or V, or latent vector) in one layer:
-    /// `kv_heads * head_dim`.
+    /// Returns the number of elements per token of K, V or latent vector in one layer.
+    ///
+    /// This is `kv_heads * head_dim`.
     #[inline]
     pub fn row_elements(&self) -> usize {
         self.heads * self.head_dim
@@ -403,8 +404,7 @@ impl KvLayout {
         self.scales == Scales::PerTokenHead
     }
 
-    /// Returns the bytes of one token's K (or V, or latent vector) in one layer, in a plane of this
-    /// kind.
+    /// Returns the bytes per token of K, V or latent vector in a plane of this kind.
     #[inline]
     pub(crate) fn row_bytes(&self, kind: PlaneKind) -> usize {
         match kind {

@@ -57,8 +57,9 @@ mod imp {
             self.map.len() - self.offset
         }
 
-        /// Returns the whole pages of a range of bytes, counted from the base, to the system; they
-        /// read as zeros afterwards.
+        /// Returns the whole pages of a range to the system; they read as zeros afterwards.
+        ///
+        /// The range is in bytes from the base.
         ///
         /// # Safety
         /// No other thread reads or writes these bytes meanwhile.

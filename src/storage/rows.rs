@@ -6,8 +6,7 @@ use crate::error::StorageError;
 use super::elements::Elements;
 use super::layout::{KvLayout, KvPlanes, Scales};
 
-/// Checks K and V of `slots` tokens in `layer`: the layer exists, the types match or can be
-/// converted, and the lengths are right.
+/// Checks K and V of `slots` tokens: the layer exists, types match or convert, lengths fit.
 pub(crate) fn check_rows(
     layout: &KvLayout,
     layer: usize,

@@ -73,8 +73,9 @@ unsafe impl Send for Tiles {}
 unsafe impl Sync for Tiles {}
 
 impl Tiles {
-    /// Builds the tiles from the planes' addresses, in the layout's order, for at most `frames_max`
-    /// frames.
+    /// Builds the tiles from the planes' addresses, in the layout's order.
+    ///
+    /// `frames_max` is the maximum number of frames.
     ///
     /// Planes are joined only if their tiles interleave, so that the memory between the first
     /// plane's tiles contains the second's, and both belong to one allocation. With a single frame
@@ -300,8 +301,7 @@ impl Tiles {
         }
     }
 
-    /// Calls `f` with the pieces of memory in the order of the packed form: frame by frame, plane
-    /// by plane.
+    /// Calls `f` with the pieces of memory in packed order: frame by frame, plane by plane.
     fn each_packed(&self, runs: &[Run], mut f: impl FnMut(*mut u8, usize)) {
         // Frames with a single extent are already in packed order.
         if let [extent] = &*self.extents {
@@ -323,8 +323,9 @@ fn halves(layout: &KvLayout) -> usize {
     if layout.parts() == KvPlanes::Latent { 1 } else { 2 }
 }
 
-/// Calls `f` with the contiguous pieces of `frames` consecutive frames of an extent: offset from
-/// the first, and bytes.
+/// Calls `f` with the contiguous pieces of consecutive frames of an extent.
+///
+/// The arguments are the offset from the first frame, and the size in bytes.
 #[inline]
 fn each_piece(extent: &Tile, frames: usize, mut f: impl FnMut(usize, usize)) {
     if extent.bytes == extent.frame_stride {
@@ -356,8 +357,9 @@ fn rows_of(slots: &[i64], block_tokens: usize) -> impl Iterator<Item = Rows> {
     })
 }
 
-/// Splits a list of moves into groups of consecutive frames that go to consecutive frames; returns
-/// the first move and the length of each.
+/// Splits a list of moves into runs of frames that move together.
+///
+/// Returns the first move and the length of each run.
 fn joined_moves(moves: &[FrameMove]) -> impl Iterator<Item = (FrameMove, usize)> {
     moves
         .chunk_by(|a, b| a.src.0 + 1 == b.src.0 && a.dst.0 + 1 == b.dst.0)

@@ -70,8 +70,9 @@ impl Gather {
         rows * columns * self.layout.packed_bytes()
     }
 
-    /// Enqueues a kernel that packs the blocks in the first rows of a table, including the padding,
-    /// to device memory.
+    /// Enqueues a kernel that packs the blocks in the first rows of a table to device memory.
+    ///
+    /// The padding of the rows is packed, too.
     ///
     /// # Safety
     /// The stream lives; until the kernel is complete, the pieces are at `pieces`, and the memory

@@ -299,7 +299,7 @@ impl Lane {
     pub fn check(&mut self) -> Result<bool, Wrong> {
         let mut any = false;
         while self.flights.front().map_or(Ok(false), |flight| flight.mark.is_reached())? {
-            let mut flight = self.flights.pop_front().expect("looked at");
+            let mut flight = self.flights.pop_front().expect("a flight is in front");
             let wrong = self.compare(&mut flight);
             self.buffers.give_back(flight.buffer);
             wrong?;

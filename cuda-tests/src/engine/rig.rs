@@ -79,8 +79,8 @@ impl Rig {
 
     /// Returns the pool's storage.
     pub fn storage(&self) -> &CudaStorage {
-        let storage: &Arc<dyn Storage> = self.pool.storage().expect("built with one");
-        storage.as_any().downcast_ref().expect("built with this one")
+        let storage: &Arc<dyn Storage> = self.pool.storage().expect("the pool has storage");
+        storage.as_any().downcast_ref().expect("the storage is on CUDA")
     }
 
     /// Creates a stream for the engine.
@@ -93,7 +93,7 @@ impl Rig {
         let told = move |_| {
             let _ = tell.send(());
         };
-        self.pool.storage().expect("built with one").after(&self.probe, Box::new(told));
+        self.pool.storage().expect("the pool has storage").after(&self.probe, Box::new(told));
     }
 
     /// On a paused machine: returns when the watcher has notified the waiters of all events
@@ -108,7 +108,7 @@ impl Rig {
         // Up to the one before the last: requests made before the probe was stepped are answered.
         let probed = self.probed.lock().expect("no thread panicked here");
         for _ in 0..2 {
-            probed.recv_timeout(Duration::from_secs(20)).expect("the watcher looks at its marks");
+            probed.recv_timeout(Duration::from_secs(20)).expect("the watcher queries its events");
         }
     }
 }

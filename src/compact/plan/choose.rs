@@ -93,8 +93,10 @@ fn region(index: u32, order: Order) -> Run {
     Run { start: FrameId(index << order.0), len: order.frames() as u32 }
 }
 
-/// Sorts regions of equal price, best first: those whose borders no run of a sequence crosses, and
-/// among them those whose unit lacks the fewest regions to be free.
+/// Sorts regions of equal price, best first.
+///
+/// The best are those whose borders no run of a sequence crosses, and among them those whose unit
+/// lacks the fewest regions to be free.
 fn ties(map: &Map<'_>, order: Order, prices: &[u32], is_chosen: &[bool], equals: Vec<u32>) -> Vec<u32> {
     /// A unit that stays in use in any case ranks behind one that lacks this many regions.
     const LACKING_MAX: usize = 15;

@@ -9,8 +9,9 @@ use crate::ids::Order;
 
 use super::map::{self, Map};
 
-/// Returns the free frames outside of `region` that the plan may fill: at least `needed`, if there
-/// are as many.
+/// Returns the free frames outside of `region` that the plan may fill.
+///
+/// These are at least `needed`, if there are as many.
 pub(super) fn open(map: &Map<'_>, order: Order, region: &[u64], needed: usize) -> Vec<u64> {
     let run_len = order.frames() as u32;
     let regions = (map.len() as u32).div_ceil(run_len);

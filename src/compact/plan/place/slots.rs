@@ -40,9 +40,11 @@ pub(super) struct Slots {
 }
 
 impl Slots {
-    /// Returns the slots, and the indices of the moves without one: their blocks have no sequence,
-    /// or a place that another block occupies in a torn snapshot, or belong to sequences with so
-    /// many gaps that their slots would outnumber the pool's frames.
+    /// Returns the slots, and the indices of the moves without a slot.
+    ///
+    /// The blocks of these moves have no sequence, or a place that another block occupies in a torn
+    /// snapshot, or belong to sequences with so many gaps that their slots would outnumber the
+    /// pool's frames.
     pub(super) fn of(map: &Map<'_>, keys: &[u64]) -> (Self, Vec<u32>) {
         let empty = Extent { first: u32::MAX, last: 0, base: 0, len: 0 };
         let mut extents = vec![empty; map.snapshot.sequences().len()];
