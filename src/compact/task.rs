@@ -6,7 +6,7 @@
 //!                    fragmented beyond `threshold`?  a run; while runs gain nothing, only at
 //!                    every 2nd, 4th ... such check
 //! stop:              the current wave ends, no other begins, the totals are returned; also when
-//!                    pool is dropped
+//!                    the pool is dropped
 //! ```
 //!
 //! Changes are detected by a counter that the bitmaps keep, and by the clock's word. Events that

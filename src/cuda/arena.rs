@@ -4,7 +4,7 @@
 //! ```text
 //! addresses   | region of plane 0          | region of plane 1          | ...   layer-first
 //!             | one region: block after block                           |       block-first
-//! in a region | chunk 0 | chunk 1 | chunk 2 |  not mapped from here on  |
+//! in a region | chunk 0 | chunk 1 | chunk 2 | not mapped from here on   |
 //! ```
 //!
 //! A *chunk* holds one region's part of a segment's frames, rounded up to whole granules, the
