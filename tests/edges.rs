@@ -141,7 +141,6 @@ fn no_handle_changes_an_owned_block() {
     assert!(lease.reopen(1) && !pool.info(lease.handles().nth(1).unwrap()).unwrap().sealed);
     lease.seal(..);
     lease.truncate(2);
-    lease.free_first(1);
     let fork = sequence.fork(SequenceId(2)).unwrap();
     drop((sequence, fork, lease));
     assert_eq!(pool.audit().unwrap().references, 0);

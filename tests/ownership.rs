@@ -48,7 +48,6 @@ enum Operation {
     Release(Pick, bool),
     Forget(Pick),
     Truncate(Pick, Pick),
-    FreeFirst(Pick, Pick),
     SplitOff(Pick, Pick),
     SealLease(Pick, Pick),
     ReopenLease(Pick, Pick),
@@ -97,7 +96,6 @@ fn operations() -> impl Strategy<Value = Operation> {
         2 => (pick(), any::<bool>()).prop_map(|(lease, pool)| Operation::Release(lease, pool)),
         1 => pick().prop_map(Operation::Forget),
         2 => (pick(), pick()).prop_map(|(lease, keep)| Operation::Truncate(lease, keep)),
-        2 => (pick(), pick()).prop_map(|(lease, count)| Operation::FreeFirst(lease, count)),
         2 => (pick(), pick()).prop_map(|(lease, at)| Operation::SplitOff(lease, at)),
         3 => (pick(), pick()).prop_map(|(lease, place)| Operation::SealLease(lease, place)),
         2 => (pick(), pick()).prop_map(|(lease, place)| Operation::ReopenLease(lease, place)),
@@ -238,11 +236,6 @@ impl World {
             Operation::Truncate(pick, keep) => {
                 self.shrink_lease(pick, |lease| {
                     lease.truncate(keep.index(lease.blocks().len() + 1).unwrap())
-                });
-            }
-            Operation::FreeFirst(pick, count) => {
-                self.shrink_lease(pick, |lease| {
-                    lease.free_first(count.index(lease.blocks().len() + 2).unwrap())
                 });
             }
             Operation::SplitOff(pick, place) => {

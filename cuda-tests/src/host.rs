@@ -1,24 +1,25 @@
-//! The kernels as functions of the host: by name, with the same struct that a launch on a device takes.
+//! The kernels as host functions: by name, with the same parameter struct as for a launch on a
+//! device.
 //!
-//! A CTA runs on the calling thread. [`Order`] says in which order a launch's CTAs and a
-//! CTA's threads run.
+//! CTAs run on the calling thread. [`Order`] determines the order of a launch's CTAs and of a CTA's
+//! threads.
 
 use std::ffi::{CString, c_char, c_uint, c_void};
 
 use kvpool::cuda::params::THREADS;
 use kvpool::dtype::Dtype;
 
-/// In which order a launch's CTAs run, and a CTA's threads.
+/// Order of a launch's CTAs, and of a CTA's threads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Order(c_uint);
 
 impl Order {
-    /// As they are numbered.
+    /// In numerical order.
     pub const ASCENDING: Self = Self(0);
-    /// The last CTA and the last thread first.
+    /// In reverse order, for CTAs and for threads.
     pub const DESCENDING: Self = Self(3);
 
-    /// CTAs shuffled by `seed`; threads descending for odd ones.
+    /// CTAs shuffled by `seed`; threads in reverse order for odd seeds.
     #[must_use]
     pub fn shuffled(seed: u32) -> Self {
         Self((seed & 0xFF_FFFF) << 3 | 4 | (seed & 1))
@@ -44,25 +45,25 @@ unsafe extern "C" {
 /// Runs a kernel on `ctas` CTAs.
 ///
 /// # Panics
-/// If there is no kernel of this name, or it takes another struct's size.
+/// If no kernel has this name, or its parameter struct has another size.
 ///
 /// # Safety
-/// What [`kvpool::cuda::params`] demands of a launch; addresses are of this process.
+/// The requirements of [`kvpool::cuda::params`] on a launch; addresses are those of this process.
 pub unsafe fn launch<P: Copy>(kernel: &str, ctas: u32, mut params: P, order: Order) {
-    let name = CString::new(kernel).expect("a name without zeros");
-    // SAFETY: a string that ends in a zero.
+    let name = CString::new(kernel).expect("the name contains no NUL");
+    // SAFETY: a NUL-terminated string.
     let found = unsafe { kvp_host_find(name.as_ptr()) };
-    assert!(!found.is_null(), "no kernel of the name {kernel}");
+    assert!(!found.is_null(), "no kernel is named {kernel}");
     // SAFETY: found above.
     let bytes = unsafe { kvp_host_parameter_bytes(found) } as usize;
-    assert_eq!(bytes, size_of::<P>(), "the struct of {kernel}");
+    assert_eq!(bytes, size_of::<P>(), "size of the parameters of {kernel}");
     let mut arguments = [(&raw mut params).cast::<c_void>()];
-    // SAFETY: the one struct that the kernel takes; the caller vouches for what it says.
+    // SAFETY: the one struct that the kernel takes; its contents are the caller's promise.
     let code = unsafe { kvp_host_launch(name.as_ptr(), ctas, THREADS, arguments.as_mut_ptr(), order.0) };
     assert_eq!(code, 0, "launch of {kernel}");
 }
 
-/// The name of a quantised dtype in kernels' names, and its number.
+/// Returns the name of a quantised dtype in kernel names, and its number.
 fn code(dtype: Dtype) -> (&'static str, c_uint) {
     match dtype {
         Dtype::Fp8E4M3 => ("e4m3", 0),
@@ -81,19 +82,19 @@ fn row(dtype: Dtype) -> (&'static str, c_uint) {
     }
 }
 
-/// The kernel that turns rows of `rows` into codes of `codes`.
+/// Returns the name of the kernel that converts rows of type `rows` to codes of type `codes`.
 #[must_use]
 pub fn quantise_name(codes: Dtype, rows: Dtype) -> String {
     format!("kvp_quantise_{}_{}", code(codes).0, row(rows).0)
 }
 
-/// The kernel for the way back.
+/// Returns the name of the kernel for the reverse conversion.
 #[must_use]
 pub fn dequantise_name(codes: Dtype, rows: Dtype) -> String {
     format!("kvp_dequantise_{}_{}", code(codes).0, row(rows).0)
 }
 
-/// The codes of values, as the kernels' software makes them.
+/// Returns the codes of values, by the kernels' software conversion.
 #[must_use]
 pub fn encode(dtype: Dtype, values: &[f32]) -> Vec<u8> {
     let mut codes = vec![0; values.len()];
@@ -102,7 +103,7 @@ pub fn encode(dtype: Dtype, values: &[f32]) -> Vec<u8> {
     codes
 }
 
-/// The values of codes.
+/// Returns the values of codes.
 #[must_use]
 pub fn decode(dtype: Dtype, codes: &[u8]) -> Vec<f32> {
     let mut values = vec![0.0; codes.len()];
@@ -111,20 +112,20 @@ pub fn decode(dtype: Dtype, codes: &[u8]) -> Vec<f32> {
     values
 }
 
-/// f16 or bf16 as f32.
+/// Converts f16 or bf16 to f32.
 #[must_use]
 pub fn widen(dtype: Dtype, bits: &[u16]) -> Vec<f32> {
-    assert!(row(dtype).1 < 2, "{dtype} is not of 16 bits");
+    assert!(row(dtype).1 < 2, "{dtype} does not have 16 bits");
     let mut values = vec![0.0; bits.len()];
     // SAFETY: as many values as elements.
     unsafe { kvp_host_widen(row(dtype).1, bits.as_ptr(), values.as_mut_ptr(), bits.len()) };
     values
 }
 
-/// f32 as f16 or bf16.
+/// Converts f32 to f16 or bf16.
 #[must_use]
 pub fn narrow(dtype: Dtype, values: &[f32]) -> Vec<u16> {
-    assert!(row(dtype).1 < 2, "{dtype} is not of 16 bits");
+    assert!(row(dtype).1 < 2, "{dtype} does not have 16 bits");
     let mut bits = vec![0; values.len()];
     // SAFETY: as many elements as values.
     unsafe { kvp_host_narrow(row(dtype).1, values.as_ptr(), bits.as_mut_ptr(), values.len()) };

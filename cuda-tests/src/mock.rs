@@ -1,50 +1,54 @@
-//! The mock driver from Rust: loading it in libcuda's place, and what tests say to it beside CUDA's own calls.
+//! The Rust side of the mock driver: loads it in place of libcuda, and controls it.
 //!
 //! ```text
-//! session() ── loads the library ── cudarc's search for "libcuda.so" finds it loaded already, by its soname
+//! session() ── loads the library ── cudarc's search for "libcuda.so" finds it by its soname
 //!     │
-//!     └─ Session: this process's turn with the one machine; back to the defaults at its end
+//!     └─ Session: exclusive use of the one machine; dropping it restores the defaults
 //! ```
 //!
 //! Invariants:
-//! * the library is loaded before cudarc or kvpool's probe looks for a driver: a test's first line is `session()`;
-//! * one [`Session`] at a time: tests of one process take turns, as the machine is one;
-//! * a schedule repeats by its seed where the machine is paused, one thread makes all calls, and [`Session::step`] drives.
-//!   With the mock's worker running the operating system has a say: a seed then makes a schedule likely, not sure.
+//! * the library is loaded before cudarc or kvpool's probe searches for a driver: a test's first
+//!   line is `session()`;
+//! * there is one [`Session`] at a time, because there is one machine: tests of one process take
+//!   turns;
+//! * a schedule is determined by its seed if the machine is paused, one thread makes all calls, and
+//!   [`Session::step`] drives. With the mock's worker running, the operating system has an
+//!   influence: a seed then makes a schedule likely, not certain.
 
 use std::ffi::{CString, c_char, c_int, c_long, c_uint, c_void};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use libloading::Library;
 
-/// Devices that the mock can have; it has [`DEVICES`] unless told otherwise.
+/// Maximum number of devices of the mock; the default is [`DEVICES`].
 pub const DEVICES_MAX: usize = 8;
-/// Devices that a session begins with.
+/// Number of devices at the start of a session.
 pub const DEVICES: usize = 2;
-/// Memory of each, in bytes.
+/// Memory of each device in bytes.
 pub const CAPACITY: usize = 4 << 30;
 
-/// Whose turn it is (`mock/schedule.cpp` has the table).
+/// Scheduling policy (see the table in `mock/schedule.cpp`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Style {
     /// In the order of enqueueing, each operation to its end.
     Fifo,
-    /// Any stream that can go on.
+    /// Any stream that can proceed.
     Random,
-    /// Nobody, until somebody waits; then only what this one needs.
+    /// Nothing until a thread waits; then only the operations that it waits for.
     Lazy,
-    /// Any but one stream, given by its handle (`CUstream`) as a number, which goes when nothing else can.
+    /// Any stream except this one, given by its handle (`CUstream`) as a number, which runs when no
+    /// other can.
     Starve(usize),
-    /// Any but the streams of the lowest priority.
+    /// Any stream except those of the lowest priority.
     Lowest,
-    /// Streams have random ranks; the highest runs, and falls now and then.
+    /// Streams have random ranks; the highest runs, and drops in rank now and then.
     Ranks,
 }
 
-/// What the mock counts while it lives.
+/// Kinds of objects that the mock counts while they live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Streams that were created.
+    /// Streams.
     Stream,
     /// Events.
     Event,
@@ -58,15 +62,15 @@ pub enum Kind {
     DeviceMemory,
     /// Allocations of pinned host memory.
     HostMemory,
-    /// Registered stretches of host memory.
+    /// Registered ranges of host memory.
     Registered,
-    /// Reservations of addresses.
+    /// Address reservations.
     Reservation,
     /// Handles of physical memory.
     Physical,
-    /// Mappings of those.
+    /// Mappings of physical memory.
     Mapping,
-    /// Primary contexts that are retained.
+    /// Retained primary contexts.
     Context,
 }
 
@@ -86,7 +90,7 @@ pub const KINDS: [Kind; 12] = [
     Kind::Context,
 ];
 
-/// How many of each kind live, in the order of [`KINDS`].
+/// Number of live objects of each kind, in the order of [`KINDS`].
 pub type Live = [i64; KINDS.len()];
 
 fn library() -> &'static Library {
@@ -95,22 +99,24 @@ fn library() -> &'static Library {
         let path = env!("KVPOOL_MOCK_CUDA");
         // SAFETY: its initialisers only fill its own tables.
         unsafe { Library::new(path) }
-            .unwrap_or_else(|error| panic!("the mock driver {path} does not load: {error}"))
+            .unwrap_or_else(|error| panic!("loading the mock driver {path} failed: {error}"))
     })
 }
 
 fn control<F: Copy>(name: &str) -> F {
-    // SAFETY: the callers below name each function with the type that control.cpp gives it.
+    // SAFETY: the callers below use the type of each function in control.cpp.
     *unsafe { library().get::<F>(name.as_bytes()) }
-        .unwrap_or_else(|error| panic!("the mock has no {name}: {error}"))
+        .unwrap_or_else(|error| panic!("the mock has no function {name}: {error}"))
 }
 
-/// A turn with the machine.
+/// Exclusive use of the machine.
 pub struct Session {
     _turn: MutexGuard<'static, ()>,
 }
 
-/// Waits for a turn with the machine, which has its defaults then: two devices that have not failed, a random schedule.
+/// Waits for exclusive use of the machine, in its default state.
+///
+/// The default is two devices that have not failed, and a random schedule.
 pub fn session() -> Session {
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -125,13 +131,14 @@ impl Drop for Session {
     }
 }
 
-/// Methods that hand their arguments to the control function of the same name.
+/// Defines methods that pass their arguments to the control function of the same name.
 macro_rules! controls {
     ($($(#[$doc:meta])* $name:ident = $symbol:literal ($($arg:ident: $type:ty),*) $(-> $back:ty)?;)*) => {$(
         $(#[$doc])*
         pub fn $name(&self, $($arg: $type),*) $(-> $back)? {
             let call: unsafe extern "C" fn($($type),*) $(-> $back)? = control($symbol);
-            // SAFETY: control.cpp has this signature; it checks what it is given, and aborts where that is wrong.
+            // SAFETY: control.cpp has this signature; it checks its arguments, and aborts if they
+            // are invalid.
             unsafe { call($($arg),*) }
         }
     )*};
@@ -139,47 +146,53 @@ macro_rules! controls {
 
 impl Session {
     controls! {
-        /// Sets the seed of all that is random, and begins the trace anew.
+        /// Sets the seed of all random choices, and restarts the trace.
         seed = "kvp_mock_seed" (seed: u64);
-        /// Stops the device: nothing runs but by [`step`](Self::step). Who waits meanwhile hangs, for 30 seconds at most.
+        /// Pauses the device: only [`step`](Self::step) runs operations. A thread that waits
+        /// meanwhile hangs, for at most 30 seconds.
         pause = "kvp_mock_pause" ();
         /// Lets the device run again.
         resume = "kvp_mock_resume" ();
-        /// Runs up to `steps` steps (one CTA, one piece of a copy); host functions that they start have returned then.
-        /// Returns the steps done: fewer where nothing more can run.
+        /// Runs up to `steps` steps (a step is one CTA, or one piece of a copy), and the host
+        /// functions that they start. Returns the number of steps run, which is lower if no further
+        /// operation can run.
         step = "kvp_mock_step" (steps: u64) -> u64;
-        /// The same for one stream, by its handle, whose turn it is whatever the style.
+        /// Runs steps of one stream, given by its handle, regardless of the policy.
         step_stream = "kvp_mock_step_stream" (stream: usize, steps: u64) -> u64;
-        /// The device fails with this code of CUDA's, for good; code 0 revives it, without what was pending.
+        /// Makes the device fail with this CUDA error code; code 0 revives it, without its pending
+        /// operations.
         fail = "kvp_mock_fail" (device: c_int, code: c_int);
-        /// The driver's version, as CUDA writes it: 12080 for 12.8.
+        /// Sets the driver's version, in CUDA's encoding: 12080 for 12.8.
         set_version = "kvp_mock_set_version" (version: c_int);
-        /// The number of devices, [`DEVICES_MAX`] at most; with 0 `cuInit` finds none.
+        /// Sets the number of devices, at most [`DEVICES_MAX`]; with 0, `cuInit` finds none.
         set_devices = "kvp_mock_set_devices" (count: c_int);
-        /// The device's compute capability.
+        /// Sets the device's compute capability.
         set_capability = "kvp_mock_set_capability" (device: c_int, major: c_int, minor: c_int);
-        /// The device's memory, in bytes.
+        /// Sets the device's memory in bytes.
         set_capacity = "kvp_mock_set_capacity" (device: c_int, bytes: usize);
-        /// Whether the device has virtual memory management: 0 or 1.
+        /// Sets whether the device has virtual memory management: 0 or 1.
         set_virtual_memory = "kvp_mock_set_virtual_memory" (device: c_int, supported: c_int);
-        /// Whether the device has memory pools (and so stream-ordered allocation): 0 or 1.
+        /// Sets whether the device has memory pools, and with them stream-ordered allocation: 0 or
+        /// 1.
         set_pools = "kvp_mock_set_pools" (device: c_int, supported: c_int);
-        /// Bytes of the device's memory that are taken.
+        /// Returns the used memory of the device in bytes.
         used = "kvp_mock_used" (device: c_int) -> usize;
-        /// Operations that wait in all streams.
+        /// Returns the number of pending operations in all streams.
         pending = "kvp_mock_pending" () -> u64;
-        /// A hash over whose turn it was since the seed: equal for equal schedules.
+        /// Returns a hash of the scheduling decisions since the seed was set: equal for equal
+        /// schedules.
         trace = "kvp_mock_trace" () -> u64;
     }
 
-    /// The priority with which a stream was created, by its handle (`CUstream`) as a number: the mock aborts where that is no stream's.
+    /// Returns the priority with which a stream was created, given by its handle (`CUstream`) as a
+    /// number. The mock aborts if it is not a stream's handle.
     pub fn priority(&self, stream: usize) -> c_int {
         let call: unsafe extern "C" fn(*mut c_void) -> c_int = control("kvp_mock_priority");
         // SAFETY: as in `controls!`; the handle is only looked up.
         unsafe { call(stream as *mut c_void) }
     }
 
-    /// Sets whose turn it is.
+    /// Sets the scheduling policy.
     pub fn style(&self, style: Style) {
         let (number, victim) = match style {
             Style::Fifo => (0, std::ptr::null_mut()),
@@ -194,15 +207,16 @@ impl Session {
         unsafe { call(number, victim) }
     }
 
-    /// The call of `function` (as `cuMemAlloc_v2`) after `skip` more of them returns `code`, and does nothing.
+    /// Makes the call of `function` (such as `cuMemAlloc_v2`) after `skip` further ones return
+    /// `code` without effect.
     pub fn fail_call(&self, function: &str, skip: u32, code: c_int) {
         let name = CString::new(function).expect("a function's name");
         let call: unsafe extern "C" fn(*const c_char, c_uint, c_int) = control("kvp_mock_fail_call");
-        // SAFETY: as in `controls!`; the name lives through the call, which copies it.
+        // SAFETY: as in `controls!`; the name lives during the call, which copies it.
         unsafe { call(name.as_ptr(), skip, code) }
     }
 
-    /// How often a function was called since the process began.
+    /// Returns the number of calls of a function since the process began.
     pub fn calls(&self, function: &str) -> u64 {
         let name = CString::new(function).expect("a function's name");
         let call: unsafe extern "C" fn(*const c_char) -> u64 = control("kvp_mock_calls");
@@ -210,23 +224,23 @@ impl Session {
         unsafe { call(name.as_ptr()) }
     }
 
-    /// Operations enqueued, and steps done, since the process began.
+    /// Returns the number of enqueued operations and of steps since the process began.
     pub fn stats(&self) -> (u64, u64) {
         let (mut enqueued, mut steps) = (0, 0);
         let call: unsafe extern "C" fn(*mut u64, *mut u64) = control("kvp_mock_stats");
-        // SAFETY: as in `controls!`; both places are this frame's.
+        // SAFETY: as in `controls!`; both pointers are to local variables.
         unsafe { call(&mut enqueued, &mut steps) };
         (enqueued, steps)
     }
 
-    /// How many of each kind live.
+    /// Returns the number of live objects of each kind.
     pub fn live(&self) -> Live {
         let call: unsafe extern "C" fn(c_int) -> c_long = control("kvp_mock_live");
         // SAFETY: as in `controls!`.
         KINDS.map(|kind| unsafe { call(kind as c_int) })
     }
 
-    /// Panics with a list where more lives than at `before`: somebody leaked.
+    /// Panics with a list of leaked objects if more are alive than at `before`.
     pub fn assert_no_leaks(&self, before: &Live) {
         let now = self.live();
         let leaked: Vec<_> = KINDS
@@ -253,22 +267,24 @@ impl Session {
     }
 
     controls! {
-        /// Takes back every failure that [`fail_call`](Self::fail_call) has asked for and that has not come yet.
+        /// Cancels all pending failures requested with [`fail_call`](Self::fail_call).
         forget_injected = "kvp_mock_forget_injected" ();
     }
 }
 
-/// Runs `body` with seeds 0 to `count`, or with the one that `KVPOOL_SEED` names. A panic tells which seed it was.
+/// Runs `body` with the seeds from 0 to `count`, or with the seed in `KVPOOL_SEED`. A panic reports
+/// the seed.
 pub fn for_each_seed(session: &Session, count: u64, mut body: impl FnMut(u64)) {
     struct Tell(u64);
     impl Drop for Tell {
         fn drop(&mut self) {
             if std::thread::panicking() {
-                eprintln!("the seed was {0}: KVPOOL_SEED={0} runs it alone", self.0);
+                eprintln!("failed with seed {0}; KVPOOL_SEED={0} runs only this seed", self.0);
             }
         }
     }
-    let wanted = std::env::var("KVPOOL_SEED").ok().map(|seed| seed.parse().expect("KVPOOL_SEED is a number"));
+    let wanted =
+        std::env::var("KVPOOL_SEED").ok().map(|seed| seed.parse().expect("KVPOOL_SEED must be a number"));
     let seeds = wanted.map_or(0..count, |seed: u64| seed..seed + 1);
     for seed in seeds {
         let _tell = Tell(seed);

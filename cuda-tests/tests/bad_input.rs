@@ -144,7 +144,6 @@ fn no_frame_is_reached_that_is_not_there() {
             storage.copy_then(&[beyond], Box::new(move |outcome| assert_eq!(outcome, Err(out))));
             let out = StorageError::RunOutOfRange { index: 0, run, frames };
             assert_eq!(storage.zero(&[run]), Err(out.clone()));
-            assert_eq!(storage.discard(&[run]), Err(out.clone()));
             assert_eq!(storage.pack(&[run], &mut packed), Err(out.clone()));
             assert_eq!(storage.unpack(&[run], &packed), Err(out));
         }

@@ -1,4 +1,5 @@
-//! How fast the pool's kernels move bytes, beside the best linear copy on this device.
+//! Measures the throughput of the pool's kernels that move bytes, relative to the best linear copy
+//! on this device.
 
 use std::sync::Arc;
 
@@ -13,12 +14,13 @@ use crate::Options;
 use crate::gpu::{Buffer, Gpu, Outcome, ProbeParams, launch, layer_first};
 use crate::report::Section;
 
-/// The best linear copy of the device: bytes read and written a second, in GB.
+/// Baseline: the best linear copy of the device, bytes read and written, in GB/s.
 const LINEAR: &str = "best linear copy";
-/// The best linear write.
+/// Baseline: the driver's linear write.
 const MEMSET: &str = "driver's memset";
 
-/// Planes, tiles and frames of what is measured: Qwen2.5-7B in bf16, 16 tokens a block, unless it must be quick.
+/// Planes, tiles and frames of the measurement: Qwen2.5-7B in bf16 with 16 tokens per block, unless
+/// the run is quick.
 struct Shape {
     planes: usize,
     tile_bytes: u32,
@@ -46,7 +48,7 @@ impl Shape {
     }
 }
 
-/// GB a second.
+/// Returns a rate in GB/s.
 fn rate(bytes: usize, milliseconds: f64) -> f64 {
     bytes as f64 / 1e6 / milliseconds
 }
@@ -56,14 +58,14 @@ struct Bench<'a> {
     shape: Shape,
     stream: Arc<CudaStream>,
     arena: Buffer,
-    /// GB a second, read and written.
+    /// The best linear copy in GB/s, read and written.
     linear: f64,
 }
 
 /// Measures all kernels that move bytes on the device.
 ///
 /// # Errors
-/// What the device refused.
+/// An error of the device.
 pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
     let shape = Shape::new(options);
     let (stream, _) = gpu.stream()?;
@@ -105,7 +107,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Sources and destinations all over the arena, none twice.
+    /// Returns moves whose sources and destinations are scattered over the arena, and distinct.
     fn moves(&self) -> Vec<Move> {
         let mut frames: Vec<u32> = (0..self.shape.frames as u32).collect();
         let mut rng = Rng(77);
@@ -140,7 +142,8 @@ impl Bench<'_> {
             let mut best: f64 = f64::INFINITY;
             for grid in [8, 16, 32, 64, sms, 2 * sms, 4 * sms, 8 * sms, 16 * sms] {
                 let time = gpu.time(stream, shape.times, || {
-                    // SAFETY: pieces, moves and arena are kept until the stream was waited for.
+                    // SAFETY: pieces, moves and arena are kept until the stream has been waited
+                    // for.
                     unsafe { launch(stream, &kernel, grid, &params) }
                 })?;
                 best = best.min(time);
@@ -173,7 +176,7 @@ impl Bench<'_> {
         for (name, what) in [("kvp_pack", "pack"), ("kvp_unpack", "unpack")] {
             let kernel = gpu.kernel(name)?;
             let time = gpu.time(stream, shape.times, || {
-                // SAFETY: all of it is kept until the stream was waited for.
+                // SAFETY: all buffers are kept until the stream has been waited for.
                 unsafe { launch(stream, &kernel, 8 * gpu.multiprocessors, &params) }
             })?;
             let got = rate(2 * count * shape.block_bytes(), time);
@@ -203,14 +206,16 @@ impl Bench<'_> {
             reserved: 0,
         };
         let time = gpu.time(stream, shape.times, || {
-            // SAFETY: all of it is kept until the stream was waited for.
+            // SAFETY: all buffers are kept until the stream has been waited for.
             unsafe { launch(stream, &kernel, 8 * gpu.multiprocessors, &params) }
         })?;
         section.ratio("zero", rate(bytes, time), "GB/s written", driver / time, MEMSET);
         Ok(())
     }
 
-    /// Rows of one layer, to slots all over it: 4 heads of 128 elements in bf16, kept as they are or as codes.
+    /// Measures stores and loads of rows of one layer, in scattered slots.
+    ///
+    /// The rows have 4 heads of 128 elements in bf16, and are stored unconverted or as codes.
     fn stores(&self, section: &mut Section) -> Outcome<()> {
         const HEADS: u32 = 4;
         const HEAD_DIM: u32 = 128;
@@ -228,7 +233,7 @@ impl Bench<'_> {
         let lane = |index| Lane { base: plane(index), frame_stride: u64::from(shape.tile_bytes) };
         let slots = gpu.upload(&slots)?;
         let (k, v) = (gpu.buffer(tokens * row_in as usize)?, gpu.buffer(tokens * row_in as usize)?);
-        // Numbers of ordinary size.
+        // Byte pattern of ordinary numbers.
         k.fill(stream, 0x3E)?;
         v.fill(stream, 0x3E)?;
         let scales = gpu.upload(&vec![0.01f32; HEADS as usize])?;
@@ -249,7 +254,8 @@ impl Bench<'_> {
         for (name, what) in [("kvp_store", "store, bf16"), ("kvp_load", "load, bf16")] {
             let kernel = gpu.kernel(name)?;
             let time = gpu.time(stream, shape.times, || {
-                // SAFETY: all of it is kept until the stream was waited for; slots are unique.
+                // SAFETY: all buffers are kept until the stream has been waited for; slots are
+                // unique.
                 unsafe { launch(stream, &kernel, grid, &rows(row_in)) }
             })?;
             let got = rate(4 * tokens * row_in as usize, time);

@@ -1,4 +1,4 @@
-//! The device that is measured: streams, memory, kernels and a stopwatch, beside the pool's own use of it.
+//! The measured device: streams, memory, kernels and a stopwatch, beside the pool's own use of it.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -21,19 +21,19 @@ const KERNELS_90: &str = include_str!("../../kernels/ptx/kvpool.sm90.ptx");
 const PROBES_80: &str = include_str!("../../kernels/ptx/probes.sm80.ptx");
 const PROBES_90: &str = include_str!("../../kernels/ptx/probes.sm90.ptx");
 
-/// What goes wrong here, in words: there is nothing to be done about it but to say so.
+/// Result of a measurement. Errors are only reported as text.
 pub type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
-/// As long as this the host's own time counts for nothing.
+/// Work of this length makes the host's own time negligible.
 const LONG: Duration = Duration::from_millis(2);
 
-/// The device.
+/// The measured device.
 pub struct Gpu {
-    /// As the pool has it.
+    /// The device as opened by the pool.
     pub device: Device,
-    /// Its primary context, the same that the pool uses.
+    /// Its primary context, which the pool uses, too.
     pub context: Arc<CudaContext>,
-    /// Multiprocessors.
+    /// Number of multiprocessors.
     pub multiprocessors: u32,
     ordinal: u16,
     kernels: Arc<CudaModule>,
@@ -47,7 +47,7 @@ pub struct Buffer {
     context: Arc<CudaContext>,
 }
 
-/// What the probes take, as in `kernels/probes.cu`.
+/// Parameters of the probes, as in `kernels/probes.cu`.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct ProbeParams {
@@ -55,24 +55,24 @@ pub struct ProbeParams {
     pub from: u64,
     /// Address to write.
     pub to: u64,
-    /// Vectors of 16 bytes.
+    /// Number of vectors of 16 bytes.
     pub vectors: u64,
-    /// How often.
+    /// Number of repetitions.
     pub rounds: u32,
-    /// 0.
+    /// Zero.
     pub reserved: u32,
 }
 
 const _: () = assert!(size_of::<ProbeParams>() == 32);
 
-// SAFETY: of C's layout, without references, and the same on the device.
+// SAFETY: C layout without references, identical on the device.
 unsafe impl DeviceRepr for ProbeParams {}
 
 impl Gpu {
-    /// Opens a device as the pool does, and once more for itself.
+    /// Opens a device like the pool, and a second time for its own use.
     ///
     /// # Errors
-    /// What the pool says of the device, or its driver.
+    /// An error of the pool's device, or of the driver.
     pub fn open(ordinal: u16) -> Result<Outcome<Self>, CudaError> {
         let device = Device::open(usize::from(ordinal))?;
         Ok(Self::beside(device, ordinal))
@@ -80,7 +80,7 @@ impl Gpu {
 
     fn beside(device: Device, ordinal: u16) -> Outcome<Self> {
         let context = CudaContext::new(ordinal as usize)?;
-        // SAFETY: every order between streams that is needed here is made by hand.
+        // SAFETY: all necessary ordering between streams is explicit here.
         unsafe { context.disable_event_tracking() };
         let is_90 = context.compute_capability()? >= (9, 0);
         let load = |text: &str| context.load_module(Ptx::from_src(text));
@@ -91,13 +91,13 @@ impl Gpu {
         Ok(Self { device, context, multiprocessors, ordinal, kernels, probes })
     }
 
-    /// What it is.
+    /// Returns the properties of the device.
     ///
     /// # Errors
-    /// What the driver says.
+    /// An error of the driver.
     pub fn facts(&self) -> Outcome<DeviceFacts> {
         let mut version = 0;
-        // SAFETY: the place is valid.
+        // SAFETY: the pointer is valid.
         unsafe { sys::cuDriverGetVersion(&mut version) }.result()?;
         let (major, minor) = self.context.compute_capability()?;
         Ok(DeviceFacts {
@@ -110,10 +110,10 @@ impl Gpu {
         })
     }
 
-    /// A stream, and the same for the pool.
+    /// Creates a stream, and returns it also in the pool's type.
     ///
     /// # Errors
-    /// What the driver says.
+    /// An error of the driver.
     pub fn stream(&self) -> Outcome<(Arc<CudaStream>, DeviceStream)> {
         let stream = self.context.new_stream()?;
         let raw: *mut c_void = stream.cu_stream().cast();
@@ -122,73 +122,74 @@ impl Gpu {
         Ok((stream, shared))
     }
 
-    /// A stream behind all others.
+    /// Creates a stream of the lowest priority.
     ///
     /// # Errors
-    /// What the driver says.
+    /// An error of the driver.
     pub fn lowest(&self) -> Outcome<Arc<CudaStream>> {
         self.context.bind_to_thread()?;
         let (lowest, _) = result::stream::get_priority_range()?;
         Ok(self.context.new_stream_with_priority(lowest)?)
     }
 
-    /// A stream before all others.
+    /// Creates a stream of the highest priority.
     ///
     /// # Errors
-    /// What the driver says.
+    /// An error of the driver.
     pub fn highest(&self) -> Outcome<Arc<CudaStream>> {
         self.context.bind_to_thread()?;
         let (_, highest) = result::stream::get_priority_range()?;
         Ok(self.context.new_stream_with_priority(highest)?)
     }
 
-    /// A kernel of the pool.
+    /// Returns a kernel of the pool.
     ///
     /// # Errors
-    /// There is none of this name.
+    /// If no kernel has this name.
     pub fn kernel(&self, name: &str) -> Outcome<CudaFunction> {
         Ok(self.kernels.load_function(name)?)
     }
 
-    /// A kernel for measuring.
+    /// Returns a kernel for measurements.
     ///
     /// # Errors
-    /// There is none of this name.
+    /// If no kernel has this name.
     pub fn probe(&self, name: &str) -> Outcome<CudaFunction> {
         Ok(self.probes.load_function(name)?)
     }
 
-    /// Device memory.
+    /// Allocates device memory.
     ///
     /// # Errors
-    /// There is none.
+    /// If no memory is available.
     pub fn buffer(&self, bytes: usize) -> Outcome<Buffer> {
         self.context.bind_to_thread()?;
-        // SAFETY: freed by the buffer alone.
+        // SAFETY: only the buffer frees it.
         let address = unsafe { result::malloc_sync(bytes.max(16))? };
         Ok(Buffer { address, bytes, context: self.context.clone() })
     }
 
-    /// Device memory that holds these.
+    /// Allocates device memory and copies values to it.
     ///
     /// # Errors
-    /// There is none, or it cannot be written.
+    /// If no memory is available, or the copy fails.
     pub fn upload<T: Copy>(&self, values: &[T]) -> Outcome<Buffer> {
         let buffer = self.buffer(size_of_val(values))?;
-        // SAFETY: the buffer is as large.
+        // SAFETY: the buffer has the size of the values.
         unsafe { result::memcpy_htod_sync(buffer.address, values)? };
-        // The call returns once the values are staged, and streams of ours do not wait for the default one.
+        // The call returns once the values are staged, and the streams created here do not wait for
+        // the default one.
         self.context.synchronize()?;
         Ok(buffer)
     }
 
-    /// Median time of some launches, in milliseconds, by the device's own clock.
+    /// Returns the median time of several launches in milliseconds, by the device's clock.
     ///
-    /// What is short is launched several times between two marks: the device passes the first while the host still enqueues
-    /// what is to be timed, and would count that as well.
+    /// Short work is launched several times between two events: the device passes the first event
+    /// while the host still enqueues the work, and would otherwise count that time as well.
     ///
     /// # Errors
-    /// What the driver says.
+    /// An error of the driver.
     pub fn time(
         &self,
         stream: &Arc<CudaStream>,
@@ -218,10 +219,11 @@ impl Gpu {
 /// Launches a kernel that takes one struct.
 ///
 /// # Errors
-/// What the driver says.
+/// An error of the driver.
 ///
 /// # Safety
-/// What the parameters name is there until the stream has done it, and nobody else touches what is written.
+/// The memory in the parameters lives until the stream has executed the kernel, and no one else
+/// accesses the written part.
 pub unsafe fn launch<P: DeviceRepr>(
     stream: &Arc<CudaStream>,
     kernel: &CudaFunction,
@@ -229,44 +231,44 @@ pub unsafe fn launch<P: DeviceRepr>(
     params: &P,
 ) -> Outcome<()> {
     let config = LaunchConfig { grid_dim: (grid, 1, 1), block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 };
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     unsafe { stream.launch_builder(kernel).arg(params).launch(config) }?;
     Ok(())
 }
 
 impl Buffer {
-    /// Where it begins.
+    /// Returns the address of the buffer.
     #[must_use]
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// Fills it with one byte.
+    /// Fills the buffer with one byte value.
     ///
     /// # Errors
-    /// What the driver says.
+    /// An error of the driver.
     pub fn fill(&self, stream: &CudaStream, byte: u8) -> Result<(), DriverError> {
         // SAFETY: the buffer's own bytes.
         unsafe { result::memset_d8_async(self.address, byte, self.bytes, stream.cu_stream()) }
     }
 
-    /// What it holds, once the stream has done what it was given.
+    /// Returns the contents, once the stream has executed its work.
     ///
     /// # Errors
-    /// What the driver says.
+    /// An error of the driver.
     pub fn download(&self, stream: &CudaStream) -> Result<Vec<u8>, DriverError> {
         stream.synchronize()?;
         self.read()
     }
 
-    /// What it holds now: for when no stream writes it.
+    /// Returns the current contents. No stream may be writing them.
     ///
     /// # Errors
-    /// What the driver says.
+    /// An error of the driver.
     pub fn read(&self) -> Result<Vec<u8>, DriverError> {
         self.context.bind_to_thread()?;
         let mut bytes = vec![0; self.bytes];
-        // SAFETY: as long as the buffer.
+        // SAFETY: both have the same length.
         unsafe { result::memcpy_dtoh_sync(&mut bytes, self.address)? };
         Ok(bytes)
     }
@@ -275,12 +277,14 @@ impl Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         let _ = self.context.bind_to_thread();
-        // SAFETY: allocated once, and nobody uses it any more. A failure is the device's, and was told before.
+        // SAFETY: allocated once, and no longer used. A failure of the device has been reported
+        // before.
         let _ = unsafe { result::free_sync(self.address) };
     }
 }
 
-/// Planes of `frames` tiles of one size, one after the other from `base` on, cut into pieces of 16 KiB.
+/// Returns planes of `frames` tiles of one size, consecutive from `base` on, cut into pieces of 16
+/// KiB.
 #[must_use]
 pub fn layer_first(base: u64, planes: usize, frames: usize, tile_bytes: u32) -> Vec<Piece> {
     use kvpool::cuda::params::PIECE_BYTES_MAX;

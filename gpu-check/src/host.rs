@@ -1,4 +1,5 @@
-//! Offloading and bringing back: frames packed to host memory and unpacked from it, beside the best copy over the bus.
+//! Measures offloading and bringing back: frames packed to host memory and unpacked from it,
+//! relative to the best copy over the bus.
 
 use std::time::Instant;
 
@@ -16,7 +17,7 @@ const PINNED: &str = "one copy of pinned memory";
 /// Measures both directions.
 ///
 /// # Errors
-/// What the device refused.
+/// An error of the device.
 pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
     let (layout, frames) =
         if options.quick { (KvLayout::named("tiny")?, 8) } else { (KvLayout::named("qwen2.5-7b")?, 512) };
@@ -28,20 +29,20 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
 
     let device = CudaStorage::new(&gpu.device, layout.clone(), frames, frames)?;
     let host = HostStorage::new(layout, frames, frames)?;
-    // The last first, so that no two are a run.
+    // In reverse order, so that no two frames form a run.
     let all = [Run { start: FrameId(0), len: frames as u32 }];
     let scattered: Vec<Run> =
         (0..frames as u32).rev().map(|frame| Run { start: FrameId(frame), len: 1 }).collect();
     let mut packed: Vec<u8> = (0..bytes).map(|at| (at * 7 + at / 253) as u8).collect();
     let written = packed.clone();
-    // SAFETY: nobody else uses these storages.
+    // SAFETY: no one else uses these storages.
     let unpacked = median(times, || unsafe { device.unpack(&scattered, &packed) })?;
     section.ratio("frames brought back from a buffer", rate(bytes, unpacked), "GB/s", up / unpacked, PINNED);
     packed.fill(0);
     // SAFETY: as above.
     let took = median(times, || unsafe { device.pack(&scattered, &mut packed) })?;
     section.ratio("frames offloaded to a buffer", rate(bytes, took), "GB/s", down / took, PINNED);
-    section.check("what went there came back", packed == written, format!("{frames} frames"));
+    section.check("offloaded bytes come back unchanged", packed == written, format!("{frames} frames"));
     // SAFETY: as above.
     let took = median(times, || unsafe { host.receive(&device, &scattered, &all) })?;
     section.ratio("frames offloaded to a pool's frames", rate(bytes, took), "GB/s", down / took, PINNED);
@@ -51,11 +52,11 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
     packed.fill(0);
     // SAFETY: as above.
     unsafe { device.pack(&scattered, &mut packed)? };
-    section.check("by way of a pool, too", packed == written, format!("{frames} frames"));
+    section.check("bytes come back unchanged through a pool", packed == written, format!("{frames} frames"));
     Ok(())
 }
 
-/// Seconds of one copy from the device, and of one to it.
+/// Returns the time in seconds of one copy from the device, and of one to it.
 fn pinned(gpu: &Gpu, bytes: usize, times: usize) -> Outcome<(f64, f64)> {
     let (stream, _) = gpu.stream()?;
     let buffer = gpu.buffer(bytes)?;
@@ -64,7 +65,7 @@ fn pinned(gpu: &Gpu, bytes: usize, times: usize) -> Outcome<(f64, f64)> {
     let mut host = unsafe { gpu.context.alloc_pinned_with_flags::<u8>(bytes, flags)? };
     host.as_mut_slice()?.fill(1);
     let down = gpu.time(&stream, times, || {
-        // SAFETY: both are as long, and kept until the stream was waited for.
+        // SAFETY: both have the same length, and are kept until the stream has been waited for.
         unsafe { result::memcpy_dtoh_async(host.as_mut_slice()?, buffer.address(), stream.cu_stream())? };
         Ok(())
     })?;
@@ -77,12 +78,12 @@ fn pinned(gpu: &Gpu, bytes: usize, times: usize) -> Outcome<(f64, f64)> {
     Ok((down / 1e3, up / 1e3))
 }
 
-/// GB a second.
+/// Returns a rate in GB/s.
 fn rate(bytes: usize, seconds: f64) -> f64 {
     bytes as f64 / 1e9 / seconds
 }
 
-/// Median time in seconds.
+/// Returns the median time in seconds.
 fn median<E: Into<Box<dyn std::error::Error>>>(
     times: usize,
     mut work: impl FnMut() -> Result<(), E>,

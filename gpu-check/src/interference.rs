@@ -1,8 +1,10 @@
-//! What a kernel of the model loses to a wave of moves beside it, by how many CTAs the wave has.
+//! Measures how much a wave of moves slows down a kernel of the model beside it, by the number of
+//! CTAs of the wave.
 //!
-//! One step of a model stands for the memory-bound kernel: it reads as much as Qwen2.5-7B has weights. One wave of 64 blocks goes
-//! beside each step, on the stream of lowest priority, which is also that of usual streams: so the step is on a usual stream, and
-//! on one of the highest priority. Both are timed alone and together.
+//! One step of a model stands for the memory-bound kernel: it reads as many bytes as Qwen2.5-7B has
+//! weights. One wave of 64 blocks runs beside each step, on the stream of the lowest priority,
+//! which is also the default priority. The step therefore runs on a default stream, and on one of
+//! the highest priority. Both are timed alone and together.
 
 use cudarc::driver::sys;
 use kvpool::cuda::params::{CopyParams, Move};
@@ -11,13 +13,13 @@ use crate::Options;
 use crate::gpu::{Gpu, Outcome, ProbeParams, launch, layer_first};
 use crate::report::Section;
 
-/// Steps over which is averaged.
+/// Number of steps for the median.
 const STEPS: usize = 40;
 
 /// Measures a memory-bound and a compute-bound kernel beside waves.
 ///
 /// # Errors
-/// What the device refused.
+/// An error of the device.
 pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
     let (planes, tile, frames, moved) = (56, 16 << 10, 256, 64);
     let (planes, frames, moved) = if options.quick { (4, 16, 4) } else { (planes, frames, moved) };
@@ -72,12 +74,13 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
             for _ in 0..steps {
                 let begin = main.record_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT))?;
                 if let Some(grid) = beside {
-                    // The wave may begin when the step does, and not before.
+                    // The wave may begin together with the step, and not before.
                     low.wait(&begin)?;
-                    // SAFETY: pieces, moves and arena are kept until both streams were waited for.
+                    // SAFETY: pieces, moves and arena are kept until both streams have been waited
+                    // for.
                     unsafe { launch(&low, &copy, grid, &wave)? };
                 }
-                // SAFETY: reads the weights, writes the result at most.
+                // SAFETY: reads the weights, and writes at most the result.
                 unsafe { launch(main, &kernel, grid, &params)? };
                 let end = main.record_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT))?;
                 took.push(f64::from(begin.elapsed_ms(&end)?));
@@ -94,7 +97,7 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
             let what = format!("{name} step beside {n_moves} blocks on {grid} CTAs");
             section.ratio(what, together, "ms", together / alone, "the step alone");
         }
-        // Drift of the device itself, to judge the others by.
+        // The drift of the device itself, as a scale for the other ratios.
         let again = time(None)?;
         section.ratio(format!("{name} step alone, again"), again, "ms", again / alone, "the step alone");
     }

@@ -1,5 +1,5 @@
-//! Whether every kernel is right: the storage on the device against the scalar reference, in every layout, in memory of its own
-//! and in tensors of an engine with poison around them; and tables, patched in place.
+//! Checks every kernel: device storage against the scalar reference, in every layout, in its own
+//! memory and in an engine's tensors surrounded by poison; and tables that are patched in place.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -15,26 +15,26 @@ use crate::Options;
 use crate::gpu::{Buffer, Gpu, Outcome, launch};
 use crate::report::Section;
 
-/// What lies around an engine's tensors.
+/// Fill pattern around an engine's tensors.
 const POISON: u8 = 0xA5;
 
-/// Runs the conformance suite, twice, and patches tables.
+/// Runs the conformance suite twice, and patches tables.
 ///
 /// # Errors
-/// What the device refused.
+/// An error of the device.
 pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
     let layouts = conformance::layouts();
     let step = if options.quick { 7 } else { 1 };
     let chosen: Vec<(usize, KvLayout)> = layouts.into_iter().enumerate().step_by(step).collect();
-    conform(section, "memory of its own", &chosen, |layout, frames, frames_max| {
+    conform(section, "its own memory", &chosen, |layout, frames, frames_max| {
         CudaStorage::new(&gpu.device, layout.clone(), frames, frames_max).expect("memory for a few frames")
     });
     conform(section, "an engine's tensors", &chosen, |layout, frames, _| {
         let (tensors, planes) = Tensors::new(gpu, layout, frames).expect("memory for a few frames");
         let config = CudaConfig::default();
-        // SAFETY: the storage owns the tensors; nobody else touches them meanwhile.
+        // SAFETY: the storage owns the tensors; no one else accesses them meanwhile.
         unsafe { CudaStorage::adopt(&gpu.device, layout.clone(), &planes, frames, tensors, config) }
-            .expect("good planes")
+            .expect("valid planes")
     });
     pointers(gpu, section)?;
     patches(gpu, section)
@@ -55,7 +55,7 @@ fn conform(
         if let Err(panic) = ran {
             let text = panic.downcast_ref::<String>().cloned();
             let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
-            // Of a comparison of all that is held, the beginning says enough.
+            // The beginning of a failed comparison is sufficient.
             let text: String = text.unwrap_or_default().chars().take(200).collect();
             wrong.push(format!("{layout}: {text}"));
         }
@@ -67,10 +67,10 @@ fn conform(
     section.check(format!("store, load, copy, pack, quantise, zero: {name}"), wrong.is_empty(), detail);
 }
 
-/// An engine's tensors: planes with gaps between them and, layer-first, between their tiles.
+/// An engine's tensors: planes with gaps between them and, if layer-first, between their tiles.
 struct Tensors {
     memory: Buffer,
-    /// Offset, stride and bytes of each plane's tiles.
+    /// Offset, stride and size of each plane's tiles.
     tiles: Vec<(usize, usize, usize)>,
     frames: usize,
 }
@@ -104,21 +104,24 @@ impl Tensors {
 }
 
 impl Drop for Tensors {
-    /// Whatever is in no tile must be as it was. A panic here is one of the check that made the tensors.
+    /// Checks that no byte outside of the tiles has changed. A panic here belongs to the check that
+    /// created the tensors.
     fn drop(&mut self) {
         let Ok(bytes) = self.memory.read() else { return };
         let mut inside = vec![false; bytes.len()];
         for &(offset, stride, tile) in &self.tiles {
             (0..self.frames).for_each(|frame| inside[offset + frame * stride..][..tile].fill(true));
         }
-        let shared_limbo = (0..bytes.len()).find(|&at| !inside[at] && bytes[at] != POISON);
+        let stray = (0..bytes.len()).find(|&at| !inside[at] && bytes[at] != POISON);
         if !std::thread::panicking() {
-            assert_eq!(shared_limbo, None, "a byte outside all tiles was written");
+            assert_eq!(stray, None, "a byte outside all tiles was written");
         }
     }
 }
 
-/// Rows that are in the device's memory, stored and loaded on an engine's stream, against the same rows stored from the host.
+/// Stores and loads rows in the device's memory on an engine's stream.
+///
+/// Compares the result with the same rows stored from the host.
 fn pointers(gpu: &Gpu, section: &mut Section) -> Outcome<()> {
     let mut wrong = Vec::new();
     let layouts = conformance::layouts();
@@ -129,7 +132,7 @@ fn pointers(gpu: &Gpu, section: &mut Section) -> Outcome<()> {
         let dtype = if layout.dtype().is_quantised() { Dtype::Bf16 } else { layout.dtype() };
         let [k, v] =
             [(), ()].map(|()| conformance::elements(dtype, tokens * layout.row_elements(), &mut rng));
-        // Every third is padding.
+        // Every third slot is padding.
         let slots: Vec<i64> =
             (0..tokens as i64).rev().map(|slot| if slot % 3 == 1 { -1 } else { slot }).collect();
         let make = || CudaStorage::new(&gpu.device, layout.clone(), FRAMES, FRAMES);
@@ -148,7 +151,8 @@ fn pointers(gpu: &Gpu, section: &mut Section) -> Outcome<()> {
             v_stride: stride,
         };
         let layer = layout.layers() - 1;
-        // SAFETY: nobody else uses these storages and rows, and the stream is waited for before they go.
+        // SAFETY: no one else uses these storages and rows, and the stream is waited for before
+        // they are dropped.
         unsafe {
             engine.store_on(&shared, layer, named(&on_device), slots_there.address(), tokens)?;
             engine.load_on(&shared, layer, named(&back), slots_there.address(), tokens)?;
@@ -166,7 +170,7 @@ fn pointers(gpu: &Gpu, section: &mut Section) -> Outcome<()> {
         let loaded = (0..halves).all(|half| back[half].read().is_ok_and(|got| got == want[half]));
         let kept = packed(&engine)? == packed(&host)?;
         if !loaded || !kept {
-            wrong.push(format!("{layout} (as kept: {kept}, as loaded: {loaded})"));
+            wrong.push(format!("{layout} (stored correctly: {kept}, loaded correctly: {loaded})"));
         }
     }
     let detail = match wrong.first() {
@@ -177,16 +181,16 @@ fn pointers(gpu: &Gpu, section: &mut Section) -> Outcome<()> {
     Ok(())
 }
 
-/// All that a storage holds.
+/// Returns the packed contents of a storage.
 fn packed(storage: &CudaStorage) -> Outcome<Vec<u8>> {
     let mut bytes = vec![0; storage.frames() * storage.layout().packed_bytes()];
     let all = [Run { start: FrameId(0), len: storage.frames() as u32 }];
-    // SAFETY: nobody else uses it.
+    // SAFETY: no one else uses it.
     unsafe { storage.pack(&all, &mut bytes)? };
     Ok(bytes)
 }
 
-/// Entries of a table that lives on the device, in place.
+/// Patches entries of a table in the device's memory, in place.
 fn patches(gpu: &Gpu, section: &mut Section) -> Outcome<()> {
     const ROWS: u32 = 300;
     const COLUMNS: u32 = 517;
@@ -210,7 +214,7 @@ fn patches(gpu: &Gpu, section: &mut Section) -> Outcome<()> {
         row_stride: COLUMNS,
         n: entries.len() as u32,
     };
-    // SAFETY: the table and the list are kept until the stream was waited for.
+    // SAFETY: the table and the list are kept until the stream has been waited for.
     unsafe { launch(&stream, &gpu.kernel("kvp_patch")?, 7, &params)? };
     let got = table.download(&stream)?;
     let want: Vec<u8> = want.into_iter().flat_map(i32::to_ne_bytes).collect();

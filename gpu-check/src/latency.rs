@@ -1,4 +1,4 @@
-//! How long the host waits for news of the device.
+//! Measures how long the host waits for notifications of the device.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -15,23 +15,23 @@ use crate::Options;
 use crate::gpu::{Gpu, Outcome};
 use crate::report::Section;
 
-/// Longer than any of this takes.
+/// Timeout, longer than any of these operations takes.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Measures events, host functions, batches that end, and small waves.
+/// Measures events, host functions, ends of batches, and small waves.
 ///
 /// # Errors
-/// What the device refused.
+/// An error of the device.
 pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
     let times = if options.quick { 20 } else { 2000 };
     driver(gpu, times, section)?;
     batches(gpu, times, section)
 }
 
-/// What the driver's own calls take.
+/// Measures the driver's own calls.
 fn driver(gpu: &Gpu, times: usize, section: &mut Section) -> Outcome<()> {
     unsafe extern "C" fn tell(to: *mut c_void) {
-        // SAFETY: the box that was given to the launch, once.
+        // SAFETY: the box that was passed to the launch, once.
         let to = unsafe { Box::from_raw(to.cast::<SyncSender<Instant>>()) };
         let _ = to.send(Instant::now());
     }
@@ -48,11 +48,11 @@ fn driver(gpu: &Gpu, times: usize, section: &mut Section) -> Outcome<()> {
         let complete = event.try_is_complete()?;
         asked.push(begin.elapsed());
         if !complete {
-            return Err("an event of a stream that was waited for is not complete".into());
+            return Err("the event is not complete although its stream has been waited for".into());
         }
         let (to, from): (_, Receiver<Instant>) = sync_channel(1);
         let begin = Instant::now();
-        // SAFETY: called once, by a driver that has not failed; then the box is taken back.
+        // SAFETY: a driver that has not failed calls it once, and the box is then taken back.
         unsafe {
             result::stream::launch_host_function(
                 stream.cu_stream(),
@@ -63,12 +63,12 @@ fn driver(gpu: &Gpu, times: usize, section: &mut Section) -> Outcome<()> {
         woken.push(from.recv_timeout(PATIENCE)?.duration_since(begin));
     }
     section.latency("an event recorded", recorded);
-    section.latency("an event asked for", asked);
+    section.latency("an event queried", asked);
     section.latency("a host function called", woken);
     Ok(())
 }
 
-/// What a pool's user waits for.
+/// Measures the waits of a pool's user.
 fn batches(gpu: &Gpu, times: usize, section: &mut Section) -> Outcome<()> {
     let layout = KvLayout::named("qwen2.5-0.5b")?;
     let storage = CudaStorage::new(&gpu.device, layout.clone(), 65, 65)?;
@@ -83,7 +83,8 @@ fn batches(gpu: &Gpu, times: usize, section: &mut Section) -> Outcome<()> {
             tokio::time::timeout(PATIENCE, batch.finish_on(&stream)?).await??;
             ended.push(begin.elapsed());
 
-            // Blocks that a batch may see go to whoever waits for them once the device has ended it.
+            // Blocks that a batch may see go to a waiting request once the device has ended the
+            // batch.
             let all = pool.allocate_owned(AllocRequest::new(64))?;
             let batch = pool.begin_batch_on(&stream)?;
             drop(all);
@@ -99,7 +100,7 @@ fn batches(gpu: &Gpu, times: usize, section: &mut Section) -> Outcome<()> {
         let (to, from) = sync_channel(1);
         let begin = Instant::now();
         let moves = [FrameMove::new(FrameId(1), FrameId(2))];
-        // SAFETY: nobody owns these frames, and nobody allocates meanwhile.
+        // SAFETY: these frames are unowned, and no one allocates meanwhile.
         unsafe {
             storage.copy_then(
                 &moves,
@@ -111,8 +112,8 @@ fn batches(gpu: &Gpu, times: usize, section: &mut Section) -> Outcome<()> {
         from.recv_timeout(PATIENCE)??;
         copied.push(begin.elapsed());
     }
-    section.latency("a batch ends on an idle stream, and its owner is told", ended);
-    section.latency("blocks of a batch that ends go to who waits", handed);
+    section.latency("a batch on an idle stream, from its finish to the notification", ended);
+    section.latency("blocks of a batch that ends, until a waiting request gets them", handed);
     section.latency("a wave of one block, from the call to its end", copied);
     Ok(())
 }

@@ -1,16 +1,17 @@
-//! Checks and measures kvpool on the GPU that is there: one program, carried to a machine with a device, that says in a few
-//! minutes whether every kernel is right, whether the order of events holds under load, and how fast it all is.
+//! Checks and measures kvpool on the local GPU: one program for a machine with a device that
+//! reports within minutes whether every kernel is correct, whether the ordering of events holds
+//! under load, and how fast the operations are.
 //!
-//! | section | what |
+//! | section | contents |
 //! |---|---|
-//! | `kernels` | storage on the device against the scalar reference, all layouts; adopted memory; an engine's own pointers |
-//! | `protocol` | writes, moves and reads on two streams, with the waits and without |
-//! | `bandwidth` | every kernel that moves bytes, beside the best linear copy |
-//! | `host` | offloading and bringing back, beside the best copy over the bus |
+//! | `kernels` | device storage against the scalar reference, all layouts; adopted memory; an engine's pointers |
+//! | `protocol` | writes, moves and reads on two streams, with waits and without |
+//! | `bandwidth` | every kernel that moves bytes, relative to the best linear copy |
+//! | `host` | offloading and bringing back, relative to the best copy over the bus |
 //! | `interference` | a model's step beside a wave of moves |
-//! | `latency` | events, wake-ups, batches that end on a stream |
-//! | `resize` | bytes given back to the device, and had again |
-//! | `replay` | scheduler threads over a pool on the device, compacted meanwhile, every byte verified |
+//! | `latency` | events, wake-ups, ends of batches on a stream |
+//! | `resize` | memory returned to the device, and taken again |
+//! | `replay` | scheduler threads over a pool on the device, under compaction, every byte verified |
 #![cfg(feature = "cuda")]
 
 use std::time::Instant;
@@ -31,20 +32,20 @@ mod resize;
 use gpu::{Gpu, Outcome};
 use report::{Report, Section};
 
-/// What to do.
+/// Options of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Which device.
+    /// Ordinal of the device.
     pub ordinal: u16,
-    /// Small sizes and few rounds: the checks, and figures that say nothing.
+    /// Small sizes and few rounds: runs the checks, but the figures are meaningless.
     pub quick: bool,
-    /// Only these sections; all of them if there is none.
+    /// Names of the sections to run; all sections if empty.
     pub only: Vec<String>,
 }
 
 type Run = fn(&Gpu, &Options, &mut Section) -> Outcome<()>;
 
-/// The sections, in order: what must hold comes first.
+/// The sections in order; checks of correctness come first.
 pub const SECTIONS: [(&str, Run); 8] = [
     ("kernels", kernels::run),
     ("protocol", protocol::run),
@@ -56,11 +57,11 @@ pub const SECTIONS: [(&str, Run); 8] = [
     ("replay", replay::run),
 ];
 
-/// Runs the sections; one that fails does not keep the others from running.
+/// Runs the sections. A section that fails does not prevent the others from running.
 ///
 /// # Errors
-/// The device cannot be used at all: [`CudaError::NoDriver`] where there is none. What its driver says while it is looked at,
-/// in words.
+/// If the device cannot be used at all: [`CudaError::NoDriver`] if there is no driver. The inner
+/// result has errors of the driver while the device is examined, as text.
 pub fn run(options: &Options) -> Result<Outcome<Report>, CudaError> {
     let begin = Instant::now();
     let gpu = match Gpu::open(options.ordinal)? {

@@ -1,4 +1,4 @@
-//! `gpu_check`: one call, all figures.
+//! The program `gpu_check`: runs all checks and measurements.
 
 use std::fs;
 use std::path::PathBuf;
@@ -8,27 +8,28 @@ use clap::Parser;
 use kvpool::cuda::CudaError;
 use kvpool_gpu_check::{Options, SECTIONS, report, run};
 
-/// There is nothing to check here.
+/// Exit code if there is no device to check.
 const EXIT_SKIPPED: u8 = 77;
-/// Something could not be looked at.
+/// Exit code if the device could not be used.
 const EXIT_ERROR: u8 = 2;
 
 /// Checks and measures kvpool on a GPU
 ///
-/// Exit code: 0 if every check passed, 1 if one did not, 2 if the device could not be used, 77 if there is no driver or no device.
+/// Exit code: 0 if every check passed, 1 if one did not, 2 if the device could not be used, 77 if
+/// there is no driver or no device.
 #[derive(Debug, Parser)]
 #[command(name = "gpu_check", version, max_term_width = 100)]
 struct Args {
-    /// Which device, by number
+    /// Ordinal of the device
     #[arg(long, default_value_t = 0)]
     device: u16,
-    /// Write the report as JSON, too
+    /// Also write the report as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Small sizes and few rounds: the checks, and figures that say nothing
+    /// Small sizes and few rounds: runs the checks, but the figures are meaningless
     #[arg(long)]
     quick: bool,
-    /// Only these sections
+    /// Run only these sections
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_parser = SECTIONS.map(|(name, _)| name))]
     only: Vec<String>,
 }
@@ -53,7 +54,7 @@ fn main() -> ExitCode {
     };
     println!("{}", report::render(&report));
     if let Some(path) = args.json {
-        let text = serde_json::to_string_pretty(&report).expect("numbers and words");
+        let text = serde_json::to_string_pretty(&report).expect("numbers and text serialise to JSON");
         if let Err(error) = fs::write(&path, text + "\n") {
             eprintln!("{}: {error}", path.display());
             return EXIT_ERROR.into();

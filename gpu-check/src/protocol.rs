@@ -1,4 +1,5 @@
-//! The order of events between a stream that writes and one that moves: kept, nothing is ever stale; left out, it shows.
+//! Checks the ordering of events between a writing and a moving stream: with the waits no read is
+//! stale, without them some are.
 
 use cudarc::driver::result;
 use kvpool::cuda::params::{CopyParams, Move, PackParams};
@@ -14,7 +15,7 @@ const TILE: u32 = 16 << 10;
 /// Writes, moves and reads, with the waits and without.
 ///
 /// # Errors
-/// What the device refused.
+/// An error of the device.
 pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
     let rounds = if options.quick { 20 } else { 300 };
     let kept = stale(gpu, options, rounds, true)?;
@@ -25,14 +26,14 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
     );
     let left = stale(gpu, options, rounds, false)?;
     section.check(
-        "control: without the waits it shows",
+        "control: without the waits, reads are stale",
         left > 0,
         format!("{left} of {rounds} rounds stale"),
     );
     Ok(())
 }
 
-/// In how many rounds what was read is not what was written.
+/// Returns the number of rounds in which the bytes read differ from those written.
 fn stale(gpu: &Gpu, options: &Options, rounds: usize, waits: bool) -> Outcome<usize> {
     let half = FRAMES / 2;
     let ((writer, _), mover) = (gpu.stream()?, gpu.lowest()?);
@@ -67,13 +68,13 @@ fn stale(gpu: &Gpu, options: &Options, rounds: usize, waits: bool) -> Outcome<us
     let mut stale = 0;
     for round in 0..rounds {
         let byte = (round % 200) as u8;
-        // What is moved to holds something else.
+        // The destinations hold another pattern.
         arena.fill(&writer, 0xEE)?;
         writer.synchronize()?;
-        // The writer is late, so that a wait that is missing shows.
+        // Delays the writer, so that a missing wait has an effect.
         let delay = if options.quick { 1000 } else { 20_000 };
         let params = ProbeParams { from: 0, to: packed.address(), vectors: 0, rounds: delay, reserved: 0 };
-        // SAFETY: touches no memory but the packed buffer's first word, which is overwritten below.
+        // SAFETY: accesses only the first word of the packed buffer, which is overwritten below.
         unsafe { launch(&writer, &burns, 1, &params)? };
         for plane in 0..PLANES {
             let start = arena.address() + (plane * plane_bytes) as u64;
@@ -83,7 +84,8 @@ fn stale(gpu: &Gpu, options: &Options, rounds: usize, waits: bool) -> Outcome<us
         if waits {
             mover.wait(&writer.record_event(None)?)?;
         }
-        // SAFETY: all of it is kept until both streams were waited for. Without the waits it races, on the device and nowhere else.
+        // SAFETY: all buffers are kept until both streams have been waited for. Without the waits
+        // there is a race, but only on the device.
         unsafe { launch(&mover, &copies, 32, &copy)? };
         if waits {
             writer.wait(&mover.record_event(None)?)?;

@@ -1,4 +1,5 @@
-//! From end to end: scheduler threads over a pool on the device, compacted meanwhile, every token read back.
+//! Runs scheduler threads over a pool on the device end to end, under compaction, and reads every
+//! token back.
 
 use std::ops::ControlFlow;
 use std::time::Duration;
@@ -12,10 +13,10 @@ use crate::Options;
 use crate::gpu::{Gpu, Outcome};
 use crate::report::Section;
 
-/// Replays made-up conversations.
+/// Replays generated conversations.
 ///
 /// # Errors
-/// What the pool or the device refused.
+/// An error of the pool or of the device.
 pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
     let requests = if options.quick { 12 } else { 400 };
     let trace = Conversations::trace(7, requests);
@@ -29,7 +30,7 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
     let outcome = replay::replay(&pool, &trace, &options, |_| ControlFlow::Continue(()));
     let tally = &outcome.tally;
     section.check(
-        "nothing lost, nothing corrupt",
+        "no block lost, no byte corrupt",
         outcome.is_sound(requests),
         format!("{} blocks leaked; audit: {:?}", outcome.blocks_leaked, outcome.audit),
     );
@@ -38,7 +39,7 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
     section.figure("time", outcome.wall.as_secs_f64(), "s");
     let compacted = outcome.compaction.as_ref();
     section.figure(
-        "blocks moved meanwhile",
+        "blocks moved by compaction",
         compacted.map_or(0.0, |totals| totals.moved_blocks as f64),
         "blocks",
     );

@@ -1,4 +1,4 @@
-//! What was found: checks that passed or failed, and figures.
+//! Reports: checks that passed or failed, and measured figures.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -7,95 +7,95 @@ use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{Cell, CellAlignment, Table};
 use serde::Serialize;
 
-/// Everything that one run found.
+/// Results of one run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     /// The device.
     pub device: DeviceFacts,
-    /// Whether no check failed.
+    /// True if no check failed.
     pub passed: bool,
-    /// From beginning to end.
+    /// Total time in seconds.
     pub seconds: f64,
-    /// In the order in which they ran.
+    /// Sections in the order in which they ran.
     pub sections: Vec<Section>,
 }
 
-/// The device, as its driver describes it.
+/// Properties of the device, as reported by its driver.
 #[derive(Clone, Debug, Serialize)]
 pub struct DeviceFacts {
-    /// Its name.
+    /// Product name.
     pub name: String,
-    /// Its number.
+    /// Ordinal.
     pub ordinal: usize,
     /// Compute capability.
     pub capability: String,
-    /// Version of CUDA that the driver speaks.
+    /// CUDA version of the driver.
     pub driver: String,
-    /// Multiprocessors.
+    /// Number of multiprocessors.
     pub multiprocessors: u32,
-    /// Bytes of memory.
+    /// Memory in bytes.
     pub memory_bytes: u64,
 }
 
-/// One thing that was looked into.
+/// One section of checks and measurements.
 #[derive(Clone, Debug, Serialize)]
 pub struct Section {
-    /// Its name.
+    /// Name of the section.
     pub name: &'static str,
-    /// What must hold.
+    /// Checks in the section.
     pub checks: Vec<Check>,
-    /// What was measured.
+    /// Figures in the section.
     pub figures: Vec<Figure>,
-    /// How long it took.
+    /// Time in seconds.
     pub seconds: f64,
-    /// Why it was ended early: what it could not do.
+    /// The error that ended the section early.
     pub error: Option<String>,
 }
 
-/// Something that must hold.
+/// A check.
 #[derive(Clone, Debug, Serialize)]
 pub struct Check {
-    /// What.
+    /// Name of the check.
     pub what: String,
-    /// Whether it does.
+    /// True if it passed.
     pub passed: bool,
-    /// What was seen.
+    /// Observed values.
     pub detail: String,
 }
 
-/// Something that was measured.
+/// A measured figure.
 #[derive(Clone, Debug, Serialize)]
 pub struct Figure {
-    /// What.
+    /// Name of the figure.
     pub what: String,
-    /// How much.
+    /// Measured value.
     pub value: f64,
-    /// Of what.
+    /// Unit of the value.
     pub unit: &'static str,
-    /// Its ratio to what it is measured by, if there is such a thing.
+    /// Ratio to the baseline, if there is one.
     pub ratio: Option<f64>,
-    /// What it is measured by.
+    /// Name of the baseline.
     pub of: Option<&'static str>,
 }
 
 impl Section {
-    /// Nothing found yet.
+    /// Creates an empty section.
     #[must_use]
     pub fn new(name: &'static str) -> Self {
         Self { name, checks: Vec::new(), figures: Vec::new(), seconds: 0.0, error: None }
     }
 
-    /// Notes a check.
+    /// Adds a check.
     pub fn check(&mut self, what: impl Into<String>, passed: bool, detail: impl Into<String>) {
         self.checks.push(Check { what: what.into(), passed, detail: detail.into() });
     }
 
-    /// Notes a figure that stands for itself.
+    /// Adds a figure without a baseline.
     pub fn figure(&mut self, what: impl Into<String>, value: f64, unit: &'static str) {
         self.figures.push(Figure { what: what.into(), value, unit, ratio: None, of: None });
     }
 
-    /// Notes a figure and its ratio to another.
+    /// Adds a figure with its ratio to a baseline.
     pub fn ratio(
         &mut self,
         what: impl Into<String>,
@@ -107,7 +107,7 @@ impl Section {
         self.figures.push(Figure { what: what.into(), value, unit, ratio: Some(ratio), of: Some(of) });
     }
 
-    /// Notes the median and the 99th percentile of some times.
+    /// Adds the median and the 99th percentile of the times.
     pub fn latency(&mut self, what: &str, mut times: Vec<Duration>) {
         times.sort_unstable();
         for (name, share) in [("p50", 0.5), ("p99", 0.99)] {
@@ -118,14 +118,14 @@ impl Section {
         }
     }
 
-    /// Whether all that must hold does.
+    /// Returns true if the section completed and all checks passed.
     #[must_use]
     pub fn passed(&self) -> bool {
         self.error.is_none() && self.checks.iter().all(|check| check.passed)
     }
 }
 
-/// The report as tables.
+/// Formats the report as tables.
 #[must_use]
 pub fn render(report: &Report) -> String {
     let DeviceFacts { name, ordinal, capability, driver, multiprocessors, memory_bytes } = &report.device;
@@ -137,7 +137,7 @@ pub fn render(report: &Report) -> String {
         // Writing to a string does not fail.
         let _ = writeln!(text, "\n{} ({:.1} s)", section.name, section.seconds);
         if !section.checks.is_empty() {
-            let mut table = table(["", "check", "seen"]);
+            let mut table = table(["", "check", "observed"]);
             for check in &section.checks {
                 let mark = if check.passed { "pass" } else { "FAIL" };
                 table.add_row([mark, &check.what, &check.detail]);
@@ -178,7 +178,7 @@ fn table<const N: usize>(head: [&str; N]) -> Table {
     table
 }
 
-/// Three or four digits that say something.
+/// Formats a number with three or four significant digits.
 fn number(value: f64) -> String {
     match value.abs() {
         0.0 => "0".to_owned(),

@@ -1,4 +1,5 @@
-//! A pool that shrinks gives its memory back to the device, and has it again when it grows; what is in use keeps its bytes.
+//! Checks that a pool returns memory to the device when it shrinks, takes it again when it grows,
+//! and keeps the bytes of used blocks.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,7 +20,7 @@ const SEQUENCES: u64 = 8;
 /// Shrinks to a quarter and grows again.
 ///
 /// # Errors
-/// What the device or the pool refused.
+/// An error of the device or of the pool.
 pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
     let (layout, blocks) =
         if options.quick { (KvLayout::named("tiny")?, 8192) } else { (KvLayout::named("qwen2.5-7b")?, 8192) };
@@ -32,7 +33,7 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
     let built = free()?;
     section.figure("memory taken", (before - built) / f64::from(1 << 20), "MiB");
 
-    // In the last frames, so that they must move.
+    // In the last frames, so that they have to move.
     let ballast = pool.allocate_owned(AllocRequest::new(blocks - 64 * SEQUENCES as usize))?;
     let mut sequences = Vec::new();
     for id in 0..SEQUENCES {
@@ -51,15 +52,9 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
     section.figure("blocks moved out of the way", report.moved.moved_blocks as f64, "blocks");
     let small = free()?;
     let (returned, taken) = (small - built, before - built);
-    section.ratio(
-        "memory given back",
-        returned / f64::from(1 << 20),
-        "MiB",
-        returned / taken,
-        "memory taken",
-    );
+    section.ratio("memory returned", returned / f64::from(1 << 20), "MiB", returned / taken, "memory taken");
     section.check(
-        "most of what went came back",
+        "most of the memory was returned",
         returned > 0.6 * taken,
         format!("{:.1} %", 100.0 * returned / taken),
     );
@@ -75,14 +70,14 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
     drop(pool);
     let after = free()?;
     section.check(
-        "all of it is back at the end",
+        "all memory is returned at the end",
         (before - after).abs() <= 0.01 * taken,
         format!("{:.1} MiB are missing", (before - after) / f64::from(1 << 20)),
     );
     Ok(())
 }
 
-/// K and V of some tokens: numbers that tell each from every other.
+/// Returns K or V of a token: numbers that differ between neighbouring tokens and halves.
 fn row(layout: &KvLayout, id: u64, token: usize, half: usize) -> Vec<bf16> {
     let elements = layout.row_elements();
     (0..elements)
@@ -95,7 +90,7 @@ fn layers(layout: &KvLayout) -> [usize; 2] {
 }
 
 fn rows(layout: &KvLayout, id: u64, tokens: usize, half: usize) -> Vec<bf16> {
-    assert_eq!(layout.dtype(), Dtype::Bf16, "what is written here");
+    assert_eq!(layout.dtype(), Dtype::Bf16, "the rows written here are bf16");
     (0..tokens).flat_map(|token| row(layout, id, token, half)).collect()
 }
 
@@ -108,7 +103,7 @@ fn write(batch: &mut kvpool::sequence::Batch, sequence: &mut Sequence, layout: &
     Ok(())
 }
 
-/// How many of all rows are not what was written.
+/// Returns the number of rows that differ from what was written.
 fn verify(pool: &Pool, sequences: &[Sequence], layout: &KvLayout) -> Outcome<usize> {
     let mut wrong = 0;
     for sequence in sequences {

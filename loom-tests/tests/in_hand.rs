@@ -75,10 +75,6 @@ impl Storage for Stopping {
 
     unsafe fn shrink(&self, _: usize) {}
 
-    unsafe fn discard(&self, _: &[Run]) -> Result<(), StorageError> {
-        Ok(())
-    }
-
     unsafe fn store(
         &self,
         _: usize,

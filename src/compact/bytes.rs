@@ -1,4 +1,4 @@
-//! Who copies a wave's bytes.
+//! Copying the bytes of a wave.
 
 use std::sync::Arc;
 
@@ -7,32 +7,37 @@ use tokio::runtime::Handle;
 use crate::ids::DeviceId;
 use crate::storage::{CopyDone, FrameMove, Storage};
 
-/// Copies frames for a pool that was built without storage: an engine's own memory. It is called with moves no
-/// destination of which is a source, and says through [`CopyDone`], from any thread, when they are done; by then it must
-/// not touch these frames any more. Nobody writes the sources meanwhile, and nobody else touches the destinations.
+/// Copies frames for a pool that was built without storage, in the engine's own memory.
+///
+/// It is called with moves in which no destination is also a source. It may complete on any thread,
+/// and reports the end through [`CopyDone`]; after that call it must not touch these frames any
+/// more. During the copy, the sources are not written, and the destinations are not accessed by
+/// anyone else.
 pub type FrameCopier = Arc<dyn Fn(&[FrameMove], CopyDone) + Send + Sync>;
 
-/// Fewer bytes are copied at once: to wake another thread would take longer.
+/// Smaller copies are done by the calling thread, because waking another one would take longer.
 const COPIED_AT_ONCE: usize = 256 << 10;
 
-/// Where a pool's bytes are, for somebody who moves them.
+/// Location of a pool's bytes, as far as moves need to know.
 #[derive(Clone)]
 pub enum Bytes {
     /// In the pool's storage.
     Storage(Arc<dyn Storage>),
-    /// With the engine.
+    /// In the engine's memory.
     Engine(FrameCopier),
-    /// Nobody knows: nothing can move.
+    /// Unknown, so that no block can move.
     Unknown,
 }
 
 impl Bytes {
-    /// Whether anything can move.
+    /// Returns true if blocks can move.
     pub(super) fn are_known(&self) -> bool {
         !matches!(self, Self::Unknown)
     }
 
-    /// Begins to copy so many bytes. On host memory the copying is work for a processor: on a tokio runtime a thread for such work does
+    /// Starts copying frames, `bytes` bytes in total.
+    ///
+    /// A copy in host memory takes processor time: on a tokio runtime a blocking-pool thread does
     /// it, elsewhere the caller.
     ///
     /// # Safety

@@ -1,33 +1,37 @@
-//! Carrying plans out: waves of moves, one after the other, while the pool goes on.
+//! Carries out plans in waves of moves, while the pool serves.
 //!
 //! ```text
 //! run     the compaction lock, so that runs exclude each other
-//!         look (bring free frames thread cache, snapshot) -> plan -> wave, wave, ... -> look again, until nothing is gained
-//! wave    begin: mark the blocks, hold the destinations         (block floor)
-//!         copy                                                  somebody else's thread, or a device's stream
-//!         publish, retire                                       where the copy ends
+//!         look (reclaim cached free frames, snapshot) -> plan -> wave, wave, ...
+//!         -> look again, until nothing is gained
+//! wave    begin: mark the blocks, hold the destinations     (block floor)
+//!         copy                                              (another thread, or a device's stream)
+//!         publish, retire                                   (where the copy completes)
 //! ```
 //!
 //! # Cancellation
 //!
-//! A run can be dropped at every await. Between waves nothing is under way. A wave that is being copied does not belong to
-//! the run that began it, but to the copy: when that ends the wave is published, or put back if the copy failed, and only
-//! then the compaction lock is free again; or when the copy is overdue.
+//! A run can be dropped at every await. Between waves no work is in progress. A wave that is being
+//! copied belongs to the copy, not to the run that began it: when the copy ends, the wave is
+//! published, or undone if the copy failed. Only then, or when the copy becomes overdue, is the
+//! compaction lock released.
 //!
 //! # A copy that does not end
 //!
-//! A copy has a [deadline](DefragOptions::copy_deadline). Past it the copy gives up its share of the compaction lock, and the run that
-//! began it, if there still is one, ends with [`DefragError::CopyOverdue`]. The wave goes on to hold its frames, because they
-//! may still be read and written: it is published or put back when the copier says so, or drops what it was to call. Until
-//! then no other wave begins: a copier that is stuck gets no more frames than those, and each run ends with the error at once.
+//! A copy has a [deadline](DefragOptions::copy_deadline). Past it the copy gives up its share of
+//! the compaction lock, and the run that began it, if it still exists, ends with
+//! [`DefragError::CopyOverdue`]. The wave continues to hold its frames, because they may still be
+//! read and written; it is published or undone when the copier reports the outcome, or drops the
+//! callback. Until then no other wave begins: a stuck copier gets no further frames, and each new
+//! run ends with the error at once.
 //!
-//! # Memory in moves
+//! # Memory used by moves
 //!
-//! While a wave is being copied it keeps its destinations, and the frames of those of its blocks that are released meanwhile.
-//! So waves are short. And while batches are in flight, the frames that blocks left are retired until those have ended: a run
-//! may put aside as many frames as it moves blocks. One by hand is asked to do all it can. The background task does not take
-//! from allocations what they were about to get: it moves a [share](ROOM) of what is free, and goes on when those batches
-//! have ended.
+//! While a wave is being copied it holds its destinations, and the frames of those of its blocks
+//! that are released meanwhile. Waves are therefore short. While batches are in flight, vacated
+//! frames stay retired until those batches have ended: a run may retire as many frames as it moves
+//! blocks. An explicit run does all it can. The background task leaves room for allocations: it
+//! moves a [share](ROOM) of the free blocks, and continues when those batches have ended.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -47,38 +51,41 @@ use crate::sequence::Sequences;
 use crate::storage::{FrameMove, KvLayout};
 
 use super::bytes::Bytes;
-use super::copies::{Copies, UnderWay};
+use super::copies::{CompactionLock, Copies, UnderWay};
 use super::report::GivenUp;
 use super::{DefragError, DefragReport, Goal, Move, OverdueCopy, Plan, Snapshot, plan};
 
-/// Bytes of a wave unless configured otherwise: about a millisecond on host memory.
+/// Default of [`DefragOptions::wave_bytes`]: about a millisecond on host memory.
 pub const WAVE_BYTES: usize = 8 << 20;
 
-/// How long the copy of a wave may take unless configured otherwise.
+/// Default of [`DefragOptions::copy_deadline`].
 pub const COPY_DEADLINE: Duration = Duration::from_secs(30);
 
-/// Blocks of a wave, at most: of small blocks more would fit, but what is marked for long is often wanted by somebody else
-/// before it is copied.
+/// Maximum number of blocks per wave. More small blocks would fit, but the longer a block stays
+/// marked before its copy, the likelier a concurrent operation cancels its move.
 const WAVE_BLOCKS: usize = 256;
 
-/// Looks at the pool in one run: others allocate and free meanwhile, and some moves are given up.
+/// Maximum number of snapshots and plans per run. Concurrent allocations and frees cancel some
+/// moves, so that one plan may not be enough.
 const LOOKS: usize = 4;
 
-/// The background task moves as many blocks as one in so many are free, and then waits for the batches that are in flight.
+/// The background task moves at most one block per this many free blocks, and then waits for the
+/// batches in flight.
 const ROOM: usize = 4;
 
-/// How much a compaction may do.
+/// Options of a compaction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct DefragOptions {
-    /// The order of the free runs to gain; the pool's own unless given.
+    /// Order of the free runs to gain; by default, the pool's.
     pub order: Option<Order>,
-    /// The most bytes to move; all that is worth it unless given.
+    /// Maximum number of bytes to move; by default, all moves that gain a run.
     pub budget_bytes: Option<u64>,
-    /// Bytes that are copied together; at least one block is. While a wave is being copied, as many free ones are held.
+    /// Bytes copied per wave, but at least one block. While a wave is being copied, as many bytes
+    /// of free blocks are held.
     pub wave_bytes: usize,
-    /// How long the copy of a wave may take: then the run ends with [`DefragError::CopyOverdue`], and does not keep others
-    /// from their turn any more.
+    /// Time limit for the copy of a wave. Past it the run ends with [`DefragError::CopyOverdue`],
+    /// and other runs can take their turn.
     pub copy_deadline: Duration,
 }
 
@@ -89,30 +96,30 @@ impl Default for DefragOptions {
 }
 
 impl DefragOptions {
-    /// The pool's order, no budget, short waves.
+    /// Returns the defaults: the pool's order, no budget, short waves.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Gain free runs of this order.
+    /// Sets the order of the free runs to gain.
     pub fn order(mut self, order: Order) -> Self {
         self.order = Some(order);
         self
     }
 
-    /// Move no more than so many bytes.
+    /// Sets the maximum number of bytes to move.
     pub fn budget_bytes(mut self, bytes: u64) -> Self {
         self.budget_bytes = Some(bytes);
         self
     }
 
-    /// Copy so many bytes together.
+    /// Sets how many bytes to copy per wave.
     pub fn wave_bytes(mut self, bytes: usize) -> Self {
         self.wave_bytes = bytes;
         self
     }
 
-    /// Let the copy of a wave take so long.
+    /// Sets the time limit for the copy of a wave.
     pub fn copy_deadline(mut self, deadline: Duration) -> Self {
         self.copy_deadline = deadline;
         self
@@ -120,22 +127,25 @@ impl DefragOptions {
 
     pub(super) fn check(&self) -> Result<(), DefragError> {
         if self.order.is_some_and(|order| u32::from(order.0) > FRAME_BITS) {
-            return Err(DefragError::Option { option: "order", reason: "larger than any pool" });
+            return Err(DefragError::Option {
+                option: "order",
+                reason: "exceeds the order of the largest possible pool",
+            });
         }
         if self.wave_bytes == 0 {
-            return Err(DefragError::Option { option: "wave_bytes", reason: "a wave of zero bytes" });
+            return Err(DefragError::Option { option: "wave_bytes", reason: "must not be zero" });
         }
         if self.copy_deadline.is_zero() {
-            return Err(DefragError::Option { option: "copy_deadline", reason: "no time for a copy" });
+            return Err(DefragError::Option { option: "copy_deadline", reason: "must not be zero" });
         }
         Ok(())
     }
 }
 
-/// What stops a task in the background.
+/// Stops a background task.
 type StopTask = Weak<watch::Sender<bool>>;
 
-/// What moves a pool's blocks. Clones move those of the same pool, and take turns.
+/// Moves a pool's blocks. Clones move blocks of the same pool, and take turns.
 #[derive(Clone, Debug)]
 pub struct Compactor {
     sequences: Sequences,
@@ -143,15 +153,12 @@ pub struct Compactor {
     block_bytes: usize,
     order: Order,
     lock: Arc<Mutex<()>>,
-    /// What stops the tasks in the background; none once the pool is gone.
+    /// Senders that stop the background tasks; `None` once the pool is gone.
     tasks: Arc<std::sync::Mutex<Option<Vec<StopTask>>>>,
     copies: Arc<Copies>,
 }
 
-/// The right to move blocks. The copy of a wave has a share in it, until it is over or overdue.
-pub(super) type CompactionLock = Arc<OwnedMutexGuard<()>>;
-
-/// A run under way.
+/// A run in progress.
 pub(super) struct CompactionPass<'a> {
     compactor: &'a Compactor,
     lock: CompactionLock,
@@ -161,24 +168,24 @@ pub(super) struct CompactionPass<'a> {
     pub(super) report: DefragReport,
 }
 
-/// How a run goes that nobody asked for by hand.
+/// Settings of a run by the background task.
 pub(super) struct Background {
-    /// Becomes true when nothing else is to be begun.
+    /// Becomes true when no further wave may begin.
     pub(super) stopped: watch::Receiver<bool>,
-    /// Whether it may empty threads' magazines.
+    /// True if the run may empty threads' magazines.
     pub(super) trims_caches: bool,
 }
 
-/// A wave and what is to be told when its copy ends.
+/// A wave being copied, and the channel that reports the end of its copy.
 struct Copying {
     blocks: Blocks,
     wave: Option<Wave>,
-    /// Has the copy's share of the compaction lock, and is the last to go.
+    /// Holds the copy's share of the compaction lock; declared so that it drops after the wave.
     _under_way: UnderWay,
     tell: Option<oneshot::Sender<Copied>>,
 }
 
-/// How the copy of a wave ended.
+/// Outcome of the copy of a wave.
 struct Copied {
     moved: usize,
     given_up: GivenUp,
@@ -190,11 +197,11 @@ impl Copying {
         let Some(wave) = self.wave.take() else { return };
         let mut copied = Copied { moved: 0, given_up: GivenUp::default(), failed: None };
         match outcome {
-            // SAFETY: whoever copies says that the copy is done.
+            // SAFETY: the copier reports that the copy is complete.
             Ok(()) => copied.moved = unsafe { wave.publish(&mut |_, why| copied.given_up.count(why)) },
             Err(error) => {
                 copied.given_up.copy_failed = wave.len();
-                // Before its destinations are free again, or somebody would get one.
+                // Poison before the destinations are free again, so that no allocation gets one.
                 if error.is_lost() {
                     self.blocks.poison();
                 }
@@ -202,17 +209,20 @@ impl Copying {
                 copied.failed = Some(error);
             }
         }
-        // Whoever began the run may be gone.
+        // The run's future may have been dropped.
         let _ = self.tell.take().map(|tell| tell.send(copied));
     }
 }
 
 impl Compactor {
-    /// Of the blocks of these sequences' pool. `order` is the one that free runs are counted at unless a run says otherwise.
+    /// Returns a compactor for the pool of these sequences.
+    ///
+    /// It measures free runs at `order`, unless a run has another order.
     ///
     /// # Safety
     ///
-    /// `bytes` are those of the pool's frames: moving them is what makes the moved blocks what they were.
+    /// `bytes` must refer to the bytes of the pool's frames: the contents of moved blocks depend on
+    /// it.
     pub unsafe fn new(sequences: Sequences, bytes: Bytes, layout: &KvLayout, order: Order) -> Self {
         let block_bytes = layout.bytes_per_block().max(1);
         Self {
@@ -226,7 +236,8 @@ impl Compactor {
         }
     }
 
-    /// The pool is gone: tasks in the background stop, and do not keep what is left of it.
+    /// Stops the background tasks, so that they do not keep the rest of the pool alive. Called when
+    /// the pool is dropped.
     pub fn close(&self) {
         let tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner).take();
         for task in tasks.iter().flatten().filter_map(Weak::upgrade) {
@@ -234,24 +245,24 @@ impl Compactor {
         }
     }
 
-    /// A task that [`close`](Self::close) stops.
+    /// Registers a task that [`close`](Self::close) stops.
     pub(super) fn stop_at_close(&self, task: &Arc<watch::Sender<bool>>) {
         match &mut *self.tasks.lock().unwrap_or_else(PoisonError::into_inner) {
             Some(tasks) => {
                 tasks.retain(|task| task.strong_count() > 0);
                 tasks.push(Arc::downgrade(task));
             }
-            // The pool is gone already.
+            // The pool is already gone.
             None => drop(task.send_replace(true)),
         }
     }
 
-    /// The order that free runs are counted at.
+    /// Returns the order at which free runs are counted.
     pub fn order(&self) -> Order {
         self.order
     }
 
-    /// What every frame holds now.
+    /// Returns the current content of every frame.
     pub fn snapshot(&self) -> Snapshot {
         Snapshot::of(&self.sequences, self.order)
     }
@@ -264,7 +275,7 @@ impl Compactor {
         &self.bytes
     }
 
-    /// Gains as many free runs as the options allow.
+    /// Moves blocks to gain as many free runs as the options allow.
     ///
     /// # Errors
     ///
@@ -274,7 +285,8 @@ impl Compactor {
         self.defragment_until(options, None).await
     }
 
-    /// The same in the background, until it is stopped: the wave that is under way then is the last.
+    /// Does the same, for the background task if given; when stopped, finishes the current wave
+    /// only.
     pub(super) async fn defragment_until(
         &self,
         options: DefragOptions,
@@ -287,7 +299,7 @@ impl Compactor {
         let stop = background.as_ref().map(|background| background.stopped.clone());
         let is_stopped = async {
             match stop {
-                // An error: there is nobody left to stop it, and nobody who waits for it.
+                // An error means that the sender is gone, and with it any caller that waits.
                 Some(mut stop) => drop(stop.wait_for(|&stop| stop).await),
                 None => std::future::pending().await,
             }
@@ -301,10 +313,14 @@ impl Compactor {
         }
     }
 
-    /// Makes one free run of `len` frames, if moving blocks can: for an allocation that finds none, though enough is free.
-    /// It is to be had once every batch has ended that was in flight when the blocks moved.
+    /// Makes one free run of `len` frames by moving blocks.
     ///
-    /// `None`: somebody else's run took its time, and `unless` ended before it.
+    /// It is for an allocation that finds no such run although enough blocks are free.
+    ///
+    /// The run becomes available once every batch that was in flight when the blocks moved has
+    /// ended.
+    ///
+    /// Returns `None` if `unless` completed while another run held the compaction lock.
     ///
     /// # Errors
     ///
@@ -319,7 +335,7 @@ impl Compactor {
         }
         let options = DefragOptions::default();
         let run = self.begin_unless(&options, unless).await?;
-        // The reserve's frames may lie in between, and no move takes them away.
+        // Frames of the reserve may lie in between, and moves do not take them.
         self.blocks().renew_reserve();
         Some(self.compact(Goal::Run { len }, options, run).await)
     }
@@ -331,7 +347,8 @@ impl Compactor {
         mut run: CompactionPass<'_>,
     ) -> Result<DefragReport, DefragError> {
         if let Some(copy) = self.overdue_copy() {
-            // Also where what is left to move gains nothing: that is no reason to be content.
+            // Report it even if no remaining move would gain a run: the goal may not have been
+            // reached.
             return Err(DefragError::CopyOverdue { copy, report: Box::default() });
         }
         let order = match goal {
@@ -373,18 +390,18 @@ impl Compactor {
         }
     }
 
-    /// The copy that is not over although its deadline has passed, if there is one.
+    /// Returns the copy that has passed its deadline, if there is one.
     pub fn overdue_copy(&self) -> Option<OverdueCopy> {
         self.copies.overdue()
     }
 
-    /// Waits for its turn.
+    /// Waits for the compaction lock.
     pub(super) async fn begin(&self, options: &DefragOptions) -> CompactionPass<'_> {
         self.run(options, self.turn(options).await)
     }
 
-    /// The compaction lock; at the latest when the copy that has it is overdue. Outside of a tokio runtime that is found when this is
-    /// polled.
+    /// Returns the compaction lock when it is free, or when the copy that holds it is overdue.
+    /// Outside of a tokio runtime an overdue copy is only detected when this future is polled.
     async fn turn(&self, options: &DefragOptions) -> OwnedMutexGuard<()> {
         let mut lock = pin!(self.lock.clone().lock_owned());
         let mut alarm: Option<Pin<Box<Sleep>>> = None;
@@ -397,7 +414,8 @@ impl Compactor {
                 if Handle::try_current().is_err() {
                     return Poll::Pending;
                 }
-                // A copy that begins later has a later deadline, or is looked at again this much later.
+                // A copy that begins later has a later deadline; without one, check again after
+                // this time.
                 let next = self.copies.next_deadline();
                 let next = next.or_else(|| Tick::now().checked_add(options.copy_deadline));
                 let Some(next) = next else { return Poll::Pending };
@@ -411,7 +429,7 @@ impl Compactor {
         .await
     }
 
-    /// Waits for its turn, but not beyond the end of `unless`.
+    /// Waits for the compaction lock, unless `unless` completes first.
     async fn begin_unless(
         &self,
         options: &DefragOptions,
@@ -432,14 +450,14 @@ impl Compactor {
         CompactionPass { compactor: self, lock, wave_blocks, copy_deadline, background: None, report }
     }
 
-    /// Fragmentation, and free aligned runs.
+    /// Returns the fragmentation rate, and the number of free aligned runs.
     fn measure(&self, order: Order) -> (f64, usize) {
         let blocks = self.blocks();
         (blocks.fragmentation(order), blocks.census(order).free_in_order >> order.0)
     }
 }
 
-/// Why a wave was put back.
+/// Why a wave was undone, or could not begin.
 pub(super) enum Failure {
     Copy(StorageError),
     Dropped,
@@ -447,7 +465,7 @@ pub(super) enum Failure {
 }
 
 impl Failure {
-    /// To the caller, with what had been done before.
+    /// Converts the failure to an error that contains the report of the work done before.
     pub(super) fn told(self, report: DefragReport) -> DefragError {
         let report = Box::new(report);
         match self {
@@ -463,29 +481,33 @@ impl CompactionPass<'_> {
         self.background.as_ref().is_some_and(|background| *background.stopped.borrow())
     }
 
-    /// Whether what has moved is not free for a while, so that others would want for what moves next.
+    /// Returns true if vacated frames stay retired for a while.
+    ///
+    /// Further moves would then take free frames from allocations.
     fn leaves_room(&self) -> bool {
         self.background.is_some() && self.compactor.blocks().clock().in_flight() > 0
     }
 
-    /// Brings free frames thread cache from threads' caches, where no plan sees them. It costs each thread its magazines.
+    /// Returns free frames from threads' caches to the bitmaps.
+    ///
+    /// Plans do not see cached frames. It costs each thread its magazines.
     pub(super) fn trim_caches(&self) {
         self.compactor.blocks().trim();
     }
 
-    /// A plan for the pool as it is now.
+    /// Returns a plan for the current state of the pool.
     pub(super) fn look(&self, goal: Goal, moves_max: usize) -> Plan {
         plan(&self.compactor.snapshot(), goal, moves_max)
     }
 
-    /// Moves, wave by wave.
+    /// Carries out moves wave by wave.
     pub(super) async fn carry_out(&mut self, moves: &[Move]) -> Result<(), Failure> {
         for moves in moves.chunks(self.wave_blocks) {
             if self.is_stopped() {
                 break;
             }
             self.wave(moves).await?;
-            // On a thread that others wait for, they go between waves.
+            // Let other tasks on this thread run between waves.
             tokio::task::yield_now().await;
         }
         Ok(())
@@ -494,7 +516,7 @@ impl CompactionPass<'_> {
     async fn wave(&mut self, moves: &[Move]) -> Result<(), Failure> {
         let under_way = &self.compactor.copies;
         if let Some(overdue) = under_way.overdue() {
-            // It would get stuck, too.
+            // A new copy would get stuck as well.
             return Err(Failure::Overdue(overdue));
         }
         let given_up = &mut self.report.given_up;
@@ -510,8 +532,9 @@ impl CompactionPass<'_> {
         let deadline = Tick::now().checked_add(self.copy_deadline);
         let under_way = under_way.begin(copies.len(), bytes as u64, deadline, self.lock.clone());
         let copying = Copying { blocks, wave: Some(wave), _under_way: under_way, tell: Some(tell) };
-        // SAFETY: the sources are marked, so that nobody writes them, and the destinations are held, until the wave is
-        // published or dropped, which is after the copy: the wave goes with it.
+        // SAFETY: the sources are marked, so that they are not written, and the destinations are
+        // held, until the wave is published or dropped. Both happen after the copy, because the
+        // callback owns the wave.
         unsafe {
             self.compactor.bytes.copy_then(copies, bytes, Box::new(move |outcome| copying.end(outcome)))
         };
@@ -526,13 +549,13 @@ impl CompactionPass<'_> {
         Ok(())
     }
 
-    /// What is told of the copy, unless that takes too long.
+    /// Waits for the outcome of the copy, until its deadline.
     async fn end_of_copy(
         &self,
         mut told: oneshot::Receiver<Copied>,
         deadline: Option<Tick>,
     ) -> Result<Copied, Failure> {
-        // Most copies are over by now: those need no timer.
+        // Most copies have ended by now, and need no timer.
         match told.try_recv() {
             Ok(copied) => return Ok(copied),
             Err(oneshot::error::TryRecvError::Closed) => return Err(Failure::Dropped),
@@ -545,7 +568,7 @@ impl CompactionPass<'_> {
             if let Ok(told) = timeout_at(deadline, &mut told).await {
                 return told.map_err(|_| Failure::Dropped);
             }
-            // The clocks agree that it is late, or else it is looked at again.
+            // Both clocks agree that the copy is overdue, or it is checked again.
             if let Some(copy) = self.compactor.copies.overdue() {
                 return Err(Failure::Overdue(copy));
             }

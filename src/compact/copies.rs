@@ -1,13 +1,17 @@
-//! Copies that are under way, and those among them that take too long.
+//! The copies of waves in progress, and their deadlines.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use tokio::sync::OwnedMutexGuard;
 use tokio::time::Instant;
 
-use super::compactor::CompactionLock;
 use super::report::OverdueCopy;
 
-/// Of one pool: one at a time, and perhaps one that is overdue. See [`compactor`](super::compactor).
+/// The right to move blocks. The copy of a wave holds a share of it, until it ends or is overdue.
+pub(super) type CompactionLock = Arc<OwnedMutexGuard<()>>;
+
+/// The copies of one pool in progress: one at a time, and possibly one that is overdue. See
+/// [`compactor`](super::compactor).
 #[derive(Default, Debug)]
 pub(super) struct Copies(Mutex<List>);
 
@@ -23,9 +27,9 @@ struct Copy {
     blocks: usize,
     bytes: u64,
     since: Instant,
-    /// `None`: it may take as long as it takes.
+    /// `None` for no deadline.
     deadline: Option<Instant>,
-    /// Until it is overdue.
+    /// The copy's share of the compaction lock; `None` once the copy is overdue.
     lock: Option<CompactionLock>,
 }
 
@@ -37,11 +41,11 @@ impl Copy {
 
 impl Copies {
     fn lock(&self) -> MutexGuard<'_, List> {
-        // Nothing panics inside.
+        // No code panics while this lock is held.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A copy begins, and has a share of the compaction lock.
+    /// Registers a copy, which holds a share of the compaction lock.
     pub(super) fn begin(
         self: &Arc<Self>,
         blocks: usize,
@@ -56,11 +60,11 @@ impl Copies {
         UnderWay { copies: self.clone(), number }
     }
 
-    /// Takes the compaction lock from copies that are overdue.
+    /// Takes the compaction lock from overdue copies.
     pub(super) fn expire(&self) {
         let now = Instant::now();
-        // Dropped without the lock: it wakes the next in turn.
-        let _lanes: Vec<CompactionLock> = {
+        // Dropped after the list's lock: it wakes the next run in turn.
+        let _locks: Vec<CompactionLock> = {
             let mut list = self.lock();
             list.copies
                 .iter_mut()
@@ -70,12 +74,12 @@ impl Copies {
         };
     }
 
-    /// When the next copy is overdue that is not yet.
+    /// Returns the earliest deadline of the copies that are not overdue yet.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         self.lock().copies.iter().filter(|copy| copy.lock.is_some()).filter_map(|copy| copy.deadline).min()
     }
 
-    /// The copy that has been overdue the longest; it has the compaction lock no more.
+    /// Returns the oldest overdue copy. Overdue copies no longer hold the compaction lock.
     pub(super) fn overdue(&self) -> Option<OverdueCopy> {
         self.expire();
         let now = Instant::now();
@@ -86,7 +90,7 @@ impl Copies {
     }
 }
 
-/// A copy that is under way, until this is dropped.
+/// A copy in progress; it ends when this is dropped.
 #[derive(Debug)]
 pub(super) struct UnderWay {
     copies: Arc<Copies>,
@@ -97,7 +101,7 @@ impl Drop for UnderWay {
     fn drop(&mut self) {
         let mut list = self.copies.lock();
         let at = list.copies.iter().position(|copy| copy.number == self.number);
-        // Dropped without the lock: it may wake the next in turn.
+        // Dropped after the list's lock: it may wake the next run in turn.
         let over = at.map(|at| list.copies.swap_remove(at));
         drop(list);
         drop(over);

@@ -1,4 +1,4 @@
-//! Why a compaction, or a change of size, did not do all that it was asked for.
+//! Errors of compaction and of resizing.
 
 use std::fmt;
 
@@ -9,75 +9,77 @@ use crate::ids::BlockId;
 
 use super::{DefragReport, OverdueCopy};
 
-/// Why a compaction ended early, or did not begin. Blocks that had moved have moved; all others are where they were.
+/// Why a compaction ended early, or did not begin.
+///
+/// Moves completed before the error stay in effect; all other blocks are unchanged.
 #[derive(Clone, PartialEq, Debug, Error)]
 #[non_exhaustive]
 pub enum DefragError {
-    /// The pool was built without storage, and with nobody who copies frames in its place.
-    #[error("this pool has no storage, and was given nothing that copies frames")]
+    /// The pool was built without storage, and without a copier for frames.
+    #[error("this pool has neither storage nor a copier for frames")]
     NoBytes,
-    /// An option makes no sense.
+    /// An option is invalid.
     #[error("{option}: {reason}")]
     Option {
-        /// Which one.
+        /// Name of the option.
         option: &'static str,
-        /// What is wrong with it.
+        /// Why its value is invalid.
         reason: &'static str,
     },
-    /// A copy failed. Its wave was put back.
-    #[error("a copy failed, and was put back: {error}")]
+    /// A copy failed. Its wave was undone.
+    #[error("a copy failed, and its wave was undone: {error}")]
     Copy {
-        /// What the storage said.
+        /// Error returned by the storage.
         error: StorageError,
-        /// What had been done before.
+        /// Work done before the failure.
         report: Box<DefragReport>,
     },
-    /// Whoever copies dropped a copy without saying how it ended. Its wave was put back.
-    #[error("a copy was dropped by the storage, and was put back")]
+    /// The copier dropped a copy without reporting its outcome. The wave was undone.
+    #[error("the copier dropped a copy without reporting its outcome, and the wave was undone")]
     CopyDropped {
-        /// What had been done before.
+        /// Work done before the failure.
         report: Box<DefragReport>,
     },
-    /// A copy is not over although its deadline has passed: one of this run, or of an earlier one. Until it is, no others
-    /// begin.
-    #[error("{copy}, past its deadline; its blocks stay held until the copier says how it ended")]
+    /// A copy of this run, or of an earlier one, has passed its deadline. No further copies begin
+    /// until it ends.
+    #[error("{copy}, past its deadline; its blocks stay held until the copier reports its outcome")]
     CopyOverdue {
-        /// The copy.
+        /// The overdue copy.
         copy: OverdueCopy,
-        /// What had been done before.
+        /// Work done before the failure.
         report: Box<DefragReport>,
     },
-    /// There is no tokio runtime here to run a task on.
+    /// The calling thread is not in a tokio runtime, which the task needs.
     #[error("a background task needs a tokio runtime")]
     NoRuntime,
 }
 
-/// Why a pool did not get the size that was asked for. It has the size that it had.
+/// Why a pool could not be resized. It keeps its size.
 #[derive(Clone, PartialEq, Debug, Error)]
 #[non_exhaustive]
 pub enum ResizeError {
-    /// It cannot grow so far.
+    /// The pool cannot grow to this size.
     #[error(transparent)]
     Grow(#[from] GrowError),
-    /// It cannot shrink so.
+    /// The pool cannot shrink to this size.
     #[error(transparent)]
     Shrink(#[from] ShrinkError),
-    /// Too much is in use: what lies beyond the new end has no room below it.
+    /// Too many blocks are in use: those beyond the new end do not fit below it.
     #[error("{used} blocks are in use; they do not fit into {asked}")]
     NoRoom {
-        /// Blocks asked for.
+        /// Requested number of blocks.
         asked: usize,
-        /// Blocks in use, those of the reserve among them.
+        /// Blocks in use, including the reserve.
         used: usize,
     },
-    /// Something that lies beyond the new end cannot move, or does not become free.
+    /// Blocks beyond the new end cannot move, or frames there do not become free.
     #[error("{} in the way: {}", Count(blocks.len() + retired), Blockers(blocks, *retired))]
     Blocked {
-        /// Blocks asked for.
+        /// Requested number of blocks.
         asked: usize,
-        /// Blocks that cannot move, by id, and why.
+        /// Blocks that cannot move, by id, and the reason for each.
         blocks: Vec<(BlockId, Blocker)>,
-        /// Frames that are free, and wait for a batch in flight to end or for a thread to leave its cache.
+        /// Free frames that wait for a batch in flight to end, or for a thread to leave its cache.
         retired: usize,
     },
     /// Blocks could not be copied.
@@ -85,15 +87,15 @@ pub enum ResizeError {
     Defrag(#[from] DefragError),
 }
 
-/// Why a block cannot be moved out of the way.
+/// Why a block cannot move out of the way.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Blocker {
     /// It is pinned.
     Pinned,
-    /// Its bytes are not final: it is not sealed.
+    /// It is not sealed: its bytes are not final.
     Open,
-    /// It could move, and did not come to; or the pool has nothing that copies frames.
+    /// It was movable, but was not moved in time; or the pool has no copier for frames.
     Busy,
 }
 
@@ -115,7 +117,7 @@ impl fmt::Display for Count {
     }
 }
 
-/// The first few by id, and how many more.
+/// Displays the first few blocks by id, and the number of the others.
 struct Blockers<'a>(&'a [(BlockId, Blocker)], usize);
 
 impl fmt::Display for Blockers<'_> {

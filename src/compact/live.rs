@@ -1,4 +1,4 @@
-//! A snapshot of a pool that goes on serving.
+//! Snapshots of a pool in use.
 
 use crate::block::{Core, FrameUse};
 use crate::ids::Order;
@@ -7,8 +7,10 @@ use crate::sequence::Sequences;
 use super::{FrameKind, FrameState, Snapshot};
 
 impl Snapshot {
-    /// What every frame holds now, or held a moment ago: a walk over the bitmaps, the words and the open sequences, during
-    /// which the pool goes on. A block that several sequences share counts for the last of them, by id.
+    /// Returns the state of every frame, as of now or a moment ago.
+    ///
+    /// Scans the bitmaps, the block words and the open sequences, while the pool serves. A block
+    /// shared by several sequences counts for the last of them, by id.
     pub fn of(sequences: &Sequences, order: Order) -> Self {
         let blocks: &Core = sequences.blocks();
         let mut frames = vec![FrameState::AWAY; blocks.total_frames()];

@@ -1,29 +1,32 @@
-//! Compaction: free frames that lie scattered become free runs, by moving the blocks between them.
+//! Compaction: blocks move so that scattered free frames form free runs.
 //!
-//! [`plan()`] is the pure half. It takes a [`Snapshot`], what every frame held at one moment, and says which blocks should
-//! move where; it touches no pool, has no randomness and reads no clock, so that the same snapshot gives the same plan.
-//! A plan is advice: by the time it is carried out a block may be gone or a destination taken, and that move is given
-//! up, and no other suffers.
+//! [`plan()`] is a pure function. It takes a [`Snapshot`] of every frame at one moment, and returns
+//! which blocks should move where. It touches no pool, has no randomness and reads no clock, so
+//! that equal snapshots give equal plans. A plan is advice: when it is carried out, a block may
+//! have been freed, or a destination taken. Such a move is cancelled without affecting the others.
 //!
-//! # What is being improved
+//! # Objectives
 //!
-//! - The *fragmentation rate* at order `k`: of the free aligned runs of `2^k` that there could be,
-//!   the share that there is not ([`Snapshot::fragmentation`]). Frames that are free but not in the
-//!   bitmaps are on no run.
-//! - The *mean run of a sequence*: blocks that are neighbours in a sequence and in memory go in one descriptor of a
-//!   transfer ([`Snapshot::mean_sequence_run`]). It comes second: of the plans that move the fewest blocks, one that
-//!   joins runs of sequences, or breaks few.
+//! - The *fragmentation rate* at order `k` ([`Snapshot::fragmentation`]): one minus the number of
+//!   free aligned runs of `2^k`, divided by the number that the free frames could form. Free frames
+//!   outside of the bitmaps are in no run.
+//! - The *mean run of a sequence* ([`Snapshot::mean_sequence_run`]): blocks that are neighbours
+//!   both in a sequence and in memory share one descriptor of a transfer. This comes second: of the
+//!   plans that move the fewest blocks, the planner picks one that joins runs of sequences, or
+//!   breaks few.
 //!
 //! # Files
 //!
-//! `snapshot` the input · `plan` the interface, and why greedy is enough · `plan/map` the snapshot as bitmaps ·
-//! `plan/choose` which regions are emptied · `plan/donors` which frames are filled · `plan/place` which block goes to
-//! which of them · `plan/window` the goals that name a place.
+//! `snapshot` the input · `goal` goals and plans · `plan` the planner, and why greedy is enough ·
+//! `plan/map` the snapshot as bitmaps · `plan/choose` which regions are emptied · `plan/donors`
+//! which frames are filled · `plan/place` which block goes to which frame · `plan/window` the goals
+//! that concern a given place.
 
 mod bytes;
 mod compactor;
 mod copies;
 mod error;
+mod goal;
 mod live;
 mod plan;
 mod report;
@@ -35,7 +38,8 @@ pub use crate::block::GaveWay;
 pub use bytes::{Bytes, FrameCopier};
 pub use compactor::{COPY_DEADLINE, Compactor, DefragOptions, WAVE_BYTES};
 pub use error::{Blocker, DefragError, ResizeError};
-pub use plan::{Goal, Move, Plan, Shortfall, Step, plan};
+pub use goal::{Goal, Move, Plan, Shortfall, Step};
+pub use plan::plan;
 pub use report::{DefragReport, DefragTotals, GivenUp, OverdueCopy, ResizeReport};
 pub use resize::ResizeOptions;
 pub use snapshot::{FrameKind, FrameState, PLACE_MAX, Snapshot};

@@ -1,30 +1,30 @@
-//! What a compaction did, and why it left what it left.
+//! Reports of compactions and resizes.
 
 use std::fmt;
 use std::time::Duration;
 
 use crate::block::GaveWay;
 
-/// Blocks that were to move and did not, by why.
+/// Numbers of planned moves that did not take place, by reason.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct GivenUp {
-    /// Somebody allocated the destination first.
+    /// The destination was allocated first.
     pub taken: usize,
-    /// Its last owner released it, or it was elsewhere by then.
+    /// The block was released by its last owner, or was no longer in the source frame.
     pub released: usize,
-    /// It was pinned.
+    /// The block was pinned.
     pub pinned: usize,
-    /// Its bytes were not final: it was reopened.
+    /// The block was reopened, so that its bytes were not final.
     pub open: usize,
-    /// Another move had it.
+    /// Another move had claimed the block.
     pub moving: usize,
     /// The copy failed.
     pub copy_failed: usize,
 }
 
 impl GivenUp {
-    /// All of them.
+    /// Returns the sum over all reasons.
     pub const fn total(&self) -> usize {
         self.taken + self.released + self.pinned + self.open + self.moving + self.copy_failed
     }
@@ -71,39 +71,46 @@ impl fmt::Display for GivenUp {
     }
 }
 
-/// What one compaction came to.
+/// Result of one compaction.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 #[non_exhaustive]
 pub struct DefragReport {
-    /// Blocks that are in another frame now.
+    /// Blocks that were moved to another frame.
     pub moved_blocks: usize,
-    /// Their bytes.
+    /// Bytes of the moved blocks.
     pub moved_bytes: u64,
-    /// Blocks that were to move and did not.
+    /// Planned moves that did not take place.
     pub given_up: GivenUp,
-    /// Waves of moves that were copied together.
+    /// Waves, which are the groups of moves that were copied together.
     pub waves: usize,
-    /// From the first look at the pool to the last publication, without the wait for another run to end.
+    /// Time from the first snapshot of the pool to the last publication, without the wait for other
+    /// runs.
     pub time: Duration,
-    /// [Fragmentation](crate::block::Core::fragmentation) at the goal's order before, from 0 to 1.
+    /// Fragmentation rate before the run at the order of its goal, 0 to 1; see
+    /// [`Pool::fragmentation`](crate::pool::Pool::fragmentation). It is one minus the number of
+    /// free aligned runs of that order, divided by the number that the same free frames would form
+    /// under the best placement of all blocks.
     pub fragmentation_before: f64,
-    /// The same afterwards. Frames that were left, and that some batch in flight may still read, are not free yet.
+    /// The same after the run. Vacated frames that a batch in flight may still read are not free
+    /// yet.
     pub fragmentation_after: f64,
-    /// Free runs of the goal's order that there are more of afterwards. Others allocate and free meanwhile, so that it may
-    /// be negative.
+    /// Increase in the number of free runs of the goal's order. It may be negative, because other
+    /// threads allocate and free meanwhile.
     pub runs_gained: isize,
 }
 
-/// A copy of a wave that was not over by its deadline. Its blocks stay where they are, and hold their destinations, until
-/// the copier says how it ended, or drops the callback.
+/// A copy of a wave that has passed its deadline.
+///
+/// Its blocks stay where they are, and keep their destination frames held, until the copier reports
+/// the outcome or drops the callback.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct OverdueCopy {
     /// Blocks of the wave.
     pub blocks: usize,
-    /// Their bytes.
+    /// Bytes of these blocks.
     pub bytes: u64,
-    /// How long it has been under way.
+    /// Time since the copy began.
     pub waited: Duration,
 }
 
@@ -114,45 +121,47 @@ impl fmt::Display for OverdueCopy {
     }
 }
 
-/// What the runs of a background task came to, all together: sums, but for the means that its
-/// methods give.
+/// Totals over the runs of a background task.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 #[non_exhaustive]
 pub struct DefragTotals {
     /// Runs that moved at least one block.
     pub runs: usize,
-    /// Runs that ended because a copy failed; what they had moved before counts below.
+    /// Runs that ended because a copy failed. Moves completed before the failure are counted below.
     pub failed: usize,
-    /// Looks at the pool, runs among them.
+    /// Inspections of the pool, including runs.
     pub looks: usize,
-    /// Blocks moved.
+    /// Blocks that were moved.
     pub moved_blocks: usize,
-    /// Their bytes.
+    /// Bytes of the moved blocks.
     pub moved_bytes: u64,
-    /// Blocks that were to move and did not.
+    /// Planned moves that did not take place.
     pub given_up: GivenUp,
-    /// Waves.
+    /// Waves of moves.
     pub waves: usize,
-    /// Free aligned runs of the task's order that were gained, less those that were lost meanwhile.
+    /// Increase in the number of free aligned runs of the task's order, summed over the runs.
     pub runs_gained: isize,
-    /// Time in runs.
+    /// Time spent in runs.
     pub time: Duration,
-    /// Shares of fragmentation, from 0 to 1 each, before and after each of the `runs`: their sums.
-    /// The methods of these names give the means.
+    /// Sums of the fragmentation rates, 0 to 1 each, before and after each of the `runs`. The
+    /// methods of these names return the means.
     fragmentation_before_sum: f64,
     fragmentation_after_sum: f64,
 }
 
 impl DefragTotals {
-    /// Mean over the [`runs`](Self::runs) of the
-    /// [fragmentation](DefragReport::fragmentation_before) before each, from 0 to 1; 0 if there
-    /// were none.
+    /// Returns the mean [fragmentation rate](DefragReport::fragmentation_before) before a run, 0 to
+    /// 1.
+    ///
+    /// The mean is over [`runs`](Self::runs); 0 if there were none.
     pub fn fragmentation_before(&self) -> f64 {
         self.fragmentation_before_sum / self.runs.max(1) as f64
     }
 
-    /// Mean over the [`runs`](Self::runs) of the [fragmentation](DefragReport::fragmentation_after)
-    /// after each, from 0 to 1; 0 if there were none.
+    /// Returns the mean [fragmentation rate](DefragReport::fragmentation_after) after a run, 0 to
+    /// 1.
+    ///
+    /// The mean is over [`runs`](Self::runs); 0 if there were none.
     pub fn fragmentation_after(&self) -> f64 {
         self.fragmentation_after_sum / self.runs.max(1) as f64
     }
@@ -173,17 +182,17 @@ impl DefragTotals {
     }
 }
 
-/// What a resize came to.
+/// Result of a resize.
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[non_exhaustive]
 pub struct ResizeReport {
-    /// Blocks before.
+    /// Number of blocks before.
     pub from: usize,
-    /// Blocks now.
+    /// Number of blocks after.
     pub to: usize,
-    /// Blocks that were moved out of the way, with their bytes, as for a compaction.
+    /// Blocks that were moved out of the way, reported as for a compaction.
     pub moved: DefragReport,
-    /// How long it took, the wait for another run and for batches to end included.
+    /// Total time, including waits for other runs and for batches to end.
     pub time: Duration,
 }
 
@@ -192,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn totals_call_sums_sums_and_means_means() {
+    fn totals_name_sums_and_means_as_such() {
         let mut totals = DefragTotals::default();
         assert_eq!((totals.fragmentation_before(), totals.fragmentation_after()), (0.0, 0.0));
         for (moved_blocks, before, after) in [(3, 0.5, 0.25), (1, 1.0, 0.25), (0, 0.75, 0.75)] {

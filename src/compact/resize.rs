@@ -1,14 +1,15 @@
-//! A pool that gets another size while it serves.
+//! Shrinking a pool while it serves.
 //!
 //! ```text
-//! shrink    the compaction lock;  begin_shrink: allocations avoid what is to go
-//!           collect what is free there  ->  nothing is missing: release the memory, commit
-//!           move the rest below, in waves, as a compaction does  ->  collect again
-//!           what is retired comes free when batches end; what is open may be sealed by then
-//!           no progress for as long as the caller is patient: all of it back, and what stood in the way is told
+//! shrink    the compaction lock;  begin_shrink: allocations avoid the region to be cut
+//!           collect the free frames there  ->  none is missing: release the memory, commit
+//!           move the used blocks below, in waves, as compaction does  ->  collect again
+//!           retired frames become free when batches end; open blocks may be sealed meanwhile
+//!           no progress within the caller's patience: undo, and report the obstacles
 //! ```
 //!
-//! The pool is whole at every moment, and allocations go on. Dropped in between, it has the size that it had.
+//! The pool is consistent at every moment, and allocations continue. If the shrink is dropped
+//! half-way, the pool keeps its size.
 
 use std::time::{Duration, Instant};
 
@@ -21,22 +22,22 @@ use super::compactor::{COPY_DEADLINE, Compactor, Failure, WAVE_BYTES};
 use super::error::Blocker;
 use super::{Bytes, DefragOptions, Goal, ResizeError, ResizeReport};
 
-/// How long a shrink waits for what does not move.
+/// Default of [`ResizeOptions::patience`].
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// Between two looks at what is to become free: from the shorter to the longer.
+/// Shortest and longest pause between two checks for newly freed frames.
 const LOOK_EVERY: (Duration, Duration) = (Duration::from_micros(100), Duration::from_millis(5));
 
-/// How a pool is given another size.
+/// Options of a resize.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct ResizeOptions {
-    /// How long a shrink goes on without any progress before it gives up: for batches in flight to end, and open blocks to
-    /// be sealed.
+    /// Time without any progress after which a shrink gives up. It waits for batches in flight to
+    /// end and for open blocks to be sealed.
     pub patience: Duration,
-    /// Bytes that are copied together.
+    /// Bytes copied per wave.
     pub wave_bytes: usize,
-    /// How long the copy of a wave may take, see [`DefragOptions::copy_deadline`].
+    /// Time limit for the copy of a wave; see [`DefragOptions::copy_deadline`].
     pub copy_deadline: Duration,
 }
 
@@ -47,24 +48,24 @@ impl Default for ResizeOptions {
 }
 
 impl ResizeOptions {
-    /// A fifth of a second, short waves.
+    /// Returns the defaults: a patience of 200 ms, and short waves.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Wait so long for what does not move.
+    /// Sets how long to wait without progress.
     pub fn patience(mut self, patience: Duration) -> Self {
         self.patience = patience;
         self
     }
 
-    /// Copy so many bytes together.
+    /// Sets how many bytes to copy per wave.
     pub fn wave_bytes(mut self, bytes: usize) -> Self {
         self.wave_bytes = bytes;
         self
     }
 
-    /// Let the copy of a wave take so long.
+    /// Sets the time limit for the copy of a wave.
     pub fn copy_deadline(mut self, deadline: Duration) -> Self {
         self.copy_deadline = deadline;
         self
@@ -72,14 +73,16 @@ impl ResizeOptions {
 }
 
 impl Compactor {
-    /// Takes away all blocks but `blocks`, which are fewer than there are: what is in use beyond moves below. The memory of
-    /// what goes is given back to the system.
+    /// Shrinks the pool to `blocks` blocks, which must be fewer than it has.
     ///
-    /// On a tokio runtime with its time driver enabled.
+    /// Blocks in use beyond the new end are moved below it. The memory of the removed frames is
+    /// returned to the system.
+    ///
+    /// Needs a tokio runtime with its time driver enabled.
     ///
     /// # Errors
     ///
-    /// [`ResizeError`]; the pool has the size that it had, though some blocks may be in other frames.
+    /// [`ResizeError`]; the pool keeps its size, though some blocks may be in other frames.
     pub async fn shrink(&self, blocks: usize, options: ResizeOptions) -> Result<ResizeReport, ResizeError> {
         let started = Instant::now();
         let core: &Core = self.blocks();
@@ -91,13 +94,13 @@ impl Compactor {
         run.report.fragmentation_before = core.fragmentation(self.order());
         let mut progress = Progress::new(shrinking.collect());
         while progress.missing > 0 {
-            // What is kept only for its bytes is moved as far as there is room, and else evicted.
+            // Evictable blocks move as far as there is room, and are evicted otherwise.
             let over = (core.recount().used() + core.reserve() + core.evictable()).saturating_sub(blocks);
             core.evict_free(over);
             if !self.bytes().are_known() {
                 core.evict_region(shrinking.region());
             }
-            // Others allocate meanwhile: what there is no room for stays for now.
+            // Other threads allocate meanwhile: without enough room, no block moves for now.
             let can_move = self.bytes().are_known() && has_room(core, blocks).is_ok();
             let moves_max = if can_move { usize::MAX } else { 0 };
             run.trim_caches();
@@ -120,22 +123,23 @@ impl Compactor {
         let total = shrinking.region().start.index();
         let committed = shrinking.commit(|_| {
             if let Bytes::Storage(storage) = self.bytes() {
-                // SAFETY: the frames from `total` on are the shrink's, which has collected all of them.
+                // SAFETY: the frames from `total` on belong to the shrink, which has collected all
+                // of them.
                 unsafe { storage.shrink(total) };
             }
         });
-        assert!(committed.is_ok(), "nothing is missing");
+        assert!(committed.is_ok(), "a shrink that has collected its whole region commits");
         run.report.fragmentation_after = core.fragmentation(self.order());
         run.report.time = started.elapsed();
         Ok(ResizeReport { from, to: blocks, moved: run.report, time: started.elapsed() })
     }
 }
 
-/// Whether a shrink gets anywhere.
+/// Progress of a shrink.
 struct Progress {
     missing: usize,
     is_made: bool,
-    /// By the clock that it sleeps by, so that who holds that one holds both.
+    /// Tokio's clock, as `sleep` uses, so that pausing that clock pauses both.
     since: Tick,
     pause: Duration,
 }
@@ -160,13 +164,13 @@ impl Progress {
     }
 }
 
-/// Whether what is in use fits into so many blocks, beside the reserve.
+/// Checks that the blocks in use and the reserve fit into `blocks` blocks.
 fn has_room(core: &Core, blocks: usize) -> Result<(), ResizeError> {
     let used = core.recount().used() + core.reserve();
     if used > blocks { Err(ResizeError::NoRoom { asked: blocks, used }) } else { Ok(()) }
 }
 
-/// What is in the way of a shrink.
+/// Returns the error that names the blocks in the way of a shrink.
 fn blocked(core: &Core, shrinking: &Shrinking, asked: usize) -> ResizeError {
     let region: Frames = shrinking.region();
     let mut blocks: Vec<(BlockId, Blocker)> = Vec::new();

@@ -1,4 +1,4 @@
-//! What every frame of a pool held at one moment, as far as a planner needs to know.
+//! The planner's view of every frame of a pool at one moment.
 //!
 //! # A frame's state
 //!
@@ -8,19 +8,20 @@
 //! | 30..62 | sequence | index into the snapshot's sequences; all ones for none |
 //! | 62..64 | kind | [`FrameKind`] |
 //!
-//! The lower 62 bits are the *key*. Two frames `f` and `f + 1` are *linked* if the key of the second is the key of the
-//! first plus one: neighbours in a sequence that are neighbours in memory. No link leads into or out of a frame without
-//! a sequence, because [`PLACE_MAX`] keeps the last places unused.
+//! The lower 62 bits are the *key*. Two frames `f` and `f + 1` are *linked* if the key of the
+//! second is the key of the first plus one: they are neighbours both in a sequence and in memory.
+//! No link leads into or out of a frame without a sequence, because [`PLACE_MAX`] keeps the last
+//! places unused.
 //!
-//! A snapshot of a pool that goes on serving is torn: a block may be seen twice, or not at all. Nothing here or in the
-//! planner relies on it being consistent; only the worth of the plan suffers.
+//! A snapshot of a pool in use is torn: a block may appear twice, or not at all. Neither this file
+//! nor the planner relies on consistency; a torn snapshot only makes the plan less useful.
 
 use std::fmt;
 
 use crate::frame::outside_of_runs;
 use crate::ids::{FrameId, Order, Run, SequenceId};
 
-use super::plan::{Move, Plan};
+use super::goal::{Move, Plan};
 
 const PLACE_BITS: u32 = 30;
 const SEQUENCE_BITS: u32 = 32;
@@ -30,37 +31,39 @@ const NO_SEQUENCE: u32 = u32::MAX;
 const _: () = assert!(KIND_SHIFT + 2 == u64::BITS);
 const _: () = assert!(crate::ids::FRAMES_MAX <= PLACE_MAX as usize);
 
-/// The last place in a sequence that a frame's state can name.
+/// The last place in a sequence that a frame's state can represent.
 pub const PLACE_MAX: u32 = (1 << PLACE_BITS) - 2;
 
-/// What can be done with a frame.
+/// What the planner may do with a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum FrameKind {
     /// Free in the bitmaps: a block can move here.
     Free = 0,
-    /// Free, but in a magazine or retired: nothing can move here, and nothing has to leave.
+    /// Free, but in a magazine or retired: no block can move here, and none has to leave.
     Away = 1,
-    /// Owned, sealed, unpinned: its block can move.
+    /// Owned, sealed and unpinned: its block can move.
     Movable = 2,
-    /// Owned and open, pinned or moving already, or the null block's: it stays.
+    /// Owned, and open, pinned or already moving; or the null block's: its block stays.
     Fixed = 3,
 }
 
-/// What one frame holds: its [`FrameKind`], and which block of which sequence, if any.
+/// The state of a frame: its [`FrameKind`], and the sequence and place of its block, if any.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct FrameState(u64);
 
 impl FrameState {
-    /// A free frame.
+    /// State of a free frame.
     pub const FREE: Self = Self::new(FrameKind::Free, None);
-    /// A frame that is free and out of reach.
+    /// State of a frame that is free but cannot be a destination.
     pub const AWAY: Self = Self::new(FrameKind::Away, None);
 
-    /// A frame of `kind` that holds block `place` of the snapshot's sequence number `sequence`. A block that belongs to
-    /// several sequences names one. With a place past [`PLACE_MAX`] it counts as without a sequence, and so does a frame
-    /// that is free.
+    /// Returns the state of a frame of `kind` that holds `block`, if any.
+    ///
+    /// The block is given as the sequence's index in the snapshot, and its place in the sequence.
+    /// For a block of several sequences, any one of them may be named. Free frames, and places
+    /// beyond [`PLACE_MAX`], count as without a sequence.
     #[inline]
     pub const fn new(kind: FrameKind, block: Option<(u32, u32)>) -> Self {
         let is_owned = matches!(kind, FrameKind::Movable | FrameKind::Fixed);
@@ -73,7 +76,7 @@ impl FrameState {
         Self((kind as u64) << KIND_SHIFT | key)
     }
 
-    /// What can be done with the frame.
+    /// Returns what the planner may do with the frame.
     #[inline]
     pub const fn kind(self) -> FrameKind {
         match self.0 >> KIND_SHIFT {
@@ -84,38 +87,38 @@ impl FrameState {
         }
     }
 
-    /// Which block it holds: the sequence's index in the snapshot, and the place in that sequence's list.
+    /// Returns the block as the sequence's index in the snapshot and the place in that sequence.
     #[inline]
     pub const fn block(self) -> Option<(u32, u32)> {
         let sequence = (self.0 >> PLACE_BITS) as u32;
         if sequence == NO_SEQUENCE { None } else { Some((sequence, self.0 as u32 & ((1 << PLACE_BITS) - 1))) }
     }
 
-    /// The whole word; see the [module docs](self).
+    /// Returns the whole word; see the [module docs](self).
     #[inline]
     pub(super) const fn bits(self) -> u64 {
         self.0
     }
 
-    /// Sequence and place as one number.
+    /// Returns sequence and place as one number.
     #[inline]
     pub(super) const fn key(self) -> u64 {
         self.0 & !(3 << KIND_SHIFT)
     }
 
-    /// The key of a sequence's place.
+    /// Returns the key of a place in a sequence.
     #[inline]
     pub(super) const fn key_of(sequence: usize, place: u32) -> u64 {
         (sequence as u64) << PLACE_BITS | place as u64
     }
 
-    /// The sequence and place of a key, which need not be those of any frame.
+    /// Returns the sequence and place of a key, which need not be the key of any frame.
     #[inline]
     pub(super) const fn parts(key: u64) -> (usize, u32) {
         ((key >> PLACE_BITS) as usize, key as u32 & ((1 << PLACE_BITS) - 1))
     }
 
-    /// Whether the block in the frame after this one is the next of the same sequence.
+    /// Returns true if the block in the frame after this one is the next in the same sequence.
     #[inline]
     pub(super) const fn is_linked_to(self, next: Self) -> bool {
         self.key() + 1 == next.key()
@@ -131,53 +134,59 @@ impl fmt::Debug for FrameState {
     }
 }
 
-/// What every frame of a pool held at one moment: the planner's input, and what a picture of the pool is drawn from.
+/// The state of every frame of a pool at one moment: the input of the planner and of displays.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Snapshot {
     order: Order,
     frames: Vec<FrameState>,
     sequences: Vec<SequenceId>,
-    /// Frames of the null block, and of the reserve.
+    /// Number of frames of the null block (0 or 1), and of the reserve.
     null: usize,
     reserved: usize,
 }
 
 impl Snapshot {
-    /// Of `frames`, by number, in a pool that measures fragmentation at `order`. The frames' states name sequences by
-    /// their index in `sequences`; one that is past its end is a sequence to every measure here, but the planner does
-    /// not look for its neighbours.
+    /// Returns a snapshot of `frames`, indexed by number.
+    ///
+    /// `order` is that at which the pool measures fragmentation.
+    ///
+    /// The frames' states name sequences by their index in `sequences`. An index past its end
+    /// counts as a sequence in every measure here, but the planner does not look for its
+    /// neighbours.
     pub const fn new(order: Order, frames: Vec<FrameState>, sequences: Vec<SequenceId>) -> Self {
         Self { order, frames, sequences, null: 0, reserved: 0 }
     }
 
-    /// Of a pool with a null block, or with so many blocks in its reserve, which are
-    /// [away](FrameKind::Away): where they are set aside, at the front of a pool, no run could be.
+    /// Excludes a null block, and `reserved` blocks in the reserve, from the measures.
+    ///
+    /// Frames of the reserve are [away](FrameKind::Away). Both are set aside at the front of a
+    /// pool, where they leave no room for a run.
     pub const fn setting_aside(mut self, has_null_block: bool, reserved: usize) -> Self {
         (self.null, self.reserved) = (has_null_block as usize, reserved);
         self
     }
 
-    /// The order at which the pool measures fragmentation.
+    /// Returns the order at which the pool measures fragmentation.
     pub const fn order(&self) -> Order {
         self.order
     }
 
-    /// Every frame, by number.
+    /// Returns the state of every frame, indexed by number.
     pub fn frames(&self) -> &[FrameState] {
         &self.frames
     }
 
-    /// The sequences that frames name by index.
+    /// Returns the sequences that frames name by index.
     pub fn sequences(&self) -> &[SequenceId] {
         &self.sequences
     }
 
-    /// How many frames are of `kind`.
+    /// Returns the number of frames of `kind`.
     pub fn count(&self, kind: FrameKind) -> usize {
         self.frames.iter().filter(|state| state.kind() == kind).count()
     }
 
-    /// How many aligned runs of `2^order` frames are wholly free.
+    /// Returns the number of aligned runs of `2^order` frames that are entirely free.
     pub fn free_runs(&self, order: Order) -> usize {
         if order.0 >= usize::BITS as u8 {
             return 0;
@@ -186,17 +195,19 @@ impl Snapshot {
         self.frames.chunks_exact(order.frames()).filter(is_free).count()
     }
 
-    /// The [fragmentation rate](crate::block::Core::fragmentation): of the free aligned runs of
-    /// `2^order` frames that there could be, if all blocks lay as well as they can, the share that
-    /// there is not, from 0 to 1; 0 where there could be none. Frames that are
-    /// [away](FrameKind::Away) are free, and in no run; the reserve's are not free.
+    /// Returns the fragmentation rate at `order`, 0 to 1.
+    ///
+    /// It is one minus the number of free aligned runs of `2^order` frames, divided by the number
+    /// that the same free frames would form under the best placement of all blocks. The rate is 0
+    /// if no such run is possible. Frames that are [away](FrameKind::Away) count as free, but are
+    /// in no run; frames of the reserve do not count as free.
     pub fn fragmentation(&self, order: Order) -> f64 {
         let free = (self.count(FrameKind::Free) + self.count(FrameKind::Away)).saturating_sub(self.reserved);
         let set_aside = self.null + self.reserved;
         outside_of_runs(self.free_runs(order), self.frames.len(), set_aside, free, order)
     }
 
-    /// The longest run of free frames, at any alignment; the first of several.
+    /// Returns the longest run of free frames, at any alignment; of equal ones, the first.
     pub fn longest_free_run(&self) -> Option<Run> {
         let mut longest: Option<Run> = None;
         let mut at = 0;
@@ -210,38 +221,44 @@ impl Snapshot {
         longest
     }
 
-    /// Pairs of neighbouring frames that hold neighbouring blocks of one sequence.
+    /// Returns the number of neighbouring frames that hold neighbouring blocks of one sequence.
     pub fn links(&self) -> usize {
         self.frames.windows(2).filter(|pair| pair[0].is_linked_to(pair[1])).count()
     }
 
-    /// The mean length of the runs in which sequences lie, in frames: what one descriptor of a transfer moves. Each
-    /// block counts for the one sequence that its frame names. 0 if no frame names any.
+    /// Returns the mean length of the runs that sequences occupy, in frames.
+    ///
+    /// One descriptor of a transfer moves one such run. Each block counts for the one sequence that
+    /// its frame names. 0 if no frame names a sequence.
     pub fn mean_sequence_run(&self) -> f64 {
         let frames = self.frames.iter().filter(|state| state.block().is_some()).count();
         if frames == 0 { 0.0 } else { frames as f64 / (frames - self.links()) as f64 }
     }
 
-    /// As it would be if the plan succeeded in full: what left is free.
+    /// Changes the snapshot as if the plan had succeeded in full; vacated frames become free.
     ///
     /// # Panics
     ///
-    /// As [`apply_moves`](Self::apply_moves).
+    /// As for [`apply_moves`](Self::apply_moves).
     pub fn apply(&mut self, plan: &Plan) {
         self.apply_moves(&plan.moves);
     }
 
-    /// As it would be after these moves, one after the other: what left is free.
+    /// Changes the snapshot as if these moves had been made in this order; vacated frames become
+    /// free.
     ///
     /// # Panics
     ///
-    /// If a move comes from a frame whose block cannot move, or goes to one that is not free: no plan for this
-    /// snapshot does.
+    /// If the source of a move cannot move, or its destination is not free. No plan for this
+    /// snapshot contains such a move.
     pub fn apply_moves(&mut self, moves: &[Move]) {
         for &Move { from, to } in moves {
             let (source, target) = (self.frames[from.index()], self.frames[to.index()]);
             assert!(source.kind() == FrameKind::Movable, "frame {from} cannot move to {to}: {source:?}");
-            assert!(target.kind() == FrameKind::Free, "frame {to} is no destination of {from}: {target:?}");
+            assert!(
+                target.kind() == FrameKind::Free,
+                "frame {to} cannot take the block of {from}: {target:?}"
+            );
             self.frames[to.index()] = source;
             self.frames[from.index()] = FrameState::FREE;
         }
@@ -292,15 +309,15 @@ mod tests {
 
     #[test]
     fn fragmentation_is_the_share_of_runs_that_are_missing() {
-        // One run of 4, and 10 free frames; the run across the border at 8 is not aligned.
+        // One run of 4, and 10 free frames; the run that crosses the border at 8 is not aligned.
         let text = "....mm..m.fa..";
         assert_eq!(snapshot(text).free_runs(Order(2)), 1);
         assert_eq!(snapshot(text).count(FrameKind::Free), 9);
         assert_eq!(snapshot(text).fragmentation(Order(2)), 1.0 / 2.0);
         assert_eq!(snapshot(text).fragmentation(Order(0)), 1.0 - 9.0 / 10.0);
-        assert_eq!(snapshot(text).fragmentation(Order(200)), 0.0, "no pool has such a run");
+        assert_eq!(snapshot(text).fragmentation(Order(200)), 0.0, "no pool has a run of this order");
         assert_eq!(snapshot("....f").fragmentation(Order(2)), 0.0);
-        assert_eq!(snapshot("f....").fragmentation(Order(2)), 1.0, "if the first could move");
+        assert_eq!(snapshot("f....").fragmentation(Order(2)), 1.0, "the first could move away");
         assert_eq!(snapshot("f....").setting_aside(true, 0).fragmentation(Order(2)), 0.0);
         assert_eq!(snapshot("faaaa.m.....").fragmentation(Order(2)), 1.0 / 2.0);
         assert_eq!(snapshot("faaaa.m.....").setting_aside(true, 4).fragmentation(Order(2)), 0.0);

@@ -1,17 +1,19 @@
-//! The background task: looks at the pool now and then, and compacts it when it is fragmented.
+//! The background task: checks the pool periodically, and compacts it when it is fragmented.
 //!
 //! ```text
-//! every `interval`:  nothing has changed since there was nothing to do?  a pause of twice the length, up to 100 ms
-//!                    batches in flight that may read what the last run left?  not now
-//!                    fragmented beyond `threshold`?  a run, unless the last ones gained nothing: then every 2nd, 4th ... time
-//! stop:              the wave that is under way ends, nothing else begins, and the totals are handed over; also when the pool goes
+//! every `interval`:  no change since the last idle check?  double the pause, up to 100 ms
+//!                    batches in flight that may read frames vacated by the last run?  not now
+//!                    fragmented beyond `threshold`?  a run; while runs gain nothing, only at
+//!                    every 2nd, 4th ... such check
+//! stop:              the current wave ends, no other begins, the totals are returned; also when
+//!                    the pool is dropped
 //! ```
 //!
-//! Whether something has changed is a count that the bitmaps keep, and the clock's word. What makes
-//! a block movable and is in neither (sealed or unpinned by hand, freed into a magazine) is seen
-//! within [`THOROUGH_EVERY`].
+//! Changes are detected by a counter that the bitmaps keep, and by the clock's word. Events that
+//! make a block movable but change neither (a seal or unpin by handle, a free into a magazine) are
+//! noticed within [`THOROUGH_EVERY`].
 //!
-//! It takes its turn with runs by hand and with changes of size, and like them it holds nobody else up.
+//! It takes turns with explicit runs and with resizes, and like them it blocks no other operation.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -25,37 +27,40 @@ use crate::ids::{Order, Ticket};
 use super::compactor::{Background, COPY_DEADLINE, Compactor, DefragOptions, WAVE_BYTES};
 use super::{DefragError, DefragReport, DefragTotals};
 
-/// Looks that are skipped, at most, while runs gain nothing.
+/// Maximum number of checks skipped while runs gain nothing.
 const PATIENCE_MAX: u32 = 32;
 
-/// The longest pause between two looks at a pool in which nothing changes, unless the interval is
-/// longer.
+/// Longest pause between two checks while the pool does not change, unless the interval is longer.
 const PAUSE_MAX: Duration = Duration::from_millis(100);
 
-/// Between two looks that go through the pool although nothing that is counted has changed.
+/// Time between two checks that examine the pool even if no counter has changed.
 const THOROUGH_EVERY: Duration = Duration::from_secs(1);
 
-/// Between two runs that empty threads' magazines. A thread pays for that with a refill, and with blocks that it has not
-/// touched lately; more often it would show among the slowest thousandth of its allocations (`benches`: `interference`).
+/// Time between two runs that empty threads' magazines. It costs a thread a refill, and gives it
+/// blocks that it has not touched lately; more often, this would show in the p99.9 of its
+/// allocations (`benches`: `interference`).
 const TRIM_EVERY: Duration = Duration::from_millis(20);
 
 /// When a background task compacts, and how much at a time.
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[non_exhaustive]
 pub struct DefragConfig {
-    /// It runs while the [fragmentation](crate::block::Core::fragmentation) is above this share, 0 to 1.
+    /// The task runs while the fragmentation rate is above this share, 0 to 1; see
+    /// [`Pool::fragmentation`](crate::pool::Pool::fragmentation). The rate is one minus the number
+    /// of free aligned runs of the order, divided by the number that the same free frames would
+    /// form under the best placement of all blocks.
     pub threshold: f64,
-    /// Time between two looks. While nothing changes in the pool the looks cost next to nothing,
-    /// and come at up to a tenth of a second, or this time if it is longer; the first of them that
-    /// finds a change goes back to this time.
+    /// Time between two checks. While the pool does not change, checks are nearly free, and the
+    /// time between them grows to 100 ms (or to this value, if larger); the first check that finds
+    /// a change resets it to this value.
     pub interval: Duration,
-    /// Bytes that are copied together.
+    /// Bytes copied per wave.
     pub wave_bytes: usize,
-    /// Bytes that one run moves at most.
+    /// Maximum number of bytes moved per run.
     pub budget_bytes: Option<u64>,
-    /// The order of free runs; the pool's own unless given.
+    /// Order of the free runs to gain; by default, the pool's.
     pub order: Option<Order>,
-    /// How long the copy of a wave may take, see [`DefragOptions::copy_deadline`].
+    /// Time limit for the copy of a wave; see [`DefragOptions::copy_deadline`].
     pub copy_deadline: Duration,
 }
 
@@ -73,43 +78,45 @@ impl Default for DefragConfig {
 }
 
 impl DefragConfig {
-    /// Above a fiftieth, every two milliseconds, in short waves. What is moved is about the same for any threshold up to a
-    /// tenth: what is not moved soon is moved later (`benches`: `churn`).
+    /// Returns the defaults: a threshold of 2 %, an interval of 2 ms, short waves.
+    ///
+    /// The number of moved blocks is about the same for any threshold up to 10 %, because moves
+    /// that are not made early are made later (`benches`: `churn`).
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Runs above this share.
+    /// Sets the fragmentation rate above which the task runs.
     pub fn threshold(mut self, threshold: f64) -> Self {
         self.threshold = threshold;
         self
     }
 
-    /// Looks so often.
+    /// Sets the time between two checks.
     pub fn interval(mut self, interval: Duration) -> Self {
         self.interval = interval;
         self
     }
 
-    /// Copies so many bytes together.
+    /// Sets how many bytes to copy per wave.
     pub fn wave_bytes(mut self, bytes: usize) -> Self {
         self.wave_bytes = bytes;
         self
     }
 
-    /// Moves no more than so many bytes in one run.
+    /// Sets the maximum number of bytes to move per run.
     pub fn budget_bytes(mut self, bytes: u64) -> Self {
         self.budget_bytes = Some(bytes);
         self
     }
 
-    /// Gains free runs of this order.
+    /// Sets the order of the free runs to gain.
     pub fn order(mut self, order: Order) -> Self {
         self.order = Some(order);
         self
     }
 
-    /// Lets the copy of a wave take so long.
+    /// Sets the time limit for the copy of a wave.
     pub fn copy_deadline(mut self, deadline: Duration) -> Self {
         self.copy_deadline = deadline;
         self
@@ -123,18 +130,19 @@ impl DefragConfig {
 
     fn check(&self) -> Result<(), DefragError> {
         if !(0.0..=1.0).contains(&self.threshold) {
-            return Err(DefragError::Option { option: "threshold", reason: "not a share between 0 and 1" });
+            return Err(DefragError::Option { option: "threshold", reason: "must be between 0 and 1" });
         }
         if self.interval.is_zero() {
-            return Err(DefragError::Option { option: "interval", reason: "no time between two looks" });
+            return Err(DefragError::Option { option: "interval", reason: "must not be zero" });
         }
         self.options().check()
     }
 }
 
-/// A background task that compacts a pool. Dropping it stops the task too, without waiting for it.
-/// It stops by itself when the last `Pool` is dropped. The task keeps the pool's memory until it
-/// has stopped.
+/// A background task that compacts a pool.
+///
+/// The task stops when this is dropped, which does not wait for it, and when the last `Pool` is
+/// dropped. It keeps the pool's memory alive until it has stopped.
 #[derive(Debug)]
 #[must_use = "the task stops when this is dropped"]
 pub struct Defragmenter {
@@ -163,20 +171,20 @@ impl Defragmenter {
         Ok(Self { stop, totals, task: Some(task) })
     }
 
-    /// What it has done so far.
+    /// Returns the totals so far.
     pub fn totals(&self) -> DefragTotals {
         *self.totals.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Stops the task, waits until it has, and says what it did.
+    /// Stops the task, waits for its end, and returns the totals.
     ///
     /// # Panics
     ///
-    /// If the task did: who copies frames may be the engine's own code.
+    /// If the task panicked; a copier may be the engine's own code.
     pub async fn stop(mut self) -> DefragTotals {
         self.stop.send_replace(true);
         if let Some(task) = self.task.take() {
-            // A task whose runtime went has stopped too.
+            // A task whose runtime has shut down has stopped too.
             if let Err(error) = task.await
                 && error.is_panic()
             {
@@ -203,11 +211,12 @@ async fn work(
     let (mut patience, mut skipped, mut left) = (1, 0, Ticket(0));
     let mut trimmed: Option<Instant> = None;
     let (mut pause, mut idle) = (config.interval, None::<Idle>);
-    // Ends when it is told to, and when there is nobody left to tell it.
+    // Ends when told to stop, and when the sender is gone.
     while timeout(pause, stopped.wait_for(|&stop| stop)).await.is_err() {
-        // Also while nothing changes: a request that does not come for its turn holds up the others.
+        // Even while the pool does not change: a request that does not take its turn delays the
+        // others.
         compactor.blocks().look_after_line();
-        // So that its age is known to errors and statistics.
+        // Makes its age known to errors and statistics.
         let _ = compactor.blocks().oldest_batch();
         let is_idle = idle.as_ref().is_some_and(|idle| idle.goes_on(&compactor));
         if is_idle && idle.as_ref().is_some_and(|idle| idle.since.elapsed() < THOROUGH_EVERY) {
@@ -217,7 +226,7 @@ async fn work(
         }
         idle = None;
         if is_idle {
-            // A thorough look, whose time has come.
+            // It is time for a thorough check.
             skipped = patience;
         } else {
             pause = config.interval;
@@ -229,7 +238,8 @@ async fn work(
         skipped = 0;
         let blocks = compactor.blocks();
         if !blocks.clock().ended(left) {
-            // What the last run left is not free yet: another one would take more from those who allocate.
+            // The frames vacated by the last run are not free yet: another run would take more free
+            // frames from allocations.
             continue;
         }
         blocks.reclaim_due_shared_limbo();
@@ -265,7 +275,7 @@ async fn work(
     }
 }
 
-/// The pool when there was nothing to do.
+/// State of the pool at a check that found no work.
 struct Idle {
     changes: u32,
     newest: Ticket,
@@ -280,14 +290,14 @@ impl Idle {
         Self { changes: blocks.changes(), newest, in_flight, since: Instant::now() }
     }
 
-    /// Whether there is nothing to do still, as far as can be told without a look through the pool.
+    /// Returns true if there is still no work, as far as the counters show.
     fn goes_on(&self, compactor: &Compactor) -> bool {
         let now = Self::now(compactor);
         (now.changes, now.newest, now.in_flight) == (self.changes, self.newest, self.in_flight)
     }
 }
 
-/// What a run had done when it failed.
+/// Returns the work done by a run before it failed.
 fn done_before(error: &DefragError) -> DefragReport {
     match error {
         DefragError::Copy { report, .. }

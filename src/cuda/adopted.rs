@@ -1,7 +1,8 @@
-//! An engine's own tensors as the frames' memory: whether they are where they are said to be.
+//! Checks that an engine's tensors are in the memory of this device.
 //!
-//! What the numbers alone can tell (strides, alignment, overlaps) is checked as for host memory; here the driver is asked
-//! what lies at the addresses. A wrong one would end the device's context at the first copy, and with it the engine.
+//! Properties visible in the numbers (strides, alignment, overlaps) are checked as for host memory;
+//! here the driver reports what lies at the addresses. A wrong address would end the device's
+//! context at the first copy, and the engine with it.
 
 use std::ffi::{c_int, c_uint};
 
@@ -15,7 +16,7 @@ use super::context::Context;
 use super::error::describe;
 use super::pieces::Placed;
 
-/// The planes, in the layout's order, if they are what they are said to be.
+/// Checks the planes and returns them, in the layout's order.
 pub(super) fn placed(
     context: &Context,
     layout: &KvLayout,
@@ -31,7 +32,7 @@ pub(super) fn placed(
     Ok(checked.into_iter().map(|(base, plane)| Placed { base: base.addr() as u64, plane }).collect())
 }
 
-/// Whether so many bytes from an address on are memory of this device.
+/// Checks that the bytes from this address on are memory of this device.
 fn is_here(context: &Context, plane: usize, base: usize, needed: usize) -> Result<(), StorageError> {
     let device = context.id();
     let not_here =
@@ -46,7 +47,7 @@ fn is_here(context: &Context, plane: usize, base: usize, needed: usize) -> Resul
             Err(error) => return Err(not_here(&describe(error))),
         };
         if kind != CUmemorytype::CU_MEMORYTYPE_DEVICE as c_uint {
-            return Err(not_here("it is memory of the host"));
+            return Err(not_here("it is host memory"));
         }
         let asked = |result: Result<u64, CUresult>| result.map_err(|error| not_here(&describe(error)));
         let ordinal = ask::<c_int>(at, Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL);
@@ -57,7 +58,7 @@ fn is_here(context: &Context, plane: usize, base: usize, needed: usize) -> Resul
         }
         let start = asked(ask(at, Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR))?;
         let bytes = asked(ask(at, Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE))?;
-        // An engine that maps its memory piece by piece has several ranges side by side.
+        // An engine that maps its memory in pieces has several adjacent ranges.
         let end = start.saturating_add(bytes);
         if end <= at {
             return Err(outside);
@@ -69,7 +70,8 @@ fn is_here(context: &Context, plane: usize, base: usize, needed: usize) -> Resul
 
 fn ask<T: Default>(address: u64, attribute: Attribute) -> Result<T, CUresult> {
     let mut value = T::default();
-    // SAFETY: the place has the type that the attribute is documented to have; the address is looked up and not followed.
+    // SAFETY: the out pointer has the type documented for the attribute; the address is looked up
+    // and not dereferenced.
     match unsafe { sys::cuPointerGetAttribute((&raw mut value).cast(), attribute, address) } {
         CUresult::CUDA_SUCCESS => Ok(value),
         error => Err(error),

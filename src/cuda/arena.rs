@@ -1,19 +1,21 @@
-//! The frames' memory, mapped here: one range of addresses for all frames that there may ever be, and memory behind the
-//! first of them.
+//! The frames' memory, mapped here: one address range for the maximum number of frames, with memory
+//! behind its first part.
 //!
 //! ```text
-//! addresses   | region of plane 0                | region of plane 1                | ...      layer-first
-//!             | one region: block after block                                       |          block-first
-//! in a region | chunk 0 | chunk 1 | chunk 2 |  nothing is mapped from here on       |
+//! addresses   | region of plane 0          | region of plane 1          | ...   layer-first
+//!             | one region: block after block                           |       block-first
+//! in a region | chunk 0 | chunk 1 | chunk 2 | not mapped from here on   |
 //! ```
 //!
-//! A *chunk* is a segment's frames of one region, rounded up to whole granules, which is what the device maps. So chunks of different
-//! regions hold different numbers of frames: `mapped(region) == chunks * chunk_bytes >= frames * frame_stride`, and what is
-//! past the last frame is slack.
+//! A *chunk* holds one region's part of a segment's frames, rounded up to whole granules, the
+//! device's unit of mapping. Chunks of different regions therefore hold different numbers of
+//! frames: `mapped(region) == chunks * chunk_bytes >= frames * frame_stride`. The rest, behind the
+//! last frame, is slack.
 //!
-//! The base never moves: engines keep pointers into it, and captured graphs do. To grow is to map chunks, to
-//! shrink is to unmap those that hold no frame that stays. A device that touches what is not mapped fails for good;
-//! so the number of frames is raised after the mapping, and lowered before the unmapping, and every operation checks it.
+//! The base never moves: engines and captured graphs keep pointers into the range. Growing maps
+//! chunks; shrinking unmaps the chunks that hold no remaining frame. A device that accesses
+//! unmapped memory fails for good. The number of frames is therefore raised after mapping and
+//! lowered before unmapping, and every operation checks it.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -29,43 +31,45 @@ use super::context::Context;
 use super::pieces::Placed;
 use super::stream::Stream;
 
-/// Unless told otherwise, memory is mapped in about so many steps: more would take longer, fewer would give less back.
+/// Default number of steps in which memory is mapped: more would take longer, fewer would return
+/// less on shrinking.
 const SEGMENTS: usize = 64;
 
-/// See the [module](self).
+/// Device memory for frames; see the [module](self).
 #[derive(Debug)]
 pub(super) struct Arena {
     context: Arc<Context>,
     base: CUdeviceptr,
     plan: Plan,
-    /// Chunks that are mapped, by region.
+    /// Number of mapped chunks, by region.
     mapped: Mutex<Vec<usize>>,
 }
 
-/// Where things are in the range, in bytes from its base.
+/// Positions of the regions in the range.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Plan {
     regions: Vec<Region>,
     bytes: usize,
 }
 
-/// A plane, or all of them.
+/// A plane, or all planes of a block-first layout. `at` is in bytes from the base.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Region {
     at: usize,
     frame_stride: usize,
     chunk_bytes: usize,
-    /// A multiple of the granule; the last chunk may be shorter than the others.
+    /// Address range of the region in bytes: a multiple of the granule. The last chunk may be
+    /// shorter than the others.
     bytes: usize,
 }
 
 impl Region {
-    /// Chunks that so many frames lie in.
+    /// Returns the number of chunks that hold the first `frames` frames.
     fn chunks(&self, frames: usize) -> usize {
         (frames * self.frame_stride).div_ceil(self.chunk_bytes)
     }
 
-    /// Where a chunk begins in the range, and its length.
+    /// Returns the offset of a chunk in the range, and its length.
     fn chunk(&self, index: usize) -> (usize, usize) {
         let start = index * self.chunk_bytes;
         (self.at + start, self.chunk_bytes.min(self.bytes - start))
@@ -73,7 +77,7 @@ impl Region {
 }
 
 impl Plan {
-    /// Also the planes, in the layout's order, based at 0.
+    /// Returns the plan, and the planes in the layout's order with bases relative to 0.
     fn new(
         layout: &KvLayout,
         frames_max: usize,
@@ -96,7 +100,7 @@ impl Plan {
                 end =
                     end.checked_add(bytes).filter(|&end| end <= isize::MAX as usize).ok_or_else(too_large)?;
             }
-            // Planes of one block lie one behind the other, from the region's start on.
+            // Planes of a block are consecutive, from the region's start on.
             let offset = if layout.arrangement() == Arrangement::BlockFirst { plane.base } else { 0 };
             let at = regions[regions.len() - 1].at + offset;
             placed.push(Placed { base: at as u64, plane });
@@ -106,7 +110,8 @@ impl Plan {
 }
 
 impl Arena {
-    /// Reserves addresses for `frames_max` frames, and maps the first `frames` of them. Also the planes, in the layout's order.
+    /// Reserves addresses for `frames_max` frames, and maps the first `frames` of them. Also
+    /// returns the planes, in the layout's order.
     pub(super) fn new(
         context: &Arc<Context>,
         layout: &KvLayout,
@@ -128,11 +133,14 @@ impl Arena {
         Ok((arena, placed))
     }
 
-    /// Maps what so many frames need, zeroed: kernels that read whole blocks multiply what is behind a sequence's end by zero,
-    /// which leaves a NaN that it is.
+    /// Maps the memory of the first `frames` frames, zeroed.
+    ///
+    /// Kernels that read whole blocks multiply the values behind a sequence's end by zero, and a
+    /// NaN would survive that.
     ///
     /// # Errors
-    /// [`StorageError::DeviceMemory`], and what the driver says; nothing more is mapped than before.
+    /// [`StorageError::DeviceMemory`], and errors of the driver; nothing more is mapped than
+    /// before.
     pub(super) fn grow(&self, frames: usize, stream: &Stream) -> Result<(), StorageError> {
         let mut mapped = self.mapped.lock().unwrap_or_else(PoisonError::into_inner);
         let before = mapped.clone();
@@ -157,7 +165,7 @@ impl Arena {
             let (start, len) = self.plan.regions[at].chunk(chunk);
             let outcome = self.map(start, len, stream, &short);
             if outcome.is_err() {
-                // Others may have zeroed chunks in command scope.
+                // Earlier chunks may still be zeroed by enqueued commands.
                 let _ = stream.synchronise();
                 self.unmap_to(&mut mapped, &before);
                 return outcome;
@@ -171,29 +179,29 @@ impl Arena {
         zeroed
     }
 
-    /// Unmaps what holds none of the first `frames` frames.
+    /// Unmaps chunks that hold none of the first `frames` frames.
     ///
     /// # Safety
-    /// Nobody, on the host or the device, touches later frames any more.
+    /// Neither the host nor the device accesses later frames any more.
     pub(super) unsafe fn shrink(&self, frames: usize) {
         let mut mapped = self.mapped.lock().unwrap_or_else(PoisonError::into_inner);
         let kept: Vec<usize> = self.plan.regions.iter().map(|region| region.chunks(frames)).collect();
         self.unmap_to(&mut mapped, &kept);
     }
 
-    /// Bytes that are mapped.
+    /// Returns the number of mapped bytes.
     pub(super) fn mapped_bytes(&self) -> usize {
         let mapped = self.mapped.lock().unwrap_or_else(PoisonError::into_inner);
         let regions = self.plan.regions.iter().zip(&*mapped);
         regions.map(|(region, &chunks)| (chunks * region.chunk_bytes).min(region.bytes)).sum()
     }
 
-    /// Bytes of addresses.
+    /// Returns the size of the address range in bytes.
     pub(super) fn reserved_bytes(&self) -> usize {
         self.plan.bytes
     }
 
-    /// Maps one chunk and begins to zero it; nothing is left of it if that fails.
+    /// Maps one chunk and starts zeroing it; undoes the mapping on failure.
     fn map(
         &self,
         start: usize,
@@ -208,15 +216,16 @@ impl Arena {
             location: properties.location,
             flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
         };
-        // SAFETY: the places are valid and the context is current; the addresses are of this arena, and not mapped. The
-        // memory lives on for as long as it is mapped.
+        // SAFETY: the pointers are valid and the context is current; the addresses belong to this
+        // arena and are not mapped. The memory lives as long as it is mapped.
         unsafe {
             match sys::cuMemCreate(&mut handle, len, &properties, 0) {
                 CUresult::CUDA_ERROR_OUT_OF_MEMORY => return Err(short.clone()),
                 made => self.context.check(made, "allocating frames")?,
             }
             let placed = self.context.check(sys::cuMemMap(at, len, 0, handle, 0), "mapping frames");
-            let released = self.context.check(sys::cuMemRelease(handle), "keeping frames by their addresses");
+            let released =
+                self.context.check(sys::cuMemRelease(handle), "releasing the handle of mapped frames");
             placed?;
             let ready = released
                 .and_then(|()| {
@@ -232,16 +241,16 @@ impl Arena {
         }
     }
 
-    /// Unmaps from the end, until so many chunks are left of each region.
+    /// Unmaps chunks from the end, until `kept` chunks of each region are left.
     fn unmap_to(&self, mapped: &mut [usize], kept: &[usize]) {
         let _entered = self.context.enter_anyhow();
         for (region, (chunks, &kept)) in self.plan.regions.iter().zip(mapped.iter_mut().zip(kept)) {
             while *chunks > kept {
                 let (start, len) = region.chunk(*chunks - 1);
-                // SAFETY: mapped as this very chunk; nobody touches it, say the callers.
+                // SAFETY: mapped as exactly this chunk; no one accesses it, as the callers promise.
                 let unmapped = unsafe { sys::cuMemUnmap(self.base + start as u64, len) };
                 if self.context.check(unmapped, "unmapping frames").is_err() {
-                    // It stays as it is, and is there when the arena grows again.
+                    // The chunk stays mapped, and is reused when the arena grows again.
                     break;
                 }
                 *chunks -= 1;
@@ -252,20 +261,22 @@ impl Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        // An engine's kernel may be under way that nobody told us of. In a context that is lost nothing is.
+        // Kernels of an engine may be running that this backend does not know of. In a lost context
+        // nothing runs.
         let _ = self.context.synchronise();
         let mut mapped = std::mem::take(&mut *self.mapped.lock().unwrap_or_else(PoisonError::into_inner));
         let none = vec![0; mapped.len()];
         self.unmap_to(&mut mapped, &none);
         let _entered = self.context.enter_anyhow();
-        // SAFETY: reserved so, and nothing is mapped there any more.
+        // SAFETY: reserved with this size, and no longer mapped.
         let _ = unsafe { sys::cuMemAddressFree(self.base, self.plan.bytes) };
     }
 }
 
-/// What is mapped: memory of this device.
+/// Returns the properties of the mapped memory, which is on this device.
 fn properties(context: &Context) -> CUmemAllocationProp {
-    // SAFETY: of plain numbers and a pointer, all of which may be zero, and have to be where nothing is asked for.
+    // SAFETY: plain numbers and a pointer, for which zero is valid, and is required for unused
+    // fields.
     let mut properties: CUmemAllocationProp = unsafe { std::mem::zeroed() };
     properties.type_ = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
     properties.location =
@@ -273,21 +284,21 @@ fn properties(context: &Context) -> CUmemAllocationProp {
     properties
 }
 
-/// What the device maps is a multiple of this.
+/// Returns the device's unit of mapping in bytes.
 fn granule(context: &Context) -> Result<usize, StorageError> {
     let _entered = context.enter()?;
     let (mut granule, properties) = (0, properties(context));
     let least = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
-    // SAFETY: the places are valid and the context is current.
+    // SAFETY: the pointers are valid and the context is current.
     let asked = unsafe { sys::cuMemGetAllocationGranularity(&mut granule, &properties, least) };
-    context.check(asked, "asking for the size of a granule")?;
+    context.check(asked, "reading the mapping granularity")?;
     Ok(granule.max(1))
 }
 
 fn reserve(context: &Context, bytes: usize, granule: usize) -> Result<CUdeviceptr, StorageError> {
     let _entered = context.enter()?;
     let mut base = 0;
-    // SAFETY: the place is valid and the context is current.
+    // SAFETY: the pointer is valid and the context is current.
     let reserved = unsafe { sys::cuMemAddressReserve(&mut base, bytes, granule, 0, 0) };
     context.check(reserved, "reserving addresses for frames")?;
     Ok(base)
@@ -301,7 +312,7 @@ mod tests {
     const GRANULE: usize = 2 << 20;
 
     fn layout(arrangement: Arrangement) -> KvLayout {
-        // Tiles of 10 KiB, which is no divisor of a granule.
+        // Tiles of 10 KiB, which do not divide a granule.
         let builder = KvLayout::builder().layers(3).kv_heads(4).head_dim(80).dtype(Dtype::Bf16);
         builder.arrangement(arrangement).build().unwrap()
     }

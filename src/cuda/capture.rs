@@ -1,27 +1,30 @@
-//! Somebody else's graph that is being captured is left alone.
+//! Isolation from graphs that other code is capturing.
 //!
-//! While any thread captures a graph in the global mode, which is the usual one, calls that could wait for the
-//! device (to allocate, to query an event) are refused to *every* thread, and break the capture. A thread whose own mode
-//! is relaxed is exempt: what it does has nothing to do with the capture, it says. For the calls made here that is so: they name
-//! streams of their own, and streams of an engine only after it was asked whether these are being captured.
+//! While any thread captures a graph in the global mode, which is the usual one, calls that could
+//! wait for the device (allocations, event queries) are refused on *every* thread, and invalidate
+//! the capture. A thread in relaxed mode is exempt, because it declares that its calls are
+//! unrelated to the capture. This is true for the calls made here: they use this backend's own
+//! streams, and an engine's streams only after checking that they are not being captured.
 //!
-//! One call waits for the whole context, captures included, and breaks one in any mode: to drop a storage whose memory was mapped here.
-//! An engine drops none of these while it captures, as it frees no memory then.
+//! One operation waits for the whole context, including captures, and invalidates a capture in any
+//! mode: dropping a storage whose memory was mapped here. An engine does not drop such a storage
+//! while it captures, just as it frees no memory then.
 
 use cudarc::driver::sys::{self, CUstreamCaptureMode};
 
-/// The calling thread's capture mode is relaxed until this is dropped.
+/// Keeps the calling thread's capture mode relaxed until it is dropped.
 #[derive(Debug)]
-#[must_use = "the mode is put back when it is dropped"]
+#[must_use = "dropping it restores the mode"]
 pub(super) struct Relaxed {
     before: CUstreamCaptureMode,
 }
 
 impl Relaxed {
-    /// Relaxes this thread's mode. The driver was started.
+    /// Relaxes this thread's mode. The driver must have been started.
     pub(super) fn enter() -> Self {
         let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: the place is valid. It fails for none but an impossible mode, and leaves the mode as it is then.
+        // SAFETY: the pointer is valid. The call fails only for an invalid mode, and then leaves
+        // the mode unchanged.
         let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) };
         Self { before: mode }
     }

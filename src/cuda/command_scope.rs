@@ -1,13 +1,13 @@
-//! Commands that were enqueued together, and the buffers that they name.
+//! Commands enqueued together, and the buffers that they use.
 //!
 //! ```text
-//! on(stream) ── upload, download, launch ──> wait()           the host sleeps until they are over
-//!                                       ├──> then(with, done) the watcher says when
-//!                                       ├──> leave()           no buffer was named
-//!                                       └──> dropped          on the way out of an error: waits
+//! on(stream) ── upload, download, launch ──> wait()           blocks until they are complete
+//!                                       ├──> then(with, done) the watcher reports their end
+//!                                       ├──> leave()           they use no buffer
+//!                                       └──> dropped          after an error: waits
 //! ```
 //!
-//! However it ends, no buffer goes back to its shelf before the device is through with it.
+//! In every case, buffers return to their shelf only when the device has finished with them.
 
 use cudarc::driver::DeviceRepr;
 use cudarc::driver::sys::{self, CUstream};
@@ -20,13 +20,13 @@ use super::event::Event;
 use super::kernels::Kernel;
 use super::staging::{Pinned, Scratch};
 
-/// See the [module](self).
+/// Commands on one stream; see the [module](self).
 pub(super) struct CommandScope<'a> {
     device: &'a Device,
     stream: CUstream,
     kept: Kept,
     mark: Option<Event>,
-    /// Something was enqueued that nobody waited for yet.
+    /// True if commands were enqueued that have not been waited for.
     is_open: bool,
 }
 
@@ -37,7 +37,7 @@ struct Kept {
 }
 
 impl<'a> CommandScope<'a> {
-    /// Nothing yet.
+    /// Returns an empty scope.
     ///
     /// # Safety
     /// The stream lives as long as the command scope, and is of this device.
@@ -45,12 +45,12 @@ impl<'a> CommandScope<'a> {
         Self { device, stream, kept: Kept::default(), mark: None, is_open: false }
     }
 
-    /// Scratch memory for these commands.
+    /// Returns the address of scratch memory for these commands.
     pub(super) fn scratch(&mut self, bytes: usize) -> Result<u64, StorageError> {
         self.scratch_of(self.device, bytes)
     }
 
-    /// The same on another device.
+    /// Returns the address of scratch memory on another device.
     pub(super) fn scratch_of(&mut self, device: &Device, bytes: usize) -> Result<u64, StorageError> {
         let scratch = device.0.staging.scratch(bytes)?;
         let address = scratch.address();
@@ -58,52 +58,53 @@ impl<'a> CommandScope<'a> {
         Ok(address)
     }
 
-    /// These bytes in scratch memory, where the commands that follow find them.
+    /// Copies bytes to scratch memory, where later commands can read them, and returns its address.
     pub(super) fn upload(&mut self, bytes: &[u8]) -> Result<u64, StorageError> {
         let address = self.scratch(bytes.len())?;
-        // SAFETY: the scratch memory is this command scope's.
+        // SAFETY: the scratch memory belongs to this command scope.
         unsafe { self.upload_to(address, bytes)? };
         Ok(address)
     }
 
-    /// These bytes at an address of the device. They are read now.
+    /// Copies bytes to an address of the device. They are read before the call returns.
     ///
     /// # Safety
-    /// So many bytes from there on are nobody else's until the command scope is over.
+    /// Until the command scope ends, no one else accesses the destination.
     pub(super) unsafe fn upload_to(&mut self, address: u64, bytes: &[u8]) -> Result<(), StorageError> {
         if bytes.is_empty() {
             return Ok(());
         }
         let mut pinned = self.device.0.staging.pinned(bytes.len())?;
         pinned.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
-        // SAFETY: the caller's; the buffer is kept.
+        // SAFETY: the caller's promise; the buffer is kept.
         let sent = unsafe { self.send(address, &pinned, bytes.len()) };
         self.kept.pinned.push(pinned);
         sent
     }
 
-    /// The beginning of a pinned buffer to an address of the device.
+    /// Copies the beginning of a pinned buffer to an address of the device.
     ///
     /// # Safety
-    /// So many bytes from there on are nobody else's until the command scope is over, and the buffer is neither written nor dropped.
+    /// Until the command scope ends, no one else accesses the destination, and the buffer is
+    /// neither written nor dropped.
     pub(super) unsafe fn send(&mut self, to: u64, from: &Pinned, bytes: usize) -> Result<(), StorageError> {
         let context = &self.device.0.context;
         let _entered = context.enter()?;
         self.is_open = true;
-        // SAFETY: the buffer has so many bytes; the rest is the caller's.
+        // SAFETY: the buffer is at least that long; the rest is the caller's promise.
         let enqueued = unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.as_ptr().cast(), bytes, self.stream) };
         context.check(enqueued, "copying to the device")
     }
 
-    /// Bytes of the device to the beginning of a pinned buffer.
+    /// Copies bytes of the device to the beginning of a pinned buffer.
     ///
     /// # Safety
-    /// Nobody writes the bytes until the command scope is over, and the buffer is not touched.
+    /// Until the command scope ends, no one writes the source, and the buffer is not accessed.
     pub(super) unsafe fn fetch(&mut self, to: &Pinned, from: u64, bytes: usize) -> Result<(), StorageError> {
         let context = &self.device.0.context;
         let _entered = context.enter()?;
         self.is_open = true;
-        // SAFETY: the buffer has so many bytes; the rest is the caller's.
+        // SAFETY: the buffer is at least that long; the rest is the caller's promise.
         let enqueued = unsafe { sys::cuMemcpyDtoHAsync_v2(to.as_ptr().cast(), from, bytes, self.stream) };
         context.check(enqueued, "copying to the host")
     }
@@ -119,18 +120,18 @@ impl<'a> CommandScope<'a> {
         params: &P,
     ) -> Result<(), StorageError> {
         self.is_open = true;
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         unsafe { self.device.0.kernels.launch(kernel, grid, self.stream, params) }
     }
 
-    /// Puts a mark behind what was enqueued; what follows is not waited for.
+    /// Records an event behind the commands so far; `wait` does not wait for later ones.
     pub(super) fn mark(&mut self) -> Result<&Event, StorageError> {
         // SAFETY: the stream lives.
         let event = unsafe { Event::record(&self.device.0.context, self.stream)? };
         Ok(self.mark.insert(event))
     }
 
-    /// Waits until all is over.
+    /// Waits until the commands are complete.
     pub(super) fn wait(mut self) -> Result<(), StorageError> {
         if cfg!(kvpool_mutant = "staging_early") {
             self.give_back();
@@ -145,18 +146,18 @@ impl<'a> CommandScope<'a> {
         Ok(())
     }
 
-    /// Planted: gives the buffers back while they are read.
+    /// Planted bug: gives the buffers back while the device reads them.
     pub(super) fn give_back(&mut self) {
         self.kept = Kept::default();
     }
 
-    /// Leaves it to itself: it names no buffer that would go back.
+    /// Ends the scope without waiting. The commands must not use any buffer of the scope.
     pub(super) fn leave(mut self) {
         debug_assert!(self.kept.pinned.is_empty() && self.kept.scratch.is_empty());
         self.is_open = false;
     }
 
-    /// Calls `done` when all is over, and drops `with` before.
+    /// Calls `done` when the commands are complete, after dropping `with`.
     pub(super) fn then(mut self, with: impl Send + 'static, done: CopyDone) {
         if cfg!(kvpool_mutant = "staging_early") {
             self.give_back();
@@ -171,12 +172,11 @@ impl<'a> CommandScope<'a> {
 impl Drop for CommandScope<'_> {
     fn drop(&mut self) {
         if self.is_open {
-            // An error on the way. On a device that is lost nothing is under way.
-            // SAFETY: the stream lives.
+            // After an error. On a lost device no command is running. SAFETY: the stream lives.
             let settled = unsafe { self.device.synchronise(self.stream) };
             if settled.is_err_and(|error| !error.is_lost()) {
-                // Somebody began to capture just there. Nobody knows when what was enqueued will be over: its buffers are
-                // nobody's any more.
+                // A capture of this stream began just now. The end of the enqueued commands is
+                // unknown, so their buffers are leaked.
                 std::mem::forget(std::mem::take(&mut self.kept));
             }
         }

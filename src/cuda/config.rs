@@ -1,9 +1,10 @@
-//! How a storage uses its device.
+//! Configuration of a storage on a device.
 
-/// CTAs that a copy for compaction runs on at once: of an H200's 132 multiprocessors it leaves a hundred to the model.
+/// Default number of CTAs that copy for compaction: of the 132 multiprocessors of an H200, a
+/// hundred are left to the model.
 const MOVING_CTAS: u32 = 32;
 
-/// How a storage uses its device.
+/// Configuration of a storage on a device.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct CudaConfig {
@@ -18,14 +19,17 @@ impl Default for CudaConfig {
 }
 
 impl CudaConfig {
-    /// Memory is mapped and unmapped for about so many frames at a time, rounded up to what the device maps; a 64th of all frames
-    /// unless given.
+    /// Sets the number of frames per mapping step, rounded up to the device's granularity.
+    ///
+    /// By default a 64th of all frames.
     pub fn segment_frames(mut self, frames: usize) -> Self {
         self.segment_frames = Some(frames);
         self
     }
 
-    /// CTAs that compaction copies on at once; 32 unless given. More take less time and more of the device.
+    /// Sets the number of CTAs that copy for compaction; 32 by default.
+    ///
+    /// More take less time, and a larger share of the device.
     pub fn moving_ctas(mut self, ctas: u32) -> Self {
         self.moving_ctas = ctas.max(1);
         self

@@ -1,13 +1,14 @@
 //! A device's primary context: entered for every call, and lost at most once.
 //!
-//! The primary context is the one that every engine of this process uses, so that its pointers and streams are good here.
+//! All engines of a process use the primary context, so that their pointers and streams are valid
+//! here.
 //!
 //! ```text
-//! good ── an error that ends contexts, or a query that fails ──> lost        and never back
+//! good ── an error that ends contexts, or a failed query ──> lost (final)
 //! ```
 //!
-//! Nothing runs any more in a context that is lost, so that its memory is nobody's: what waited for the device is told, and
-//! what comes later is refused. The engine has to start its process anew.
+//! Nothing runs in a lost context any more, so its memory is unused: pending waits get an error,
+//! and later calls are refused. The engine has to restart its process.
 
 use std::ffi::c_int;
 use std::fmt;
@@ -22,7 +23,7 @@ use crate::ids::DeviceId;
 use super::capture::Relaxed;
 use super::error::{CudaError, check, describe, is_of_capture, is_sticky};
 
-/// See the [module](self).
+/// A device's primary context; see the [module](self).
 pub(super) struct Context {
     id: DeviceId,
     device: CUdevice,
@@ -30,17 +31,17 @@ pub(super) struct Context {
     lost: OnceLock<Box<str>>,
 }
 
-// SAFETY: a context may be made current to any thread, and to several.
+// SAFETY: a context can be current on any thread, and on several at once.
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
 
-/// The context is current to this thread, and its capture mode relaxed, until this is dropped.
-#[must_use = "the context is current until it is dropped"]
+/// Keeps the context current on this thread, and its capture mode relaxed, until it is dropped.
+#[must_use = "dropping it restores the previous context"]
 pub(super) struct Entered<'a> {
     before: CUcontext,
     _relaxed: Relaxed,
-    /// What is undone is this thread's.
+    /// Not `Send`: dropping it changes the state of this thread.
     _here: PhantomData<(&'a Context, *const ())>,
 }
 
@@ -49,8 +50,8 @@ impl Context {
     pub(super) fn new(ordinal: u16, device: CUdevice) -> Result<Self, CudaError> {
         let mut raw = std::ptr::null_mut();
         let _relaxed = Relaxed::enter();
-        // SAFETY: the place is valid and the device exists.
-        check(unsafe { sys::cuDevicePrimaryCtxRetain(&mut raw, device) }, "taking the device's context")?;
+        // SAFETY: the pointer is valid and the device exists.
+        check(unsafe { sys::cuDevicePrimaryCtxRetain(&mut raw, device) }, "retaining the device's context")?;
         Ok(Self { id: DeviceId::Cuda(ordinal), device, raw, lost: OnceLock::new() })
     }
 
@@ -66,7 +67,7 @@ impl Context {
         self.device
     }
 
-    /// Makes the context current, if it is good.
+    /// Makes the context current, unless it is lost.
     ///
     /// # Errors
     /// [`StorageError::DeviceLost`].
@@ -75,18 +76,19 @@ impl Context {
         Ok(self.enter_anyhow())
     }
 
-    /// The same, also if it is lost: to give back what is the driver's.
+    /// Makes the context current even if it is lost, to release resources of the driver.
     pub(super) fn enter_anyhow(&self) -> Entered<'_> {
         let _relaxed = Relaxed::enter();
         let mut before = std::ptr::null_mut();
-        // SAFETY: the place is valid, and the context is retained while `self` lives. Neither call fails for contexts that exist.
+        // SAFETY: the pointer is valid, and the context is retained while `self` lives. Neither
+        // call fails for existing contexts.
         unsafe {
             let _ = sys::cuCtxGetCurrent(&mut before);
             if before != self.raw {
                 let _ = sys::cuCtxSetCurrent(self.raw);
             }
         }
-        // What is current already is left so.
+        // A context that is already current stays so.
         Entered { before, _relaxed, _here: PhantomData }
     }
 
@@ -99,7 +101,7 @@ impl Context {
         }
     }
 
-    /// The driver's answer, as a result. An error that ends contexts ends this one.
+    /// Converts a result of the driver. An error that ends contexts marks this one as lost.
     pub(super) fn check(&self, result: CUresult, doing: &'static str) -> Result<(), StorageError> {
         if result == CUresult::CUDA_SUCCESS {
             return Ok(());
@@ -110,8 +112,9 @@ impl Context {
         Err(StorageError::Device { device: self.id, doing, reason: describe(result) })
     }
 
-    /// The same for what fails only where the context is lost, whatever it says: queries, and waits. Unless somebody captures
-    /// a graph just there.
+    /// Converts the result of a query or a wait.
+    ///
+    /// These fail only if the context is lost, or if a capture interferes.
     pub(super) fn check_or_lose(&self, result: CUresult) -> Result<(), StorageError> {
         match result {
             CUresult::CUDA_SUCCESS => Ok(()),
@@ -120,23 +123,23 @@ impl Context {
         }
     }
 
-    /// Nothing can be done with the device any more. The first reason stays.
+    /// Marks the context as lost. The first reason is kept.
     pub(super) fn lose(&self, reason: Box<str>) -> StorageError {
         let reason = self.lost.get_or_init(|| reason).clone();
         StorageError::DeviceLost { device: self.id, reason }
     }
 
-    /// Bytes that are free on the device, and bytes in all.
+    /// Returns the device's free and total memory in bytes.
     pub(super) fn memory(&self) -> Result<(u64, u64), StorageError> {
         let _entered = self.enter()?;
         let (mut free, mut total) = (0, 0);
-        // SAFETY: the places are valid and the context is current.
+        // SAFETY: the pointers are valid and the context is current.
         let asked = unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) };
-        self.check(asked, "asking for free memory")?;
+        self.check(asked, "reading the amount of free memory")?;
         Ok((free as u64, total as u64))
     }
 
-    /// Waits until everything is over that runs in this context, whose ever it is.
+    /// Waits until all work in this context is complete, including that of other code.
     pub(super) fn synchronise(&self) -> Result<(), StorageError> {
         let _entered = self.enter()?;
         // SAFETY: the context is current.
@@ -147,14 +150,16 @@ impl Context {
 impl Drop for Context {
     fn drop(&mut self) {
         let _relaxed = Relaxed::enter();
-        // SAFETY: it was retained once, by `new`; whoever used it held a reference. Nobody could be told of a failure.
+        // SAFETY: retained once, by `new`; all users held a reference. A failure could not be
+        // reported.
         let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
     }
 }
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
-        // SAFETY: what was current before to this thread. A context that was destroyed meanwhile is refused.
+        // SAFETY: restores this thread's previous context. If it has been destroyed meanwhile, the
+        // driver refuses.
         let _ = unsafe { sys::cuCtxSetCurrent(self.before) };
     }
 }

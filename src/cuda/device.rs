@@ -1,4 +1,4 @@
-//! A device, opened: its context, its kernels, its buffers, and the thread that watches it.
+//! An open device: its context, kernels, buffers, and the thread that watches it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,11 +18,13 @@ use super::staging::Staging;
 use super::stream::{Stream, StreamPriority, is_capturing};
 use super::watch::Watch;
 
-/// The handle of the calling thread's own default stream, whichever thread that is: `CU_STREAM_PER_THREAD`.
+/// The handle `CU_STREAM_PER_THREAD`, which means each calling thread's own default stream.
 const PER_THREAD: usize = 2;
 
-/// A CUDA device that can be used. Clones are the same one, and cost nothing; each [`open`](Self::open) starts a thread of
-/// its own to watch the device.
+/// A usable CUDA device.
+///
+/// Clones refer to the same device and cost nothing; each [`open`](Self::open) starts a thread that
+/// watches the device.
 #[derive(Clone)]
 pub struct Device(pub(super) Arc<Opened>);
 
@@ -35,12 +37,13 @@ pub(super) struct Opened {
 }
 
 impl Device {
-    /// Opens a device, by ordinal: retains its primary context, which it shares with whatever else uses the device in this process,
-    /// and loads the kernels.
+    /// Opens a device by ordinal and loads the kernels.
+    ///
+    /// Retains its primary context, which other code of this process shares.
     ///
     /// # Errors
     ///
-    /// A [`CudaError`] that says why the device cannot be used.
+    /// A [`CudaError`] with the reason why the device cannot be used.
     pub fn open(ordinal: usize) -> Result<Self, CudaError> {
         let (raw, info) = driver::device(ordinal)?;
         let context = Arc::new(Context::new(info.ordinal, raw)?);
@@ -50,17 +53,17 @@ impl Device {
         Ok(Self(Arc::new(Opened { context, kernels, staging, watch, info })))
     }
 
-    /// What the driver says of it.
+    /// Returns the driver's description of the device.
     pub fn info(&self) -> &DeviceInfo {
         &self.0.info
     }
 
-    /// The device, as pools name it.
+    /// Returns the device's id for pools.
     pub fn id(&self) -> DeviceId {
         self.0.context.id()
     }
 
-    /// Bytes of its memory that are free, and bytes in all.
+    /// Returns the device's free and total memory in bytes.
     ///
     /// # Errors
     ///
@@ -69,7 +72,7 @@ impl Device {
         self.0.context.memory()
     }
 
-    /// Whether nothing runs there any more, and why: see [`StorageError::DeviceLost`].
+    /// Returns an error if the device is lost; see [`StorageError::DeviceLost`].
     ///
     /// # Errors
     ///
@@ -78,7 +81,7 @@ impl Device {
         self.0.context.good()
     }
 
-    /// A new stream.
+    /// Creates a stream.
     ///
     /// # Errors
     ///
@@ -87,7 +90,7 @@ impl Device {
         self.stream_with_priority(StreamPriority::Usual)
     }
 
-    /// A new stream of some priority.
+    /// Creates a stream with a priority.
     ///
     /// # Errors
     ///
@@ -98,7 +101,7 @@ impl Device {
         Ok(unsafe { DeviceStream::from_raw(self.id(), stream.raw().cast(), stream) })
     }
 
-    /// See [`Storage::check_stream`](crate::storage::Storage::check_stream).
+    /// Implements [`Storage::check_stream`](crate::storage::Storage::check_stream).
     pub(super) fn check_stream(
         &self,
         stream: &DeviceStream,
@@ -111,7 +114,7 @@ impl Device {
         Ok(())
     }
 
-    /// Whether it is a stream of this device's primary context.
+    /// Checks that this is a stream of this device's primary context.
     pub(super) fn check_home(&self, stream: &DeviceStream) -> Result<(), StorageError> {
         match self.foreign(stream)? {
             None => Ok(()),
@@ -119,7 +122,8 @@ impl Device {
         }
     }
 
-    /// What makes it no stream of this device's primary context, if anything does. An error says nothing of the stream.
+    /// Returns an error value if this is not a stream of this device's primary context. An error
+    /// result says nothing about the stream.
     fn foreign(&self, stream: &DeviceStream) -> Result<Option<StorageError>, StorageError> {
         if stream.device() != self.id() {
             let (stream, storage) = (stream.device(), self.id());
@@ -129,29 +133,30 @@ impl Device {
             let (device, reason) = (self.id(), reason.into());
             Ok(Some(StorageError::Device { device, doing: "using a stream", reason }))
         };
-        // Batches end on threads of anybody's, and the watcher's: there it would be the stream of those.
+        // Batches end on arbitrary threads, including the watcher's: there, the handle would mean
+        // another stream.
         if stream.as_raw().addr() == PER_THREAD {
-            return unfit("the per-thread default stream is another one on every thread");
+            return unfit("the per-thread default stream differs between threads");
         }
         let context = &self.0.context;
         let _entered = context.enter()?;
         let mut home = std::ptr::null_mut();
-        // SAFETY: the place is valid, and the stream lives, says whoever made the `DeviceStream`.
+        // SAFETY: the pointer is valid, and the stream lives by the contract of `DeviceStream`.
         let asked = unsafe { sys::cuStreamGetCtx(raw(stream), &mut home) };
-        context.check(asked, "asking for a stream's context")?;
+        context.check(asked, "reading a stream's context")?;
         if home == context.raw() {
             Ok(None)
         } else {
-            unfit("it is of another context than the device's primary one")
+            unfit("it does not belong to the device's primary context")
         }
     }
 
     fn is_capturing(&self, stream: &DeviceStream) -> Result<bool, StorageError> {
-        // SAFETY: as in `foreign`, which has found it to be of this context.
+        // SAFETY: as in `foreign`, which has found that the stream is of this context.
         unsafe { is_capturing(&self.0.context, raw(stream)) }
     }
 
-    /// See [`Storage::after`](crate::storage::Storage::after).
+    /// Implements [`Storage::after`](crate::storage::Storage::after).
     pub(super) fn after(&self, stream: &DeviceStream, done: CopyDone) {
         if cfg!(kvpool_mutant = "seal_unfenced") {
             return done(self.good());
@@ -160,13 +165,15 @@ impl Device {
             Ok(Ok(Some(event))) => self.0.watch.watch(event, Some(stream.clone()), done),
             Ok(Err(foreign)) => done(Err(foreign)),
             Err(error) if error.is_lost() => done(Err(error)),
-            // Captured, or the driver refuses for now. What is under way there goes on all the same, and nobody is told before it is
-            // over: the watcher marks the stream as soon as it can.
+            // The stream is being captured, or the driver refuses for now. Its work continues
+            // nevertheless, and its end must not be reported early: the watcher records an event as
+            // soon as it can.
             Ok(Ok(None)) | Err(_) => self.0.watch.watch_captured(stream.clone(), done),
         }
     }
 
-    /// A mark behind what is enqueued on the stream now; `None` if it is being captured; or what makes it no stream of this device.
+    /// Records an event behind the work enqueued on the stream so far. Returns `None` if the stream
+    /// is being captured, or an inner error if it is not a stream of this device.
     fn marked(&self, stream: &DeviceStream) -> Result<Result<Option<Event>, StorageError>, StorageError> {
         if let Some(foreign) = self.foreign(stream)? {
             return Ok(Err(foreign));
@@ -176,11 +183,12 @@ impl Device {
         }
         // SAFETY: the stream lives, and was found to be of this device.
         let event = unsafe { Event::record(&self.0.context, raw(stream))? };
-        // Whoever began to capture meanwhile has the mark in his graph. A stream that waited for it would be drawn in, too.
+        // If a capture has begun meanwhile, the event is part of that graph; a stream that waited
+        // for it would be captured, too.
         Ok(Ok((!self.is_capturing(stream)?).then_some(event)))
     }
 
-    /// See [`Storage::settle`](crate::storage::Storage::settle).
+    /// Implements [`Storage::settle`](crate::storage::Storage::settle).
     pub(super) fn settle(&self, stream: &DeviceStream) -> Result<(), StorageError> {
         self.check_stream(stream, "waiting for the stream")?;
         let _entered = self.0.context.enter()?;
@@ -188,12 +196,12 @@ impl Device {
         self.0.context.check_or_lose(unsafe { sys::cuStreamSynchronize(raw(stream)) })
     }
 
-    /// Keeps something until what was enqueued on the stream until now is over.
+    /// Keeps a value until the work enqueued on the stream so far is complete.
     ///
     /// # Safety
     /// The stream lives, and is of this device.
     pub(super) unsafe fn keep(&self, stream: CUstream, kept: impl Send + 'static, done: CopyDone) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         match unsafe { Event::record(&self.0.context, stream) } {
             Ok(event) => self.0.watch.watch(
                 event,
@@ -204,11 +212,10 @@ impl Device {
                 }),
             ),
             Err(error) => {
-                // Without an event there is waiting.
-                // SAFETY: the caller's.
+                // Without an event, wait. SAFETY: the caller's promise.
                 let settled = unsafe { self.synchronise(stream) };
                 if settled.as_ref().is_err_and(|error| !error.is_lost()) {
-                    // Nobody knows when it will be over: it is kept for good.
+                    // The end of the work is unknown: leak the value.
                     std::mem::forget(kept);
                 } else {
                     drop(kept);
@@ -218,18 +225,18 @@ impl Device {
         }
     }
 
-    /// Waits until what was enqueued on the stream until now is over, or nothing runs any more.
+    /// Waits until the work enqueued on the stream so far is complete, or the device is lost.
     ///
     /// # Safety
     /// The stream lives, and is of this device.
     pub(super) unsafe fn synchronise(&self, stream: CUstream) -> Result<(), StorageError> {
         let _entered = self.0.context.enter()?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         self.0.context.check_or_lose(unsafe { sys::cuStreamSynchronize(stream) })
     }
 }
 
-/// The driver's handle.
+/// Returns the driver's handle.
 pub(super) fn raw(stream: &DeviceStream) -> CUstream {
     stream.as_raw().cast()
 }
@@ -249,15 +256,15 @@ mod tests {
     fn without_a_driver_there_is_an_error_and_no_panic() {
         match driver::devices() {
             Err(CudaError::NoDriver { reason }) => {
-                assert!(reason.contains("cuda"), "which file, and what about it: {reason}");
+                assert!(reason.contains("cuda"), "the reason names the file: {reason}");
                 assert_eq!(Device::open(0).unwrap_err(), CudaError::NoDriver { reason });
             }
-            // Where there are devices, one is missing.
+            // With devices present, the ordinal beyond the last one is missing.
             Ok(devices) => {
                 let count = devices.len();
                 assert_eq!(Device::open(count).unwrap_err(), CudaError::NoDevice { ordinal: count, count });
             }
-            Err(other) => println!("a driver that cannot be used: {other}"),
+            Err(other) => println!("the driver cannot be used: {other}"),
         }
     }
 }

@@ -1,7 +1,8 @@
-//! Single tokens in the device's own memory: an engine's rows stored and loaded on its stream, and the launches for rows
-//! wherever they are.
+//! Rows of single tokens in the device's memory: stores and loads on an engine's stream, and kernel
+//! launches for rows of any origin.
 //!
-//! What comes from the host goes through a buffer first ([`rows`](super::rows)); from there on it is the same.
+//! Rows of the host pass through a buffer first ([`rows`](super::rows)); from there on both are
+//! handled alike.
 
 use crate::dtype::Dtype;
 use crate::error::StorageError;
@@ -16,25 +17,27 @@ use super::params::{
 use super::pieces::lanes;
 use super::storage::CudaStorage;
 
-/// Threads that move one row of K or V.
+/// Number of threads that move one row of K or V.
 const WARP: u32 = 32;
 
-/// Rows of K and V in the memory of the device, `[tokens][row]`: what an engine's projections left, or what its kernels read.
+/// Rows of K and V in device memory, `[tokens][row]`, as an engine's projections write them or its
+/// kernels read them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DeviceRows {
     /// The type of the elements.
     pub dtype: Dtype,
     /// Address of the first token's K.
     pub k: u64,
-    /// Address of the first token's V; nobody looks at it in a latent layout.
+    /// Address of the first token's V; ignored in a latent layout.
     pub v: u64,
-    /// Bytes from one token's K to the next token's: more than a row where K, V and Q lie in one tensor.
+    /// Bytes from one token's K to the next token's. More than a row if K, V and Q are in one
+    /// tensor.
     pub k_stride: usize,
     /// Bytes from one token's V to the next token's.
     pub v_stride: usize,
 }
 
-/// To the frames, or from them.
+/// Direction: to the frames, or from them.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
     Store,
@@ -42,18 +45,22 @@ pub(super) enum Way {
 }
 
 impl CudaStorage {
-    /// Enqueues a [`store`](crate::storage::Storage::store) of rows that are in the device's memory; `slots` is the address of `tokens` slots,
-    /// i64, there.
+    /// Enqueues a [`store`](crate::storage::Storage::store) of rows in the device's memory.
+    ///
+    /// `slots` is the device address of `tokens` slots, i64.
     ///
     /// # Errors
     ///
-    /// As for [`Storage::store`](crate::storage::Storage::store) and [`Storage::check_stream`](crate::storage::Storage::check_stream), as far as the host can tell;
-    /// [`StorageError::RowsMisaligned`], [`StorageError::RowStride`]. Nothing was enqueued.
+    /// As for [`Storage::store`](crate::storage::Storage::store) and
+    /// [`Storage::check_stream`](crate::storage::Storage::check_stream), as far as the host can
+    /// check; [`StorageError::RowsMisaligned`], [`StorageError::RowStride`]. No work is enqueued.
     ///
     /// # Safety
     ///
-    /// [The frame rule](crate::storage::Storage#the-frame-rule) for these slots, until the stream got there; until then the storage lives. Rows and slots are memory
-    /// of the device that nobody else writes until then. Slots are negative or exist, and none is repeated: nobody checks.
+    /// [The frame rule](crate::storage::Storage#the-frame-rule) for these slots, until the stream
+    /// has executed the store; until then the storage must live. Rows and slots are memory of the
+    /// device that no one else writes until then. Slots are negative or exist, and are not
+    /// repeated; this is not checked.
     pub unsafe fn store_on(
         &self,
         stream: &DeviceStream,
@@ -62,12 +69,13 @@ impl CudaStorage {
         slots: u64,
         tokens: usize,
     ) -> Result<(), StorageError> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         unsafe { self.rows_on(stream, layer, Way::Store, rows, slots, tokens) }
     }
 
-    /// Enqueues a [`load`](crate::storage::Storage::load) of rows into the device's memory; as [`store_on`](Self::store_on). Rows of negative slots are
-    /// left as they are.
+    /// Enqueues a [`load`](crate::storage::Storage::load) of rows into the device's memory.
+    ///
+    /// Arguments are as for [`store_on`](Self::store_on). Rows of negative slots are not written.
     ///
     /// # Errors
     ///
@@ -75,7 +83,7 @@ impl CudaStorage {
     ///
     /// # Safety
     ///
-    /// As for [`store_on`](Self::store_on); nobody else touches the rows, and slots may repeat.
+    /// As for [`store_on`](Self::store_on); no one else accesses the rows, and slots may repeat.
     pub unsafe fn load_on(
         &self,
         stream: &DeviceStream,
@@ -84,7 +92,7 @@ impl CudaStorage {
         slots: u64,
         tokens: usize,
     ) -> Result<(), StorageError> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         unsafe { self.rows_on(stream, layer, Way::Load, rows, slots, tokens) }
     }
 
@@ -99,7 +107,8 @@ impl CudaStorage {
         slots: u64,
         tokens: usize,
     ) -> Result<(), StorageError> {
-        // A capture is welcome here: it is one launch, which names nothing that is given back.
+        // A capture is allowed here: each launch is self-contained, and uses no buffer that is
+        // given back.
         self.home.device.check_home(stream)?;
         let layout = &self.home.layout;
         if layer >= layout.layers() {
@@ -121,9 +130,9 @@ impl CudaStorage {
             let (which, stride) = ("slots", size_of::<i64>());
             return Err(StorageError::RowsMisaligned { which, address: slots, stride, align });
         }
-        // What is counted in 32 bits.
+        // Limit of 32-bit counters.
         let most = u32::MAX as usize / (2 * layout.kv_heads() * WARP as usize);
-        // SAFETY: the stream is of this device; nothing is kept, so that nothing need be waited for.
+        // SAFETY: the stream is of this device; the scope keeps nothing, so that no wait is needed.
         let mut commands = unsafe { CommandScope::on(&self.home.device, raw(stream)) };
         let mut enqueued = Ok(());
         for first in (0..tokens).step_by(most.max(1)) {
@@ -133,7 +142,7 @@ impl CudaStorage {
                 ..rows
             };
             let slots = slots + (first * size_of::<i64>()) as u64;
-            // SAFETY: the caller's.
+            // SAFETY: the caller's promise.
             enqueued =
                 unsafe { self.launch_rows(&mut commands, layer, way, part, slots, most.min(tokens - first)) };
             if enqueued.is_err() {
@@ -147,8 +156,9 @@ impl CudaStorage {
     /// Launches the kernel for rows of one layer.
     ///
     /// # Safety
-    /// The layer exists, the type is kept or converted; rows and slots are the device's memory until the command scope is over, and
-    /// aligned to their elements; slots are checked; the frame rule.
+    /// The layer exists; the type is the layout's or can be converted; until the command scope
+    /// ends, rows and slots are the device's memory, aligned to their elements; slots are checked;
+    /// the frame rule.
     pub(super) unsafe fn launch_rows(
         &self,
         commands: &mut CommandScope<'_>,
@@ -164,11 +174,12 @@ impl CudaStorage {
         let is_latent = home.halves() == 1;
         let params = self.quant_params(layer, rows, slots, tokens, values, scales);
         let params = if is_latent { without_v(params) } else { params };
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         unsafe { self.launch_kernel(commands, way, rows.dtype, params) }
     }
 
-    /// The same for K alone (0), or V alone (1): as if it were the vector of a latent layout.
+    /// Launches it for K alone (`half` 0) or V alone (1), as if it were the vector of a latent
+    /// layout.
     ///
     /// # Safety
     /// As for [`launch_rows`](Self::launch_rows).
@@ -192,7 +203,7 @@ impl CudaStorage {
         if half == 1 {
             params.k_scales = params.v_scales;
         }
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         unsafe { self.launch_kernel(commands, way, rows.dtype, without_v(params)) }
     }
 
@@ -260,7 +271,7 @@ impl CudaStorage {
             rows.unit = unit(numbers);
             let grid = self.grid(jobs.div_ceil((THREADS / WARP) as usize));
             let kernel = if way == Way::Store { Kernel::Store } else { Kernel::Load };
-            // SAFETY: the caller's.
+            // SAFETY: the caller's promise.
             return unsafe { commands.launch(kernel, grid, &params.rows) };
         }
         rows.unit = unit(numbers.chain([layout.head_dim() as u64]));
@@ -269,12 +280,12 @@ impl CudaStorage {
             Way::Store => Kernel::Quantise(layout.dtype(), dtype),
             Way::Load => Kernel::Dequantise(layout.dtype(), dtype),
         };
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         unsafe { commands.launch(kernel, grid, &params) }
     }
 }
 
-/// There is no V: the kernels look at its address.
+/// Removes V from the parameters; the kernels test its address.
 fn without_v(mut params: QuantParams) -> QuantParams {
     (params.rows.v, params.rows.v_stride) = (0, 0);
     (params.rows.v_lane, params.v_scale_lane) = Default::default();

@@ -1,7 +1,7 @@
-//! The driver: whether it is there, how old it is, and which devices it has.
+//! The driver: its presence, its version, and its devices.
 //!
-//! It is looked for before the first call of it, function by function: the bindings panic where a library or a symbol is
-//! missing, and a process without a GPU must be told, not ended.
+//! Every function is looked up before the first call, because the bindings panic if a library or a
+//! symbol is missing, and a process without a GPU must get an error instead.
 
 use std::error::Error;
 use std::ffi::c_int;
@@ -13,14 +13,14 @@ use libloading::Library;
 use super::error::{CudaError, check};
 use super::version::Version;
 
-/// The names under which the bindings look, too.
+/// The names under which the bindings look for the library.
 const LIBRARIES: &[&str] = if cfg!(windows) { &["nvcuda.dll"] } else { &["libcuda.so", "libcuda.so.1"] };
 
-/// What the kernels were compiled for.
+/// The minimum versions, which the kernels are compiled for.
 const DRIVER_NEEDED: Version = Version { major: 12, minor: 0 };
 const CAPABILITY_NEEDED: Version = Version { major: 8, minor: 0 };
 
-/// Every function of the driver that is called anywhere here.
+/// Every driver function that this crate calls.
 const FUNCTIONS: &[&str] = &[
     "cuCtxEnablePeerAccess",
     "cuCtxGetCurrent",
@@ -76,35 +76,35 @@ const FUNCTIONS: &[&str] = &[
     "cuThreadExchangeStreamCaptureMode",
 ];
 
-/// A device as the driver describes it.
+/// A device, as described by the driver.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DeviceInfo {
-    /// Its number, from 0: N of `cuda:N`.
+    /// Ordinal, from 0: the N of `cuda:N`.
     pub ordinal: u16,
-    /// The product's name.
+    /// Product name.
     pub name: String,
-    /// Its compute capability.
+    /// Compute capability.
     pub capability: Version,
-    /// Bytes of memory in all.
+    /// Total memory in bytes.
     pub memory_bytes: u64,
-    /// Streaming multiprocessors.
+    /// Number of streaming multiprocessors.
     pub multiprocessors: u32,
-    /// Why it cannot be used, if it cannot.
+    /// Why the device cannot be used, if it cannot.
     pub unusable: Option<CudaError>,
 }
 
-/// The devices that there are, also those that are too old.
+/// Returns all devices, including unsupported ones.
 ///
 /// # Errors
 ///
-/// [`CudaError::NoDriver`], [`CudaError::NoFunction`], [`CudaError::DriverTooOld`]; [`CudaError::Driver`] if it does not
-/// start.
+/// [`CudaError::NoDriver`], [`CudaError::NoFunction`], [`CudaError::DriverTooOld`];
+/// [`CudaError::Driver`] if the driver does not start.
 pub fn devices() -> Result<Vec<DeviceInfo>, CudaError> {
     start()?;
     (0..count()?).map(|ordinal| describe(ordinal).map(|(_, info)| info)).collect()
 }
 
-/// A device that can be used: the driver's handle, and what it is.
+/// Returns the handle and the description of a usable device.
 pub(super) fn device(ordinal: usize) -> Result<(CUdevice, DeviceInfo), CudaError> {
     start()?;
     let count = count()?;
@@ -118,24 +118,25 @@ pub(super) fn device(ordinal: usize) -> Result<(CUdevice, DeviceInfo), CudaError
     }
 }
 
-/// Finds the driver and starts it. What was found stays; what was not is looked for again the next time.
+/// Finds and starts the driver. A driver that was found is kept; otherwise the next call searches
+/// again.
 fn start() -> Result<(), CudaError> {
     static FOUND: OnceLock<Library> = OnceLock::new();
     if FOUND.get().is_none() {
         let library = find()?;
         for &name in FUNCTIONS {
-            // SAFETY: the symbol is looked at and not called.
+            // SAFETY: the symbol is looked up and not called.
             let symbol = unsafe { library.get::<unsafe extern "C" fn()>(name) };
             symbol.map_err(|_| CudaError::NoFunction { name })?;
         }
-        // Another thread's is the same.
+        // If another thread was first, its library is the same.
         let _ = FOUND.set(library);
     }
-    // SAFETY: the driver is there and has all functions; the place for the version is valid.
+    // SAFETY: the driver is loaded and has all functions; the pointer for the version is valid.
     let version = unsafe {
         check(sys::cuInit(0), "starting the driver")?;
         let mut version = 0;
-        check(sys::cuDriverGetVersion(&mut version), "asking for the driver's version")?;
+        check(sys::cuDriverGetVersion(&mut version), "reading the driver's version")?;
         version
     };
     let found = driver_version(version);
@@ -148,18 +149,19 @@ fn start() -> Result<(), CudaError> {
 fn find() -> Result<Library, CudaError> {
     let mut reasons = Vec::new();
     for &name in LIBRARIES {
-        // SAFETY: what runs when a driver is loaded or unloaded is the driver's own.
+        // SAFETY: only the driver's own initialisation and cleanup code runs on loading and
+        // unloading.
         match unsafe { Library::new(name) } {
             Ok(library) => return Ok(library),
-            // The loader's own words, which name the file, are behind it.
+            // The loader's message, which names the file, is in the source.
             Err(error) => reasons.push(error.source().map_or_else(|| error.to_string(), ToString::to_string)),
         }
     }
-    // Each: it may be the second that is there, and cannot be loaded.
+    // Report all: it may be the second library that exists and cannot be loaded.
     Err(CudaError::NoDriver { reason: reasons.join("; ").into() })
 }
 
-/// 12080 is 12.8.
+/// Decodes a version: 12080 is 12.8.
 fn driver_version(number: c_int) -> Version {
     let number = number.max(0) as u32;
     Version { major: number / 1000, minor: number % 1000 / 10 }
@@ -167,19 +169,19 @@ fn driver_version(number: c_int) -> Version {
 
 fn count() -> Result<usize, CudaError> {
     let mut count = 0;
-    // SAFETY: the place is valid.
+    // SAFETY: the pointer is valid.
     check(unsafe { sys::cuDeviceGetCount(&mut count) }, "counting devices")?;
     Ok(count.max(0) as usize)
 }
 
 fn describe(ordinal: usize) -> Result<(CUdevice, DeviceInfo), CudaError> {
     let (mut device, mut name, mut memory_bytes) = (0, [0u8; 256], 0);
-    // SAFETY: the places are valid, and the name's length is what it is said to be.
+    // SAFETY: the pointers are valid, and the name's length is that of its buffer.
     unsafe {
-        check(sys::cuDeviceGet(&mut device, ordinal as c_int), "looking for a device")?;
+        check(sys::cuDeviceGet(&mut device, ordinal as c_int), "getting a device")?;
         let (start, len) = (name.as_mut_ptr().cast(), name.len() as c_int - 1);
-        check(sys::cuDeviceGetName(start, len, device), "asking for a device's name")?;
-        check(sys::cuDeviceTotalMem_v2(&mut memory_bytes, device), "asking for a device's memory")?;
+        check(sys::cuDeviceGetName(start, len, device), "reading a device's name")?;
+        check(sys::cuDeviceTotalMem_v2(&mut memory_bytes, device), "reading a device's memory size")?;
     }
     let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
     let asked = |which| attribute(device, which).map(|value| value.max(0) as u32);
@@ -207,8 +209,8 @@ fn describe(ordinal: usize) -> Result<(CUdevice, DeviceInfo), CudaError> {
 
 fn attribute(device: CUdevice, which: CUdevice_attribute) -> Result<c_int, CudaError> {
     let mut value = 0;
-    // SAFETY: the place is valid.
-    check(unsafe { sys::cuDeviceGetAttribute(&mut value, which, device) }, "asking a device what it can do")?;
+    // SAFETY: the pointer is valid.
+    check(unsafe { sys::cuDeviceGetAttribute(&mut value, which, device) }, "reading a device's attributes")?;
     Ok(value)
 }
 
@@ -251,7 +253,7 @@ mod tests {
         for source in sources {
             for call in source.split("sys::cu").skip(1) {
                 let end = call.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(call.len());
-                // The one in this test has no name.
+                // The occurrence in this test has no name.
                 called.extend((end > 0).then_some(&call[..end]));
             }
         }

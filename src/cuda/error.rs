@@ -1,4 +1,4 @@
-//! What can be wrong with a driver or a device, and which of its errors end it.
+//! Errors of the driver and of devices, and which of them end a context.
 
 use std::ffi::CStr;
 
@@ -13,63 +13,63 @@ use super::version::Version;
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
 pub enum CudaError {
-    /// There is no driver.
+    /// No driver was found.
     #[error("no CUDA driver: {reason}")]
     NoDriver {
-        /// What the loader said.
+        /// Message of the loader.
         reason: Box<str>,
     },
-    /// The driver is older than the kernels.
-    #[error("the CUDA driver is of version {found}; {needed} is needed")]
+    /// The driver is too old for the kernels.
+    #[error("the CUDA driver has version {found}; at least {needed} is needed")]
     DriverTooOld {
-        /// The driver's version of CUDA.
+        /// The driver's CUDA version.
         found: Version,
-        /// The version that is needed.
+        /// Minimum version.
         needed: Version,
     },
-    /// The library is no CUDA driver, or one that lacks a function.
-    #[error("the CUDA driver has no {name}")]
+    /// The library is not a CUDA driver, or lacks a function.
+    #[error("the CUDA driver has no function {name}")]
     NoFunction {
-        /// The function.
+        /// Name of the function.
         name: &'static str,
     },
-    /// There is no such device.
-    #[error("no CUDA device {ordinal}; there are {count}")]
+    /// The device does not exist.
+    #[error("no CUDA device {ordinal}; the number of devices is {count}")]
     NoDevice {
-        /// The device that was asked for.
+        /// Requested ordinal.
         ordinal: usize,
-        /// Devices that there are.
+        /// Number of devices.
         count: usize,
     },
-    /// The device is older than the kernels.
-    #[error("the device has compute capability {capability}; {needed} is needed")]
+    /// The device is too old for the kernels.
+    #[error("the device has compute capability {capability}; at least {needed} is needed")]
     DeviceTooOld {
         /// The device's compute capability.
         capability: Version,
-        /// The one that is needed.
+        /// Minimum compute capability.
         needed: Version,
     },
     /// The device cannot map memory to addresses that were reserved before.
-    #[error("the device has no virtual memory management")]
+    #[error("the device does not support virtual memory management")]
     NoVirtualMemory,
     /// The thread that watches the device could not be started.
-    #[error("no thread to watch the device: {reason}")]
+    #[error("could not start a thread to watch the device: {reason}")]
     NoThread {
-        /// What the system said.
+        /// Error of the system.
         reason: std::io::ErrorKind,
     },
-    /// The driver refused.
+    /// A call of the driver failed.
     #[error("{doing} failed: {reason}")]
     Driver {
-        /// What was asked for.
+        /// The operation.
         doing: &'static str,
-        /// What it said.
+        /// The driver's error.
         reason: Box<str>,
     },
 }
 
 impl CudaError {
-    /// What a device refused while it was opened.
+    /// Converts an error that occurred while a device was opened.
     pub(super) fn of(error: StorageError) -> Self {
         match error {
             StorageError::Device { doing, reason, .. } => Self::Driver { doing, reason },
@@ -79,7 +79,7 @@ impl CudaError {
     }
 }
 
-/// The driver's answer, as a result.
+/// Converts a result of the driver.
 pub(super) fn check(result: CUresult, doing: &'static str) -> Result<(), CudaError> {
     match result {
         CUresult::CUDA_SUCCESS => Ok(()),
@@ -87,11 +87,11 @@ pub(super) fn check(result: CUresult, doing: &'static str) -> Result<(), CudaErr
     }
 }
 
-/// An error's name and meaning.
+/// Returns an error's name and meaning.
 pub(super) fn describe(error: CUresult) -> Box<str> {
     let (mut name, mut text) = (std::ptr::null(), std::ptr::null());
-    // SAFETY: the driver was loaded, or there would be no error; both places are valid, and what is written there are
-    // strings of the driver's own, or null.
+    // SAFETY: the driver is loaded, since it has returned an error; both pointers are valid, and
+    // receive static strings of the driver, or null.
     let [name, text] = unsafe {
         let _ = sys::cuGetErrorName(error, &mut name);
         let _ = sys::cuGetErrorString(error, &mut text);
@@ -104,8 +104,9 @@ pub(super) fn describe(error: CUresult) -> Box<str> {
     }
 }
 
-/// Whether nothing runs in the context any more after such an error: the documentation says of these that the process
-/// must end, or that the device is gone.
+/// Returns true if nothing runs in the context after such an error.
+///
+/// By the documentation, the process must end after these errors, or the device is gone.
 pub(super) fn is_sticky(error: CUresult) -> bool {
     use CUresult::*;
     matches!(
@@ -129,7 +130,7 @@ pub(super) fn is_sticky(error: CUresult) -> bool {
     )
 }
 
-/// Whether a call was refused since a graph is being captured.
+/// Returns true if a call was refused because a graph is being captured.
 pub(super) fn is_of_capture(error: CUresult) -> bool {
     (CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED as u32
         ..=CUresult::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD as u32)

@@ -1,4 +1,4 @@
-//! Marks in streams: whether the device has come there.
+//! Events: positions in streams whose completion can be queried.
 
 use std::sync::Arc;
 
@@ -8,40 +8,41 @@ use crate::error::StorageError;
 
 use super::context::Context;
 
-/// A mark that was put into a stream once.
+/// An event that has been recorded once.
 #[derive(Debug)]
 pub(super) struct Event {
     context: Arc<Context>,
     raw: CUevent,
 }
 
-// SAFETY: an event may be used by any thread, and by several at once.
+// SAFETY: any thread can use an event, and several can at once.
 unsafe impl Send for Event {}
 // SAFETY: as above.
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// Puts a mark behind what was enqueued on the stream until now.
+    /// Records an event behind the work enqueued on the stream so far.
     ///
-    /// Not in a stream that is being captured: there it would become part of the graph, and never be reached.
+    /// The stream must not be capturing: the event would become part of the graph, and never
+    /// complete.
     ///
     /// # Safety
     /// The stream lives, and is one of this context.
     pub(super) unsafe fn record(context: &Arc<Context>, stream: CUstream) -> Result<Self, StorageError> {
         let _entered = context.enter()?;
         let mut raw = std::ptr::null_mut();
-        // Who waits for it sleeps: a thread that spins is one less for the engine.
+        // A waiting thread sleeps, because a spinning thread would take a core from the engine.
         let flags =
             CUevent_flags::CU_EVENT_DISABLE_TIMING as u32 | CUevent_flags::CU_EVENT_BLOCKING_SYNC as u32;
-        // SAFETY: the place is valid and the context is current.
-        context.check(unsafe { sys::cuEventCreate(&mut raw, flags) }, "making an event")?;
+        // SAFETY: the pointer is valid and the context is current.
+        context.check(unsafe { sys::cuEventCreate(&mut raw, flags) }, "creating an event")?;
         let event = Self { context: context.clone(), raw };
-        // SAFETY: the event lives, and so does the stream, says the caller.
+        // SAFETY: the event lives, and so does the stream by the caller's promise.
         context.check(unsafe { sys::cuEventRecord(raw, stream) }, "recording an event")?;
         Ok(event)
     }
 
-    /// Whether the device has come there. An error says that it never will.
+    /// Returns true if the device has reached the event. An error means that it never will.
     pub(super) fn is_complete(&self) -> Result<bool, StorageError> {
         let _entered = self.context.enter()?;
         // SAFETY: the event lives.
@@ -51,28 +52,29 @@ impl Event {
         }
     }
 
-    /// Waits until the device has come there. An error says that it never will.
+    /// Waits until the device has reached the event. An error means that it never will.
     pub(super) fn wait(&self) -> Result<(), StorageError> {
         let _entered = self.context.enter()?;
         // SAFETY: the event lives.
         self.context.check_or_lose(unsafe { sys::cuEventSynchronize(self.raw) })
     }
 
-    /// What is enqueued on `stream`, of `context`, from now on runs once the device has come there.
+    /// Makes later work on `stream`, of `context`, wait for this event.
     ///
     /// # Safety
     /// The stream lives, and is one of that context.
     pub(super) unsafe fn hold_back(&self, context: &Context, stream: CUstream) -> Result<(), StorageError> {
         let _entered = context.enter()?;
-        // SAFETY: both live, says the caller of the stream.
-        context.check(unsafe { sys::cuStreamWaitEvent(stream, self.raw, 0) }, "waiting for another stream")
+        // SAFETY: the event lives, and so does the stream by the caller's promise.
+        context
+            .check(unsafe { sys::cuStreamWaitEvent(stream, self.raw, 0) }, "making a stream wait for another")
     }
 }
 
 impl Drop for Event {
     fn drop(&mut self) {
         let _entered = self.context.enter_anyhow();
-        // SAFETY: nobody else has the event any more; a stream that waits for it is not disturbed.
+        // SAFETY: no one else has the event any more; streams that wait for it are not affected.
         let _ = unsafe { sys::cuEventDestroy_v2(self.raw) };
     }
 }

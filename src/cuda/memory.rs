@@ -1,4 +1,4 @@
-//! Memory of the device that something small and lasting is kept in: tables of pieces, scales, block tables.
+//! Small, long-lived allocations of device memory: tables of pieces, scales, block tables.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use super::device::Device;
 use super::staging::BYTES_MAX;
 use super::stream::Stream;
 
-/// An allocation.
+/// An allocation of device memory.
 #[derive(Debug)]
 pub(super) struct Memory {
     context: Arc<Context>,
@@ -21,21 +21,22 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// So many bytes, of which nothing is known.
+    /// Allocates uninitialised memory.
     pub(super) fn new(context: &Arc<Context>, bytes: usize) -> Result<Self, StorageError> {
         let _entered = context.enter()?;
         let mut address = 0;
-        // SAFETY: the place is valid and the context is current. Nothing is no allocation to the driver.
+        // SAFETY: the pointer is valid and the context is current. The driver refuses allocations
+        // of zero bytes.
         let made = unsafe { sys::cuMemAlloc_v2(&mut address, bytes.max(1)) };
         context.check(made, "allocating memory")?;
         Ok(Self { context: context.clone(), address })
     }
 
-    /// The same with these bytes, which are there when the call returns.
+    /// Allocates memory and fills it with these bytes before returning.
     pub(super) fn of(device: &Device, stream: &Stream, bytes: &[u8]) -> Result<Self, StorageError> {
         let memory = Self::new(&device.0.context, bytes.len())?;
         for (part, at) in bytes.chunks(BYTES_MAX).zip((memory.address..).step_by(BYTES_MAX)) {
-            // SAFETY: the stream lives, and nobody else has the memory.
+            // SAFETY: the stream lives, and no one else has the memory.
             unsafe {
                 let mut commands = CommandScope::on(device, stream.raw());
                 commands.upload_to(at, part)?;
@@ -53,13 +54,14 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         let _entered = self.context.enter_anyhow();
-        // SAFETY: it was allocated so. The driver waits for what still runs.
+        // SAFETY: allocated by `new`. The driver waits for work in progress.
         let _ = unsafe { sys::cuMemFree_v2(self.address) };
     }
 }
 
-/// A list for the device as bytes.
+/// Returns the bytes of a list for the device.
 pub(super) fn bytes_of<T: DeviceRepr>(list: &[T]) -> &[u8] {
-    // SAFETY: what goes to the device here is numbers, and structs of them without padding (asserted in `params`).
+    // SAFETY: the lists contain numbers, or structs of numbers without padding (asserted in
+    // `params`).
     unsafe { std::slice::from_raw_parts(list.as_ptr().cast(), size_of_val(list)) }
 }

@@ -1,41 +1,45 @@
 //! Pools in the memory of CUDA devices.
 //!
-//! Built with the feature `cuda`, which needs no toolkit; a machine without a driver is told so by an error.
+//! Built with the feature `cuda`, which needs no toolkit. On a machine without a driver, opening a
+//! device returns an error.
 //!
 //! ```text
-//! driver ─ context ─ stream, event ─ watch      the device, and who is told when it got somewhere
+//! driver ─ context ─ stream, event ─ watch      the device, and notifications of its progress
 //!             │
-//!             ├─ staging ─ kernels              buffers on the way, and the programs that run there
+//!             ├─ staging ─ kernels              transfer buffers, and the kernels
 //!             │
-//!             ├─ arena | adopted ─ pieces       the frames' memory: mapped here, or an engine's tensors
+//!             ├─ arena | adopted ─ pieces       the frames' memory: mapped, or an engine's tensors
 //!             │
-//!             └─ storage ─ moves, rows, packed  kvpool's `Storage` over it;  tables: what kernels read
+//!             └─ storage ─ moves, rows, packed  the `Storage` backend;  tables: block tables
 //! ```
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
-//! | `version`, `error`, `driver` | what can be wrong; whether there is a driver, and which devices it has |
-//! | `capture`, `context` | somebody's graph that is being captured is left alone; the device's primary context, and whether it is lost |
-//! | `stream`, `event`, `watch` | queues of work, marks in them, and the thread that sees the marks reached |
-//! | `staging`, [`params`], `kernels` | buffers between host and device, what kernels are given, the kernels |
-//! | `memory`, `commands` | allocations that last; commands and the buffers that they name, until they are over |
-//! | `device` | all of that, opened |
-//! | `pieces`, `arena`, `adopted` | planes cut for kernels; frames mapped by segments; an engine's own tensors |
-//! | `config`, `storage` | how a device is used; the backend |
-//! | `moves`, `rows`, `device_rows`, `packed` | frames copied; tokens stored and loaded, from the host and on an engine's stream; frames packed |
-//! | `tables` | block tables and slots in the device's memory, patched in place |
+//! | `version`, `error`, `driver` | errors; the driver and its devices |
+//! | `capture`, `context` | isolation from graph captures; the device's primary context |
+//! | `stream`, `event`, `watch` | streams, events, and the thread that watches events complete |
+//! | `staging`, [`params`], `kernels` | transfer buffers, kernel parameters, kernels |
+//! | `memory`, `command_scope` | long-lived allocations; commands in flight and their buffers |
+//! | `device` | an open device, with all of the above |
+//! | `pieces`, `arena`, `adopted` | planes cut for kernels; mapped frames; an engine's tensors |
+//! | `config`, `storage` | configuration; the backend |
+//! | `moves`, `packed` | copies of frames; packed frames |
+//! | `rows`, `device_rows` | stores and loads of tokens, from the host or on an engine's stream |
+//! | `tables` | block tables and slots in device memory, updated in place |
 //!
-//! # Order
+//! # Ordering
 //!
-//! One rule, and all else follows: **the host believes that device work is over when it has seen the event behind it
-//! complete, and not before.** A frame is published, a lease given back, a block sealed, a buffer handed out again only
-//! then. Host functions of the driver are hints that it is worth looking; a device that has failed never calls them.
+//! One rule determines all others: **the host regards device work as complete when it has seen the
+//! event behind it complete, and not before.** Only then is a frame published, a lease released, a
+//! block sealed, or a buffer reused. Host functions of the driver are only hints to check; a failed
+//! device never calls them.
 //!
-//! # Who may touch what, and when
+//! # Access rules
 //!
-//! Streams of an engine are enqueued to and asked, never changed. Every call of the driver is made with the device's primary
-//! context current, and with the thread's capture mode relaxed, both of which are put back. A device
-//! whose context has failed is *lost*, once and for all: nothing is enqueued any more, and everybody who waits is told.
+//! Streams of an engine are enqueued to and queried, but never changed. Every driver call is made
+//! with the device's primary context current and the thread's capture mode relaxed; both are
+//! restored afterwards. A device whose context has failed is *lost* for good: no further work is
+//! enqueued, and every waiter gets an error.
 
 mod adopted;
 mod arena;

@@ -1,4 +1,4 @@
-//! Whole frames: copied to frames, and zeroed.
+//! Copies and zeroing of whole frames.
 
 use cudarc::driver::sys::{self, CUstream};
 
@@ -15,18 +15,19 @@ use super::staging::BYTES_MAX;
 use super::storage::CudaStorage;
 
 impl CudaStorage {
-    /// See [`Storage::copy`].
+    /// Implements [`Storage::copy`].
     ///
     /// # Safety
     /// The frame rule.
     pub(super) unsafe fn copy_here(&self, moves: &[FrameMove]) -> Result<(), StorageError> {
         check::moves(moves, self.frames())?;
         let grid = self.grid(moves.len().saturating_mul(self.home.pieces.list.len()));
-        // SAFETY: the frames exist, no destination is another's or a source; the rest is the caller's.
+        // SAFETY: the frames exist; destinations are distinct and no destination is a source; the
+        // rest is the caller's promise.
         unsafe { self.enqueue_copy(moves, self.service.raw(), grid)?.wait() }
     }
 
-    /// See [`Storage::copy_then`].
+    /// Implements [`Storage::copy_then`].
     ///
     /// # Safety
     /// The frame rule, until `done` is called or dropped.
@@ -34,22 +35,22 @@ impl CudaStorage {
         if let Err(error) = check::moves(moves, self.frames()) {
             return done(Err(error));
         }
-        // SAFETY: as above. What is under way keeps the memory and the kernels.
+        // SAFETY: as above. The commands keep the memory and the kernels alive.
         match unsafe { self.enqueue_copy(moves, self.moving.raw(), self.moving_ctas) } {
             Ok(commands) if cfg!(kvpool_mutant = "publish_unfenced") => {
                 commands.then(self.home.clone(), Box::new(|_| ()));
                 done(Ok(()));
             }
             Ok(commands) => commands.then(self.home.clone(), done),
-            // The command scope waited for what it had enqueued.
+            // The command scope has waited for the commands that it had enqueued.
             Err(error) => done(Err(error)),
         }
     }
 
-    /// See [`Storage::copy_on`].
+    /// Implements [`Storage::copy_on`].
     ///
     /// # Safety
-    /// The frame rule, until the stream has done the copy.
+    /// The frame rule, until the stream has executed the copy.
     pub(super) unsafe fn copy_in_order(
         &self,
         stream: &DeviceStream,
@@ -62,7 +63,8 @@ impl CudaStorage {
         // SAFETY: as above; the stream is of this device.
         let mut commands = unsafe { self.enqueue_copy(moves, on, grid)? };
         if !cfg!(kvpool_mutant = "store_unordered") {
-            // Somebody may store to the copy from the host, under another batch, before this stream came here.
+            // Under another batch, the host may store to the copy before this stream has executed
+            // it.
             let context = &self.home.device.0.context;
             // SAFETY: the stream lives as long as the storage, and is of this context.
             unsafe { commands.mark()?.hold_back(context, self.service.raw())? };
@@ -72,7 +74,8 @@ impl CudaStorage {
     }
 
     /// # Safety
-    /// The stream lives as long as the command scope; moves were checked; the frame rule, until the command scope is over.
+    /// The stream lives as long as the command scope; the moves are checked; the frame rule, until
+    /// the command scope ends.
     unsafe fn enqueue_copy(
         &self,
         moves: &[FrameMove],
@@ -104,13 +107,14 @@ impl CudaStorage {
                 unit: home.pieces.copy_unit,
                 reserved: 0,
             };
-            // SAFETY: the tables are there until the command scope is over; the rest is the caller's.
+            // SAFETY: the tables live until the command scope ends; the rest is the caller's
+            // promise.
             unsafe { commands.launch(Kernel::Copy, grid, &params)? };
         }
         Ok(commands)
     }
 
-    /// See [`Storage::zero`].
+    /// Implements [`Storage::zero`].
     ///
     /// # Safety
     /// The frame rule.
@@ -118,17 +122,17 @@ impl CudaStorage {
         check::runs_disjoint(runs, self.frames())?;
         self.home.device.good()?;
         let frames: Vec<u32> = runs.iter().flat_map(|run| run.frames()).map(|frame| frame.0).collect();
-        // SAFETY: frames that exist, named once; the rest is the caller's.
+        // SAFETY: frames that exist and are distinct; the rest is the caller's promise.
         match unsafe { self.launch_zeroes(&frames) } {
-            // Somebody frees these, and cannot be told no for want of a buffer.
-            // SAFETY: as above.
+            // The caller frees these frames, and must not fail for lack of a buffer. SAFETY: as
+            // above.
             Err(error) if !error.is_lost() => unsafe { self.fill_zeroes(&frames) },
             outcome => outcome,
         }
     }
 
     /// # Safety
-    /// Frames that exist, named once; the frame rule.
+    /// The frames exist and are distinct; the frame rule.
     unsafe fn launch_zeroes(&self, frames: &[u32]) -> Result<(), StorageError> {
         let home = &*self.home;
         // SAFETY: the stream lives as long as the storage.
@@ -144,13 +148,13 @@ impl CudaStorage {
                 unit: home.pieces.copy_unit,
                 reserved: 0,
             };
-            // SAFETY: the caller's.
+            // SAFETY: the caller's promise.
             unsafe { commands.launch(Kernel::Zero, self.grid(frames.len() * n_pieces), &params)? };
         }
         commands.wait()
     }
 
-    /// The same piece by piece, which takes no buffer, no kernel and no event, and its time.
+    /// Zeroes frames piece by piece: slower, but without a buffer, a kernel or an event.
     ///
     /// # Safety
     /// As for [`launch_zeroes`](Self::launch_zeroes).
@@ -163,14 +167,14 @@ impl CudaStorage {
             frames.iter().flat_map(|frame| self.home.pieces.list.iter().map(move |piece| (frame, piece)))
         {
             let (at, bytes) = (piece.base + u64::from(frame) * piece.frame_stride, piece.bytes as usize);
-            // SAFETY: the piece of a frame that exists, which is the caller's; the stream lives.
+            // SAFETY: the piece of a frame that exists and that the caller owns; the stream lives.
             let asked = unsafe { sys::cuMemsetD8Async(at, 0, bytes, self.packing.raw()) };
             filled = context.check(asked, "zeroing frames");
             if filled.is_err() {
                 break;
             }
         }
-        // What was enqueued is waited for in any case.
+        // Wait for the enqueued work in any case.
         self.packing.synchronise().and(filled)
     }
 }

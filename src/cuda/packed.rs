@@ -1,13 +1,14 @@
-//! Frames in their packed form: to the host and back, and to other devices.
+//! Frames in packed form: to the host and back, and to other devices.
 //!
 //! ```text
-//! pack        kernel: pieces -> scratch,   copy engine: scratch -> pinned,   host: pinned -> the caller's buffer
-//! unpack      the other way round
-//! receive     kernel: pieces -> scratch,   copy engine: scratch -> the other device's,   kernel there
+//! pack      kernel: pieces -> scratch  copy engine: scratch -> pinned  host: pinned -> caller
+//! unpack    the reverse
+//! receive   kernel: pieces -> scratch  copy engine: scratch -> other device  kernel there
 //! ```
 //!
-//! What is packed goes in *lots*, each of one buffer: some whole frames, or where a frame is longer than a buffer, some of its
-//! pieces. Two lots are under way at once, so that the engines and the host work at the same time.
+//! The data is transferred in *lots* of one buffer each: several whole frames, or, if a frame
+//! exceeds a buffer, several of its pieces. Two lots are in flight at a time, so that the engines
+//! and the host work in parallel.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -26,17 +27,17 @@ use super::pieces::Pieces;
 use super::staging::{BYTES_MAX, Pinned};
 use super::storage::{CudaStorage, Home};
 
-/// Lots that are under way at once.
+/// Maximum number of lots in flight.
 const DEPTH: usize = 2;
 
-/// What goes through one buffer.
+/// The data that passes through one buffer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Lot {
-    /// Places in the list of frames.
+    /// Indices in the list of frames.
     frames: Range<usize>,
-    /// Places in the table of pieces.
+    /// Indices in the table of pieces.
     pieces: Range<usize>,
-    /// Where it is in the packed form of all frames.
+    /// Offset in the packed form of all frames.
     at: usize,
     bytes: usize,
 }
@@ -45,7 +46,7 @@ struct Lot {
 fn lots(pieces: &Pieces, packed_bytes: usize, frames: usize, most: usize) -> Vec<Lot> {
     let mut lots = Vec::new();
     if packed_bytes <= most {
-        // The list of a lot's frames goes through a buffer, too.
+        // The list of a lot's frames passes through a buffer, too.
         let step = (most / packed_bytes).min(BYTES_MAX / size_of::<u32>());
         for first in (0..frames).step_by(step) {
             let end = frames.min(first + step);
@@ -75,7 +76,8 @@ impl Home {
     /// Enqueues the kernel for one lot, whose bytes are at `packed`.
     ///
     /// # Safety
-    /// The frames exist; the bytes are the command scope's; the frame rule, until it is over.
+    /// The frames exist; the bytes belong to the command scope; the frame rule, until the scope
+    /// ends.
     unsafe fn launch_lot(
         &self,
         commands: &mut CommandScope<'_>,
@@ -89,7 +91,7 @@ impl Home {
         let params = PackParams {
             pieces: self.table.address() + (lot.pieces.start * size_of::<Piece>()) as u64,
             frames: commands.upload(bytes_of(&frames[lot.frames.clone()]))?,
-            // Pieces know their place in a whole frame.
+            // Pieces contain their offset in a whole frame.
             packed: packed.wrapping_sub(first.packed_at.into()),
             packed_stride: self.layout.packed_bytes() as u64,
             n_pieces: lot.pieces.len() as u32,
@@ -97,13 +99,13 @@ impl Home {
             unit: self.pieces.pack_unit,
             reserved: 0,
         };
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         unsafe { commands.launch(kernel, grid, &params) }
     }
 }
 
 impl CudaStorage {
-    /// See [`Storage::pack`].
+    /// Implements [`Storage::pack`].
     ///
     /// # Safety
     /// The frame rule.
@@ -126,7 +128,8 @@ impl CudaStorage {
             let mut commands = unsafe { CommandScope::on(&home.device, self.packing.raw()) };
             let packed = commands.scratch(lot.bytes)?;
             let grid = self.grid(lot.frames.len() * lot.pieces.len());
-            // SAFETY: frames that exist; the buffers are kept until the command scope is over; the rest is the caller's.
+            // SAFETY: the frames exist; the buffers are kept until the command scope ends; the rest
+            // is the caller's promise.
             unsafe {
                 home.launch_lot(&mut commands, Kernel::Pack, &frames, &lot, packed, grid)?;
                 commands.fetch(&pinned, packed, lot.bytes)?;
@@ -137,7 +140,7 @@ impl CudaStorage {
         under_way.into_iter().try_for_each(arrive)
     }
 
-    /// See [`Storage::unpack`].
+    /// Implements [`Storage::unpack`].
     ///
     /// # Safety
     /// The frame rule.
@@ -154,7 +157,7 @@ impl CudaStorage {
             let mut commands = unsafe { CommandScope::on(&home.device, self.packing.raw()) };
             let packed = commands.upload(&bytes[lot.at..][..lot.bytes])?;
             let grid = self.grid(lot.frames.len() * lot.pieces.len());
-            // SAFETY: frames that exist, named once; the rest is the caller's.
+            // SAFETY: the frames exist and are distinct; the rest is the caller's promise.
             unsafe { home.launch_lot(&mut commands, Kernel::Unpack, &frames, &lot, packed, grid)? };
             commands.mark()?;
             under_way.push_back(commands);
@@ -162,10 +165,10 @@ impl CudaStorage {
         under_way.into_iter().try_for_each(CommandScope::wait)
     }
 
-    /// See [`Storage::receive`]: from another device, or this one, without the host.
+    /// Implements [`Storage::receive`] between devices, or within one, without the host.
     ///
     /// # Safety
-    /// The frame rule, for the frames of both.
+    /// The frame rule, for the frames of both storages.
     pub(super) unsafe fn receive_from(
         &self,
         source: &dyn Storage,
@@ -173,23 +176,25 @@ impl CudaStorage {
         to: &[Run],
     ) -> Result<(), StorageError> {
         let Some(source) = source.as_any().downcast_ref::<Self>() else {
-            // SAFETY: the caller's.
+            // SAFETY: the caller's promise.
             return unsafe { exchange::through_host(self, source, from, to) };
         };
         let frames = exchange::check_runs(self, source, from, to)?;
         let (there, here) = (&*source.home, &*self.home);
         let (lots, landing_lots) = (there.lots(frames), here.lots(frames));
-        // A frame that is longer than a buffer is cut between pieces, and those are not the same where one of the two joins K and V.
+        // A frame that exceeds a buffer is cut between pieces, and the cuts differ if only one of
+        // the storages joins K and V.
         if !lots.iter().map(|lot| (lot.at, lot.bytes)).eq(landing_lots.iter().map(|lot| (lot.at, lot.bytes)))
         {
-            // SAFETY: the caller's.
+            // SAFETY: the caller's promise.
             return unsafe { exchange::through_host(self, source, from, to) };
         }
         let (from, to) = (frames_of(from), frames_of(to));
         there.device.good()?;
         here.device.good()?;
         self.befriend(source);
-        // Dropped in this order: what reads on this device is over before the buffer that the other wrote is given back.
+        // Dropped in this order: the reads on this device end before the buffer that the other
+        // device wrote is given back.
         let mut under_way: VecDeque<(CommandScope<'_>, CommandScope<'_>)> = VecDeque::new();
         let arrive = |(landing, taking_off): (CommandScope<'_>, CommandScope<'_>)| {
             landing.wait()?;
@@ -205,8 +210,8 @@ impl CudaStorage {
             let mut landing = unsafe { CommandScope::on(&here.device, self.packing.raw()) };
             let packed = taking_off.scratch(lot.bytes)?;
             let jobs = lot.frames.len() * lot.pieces.len();
-            // SAFETY: frames that exist; those that are written are named once; buffers are kept until both are over; the
-            // rest is the caller's.
+            // SAFETY: the frames exist; destinations are distinct; the buffers are kept until both
+            // scopes end; the rest is the caller's promise.
             unsafe {
                 there.launch_lot(&mut taking_off, Kernel::Pack, &from, &lot, packed, source.grid(jobs))?;
                 let arrived = if source.device() == self.device() {
@@ -226,7 +231,8 @@ impl CudaStorage {
         under_way.into_iter().try_for_each(arrive)
     }
 
-    /// Lets the devices reach each other directly, if they can. If not, the driver goes through the host.
+    /// Enables direct access between the devices, if supported. Otherwise the driver copies through
+    /// the host.
     fn befriend(&self, source: &Self) {
         let (here, there) = (&self.home.device.0.context, &source.home.device.0.context);
         if self.device() == source.device() {
@@ -234,19 +240,20 @@ impl CudaStorage {
         }
         for (from, to) in [(there, here), (here, there)] {
             let _entered = from.enter_anyhow();
-            // SAFETY: the context is current and the other one lives. That they were friends already, or cannot be, is no error.
+            // SAFETY: the context is current and the other one lives. Access that is already
+            // enabled or not supported is no error here.
             let _ = unsafe { sys::cuCtxEnablePeerAccess(to.raw(), 0) };
         }
     }
 
-    /// Enqueues a copy of this device's memory to another's, on the stream for packing.
+    /// Enqueues a copy from this device's memory to another's, on the stream for packing.
     ///
     /// # Safety
-    /// So many bytes at both addresses are the caller's until it is over.
+    /// The caller owns the bytes at both addresses until the copy is complete.
     unsafe fn send_to(&self, target: &Self, from: u64, to: u64, bytes: usize) -> Result<(), StorageError> {
         let (here, there) = (&self.home.device.0.context, &target.home.device.0.context);
         let _entered = here.enter()?;
-        // SAFETY: the caller's; both contexts live.
+        // SAFETY: the caller's promise; both contexts live.
         let sent =
             unsafe { sys::cuMemcpyPeerAsync(to, there.raw(), from, here.raw(), bytes, self.packing.raw()) };
         here.check(sent, "copying to another device")
@@ -293,7 +300,7 @@ mod tests {
             assert_eq!(at, 7 * packed, "{most}");
         }
         assert!(lots(&pieces, packed, 0, packed).is_empty());
-        // Of frames shorter than their numbers, a lot is as many as there is room for these.
+        // If a frame is shorter than its number, the list of frame numbers limits the lot.
         let lots = lots(&pieces, 1, 3 * BYTES_MAX, BYTES_MAX);
         assert!(lots.iter().all(|lot| lot.frames.len() * size_of::<u32>() <= BYTES_MAX));
         assert_eq!(lots.iter().map(|lot| lot.bytes).sum::<usize>(), 3 * BYTES_MAX);

@@ -1,28 +1,32 @@
-//! What a launch passes to a kernel: one struct by value, the same as in `kernels/params.h`.
+//! Kernel parameters: one struct per launch, passed by value, identical to those in
+//! `kernels/params.h`.
 //!
-//! | kernel | params | one CTA or warp does |
+//! | kernel | params | unit of work |
 //! |---|---|---|
-//! | `kvp_copy` | [`CopyParams`] | a CTA one piece of one move |
-//! | `kvp_zero` | [`ZeroParams`] | a CTA one piece of one frame |
-//! | `kvp_pack`, `kvp_unpack` | [`PackParams`] | a CTA one piece of one frame |
-//! | `kvp_store`, `kvp_load` | [`RowsParams`] | a warp K or V of one token |
-//! | `kvp_quantise_CODE_ROW`, `kvp_dequantise_CODE_ROW` | [`QuantParams`] | part of a warp one head of K or V of one token |
-//! | `kvp_patch` | [`PatchParams`] | a thread one entry |
+//! | `kvp_copy` | [`CopyParams`] | one piece of one move per CTA |
+//! | `kvp_zero` | [`ZeroParams`] | one piece of one frame per CTA |
+//! | `kvp_pack`, `kvp_unpack` | [`PackParams`] | one piece of one frame per CTA |
+//! | `kvp_store`, `kvp_load` | [`RowsParams`] | K or V of one token per warp |
+//! | `kvp_quantise_CODE_ROW`, `kvp_dequantise_CODE_ROW` | [`QuantParams`] | one head of K or V of one token per part of a warp |
+//! | `kvp_patch` | [`PatchParams`] | one entry per thread |
 //!
-//! `CODE` is `e4m3`, `e5m2` or `int8`, `ROW` is `bf16`, `f16` or `f32`. CTAs have [`THREADS`] threads in one dimension; there
-//! may be any number of them.
+//! `CODE` is `e4m3`, `e5m2` or `int8`, `ROW` is `bf16`, `f16` or `f32`. CTAs have [`THREADS`]
+//! threads in one dimension; any number of CTAs is valid.
 //!
-//! A *piece* is at most [`PIECE_BYTES_MAX`] of one plane's tile; planes are cut into pieces once, so that layer-first and
-//! block-first, joined and separate planes, planes of scales and adopted tensors are all one table to a kernel. A *lane*
-//! is where K or V of one layer (or their scales) begins in frame 0.
+//! A *piece* is at most [`PIECE_BYTES_MAX`] of one plane's tile. Planes are cut into pieces once,
+//! so that layer-first and block-first layouts, joined and separate planes, planes of scales and
+//! adopted tensors all look like one table to a kernel. A *lane* is the position of K or V of one
+//! layer (or of their scales) in frame 0.
 //!
-//! Kernels check nothing. Whoever launches one promises:
-//! - `unit` is 16, 4 or 1, and divides every address, stride and length of bytes that is moved ([`unit()`]); for the converting
-//!   kernels that is of codes and of the caller's rows, and the head dimension is a length;
-//! - elements of more than a byte, and scales, lie at multiples of their size;
-//! - slots and frames exist; `frames * block_tokens` is below 2^32, `tokens * 2 * heads`, moves and packed frames below 2^31;
-//! - what is written is nobody else's, destinations of moves are unique and are no sources, slots that are stored to are
-//!   unique, and no two entries of a patch are of one place.
+//! Kernels check nothing. A launch has to guarantee:
+//! - `unit` is 16, 4 or 1, and divides every address, stride and length of the moved bytes
+//!   ([`unit()`]). For the converting kernels these are the addresses of codes and of the caller's
+//!   rows, and the head dimension counts as a length;
+//! - elements longer than a byte, and scales, are at multiples of their size;
+//! - slots and frames exist; `frames * block_tokens` is below 2^32; `tokens * 2 * heads`, the
+//!   number of moves, and the number of packed frames are below 2^31;
+//! - written memory is not accessed by anyone else; destinations of moves are distinct and not
+//!   sources; stored slots are distinct; no two entries of a patch are for the same place.
 
 use std::mem::offset_of;
 
@@ -30,13 +34,13 @@ use cudarc::driver::DeviceRepr;
 
 use crate::sequence::MovedEntry;
 
-/// Threads of a CTA.
+/// Threads per CTA.
 pub const THREADS: u32 = 256;
 
-/// The most bytes of a piece: four vectors of 16 bytes a thread.
+/// Maximum size of a piece: four vectors of 16 bytes per thread.
 pub const PIECE_BYTES_MAX: u32 = 16 * 1024;
 
-/// The largest unit that divides all of `numbers`: addresses, strides and lengths in bytes.
+/// Returns the largest unit that divides all `numbers`: addresses, strides and lengths in bytes.
 #[must_use]
 pub fn unit(numbers: impl IntoIterator<Item = u64>) -> u32 {
     let bits = numbers.into_iter().fold(0, |bits, number| bits | number);
@@ -47,41 +51,41 @@ pub fn unit(numbers: impl IntoIterator<Item = u64>) -> u32 {
     }
 }
 
-/// Bytes of one plane's tile, in every frame.
+/// A part of one plane's tile, in every frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct Piece {
-    /// Its address in frame 0.
+    /// Address in frame 0.
     pub base: u64,
-    /// Bytes from one frame's to the next frame's.
+    /// Bytes from one frame's piece to the next frame's.
     pub frame_stride: u64,
-    /// Its length.
+    /// Length in bytes.
     pub bytes: u32,
-    /// Its place in a frame's packed form.
+    /// Offset in a frame's packed form.
     pub packed_at: u32,
 }
 
-/// One frame's bytes to another.
+/// A copy of one frame's bytes to another frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct Move {
-    /// The frame that is read.
+    /// Frame to read.
     pub src: u32,
-    /// The frame that is written.
+    /// Frame to write.
     pub dst: u32,
 }
 
-/// Where K or V of one layer, or their scales, begin: at `base` in frame 0.
+/// Position of K or V of one layer, or of their scales.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct Lane {
-    /// The address in frame 0.
+    /// Address in frame 0.
     pub base: u64,
-    /// Bytes from one frame's to the next frame's.
+    /// Bytes from one frame's lane to the next frame's.
     pub frame_stride: u64,
 }
 
-/// Of `kvp_copy`.
+/// Parameters of `kvp_copy`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct CopyParams {
@@ -89,57 +93,58 @@ pub struct CopyParams {
     pub pieces: u64,
     /// Address of [`Move`]s.
     pub moves: u64,
-    /// How many.
+    /// Number of pieces.
     pub n_pieces: u32,
-    /// How many.
+    /// Number of moves.
     pub n_moves: u32,
-    /// See [`unit()`].
+    /// Unit of access; see [`unit()`].
     pub unit: u32,
-    /// 0.
+    /// Zero.
     pub reserved: u32,
 }
 
-/// Of `kvp_zero`.
+/// Parameters of `kvp_zero`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct ZeroParams {
     /// Address of [`Piece`]s.
     pub pieces: u64,
-    /// Address of frames, u32.
+    /// Address of frame numbers, u32.
     pub frames: u64,
-    /// How many.
+    /// Number of pieces.
     pub n_pieces: u32,
-    /// How many.
+    /// Number of frames.
     pub n_frames: u32,
-    /// See [`unit()`].
+    /// Unit of access; see [`unit()`].
     pub unit: u32,
-    /// 0.
+    /// Zero.
     pub reserved: u32,
 }
 
-/// Of `kvp_pack` and `kvp_unpack`.
+/// Parameters of `kvp_pack` and `kvp_unpack`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct PackParams {
     /// Address of [`Piece`]s.
     pub pieces: u64,
-    /// Address of frames, u32.
+    /// Address of frame numbers, u32.
     pub frames: u64,
-    /// Address of the packed form of the first.
+    /// Address of the first packed frame.
     pub packed: u64,
     /// Bytes from one packed frame to the next.
     pub packed_stride: u64,
-    /// How many.
+    /// Number of pieces.
     pub n_pieces: u32,
-    /// How many.
+    /// Number of frames.
     pub n_frames: u32,
-    /// See [`unit()`].
+    /// Unit of access; see [`unit()`].
     pub unit: u32,
-    /// 0.
+    /// Zero.
     pub reserved: u32,
 }
 
-/// Of `kvp_store` and `kvp_load`: rows of one layer, `[tokens][row]`, moved as they are.
+/// Parameters of `kvp_store` and `kvp_load`: rows of one layer, `[tokens][row]`, moved without
+/// conversion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct RowsParams {
@@ -149,56 +154,59 @@ pub struct RowsParams {
     pub v: u64,
     /// Bytes from one token's row of K to the next token's.
     pub k_stride: u64,
-    /// The same of V.
+    /// Bytes from one token's row of V to the next token's.
     pub v_stride: u64,
-    /// Address of slots, i64, one a token; a negative one is skipped.
+    /// Address of slots, i64, one per token; negative slots are skipped.
     pub slots: u64,
-    /// Where the rows of K are kept.
+    /// Position of the rows of K in the frames.
     pub k_lane: Lane,
-    /// Where the rows of V are kept; with joined planes K's, half a tile on.
+    /// Position of the rows of V in the frames; with joined planes, half a tile behind K.
     pub v_lane: Lane,
-    /// Bytes of a row as it is kept.
+    /// Bytes of a row in a frame.
     pub row_bytes: u32,
-    /// Tokens of a block.
+    /// Tokens per block.
     pub block_tokens: u32,
-    /// How many tokens.
+    /// Number of tokens.
     pub n_tokens: u32,
-    /// See [`unit()`].
+    /// Unit of access; see [`unit()`].
     pub unit: u32,
 }
 
-/// `value = code`.
+/// Mode of [`QuantParams`]: `value = code`.
 pub const SCALES_UNIT: u32 = 0;
-/// `value = code * scale[head]`, from [`QuantParams::k_scales`] and `v_scales`.
+/// Mode of [`QuantParams`]: `value = code * scale[head]`, from [`QuantParams::k_scales`] and
+/// `v_scales`.
 pub const SCALES_PER_HEAD: u32 = 1;
-/// `value = code * scale[token][head]`, from the scale lanes, which a store writes.
+/// Mode of [`QuantParams`]: `value = code * scale[token][head]`, from the scale lanes, which a
+/// store writes.
 pub const SCALES_PER_TOKEN_HEAD: u32 = 2;
 
-/// Of the kernels that convert: rows of values outside, codes and scales inside.
+/// Parameters of the converting kernels: rows of values outside, codes and scales in the frames.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct QuantParams {
     /// The rows; `row_bytes` is `heads * head_dim`.
     pub rows: RowsParams,
-    /// Address of this layer's scales of K, f32, one a head; for [`SCALES_PER_HEAD`] only.
+    /// Address of this layer's scales of K, f32, one per head; for [`SCALES_PER_HEAD`] only.
     pub k_scales: u64,
-    /// The same of V.
+    /// The same for V.
     pub v_scales: u64,
-    /// Where the scales of K are kept, `[block_tokens][heads]` of f32 in a tile; for [`SCALES_PER_TOKEN_HEAD`] only.
+    /// Position of the scales of K, `[block_tokens][heads]` of f32 in a tile; for
+    /// [`SCALES_PER_TOKEN_HEAD`] only.
     pub k_scale_lane: Lane,
-    /// The same of V; with joined planes K's, half a tile on.
+    /// The same for V; with joined planes, half a tile behind K.
     pub v_scale_lane: Lane,
-    /// Heads of a row.
+    /// Heads per row.
     pub heads: u32,
-    /// Elements of a head.
+    /// Elements per head.
     pub head_dim: u32,
     /// [`SCALES_UNIT`], [`SCALES_PER_HEAD`] or [`SCALES_PER_TOKEN_HEAD`].
     pub mode: u32,
-    /// 0.
+    /// Zero.
     pub reserved: u32,
 }
 
-/// Of `kvp_patch`.
+/// Parameters of `kvp_patch`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct PatchParams {
@@ -208,11 +216,11 @@ pub struct PatchParams {
     pub entries: u64,
     /// Entries of the table from one row to the next.
     pub row_stride: u32,
-    /// How many entries are patched.
+    /// Number of entries to patch.
     pub n: u32,
 }
 
-// The other side of the assertions in `kernels/params.h`.
+// Counterpart of the assertions in `kernels/params.h`.
 const _: () = {
     assert!(size_of::<Piece>() == 24);
     assert!(offset_of!(Piece, frame_stride) == 8);
@@ -267,7 +275,7 @@ const _: () = {
     assert!(offset_of!(PatchParams, n) == 20);
 };
 
-// SAFETY: of C's layout, without references, and the same on the device, as asserted above.
+// SAFETY: C layout without references, identical on the device, as asserted above.
 unsafe impl DeviceRepr for CopyParams {}
 // SAFETY: as above.
 unsafe impl DeviceRepr for ZeroParams {}

@@ -1,40 +1,41 @@
-//! Planes cut for kernels: a table of pieces, in the order of the packed form, made once a storage.
+//! Planes cut for kernels: a table of pieces in packed order, built once per storage.
 //!
 //! ```text
 //! plane:  tile of frame 0 | tile of frame 1 | ...      at base + frame * frame_stride
 //! pieces: [<= 16 KiB][<= 16 KiB][rest]                  the same cuts in every frame
 //! ```
 //!
-//! A kernel's job is one piece of one frame, so that it knows nothing of layers, arrangements, parts or scales. The table
-//! is in the device's memory from when the storage is made until it is dropped, and never changes: bases of planes never move.
+//! A kernel's unit of work is one piece of one frame, so that it needs no knowledge of layers,
+//! arrangements, parts or scales. The table is in the device's memory while the storage lives, and
+//! never changes, because planes do not move.
 
 use crate::error::LayoutError;
 use crate::storage::{KvLayout, Plane, PlaneKind, PlanePart};
 
 use super::params::{Lane, PIECE_BYTES_MAX, Piece, unit};
 
-/// A plane's place in the device's memory.
+/// A plane and its address in the device's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Placed {
     pub(super) base: u64,
     pub(super) plane: Plane,
 }
 
-/// See the [module](self).
+/// The table of pieces; see the [module](self).
 #[derive(Debug)]
 pub(super) struct Pieces {
     pub(super) list: Vec<Piece>,
-    /// The width by which frames are copied to frames.
+    /// Unit of access for copies between frames.
     pub(super) copy_unit: u32,
-    /// And to and from the packed form, which has no padding.
+    /// Unit of access for the packed form, which has no padding.
     pub(super) pack_unit: u32,
 }
 
 impl Pieces {
-    /// Cuts planes, in the layout's order.
+    /// Cuts the planes, given in the layout's order.
     ///
     /// # Errors
-    /// [`LayoutError::TooLarge`]: kernels count the bytes of a packed frame in 32 bits.
+    /// [`LayoutError::TooLarge`]: kernels use 32-bit offsets in a packed frame.
     pub(super) fn new(placed: &[Placed]) -> Result<Self, LayoutError> {
         let too_large = || LayoutError::TooLarge { what: "a block's packed form" };
         let (mut list, mut packed_at) = (Vec::new(), 0u32);
@@ -54,13 +55,16 @@ impl Pieces {
         }
         let copied = list.iter().flat_map(|piece| [piece.base, piece.frame_stride, piece.bytes.into()]);
         let copy_unit = unit(copied);
-        // The end of a packed frame is where the next one starts.
+        // The end of a packed frame is the start of the next one.
         let packed = list.iter().map(|piece| piece.packed_at.into()).chain([packed_at.into()]);
         let pack_unit = copy_unit.min(unit(packed));
         Ok(Self { list, copy_unit, pack_unit })
     }
 
-    /// The pieces from `first` on that pack to at most `bytes` bytes together, and at least one: how many, and the bytes.
+    /// Returns the number of pieces from `first` on that pack to at most `bytes` bytes, and their
+    /// size.
+    ///
+    /// The number is at least one.
     pub(super) fn group(&self, first: usize, bytes: usize) -> (usize, usize) {
         let mut sum = 0;
         let fits = self.list[first..].iter().take_while(|piece| {
@@ -72,7 +76,7 @@ impl Pieces {
     }
 }
 
-/// Where K and V of a layer begin, or their scales; V's is where nobody looks in a latent layout.
+/// Returns the lanes of K and V of a layer, or of their scales; V's is unused in a latent layout.
 pub(super) fn lanes(placed: &[Placed], layer: usize, kind: PlaneKind, layout: &KvLayout) -> [Lane; 2] {
     let mut lanes = [Lane::default(); 2];
     for Placed { base, plane } in placed.iter().filter(|at| at.plane.layer == layer && at.plane.kind == kind)
@@ -119,7 +123,7 @@ mod tests {
                 }
                 assert_eq!(at as usize, layout.packed_bytes());
                 assert_eq!((pieces.copy_unit, pieces.pack_unit), (16, 16));
-                // 48 KiB of values is three full pieces.
+                // 48 KiB of values are three full pieces.
                 assert!(pieces.list.iter().any(|piece| piece.bytes == PIECE_BYTES_MAX));
             }
         }

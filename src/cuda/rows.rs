@@ -1,4 +1,4 @@
-//! Single tokens of the host: stored and loaded through pinned buffers, as many at a time as one holds.
+//! Rows of single tokens from the host: stored and loaded through pinned buffers.
 
 use crate::dtype::Dtype;
 use crate::error::StorageError;
@@ -10,11 +10,11 @@ use super::memory::bytes_of;
 use super::staging::BYTES_MAX;
 use super::storage::CudaStorage;
 
-/// Parts of a buffer start on multiples of this.
+/// Alignment of the parts of a buffer.
 const ALIGN: usize = 16;
 
 impl CudaStorage {
-    /// See [`Storage::store`].
+    /// Implements [`Storage::store`].
     ///
     /// # Safety
     /// The frame rule, for these slots.
@@ -45,7 +45,8 @@ impl CudaStorage {
                 bytes[at..at + rows.len()].copy_from_slice(rows);
             }
             let scratch = commands.scratch(at.end)?;
-            // SAFETY: the scratch memory is this command scope's, the buffer outlives it, slots were checked; the rest is the caller's.
+            // SAFETY: the scratch memory belongs to this command scope, the pinned buffer outlives
+            // it, and the slots are checked; the rest is the caller's promise.
             unsafe {
                 commands.send(scratch, &pinned, at.end)?;
                 self.launch_parts(&mut commands, layer, Way::Store, (k.dtype(), v.dtype()), scratch, &at)?;
@@ -55,7 +56,7 @@ impl CudaStorage {
         Ok(())
     }
 
-    /// See [`Storage::load`].
+    /// Implements [`Storage::load`].
     ///
     /// # Safety
     /// The frame rule, for these slots.
@@ -80,7 +81,7 @@ impl CudaStorage {
             let mut commands = unsafe { CommandScope::on(&home.device, self.service.raw()) };
             pinned.bytes_mut()[..size_of_val(slots)].copy_from_slice(bytes_of(slots));
             let scratch = commands.scratch(at.end)?;
-            // SAFETY: as in `store_rows`; slots are sent before the rows come back.
+            // SAFETY: as in `store_rows`; the slots are sent before the rows are fetched.
             unsafe {
                 commands.send(scratch, &pinned, size_of_val(slots))?;
                 self.launch_parts(&mut commands, layer, Way::Load, dtypes, scratch, &at)?;
@@ -99,13 +100,13 @@ impl CudaStorage {
         Ok(())
     }
 
-    /// Bytes of one token's K and V as the caller has them.
+    /// Returns the bytes of one token's K and V in the caller's types.
     fn row_bytes_outside(&self, [k, v]: [Dtype; 2]) -> [usize; 2] {
         let bytes = |dtype: Dtype| self.home.layout.row_elements() * dtype.bytes();
         [bytes(k), if self.home.halves() == 1 { 0 } else { bytes(v) }]
     }
 
-    /// Launches for rows of K and V in one buffer; two types take two launches.
+    /// Launches the kernels for rows of K and V in one buffer; two types need two launches.
     ///
     /// # Safety
     /// As for [`launch_rows`](Self::launch_rows).
@@ -126,10 +127,10 @@ impl CudaStorage {
             v_stride: at.v_bytes,
         };
         if k == v || self.home.halves() == 1 {
-            // SAFETY: the caller's.
+            // SAFETY: the caller's promise.
             return unsafe { self.launch_rows(commands, layer, way, rows, buffer, at.tokens) };
         }
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         unsafe {
             self.launch_half(commands, layer, way, rows, 0, buffer, at.tokens)?;
             self.launch_half(commands, layer, way, DeviceRows { dtype: v, ..rows }, 1, buffer, at.tokens)
@@ -137,7 +138,7 @@ impl CudaStorage {
     }
 }
 
-/// Where slots, K and V are in one buffer: slots first.
+/// Offsets of slots, K and V in one buffer; the slots come first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Parts {
     tokens: usize,
@@ -156,7 +157,7 @@ impl Parts {
     }
 }
 
-/// Tokens whose slots and rows fit into one buffer; at least one does.
+/// Returns the number of tokens whose slots and rows fit into one buffer, at least one.
 fn tokens_at_a_time(k_bytes: usize, v_bytes: usize) -> usize {
     ((BYTES_MAX - 2 * ALIGN) / (size_of::<i64>() + k_bytes + v_bytes)).max(1)
 }

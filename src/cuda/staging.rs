@@ -1,11 +1,13 @@
-//! Buffers on the way: pinned ones, which the device reads and writes by itself, and scratch ones in its own memory.
+//! Transfer buffers: pinned host memory, which the device accesses itself, and scratch memory on
+//! the device.
 //!
-//! They come in powers of two, are made when there is none to be had, and kept: to allocate and to free would each wait for
-//! the device. What is kept is what was in command scope at once at most.
+//! Sizes are powers of two. Buffers are allocated when none is available, and then kept, because
+//! allocating and freeing would each wait for the device. The kept buffers never exceed the number
+//! that was in use at one time.
 //!
-//! **A buffer that was named in an enqueued command is dropped only when the event behind that was seen complete.**
-//! To drop it is to hand it out again, and the next owner's bytes would be what the device reads. On a device that is lost
-//! nothing reads any more.
+//! **A buffer used by an enqueued command is dropped only after the event behind that command was
+//! seen complete.** A dropped buffer is handed out again, and the device would read the next
+//! owner's bytes. On a lost device nothing reads any more.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -17,7 +19,7 @@ use crate::error::StorageError;
 
 use super::context::Context;
 
-/// The largest buffer: what is longer goes in parts.
+/// Size of the largest buffer; longer data is transferred in parts.
 pub(super) const BYTES_MAX: usize = 8 << 20;
 
 const BYTES_MIN_LOG: u32 = 12;
@@ -30,11 +32,11 @@ pub(super) struct Staging {
     scratch: Shelf,
 }
 
-/// Addresses of buffers that nobody has, by size.
+/// Addresses of available buffers, by size class.
 #[derive(Default)]
 struct Shelf([Mutex<Vec<u64>>; CLASSES]);
 
-/// Memory of the host that the device reads and writes, at the same address.
+/// Host memory that the device reads and writes at the same address.
 #[derive(Debug)]
 pub(super) struct Pinned {
     start: NonNull<u8>,
@@ -42,7 +44,7 @@ pub(super) struct Pinned {
     home: Arc<Staging>,
 }
 
-/// Memory of the device.
+/// Device memory.
 #[derive(Debug)]
 pub(super) struct Scratch {
     address: u64,
@@ -50,9 +52,9 @@ pub(super) struct Scratch {
     home: Arc<Staging>,
 }
 
-// SAFETY: it is memory, of which this is the only owner on the host.
+// SAFETY: plain memory, with a single owner on the host.
 unsafe impl Send for Pinned {}
-// SAFETY: shared, it can only be read.
+// SAFETY: a shared reference only allows reads.
 unsafe impl Sync for Pinned {}
 
 impl Staging {
@@ -60,18 +62,20 @@ impl Staging {
         Arc::new(Self { context, pinned: Shelf::default(), scratch: Shelf::default() })
     }
 
-    /// At least so many bytes of pinned memory, up to [`BYTES_MAX`]; what they are is unspecified.
+    /// Returns pinned memory of at least `bytes` bytes, up to [`BYTES_MAX`], with unspecified
+    /// contents.
     pub(super) fn pinned(self: &Arc<Self>, bytes: usize) -> Result<Pinned, StorageError> {
         let class = class_of(bytes);
         let address = match self.pinned.take(class) {
             Some(address) => address,
             None => self.make_pinned(class)?,
         };
-        let start = NonNull::new(address as *mut u8).expect("the driver's memory has an address");
+        let start = NonNull::new(address as *mut u8).expect("allocated memory has a non-null address");
         Ok(Pinned { start, class, home: self.clone() })
     }
 
-    /// At least so many bytes of the device's memory, up to [`BYTES_MAX`]; what they are is unspecified.
+    /// Returns device memory of at least `bytes` bytes, up to [`BYTES_MAX`], with unspecified
+    /// contents.
     pub(super) fn scratch(self: &Arc<Self>, bytes: usize) -> Result<Scratch, StorageError> {
         let class = class_of(bytes);
         let address = match self.scratch.take(class) {
@@ -84,11 +88,12 @@ impl Staging {
     fn make_pinned(&self, class: usize) -> Result<u64, StorageError> {
         let _entered = self.context.enter()?;
         let (bytes, mut start) = (bytes_of(class), std::ptr::null_mut());
-        // Portable: the other device of a copy between two reads it, too. Not write-combined: it is read here.
-        // SAFETY: the place is valid and the context is current.
+        // Portable, because the other device of a copy between two devices reads it, too. Not
+        // write-combined, because the host reads it. SAFETY: the pointer is valid and the context
+        // is current.
         let made = unsafe { sys::cuMemHostAlloc(&mut start, bytes, sys::CU_MEMHOSTALLOC_PORTABLE) };
         self.context.check(made, "allocating pinned memory")?;
-        // SAFETY: so many bytes were allocated, and are nobody else's.
+        // SAFETY: this many bytes were allocated, and no one else has them.
         unsafe { start.cast::<u8>().write_bytes(0, bytes) };
         Ok(start as u64)
     }
@@ -96,7 +101,7 @@ impl Staging {
     fn make_scratch(&self, class: usize) -> Result<u64, StorageError> {
         let _entered = self.context.enter()?;
         let mut address = 0;
-        // SAFETY: the place is valid and the context is current.
+        // SAFETY: the pointer is valid and the context is current.
         let made = unsafe { sys::cuMemAlloc_v2(&mut address, bytes_of(class)) };
         self.context.check(made, "allocating scratch memory")?;
         Ok(address)
@@ -108,11 +113,11 @@ impl Drop for Staging {
         let _entered = self.context.enter_anyhow();
         for class in 0..CLASSES {
             while let Some(address) = self.pinned.take(class) {
-                // SAFETY: it was allocated so, and nobody has it.
+                // SAFETY: allocated by `make_pinned`, and not in use.
                 let _ = unsafe { sys::cuMemFreeHost(address as *mut _) };
             }
             while let Some(address) = self.scratch.take(class) {
-                // SAFETY: as above.
+                // SAFETY: allocated by `make_scratch`, and not in use.
                 let _ = unsafe { sys::cuMemFree_v2(address) };
             }
         }
@@ -136,7 +141,7 @@ impl Shelf {
 }
 
 fn class_of(bytes: usize) -> usize {
-    assert!(bytes <= BYTES_MAX, "{bytes} bytes in one buffer");
+    assert!(bytes <= BYTES_MAX, "{bytes} bytes exceed the largest buffer");
     (bytes.next_power_of_two().trailing_zeros().max(BYTES_MIN_LOG) - BYTES_MIN_LOG) as usize
 }
 
@@ -149,13 +154,13 @@ impl Pinned {
         self.start.as_ptr()
     }
 
-    /// The bytes. Not while the device writes them.
+    /// Returns the bytes. The device must not be writing them.
     pub(super) fn bytes(&self) -> &[u8] {
-        // SAFETY: so many bytes were allocated and initialised; the owner alone has them.
+        // SAFETY: this many bytes were allocated and initialised, and only the owner has them.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), bytes_of(self.class)) }
     }
 
-    /// The bytes. Not while the device reads or writes them.
+    /// Returns the bytes. The device must not be reading or writing them.
     pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), bytes_of(self.class)) }
@@ -195,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "in one buffer")]
+    #[should_panic(expected = "exceed the largest buffer")]
     fn what_is_longer_is_no_buffer() {
         class_of(BYTES_MAX + 1);
     }

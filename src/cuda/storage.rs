@@ -1,15 +1,17 @@
-//! The backend: frames in a device's memory, mapped here or adopted from an engine.
+//! The CUDA backend: frames in a device's memory, mapped here or adopted from an engine.
 //!
-//! | stream | what runs there |
+//! | stream | operations |
 //! |---|---|
-//! | the engine's own | [`copy_on`](Storage::copy_on), [`store_on`](CudaStorage::store_on), [`load_on`](CudaStorage::load_on) |
-//! | service | `store`, `load`, `copy`: the caller waits |
-//! | packing | `pack`, `unpack`, `receive`, `zero`: behind no stream of an engine's |
-//! | moving, of the lowest priority, which is that of usual streams | `copy_then`: compaction, on a few CTAs, so that the model keeps the rest |
+//! | the engine's | [`copy_on`](Storage::copy_on), [`store_on`](CudaStorage::store_on), [`load_on`](CudaStorage::load_on) |
+//! | service | `store`, `load`, `copy`: synchronous |
+//! | packing | `pack`, `unpack`, `receive`, `zero`: not ordered with streams of an engine |
+//! | moving (lowest priority, which is the default one) | `copy_then`: compaction, on a few CTAs |
 //!
-//! The frame rule is what orders these among each other: two operations that touch the same bytes are not under way at once,
-//! since a caller has seen the one end before it begins the other. The exception is a copy on write, which is the pool's own and over
-//! when an engine's stream gets there: the service stream waits for it, so that what is stored to the copy from the host comes behind.
+//! The frame rule orders operations on different streams: two operations on the same bytes never
+//! overlap, because a caller sees one end before it begins the other. The exception is a
+//! copy-on-write, which the pool itself enqueues, and which ends when an engine's stream reaches
+//! it: the service stream waits for it, so that later stores from the host to the copy come after
+//! it.
 
 use std::any::Any;
 use std::fmt;
@@ -33,25 +35,25 @@ use super::pieces::{Pieces, Placed};
 use super::staging::BYTES_MAX;
 use super::stream::{Stream, StreamPriority};
 
-/// CTAs a multiprocessor, of operations that somebody waits for.
+/// CTAs per multiprocessor for operations with a waiting caller.
 const CTAS_PER_MULTIPROCESSOR: u32 = 4;
 
-/// A plane in the device's memory: what an engine's kernels are given.
+/// A plane in the device's memory, as an engine passes it to its kernels.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DevicePlane {
-    /// Where frame 0's tile starts. It never moves.
+    /// Address of frame 0's tile. It never changes.
     pub address: u64,
-    /// What is there; its `base` says nothing here.
+    /// Description of the plane; its `base` is unused here.
     pub plane: Plane,
 }
 
 /// Frames in the memory of a CUDA device.
 ///
-/// [`new`](Self::new) reserves addresses for all frames that there may ever be, and maps memory for those that there are.
-/// [`adopt`](Self::adopt) takes the tensors that an engine allocated.
+/// [`new`](Self::new) reserves addresses for the maximum number of frames, and maps memory for the
+/// initial ones. [`adopt`](Self::adopt) uses tensors that an engine has allocated.
 ///
-/// To drop memory that was mapped here waits for all that runs on the device: not while a stream of it is being captured, since such a
-/// wait breaks the capture.
+/// Dropping memory that was mapped here waits for all work on the device. Do not drop it while one
+/// of the device's streams is being captured: such a wait invalidates the capture.
 ///
 /// ```no_run
 /// use std::sync::Arc;
@@ -64,7 +66,7 @@ pub struct DevicePlane {
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let device = Device::open(0)?;
 /// let layout = KvLayout::named("qwen2.5-7b")?;
-/// // One frame more than blocks: the null block's.
+/// // One frame more than blocks, for the null block.
 /// let storage = CudaStorage::new(&device, layout.clone(), 4097, 4097)?;
 /// let pool = Pool::builder(layout).blocks(4096).storage(Arc::new(storage)).build()?;
 ///
@@ -73,7 +75,7 @@ pub struct DevicePlane {
 /// let mut batch = pool.begin_batch_on(&stream)?;
 /// batch.append(&mut sequence, 100)?;
 /// // ... the model's kernels, on that stream ...
-/// let finish = batch.finish_on(&stream)?; // a future: the device got there
+/// let finish = batch.finish_on(&stream)?; // a future: the device is done
 /// # drop(finish);
 /// # Ok(())
 /// # }
@@ -82,7 +84,7 @@ pub struct CudaStorage {
     pub(super) home: Arc<Home>,
     frames: AtomicUsize,
     frames_max: usize,
-    /// Held while frames are added or taken away.
+    /// Held while frames are added or removed.
     resizing: Mutex<()>,
     pub(super) service: Stream,
     pub(super) packing: Stream,
@@ -90,38 +92,38 @@ pub struct CudaStorage {
     pub(super) moving_ctas: u32,
 }
 
-/// What work that is under way needs to live on.
+/// State that work in progress keeps alive.
 pub(super) struct Home {
     memory: Bytes,
     pub(super) layout: KvLayout,
     pub(super) placed: Vec<Placed>,
     pub(super) pieces: Pieces,
-    /// The pieces, where kernels find them.
+    /// The pieces in device memory, for kernels.
     pub(super) table: Memory,
-    /// Planted: a copy that leaves scales behind.
+    /// Planted bug: a copy that omits the scales.
     #[cfg(kvpool_planted)]
     pub(super) values: (Memory, u32),
-    /// Static scales of K and of V, `[layers][heads]`.
+    /// Static scales of K and V, `[layers][heads]`.
     pub(super) scales: Option<[Memory; 2]>,
     pub(super) device: Device,
 }
 
-/// What keeps the bytes where they are.
+/// Owner of the memory.
 enum Bytes {
     Mapped(Arena),
-    /// Whatever owns the engine's memory.
+    /// Owner of the engine's memory.
     Adopted {
         _owner: Box<dyn Any + Send + Sync>,
     },
 }
 
 impl CudaStorage {
-    /// Reserves addresses for `frames_max` frames, and maps memory for `frames` of them. All bytes are zero.
+    /// Reserves addresses for `frames_max` frames, and maps memory for `frames` of them, zeroed.
     ///
     /// # Errors
     ///
-    /// [`StorageError::FrameCount`], [`StorageError::Layout`]; [`StorageError::DeviceMemory`] if the device has too little left;
-    /// what else the driver says.
+    /// [`StorageError::FrameCount`], [`StorageError::Layout`]; [`StorageError::DeviceMemory`] if
+    /// the device has too little free memory; other errors of the driver.
     pub fn new(
         device: &Device,
         layout: KvLayout,
@@ -131,7 +133,7 @@ impl CudaStorage {
         Self::with_config(device, layout, frames, frames_max, CudaConfig::default())
     }
 
-    /// The same, told how to use the device.
+    /// Does the same with a configuration.
     ///
     /// # Errors
     ///
@@ -151,20 +153,24 @@ impl CudaStorage {
         Self::over(device, layout, placed, Bytes::Mapped(arena), (frames, frames_max), service, config)
     }
 
-    /// Takes an engine's own memory, all `frames` of it, as it is; `base` of each plane is an address of the device. It does not
-    /// grow beyond that, and [`shrink`](Storage::shrink) only counts fewer frames. `owner` is kept until the
-    /// storage is dropped and what it began is over: the tensors, a reference to them, or `()` if something else sees to
-    /// it that the memory stays.
+    /// Uses an engine's own memory, with its contents, as `frames` frames.
+    ///
+    /// The `base` of each plane is a device address. The storage cannot grow beyond that, and
+    /// [`shrink`](Storage::shrink) only reduces the number of frames. `owner` is kept until the
+    /// storage is dropped and its work is complete: the tensors, a reference to them, or `()` if
+    /// the memory is kept alive otherwise.
     ///
     /// # Errors
     ///
-    /// A [`StorageError`] that names the plane: as for [host memory](crate::storage::HostStorage::adopt), or not in this device's
-    /// memory, or longer than its allocation.
+    /// A [`StorageError`] that names the plane: as for [host
+    /// memory](crate::storage::HostStorage::adopt), or a plane that is not in this device's memory,
+    /// or exceeds its allocation.
     ///
     /// # Safety
     ///
-    /// For each plane, the `(frames - 1) * frame_stride + tile_bytes` bytes from its base are the device's memory, for as long as
-    /// this storage lives; whoever else touches their tiles keeps [the frame rule](Storage#the-frame-rule).
+    /// For each plane, the `(frames - 1) * frame_stride + tile_bytes` bytes from its base must be
+    /// the device's memory while this storage lives, and all other accesses to the tiles must obey
+    /// [the frame rule](Storage#the-frame-rule).
     pub unsafe fn adopt(
         device: &Device,
         layout: KvLayout,
@@ -231,18 +237,18 @@ impl CudaStorage {
         })
     }
 
-    /// The opened device that the frames are on.
+    /// Returns the open device that holds the frames.
     pub fn opened(&self) -> &Device {
         &self.home.device
     }
 
-    /// Where the planes are, in the order of [`KvLayout::planes`].
+    /// Returns the planes with their addresses, in the order of [`KvLayout::planes`].
     pub fn planes(&self) -> Vec<DevicePlane> {
         let planes = self.home.placed.iter();
         planes.map(|placed| DevicePlane { address: placed.base, plane: placed.plane }).collect()
     }
 
-    /// Bytes of the device's memory that are mapped for frames now; 0 if they were adopted.
+    /// Returns the bytes of device memory mapped for frames; 0 if they were adopted.
     pub fn mapped_bytes(&self) -> usize {
         match &self.home.memory {
             Bytes::Mapped(arena) => arena.mapped_bytes(),
@@ -250,7 +256,7 @@ impl CudaStorage {
         }
     }
 
-    /// Bytes of addresses that are reserved for frames; 0 if they were adopted.
+    /// Returns the size of the address range reserved for frames; 0 if they were adopted.
     pub fn reserved_bytes(&self) -> usize {
         match &self.home.memory {
             Bytes::Mapped(arena) => arena.reserved_bytes(),
@@ -258,12 +264,13 @@ impl CudaStorage {
         }
     }
 
-    /// Waits until everything is over that this storage began, and then drops it. Dropped without this, what is under way keeps the memory
-    /// until it is over.
+    /// Waits until all work of this storage is complete, and drops it.
+    ///
+    /// Without this call, work in progress keeps the memory until it is complete.
     ///
     /// # Errors
     ///
-    /// [`StorageError::DeviceLost`]; it is dropped all the same.
+    /// [`StorageError::DeviceLost`]; the storage is dropped nevertheless.
     pub fn close(self) -> Result<(), StorageError> {
         for stream in [&self.service, &self.packing, &self.moving] {
             stream.synchronise()?;
@@ -271,20 +278,20 @@ impl CudaStorage {
         Ok(())
     }
 
-    /// CTAs for so many jobs of an operation that somebody waits for.
+    /// Returns the number of CTAs for `jobs` jobs of an operation with a waiting caller.
     pub(super) fn grid(&self, jobs: usize) -> u32 {
         let most = self.home.device.info().multiprocessors.max(1) * CTAS_PER_MULTIPROCESSOR;
         jobs.min(most as usize) as u32
     }
 }
 
-/// What kernels count in 32 bits, and what goes through one buffer.
+/// Checks the limits of 32-bit counters in kernels, and of a buffer.
 fn check_sizes(layout: &KvLayout, frames_max: usize) -> Result<(), LayoutError> {
     let slots = frames_max.checked_mul(layout.block_tokens());
     if slots.is_none_or(|slots| slots > u32::MAX as usize) {
         return Err(LayoutError::TooLarge { what: "the number of slots" });
     }
-    // Rows come in f32 at the widest, K and V with a slot.
+    // The widest rows are f32, and K and V share a buffer with their slot.
     let rows = layout.row_elements().checked_mul(2 * size_of::<f32>());
     if rows.is_none_or(|rows| rows > BYTES_MAX / 2) {
         return Err(LayoutError::TooLarge { what: "a token's row" });
@@ -293,7 +300,7 @@ fn check_sizes(layout: &KvLayout, frames_max: usize) -> Result<(), LayoutError> 
 }
 
 impl Home {
-    /// K and V, or the latent vector alone.
+    /// Returns 2 for K and V, or 1 for the latent vector alone.
     pub(super) fn halves(&self) -> usize {
         if self.layout.parts() == KvPlanes::Latent { 1 } else { 2 }
     }
@@ -322,7 +329,7 @@ impl Storage for CudaStorage {
 
     #[inline]
     fn frames(&self) -> usize {
-        // Acquire: pairs with the Release of `grow`, which mapped these frames before.
+        // Acquire: pairs with the Release of `grow`, which has mapped these frames.
         self.frames.load(Ordering::Acquire)
     }
 
@@ -340,14 +347,14 @@ impl Storage for CudaStorage {
         if let Bytes::Mapped(arena) = &self.home.memory {
             arena.grow(total.max(frames), &self.service).map_err(|error| {
                 let reason = match error {
-                    StorageError::DeviceMemory { .. } => "the device has too little left",
+                    StorageError::DeviceMemory { .. } => "the device has too little free memory",
                     StorageError::DeviceLost { .. } => "the device is lost",
-                    _ => "its driver refused",
+                    _ => "the driver refused",
                 };
                 GrowError::Memory { asked, reason }
             })?;
         }
-        // Release: whoever sees the number finds the frames mapped.
+        // Release: a thread that sees the number finds the frames mapped.
         self.frames.fetch_max(total, Ordering::Release);
         Ok(())
     }
@@ -359,7 +366,8 @@ impl Storage for CudaStorage {
         if let Bytes::Mapped(arena) = &self.home.memory
             && total < frames
         {
-            // SAFETY: the frames from `total` on are the caller's by the frame rule, and nothing of theirs is under way.
+            // SAFETY: the frames from `total` on are the caller's by the frame rule, and no
+            // operation on them is in progress.
             unsafe { arena.shrink(total) };
         }
     }
@@ -371,7 +379,7 @@ impl Storage for CudaStorage {
         v: Elements<'_>,
         slots: &[i64],
     ) -> Result<(), StorageError> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         unsafe { self.store_rows(layer, k, v, slots) }
     }
 
@@ -382,17 +390,17 @@ impl Storage for CudaStorage {
         k: ElementsMut<'_>,
         v: ElementsMut<'_>,
     ) -> Result<(), StorageError> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         unsafe { self.load_rows(layer, slots, k, v) }
     }
 
     unsafe fn copy(&self, moves: &[FrameMove]) -> Result<(), StorageError> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         unsafe { self.copy_here(moves) }
     }
 
     unsafe fn copy_then(&self, moves: &[FrameMove], done: CopyDone) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         unsafe { self.copy_behind(moves, done) }
     }
 
@@ -401,7 +409,7 @@ impl Storage for CudaStorage {
     }
 
     unsafe fn copy_on(&self, stream: &DeviceStream, moves: &[FrameMove]) -> Result<(), StorageError> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         unsafe { self.copy_in_order(stream, moves) }
     }
 
@@ -414,7 +422,7 @@ impl Storage for CudaStorage {
     }
 
     unsafe fn receive(&self, source: &dyn Storage, from: &[Run], to: &[Run]) -> Result<(), StorageError> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         unsafe { self.receive_from(source, from, to) }
     }
 
@@ -423,23 +431,17 @@ impl Storage for CudaStorage {
     }
 
     unsafe fn pack(&self, runs: &[Run], out: &mut [u8]) -> Result<(), StorageError> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         unsafe { self.pack_runs(runs, out) }
     }
 
     unsafe fn unpack(&self, runs: &[Run], bytes: &[u8]) -> Result<(), StorageError> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         unsafe { self.unpack_runs(runs, bytes) }
     }
 
     unsafe fn zero(&self, runs: &[Run]) -> Result<(), StorageError> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         unsafe { self.zero_runs(runs) }
-    }
-
-    unsafe fn discard(&self, runs: &[Run]) -> Result<(), StorageError> {
-        // Memory goes back by segments, when the pool shrinks: a frame here and there is no chunk of any plane.
-        crate::storage::check::runs_disjoint(runs, self.frames())?;
-        self.home.device.good()
     }
 }

@@ -1,4 +1,4 @@
-//! Queues of work that are made here: the device runs what is in one of them in order.
+//! The backend's own streams, on each of which the device executes work in order.
 
 use std::sync::Arc;
 
@@ -8,27 +8,28 @@ use crate::error::StorageError;
 
 use super::context::Context;
 
-/// How soon a stream's work is begun where several streams have some.
+/// Scheduling priority of a stream's work relative to other streams.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum StreamPriority {
-    /// As streams are made unless told otherwise. CUDA knows priorities above this one and none below.
+    /// The default priority of streams. CUDA has higher priorities than this, but no lower ones.
     #[default]
     Usual,
-    /// Before all others.
+    /// Higher than all others.
     Highest,
-    /// The lowest that the device has, which is that of usual streams: the work of those that are higher comes first.
+    /// The lowest priority of the device, which is the default one: streams of higher priority come
+    /// first.
     Lowest,
 }
 
-/// A stream of ours. It waits for no other stream, the default one included.
+/// A stream created here. It is not synchronised with other streams, including the default one.
 #[derive(Debug)]
 pub(super) struct Stream {
     context: Arc<Context>,
     raw: CUstream,
 }
 
-// SAFETY: a stream may be used by any thread, and by several at once.
+// SAFETY: any thread can use a stream, and several can at once.
 unsafe impl Send for Stream {}
 // SAFETY: as above.
 unsafe impl Sync for Stream {}
@@ -40,18 +41,18 @@ impl Stream {
             let (mut lowest, mut highest) = (0, 0);
             let mut raw = std::ptr::null_mut();
             let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-            // SAFETY: the places are valid and the context is current.
+            // SAFETY: the pointers are valid and the context is current.
             unsafe {
                 let asked = sys::cuCtxGetStreamPriorityRange(&mut lowest, &mut highest);
-                context.check(asked, "asking for priorities of streams")?;
+                context.check(asked, "reading the range of stream priorities")?;
                 let priority = match priority {
-                    // The driver's own default, which it clamps to what there is.
+                    // The driver's own default, which it clamps to the available range.
                     StreamPriority::Usual => 0,
                     StreamPriority::Highest => highest,
                     StreamPriority::Lowest => lowest,
                 };
                 let made = sys::cuStreamCreateWithPriority(&mut raw, flags, priority);
-                context.check(made, "making a stream")?;
+                context.check(made, "creating a stream")?;
             }
             raw
         };
@@ -62,7 +63,7 @@ impl Stream {
         self.raw
     }
 
-    /// Waits until all is over that was enqueued until now.
+    /// Waits until the work enqueued so far is complete.
     pub(super) fn synchronise(&self) -> Result<(), StorageError> {
         let _entered = self.context.enter()?;
         // SAFETY: the stream lives.
@@ -73,20 +74,21 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         let _entered = self.context.enter_anyhow();
-        // SAFETY: nobody else has the stream any more. Work that is in it is done all the same.
+        // SAFETY: no one else has the stream any more. Work in it is completed nevertheless.
         let _ = unsafe { sys::cuStreamDestroy_v2(self.raw) };
     }
 }
 
-/// Whether what is enqueued on the stream becomes part of a graph.
+/// Returns true if the stream is being captured, so that work enqueued on it becomes part of a
+/// graph.
 ///
 /// # Safety
 /// The stream lives, and is one of this context.
 pub(super) unsafe fn is_capturing(context: &Context, stream: CUstream) -> Result<bool, StorageError> {
     let _entered = context.enter()?;
     let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-    // SAFETY: the place is valid, and the stream lives, says the caller.
+    // SAFETY: the pointer is valid, and the stream lives by the caller's promise.
     let asked = unsafe { sys::cuStreamIsCapturing(stream, &mut status) };
-    context.check(asked, "asking whether a stream is being captured")?;
+    context.check(asked, "reading the capture status of a stream")?;
     Ok(status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
 }

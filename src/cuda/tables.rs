@@ -1,15 +1,17 @@
-//! What kernels read, in the device's memory: block tables, lengths and slots, filled on a stream and patched in place.
+//! Block tables, lengths and slots in the device's memory, filled on a stream and patched in place.
 //!
 //! ```text
-//! fill        batch ──> pinned buffer of that batch's own ── the stream ──> table       all rows
-//! patch       moved entries ──> pinned buffer ── the stream ── kernel ──> table         the entries that are out of date
+//! fill    batch ──> pinned buffer of its own ── the stream ──> table          all rows
+//! patch   moved entries ──> pinned buffer ── the stream ── kernel ──> table   outdated entries
 //! ```
 //!
-//! The table's addresses never change, so that a graph that was captured once reads, whenever it is replayed, what was put
-//! there last on its stream. The hazard that is excluded: a buffer that the next batch's table is written to while
-//! the copy of this one's has not run. Each fill takes a buffer that nobody has, and gives it back when the stream got there.
+//! The table's addresses never change, so that a captured graph, whenever it is replayed, reads
+//! what was written last on its stream. This excludes one hazard: writing the next batch's table to
+//! a buffer whose copy for this batch has not run yet. Each fill takes an unused buffer, and gives
+//! it back when the stream has reached that point.
 //!
-//! Who fills and who replays use one stream, or order two by events of their own: the table is one.
+//! Fills and replays use one stream, or two that are ordered by the engine's own events: there is
+//! only one table.
 
 use std::sync::Arc;
 
@@ -27,36 +29,38 @@ use super::memory::{Memory, bytes_of};
 use super::params::{PatchParams, THREADS};
 use super::staging::BYTES_MAX;
 
-// SAFETY: of C's layout, without references and padding, as asserted in `params`.
+// SAFETY: C layout without references and padding, as asserted in `params`.
 unsafe impl DeviceRepr for MovedEntry {}
 
-/// CTAs that patch: entries are few.
+/// Maximum number of CTAs for a patch: there are few entries.
 const PATCH_CTAS: usize = 64;
 
-/// Why a table was not filled or patched. Nothing was enqueued, unless the device refused in the middle.
+/// Why a table was not filled or patched. No work was enqueued, unless the device failed half-way.
 #[derive(Clone, PartialEq, Debug, Error)]
 #[non_exhaustive]
 pub enum TableError {
-    /// More sequences, blocks of one, or slots than the table was made for.
-    #[error("{asked} {what}; the table was made for {max}")]
+    /// More sequences, blocks per sequence, or slots than the table has room for.
+    #[error("{asked} {what}; the table has room for {max}")]
     TooLarge {
         /// `rows`, `columns`, or `slots`.
         what: &'static str,
-        /// How many there are.
+        /// Requested number.
         asked: usize,
-        /// How many there may be.
+        /// Maximum.
         max: usize,
     },
-    /// An entry that the table does not have.
-    #[error("entry {index} is of row {row} and column {column}; the table has {rows} rows of {columns}")]
+    /// An entry outside of the table.
+    #[error(
+        "entry {index} is for row {row}, column {column}; the table has {rows} rows of {columns} columns"
+    )]
     NoEntry {
-        /// Where in the list.
+        /// Index in the list.
         index: usize,
-        /// Its row.
+        /// Row of the entry.
         row: u32,
-        /// Its column.
+        /// Column of the entry.
         column: u32,
-        /// Rows that were filled.
+        /// Rows that the last fill has set.
         rows: usize,
         /// Columns of the table.
         columns: usize,
@@ -64,13 +68,13 @@ pub enum TableError {
     /// The batch refused the sequences.
     #[error(transparent)]
     Sequence(#[from] SequenceError),
-    /// The device or the stream.
+    /// An error of the device or the stream.
     #[error(transparent)]
     Storage(#[from] StorageError),
 }
 
-/// Block tables, lengths and slots of one batch after another, at addresses that stay: `[rows][columns]`, `[rows]` of i32,
-/// `[slots]` of i64.
+/// Block tables, lengths and slots of successive batches, at constant addresses: `[rows][columns]`
+/// and `[rows]` of i32, `[slots]` of i64.
 #[derive(Debug)]
 pub struct DeviceTable {
     device: Device,
@@ -83,7 +87,7 @@ pub struct DeviceTable {
     scratch: BlockTable,
 }
 
-/// What is kept until the last copy to it is over.
+/// Memory that is kept until the last copy to it is complete.
 #[derive(Debug)]
 struct Tables {
     entries: Memory,
@@ -92,12 +96,13 @@ struct Tables {
 }
 
 impl DeviceTable {
-    /// Room for so many sequences of so many blocks, and so many tokens. What is there before the first fill is
-    /// unspecified.
+    /// Creates a table with room for `rows` sequences of `columns` blocks, and for `slots` tokens.
+    ///
+    /// Its contents before the first fill are unspecified.
     ///
     /// # Errors
     ///
-    /// What the device says.
+    /// An error of the device, or [`TableError::TooLarge`].
     pub fn new(device: &Device, rows: usize, columns: usize, slots: usize) -> Result<Self, TableError> {
         let bytes = |what, n: usize, m: usize, each: usize| {
             let bytes = n.checked_mul(m).and_then(|count| count.checked_mul(each));
@@ -125,33 +130,36 @@ impl DeviceTable {
         })
     }
 
-    /// Address of the entries, `[rows][columns]` of i32.
+    /// Returns the address of the entries, `[rows][columns]` of i32.
     pub fn entries(&self) -> u64 {
         self.memory.entries.address()
     }
 
-    /// Address of the lengths in tokens, `[rows]` of i32.
+    /// Returns the address of the lengths in tokens, `[rows]` of i32.
     pub fn lengths(&self) -> u64 {
         self.memory.lengths.address()
     }
 
-    /// Address of the slots, `[slots]` of i64.
+    /// Returns the address of the slots, `[slots]` of i64.
     pub fn slots(&self) -> u64 {
         self.memory.slots.address()
     }
 
-    /// Entries from one row to the next.
+    /// Returns the number of entries from one row to the next.
     pub fn columns(&self) -> usize {
         self.columns
     }
 
-    /// Rows that the last [`fill`](Self::fill) has set; the others hold what they held before.
+    /// Returns the number of rows that the last [`fill`](Self::fill) has set.
+    ///
+    /// The other rows keep their previous contents.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Enqueues the block table of these sequences, and their lengths, as they are under this batch. Rows are padded as in
-    /// [`BlockTable`].
+    /// Enqueues the block table and the lengths of these sequences, as of this batch.
+    ///
+    /// Rows are padded as in [`BlockTable`].
     ///
     /// # Errors
     ///
@@ -170,7 +178,8 @@ impl DeviceTable {
                 return Err(TableError::TooLarge { what, asked, max });
             }
         }
-        // SAFETY: the stream lives, and is of this device; the memory is this table's, and as long.
+        // SAFETY: the stream lives, and is of this device; the memory belongs to this table, and is
+        // large enough.
         let mut commands = unsafe { CommandScope::on(&self.device, raw(stream)) };
         // SAFETY: as above.
         unsafe {
@@ -182,7 +191,7 @@ impl DeviceTable {
         Ok(())
     }
 
-    /// Enqueues the slots of a batch's tokens: what [`Batch::slot_mapping`] lists.
+    /// Enqueues the slots of a batch's tokens, as listed by [`Batch::slot_mapping`].
     ///
     /// # Errors
     ///
@@ -201,8 +210,10 @@ impl DeviceTable {
         Ok(())
     }
 
-    /// Enqueues the entries that are out of date, in place: what [`Batch::moved_entries`] lists since the batch that the
-    /// table was last filled or patched under.
+    /// Enqueues updates of outdated entries, in place.
+    ///
+    /// The entries are those that [`Batch::moved_entries`] lists since the batch under which the
+    /// table was last filled or patched.
     ///
     /// # Errors
     ///
@@ -225,31 +236,32 @@ impl DeviceTable {
                 n: entries.len() as u32,
             };
             let grid = entries.len().div_ceil(THREADS as usize).min(PATCH_CTAS) as u32;
-            // SAFETY: entries that the table has; a batch lists each once, and of two of one place either is as good.
+            // SAFETY: the entries are in the table; a batch lists each entry once, and of two
+            // entries for one place either is correct.
             unsafe { commands.launch(Kernel::Patch, grid, &params)? };
         }
         self.end(commands, stream);
         Ok(())
     }
 
-    /// The buffers go back when the stream got there.
+    /// Returns the buffers when the stream has reached this point.
     fn end(&self, mut commands: CommandScope<'_>, stream: &DeviceStream) {
         if cfg!(kvpool_mutant = "table_early") {
             commands.give_back();
         }
-        // The device, too: it has the kernel that patches.
+        // Also keep the device, which owns the patch kernel.
         let kept = (self.memory.clone(), self.device.clone(), stream.clone());
         commands.then(kept, Box::new(|_| ()));
     }
 }
 
-/// Enqueues bytes, in as many buffers as it takes.
+/// Enqueues bytes, in as many buffers as necessary.
 ///
 /// # Safety
-/// So many bytes from there on are nobody else's until the command scope is over.
+/// Until the command scope ends, no one else accesses the destination.
 unsafe fn send(commands: &mut CommandScope<'_>, to: u64, bytes: &[u8]) -> Result<(), StorageError> {
     for (part, at) in bytes.chunks(BYTES_MAX).zip((to..).step_by(BYTES_MAX)) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         unsafe { commands.upload_to(at, part)? };
     }
     Ok(())

@@ -1,13 +1,13 @@
-//! Versions: of CUDA, and of what a device can do.
+//! Versions of CUDA, and compute capabilities.
 
 use std::fmt;
 
 /// A version of CUDA, or a compute capability.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Version {
-    /// Before the dot.
+    /// The number before the dot.
     pub major: u32,
-    /// After it.
+    /// The number after the dot.
     pub minor: u32,
 }
 

@@ -1,18 +1,20 @@
-//! The thread that sees marks reached, one a device, and tells who waits for them.
+//! One thread per device that detects completed events and notifies their waiters.
 //!
 //! ```text
 //! watch(event, done) ──channel──> pending: [(event, done)]
-//!                                  │  on every message, every nudge, and every 2 ms while anything is pending:
+//!                                  │  on each message, and every 2 ms while any is pending:
 //!                                  ├─ complete        done(Ok)
 //!                                  ├─ not yet         stays
-//!                                  └─ query failed    the device is lost: done(Err) for this one and all others
+//!                                  └─ query failed    the device is lost: done(Err) for all events
 //! ```
 //!
-//! A nudge is a host function behind the event, on a stream of its own, so that it blocks nothing but other nudges. It is a
-//! hint: one that comes late, or never, since the context has failed, costs a tick.
+//! A nudge is a host function behind the event, on a separate stream, so that it delays only other
+//! nudges. It is a hint: a nudge that comes late, or never because the context has failed, costs
+//! one tick.
 //!
-//! A callback runs here, and may do what it likes, for instance drop the last reference to the device. So nobody ever
-//! joins this thread: it ends by itself once nobody can watch anything any more and nothing is pending.
+//! Callbacks run on this thread, and may do anything, such as dropping the last reference to the
+//! device. No thread therefore joins this one: it ends by itself once no sender is left and no
+//! event is pending.
 
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -31,10 +33,10 @@ use super::error::CudaError;
 use super::event::Event;
 use super::stream::{Stream, StreamPriority, is_capturing};
 
-/// How late it is noticed at most that a mark was reached whose nudge was lost.
+/// Maximum delay of a notification whose nudge was lost.
 const TICK: Duration = Duration::from_millis(2);
 
-/// Watches marks; see the [module](self).
+/// Watches events; see the [module](self).
 #[derive(Debug)]
 pub(super) struct Watch {
     context: Arc<Context>,
@@ -47,11 +49,12 @@ enum Message {
     Nudge,
 }
 
-/// What is waited for.
+/// An event to wait for.
 struct Mark {
-    /// `None` while the stream is being captured, or the driver refuses: it is marked as soon as it can be.
+    /// `None` while the stream is being captured, or the driver refuses; the event is recorded as
+    /// soon as possible.
     event: Option<Event>,
-    /// The engine's, unless it is one of ours, which nobody captures.
+    /// The engine's stream; `None` for the backend's own streams, which no one captures.
     stream: Option<DeviceStream>,
 }
 
@@ -66,21 +69,25 @@ impl Watch {
         Ok(Self { context, sender: Arc::new(sender), nudges })
     }
 
-    /// Calls `done` on the watcher's thread once the mark is reached, or can never be.
+    /// Calls `done` on the watcher's thread once the event is complete, or can never be.
     pub(super) fn watch(&self, event: Event, stream: Option<DeviceStream>, done: CopyDone) {
-        // Before the event is given away. If that fails there is the tick; if the context failed, the thread will see.
+        // Before the event is given away. If this fails, the tick remains; if the context has
+        // failed, the thread will notice.
         let _ = self.nudge_behind(&event);
         self.send(Message::Watch(Mark { event: Some(event), stream }, done));
     }
 
-    /// The same for a stream that cannot be marked now: that is being captured, or that the driver refuses to mark.
+    /// Does the same for a stream on which no event can be recorded now.
+    ///
+    /// The stream is being captured, or the driver refuses.
     pub(super) fn watch_captured(&self, stream: DeviceStream, done: CopyDone) {
         self.send(Message::Watch(Mark { event: None, stream: Some(stream) }, done));
     }
 
     fn send(&self, message: Message) {
-        // The thread goes on for as long as there is a sender. Were it gone, nobody would ever know again what is over: then
-        // nothing of this device is used any more, and what is under way there is in nobody's way.
+        // The thread runs while there is a sender. If it has ended, completion cannot be detected
+        // any more: the device is then marked as lost, and its memory is not used any more, so that
+        // work in progress does no harm.
         if let Err(SendError(Message::Watch(mark, done))) = self.sender.send(message) {
             let lost = self.context.lose("the thread that watches it has ended".into());
             drop(mark);
@@ -92,9 +99,11 @@ impl Watch {
         // SAFETY: the stream lives, and is of this context.
         unsafe { event.hold_back(&self.context, self.nudges.raw())? };
         let _entered = self.context.enter()?;
-        // Weak: one that is never called, in a context that has failed, must not keep the thread waiting for more.
+        // Weak: a nudge that is never called, in a failed context, must not keep the thread
+        // running.
         let told = Box::into_raw(Box::new(Arc::downgrade(&self.sender)));
-        // SAFETY: the stream lives; the function takes the box back, and calls nothing of the driver.
+        // SAFETY: the stream lives; the function takes the box back, and calls no function of the
+        // driver.
         let launched = unsafe { sys::cuLaunchHostFunc(self.nudges.raw(), Some(nudge), told.cast()) };
         let launched = self.context.check(launched, "calling back");
         if launched.is_err() {
@@ -105,12 +114,12 @@ impl Watch {
     }
 }
 
-/// Called by the driver.
+/// Host function, called by the driver.
 ///
 /// # Safety
-/// `told` is what [`Watch::nudge_behind`] gave away, and is given back once.
+/// `told` comes from [`Watch::nudge_behind`], and is passed once.
 unsafe extern "C" fn nudge(told: *mut c_void) {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller's promise.
     let sender = unsafe { Box::from_raw(told.cast::<Weak<Sender<Message>>>()) };
     if let Some(sender) = sender.upgrade() {
         let _ = sender.send(Message::Nudge);
@@ -131,7 +140,7 @@ fn run(context: &Arc<Context>, receiver: &Receiver<Message>) {
             Err(RecvTimeoutError::Disconnected) if pending.is_empty() => return,
             Err(RecvTimeoutError::Disconnected) => sleep(TICK),
         }
-        // A burst is one sweep.
+        // Handle a burst of messages in one sweep.
         while let Ok(message) = receiver.try_recv() {
             take(message, &mut pending);
         }
@@ -145,7 +154,7 @@ fn take(message: Message, pending: &mut Vec<(Mark, CopyDone)>) {
     }
 }
 
-/// Tells everybody whose mark was reached, in the order in which they came.
+/// Notifies the waiters of all completed events, in order of arrival.
 fn sweep(context: &Arc<Context>, pending: &mut Vec<(Mark, CopyDone)>) {
     let mut over = Vec::new();
     for (mut mark, done) in std::mem::take(pending) {
@@ -155,21 +164,21 @@ fn sweep(context: &Arc<Context>, pending: &mut Vec<(Mark, CopyDone)>) {
             Err(error) => over.push((mark, done, Err(error))),
         }
     }
-    // What one query has found out holds for those that were asked before it.
+    // A failure found by one query also applies to events queried before it.
     if let Err(lost) = context.good() {
         over.extend(pending.drain(..).map(|(mark, done)| (mark, done, Err(lost.clone()))));
     }
     for (mark, done, outcome) in over {
-        // A callback that panics has said so; the others have nothing to do with it. Nor with the owner of a stream.
+        // A panic in a callback, or in the owner of a stream, must not affect the other callbacks.
         guarded(|| drop(mark));
         guarded(|| done(outcome));
     }
 }
 
-/// Runs what is others' code: it may panic, and this thread goes on.
+/// Runs foreign code, which may panic, without ending this thread.
 fn guarded(call: impl FnOnce()) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(call)) {
-        // What it panicked with may do so again when it is dropped.
+        // Dropping the payload might panic again.
         std::mem::forget(panic);
     }
 }
@@ -179,7 +188,7 @@ impl Mark {
         if self.event.is_none() {
             let Some(stream) = &self.stream else { return Ok(false) };
             let raw: CUstream = stream.as_raw().cast();
-            // SAFETY: whoever made the `DeviceStream` says that it is one of this device while it lives.
+            // SAFETY: by the contract of `DeviceStream`, a stream of this device while it lives.
             let marked = unsafe {
                 match is_capturing(context, raw) {
                     Ok(true) => return Ok(false),
@@ -190,13 +199,13 @@ impl Mark {
             match marked {
                 Ok(event) => self.event = Some(event),
                 Err(error) if error.is_lost() => return Err(error),
-                // There is no event to be had: the next tick tries again.
+                // No event can be recorded now: the next tick tries again.
                 Err(_) => return Ok(false),
             }
         }
         let Some(event) = &self.event else { return Ok(false) };
         match event.is_complete() {
-            // A capture was begun between the question whether there is one and the mark, which is in the graph now.
+            // A capture began between the check and the recording; the event is part of the graph.
             Err(error) if !error.is_lost() && self.stream.is_some() => {
                 self.event = None;
                 Ok(false)

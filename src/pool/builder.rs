@@ -1,4 +1,4 @@
-//! Building a pool: every number checked before anything is allocated.
+//! The builder of a pool. Every number is checked before anything is allocated.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,113 +18,113 @@ use crate::sync::{Arc as SharedArc, available_parallelism};
 use super::Pool;
 use super::pool::Shared;
 
-/// One allocation in this many is timed, unless configured otherwise.
+/// By default, one allocation in this many is timed.
 const LATENCY_SAMPLE: u32 = 256;
 
-/// The most threads that can be expected. More may come.
+/// Maximum for [`PoolBuilder::threads`]. More threads than that may use the pool.
 const THREADS_MAX: usize = 1 << 16;
 
-/// Why a pool was not built.
+/// Why a pool could not be built.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum BuildError {
-    /// No number of blocks was given, or zero.
-    #[error("a pool needs at least one block; give `blocks` or `sizing`")]
+    /// The number of blocks is missing or zero.
+    #[error("a pool needs at least one block; call `blocks` or `sizing`")]
     NoBlocks,
-    /// More blocks than a block word can number.
-    #[error("{blocks} blocks asked for; a pool has {max} at most")]
+    /// More blocks than a block word can address.
+    #[error("{blocks} blocks requested; a pool holds at most {max}")]
     TooManyBlocks {
-        /// Blocks asked for, at the start or at the most.
+        /// Requested number of blocks, initial or maximal.
         blocks: usize,
-        /// The most that a pool can have.
+        /// Maximum for any pool.
         max: usize,
     },
-    /// The pool may not grow to less than it starts with.
-    #[error("the pool starts with {blocks} blocks and may have {max} at most")]
+    /// The maximum size is below the initial size.
+    #[error("the initial size of {blocks} blocks exceeds the maximum of {max}")]
     MaxBelowStart {
-        /// Blocks at the start.
+        /// Initial number of blocks.
         blocks: usize,
-        /// The most.
+        /// Requested maximum.
         max: usize,
     },
-    /// The reserve leaves nothing for requests that are not urgent.
-    #[error("a reserve of {reserve} blocks in a pool of {blocks}: it must be smaller")]
+    /// The reserve covers the whole pool, and leaves no block for requests that are not urgent.
+    #[error("a reserve of {reserve} blocks must be smaller than the pool, which has {blocks}")]
     Reserve {
-        /// Blocks to set aside.
+        /// Requested size of the reserve.
         reserve: usize,
-        /// Blocks at the start.
+        /// Initial number of blocks.
         blocks: usize,
     },
-    /// A segment is a power of two of frames, and at least a word.
-    #[error("a segment of {frames} frames: it must be a power of two, at least {min}")]
+    /// The segment size is not a power of two, or is below one bitmap word.
+    #[error("a segment of {frames} frames; it must be a power of two and at least {min}")]
     Segment {
-        /// Frames asked for.
+        /// Requested frames per segment.
         frames: usize,
-        /// The fewest.
+        /// Minimum.
         min: usize,
     },
-    /// A magazine has a fixed most.
-    #[error("magazines of {blocks} blocks: at most {max}")]
+    /// The magazine size is above the maximum.
+    #[error("magazines of {blocks} blocks; the maximum is {max}")]
     Magazine {
-        /// Blocks asked for.
+        /// Requested blocks per magazine.
         blocks: usize,
-        /// The most.
+        /// Maximum.
         max: usize,
     },
-    /// Each thread expected costs memory at once.
-    #[error("{threads} threads expected; at most {max}")]
+    /// Too many threads expected; each takes memory when the pool is built.
+    #[error("{threads} threads expected; the maximum is {max}")]
     Threads {
-        /// Threads asked for.
+        /// Requested number of threads.
         threads: usize,
-        /// The most.
+        /// Maximum.
         max: usize,
     },
-    /// A block holds more tokens than a sequence may have.
-    #[error("blocks of {tokens} tokens; a sequence has {max} at most")]
+    /// A block holds more tokens than a sequence can have.
+    #[error("blocks of {tokens} tokens; a sequence has at most {max}")]
     BlockTokens {
-        /// Tokens of a block, by the layout.
+        /// Tokens per block in the layout.
         tokens: usize,
-        /// The most tokens of a sequence.
+        /// Maximum number of tokens in a sequence.
         max: usize,
     },
-    /// The order of fragmentation is larger than the pool could ever be.
-    #[error("fragmentation at order {order}: at most {max}")]
+    /// The order for fragmentation exceeds that of the largest possible pool.
+    #[error("fragmentation order {order}; the maximum is {max}")]
     Order {
-        /// The order asked for.
+        /// Requested order.
         order: u8,
-        /// The most.
+        /// Maximum.
         max: u8,
     },
-    /// The storage that was handed over is of another layout.
-    #[error("the storage is laid out otherwise than the pool: {storage} there, {pool} here")]
+    /// The given storage has another layout than the pool.
+    #[error("the storage has layout {storage}, but the pool has {pool}")]
     OtherLayout {
-        /// The storage's layout.
+        /// Layout of the storage.
         storage: Box<KvLayout>,
-        /// The pool's.
+        /// Layout of the pool.
         pool: Box<KvLayout>,
     },
-    /// The storage that was handed over cannot hold the pool.
+    /// The given storage has too few frames for the pool.
     #[error("the storage holds {storage} frames; the pool needs {frames}")]
     StorageTooSmall {
-        /// Frames that it has, or can have.
+        /// Frames that the storage has, or can grow to.
         storage: usize,
-        /// Frames that the pool needs, the null block's among them.
+        /// Frames that the pool needs, including the null block's.
         frames: usize,
     },
-    /// The storage that was handed over is known to somebody else too, perhaps to another pool: two pools would hand
-    /// out the same bytes.
-    #[error("the storage is shared; a pool needs one of its own")]
+    /// The given storage has other references, perhaps from another pool. Two pools would hand out
+    /// the same bytes.
+    #[error("the storage has other references; a pool needs exclusive storage")]
     StorageShared,
-    /// Blocks were to be zeroed in a pool that has no bytes of its own.
-    #[error("a pool without storage has nothing to zero on free")]
+    /// `zero_on_free` was set for a pool that has no storage.
+    #[error("`zero_on_free` needs a pool with storage")]
     NothingToZero,
-    /// The prefix cache cannot be built so.
+    /// The configuration of the prefix cache is invalid.
     #[error(transparent)]
     Prefix(#[from] PrefixError),
-    /// The sizing cannot be met.
+    /// The sizing cannot be satisfied.
     #[error(transparent)]
     Sizing(#[from] SizingError),
-    /// The memory could not be had.
+    /// The storage could not be allocated.
     #[error(transparent)]
     Storage(#[from] StorageError),
 }
@@ -141,7 +141,7 @@ enum Backing {
     Engine(FrameCopier),
 }
 
-/// Builds a [`Pool`]. Only the number of blocks must be given.
+/// Builds a [`Pool`]. Only the number of blocks is required.
 #[must_use]
 pub struct PoolBuilder {
     layout: KvLayout,
@@ -160,8 +160,15 @@ pub struct PoolBuilder {
     prefix: Option<PrefixConfig>,
 }
 
+impl Pool {
+    /// Returns a builder of a pool for blocks of this layout.
+    pub fn builder(layout: KvLayout) -> PoolBuilder {
+        PoolBuilder::new(layout)
+    }
+}
+
 impl PoolBuilder {
-    pub(super) fn new(layout: KvLayout) -> Self {
+    fn new(layout: KvLayout) -> Self {
         Self {
             layout,
             size: None,
@@ -180,112 +187,130 @@ impl PoolBuilder {
         }
     }
 
-    /// Blocks to start with; the null block comes on top.
+    /// Sets the initial number of blocks. The null block is added to it.
     pub fn blocks(mut self, blocks: usize) -> Self {
         self.size = Some(Size::Blocks(blocks));
         self
     }
 
-    /// As many blocks as memory allows, by the usual rule. The null block comes out of the same memory.
+    /// Sizes the pool by the available memory. The null block comes out of the same memory.
     pub fn sizing(mut self, sizing: Sizing) -> Self {
         self.size = Some(Size::By(sizing));
         self
     }
 
-    /// The most blocks that the pool may [grow](Pool::grow) to; without it, it does not grow. Address space is reserved
-    /// for so many; memory is taken as it is used.
+    /// Sets the size up to which the pool may [grow](Pool::grow). Without it, the pool cannot grow.
+    ///
+    /// Address space is reserved for this many blocks; memory is taken only as it is used.
     pub fn blocks_max(mut self, blocks: usize) -> Self {
         self.blocks_max = Some(blocks);
         self
     }
 
-    /// A low-water reserve: so many of the blocks are set aside for requests of [`Priority::Urgent`](super::Priority), also
-    /// those of sequences opened at that priority, which get them when nothing else is left. Contiguous requests do not.
-    /// What is freed fills the reserve up first. None unless given.
+    /// Sets the number of blocks kept in reserve for urgent requests; none by default.
+    ///
+    /// Requests of [`Priority::Urgent`](super::Priority), and of sequences opened at that priority,
+    /// take from the reserve when no other block is left; contiguous requests do not. Freed blocks
+    /// refill the reserve first.
     pub fn reserve(mut self, blocks: usize) -> Self {
         self.reserve = blocks;
         self
     }
 
-    /// Blocks in a segment: a power of two, 64 or more; 4096 unless given.
+    /// Sets the number of blocks per segment: a power of two, at least 64; 4096 by default.
     pub fn segment_blocks(mut self, blocks: usize) -> Self {
         self.segment_blocks = blocks;
         self
     }
 
-    /// Blocks in a magazine, 64 at most; 0 goes without magazines. Unless given: by the pool's size, so that all
-    /// magazines together keep an eighth of it at most.
+    /// Sets the number of blocks per magazine: at most 64; 0 disables magazines.
+    ///
+    /// The default depends on the pool's size: all magazines together hold at most an eighth of it.
     pub fn magazine_blocks(mut self, blocks: usize) -> Self {
         self.magazine_blocks = Some(blocks);
         self
     }
 
-    /// Threads that will allocate, 65,536 at most; the machine's, unless given. More may come; they share regions.
+    /// Sets the expected number of allocating threads, at most 65,536.
+    ///
+    /// The default is the number of CPUs. More threads may use the pool; they then share regions.
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = Some(threads);
         self
     }
 
-    /// No null block: every frame can be handed out, frame 0 among them, and tables are padded with -1.
+    /// Builds the pool without a null block.
+    ///
+    /// Frame 0 is then allocated like any other, and tables are padded with -1.
     pub fn without_null_block(mut self) -> Self {
         self.has_null_block = false;
         self
     }
 
-    /// Storage of the caller's: another device, or memory that an engine allocated itself. It must have the pool's
-    /// layout, and room for one frame more than there are blocks (the null block's). It becomes the pool's: there may be no
-    /// other reference to it yet; [`Pool::storage`] gives some.
+    /// Uses the caller's storage: on another device, or in memory that an engine has allocated.
+    ///
+    /// It must have the pool's layout, and room for one frame more than there are blocks (for the
+    /// null block). The pool takes it over: no other reference to it may exist yet.
+    /// [`Pool::storage`] returns references to it.
     pub fn storage(mut self, storage: Arc<dyn Storage>) -> Self {
         self.backing = Backing::Given(storage);
         self
     }
 
-    /// No bytes at all: the pool manages places, and the engine knows what is there.
+    /// Builds the pool without storage: it manages frames only, and the engine holds the bytes.
     pub fn without_storage(mut self) -> Self {
         self.backing = Backing::None;
         self
     }
 
-    /// No storage: the engine keeps the bytes, and copies frames when blocks move. A copier that does not do as it is
-    /// told loses them.
+    /// Builds the pool without storage, and copies frames through the engine when blocks move.
+    ///
+    /// A copier that does not copy as told loses the blocks' contents.
     pub fn engine_copies(mut self, copier: FrameCopier) -> Self {
         self.backing = Backing::Engine(copier);
         self
     }
 
-    /// Fill every block with zeros once nobody owns it and no batch sees it. Blocks for which the storage fails to are held for
-    /// good, and counted as [`Stats::unwiped`](crate::pool::Stats::unwiped).
+    /// Fills every block with zeros once it is unowned and no batch can read it.
+    ///
+    /// A block that the storage fails to wipe is held for good, and is counted in
+    /// [`Stats::unwiped`](crate::pool::Stats::unwiped).
     pub fn zero_on_free(mut self) -> Self {
         self.zero_on_free = true;
         self
     }
 
-    /// How long the request that is first in line may leave its turn unused: a tenth of a second unless given. A future that
-    /// was woken, and is not polled within this time, is passed over: the next in line has its turn. The first keeps its
-    /// place, and goes before all behind it when it is polled. A thread that frees, allocates, waits with a deadline or compacts
-    /// in the background finds it; [`Stats::head_of_line`](crate::pool::Stats::head_of_line) says which request it is.
+    /// Sets how long the first request in line may leave its turn unused; 100 ms by default.
     ///
-    /// `Duration::MAX` keeps the order at any price.
+    /// If a future is woken and not polled within this time, the next request in line gets the
+    /// turn. The first request keeps its place, and is served before all others once it is polled.
+    /// Threads that free, allocate, wait with a deadline or compact in the background detect this;
+    /// [`Stats::head_of_line`](crate::pool::Stats::head_of_line) shows the request.
+    ///
+    /// `Duration::MAX` never lets another request overtake.
     pub fn turn_patience(mut self, patience: Duration) -> Self {
         self.turn_patience = Some(patience);
         self
     }
 
-    /// The order at which fragmentation is reported: 4 unless given, that is runs of 16.
+    /// Sets the order at which fragmentation is reported; 4 by default, which is runs of 16.
     pub fn fragmentation_order(mut self, order: Order) -> Self {
         self.order = order;
         self
     }
 
-    /// Times one allocation in `every` of a thread's, appends that need blocks among them (rounded
-    /// up to a power of two, up to 2^32); 0 times none; 256 unless given.
+    /// Times one allocation in `every` per thread, including appends that need blocks.
+    ///
+    /// Rounded up to a power of two, at most 2^32; 0 disables the timing; 256 by default.
     pub fn latency_sample(mut self, every: u32) -> Self {
         self.latency_sample = every;
         self
     }
 
-    /// With a prefix cache: blocks of sequences whose tokens are known outlive them, and are found again. Without one,
-    /// which is how a pool is built unless told otherwise, nothing is hashed.
+    /// Adds a prefix cache: blocks of sequences with known tokens outlive them and can be hit
+    /// again.
+    ///
+    /// By default a pool has no prefix cache, and hashes nothing.
     pub fn prefix_cache(mut self, config: PrefixConfig) -> Self {
         self.prefix = Some(config);
         self
@@ -295,7 +320,7 @@ impl PoolBuilder {
     ///
     /// # Errors
     ///
-    /// [`BuildError`]; nothing was kept.
+    /// [`BuildError`]; no resource is kept.
     pub fn build(self) -> Result<Pool, BuildError> {
         let config = self.check()?;
         let mut bytes = Bytes::Unknown;
@@ -309,7 +334,7 @@ impl PoolBuilder {
                 Some(Arc::new(HostStorage::new(self.layout.clone(), config.frames, config.frames_max)?))
             }
             Backing::Given(mut storage) => {
-                // What makes a sequence's stores safe is that its blocks' frames are nobody else's.
+                // A sequence's stores are safe because no one else can reach its blocks' frames.
                 if Arc::get_mut(&mut storage).is_none() {
                     return Err(BuildError::StorageShared);
                 }
@@ -328,17 +353,18 @@ impl PoolBuilder {
             }
         };
         let scrub = storage.as_ref().filter(|_| self.zero_on_free).map(|storage| -> Scrub {
-            // Weak: the blocks live on in the threads that used them, and must not keep the bytes.
+            // Weak: thread caches keep the block metadata alive, and must not keep the bytes alive.
             let storage = Arc::downgrade(storage);
             Box::new(move |run| {
-                // The pool and its sequences are gone, and nobody can read what is left of it.
+                // The pool and its sequences are gone, so that no reader of the frames is left.
                 let Some(storage) = storage.upgrade() else { return };
-                // SAFETY: the blocks floor passes frames that nobody owns and no batch sees, before it frees them.
+                // SAFETY: the block floor passes frames that are unowned and seen by no batch,
+                // before it frees them.
                 let zeroed = unsafe { storage.zero(&[run]) };
-                // What a lost device held nobody reads any more, nor anything that comes after it there.
+                // The contents of a lost device cannot be read any more, nor can later contents.
                 if let Err(error) = zeroed.or_else(|error| if error.is_lost() { Ok(()) } else { Err(error) })
                 {
-                    panic!("{run} of this pool: {error}");
+                    panic!("zeroing {run} of this pool failed: {error}");
                 }
             })
         });
@@ -364,12 +390,12 @@ impl PoolBuilder {
             blocks.set_turn_patience(patience);
         }
         let sampler = Sampler::new(self.latency_sample);
-        // SAFETY: the storage was made here, or nobody else knew it; it gets one pool.
+        // SAFETY: the storage was made here, or had no other reference; it serves one pool.
         let sequences = unsafe {
             Sequences::sampled(blocks.clone(), storage.clone(), block_tokens, cache, sampler.clone())
         };
         Ok(Pool(crate::sync::Arc::new(Shared {
-            // SAFETY: as above; or the engine says that it copies the frames' bytes.
+            // SAFETY: as above; or the engine promises to copy the frames' bytes.
             compactor: unsafe { Compactor::new(sequences.clone(), bytes, &self.layout, self.order) },
             sequences,
             blocks,

@@ -1,4 +1,4 @@
-//! Compaction, and another size, through the pool's door.
+//! `Pool` methods that compact and resize.
 
 use std::time::Instant;
 
@@ -12,17 +12,21 @@ use crate::error::{GrowError, ShrinkError};
 use super::Pool;
 
 impl Pool {
-    /// Moves blocks so that free frames come to lie in runs of the pool's order: as many as can be gained. Everything else
-    /// goes on meanwhile; nobody waits for a move. Only [sealed](Self::seal), unpinned blocks move.
+    /// Moves blocks so that free frames form aligned runs of the pool's order.
     ///
-    /// Runs take turns: by hand, in the [background](Self::start_defragmenter), for a run that an allocation
-    /// [waits for](Self::allocate_async), and for [another size](Self::resize). The future may be dropped at any time;
-    /// the moves that are being copied then end by themselves.
+    /// Runs concurrently with all other operations; no thread waits for a move. Only
+    /// [sealed](Self::seal), unpinned blocks move.
     ///
-    /// On a tokio runtime the bytes are copied by one of its threads for blocking work; elsewhere by whoever polls. A copy that
-    /// is not over within the [deadline](DefragOptions::copy_deadline) ends the run with [`DefragError::CopyOverdue`]. Outside of
-    /// a runtime, which has no timer, it ends the wait of a run that is polled later. A future that is kept and not polled
-    /// keeps its turn: drop it.
+    /// Compactor runs take turns: explicit ones, the [background task](Self::start_defragmenter),
+    /// runs for a [waiting contiguous request](Self::allocate_async), and [resizes](Self::resize).
+    /// The future may be dropped at any time; moves that are being copied then finish by
+    /// themselves.
+    ///
+    /// On a tokio runtime a blocking-pool thread copies the bytes; elsewhere the polling thread
+    /// does. A copy that takes longer than the [deadline](DefragOptions::copy_deadline) ends the
+    /// run with [`DefragError::CopyOverdue`]. Without a runtime there is no timer: the deadline is
+    /// then noticed by the next run that is polled, which stops waiting for this one. A future that
+    /// is kept without being polled keeps its turn: drop it.
     ///
     /// ```
     /// # use kvpool::{pool::{AllocRequest, Pool}, storage::KvLayout};
@@ -31,13 +35,14 @@ impl Pool {
     /// let pool = Pool::builder(KvLayout::named("tiny")?).blocks(1_000).build()?;
     /// let mut handles = Vec::new();
     /// pool.allocate_raw(AllocRequest::new(1_000), &mut handles)?;
-    /// let (kept, gone): (Vec<_>, Vec<_>) = handles.iter().partition(|handle| handle.id.0 % 2 == 0);
+    /// let (kept, gone): (Vec<_>, Vec<_>) = handles.iter().partition(|h| h.id.0 % 2 == 0);
     /// pool.free(&gone)?;
     /// for &handle in &kept {
     ///     pool.seal(handle)?;
     /// }
     /// let report = pool.defragment().await?;
-    /// assert!(report.fragmentation_before > 0.9 && report.fragmentation_after < 0.05, "{report:?}");
+    /// assert!(report.fragmentation_before > 0.9, "{report:?}");
+    /// assert!(report.fragmentation_after < 0.05, "{report:?}");
     /// pool.audit()?;
     /// # Ok(())
     /// # }
@@ -45,16 +50,16 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// [`DefragError`]: what had moved before has moved, everything else is where it was.
+    /// [`DefragError`]; moves completed before it stay in effect, all other blocks are unchanged.
     ///
     /// # Panics
     ///
-    /// On a tokio runtime without a timer, if it has to wait for a copy or for its turn.
+    /// On a tokio runtime without a timer, if it waits for a copy or for its turn.
     pub async fn defragment(&self) -> Result<DefragReport, DefragError> {
         self.defragment_with(DefragOptions::default()).await
     }
 
-    /// As [`defragment`](Self::defragment), for another order, or within a budget.
+    /// Compacts like [`defragment`](Self::defragment), with another order or within a budget.
     ///
     /// # Errors
     ///
@@ -67,7 +72,9 @@ impl Pool {
         self.0.compactor.defragment(options).await
     }
 
-    /// Starts a task that compacts the pool whenever it is fragmented, on the current tokio runtime, until the result is
+    /// Starts a background task that compacts the pool whenever it is fragmented.
+    ///
+    /// The task runs on the current tokio runtime, until the result is
     /// [stopped](Defragmenter::stop) or dropped.
     ///
     /// # Errors
@@ -77,27 +84,28 @@ impl Pool {
         Defragmenter::start(self.0.compactor.clone(), config)
     }
 
-    /// Gives the pool so many blocks, the null block not counted, while it serves.
+    /// Changes the pool's size to `blocks`, without the null block, while it serves.
     ///
-    /// Growing takes no time. Shrinking moves what is in use beyond the new end below it, and gives the memory back to the
-    /// system. It waits a while for batches in flight and for open blocks, see [`ResizeOptions::patience`]; what cannot
-    /// move is named in the error, and the pool is as large as it was. Allocations go on meanwhile, in what is to stay.
+    /// Growth is immediate. A shrink moves the blocks beyond the new end below it, and returns the
+    /// memory to the system. It waits for batches in flight and for unsealed blocks, up to
+    /// [`ResizeOptions::patience`]. If blocks cannot move, the error names them, and the pool keeps
+    /// its size. Allocations continue in the part that remains.
     ///
-    /// The future may be dropped at any time: the pool is as large as it was then.
+    /// The future may be dropped at any time; the pool then keeps its size.
     ///
     /// # Errors
     ///
-    /// [`ResizeError`]; the pool is as large as it was.
+    /// [`ResizeError`]; the pool keeps its size.
     ///
     /// # Panics
     ///
-    /// A shrink that has to wait, outside of a tokio runtime that has a timer. If the storage does while it shrinks: then the
-    /// pool has its new size, since the memory may be gone.
+    /// If a shrink has to wait outside of a tokio runtime that has a timer. If the storage panics
+    /// while it shrinks; the pool then has its new size, because the memory may be gone.
     pub async fn resize(&self, blocks: usize) -> Result<ResizeReport, ResizeError> {
         self.resize_with(blocks, ResizeOptions::default()).await
     }
 
-    /// As [`resize`](Self::resize), with more or less patience.
+    /// Resizes like [`resize`](Self::resize), with another patience.
     ///
     /// # Errors
     ///
@@ -116,7 +124,7 @@ impl Pool {
             let from = self.total_blocks();
             if blocks < from {
                 match self.0.compactor.shrink(blocks, options).await {
-                    // Somebody else shrank it meanwhile, as far or further.
+                    // Another thread has shrunk the pool to this size or below.
                     Err(ResizeError::Shrink(ShrinkError::NotSmaller { .. })) => continue,
                     outcome => return outcome,
                 }
@@ -128,24 +136,25 @@ impl Pool {
         }
     }
 
-    /// Adds blocks to a pool of `from` blocks. False, and nothing was done, if it is of another size by now.
+    /// Adds blocks to a pool of `from` blocks. Returns false, without effect, if the pool has
+    /// another size.
     fn grow_from(&self, from: usize, blocks: usize) -> Result<bool, GrowError> {
         let first = from + self.blocks().config().has_null_block as usize;
         let mut is_other = false;
         let grown = self.grow_as(blocks, &mut |run| {
             is_other = run.start.index() != first;
-            // Any error will do: it is not passed on.
+            // Any error serves: it is not passed on.
             if is_other { Err(GrowError::Busy) } else { Ok(()) }
         });
         if is_other { Ok(false) } else { grown.map(|()| true) }
     }
 
-    /// What every frame holds now: for planners, pictures and questions. A walk over the whole pool.
+    /// Returns the current content of every frame. Visits the whole pool.
     pub fn snapshot(&self) -> Snapshot {
         self.0.compactor.snapshot()
     }
 
-    /// What moves this pool's blocks.
+    /// Returns the compactor, which moves this pool's blocks.
     pub fn compactor(&self) -> &Compactor {
         &self.0.compactor
     }

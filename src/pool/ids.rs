@@ -7,11 +7,14 @@ use smallvec::SmallVec;
 use crate::block::INLINE_BLOCKS;
 use crate::ids::BlockId;
 
-/// A single block is kept apart from the array, in a field of its own, so that a lease of one block is made, moved and
-/// dropped in registers: an array that is written in one place and copied as a whole stalls on its own store.
+/// Ids of the blocks of a lease.
+///
+/// A single id has a field of its own, apart from the array, so that a lease of one block is
+/// created, moved and dropped in registers. An array whose first element is written and which is
+/// then copied as a whole stalls on that store.
 #[derive(Default)]
 pub(super) struct LeasedIds {
-    /// The block, if it is one alone; `more` is empty then.
+    /// The id, if there is exactly one; `more` is then empty.
     one: Option<BlockId>,
     more: SmallVec<[BlockId; INLINE_BLOCKS]>,
 }
@@ -23,7 +26,7 @@ impl LeasedIds {
     }
 
     #[inline]
-    pub(super) fn fast_path(ids: [BlockId; INLINE_BLOCKS], len: usize) -> Self {
+    pub(super) fn few(ids: [BlockId; INLINE_BLOCKS], len: usize) -> Self {
         Self { one: None, more: SmallVec::from_buf_and_len(ids, len) }
     }
 
@@ -37,14 +40,6 @@ impl LeasedIds {
             self.one = None;
         }
         self.more.truncate(len);
-    }
-
-    /// Drops the first `count` ids, of which there are as many.
-    pub(super) fn drop_first(&mut self, count: usize) {
-        if count != 0 {
-            self.one = None;
-        }
-        self.more.drain(..count.min(self.more.len()));
     }
 }
 

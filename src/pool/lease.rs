@@ -1,4 +1,4 @@
-//! A lease: ownership of blocks that ends when it is dropped.
+//! Leases: ownership of blocks that ends when the lease is dropped.
 
 use std::ops::RangeBounds;
 
@@ -12,25 +12,27 @@ use crate::sync::Arc;
 use super::Pool;
 use super::ids::LeasedIds;
 
-/// Owns its blocks: has the only reference on each, and releases it when dropped, on whichever thread that is.
+/// Owns its blocks: holds the only reference on each, and releases it when dropped, on any thread.
 ///
-/// [Handles](Self::handles) of a lease's blocks can be asked about, and [pin](super::Pool::pin_scoped) them. Whatever else
-/// changes a block goes through the lease: a handle that would free, share, seal or reopen it is refused
-/// ([`HandleError::Guarded`]). [`into_raw`](Self::into_raw) and [`from_raw`](Self::from_raw) pass the references to handles
-/// and back.
+/// The [handles](Self::handles) of a lease's blocks can be inspected and
+/// [pinned](super::Pool::pin_scoped). All other changes go through the lease: freeing, sharing,
+/// sealing or reopening its blocks by handle is refused with [`HandleError::Guarded`].
+/// [`into_raw`](Self::into_raw) and [`from_raw`](Self::from_raw) convert a lease to handles and
+/// back.
 ///
-/// [`Pool::allocate`](super::Pool::allocate) gives a lease that borrows the pool, which costs no reference count;
-/// [`Pool::allocate_owned`](super::Pool::allocate_owned) one that keeps what it needs of the pool alive, a
-/// `Lease<'static>`, to be moved into threads, tasks and tables.
+/// [`Pool::allocate`](super::Pool::allocate) returns a lease that borrows the pool, which costs no
+/// reference count. [`Pool::allocate_owned`](super::Pool::allocate_owned) returns a
+/// `Lease<'static>`, which keeps the needed part of the pool alive and can be moved into threads,
+/// tasks and tables.
 ///
-/// Up to 16 blocks live in the lease itself; more are on the heap.
+/// Up to 16 blocks are stored in the lease itself, more on the heap.
 #[must_use = "dropping a lease frees its blocks"]
 pub struct Lease<'p> {
     root: Root<'p>,
     blocks: LeasedIds,
 }
 
-/// What the lease reaches its blocks through.
+/// Path from a lease to its pool's blocks.
 #[derive(Clone)]
 pub(super) enum Root<'p> {
     Borrowed(&'p Blocks),
@@ -51,7 +53,7 @@ impl<'p> Lease<'p> {
         }
     }
 
-    /// A lease of the same blocks that borrows nothing.
+    /// Turns the lease into one that does not borrow the pool.
     pub fn into_owned(mut self) -> Lease<'static> {
         let root = match &self.root {
             Root::Borrowed(blocks) => Root::Owned(blocks.keep_alive()),
@@ -60,23 +62,24 @@ impl<'p> Lease<'p> {
         Lease { root, blocks: std::mem::take(&mut self.blocks) }
     }
 
-    /// The blocks, in the order in which they were handed out.
+    /// Returns the blocks, in the order of their allocation.
     #[inline]
     pub fn blocks(&self) -> &[BlockId] {
         &self.blocks
     }
 
-    /// A handle for each block, to look at it and to pin it. They stay good for as long as the lease lives.
+    /// Returns a handle for each block, for inspection and pins; valid while the lease lives.
     pub fn handles(&self) -> impl ExactSizeIterator<Item = BlockHandle> + '_ {
         self.blocks.iter().map(|&id| self.pool_blocks().handle(id))
     }
 
-    /// Where each block's bytes are now. A frame number stays true while the caller's batch is in flight.
+    /// Returns the current frame of each block. A frame number stays valid while the caller's batch
+    /// is in flight.
     pub fn frames(&self) -> impl ExactSizeIterator<Item = FrameId> + '_ {
         self.blocks.iter().map(|&id| self.pool_blocks().frame(id))
     }
 
-    /// The frames as runs: what a transfer needs one descriptor each for.
+    /// Returns the frames as runs. A transfer needs one descriptor per run.
     pub fn runs(&self) -> impl Iterator<Item = Run> + '_ {
         let mut frames = self.frames().peekable();
         std::iter::from_fn(move || {
@@ -88,38 +91,31 @@ impl<'p> Lease<'p> {
         })
     }
 
-    /// Frees the blocks from `keep` on: the tail of the lease.
+    /// Frees the blocks from index `keep` on.
     pub fn truncate(&mut self, keep: usize) {
         if keep < self.blocks.len() {
-            // Out of the lease first: a release may run a storage's or a waker's code, and that may panic.
+            // Remove the blocks first: a release may run a storage's or a waker's code, which may
+            // panic.
             let tail = LeasedIds::more(SmallVec::from_slice(&self.blocks[keep..]));
             self.blocks.truncate(keep);
             self.pool_blocks().release_leased(&tail);
         }
     }
 
-    /// Splits off the blocks from `at` on into a lease of their own.
+    /// Splits the blocks from index `at` on into another lease.
     ///
     /// # Panics
     ///
-    /// If `at` is past the end.
+    /// If `at` is past the end of the lease.
     pub fn split_off(&mut self, at: usize) -> Self {
         let tail = LeasedIds::more(SmallVec::from_slice(&self.blocks[at..]));
         self.blocks.truncate(at);
         Self { root: self.root.clone(), blocks: tail }
     }
 
-    /// Frees the first `count` blocks (or all, if there are fewer).
-    pub fn free_first(&mut self, count: usize) {
-        let count = count.min(self.blocks.len());
-        // As in `truncate`.
-        let first = LeasedIds::more(SmallVec::from_slice(&self.blocks[..count]));
-        self.blocks.drop_first(count);
-        self.pool_blocks().release_leased(&first);
-    }
-
-    /// Says that the bytes of these blocks, by their places in the lease, are final: nobody writes them from now on, and
-    /// compaction may move them.
+    /// Marks the bytes of the blocks in this index range as final.
+    ///
+    /// They are not written again, and compaction may move the blocks.
     ///
     /// # Panics
     ///
@@ -128,22 +124,26 @@ impl<'p> Lease<'p> {
         let blocks = self.pool_blocks();
         let sealed = &self.blocks[(places.start_bound().cloned(), places.end_bound().cloned())];
         sealed.iter().for_each(|&id| blocks.seal_guarded(blocks.handle(id)));
-        // A request that waits for a run can have them moved out of the way now.
+        // Wakes a request that waits for a run: these blocks can be moved out of its way now.
         blocks.announce();
     }
 
-    /// Makes a sealed block writable again, by its place in the lease: false if its bytes are just being moved, and so are
-    /// being read; then write to another block.
+    /// Makes the sealed block at index `place` writable again, and returns true if it is open now.
+    ///
+    /// Returns false if a move is reading its bytes; in that case, write to another block.
     ///
     /// # Panics
     ///
-    /// If `place` is past the end.
+    /// If `place` is past the end of the lease.
     pub fn reopen(&mut self, place: usize) -> bool {
         self.pool_blocks().reopen_guarded(self.blocks[place])
     }
 
-    /// Gives the references away as handles: what is not passed to [`Pool::free`](super::Pool::free) stays allocated. Blocks
-    /// that were allocated [pinned](super::AllocRequest::pinned) stay so until they are [unpinned](super::Pool::unpin).
+    /// Turns the references into handles.
+    ///
+    /// Blocks stay allocated until their handles are passed to [`Pool::free`](super::Pool::free).
+    /// Blocks that were allocated [pinned](super::AllocRequest::pinned) stay pinned until they are
+    /// [unpinned](super::Pool::unpin).
     pub fn into_raw(mut self) -> Vec<BlockHandle> {
         let handles = self.handles().collect();
         self.pool_blocks().unguard(self.blocks.iter().copied());
@@ -151,13 +151,13 @@ impl<'p> Lease<'p> {
         handles
     }
 
-    /// Takes the references of handles over: the handles are then as those of any lease, and not to be freed.
+    /// Takes over the references of handles. The handles must not be freed after that.
     ///
     /// # Errors
     ///
-    /// [`HandleError`]: [`Shared`](HandleError::Shared) for a block that has other references,
-    /// [`Guarded`](HandleError::Guarded) for one that is a lease's or a sequence's, or in the list twice. Nothing was
-    /// changed.
+    /// [`HandleError`]: [`Shared`](HandleError::Shared) for a block with other references,
+    /// [`Guarded`](HandleError::Guarded) for a block that a lease or a sequence owns or that is
+    /// listed twice. Nothing changes.
     pub fn from_raw(pool: &'p Pool, handles: &[BlockHandle]) -> Result<Self, HandleError> {
         let blocks = pool.blocks();
         let ids = handles.iter().map(|handle| handle.id).collect();
@@ -165,7 +165,7 @@ impl<'p> Lease<'p> {
         Ok(Self::new(Root::Borrowed(blocks), LeasedIds::more(ids)))
     }
 
-    /// The blocks, taken out of the lease; the references are the caller's.
+    /// Takes the blocks out of the lease; the caller owns their references.
     pub(super) fn take(mut self) -> LeasedIds {
         std::mem::take(&mut self.blocks)
     }

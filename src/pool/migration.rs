@@ -1,4 +1,4 @@
-//! Blocks that go to another pool, and come back, through the pool's door.
+//! `Pool` methods that copy or move sequences and cached blocks to another pool and back.
 
 use crate::error::TransferError;
 use crate::migrate::{self, BringBackReport, MigrateError, MigrationReport, OffloadReport};
@@ -7,22 +7,27 @@ use crate::sequence::Sequence;
 
 use super::Pool;
 
-/// Where a sequence migrates to.
+/// Destination of a migration.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Target<'a> {
-    /// Another pool of this process: of another device, or of the host.
+    /// Another pool of this process, on any device or on the host.
     Device(&'a Pool),
 }
 
 impl Pool {
-    /// Moves a sequence to another pool: its blocks' bytes are copied, in as few runs as they lie in, and it goes on there, with
-    /// the same id, tokens, committed length and priority. Blocks that are cached there already are shared instead. Then it is closed here. If the
-    /// other pool's prefix cache hashes alike, what is known of its tokens goes with it, and is found there; else its new
-    /// blocks are not cached there, as those of a sequence whose tokens were never announced.
+    /// Moves a sequence to another pool.
     ///
-    /// On a tokio runtime the bytes are copied by one of its threads for blocking work; elsewhere by whoever polls. A future that is
-    /// dropped stops the copying and closes the sequence; use [`replicate`](Self::replicate) to keep it.
+    /// The blocks' bytes are copied, in as few runs as they occupy. The sequence continues there
+    /// with the same id, tokens, committed length and priority, and is closed here. Blocks that the
+    /// other pool has already cached are shared instead of copied. If the prefix caches of both
+    /// pools use the same hashing, what is known of the sequence's tokens moves along and can be
+    /// hit there; otherwise its new blocks are not cached there, like those of a sequence without
+    /// announced tokens.
+    ///
+    /// On a tokio runtime a blocking-pool thread copies the bytes; elsewhere the polling thread
+    /// does. Dropping the future stops the copy and closes the sequence; use
+    /// [`replicate`](Self::replicate) to keep it.
     ///
     /// ```
     /// # use kvpool::{ids::SequenceId, pool::{Pool, Target}, storage::KvLayout};
@@ -36,7 +41,8 @@ impl Pool {
     /// batch.append(&mut sequence, 42)?;
     /// batch.finish();
     /// let (mut sequence, report) = busy.migrate(sequence, Target::Device(&idle)).await?;
-    /// assert_eq!((sequence.len(), report.carried.blocks), (42, 11), "this layout has blocks of 4 tokens");
+    /// // This layout has blocks of 4 tokens.
+    /// assert_eq!((sequence.len(), report.carried.blocks), (42, 11));
     /// assert_eq!(busy.free_blocks(), 100);
     /// idle.begin_batch().append(&mut sequence, 1)?;
     /// # Ok(())
@@ -45,10 +51,11 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// [`MigrateError`], which has the sequence as it was: [`TransferError::SamePool`], [`TransferError::ForeignSequence`],
-    /// [`TransferError::BeingWritten`], [`TransferError::NoStorage`], [`TransferError::Alloc`] for no room,
-    /// [`TransferError::Sequence`] for an id that is open there, [`TransferError::Storage`] for blocks of another form or a copy
-    /// that failed.
+    /// [`MigrateError`], which contains the unchanged sequence: [`TransferError::SamePool`],
+    /// [`TransferError::ForeignSequence`], [`TransferError::BeingWritten`],
+    /// [`TransferError::NoStorage`], [`TransferError::Alloc`] if the other pool has no room,
+    /// [`TransferError::Sequence`] if the id is open there, [`TransferError::Storage`] if the
+    /// layouts differ or a copy fails.
     pub async fn migrate(
         &self,
         sequence: Sequence,
@@ -58,13 +65,14 @@ impl Pool {
         migrate::migrate(&self.0.sequences, sequence, &to.0.sequences).await
     }
 
-    /// As [`migrate`](Self::migrate), and leaves the sequence open here as well: both go on, each on its own. The future
-    /// may be dropped at any time, and nothing has happened then, but that the id stays open there until the piece that is being
-    /// copied has ended.
+    /// Copies a sequence to another pool, and leaves the original open here.
+    ///
+    /// The copies are independent. Dropping the future cancels the operation without effect, except
+    /// that the id stays open in the other pool until the current piece is copied.
     ///
     /// # Errors
     ///
-    /// As for [`migrate`](Self::migrate); nothing has happened.
+    /// As for [`migrate`](Self::migrate); nothing changes.
     pub async fn replicate(
         &self,
         sequence: &Sequence,
@@ -74,36 +82,44 @@ impl Pool {
         migrate::replicate(&self.0.sequences, sequence, &to.0.sequences).await
     }
 
-    /// Copies up to `blocks_max` cached blocks that nobody owns into another pool's prefix cache, and evicts them here, those
-    /// first that would be evicted first. What is looked up meanwhile stays. Both caches must hash alike: the same
-    /// [hashing and key](crate::prefix::PrefixConfig). If the other pool has less room, fewer go; its own coldest blocks make
-    /// room.
+    /// Moves up to `blocks_max` evictable blocks to another pool's prefix cache.
     ///
-    /// A hash says which tokens a block holds, and not of which model, nor of which tensor-parallel rank: pools that share another one
-    /// for what they offload need a [salt](PrefixKeys::salt) each, unless their bytes are the same. While blocks are on their
-    /// way they are nobody's to evict: who allocates here meanwhile wants a small `blocks_max`.
+    /// Blocks are copied in the order of eviction, and then evicted here. A block that is hit
+    /// meanwhile stays. Both caches must use the same [hashing and
+    /// key](crate::prefix::PrefixConfig). The other pool evicts its own coldest blocks to make
+    /// room; if that is not enough, fewer blocks move.
     ///
-    /// The future may be dropped at any time: then it is done to the end, or all blocks are where they were. Who
-    /// [clears](Self::clear_prefix_cache) both caches meanwhile clears this one first: what is on its way is found in
-    /// neither then.
+    /// A hash identifies the tokens of a block, but neither the model nor the tensor-parallel rank.
+    /// Pools that offload to the same pool therefore need a different [salt](PrefixKeys::salt)
+    /// each, unless their bytes are identical. Blocks that are being offloaded cannot be evicted;
+    /// choose a small `blocks_max` if other threads allocate here at the same time.
+    ///
+    /// Dropping the future is safe: the offload either completes, or leaves all blocks where they
+    /// were. To [clear](Self::clear_prefix_cache) both caches during an offload, clear this pool's
+    /// first; then the blocks being copied are found in neither.
     ///
     /// # Errors
     ///
-    /// All blocks are where they were: [`TransferError::SamePool`], [`TransferError::NoStorage`], [`TransferError::NoCache`],
-    /// [`TransferError::OtherHashing`], [`TransferError::Alloc`] for no room at all or `blocks_max` of zero,
+    /// In all cases the blocks stay where they were: [`TransferError::SamePool`],
+    /// [`TransferError::NoStorage`], [`TransferError::NoCache`], [`TransferError::OtherHashing`],
+    /// [`TransferError::Alloc`] if there is no room at all or `blocks_max` is zero,
     /// [`TransferError::Storage`].
     pub async fn offload(&self, to: &Pool, blocks_max: usize) -> Result<OffloadReport, TransferError> {
         migrate::offload(&self.0.sequences, &to.0.sequences, blocks_max).await
     }
 
-    /// Copies back what the other pool has cached of these tokens and this pool has not, as far as one block follows another from
-    /// the start, so that a [sequence](Self::sequence) that is opened with them finds it here. The other pool's copies stay.
+    /// Copies cached blocks of these tokens from another pool's prefix cache into this pool's.
     ///
-    /// The future may be dropped at any time: then it is done to the end, or nothing has come.
+    /// Copies the blocks that this pool lacks, up to the first gap, so that a
+    /// [sequence](Self::sequence) opened with these tokens finds them here. The other pool keeps
+    /// its copies.
+    ///
+    /// Dropping the future is safe: the copy either completes, or has no effect.
     ///
     /// # Errors
     ///
-    /// Nothing has come: as for [`offload`](Self::offload), and [`TransferError::Prefix`] for a key of no bytes.
+    /// As for [`offload`](Self::offload), and [`TransferError::Prefix`] if a key is empty; nothing
+    /// is copied.
     pub async fn bring_back(
         &self,
         from: &Pool,

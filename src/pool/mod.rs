@@ -1,9 +1,11 @@
-//! The pool: everything below, behind one door.
+//! Pools: the interface over all floors below.
 //!
-//! [`Pool`] is a reference that clones cheaply; all clones are the same pool. [`PoolBuilder`] checks a configuration
-//! and builds one; [`Lease`] owns blocks; [`PoolHandle`] is an explicit cache for a task that moves between threads;
-//! [`Stats`], [`Fragmentation`] and the [audit](Pool::audit) look at it from outside.
+//! A [`Pool`] clones cheaply, and all clones are the same pool. [`PoolBuilder`] checks a
+//! configuration and builds a pool. A [`Lease`] owns blocks. A [`PoolHandle`] is an explicit cache
+//! for a task that moves between threads. [`Stats`], [`Fragmentation`] and the [audit](Pool::audit)
+//! report a pool's state.
 
+mod allocate;
 mod builder;
 mod compaction;
 mod handle;
@@ -11,7 +13,7 @@ mod ids;
 mod lease;
 mod migration;
 mod pin;
-#[expect(clippy::module_inception, reason = "the floor is named for what it is about")]
+#[expect(clippy::module_inception, reason = "the floor is named after its main type")]
 mod pool;
 mod stats;
 mod waiting;

@@ -1,4 +1,4 @@
-//! A pin that ends with its scope.
+//! Pins that end with their scope.
 
 use crate::block::KeepAlive;
 use crate::error::HandleError;
@@ -7,11 +7,14 @@ use crate::sync::Arc;
 
 use super::Pool;
 
-/// Keeps a block where it is until it is dropped, or the block has lost its last owner: it is neither evicted nor moved.
-/// It holds no reference: a cached block without an owner can be evicted, and a later hit is not pinned.
+/// Pins a block until it is dropped, or until the block has lost its last owner.
 ///
-/// It pins a block of a lease or of a sequence as well as one of handles, and nobody but itself takes its pin off those. An
-/// engine that [unpins](Pool::unpin) its own blocks by handle counts the pins on them itself.
+/// A pinned block is neither evicted nor moved. The pin holds no reference: a cached block without
+/// an owner can be evicted, and a later hit on it is not pinned.
+///
+/// It pins blocks of leases and sequences as well as blocks of handles. No other call removes its
+/// pin from blocks of leases and sequences. An engine that [unpins](Pool::unpin) its own blocks by
+/// handle has to count the pins on them itself.
 #[must_use = "dropping it unpins the block"]
 pub struct BlockPin {
     keep_alive: Arc<KeepAlive>,
@@ -19,7 +22,7 @@ pub struct BlockPin {
 }
 
 impl Pool {
-    /// Pins a block of any owner for as long as the result lives: for a transfer, whose address must not change.
+    /// Pins a block of any owner while the result lives, for example during a transfer.
     ///
     /// ```
     /// # use kvpool::{pool::{AllocRequest, Pool}, storage::KvLayout};
@@ -35,7 +38,7 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// [`HandleError`]; nothing was changed.
+    /// [`HandleError`]; nothing changes.
     pub fn pin_scoped(&self, handle: BlockHandle) -> Result<BlockPin, HandleError> {
         let keep_alive = self.0.blocks.keep_alive();
         self.0.blocks.pin_any(handle)?;
@@ -44,7 +47,7 @@ impl Pool {
 }
 
 impl BlockPin {
-    /// The block that is pinned.
+    /// Returns the pinned block.
     pub fn handle(&self) -> BlockHandle {
         self.handle
     }
@@ -52,7 +55,8 @@ impl BlockPin {
 
 impl Drop for BlockPin {
     fn drop(&mut self) {
-        // Of this generation of the block: a free block has no pins, and its next owner's are not ours.
+        // Only in this generation of the block: a free block has no pins, and the pins of its next
+        // owner are not this one's.
         self.keep_alive.blocks().unpin_any(self.handle);
     }
 }

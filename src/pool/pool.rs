@@ -1,24 +1,18 @@
-//! The pool itself.
+//! The pool type: shared state, block handles, sequences, batches and counters.
 
-use smallvec::SmallVec;
-
-use crate::block::{
-    AllocRequest, AuditError, AuditReport, BlockInfo, Blocks, Counts, INLINE_BLOCKS, Sampler,
-};
+use crate::block::{AuditError, AuditReport, BlockInfo, Blocks, Counts, Sampler};
 use crate::compact::Compactor;
-use crate::error::{AllocError, GrowError, HandleError, StorageError};
+use crate::error::{GrowError, HandleError, StorageError};
 use crate::ids::{BlockHandle, BlockId, Order, PoolTag, Run, SequenceId};
 use crate::prefix::{BlockHash, PrefixCache};
 use crate::sequence::{Batch, SequenceBuilder, SequenceView, Sequences};
 use crate::storage::{DeviceStream, KvLayout, Storage};
 use crate::sync::Arc;
 
-use super::ids::LeasedIds;
-use super::lease::Root;
-use super::{Fragmentation, Lease, PoolBuilder, PoolHandle, Stats};
-
-/// A pool of KV-cache blocks. Clones are the same pool; every method takes `&self` and may be called from any number
-/// of threads at once.
+/// A pool of KV-cache blocks.
+///
+/// Cloning is cheap, and all clones are the same pool. Every method takes `&self` and may be called
+/// from any number of threads at once.
 ///
 /// ```
 /// use kvpool::pool::{AllocRequest, Pool};
@@ -36,7 +30,7 @@ use super::{Fragmentation, Lease, PoolBuilder, PoolHandle, Stats};
 #[derive(Clone)]
 pub struct Pool(pub(super) Arc<Shared>);
 
-/// What all clones of a pool share.
+/// State shared by all clones of a pool.
 pub(super) struct Shared {
     pub(super) blocks: Blocks,
     pub(super) layout: KvLayout,
@@ -55,150 +49,77 @@ impl Drop for Shared {
 }
 
 impl Pool {
-    /// A builder of a pool of blocks of this layout.
-    pub fn builder(layout: KvLayout) -> PoolBuilder {
-        PoolBuilder::new(layout)
-    }
-
-    /// Hands out blocks, or says why not. Never waits, and takes no lock.
+    /// Drops one reference on each block. A block that is listed twice loses two references.
     ///
     /// # Errors
     ///
-    /// [`AllocError`]; the pool is unchanged.
-    #[inline]
-    pub fn allocate(&self, request: AllocRequest) -> Result<Lease<'_>, AllocError> {
-        match self.allocate_one::<true>(&request) {
-            Some(id) => Ok(Lease::new(Root::Borrowed(&self.0.blocks), LeasedIds::one(id))),
-            None => Ok(Lease::new(Root::Borrowed(&self.0.blocks), self.allocate_ids::<true>(&request)?)),
-        }
-    }
-
-    /// As [`allocate`](Self::allocate), for a lease that borrows nothing: a reference count on top.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError`]; the pool is unchanged.
-    #[inline]
-    pub fn allocate_owned(&self, request: AllocRequest) -> Result<Lease<'static>, AllocError> {
-        match self.allocate_one::<true>(&request) {
-            Some(id) => Ok(Lease::new(Root::Owned(self.0.blocks.keep_alive()), LeasedIds::one(id))),
-            None => {
-                let ids = self.allocate_ids::<true>(&request)?;
-                Ok(Lease::new(Root::Owned(self.0.blocks.keep_alive()), ids))
-            }
-        }
-    }
-
-    /// Hands out blocks as handles, appended to `out`, for an engine that keeps its own tables. What is not passed to
-    /// [`free`](Self::free) stays allocated.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError`]; the pool and `out` are unchanged.
-    #[inline]
-    pub fn allocate_raw(&self, request: AllocRequest, out: &mut Vec<BlockHandle>) -> Result<(), AllocError> {
-        match self.allocate_one::<false>(&request) {
-            Some(id) => out.push(self.0.blocks.handle(id)),
-            None => {
-                let ids = self.allocate_ids::<false>(&request)?;
-                out.extend(ids.iter().map(|&id| self.0.blocks.handle(id)));
-            }
-        }
-        Ok(())
-    }
-
-    /// One block for a lease (guarded), or for a handle, the short way, unless it is this allocation's turn to be timed.
-    #[inline]
-    fn allocate_one<const GUARDED: bool>(&self, request: &AllocRequest) -> Option<BlockId> {
-        if self.0.sampler.is_due() || request.blocks != 1 {
-            None
-        } else {
-            self.0.blocks.allocate_one::<GUARDED>(request)
-        }
-    }
-
-    /// Any number of blocks: the short way where it goes, else the long one.
-    #[inline(never)]
-    fn allocate_ids<const GUARDED: bool>(&self, request: &AllocRequest) -> Result<LeasedIds, AllocError> {
-        let blocks = &self.0.blocks;
-        self.0.sampler.time(|| {
-            let mut fast_path = [BlockId(0); INLINE_BLOCKS];
-            if blocks.allocate_inline::<GUARDED>(request, &mut fast_path) {
-                return Ok(LeasedIds::fast_path(fast_path, request.blocks));
-            }
-            let mut ids = SmallVec::new();
-            let mut take = |id| ids.push(id);
-            if GUARDED {
-                blocks.allocate_guarded(request, None, &mut take)?;
-            } else {
-                blocks.allocate(request, None, &mut take)?;
-            }
-            Ok(LeasedIds::more(ids))
-        })
-    }
-
-    /// Drops one reference on each block. A block that is in the list twice loses two.
-    ///
-    /// # Errors
-    ///
-    /// [`HandleError`] if a handle is foreign, out of range, stale (the block was freed since), of a block that a lease or
-    /// a sequence owns, or in the list more often than the block has references. Nothing was freed then, unless another
-    /// thread freed one of the blocks at the same moment through a handle of the same reference, or made a
-    /// [lease](Lease::from_raw) of it: that one is reported, and the others are freed.
+    /// [`HandleError`] if a handle is foreign, out of range, stale (its block has been freed
+    /// since), of a block that a lease or a sequence owns, or listed more often than the block has
+    /// references. In that case no block is freed, with one exception: if another thread
+    /// concurrently frees one of the blocks through a handle of the same reference, or turns it
+    /// into a [lease](super::Lease::from_raw), that block is reported and the others are freed.
     #[inline]
     pub fn free(&self, handles: &[BlockHandle]) -> Result<(), HandleError> {
         self.0.blocks.free(handles)
     }
 
-    /// One more reference on each block.
+    /// Adds one reference to each block.
     ///
     /// # Errors
     ///
-    /// [`HandleError`], also of a block that a lease or a sequence owns; no block has a reference more than before.
+    /// [`HandleError`], also if a lease or a sequence owns one of the blocks; no reference is
+    /// added.
     pub fn share(&self, handles: &[BlockHandle]) -> Result<(), HandleError> {
         self.0.blocks.share_handles(handles)
     }
 
-    /// One more pin on a block: it is neither evicted nor moved until as many [unpins](Self::unpin), or until it has
-    /// lost its last owner. A lease's or a sequence's block is pinned by [`pin_scoped`](Self::pin_scoped).
+    /// Adds one pin to a block, which excludes it from eviction and from moves.
+    ///
+    /// The pin ends with a matching [`unpin`](Self::unpin), or when the block loses its last owner.
+    /// To pin a block of a lease or a sequence, use [`pin_scoped`](Self::pin_scoped).
     ///
     /// # Errors
     ///
-    /// [`HandleError`], also of a block that a lease or a sequence owns; nothing was changed.
+    /// [`HandleError`], also if a lease or a sequence owns the block; nothing changes.
     pub fn pin(&self, handle: BlockHandle) -> Result<(), HandleError> {
         self.0.blocks.pin(handle)
     }
 
-    /// One pin less.
+    /// Removes one pin from a block.
     ///
     /// # Errors
     ///
-    /// [`HandleError`], also of a block that a lease or a sequence owns, whose pin it may be; nothing was changed.
+    /// [`HandleError`], also if a lease or a sequence owns the block, because the pin may be
+    /// theirs; nothing changes.
     pub fn unpin(&self, handle: BlockHandle) -> Result<(), HandleError> {
         self.0.blocks.unpin(handle)
     }
 
-    /// A block's bytes are final: nobody writes them from now on, and compaction may move it. Sequences seal their blocks
-    /// by themselves, and leases [theirs](Lease::seal).
+    /// Marks a block's bytes as final: they are not written again, and compaction may move the
+    /// block.
+    ///
+    /// Sequences seal their blocks themselves, and leases use [`Lease::seal`](super::Lease::seal).
     ///
     /// # Errors
     ///
-    /// [`HandleError`], also of a block that a lease or a sequence owns; nothing was changed.
+    /// [`HandleError`], also if a lease or a sequence owns the block; nothing changes.
     pub fn seal(&self, handle: BlockHandle) -> Result<(), HandleError> {
         self.0.blocks.seal(handle)
     }
 
-    /// Makes a sealed block writable again: true if it is open now; false if it has another owner, or is just being
-    /// moved, so that its bytes are being read: then write to a block of your own.
+    /// Makes a sealed block writable again, and returns true if it is open now.
+    ///
+    /// Returns false if the block has another owner, or if a move is reading its bytes; in that
+    /// case, write to another block.
     ///
     /// # Errors
     ///
-    /// [`HandleError`], also of a block that a lease or a sequence owns; nothing was changed.
+    /// [`HandleError`], also if a lease or a sequence owns the block; nothing changes.
     pub fn reopen(&self, handle: BlockHandle) -> Result<bool, HandleError> {
         self.0.blocks.reopen(handle)
     }
 
-    /// A block as it is at this moment.
+    /// Returns the current state of a block.
     ///
     /// # Errors
     ///
@@ -207,12 +128,7 @@ impl Pool {
         self.0.blocks.info(handle)
     }
 
-    /// A cache of its own for a task that moves between threads, or a thread that wants no thread-local.
-    pub fn handle(&self) -> PoolHandle {
-        PoolHandle::new(self)
-    }
-
-    /// A sequence to be opened: it owns its blocks in order, and frees them when dropped.
+    /// Starts building a sequence, which owns its blocks in order and frees them when dropped.
     ///
     /// ```
     /// # use kvpool::{ids::SequenceId, pool::Pool, sequence::BlockTable, storage::KvLayout};
@@ -230,23 +146,29 @@ impl Pool {
         self.0.sequences.sequence(id)
     }
 
-    /// Reads an open sequence's blocks while its owner goes on; `None` if it is not open.
+    /// Returns a read-only view of an open sequence's blocks, usable while its owner continues.
+    ///
+    /// `None` if the sequence is not open.
     pub fn view(&self, id: SequenceId) -> Option<SequenceView> {
         self.0.sequences.view(id)
     }
 
-    /// Open sequences.
+    /// Returns the number of open sequences.
     pub fn sequence_count(&self) -> usize {
         self.0.sequences.count()
     }
 
-    /// Begins a batch: one step of the engine, under which tables are read. What is freed while it is in flight is
-    /// not written by anybody else before it has ended. Batches overlap and end in any order.
+    /// Begins a batch: one step of the engine, under which block tables are read.
+    ///
+    /// A frame that is freed while the batch is in flight is not reused before the batch has ended.
+    /// Batches may overlap and end in any order.
     pub fn begin_batch(&self) -> Batch {
         Batch::begin(&self.0.sequences)
     }
 
-    /// Begins a batch on a device's stream; see [`Batch::begin_on`]. It ends when the stream gets there.
+    /// Begins a batch on a device's stream; it ends when the stream reaches that point.
+    ///
+    /// See [`Batch::begin_on`].
     ///
     /// # Errors
     ///
@@ -255,12 +177,14 @@ impl Pool {
         Batch::begin_on(&self.0.sequences, stream)
     }
 
-    /// Whether the pool's device has failed: it hands out no blocks any more, and what they held is lost.
+    /// Returns true if the pool's device has failed.
+    ///
+    /// Such a pool allocates no more blocks, and the contents of its blocks are lost.
     pub fn is_lost(&self) -> bool {
         self.0.blocks.is_lost()
     }
 
-    /// Adds blocks while the pool serves.
+    /// Adds `blocks` blocks while the pool serves.
     ///
     /// # Errors
     ///
@@ -269,7 +193,9 @@ impl Pool {
         self.grow_as(blocks, &mut |_| Ok(()))
     }
 
-    /// As [`grow`](Self::grow), unless `check` of the frames to come, before anything is done, says otherwise.
+    /// Grows like [`grow`](Self::grow), but first calls `check` with the new frames.
+    ///
+    /// An error of `check` cancels the growth before anything changes.
     pub(super) fn grow_as(
         &self,
         blocks: usize,
@@ -284,69 +210,69 @@ impl Pool {
         })
     }
 
-    /// Brings free blocks that threads keep for later (magazines, the depot, retired ones that no batch sees any more)
-    /// back to where they join into runs. An allocation that runs short does this by itself; an operator may do it
-    /// before looking at fragmentation.
+    /// Returns free blocks cached by threads to the bitmaps, where they join into runs.
+    ///
+    /// This covers magazines, the depot, and retired blocks that no batch can read any more. An
+    /// allocation that runs short does the same by itself; an operator may call this before looking
+    /// at fragmentation.
     pub fn trim(&self) {
         self.0.blocks.trim();
     }
 
-    /// Blocks that any allocation can get now without evicting, wherever they are: [`Stats::free`].
-    /// Without the [reserve](PoolBuilder::reserve). O(threads); exact when nobody allocates or
-    /// frees meanwhile.
+    /// Returns the number of blocks that can be allocated without evicting:
+    /// [`Stats::free`](super::Stats::free).
+    ///
+    /// Excludes the [reserve](super::PoolBuilder::reserve). O(threads); exact if no other thread
+    /// allocates or frees at the same time.
     pub fn free_blocks(&self) -> usize {
         self.0.blocks.counts().free()
     }
 
-    /// Blocks that any allocation can get now, cached ones that nobody owns among them:
-    /// [`Stats::available`]. Without the [reserve](PoolBuilder::reserve). O(threads); exact when
-    /// nobody allocates or frees meanwhile.
+    /// Returns the number of free and evictable blocks:
+    /// [`Stats::available`](super::Stats::available).
+    ///
+    /// Excludes the [reserve](super::PoolBuilder::reserve). O(threads); exact if no other thread
+    /// allocates or frees at the same time.
     pub fn available_blocks(&self) -> usize {
         self.0.blocks.counts().available()
     }
 
-    /// Threads and handles that have a cache of free blocks in this pool. A thread gives its cache back when its
-    /// destructors run, which can be after the end of its scope: see
-    /// [`testing::wait_for_threads`](crate::testing::wait_for_threads).
+    /// Returns the number of threads and pool handles that cache free blocks of this pool.
+    ///
+    /// A thread gives its cache back when its thread-local destructors run, which can be after the
+    /// end of its scope: see [`testing::wait_for_threads`](crate::testing::wait_for_threads).
     pub fn thread_caches(&self) -> usize {
         self.0.blocks.thread_caches_in_use()
     }
 
-    /// Blocks of the pool, without the null block.
+    /// Returns the number of blocks in the pool, without the null block.
     pub fn total_blocks(&self) -> usize {
         self.0.blocks.total()
     }
 
-    /// How full the pool is. O(threads), of whatever size the pool is; exact when nobody allocates
-    /// or frees meanwhile.
-    pub fn stats(&self) -> Stats {
-        Stats::of(&self.0)
-    }
-
-    /// How the free part hangs together, at the pool's [order](PoolBuilder::fragmentation_order). A
-    /// walk over the bitmaps: some hundred microseconds a million blocks.
-    pub fn fragmentation(&self) -> Fragmentation {
-        Fragmentation::of(&self.0, self.0.order)
-    }
-
-    /// The prefix cache; `None` in a pool that was built without.
+    /// Returns the prefix cache, or `None` if the pool was built without one.
     pub fn prefix_cache(&self) -> Option<&PrefixCache> {
         self.0.sequences.cache().map(|cache| &**cache)
     }
 
-    /// Blocks that are cached, and what they hold: for who begins to follow the [events](PrefixCache::events), or has lost some. A walk
-    /// over all blocks; empty without a prefix cache.
+    /// Returns the cached blocks and their hashes; empty without a prefix cache.
+    ///
+    /// Use it when starting to follow the [events](PrefixCache::events), or after events were lost.
+    /// Visits every block of the pool.
     pub fn cached_blocks(&self) -> Vec<(BlockId, BlockHash)> {
         self.prefix_cache().map_or_else(Vec::new, |cache| cache.cached_blocks(&self.0.blocks))
     }
 
-    /// Forgets all prefixes: nothing that was cached until now is found any more. What nobody owns is free at once, the rest when
-    /// it is released. Returns how many blocks were evicted.
+    /// Clears the prefix cache, and returns the number of evicted blocks.
+    ///
+    /// Prefixes cached before the call are not found any more. Unowned blocks become free at once,
+    /// and owned ones when they are released.
     pub fn clear_prefix_cache(&self) -> usize {
         self.prefix_cache().map_or(0, |cache| cache.clear(&self.0.blocks))
     }
 
-    /// Recounts everything; to be called when nobody allocates or frees. Leases and batches may be open.
+    /// Recounts every frame and block. Call it while no thread allocates or frees; leases and
+    /// batches may be open.
     ///
     /// # Errors
     ///
@@ -355,34 +281,36 @@ impl Pool {
         self.0.blocks.audit()
     }
 
-    /// The layout of a block.
+    /// Returns the layout of a block.
     pub fn layout(&self) -> &KvLayout {
         &self.0.layout
     }
 
-    /// Where the bytes are; `None` in a pool that was built without storage.
+    /// Returns the storage that holds the blocks' bytes, or `None` if the pool was built without.
     pub fn storage(&self) -> Option<&std::sync::Arc<dyn Storage>> {
         self.0.storage.as_ref()
     }
 
     internal! {
-        /// The floor below.
+        /// Returns the block floor.
         fn blocks(&self) -> &Blocks {
             &self.0.blocks
         }
     }
 
-    /// Where the pool's blocks are, by counters: no walk over them. Exact when nobody allocates or frees meanwhile.
+    /// Returns the number of blocks in each state, without visiting them.
+    ///
+    /// Exact if no other thread allocates or frees at the same time.
     pub fn counts(&self) -> Counts {
         self.0.blocks.counts()
     }
 
-    /// Batches that were begun and have not ended.
+    /// Returns the number of batches in flight.
     pub fn batches_in_flight(&self) -> u64 {
         self.0.blocks.clock().in_flight()
     }
 
-    /// The number by which this pool's handles are told from another's.
+    /// Returns the number that tells this pool's handles from those of other pools.
     pub fn tag(&self) -> PoolTag {
         self.0.blocks.tag()
     }

@@ -1,29 +1,28 @@
-//! The pool seen from outside: [`Stats`] are counted all the while, [`Fragmentation`] is looked
-//! for.
+//! Statistics of a pool: [`Stats`] reads counters, [`Fragmentation`] scans the bitmaps.
 
+use crate::block::Latency;
 use crate::compact::OverdueCopy;
 use crate::error::{HeadOfLine, OldestBatch};
 use crate::frame::ORDERS;
 use crate::ids::Order;
 
-use super::pool::Shared;
-use crate::block::Latency;
+use super::pool::{Pool, Shared};
 
-/// How near the pool is to its end.
+/// How close the pool is to exhaustion.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Pressure {
-    /// Less than 70 % is used.
+    /// Less than 70 % of the blocks are used.
     Low,
-    /// Less than 85 %.
+    /// 70 % or more, but less than 85 %.
     Medium,
-    /// Less than 95 %.
+    /// 85 % or more, but less than 95 %.
     High,
     /// 95 % or more.
     Critical,
 }
 
 impl Pressure {
-    /// Of a share of used blocks, 0 to 1.
+    /// Returns the pressure at this share of used blocks, 0 to 1.
     pub fn of(utilization: f64) -> Self {
         match utilization {
             u if u < 0.70 => Self::Low,
@@ -34,59 +33,82 @@ impl Pressure {
     }
 }
 
-/// How full a pool is. Beside threads that allocate and free, each number is of about the moment of
-/// the call, and they need not add up; blocks that a thread is just handing on count where they
-/// were before. When nobody is inside a call, they are exact.
+/// Occupancy of a pool.
+///
+/// While other threads allocate and free, each number is approximate and the sums need not match; a
+/// block that a thread is passing on counts where it was before. The numbers are exact while no
+/// thread is inside a call.
 #[derive(Clone, PartialEq, Debug)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Blocks, without the null block.
+    /// Blocks in the pool, without the null block.
     pub total: usize,
-    /// Blocks that somebody owns.
+    /// Owned blocks.
     pub used: usize,
-    /// Blocks that any allocation can get now without evicting: in the bitmaps, in threads'
-    /// magazines and in the depot. Those in the reserve are not among them.
+    /// Blocks that any allocation can get without evicting: in the bitmaps, in threads' magazines
+    /// and in the depot. Excludes the reserve.
     pub free: usize,
-    /// Blocks that any allocation can get now, if need be by evicting: [`free`](Self::free) +
+    /// Blocks that any allocation can get, if necessary by evicting: [`free`](Self::free) +
     /// [`evictable`](Self::evictable).
     pub available: usize,
-    /// Blocks that nobody owns and the prefix cache keeps until their frames are needed; none without that cache.
+    /// Unowned blocks that the prefix cache keeps until their frames are needed; zero without that
+    /// cache.
     pub evictable: usize,
-    /// Freed blocks that some batch in flight may still read.
+    /// Freed blocks that a batch in flight may still read.
     pub retired: usize,
-    /// Free blocks that are set aside for urgent requests.
+    /// Free blocks reserved for urgent requests.
     pub reserved: usize,
-    /// Free blocks that moves and a shrink under way keep.
+    /// Free blocks kept by moves or by a shrink in progress.
     pub held: usize,
-    /// Requests that wait their turn.
+    /// Requests that wait in line.
     pub waiting: usize,
-    /// Of the [`free`](Self::free) blocks, those in threads' magazines and in the depot.
+    /// The part of [`free`](Self::free) that is in threads' magazines and in the depot.
     pub in_magazines: usize,
     /// `used / total`.
     pub utilization: f64,
-    /// From [`utilization`](Self::utilization).
+    /// Pressure at this [`utilization`](Self::utilization).
     pub pressure: Pressure,
-    /// Sampled times of allocations.
+    /// Sampled latencies of allocations.
     pub latency: Latency,
-    /// Batches that have begun and not ended.
+    /// Batches in flight.
     pub batches_in_flight: u64,
-    /// The one among them that began first: what was [retired](Self::retired) since waits for its end. Its age counts from
-    /// the look that first found it the oldest: by this, by an allocation that is refused, or by one that waits. So it is
-    /// a lower bound, and two calls in a row find a batch that is never ended.
+    /// The oldest batch in flight; blocks [retired](Self::retired) since it began wait for its end.
+    ///
+    /// Its age counts from the first call that found it to be the oldest: a call to
+    /// [`Pool::stats`](super::Pool::stats), a refused allocation, or a waiting one. The age is thus
+    /// a lower bound, and two calls in a row reveal a batch that never ends.
     pub oldest_batch: Option<OldestBatch>,
-    /// The request that is first in line, and since when it has not been polled although it has reason to run.
+    /// The first request in line, and since when it has been ready without being polled.
     pub head_of_line: Option<HeadOfLine>,
-    /// Requests that did not come when they were woken, so that others have their turn until they are polled.
+    /// Requests that were woken and not polled in time, so that others are served before them.
     pub passed_over: usize,
-    /// A copy of moving blocks that is not over although its deadline has passed: its blocks are among the
-    /// [held](Self::held).
+    /// A copy of moving blocks that has passed its deadline; its blocks are among
+    /// [`held`](Self::held).
     pub overdue_copy: Option<OverdueCopy>,
-    /// Blocks that are held for good because their bytes could not be [wiped](crate::pool::PoolBuilder::zero_on_free).
+    /// Blocks held for good because their bytes could not be
+    /// [wiped](crate::pool::PoolBuilder::zero_on_free).
     pub unwiped: usize,
 }
 
+impl Pool {
+    /// Returns the pool's occupancy and state.
+    ///
+    /// O(threads), for a pool of any size; exact if no other thread allocates or frees at the same
+    /// time.
+    pub fn stats(&self) -> Stats {
+        Stats::of(&self.0)
+    }
+
+    /// Returns the fragmentation at the pool's [order](super::PoolBuilder::fragmentation_order).
+    ///
+    /// Scans the bitmaps: some hundred microseconds per million blocks.
+    pub fn fragmentation(&self) -> Fragmentation {
+        Fragmentation::of(&self.0, self.0.order)
+    }
+}
+
 impl Stats {
-    pub(super) fn of(shared: &Shared) -> Self {
+    fn of(shared: &Shared) -> Self {
         let counts = shared.blocks.counts();
         let utilization = counts.used() as f64 / counts.total.max(1) as f64;
         Self {
@@ -113,30 +135,33 @@ impl Stats {
     }
 }
 
-/// How the free part of a pool hangs together, at one order. Exact when nobody allocates or frees
-/// meanwhile.
+/// Fragmentation of a pool's free frames at one order.
+///
+/// Exact if no other thread allocates or frees at the same time.
 #[derive(Clone, PartialEq, Debug)]
 #[non_exhaustive]
 pub struct Fragmentation {
-    /// The order k that [`rate`](Self::rate) and [`unusable`](Self::unusable) are about.
+    /// The order k for [`rate`](Self::rate) and [`unusable`](Self::unusable).
     pub order: Order,
-    /// Of the free aligned runs of 2^k that there could be, if all blocks lay as well as they can,
-    /// the share that there is not: 0 to 1. Frames in magazines are free, and on no run. An empty
-    /// pool has 0, whatever its size, and so has one in which fewer than 2^k blocks are free.
+    /// Fragmentation rate, 0 to 1: one minus the number of free aligned runs of 2^k, divided by the
+    /// number that the same free frames would form under the best placement of all blocks.
+    ///
+    /// Frames in magazines count as free, but form no run. The rate is 0 if fewer than 2^k blocks
+    /// are free, and in an empty pool of any size.
     pub rate: f64,
     /// Linux's unusable-free-space index at the same order, over the bitmaps alone: the share of
-    /// the free frames that are on no free aligned run of 2^k, also where none could be.
+    /// the free frames that are in no free aligned run of 2^k, even where no such run is possible.
     pub unusable: f64,
-    /// Free aligned runs by order, as few as cover the free frames.
+    /// Number of free aligned runs of each order, in the smallest set that covers the free frames.
     pub free_by_order: [usize; ORDERS],
-    /// The longest free run, in frames, at any alignment.
+    /// Length of the longest free run, at any alignment, in frames.
     pub longest_run: usize,
-    /// Mean length of the maximal free runs, in frames; 0 if nothing is free.
+    /// Mean length of the maximal free runs, in frames; 0 if no frame is free.
     pub mean_run: f64,
 }
 
 impl Fragmentation {
-    pub(super) fn of(shared: &Shared, order: Order) -> Self {
+    fn of(shared: &Shared, order: Order) -> Self {
         let census = shared.blocks.census(order);
         Self {
             order,

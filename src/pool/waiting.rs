@@ -1,15 +1,16 @@
-//! Allocation that waits its turn.
+//! Allocation that waits in line.
 //!
-//! The line, and the protocol by which no free goes unnoticed, are the floor's below ([`block`](crate::block)); here is
-//! the future that a task awaits. It is runtime-agnostic; deadlines need tokio's timer, and so do requests for runs when
-//! they wait on a tokio runtime (elsewhere they poll).
+//! The line itself, and the protocol that lets no free go unnoticed, belong to the floor below
+//! ([`block`](crate::block)); this file has the future that a task awaits. The future is
+//! independent of the runtime. Deadlines need tokio's timer, and so do contiguous requests that
+//! wait on a tokio runtime; elsewhere these poll.
 
 use std::future::poll_fn;
 use std::pin::pin;
 use std::time::Duration;
 
 use smallvec::SmallVec;
-// Of the clock that it rests by, so that who holds that one holds both.
+// Tokio's clock, which `rest` uses too, so that pausing that clock pauses both.
 use tokio::time::{Instant, timeout_at};
 
 use crate::block::AllocRequest;
@@ -22,14 +23,18 @@ use super::lease::Root;
 use super::{Lease, Pool};
 
 impl Pool {
-    /// Hands out blocks, and waits for them if need be: urgent requests before high before normal ones, and among
-    /// those of a priority in the order in which they came; a small request does not overtake a large one. A request that does not wait ([`allocate`](Self::allocate), an append to a
-    /// sequence) stands in no line: it takes what is free at that moment.
+    /// Allocates blocks, and waits for them if necessary.
     ///
-    /// The future may be dropped at any time: its turn goes to the next. One that is kept without being polled holds
-    /// up those behind it for no longer than the [patience](crate::pool::PoolBuilder::turn_patience): then they are served,
-    /// and it keeps its place for when it is polled. A contiguous request for which
-    /// enough is free, and no run is long enough, has blocks moved until one is.
+    /// Urgent requests are served before high ones, high before normal ones, and requests of equal
+    /// priority in order of arrival; a small request does not overtake a large one. A request that
+    /// does not wait ([`allocate`](Self::allocate), an append to a sequence) is outside of the
+    /// line: it takes the blocks that are free at that moment.
+    ///
+    /// The future may be dropped at any time; its turn passes to the next request. A future that is
+    /// kept without being polled delays those behind it no longer than the
+    /// [patience](crate::pool::PoolBuilder::turn_patience): then they are served, and it keeps its
+    /// place until it is polled. If a contiguous request finds enough free blocks but no run of
+    /// that length, blocks are moved until there is one.
     ///
     /// ```
     /// # use kvpool::{pool::{AllocRequest, Pool, Priority}, storage::KvLayout};
@@ -46,18 +51,19 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// What waiting cannot cure, at once: [`AllocError::Zero`], [`AllocError::WrongDevice`], [`AllocError::TooLarge`]
-    /// (also of a pool that could grow to that size, or that shrinks while the request waits),
-    /// [`AllocError::Reserved`]; and on a thread that cannot wait, [`AllocError::FenceRefused`].
+    /// Immediately, for errors that waiting cannot resolve: [`AllocError::Zero`],
+    /// [`AllocError::WrongDevice`], [`AllocError::TooLarge`] (even if the pool could grow to that
+    /// size; also if the pool shrinks while the request waits), [`AllocError::Reserved`]; and on a
+    /// thread that cannot wait, [`AllocError::FenceRefused`].
     ///
     /// # Panics
     ///
-    /// A contiguous request that has to wait, on a tokio runtime without a timer.
+    /// If a contiguous request has to wait on a tokio runtime without a timer.
     pub async fn allocate_async(&self, request: AllocRequest) -> Result<Lease<'static>, AllocError> {
         let blocks = self.blocks();
         blocks.check_request(&request)?;
         if !blocks.is_awaited() {
-            // Nobody waits: there is no line to stand in.
+            // No request waits, so there is no line to join.
             match self.allocate_owned(request) {
                 Err(AllocError::Exhausted { .. } | AllocError::NoRun { .. }) => {}
                 outcome => return outcome,
@@ -71,15 +77,16 @@ impl Pool {
             let began = Instant::now();
             match place.allocate(&request, &mut |id| ids.push(id)) {
                 Ok(()) => return Ok(Lease::new(Root::Owned(blocks.keep_alive()), LeasedIds::more(ids))),
-                // Until somebody frees.
+                // Wait for the next free.
                 Err(AllocError::Exhausted { .. }) => {}
-                // Enough is free: until it is moved together, or somebody frees what joins the pieces.
+                // Enough blocks are free: wait until blocks are moved, or a free joins the
+                // fragments.
                 Err(AllocError::NoRun { .. }) => {
                     let pulse = place.pulse();
                     let has_turn = {
                         let mut making = pin!(runs.make(self, request.blocks, place.turn()));
                         let beating = poll_fn(|context| {
-                            // While blocks move it is woken by their copies, not by the line.
+                            // While blocks move, their copies wake this future, not the line.
                             pulse.beat(COPY_DEADLINE);
                             making.as_mut().poll(context)
                         });
@@ -88,7 +95,7 @@ impl Pool {
                     pulse.beat(REST.1);
                     rest(began.elapsed()).await;
                     if has_turn {
-                        // Of whoever is the first in line by now.
+                        // The turn goes to the current head of the line.
                         place.hand_back();
                     }
                 }
@@ -97,8 +104,10 @@ impl Pool {
         }
     }
 
-    /// As [`allocate_async`](Self::allocate_async), until a deadline. If nobody waits before it, the request is tried at
-    /// least once, also if the deadline has passed already.
+    /// Allocates like [`allocate_async`](Self::allocate_async), but gives up at a deadline.
+    ///
+    /// If no other request waits ahead of it, the request is tried at least once, even if the
+    /// deadline has already passed.
     ///
     /// # Errors
     ///
@@ -106,7 +115,7 @@ impl Pool {
     ///
     /// # Panics
     ///
-    /// When it is polled outside of a tokio runtime that has a timer.
+    /// If polled outside of a tokio runtime that has a timer.
     pub async fn allocate_until(
         &self,
         request: AllocRequest,
@@ -117,7 +126,8 @@ impl Pool {
         let before = {
             let mut waiting = pin!(self.allocate_async(request));
             loop {
-                // Now and then it is polled for nothing, so that it sees that the first in line does not come.
+                // Poll from time to time without a wake-up, to detect a head of line that does not
+                // take its turn.
                 let look = Instant::now().checked_add(every).map_or(deadline, |look| look.min(deadline));
                 match timeout_at(look, waiting.as_mut()).await {
                     Ok(outcome) => return outcome,
@@ -126,7 +136,7 @@ impl Pool {
                 }
             }
         };
-        // The head, unless that was this request, which has left the line.
+        // The head of the line, unless it was this request, which has left the line.
         let head = before.filter(|&(number, _)| blocks.first_in_line().is_some_and(|(now, _)| now == number));
         let (counts, oldest_batch) = (blocks.counts(), blocks.oldest_batch());
         Err(AllocError::Deadline {
@@ -139,23 +149,24 @@ impl Pool {
     }
 }
 
-/// Has blocks moved for a request that needs a run.
+/// Moves blocks for a request that needs a run.
 #[derive(Default)]
 struct RunMaker {
-    /// Batches that may still read what the last moves left.
+    /// Newest batch that may still read the frames vacated by the last moves.
     left: Ticket,
 }
 
 impl RunMaker {
-    /// True: the next turn came while somebody else's run, or resize, went on.
+    /// Returns true if the next turn came while another compactor run, or a resize, was in
+    /// progress.
     async fn make(&mut self, pool: &Pool, blocks: usize, turn: impl Future<Output = ()>) -> bool {
         let clock = pool.blocks().clock();
         if !clock.ended(self.left) {
-            // What was moved out of the way is not free yet. The end of those batches gives the next turn.
+            // The vacated frames are not free yet; the end of those batches gives the next turn.
             return false;
         }
         let Some(made) = pool.compactor().make_run(blocks as u32, turn).await else { return true };
-        // A copy that failed is no reason to stop waiting: others free, too.
+        // A failed copy is no reason to stop waiting: other threads may still free blocks.
         if made.is_ok_and(|report| report.moved_blocks > 0) {
             self.left = clock.newest();
         }
@@ -166,14 +177,17 @@ impl RunMaker {
 /// The shortest and the longest rest.
 const REST: (Duration, Duration) = (Duration::from_micros(100), Duration::from_millis(100));
 
-/// Rests after a try in vain that took so long: who waits for a run looks at the whole pool, and is told of every free. It
-/// looks for a ninth of the time at the most, and never more seldom than ten times a second, so that nothing that comes
-/// free is missed. A turn that comes meanwhile is kept.
+/// Rests after an unsuccessful attempt that took this long.
+///
+/// A request that waits for a run scans the whole pool, and is woken by every free. It scans for at
+/// most a ninth of the time, but at least ten times a second, so that no free is missed. A turn
+/// that comes during the rest is kept.
 async fn rest(took: Duration) {
-    // At least a little, also where the clock stands: a look tells the line, that is itself, of what it had in its hands.
+    // At least a little, even if the clock stands still: an attempt announces to the line, which
+    // includes this request, the frames that it held.
     let rest = (8 * took).clamp(REST.0, REST.1);
     if cfg!(kvpool_loom) {
-        // A model has no time.
+        // Models have no time.
     } else if tokio::runtime::Handle::try_current().is_ok() {
         tokio::time::sleep(rest).await;
     } else {

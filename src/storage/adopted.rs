@@ -1,24 +1,26 @@
-//! Memory that an engine allocated itself: its own KV tensors, as base pointers and strides.
+//! Memory allocated by an engine: its KV tensors, given as base pointers and strides.
 
 use std::ops::Range;
 
 use crate::error::StorageError;
 
 use super::layout::KvLayout;
-use super::planes::{Plane, PlaneKind};
+use super::plane::{Plane, PlaneKind};
 
-/// One plane of an engine's own memory. Planes stand in the order of [`KvLayout::planes`]: by layer; values before
-/// scales; K before V.
+/// One plane of an engine's own memory.
+///
+/// Planes are listed in the order of [`KvLayout::planes`]: by layer, values before scales, K before
+/// V.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AdoptedPlane {
-    /// Where frame 0's tile starts.
+    /// Address of frame 0's tile.
     pub base: *mut u8,
-    /// Bytes from one frame's tile to the next frame's; at least the tile's bytes, and not necessarily the same in
-    /// every plane.
+    /// Bytes from one frame's tile to the next frame's. At least the tile's size; it may differ
+    /// between planes.
     pub frame_stride: usize,
 }
 
-/// The planes of an engine's memory with the sizes that the layout gives them, if they can be what they are said to be.
+/// Checks an engine's planes, and returns them with the tile sizes of the layout.
 pub(crate) fn planes(
     layout: &KvLayout,
     adopted: &[AdoptedPlane],
@@ -43,7 +45,7 @@ pub(crate) fn planes(
     let mut order: Vec<usize> = (0..planes.len()).collect();
     order.sort_unstable_by_key(|&index| spans[index].start);
     for (at, &a) in order.iter().enumerate() {
-        // Spans that begin after this one has ended cannot overlap it, nor can those behind them.
+        // Later spans begin after this one has ended, so that no further overlap is possible.
         for &b in order[at + 1..].iter().take_while(|&&b| spans[b].start < spans[a].end) {
             let gap = spans[b].start - spans[a].start;
             if !interleave(gap, &planes[a].1, &planes[b].1) {
@@ -55,7 +57,7 @@ pub(crate) fn planes(
     Ok(planes)
 }
 
-/// The addresses from a plane's first byte to its last.
+/// Checks a plane, and returns the addresses from its first byte to its last.
 fn checked_span(
     layout: &KvLayout,
     index: usize,
@@ -83,8 +85,10 @@ fn checked_span(
     Ok(base..end.ok_or(too_large)?)
 }
 
-/// Whether the second plane's tiles, `gap` bytes behind the first's, fall between them: as in a block-first tensor, or
-/// one of `[frames][2][...]`.
+/// Returns true if the second plane's tiles lie between the first's.
+///
+/// They are `gap` bytes behind the first's, as in a block-first tensor or one of
+/// `[frames][2][...]`.
 fn interleave(gap: usize, first: &Plane, second: &Plane) -> bool {
     let stride = first.frame_stride;
     let phase = gap % stride;
@@ -96,7 +100,7 @@ mod tests {
     use super::*;
     use crate::storage::{Arrangement, Dtype, KvPlanes};
 
-    /// Two layers of K and V, tiles of 32 bytes.
+    /// A layout of two layers of K and V, with tiles of 32 bytes.
     fn layout() -> KvLayout {
         KvLayout::builder()
             .layers(2)
@@ -174,7 +178,8 @@ mod tests {
             refused([(4096, 32), (4224, 32), (4352, usize::MAX - 3), (4480, 32)], 4),
             StorageError::PlaneTooLarge { plane: 2 }
         );
-        // Side by side by one tile too few; the same plane twice; one tile into another's gap; unlike strides.
+        // Consecutive planes one tile too close; the same plane twice; a tile that crosses
+        // another's gap; different strides.
         for tensors in [
             [(4096, 32), (4192, 32), (4352, 32), (4480, 32)],
             [(4096, 32), (4096, 32), (4352, 32), (4480, 32)],

@@ -1,19 +1,19 @@
-//! Everything that can be refused about a list of slots, moves or runs, before any byte moves.
+//! Validation of lists of slots, moves and runs, before any byte moves.
 //!
-//! The usual lists pass in one sweep: slots and destinations that ascend cannot repeat. Only others are sorted, in a
-//! scratch copy.
+//! Common lists pass in one sweep: ascending slots and destinations cannot repeat. Only other lists
+//! are sorted, in a scratch copy.
 
 use crate::error::StorageError;
 use crate::ids::{FrameId, Run};
 
 use super::FrameMove;
 
-/// Slots to be read: each negative or below `frames * block_tokens`.
+/// Checks slots to read: each must be negative or below `frames * block_tokens`.
 pub(crate) fn slots(slots: &[i64], frames: usize, block_tokens: usize) -> Result<(), StorageError> {
     scan_slots(slots, frames, block_tokens).map(|_| ())
 }
 
-/// Slots to be written: none repeated either.
+/// Checks slots to write: in range, and not repeated.
 pub(crate) fn slots_unique(list: &[i64], frames: usize, block_tokens: usize) -> Result<(), StorageError> {
     if scan_slots(list, frames, block_tokens)? {
         return Ok(());
@@ -28,9 +28,9 @@ pub(crate) fn slots_unique(list: &[i64], frames: usize, block_tokens: usize) -> 
     Err(StorageError::SlotRepeated { first, index, slot })
 }
 
-/// Whether the slots that count ascend strictly.
+/// Checks the range of the slots, and returns true if the non-negative ones ascend strictly.
 fn scan_slots(slots: &[i64], frames: usize, block_tokens: usize) -> Result<bool, StorageError> {
-    // Saturating: a limit past i64 refuses no slot, and no such storage can exist.
+    // Saturating: a limit above i64 refuses no slot, and no such storage can exist.
     let limit = i64::try_from(frames.saturating_mul(block_tokens)).unwrap_or(i64::MAX);
     let (mut last, mut ascending) = (-1, true);
     for (index, &slot) in slots.iter().enumerate() {
@@ -46,7 +46,7 @@ fn scan_slots(slots: &[i64], frames: usize, block_tokens: usize) -> Result<bool,
     Ok(ascending)
 }
 
-/// Moves: frames in range, destinations distinct and none of them a source.
+/// Checks moves: frames in range, and destinations distinct and different from all sources.
 pub(crate) fn moves(moves: &[FrameMove], frames: usize) -> Result<(), StorageError> {
     for (index, step) in moves.iter().enumerate() {
         for frame in [step.src, step.dst] {
@@ -72,7 +72,7 @@ pub(crate) fn moves(moves: &[FrameMove], frames: usize) -> Result<(), StorageErr
     Ok(())
 }
 
-/// Runs to be read: all in range. Returns the frames in them.
+/// Checks that runs to read are in range. Returns their total number of frames.
 pub(crate) fn runs(runs: &[Run], frames: usize) -> Result<usize, StorageError> {
     let mut count = 0usize;
     for (index, &run) in runs.iter().enumerate() {
@@ -84,7 +84,7 @@ pub(crate) fn runs(runs: &[Run], frames: usize) -> Result<usize, StorageError> {
     Ok(count)
 }
 
-/// Runs to be written: no frame in two of them either. Returns the frames in them.
+/// Checks runs to write: in range and disjoint. Returns their total number of frames.
 pub(crate) fn runs_disjoint(list: &[Run], frames: usize) -> Result<usize, StorageError> {
     let count = runs(list, frames)?;
     let mut scratch: Vec<(Run, usize)> =
@@ -98,7 +98,7 @@ pub(crate) fn runs_disjoint(list: &[Run], frames: usize) -> Result<usize, Storag
     Ok(count)
 }
 
-/// Neighbours.
+/// Returns the adjacent pairs of a list.
 fn pairs<T>(list: &[T]) -> impl Iterator<Item = [&T; 2]> {
     list.windows(2).map(|pair| [&pair[0], &pair[1]])
 }

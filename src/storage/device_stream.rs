@@ -1,4 +1,4 @@
-//! A device's queue of work, as an engine hands it over.
+//! A device's work queue, provided by an engine or by the backend.
 
 use std::any::Any;
 use std::ffi::c_void;
@@ -7,13 +7,14 @@ use std::sync::Arc;
 
 use crate::ids::DeviceId;
 
-/// A stream of a device: work that is enqueued on it runs in order, and beside other streams. The engine's own, or one that
-/// the device's backend made; clones are the same stream.
+/// A stream of a device: work enqueued on it runs in order, and concurrently with other streams.
+///
+/// It belongs to an engine, or was created by the device's backend. Clones are the same stream.
 #[derive(Clone)]
 pub struct DeviceStream {
     device: DeviceId,
     raw: *mut c_void,
-    /// Whatever owns the stream.
+    /// Keeps the stream alive.
     _owner: Arc<dyn Any + Send + Sync>,
 }
 
@@ -23,23 +24,26 @@ unsafe impl Send for DeviceStream {}
 unsafe impl Sync for DeviceStream {}
 
 impl DeviceStream {
-    /// An engine's stream. `owner` is kept for as long as this stream or a clone of it lives: the stream, a reference to it, or
-    /// `()` if something else sees to it that it stays.
+    /// Wraps an engine's stream.
+    ///
+    /// `owner` is kept while this stream or a clone of it lives: the stream itself, a reference to
+    /// it, or `()` if the stream is kept alive otherwise.
     ///
     /// # Safety
     ///
-    /// `raw` is a stream of that device (on CUDA a `CUstream` of its primary context; null is the default stream), until `owner` is dropped.
+    /// Until `owner` is dropped, `raw` must be a stream of that device (on CUDA, a `CUstream` of
+    /// its primary context; null is the default stream).
     pub unsafe fn from_raw(device: DeviceId, raw: *mut c_void, owner: impl Send + Sync + 'static) -> Self {
         Self { device, raw, _owner: Arc::new(owner) }
     }
 
-    /// The device.
+    /// Returns the device.
     #[inline]
     pub fn device(&self) -> DeviceId {
         self.device
     }
 
-    /// The handle, as the device's driver knows it.
+    /// Returns the handle for the device's driver.
     #[inline]
     pub fn as_raw(&self) -> *mut c_void {
         self.raw

@@ -1,4 +1,4 @@
-//! A caller's K or V rows, as a view of typed bytes.
+//! A caller's K or V rows as typed views of bytes.
 
 use half::{bf16, f16};
 
@@ -16,7 +16,9 @@ impl std::str::FromStr for Dtype {
     }
 }
 
-/// Rows of K or V that a store reads: elements of one type, `[tokens][heads][head_dim]`, row-major and contiguous.
+/// Rows of K or V for a store: elements of one type, `[tokens][heads][head_dim]`, row-major and
+/// contiguous.
+///
 /// The bytes need no alignment.
 #[derive(Clone, Copy, Debug)]
 pub struct Elements<'a> {
@@ -24,7 +26,7 @@ pub struct Elements<'a> {
     bytes: &'a [u8],
 }
 
-/// Rows of K or V that a load writes; see [`Elements`].
+/// Buffer for rows of K or V that a load writes; see [`Elements`].
 #[derive(Debug)]
 pub struct ElementsMut<'a> {
     dtype: Dtype,
@@ -32,39 +34,39 @@ pub struct ElementsMut<'a> {
 }
 
 impl<'a> Elements<'a> {
-    /// Elements of any type as bytes; how 8-bit floats and foreign buffers come in.
+    /// Views bytes as elements of any type, such as 8-bit floats or foreign buffers.
     ///
     /// # Errors
-    /// [`StorageError::PartialElement`] if the bytes are no whole number of elements.
+    /// [`StorageError::PartialElement`] if the bytes are not a whole number of elements.
     pub fn new(dtype: Dtype, bytes: &'a [u8]) -> Result<Self, StorageError> {
         whole_elements(dtype, bytes.len())?;
         Ok(Self { dtype, bytes })
     }
 
-    /// No elements: V of a layout that keeps one latent plane a layer.
+    /// Returns an empty view, for the V of a layout with one latent plane per layer.
     pub const fn none() -> Self {
         Self { dtype: Dtype::F32, bytes: &[] }
     }
 
-    /// The type of the elements.
+    /// Returns the type of the elements.
     #[inline]
     pub const fn dtype(&self) -> Dtype {
         self.dtype
     }
 
-    /// How many elements.
+    /// Returns the number of elements.
     #[inline]
     pub const fn len(&self) -> usize {
         self.bytes.len() / self.dtype.bytes()
     }
 
-    /// Whether there are none.
+    /// Returns true if there are no elements.
     #[inline]
     pub const fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    /// The elements as bytes, in the machine's byte order.
+    /// Returns the elements as bytes, in the machine's byte order.
     #[inline]
     pub const fn as_bytes(&self) -> &'a [u8] {
         self.bytes
@@ -72,27 +74,27 @@ impl<'a> Elements<'a> {
 }
 
 impl<'a> ElementsMut<'a> {
-    /// Room for elements of any type, as bytes.
+    /// Views a buffer of bytes as elements of any type.
     ///
     /// # Errors
-    /// [`StorageError::PartialElement`] if the bytes are no whole number of elements.
+    /// [`StorageError::PartialElement`] if the bytes are not a whole number of elements.
     pub fn new(dtype: Dtype, bytes: &'a mut [u8]) -> Result<Self, StorageError> {
         whole_elements(dtype, bytes.len())?;
         Ok(Self { dtype, bytes })
     }
 
-    /// Room for nothing: V of a layout that keeps one latent plane a layer.
+    /// Returns an empty buffer, for the V of a layout with one latent plane per layer.
     pub const fn none() -> Self {
         Self { dtype: Dtype::F32, bytes: &mut [] }
     }
 
-    /// The same room as a shared view.
+    /// Returns a shared view of the buffer.
     #[inline]
     pub const fn as_elements(&self) -> Elements<'_> {
         Elements { dtype: self.dtype, bytes: self.bytes }
     }
 
-    /// The elements as bytes, in the machine's byte order.
+    /// Returns the elements as bytes, in the machine's byte order.
     #[inline]
     pub const fn as_bytes_mut(&mut self) -> &mut [u8] {
         self.bytes
@@ -112,7 +114,8 @@ macro_rules! elements {
         impl<'a> From<&'a [$native]> for Elements<'a> {
             #[inline]
             fn from(values: &'a [$native]) -> Self {
-                // SAFETY: the element type is plain data without padding; the length is that of the slice in bytes.
+                // SAFETY: the element type is plain data without padding; the length is that of the
+                // slice in bytes.
                 let bytes = unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) };
                 Self { dtype: $dtype, bytes }
             }

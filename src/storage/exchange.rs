@@ -1,35 +1,38 @@
-//! From one storage to another, through a buffer of the host.
+//! Copies between storages through a host buffer.
 
 use crate::error::StorageError;
 use crate::ids::{FrameId, Run};
 
 use super::{KvLayout, Scales, Storage};
 
-/// Bytes that are on the way at a time; at least a frame is.
+/// Bytes per transfer, but at least one frame.
 const CHUNK_BYTES: usize = 8 << 20;
 
-/// The packed form says nothing of arrangement, nor whether K and V are joined.
+/// Checks that both layouts have the same packed form.
+///
+/// The form depends neither on the arrangement nor on whether K and V are joined.
 pub(crate) fn check_form(from: &KvLayout, to: &KvLayout) -> Result<(), StorageError> {
     if from.packs_as(to) {
         return Ok(());
     }
-    // Told only where it differs: two sets of static scales leave layouts that look the same.
+    // Scales are only named where they differ: layouts with two sets of static scales look the
+    // same.
     let differ = from.scales() != to.scales();
     let name = |layout: &KvLayout| match layout.scales() {
         _ if !differ => format!("{layout}").into(),
         Scales::Unit => format!("{layout}, without scales").into(),
         Scales::PerHead { .. } => format!("{layout}, with static scales of its own").into(),
-        Scales::PerTokenHead => format!("{layout}, with a scale of each token and head").into(),
+        Scales::PerTokenHead => format!("{layout}, with a scale per token and head").into(),
     };
     Err(StorageError::OtherForm { from: name(from), to: name(to) })
 }
 
-/// Frames of some runs.
+/// Returns the total number of frames in the runs.
 fn count(runs: &[Run]) -> usize {
     runs.iter().map(|run| run.len as usize).sum()
 }
 
-/// The first frames of some runs, taken away from them.
+/// Removes up to `frames` frames from the last of the runs, and returns them.
 fn take(runs: &mut Vec<Run>, frames: usize) -> Vec<Run> {
     let (mut left, mut taken) = (frames as u32, Vec::new());
     while left > 0 {
@@ -45,7 +48,7 @@ fn take(runs: &mut Vec<Run>, frames: usize) -> Vec<Run> {
     taken
 }
 
-/// What can be refused before any byte moves. How many frames there are.
+/// Checks the layouts and the runs before any byte moves. Returns the number of frames.
 pub(crate) fn check_runs<S: Storage + ?Sized>(
     target: &S,
     source: &dyn Storage,
@@ -62,10 +65,10 @@ pub(crate) fn check_runs<S: Storage + ?Sized>(
     Ok(frames)
 }
 
-/// See [`Storage::receive`].
+/// Implements [`Storage::receive`] through a host buffer.
 ///
 /// # Safety
-/// The frame rule, for the frames of both.
+/// The frame rule, for the frames of both storages.
 pub(crate) unsafe fn through_host<S: Storage + ?Sized>(
     target: &S,
     source: &dyn Storage,
@@ -76,13 +79,13 @@ pub(crate) unsafe fn through_host<S: Storage + ?Sized>(
     let per_frame = source.layout().packed_bytes();
     let chunk = (CHUNK_BYTES / per_frame).clamp(1, frames.max(1));
     let mut buffer = vec![0; chunk * per_frame];
-    // Backwards, so that what is taken next is at the end.
+    // Reversed, because `take` removes from the end.
     let reversed = |runs: &[Run]| runs.iter().rev().copied().filter(|run| run.len > 0).collect::<Vec<_>>();
     let (mut from, mut to) = (reversed(from), reversed(to));
     while !from.is_empty() {
         let (here, there) = (take(&mut from, chunk), take(&mut to, chunk));
         let bytes = &mut buffer[..count(&here) * per_frame];
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         unsafe {
             source.pack(&here, bytes)?;
             target.unpack(&there, bytes)?;

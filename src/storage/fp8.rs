@@ -5,61 +5,65 @@
 //! | E4M3 | 1 | 4 | 3 | 7 | `0x7E` = 448 | `0x7F`, `0xFF` | none |
 //! | E5M2 | 1 | 5 | 2 | 15 | `0x7B` = 57344 | `0x7D..=0x7F`, `0xFD..=0xFF` | `0x7C`, `0xFC` |
 //!
-//! Encoding rounds to nearest, ties to even, and saturates: too large a value, and infinity, become the largest finite
-//! one of their sign; NaN becomes one positive NaN code, since the sign of a NaN does not survive arithmetic reliably. For
-//! all else the device's conversion instructions (`cvt.rn.satfinite`) give the same codes. f16 and bf16 go through f32, which is exact.
+//! Encoding rounds to nearest, ties to even, and saturates: values that are too large, and
+//! infinities, become the largest finite value of their sign. NaN becomes one positive NaN code,
+//! because arithmetic does not reliably preserve the sign of a NaN. For all other values the
+//! device's conversion instructions (`cvt.rn.satfinite`) give the same codes. f16 and bf16 are
+//! converted through f32, which is exact.
 //!
-//! Encoding is integer arithmetic without branches, so that a loop over it becomes vector code; decoding is a table.
+//! Encoding is integer arithmetic without branches, so that a loop over it can be vectorized.
+//! Decoding is a table look-up.
 
-/// The shape of one format. All else follows from it.
+/// The parameters of a format; all other properties follow from them.
 pub(super) struct Format {
     mantissa_bits: u32,
     bias: i32,
-    /// The code of the largest finite value.
+    /// Code of the largest finite value.
     max: u8,
-    /// The code that NaN becomes.
+    /// Code that NaN is encoded as.
     nan: u8,
-    /// Whether the codes above `max` begin with an infinity.
+    /// True if the codes above `max` begin with an infinity.
     infinity: bool,
 }
 
 pub(super) const E4M3: Format = Format { mantissa_bits: 3, bias: 7, max: 0x7E, nan: 0x7F, infinity: false };
 pub(super) const E5M2: Format = Format { mantissa_bits: 2, bias: 15, max: 0x7B, nan: 0x7E, infinity: true };
 
-/// The value of every E4M3 code.
+/// Values of all E4M3 codes.
 pub(super) static E4M3_VALUES: [f32; 256] = E4M3.table();
-/// The value of every E5M2 code.
+/// Values of all E5M2 codes.
 pub(super) static E5M2_VALUES: [f32; 256] = E5M2.table();
 
-/// The largest finite value of E4M3.
+/// Largest finite value of E4M3.
 pub(super) const E4M3_MAX: f32 = E4M3.decode(E4M3.max);
-/// The largest finite value of E5M2.
+/// Largest finite value of E5M2.
 pub(super) const E5M2_MAX: f32 = E5M2.decode(E5M2.max);
 
 const F32_MANTISSA_BITS: u32 = f32::MANTISSA_DIGITS - 1;
 const F32_BIAS: i32 = f32::MAX_EXP - 1;
 
-/// 2^exponent, for exponents of normal numbers.
+/// Returns 2^exponent, for exponents of normal numbers.
 const fn power_of_two(exponent: i32) -> f32 {
     f32::from_bits(((exponent + F32_BIAS) as u32) << F32_MANTISSA_BITS)
 }
 
 impl Format {
-    /// The code of the nearest value, ties to the even code; saturating.
+    /// Returns the code of the nearest value: ties to the even code, saturating.
     #[inline(always)]
     pub(super) const fn encode(&self, value: f32) -> u8 {
         let bits = value.to_bits();
         let sign = (bits >> 24) as u8 & 0x80;
         let magnitude = bits & 0x7FFF_FFFF;
 
-        // Normal: add just under half a step, and the lowest kept bit for the tie, then cut. A carry runs over into
-        // the exponent as it should.
+        // Normal: add just under half a step, plus the lowest kept bit for ties, then truncate. A
+        // carry into the exponent is correct.
         let cut = F32_MANTISSA_BITS - self.mantissa_bits;
         let even = (magnitude >> cut) & 1;
         let rounded = magnitude.wrapping_add((1 << (cut - 1)) - 1 + even) >> cut;
         let normal = rounded.wrapping_sub(((F32_BIAS - self.bias) as u32) << self.mantissa_bits);
 
-        // Subnormal: adding a power of two whose last place is one subnormal step leaves the rounding to the adder.
+        // Subnormal: adding a power of two whose last place is one subnormal step makes the adder
+        // round.
         let smallest_exponent = 1 - self.bias;
         let magic = power_of_two(smallest_exponent - self.mantissa_bits as i32 + F32_MANTISSA_BITS as i32);
         let subnormal = (f32::from_bits(magnitude) + magic).to_bits().wrapping_sub(magic.to_bits());
@@ -69,7 +73,7 @@ impl Format {
         if magnitude > f32::INFINITY.to_bits() { self.nan } else { sign | finite }
     }
 
-    /// The value of a code. Exact.
+    /// Returns the value of a code, exactly.
     const fn decode(&self, code: u8) -> f32 {
         let magnitude = code & 0x7F;
         let value = if magnitude > self.max {
@@ -104,7 +108,8 @@ mod tests {
 
     use super::*;
 
-    /// The nearest finite value found by search, ties to the even code: shares nothing with `encode`.
+    /// Finds the nearest finite value by search, ties to the even code; shares no code with
+    /// `encode`.
     fn nearest(values: &[f32; 256], value: f32) -> f32 {
         if value.is_nan() {
             return f32::NAN;
@@ -162,7 +167,7 @@ mod tests {
         assert_eq!(E4M3.encode(-0.0), 0x80);
     }
 
-    /// Every f16 and every bf16 against the search; Miri takes a few.
+    /// Compares every f16 and every bf16 with the search; under Miri, only some.
     #[test]
     fn every_half_rounds_to_the_nearest() {
         let step = if cfg!(miri) { 2501 } else { 1 };
@@ -174,7 +179,8 @@ mod tests {
         }
     }
 
-    /// The midpoints between neighbours, and the floats right beside them: where rounding goes wrong first.
+    /// The midpoints between neighbouring values and the floats next to them, where rounding errors
+    /// show first.
     #[test]
     fn midpoints_go_to_even() {
         for (format, values) in [(&E4M3, &E4M3_VALUES), (&E5M2, &E5M2_VALUES)] {

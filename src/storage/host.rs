@@ -18,40 +18,41 @@ use super::{FrameMove, Storage, check, exchange};
 
 /// Frames in host memory.
 ///
-/// [`new`](Self::new) reserves address space for all frames that there may ever be; physical memory comes as bytes are
-/// written, so that a layer or a frame that nobody stores to costs none. [`adopt`](Self::adopt) takes memory that the
-/// engine allocated.
+/// [`new`](Self::new) reserves address space for the maximum number of frames. Physical memory is
+/// taken when bytes are first written, so that unused layers and frames cost none.
+/// [`adopt`](Self::adopt) uses memory that an engine has allocated.
 pub struct HostStorage {
     layout: KvLayout,
     tiles: Tiles,
-    /// Disjoint and ascending: where a caller's buffer must not be.
+    /// Disjoint, ascending address ranges of the frames, in which no caller's buffer may lie.
     spans: Box<[Range<usize>]>,
     frames: AtomicUsize,
     frames_max: usize,
     memory: Memory,
 }
 
-/// What keeps the bytes where they are.
+/// Owner of the memory.
 enum Memory {
     Reserved(Reservation),
-    /// Whatever owns the engine's memory; dropped with the storage.
+    /// Owner of the engine's memory; dropped with the storage.
     Adopted {
         _owner: Box<dyn Any + Send + Sync>,
     },
 }
 
 impl HostStorage {
-    /// Reserves memory for `frames_max` frames, `frames` of which are usable at once. All bytes are zero.
+    /// Reserves memory for `frames_max` frames, of which `frames` are usable at once. All bytes are
+    /// zero.
     ///
     /// # Errors
-    /// [`StorageError::FrameCount`] for zero frames or more than can be addressed, [`StorageError::Layout`] or
-    /// [`StorageError::Memory`] if no address space has room.
+    /// [`StorageError::FrameCount`] for zero frames or more than can be addressed,
+    /// [`StorageError::Layout`] or [`StorageError::Memory`] if the address space has no room.
     pub fn new(layout: KvLayout, frames: usize, frames_max: usize) -> Result<Self, StorageError> {
         check_count(frames, frames_max)?;
         let table = layout.planes(frames_max)?;
         let memory = Reservation::new(table.bytes)?;
         let base = memory.base();
-        // Within the reservation, which is what the table was made for.
+        // Within the reservation, whose size comes from this table.
         let tiles = Tiles::new(
             table.planes.into_iter().map(|plane| (base.wrapping_add(plane.base), plane)),
             frames_max,
@@ -62,18 +63,23 @@ impl HostStorage {
         Ok(Self { layout, tiles, spans: Box::new([whole]), frames, frames_max, memory })
     }
 
-    /// Takes an engine's own memory, all `frames` of it, as it is. It does not grow beyond that;
-    /// [`discard`](Storage::discard) leaves it alone, and [`shrink`](Storage::shrink) only counts fewer frames. `owner` is kept until the storage is dropped: the tensors, a
-    /// reference to them, or `()` if something else sees to it that the memory stays.
+    /// Uses an engine's own memory, with its contents, as `frames` frames.
+    ///
+    /// The storage cannot grow beyond that, and [`shrink`](Storage::shrink) only reduces the number
+    /// of frames. `owner` is kept until the storage is dropped: the tensors, a reference to them,
+    /// or `()` if the memory is kept alive otherwise.
     ///
     /// # Errors
-    /// A [`StorageError`] that names the plane: too few or too many, null, misaligned, a stride below the tile, past the
-    /// end of the address space, or overlapping another. Planes may interleave if their strides are the same.
+    /// A [`StorageError`] that names the plane: too few or too many planes, a plane that is null,
+    /// misaligned, has a stride below the tile size, extends beyond the address space, or overlaps
+    /// another. Planes may interleave if their strides are equal.
     ///
     /// # Safety
-    /// For each plane, the `(frames - 1) * frame_stride + tile_bytes` bytes from its base are one allocation, readable,
-    /// writable and initialised, and pointers to planes that interleave are made from one pointer to them all; for as long as this storage lives they stay so, and whoever else touches their tiles
-    /// keeps [the frame rule](Storage#the-frame-rule).
+    /// For each plane, the `(frames - 1) * frame_stride + tile_bytes` bytes from its base must lie
+    /// in one allocation and be readable, writable and initialised. Pointers to planes that
+    /// interleave must be derived from one pointer that covers all of them. Both must hold while
+    /// this storage lives, and all other accesses to the tiles must obey [the frame
+    /// rule](Storage#the-frame-rule).
     pub unsafe fn adopt(
         layout: KvLayout,
         planes: &[AdoptedPlane],
@@ -87,7 +93,7 @@ impl HostStorage {
         Ok(Self { layout, tiles, spans, frames: AtomicUsize::new(frames), frames_max: frames, memory })
     }
 
-    /// A caller's buffer must not be part of the frames.
+    /// Checks that a caller's buffer does not overlap the frames.
     fn outside(&self, which: &'static str, buffer: &[u8]) -> Result<(), StorageError> {
         let bytes = buffer.as_ptr_range();
         let (start, end) = (bytes.start.addr(), bytes.end.addr());
@@ -125,7 +131,7 @@ pub(crate) fn check_count(frames: usize, frames_max: usize) -> Result<(), Storag
     Ok(())
 }
 
-/// Ranges that overlap or touch, as one.
+/// Merges ranges that overlap or touch.
 fn merged(mut spans: Vec<Range<usize>>) -> Box<[Range<usize>]> {
     spans.sort_unstable_by_key(|span| span.start);
     spans.dedup_by(|next, last| {
@@ -138,7 +144,7 @@ fn merged(mut spans: Vec<Range<usize>>) -> Box<[Range<usize>]> {
     spans.into()
 }
 
-/// Whether any two ranges have an address in common.
+/// Returns true if a range of `a` overlaps a range of `b`.
 fn overlap(a: &[Range<usize>], b: &[Range<usize>]) -> bool {
     a.iter().any(|a| b.iter().any(|b| a.start < b.end && b.start < a.end))
 }
@@ -166,8 +172,8 @@ impl Storage for HostStorage {
 
     #[inline]
     fn frames(&self) -> usize {
-        // Relaxed: the number only bounds a check. Memory for every frame there may be was there from the start, and
-        // whoever uses a frame got it from the floor above, which published it.
+        // Relaxed: the number only bounds a check. Memory for the maximum number of frames exists
+        // from the start, and a user of a frame gets it from the floor above, which publishes it.
         self.frames.load(Ordering::Relaxed)
     }
 
@@ -181,7 +187,7 @@ impl Storage for HostStorage {
             let asked = total - frames;
             return Err(GrowError::TooLarge { asked, total: frames, max: self.frames_max });
         }
-        // Relaxed: as in `frames`. The largest of racing calls stays.
+        // Relaxed: as in `frames`. Of racing calls, the largest total wins.
         self.frames.fetch_max(total, Ordering::Relaxed);
         Ok(())
     }
@@ -193,13 +199,14 @@ impl Storage for HostStorage {
         if total >= frames {
             return;
         }
-        // All but what the frames that stay lie between: with it goes the padding behind each plane, to which the last
-        // frame's huge page may have reached.
+        // Everything except the spans of the remaining frames. This includes the padding behind
+        // each plane, which the last frame's huge page may cover.
         let base = memory.base().addr();
         let kept = if total == 0 { Vec::new() } else { self.tiles.spans(total).collect() };
         let mut end = 0;
         for kept in merged(kept) {
-            // SAFETY: no frame that stays has bytes here, and the others are the caller's by the frame rule.
+            // SAFETY: no remaining frame has bytes here, and the others are the caller's by the
+            // frame rule.
             unsafe { memory.discard(end..kept.start - base) };
             end = kept.end - base;
         }
@@ -220,7 +227,7 @@ impl Storage for HostStorage {
     ) -> Result<(), StorageError> {
         self.check_rows(layer, k, v, slots.len())?;
         check::slots_unique(slots, self.frames(), self.layout.block_tokens())?;
-        // SAFETY: all checked but the frame rule, which the caller keeps.
+        // SAFETY: everything is checked except the frame rule, which the caller keeps.
         unsafe { self.tiles.store(&self.layout, layer, k, v, slots) };
         Ok(())
     }
@@ -234,61 +241,50 @@ impl Storage for HostStorage {
     ) -> Result<(), StorageError> {
         self.check_rows(layer, k.as_elements(), v.as_elements(), slots.len())?;
         check::slots(slots, self.frames(), self.layout.block_tokens())?;
-        // SAFETY: all checked but the frame rule, which the caller keeps.
+        // SAFETY: everything is checked except the frame rule, which the caller keeps.
         unsafe { self.tiles.load(&self.layout, layer, slots, k, v) };
         Ok(())
     }
 
     unsafe fn copy(&self, moves: &[FrameMove]) -> Result<(), StorageError> {
         check::moves(moves, self.frames())?;
-        // SAFETY: all checked but the frame rule, which the caller keeps.
+        // SAFETY: everything is checked except the frame rule, which the caller keeps.
         unsafe { self.tiles.copy(moves) };
         Ok(())
     }
 
     unsafe fn receive(&self, source: &dyn Storage, from: &[Run], to: &[Run]) -> Result<(), StorageError> {
-        // Two storages over one engine's memory, or a storage that receives from itself, need the buffer.
+        // Two storages over the same memory, or a storage that receives from itself, need the
+        // buffer.
         let is_apart = |other: &&Self| !overlap(&self.spans, &other.spans);
         let Some(source) = source.as_any().downcast_ref::<Self>().filter(is_apart) else {
-            // SAFETY: the caller's.
+            // SAFETY: the caller's promise.
             return unsafe { exchange::through_host(self, source, from, to) };
         };
         exchange::check_runs(self, source, from, to)?;
-        // SAFETY: all checked but the frame rule, which the caller keeps.
+        // SAFETY: everything is checked except the frame rule, which the caller keeps.
         unsafe { self.tiles.receive(&source.tiles, from, to) };
         Ok(())
     }
 
     unsafe fn pack(&self, runs: &[Run], out: &mut [u8]) -> Result<(), StorageError> {
         self.check_packed("the packed buffer", check::runs(runs, self.frames())?, out)?;
-        // SAFETY: all checked but the frame rule, which the caller keeps.
+        // SAFETY: everything is checked except the frame rule, which the caller keeps.
         unsafe { self.tiles.pack(runs, out) };
         Ok(())
     }
 
     unsafe fn unpack(&self, runs: &[Run], bytes: &[u8]) -> Result<(), StorageError> {
         self.check_packed("the packed buffer", check::runs_disjoint(runs, self.frames())?, bytes)?;
-        // SAFETY: all checked but the frame rule, which the caller keeps.
+        // SAFETY: everything is checked except the frame rule, which the caller keeps.
         unsafe { self.tiles.unpack(runs, bytes) };
         Ok(())
     }
 
     unsafe fn zero(&self, runs: &[Run]) -> Result<(), StorageError> {
         check::runs_disjoint(runs, self.frames())?;
-        // SAFETY: all checked but the frame rule, which the caller keeps.
+        // SAFETY: everything is checked except the frame rule, which the caller keeps.
         unsafe { self.tiles.zero(runs) };
-        Ok(())
-    }
-
-    unsafe fn discard(&self, runs: &[Run]) -> Result<(), StorageError> {
-        check::runs_disjoint(runs, self.frames())?;
-        let Memory::Reserved(memory) = &self.memory else { return Ok(()) };
-        let base = memory.base().addr();
-        self.tiles.each_piece_of(runs, |start, bytes| {
-            let start = start.addr() - base;
-            // SAFETY: the piece holds these runs' bytes only, and the caller holds them alone.
-            unsafe { memory.discard(start..start + bytes) };
-        });
         Ok(())
     }
 }

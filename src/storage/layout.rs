@@ -1,4 +1,4 @@
-//! What the bytes of a block are: the shape of K and V, and the order in which it lies in memory.
+//! The shape of K and V in a block, and their arrangement in memory.
 //!
 //! ```text
 //! bytes_per_token  == layers * halves * heads * (head_dim * dtype.bytes() + scale_bytes)
@@ -6,66 +6,68 @@
 //! packed_bytes     == block_tokens * bytes_per_token
 //! ```
 //!
-//! `halves` is 2 for K and V, 1 for a latent plane; `scale_bytes` is 4 with dynamic scales and 0 otherwise. In every
-//! usual layout tiles are multiples of 16 bytes, and `bytes_per_block == packed_bytes`.
+//! `halves` is 2 for K and V, 1 for a latent plane; `scale_bytes` is 4 with dynamic scales and 0
+//! otherwise. In all common layouts tiles are multiples of 16 bytes, and
+//! `bytes_per_block == packed_bytes`.
 
 use std::fmt;
 
 use crate::dtype::Dtype;
 use crate::error::LayoutError;
 
-use super::models;
-use super::planes::{PlaneKind, PlanePart, PlaneTable, TILE_ALIGN};
+use super::plane::{PlaneKind, PlanePart, TILE_ALIGN};
 
-/// The most planes of a layout: far above any model's layers, and few enough for a table of them.
+/// Maximum number of planes in a layout: far above the layers of any model, and few enough for a
+/// table.
 const PLANES_MAX: usize = 1 << 16;
 
-/// How K and V of one layer lie to each other.
+/// Placement of K and V of one layer relative to each other.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum KvPlanes {
-    /// A plane for K and a plane for V.
+    /// One plane for K and one for V.
     #[default]
     Separate,
-    /// One plane; a frame's tile holds its K and then its V.
+    /// One plane; a frame's tile holds its K, followed by its V.
     Joined,
-    /// One plane of latent vectors (multi-head latent attention): one head, no V. Every tensor-parallel rank keeps
-    /// all of it.
+    /// One plane of latent vectors (multi-head latent attention): one head, no V. Every
+    /// tensor-parallel rank holds all of it.
     Latent,
 }
 
-/// Whether the frames of one layer or the layers of one frame are neighbours in memory.
+/// Whether the frames of a layer or the layers of a frame are adjacent in memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum Arrangement {
-    /// All frames of a layer's K, then of its V, then the next layer: what attention kernels usually take. On the
-    /// host, a layer costs no memory until something is stored or copied there.
+    /// All frames of a layer's K, then of its V, then the next layer: the usual form for attention
+    /// kernels. On the host, a layer takes no memory until bytes are stored or copied to it.
     #[default]
     LayerFirst,
-    /// All layers of a frame, then the next frame: one contiguous piece a block, for transfers.
+    /// All layers of a frame, then the next frame: one contiguous piece per block, for transfers.
     BlockFirst,
 }
 
-/// How the codes of a quantised dtype stand for values.
+/// Mapping from the codes of a quantised dtype to values.
 #[derive(Clone, PartialEq, Debug, Default)]
 #[non_exhaustive]
 pub enum Scales {
     /// `value = code`. The only choice for dtypes that are not quantised.
     #[default]
     Unit,
-    /// Static: `value = code * scale[layer][head]`, given once, `[layers][heads]` with the heads of this rank.
+    /// Static: `value = code * scale[layer][head]`, given once as `[layers][heads]`, with the heads
+    /// of this rank.
     PerHead {
-        /// For K, or for the latent vector (one a layer).
+        /// For K, or for the latent vector (one per layer).
         k: Box<[f32]>,
         /// For V; empty for a latent layout.
         v: Box<[f32]>,
     },
-    /// Dynamic: each token and head gets the scale that maps its largest magnitude to the largest code. Scales are f32
-    /// in planes of their own, belong to the block, and travel with it.
+    /// Dynamic: each token and head gets the scale that maps its largest magnitude to the largest
+    /// code. Scales are f32 in separate planes; they belong to the block and move with it.
     PerTokenHead,
 }
 
-/// The layout of a pool's blocks on one tensor-parallel rank.
+/// Layout of a pool's blocks on one tensor-parallel rank.
 #[derive(Clone, PartialEq, Debug)]
 pub struct KvLayout {
     layers: usize,
@@ -82,8 +84,10 @@ pub struct KvLayout {
     bytes_per_block: usize,
 }
 
-/// Builds a [`KvLayout`]. Layers, KV heads and head dimension must be given; the rest has usual values: 16 tokens a
-/// block, bf16, no tensor parallelism, K and V separate, layer-first.
+/// Builds a [`KvLayout`].
+///
+/// Layers, KV heads and head dimension are required. The defaults are 16 tokens per block, bf16, no
+/// tensor parallelism, separate K and V, layer-first.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct KvLayoutBuilder {
@@ -117,26 +121,27 @@ impl Default for KvLayoutBuilder {
 }
 
 impl KvLayoutBuilder {
-    /// Layers that keep K and V.
+    /// Sets the number of layers with K and V.
     pub fn layers(mut self, layers: usize) -> Self {
         self.layers = layers;
         self
     }
 
-    /// KV heads of the whole model, over all tensor-parallel ranks.
+    /// Sets the number of KV heads of the whole model, over all tensor-parallel ranks.
     pub fn kv_heads(mut self, heads: usize) -> Self {
         self.heads_total = heads;
         self
     }
 
-    /// Elements of one head of one token.
+    /// Sets the number of elements per head and token.
     pub fn head_dim(mut self, elements: usize) -> Self {
         self.head_dim = elements;
         self
     }
 
-    /// One latent vector of so many elements a token and layer, in place of K and V: multi-head latent attention. Sets
-    /// one head, and [`KvPlanes::Latent`].
+    /// Stores one latent vector of `elements` elements per token and layer instead of K and V.
+    ///
+    /// This is multi-head latent attention. Sets one head, and [`KvPlanes::Latent`].
     pub fn latent(mut self, elements: usize) -> Self {
         self.heads_total = 1;
         self.head_dim = elements;
@@ -144,57 +149,62 @@ impl KvLayoutBuilder {
         self
     }
 
-    /// Tokens of one block.
+    /// Sets the number of tokens per block.
     pub fn block_tokens(mut self, tokens: usize) -> Self {
         self.block_tokens = tokens;
         self
     }
 
-    /// What an element is kept as.
+    /// Sets the type in which elements are stored.
     pub fn dtype(mut self, dtype: Dtype) -> Self {
         self.dtype = dtype;
         self
     }
 
-    /// Ranks that share the model's KV heads. They must divide the heads; see
-    /// [`replicate_kv_heads`](Self::replicate_kv_heads) for more ranks than heads.
+    /// Sets the number of ranks that share the model's KV heads.
+    ///
+    /// It must divide the number of heads; for more ranks than heads, see
+    /// [`replicate_kv_heads`](Self::replicate_kv_heads).
     pub fn tensor_parallel(mut self, ranks: usize) -> Self {
         self.tensor_parallel = ranks;
         self
     }
 
-    /// Allows more ranks than KV heads: each rank then keeps one head, and each head is kept by
-    /// `ranks / heads` consecutive ranks, so that rank `r` has head `r * heads / ranks`. The heads
-    /// must divide the ranks. Without effect where there are at least as many heads as ranks.
+    /// Allows more ranks than KV heads, where several ranks store the same head.
+    ///
+    /// Each head is stored by `ranks / heads` consecutive ranks, so that rank `r` has head
+    /// `r * heads / ranks`. The number of heads must divide the number of ranks. Without effect if
+    /// there are at least as many heads as ranks.
     pub fn replicate_kv_heads(mut self) -> Self {
         self.replicates_heads = true;
         self
     }
 
-    /// How K and V lie to each other.
+    /// Sets the placement of K and V relative to each other.
     pub fn parts(mut self, parts: KvPlanes) -> Self {
         self.parts = parts;
         self
     }
 
-    /// Layers or blocks first.
+    /// Sets whether layers or blocks come first in memory.
     pub fn arrangement(mut self, arrangement: Arrangement) -> Self {
         self.arrangement = arrangement;
         self
     }
 
-    /// How codes of a quantised dtype stand for values.
+    /// Sets the mapping from the codes of a quantised dtype to values.
     pub fn scales(mut self, scales: Scales) -> Self {
         self.scales = scales;
         self
     }
 
-    /// The layout.
+    /// Builds the layout.
     ///
     /// # Errors
-    /// A [`LayoutError`] that names the field: zero or missing, heads that the ranks cannot divide,
-    /// fewer heads than ranks without [`replicate_kv_heads`](Self::replicate_kv_heads), scales that
-    /// do not fit, a block that is larger than an address space, more than 65,536 planes.
+    /// A [`LayoutError`] that names the field: zero or missing, a number of ranks that does not
+    /// divide the heads, fewer heads than ranks without
+    /// [`replicate_kv_heads`](Self::replicate_kv_heads), scales that do not fit, a block larger
+    /// than the address space, more than 65,536 planes.
     pub fn build(self) -> Result<KvLayout, LayoutError> {
         for (field, value) in [
             ("layers", self.layers),
@@ -257,7 +267,7 @@ impl KvLayoutBuilder {
             if scales.len() != want {
                 return Err(LayoutError::ScaleCount { which, got: scales.len(), want });
             }
-            // The inverse must be a normal number too: values are multiplied by it.
+            // The inverse must be normal too, because values are multiplied by it.
             let bad = scales.iter().position(|&s| !(s > 0.0 && s.is_normal() && s.recip().is_normal()));
             if let Some(index) = bad {
                 let (layer, head) = (index / heads, index % heads);
@@ -269,37 +279,15 @@ impl KvLayoutBuilder {
 }
 
 impl KvLayout {
-    /// Starts a layout.
+    /// Starts building a layout.
     pub fn builder() -> KvLayoutBuilder {
         KvLayoutBuilder::default()
     }
 
-    /// The layout of a well-known model by its name, in bf16 with 16 tokens a block; see [`names`](Self::names).
+    /// Returns true if packed blocks of both layouts have the same form.
     ///
-    /// # Errors
-    /// [`LayoutError::UnknownModel`], which lists the names.
-    pub fn named(name: &str) -> Result<Self, LayoutError> {
-        Self::named_builder(name)?.build()
-    }
-
-    /// The same, open for changes of dtype, block size, ranks and arrangement.
-    ///
-    /// # Errors
-    /// [`LayoutError::UnknownModel`], which lists the names.
-    pub fn named_builder(name: &str) -> Result<KvLayoutBuilder, LayoutError> {
-        models::builder(name).ok_or_else(|| LayoutError::UnknownModel {
-            name: name.to_owned(),
-            known: Self::names().collect::<Vec<_>>().join(", "),
-        })
-    }
-
-    /// The names that [`named`](Self::named) knows.
-    pub fn names() -> impl Iterator<Item = &'static str> {
-        models::MODELS.iter().map(|model| model.name)
-    }
-
-    /// Whether blocks of the two are the same once they are packed: arrangement, and whether K and V are joined, do not matter,
-    /// nor how many ranks there are, if this rank's heads are as many.
+    /// The form depends neither on the arrangement, nor on whether K and V are joined, nor on the
+    /// number of ranks, provided that the number of heads per rank is the same.
     pub fn packs_as(&self, other: &Self) -> bool {
         let is_latent = |layout: &Self| layout.parts == KvPlanes::Latent;
         self.layers == other.layers
@@ -311,105 +299,100 @@ impl KvLayout {
             && self.scales == other.scales
     }
 
-    /// Layers that keep K and V.
+    /// Returns the number of layers with K and V.
     #[inline]
     pub fn layers(&self) -> usize {
         self.layers
     }
 
-    /// KV heads of this rank.
+    /// Returns the number of KV heads of this rank.
     #[inline]
     pub fn kv_heads(&self) -> usize {
         self.heads
     }
 
-    /// KV heads of the whole model.
+    /// Returns the number of KV heads of the whole model.
     #[inline]
     pub fn kv_heads_total(&self) -> usize {
         self.heads_total
     }
 
-    /// Ranks that share the heads.
+    /// Returns the number of ranks that share the heads.
     #[inline]
     pub fn tensor_parallel(&self) -> usize {
         self.tensor_parallel
     }
 
-    /// Ranks that keep the same heads: 1 unless there are more ranks than heads; all of them in a
-    /// latent layout.
+    /// Returns the number of ranks that store the same heads.
+    ///
+    /// 1 unless there are more ranks than heads; all ranks in a latent layout.
     pub fn kv_head_replicas(&self) -> usize {
         self.tensor_parallel * self.heads / self.heads_total
     }
 
-    /// Elements of one head of one token; of the latent vector in a latent layout.
+    /// Returns the number of elements per head and token, or of the latent vector.
     #[inline]
     pub fn head_dim(&self) -> usize {
         self.head_dim
     }
 
-    /// Tokens of one block.
+    /// Returns the number of tokens per block.
     #[inline]
     pub fn block_tokens(&self) -> usize {
         self.block_tokens
     }
 
-    /// What an element is kept as.
+    /// Returns the type in which elements are stored.
     #[inline]
     pub fn dtype(&self) -> Dtype {
         self.dtype
     }
 
-    /// How K and V lie to each other.
+    /// Returns the placement of K and V relative to each other.
     #[inline]
     pub fn parts(&self) -> KvPlanes {
         self.parts
     }
 
-    /// Layers or blocks first.
+    /// Returns whether layers or blocks come first in memory.
     #[inline]
     pub fn arrangement(&self) -> Arrangement {
         self.arrangement
     }
 
-    /// How codes stand for values.
+    /// Returns the mapping from codes to values.
     #[inline]
     pub fn scales(&self) -> &Scales {
         &self.scales
     }
 
-    /// Elements of one token's K (or V, or latent vector) in one layer: `kv_heads * head_dim`.
+    /// Returns the number of elements per token of K, V or latent vector in one layer.
+    ///
+    /// This is `kv_heads * head_dim`.
     #[inline]
     pub fn row_elements(&self) -> usize {
         self.heads * self.head_dim
     }
 
-    /// Bytes of one token over all layers, scales included, without padding.
+    /// Returns the bytes per token over all layers, with scales and without padding.
     #[inline]
     pub fn bytes_per_token(&self) -> usize {
         self.bytes_per_token
     }
 
-    /// Bytes of memory that one block takes.
+    /// Returns the bytes of memory per block.
     #[inline]
     pub fn bytes_per_block(&self) -> usize {
         self.bytes_per_block
     }
 
-    /// Bytes of one block when packed: all of it, scales included, without padding.
+    /// Returns the bytes of a packed block: all its data with scales, without padding.
     #[inline]
     pub fn packed_bytes(&self) -> usize {
         self.block_tokens * self.bytes_per_token
     }
 
-    /// Where everything lies in one reservation of at most `frames_max` frames.
-    ///
-    /// # Errors
-    /// [`LayoutError::TooLarge`] if no address space could hold it.
-    pub fn planes(&self, frames_max: usize) -> Result<PlaneTable, LayoutError> {
-        PlaneTable::new(self, frames_max)
-    }
-
-    /// Planes of one layer.
+    /// Returns the number of planes per layer.
     #[inline]
     pub(super) fn planes_per_layer(&self) -> usize {
         let parts = if self.parts == KvPlanes::Separate { 2 } else { 1 };
@@ -421,7 +404,7 @@ impl KvLayout {
         self.scales == Scales::PerTokenHead
     }
 
-    /// Bytes of one token's K (or V, or latent vector) in one layer, in the plane of this kind.
+    /// Returns the bytes per token of K, V or latent vector in a plane of this kind.
     #[inline]
     pub(crate) fn row_bytes(&self, kind: PlaneKind) -> usize {
         match kind {
@@ -430,7 +413,7 @@ impl KvLayout {
         }
     }
 
-    /// The planes of any one layer: kind, part and tile bytes, in canonical order.
+    /// Returns kind, part and tile size of each plane of a layer, in canonical order.
     pub(super) fn tiles_of_layer(&self) -> impl Iterator<Item = (PlaneKind, PlanePart, usize)> {
         let parts: &[PlanePart] = match self.parts {
             KvPlanes::Separate => &[PlanePart::K, PlanePart::V],
@@ -450,7 +433,7 @@ impl KvLayout {
         })
     }
 
-    /// Bytes per token and per block; `None` if either is more than an address space.
+    /// Returns the bytes per token and per block; `None` if either exceeds the address space.
     fn count_bytes(&self) -> Option<(usize, usize)> {
         let halves = if self.parts == KvPlanes::Latent { 1 } else { 2 };
         let scale_bytes = if self.has_scale_planes() { size_of::<f32>() } else { 0 };
@@ -458,7 +441,7 @@ impl KvLayout {
         let row = self.heads.checked_mul(per_head)?.checked_mul(halves)?;
         let per_token = self.layers.checked_mul(row)?;
         let packed = per_token.checked_mul(self.block_tokens)?;
-        // From here on no tile can overflow: each is smaller than the packed block.
+        // No tile can overflow from here on, because each is smaller than the packed block.
         let padding = self.layers.checked_mul(self.planes_per_layer())?.checked_mul(TILE_ALIGN)?;
         packed.checked_add(padding).filter(|&bytes| bytes <= isize::MAX as usize)?;
         let layer: usize = self.tiles_of_layer().map(|(.., tile)| tile.next_multiple_of(TILE_ALIGN)).sum();

@@ -1,8 +1,9 @@
-//! One reservation of address space that holds every frame there may ever be.
+//! A reservation of address space for the maximum number of frames.
 //!
-//! Its base never moves, so that pointers and descriptors made from it stay good while the pool grows. Physical memory
-//! comes page by page as bytes are first written (huge pages where the system has any), all zeros, and goes back by
-//! [`discard`](Reservation::discard). Under Miri, which knows no mappings, it is a zeroed allocation.
+//! Its base never moves, so that pointers and descriptors made from it stay valid while the pool
+//! grows. Physical memory is taken page by page when bytes are first written (in huge pages where
+//! available), reads as zeros at first, and is returned by [`discard`](Reservation::discard). Under
+//! Miri, which does not support mappings, it is a zeroed allocation.
 
 use crate::error::StorageError;
 
@@ -17,11 +18,12 @@ mod imp {
     use super::super::planes::HUGE_PAGE;
     use super::StorageError;
 
-    /// Zeroed memory, committed as it is touched.
+    /// Zeroed memory that is committed on first touch.
     #[derive(Debug)]
     pub(in crate::storage) struct Reservation {
         map: MmapRaw,
-        /// Where the used part begins in the mapping: on a huge page, if the whole is that large.
+        /// Offset of the used part in the mapping: on a huge-page boundary, if the reservation is
+        /// at least that large.
         offset: usize,
     }
 
@@ -37,7 +39,7 @@ mod imp {
                 .map_err(|error| failed(error.kind()))?;
             let map = MmapRaw::from(map);
             let offset = if slack == 0 { 0 } else { map.as_ptr().align_offset(HUGE_PAGE) };
-            // Advice only: a kernel without huge pages says no, and small pages do.
+            // Only advice: a kernel without huge pages refuses it and uses small pages.
             #[cfg(target_os = "linux")]
             let _ = map.advise(memmap2::Advice::HugePage);
             Ok(Self { map, offset })
@@ -45,19 +47,22 @@ mod imp {
 
         #[inline]
         pub(in crate::storage) fn base(&self) -> *mut u8 {
-            // SAFETY: the offset is inside the mapping, which is longer than what is used by a huge page.
+            // SAFETY: the offset is inside the mapping, which is longer than the used part by a
+            // huge page.
             unsafe { self.map.as_mut_ptr().add(self.offset) }
         }
 
-        /// Bytes from the base on, the padding at the end among them.
+        /// Returns the number of bytes from the base on, including the padding at the end.
         pub(in crate::storage) fn len(&self) -> usize {
             self.map.len() - self.offset
         }
 
-        /// Gives back the whole pages of a range of bytes, counted from the base; they read as zeros afterwards.
+        /// Returns the whole pages of a range to the system; they read as zeros afterwards.
+        ///
+        /// The range is in bytes from the base.
         ///
         /// # Safety
-        /// Nobody else reads or writes these bytes meanwhile.
+        /// No other thread reads or writes these bytes meanwhile.
         pub(in crate::storage) unsafe fn discard(&self, range: Range<usize>) {
             #[cfg(target_os = "linux")]
             {
@@ -66,8 +71,8 @@ mod imp {
                 let start = (self.offset + range.start).next_multiple_of(page);
                 let end = (self.offset + range.end) / page * page;
                 if start < end {
-                    // SAFETY: only whole pages inside the range, which the caller holds alone. Failure keeps the
-                    // bytes as they are, which is allowed.
+                    // SAFETY: only whole pages inside the range, which the caller owns exclusively.
+                    // On failure the bytes stay as they are, which is allowed.
                     let _ = unsafe {
                         self.map.unchecked_advise_range(
                             memmap2::UncheckedAdvice::DontNeed,
@@ -84,7 +89,7 @@ mod imp {
 
     #[cfg(target_os = "linux")]
     fn page_size() -> usize {
-        // SAFETY: a query without arguments in memory.
+        // SAFETY: a query that passes no pointers.
         let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
         usize::try_from(page).unwrap_or(HUGE_PAGE)
     }
@@ -127,7 +132,7 @@ mod imp {
         }
 
         /// # Safety
-        /// As with a mapping.
+        /// As for a mapping.
         pub(in crate::storage) unsafe fn discard(&self, _range: Range<usize>) {}
     }
 

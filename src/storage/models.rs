@@ -1,10 +1,12 @@
-//! Layouts of well-known models, as their published configurations give them.
+//! Layouts of well-known models, from their published configurations.
+
+use crate::error::LayoutError;
 
 use super::layout::{KvLayout, KvLayoutBuilder};
 
 /// A model's name and the shape of its KV cache.
-pub(super) struct Model {
-    pub(super) name: &'static str,
+struct Model {
+    name: &'static str,
     layers: usize,
     shape: Shape,
     block_tokens: usize,
@@ -19,12 +21,13 @@ const fn heads(name: &'static str, layers: usize, kv_heads: usize, head_dim: usi
     Model { name, layers, shape: Shape::Heads { kv_heads, head_dim }, block_tokens: 16 }
 }
 
-/// The latent vector and the rotary part of K beside it, which every head shares.
+/// A model with latent vectors; the rotary part of K, which all heads share, is stored beside the
+/// vector.
 const fn latent(name: &'static str, layers: usize, lora_rank: usize, rope_dim: usize) -> Model {
     Model { name, layers, shape: Shape::Latent { elements: lora_rank + rope_dim }, block_tokens: 16 }
 }
 
-pub(super) const MODELS: &[Model] = &[
+const MODELS: &[Model] = &[
     Model { block_tokens: 4, ..heads("tiny", 2, 2, 8) },
     heads("opt-125m", 12, 12, 64),
     heads("qwen2.5-0.5b", 24, 2, 64),
@@ -45,7 +48,34 @@ pub(super) const MODELS: &[Model] = &[
     latent("deepseek-v3", 61, 512, 64),
 ];
 
-pub(super) fn builder(name: &str) -> Option<KvLayoutBuilder> {
+impl KvLayout {
+    /// Returns the layout of a well-known model, in bf16 with 16 tokens per block; see
+    /// [`names`](Self::names).
+    ///
+    /// # Errors
+    /// [`LayoutError::UnknownModel`], which lists the known names.
+    pub fn named(name: &str) -> Result<Self, LayoutError> {
+        Self::named_builder(name)?.build()
+    }
+
+    /// Returns a builder with the same values, to change dtype, block size, ranks or arrangement.
+    ///
+    /// # Errors
+    /// [`LayoutError::UnknownModel`], which lists the known names.
+    pub fn named_builder(name: &str) -> Result<KvLayoutBuilder, LayoutError> {
+        builder(name).ok_or_else(|| LayoutError::UnknownModel {
+            name: name.to_owned(),
+            known: Self::names().collect::<Vec<_>>().join(", "),
+        })
+    }
+
+    /// Returns the names that [`named`](Self::named) knows.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        MODELS.iter().map(|model| model.name)
+    }
+}
+
+fn builder(name: &str) -> Option<KvLayoutBuilder> {
     let model = MODELS.iter().find(|model| model.name == name)?;
     let builder = KvLayout::builder().layers(model.layers).block_tokens(model.block_tokens);
     Some(match model.shape {

@@ -1,14 +1,15 @@
-//! Quantising rows on store, and the way back on load.
+//! Quantisation of rows on store, and the reverse on load.
 //!
 //! ```text
 //! code  = nearest(value * (1 / scale))        value' = code * scale
-//! error <= |value| / 16  (e4m3)   |value| / 8 (e5m2)   scale / 2 (int8)    where the code does not saturate
+//! error <= |value| / 16 (e4m3)   |value| / 8 (e5m2)   scale / 2 (int8)   unless the code saturates
 //! ```
 //!
-//! and for the 8-bit floats at least half a subnormal step, `scale * 2^-10` or `scale * 2^-17`. A dynamic scale maps the
-//! largest finite magnitude of one token's head to the largest code, so nothing finite saturates. Infinity saturates;
-//! NaN stays NaN in the 8-bit floats and becomes 0 in int8. Values are multiplied by the inverse of the scale in f32, as
-//! a device kernel does, so that both write the same codes.
+//! and for the 8-bit floats at least half a subnormal step, `scale * 2^-10` or `scale * 2^-17`. A
+//! dynamic scale maps the largest finite magnitude of one token's head to the largest code, so that
+//! no finite value saturates. Infinity saturates; NaN stays NaN in the 8-bit floats and becomes 0
+//! in int8. Values are multiplied by the inverse of the scale in f32, as device kernels do, so that
+//! both produce the same codes.
 
 use half::{bf16, f16};
 
@@ -17,17 +18,17 @@ use crate::dtype::Dtype;
 use super::elements::{Elements, ElementsMut};
 use super::fp8;
 
-/// Where the scales of one row are.
+/// Source of the scales of one row.
 pub(super) enum RowScales<'a> {
-    /// One.
+    /// No scale: 1.
     Unit,
-    /// Given: one a head.
+    /// Static: one per head.
     PerHead(&'a [f32]),
-    /// In the row's own scale tile: one a head, to be written on store and read on load.
+    /// Dynamic: in the row's scale tile, one per head, written on store and read on load.
     InTile(*mut u8),
 }
 
-/// The value of the largest code of a quantised dtype.
+/// Returns the value of the largest code of a quantised dtype.
 const fn code_max(dtype: Dtype) -> f32 {
     match dtype {
         Dtype::Fp8E4M3 => fp8::E4M3_MAX,
@@ -36,21 +37,22 @@ const fn code_max(dtype: Dtype) -> f32 {
     }
 }
 
-/// The scale that maps the largest finite magnitude of `values` to the largest code. Never so small that its inverse
-/// overflows.
+/// Returns the scale that maps the largest finite magnitude of `values` to the largest code.
+///
+/// It is never so small that its inverse overflows.
 fn dynamic_scale(dtype: Dtype, values: &[f32]) -> f32 {
-    // NaN loses every comparison, and so does not count.
+    // NaN is not finite, and is ignored.
     let magnitude = |value: f32| if value.is_finite() { value.abs() } else { 0.0 };
     let largest = values.iter().fold(0.0f32, |largest, &value| largest.max(magnitude(value)));
     (largest / code_max(dtype)).max(f32::MIN_POSITIVE)
 }
 
-/// Quantises one row of `heads * head_dim` values, starting at element `first` of `source`, into `codes`.
+/// Quantises one row of `heads * head_dim` values, from element `first` of `source`, into `codes`.
 ///
-/// `values` is scratch of `head_dim` elements.
+/// `values` is a scratch buffer of `head_dim` elements.
 ///
 /// # Safety
-/// `RowScales::InTile` points to `heads` f32 of any alignment that nobody else touches.
+/// `RowScales::InTile` points to `heads` f32 of any alignment, which no one else accesses.
 pub(super) unsafe fn store_row(
     dtype: Dtype,
     source: Elements<'_>,
@@ -67,7 +69,7 @@ pub(super) unsafe fn store_row(
             RowScales::PerHead(scales) => scales[head],
             RowScales::InTile(tile) => {
                 let scale = dynamic_scale(dtype, values);
-                // SAFETY: the caller gives room for one f32 a head.
+                // SAFETY: the caller provides room for one f32 per head.
                 unsafe { tile.cast::<f32>().add(head).write_unaligned(scale) };
                 scale
             }
@@ -76,10 +78,10 @@ pub(super) unsafe fn store_row(
     }
 }
 
-/// The inverse of [`store_row`].
+/// Converts one row of codes to values: the inverse of [`store_row`].
 ///
 /// # Safety
-/// `RowScales::InTile` points to `heads` f32 of any alignment that nobody writes.
+/// `RowScales::InTile` points to `heads` f32 of any alignment, which no one writes.
 pub(super) unsafe fn load_row(
     dtype: Dtype,
     codes: &[u8],
@@ -93,7 +95,7 @@ pub(super) unsafe fn load_row(
         let scale = match *scales {
             RowScales::Unit => 1.0,
             RowScales::PerHead(scales) => scales[head],
-            // SAFETY: the caller gives one f32 a head.
+            // SAFETY: the caller provides one f32 per head.
             RowScales::InTile(tile) => unsafe { tile.cast::<f32>().add(head).read_unaligned() },
         };
         decode(dtype, codes, scale, values);
@@ -110,11 +112,12 @@ fn encode(dtype: Dtype, values: &[f32], inverse: f32, codes: &mut [u8]) {
     }
 }
 
-/// The nearest integer from -127 to 127, ties to even; NaN becomes 0. -128 is never written.
+/// Returns the nearest integer from -127 to 127, ties to even. NaN becomes 0; -128 never occurs.
 #[inline(always)]
 fn int8(value: f32) -> i8 {
-    // The last place of this number is 1 and its low byte is 0: adding it leaves the rounding to the adder, and the
-    // integer in the low byte. The standard library's rounding is a call on machines of the baseline.
+    // The last place of this number is 1 and its low byte is 0: adding it makes the adder round,
+    // and leaves the integer in the low byte. The standard library's rounding is a function call on
+    // the baseline target.
     const ROUND: f32 = (3 << (f32::MANTISSA_DIGITS - 2)) as f32;
     let finite = if value.is_nan() { 0.0 } else { value.clamp(-127.0, 127.0) };
     (finite + ROUND).to_bits() as i8
@@ -133,7 +136,7 @@ fn decode(dtype: Dtype, codes: &[u8], scale: f32, values: &mut [f32]) {
     }
 }
 
-/// Elements `first..` of f32, f16 or bf16 as f32. Exact.
+/// Converts elements from `first` on, of f32, f16 or bf16, to f32, exactly.
 fn widen(source: Elements<'_>, first: usize, values: &mut [f32]) {
     let size = source.dtype().bytes();
     let bytes = &source.as_bytes()[first * size..][..values.len() * size];
@@ -156,7 +159,7 @@ fn widen(source: Elements<'_>, first: usize, values: &mut [f32]) {
     }
 }
 
-/// f32 values as elements `first..` of f32, f16 or bf16, rounded to nearest.
+/// Converts f32 values to elements from `first` on, of f32, f16 or bf16, rounded to nearest.
 fn narrow(values: &[f32], target: &mut ElementsMut<'_>, first: usize) {
     let dtype = target.as_elements().dtype();
     let size = dtype.bytes();
@@ -186,7 +189,7 @@ mod tests {
 
     const QUANTISED: [Dtype; 3] = [Dtype::Fp8E4M3, Dtype::Fp8E5M2, Dtype::Int8];
 
-    /// One head through store and load with a dynamic scale.
+    /// Stores and loads one head with a dynamic scale.
     fn round_trip(dtype: Dtype, row: &[f32]) -> (Vec<f32>, f32) {
         let (mut scale, mut scratch) = (0f32, vec![0.0; row.len()]);
         let (mut codes, mut back) = (vec![0u8; row.len()], vec![0f32; row.len()]);
@@ -252,7 +255,7 @@ mod tests {
             }
             assert!((back[1] - 2.0).abs() < 1e-5 && (back[2] + 2.0).abs() < 1e-5, "{back:?}");
             assert!((back[3] - 2.0).abs() < 1e-5);
-            // Subnormal rows lose their values, and gain no NaN.
+            // Subnormal rows lose their values, but do not become NaN.
             assert!(round_trip(dtype, &[1e-44, -1e-45]).0.iter().all(|value| value.abs() < 1e-40));
         }
     }

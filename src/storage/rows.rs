@@ -1,4 +1,4 @@
-//! Which rows a layout takes: their type and number.
+//! Checks of rows against a layout: layer, type and number.
 
 use crate::dtype::Dtype;
 use crate::error::StorageError;
@@ -6,7 +6,7 @@ use crate::error::StorageError;
 use super::elements::Elements;
 use super::layout::{KvLayout, KvPlanes, Scales};
 
-/// K and V of `slots` tokens in `layer`: the layer exists, the types are kept or converted, the numbers are right.
+/// Checks K and V of `slots` tokens: the layer exists, types match or convert, lengths fit.
 pub(crate) fn check_rows(
     layout: &KvLayout,
     layer: usize,
@@ -20,7 +20,7 @@ pub(crate) fn check_rows(
     let want = slots.saturating_mul(layout.row_elements());
     let want_v = if layout.parts() == KvPlanes::Latent { 0 } else { want };
     for (which, rows, want) in [("k", k, want), ("v", v, want_v)] {
-        // No rows at all have no type: `Elements::none()` goes with every layout.
+        // Empty rows need no type check: `Elements::none()` fits every layout.
         if want > 0 || !rows.is_empty() {
             check_dtype(layout, which, rows.dtype())?;
         }

@@ -1,35 +1,34 @@
-//! How many frames the memory holds.
+//! The number of frames that fit into memory.
 
 use crate::error::SizingError;
 use crate::ids::FRAMES_MAX;
 
 use super::layout::KvLayout;
 
-/// How many frames a pool should have: said outright, or found from memory.
+/// Size of a pool: a number of frames, or a share of memory.
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[non_exhaustive]
 pub enum Sizing {
-    /// So many, the null block's frame among them.
+    /// This number, including the null block's frame.
     Frames(usize),
-    /// What a share of the memory that was free before the model was loaded leaves beside it:
+    /// As many as fit into a share of the memory, beside the model:
     /// `(ratio * free_before - model_bytes) / bytes_per_block`.
     Memory {
-        /// The share of the free memory that model and frames may take together, in `(0, 1]`.
+        /// Share of the free memory for the model and the frames together, in `(0, 1]`.
         ratio: f64,
-        /// Bytes free before the model was loaded.
+        /// Free memory in bytes before the model was loaded.
         free_before: u64,
-        /// Bytes that the model takes: weights, activations, graphs.
+        /// Memory in bytes that the model takes: weights, activations, graphs.
         model_bytes: u64,
     },
 }
 
 impl Sizing {
-    /// The number of frames, the null block's frame among them. Memory for more than [`FRAMES_MAX`] frames gives that
-    /// many.
+    /// Returns the number of frames, including the null block's, at most [`FRAMES_MAX`].
     ///
     /// # Errors
-    /// [`SizingError::Ratio`], [`SizingError::TooFew`] below `frames_min`, [`SizingError::TooMany`] if more are asked
-    /// for outright than a pool addresses.
+    /// [`SizingError::Ratio`], [`SizingError::TooFew`] below `frames_min`, [`SizingError::TooMany`]
+    /// if [`Sizing::Frames`] exceeds what a pool can address.
     pub fn frames(&self, layout: &KvLayout, frames_min: usize) -> Result<usize, SizingError> {
         let bytes_per_block = layout.bytes_per_block() as u64;
         let (frames, bytes) = match *self {
@@ -41,7 +40,7 @@ impl Sizing {
                 if !(ratio > 0.0 && ratio <= 1.0) {
                     return Err(SizingError::Ratio { ratio });
                 }
-                // The cast cuts; a float holds such sizes to the byte up to 8 PiB.
+                // The cast truncates; a float represents sizes up to 8 PiB exactly.
                 let bytes = ((ratio * free_before as f64) as u64).saturating_sub(model_bytes);
                 let frames = usize::try_from(bytes / bytes_per_block).unwrap_or(usize::MAX);
                 (frames.min(FRAMES_MAX), bytes)
@@ -54,11 +53,14 @@ impl Sizing {
     }
 }
 
-/// The least free memory of all tensor-parallel ranks, in bytes: what every rank sizes its pool by, so that they all
-/// have the same number of frames. Ranks must have about the same: within `tolerance`, a share of the most.
+/// Returns the least free memory of all tensor-parallel ranks, in bytes.
+///
+/// Every rank sizes its pool by it, so that all have the same number of frames. The ranks' values
+/// may differ by at most `tolerance`, a share of the largest.
 ///
 /// # Errors
-/// [`SizingError::NoRanks`], [`SizingError::Tolerance`], or [`SizingError::Unbalanced`], which names the rank.
+/// [`SizingError::NoRanks`], [`SizingError::Tolerance`], or [`SizingError::Unbalanced`], which
+/// names the rank.
 pub fn check_balance(free_by_rank: &[u64], tolerance: f64) -> Result<u64, SizingError> {
     if !(0.0..1.0).contains(&tolerance) {
         return Err(SizingError::Tolerance { tolerance });
@@ -73,13 +75,14 @@ pub fn check_balance(free_by_rank: &[u64], tolerance: f64) -> Result<u64, Sizing
     Ok(free)
 }
 
-/// Bytes of host memory that could be had now without swapping; `None` where the system does not say. A container's own
-/// limit is not looked at.
+/// Returns the host memory in bytes that is available without swapping; `None` if unknown.
+///
+/// The limit of a container is not considered.
 pub fn host_free_bytes() -> Option<u64> {
     available(&std::fs::read_to_string("/proc/meminfo").ok()?)
 }
 
-/// `MemAvailable` of a meminfo text.
+/// Returns `MemAvailable` from the text of `/proc/meminfo`, in bytes.
 fn available(meminfo: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
@@ -109,8 +112,8 @@ mod tests {
         for ratio in [0.0, -1.0, 1.01, f64::NAN, f64::INFINITY] {
             assert!(matches!(memory(ratio, 1 << 40, 0).frames(&layout, 1), Err(SizingError::Ratio { .. })));
         }
-        let fast_path = memory(0.5, 2 << 20, 0).frames(&layout, 2);
-        assert_eq!(fast_path, Err(SizingError::TooFew { frames: 1, bytes: 1 << 20, min: 2 }));
+        let too_few = memory(0.5, 2 << 20, 0).frames(&layout, 2);
+        assert_eq!(too_few, Err(SizingError::TooFew { frames: 1, bytes: 1 << 20, min: 2 }));
         assert!(matches!(memory(0.5, 1 << 30, 1 << 30).frames(&layout, 0), Err(SizingError::TooFew { .. })));
         assert!(matches!(Sizing::Frames(0).frames(&layout, 0), Err(SizingError::TooFew { .. })));
         assert!(matches!(

@@ -1,10 +1,11 @@
-//! Copies that go around the caches, for many frames at once.
+//! Copies that bypass the caches, for many frames at once.
 //!
-//! A plain copy of a tile reads the destination into the cache before it overwrites it, and drives out what the engine's
-//! threads were working on. A large `memcpy` avoids both by streaming stores, but a tile is far below its threshold. So
-//! when one call moves more than the caches hold, tiles are streamed here.
+//! A plain copy of a tile reads the destination into the cache before overwriting it, and evicts
+//! data that the engine's threads use. A large `memcpy` avoids both with streaming stores, but a
+//! tile is far below its threshold. Tiles are therefore streamed here if one call moves more than
+//! the caches hold.
 
-/// Calls that move fewer bytes stay in the caches, where they are read next.
+/// Smaller calls use the caches, where their bytes are read next.
 const BYTES_MIN: usize = 4 << 20;
 
 /// A piece of memory to copy.
@@ -15,44 +16,45 @@ struct Piece {
     bytes: usize,
 }
 
-/// Copies pieces of memory, those of one call.
+/// Copies the pieces of memory of one call.
 ///
-/// Each piece is kept until the next one is known: a tile ends before the processor's own prefetching has caught up with
-/// it, so that the beginning of the next one is fetched while the end of this one is copied.
+/// Each piece is held back until the next one is known. A tile ends before the hardware prefetcher
+/// has adapted to it, so the beginning of the next tile is fetched while the end of this one is
+/// copied.
 #[derive(Debug)]
-#[must_use = "the last piece is copied by `finish`"]
+#[must_use = "`finish` copies the last piece"]
 pub(super) struct Copier {
     streaming: bool,
     kept: Option<Piece>,
 }
 
 impl Copier {
-    /// For a call that copies `bytes` in all.
+    /// Returns a copier for a call that copies `bytes` in total.
     pub(super) fn new(bytes: usize) -> Self {
         Self { streaming: imp::STREAMS && bytes >= BYTES_MIN, kept: None }
     }
 
-    /// Copies `bytes` bytes, now or at [`finish`](Self::finish).
+    /// Copies `bytes` bytes, now or in [`finish`](Self::finish).
     ///
     /// # Safety
-    /// Until `finish` has been called both pieces are valid and nobody writes the one or touches the other; they do not
-    /// overlap, and neither do two destinations.
+    /// Until `finish` has been called, both pieces are valid, no one writes the source or accesses
+    /// the destination, and neither the two pieces nor two destinations overlap.
     #[inline]
     pub(super) unsafe fn copy(&mut self, from: *const u8, to: *mut u8, bytes: usize) {
         if !self.streaming {
-            // SAFETY: as promised by the caller.
+            // SAFETY: the caller's promise.
             return unsafe { from.copy_to_nonoverlapping(to, bytes) };
         }
         if let Some(piece) = self.kept.replace(Piece { from, to, bytes }) {
-            // SAFETY: as promised by the caller who brought it.
+            // SAFETY: the promise of the call that passed this piece.
             unsafe { imp::stream(piece, from) }
         }
     }
 
-    /// Copies what is left, and orders all that was copied before whatever this thread does next.
+    /// Copies the rest, and orders all copies before later operations of this thread.
     pub(super) fn finish(self) {
         if let Some(piece) = self.kept {
-            // SAFETY: as promised by the caller of `copy`.
+            // SAFETY: the promise of the caller of `copy`.
             unsafe { imp::stream(piece, piece.from) }
         }
         if self.streaming {
@@ -73,10 +75,10 @@ mod imp {
 
     const VECTOR: usize = size_of::<__m128i>();
     const LINE: usize = 64;
-    /// How far ahead of the copy is fetched: what memory delivers in about the time of one access.
+    /// Prefetch distance: the bytes that memory delivers in about the time of one access.
     const AHEAD: usize = 16 * LINE;
 
-    /// Copies a piece, and fetches the beginning of what is read `next`.
+    /// Copies a piece, and fetches the beginning of the `next` source.
     ///
     /// # Safety
     /// As for [`Copier::copy`](super::Copier::copy).
@@ -84,7 +86,8 @@ mod imp {
         let head = to.align_offset(LINE).min(bytes);
         let lines = (bytes - head) / LINE;
         let tail = head + lines * LINE;
-        // SAFETY: head, lines and tail are within the pieces; every line of the destination is aligned.
+        // SAFETY: head, lines and tail are within the pieces; every line of the destination is
+        // aligned.
         unsafe {
             from.copy_to_nonoverlapping(to, head);
             for at in (head..tail).step_by(LINE) {
@@ -105,7 +108,7 @@ mod imp {
     }
 
     pub(super) fn fence() {
-        // SAFETY: every x86-64 has it.
+        // SAFETY: every x86-64 processor has this instruction.
         unsafe { _mm_sfence() };
     }
 }
@@ -119,7 +122,7 @@ mod imp {
     /// # Safety
     /// As for [`Copier::copy`](super::Copier::copy).
     pub(super) unsafe fn stream(Piece { from, to, bytes }: Piece, _next: *const u8) {
-        // SAFETY: as promised by the caller.
+        // SAFETY: the caller's promise.
         unsafe { from.copy_to_nonoverlapping(to, bytes) }
     }
 
@@ -137,7 +140,7 @@ mod tests {
             for bytes in [0, 1, 15, 63, 64, 65, 127, 128, 200] {
                 let mut to = vec![0u8; 400];
                 let piece = Piece { from: from[7..].as_ptr(), to: to[phase..].as_mut_ptr(), bytes };
-                // SAFETY: within both.
+                // SAFETY: within both buffers.
                 unsafe { imp::stream(piece, piece.from) };
                 imp::fence();
                 assert_eq!(to[phase..phase + bytes], from[7..7 + bytes]);

@@ -1,11 +1,14 @@
-//! The routines that move bytes. They know addresses, strides and sizes; the order of layers and blocks is in the table.
+//! The routines that move bytes. They use addresses, strides and sizes; the table determines the
+//! order of layers and blocks.
 //!
 //! Two views of the same memory:
-//! - *tiles*, for rows of single tokens: one base, stride and size a plane;
-//! - *extents*, for whole frames: planes whose tiles touch are one extent, so that a block-first frame is one copy, and
-//!   the neighbouring frames of a run are one copy per extent wherever nothing lies between them.
+//! - *tiles*, for rows of single tokens: one base, stride and size per plane;
+//! - *extents*, for whole frames: planes whose tiles are adjacent form one extent, so that a
+//!   block-first frame is one copy, and consecutive frames of a run are one copy per extent if they
+//!   are contiguous.
 //!
-//! Everything here has been checked by [`check`](super::check); what is left is the frame rule.
+//! All arguments have been validated by [`check`](super::check); only the frame rule is left to the
+//! callers.
 
 use std::ops::Range;
 
@@ -14,13 +17,13 @@ use crate::ids::Run;
 use super::FrameMove;
 use super::elements::{Elements, ElementsMut};
 use super::layout::{KvLayout, KvPlanes, Scales};
-use super::planes::{Plane, PlaneKind};
+use super::plane::{Plane, PlaneKind};
 use super::quant::{self, RowScales};
 use super::stream::Copier;
 
 mod receive;
 
-/// A plane's place in this process.
+/// Position of a plane or an extent in this process.
 #[derive(Clone, Copy, Debug)]
 struct Tile {
     base: *mut u8,
@@ -29,7 +32,7 @@ struct Tile {
 }
 
 impl Tile {
-    /// Where a frame's tile starts.
+    /// Returns the address of a frame's tile.
     ///
     /// # Safety
     /// The frame exists.
@@ -40,14 +43,14 @@ impl Tile {
     }
 }
 
-/// K or V.
+/// Selects K or V.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Half {
     K,
     V,
 }
 
-/// Consecutive slots of one frame, and the rows of the caller's buffer that belong to them.
+/// Consecutive slots of one frame, and the corresponding rows of the caller's buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Rows {
     index: usize,
@@ -63,16 +66,20 @@ pub(super) struct Tiles {
     extents: Box<[Tile]>,
 }
 
-// SAFETY: the addresses are only followed in the unsafe functions below, whose callers keep the frame rule.
+// SAFETY: the addresses are only used in the unsafe functions below, whose callers keep the frame
+// rule.
 unsafe impl Send for Tiles {}
 // SAFETY: as above.
 unsafe impl Sync for Tiles {}
 
 impl Tiles {
-    /// From the planes' addresses, in the layout's order, for at most `frames_max` frames.
+    /// Builds the tiles from the planes' addresses, in the layout's order.
     ///
-    /// Planes are joined only where their tiles interleave, so that the memory between the first's tiles holds the
-    /// second's, and both are of one allocation. With a single frame nothing would show that they are.
+    /// `frames_max` is the maximum number of frames.
+    ///
+    /// Planes are joined only if their tiles interleave, so that the memory between the first
+    /// plane's tiles contains the second's, and both belong to one allocation. With a single frame
+    /// there would be no evidence of that.
     pub(super) fn new(planes: impl Iterator<Item = (*mut u8, Plane)>, frames_max: usize) -> Self {
         let planes: Box<[Tile]> = planes
             .map(|(base, plane)| Tile { base, frame_stride: plane.frame_stride, bytes: plane.tile_bytes })
@@ -94,7 +101,7 @@ impl Tiles {
         Self { planes, extents: extents.into() }
     }
 
-    /// The addresses that the first `frames` frames span, extent by extent.
+    /// Returns the address ranges of the first `frames` frames, extent by extent.
     pub(super) fn spans(&self, frames: usize) -> impl Iterator<Item = Range<usize>> {
         self.extents.iter().map(move |extent| {
             let start = extent.base.addr();
@@ -102,7 +109,7 @@ impl Tiles {
         })
     }
 
-    /// Where one token's row of K or V begins in a frame's tile: the plane, and the offset in the tile.
+    /// Returns the plane of one token's row of K or V, and its offset in a frame's tile.
     #[inline]
     fn lane(&self, layout: &KvLayout, layer: usize, kind: PlaneKind, half: Half) -> (Tile, usize) {
         let separate = layout.parts() == KvPlanes::Separate;
@@ -117,8 +124,8 @@ impl Tiles {
     }
 
     /// # Safety
-    /// The layer and the slots exist, `k` and `v` have one row a slot, of the layout's dtype or of one that it converts;
-    /// the frame rule.
+    /// The layer and the slots exist; `k` and `v` have one row per slot, of the layout's dtype or
+    /// one that it converts; the frame rule.
     pub(super) unsafe fn store(
         &self,
         layout: &KvLayout,
@@ -130,12 +137,12 @@ impl Tiles {
         for (half, source) in [(Half::K, k), (Half::V, v)].into_iter().take(halves(layout)) {
             let (tile, lane) = self.lane(layout, layer, PlaneKind::Values, half);
             let row_bytes = layout.row_bytes(PlaneKind::Values);
-            // Only a quantised layout lets another dtype through.
+            // Only a quantised layout admits another dtype.
             if source.dtype() == layout.dtype() {
                 for rows in rows_of(slots, layout.block_tokens()) {
                     let from = source.as_bytes()[rows.index * row_bytes..][..rows.len * row_bytes].as_ptr();
-                    // SAFETY: the rows lie within the tile of a frame that exists and that the caller holds; the
-                    // buffer was found to lie elsewhere.
+                    // SAFETY: the rows lie within the tile of a frame that exists and that the
+                    // caller owns; the check has shown that the buffer lies elsewhere.
                     unsafe {
                         let to = tile.of(rows.frame).add(lane + rows.offset * row_bytes);
                         from.copy_to_nonoverlapping(to, rows.len * row_bytes);
@@ -146,7 +153,7 @@ impl Tiles {
             let mut scratch = vec![0f32; layout.head_dim()];
             for rows in rows_of(slots, layout.block_tokens()) {
                 for row in 0..rows.len {
-                    // SAFETY: as above; a row is held by the caller alone, and so is its scale row.
+                    // SAFETY: as above; the caller owns a row exclusively, and so its scale row.
                     unsafe {
                         let offset = rows.offset + row;
                         let scales = self.row_scales(layout, layer, half, rows.frame, offset);
@@ -187,7 +194,7 @@ impl Tiles {
             let mut scratch = vec![0f32; layout.head_dim()];
             for rows in rows_of(slots, layout.block_tokens()) {
                 for row in 0..rows.len {
-                    // SAFETY: as in `store`; nobody writes the row meanwhile.
+                    // SAFETY: as in `store`; no one writes the row meanwhile.
                     unsafe {
                         let offset = rows.offset + row;
                         let scales = self.row_scales(layout, layer, half, rows.frame, offset);
@@ -228,13 +235,14 @@ impl Tiles {
     }
 
     /// # Safety
-    /// The frames exist, no destination is another's destination or a source; the frame rule.
+    /// The frames exist; destinations are distinct and no destination is a source; the frame rule.
     pub(super) unsafe fn copy(&self, moves: &[FrameMove]) {
         let mut copier = Copier::new(self.bytes_of(moves.len()));
         for extent in &self.extents {
             for (step, len) in joined_moves(moves) {
-                // SAFETY: frames that exist and that the caller holds. Sources and destinations are distinct, and
-                // joined moves step through both alike, so that the two pieces cannot overlap.
+                // SAFETY: the frames exist and the caller owns them. Sources and destinations are
+                // distinct, and a joined move advances through both in step, so that the two pieces
+                // cannot overlap.
                 unsafe {
                     let (from, to) = (extent.of(step.src.index()), extent.of(step.dst.index()));
                     each_piece(extent, len, |at, bytes| copier.copy(from.add(at), to.add(at), bytes));
@@ -244,19 +252,20 @@ impl Tiles {
         copier.finish();
     }
 
-    /// Bytes of so many frames.
+    /// Returns the size of this many frames in bytes.
     fn bytes_of(&self, frames: usize) -> usize {
         self.extents.iter().map(|extent| extent.bytes * frames).sum()
     }
 
     /// # Safety
-    /// The frames exist, `out` has room for them all; the frame rule.
+    /// The frames exist; `out` has room for all of them; the frame rule.
     pub(super) unsafe fn pack(&self, runs: &[Run], out: &mut [u8]) {
         let mut copier = Copier::new(out.len());
         let mut rest = out;
         self.each_packed(runs, |from, bytes| {
             let (to, after) = std::mem::take(&mut rest).split_at_mut(bytes);
-            // SAFETY: a piece of frames that exist and that nobody writes; the buffer was found to lie elsewhere.
+            // SAFETY: a piece of frames that exist and that no one writes; the check has shown that
+            // the buffer lies elsewhere.
             unsafe { copier.copy(from, to.as_mut_ptr(), bytes) };
             rest = after;
         });
@@ -264,13 +273,14 @@ impl Tiles {
     }
 
     /// # Safety
-    /// The frames exist, none is named twice, `packed` has the bytes of them all; the frame rule.
+    /// The frames exist and are distinct; `packed` holds the bytes of all of them; the frame rule.
     pub(super) unsafe fn unpack(&self, runs: &[Run], packed: &[u8]) {
         let mut copier = Copier::new(packed.len());
         let mut rest = packed;
         self.each_packed(runs, |to, bytes| {
             let (from, after) = rest.split_at(bytes);
-            // SAFETY: a piece of frames that exist and that the caller holds; the buffer was found to lie elsewhere.
+            // SAFETY: a piece of frames that exist and that the caller owns; the check has shown
+            // that the buffer lies elsewhere.
             unsafe { copier.copy(from.as_ptr(), to, bytes) };
             rest = after;
         });
@@ -282,7 +292,7 @@ impl Tiles {
     pub(super) unsafe fn zero(&self, runs: &[Run]) {
         for extent in &self.extents {
             for run in runs.iter().filter(|run| run.len > 0) {
-                // SAFETY: frames that exist and that the caller holds.
+                // SAFETY: the frames exist, and the caller owns them.
                 unsafe {
                     let start = extent.of(run.start.index());
                     each_piece(extent, run.len as usize, |at, bytes| start.add(at).write_bytes(0, bytes));
@@ -291,19 +301,9 @@ impl Tiles {
         }
     }
 
-    /// The contiguous pieces of memory, frames side by side included, that hold these runs and nothing else.
-    pub(super) fn each_piece_of(&self, runs: &[Run], mut f: impl FnMut(*mut u8, usize)) {
-        for extent in &self.extents {
-            for run in runs.iter().filter(|run| run.len > 0) {
-                let start = extent.base.wrapping_add(run.start.index() * extent.frame_stride);
-                each_piece(extent, run.len as usize, |at, bytes| f(start.wrapping_add(at), bytes));
-            }
-        }
-    }
-
-    /// The pieces of memory in the order of the packed form: frame by frame, plane by plane.
+    /// Calls `f` with the pieces of memory in packed order: frame by frame, plane by plane.
     fn each_packed(&self, runs: &[Run], mut f: impl FnMut(*mut u8, usize)) {
-        // Frames that lie side by side are already packed.
+        // Frames with a single extent are already in packed order.
         if let [extent] = &*self.extents {
             for run in runs.iter().filter(|run| run.len > 0) {
                 let start = extent.base.wrapping_add(run.start.index() * extent.frame_stride);
@@ -323,7 +323,9 @@ fn halves(layout: &KvLayout) -> usize {
     if layout.parts() == KvPlanes::Latent { 1 } else { 2 }
 }
 
-/// The contiguous pieces of `frames` neighbouring frames of an extent: offset from the first, and bytes.
+/// Calls `f` with the contiguous pieces of consecutive frames of an extent.
+///
+/// The arguments are the offset from the first frame, and the size in bytes.
 #[inline]
 fn each_piece(extent: &Tile, frames: usize, mut f: impl FnMut(usize, usize)) {
     if extent.bytes == extent.frame_stride {
@@ -333,7 +335,7 @@ fn each_piece(extent: &Tile, frames: usize, mut f: impl FnMut(usize, usize)) {
     }
 }
 
-/// Splits a slot list into rows that are consecutive in one frame. Negative slots are left out.
+/// Splits a slot list into consecutive rows of one frame each. Skips negative slots.
 fn rows_of(slots: &[i64], block_tokens: usize) -> impl Iterator<Item = Rows> {
     let mut next = 0;
     std::iter::from_fn(move || {
@@ -355,7 +357,9 @@ fn rows_of(slots: &[i64], block_tokens: usize) -> impl Iterator<Item = Rows> {
     })
 }
 
-/// Splits a list of moves into first move and length, where neighbours go to neighbours.
+/// Splits a list of moves into runs of frames that move together.
+///
+/// Returns the first move and the length of each run.
 fn joined_moves(moves: &[FrameMove]) -> impl Iterator<Item = (FrameMove, usize)> {
     moves
         .chunk_by(|a, b| a.src.0 + 1 == b.src.0 && a.dst.0 + 1 == b.dst.0)

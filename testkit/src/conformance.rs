@@ -50,7 +50,6 @@ pub fn run_layout(layout: &KvLayout, make: impl Fn(&KvLayout, usize, usize) -> B
     ops::every_operation(&*storage(), seed);
     ops::random_operations(&*storage(), seed, if cfg!(miri) { 3 } else { 60 });
     ops::growing(&*storage());
-    ops::discarding(&*storage());
     ops::shrinking(&*storage());
     ops::neighbours_at_once(&*storage());
     receive::receiving(&*storage(), &*storage());

@@ -100,11 +100,6 @@ macro_rules! as_on_the_host {
             // SAFETY: see above.
             unsafe { self.$field.zero(runs) }
         }
-
-        unsafe fn discard(&self, runs: &[::kvpool::ids::Run]) -> Result<(), ::kvpool::error::StorageError> {
-            // SAFETY: see above.
-            unsafe { self.$field.discard(runs) }
-        }
     };
 }
 
@@ -233,10 +228,5 @@ impl Storage for Hooked {
         (self.hook)(Call::Zero)?;
         // SAFETY: see above.
         unsafe { self.host.zero(runs) }
-    }
-
-    unsafe fn discard(&self, runs: &[Run]) -> Result<(), StorageError> {
-        // SAFETY: see above.
-        unsafe { self.host.discard(runs) }
     }
 }

@@ -1,6 +1,8 @@
-//! The engine's own memory: what one step sends to the device and gets back, and how the engine knows that it has.
+//! The engine's own memory: buffers for the data that a step sends and receives, and events that
+//! show when a step is complete.
 //!
-//! Buffers are kept and used again as soon as the step is over, as engines do: to free one would wait for the device.
+//! Buffers are kept and reused as soon as their step is complete, as engines do, because freeing
+//! one would wait for the device.
 
 use std::ptr::NonNull;
 
@@ -8,26 +10,26 @@ use cudarc::driver::DriverError;
 use cudarc::driver::sys::{self, CUevent, CUevent_flags, CUresult};
 use kvpool::storage::DeviceStream;
 
-/// Bytes of a buffer.
+/// Size of a buffer in bytes.
 pub const BYTES: usize = 512 << 10;
 
-/// Pinned memory of the host, and as much of the device's.
+/// Pinned host memory, and device memory of the same size.
 pub struct Buffer {
-    /// Where it is on the host.
+    /// Address on the host.
     pinned: NonNull<u8>,
-    /// Where it is on the device.
+    /// Address on the device.
     pub device: u64,
 }
 
-// SAFETY: it is memory, of which this is the only owner on the host.
+// SAFETY: plain memory, with a single owner on the host.
 unsafe impl Send for Buffer {}
 
-/// Buffers that nobody uses. The context in which they are made is current to whoever calls.
+/// Unused buffers. Callers must have the context of the buffers current.
 #[derive(Default)]
 pub struct Buffers(Vec<Buffer>);
 
 impl Buffers {
-    /// A buffer; what is in it is what the last step left.
+    /// Takes a buffer, with the contents that its last step left.
     pub fn take(&mut self) -> Result<Buffer, DriverError> {
         match self.0.pop() {
             Some(buffer) => Ok(buffer),
@@ -35,7 +37,7 @@ impl Buffers {
         }
     }
 
-    /// The step is over, as the engine has seen.
+    /// Returns the buffer of a step that the engine has seen complete.
     pub fn give_back(&mut self, buffer: Buffer) {
         self.0.push(buffer);
     }
@@ -44,7 +46,7 @@ impl Buffers {
 impl Buffer {
     fn new() -> Result<Self, DriverError> {
         let (mut pinned, mut device) = (std::ptr::null_mut(), 0);
-        // SAFETY: the places are valid; a context is current.
+        // SAFETY: the pointers are valid; a context is current.
         unsafe {
             sys::cuMemHostAlloc(&mut pinned, BYTES, sys::CU_MEMHOSTALLOC_PORTABLE).result()?;
             if let Err(error) = sys::cuMemAlloc_v2(&mut device, BYTES).result() {
@@ -52,27 +54,27 @@ impl Buffer {
                 return Err(error);
             }
         }
-        let pinned = NonNull::new(pinned.cast()).expect("the driver's memory has an address");
+        let pinned = NonNull::new(pinned.cast()).expect("allocated memory has a non-null address");
         Ok(Self { pinned, device })
     }
 
-    /// The host's side. Not while the device uses it.
+    /// Returns the host's side. The device must not be using it.
     pub fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: so many bytes, and nobody else's on the host.
+        // SAFETY: this many bytes, which no one else has on the host.
         unsafe { std::slice::from_raw_parts_mut(self.pinned.as_ptr(), BYTES) }
     }
 
     /// Enqueues a copy of the first bytes to the device.
     ///
     /// # Safety
-    /// The stream lives; the buffer is left alone until the copy is done.
+    /// The stream lives; the buffer is not accessed until the copy is complete.
     pub unsafe fn send(&self, bytes: usize, stream: &DeviceStream) -> Result<(), DriverError> {
         let raw = stream.as_raw().cast();
-        // SAFETY: both sides have so many bytes; the rest is the caller's.
+        // SAFETY: both sides are at least that long; the rest is the caller's promise.
         unsafe { sys::cuMemcpyHtoDAsync_v2(self.device, self.pinned.as_ptr().cast(), bytes, raw) }.result()
     }
 
-    /// Enqueues a copy of bytes from `at` on to the host.
+    /// Enqueues a copy of the bytes from `at` on to the host.
     ///
     /// # Safety
     /// As for [`send`](Self::send).
@@ -81,7 +83,7 @@ impl Buffer {
             return Ok(());
         }
         let raw = stream.as_raw().cast();
-        // SAFETY: both sides have so many bytes; the rest is the caller's.
+        // SAFETY: both sides are at least that long; the rest is the caller's promise.
         unsafe {
             let to = self.pinned.as_ptr().add(at).cast();
             sys::cuMemcpyDtoHAsync_v2(to, self.device + at as u64, bytes, raw).result()
@@ -91,7 +93,7 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: allocated so. On a device that has failed both are freed with its error.
+        // SAFETY: allocated by `new`. On a failed device both calls return its error.
         unsafe {
             let _ = sys::cuMemFree_v2(self.device);
             let _ = sys::cuMemFreeHost(self.pinned.as_ptr().cast());
@@ -99,17 +101,17 @@ impl Drop for Buffer {
     }
 }
 
-/// An event of the engine's, recorded once.
+/// An event of the engine, recorded once.
 pub struct Mark(CUevent);
 
-// SAFETY: an event may be used by any thread.
+// SAFETY: any thread can use an event.
 unsafe impl Send for Mark {}
 
 impl Mark {
-    /// Behind what was enqueued on the stream until now.
+    /// Records an event behind the work enqueued on the stream so far.
     pub fn behind(stream: &DeviceStream) -> Result<Self, DriverError> {
         let mut raw = std::ptr::null_mut();
-        // SAFETY: the place is valid, a context is current, and the stream lives.
+        // SAFETY: the pointer is valid, a context is current, and the stream lives.
         unsafe {
             sys::cuEventCreate(&mut raw, CUevent_flags::CU_EVENT_DISABLE_TIMING as u32).result()?;
             let mark = Self(raw);
@@ -118,7 +120,7 @@ impl Mark {
         }
     }
 
-    /// Whether the device has come there.
+    /// Returns true if the device has reached the event.
     pub fn is_reached(&self) -> Result<bool, DriverError> {
         // SAFETY: the event lives.
         match unsafe { sys::cuEventQuery(self.0) } {
@@ -130,7 +132,7 @@ impl Mark {
 
 impl Drop for Mark {
     fn drop(&mut self) {
-        // SAFETY: the event lives, and is nobody else's.
+        // SAFETY: the event lives, and no one else has it.
         let _ = unsafe { sys::cuEventDestroy_v2(self.0) };
     }
 }

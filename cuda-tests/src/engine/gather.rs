@@ -1,7 +1,9 @@
-//! A reader that knows block tables alone: a kernel that goes through a table in the device's memory and packs what it names.
+//! A reader that only knows block tables: a kernel that reads a table in the device's memory and
+//! packs the blocks in it.
 //!
-//! It stands for paged attention: what it reads is said by what is in the table when the *device* comes there, not by what the host
-//! thought. The kernel is the pool's own for packing, as it lies in the repository.
+//! It stands for paged attention: the contents of the table at the time when the *device* reads it
+//! determine the result, not the host's view. The kernel is the pool's own pack kernel, from the
+//! repository.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -17,28 +19,28 @@ use super::rows::Rows;
 
 const PTX: &str = concat!(include_str!("../../../kernels/ptx/kvpool.sm80.ptx"), "\0");
 
-/// The planes of a storage as the kernel takes them, and the kernel.
+/// The pack kernel, and the planes of a storage as its pieces.
 pub struct Gather {
     pieces: Vec<Piece>,
     pack_unit: u32,
     module: sys::CUmodule,
     function: CUfunction,
     layout: KvLayout,
-    /// Its context is what the kernel was loaded into.
+    /// Keeps the context alive into which the kernel was loaded.
     _context: Arc<CudaContext>,
 }
 
-// SAFETY: modules and functions may be used by any thread.
+// SAFETY: any thread can use modules and functions.
 unsafe impl Send for Gather {}
 // SAFETY: as above.
 unsafe impl Sync for Gather {}
 
 impl Gather {
-    /// Loads the kernel. The context is current.
+    /// Loads the kernel. The context must be current.
     pub fn new(context: &Arc<CudaContext>, storage: &CudaStorage) -> Result<Self, DriverError> {
         let (mut pieces, mut packed_at) = (Vec::new(), 0);
         for plane in storage.planes() {
-            // Tiles here are shorter than a piece may be.
+            // Tiles here are shorter than the maximal piece.
             let (bytes, frame_stride) = (plane.plane.tile_bytes as u32, plane.plane.frame_stride as u64);
             pieces.push(Piece { base: plane.address, frame_stride, bytes, packed_at });
             packed_at += bytes;
@@ -48,7 +50,7 @@ impl Gather {
             .flat_map(|piece| [piece.base, piece.frame_stride, piece.bytes.into(), piece.packed_at.into()]);
         let pack_unit = unit(numbers.chain([packed_at.into()]));
         let (mut module, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: the places are valid, the texts end in a NUL, and a context is current.
+        // SAFETY: the pointers are valid, the texts end in a NUL, and a context is current.
         unsafe {
             sys::cuModuleLoadData(&mut module, PTX.as_ptr().cast()).result()?;
             sys::cuModuleGetFunction(&mut function, module, c"kvp_pack".as_ptr()).result()?;
@@ -57,22 +59,24 @@ impl Gather {
         Ok(Self { pieces, pack_unit, module, function, layout, _context: context.clone() })
     }
 
-    /// Bytes of the pieces as the kernel reads them.
+    /// Returns the bytes of the pieces for the kernel.
     pub fn pieces(&self) -> &[u8] {
         // SAFETY: numbers, without padding.
         unsafe { std::slice::from_raw_parts(self.pieces.as_ptr().cast(), size_of_val(&*self.pieces)) }
     }
 
-    /// Bytes that so many rows of a table pack to.
+    /// Returns the packed size of this many rows of a table.
     pub fn packed_bytes(&self, rows: usize, columns: usize) -> usize {
         rows * columns * self.layout.packed_bytes()
     }
 
-    /// Enqueues the packing of all that the first rows of a table name, padding included, into memory of the device.
+    /// Enqueues a kernel that packs the blocks in the first rows of a table to device memory.
+    ///
+    /// The padding of the rows is packed, too.
     ///
     /// # Safety
-    /// The stream lives; the pieces are at `pieces` and the memory at `packed` is long enough, both until this is done; all entries of
-    /// the table are frames that there are.
+    /// The stream lives; until the kernel is complete, the pieces are at `pieces`, and the memory
+    /// at `packed` is large enough; all entries of the table are existing frames.
     pub unsafe fn enqueue(
         &self,
         table: &DeviceTable,
@@ -93,11 +97,12 @@ impl Gather {
         };
         let mut arguments = [(&raw const params).cast_mut().cast::<c_void>()];
         let (start, none) = (arguments.as_mut_ptr(), std::ptr::null_mut());
-        // SAFETY: the kernel takes this one struct; the rest is the caller's.
+        // SAFETY: the kernel takes this one struct; the rest is the caller's promise.
         unsafe { sys::cuLaunchKernel(self.function, 3, 1, 1, THREADS, 1, 1, 0, stream, start, none) }.result()
     }
 
-    /// Compares packed blocks with the tokens of the table's rows. Returns how many rows of K or V were compared, or what is wrong.
+    /// Compares packed blocks with the tokens of the table's rows. Returns how many rows of K or V
+    /// were compared, or the first difference.
     pub fn compare(
         &self,
         packed: &[u8],
@@ -110,9 +115,9 @@ impl Gather {
             return Ok(0);
         }
         let host = HostStorage::new(self.layout.clone(), frames, frames).expect("memory for some blocks");
-        // SAFETY: nobody else has this storage.
+        // SAFETY: no one else has this storage.
         unsafe { host.unpack(&[Run { start: FrameId(0), len: frames as u32 }], packed) }
-            .expect("the packed form of so many frames");
+            .expect("the packed form of these frames");
         let (bytes, halves, dtype) = (rows.bytes(), rows.halves(), rows.dtype());
         let mut compared = 0;
         for (row, tokens) in tokens.iter().enumerate() {
@@ -149,7 +154,8 @@ impl Gather {
 
 impl Drop for Gather {
     fn drop(&mut self) {
-        // SAFETY: loaded once; nobody has its functions any more. The driver waits for launches of them.
+        // SAFETY: loaded once; no one has its functions any more. The driver waits for their
+        // launches.
         let _ = unsafe { sys::cuModuleUnload(self.module) };
     }
 }

@@ -1,12 +1,12 @@
-//! A stream of the engine's and the sequences that run on it.
+//! A stream of the engine, and the sequences that run on it.
 //!
 //! ```text
 //! a step     pinned ──> rows, slots ── store_on ── load_on, by slots ──> rows ──┐
-//!            table and slots filled under the batch ── pack, by the table ──> ──┴──> pinned, mark, end of the batch
+//!            table, slots filled under the batch ── pack, by the table ──> ──┴──> pinned, mark
 //! ```
 //!
-//! What is stored, and where, is in a buffer that is the step's own until its mark was seen; what is read is in a
-//! [`DeviceTable`] of the pool's, the same one for all steps.
+//! The rows and slots to store are in a buffer that belongs to the step until its mark is reached.
+//! The rows to load are listed in a [`DeviceTable`] of the pool, which all steps share.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -26,29 +26,29 @@ use super::rig::Rig;
 use super::rows::Rows;
 use super::wrong::Wrong;
 
-/// Sequences of a lane, at most, and tokens of each.
+/// Maximum number of sequences of a lane, and of tokens of each.
 const SEQUENCES: usize = 4;
 const TOKENS: usize = 28;
-/// Steps in flight, at most.
+/// Maximum number of steps in flight.
 const FLIGHTS: usize = 3;
 
-/// A stream of the engine, with what runs on it.
+/// A stream of the engine, with its sequences and steps.
 pub struct Lane {
     /// The engine's stream.
     pub stream: DeviceStream,
     running: Vec<Running>,
     flights: VecDeque<Flight>,
-    /// Ends of batches that were finished with a future.
+    /// Futures of finished batches.
     pub finishes: Vec<Finish>,
     rows: Rows,
     buffers: Buffers,
-    /// Of steps that failed in the middle: the device may still be at them.
+    /// Buffers of steps that failed half-way: the device may still be using them.
     left: Vec<Buffer>,
     table: DeviceTable,
     gather: Gather,
     rng: Rng,
     next_id: u64,
-    /// Rows that were compared.
+    /// Number of compared rows.
     pub compared: u64,
 }
 
@@ -57,36 +57,37 @@ struct Running {
     tokens: Vec<u32>,
 }
 
-/// A step that the device has not ended, as far as was seen.
+/// A step that has not been seen complete.
 struct Flight {
     mark: Mark,
     buffer: Buffer,
     /// Tokens of the sequences that were read.
     tokens: Vec<Vec<u32>>,
-    /// Where in the buffer K and V of each layer come back.
+    /// Offsets in the buffer for K and V of each layer.
     back: Vec<[usize; 2]>,
-    /// And the packed blocks.
+    /// Range in the buffer for the packed blocks.
     packed: Range<usize>,
     what: String,
 }
 
-/// The end of a step, where its rows are read back to in the buffer by layer and half, and where its packed frames are.
+/// The end of a step, the offsets of its rows in the buffer by layer and half, and the range of its
+/// packed frames.
 type Enqueued = (Mark, Vec<[usize; 2]>, Range<usize>);
 
-/// Where the parts of a buffer go.
+/// Allocates the parts of a buffer.
 struct Place(usize);
 
 impl Place {
     fn of(&mut self, bytes: usize) -> usize {
         let at = self.0.next_multiple_of(16);
         self.0 = at + bytes;
-        assert!(self.0 <= BYTES, "a step of {} bytes", self.0);
+        assert!(self.0 <= BYTES, "a step needs {} bytes", self.0);
         at
     }
 }
 
 impl Lane {
-    /// A lane on this stream, whose choices and sequence ids are by `seed`.
+    /// Creates a lane on this stream; `seed` determines its choices and sequence ids.
     pub fn new(rig: &Rig, stream: DeviceStream, seed: u64) -> Self {
         let layout = rig.storage().layout().clone();
         let columns = TOKENS.div_ceil(layout.block_tokens());
@@ -107,17 +108,17 @@ impl Lane {
         }
     }
 
-    /// Whether it has as many steps in flight as it may have.
+    /// Returns true if the maximum number of steps is in flight.
     pub fn is_full(&self) -> bool {
         self.flights.len() >= FLIGHTS
     }
 
-    /// Whether all that it began is over.
+    /// Returns true if no step is in flight.
     pub fn is_idle(&self) -> bool {
         self.flights.is_empty()
     }
 
-    /// Something that an engine does next: opens, forks, drops a sequence, or runs a step.
+    /// Makes one random action of an engine: opens, forks or drops a sequence, or runs a step.
     pub fn go_on(&mut self, rig: &Rig) -> Result<(), Wrong> {
         match self.rng.below(10) {
             0 | 1 if !self.running.is_empty() => {
@@ -128,7 +129,7 @@ impl Lane {
                 let parent = &self.running[self.rng.below(self.running.len())];
                 let sequence = parent.sequence.fork(SequenceId(self.next_id))?;
                 self.next_id += 1;
-                // Also what was announced and not appended yet.
+                // Including tokens that are announced and not appended yet.
                 let tokens = parent.tokens.clone();
                 self.running.push(Running { sequence, tokens });
             }
@@ -146,17 +147,17 @@ impl Lane {
         Ok(())
     }
 
-    /// Gives up all sequences, also those that the device still reads.
+    /// Drops all sequences, including those that the device still reads.
     pub fn clear(&mut self) {
         self.running.clear();
     }
 
-    /// The beginning of one of the prompts.
+    /// Returns the beginning of one of the prompts.
     pub fn prompt(number: u32, length: u32) -> Vec<u32> {
         (0..length).map(|at| number << 16 | at).collect()
     }
 
-    /// A sequence of one of a few prompts, so that blocks of others are found.
+    /// Opens a sequence with one of a few prompts, so that it hits blocks of others.
     fn open(&mut self, rig: &Rig) -> Result<(), Wrong> {
         let prompt = self.rng.below(5) as u32;
         let length = 1 + self.rng.below(12) as u32;
@@ -170,13 +171,15 @@ impl Lane {
         Ok(())
     }
 
-    /// One step; with `is_left` the batch is dropped and not finished on the stream, which must come to the same.
+    /// Runs one step. With `is_left`, drops the batch instead of finishing it on the stream, which
+    /// must have the same result.
     pub fn step(&mut self, rig: &Rig, is_left: bool) -> Result<Option<Finish>, Wrong> {
         let mut batch = rig.pool.begin_batch_on(&self.stream)?;
         let mut appended = Vec::new();
         let enqueued = self.fill_and_enqueue(rig, &mut batch, &mut appended);
         if let Err(wrong) = enqueued {
-            // What was not computed must not be there when the batch ends; and such a request is given up.
+            // Tokens that were not computed must be truncated before the batch ends; the request is
+            // dropped.
             for (index, length) in appended.into_iter().rev() {
                 self.running[index].sequence.truncate(length).expect("final tokens can be taken back");
                 self.running.remove(index);
@@ -226,7 +229,7 @@ impl Lane {
                 Ok(())
             }
             Err(wrong) => {
-                // Part of it may be under way.
+                // Part of it may be in progress.
                 self.left.push(buffer);
                 Err(wrong)
             }
@@ -271,8 +274,9 @@ impl Lane {
             let [k, v] = [k, v].map(|at| device + at as u64);
             DeviceRows { dtype, k, v, k_stride: row, v_stride: row }
         };
-        // SAFETY: the buffer is this step's until its mark is reached; slots and the table were built under the batch, which
-        // ends behind all this; new tokens are nobody else's to write; rows are padded with the null block, which exists.
+        // SAFETY: the buffer belongs to this step until its mark is reached; slots and table were
+        // built under the batch, which ends behind this work; no one else writes the new tokens;
+        // rows are padded with the null block, which exists.
         unsafe {
             buffer.send(sent, stream)?;
             for (layer, &at) in rows_at.iter().enumerate() {
@@ -291,11 +295,11 @@ impl Lane {
         Ok((mark, back, packed_at..packed_at + packed_bytes))
     }
 
-    /// Compares what the steps that are over have read. True: there were some.
+    /// Compares the results of completed steps. Returns true if there were any.
     pub fn check(&mut self) -> Result<bool, Wrong> {
         let mut any = false;
         while self.flights.front().map_or(Ok(false), |flight| flight.mark.is_reached())? {
-            let mut flight = self.flights.pop_front().expect("looked at");
+            let mut flight = self.flights.pop_front().expect("a flight is in front");
             let wrong = self.compare(&mut flight);
             self.buffers.give_back(flight.buffer);
             wrong?;
@@ -338,14 +342,15 @@ impl Lane {
 
 impl Drop for Lane {
     fn drop(&mut self) {
-        // Its buffers are freed next. On a device that has failed nothing is under way.
-        // SAFETY: the stream lives.
+        // Its buffers are freed next. On a failed device no work is in progress. SAFETY: the stream
+        // lives.
         let _ = unsafe { sys::cuStreamSynchronize(self.stream.as_raw().cast()) };
     }
 }
 
 impl Running {
-    /// Appends what was announced, or new tokens; nothing where there are no blocks. Returns what to store.
+    /// Appends announced tokens, or new ones, or none if there are no blocks. Returns the range to
+    /// store.
     fn append(&mut self, batch: &mut Batch, rng: &mut Rng) -> Result<Range<usize>, Wrong> {
         let (length, known) = (self.sequence.len(), self.tokens.len());
         let count = if known > length { known - length } else { 1 + rng.below(5) };

@@ -1,18 +1,19 @@
-//! An inference engine in small, over a real pool on the mock's device: what it reads, it compares with what it stored.
+//! A small inference engine over a real pool on the mock's device. It compares the data that it
+//! reads with the data that it stored.
 //!
 //! ```text
-//! Rig      a pool on a device             ── what all lanes share
-//! Lane     a stream and its sequences     ── step: begin, append, store, load, finish;  check: what came back
+//! Rig      a pool on a device             ── shared by all lanes
+//! Lane     a stream and its sequences     ── step: begin, append, store, load, finish;  check
 //! Gather   a kernel that reads through a table in the device's memory
-//! Buffer   one step's pinned and device memory;   Rows   what a token's row is, and what is loaded of it
+//! Buffer   one step's pinned and device memory;   Rows   a token's row as stored and as loaded
 //! ```
 //!
-//! A token's row depends on the token alone, so that blocks found in the prefix cache are checked as well. What a step stored
-//! and loaded is looked at when an event of the *engine's* was seen complete: what the pool says of the stream
-//! (`Finish`) is not believed, it is what is tested.
+//! A token's row depends on the token alone, so that blocks hit in the prefix cache are checked as
+//! well. The results of a step are compared when an event of the *engine* was seen complete: the
+//! pool's own report (`Finish`) is not trusted, because it is under test.
 //!
-//! Sequences stay with their lane, as a stream's work is only ordered with itself. The prefix cache is what lanes
-//! share: a block that is found there has been written, says the pool.
+//! Sequences stay with their lane, because work is only ordered within a stream. Lanes share the
+//! prefix cache: the pool guarantees that a block that is hit there has been written.
 
 mod buffer;
 mod gather;

@@ -1,4 +1,4 @@
-//! A pool on the mock's device, small enough that frames are reused all the time.
+//! A pool on the mock's device, small enough that frames are reused constantly.
 
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
@@ -15,45 +15,46 @@ use kvpool_testkit::conformance::layouts;
 
 use crate::mock::Session;
 
-/// How large, and of what.
+/// Size and layout of a rig's pool.
 #[derive(Clone, Debug)]
 pub struct Shape {
     /// The layout.
     pub layout: KvLayout,
-    /// Blocks to begin with, and at most.
+    /// Initial and maximal number of blocks.
     pub blocks: (usize, usize),
-    /// Sequences of known tokens share their prefixes.
+    /// True if sequences with known tokens share their prefixes.
     pub caches: bool,
 }
 
-/// One of the layouts that the conformance suite has: all types, arrangements and scales in turn.
+/// Returns one of the layouts of the conformance suite, which cover all types, arrangements and
+/// scales.
 pub fn layout_of(seed: u64) -> KvLayout {
     let mut layouts = layouts();
     let index = seed as usize % layouts.len();
     layouts.swap_remove(index)
 }
 
-/// A cache that does the same each time: neither the key nor the clock is the process's.
+/// Returns the configuration of a deterministic cache, with a fixed key and clock.
 fn repeatable() -> PrefixConfig {
     PrefixConfig::new().key(Rig::key()).clock(|| Millis(0))
 }
 
-/// What all lanes share.
+/// The state shared by all lanes.
 pub struct Rig {
     /// The pool.
     pub pool: Pool,
     /// Its device.
     pub device: Device,
-    /// A stream on which the engine does nothing but see how far the watcher is.
+    /// A stream that the engine uses only to determine the progress of the watcher.
     probe: DeviceStream,
     probed: Mutex<mpsc::Receiver<()>>,
     tell: mpsc::Sender<()>,
-    /// The engine's hold on the same context, current to the thread that made it.
+    /// The engine's reference to the same context, which is current on the thread that created it.
     pub context: Arc<CudaContext>,
 }
 
 impl Rig {
-    /// Builds the pool. The device must run meanwhile.
+    /// Builds the pool. The device must be running meanwhile.
     pub fn new(device: &Device, shape: &Shape) -> Self {
         let context = CudaContext::new(0).expect("the mock has a device");
         let Shape { layout, blocks, caches } = shape.clone();
@@ -71,18 +72,18 @@ impl Rig {
         rig
     }
 
-    /// What the pool's prefix hashes are made with.
+    /// Returns the key of the pool's prefix hashes.
     pub fn key() -> HashKey {
         HashKey::from_bytes([7; 32])
     }
 
-    /// The pool's storage.
+    /// Returns the pool's storage.
     pub fn storage(&self) -> &CudaStorage {
-        let storage: &Arc<dyn Storage> = self.pool.storage().expect("built with one");
-        storage.as_any().downcast_ref().expect("built with this one")
+        let storage: &Arc<dyn Storage> = self.pool.storage().expect("the pool has storage");
+        storage.as_any().downcast_ref().expect("the storage is on CUDA")
     }
 
-    /// A stream of the engine's.
+    /// Creates a stream for the engine.
     pub fn stream(&self, priority: StreamPriority) -> DeviceStream {
         self.device.stream_with_priority(priority).expect("a stream")
     }
@@ -92,27 +93,27 @@ impl Rig {
         let told = move |_| {
             let _ = tell.send(());
         };
-        self.pool.storage().expect("built with one").after(&self.probe, Box::new(told));
+        self.pool.storage().expect("the pool has storage").after(&self.probe, Box::new(told));
     }
 
-    /// On a paused machine: returns when the watcher has told everybody whose mark was reached by now. Thus what the pool
-    /// does next depends on the schedule alone.
+    /// On a paused machine: returns when the watcher has notified the waiters of all events
+    /// completed by now. The pool's next actions then depend on the schedule alone.
     ///
-    /// The mark that was asked for the last time is reached now, and no sooner: it comes behind all others with the watcher,
-    /// which looks when it is asked for the next.
+    /// The event of the previous request completes in this call, and not earlier: the watcher
+    /// queries it after all others, when the next request arrives.
     pub fn quiet(&self, session: &Session) {
         self.ask();
         session.step_stream(self.probe.as_raw() as usize, u64::MAX);
         self.ask();
-        // The one before the last: as many are told as were asked for before the probe was stepped.
+        // Up to the one before the last: requests made before the probe was stepped are answered.
         let probed = self.probed.lock().expect("no thread panicked here");
         for _ in 0..2 {
-            probed.recv_timeout(Duration::from_secs(20)).expect("the watcher looks at its marks");
+            probed.recv_timeout(Duration::from_secs(20)).expect("the watcher queries its events");
         }
     }
 }
 
-/// Waits until the condition holds, some seconds at most. False: it did not.
+/// Waits for the condition, for at most 20 seconds. Returns false on a timeout.
 pub fn drained(mut holds: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
     while !holds() {

@@ -1,4 +1,5 @@
-//! What is stored for a token, and what must come back: by the host's storage, which has been compared with the reference.
+//! The rows stored for a token and the rows expected back, according to host storage, which has
+//! been compared with the reference.
 
 use std::collections::BTreeMap;
 
@@ -7,46 +8,46 @@ use kvpool::storage::{Elements, ElementsMut, HostStorage, KvLayout, KvPlanes, St
 use kvpool_testkit::conformance::elements;
 use kvpool_testkit::rng::Rng;
 
-/// K and V of one token in one layer; of a latent layout, K alone.
+/// K and V of one token in one layer; in a latent layout, K alone.
 type Row = [Vec<u8>; 2];
 
 /// The rows of tokens.
 pub struct Rows {
     host: HostStorage,
     dtype: Dtype,
-    /// By token and layer: as stored, as loaded.
+    /// Rows by token and layer, as stored and as loaded.
     known: BTreeMap<(u32, usize), (Row, Row)>,
 }
 
 impl Rows {
-    /// Of a layout's tokens.
+    /// Creates the rows for a layout.
     pub fn new(layout: &KvLayout) -> Self {
         let dtype = if layout.dtype().is_quantised() { Dtype::F32 } else { layout.dtype() };
         let host = HostStorage::new(layout.clone(), 1, 1).expect("memory for one block");
         Self { host, dtype, known: BTreeMap::new() }
     }
 
-    /// The type of the rows outside of the pool.
+    /// Returns the type of rows outside of the pool.
     pub fn dtype(&self) -> Dtype {
         self.dtype
     }
 
-    /// Bytes of a row outside of the pool.
+    /// Returns the size of a row outside of the pool in bytes.
     pub fn bytes(&self) -> usize {
         self.host.layout().row_elements() * self.dtype.bytes()
     }
 
-    /// 2, or 1 in a latent layout.
+    /// Returns 2, or 1 in a latent layout.
     pub fn halves(&self) -> usize {
         if self.host.layout().parts() == KvPlanes::Latent { 1 } else { 2 }
     }
 
-    /// K and V that the engine computes for a token.
+    /// Returns K and V that the engine computes for a token.
     pub fn stored(&mut self, token: u32, layer: usize) -> &Row {
         &self.row(token, layer).0
     }
 
-    /// What they are when they were stored and loaded.
+    /// Returns K and V after a store and a load.
     pub fn loaded(&mut self, token: u32, layer: usize) -> &Row {
         &self.row(token, layer).1
     }
@@ -66,7 +67,7 @@ impl Rows {
             let k_out = ElementsMut::new(dtype, k_out).expect("whole elements");
             let v_out = ElementsMut::new(dtype, v_out).expect("whole elements");
             let v_out = if halves == 1 { ElementsMut::none() } else { v_out };
-            // SAFETY: nobody else has this storage.
+            // SAFETY: no one else has this storage.
             unsafe {
                 host.store(layer, k, v, &[0]).expect("rows of the layout");
                 host.load(layer, &[0], k_out, v_out).expect("rows of the layout");

@@ -1,4 +1,4 @@
-//! Why an engine's lane cannot go on.
+//! Errors of an engine's lane.
 
 use std::fmt;
 
@@ -6,18 +6,18 @@ use cudarc::driver::DriverError;
 use kvpool::cuda::TableError;
 use kvpool::error::{SequenceError, StorageError};
 
-/// Why a lane cannot go on.
+/// Why a lane cannot continue.
 #[derive(Debug)]
 pub enum Wrong {
-    /// A row was read that is not what was stored.
+    /// A loaded row differs from the stored one.
     Row(String),
-    /// The driver said so.
+    /// An error of the driver.
     Driver(DriverError),
-    /// The pool said so.
+    /// An error of the pool's storage.
     Storage(StorageError),
-    /// The pool said so.
+    /// An error of the pool's sequences.
     Sequence(SequenceError),
-    /// The table said so.
+    /// An error of the device table.
     Table(TableError),
 }
 
@@ -25,7 +25,7 @@ impl fmt::Display for Wrong {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Row(what) => f.write_str(what),
-            Self::Driver(code) => write!(f, "the driver says {:?}", code.0),
+            Self::Driver(code) => write!(f, "the driver returned {:?}", code.0),
             Self::Storage(error) => error.fmt(f),
             Self::Sequence(error) => error.fmt(f),
             Self::Table(error) => error.fmt(f),

@@ -1,43 +1,43 @@
-//! Which regions are emptied: the sparsest, as many as there are holes for (see [`plan`](super)).
+//! Chooses the regions to empty: the sparsest, as many as the holes allow (see [`plan`](super)).
 
 use crate::config::FAN_LOG2;
 use crate::ids::{FrameId, Order, Run};
 
-use super::Shortfall;
+use super::super::goal::Shortfall;
 use super::map::{self, Map};
 
-/// What is emptied, and what for.
+/// The regions to empty, and their cost.
 pub(super) struct Chosen {
-    /// The regions, by number, cheapest first.
+    /// Region numbers, cheapest first.
     pub regions: Vec<u32>,
-    /// Blocks in them.
+    /// Number of blocks in them.
     pub moves: usize,
-    /// Blocks that would move without a limit.
+    /// Number of blocks that would move without the limit.
     pub moves_full: usize,
 }
 
 impl Chosen {
-    /// What the limit has cost.
+    /// Returns the shortfall caused by the limit.
     pub(super) fn shortfall(&self) -> Option<Shortfall> {
         (self.moves < self.moves_full).then_some(Shortfall::Budget { needed: self.moves_full })
     }
 }
 
-/// The price of a region that cannot be emptied: something in it stays. A price is a number of moves; one that is free
-/// costs 0.
+/// Price of a region that cannot be emptied, because it contains a frame that is neither free nor
+/// movable. A price is a number of moves; a free region costs 0.
 const NEVER: u32 = u32::MAX;
 
-/// The regions of `2^order` frames to be emptied with at most `moves_max` moves.
+/// Returns the regions of `2^order` frames to empty with at most `moves_max` moves.
 pub(super) fn sparsest(map: &Map<'_>, order: Order, moves_max: usize) -> Chosen {
     let run_len = order.frames();
     let regions = (map.len() >> order.0) as u32;
     let (free, movable) = (map::counts(&map.free, order), map::counts(&map.movable, order));
     let mut prices = Vec::with_capacity(regions as usize);
-    // By price, and at the end those that have none.
+    // Number of regions by price; the last entry counts those that cannot be emptied.
     let mut by_price = vec![0_usize; run_len + 2];
     let mut holes = 0;
     for (&free, &movable) in free.iter().zip(&movable).take(regions as usize) {
-        // Arithmetic instead of branches that nothing could foresee.
+        // Arithmetic instead of unpredictable branches.
         let is_clear = (free + movable) as usize == run_len;
         prices.push(if is_clear { movable } else { NEVER });
         by_price[if is_clear { movable as usize } else { run_len + 1 }] += 1;
@@ -47,7 +47,7 @@ pub(super) fn sparsest(map: &Map<'_>, order: Order, moves_max: usize) -> Chosen 
     let rest = regions << order.0;
     holes += map::count(&map.free, Run { start: FrameId(rest), len: map.len() as u32 - rest }) as usize;
 
-    // How many regions of each price: the cheapest, while there are holes and budget.
+    // How many regions of each price to take: the cheapest, while holes and budget last.
     let (mut left, mut moves, mut moves_full) = (candidates.min(holes / run_len), 0, 0);
     let (mut dearest, mut of_dearest, mut count) = (0, 0, 0);
     for (price, &there) in by_price[..=run_len].iter().enumerate().skip(1) {
@@ -62,7 +62,7 @@ pub(super) fn sparsest(map: &Map<'_>, order: Order, moves_max: usize) -> Chosen 
         }
     }
 
-    // Counting sort by price; the last price is decided by `ties`.
+    // Counting sort by price; `ties` decides among regions of the highest price.
     let mut at = vec![0; dearest as usize + 1];
     for price in 1..dearest as usize {
         at[price + 1] = at[price] + by_price[price];
@@ -93,20 +93,22 @@ fn region(index: u32, order: Order) -> Run {
     Run { start: FrameId(index << order.0), len: order.frames() as u32 }
 }
 
-/// Equally dear regions, the most welcome first: those that no run of a sequence crosses into, and among them those
-/// whose unit is the nearest to being free.
+/// Sorts regions of equal price, best first.
+///
+/// The best are those whose borders no run of a sequence crosses, and among them those whose unit
+/// lacks the fewest regions to be free.
 fn ties(map: &Map<'_>, order: Order, prices: &[u32], is_chosen: &[bool], equals: Vec<u32>) -> Vec<u32> {
-    /// A unit that stays in use for certain is worse than one that lacks this many regions.
+    /// A unit that stays in use in any case ranks behind one that lacks this many regions.
     const LACKING_MAX: usize = 15;
     const RANKS: usize = LACKING_MAX + 2;
-    // Past the order of a unit, the buddy is what there is to be completed.
+    // From the order of a unit on, the buddy region takes the place of the unit.
     let up = u32::from(order.0).max(FAN_LOG2 - 1) + 1 - u32::from(order.0);
     let rank = |index: u32| {
         let (run, price) = (region(index, order), prices[index as usize]);
         let stays = |frame: u32| !is_chosen[(frame >> order.0) as usize];
         let (before, last) = (run.start.0.wrapping_sub(1), run.end() - 1);
         let is_crossed_at_start = index > 0 && map.is_linked(before) && stays(before);
-        // Past the last whole region, everything stays.
+        // Beyond the last whole region, all blocks stay.
         let is_crossed_at_end =
             map.is_linked(last) && is_chosen.get(index as usize + 1).is_none_or(|is_chosen| !is_chosen);
         let crossings = usize::from(is_crossed_at_start) + usize::from(is_crossed_at_end);

@@ -1,14 +1,17 @@
-//! Which frames are filled: the holes of the fullest regions.
+//! Chooses the frames to fill: the holes of the fullest regions.
 //!
-//! A region's *vacancy* is what of it is free once everything that the plan empties is. Regions are filled in ascending
-//! order of vacancy, whole buckets at a time, so that the placement can choose among equals; those that will be wholly
-//! free come last, one at a time, and only if nothing else is left.
+//! A region's *vacancy* is the number of its frames that are free once the plan has emptied its
+//! regions. Regions are filled in ascending order of vacancy, all regions of a vacancy together, so
+//! that the placement can choose among equals. Regions that will be entirely free come last, one at
+//! a time, and only if all holes together are too few.
 
 use crate::ids::Order;
 
 use super::map::{self, Map};
 
-/// The free frames outside of `region` that the plan may fill: at least `needed` of them, if there are as many.
+/// Returns the free frames outside of `region` that the plan may fill.
+///
+/// These are at least `needed`, if there are as many.
 pub(super) fn open(map: &Map<'_>, order: Order, region: &[u64], needed: usize) -> Vec<u64> {
     let run_len = order.frames() as u32;
     let regions = (map.len() as u32).div_ceil(run_len);
@@ -27,7 +30,7 @@ pub(super) fn open(map: &Map<'_>, order: Order, region: &[u64], needed: usize) -
     let limit = last.map_or(run_len - 1, |vacancy| vacancy as u32);
     let spare = |index: &u32| vacancies[*index as usize] == run_len;
     if have < needed {
-        // Free runs have to be filled: those first whose unit is not free in any case.
+        // Free runs have to be filled: first those whose unit is not entirely free anyway.
         let unit = |index: u32| {
             let first = (index * run_len / 64) as usize;
             vacant[first..first + run_len.div_ceil(64) as usize].iter().all(|word| *word == !0)
@@ -43,7 +46,7 @@ pub(super) fn open(map: &Map<'_>, order: Order, region: &[u64], needed: usize) -
         }
     }
     if order.0 < 6 {
-        // Without a branch: which region is how full is anybody's guess.
+        // Without a branch, because the vacancies of regions are unpredictable.
         let ones = (1 << run_len) - 1_u64;
         for (index, vacancy) in vacancies.iter().enumerate() {
             let at = index << order.0;

@@ -1,10 +1,10 @@
-//! The snapshot as bitmaps, 64 frames a word: counting and finding runs goes by words.
+//! The snapshot as bitmaps, 64 frames per word, so that counting and finding runs works on words.
 
 use crate::ids::{FrameId, Order, Run};
 
 use super::super::snapshot::{FrameKind, FrameState, KIND_SHIFT, Snapshot};
 
-/// A bit for each frame of a snapshot.
+/// One bit per frame of a snapshot.
 pub(super) struct Map<'a> {
     pub snapshot: &'a Snapshot,
     /// Frames that a block can move to.
@@ -21,7 +21,8 @@ impl<'a> Map<'a> {
         let mut last = [FrameState::new(FrameKind::Fixed, None); 64];
         last[..rest.len()].copy_from_slice(rest);
         for chunk in whole.iter().chain((!rest.is_empty()).then_some(&last)) {
-            // Without a branch, and the first step vectorized: a byte a frame, then a bit a byte.
+            // Without a branch, and with the first step vectorized: one byte per frame, then one
+            // bit per byte.
             let kinds = chunk.map(|state| (state.bits() >> KIND_SHIFT) as u8);
             let (mut high, mut low) = (0, 0);
             for (at, eight) in kinds.as_chunks::<8>().0.iter().enumerate() {
@@ -35,29 +36,29 @@ impl<'a> Map<'a> {
         Self { snapshot, free, movable }
     }
 
-    /// How many frames there are.
+    /// Returns the number of frames.
     #[inline]
     pub(super) fn len(&self) -> usize {
         self.snapshot.frames().len()
     }
 
-    /// A bitmap of the same size with no bit set.
+    /// Returns a bitmap of the same size with no bit set.
     pub(super) fn none(&self) -> Vec<u64> {
         vec![0; self.free.len()]
     }
 
-    /// The order to plan at: `None` if the pool has no region of it.
+    /// Returns the order to plan at, or `None` if the pool has no region of it.
     pub(super) fn order(&self, order: Order) -> Option<Order> {
         (order.0 < 32 && order.frames() <= self.len()).then_some(order)
     }
 
-    /// What a frame holds.
+    /// Returns the state of a frame.
     #[inline]
     pub(super) fn state(&self, frame: u32) -> FrameState {
         self.snapshot.frames()[frame as usize]
     }
 
-    /// Whether the block after the one in `frame` lies in the next one.
+    /// Returns true if the frame after this one holds the next block of the same sequence.
     #[inline]
     pub(super) fn is_linked(&self, frame: u32) -> bool {
         matches!(self.snapshot.frames()[frame as usize..], [this, next, ..] if this.is_linked_to(next))
@@ -75,20 +76,21 @@ impl<'a> Map<'a> {
     }
 }
 
-/// The lowest bits of eight bytes as one byte, in the same order.
+/// Returns the lowest bits of eight bytes as one byte, in the same order.
 #[inline]
 const fn gather(eight: u64) -> u64 {
-    // Each bit meets the one factor that takes it to its place in the highest byte; no two meet anywhere.
+    // Each bit meets exactly one factor that shifts it to its place in the highest byte, and no two
+    // products overlap.
     (eight & 0x0101_0101_0101_0101).wrapping_mul(0x0102_0408_1020_4080) >> 56
 }
 
 const _: () = {
-    // What `Map::of` takes apart: free 0, away 1, movable 2, fixed 3.
+    // The encoding that `Map::of` relies on: free 0, away 1, movable 2, fixed 3.
     assert!(FrameKind::Free as u8 == 0 && FrameKind::Away as u8 == 1);
     assert!(FrameKind::Movable as u8 == 2 && FrameKind::Fixed as u8 == 3);
 };
 
-/// The words that `run` touches, each with the bits of it that belong to the run.
+/// Returns the words that `run` touches, each with a mask of the bits that belong to the run.
 #[inline]
 pub(super) fn words(run: Run) -> impl Iterator<Item = (usize, u64)> {
     let (start, end) = (run.start.index(), run.end() as usize);
@@ -99,16 +101,16 @@ pub(super) fn words(run: Run) -> impl Iterator<Item = (usize, u64)> {
     })
 }
 
-/// How many bits of `run` are set.
+/// Returns the number of set bits in `run`.
 #[inline]
 pub(super) fn count(bitmap: &[u64], run: Run) -> u32 {
     words(run).map(|(word, mask)| (bitmap[word] & mask).count_ones()).sum()
 }
 
-/// How many bits of each aligned run of `2^order` are set; the last run may be cut off by the end of the bitmap, and the
-/// runs past the last frame count nothing.
+/// Returns the number of set bits in each aligned run of `2^order`. The end of the bitmap may cut
+/// off the last run; runs beyond the last frame count 0.
 pub(super) fn counts(bitmap: &[u64], order: Order) -> Vec<u32> {
-    /// Sums of neighbouring fields, until a field is a run.
+    /// Adds neighbouring fields until a field is as long as a run.
     fn fields<const ORDER: usize>(bitmap: &[u64]) -> Vec<u32> {
         const EVEN: [u64; 5] = [!0 / 3, !0 / 5, !0 / 17, !0 / 257, !0 / 65537];
         let (run_len, mask) = (1 << ORDER, (1 << (1 << ORDER)) - 1);
@@ -151,13 +153,14 @@ pub(super) fn put(bitmap: &mut [u64], frame: FrameId, is_set: bool) {
     bitmap[word] = bitmap[word] & !(1 << bit) | u64::from(is_set) << bit;
 }
 
-/// Whether one bit is set.
+/// Returns true if the bit of `frame` is set.
 #[inline]
 pub(super) fn has(bitmap: &[u64], frame: u32) -> bool {
     bitmap[frame as usize / 64] >> (frame % 64) & 1 == 1
 }
 
-/// How many of the aligned runs of `2^order` are all ones. Bits past the last frame are zeros.
+/// Returns the number of aligned runs of `2^order` that are all ones. Bits beyond the last frame
+/// are zeros.
 pub(super) fn free_runs(bitmap: &[u64], order: Order) -> usize {
     if order.0 >= 6 {
         let words = 1 << (order.0 - 6);
@@ -172,19 +175,20 @@ pub(super) fn free_runs(bitmap: &[u64], order: Order) -> usize {
     bitmap.iter().map(|word| ones(*word)).sum()
 }
 
-/// How many maximal runs of ones there are.
+/// Returns the number of maximal runs of ones.
 pub(super) fn runs(bitmap: &[u64]) -> usize {
     let mut last = 0;
     let firsts = |&word: &u64| (word & !(word << 1 | std::mem::replace(&mut last, word >> 63))).count_ones();
     bitmap.iter().map(firsts).sum::<u32>() as usize
 }
 
-/// Calls `found` with the start and the end of each maximal run of ones, ascending. The last bit of the last word may
-/// be set.
+/// Calls `found` with the start and the end of each maximal run of ones, ascending. The last bit of
+/// the last word may be set.
 pub(super) fn each_run(bitmap: &[u64], mut found: impl FnMut(u32, u32)) {
     let (mut last, mut start) = (0, None);
     for (word, &bits) in bitmap.iter().enumerate() {
-        // A bit for each frame that differs from the one before: where runs begin and end by turns.
+        // One bit per frame that differs from the previous one: runs begin and end there, in
+        // alternation.
         let mut turns = bits ^ (bits << 1 | last);
         last = bits >> 63;
         while turns != 0 {

@@ -1,13 +1,16 @@
-//! Which block goes to which open frame, so that neighbours in a sequence are neighbours in memory.
+//! Assigns open frames to blocks, so that neighbours in a sequence are neighbours in memory.
 //!
-//! The blocks that leave are seen by sequence: a *chain* is a stretch of a sequence all of whose blocks leave, wherever
-//! they lie. The *holes* are the maximal runs of open frames. However chains are cut and put into holes, the sequences
-//! lie in as many runs as there are pieces that do not touch their neighbours. So:
+//! The leaving blocks are taken by sequence: a *chain* is a maximal range of a sequence whose
+//! blocks all leave, wherever they are. The *holes* are the maximal runs of open frames. However
+//! chains are cut and put into holes, the number of runs of sequences is the number of pieces that
+//! do not touch their neighbours. Hence:
 //!
-//! 1. *Anchored*: a hole behind the block before a chain takes the chain's beginning, as much as fits; one in front of
-//!    the block after it takes its end. That piece costs nothing, whether the chain fits or not.
-//! 2. *Best fit, longest first*: what is left of a chain goes into the shortest hole that takes it whole; if there is
-//!    none, the longest hole is filled, and the rest is a chain of its own.
+//! 1. *Anchored*: a hole behind the predecessor of a chain takes the beginning of the chain, as
+//!    much as fits; a hole in front of its successor takes the end. Such a piece adds no run,
+//!    whether the chain fits or not.
+//! 2. *Best fit, longest first*: the rest of a chain goes into the shortest hole that holds it
+//!    whole. If there is none, the longest hole is filled, and the remainder becomes a chain of its
+//!    own.
 //! 3. Blocks without a sequence fill the shortest holes.
 //!
 //! `slots` finds blocks by sequence and place; `shelf` finds chains and holes by length.
@@ -21,24 +24,24 @@ use crate::ids::{FrameId, Order};
 
 use self::shelf::{Hole, Shelf};
 use self::slots::Slots;
+use super::super::goal::Move;
 use super::super::snapshot::FrameState;
+use super::donors;
 use super::map::{self, Map};
-use super::{Move, donors};
 
-/// Where a move goes before it is placed.
-pub(super) const NOWHERE: FrameId = FrameId(u32::MAX);
-
-/// What placing does to the neighbourhoods of sequences.
+/// The effect of a placement on neighbours in sequences.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Links {
     /// Pairs that become neighbours.
     pub joins: usize,
-    /// Pairs that were.
+    /// Pairs that are no longer neighbours.
     pub breaks: usize,
 }
 
-/// Gives every move a destination outside of `emptied`. The moves' sources are what is `leaving`, and at least as many
-/// frames are free outside.
+/// Gives every move a destination outside of `emptied`.
+///
+/// The sources of the moves are the frames in `leaving`, and at least as many frames outside of
+/// `emptied` are free.
 pub(super) fn place(
     map: &Map<'_>,
     order: Order,
@@ -51,7 +54,8 @@ pub(super) fn place(
     let (slots, loose) = Slots::of(map, &keys);
     let mut board = Board { slots, after: 0 };
 
-    // A neighbour's key, if it stays. A frame that is free or leaves has none that anything is linked to.
+    // The key of a neighbouring frame whose block stays. Free and leaving frames count as `FREE`,
+    // whose key is linked to no other.
     let key = |frame: u32| {
         let stays = (frame as usize) < map.len() && !map::has(leaving, frame);
         if stays { map.state(frame).key() } else { FrameState::FREE.key() }
@@ -89,22 +93,23 @@ pub(super) fn place(
         board.note(&mut hole, 1, key);
         shelf.put(hole);
     }
-    // Links that were there before, and are again: both ends have moved together.
+    // Links that existed before and exist again, because both ends have moved together.
     let kept = board.slots.write(map, leaving, moves, &keys);
     Links { joins: board.after - kept, breaks: before - kept }
 }
 
-/// The moves' keys, and how many links have an end that leaves.
+/// Returns the moves' keys, and the number of links with a leaving end.
 fn keys(map: &Map<'_>, leaving: &[u64], moves: &[Move]) -> (Vec<u64>, usize) {
     let frames = map.snapshot.frames();
     let mut links = 0;
     let of = |one: &Move| {
-        // No branch here: these reads are all over the pool, and should not wait for each other. The first frame is
-        // compared with itself, and so is the last: no block is the next of its own.
+        // No branch here: these reads are scattered over the pool, and should not wait for each
+        // other. The first frame is compared with itself, and so is the last, because no key is its
+        // own successor.
         let at = one.from.index();
         let (last, next) = (at.saturating_sub(1), (at + 1).min(frames.len() - 1));
         let key = frames[at].key();
-        // The link to a block that leaves as well is that one's.
+        // A link to a predecessor that leaves as well is counted there.
         let is_last = (frames[last].key() + 1 == key) & !map::has(leaving, last as u32);
         links += usize::from(key + 1 == frames[next].key()) + usize::from(is_last);
         key
@@ -113,15 +118,15 @@ fn keys(map: &Map<'_>, leaving: &[u64], moves: &[Move]) -> (Vec<u64>, usize) {
     (keys, links)
 }
 
-/// The blocks, and what placing them has done to links so far.
+/// The blocks to place, and the number of links made so far.
 struct Board {
     slots: Slots,
-    /// Links that an end of has come to.
+    /// Number of links with a placed end.
     after: usize,
 }
 
 impl Board {
-    /// Puts a piece of a chain, the first of it with `key`, at the beginning of a hole.
+    /// Puts a piece of a chain, whose first block has `key`, at the beginning of a hole.
     #[inline]
     fn fill(&mut self, hole: &mut Hole, piece: Range<usize>, key: u64) {
         let len = piece.len() as u32;
@@ -138,7 +143,7 @@ impl Board {
         self.after += usize::from(hole.is_closed());
     }
 
-    /// Puts a piece of a chain, the first of it with `key`, at the end of a hole.
+    /// Puts a piece of a chain, whose first block has `key`, at the end of a hole.
     #[inline]
     fn fill_end(&mut self, hole: &mut Hole, piece: Range<usize>, key: u64) {
         let len = piece.len() as u32;

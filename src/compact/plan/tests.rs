@@ -1,4 +1,5 @@
-//! Every plan is valid and keeps its promises, on pools of all shapes. `optimum` compares with exhaustive search.
+//! Checks plans on pools of many shapes against their invariants. `optimum` compares with
+//! exhaustive search.
 
 use std::collections::HashSet;
 
@@ -6,27 +7,28 @@ use fastrand::Rng;
 use proptest::prelude::*;
 
 use super::*;
-use crate::compact::{FrameKind, FrameState};
+use crate::compact::{FrameKind, FrameState, Shortfall};
 use crate::ids::SequenceId;
 
 mod optimum;
 
 const ALL: usize = usize::MAX;
 
-/// What a pool is made of, by weight.
+/// Composition of a random pool, as weights.
 #[derive(Clone, Copy, Debug)]
 struct Mix {
     free: u32,
     away: u32,
     movable: u32,
     fixed: u32,
-    /// Sequences that the blocks belong to; 0 for none.
+    /// Number of sequences that own the blocks; 0 for none.
     sequences: u32,
-    /// The mean length of the runs that all of it comes in.
+    /// Mean length of runs of frames of the same kind.
     run: u32,
 }
 
-/// A pool in which frames of all kinds lie in runs, and those of a sequence in ascending places.
+/// Returns a pool in which each kind of frame lies in runs, and the blocks of a sequence in
+/// ascending places.
 fn pool(rng: &mut Rng, frames: usize, order: u8, mix: Mix) -> Snapshot {
     let mut places = vec![0; mix.sequences as usize];
     let mut states = Vec::with_capacity(frames);
@@ -52,7 +54,7 @@ fn pool(rng: &mut Rng, frames: usize, order: u8, mix: Mix) -> Snapshot {
         let has_block = matches!(kind, FrameKind::Movable | FrameKind::Fixed) && mix.sequences > 0;
         states.push(FrameState::new(kind, has_block.then(|| (sequence, places[sequence as usize]))));
         if has_block {
-            // Now and then a block is another sequence's as well, and named there.
+            // Skip a place now and then, as if another sequence shared the block and named it.
             places[sequence as usize] += if rng.u32(0..20) == 0 { 2 } else { 1 };
         }
     }
@@ -73,18 +75,22 @@ fn mixes() -> impl Strategy<Value = Mix> {
     )
 }
 
-/// The plan's promises, checked by applying it step by step; the pool afterwards.
+/// Checks the plan's invariants by applying it step by step; returns the pool afterwards.
 fn check(before: &Snapshot, order: Order, plan: &Plan, moves_max: usize) -> Snapshot {
-    assert!(plan.moves.len() <= moves_max, "{} moves of {moves_max}", plan.moves.len());
+    assert!(plan.moves.len() <= moves_max, "{} moves, but the limit is {moves_max}", plan.moves.len());
     let sources: HashSet<_> = plan.moves.iter().map(|one| one.from).collect();
     let targets: HashSet<_> = plan.moves.iter().map(|one| one.to).collect();
-    assert_eq!((sources.len(), targets.len()), (plan.moves.len(), plan.moves.len()), "a frame twice");
-    assert!(sources.is_disjoint(&targets), "what moves is moved on");
+    assert_eq!((sources.len(), targets.len()), (plan.moves.len(), plan.moves.len()), "a frame occurs twice");
+    assert!(sources.is_disjoint(&targets), "a destination is also a source");
     for step in &plan.steps {
-        assert!(step.region.frames().all(|frame| !targets.contains(&frame)), "{} is filled", step.region);
+        assert!(
+            step.region.frames().all(|frame| !targets.contains(&frame)),
+            "{} is emptied and filled",
+            step.region
+        );
     }
     assert_eq!(plan.steps.last().map_or(0, |step| step.end), plan.moves.len());
-    // `apply` itself checks sources and destinations.
+    // `apply` checks sources and destinations itself.
     let mut after = before.clone();
     after.apply(plan);
     for kind in [FrameKind::Free, FrameKind::Movable, FrameKind::Fixed, FrameKind::Away] {
@@ -110,7 +116,7 @@ proptest! {
         prop_assert_eq!(plan.runs_gained, plan.steps.len() as isize);
         prop_assert!(after.fragmentation(order) <= before.fragmentation(order));
 
-        // Every step gains its run, for no more than the next.
+        // Every step gains a run, and costs no more than the next step.
         let (mut part, mut done, mut price) = (before.clone(), 0, 0);
         for (index, step) in plan.steps.iter().enumerate() {
             part.apply_moves(&plan.moves[done..step.end]);
@@ -188,8 +194,9 @@ proptest! {
     }
 }
 
-/// A pool drawn by hand, in regions that are set apart by blanks: a letter is a block of a sequence, in ascending places
-/// of it; a capital one is fixed. A dot is free, a minus sign away, a star a block without a sequence.
+/// Returns a pool from a drawing, with regions separated by blanks. A letter is a block of a
+/// sequence, in ascending places; a capital letter is a fixed one. A dot is free, a minus sign is
+/// away, a star is a block without a sequence.
 fn drawn(text: &str) -> Snapshot {
     let mut places = [0; 26];
     let states = text.bytes().filter(|c| *c != b' ').map(|c| match c {
@@ -222,17 +229,18 @@ fn the_sparsest_goes_into_the_fullest() {
 
 #[test]
 fn what_is_free_stays_whole() {
-    // Four holes would buy a run, and there are three besides the free one.
+    // Four holes would gain a run, but there are only three outside of the free run.
     assert_eq!(plan(&drawn(".... *.** **.* *.**"), FOURS, ALL), Plan::default());
-    // A fixed frame keeps its region, and its holes are as good as others.
+    // A fixed frame keeps its region in use, and the holes of that region can be filled like
+    // others.
     assert_eq!(pairs(&plan(&drawn(".... *... **** A.-."), FOURS, ALL)), [(4, 13)]);
-    // So are those past the last whole region.
+    // So can the holes beyond the last whole region.
     assert_eq!(pairs(&plan(&drawn("*... ***- .."), FOURS, ALL)), [(0, 8)]);
 }
 
 #[test]
 fn a_piece_of_a_sequence_stays_together_and_meets_its_neighbours() {
-    // The last a goes behind the others, and both b where they fit together.
+    // The last a goes behind the others, and both b go to a hole that takes them together.
     let plan = plan(&drawn("aaa. C..C bb.. CC.. ..a. ****"), FOURS, 3);
     assert_eq!(pairs(&plan), [(18, 3), (8, 5), (9, 6)]);
     assert_eq!((plan.joins, plan.breaks), (1, 0));
@@ -240,7 +248,7 @@ fn a_piece_of_a_sequence_stays_together_and_meets_its_neighbours() {
 
 #[test]
 fn a_chain_too_long_for_its_anchor_leaves_its_end_elsewhere() {
-    // Of the three, one fits behind the block before them, the others find a hole of two.
+    // One of the three fits behind the block before it; the other two go to a hole of two.
     let snapshot = drawn("abb. .bbb **.. a*** ***a");
     let plan = plan(&snapshot, Goal::Empty { region: Run { start: FrameId(4), len: 4 } }, ALL);
     assert_eq!(pairs(&plan), [(5, 3), (6, 10), (7, 11)]);
@@ -249,14 +257,14 @@ fn a_chain_too_long_for_its_anchor_leaves_its_end_elsewhere() {
 
 #[test]
 fn among_equals_no_sequence_is_broken_and_units_are_completed() {
-    // The first of the sparse regions is what its sequence goes on from.
+    // The first of the sparse regions continues a run of its sequence.
     let plan = plan(&drawn("***a a... ***. ...a ***."), FOURS, 1);
     assert_eq!(plan.steps[0].region.start, FrameId(12));
 
     let region = |text: &str| text.repeat(16);
     let sparse = "*...............";
     let text = [
-        // A unit with another region in use, and one that lacks one region.
+        // A unit with another region in use, and a unit that lacks one region.
         [sparse, &region("."), &region("*"), &region(".")].concat(),
         [&region("."), &region("."), sparse, &region(".")].concat(),
         [&region("."), sparse, &region("A"), "*********......."].concat(),
@@ -270,7 +278,7 @@ fn a_free_run_is_filled_only_if_there_is_no_other_way() {
     let snapshot = drawn("**** .... **.. ....");
     let region = Run { start: FrameId(0), len: 4 };
     let plan = plan(&snapshot, Goal::Empty { region }, ALL);
-    // One run comes and one goes.
+    // One run is gained and one is lost.
     assert_eq!(plan.runs_gained, 0);
     assert_eq!(plan.moves.iter().filter(|one| [10, 11].contains(&one.to.0)).count(), 2);
     assert_eq!(super::plan(&snapshot, Goal::Empty { region }, 2).runs_gained, 0);
@@ -283,7 +291,8 @@ fn a_torn_or_made_up_snapshot_is_planned_all_the_same() {
         let states = (0..200).map(|_| {
             let kind =
                 [FrameKind::Free, FrameKind::Movable, FrameKind::Movable, FrameKind::Fixed][rng.usize(0..4)];
-            // Blocks that are there twice, sequences that are not in the list, gaps larger than the pool.
+            // Blocks that occur twice, sequences that are not in the list, gaps larger than the
+            // pool.
             let place = [rng.u32(0..8), rng.u32(0..300), rng.u32(..)][rng.usize(0..3)];
             FrameState::new(kind, Some((rng.u32(0..6), place)))
         });

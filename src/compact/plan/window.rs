@@ -1,14 +1,17 @@
-//! The goals that name a place: one free run of some length, and a region that is to be empty.
+//! Plans for goals at a given place: a free run of some length, and an emptied region.
 
 use crate::ids::{FrameId, Order, Run};
 
+use super::super::goal::{Move, Plan, Shortfall, Step};
 use super::super::snapshot::FrameKind;
 use super::map::{self, Map};
 use super::place::place;
-use super::{Move, Plan, Shortfall, Step, unplaced};
 
-/// See [`Goal::Run`](super::Goal::Run). The window with the fewest blocks is found by sliding; there are destinations
-/// for them if as many frames are free as it is long, because its own free ones are among those.
+/// Plans for [`Goal::Run`](crate::compact::Goal::Run).
+///
+/// A sliding window finds the run with the fewest blocks. There are enough destinations if at least
+/// as many frames are free as the run is long, because the free frames inside the run are among
+/// them.
 pub(super) fn run(map: &Map<'_>, len: u32, moves_max: usize) -> Plan {
     let frames = map.len();
     let refused = |shortfall| Plan { shortfall: Some(shortfall), ..Plan::default() };
@@ -29,10 +32,10 @@ pub(super) fn run(map: &Map<'_>, len: u32, moves_max: usize) -> Plan {
     Plan { window: Some(window), ..vacate(map, window, needed) }
 }
 
-/// See [`Goal::Empty`](super::Goal::Empty).
+/// Plans for [`Goal::Empty`](crate::compact::Goal::Empty).
 pub(super) fn empty(map: &Map<'_>, region: Run, moves_max: usize) -> Plan {
     let frames = map.len();
-    // In 64 bits: the end of a region that is made up may not be a frame number.
+    // In 64 bits: the end of an arbitrary region may not fit into a frame number.
     if u64::from(region.start.0) + u64::from(region.len) > frames as u64 {
         return Plan { shortfall: Some(Shortfall::Outside { frames }), ..Plan::default() };
     }
@@ -59,7 +62,7 @@ fn vacate(map: &Map<'_>, region: Run, count: usize) -> Plan {
     let mut moves = Vec::with_capacity(count);
     map.each_movable(region, |from| {
         if moves.len() < count {
-            moves.push(unplaced(from));
+            moves.push(Move::unplaced(from));
         }
     });
     if moves.is_empty() {
@@ -68,7 +71,7 @@ fn vacate(map: &Map<'_>, region: Run, count: usize) -> Plan {
     let (mut closed, mut leaving) = (map.none(), map.none());
     map::set(&mut closed, region);
     moves.iter().for_each(|one| map::put(&mut leaving, one.from, true));
-    // A pool that is shorter than its own runs still has fuller and emptier parts.
+    // A pool shorter than its own runs still has fuller and emptier parts.
     let order = Order(map.snapshot.order().0.min(map.len().ilog2() as u8));
     let links = place(map, order, &closed, &leaving, &mut moves);
     let mut free = map.free.clone();
@@ -86,8 +89,8 @@ fn vacate(map: &Map<'_>, region: Run, count: usize) -> Plan {
     }
 }
 
-/// The run of `len` frames with the fewest blocks in it, none of which has to stay, and how many these are. Of equals,
-/// one that the fewest runs of sequences reach into from outside.
+/// Returns the run of `len` frames with the fewest blocks, all of them movable, and their number.
+/// Of equal runs, prefers one whose borders the fewest runs of sequences cross.
 fn cheapest_window(map: &Map<'_>, len: u32) -> Option<(Run, usize)> {
     let mut best: Option<(u32, u32, u32)> = None;
     let (mut movable, mut clear) = (0, 0);

@@ -59,7 +59,7 @@ fn bad_fields_are_named() {
     }
 }
 
-/// Two heads on four ranks: each rank keeps one, if the layout says so.
+/// Two heads on four ranks: each rank stores one, if replication is allowed.
 #[test]
 fn more_ranks_than_heads_keep_the_same_ones() {
     let whole = || KvLayout::builder().layers(3).kv_heads(2).head_dim(8).tensor_parallel(4);
@@ -71,7 +71,7 @@ fn more_ranks_than_heads_keep_the_same_ones() {
     assert_eq!((layout.kv_heads(), layout.kv_heads_total(), layout.tensor_parallel()), (1, 2, 4));
     assert_eq!((layout.kv_head_replicas(), layout.bytes_per_token()), (2, 3 * 2 * 8 * 2));
     let one_a_rank = whole().tensor_parallel(2).build().unwrap();
-    assert!(layout.packs_as(&one_a_rank), "a rank's blocks are those of a rank with a head of its own");
+    assert!(layout.packs_as(&one_a_rank), "replication does not change the packed form");
     assert_eq!(one_a_rank.kv_head_replicas(), 1);
     let divided = whole().kv_heads(8).replicate_kv_heads().build().unwrap();
     assert_eq!((divided.kv_heads(), divided.kv_head_replicas()), (2, 1), "the option changes nothing else");
@@ -123,7 +123,7 @@ fn absurd_sizes_are_refused() {
     ] {
         assert_eq!(builder.build(), too_large);
     }
-    // Bytes that an address space has, in more planes than a table should.
+    // Within the address space, but with more planes than a table may have.
     for layers in [1 << 40, 1 << 32, PLANES_MAX / 2 + 1] {
         let refused = Err(LayoutError::TooLarge { what: "the table of planes" });
         assert_eq!(whole().layers(layers).build(), refused);
@@ -135,7 +135,7 @@ fn absurd_sizes_are_refused() {
     }
 }
 
-/// No two tiles of a table share a byte, all lie inside, and all are aligned.
+/// No two tiles of a table share a byte; all lie inside the reservation and are aligned.
 #[test]
 fn tiles_never_overlap() {
     for arrangement in [Arrangement::LayerFirst, Arrangement::BlockFirst] {

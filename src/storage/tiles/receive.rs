@@ -1,9 +1,10 @@
-//! Frames of another storage's memory, without a buffer in between.
+//! Copies frames directly from another storage's memory.
 //!
-//! The packed form of a frame is the same bytes in the same order for every arrangement; only where it is cut differs. So two
-//! ways lead from one memory to another:
-//! - the same extents on both sides: extent by extent, neighbours that go to neighbours as one piece where nothing lies between;
-//! - else the packed forms of both, cut wherever either is cut.
+//! The packed form of a frame is the same byte sequence for every arrangement; arrangements only
+//! cut it differently. Two cases:
+//! - equal extents on both sides: copied extent by extent, with consecutive frames as one piece if
+//!   they are contiguous;
+//! - otherwise: the packed forms of both sides, cut wherever either side is cut.
 
 use crate::ids::Run;
 
@@ -11,15 +12,16 @@ use super::super::FrameMove;
 use super::super::stream::Copier;
 use super::{Tile, Tiles, joined_moves};
 
-/// The frames of some runs, in order.
+/// Returns the frames of the runs, in order.
 fn frames_of(runs: &[Run]) -> impl Iterator<Item = crate::ids::FrameId> {
     runs.iter().flat_map(|run| run.frames())
 }
 
 impl Tiles {
     /// # Safety
-    /// The frames of both exist, `to` and `from` are as many, and none is named twice in `to`; the blocks have the same packed form; the two are
-    /// different memory; the frame rule for both.
+    /// The frames exist on both sides; `to` and `from` have equally many, and those in `to` are
+    /// distinct; the blocks have the same packed form; the storages use different memory; the frame
+    /// rule for both.
     pub(in super::super) unsafe fn receive(&self, source: &Self, from: &[Run], to: &[Run]) {
         let moves: Vec<FrameMove> =
             frames_of(from).zip(frames_of(to)).map(|(src, dst)| FrameMove::new(src, dst)).collect();
@@ -28,13 +30,13 @@ impl Tiles {
         if bytes(&self.extents) == bytes(&source.extents) {
             for (theirs, ours) in source.extents.iter().zip(&self.extents) {
                 for (step, len) in joined_moves(&moves) {
-                    // SAFETY: the caller's; joined moves step through frames that are named.
+                    // SAFETY: the caller's promise; joined moves contain only frames of the runs.
                     unsafe { copy_neighbours(theirs, ours, step, len, &mut copier) };
                 }
             }
         } else {
             for &step in &moves {
-                // SAFETY: the caller's.
+                // SAFETY: the caller's promise.
                 unsafe { copy_frame(&source.extents, &self.extents, step, &mut copier) };
             }
         }
@@ -42,16 +44,17 @@ impl Tiles {
     }
 }
 
-/// Copies `len` neighbouring frames of an extent.
+/// Copies `len` consecutive frames of an extent.
 ///
 /// # Safety
-/// They exist on both sides; the extents have as many bytes, of different memory; the frame rule.
+/// The frames exist on both sides; the extents have the same size and are different memory; the
+/// frame rule.
 unsafe fn copy_neighbours(theirs: &Tile, ours: &Tile, first: FrameMove, len: usize, copier: &mut Copier) {
-    // SAFETY: the first of frames that exist, here and below the others.
+    // SAFETY: the first of frames that exist; below, the others.
     let (from, to) = unsafe { (theirs.of(first.src.index()), ours.of(first.dst.index())) };
     let is_dense = |tile: &Tile| tile.bytes == tile.frame_stride;
     if is_dense(theirs) && is_dense(ours) {
-        // SAFETY: nothing lies between them on either side.
+        // SAFETY: the frames are contiguous on both sides.
         return unsafe { copier.copy(from, to, len * ours.bytes) };
     }
     for frame in 0..len {
@@ -62,14 +65,14 @@ unsafe fn copy_neighbours(theirs: &Tile, ours: &Tile, first: FrameMove, len: usi
     }
 }
 
-/// Copies a frame in its packed order.
+/// Copies a frame in packed order.
 ///
 /// # Safety
-/// As [`copy_neighbours`]; all extents of a side are as many bytes as all of the other.
+/// As for [`copy_neighbours`]; both sides' extents have the same total size.
 unsafe fn copy_frame(theirs: &[Tile], ours: &[Tile], step: FrameMove, copier: &mut Copier) {
     let (mut theirs, mut ours) = (theirs.iter(), ours.iter());
     let (mut source, mut target) = (theirs.next(), ours.next());
-    // How much of each is done.
+    // Bytes copied of the current extents.
     let (mut read, mut written) = (0, 0);
     while let (Some(from), Some(to)) = (source, target) {
         let bytes = (from.bytes - read).min(to.bytes - written);

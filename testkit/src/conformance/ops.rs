@@ -361,17 +361,7 @@ pub(super) fn shrinking(storage: &dyn Storage) {
     grown.apply(&Op::Copy(vec![FrameMove::new(FrameId(FRAMES as u32 - 1), FrameId(0))]));
 }
 
-/// Discarded frames can be written again; the others keep their bytes.
-pub(super) fn discarding(storage: &dyn Storage) {
-    let mut pair = Pair::new(storage);
-    pair.apply(&Op::Unpack(vec![all(FRAMES)], 6));
-    let runs = vec![Run { start: FrameId(1), len: 2 }, Run { start: FrameId(5), len: 1 }];
-    // SAFETY: one thread.
-    unsafe { storage.discard(&runs) }.expect("existing frames");
-    pair.apply(&Op::Unpack(runs, 7));
-}
-
-/// Threads store to, and load from, different slots of the same frames concurrently.
+/// Threads store to, and load from, different slots of the same frames at once.
 pub(super) fn neighbours_at_once(storage: &dyn Storage) {
     let mut reference = Pair::new(storage).reference;
     let slots = (FRAMES * storage.layout().block_tokens()) as i64;

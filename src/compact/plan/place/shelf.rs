@@ -3,22 +3,22 @@
 use std::mem;
 use std::ops::Range;
 
-/// Lengths below are told apart.
+/// Each length below this has a class of its own.
 const CLASS_MAX: u32 = 1023;
 
 const CLASSES: usize = CLASS_MAX as usize + 1;
 
-/// No hole, no chain.
+/// Index that stands for no hole or no chain.
 const NONE: u32 = u32::MAX;
 
-/// Consecutive open frames, and the keys of what lies on both sides of them.
+/// Consecutive open frames, and the keys of the frames on both sides.
 #[derive(Clone, Copy)]
 pub(super) struct Hole {
     pub start: u32,
     pub end: u32,
     pub before: u64,
     pub after: u64,
-    /// On the shelf: the next of its class.
+    /// Next hole of the same class on the shelf.
     next: u32,
 }
 
@@ -32,22 +32,22 @@ impl Hole {
         self.end - self.start
     }
 
-    /// Whether it is full, and what is now on both sides is linked.
+    /// Returns true if the hole is full, and the blocks now on both sides are linked.
     #[inline]
     pub(super) const fn is_closed(&self) -> bool {
         self.len() == 0 && self.before + 1 == self.after
     }
 }
 
-/// Blocks that follow each other in a sequence, and are still to be placed.
+/// Consecutive blocks of a sequence that are not placed yet.
 #[derive(Clone, Copy)]
 pub(super) struct Chain {
-    /// The first one's.
+    /// Key of the first block.
     pub key: u64,
-    /// The first one's slot.
+    /// Slot of the first block.
     pub start: u32,
     pub len: u32,
-    /// The next of its class.
+    /// Next chain of the same class.
     next: u32,
 }
 
@@ -56,7 +56,7 @@ impl Chain {
         Self { key, start: slots.start, len: slots.end - slots.start, next: NONE }
     }
 
-    /// What is left once the first `len` blocks are placed.
+    /// Returns the rest of the chain after its first `len` blocks.
     pub(super) const fn without(self, len: u32) -> Self {
         Self { key: self.key + len as u64, start: self.start + len, len: self.len - len, next: NONE }
     }
@@ -67,7 +67,7 @@ const fn class(len: u32) -> usize {
     (if len < CLASS_MAX { len } else { CLASS_MAX }) as usize
 }
 
-/// Chains by length. They only get shorter, so that the longest is found by going down.
+/// Chains by length. They only get shorter, so that the search for the longest only descends.
 pub(super) struct Chains {
     chains: Vec<Chain>,
     heads: [u32; CLASSES],
@@ -98,15 +98,16 @@ impl Chains {
     }
 }
 
-/// Holes by length; of equals, the one that was there first, which is the lowest unless it is a rest.
+/// Holes by length. Of equal ones, the oldest comes first, which is the lowest unless it is a
+/// remainder.
 pub(super) struct Shelf {
     holes: Vec<Hole>,
     heads: [u32; CLASSES],
-    /// Of a class that has a hole.
+    /// Valid for classes that have a hole.
     tails: [u32; CLASSES],
-    /// A bit for each class that has a hole.
+    /// One bit per class that has a hole.
     stocked: [u64; CLASSES / 64],
-    /// A bit for each word of those that is not 0.
+    /// One bit per non-zero word of `stocked`.
     words: u64,
 }
 
@@ -138,14 +139,14 @@ impl Shelf {
         self.tails[class] = index;
     }
 
-    /// The shortest hole that takes `len` blocks, or else the longest.
+    /// Takes the shortest hole that holds `len` blocks, or otherwise the longest hole.
     ///
     /// # Panics
     ///
-    /// If there is none: the caller opens as many frames as blocks.
+    /// If there is no hole: the caller opens at least as many frames as blocks.
     #[inline]
     pub(super) fn take_for(&mut self, len: u32) -> Hole {
-        let class = self.class_for(class(len)).expect("as many frames are open as blocks leave");
+        let class = self.class_for(class(len)).expect("at least as many frames are open as blocks leave");
         let hole = self.holes[self.heads[class] as usize];
         self.heads[class] = hole.next;
         if hole.next == NONE {

@@ -1,35 +1,35 @@
-//! The blocks that leave, by sequence and place.
+//! The leaving blocks by sequence and place.
 //!
 //! ```text
-//! a slot for each place from a sequence's first to its last block that leaves, and one more
-//! waiting   . 1 1 . . 1 1 1 .   a bit a slot: there is a block, and it is still to be placed
-//!             chain   chain     (the last slot has none, so that no chain goes on in the next sequence)
-//! to          7 8     2 3 4     the frame where it goes, once it is placed
+//! one slot per place from a sequence's first to its last leaving block, and one more
+//! waiting   . 1 1 . . 1 1 1 .   one bit per slot: its block is not placed yet
+//!             chain   chain     (the last slot has no block, so that no chain crosses sequences)
+//! to          7 8     2 3 4     the destination frame, once the block is placed
 //! ```
 //!
-//! The bits are all that the search for neighbours reads. They fit into a cache that the numbers do not fit into, and
-//! the numbers are only written on the way; the moves learn their destinations in one pass at the end.
+//! The search for neighbours reads only the bits, which fit into a cache that would not hold the
+//! frame numbers. The numbers are only written on the way; one pass at the end copies the
+//! destinations to the moves.
 
 use std::ops::Range;
 
 use crate::ids::FrameId;
 
+use super::super::super::goal::{Move, NOWHERE};
 use super::super::super::snapshot::FrameState;
-use super::super::Move;
 use super::super::map::{self, Map};
-use super::NOWHERE;
 use super::shelf::{Chain, Chains};
 
-/// A sequence's part of the slots.
+/// The slots of one sequence.
 #[derive(Clone, Copy)]
 struct Extent {
-    /// The place of its first slot.
+    /// Place of the first slot.
     first: u32,
-    /// The place of its last block that leaves.
+    /// Place of the last leaving block.
     last: u32,
-    /// Its first slot.
+    /// Index of the first slot.
     base: u32,
-    /// How many places it has.
+    /// Number of places.
     len: u32,
 }
 
@@ -40,8 +40,11 @@ pub(super) struct Slots {
 }
 
 impl Slots {
-    /// The slots, and the moves that have none: of no sequence, of a place that another has in a torn snapshot, or of
-    /// sequences with so many gaps that their slots would outgrow the pool.
+    /// Returns the slots, and the indices of the moves without a slot.
+    ///
+    /// The blocks of these moves have no sequence, or a place that another block occupies in a torn
+    /// snapshot, or belong to sequences with so many gaps that their slots would outnumber the
+    /// pool's frames.
     pub(super) fn of(map: &Map<'_>, keys: &[u64]) -> (Self, Vec<u32>) {
         let empty = Extent { first: u32::MAX, last: 0, base: 0, len: 0 };
         let mut extents = vec![empty; map.snapshot.sequences().len()];
@@ -73,7 +76,7 @@ impl Slots {
         (slots, loose)
     }
 
-    /// The slot of a sequence's place.
+    /// Returns the slot of a key.
     #[inline]
     fn at(&self, key: u64) -> Option<usize> {
         let (sequence, place) = FrameState::parts(key);
@@ -82,13 +85,13 @@ impl Slots {
         if at < extent.len { Some((extent.base + at) as usize) } else { None }
     }
 
-    /// The slot with a block of this key that is still to be placed.
+    /// Returns the slot of this key, if its block is not placed yet.
     #[inline]
     pub(super) fn find(&self, key: u64) -> Option<usize> {
         self.at(key).filter(|at| map::has(&self.waiting, *at as u32))
     }
 
-    /// The piece of a chain that begins in slot `at`, of at most `limit` blocks.
+    /// Returns the part of a chain that begins in slot `at`, of at most `limit` blocks.
     #[inline]
     pub(super) fn chain_from(&self, at: usize, limit: u32) -> Range<usize> {
         let mut len = 0;
@@ -103,7 +106,7 @@ impl Slots {
         at..at + len.min(limit) as usize
     }
 
-    /// The piece of a chain that ends in slot `at`, of at most `limit` blocks.
+    /// Returns the part of a chain that ends in slot `at`, of at most `limit` blocks.
     #[inline]
     pub(super) fn chain_up_to(&self, at: usize, limit: u32) -> Range<usize> {
         let end = at + 1;
@@ -119,7 +122,7 @@ impl Slots {
         end - len.min(limit) as usize..end
     }
 
-    /// The piece goes to the frames from `start` on.
+    /// Places this part of a chain in the frames from `start` on.
     #[inline]
     pub(super) fn put(&mut self, piece: Range<usize>, start: u32) {
         for (slot, to) in piece.zip(start..) {
@@ -128,7 +131,7 @@ impl Slots {
         }
     }
 
-    /// The chains that are left.
+    /// Returns the chains that are not placed yet.
     pub(super) fn chains(&self) -> Chains {
         let mut chains = Chains::with_capacity(map::runs(&self.waiting));
         let mut extents = self.extents.iter().enumerate().filter(|(_, extent)| extent.len > 0).peekable();
@@ -136,23 +139,24 @@ impl Slots {
             while extents.peek().is_some_and(|(_, extent)| extent.base + extent.len <= start) {
                 extents.next();
             }
-            let (sequence, extent) = extents.peek().expect("every slot is some sequence's");
+            let (sequence, extent) = extents.peek().expect("every slot belongs to a sequence");
             let key = FrameState::key_of(*sequence, extent.first + (start - extent.base));
             chains.put(Chain::new(key, start..end));
         });
         chains
     }
 
-    /// Tells the moves that have no destination yet where they go. How many of them follow another one from the frame
-    /// before to the frame before, as the next block of the same sequence.
+    /// Copies the destinations to the moves that have none yet. Returns how many moves take a block
+    /// from behind its predecessor in its sequence to behind the same predecessor.
     pub(super) fn write(&self, map: &Map<'_>, leaving: &[u64], moves: &mut [Move], keys: &[u64]) -> usize {
         let mut together = 0;
-        // What the move before was: of a region's blocks, all but the first have it from there.
+        // The previous move: for all blocks of a region but the first, the predecessor's, if it has
+        // one.
         let (mut last, mut last_key) = (Move { from: NOWHERE, to: NOWHERE }, FrameState::FREE.key());
         for (one, &key) in moves.iter_mut().zip(keys) {
             let at = self.at(key);
             if one.to == NOWHERE {
-                one.to = FrameId(self.to[at.expect("what has no slot is placed already")]);
+                one.to = FrameId(self.to[at.expect("a block without a slot is placed already")]);
             }
             let follows = |last: Move| last.to.0.wrapping_add(1) == one.to.0;
             together += usize::from(if last.from.0.wrapping_add(1) == one.from.0 {

@@ -1,8 +1,8 @@
-//! The planner against exhaustive search, on pools small enough for it.
+//! Compares the planner with exhaustive search, on small pools.
 
 use super::*;
 
-/// Where blocks are, a bit a frame.
+/// The frames of the blocks, one bit per frame.
 type Bits = u32;
 
 fn bits(snapshot: &Snapshot, kind: FrameKind) -> Bits {
@@ -15,7 +15,7 @@ fn free_runs(free: Bits, frames: usize, order: u8) -> usize {
     (0..frames >> order).filter(|index| free >> (index << order) & run == run).count()
 }
 
-/// Every way to choose `count` of the set bits of `of`.
+/// Calls `found` with every choice of `count` of the set bits of `of`.
 fn subsets(of: Bits, count: u32, found: &mut dyn FnMut(Bits)) {
     fn go(rest: Bits, count: u32, taken: Bits, found: &mut dyn FnMut(Bits)) {
         if count == 0 {
@@ -31,9 +31,10 @@ fn subsets(of: Bits, count: u32, found: &mut dyn FnMut(Bits)) {
     go(of, count, 0, found);
 }
 
-/// The most runs that any plan of at most `moves_max` moves ends with, the fewest moves for that many, and every set
-/// of frames that the movable blocks can lie in then. A block that moves goes to a frame that was free, so that the
-/// plan's moves are the frames that are taken afterwards and were not before.
+/// Returns the highest number of free runs that any plan of at most `moves_max` moves reaches, the
+/// fewest moves for that number, and every set of frames that the movable blocks can then occupy. A
+/// block moves to a frame that was free, so that the number of moves is the number of frames that
+/// are occupied afterwards and were not before.
 fn optimum(snapshot: &Snapshot, order: u8, moves_max: usize) -> (usize, u32, Vec<Bits>) {
     let (free, movable) = (bits(snapshot, FrameKind::Free), bits(snapshot, FrameKind::Movable));
     let frames = snapshot.frames().len();
@@ -55,7 +56,8 @@ fn optimum(snapshot: &Snapshot, order: u8, moves_max: usize) -> (usize, u32, Vec
     (runs, moves, ends)
 }
 
-/// The most links that the cheapest plans can leave: over all their ends, and all ways to assign blocks to frames.
+/// Returns the highest number of links that the cheapest plans can leave, over all their final
+/// states and all assignments of blocks to frames.
 fn most_links(snapshot: &Snapshot, ends: &[Bits]) -> usize {
     fn go(states: &mut Vec<FrameState>, sources: &[usize], targets: Bits, best: &mut usize) {
         let Some((&source, rest)) = sources.split_first() else {
@@ -78,7 +80,8 @@ fn most_links(snapshot: &Snapshot, ends: &[Bits]) -> usize {
     best
 }
 
-/// A made-up pool of `frames`, from nearly empty to nearly full, with some that are stuck.
+/// Returns a random pool of `frames` frames, from nearly empty to nearly full, with some fixed or
+/// away.
 fn small(rng: &mut Rng, frames: usize, order: u8) -> Snapshot {
     let mix = Mix {
         free: rng.u32(1..8),
@@ -104,23 +107,23 @@ fn no_plan_gains_more_or_moves_less() {
         let plan = plan(&snapshot, Goal::Fragmentation { order: Order(order) }, moves_max);
         let (runs, moves, _) = optimum(&snapshot, order, moves_max);
         if moves == 0 {
-            assert!(plan.moves.is_empty(), "moves for nothing: {snapshot:?}");
+            assert!(plan.moves.is_empty(), "moves without gain: {snapshot:?}");
             continue;
         }
         worth += 1;
         let got = snapshot.free_runs(Order(order)) + plan.runs_gained as usize;
-        assert!(got <= runs, "more than the best: {snapshot:?}");
+        assert!(got <= runs, "better than the optimum: {snapshot:?}");
         same_runs += usize::from(got == runs);
         let ratio = plan.moves.len() as f64 / f64::from(moves);
         moves_worst = moves_worst.max(ratio);
         moves_sum += ratio;
     }
-    println!("{worth} of {rounds} pools have something to gain");
+    println!("{worth} of {rounds} pools can gain a run");
     println!(
-        "as many runs as the best plan: {same_runs}, moves: mean {:.4}, worst {moves_worst:.4} of its",
+        "as many runs as the best plan in {same_runs}; moves relative to it: mean {:.4}, worst {moves_worst:.4}",
         moves_sum / f64::from(worth)
     );
-    // Not a bound of a heuristic: see the proof in the docs of `plan`.
+    // An exact optimum, not a bound of a heuristic: see the proof in the docs of `plan`.
     assert!(worth > rounds / 4 && same_runs == worth as usize && moves_worst == 1.0);
 }
 
@@ -142,7 +145,7 @@ fn sequences_lie_nearly_as_well_as_they_can() {
         let mut after = snapshot.clone();
         after.apply(&plan(&snapshot, Goal::Fragmentation { order: Order(order) }, ALL));
         let most = most_links(&snapshot, &ends);
-        assert!(after.links() <= most, "more than the best: {snapshot:?}");
+        assert!(after.links() <= most, "better than the optimum: {snapshot:?}");
         let blocks = snapshot.frames().iter().filter(|state| state.block().is_some()).count();
         looked_at += 1;
         equal += usize::from(after.links() == most);
@@ -152,7 +155,7 @@ fn sequences_lie_nearly_as_well_as_they_can() {
         best_runs += blocks - most;
     }
     let ratio = ours_runs as f64 / best_runs as f64;
-    println!("{looked_at} pools, the best leave {best} links; equal in {equal}, at worst {worst} fewer");
+    println!("{looked_at} pools, {best} links at best; equal in {equal}, at most {worst} fewer");
     println!("runs of sequences: {ratio:.4} of the fewest");
     assert!(looked_at > rounds / 20);
     assert!(ratio < 1.08 && equal * 10 > looked_at * 7, "{ratio}, {equal} of {looked_at}");

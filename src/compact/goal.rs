@@ -1,0 +1,104 @@
+//! Goals of planning, and plans: moves, steps and shortfalls.
+
+use crate::ids::{FrameId, Order, Run};
+
+/// Goal of a plan.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Goal {
+    /// As many free aligned runs of `2^order` frames as the budget allows.
+    Fragmentation {
+        /// Order of the runs.
+        order: Order,
+    },
+    /// One free run of `len` frames, at the cheapest place.
+    Run {
+        /// Length of the run in frames.
+        len: u32,
+    },
+    /// Move all movable blocks out of `region`.
+    Empty {
+        /// Region to empty.
+        region: Run,
+    },
+}
+
+/// The move of a block from one frame to another.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Move {
+    /// Source frame; movable in the snapshot.
+    pub from: FrameId,
+    /// Destination frame; free in the snapshot.
+    pub to: FrameId,
+}
+
+/// Destination of a move that is not placed yet.
+pub(super) const NOWHERE: FrameId = FrameId(u32::MAX);
+
+impl Move {
+    /// Returns a move without a destination yet.
+    pub(super) const fn unplaced(from: FrameId) -> Self {
+        Self { from, to: NOWHERE }
+    }
+}
+
+/// Moves that together empty one region. A part of them gains nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Step {
+    /// The emptied region.
+    pub region: Run,
+    /// The plan's moves before this index empty this region and those of earlier steps.
+    pub end: usize,
+}
+
+/// Why a plan does not reach its goal in full.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum Shortfall {
+    /// The goal needs more moves than the limit.
+    Budget {
+        /// Moves that the whole goal needs.
+        needed: usize,
+    },
+    /// Too few frames are free: for a run, its length; for a region, a destination for each of its
+    /// movable blocks.
+    Free {
+        /// Free frames; for a region to empty, only those outside of it.
+        free: usize,
+        /// Free frames needed.
+        needed: usize,
+    },
+    /// Every possible place for the run contains a frame that can be neither vacated nor used.
+    Fixed,
+    /// The run is longer than the pool, or the region ends beyond it.
+    Outside {
+        /// Number of frames in the pool.
+        frames: usize,
+    },
+}
+
+/// Moves towards a goal, in an order that allows to stop after any [`Step`].
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Plan {
+    /// The moves.
+    pub moves: Vec<Move>,
+    /// The regions that the moves empty, in order.
+    pub steps: Vec<Step>,
+    /// Increase in the number of free aligned runs of the goal's order, or of the snapshot's order
+    /// for goals without one. Negative if a free run had to be filled.
+    pub runs_gained: isize,
+    /// Pairs of blocks, neighbours in a sequence, that become neighbours in memory.
+    pub joins: usize,
+    /// Pairs of blocks, neighbours in a sequence, that are neighbours in memory before but not
+    /// after.
+    pub breaks: usize,
+    /// For [`Goal::Run`]: the run that is free after the moves. `None` with a shortfall.
+    pub window: Option<Run>,
+    /// For [`Goal::Empty`]: frames of the region whose blocks cannot move.
+    pub fixed: Vec<FrameId>,
+    /// For [`Goal::Empty`]: frames of the region that are [away](super::FrameKind::Away): free, but
+    /// not in the bitmaps.
+    pub away: Vec<FrameId>,
+    /// Why these moves do not reach the goal in full. [`Plan::fixed`] and [`Plan::away`] do not
+    /// count as a shortfall.
+    pub shortfall: Option<Shortfall>,
+}
