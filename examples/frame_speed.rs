@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use kvpool::frame::{FrameConfig, Frames};
-use kvpool::ids::{FrameId, Order, Run};
+use kvpool::{FrameId, Order, Run};
 
 include!("support/side_by_side.rs");
 

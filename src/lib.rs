@@ -1,7 +1,4 @@
 #![doc = include_str!("../README.md")]
-// Docs of public items point to the tables and protocols in the docs of private modules: `--document-private-items`
-// has those.
-#![allow(rustdoc::private_intra_doc_links)]
 #![deny(unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks)]
 
 // First: the macro that it shadows is seen by the modules that follow.
@@ -23,48 +20,82 @@ macro_rules! internal {
     };
 }
 
+// The floors, from the ground up; a floor uses those before it (`tests/floors` checks this).
+#[cfg(feature = "internals")]
 pub mod config;
-pub mod dtype;
-pub mod error;
-pub mod ids;
-pub(crate) mod sync;
+#[cfg(not(feature = "internals"))]
+mod config;
 
-// The floors whose functions trust their callers: who calls them in the wrong order breaks other owners. What of their types
-// users need is public through `pool` and `sequence`.
+mod dtype;
+mod error;
+mod ids;
+mod sync;
+
+// These three trust their callers: safe code that calls them in the wrong order breaks other owners.
 #[cfg(feature = "internals")]
 pub mod frame;
 #[cfg(not(feature = "internals"))]
-#[allow(dead_code, unused_imports, reason = "some is for tests and models")]
-pub(crate) mod frame;
+#[allow(dead_code, unused_imports, reason = "tests and models use more than the pool does")]
+mod frame;
 
 #[cfg(feature = "internals")]
 pub mod batch;
 #[cfg(not(feature = "internals"))]
-#[allow(dead_code, unused_imports, reason = "some is for tests and models")]
-pub(crate) mod batch;
+#[allow(dead_code, unused_imports, reason = "tests and models use more than the pool does")]
+mod batch;
 
 #[cfg(feature = "internals")]
 pub mod block;
 #[cfg(not(feature = "internals"))]
-#[allow(dead_code, unused_imports, reason = "some is for tests and models")]
-pub(crate) mod block;
+#[allow(dead_code, unused_imports, reason = "tests and models use more than the pool does")]
+mod block;
 
 pub mod storage;
 
+pub mod prefix;
+
+#[cfg(feature = "internals")]
 pub mod sequence;
+#[cfg(not(feature = "internals"))]
+mod sequence;
 
 pub mod compact;
 
-pub mod prefix;
+mod migrate;
 
-pub mod migrate;
-
-pub mod pool;
+mod pool;
 
 pub mod testing;
 
 #[cfg(all(feature = "cuda", not(kvpool_loom)))]
 pub mod cuda;
+
+#[doc(inline)]
+pub use pool::{
+    AllocRequest, AuditError, AuditReport, BlockInfo, BlockPin, BringBackReport, BuildError, Carried, Counts,
+    DefragConfig, DefragError, DefragOptions, DefragReport, DefragTotals, Defragmenter, Fragmentation,
+    Latency, Lease, MigrateError, MigrationReport, OffloadReport, Place, Pool, PoolBuilder, PoolHandle,
+    Pressure, Priority, ResizeError, ResizeOptions, ResizeReport, Stats, Target, flush_thread,
+};
+#[doc(inline)]
+pub use sequence::{
+    Appended, Batch, BlockTable, Copied, CsrTable, Finish, FinishError, Listed, Moved, MovedEntry, Sequence,
+    SequenceBuilder, SequenceView, Since, TOKENS_MAX,
+};
+#[doc(inline)]
+pub use {
+    dtype::Dtype,
+    error::{
+        AllocError, GrowError, HandleError, HeadOfLine, LayoutError, OldestBatch, PrefixError, SequenceError,
+        ShrinkError, SizingError, StorageError, TransferError,
+    },
+    ids::{
+        BlockHandle, BlockId, DeviceId, FRAMES_MAX, FrameId, Generation, Order, PoolTag, Run, SequenceId,
+        Ticket,
+    },
+    prefix::PrefixConfig,
+    storage::KvLayout,
+};
 
 /// The examples of the tour, which are compiled and run as tests.
 #[cfg(doctest)]

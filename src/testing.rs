@@ -24,8 +24,7 @@
 //! over four blocks:
 //!
 //! ```
-//! use kvpool::error::AllocError;
-//! use kvpool::pool::{AllocRequest, Pool};
+//! use kvpool::{AllocError, AllocRequest, Pool};
 //! use kvpool::storage::KvLayout;
 //! use kvpool::testing::{self, sync::Arc, sync::atomic::{AtomicUsize, Ordering}, thread};
 //!

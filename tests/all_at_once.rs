@@ -7,11 +7,11 @@ use std::thread;
 use std::time::Duration;
 
 use kvpool::compact::{DefragConfig, DefragOptions};
-use kvpool::error::{AllocError, SequenceError, StorageError};
-use kvpool::ids::{DeviceId, Order, SequenceId};
-use kvpool::pool::{AllocRequest, Pool, Priority, ResizeError, ResizeOptions};
-use kvpool::sequence::Sequence;
 use kvpool::storage::{CopyDone, Elements, ElementsMut, FrameMove, HostStorage, KvLayout, Storage};
+use kvpool::{
+    AllocError, AllocRequest, DeviceId, Order, Pool, Priority, ResizeError, ResizeOptions, Sequence,
+    SequenceError, SequenceId, StorageError,
+};
 use tokio::time::{Instant, sleep};
 
 /// Memory of a device that copies frames when it comes to it.

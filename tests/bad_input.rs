@@ -4,13 +4,12 @@
 
 use std::sync::Arc;
 
-use kvpool::error::{
-    AllocError, GrowError, HandleError, LayoutError, SequenceError, SizingError, StorageError,
-};
-use kvpool::ids::{BlockHandle, DeviceId, FRAMES_MAX, Order, SequenceId};
-use kvpool::pool::{AllocRequest, BuildError, Pool, PoolBuilder};
-use kvpool::sequence::{BlockTable, CsrTable, TOKENS_MAX};
 use kvpool::storage::{HostStorage, KvLayout, Sizing, Storage};
+use kvpool::{
+    AllocError, AllocRequest, BlockHandle, BlockTable, BuildError, CsrTable, DeviceId, FRAMES_MAX, GrowError,
+    HandleError, LayoutError, Order, Pool, PoolBuilder, SequenceError, SequenceId, SizingError, StorageError,
+    TOKENS_MAX,
+};
 
 fn layout() -> KvLayout {
     KvLayout::named("tiny").unwrap()

@@ -3,9 +3,8 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering::*};
 
-use kvpool::ids::{BlockId, SequenceId};
-use kvpool::pool::{AllocRequest, Pool};
 use kvpool::prefix::{BlockHash, KvEvent, KvEvents, PrefixConfig};
+use kvpool::{AllocRequest, BlockId, Pool, SequenceId};
 use kvpool_testkit::prompts::{BLOCK_TOKENS, admit, pool, pool_of, prompt};
 
 /// Each row notes the era of its block in few bits. What a sequence holds must not come back when

@@ -5,11 +5,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use kvpool::compact::{DefragConfig, DefragError, DefragOptions, DefragReport};
-use kvpool::error::{AllocError, SequenceError, StorageError};
-use kvpool::ids::{BlockHandle, Order, SequenceId};
-use kvpool::pool::{AllocRequest, Pool, Priority};
-use kvpool::sequence::{BlockTable, Sequence};
 use kvpool::storage::{CopyDone, Elements, ElementsMut, FrameMove, KvLayout};
+use kvpool::{
+    AllocError, AllocRequest, BlockHandle, BlockTable, Order, Pool, Priority, Sequence, SequenceError,
+    SequenceId, StorageError,
+};
 
 fn layout() -> KvLayout {
     KvLayout::named("tiny").expect("the layout of the examples")

@@ -10,9 +10,8 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use kvpool::compact::{DefragConfig, DefragError, DefragOptions, FrameCopier};
-use kvpool::ids::{BlockHandle, FrameId};
-use kvpool::pool::{AllocRequest, Pool, ResizeError, ResizeOptions};
 use kvpool::storage::{CopyDone, FrameMove, KvLayout};
+use kvpool::{AllocRequest, BlockHandle, FrameId, Pool, ResizeError, ResizeOptions};
 
 const BLOCKS: usize = 128;
 

@@ -5,10 +5,8 @@ use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-use kvpool::error::HandleError;
-use kvpool::ids::{BlockHandle, Generation, SequenceId};
-use kvpool::pool::{AllocRequest, BuildError, Lease, Pool};
 use kvpool::storage::{HostStorage, KvLayout, Storage};
+use kvpool::{AllocRequest, BlockHandle, BuildError, Generation, HandleError, Lease, Pool, SequenceId};
 use kvpool_testkit::threads;
 
 fn layout() -> KvLayout {

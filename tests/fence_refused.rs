@@ -10,9 +10,8 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use kvpool::error::AllocError;
-use kvpool::pool::{AllocRequest, AuditError, Pool, ResizeError, ResizeOptions};
 use kvpool::storage::KvLayout;
+use kvpool::{AllocError, AllocRequest, AuditError, Pool, ResizeError, ResizeOptions};
 
 const BLOCKS: usize = 64;
 

@@ -4,7 +4,7 @@
 #![cfg(not(kvpool_loom))]
 
 use kvpool::frame::{FrameConfig, Frames};
-use kvpool::ids::{FrameId, Order, Run};
+use kvpool::{FrameId, Order, Run};
 
 include!("../examples/support/side_by_side.rs");
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use kvpool::frame::{FrameConfig, Frames};
-use kvpool::ids::{FrameId, Order, Run};
+use kvpool::{FrameId, Order, Run};
 
 const FREE: u8 = 0;
 const OWNED: u8 = 1;

@@ -7,11 +7,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Wake, Waker};
 
-use kvpool::ids::SequenceId;
-use kvpool::pool::{AllocRequest, Lease, Pool};
 use kvpool::prefix::PrefixConfig;
 use kvpool::prefix::policy::{Head, Millis, Place, Policy, Released};
 use kvpool::storage::KvLayout;
+use kvpool::{AllocRequest, Lease, Pool, SequenceId};
 
 fn pool(blocks: usize) -> Pool {
     Pool::builder(KvLayout::named("tiny").unwrap()).blocks(blocks).without_storage().build().unwrap()

@@ -7,10 +7,9 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use kvpool::compact::{DefragOptions, FrameCopier};
-use kvpool::ids::{BlockHandle, SequenceId};
-use kvpool::pool::{AllocRequest, Pool};
 use kvpool::prefix::PrefixConfig;
 use kvpool::storage::{CopyDone, FrameMove, KvLayout};
+use kvpool::{AllocRequest, BlockHandle, Pool, SequenceId};
 use tokio::time::{Instant, timeout};
 
 type Asked = Arc<Mutex<Vec<CopyDone>>>;

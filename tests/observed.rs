@@ -4,9 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvpool::compact::{DefragConfig, Goal, plan};
-use kvpool::ids::{BlockHandle, Order, SequenceId, Ticket};
-use kvpool::pool::{AllocRequest, Pool};
 use kvpool::storage::KvLayout;
+use kvpool::{AllocRequest, BlockHandle, Order, Pool, SequenceId, Ticket};
 use kvpool_testkit::prompts::{admit, pool as caching_pool, prompt};
 
 fn layout() -> KvLayout {

@@ -9,12 +9,12 @@ use std::collections::HashMap;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
-use kvpool::error::HandleError;
-use kvpool::ids::{BlockHandle, BlockId, FrameId, Generation, Order, SequenceId};
-use kvpool::pool::{AllocRequest, BlockPin, DefragOptions, Lease, Pool, PoolHandle, Target};
 use kvpool::prefix::{HashKey, PrefixConfig};
-use kvpool::sequence::{Batch, Sequence};
 use kvpool::storage::KvLayout;
+use kvpool::{
+    AllocRequest, Batch, BlockHandle, BlockId, BlockPin, DefragOptions, FrameId, Generation, HandleError,
+    Lease, Order, Pool, PoolHandle, Sequence, SequenceId, Target,
+};
 use kvpool_testkit::model::Pick;
 use proptest::collection::vec;
 use proptest::prelude::*;

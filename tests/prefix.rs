@@ -1,11 +1,9 @@
 //! Prefix reuse through the pool: what is found, what is not, what is evicted, and what stays true.
 
-use kvpool::error::{AllocError, PrefixError, SequenceError};
-use kvpool::ids::SequenceId;
-use kvpool::pool::{AllocRequest, Pool, Priority};
 use kvpool::prefix::policy::Millis;
 use kvpool::prefix::{PrefixConfig, PrefixKeys};
 use kvpool::storage::KvLayout;
+use kvpool::{AllocError, AllocRequest, Pool, PrefixError, Priority, SequenceError, SequenceId};
 use kvpool_testkit::prompts::{BLOCK_TOKENS, admit, pool, prompt};
 
 fn serve(pool: &Pool, prompt: &[u32]) -> usize {

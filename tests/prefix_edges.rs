@@ -3,10 +3,9 @@
 #![cfg(not(any(kvpool_loom, miri)))]
 
 use kvpool::block::BlockWord;
-use kvpool::ids::SequenceId;
-use kvpool::pool::{AllocRequest, Pool};
 use kvpool::prefix::PrefixConfig;
 use kvpool::storage::KvLayout;
+use kvpool::{AllocRequest, Pool, SequenceId};
 use kvpool_testkit::prompts::admit;
 
 fn pool(blocks: usize, blocks_max: usize, block_tokens: usize) -> Pool {

@@ -6,12 +6,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use kvpool::error::SequenceError;
-use kvpool::ids::SequenceId;
-use kvpool::pool::{AllocRequest, Pool};
 use kvpool::prefix::PrefixConfig;
 use kvpool::prefix::policy::{CachePriority, Head, Lookup, Millis, Place, Policy, PolicyKind, Released};
-use kvpool::sequence::{Batch, Sequence};
+use kvpool::{AllocRequest, Batch, Pool, Sequence, SequenceError, SequenceId};
 use kvpool_testkit::prompts::{admit, pool, pool_of, prompt};
 
 /// How many tokens of a prompt are cached.

@@ -4,12 +4,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, mpsc};
 use std::time::Duration;
 
-use kvpool::error::AllocError;
-use kvpool::ids::SequenceId;
-use kvpool::pool::{AllocRequest, Pool};
 use kvpool::prefix::policy::{CachePriority, Head, Millis, Place, Policy, PolicyKind, Released};
 use kvpool::prefix::{PrefixConfig, PrefixKeys};
-use kvpool::sequence::Sequence;
+use kvpool::{AllocError, AllocRequest, Pool, Sequence, SequenceId};
 use kvpool_testkit::prompts::{BLOCK_TOKENS, pool_of};
 
 /// A prompt of so many full blocks, and a token.

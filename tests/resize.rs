@@ -4,10 +4,11 @@ use std::sync::Barrier;
 use std::time::Duration;
 
 use kvpool::compact::Blocker;
-use kvpool::error::{AllocError, GrowError, ShrinkError};
-use kvpool::ids::{BlockHandle, SequenceId};
-use kvpool::pool::{AllocRequest, Pool, Priority, ResizeError, ResizeOptions};
 use kvpool::storage::KvLayout;
+use kvpool::{
+    AllocError, AllocRequest, BlockHandle, GrowError, Pool, Priority, ResizeError, ResizeOptions, SequenceId,
+    ShrinkError,
+};
 use kvpool_testkit::threads;
 
 fn pool(blocks: usize, blocks_max: usize) -> Pool {

@@ -2,9 +2,8 @@
 //! is resident. A test binary of its own, as that is a number of the whole process.
 #![cfg(target_os = "linux")]
 
-use kvpool::ids::{FrameId, Run};
-use kvpool::pool::{AllocRequest, Pool};
 use kvpool::storage::{Arrangement, Dtype, KvLayout};
+use kvpool::{AllocRequest, FrameId, Pool, Run};
 
 const MIB: usize = 1 << 20;
 

@@ -4,10 +4,9 @@
 use std::sync::Arc;
 
 use kvpool::block::{Blocks, BlocksConfig};
-use kvpool::error::SequenceError;
-use kvpool::ids::{DeviceId, SequenceId};
-use kvpool::sequence::{Batch, BlockTable, CsrTable, Sequence, Sequences};
+use kvpool::sequence::Sequences;
 use kvpool::storage::{Dtype, HostStorage, KvLayout, Storage};
+use kvpool::{Batch, BlockTable, CsrTable, DeviceId, Sequence, SequenceError, SequenceId};
 use proptest::prelude::*;
 
 #[derive(Clone, Debug)]

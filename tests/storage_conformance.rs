@@ -99,8 +99,8 @@ fn adopted_memory_conforms() {
 /// What one arrangement packs, another unpacks: a block's packed form says nothing of where it lay.
 #[test]
 fn packed_blocks_travel_between_arrangements() {
-    use kvpool::ids::{FrameId, Run};
     use kvpool::storage::{Dtype, KvPlanes, Scales};
+    use kvpool::{FrameId, Run};
     let all = [Run { start: FrameId(0), len: 3 }];
     let make = |arrangement, parts| {
         let layout =

@@ -6,10 +6,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 
 use kvpool::compact::{DefragError, ResizeError};
-use kvpool::error::{GrowError, StorageError};
-use kvpool::ids::{BlockHandle, SequenceId};
-use kvpool::pool::{AllocRequest, Pool};
 use kvpool::storage::{Dtype, KvLayout};
+use kvpool::{AllocRequest, BlockHandle, GrowError, Pool, SequenceId, StorageError};
 use kvpool_testkit::storages::{Call, Hooked};
 
 const BLOCKS: usize = 64;

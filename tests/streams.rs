@@ -7,13 +7,12 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
-use kvpool::error::{AllocError, SequenceError, StorageError};
-use kvpool::ids::{DeviceId, SequenceId};
-use kvpool::pool::{AllocRequest, Pool};
 use kvpool::prefix::PrefixConfig;
-use kvpool::sequence::{BlockTable, Sequence};
 use kvpool::storage::{
     CopyDone, DeviceStream, Elements, ElementsMut, FrameMove, HostStorage, KvLayout, Storage,
+};
+use kvpool::{
+    AllocError, AllocRequest, BlockTable, DeviceId, Pool, Sequence, SequenceError, SequenceId, StorageError,
 };
 
 const DEVICE: DeviceId = DeviceId::Cuda(3);

@@ -11,10 +11,8 @@ use std::sync::{Mutex, mpsc};
 use std::thread;
 
 use fastrand::Rng;
-use kvpool::error::AllocError;
-use kvpool::ids::{BlockHandle, Ticket};
-use kvpool::pool::{AllocRequest, Pool};
 use kvpool::storage::{Dtype, KvLayout};
+use kvpool::{AllocError, AllocRequest, BlockHandle, Pool, Ticket};
 use kvpool_testkit::threads;
 
 const THREADS: usize = if cfg!(miri) { 2 } else { 4 };

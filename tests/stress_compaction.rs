@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 use kvpool::block::{Moved, Since};
 use kvpool::compact::{DefragConfig, DefragOptions, ResizeError, ResizeOptions};
-use kvpool::error::{AllocError, SequenceError};
-use kvpool::ids::{BlockHandle, Order, Run, SequenceId, Ticket};
-use kvpool::pool::{AllocRequest, Pool, Priority};
-use kvpool::sequence::{BlockTable, Sequence};
 use kvpool::storage::{Dtype, KvLayout};
+use kvpool::{
+    AllocError, AllocRequest, BlockHandle, BlockTable, Order, Pool, Priority, Run, Sequence, SequenceError,
+    SequenceId, Ticket,
+};
 use kvpool_testkit::threads;
 
 const BLOCKS: usize = 1200;

@@ -14,13 +14,12 @@ use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use kvpool::compact::{DefragConfig, ResizeError, ResizeOptions};
-use kvpool::error::{AllocError, SequenceError};
-use kvpool::ids::{Order, SequenceId};
-use kvpool::pool::{AllocRequest, Lease, Pool, Priority};
 use kvpool::prefix::policy::{CachePriority, PolicyKind};
 use kvpool::prefix::{Hashing, PrefixConfig, PrefixKeys};
-use kvpool::sequence::{Batch, Sequence};
 use kvpool::storage::{Dtype, KvLayout};
+use kvpool::{
+    AllocError, AllocRequest, Batch, Lease, Order, Pool, Priority, Sequence, SequenceError, SequenceId,
+};
 use kvpool_testkit::threads;
 
 const BLOCKS: usize = 300;

@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use kvpool::compact::DefragConfig;
-use kvpool::pool::{AllocRequest, Lease, Pool};
 use kvpool::storage::{Dtype, KvLayout};
+use kvpool::{AllocRequest, Lease, Pool};
 use kvpool_testkit::storages::{Call, Hooked};
 use tokio::time::{sleep, timeout};
 

@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicUsize, Ordering::*};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use kvpool::error::{AllocError, SequenceError};
-use kvpool::ids::SequenceId;
-use kvpool::pool::{AllocRequest, BuildError, Lease, Pool, PoolBuilder, Priority};
 use kvpool::storage::KvLayout;
+use kvpool::{
+    AllocError, AllocRequest, BuildError, Lease, Pool, PoolBuilder, Priority, SequenceError, SequenceId,
+};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
@@ -151,7 +151,7 @@ async fn what_waiting_cannot_cure_is_refused_at_once() {
         assert_eq!(soon(pool.allocate_async(request)).await.unwrap_err(), error);
         assert_eq!(pool.allocate(request).unwrap_err(), error);
     }
-    let elsewhere = AllocRequest::new(1).device(kvpool::ids::DeviceId::Cuda(3));
+    let elsewhere = AllocRequest::new(1).device(kvpool::DeviceId::Cuda(3));
     assert!(matches!(soon(pool.allocate_async(elsewhere)).await, Err(AllocError::WrongDevice { .. })));
     assert_eq!(pool.stats().waiting, 0);
 }
@@ -340,7 +340,7 @@ async fn a_batch_that_is_not_ended_is_named() {
     let refused = pool.allocate(AllocRequest::new(1)).unwrap_err();
     assert!(matches!(
         refused,
-        AllocError::Exhausted { retired: 8, oldest_batch: Some(kvpool::ids::Ticket(2)), .. }
+        AllocError::Exhausted { retired: 8, oldest_batch: Some(kvpool::Ticket(2)), .. }
     ));
     assert!(refused.to_string().contains("the oldest is batch 2"), "{refused}");
     let short = Duration::from_millis(30);

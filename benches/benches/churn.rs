@@ -19,10 +19,8 @@
 use std::time::{Duration, Instant};
 
 use kvpool::compact::{DefragConfig, Defragmenter, Goal, plan};
-use kvpool::ids::SequenceId;
-use kvpool::pool::Pool;
-use kvpool::sequence::{Batch, Sequence};
 use kvpool::storage::{Dtype, KvLayout};
+use kvpool::{Batch, Pool, Sequence, SequenceId};
 use kvpool_benches::report::median;
 use tokio::runtime::Builder;
 

@@ -13,9 +13,8 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use kvpool::compact::{DefragReport, Goal, plan};
-use kvpool::ids::BlockHandle;
-use kvpool::pool::Pool;
 use kvpool::storage::FrameMove;
+use kvpool::{BlockHandle, Pool};
 use kvpool_benches::bytes::{Plain, check, pool_of_bytes, write};
 use kvpool_benches::report::median;
 use tokio::runtime::{Builder, Runtime};

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use kvpool::ids::BlockId;
+use kvpool::BlockId;
 use kvpool::prefix::{Links, RankQueue};
 use kvpool_benches::check::Owners;
 use kvpool_benches::threads::together;

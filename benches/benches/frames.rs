@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use kvpool::frame::{Depot, FrameConfig, Frames, MagazinePair, OwnerCell};
-use kvpool::ids::{FrameId, Order, Run};
+use kvpool::{FrameId, Order, Run};
 
 const FRAMES: usize = 65_536;
 

@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
 use std::time::Duration;
 
 use dashmap::DashMap;
-use kvpool::ids::BlockId;
+use kvpool::BlockId;
 use kvpool::prefix::{Index, Key};
 use kvpool_benches::report::median;
 use kvpool_benches::threads::together;

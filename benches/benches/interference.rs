@@ -21,9 +21,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use kvpool::compact::{DefragConfig, DefragTotals};
-use kvpool::ids::{BlockHandle, SequenceId};
-use kvpool::pool::{AllocRequest, Pool};
 use kvpool::storage::{CopyDone, FrameMove, KvLayout};
+use kvpool::{AllocRequest, BlockHandle, Pool, SequenceId};
 use kvpool_benches::bytes::Plain;
 use kvpool_benches::quiet::{Quiet, alone_on};
 use kvpool_benches::report::{Times, median};
@@ -64,7 +63,7 @@ fn main() {
     let bare = Pool::builder(layout()).blocks(BLOCKS).engine_copies(copier).build().expect("a pool");
     let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
     let mut plain = Plain::new(256 << 20);
-    let frames: Vec<_> = vec![kvpool::ids::Run { start: kvpool::ids::FrameId(0), len: BLOCKS as u32 }];
+    let frames: Vec<_> = vec![kvpool::Run { start: kvpool::FrameId(0), len: BLOCKS as u32 }];
     // SAFETY: no block has been allocated yet.
     unsafe { pool.storage().expect("a pool with memory").zero(&frames) }.expect("frames of the pool");
 

@@ -8,7 +8,7 @@ use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use kvpool::compact::{FrameKind, FrameState, Goal, Snapshot, plan};
-use kvpool::ids::{FrameId, Order, Run, SequenceId};
+use kvpool::{FrameId, Order, Run, SequenceId};
 
 const ORDER: Order = Order(4);
 const GOAL: Goal = Goal::Fragmentation { order: ORDER };

@@ -10,10 +10,8 @@ use std::time::{Duration, Instant};
 
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion, criterion_group, criterion_main};
-use kvpool::ids::SequenceId;
-use kvpool::pool::Pool;
 use kvpool::prefix::PrefixConfig;
-use kvpool::sequence::Sequence;
+use kvpool::{Pool, Sequence, SequenceId};
 use kvpool_benches::measure::medians;
 use kvpool_benches::subject::{layout, pool};
 

@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use kvpool::pool::Pool;
+use kvpool::Pool;
 use kvpool_benches::bytes::{check, pool_of_bytes, resident_bytes, write};
 use kvpool_benches::report::median;
 use tokio::runtime::Builder;
@@ -63,19 +63,19 @@ fn resize(pool: &Pool, blocks: usize) -> Change {
 }
 
 /// Copies the bytes of these blocks into the first frames of a new pool.
-fn copy(pool: &Pool, blocks: &[kvpool::ids::BlockHandle]) -> Change {
+fn copy(pool: &Pool, blocks: &[kvpool::BlockHandle]) -> Change {
     let before = resident_bytes().unwrap_or(0);
     let start = Instant::now();
     let next =
         Pool::builder(pool.layout().clone()).blocks(blocks.len()).build().expect("memory for the pool");
     let (from, to) = (pool.storage().expect("memory"), next.storage().expect("memory"));
     let mut packed = vec![0; pool.layout().packed_bytes()];
-    let runs = |pool: &Pool, handles: &[kvpool::ids::BlockHandle]| -> Vec<_> {
+    let runs = |pool: &Pool, handles: &[kvpool::BlockHandle]| -> Vec<_> {
         let frame = |&handle| pool.info(handle).expect("a block that is owned").frame;
-        handles.iter().map(frame).map(|start| kvpool::ids::Run { start, len: 1 }).collect()
+        handles.iter().map(frame).map(|start| kvpool::Run { start, len: 1 }).collect()
     };
     let mut handles = Vec::new();
-    let request = kvpool::pool::AllocRequest::new(blocks.len());
+    let request = kvpool::AllocRequest::new(blocks.len());
     next.allocate_raw(request, &mut handles).expect("all are free");
     for (source, target) in runs(pool, blocks).into_iter().zip(runs(&next, &handles)) {
         // SAFETY: only this thread uses the two pools.

@@ -11,10 +11,9 @@
 
 use std::time::Instant;
 
-use kvpool::ids::SequenceId;
-use kvpool::pool::Pool;
 use kvpool::prefix::PrefixConfig;
 use kvpool::storage::{Dtype, KvLayout};
+use kvpool::{Pool, SequenceId};
 use kvpool_benches::report::median;
 use kvpool_benches::reuse::{
     Case, Engine, Figures, Kvpool, Locked, Prompts, Requests, Turns, Worker, verify,

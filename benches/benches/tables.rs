@@ -10,9 +10,7 @@ use std::hint::black_box;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use kvpool::ids::SequenceId;
-use kvpool::pool::Pool;
-use kvpool::sequence::{BlockTable, CsrTable, Sequence};
+use kvpool::{BlockTable, CsrTable, Pool, Sequence, SequenceId};
 use kvpool_benches::subject::pool;
 
 const SEQUENCES: usize = 256;

@@ -13,7 +13,7 @@ use std::sync::mpsc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use kvpool::pool::{AllocRequest, Lease, Pool};
+use kvpool::{AllocRequest, Lease, Pool};
 use kvpool_benches::report::{Times, median};
 use kvpool_benches::subject::pool;
 use tokio::runtime::{Builder, Runtime};

@@ -2,9 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use kvpool::ids::{BlockHandle, Run};
-use kvpool::pool::{AllocRequest, Pool};
 use kvpool::storage::KvLayout;
+use kvpool::{AllocRequest, BlockHandle, Pool, Run};
 use memmap2::{Advice, MmapMut};
 
 /// Creates a pool with memory, of as many blocks of a well-known model as fit into a number of

@@ -8,7 +8,7 @@ use clap::builder::TypedValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
-use kvpool::ids::DeviceId;
+use kvpool::DeviceId;
 use kvpool::prefix::policy::PolicyKind;
 
 use crate::backend;

@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use kvpool::error::StorageError;
-use kvpool::ids::DeviceId;
 use kvpool::storage::{DeviceStream, HostStorage, KvLayout, Storage, host_free_bytes};
+use kvpool::{DeviceId, StorageError};
 
 /// Parses the name of a device, `host` or `cuda:N`.
 pub(crate) fn device(name: &str) -> Result<DeviceId, String> {

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use thiserror::Error;
 
 /// The largest number of blocks of a pool: every frame that it can address but the null block's.
-pub const BLOCKS_MAX: u64 = kvpool::ids::FRAMES_MAX as u64 - 1;
+pub const BLOCKS_MAX: u64 = kvpool::FRAMES_MAX as u64 - 1;
 
 /// The largest number of steps of a schedule.
 const STEPS_MAX: usize = 1000;

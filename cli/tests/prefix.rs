@@ -9,11 +9,10 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::thread;
 
-use kvpool::ids::SequenceId;
-use kvpool::pool::Pool;
 use kvpool::prefix::PrefixConfig;
 use kvpool::prefix::policy::PolicyKind;
 use kvpool::storage::{Dtype, KvLayout};
+use kvpool::{Pool, SequenceId};
 use kvpool_cli::replay::Texts;
 use kvpool_cli::trace::{HASH_BLOCK_TOKENS, HashIds, ReadOptions, Request, Trace};
 

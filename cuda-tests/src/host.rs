@@ -6,8 +6,8 @@
 
 use std::ffi::{CString, c_char, c_uint, c_void};
 
+use kvpool::Dtype;
 use kvpool::cuda::params::THREADS;
-use kvpool::dtype::Dtype;
 
 /// Order of a launch's CTAs, and of a CTA's threads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use cudarc::driver::sys::{self, CUresult, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, result};
 use kvpool::cuda::{CudaConfig, CudaStorage, Device, DeviceRows, DeviceTable, StreamPriority, TableError};
-use kvpool::error::{GrowError, LayoutError, SequenceError, StorageError};
-use kvpool::ids::{DeviceId, FrameId, Run, SequenceId};
-use kvpool::pool::{BuildError, Pool, ResizeError};
 use kvpool::storage::{AdoptedPlane, DeviceStream, Dtype, ElementsMut, FrameMove, KvLayout, Storage};
+use kvpool::{
+    BuildError, DeviceId, FrameId, GrowError, LayoutError, Pool, ResizeError, Run, SequenceError, SequenceId,
+    StorageError,
+};
 use kvpool_cuda_tests::engine::{Buffers, Rig, Shape, drained};
 use kvpool_cuda_tests::mock::{self, Kind, Live, Session};
 

@@ -4,10 +4,8 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use kvpool::cuda::{CudaError, CudaStorage, Device, StreamPriority, Version, devices};
-use kvpool::error::StorageError;
-use kvpool::ids::{DeviceId, FrameId, Run, SequenceId};
-use kvpool::pool::Pool;
 use kvpool::storage::{DeviceStream, FrameMove, KvLayout, Storage};
+use kvpool::{DeviceId, FrameId, Pool, Run, SequenceId, StorageError};
 use kvpool_cuda_tests::mock::{Kind, Style, session};
 
 const ILLEGAL_ADDRESS: i32 = 700;

@@ -7,9 +7,8 @@ use std::sync::{Once, mpsc};
 use std::time::{Duration, Instant};
 
 use kvpool::cuda::{Device, StreamPriority};
-use kvpool::error::AllocError;
-use kvpool::pool::{AllocRequest, DefragConfig, DefragError, Pool, ResizeOptions};
 use kvpool::prefix::{PrefixConfig, PrefixKeys};
+use kvpool::{AllocError, AllocRequest, DefragConfig, DefragError, Pool, ResizeOptions};
 use kvpool_cuda_tests::engine::{Lane, Rig, Shape, Wrong, drained, layout_of};
 use kvpool_cuda_tests::mock::{self, Kind, Live, Session, Style};
 use kvpool_testkit::rng::Rng;
@@ -291,7 +290,7 @@ fn threads_that_panic_leave_a_pool_that_works() {
                 let mut lane = Lane::new(&rig, rig.stream(StreamPriority::Usual), 100 + seed);
                 (0..6).for_each(|_| lane.go_on(&rig).expect("a good device"));
                 let mut batch = rig.pool.begin_batch_on(&lane.stream).expect("a good device");
-                let id = kvpool::ids::SequenceId(1000 + seed);
+                let id = kvpool::SequenceId(1000 + seed);
                 let prompt: Vec<u32> = (0..12).map(|at| 0x7700_0000 | at).collect();
                 let mut sequence = rig.pool.sequence(id).tokens(&prompt).expect("room for a prompt");
                 tell.send(sequence.len()).expect("the test listens");

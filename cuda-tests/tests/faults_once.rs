@@ -6,10 +6,8 @@ use std::time::Duration;
 
 use cudarc::driver::{CudaContext, result};
 use kvpool::cuda::{CudaStorage, Device, StreamPriority};
-use kvpool::error::{GrowError, StorageError};
-use kvpool::ids::{FrameId, Run, SequenceId};
-use kvpool::pool::{DefragError, Pool, ResizeError};
 use kvpool::storage::Storage;
+use kvpool::{DefragError, FrameId, GrowError, Pool, ResizeError, Run, SequenceId, StorageError};
 use kvpool_cuda_tests::engine::{Lane, Rig, Shape, Wrong, drained, layout_of};
 use kvpool_cuda_tests::mock;
 

@@ -5,9 +5,8 @@ use std::thread;
 use std::time::Duration;
 
 use kvpool::cuda::{CudaStorage, Device};
-use kvpool::ids::SequenceId;
-use kvpool::pool::Pool;
 use kvpool::storage::{Dtype, Elements, ElementsMut, KvLayout};
+use kvpool::{Pool, SequenceId};
 use kvpool_cuda_tests::mock::{Style, session};
 
 /// A copy on write is still to come on one stream when another batch stores to the copy from the host: what was stored stays.

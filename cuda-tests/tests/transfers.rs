@@ -7,13 +7,11 @@ use std::time::Duration;
 
 use cudarc::driver::{CudaContext, result};
 use kvpool::cuda::{CudaConfig, CudaStorage, Device, DeviceRows, DeviceTable, TableError};
-use kvpool::error::StorageError;
-use kvpool::ids::{DeviceId, FrameId, Run};
-use kvpool::sequence::MovedEntry;
 use kvpool::storage::{
     AdoptedPlane, Arrangement, DeviceStream, Dtype, FrameMove, HostStorage, KvLayout, KvPlanes, Scales,
     Storage,
 };
+use kvpool::{DeviceId, FrameId, MovedEntry, Run, StorageError};
 use kvpool_cuda_tests::mock::{Style, for_each_seed, session};
 
 const FRAMES: usize = 6;
@@ -281,12 +279,12 @@ fn tables_are_filled_from_buffers_of_their_own_and_patched_in_place() {
     let session = session();
     let device = Device::open(0).expect("a device");
     let engine = CudaContext::new(0).expect("a device");
-    let pool = kvpool::pool::Pool::builder(KvLayout::named("tiny").expect("a preset"))
+    let pool = kvpool::Pool::builder(KvLayout::named("tiny").expect("a preset"))
         .blocks(64)
         .build()
         .expect("a pool of the host, for its tables");
     let mut sequences: Vec<_> =
-        (0..3).map(|id| pool.sequence(kvpool::ids::SequenceId(id)).open().expect("a sequence")).collect();
+        (0..3).map(|id| pool.sequence(kvpool::SequenceId(id)).open().expect("a sequence")).collect();
     let block_tokens = pool.layout().block_tokens();
     for_each_seed(&session, 40, |seed| {
         let stream = device.stream().expect("a stream");
@@ -303,7 +301,7 @@ fn tables_are_filled_from_buffers_of_their_own_and_patched_in_place() {
             }
             table.fill(&stream, &batch, &sequences).expect("a table");
             table.fill_slots(&stream, &[round as i64, -1]).expect("slots");
-            let mut built = kvpool::sequence::BlockTable::with_width(8);
+            let mut built = kvpool::BlockTable::with_width(8);
             batch.block_table(&sequences, &mut built).expect("a table");
             want = [built.entries(), built.lengths()].concat();
         }

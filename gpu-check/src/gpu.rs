@@ -9,9 +9,9 @@ use cudarc::driver::{
     PushKernelArg, result, sys,
 };
 use cudarc::nvrtc::Ptx;
+use kvpool::DeviceId;
 use kvpool::cuda::params::{Piece, THREADS};
 use kvpool::cuda::{CudaError, Device};
-use kvpool::ids::DeviceId;
 use kvpool::storage::DeviceStream;
 
 use crate::report::DeviceFacts;

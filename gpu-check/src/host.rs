@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use cudarc::driver::{result, sys};
 use kvpool::cuda::CudaStorage;
-use kvpool::ids::{FrameId, Run};
 use kvpool::storage::{HostStorage, KvLayout, Storage};
+use kvpool::{FrameId, Run};
 
 use crate::Options;
 use crate::gpu::{Gpu, Outcome};

@@ -5,9 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use kvpool::cuda::params::PatchParams;
 use kvpool::cuda::{CudaConfig, CudaStorage, DeviceRows};
-use kvpool::ids::{FrameId, Run};
-use kvpool::sequence::MovedEntry;
 use kvpool::storage::{AdoptedPlane, Arrangement, Dtype, Elements, ElementsMut, KvLayout, KvPlanes, Storage};
+use kvpool::{FrameId, MovedEntry, Run};
 use kvpool_testkit::conformance::{self, FRAMES};
 use kvpool_testkit::rng::Rng;
 

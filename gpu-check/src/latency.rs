@@ -7,9 +7,8 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::result;
 use kvpool::cuda::CudaStorage;
-use kvpool::ids::FrameId;
-use kvpool::pool::{AllocRequest, Pool};
 use kvpool::storage::{FrameMove, KvLayout};
+use kvpool::{AllocRequest, FrameId, Pool};
 
 use crate::Options;
 use crate::gpu::{Gpu, Outcome};

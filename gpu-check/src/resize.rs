@@ -6,10 +6,8 @@ use std::time::Instant;
 
 use half::bf16;
 use kvpool::cuda::CudaStorage;
-use kvpool::ids::SequenceId;
-use kvpool::pool::{AllocRequest, Pool};
-use kvpool::sequence::Sequence;
 use kvpool::storage::{Dtype, Elements, ElementsMut, KvLayout};
+use kvpool::{AllocRequest, Pool, Sequence, SequenceId};
 
 use crate::Options;
 use crate::gpu::{Gpu, Outcome};
@@ -94,7 +92,7 @@ fn rows(layout: &KvLayout, id: u64, tokens: usize, half: usize) -> Vec<bf16> {
     (0..tokens).flat_map(|token| row(layout, id, token, half)).collect()
 }
 
-fn write(batch: &mut kvpool::sequence::Batch, sequence: &mut Sequence, layout: &KvLayout) -> Outcome<()> {
+fn write(batch: &mut kvpool::Batch, sequence: &mut Sequence, layout: &KvLayout) -> Outcome<()> {
     let (id, tokens) = (sequence.id().0, sequence.len());
     let (k, v) = (rows(layout, id, tokens, 0), rows(layout, id, tokens, 1));
     for layer in layers(layout) {

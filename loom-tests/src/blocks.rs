@@ -2,8 +2,7 @@
 //! [`Touched`](crate::Touched) for blocks.
 
 use kvpool::block::{AllocRequest, Blocks, BlocksConfig, GaveWay, Wave};
-use kvpool::error::AllocError;
-use kvpool::ids::{BlockHandle, BlockId, DeviceId, FrameId, Run};
+use kvpool::{AllocError, BlockHandle, BlockId, DeviceId, FrameId, Run};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread::yield_now;

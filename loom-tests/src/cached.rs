@@ -3,8 +3,8 @@
 use std::ops::Deref;
 
 use kvpool::block::{AllocRequest, Blocks, BlocksConfig, models};
-use kvpool::ids::{BlockId, DeviceId, FrameId};
 use kvpool::prefix::{self, BlockHash, HashKey, PrefixCache, PrefixConfig};
+use kvpool::{BlockId, DeviceId, FrameId};
 use loom::sync::Arc;
 
 use crate::TouchedBlocks;

@@ -30,7 +30,7 @@ pub use tasks::{Bell, block_on, lull};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use kvpool::frame::{FrameConfig, FrameMask, Frames};
-use kvpool::ids::{FrameId, Order, Run};
+use kvpool::{FrameId, Order, Run};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 

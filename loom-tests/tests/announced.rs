@@ -5,9 +5,8 @@
 //! (How requests wait, and in which order, is covered by `waiters`.)
 #![cfg(kvpool_loom)]
 
-use kvpool::ids::{BlockHandle, FrameId};
-use kvpool::pool::{AllocRequest, Pool, PoolHandle, Priority};
 use kvpool::storage::KvLayout;
+use kvpool::{AllocRequest, BlockHandle, FrameId, Pool, PoolHandle, Priority};
 use kvpool_loom_tests::{block_on, check_wide, settle};
 use loom::thread;
 

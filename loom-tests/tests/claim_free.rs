@@ -3,7 +3,7 @@
 //! allocatable.
 #![cfg(kvpool_loom)]
 
-use kvpool::ids::{FrameId, Order};
+use kvpool::{FrameId, Order};
 use kvpool_loom_tests::{Touched, check, run};
 use loom::thread;
 

@@ -5,7 +5,7 @@
 //! block, wherever the threads that released it are.
 #![cfg(kvpool_loom)]
 
-use kvpool::ids::FrameId;
+use kvpool::FrameId;
 use kvpool::prefix::models;
 use kvpool_loom_tests::{CachedBlocks, check, check_to};
 use loom::thread;

@@ -9,7 +9,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use kvpool::ids::BlockId;
+use kvpool::BlockId;
 use kvpool::prefix::{Links, RankQueue};
 use kvpool_loom_tests::{check, check_to};
 use loom::cell::UnsafeCell;

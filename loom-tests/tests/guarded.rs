@@ -4,10 +4,8 @@
 //! of the lease's owner. And a move published at that moment is not lost.
 #![cfg(kvpool_loom)]
 
-use kvpool::error::HandleError;
-use kvpool::ids::{BlockHandle, FrameId};
-use kvpool::pool::{AllocRequest, Lease, Pool};
 use kvpool::storage::KvLayout;
+use kvpool::{AllocRequest, BlockHandle, FrameId, HandleError, Lease, Pool};
 use kvpool_loom_tests::{check_to, settle};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;

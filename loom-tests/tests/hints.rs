@@ -4,7 +4,7 @@
 //! missing hint.)
 #![cfg(kvpool_loom)]
 
-use kvpool::ids::{FrameId, Order};
+use kvpool::{FrameId, Order};
 use kvpool_loom_tests::{Touched, check, run};
 use loom::thread;
 

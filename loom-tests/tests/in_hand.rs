@@ -13,10 +13,8 @@ use std::any::Any;
 use std::fmt;
 use std::pin::pin;
 
-use kvpool::error::{GrowError, StorageError};
-use kvpool::ids::{DeviceId, FrameId, Run};
-use kvpool::pool::{AllocRequest, Pool};
 use kvpool::storage::{Elements, ElementsMut, FrameMove, KvLayout, Storage};
+use kvpool::{AllocRequest, DeviceId, FrameId, GrowError, Pool, Run, StorageError};
 use kvpool_loom_tests::{Stop, block_on, check, lull, settle};
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, Ordering::*};

@@ -2,7 +2,7 @@
 //! are all allocatable once it is readmitted, whatever happened in between.
 #![cfg(kvpool_loom)]
 
-use kvpool::ids::FrameId;
+use kvpool::FrameId;
 use kvpool_loom_tests::{Touched, check, run};
 use loom::thread;
 

@@ -9,7 +9,7 @@
 
 use std::collections::BTreeSet;
 
-use kvpool::ids::BlockId;
+use kvpool::BlockId;
 use kvpool::prefix::models;
 use kvpool::prefix::{BlockHash, EventQueue, KvEvent, KvEvents};
 use kvpool_loom_tests::{CachedBlocks, block_on, check, check_to, check_wide};

@@ -4,9 +4,8 @@
 #![cfg(kvpool_loom)]
 
 use kvpool::frame::{Depot, Magazine};
-use kvpool::ids::FrameId;
-use kvpool::pool::{AllocRequest, Pool};
 use kvpool::storage::KvLayout;
+use kvpool::{AllocRequest, FrameId, Pool};
 use kvpool_loom_tests::{TouchedBlocks, check, check_to, check_wide, settle};
 use loom::thread;
 

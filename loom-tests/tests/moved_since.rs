@@ -4,7 +4,7 @@
 #![cfg(kvpool_loom)]
 
 use kvpool::block::{Moved, Since};
-use kvpool::ids::{BlockHandle, FrameId, Ticket};
+use kvpool::{BlockHandle, FrameId, Ticket};
 use kvpool_loom_tests::{TouchedBlocks, check, check_to};
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, Ordering::*};

@@ -5,8 +5,8 @@
 //! each frame is in one place afterwards.
 #![cfg(kvpool_loom)]
 
+use kvpool::FrameId;
 use kvpool::block::{AllocRequest, GaveWay, models};
-use kvpool::ids::FrameId;
 use kvpool_loom_tests::{TouchedBlocks, check, check_to};
 use loom::thread;
 

@@ -4,8 +4,8 @@
 #![cfg(kvpool_loom)]
 
 use kvpool::block::{Blocks, BlocksConfig};
-use kvpool::ids::{DeviceId, FrameId, SequenceId};
-use kvpool::sequence::{Batch, BlockTable, Sequence, Sequences};
+use kvpool::sequence::Sequences;
+use kvpool::{Batch, BlockTable, DeviceId, FrameId, Sequence, SequenceId};
 use kvpool_loom_tests::{check, check_to, settle};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;

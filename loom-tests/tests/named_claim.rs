@@ -2,7 +2,7 @@
 //! again, coalesced and hinted; it succeeds whenever its frames are free throughout.
 #![cfg(kvpool_loom)]
 
-use kvpool::ids::FrameId;
+use kvpool::FrameId;
 use kvpool_loom_tests::{Touched, check, check_wide, run};
 use loom::thread;
 

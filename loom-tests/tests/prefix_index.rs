@@ -10,7 +10,7 @@
 
 use std::ops::ControlFlow;
 
-use kvpool::ids::BlockId;
+use kvpool::BlockId;
 use kvpool::prefix::{Index, Inserted, Key};
 use kvpool_loom_tests::{check, check_to};
 use loom::sync::Arc;

@@ -2,7 +2,7 @@
 //! during frees and claims of the same word.
 #![cfg(kvpool_loom)]
 
-use kvpool::ids::{FrameId, Order};
+use kvpool::{FrameId, Order};
 use kvpool_loom_tests::{Touched, check, run};
 use loom::thread;
 

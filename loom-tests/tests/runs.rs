@@ -3,7 +3,7 @@
 //! merely in transit.
 #![cfg(kvpool_loom)]
 
-use kvpool::ids::FrameId;
+use kvpool::FrameId;
 use kvpool_loom_tests::{Touched, check, run};
 use loom::thread;
 

@@ -4,9 +4,9 @@
 #![cfg(kvpool_loom)]
 
 use kvpool::block::{AllocRequest, Blocks, BlocksConfig};
-use kvpool::ids::{BlockId, DeviceId, SequenceId};
+use kvpool::sequence::Sequences;
 use kvpool::sequence::list::ListOwner;
-use kvpool::sequence::{Batch, Sequence, Sequences};
+use kvpool::{Batch, BlockId, DeviceId, Sequence, SequenceId};
 use kvpool_loom_tests::{check, check_to, settle};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;

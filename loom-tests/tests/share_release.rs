@@ -4,8 +4,7 @@
 #![cfg(kvpool_loom)]
 
 use kvpool::block::models;
-use kvpool::error::HandleError;
-use kvpool::ids::{BlockHandle, BlockId};
+use kvpool::{BlockHandle, BlockId, HandleError};
 use kvpool_loom_tests::{TouchedBlocks, check, check_to};
 use loom::sync::Arc;
 use loom::thread;

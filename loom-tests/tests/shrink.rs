@@ -5,8 +5,7 @@
 //! pool as it was. And growth brings every frame back, once.
 #![cfg(kvpool_loom)]
 
-use kvpool::error::GrowError;
-use kvpool::ids::FrameId;
+use kvpool::{FrameId, GrowError};
 use kvpool_loom_tests::{Touched, TouchedBlocks, check, check_to, run, settle};
 use loom::thread;
 

@@ -8,9 +8,8 @@
 use std::task::{Context, Poll, Wake, Waker};
 
 use kvpool::frame::OwnerCell;
-use kvpool::ids::FrameId;
-use kvpool::pool::{AllocRequest, Pool};
 use kvpool::storage::KvLayout;
+use kvpool::{AllocRequest, FrameId, Pool};
 use kvpool_loom_tests::{Stop, Touched, TouchedBlocks, check, check_to, run, settle};
 use loom::sync::Arc;
 use loom::thread;

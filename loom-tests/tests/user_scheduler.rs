@@ -25,12 +25,11 @@
 //! for them, as `close` does here.
 #![cfg(kvpool_loom)]
 
-use kvpool::error::{AllocError, SequenceError};
+use kvpool::{AllocError, SequenceError};
 use std::sync::Arc;
 
-use kvpool::ids::{FrameId, SequenceId};
-use kvpool::pool::{AllocRequest, Pool};
 use kvpool::storage::{CopyDone, FrameMove, KvLayout};
+use kvpool::{AllocRequest, FrameId, Pool, SequenceId};
 use kvpool_loom_tests::check_wide;
 use loom::cell::UnsafeCell;
 use loom::future::block_on;

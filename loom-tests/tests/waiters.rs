@@ -14,10 +14,8 @@
 use std::pin::pin;
 use std::time::Duration;
 
-use kvpool::error::AllocError;
-use kvpool::ids::FrameId;
-use kvpool::pool::{AllocRequest, Lease, Pool, PoolBuilder, Priority};
 use kvpool::storage::KvLayout;
+use kvpool::{AllocError, AllocRequest, FrameId, Lease, Pool, PoolBuilder, Priority};
 use kvpool_loom_tests::{block_on, check_to, check_wide, lull, settle};
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering::*};

@@ -6,8 +6,7 @@ use crate::ids::{DeviceId, SequenceId};
 /// A request for blocks. Build it with [`new`](Self::new) and the methods, or as a struct.
 ///
 /// ```
-/// use kvpool::ids::SequenceId;
-/// use kvpool::pool::{AllocRequest, Priority};
+/// use kvpool::{AllocRequest, Priority, SequenceId};
 ///
 /// let request = AllocRequest::new(10).sequence(SequenceId(7)).priority(Priority::High);
 /// assert_eq!(request.blocks, 10);

@@ -58,9 +58,8 @@ pub struct DevicePlane {
 /// ```no_run
 /// use std::sync::Arc;
 ///
+/// use kvpool::{Pool, SequenceId};
 /// use kvpool::cuda::{CudaStorage, Device};
-/// use kvpool::ids::SequenceId;
-/// use kvpool::pool::Pool;
 /// use kvpool::storage::KvLayout;
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -29,7 +29,7 @@ impl Pool {
     /// is kept without being polled keeps its turn: drop it.
     ///
     /// ```
-    /// # use kvpool::{pool::{AllocRequest, Pool}, storage::KvLayout};
+    /// # use kvpool::{AllocRequest, Pool, storage::KvLayout};
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let pool = Pool::builder(KvLayout::named("tiny")?).blocks(1_000).build()?;

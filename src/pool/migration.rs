@@ -30,7 +30,7 @@ impl Pool {
     /// [`replicate`](Self::replicate) to keep it.
     ///
     /// ```
-    /// # use kvpool::{ids::SequenceId, pool::{Pool, Target}, storage::KvLayout};
+    /// # use kvpool::{SequenceId, Pool, Target, storage::KvLayout};
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let layout = KvLayout::named("tiny")?;

@@ -25,7 +25,7 @@ impl Pool {
     /// Pins a block of any owner while the result lives, for example during a transfer.
     ///
     /// ```
-    /// # use kvpool::{pool::{AllocRequest, Pool}, storage::KvLayout};
+    /// # use kvpool::{AllocRequest, Pool, storage::KvLayout};
     /// # let pool = Pool::builder(KvLayout::named("tiny")?).blocks(10).build()?;
     /// let lease = pool.allocate(AllocRequest::new(1))?;
     /// let handle = lease.handles().next().expect("one block");

@@ -15,7 +15,7 @@ use crate::sync::Arc;
 /// from any number of threads at once.
 ///
 /// ```
-/// use kvpool::pool::{AllocRequest, Pool};
+/// use kvpool::{AllocRequest, Pool};
 /// use kvpool::storage::KvLayout;
 ///
 /// let pool = Pool::builder(KvLayout::named("tiny")?).blocks(1_000).build()?;
@@ -131,7 +131,7 @@ impl Pool {
     /// Starts building a sequence, which owns its blocks in order and frees them when dropped.
     ///
     /// ```
-    /// # use kvpool::{ids::SequenceId, pool::Pool, sequence::BlockTable, storage::KvLayout};
+    /// # use kvpool::{SequenceId, Pool, BlockTable, storage::KvLayout};
     /// # let pool = Pool::builder(KvLayout::named("tiny")?).blocks(100).build()?;
     /// let mut sequence = pool.sequence(SequenceId(7)).open()?;
     /// let mut batch = pool.begin_batch();

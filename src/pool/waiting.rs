@@ -37,7 +37,7 @@ impl Pool {
     /// that length, blocks are moved until there is one.
     ///
     /// ```
-    /// # use kvpool::{pool::{AllocRequest, Pool, Priority}, storage::KvLayout};
+    /// # use kvpool::{AllocRequest, Pool, Priority, storage::KvLayout};
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let pool = Pool::builder(KvLayout::named("tiny")?).blocks(100).build()?;

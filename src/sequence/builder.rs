@@ -107,7 +107,7 @@ impl<'a> SequenceBuilder<'a> {
     /// Without a prefix cache the sequence is opened empty.
     ///
     /// ```
-    /// # use kvpool::{ids::SequenceId, pool::Pool, prefix::PrefixConfig, storage::KvLayout};
+    /// # use kvpool::{SequenceId, Pool, prefix::PrefixConfig, storage::KvLayout};
     /// # let pool = Pool::builder(KvLayout::named("tiny")?).blocks(100).prefix_cache(PrefixConfig::new()).build()?;
     /// let prompt: Vec<u32> = (0..42).collect();
     /// for cached in [0, 40] {

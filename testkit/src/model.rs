@@ -2,7 +2,7 @@
 //!
 //! [`run`] applies one list of [`Operation`]s to a real pool and to [`Model`] and compares every
 //! result: blocks and their info, errors with all their fields, counts, and in the end a full
-//! [`audit`](kvpool::pool::Pool::audit). Property tests and the fuzz target both call it; they
+//! [`audit`](kvpool::Pool::audit). Property tests and the fuzz target both call it; they
 //! differ in the source of the operations.
 //!
 //! One thread drives the pool, so that the model can be exact: an allocation succeeds if and only

@@ -8,12 +8,9 @@
 
 use std::collections::BTreeMap;
 
-use kvpool::error::{AllocError, SequenceError};
-use kvpool::ids::SequenceId;
-use kvpool::pool::{AllocRequest, Lease, Pool};
 use kvpool::prefix::PrefixConfig;
-use kvpool::sequence::Sequence;
 use kvpool::storage::KvLayout;
+use kvpool::{AllocError, AllocRequest, Lease, Pool, Sequence, SequenceError, SequenceId};
 
 use crate::model::Pick;
 

@@ -1,10 +1,8 @@
 //! Small pools with a prefix cache, and prompts for them.
 
-use kvpool::ids::SequenceId;
-use kvpool::pool::Pool;
 use kvpool::prefix::PrefixConfig;
-use kvpool::sequence::Sequence;
 use kvpool::storage::KvLayout;
+use kvpool::{Pool, Sequence, SequenceId};
 
 /// Tokens per block of the layout "tiny".
 pub const BLOCK_TOKENS: usize = 4;

@@ -6,9 +6,8 @@ use std::ops::Range;
 use std::sync::OnceLock;
 
 use half::{bf16, f16};
-use kvpool::dtype::Dtype;
-use kvpool::ids::{FrameId, Run};
 use kvpool::storage::{FrameMove, KvLayout, KvPlanes, Scales};
+use kvpool::{Dtype, FrameId, Run};
 
 /// Rows of elements as bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -5,7 +5,7 @@
 /// and load` after the field, it writes these two as well.
 ///
 /// ```
-/// # use kvpool::{ids::DeviceId, storage::{HostStorage, Storage}};
+/// # use kvpool::{DeviceId, storage::{HostStorage, Storage}};
 /// #[derive(Debug)]
 /// struct Elsewhere(HostStorage);
 ///
@@ -28,7 +28,7 @@ macro_rules! as_on_the_host {
             k: ::kvpool::storage::Elements<'_>,
             v: ::kvpool::storage::Elements<'_>,
             slots: &[i64],
-        ) -> Result<(), ::kvpool::error::StorageError> {
+        ) -> Result<(), ::kvpool::StorageError> {
             // SAFETY: see above.
             unsafe { self.$field.store(layer, k, v, slots) }
         }
@@ -39,7 +39,7 @@ macro_rules! as_on_the_host {
             slots: &[i64],
             k: ::kvpool::storage::ElementsMut<'_>,
             v: ::kvpool::storage::ElementsMut<'_>,
-        ) -> Result<(), ::kvpool::error::StorageError> {
+        ) -> Result<(), ::kvpool::StorageError> {
             // SAFETY: see above.
             unsafe { self.$field.load(layer, slots, k, v) }
         }
@@ -61,7 +61,7 @@ macro_rules! as_on_the_host {
             self.$field.frames_max()
         }
 
-        fn grow(&self, total: usize) -> Result<(), ::kvpool::error::GrowError> {
+        fn grow(&self, total: usize) -> Result<(), ::kvpool::GrowError> {
             self.$field.grow(total)
         }
 
@@ -73,30 +73,30 @@ macro_rules! as_on_the_host {
         unsafe fn copy(
             &self,
             moves: &[::kvpool::storage::FrameMove],
-        ) -> Result<(), ::kvpool::error::StorageError> {
+        ) -> Result<(), ::kvpool::StorageError> {
             // SAFETY: see above.
             unsafe { self.$field.copy(moves) }
         }
 
         unsafe fn pack(
             &self,
-            runs: &[::kvpool::ids::Run],
+            runs: &[::kvpool::Run],
             out: &mut [u8],
-        ) -> Result<(), ::kvpool::error::StorageError> {
+        ) -> Result<(), ::kvpool::StorageError> {
             // SAFETY: see above.
             unsafe { self.$field.pack(runs, out) }
         }
 
         unsafe fn unpack(
             &self,
-            runs: &[::kvpool::ids::Run],
+            runs: &[::kvpool::Run],
             bytes: &[u8],
-        ) -> Result<(), ::kvpool::error::StorageError> {
+        ) -> Result<(), ::kvpool::StorageError> {
             // SAFETY: see above.
             unsafe { self.$field.unpack(runs, bytes) }
         }
 
-        unsafe fn zero(&self, runs: &[::kvpool::ids::Run]) -> Result<(), ::kvpool::error::StorageError> {
+        unsafe fn zero(&self, runs: &[::kvpool::Run]) -> Result<(), ::kvpool::StorageError> {
             // SAFETY: see above.
             unsafe { self.$field.zero(runs) }
         }
@@ -106,9 +106,8 @@ macro_rules! as_on_the_host {
 use std::any::Any;
 use std::fmt;
 
-use kvpool::error::{GrowError, StorageError};
-use kvpool::ids::{DeviceId, Run};
 use kvpool::storage::{Elements, ElementsMut, FrameMove, HostStorage, KvLayout, Storage};
+use kvpool::{DeviceId, GrowError, Run, StorageError};
 
 /// Calls of a pool to a [`Hooked`] storage.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

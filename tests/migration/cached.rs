@@ -1,9 +1,7 @@
 //! Cached blocks that nobody owns go to another pool's cache, and come back from there.
 
-use kvpool::error::AllocError;
-use kvpool::ids::SequenceId;
-use kvpool::pool::{AllocRequest, Pool};
 use kvpool::prefix::{KvEvent, PrefixKeys};
+use kvpool::{AllocError, AllocRequest, Pool, SequenceId};
 
 use super::kv::{BLOCK_TOKENS, admit, cached, check, is_idle, other, plain, pool, pools, prompt};
 
@@ -140,10 +138,7 @@ async fn less_room_here() {
     assert_eq!([cached(&here, &prompts[0]), cached(&there, &prompts[0])], [4, 10]);
     let rest = here.allocate(AllocRequest::new(4)).unwrap();
     let refused = here.bring_back(&there, &NO_KEYS, &prompts[0]).await.unwrap_err();
-    assert!(
-        matches!(refused, kvpool::error::TransferError::Alloc(AllocError::Exhausted { .. })),
-        "{refused}"
-    );
+    assert!(matches!(refused, kvpool::TransferError::Alloc(AllocError::Exhausted { .. })), "{refused}");
     drop((held, rest));
     [here, there].iter().for_each(is_idle);
 }

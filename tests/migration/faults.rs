@@ -6,11 +6,12 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
-use kvpool::error::{AllocError, SequenceError, StorageError, TransferError};
-use kvpool::ids::{DeviceId, Run, SequenceId};
-use kvpool::pool::{AllocRequest, Pool, Target};
 use kvpool::prefix::PrefixKeys;
 use kvpool::storage::{HostStorage, Storage};
+use kvpool::{
+    AllocError, AllocRequest, DeviceId, Pool, Run, SequenceError, SequenceId, StorageError, Target,
+    TransferError,
+};
 
 use super::kv::{admit, builder, cached, check, config, is_idle, other, plain, pool, prompt, store};
 

@@ -1,11 +1,8 @@
 //! Pools whose bytes say what they are: what is stored for a token depends on the token, its place, the layer and the half.
 
-use kvpool::error::SequenceError;
-use kvpool::ids::SequenceId;
-use kvpool::pool::{Pool, PoolBuilder};
 use kvpool::prefix::{HashKey, PrefixConfig};
-use kvpool::sequence::{Batch, Sequence};
 use kvpool::storage::{Arrangement, Dtype, Elements, ElementsMut, KvLayout, KvPlanes};
+use kvpool::{Batch, Pool, PoolBuilder, Sequence, SequenceError, SequenceId};
 
 pub const BLOCK_TOKENS: usize = 4;
 const LAYERS: usize = 2;

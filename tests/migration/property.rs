@@ -4,11 +4,8 @@
 
 use std::collections::BTreeMap;
 
-use kvpool::error::{SequenceError, TransferError};
-use kvpool::ids::SequenceId;
-use kvpool::pool::{Pool, Target};
 use kvpool::prefix::PrefixKeys;
-use kvpool::sequence::Sequence;
+use kvpool::{Pool, Sequence, SequenceError, SequenceId, Target, TransferError};
 use proptest::prelude::*;
 
 use super::kv::{admit, cached, check, is_idle, other, plain, pool, prompt, store};

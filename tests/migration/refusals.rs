@@ -1,11 +1,11 @@
 //! What is refused, with an error that says what and where; and nothing has happened then.
 
-use kvpool::error::{AllocError, PrefixError, SequenceError, StorageError, TransferError};
-use kvpool::ids::SequenceId;
-use kvpool::pool::{AllocRequest, Pool, Target};
 use kvpool::prefix::{PrefixConfig, PrefixKeys};
-use kvpool::sequence::Sequence;
 use kvpool::storage::KvLayout;
+use kvpool::{
+    AllocError, AllocRequest, Pool, PrefixError, Sequence, SequenceError, SequenceId, StorageError, Target,
+    TransferError,
+};
 
 use super::kv::{admit, builder, check, config, extend, is_idle, plain, pool, pools, prompt};
 

@@ -3,11 +3,10 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 
-use kvpool::ids::SequenceId;
-use kvpool::pool::{Pool, Priority, Target};
 use kvpool::prefix::PrefixConfig;
 use kvpool::prefix::policy::{CachePriority, Head, Millis, Place, Policy, Released};
 use kvpool::storage::{Arrangement, KvPlanes};
+use kvpool::{Pool, Priority, SequenceId, Target};
 
 use super::kv::{
     BLOCK_TOKENS, admit, builder, cached, check, config, extend, is_idle, layout, plain, pool, pools, prompt,

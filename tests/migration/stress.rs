@@ -9,10 +9,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
-use kvpool::error::{SequenceError, TransferError};
-use kvpool::pool::{AllocRequest, Pool, Target};
 use kvpool::prefix::PrefixKeys;
-use kvpool::sequence::Sequence;
+use kvpool::{AllocRequest, Pool, Sequence, SequenceError, Target, TransferError};
 use kvpool_testkit::threads;
 
 use super::kv::{admit, check, is_idle, other, plain, pool, prompt, store};

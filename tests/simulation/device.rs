@@ -9,8 +9,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use kvpool::ids::{BlockHandle, FrameId};
 use kvpool::storage::{CopyDone, FrameMove};
+use kvpool::{BlockHandle, FrameId};
 
 /// Tokens in a block.
 pub const BLOCK_TOKENS: usize = 4;

@@ -3,10 +3,9 @@
 use std::collections::HashSet;
 
 use fastrand::Rng;
-use kvpool::error::{AllocError, SequenceError};
-use kvpool::ids::SequenceId;
 use kvpool::prefix::policy::{CachePriority, Millis, PolicyKind};
 use kvpool::prefix::{BlockHash, Chain, HashKey, Hashing, PrefixCache, PrefixConfig, PrefixKeys};
+use kvpool::{AllocError, SequenceError, SequenceId};
 
 use crate::device::BLOCK_TOKENS;
 use crate::sequences::{Written, some_priority};

@@ -1,8 +1,6 @@
 //! Raw handles: blocks whose references, pins and seals the engine counts itself.
 
-use kvpool::error::HandleError;
-use kvpool::ids::{BlockHandle, FrameId};
-use kvpool::pool::AllocRequest;
+use kvpool::{AllocRequest, BlockHandle, FrameId, HandleError};
 
 use crate::device::{BLOCK_TOKENS, Token};
 use crate::sequences::some_priority;

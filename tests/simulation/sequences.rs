@@ -1,10 +1,9 @@
 //! Sequences, and the tables under which their tokens are read.
 
 use kvpool::block::{Moved, Since};
-use kvpool::error::{AllocError, SequenceError};
-use kvpool::ids::{BlockHandle, SequenceId, Ticket};
-use kvpool::pool::Priority;
-use kvpool::sequence::{BlockTable, CsrTable, Sequence};
+use kvpool::{
+    AllocError, BlockHandle, BlockTable, CsrTable, Priority, Sequence, SequenceError, SequenceId, Ticket,
+};
 
 use crate::device::{BLOCK_TOKENS, Token};
 use crate::world::World;

@@ -7,8 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::task::{Context, Poll, Wake, Waker};
 
 use kvpool::compact::{DefragError, DefragOptions, DefragReport, DefragTotals, ResizeError, ResizeReport};
-use kvpool::error::AllocError;
-use kvpool::pool::{AllocRequest, Lease};
+use kvpool::{AllocError, AllocRequest, Lease};
 
 /// What a task is for.
 #[derive(Clone, Copy, Debug)]

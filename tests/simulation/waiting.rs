@@ -7,9 +7,7 @@ use std::time::Duration;
 use kvpool::compact::{
     DefragConfig, DefragError, DefragOptions, DefragReport, Defragmenter, ResizeError, ResizeOptions,
 };
-use kvpool::error::{AllocError, GrowError, ShrinkError};
-use kvpool::ids::Order;
-use kvpool::pool::{AllocRequest, Priority};
+use kvpool::{AllocError, AllocRequest, GrowError, Order, Priority, ShrinkError};
 use tokio::time::Instant;
 
 use crate::tasks::{Kind, Outcome, Task};

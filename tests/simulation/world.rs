@@ -8,11 +8,8 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use kvpool::compact::{Defragmenter, FrameKind};
-use kvpool::error::StorageError;
-use kvpool::ids::{BlockId, FrameId, Order};
-use kvpool::pool::{AllocRequest, Pool, PoolHandle};
-use kvpool::sequence::Batch;
 use kvpool::storage::{CopyDone, Dtype, FrameMove, KvLayout};
+use kvpool::{AllocRequest, Batch, BlockId, FrameId, Order, Pool, PoolHandle, StorageError};
 use tokio::runtime::Runtime;
 
 use crate::device::{BLOCK_TOKENS, Device};

@@ -6,8 +6,8 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use kvpool::pool::{AllocRequest, DefragConfig, Pool};
 use kvpool::storage::KvLayout;
+use kvpool::{AllocRequest, DefragConfig, Pool};
 
 /// Returns the processor time of this process.
 fn cpu_time() -> Duration {

@@ -3,12 +3,9 @@
 use std::ops::Range;
 use std::thread;
 
-use kvpool::error::{AllocError, SequenceError};
-use kvpool::ids::SequenceId;
-use kvpool::pool::{AllocRequest, Lease, Pool};
 use kvpool::prefix::PrefixConfig;
-use kvpool::sequence::{Batch, Sequence};
 use kvpool::storage::{Dtype, KvLayout};
+use kvpool::{AllocError, AllocRequest, Batch, Lease, Pool, Sequence, SequenceError, SequenceId};
 
 use super::{Engine, Worker};
 

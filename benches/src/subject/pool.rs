@@ -1,8 +1,7 @@
 //! kvpool itself, by each of its entry points.
 
-use kvpool::ids::{BlockHandle, SequenceId};
-use kvpool::pool::{AllocRequest, Lease, Pool, PoolHandle};
 use kvpool::storage::{Dtype, KvLayout};
+use kvpool::{AllocRequest, BlockHandle, Lease, Pool, PoolHandle, SequenceId};
 
 use super::{Splits, Subject, Worker};
 

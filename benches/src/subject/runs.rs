@@ -1,8 +1,7 @@
 //! Contiguous runs of any length: kvpool and the one baseline that supports them.
 
 use kvpool::frame::{FrameConfig, Frames};
-use kvpool::ids::{FrameId, Run};
-use kvpool::pool::{AllocRequest, Lease, Pool};
+use kvpool::{AllocRequest, FrameId, Lease, Pool, Run};
 use offset_allocator::{Allocation, Allocator};
 use parking_lot::Mutex;
 

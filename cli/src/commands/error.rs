@@ -3,9 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
-use kvpool::error::LayoutError;
-use kvpool::ids::DeviceId;
 use kvpool::prefix::policy::PolicyKind;
+use kvpool::{DeviceId, LayoutError};
 use thiserror::Error;
 
 use crate::trace::TraceError;

@@ -1,5 +1,5 @@
 use kvpool::compact::{FrameKind, FrameState};
-use kvpool::ids::{Order, SequenceId};
+use kvpool::{Order, SequenceId};
 use proptest::prelude::*;
 
 use super::grid::{CELLS_MAX, Grid, WIDTH};

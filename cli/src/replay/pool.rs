@@ -7,13 +7,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use kvpool::compact::{DefragConfig, DefragReport, Defragmenter, ResizeError, Snapshot};
-use kvpool::error::{AllocError, SequenceError};
-use kvpool::ids::SequenceId;
-use kvpool::pool::{AllocRequest, Pool};
 use kvpool::prefix::PrefixConfig;
 use kvpool::prefix::policy::{Millis, PolicyKind};
-use kvpool::sequence::{Batch, Sequence};
 use kvpool::storage::{DeviceStream, Elements, ElementsMut, KvLayout, Storage};
+use kvpool::{AllocError, AllocRequest, Batch, Pool, Sequence, SequenceError, SequenceId};
 use serde::Serialize;
 use thiserror::Error;
 use tokio::runtime::{self, Runtime};

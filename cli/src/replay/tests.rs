@@ -1,11 +1,9 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use kvpool::error::StorageError;
-use kvpool::ids::DeviceId;
-use kvpool::pool::AllocRequest;
 use kvpool::prefix::policy::PolicyKind;
 use kvpool::storage::{CopyDone, Dtype, Elements, ElementsMut, FrameMove, HostStorage, KvLayout, Storage};
+use kvpool::{AllocRequest, DeviceId, StorageError};
 
 use super::*;
 use crate::trace::Request;

@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kvpool::sequence::{Batch, BlockTable, Sequence};
+use kvpool::{Batch, BlockTable, Sequence};
 
 use super::Options;
 use super::content::Shape;

@@ -12,8 +12,8 @@ use cudarc::driver::sys::{self, CUfunction};
 use cudarc::driver::{CudaContext, DriverError};
 use kvpool::cuda::params::{PackParams, Piece, THREADS, unit};
 use kvpool::cuda::{CudaStorage, DeviceTable};
-use kvpool::ids::{FrameId, Run};
 use kvpool::storage::{ElementsMut, HostStorage, KvLayout, Storage};
+use kvpool::{FrameId, Run};
 
 use super::rows::Rows;
 

@@ -14,10 +14,8 @@ use std::pin::pin;
 
 use cudarc::driver::sys;
 use kvpool::cuda::{DeviceRows, DeviceTable};
-use kvpool::error::SequenceError;
-use kvpool::ids::SequenceId;
-use kvpool::sequence::{Batch, Finish, Sequence};
 use kvpool::storage::{DeviceStream, Storage};
+use kvpool::{Batch, Finish, Sequence, SequenceError, SequenceId};
 use kvpool_testkit::rng::Rng;
 
 use super::buffer::{BYTES, Buffer, Buffers, Mark};

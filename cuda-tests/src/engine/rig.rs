@@ -6,11 +6,10 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::CudaContext;
 use kvpool::cuda::{CudaConfig, CudaStorage, Device, StreamPriority};
-use kvpool::ids::Order;
-use kvpool::pool::Pool;
 use kvpool::prefix::policy::Millis;
 use kvpool::prefix::{HashKey, PrefixConfig};
 use kvpool::storage::{DeviceStream, KvLayout, Storage};
+use kvpool::{Order, Pool};
 use kvpool_testkit::conformance::layouts;
 
 use crate::mock::Session;

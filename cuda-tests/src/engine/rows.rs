@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use kvpool::dtype::Dtype;
+use kvpool::Dtype;
 use kvpool::storage::{Elements, ElementsMut, HostStorage, KvLayout, KvPlanes, Storage};
 use kvpool_testkit::conformance::elements;
 use kvpool_testkit::rng::Rng;

@@ -4,7 +4,7 @@ use std::fmt;
 
 use cudarc::driver::DriverError;
 use kvpool::cuda::TableError;
-use kvpool::error::{SequenceError, StorageError};
+use kvpool::{SequenceError, StorageError};
 
 /// Why a lane cannot continue.
 #[derive(Debug)]

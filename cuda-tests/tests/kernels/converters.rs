@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use kvpool::dtype::Dtype;
+use kvpool::Dtype;
 use kvpool_cuda_tests::host::{decode, encode, narrow, widen};
 use kvpool_testkit::rng::Rng;
 use kvpool_testkit::scalar;

@@ -1,8 +1,8 @@
 //! Whole frames: copy, zero, pack, unpack.
 
 use kvpool::cuda::params::{CopyParams, Move, PackParams, ZeroParams, unit};
-use kvpool::ids::{FrameId, Run};
 use kvpool::storage::{FrameMove, KvLayout};
+use kvpool::{FrameId, Run};
 use kvpool_cuda_tests::host::{Order, launch};
 use kvpool_testkit::rng::Rng;
 

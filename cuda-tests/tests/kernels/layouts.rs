@@ -1,7 +1,7 @@
 //! The layouts that the tests go through: every dtype, part, arrangement and kind of scales, and shapes that divide by 16,
 //! by 4 and by nothing.
 
-use kvpool::dtype::Dtype;
+use kvpool::Dtype;
 use kvpool::storage::{Arrangement, KvLayout, KvPlanes, Scales};
 use kvpool_testkit::rng::Rng;
 

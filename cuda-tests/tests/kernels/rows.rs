@@ -1,9 +1,9 @@
 //! Rows of single tokens: stored and loaded as they are, turned into codes and back.
 
+use kvpool::Dtype;
 use kvpool::cuda::params::{
     QuantParams, RowsParams, SCALES_PER_HEAD, SCALES_PER_TOKEN_HEAD, SCALES_UNIT, unit,
 };
-use kvpool::dtype::Dtype;
 use kvpool::storage::{KvLayout, PlaneKind, Scales};
 use kvpool_cuda_tests::host::{dequantise_name, launch, quantise_name};
 use kvpool_testkit::rng::Rng;

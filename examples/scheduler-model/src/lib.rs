@@ -5,7 +5,7 @@
 //! a worker is refused a block, it frees the blocks that it holds, puts its request back into the
 //! queue, and sleeps until another worker has freed blocks.
 
-use kvpool::pool::{AllocRequest, Pool};
+use kvpool::{AllocRequest, Pool};
 use kvpool::testing::sync::{Condvar, Mutex};
 
 #[derive(Default)]

@@ -5,7 +5,7 @@
 //! RUSTFLAGS="--cfg kvpool_loom --cfg crossbeam_loom" cargo test --release
 //! ```
 
-use kvpool::pool::Pool;
+use kvpool::Pool;
 use kvpool::storage::KvLayout;
 use kvpool::testing::{self, sync::Arc, thread};
 use scheduler_model::Scheduler;

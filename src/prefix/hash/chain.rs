@@ -20,7 +20,7 @@ use crate::error::PrefixError;
 /// let mut hashes = Vec::new();
 /// chain.extend(&hasher, &[1; 40], |hash| hashes.push(hash));
 /// assert_eq!((hashes.len(), chain.tail().len()), (2, 8));
-/// # Ok::<(), kvpool::error::PrefixError>(())
+/// # Ok::<(), kvpool::PrefixError>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct Chain {

@@ -4,10 +4,8 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use kvpool::dtype::Dtype;
-use kvpool::error::StorageError;
-use kvpool::ids::{FrameId, Run};
 use kvpool::storage::{Elements, ElementsMut, FrameMove, KvLayout, Storage};
+use kvpool::{Dtype, FrameId, Run, StorageError};
 
 use crate::rng::Rng;
 use crate::scalar::{Rows, ScalarStorage, same};

@@ -1,9 +1,8 @@
 //! Receiving frames from another storage: the bytes are identical by every path, and only the
 //! requested frames change.
 
-use kvpool::error::StorageError;
-use kvpool::ids::{DeviceId, FrameId, Run};
 use kvpool::storage::{Arrangement, HostStorage, KvLayout, KvPlanes, Scales, Storage};
+use kvpool::{DeviceId, FrameId, Run, StorageError};
 
 use super::FRAMES;
 use super::ops::{all, pack_all};

@@ -1,9 +1,7 @@
 //! Invalid input: each error says what and where, and no byte moves.
 
-use kvpool::dtype::Dtype;
-use kvpool::error::StorageError;
-use kvpool::ids::{FrameId, Run};
 use kvpool::storage::{Elements, ElementsMut, FrameMove, KvPlanes, Scales, Storage};
+use kvpool::{Dtype, FrameId, Run, StorageError};
 
 use super::FRAMES;
 use super::ops::{all, load, pack_all, rows, store};

@@ -3,11 +3,11 @@
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 
-use kvpool::error::{AllocError, GrowError, HandleError};
-use kvpool::ids::{BlockHandle, BlockId, Generation, PoolTag, SequenceId};
-use kvpool::pool::{AllocRequest, Lease, Pool, PoolHandle};
-use kvpool::sequence::{Batch, Sequence};
 use kvpool::storage::{Dtype, KvLayout};
+use kvpool::{
+    AllocError, AllocRequest, Batch, BlockHandle, BlockId, Generation, GrowError, HandleError, Lease, Pool,
+    PoolHandle, PoolTag, Sequence, SequenceId,
+};
 
 use super::{Alien, Doing, Model, Operation, Pick};
 

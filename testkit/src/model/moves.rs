@@ -6,8 +6,7 @@ use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
 use kvpool::compact::{Blocker, DefragError, DefragOptions, ResizeError, ResizeOptions};
-use kvpool::error::ShrinkError;
-use kvpool::ids::{BlockId, Order};
+use kvpool::{BlockId, Order, ShrinkError};
 
 use super::drive::{Checked, Drive, same};
 

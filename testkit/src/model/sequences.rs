@@ -4,9 +4,7 @@
 //! the pool reports: a block that was lost, wrongly shared or copied, or reused too early shows in
 //! the numbers.
 
-use kvpool::error::SequenceError;
-use kvpool::ids::{BlockId, SequenceId};
-use kvpool::sequence::{Appended, BlockTable, CsrTable};
+use kvpool::{Appended, BlockId, BlockTable, CsrTable, SequenceError, SequenceId};
 
 use super::Pick;
 use super::drive::{BLOCK_TOKENS, Checked, Drive, Opened, same};

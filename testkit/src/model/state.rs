@@ -2,8 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kvpool::error::{AllocError, GrowError, ShrinkError};
-use kvpool::ids::{BlockId, FrameId, Generation, SequenceId};
+use kvpool::{AllocError, BlockId, FrameId, Generation, GrowError, SequenceId, ShrinkError};
 
 /// A block in use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
