@@ -117,7 +117,7 @@ impl PrefixCache {
         block_tokens: usize,
         config: PrefixConfig,
     ) -> Result<Self, PrefixError> {
-        let Parts { policy, queues, hasher, now, events } = config.parts(rows_max, block_tokens)?;
+        let Parts { policy, queues, hasher, now, events } = config.parts(block_tokens)?;
         Ok(Self {
             hasher,
             rows: Rows::new(rows),

@@ -85,10 +85,10 @@ impl PrefixConfig {
         self
     }
 
-    /// The parts of a cache for a pool that may grow to `blocks_max` blocks.
-    pub(super) fn parts(self, blocks_max: usize, block_tokens: usize) -> Result<Parts, PrefixError> {
+    /// Returns the parts of a cache with blocks of `block_tokens` tokens.
+    pub(super) fn parts(self, block_tokens: usize) -> Result<Parts, PrefixError> {
         let policy = match self.policy {
-            Chosen::Kind(kind) => kind.build(blocks_max),
+            Chosen::Kind(kind) => kind.build(),
             Chosen::Given(policy) => policy,
         };
         let queues = policy.queues();

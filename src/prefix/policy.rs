@@ -27,7 +27,6 @@
 //! for blocks are in the caller's hands. In its place a block waits by its release's order in the first queue, the victim is
 //! in the first queue that has one, and what was to be learned is not. A queue that there is not counts as the last.
 
-mod foresight;
 mod lru;
 mod priority;
 
@@ -39,7 +38,6 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
-pub use foresight::Foresight;
 pub use lru::Lru;
 pub use priority::PriorityLru;
 
@@ -176,17 +174,16 @@ pub(super) fn asked<R>(answer: impl FnOnce() -> R) -> Option<R> {
     catch_unwind(AssertUnwindSafe(answer)).ok()
 }
 
-/// The policies that there are, by name.
+/// The policies of this crate, by name. A crate of its own can bring others, for
+/// [`PrefixConfig::policy_of`](super::PrefixConfig::policy_of).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum PolicyKind {
     /// [`Lru`].
     #[default]
     Lru,
-    /// [`Priority`].
+    /// [`PriorityLru`].
     Priority,
-    /// [`Foresight`].
-    Foresight,
 }
 
 /// There is no policy of this name.
@@ -199,23 +196,21 @@ pub struct UnknownPolicy {
 
 impl PolicyKind {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Lru, Self::Priority, Self::Foresight];
+    pub const ALL: [Self; 2] = [Self::Lru, Self::Priority];
 
     /// Its name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Lru => lru::NAME,
             Self::Priority => priority::NAME,
-            Self::Foresight => foresight::NAME,
         }
     }
 
-    /// A new one, that knows nothing yet, for a pool of at most so many blocks.
-    pub fn build(self, blocks_max: usize) -> Arc<dyn Policy> {
+    /// Builds the policy.
+    pub fn build(self) -> Arc<dyn Policy> {
         match self {
             Self::Lru => Arc::new(Lru),
             Self::Priority => Arc::new(PriorityLru),
-            Self::Foresight => Arc::new(Foresight::new(blocks_max)),
         }
     }
 
