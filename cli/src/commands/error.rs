@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use kvpool::error::LayoutError;
 use kvpool::ids::DeviceId;
-use kvpool::prefix::policy::PolicyKind;
+use kvpool_policies::PolicyName;
 use thiserror::Error;
 
 use crate::trace::TraceError;
@@ -21,7 +21,7 @@ pub enum CommandError {
     #[error("--device {device}: {reason}")]
     Device { device: DeviceId, reason: String },
     #[error("--policy {0} says how cached blocks are evicted, and --prefix-cache off that none are cached")]
-    PolicyWithoutCache(PolicyKind),
+    PolicyWithoutCache(PolicyName),
     #[error("--columns names the columns of a CSV trace, and --format mooncake is JSON lines")]
     ColumnsOfJson,
     #[error(

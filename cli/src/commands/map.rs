@@ -58,9 +58,9 @@ pub fn map(args: &MapArgs) -> Result<u8, CommandError> {
 impl Look {
     fn take(pool: &ReplayPool, settled: u64) -> Result<Self, String> {
         // Thread caches are emptied first, so that the difference is what was moved.
-        pool.pool().trim();
+        pool.trim();
         let before = pool.snapshot();
-        let report = pool.defragment()?;
+        let report = pool.wait(pool.defragment()).map_err(|error| error.to_string())?;
         Ok(Self { settled, before, report, after: pool.snapshot() })
     }
 

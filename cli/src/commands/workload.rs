@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::thread;
 
 use indicatif::{HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
-use kvpool::prefix::policy::PolicyKind;
 use kvpool::storage::{Dtype, KvLayout};
+use kvpool_policies::PolicyName;
 
 use super::CommandError;
 use crate::args::WorkloadArgs;
@@ -29,7 +29,7 @@ pub struct Workload {
     pub blocks: usize,
     pub threads: usize,
     /// The policy of the prefix cache, if there is to be one.
-    pub policy: Option<PolicyKind>,
+    pub policy: Option<PolicyName>,
     layout: KvLayout,
     backend: Backend,
 }

@@ -28,7 +28,7 @@ const AHEAD_NS: u64 = 250_000_000;
 /// The step clock of an idle thread.
 const IDLE: u64 = u64::MAX;
 
-/// Time between two checks of a halted thread whether it may go on.
+/// Time between two checks of a halted thread whether the replay has been stopped.
 const HALT_INTERVAL: Duration = Duration::from_millis(1);
 
 /// A number of requests that no trace has.
@@ -84,7 +84,6 @@ pub struct SharedClock<'a> {
     halt_at: AtomicU64,
     /// Threads that have halted or ended.
     halted: AtomicUsize,
-    resumed: AtomicBool,
 }
 
 impl<'a> SharedClock<'a> {
@@ -105,7 +104,6 @@ impl<'a> SharedClock<'a> {
             stopped: AtomicBool::new(false),
             halt_at: AtomicU64::new(halt_at.unwrap_or(NEVER)),
             halted: AtomicUsize::new(0),
-            resumed: AtomicBool::new(false),
         }
     }
 
@@ -179,7 +177,7 @@ impl<'a> SharedClock<'a> {
 
     /// Returns whether it is time to halt. Threads halt between steps, with no batch in flight.
     pub fn must_halt(&self) -> bool {
-        self.settled() >= self.halt_at.load(Relaxed) && !self.resumed.load(Acquire)
+        self.settled() >= self.halt_at.load(Relaxed)
     }
 
     /// Makes all threads halt, however many requests are settled.
@@ -187,11 +185,11 @@ impl<'a> SharedClock<'a> {
         self.halt_at.store(0, Relaxed);
     }
 
-    /// Halts the calling thread until [`resume`](Self::resume) or [`stop`](Self::stop).
+    /// Halts the calling thread until [`stop`](Self::stop).
     pub fn halt(&self) {
         // Release: pairs with the Acquire of `is_halted`; the work of the thread is done.
         self.halted.fetch_add(1, Release);
-        while !self.resumed.load(Acquire) && !self.is_stopped() {
+        while !self.is_stopped() {
             thread::sleep(HALT_INTERVAL);
         }
         self.halted.fetch_sub(1, Release);
@@ -202,24 +200,20 @@ impl<'a> SharedClock<'a> {
         self.halted.fetch_add(1, Release);
     }
 
-    /// Returns whether it is time to halt, and all threads have.
+    /// Returns whether it is time to halt, and all threads have halted and wait for [`stop`](Self::stop).
     pub fn is_halted(&self) -> bool {
-        self.must_halt() && self.halted.load(Acquire) == self.clocks_ns.len()
-    }
-
-    /// Lets all halted threads go on, for good.
-    pub fn resume(&self) {
-        self.resumed.store(true, Release);
+        !self.is_stopped() && self.must_halt() && self.halted.load(Acquire) == self.clocks_ns.len()
     }
 
     /// Ends the replay early, for all threads.
     pub fn stop(&self) {
-        self.stopped.store(true, Relaxed);
+        // Release: pairs with the Acquire of `is_stopped`; halted threads see what was done meanwhile.
+        self.stopped.store(true, Release);
     }
 
     /// Returns whether the replay was ended.
     pub fn is_stopped(&self) -> bool {
-        self.stopped.load(Relaxed)
+        self.stopped.load(Acquire)
     }
 }
 
@@ -265,7 +259,7 @@ mod tests {
         assert!(!clock.is_admission_paused());
     }
 
-    /// An ended thread counts as halted, and a halted one goes on only when told.
+    /// An ended thread counts as halted, and a halted one waits for the end of the replay.
     #[test]
     fn all_threads_halt_when_enough_requests_are_settled() {
         let clock = SharedClock::new(&[], 2, Some(2));
@@ -280,8 +274,8 @@ mod tests {
                 thread::yield_now();
             }
             assert!(!halted.is_finished());
-            clock.resume();
+            clock.stop();
         });
-        assert!(!clock.must_halt());
+        assert!(!clock.is_halted());
     }
 }

@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use kvpool::error::StorageError;
 use kvpool::ids::DeviceId;
 use kvpool::pool::AllocRequest;
-use kvpool::prefix::policy::PolicyKind;
 use kvpool::storage::{CopyDone, Dtype, Elements, ElementsMut, FrameMove, HostStorage, KvLayout, Storage};
+use kvpool_policies::PolicyName;
 
 use super::*;
 use crate::trace::Request;
@@ -131,7 +131,7 @@ const SHAPE: Shape = Shape { layers: 2, k_bytes: 8, v_bytes: 8, block_tokens: 16
 fn faulty(
     blocks: usize,
     blocks_max: usize,
-    policy: Option<PolicyKind>,
+    policy: Option<PolicyName>,
     fault: Fault,
     calls: usize,
 ) -> ReplayPool {
@@ -150,7 +150,7 @@ pub(crate) fn pool(blocks: usize, fault: Fault) -> ReplayPool {
 }
 
 fn caching(blocks: usize, fault: Fault) -> ReplayPool {
-    faulty(blocks, blocks, Some(PolicyKind::Lru), fault, 40)
+    faulty(blocks, blocks, Some(PolicyName::LRU), fault, 40)
 }
 
 /// Requests that arrive nearly at once, into a pool that holds a few of them.
@@ -302,7 +302,7 @@ fn one_fault_anywhere_is_found() {
     }
     let leaking = pool(60, Fault::None);
     let mut leaked = Vec::new();
-    leaking.pool().allocate_raw(AllocRequest::new(1), &mut leaked).unwrap();
+    leaking.allocate_raw(AllocRequest::new(1), &mut leaked).unwrap();
     let outcome = run(&leaking, &trace, 2);
     assert_eq!((outcome.blocks_leaked, outcome.is_sound(100)), (1, false));
     assert!(outcome.tally.findings[0].starts_with("not every block can be allocated"), "{outcome:?}");
@@ -383,7 +383,7 @@ fn a_wrong_hit_is_found() {
     };
     let trace = trace([request(0), request(1000)]);
     // Of two layers, the first request stores its prompt and 20 tokens.
-    let outcome = run(&faulty(60, 60, Some(PolicyKind::Lru), Fault::DoubleOwner, 42), &trace, 1);
+    let outcome = run(&faulty(60, 60, Some(PolicyName::LRU), Fault::DoubleOwner, 42), &trace, 1);
     assert_eq!(outcome.tally.hit_blocks, 3, "{outcome:?}");
     let hits = [0, 1, 2].map(|block| Corrupt { request: 1, attempt: 0, block });
     assert_eq!(outcome.tally.corrupt, hits.into());
@@ -418,7 +418,7 @@ fn a_pool_is_resized_in_a_replay() {
             outcome.resizes.iter().map(|step| (step.from, step.to, step.outcome.clone())).collect();
         assert_eq!(steps, [(60, 90, Ok(())), (90, 12, Ok(()))]);
         assert!(outcome.resizes[0].at_request >= 80 && outcome.resizes[1].at_request >= 240);
-        assert_eq!(pool.blocks(), 12);
+        assert_eq!(pool.total_blocks(), 12);
     }
 }
 
@@ -431,7 +431,7 @@ fn a_pool_that_has_become_too_small_rejects() {
         let pool = faulty(40, 40, None, Fault::Slow, 0);
         let outcome = replay(&pool, &trace, &resizing(&trace, threads, "1%:20"), go_on);
         assert!(outcome.is_sound(4), "{outcome:?}");
-        assert_eq!((pool.blocks(), outcome.tally.completed, outcome.tally.rejected), (20, 2, 2));
+        assert_eq!((pool.total_blocks(), outcome.tally.completed, outcome.tally.rejected), (20, 2, 2));
         assert!(outcome.tally.preempted > 0, "{outcome:?}");
     }
 }

@@ -18,16 +18,17 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use kvpool::ids::SequenceId;
 use kvpool::sequence::{Batch, BlockTable, Sequence};
 
 use super::Options;
 use super::content::Shape;
-use super::pool::{Refusal, ReplayPool};
+use super::pool::{ReplayPool, full};
 use super::scheduler::{Job, Running, Scheduler};
 use super::shared_clock::SharedClock;
 use super::tally::Tally;
 use super::text::{Text, Texts};
-use super::transfer::Transfer;
+use super::transfer::{Access, Transfer};
 
 /// The time without progress of any thread after which the replay is given up: blocks were lost.
 const STUCK: Duration = Duration::from_secs(10);
@@ -38,7 +39,7 @@ const CHECK_MAX: Duration = Duration::from_millis(100);
 /// Sequences that a thread runs at a time.
 const RUNNING_MAX: usize = 256;
 
-/// See the [module](self).
+/// A scheduler thread. See the [module](self).
 pub struct Worker<'a> {
     pool: &'a ReplayPool,
     clock: &'a SharedClock<'a>,
@@ -51,7 +52,7 @@ pub struct Worker<'a> {
     clock_ns: u64,
     /// The batch of the step before.
     previous: Option<Batch>,
-    transfer: Transfer,
+    transfer: Transfer<'a>,
     table: BlockTable,
     /// The ids of a prompt, in a buffer that is used again.
     prompt: Vec<u32>,
@@ -129,7 +130,7 @@ impl<'a> Worker<'a> {
             scheduler: Scheduler::new(RUNNING_MAX),
             clock_ns: 0,
             previous: None,
-            transfer: Transfer::new(pool.shape()),
+            transfer: Transfer::new(pool, clock),
             table: BlockTable::default(),
             prompt: Vec::new(),
             advanced: Vec::new(),
@@ -147,7 +148,9 @@ impl<'a> Worker<'a> {
         }
         self.clock.set_idle(self.thread);
         self.scheduler.running().clear();
-        self.pool.pool().trim();
+        self.pool.trim();
+        self.tally.corrupt = self.transfer.corrupt;
+        self.tally.tokens_verified = self.transfer.tokens_verified;
         self.tally
     }
 
@@ -192,7 +195,7 @@ impl<'a> Worker<'a> {
         self.clock.halt();
         self.stalled = None;
         if self.clock.is_stopped() {
-            let batch = self.pool.begin_batch(self.thread);
+            let batch = self.pool.begin_step(self.thread);
             for running in mem::take(self.scheduler.running()) {
                 self.check_all(&batch, &running)?;
                 self.release(running);
@@ -203,7 +206,7 @@ impl<'a> Worker<'a> {
 
     /// Rejects waiting requests that need more blocks than the pool has since it shrank.
     fn reject_oversized(&mut self) {
-        let (shape, total) = (self.shape, self.pool.blocks());
+        let (shape, total) = (self.shape, self.pool.total_blocks());
         for _ in 0..self.scheduler.reject(|job| shape.blocks(job.total) <= total) {
             self.reject();
         }
@@ -222,7 +225,7 @@ impl<'a> Worker<'a> {
                 let Some((index, request)) = self.clock.take_due(Duration::from_nanos(self.clock_ns)) else {
                     break;
                 };
-                if self.shape.blocks(request.tokens()) > self.pool.blocks() {
+                if self.shape.blocks(request.tokens()) > self.pool.total_blocks() {
                     self.reject();
                 } else {
                     self.scheduler.enqueue(Job::new(index, request));
@@ -258,13 +261,15 @@ impl<'a> Worker<'a> {
             None => Text::of_attempt(request, attempt),
         };
         let id = u64::from(attempt) << 32 | u64::from(request);
-        let sequence = match self.pool.open(id, &self.prompt) {
-            Ok(opened) => opened,
-            Err(Refusal::Full { .. }) => {
+        let builder = self.pool.sequence(SequenceId(id));
+        let opened = if self.prompt.is_empty() { builder.open() } else { builder.tokens(&self.prompt) };
+        let sequence = match opened.map_err(full) {
+            Ok(sequence) => sequence,
+            Err(Ok(_)) => {
                 self.scheduler.enqueue(job);
                 return Ok(false);
             }
-            Err(Refusal::Failed(reason)) => return Err(format!("request {request}: opening it: {reason}")),
+            Err(Err(reason)) => return Err(format!("request {request}: opening it: {reason}")),
         };
         let block_tokens = self.shape.block_tokens;
         let (cached, found) = (sequence.len(), sequence.len() / block_tokens);
@@ -276,7 +281,7 @@ impl<'a> Worker<'a> {
     }
 
     fn step(&mut self) -> Result<(), String> {
-        let mut batch = self.pool.begin_batch(self.thread);
+        let mut batch = self.pool.begin_step(self.thread);
         let mut tokens = StepTokens::default();
         self.advanced.clear();
         let mut place = 0;
@@ -290,7 +295,7 @@ impl<'a> Worker<'a> {
                 Turn::Preempted => {}
             }
         }
-        self.write()?;
+        self.transfer.flush(Access::Write)?;
         self.check_last(&batch)?;
         self.previous = Some(batch);
         self.retire_done()?;
@@ -304,13 +309,6 @@ impl<'a> Worker<'a> {
         self.clock.tokens.fetch_add(tokens.prompt + tokens.decode, Relaxed);
         self.sample();
         Ok(())
-    }
-
-    fn write(&mut self) -> Result<(), String> {
-        if !self.transfer.is_empty() {
-            self.clock.transfers.fetch_add(1, Relaxed);
-        }
-        self.transfer.write(self.pool)
     }
 
     /// Does one sequence's part of a step: appends tokens and gathers them for writing.
@@ -338,23 +336,13 @@ impl<'a> Worker<'a> {
         }
         let Running { job, held, sequence: Open { sequence, text, .. } } =
             &mut self.scheduler.running()[place];
-        let (from, until) = (*held as usize, (*held + tokens) as usize);
+        let new = *held as usize..(*held + tokens) as usize;
         *held += tokens;
         *(if in_prompt { &mut step.prompt } else { &mut step.decode }) += tokens;
         self.tally.tokens += tokens;
         self.clock.resume_admission(job.request);
-
-        let mut at = from;
-        while at < until {
-            let next = until.min(at + self.transfer.room());
-            let slots = |out: &mut Vec<i64>| slots(batch, sequence, at..next, out);
-            self.transfer.gather((job.request, job.attempt), text, at..next, slots)?;
-            if self.transfer.room() == 0 {
-                self.clock.transfers.fetch_add(1, Relaxed);
-                self.transfer.write(self.pool)?;
-            }
-            at = next;
-        }
+        let slots = slots(batch, sequence);
+        self.transfer.add(Access::Write, (job.request, job.attempt), text, new, slots)?;
         Ok(Turn::Advanced)
     }
 
@@ -375,22 +363,22 @@ impl<'a> Worker<'a> {
         let blocks = (self.shape.blocks(*held + tokens) - self.shape.blocks(*held)) as u64;
         loop {
             let start = (blocks > 0).then(Instant::now);
-            match self.pool.append(batch, sequence, tokens as usize, decoded.as_slice()) {
-                Ok(()) => {
-                    if let Some(start) = start {
-                        self.tally.allocate.record(start.elapsed());
-                    }
-                    self.tally.blocks_allocated += blocks;
-                    return Ok(None);
+            let appended = match decoded {
+                Some(id) => batch.append_tokens(sequence, &[id]),
+                None => batch.append(sequence, tokens as usize),
+            };
+            let Err(error) = appended else {
+                if let Some(start) = start {
+                    self.tally.allocate.record(start.elapsed());
                 }
-                Err(Refusal::Full { .. }) if self.previous.is_some() => self.previous = None,
-                Err(Refusal::Full { free, retired }) => return Ok(Some((free, retired))),
-                Err(Refusal::Failed(reason)) => {
-                    return Err(format!(
-                        "request {}: appending {tokens} to {held} tokens: {reason}",
-                        job.request
-                    ));
-                }
+                self.tally.blocks_allocated += blocks;
+                return Ok(None);
+            };
+            let space = full(error).map_err(|reason| {
+                format!("request {}: appending {tokens} to {held} tokens: {reason}", job.request)
+            })?;
+            if self.previous.take().is_none() {
+                return Ok(Some(space));
             }
         }
     }
@@ -406,7 +394,7 @@ impl<'a> Worker<'a> {
     ) -> Result<Turn, String> {
         // A waiting job asks in every step, and counts as refused once.
         self.tally.refused += u64::from(self.stalled.is_none());
-        let total = self.pool.blocks();
+        let total = self.pool.total_blocks();
         let used = 1.0 - free as f64 / total as f64;
         let owned = 1.0 - (free + retired) as f64 / total as f64;
         self.clock.first_refusal.get_or_init(|| (used, owned));
@@ -425,7 +413,7 @@ impl<'a> Worker<'a> {
         step.preempted = true;
         self.tally.preempted += 1;
         // The tokens of this step are written first, so that they can be read back.
-        self.write()?;
+        self.transfer.flush(Access::Write)?;
         let last = self.scheduler.running().len() - 1;
         self.advanced.retain(|&other| other != last);
         if let Some(gone) = self.scheduler.preempt() {
@@ -469,17 +457,14 @@ impl<'a> Worker<'a> {
         if !self.options.verify {
             return Ok(());
         }
-        for index in 0..self.advanced.len() {
+        for &place in &self.advanced {
             let Running { job, held, sequence: Open { sequence, text, .. } } =
-                &self.scheduler.running()[self.advanced[index]];
+                &self.scheduler.running()[place];
             let last = *held as usize - 1..*held as usize;
-            let slots = |out: &mut Vec<i64>| slots(batch, sequence, last.clone(), out);
-            self.transfer.gather((job.request, job.attempt), text, last.clone(), slots)?;
-            if self.transfer.room() == 0 {
-                check(&mut self.transfer, self.pool, self.clock, &mut self.tally)?;
-            }
+            let slots = slots(batch, sequence);
+            self.transfer.add(Access::Check, (job.request, job.attempt), text, last, slots)?;
         }
-        check(&mut self.transfer, self.pool, self.clock, &mut self.tally)
+        self.transfer.flush(Access::Check)
     }
 
     /// Reads back every token of a sequence, through its block table.
@@ -497,24 +482,18 @@ impl<'a> Worker<'a> {
         if !self.options.verify {
             return Ok(());
         }
-        let mut at = 0;
-        while at < held {
-            let next = held.min(at + self.transfer.room());
-            self.transfer.gather((job.request, job.attempt), text, at..next, |out| {
-                let mut token = at;
-                while token < next {
-                    let (block, offset) = (token / block_tokens, token % block_tokens);
-                    let count = (block_tokens - offset).min(next - token);
-                    let slot = i64::from(table[block]) * block_tokens as i64 + offset as i64;
-                    out.extend(slot..slot + count as i64);
-                    token += count;
-                }
-                Ok(())
-            })?;
-            check(&mut self.transfer, self.pool, self.clock, &mut self.tally)?;
-            at = next;
-        }
-        Ok(())
+        self.transfer.add(Access::Check, (job.request, job.attempt), text, 0..held, |tokens, out| {
+            let mut token = tokens.start;
+            while token < tokens.end {
+                let (block, offset) = (token / block_tokens, token % block_tokens);
+                let count = (block_tokens - offset).min(tokens.end - token);
+                let slot = i64::from(table[block]) * block_tokens as i64 + offset as i64;
+                out.extend(slot..slot + count as i64);
+                token += count;
+            }
+            Ok(())
+        })?;
+        self.transfer.flush(Access::Check)
     }
 
     /// Samples the pool at intervals, on the first thread.
@@ -523,9 +502,9 @@ impl<'a> Worker<'a> {
             return;
         }
         self.next_sample_ns = self.clock_ns + self.options.sample_ns;
-        let free = self.pool.free_space();
-        self.tally.utilization.add(1.0 - free.blocks as f64 / self.pool.blocks() as f64);
-        self.tally.fragmentation.add(free.fragmentation);
+        let free = self.pool.free_blocks();
+        self.tally.utilization.add(1.0 - free as f64 / self.pool.total_blocks() as f64);
+        self.tally.fragmentation.add(self.pool.fragmentation().rate);
     }
 
     /// Waits for blocks of other threads.
@@ -543,7 +522,7 @@ impl<'a> Worker<'a> {
         match &mut self.stalled {
             Some(stall) if stall.transfers == transfers => {
                 if stall.check() > STUCK {
-                    let (free, total) = (self.pool.free_blocks(), self.pool.blocks());
+                    let (free, total) = (self.pool.free_blocks(), self.pool.total_blocks());
                     return Err(format!(
                         "stuck: no thread made progress in {STUCK:?}, with {free} of {total} blocks free"
                     ));
@@ -556,22 +535,9 @@ impl<'a> Worker<'a> {
     }
 }
 
-fn check(
-    transfer: &mut Transfer,
-    pool: &ReplayPool,
-    clock: &SharedClock<'_>,
-    tally: &mut Tally,
-) -> Result<(), String> {
-    if !transfer.is_empty() {
-        clock.transfers.fetch_add(1, Relaxed);
-    }
-    tally.tokens_verified += transfer.check(pool, &mut tally.corrupt)?;
-    Ok(())
-}
-
-/// Adds the slots of some tokens to `out`, as a kernel that writes them gets them.
-fn slots(batch: &Batch, sequence: &Sequence, tokens: Range<usize>, out: &mut Vec<i64>) -> Result<(), String> {
-    batch.slot_mapping(sequence, tokens, out).map_err(|error| error.to_string())
+/// Returns a function that appends the slots of some tokens of a sequence, as a kernel gets them.
+fn slots(batch: &Batch, sequence: &Sequence) -> impl Fn(Range<usize>, &mut Vec<i64>) -> Result<(), String> {
+    move |tokens, out| batch.slot_mapping(sequence, tokens, out).map_err(|error| error.to_string())
 }
 
 #[cfg(test)]
