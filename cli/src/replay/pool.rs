@@ -81,7 +81,7 @@ impl ReplayPool {
         policy: Option<PolicyName>,
     ) -> Result<Self, String> {
         let builder = Pool::builder(storage.layout().clone()).blocks(blocks).blocks_max(blocks_max);
-        let mut builder = builder.storage(Arc::clone(&storage));
+        let mut builder = builder.storage(storage);
         let now_ms = Arc::new(AtomicU64::new(0));
         if let Some(policy) = policy {
             let now = Arc::clone(&now_ms);
@@ -91,6 +91,7 @@ impl ReplayPool {
             builder = builder.prefix_cache(config);
         }
         let pool = builder.build().map_err(text)?;
+        let storage = pool.storage().cloned().ok_or("the pool has no storage")?;
         let runtime = runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .thread_name("kvpool-compact")
