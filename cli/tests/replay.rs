@@ -1,4 +1,4 @@
-//! `kvpool replay` as its users meet it: exit codes, the JSON, and the errors of bad input.
+//! `kvpool replay`, end to end: exit codes, the JSON, and the errors of bad input.
 
 mod common;
 
@@ -57,25 +57,18 @@ fn a_sound_replay_adds_up() {
 }
 
 #[test]
-fn a_roomy_pool_refuses_nothing() {
-    let report = json("replay --requests 50 --blocks 200000 --json");
-    assert!(report["utilization"]["at_first_refusal"].is_null());
-    assert_eq!(report["preempted"], 0);
-}
-
-#[test]
-fn a_narrow_pool_is_full_and_sound() {
-    let report = json("replay --requests 200 --blocks 3000 --threads 2 --json");
-    assert!(report["preempted"].as_u64() > Some(0), "{report}");
-    assert!(report["utilization"]["at_first_refusal"].as_f64() > Some(0.5));
-    assert_eq!(report["utilization"]["peak"].as_f64().map(|peak| peak > 0.9), Some(true));
-}
-
-#[test]
-fn what_can_never_fit_is_rejected_and_no_failure() {
-    let report = json("replay --requests 200 --blocks 100 --json");
-    assert!(report["rejected"].as_u64() > Some(0));
-    assert_eq!(report["completed"].as_u64().unwrap() + report["rejected"].as_u64().unwrap(), 200);
+fn the_size_of_the_pool_decides_what_is_refused() {
+    let roomy = json("replay --requests 50 --blocks 200000 --json");
+    assert!(roomy["utilization"]["at_first_refusal"].is_null());
+    assert_eq!(roomy["preempted"], 0);
+    let narrow = json("replay --requests 200 --blocks 3000 --threads 2 --json");
+    assert!(narrow["preempted"].as_u64() > Some(0), "{narrow}");
+    assert!(narrow["utilization"]["at_first_refusal"].as_f64() > Some(0.5));
+    assert!(narrow["utilization"]["peak"].as_f64() > Some(0.9));
+    // A request larger than the pool is rejected, which is no failure.
+    let tiny = json("replay --requests 200 --blocks 100 --json");
+    assert!(tiny["rejected"].as_u64() > Some(0));
+    assert_eq!(tiny["completed"].as_u64().unwrap() + tiny["rejected"].as_u64().unwrap(), 200);
 }
 
 #[test]
@@ -91,7 +84,7 @@ fn other_layouts_and_block_sizes_hold_their_bytes() {
     }
 }
 
-/// Prompts of conversations begin with what was said before: most of it is found, and no byte of it is wrong.
+/// Prompts of conversations begin with the turns before: most blocks are found, and no byte is wrong.
 #[test]
 fn prefixes_are_reused_by_every_policy() {
     let run =
@@ -106,14 +99,15 @@ fn prefixes_are_reused_by_every_policy() {
         assert!(count("hit_blocks") > count("lookup_blocks") / 4, "{prefix}");
         let rate = count("hit_blocks") as f64 / count("lookup_blocks") as f64;
         assert_eq!(prefix["hit_rate"].as_f64(), Some(rate));
-        // What is found is not written.
+        // Tokens found in the cache are not written.
         let found = 16 * (count("hit_blocks") + count("resumed_hit_blocks"));
         let tokens = |report: &Value| report["tokens"].as_u64().unwrap();
         assert!(on["preempted"] != 0 || tokens(&on) + found == tokens(&off), "{on}");
     }
 }
 
-/// Preempted requests leave their blocks in the cache, others evict them, and the pool is resized.
+/// Preempted requests leave their blocks in the cache, other requests evict them, and the pool is
+/// resized.
 #[test]
 fn a_narrow_pool_evicts_and_finds_again() {
     let sizes = "20%:9000,45%:5000,70%:7000";
@@ -124,7 +118,7 @@ fn a_narrow_pool_evicts_and_finds_again() {
     assert!(count("evicted_blocks") > 0 && count("hit_blocks") > 0, "{report}");
 }
 
-/// A pool that is too small for comfort is compacted all the time, and every byte is found where it is looked for.
+/// A narrow pool is compacted all the time, and every byte is read back.
 #[test]
 fn compaction_moves_blocks_and_no_byte_is_lost() {
     let run = |options: &str| json(&format!("replay --requests 1000 --blocks 6000 --json {options}"));
@@ -154,15 +148,16 @@ fn a_pool_gets_other_sizes_while_it_is_used() {
             assert_eq!(step["to"], to);
             assert!(step["at_request"].as_u64() >= Some(from_request), "{step}");
             let outcome = step["outcome"].as_str().unwrap();
-            // Growing is done at once; what is in use may be in the way of shrinking until the next step is due.
+            // Growing succeeds at once; blocks in use may prevent shrinking until the next step is due.
             assert!(outcome == "done" || to == 5000 && outcome.starts_with("blocked: "), "{step}");
         }
     }
 }
 
-/// More is in use than the pool is to have until the last request is done: tried again, and no failure.
+/// Until the last request has ended, more blocks are in use than asked for: the step is retried, and
+/// does not fail.
 #[test]
-fn what_is_blocked_to_the_end_is_done_then() {
+fn a_step_blocked_to_the_end_succeeds_then() {
     let report = json("replay --requests 300 --resize-at 5%:1 --json");
     let step = &report["resize"][0];
     assert_eq!((&step["outcome"], &step["to"]), (&"done".into(), &1.into()), "{report}");
@@ -175,7 +170,7 @@ fn what_is_blocked_to_the_end_is_done_then() {
 
 /// A run that completes no request fails in every form of output, and leaves no picture.
 #[test]
-fn what_completes_nothing_fails() {
+fn a_run_that_completes_nothing_fails() {
     let reason = "nothing was replayed: every request was rejected (100), the smallest needs 31 blocks";
     for option in ["", "--no-verify"] {
         let run = |option: &str| kvpool(&format!("replay --requests 100 --blocks 5 {option}"));
@@ -207,14 +202,6 @@ fn columns_are_named() {
     let columns = "--columns arrival=at,input=in,output=out";
     let report = json(&format!("replay {} {columns} --json", path.display()));
     assert_eq!((&report["tokens"], &report["trace_s"]), (&88.into(), &1.5.into()));
-}
-
-#[test]
-fn hash_ids_are_of_no_use_without_prefixes() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("bare.jsonl");
-    fs::write(&path, "{\"timestamp\": 0, \"input_length\": 40, \"output_length\": 10}\n").unwrap();
-    assert_eq!(json(&format!("replay {} --json", path.display()))["tokens"], 50);
 }
 
 #[test]
@@ -262,14 +249,6 @@ fn a_map_is_drawn() {
 }
 
 #[test]
-fn unverified_replays_say_so() {
-    let report = json("replay --requests 50 --no-verify --json");
-    assert_eq!(report["tokens_verified"], 0);
-    let output = kvpool("replay --requests 50 --no-verify");
-    assert!(String::from_utf8_lossy(&output.stdout).contains("not verified"));
-}
-
-#[test]
 fn the_table_is_for_people_and_the_bar_for_terminals() {
     let output = kvpool("replay --requests 100 --policy lru");
     assert_eq!(output.status.code(), Some(0));
@@ -280,6 +259,8 @@ fn the_table_is_for_people_and_the_bar_for_terminals() {
     }
     assert!(!text.contains('\u{1b}'), "colours, although this is no terminal");
     assert!(output.stderr.is_empty(), "a bar, although this is no terminal");
+    let unverified = kvpool("replay --requests 50 --no-verify");
+    assert!(String::from_utf8_lossy(&unverified.stdout).contains("not verified"));
 }
 
 #[test]
@@ -323,7 +304,7 @@ fn bad_usage_and_bad_input_are_told_apart_from_failures() {
     ] {
         fs::write(directory.path().join(name), bytes).unwrap();
     }
-    // A command line, and what the error says.
+    // A command line, and a part of its error.
     let cases = "
         replay cut.jsonl => cut.jsonl:2: EOF while parsing
         replay negative.csv => negative.csv:2: ContextTokens is -1
@@ -383,13 +364,13 @@ fn bad_usage_and_bad_input_are_told_apart_from_failures() {
         let output = kvpool_in(directory.path(), arguments);
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{arguments}: {said}");
-        assert!(said.contains(complaint), "{arguments} says {said}");
-        assert!(!said.contains('\u{1b}'), "{arguments} says {said:?}");
+        assert!(said.contains(complaint), "{arguments}: {said}");
+        assert!(!said.contains('\u{1b}'), "{arguments}: {said:?}");
         assert!(output.stdout.is_empty(), "{arguments}");
     }
 }
 
-/// With nowhere to complain to, the exit code still tells.
+/// Without a place for the message, the exit code still tells.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_full_standard_error_is_no_panic() {
