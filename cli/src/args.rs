@@ -22,19 +22,19 @@ use crate::trace::{Columns, Format, HashIds, REQUESTS_MAX, ReadOptions};
 #[derive(Clone, Debug, Parser)]
 #[command(name = "kvpool", version, propagate_version = true, max_term_width = 100)]
 pub struct Cli {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// What to do.
+/// The commands.
 #[derive(Clone, Debug, Subcommand)]
 pub enum Command {
     /// Replay a trace through many scheduler threads over one pool, and check every byte
     ///
     /// Each thread batches continuously, in virtual time: prompts are loaded in pieces, answers grow
     /// token by token, and when the pool is full the request that arrived last is preempted and
-    /// starts over later. Every token's bytes are written through its slot and read back through the
+    /// restarts later. Every token's bytes are written through its slot and read back through the
     /// block table. Meanwhile the pool is compacted in the background.
     ///
     /// An interrupt (Ctrl-C) ends the replay early and prints the report so far; a second one ends
@@ -46,7 +46,7 @@ pub enum Command {
     /// Draw a pool in the middle of a replay, before and after a defragmentation
     ///
     /// Replays without compaction up to a share of the requests, halts, and draws every frame before
-    /// and after a defragmentation as one SVG. At the end the tokens of all open sequences are read
+    /// and after a defragmentation as one SVG. At the end, the tokens of all open sequences are read
     /// back.
     ///
     /// Exit code: 0 for success, 1 if anything was lost or corrupt, or if there was nothing to draw,
@@ -55,31 +55,31 @@ pub enum Command {
     /// Measure eviction policies on traces: hit rates by capacity
     ///
     /// Each request looks up the blocks of its prompt, by the hash_ids of the trace, and leaves them
-    /// in the cache. The pool's own policies run as they do in a pool; s3-fifo and sieve are for
-    /// comparison, and clairvoyant knows the future: no policy can do better.
+    /// in the cache. lru, priority and foresight are called as a pool calls them; s3-fifo and sieve are
+    /// for comparison, and clairvoyant knows the future: no policy can exceed its hit rate.
     ///
     /// Exit code: 0 for success, 1 if a trace repeats no block, so that no policy can hit, 2 for bad
     /// usage or input.
     Policy(PolicyArgs),
-    /// List the devices for the memory of a pool, their free memory, and why one cannot be used
+    /// List the devices for the memory of a pool, their free memory, and the reason if one is unusable
     Info(InfoArgs),
-    /// Print a shell's completions of the command line
+    /// Print the completion script of a shell
     Completions(CompletionsArgs),
-    /// Print the man page, or write it and one for each command into a directory
+    /// Print the man page, or write it and a page for each command into a directory
     Man(ManArgs),
 }
 
 /// `kvpool replay`.
 #[derive(Clone, Debug, Args)]
 pub struct ReplayArgs {
-    /// What is replayed.
+    /// The trace and the pool.
     #[command(flatten)]
     pub workload: WorkloadArgs,
     /// Compaction.
     #[command(flatten)]
     pub compaction: CompactionArgs,
-    /// Resize the pool during the replay, such as 30%:40000,60%:80000: at a share of the requests, to a
-    /// number of blocks. Shrinking moves blocks that are in the way; if that fails, it is tried again
+    /// Resize the pool during the replay: at a share of the requests, to a number of blocks, such as
+    /// 30%:40000,60%:80000. Shrinking moves blocks that are in the way; if that fails, it is retried
     /// until the next step is due
     #[arg(long, value_name = "SHARE:N,...", allow_hyphen_values = true)]
     pub resize_at: Option<Schedule>,
@@ -94,7 +94,7 @@ pub struct ReplayArgs {
 /// `kvpool map`.
 #[derive(Clone, Debug, Args)]
 pub struct MapArgs {
-    /// What is replayed.
+    /// The trace and the pool.
     #[command(flatten)]
     pub workload: WorkloadArgs,
     /// Halt at this share of the requests
@@ -111,7 +111,7 @@ pub struct PolicyArgs {
     /// The traces; `-` is the standard input. They must have hash_ids
     #[arg(value_name = "TRACE", required = true)]
     pub traces: Vec<PathBuf>,
-    /// The format of the traces; auto detects it by how each begins
+    /// The format of the traces; auto detects it by the first line of each
     #[arg(long, value_enum, default_value_t)]
     pub format: Format,
     /// Capacities, as shares of the distinct blocks of a trace
@@ -153,21 +153,21 @@ pub struct ManArgs {
     pub directory: Option<PathBuf>,
 }
 
-/// A trace, and the pool that it is replayed over.
+/// A trace, and the pool of its replay.
 #[derive(Clone, Debug, Args)]
 pub struct WorkloadArgs {
     /// The trace; `-` is the standard input. Without one, conversations are generated from the seed
     #[arg(value_name = "TRACE")]
     pub trace: Option<PathBuf>,
-    /// The format of the trace; auto detects it by how it begins
+    /// The format of the trace; auto detects it by the first line
     #[arg(long, value_enum, default_value_t)]
     pub format: Format,
-    /// The columns of a CSV trace, such as arrival=Timestamp,input=Prompt,output=Answer: the arrival of
-    /// a request (a date and time, or seconds), and the tokens of its prompt and answer [default: the
-    /// names in Azure's traces]
+    /// The names of the columns of a CSV trace, such as arrival=Timestamp,input=Prompt,output=Answer:
+    /// the arrival of a request (a date and time, or seconds), and the tokens of its prompt and answer
+    /// [default: the names in Azure's traces]
     #[arg(long, value_name = "FIELD=NAME,...", requires = "trace")]
     pub columns: Option<Columns>,
-    /// Blocks of the pool [default: a number at which the pool is full at the busiest moments]
+    /// Blocks of the pool [default: so many that the pool is full at the busiest moments only]
     #[arg(long, value_name = "N", value_parser = whole(1..=BLOCKS_MAX), allow_negative_numbers = true)]
     pub blocks: Option<u64>,
     /// Tokens per block

@@ -274,7 +274,7 @@ fn traces_are_read_from_files_and_from_the_standard_input() {
     let report = parse(&output);
     assert_eq!((&report["requests"], &report["tokens"]), (&2.into(), &88.into()));
     assert_eq!(report["trace"], "trace.csv");
-    assert!(String::from_utf8_lossy(&output.stderr).contains("1 lines stood after a later one"));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("1 lines are out of order"));
 
     let mut child = Command::new(env!("CARGO_BIN_EXE_kvpool"))
         .args(["replay", "-", "--format", "azure", "--json"])
@@ -351,8 +351,8 @@ fn bad_usage_and_bad_input_are_told_apart_from_failures() {
         replay --device cuda:x => neither host nor cuda:N
         replay --policy LRU => no eviction policy is called \"LRU\"
         replay --policy mru => no eviction policy is called \"mru\"; there are lru
-        replay --prefix-cache off --policy lru => --policy lru says how
-        map --prefix-cache off --policy lru => --policy lru says how
+        replay --prefix-cache off --policy lru => --policy lru has no effect with --prefix-cache off
+        map --prefix-cache off --policy lru => --policy lru has no effect with --prefix-cache off
         map --at 100% => not more than 0%
         map --at -3% => \"-3%\" is not more than 0%
         map --at 0% => not more than 0%

@@ -26,7 +26,7 @@ pub fn policy(args: &PolicyArgs) -> Result<u8, CommandError> {
         }
         if trace.out_of_order > 0 {
             let lines = HumanCount(trace.out_of_order as u64);
-            complain(format_args!("{}: {lines} lines stood after a later one", trace.name));
+            complain(format_args!("{}: {lines} lines are out of order", trace.name));
         }
         let prompts = prompts(&trace);
         traces.push((trace.name, prompts));
@@ -56,7 +56,7 @@ pub fn policy(args: &PolicyArgs) -> Result<u8, CommandError> {
     print(&text).map_err(CommandError::Output)?;
     let mut code = EXIT_OK;
     for (name, _) in traces.iter().filter(|(_, prompts)| prompts.distinct() == prompts.total()) {
-        complain(format_args!("{name}: no block occurs twice, so that no policy can hit"));
+        complain(format_args!("{name}: no block occurs twice, so no policy can hit"));
         code = EXIT_UNSOUND;
     }
     Ok(code)

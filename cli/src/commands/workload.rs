@@ -79,14 +79,14 @@ pub fn trace(args: &WorkloadArgs) -> Result<Trace, CommandError> {
             let trace = Trace::load(path, &options)?;
             if options.hash_ids == HashIds::Required && trace.has_no_hash_ids() {
                 complain(format_args!(
-                    "{}: no request has hash_ids, so that no two prompts begin alike",
+                    "{}: no request has hash_ids, so no two prompts have a common prefix",
                     trace.name
                 ));
             }
             if trace.out_of_order > 0 {
                 let lines = HumanCount(trace.out_of_order as u64);
                 complain(format_args!(
-                    "{}: {lines} lines stood after a later one, and were sorted",
+                    "{}: {lines} lines are out of order, and were sorted",
                     trace.name
                 ));
             }

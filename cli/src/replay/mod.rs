@@ -281,7 +281,7 @@ fn miscounts(tally: &Tally, stats: &PrefixStats) -> Option<String> {
     let hits = tally.hit_blocks + tally.resumed_hit_blocks;
     ((lookups, hits) != (stats.lookup_blocks, stats.hit_blocks)).then(|| {
         format!(
-            "the cache counted {} blocks looked up and {} found, and it was {lookups} and {hits}",
+            "the cache counted {} blocks looked up and {} found; the threads counted {lookups} and {hits}",
             stats.lookup_blocks, stats.hit_blocks
         )
     })

@@ -210,9 +210,9 @@ fn verdict(report: &Report) -> (Color, String) {
     }
     let mut all = vec!["NOT SOUND".to_owned()];
     for (count, what) in [
-        (if json["interrupted"] == true { 0 } else { requests - settled }, "requests never done"),
+        (if json["interrupted"] == true { 0 } else { requests - settled }, "requests not settled"),
         (number(&json["blocks_leaked"]), "blocks leaked"),
-        (number(&json["blocks_allocated"]).abs_diff(number(&json["blocks_freed"])), "blocks not given back"),
+        (number(&json["blocks_allocated"]).abs_diff(number(&json["blocks_freed"])), "blocks not freed"),
         (number(&json["blocks_corrupt"]), "blocks corrupt"),
     ] {
         if count > 0 {

@@ -278,8 +278,8 @@ fn bad_azure_lines_are_refused_with_line_and_reason() {
         ("2023-11-16 18:17:05,-3,1", "ContextTokens is -3"),
         ("2023-11-16 18:17:05,0,1", "ContextTokens is 0"),
         ("2023-11-16 18:17:05,12,16777217", "GeneratedTokens is 16777217"),
-        ("2023-11-16 18:17:05,12,1.5", "GeneratedTokens is no whole number: \"1.5\""),
-        ("2023-11-16 18:17:05,99999999999999999999,1", "ContextTokens is no whole number"),
+        ("2023-11-16 18:17:05,12,1.5", "GeneratedTokens is not a whole number: \"1.5\""),
+        ("2023-11-16 18:17:05,99999999999999999999,1", "ContextTokens is not a whole number"),
         (&",".repeat(100), "more than 64 columns"),
     ] {
         let message = complaint(format!("{AZURE}\n{line}\n"), None);
