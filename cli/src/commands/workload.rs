@@ -85,10 +85,7 @@ pub fn trace(args: &WorkloadArgs) -> Result<Trace, CommandError> {
             }
             if trace.out_of_order > 0 {
                 let lines = HumanCount(trace.out_of_order as u64);
-                complain(format_args!(
-                    "{}: {lines} lines are out of order, and were sorted",
-                    trace.name
-                ));
+                complain(format_args!("{}: {lines} lines are out of order, and were sorted", trace.name));
             }
             let name = PathBuf::from(&trace.name);
             let name =

@@ -44,7 +44,6 @@ use kvpool::prefix::PrefixStats;
 pub use content::Shape;
 pub use pool::{Compaction, ReplayPool};
 pub use resizer::{Resize, ResizeRefusal};
-pub use shared_clock::StepCost;
 pub use sizing::blocks_for;
 pub use tally::{Durations, Samples, Tally};
 pub use text::{Text, Texts};
@@ -68,10 +67,6 @@ pub struct Options {
     pub threads: usize,
     /// Whether tokens are read back.
     pub verify: bool,
-    /// The largest number of prompt tokens of a step.
-    pub step_tokens: u64,
-    /// The virtual time of a step.
-    pub step_cost: StepCost,
     /// Virtual time between two samples of the pool.
     pub sample_ns: u64,
     /// Compaction in the background.
@@ -88,8 +83,6 @@ impl Options {
         Self {
             threads: threads.max(1),
             verify: true,
-            step_tokens: 8192,
-            step_cost: StepCost::DEFAULT,
             sample_ns: (trace.span() / SAMPLES).as_nanos() as u64,
             compaction: None,
             schedule: Schedule::default(),

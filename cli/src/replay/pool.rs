@@ -169,7 +169,10 @@ impl ReplayPool {
         // Steps that ended here may still be in flight on the device.
         while !self.streams.is_empty() && self.pool.batches_in_flight() > 0 {
             if Instant::now() > deadline {
-                return Err(format!("{} steps did not end on the device in time", self.pool.batches_in_flight()));
+                return Err(format!(
+                    "{} steps did not end on the device in time",
+                    self.pool.batches_in_flight()
+                ));
             }
             thread::sleep(Duration::from_micros(200));
         }

@@ -1,8 +1,8 @@
-//! What the scheduler threads share beside the pool: the arrivals, the clocks of all threads, and
+//! The state that scheduler threads share beside the pool: the arrivals, the clocks of all threads, and
 //! the rule by which all of them make progress.
 //!
-//! Time is virtual, and each thread has its own: a step costs what a [`StepCost`] says, and an idle
-//! thread goes on to the next arrival. No thread sleeps, and no thread runs
+//! Time is virtual, and each thread has its own: a step takes [`step_ns`], and an idle thread goes on
+//! to the next arrival. No thread sleeps, and no thread runs
 //! [far ahead](SharedClock::may_step) of another that has work.
 //!
 //! # Progress
@@ -37,27 +37,10 @@ const NEVER: u64 = u64::MAX;
 /// No request.
 const NO_REQUEST: u32 = u32::MAX;
 
-/// The virtual time of an engine's step.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct StepCost {
-    /// For any step.
-    pub fixed_ns: u64,
-    /// For each token of a prompt.
-    pub prompt_token_ns: u64,
-    /// For each sequence that decodes.
-    pub decode_token_ns: u64,
-}
-
-impl StepCost {
-    /// About a model of 8 billion parameters on one fast device: 100,000 prompt tokens a second, and
-    /// 80 steps a second at 25 sequences.
-    pub const DEFAULT: Self =
-        Self { fixed_ns: 10_000_000, prompt_token_ns: 10_000, decode_token_ns: 100_000 };
-
-    /// Returns the cost of a step.
-    pub const fn of(&self, prompt_tokens: u64, decode_tokens: u64) -> u64 {
-        self.fixed_ns + prompt_tokens * self.prompt_token_ns + decode_tokens * self.decode_token_ns
-    }
+/// Returns the virtual nanoseconds of an engine's step. They are about those of a model of 8 billion
+/// parameters on one fast device: 100,000 prompt tokens a second, and 80 steps a second at 25 sequences.
+pub const fn step_ns(prompt_tokens: u64, decode_tokens: u64) -> u64 {
+    10_000_000 + prompt_tokens * 10_000 + decode_tokens * 100_000
 }
 
 /// See the [module](self). Counters are Relaxed: they are hints and figures. Blocks and bytes pass

@@ -245,7 +245,7 @@ fn a_replay_is_interrupted() {
         }
     }
     // An interrupt before the first completion is neither a success nor a fault.
-    let options = Options { step_tokens: 1, ..Options::new(&trace, 1) };
+    let options = Options::new(&trace, 1);
     let outcome = replay(&pool(200, Fault::None), &trace, &options, |_| ControlFlow::Break(()));
     assert!(outcome.interrupted && outcome.is_intact(), "{outcome:?}");
     assert_eq!(outcome.is_sound(20_000), outcome.tally.completed > 0);

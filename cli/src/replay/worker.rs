@@ -25,7 +25,7 @@ use super::Options;
 use super::content::Shape;
 use super::pool::{ReplayPool, full};
 use super::scheduler::{Job, Running, Scheduler};
-use super::shared_clock::SharedClock;
+use super::shared_clock::{SharedClock, step_ns};
 use super::tally::Tally;
 use super::text::{Text, Texts};
 use super::transfer::{Access, Transfer};
@@ -35,6 +35,9 @@ const STUCK: Duration = Duration::from_secs(10);
 
 /// The most that counts as waited between two checks for progress.
 const CHECK_MAX: Duration = Duration::from_millis(100);
+
+/// The largest number of prompt tokens of a step.
+const STEP_TOKENS: u64 = 8192;
 
 /// Sequences that a thread runs at a time.
 const RUNNING_MAX: usize = 256;
@@ -305,7 +308,7 @@ impl<'a> Worker<'a> {
             return self.wait_for_others();
         }
         self.stalled = None;
-        self.clock_ns += self.options.step_cost.of(tokens.prompt, tokens.decode);
+        self.clock_ns += step_ns(tokens.prompt, tokens.decode);
         self.clock.tokens.fetch_add(tokens.prompt + tokens.decode, Relaxed);
         self.sample();
         Ok(())
@@ -314,7 +317,7 @@ impl<'a> Worker<'a> {
     /// Does one sequence's part of a step: appends tokens and gathers them for writing.
     fn turn(&mut self, batch: &mut Batch, place: usize, step: &mut StepTokens) -> Result<Turn, String> {
         let running = &mut self.scheduler.running()[place];
-        let budget = self.options.step_tokens.saturating_sub(step.prompt);
+        let budget = STEP_TOKENS.saturating_sub(step.prompt);
         let (tokens, in_prompt) = (running.next_tokens(budget), running.in_prompt());
         if tokens == 0 {
             return Ok(Turn::Skipped);
