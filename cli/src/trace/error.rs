@@ -1,6 +1,5 @@
 //! Why a trace was not read: file, line, reason.
 
-use std::fmt;
 use std::io;
 use std::sync::Arc;
 
@@ -10,23 +9,15 @@ use crate::output::printable;
 
 /// Why a trace was not read.
 #[derive(Debug, Error)]
+#[error("{file}{}: {reason}", .line.map_or(String::new(), |line| format!(":{line}")))]
 pub struct TraceError {
     /// The file.
     pub file: Arc<str>,
-    /// The line, from 1, if the reason lies in one.
+    /// The line, from 1, if the reason is in one.
     pub line: Option<u64>,
     /// The reason.
     #[source]
     pub reason: Reason,
-}
-
-impl fmt::Display for TraceError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.line {
-            Some(line) => write!(f, "{}:{line}: {}", self.file, self.reason),
-            None => write!(f, "{}: {}", self.file, self.reason),
-        }
-    }
 }
 
 /// A fault of a trace or of one of its lines. The messages quote the input, and are short and
