@@ -1,4 +1,4 @@
-//! `kvpool policy` as its users meet it: exit codes, the JSON, and the errors of bad input.
+//! `kvpool policy`, end to end: exit codes, the JSON, and the errors of bad input.
 
 mod common;
 
@@ -43,7 +43,7 @@ fn json_is_a_list_of_rates() {
         let share = rate["capacity_share"].as_f64().unwrap();
         assert_eq!(rate["capacity_blocks"].as_f64().unwrap(), 200.0 * share);
         if share == 1.0 {
-            // All but the first sight of each of the 200 blocks, of 20 * 55.
+            // Of 20 * 55 blocks, all but the first use of each of the 200.
             assert_eq!(rate["hit_rate"].as_f64().unwrap(), 900.0 / 1100.0, "{rate}");
         }
     }
@@ -67,7 +67,7 @@ fn a_table_a_chart_and_a_picture() {
 }
 
 #[test]
-fn bad_usage_and_bad_input_say_what_is_wrong() {
+fn bad_usage_and_bad_input_are_errors() {
     let folder = tempfile::tempdir().unwrap();
     let path = trace(folder.path());
     fails("", "TRACE");
@@ -95,7 +95,7 @@ fn bad_usage_and_bad_input_say_what_is_wrong() {
 
 /// A trace in which no block occurs twice gives every policy a rate of 0.
 #[test]
-fn a_trace_without_a_repetition_is_told() {
+fn a_trace_without_a_repetition_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let once = folder.path().join("once.jsonl");
     let line = "{\"timestamp\": 0, \"input_length\": 1024, \"output_length\": 1, \"hash_ids\": [1, 2]}\n";

@@ -15,11 +15,11 @@ use crate::replay::{self, Progress, ReplayPool, Shape};
 use crate::trace::{HashIds, Trace};
 use crate::workload::Conversations;
 
-/// The layout for replays: as few bytes per token as tell all tokens apart, so that a replay measures the
-/// pool and not the memory.
+/// The default layout of replays, with as few bytes per token as distinguish all tokens, so that a
+/// replay measures the pool and not the memory.
 const PROBE: &str = "probe";
 
-/// Generated requests by default.
+/// The default number of generated requests.
 const REQUESTS_DEFAULT: usize = 30_000;
 
 /// A trace, and the size of a pool for it.
@@ -28,14 +28,14 @@ pub struct Workload {
     pub shape: Shape,
     pub blocks: usize,
     pub threads: usize,
-    /// The policy of the prefix cache, if there is to be one.
+    /// The policy of the prefix cache, if there is one.
     pub policy: Option<PolicyName>,
     layout: KvLayout,
     backend: Backend,
 }
 
 impl Workload {
-    /// What the arguments say.
+    /// Loads the trace and sizes the pool.
     pub fn new(args: &WorkloadArgs) -> Result<Self, CommandError> {
         let policy = args.prefix.policy()?;
         let device = args.device;
@@ -51,7 +51,7 @@ impl Workload {
         Ok(Self { trace, shape, blocks, threads, policy, layout, backend })
     }
 
-    /// A pool that can grow to `blocks_max`.
+    /// Builds a pool that can grow to `blocks_max`.
     pub fn pool(&self, blocks_max: usize) -> Result<ReplayPool, CommandError> {
         let (blocks, blocks_max) = (self.blocks, blocks_max.max(self.blocks));
         check_memory(&self.backend, &self.layout, blocks_max)?;
@@ -111,7 +111,7 @@ fn check_memory(backend: &Backend, layout: &KvLayout, blocks: usize) -> Result<(
     }
 }
 
-/// A bar on the standard error, if that is a terminal that may be sent escape sequences.
+/// Creates a bar on the standard error, shown only on a terminal with escape sequences enabled.
 pub fn progress_bar(requests: u64) -> ProgressBar {
     let target = if is_plain() { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
     let bar = ProgressBar::with_draw_target(Some(requests), target);

@@ -67,7 +67,7 @@ impl<S> Running<S> {
         self.held >= self.job.total
     }
 
-    /// Returns the job that is left after a preemption now.
+    /// Returns the remaining job after a preemption now.
     pub fn preempted(&self) -> Job {
         Job { attempt: self.job.attempt + 1, prompt: self.job.prompt.max(self.held), ..self.job }
     }

@@ -9,8 +9,8 @@
 //! through its block table. No address is kept from one step to the next.
 //!
 //! With a prefix cache a sequence begins with the cached part of its prompt. Those tokens cost no
-//! time and are not written. They are read back at the end like all others, and must be the bytes of
-//! this prompt.
+//! time and are not written. They are read back at the end like all others, and must have the bytes
+//! of this prompt.
 
 use std::mem;
 use std::ops::Range;
@@ -57,9 +57,9 @@ pub struct Worker<'a> {
     previous: Option<Batch>,
     transfer: Transfer<'a>,
     table: BlockTable,
-    /// The ids of a prompt, in a buffer that is used again.
+    /// The ids of a prompt, in a reused buffer.
     prompt: Vec<u32>,
-    /// The running jobs that got tokens in this step, by their places in the scheduler.
+    /// The running jobs with new tokens in this step, by their places in the scheduler.
     advanced: Vec<usize>,
     next_sample_ns: u64,
     stalled: Option<Stall>,
@@ -160,8 +160,7 @@ impl<'a> Worker<'a> {
     fn serve(&mut self) -> Result<(), String> {
         while !self.clock.is_stopped() {
             if self.clock.must_halt() {
-                self.halt()?;
-                continue;
+                return self.halt();
             }
             self.admit()?;
             self.clock.publish(self.thread, self.clock_ns, self.scheduler.oldest());
@@ -190,19 +189,16 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// Halts with no batch in flight. If the replay is stopped then, all open sequences are read back
-    /// and closed.
+    /// Halts with no batch in flight until the end of the replay; then reads back and closes all open
+    /// sequences.
     fn halt(&mut self) -> Result<(), String> {
         self.clock.set_idle(self.thread);
         self.previous = None;
         self.clock.halt();
-        self.stalled = None;
-        if self.clock.is_stopped() {
-            let batch = self.pool.begin_step(self.thread);
-            for running in mem::take(self.scheduler.running()) {
-                self.check_all(&batch, &running)?;
-                self.release(running);
-            }
+        let batch = self.pool.begin_step(self.thread);
+        for running in mem::take(self.scheduler.running()) {
+            self.check_all(&batch, &running)?;
+            self.release(running);
         }
         Ok(())
     }
@@ -220,7 +216,7 @@ impl<'a> Worker<'a> {
         self.clock.settled.fetch_add(1, Relaxed);
     }
 
-    /// Takes the requests that have arrived, and starts those that fit.
+    /// Takes the arrived requests, and starts those that fit.
     fn admit(&mut self) -> Result<(), String> {
         loop {
             self.reject_oversized();
@@ -235,7 +231,7 @@ impl<'a> Worker<'a> {
                 }
             }
             // Not every free block can be allocated: a shrinking pool keeps the blocks that it empties.
-            // So a preempted job is admitted only once another one has got a token.
+            // So a preempted job is admitted only after another job got a token.
             let is_short = self.stalled.is_some() && !self.scheduler.running().is_empty();
             if !self.scheduler.has_waiting() || self.clock.is_admission_paused() || is_short {
                 return Ok(());
@@ -427,7 +423,7 @@ impl<'a> Worker<'a> {
         Ok(if last == place { Turn::Preempted } else { Turn::Skipped })
     }
 
-    /// Closes the sequences that have all their tokens.
+    /// Closes the complete sequences.
     fn retire_done(&mut self) -> Result<(), String> {
         if !self.scheduler.running().iter().any(Running::is_done) {
             return Ok(());
@@ -455,7 +451,7 @@ impl<'a> Worker<'a> {
         self.tally.free.record(start.elapsed());
     }
 
-    /// Reads back the last token of every sequence that got one, through its slot.
+    /// Reads back the last token of every sequence with new tokens, through its slot.
     fn check_last(&mut self, batch: &Batch) -> Result<(), String> {
         if !self.options.verify {
             return Ok(());

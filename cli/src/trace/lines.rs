@@ -1,5 +1,5 @@
-//! Lines of bounded length: whatever the input, at most one line is in memory, and no line is longer
-//! than [`LINE_BYTES_MAX`].
+//! Lines of bounded length: at most one line of the input is in memory, and no line is longer than
+//! [`LINE_BYTES_MAX`].
 
 use std::io::{BufRead, Read};
 
@@ -12,7 +12,7 @@ pub const LINE_BYTES_MAX: usize = 4 << 20;
 /// The byte order mark that some programs write before UTF-8.
 pub(super) const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 
-/// The lines of an input that are not blank, in one buffer that is used again.
+/// The lines of an input that are not blank, in one reused buffer.
 pub(super) struct Lines<R> {
     input: R,
     number: u64,
