@@ -32,36 +32,38 @@ pub struct Cli {
 pub enum Command {
     /// Replay a trace through many scheduler threads over one pool, and check every byte
     ///
-    /// Each thread batches continuously, in virtual time: prompts are loaded in pieces, answers grow
-    /// token by token, and when the pool is full the request that arrived last is preempted and
-    /// restarts later. Every token's bytes are written through its slot and read back through the
-    /// block table. Meanwhile the pool is compacted in the background.
+    /// Each thread batches continuously, in virtual time: prompts are loaded in pieces, answers
+    /// grow token by token, and when the pool is full the request that arrived last is preempted
+    /// and restarts later. Every token's bytes are written through its slot and read back through
+    /// the block table. Meanwhile the pool is compacted in the background.
     ///
     /// An interrupt (Ctrl-C) ends the replay early and prints the report so far; a second one ends
     /// the program.
     ///
-    /// Exit code: 0 for success, 1 if anything was lost or corrupt, or if nothing was replayed, 2 for
-    /// bad usage or input, 130 if interrupted.
+    /// Exit code: 0 for success, 1 if anything was lost or corrupt, or if nothing was replayed, 2
+    /// for bad usage or input, 130 if interrupted.
     Replay(ReplayArgs),
     /// Draw a pool in the middle of a replay, before and after a defragmentation
     ///
-    /// Replays without compaction up to a share of the requests, halts, and draws every frame before
-    /// and after a defragmentation as one SVG. At the end, the tokens of all open sequences are read
-    /// back.
+    /// Replays without compaction up to a share of the requests, halts, and draws every frame
+    /// before and after a defragmentation as one SVG. At the end, the tokens of all open sequences
+    /// are read back.
     ///
-    /// Exit code: 0 for success, 1 if anything was lost or corrupt, or if there was nothing to draw,
-    /// 2 for bad usage or input.
+    /// Exit code: 0 for success, 1 if anything was lost or corrupt, or if there was nothing to
+    /// draw, 2 for bad usage or input.
     Map(MapArgs),
     /// Measure eviction policies on traces: hit rates by capacity
     ///
-    /// Each request looks up the blocks of its prompt, by the hash_ids of the trace, and leaves them
-    /// in the cache. lru, priority and foresight are called as a pool calls them; s3-fifo and sieve are
-    /// for comparison, and clairvoyant knows the future: no policy can exceed its hit rate.
+    /// Each request looks up the blocks of its prompt, by the hash_ids of the trace, and leaves
+    /// them in the cache. lru, priority and foresight are called as a pool calls them; s3-fifo and
+    /// sieve are for comparison, and clairvoyant knows the future: no policy can exceed its hit
+    /// rate.
     ///
-    /// Exit code: 0 for success, 1 if a trace repeats no block, so that no policy can hit, 2 for bad
-    /// usage or input.
+    /// Exit code: 0 for success, 1 if a trace repeats no block, so that no policy can hit, 2 for
+    /// bad usage or input.
     Policy(PolicyArgs),
-    /// List the devices for the memory of a pool, their free memory, and the reason if one is unusable
+    /// List the devices for the memory of a pool, their free memory, and the reason if one is
+    /// unusable
     Info(InfoArgs),
     /// Print the completion script of a shell
     Completions(CompletionsArgs),
@@ -78,9 +80,9 @@ pub struct ReplayArgs {
     /// Compaction.
     #[command(flatten)]
     pub compaction: CompactionArgs,
-    /// Resize the pool during the replay: at a share of the requests, to a number of blocks, such as
-    /// 30%:40000,60%:80000. Shrinking moves blocks that are in the way; if that fails, it is retried
-    /// until the next step is due
+    /// Resize the pool during the replay: at a share of the requests, to a number of blocks, such
+    /// as 30%:40000,60%:80000. Shrinking moves blocks that are in the way; if that fails, it is
+    /// retried until the next step is due
     #[arg(long, value_name = "SHARE:N,...", allow_hyphen_values = true)]
     pub resize_at: Option<Schedule>,
     /// Do not read tokens back
@@ -147,8 +149,8 @@ pub struct CompletionsArgs {
 /// `kvpool man`.
 #[derive(Clone, PartialEq, Eq, Debug, Args)]
 pub struct ManArgs {
-    /// Write the pages to this directory, such as /usr/local/share/man/man1; without it, the program's
-    /// page is printed
+    /// Write the pages to this directory, such as /usr/local/share/man/man1; without it, the
+    /// program's page is printed
     #[arg(value_name = "DIR")]
     pub directory: Option<PathBuf>,
 }
@@ -162,9 +164,9 @@ pub struct WorkloadArgs {
     /// The format of the trace; auto detects it by the first line
     #[arg(long, value_enum, default_value_t)]
     pub format: Format,
-    /// The names of the columns of a CSV trace, such as arrival=Timestamp,input=Prompt,output=Answer:
-    /// the arrival of a request (a date and time, or seconds), and the tokens of its prompt and answer
-    /// [default: the names in Azure's traces]
+    /// The names of the columns of a CSV trace, such as
+    /// arrival=Timestamp,input=Prompt,output=Answer: the arrival of a request (a date and time, or
+    /// seconds), and the tokens of its prompt and answer [default: the names in Azure's traces]
     #[arg(long, value_name = "FIELD=NAME,...", requires = "trace")]
     pub columns: Option<Columns>,
     /// Blocks of the pool [default: so many that the pool is full at the busiest moments only]
@@ -245,7 +247,8 @@ pub enum Switch {
 /// Compaction in the background of a replay.
 #[derive(Clone, Copy, PartialEq, Debug, Args)]
 pub struct CompactionArgs {
-    /// Compact when fragmentation is above R, from 0 to 1: the share of free blocks outside long runs
+    /// Compact when fragmentation is above R, from 0 to 1: the share of free blocks outside long
+    /// runs
     #[arg(long, value_name = "R", default_value_t = 0.02, value_parser = threshold, allow_negative_numbers = true)]
     pub defrag_threshold: f64,
     /// Milliseconds between two checks of fragmentation

@@ -32,7 +32,8 @@ pub fn printable(text: &str) -> String {
     out
 }
 
-/// Returns whether escape sequences are disabled even on a terminal: `NO_COLOR` is set and not empty.
+/// Returns whether escape sequences are disabled even on a terminal: `NO_COLOR` is set and not
+/// empty.
 pub fn is_plain() -> bool {
     std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
 }

@@ -110,8 +110,8 @@ fn a_trace_without_a_repetition_is_reported() {
     }
 }
 
-/// At 5 %, where LRU is the best policy to compare with: the rates published for the others, and that
-/// foresight exceeds them.
+/// At 5 %, where LRU is the best policy to compare with: the rates published for the others, and
+/// that foresight exceeds them.
 #[test]
 fn the_conversation_trace_has_the_documented_rates() {
     let Some(path) = published("mooncake_conversation.jsonl") else { return };

@@ -84,7 +84,8 @@ fn other_layouts_and_block_sizes_hold_their_bytes() {
     }
 }
 
-/// Prompts of conversations begin with the turns before: most blocks are found, and no byte is wrong.
+/// Prompts of conversations begin with the turns before: most blocks are found, and no byte is
+/// wrong.
 #[test]
 fn prefixes_are_reused_by_every_policy() {
     let run =
@@ -148,14 +149,15 @@ fn a_pool_gets_other_sizes_while_it_is_used() {
             assert_eq!(step["to"], to);
             assert!(step["at_request"].as_u64() >= Some(from_request), "{step}");
             let outcome = step["outcome"].as_str().unwrap();
-            // Growing succeeds at once; blocks in use may prevent shrinking until the next step is due.
+            // Growing succeeds at once; blocks in use may prevent shrinking until the next step is
+            // due.
             assert!(outcome == "done" || to == 5000 && outcome.starts_with("blocked: "), "{step}");
         }
     }
 }
 
-/// Until the last request has ended, more blocks are in use than asked for: the step is retried, and
-/// does not fail.
+/// Until the last request has ended, more blocks are in use than asked for: the step is retried,
+/// and does not fail.
 #[test]
 fn a_step_blocked_to_the_end_succeeds_then() {
     let report = json("replay --requests 300 --resize-at 5%:1 --json");

@@ -122,7 +122,8 @@ fn a_second_interrupt_ends_the_program() {
     let schedule = steps.join(",");
     let arguments = ["replay", "--requests", "50", "--blocks", "20000", "--json", "--resize-at", &schedule];
     let mut child = kvpool(&arguments).stdout(Stdio::piped()).spawn().unwrap();
-    // The report exceeds the buffer of a pipe: after its first byte, the program waits for a reader.
+    // The report exceeds the buffer of a pipe: after its first byte, the program waits for a
+    // reader.
     child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
     let mut interrupts = 0;
     wait_until("it continues after the second interrupt", || {

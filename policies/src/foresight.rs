@@ -27,8 +27,8 @@
 //! Within a queue only the oldest block can be evicted, but where prospects rise with age, as they
 //! do while a user reads, the youngest is worth least. A block that starts below the *threshold*, a
 //! moving average of the worth of the best candidates for eviction, is therefore placed in a queue
-//! that is evicted before all others. A reuse before that loses nothing. Admission also keeps a part
-//! of a loop that is longer than the cache.
+//! that is evicted before all others. A reuse before that loses nothing. Admission also keeps a
+//! part of a loop that is longer than the cache.
 //!
 //! Priorities and retention are ignored; [`PriorityLru`](kvpool::prefix::policy::PriorityLru)
 //! implements them.
@@ -94,8 +94,8 @@ pub struct Foresight {
     lookups: AtomicU64,
     /// The latest order of a release, approximately.
     latest: AtomicU64,
-    /// Moving average of the blocks of a request, as the bits of an `f32`. Thresholds relative to it
-    /// do not depend on the size of blocks.
+    /// Moving average of the blocks of a request, as the bits of an `f32`. Thresholds relative to
+    /// it do not depend on the size of blocks.
     request_blocks: AtomicU32,
     /// Moving averages over evictions, as the bits of an `f32`: the worth of the candidate worth
     /// least, and its age.
@@ -120,8 +120,8 @@ impl Foresight {
 
     /// Learns from a wait up to `age`, at the end of which the block was reused or not.
     fn count(&self, wait: Wait, age: u64, is_reused: bool) {
-        // Half of a chain's blocks are behind one note, but the chain is reused as a whole or not at
-        // all. The square root is between the two weights.
+        // Half of a chain's blocks are behind one note, but the chain is reused as a whole or not
+        // at all. The square root is between the two weights.
         let part = f64::from(wait.blocks) / f64::from(figure(&self.request_blocks));
         let weight = (part * REQUEST_WEIGHT).sqrt();
         let score = self.model.score(wait.state);
@@ -198,7 +198,8 @@ impl Policy for Foresight {
         let &Released { order, depth, chain, .. } = released;
         let latest = self.latest.load(Relaxed);
         if order > latest.saturating_add(LATEST_SLACK) {
-            // A store: another thread may overwrite it with an earlier order, until the next release.
+            // A store: another thread may overwrite it with an earlier order, until the next
+            // release.
             self.latest.store(order, Relaxed);
         }
         let state = State::new(Request(released.context), order, released.hits, depth, chain);

@@ -1,9 +1,9 @@
 //! Eviction policies for the prefix cache of [`kvpool`], beyond those of the pool itself, and their
 //! simulation on traces.
 //!
-//! A [`Policy`] needs nothing of the pool that is not public. [`PolicyName`] lists the policies of both
-//! crates. The module `simulate`, behind the feature of the same name (on by default), measures hit
-//! rates on a trace without a pool, beside S3-FIFO, SIEVE and a clairvoyant bound.
+//! A [`Policy`] needs nothing of the pool that is not public. [`PolicyName`] lists the policies of
+//! both crates. The module `simulate`, behind the feature of the same name (on by default),
+//! measures hit rates on a trace without a pool, beside S3-FIFO, SIEVE and a clairvoyant bound.
 //!
 //! ```
 //! use std::sync::Arc;

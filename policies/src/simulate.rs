@@ -1,9 +1,9 @@
 //! Hit rates of eviction policies on a trace, by capacity, without a pool.
 //!
-//! Requests come one after the other. Each looks up its prompt block by block; the blocks before the
-//! first that is not cached are its hits. Then it holds all blocks of its prompt and releases them, the
-//! last one first, and the blocks above the capacity are evicted. The hit rate is hits over the blocks
-//! of all prompts. A capacity is a share of the distinct blocks of the trace.
+//! Requests come one after the other. Each looks up its prompt block by block; the blocks before
+//! the first that is not cached are its hits. Then it holds all blocks of its prompt and releases
+//! them, the last one first, and the blocks above the capacity are evicted. The hit rate is hits
+//! over the blocks of all prompts. A capacity is a share of the distinct blocks of the trace.
 //!
 //! | file | content |
 //! |---|---|
@@ -40,8 +40,8 @@ pub use prompts::Prompts;
 pub enum Contender {
     /// A policy behind the pool's trait.
     Pooled(PolicyName),
-    /// S3-FIFO (SOSP 2023): a small queue that most blocks leave soon, a main queue, and a ghost queue
-    /// of blocks evicted from the small one.
+    /// S3-FIFO (SOSP 2023): a small queue that most blocks leave soon, a main queue, and a ghost
+    /// queue of blocks evicted from the small one.
     S3Fifo,
     /// SIEVE (NSDI 2024): one queue, a visited bit, and a hand.
     Sieve,
@@ -121,8 +121,8 @@ impl FromStr for Contender {
     }
 }
 
-/// Measures each contender at each capacity on each trace, on all cores. `done` is called after each
-/// measurement. Returns the rates of each trace.
+/// Measures each contender at each capacity on each trace, on all cores. `done` is called after
+/// each measurement. Returns the rates of each trace.
 pub fn measure(
     traces: &[&Prompts],
     contenders: &[Contender],
@@ -157,9 +157,9 @@ pub fn measure(
     traces.iter().map(|_| trace()).collect()
 }
 
-/// Returns the part of the gap between LRU and the bound that foresight closes: over the sums of all
-/// capacities, and the mean over the capacities. `None` if one of the three was not measured, or if
-/// there is no gap.
+/// Returns the part of the gap between LRU and the bound that foresight closes: over the sums of
+/// all capacities, and the mean over the capacities. `None` if one of the three was not measured,
+/// or if there is no gap.
 pub fn gap_closed(rates: &[Vec<Rate>]) -> Option<(f64, f64)> {
     let of = |contender| {
         rates.iter().find(|policy| policy.first().is_some_and(|rate| rate.contender == contender))

@@ -1,9 +1,9 @@
 //! The pool's LRU beside an exact one, on the conversation trace: the same prompts, looked up and
 //! released in the same order.
 //!
-//! The pool's eviction is concurrent and its queues are ordered lazily, so equal hit rates are not a
-//! matter of course. The test compares the hit rates over the whole trace, at a capacity at which most
-//! blocks are evicted.
+//! The pool's eviction is concurrent and its queues are ordered lazily, so equal hit rates are not
+//! a matter of course. The test compares the hit rates over the whole trace, at a capacity at which
+//! most blocks are evicted.
 
 use std::collections::{HashMap, VecDeque};
 use std::path::{Path, PathBuf};
@@ -131,7 +131,8 @@ impl ExactLru {
         block != OWN && self.blocks[block as usize].0 != NOWHERE
     }
 
-    /// Takes references on the leading cached blocks, of the first `most`, and allocates the others.
+    /// Takes references on the leading cached blocks, of the first `most`, and allocates the
+    /// others.
     fn look_up(&mut self, blocks: &mut [Content], most: usize) -> u64 {
         let hits = blocks[..most].iter().take_while(|&&block| self.has(block)).count();
         for &block in &blocks[..hits] {
@@ -240,8 +241,8 @@ fn the_pools_lru_has_the_hit_rate_of_an_exact_one() {
             100.0 * exact.share(),
             100.0 * deviation
         );
-        // While a thread is descheduled inside a batch, blocks released since are not evicted, so the
-        // order is exact only between batches. On a busy machine this happens often.
+        // While a thread is descheduled inside a batch, blocks released since are not evicted, so
+        // the order is exact only between batches. On a busy machine this happens often.
         let allowed = if threads == 1 { DEVIATION } else { 5.0 * DEVIATION };
         assert!(deviation.abs() <= allowed, "{pool:?} beside {exact:?} on {threads} threads");
     }

@@ -65,8 +65,8 @@ pub fn policy(args: &PolicyArgs) -> Result<u8, CommandError> {
 /// Returns the prompts of a trace, in blocks of its hash ids.
 fn prompts(trace: &Trace) -> Prompts {
     let prompt = |request: &Request| {
-        // Where the ids continue through the answer, the block in which the prompt ends is no part of it:
-        // no earlier request has its rest.
+        // Where the ids continue through the answer, the block in which the prompt ends is no part
+        // of it: no earlier request has its rest.
         let continues = request.hashed_tokens > request.input_tokens;
         let whole = (request.input_tokens / HASH_BLOCK_TOKENS) as usize;
         if continues { whole } else { request.hash_ids.len() }

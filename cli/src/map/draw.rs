@@ -116,8 +116,8 @@ fn free(snapshot: &Snapshot) -> usize {
     snapshot.count(FrameKind::Free) + snapshot.count(FrameKind::Away)
 }
 
-/// Returns the shares of the free frames by the order of the aligned run that they are in, when every
-/// free run is cut into as few as possible.
+/// Returns the shares of the free frames by the order of the aligned run that they are in, when
+/// every free run is cut into as few as possible.
 pub(super) fn shares(snapshot: &Snapshot) -> Vec<f64> {
     /// Orders that are always shown, so that panels are comparable.
     const ORDERS: usize = 14;

@@ -1,8 +1,8 @@
 //! Frames to cells, cells to strips of equal colour.
 //!
-//! A panel has the same width for every pool. A small pool has few columns of wide cells, a large one many
-//! of narrow ones, and beyond that several frames share a cell. So a picture is about as high as a screen
-//! at most, and a panel has at most [`CELLS_MAX`] strips.
+//! A panel has the same width for every pool. A small pool has few columns of wide cells, a large
+//! one many of narrow ones, and beyond that several frames share a cell. So a picture is about as
+//! high as a screen at most, and a panel has at most [`CELLS_MAX`] strips.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -69,8 +69,8 @@ impl Grid {
         self.columns * self.group
     }
 
-    /// Returns a path for each colour, in cells: a line through the middle of each strip, relative to
-    /// the end of the previous one.
+    /// Returns a path for each colour, in cells: a line through the middle of each strip, relative
+    /// to the end of the previous one.
     pub fn strips(&self, colours: &[Colour]) -> BTreeMap<Colour, String> {
         let cells: Vec<Colour> = colours.chunks(self.group).map(mix).collect();
         let mut paths: BTreeMap<Colour, (String, i64, i64)> = BTreeMap::new();

@@ -1,8 +1,8 @@
 //! A picture of a pool: free frames, owned frames, and the runs of free frames.
 //!
-//! [`draw`] turns snapshots of a pool into an SVG of one file without scripts. A panel shows the pool at
-//! one moment, frame by frame in the order of addresses; two panels side by side show what a
-//! defragmentation has changed.
+//! [`draw`] turns snapshots of a pool into an SVG of one file without scripts. A panel shows the
+//! pool at one moment, frame by frame in the order of addresses; two panels side by side show what
+//! a defragmentation has changed.
 //!
 //! | file | content |
 //! |---|---|

@@ -1,8 +1,8 @@
 //! The colour of a frame, and the mix of many.
 //!
 //! Owned frames are blues and crumbs a vermilion, which readers with any of the usual colour
-//! deficiencies tell apart (after Okabe and Ito). The others differ in lightness, in print as well: runs
-//! are the lightest, fixed frames the darkest.
+//! deficiencies tell apart (after Okabe and Ito). The others differ in lightness, in print as well:
+//! runs are the lightest, fixed frames the darkest.
 
 use std::fmt;
 

@@ -1,4 +1,5 @@
-//! Replays a trace: many scheduler threads over one pool, as fast as possible, with every byte checked.
+//! Replays a trace: many scheduler threads over one pool, as fast as possible, with every byte
+//! checked.
 //!
 //! | file | what |
 //! |---|---|
@@ -15,9 +16,9 @@
 //! Meanwhile the pool is compacted in the background and may be resized. The threads are not told.
 //!
 //! What must hold at the end of a replay, and is reported: every request is completed or rejected;
-//! every allocated block was freed; the pool has as many free blocks as at the start once its prefix
-//! cache is cleared, and allocates all of them in one request; its audit agrees; and no token was
-//! read other than it was written, by whichever request.
+//! every allocated block was freed; the pool has as many free blocks as at the start once its
+//! prefix cache is cleared, and allocates all of them in one request; its audit agrees; and no
+//! token was read other than it was written, by whichever request.
 
 mod content;
 mod pool;
@@ -126,7 +127,8 @@ pub struct Outcome {
     pub fragmentation_final: f64,
     /// The result of the pool's recount.
     pub audit: Result<(), String>,
-    /// The eviction policy of the prefix cache and the number of evicted blocks; `None` without one.
+    /// The eviction policy of the prefix cache and the number of evicted blocks; `None` without
+    /// one.
     pub prefix: Option<(String, u64)>,
     /// What compaction did; `None` without compaction.
     pub compaction: Option<DefragTotals>,
@@ -154,10 +156,10 @@ impl Outcome {
     }
 }
 
-/// Replays a trace. `watch` is called with the [progress](Progress) on the calling thread every tenth
-/// of a second, and once when all threads have halted at [`Options::halt_at`]: then the pool is not
-/// used until it returns, and the replay ends. If `watch` breaks, all threads halt at once, read back
-/// their open sequences, and the replay ends.
+/// Replays a trace. `watch` is called with the [progress](Progress) on the calling thread every
+/// tenth of a second, and once when all threads have halted at [`Options::halt_at`]: then the pool
+/// is not used until it returns, and the replay ends. If `watch` breaks, all threads halt at once,
+/// read back their open sequences, and the replay ends.
 ///
 /// A thread that panics ends the replay and is a finding.
 pub fn replay(
@@ -280,7 +282,8 @@ fn miscounts(tally: &Tally, stats: &PrefixStats) -> Option<String> {
     })
 }
 
-/// Returns why no request was replayed or no token verified, if so: such a replay has shown nothing.
+/// Returns why no request was replayed or no token verified, if so: such a replay has shown
+/// nothing.
 fn nothing(
     tally: &Tally,
     shape: Shape,
@@ -336,7 +339,8 @@ fn wait_for<T>(threads: &[thread::ScopedJoinHandle<'_, T>], clock: &SharedClock<
     }
 }
 
-/// Counts a thread that ends as halted. A panic stops the others too, which may wait for its blocks.
+/// Counts a thread that ends as halted. A panic stops the others too, which may wait for its
+/// blocks.
 struct Leave<'a>(&'a SharedClock<'a>);
 
 impl Drop for Leave<'_> {

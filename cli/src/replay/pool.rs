@@ -181,9 +181,9 @@ impl ReplayPool {
 }
 
 /// Returns the free and the retired blocks if a pool refused because it is full; any other error as
-/// text. A request larger than the pool fitted a moment ago: the pool has just shrunk, and the request
-/// is rejected elsewhere. Evictable blocks are refused only while a batch in flight may read them, and
-/// so count as retired.
+/// text. A request larger than the pool fitted a moment ago: the pool has just shrunk, and the
+/// request is rejected elsewhere. Evictable blocks are refused only while a batch in flight may
+/// read them, and so count as retired.
 pub fn full(error: SequenceError) -> Result<(usize, usize), String> {
     match error {
         SequenceError::Alloc(AllocError::Exhausted { free, retired, evictable, .. }) => {

@@ -1,10 +1,10 @@
 //! Resizes the pool during a replay, by a schedule, on a thread of its own.
 //!
-//! A step is due when its share of the requests is settled. A block in the way, open at this moment, is
-//! gone a moment later, so a blocked step is retried until it succeeds, the next step is due, or the
-//! replay ends. A step that stays blocked is reported and is not a failure: a pool that cannot shrink
-//! has lost nothing. Any other error is a failure, and so is a resize that leaves the pool with another
-//! size.
+//! A step is due when its share of the requests is settled. A block in the way, open at this
+//! moment, is gone a moment later, so a blocked step is retried until it succeeds, the next step is
+//! due, or the replay ends. A step that stays blocked is reported and is not a failure: a pool that
+//! cannot shrink has lost nothing. Any other error is a failure, and so is a resize that leaves the
+//! pool with another size.
 
 use std::thread;
 use std::time::{Duration, Instant};

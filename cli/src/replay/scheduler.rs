@@ -45,8 +45,8 @@ pub struct Running<S> {
 }
 
 impl<S> Running<S> {
-    /// Returns the number of tokens that the next step appends: the next piece of the prompt, out of
-    /// `budget`, or one.
+    /// Returns the number of tokens that the next step appends: the next piece of the prompt, out
+    /// of `budget`, or one.
     pub fn next_tokens(&self, budget: u64) -> u64 {
         if self.is_done() {
             0
@@ -110,8 +110,8 @@ impl<S> Scheduler<S> {
         before - self.waiting.len()
     }
 
-    /// Takes the first waiting job, if it may run now: `free` blocks hold its prompt, the rest of the
-    /// prompts of the running jobs, and a block more for each of these.
+    /// Takes the first waiting job, if it may run now: `free` blocks hold its prompt, the rest of
+    /// the prompts of the running jobs, and a block more for each of these.
     pub fn admit(&mut self, free: usize, blocks: impl Fn(u64) -> usize) -> Option<Job> {
         let job = self.waiting.front()?;
         let owed: usize =

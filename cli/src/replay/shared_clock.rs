@@ -1,9 +1,9 @@
-//! The state that scheduler threads share beside the pool: the arrivals, the clocks of all threads, and
-//! the rule by which all of them make progress.
+//! The state that scheduler threads share beside the pool: the arrivals, the clocks of all threads,
+//! and the rule by which all of them make progress.
 //!
-//! Time is virtual, and each thread has its own: a step takes [`step_ns`], and an idle thread goes on
-//! to the next arrival. No thread sleeps, and no thread runs
-//! [far ahead](SharedClock::may_step) of another that has work.
+//! Time is virtual, and each thread has its own: a step takes [`step_ns`], and an idle thread goes
+//! on to the next arrival. No thread sleeps, and no thread runs [far ahead](SharedClock::may_step)
+//! of another that has work.
 //!
 //! # Progress
 //!
@@ -21,8 +21,9 @@ use std::time::Duration;
 use crate::trace::Request;
 
 /// How far ahead of the slowest a thread may run, in virtual time. Steps take microseconds here and
-/// milliseconds in an engine: without a bound, a thread that is descheduled for one time slice would
-/// keep its step in flight, and all frames freed meanwhile retired, for minutes of virtual time.
+/// milliseconds in an engine: without a bound, a thread that is descheduled for one time slice
+/// would keep its step in flight, and all frames freed meanwhile retired, for minutes of virtual
+/// time.
 const AHEAD_NS: u64 = 250_000_000;
 
 /// The step clock of an idle thread.
@@ -37,8 +38,9 @@ const NEVER: u64 = u64::MAX;
 /// No request.
 const NO_REQUEST: u32 = u32::MAX;
 
-/// Returns the virtual nanoseconds of an engine's step. They are about those of a model of 8 billion
-/// parameters on one fast device: 100,000 prompt tokens a second, and 80 steps a second at 25 sequences.
+/// Returns the virtual nanoseconds of an engine's step. They are about those of a model of 8
+/// billion parameters on one fast device: 100,000 prompt tokens a second, and 80 steps a second at
+/// 25 sequences.
 pub const fn step_ns(prompt_tokens: u64, decode_tokens: u64) -> u64 {
     10_000_000 + prompt_tokens * 10_000 + decode_tokens * 100_000
 }
@@ -183,14 +185,16 @@ impl<'a> SharedClock<'a> {
         self.halted.fetch_add(1, Release);
     }
 
-    /// Returns whether it is time to halt, and all threads have halted and wait for [`stop`](Self::stop).
+    /// Returns whether it is time to halt, and all threads have halted and wait for
+    /// [`stop`](Self::stop).
     pub fn is_halted(&self) -> bool {
         !self.is_stopped() && self.must_halt() && self.halted.load(Acquire) == self.clocks_ns.len()
     }
 
     /// Ends the replay early, for all threads.
     pub fn stop(&self) {
-        // Release: pairs with the Acquire of `is_stopped`; halted threads see what was done meanwhile.
+        // Release: pairs with the Acquire of `is_stopped`; halted threads see what was done
+        // meanwhile.
         self.stopped.store(true, Release);
     }
 

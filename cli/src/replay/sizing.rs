@@ -1,12 +1,13 @@
-//! A size of the pool for a trace: enough blocks to serve it, few enough that the pool is full at times.
+//! A size of the pool for a trace: enough blocks to serve it, few enough that the pool is full at
+//! times.
 
 use crate::trace::Request;
 
 use super::content::Shape;
 use super::shared_clock::step_ns;
 
-/// The size in percent of the blocks at the busiest moment. Then a third of the requests waits or is
-/// preempted, and most of the time none is.
+/// The size in percent of the blocks at the busiest moment. Then a third of the requests waits or
+/// is preempted, and most of the time none is.
 const SHARE_PERCENT: u64 = 65;
 
 /// Mean nanoseconds from one token to the next: a step that decodes, and the prompts in between.

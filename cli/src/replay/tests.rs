@@ -31,7 +31,8 @@ pub(crate) enum Fault {
     Slow,
 }
 
-/// The host's memory with a fault. Loads and stores are serialized, so that no fault is a data race.
+/// The host's memory with a fault. Loads and stores are serialized, so that no fault is a data
+/// race.
 #[derive(Debug)]
 struct Faulty {
     host: HostStorage,
@@ -329,8 +330,8 @@ fn prefixes_are_found_again_and_verified() {
     }
 }
 
-/// A preempted request finds its own blocks again, and the blocks of other requests that it finds are
-/// right.
+/// A preempted request finds its own blocks again, and the blocks of other requests that it finds
+/// are right.
 #[test]
 fn a_preempted_request_finds_its_blocks_again() {
     let strangers = crowd(120);

@@ -1,5 +1,5 @@
-//! The tokens of a request: the ids by which the cache finds prefixes, and the content that determines
-//! their bytes.
+//! The tokens of a request: the ids by which the cache finds prefixes, and the content that
+//! determines their bytes.
 //!
 //! A trace has no tokens, but an id for each 512 tokens of a prompt: equal ids mean equal prefixes.
 //! Tokens are generated so that two requests have exactly the common prefixes of the trace.
@@ -9,9 +9,9 @@
 //! | tokens with a hash id in the trace | number of the hash id · offset in its 512 tokens |
 //! | all others | top bit set · the request |
 //!
-//! Prompts have hash ids, and so have answers in generated conversations, because the next turn repeats
-//! them. Answers of real traces have none: no other request has their tokens, and the request itself
-//! finds them again after a preemption.
+//! Prompts have hash ids, and so have answers in generated conversations, because the next turn
+//! repeats them. Answers of real traces have none: no other request has their tokens, and the
+//! request itself finds them again after a preemption.
 //!
 //! Ids and bytes agree: the [`Content`] of a token is chained over the same numbers. So a block of
 //! another text has other bytes, which are detected on reading.
@@ -71,8 +71,8 @@ pub struct Text {
 }
 
 impl Text {
-    /// Returns the text of an attempt at a request without a prefix cache. Attempts have no token in
-    /// common, so bytes of the first are not mistaken for bytes of the second.
+    /// Returns the text of an attempt at a request without a prefix cache. Attempts have no token
+    /// in common, so bytes of the first are not mistaken for bytes of the second.
     pub fn of_attempt(request: u32, attempt: u32) -> Self {
         Self { known: 0, pieces: Vec::new(), own: (OWN | request, Content::of_attempt(request, attempt)) }
     }

@@ -1,5 +1,5 @@
-//! Writes tokens to the storage, or reads them back and compares them, many in one call: the slots of
-//! several sequences are gathered first. All buffers are reused.
+//! Writes tokens to the storage, or reads them back and compares them, many in one call: the slots
+//! of several sequences are gathered first. All buffers are reused.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -43,7 +43,8 @@ struct Part {
     count: usize,
 }
 
-/// See the [module](self). The tokens between two calls of [`flush`](Self::flush) have one direction.
+/// See the [module](self). The tokens between two calls of [`flush`](Self::flush) have one
+/// direction.
 pub struct Transfer<'a> {
     pool: &'a ReplayPool,
     clock: &'a SharedClock<'a>,
@@ -75,8 +76,8 @@ impl<'a> Transfer<'a> {
         }
     }
 
-    /// Gathers tokens of a sequence, whose slots `slots` appends, and transfers them in full calls. The
-    /// rest is left to the next call, or to [`flush`](Self::flush).
+    /// Gathers tokens of a sequence, whose slots `slots` appends, and transfers them in full calls.
+    /// The rest is left to the next call, or to [`flush`](Self::flush).
     pub fn add(
         &mut self,
         access: Access,

@@ -189,8 +189,8 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// Halts with no batch in flight until the end of the replay; then reads back and closes all open
-    /// sequences.
+    /// Halts with no batch in flight until the end of the replay; then reads back and closes all
+    /// open sequences.
     fn halt(&mut self) -> Result<(), String> {
         self.clock.set_idle(self.thread);
         self.previous = None;
@@ -230,8 +230,8 @@ impl<'a> Worker<'a> {
                     self.scheduler.enqueue(Job::new(index, request));
                 }
             }
-            // Not every free block can be allocated: a shrinking pool keeps the blocks that it empties.
-            // So a preempted job is admitted only after another job got a token.
+            // Not every free block can be allocated: a shrinking pool keeps the blocks that it
+            // empties. So a preempted job is admitted only after another job got a token.
             let is_short = self.stalled.is_some() && !self.scheduler.running().is_empty();
             if !self.scheduler.has_waiting() || self.clock.is_admission_paused() || is_short {
                 return Ok(());
@@ -247,7 +247,8 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Opens a job's sequence with the cached part of its prompt; false if the pool is too small for it.
+    /// Opens a job's sequence with the cached part of its prompt; false if the pool is too small
+    /// for it.
     fn start(&mut self, job: Job) -> Result<bool, String> {
         let Job { request, attempt, prompt, .. } = job;
         self.prompt.clear();
@@ -345,8 +346,8 @@ impl<'a> Worker<'a> {
         Ok(Turn::Advanced)
     }
 
-    /// Appends; after a refusal, ends the batch of the step before and tries again. Returns the free
-    /// and the retired blocks if that is refused too.
+    /// Appends; after a refusal, ends the batch of the step before and tries again. Returns the
+    /// free and the retired blocks if that is refused too.
     fn append(
         &mut self,
         batch: &mut Batch,
@@ -356,8 +357,8 @@ impl<'a> Worker<'a> {
         let running = &mut self.scheduler.running()[place];
         let in_prompt = running.in_prompt();
         let Running { held, sequence: Open { sequence, text, .. }, job } = running;
-        // The cache finds decoded tokens by their ids: for the next request of a conversation, or for
-        // this one after a preemption.
+        // The cache finds decoded tokens by their ids: for the next request of a conversation, or
+        // for this one after a preemption.
         let decoded = (self.texts.is_some() && !in_prompt).then(|| text.id(*held as usize));
         let blocks = (self.shape.blocks(*held + tokens) - self.shape.blocks(*held)) as u64;
         loop {
@@ -543,7 +544,8 @@ fn slots(batch: &Batch, sequence: &Sequence) -> impl Fn(Range<usize>, &mut Vec<i
 mod tests {
     use super::*;
 
-    /// A process that was stopped for a minute (by a terminal, a debugger, a snapshot) is not stuck.
+    /// A process that was stopped for a minute (by a terminal, a debugger, a snapshot) is not
+    /// stuck.
     #[test]
     fn a_stopped_process_is_not_stuck() {
         let Some(then) = Instant::now().checked_sub(Duration::from_secs(60)) else { return };

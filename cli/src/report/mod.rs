@@ -1,5 +1,5 @@
-//! The report of a replay: the figures under stable names, which `--json` prints, and the table that
-//! is made from them.
+//! The report of a replay: the figures under stable names, which `--json` prints, and the table
+//! that is made from them.
 
 mod table;
 
@@ -78,16 +78,16 @@ impl Report {
             "tokens_verified": tally.tokens_verified,
             "refused": tally.refused,
             "prefix": prefix,
-            // Shares of the blocks that belong to sequences. `mean` is over virtual time. Blocks that a
-            // step in flight may still read count at the first refusal, and are not `owned`.
+            // Shares of the blocks that belong to sequences. `mean` is over virtual time. Blocks
+            // that a step in flight may still read count at the first refusal, and are not `owned`.
             "utilization": {
                 "mean": tally.utilization.mean(),
                 "peak": tally.utilization.max,
                 "at_first_refusal": outcome.first_refusal.map(|(used, _)| used),
                 "owned_at_first_refusal": outcome.first_refusal.map(|(_, owned)| owned),
             },
-            // Shares of the free frames outside the free aligned runs of the pool's order. Frames of
-            // cached blocks do not count; in the end, every block is free.
+            // Shares of the free frames outside the free aligned runs of the pool's order. Frames
+            // of cached blocks do not count; in the end, every block is free.
             "fragmentation": {
                 "mean": tally.fragmentation.mean(),
                 "max": tally.fragmentation.max,

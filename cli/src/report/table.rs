@@ -54,8 +54,9 @@ pub fn render(report: &Report) -> String {
     format!("{heading}\n{table}\n{line}")
 }
 
-/// Returns the rows by section. A section named like an object of the JSON has figures of that object;
-/// one named like a list, a figure of each of its objects; any other, figures of the report itself.
+/// Returns the rows by section. A section named like an object of the JSON has figures of that
+/// object; one named like a list, a figure of each of its objects; any other, figures of the report
+/// itself.
 fn sections(json: &Value) -> [(&'static str, Vec<Row>); 10] {
     let plain = |name| (name, String::new());
     let count = |value: &Value| HumanCount(number(value));

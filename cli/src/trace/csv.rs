@@ -70,8 +70,8 @@ impl FromStr for Columns {
     }
 }
 
-/// The lines of a file as the input of the CSV reader. A read ends at the end of a line, so the reader
-/// is never ahead of its record, and the line number is the record's.
+/// The lines of a file as the input of the CSV reader. A read ends at the end of a line, so the
+/// reader is never ahead of its record, and the line number is the record's.
 struct Records<'l, R> {
     lines: &'l mut Lines<R>,
     /// The offset in the current line.
@@ -157,8 +157,8 @@ fn reason(error: csv::Error) -> Reason {
 /// The latest time in seconds: it still fits into nanoseconds of 63 bits.
 const SECONDS_MAX: f64 = 9e9;
 
-/// Parses `2023-11-16 18:17:03.9799600`, with an offset from UTC (as in the traces of 2024) or without;
-/// or a number of seconds.
+/// Parses `2023-11-16 18:17:03.9799600`, with an offset from UTC (as in the traces of 2024) or
+/// without; or a number of seconds.
 fn instant_ns(text: &str) -> Result<i64, Reason> {
     let fail = |message: String| Reason::Timestamp { text: excerpt(text.as_bytes()), message };
     if let Ok(seconds) = text.parse::<f64>() {

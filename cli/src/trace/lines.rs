@@ -5,8 +5,8 @@ use std::io::{BufRead, Read};
 
 use super::error::Reason;
 
-/// The longest line that is read, in bytes. The longest prompt that is read, with its hash ids, takes
-/// less than a tenth of it.
+/// The longest line that is read, in bytes. The longest prompt that is read, with its hash ids,
+/// takes less than a tenth of it.
 pub const LINE_BYTES_MAX: usize = 4 << 20;
 
 /// The byte order mark that some programs write before UTF-8.

@@ -8,13 +8,14 @@
 //! | Mooncake | `{"timestamp": ms, "input_length": n, "output_length": n, "hash_ids": [one id per 512 tokens]}` |
 //! | Azure | `TIMESTAMP,ContextTokens,GeneratedTokens` under a header, columns in any order, others ignored; other [names](Columns) |
 //!
-//! A hash id stands for all of a prompt up to the end of its 512 tokens: equal ids mean equal prefixes,
-//! and a prompt has each id once. They are read only where [prefixes are reused](HashIds).
+//! A hash id stands for all of a prompt up to the end of its 512 tokens: equal ids mean equal
+//! prefixes, and a prompt has each id once. They are read only where [prefixes are
+//! reused](HashIds).
 //!
-//! A trace is outside input: every line is bounded in length and every number in size, and a violation
-//! is a [`TraceError`] with file, line and reason. Lines out of order are not an error, because traces
-//! merged from several front ends have them: requests are sorted by arrival, equal ones in file order,
-//! and [`Trace::out_of_order`] counts them.
+//! A trace is outside input: every line is bounded in length and every number in size, and a
+//! violation is a [`TraceError`] with file, line and reason. Lines out of order are not an error,
+//! because traces merged from several front ends have them: requests are sorted by arrival, equal
+//! ones in file order, and [`Trace::out_of_order`] counts them.
 
 mod csv;
 mod error;
@@ -40,8 +41,8 @@ pub use mooncake::HASH_BLOCK_TOKENS;
 
 use lines::Lines;
 
-/// The largest length of a prompt and of an answer, in tokens. It is far above any model's context; a
-/// greater number means a damaged line.
+/// The largest length of a prompt and of an answer, in tokens. It is far above any model's context;
+/// a greater number means a damaged line.
 pub const TOKENS_MAX: u32 = 1 << 24;
 
 /// The largest number of requests in memory: an endless input must not exhaust it.
@@ -100,8 +101,8 @@ pub struct ReadOptions {
     pub limit: Option<usize>,
 }
 
-/// A line of a trace: its time in nanoseconds since the zero of the format (the start of the trace, or
-/// 1970), and the request, without an arrival yet.
+/// A line of a trace: its time in nanoseconds since the zero of the format (the start of the trace,
+/// or 1970), and the request, without an arrival yet.
 type Row = (i64, Request);
 
 /// One request of a replay.
@@ -208,8 +209,8 @@ impl Trace {
     }
 }
 
-/// Reads up to `max` rows, in the format that the beginning of the input has. `line` is set to the line
-/// of an error.
+/// Reads up to `max` rows, in the format that the beginning of the input has. `line` is set to the
+/// line of an error.
 fn rows<R: BufRead>(
     mut input: R,
     options: &ReadOptions,

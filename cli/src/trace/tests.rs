@@ -347,7 +347,8 @@ proptest! {
         }
     }
 
-    /// A valid trace with one changed byte is read or refused, and the requests are within the bounds.
+    /// A valid trace with one changed byte is read or refused, and the requests are within the
+    /// bounds.
     #[test]
     fn damaged_traces_are_read_or_refused(at in 0usize..200, byte in any::<u8>(), azure in any::<bool>()) {
         let mut bytes = if azure { AZURE } else { MOONCAKE }.as_bytes().to_vec();

@@ -1,10 +1,10 @@
 //! The built-in workload: conversations generated from a seed, so that a replay needs no trace.
 //!
-//! Conversations begin as a Poisson process. Each has one of a few shared system prompts, sometimes a
-//! document, and some turns. The prompt of a turn is all text before it and a new message, and the next
-//! turn arrives after the time to write, read and think about the answer. The ids of a request cover
-//! its answer too. Lengths and think times are lognormal, like measured ones: most are short and some
-//! are very long.
+//! Conversations begin as a Poisson process. Each has one of a few shared system prompts, sometimes
+//! a document, and some turns. The prompt of a turn is all text before it and a new message, and
+//! the next turn arrives after the time to write, read and think about the answer. The ids of a
+//! request cover its answer too. Lengths and think times are lognormal, like measured ones: most
+//! are short and some are very long.
 //!
 //! Equal seeds give equal requests on every machine: the generator is fixed (PCG), not the standard
 //! one of a library version.
@@ -37,7 +37,8 @@ const CONTEXT_TOKENS_MAX: u32 = 128 * 1024;
 /// The time per token of an answer, which delays the next turn beside the think time.
 const TOKEN_SECONDS: f64 = 0.03;
 
-/// A lognormal length or time: half of the values lie below the median, a sixth above `median * e^sigma`.
+/// A lognormal length or time: half of the values lie below the median, a sixth above `median *
+/// e^sigma`.
 #[derive(Clone, Copy)]
 struct Spread {
     median: f64,
@@ -75,15 +76,16 @@ pub struct Conversations {
     next_hash_id: u64,
 }
 
-/// A text: its length, and an id for each of its blocks. The last block keeps its id when it is filled
-/// up.
+/// A text: its length, and an id for each of its blocks. The last block keeps its id when it is
+/// filled up.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Prompt {
     tokens: u32,
     hash_ids: Vec<u64>,
 }
 
-/// A conversation's next turn. Ordered by time, then by conversation, so that equal seeds give equal orders.
+/// A conversation's next turn. Ordered by time, then by conversation, so that equal seeds give
+/// equal orders.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Due {
     at: Duration,

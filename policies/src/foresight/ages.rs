@@ -1,19 +1,19 @@
 //! The rate of reuse at each age, and the worth of a block of some age that follows from it.
 //!
-//! Ages are counted in blocks released since, not in seconds: this is what an age costs in memory, it
-//! needs no clock, and busy and quiet hours look alike. Ages lie in bins of half an octave.
+//! Ages are counted in blocks released since, not in seconds: this is what an age costs in memory,
+//! it needs no clock, and busy and quiet hours look alike. Ages lie in bins of half an octave.
 //!
-//! Blocks are in [`CLASSES`] by score. For each class and bin two sums are kept: the reuses seen, and
-//! the *exposure*, blocks times the time that they spent in the bin and could have been reused. Their
-//! quotient is the hazard. With few observations it is drawn towards the hazard of all classes times
-//! the risk of the class; that hazard, without observations, is drawn towards a guess that falls with
-//! the cube of the age beyond the mean. So a block of an age at which no reuse was seen goes first,
-//! and there the policy is LRU.
+//! Blocks are in [`CLASSES`] by score. For each class and bin two sums are kept: the reuses seen,
+//! and the *exposure*, blocks times the time that they spent in the bin and could have been reused.
+//! Their quotient is the hazard. With few observations it is drawn towards the hazard of all
+//! classes times the risk of the class; that hazard, without observations, is drawn towards a guess
+//! that falls with the cube of the age beyond the mean. So a block of an age at which no reuse was
+//! seen goes first, and there the policy is LRU.
 //!
 //! The *index* of a class and age is the highest rate of reuses that a block can bring from now on,
-//! `max over T of P(reuse within T) / E[time until reuse or T]`. Serving such candidates by the highest
-//! index is optimal if one place is to be filled (Gittins, 1979). The hit density of LHD (NSDI 2018)
-//! uses another horizon for the same quotient.
+//! `max over T of P(reuse within T) / E[time until reuse or T]`. Serving such candidates by the
+//! highest index is optimal if one place is to be filled (Gittins, 1979). The hit density of LHD
+//! (NSDI 2018) uses another horizon for the same quotient.
 
 use std::array;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -132,8 +132,8 @@ impl Ages {
         }
     }
 
-    /// Counts a block that was awaited between two ages, with the weight of `weight` blocks. Returns
-    /// the expected reuses of one block.
+    /// Counts a block that was awaited between two ages, with the weight of `weight` blocks.
+    /// Returns the expected reuses of one block.
     pub(super) fn awaited(&self, class: usize, risk: f64, weight: f64, from: u64, to: u64) -> f64 {
         let (from_age, to_age) = (from as f64, to as f64);
         let mut expected = 0.0;
@@ -197,8 +197,8 @@ fn store(to: &[Computed; BINS], figures: &[f64; BINS]) {
 
 /// Returns the index at each age, from the hazard at each age.
 fn indices(hazards: &[f64; BINS]) -> [f64; BINS] {
-    /// For a block at the beginning of a bin: the probability of a reuse in the bin, the expected time
-    /// until the reuse or the end of the bin, and the probability of no reuse.
+    /// For a block at the beginning of a bin: the probability of a reuse in the bin, the expected
+    /// time until the reuse or the end of the bin, and the probability of no reuse.
     struct Step {
         reuse: f64,
         time: f64,

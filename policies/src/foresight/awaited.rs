@@ -1,8 +1,8 @@
 //! Released blocks whose reuse is awaited, cached or evicted: the observations to learn from.
 //!
-//! Only blocks at a power of two of blocks from the end of their chain are noted: a few per request,
-//! each standing for the blocks from it to the next one. A note outlives the block, so that early
-//! evictions are learned as well.
+//! Only blocks at a power of two of blocks from the end of their chain are noted: a few per
+//! request, each standing for the blocks from it to the next one. A note outlives the block, so
+//! that early evictions are learned as well.
 //!
 //! | word | content |
 //! |---|---|
@@ -11,8 +11,8 @@
 //! | counted | the age up to which the wait was counted, and above it the number of blocks that the note stands for |
 //!
 //! The words are written one after the other. A thread that reads a note during its replacement may
-//! combine the hash of one with the rest of another, and counts a wait that did not happen: an error
-//! in the statistics only.
+//! combine the hash of one with the rest of another, and counts a wait that did not happen: an
+//! error in the statistics only.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
@@ -83,7 +83,8 @@ impl Awaited {
         note.hash.compare_exchange(hash, 0, Relaxed, Relaxed).is_ok().then_some(wait)
     }
 
-    /// Notes a block that stands for `blocks` blocks. Returns the wait of the note that it replaced.
+    /// Notes a block that stands for `blocks` blocks. Returns the wait of the note that it
+    /// replaced.
     pub(super) fn note(&self, hash: u64, state: State, blocks: u32, latest: u64) -> Option<Wait> {
         let set = self.set(hash);
         let free = |note: &&Note| [0, hash].contains(&note.hash.load(Relaxed));

@@ -67,19 +67,20 @@ const fn bits_of(number: u32) -> u64 {
     (u32::BITS - number.leading_zeros()) as u64
 }
 
-/// The features of a request: the context of its releases, a state without the block's own features.
+/// The features of a request: the context of its releases, a state without the block's own
+/// features.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Request(pub u64);
 
 impl Request {
-    /// Creates the features of a prompt with `new` blocks never seen, which continues a block of this
-    /// state and of this age in [octaves](super::ages).
+    /// Creates the features of a prompt with `new` blocks never seen, which continues a block of
+    /// this state and of this age in [octaves](super::ages).
     pub(super) fn new(new: u32, taken_up: Option<(State, usize)>) -> Self {
         let mut bits = NEW.put(bits_of(new));
         if let Some((state, octaves)) = taken_up {
             let (tail, chain) = (state.get(TAIL) as u64, state.get(CHAIN) as u64);
-            // A chain continued in its last quarter is the same conversation; one continued earlier is a
-            // common beginning.
+            // A chain continued in its last quarter is the same conversation; one continued earlier
+            // is a common beginning.
             let goes_on = tail <= 1 || tail + 2 <= chain;
             let turn = if goes_on { state.get(TURN) as u64 + 1 } else { 0 };
             bits |= TURN.put(turn) | GAP.put(1 + octaves as u64 / 2) | BRANCH.put(1 + tail.min(6));
@@ -120,7 +121,8 @@ impl State {
         (self.0 >> feature.shift & feature.max()) as usize
     }
 
-    /// Returns the number of blocks released since, given the latest order; zero if that is earlier.
+    /// Returns the number of blocks released since, given the latest order; zero if that is
+    /// earlier.
     pub(super) const fn age(self, latest: u64) -> u64 {
         const MASK: u64 = u64::MAX >> ORDER_SHIFT;
         let age = latest.wrapping_sub(self.0 >> ORDER_SHIFT) & MASK;
@@ -129,8 +131,8 @@ impl State {
     }
 }
 
-/// Returns the number of blocks that the block at `depth` stands for, if it is noted: blocks at a power
-/// of two from the end of the chain stand for those up to the next one.
+/// Returns the number of blocks that the block at `depth` stands for, if it is noted: blocks at a
+/// power of two from the end of the chain stand for those up to the next one.
 pub(super) const fn stands_for(depth: u32, chain: u32) -> Option<u32> {
     let to_end = chain.saturating_sub(depth);
     if !to_end.is_power_of_two() {

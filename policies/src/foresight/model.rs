@@ -1,9 +1,9 @@
 //! The likelihood of a block's reuse, relative to other blocks, from its features.
 //!
-//! The score of a block is a sum of weights, one for the value of each feature and of some pairs, less
-//! the mean over all released blocks. The exponential of the score is the block's *risk*: the rate of
-//! reuse of such blocks, at any age, relative to the average block. This is a proportional-hazards
-//! model (Cox, 1972).
+//! The score of a block is a sum of weights, one for the value of each feature and of some pairs,
+//! less the mean over all released blocks. The exponential of the score is the block's *risk*: the
+//! rate of reuse of such blocks, at any age, relative to the average block. This is a
+//! proportional-hazards model (Cox, 1972).
 //!
 //! A weight follows the gradient of the likelihood, which for an awaited block is reuses seen less
 //! reuses expected, by steps that shrink with the sum of squared gradients (AdaGrad, 2011).
@@ -39,7 +39,8 @@ pub(super) struct Model {
 }
 
 /// Returns the indices of the weights of a block's score. The tail counts only as zero or not: all
-/// blocks behind a block need it, so a block nearer to the beginning of a chain must not score less.
+/// blocks behind a block need it, so a block nearer to the beginning of a chain must not score
+/// less.
 fn terms(state: State) -> [usize; TERMS] {
     let value = |feature: Feature| {
         let value = state.get(feature);
@@ -81,8 +82,8 @@ impl Model {
         self.sum(state) - f32::from_bits(self.mean.load(Relaxed))
     }
 
-    /// Returns the score of a block that is being released, and counts it in the mean. `request` is the
-    /// number of blocks of a usual request.
+    /// Returns the score of a block that is being released, and counts it in the mean. `request` is
+    /// the number of blocks of a usual request.
     pub(super) fn score_released(&self, state: State, request: f32) -> f32 {
         let (sum, mean) = (self.sum(state), f32::from_bits(self.mean.load(Relaxed)));
         let mean = mean + (sum - mean) / (request * MEAN_REQUESTS);

@@ -83,7 +83,8 @@ fn a_note_is_taken_once_and_the_oldest_gives_way() {
 #[test]
 fn worth_is_the_hazard_where_that_is_constant_and_falls_with_it() {
     let ages = Ages::new();
-    // Ten thousand blocks, each reused after an age between 100 and 1000, and as many that never are.
+    // Ten thousand blocks, each reused after an age between 100 and 1000, and as many that never
+    // are.
     for age in (100..1000).step_by(9) {
         for _ in 0..100 {
             ages.awaited(7, 1.0, 1.0, 0, age);
@@ -189,7 +190,8 @@ fn it_learns_which_prompts_return() {
     for round in 0..1500u64 {
         let once: Vec<u64> = (0..40).map(|block| 1_000_000 + round * 40 + block).collect();
         assert_eq!(bench.request(&once), 0);
-        // Twenty short prompts, one per round: the blocks between two uses of a prompt exceed the capacity.
+        // Twenty short prompts, one per round: the blocks between two uses of a prompt exceed the
+        // capacity.
         let short: Vec<u64> = (0..3).map(|block| (round % 20) * 3 + block).collect();
         let found = bench.request(&short);
         if round >= 1000 {

@@ -1,4 +1,5 @@
-//! Hit rates as a chart for a terminal: capacities to the right, rates upwards, one letter per policy.
+//! Hit rates as a chart for a terminal: capacities to the right, rates upwards, one letter per
+//! policy.
 
 use super::Rate;
 

@@ -1,5 +1,6 @@
-//! The bound: with all future requests known, evicts the block whose next use is farthest away, and of
-//! blocks with the same next request, the deepest in its prompt. Blocks without a next use are not kept.
+//! The bound: with all future requests known, evicts the block whose next use is farthest away, and
+//! of blocks with the same next request, the deepest in its prompt. Blocks without a next use are
+//! not kept.
 
 use std::collections::BTreeSet;
 

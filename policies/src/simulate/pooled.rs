@@ -1,7 +1,7 @@
 //! Policies behind the pool's trait, called as a pool calls them.
 //!
-//! The queues of a pool are concurrent and approximate; these are exact and used by one thread, so that
-//! only the decisions of the policy count.
+//! The queues of a pool are concurrent and approximate; these are exact and used by one thread, so
+//! that only the decisions of the policy count.
 
 use std::collections::BTreeMap;
 

@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 
-/// The prompts of a trace, by arrival. Distinct blocks are numbered from 0 by their first appearance.
-/// An id after another block is another block, as in a pool. So a block is used whenever one after it
-/// is: the clairvoyant bound holds only then.
+/// The prompts of a trace, by arrival. Distinct blocks are numbered from 0 by their first
+/// appearance. An id after another block is another block, as in a pool. So a block is used
+/// whenever one after it is: the clairvoyant bound holds only then.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Prompts {
     pub(super) prompts: Vec<Prompt>,

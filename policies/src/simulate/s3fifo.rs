@@ -1,6 +1,6 @@
-//! S3-FIFO, for comparison: new blocks enter a small queue of a tenth of the capacity; the rest is the
-//! main queue. A block that leaves the small queue unused becomes a ghost for a while, and enters the
-//! main queue if it returns.
+//! S3-FIFO, for comparison: new blocks enter a small queue of a tenth of the capacity; the rest is
+//! the main queue. A block that leaves the small queue unused becomes a ghost for a while, and
+//! enters the main queue if it returns.
 
 use std::collections::VecDeque;
 

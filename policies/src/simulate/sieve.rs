@@ -1,5 +1,6 @@
-//! SIEVE, for comparison: a queue in the order of arrival, and a hand that moves from the oldest block to
-//! the newest, spares a block once if it was used since the last pass, and evicts the first unused one.
+//! SIEVE, for comparison: a queue in the order of arrival, and a hand that moves from the oldest
+//! block to the newest, spares a block once if it was used since the last pass, and evicts the
+//! first unused one.
 
 use super::leading;
 use super::prompts::Prompts;
