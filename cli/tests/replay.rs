@@ -391,28 +391,21 @@ fn a_full_standard_error_is_no_panic() {
 }
 
 #[test]
-fn published_traces_are_read_whole() {
+fn published_traces_are_read_whole_and_their_beginning_replayed() {
     for (name, requests, input, output) in [
         ("mooncake_conversation.jsonl", 12_031, 144_793_823, 4_122_048),
         ("azure2023_code.csv", 8_819, 18_059_974, 245_896),
     ] {
         let Some(path) = published(name) else { continue };
         let trace = Trace::load(&path, &ReadOptions::default()).unwrap();
-        let sum = |of: fn(&Request) -> u32| {
-            trace.requests.iter().map(|request| u64::from(of(request))).sum::<u64>()
-        };
+        let sum =
+            |of: fn(&Request) -> u32| trace.requests.iter().map(|each| u64::from(of(each))).sum::<u64>();
         assert_eq!((trace.requests.len(), trace.out_of_order), (requests, 0), "{name}");
         assert_eq!(
-            (sum(|request| request.input_tokens), sum(|request| request.output_tokens)),
-            (input, output)
+            (sum(|each| each.input_tokens), sum(|each| each.output_tokens)),
+            (input, output),
+            "{name}"
         );
-    }
-}
-
-#[test]
-fn the_beginning_of_published_traces_is_replayed() {
-    for name in ["mooncake_conversation.jsonl", "azure2023_code.csv"] {
-        let Some(path) = published(name) else { continue };
         let report = json(&format!("replay {} --requests 150 --threads 2 --json", path.display()));
         assert_eq!((&report["completed"], &report["sound"]), (&150.into(), &Value::Bool(true)), "{name}");
     }

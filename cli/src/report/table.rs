@@ -10,30 +10,32 @@ use serde_json::Value;
 use super::Report;
 use crate::output;
 
-/// The name of a figure in the JSON, and a note.
-type Row = (&'static str, String);
+/// A section of the table, the name of a figure in the JSON, and a note.
+type Row = (&'static str, &'static str, String);
+
+/// In place of a name: the section has no figures.
+const OFF: &str = "off";
 
 /// Renders the whole table.
 pub fn render(report: &Report) -> String {
     let json = &report.figures;
     let mut table = output::table(UTF8_FULL);
     table.apply_modifier(UTF8_ROUND_CORNERS);
-    for (section, rows) in sections(json) {
+    for rows in rows(json).chunk_by(|(section, ..), (other, ..)| section == other) {
+        let section = rows[0].0;
         let (mut names, mut figures, mut notes) = (Vec::new(), Vec::new(), Vec::new());
-        for (index, (name, note)) in rows.into_iter().enumerate() {
+        for (index, (_, name, note)) in rows.iter().enumerate() {
             let object = match &json[section] {
                 Value::Array(items) => &items[index],
                 object @ Value::Object(_) => object,
                 _ => json,
             };
             names.push(label(name));
-            figures.push(figure(name, object.get(name).expect("a name of the JSON")));
-            notes.push(note);
-        }
-        match json.get(section) {
-            Some(Value::Null) => (names, figures) = (vec!["off".to_owned()], vec!["-".to_owned()]),
-            _ if names.is_empty() => continue,
-            _ => {}
+            figures.push(match *name {
+                OFF => "-".to_owned(),
+                name => figure(name, object.get(name).expect("a name of the JSON")),
+            });
+            notes.push(note.as_str());
         }
         table.add_row([
             Cell::new(label(section)).add_attribute(Attribute::Bold),
@@ -54,111 +56,78 @@ pub fn render(report: &Report) -> String {
     format!("{heading}\n{table}\n{line}")
 }
 
-/// Returns the rows by section. A section named like an object of the JSON has figures of that
-/// object; one named like a list, a figure of each of its objects; any other, figures of the report
-/// itself.
-fn sections(json: &Value) -> [(&'static str, Vec<Row>); 10] {
-    let plain = |name| (name, String::new());
+/// Returns the rows. A section named like an object of the JSON has figures of that object; one named
+/// like a list, a figure of each of its objects; any other, figures of the report itself.
+fn rows(json: &Value) -> Vec<Row> {
     let count = |value: &Value| HumanCount(number(value));
+    let mut rows = Vec::new();
+    let mut row = |section, name, note: &str| rows.push((section, name, note.to_owned()));
+    row("requests", "completed", &format!("of {}", count(&json["requests"])));
+    row("requests", "rejected", "larger than the pool");
+    row("requests", "preempted", "restarted later");
+    row("time", "wall_s", "");
+    row("time", "trace_s", "first arrival to last");
+    row("time", "speedup", "real time");
     let tokens_per_s = share(&json["tokens"]) / share(&json["wall_s"]).max(f64::MIN_POSITIVE);
+    row("tokens", "tokens", &format!("written, {:.1} million a second", tokens_per_s / 1e6));
     let [checked, corrupt] = match number(&json["tokens_verified"]) {
         0 => ["not verified"; 2],
         _ => ["read back and compared", ""],
     };
+    row("tokens", "tokens_verified", checked);
     let pool_bytes = BinaryBytes(number(&json["block_bytes"]) * number(&json["blocks_total"]));
+    row("blocks", "blocks_total", &format!("of {} tokens, {pool_bytes} in all", json["block_tokens"]));
+    row("blocks", "blocks_allocated", "");
+    row("blocks", "blocks_freed", "");
+    row("blocks", "blocks_leaked", "");
+    row("blocks", "blocks_corrupt", corrupt);
+    row("blocks", "run_len_mean", "blocks in a row, of a sequence when it ends");
+    let prefix = &json["prefix"];
+    if prefix.is_null() {
+        row("prefix", OFF, "");
+    } else {
+        let (hits, lookups) = (count(&prefix["hit_blocks"]), count(&prefix["lookup_blocks"]));
+        row("prefix", "hit_rate", &format!("{hits} of {lookups} blocks of prompts"));
+        row("prefix", "evicted_blocks", &format!("by policy {}", text(&prefix["policy"])));
+    }
+    let resumed = &prefix["resumed_lookup_blocks"];
+    if number(resumed) > 0 {
+        let note = format!("of {} blocks of preempted requests", count(resumed));
+        row("prefix", "resumed_hit_blocks", &note);
+    }
+    row("utilization", "mean", "of blocks, over virtual time");
+    row("utilization", "peak", "");
     let refused = match json["utilization"]["at_first_refusal"] {
         Value::Null => "nothing was refused".to_owned(),
         _ => format!("refused {} times", count(&json["refused"])),
     };
-    let (mut prefix, mut defrag) = (Vec::new(), Vec::new());
-    if let figures @ Value::Object(_) = &json["prefix"] {
-        let (hits, lookups) = (count(&figures["hit_blocks"]), count(&figures["lookup_blocks"]));
-        prefix.push(("hit_rate", format!("{hits} of {lookups} blocks of prompts")));
-        prefix.push(("evicted_blocks", format!("by policy {}", text(&figures["policy"]))));
-        let resumed = &figures["resumed_lookup_blocks"];
-        if number(resumed) > 0 {
-            let note = format!("of {} blocks of preempted requests", count(resumed));
-            prefix.push(("resumed_hit_blocks", note));
-        }
+    row("utilization", "at_first_refusal", &refused);
+    row("fragmentation", "mean", "of free blocks, outside long runs");
+    row("fragmentation", "max", "");
+    row("fragmentation", "final", "all blocks free");
+    let defrag = &json["defrag"];
+    let runs = number(&defrag["runs"]);
+    if defrag.is_null() {
+        row("defrag", OFF, "");
+    } else {
+        row("defrag", "runs", "");
+        row("defrag", "time_ms", &format!("{:.2} ms a run", share(&defrag["time_ms"]) / runs.max(1) as f64));
+        row("defrag", "moved_blocks", &BinaryBytes(number(&defrag["moved_bytes"])).to_string());
+        row("defrag", "given_up", "moves cancelled by a concurrent use");
     }
-    if let figures @ Value::Object(_) = &json["defrag"] {
-        let runs = number(&figures["runs"]);
-        defrag.push(plain("runs"));
-        defrag.push(("time_ms", format!("{:.2} ms a run", share(&figures["time_ms"]) / runs.max(1) as f64)));
-        defrag.push(("moved_blocks", BinaryBytes(number(&figures["moved_bytes"])).to_string()));
-        defrag.push(("given_up", "moves cancelled by a concurrent use".into()));
-        if runs > 0 {
-            let names = ["fragmentation_before", "fragmentation_after"];
-            defrag.extend(names.map(|name| (name, "a run, on average".into())));
-        }
-        let errors = figures["errors"].as_array().into_iter().flatten();
-        defrag.extend(errors.map(|error| ("errors", text(error).to_owned())));
+    if runs > 0 {
+        row("defrag", "fragmentation_before", "a run, on average");
+        row("defrag", "fragmentation_after", "a run, on average");
     }
-    [
-        (
-            "requests",
-            vec![
-                ("completed", format!("of {}", count(&json["requests"]))),
-                ("rejected", "larger than the pool".into()),
-                ("preempted", "started over later".into()),
-            ],
-        ),
-        (
-            "time",
-            vec![
-                plain("wall_s"),
-                ("trace_s", "first arrival to last".into()),
-                ("speedup", "real time".into()),
-            ],
-        ),
-        (
-            "tokens",
-            vec![
-                ("tokens", format!("written, {:.1} million a second", tokens_per_s / 1e6)),
-                ("tokens_verified", checked.into()),
-            ],
-        ),
-        (
-            "blocks",
-            vec![
-                ("blocks_total", format!("of {} tokens, {pool_bytes} in all", json["block_tokens"])),
-                plain("blocks_allocated"),
-                plain("blocks_freed"),
-                plain("blocks_leaked"),
-                ("blocks_corrupt", corrupt.into()),
-                ("run_len_mean", "blocks in a row, of a sequence when it ends".into()),
-            ],
-        ),
-        ("prefix", prefix),
-        (
-            "utilization",
-            vec![
-                ("mean", "of blocks, over virtual time".into()),
-                plain("peak"),
-                ("at_first_refusal", refused),
-            ],
-        ),
-        (
-            "fragmentation",
-            vec![
-                ("mean", "of free blocks, outside long runs".into()),
-                plain("max"),
-                ("final", "all blocks free".into()),
-            ],
-        ),
-        ("defrag", defrag),
-        (
-            "resize",
-            json["resize"].as_array().into_iter().flatten().map(|step| ("to", resize(step))).collect(),
-        ),
-        (
-            "latency_ns",
-            vec![
-                ("allocate", quantiles(&json["latency_ns"]["allocate"])),
-                ("free", quantiles(&json["latency_ns"]["free"])),
-            ],
-        ),
-    ]
+    for error in list(&defrag["errors"]) {
+        row("defrag", "errors", text(error));
+    }
+    for step in list(&json["resize"]) {
+        row("resize", "to", &resize(step));
+    }
+    row("latency_ns", "allocate", &quantiles(&json["latency_ns"]["allocate"]));
+    row("latency_ns", "free", &quantiles(&json["latency_ns"]["free"]));
+    rows
 }
 
 /// Formats a figure with its unit.
@@ -193,6 +162,10 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap_or("")
 }
 
+fn list(value: &Value) -> impl Iterator<Item = &Value> {
+    value.as_array().into_iter().flatten()
+}
+
 fn verdict(report: &Report) -> (Color, String) {
     let json = &report.figures;
     let checked =
@@ -223,7 +196,7 @@ fn verdict(report: &Report) -> (Color, String) {
     if json["audit"] != "ok" {
         all.push(format!("audit: {}", text(&json["audit"])));
     }
-    all.extend(json["findings"].as_array().into_iter().flatten().map(|finding| text(finding).to_owned()));
+    all.extend(list(&json["findings"]).map(|finding| text(finding).to_owned()));
     (Color::Red, all.join("\n"))
 }
 
