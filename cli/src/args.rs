@@ -169,7 +169,7 @@ pub struct WorkloadArgs {
     /// seconds), and the tokens of its prompt and answer [default: the names in Azure's traces]
     #[arg(long, value_name = "FIELD=NAME,...", requires = "trace")]
     pub columns: Option<Columns>,
-    /// Blocks of the pool [default: so many that the pool is full at the busiest moments only]
+    /// Blocks of the pool [default: a number at which the pool is full only at the busiest moments]
     #[arg(long, value_name = "N", value_parser = whole(1..=BLOCKS_MAX), allow_negative_numbers = true)]
     pub blocks: Option<u64>,
     /// Tokens per block

@@ -70,7 +70,7 @@ const YOUNG: f32 = 1.0 / 8.0;
 const SURPLUS_MAX: f64 = 4.0;
 /// Requests in the moving average of the request size.
 const REQUESTS_MEAN: u64 = 256;
-/// Blocks that stand for less than one part in so many of a usual request are not noted.
+/// Blocks that stand for less than this fraction (1 in `NOTED_PART`) of a usual request are not noted.
 const NOTED_PART: f32 = 64.0;
 /// The square of the weight of a usual request.
 const REQUEST_WEIGHT: f64 = 32.0;

@@ -61,7 +61,7 @@ fn cuda() -> Result<Vec<Value>, String> {
     use kvpool::cuda::{Device, DeviceInfo, devices};
 
     let describe = |info: DeviceInfo| {
-        // Whether its context can be created, and what is free, is known only after opening it.
+        // Errors of its context, and its free memory, are known only after opening it.
         let free = match &info.unusable {
             Some(error) => Err(error.to_string()),
             None => Device::open(usize::from(info.ordinal))

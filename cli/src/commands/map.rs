@@ -57,7 +57,7 @@ pub fn map(args: &MapArgs) -> Result<u8, CommandError> {
 
 impl Look {
     fn take(pool: &ReplayPool, settled: u64) -> Result<Self, String> {
-        // Thread caches are emptied first, so that the difference is what was moved.
+        // Thread caches are emptied first, so that the panels differ only by the moves.
         pool.trim();
         let before = pool.snapshot();
         let report = pool.wait(pool.defragment()).map_err(|error| error.to_string())?;

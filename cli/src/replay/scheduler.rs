@@ -103,7 +103,7 @@ impl<S> Scheduler<S> {
         !self.waiting.is_empty()
     }
 
-    /// Removes the waiting jobs that do not fit, and returns how many.
+    /// Removes the waiting jobs that do not fit, and returns their number.
     pub fn reject(&mut self, fits: impl Fn(&Job) -> bool) -> usize {
         let before = self.waiting.len();
         self.waiting.retain(fits);
