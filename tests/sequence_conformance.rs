@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use kvpool::block::{Blocks, BlocksConfig};
-use kvpool::sequence::Sequences;
 use kvpool::storage::{Dtype, HostStorage, KvLayout, Storage};
+use kvpool::sequence::Sequences;
 use kvpool::{Batch, BlockTable, CsrTable, DeviceId, Sequence, SequenceError, SequenceId};
 use proptest::prelude::*;
 

@@ -18,8 +18,7 @@ pub fn print(text: &str) -> io::Result<()> {
     }
 }
 
-/// Prints a message on the standard error. If that is closed or full, the exit code alone must
-/// tell.
+/// Prints a message on the standard error. If that is closed or full, only the exit code tells.
 pub fn complain(what: fmt::Arguments<'_>) {
     let _ = writeln!(io::stderr(), "kvpool: {}", printable(&what.to_string()));
 }
@@ -33,24 +32,24 @@ pub fn printable(text: &str) -> String {
     out
 }
 
-/// Whether escape sequences are unwanted even on a terminal: `NO_COLOR` is set, to anything but
-/// nothing.
+/// Returns whether escape sequences are disabled even on a terminal: `NO_COLOR` is set and not
+/// empty.
 pub fn is_plain() -> bool {
     std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
 }
 
-/// A table, styled only on a terminal.
+/// Creates a table that is styled only on a terminal.
 pub fn table(preset: &str) -> Table {
     let mut table = Table::new();
     table.load_preset(preset);
     if is_plain() {
-        // The library itself leaves out colours then, but not bold and dim.
+        // The library itself then omits colours, but not bold and dim.
         table.force_no_tty();
     }
     table
 }
 
-/// A file that is to be written.
+/// A file to be written.
 pub struct Destination {
     /// Its path, with symbolic links resolved.
     path: PathBuf,
@@ -99,7 +98,7 @@ impl Destination {
     }
 }
 
-/// The permissions of a new file, to which the process's mask is applied.
+/// Returns the permissions of a new file, before the process's mask is applied.
 #[cfg(unix)]
 fn usual() -> Option<Permissions> {
     use std::os::unix::fs::PermissionsExt;
@@ -127,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_there_as_a_whole_or_not_at_all() {
+    fn a_file_is_written_as_a_whole_or_not_at_all() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("new.svg");
         let destination = Destination::new(&path).unwrap();
@@ -144,10 +143,10 @@ mod tests {
         assert!(Destination::new(&folder.path().join("none/new.svg")).is_err());
     }
 
-    /// A link goes on leading to its file, a file keeps its mode, and a device stays a device.
+    /// Symbolic links, the modes of files, and devices are kept.
     #[cfg(unix)]
     #[test]
-    fn what_is_there_stays_what_it_is() {
+    fn links_modes_and_devices_are_kept() {
         use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};
         let folder = tempfile::tempdir().unwrap();
         let (file, link) = (folder.path().join("file.svg"), folder.path().join("link.svg"));

@@ -4,8 +4,6 @@
 use std::fmt;
 use std::str::FromStr;
 
-use thiserror::Error;
-
 /// The largest number of blocks of a pool: every frame that it can address but the null block's.
 pub const BLOCKS_MAX: u64 = kvpool::FRAMES_MAX as u64 - 1;
 
@@ -16,28 +14,10 @@ const STEPS_MAX: usize = 1000;
 #[derive(Clone, Copy, PartialEq, PartialOrd, Debug)]
 pub struct Share(f64);
 
-/// The sizes that a pool gets during a replay, each with the share of the requests at which it is
-/// due. Shares rise from step to step.
+/// The sizes of a pool during a replay, each with the share of the requests at which it is due.
+/// Shares rise from step to step; errors number the steps from 1.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Schedule(pub Vec<(Share, usize)>);
-
-/// Why a text is not a share or a schedule. Steps are numbered from 1.
-#[derive(Clone, PartialEq, Debug, Error)]
-#[non_exhaustive]
-pub enum ScheduleError {
-    /// Not a percentage between the bounds.
-    #[error("{0:?} is not more than 0% and less than 100%, written as 60%")]
-    Share(String),
-    /// A step is not a share and a number of blocks.
-    #[error("item {0}, {1:?}: not written as 60%:80000, a share and 1 to {BLOCKS_MAX} blocks")]
-    Step(usize, String),
-    /// A step is due before its predecessor, or with it.
-    #[error("item {0}, {1:?}: not after the item before it, at {2}")]
-    NotRising(usize, String, Share),
-    /// Too many steps.
-    #[error("more than {STEPS_MAX} items")]
-    TooMany,
-}
 
 impl Share {
     /// Returns this share of `requests`, rounded up: at least one.
@@ -47,14 +27,14 @@ impl Share {
 }
 
 impl FromStr for Share {
-    type Err = ScheduleError;
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<Self, ScheduleError> {
+    fn from_str(text: &str) -> Result<Self, String> {
         let percent = text.trim().strip_suffix('%').and_then(|number| number.trim().parse::<f64>().ok());
         percent
             .filter(|&percent| percent > 0.0 && percent < 100.0)
             .map(Self)
-            .ok_or_else(|| ScheduleError::Share(text.to_owned()))
+            .ok_or_else(|| format!("{text:?} is not more than 0% and less than 100%, written as 60%"))
     }
 }
 
@@ -66,21 +46,25 @@ impl fmt::Display for Share {
 }
 
 impl FromStr for Schedule {
-    type Err = ScheduleError;
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<Self, ScheduleError> {
+    fn from_str(text: &str) -> Result<Self, String> {
         let mut steps: Vec<(Share, usize)> = Vec::new();
         for (item, number) in text.split(',').map(str::trim).zip(1..) {
             if number > STEPS_MAX {
-                return Err(ScheduleError::TooMany);
+                return Err(format!("more than {STEPS_MAX} items"));
             }
             let step = item.split_once(':').and_then(|(share, blocks)| {
                 let blocks = blocks.trim().parse().ok().filter(|blocks| (1..=BLOCKS_MAX).contains(blocks))?;
                 Some((share.parse().ok()?, blocks as usize))
             });
-            let step = step.ok_or_else(|| ScheduleError::Step(number, item.to_owned()))?;
+            let step = step.ok_or_else(|| {
+                format!(
+                    "item {number}, {item:?}: not written as 60%:80000, a share and 1 to {BLOCKS_MAX} blocks"
+                )
+            })?;
             if let Some(&(before, _)) = steps.last().filter(|before| before.0 >= step.0) {
-                return Err(ScheduleError::NotRising(number, item.to_owned(), before));
+                return Err(format!("item {number}, {item:?}: not after the item before it, at {before}"));
             }
             steps.push(step);
         }
@@ -105,7 +89,7 @@ mod tests {
         assert_eq!("99.99%".parse::<Share>().unwrap().of(3), 3);
         for bad in ["60", "0.6", "", "%", "x%", "0%", "100%", "-3%", "NaN%", "inf%"] {
             let error = bad.parse::<Share>().expect_err(bad);
-            assert_eq!(error, ScheduleError::Share(bad.to_owned()));
+            assert!(error.ends_with("is not more than 0% and less than 100%, written as 60%"), "{error}");
         }
     }
 
@@ -115,28 +99,29 @@ mod tests {
         let steps: Vec<_> = schedule.0.iter().map(|(at, blocks)| (at.of(100), *blocks)).collect();
         assert_eq!(steps, [(30, 40_000), (60, 80_000)]);
         let step = "not written as 60%:80000, a share and 1 to 134217727 blocks";
-        for (text, item, reason) in [
-            ("", "item 1, \"\"", step),
-            ("30%:5,", "item 2, \"\"", step),
-            ("30%:5,60", "item 2, \"60\"", step),
-            ("30:5", "item 1, \"30:5\"", step),
-            ("30%:5,160%:7", "item 2, \"160%:7\"", step),
-            ("30%:many", "item 1, \"30%:many\"", step),
-            ("30%:0", "item 1, \"30%:0\"", step),
-            ("30%:-4", "item 1, \"30%:-4\"", step),
-            ("30%:134217728", "item 1, \"30%:134217728\"", step),
-            ("60%:5,30%:7", "item 2, \"30%:7\"", "not after the item before it, at 60 %"),
-            ("60%:5,60%:7", "item 2, \"60%:7\"", "not after the item before it, at 60 %"),
+        for (before, item, reason) in [
+            ("", "", step),
+            ("30%:5,", "", step),
+            ("30%:5,", "60", step),
+            ("", "30:5", step),
+            ("30%:5,", "160%:7", step),
+            ("", "30%:many", step),
+            ("", "30%:0", step),
+            ("", "30%:-4", step),
+            ("", "30%:134217728", step),
+            ("60%:5,", "30%:7", "not after the item before it, at 60 %"),
+            ("60%:5,", "60%:7", "not after the item before it, at 60 %"),
         ] {
-            let error = text.parse::<Schedule>().expect_err(text);
-            assert_eq!(error.to_string(), format!("{item}: {reason}"), "{text}");
+            let error = format!("{before}{item}").parse::<Schedule>().expect_err(item);
+            let number = 1 + before.matches(',').count();
+            assert_eq!(error, format!("item {number}, {item:?}: {reason}"));
         }
         let steps: Vec<String> = (1..=1001).map(|step| format!("{}%:5", f64::from(step) / 20.0)).collect();
-        assert_eq!(steps.join(",").parse::<Schedule>(), Err(ScheduleError::TooMany));
+        assert_eq!(steps.join(",").parse::<Schedule>(), Err("more than 1000 items".into()));
     }
 
     proptest! {
-        /// Parsing any text ends, and an accepted schedule is within its bounds and rises.
+        /// Any text is parsed or refused; an accepted schedule is within its bounds and rises.
         #[test]
         fn any_text_is_parsed_or_refused(text in "[0-9%:,. x-]{0,30}") {
             if let Ok(Schedule(steps)) = text.parse() {

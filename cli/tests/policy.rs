@@ -1,11 +1,11 @@
-//! `kvpool policy` as its users meet it: exit codes, the JSON, and the errors of bad input.
+//! `kvpool policy`, end to end: exit codes, the JSON, and the errors of bad input.
 
 mod common;
 
 use std::fs;
 use std::path::Path;
 
-use common::{keys, kvpool, kvpool_in, parse};
+use common::{json, keys, kvpool, kvpool_in, parse, published};
 
 /// A trace of 200 requests: 20 conversations that take turns.
 fn trace(folder: &Path) -> String {
@@ -43,7 +43,7 @@ fn json_is_a_list_of_rates() {
         let share = rate["capacity_share"].as_f64().unwrap();
         assert_eq!(rate["capacity_blocks"].as_f64().unwrap(), 200.0 * share);
         if share == 1.0 {
-            // All but the first sight of each of the 200 blocks, of 20 * 55.
+            // Of 20 * 55 blocks, all but the first use of each of the 200.
             assert_eq!(rate["hit_rate"].as_f64().unwrap(), 900.0 / 1100.0, "{rate}");
         }
     }
@@ -67,7 +67,7 @@ fn a_table_a_chart_and_a_picture() {
 }
 
 #[test]
-fn bad_usage_and_bad_input_say_what_is_wrong() {
+fn bad_usage_and_bad_input_are_errors() {
     let folder = tempfile::tempdir().unwrap();
     let path = trace(folder.path());
     fails("", "TRACE");
@@ -93,9 +93,9 @@ fn bad_usage_and_bad_input_say_what_is_wrong() {
     }
 }
 
-/// A trace in which no block comes twice gives every policy a rate of 0.
+/// A trace in which no block occurs twice gives every policy a rate of 0.
 #[test]
-fn a_trace_without_a_repetition_is_told() {
+fn a_trace_without_a_repetition_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let once = folder.path().join("once.jsonl");
     let line = "{\"timestamp\": 0, \"input_length\": 1024, \"output_length\": 1, \"hash_ids\": [1, 2]}\n";
@@ -105,7 +105,27 @@ fn a_trace_without_a_repetition_is_told() {
         let output = kvpool_in(folder.path(), &format!("policy trace.jsonl once.jsonl {option}"));
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{said}");
-        assert_eq!(said.matches("no block comes twice").count(), 1, "{said}");
+        assert_eq!(said.matches("no block occurs twice").count(), 1, "{said}");
         assert!(said.contains("once.jsonl: ") && !output.stdout.is_empty());
     }
+}
+
+/// At 5 %, where LRU is the best policy to compare with: the rates published for the others, and
+/// that foresight exceeds them.
+#[test]
+fn the_conversation_trace_has_the_documented_rates() {
+    let Some(path) = published("mooncake_conversation.jsonl") else { return };
+    let rates = json(&format!("policy {} --capacities 0.05 --json", path.display()));
+    let rate = |name: &str| {
+        let rate = rates.as_array().unwrap().iter().find(|rate| rate["policy"] == name).unwrap();
+        assert_eq!(rate["capacity_blocks"], 9140);
+        rate["hit_rate"].as_f64().unwrap()
+    };
+    for (name, measured) in [("lru", 0.196), ("s3-fifo", 0.187), ("sieve", 0.128), ("clairvoyant", 0.366)] {
+        assert!((rate(name) - measured).abs() < 0.0015, "{name}: {}", rate(name));
+    }
+    assert!(rate("foresight") > 0.22, "{}", rate("foresight"));
+    let table = kvpool(&format!("policy {} --capacities 0.05 --policies lru", path.display()));
+    let text = String::from_utf8(table.stdout).unwrap();
+    assert!(text.contains("12,031 requests, 288,500 blocks, 182,790 of them distinct"), "{text}");
 }

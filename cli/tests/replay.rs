@@ -1,4 +1,4 @@
-//! `kvpool replay` as its users meet it: exit codes, the JSON, and the errors of bad input.
+//! `kvpool replay`, end to end: exit codes, the JSON, and the errors of bad input.
 
 mod common;
 
@@ -7,8 +7,8 @@ use std::io::Write;
 use std::process::{Command, Stdio};
 
 use common::{json, keys, kvpool, kvpool_in, parse, published};
-use kvpool::prefix::policy::PolicyKind;
 use kvpool_cli::trace::{ReadOptions, Request, Trace};
+use kvpool_policies::PolicyName;
 use serde_json::Value;
 
 #[test]
@@ -57,25 +57,18 @@ fn a_sound_replay_adds_up() {
 }
 
 #[test]
-fn a_roomy_pool_refuses_nothing() {
-    let report = json("replay --requests 50 --blocks 200000 --json");
-    assert!(report["utilization"]["at_first_refusal"].is_null());
-    assert_eq!(report["preempted"], 0);
-}
-
-#[test]
-fn a_narrow_pool_is_full_and_sound() {
-    let report = json("replay --requests 200 --blocks 3000 --threads 2 --json");
-    assert!(report["preempted"].as_u64() > Some(0), "{report}");
-    assert!(report["utilization"]["at_first_refusal"].as_f64() > Some(0.5));
-    assert_eq!(report["utilization"]["peak"].as_f64().map(|peak| peak > 0.9), Some(true));
-}
-
-#[test]
-fn what_can_never_fit_is_rejected_and_no_failure() {
-    let report = json("replay --requests 200 --blocks 100 --json");
-    assert!(report["rejected"].as_u64() > Some(0));
-    assert_eq!(report["completed"].as_u64().unwrap() + report["rejected"].as_u64().unwrap(), 200);
+fn the_size_of_the_pool_decides_what_is_refused() {
+    let roomy = json("replay --requests 50 --blocks 200000 --json");
+    assert!(roomy["utilization"]["at_first_refusal"].is_null());
+    assert_eq!(roomy["preempted"], 0);
+    let narrow = json("replay --requests 200 --blocks 3000 --threads 2 --json");
+    assert!(narrow["preempted"].as_u64() > Some(0), "{narrow}");
+    assert!(narrow["utilization"]["at_first_refusal"].as_f64() > Some(0.5));
+    assert!(narrow["utilization"]["peak"].as_f64() > Some(0.9));
+    // A request larger than the pool is rejected, which is no failure.
+    let tiny = json("replay --requests 200 --blocks 100 --json");
+    assert!(tiny["rejected"].as_u64() > Some(0));
+    assert_eq!(tiny["completed"].as_u64().unwrap() + tiny["rejected"].as_u64().unwrap(), 200);
 }
 
 #[test]
@@ -91,14 +84,15 @@ fn other_layouts_and_block_sizes_hold_their_bytes() {
     }
 }
 
-/// Prompts of conversations begin with what was said before: most of it is found, and no byte of it is wrong.
+/// Prompts of conversations begin with the turns before: most blocks are found, and no byte is
+/// wrong.
 #[test]
 fn prefixes_are_reused_by_every_policy() {
     let run =
         |options: &str| json(&format!("replay --requests 400 --threads 2 --json --blocks 60000 {options}"));
     let off = run("--prefix-cache off");
     assert_eq!((&off["prefix"], &off["sound"]), (&Value::Null, &Value::Bool(true)));
-    for policy in PolicyKind::ALL {
+    for policy in PolicyName::ALL {
         let on = run(&format!("--prefix-cache on --policy {}", policy.name()));
         let prefix = &on["prefix"];
         assert_eq!((&on["sound"], &prefix["policy"]), (&Value::Bool(true), &policy.name().into()));
@@ -106,14 +100,15 @@ fn prefixes_are_reused_by_every_policy() {
         assert!(count("hit_blocks") > count("lookup_blocks") / 4, "{prefix}");
         let rate = count("hit_blocks") as f64 / count("lookup_blocks") as f64;
         assert_eq!(prefix["hit_rate"].as_f64(), Some(rate));
-        // What is found is not written.
+        // Tokens found in the cache are not written.
         let found = 16 * (count("hit_blocks") + count("resumed_hit_blocks"));
         let tokens = |report: &Value| report["tokens"].as_u64().unwrap();
         assert!(on["preempted"] != 0 || tokens(&on) + found == tokens(&off), "{on}");
     }
 }
 
-/// Preempted requests leave their blocks in the cache, others evict them, and the pool is resized.
+/// Preempted requests leave their blocks in the cache, other requests evict them, and the pool is
+/// resized.
 #[test]
 fn a_narrow_pool_evicts_and_finds_again() {
     let sizes = "20%:9000,45%:5000,70%:7000";
@@ -124,7 +119,7 @@ fn a_narrow_pool_evicts_and_finds_again() {
     assert!(count("evicted_blocks") > 0 && count("hit_blocks") > 0, "{report}");
 }
 
-/// A pool that is too small for comfort is compacted all the time, and every byte is found where it is looked for.
+/// A narrow pool is compacted all the time, and every byte is read back.
 #[test]
 fn compaction_moves_blocks_and_no_byte_is_lost() {
     let run = |options: &str| json(&format!("replay --requests 1000 --blocks 6000 --json {options}"));
@@ -154,15 +149,17 @@ fn a_pool_gets_other_sizes_while_it_is_used() {
             assert_eq!(step["to"], to);
             assert!(step["at_request"].as_u64() >= Some(from_request), "{step}");
             let outcome = step["outcome"].as_str().unwrap();
-            // Growing is done at once; what is in use may be in the way of shrinking until the next step is due.
+            // Growing succeeds at once; blocks in use may prevent shrinking until the next step is
+            // due.
             assert!(outcome == "done" || to == 5000 && outcome.starts_with("blocked: "), "{step}");
         }
     }
 }
 
-/// More is in use than the pool is to have until the last request is done: tried again, and no failure.
+/// Until the last request has ended, more blocks are in use than asked for: the step is retried,
+/// and does not fail.
 #[test]
-fn what_is_blocked_to_the_end_is_done_then() {
+fn a_step_blocked_to_the_end_succeeds_then() {
     let report = json("replay --requests 300 --resize-at 5%:1 --json");
     let step = &report["resize"][0];
     assert_eq!((&step["outcome"], &step["to"]), (&"done".into(), &1.into()), "{report}");
@@ -175,7 +172,7 @@ fn what_is_blocked_to_the_end_is_done_then() {
 
 /// A run that completes no request fails in every form of output, and leaves no picture.
 #[test]
-fn what_completes_nothing_fails() {
+fn a_run_that_completes_nothing_fails() {
     let reason = "nothing was replayed: every request was rejected (100), the smallest needs 31 blocks";
     for option in ["", "--no-verify"] {
         let run = |option: &str| kvpool(&format!("replay --requests 100 --blocks 5 {option}"));
@@ -207,14 +204,6 @@ fn columns_are_named() {
     let columns = "--columns arrival=at,input=in,output=out";
     let report = json(&format!("replay {} {columns} --json", path.display()));
     assert_eq!((&report["tokens"], &report["trace_s"]), (&88.into(), &1.5.into()));
-}
-
-#[test]
-fn hash_ids_are_of_no_use_without_prefixes() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("bare.jsonl");
-    fs::write(&path, "{\"timestamp\": 0, \"input_length\": 40, \"output_length\": 10}\n").unwrap();
-    assert_eq!(json(&format!("replay {} --json", path.display()))["tokens"], 50);
 }
 
 #[test]
@@ -262,14 +251,6 @@ fn a_map_is_drawn() {
 }
 
 #[test]
-fn unverified_replays_say_so() {
-    let report = json("replay --requests 50 --no-verify --json");
-    assert_eq!(report["tokens_verified"], 0);
-    let output = kvpool("replay --requests 50 --no-verify");
-    assert!(String::from_utf8_lossy(&output.stdout).contains("not verified"));
-}
-
-#[test]
 fn the_table_is_for_people_and_the_bar_for_terminals() {
     let output = kvpool("replay --requests 100 --policy lru");
     assert_eq!(output.status.code(), Some(0));
@@ -280,6 +261,8 @@ fn the_table_is_for_people_and_the_bar_for_terminals() {
     }
     assert!(!text.contains('\u{1b}'), "colours, although this is no terminal");
     assert!(output.stderr.is_empty(), "a bar, although this is no terminal");
+    let unverified = kvpool("replay --requests 50 --no-verify");
+    assert!(String::from_utf8_lossy(&unverified.stdout).contains("not verified"));
 }
 
 #[test]
@@ -293,7 +276,7 @@ fn traces_are_read_from_files_and_from_the_standard_input() {
     let report = parse(&output);
     assert_eq!((&report["requests"], &report["tokens"]), (&2.into(), &88.into()));
     assert_eq!(report["trace"], "trace.csv");
-    assert!(String::from_utf8_lossy(&output.stderr).contains("1 lines stood after a later one"));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("1 lines are out of order"));
 
     let mut child = Command::new(env!("CARGO_BIN_EXE_kvpool"))
         .args(["replay", "-", "--format", "azure", "--json"])
@@ -323,7 +306,7 @@ fn bad_usage_and_bad_input_are_told_apart_from_failures() {
     ] {
         fs::write(directory.path().join(name), bytes).unwrap();
     }
-    // A command line, and what the error says.
+    // A command line, and a part of its error.
     let cases = "
         replay cut.jsonl => cut.jsonl:2: EOF while parsing
         replay negative.csv => negative.csv:2: ContextTokens is -1
@@ -343,15 +326,22 @@ fn bad_usage_and_bad_input_are_told_apart_from_failures() {
         replay --layout none-such => none-such
         replay --blocks 0 => '--blocks <N>': not a whole number from 1 to 134217727
         replay --blocks -5 => '--blocks <N>': not a whole number from 1 to 134217727
+        replay --blocks 134217728 => '--blocks <N>': not a whole number from 1 to 134217727
         replay --blocks 1e3 => '--blocks <N>': not a whole number from 1 to 134217727
         replay --blocks 99999999999999999999 => not a whole number from 1 to 134217727
         replay --blocks --json => a value is required for '--blocks <N>'
+        replay --block-tokens 0 => '--block-tokens <N>': not a whole number from 1 to 4096
         replay --block-tokens -1 => '--block-tokens <N>': not a whole number from 1 to 4096
+        replay --threads 0 => '--threads <N>': not a whole number from 1 to 1024
         replay --threads 70000 => '--threads <N>': not a whole number from 1 to 1024
+        replay --requests 10000001 => '--requests <N>': not a whole number from 1 to 10000000
         replay --requests 0 => '--requests <N>': not a whole number from 1 to 10000000
         replay --seed -1 => '--seed <N>': not a whole number from 0 to 18446744073709551615
+        replay --defrag-interval-ms 0 => not a whole number from 1 to 3600000
         replay --defrag-interval-ms -1 => not a whole number from 1 to 3600000
         replay --defrag-threshold -0.1 => -0.1 is not from 0 to 1
+        replay --defrag-threshold nan => NaN is not from 0 to 1
+        replay --defrag-threshold 10% => not a number from 0 to 1
         replay --defrag-threshold 2 => 2 is not from 0 to 1
         replay --resize-at -3%:5 => item 1, \"-3%:5\": not written as 60%:80000
         replay --resize-at 30%:5,x => item 2, \"x\": not written as 60%:80000
@@ -359,9 +349,13 @@ fn bad_usage_and_bad_input_are_told_apart_from_failures() {
         replay --layout llama-3.1-405b --blocks 100000000 => does not fit
         replay --nonsense => --nonsense
         replay --prefix-cache perhaps => [possible values: on, off]
-        replay --policy mru => unknown eviction policy \"mru\"; expected one of lru
-        replay --prefix-cache off --policy lru => --policy lru says how
-        map --prefix-cache off --policy lru => --policy lru says how
+        replay --format xml => [possible values: auto, mooncake, azure]
+        replay --device cuda:x => neither host nor cuda:N
+        replay --policy LRU => no eviction policy is called \"LRU\"
+        replay --policy mru => no eviction policy is called \"mru\"; there are lru
+        replay --prefix-cache off --policy lru => --policy lru has no effect with --prefix-cache off
+        map --prefix-cache off --policy lru => --policy lru has no effect with --prefix-cache off
+        map --at 100% => not more than 0%
         map --at -3% => \"-3%\" is not more than 0%
         map --at 0% => not more than 0%
         map --requests 50 --output /nowhere/at/all.svg => cannot write /nowhere/at/all.svg
@@ -372,13 +366,13 @@ fn bad_usage_and_bad_input_are_told_apart_from_failures() {
         let output = kvpool_in(directory.path(), arguments);
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{arguments}: {said}");
-        assert!(said.contains(complaint), "{arguments} says {said}");
-        assert!(!said.contains('\u{1b}'), "{arguments} says {said:?}");
+        assert!(said.contains(complaint), "{arguments}: {said}");
+        assert!(!said.contains('\u{1b}'), "{arguments}: {said:?}");
         assert!(output.stdout.is_empty(), "{arguments}");
     }
 }
 
-/// With nowhere to complain to, the exit code still tells.
+/// Without a place for the message, the exit code still tells.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_full_standard_error_is_no_panic() {
@@ -397,28 +391,21 @@ fn a_full_standard_error_is_no_panic() {
 }
 
 #[test]
-fn published_traces_are_read_whole() {
+fn published_traces_are_read_whole_and_their_beginning_replayed() {
     for (name, requests, input, output) in [
         ("mooncake_conversation.jsonl", 12_031, 144_793_823, 4_122_048),
         ("azure2023_code.csv", 8_819, 18_059_974, 245_896),
     ] {
         let Some(path) = published(name) else { continue };
         let trace = Trace::load(&path, &ReadOptions::default()).unwrap();
-        let sum = |of: fn(&Request) -> u32| {
-            trace.requests.iter().map(|request| u64::from(of(request))).sum::<u64>()
-        };
+        let sum =
+            |of: fn(&Request) -> u32| trace.requests.iter().map(|each| u64::from(of(each))).sum::<u64>();
         assert_eq!((trace.requests.len(), trace.out_of_order), (requests, 0), "{name}");
         assert_eq!(
-            (sum(|request| request.input_tokens), sum(|request| request.output_tokens)),
-            (input, output)
+            (sum(|each| each.input_tokens), sum(|each| each.output_tokens)),
+            (input, output),
+            "{name}"
         );
-    }
-}
-
-#[test]
-fn the_beginning_of_published_traces_is_replayed() {
-    for name in ["mooncake_conversation.jsonl", "azure2023_code.csv"] {
-        let Some(path) = published(name) else { continue };
         let report = json(&format!("replay {} --requests 150 --threads 2 --json", path.display()));
         assert_eq!((&report["completed"], &report["sound"]), (&150.into(), &Value::Bool(true)), "{name}");
     }

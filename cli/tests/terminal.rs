@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use serde_json::Value;
 
-/// The most time that any step takes.
+/// The longest time of any step.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn kvpool(arguments: &[&str]) -> Command {
@@ -21,7 +21,7 @@ fn kvpool(arguments: &[&str]) -> Command {
     command
 }
 
-/// Runs a command on a terminal and returns all that it writes there.
+/// Runs a command on a terminal and returns its output.
 fn on_a_terminal(command: &mut Command) -> String {
     let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
     grantpt(&master).unwrap();
@@ -29,7 +29,7 @@ fn on_a_terminal(command: &mut Command) -> String {
     let name = ptsname(&master, Vec::new()).unwrap().into_string().unwrap();
     let terminal = || OpenOptions::new().read(true).write(true).open(&name).unwrap();
     let mut child = command.stdin(terminal()).stdout(terminal()).stderr(terminal()).spawn().unwrap();
-    // The command holds the terminal too: until it is dropped the reader would wait for its end.
+    // The command holds the terminal too; the reader would wait until it is dropped.
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let mut written = Vec::new();
     // Reading ends in an error when the last writer is gone.
@@ -56,9 +56,9 @@ fn no_color_means_no_escape_sequences() {
         let styled = on_a_terminal(&mut kvpool(arguments));
         assert_eq!(styled.contains('\u{1b}'), arguments != ["info"], "{arguments:?} writes {styled:?}");
     }
-    // The bar as well, which is not on the standard output.
+    // Also the bar, which is on the standard error.
     let unset = on_a_terminal(kvpool(&["replay", "--requests", "50"]).env("NO_COLOR", ""));
-    assert!(unset.contains('\u{1b}'), "set to nothing is not set");
+    assert!(unset.contains('\u{1b}'), "an empty value counts as not set");
 }
 
 fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
@@ -87,7 +87,7 @@ fn wait_until_it_catches_interrupts(child: &Child) {
 }
 
 #[test]
-fn an_interrupted_replay_reports_what_it_did() {
+fn an_interrupted_replay_prints_its_report() {
     for (options, is_json) in [(&["--json", "--policy", "lru"][..], true), (&["--resize-at", "50%:1"], false)]
     {
         let arguments = [&["replay", "--requests", "300000"][..], options].concat();
@@ -103,7 +103,7 @@ fn an_interrupted_replay_reports_what_it_did() {
             let report: Value = serde_json::from_str(&text).expect("one JSON object and nothing else");
             let completed = report["completed"].as_u64().unwrap();
             assert!(completed < 300_000 && report["interrupted"] == true, "{report}");
-            // Nothing was lost, and every block has been given back.
+            // Nothing was lost, and every block was freed.
             assert_eq!((&report["sound"], &report["audit"]), (&Value::Bool(completed > 0), &"ok".into()));
             assert_eq!(
                 (&report["blocks_allocated"], &report["blocks_leaked"]),
@@ -115,18 +115,18 @@ fn an_interrupted_replay_reports_what_it_did() {
     }
 }
 
-/// The first has no effect once the report is being written.
+/// The first interrupt has no effect once the report is being written.
 #[test]
 fn a_second_interrupt_ends_the_program() {
     let steps: Vec<String> = (1..=1000).map(|step| format!("{}%:20000", f64::from(step) / 20.0)).collect();
     let schedule = steps.join(",");
     let arguments = ["replay", "--requests", "50", "--blocks", "20000", "--json", "--resize-at", &schedule];
     let mut child = kvpool(&arguments).stdout(Stdio::piped()).spawn().unwrap();
-    // The report is longer than a pipe holds: with its first byte there, the program waits for a
+    // The report exceeds the buffer of a pipe: after its first byte, the program waits for a
     // reader.
     child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
     let mut interrupts = 0;
-    wait_until("it goes on after the second interrupt", || {
+    wait_until("it continues after the second interrupt", || {
         if child.try_wait().unwrap().is_none() {
             interrupt(&child);
             interrupts += 1;
@@ -144,7 +144,7 @@ fn a_map_that_is_stopped_leaves_nothing() {
     let arguments = ["map", "--requests", "300000", "--output", path.to_str().unwrap()];
     let mut child = kvpool(&arguments).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     wait_until("it does not begin", || status(&child, "Threads:").parse::<u32>().is_ok_and(|n| n > 2));
-    // Not an interrupt: a shell's background job ignores that, and a map does not catch it.
+    // Not an interrupt: background jobs of a shell ignore it, and a map does not catch it.
     kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
     assert_eq!(child.wait().unwrap().signal(), Some(Signal::TERM.as_raw()));
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);

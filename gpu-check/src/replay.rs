@@ -45,7 +45,7 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
     );
     section.check(
         "compaction had work to do",
-        compacted.is_some_and(|totals| totals.errors.is_empty() && (options.threads == 0 || totals.runs > 0)),
+        compacted.is_some_and(|totals| totals.failed == 0 && (options.threads == 0 || totals.runs > 0)),
         format!("{compacted:?}"),
     );
     Ok(())

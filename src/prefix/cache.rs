@@ -122,7 +122,7 @@ impl PrefixCache {
         block_tokens: usize,
         config: PrefixConfig,
     ) -> Result<Self, PrefixError> {
-        let CacheParts { policy, queues, hasher, now, events } = config.parts(rows_max, block_tokens)?;
+        let CacheParts { policy, queues, hasher, now, events } = config.parts(block_tokens)?;
         Ok(Self {
             hasher,
             rows: Rows::new(rows),

@@ -89,10 +89,10 @@ impl PrefixConfig {
         self
     }
 
-    /// Builds the components of a cache for a pool that may grow to `blocks_max` blocks.
-    pub(super) fn parts(self, blocks_max: usize, block_tokens: usize) -> Result<CacheParts, PrefixError> {
+    /// Builds the components of a cache with blocks of `block_tokens` tokens.
+    pub(super) fn parts(self, block_tokens: usize) -> Result<CacheParts, PrefixError> {
         let policy = match self.policy {
-            Chosen::Kind(kind) => kind.build(blocks_max),
+            Chosen::Kind(kind) => kind.build(),
             Chosen::Given(policy) => policy,
         };
         let queues = policy.queues();

@@ -35,7 +35,6 @@
 //! from the first nonempty queue, and the observation is dropped. A queue number out of range means
 //! the last queue.
 
-mod foresight;
 mod lru;
 mod priority;
 
@@ -47,7 +46,6 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
-pub use foresight::Foresight;
 pub use lru::Lru;
 pub use priority::PriorityLru;
 
@@ -191,7 +189,8 @@ pub(super) fn asked<R>(answer: impl FnOnce() -> R) -> Option<R> {
     catch_unwind(AssertUnwindSafe(answer)).ok()
 }
 
-/// The built-in policies, by name.
+/// The policies of this crate, by name. Another crate can provide others, for
+/// [`PrefixConfig::policy_of`](super::PrefixConfig::policy_of).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum PolicyKind {
@@ -200,8 +199,6 @@ pub enum PolicyKind {
     Lru,
     /// [`PriorityLru`].
     Priority,
-    /// [`Foresight`].
-    Foresight,
 }
 
 /// No policy has this name.
@@ -214,23 +211,21 @@ pub struct UnknownPolicy {
 
 impl PolicyKind {
     /// All built-in policies.
-    pub const ALL: [Self; 3] = [Self::Lru, Self::Priority, Self::Foresight];
+    pub const ALL: [Self; 2] = [Self::Lru, Self::Priority];
 
     /// Returns its name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Lru => lru::NAME,
             Self::Priority => priority::NAME,
-            Self::Foresight => foresight::NAME,
         }
     }
 
-    /// Creates an untrained instance for a pool of at most `blocks_max` blocks.
-    pub fn build(self, blocks_max: usize) -> Arc<dyn Policy> {
+    /// Creates an untrained instance.
+    pub fn build(self) -> Arc<dyn Policy> {
         match self {
             Self::Lru => Arc::new(Lru),
             Self::Priority => Arc::new(PriorityLru),
-            Self::Foresight => Arc::new(Foresight::new(blocks_max)),
         }
     }
 

@@ -3,24 +3,26 @@
 use std::collections::HashSet;
 
 use fastrand::Rng;
-use kvpool::prefix::policy::{CachePriority, Millis, PolicyKind};
+use kvpool::prefix::policy::{CachePriority, Millis};
 use kvpool::prefix::{BlockHash, Chain, HashKey, Hashing, PrefixCache, PrefixConfig, PrefixKeys};
 use kvpool::{AllocError, SequenceError, SequenceId};
+
+use kvpool_policies::PolicyName;
 
 use crate::device::BLOCK_TOKENS;
 use crate::sequences::{Written, some_priority};
 use crate::world::World;
 
-/// A cache whose every answer goes by the seed.
-pub fn some_config(rng: &mut Rng) -> PrefixConfig {
+/// Returns a cache drawn from the seed, for a pool of at most `blocks_max` blocks.
+pub fn some_config(rng: &mut Rng, blocks_max: usize) -> PrefixConfig {
     let hashing = match rng.u8(..4) {
         0 => Hashing::Weak { mask: rng.u64(..16) },
         1 => Hashing::Keyed,
         _ => Hashing::Fast,
     };
-    let policy = PolicyKind::ALL[rng.usize(..PolicyKind::ALL.len())];
+    let policy = PolicyName::ALL[rng.usize(..PolicyName::ALL.len())];
     let config = PrefixConfig::new().key(HashKey::from_bytes([3; 32])).clock(|| Millis(1000));
-    config.hashing(hashing).policy(policy)
+    config.hashing(hashing).policy_of(policy.build(blocks_max))
 }
 
 /// What prompts begin with: half of them with one another.

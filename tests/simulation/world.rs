@@ -193,7 +193,7 @@ impl World {
         }
         let caches = rng.u8(..4);
         if caches > 0 {
-            builder = builder.prefix_cache(prefix::some_config(&mut rng));
+            builder = builder.prefix_cache(prefix::some_config(&mut rng, blocks_max + 1));
         }
         let pool = builder.build().unwrap();
         let device = Device::new(pool.blocks().total_frames(), blocks_max + 1);

@@ -3,8 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
-use kvpool::prefix::policy::PolicyKind;
 use kvpool::{DeviceId, LayoutError};
+use kvpool_policies::PolicyName;
 use thiserror::Error;
 
 use crate::trace::TraceError;
@@ -19,18 +19,18 @@ pub enum CommandError {
     Layout { name: String, reason: LayoutError },
     #[error("--device {device}: {reason}")]
     Device { device: DeviceId, reason: String },
-    #[error("--policy {0} says how cached blocks are evicted, and --prefix-cache off that none are cached")]
-    PolicyWithoutCache(PolicyKind),
-    #[error("--columns names the columns of a CSV trace, and --format mooncake is JSON lines")]
+    #[error("--policy {0} has no effect with --prefix-cache off")]
+    PolicyWithoutCache(PolicyName),
+    #[error("--columns is for CSV traces, and --format mooncake is JSON lines")]
     ColumnsOfJson,
     #[error(
-        "a pool of {blocks} blocks of {block_bytes} bytes (metadata included) does not fit into the {free} bytes that are free (--blocks, --layout)"
+        "a pool of {blocks} blocks of {block_bytes} bytes (metadata included) does not fit into the {free} free bytes (--blocks, --layout)"
     )]
     TooLarge { blocks: usize, block_bytes: usize, free: u64 },
     #[error("cannot build a pool of {blocks} blocks: {reason}")]
     Pool { blocks: usize, reason: String },
     #[error(
-        "{0}: no request has hash_ids, so that nothing says which prompts begin alike (Mooncake traces do)"
+        "{0}: no request has hash_ids, which identify common prefixes of prompts (Mooncake traces have them)"
     )]
     NoHashIds(String),
     #[error("nothing was drawn: {0}")]

@@ -20,7 +20,7 @@ pub fn catch() {
     }
 }
 
-/// Whether there was an interrupt since.
+/// Returns whether an interrupt was caught.
 pub fn is_interrupted() -> bool {
     IS_INTERRUPTED.load(Relaxed)
 }

@@ -9,7 +9,7 @@ use kvpool::compact::{DefragReport, Snapshot};
 use super::CommandError;
 use super::workload::{Workload, progress_bar, show};
 use crate::args::MapArgs;
-use crate::map::{Panel, Picture, draw};
+use crate::map::{Picture, draw};
 use crate::output::{Destination, complain, print, printable};
 use crate::replay::{self, Options, Outcome, ReplayPool};
 use crate::{EXIT_OK, EXIT_UNSOUND};
@@ -57,18 +57,16 @@ pub fn map(args: &MapArgs) -> Result<u8, CommandError> {
 
 impl Look {
     fn take(pool: &ReplayPool, settled: u64) -> Result<Self, String> {
-        // Thread caches are emptied first, so that the difference is what was moved.
-        pool.pool().trim();
+        // Thread caches are emptied first, so that the panels differ only by the moves.
+        pool.trim();
         let before = pool.snapshot();
-        let report = pool.defragment()?;
+        let report = pool.wait(pool.defragment()).map_err(|error| error.to_string())?;
         Ok(Self { settled, before, report, after: pool.snapshot() })
     }
 
-    fn picture(&self, args: &MapArgs, workload: &Workload) -> Picture {
+    fn picture(&self, args: &MapArgs, workload: &Workload) -> Picture<'_> {
         let (report, trace) = (&self.report, &workload.trace);
         let run = self.before.order().frames();
-        let panel =
-            |title: &str, snapshot: &Snapshot| Panel { title: title.to_owned(), snapshot: snapshot.clone() };
         let threads = match workload.threads {
             1 => "1 thread".to_owned(),
             threads => format!("{threads} threads"),
@@ -94,7 +92,7 @@ impl Look {
         Picture {
             title: trace.name.clone(),
             notes: vec![replayed, did],
-            panels: vec![panel("Before", &self.before), panel("After", &self.after)],
+            panels: vec![("Before", &self.before), ("After", &self.after)],
         }
     }
 }

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::thread;
 
 use indicatif::{HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
-use kvpool::prefix::policy::PolicyKind;
 use kvpool::storage::{Dtype, KvLayout};
+use kvpool_policies::PolicyName;
 
 use super::CommandError;
 use crate::args::WorkloadArgs;
@@ -15,11 +15,11 @@ use crate::replay::{self, Progress, ReplayPool, Shape};
 use crate::trace::{HashIds, Trace};
 use crate::workload::Conversations;
 
-/// The layout for replays: as few bytes per token as tell all tokens apart, so that a replay measures the
-/// pool and not the memory.
+/// The default layout of replays, with as few bytes per token as distinguish all tokens, so that a
+/// replay measures the pool and not the memory.
 const PROBE: &str = "probe";
 
-/// Generated requests by default.
+/// The default number of generated requests.
 const REQUESTS_DEFAULT: usize = 30_000;
 
 /// A trace, and the size of a pool for it.
@@ -28,14 +28,14 @@ pub struct Workload {
     pub shape: Shape,
     pub blocks: usize,
     pub threads: usize,
-    /// The policy of the prefix cache, if there is to be one.
-    pub policy: Option<PolicyKind>,
+    /// The policy of the prefix cache, if there is one.
+    pub policy: Option<PolicyName>,
     layout: KvLayout,
     backend: Backend,
 }
 
 impl Workload {
-    /// What the arguments say.
+    /// Loads the trace and sizes the pool.
     pub fn new(args: &WorkloadArgs) -> Result<Self, CommandError> {
         let policy = args.prefix.policy()?;
         let device = args.device;
@@ -51,7 +51,7 @@ impl Workload {
         Ok(Self { trace, shape, blocks, threads, policy, layout, backend })
     }
 
-    /// A pool that can grow to `blocks_max`.
+    /// Builds a pool that can grow to `blocks_max`.
     pub fn pool(&self, blocks_max: usize) -> Result<ReplayPool, CommandError> {
         let (blocks, blocks_max) = (self.blocks, blocks_max.max(self.blocks));
         check_memory(&self.backend, &self.layout, blocks_max)?;
@@ -79,16 +79,13 @@ pub fn trace(args: &WorkloadArgs) -> Result<Trace, CommandError> {
             let trace = Trace::load(path, &options)?;
             if options.hash_ids == HashIds::Required && trace.has_no_hash_ids() {
                 complain(format_args!(
-                    "{}: no request has hash_ids, so that no two prompts begin alike",
+                    "{}: no request has hash_ids, so no two prompts have a common prefix",
                     trace.name
                 ));
             }
             if trace.out_of_order > 0 {
                 let lines = HumanCount(trace.out_of_order as u64);
-                complain(format_args!(
-                    "{}: {lines} lines stood after a later one, and were sorted",
-                    trace.name
-                ));
+                complain(format_args!("{}: {lines} lines are out of order, and were sorted", trace.name));
             }
             let name = PathBuf::from(&trace.name);
             let name =
@@ -98,12 +95,12 @@ pub fn trace(args: &WorkloadArgs) -> Result<Trace, CommandError> {
     }
 }
 
-/// Bytes of metadata per block: its row in the pool's table, which is rounded up to a power of two of
-/// rows, its bits, and its place in the request for all blocks at the end.
+/// Bytes of metadata per block: its row in the pool's table, which is rounded up to a power of two
+/// of rows, its bits, and its place in the request for all blocks at the end.
 const METADATA_BYTES: usize = 2 * 28 + 1 + 4;
 
-/// Checks that a pool fits into memory. The system commits pages as they are written, so a pool that is
-/// too large would fail midway.
+/// Checks that a pool fits into memory. The system commits pages as they are written, so a pool
+/// that is too large would fail midway.
 fn check_memory(backend: &Backend, layout: &KvLayout, blocks: usize) -> Result<(), CommandError> {
     let block_bytes = layout.bytes_per_block().saturating_add(METADATA_BYTES);
     match backend.free_bytes() {
@@ -114,7 +111,7 @@ fn check_memory(backend: &Backend, layout: &KvLayout, blocks: usize) -> Result<(
     }
 }
 
-/// A bar on the standard error, if that is a terminal that may be sent escape sequences.
+/// Creates a bar on the standard error, shown only on a terminal with escape sequences enabled.
 pub fn progress_bar(requests: u64) -> ProgressBar {
     let target = if is_plain() { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
     let bar = ProgressBar::with_draw_target(Some(requests), target);

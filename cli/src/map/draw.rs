@@ -5,9 +5,9 @@ use kvpool::compact::{FrameKind, Snapshot};
 use svg::Document;
 use svg::node::element::{Group, Path, Rectangle, Text, Title};
 
+use super::Picture;
 use super::grid::{Grid, WIDTH};
 use super::palette::{self, Colour};
-use super::{Panel, Picture};
 
 const MARGIN: usize = 20;
 const GAP: usize = 24;
@@ -18,16 +18,16 @@ const FAINT: Colour = Colour(0x5b, 0x67, 0x74);
 const RULE: Colour = Colour(0xc9, 0xd1, 0xd9);
 const FONT: &str = "system-ui, 'Segoe UI', Helvetica, Arial, 'DejaVu Sans', sans-serif";
 
-/// Heights of what stands above and below a panel's frames, in pixels.
+/// Heights of the parts above and below the frames of a panel, in pixels.
 const NOTE: usize = 22;
 const LEGEND: usize = 44;
 const TILES: usize = 98;
 const BARS: usize = 186;
 const BAR_MAX: f64 = 84.0;
 
-/// The picture as an SVG document.
-pub fn draw(picture: &Picture) -> String {
-    let frames = picture.panels.iter().map(|panel| panel.snapshot.frames().len()).max().unwrap_or(0);
+/// Renders the picture as an SVG document.
+pub fn draw(picture: &Picture<'_>) -> String {
+    let frames = picture.panels.iter().map(|(_, snapshot)| snapshot.frames().len()).max().unwrap_or(0);
     let grid = Grid::new(frames);
     let panels = picture.panels.len().max(1);
     let width = 2 * MARGIN + panels * WIDTH + (panels - 1) * GAP;
@@ -49,21 +49,19 @@ pub fn draw(picture: &Picture) -> String {
         document = document.add(faint(text(MARGIN, notes_y + 14 + index * NOTE, 15, note)));
     }
     document = document.add(legend(picture, legend_y));
-    let shares: Vec<Vec<f64>> = picture.panels.iter().map(|panel| shares(&panel.snapshot)).collect();
+    let shares: Vec<Vec<f64>> = picture.panels.iter().map(|(_, snapshot)| shares(snapshot)).collect();
     let share_max = shares.iter().flatten().copied().fold(0.0, f64::max);
-    for (index, (panel, shares)) in picture.panels.iter().zip(&shares).enumerate() {
+    for (index, (&(title, snapshot), shares)) in picture.panels.iter().zip(&shares).enumerate() {
         let x = MARGIN + index * (WIDTH + GAP);
-        document = document.add(
-            self::panel(panel, grid, shares, share_max)
-                .set("transform", format!("translate({x} {panels_y})")),
-        );
+        let panel = panel(title, snapshot, grid, shares, share_max);
+        document = document.add(panel.set("transform", format!("translate({x} {panels_y})")));
     }
     document.to_string()
 }
 
-fn panel(panel: &Panel, grid: Grid, shares: &[f64], share_max: f64) -> Group {
-    let strips = grid.strips(&palette::colours(&panel.snapshot));
-    // Rows that are high enough have a line between them, a pixel below each.
+fn panel(title: &str, snapshot: &Snapshot, grid: Grid, shares: &[f64], share_max: f64) -> Group {
+    let strips = grid.strips(&palette::colours(snapshot));
+    // High rows are separated by a line of one pixel below each.
     let row = grid.row_height();
     let line = usize::from(row >= 5);
     let top = TILES as f64 - line as f64 / 2.0;
@@ -76,13 +74,13 @@ fn panel(panel: &Panel, grid: Grid, shares: &[f64], share_max: f64) -> Group {
         cells = cells.add(Path::new().set("stroke", colour.to_string()).set("d", path));
     }
     Group::new()
-        .add(text(0, 18, 19, &panel.title).set("font-weight", 700))
-        .add(tiles(&panel.snapshot))
+        .add(text(0, 18, 19, title).set("font-weight", 700))
+        .add(tiles(snapshot))
         .add(cells)
         .add(outline(0, TILES, WIDTH, grid.height()))
         .add(faint(text(0, TILES + grid.height() + 18, 13, &layout(grid))))
         .add(
-            bars(shares, panel.snapshot.order().0, share_max)
+            bars(shares, snapshot.order().0, share_max)
                 .set("transform", format!("translate(0 {})", TILES + grid.height())),
         )
 }
@@ -104,7 +102,7 @@ fn tiles(snapshot: &Snapshot) -> Group {
     let mut group = Group::new();
     for (index, (figure, caption)) in all.iter().enumerate() {
         let x = index * width;
-        // The first is what the picture is about.
+        // The first figure is the subject of the picture.
         let colour = if index == 0 && fragmentation >= 0.1 { palette::CRUMB } else { INK };
         group = group
             .add(text(x, 54, 25, figure).set("font-weight", 600).set("fill", colour.to_string()))
@@ -118,10 +116,10 @@ fn free(snapshot: &Snapshot) -> usize {
     snapshot.count(FrameKind::Free) + snapshot.count(FrameKind::Away)
 }
 
-/// Returns the shares of the free frames by the order of the aligned run that they are in, when every
-/// free run is cut into as few as possible.
+/// Returns the shares of the free frames by the order of the aligned run that they are in, when
+/// every free run is cut into as few as possible.
 pub(super) fn shares(snapshot: &Snapshot) -> Vec<f64> {
-    /// Orders that are always shown, so that panels compare.
+    /// Orders that are always shown, so that panels are comparable.
     const ORDERS: usize = 14;
     let (mut frames, mut at) = (vec![0usize; ORDERS], 0);
     for piece in snapshot.frames().chunk_by(|a, b| a.kind() == b.kind()) {
@@ -142,38 +140,32 @@ fn bars(shares: &[f64], order: u8, share_max: f64) -> Group {
     let orders = shares.len();
     let width = WIDTH as f64 / orders as f64;
     let base = 64.0 + BAR_MAX;
+    let number = |value: f64| format!("{value:.1}");
     let mut group = Group::new();
     for (index, &share) in shares.iter().enumerate() {
         let height = if share_max > 0.0 { share / share_max * BAR_MAX } else { 0.0 };
         let x = width * index as f64;
-        let is_crumb = index < usize::from(order);
-        let fill = if is_crumb { palette::CRUMB } else { palette::RUN };
-        let edge = if is_crumb { palette::CRUMB } else { Colour(0x7f, 0xbf, 0x98) };
-        let middle = format!("{:.1}", x + width / 2.0);
+        let (fill, edge) = if index < usize::from(order) {
+            (palette::CRUMB, palette::CRUMB)
+        } else {
+            (palette::RUN, Colour(0x7f, 0xbf, 0x98))
+        };
+        let caption = |y: String, content: &str| {
+            let text = faint(text(0, 0, 11, content)).set("x", number(x + width / 2.0));
+            text.set("y", y).set("text-anchor", "middle")
+        };
         if share > 0.0 {
-            group = group
-                .add(
-                    Rectangle::new()
-                        .set("x", format!("{:.1}", x + 4.0))
-                        .set("y", format!("{:.1}", base - height))
-                        .set("width", format!("{:.1}", width - 8.0))
-                        .set("height", format!("{:.1}", height.max(1.0)))
-                        .set("fill", fill.to_string())
-                        .set("stroke", edge.to_string()),
-                )
-                .add(
-                    faint(text(0, 0, 11, &format!("{:.1} %", 100.0 * share)))
-                        .set("x", middle.clone())
-                        .set("y", format!("{:.1}", base - height - 4.0))
-                        .set("text-anchor", "middle"),
-                );
+            let bar = Rectangle::new()
+                .set("x", number(x + 4.0))
+                .set("y", number(base - height))
+                .set("width", number(width - 8.0))
+                .set("height", number(height.max(1.0)))
+                .set("fill", fill.to_string())
+                .set("stroke", edge.to_string());
+            let percent = format!("{:.1} %", 100.0 * share);
+            group = group.add(bar).add(caption(number(base - height - 4.0), &percent));
         }
-        group = group.add(
-            faint(text(0, 0, 11, &count(1 << index)))
-                .set("x", middle)
-                .set("y", base + 15.0)
-                .set("text-anchor", "middle"),
-        );
+        group = group.add(caption((base + 15.0).to_string(), &count(1 << index)));
     }
     let caption = "Free frames, by the length of the aligned free run that they are in.";
     group
@@ -187,9 +179,10 @@ fn bars(shares: &[f64], order: u8, share_max: f64) -> Group {
 }
 
 /// Draws the legend of the colours.
-fn legend(picture: &Picture, y: usize) -> Group {
-    let run = picture.panels.first().map_or(1, |panel| panel.snapshot.order().frames());
-    let colours: Vec<_> = picture.panels.iter().flat_map(|panel| palette::colours(&panel.snapshot)).collect();
+fn legend(picture: &Picture<'_>, y: usize) -> Group {
+    let run = picture.panels.first().map_or(1, |(_, snapshot)| snapshot.order().frames());
+    let colours: Vec<_> =
+        picture.panels.iter().flat_map(|(_, snapshot)| palette::colours(snapshot)).collect();
     let entries: [(&[Colour], String); 6] = [
         (&[palette::RUN], format!("free, in a whole run of {run}")),
         (&[palette::CRUMB], "free, a crumb".to_owned()),
@@ -216,7 +209,7 @@ fn legend(picture: &Picture, y: usize) -> Group {
             14,
             caption,
         ));
-        // About the width of the caption: no font is at hand to ask.
+        // The approximate width of the caption, without access to a font.
         x += 7 + caption.len() * 15 / 2 + 24;
     }
     group

@@ -1,8 +1,8 @@
 //! Frames to cells, cells to strips of equal colour.
 //!
-//! A panel has the same width for every pool. A small pool has few columns of wide cells, a large one many
-//! of narrow ones, and beyond that several frames share a cell. So a picture is about as high as a screen
-//! at most, and a panel has at most [`CELLS_MAX`] strips.
+//! A panel has the same width for every pool. A small pool has few columns of wide cells, a large
+//! one many of narrow ones, and beyond that several frames share a cell. So a picture is about as
+//! high as a screen at most, and a panel has at most [`CELLS_MAX`] strips.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -15,18 +15,18 @@ pub const WIDTH: usize = 768;
 /// Columns by the number of frames: up to the first number, the second.
 const COLUMNS: [(usize, usize); 3] = [(2048, 64), (8192, 128), (usize::MAX, 256)];
 
-/// The most rows.
+/// The largest number of rows.
 const ROWS_MAX: usize = 264;
 
-/// The most cells of a panel.
+/// The largest number of cells of a panel.
 pub const CELLS_MAX: usize = 256 * ROWS_MAX;
 
-/// The height of all rows if possible, and the least and the greatest of one, in pixels.
+/// The preferred height of all rows, and the least and greatest height of one, in pixels.
 const HEIGHT: usize = 600;
 const ROW_MIN: usize = 3;
 const ROW_MAX: usize = 14;
 
-/// How frames are laid out.
+/// The layout of frames.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Grid {
     /// Cells of a row, a power of two.
@@ -38,7 +38,7 @@ pub struct Grid {
 }
 
 impl Grid {
-    /// The grid for so many frames.
+    /// Creates the grid for `frames` frames.
     pub fn new(frames: usize) -> Self {
         let fitting = COLUMNS.iter().find(|(frames_max, _)| frames <= *frames_max);
         let columns = fitting.map_or(COLUMNS[COLUMNS.len() - 1].1, |&(_, columns)| columns);
@@ -49,27 +49,28 @@ impl Grid {
         Self { columns, rows: frames.div_ceil(group).div_ceil(columns).max(1), group }
     }
 
-    /// The width of a cell, in pixels.
+    /// Returns the width of a cell, in pixels.
     pub const fn cell_width(&self) -> usize {
         WIDTH / self.columns
     }
 
-    /// The height of a row, in pixels.
+    /// Returns the height of a row, in pixels.
     pub fn row_height(&self) -> usize {
         (HEIGHT / self.rows).clamp(ROW_MIN, ROW_MAX)
     }
 
-    /// The height of the panel, in pixels.
+    /// Returns the height of the panel, in pixels.
     pub fn height(&self) -> usize {
         self.rows * self.row_height()
     }
 
-    /// Frames of a row.
+    /// Returns the number of frames of a row.
     pub const fn row_frames(&self) -> usize {
         self.columns * self.group
     }
 
-    /// A path for each colour, in cells: a line through the middle of each strip, relative to where the last ended.
+    /// Returns a path for each colour, in cells: a line through the middle of each strip, relative
+    /// to the end of the previous one.
     pub fn strips(&self, colours: &[Colour]) -> BTreeMap<Colour, String> {
         let cells: Vec<Colour> = colours.chunks(self.group).map(mix).collect();
         let mut paths: BTreeMap<Colour, (String, i64, i64)> = BTreeMap::new();

@@ -1,10 +1,10 @@
-//! A picture of a pool: free frames, owned frames, and the runs of free ones.
+//! A picture of a pool: free frames, owned frames, and the runs of free frames.
 //!
-//! [`draw`] turns snapshots of a pool into an SVG of one file without scripts. A panel shows the pool at
-//! one moment, frame by frame in the order of addresses; two panels side by side show what a
-//! defragmentation has changed.
+//! [`draw`] turns snapshots of a pool into an SVG of one file without scripts. A panel shows the
+//! pool at one moment, frame by frame in the order of addresses; two panels side by side show what
+//! a defragmentation has changed.
 //!
-//! | file | what |
+//! | file | content |
 //! |---|---|
 //! | `palette` | the colour of a frame, and the mix of many |
 //! | `grid` | frames to cells, cells to strips of equal colour |
@@ -34,20 +34,12 @@ use kvpool::compact::Snapshot;
 
 pub use draw::draw;
 
-/// A pool at one moment.
-pub struct Panel {
-    /// The title.
-    pub title: String,
-    /// All frames, by address.
-    pub snapshot: Snapshot,
-}
-
-/// What is drawn.
-pub struct Picture {
+/// The content of a picture.
+pub struct Picture<'a> {
     /// The title.
     pub title: String,
     /// Lines below the title.
     pub notes: Vec<String>,
-    /// From left to right.
-    pub panels: Vec<Panel>,
+    /// The panels from left to right: a title, and all frames of a pool at one moment.
+    pub panels: Vec<(&'static str, &'a Snapshot)>,
 }

@@ -1,8 +1,8 @@
 //! The colour of a frame, and the mix of many.
 //!
 //! Owned frames are blues and crumbs a vermilion, which readers with any of the usual colour
-//! deficiencies tell apart (after Okabe and Ito). The others differ in lightness, in print as well: runs
-//! are the lightest, fixed frames the darkest.
+//! deficiencies tell apart (after Okabe and Ito). The others differ in lightness, in print as well:
+//! runs are the lightest, fixed frames the darkest.
 
 use std::fmt;
 
@@ -20,11 +20,11 @@ impl fmt::Display for Colour {
 
 /// Free, in a whole run.
 pub const RUN: Colour = Colour(0xcd, 0xee, 0xd9);
-/// Free, in none.
+/// Free, outside whole runs.
 pub const CRUMB: Colour = Colour(0xe6, 0x55, 0x0d);
 /// Free, in a magazine or retired.
 pub const AWAY: Colour = Colour(0xa9, 0xa6, 0xa0);
-/// Owned, and may not be moved.
+/// Owned, and immovable.
 pub const FIXED: Colour = Colour(0x14, 0x1c, 0x26);
 /// Owned by no sequence.
 pub const UNNAMED: Colour = Colour(0x6c, 0x7f, 0x93);

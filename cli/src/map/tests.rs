@@ -22,13 +22,10 @@ fn frames(text: &str) -> Vec<FrameState> {
     text.chars().zip(0..).map(frame).collect()
 }
 
-fn picture(frames: Vec<FrameState>) -> Picture {
-    let panel = |title: &str| Panel { title: title.to_owned(), snapshot: snapshot(frames.clone(), 2) };
-    Picture {
-        title: "a <pool> & its \"runs\"".to_owned(),
-        notes: vec!["one note".to_owned()],
-        panels: vec![panel("before"), panel("after")],
-    }
+fn drawn(frames: Vec<FrameState>) -> String {
+    let snapshot = snapshot(frames, 2);
+    let panels = vec![("before", &snapshot), ("after", &snapshot)];
+    draw(&Picture { title: "a <pool> & its \"runs\"".to_owned(), notes: vec!["one note".to_owned()], panels })
 }
 
 /// An aligned run that starts late, frames that are away, an end that is no multiple.
@@ -86,7 +83,7 @@ fn shared_cells_are_mixed() {
 
 #[test]
 fn text_is_escaped_and_nothing_runs() {
-    let svg = draw(&picture(frames("0011....#!a.")));
+    let svg = drawn(frames("0011....#!a."));
     assert!(svg.contains("a &lt;pool&gt; &amp; its"), "{svg}");
     for word in ["<script", "href", "<pool>"] {
         assert!(!svg.contains(word), "{word} in {svg}");
@@ -96,18 +93,19 @@ fn text_is_escaped_and_nothing_runs() {
     }
 }
 
-/// The worst that a pool can look like: no two neighbours alike.
+/// The worst case: no two equal neighbours.
 #[test]
 fn the_largest_file_is_bounded() {
     let frames = [FrameState::FREE, FrameState::AWAY].into_iter().cycle().take(CELLS_MAX).collect();
-    let bytes = draw(&picture(frames)).len();
+    let bytes = drawn(frames).len();
     assert!(bytes < 2 << 20, "{bytes} bytes");
 }
 
 #[test]
 fn a_picture_of_nothing_is_drawn() {
-    assert!(draw(&picture(vec![])).contains("before"));
-    assert!(draw(&Picture { panels: vec![], ..picture(vec![]) }).contains("</svg>"));
+    assert!(drawn(vec![]).contains("before"));
+    let nothing = Picture { title: String::new(), notes: vec![], panels: vec![] };
+    assert!(draw(&nothing).contains("</svg>"));
 }
 
 /// What a path draws, cell by cell, read back.

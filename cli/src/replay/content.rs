@@ -1,5 +1,5 @@
-//! The bytes of a token: a function of its text, its place there, and the layer, so that a byte in the
-//! wrong place is found without a copy of the right one.
+//! The bytes of a token: a function of its text, its place in the text, and the layer, so that a
+//! misplaced byte is detected without a copy of the right one.
 
 use kvpool::storage::KvLayout;
 
@@ -50,7 +50,7 @@ impl Content {
 
     /// Returns the content of an attempt at a request.
     pub const fn of_attempt(request: u32, attempt: u32) -> Self {
-        // Four billion requests and attempts are told apart; the multiplication spreads them over all bits.
+        // Distinct for 2^32 requests and attempts; the multiplication spreads them over all bits.
         Self(((attempt as u64) << 32 | request as u64).wrapping_add(1).wrapping_mul(STEP_WORD))
     }
 
@@ -86,7 +86,7 @@ impl Content {
     ) -> Option<usize> {
         let base = self.base(layer, plane);
         if row_bytes == 8 {
-            // Differences are gathered without a branch; which row it was is asked only when there is one.
+            // Differences are gathered without a branch; the row is searched only if there is one.
             let rows = rows.as_chunks::<8>().0;
             let wrong = |(row, token): (&[u8; 8], usize)| u64::from_le_bytes(*row) ^ word(base, token, 0);
             let differences = rows.iter().zip(first..).fold(0, |all, pair| all | wrong(pair));
@@ -129,7 +129,7 @@ mod tests {
     use std::collections::HashSet;
 
     #[test]
-    fn what_was_filled_is_found_right_and_any_flipped_bit_wrong() {
+    fn filled_rows_are_right_and_any_flipped_bit_is_found() {
         for row_bytes in [8, 3, 24, 30] {
             let content = Content::of_attempt(5, 1);
             let mut rows = vec![0; row_bytes * 20];
@@ -143,7 +143,7 @@ mod tests {
         }
     }
 
-    /// Every place has bytes of its own: a token in the place of another is caught.
+    /// Every place has bytes of its own, so a token in the place of another is detected.
     #[test]
     fn places_differ() {
         let mut seen = HashSet::new();

@@ -1,23 +1,24 @@
-//! Replays a trace: many scheduler threads over one pool, as fast as possible, with every byte checked.
+//! Replays a trace: many scheduler threads over one pool, as fast as possible, with every byte
+//! checked.
 //!
 //! | file | what |
 //! |---|---|
 //! | `scheduler` | continuous batching as pure bookkeeping: waiting, running, preemption |
-//! | `shared_clock` | what the threads share: arrivals, clocks, the rule by which all make progress |
+//! | `shared_clock` | the state shared by the threads: arrivals, clocks, the rule by which all make progress |
 //! | `text` | the ids of tokens: which prompts begin alike |
 //! | `content`, `transfer` | the bytes of a token, written to the storage and read back |
 //! | `worker` | one scheduler thread |
-//! | `pool` | the pool, with what belongs to it |
-//! | `resizer` | the thread that resizes the pool meanwhile |
+//! | `pool` | the pool, and its parts |
+//! | `resizer` | the thread that resizes the pool |
 //! | `sizing` | a size of the pool at which a trace fills it at times |
 //! | `tally` | the counters |
 //!
 //! Meanwhile the pool is compacted in the background and may be resized. The threads are not told.
 //!
 //! What must hold at the end of a replay, and is reported: every request is completed or rejected;
-//! every allocated block was freed; the pool has as many free blocks as at the start once its prefix
-//! cache is cleared, and allocates all of them in one request; its audit agrees; and no token was
-//! read other than it was written, by whichever request.
+//! every allocated block was freed; the pool has as many free blocks as at the start once its
+//! prefix cache is cleared, and allocates all of them in one request; its audit agrees; and no
+//! token was read other than it was written, by whichever request.
 
 mod content;
 mod pool;
@@ -38,12 +39,12 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use kvpool::compact::DefragTotals;
 use kvpool::prefix::PrefixStats;
 
 pub use content::Shape;
-pub use pool::{Compaction, CompactionTotals, FreeSpace, Refusal, ReplayPool, ResizeRefusal};
-pub use resizer::Resize;
-pub use shared_clock::StepCost;
+pub use pool::{Compaction, ReplayPool};
+pub use resizer::{Resize, ResizeRefusal};
 pub use sizing::blocks_for;
 pub use tally::{Durations, Samples, Tally};
 pub use text::{Text, Texts};
@@ -51,7 +52,6 @@ pub use transfer::Corrupt;
 
 use crate::schedule::{Schedule, Share};
 use crate::trace::Trace;
-use resizer::Resizer;
 use shared_clock::SharedClock;
 use worker::Worker;
 
@@ -68,10 +68,6 @@ pub struct Options {
     pub threads: usize,
     /// Whether tokens are read back.
     pub verify: bool,
-    /// The largest number of prompt tokens of a step.
-    pub step_tokens: u64,
-    /// The virtual time of a step.
-    pub step_cost: StepCost,
     /// Virtual time between two samples of the pool.
     pub sample_ns: u64,
     /// Compaction in the background.
@@ -88,8 +84,6 @@ impl Options {
         Self {
             threads: threads.max(1),
             verify: true,
-            step_tokens: 8192,
-            step_cost: StepCost::DEFAULT,
             sample_ns: (trace.span() / SAMPLES).as_nanos() as u64,
             compaction: None,
             schedule: Schedule::default(),
@@ -114,7 +108,7 @@ pub struct Progress {
 }
 
 /// The result of a replay.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Outcome {
     /// The counts of the threads.
     pub tally: Tally,
@@ -133,10 +127,11 @@ pub struct Outcome {
     pub fragmentation_final: f64,
     /// The result of the pool's recount.
     pub audit: Result<(), String>,
-    /// The eviction policy of the prefix cache and the number of evicted blocks; `None` without one.
+    /// The eviction policy of the prefix cache and the number of evicted blocks; `None` without
+    /// one.
     pub prefix: Option<(String, u64)>,
     /// What compaction did; `None` without compaction.
-    pub compaction: Option<CompactionTotals>,
+    pub compaction: Option<DefragTotals>,
     /// The steps of the schedule that were due.
     pub resizes: Vec<Resize>,
 }
@@ -161,10 +156,10 @@ impl Outcome {
     }
 }
 
-/// Replays a trace. `watch` is called with the [progress](Progress) on the calling thread every tenth
-/// of a second, and once when all threads have halted at [`Options::halt_at`]: then the pool is not
-/// used until it returns, and the replay ends. If `watch` breaks, all threads halt at once, read back
-/// their open sequences, and the replay ends.
+/// Replays a trace. `watch` is called with the [progress](Progress) on the calling thread every
+/// tenth of a second, and once when all threads have halted at [`Options::halt_at`]: then the pool
+/// is not used until it returns, and the replay ends. If `watch` breaks, all threads halt at once,
+/// read back their open sequences, and the replay ends.
 ///
 /// A thread that panics ends the replay and is a finding.
 pub fn replay(
@@ -173,15 +168,16 @@ pub fn replay(
     options: &Options,
     mut watch: impl FnMut(Progress) -> ControlFlow<()>,
 ) -> Outcome {
-    let (requests, blocks) = (trace.requests.len(), pool.blocks());
+    let (requests, blocks) = (trace.requests.len(), pool.total_blocks());
     let clock = SharedClock::new(&trace.requests, options.threads, options.halt_at.map(|at| at.of(requests)));
-    let texts = pool.pool().prefix_cache().map(|_| Texts::of(&trace.requests));
+    let texts = pool.prefix_cache().map(|_| Texts::of(&trace.requests));
     let start = Instant::now();
-    let started = options.compaction.as_ref().map_or(Ok(()), |compaction| pool.start_compaction(compaction));
+    let compaction = options.compaction.map(|compaction| pool.start_compaction(compaction)).transpose();
     let mut interrupted = false;
     let (mut tally, resizes) = thread::scope(|scope| {
         let mut sum = Tally::default();
-        let resizer = Resizer::new(pool, &clock, &options.schedule, requests).spawn(scope);
+        let resizer = (!options.schedule.0.is_empty())
+            .then(|| scope.spawn(|| resizer::run(pool, &clock, &options.schedule, requests)));
         let mut threads = Vec::with_capacity(options.threads);
         for index in 0..options.threads {
             let (clock, texts) = (&clock, texts.as_ref());
@@ -202,12 +198,12 @@ pub fn replay(
             }
         }
         loop {
-            let is_halted = clock.is_halted() && !clock.is_stopped();
+            let is_halted = clock.is_halted();
             let flow = watch(Progress {
                 settled: clock.settled(),
                 tokens: clock.tokens.load(Relaxed),
                 blocks_free: pool.free_blocks(),
-                blocks_total: pool.blocks(),
+                blocks_total: pool.total_blocks(),
                 is_halted,
             });
             if flow.is_break() && !interrupted {
@@ -216,7 +212,6 @@ pub fn replay(
             }
             if is_halted {
                 clock.stop();
-                clock.resume();
             } else if threads.iter().all(thread::ScopedJoinHandle::is_finished) {
                 break;
             }
@@ -235,13 +230,16 @@ pub fn replay(
         });
         (sum, resizes.unwrap_or_default())
     });
-    let compaction = pool.stop_compaction();
+    let compaction = match compaction {
+        Ok(defragmenter) => defragmenter.map(|defragmenter| pool.wait(defragmenter.stop())),
+        Err(reason) => {
+            tally.find(format!("compaction did not start: {reason}"));
+            None
+        }
+    };
     let wall = start.elapsed();
-    if let Err(reason) = started {
-        tally.find(format!("compaction did not start: {reason}"));
-    }
     failures(compaction.as_ref(), &resizes).for_each(|failure| tally.find(failure));
-    let prefix = pool.pool().prefix_cache().map(|cache| {
+    let prefix = pool.prefix_cache().map(|cache| {
         let stats = cache.stats();
         if let Some(miscount) = miscounts(&tally, &stats) {
             tally.find(miscount);
@@ -252,8 +250,8 @@ pub fn replay(
     if let Some(nothing) = nothing(&tally, pool.shape(), trace, options, (blocks, interrupted)) {
         tally.find(nothing);
     }
-    pool.pool().clear_prefix_cache();
-    let free = pool.free_space();
+    pool.clear_prefix_cache();
+    let (free_blocks, fragmentation_final) = (pool.free_blocks(), pool.fragmentation().rate);
     if let Err(reason) = pool.allocate_all() {
         tally.find(format!("not every block can be allocated at the end: {reason}"));
     }
@@ -263,9 +261,9 @@ pub fn replay(
         blocks_total: blocks,
         wall,
         first_refusal: clock.first_refusal.get().copied(),
-        blocks_leaked: pool.blocks().saturating_sub(free.blocks),
-        fragmentation_final: free.fragmentation,
-        audit: pool.audit(),
+        blocks_leaked: pool.total_blocks().saturating_sub(free_blocks),
+        fragmentation_final,
+        audit: pool.audit().map(drop).map_err(|error| error.to_string()),
         prefix,
         compaction,
         resizes,
@@ -278,13 +276,14 @@ fn miscounts(tally: &Tally, stats: &PrefixStats) -> Option<String> {
     let hits = tally.hit_blocks + tally.resumed_hit_blocks;
     ((lookups, hits) != (stats.lookup_blocks, stats.hit_blocks)).then(|| {
         format!(
-            "the cache counted {} blocks looked up and {} found, and it was {lookups} and {hits}",
+            "the cache counted {} blocks looked up and {} found; the threads counted {lookups} and {hits}",
             stats.lookup_blocks, stats.hit_blocks
         )
     })
 }
 
-/// Returns why no request was replayed or no token verified, if so: such a replay has shown nothing.
+/// Returns why no request was replayed or no token verified, if so: such a replay has shown
+/// nothing.
 fn nothing(
     tally: &Tally,
     shape: Shape,
@@ -312,13 +311,18 @@ fn nothing(
 }
 
 /// Returns the failures of compaction and of the resizer.
-fn failures(compaction: Option<&CompactionTotals>, resizes: &[Resize]) -> impl Iterator<Item = String> {
-    let errors = compaction.into_iter().flat_map(|totals| &totals.errors);
+fn failures(compaction: Option<&DefragTotals>, resizes: &[Resize]) -> impl Iterator<Item = String> {
+    let copies = compaction.and_then(failed_copies).map(|error| format!("compaction: {error}"));
     let resizes = resizes.iter().filter_map(|resize| match &resize.outcome {
         Err(ResizeRefusal::Failed(reason)) => Some(format!("a resize failed: {reason}")),
         Ok(()) | Err(ResizeRefusal::Blocked(_)) => None,
     });
-    errors.map(|error| format!("compaction: {error}")).chain(resizes)
+    copies.into_iter().chain(resizes)
+}
+
+/// Returns the error of compaction runs that ended early, if there were any.
+pub fn failed_copies(totals: &DefragTotals) -> Option<String> {
+    (totals.failed > 0).then(|| format!("{} runs ended because a copy failed", totals.failed))
 }
 
 fn panic_text(panic: &(dyn Any + Send)) -> &str {
@@ -335,7 +339,8 @@ fn wait_for<T>(threads: &[thread::ScopedJoinHandle<'_, T>], clock: &SharedClock<
     }
 }
 
-/// Counts a thread that ends as halted. A panic stops the others too, which may wait for its blocks.
+/// Counts a thread that ends as halted. A panic stops the others too, which may wait for its
+/// blocks.
 struct Leave<'a>(&'a SharedClock<'a>);
 
 impl Drop for Leave<'_> {

@@ -1,18 +1,18 @@
-//! The pool of a replay, with what belongs to it: the runtime that it is compacted on, the streams
-//! of its device, and the trace's time for the eviction policy.
+//! The pool of a replay, and its parts: the runtime for compaction and resizing, the streams of its
+//! device, and the trace's time for the eviction policy.
 
+use std::ops::Deref;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kvpool::compact::{DefragConfig, DefragReport, Defragmenter, ResizeError, Snapshot};
+use kvpool::compact::{DefragConfig, Defragmenter};
 use kvpool::prefix::PrefixConfig;
-use kvpool::prefix::policy::{Millis, PolicyKind};
+use kvpool::prefix::policy::Millis;
 use kvpool::storage::{DeviceStream, Elements, ElementsMut, KvLayout, Storage};
-use kvpool::{AllocError, AllocRequest, Batch, Pool, Sequence, SequenceError, SequenceId};
-use serde::Serialize;
-use thiserror::Error;
+use kvpool::{AllocError, AllocRequest, Batch, Pool, SequenceError};
+use kvpool_policies::PolicyName;
 use tokio::runtime::{self, Runtime};
 
 use super::content::Shape;
@@ -20,41 +20,6 @@ use crate::backend::Backend;
 
 /// Streams of a device. Scheduler threads beyond this number share them.
 const STREAMS: usize = 16;
-
-/// Why a sequence was not opened or appended to. The sequence is unchanged.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Refusal {
-    /// Too few blocks are free.
-    Full {
-        /// Free blocks.
-        free: usize,
-        /// Blocks that become free when the batches in flight end.
-        retired: usize,
-    },
-    /// An error that a replay never expects.
-    Failed(String),
-}
-
-/// Why the pool does not have the size that was asked for.
-#[derive(Clone, PartialEq, Eq, Debug, Error)]
-pub enum ResizeRefusal {
-    /// Blocks in use are in the way. A later attempt may succeed.
-    #[error("blocked: {0}")]
-    Blocked(String),
-    /// An error that a replay never expects.
-    #[error("failed: {0}")]
-    Failed(String),
-}
-
-/// Free memory, at one moment.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct FreeSpace {
-    /// Blocks that belong to no sequence.
-    pub blocks: usize,
-    /// The share of the free frames outside the free aligned runs of the pool's order. Frames of
-    /// cached blocks do not count.
-    pub fragmentation: f64,
-}
 
 /// Compaction in the background.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -65,39 +30,24 @@ pub struct Compaction {
     pub interval: Duration,
 }
 
-/// What compaction did in a replay. The names are those of the JSON.
-#[derive(Clone, PartialEq, Debug, Default, Serialize)]
-pub struct CompactionTotals {
-    /// Compaction runs that moved blocks.
-    pub runs: u64,
-    /// Blocks moved.
-    pub moved_blocks: u64,
-    /// Bytes of these blocks.
-    pub moved_bytes: u64,
-    /// Moves that were cancelled because the block or the frame was needed.
-    pub given_up: u64,
-    /// Milliseconds in runs.
-    pub time_ms: f64,
-    /// Mean fragmentation before a run.
-    pub fragmentation_before: f64,
-    /// Mean fragmentation after a run.
-    pub fragmentation_after: f64,
-    /// Errors, in words.
-    pub errors: Vec<String>,
-}
-
 /// A pool that is replayed on. Scheduler threads share it.
 pub struct ReplayPool {
     pool: Pool,
     storage: Arc<dyn Storage>,
-    shape: Shape,
-    /// Runs compaction and resizing, on one thread beside those of the schedulers.
+    /// Runs compaction and resizing, on one thread beside the scheduler threads.
     runtime: Runtime,
-    defragmenter: Mutex<Option<Defragmenter>>,
     /// Milliseconds of the trace, for the eviction policy.
     now_ms: Arc<AtomicU64>,
-    /// Streams of the device; empty on the host. The steps of one thread use one of them.
+    /// Streams of the device; empty on the host. All steps of a thread use the same stream.
     streams: Vec<DeviceStream>,
+}
+
+impl Deref for ReplayPool {
+    type Target = Pool;
+
+    fn deref(&self) -> &Pool {
+        &self.pool
+    }
 }
 
 impl ReplayPool {
@@ -112,7 +62,7 @@ impl ReplayPool {
         layout: KvLayout,
         blocks: usize,
         blocks_max: usize,
-        policy: Option<PolicyKind>,
+        policy: Option<PolicyName>,
     ) -> Result<Self, String> {
         // One frame more, for the null block.
         let storage = backend.storage(layout, blocks + 1, blocks_max + 1).map_err(text)?;
@@ -126,17 +76,17 @@ impl ReplayPool {
         streams: Vec<DeviceStream>,
         blocks: usize,
         blocks_max: usize,
-        policy: Option<PolicyKind>,
+        policy: Option<PolicyName>,
     ) -> Result<Self, String> {
-        let layout = storage.layout().clone();
-        let shape = Shape::of(&layout);
-        let mut builder = Pool::builder(layout).blocks(blocks).blocks_max(blocks_max).storage(storage);
+        let builder = Pool::builder(storage.layout().clone()).blocks(blocks).blocks_max(blocks_max);
+        let mut builder = builder.storage(storage);
         let now_ms = Arc::new(AtomicU64::new(0));
         if let Some(policy) = policy {
             let now = Arc::clone(&now_ms);
             // Relaxed, here and in `set_time`: nothing is published with the time.
             let clock = move || Millis(now.load(Relaxed));
-            builder = builder.prefix_cache(PrefixConfig::new().policy(policy).clock(clock));
+            let config = PrefixConfig::new().policy_of(policy.build(blocks_max + 1)).clock(clock);
+            builder = builder.prefix_cache(config);
         }
         let pool = builder.build().map_err(text)?;
         let storage = pool.storage().cloned().ok_or("the pool has no storage")?;
@@ -146,22 +96,12 @@ impl ReplayPool {
             .enable_time()
             .build()
             .map_err(|error| format!("no runtime for compaction: {error}"))?;
-        Ok(Self { pool, storage, shape, runtime, defragmenter: Mutex::new(None), now_ms, streams })
-    }
-
-    /// Returns the pool itself.
-    pub fn pool(&self) -> &Pool {
-        &self.pool
+        Ok(Self { pool, storage, runtime, now_ms, streams })
     }
 
     /// Returns the size of a token and of a block.
     pub fn shape(&self) -> Shape {
-        self.shape
-    }
-
-    /// Returns the number of blocks of the pool at this moment.
-    pub fn blocks(&self) -> usize {
-        self.pool.total_blocks()
+        Shape::of(self.storage.layout())
     }
 
     /// Returns the number of blocks that belong to no sequence: free, cached, or retired until
@@ -171,43 +111,13 @@ impl ReplayPool {
         counts.available() + counts.retired
     }
 
-    /// Returns the free memory and its fragmentation, by a walk over the pool.
-    pub fn free_space(&self) -> FreeSpace {
-        FreeSpace { blocks: self.free_blocks(), fragmentation: self.pool.fragmentation().rate }
-    }
-
-    /// Returns what every frame holds now.
-    pub fn snapshot(&self) -> Snapshot {
-        self.pool.snapshot()
-    }
-
-    /// Opens a sequence. With a prefix cache it begins with the cached part of `prompt`; without
-    /// one `prompt` is empty.
-    pub fn open(&self, id: u64, prompt: &[u32]) -> Result<Sequence, Refusal> {
-        let builder = self.pool.sequence(SequenceId(id));
-        if prompt.is_empty() { builder.open() } else { builder.tokens(prompt) }.map_err(refusal)
-    }
-
     /// Begins a step of a scheduler thread.
-    pub fn begin_batch(&self, thread: usize) -> Batch {
+    pub fn begin_step(&self, thread: usize) -> Batch {
         match self.streams.get(thread % STREAMS) {
             None => self.pool.begin_batch(),
             // Only a lost device refuses; then the next store fails and reports it.
             Some(stream) => self.pool.begin_batch_on(stream).unwrap_or_else(|_| self.pool.begin_batch()),
         }
-    }
-
-    /// Appends tokens, all or none. `ids` are the ids of decoded tokens, where prefixes are cached.
-    pub fn append(
-        &self,
-        batch: &mut Batch,
-        sequence: &mut Sequence,
-        tokens: usize,
-        ids: &[u32],
-    ) -> Result<(), Refusal> {
-        let appended =
-            if ids.is_empty() { batch.append(sequence, tokens) } else { batch.append_tokens(sequence, ids) };
-        appended.map(drop).map_err(refusal)
     }
 
     /// Stores K and V of tokens in one layer, a row for each slot.
@@ -238,84 +148,47 @@ impl ReplayPool {
         }
     }
 
+    /// Runs a future of the pool to its end.
+    pub fn wait<F: Future>(&self, future: F) -> F::Output {
+        self.runtime.block_on(future)
+    }
+
     /// Starts compaction in the background.
-    pub fn start_compaction(&self, compaction: &Compaction) -> Result<(), String> {
+    pub fn start_compaction(&self, compaction: Compaction) -> Result<Defragmenter, String> {
         let config = DefragConfig::new().threshold(compaction.threshold).interval(compaction.interval);
         let _entered = self.runtime.enter();
-        let defragmenter = self.pool.start_defragmenter(config).map_err(text)?;
-        *self.defragmenter.lock().unwrap_or_else(PoisonError::into_inner) = Some(defragmenter);
-        Ok(())
+        self.pool.start_defragmenter(config).map_err(text)
     }
 
-    /// Stops compaction and returns what it did; `None` if it was not started.
-    pub fn stop_compaction(&self) -> Option<CompactionTotals> {
-        let defragmenter = self.defragmenter.lock().unwrap_or_else(PoisonError::into_inner).take()?;
-        let totals = self.runtime.block_on(defragmenter.stop());
-        let failed =
-            (totals.failed > 0).then(|| format!("{} runs ended because a copy failed", totals.failed));
-        Some(CompactionTotals {
-            runs: totals.runs as u64,
-            moved_blocks: totals.moved_blocks as u64,
-            moved_bytes: totals.moved_bytes,
-            given_up: totals.given_up.total() as u64,
-            time_ms: totals.time.as_secs_f64() * 1e3,
-            fragmentation_before: totals.fragmentation_before(),
-            fragmentation_after: totals.fragmentation_after(),
-            errors: failed.into_iter().collect(),
-        })
-    }
-
-    /// Compacts once, as far as possible.
-    pub fn defragment(&self) -> Result<DefragReport, String> {
-        self.runtime.block_on(self.pool.defragment()).map_err(text)
-    }
-
-    /// Gives the pool another size while it is in use.
-    pub fn resize(&self, blocks: usize) -> Result<(), ResizeRefusal> {
-        match self.runtime.block_on(self.pool.resize(blocks)) {
-            Ok(_) => Ok(()),
-            Err(error @ (ResizeError::Blocked { .. } | ResizeError::NoRoom { .. })) => {
-                Err(ResizeRefusal::Blocked(text(error)))
-            }
-            Err(error) => Err(ResizeRefusal::Failed(text(error))),
-        }
-    }
-
-    /// Allocates every block in one request, and frees them: when no sequence is left, all blocks
-    /// can be allocated, wherever they are cached.
+    /// Allocates every block in one request, and frees them. Succeeds when no sequence is left,
+    /// wherever blocks are cached.
     pub fn allocate_all(&self) -> Result<(), String> {
-        self.settle()?;
-        self.pool.allocate(AllocRequest::new(self.blocks())).map(drop).map_err(text)
-    }
-
-    /// Recounts the pool by a full walk, when it is not in use.
-    pub fn audit(&self) -> Result<(), String> {
-        self.pool.audit().map(drop).map_err(text)
-    }
-
-    /// Waits until the device has done the steps that ended here.
-    fn settle(&self) -> Result<(), String> {
-        let patience = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(10);
+        // Steps that ended here may still be in flight on the device.
         while !self.streams.is_empty() && self.pool.batches_in_flight() > 0 {
-            if Instant::now() > patience {
-                return Err(format!("{} steps do not end on the device", self.pool.batches_in_flight()));
+            if Instant::now() > deadline {
+                return Err(format!(
+                    "{} steps did not end on the device in time",
+                    self.pool.batches_in_flight()
+                ));
             }
             thread::sleep(Duration::from_micros(200));
         }
-        Ok(())
+        self.pool.allocate(AllocRequest::new(self.pool.total_blocks())).map(drop).map_err(text)
     }
 }
 
-/// Exhaustion is waited out. A request larger than the pool fitted a moment ago: the pool has just
-/// shrunk, and the request is rejected elsewhere. Evictable blocks are refused only while a batch
-/// in flight may read them, and so count as retired.
-fn refusal(error: SequenceError) -> Refusal {
+/// Returns the free and the retired blocks if a pool refused because it is full; any other error as
+/// text. A request larger than the pool fitted a moment ago: the pool has just shrunk, and the
+/// request is rejected elsewhere. Evictable blocks are refused only while a batch in flight may
+/// read them, and so count as retired.
+pub fn full(error: SequenceError) -> Result<(usize, usize), String> {
     match error {
         SequenceError::Alloc(AllocError::Exhausted { free, retired, evictable, .. }) => {
-            Refusal::Full { free, retired: retired + evictable }
+            Ok((free, retired + evictable))
         }
-        SequenceError::Alloc(AllocError::TooLarge { .. }) => Refusal::Full { free: 0, retired: 0 },
-        error => Refusal::Failed(error.to_string()),
+        SequenceError::Alloc(AllocError::TooLarge { .. }) => Ok((0, 0)),
+        error => Err(error.to_string()),
     }
 }
 

@@ -1,17 +1,18 @@
-//! The thread that resizes the pool during a replay, by a schedule.
+//! Resizes the pool during a replay, by a schedule, on a thread of its own.
 //!
-//! A step is due when its share of the requests is settled. A block that is in the way (open at this
-//! moment) is gone a moment later, so a blocked step is tried again until it succeeds, the next step
-//! is due, or the replay ends. A step that stays blocked is reported and is not a failure: a pool
-//! that cannot shrink has lost nothing. Any other error is a failure, and so is a resize that leaves
-//! the pool with another size.
+//! A step is due when its share of the requests is settled. A block in the way, open at this
+//! moment, is gone a moment later, so a blocked step is retried until it succeeds, the next step is
+//! due, or the replay ends. A step that stays blocked is reported and is not a failure: a pool that
+//! cannot shrink has lost nothing. Any other error is a failure, and so is a resize that leaves the
+//! pool with another size.
 
-use std::thread::{self, Scope, ScopedJoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use serde::{Serialize, Serializer};
+use kvpool::compact::ResizeError;
+use thiserror::Error;
 
-use super::pool::{ReplayPool, ResizeRefusal};
+use super::pool::ReplayPool;
 use super::shared_clock::SharedClock;
 use crate::schedule::{Schedule, Share};
 
@@ -21,10 +22,21 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(1);
 /// Time after which a blocked step is tried again.
 const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
-/// A step of the schedule, and its outcome. The names are those of the JSON.
-#[derive(Clone, PartialEq, Debug, Serialize)]
+/// Why the pool does not have the size that was asked for.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+pub enum ResizeRefusal {
+    /// Blocks in use are in the way. A later attempt may succeed.
+    #[error("blocked: {0}")]
+    Blocked(String),
+    /// An error that a replay never expects.
+    #[error("failed: {0}")]
+    Failed(String),
+}
+
+/// A step of the schedule, and its outcome.
+#[derive(Clone, PartialEq, Debug)]
 pub struct Resize {
-    /// Requests settled when it was begun.
+    /// Requests settled at its start.
     pub at_request: u64,
     /// Blocks before.
     pub from: usize,
@@ -34,84 +46,45 @@ pub struct Resize {
     pub time_ms: f64,
     /// Attempts.
     pub attempts: u32,
-    /// `done`, or why the last attempt was refused.
-    #[serde(serialize_with = "as_text")]
+    /// Why the last attempt was refused, if it was.
     pub outcome: Result<(), ResizeRefusal>,
 }
 
-fn as_text<S: Serializer>(outcome: &Result<(), ResizeRefusal>, serializer: S) -> Result<S::Ok, S::Error> {
-    match outcome {
-        Ok(()) => serializer.serialize_str("done"),
-        Err(refusal) => serializer.collect_str(refusal),
-    }
-}
-
-/// See the [module](self).
-pub struct Resizer<'a> {
-    pool: &'a ReplayPool,
-    clock: &'a SharedClock<'a>,
-    schedule: &'a Schedule,
-    requests: usize,
-}
-
-impl<'a> Resizer<'a> {
-    /// Creates the resizer of a replay of `requests` requests.
-    pub fn new(
-        pool: &'a ReplayPool,
-        clock: &'a SharedClock<'a>,
-        schedule: &'a Schedule,
-        requests: usize,
-    ) -> Self {
-        Self { pool, clock, schedule, requests }
-    }
-
-    /// Starts the thread, unless the schedule is empty.
-    pub fn spawn<'scope>(
-        self,
-        scope: &'scope Scope<'scope, '_>,
-    ) -> Option<ScopedJoinHandle<'scope, Vec<Resize>>>
-    where
-        'a: 'scope,
-    {
-        (!self.schedule.0.is_empty()).then(|| scope.spawn(move || self.run()))
-    }
-
-    fn run(&self) -> Vec<Resize> {
-        let mut resizes = Vec::new();
-        let mut steps = self.schedule.0.iter().peekable();
-        while let Some(&(at, blocks)) = steps.next() {
-            while !self.is_due(at) {
-                if self.clock.is_stopped() {
-                    return resizes;
-                }
-                thread::sleep(CHECK_INTERVAL);
+/// Executes the schedule of a replay of `requests` requests, until its end or that of the replay.
+pub fn run(pool: &ReplayPool, clock: &SharedClock<'_>, schedule: &Schedule, requests: usize) -> Vec<Resize> {
+    let is_due = |at: Share| clock.settled() >= at.of(requests);
+    let mut resizes = Vec::new();
+    for (index, &(at, to)) in schedule.0.iter().enumerate() {
+        while !is_due(at) {
+            if clock.is_stopped() {
+                return resizes;
             }
-            let next = steps.peek().map(|(at, _)| *at);
-            resizes.push(self.resize(blocks, next));
+            thread::sleep(CHECK_INTERVAL);
         }
-        resizes
+        let next = schedule.0.get(index + 1);
+        let is_over = || clock.is_stopped() || next.is_some_and(|&(next, _)| is_due(next));
+        resizes.push(resize(pool, clock.settled(), to, is_over));
     }
+    resizes
+}
 
-    fn is_due(&self, at: Share) -> bool {
-        self.clock.settled() >= at.of(self.requests)
-    }
-
-    fn resize(&self, to: usize, next: Option<Share>) -> Resize {
-        let (at_request, from, start) = (self.clock.settled(), self.pool.blocks(), Instant::now());
-        let mut attempts = 0;
-        let outcome = loop {
-            attempts += 1;
-            // Checked before the last attempt: once the pool is not in use, nothing is in the way.
-            let is_last = self.clock.is_stopped() || next.is_some_and(|next| self.is_due(next));
-            match self.pool.resize(to) {
-                Ok(()) => break confirm(to, self.pool.blocks()),
-                Err(ResizeRefusal::Blocked(_)) if !is_last => thread::sleep(RETRY_INTERVAL),
-                Err(refusal) => break Err(refusal),
+fn resize(pool: &ReplayPool, at_request: u64, to: usize, is_over: impl Fn() -> bool) -> Resize {
+    let (from, start) = (pool.total_blocks(), Instant::now());
+    let mut attempts = 0;
+    let outcome = loop {
+        attempts += 1;
+        // Checked before the last attempt: once the pool is not in use, nothing is in the way.
+        let is_last = is_over();
+        match pool.wait(pool.resize(to)) {
+            Ok(_) => break confirm(to, pool.total_blocks()),
+            Err(error @ (ResizeError::Blocked { .. } | ResizeError::NoRoom { .. })) if is_last => {
+                break Err(ResizeRefusal::Blocked(error.to_string()));
             }
-        };
-        let time_ms = start.elapsed().as_secs_f64() * 1e3;
-        Resize { at_request, from, to, time_ms, attempts, outcome }
-    }
+            Err(ResizeError::Blocked { .. } | ResizeError::NoRoom { .. }) => thread::sleep(RETRY_INTERVAL),
+            Err(error) => break Err(ResizeRefusal::Failed(error.to_string())),
+        }
+    };
+    Resize { at_request, from, to, time_ms: start.elapsed().as_secs_f64() * 1e3, attempts, outcome }
 }
 
 /// Compares the size after a resize with the size asked for.

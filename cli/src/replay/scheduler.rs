@@ -45,8 +45,8 @@ pub struct Running<S> {
 }
 
 impl<S> Running<S> {
-    /// Returns the number of tokens that the next step appends: the next piece of the prompt, out of
-    /// `budget`, or one.
+    /// Returns the number of tokens that the next step appends: the next piece of the prompt, out
+    /// of `budget`, or one.
     pub fn next_tokens(&self, budget: u64) -> u64 {
         if self.is_done() {
             0
@@ -67,7 +67,7 @@ impl<S> Running<S> {
         self.held >= self.job.total
     }
 
-    /// Returns the job that is left after a preemption now.
+    /// Returns the remaining job after a preemption now.
     pub fn preempted(&self) -> Job {
         Job { attempt: self.job.attempt + 1, prompt: self.job.prompt.max(self.held), ..self.job }
     }
@@ -103,15 +103,15 @@ impl<S> Scheduler<S> {
         !self.waiting.is_empty()
     }
 
-    /// Removes the waiting jobs that do not fit, and returns how many.
+    /// Removes the waiting jobs that do not fit, and returns their number.
     pub fn reject(&mut self, fits: impl Fn(&Job) -> bool) -> usize {
         let before = self.waiting.len();
         self.waiting.retain(fits);
         before - self.waiting.len()
     }
 
-    /// Takes the first waiting job, if it may run now: `free` blocks hold its prompt, the rest of the
-    /// prompts of the running jobs, and a block more for each of these.
+    /// Takes the first waiting job, if it may run now: `free` blocks hold its prompt, the rest of
+    /// the prompts of the running jobs, and a block more for each of these.
     pub fn admit(&mut self, free: usize, blocks: impl Fn(u64) -> usize) -> Option<Job> {
         let job = self.waiting.front()?;
         let owed: usize =

@@ -1,9 +1,9 @@
-//! What the scheduler threads share beside the pool: the arrivals, the clocks of all threads, and
-//! the rule by which all of them make progress.
+//! The state that scheduler threads share beside the pool: the arrivals, the clocks of all threads,
+//! and the rule by which all of them make progress.
 //!
-//! Time is virtual, and each thread has its own: a step costs what a [`StepCost`] says, and an idle
-//! thread goes on to the next arrival. No thread sleeps, and no thread runs
-//! [far ahead](SharedClock::may_step) of another that has work.
+//! Time is virtual, and each thread has its own: a step takes [`step_ns`], and an idle thread goes
+//! on to the next arrival. No thread sleeps, and no thread runs [far ahead](SharedClock::may_step)
+//! of another that has work.
 //!
 //! # Progress
 //!
@@ -21,14 +21,15 @@ use std::time::Duration;
 use crate::trace::Request;
 
 /// How far ahead of the slowest a thread may run, in virtual time. Steps take microseconds here and
-/// milliseconds in an engine: without a bound, a thread that is descheduled for one time slice would
-/// keep its step in flight, and all frames freed meanwhile retired, for minutes of virtual time.
+/// milliseconds in an engine: without a bound, a thread that is descheduled for one time slice
+/// would keep its step in flight, and all frames freed meanwhile retired, for minutes of virtual
+/// time.
 const AHEAD_NS: u64 = 250_000_000;
 
 /// The step clock of an idle thread.
 const IDLE: u64 = u64::MAX;
 
-/// Time between two checks of a halted thread whether it may go on.
+/// Time between two checks of a halted thread whether the replay has been stopped.
 const HALT_INTERVAL: Duration = Duration::from_millis(1);
 
 /// A number of requests that no trace has.
@@ -37,27 +38,11 @@ const NEVER: u64 = u64::MAX;
 /// No request.
 const NO_REQUEST: u32 = u32::MAX;
 
-/// The virtual time of an engine's step.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct StepCost {
-    /// For any step.
-    pub fixed_ns: u64,
-    /// For each token of a prompt.
-    pub prompt_token_ns: u64,
-    /// For each sequence that decodes.
-    pub decode_token_ns: u64,
-}
-
-impl StepCost {
-    /// About a model of 8 billion parameters on one fast device: 100,000 prompt tokens a second, and
-    /// 80 steps a second at 25 sequences.
-    pub const DEFAULT: Self =
-        Self { fixed_ns: 10_000_000, prompt_token_ns: 10_000, decode_token_ns: 100_000 };
-
-    /// Returns the cost of a step.
-    pub const fn of(&self, prompt_tokens: u64, decode_tokens: u64) -> u64 {
-        self.fixed_ns + prompt_tokens * self.prompt_token_ns + decode_tokens * self.decode_token_ns
-    }
+/// Returns the virtual nanoseconds of an engine's step. They are about those of a model of 8
+/// billion parameters on one fast device: 100,000 prompt tokens a second, and 80 steps a second at
+/// 25 sequences.
+pub const fn step_ns(prompt_tokens: u64, decode_tokens: u64) -> u64 {
+    10_000_000 + prompt_tokens * 10_000 + decode_tokens * 100_000
 }
 
 /// See the [module](self). Counters are Relaxed: they are hints and figures. Blocks and bytes pass
@@ -84,7 +69,6 @@ pub struct SharedClock<'a> {
     halt_at: AtomicU64,
     /// Threads that have halted or ended.
     halted: AtomicUsize,
-    resumed: AtomicBool,
 }
 
 impl<'a> SharedClock<'a> {
@@ -105,7 +89,6 @@ impl<'a> SharedClock<'a> {
             stopped: AtomicBool::new(false),
             halt_at: AtomicU64::new(halt_at.unwrap_or(NEVER)),
             halted: AtomicUsize::new(0),
-            resumed: AtomicBool::new(false),
         }
     }
 
@@ -179,7 +162,7 @@ impl<'a> SharedClock<'a> {
 
     /// Returns whether it is time to halt. Threads halt between steps, with no batch in flight.
     pub fn must_halt(&self) -> bool {
-        self.settled() >= self.halt_at.load(Relaxed) && !self.resumed.load(Acquire)
+        self.settled() >= self.halt_at.load(Relaxed)
     }
 
     /// Makes all threads halt, however many requests are settled.
@@ -187,11 +170,11 @@ impl<'a> SharedClock<'a> {
         self.halt_at.store(0, Relaxed);
     }
 
-    /// Halts the calling thread until [`resume`](Self::resume) or [`stop`](Self::stop).
+    /// Halts the calling thread until [`stop`](Self::stop).
     pub fn halt(&self) {
         // Release: pairs with the Acquire of `is_halted`; the work of the thread is done.
         self.halted.fetch_add(1, Release);
-        while !self.resumed.load(Acquire) && !self.is_stopped() {
+        while !self.is_stopped() {
             thread::sleep(HALT_INTERVAL);
         }
         self.halted.fetch_sub(1, Release);
@@ -202,24 +185,22 @@ impl<'a> SharedClock<'a> {
         self.halted.fetch_add(1, Release);
     }
 
-    /// Returns whether it is time to halt, and all threads have.
+    /// Returns whether it is time to halt, and all threads have halted and wait for
+    /// [`stop`](Self::stop).
     pub fn is_halted(&self) -> bool {
-        self.must_halt() && self.halted.load(Acquire) == self.clocks_ns.len()
-    }
-
-    /// Lets all halted threads go on, for good.
-    pub fn resume(&self) {
-        self.resumed.store(true, Release);
+        !self.is_stopped() && self.must_halt() && self.halted.load(Acquire) == self.clocks_ns.len()
     }
 
     /// Ends the replay early, for all threads.
     pub fn stop(&self) {
-        self.stopped.store(true, Relaxed);
+        // Release: pairs with the Acquire of `is_stopped`; halted threads see what was done
+        // meanwhile.
+        self.stopped.store(true, Release);
     }
 
     /// Returns whether the replay was ended.
     pub fn is_stopped(&self) -> bool {
-        self.stopped.load(Relaxed)
+        self.stopped.load(Acquire)
     }
 }
 
@@ -265,7 +246,7 @@ mod tests {
         assert!(!clock.is_admission_paused());
     }
 
-    /// An ended thread counts as halted, and a halted one goes on only when told.
+    /// An ended thread counts as halted, and a halted one waits for the end of the replay.
     #[test]
     fn all_threads_halt_when_enough_requests_are_settled() {
         let clock = SharedClock::new(&[], 2, Some(2));
@@ -280,8 +261,8 @@ mod tests {
                 thread::yield_now();
             }
             assert!(!halted.is_finished());
-            clock.resume();
+            clock.stop();
         });
-        assert!(!clock.must_halt());
+        assert!(!clock.is_halted());
     }
 }

@@ -1,12 +1,13 @@
-//! A size of the pool for a trace: enough blocks to serve it, few enough that the pool is full at times.
+//! A size of the pool for a trace: enough blocks to serve it, few enough that the pool is full at
+//! times.
 
 use crate::trace::Request;
 
 use super::content::Shape;
-use super::shared_clock::StepCost;
+use super::shared_clock::step_ns;
 
-/// The size in percent of the blocks at the busiest moment. Then a third of the requests waits or is
-/// preempted, and most of the time none is.
+/// The size in percent of the blocks at the busiest moment. Then a third of the requests waits or
+/// is preempted, and most of the time none is.
 const SHARE_PERCENT: u64 = 65;
 
 /// Mean nanoseconds from one token to the next: a step that decodes, and the prompts in between.
@@ -21,7 +22,7 @@ pub fn blocks_for(requests: &[Request], shape: &Shape) -> usize {
         let blocks = shape.blocks(request.tokens());
         largest = largest.max(blocks);
         let from = request.arrival.as_nanos() as u64;
-        let prompt = StepCost::DEFAULT.of(u64::from(request.input_tokens), 0);
+        let prompt = step_ns(u64::from(request.input_tokens), 0);
         let until = from + prompt + u64::from(request.output_tokens) * DECODE_NS;
         changes.extend([(from, blocks as i64), (until, -(blocks as i64))]);
     }

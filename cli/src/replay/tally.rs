@@ -1,10 +1,9 @@
-//! What a scheduler thread counts, and the sum over threads.
+//! The counts of a scheduler thread, and their sum over threads.
 
 use std::collections::HashSet;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
-use serde::{Serialize, Serializer};
 
 use super::transfer::Corrupt;
 
@@ -70,14 +69,8 @@ impl Durations {
     }
 }
 
-impl Serialize for Durations {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_map(self.quantiles_ns())
-    }
-}
-
-/// What one thread counted.
-#[derive(Debug, Default)]
+/// The counts of one thread.
+#[derive(Clone, Debug, Default)]
 pub struct Tally {
     /// Requests completed.
     pub completed: u64,

@@ -1,20 +1,20 @@
-//! The tokens of a request: an id for each, by which the cache finds prefixes, and the content that its
-//! bytes depend on.
+//! The tokens of a request: the ids by which the cache finds prefixes, and the content that
+//! determines their bytes.
 //!
-//! A trace says which prompts begin alike by an id for each 512 tokens, and has no tokens. So they are
-//! generated: two requests have equal tokens exactly as far as the trace says so.
+//! A trace has no tokens, but an id for each 512 tokens of a prompt: equal ids mean equal prefixes.
+//! Tokens are generated so that two requests have exactly the common prefixes of the trace.
 //!
 //! | tokens | id |
 //! |---|---|
-//! | those with a hash id in the trace | number of the hash id · place among its 512 tokens |
+//! | tokens with a hash id in the trace | number of the hash id · offset in its 512 tokens |
 //! | all others | top bit set · the request |
 //!
-//! The first are of prompts, and of answers in generated conversations, because the next turn repeats
-//! them. The others are the answers of real traces, of which nothing is known: no other request has
-//! them, and their own request finds them again after a preemption.
+//! Prompts have hash ids, and so have answers in generated conversations, because the next turn
+//! repeats them. Answers of real traces have none: no other request has their tokens, and the
+//! request itself finds them again after a preemption.
 //!
-//! Ids and bytes agree: the [`Content`] of a token is chained over the same numbers. A block of another
-//! text has other bytes, which shows when it is read.
+//! Ids and bytes agree: the [`Content`] of a token is chained over the same numbers. So a block of
+//! another text has other bytes, which are detected on reading.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -25,17 +25,17 @@ use crate::trace::{HASH_BLOCK_TOKENS, Request};
 /// Tokens of a piece of text that has a hash id.
 const PIECE_TOKENS: usize = HASH_BLOCK_TOKENS as usize;
 
-/// The ids of tokens that no hash id stands for.
+/// The bit in the ids of tokens without a hash id.
 const OWN: u32 = 1 << 31;
 
-/// Distinct numbers of hash ids. Beyond that numbers repeat, and with them texts.
+/// Distinct numbers of hash ids. Beyond it numbers repeat, and with them texts.
 const NUMBERS: usize = OWN as usize / PIECE_TOKENS;
 
 /// The numbers of a trace's hash ids.
 pub struct Texts(HashMap<u64, u32>);
 
 impl Texts {
-    /// Those of these requests.
+    /// Numbers the hash ids of these requests.
     pub fn of(requests: &[Request]) -> Self {
         let mut numbers = HashMap::new();
         for hash_id in requests.iter().flat_map(|request| &request.hash_ids) {
@@ -45,7 +45,7 @@ impl Texts {
         Self(numbers)
     }
 
-    /// The text of one of these requests, at its place in the trace.
+    /// Returns the text of one of these requests, by its place in the trace.
     pub fn text(&self, index: u32, request: &Request) -> Text {
         let mut content = Content::BEGIN;
         let pieces = request.hash_ids.iter().map(|hash_id| {
@@ -62,68 +62,48 @@ impl Texts {
 /// The tokens of one request.
 #[derive(Clone, Debug)]
 pub struct Text {
-    /// Tokens that the pieces are.
+    /// Tokens of the pieces.
     known: usize,
-    /// The number of each piece, and the content of its tokens.
+    /// Number and content of each piece.
     pieces: Vec<(u32, Content)>,
-    /// The same of all tokens after them.
+    /// Id and content of all tokens after the pieces.
     own: (u32, Content),
 }
 
 impl Text {
-    /// Returns the text of an attempt at a request without a prefix cache. No two attempts have a token
-    /// in common, so that bytes of the first are not taken for the second's.
+    /// Returns the text of an attempt at a request without a prefix cache. Attempts have no token
+    /// in common, so bytes of the first are not mistaken for bytes of the second.
     pub fn of_attempt(request: u32, attempt: u32) -> Self {
         Self { known: 0, pieces: Vec::new(), own: (OWN | request, Content::of_attempt(request, attempt)) }
     }
 
-    /// The id of one token.
+    /// Returns the id of one token.
     pub fn id(&self, token: usize) -> u32 {
-        let (number, offset) = self.at(token);
-        number + offset
+        if token < self.known {
+            self.pieces[token / PIECE_TOKENS].0 * HASH_BLOCK_TOKENS + token as u32 % HASH_BLOCK_TOKENS
+        } else {
+            self.own.0
+        }
     }
 
-    /// Adds the ids of the first `tokens` tokens.
+    /// Appends the ids of the first `tokens` tokens.
     pub fn ids(&self, tokens: usize, out: &mut Vec<u32>) {
-        out.reserve(tokens);
-        for piece in self.split(0..tokens) {
-            let first = self.id(piece.start);
-            if piece.start < self.known {
-                out.extend(first..first + piece.len() as u32);
-            } else {
-                out.extend(std::iter::repeat_n(first, piece.len()));
-            }
-        }
+        out.extend((0..tokens).map(|token| self.id(token)));
     }
 
     /// Cuts a range of tokens where their content changes.
     pub fn parts(&self, tokens: Range<usize>) -> impl Iterator<Item = (Content, Range<usize>)> {
-        self.split(tokens).map(|part| {
-            let content =
-                if part.start < self.known { self.pieces[part.start / PIECE_TOKENS].1 } else { self.own.1 };
-            (content, part)
-        })
-    }
-
-    fn at(&self, token: usize) -> (u32, u32) {
-        if token < self.known {
-            (self.pieces[token / PIECE_TOKENS].0 * HASH_BLOCK_TOKENS, token as u32 % HASH_BLOCK_TOKENS)
-        } else {
-            (self.own.0, 0)
-        }
-    }
-
-    fn split(&self, tokens: Range<usize>) -> impl Iterator<Item = Range<usize>> {
-        let (mut at, known) = (tokens.start, self.known);
+        let mut at = tokens.start;
         std::iter::from_fn(move || {
             let start = at;
-            let end = if start < known {
-                ((start / PIECE_TOKENS + 1) * PIECE_TOKENS).min(known)
+            let (content, end) = if start < self.known {
+                let piece = start / PIECE_TOKENS;
+                (self.pieces[piece].1, ((piece + 1) * PIECE_TOKENS).min(self.known))
             } else {
-                usize::MAX
+                (self.own.1, usize::MAX)
             };
             at = end.min(tokens.end);
-            (start < at).then_some(start..at)
+            (start < at).then_some((content, start..at))
         })
     }
 }
@@ -151,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_are_alike_as_far_as_the_trace_says() {
+    fn texts_have_the_common_prefixes_of_the_trace() {
         let requests = [
             request(&[70, 80, 90], 1100, 1100),
             request(&[70, 80, 95], 1100, 1100),
@@ -169,9 +149,9 @@ mod tests {
         assert_eq!(common(&all[5], &all[6]), 0);
     }
 
-    /// What begins alike has equal bytes, and what does not has not, at every token.
+    /// Two requests have equal bytes at a token exactly if they have equal tokens up to it.
     #[test]
-    fn content_goes_with_the_tokens_before() {
+    fn content_depends_on_all_tokens_before() {
         let requests =
             [request(&[1, 2, 3], 1300, 1300), request(&[1, 4, 3], 1300, 1300), request(&[1, 2], 900, 900)];
         let texts = Texts::of(&requests);
@@ -192,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_cut_at_pieces_and_at_the_end_of_what_is_known() {
+    fn parts_are_cut_at_pieces_and_at_the_end_of_the_known_tokens() {
         let text = Texts(HashMap::from([(7, 0), (8, 1)])).text(0, &request(&[7, 8], 600, 600));
         let cuts: Vec<_> = text.parts(500..700).map(|(_, part)| part).collect();
         assert_eq!(cuts, [500..512, 512..600, 600..700]);

@@ -1,15 +1,26 @@
-//! Writes tokens to the storage and reads them back, many in one call: the slots of several
-//! sequences are gathered first. All buffers are used again.
+//! Writes tokens to the storage, or reads them back and compares them, many in one call: the slots
+//! of several sequences are gathered first. All buffers are reused.
 
 use std::collections::HashSet;
 use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
 
 use super::content::{Content, Shape};
 use super::pool::ReplayPool;
+use super::shared_clock::SharedClock;
 use super::text::Text;
 
 /// Tokens of one call: few enough that the rows of K and V stay in a core's own cache.
 pub const PIECE_TOKENS: usize = 1024;
+
+/// The direction of a transfer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Access {
+    /// Tokens are written.
+    Write,
+    /// Tokens are read back and compared.
+    Check,
+}
 
 /// A block with a byte that is not as it was written.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -32,122 +43,109 @@ struct Part {
     count: usize,
 }
 
-/// See the [module](self).
-pub struct Transfer {
+/// See the [module](self). The tokens between two calls of [`flush`](Self::flush) have one
+/// direction.
+pub struct Transfer<'a> {
+    pool: &'a ReplayPool,
+    clock: &'a SharedClock<'a>,
     shape: Shape,
     parts: Vec<Part>,
     slots: Vec<i64>,
     k: Vec<u8>,
     v: Vec<u8>,
+    /// Blocks with a wrong byte.
+    pub corrupt: HashSet<Corrupt>,
+    /// Tokens read back and compared.
+    pub tokens_verified: u64,
 }
 
-impl Transfer {
+impl<'a> Transfer<'a> {
     /// Creates empty buffers.
-    pub fn new(shape: Shape) -> Self {
+    pub fn new(pool: &'a ReplayPool, clock: &'a SharedClock<'a>) -> Self {
+        let shape = pool.shape();
         Self {
+            pool,
+            clock,
             shape,
             parts: Vec::new(),
             slots: Vec::with_capacity(PIECE_TOKENS),
             k: vec![0; PIECE_TOKENS * shape.k_bytes],
             v: vec![0; PIECE_TOKENS * shape.v_bytes],
+            corrupt: HashSet::new(),
+            tokens_verified: 0,
         }
     }
 
-    /// Returns the number of tokens that can be gathered before the next call.
-    pub fn room(&self) -> usize {
-        PIECE_TOKENS - self.slots.len()
-    }
-
-    /// Returns whether no tokens are gathered.
-    pub fn is_empty(&self) -> bool {
-        self.slots.is_empty()
-    }
-
-    /// Gathers tokens of a sequence, whose slots `slots` adds.
-    pub fn gather(
+    /// Gathers tokens of a sequence, whose slots `slots` appends, and transfers them in full calls.
+    /// The rest is left to the next call, or to [`flush`](Self::flush).
+    pub fn add(
         &mut self,
+        access: Access,
         (request, attempt): (u32, u32),
         text: &Text,
         tokens: Range<usize>,
-        slots: impl FnOnce(&mut Vec<i64>) -> Result<(), String>,
+        slots: impl Fn(Range<usize>, &mut Vec<i64>) -> Result<(), String>,
     ) -> Result<(), String> {
-        let before = self.slots.len();
-        slots(&mut self.slots)?;
-        let (got, wanted) = (self.slots.len() - before, tokens.len());
-        if got != wanted {
-            return Err(format!("request {request}: {got} slots for {wanted} tokens from {}", tokens.start));
+        let mut at = tokens.start;
+        while at < tokens.end {
+            let before = self.slots.len();
+            let piece = at..tokens.end.min(at + PIECE_TOKENS - before);
+            slots(piece.clone(), &mut self.slots)?;
+            let (got, wanted) = (self.slots.len() - before, piece.len());
+            if got != wanted {
+                return Err(format!("request {request}: {got} slots for {wanted} tokens from {at}"));
+            }
+            at = piece.end;
+            self.parts.extend(text.parts(piece).map(|(content, part)| Part {
+                content,
+                request,
+                attempt,
+                first: part.start,
+                count: part.len(),
+            }));
+            if self.slots.len() == PIECE_TOKENS {
+                self.flush(access)?;
+            }
         }
-        let part = |(content, part): (Content, Range<usize>)| Part {
-            content,
-            request,
-            attempt,
-            first: part.start,
-            count: part.len(),
-        };
-        self.parts.extend(text.parts(tokens).map(part));
         Ok(())
     }
 
-    /// Writes the gathered tokens.
-    pub fn write(&mut self, pool: &ReplayPool) -> Result<(), String> {
-        let tokens = self.slots.len();
-        if tokens == 0 {
+    /// Transfers the gathered tokens.
+    pub fn flush(&mut self, access: Access) -> Result<(), String> {
+        let Self { pool, shape, parts, slots, k, v, .. } = self;
+        if slots.is_empty() {
             return Ok(());
         }
-        for layer in 0..self.shape.layers {
-            for (plane, row, rows) in planes(&self.shape, &mut self.k, &mut self.v) {
+        self.clock.transfers.fetch_add(1, Relaxed);
+        let (k, v) = (&mut k[..slots.len() * shape.k_bytes], &mut v[..slots.len() * shape.v_bytes]);
+        for layer in 0..shape.layers {
+            if access == Access::Check {
+                pool.load(layer, slots, k, v)?;
+            }
+            for (plane, row, rows) in [(0, shape.k_bytes, &mut *k), (1, shape.v_bytes, &mut *v)] {
                 let mut at = 0;
-                for part in &self.parts {
-                    let place = at * row..(at + part.count) * row;
-                    part.content.fill(layer, plane, part.first, row, &mut rows[place]);
+                for part in parts.iter().filter(|_| row > 0) {
+                    let rows = &mut rows[at * row..(at + part.count) * row];
+                    match access {
+                        Access::Write => part.content.fill(layer, plane, part.first, row, rows),
+                        Access::Check => {
+                            self.corrupt.extend(part.corrupt(layer, plane, rows, shape.block_tokens));
+                        }
+                    }
                     at += part.count;
                 }
             }
-            let (k, v) = (&self.k[..tokens * self.shape.k_bytes], &self.v[..tokens * self.shape.v_bytes]);
-            pool.store(layer, k, v, &self.slots)?;
+            if access == Access::Write {
+                pool.store(layer, k, v, slots)?;
+            }
         }
-        self.clear();
+        if access == Access::Check {
+            self.tokens_verified += slots.len() as u64;
+        }
+        parts.clear();
+        slots.clear();
         Ok(())
     }
-
-    /// Reads the gathered tokens, adds the blocks with a wrong byte to `corrupt`, and returns the
-    /// number of tokens.
-    pub fn check(&mut self, pool: &ReplayPool, corrupt: &mut HashSet<Corrupt>) -> Result<u64, String> {
-        let tokens = self.slots.len();
-        if tokens == 0 {
-            return Ok(0);
-        }
-        for layer in 0..self.shape.layers {
-            let (k, v) =
-                (&mut self.k[..tokens * self.shape.k_bytes], &mut self.v[..tokens * self.shape.v_bytes]);
-            pool.load(layer, &self.slots, k, v)?;
-            for (plane, row, rows) in planes(&self.shape, &mut self.k, &mut self.v) {
-                let mut at = 0;
-                for part in &self.parts {
-                    let rows = &rows[at * row..(at + part.count) * row];
-                    let block_tokens = self.shape.block_tokens;
-                    corrupt.extend(part.corrupt(layer, plane, rows, block_tokens));
-                    at += part.count;
-                }
-            }
-        }
-        self.clear();
-        Ok(tokens as u64)
-    }
-
-    fn clear(&mut self) {
-        self.parts.clear();
-        self.slots.clear();
-    }
-}
-
-/// Returns the planes of a layer: number, bytes of a row, rows.
-fn planes<'a>(
-    shape: &Shape,
-    k: &'a mut [u8],
-    v: &'a mut [u8],
-) -> impl Iterator<Item = (usize, usize, &'a mut [u8])> {
-    [(0, shape.k_bytes, k), (1, shape.v_bytes, v)].into_iter().filter(|(_, row, _)| *row > 0)
 }
 
 impl Part {

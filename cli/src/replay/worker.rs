@@ -9,8 +9,8 @@
 //! through its block table. No address is kept from one step to the next.
 //!
 //! With a prefix cache a sequence begins with the cached part of its prompt. Those tokens cost no
-//! time and are not written. They are read back at the end like all others, and must be the bytes of
-//! this prompt.
+//! time and are not written. They are read back at the end like all others, and must have the bytes
+//! of this prompt.
 
 use std::mem;
 use std::ops::Range;
@@ -18,16 +18,16 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kvpool::{Batch, BlockTable, Sequence};
+use kvpool::{Batch, BlockTable, Sequence, SequenceId};
 
 use super::Options;
 use super::content::Shape;
-use super::pool::{Refusal, ReplayPool};
+use super::pool::{ReplayPool, full};
 use super::scheduler::{Job, Running, Scheduler};
-use super::shared_clock::SharedClock;
+use super::shared_clock::{SharedClock, step_ns};
 use super::tally::Tally;
 use super::text::{Text, Texts};
-use super::transfer::Transfer;
+use super::transfer::{Access, Transfer};
 
 /// The time without progress of any thread after which the replay is given up: blocks were lost.
 const STUCK: Duration = Duration::from_secs(10);
@@ -35,10 +35,13 @@ const STUCK: Duration = Duration::from_secs(10);
 /// The most that counts as waited between two checks for progress.
 const CHECK_MAX: Duration = Duration::from_millis(100);
 
+/// The largest number of prompt tokens of a step.
+const STEP_TOKENS: u64 = 8192;
+
 /// Sequences that a thread runs at a time.
 const RUNNING_MAX: usize = 256;
 
-/// See the [module](self).
+/// A scheduler thread. See the [module](self).
 pub struct Worker<'a> {
     pool: &'a ReplayPool,
     clock: &'a SharedClock<'a>,
@@ -51,11 +54,11 @@ pub struct Worker<'a> {
     clock_ns: u64,
     /// The batch of the step before.
     previous: Option<Batch>,
-    transfer: Transfer,
+    transfer: Transfer<'a>,
     table: BlockTable,
-    /// The ids of a prompt, in a buffer that is used again.
+    /// The ids of a prompt, in a reused buffer.
     prompt: Vec<u32>,
-    /// The running jobs that got tokens in this step, by their places in the scheduler.
+    /// The running jobs with new tokens in this step, by their places in the scheduler.
     advanced: Vec<usize>,
     next_sample_ns: u64,
     stalled: Option<Stall>,
@@ -129,7 +132,7 @@ impl<'a> Worker<'a> {
             scheduler: Scheduler::new(RUNNING_MAX),
             clock_ns: 0,
             previous: None,
-            transfer: Transfer::new(pool.shape()),
+            transfer: Transfer::new(pool, clock),
             table: BlockTable::default(),
             prompt: Vec::new(),
             advanced: Vec::new(),
@@ -147,15 +150,16 @@ impl<'a> Worker<'a> {
         }
         self.clock.set_idle(self.thread);
         self.scheduler.running().clear();
-        self.pool.pool().trim();
+        self.pool.trim();
+        self.tally.corrupt = self.transfer.corrupt;
+        self.tally.tokens_verified = self.transfer.tokens_verified;
         self.tally
     }
 
     fn serve(&mut self) -> Result<(), String> {
         while !self.clock.is_stopped() {
             if self.clock.must_halt() {
-                self.halt()?;
-                continue;
+                return self.halt();
             }
             self.admit()?;
             self.clock.publish(self.thread, self.clock_ns, self.scheduler.oldest());
@@ -184,26 +188,23 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// Halts with no batch in flight. If the replay is stopped then, all open sequences are read back
-    /// and closed.
+    /// Halts with no batch in flight until the end of the replay; then reads back and closes all
+    /// open sequences.
     fn halt(&mut self) -> Result<(), String> {
         self.clock.set_idle(self.thread);
         self.previous = None;
         self.clock.halt();
-        self.stalled = None;
-        if self.clock.is_stopped() {
-            let batch = self.pool.begin_batch(self.thread);
-            for running in mem::take(self.scheduler.running()) {
-                self.check_all(&batch, &running)?;
-                self.release(running);
-            }
+        let batch = self.pool.begin_step(self.thread);
+        for running in mem::take(self.scheduler.running()) {
+            self.check_all(&batch, &running)?;
+            self.release(running);
         }
         Ok(())
     }
 
     /// Rejects waiting requests that need more blocks than the pool has since it shrank.
     fn reject_oversized(&mut self) {
-        let (shape, total) = (self.shape, self.pool.blocks());
+        let (shape, total) = (self.shape, self.pool.total_blocks());
         for _ in 0..self.scheduler.reject(|job| shape.blocks(job.total) <= total) {
             self.reject();
         }
@@ -214,7 +215,7 @@ impl<'a> Worker<'a> {
         self.clock.settled.fetch_add(1, Relaxed);
     }
 
-    /// Takes the requests that have arrived, and starts those that fit.
+    /// Takes the arrived requests, and starts those that fit.
     fn admit(&mut self) -> Result<(), String> {
         loop {
             self.reject_oversized();
@@ -222,14 +223,14 @@ impl<'a> Worker<'a> {
                 let Some((index, request)) = self.clock.take_due(Duration::from_nanos(self.clock_ns)) else {
                     break;
                 };
-                if self.shape.blocks(request.tokens()) > self.pool.blocks() {
+                if self.shape.blocks(request.tokens()) > self.pool.total_blocks() {
                     self.reject();
                 } else {
                     self.scheduler.enqueue(Job::new(index, request));
                 }
             }
-            // Not every free block can be allocated: a shrinking pool keeps the blocks that it empties.
-            // So a preempted job is admitted only once another one has got a token.
+            // Not every free block can be allocated: a shrinking pool keeps the blocks that it
+            // empties. So a preempted job is admitted only after another job got a token.
             let is_short = self.stalled.is_some() && !self.scheduler.running().is_empty();
             if !self.scheduler.has_waiting() || self.clock.is_admission_paused() || is_short {
                 return Ok(());
@@ -245,7 +246,8 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Opens a job's sequence with the cached part of its prompt; false if the pool is too small for it.
+    /// Opens a job's sequence with the cached part of its prompt; false if the pool is too small
+    /// for it.
     fn start(&mut self, job: Job) -> Result<bool, String> {
         let Job { request, attempt, prompt, .. } = job;
         self.prompt.clear();
@@ -258,13 +260,15 @@ impl<'a> Worker<'a> {
             None => Text::of_attempt(request, attempt),
         };
         let id = u64::from(attempt) << 32 | u64::from(request);
-        let sequence = match self.pool.open(id, &self.prompt) {
-            Ok(opened) => opened,
-            Err(Refusal::Full { .. }) => {
+        let builder = self.pool.sequence(SequenceId(id));
+        let opened = if self.prompt.is_empty() { builder.open() } else { builder.tokens(&self.prompt) };
+        let sequence = match opened.map_err(full) {
+            Ok(sequence) => sequence,
+            Err(Ok(_)) => {
                 self.scheduler.enqueue(job);
                 return Ok(false);
             }
-            Err(Refusal::Failed(reason)) => return Err(format!("request {request}: opening it: {reason}")),
+            Err(Err(reason)) => return Err(format!("request {request}: opening it: {reason}")),
         };
         let block_tokens = self.shape.block_tokens;
         let (cached, found) = (sequence.len(), sequence.len() / block_tokens);
@@ -276,7 +280,7 @@ impl<'a> Worker<'a> {
     }
 
     fn step(&mut self) -> Result<(), String> {
-        let mut batch = self.pool.begin_batch(self.thread);
+        let mut batch = self.pool.begin_step(self.thread);
         let mut tokens = StepTokens::default();
         self.advanced.clear();
         let mut place = 0;
@@ -290,7 +294,7 @@ impl<'a> Worker<'a> {
                 Turn::Preempted => {}
             }
         }
-        self.write()?;
+        self.transfer.flush(Access::Write)?;
         self.check_last(&batch)?;
         self.previous = Some(batch);
         self.retire_done()?;
@@ -300,23 +304,16 @@ impl<'a> Worker<'a> {
             return self.wait_for_others();
         }
         self.stalled = None;
-        self.clock_ns += self.options.step_cost.of(tokens.prompt, tokens.decode);
+        self.clock_ns += step_ns(tokens.prompt, tokens.decode);
         self.clock.tokens.fetch_add(tokens.prompt + tokens.decode, Relaxed);
         self.sample();
         Ok(())
     }
 
-    fn write(&mut self) -> Result<(), String> {
-        if !self.transfer.is_empty() {
-            self.clock.transfers.fetch_add(1, Relaxed);
-        }
-        self.transfer.write(self.pool)
-    }
-
     /// Does one sequence's part of a step: appends tokens and gathers them for writing.
     fn turn(&mut self, batch: &mut Batch, place: usize, step: &mut StepTokens) -> Result<Turn, String> {
         let running = &mut self.scheduler.running()[place];
-        let budget = self.options.step_tokens.saturating_sub(step.prompt);
+        let budget = STEP_TOKENS.saturating_sub(step.prompt);
         let (tokens, in_prompt) = (running.next_tokens(budget), running.in_prompt());
         if tokens == 0 {
             return Ok(Turn::Skipped);
@@ -338,28 +335,18 @@ impl<'a> Worker<'a> {
         }
         let Running { job, held, sequence: Open { sequence, text, .. } } =
             &mut self.scheduler.running()[place];
-        let (from, until) = (*held as usize, (*held + tokens) as usize);
+        let new = *held as usize..(*held + tokens) as usize;
         *held += tokens;
         *(if in_prompt { &mut step.prompt } else { &mut step.decode }) += tokens;
         self.tally.tokens += tokens;
         self.clock.resume_admission(job.request);
-
-        let mut at = from;
-        while at < until {
-            let next = until.min(at + self.transfer.room());
-            let slots = |out: &mut Vec<i64>| slots(batch, sequence, at..next, out);
-            self.transfer.gather((job.request, job.attempt), text, at..next, slots)?;
-            if self.transfer.room() == 0 {
-                self.clock.transfers.fetch_add(1, Relaxed);
-                self.transfer.write(self.pool)?;
-            }
-            at = next;
-        }
+        let slots = slots(batch, sequence);
+        self.transfer.add(Access::Write, (job.request, job.attempt), text, new, slots)?;
         Ok(Turn::Advanced)
     }
 
-    /// Appends; after a refusal, ends the batch of the step before and tries again. Returns the free
-    /// and the retired blocks if that is refused too.
+    /// Appends; after a refusal, ends the batch of the step before and tries again. Returns the
+    /// free and the retired blocks if that is refused too.
     fn append(
         &mut self,
         batch: &mut Batch,
@@ -369,28 +356,28 @@ impl<'a> Worker<'a> {
         let running = &mut self.scheduler.running()[place];
         let in_prompt = running.in_prompt();
         let Running { held, sequence: Open { sequence, text, .. }, job } = running;
-        // The cache finds decoded tokens by their ids: for the next request of a conversation, or for
-        // this one after a preemption.
+        // The cache finds decoded tokens by their ids: for the next request of a conversation, or
+        // for this one after a preemption.
         let decoded = (self.texts.is_some() && !in_prompt).then(|| text.id(*held as usize));
         let blocks = (self.shape.blocks(*held + tokens) - self.shape.blocks(*held)) as u64;
         loop {
             let start = (blocks > 0).then(Instant::now);
-            match self.pool.append(batch, sequence, tokens as usize, decoded.as_slice()) {
-                Ok(()) => {
-                    if let Some(start) = start {
-                        self.tally.allocate.record(start.elapsed());
-                    }
-                    self.tally.blocks_allocated += blocks;
-                    return Ok(None);
+            let appended = match decoded {
+                Some(id) => batch.append_tokens(sequence, &[id]),
+                None => batch.append(sequence, tokens as usize),
+            };
+            let Err(error) = appended else {
+                if let Some(start) = start {
+                    self.tally.allocate.record(start.elapsed());
                 }
-                Err(Refusal::Full { .. }) if self.previous.is_some() => self.previous = None,
-                Err(Refusal::Full { free, retired }) => return Ok(Some((free, retired))),
-                Err(Refusal::Failed(reason)) => {
-                    return Err(format!(
-                        "request {}: appending {tokens} to {held} tokens: {reason}",
-                        job.request
-                    ));
-                }
+                self.tally.blocks_allocated += blocks;
+                return Ok(None);
+            };
+            let space = full(error).map_err(|reason| {
+                format!("request {}: appending {tokens} to {held} tokens: {reason}", job.request)
+            })?;
+            if self.previous.take().is_none() {
+                return Ok(Some(space));
             }
         }
     }
@@ -406,7 +393,7 @@ impl<'a> Worker<'a> {
     ) -> Result<Turn, String> {
         // A waiting job asks in every step, and counts as refused once.
         self.tally.refused += u64::from(self.stalled.is_none());
-        let total = self.pool.blocks();
+        let total = self.pool.total_blocks();
         let used = 1.0 - free as f64 / total as f64;
         let owned = 1.0 - (free + retired) as f64 / total as f64;
         self.clock.first_refusal.get_or_init(|| (used, owned));
@@ -425,7 +412,7 @@ impl<'a> Worker<'a> {
         step.preempted = true;
         self.tally.preempted += 1;
         // The tokens of this step are written first, so that they can be read back.
-        self.write()?;
+        self.transfer.flush(Access::Write)?;
         let last = self.scheduler.running().len() - 1;
         self.advanced.retain(|&other| other != last);
         if let Some(gone) = self.scheduler.preempt() {
@@ -436,7 +423,7 @@ impl<'a> Worker<'a> {
         Ok(if last == place { Turn::Preempted } else { Turn::Skipped })
     }
 
-    /// Closes the sequences that have all their tokens.
+    /// Closes the complete sequences.
     fn retire_done(&mut self) -> Result<(), String> {
         if !self.scheduler.running().iter().any(Running::is_done) {
             return Ok(());
@@ -464,22 +451,19 @@ impl<'a> Worker<'a> {
         self.tally.free.record(start.elapsed());
     }
 
-    /// Reads back the last token of every sequence that got one, through its slot.
+    /// Reads back the last token of every sequence with new tokens, through its slot.
     fn check_last(&mut self, batch: &Batch) -> Result<(), String> {
         if !self.options.verify {
             return Ok(());
         }
-        for index in 0..self.advanced.len() {
+        for &place in &self.advanced {
             let Running { job, held, sequence: Open { sequence, text, .. } } =
-                &self.scheduler.running()[self.advanced[index]];
+                &self.scheduler.running()[place];
             let last = *held as usize - 1..*held as usize;
-            let slots = |out: &mut Vec<i64>| slots(batch, sequence, last.clone(), out);
-            self.transfer.gather((job.request, job.attempt), text, last.clone(), slots)?;
-            if self.transfer.room() == 0 {
-                check(&mut self.transfer, self.pool, self.clock, &mut self.tally)?;
-            }
+            let slots = slots(batch, sequence);
+            self.transfer.add(Access::Check, (job.request, job.attempt), text, last, slots)?;
         }
-        check(&mut self.transfer, self.pool, self.clock, &mut self.tally)
+        self.transfer.flush(Access::Check)
     }
 
     /// Reads back every token of a sequence, through its block table.
@@ -497,24 +481,18 @@ impl<'a> Worker<'a> {
         if !self.options.verify {
             return Ok(());
         }
-        let mut at = 0;
-        while at < held {
-            let next = held.min(at + self.transfer.room());
-            self.transfer.gather((job.request, job.attempt), text, at..next, |out| {
-                let mut token = at;
-                while token < next {
-                    let (block, offset) = (token / block_tokens, token % block_tokens);
-                    let count = (block_tokens - offset).min(next - token);
-                    let slot = i64::from(table[block]) * block_tokens as i64 + offset as i64;
-                    out.extend(slot..slot + count as i64);
-                    token += count;
-                }
-                Ok(())
-            })?;
-            check(&mut self.transfer, self.pool, self.clock, &mut self.tally)?;
-            at = next;
-        }
-        Ok(())
+        self.transfer.add(Access::Check, (job.request, job.attempt), text, 0..held, |tokens, out| {
+            let mut token = tokens.start;
+            while token < tokens.end {
+                let (block, offset) = (token / block_tokens, token % block_tokens);
+                let count = (block_tokens - offset).min(tokens.end - token);
+                let slot = i64::from(table[block]) * block_tokens as i64 + offset as i64;
+                out.extend(slot..slot + count as i64);
+                token += count;
+            }
+            Ok(())
+        })?;
+        self.transfer.flush(Access::Check)
     }
 
     /// Samples the pool at intervals, on the first thread.
@@ -523,9 +501,9 @@ impl<'a> Worker<'a> {
             return;
         }
         self.next_sample_ns = self.clock_ns + self.options.sample_ns;
-        let free = self.pool.free_space();
-        self.tally.utilization.add(1.0 - free.blocks as f64 / self.pool.blocks() as f64);
-        self.tally.fragmentation.add(free.fragmentation);
+        let free = self.pool.free_blocks();
+        self.tally.utilization.add(1.0 - free as f64 / self.pool.total_blocks() as f64);
+        self.tally.fragmentation.add(self.pool.fragmentation().rate);
     }
 
     /// Waits for blocks of other threads.
@@ -543,7 +521,7 @@ impl<'a> Worker<'a> {
         match &mut self.stalled {
             Some(stall) if stall.transfers == transfers => {
                 if stall.check() > STUCK {
-                    let (free, total) = (self.pool.free_blocks(), self.pool.blocks());
+                    let (free, total) = (self.pool.free_blocks(), self.pool.total_blocks());
                     return Err(format!(
                         "stuck: no thread made progress in {STUCK:?}, with {free} of {total} blocks free"
                     ));
@@ -556,29 +534,17 @@ impl<'a> Worker<'a> {
     }
 }
 
-fn check(
-    transfer: &mut Transfer,
-    pool: &ReplayPool,
-    clock: &SharedClock<'_>,
-    tally: &mut Tally,
-) -> Result<(), String> {
-    if !transfer.is_empty() {
-        clock.transfers.fetch_add(1, Relaxed);
-    }
-    tally.tokens_verified += transfer.check(pool, &mut tally.corrupt)?;
-    Ok(())
-}
-
-/// Adds the slots of some tokens to `out`, as a kernel that writes them gets them.
-fn slots(batch: &Batch, sequence: &Sequence, tokens: Range<usize>, out: &mut Vec<i64>) -> Result<(), String> {
-    batch.slot_mapping(sequence, tokens, out).map_err(|error| error.to_string())
+/// Returns a function that appends the slots of some tokens of a sequence, as a kernel gets them.
+fn slots(batch: &Batch, sequence: &Sequence) -> impl Fn(Range<usize>, &mut Vec<i64>) -> Result<(), String> {
+    move |tokens, out| batch.slot_mapping(sequence, tokens, out).map_err(|error| error.to_string())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// A process that was stopped for a minute (by a terminal, a debugger, a snapshot) is not stuck.
+    /// A process that was stopped for a minute (by a terminal, a debugger, a snapshot) is not
+    /// stuck.
     #[test]
     fn a_stopped_process_is_not_stuck() {
         let Some(then) = Instant::now().checked_sub(Duration::from_secs(60)) else { return };

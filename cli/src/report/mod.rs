@@ -1,210 +1,123 @@
-//! The report of a replay: the figures under stable names, which `--json` prints, and the table that
-//! is made from them.
+//! The report of a replay: the figures under stable names, which `--json` prints, and the table
+//! that is made from them.
 
 mod table;
 
-use serde::Serialize;
+use serde_json::{Value, json};
 
-use crate::replay::{CompactionTotals, Durations, Options, Outcome, ReplayPool, Resize, Tally};
+use crate::replay::{Options, Outcome, Resize, Shape, failed_copies};
 use crate::trace::Trace;
 
 pub use table::render;
 
-/// The figures of a replay. The names are those of the JSON; shares are from 0 to 1.
-#[derive(Clone, Debug, Serialize)]
+/// The figures of a replay, and what decides its exit code.
+#[derive(Clone, Debug)]
 pub struct Report {
-    /// The trace's name.
-    pub trace: String,
-    /// The layout's name.
-    pub layout: String,
-    /// Requests of the trace.
-    pub requests: u64,
-    /// Requests completed.
-    pub completed: u64,
-    /// Requests rejected because they are larger than the pool.
-    pub rejected: u64,
-    /// Times that a request was preempted, to start over later.
-    pub preempted: u64,
-    /// Scheduler threads.
-    pub threads: usize,
-    /// Seconds of the replay.
-    pub wall_s: f64,
-    /// Seconds from the first arrival to the last.
-    pub trace_s: f64,
-    /// `trace_s / wall_s`.
-    pub speedup: f64,
-    /// Tokens appended and written, also by preempted attempts.
-    pub tokens: u64,
-    /// Tokens of a block.
-    pub block_tokens: usize,
-    /// Bytes of a block, over all layers.
-    pub block_bytes: u64,
-    /// Blocks of the pool at the start.
-    pub blocks_total: usize,
-    /// Blocks allocated, without those found in the cache.
-    pub blocks_allocated: u64,
-    /// Blocks of these that were freed.
-    pub blocks_freed: u64,
-    /// Free blocks that are missing at the end.
-    pub blocks_leaked: u64,
-    /// Blocks with a wrong byte.
-    pub blocks_corrupt: u64,
-    /// Tokens read back and compared.
-    pub tokens_verified: u64,
-    /// Times that the pool refused blocks.
-    pub refused: u64,
-    /// Prefix reuse; none without a prefix cache.
-    pub prefix: Option<Prefix>,
-    /// The share of blocks in use.
-    pub utilization: Utilization,
-    /// The share of free frames outside the free aligned runs of the pool's order.
-    pub fragmentation: Fragmentation,
-    /// The mean run of consecutive frames in a sequence's table, in blocks.
-    pub run_len_mean: f64,
-    /// What compaction did; none without compaction.
-    pub defrag: Option<CompactionTotals>,
-    /// The changes of the pool's size, in order.
-    pub resize: Vec<Resize>,
-    /// The durations of calls.
-    pub latency_ns: Latencies,
-    /// `ok`, or the error of the pool's recount.
-    pub audit: String,
-    /// Other faults.
-    pub findings: Vec<String>,
-    /// Whether the replay was interrupted, so that some requests are neither completed nor
-    /// rejected.
-    pub interrupted: bool,
-    /// Whether at least one request was completed, nothing lost and nothing corrupt.
-    pub sound: bool,
+    /// The JSON. Shares are from 0 to 1.
+    pub figures: Value,
     /// Whether nothing was lost and nothing corrupt.
-    #[serde(skip)]
     pub intact: bool,
     /// Whether tokens are read back.
-    #[serde(skip)]
     pub verify: bool,
 }
 
-/// Prefix reuse. Each request counts at its first admission.
-#[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct Prefix {
-    /// The eviction policy.
-    pub policy: String,
-    /// Full blocks of prompts.
-    pub lookup_blocks: u64,
-    /// Leading blocks of each prompt that were cached.
-    pub hit_blocks: u64,
-    /// `hit_blocks / lookup_blocks`; 0 of nothing.
-    pub hit_rate: f64,
-    /// Blocks evicted because their frames were needed.
-    pub evicted_blocks: u64,
-    /// Full blocks of prompts that were admitted again after a preemption.
-    pub resumed_lookup_blocks: u64,
-    /// Leading blocks of each of these that were cached: mostly the request's own.
-    pub resumed_hit_blocks: u64,
-}
-
-impl Prefix {
-    fn new(policy: String, evicted_blocks: u64, tally: &Tally) -> Self {
-        let Tally { lookup_blocks, hit_blocks, resumed_lookup_blocks, resumed_hit_blocks, .. } = *tally;
-        let hit_rate = hit_blocks as f64 / lookup_blocks.max(1) as f64;
-        Self {
-            policy,
-            lookup_blocks,
-            hit_blocks,
-            hit_rate,
-            evicted_blocks,
-            resumed_lookup_blocks,
-            resumed_hit_blocks,
-        }
-    }
-}
-
-/// The share of blocks that belong to sequences, without those that are only cached.
-#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
-pub struct Utilization {
-    /// The mean over virtual time.
-    pub mean: f64,
-    /// The maximum.
-    pub peak: f64,
-    /// At the first refusal; none without one. Blocks that a step in flight may still read are in
-    /// use.
-    pub at_first_refusal: Option<f64>,
-    /// The same, without blocks that belong to no sequence any more.
-    pub owned_at_first_refusal: Option<f64>,
-}
-
-/// Shares of the free frames. Frames of cached blocks do not count.
-#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
-pub struct Fragmentation {
-    /// The mean over virtual time.
-    pub mean: f64,
-    /// The maximum.
-    pub max: f64,
-    /// At the end, with every block free.
-    #[serde(rename = "final")]
-    pub at_end: f64,
-}
-
-/// The durations of calls.
-#[derive(Clone, Debug, Serialize)]
-pub struct Latencies {
-    /// An append that allocates blocks, one or many.
-    pub allocate: Durations,
-    /// The closing of a sequence, which frees all of its blocks.
-    pub free: Durations,
-}
-
 impl Report {
-    /// Makes the report of a replay.
-    pub fn new(trace: &Trace, layout: &str, pool: &ReplayPool, options: &Options, outcome: Outcome) -> Self {
+    /// Creates the report of a replay.
+    pub fn new(trace: &Trace, layout: &str, shape: Shape, options: &Options, outcome: &Outcome) -> Self {
+        let Outcome { tally, blocks_total, blocks_leaked, fragmentation_final, .. } = outcome;
         let requests = trace.requests.len();
-        let (sound, intact) = (outcome.is_sound(requests), outcome.is_intact());
-        let (shape, tally) = (pool.shape(), outcome.tally);
         let (wall_s, trace_s) = (outcome.wall.as_secs_f64(), trace.span().as_secs_f64());
-        let token_bytes = shape.layers * (shape.k_bytes + shape.v_bytes);
-        Self {
-            trace: trace.name.clone(),
-            layout: layout.to_owned(),
-            requests: requests as u64,
-            completed: tally.completed,
-            rejected: tally.rejected,
-            preempted: tally.preempted,
-            threads: options.threads,
-            wall_s,
-            trace_s,
-            speedup: trace_s / wall_s.max(f64::MIN_POSITIVE),
-            tokens: tally.tokens,
-            block_tokens: shape.block_tokens,
-            block_bytes: (token_bytes * shape.block_tokens) as u64,
-            blocks_total: outcome.blocks_total,
-            blocks_allocated: tally.blocks_allocated,
-            blocks_freed: tally.blocks_freed,
-            blocks_leaked: outcome.blocks_leaked as u64,
-            blocks_corrupt: tally.corrupt.len() as u64,
-            tokens_verified: tally.tokens_verified,
-            refused: tally.refused,
-            prefix: outcome.prefix.map(|(policy, evicted)| Prefix::new(policy, evicted, &tally)),
-            utilization: Utilization {
-                mean: tally.utilization.mean(),
-                peak: tally.utilization.max,
-                at_first_refusal: outcome.first_refusal.map(|(used, _)| used),
-                owned_at_first_refusal: outcome.first_refusal.map(|(_, owned)| owned),
+        let block_bytes = shape.layers * (shape.k_bytes + shape.v_bytes) * shape.block_tokens;
+        // Each request counts at its first admission; `resumed`: after a preemption.
+        let prefix = outcome.prefix.as_ref().map(|(policy, evicted_blocks)| {
+            json!({
+                "policy": policy,
+                "lookup_blocks": tally.lookup_blocks,
+                "hit_blocks": tally.hit_blocks,
+                "hit_rate": tally.hit_blocks as f64 / tally.lookup_blocks.max(1) as f64,
+                "evicted_blocks": evicted_blocks,
+                "resumed_lookup_blocks": tally.resumed_lookup_blocks,
+                "resumed_hit_blocks": tally.resumed_hit_blocks,
+            })
+        });
+        let defrag = outcome.compaction.as_ref().map(|totals| {
+            json!({
+                "runs": totals.runs,
+                "moved_blocks": totals.moved_blocks,
+                "moved_bytes": totals.moved_bytes,
+                "given_up": totals.given_up.total(),
+                "time_ms": totals.time.as_secs_f64() * 1e3,
+                // Means over the runs.
+                "fragmentation_before": totals.fragmentation_before(),
+                "fragmentation_after": totals.fragmentation_after(),
+                "errors": failed_copies(totals).into_iter().collect::<Vec<_>>(),
+            })
+        });
+        let figures = json!({
+            "trace": trace.name,
+            "layout": layout,
+            "requests": requests,
+            "completed": tally.completed,
+            "rejected": tally.rejected,
+            "preempted": tally.preempted,
+            "threads": options.threads,
+            "wall_s": wall_s,
+            "trace_s": trace_s,
+            "speedup": trace_s / wall_s.max(f64::MIN_POSITIVE),
+            // Appended and written, also by preempted attempts.
+            "tokens": tally.tokens,
+            "block_tokens": shape.block_tokens,
+            "block_bytes": block_bytes,
+            // At the start.
+            "blocks_total": blocks_total,
+            // Without blocks found in the cache.
+            "blocks_allocated": tally.blocks_allocated,
+            "blocks_freed": tally.blocks_freed,
+            "blocks_leaked": blocks_leaked,
+            "blocks_corrupt": tally.corrupt.len(),
+            "tokens_verified": tally.tokens_verified,
+            "refused": tally.refused,
+            "prefix": prefix,
+            // Shares of the blocks that belong to sequences. `mean` is over virtual time. Blocks
+            // that a step in flight may still read count at the first refusal, and are not `owned`.
+            "utilization": {
+                "mean": tally.utilization.mean(),
+                "peak": tally.utilization.max,
+                "at_first_refusal": outcome.first_refusal.map(|(used, _)| used),
+                "owned_at_first_refusal": outcome.first_refusal.map(|(_, owned)| owned),
             },
-            fragmentation: Fragmentation {
-                mean: tally.fragmentation.mean(),
-                max: tally.fragmentation.max,
-                at_end: outcome.fragmentation_final,
+            // Shares of the free frames outside the free aligned runs of the pool's order. Frames
+            // of cached blocks do not count; in the end, every block is free.
+            "fragmentation": {
+                "mean": tally.fragmentation.mean(),
+                "max": tally.fragmentation.max,
+                "final": fragmentation_final,
             },
-            run_len_mean: tally.run_len_mean(),
-            defrag: outcome.compaction,
-            resize: outcome.resizes,
-            latency_ns: Latencies { allocate: tally.allocate, free: tally.free },
-            audit: outcome.audit.err().unwrap_or_else(|| "ok".to_owned()),
-            findings: tally.findings,
-            interrupted: outcome.interrupted,
-            sound,
-            intact,
-            verify: options.verify,
-        }
+            // Consecutive frames in a sequence's table.
+            "run_len_mean": tally.run_len_mean(),
+            "defrag": defrag,
+            "resize": outcome.resizes.iter().map(resize).collect::<Vec<_>>(),
+            // Of an append that allocates blocks, one or many, and of the closing of a sequence.
+            "latency_ns": {
+                "allocate": Value::from_iter(tally.allocate.quantiles_ns()),
+                "free": Value::from_iter(tally.free.quantiles_ns()),
+            },
+            "audit": outcome.audit.as_ref().err().map_or("ok", String::as_str),
+            "findings": tally.findings,
+            "interrupted": outcome.interrupted,
+            "sound": outcome.is_sound(requests),
+        });
+        Self { figures, intact: outcome.is_intact(), verify: options.verify }
     }
+}
+
+fn resize(step: &Resize) -> Value {
+    json!({
+        "at_request": step.at_request,
+        "from": step.from,
+        "to": step.to,
+        "time_ms": step.time_ms,
+        "attempts": step.attempts,
+        "outcome": step.outcome.as_ref().err().map_or("done".to_owned(), ToString::to_string),
+    })
 }

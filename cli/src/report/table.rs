@@ -1,40 +1,41 @@
-//! The report as a table for a terminal: a section a row, figures aligned, notes beside them. Figures
-//! are read from the JSON by their names, and labelled with these names as words.
+//! The report as a table for a terminal: one row per section, figures aligned, notes beside them.
+//! Figures are read from the JSON by their names, and labelled with these names as words.
 
 use comfy_table::modifiers::UTF8_ROUND_CORNERS;
-use comfy_table::presets::UTF8_FULL;
+use comfy_table::presets::{NOTHING, UTF8_FULL};
 use comfy_table::{Attribute, Cell, CellAlignment, Color};
 use indicatif::{BinaryBytes, HumanCount};
 use serde_json::Value;
 
 use super::Report;
 use crate::output;
-use crate::replay::{Durations, Resize};
 
-/// The name of a figure in the JSON, and a note.
-type Row = (&'static str, String);
+/// A section of the table, the name of a figure in the JSON, and a note.
+type Row = (&'static str, &'static str, String);
+
+/// In place of a name: the section has no figures.
+const OFF: &str = "off";
 
 /// Renders the whole table.
 pub fn render(report: &Report) -> String {
-    let json = serde_json::to_value(report).expect("numbers and texts");
+    let json = &report.figures;
     let mut table = output::table(UTF8_FULL);
     table.apply_modifier(UTF8_ROUND_CORNERS);
-    for (section, rows) in sections(report) {
+    for rows in rows(json).chunk_by(|(section, ..), (other, ..)| section == other) {
+        let section = rows[0].0;
         let (mut names, mut figures, mut notes) = (Vec::new(), Vec::new(), Vec::new());
-        for (index, (name, note)) in rows.into_iter().enumerate() {
-            let object = match json.get(section) {
-                Some(Value::Array(items)) => &items[index],
-                Some(object @ Value::Object(_)) => object,
-                _ => &json,
+        for (index, (_, name, note)) in rows.iter().enumerate() {
+            let object = match &json[section] {
+                Value::Array(items) => &items[index],
+                object @ Value::Object(_) => object,
+                _ => json,
             };
             names.push(label(name));
-            figures.push(figure(name, object.get(name).expect("a name of the JSON")));
-            notes.push(note);
-        }
-        match json.get(section) {
-            Some(Value::Null) => (names, figures) = (vec!["off".to_owned()], vec!["-".to_owned()]),
-            _ if names.is_empty() => continue,
-            _ => {}
+            figures.push(match *name {
+                OFF => "-".to_owned(),
+                name => figure(name, object.get(name).expect("a name of the JSON")),
+            });
+            notes.push(note.as_str());
         }
         table.add_row([
             Cell::new(label(section)).add_attribute(Attribute::Bold),
@@ -43,108 +44,93 @@ pub fn render(report: &Report) -> String {
             Cell::new(notes.join("\n")).add_attribute(Attribute::Dim),
         ]);
     }
+    let threads = match number(&json["threads"]) {
+        1 => "1 thread".to_owned(),
+        threads => format!("{threads} threads"),
+    };
+    let heading = format!("{} on {threads}, layout {}", text(&json["trace"]), text(&json["layout"]));
+    // Coloured by the same rules as the table: only on a terminal.
     let (colour, verdict) = verdict(report);
-    format!("{}\n{table}\n{}", heading(report), verdict_line(colour, &verdict))
+    let mut line = output::table(NOTHING);
+    line.add_row([Cell::new(verdict).fg(colour).add_attribute(Attribute::Bold)]);
+    format!("{heading}\n{table}\n{line}")
 }
 
-/// Returns the rows by section. A section named like an object of the JSON has figures of that object;
-/// one named like a list, a figure of each of its objects; any other, figures of the report itself.
-fn sections(report: &Report) -> [(&'static str, Vec<Row>); 10] {
-    let plain = |name| (name, String::new());
-    let seconds = report.wall_s.max(f64::MIN_POSITIVE);
-    let written = format!("written, {:.1} million a second", report.tokens as f64 / seconds / 1e6);
-    let [checked, corrupt] = match report.tokens_verified {
+/// Returns the rows. A section named like an object of the JSON has figures of that object; one named
+/// like a list, a figure of each of its objects; any other, figures of the report itself.
+fn rows(json: &Value) -> Vec<Row> {
+    let count = |value: &Value| HumanCount(number(value));
+    let mut rows = Vec::new();
+    let mut row = |section, name, note: &str| rows.push((section, name, note.to_owned()));
+    row("requests", "completed", &format!("of {}", count(&json["requests"])));
+    row("requests", "rejected", "larger than the pool");
+    row("requests", "preempted", "restarted later");
+    row("time", "wall_s", "");
+    row("time", "trace_s", "first arrival to last");
+    row("time", "speedup", "real time");
+    let tokens_per_s = share(&json["tokens"]) / share(&json["wall_s"]).max(f64::MIN_POSITIVE);
+    row("tokens", "tokens", &format!("written, {:.1} million a second", tokens_per_s / 1e6));
+    let [checked, corrupt] = match number(&json["tokens_verified"]) {
         0 => ["not verified"; 2],
         _ => ["read back and compared", ""],
     };
-    let pool_bytes = BinaryBytes(report.block_bytes * report.blocks_total as u64);
-    let refused = match report.utilization.at_first_refusal {
-        Some(_) => format!("refused {} times", HumanCount(report.refused)),
-        None => "nothing was refused".to_owned(),
+    row("tokens", "tokens_verified", checked);
+    let pool_bytes = BinaryBytes(number(&json["block_bytes"]) * number(&json["blocks_total"]));
+    row("blocks", "blocks_total", &format!("of {} tokens, {pool_bytes} in all", json["block_tokens"]));
+    row("blocks", "blocks_allocated", "");
+    row("blocks", "blocks_freed", "");
+    row("blocks", "blocks_leaked", "");
+    row("blocks", "blocks_corrupt", corrupt);
+    row("blocks", "run_len_mean", "blocks in a row, of a sequence when it ends");
+    let prefix = &json["prefix"];
+    if prefix.is_null() {
+        row("prefix", OFF, "");
+    } else {
+        let (hits, lookups) = (count(&prefix["hit_blocks"]), count(&prefix["lookup_blocks"]));
+        row("prefix", "hit_rate", &format!("{hits} of {lookups} blocks of prompts"));
+        row("prefix", "evicted_blocks", &format!("by policy {}", text(&prefix["policy"])));
+    }
+    let resumed = &prefix["resumed_lookup_blocks"];
+    if number(resumed) > 0 {
+        let note = format!("of {} blocks of preempted requests", count(resumed));
+        row("prefix", "resumed_hit_blocks", &note);
+    }
+    row("utilization", "mean", "of blocks, over virtual time");
+    row("utilization", "peak", "");
+    let refused = match json["utilization"]["at_first_refusal"] {
+        Value::Null => "nothing was refused".to_owned(),
+        _ => format!("refused {} times", count(&json["refused"])),
     };
-    let prefix = report.prefix.iter().flat_map(|prefix| {
-        let [hits, lookups, resumed] =
-            [prefix.hit_blocks, prefix.lookup_blocks, prefix.resumed_lookup_blocks].map(HumanCount);
-        let resumed = ("resumed_hit_blocks", format!("of {resumed} blocks of preempted requests"));
-        [
-            ("hit_rate", format!("{hits} of {lookups} blocks of prompts")),
-            ("evicted_blocks", format!("by policy {}", prefix.policy)),
-        ]
-        .into_iter()
-        .chain((prefix.resumed_lookup_blocks > 0).then_some(resumed))
-    });
-    let defrag = report.defrag.iter().flat_map(|defrag| {
-        let mean = defrag.time_ms / defrag.runs.max(1) as f64;
-        let shares =
-            ["fragmentation_before", "fragmentation_after"].map(|name| (name, "a run, on average".into()));
-        let always = [
-            plain("runs"),
-            ("time_ms", format!("{mean:.2} ms a run")),
-            ("moved_blocks", BinaryBytes(defrag.moved_bytes).to_string()),
-            ("given_up", "moves cancelled by a concurrent use".into()),
-        ];
-        let errors = defrag.errors.iter().map(|error| ("errors", error.clone()));
-        always.into_iter().chain(shares.into_iter().take(if defrag.runs > 0 { 2 } else { 0 })).chain(errors)
-    });
-    [
-        (
-            "requests",
-            vec![
-                ("completed", format!("of {}", HumanCount(report.requests))),
-                ("rejected", "larger than the pool".into()),
-                ("preempted", "started over later".into()),
-            ],
-        ),
-        (
-            "time",
-            vec![
-                plain("wall_s"),
-                ("trace_s", "first arrival to last".into()),
-                ("speedup", "real time".into()),
-            ],
-        ),
-        ("tokens", vec![("tokens", written), ("tokens_verified", checked.into())]),
-        (
-            "blocks",
-            vec![
-                ("blocks_total", format!("of {} tokens, {pool_bytes} in all", report.block_tokens)),
-                plain("blocks_allocated"),
-                plain("blocks_freed"),
-                plain("blocks_leaked"),
-                ("blocks_corrupt", corrupt.into()),
-                ("run_len_mean", "blocks in a row, of a sequence when it ends".into()),
-            ],
-        ),
-        ("prefix", prefix.collect()),
-        (
-            "utilization",
-            vec![
-                ("mean", "of blocks, over virtual time".into()),
-                plain("peak"),
-                ("at_first_refusal", refused),
-            ],
-        ),
-        (
-            "fragmentation",
-            vec![
-                ("mean", "of free blocks, outside long runs".into()),
-                plain("max"),
-                ("final", "all blocks free".into()),
-            ],
-        ),
-        ("defrag", defrag.collect()),
-        ("resize", report.resize.iter().map(|step| ("to", resize(step))).collect()),
-        (
-            "latency_ns",
-            vec![
-                ("allocate", quantiles(&report.latency_ns.allocate)),
-                ("free", quantiles(&report.latency_ns.free)),
-            ],
-        ),
-    ]
+    row("utilization", "at_first_refusal", &refused);
+    row("fragmentation", "mean", "of free blocks, outside long runs");
+    row("fragmentation", "max", "");
+    row("fragmentation", "final", "all blocks free");
+    let defrag = &json["defrag"];
+    let runs = number(&defrag["runs"]);
+    if defrag.is_null() {
+        row("defrag", OFF, "");
+    } else {
+        row("defrag", "runs", "");
+        row("defrag", "time_ms", &format!("{:.2} ms a run", share(&defrag["time_ms"]) / runs.max(1) as f64));
+        row("defrag", "moved_blocks", &BinaryBytes(number(&defrag["moved_bytes"])).to_string());
+        row("defrag", "given_up", "moves cancelled by a concurrent use");
+    }
+    if runs > 0 {
+        row("defrag", "fragmentation_before", "a run, on average");
+        row("defrag", "fragmentation_after", "a run, on average");
+    }
+    for error in list(&defrag["errors"]) {
+        row("defrag", "errors", text(error));
+    }
+    for step in list(&json["resize"]) {
+        row("resize", "to", &resize(step));
+    }
+    row("latency_ns", "allocate", &quantiles(&json["latency_ns"]["allocate"]));
+    row("latency_ns", "free", &quantiles(&json["latency_ns"]["free"]));
+    rows
 }
 
-/// A figure with its unit.
+/// Formats a figure with its unit.
 fn figure(name: &str, value: &Value) -> String {
     match (value.as_u64(), value.as_f64(), name) {
         (Some(count), ..) => HumanCount(count).to_string(),
@@ -158,69 +144,74 @@ fn figure(name: &str, value: &Value) -> String {
     }
 }
 
-/// A name of the JSON as words. The unit stands beside the figure.
+/// Returns a name of the JSON as words. The unit stands beside the figure.
 fn label(name: &str) -> String {
     let unit = ["_s", "_ms", "_ns"].into_iter().find_map(|unit| name.strip_suffix(unit));
     unit.unwrap_or(name).replace('_', " ")
 }
 
+fn number(value: &Value) -> u64 {
+    value.as_u64().unwrap_or(0)
+}
+
+fn share(value: &Value) -> f64 {
+    value.as_f64().unwrap_or(0.0)
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or("")
+}
+
+fn list(value: &Value) -> impl Iterator<Item = &Value> {
+    value.as_array().into_iter().flatten()
+}
+
 fn verdict(report: &Report) -> (Color, String) {
+    let json = &report.figures;
     let checked =
         if report.verify { "nothing lost, nothing corrupt" } else { "nothing lost; no token was read back" };
-    if report.interrupted && report.intact {
-        let settled = HumanCount(report.completed + report.rejected);
-        let all = HumanCount(report.requests);
-        (Color::Yellow, format!("INTERRUPTED after {settled} of {all} requests; until then {checked}"))
-    } else if report.sound {
-        (Color::Green, checked.to_owned())
-    } else {
-        (Color::Red, unsound(report))
+    let settled = number(&json["completed"]) + number(&json["rejected"]);
+    let requests = number(&json["requests"]);
+    if json["interrupted"] == true && report.intact {
+        let (settled, all) = (HumanCount(settled), HumanCount(requests));
+        return (
+            Color::Yellow,
+            format!("INTERRUPTED after {settled} of {all} requests; until then {checked}"),
+        );
     }
-}
-
-fn heading(report: &Report) -> String {
-    let threads =
-        if report.threads == 1 { "1 thread".to_owned() } else { format!("{} threads", report.threads) };
-    format!("{} on {threads}, layout {}", report.trace, report.layout)
-}
-
-/// Coloured by the same rules as the table: only on a terminal.
-fn verdict_line(colour: Color, verdict: &str) -> String {
-    let mut line = output::table(comfy_table::presets::NOTHING);
-    line.add_row([Cell::new(verdict).fg(colour).add_attribute(Attribute::Bold)]);
-    line.to_string()
-}
-
-fn unsound(report: &Report) -> String {
-    let mut all = Vec::new();
-    let unsettled = if report.interrupted { 0 } else { report.requests - report.completed - report.rejected };
+    if json["sound"] == true {
+        return (Color::Green, checked.to_owned());
+    }
+    let mut all = vec!["NOT SOUND".to_owned()];
     for (count, what) in [
-        (unsettled, "requests never done"),
-        (report.blocks_leaked, "blocks leaked"),
-        (report.blocks_allocated.abs_diff(report.blocks_freed), "blocks not given back"),
-        (report.blocks_corrupt, "blocks corrupt"),
+        (if json["interrupted"] == true { 0 } else { requests - settled }, "requests not settled"),
+        (number(&json["blocks_leaked"]), "blocks leaked"),
+        (number(&json["blocks_allocated"]).abs_diff(number(&json["blocks_freed"])), "blocks not freed"),
+        (number(&json["blocks_corrupt"]), "blocks corrupt"),
     ] {
         if count > 0 {
             all.push(format!("{} {what}", HumanCount(count)));
         }
     }
-    if report.audit != "ok" {
-        all.push(format!("audit: {}", report.audit));
+    if json["audit"] != "ok" {
+        all.push(format!("audit: {}", text(&json["audit"])));
     }
-    all.extend(report.findings.iter().cloned());
-    format!("NOT SOUND\n{}", all.join("\n"))
+    all.extend(list(&json["findings"]).map(|finding| text(finding).to_owned()));
+    (Color::Red, all.join("\n"))
 }
 
-fn resize(step: &Resize) -> String {
-    let outcome = step.outcome.as_ref().err().map_or("done".to_owned(), ToString::to_string);
-    let tries =
-        if step.attempts == 1 { "1 try" } else { &format!("{} tries", HumanCount(step.attempts.into())) };
-    let [from, at] = [step.from as u64, step.at_request].map(HumanCount);
-    format!("from {from} at request {at}: {outcome}, {tries}, {:.1} ms", step.time_ms)
+fn resize(step: &Value) -> String {
+    let tries = match number(&step["attempts"]) {
+        1 => "1 try".to_owned(),
+        tries => format!("{} tries", HumanCount(tries)),
+    };
+    let [from, at] = ["from", "at_request"].map(|name| HumanCount(number(&step[name])));
+    let (outcome, time_ms) = (text(&step["outcome"]), share(&step["time_ms"]));
+    format!("from {from} at request {at}: {outcome}, {tries}, {time_ms:.1} ms")
 }
 
-fn quantiles(durations: &Durations) -> String {
-    let [_, p99, p999, max] = durations.quantiles_ns().map(|(_, ns)| duration(ns));
+fn quantiles(durations: &Value) -> String {
+    let [p99, p999, max] = ["p99", "p999", "max"].map(|name| duration(number(&durations[name])));
     format!("p50; p99 {p99}, p99.9 {p999}, max {max}")
 }
 
@@ -235,7 +226,7 @@ fn duration(ns: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::replay::ResizeRefusal;
+    use crate::replay::{Resize, ResizeRefusal};
 
     #[test]
     fn durations_have_units_that_fit() {
@@ -262,8 +253,11 @@ mod tests {
         let step = Resize { at_request, from, to, time_ms: 1234.56, attempts: 3, outcome: Err(refusal) };
         let note =
             "from 40,000 at request 12,000: blocked: 1 block is in the way: b7 pinned, 3 tries, 1234.6 ms";
-        assert_eq!(resize(&step), note);
+        assert_eq!(resize(&super::super::resize(&step)), note);
         let done = Resize { attempts: 1, outcome: Ok(()), time_ms: 0.04, ..step };
-        assert_eq!(resize(&done), "from 40,000 at request 12,000: done, 1 try, 0.0 ms");
+        assert_eq!(
+            resize(&super::super::resize(&done)),
+            "from 40,000 at request 12,000: done, 1 try, 0.0 ms"
+        );
     }
 }

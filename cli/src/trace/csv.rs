@@ -2,14 +2,14 @@
 
 use std::io::{self, BufRead, Read};
 use std::str::FromStr;
+use std::time::Duration;
 
 use csv::{ReaderBuilder, StringRecord, Trim};
 use jiff::{Timestamp, civil, tz::TimeZone};
-use thiserror::Error;
 
 use super::error::{Reason, excerpt, quote};
 use super::lines::{LINE_BYTES_MAX, Lines};
-use super::{Row, tokens};
+use super::{Request, Row, tokens};
 
 /// The largest number of columns of a row.
 const COLUMNS_MAX: usize = 64;
@@ -23,21 +23,6 @@ pub struct Columns {
     pub input: String,
     /// Tokens of the answer.
     pub output: String,
-}
-
-/// Why a text does not name columns.
-#[derive(Clone, PartialEq, Eq, Debug, Error)]
-#[non_exhaustive]
-pub enum ColumnsError {
-    /// An item is not a field, an equals sign and a name.
-    #[error("\"{0}\" is not written as field=NAME")]
-    Item(String),
-    /// No field has this name.
-    #[error("no field is called \"{0}\"; there are arrival, input and output")]
-    Field(String),
-    /// A field is named again.
-    #[error("{0} is named twice")]
-    Twice(String),
 }
 
 impl Default for Columns {
@@ -56,24 +41,27 @@ impl Columns {
 }
 
 impl FromStr for Columns {
-    type Err = ColumnsError;
+    type Err = String;
 
-    /// Parses `arrival=NAME,input=NAME,output=NAME`. A field that is left out keeps its usual name.
-    fn from_str(text: &str) -> Result<Self, ColumnsError> {
+    /// Parses `arrival=NAME,input=NAME,output=NAME`. Fields left out keep their usual names.
+    fn from_str(text: &str) -> Result<Self, String> {
         let (mut columns, mut named) = (Self::default(), Vec::new());
         for item in text.split(',') {
-            let (field, name) = match item.split_once('=').map(|(field, name)| (field.trim(), name.trim())) {
-                Some((field, name)) if !name.is_empty() => (field, name),
-                _ => return Err(ColumnsError::Item(item.to_owned())),
-            };
+            let parts = item.split_once('=').map(|(field, name)| (field.trim(), name.trim()));
+            let parts = parts.filter(|(_, name)| !name.is_empty());
+            let (field, name) = parts.ok_or_else(|| format!("\"{item}\" is not written as field=NAME"))?;
             let column = match field {
                 "arrival" => &mut columns.arrival,
                 "input" => &mut columns.input,
                 "output" => &mut columns.output,
-                _ => return Err(ColumnsError::Field(field.to_owned())),
+                _ => {
+                    return Err(format!(
+                        "no field is called \"{field}\"; there are arrival, input and output"
+                    ));
+                }
             };
             if named.contains(&field) {
-                return Err(ColumnsError::Twice(field.to_owned()));
+                return Err(format!("{field} is named twice"));
             }
             name.clone_into(column);
             named.push(field);
@@ -82,13 +70,13 @@ impl FromStr for Columns {
     }
 }
 
-/// The lines of a file as the CSV reader's input. A read ends at the end of a line, so that the reader
-/// is never ahead of its record, and the number of the line is the record's.
+/// The lines of a file as the input of the CSV reader. A read ends at the end of a line, so the
+/// reader is never ahead of its record, and the line number is the record's.
 struct Records<'l, R> {
     lines: &'l mut Lines<R>,
-    /// The place in the current line.
+    /// The offset in the current line.
     at: usize,
-    /// Bytes of the record so far. It may have several lines, in quotes.
+    /// Bytes of the record so far. Quoted fields may span lines.
     bytes: usize,
 }
 
@@ -152,17 +140,13 @@ pub(super) fn read<R: BufRead>(
                 .map_err(|_| Reason::Number { field: name.to_owned(), text: excerpt(text.as_bytes()) })?;
             tokens(name, number, min)
         };
-        rows.push(Row {
-            at_ns: instant_ns(field(0)?)?,
-            input_tokens: count(1, 1)?,
-            output_tokens: count(2, 0)?,
-            hash_ids: Vec::new(),
-        });
+        let at_ns = instant_ns(field(0)?)?;
+        rows.push((at_ns, Request::new(Duration::ZERO, count(1, 1)?, count(2, 0)?)));
     }
     Ok(rows)
 }
 
-/// The reason of an error of the CSV reader, which is one of its input.
+/// Returns the reason of an error of the CSV reader, which is an error of its input.
 fn reason(error: csv::Error) -> Reason {
     match error.into_kind() {
         csv::ErrorKind::Io(error) => error.downcast().unwrap_or_else(Reason::Read),
@@ -173,8 +157,8 @@ fn reason(error: csv::Error) -> Reason {
 /// The latest time in seconds: it still fits into nanoseconds of 63 bits.
 const SECONDS_MAX: f64 = 9e9;
 
-/// Parses `2023-11-16 18:17:03.9799600`, with an offset from UTC (as in the traces of 2024) or without;
-/// or a number of seconds.
+/// Parses `2023-11-16 18:17:03.9799600`, with an offset from UTC (as in the traces of 2024) or
+/// without; or a number of seconds.
 fn instant_ns(text: &str) -> Result<i64, Reason> {
     let fail = |message: String| Reason::Timestamp { text: excerpt(text.as_bytes()), message };
     if let Ok(seconds) = text.parse::<f64>() {

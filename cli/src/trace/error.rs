@@ -1,6 +1,5 @@
 //! Why a trace was not read: file, line, reason.
 
-use std::fmt;
 use std::io;
 use std::sync::Arc;
 
@@ -10,27 +9,19 @@ use crate::output::printable;
 
 /// Why a trace was not read.
 #[derive(Debug, Error)]
+#[error("{file}{}: {reason}", .line.map_or(String::new(), |line| format!(":{line}")))]
 pub struct TraceError {
     /// The file.
     pub file: Arc<str>,
-    /// The line, from 1, if the reason lies in one.
+    /// The line, from 1, if the reason is in one.
     pub line: Option<u64>,
     /// The reason.
     #[source]
     pub reason: Reason,
 }
 
-impl fmt::Display for TraceError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.line {
-            Some(line) => write!(f, "{}:{line}: {}", self.file, self.reason),
-            None => write!(f, "{}: {}", self.file, self.reason),
-        }
-    }
-}
-
-/// What is wrong with a trace or with one of its lines. The messages quote the input, and are short
-/// and printable.
+/// A fault of a trace or of one of its lines. The messages quote the input, and are short and
+/// printable.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "the messages say it")]
@@ -41,7 +32,7 @@ pub enum Reason {
     Directory,
     #[error("cannot read: {0}")]
     Read(io::Error),
-    #[error("empty: not one request")]
+    #[error("empty: it has no request")]
     Empty,
     #[error(
         "compressed with {0}; decompress it first (traces are read as plain text, `-` is the standard input)"
@@ -67,17 +58,17 @@ pub enum Reason {
     TooManyColumns(usize),
     #[error("more than {0} requests; --requests takes the first ones")]
     TooManyRequests(usize),
-    #[error("{field} is no whole number: \"{text}\"")]
+    #[error("{field} is not a whole number: \"{text}\"")]
     Number { field: String, text: String },
     #[error("{field} is {value}, outside {min}..={max}")]
     OutOfRange { field: String, value: i64, min: u32, max: u32 },
     #[error("timestamp \"{text}\": {message}")]
     Timestamp { text: String, message: String },
-    #[error("no hash_ids, so that nothing says which prompts this one begins like")]
+    #[error("no hash_ids, which identify common prefixes of prompts")]
     NoHashIds,
     #[error("hash_ids repeat {id} within one prompt, at places {first} and {second}")]
     RepeatedHashId { id: u64, first: usize, second: usize },
-    #[error("{found} hash_ids for {input} tokens, which are {expected} blocks of 512")]
+    #[error("{found} hash_ids for {input} tokens, which have {expected} blocks of 512")]
     HashIds { found: usize, input: u32, expected: usize },
 }
 

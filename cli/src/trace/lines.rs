@@ -1,18 +1,18 @@
-//! Lines of bounded length: whatever the input, at most one line is in memory, and no line is longer
-//! than [`LINE_BYTES_MAX`].
+//! Lines of bounded length: at most one line of the input is in memory, and no line is longer than
+//! [`LINE_BYTES_MAX`].
 
 use std::io::{BufRead, Read};
 
 use super::error::Reason;
 
-/// The longest line that is read, in bytes. The longest prompt that is read, with its hash ids, takes
-/// less than a tenth of it.
+/// The longest line that is read, in bytes. The longest prompt that is read, with its hash ids,
+/// takes less than a tenth of it.
 pub const LINE_BYTES_MAX: usize = 4 << 20;
 
 /// The byte order mark that some programs write before UTF-8.
 pub(super) const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 
-/// The lines of an input that are not blank, in one buffer that is used again.
+/// The lines of an input that are not blank, in one reused buffer.
 pub(super) struct Lines<R> {
     input: R,
     number: u64,

@@ -1,20 +1,21 @@
 //! Traces: the arrivals of requests, and the tokens of their prompts and answers.
 //!
-//! A reader for each format turns lines into [`Row`]s, one line in memory at a time; [`Trace::load`]
-//! makes [`Request`]s of them, in the order of their arrival.
+//! A reader for each format parses one line at a time; [`Trace::load`] sorts the requests by their
+//! arrival.
 //!
-//! | format | a line |
+//! | format | line |
 //! |---|---|
 //! | Mooncake | `{"timestamp": ms, "input_length": n, "output_length": n, "hash_ids": [one id per 512 tokens]}` |
 //! | Azure | `TIMESTAMP,ContextTokens,GeneratedTokens` under a header, columns in any order, others ignored; other [names](Columns) |
 //!
-//! A hash id stands for all of a prompt up to the end of its 512 tokens: equal ids mean equal prefixes,
-//! and a prompt has each id once. They are read only where [prefixes are reused](HashIds).
+//! A hash id stands for all of a prompt up to the end of its 512 tokens: equal ids mean equal
+//! prefixes, and a prompt has each id once. They are read only where [prefixes are
+//! reused](HashIds).
 //!
-//! A trace is outside input: every line is bounded in length and every number in size, and a violation
-//! is a [`TraceError`] with file, line and reason. Lines out of order are not an error, because traces
-//! merged from several front ends have them: requests are sorted by arrival, equal ones in file order,
-//! and [`Trace::out_of_order`] counts them.
+//! A trace is outside input: every line is bounded in length and every number in size, and a
+//! violation is a [`TraceError`] with file, line and reason. Lines out of order are not an error,
+//! because traces merged from several front ends have them: requests are sorted by arrival, equal
+//! ones in file order, and [`Trace::out_of_order`] counts them.
 
 mod csv;
 mod error;
@@ -33,39 +34,39 @@ use clap::ValueEnum;
 
 use crate::output::printable;
 
-pub use csv::{Columns, ColumnsError};
+pub use csv::Columns;
 pub use error::{Reason, TraceError};
 pub use lines::LINE_BYTES_MAX;
 pub use mooncake::HASH_BLOCK_TOKENS;
 
 use lines::Lines;
 
-/// The longest prompt and the longest answer that are believed, in tokens. Far above any model's context; a number
-/// beyond it is a damaged line.
+/// The largest length of a prompt and of an answer, in tokens. It is far above any model's context;
+/// a greater number means a damaged line.
 pub const TOKENS_MAX: u32 = 1 << 24;
 
-/// The most requests that are held in memory: an input without end must not take all of it.
+/// The largest number of requests in memory: an endless input must not exhaust it.
 pub const REQUESTS_MAX: u32 = if cfg!(test) { 20_000 } else { 10_000_000 };
 
 /// The format of a trace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
 pub enum Format {
-    /// Tell by how it begins
+    /// Detect the format by the first line
     #[default]
     Auto,
     /// JSON lines: timestamp, input_length, output_length, hash_ids
     Mooncake,
-    /// CSV: TIMESTAMP, ContextTokens, GeneratedTokens, or what --columns says
+    /// CSV: TIMESTAMP, ContextTokens, GeneratedTokens, or the names in --columns
     #[value(alias = "csv")]
     Azure,
 }
 
 impl Format {
-    /// Returns the format of a text that begins so.
+    /// Returns the format of a text with this beginning.
     fn detect(beginning: &[u8], columns: &Columns) -> Option<Self> {
         let text = beginning.strip_prefix(lines::BYTE_ORDER_MARK).unwrap_or(beginning).trim_ascii_start();
         let header = text.split(|&byte| byte == b'\n').next().unwrap_or_default();
-        // In whatever order: a header that names one column and lacks another is told so by name.
+        // One column is enough: the error for a header that lacks another names it.
         let names = |column: &str| {
             header.windows(column.len().max(1)).any(|part| part.eq_ignore_ascii_case(column.as_bytes()))
         };
@@ -80,14 +81,14 @@ impl Format {
 /// Whether the hash ids of a trace are read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum HashIds {
-    /// They are neither read nor required.
+    /// Neither read nor required.
     #[default]
     Ignored,
     /// Every line of a format that has them must have valid ones.
     Required,
 }
 
-/// How a trace is to be read.
+/// The options of reading a trace.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ReadOptions {
     /// The format.
@@ -96,35 +97,27 @@ pub struct ReadOptions {
     pub columns: Columns,
     /// Whether hash ids are read.
     pub hash_ids: HashIds,
-    /// Requests to read, from the first on; if there is none, all.
+    /// Requests to read, from the first on; all if `None`.
     pub limit: Option<usize>,
 }
 
-/// One line of a trace.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Row {
-    /// When it came, in nanoseconds since the format's own zero: the start of the trace, or 1970.
-    pub at_ns: i64,
-    /// Tokens of the prompt, at least one.
-    pub input_tokens: u32,
-    /// Tokens of the answer.
-    pub output_tokens: u32,
-    /// One id for each 512 tokens of the prompt, where equal ids mean an equal prefix; empty where the trace has none.
-    pub hash_ids: Vec<u64>,
-}
+/// A line of a trace: its time in nanoseconds since the zero of the format (the start of the trace,
+/// or 1970), and the request, without an arrival yet.
+type Row = (i64, Request);
 
 /// One request of a replay.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Request {
-    /// When it arrives, from the first request on.
+    /// Its arrival, relative to the first request.
     pub arrival: Duration,
     /// Tokens of the prompt, at least one.
     pub input_tokens: u32,
     /// Tokens of the answer.
     pub output_tokens: u32,
-    /// One id for each 512 tokens, where equal ids mean an equal prefix; empty where there are none.
+    /// One id for each 512 tokens, where equal ids mean an equal prefix; empty without them.
     pub hash_ids: Vec<u64>,
-    /// Tokens that these ids stand for: the prompt's, or none; of made-up conversations, those of the answer too.
+    /// Tokens that these ids stand for: the prompt's, or none; in generated conversations also the
+    /// answer's.
     pub hashed_tokens: u32,
 }
 
@@ -134,7 +127,7 @@ impl Request {
         Self { arrival, input_tokens, output_tokens, hash_ids: Vec::new(), hashed_tokens: 0 }
     }
 
-    /// Tokens that the request holds when it is done.
+    /// Returns the number of its tokens at its end.
     pub const fn tokens(&self) -> u64 {
         self.input_tokens as u64 + self.output_tokens as u64
     }
@@ -143,11 +136,11 @@ impl Request {
 /// The requests of a trace, in the order of their arrival.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Trace {
-    /// Where they come from, for the reader of a report.
+    /// The name in a report.
     pub name: String,
     /// The requests; the first arrives at zero.
     pub requests: Vec<Request>,
-    /// Lines that stood after a later one.
+    /// Number of lines after a line with a later time.
     pub out_of_order: usize,
 }
 
@@ -156,7 +149,7 @@ impl Trace {
     ///
     /// # Errors
     ///
-    /// [`TraceError`], with the line where there is one: the file cannot be read, or is no trace.
+    /// [`TraceError`], with the line if there is one: the file cannot be read, or is not a trace.
     pub fn load(path: &Path, options: &ReadOptions) -> Result<Self, TraceError> {
         let name: Arc<str> = printable(&path.display().to_string()).into();
         if path == Path::new("-") {
@@ -164,14 +157,14 @@ impl Trace {
         }
         let fail = |reason| TraceError { file: Arc::clone(&name), line: None, reason };
         let file = File::open(path).map_err(|e| fail(Reason::Open(e)))?;
-        // A directory can be opened, and fails at the first read with a less helpful word.
+        // A directory can be opened, and the error of the first read is less helpful.
         if file.metadata().map_err(|e| fail(Reason::Open(e)))?.is_dir() {
             return Err(fail(Reason::Directory));
         }
         Self::read(Arc::clone(&name), BufReader::with_capacity(1 << 16, file), options)
     }
 
-    /// The same from any source of bytes.
+    /// Reads any source of bytes.
     ///
     /// # Errors
     ///
@@ -191,39 +184,33 @@ impl Trace {
     }
 
     fn from_rows(name: String, mut rows: Vec<Row>) -> Self {
-        let mut latest = i64::MIN;
-        let mut out_of_order = 0;
-        for row in &rows {
-            out_of_order += usize::from(row.at_ns < latest);
-            latest = latest.max(row.at_ns);
+        let (mut latest, mut out_of_order) = (i64::MIN, 0);
+        for &(at_ns, _) in &rows {
+            out_of_order += usize::from(at_ns < latest);
+            latest = latest.max(at_ns);
         }
-        rows.sort_by_key(|row| row.at_ns);
-        let zero = rows.first().map_or(0, |row| row.at_ns);
-        let requests = rows
-            .into_iter()
-            .map(|row| Request {
-                arrival: Duration::from_nanos(row.at_ns.abs_diff(zero)),
-                input_tokens: row.input_tokens,
-                output_tokens: row.output_tokens,
-                hashed_tokens: if row.hash_ids.is_empty() { 0 } else { row.input_tokens },
-                hash_ids: row.hash_ids,
-            })
-            .collect();
-        Self { name, requests, out_of_order }
+        rows.sort_by_key(|&(at_ns, _)| at_ns);
+        let zero = rows.first().map_or(0, |&(at_ns, _)| at_ns);
+        let arrive = |(at_ns, request): Row| Request {
+            arrival: Duration::from_nanos(at_ns.abs_diff(zero)),
+            ..request
+        };
+        Self { name, requests: rows.into_iter().map(arrive).collect(), out_of_order }
     }
 
-    /// Whether no request has hash ids, which say which prompts begin alike.
+    /// Returns whether no request has hash ids, which tell which prompts begin alike.
     pub fn has_no_hash_ids(&self) -> bool {
         self.requests.iter().all(|request| request.hash_ids.is_empty())
     }
 
-    /// From the first arrival to the last.
+    /// Returns the time from the first arrival to the last.
     pub fn span(&self) -> Duration {
         self.requests.last().map_or(Duration::ZERO, |request| request.arrival)
     }
 }
 
-/// Reads up to `max` rows, after a look at how the input begins. `line` is the line of an error.
+/// Reads up to `max` rows, in the format that the beginning of the input has. `line` is set to the
+/// line of an error.
 fn rows<R: BufRead>(
     mut input: R,
     options: &ReadOptions,
@@ -245,7 +232,7 @@ fn rows<R: BufRead>(
         *line = Some(1);
         let first = beginning.split(|&byte| byte == b'\n').next().unwrap_or_default();
         return Err(match std::str::from_utf8(first) {
-            // A character that the buffer ends in is no error.
+            // A character cut off by the end of the buffer is not an error.
             Err(e) if e.error_len().is_some() => Reason::NotUtf8(e.valid_up_to()),
             _ => Reason::UnknownFormat(error::excerpt(first)),
         });
@@ -259,7 +246,7 @@ fn rows<R: BufRead>(
     rows
 }
 
-/// Returns what a file is, if its first bytes show that it is not text in UTF-8.
+/// Returns why a file is not text in UTF-8, if its first bytes show it.
 fn not_text(beginning: &[u8]) -> Option<Reason> {
     const MAGIC: [(&[u8], &str); 7] = [
         (b"\x1f\x8b", "gzip"),
@@ -277,7 +264,7 @@ fn not_text(beginning: &[u8]) -> Option<Reason> {
     by.map(|(_, by)| Reason::Compressed(by))
 }
 
-/// A count of tokens between `min` and [`TOKENS_MAX`].
+/// Checks that a count of tokens is between `min` and [`TOKENS_MAX`].
 fn tokens(field: &str, value: i64, min: u32) -> Result<u32, Reason> {
     match u32::try_from(value) {
         Ok(count) if (min..=TOKENS_MAX).contains(&count) => Ok(count),

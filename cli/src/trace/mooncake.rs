@@ -2,13 +2,14 @@
 
 use std::collections::HashMap;
 use std::io::BufRead;
+use std::time::Duration;
 
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 
 use super::error::{Reason, excerpt, quote};
 use super::lines::Lines;
-use super::{HashIds, Row, tokens};
+use super::{HashIds, Request, Row, tokens};
 
 /// Tokens of a prompt for one hash id.
 pub const HASH_BLOCK_TOKENS: u32 = 512;
@@ -16,7 +17,7 @@ pub const HASH_BLOCK_TOKENS: u32 = 512;
 /// The latest time, in milliseconds: it still fits into nanoseconds of 63 bits.
 const TIMESTAMP_MS_MAX: f64 = 9e12;
 
-/// A line. Lengths are signed, so that the error of a negative one names it.
+/// A line. Lengths are signed, so that errors quote negative ones.
 #[derive(Deserialize)]
 struct Line<H> {
     /// Milliseconds from the start of the trace or from 1970; whole in the published traces.
@@ -61,11 +62,13 @@ fn row<H>(line: Line<H>, ids: impl FnOnce(H, u32) -> Result<Vec<u64>, Reason>) -
     }
     let input_tokens = tokens("input_length", line.input_length, 1)?;
     let output_tokens = tokens("output_length", line.output_length, 0)?;
-    let hash_ids = ids(line.hash_ids, input_tokens)?;
-    Ok(Row { at_ns: (line.timestamp * 1e6) as i64, input_tokens, output_tokens, hash_ids })
+    let mut request = Request::new(Duration::ZERO, input_tokens, output_tokens);
+    request.hash_ids = ids(line.hash_ids, input_tokens)?;
+    request.hashed_tokens = if request.hash_ids.is_empty() { 0 } else { input_tokens };
+    Ok(((line.timestamp * 1e6) as i64, request))
 }
 
-/// Returns the ids if a prompt of so many tokens can have them.
+/// Returns the ids if a prompt of `input_tokens` tokens can have them.
 fn checked(ids: Option<Vec<u64>>, input_tokens: u32) -> Result<Vec<u64>, Reason> {
     let ids = ids.ok_or(Reason::NoHashIds)?;
     let expected = input_tokens.div_ceil(HASH_BLOCK_TOKENS) as usize;

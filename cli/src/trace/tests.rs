@@ -54,7 +54,7 @@ fn azure_columns_stand_in_any_order_quoted_and_with_offsets() {
     assert_eq!((trace.requests[0].input_tokens, trace.requests[0].output_tokens), (11, 7));
 }
 
-/// Whichever column stands first, and also where a column is missing, so that the error names it.
+/// The order of columns does not matter, and the error of a missing column names it.
 #[test]
 fn an_azure_header_is_known_by_any_of_its_columns() {
     let text = "GeneratedTokens,ContextTokens,TIMESTAMP\n7,11,2024-05-10 00:00:00\n";
@@ -66,7 +66,7 @@ fn an_azure_header_is_known_by_any_of_its_columns() {
     assert!(complaint("7,11\nTIMESTAMP,ContextTokens,GeneratedTokens\n", None).contains("neither"));
 }
 
-/// Nothing behind a lone carriage return is lost without a word: it ends a row.
+/// A lone carriage return ends a row; the text after it is not lost.
 #[test]
 fn a_carriage_return_ends_a_row() {
     for (all, damaged) in [("\r\n", "\r"), ("808,10\r\n\r\n", "808,10\r")] {
@@ -81,14 +81,14 @@ fn a_carriage_return_ends_a_row() {
     }
 }
 
-/// A quote that is not closed must not take all memory.
+/// A quote that is not closed must not exhaust the memory.
 #[test]
 fn an_endless_record_is_refused() {
     let text = format!("TIMESTAMP,ContextTokens,GeneratedTokens\n5,1,\"{}", "line\n".repeat(1 << 20));
     assert!(complaint(text, None).contains("line longer than"));
 }
 
-/// A number is quoted in an error, but not its three hundred zeros.
+/// A number is quoted in an error without its three hundred zeros.
 #[test]
 fn errors_quote_briefly() {
     let message =
@@ -96,7 +96,7 @@ fn errors_quote_briefly() {
     assert!(message.len() < 150, "{message}");
 }
 
-/// An input without end must not take all memory.
+/// An endless input must not exhaust the memory.
 #[test]
 fn an_endless_trace_is_refused() {
     struct Endless(usize);
@@ -169,9 +169,9 @@ fn bad_mooncake_lines_are_refused_with_line_and_reason() {
     }
 }
 
-/// A replay without prefix reuse ignores them, valid or not.
+/// A replay without prefix reuse ignores hash ids, valid or not.
 #[test]
-fn hash_ids_are_missed_only_where_they_are_required() {
+fn hash_ids_are_required_only_for_prefix_reuse() {
     let line =
         |ids: &str| format!("{{\"timestamp\": 0, \"input_length\": 600, \"output_length\": 1{ids}}}\n");
     for ids in ["", ", \"hash_ids\": null", ", \"hash_ids\": [7, 7, 7]", ", \"hash_ids\": [-1]"] {
@@ -196,7 +196,7 @@ fn columns_have_other_names() {
     let trace = with_columns(text, columns).unwrap();
     assert_eq!(trace.span(), Duration::from_millis(40_250));
     assert_eq!((trace.requests[1].input_tokens, trace.requests[1].output_tokens), (1087, 230));
-    // A field that is left out keeps its usual name.
+    // An omitted field keeps its usual name.
     let text = AZURE.replace("ContextTokens", "in");
     assert_eq!(with_columns(&text, "input=in").unwrap().requests.len(), 2);
 }
@@ -213,22 +213,21 @@ fn wrong_columns_are_named() {
         complaint("arrival=when,output=out,input=how\tmany"),
         "trace:3: how\tmany is -1, outside 1..=16777216"
     );
-    let item = |item: &str| ColumnsError::Item(item.into());
     for (text, error) in [
-        ("", item("")),
-        ("arrival", item("arrival")),
-        ("arrival=", item("arrival=")),
-        ("arrival=a,,", item("")),
-        ("tokens=a", ColumnsError::Field("tokens".into())),
-        ("input=a,input=a", ColumnsError::Twice("input".into())),
+        ("", "\"\" is not written as field=NAME"),
+        ("arrival", "\"arrival\" is not written as field=NAME"),
+        ("arrival=", "\"arrival=\" is not written as field=NAME"),
+        ("arrival=a,,", "\"\" is not written as field=NAME"),
+        ("tokens=a", "no field is called \"tokens\"; there are arrival, input and output"),
+        ("input=a,input=a", "input is named twice"),
     ] {
-        assert_eq!(text.parse::<Columns>(), Err(error), "{text}");
+        assert_eq!(text.parse::<Columns>(), Err(error.to_owned()), "{text}");
     }
 }
 
-/// They are detected whatever format is asked for, and the error quotes no byte of them.
+/// Compressed files are detected in every format, and the error quotes no byte of them.
 #[test]
-fn files_that_are_no_text_are_named() {
+fn compressed_and_utf_16_files_are_refused_by_name() {
     for (bytes, reason) in [
         (&b"\x1f\x8b\x08\x08\x1b[31m"[..], "compressed with gzip; decompress it first"),
         (b"\x28\xb5\x2f\xfd\x04\x1b[31m", "compressed with zstd; decompress it first"),
@@ -243,7 +242,7 @@ fn files_that_are_no_text_are_named() {
     assert_eq!(complaint(b"ab\xfe\x1b[31m\n", None), "trace:1: not UTF-8, at byte 2 of the line");
 }
 
-/// No input, however hostile, sends control characters to the terminal or fills it.
+/// No input sends control characters to the terminal or floods it.
 #[test]
 fn errors_are_short_and_printable() {
     let evil = "\u{1b}[31m\r\u{9b}".repeat(100_000);
@@ -279,8 +278,8 @@ fn bad_azure_lines_are_refused_with_line_and_reason() {
         ("2023-11-16 18:17:05,-3,1", "ContextTokens is -3"),
         ("2023-11-16 18:17:05,0,1", "ContextTokens is 0"),
         ("2023-11-16 18:17:05,12,16777217", "GeneratedTokens is 16777217"),
-        ("2023-11-16 18:17:05,12,1.5", "GeneratedTokens is no whole number: \"1.5\""),
-        ("2023-11-16 18:17:05,99999999999999999999,1", "ContextTokens is no whole number"),
+        ("2023-11-16 18:17:05,12,1.5", "GeneratedTokens is not a whole number: \"1.5\""),
+        ("2023-11-16 18:17:05,99999999999999999999,1", "ContextTokens is not a whole number"),
         (&",".repeat(100), "more than 64 columns"),
     ] {
         let message = complaint(format!("{AZURE}\n{line}\n"), None);
@@ -309,7 +308,7 @@ fn bytes_that_are_no_text_are_refused() {
     assert_eq!(message, "trace:3: not UTF-8, at byte 2 of the line");
 }
 
-/// An endless line: the reader must stop at its bound, with no more than that in memory.
+/// The reader of an endless line must stop at the bound of its buffer.
 #[test]
 fn an_endless_line_is_refused_within_bounded_memory() {
     for (beginning, format) in [("{", Format::Mooncake), ("TIMESTAMP", Format::Azure)] {
@@ -340,17 +339,18 @@ fn directories_and_missing_files_are_refused() {
 }
 
 proptest! {
-    /// Whatever the bytes, a reader ends with rows or with an error.
+    /// A reader of any bytes ends with rows or with an error.
     #[test]
-    fn any_bytes_are_survived(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
+    fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
         for format in [None, Some(Format::Mooncake), Some(Format::Azure)] {
             let _ = read(&bytes, format);
         }
     }
 
-    /// A valid trace with one byte changed is read or refused, and what is read is within the bounds.
+    /// A valid trace with one changed byte is read or refused, and the requests are within the
+    /// bounds.
     #[test]
-    fn damaged_traces_are_survived(at in 0usize..200, byte in any::<u8>(), azure in any::<bool>()) {
+    fn damaged_traces_are_read_or_refused(at in 0usize..200, byte in any::<u8>(), azure in any::<bool>()) {
         let mut bytes = if azure { AZURE } else { MOONCAKE }.as_bytes().to_vec();
         let at = at % bytes.len();
         bytes[at] = byte;
@@ -362,7 +362,7 @@ proptest! {
         }
     }
 
-    /// What is written is read.
+    /// Written rows are read unchanged.
     #[test]
     fn rows_survive_a_round_trip(rows in proptest::collection::vec((0u32..1 << 30, 1u32..5000, 0u32..5000), 1..20)) {
         let text: String = rows

@@ -1,11 +1,13 @@
-//! The built-in workload: conversations, made up from a seed, so that a replay needs no trace.
+//! The built-in workload: conversations generated from a seed, so that a replay needs no trace.
 //!
-//! Conversations begin as a Poisson process. Each has one of a few shared system prompts, now and then a document,
-//! and some turns; a turn's prompt is everything said before plus a new message, and the next turn comes once the
-//! answer is written, read and thought about. The ids of a request's text reach to the end of its answer. Lengths and think times are lognormal, as measured ones are: most are
-//! short and some are very long.
+//! Conversations begin as a Poisson process. Each has one of a few shared system prompts, sometimes
+//! a document, and some turns. The prompt of a turn is all text before it and a new message, and
+//! the next turn arrives after the time to write, read and think about the answer. The ids of a
+//! request cover its answer too. Lengths and think times are lognormal, like measured ones: most
+//! are short and some are very long.
 //!
-//! Equal seeds give equal requests, on every machine: the generator is a fixed one (PCG), not "the standard one".
+//! Equal seeds give equal requests on every machine: the generator is fixed (PCG), not the standard
+//! one of a library version.
 
 #[cfg(test)]
 mod tests;
@@ -20,11 +22,11 @@ use rand_pcg::Pcg64Mcg;
 
 use crate::trace::{HASH_BLOCK_TOKENS, Request, Trace};
 
-/// Conversations begun a second.
+/// Conversations begun per second.
 const CONVERSATIONS_PER_S: f64 = 0.7;
 /// Turns after the first, on average.
 const MORE_TURNS_MEAN: f64 = 4.0;
-/// System prompts that conversations share, and how much more popular the first is than the others.
+/// System prompts that conversations share, and the exponent of their popularity.
 const SYSTEM_PROMPTS: usize = 12;
 const SYSTEM_PROMPT_SKEW: f64 = 1.1;
 /// The share of conversations that begin with a document.
@@ -32,10 +34,11 @@ const DOCUMENT_SHARE: f64 = 0.25;
 /// The longest prompt, in tokens; a conversation that reaches it ends.
 const CONTEXT_TOKENS_MAX: u32 = 128 * 1024;
 
-/// What decides a conversation's times, beside its think times: how fast a reader gets an answer.
+/// The time per token of an answer, which delays the next turn beside the think time.
 const TOKEN_SECONDS: f64 = 0.03;
 
-/// A lognormal length or time: half of the values lie below the median, a sixth above `median * e^sigma`.
+/// A lognormal length or time: half of the values lie below the median, a sixth above `median *
+/// e^sigma`.
 #[derive(Clone, Copy)]
 struct Spread {
     median: f64,
@@ -51,7 +54,7 @@ const THINK_SECONDS: Spread = Spread { median: 25.0, sigma: 1.0, max: 1800.0 };
 
 impl Spread {
     fn draw(self, rng: &mut impl Rng) -> f64 {
-        // The constants are finite and the deviation is positive, which is all that it asks for.
+        // The constants are finite and the deviation is positive, as required.
         let spread = LogNormal::new(self.median.ln(), self.sigma).expect("a finite spread");
         spread.sample(rng).min(self.max)
     }
@@ -66,21 +69,23 @@ pub struct Conversations {
     rng: Pcg64Mcg,
     system_prompts: Vec<Prompt>,
     popularity: Zipf<f64>,
-    /// What comes next of every conversation under way; the earliest on top.
+    /// The next turn of every open conversation; the earliest on top.
     due: BinaryHeap<Reverse<Due>>,
     next_start_s: f64,
     next_conversation: u64,
     next_hash_id: u64,
 }
 
-/// Text with an identity: how long it is, and an id for each of its blocks. The last block keeps its id when it is filled up.
+/// A text: its length, and an id for each of its blocks. The last block keeps its id when it is
+/// filled up.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Prompt {
     tokens: u32,
     hash_ids: Vec<u64>,
 }
 
-/// A conversation's next turn. Ordered by time, then by conversation, so that equal seeds give equal orders.
+/// A conversation's next turn. Ordered by time, then by conversation, so that equal seeds give
+/// equal orders.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Due {
     at: Duration,
@@ -90,7 +95,7 @@ struct Due {
 }
 
 impl Conversations {
-    /// The conversations of a seed.
+    /// Creates the conversations of a seed.
     pub fn new(seed: u64) -> Self {
         let mut this = Self {
             rng: Pcg64Mcg::seed_from_u64(seed),
@@ -106,14 +111,14 @@ impl Conversations {
             let mut prompt = Prompt { tokens: 0, hash_ids: Vec::new() };
             let tokens = SYSTEM_TOKENS.draw_tokens(&mut this.rng);
             this.extend(&mut prompt, tokens);
-            // What fills up the last block differs from conversation to conversation.
+            // The rest of the last block differs between conversations.
             prompt.hash_ids.truncate((prompt.tokens / HASH_BLOCK_TOKENS) as usize);
             this.system_prompts.push(prompt);
         }
         this
     }
 
-    /// The first `requests` of them, as a trace that begins at zero.
+    /// Returns the first `requests` requests as a trace that begins at zero.
     pub fn trace(seed: u64, requests: usize) -> Trace {
         let mut requests: Vec<Request> = Self::new(seed).take(requests).collect();
         let zero = requests.first().map_or(Duration::ZERO, |request| request.arrival);
@@ -123,7 +128,7 @@ impl Conversations {
         Trace { name: format!("conversations (seed {seed})"), requests, out_of_order: 0 }
     }
 
-    /// Lengthens a text; every block that begins gets an id of its own.
+    /// Lengthens a text; every new block gets an id of its own.
     fn extend(&mut self, prompt: &mut Prompt, tokens: u32) {
         prompt.tokens += tokens;
         let blocks = prompt.tokens.div_ceil(HASH_BLOCK_TOKENS) as usize;
@@ -133,7 +138,7 @@ impl Conversations {
         }
     }
 
-    /// Begins every conversation that begins before the next turn of one under way.
+    /// Begins every conversation that starts before the next turn of an open one.
     fn begin_due(&mut self) {
         let gap = Exp::new(CONVERSATIONS_PER_S).expect("a positive rate");
         let more_turns = Geometric::new(1.0 / (1.0 + MORE_TURNS_MEAN)).expect("a probability");

@@ -7,9 +7,9 @@ fn equal_seeds_give_equal_requests() {
     assert_ne!(Conversations::trace(7, 2000).requests, Conversations::trace(8, 2000).requests);
 }
 
-/// The generator is named, so that a seed means the same on every machine and in every version.
+/// A seed gives the same requests on every machine and in every version.
 #[test]
-fn a_seed_means_the_same_requests_for_ever() {
+fn a_seed_gives_the_same_requests_for_ever() {
     let trace = Conversations::trace(0, 1000);
     let tokens: u64 = trace.requests.iter().map(Request::tokens).sum();
     assert_eq!((tokens, trace.span().as_secs()), (6_731_333, 474));

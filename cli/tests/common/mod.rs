@@ -1,4 +1,4 @@
-//! What the tests of the program share.
+//! Helpers of the program's tests.
 #![allow(dead_code, reason = "each test uses a part")]
 
 use std::path::{Path, PathBuf};
@@ -39,8 +39,8 @@ pub fn keys(value: &Value) -> Vec<&str> {
     keys
 }
 
-/// Returns the path of a published trace, in `KVPOOL_TRACES` or beside the repository. They are not part
-/// of it.
+/// Returns the path of a published trace, in `KVPOOL_TRACES` or beside the repository. They are not
+/// part of it.
 pub fn published(name: &str) -> Option<PathBuf> {
     let beside = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/traces");
     let path = std::env::var_os("KVPOOL_TRACES").map_or_else(beside, PathBuf::from).join(name);

@@ -13,7 +13,7 @@ struct Bench {
 
 impl Bench {
     fn new(kind: PolicyKind) -> Self {
-        let policy = kind.build(1000);
+        let policy = kind.build();
         let queues = vec![BTreeMap::new(); policy.queues()];
         Self { policy, queues, order: 0 }
     }
@@ -57,8 +57,8 @@ use CachePriority::{High, Low, Normal};
 fn every_policy_is_found_by_its_name_and_no_other_is() {
     for kind in PolicyKind::ALL {
         assert_eq!(kind.name().parse(), Ok(kind));
-        assert_eq!(kind.build(100).name(), kind.name());
-        assert!((1..=QUEUES_MAX).contains(&kind.build(100).queues()), "{kind}");
+        assert_eq!(kind.build().name(), kind.name());
+        assert!((1..=QUEUES_MAX).contains(&kind.build().queues()), "{kind}");
     }
     let error = "mru".parse::<PolicyKind>().unwrap_err();
     assert!(
@@ -70,7 +70,7 @@ fn every_policy_is_found_by_its_name_and_no_other_is() {
 #[test]
 fn without_heads_there_is_no_victim_and_with_one_it_is_that() {
     for kind in PolicyKind::ALL {
-        let policy = kind.build(100);
+        let policy = kind.build();
         let mut heads = vec![None; policy.queues()];
         assert_eq!(policy.victim(&heads, Millis(7)), None, "{kind}");
         for queue in 0..heads.len() {

@@ -1,41 +1,41 @@
-//! How often blocks are reused at each age, and what a block of some age is therefore worth.
+//! The rate of reuse at each age, and the worth of a block of some age that follows from it.
 //!
-//! Ages are counted in blocks released since, not in seconds: that is what an age costs in memory, it needs no clock, and a
-//! busy hour and a quiet one look alike. They lie in bins of half an octave.
+//! Ages are counted in blocks released since, not in seconds: this is what an age costs in memory,
+//! it needs no clock, and busy and quiet hours look alike. Ages lie in bins of half an octave.
 //!
-//! Blocks are in [`CLASSES`] by their score. For each class and bin two sums are kept: reuses seen, and *exposure*, the
-//! blocks times the time for which they were in that bin and could have been reused. Their quotient is the hazard. With few
-//! observations it is drawn to that of all classes, times the class's risk; and that, where nothing is known yet, to a
-//! guess that falls with the cube of the age beyond the mean: what was never seen to be reused at such an age goes first,
-//! and the policy is LRU there.
+//! Blocks are in [`CLASSES`] by score. For each class and bin two sums are kept: the reuses seen,
+//! and the *exposure*, blocks times the time that they spent in the bin and could have been reused.
+//! Their quotient is the hazard. With few observations it is drawn towards the hazard of all
+//! classes times the risk of the class; that hazard, without observations, is drawn towards a guess
+//! that falls with the cube of the age beyond the mean. So a block of an age at which no reuse was
+//! seen goes first, and there the policy is LRU.
 //!
-//! The *index* of a class and age is the most reuses that a block of it can bring for the time it is kept from now on,
-//! `max over T of P(reuse within T) / E[time until reuse or T]`. To serve a set of such candidates by the highest index is
-//! the best order there is if one place is to be filled (Gittins, 1979). Hit density as LHD has it (NSDI 2018) takes
-//! another horizon for the same quotient.
+//! The *index* of a class and age is the highest rate of reuses that a block can bring from now on,
+//! `max over T of P(reuse within T) / E[time until reuse or T]`. Serving such candidates by the
+//! highest index is optimal if one place is to be filled (Gittins, 1979). The hit density of LHD
+//! (NSDI 2018) uses another horizon for the same quotient.
 
 use std::array;
-
-use crate::sync::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// Classes by score.
 pub(super) const CLASSES: usize = 15;
-/// Bins of age, half an octave each; the last has no end.
+/// Bins of age, half an octave each; the last is unbounded.
 pub(super) const BINS: usize = 48;
-/// Blocks released that make the first bin about as long as a request.
+/// Blocks released in the first bin: about the length of a request.
 const UNIT: u64 = 16;
 /// The width of a class in units of the score.
 const CLASS_WIDTH: f32 = 0.3;
 
-/// Reuses that a guess counts as: of the hazard of all classes, and of that of one.
+/// The weight of a guess, in reuses: of the hazard of all classes, and of one class.
 const ALL_GUESS: f64 = 10.0;
 const CLASS_GUESS: f64 = 20.0;
-/// How steeply the guess falls beyond the mean age.
+/// The power of the age with which the guess falls beyond the mean age.
 const GUESS_FALL: i32 = 3;
-/// A survival below this ends the sum over the ages to come.
+/// The survival below which the sum over later ages ends.
 const SURVIVAL_MIN: f64 = 1e-4;
 
-/// The bin of an age.
+/// Returns the bin of an age.
 pub(super) const fn bin(age: u64) -> usize {
     let age = if age > 1 << 31 { 1 << 31 } else { age };
     match (age * age / (UNIT * UNIT)).checked_ilog2() {
@@ -45,12 +45,12 @@ pub(super) const fn bin(age: u64) -> usize {
     }
 }
 
-/// The age at which a bin begins.
+/// Returns the age at which a bin begins.
 fn begins(bin: usize) -> f64 {
     if bin == 0 { 0.0 } else { UNIT as f64 * (bin as f64 / 2.0).exp2() }
 }
 
-/// A figure that threads add to.
+/// A sum that threads add to.
 struct Sum(AtomicU64);
 
 impl Sum {
@@ -62,7 +62,8 @@ impl Sum {
         f64::from_bits(self.0.load(Relaxed))
     }
 
-    /// Relaxed, and a store: what another thread adds in between is lost, a grain of statistics.
+    /// Adds an amount. Relaxed, and a store: a concurrent addition may be lost, which only costs
+    /// accuracy.
     fn add(&self, amount: f64) {
         self.0.store((self.get() + amount).to_bits(), Relaxed);
     }
@@ -72,7 +73,7 @@ impl Sum {
     }
 }
 
-/// What was seen in a bin.
+/// The observations of a bin.
 struct Seen {
     reuses: Sum,
     exposure: Sum,
@@ -83,7 +84,7 @@ impl Seen {
         Self { reuses: Sum::new(), exposure: Sum::new() }
     }
 
-    /// The hazard, drawn to a guess that counts as so many reuses.
+    /// Returns the hazard, drawn towards a guess with the weight of `counts` reuses.
     fn hazard(&self, guess: f64, counts: f64) -> f64 {
         (self.reuses.get() + counts) / (self.exposure.get() + counts / guess)
     }
@@ -94,33 +95,33 @@ impl Seen {
     }
 }
 
-/// An `f32` that is computed anew from time to time.
+/// An `f32` that is recomputed at intervals.
 type Computed = AtomicU32;
 
-/// See the [module](self).
+/// Reuses and exposure by class and age, and the worth computed from them.
 pub(super) struct Ages {
-    /// Of all classes; exposure counts by the risk of who is exposed.
+    /// Of all classes; exposure is weighted by the risk of the exposed block.
     all: [Seen; BINS],
     classes: [[Seen; BINS]; CLASSES],
-    /// The hazard of a block of risk 1, as it was computed last.
+    /// The hazard of a block of risk 1, as last computed.
     hazards: [Computed; BINS],
     indices: [[Computed; BINS]; CLASSES],
 }
 
-/// The class of a score.
+/// Returns the class of a score.
 pub(super) fn class_of(score: f32) -> usize {
     const MIDDLE: f32 = (CLASSES / 2) as f32;
     // Casts saturate.
     ((score / CLASS_WIDTH).round() + MIDDLE).clamp(0.0, (CLASSES - 1) as f32) as usize
 }
 
-/// The risk in the middle of a class.
+/// Returns the risk in the middle of a class.
 fn risk_of(class: usize) -> f64 {
     ((class as f64 - (CLASSES / 2) as f64) * f64::from(CLASS_WIDTH)).exp()
 }
 
 impl Ages {
-    /// Nothing seen yet.
+    /// Creates sums without observations.
     pub(super) fn new() -> Self {
         let computed = || array::from_fn(|_| Computed::new(0f32.to_bits()));
         Self {
@@ -131,8 +132,8 @@ impl Ages {
         }
     }
 
-    /// A block of a class and a risk was awaited from one age to another, standing for `weight` blocks. Returns how many
-    /// reuses were to be expected of one.
+    /// Counts a block that was awaited between two ages, with the weight of `weight` blocks.
+    /// Returns the expected reuses of one block.
     pub(super) fn awaited(&self, class: usize, risk: f64, weight: f64, from: u64, to: u64) -> f64 {
         let (from_age, to_age) = (from as f64, to as f64);
         let mut expected = 0.0;
@@ -151,23 +152,23 @@ impl Ages {
         expected
     }
 
-    /// A block of a class was reused at an age, standing for `weight` blocks.
+    /// Counts a reuse at an age, with the weight of `weight` blocks.
     pub(super) fn reused(&self, class: usize, weight: f64, age: u64) {
         self.all[bin(age)].reuses.add(weight);
         self.classes[class][bin(age)].reuses.add(weight);
     }
 
-    /// What a block of a class is worth at an age.
+    /// Returns the worth of a block of a class at an age.
     pub(super) fn index(&self, class: usize, age: u64) -> f32 {
         f32::from_bits(self.indices[class][bin(age)].load(Relaxed))
     }
 
-    /// Counts the past half as much as before.
+    /// Halves the weight of past observations.
     pub(super) fn fade(&self) {
         self.all.iter().chain(self.classes.iter().flatten()).for_each(Seen::halve);
     }
 
-    /// Computes hazards and indices from what was seen.
+    /// Computes hazards and indices from the observations.
     pub(super) fn compute(&self) {
         let total = |of: fn(&Seen) -> &Sum| self.all.iter().map(|seen| of(seen).get()).sum::<f64>();
         let exposure = total(|seen| &seen.exposure);
@@ -194,10 +195,10 @@ fn store(to: &[Computed; BINS], figures: &[f64; BINS]) {
     }
 }
 
-/// The index at each age, from the hazard at each age.
+/// Returns the index at each age, from the hazard at each age.
 fn indices(hazards: &[f64; BINS]) -> [f64; BINS] {
-    /// Of a block at the beginning of a bin: the chance that it is reused there, the time until then or until the end, and
-    /// the chance that it is not.
+    /// For a block at the beginning of a bin: the probability of a reuse in the bin, the expected
+    /// time until the reuse or the end of the bin, and the probability of no reuse.
     struct Step {
         reuse: f64,
         time: f64,
@@ -207,7 +208,7 @@ fn indices(hazards: &[f64; BINS]) -> [f64; BINS] {
         let (hazard, width) = (hazards[bin], begins(bin + 1) - begins(bin));
         let survival = (-hazard * width).exp();
         let reuse = 1.0 - survival;
-        // A hazard near zero: the quotient below would be of two roundings.
+        // With a hazard near zero the quotient would divide two rounding errors.
         let time = if hazard * width > 1e-9 { reuse / hazard } else { width };
         Step { reuse, time, survival }
     });

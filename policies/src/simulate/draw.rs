@@ -1,19 +1,19 @@
-//! Hit rates as SVG: a panel a trace, a line a policy, capacities on a scale of logarithms.
+//! Hit rates as SVG: one panel per trace, one line per policy, capacities on a logarithmic scale.
 
 use svg::Document;
 use svg::node::element::{Circle, Group, Line, Polyline, Rectangle, Text, Title};
 
 use super::chart::percent;
-use super::{Contender, Rate};
+use super::{Contender, Rate, Rates};
 
 const WIDTH: f64 = 860.0;
 const PANEL: f64 = 420.0;
 const LEFT: f64 = 70.0;
-/// Room for names at the ends of lines.
+/// Space for the names at the ends of lines.
 const RIGHT: f64 = 130.0;
 const TOP: f64 = 60.0;
 const BOTTOM: f64 = 50.0;
-/// Between two names.
+/// The least distance between two names.
 const NAME: f64 = 17.0;
 
 const INK: &str = "#1f2933";
@@ -21,12 +21,12 @@ const FAINT: &str = "#5b6774";
 const RULE: &str = "#d9dfe4";
 const FORESIGHT: &str = "#e6550d";
 const BOUND: &str = "#9aa5b1";
-/// For all others; told apart with any of the usual colour deficiencies.
+/// Colours of the other policies, distinguishable with the common colour deficiencies.
 const OTHERS: [&str; 4] = ["#1c4f80", "#5f9fd6", "#117733", "#882255"];
 const FONT: &str = "system-ui, 'Segoe UI', Helvetica, Arial, 'DejaVu Sans', sans-serif";
 
-/// The picture as an SVG document: for each trace its name, and its rates by policy.
-pub fn draw(traces: &[(String, Vec<Vec<Rate>>)]) -> String {
+/// Renders the rates of traces, each with its name, as an SVG document.
+pub fn draw(traces: &[(String, Rates)]) -> String {
     let height = PANEL * traces.len() as f64;
     let mut document = Document::new()
         .set("viewBox", (0, 0, WIDTH, height))
@@ -44,7 +44,7 @@ pub fn draw(traces: &[(String, Vec<Vec<Rate>>)]) -> String {
     document.to_string()
 }
 
-/// Where shares and rates lie in a panel.
+/// The scales of a panel.
 struct Scale {
     shares: (f64, f64),
     rate_max: f64,
@@ -116,7 +116,7 @@ fn panel(name: &str, rates: &[Vec<Rate>]) -> Group {
         }
         ends.push((scale.y(last.hit_rate), colour, last.contender));
     }
-    // Names from the top down, none on another.
+    // Names from the top down, without overlaps.
     ends.sort_by(|(a, ..), (b, ..)| a.total_cmp(b));
     let mut lowest = f64::MIN;
     for (y, colour, contender) in ends {

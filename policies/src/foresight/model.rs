@@ -1,44 +1,46 @@
-//! How much likelier than others a block is to be reused, from its features.
+//! The likelihood of a block's reuse, relative to other blocks, from its features.
 //!
-//! The score of a block is a sum of weights, one for the value of each feature and of some pairs, less the mean over all
-//! blocks released; its *risk* is the exponential of that: how often blocks like it are reused, at any age, against the
-//! average block. That is a proportional-hazards model (Cox, 1972).
+//! The score of a block is a sum of weights, one for the value of each feature and of some pairs,
+//! less the mean over all released blocks. The exponential of the score is the block's *risk*: the
+//! rate of reuse of such blocks, at any age, relative to the average block. This is a
+//! proportional-hazards model (Cox, 1972).
 //!
-//! A weight follows the gradient of the likelihood: for a block that was awaited for some time, reuses seen less reuses
-//! expected, by steps that shrink as its gradients add up (AdaGrad, 2011).
+//! A weight follows the gradient of the likelihood, which for an awaited block is reuses seen less
+//! reuses expected, by steps that shrink with the sum of squared gradients (AdaGrad, 2011).
 
-use crate::sync::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use super::features::{ALL, Feature, GAP, HITS, NEW, State, TAIL, TURN, VALUES};
 
-/// Pairs of features whose values together say more than each alone.
+/// Pairs of features that have a weight for each pair of values.
 const PAIRS: [(Feature, Feature); 6] =
     [(HITS, TURN), (TURN, NEW), (HITS, NEW), (TAIL, NEW), (TURN, GAP), (HITS, GAP)];
 
 const TERMS: usize = ALL.len() + PAIRS.len();
 const WEIGHTS: usize = ALL.len() * VALUES + PAIRS.len() * VALUES * VALUES;
 
-/// The first step of a weight. A block's score moves by up to [`TERMS`] of them at once.
+/// The first step of a weight. A block's score moves by up to [`TERMS`] steps at once.
 const STEP: f32 = 0.03;
 
-/// Requests that the mean is taken over.
+/// Requests in the moving average of the score.
 const MEAN_REQUESTS: f32 = 256.0;
 
-/// Scores are bounded: a risk between a four-hundredth and four hundred.
+/// The bound of scores: risks are between 1/400 and 400.
 const SCORE_MAX: f32 = 6.0;
 
-/// A weight and the sum of its squared gradients, an `f32` each: weight low, sum high.
+/// A weight (low half) and the sum of its squared gradients (high half), an `f32` each.
 struct Weight(AtomicU64);
 
-/// Weights learned from what became of blocks.
+/// Weights learned from the later use of blocks.
 pub(super) struct Model {
     weights: Box<[Weight]>,
-    /// The mean score of blocks released, as the bits of an `f32`.
+    /// The mean score of released blocks, as the bits of an `f32`.
     mean: AtomicU32,
 }
 
-/// The weights that a block's score is the sum of. Of what lies behind a block only whether there is anything: a block is
-/// needed by all that is behind it, so what is nearer to the beginning of the same chain must not score less.
+/// Returns the indices of the weights of a block's score. The tail counts only as zero or not: all
+/// blocks behind a block need it, so a block nearer to the beginning of a chain must not score
+/// less.
 fn terms(state: State) -> [usize; TERMS] {
     let value = |feature: Feature| {
         let value = state.get(feature);
@@ -61,13 +63,13 @@ impl Weight {
     }
 
     fn set(&self, weight: f32, squares: f32) {
-        // Relaxed, and a store: what another thread learned in between is lost, one step of many.
+        // Relaxed, and a store: a concurrent step may be lost.
         self.0.store(u64::from(squares.to_bits()) << 32 | u64::from(weight.to_bits()), Relaxed);
     }
 }
 
 impl Model {
-    /// One that finds all blocks alike.
+    /// Creates a model with all weights zero.
     pub(super) fn new() -> Self {
         Self {
             weights: (0..WEIGHTS).map(|_| Weight(AtomicU64::new(0))).collect(),
@@ -75,12 +77,13 @@ impl Model {
         }
     }
 
-    /// The logarithm of a block's risk.
+    /// Returns the logarithm of a block's risk.
     pub(super) fn score(&self, state: State) -> f32 {
         self.sum(state) - f32::from_bits(self.mean.load(Relaxed))
     }
 
-    /// The same for a block that is released: one of those that the mean is taken over. `request`: blocks of a usual request.
+    /// Returns the score of a block that is being released, and counts it in the mean. `request` is
+    /// the number of blocks of a usual request.
     pub(super) fn score_released(&self, state: State, request: f32) -> f32 {
         let (sum, mean) = (self.sum(state), f32::from_bits(self.mean.load(Relaxed)));
         let mean = mean + (sum - mean) / (request * MEAN_REQUESTS);
@@ -94,7 +97,7 @@ impl Model {
         sum.clamp(-SCORE_MAX, SCORE_MAX)
     }
 
-    /// Blocks like this were reused so much more often than expected.
+    /// Learns that blocks of this state had `surplus` more reuses than expected.
     pub(super) fn learn(&self, state: State, surplus: f32) {
         for term in terms(state) {
             let weight = &self.weights[term];
@@ -104,7 +107,7 @@ impl Model {
         }
     }
 
-    /// Trusts the past half as much as before.
+    /// Halves the weight of past observations.
     pub(super) fn fade(&self) {
         for weight in &self.weights {
             let (value, squares) = weight.parts();

@@ -1,28 +1,29 @@
-//! Released blocks whose reuse is awaited, cached or not: what is learned from.
+//! Released blocks whose reuse is awaited, cached or evicted: the observations to learn from.
 //!
-//! Not every block is noted, but those with a power of two of blocks from them to the end of their chain: a few a request,
-//! each of which stands for the blocks from it to the next. A note outlives the block, so that what was evicted too early
-//! is learned as well.
+//! Only blocks at a power of two of blocks from the end of their chain are noted: a few per
+//! request, each standing for the blocks from it to the next one. A note outlives the block, so
+//! that early evictions are learned as well.
 //!
-//! | word | what |
+//! | word | content |
 //! |---|---|
-//! | hash | of the block; 0: no note. Who swaps it to something else has taken the note out |
+//! | hash | of the block; 0: no note. The thread that swaps it to another value has taken the note |
 //! | state | of the block, as [`features`](super::features) packs it |
-//! | counted | the age up to which the waiting has been counted, the number of blocks that it stands for above |
+//! | counted | the age up to which the wait was counted, and above it the number of blocks that the note stands for |
 //!
-//! The three are written one after the other. Who reads a note while it is replaced may see the hash of one and the rest of
-//! another, and counts a wait that was none: statistics, a grain of it.
+//! The words are written one after the other. A thread that reads a note during its replacement may
+//! combine the hash of one with the rest of another, and counts a wait that did not happen: an
+//! error in the statistics only.
 
-use crate::sync::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use super::features::State;
 
-/// Notes in which one hash may lie.
+/// Notes of a set: the places of one hash.
 const WAYS: usize = 8;
-/// Notes for each block of the pool, and the most there are: those of the last ten thousand requests or so.
+/// Notes per block of the pool, and their largest number: about ten thousand requests.
 const NOTES_A_BLOCK: usize = 2;
 const NOTES_MAX: usize = 1 << 16;
-/// Lookups in which all notes are looked through once.
+/// Lookups during which every note is examined once.
 const ROUND_LOOKUPS: usize = 256;
 
 const COUNTED_BITS: u32 = 40;
@@ -33,17 +34,17 @@ struct Note {
     counted: AtomicU64,
 }
 
-/// A wait, or a part of it, that is to be counted.
+/// A wait, or a part of one, to be counted.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wait {
     pub state: State,
-    /// Blocks that it stands for.
+    /// Blocks that the note stands for.
     pub blocks: u32,
-    /// Age up to which it was counted before.
+    /// Age up to which the wait was counted before.
     pub from: u64,
 }
 
-/// See the [module](self).
+/// A bounded, set-associative table of notes.
 pub(super) struct Awaited {
     notes: Box<[Note]>,
     hand: AtomicUsize,
@@ -61,7 +62,7 @@ impl Note {
 }
 
 impl Awaited {
-    /// For a pool of so many blocks.
+    /// Creates an empty table for a pool of `blocks` blocks.
     pub(super) fn new(blocks: usize) -> Self {
         let notes = blocks.saturating_mul(NOTES_A_BLOCK).min(NOTES_MAX).next_multiple_of(WAYS).max(WAYS);
         let note = || Note { hash: AtomicU64::new(0), state: AtomicU64::new(0), counted: AtomicU64::new(0) };
@@ -74,15 +75,16 @@ impl Awaited {
         &self.notes[set * WAYS..][..WAYS]
     }
 
-    /// Takes out the note of a hash.
+    /// Removes and returns the note of a hash.
     pub(super) fn take(&self, hash: u64) -> Option<Wait> {
         let note = self.set(hash).iter().find(|note| note.hash.load(Relaxed) == hash && hash != 0)?;
         let wait = note.wait();
-        // Relaxed: only who takes it counts it; what else is in it is statistics.
+        // Relaxed: only the thread that takes a note counts it; the other words are statistics.
         note.hash.compare_exchange(hash, 0, Relaxed, Relaxed).is_ok().then_some(wait)
     }
 
-    /// Notes a block that stands for so many. Returns the wait of another that had to give way.
+    /// Notes a block that stands for `blocks` blocks. Returns the wait of the note that it
+    /// replaced.
     pub(super) fn note(&self, hash: u64, state: State, blocks: u32, latest: u64) -> Option<Wait> {
         let set = self.set(hash);
         let free = |note: &&Note| [0, hash].contains(&note.hash.load(Relaxed));
@@ -97,11 +99,11 @@ impl Awaited {
         (before != 0 && before != hash).then_some(wait)
     }
 
-    /// Looks through the next few notes, and passes on how long each has waited since it was counted last.
+    /// Examines the next few notes, and passes each wait since its last count to `count`.
     pub(super) fn look_through(&self, latest: u64, mut count: impl FnMut(Wait, u64)) {
-        let fast_path = self.notes.len() / ROUND_LOOKUPS + 1;
-        let hand = self.hand.fetch_add(fast_path, Relaxed);
-        for at in hand..hand.wrapping_add(fast_path) {
+        let notes = self.notes.len() / ROUND_LOOKUPS + 1;
+        let hand = self.hand.fetch_add(notes, Relaxed);
+        for at in hand..hand.wrapping_add(notes) {
             let note = &self.notes[at % self.notes.len()];
             if note.hash.load(Relaxed) == 0 {
                 continue;
@@ -112,7 +114,7 @@ impl Awaited {
                 continue;
             }
             let (old, new) = (wait.packed(wait.from), wait.packed(age));
-            // Relaxed: as in `take`. Who fails leaves it to who was first.
+            // Relaxed: as in `take`. After a failure the wait is counted by the other thread.
             if note.counted.compare_exchange(old, new, Relaxed, Relaxed).is_ok() {
                 count(wait, age);
             }

@@ -1,9 +1,10 @@
-//! The parts by themselves, and what the whole learns.
+//! The parts by themselves, and the learning of the whole policy.
 
 use std::collections::BTreeMap;
 use std::thread;
 
-use super::super::CachePriority;
+use kvpool::prefix::policy::{CachePriority, QUEUES_MAX};
+
 use super::features::{ALL, BRANCH, CHAIN, GAP, HITS, NEW, TAIL, TURN, VALUES};
 use super::*;
 
@@ -21,12 +22,12 @@ fn a_state_gives_back_what_was_put_in() {
     assert_eq!(first.age(1500), 500);
     let next =
         State::new(Request::new(0, Some((State::new(Request::new(9, None), 0, 0, 9, 10), 6))), 7, 99, 0, 1);
-    assert_eq!(values(next), [7, 1, 0, 0, 4, 1, 1], "taken up at its end, the chain goes on");
+    assert_eq!(values(next), [7, 1, 0, 0, 4, 1, 1], "a chain continued at its end is the same conversation");
     let common = State::new(Request::new(3, Some((first, 0))), 7, 0, 0, 1);
     assert_eq!(
         (common.get(TURN), common.get(BRANCH)),
         (0, 4),
-        "taken up in its middle, it is a common beginning"
+        "a chain continued in its middle is a common beginning"
     );
 }
 
@@ -39,14 +40,14 @@ fn any_bits_are_a_state() {
         let next = State::new(request, u64::MAX, u32::MAX, u32::MAX, 0);
         let largest = [(HITS, 7), (TURN, 7), (NEW, 15), (GAP, 15), (CHAIN, 15), (TAIL, 15), (BRANCH, 7)];
         assert!(largest.iter().all(|&(feature, most)| next.get(feature) <= most));
-        assert!(State::known(next.0).is_some(), "never taken for nothing");
+        assert!(State::known(next.0).is_some(), "a state is never zero");
         Model::new().learn(state, f32::MAX.sqrt());
     }
     assert_eq!(State(u64::MAX).age(0), 1, "the order wraps");
     assert_eq!(
         State::new(Request::new(0, None), 50, 0, 0, 1).age(49),
         0,
-        "not released yet as far as others know"
+        "an order that is later than the latest seen"
     );
 }
 
@@ -54,7 +55,7 @@ fn any_bits_are_a_state() {
 fn noted_blocks_stand_for_all() {
     for chain in 1..200 {
         let blocks: u32 = (0..chain).filter_map(|depth| stands_for(depth, chain)).sum();
-        // The last of them stands for what is nearer to the beginning, too.
+        // Blocks nearer to the beginning than the first noted block are not counted.
         assert!(blocks <= chain && 2 * blocks >= chain, "{blocks} of {chain}");
     }
 }
@@ -69,7 +70,7 @@ fn a_note_is_taken_once_and_the_oldest_gives_way() {
     }
     assert_eq!(awaited.take(5).map(|wait| (wait.state, wait.blocks, wait.from)), Some((state(104), 3, 0)));
     assert!(awaited.take(5).is_none());
-    assert!(awaited.take(0).is_none(), "no note is no block's");
+    assert!(awaited.take(0).is_none(), "0 marks a free note");
     assert!(awaited.note(9, state(300), 3, 400).is_none(), "in the free place");
     assert_eq!(awaited.note(10, state(301), 3, 400).map(|wait| wait.state), Some(state(100)));
     let mut waits = Vec::new();
@@ -82,7 +83,8 @@ fn a_note_is_taken_once_and_the_oldest_gives_way() {
 #[test]
 fn worth_is_the_hazard_where_that_is_constant_and_falls_with_it() {
     let ages = Ages::new();
-    // Ten thousand blocks, each reused after an age between 100 and 1000, and as many that never are.
+    // Ten thousand blocks, each reused after an age between 100 and 1000, and as many that never
+    // are.
     for age in (100..1000).step_by(9) {
         for _ in 0..100 {
             ages.awaited(7, 1.0, 1.0, 0, age);
@@ -97,7 +99,7 @@ fn worth_is_the_hazard_where_that_is_constant_and_falls_with_it() {
     assert!((1.5..4.0).contains(&score_up), "a class never seen is worth what its score says: {score_up}");
 }
 
-/// One thread's pool of blocks, in exact queues.
+/// Cached blocks in exact queues, for one thread.
 struct Bench {
     policy: Foresight,
     capacity: usize,
@@ -113,7 +115,7 @@ impl Bench {
         Self { policy, capacity, cached: BTreeMap::new(), queues, order: 0 }
     }
 
-    /// A request for a chain of blocks. Returns its hits.
+    /// Serves a request for a chain of blocks, and returns its hits.
     fn request(&mut self, blocks: &[u64]) -> usize {
         let hash = |block: u64| (block + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let hits = blocks.iter().take_while(|block| self.cached.contains_key(block)).count();
@@ -148,14 +150,29 @@ impl Bench {
         };
         let heads: Vec<_> = self.queues.iter().map(head).collect();
         let queue = self.policy.victim(&heads, Millis(0)).expect("a block");
-        let (_, block) = self.queues[queue].pop_first().expect("a queue that has a head");
+        let (_, block) = self.queues[queue].pop_first().expect("a queue with a head");
         self.cached.remove(&block);
         block
     }
 }
 
 #[test]
-fn what_knows_nothing_is_lru() {
+fn a_victim_is_one_of_the_heads() {
+    let policy = Foresight::new(100);
+    assert!((1..=QUEUES_MAX).contains(&policy.queues()));
+    let mut heads = vec![None; policy.queues()];
+    assert_eq!(policy.victim(&heads, Millis(7)), None);
+    for queue in 0..heads.len() {
+        for (rank, state) in [(0, 0), (u64::MAX, u64::MAX), (0, u64::MAX), (u64::MAX, 0)] {
+            heads[queue] = Some(Head { rank, state });
+            assert_eq!(policy.victim(&heads, Millis(7)), Some(queue));
+        }
+        heads[queue] = None;
+    }
+}
+
+#[test]
+fn without_observations_it_is_lru() {
     let mut bench = Bench::new(100);
     for request in 0..10 {
         bench.request(&[request * 3, request * 3 + 1, request * 3 + 2]);
@@ -165,15 +182,16 @@ fn what_knows_nothing_is_lru() {
     assert_eq!(evicted, oldest);
 }
 
-/// Long prompts that nobody asks again, and short ones that come back: LRU keeps none of those for long enough.
+/// Long prompts that never return, and short ones that do: LRU keeps none of those for long enough.
 #[test]
-fn it_learns_who_comes_back() {
+fn it_learns_which_prompts_return() {
     let mut bench = Bench::new(400);
     let (mut hits, mut asked) = (0, 0);
     for round in 0..1500u64 {
         let once: Vec<u64> = (0..40).map(|block| 1_000_000 + round * 40 + block).collect();
         assert_eq!(bench.request(&once), 0);
-        // Twenty short prompts, one a round: between two uses of one, more is asked for than there is room.
+        // Twenty short prompts, one per round: the blocks between two uses of a prompt exceed the
+        // capacity.
         let short: Vec<u64> = (0..3).map(|block| (round % 20) * 3 + block).collect();
         let found = bench.request(&short);
         if round >= 1000 {
@@ -194,13 +212,13 @@ fn it_keeps_part_of_a_loop_that_is_longer_than_the_cache() {
             if round >= 4000 { found } else { 0 }
         })
         .sum();
-    // Half of it fits. LRU has none.
+    // Half of the loop fits. LRU has no hits.
     assert!(hits > 40_000 / 20, "{hits} of 40000");
 }
 
-/// All calls at once, on states that are anything: nothing panics, and a victim is one of the heads.
+/// Concurrent calls with arbitrary states: none panics, and a victim is one of the heads.
 #[test]
-fn threads_may_do_all_at_once() {
+fn concurrent_calls_are_safe() {
     let policy = Foresight::new(1000);
     let rounds = if cfg!(miri) { 100 } else { 20_000u64 };
     thread::scope(|scope| {

@@ -1,7 +1,7 @@
-//! The pool's own policies, through the interface that the pool has.
+//! Policies behind the pool's trait, called as a pool calls them.
 //!
-//! What the pool does on many threads with queues that are about right, this does on one with exact ones: a policy is
-//! judged by what it decides.
+//! The queues of a pool are concurrent and approximate; these are exact and used by one thread, so
+//! that only the decisions of the policy count.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use kvpool::prefix::policy::{CachePriority, Head, Lookup, Millis, Policy, Releas
 use super::leading;
 use super::prompts::Prompts;
 
-/// What is kept of a block while it is cached.
+/// The state of a cached block.
 #[derive(Clone, Copy, Default)]
 struct Row {
     is_cached: bool,
@@ -23,7 +23,7 @@ struct Row {
 /// Evictable blocks by queue, rank and number.
 type Queues = Vec<BTreeMap<(u64, u32), u64>>;
 
-/// Hits of a policy with so many blocks.
+/// Returns the hits of a policy with `capacity` blocks.
 pub(super) fn hits(prompts: &Prompts, capacity: usize, policy: &dyn Policy) -> usize {
     let mut rows = vec![Row::default(); prompts.distinct()];
     let mut queues: Queues = vec![BTreeMap::new(); policy.queues()];
@@ -73,8 +73,8 @@ pub(super) fn hits(prompts: &Prompts, capacity: usize, policy: &dyn Policy) -> u
         }
         while cached > capacity {
             let heads: Vec<_> = queues.iter().map(head).collect();
-            let queue = policy.victim(&heads, now).expect("something is evictable");
-            let ((_, block), _) = queues[queue].pop_first().expect("a queue that has a head");
+            let queue = policy.victim(&heads, now).expect("a cached block is evictable");
+            let ((_, block), _) = queues[queue].pop_first().expect("a queue with a head");
             rows[block as usize].is_cached = false;
             cached -= 1;
         }
@@ -86,7 +86,7 @@ fn head(queue: &BTreeMap<(u64, u32), u64>) -> Option<Head> {
     queue.first_key_value().map(|(&(rank, _), &state)| Head { rank, state })
 }
 
-/// A block's hash: any function that mixes well.
+/// Returns the hash of a block, by any function that mixes well.
 fn hash(block: u32) -> u64 {
     let mut hash = u64::from(block).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     hash = (hash ^ hash >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9);

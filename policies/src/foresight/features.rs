@@ -1,23 +1,23 @@
-//! What is known of a block when it is released, in the bits of its state.
+//! The features of a released block, packed into its state.
 //!
 //! ```text
 //!  63                          25 24    22 21  18 17  14 13 10 9   6 5   3 2   0
 //! | order of release, low 39 bits | branch | chain | gap | new | tail | turn | hits |
 //! ```
 //!
-//! | feature | of | what |
+//! | feature | of | meaning |
 //! |---|---|---|
-//! | hits | block | times it was a hit, in eight classes |
-//! | turn | request | how often its prefix was taken up near its end before: the turn of a conversation |
+//! | hits | block | times that it was a hit, in eight classes |
+//! | turn | request | times that its prefix was continued near its end before: the turn of a conversation |
 //! | tail | block | log2 of the blocks behind it in its chain |
 //! | new | request | log2 of the blocks of its prompt that were never seen |
-//! | gap | request | log4 of the age of what it took up |
+//! | gap | request | log4 of the age of the chain that it continued |
 //! | chain | request | log2 of its blocks |
-//! | branch | request | how far from its end the chain was that it took up: a next turn, or another use of a common beginning |
+//! | branch | request | distance from the end of the chain at which it was continued: a next turn, or another use of a common beginning |
 //!
-//! The chain of a state is never zero, so that no state is 0: that is "nothing known".
+//! The chain of a state is never zero, so that no state is 0, which means "nothing known".
 
-/// A feature: its place in the bits.
+/// A feature: its position in the bits.
 #[derive(Clone, Copy)]
 pub(super) struct Feature {
     shift: u32,
@@ -29,12 +29,12 @@ impl Feature {
         Self { shift: previous.shift + previous.bits, bits }
     }
 
-    /// Whether they are the same.
+    /// Returns whether both are the same feature.
     pub(super) const fn is(self, other: Self) -> bool {
         self.shift == other.shift
     }
 
-    /// Its greatest value.
+    /// Returns its greatest value.
     const fn max(self) -> u64 {
         (1 << self.bits) - 1
     }
@@ -57,27 +57,30 @@ pub(super) const ALL: [Feature; 7] = [HITS, TURN, TAIL, NEW, GAP, CHAIN, BRANCH]
 
 const ORDER_SHIFT: u32 = BRANCH.shift + BRANCH.bits;
 
-/// The values that a feature of the model may take.
+/// Number of values of a feature in the model.
 pub(super) const VALUES: usize = 16;
 
 const _: () = assert!(ORDER_SHIFT == 25 && TAIL.max() < VALUES as u64 && HITS.max() < VALUES as u64);
 
-/// Bits needed for a number: 0 for 0, else 1 + log2.
+/// Returns the bits of a number: 0 for 0, else 1 + log2.
 const fn bits_of(number: u32) -> u64 {
     (u32::BITS - number.leading_zeros()) as u64
 }
 
-/// What a request is like: the context that its releases come with. It is a state without the block's own part.
+/// The features of a request: the context of its releases, a state without the block's own
+/// features.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Request(pub u64);
 
 impl Request {
-    /// A prompt with so many blocks never seen, which took up a block of this state, so many [octaves](super::ages) old.
+    /// Creates the features of a prompt with `new` blocks never seen, which continues a block of
+    /// this state and of this age in [octaves](super::ages).
     pub(super) fn new(new: u32, taken_up: Option<(State, usize)>) -> Self {
         let mut bits = NEW.put(bits_of(new));
         if let Some((state, octaves)) = taken_up {
             let (tail, chain) = (state.get(TAIL) as u64, state.get(CHAIN) as u64);
-            // Taken up in its last quarter, it goes on; before that, it is a beginning that others have too.
+            // A chain continued in its last quarter is the same conversation; one continued earlier
+            // is a common beginning.
             let goes_on = tail <= 1 || tail + 2 <= chain;
             let turn = if goes_on { state.get(TURN) as u64 + 1 } else { 0 };
             bits |= TURN.put(turn) | GAP.put(1 + octaves as u64 / 2) | BRANCH.put(1 + tail.min(6));
@@ -86,12 +89,12 @@ impl Request {
     }
 }
 
-/// A block's state. Any bits are one.
+/// A block's state. Any bits are valid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct State(pub u64);
 
 impl State {
-    /// Of a block of this request, with so many blocks before it in a chain of `chain`.
+    /// Creates the state of a block of this request, at `depth` in a chain of `chain` blocks.
     pub(super) fn new(request: Request, order: u64, hits: u32, depth: u32, chain: u32) -> Self {
         const OF_REQUEST: u64 =
             ((1 << ORDER_SHIFT) - 1) & !(HITS.max() << HITS.shift | TAIL.max() << TAIL.shift);
@@ -108,27 +111,28 @@ impl State {
         Self(order << ORDER_SHIFT | request | own)
     }
 
-    /// What was kept, if anything.
+    /// Returns the state of these bits; `None` for 0.
     pub(super) fn known(bits: u64) -> Option<Self> {
         (bits != 0).then_some(Self(bits))
     }
 
-    /// The value of a feature, below [`VALUES`].
+    /// Returns the value of a feature, below [`VALUES`].
     pub(super) const fn get(self, feature: Feature) -> usize {
         (self.0 >> feature.shift & feature.max()) as usize
     }
 
-    /// Blocks released since, given the latest order; zero if that is earlier.
+    /// Returns the number of blocks released since, given the latest order; zero if that is
+    /// earlier.
     pub(super) const fn age(self, latest: u64) -> u64 {
         const MASK: u64 = u64::MAX >> ORDER_SHIFT;
         let age = latest.wrapping_sub(self.0 >> ORDER_SHIFT) & MASK;
-        // Orders are drawn before they are seen as the latest: a little below zero is zero.
+        // Orders are drawn before `latest` is updated: slightly negative ages count as zero.
         if age > MASK / 2 { 0 } else { age }
     }
 }
 
-/// Whether the block with so many behind it stands for those from it to the next such one, and for how many: those with a
-/// power of two of blocks from them to the end.
+/// Returns the number of blocks that the block at `depth` stands for, if it is noted: blocks at a
+/// power of two from the end of the chain stand for those up to the next one.
 pub(super) const fn stands_for(depth: u32, chain: u32) -> Option<u32> {
     let to_end = chain.saturating_sub(depth);
     if !to_end.is_power_of_two() {

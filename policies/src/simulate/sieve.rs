@@ -1,10 +1,11 @@
-//! SIEVE, for comparison: a queue in the order of arrival, and a hand that goes from the oldest to the newest, spares once
-//! who was used since it came by, and evicts the first who was not.
+//! SIEVE, for comparison: a queue in the order of arrival, and a hand that moves from the oldest
+//! block to the newest, spares a block once if it was used since the last pass, and evicts the
+//! first unused one.
 
 use super::leading;
 use super::prompts::Prompts;
 
-/// Nobody.
+/// No block.
 const NONE: u32 = u32::MAX;
 
 #[derive(Clone, Copy)]
@@ -23,7 +24,7 @@ struct Sieve {
     cached: usize,
 }
 
-/// Hits with so many blocks.
+/// Returns the hits with `capacity` blocks.
 pub(super) fn hits(prompts: &Prompts, capacity: usize) -> usize {
     let block = Block { is_cached: false, was_used: false, newer: NONE, older: NONE };
     let mut sieve =

@@ -1,9 +1,6 @@
-//! Contenders on prompts made by hand, and on the conversation trace where that is at hand.
-
-use std::path::PathBuf;
+//! Contenders on generated prompts.
 
 use super::*;
-use crate::trace::{HashIds, ReadOptions, Trace};
 
 fn prompts(requests: &[&[u64]]) -> Prompts {
     Prompts::of((0u64..).zip(requests.iter().copied()))
@@ -27,7 +24,7 @@ fn names_lead_to_contenders() {
 }
 
 #[test]
-fn with_room_for_all_everybody_hits_what_can_be_hit() {
+fn with_full_capacity_all_contenders_have_equal_hits() {
     let prompts = prompts(&[&[1, 2, 3], &[1, 2, 4], &[5], &[1, 2, 3, 6], &[5, 7, 2]]);
     assert_eq!((prompts.distinct(), prompts.total()), (8, 14));
     for one in Contender::all() {
@@ -36,14 +33,14 @@ fn with_room_for_all_everybody_hits_what_can_be_hit() {
 }
 
 #[test]
-fn lru_keeps_the_beginning_of_the_latest() {
+fn lru_keeps_the_beginning_of_the_latest_prompts() {
     let prompts = prompts(&[&[1, 2, 3], &[4, 5], &[1, 2], &[4], &[4, 5]]);
-    // 3 blocks: 1 stays of the first. Then 1, 2 and 4; then 4, 1, 2; then 4, 5 and 1.
+    // With 3 blocks, 1 stays of the first prompt. Then 1, 2 and 4; then 4, 1, 2; then 4, 5 and 1.
     assert_eq!(hits("lru", &prompts, 3), 1 + 1 + 1);
 }
 
 #[test]
-fn nobody_beats_who_knows_the_future() {
+fn no_contender_exceeds_the_clairvoyant_bound() {
     let mut random = 1u64;
     let mut random = |below: u64| {
         random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
@@ -77,62 +74,38 @@ fn assert_bound(requests: &[Vec<u64>], capacities: &[usize]) {
 }
 
 #[test]
-fn an_id_behind_another_block_is_another_block() {
+fn an_id_after_another_block_is_another_block() {
     let prompts = prompts(&[&[1, 5], &[2, 5], &[1, 5]]);
     assert_eq!((prompts.distinct(), prompts.total()), (4, 6));
 }
 
 #[test]
-fn a_trace_without_hashes_has_no_prompts() {
-    let text = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:00,10,1\n";
-    let trace = Trace::read("azure".into(), text.as_bytes(), &ReadOptions::default()).unwrap();
-    assert_eq!(Prompts::new(&trace), None);
-}
-
-#[test]
 fn charts_and_pictures_show_every_policy() {
     let prompts = prompts(&[&[1, 2, 3], &[1, 2, 4], &[5], &[1, 2, 3, 6]]);
-    let rates: Vec<Vec<Rate>> = Contender::all()
-        .map(|contender| {
-            let rate = |share| {
-                let blocks = prompts.capacity(share);
-                Rate { contender, share, blocks, hit_rate: contender.hit_rate(&prompts, blocks) }
-            };
-            [0.125, 0.5, 1.0].map(rate).to_vec()
-        })
-        .collect();
-    let (text, picture) = (chart(&rates), draw(&[("a & b".to_owned(), rates.clone())]));
+    let contenders: Vec<Contender> = Contender::all().collect();
+    let done = AtomicUsize::new(0);
+    let counted = || _ = done.fetch_add(1, Relaxed);
+    let all = measure(&[&prompts, &prompts], &contenders, &[0.125, 0.5, 1.0], counted);
+    assert_eq!((all.len(), all[0].len(), all[0][0].len(), done.into_inner()), (2, 6, 3, 36));
+    assert_eq!(all[0], all[1]);
+    let rates = &all[0];
+    let (text, picture) = (chart(rates), draw(&[("a & b".to_owned(), rates.clone())]));
     for one in Contender::all() {
         assert!(text.contains(one.name()) && picture.contains(one.name()), "{one}");
     }
     assert!(text.contains("12.5 %") && text.contains("100 %"), "{text}");
     assert!(picture.contains("a &amp; b"));
-    assert_eq!(chart(&[]).lines().count(), 13, "nothing measured is no panic");
+    assert_eq!(chart(&[]).lines().count(), 13, "no rates are not a panic");
 }
 
-/// The conversation trace; without it, says so.
-fn conversation() -> Option<Prompts> {
-    let folder = std::env::var_os("KVPOOL_TRACES").map_or_else(
-        || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared/traces")),
-        PathBuf::from,
-    );
-    let path = folder.join("mooncake_conversation.jsonl");
-    if !path.exists() {
-        eprintln!("SKIPPED: {} is not there", path.display());
-        return None;
-    }
-    let options = ReadOptions { hash_ids: HashIds::Required, ..ReadOptions::default() };
-    Prompts::new(&Trace::load(&path, &options).expect("a trace"))
-}
-
-/// At 5 %, where LRU is the best of those to compare with: the comparison is what others measured, and ours beats it.
 #[test]
-fn the_conversation_trace_comes_to_what_is_documented() {
-    let Some(prompts) = conversation() else { return };
-    assert_eq!((prompts.requests(), prompts.total(), prompts.distinct()), (12_031, 288_500, 182_790));
-    let rate = |name: &str| contender(name).hit_rate(&prompts, prompts.capacity(0.05));
-    for (name, measured) in [("lru", 0.196), ("s3-fifo", 0.187), ("sieve", 0.128), ("clairvoyant", 0.366)] {
-        assert!((rate(name) - measured).abs() < 0.0015, "{name}: {}", rate(name));
-    }
-    assert!(rate("foresight") > 0.22, "{}", rate("foresight"));
+fn the_gap_closed_is_relative_to_the_bound() {
+    let rate = |contender, hit_rate| Rate { contender, share: 0.1, blocks: 1, hit_rate };
+    let of = |contender, rates: [f64; 2]| rates.map(|hit_rate| rate(contender, hit_rate)).to_vec();
+    let (lru, bound) = (of(Contender::LRU, [0.1, 0.2]), of(Contender::Clairvoyant, [0.5, 0.4]));
+    let foresight = of(Contender::FORESIGHT, [0.2, 0.3]);
+    let (total, mean) = gap_closed(&[lru.clone(), foresight, bound.clone()]).unwrap();
+    assert!((total - 0.2 / 0.6).abs() < 1e-9 && (mean - 0.375).abs() < 1e-9);
+    assert_eq!(gap_closed(&[lru.clone(), bound]), None, "foresight was not measured");
+    assert_eq!(gap_closed(&[lru.clone(), of(Contender::FORESIGHT, [0.1, 0.2]), lru]), None);
 }

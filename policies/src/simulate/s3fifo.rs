@@ -1,25 +1,26 @@
-//! S3-FIFO, for comparison: a tenth of the blocks are a small queue that new ones go through, the rest is the main queue;
-//! who leaves the small one unused is remembered for a while, and comes back into the main one.
+//! S3-FIFO, for comparison: new blocks enter a small queue of a tenth of the capacity; the rest is
+//! the main queue. A block that leaves the small queue unused becomes a ghost for a while, and
+//! enters the main queue if it returns.
 
 use std::collections::VecDeque;
 
 use super::leading;
 use super::prompts::Prompts;
 
-/// Uses are counted up to here.
+/// The largest count of uses.
 const USES_MAX: u8 = 3;
-/// Uses while in the small queue from which on a block goes to the main one.
+/// Uses in the small queue after which a block is promoted to the main queue.
 const USES_PROMOTED: u8 = 2;
 
 #[derive(Clone, Copy, Default)]
 struct Block {
     is_cached: bool,
     uses: u8,
-    /// Which of the blocks that became ghosts it was, from 1; 0: it is none.
+    /// The number of the block as a ghost, from 1; 0: not a ghost.
     ghost: u64,
 }
 
-/// Hits with so many blocks.
+/// Returns the hits with `capacity` blocks.
 pub(super) fn hits(prompts: &Prompts, capacity: usize) -> usize {
     let small_max = (capacity / 10).max(1);
     let ghosts_max = capacity - small_max.min(capacity);
@@ -38,7 +39,7 @@ pub(super) fn hits(prompts: &Prompts, capacity: usize) -> usize {
             let was_ghost = std::mem::take(&mut block.ghost) != 0;
             while small.len() + main.len() >= capacity {
                 if small.len() < small_max {
-                    let oldest = main.pop_front().expect("the small queue is not all there is");
+                    let oldest = main.pop_front().expect("the main queue is not empty");
                     let block = &mut blocks[oldest as usize];
                     match block.uses.checked_sub(1) {
                         Some(uses) => {
@@ -49,7 +50,7 @@ pub(super) fn hits(prompts: &Prompts, capacity: usize) -> usize {
                     }
                     continue;
                 }
-                let oldest = small.pop_front().expect("a queue that is not short");
+                let oldest = small.pop_front().expect("the small queue is not empty");
                 let block = &mut blocks[oldest as usize];
                 if block.uses >= USES_PROMOTED {
                     block.uses = 0;

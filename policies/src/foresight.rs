@@ -1,10 +1,11 @@
-//! What is likeliest to be reused stays, by what was learned from requests so far.
+//! Learns from past requests which blocks are likely to be reused.
 //!
-//! A conversation comes back after its user has read the answer; a one-off prompt never does; a system prompt comes every
-//! second. LRU cannot tell them apart until it is too late. At release, a pool knows enough to tell: which turn this was,
-//! how much of the prompt was new, how often each block was a hit. This policy learns from what becomes of blocks how
-//! those [features](features) change their prospects ([`model`]), and how prospects change with age ([`ages`]); and evicts
-//! what promises the fewest hits for the room and time that it takes.
+//! A conversation continues after its user has read the answer; a one-off prompt never returns; a
+//! system prompt returns every second. LRU tells them apart too late. At release a pool knows which
+//! turn of a conversation this was, how much of the prompt was new, and how often each block was a
+//! hit. This policy learns from the later use of blocks how these [features](features) change their
+//! prospects ([`model`]) and how prospects change with age ([`ages`]). It evicts the block with the
+//! fewest expected hits per unit of room and time.
 //!
 //! ```text
 //! lookup    each hash:  noted as awaited?  a reuse at that age           model, ages learn
@@ -15,21 +16,25 @@
 //! victim    the head of each queue, scored anew: worth by class and age; the least goes
 //! ```
 //!
-//! # Why it is not worse than LRU where there is nothing to learn
+//! # No worse than LRU without information
 //!
-//! With all weights zero there is one class, and that is one LRU queue. A class whose prospects do not differ from others'
-//! gets their hazard; and what was never seen to be reused at some age counts as not reused then.
+//! With all weights zero there is one class, which is one LRU queue. A class without evidence of
+//! its own gets the hazard of all classes. An age at which no reuse was seen counts as an age
+//! without reuse.
 //!
 //! # Admission
 //!
-//! Within a queue only the oldest can go, but where prospects rise with age, as they do while a user reads, the youngest is
-//! worth least. So a block that starts below the *threshold*, a moving average of what the best candidates for eviction
-//! were worth, is put where it goes before all others. If it is reused before that, nothing is lost. That is also what keeps
-//! a part of a loop that is longer than the cache.
+//! Within a queue only the oldest block can be evicted, but where prospects rise with age, as they
+//! do while a user reads, the youngest is worth least. A block that starts below the *threshold*, a
+//! moving average of the worth of the best candidates for eviction, is therefore placed in a queue
+//! that is evicted before all others. A reuse before that loses nothing. Admission also keeps a
+//! part of a loop that is longer than the cache.
 //!
-//! Priorities and retention are not looked at: whoever asks for them wants [`Priority`](super::Priority).
+//! Priorities and retention are ignored; [`PriorityLru`](kvpool::prefix::policy::PriorityLru)
+//! implements them.
 //!
-//! All state is in relaxed atomics, some updated by a load and a store: a thread's observation may be lost to another's.
+//! All state is in relaxed atomics, some updated by a load and a store: concurrent threads may lose
+//! an observation.
 
 mod ages;
 mod awaited;
@@ -37,60 +42,69 @@ mod features;
 mod model;
 
 use std::fmt;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use crate::sync::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use kvpool::prefix::policy::{Head, Lookup, Millis, Place, Policy, Released};
 
 use ages::{Ages, CLASSES, bin, class_of};
 use awaited::{Awaited, Wait};
 use features::{Request, State, stands_for};
 use model::Model;
 
-use super::{Head, Lookup, Millis, Place, Policy, Released};
+/// The name by which the policy is chosen.
+pub(crate) const NAME: &str = "foresight";
 
-pub(super) const NAME: &str = "foresight";
-
-/// The queue of what was not admitted, after those of the classes.
+/// The queue of blocks that were not admitted, after the queues of the classes.
 const FIRST: usize = CLASSES;
 
-/// Lookups between two computations of what blocks are worth.
+/// Lookups between two computations of the worth of blocks.
 const COMPUTE_LOOKUPS: u64 = 64;
-/// Lookups after which the past counts half.
+/// Lookups after which past observations count half.
 const FADE_LOOKUPS: u64 = 1 << 14;
-/// How fast the threshold follows evictions.
+/// The weight of one eviction in the moving averages.
 const THRESHOLD_FOLLOWS: f32 = 1e-2;
-/// A new block is judged as it will be at this part of the age at which blocks are being evicted: at age zero, what comes
-/// twice in one moment makes everything look good.
+/// New blocks are judged at this part of the current eviction age. At age zero, prompts that arrive
+/// twice in one moment would make every block look good.
 const YOUNG: f32 = 1.0 / 8.0;
-/// Reuses more than expected, or fewer, that one wait can teach.
+/// The largest difference between expected and seen reuses that one wait can teach.
 const SURPLUS_MAX: f64 = 4.0;
-/// Requests that the size of a usual one is taken over.
+/// Requests in the moving average of the request size.
 const REQUESTS_MEAN: u64 = 256;
-/// What stands for less than this part of a usual request is not noted.
+/// Blocks that stand for less than this fraction (1 in `NOTED_PART`) of a usual request are not noted.
 const NOTED_PART: f32 = 64.0;
-/// The square of what a usual request counts as.
+/// The square of the weight of a usual request.
 const REQUEST_WEIGHT: f64 = 32.0;
-/// Releases by which the latest order may be behind.
+/// The largest lag of `latest`, in releases.
 const LATEST_SLACK: u64 = 16;
 
-/// Evicts what promises the fewest hits for the room and time that it takes, as learned from the requests so far. See the
-/// module's documentation for how.
+/// Evicts the block with the fewest expected hits per unit of room and time, learned from past
+/// requests.
+///
+/// At release, the features of a block (hits, turn of the conversation, new blocks of the prompt,
+/// length of the chain, position) give a score from weights learned online: a proportional-hazards
+/// model (Cox, 1972). The score selects one of 15 classes, a queue each; age is counted in blocks
+/// released since. At eviction, the head worth least by class and age goes: its worth is a Gittins
+/// index (Gittins, 1979) over the hazards seen at each age. A block that starts below the worth of
+/// current victims is evicted before all others. Without observations the policy is LRU. Priorities
+/// and retention are ignored.
 pub struct Foresight {
     model: Model,
     ages: Ages,
     awaited: Awaited,
     lookups: AtomicU64,
-    /// About the latest order of a release.
+    /// The latest order of a release, approximately.
     latest: AtomicU64,
-    /// Blocks of a usual request, a moving average, as the bits of an `f32`: what depends on numbers of blocks is the same
-    /// for small blocks and large ones.
+    /// Moving average of the blocks of a request, as the bits of an `f32`. Thresholds relative to
+    /// it do not depend on the size of blocks.
     request_blocks: AtomicU32,
-    /// Moving averages over evictions, as bits of an `f32`: what the candidate worth least was worth, and its age.
+    /// Moving averages over evictions, as the bits of an `f32`: the worth of the candidate worth
+    /// least, and its age.
     threshold: AtomicU32,
     evicted_age: AtomicU32,
 }
 
 impl Foresight {
-    /// One that knows nothing yet, for a pool of at most so many blocks.
+    /// Creates a policy without observations, for a pool of at most `blocks_max` blocks.
     pub fn new(blocks_max: usize) -> Self {
         Self {
             model: Model::new(),
@@ -104,9 +118,10 @@ impl Foresight {
         }
     }
 
-    /// Learns from a wait up to an age, at the end of which the block was reused or not.
+    /// Learns from a wait up to `age`, at the end of which the block was reused or not.
     fn count(&self, wait: Wait, age: u64, is_reused: bool) {
-        // A chain has half its blocks behind one note, but is reused, or is not, as one: between the two.
+        // Half of a chain's blocks are behind one note, but the chain is reused as a whole or not
+        // at all. The square root is between the two weights.
         let part = f64::from(wait.blocks) / f64::from(figure(&self.request_blocks));
         let weight = (part * REQUEST_WEIGHT).sqrt();
         let score = self.model.score(wait.state);
@@ -119,12 +134,12 @@ impl Foresight {
         self.model.learn(wait.state, (weight * surplus) as f32);
     }
 
-    /// The age at which a new block is judged.
+    /// Returns the age at which a new block is judged.
     fn young(&self) -> u64 {
         (figure(&self.evicted_age) * YOUNG) as u64
     }
 
-    /// What a block is worth now, and its age.
+    /// Returns the current worth of a block, and its age.
     fn worth(&self, head: Head, latest: u64) -> (f32, u64) {
         let state = State(head.state);
         let age = state.age(latest);
@@ -132,11 +147,12 @@ impl Foresight {
     }
 }
 
+/// Returns the value of an `f32` that is stored as bits.
 fn figure(of: &AtomicU32) -> f32 {
     f32::from_bits(of.load(Relaxed))
 }
 
-/// Relaxed, and a store: what another thread saw in between is lost, one of many.
+/// Moves an average towards `figure`. Relaxed, and a store: a concurrent observation may be lost.
 fn follow(average: &AtomicU32, figure: f32, by: f32) {
     let before = f32::from_bits(average.load(Relaxed));
     average.store((before + (figure - before) * by).to_bits(), Relaxed);
@@ -161,7 +177,7 @@ impl Policy for Foresight {
         if lookups.is_multiple_of(COMPUTE_LOOKUPS) {
             self.ages.compute();
         }
-        // At first the mean, then a moving average.
+        // The mean of the first requests, then a moving average.
         let by = 1.0 / (lookups + 1).min(REQUESTS_MEAN) as f32;
         follow(&self.request_blocks, lookup.blocks.max(1) as f32, by);
         let (mut known, mut taken_up) = (lookup.hits, State::known(lookup.state));
@@ -182,7 +198,8 @@ impl Policy for Foresight {
         let &Released { order, depth, chain, .. } = released;
         let latest = self.latest.load(Relaxed);
         if order > latest.saturating_add(LATEST_SLACK) {
-            // A store: an earlier order of another thread may overwrite it, and is soon overwritten in turn.
+            // A store: another thread may overwrite it with an earlier order, until the next
+            // release.
             self.latest.store(order, Relaxed);
         }
         let state = State::new(Request(released.context), order, released.hits, depth, chain);
@@ -207,7 +224,7 @@ impl Policy for Foresight {
         let first = heads.get(FIRST).copied().flatten();
         let young = self.young();
         match first.map(|first| (State(first.state), State(first.state).age(latest))) {
-            // There is room for more than is admitted.
+            // The cache has room for more blocks than are admitted.
             Some((state, age)) if age > young => {
                 let class = class_of(self.model.score(state));
                 follow(&self.threshold, self.ages.index(class, young), THRESHOLD_FOLLOWS);
@@ -237,5 +254,5 @@ impl fmt::Debug for Foresight {
     }
 }
 
-#[cfg(all(test, not(kvpool_loom)))]
+#[cfg(test)]
 mod tests;

@@ -1,15 +1,16 @@
-//! The bound: who knows every request to come evicts the block whose next use is farthest away, and of blocks that the same
-//! request will use next, the one that is deepest in its prompt. Blocks that are never used again are not kept at all.
+//! The bound: with all future requests known, evicts the block whose next use is farthest away, and
+//! of blocks with the same next request, the deepest in its prompt. Blocks without a next use are
+//! not kept.
 
 use std::collections::BTreeSet;
 
 use super::leading;
 use super::prompts::Prompts;
 
-/// By when it is used next, then by depth; the greatest goes first.
+/// The request of the next use, the depth, and the block; the greatest goes first.
 type Key = (u32, u32, u32);
 
-/// Hits with so many blocks.
+/// Returns the hits with `capacity` blocks.
 pub(super) fn hits(prompts: &Prompts, capacity: usize) -> usize {
     let next = next_uses(prompts);
     let mut keys: Vec<Option<Key>> = vec![None; prompts.distinct()];
@@ -35,7 +36,7 @@ pub(super) fn hits(prompts: &Prompts, capacity: usize) -> usize {
     hits
 }
 
-/// For each block of each prompt, the request that uses it next.
+/// Returns for each block of each prompt the request that uses it next.
 fn next_uses(prompts: &Prompts) -> Vec<Vec<Option<u32>>> {
     let mut seen: Vec<Option<u32>> = vec![None; prompts.distinct()];
     let mut next: Vec<Vec<Option<u32>>> = (prompts.prompts.iter().enumerate())

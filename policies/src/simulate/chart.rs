@@ -1,4 +1,5 @@
-//! Hit rates as a chart for a terminal: capacities to the right, rates upwards, a letter for each policy.
+//! Hit rates as a chart for a terminal: capacities to the right, rates upwards, one letter per
+//! policy.
 
 use super::Rate;
 
@@ -7,7 +8,7 @@ const LINES: usize = 12;
 /// Columns from one capacity to the next.
 const STEP: usize = 10;
 
-/// The chart. `rates`: by policy, and for each the same capacities in the same order.
+/// Renders the rates of a trace as a chart.
 pub fn chart(rates: &[Vec<Rate>]) -> String {
     let capacities = rates.first().map_or(0, Vec::len);
     let top = rates.iter().flatten().map(|rate| rate.hit_rate).fold(1e-9, f64::max);
@@ -28,7 +29,7 @@ pub fn chart(rates: &[Vec<Rate>]) -> String {
         }
         for (rate, column) in policy.iter().zip((0..).step_by(STEP)) {
             let line = line_of(rate.hit_rate);
-            // Two in one place stand side by side.
+            // Two policies at one place are drawn side by side.
             let at = if "· ".contains(cells[line][column]) { column } else { column + 1 };
             cells[line][at] = *letter;
         }
@@ -49,7 +50,7 @@ pub fn chart(rates: &[Vec<Rate>]) -> String {
     format!("{}\n        {}", text.trim_end(), legend.join("  "))
 }
 
-/// A letter for each policy, the first of its name that no other has.
+/// Returns a letter for each policy: the first of its name that is not taken.
 fn letters(rates: &[Vec<Rate>]) -> Vec<char> {
     let mut letters = Vec::new();
     for policy in rates {
@@ -60,7 +61,7 @@ fn letters(rates: &[Vec<Rate>]) -> Vec<char> {
     letters
 }
 
-/// A share in percent, without digits that say nothing.
+/// Formats a share in percent, without trailing zeros.
 pub(super) fn percent(share: f64) -> String {
     let digits = format!("{:.3}", share * 100.0);
     format!("{} %", digits.trim_end_matches('0').trim_end_matches('.'))

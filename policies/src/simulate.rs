@@ -1,0 +1,180 @@
+//! Hit rates of eviction policies on a trace, by capacity, without a pool.
+//!
+//! Requests come one after the other. Each looks up its prompt block by block; the blocks before
+//! the first that is not cached are its hits. Then it holds all blocks of its prompt and releases
+//! them, the last one first, and the blocks above the capacity are evicted. The hit rate is hits
+//! over the blocks of all prompts. A capacity is a share of the distinct blocks of the trace.
+//!
+//! | file | content |
+//! |---|---|
+//! | `prompts` | the prompts of a trace as lists of small numbers |
+//! | `pooled` | policies behind the pool's own trait, over exact queues |
+//! | `s3fifo`, `sieve` | policies of other systems, for comparison |
+//! | `clairvoyant` | the bound: the best that is possible with the future known |
+//! | `chart`, `draw` | the rates as a chart for a terminal, and as SVG |
+
+mod chart;
+mod clairvoyant;
+mod draw;
+mod pooled;
+mod prompts;
+mod s3fifo;
+mod sieve;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::thread;
+
+use crate::PolicyName;
+
+pub use chart::chart;
+pub use draw::draw;
+pub use prompts::Prompts;
+
+/// A policy of a pool, or one to compare with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Contender {
+    /// A policy behind the pool's trait.
+    Pooled(PolicyName),
+    /// S3-FIFO (SOSP 2023): a small queue that most blocks leave soon, a main queue, and a ghost
+    /// queue of blocks evicted from the small one.
+    S3Fifo,
+    /// SIEVE (NSDI 2024): one queue, a visited bit, and a hand.
+    Sieve,
+    /// Evicts the block whose next use is last, and of one prompt the end first (Belady, 1966).
+    Clairvoyant,
+}
+
+/// The hit rate of a contender at one capacity.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Rate {
+    /// The contender.
+    pub contender: Contender,
+    /// The capacity, as a share of the distinct blocks of the trace.
+    pub share: f64,
+    /// The capacity in blocks.
+    pub blocks: usize,
+    /// Hits over blocks of prompts.
+    pub hit_rate: f64,
+}
+
+/// The rates of one trace: for each contender, those at the same capacities in the same order.
+pub type Rates = Vec<Vec<Rate>>;
+
+impl Contender {
+    /// The pool's default.
+    pub const LRU: Self = Self::Pooled(PolicyName::LRU);
+
+    /// The learned policy, which charts and tables highlight.
+    pub const FORESIGHT: Self = Self::Pooled(PolicyName::Foresight);
+
+    /// The contenders compared by default. On a trace without priorities, `priority` equals `lru`.
+    pub const USUAL: [Self; 5] = [Self::LRU, Self::S3Fifo, Self::Sieve, Self::FORESIGHT, Self::Clairvoyant];
+
+    const COMPARED: [Self; 3] = [Self::S3Fifo, Self::Sieve, Self::Clairvoyant];
+
+    /// Returns all contenders.
+    pub fn all() -> impl Iterator<Item = Self> {
+        PolicyName::ALL.into_iter().map(Self::Pooled).chain(Self::COMPARED)
+    }
+
+    /// Returns the name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Pooled(policy) => policy.name(),
+            Self::S3Fifo => "s3-fifo",
+            Self::Sieve => "sieve",
+            Self::Clairvoyant => "clairvoyant",
+        }
+    }
+
+    /// Returns the hit rate with a capacity of `blocks` blocks.
+    pub fn hit_rate(self, prompts: &Prompts, blocks: usize) -> f64 {
+        let hits = match self {
+            Self::Pooled(policy) => pooled::hits(prompts, blocks, &*policy.build(blocks)),
+            Self::S3Fifo => s3fifo::hits(prompts, blocks),
+            Self::Sieve => sieve::hits(prompts, blocks),
+            Self::Clairvoyant => clairvoyant::hits(prompts, blocks),
+        };
+        hits as f64 / prompts.total().max(1) as f64
+    }
+}
+
+impl fmt::Display for Contender {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Contender {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        Self::all().find(|contender| contender.name() == name).ok_or_else(|| {
+            let names: Vec<_> = Self::all().map(Self::name).collect();
+            format!("no policy is called {name:?}; there are {}", names.join(", "))
+        })
+    }
+}
+
+/// Measures each contender at each capacity on each trace, on all cores. `done` is called after
+/// each measurement. Returns the rates of each trace.
+pub fn measure(
+    traces: &[&Prompts],
+    contenders: &[Contender],
+    shares: &[f64],
+    done: impl Fn() + Sync,
+) -> Vec<Rates> {
+    let jobs: Vec<(&Prompts, Contender, f64)> = (traces.iter())
+        .flat_map(|&prompts| contenders.iter().map(move |&contender| (prompts, contender)))
+        .flat_map(|(prompts, contender)| shares.iter().map(move |&share| (prompts, contender, share)))
+        .collect();
+    let (next, rates) = (AtomicUsize::new(0), Mutex::new(vec![None; jobs.len()]));
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    thread::scope(|scope| {
+        for _ in 0..cores.min(jobs.len()) {
+            scope.spawn(|| {
+                loop {
+                    let at = next.fetch_add(1, Relaxed);
+                    let Some(&(prompts, contender, share)) = jobs.get(at) else { break };
+                    let blocks = prompts.capacity(share);
+                    let hit_rate = contender.hit_rate(prompts, blocks);
+                    let rate = Rate { contender, share, blocks, hit_rate };
+                    rates.lock().expect("no measurement panicked")[at] = Some(rate);
+                    done();
+                }
+            });
+        }
+    });
+    let rates = rates.into_inner().expect("no measurement panicked");
+    let mut rates = rates.into_iter().map(|rate| rate.expect("every job was done"));
+    let mut policy = || rates.by_ref().take(shares.len()).collect();
+    let mut trace = || contenders.iter().map(|_| policy()).collect();
+    traces.iter().map(|_| trace()).collect()
+}
+
+/// Returns the part of the gap between LRU and the bound that foresight closes: over the sums of
+/// all capacities, and the mean over the capacities. `None` if one of the three was not measured,
+/// or if there is no gap.
+pub fn gap_closed(rates: &[Vec<Rate>]) -> Option<(f64, f64)> {
+    let of = |contender| {
+        rates.iter().find(|policy| policy.first().is_some_and(|rate| rate.contender == contender))
+    };
+    let (lru, foresight) = (of(Contender::LRU)?, of(Contender::FORESIGHT)?);
+    let gaps: Vec<(f64, f64)> = (lru.iter().zip(foresight).zip(of(Contender::Clairvoyant)?))
+        .map(|((lru, foresight), bound)| (foresight.hit_rate - lru.hit_rate, bound.hit_rate - lru.hit_rate))
+        .filter(|&(_, gap)| gap > 0.0)
+        .collect();
+    let mean = gaps.iter().map(|(won, gap)| won / gap).sum::<f64>() / gaps.len() as f64;
+    let (won, gap) = gaps.iter().fold((0.0, 0.0), |(won, gap), row| (won + row.0, gap + row.1));
+    (!gaps.is_empty()).then_some((won / gap, mean))
+}
+
+/// Returns the number of leading blocks of a prompt that are cached.
+fn leading(prompt: &[u32], is_cached: impl Fn(usize) -> bool) -> usize {
+    prompt.iter().take_while(|&&block| is_cached(block as usize)).count()
+}
