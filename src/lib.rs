@@ -1,16 +1,16 @@
 #![doc = include_str!("../README.md")]
-// Docs of public items point to the tables and protocols in the docs of private modules: `--document-private-items`
-// has those.
+// Docs of public items may link to tables and protocols in the docs of private modules, which
+// `--document-private-items` includes.
 #![allow(rustdoc::private_intra_doc_links)]
 #![deny(unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks)]
 
-// First: the macro that it shadows is seen by the modules that follow.
+// First: the modules that follow see the macro that it shadows.
 #[cfg(kvpool_planted)]
 #[macro_use]
 mod planted;
 
-/// A function that the tests, models and benches of this workspace call, and users do not: public with the feature
-/// `internals`.
+/// Declares a function for this workspace's tests, models and benches, not for users: public with
+/// the feature `internals`.
 macro_rules! internal {
     ($(#[$attribute:meta])* fn $($function:tt)*) => {
         #[cfg(feature = "internals")]
@@ -29,8 +29,8 @@ pub mod error;
 pub mod ids;
 pub(crate) mod sync;
 
-// The floors whose functions trust their callers: who calls them in the wrong order breaks other owners. What of their types
-// users need is public through `pool` and `sequence`.
+// These floors trust their callers: calls in the wrong order corrupt other owners' blocks. Types
+// that users need are public through `pool` and `sequence`.
 #[cfg(feature = "internals")]
 pub mod frame;
 #[cfg(not(feature = "internals"))]
@@ -66,7 +66,7 @@ pub mod testing;
 #[cfg(all(feature = "cuda", not(kvpool_loom)))]
 pub mod cuda;
 
-/// The examples of the tour, which are compiled and run as tests.
+/// The examples of the tour, compiled and run as tests.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/tour.md")]
 struct Tour;
