@@ -417,7 +417,7 @@ impl Core {
             cached + retired > 0
         };
         let before = self.space.frames.free_frames();
-        let mut moved = self.space.depot.flush(&self.space.frames) + self.reclaim_strays_under(custody);
+        let mut moved = self.space.depot.flush(&self.space.frames) + self.reclaim_shared_limbo_with(custody);
         let thread_caches =
             self.thread_caches.iter().take(if cfg!(kvpool_mutant = "no_visit") { 0 } else { usize::MAX });
         let thread_caches = thread_caches.filter(|thread_cache| is_all || keeps(thread_cache));

@@ -363,7 +363,7 @@ impl Core {
             return 0;
         }
         let custody = self.custody();
-        let reclaimed = self.reclaim_strays_under(&custody);
+        let reclaimed = self.reclaim_shared_limbo_with(&custody);
         if cfg!(kvpool_mutant = "silent_reclaim") {
             custody.leave_to_line();
         }
@@ -371,7 +371,7 @@ impl Core {
     }
 
     /// As [`reclaim_shared_limbo`](Self::reclaim_shared_limbo); the caller's custody announces.
-    pub(in crate::block) fn reclaim_strays_under(&self, custody: &Custody<'_>) -> usize {
+    pub(in crate::block) fn reclaim_shared_limbo_with(&self, custody: &Custody<'_>) -> usize {
         if self.shared_limbo.is_empty() {
             return 0;
         }
