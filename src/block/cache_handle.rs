@@ -106,7 +106,7 @@ impl CacheHandle {
     pub(crate) fn free(&self, handles: &[BlockHandle]) -> Result<(), HandleError> {
         match handles {
             [handle] => self.keep_alive.0.free_one(Some(self.cache()), handle),
-            _ if handles.len() <= INLINE_BLOCKS => self.keep_alive.0.free_few(Some(self.cache()), handles),
+            _ if handles.len() <= INLINE_BLOCKS => self.keep_alive.0.free_inline(Some(self.cache()), handles),
             _ => self.cache().counted(|cache| self.keep_alive.0.free_many(Some(cache), handles)),
         }
     }

@@ -8,10 +8,7 @@ use crate::frame::MagazinePair;
 use crate::ids::{BlockId, FrameId, SequenceId};
 
 use super::thread_cache::CacheRef;
-use super::{AllocRequest, Blocks, Ownership};
-
-/// Maximum number of blocks on the fast path: as many as a lease stores inline.
-pub(crate) const INLINE_BLOCKS: usize = 16;
+use super::{AllocRequest, Blocks, INLINE_BLOCKS, Ownership};
 
 impl Blocks {
     /// Allocates one block, guarded or not. `None`: nothing was done, take the slow path.
@@ -38,7 +35,7 @@ impl Blocks {
     /// Puts a free frame into the loaded magazine. False: nothing was done, take the slow path.
     #[inline]
     pub(super) fn give_back_one(&self, cache: Option<CacheRef<'_>>, frame: FrameId) -> bool {
-        self.give_back_short(cache, |magazines| magazines.push_loaded(frame))
+        self.give_back_with(cache, |magazines| magazines.push_loaded(frame))
     }
 
     /// Allocates `request.blocks` blocks into the front of `out`. False: nothing was done, take the
@@ -86,11 +83,11 @@ impl Blocks {
     /// Puts free frames into the loaded magazine. False: nothing was done, take the slow path.
     #[inline]
     pub(super) fn give_back_inline(&self, cache: Option<CacheRef<'_>>, frames: &[FrameId]) -> bool {
-        self.give_back_short(cache, |magazines| magazines.push_all(frames))
+        self.give_back_with(cache, |magazines| magazines.push_all(frames))
     }
 
     #[inline]
-    fn give_back_short(
+    fn give_back_with(
         &self,
         cache: Option<CacheRef<'_>>,
         push: impl FnOnce(&mut MagazinePair) -> bool,

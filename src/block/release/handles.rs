@@ -39,7 +39,7 @@ impl Blocks {
     pub fn free(&self, handles: &[BlockHandle]) -> Result<(), HandleError> {
         match handles {
             [handle] => self.free_one(self.recent_thread_cache(), handle),
-            _ if handles.len() <= INLINE_BLOCKS => self.free_few(self.recent_thread_cache(), handles),
+            _ if handles.len() <= INLINE_BLOCKS => self.free_inline(self.recent_thread_cache(), handles),
             _ => self.with_thread_cache(|cache| self.free_many(cache, handles)),
         }
     }
@@ -59,7 +59,7 @@ impl Blocks {
     }
 
     /// As [`free`](Self::free), for at most [`INLINE_BLOCKS`] handles.
-    pub(in crate::block) fn free_few(
+    pub(in crate::block) fn free_inline(
         &self,
         cache: Option<CacheRef<'_>>,
         handles: &[BlockHandle],
