@@ -216,7 +216,7 @@ impl Core {
     ///
     /// Blocks stay that a batch in flight may see, that are moving, or whose word has changed.
     /// Returns the number of evicted blocks.
-    pub(crate) fn evict_one(&self, kept: &[Evictable], stays: &mut dyn FnMut(BlockId)) -> usize {
+    pub(crate) fn evict_released(&self, kept: &[Evictable], stays: &mut dyn FnMut(BlockId)) -> usize {
         let Some(evictor) = self.evictor.as_deref() else { return 0 };
         let (mut freed, mut evicted, oldest) = (RunList::new(), 0, self.space.clock.oldest());
         for &Evictable { id, word } in kept {
