@@ -33,9 +33,9 @@ fn not_the_callers(id: BlockId, word: BlockWord) -> ! {
 }
 
 /// What remains to be done after the release of a listed block.
-enum Owed {
+enum ListRelease {
     Nothing,
-    Frame(FrameId),
+    Freed(FrameId),
     Evictable(BlockWord),
 }
 
@@ -76,9 +76,9 @@ impl Blocks {
         self.count_evictable(ids.len());
         for &id in ids {
             match self.release_listed_word(id) {
-                Owed::Nothing => {}
-                Owed::Frame(frame) => freed.push(frame),
-                Owed::Evictable(word) => kept.push(Evictable { id, word }),
+                ListRelease::Nothing => {}
+                ListRelease::Freed(frame) => freed.push(frame),
+                ListRelease::Evictable(word) => kept.push(Evictable { id, word }),
             }
         }
         self.count_hits(ids.len() - kept.len());
@@ -216,7 +216,7 @@ impl Core {
     }
 
     /// Drops a reference on a block of a list, which may be cached.
-    fn release_listed_word(&self, id: BlockId) -> Owed {
+    fn release_listed_word(&self, id: BlockId) -> ListRelease {
         let atomic = self.space.table.word(id);
         let mut word = BlockWord::from_bits(atomic.load(Relaxed));
         loop {
@@ -234,9 +234,9 @@ impl Core {
             ) {
                 Ok(_) => {
                     if let Released::Evictable { word } = released {
-                        return Owed::Evictable(word);
+                        return ListRelease::Evictable(word);
                     }
-                    return self.released(id, released).map_or(Owed::Nothing, Owed::Frame);
+                    return self.released(id, released).map_or(ListRelease::Nothing, ListRelease::Freed);
                 }
                 // Another thread hit, shared, pinned or released in between. Reached by the models in `evictable`.
                 Err(now) => word = BlockWord::from_bits(now),
@@ -253,14 +253,14 @@ impl Core {
             self.count_evictable(1);
         }
         match self.release_listed_word(id) {
-            Owed::Evictable(word) => {
+            ListRelease::Evictable(word) => {
                 let evictor = self.evictor.as_ref();
                 self.keep(&[Evictable { id, word }], |kept, tag| {
                     evictor.into_iter().for_each(|evictor| evictor.keep(self, kept, tag));
                 });
             }
-            Owed::Nothing => self.count_hits(1),
-            Owed::Frame(frame) => {
+            ListRelease::Nothing => self.count_hits(1),
+            ListRelease::Freed(frame) => {
                 self.count_hits(1);
                 self.free_or_retire(&[Run { start: frame, len: 1 }]);
             }
@@ -297,7 +297,7 @@ impl Core {
                 Some(word.frame())
             }
             Released::ToMover { .. } => {
-                self.left_to_mover();
+                self.count_left_to_mover();
                 None
             }
         }
@@ -307,7 +307,7 @@ impl Core {
     /// models in `moves`.
     #[cold]
     #[inline(never)]
-    fn left_to_mover(&self) {
+    fn count_left_to_mover(&self) {
         // Relaxed: a statistic.
         self.space.held.fetch_add(1, Relaxed);
     }
