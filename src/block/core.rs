@@ -241,7 +241,7 @@ impl Core {
     /// [scope](std::thread::scope) that it was spawned in and, under loom, after it was joined: an
     /// audit must wait until this number falls.
     pub fn thread_caches_in_use(&self) -> usize {
-        self.thread_caches.taken()
+        self.thread_caches.in_use()
     }
 
     /// Returns the number of free frames in the bitmaps and their contiguity.

@@ -14,7 +14,7 @@ use super::local::Local;
 /// Magazines and limbo of one thread at a time.
 pub(in crate::block) struct ThreadCache {
     pub(super) cell: OwnerCell<Local>,
-    pub(super) taken: AtomicBool,
+    pub(super) in_use: AtomicBool,
     /// Mirrors of the cell's contents, for statistics.
     pub(super) cached: AtomicU32,
     retired: AtomicU32,
@@ -85,10 +85,10 @@ impl ThreadCaches {
     }
 
     /// Returns the number of thread caches that have an owner.
-    pub(in crate::block) fn taken(&self) -> usize {
+    pub(in crate::block) fn in_use(&self) -> usize {
         // Acquire: pairs with the Release of owners that left, so that the caches' contents are
         // visible.
-        self.iter().filter(|thread_cache| thread_cache.taken.load(Acquire)).count()
+        self.iter().filter(|thread_cache| thread_cache.in_use.load(Acquire)).count()
     }
 
     /// Takes an ownerless thread cache, or creates one.
@@ -99,8 +99,8 @@ impl ThreadCaches {
     ) -> &ThreadCache {
         // Acquire: pairs with the Release of the owner that left.
         let left = self.iter().find(|thread_cache| {
-            !thread_cache.taken.load(Relaxed)
-                && thread_cache.taken.compare_exchange(false, true, Acquire, Relaxed).is_ok()
+            !thread_cache.in_use.load(Relaxed)
+                && thread_cache.in_use.compare_exchange(false, true, Acquire, Relaxed).is_ok()
         });
         if let Some(thread_cache) = left {
             return thread_cache;
@@ -108,7 +108,7 @@ impl ThreadCaches {
         let index = self.count.fetch_add(1, Relaxed);
         let mut thread_cache = Box::new(CachePadded::new(ThreadCache {
             cell: OwnerCell::new(Local::new(capacity, near(index))),
-            taken: AtomicBool::new(true),
+            in_use: AtomicBool::new(true),
             cached: AtomicU32::new(0),
             retired: AtomicU32::new(0),
             newest_tag: AtomicU64::new(0),

@@ -30,7 +30,7 @@ impl<'a> CacheRef<'a> {
     /// Gives up ownership; another thread may take the cache.
     pub(in crate::block) fn leave(self) {
         // Release: pairs with the Acquire in `ThreadCaches::take`.
-        self.0.taken.store(false, Release);
+        self.0.in_use.store(false, Release);
     }
 
     /// Runs `f`, which may run user code, with a counted reference. Until `f` returns, the thread
