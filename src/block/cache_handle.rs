@@ -189,7 +189,8 @@ impl Blocks {
     pub(crate) fn keep_alive(&self) -> Arc<KeepAlive> {
         match self.thread_entry() {
             Some((_, _, keep_alive)) => {
-                // SAFETY: the pointer came from `Arc::as_ptr`, and the thread's list holds a reference.
+                // SAFETY: the pointer came from `Arc::as_ptr`, and the thread's list holds a
+                // reference.
                 unsafe {
                     Arc::increment_strong_count(keep_alive);
                     Arc::from_raw(keep_alive)

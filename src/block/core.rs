@@ -27,7 +27,7 @@ pub struct BlocksConfig {
     /// Frames per segment: a power of two, at least [`FAN`](crate::config::FAN).
     pub segment_frames: usize,
     /// Blocks per full magazine, at most
-    /// [`MAGAZINE_BLOCKS_MAX`](crate::config::MAGAZINE_BLOCKS_MAX); 0 bypasses the magazines.
+    /// [`MAGAZINE_BLOCKS_MAX`]; 0 bypasses the magazines.
     pub magazine_blocks: usize,
     /// Expected number of allocating threads: their caches start in separate regions.
     pub threads: usize,
@@ -319,7 +319,7 @@ pub trait Evictor: Send + Sync {
     /// Notes that these blocks became evictable, in this order; since then, each may have been hit,
     /// released again, or evicted. `tag` is the newest batch that may have seen them before, 0 if
     /// no batch in flight has.
-    fn keep(&self, core: &Core, kept: &[Evictable], tag: Ticket);
+    fn became_evictable(&self, core: &Core, blocks: &[Evictable], tag: Ticket);
 
     /// Evicts up to `wanted` blocks by [`Core::evict`] and passes their frames, which no batch in
     /// flight sees, to `freed`. `oldest` is the oldest batch in flight. A result of fewer blocks
@@ -343,8 +343,8 @@ impl<T: Evictor> Evictor for Arc<T> {
         (**self).grow(core, rows);
     }
 
-    fn keep(&self, core: &Core, kept: &[Evictable], tag: Ticket) {
-        (**self).keep(core, kept, tag);
+    fn became_evictable(&self, core: &Core, blocks: &[Evictable], tag: Ticket) {
+        (**self).became_evictable(core, blocks, tag);
     }
 
     fn evict(&self, core: &Core, oldest: Ticket, wanted: usize, freed: &mut dyn FnMut(FrameId)) {

@@ -34,8 +34,6 @@
 //! compare-exchange as always; a concurrent release or pin cancels the move. A wave that is dropped
 //! before it is published changes nothing. A thread that is stopped during a wave holds back its
 //! destinations, and those of its sources that are released; nothing else.
-//! move give way. A wave that is dropped before it is published leaves everything as it was. A thread that is stopped
-//! in mid-wave holds back its destinations, and those of its sources that are released; nothing else.
 //!
 //! Models: `loom-tests/tests/moves.rs`, `loom-tests/tests/moved_since.rs`.
 

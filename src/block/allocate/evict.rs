@@ -10,7 +10,7 @@
 //! register   (the evictor notes the block's contents);  word: owned, listed  ->  sealed, cached      one compare-exchange
 //! hit        (the evictor compares the block's contents, between);  word  ->  one reference more     one compare-exchange
 //!            of exactly the word that was read before
-//! keep       word: last reference, cached  ->  evictable, generation + 1;  the clock is read;  the evictor is told
+//! release    word: last reference, cached  ->  evictable, generation + 1;  the clock is read;  the evictor is told
 //! evict      word: evictable, not moving  ->  free;  the evictor forgets it;  the frame is the evictor's
 //! ```
 //!
@@ -82,15 +82,19 @@ impl Core {
         (self.evictable.load(Relaxed) as isize).max(0) as usize
     }
 
-    /// Passes blocks whose last references were just released to `keep`, with their tag.
-    pub(in crate::block) fn keep(&self, kept: &[Evictable], keep: impl FnOnce(&[Evictable], Ticket)) {
-        if kept.is_empty() {
+    /// Passes blocks whose last references were just released to `tell`, with their tag.
+    pub(in crate::block) fn tag_evictable(
+        &self,
+        blocks: &[Evictable],
+        tell: impl FnOnce(&[Evictable], Ticket),
+    ) {
+        if blocks.is_empty() {
             return;
         }
         // After the releases, as in `give_back`: every batch that saw the blocks is visible to this
         // load.
         let tag = self.space.clock.idle_or_tag().unwrap_or(Ticket(0));
-        keep(kept, tag);
+        tell(blocks, tag);
     }
 
     /// Evicts one block, if it is evictable and unseen by batches in flight; its frame is the
@@ -216,10 +220,10 @@ impl Core {
     ///
     /// Blocks stay that a batch in flight may see, that are moving, or whose word has changed.
     /// Returns the number of evicted blocks.
-    pub(crate) fn evict_released(&self, kept: &[Evictable], stays: &mut dyn FnMut(BlockId)) -> usize {
+    pub(crate) fn evict_released(&self, blocks: &[Evictable], stays: &mut dyn FnMut(BlockId)) -> usize {
         let Some(evictor) = self.evictor.as_deref() else { return 0 };
         let (mut freed, mut evicted, oldest) = (RunList::new(), 0, self.space.clock.oldest());
-        for &Evictable { id, word } in kept {
+        for &Evictable { id, word } in blocks {
             let is_unseen = self.is_unseen(id, word, oldest);
             // With this very word: an owner since then may have shown the block to a batch newer
             // than the tag.

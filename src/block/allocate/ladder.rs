@@ -228,7 +228,7 @@ impl Core {
             if grab.frames == asked {
                 return Ok(());
             }
-            let evicted = self.keeps_little(asked - grab.frames)
+            let evicted = self.is_little_cached(asked - grab.frames)
                 && self.evict_into(cache, request, grab, Self::evict_some);
             if evicted {
                 continue;
@@ -321,7 +321,7 @@ impl Core {
 
     /// Returns whether the other thread caches and the depot hold few frames, or fewer than are
     /// missing.
-    fn keeps_little(&self, missing: usize) -> bool {
+    fn is_little_cached(&self, missing: usize) -> bool {
         if self.evictable() == 0 {
             return false;
         }
@@ -329,9 +329,9 @@ impl Core {
             let (cached, waiting, _) = thread_cache.mirror();
             cached + waiting
         };
-        let kept: usize = self.thread_caches.iter().map(in_thread_cache).sum();
-        let kept = kept + self.space.depot.frames();
-        kept < missing.max(self.total() >> LITTLE_SHIFT)
+        let cached: usize = self.thread_caches.iter().map(in_thread_cache).sum();
+        let cached = cached + self.space.depot.frames();
+        cached < missing.max(self.total() >> LITTLE_SHIFT)
     }
 
     /// Evicts the missing blocks, and some for the thread's next requests; false if none was
@@ -412,7 +412,7 @@ impl Core {
     /// its frames only after its owner has left.) The caller must not be inside its own thread
     /// cache.
     fn take_back(&self, is_all: bool, custody: &Custody<'_>) -> Found {
-        let keeps = |thread_cache: &&ThreadCache| {
+        let has_frames = |thread_cache: &&ThreadCache| {
             let (cached, retired, _) = thread_cache.mirror();
             cached + retired > 0
         };
@@ -420,7 +420,7 @@ impl Core {
         let mut moved = self.space.depot.flush(&self.space.frames) + self.reclaim_shared_limbo_with(custody);
         let thread_caches =
             self.thread_caches.iter().take(if cfg!(kvpool_mutant = "no_visit") { 0 } else { usize::MAX });
-        let thread_caches = thread_caches.filter(|thread_cache| is_all || keeps(thread_cache));
+        let thread_caches = thread_caches.filter(|thread_cache| is_all || has_frames(thread_cache));
         let visits =
             ThreadCache::visit_all(thread_caches, |local| moved += local.surrender(&self.space, custody));
         if moved > 0 || self.space.frames.free_frames() > before {

@@ -22,12 +22,12 @@ impl Core {
         }
         // Announced in every case.
         let custody = self.custody();
-        let gone =
+        let removed =
             self.space.reserve.sift(&custody, |frame| (region.start.0..region.end()).contains(&frame.0));
-        for &frame in &gone {
+        for &frame in &removed {
             self.space.frames.free_run(Run { start: frame, len: 1 });
         }
-        if !gone.is_empty() {
+        if !removed.is_empty() {
             self.space.clock.set_awaited();
         }
     }
@@ -73,10 +73,10 @@ impl Core {
 
     /// Calls `f` with the frames in the reserve, for an audit.
     pub(in crate::block) fn for_each_reserved(&self, custody: &Custody<'_>, mut f: impl FnMut(FrameId)) {
-        let gone = self.space.reserve.sift(custody, |frame| {
+        let removed = self.space.reserve.sift(custody, |frame| {
             f(frame);
             false
         });
-        gone.iter().for_each(|&frame| self.space.frames.free_run(Run { start: frame, len: 1 }));
+        removed.iter().for_each(|&frame| self.space.frames.free_run(Run { start: frame, len: 1 }));
     }
 }

@@ -49,7 +49,7 @@ impl Hostile {
 impl Evictor for Hostile {
     fn grow(&self, _: &Core, _: usize) {}
 
-    fn keep(&self, _: &Core, _: &[Evictable], _: Ticket) {}
+    fn became_evictable(&self, _: &Core, _: &[Evictable], _: Ticket) {}
 
     fn evict(&self, core: &Core, oldest: Ticket, _: usize, freed: &mut dyn FnMut(FrameId)) {
         self.strike();

@@ -371,10 +371,10 @@ impl Core {
                 atomic.store(next.to_bits(), Release);
                 continue;
             }
-            let gone = atomic.fetch_update(release, Relaxed, |bits| {
+            let unguarded = atomic.fetch_update(release, Relaxed, |bits| {
                 BlockWord::from_bits(bits).unguard().map(BlockWord::to_bits)
             });
-            if let Err(bits) = gone {
+            if let Err(bits) = unguarded {
                 panic!("block {id} unguarded without a lease: {:?}", BlockWord::from_bits(bits));
             }
         }
@@ -462,7 +462,8 @@ impl Core {
             // Acquire and Release: as in `release_word`; a transition is a release at the most.
             match atomic.compare_exchange_weak(word.to_bits(), next.to_bits(), AcqRel, Acquire) {
                 Ok(_) => return Ok(Some(result)),
-                // Another thread shared, pinned, released or freed in between. Reached by the model `share_release`.
+                // Another thread shared, pinned, released or freed in between. Reached by the model
+                // `share_release`.
                 Err(now) => word = BlockWord::from_bits(now),
             }
             is_retry = true;

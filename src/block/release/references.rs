@@ -61,16 +61,19 @@ impl Blocks {
     #[inline]
     pub(crate) fn release_listed(&self, ids: &[BlockId]) {
         match &self.evictor {
-            Some(evictor) => self.release_cached(ids, |kept, tag| evictor.keep(self, kept, tag)),
+            Some(evictor) => {
+                self.release_cached(ids, |blocks, tag| evictor.became_evictable(self, blocks, tag))
+            }
             None => self.release_as(ids, Ownership::Guarded),
         }
     }
 
-    /// As [`release_listed`](Self::release_listed), for callers that tell the evictor themselves:
-    /// `keep` gets the blocks that became evictable, like
-    /// [`Evictor::keep`](crate::block::Evictor::keep).
-    pub(crate) fn release_cached(&self, ids: &[BlockId], keep: impl FnOnce(&[Evictable], Ticket)) {
-        let (mut freed, mut kept) = (RunList::new(), SmallVec::<[Evictable; 64]>::new());
+    /// As [`release_listed`](Self::release_listed), for callers that tell the evictor themselves.
+    ///
+    /// `tell` gets the blocks that became evictable, like
+    /// [`Evictor::became_evictable`](crate::block::Evictor::became_evictable).
+    pub(crate) fn release_cached(&self, ids: &[BlockId], tell: impl FnOnce(&[Evictable], Ticket)) {
+        let (mut freed, mut evictable) = (RunList::new(), SmallVec::<[Evictable; 64]>::new());
         // Counted before they are evictable, so that a thread that is stopped in between hides
         // none.
         self.count_evictable(ids.len());
@@ -78,14 +81,14 @@ impl Blocks {
             match self.release_listed_word(id) {
                 ListRelease::Nothing => {}
                 ListRelease::Freed(frame) => freed.push(frame),
-                ListRelease::Evictable(word) => kept.push(Evictable { id, word }),
+                ListRelease::Evictable(word) => evictable.push(Evictable { id, word }),
             }
         }
-        self.count_hits(ids.len() - kept.len());
-        self.keep(&kept, keep);
+        self.count_hits(ids.len() - evictable.len());
+        self.tag_evictable(&evictable, tell);
         if !freed.is_empty() {
             self.with_thread_cache(|cache| self.give_back(cache, &freed));
-        } else if !kept.is_empty() {
+        } else if !evictable.is_empty() {
             self.announce();
         }
     }
@@ -209,7 +212,8 @@ impl Core {
                 Relaxed,
             ) {
                 Ok(_) => return self.released(id, released),
-                // Another thread shared, pinned or released in between. Reached by the model `share_release`.
+                // Another thread shared, pinned or released in between. Reached by the model
+                // `share_release`.
                 Err(now) => word = BlockWord::from_bits(now),
             }
         }
@@ -238,7 +242,8 @@ impl Core {
                     }
                     return self.released(id, released).map_or(ListRelease::Nothing, ListRelease::Freed);
                 }
-                // Another thread hit, shared, pinned or released in between. Reached by the models in `evictable`.
+                // Another thread hit, shared, pinned or released in between. Reached by the models
+                // in `evictable`.
                 Err(now) => word = BlockWord::from_bits(now),
             }
         }
@@ -255,8 +260,8 @@ impl Core {
         match self.release_listed_word(id) {
             ListRelease::Evictable(word) => {
                 let evictor = self.evictor.as_ref();
-                self.keep(&[Evictable { id, word }], |kept, tag| {
-                    evictor.into_iter().for_each(|evictor| evictor.keep(self, kept, tag));
+                self.tag_evictable(&[Evictable { id, word }], |blocks, tag| {
+                    evictor.into_iter().for_each(|evictor| evictor.became_evictable(self, blocks, tag));
                 });
             }
             ListRelease::Nothing => self.count_hits(1),

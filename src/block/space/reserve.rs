@@ -96,9 +96,9 @@ impl Reserve {
     ) -> Taken {
         let all: Taken = std::iter::from_fn(|| self.stock.pop()).take(self.mark).collect();
         // If other threads filled it meanwhile, some of the frames that should stay do not fit.
-        let gone: Taken =
+        let removed: Taken =
             all.into_iter().filter(|&frame| leaves(frame) || self.stock.push(frame).is_err()).collect();
-        self.held.fetch_sub(gone.len(), Relaxed);
-        gone
+        self.held.fetch_sub(removed.len(), Relaxed);
+        removed
     }
 }

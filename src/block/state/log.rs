@@ -14,7 +14,7 @@
 //! append:   begun := i + 1;  fence(Release);  slot[i] := block, PENDING;  head := i + 1 (Release)
 //! stamp:    fence(SeqCst);  slot[i].stamp := the newest ticket
 //! read:     h := head (Acquire);  slots h - 1 downwards while their stamp is not before the ticket;
-//!           fence(Acquire);  what is below begun - SLOTS may have been overwritten: too long ago
+//!           fence(Acquire);  slots below begun - SLOTS may have been overwritten: too long ago
 //! ```
 //!
 //! # Theorem

@@ -47,7 +47,8 @@ impl<B: Bucket> Rows<B> {
                 let bucket = Box::into_raw(Box::new(B::new(have, have.min(FRAMES_MAX - have))));
                 // Release: publishes the rows; pairs with the Acquire in `locate_grown`.
                 if slot.compare_exchange(ptr::null_mut(), bucket, Release, Relaxed).is_err() {
-                    // SAFETY: ours; another thread published its bucket first, this one is unpublished.
+                    // SAFETY: ours; another thread published its bucket first, this one is
+                    // unpublished.
                     drop(unsafe { Box::from_raw(bucket) });
                 }
             }
@@ -69,7 +70,8 @@ impl<B: Bucket> Rows<B> {
     #[inline(never)]
     fn locate_grown(&self, row: usize) -> (&B, usize) {
         let first = self.first.len();
-        // A row in [first * 2^k, first * 2^(k + 1)) is in the bucket of first * 2^k rows that begins there.
+        // A row in [first * 2^k, first * 2^(k + 1)) is in the bucket of first * 2^k rows that
+        // begins there.
         let log2 = (row / first).ilog2();
         // SAFETY: a non-null pointer was made by `grow`; buckets live as long as `self`. Acquire:
         // pairs with the Release in `grow`.

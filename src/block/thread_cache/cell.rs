@@ -74,7 +74,8 @@ pub(in crate::block) struct ThreadCaches {
 
 impl ThreadCaches {
     pub(in crate::block) fn iter(&self) -> impl Iterator<Item = &ThreadCache> {
-        // SAFETY: published thread caches live as long as the list. Acquire: pairs with the Release in `take`.
+        // SAFETY: published thread caches live as long as the list. Acquire: pairs with the Release
+        // in `take`.
         let mut next = unsafe { self.head.load(Acquire).as_ref() };
         std::iter::from_fn(move || {
             let thread_cache: &ThreadCache = next?;
@@ -137,7 +138,8 @@ impl Drop for ThreadCaches {
     fn drop(&mut self) {
         let mut next = self.head.load(Relaxed).cast_const();
         while !next.is_null() {
-            // SAFETY: the list is exclusively ours; each thread cache was made by `Box::into_raw` and is freed once.
+            // SAFETY: the list is exclusively ours; each thread cache was made by `Box::into_raw`
+            // and is freed once.
             let thread_cache = unsafe { Box::from_raw(next.cast_mut()) };
             next = thread_cache.next;
         }

@@ -27,10 +27,10 @@
 //! wait:      enter the line, word |= awaited, head => signal;  heavy_fence
 //! turn:      passed => back into its place, and if that is the head's, signal;  look after the line
 //!            head and signal => signal := 0, go;  else leave a waker, sleep
-//! try:       search everywhere;  got it => leave the line;  met an owner inside its thread cache => signal, yield;  else sleep
+//! try:       search everywhere;  success => leave the line;  met an owner inside its thread cache => signal, yield;  else sleep
 //! leave:     the next head: signal, wake;  line empty and reserve full => word &= !awaited;  reserve short after all => |=
 //! look after the line:  signal, and the head absent for too long, and another behind it => head to `passed`, wake the next
-//! announce:  (what was freed is where others find it);  light_fence;  word.awaited => top up the reserve, tell
+//! announce:  (freed frames are where searches find them);  light_fence;  word.awaited => top up the reserve, tell
 //! tell:      news := 1;  fence;  lock free? => news := 0, signal, wake the head;  unlock;  fence;  news again? => again
 //! ```
 //!
@@ -60,7 +60,7 @@
 //! | a block becomes evictable, or an eviction that passed over it puts it back | `Core::release_cached`, `allocate_at` |
 //! | the cache is cleared | `Core::evict_all` |
 //! | a free on the slow path, by release, by handle, of a sequence or a lease | `Core::give_back` |
-//! | an allocation on the slow path: frames in transit in a split or a walk, reclaimed from other threads, or returned by a request that failed | `Core::allocate_at`, [`Waiting::allocate`] |
+//! | an allocation on the slow path: frames in transit in a split or a walk, reclaimed from other threads, or returned by a request that failed | `Core::allocate_at`, `Waiting::allocate` |
 //! | magazines are flushed: `flush`, the end of a thread, the drop of a handle | `CacheHandle` |
 //! | a trim, or an audit | `Core::trim`, `audit` |
 //! | the shared limbo is sifted: by the background task, at the end of a batch | `Core::reclaim_shared_limbo` |
