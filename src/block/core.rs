@@ -26,8 +26,7 @@ pub struct BlocksConfig {
     pub frames_max: usize,
     /// Frames per segment: a power of two, at least [`FAN`](crate::config::FAN).
     pub segment_frames: usize,
-    /// Blocks per full magazine, at most
-    /// [`MAGAZINE_BLOCKS_MAX`]; 0 bypasses the magazines.
+    /// Blocks per full magazine, at most [`MAGAZINE_BLOCKS_MAX`]; 0 bypasses the magazines.
     pub magazine_blocks: usize,
     /// Expected number of allocating threads: their caches start in separate regions.
     pub threads: usize,
