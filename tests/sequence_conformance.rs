@@ -1,5 +1,5 @@
-//! Sequences against a naive model that keeps every token in a vector: outputs for kernels, bytes, and what a failed
-//! operation leaves behind.
+//! Sequences against a naive model that keeps every token in a vector: outputs for kernels, bytes,
+//! and the state after a failed operation.
 
 use std::sync::Arc;
 
@@ -35,7 +35,7 @@ enum Step {
     Drop {
         which: usize,
     },
-    /// Ends the oldest batch that overlaps, or begins one that does.
+    /// Ends the oldest overlapping batch, or begins one.
     Overlap {
         end: bool,
     },
