@@ -34,7 +34,11 @@ fn cached_blocks_are_available_and_evicted() {
     serve(&pool, &prompt(2, 80));
     let stats = pool.stats();
     assert_eq!((stats.evictable, stats.used, stats.free, stats.available), (30, 0, 34, 64));
-    assert_eq!((pool.free_blocks(), pool.available_blocks()), (34, 64), "the methods agree with the statistics");
+    assert_eq!(
+        (pool.free_blocks(), pool.available_blocks()),
+        (34, 64),
+        "the methods agree with the statistics"
+    );
     let lease = pool.allocate(AllocRequest::new(64)).unwrap();
     assert_eq!(pool.prefix_cache().unwrap().stats().evicted_blocks, 30);
     assert!(matches!(pool.allocate(AllocRequest::new(1)), Err(AllocError::Exhausted { evictable: 0, .. })));

@@ -54,7 +54,11 @@ fn tokens_after_a_full_truncation_are_not_taken_for_the_old_ones() {
     batch.finish();
     drop(sequence);
     // The first would be a hit on bytes of other tokens.
-    assert_eq!(pool.sequence(SequenceId(2)).tokens(&old).unwrap().len(), 0, "these tokens were never computed");
+    assert_eq!(
+        pool.sequence(SequenceId(2)).tokens(&old).unwrap().len(),
+        0,
+        "these tokens were never computed"
+    );
     assert_eq!(pool.sequence(SequenceId(3)).tokens(&new).unwrap().len(), 8);
     pool.audit().unwrap();
 }

@@ -183,7 +183,7 @@ impl Core {
         }
         self.space.hold_frame(to);
         // Acquire: the bytes written before the seal are visible to the copy. Release: continues
-        // the release sequence of those who shared and released the block, for the last release.
+        // the release sequence of earlier shares and releases, for the last release.
         let marked = self.space.table.word(block).fetch_update(AcqRel, Relaxed, |bits| {
             let word = BlockWord::from_bits(bits);
             movable(word, from).ok().map(BlockWord::to_bits)

@@ -53,7 +53,7 @@ impl Core {
         let next = word.hit()?;
         // Acquire: the block's bytes and notes are visible to their reader. No Release: we have
         // done nothing with the block yet, and a read-modify-write continues the release sequence
-        // of those who released it.
+        // of earlier releases.
         let hit =
             self.space.table.word(id).compare_exchange(word.to_bits(), next.to_bits(), Acquire, Relaxed);
         hit.ok().map(|_| !word.is_owned())
