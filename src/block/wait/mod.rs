@@ -80,7 +80,7 @@
 //! that is stuck) would hold up the whole line. So a head that was woken, and was not polled within
 //! the [patience](crate::block::Core::set_turn_patience), is *passed over*: the signal goes to the
 //! next place, and the head keeps its own. When it is polled it is back in front of all later
-//! requests, and has a turn at once, because the block for which it was woken went to others. So:
+//! requests, and has a turn at once, because the blocks for which it was woken went to others. So:
 //!
 //! - a signal is never lost: it is pending until a head takes it while being polled, and whenever
 //!   it moves to another head that head is woken;
@@ -93,8 +93,8 @@
 //! while a signal is pending, a request that enters the line or is polled in it (one with a
 //! deadline polls itself that often), and the background task of the compactor. A place whose
 //! future is busy (it searches for a run, or rests between two searches) records how long it may be
-//! absent. [`Core::head_of_line`](crate::block::Core::head_of_line) returns the first request and
-//! the time since it was last polled.
+//! absent. [`Core::head_of_line`](crate::block::Core::head_of_line) returns the first request, and
+//! for how long it has had reason to run without being polled.
 //!
 //! # Blocking
 //!
