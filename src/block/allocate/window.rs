@@ -19,24 +19,24 @@ pub(in crate::block) enum Cost {
     /// One eviction.
     Evict,
     /// Infinite: it is owned, held, or visible to a batch.
-    Taken,
+    Fixed,
 }
 
 /// Returns the start of the first window of `len` frames with the fewest evictions; `None` if every
-/// window contains a taken frame.
+/// window contains a fixed frame.
 pub(in crate::block) fn cheapest(costs: &[Cost], len: usize) -> Option<usize> {
-    let (mut taken, mut evictions, mut best) = (0, 0, None);
+    let (mut fixed, mut evictions, mut best) = (0, 0, None);
     for end in 0..costs.len() {
         let mut count = |at: usize, by: isize| match costs[at] {
             Cost::Free => {}
             Cost::Evict => evictions += by,
-            Cost::Taken => taken += by,
+            Cost::Fixed => fixed += by,
         };
         count(end, 1);
         if end >= len {
             count(end - len, -1);
         }
-        if end + 1 >= len && taken == 0 && best.is_none_or(|(least, _)| evictions < least) {
+        if end + 1 >= len && fixed == 0 && best.is_none_or(|(least, _)| evictions < least) {
             best = Some((evictions, end + 1 - len));
         }
     }
@@ -53,7 +53,7 @@ impl Core {
                 return None;
             }
             let oldest = self.space.clock.oldest();
-            let mut costs = vec![Cost::Taken; self.total_frames()];
+            let mut costs = vec![Cost::Fixed; self.total_frames()];
             for (frame, cost) in costs.iter_mut().enumerate() {
                 let id = self.space.table.block_at(FrameId(frame as u32));
                 let word = self.word(id);
@@ -97,7 +97,7 @@ mod tests {
             let cost = |c| match c {
                 '.' => Cost::Free,
                 'e' => Cost::Evict,
-                _ => Cost::Taken,
+                _ => Cost::Fixed,
             };
             text.chars().map(cost).collect()
         };
