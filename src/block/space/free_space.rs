@@ -10,7 +10,7 @@ use crate::ids::{FrameId, Run};
 use crate::sync::{AtomicUsize, CachePadded, Ordering::*};
 
 use super::custody::{Announce, Custody};
-use super::reserve::{Reserve, Taken};
+use super::reserve::{Reserve, ReservedFrames};
 use crate::block::state::{BlockWord, Table};
 
 /// Wipes the bytes of free frames. A panic means failure: those frames are never handed out again.
@@ -152,11 +152,11 @@ impl FreeSpace {
         &self,
         count: usize,
         _: &Custody<'_, impl Announce>,
-    ) -> Option<Taken> {
+    ) -> Option<ReservedFrames> {
         if count > self.reserve.mark() {
             return None;
         }
-        let taken: Taken = std::iter::from_fn(|| self.reserve.pop()).take(count).collect();
+        let taken: ReservedFrames = std::iter::from_fn(|| self.reserve.pop()).take(count).collect();
         if taken.len() < count {
             // Other threads took the rest, or will fill it up meanwhile.
             taken.iter().for_each(|&frame| self.reserve_frame(frame));

@@ -38,7 +38,7 @@ pub(in crate::block) struct Reserve {
 }
 
 /// Frames taken out of the reserve.
-pub(in crate::block) type Taken = SmallVec<[FrameId; MAGAZINE_BLOCKS_MAX]>;
+pub(in crate::block) type ReservedFrames = SmallVec<[FrameId; MAGAZINE_BLOCKS_MAX]>;
 
 impl Reserve {
     /// Creates an empty reserve that should hold `mark` frames.
@@ -93,10 +93,10 @@ impl Reserve {
         &self,
         _: &Custody<'_, impl Announce>,
         mut leaves: impl FnMut(FrameId) -> bool,
-    ) -> Taken {
-        let all: Taken = std::iter::from_fn(|| self.stock.pop()).take(self.mark).collect();
+    ) -> ReservedFrames {
+        let all: ReservedFrames = std::iter::from_fn(|| self.stock.pop()).take(self.mark).collect();
         // If other threads filled it meanwhile, some of the frames that should stay do not fit.
-        let removed: Taken =
+        let removed: ReservedFrames =
             all.into_iter().filter(|&frame| leaves(frame) || self.stock.push(frame).is_err()).collect();
         self.held.fetch_sub(removed.len(), Relaxed);
         removed
