@@ -15,6 +15,7 @@ const TURN_PATIENCE: Duration = Duration::from_millis(100);
 /// The line, and the atomics through which threads without its lock reach it.
 pub(in crate::block) struct Waiters {
     pub(in crate::block) line: Mutex<Line>,
+    /// Whether something became available that the line has not been told yet.
     pub(in crate::block) news: AtomicBool,
     /// Number of places in line, for statistics.
     pub(in crate::block) count: AtomicUsize,
@@ -36,10 +37,15 @@ impl Default for Waiters {
 /// Position in line: the smallest key is the head.
 pub(in crate::block) type Key = (Reverse<Priority>, u64);
 
-pub(in crate::block) struct Place {
+/// A request's place in line.
+pub(in crate::block) struct LinePlace {
+    /// Number of blocks in the request.
     pub(in crate::block) asked: usize,
-    pub(in crate::block) came: Instant,
+    /// Time at which it entered the line.
+    pub(in crate::block) entered: Instant,
+    /// Wakes its future; `None` if that was woken, or does not sleep yet.
     pub(in crate::block) waker: Option<Waker>,
+    /// Set while its future has reason to run and has not been polled.
     pub(in crate::block) absent: Option<Absence>,
 }
 
@@ -60,13 +66,16 @@ impl Absence {
     }
 }
 
+/// The line under its lock.
 #[derive(Default)]
 pub(in crate::block) struct Line {
-    pub(in crate::block) places: BTreeMap<Key, Place>,
+    /// Places in order; the first is the head.
+    pub(in crate::block) places: BTreeMap<Key, LinePlace>,
     /// Places that were passed over.
-    pub(in crate::block) passed: BTreeMap<Key, Place>,
+    pub(in crate::block) passed: BTreeMap<Key, LinePlace>,
     /// Number of places created so far.
-    pub(in crate::block) came: u64,
+    pub(in crate::block) entries: u64,
+    /// Whether the head has reason to try.
     pub(in crate::block) signal: bool,
 }
 
@@ -111,6 +120,7 @@ impl Line {
         passed
     }
 
+    /// Takes the head's waker, if it sleeps, and starts its absence.
     #[must_use = "a head that has a reason to try must be woken"]
     pub(in crate::block) fn wake_head(&mut self, patience: Duration) -> Option<Waker> {
         let mut head = self.places.first_entry()?;
@@ -134,7 +144,7 @@ impl Line {
         }
     }
 
-    pub(in crate::block) fn remove(&mut self, key: Key) -> Option<Place> {
+    pub(in crate::block) fn remove(&mut self, key: Key) -> Option<LinePlace> {
         self.places.remove(&key).or_else(|| self.passed.remove(&key))
     }
 }

@@ -21,7 +21,7 @@ mod table;
 mod word;
 
 pub use info::BlockInfo;
-pub(in crate::block) use line::{Absence, Key, Line, Place, Waiters};
+pub(in crate::block) use line::{Absence, Key, Line, LinePlace, Waiters};
 pub(in crate::block) use log::MoveLog;
 pub use log::{Moved, Since};
 pub(crate) use rows::{Bucket, Rows};

@@ -114,7 +114,7 @@ impl Core {
             let (&(Reverse(priority), number), place) =
                 firsts.into_iter().flatten().min_by_key(|&(&key, _)| key)?;
             let unpolled = place.absent.map(|absence| absence.since.elapsed());
-            Some((number, HeadOfLine::new(priority, place.asked, place.came.elapsed(), unpolled)))
+            Some((number, HeadOfLine::new(priority, place.asked, place.entered.elapsed(), unpolled)))
         })
     }
 

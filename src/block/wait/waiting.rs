@@ -10,7 +10,7 @@ use crate::ids::BlockId;
 use crate::sync::heavy_fence;
 
 use crate::block::allocate::Grab;
-use crate::block::state::{Absence, Key, Line, Place};
+use crate::block::state::{Absence, Key, Line, LinePlace};
 use crate::block::{AllocRequest, Blocks, Ownership};
 
 /// A place in line. Dropping it leaves the line and hands on the turn.
@@ -28,11 +28,11 @@ pub(crate) struct Waiting<'a> {
 impl Blocks {
     /// Enters the line behind all requests of the same priority.
     pub(crate) fn wait_in_line(&self, request: &AllocRequest) -> Waiting<'_> {
-        let came = Instant::now();
+        let entered = Instant::now();
         let key = self.with_line(|line| {
-            let key = (Reverse(request.priority), line.came);
-            line.came += 1;
-            line.places.insert(key, Place { asked: request.blocks, came, waker: None, absent: None });
+            let key = (Reverse(request.priority), line.entries);
+            line.entries += 1;
+            line.places.insert(key, LinePlace { asked: request.blocks, entered, waker: None, absent: None });
             if line.is_head(key) {
                 // Frees before the bit was set were not announced: search once more.
                 line.signal = !cfg!(kvpool_mutant = "no_look_after_bit");
