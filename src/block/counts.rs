@@ -4,7 +4,7 @@ use crate::sync::Ordering::*;
 
 use super::core::Core;
 
-/// Counts of a pool's blocks by state, each block in one of them: see [`Core::counts`].
+/// Counts of a pool's blocks by state, each block in one. Exact while no thread allocates or frees.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counts {
     /// Blocks that can be handed out: all but the null block.
