@@ -1,13 +1,13 @@
 #![doc = include_str!("../README.md")]
 #![deny(unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks)]
 
-// First: the macro that it shadows is seen by the modules that follow.
+// First: the modules that follow see the macro that it shadows.
 #[cfg(kvpool_planted)]
 #[macro_use]
 mod planted;
 
-/// A function that the tests, models and benches of this workspace call, and users do not: public with the feature
-/// `internals`.
+/// Declares a function for this workspace's tests, models and benches, not for users: public with
+/// the feature `internals`.
 macro_rules! internal {
     ($(#[$attribute:meta])* fn $($function:tt)*) => {
         #[cfg(feature = "internals")]
@@ -31,7 +31,7 @@ mod error;
 mod ids;
 mod sync;
 
-// These three trust their callers: safe code that calls them in the wrong order breaks other owners.
+// These floors trust their callers: calls in the wrong order corrupt other owners' blocks.
 #[cfg(feature = "internals")]
 pub mod frame;
 #[cfg(not(feature = "internals"))]
@@ -97,7 +97,7 @@ pub use {
     storage::KvLayout,
 };
 
-/// The examples of the tour, which are compiled and run as tests.
+/// The examples of the tour, compiled and run as tests.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/tour.md")]
 struct Tour;

@@ -1,5 +1,6 @@
-//! Everything at once: sequences with bytes of their own grow, fork and go; blocks move, the pool breathes, requests wait,
-//! the reserve is used, and freed blocks are wiped. Bytes stay what they were, and nothing is lost.
+//! All features at once: sequences with bytes of their own grow, fork and close; blocks move, the
+//! pool is resized, requests wait, the reserve is used, and freed blocks are wiped. Bytes are
+//! preserved, and no block is lost.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
 use std::sync::{Arc, Mutex, mpsc};
@@ -14,7 +15,7 @@ use kvpool::{
 };
 use tokio::time::{Instant, sleep};
 
-/// Memory of a device that copies frames when it comes to it.
+/// Memory of a device that copies frames at some later time.
 #[derive(Debug)]
 struct Late {
     host: Arc<HostStorage>,
@@ -36,7 +37,7 @@ impl Late {
                     thread::sleep(Duration::from_micros(rng.u64(..600)));
                 }
                 if rng.u8(..16) == 0 {
-                    // It fails, and perhaps does not even say so.
+                    // It fails, possibly without reporting it.
                     if rng.bool() {
                         done(Err(StorageError::Aliases { which: "nothing" }));
                     }
@@ -50,7 +51,7 @@ impl Late {
     }
 }
 
-// What the host's memory does, all but the copy of a wave. The frame rule is the caller's.
+// All but a wave's copy is forwarded to host memory. The frame rule is the caller's.
 impl Storage for Late {
     kvpool_testkit::as_on_the_host!(host);
 
@@ -63,15 +64,16 @@ impl Storage for Late {
     }
 }
 
-/// A sequence whose token `t` is stored as bytes that only it has; of its first `inherited` tokens, as its parent's.
+/// A sequence whose token `t` is stored as unique bytes; its first `inherited` tokens as its
+/// parent's.
 struct Written {
     sequence: Sequence,
-    /// By token: whose bytes.
+    /// By token: the sequence whose bytes are stored.
     owner: Vec<u64>,
 }
 
 fn byte(owner: u64, token: usize) -> u8 {
-    // Never 0, which is what a wiped block holds.
+    // Never 0, the content of a wiped block.
     (owner.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as u8 ^ (token as u8).wrapping_mul(31) | 1
 }
 
@@ -164,7 +166,7 @@ async fn on_the_host() {
     bytes_stay_and_nothing_is_lost(DeviceId::Host).await;
 }
 
-/// A copy on write is not done when the append returns, either.
+/// A copy-on-write may be incomplete when the append returns, too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
 async fn on_a_device() {
     bytes_stay_and_nothing_is_lost(DeviceId::Cuda(0)).await;

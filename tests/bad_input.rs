@@ -1,6 +1,7 @@
-//! Bad input through the public API: a refusal that says what and where, and a pool that is as it was.
+//! Bad input through the public API: the error says what and where, and the pool is unchanged.
 //!
-//! Handles that lie are in the model (`properties.rs`), bytes and slots in the storage's conformance suite.
+//! Bad handles are in the model (`properties.rs`), bytes and slots in the storage conformance
+//! suite.
 
 use std::sync::Arc;
 
@@ -20,10 +21,10 @@ fn builder() -> PoolBuilder {
 }
 
 fn refused(builder: PoolBuilder) -> BuildError {
-    builder.build().map(drop).expect_err("a pool was built")
+    builder.build().map(drop).expect_err("the builder accepted bad input")
 }
 
-/// A pool, with a few blocks taken, that must be as it was when this goes.
+/// A pool with some allocated blocks, which must be unchanged when this is dropped.
 struct Unchanged {
     pool: Pool,
     held: Vec<BlockHandle>,
@@ -79,13 +80,13 @@ fn pools_of_more_blocks_than_a_word_can_number() {
 }
 
 #[test]
-fn a_most_below_the_start() {
+fn a_maximum_below_the_initial_size() {
     let error = refused(builder().blocks(10).blocks_max(9));
     assert!(matches!(error, BuildError::MaxBelowStart { blocks: 10, max: 9 }), "{error}");
 }
 
 #[test]
-fn segments_that_are_no_power_of_two_of_words() {
+fn segments_that_are_not_a_power_of_two_of_words() {
     for frames in [0, 1, 32, 63, 65, 4097, 2 * FRAMES_MAX, usize::MAX] {
         let error = refused(builder().blocks(10).segment_blocks(frames));
         assert!(matches!(error, BuildError::Segment { frames: f, .. } if f == frames), "{error}");
@@ -120,14 +121,14 @@ fn fragmentation_at_an_order_beyond_any_pool() {
 }
 
 #[test]
-fn any_rate_of_sampling_is_taken() {
+fn any_sampling_rate_is_accepted() {
     for every in [1, (1 << 31) + 1, u32::MAX] {
         let pool = builder().blocks(10).latency_sample(every).build().unwrap();
         drop(pool.allocate(AllocRequest::new(1)).unwrap());
     }
 }
 
-/// A layout may have them; a sequence, whose tokens kernels count in 32 bits, may not.
+/// A layout may have such blocks; a sequence, whose tokens kernels count in 32 bits, may not.
 #[test]
 fn blocks_of_more_tokens_than_a_sequence_has() {
     let layout =
@@ -158,12 +159,12 @@ fn layouts_of_more_bytes_than_there_are_addresses() {
 }
 
 #[test]
-fn sizings_that_cannot_be() {
+fn impossible_sizings() {
     for ratio in [f64::NAN, f64::NEG_INFINITY, -0.5, 0.0, 1.5] {
         let sizing = Sizing::Memory { ratio, free_before: 1 << 30, model_bytes: 0 };
         assert!(matches!(refused(builder().sizing(sizing)), BuildError::Sizing(SizingError::Ratio { .. })));
     }
-    // Room for the null block alone.
+    // Room for the null block only.
     for sizing in [
         Sizing::Frames(1),
         Sizing::Memory { ratio: 1.0, free_before: layout().bytes_per_block() as u64, model_bytes: 0 },
@@ -234,12 +235,12 @@ fn requests_that_no_pool_can_meet() {
         assert_eq!(handle.allocate(request).map(drop), Err(refusal));
         assert_eq!(handle.allocate_owned(request).map(drop), Err(refusal));
         assert_eq!(handle.allocate_raw(request, &mut out), Err(refusal));
-        assert_eq!(out, test.held, "what was in the list is still all of it");
+        assert_eq!(out, test.held, "the list is unchanged");
     }
 }
 
 #[test]
-fn runs_that_are_nowhere() {
+fn runs_that_do_not_exist() {
     let pool = builder().blocks(64).magazine_blocks(0).build().unwrap();
     let mut all = Vec::new();
     pool.allocate_raw(AllocRequest::new(64), &mut all).unwrap();
@@ -252,7 +253,7 @@ fn runs_that_are_nowhere() {
     pool.free(&odd).unwrap();
 }
 
-/// Numbers from anywhere: none is a handle, and none is a panic.
+/// Arbitrary numbers: none is a good handle, and none causes a panic.
 #[test]
 fn forged_handles() {
     let test = Unchanged::new();
@@ -261,7 +262,7 @@ fn forged_handles() {
     for round in 0..20_000 {
         let mut bits = rng.u128(..);
         if round % 2 == 0 {
-            // The right pool, and an id that it could have.
+            // The right pool, and an id within its range.
             bits = bits & !((1 << 64) - 1) | u128::from(pool.tag().0) << 32 | u128::from(rng.u32(..200));
         }
         let forged = BlockHandle::from_bits(bits);
@@ -308,8 +309,8 @@ fn more_references_than_a_word_counts() {
     assert!(
         matches!(refusal, HandleError::TooManyReferences { id, max } if id == full.id && max == shared + 1)
     );
-    assert_eq!(test.pool.info(other).unwrap().refs, 1, "the one before it in the list is as it was");
-    // In one list, more often than there is room.
+    assert_eq!(test.pool.info(other).unwrap().refs, 1, "the block before it in the list is unchanged");
+    // In one list, more often than references are available.
     test.pool.free(&[full]).unwrap();
     assert!(test.pool.share(&[full, other, full]).is_err());
     assert_eq!(test.pool.info(full).unwrap().refs, shared);
@@ -328,7 +329,7 @@ fn more_pins_than_a_word_counts() {
 }
 
 #[test]
-fn growth_past_the_most_or_by_nothing() {
+fn growth_past_the_maximum_or_by_zero() {
     let test = Unchanged::new();
     assert_eq!(test.pool.grow(0), Err(GrowError::Zero));
     for asked in [51, FRAMES_MAX, usize::MAX] {
@@ -355,7 +356,7 @@ fn sequences_that_are_open_already() {
     assert_eq!(test.pool.sequence_count(), 0);
 }
 
-/// Also where the list of so many blocks would not fit into memory: nothing is reserved for what cannot be.
+/// Also where the list of that many blocks would not fit into memory: nothing is reserved for it.
 #[test]
 fn more_tokens_than_a_pool_or_a_sequence_holds() {
     let test = Unchanged::new();
@@ -419,7 +420,7 @@ fn lengths_beyond_the_end() {
     assert_eq!((sequence.len(), sequence.committed()), (6, 0));
 }
 
-/// In the middle of a list of good ones, too: what was built of those before it is gone.
+/// Also in the middle of a list of good ones: the output built for those before it is discarded.
 #[test]
 fn sequences_of_another_pool() {
     let (test, other) = (Unchanged::new(), Unchanged::new());
@@ -447,7 +448,7 @@ fn sequences_of_another_pool() {
     assert_eq!(theirs.len(), 9);
 }
 
-/// A lease of another pool, dropped into a handle, goes home.
+/// A lease of another pool, dropped into a handle, returns to its own pool.
 #[test]
 fn leases_of_another_pool() {
     let (test, other) = (Unchanged::new(), Unchanged::new());

@@ -1,4 +1,5 @@
-//! Blocks that move while the pool serves: bytes stay what they were, whatever comes in between, and nothing is lost.
+//! Moves while the pool serves: bytes are preserved whatever happens in between, and no block is
+//! lost.
 
 use std::sync::atomic::{AtomicUsize, Ordering::*};
 use std::sync::{Arc, Mutex};
@@ -19,7 +20,7 @@ fn pool(blocks: usize) -> Pool {
     Pool::builder(layout()).blocks(blocks).build().unwrap()
 }
 
-/// Blocks by handle, every other one freed, the others sealed: as fragmented as it gets.
+/// Allocates all blocks by handle, frees every other one and seals the rest: maximal fragmentation.
 fn checkerboard(pool: &Pool) -> Vec<BlockHandle> {
     let mut handles = Vec::new();
     pool.allocate_raw(AllocRequest::new(pool.total_blocks()), &mut handles).unwrap();
@@ -29,7 +30,7 @@ fn checkerboard(pool: &Pool) -> Vec<BlockHandle> {
     kept
 }
 
-/// What token `token` of a sequence is stored as.
+/// Returns the value stored for token `token` of a sequence.
 fn content(sequence: u64, token: usize, bytes: usize) -> Vec<u8> {
     let mut rng = fastrand::Rng::with_seed(sequence << 32 | token as u64);
     (0..bytes).map(|_| rng.u8(..)).collect()
@@ -56,7 +57,8 @@ impl Written {
             let mut batch = pool.begin_batch();
             match batch.append(&mut self.sequence, tokens) {
                 Ok(appended) => break (batch, appended.tokens),
-                // Another thread's batch may keep all that was freed since, for as long as that does not run.
+                // Another thread's batch may hold back all later frees while that thread does not
+                // run.
                 Err(SequenceError::Alloc(AllocError::Exhausted { retired, .. })) if retired > 0 => {
                     drop(batch);
                     std::thread::yield_now();
@@ -112,7 +114,7 @@ async fn a_checkerboard_becomes_two_halves() {
     pool.free(&kept).unwrap();
     assert_eq!((pool.audit().unwrap().owned, pool.free_blocks()), (0, 1_000));
     let all = pool.allocate(AllocRequest::new(1_000).contiguous());
-    assert!(all.is_ok(), "all ids are there, in any order: {all:?}");
+    assert!(all.is_ok(), "every id is allocated, in any order: {all:?}");
 }
 
 #[tokio::test]
@@ -175,7 +177,7 @@ async fn a_budget_is_kept() {
 }
 
 #[tokio::test]
-async fn options_that_make_no_sense_are_refused() {
+async fn invalid_options_are_refused() {
     let pool = pool(64);
     for options in [DefragOptions::new().wave_bytes(0), DefragOptions::new().order(Order(99))] {
         assert!(matches!(pool.defragment_with(options).await, Err(DefragError::Option { .. })));
@@ -191,7 +193,7 @@ async fn options_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn without_a_runtime_whoever_polls_copies() {
+fn without_a_runtime_the_polling_thread_copies() {
     let pool = pool(256);
     let _kept = checkerboard(&pool);
     assert!(matches!(pool.start_defragmenter(DefragConfig::new()), Err(DefragError::NoRuntime)));
@@ -200,7 +202,7 @@ fn without_a_runtime_whoever_polls_copies() {
     pool.audit().unwrap();
 }
 
-/// Polls a future that only ever waits for itself.
+/// Polls a future that only waits for itself.
 fn block_on<F: Future>(future: F) -> F::Output {
     let mut future = std::pin::pin!(future);
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
@@ -211,7 +213,7 @@ fn block_on<F: Future>(future: F) -> F::Output {
     }
 }
 
-/// A copier that keeps what it was asked for, until it is let go.
+/// A copier that keeps its work until it is told to proceed.
 #[derive(Default)]
 struct Held(Mutex<Vec<(Vec<FrameMove>, CopyDone)>>);
 
@@ -229,18 +231,18 @@ impl Held {
     }
 }
 
-/// A device that copies at its own pace: a run that is dropped meanwhile leaves its wave to the copy.
+/// A device that copies at its own pace: a run dropped during a copy leaves its wave to the copy.
 #[tokio::test]
 async fn a_dropped_run_leaves_its_wave_to_the_copy() {
     let held = Arc::new(Held::default());
     let pool = held.pool(256);
     let kept = checkerboard(&pool);
     let run = tokio::time::timeout(Duration::from_millis(20), pool.defragment()).await;
-    assert!(run.is_err(), "nobody has copied anything");
+    assert!(run.is_err(), "nothing was copied");
     let (moves, done) = held.take().expect("a wave is being copied");
     let report = pool.audit().unwrap();
     assert_eq!((report.held, report.owned), (moves.len(), 128));
-    // The compaction lock is taken until the copy ends.
+    // The compaction lock is held until the copy ends.
     let again = tokio::time::timeout(Duration::from_millis(20), pool.defragment()).await;
     assert!(again.is_err() && held.take().is_none());
     done(Ok(()));
@@ -251,7 +253,7 @@ async fn a_dropped_run_leaves_its_wave_to_the_copy() {
     assert_eq!(pool.free_blocks(), 256);
 }
 
-/// A copy that fails, and one that is dropped, put everything back.
+/// A copy that fails, and one that is dropped, undo their moves.
 #[tokio::test]
 async fn a_failed_copy_puts_everything_back() {
     let failing = Arc::new(AtomicUsize::new(2));
@@ -276,7 +278,8 @@ async fn a_failed_copy_puts_everything_back() {
     assert_eq!(pool.free_blocks(), 256);
 }
 
-/// What a table built earlier must be told, and what it may go on reading until its batch ends.
+/// Moves that an earlier table misses are listed, and old frames stay readable until the batch
+/// ends.
 #[tokio::test]
 async fn a_batch_learns_what_moved() {
     let pool = pool(400);
@@ -289,7 +292,7 @@ async fn a_batch_learns_what_moved() {
     let mut table = BlockTable::new();
     first.block_table([&kept.sequence], &mut table).unwrap();
     first.finish();
-    // Everything below is free, and makes one long run if the sequence's blocks go there.
+    // All lower frames are free, and form one long run if the sequence's blocks go there.
     let report = pool.defragment_with(DefragOptions::new().order(Order(8))).await.unwrap();
     let second = pool.begin_batch();
     let mut moved = Vec::new();
@@ -354,7 +357,7 @@ async fn the_background_task_keeps_a_churning_pool_whole() {
 }
 
 #[tokio::test]
-async fn a_run_is_made_for_who_waits_for_one() {
+async fn a_run_is_made_for_a_waiting_request() {
     let pool = pool(256);
     let kept = checkerboard(&pool);
     let refused = pool.allocate(AllocRequest::new(64).contiguous()).unwrap_err();
@@ -366,7 +369,7 @@ async fn a_run_is_made_for_who_waits_for_one() {
     for (i, &block) in lease.blocks().iter().enumerate() {
         assert_eq!(pool.blocks().frame(block).0, first.0 + i as u32);
     }
-    // Not enough is free: nothing is moved for it.
+    // Too few blocks are free: nothing is moved for it.
     let before = kept.iter().map(|&handle| pool.info(handle).unwrap().frame).collect::<Vec<_>>();
     let request = AllocRequest::new(65).contiguous();
     let waits = tokio::time::timeout(Duration::from_millis(30), pool.allocate_async(request)).await;
@@ -377,9 +380,10 @@ async fn a_run_is_made_for_who_waits_for_one() {
     assert_eq!((pool.audit().unwrap().owned, pool.free_blocks()), (0, 256));
 }
 
-/// What makes a run possible may come after many turns in vain, and be the last that happens.
+/// The event that makes a run possible may come after many failed turns, and be the last of all
+/// events.
 #[tokio::test]
-async fn who_waited_long_in_vain_for_a_run_still_gets_it() {
+async fn a_run_that_was_waited_for_long_is_still_granted() {
     let pool = pool(256);
     let mut handles = Vec::new();
     pool.allocate_raw(AllocRequest::new(256), &mut handles).unwrap();
@@ -400,9 +404,9 @@ async fn who_waited_long_in_vain_for_a_run_still_gets_it() {
     assert_eq!(pool.free_blocks(), 256);
 }
 
-/// A turn that came while somebody else's run went on is the first in line's, whoever that is by then.
+/// A turn that came during another task's run belongs to the head, even if the head has changed.
 #[tokio::test(start_paused = true)]
-async fn who_rests_does_not_overtake_who_came_to_be_first() {
+async fn a_resting_request_does_not_overtake_the_new_head() {
     let held = Arc::new(Held::default());
     let pool = held.pool(256);
     let kept = checkerboard(&pool);
@@ -411,7 +415,7 @@ async fn who_rests_does_not_overtake_who_came_to_be_first() {
     let mut first = Box::pin(pool.allocate_async(AllocRequest::new(5).contiguous()));
     assert!(poll(&mut first).is_pending());
     pool.free(&kept[60..61]).unwrap();
-    assert!(poll(&mut first).is_pending(), "it looked, and rests");
+    assert!(poll(&mut first).is_pending(), "it searched, and rests");
     let large = AllocRequest::new(200).priority(Priority::High);
     let mut urgent = Box::pin(pool.allocate_async(large));
     assert!(poll(&mut urgent).is_pending());
@@ -433,9 +437,9 @@ fn a_report_reads_well() {
     assert_eq!(report.given_up.to_string(), "none");
 }
 
-/// What could not move, can: nothing was freed, and yet the run can be had now.
+/// A block becomes movable: nothing was freed, and yet the run can be allocated now.
 #[tokio::test]
-async fn a_block_that_can_move_now_wakes_who_waits_for_a_run() {
+async fn a_block_that_becomes_movable_wakes_requests_for_runs() {
     const LIMIT: Duration = Duration::from_secs(5);
     let pool = pool(256);
     let kept = checkerboard(&pool);
@@ -458,9 +462,9 @@ async fn a_block_that_can_move_now_wakes_who_waits_for_a_run() {
     drop((first, second));
 }
 
-/// Somebody else's run takes as long as it takes; whoever waits for a run of free frames takes one that is freed.
+/// Another task's run takes any time; a request for a run takes frames that are freed meanwhile.
 #[tokio::test]
-async fn who_waits_for_a_run_is_not_held_up_by_somebody_elses() {
+async fn a_request_for_a_run_is_not_held_up_by_another_compaction() {
     let held = Arc::new(Held::default());
     let pool = held.pool(256);
     let kept = checkerboard(&pool);
@@ -472,7 +476,7 @@ async fn who_waits_for_a_run_is_not_held_up_by_somebody_elses() {
         tokio::spawn(async move { other.allocate_async(AllocRequest::new(100).contiguous()).await });
     tokio::time::sleep(Duration::from_millis(20)).await;
     pool.free(&kept).unwrap();
-    let lease = tokio::time::timeout(Duration::from_secs(5), waiting).await.expect("it is free");
+    let lease = tokio::time::timeout(Duration::from_secs(5), waiting).await.expect("the run is free");
     assert_eq!(lease.unwrap().unwrap().runs().count(), 1);
 }
 
@@ -485,7 +489,8 @@ async fn a_task_that_waits_for_its_turn_can_be_stopped() {
     let config = DefragConfig::new().interval(Duration::from_millis(1));
     let task = pool.start_defragmenter(config).unwrap();
     tokio::time::sleep(Duration::from_millis(20)).await;
-    let totals =
-        tokio::time::timeout(Duration::from_secs(5), task.stop()).await.expect("it has nothing to end");
+    let totals = tokio::time::timeout(Duration::from_secs(5), task.stop())
+        .await
+        .expect("the task has no copy to finish");
     assert_eq!(totals.moved_blocks, 0);
 }

@@ -1,4 +1,5 @@
-//! Copies that go wrong in every way that they can: nothing is lost but what the fault itself keeps, and nothing hangs.
+//! Copies that fail in every possible way: only the frames of a copy under way are held, nothing
+//! hangs.
 #![cfg(not(kvpool_loom))]
 
 use std::future::Future;
@@ -20,7 +21,7 @@ fn pool(copier: FrameCopier) -> Pool {
     Pool::builder(layout).blocks(BLOCKS).engine_copies(copier).build().unwrap()
 }
 
-/// Every other block owned and sealed.
+/// Allocates and seals every other block.
 fn checkerboard(pool: &Pool) -> Vec<BlockHandle> {
     let mut handles = Vec::new();
     pool.allocate_raw(AllocRequest::new(pool.free_blocks()), &mut handles).unwrap();
@@ -38,7 +39,7 @@ fn frames(pool: &Pool, handles: &[BlockHandle]) -> Vec<FrameId> {
     handles.iter().map(|&handle| pool.info(handle).unwrap().frame).collect()
 }
 
-/// Everything is where it was, and everything can be had.
+/// Checks that all blocks are in their old frames, and that all free ones can be allocated.
 fn is_whole(pool: &Pool, kept: &[BlockHandle], before: &[FrameId]) {
     let report = pool.audit().unwrap();
     assert_eq!((report.held, report.owned), (0, kept.len()), "{report:?}");
@@ -49,7 +50,7 @@ fn is_whole(pool: &Pool, kept: &[BlockHandle], before: &[FrameId]) {
     assert_eq!(pool.audit().unwrap().owned, 0);
 }
 
-/// The panic goes to whoever polls; the wave is put back, and the next run has its turn.
+/// The panic goes to the polling thread; the wave is put back, and the next run has its turn.
 #[test]
 fn a_copier_that_panics_puts_the_wave_back() {
     let calls = Arc::new(AtomicUsize::new(0));
@@ -71,7 +72,7 @@ fn a_copier_that_panics_puts_the_wave_back() {
     is_whole(&pool, &kept, &before);
 }
 
-/// A background task whose copier panics ends, and whoever stops it learns of it.
+/// A background task whose copier panics ends, and its `stop` reports the panic.
 #[tokio::test]
 async fn a_background_task_ends_with_its_copier() {
     let pool = pool(Arc::new(|_: &[FrameMove], _: CopyDone| panic!("on purpose")));
@@ -81,7 +82,7 @@ async fn a_background_task_ends_with_its_copier() {
     let task = pool.start_defragmenter(config).unwrap();
     tokio::time::sleep(Duration::from_millis(20)).await;
     let stopped = tokio::spawn(tokio::time::timeout(Duration::from_secs(30), task.stop())).await;
-    assert!(stopped.is_err_and(|error| error.is_panic()), "not the panic of the copier");
+    assert!(stopped.is_err_and(|error| error.is_panic()), "the error is not the copier's panic");
     is_whole(&pool, &kept, &before);
 }
 
@@ -92,8 +93,9 @@ fn never(asked: &Asked) -> FrameCopier {
     Arc::new(move |_: &[FrameMove], done: CopyDone| asked.lock().unwrap().push(done))
 }
 
-/// A copy that never ends, whose run is dropped: the audit says what it holds; owners go on, and may free what is moving.
-/// The copy ends after the pool is gone, or never: neither hangs, and nothing leaks but what the copier keeps.
+/// A copy that never ends, of a run that was dropped: the audit reports the held frames; owners
+/// continue, and may free moving blocks. The copy ends after the pool is gone, or never: neither
+/// hangs, and only what the copier keeps is leaked.
 #[test]
 fn a_copy_that_never_ends_holds_its_frames_and_nothing_else() {
     for ends_late in [true, false] {
@@ -108,14 +110,14 @@ fn a_copy_that_never_ends_holds_its_frames_and_nothing_else() {
         }
         let moving = pool.audit().unwrap().held;
         assert!(moving > 0);
-        // Nobody waits for it, neither who frees nor who allocates; only another run does.
+        // No thread waits for it to free or allocate; only another run does.
         let (first, second) = kept.split_at(kept.len() / 2);
         pool.free(first).unwrap();
         let report = pool.audit().unwrap();
         let left = report.held - moving;
-        assert!(left > 0, "frames of released blocks are the mover's: {report:?}");
+        assert!(left > 0, "the mover holds frames of released blocks: {report:?}");
         assert_eq!(pool.free_blocks(), BLOCKS - second.len() - moving - left);
-        assert!(poll(pin!(pool.defragment())).is_pending(), "the lock is the copy's");
+        assert!(poll(pin!(pool.defragment())).is_pending(), "the copy has the compaction lock");
         let rest = pool.allocate(AllocRequest::new(pool.free_blocks())).unwrap();
         drop(rest);
         pool.free(second).unwrap();
@@ -131,23 +133,23 @@ fn a_copy_that_never_ends_holds_its_frames_and_nothing_else() {
         }
         assert!(asked.lock().unwrap().is_empty());
         drop(asked);
-        assert!(is_alive.upgrade().is_none(), "the pool's copier is gone with it");
+        assert!(is_alive.upgrade().is_none(), "the copier is dropped with the pool");
     }
 }
 
 const DEADLINE: Duration = Duration::from_secs(5);
 
-/// The run that waits for it ends, and says what it waited for; so does whatever comes later, at once, until the copier says
-/// how it ended.
+/// The run that waits for a late copy ends, and names it; later runs do so at once, until the
+/// copier reports the result.
 #[tokio::test(start_paused = true)]
-async fn a_copy_past_its_deadline_is_told_and_holds_up_no_other() {
+async fn a_copy_past_its_deadline_is_reported_and_holds_up_no_other() {
     let asked = Asked::default();
     let pool = pool(never(&asked));
     let kept = checkerboard(&pool);
     let options = DefragOptions::new().copy_deadline(DEADLINE);
     let begun = tokio::time::Instant::now();
     let Err(DefragError::CopyOverdue { copy, report }) = pool.defragment_with(options).await else {
-        panic!("it was never copied")
+        panic!("the copy never began")
     };
     assert!(begun.elapsed() >= DEADLINE && copy.waited >= DEADLINE);
     assert_eq!(
@@ -156,7 +158,7 @@ async fn a_copy_past_its_deadline_is_told_and_holds_up_no_other() {
     );
     let stats = pool.stats();
     assert_eq!((stats.held, stats.overdue_copy.unwrap().blocks), (copy.blocks, copy.blocks));
-    // Neither waits, and nothing more is held.
+    // Neither waits, and no more frames are held.
     let begun = tokio::time::Instant::now();
     let again = pool.defragment().await.unwrap_err();
     assert!(matches!(again, DefragError::CopyOverdue { copy: same, .. } if same.blocks == copy.blocks));
@@ -166,7 +168,7 @@ async fn a_copy_past_its_deadline_is_told_and_holds_up_no_other() {
     assert!(begun.elapsed() < DEADLINE);
     assert_eq!((pool.stats().held, pool.total_blocks()), (copy.blocks, BLOCKS));
     pool.audit().unwrap();
-    // It was not stuck for good: the wave is published, and runs go on.
+    // The copy ended late: the wave is published, and runs continue.
     let mut done = std::mem::take(&mut *asked.lock().unwrap());
     assert_eq!(done.len(), 1);
     done.pop().unwrap()(Ok(()));
@@ -177,9 +179,9 @@ async fn a_copy_past_its_deadline_is_told_and_holds_up_no_other() {
     assert_eq!(pool.audit().unwrap().owned, 0);
 }
 
-/// Its run was dropped: a run that waits for the compaction lock gets it when the copy is late.
+/// A copy of a dropped run: a run that waits for the compaction lock gets it when the copy is late.
 #[tokio::test(start_paused = true)]
-async fn a_copy_whose_run_is_gone_gives_up_the_lane() {
+async fn a_late_copy_of_a_dropped_run_gives_up_the_lock() {
     for drops in [true, false] {
         let asked = Asked::default();
         let pool = pool(never(&asked));
@@ -189,7 +191,7 @@ async fn a_copy_whose_run_is_gone_gives_up_the_lane() {
             assert!(poll(run.as_mut()).is_pending());
         }
         let begun = tokio::time::Instant::now();
-        // What needs no moves goes on then; this one does.
+        // Runs without moves continue then; this one needs moves.
         let options = ResizeOptions::new().copy_deadline(3 * DEADLINE);
         let refused = pool.resize_with(BLOCKS / 2, options).await.unwrap_err();
         assert!(matches!(refused, ResizeError::Defrag(DefragError::CopyOverdue { .. })), "{refused:?}");
@@ -206,7 +208,7 @@ async fn a_copy_whose_run_is_gone_gives_up_the_lane() {
     }
 }
 
-/// Without a runtime there is no timer: the next run that is polled finds it.
+/// Without a runtime there is no timer: the next polled run detects the late copy.
 #[test]
 fn a_late_copy_is_found_without_a_runtime() {
     let asked = Asked::default();
@@ -222,7 +224,7 @@ fn a_late_copy_is_found_without_a_runtime() {
     assert!(matches!(again, Poll::Ready(Err(DefragError::CopyOverdue { .. }))), "{again:?}");
 }
 
-/// The task goes on, counts it, and stops in time.
+/// The task continues, counts the late copy, and stops in time.
 #[tokio::test(start_paused = true)]
 async fn a_background_task_survives_a_late_copy() {
     let asked = Asked::default();
@@ -238,7 +240,8 @@ async fn a_background_task_survives_a_late_copy() {
     assert_eq!(asked.lock().unwrap().len(), 1, "no second wave");
 }
 
-/// Somebody who is stopped in mid-wave for good holds back its frames. Everybody else goes on, and runs, too.
+/// A thread that is stopped forever during a wave holds back the wave's frames. Others, and other
+/// runs, continue.
 #[test]
 fn a_forgotten_wave_holds_its_frames_and_nothing_else() {
     let pool = pool(Arc::new(|_: &[FrameMove], done: CopyDone| done(Ok(()))));
@@ -254,11 +257,11 @@ fn a_forgotten_wave_holds_its_frames_and_nothing_else() {
     assert_eq!(wave.len(), 5);
     std::mem::forget(wave);
     assert_eq!(pool.audit().unwrap().held, 5);
-    // What is marked is not moved by others, and not reopened.
+    // A marked block is not moved by others, and not reopened.
     let before = frames(&pool, &kept[..5]);
     let report = {
         let mut run = pin!(pool.defragment());
-        // Between waves it lets others run.
+        // Between waves it yields.
         (0..100).find_map(|_| match poll(run.as_mut()) {
             Poll::Ready(report) => Some(report.unwrap()),
             Poll::Pending => None,
@@ -268,7 +271,7 @@ fn a_forgotten_wave_holds_its_frames_and_nothing_else() {
     assert!(report.moved_blocks > 10, "{report:?}");
     assert_eq!(frames(&pool, &kept[..5]), before);
     assert_eq!(pool.reopen(kept[0]), Ok(false));
-    // Pins and shares are as always.
+    // Pins and shares work as always.
     pool.pin(kept[1]).unwrap();
     pool.share(&[kept[2]]).unwrap();
     pool.unpin(kept[1]).unwrap();
@@ -280,14 +283,14 @@ fn a_forgotten_wave_holds_its_frames_and_nothing_else() {
     let all = pool.allocate(AllocRequest::new(BLOCKS - 10)).unwrap();
     assert!(pool.allocate(AllocRequest::new(1)).is_err());
     drop(all);
-    // A pool cannot shrink below them.
+    // A pool cannot shrink below held frames.
     assert!(pool.blocks().begin_shrink(1).unwrap().collect() > 0);
     pool.audit().unwrap();
 }
 
-/// A thread that dies in mid-wave, by a panic, gives everything back.
+/// A thread that panics during a wave releases all of its frames.
 #[test]
-fn a_thread_that_dies_in_a_wave_gives_it_back() {
+fn a_thread_that_dies_in_a_wave_cancels_it() {
     let pool = pool(Arc::new(|_: &[FrameMove], done: CopyDone| done(Ok(()))));
     let kept = checkerboard(&pool);
     let before = frames(&pool, &kept);

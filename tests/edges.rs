@@ -1,4 +1,4 @@
-//! What happens at the edges of a pool's life: threads on their way out, storage that outlives or is handed on, growth
+//! Edges of a pool's life: threads that end, storage that outlives the pool or is handed on, growth
 //! seen half-way.
 
 use std::cell::RefCell;
@@ -14,14 +14,14 @@ fn layout() -> KvLayout {
 }
 
 thread_local! {
-    /// Leases that go when the thread's destructors run.
+    /// Leases that are dropped when the thread's destructors run.
     static LAST: RefCell<Vec<Lease<'static>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A thread whose cache is gone by the time that it frees puts runs aside elsewhere: they are counted in blocks, and
-/// as free once no batch sees them.
+/// A thread whose cache is gone when it frees retires runs in the shared limbo: they are counted in
+/// blocks, and as free once no batch sees them.
 #[test]
-fn what_a_dying_thread_retires_is_counted() {
+fn blocks_that_a_dying_thread_retires_are_counted() {
     let pool = Pool::builder(layout()).blocks(100).without_storage().build().unwrap();
     let batch = pool.begin_batch();
     std::thread::scope(|scope| {
@@ -40,7 +40,7 @@ fn what_a_dying_thread_retires_is_counted() {
     pool.audit().unwrap();
 }
 
-/// Two pools over the same bytes would let two sequences write one place, each in good faith.
+/// Two pools over the same bytes would let two sequences write to one place.
 #[test]
 fn storage_belongs_to_one_pool() {
     let storage: Arc<dyn Storage> = Arc::new(HostStorage::new(layout(), 11, 11).unwrap());
@@ -51,7 +51,7 @@ fn storage_belongs_to_one_pool() {
     assert!(matches!(build(again), Err(BuildError::StorageShared)));
 }
 
-/// Threads remember the pool that they used; that must not keep gigabytes.
+/// Threads remember the pool that they used; this must not keep its storage.
 #[test]
 fn the_bytes_go_with_the_pool() {
     let pool = Pool::builder(layout()).blocks(10).zero_on_free().build().unwrap();
@@ -61,12 +61,12 @@ fn the_bytes_go_with_the_pool() {
     drop(pool);
     assert!(storage.upgrade().is_some(), "an open sequence keeps its bytes");
     drop(sequence);
-    assert!(storage.upgrade().is_none(), "nobody can read these bytes any more");
-    // There is nothing to wipe.
+    assert!(storage.upgrade().is_none(), "the bytes are unreachable");
+    // There are no bytes to wipe.
     drop(lease);
 }
 
-/// A block of the new part can be freed by handle as soon as it can be had, also before `grow` has returned.
+/// A new block can be freed by handle as soon as it is allocated, also before `grow` has returned.
 #[test]
 fn new_blocks_can_be_freed_at_once() {
     const ROUNDS: usize = if cfg!(miri) { 20 } else { 300 };
@@ -93,8 +93,8 @@ fn new_blocks_can_be_freed_at_once() {
     }
 }
 
-/// A handle can be made up, or be of a block that is somebody else's by now. What a lease or a sequence owns does not hang
-/// on that: its blocks can be asked about, and pinned for a while, and nothing else.
+/// A handle can be forged, or be stale. Blocks of a lease or a sequence do not depend on that: a
+/// handle can read and temporarily pin them, and nothing else.
 #[test]
 fn no_handle_changes_an_owned_block() {
     let pool = Pool::builder(layout()).blocks(8).build().unwrap();
@@ -152,31 +152,31 @@ fn a_lease_gives_its_blocks_to_handles_and_takes_them_back() {
     let scoped = pool.pin_scoped(before[0]).unwrap();
     let handles = lease.into_raw();
     assert_eq!(handles, before);
-    // They count by handle now.
+    // Handles count their references now.
     pool.unpin(handles[1]).unwrap();
     pool.share(&handles[2..]).unwrap();
     assert_eq!(
         Lease::from_raw(&pool, &handles).map(drop),
         Err(HandleError::Shared { id: handles[2].id }),
-        "somebody else has a reference"
+        "the block is shared"
     );
     pool.free(&handles[2..]).unwrap();
     let twice = [handles[0], handles[1], handles[0]];
     assert_eq!(Lease::from_raw(&pool, &twice).map(drop), Err(HandleError::Guarded { handle: handles[0] }));
-    pool.seal(handles[0]).expect("what was refused has changed nothing");
+    pool.seal(handles[0]).expect("the refusal has changed nothing");
     let lease = Lease::from_raw(&pool, &handles).unwrap();
     assert!(lease.handles().eq(before.iter().copied()));
     assert_eq!(pool.free(&handles), Err(HandleError::Guarded { handle: handles[0] }));
     assert_eq!(pool.info(handles[0]).unwrap().pins, 2);
     drop(scoped);
-    assert_eq!(pool.info(handles[0]).unwrap().pins, 1, "the one that it was allocated with");
+    assert_eq!(pool.info(handles[0]).unwrap().pins, 1, "the pin that it was allocated with");
     let late = pool.pin_scoped(handles[0]).unwrap();
     drop(lease);
     let next = pool.allocate(AllocRequest::new(8).pinned()).unwrap();
     drop(late);
     assert!(
         next.handles().all(|handle| pool.info(handle).unwrap().pins == 1),
-        "not another generation's pin"
+        "the pin is of another generation"
     );
     assert!(matches!(Lease::from_raw(&pool, &handles), Err(HandleError::Stale { .. })));
     drop(next);
@@ -188,6 +188,6 @@ fn metadata_is_under_40_bytes_a_block() {
     for blocks in [1_000, 65_536, 100_000] {
         let pool = Pool::builder(layout()).blocks(blocks).without_storage().build().unwrap();
         let bytes = pool.blocks().metadata_bytes() as f64 / blocks as f64;
-        assert!(bytes < 40.0, "{bytes} bytes a block in a pool of {blocks}");
+        assert!(bytes < 40.0, "{bytes} bytes per block in a pool of {blocks}");
     }
 }

@@ -1,6 +1,7 @@
-//! What placement leaves behind: prompts of 100 to 1000 blocks and sequences that grow side by side, block by block
-//! from a thread's magazine, with the pool 85 % full throughout. Floors: the mean run of a prompt, and the share of the
-//! free space that is still in whole units. `examples/frame_speed.rs` prints the figures of the full-size pool.
+//! Results of placement: prompts of 100 to 1000 blocks and sequences that grow side by side, block
+//! by block from a thread's magazine, in a pool that stays 85 % full. Lower bounds for the mean run
+//! of a prompt, and for the share of free space in whole units. `examples/frame_speed.rs` prints
+//! the figures of the full-size pool.
 #![cfg(not(kvpool_loom))]
 
 use kvpool::frame::{FrameConfig, Frames};

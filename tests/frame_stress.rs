@@ -1,5 +1,6 @@
-//! Real threads, every operation mixed, and an oracle of ownership: a byte per frame that is swapped to "owned" when
-//! a frame is taken and to "free" before it is put back. A frame that two threads own at once is caught at the swap.
+//! Real threads, every operation mixed, and an oracle of ownership: a byte per frame that is
+//! swapped to "owned" when a frame is taken and to "free" before it is put back. The swap detects
+//! double ownership.
 #![cfg(not(kvpool_loom))]
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -54,7 +55,7 @@ impl Oracle {
     }
 }
 
-/// Random operations until told to stop; everything is put back at the end.
+/// Runs random operations until told to stop; everything is put back at the end.
 fn churn(oracle: &Oracle, mut dice: Dice, held_max: usize, stop: &AtomicBool) -> u64 {
     let mut held: Vec<Run> = Vec::new();
     let mut held_frames = 0;
@@ -63,10 +64,10 @@ fn churn(oracle: &Oracle, mut dice: Dice, held_max: usize, stop: &AtomicBool) ->
         operations += 1;
         let near = FrameId(dice.roll(oracle.frames.total() as u64) as u32);
         let before = held.len();
-        // Past its share a thread only puts back.
+        // Above its share a thread only puts frames back.
         match dice.roll(if held_frames > held_max { 5 } else { 12 }) {
             0 if !held.is_empty() => {
-                // A part of a run, from its end.
+                // Frees a part of a run, from its end.
                 let pick = dice.roll(held.len() as u64) as usize;
                 let cut = 1 + dice.roll(u64::from(held[pick].len)) as u32;
                 let run = held[pick];
@@ -92,7 +93,7 @@ fn churn(oracle: &Oracle, mut dice: Dice, held_max: usize, stop: &AtomicBool) ->
                 oracle.frames.allocate_many(count, near, &mut |run| held.push(run));
             }
             9 => {
-                // A named run; short ones succeed more often.
+                // A run by name; short ones succeed more often.
                 let run = Run { start: near, len: 1 + dice.roll(200) as u32 };
                 if oracle.frames.claim(run) {
                     held.push(run);
@@ -113,7 +114,7 @@ fn churn(oracle: &Oracle, mut dice: Dice, held_max: usize, stop: &AtomicBool) ->
     operations
 }
 
-/// Takes some frames away at the end, if they can be had within a few looks.
+/// Takes some frames away at the end, if a few attempts suffice.
 fn shrink(oracle: &Oracle, dice: &mut Dice) -> bool {
     let most = 1 << dice.roll(9);
     let by = 1 + dice.roll(most) as usize;
@@ -164,7 +165,7 @@ fn stress(config: FrameConfig, threads: usize, seconds: f32) {
         let (mut dice, mut shrunk) = (Dice(seed), 0);
         while Instant::now() < end {
             std::thread::sleep(Duration::from_millis(2));
-            // A unit or two is closed and opened under everybody's feet, and the pool grows and shrinks now and then.
+            // Closes and opens some units concurrently, and sometimes grows and shrinks the pool.
             let unit = dice.roll((oracle.frames.total() / 64).max(1) as u64) as u32 * 64;
             let region = Run { start: FrameId(unit), len: 64 };
             oracle.frames.isolate(region);
@@ -199,10 +200,10 @@ fn a_growing_pool() {
     stress(FrameConfig { frames: 1000, frames_max: 40_000, segment_frames: 4096 }, 2, 1.5);
 }
 
-/// As many frames as threads, for single frames only: nobody may ever be refused, though every frame is hidden
-/// behind a split or a merge half of the time.
+/// As many frames as threads, single frames only: no request may be refused, although every frame
+/// is hidden behind a split or a merge half of the time.
 #[test]
-fn nobody_is_refused_while_there_is_enough() {
+fn no_request_is_refused_while_enough_is_free() {
     let frames = Frames::new(FrameConfig { frames: 64, frames_max: 64, segment_frames: 64 });
     std::thread::scope(|scope| {
         for _ in 0..3 {

@@ -1,4 +1,4 @@
-//! Code of a user's that runs inside of the pool: what it does there, or that it panics, takes nothing from anybody.
+//! User code that runs inside of the pool: reentrant calls and panics in it cost no owner a block.
 
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,7 +16,7 @@ fn pool(blocks: usize) -> Pool {
     Pool::builder(KvLayout::named("tiny").unwrap()).blocks(blocks).without_storage().build().unwrap()
 }
 
-/// A waker that panics, once it is armed.
+/// A waker that panics once it is armed.
 #[derive(Default)]
 struct Bomb(AtomicBool);
 
@@ -26,7 +26,8 @@ impl Wake for Bomb {
     }
 }
 
-/// What is given back by a call that panics on its way out is given back once, also if the lease lives on.
+/// Blocks released by a call that panics on its way out are released once, even if the lease lives
+/// on.
 #[test]
 fn a_release_that_panics_releases_nothing_twice() {
     type Way = fn(&Pool, &mut Lease<'static>);
@@ -42,13 +43,13 @@ fn a_release_that_panics_releases_nothing_twice() {
         {
             let waker = Waker::from(bomb.clone());
             let mut waiting = pin!(pool.allocate_async(AllocRequest::new(32)));
-            // Until it has looked everywhere, and sleeps.
+            // Until it has searched everywhere, and sleeps.
             for _ in 0..4 {
                 assert!(waiting.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
             }
             bomb.0.store(true, Relaxed);
             let outcome = catch_unwind(AssertUnwindSafe(|| give_back(&pool, &mut lease)));
-            assert!(outcome.is_ok(), "{way}: the panic of a waker stays with it");
+            assert!(outcome.is_ok(), "{way}: a waker's panic must not propagate");
         }
         assert_eq!(lease.blocks().len(), 3, "{way}");
         let others = pool.allocate_owned(AllocRequest::new(pool.free_blocks())).unwrap();
@@ -60,7 +61,8 @@ fn a_release_that_panics_releases_nothing_twice() {
     }
 }
 
-/// A policy that drops the last reference to its pool when it is asked for a victim, and uses another pool for the first time.
+/// A policy that, when asked for a victim, drops the last reference to its pool and first uses
+/// another.
 #[derive(Debug, Default)]
 struct Dropping {
     pool: Mutex<Option<Pool>>,
@@ -91,7 +93,7 @@ impl Policy for Dropping {
     }
 }
 
-/// The thread that asks is in the middle of an allocation: its cache stays its own until it is out of it.
+/// The calling thread is in the middle of an allocation: it keeps its cache until the call returns.
 #[test]
 fn a_policy_that_drops_its_pool() {
     let policy = Arc::new(Dropping::default());

@@ -1,5 +1,5 @@
-//! Code of a user's that is as unkind as safe code can be to those who wait: wakers that panic, runs and requests that are kept
-//! and not polled.
+//! Safe user code that disturbs waiting requests: wakers that panic, runs and requests that are
+//! kept and not polled.
 
 use std::future::Future;
 use std::sync::{Arc, Mutex};
@@ -42,7 +42,7 @@ fn a_range_that_wraps_seals_nothing() {
     }));
     assert!(
         r.is_err(),
-        "no panic; sealed: {:?}",
+        "no panic, but sealed: {:?}",
         lease.handles().map(|h| pool.info(h).unwrap().sealed).collect::<Vec<_>>()
     );
 }
@@ -57,7 +57,7 @@ async fn head_in_the_making(takes_signal: bool) {
     let mut a = Box::pin(pool.allocate_async(AllocRequest::new(free).contiguous()));
     assert!(timeout(Duration::from_millis(300), a.as_mut()).await.is_err());
     assert_eq!(pool.stats().waiting, 1);
-    // The last one is not moving, or is given up: either way one more is free for good after it.
+    // The last block is not moving, or its move is cancelled: one more is free afterwards.
     let still = pool.free_blocks();
     for handle in kept {
         pool.free(&[handle]).unwrap();
@@ -93,7 +93,7 @@ fn caching() -> Pool {
 struct Bomb;
 impl std::task::Wake for Bomb {
     fn wake(self: Arc<Self>) {
-        panic!("a waker of the user's")
+        panic!("a panic in a user's waker")
     }
 }
 fn bomb() -> Waker {

@@ -1,4 +1,4 @@
-//! What a pool tells of itself: its numbers, and its end.
+//! What a pool reports: statistics, and the end of its events.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +22,8 @@ async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
         .unwrap_or_else(|_| panic!("{what}: still waiting"))
 }
 
-/// This thread has used the pool, and lives on: its thread-local cache keeps what it needs of it.
+/// This thread has used the pool and lives on: its thread-local cache must not keep the events
+/// open.
 #[tokio::test]
 async fn the_events_end_with_the_pool() {
     let pool = caching_pool(20);
@@ -34,13 +35,13 @@ async fn the_events_end_with_the_pool() {
     let waiting = tokio::spawn(async move { events.recv().await.is_none() });
     drop(pool);
     tokio::task::yield_now().await;
-    assert!(!waiting.is_finished(), "a handle is the pool");
+    assert!(!waiting.is_finished(), "a handle keeps the pool alive");
     drop(handle);
     assert!(soon("the end", waiting).await.unwrap());
     drop(lease);
 }
 
-/// A sequence goes on without the pool, and what it does is told.
+/// A sequence outlives the pool, and its events are still sent.
 #[tokio::test]
 async fn the_events_end_with_the_last_sequence() {
     let pool = caching_pool(20);
@@ -55,7 +56,7 @@ async fn the_events_end_with_the_last_sequence() {
     assert!(soon("the end", events.recv()).await.is_none());
 }
 
-/// A task in the background holds nothing back.
+/// A background task keeps nothing alive.
 #[tokio::test(start_paused = true)]
 async fn the_background_task_ends_with_the_pool() {
     let pool = caching_pool(20);
@@ -69,7 +70,7 @@ async fn the_background_task_ends_with_the_pool() {
         assert!(soon("stored", events.recv()).await.is_some());
     }
     assert!(soon("the end", events.recv()).await.is_none());
-    assert!(storage.upgrade().is_none(), "the memory is given back");
+    assert!(storage.upgrade().is_none(), "the memory is released");
     assert_eq!(soon("the task", task.stop()).await.failed, 0);
 }
 
@@ -104,7 +105,7 @@ fn a_share_and_a_fork_are_accesses() {
     drop(fork);
 }
 
-/// One allocation in so many is timed, whatever asks for it; those that need no block are none.
+/// One allocation in so many is timed, of every kind; appends that need no block do not count.
 #[test]
 fn appends_are_timed_as_allocations_are() {
     let pool = Pool::builder(layout()).blocks(200).latency_sample(1).build().unwrap();
@@ -117,7 +118,7 @@ fn appends_are_timed_as_allocations_are() {
     assert_eq!(samples(), 2);
     batch.append(&mut sequence, 1).unwrap();
     batch.draft(&mut sequence, 1).unwrap();
-    assert_eq!(samples(), 2, "the block had room");
+    assert_eq!(samples(), 2, "the last block had room");
     let mut fork = sequence.fork(SequenceId(2)).unwrap();
     batch.draft(&mut fork, 1).unwrap();
     batch.finish();
@@ -127,9 +128,9 @@ fn appends_are_timed_as_allocations_are() {
     assert_eq!(samples(), 5);
 }
 
-/// A thread that allocates in one way alone is sampled as often as any other.
+/// A thread that allocates in one way only is sampled as often as any other.
 #[test]
-fn one_in_so_many_is_timed_on_every_way() {
+fn one_in_so_many_is_timed_on_every_path() {
     const EVERY: usize = 8;
     let ways: [fn(&Pool); 4] = [
         |pool| drop(pool.allocate_owned(AllocRequest::new(1)).unwrap()),
@@ -148,15 +149,15 @@ fn one_in_so_many_is_timed_on_every_way() {
     }
 }
 
-/// Nothing to do is looked for less and less often; a change is seen in good time all the same.
+/// An idle background task checks less and less often; changes are detected in time nevertheless.
 #[tokio::test(start_paused = true)]
-async fn an_idle_task_looks_seldom_and_wakes_up() {
+async fn an_idle_task_checks_rarely_and_wakes_up() {
     let pool = pool(1_023);
     let task = pool.start_defragmenter(DefragConfig::new()).unwrap();
     tokio::time::sleep(Duration::from_secs(60)).await;
     let idle = task.totals();
     assert!((100..=700).contains(&idle.looks), "{idle:?}");
-    // A pool that is fragmented, and whose blocks are all open: nothing to do either.
+    // A fragmented pool whose blocks are all open: also idle.
     let mut handles = Vec::new();
     pool.allocate_raw(AllocRequest::new(1_023), &mut handles).unwrap();
     let (kept, gone): (Vec<_>, Vec<_>) = handles.into_iter().partition(|handle| handle.id.0 % 2 == 0);
@@ -164,12 +165,12 @@ async fn an_idle_task_looks_seldom_and_wakes_up() {
     tokio::time::sleep(Duration::from_secs(60)).await;
     let vain = task.totals();
     assert!((100..=700).contains(&(vain.looks - idle.looks)), "{idle:?} {vain:?}");
-    // Sealed by hand, which frees nothing: seen within two seconds.
+    // Seals by hand, which free nothing: detected within two seconds.
     kept.iter().for_each(|&handle| pool.seal(handle).unwrap());
     tokio::time::sleep(Duration::from_secs(2)).await;
     let sealed = task.totals();
     assert!(sealed.moved_blocks > 200, "{sealed:?}");
-    // And what frees within a fifth of one.
+    // Frees are detected within a fifth of a second.
     tokio::time::sleep(Duration::from_secs(60)).await;
     let before = task.totals();
     let (kept, gone): (Vec<_>, Vec<_>) = kept.into_iter().partition(|handle| handle.id.0 % 4 == 0);
@@ -182,7 +183,7 @@ async fn an_idle_task_looks_seldom_and_wakes_up() {
     pool.audit().unwrap();
 }
 
-/// The ends of a pool that no run can have, its null block and its reserve are no fragmentation.
+/// Frames that can be in no run, the null block and the reserve do not count as fragmentation.
 #[test]
 fn an_empty_pool_is_not_fragmented() {
     for blocks in (1..130).chain([255, 256, 257, 1_000, 1_023, 4_095, 4_096, 4_097, 10_000]) {
@@ -205,8 +206,7 @@ fn an_empty_pool_is_not_fragmented() {
     }
 }
 
-/// It is 0 where, and only where, no move could gain a run; and it is the same number wherever it
-/// is asked for.
+/// The rate is 0 exactly where no move could gain a run, and every function that reports it agrees.
 #[test]
 fn a_pool_is_fragmented_where_a_move_would_help() {
     let mut random = fastrand::Rng::with_seed(5);
@@ -239,7 +239,7 @@ fn a_pool_is_fragmented_where_a_move_would_help() {
     assert!(seen.iter().all(|&rounds| rounds > 50), "{seen:?}");
 }
 
-/// Numbers cost no walk over the pool, and are right once the threads are done.
+/// Statistics need no walk over the pool, and are exact once the threads are done.
 #[test]
 fn numbers_add_up_when_the_threads_are_done() {
     let pool = pool(3_000);
@@ -260,8 +260,7 @@ fn numbers_add_up_when_the_threads_are_done() {
                 }
             })
         };
-        // Joined: a scope does not wait for the threads' destructors, which give back what they
-        // kept.
+        // Joined: a scope does not wait for the threads' destructors, which flush their caches.
         [0, 1, 2].map(work).into_iter().for_each(|thread| thread.join().unwrap());
     });
     let stats = pool.stats();

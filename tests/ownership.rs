@@ -1,8 +1,9 @@
-//! Random operations through the public interface, by all who can own blocks, with a naive model of who owns what: no two
-//! owners have one block, unless they share it on purpose; a handle changes nothing that a lease or a sequence owns; and
-//! what is pinned stays where it is.
+//! Random operations through the public interface, by every kind of owner, against a naive model of
+//! ownership: no two owners have one block, unless they share it on purpose; a handle changes no
+//! block of a lease or a sequence; pinned blocks stay in their frames.
 //!
-//! Handles are used as an adversary would: those of leases, made-up ones of sequences' blocks, and any that ever were.
+//! Handles are used as an adversary would: those of leases, forged ones of sequences' blocks, and
+//! any earlier one.
 #![cfg(not(kvpool_loom))]
 
 use std::collections::HashMap;
@@ -22,10 +23,10 @@ use proptest::test_runner::FileFailurePersistence;
 
 const BLOCKS: usize = 48;
 const POOLS: usize = 2;
-/// Handles that are kept to be misused.
+/// Number of handles that are kept for misuse.
 const KNOWN_MAX: usize = 200;
 
-/// What is done with a handle.
+/// Operation on a handle.
 #[derive(Clone, Copy, Debug)]
 enum Act {
     Free { through_handle: bool },
@@ -123,7 +124,7 @@ fn operations() -> impl Strategy<Value = Operation> {
 /// A block of a pool, in one generation.
 type Block = (usize, BlockHandle);
 
-/// What the model knows of a block that a lease or handles own.
+/// The model's knowledge of a block that a lease or handles own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Owned {
     refs: u32,
@@ -135,13 +136,13 @@ struct World {
     pools: [Pool; POOLS],
     handles: [PoolHandle; POOLS],
     leases: Vec<(usize, Lease<'static>)>,
-    /// One entry for each reference.
+    /// One entry per reference.
     raw: Vec<Block>,
     sequences: Vec<(usize, Sequence)>,
     batches: Vec<(usize, Batch)>,
     pins: Vec<(usize, BlockPin)>,
     owned: HashMap<Block, Owned>,
-    /// Pins on a block, whoever has it, and where it was when it got the first.
+    /// Pins on a block, whatever its owner, and its frame at the first pin.
     pinned: HashMap<Block, (u32, FrameId)>,
     known: Vec<Block>,
     opened: u64,
@@ -149,7 +150,7 @@ struct World {
 
 type Checked = Result<(), TestCaseError>;
 
-/// The output of a future that nobody has to wait for.
+/// Returns the output of a future that is ready at once.
 fn now<T>(future: impl Future<Output = T>) -> T {
     let mut future = pin!(future);
     loop {
@@ -165,7 +166,7 @@ fn new_pool() -> Pool {
     builder.prefix_cache(prefixes).build().unwrap()
 }
 
-/// A good handle of a block that is owned, as anybody can make one up: a refusal tells the generation.
+/// Forges a good handle of an owned block, as any caller can: a refusal reveals the generation.
 fn made_up(pool: &Pool, id: BlockId) -> BlockHandle {
     let handle = BlockHandle { id, pool: pool.tag(), generation: Generation(0) };
     match pool.info(handle) {
@@ -218,18 +219,18 @@ impl World {
             Operation::DropElsewhere(pick) => {
                 let lease = self.take_lease(pick);
                 std::thread::scope(|scope| {
-                    scope.spawn(|| drop(lease)).join().expect("a lease is given back")
+                    scope.spawn(|| drop(lease)).join().expect("the lease is released without a panic")
                 });
             }
             Operation::Release(pick, pool) => {
-                // Through either pool's handle: one of them is another's.
+                // Through a random pool's handle: it may be another pool's.
                 if let Some(lease) = self.take_lease(pick) {
                     self.handles[usize::from(pool)].release(lease);
                 }
             }
             Operation::Forget(pick) => {
                 if let Some(index) = pick.index(self.leases.len()) {
-                    // Nobody can give it back any more, and nobody else ever gets it: the model keeps it as owned.
+                    // It is never freed, and never handed out again: the model keeps it as owned.
                     std::mem::forget(self.leases.swap_remove(index).1);
                 }
             }
@@ -336,7 +337,7 @@ impl World {
         Ok(())
     }
 
-    /// Blocks are new: nobody has them.
+    /// Records new blocks, which have no owner in the model.
     fn handed_out(&mut self, at: usize, handles: Vec<BlockHandle>, pinned: bool, is_leased: bool) -> Checked {
         for handle in handles {
             let owner = self.owned.keys().find(|&&(of, other)| of == at && other.id == handle.id);
@@ -357,7 +358,7 @@ impl World {
         self.known.push(block);
     }
 
-    /// One that ever was, or of a block that a lease has now, or made up of one that a sequence has.
+    /// Returns an earlier handle, one of a leased block, or a forged one of a sequence's block.
     fn any_handle(&self, pick: Pick) -> Option<Block> {
         match pick.0 % 4 {
             0 => pick.of(&self.known).copied(),
@@ -404,7 +405,7 @@ impl World {
             return Ok(());
         }
         let is_raw = self.owned.get(&block).is_some_and(|owned| !owned.is_leased);
-        prop_assert!(is_raw, "{:?} by {}, which is of no block that handles own", act, handle);
+        prop_assert!(is_raw, "{:?} by {}, whose block handles do not own", act, handle);
         match act {
             Act::Free { .. } => self.freed(block),
             Act::FreeTwice => (0..2).for_each(|_| self.freed(block)),
@@ -422,7 +423,7 @@ impl World {
         Ok(())
     }
 
-    /// A list in which some handles are good and others are not: all or nothing.
+    /// Frees a list in which some handles are good and others are not: all or nothing.
     fn free_list(&mut self, picks: &[Pick]) -> Checked {
         let list: Vec<Block> = picks.iter().filter_map(|&pick| self.any_handle(pick)).collect();
         let Some(&(at, _)) = list.first() else { return Ok(()) };
@@ -440,7 +441,7 @@ impl World {
     fn became_leased(&mut self, at: usize, handle: BlockHandle) {
         let block = (at, handle);
         self.raw.retain(|raw| *raw != block);
-        self.owned.get_mut(&block).expect("raw until now").is_leased = true;
+        self.owned.get_mut(&block).expect("owned by handles before").is_leased = true;
     }
 
     fn freed(&mut self, block: Block) {
@@ -453,19 +454,19 @@ impl World {
         }
     }
 
-    /// The last reference has gone, and all pins with it.
+    /// Drops the last reference, and all pins with it.
     fn gone(&mut self, block: Block) {
         self.owned.remove(&block);
         self.pinned.remove(&block);
     }
 
     fn got_pinned(&mut self, block: Block) {
-        let frame = self.pools[block.0].info(block.1).expect("it is owned").frame;
+        let frame = self.pools[block.0].info(block.1).expect("the block is owned").frame;
         self.pinned.entry(block).or_insert((0, frame)).0 += 1;
     }
 
     fn unpinned(&mut self, block: Block) {
-        // Gone with the block, or taken off by handle.
+        // Dropped with the block, or by handle.
         let Some((pins, _)) = self.pinned.get_mut(&block) else { return };
         *pins -= 1;
         if *pins == 0 {
@@ -479,7 +480,7 @@ impl World {
         Some(lease)
     }
 
-    /// Some blocks leave a lease, and are free.
+    /// Frees some blocks of a lease.
     fn shrink_lease(&mut self, pick: Pick, shrink: impl FnOnce(&mut Lease<'static>)) {
         let Some(index) = pick.index(self.leases.len()) else { return };
         let (at, lease) = &mut self.leases[index];
@@ -507,7 +508,7 @@ impl World {
         let (at, lease) = &mut self.leases[index];
         let Some(place) = place.index(lease.blocks().len()) else { return Ok(()) };
         let handle = lease.handles().nth(place).expect("a place in the lease");
-        prop_assert!(lease.reopen(place), "nobody moves {}", handle);
+        prop_assert!(lease.reopen(place), "no move of {}", handle);
         self.owned.get_mut(&(*at, handle)).expect("a lease's").sealed = false;
         Ok(())
     }
@@ -519,7 +520,7 @@ impl World {
             return;
         };
         let missing = prompt.len() - sequence.len();
-        // Refused if there are no blocks: then it stays as long as it is.
+        // Refused if there are no blocks: then its length is unchanged.
         let _ = self.pools[at].begin_batch().append(&mut sequence, missing);
         self.sequences.push((at, sequence));
     }
@@ -540,7 +541,7 @@ impl World {
         self.sequences.extend(arrived);
     }
 
-    /// Who owns what, by those who own, is what the pools say and what the model says.
+    /// Checks that the owners, the pools and the model agree on the ownership of every block.
     fn check(&self) -> Checked {
         let mut owners: HashMap<(usize, BlockId), String> = HashMap::new();
         let mut lists: HashMap<(usize, BlockId), u32> = HashMap::new();
@@ -570,7 +571,7 @@ impl World {
         }
         for (&(at, handle), owned) in &self.owned {
             let info = self.pools[at].info(handle);
-            let info = info.map_err(|error| TestCaseError::fail(format!("an owner's block: {error}")))?;
+            let info = info.map_err(|error| TestCaseError::fail(format!("an owned block: {error}")))?;
             prop_assert_eq!((info.refs, info.sealed), (owned.refs, owned.sealed), "{}: {:?}", handle, owned);
             prop_assert_eq!(lists.get(&(at, handle.id)), None, "{} is in a sequence too", handle);
             let pins = self.pinned.get(&(at, handle)).map_or(0, |&(pins, _)| pins);
@@ -596,7 +597,7 @@ impl World {
         Ok(())
     }
 
-    /// Everything is given back, and what is left is what was forgotten.
+    /// Releases everything; only the leaked blocks remain owned.
     fn finish(mut self) -> Checked {
         self.sequences.clear();
         self.batches.clear();
@@ -634,7 +635,7 @@ proptest! {
     #![proptest_config(ProptestConfig {
         cases: 200,
         max_shrink_iters: 10_000,
-        // A failure is kept beside this file, to be run first from then on.
+        // A failure is stored beside this file, and run first from then on.
         failure_persistence: Some(Box::new(FileFailurePersistence::WithSource("regressions"))),
         ..ProptestConfig::default()
     })]
@@ -645,7 +646,7 @@ proptest! {
     }
 }
 
-/// The fault by which this test came about: a lease's blocks were freed by handle, and then had two owners.
+/// Regression: a lease's blocks were freed by handle, and then had two owners.
 #[test]
 fn a_leases_handles_free_nothing() {
     let pool = new_pool();

@@ -1,4 +1,4 @@
-//! Prefix reuse through the pool: what is found, what is not, what is evicted, and what stays true.
+//! Prefix reuse through the pool: hits, misses, evictions, and the limits of a refusal.
 
 use kvpool::prefix::policy::Millis;
 use kvpool::prefix::{PrefixConfig, PrefixKeys};
@@ -26,13 +26,17 @@ fn a_prompt_is_found_again_but_for_its_last_token() {
 }
 
 #[test]
-fn what_is_cached_is_available_and_is_got_at() {
+fn cached_blocks_are_available_and_evicted() {
     let pool = pool(64);
     serve(&pool, &prompt(1, 40));
     serve(&pool, &prompt(2, 80));
     let stats = pool.stats();
     assert_eq!((stats.evictable, stats.used, stats.free, stats.available), (30, 0, 34, 64));
-    assert_eq!((pool.free_blocks(), pool.available_blocks()), (34, 64), "the same by the same names");
+    assert_eq!(
+        (pool.free_blocks(), pool.available_blocks()),
+        (34, 64),
+        "the methods agree with the statistics"
+    );
     let lease = pool.allocate(AllocRequest::new(64)).unwrap();
     assert_eq!(pool.prefix_cache().unwrap().stats().evicted_blocks, 30);
     assert!(matches!(pool.allocate(AllocRequest::new(1)), Err(AllocError::Exhausted { evictable: 0, .. })));
@@ -42,24 +46,24 @@ fn what_is_cached_is_available_and_is_got_at() {
 }
 
 #[test]
-fn the_least_recently_used_goes_first_and_of_it_the_end() {
+fn the_least_recently_used_is_evicted_first_from_its_end() {
     let pool = pool(64);
     let prompts: Vec<Vec<u32>> = (0..4).map(|first| prompt(first, 64)).collect();
     prompts.iter().for_each(|prompt| drop(admit(&pool, 0, prompt)));
     assert_eq!(pool.stats().evictable, 64);
     assert_eq!(serve(&pool, &prompts[0]), 60, "used again: now the second is the oldest");
-    // One block for the last block of the first prompt again; then so many more.
+    // One block for the first prompt's last block again, then ten more.
     drop(pool.allocate(AllocRequest::new(10)).unwrap());
     assert_eq!(serve(&pool, &prompts[0][..61]), 60);
     assert_eq!(serve(&pool, &prompts[2]), 60);
     assert_eq!(serve(&pool, &prompts[3]), 60);
     let found = serve(&pool, &prompts[1]);
-    assert!((16..=24).contains(&found), "the beginning is there still: {found}");
+    assert!((16..=24).contains(&found), "the beginning is still cached: {found}");
     pool.audit().unwrap();
 }
 
 #[test]
-fn a_salt_hides_and_a_tenant_and_an_adapter_do() {
+fn salts_tenants_and_adapters_separate_prefixes() {
     let pool = pool(100);
     let prompt = prompt(1, 33);
     let cached = |keys: PrefixKeys<'_>| {
@@ -108,7 +112,7 @@ fn unknown_tokens_end_what_can_be_reused() {
     let error = batch.append_tokens(&mut sequence, &[5]).unwrap_err();
     assert_eq!(error, SequenceError::TokensUnknown { id: SequenceId(1), known: 9 });
     assert_eq!(sequence.len(), 12);
-    // Taken back, they can come again.
+    // Tokens that were truncated can be appended again.
     sequence.truncate(9).unwrap();
     batch.append_tokens(&mut sequence, &[5, 6, 7]).unwrap();
     batch.finish();
@@ -136,7 +140,7 @@ fn a_fork_shares_what_it_knows() {
 }
 
 #[test]
-fn two_that_compute_the_same_coexist() {
+fn duplicates_of_a_prefix_coexist() {
     let pool = pool(100);
     let prompt = prompt(1, 41);
     let mut pair = [1, 2].map(|id| pool.sequence(SequenceId(id)).tokens(&prompt).unwrap());
@@ -149,7 +153,7 @@ fn two_that_compute_the_same_coexist() {
     let (third, cached) = admit(&pool, 3, &prompt);
     assert_eq!(cached, 40);
     drop((pair, third));
-    // The duplicates go first.
+    // The duplicates are evicted first.
     assert_eq!(pool.stats().evictable, 20);
     drop(pool.allocate(AllocRequest::new(90)).unwrap());
     assert_eq!(serve(&pool, &prompt), 40);
@@ -167,7 +171,7 @@ fn a_tail_is_reused_by_a_copy() {
         assert_eq!(appended.copied.is_some(), !cached.is_multiple_of(BLOCK_TOKENS));
         cached
     };
-    // The batch ends before the sequence is closed, or else its last block is not reused.
+    // The batch must end before the sequence is closed, or its last block is not reused.
     let first = prompt(1, 10);
     let mut sequence = pool.sequence(SequenceId(9)).reuse_tail().tokens(&first).unwrap();
     let mut batch = pool.begin_batch();
@@ -183,16 +187,16 @@ fn a_tail_is_reused_by_a_copy() {
 }
 
 #[test]
-fn clearing_forgets_everything_and_stops_nobody() {
+fn clearing_forgets_everything_and_disturbs_no_owner() {
     let pool = pool(100);
     serve(&pool, &prompt(1, 41));
     let (held, _) = admit(&pool, 1, &prompt(2, 41));
     assert_eq!(pool.clear_prefix_cache(), 10);
     assert_eq!(pool.stats().evictable, 0);
     assert_eq!(serve(&pool, &prompt(1, 41)), 0);
-    assert_eq!(serve(&pool, &prompt(2, 41)), 0, "owned, and not found");
+    assert_eq!(serve(&pool, &prompt(2, 41)), 0, "owned, but not found");
     drop(held);
-    assert_eq!(serve(&pool, &prompt(2, 41)), 40, "as computed since");
+    assert_eq!(serve(&pool, &prompt(2, 41)), 40, "computed since the clear");
     pool.audit().unwrap();
 }
 
@@ -252,7 +256,7 @@ fn a_run_is_made_by_the_fewest_evictions() {
 }
 
 #[test]
-fn the_reserve_is_filled_before_others_get_what_is_evicted() {
+fn evicted_blocks_fill_the_reserve_first() {
     let layout = KvLayout::named("tiny").unwrap();
     let builder = Pool::builder(layout).blocks(20).reserve(4).prefix_cache(PrefixConfig::new());
     let pool = builder.build().unwrap();
@@ -268,13 +272,13 @@ fn the_reserve_is_filled_before_others_get_what_is_evicted() {
     pool.audit().unwrap();
 }
 
-/// Every place for the run has one of the reserve's frames in it, and an evictable block.
+/// Every place for the run contains a frame of the reserve, and an evictable block.
 #[test]
-fn a_run_is_made_through_the_reserve_and_what_is_evictable() {
+fn a_run_is_made_through_the_reserve_and_evictable_blocks() {
     let layout = KvLayout::named("tiny").unwrap();
     let builder = Pool::builder(layout).blocks(40).reserve(4).prefix_cache(PrefixConfig::new());
     let pool = builder.without_null_block().magazine_blocks(0).build().unwrap();
-    // The reserve takes what is freed while it is short: frames of the middle.
+    // While it is short, the reserve takes freed frames: here, from the middle.
     let urgent = pool.allocate(AllocRequest::new(40).priority(Priority::Urgent)).unwrap();
     let mut ids = urgent.into_raw();
     ids.sort_by_key(|handle| pool.blocks().frame(handle.id));

@@ -1,5 +1,5 @@
-//! Prefix reuse at its limits: one block, one token a block and very many blocks, as many owners as a block can have, a generation
-//! that goes round, a pool that grows.
+//! Prefix reuse at its limits: one block, one token per block, very many blocks, the maximum of
+//! owners, a generation that wraps around, a pool that grows.
 #![cfg(not(any(kvpool_loom, miri)))]
 
 use kvpool::block::BlockWord;
@@ -18,7 +18,7 @@ fn pool(blocks: usize, blocks_max: usize, block_tokens: usize) -> Pool {
 fn a_pool_of_one_block() {
     let pool = pool(1, 1, 4);
     for round in 0..3 {
-        assert_eq!(admit(&pool, 1, &[round, 2, 3, 4]).1, 0, "the last token is to be computed");
+        assert_eq!(admit(&pool, 1, &[round, 2, 3, 4]).1, 0, "the last token must be computed");
         let hit = pool.sequence(SequenceId(2)).reuse_tail().tokens(&[round, 2, 3, 4]).unwrap();
         assert_eq!(hit.len(), 3);
         assert!(pool.allocate(AllocRequest::new(1)).is_err(), "it is in use");
@@ -29,7 +29,7 @@ fn a_pool_of_one_block() {
     pool.audit().unwrap();
 }
 
-/// Nothing here goes with the square of the length.
+/// No step takes time quadratic in the length.
 #[test]
 fn a_block_a_token_and_a_hundred_thousand_of_them() {
     const TOKENS: u32 = if cfg!(debug_assertions) { 20_000 } else { 100_000 };
@@ -37,7 +37,7 @@ fn a_block_a_token_and_a_hundred_thousand_of_them() {
     let prompts: [Vec<u32>; 2] = [(0..TOKENS).collect(), (0..TOKENS).rev().collect()];
     for _ in 0..3 {
         for prompt in &prompts {
-            assert_eq!(admit(&pool, 1, prompt).1, 0, "the other one took its blocks");
+            assert_eq!(admit(&pool, 1, prompt).1, 0, "the other prompt took its blocks");
             assert_eq!(admit(&pool, 1, prompt).1, prompt.len() - 1);
         }
     }
@@ -45,7 +45,7 @@ fn a_block_a_token_and_a_hundred_thousand_of_them() {
     pool.audit().unwrap();
 }
 
-/// One more than can share a block makes a block of its own, which the next ones share.
+/// An owner beyond the maximum computes a block of its own, which later owners share.
 #[test]
 fn more_owners_than_a_block_can_have() {
     const MORE: usize = 10;
@@ -59,9 +59,9 @@ fn more_owners_than_a_block_can_have() {
         computed += usize::from(cached == 0);
         open.push(sequence);
     }
-    assert_eq!(computed, 2, "the first, and the first that found them full");
+    assert_eq!(computed, 2, "by the first, and by the first that found the blocks full");
     let fork = open[0].fork(SequenceId(u64::MAX));
-    assert!(fork.is_err(), "as many owners as there can be");
+    assert!(fork.is_err(), "the maximum number of owners");
     open.truncate(3);
     assert_eq!(admit(&pool, 77_777, &prompt).1, 8);
     drop(open);
@@ -71,9 +71,9 @@ fn more_owners_than_a_block_can_have() {
     pool.audit().unwrap();
 }
 
-/// A block that is hit and released so often that its generation's low bits go round is not kept that once.
+/// A block whose generation's low bits wrap around with a release does not stay cached that time.
 #[test]
-fn a_generation_that_goes_round() {
+fn a_generation_that_wraps_around() {
     let pool = pool(4, 4, 4);
     let prompt: Vec<u32> = (0..5).collect();
     let mut computed = 0;
@@ -86,7 +86,7 @@ fn a_generation_that_goes_round() {
             computed += 1;
         }
     }
-    assert!((3..=5).contains(&computed), "once, and once a turn: {computed}");
+    assert!((3..=5).contains(&computed), "once, and once per wrap-around: {computed}");
     let report = pool.audit().unwrap();
     assert_eq!((report.owned, pool.available_blocks()), (0, 4));
     assert!(pool.prefix_cache().unwrap().stats().evicted_blocks < 5);
@@ -94,7 +94,7 @@ fn a_generation_that_goes_round() {
 }
 
 #[test]
-fn what_was_cached_before_a_pool_grew_is_found_after() {
+fn blocks_cached_before_a_pool_grew_are_found_afterwards() {
     let pool = pool(50, 5000, 4);
     let prompts: Vec<Vec<u32>> = (0..4).map(|first| (first * 1000..first * 1000 + 41).collect()).collect();
     prompts.iter().for_each(|prompt| drop(admit(&pool, 1, prompt)));
@@ -103,7 +103,7 @@ fn what_was_cached_before_a_pool_grew_is_found_after() {
         for (id, prompt) in (0..).zip(&prompts) {
             assert_eq!(admit(&pool, id, prompt).1, 40);
         }
-        // Those of new rows too.
+        // Also those in new rows.
         let more: Vec<u32> = (0..blocks as u32 * 4).map(|token| token + 10_000 * blocks as u32).collect();
         drop(admit(&pool, 9, &more));
         assert_eq!(admit(&pool, 9, &more).1, more.len() - 4);

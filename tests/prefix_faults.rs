@@ -1,5 +1,5 @@
-//! Prefix reuse when something goes wrong around it: tokens that are taken back, threads that die, policies that answer
-//! nonsense. What is found holds the right bytes, and no block is lost.
+//! Prefix reuse under faults: truncated tokens, threads that die, policies with invalid answers. A
+//! hit holds the right bytes, and no block is lost.
 #![cfg(not(kvpool_loom))]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,13 +11,13 @@ use kvpool::prefix::policy::{CachePriority, Head, Lookup, Millis, Place, Policy,
 use kvpool::{AllocRequest, Batch, Pool, Sequence, SequenceError, SequenceId};
 use kvpool_testkit::prompts::{admit, pool, pool_of, prompt};
 
-/// How many tokens of a prompt are cached.
+/// Returns the number of cached tokens of a prompt.
 fn cached(pool: &Pool, prompt: &[u32]) -> usize {
     pool.sequence(SequenceId(u64::MAX)).tokens(prompt).unwrap().len()
 }
 
 #[test]
-fn a_sequence_that_begins_anew_is_not_taken_for_what_it_was() {
+fn a_rewritten_sequence_is_not_found_under_old_tokens() {
     let pool = pool(100);
     let (old, new) = (prompt(1, 9), prompt(2, 9));
     let (mut sequence, _) = admit(&pool, 1, &old);
@@ -33,7 +33,7 @@ fn a_sequence_that_begins_anew_is_not_taken_for_what_it_was() {
 }
 
 #[test]
-fn to_take_back_nothing_keeps_what_was_announced() {
+fn truncating_nothing_keeps_announced_tokens() {
     let pool = pool(100);
     let prompt = prompt(1, 20);
     let mut sequence = pool.sequence(SequenceId(1)).tokens(&prompt).unwrap();
@@ -48,7 +48,7 @@ fn to_take_back_nothing_keeps_what_was_announced() {
 }
 
 #[test]
-fn ids_are_of_the_tokens_that_they_come_with() {
+fn ids_belong_to_the_tokens_appended_with_them() {
     let pool = pool(100);
     let prompt = prompt(1, 3);
     let (mut sequence, _) = admit(&pool, 1, &prompt);
@@ -73,9 +73,10 @@ fn ids_are_of_the_tokens_that_they_come_with() {
     assert_eq!(cached(&pool, &[1, 2, 3, 4, 5, 9, 9, 9, 0]), 8);
 }
 
-/// The sequence outlives the step that failed: its tail goes on from bytes that are not there, and is not found either.
+/// The sequence outlives the failed step: its tail continues bytes that were not stored, and must
+/// not be found either.
 #[test]
-fn a_tail_behind_what_a_panic_left_is_not_found() {
+fn a_tail_after_a_panic_is_not_found() {
     let (pool, tokens) = (pool(100), prompt(1, 11));
     let mut sequence = pool.sequence(SequenceId(1)).reuse_tail().tokens(&tokens).unwrap();
     let outcome = catch_unwind(AssertUnwindSafe(|| {
@@ -85,7 +86,7 @@ fn a_tail_behind_what_a_panic_left_is_not_found() {
     }));
     assert!(outcome.is_err());
     drop(sequence);
-    // Somebody computes the blocks before it.
+    // Another sequence computes the blocks before it.
     drop(admit(&pool, 2, &tokens[..9]));
     let longer = prompt(1, 20);
     let found = pool.sequence(SequenceId(3)).reuse_tail().tokens(&longer).unwrap();
@@ -94,7 +95,7 @@ fn a_tail_behind_what_a_panic_left_is_not_found() {
 
 /// The engine's step fails between the append and the store.
 #[test]
-fn what_a_panic_leaves_behind_is_not_found() {
+fn blocks_of_a_panicked_step_are_not_found() {
     let pool = pool(100);
     let fails = |step: &dyn Fn(&mut Sequence, &mut Batch)| {
         let outcome = catch_unwind(AssertUnwindSafe(|| {
@@ -119,14 +120,14 @@ fn what_a_panic_leaves_behind_is_not_found() {
     assert_eq!(cached(&pool, &prompt(1, 11)), 8);
 }
 
-/// Of the so manyth call, with these heads: a panic if `None`.
+/// Answer to the nth call, with these heads; `None` panics.
 type Victim = fn(u64, &[Option<Head>]) -> Option<Option<usize>>;
 
-/// A policy that says anything.
+/// A policy with arbitrary answers.
 struct Any {
     queues: usize,
     calls: AtomicU64,
-    /// Of the so manyth call: a panic if `None`.
+    /// Answer to the nth call; `None` panics.
     place: fn(u64, &Released) -> Option<Place>,
     victim: Victim,
     looked_up: fn(u64) -> Option<u64>,
@@ -154,15 +155,15 @@ impl Policy for Any {
     }
 
     fn looked_up(&self, _: &mut Lookup<'_>, _: Millis) -> u64 {
-        (self.looked_up)(self.call()).unwrap_or_else(|| panic!("the policy knows nothing of look-ups"))
+        (self.looked_up)(self.call()).unwrap_or_else(|| panic!("the policy panics in a look-up"))
     }
 
     fn place(&self, released: &Released, _: Millis) -> Place {
-        (self.place)(self.call(), released).unwrap_or_else(|| panic!("the policy knows no place"))
+        (self.place)(self.call(), released).unwrap_or_else(|| panic!("the policy panics in a placement"))
     }
 
     fn victim(&self, heads: &[Option<Head>], _: Millis) -> Option<usize> {
-        (self.victim)(self.call(), heads).unwrap_or_else(|| panic!("the policy knows no victim"))
+        (self.victim)(self.call(), heads).unwrap_or_else(|| panic!("the policy panics in an eviction"))
     }
 }
 
@@ -170,7 +171,8 @@ fn first(heads: &[Option<Head>]) -> Option<Option<usize>> {
     Some(heads.iter().position(Option::is_some))
 }
 
-/// Requests of all kinds, while the policy answers as it likes: nothing is lost, and what is found is what was asked for.
+/// Requests of all kinds under a policy with arbitrary answers: no block is lost, and hits are
+/// exact.
 fn serves(policy: Any) {
     let pool = pool_of(60, PrefixConfig::new().policy_of(Arc::new(policy)));
     let mut rng = fastrand::Rng::with_seed(5);
@@ -220,7 +222,7 @@ fn a_policy_that_panics_loses_nothing() {
 }
 
 #[test]
-fn a_policy_that_answers_nonsense_is_borne() {
+fn a_policy_with_invalid_answers_breaks_nothing() {
     let calls = || AtomicU64::new(0);
     let (victim, looked_up) = (|_, heads: &[_]| first(heads), |_| Some(u64::MAX));
     let place_of = |place: fn(u64, &Released) -> Option<Place>| Any {
@@ -230,13 +232,13 @@ fn a_policy_that_answers_nonsense_is_borne() {
         victim,
         looked_up,
     };
-    // A queue that there is not, that of what is of no use among them.
+    // Queues that do not exist, and the queue of useless blocks.
     serves(place_of(|call, released| Some(Place { queue: call as u8, rank: released.order, state: call })));
     serves(place_of(|_, _| Some(Place { queue: 1, rank: 7, state: 0 })));
     serves(place_of(|_, _| Some(Place { queue: 2, rank: u64::MAX, state: 0 })));
     serves(place_of(|call, _| Some(Place { queue: 0, rank: u64::MAX - call, state: 0 })));
     serves(place_of(|call, _| Some(Place { queue: 0, rank: 1_000_000 - call, state: 0 })));
-    // Far apart, near each other, and around the turns of a rank queue.
+    // Ranks far apart, close together, and around the wrap-arounds of a rank queue.
     serves(place_of(|call, _| {
         Some(Place { queue: (call % 3) as u8, rank: call.wrapping_mul(0x9e37_79b9_7f4a_7c15), state: 0 })
     }));
@@ -246,7 +248,7 @@ fn a_policy_that_answers_nonsense_is_borne() {
     }
 }
 
-/// One block waits at the front of its queue, another one behind it, and both far from where the rank queue is.
+/// One block waits at the front of its queue, another behind it, both far from the queue's cursor.
 #[test]
 fn a_front_gives_way_to_smaller_ranks_alone() {
     let place = |_: u64, released: &Released| match released.priority {
@@ -266,7 +268,7 @@ fn a_front_gives_way_to_smaller_ranks_alone() {
     assert_eq!(pool.prefix_cache().unwrap().stats().evicted_blocks, 1);
     serve(3, CachePriority::High);
     serve(4, CachePriority::High);
-    // Looked at as they were served, or they would be placed elsewhere.
+    // Looked up in the order of service; otherwise they would be placed elsewhere.
     let cached = |first| {
         let high = pool.sequence(SequenceId(u64::MAX)).keep(CachePriority::High);
         high.tokens(&prompt(first, 5)).unwrap().len()
@@ -279,9 +281,9 @@ fn a_front_gives_way_to_smaller_ranks_alone() {
     pool.audit().unwrap();
 }
 
-/// More blocks than an eviction passes over cannot go, and stand before one that can.
+/// More unevictable blocks than an eviction skips are in front of an evictable one.
 #[test]
-fn what_can_go_is_found_behind_what_cannot() {
+fn an_evictable_block_is_found_behind_unevictable_ones() {
     let config = || PrefixConfig::new().policy(PolicyKind::Priority);
     let pool = pool_of(101, config());
     let admit = |id, prompt: &[u32], keep| {
@@ -303,7 +305,8 @@ fn what_can_go_is_found_behind_what_cannot() {
     pool.audit().unwrap();
 }
 
-/// A block comes to the front of its queue, is hit, and is placed in another: it must not stand for those behind it.
+/// A block at the front of its queue is hit, and then placed in another: it must not hide those
+/// behind it.
 #[test]
 fn a_front_that_is_placed_elsewhere_leaves_its_queue() {
     let place = |_: u64, released: &Released| {
@@ -312,7 +315,7 @@ fn a_front_that_is_placed_elsewhere_leaves_its_queue() {
             CachePriority::Normal => (2, if released.order < 4 { 0 } else { 7 }),
             CachePriority::High => (1, 10),
         };
-        // Far apart, so that the rank queue tells them apart.
+        // Far apart, so that the rank queue distinguishes them.
         Some(Place { queue, rank: released.order * 1_000_000, state })
     };
     let victim = |_: u64, heads: &[Option<Head>]| {
@@ -330,11 +333,11 @@ fn a_front_that_is_placed_elsewhere_leaves_its_queue() {
     serve(1, CachePriority::Low);
     serve(2, CachePriority::Low);
     serve(3, CachePriority::Normal);
-    // The third goes; for that, the first has come to the front.
+    // The third is evicted; for that, the first has come to the front.
     drop(pool.allocate(AllocRequest::new(8)).unwrap());
     serve(1, CachePriority::High);
     serve(4, CachePriority::Normal);
-    // The second: less than the fourth, and than the first, which is not in its way.
+    // The second: its rank is below the fourth's and the first's, which does not block it.
     drop(pool.allocate(AllocRequest::new(8)).unwrap());
     assert_eq!([1, 2, 3, 4].map(|first| cached(&pool, &prompt(first, 5))), [4, 0, 0, 4]);
     pool.audit().unwrap();

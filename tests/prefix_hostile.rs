@@ -1,4 +1,4 @@
-//! The prefix cache against those who use it badly, or meet it at a bad moment.
+//! The prefix cache under misuse, and under unlucky timing.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, mpsc};
@@ -9,12 +9,12 @@ use kvpool::prefix::{PrefixConfig, PrefixKeys};
 use kvpool::{AllocError, AllocRequest, Pool, Sequence, SequenceId};
 use kvpool_testkit::prompts::{BLOCK_TOKENS, pool_of};
 
-/// A prompt of so many full blocks, and a token.
+/// Returns a prompt of this many full blocks, and one token.
 fn prompt(first: u32, blocks: usize) -> Vec<u32> {
     (0..(blocks * BLOCK_TOKENS) as u32 + 1).map(|token| first * 100_000 + token).collect()
 }
 
-/// Appends what is not cached of a prompt, and ends the batch.
+/// Appends the uncached tokens of a prompt, and ends the batch.
 fn fill(pool: &Pool, mut sequence: Sequence, prompt: &[u32]) -> Sequence {
     let mut batch = pool.begin_batch();
     let missing = prompt.len() - sequence.len();
@@ -27,19 +27,19 @@ fn open(pool: &Pool, id: u64, prompt: &[u32]) -> Sequence {
     fill(pool, pool.sequence(SequenceId(id)).tokens(prompt).unwrap(), prompt)
 }
 
-/// Runs what may never come back.
+/// Runs a function that may never return.
 fn in_time(f: impl FnOnce() + Send + 'static) {
     let (done, wait) = mpsc::channel();
     std::thread::spawn(move || {
         f();
         done.send(()).unwrap();
     });
-    wait.recv_timeout(Duration::from_secs(20)).expect("it comes back");
+    wait.recv_timeout(Duration::from_secs(20)).expect("the function returns");
 }
 
-/// A sequence that was emptied knows nothing of the tokens that it had.
+/// A truncated sequence forgets the tokens that it had.
 #[test]
-fn what_comes_after_all_was_taken_back_is_not_known_as_what_was() {
+fn tokens_after_a_full_truncation_are_not_taken_for_the_old_ones() {
     let pool = pool_of(100, PrefixConfig::new());
     let (old, new) = (prompt(1, 2), prompt(2, 2));
     let mut sequence = pool.sequence(SequenceId(1)).tokens(&old).unwrap();
@@ -50,19 +50,23 @@ fn what_comes_after_all_was_taken_back_is_not_known_as_what_was() {
     batch.append_tokens(&mut sequence, &new).unwrap();
     batch.finish();
     drop(sequence);
-    // The first would be a hit on bytes that are not its own.
-    assert_eq!(pool.sequence(SequenceId(2)).tokens(&old).unwrap().len(), 0, "nobody computed this");
+    // The first would be a hit on bytes of other tokens.
+    assert_eq!(
+        pool.sequence(SequenceId(2)).tokens(&old).unwrap().len(),
+        0,
+        "these tokens were never computed"
+    );
     assert_eq!(pool.sequence(SequenceId(3)).tokens(&new).unwrap().len(), 8);
     pool.audit().unwrap();
 }
 
-/// Between the release of a block and what is noted of it, somebody else reuses it under a batch, and releases it too.
+/// Between the release of a block and its recording, another sequence reuses and releases it.
 #[test]
-fn a_release_that_comes_late_does_not_hide_the_batch_of_another() {
+fn a_late_release_does_not_hide_a_batch() {
     type Hook = Box<dyn FnOnce() + Send>;
     let hook: Arc<Mutex<Option<Hook>>> = Arc::default();
     let called = hook.clone();
-    // The clock is asked between the two.
+    // The clock is read between the two.
     let config = PrefixConfig::new().policy(PolicyKind::Priority).clock(move || {
         let hook = called.lock().unwrap().take();
         hook.into_iter().for_each(|hook| hook());
@@ -91,7 +95,8 @@ fn a_release_that_comes_late_does_not_hide_the_batch_of_another() {
     pool.audit().unwrap();
 }
 
-/// Two blocks of one queue, far ahead of its cursor: the rank queue's head is a bound, and not the rank of either.
+/// Two blocks of one queue, far ahead of its cursor: the queue's head is a bound, not a rank of
+/// either.
 #[test]
 fn the_front_of_a_queue_is_found_among_ranks_that_lie_far_ahead() {
     in_time(|| {
@@ -118,7 +123,7 @@ fn the_front_of_a_queue_is_found_among_ranks_that_lie_far_ahead() {
     });
 }
 
-/// What goes first by the policy cannot go yet; there is enough behind it that can.
+/// The policy's first victims cannot be evicted yet; enough blocks behind them can.
 #[test]
 fn blocks_that_a_batch_sees_do_not_hide_those_that_none_does() {
     let pool = pool_of(100, PrefixConfig::new().policy(PolicyKind::Priority));
@@ -135,9 +140,9 @@ fn blocks_that_a_batch_sees_do_not_hide_those_that_none_does() {
     pool.audit().unwrap();
 }
 
-/// More than there is.
+/// A request for more than can be evicted.
 #[test]
-fn a_request_in_vain_evicts_nothing() {
+fn a_refused_request_evicts_nothing() {
     let pool = pool_of(100, PrefixConfig::new());
     let lease = pool.allocate(AllocRequest::new(55)).unwrap();
     let tokens = prompt(1, 40);
@@ -153,7 +158,7 @@ fn a_request_in_vain_evicts_nothing() {
     pool.audit().unwrap();
 }
 
-/// Says what it likes.
+/// A policy with arbitrary answers.
 #[derive(Debug)]
 struct Wild(AtomicU64);
 
@@ -190,9 +195,9 @@ fn no_policy_breaks_the_pool() {
     });
 }
 
-/// Numbers at their ends.
+/// Values at their limits.
 #[test]
-fn absurd_values_are_borne() {
+fn extreme_values_break_nothing() {
     let config = PrefixConfig::new().policy(PolicyKind::Priority).clock(|| Millis(u64::MAX - 1));
     let pool = pool_of(20, config);
     let tokens = [u32::MAX; 33];

@@ -1,4 +1,4 @@
-//! Random operations on a pool and on the naive model, side by side: every answer is the model's.
+//! Random operations on a pool and on the naive model: every answer must be the model's.
 #![cfg(not(kvpool_loom))]
 
 use kvpool_testkit::model::{Operation, Setup, run};
@@ -7,14 +7,15 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
 
-/// Lists are long enough to fill a pool, empty it and fill it again.
+/// Long enough to fill a pool, empty it and fill it again.
 const OPERATIONS_MAX: usize = if cfg!(miri) { 40 } else { 300 };
 
 fn config(cases: u32) -> ProptestConfig {
     ProptestConfig {
         cases: if cfg!(miri) { 2 } else { cases },
         max_shrink_iters: 10_000,
-        // A failure is kept beside this file, to be run first from then on. Miri reaches no files.
+        // A failure is stored beside this file, and run first from then on. Miri cannot access
+        // files.
         failure_persistence: (!cfg!(miri))
             .then(|| Box::new(FileFailurePersistence::WithSource("regressions")) as _),
         ..ProptestConfig::default()
@@ -24,13 +25,14 @@ fn config(cases: u32) -> ProptestConfig {
 proptest! {
     #![proptest_config(config(128))]
 
-    /// A pool of two segments and a bit.
+    /// A pool of two segments and a part of a third.
     #[test]
     fn a_pool_answers_as_the_model_does(operations in vec(any::<Operation>(), 1..OPERATIONS_MAX)) {
         check(Setup::default(), &operations)?;
     }
 
-    /// So small that it has no unit level and its magazines are bypassed: nearly every allocation is at the edge.
+    /// Too small for a unit level, with bypassed magazines: nearly every allocation is an edge
+    /// case.
     #[test]
     fn a_tiny_pool_answers_as_the_model_does(operations in vec(any::<Operation>(), 1..OPERATIONS_MAX)) {
         check(Setup { blocks: 7, blocks_max: 80, segment_blocks: 64 }, &operations)?;
@@ -40,7 +42,7 @@ proptest! {
 proptest! {
     #![proptest_config(config(16))]
 
-    /// Larger than what magazines hold, with segments of several units.
+    /// Larger than the magazines' capacity, with segments of several units.
     #[test]
     fn a_large_pool_answers_as_the_model_does(operations in vec(any::<Operation>(), 1..OPERATIONS_MAX)) {
         check(Setup { blocks: 2500, blocks_max: 9000, segment_blocks: 1024 }, &operations)?;
@@ -50,7 +52,7 @@ proptest! {
 proptest! {
     #![proptest_config(config(128))]
 
-    /// What is found, what is evicted, and what is refused: exactly.
+    /// Exact hits, evictions and refusals of the prefix cache.
     #[test]
     fn a_cache_answers_as_the_model_does(operations in vec(any::<PrefixOperation>(), 1..OPERATIONS_MAX)) {
         prefix::run(60, &operations).map_err(TestCaseError::fail)?;

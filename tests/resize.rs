@@ -1,4 +1,5 @@
-//! A pool that gets another size while it serves: what is in use moves, what cannot is named, and the pool stays whole.
+//! Pools that are resized while they serve: blocks in use move, immovable ones are named in the
+//! error.
 
 use std::sync::Barrier;
 use std::time::Duration;
@@ -16,7 +17,7 @@ fn pool(blocks: usize, blocks_max: usize) -> Pool {
     Pool::builder(layout).blocks(blocks).blocks_max(blocks_max).segment_blocks(64).build().unwrap()
 }
 
-/// So many sealed blocks in the last frames of the pool, and nothing else.
+/// Seals `blocks` blocks in the last frames of the pool, and frees all others.
 fn at_the_end(pool: &Pool, blocks: usize) -> Vec<BlockHandle> {
     let mut handles = Vec::new();
     pool.allocate_raw(AllocRequest::new(pool.total_blocks()), &mut handles).unwrap();
@@ -28,7 +29,7 @@ fn at_the_end(pool: &Pool, blocks: usize) -> Vec<BlockHandle> {
 }
 
 #[tokio::test]
-async fn what_is_in_use_moves_below_and_ids_stay() {
+async fn blocks_in_use_move_down_and_keep_their_ids() {
     let pool = pool(1_000, 1_000);
     let kept = at_the_end(&pool, 200);
     let report = pool.resize(300).await.unwrap();
@@ -51,7 +52,7 @@ async fn what_is_in_use_moves_below_and_ids_stay() {
 }
 
 #[tokio::test]
-async fn what_cannot_move_is_named_and_the_pool_stays() {
+async fn immovable_blocks_are_named_and_the_pool_is_unchanged() {
     let pool = pool(500, 500);
     let kept = at_the_end(&pool, 10);
     pool.pin(kept[3]).unwrap();
@@ -75,7 +76,7 @@ async fn what_cannot_move_is_named_and_the_pool_stays() {
 }
 
 #[tokio::test]
-async fn what_has_no_room_is_refused_at_once() {
+async fn a_shrink_without_room_is_refused_at_once() {
     let pool = pool(200, 300);
     let _kept = at_the_end(&pool, 120);
     assert_eq!(pool.resize(119).await, Err(ResizeError::NoRoom { asked: 119, used: 120 }));
@@ -88,7 +89,7 @@ async fn what_has_no_room_is_refused_at_once() {
     pool.audit().unwrap();
 }
 
-/// A batch in flight may still read what was freed: its frames go once it has ended.
+/// A batch in flight may still read freed blocks: their frames are removed once it has ended.
 #[tokio::test]
 async fn a_batch_in_flight_is_waited_for() {
     let pool = pool(500, 500);
@@ -124,7 +125,7 @@ async fn a_dropped_resize_leaves_the_pool_as_it_was() {
     assert!(pool.allocate(AllocRequest::new(590)).is_ok());
 }
 
-/// The reserve shrinks with the pool's end: its frames may lie anywhere.
+/// The reserve moves when the pool's end does: its frames may be anywhere.
 #[tokio::test]
 async fn a_reserve_moves_with_the_end() {
     let layout = KvLayout::named("tiny").unwrap();
@@ -137,7 +138,7 @@ async fn a_reserve_moves_with_the_end() {
         let audit = pool.audit().unwrap();
         assert_eq!((audit.reserved, pool.free_blocks()), (20, blocks - 20));
     }
-    // The reserve is topped up with what is freed first: here, the last frames.
+    // The first freed frames fill the reserve: here, the last ones of the pool.
     pool.resize(500).await.unwrap();
     let mut handles = Vec::new();
     pool.allocate_raw(AllocRequest::new(500).priority(Priority::Urgent), &mut handles).unwrap();
@@ -162,7 +163,8 @@ async fn threads_go_on_while_the_pool_breathes() {
                 let mut batch = pool.begin_batch();
                 match batch.append(&mut sequence, rng.usize(1..120)) {
                     Ok(_) => open.push(sequence),
-                    // The other thread's batch may keep all that was freed since, for as long as it does not run.
+                    // The other thread's batch may hold back all later frees while that thread does
+                    // not run.
                     Err(_) => open.truncate(5),
                 }
                 while open.len() > 20 {
@@ -193,9 +195,10 @@ async fn threads_go_on_while_the_pool_breathes() {
     assert!(pool.allocate(AllocRequest::new(pool.total_blocks())).is_ok());
 }
 
-/// Who resizes wants a size, not so many blocks more: also if somebody else was faster.
+/// `resize` asks for a size, not for a number of additional blocks, also if another call was
+/// faster.
 #[test]
-fn who_is_overtaken_does_not_grow_twice() {
+fn overtaken_resizes_do_not_grow_twice() {
     let pool = pool(100, 400);
     let start = Barrier::new(2);
     threads::scope(|scope| {
@@ -208,7 +211,7 @@ fn who_is_overtaken_does_not_grow_twice() {
         let storage = pool.storage().unwrap();
         let grown = pool.blocks().grow(100, &mut |run| {
             start.wait();
-            // The other one has looked at the size by now, and waits until this is done.
+            // The other call has read the size already, and waits until this one is done.
             std::thread::sleep(Duration::from_millis(100));
             storage.grow(run.end() as usize)
         });

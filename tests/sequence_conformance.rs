@@ -1,11 +1,11 @@
-//! Sequences against a naive model that keeps every token in a vector: outputs for kernels, bytes, and what a failed
-//! operation leaves behind.
+//! Sequences against a naive model that keeps every token in a vector: outputs for kernels, bytes,
+//! and the state after a failed operation.
 
 use std::sync::Arc;
 
 use kvpool::block::{Blocks, BlocksConfig};
-use kvpool::storage::{Dtype, HostStorage, KvLayout, Storage};
 use kvpool::sequence::Sequences;
+use kvpool::storage::{Dtype, HostStorage, KvLayout, Storage};
 use kvpool::{Batch, BlockTable, CsrTable, DeviceId, Sequence, SequenceError, SequenceId};
 use proptest::prelude::*;
 
@@ -34,7 +34,7 @@ enum Step {
     Drop {
         which: usize,
     },
-    /// Ends the oldest batch that overlaps, or begins one that does.
+    /// Ends the oldest overlapping batch, or begins one.
     Overlap {
         end: bool,
     },

@@ -10,8 +10,8 @@ fn reserved(layout: &KvLayout, frames: usize, frames_max: usize) -> Box<dyn Stor
     Box::new(HostStorage::new(layout.clone(), frames, frames_max).expect("memory for a few frames"))
 }
 
-/// An engine's memory: planes last to first with gaps between them and, layer-first, between their frames. Every byte
-/// that is in no tile is watched.
+/// An engine's memory: planes in reverse order with gaps between them and, layer-first, between
+/// their frames. Every byte outside of all tiles is checked.
 struct Engine {
     memory: *mut u8,
     layout: Layout,
@@ -64,17 +64,17 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new`, and the storage is gone.
+        // SAFETY: allocated in `new`, and the storage is dropped.
         let bytes = unsafe { std::slice::from_raw_parts(self.memory, self.layout.size()) };
         let mut inside = vec![false; bytes.len()];
         for &(base, stride, tile) in &self.planes {
             (0..FRAMES).for_each(|frame| inside[base + frame * stride..][..tile].fill(true));
         }
-        let shared_limbo = (0..bytes.len()).find(|&at| !inside[at] && bytes[at] != UNTOUCHED);
+        let stray = (0..bytes.len()).find(|&at| !inside[at] && bytes[at] != UNTOUCHED);
         // SAFETY: as allocated; not used again.
         unsafe { dealloc(self.memory, self.layout) };
         if !std::thread::panicking() {
-            assert_eq!(shared_limbo, None, "a byte outside all tiles was written");
+            assert_eq!(stray, None, "a byte outside all tiles was written");
         }
     }
 }
@@ -82,7 +82,7 @@ impl Drop for Engine {
 fn adopted(layout: &KvLayout, frames: usize, _frames_max: usize) -> Box<dyn Storage> {
     let engine = Engine::new(layout, frames);
     let planes = engine.adopted();
-    // SAFETY: the storage owns the memory's owner; nobody else touches it meanwhile.
+    // SAFETY: the storage owns the memory's owner; no other access happens meanwhile.
     Box::new(unsafe { HostStorage::adopt(layout.clone(), &planes, frames, engine) }.expect("good planes"))
 }
 
@@ -96,7 +96,8 @@ fn adopted_memory_conforms() {
     conformance::run(adopted);
 }
 
-/// What one arrangement packs, another unpacks: a block's packed form says nothing of where it lay.
+/// Blocks packed by one arrangement are unpacked by another: the packed form is independent of
+/// layout.
 #[test]
 fn packed_blocks_travel_between_arrangements() {
     use kvpool::storage::{Dtype, KvPlanes, Scales};
@@ -132,7 +133,7 @@ fn packed_blocks_travel_between_arrangements() {
             to.load(1, &slots, (&mut k).into(), (&mut v).into()).expect("good slots");
         }
         for (got, want) in k.iter().zip(&rows).chain(v.iter().zip(&rows)) {
-            assert!((got - want).abs() <= want.abs() / 16.0 + 0.2, "{got} is far from {want}");
+            assert!((got - want).abs() <= want.abs() / 16.0 + 0.2, "{got} differs from {want}");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! A storage that panics or refuses, at each call that a pool makes on its own account: nothing is busy for good, no block is
-//! lost unaccounted, and the next call is served.
+//! A storage that panics or refuses, at each call that a pool makes by itself: the pool does not
+//! stay busy, loses no block unaccounted, and serves the next call.
 #![cfg(not(kvpool_loom))]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,7 +13,7 @@ use kvpool_testkit::storages::{Call, Hooked};
 const BLOCKS: usize = 64;
 const BLOCKS_MAX: usize = 128;
 
-/// What goes wrong, once, at a call of this kind.
+/// The fault to inject, once, at a call of this kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Fault {
     Panics,
@@ -43,7 +43,8 @@ impl Plan {
     }
 }
 
-/// Blocks of so many bytes: small ones are copied by the thread that polls, large ones by another thread of the runtime.
+/// Creates a pool with blocks of this many bytes: the polling thread copies small ones, another
+/// thread of the runtime large ones.
 fn pool(head_dim: usize, zeroes: bool) -> (Pool, Plan) {
     let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(head_dim).block_tokens(4);
     let layout = layout.dtype(Dtype::F32).build().unwrap();
@@ -56,7 +57,7 @@ fn pool(head_dim: usize, zeroes: bool) -> (Pool, Plan) {
     (builder.build().unwrap(), plan)
 }
 
-/// Every other block owned and sealed.
+/// Allocates and seals every other block.
 fn checkerboard(pool: &Pool) -> Vec<BlockHandle> {
     let mut handles = Vec::new();
     pool.allocate_raw(AllocRequest::new(pool.free_blocks()), &mut handles).unwrap();
@@ -67,10 +68,10 @@ fn checkerboard(pool: &Pool) -> Vec<BlockHandle> {
 }
 
 fn panics<T>(f: impl FnOnce() -> T) {
-    assert!(catch_unwind(AssertUnwindSafe(f)).is_err(), "the storage's panic did not come through");
+    assert!(catch_unwind(AssertUnwindSafe(f)).is_err(), "the storage's panic was not propagated");
 }
 
-/// Every block can be had, and every size.
+/// Checks that every block can be allocated, and every resize works.
 fn is_whole(pool: &Pool, plan: &Plan) {
     assert!(plan.is_over(), "the call was never made");
     let total = pool.total_blocks();
@@ -90,9 +91,10 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
     runtime.block_on(bounded).expect("it hangs")
 }
 
-/// Whether the memory of the frames has gone is unknown: the pool does without them, and has them again by growth.
+/// Whether the frames' memory was released is unknown: the pool removes them, and growth returns
+/// them.
 #[test]
-fn a_shrink_that_panics_is_over() {
+fn a_shrink_that_panics_is_completed() {
     let (pool, plan) = pool(8, false);
     plan.next(Call::Shrink, Fault::Panics);
     panics(|| block_on(pool.resize(BLOCKS / 2)));
@@ -101,7 +103,7 @@ fn a_shrink_that_panics_is_over() {
 }
 
 #[test]
-fn a_request_that_waits_is_told_when_a_shrink_panics() {
+fn a_waiting_request_is_refused_when_a_shrink_panics() {
     let (pool, plan) = pool(8, false);
     plan.next(Call::Shrink, Fault::Panics);
     block_on(async {
@@ -118,7 +120,7 @@ fn a_request_that_waits_is_told_when_a_shrink_panics() {
             async move { pool.resize(BLOCKS / 2).await }
         });
         assert!(shrink.await.unwrap_err().is_panic());
-        assert!(waiting.await.unwrap().is_err(), "there are fewer than that now");
+        assert!(waiting.await.unwrap().is_err(), "the pool is smaller than the request");
         drop(held);
     });
     is_whole(&pool, &plan);
@@ -157,7 +159,7 @@ fn a_copy_that_fails_puts_the_wave_back() {
         }
         let report = pool.audit().unwrap();
         assert_eq!((report.held, report.owned), (0, kept.len()), "{report:?}");
-        // The same for a shrink, which needs them moved.
+        // The same for a shrink, which must move them.
         plan.next(Call::Copy, Fault::Panics);
         if is_elsewhere {
             let dropped = block_on(pool.resize(BLOCKS / 2));
@@ -175,7 +177,7 @@ fn a_copy_that_fails_puts_the_wave_back() {
     }
 }
 
-/// A copy on write.
+/// A copy-on-write.
 #[test]
 fn an_append_whose_copy_panics_loses_nothing() {
     let (pool, plan) = pool(8, false);
@@ -189,12 +191,13 @@ fn an_append_whose_copy_panics_loses_nothing() {
     is_whole(&pool, &plan);
 }
 
-/// What could not be wiped is never read by another owner; all else goes on, and the destructor that freed it does not panic.
+/// Frames that could not be wiped get no other owner; all else continues, and the destructor that
+/// freed them does not panic.
 #[test]
 fn frames_that_are_not_wiped_are_held() {
     for fault in [Fault::Panics, Fault::Refuses] {
-        // By a release with and without a batch in flight, of few blocks and of many, and by an allocation that takes back
-        // what is retired.
+        // By a release with and without a batch in flight, of few blocks and of many, and by an
+        // allocation that reclaims retired frames.
         for (blocks, has_batch) in [(1, false), (1, true), (3, true), (30, false), (30, true)] {
             let (pool, plan) = pool(8, true);
             let lease = pool.allocate_owned(AllocRequest::new(blocks)).unwrap();
@@ -206,7 +209,7 @@ fn frames_that_are_not_wiped_are_held() {
             let lost = loop {
                 match pool.allocate(AllocRequest::new(BLOCKS - pool.stats().unwiped)) {
                     Ok(all) => break BLOCKS - all.blocks().len(),
-                    // That was when it was found.
+                    // The failed wipe came with this allocation.
                     Err(_) if plan.is_over() => {}
                     Err(error) => panic!("{error}"),
                 }

@@ -1,5 +1,6 @@
-//! Batches on a device's stream, over a device whose stream the test moves on by hand: nothing that a batch holds is given up
-//! before the stream got there, copies on write are in the stream's order, and a device that is lost leaves nobody waiting.
+//! Batches on a device's stream that the test advances by hand: a batch releases nothing before the
+//! stream gets there, copies-on-write are ordered by the stream, and no request waits for a lost
+//! device.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -16,23 +17,23 @@ use kvpool::{
 };
 
 const DEVICE: DeviceId = DeviceId::Cuda(3);
-/// Of the layout "tiny".
+/// In the layout "tiny".
 const BLOCK_TOKENS: usize = 4;
 
-/// What stands in the stream.
+/// A command in the stream.
 enum Work {
     Copy(Vec<FrameMove>),
     Tell(CopyDone),
 }
 
-/// One stream, which goes on when it is told to.
+/// One stream, which advances when it is told to.
 #[derive(Default)]
 struct Stream {
     work: Mutex<VecDeque<Work>>,
     is_lost: Mutex<bool>,
 }
 
-/// Host memory that says it is a device's.
+/// Host memory that poses as a device's.
 struct Queued {
     host: HostStorage,
     stream: Arc<Stream>,
@@ -53,7 +54,7 @@ impl Queued {
         for _ in 0..items {
             let Some(work) = self.stream.work.lock().unwrap().pop_front() else { return };
             match work {
-                // SAFETY: the batch's promise until the stream has done it.
+                // SAFETY: the batch guarantees the frame rule until the stream has done it.
                 Work::Copy(moves) => unsafe { self.host.copy(&moves) }.expect("checked when it was enqueued"),
                 Work::Tell(done) => done(Ok(())),
             }
@@ -75,7 +76,7 @@ impl Queued {
     }
 }
 
-// What the host's memory does, all but what streams do. The frame rule is the caller's.
+// All but stream operations is forwarded to host memory. The frame rule is the caller's.
 impl Storage for Queued {
     kvpool_testkit::as_on_the_host!(host);
 
@@ -141,7 +142,7 @@ impl World {
 }
 
 fn stream_of(device: DeviceId) -> DeviceStream {
-    // SAFETY: nobody but `Queued` is given it, which does not look at the handle.
+    // SAFETY: only `Queued` gets it, which does not use the handle.
     unsafe { DeviceStream::from_raw(device, std::ptr::null_mut(), ()) }
 }
 
@@ -150,13 +151,13 @@ fn poll<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
 }
 
 #[test]
-fn nothing_is_given_up_before_the_stream_got_there() {
+fn nothing_is_released_before_the_stream_gets_there() {
     let world = World::new(8);
     let mut reader = world.open(1);
     let mut first = world.pool.begin_batch_on(&world.stream).unwrap();
     first.append(&mut reader, 2 * BLOCK_TOKENS).unwrap();
     let mut end = first.finish_on(&world.stream).unwrap();
-    // Its blocks are given up while the device may still write them.
+    // Its blocks are released while the device may still write them.
     drop(reader);
     assert_eq!(world.pool.stats().retired, 2);
     let took = world.pool.allocate(AllocRequest::new(8));
@@ -186,7 +187,7 @@ fn blocks_are_cached_once_they_are_written() {
 }
 
 #[test]
-fn a_copy_on_write_is_in_the_streams_order() {
+fn a_copy_on_write_is_ordered_by_the_stream() {
     let world = World::new(8);
     let mut first = world.open(1);
     let rows: Vec<f32> = (0..3 * 16).map(|value| value as f32).collect();
@@ -208,16 +209,16 @@ fn a_copy_on_write_is_in_the_streams_order() {
     let mut batch = world.pool.begin_batch_on(&world.stream).unwrap();
     let appended = batch.append(&mut fork, 1).unwrap();
     let copied = appended.copied.expect("the tail is shared");
-    assert_eq!(world.device().waits(), 1, "enqueued, and not done");
-    // The source must not be given to somebody else before the copy is done.
+    assert_eq!(world.device().waits(), 1, "enqueued, but not done");
+    // The source must not get another owner before the copy is done.
     drop(first);
     let mut table = BlockTable::new();
     batch.block_table([&fork], &mut table).unwrap();
     assert_eq!(table.row(0), [copied.frames.dst.0 as i32]);
     let free = world.free();
-    assert_eq!(free, 6, "the copy, and what it is copied from");
+    assert_eq!(free, 6, "all blocks but the copy and its source");
 
-    // A load comes behind what the stream was given before.
+    // A load is ordered after earlier commands of the stream.
     let mut got = (vec![0u8; stored.len()], vec![0u8; stored.len()]);
     let into = |bytes| ElementsMut::new(layout.dtype(), bytes).unwrap();
     batch.load(&fork, 1, 0..3, into(&mut got.0), into(&mut got.1)).unwrap();
@@ -266,7 +267,7 @@ fn a_batch_that_is_dropped_ends_with_its_stream() {
 
 /// Also when the stream gets there on another thread, which does not panic.
 #[test]
-fn what_a_panic_left_behind_is_found_by_nobody() {
+fn blocks_of_a_panicked_batch_are_not_found() {
     let world = World::new(8);
     let prompt: Vec<u32> = (0..8).collect();
     let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
@@ -283,7 +284,7 @@ fn what_a_panic_left_behind_is_found_by_nobody() {
 }
 
 #[test]
-fn a_lost_device_leaves_nobody_waiting() {
+fn a_lost_device_leaves_no_request_waiting() {
     let world = World::new(4);
     let prompt: Vec<u32> = (0..8).collect();
     let mut sequence = world.pool.sequence(SequenceId(1)).tokens(&prompt).unwrap();
@@ -310,16 +311,16 @@ fn a_lost_device_leaves_nobody_waiting() {
     let mut batch = world.pool.begin_batch();
     assert_eq!(batch.append(&mut sequence, 8).unwrap_err(), SequenceError::Alloc(refused));
     drop(batch);
-    // What nobody computed is not found, and what is owned can still be given back.
+    // Blocks that were never computed are not found, and owned ones can still be released.
     assert!(world.pool.cached_blocks().is_empty());
     drop((sequence, waiting, behind));
     assert_eq!(world.pool.stats().used, 0);
     world.pool.audit().unwrap();
 }
 
-/// What threads keep for themselves is not handed out either.
+/// Frames cached by threads are not handed out either.
 #[test]
-fn magazines_give_nothing_of_a_lost_device() {
+fn magazines_hand_out_nothing_of_a_lost_device() {
     let layout = KvLayout::named("tiny").unwrap();
     let host = HostStorage::new(layout.clone(), 257, 257).unwrap();
     let device = Arc::new(Queued { host, stream: Arc::default() });
@@ -344,9 +345,9 @@ fn magazines_give_nothing_of_a_lost_device() {
     pool.audit().unwrap();
 }
 
-/// The stream is watched by nobody any more: not the same as that it got there.
+/// A stream that is no longer watched is not a stream that got there.
 #[test]
-fn an_end_that_nobody_watches_is_an_error() {
+fn an_unwatched_end_is_an_error() {
     let world = World::new(4);
     let batch = world.pool.begin_batch_on(&world.stream).unwrap();
     let mut end = batch.finish_on(&world.stream).unwrap();

@@ -1,7 +1,7 @@
-//! Real threads on one pool, each test ending in an audit: what was counted on the way is what a full walk finds.
+//! Stress tests: real threads on one pool, each test ending in an audit.
 //!
-//! The seed is printed; `KVPOOL_SEED=<seed>` runs the same choices again (the schedule is the machine's).
-//! `KVPOOL_STRESS_STEPS=<steps>` goes on for longer.
+//! The seed is printed; `KVPOOL_SEED=<seed>` repeats its random choices (the schedule is up to the
+//! machine). `KVPOOL_STRESS_STEPS=<steps>` makes the tests longer.
 #![cfg(not(kvpool_loom))]
 
 use std::mem;
@@ -30,7 +30,7 @@ fn pool() -> Pool {
         .unwrap()
 }
 
-/// What a thread does in one test.
+/// Returns the number of steps of a thread in one test.
 fn steps() -> usize {
     let given = std::env::var("KVPOOL_STRESS_STEPS").ok().and_then(|steps| steps.parse().ok());
     given.unwrap_or(if cfg!(miri) { 60 } else { 40_000 })
@@ -43,7 +43,7 @@ fn seed() -> u64 {
     seed
 }
 
-/// Raises a flag when it goes, also by a panic: those who wait for the flag never wait for ever.
+/// Raises a flag when dropped, also by a panic, so that no thread waits for the flag forever.
 struct Raise<'a>(&'a AtomicBool);
 
 impl Drop for Raise<'_> {
@@ -52,7 +52,7 @@ impl Drop for Raise<'_> {
     }
 }
 
-/// How many references of each block the threads hold, counted outside the pool.
+/// Number of references that the threads hold on each block, counted outside of the pool.
 struct Oracle(Box<[AtomicUsize]>);
 
 impl Oracle {
@@ -60,31 +60,32 @@ impl Oracle {
         Self((0..=BLOCKS_MAX).map(|_| AtomicUsize::new(0)).collect())
     }
 
-    /// The pool handed these out: nobody else may hold one.
+    /// Records handles that the pool handed out: no thread may hold one already.
     fn allocated(&self, handles: &[BlockHandle]) {
         for handle in handles {
             let before = self.0[handle.id.index()].fetch_add(1, Relaxed);
-            assert_eq!(before, 0, "{handle} was handed out while somebody held it");
+            assert_eq!(before, 0, "{handle} was handed out while a thread held it");
         }
     }
 
     fn shared(&self, handles: &[BlockHandle]) {
         for handle in handles {
             let before = self.0[handle.id.index()].fetch_add(1, Relaxed);
-            assert_ne!(before, 0, "{handle} was shared by nobody");
+            assert_ne!(before, 0, "{handle} was shared without a reference");
         }
     }
 
-    /// About to be given back.
+    /// Records handles about to be freed.
     fn freeing(&self, handles: &[BlockHandle]) {
         for handle in handles {
             let before = self.0[handle.id.index()].fetch_sub(1, Relaxed);
-            assert_ne!(before, 0, "{handle} is freed by nobody");
+            assert_ne!(before, 0, "{handle} is freed without a reference");
         }
     }
 }
 
-/// Everything that is free can be got, by one thread, whatever the others have cached; then it goes back.
+/// Allocates every free block from one thread, whatever the others have cached, and frees them
+/// again.
 fn everything_can_be_got(pool: &Pool) {
     let free = pool.free_blocks();
     let mut handles = Vec::new();
@@ -92,7 +93,7 @@ fn everything_can_be_got(pool: &Pool) {
         let ask = 17.min(free - handles.len());
         let before = handles.len();
         pool.allocate_raw(AllocRequest::new(ask), &mut handles)
-            .unwrap_or_else(|error| panic!("{before} of {free} free blocks were got: {error}"));
+            .unwrap_or_else(|error| panic!("{before} of {free} free blocks were allocated: {error}"));
     }
     assert!(matches!(pool.allocate(AllocRequest::new(1)), Err(AllocError::Exhausted { free: 0, .. })));
     pool.free(&handles).unwrap();
@@ -106,7 +107,7 @@ fn quiescent(pool: &Pool, expected_free: usize) {
     assert_eq!(pool.free_blocks(), expected_free);
 }
 
-/// Every operation from every thread; handles go from thread to thread through mailboxes.
+/// Every thread performs every operation; handles pass between threads through mailboxes.
 #[test]
 fn threads_mix_everything() {
     let (pool, oracle, seed) = (pool(), Oracle::new(), seed());
@@ -183,7 +184,7 @@ fn mix(pool: &Pool, oracle: &Oracle, mailboxes: &[Mutex<Vec<BlockHandle>>], thre
     cache.free(&held).unwrap();
 }
 
-/// The pool grows while others allocate from it; they come to own blocks of every part of it.
+/// The pool grows while threads allocate; they finally own blocks in every part of it.
 #[test]
 fn threads_allocate_while_the_pool_grows() {
     let (pool, oracle, seed) = (pool(), Oracle::new(), seed());
@@ -222,20 +223,20 @@ fn threads_allocate_while_the_pool_grows() {
     quiescent(&pool, BLOCKS_MAX);
 }
 
-/// A block that a batch saw is not handed out again before that batch ends, although its owner has freed it.
+/// A block that a batch saw is not handed out again before that batch ends, although it was freed.
 ///
-/// One thread replaces the block in a slot and frees the old one; others begin a batch, read the slot, and look at
-/// the block's stamp until they end: a new owner would have changed it.
+/// One thread replaces the block in a slot and frees the old one; others begin a batch, read the
+/// slot, and check the block's stamp until they end: a new owner would have changed it.
 #[test]
-fn a_batch_keeps_what_it_saw() {
+fn a_block_that_a_batch_saw_is_not_reused() {
     let (pool, stop) = (pool(), AtomicBool::new(false));
     let stamps: Vec<AtomicU64> = (0..=BLOCKS).map(|_| AtomicU64::new(0)).collect();
-    // The block's id below, its stamp above.
+    // The block's id in the low bits, its stamp in the high bits.
     let slot = AtomicU64::new(0);
     let replace = |stamp: u64| {
         let mut handles = Vec::new();
         while let Err(error) = pool.allocate_raw(AllocRequest::new(1), &mut handles) {
-            // A reader was stopped in its batch for so long that all else is retired.
+            // A reader was stopped in its batch for so long that all other blocks are retired.
             assert!(matches!(error, AllocError::Exhausted { retired: 1.., .. }), "{error}");
             thread::yield_now();
         }
@@ -263,7 +264,7 @@ fn a_batch_keeps_what_it_saw() {
         let _raise = Raise(&stop);
         for stamp in 2..steps() as u64 {
             let new = replace(stamp);
-            // The slot no longer names the old block; pairs with the fence of the batches that begin.
+            // The slot no longer names the old block; pairs with the fence of batches that begin.
             fence(SeqCst);
             pool.free(&[old]).unwrap();
             old = new;
@@ -273,10 +274,10 @@ fn a_batch_keeps_what_it_saw() {
     quiescent(&pool, BLOCKS);
 }
 
-/// Threads that end with leases, handles and batches in their hands: unwinding gives everything back, and what was
-/// forgotten on purpose stays owned, and nothing else does.
+/// Threads that end while they hold leases, handles and batches: unwinding gives all of them back,
+/// and only the blocks leaked on purpose stay owned.
 #[test]
-fn threads_die_with_their_hands_full() {
+fn threads_that_die_leak_nothing() {
     let (pool, seed) = (pool(), seed());
     let forgotten = AtomicUsize::new(0);
     threads::scope(|scope| {
@@ -293,9 +294,10 @@ fn threads_die_with_their_hands_full() {
                     cache.free(&mem::take(&mut handles)).unwrap();
                 }
                 match thread % 4 {
-                    // The cache is never dropped: what it holds must be got by others all the same.
+                    // The cache is never dropped: other threads must be able to allocate its blocks
+                    // nevertheless.
                     0 => mem::forget(cache),
-                    // Nobody will ever free these.
+                    // These are never freed.
                     1 => {
                         forgotten.fetch_add(10, Relaxed);
                         mem::forget(lease);
@@ -317,12 +319,12 @@ fn threads_die_with_their_hands_full() {
     quiescent(&pool, BLOCKS - forgotten.into_inner());
 }
 
-/// A thread that never runs again, with a loaded cache of its own and an explicit one, costs nobody a block.
+/// A thread that is stopped forever, with a loaded cache and an explicit one, strands no block.
 #[test]
 fn a_stopped_thread_strands_no_block() {
     let pool = pool();
     let (loaded, is_loaded) = mpsc::channel();
-    // Closed at the end, also by a panic, and the stopped thread ends.
+    // Closed at the end, also by a panic; then the stopped thread ends.
     let (done, is_done) = mpsc::channel::<()>();
     threads::scope(|scope| {
         let (pool, done) = (&pool, done);
@@ -345,16 +347,16 @@ fn a_stopped_thread_strands_no_block() {
         is_loaded.recv().unwrap();
         assert_eq!(pool.free_blocks(), BLOCKS);
         everything_can_be_got(pool);
-        // As one run, too: every frame is back where runs are searched.
+        // Also as one run: every frame is in the bitmaps again.
         drop(pool.allocate(AllocRequest::new(BLOCKS).contiguous()).unwrap());
         drop(done);
     });
     quiescent(&pool, BLOCKS);
 }
 
-/// A thread that never runs again inside a batch holds back what was freed since, and nothing that was free before.
+/// A batch that is stopped forever holds back frames freed since it began, and no others.
 #[test]
-fn a_stopped_batch_holds_back_only_what_was_freed_since() {
+fn a_stopped_batch_holds_back_only_later_frees() {
     let pool = pool();
     let (begun, has_begun) = mpsc::channel();
     let (done, is_done) = mpsc::channel::<()>();

@@ -1,8 +1,8 @@
-//! Real threads on a pool whose blocks move under their feet: a background task, runs by hand, runs for those who wait, and
-//! a size that goes up and down. Every token and every raw block is read back.
+//! Real threads on a pool whose blocks move concurrently: a background task, runs by hand, runs for
+//! waiting requests, and resizes. Every token and every raw block is read back.
 //!
-//! `KVPOOL_SEED=<seed>` makes the threads choose the same again (the schedule is the machine's);
-//! `KVPOOL_STRESS_SECONDS=<seconds>` goes on for longer.
+//! `KVPOOL_SEED=<seed>` repeats the threads' random choices (the schedule is up to the machine);
+//! `KVPOOL_STRESS_SECONDS=<seconds>` makes the test longer.
 #![cfg(not(any(kvpool_loom, miri)))]
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -22,7 +22,7 @@ const BLOCKS: usize = 1200;
 const BLOCK_TOKENS: usize = 4;
 const HEAD_DIM: usize = 32;
 
-/// Nothing here takes so long.
+/// Longer than any wait in this file.
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn number(name: &str) -> Option<u64> {
@@ -40,14 +40,15 @@ fn pool(reserve: usize) -> Pool {
         .unwrap()
 }
 
-/// A sequence, and what each token is stored as: all elements of K the number, of V its negative.
+/// A sequence, and the number stored for each token: all elements of K are that number, of V its
+/// negative.
 struct Written {
     real: Sequence,
     tokens: Vec<f32>,
 }
 
 impl Written {
-    /// Nothing, if there are no blocks.
+    /// Does nothing if there are no blocks.
     fn append(&mut self, pool: &Pool, rng: &mut Rng) {
         let count = rng.usize(1..12);
         let mut batch = pool.begin_batch();
@@ -81,7 +82,7 @@ impl Written {
     }
 }
 
-/// Sequences come, grow, fork and go; each is checked when it goes.
+/// Sequences open, grow, fork and close; each is checked when it closes.
 fn serve(pool: &Pool, stop: &AtomicBool, ids: &AtomicUsize, mut rng: Rng) {
     let new_id = || SequenceId(ids.fetch_add(1, Relaxed) as u64);
     let mut sequences: Vec<Written> = Vec::new();
@@ -120,7 +121,7 @@ fn serve(pool: &Pool, stop: &AtomicBool, ids: &AtomicUsize, mut rng: Rng) {
     sequences.iter().for_each(|written| written.check(pool));
 }
 
-/// A table that is patched is as good as a new one. What moves just now may be in either frame.
+/// A patched table is as good as a new one. A block that is just moving may be in either frame.
 fn patch(
     pool: &Pool,
     sequences: &[Written],
@@ -150,8 +151,8 @@ fn patch(
             let slots: Vec<i64> = (first..first + tokens.len() as i64).collect();
             let k = &mut k[..tokens.len() * HEAD_DIM];
             let mut v = vec![0.0_f32; k.len()];
-            // SAFETY: the sequence is this thread's, and not written here. Its blocks' frames are kept by the batch, those
-            // that a move has just left among them.
+            // SAFETY: the sequence is this thread's, and not written here. The batch keeps its
+            // blocks' frames, including those that a move has just left.
             unsafe { pool.storage().unwrap().load(0, &slots, (&mut *k).into(), (&mut v).into()) }.unwrap();
             for (token, &is) in tokens.iter().enumerate() {
                 assert_eq!(k[token * HEAD_DIM], is, "token {token} of {} in {block}", written.real.id());
@@ -168,7 +169,7 @@ fn patch(
     *frames = table.row(0).to_vec();
 }
 
-/// A block by handle, and what all of its bytes are.
+/// A block by handle, and the value of all its bytes.
 struct Raw {
     handle: BlockHandle,
     stamp: u8,
@@ -179,7 +180,7 @@ fn write(pool: &Pool, raw: &Raw) {
     let bytes = vec![raw.stamp; pool.layout().packed_bytes()];
     let batch = pool.begin_batch();
     let run = Run { start: pool.info(raw.handle).unwrap().frame, len: 1 };
-    // SAFETY: the block is this thread's alone, and open, so that it does not move.
+    // SAFETY: only this thread owns the block, which is open, so that it does not move.
     unsafe { pool.storage().unwrap().unpack(&[run], &bytes) }.unwrap();
     batch.finish();
 }
@@ -188,7 +189,7 @@ fn check(pool: &Pool, raw: &Raw) {
     let mut bytes = vec![0; pool.layout().packed_bytes()];
     let batch = pool.begin_batch();
     let run = Run { start: pool.info(raw.handle).unwrap().frame, len: 1 };
-    // SAFETY: the block is this thread's, which does not write it here; the batch keeps the frame.
+    // SAFETY: this thread owns the block and does not write it here; the batch keeps the frame.
     unsafe { pool.storage().unwrap().pack(&[run], &mut bytes) }.unwrap();
     batch.finish();
     assert!(bytes.iter().all(|&byte| byte == raw.stamp), "{} in {run} lost its bytes", raw.handle);
@@ -245,7 +246,7 @@ fn hold(pool: &Pool, stop: &AtomicBool, mut rng: Rng) {
     }
 }
 
-/// Requests that wait, for runs too, with deadlines, and dropped.
+/// Waiting requests, also for runs, with deadlines, and dropped futures.
 async fn wait(pool: Pool, stop: &AtomicBool, served: &AtomicUsize, mut rng: Rng) {
     while !stop.load(Relaxed) {
         let mut request = AllocRequest::new(rng.usize(1..60));
@@ -263,10 +264,10 @@ async fn wait(pool: Pool, stop: &AtomicBool, served: &AtomicUsize, mut rng: Rng)
     }
 }
 
-/// Another size, again and again.
+/// Resizes, repeatedly.
 async fn resize(pool: Pool, stop: &AtomicBool, shrinks: &AtomicUsize, mut rng: Rng) {
     while !stop.load(Relaxed) {
-        // A little less, for which little is in the way, or any size.
+        // Slightly smaller, with few blocks in the way, or any size.
         let less = pool.total_blocks().saturating_sub(rng.usize(1..60)).max(BLOCKS / 3);
         let blocks = if rng.u8(..3) > 0 { less } else { rng.usize(BLOCKS / 3..=BLOCKS) };
         let is_less = blocks < pool.total_blocks();
@@ -309,13 +310,13 @@ fn everything_at_once(reserve: usize, seed: u64) {
     let task = runtime.block_on(async { pool.start_defragmenter(config) }).unwrap();
     let rng = |thread: u64| Rng::with_seed(seed ^ thread << 40);
     let (served, shrinks) = (AtomicUsize::new(0), AtomicUsize::new(0));
-    // Until everything has come about, on a machine that has other things to do as well.
+    // Until every event has occurred, also on a busy machine.
     let is_enough = |of: Duration| {
         let counts = [served.load(Relaxed), shrinks.load(Relaxed), task.totals().moved_blocks];
         of > LIMIT || of > Duration::from_secs(seconds) && counts.iter().all(|&count| count > 2)
     };
     threads::scope(|scope| {
-        /// Also by a panic: the others do not run for ever.
+        /// Stops the others, also by a panic.
         struct Raise<'a>(&'a AtomicBool);
         impl Drop for Raise<'_> {
             fn drop(&mut self) {
@@ -345,7 +346,7 @@ fn everything_at_once(reserve: usize, seed: u64) {
     println!("{served:?} served, {shrinks:?} shrinks, {totals:?}");
     assert!(served.into_inner() > 0 && shrinks.into_inner() > 0 && totals.moved_blocks > 0);
     assert_eq!(totals.failed, 0);
-    // The last copy may be with a thread of the runtime's, which goes with it.
+    // The last copy may be on a thread of the runtime, and ends with it.
     drop(runtime);
     let report = pool.audit().unwrap();
     assert_eq!((report.owned, report.held), (0, 0), "{report:?}");

@@ -1,9 +1,10 @@
-//! Real threads that admit, decode, fork and drop prompts of one tree, in a pool that holds a third of it, while blocks move, the
-//! cache is cleared, the pool changes its size, others want runs, wait, and give up, and steps of the engine panic. What is read for
-//! a token is what was stored for it *and everything before it*.
+//! Real threads that admit, decode, fork and drop prompts of one tree, in a pool that holds a third
+//! of it. Meanwhile blocks move, the cache is cleared, the pool is resized, other requests want
+//! runs, wait and give up, and steps of the engine panic. A read returns what was stored for the
+//! token *and all tokens before it*.
 //!
-//! `KVPOOL_SEED=<seed>` makes the threads choose the same again (the schedule is the machine's);
-//! `KVPOOL_STRESS_SECONDS=<seconds>` goes on for longer.
+//! `KVPOOL_SEED=<seed>` repeats the threads' random choices (the schedule is up to the machine);
+//! `KVPOOL_STRESS_SECONDS=<seconds>` makes the test longer.
 #![cfg(not(any(kvpool_loom, miri)))]
 
 use std::ops::Range;
@@ -26,24 +27,24 @@ const BLOCKS: usize = 300;
 const BLOCK_TOKENS: usize = 4;
 const HEAD_DIM: usize = 4;
 
-/// Nothing here takes so long.
+/// Longer than any wait in this file.
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
-/// What a panic of a step says, which is meant.
+/// Message of a step's intended panic.
 struct Meant;
 
-/// Part of a prompt of the tree, `kind` among those of its level: the same each time.
+/// Returns a part of a prompt of the tree, number `kind` on its level: the same each time.
 fn part(level: u32, kind: u32) -> impl Iterator<Item = u32> {
     let mut rng = Rng::with_seed(u64::from(level) << 32 | u64::from(kind));
     let tokens = rng.usize(20..90);
     (0..tokens).map(move |_| rng.u32(..50))
 }
 
-/// A way down the tree, and perhaps on.
+/// Returns a path down the tree, possibly extended.
 fn some_prompt(rng: &mut Rng) -> Vec<u32> {
     let (root, branch) = (rng.u32(..5), rng.u32(..5));
     let mut prompt: Vec<u32> = part(0, root).collect();
@@ -57,13 +58,13 @@ fn some_prompt(rng: &mut Rng) -> Vec<u32> {
 
 const SALTS: [&[u8]; 3] = [b"", b"red", b"blue"];
 
-/// What is stored for a token: it tells the salt and all tokens before it too.
+/// Returns the value stored for a token: it depends on the salt and all tokens before it.
 fn value(state: &mut u64, token: u32) -> f32 {
     *state = (*state ^ u64::from(token)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
     (*state >> 41) as f32
 }
 
-/// A sequence, and what its tokens are.
+/// A sequence, and its tokens.
 struct Written {
     real: Sequence,
     tokens: Vec<u32>,
@@ -99,7 +100,7 @@ impl Written {
     }
 }
 
-/// What the threads have in common.
+/// State shared by the threads.
 struct Stage {
     pool: Pool,
     stop: AtomicBool,
@@ -125,13 +126,14 @@ impl Stage {
             builder = builder.reuse_tail();
         }
         let real = builder.tokens(&tokens).unwrap();
-        assert!(real.len() < tokens.len(), "the last token is to be computed");
+        assert!(real.len() < tokens.len(), "the last token must be computed");
         let written = Written { real, tokens, salt };
         written.check(&self.pool);
         written
     }
 
-    /// One step: the rest of the prompt in chunks, then tokens one by one, or drafts of which some are kept. `None`: there are no blocks.
+    /// Runs one step: the rest of the prompt in chunks, then single tokens, or drafts of which some
+    /// are committed. `None`: there are no blocks.
     fn step(&self, written: &mut Written, late: &mut Vec<Batch>, rng: &mut Rng) -> Option<()> {
         let mut batch = self.pool.begin_batch();
         let (from, prompt) = (written.real.len(), written.tokens.len());
@@ -156,7 +158,7 @@ impl Stage {
                 if is_draft {
                     let kept = from + rng.usize(..=5);
                     if rng.bool() {
-                        // The engine knows what it accepts when its step has ended.
+                        // The engine knows the accepted drafts when its step has ended.
                         drop(batch);
                         batch = self.pool.begin_batch();
                     }
@@ -178,7 +180,7 @@ impl Stage {
         Some(())
     }
 
-    /// Sequences come, grow, fork, are cut back, and go.
+    /// Sequences open, grow, fork, are truncated, and close.
     fn serve(&self, mut rng: Rng) {
         let (mut open, mut late): (Vec<Written>, Vec<Batch>) = (Vec::new(), Vec::new());
         while !self.stop.load(Relaxed) {
@@ -187,7 +189,7 @@ impl Stage {
                 0..4 if many < 6 => open.push(self.open(&mut rng)),
                 0..15 if many > 0 => {
                     let mut written = open.swap_remove(rng.usize(..many));
-                    // What panics takes its sequence and its batch along.
+                    // A panic takes its sequence and its batch along.
                     match catch_unwind(AssertUnwindSafe(|| {
                         let outcome = self.step(&mut written, &mut late, &mut rng);
                         (written, outcome)
@@ -209,7 +211,7 @@ impl Stage {
                 }
                 16 if many > 0 => {
                     let written = &mut open[rng.usize(..many)];
-                    // To the beginning of a block: of the one that is cut nobody knows the tokens any more.
+                    // To a block boundary: the tokens of a partly truncated block are unknown.
                     let length = rng.usize(..=written.real.len()) / BLOCK_TOKENS * BLOCK_TOKENS;
                     if length < written.real.len() {
                         written.real.truncate(length).unwrap();
@@ -228,15 +230,15 @@ impl Stage {
         open.iter().for_each(|written| written.check(&self.pool));
     }
 
-    /// Whoever gets a frame writes to it.
+    /// Writes to every frame that it gets.
     fn scribble(&self, lease: &Lease<'_>) {
         let runs: Vec<_> = lease.runs().collect();
         let bytes = vec![0xee; self.pool.layout().packed_bytes() * lease.blocks().len()];
-        // SAFETY: the blocks are this lease's, and open, so that they do not move.
+        // SAFETY: the blocks belong to this lease and are open, so that they do not move.
         unsafe { self.pool.storage().unwrap().unpack(&runs, &bytes) }.unwrap();
     }
 
-    /// Runs, and now and then nothing is cached any more.
+    /// Compaction runs, and occasional clears of the cache.
     fn want_runs(&self, mut rng: Rng) {
         while !self.stop.load(Relaxed) {
             let mut request = AllocRequest::new(rng.usize(1..30));
@@ -258,7 +260,7 @@ impl Stage {
         }
     }
 
-    /// Requests that wait, with deadlines, and dropped.
+    /// Waiting requests, with deadlines, and dropped futures.
     async fn wait(&self, mut rng: Rng) {
         while !self.stop.load(Relaxed) {
             let mut request = AllocRequest::new(rng.usize(1..60));
@@ -278,7 +280,7 @@ impl Stage {
         }
     }
 
-    /// Another size, again and again.
+    /// Resizes, repeatedly.
     async fn resize(&self, mut rng: Rng) {
         while !self.stop.load(Relaxed) {
             let blocks = rng.usize(BLOCKS * 2 / 3..=BLOCKS);
@@ -335,7 +337,7 @@ fn everything_at_once(what: &str, config: PrefixConfig, hits_min: u64) {
             stage.stop.store(true, Relaxed);
         };
         let all = async { tokio::join!(stage.wait(rng(3)), stage.resize(rng(4)), stopwatch) };
-        // Also by a panic: the others do not run for ever.
+        // Stops the others, also by a panic.
         let outcome = catch_unwind(AssertUnwindSafe(|| runtime.block_on(all)));
         stage.stop.store(true, Relaxed);
         outcome.unwrap_or_else(|cause| resume_unwind(cause));
@@ -345,7 +347,7 @@ fn everything_at_once(what: &str, config: PrefixConfig, hits_min: u64) {
     println!("{what}: {counts:?} served, runs, waited, sizes; {:?}; {totals:?}", stats());
     assert!(counts.iter().all(|&count| count > 2) && totals.moved_blocks > 0 && stats().evicted_blocks > 0);
     assert!(stats().hit_blocks >= hits_min);
-    // The last copy may be with a thread of the runtime's, which goes with it.
+    // The last copy may be on a thread of the runtime, and ends with it.
     drop(runtime);
     let report = pool.audit().unwrap();
     assert_eq!((report.owned, report.held, report.reserved), (0, 0, 8), "{report:?}");

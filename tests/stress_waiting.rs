@@ -1,8 +1,9 @@
-//! Requests that wait while the background task of the compactor gives back what moves left: none sleeps beside free blocks.
+//! Waiting requests while the compactor's background task reclaims what moves retired: none sleeps
+//! beside free blocks.
 //!
-//! Blocks are wiped when they are given back, so that frames are in that task's hands for long.
+//! Freed blocks are wiped, so that the task has frames in hand for long.
 //!
-//! `KVPOOL_STRESS_SECONDS=<seconds>` goes on for longer.
+//! `KVPOOL_STRESS_SECONDS=<seconds>` makes the test longer.
 #![cfg(not(any(kvpool_loom, miri)))]
 
 use std::cell::RefCell;
@@ -18,13 +19,13 @@ use tokio::time::{sleep, timeout};
 
 const BLOCKS: usize = 32;
 
-/// A wait that takes so long has been forgotten.
+/// A wait of this duration is lost.
 const LIMIT: Duration = Duration::from_secs(5);
 
 fn pool() -> Pool {
     let layout = KvLayout::builder().layers(32).kv_heads(1).head_dim(16).block_tokens(4).dtype(Dtype::F16);
     let layout = layout.build().unwrap();
-    // A thread that wipes is stopped in it now and then, as by a scheduler that has others to run.
+    // A thread is sometimes stopped while it wipes, as by a busy scheduler.
     let storage = Hooked::new(layout.clone(), BLOCKS, BLOCKS, |call| {
         if call == Call::Zero && fastrand::u8(..8) == 0 {
             std::thread::sleep(Duration::from_micros(fastrand::u64(..500)));
@@ -45,18 +46,18 @@ thread_local! {
     static HELD: RefCell<Option<Lease<'static>>> = const { RefCell::new(None) };
 }
 
-/// Frees from a thread that is past having a cache, so that what is retired is where everyone looks.
+/// Frees from a thread whose cache is gone, so that the retired runs are in the shared limbo.
 fn last_act(pool: Pool, lease: Lease<'static>) {
     let thread = std::thread::spawn(move || {
         HELD.set(None);
-        // After that, so that its cache in the pool goes first.
+        // Initialized after this value, so that the thread's cache is dropped first.
         drop(pool.allocate(AllocRequest::new(1)));
         HELD.set(Some(lease));
     });
     thread.join().unwrap();
 }
 
-/// Waits for half of the pool, and frees it under a batch: what is freed, and what moves leave, is retired until it ends.
+/// Waits for half of the pool, and frees it under a batch: all frames are retired until it ends.
 async fn serve(pool: Pool, stop: Arc<AtomicBool>, rounds: Arc<AtomicUsize>) {
     while !stop.load(Relaxed) {
         let request = AllocRequest::new(BLOCKS / 2);
@@ -66,7 +67,7 @@ async fn serve(pool: Pool, stop: Arc<AtomicBool>, rounds: Arc<AtomicUsize>) {
         };
         let lease = lease.unwrap();
         rounds.fetch_add(1, Relaxed);
-        // Not the engine's batch, which would look through what it held back itself when it ends.
+        // Not the engine's batch, whose end would sift the shared limbo itself.
         let batch = pool.blocks().begin_batch();
         tokio::task::spawn_blocking({
             let pool = pool.clone();
@@ -80,11 +81,11 @@ async fn serve(pool: Pool, stop: Arc<AtomicBool>, rounds: Arc<AtomicUsize>) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn no_request_sleeps_beside_what_the_background_task_gives_back() {
+async fn no_request_sleeps_beside_blocks_that_the_background_task_reclaims() {
     let seconds = std::env::var("KVPOOL_STRESS_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(2);
     let (pool, stop, rounds) = (pool(), Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
     let config = DefragConfig::new().interval(Duration::from_millis(1)).threshold(0.5);
-    // Several, so that one is often at it.
+    // Several, so that one is often in the middle of it.
     let tasks: Vec<_> = (0..4).map(|_| pool.start_defragmenter(config).unwrap()).collect();
     let servers: Vec<_> =
         (0..4).map(|_| tokio::spawn(serve(pool.clone(), stop.clone(), rounds.clone()))).collect();

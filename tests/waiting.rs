@@ -1,5 +1,5 @@
-//! Allocation that waits: order, deadlines, dropped futures, everything that wakes, and the reserve. Nothing hangs: every
-//! wait has a time limit.
+//! Waiting allocations: order, deadlines, dropped futures, every event that wakes, and the reserve.
+//! Every wait has a time limit, so that no test hangs.
 
 use std::future::Future;
 use std::pin::pin;
@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
-/// Longer than anything here takes, on any machine.
+/// Longer than any wait in this file, on any machine.
 const LIMIT: Duration = Duration::from_secs(30);
 
 fn builder(blocks: usize) -> PoolBuilder {
@@ -32,10 +32,10 @@ fn all(pool: &Pool) -> Lease<'static> {
 }
 
 async fn soon<T>(future: impl Future<Output = T>) -> T {
-    timeout(LIMIT, future).await.expect("somebody sleeps beside a free block")
+    timeout(LIMIT, future).await.expect("a request sleeps beside a free block")
 }
 
-/// Counts how often it was woken.
+/// Counts its wakes.
 #[derive(Default)]
 struct Bell(AtomicUsize);
 
@@ -45,7 +45,7 @@ impl Wake for Bell {
     }
 }
 
-/// Waits until so many requests stand in line.
+/// Waits until this number of requests is in line.
 async fn in_line(pool: &Pool, count: usize) {
     soon(async {
         while pool.stats().waiting != count {
@@ -55,7 +55,7 @@ async fn in_line(pool: &Pool, count: usize) {
     .await;
 }
 
-/// A task that waits for blocks, says its name when it has them, and gives them back.
+/// Spawns a task that waits for blocks, reports its name when it has them, and frees them.
 fn named(
     pool: &Pool,
     request: AllocRequest,
@@ -73,11 +73,11 @@ fn named(
 fn quiet(pool: &Pool, free: usize) {
     let report = pool.audit().unwrap();
     assert_eq!((report.owned, pool.free_blocks(), pool.stats().waiting), (0, free, 0), "{report:?}");
-    assert!(!pool.blocks().is_awaited(), "frees go the short way again");
+    assert!(!pool.blocks().is_awaited(), "frees take the fast path again");
 }
 
 #[tokio::test]
-async fn what_is_free_is_had_at_once() {
+async fn free_blocks_are_allocated_at_once() {
     let pool = pool(100);
     let mut future = pin!(pool.allocate_async(AllocRequest::new(100)));
     let Poll::Ready(lease) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) else {
@@ -130,15 +130,15 @@ async fn a_small_request_does_not_overtake_a_large_one() {
     for _ in 0..100 {
         tokio::task::yield_now().await;
     }
-    assert!(said.try_recv().is_err(), "four are free: enough for the second alone");
-    // Who does not wait takes what is free.
+    assert!(said.try_recv().is_err(), "four are free: enough for the second request only");
+    // An allocation that does not wait takes free blocks.
     drop(pool.allocate(AllocRequest::new(1)).unwrap());
     held.truncate(2);
     assert_eq!((soon(said.recv()).await, soon(said.recv()).await), (Some(0), Some(1)));
 }
 
 #[tokio::test]
-async fn what_waiting_cannot_cure_is_refused_at_once() {
+async fn requests_that_waiting_cannot_meet_are_refused_at_once() {
     let pool = builder(10).reserve(4).build().unwrap();
     let _held = all(&pool);
     let urgent = |blocks| AllocRequest::new(blocks).priority(Priority::Urgent);
@@ -169,10 +169,10 @@ async fn a_deadline_ends_the_wait() {
     );
     assert_eq!(begin.elapsed(), Duration::from_secs(5));
     quiet_but(&pool, 10);
-    // Tried once, though the deadline has passed.
+    // Tried once, although the deadline has passed.
     held.truncate(9);
     assert_eq!(pool.allocate_until(AllocRequest::new(1), begin).await.unwrap().blocks().len(), 1);
-    // And in time.
+    // And before a deadline.
     let other = pool.clone();
     let late = Instant::now() + Duration::from_secs(5);
     let waiting = tokio::spawn(async move { other.allocate_until(AllocRequest::new(10), late).await });
@@ -182,13 +182,13 @@ async fn a_deadline_ends_the_wait() {
     quiet(&pool, 10);
 }
 
-/// Nobody waits, though some blocks are owned.
+/// No request waits, and `owned` blocks are owned.
 fn quiet_but(pool: &Pool, owned: usize) {
     assert_eq!((pool.audit().unwrap().owned, pool.stats().waiting), (owned, 0));
     assert!(!pool.blocks().is_awaited());
 }
 
-/// A future that is dropped asleep, and one that is dropped after it was woken and before it looked.
+/// A future dropped while asleep, and one dropped after it was woken and before it searched.
 #[tokio::test]
 async fn a_dropped_future_hands_its_turn_on() {
     for woken in [false, true] {
@@ -204,11 +204,11 @@ async fn a_dropped_future_hands_its_turn_on() {
         if woken {
             held.take();
             assert!(bells[0].0.load(Relaxed) > 0, "the head is woken by the free");
-            assert_eq!(bells[1].0.load(Relaxed), 0, "and nobody else");
+            assert_eq!(bells[1].0.load(Relaxed), 0, "and no other request");
         }
         futures[0].take();
         held.take();
-        assert!(bells[1].0.load(Relaxed) > 0, "the turn is the second one's");
+        assert!(bells[1].0.load(Relaxed) > 0, "the turn passes to the second request");
         let second = futures[1].as_mut().unwrap().as_mut();
         let Poll::Ready(lease) = second.poll(&mut Context::from_waker(&wakers[1])) else {
             panic!("all are free")
@@ -219,7 +219,7 @@ async fn a_dropped_future_hands_its_turn_on() {
     }
 }
 
-/// A request that is polled by hand, once: it is woken later, and does not come.
+/// A request that is polled by hand, once: it is woken later, and not polled again.
 fn stalled<'a>(
     pool: &'a Pool,
     request: AllocRequest,
@@ -230,7 +230,8 @@ fn stalled<'a>(
     future
 }
 
-/// With everything free, and no one left who frees: those with a deadline look after the line, and so does the background task.
+/// Everything is free, and no further frees come: requests with deadlines look after the line, and
+/// so does the background task.
 #[tokio::test]
 async fn a_head_that_is_not_polled_is_passed_over() {
     for by_deadline in [true, false] {
@@ -261,7 +262,7 @@ async fn a_head_that_is_not_polled_is_passed_over() {
         assert!(bell.0.load(Relaxed) > 0);
         let begun = Instant::now();
         assert_eq!((soon(said.recv()).await, soon(said.recv()).await), (Some(1), Some(2)));
-        assert!(begun.elapsed() >= Duration::from_millis(20), "not before its time");
+        assert!(begun.elapsed() >= Duration::from_millis(20), "not before the patience has passed");
         in_line(&pool, 1).await;
         let stats = pool.stats();
         assert_eq!(stats.passed_over, 1);
@@ -271,7 +272,7 @@ async fn a_head_that_is_not_polled_is_passed_over() {
             head.unpolled().unwrap() >= Duration::from_millis(20)
                 && head.waited() >= head.unpolled().unwrap()
         );
-        // It has its place still: ahead of one that came later, though that one is awake.
+        // It has kept its place: ahead of a later request, though that one is awake.
         let held = all(&pool);
         named(&pool, AllocRequest::new(8), 3, &say);
         in_line(&pool, 2).await;
@@ -280,7 +281,7 @@ async fn a_head_that_is_not_polled_is_passed_over() {
         assert_eq!(pool.stats().passed_over, 0);
         drop(held);
         let Poll::Ready(lease) = first.as_mut().poll(&mut Context::from_waker(&waker)) else {
-            panic!("it is first in line, and all are free")
+            panic!("it is the head, and all blocks are free")
         };
         assert!(said.try_recv().is_err());
         drop(lease);
@@ -290,7 +291,7 @@ async fn a_head_that_is_not_polled_is_passed_over() {
     }
 }
 
-/// A request that comes when it is woken is not overtaken, however long it waited.
+/// A request that is polled when it is woken is not overtaken, however long it waited.
 #[tokio::test]
 async fn a_head_that_sleeps_is_not_passed_over() {
     let pool = builder(8).turn_patience(Duration::from_millis(1)).build().unwrap();
@@ -304,12 +305,12 @@ async fn a_head_that_sleeps_is_not_passed_over() {
         held.truncate(held.blocks().len() - 1);
         sleep(Duration::from_millis(5)).await;
     }
-    assert!(said.try_recv().is_err(), "what is free is the first one's");
+    assert!(said.try_recv().is_err(), "the free blocks are for the head");
     drop(held);
     assert_eq!((soon(said.recv()).await, soon(said.recv()).await), (Some(1), Some(2)));
 }
 
-/// In a pool that keeps the order at any price, a request that waits in vain learns what it waited for.
+/// In a pool with unlimited patience, a request that times out learns what held it up.
 #[tokio::test]
 async fn a_deadline_names_the_first_in_line() {
     let pool = builder(8).turn_patience(Duration::MAX).build().unwrap();
@@ -329,7 +330,7 @@ async fn a_deadline_names_the_first_in_line() {
     quiet(&pool, 8);
 }
 
-/// A batch that is never ended is told from one that comes and goes, and errors name it.
+/// A batch that is never ended is distinguished from short ones, and errors name it.
 #[tokio::test]
 async fn a_batch_that_is_not_ended_is_named() {
     let pool = pool(8);
@@ -356,7 +357,7 @@ async fn a_batch_that_is_not_ended_is_named() {
     drop(forgotten);
     let stats = pool.stats();
     assert_eq!((stats.batches_in_flight, stats.oldest_batch.unwrap().ticket.0), (1, 3));
-    assert!(stats.oldest_batch.unwrap().age() < short, "it is another one");
+    assert!(stats.oldest_batch.unwrap().age() < short, "it is another batch");
     drop(other);
     assert_eq!(pool.stats().oldest_batch, None);
     quiet(&pool, 8);
@@ -401,15 +402,15 @@ async fn the_end_of_a_batch_wakes() {
     }
 }
 
-/// Takes all that is free, and frees it again when called.
+/// Allocates all free blocks, and frees them when called.
 type Way = fn(Pool) -> Box<dyn FnOnce()>;
 
 const WAYS: [(&str, Way); 7] = [
-    ("a lease is dropped", |pool| {
+    ("drop of a lease", |pool| {
         let lease = all(&pool);
         Box::new(move || drop(lease))
     }),
-    ("the tail of a lease is", |pool| {
+    ("drop of a lease's tail", |pool| {
         let mut lease = all(&pool);
         Box::new(move || lease.truncate(1))
     }),
@@ -421,11 +422,11 @@ const WAYS: [(&str, Way); 7] = [
         let handles = all(&pool).into_raw();
         Box::new(move || handles.iter().for_each(|&handle| pool.free(&[handle]).unwrap()))
     }),
-    ("into an explicit cache, which goes", |pool| {
+    ("into an explicit cache that is dropped", |pool| {
         let lease = all(&pool);
         Box::new(move || pool.handle().release(lease))
     }),
-    ("a sequence is closed", |pool| {
+    ("close of a sequence", |pool| {
         let mut sequence = pool.sequence(SequenceId(1)).open().unwrap();
         let tokens = pool.free_blocks() * pool.layout().block_tokens();
         pool.begin_batch().append(&mut sequence, tokens).unwrap();
@@ -444,7 +445,8 @@ async fn every_way_to_free_wakes() {
     for (magazine_blocks, blocks) in [(0, 40), (8, 40), (8, 24), (8, 21)] {
         for (way, take) in WAYS {
             let pool = builder(blocks).magazine_blocks(magazine_blocks).build().unwrap();
-            // Much is held throughout: what is freed is not enough for the head, which is told nevertheless.
+            // Most blocks stay owned: the freed ones are not enough for the head, which is woken
+            // nevertheless.
             let held = pool.allocate_owned(AllocRequest::new(20)).unwrap();
             let free = take(pool.clone());
             let bell = Arc::new(Bell::default());
@@ -464,9 +466,9 @@ async fn every_way_to_free_wakes() {
     }
 }
 
-/// Blocks are in other threads' magazines: of one that sleeps, and of one that ends while somebody waits.
+/// Blocks are in magazines of other threads: one that sleeps, and one that ends during the wait.
 #[tokio::test]
-async fn magazines_of_other_threads_are_got_at() {
+async fn magazines_of_other_threads_are_reclaimed() {
     let pool = builder(64).magazine_blocks(8).build().unwrap();
     let (go, gone) = std::sync::mpsc::channel::<()>();
     let (ready, is_ready) = std::sync::mpsc::channel();
@@ -520,7 +522,7 @@ fn a_reserve_must_leave_something() {
 async fn the_reserve_is_for_urgent_requests() {
     let pool = builder(100).reserve(10).build().unwrap();
     assert_eq!((pool.total_blocks(), pool.free_blocks(), pool.stats().reserved), (100, 90, 10));
-    assert!(!pool.blocks().is_awaited(), "nothing pays for a reserve that is full");
+    assert!(!pool.blocks().is_awaited(), "a full reserve costs nothing");
     assert_eq!(pool.audit().unwrap().reserved, 10);
     let held = all(&pool);
     for priority in [Priority::Normal, Priority::High] {
@@ -544,7 +546,7 @@ async fn the_reserve_is_for_urgent_requests() {
     let outcome = pool.begin_batch().append(&mut poor, 1);
     assert!(matches!(outcome, Err(SequenceError::Alloc(AllocError::Exhausted { .. }))));
 
-    // What is freed fills it up before anybody else gets some.
+    // Freed blocks fill the reserve before other requests get any.
     one.truncate(1);
     assert_eq!((pool.stats().reserved, pool.free_blocks()), (3, 0));
     assert!(pool.allocate(AllocRequest::new(1)).is_err());
@@ -559,7 +561,7 @@ async fn the_reserve_is_for_urgent_requests() {
     assert!(!pool.blocks().is_awaited());
 }
 
-/// Blocks retired under a batch come into the reserve when it ends, before a request that waits gets some.
+/// When a batch ends, its retired blocks fill the reserve before a waiting request gets any.
 #[tokio::test]
 async fn the_reserve_is_filled_when_a_batch_ends() {
     let pool = builder(10).reserve(4).build().unwrap();
@@ -574,7 +576,7 @@ async fn the_reserve_is_filled_when_a_batch_ends() {
     for _ in 0..100 {
         tokio::task::yield_now().await;
     }
-    assert!(!waiting.is_finished(), "six came free, of which the reserve got four");
+    assert!(!waiting.is_finished(), "the reserve got four of six freed blocks");
     assert_eq!((pool.stats().reserved, pool.free_blocks()), (4, 2));
     drop(urgent);
     drop(soon(waiting).await.unwrap().unwrap());
@@ -582,15 +584,16 @@ async fn the_reserve_is_filled_when_a_batch_ends() {
     quiet(&pool, 6);
 }
 
-/// The reserve came to lie at the end of the pool, which goes; and somebody waits for more than is left.
+/// The reserve is at the end of the pool, which is removed; and a request waits for more than
+/// remains.
 #[tokio::test]
-async fn a_pool_shrinks_below_its_reserve_and_those_who_wait() {
+async fn a_pool_shrinks_below_its_reserve_and_waiting_requests() {
     let pool =
         builder(256).without_null_block().magazine_blocks(0).reserve(8).segment_blocks(64).build().unwrap();
     let mut first: Vec<_> = (0..248).map(|_| pool.allocate_owned(AllocRequest::new(1)).unwrap()).collect();
     first.sort_by_key(|lease| lease.frames().next());
     let urgent = pool.allocate_owned(AllocRequest::new(8).priority(Priority::Urgent)).unwrap();
-    // The last eight fill the reserve up again.
+    // The last eight fill the reserve again.
     first.truncate(240);
     assert_eq!((pool.stats().reserved, pool.free_blocks()), (8, 0));
     let held = first.swap_remove(0);
@@ -611,14 +614,14 @@ async fn a_pool_shrinks_below_its_reserve_and_those_who_wait() {
     quiet(&pool, 56);
 }
 
-/// The reserve came together one by one, and lies between free frames: it moves elsewhere, and is as large as before.
+/// The reserve was filled one by one, and interrupts the free frames: it moves, and keeps its size.
 #[tokio::test]
 async fn the_reserve_makes_way_for_a_run() {
     let pool = builder(12).without_null_block().reserve(3).magazine_blocks(0).build().unwrap();
     let urgent = AllocRequest::new(12).priority(Priority::Urgent);
     let mut all = Vec::new();
     pool.allocate_raw(urgent, &mut all).unwrap();
-    // What is freed first, in the middle of everything, is set aside.
+    // The first freed frames, in the middle of the pool, are set aside.
     let (first, rest): (Vec<_>, Vec<_>) = all.iter().partition(|handle| [2, 5, 8].contains(&handle.id.get()));
     pool.free(&first).unwrap();
     pool.free(&rest).unwrap();
@@ -631,7 +634,8 @@ async fn the_reserve_makes_way_for_a_run() {
     }
 }
 
-/// Threads that allocate and free, tasks that wait for more than there is, with deadlines, and tasks that give up.
+/// Threads that allocate and free, tasks that wait for large requests with deadlines, and tasks
+/// that drop their futures.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_storm_of_waiters_frees_and_drops_ends_in_order() {
     const BLOCKS: usize = 48;
@@ -677,7 +681,7 @@ fn churn(pool: &Pool, stop: &AtomicUsize, seed: u64) {
             }
             _ => held.extend(pool.allocate_owned(AllocRequest::new(1).priority(Priority::Urgent))),
         }
-        // What is held for ever would make the others wait for ever.
+        // Blocks held forever would make the others wait forever.
         if rng.u32(..50) == 0 {
             held.clear();
             std::thread::yield_now();
@@ -685,7 +689,7 @@ fn churn(pool: &Pool, stop: &AtomicUsize, seed: u64) {
     }
 }
 
-/// Requests served to the end.
+/// Number of requests served.
 async fn wait_and_give_up(pool: &Pool, task: u64) -> usize {
     let mut rng = fastrand::Rng::with_seed(100 + task);
     let mut served = 0;

@@ -4,8 +4,8 @@
 #![cfg(kvpool_loom)]
 
 use kvpool::block::{AllocRequest, Blocks, BlocksConfig};
-use kvpool::sequence::list::ListOwner;
 use kvpool::sequence::Sequences;
+use kvpool::sequence::list::ListOwner;
 use kvpool::{Batch, BlockId, DeviceId, Sequence, SequenceId};
 use kvpool_loom_tests::{check, check_to, settle};
 use loom::cell::UnsafeCell;

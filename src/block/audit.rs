@@ -1,4 +1,4 @@
-//! The audit: a walk over everything that recounts every frame and compares.
+//! The audit: recounts every frame and compares the result with the counters.
 
 use thiserror::Error;
 
@@ -9,40 +9,41 @@ use crate::sync::heavy_fence;
 use crate::block::Counts;
 use crate::block::core::Core;
 
-/// Where the audit found every frame.
+/// Places in which an audit found the frames.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct AuditReport {
-    /// Frames, the null block's among them.
+    /// Number of frames, including the null block's.
     pub total: usize,
-    /// Free in the bitmaps.
+    /// Frames that are free in the bitmaps.
     pub in_bitmap: usize,
-    /// Free in magazines and in the depot.
+    /// Frames that are free in magazines and in the depot.
     pub in_magazines: usize,
-    /// Waiting for batches to end.
+    /// Retired frames.
     pub retired: usize,
-    /// Held: the destinations of moves, and what a pool that shrinks has collected.
+    /// Held frames: destinations of moves, frames collected by a shrink, frames that could not be
+    /// wiped.
     pub held: usize,
-    /// Free, and set aside for urgent requests.
+    /// Free frames that are set aside for urgent requests.
     pub reserved: usize,
-    /// Evictable: kept for their bytes.
+    /// Frames of evictable blocks.
     pub evictable: usize,
-    /// Owned by somebody.
+    /// Frames of owned blocks.
     pub owned: usize,
-    /// References on owned blocks, all together.
+    /// Total number of references on owned blocks.
     pub references: u64,
 }
 
-/// What the audit found wrong.
+/// A contradiction found by an audit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
 pub enum AuditError {
-    /// Some thread was allocating or freeing: there is nothing to compare.
-    #[error("a thread is using the pool; audit it when nobody does")]
+    /// A thread was allocating or freeing, so the counters cannot be compared.
+    #[error("a thread is using the pool; audit it while none does")]
     Busy,
-    /// The system refuses this thread the fence that a look into other threads' caches needs, as a filter of system calls
-    /// does: audit from another thread.
-    #[error("the system refuses this thread membarrier(2), which a look into other threads' caches needs")]
+    /// The system refuses this thread the fence that visits to other threads' caches need, as
+    /// system-call filters do. Audit from another thread.
+    #[error("the system refuses this thread membarrier(2), which visits to other threads' caches need")]
     FenceRefused,
     /// The bitmaps contradict themselves.
     #[error("the bitmaps: {0}")]
@@ -52,12 +53,12 @@ pub enum AuditError {
     Doubled {
         /// The frame.
         frame: FrameId,
-        /// Where it was found first.
+        /// Place where it was found first.
         first: Place,
-        /// Where it was found then.
+        /// Place where it was found next.
         second: Place,
     },
-    /// A frame is nowhere.
+    /// A free frame is in no free list.
     #[error("frame {frame} is lost: its block {block} is free, and it is in no free list")]
     Lost {
         /// The frame.
@@ -65,16 +66,16 @@ pub enum AuditError {
         /// Its block.
         block: BlockId,
     },
-    /// A frame that the pool does not have any more is in use, or free.
-    #[error("frame {frame} is gone, and its block {block} is not")]
+    /// A frame that a shrink removed is in use, or free.
+    #[error("frame {frame} was removed by a shrink, and its block {block} is not held")]
     Beyond {
         /// The frame.
         frame: FrameId,
         /// Its block.
         block: BlockId,
     },
-    /// Block and frame do not point at each other.
-    #[error("block {block} is in frame {frame}, where block {other} is")]
+    /// Block and frame do not name each other.
+    #[error("block {block} is in frame {frame}, which names block {other}")]
     Bijection {
         /// The block.
         block: BlockId,
@@ -83,7 +84,7 @@ pub enum AuditError {
         /// The block that the frame names.
         other: BlockId,
     },
-    /// The fast counters differ from the recount.
+    /// The counters differ from the recount.
     #[error("the counters say {counted:?}, the walk found {found:?}")]
     Miscounted {
         /// The fast counters.
@@ -93,7 +94,7 @@ pub enum AuditError {
     },
 }
 
-/// A place that a frame can be in.
+/// Place of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Place {
@@ -101,9 +102,9 @@ pub enum Place {
     Bitmap,
     /// Free in a magazine or in the depot.
     Magazine,
-    /// Waiting for batches to end.
+    /// Retired.
     Retired,
-    /// Held: the destination of a move, or collected by a pool that shrinks.
+    /// Held: the destination of a move, collected by a shrink, or not wiped.
     Held,
     /// Set aside for urgent requests.
     Reserved,
@@ -113,7 +114,7 @@ pub enum Place {
     Evictable,
     /// The null block's.
     Null,
-    /// Taken away by a shrink.
+    /// Removed by a shrink.
     Gone,
 }
 
@@ -128,12 +129,12 @@ impl std::fmt::Display for Place {
             Self::Owned => "owned",
             Self::Evictable => "evictable",
             Self::Null => "the null block's",
-            Self::Gone => "gone",
+            Self::Gone => "removed by a shrink",
         })
     }
 }
 
-/// Which frames have been seen where.
+/// The place in which each frame was found.
 struct Ledger {
     seen: Vec<Option<Place>>,
     outcome: Result<(), AuditError>,
@@ -161,15 +162,16 @@ impl Ledger {
 }
 
 impl Core {
-    /// Recounts everything: each frame is in exactly one place, blocks and frames point at each other, and the fast
-    /// counters agree. To be called when nobody allocates or frees; leases and batches may be open.
+    /// Recounts everything: each frame is in exactly one place, blocks and frames name each other,
+    /// and the counters agree. Must be called while no thread allocates or frees; leases and
+    /// batches may be open.
     ///
     /// # Errors
     ///
     /// The first contradiction found, or [`AuditError::Busy`].
     pub fn audit(&self) -> Result<AuditReport, AuditError> {
         self.space.frames.audit().map_err(AuditError::Bitmap)?;
-        // A request may wait, and search while frames are counted here.
+        // A waiting request may search while frames are counted here.
         let custody = self.custody();
         let total = self.total_frames();
         let mut ledger = Ledger { seen: vec![None; self.rows()], outcome: Ok(()) };
@@ -242,7 +244,7 @@ impl Core {
         let found = Counts {
             total: report.total - self.config.has_null_block as usize,
             in_bitmap: report.in_bitmap,
-            // The counters call what is retired, and seen by no batch any more, free.
+            // The counters count retired frames that no batch sees any more as free.
             in_magazines: report.in_magazines + report.retired - counted.retired.min(report.retired),
             retired: counted.retired.min(report.retired),
             held: report.held,
@@ -274,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_that_is_held_is_told_from_a_lost_one() {
+    fn a_held_frame_is_not_reported_as_lost() {
         let blocks = blocks();
         let frame = FrameId(7);
         assert!(blocks.space.frames.claim(Run { start: frame, len: 1 }));

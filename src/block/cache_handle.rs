@@ -1,6 +1,6 @@
-//! Cache handles: how a thread, or a task with an explicit handle, comes to its thread cache.
+//! Cache handles: how a thread or task finds its thread cache.
 //!
-//! A thread finds its thread cache through a thread-local; a task carries one with it ([`CacheHandle`]).
+//! A thread finds its cache through a thread-local; a task carries its own ([`CacheHandle`]).
 //!
 //! # Lifetimes
 //!
@@ -8,17 +8,19 @@
 //! Lease ── Arc<KeepAlive> ── Blocks ── thread caches           thread-local ── CacheHandle ── Arc<KeepAlive>
 //! ```
 //!
-//! An owned lease keeps the blocks' metadata alive through its thread's [`KeepAlive`], whose count only that thread's
-//! leases touch: cloning one `Arc` of the whole pool for each lease would put a line on the hot path that all threads
-//! write. A thread-local keeps metadata alive too, never the storage; it lets go when the thread ends, or opens a thread cache
-//! in another pool after this one was closed.
+//! An owned lease keeps the blocks' metadata alive through its thread's [`KeepAlive`], whose count
+//! only that thread's leases touch: cloning one `Arc` of the whole pool for each lease would put a
+//! cache line that all threads write on the hot path. A thread-local also keeps metadata alive, but
+//! never the storage; it drops its cache handle when the thread ends, or opens a cache in another
+//! pool after this one was closed.
 //!
-//! # A user's code
+//! # User code
 //!
-//! The longer ways through the pool run a user's code while the thread's thread cache is in use further up the stack. That code may
-//! drop the last reference to the pool and open a thread cache elsewhere. If the thread let go of its thread cache here then, another thread
-//! could move in, and two would enter one cell. So only a thread that is in no [counted](CacheRef::counted) call lets go; and what
-//! needs a [`CountedRef`] is not to be had without being counted.
+//! The slow paths run user code while the thread's cache is in use further up the stack. That code
+//! may drop the last reference to the pool and open a cache in another one. If the thread then gave
+//! up its cache here, another thread could take it, and two threads would enter one cell. So a
+//! thread gives up caches only outside of [counted](CacheRef::counted) calls, and a [`CountedRef`]
+//! exists only inside of one.
 
 use std::cell::{Cell, RefCell};
 use std::ptr;
@@ -31,24 +33,26 @@ use super::{AllocRequest, Blocks, INLINE_BLOCKS, Ownership};
 use crate::block::core::Core;
 use crate::block::thread_cache::{CacheRef, CountedRef, ThreadCache, ThreadUses};
 
-/// Keeps a pool's blocks alive for the leases of one thread; see the [module](self).
+/// Keeps a pool's blocks alive for the leases of one thread, whose reference count no other thread
+/// uses.
 pub struct KeepAlive(Blocks);
 
 impl KeepAlive {
-    /// The blocks.
+    /// Returns the blocks.
     #[inline]
     pub fn blocks(&self) -> &Blocks {
         &self.0
     }
 }
 
-/// Somebody who lives in a thread cache: a thread, or a task with an explicit handle.
+/// Ownership of a thread cache, by a thread or by a task with an explicit handle.
 pub(crate) struct CacheHandle {
     keep_alive: Arc<KeepAlive>,
     thread_cache: *const ThreadCache,
 }
 
-// SAFETY: the thread cache is owned by whoever has the cache handle, and lives as long as the keep-alive.
+// SAFETY: the owner of the cache handle owns the thread cache, which lives as long as the
+// keep-alive.
 unsafe impl Send for CacheHandle {}
 
 impl CacheHandle {
@@ -63,15 +67,16 @@ impl CacheHandle {
         &self.keep_alive
     }
 
-    /// The cache handle's thread cache. `CacheHandle` is not `Sync`, so that one thread at a time has it.
+    /// Returns a reference to the thread cache. `CacheHandle` is not `Sync`: one thread at a time
+    /// has it.
     #[inline]
     pub(super) fn cache(&self) -> CacheRef<'_> {
-        // SAFETY: the thread cache lives as long as the blocks, which the keep-alive keeps.
+        // SAFETY: the thread cache lives as long as the blocks, which the keep-alive keeps alive.
         unsafe { CacheRef::new(&*self.thread_cache) }
     }
 }
 
-/// Allocation from an explicit thread cache: what [`Blocks`] does from the thread's own.
+/// Allocation from an explicit thread cache, as [`Blocks`] allocates from the thread's own.
 impl CacheHandle {
     pub(crate) fn allocate(
         &self,
@@ -101,12 +106,12 @@ impl CacheHandle {
     pub(crate) fn free(&self, handles: &[BlockHandle]) -> Result<(), HandleError> {
         match handles {
             [handle] => self.keep_alive.0.free_one(Some(self.cache()), handle),
-            _ if handles.len() <= INLINE_BLOCKS => self.keep_alive.0.free_few(Some(self.cache()), handles),
+            _ if handles.len() <= INLINE_BLOCKS => self.keep_alive.0.free_inline(Some(self.cache()), handles),
             _ => self.cache().counted(|cache| self.keep_alive.0.free_many(Some(cache), handles)),
         }
     }
 
-    /// Gives up a lease's references.
+    /// Drops a lease's references.
     #[inline]
     pub(crate) fn release_leased(&self, ids: &[BlockId]) {
         if let [id] = ids {
@@ -118,14 +123,14 @@ impl CacheHandle {
         }
     }
 
-    /// Gives everything that is free back to the bitmaps.
+    /// Gives all free frames of the cache back to the bitmaps.
     pub(crate) fn flush(&self) {
         let core: &Core = &self.keep_alive.0;
         let custody = core.custody();
-        // A visitor that has the contents just now empties them itself.
+        // A visitor that is inside empties it itself.
         self.cache().counted(|cache| cache.enter(|local| local.surrender(&core.space, &custody)));
-        // A search looks into the bitmaps first and visits the thread cache then: between the two all of it can go from here to
-        // there.
+        // A search reads the bitmaps first and then visits the thread cache: in between, all frames
+        // can pass from the second to the first.
         if cfg!(kvpool_mutant = "silent_cache_handle") {
             custody.leave_to_line();
         }
@@ -139,17 +144,17 @@ impl Drop for CacheHandle {
     }
 }
 
-/// The pool that the thread used last: its address, the thread's thread cache in it, and the keep-alive.
+/// The pool that the thread used last: its address, the thread's cache in it, and the keep-alive.
 type Recent = (*const Core, *const ThreadCache, *const KeepAlive);
 const NOWHERE: Recent = (ptr::null(), ptr::null(), ptr::null());
 
 thread_local_const! {
-    /// Has no destructor, so that reading it costs one load, also while the thread ends.
+    /// Without a destructor, so that reading it costs one load, also while the thread ends.
     static RECENT: Cell<Recent> = Cell::new(NOWHERE);
 }
 
 thread_local! {
-    /// Every pool that the thread has a thread cache in.
+    /// Cache handles of all pools that the thread has used.
     static CACHE_HANDLES: RefCell<CacheHandles> = RefCell::new(CacheHandles::default());
 }
 
@@ -158,18 +163,19 @@ struct CacheHandles(Vec<CacheHandle>);
 
 impl Drop for CacheHandles {
     fn drop(&mut self) {
-        // What the thread's other destructors free goes to the bitmaps directly.
+        // Frames freed by the thread's remaining destructors go to the bitmaps directly.
         let _ = RECENT.try_with(|recent| recent.set(NOWHERE));
     }
 }
 
 impl Blocks {
-    /// Calls `f` with the current thread's cache, or with none if the thread is past having one.
+    /// Calls `f` with the current thread's cache, or with `None` if the thread's locals are
+    /// destroyed.
     #[inline]
     pub(super) fn with_thread_cache<R>(&self, f: impl FnOnce(Option<CountedRef<'_>>) -> R) -> R {
         match self.thread_entry() {
-            // SAFETY: the thread's list keeps the thread cache's pool alive, and the thread cache is this thread's, until it is let go of,
-            // which it is not while we are counted.
+            // SAFETY: the thread's list keeps the thread cache's pool alive, and the thread cache
+            // is this thread's until it is given up, which does not happen while we are counted.
             Some((_, thread_cache, _)) => {
                 unsafe { CacheRef::new(&*thread_cache) }.counted(|cache| f(Some(cache)))
             }
@@ -177,12 +183,14 @@ impl Blocks {
         }
     }
 
-    /// The current thread's keep-alive, or a fresh one if the thread is past having one.
+    /// Returns the current thread's keep-alive, or a fresh one if the thread's locals are
+    /// destroyed.
     #[inline]
     pub(crate) fn keep_alive(&self) -> Arc<KeepAlive> {
         match self.thread_entry() {
             Some((_, _, keep_alive)) => {
-                // SAFETY: the pointer came from `Arc::as_ptr`, and the thread's list holds a reference.
+                // SAFETY: the pointer came from `Arc::as_ptr`, and the thread's list holds a
+                // reference.
                 unsafe {
                     Arc::increment_strong_count(keep_alive);
                     Arc::from_raw(keep_alive)
@@ -192,11 +200,13 @@ impl Blocks {
         }
     }
 
-    /// The current thread's thread cache, if this is the pool that it used last: for a step that runs nobody else's code.
+    /// Returns the current thread's cache if it used this pool last; for a step that runs no user
+    /// code.
     #[inline]
     pub(super) fn recent_thread_cache(&self) -> Option<CacheRef<'_>> {
         let (pool, thread_cache, _) = RECENT.try_with(Cell::get).ok()?;
-        // SAFETY: as in `with_thread_cache`; the thread gives no thread cache up before it runs other code.
+        // SAFETY: as in `with_thread_cache`; the thread gives up no thread cache before it runs
+        // other code.
         (pool == self.core_ptr()).then(|| unsafe { CacheRef::new(&*thread_cache) })
     }
 
@@ -212,10 +222,11 @@ impl Blocks {
         CACHE_HANDLES
             .try_with(|handles| {
                 let handles = &mut handles.try_borrow_mut().ok()?.0;
-                // An address is not used again while the list holds the pool: no entry can be mistaken.
+                // No address is reused while the list holds its pool, so no entry can be mistaken.
                 let known = handles.iter().position(|at| at.keep_alive.0.core_ptr() == self.core_ptr());
                 let at = known.unwrap_or_else(|| {
-                    // The pool used last may be among those that go, and its address be used again before we are done.
+                    // The pool used last may be dropped here, and its address be reused before we
+                    // are done.
                     RECENT.with(|recent| recent.set(NOWHERE));
                     // Reached by `no_users_code_takes_a_thread_cache_from_under_its_thread`.
                     if ThreadUses::is_out() {
@@ -233,8 +244,10 @@ impl Blocks {
     }
 }
 
-/// Gives the thread's magazines back to the pools, so that nothing of it is stranded while it sleeps. Called by a
-/// thread that is about to park for long; others can also take the magazines of an idle thread without this.
+/// Gives the thread's magazines back to their pools, so that it strands no frames while it sleeps.
+///
+/// For a thread that is about to park for long; other threads can also take the magazines of an
+/// idle thread without this.
 pub fn flush_thread() {
     let _ = CACHE_HANDLES.try_with(|handles| {
         let Ok(handles) = handles.try_borrow() else { return };

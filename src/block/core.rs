@@ -1,4 +1,8 @@
-//! Every block of a pool, and the threads that use them.
+//! The state that all references to a pool's blocks share, and the trait of its evictor.
+//!
+//! [`Core`] groups the parts of the rooms below it: the [free space](FreeSpace), the thread caches,
+//! the shared limbo, the move log and the line of waiting requests. The algorithms are `impl Core`
+//! blocks in the rooms above it.
 
 use std::ops::Deref;
 
@@ -13,29 +17,28 @@ use super::space::{FreeSpace, Reserve, Scrub, SharedLimbo};
 use super::state::{BlockWord, MoveLog, Table, Waiters};
 use super::thread_cache::ThreadCaches;
 
-/// The shape of a pool, checked by the builder.
+/// Shape of a pool; the pool's builder validates it.
 #[derive(Clone, Copy, Debug)]
 pub struct BlocksConfig {
-    /// Frames, the null block's among them.
+    /// Number of frames, including the null block's.
     pub frames: usize,
-    /// The most frames that the pool may grow to.
+    /// Maximum number of frames that the pool may grow to.
     pub frames_max: usize,
-    /// Frames in a segment: a power of two of at least [`FAN`](crate::config::FAN).
+    /// Frames per segment: a power of two, at least [`FAN`](crate::config::FAN).
     pub segment_frames: usize,
-    /// Blocks in a full magazine, at most [`MAGAZINE_BLOCKS_MAX`](crate::config::MAGAZINE_BLOCKS_MAX); 0 bypasses
-    /// the magazines.
+    /// Blocks per full magazine, at most [`MAGAZINE_BLOCKS_MAX`]; 0 bypasses the magazines.
     pub magazine_blocks: usize,
-    /// Threads that are expected to allocate: their caches start in regions of their own.
+    /// Expected number of allocating threads: their caches start in separate regions.
     pub threads: usize,
-    /// Whether block 0 is the null block: never handed out, its frame is what tables are padded with.
+    /// Whether block 0 is the null block: never handed out, its frame pads block tables.
     pub has_null_block: bool,
-    /// Blocks that are set aside for urgent requests: fewer than there are.
+    /// Blocks that are set aside for urgent requests; must be less than the number of blocks.
     pub reserve: usize,
-    /// Where the memory is.
+    /// Device that holds the memory.
     pub device: DeviceId,
 }
 
-/// The blocks of a pool. Cloning gives another reference to the same blocks; see the [module](crate::block).
+/// The blocks of a pool. A clone is another reference to the same blocks.
 #[derive(Clone)]
 pub struct Blocks(Arc<Core>);
 
@@ -48,46 +51,49 @@ impl Deref for Blocks {
     }
 }
 
-/// See [`custody`](super::space::Custody).
+/// [`Custody`](super::space::Custody) that announces to a pool's line of waiting requests.
 pub(in crate::block) type Custody<'a> = super::space::Custody<'a, Core>;
 
-/// What all references to a pool's blocks share. Reached through [`Blocks`].
+/// State that all references to a pool's blocks share. Reached through [`Blocks`].
 pub struct Core {
     pub(in crate::block) space: FreeSpace,
     watch: Watch,
     pub(in crate::block) thread_caches: ThreadCaches,
-    /// Retired frames of threads that could not enter a thread cache of their own at that moment.
+    /// Retired frames of threads that could not enter their thread cache at that moment.
     ///
-    /// Its own cache line, as everything that a mover writes: next to it stands what every allocation reads.
+    /// On its own cache line, like everything that a mover writes: its neighbours are read by every
+    /// allocation.
     pub(in crate::block) shared_limbo: CachePadded<SharedLimbo>,
-    /// What moved lately.
+    /// Recent moves.
     pub(in crate::block) moves: CachePadded<MoveLog>,
     pub(in crate::block) waiters: Waiters,
     pub(in crate::block) config: BlocksConfig,
     pub(in crate::block) tag: PoolTag,
-    /// Frames of the pool, so that the common path need not look at the directory.
+    /// Number of frames, so that the common path does not read the directory.
     pub(in crate::block) total: AtomicUsize,
-    /// The most frames that there ever were. Ids are below it: a block outlives the frame of its number.
+    /// Highest number of frames so far. Every id is below it: a block outlives the frame of its
+    /// number.
     pub(in crate::block) rows: AtomicUsize,
-    /// Knows the cached blocks, if any are.
+    /// Orders the evictable blocks, if the pool caches.
     pub(in crate::block) evictor: Option<Box<dyn Evictor>>,
-    /// Blocks that are evictable.
+    /// Number of evictable blocks.
     pub(in crate::block) evictable: CachePadded<AtomicUsize>,
-    /// The pool is gone; threads forget it when they next look at their list.
+    /// Set when the pool is gone; threads drop their cache at their next slow lookup.
     closed: AtomicBool,
 }
 
 impl Blocks {
-    /// All blocks free. With `scrub`, every frame is passed to it once nobody owns it and no batch sees it.
+    /// Creates a pool with all blocks free. With `scrub`, each freed frame is passed to it once it
+    /// is unowned and no batch sees it.
     ///
     /// # Panics
     ///
-    /// If the configuration makes no sense; the pool's builder checks it first.
+    /// If the configuration is invalid; the pool's builder validates it first.
     pub fn new(config: BlocksConfig, scrub: Option<Scrub>) -> Self {
         Self::with_evictor(config, scrub, None)
     }
 
-    /// As [`new`](Self::new), with somebody who keeps cached blocks.
+    /// As [`new`](Self::new), with an evictor for cached blocks.
     ///
     /// # Panics
     ///
@@ -109,7 +115,7 @@ impl Blocks {
         let (null, reserve) = (config.has_null_block as usize, Reserve::new(config.reserve));
         assert!(config.reserve < config.frames - null, "{config:?}");
         if config.reserve > 0 {
-            // From the front, which is the last to go when a pool shrinks.
+            // From the front: a shrink takes frames from the end.
             let set_aside = Run { start: FrameId(null as u32), len: config.reserve as u32 };
             assert!(frames.claim(set_aside), "a fresh pool is free");
             reserve.fill(set_aside);
@@ -138,117 +144,120 @@ impl Blocks {
 }
 
 impl Core {
-    /// Blocks that can be handed out: all but the null block.
+    /// Returns the number of blocks that can be handed out: all but the null block.
     #[inline]
     pub fn total(&self) -> usize {
         self.total.load(Relaxed) - self.config.has_null_block as usize
     }
 
-    /// Frames, the null block's among them.
+    /// Returns the number of frames, including the null block's.
     #[inline]
     pub fn total_frames(&self) -> usize {
-        // Relaxed: a count, by which nothing is reached.
+        // Relaxed: a count; no memory is reached through it.
         self.total.load(Relaxed)
     }
 
-    /// Rows of the table: every block's id is below this number, also that of a block whose number no frame has any
-    /// more.
+    /// Returns the number of rows of the table. Every block's id is below it, including ids whose
+    /// frame a shrink has taken away.
     #[inline]
     pub fn rows(&self) -> usize {
-        // Acquire: pairs with the Release in `grow`: so many rows are there.
+        // Acquire: pairs with the Release in `count_grown`, so that these rows exist.
         self.rows.load(Acquire)
     }
 
-    /// Blocks that are set aside for urgent requests, when none of them is in use.
+    /// Returns the number of blocks set aside for urgent requests while none of them is in use.
     pub fn reserve(&self) -> usize {
         self.space.reserve.mark()
     }
 
-    /// The shape that it was built with.
+    /// Returns the configuration.
     pub fn config(&self) -> &BlocksConfig {
         &self.config
     }
 
-    /// Tells this pool's handles from another's.
+    /// Returns the tag that distinguishes this pool's handles from another pool's.
     pub fn tag(&self) -> PoolTag {
         self.tag
     }
 
-    /// The block that tables are padded with, if there is one.
+    /// Returns the block that pads block tables, if the pool has one.
     #[inline]
     pub fn null_block(&self) -> Option<BlockId> {
         self.config.has_null_block.then_some(BlockId(0))
     }
 
-    /// Returns the right to take free frames in hand; dropping it announces them.
+    /// Returns the right to take free frames out of reach of searches; dropping it announces them.
     #[inline]
     pub(in crate::block) fn custody(&self) -> Custody<'_> {
         Custody::new(self)
     }
 
-    /// Number of blocks that are held because their frames could not be wiped.
+    /// Returns the number of blocks that are held because their frames could not be wiped.
     pub fn unwiped(&self) -> usize {
         self.space.unwiped()
     }
 
-    /// The order of batches.
+    /// Returns the clock that orders batches.
     #[inline]
     pub fn clock(&self) -> &Clock {
         &self.space.clock
     }
 
-    /// The batch that has been in flight the longest, as [far as looks tell](crate::batch::Watch).
+    /// Returns the oldest batch in flight; its age is [as observed](crate::batch::Watch).
     pub fn oldest_batch(&self) -> Option<OldestBatch> {
         let ticket = self.space.clock.oldest_in_flight()?;
         Some(OldestBatch::new(ticket, self.watch.age(ticket)))
     }
 
-    /// A block's word at this moment.
+    /// Returns a block's word at this moment.
     #[inline]
     pub fn word(&self, id: BlockId) -> BlockWord {
-        // Acquire: pairs with the Release of whoever changed the word last, so that what belongs to this generation
-        // of the block is seen with it.
+        // Acquire: pairs with the Release of the last change of the word, so that the data of this
+        // generation of the block is visible.
         BlockWord::from_bits(self.space.table.word(id).load(Acquire))
     }
 
-    /// Where a block's bytes are. It stays there for as long as the caller's batch is in flight.
+    /// Returns the frame with a block's bytes. It holds while the caller's batch is in flight.
     #[inline]
     pub fn frame(&self, id: BlockId) -> FrameId {
         self.word(id).frame()
     }
 
-    /// The block in a frame.
+    /// Returns the block in a frame.
     pub fn block_at(&self, frame: FrameId) -> BlockId {
         self.space.table.block_at(frame)
     }
 
-    /// A handle of a block on which the caller holds a reference.
+    /// Returns a handle of a block on which the caller holds a reference.
     pub fn handle(&self, id: BlockId) -> BlockHandle {
         let generation = self.space.table.info(id).generation(self.word(id));
         BlockHandle { id, pool: self.tag, generation }
     }
 
-    /// Threads and handles that have a cache here. A thread leaves when its destructors run, which is after the end of
-    /// a [scope](std::thread::scope) that it was spawned in, and, under loom, after it was joined: who audits then waits
-    /// for this number to fall.
+    /// Returns the number of threads and handles that have a cache here.
+    ///
+    /// A thread leaves when its destructors run, which is after the end of a
+    /// [scope](std::thread::scope) that it was spawned in and, under loom, after it was joined: an
+    /// audit must wait until this number falls.
     pub fn thread_caches_in_use(&self) -> usize {
-        self.thread_caches.taken()
+        self.thread_caches.in_use()
     }
 
-    /// What is free in the bitmaps and how contiguous it is.
+    /// Returns the number of free frames in the bitmaps and their contiguity.
     pub fn census(&self, order: Order) -> Census {
         self.space.frames.census(order)
     }
 
-    /// The fragmentation rate, from 0 to 1: of the free aligned runs of `2^order` frames that there
-    /// could be, if all blocks lay as well as they can, the share that there is not. Frames in
-    /// magazines are free, and on no run. 0 where there could be none, as in a pool that is nearly
-    /// full. A walk over the bitmaps.
+    /// Returns the fragmentation rate, from 0 to 1.
+    ///
+    /// Of the free aligned runs of `2^order` frames that would exist if all blocks were packed, it
+    /// is the share that does not exist. Frames in magazines count as free and as part of no run. 0
+    /// if no such run could exist, as in a pool that is nearly full. Walks the bitmaps.
     pub fn fragmentation(&self, order: Order) -> f64 {
         self.rate(&self.census(order))
     }
 
-    /// As [`fragmentation`](Self::fragmentation), by a census that was taken before.
+    /// As [`fragmentation`](Self::fragmentation), from an existing census.
     pub fn rate(&self, census: &Census) -> f64 {
         let free = census.free + self.counts().in_magazines;
         let set_aside = self.config.has_null_block as usize + self.space.reserve.held();
@@ -256,28 +265,32 @@ impl Core {
         outside_of_runs(runs, self.total_frames(), set_aside, free, census.order)
     }
 
-    /// Changes of what is free in the bitmaps, modulo 2^32: while it is the same, the fragmentation
-    /// is. O(1).
+    /// Returns the number of changes to the bitmaps, modulo 2^32. O(1).
+    ///
+    /// While it is unchanged, so is the fragmentation.
     pub fn changes(&self) -> u32 {
         self.space.frames.changes()
     }
 
-    /// Calls `f` with every maximal free run in the bitmaps, ascending. Exact when nobody is allocating or freeing.
+    /// Calls `f` with every maximal free run in the bitmaps, ascending.
+    ///
+    /// Exact while no thread allocates or frees.
     pub fn for_each_free_run(&self, f: &mut dyn FnMut(Run)) {
         self.space.frames.for_each_free_run(f);
     }
 
-    /// Bytes of metadata for each frame, roughly: the table, and two bitmap levels with their hints.
+    /// Returns the approximate metadata in bytes: the table, and two bitmap levels with their
+    /// hints.
     pub fn metadata_bytes(&self) -> usize {
         self.space.table.bytes() + self.moves.bytes() + self.rows() / 2
     }
 
-    /// The pool is gone: threads that still have a thread cache in it let go of it when they next open one elsewhere.
+    /// Marks the pool as gone: a thread drops its cache here when it next opens one elsewhere.
     pub fn close(&self) {
         self.closed.store(true, Relaxed);
     }
 
-    /// Where the blocks' memory is.
+    /// Returns the device that holds the blocks' memory.
     pub fn device(&self) -> DeviceId {
         self.config.device
     }
@@ -286,7 +299,7 @@ impl Core {
         self.closed.load(Relaxed)
     }
 
-    /// Where the `index`th thread cache's allocations gather: threads start in regions of their own.
+    /// Returns the frame near which the `index`th thread cache allocates: each has its own region.
     pub(in crate::block) fn shard(&self, index: usize) -> FrameId {
         let threads = self.config.threads.max(1);
         let at = self.total_frames() / threads * (index % threads);
@@ -294,40 +307,43 @@ impl Core {
     }
 }
 
-/// Who knows what evictable blocks hold, and which of them goes first.
+/// Knows the contents of evictable blocks, and the order in which they are evicted.
 ///
-/// Called from threads that release and allocate, with blocks in their hands: it must not wait, nor panic.
+/// Called by threads that release and allocate, in the middle of these operations: an
+/// implementation must not block, and must not panic.
 pub trait Evictor: Send + Sync {
-    /// There will be blocks up to this number.
+    /// Prepares for block ids below `rows`.
     fn grow(&self, core: &Core, rows: usize);
 
-    /// These blocks became evictable, in this order; each may have been hit, released again, or evicted, since. `tag`: the
-    /// newest batch that may have seen them before; 0 if none in flight has.
-    fn keep(&self, core: &Core, kept: &[Evictable], tag: Ticket);
+    /// Notes that these blocks became evictable, in this order; since then, each may have been hit,
+    /// released again, or evicted. `tag` is the newest batch that may have seen them before, 0 if
+    /// no batch in flight has.
+    fn became_evictable(&self, core: &Core, blocks: &[Evictable], tag: Ticket);
 
-    /// Evicts up to `wanted` blocks by [`Core::evict`] and passes on the frames, all of which no batch in flight sees.
-    /// `oldest`: the oldest batch in flight. Fewer does not mean that there are no more.
+    /// Evicts up to `wanted` blocks by [`Core::evict`] and passes their frames, which no batch in
+    /// flight sees, to `freed`. `oldest` is the oldest batch in flight. A result of fewer blocks
+    /// does not mean that no others are evictable.
     fn evict(&self, core: &Core, oldest: Ticket, wanted: usize, freed: &mut dyn FnMut(FrameId));
 
-    /// The newest batch that may have seen a block which is evictable, as far as it is known: `word` is the block's.
+    /// Returns the newest batch that may have seen an evictable block with this word, if known.
     fn tag(&self, id: BlockId, word: BlockWord) -> Option<Ticket>;
 
-    /// Notes it.
+    /// Records the tag of an evictable block with this word.
     fn set_tag(&self, id: BlockId, word: BlockWord, tag: Ticket);
 
-    /// The block is not cached any more: it was evicted, and its frame is the caller's until this returns; or the caller has
-    /// the only reference.
+    /// Forgets a block that is no longer cached. Either it was evicted, and its frame belongs to
+    /// the caller until this returns, or the caller has its only reference.
     fn forget(&self, core: &Core, id: BlockId);
 }
 
-/// Shared with who asks it for more.
+/// An evictor that the prefix cache shares with the pool.
 impl<T: Evictor> Evictor for Arc<T> {
     fn grow(&self, core: &Core, rows: usize) {
         (**self).grow(core, rows);
     }
 
-    fn keep(&self, core: &Core, kept: &[Evictable], tag: Ticket) {
-        (**self).keep(core, kept, tag);
+    fn became_evictable(&self, core: &Core, blocks: &[Evictable], tag: Ticket) {
+        (**self).became_evictable(core, blocks, tag);
     }
 
     fn evict(&self, core: &Core, oldest: Ticket, wanted: usize, freed: &mut dyn FnMut(FrameId)) {
@@ -352,7 +368,8 @@ impl<T: Evictor> Evictor for Arc<T> {
 pub struct Evictable {
     /// The block.
     pub id: BlockId,
-    /// Its word as its last release left it: what is noted of the release is noted for this generation.
+    /// Its word after its last release: notes about this release are valid for this generation
+    /// only.
     pub word: BlockWord,
 }
 

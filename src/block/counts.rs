@@ -1,50 +1,53 @@
-//! The blocks of a pool by where they are.
+//! Counts of a pool's blocks by state.
 
 use crate::sync::Ordering::*;
 
 use super::core::Core;
 
-/// Where a pool's blocks are, each counted where it is: see [`Core::counts`].
+/// Counts of a pool's blocks by state, each block in one. Exact while no thread allocates or frees.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counts {
-    /// Blocks that can be handed out, without the null block.
+    /// Blocks that can be handed out: all but the null block.
     pub total: usize,
     /// Free in the bitmaps.
     pub in_bitmap: usize,
     /// Free in threads' magazines and in the depot.
     pub in_magazines: usize,
-    /// Free, but some batch in flight may still read them.
+    /// Free, but visible to a batch in flight.
     pub retired: usize,
-    /// Free, and kept from being handed out: the destinations of moves, and what a pool that shrinks has collected.
+    /// Free, but held: destinations of moves, frames collected by a shrink, frames that could not
+    /// be wiped.
     pub held: usize,
     /// Free, and set aside for urgent requests.
     pub reserved: usize,
-    /// Owned by nobody, and kept for their bytes until a frame is needed.
+    /// Cached and unowned: their bytes stay until a frame is needed.
     pub evictable: usize,
 }
 
 impl Counts {
-    /// Blocks that any allocation can get now without evicting: without those that are set aside for urgent requests.
+    /// Returns the number of blocks that any allocation can get without evicting: the reserve not
+    /// counted.
     pub fn free(&self) -> usize {
         self.in_bitmap + self.in_magazines
     }
 
-    /// Blocks that any allocation can get now, if need be by evicting: [`free`](Self::free) and
-    /// evictable ones.
+    /// Returns the number of blocks that any allocation can get: [`free`](Self::free) and evictable
+    /// ones.
     pub fn available(&self) -> usize {
         self.free() + self.evictable
     }
 
-    /// Blocks that somebody owns.
+    /// Returns the number of owned blocks.
     pub fn used(&self) -> usize {
         self.total.saturating_sub(self.free() + self.retired + self.held + self.reserved + self.evictable)
     }
 }
 
 impl Core {
-    /// Counts blocks by where they are, without a walk over the bitmaps: O(threads). Exact when
-    /// nobody is allocating or freeing. Beside threads that do, each number is of about this
-    /// moment, and they need not add up.
+    /// Counts blocks by state, without a walk over the bitmaps: O(threads).
+    ///
+    /// Exact while no thread allocates or frees. Otherwise each number is approximate, and they
+    /// need not add up.
     pub fn counts(&self) -> Counts {
         self.counts_with(self.space.frames.free_counted())
     }
@@ -61,7 +64,8 @@ impl Core {
         for thread_cache in self.thread_caches.iter() {
             let (cached, waiting, newest_tag) = thread_cache.mirror();
             in_magazines += cached;
-            // What no batch can see any more is got by the next allocation that needs it.
+            // The next allocation that needs these frames reclaims them, once no batch can see
+            // them.
             if newest_tag < oldest { in_magazines += waiting } else { retired += waiting }
         }
         let (waiting, newest_tag) = self.shared_limbo.mirror();
@@ -75,7 +79,8 @@ impl Core {
             in_bitmap,
             in_magazines,
             retired,
-            // Whoever releases a block that is moving counts its frame in, perhaps after the mover counted it out.
+            // The releaser of a moving block counts its frame in, perhaps after the mover counted
+            // it out.
             held: (self.space.held.load(Relaxed) as isize).max(0) as usize,
             reserved: self.space.reserve.held(),
             evictable: self.evictable(),

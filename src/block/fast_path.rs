@@ -1,18 +1,17 @@
-//! The short way: a few blocks out of, or into, the magazine that the thread has loaded. Everything that is rare — an
-//! empty or full magazine, a visitor, a device that is lost, a batch in flight, somebody who waits for blocks, another pool than last time — turns it down, and the long way
-//! (`allocate`, `release`) does it all.
+//! The fast path: a few blocks out of, or into, the magazine that the thread has loaded.
+//!
+//! Every rare case declines it: an empty or full magazine, a visitor, a failed device, a batch in
+//! flight, a waiting request, a pool other than the one used last. The slow path (`allocate`,
+//! `release`) handles all of these.
 
 use crate::frame::MagazinePair;
 use crate::ids::{BlockId, FrameId, SequenceId};
 
 use super::thread_cache::CacheRef;
-use super::{AllocRequest, Blocks, Ownership};
-
-/// The most blocks that go the short way: as many as a lease holds in itself.
-pub(crate) const INLINE_BLOCKS: usize = 16;
+use super::{AllocRequest, Blocks, INLINE_BLOCKS, Ownership};
 
 impl Blocks {
-    /// Hands out one block, guarded or not. `None`: nothing was done, go the long way.
+    /// Allocates one block, guarded or not. `None`: nothing was done, take the slow path.
     #[inline]
     pub(crate) fn allocate_one<const GUARDED: bool>(&self, request: &AllocRequest) -> Option<BlockId> {
         self.allocate_one_at::<GUARDED>(self.recent_thread_cache()?, request)
@@ -33,13 +32,14 @@ impl Blocks {
         Some(self.own(frame, request, sequence, clock.newest(), Ownership::of(GUARDED)))
     }
 
-    /// Puts a frame that nobody owns into the loaded magazine. False: nothing was done, go the long way.
+    /// Puts a free frame into the loaded magazine. False: nothing was done, take the slow path.
     #[inline]
     pub(super) fn give_back_one(&self, cache: Option<CacheRef<'_>>, frame: FrameId) -> bool {
-        self.give_back_short(cache, |magazines| magazines.push_loaded(frame))
+        self.give_back_with(cache, |magazines| magazines.push_loaded(frame))
     }
 
-    /// Hands out `request.blocks` blocks into the front of `out`. False: nothing was done, go the long way.
+    /// Allocates `request.blocks` blocks into the front of `out`. False: nothing was done, take the
+    /// slow path.
     #[inline]
     pub(crate) fn allocate_inline<const GUARDED: bool>(
         &self,
@@ -80,22 +80,23 @@ impl Blocks {
         true
     }
 
-    /// Puts frames that nobody owns into the loaded magazine. False: nothing was done, go the long way.
+    /// Puts free frames into the loaded magazine. False: nothing was done, take the slow path.
     #[inline]
     pub(super) fn give_back_inline(&self, cache: Option<CacheRef<'_>>, frames: &[FrameId]) -> bool {
-        self.give_back_short(cache, |magazines| magazines.push_all(frames))
+        self.give_back_with(cache, |magazines| magazines.push_all(frames))
     }
 
     #[inline]
-    fn give_back_short(
+    fn give_back_with(
         &self,
         cache: Option<CacheRef<'_>>,
         push: impl FnOnce(&mut MagazinePair) -> bool,
     ) -> bool {
         let early = cfg!(kvpool_mutant = "early_clock") && self.space.clock.read().is_quiet();
         let section = |magazines: &mut MagazinePair| {
-            // After the release: the frames are ours, so that every batch that saw them is visible to this load. And
-            // inside the section: who waits for blocks meets us here, or we see that it waits.
+            // After the release: the frames are ours, so every batch that saw them is visible to
+            // this load. Inside the section: a waiting request meets us here, or we see that it
+            // waits.
             (early || self.space.clock.read().is_quiet()) && push(magazines)
         };
         !self.space.wipes() && cache.is_some_and(|cache| cache.enter_magazines(section) == Some(true))

@@ -1,8 +1,8 @@
-//! How long allocations take: one in so many of a thread's is timed, so that the others pay one
-//! decrement.
+//! Latency of allocations: one in so many per thread is timed, the others pay one
+//! increment.
 //!
-//! An allocation is what asks for blocks once: a lease, handles, or an append that needs blocks.
-//! One that waits in line is not timed: how long it takes is others' doing.
+//! An allocation is one request for blocks: a lease, handles, or an append that needs blocks.
+//! Requests that wait in line are not timed: their duration depends on other requests.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -12,44 +12,45 @@ use histogram::AtomicHistogram;
 
 use crate::sync::thread_local_const;
 
-/// Values are kept to within 1/16 of themselves, up to a second; longer ones count as the longest.
+/// Values are exact to within 1/16, up to one second; longer ones count as the maximum.
 const GROUPING_POWER: u8 = 4;
 const MAX_VALUE_POWER: u8 = 30;
 
 thread_local_const! {
-    /// Allocations of this thread, in any pool, since its start.
+    /// Number of allocations of this thread so far, in any pool.
     static TICK: Cell<u32> = Cell::new(0);
 }
 
-/// Times one in so many allocations. Clones add to the same histogram.
+/// Times one in so many allocations. Clones share one histogram.
 #[derive(Clone)]
 pub(crate) struct Sampler {
-    /// Sampled when `tick & mask == 0`; `None` samples nothing.
+    /// Samples when `tick & mask == 0`; `None` never samples.
     mask: Option<u32>,
     nanoseconds: Arc<AtomicHistogram>,
 }
 
-/// Times of sampled allocations, in nanoseconds. A quantile is the upper end of its bucket: at most 1/16 above.
+/// Quantiles of sampled allocation times. Each is the upper end of its bucket: at most 1/16 too
+/// high.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Latency {
-    /// Allocations that were timed.
+    /// Number of timed allocations.
     pub samples: u64,
-    /// Half of them took at most this.
+    /// Median, in nanoseconds.
     pub p50_ns: u64,
-    /// 99 % of them took at most this.
+    /// 99th percentile, in nanoseconds.
     pub p99_ns: u64,
-    /// 99.9 % of them took at most this.
+    /// 99.9th percentile, in nanoseconds.
     pub p999_ns: u64,
-    /// The longest: a maximum of samples, not of all allocations.
+    /// Maximum of the samples, not of all allocations, in nanoseconds.
     pub max_ns: u64,
 }
 
 impl Sampler {
-    /// Samples one in `every` (rounded up to a power of two); 0: none.
+    /// Creates a sampler of one in `every` allocations, rounded up to a power of two; 0: none.
     pub(crate) fn new(every: u32) -> Self {
         Self {
-            // Above 2^31 the next power is 2^32, of which the mask is all ones.
+            // Above 2^31 the next power is 2^32, whose mask is all ones.
             mask: (every != 0).then(|| every.checked_next_power_of_two().map_or(u32::MAX, |every| every - 1)),
             nanoseconds: Arc::new(
                 AtomicHistogram::new(GROUPING_POWER, MAX_VALUE_POWER).expect("constants that fit"),
@@ -57,8 +58,8 @@ impl Sampler {
         }
     }
 
-    /// Runs `f`, and records how long it took if the last call of [`is_due`](Self::is_due) said so.
-    /// Each call comes after one of that.
+    /// Runs `f`, and records its duration if the last call of [`is_due`](Self::is_due) returned
+    /// true. Each call must follow a call of `is_due`.
     #[inline]
     pub(crate) fn time<R>(&self, f: impl FnOnce() -> R) -> R {
         match self.mask {
@@ -72,7 +73,7 @@ impl Sampler {
         }
     }
 
-    /// Counts an allocation. True if it is one to be timed.
+    /// Counts an allocation, and returns whether it is to be timed.
     #[inline]
     pub(crate) fn is_due(&self) -> bool {
         let Some(mask) = self.mask else { return false };
@@ -95,7 +96,7 @@ impl Sampler {
         let histogram = self.nanoseconds.load();
         let buckets = || histogram.iter().filter(|bucket| bucket.count() > 0);
         let samples: u64 = buckets().map(|bucket| bucket.count()).sum();
-        // Each is the upper end of the first bucket at which so large a share has been seen.
+        // Each is the upper end of the first bucket at which this share of samples is reached.
         let shares = [0.5, 0.99, 0.999, 1.0];
         let ranks = shares.map(|share| ((samples as f64 * share).ceil() as u64).max(1));
         let (mut ends, mut seen) = ([0; 4], 0);

@@ -1,36 +1,55 @@
-//! Blocks: what the pool hands out.
+//! Blocks: the unit that a pool hands out.
 //!
-//! A block has a stable id, one packed word ([`BlockWord`]) and a little info. The word says which frame holds the
-//! block's bytes, so that translation, sharing, pinning, sealing and the publication of a move are one atomic operation
-//! each.
+//! A block has a stable id, one packed word ([`BlockWord`]) and 16 bytes of info. The word names
+//! the frame that holds the block's bytes, so that translation, sharing, pinning, sealing and the
+//! publication of a move are one atomic operation each.
+//!
+//! # Rooms
+//!
+//! | room or file | contents |
+//! |---|---|
+//! | `state` | words and tables, without algorithms; read `state/word.rs` first |
+//! | `space` | free frames outside of thread caches: bitmaps, depot, reserve, shared limbo |
+//! | `thread_cache`, `cache_handle` | per-thread magazines and limbo; how a thread finds its own |
+//! | `core` | [`Core`], the state that all references to a pool share |
+//! | `allocate`, `release` | the allocation ladder; releases by owner and by handle |
+//! | `fast_path` | both for few blocks, through the loaded magazine |
+//! | `wait` | the line of waiting requests, and announcements to it |
+//! | `moving`, `resize` | moves of blocks between frames; growth and shrinking |
+//! | `audit`, `counts`, `latency`, `request` | recount, counters, sampled times, the request type |
 //!
 //! # Bijection
 //!
-//! Blocks and frames are in bijection over the whole pool, free ones included: `block_at(frame(b)) == b` and
-//! `frame(block_at(f)) == f`, and those of frames that a [shrink](Shrinking) has taken away. The free frames are what the [`frame`](crate::frame) floor deals in; the free blocks
-//! are the blocks at free frames, so that there is no second allocator for ids. As long as nothing has moved,
-//! `block == frame`; a move swaps two (`moving`).
+//! Blocks and frames are in bijection over the whole pool: `block_at(frame(b)) == b` and
+//! `frame(block_at(f)) == f`, also for free blocks and for frames that a [shrink](Shrinking) has
+//! taken away. The [`frame`](crate::frame) floor manages free frames; the free blocks are the
+//! blocks at free frames, so ids need no allocator. As long as nothing has moved, `block == frame`;
+//! a move swaps two (`moving`).
 //!
 //! # Who may write a word
 //!
-//! - refs == 0, free: whoever owns the frame (a free one: the thread that took it out of the frame floor). Plain stores. Who
-//!   keeps such a frame for longer than a call *holds* it: a mover its destinations, a pool that shrinks what it has
-//!   collected. The word says so, so that the audit can tell such a frame from a lost one.
-//! - refs == 0 and cached: whoever hits or evicts it, by compare-exchange only (`keep`).
-//! - refs > 0: anyone who holds a reference or a handle, by compare-exchange only. A handle's generation is compared
-//!   with the word's before each attempt, and what only owners may do to a guarded block is refused to it there.
+//! - refs == 0, free: only the owner of the frame, that is, the thread that took it out of the
+//!   frame floor. Plain stores. A thread that keeps such a frame for longer than a call *holds* it:
+//!   a mover its destinations, a shrink the frames it has collected. The word records the hold, so
+//!   that the audit can tell such a frame from a lost one.
+//! - refs == 0, cached: a thread that hits or evicts the block, by compare-exchange only
+//!   (`allocate/evict.rs`).
+//! - refs > 0: a thread with a reference or a handle, by compare-exchange only. A handle's
+//!   generation is compared with the word's before each attempt, and operations reserved to the
+//!   owners of a guarded block are refused in the same step.
 //!
 //! # Who may release a reference
 //!
-//! Each reference has one owner: a lease or a sequence's list (the block is *guarded*), or handles, which are counted by
-//! who has them. A lease and a list release by id, what they own; a handle releases what no lease and no list owns. The word
-//! says which of the two it is, and both releases compare that bit in the very step that takes the reference.
+//! Each reference has one owner: a lease or a sequence's list (the block is *guarded*), or handles,
+//! which the engine counts. A lease and a list release their own references by id; a handle
+//! releases references that no lease and no list owns. One bit of the word says which of the two
+//! applies, and both kinds of release check that bit in the compare-exchange that drops the
+//! reference.
 //!
 //! # Conservation
 //!
-//! `free in bitmaps + in magazines + in the depot + in the reserve + retired + held + evictable + owned + null == total`, at every
-//! quiescent point.
-//! [`Core::audit`] recounts it.
+//! `free in bitmaps + in magazines + in the depot + in the reserve + retired + held + evictable +
+//! owned + null == total`, at every quiescent point. [`Core::audit`] recounts it.
 
 mod allocate;
 mod audit;

@@ -1,14 +1,14 @@
-//! Moving: a block's bytes go to another frame, while its owners go on.
+//! Moves: a block's bytes go to another frame, while its owners continue to use it.
 //!
-//! Block and frame are in bijection, so that a move swaps two: the block `S` goes from frame `f` to frame `t`, and the
-//! free block `D`, which was at `t`, is at `f` from then on.
+//! Blocks and frames are in bijection, so a move swaps two: block `S` goes from frame `f` to frame
+//! `t`, and the free block `D`, which was in `t`, is in `f` afterwards.
 //!
 //! # Protocol
 //!
 //! ```text
 //! begin     t: claimed by name out of the bitmaps, and held     (free there: no batch sees it)
 //!           S: sealed, unpinned, not moving, in f  ->  moving                        one compare-exchange
-//! copy      f -> t                                                  by the caller; may take as long as it takes
+//! copy      f -> t                                                  by the caller; may take any time
 //! publish   block_at(t) := S;  S: moving, unpinned, not free  ->  sealed, in t          one compare-exchange
 //!           D := free, in f;  block_at(f) := D
 //!           log;  fence(SeqCst);  f is free, or retired while a batch is in flight
@@ -18,20 +18,22 @@
 //!
 //! # Invariants
 //!
-//! - *The source is readable.* Its owners may let go of it in mid-move. The last release of a block that is moving does not
-//!   free the frame, but leaves it to the mover. So a wave holds back what it copies, and nothing else of what is freed
-//!   meanwhile.
-//! - *The source is not written.* It is sealed; to write to it is refused while it is moving.
-//! - *The destination is the wave's alone*, from the claim to the publication.
-//! - *Who saw the old frame may go on reading it* until its batch has ended: the fence pairs with the one in
-//!   [`Clock::begin`](crate::batch::Clock::begin).
-//! - *Conservation*: a destination is held, and so is the source of a block that was released; until they are free again.
+//! - *The source is readable.* Its owners may release it during the move. The last release of a
+//!   moving block does not free the frame, but leaves it to the mover. So a wave holds back the
+//!   frames that it copies, and no others that are freed meanwhile.
+//! - *The source is not written.* It is sealed; writing to it is refused while it is moving.
+//! - *The destination belongs to the wave alone*, from the claim to the publication.
+//! - *A reader of the old frame may continue* until its batch has ended: the fence pairs with the
+//!   one in [`Clock::begin`](crate::batch::Clock::begin).
+//! - *Conservation*: a destination is held, and so is the source of a block that was released,
+//!   until they are free again.
 //!
-//! # Who waits for whom
+//! # Blocking
 //!
-//! Nobody. Releases, pins and shares of a moving block take one compare-exchange as always; a release and a pin make the
-//! move give way. A wave that is dropped before it is published leaves everything as it was. A thread that is stopped
-//! in mid-wave holds back its destinations, and those of its sources that are released; nothing else.
+//! No thread waits for another. Releases, pins and shares of a moving block take one
+//! compare-exchange as always; a concurrent release or pin cancels the move. A wave that is dropped
+//! before it is published changes nothing. A thread that is stopped during a wave holds back its
+//! destinations, and those of its sources that are released; nothing else.
 //!
 //! Models: `loom-tests/tests/moves.rs`, `loom-tests/tests/moved_since.rs`.
 
@@ -47,19 +49,19 @@ use super::{BlockWord, Blocks, Moved, Since};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum GaveWay {
-    /// Somebody took the destination first.
+    /// The destination was not free.
     Taken,
-    /// Its last owner released it, or it is elsewhere by now.
+    /// Its last owner released it, or it is in another frame.
     Released,
     /// It is pinned.
     Pinned,
     /// Its bytes are not final.
     Open,
-    /// Another wave moves it.
+    /// Another wave is moving it.
     Moving,
 }
 
-/// What can be done with a frame that somebody owns.
+/// What a compaction can do with a frame in use.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum FrameUse {
     /// Its block is sealed, unpinned and not moving: owned, or evictable.
@@ -68,7 +70,7 @@ pub enum FrameUse {
     Fixed,
 }
 
-/// A block on its way.
+/// A block that is being moved.
 #[derive(Clone, Copy, Debug)]
 struct Moving {
     block: BlockId,
@@ -76,10 +78,11 @@ struct Moving {
     to: FrameId,
 }
 
-/// Blocks that move together: marked, their destinations held. The caller copies the bytes of [`moves`](Self::moves) and
-/// then [publishes](Self::publish); dropped without that, nothing has moved.
+/// Blocks that move together: marked, with their destinations held.
 ///
-/// It may be sent to another thread, where a copy ends.
+/// The caller copies the bytes of [`moves`](Self::moves) and then [publishes](Self::publish). A
+/// wave that is dropped without that has moved nothing. A wave may be sent to the thread on which a
+/// copy ends.
 #[must_use = "a wave that is dropped moves nothing"]
 pub struct Wave {
     blocks: Blocks,
@@ -87,8 +90,8 @@ pub struct Wave {
 }
 
 impl Blocks {
-    /// Begins to move blocks: for each pair, the block in the first frame to the second, as far as that is possible now.
-    /// What is not, `gave_way` is told of.
+    /// Begins to move blocks: for each pair, the block in the first frame to the second, if
+    /// possible now. Reports the others to `gave_way`.
     pub fn begin_wave(
         &self,
         moves: impl IntoIterator<Item = (FrameId, FrameId)>,
@@ -106,28 +109,30 @@ impl Blocks {
 }
 
 impl Wave {
-    /// The copies to make, from frame to frame. No destination is a source, and none stands twice.
+    /// Returns the copies to make, from frame to frame. No destination is a source, and none occurs
+    /// twice.
     pub fn moves(&self) -> impl ExactSizeIterator<Item = (FrameId, FrameId)> + '_ {
         self.moving.iter().map(|moving| (moving.from, moving.to))
     }
 
-    /// Blocks in the wave.
+    /// Returns the number of blocks in the wave.
     pub fn len(&self) -> usize {
         self.moving.len()
     }
 
-    /// Whether nothing is to be moved.
+    /// Returns whether the wave has no blocks.
     pub fn is_empty(&self) -> bool {
         self.moving.is_empty()
     }
 
-    /// The bytes have been copied: each block is in its new frame from now on, unless it gave way meanwhile, which
-    /// `gave_way` is told of, when all is done. Returns how many moved.
+    /// Publishes the copies: each block is in its new frame from now on, unless its move was
+    /// cancelled. Reports cancelled moves to `gave_way`, at the end. Returns the number of moved
+    /// blocks.
     ///
     /// # Safety
     ///
-    /// If the pool has storage, the bytes of all [moves](Self::moves) are in their new frames: what is read there from now
-    /// on, in safe code, is taken for what the block's owner wrote.
+    /// If the pool has storage, the bytes of all [moves](Self::moves) must be in their new frames:
+    /// safe code that reads them there takes them for the bytes that the block's owner wrote.
     pub unsafe fn publish(mut self, gave_way: &mut dyn FnMut(FrameId, GaveWay)) -> usize {
         let (mut moved, mut left) = (Vec::with_capacity(self.moving.len()), RunList::new());
         let mut stayed = Vec::new();
@@ -146,7 +151,7 @@ impl Wave {
         if !moved.is_empty() {
             self.blocks.leave(&moved, &left);
         }
-        // The last step: it is the caller's code, and may panic or move blocks itself.
+        // Last, because it is the caller's code, and may panic or move blocks itself.
         stayed.into_iter().for_each(|(from, why)| gave_way(from, why));
         moved.len()
     }
@@ -157,7 +162,7 @@ impl Drop for Wave {
         for moving in self.moving.drain(..) {
             self.blocks.end_move(moving);
         }
-        // Destinations that were not used, and frames that were left, may be free now.
+        // Unused destinations and vacated frames may be free now.
         if !cfg!(kvpool_mutant = "silent_wave") {
             self.blocks.announce();
         }
@@ -169,15 +174,16 @@ impl Core {
         if from.index() >= self.rows() {
             return Err(GaveWay::Released);
         }
-        // A look at first, so that what cannot move costs no claim. Which block is there may change until it is marked.
+        // Check first, so that an immovable block costs no claim. The block in the frame may change
+        // until it is marked.
         let block = self.space.table.block_at(from);
         movable(self.word(block), from)?;
         if !self.space.frames.claim(Run { start: to, len: 1 }) {
             return Err(GaveWay::Taken);
         }
         self.space.hold_frame(to);
-        // Acquire: what was written before the block was sealed is seen by the copy. Release: goes on with
-        // the order of those who shared and released it, for whoever is the last.
+        // Acquire: the bytes written before the seal are visible to the copy. Release: continues
+        // the release sequence of earlier shares and releases, for the last release.
         let marked = self.space.table.word(block).fetch_update(AcqRel, Relaxed, |bits| {
             let word = BlockWord::from_bits(bits);
             movable(word, from).ok().map(BlockWord::to_bits)
@@ -192,14 +198,16 @@ impl Core {
         }
     }
 
-    /// The block is in `to` from now on.
+    /// Publishes one move: the block is in `to` from now on.
     fn publish_move(&self, moving: Moving) -> Result<(), GaveWay> {
         let Moving { block, from, to } = moving;
         let displaced = self.space.table.block_at(to);
-        // Ours until the word says otherwise; the Release below publishes it to whoever frees the block there.
+        // Ours until the word names `to`; the Release below publishes it to the thread that frees
+        // the block.
         self.space.table.set_block_at(to, block);
-        // Release: the copied bytes are seen by whoever reads the new frame from the word. Acquire: what those who
-        // released the block meanwhile did with the old frame happens before its next owner gets it.
+        // Release: the copied bytes are visible to readers that get the new frame from the word.
+        // Acquire: accesses to the old frame by owners that released the block happen before its
+        // next owner's.
         let order = if cfg!(kvpool_mutant = "publish_relaxed") { Relaxed } else { AcqRel };
         let published = self.space.table.word(block).fetch_update(order, Relaxed, |bits| {
             BlockWord::from_bits(bits).publish_move(to).map(BlockWord::to_bits)
@@ -209,8 +217,9 @@ impl Core {
             let word = BlockWord::from_bits(bits);
             return Err(if word.is_free() { GaveWay::Released } else { GaveWay::Pinned });
         }
-        // The old frame is the wave's now, and the displaced block is free, so that nobody else writes its word.
-        // Relaxed: who checks a handle sees that the block is free, and no more. It is handed out with the frame.
+        // The old frame is the wave's now, and the displaced block is free, so that no other thread
+        // writes its word. Relaxed: a handle check sees that the block is free, and nothing else.
+        // The block is handed out with its frame.
         let word = BlockWord::from_bits(self.space.table.word(displaced).load(Relaxed));
         self.space.table.word(displaced).store(word.displaced(from).to_bits(), Relaxed);
         self.space.table.set_block_at(from, displaced);
@@ -218,11 +227,12 @@ impl Core {
         Ok(())
     }
 
-    /// The copy is dropped, and the destination is free again; the source too, if it was released meanwhile.
+    /// Drops a copy: frees the destination, and the source too if it was released meanwhile.
     fn end_move(&self, moving: Moving) {
         let atomic = self.space.table.word(moving.block);
-        // Release: the reads of the copy happen before whatever a writer does who finds the flag gone. Acquire: what the
-        // last owner did with the frame happens before its next owner gets it from us.
+        // Release: the copy's reads happen before the accesses of a writer that finds the flag
+        // cleared. Acquire: the last owner's accesses to the frame happen before those of its next
+        // owner.
         let left = if cfg!(kvpool_mutant = "left_relaxed") { Relaxed } else { Acquire };
         let ended = atomic.fetch_update(Release, left, |bits| {
             BlockWord::from_bits(bits).end_move().map(BlockWord::to_bits)
@@ -234,8 +244,8 @@ impl Core {
             if carry {
                 self.space.table.info(moving.block).carry_generation();
             }
-            // A plain store: the frame is ours, and nobody else writes the word of a block that is free. Relaxed: as of the
-            // displaced one.
+            // A plain store: the frame is ours, and no other thread writes the word of a free
+            // block. Relaxed: as for the displaced block.
             atomic.store(word.to_bits(), Relaxed);
             self.space.held.fetch_sub(1, Relaxed);
             self.free_or_retire(&[Run { start: moving.from, len: 1 }]);
@@ -245,11 +255,11 @@ impl Core {
         }
     }
 
-    /// The frames that a wave's blocks left: logged, so that tables can be patched, and free, or retired while a batch is
-    /// in flight.
+    /// Logs moved blocks, so that tables can be patched, and frees or retires the frames they left.
     fn leave(&self, moved: &[BlockId], left: &[Run]) {
         self.moves.append(moved, || {
-            // Pairs with the fence in `Clock::begin`: a batch sees the new frames, or we see the batch.
+            // Pairs with the fence in `Clock::begin`: a batch sees the new frames, or we see the
+            // batch.
             if !cfg!(kvpool_mutant = "publish_no_fence") {
                 fence(SeqCst);
             }
@@ -258,7 +268,7 @@ impl Core {
         self.free_or_retire(left);
     }
 
-    /// Frames that nobody owns: into the bitmaps, or aside if a batch may still see them.
+    /// Puts unowned frames into the bitmaps, or into limbo if a batch may still see them.
     pub(super) fn free_or_retire(&self, runs: &[Run]) {
         match self.space.clock.idle_or_tag() {
             None => runs.iter().for_each(|&run| self.space.free_run(run)),
@@ -266,8 +276,8 @@ impl Core {
         }
     }
 
-    /// Calls `f` with every frame that somebody owns, that is kept, or that is the null block's, in no order. What moves meanwhile may be
-    /// met twice, or not at all.
+    /// Calls `f` with every frame that is owned, evictable, or the null block's, in no order. A
+    /// block that moves meanwhile may be passed twice, or not at all.
     pub fn for_each_used_frame(&self, f: &mut dyn FnMut(FrameId, FrameUse)) {
         for block in (0..self.rows() as u32).map(BlockId) {
             let word = self.word(block);
@@ -282,17 +292,19 @@ impl Core {
         }
     }
 
-    /// Lists the blocks that moved, as far as a table that was built under batch `since` may not know; oldest first. To be
-    /// called under a batch: what is not listed yet stays readable in its old frame until that batch ends, and is
-    /// listed for who then asks since that batch.
+    /// Lists the moves that a table built under batch `since` may miss, oldest first.
+    ///
+    /// Must be called under a batch: a block whose move is not listed yet stays readable in its old
+    /// frame until that batch ends, and a later query since that batch lists it.
     pub fn moved_since(&self, since: Ticket, out: &mut Vec<Moved>) -> Since {
-        // Where they are now, not where they went: of one block's moves in two waves, the earlier may be in the log behind
-        // the later. The words are at least as new as the log, and what they say holds until the caller's batch ends.
+        // The current frames, not the logged ones: of one block's moves in two waves, the earlier
+        // may be logged later. The words are at least as new as the log, and they are valid until
+        // the caller's batch ends.
         self.moves.read(since, out, |block| Moved { block, to: self.frame(block) })
     }
 }
 
-/// The word of a block that is to leave `from`, marked; or why it cannot.
+/// Returns the word of a block that is to leave `from`, marked, or the reason that it cannot move.
 fn movable(word: BlockWord, from: FrameId) -> Result<BlockWord, GaveWay> {
     if word.is_free() || word.frame() != from {
         return Err(GaveWay::Released);

@@ -1,4 +1,4 @@
-//! What an allocation asks for.
+//! Allocation requests.
 
 pub use crate::ids::Priority;
 use crate::ids::{DeviceId, SequenceId};
@@ -13,22 +13,23 @@ use crate::ids::{DeviceId, SequenceId};
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AllocRequest {
-    /// Blocks wanted.
+    /// Number of blocks.
     pub blocks: usize,
-    /// The sequence that the blocks will belong to, for their info.
+    /// Sequence that the blocks are for; recorded in their info.
     pub sequence: Option<SequenceId>,
-    /// Who goes first among those who wait, and who may have the reserve; recorded with the blocks.
+    /// Order among waiting requests, and access to the reserve; recorded in the blocks' info.
     pub priority: Priority,
-    /// Whether the blocks start out pinned once: neither evicted nor moved until they are free, or are unpinned by handle.
+    /// Whether the blocks start with one pin: neither evicted nor moved until they are free, or
+    /// unpinned by handle.
     pub pinned: bool,
     /// Whether the blocks must lie in consecutive frames.
     pub contiguous: bool,
-    /// The device that the blocks must be on; `None` takes the pool's.
+    /// Device that the blocks must be on; `None` means the pool's.
     pub device: Option<DeviceId>,
 }
 
 impl AllocRequest {
-    /// A request for `blocks` blocks, wherever they may be.
+    /// Creates a request for `blocks` blocks, anywhere.
     pub const fn new(blocks: usize) -> Self {
         Self {
             blocks,
@@ -40,31 +41,31 @@ impl AllocRequest {
         }
     }
 
-    /// For this sequence.
+    /// Sets the sequence that the blocks are for.
     pub const fn sequence(mut self, sequence: SequenceId) -> Self {
         self.sequence = Some(sequence);
         self
     }
 
-    /// At this priority.
+    /// Sets the priority.
     pub const fn priority(mut self, priority: Priority) -> Self {
         self.priority = priority;
         self
     }
 
-    /// Pinned once from the start.
+    /// Makes the blocks start with one pin.
     pub const fn pinned(mut self) -> Self {
         self.pinned = true;
         self
     }
 
-    /// In consecutive frames.
+    /// Requires consecutive frames.
     pub const fn contiguous(mut self) -> Self {
         self.contiguous = true;
         self
     }
 
-    /// On this device.
+    /// Requires this device.
     pub const fn device(mut self, device: DeviceId) -> Self {
         self.device = Some(device);
         self

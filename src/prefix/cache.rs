@@ -448,7 +448,7 @@ impl Evictor for PrefixCache {
         });
     }
 
-    fn keep(&self, core: &Core, kept: &[Evictable], tag: Ticket) {
+    fn became_evictable(&self, core: &Core, kept: &[Evictable], tag: Ticket) {
         self.keep(core, kept, tag, PolicyInfo::default());
     }
 

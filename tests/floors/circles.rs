@@ -1,8 +1,9 @@
-//! No import circle between the files of a folder, nor between its folders.
+//! Checks that the files of a folder, and its folders, do not import each other in a circle.
 //!
-//! Every path that a file names is followed to the file that defines the item, through the re-exports of the modules in
-//! between. A `mod.rs` is the folder's front and imports nothing in this sense. What two files of different folders import
-//! of each other counts as an edge between the entries of the folder that holds both. Calls of methods are no imports.
+//! Each path that a file names is resolved to the file that defines the item, through re-exports of
+//! modules in between. A `mod.rs` is the folder's front and imports nothing in this sense. An
+//! import between files of two folders counts as an edge between the entries of the folder that
+//! contains both. Method calls are not imports.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,9 +14,9 @@ type Module = Vec<String>;
 
 #[derive(Default)]
 struct House {
-    /// Each file by its module, with the paths that it names outside of tests.
+    /// Files by module, with the paths that they name outside of tests.
     files: BTreeMap<Module, (String, Vec<Named>)>,
-    /// Where the name of a module leads that re-exports it.
+    /// Target of a name that a module re-exports.
     exports: BTreeMap<(Module, String), Vec<String>>,
 }
 
@@ -40,7 +41,7 @@ impl House {
         let modules: BTreeSet<Module> = house.files.keys().cloned().collect();
         for (module, (_, named)) in &house.files {
             for at in named {
-                // `child::Item`: the module passes on what its child has.
+                // `child::Item`: the module re-exports its child's item.
                 let child: Module = module.iter().chain(at.path.first()).cloned().collect();
                 if let Some(name) = at.path.last()
                     && modules.contains(&child)
@@ -53,7 +54,7 @@ impl House {
         house
     }
 
-    /// The module whose file defines what a path leads to.
+    /// Returns the module whose file defines the target of a path.
     fn definition(&self, mut path: Vec<String>) -> Option<Module> {
         for _ in 0..16 {
             let depth = (1..=path.len()).rev().find(|&depth| self.files.contains_key(&path[..depth]))?;
@@ -68,7 +69,7 @@ impl House {
         None
     }
 
-    /// By folder: which of its entries imports which, and where.
+    /// By folder: the imports between its entries, and their places.
     fn edges(&self) -> BTreeMap<Module, BTreeMap<String, BTreeMap<String, String>>> {
         let mut edges: BTreeMap<_, BTreeMap<String, BTreeMap<String, String>>> = BTreeMap::new();
         for (module, (file, named)) in &self.files {
@@ -90,7 +91,7 @@ impl House {
     }
 }
 
-/// A circle that goes through `start`, if there is one.
+/// Returns a circle through `start`, if there is one.
 fn circle(edges: &BTreeMap<String, BTreeMap<String, String>>, start: &str) -> Option<Vec<String>> {
     let mut paths = vec![vec![start.to_string()]];
     let mut seen = BTreeSet::new();
@@ -108,13 +109,13 @@ fn circle(edges: &BTreeMap<String, BTreeMap<String, String>>, start: &str) -> Op
     None
 }
 
-/// Describes every circle of a tree of files, given by their paths below `src/` and their texts.
+/// Describes every circle in a tree of files, given by their paths below `src/` and their texts.
 pub fn circles(all: &[(String, String)]) -> Vec<String> {
     let mut found = BTreeSet::new();
     for (folder, edges) in House::new(all).edges() {
         for start in edges.keys() {
             let Some(path) = circle(&edges, start) else { continue };
-            // One report a circle: from its first entry.
+            // One report per circle: from its first entry.
             if path.iter().min() == path.first() {
                 let at: Vec<_> = path.windows(2).map(|step| edges[&step[0]][&step[1]].as_str()).collect();
                 found.insert(format!("{}: {} ({})", folder.join("/"), path.join(" -> "), at.join(", ")));

@@ -1,9 +1,9 @@
-//! The house stands: no module imports upwards, and only `sync` names threads and atomics.
+//! Checks the floors: no module imports upwards, and only `sync` names threads and atomics.
 //!
-//! The check reads the tokens of every file under `src/`, also those inside macro calls and under a `cfg`, and resolves
-//! `crate::`, `super::` and `self::` paths and use trees. It does not expand macros, follow renames
-//! (`use crate as x`) or look into comments. Floors are strictly ordered, so that no circle can pass; within a floor,
-//! [`circles`] looks for them.
+//! The check reads the tokens of every file under `src/`, also inside macro calls and under a
+//! `cfg`, and resolves `crate::`, `super::` and `self::` paths and use trees. It does not expand
+//! macros, follow renames (`use crate as x`) or look into comments. Floors are strictly ordered, so
+//! circles between them are impossible; [`circles`] finds those within a floor.
 
 mod circles;
 
@@ -13,8 +13,8 @@ use std::path::Path;
 
 use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
 
-/// The floors, from the ground up. A floor may import those in the rows above its own here; floors in one row are
-/// neighbours, and neither imports the other.
+/// The floors, from the ground up. A floor may import those in earlier rows; floors in one row must
+/// not import each other.
 const FLOORS: &[&[&str]] = &[
     &["config", "planted"],
     &["ids", "dtype"],
@@ -49,10 +49,10 @@ fn rank(floor: &str) -> Option<usize> {
     FLOORS.iter().position(|row| row.contains(&floor))
 }
 
-/// One path as it stands in a file.
+/// A path in a file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Named {
-    /// Resolved: `crate` first if it leads into this crate.
+    /// Resolved: begins with `crate` if it leads into this crate.
     path: Vec<String>,
     line: usize,
     in_test: bool,
@@ -77,7 +77,7 @@ fn check(file: &str, text: &str) -> Vec<Violation> {
         .filter(|part| !["lib", "mod"].contains(part))
         .map(String::from)
         .collect();
-    // The crate's root stands above all floors.
+    // The crate root is above all floors.
     let Some(floor) = module.first().cloned() else { return Vec::new() };
     let violation = |line, what| Violation { file: file.into(), line, what };
     let Some(own) = rank(&floor) else {
@@ -93,7 +93,7 @@ fn check(file: &str, text: &str) -> Vec<Violation> {
     found
 }
 
-/// What is wrong with a path named on a floor, if anything.
+/// Returns the fault of a path named on a floor, if any.
 fn judge(at: &Named, floor: &str, own: usize) -> Option<String> {
     if at.path[0] == "crate" {
         let target = at.path.get(1)?;
@@ -119,7 +119,7 @@ impl StartsWithNames for Vec<String> {
     }
 }
 
-/// Collects the paths of a stream that stands in `module`.
+/// Collects the paths of a token stream in `module`.
 fn walk(tokens: TokenStream, module: &[String], in_test: bool, named: &mut Vec<Named>) {
     let tokens: Vec<TokenTree> = tokens.into_iter().collect();
     let mut next_is_test = false;
@@ -133,7 +133,7 @@ fn walk(tokens: TokenStream, module: &[String], in_test: bool, named: &mut Vec<N
                 i += 1;
             }
             TokenTree::Ident(ident) if ident == "mod" => {
-                // An inline module is one step further down for `super`.
+                // An inline module is one level deeper for `super`.
                 if let (Some(TokenTree::Ident(name)), Some(TokenTree::Group(body))) =
                     (tokens.get(i + 1), tokens.get(i + 2))
                 {
@@ -170,7 +170,8 @@ fn walk(tokens: TokenStream, module: &[String], in_test: bool, named: &mut Vec<N
     }
 }
 
-/// Reads a path or a use tree that begins at `i`, calls `found` with each path of it, and returns where it ends.
+/// Reads a path or a use tree that begins at `i`, calls `found` with each of its paths, and returns
+/// its end.
 fn path(
     tokens: &[TokenTree],
     mut i: usize,
@@ -200,7 +201,7 @@ fn path(
         }
         i += 2;
     }
-    // A name alone is a local one, unless it continues a use tree.
+    // A single name is local, unless it continues a use tree.
     if prefix.len() > depth.max(1) {
         found(prefix);
     }
@@ -212,7 +213,7 @@ fn is_colon(token: Option<&TokenTree>) -> bool {
     matches!(token, Some(TokenTree::Punct(punct)) if punct.as_char() == ':')
 }
 
-/// With `self` and `super` at the front replaced by the module that they mean.
+/// Replaces leading `self` and `super` by the module that they denote.
 fn resolve(path: &[String], module: &[String]) -> Vec<String> {
     let mut base = module.to_vec();
     let mut rest = path;
@@ -232,7 +233,7 @@ fn resolve(path: &[String], module: &[String]) -> Vec<String> {
     std::iter::once("crate".to_string()).chain(base).chain(rest.iter().cloned()).collect()
 }
 
-/// `#[cfg(test)]`, also inside `all(..)`.
+/// Matches `#[cfg(test)]`, also inside `all(..)`.
 fn is_test_cfg(attribute: &Group) -> bool {
     let tokens: Vec<TokenTree> = attribute.stream().into_iter().collect();
     let [TokenTree::Ident(name), TokenTree::Group(condition)] = &tokens[..] else { return false };
@@ -250,7 +251,7 @@ fn is_test_cfg(attribute: &Group) -> bool {
     }
 }
 
-/// Every file under a folder, by its path below it.
+/// Returns every file under a folder, by its path below it.
 fn files(root: &Path, below: &str, out: &mut Vec<(String, String)>) {
     let folder = root.join(below);
     let mut entries: Vec<_> = fs::read_dir(&folder)
@@ -259,7 +260,7 @@ fn files(root: &Path, below: &str, out: &mut Vec<(String, String)>) {
         .collect();
     entries.sort_by_key(|entry| entry.file_name());
     for entry in entries {
-        let name = entry.file_name().into_string().expect("file names are text");
+        let name = entry.file_name().into_string().expect("file names are UTF-8");
         let file = if below.is_empty() { name } else { format!("{below}/{name}") };
         if entry.file_type().unwrap().is_dir() {
             files(root, &file, out);
@@ -282,7 +283,7 @@ fn no_files_import_each_other_in_a_circle() {
 }
 
 #[test]
-fn nothing_imports_upwards() {
+fn no_floor_imports_upwards() {
     let all = house();
     for floor in FLOORS.iter().copied().flatten() {
         assert!(
@@ -301,7 +302,7 @@ fn planted_violations_are_found() {
         ("frame/owner.rs", "use crate::pool::Pool;", "`frame` imports `pool`"),
         ("frame/owner.rs", "\nuse crate::{ids::Run, block::{self, BlockWord}};", "`frame` imports `block`"),
         ("batch/word.rs", "fn f() -> crate::sequence::Batch { todo!() }", "`batch` imports `sequence`"),
-        ("block/home.rs", "fn f() { assert!(matches!(x, crate::storage::Y)); }", "`block` imports `storage`"),
+        ("block/core.rs", "fn f() { assert!(matches!(x, crate::storage::Y)); }", "`block` imports `storage`"),
         ("storage/host/tests.rs", "use super::super::super::block::Blocks;", "`storage` imports `block`"),
         ("frame/bits.rs", "mod m { use super::super::super::pool; }", "`frame` imports `pool`"),
         ("frame/bits.rs", "pub(in crate::pool) fn f() {}", "`frame` imports `pool`"),
@@ -320,10 +321,10 @@ fn planted_violations_are_found() {
 }
 
 #[test]
-fn what_is_allowed_passes() {
+fn allowed_imports_pass() {
     for (file, text) in [
         ("pool/pool.rs", "use crate::{block::Blocks, storage::Storage}; use super::latency::Sampler;"),
-        ("block/home.rs", "use crate::block::Core; use super::super::frame::MagazinePair;"),
+        ("block/core.rs", "use crate::block::Core; use super::super::frame::MagazinePair;"),
         (
             "frame/owner.rs",
             "// use crate::pool::Pool;\n/// [`crate::pool::Pool`]\nconst A: &str = \"crate::pool\";",

@@ -1,4 +1,4 @@
-//! Cached blocks that nobody owns go to another pool's cache, and come back from there.
+//! Cached blocks without owners go to another pool's cache, and come back from there.
 
 use kvpool::prefix::{KvEvent, PrefixKeys};
 use kvpool::{AllocError, AllocRequest, Pool, SequenceId};
@@ -7,7 +7,7 @@ use super::kv::{BLOCK_TOKENS, admit, cached, check, is_idle, other, plain, pool,
 
 const NO_KEYS: PrefixKeys<'static> = PrefixKeys::new();
 
-/// Prompts of ten full blocks and a bit, released one after another.
+/// Admits prompts of ten full blocks and a part, and releases them one after another.
 fn fill(pool: &Pool, prompts: u32) -> Vec<Vec<u32>> {
     let prompts: Vec<Vec<u32>> = (0..prompts).map(|first| prompt(first, 42)).collect();
     prompts.iter().for_each(|prompt| drop(admit(pool, 0, prompt).unwrap()));
@@ -15,30 +15,30 @@ fn fill(pool: &Pool, prompts: u32) -> Vec<Vec<u32>> {
 }
 
 #[tokio::test]
-async fn the_coldest_go_first_and_come_back() {
+async fn the_coldest_blocks_go_first_and_come_back() {
     let (here, there) = pools(100);
     let prompts = fill(&here, 4);
     let report = here.offload(&there, 15).await.unwrap();
     assert_eq!((report.carried.blocks, report.evicted_blocks), (15, 15), "{report:?}");
     assert_eq!((report.present_blocks, report.leaving_blocks, report.warm_blocks), (0, 0, 0));
     let counts = |pool: &Pool| [0, 1, 2, 3].map(|first: usize| cached(pool, &prompts[first]));
-    assert_eq!(counts(&here), [0, 5, 10, 10], "of the second its end went");
-    assert_eq!(counts(&there), [10, 0, 0, 0], "of the second its beginning is not there");
+    assert_eq!(counts(&here), [0, 5, 10, 10], "the end of the second has gone");
+    assert_eq!(counts(&there), [10, 0, 0, 0], "the beginning of the second is not there");
     assert_eq!(there.stats().evictable, 15);
     let back = here.bring_back(&there, &NO_KEYS, &prompts[1]).await.unwrap();
     assert_eq!((back.cached_blocks, back.carried.blocks), (10, 5));
     assert_eq!(counts(&here), [0, 10, 10, 10]);
     let back = here.bring_back(&there, &NO_KEYS, &prompts[1]).await.unwrap();
-    assert_eq!((back.cached_blocks, back.carried.blocks), (10, 0), "it is there");
+    assert_eq!((back.cached_blocks, back.carried.blocks), (10, 0), "the prefix is cached here");
     let back = here.bring_back(&there, &NO_KEYS, &prompts[0]).await.unwrap();
     assert_eq!((back.cached_blocks, back.carried.blocks), (10, 10));
     assert_eq!((counts(&here), counts(&there)), ([10; 4], [10, 0, 0, 0]));
     [here, there].iter().for_each(is_idle);
 }
 
-/// What both have is not copied again.
+/// Blocks that both pools have are not copied again.
 #[tokio::test]
-async fn what_is_there_already_is_only_evicted() {
+async fn blocks_present_in_both_pools_are_only_evicted() {
     let (here, there) = pools(100);
     let prompts = fill(&here, 2);
     here.offload(&there, 10).await.unwrap();
@@ -52,9 +52,9 @@ async fn what_is_there_already_is_only_evicted() {
     [here, there].iter().for_each(is_idle);
 }
 
-/// Tokens with keys come back under the same keys alone.
+/// Tokens with keys are found again only under the same keys.
 #[tokio::test]
-async fn keys_tell_apart() {
+async fn keys_separate_prefixes() {
     let (here, there) = pools(100);
     let (tokens, red) = (prompt(1, 41), PrefixKeys::new().salt(b"red"));
     let mut sequence = here.sequence(SequenceId(1)).keys(red).tokens(&tokens).unwrap();
@@ -70,47 +70,47 @@ async fn keys_tell_apart() {
     check(&here, &sequence, &tokens);
 }
 
-/// A block that a batch in flight may see keeps its frame, can still be hit, and is the first to go.
+/// A block that a batch in flight may see keeps its frame, can still be hit, and is evicted first.
 #[tokio::test]
-async fn what_a_batch_sees_leaves_later() {
+async fn blocks_that_a_batch_sees_leave_later() {
     let (here, there) = pools(64);
     let prompts = fill(&here, 2);
     let sequence = here.sequence(SequenceId(1)).tokens(&prompts[1]).unwrap();
     let batch = here.begin_batch();
     drop(sequence);
-    // The first prompt is the coldest still; the second one was used again.
+    // The first prompt is still the coldest; the second was used again.
     let report = here.offload(&there, 15).await.unwrap();
     assert_eq!(
         (report.carried.blocks, report.evicted_blocks, report.leaving_blocks),
         (15, 0, 15),
         "{report:?}"
     );
-    assert_eq!(cached(&here, &prompts[0]), 10, "and so they are warm again");
+    assert_eq!(cached(&here, &prompts[0]), 10, "a hit makes them warm again");
     batch.finish();
     let report = here.offload(&there, 5).await.unwrap();
-    assert_eq!((report.carried.blocks, report.evicted_blocks), (5, 5), "what is leaving does not go twice");
+    assert_eq!((report.carried.blocks, report.evicted_blocks), (5, 5), "leaving blocks do not go twice");
     let counts = |pool: &Pool| [0, 1].map(|first: usize| cached(pool, &prompts[first]));
     assert_eq!((counts(&here), counts(&there)), ([10, 0], [10, 10]));
     [here, there].iter().for_each(is_idle);
 }
 
-/// Blocks that are on their way out are the first to be evicted, before those that were colder.
+/// Leaving blocks are evicted first, before colder ones.
 #[tokio::test]
-async fn what_is_leaving_goes_before_all_others() {
+async fn leaving_blocks_are_evicted_before_all_others() {
     let (here, there) = pools(64);
     let prompts = fill(&here, 3);
     let batch = here.begin_batch();
     let report = here.offload(&there, 10).await.unwrap();
     assert_eq!(report.leaving_blocks, 10);
     batch.finish();
-    // Thirty are evictable, and so many are missing.
+    // Thirty are evictable, and as many are missing.
     drop(here.allocate(AllocRequest::new(64 - 30 + 10)).unwrap());
     let counts = [0, 1, 2].map(|first: usize| cached(&here, &prompts[first]));
     assert_eq!(counts, [0, 10, 10]);
     assert_eq!(cached(&there, &prompts[0]), 10);
 }
 
-/// As many as there is room for; the others are where they were, and go in the same order as before.
+/// As many go as fit; the others stay, and their order is unchanged.
 #[tokio::test]
 async fn less_room_there() {
     let (here, there) = (pool(plain(), 100), pool(other(), 12));
@@ -120,14 +120,14 @@ async fn less_room_there() {
     assert_eq!((report.carried.blocks, report.evicted_blocks), (7, 7), "{report:?}");
     assert_eq!([0, 1, 2].map(|first: usize| cached(&here, &prompts[first])), [3, 10, 10]);
     drop(held);
-    // What went first makes room for what goes now.
+    // Blocks that went earlier make room for these.
     let report = here.offload(&there, 8).await.unwrap();
     assert_eq!((report.carried.blocks, report.evicted_blocks), (8, 8));
     assert_eq!([0, 1, 2].map(|first: usize| cached(&here, &prompts[first])), [0, 5, 10]);
     [here, there].iter().for_each(is_idle);
 }
 
-/// From the first on, as far as there is room.
+/// From the first block on, as many as fit.
 #[tokio::test]
 async fn less_room_here() {
     let (here, there) = (pool(plain(), 12), pool(other(), 100));
@@ -143,7 +143,7 @@ async fn less_room_here() {
     [here, there].iter().for_each(is_idle);
 }
 
-/// Blocks that are cached on either side by turns are one prefix afterwards.
+/// Blocks cached on either side by turns form one prefix afterwards.
 #[tokio::test]
 async fn a_prefix_of_both_sides() {
     let (here, there) = pools(100);
@@ -159,14 +159,14 @@ async fn a_prefix_of_both_sides() {
     let back = here.bring_back(&there, &NO_KEYS, &tokens).await.unwrap();
     assert_eq!((back.cached_blocks, back.carried.blocks), (10, 7));
     assert_eq!(cached(&here, &tokens), 10);
-    // Its end goes first, as of any prompt.
+    // Its end is evicted first, as for any prompt.
     drop(here.allocate(AllocRequest::new(94)).unwrap());
     assert_eq!(cached(&here, &tokens), 6);
     [here, there].iter().for_each(is_idle);
 }
 
 #[tokio::test]
-async fn those_who_listen_are_told() {
+async fn events_are_sent() {
     let (here, there) = pools(100);
     let prompts = fill(&here, 1);
     let mut events = there.prefix_cache().unwrap().events().subscribe().unwrap();

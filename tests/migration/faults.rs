@@ -1,4 +1,5 @@
-//! Storages that fail or panic midway, and futures that are dropped: the source is what it was, the target is free again.
+//! Storages that fail or panic midway, and dropped futures: the source is unchanged, the target is
+//! free.
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -15,12 +16,12 @@ use kvpool::{
 
 use super::kv::{admit, builder, cached, check, config, is_idle, other, plain, pool, prompt, store};
 
-/// Nothing here takes so long.
+/// Longer than any wait in this file.
 const LIMIT: Duration = Duration::from_secs(60);
 
 type Hook = Box<dyn FnMut() -> Result<(), StorageError> + Send>;
 
-/// Host memory that says it is a device's, and that calls a hook in the middle of a transfer, after the first frame.
+/// Host memory that poses as a device's, and calls a hook in a transfer, after the first frame.
 struct Faulty {
     host: HostStorage,
     hook: Mutex<Hook>,
@@ -38,7 +39,7 @@ fn first_of(runs: &[Run]) -> Run {
     Run { start: runs[0].start, len: 1 }
 }
 
-// What the host's memory does, all but `receive`. The frame rule is the caller's.
+// All but `receive` is forwarded to host memory. The frame rule is the caller's.
 impl Storage for Faulty {
     kvpool_testkit::as_on_the_host!(host);
 
@@ -52,7 +53,7 @@ impl Storage for Faulty {
         }
         // SAFETY: see above.
         unsafe { self.host.receive(source, &[first_of(from)], &[first_of(to)]) }?;
-        // A panic of a hook is what is tested here: the lock is poisoned, and taken all the same.
+        // These tests make hooks panic: ignore the poisoned lock.
         let mut hook = self.hook.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         hook()?;
         // SAFETY: see above.
@@ -71,7 +72,7 @@ fn broken() -> StorageError {
     StorageError::Device { device: DEVICE, doing: "a copy", reason: "on purpose".into() }
 }
 
-/// Once, and then no more.
+/// Returns a hook that fails once.
 fn once(
     mut fault: impl FnMut() -> Result<(), StorageError> + Send,
 ) -> impl FnMut() -> Result<(), StorageError> + Send {
@@ -79,7 +80,7 @@ fn once(
     move || if std::mem::replace(&mut is_first, false) { fault() } else { Ok(()) }
 }
 
-/// What a transfer gave back may be on its way still, in the hands of the thread that copied.
+/// Waits for a condition: the copying thread may still have blocks that a transfer released.
 fn until(what: &str, holds: impl Fn() -> bool) {
     let began = Instant::now();
     while !holds() {
@@ -108,7 +109,7 @@ async fn a_sequence_comes_back_with_the_error() {
         assert_eq!(failed.error, want);
         until_idle(&to);
         let mut sequence = *failed.sequence;
-        // It goes on here, in the block that it was in, and goes there after all.
+        // It continues here, in its block, and then goes there after all.
         let blocks: Vec<_> = sequence.blocks().collect();
         until("held", || from.audit().is_ok());
         let mut batch = from.begin_batch();
@@ -126,7 +127,7 @@ async fn a_sequence_comes_back_with_the_error() {
 }
 
 #[tokio::test]
-async fn cached_blocks_are_where_they_were() {
+async fn cached_blocks_stay_after_a_failure() {
     for panics in [false, true] {
         let fault = move || if panics { panic!("on purpose") } else { Err(broken()) };
         let (here, there) = (pool(plain(), 50), faulty(50, once(fault)));
@@ -146,9 +147,9 @@ async fn cached_blocks_are_where_they_were() {
     }
 }
 
-/// Coming back fails: nothing has come, and what was there is there.
+/// Bringing back fails: no block has come back, and the other pool's blocks are unchanged.
 #[tokio::test]
-async fn nothing_comes_back_in_part() {
+async fn a_failed_return_brings_nothing_back() {
     let (here, there) = (faulty(50, once(|| Err(broken()))), pool(plain(), 50));
     let tokens = prompt(1, 42);
     drop(admit(&there, 1, &tokens).unwrap());
@@ -160,9 +161,10 @@ async fn nothing_comes_back_in_part() {
     assert_eq!([cached(&here, &tokens), cached(&there, &tokens)], [10, 10]);
 }
 
-/// The pool of the device that is lost hands out nothing more; the other one goes on, and has the sequence.
+/// The pool of the lost device hands out nothing more; the other one continues, and has the
+/// sequence.
 #[tokio::test]
-async fn a_device_that_is_lost_on_the_way() {
+async fn a_device_that_is_lost_during_a_transfer() {
     let lost = || StorageError::DeviceLost { device: DEVICE, reason: "on purpose".into() };
     let (from, to) = (pool(plain(), 50), faulty(50, move || Err(lost())));
     let tokens = prompt(1, 42);
@@ -177,9 +179,9 @@ async fn a_device_that_is_lost_on_the_way() {
     until_idle(&from);
 }
 
-/// What is cached on a device that is lost is not there any more: nothing is evicted for it, or shared with it.
+/// Blocks cached on a lost device do not count: nothing is evicted or shared because of them.
 #[tokio::test]
-async fn what_is_cached_on_a_lost_device_is_not_there() {
+async fn blocks_cached_on_a_lost_device_do_not_count() {
     let lost = || StorageError::DeviceLost { device: DEVICE, reason: "on purpose".into() };
     let is_lost = Arc::new(AtomicBool::new(false));
     let fails = is_lost.clone();
@@ -202,7 +204,7 @@ async fn what_is_cached_on_a_lost_device_is_not_there() {
     until_idle(&here);
 }
 
-/// A transfer that stands still in the middle until it is told to go on.
+/// Returns a hook that stops a transfer in the middle until it is told to continue.
 fn stands_still() -> (mpsc::Receiver<()>, mpsc::Sender<()>, impl FnMut() -> Result<(), StorageError> + Send) {
     let (arrived, is_there) = mpsc::channel();
     let (goes_on, may_go) = mpsc::channel();
@@ -214,7 +216,8 @@ fn stands_still() -> (mpsc::Receiver<()>, mpsc::Sender<()>, impl FnMut() -> Resu
     (is_there, goes_on, hook)
 }
 
-/// The future is dropped while bytes are copied: until that ends, nobody gets the frames or the id; then all is as before.
+/// The future is dropped during the copy: until that ends, the frames and the id stay taken; then
+/// all is as before.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_dropped_migration() {
     let tokens = prompt(1, 42);
@@ -234,14 +237,14 @@ async fn a_dropped_migration() {
             is_there.recv_timeout(LIMIT).unwrap();
             drop(migration);
         }
-        // It is being written to: nobody else has it.
+        // The frames are being written to: no other request gets them.
         assert_eq!((to.available_blocks(), to.sequence_count()), (50 - 11, 1));
         assert!(matches!(
             to.sequence(SequenceId(7)).open(),
             Err(SequenceError::AlreadyOpen { id: SequenceId(7) })
         ));
         if let Some(sequence) = &mut kept {
-            // Its blocks are read still: what is written now goes to a copy.
+            // Its blocks are still being read: a write goes to a copy.
             let mut batch = from.begin_batch();
             let appended = batch.append_tokens(sequence, &[5]).unwrap();
             assert!(appended.copied.is_some());
@@ -258,10 +261,10 @@ async fn a_dropped_migration() {
     }
 }
 
-/// Dropped before it was ever polled: nothing has begun.
+/// Dropped before its first poll: nothing has begun.
 #[tokio::test]
 async fn dropped_before_it_began() {
-    let (from, to) = (pool(plain(), 50), faulty(50, || panic!("nothing is to be copied")));
+    let (from, to) = (pool(plain(), 50), faulty(50, || panic!("nothing must be copied")));
     let tokens = prompt(1, 42);
     let sequence = admit(&from, 7, &tokens).unwrap();
     drop(from.replicate(&sequence, Target::Device(&to)));
@@ -271,9 +274,9 @@ async fn dropped_before_it_began() {
     [from, to].iter().for_each(is_idle);
 }
 
-/// Meanwhile its blocks can be hit, on the side where they are; they are not evicted, though all others are.
+/// Blocks in transfer can be hit in the source pool; they are not evicted, though all others are.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_dropped_offload_and_what_is_hit_meanwhile() {
+async fn a_dropped_offload_and_hits_meanwhile() {
     for is_dropped in [true, false] {
         let (is_there, goes_on, hook) = stands_still();
         let (here, there) = (pool(plain(), 50), faulty(50, hook));
@@ -285,7 +288,7 @@ async fn a_dropped_offload_and_what_is_hit_meanwhile() {
         let warm = here.sequence(SequenceId(1)).tokens(&prompts[1]).unwrap();
         assert_eq!(warm.len(), 20);
         let rest = here.allocate(AllocRequest::new(40)).unwrap();
-        assert!(here.allocate(AllocRequest::new(1)).is_err(), "blocks on their way are not evicted");
+        assert!(here.allocate(AllocRequest::new(1)).is_err(), "blocks in transfer are not evicted");
         assert!(there.allocate(AllocRequest::new(41)).is_err());
         drop(rest);
         if is_dropped {
@@ -310,7 +313,7 @@ fn until_idle_but(pool: &Pool, owned: usize) {
     until("not idle", || pool.audit().is_ok_and(|report| report.owned == owned));
 }
 
-/// A pool that is dropped while blocks are on their way out of it, or into it.
+/// A pool that is dropped while blocks are in transfer out of it, or into it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_pool_that_is_dropped_meanwhile() {
     let (is_there, goes_on, hook) = stands_still();

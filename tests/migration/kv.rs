@@ -1,4 +1,4 @@
-//! Pools whose bytes say what they are: what is stored for a token depends on the token, its place, the layer and the half.
+//! Pools whose bytes identify them: a stored value depends on token, position, layer and half.
 
 use kvpool::prefix::{HashKey, PrefixConfig};
 use kvpool::storage::{Arrangement, Dtype, Elements, ElementsMut, KvLayout, KvPlanes};
@@ -24,7 +24,7 @@ pub fn other() -> KvLayout {
     layout(Arrangement::BlockFirst, KvPlanes::Joined)
 }
 
-/// Caches of one key find each other's blocks.
+/// Caches with the same key find each other's blocks.
 pub fn config() -> PrefixConfig {
     PrefixConfig::new().key(HashKey::from_bytes([7; 32]))
 }
@@ -37,12 +37,12 @@ pub fn pool(layout: KvLayout, blocks: usize) -> Pool {
     builder(layout, blocks).prefix_cache(config()).build().unwrap()
 }
 
-/// Two pools of different arrangement.
+/// Creates two pools of different arrangement.
 pub fn pools(blocks: usize) -> (Pool, Pool) {
     (pool(plain(), blocks), pool(other(), blocks))
 }
 
-/// A prompt that begins like no other.
+/// Returns a prompt with a unique beginning.
 pub fn prompt(first: u32, tokens: usize) -> Vec<u32> {
     (0..tokens as u32).map(|token| first * 100_000 + token).collect()
 }
@@ -62,7 +62,7 @@ fn rows(tokens: &[u32], first: usize, layer: usize, half: u64) -> Vec<u8> {
     bytes
 }
 
-/// Appends tokens and stores what belongs to them.
+/// Appends tokens and stores their bytes.
 pub fn extend(batch: &mut Batch, sequence: &mut Sequence, tokens: &[u32]) -> Result<(), SequenceError> {
     let appended = batch.append(sequence, tokens.len())?.tokens;
     store(batch, sequence, appended.start, tokens);
@@ -77,7 +77,7 @@ pub fn store(batch: &mut Batch, sequence: &mut Sequence, first: usize, tokens: &
     }
 }
 
-/// Opens a prompt, and computes what is not cached of it.
+/// Opens a prompt, and computes its uncached tokens.
 pub fn admit(pool: &Pool, id: u64, tokens: &[u32]) -> Result<Sequence, SequenceError> {
     let mut sequence = pool.sequence(SequenceId(id)).tokens(tokens)?;
     let cached = sequence.len();
@@ -87,7 +87,8 @@ pub fn admit(pool: &Pool, id: u64, tokens: &[u32]) -> Result<Sequence, SequenceE
     Ok(sequence)
 }
 
-/// Full blocks of a prompt that are cached, the last one, if it ends the prompt, not among them; checked.
+/// Returns the number of cached full blocks of a prompt, without one that ends the prompt; checks
+/// them.
 pub fn cached(pool: &Pool, tokens: &[u32]) -> usize {
     let sequence = pool.sequence(SequenceId(u64::MAX)).tokens(tokens).unwrap();
     check(pool, &sequence, tokens);
@@ -95,7 +96,7 @@ pub fn cached(pool: &Pool, tokens: &[u32]) -> usize {
     sequence.len() / BLOCK_TOKENS
 }
 
-/// What is stored for a sequence's tokens is what belongs to them; these are they, or more.
+/// Checks the bytes of a sequence's tokens, which must begin with these.
 pub fn check(pool: &Pool, sequence: &Sequence, tokens: &[u32]) {
     let length = sequence.len();
     let mut batch = pool.begin_batch();
@@ -109,7 +110,7 @@ pub fn check(pool: &Pool, sequence: &Sequence, tokens: &[u32]) {
     }
 }
 
-/// Nobody owns anything, and all blocks can be had.
+/// Checks that no block is owned, and that all can be allocated.
 pub fn is_idle(pool: &Pool) {
     let report = pool.audit().unwrap();
     assert_eq!((report.owned, report.held, pool.sequence_count()), (0, 0, 0), "{report:?}");

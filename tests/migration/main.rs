@@ -1,14 +1,15 @@
-//! Blocks that go to another pool and come back: their bytes, who finds them, and that none is lost whatever goes wrong.
+//! Migration: blocks go to another pool and come back, with their bytes, cached and owned, and no
+//! fault loses one.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
-//! | `kv` | bytes that say what they are |
-//! | `sequences` | a sequence goes to another pool, and goes on |
+//! | `kv` | bytes that identify their token |
+//! | `sequences` | a sequence goes to another pool, and continues there |
 //! | `cached` | evictable blocks go, and come back |
-//! | `refusals` | what is refused, and that nothing has happened then |
+//! | `refusals` | refused migrations, which change nothing |
 //! | `faults` | storages that fail or panic, futures that are dropped |
-//! | `property` | any list of operations, against a model of which sequences are where |
-//! | `stress` | threads on both pools meanwhile |
+//! | `property` | random operations, against a model of where each sequence is |
+//! | `stress` | migrations beside threads on both pools |
 #![cfg(not(kvpool_loom))]
 
 mod cached;

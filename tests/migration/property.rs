@@ -1,6 +1,6 @@
-//! Any list of operations on two pools, against a model of which sequences are where and what their tokens are: every sequence is
-//! where the model says, with its bytes; what a cache finds has the bytes of what was looked for; and after each step both pools
-//! are sound.
+//! Random operations on two pools, against a model of where each sequence is and of its tokens:
+//! every sequence is in the model's pool, with its bytes; hits have the bytes of the looked-up
+//! tokens; and after each step both pools pass an audit.
 
 use std::collections::BTreeMap;
 
@@ -12,12 +12,12 @@ use super::kv::{admit, cached, check, is_idle, other, plain, pool, prompt, store
 
 const BLOCKS: usize = 24;
 
-/// One step; the first field is the pool that does it.
+/// One step; the first field is the pool that performs it.
 #[derive(Clone, Debug)]
 enum Step {
-    /// A prompt of a family, of so many tokens.
+    /// A prompt of a family, with this many tokens.
     Admit(usize, u32, usize),
-    /// Go on with so many tokens.
+    /// Append this many tokens.
     Append(u8, usize),
     Truncate(u8, usize),
     Fork(u8),
@@ -85,12 +85,12 @@ async fn apply(model: &mut Model, pools: &[Pool; 2], step: Step) {
             let Some(id) = model.pick(which) else { return };
             let open = model.open.get_mut(&id).unwrap();
             let first = open.tokens.len();
-            // Tokens that this sequence alone has.
+            // Tokens that only this sequence has.
             let fresh: Vec<u32> =
                 (0..count as u32).map(|token| 1 << 30 | (id as u32) << 12 | token).collect();
             let mut batch = pools[open.side].begin_batch();
             let appended = match batch.append_tokens(&mut open.sequence, &fresh) {
-                // Taken back into a block whose tokens nobody kept.
+                // Truncated into a block whose tokens are unknown.
                 Err(SequenceError::TokensUnknown { .. }) => batch.append(&mut open.sequence, count),
                 appended => appended,
             };
@@ -153,10 +153,7 @@ async fn apply(model: &mut Model, pools: &[Pool; 2], step: Step) {
                 Ok(report) => {
                     let gone = report.evicted_blocks + report.leaving_blocks + report.warm_blocks;
                     assert_eq!(report.carried.blocks + report.present_blocks, gone, "{report:?}");
-                    assert!(
-                        gone <= blocks && report.warm_blocks == 0,
-                        "nobody looks anything up: {report:?}"
-                    );
+                    assert!(gone <= blocks && report.warm_blocks == 0, "no look-up happens: {report:?}");
                     assert_eq!(report.leaving_blocks, 0, "no batch is in flight");
                 }
                 Err(error) => {

@@ -1,4 +1,4 @@
-//! What is refused, with an error that says what and where; and nothing has happened then.
+//! Refused migrations: the error says what and where, and nothing has changed.
 
 use kvpool::prefix::{PrefixConfig, PrefixKeys};
 use kvpool::storage::KvLayout;
@@ -9,7 +9,7 @@ use kvpool::{
 
 use super::kv::{admit, builder, check, config, extend, is_idle, plain, pool, pools, prompt};
 
-/// A sequence is refused, and is what it was.
+/// Checks that a sequence is refused, and unchanged.
 async fn refused(from: &Pool, sequence: Sequence, to: &Pool, tokens: &[u32]) -> (TransferError, Sequence) {
     let before = [from, to].map(|pool| (pool.available_blocks(), pool.sequence_count()));
     let error = from.migrate(sequence, Target::Device(to)).await.unwrap_err();
@@ -64,7 +64,8 @@ async fn an_id_that_is_open_there() {
     [from, to].iter().for_each(is_idle);
 }
 
-/// While the batch that wrote to it is in flight, or one that began before; not one that only began later.
+/// Refused while the batch that wrote to it, or an earlier one, is in flight; a later one is no
+/// obstacle.
 #[tokio::test]
 async fn a_sequence_that_is_being_written() {
     let (from, to) = pools(20);
@@ -118,7 +119,7 @@ async fn no_bytes_on_either_side() {
 }
 
 #[tokio::test]
-async fn no_room_there() {
+async fn no_room_in_the_target() {
     let (from, to) = pools(20);
     let tokens = prompt(1, 21);
     let sequence = admit(&from, 7, &tokens).unwrap();
@@ -130,7 +131,7 @@ async fn no_room_there() {
     drop(sequence);
     let error = from.offload(&to, 5).await.unwrap_err();
     assert!(matches!(error, TransferError::Alloc(AllocError::Exhausted { .. })), "{error}");
-    assert_eq!(super::kv::cached(&from, &tokens), 5, "they are where they were");
+    assert_eq!(super::kv::cached(&from, &tokens), 5, "the blocks are still cached here");
     drop((held, rest));
     [from, to].iter().for_each(is_idle);
 }
@@ -151,10 +152,10 @@ async fn caches_that_never_find_each_others_blocks() {
 }
 
 #[tokio::test]
-async fn nothing_and_nonsense() {
+async fn empty_and_invalid_requests() {
     let (here, there) = pools(20);
     assert_eq!(here.offload(&there, 0).await.unwrap_err(), TransferError::Alloc(AllocError::Zero));
-    assert_eq!(here.offload(&there, usize::MAX).await.unwrap().carried.blocks, 0, "there is nothing");
+    assert_eq!(here.offload(&there, usize::MAX).await.unwrap().carried.blocks, 0, "no block is cached");
     let keys = PrefixKeys::new().salt(b"");
     let error = here.bring_back(&there, &keys, &[1; 9]).await.unwrap_err();
     assert_eq!(error, TransferError::Prefix(PrefixError::EmptyKey { field: "salt" }));

@@ -1,4 +1,4 @@
-//! A sequence goes to another pool, and goes on there as if it had always been there.
+//! A sequence goes to another pool, and continues there.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
@@ -14,7 +14,7 @@ use super::kv::{
 };
 
 #[tokio::test]
-async fn it_has_its_bytes_in_every_arrangement() {
+async fn bytes_arrive_in_every_arrangement() {
     let tokens = prompt(1, 42);
     let arrangements = [Arrangement::LayerFirst, Arrangement::BlockFirst];
     let all = || {
@@ -36,9 +36,9 @@ async fn it_has_its_bytes_in_every_arrangement() {
     }
 }
 
-/// Blocks that lie one after another go in one run.
+/// Blocks in consecutive frames go in one run.
 #[tokio::test]
-async fn neighbours_go_together() {
+async fn consecutive_frames_go_in_one_run() {
     let (from, to) = pools(100);
     let sequence = admit(&from, 7, &prompt(1, 80)).unwrap();
     let (_, report) = from.migrate(sequence, Target::Device(&to)).await.unwrap();
@@ -46,7 +46,7 @@ async fn neighbours_go_together() {
 }
 
 #[tokio::test]
-async fn it_goes_on_there() {
+async fn it_continues_in_the_target() {
     let (from, to) = pools(100);
     let tokens = prompt(1, 80);
     let sequence = admit(&from, 7, &tokens[..42]).unwrap();
@@ -58,13 +58,14 @@ async fn it_goes_on_there() {
     batch.finish();
     check(&to, &sequence, &tokens);
     drop(sequence);
-    assert_eq!(cached(&to, &tokens), 19, "its hashes went on from those that it came with");
+    assert_eq!(cached(&to, &tokens), 19, "its hashes continue those that it came with");
     is_idle(&to);
 }
 
-/// A batch that panicked may not have stored what it appended: nobody is to find it, also where the sequence goes.
+/// A batch that panicked may not have stored its appended tokens: they must not be found in any
+/// pool.
 #[tokio::test]
-async fn what_a_panic_left_behind_is_found_nowhere() {
+async fn blocks_of_a_panicked_batch_are_found_nowhere() {
     let (from, to) = pools(50);
     let tokens = prompt(1, 42);
     let mut sequence = admit(&from, 7, &tokens[..17]).unwrap();
@@ -79,7 +80,7 @@ async fn what_a_panic_left_behind_is_found_nowhere() {
     assert_eq!((replica.len(), cached(&to, &tokens)), (42, 0));
     replica.truncate(17).unwrap();
     check(&to, &replica, &tokens);
-    // Taken back, as it should be: what is left was computed.
+    // Truncated, as it should be: the remaining tokens were computed.
     sequence.truncate(17).unwrap();
     let (moved, _) = {
         drop(replica);
@@ -90,7 +91,7 @@ async fn what_a_panic_left_behind_is_found_nowhere() {
     [from, to].iter().for_each(is_idle);
 }
 
-/// What is drafted stays drafted, and can be taken back; what was announced is appended later.
+/// Drafts stay drafts, and can be truncated; announced tokens are appended later.
 #[tokio::test]
 async fn drafts_and_announced_tokens_go_too() {
     let (from, to) = pools(100);
@@ -107,7 +108,7 @@ async fn drafts_and_announced_tokens_go_too() {
     assert_eq!((sequence.len(), sequence.committed(), sequence.announced()), (37, 30, 40));
     assert_eq!(sequence.priority(), Priority::High);
     check(&to, &sequence, &tokens);
-    assert_eq!(cached(&to, &tokens), 30 / BLOCK_TOKENS, "of final tokens alone");
+    assert_eq!(cached(&to, &tokens), 30 / BLOCK_TOKENS, "final tokens only");
     sequence.commit(33).unwrap();
     sequence.truncate(36).unwrap();
     let mut batch = to.begin_batch();
@@ -121,7 +122,7 @@ async fn drafts_and_announced_tokens_go_too() {
 }
 
 #[tokio::test]
-async fn what_is_cached_there_is_shared() {
+async fn blocks_cached_in_the_target_are_shared() {
     let (from, to) = pools(100);
     let tokens = prompt(1, 42);
     drop(admit(&to, 1, &tokens[..22]).unwrap());
@@ -135,9 +136,9 @@ async fn what_is_cached_there_is_shared() {
     [from, to].iter().for_each(is_idle);
 }
 
-/// The one that stays and the one that went go on apart.
+/// The replica and the original continue independently.
 #[tokio::test]
-async fn a_replica_is_another() {
+async fn a_replica_is_independent() {
     let (from, to) = pools(100);
     let (tokens, other) = (prompt(1, 60), [&prompt(1, 42)[..], &prompt(2, 18)].concat());
     let mut here = admit(&from, 7, &tokens[..42]).unwrap();
@@ -154,7 +155,7 @@ async fn a_replica_is_another() {
     [from, to].iter().for_each(is_idle);
 }
 
-/// A fork keeps its blocks, the shared ones among them, when the other one goes.
+/// A fork keeps its blocks, including shared ones, when the other sequence goes.
 #[tokio::test]
 async fn forks_stay() {
     let (from, to) = pools(100);
@@ -163,14 +164,14 @@ async fn forks_stay() {
     let fork = sequence.fork(SequenceId(8)).unwrap();
     let (went, _) = from.migrate(sequence, Target::Device(&to)).await.unwrap();
     let (forked, report) = from.migrate(fork, Target::Device(&to)).await.unwrap();
-    assert_eq!(report.shared_blocks, 10, "the other one brought them");
+    assert_eq!(report.shared_blocks, 10, "the other sequence brought them");
     [&went, &forked].iter().for_each(|sequence| check(&to, sequence, &tokens));
     drop((went, forked));
     [from, to].iter().for_each(is_idle);
 }
 
-/// Without caches, with one on either side, with caches that hash differently, and after a clear: the bytes go, and nothing is
-/// found that should not be.
+/// Without caches, with one on either side, with caches that hash differently, and after a clear:
+/// the bytes arrive, and no false hit occurs.
 #[tokio::test]
 async fn caches_that_do_not_agree() {
     let tokens = prompt(1, 42);
@@ -200,9 +201,9 @@ async fn caches_that_do_not_agree() {
     }
 }
 
-/// What the policy of the one cache was told, that of the other is told too, by its own clock.
+/// The target's policy gets the same facts as the source's, by the target's clock.
 #[tokio::test]
-async fn retention_goes_by_the_clock_that_is_there() {
+async fn retention_uses_the_targets_clock() {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let from = builder(plain(), 100).prefix_cache(config().clock(|| Millis(1_000))).build().unwrap();
     let watcher = Arc::new(Watcher(seen.clone()));
@@ -219,7 +220,7 @@ async fn retention_goes_by_the_clock_that_is_there() {
     assert_eq!(*seen, [(CachePriority::High, Some(Millis(350))); 2]);
 }
 
-/// What was told of each block that was released.
+/// The facts recorded for each released block.
 type Told = Vec<(CachePriority, Option<Millis>)>;
 
 #[derive(Debug)]
@@ -253,7 +254,7 @@ async fn an_empty_sequence_goes_too() {
     to.begin_batch().append(&mut sequence, 1).unwrap();
 }
 
-/// Outside of any runtime, whoever polls copies.
+/// Outside of any runtime, the polling thread copies.
 #[test]
 fn without_a_runtime() {
     let (from, to) = pools(100);

@@ -1,8 +1,9 @@
-//! Threads admit, go on, and drop prompts on two pools, compact them, and want most of what is free, while sequences migrate, and
-//! cached blocks go and come back, some of it given up in the middle. What is read for a token is what was stored for it.
+//! Threads admit, extend and drop prompts on two pools, compact them, and request most of the free
+//! blocks, while sequences migrate, and cached blocks go and come back; some transfers are dropped
+//! midway. A read returns what was stored for the token.
 //!
-//! `KVPOOL_SEED=<seed>` makes the threads choose the same again (the schedule is the machine's);
-//! `KVPOOL_STRESS_SECONDS=<seconds>` goes on for longer.
+//! `KVPOOL_SEED=<seed>` repeats the threads' random choices (the schedule is up to the machine);
+//! `KVPOOL_STRESS_SECONDS=<seconds>` makes the test longer.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::thread;
@@ -40,7 +41,7 @@ fn full(error: &SequenceError) {
     assert!(matches!(error, SequenceError::Alloc(_)), "{error}");
 }
 
-/// Of a prompt of eight families, of any length; those of one begin alike.
+/// Returns a prompt of one of eight families, of any length; those of one family begin alike.
 fn some_prompt(rng: &mut Rng) -> Vec<u32> {
     prompt(rng.u32(..8), rng.usize(1..120))
 }
@@ -124,7 +125,7 @@ impl Shared {
                 Some((1 - side, sequence))
             }
             Some(Err(failed)) => {
-                // Others' batches may have begun before ours ended.
+                // Other threads' batches may have begun before ours ended.
                 let is_meant =
                     matches!(failed.error, TransferError::Alloc(_) | TransferError::BeingWritten { .. });
                 assert!(is_meant, "{failed}");
@@ -133,7 +134,7 @@ impl Shared {
         }
     }
 
-    /// Cached blocks go and come back.
+    /// Offloads cached blocks, and brings them back.
     fn tiers(&self, runtime: &tokio::runtime::Handle, rng: &mut Rng) {
         let keys = PrefixKeys::new();
         while self.goes_on() {
@@ -158,7 +159,7 @@ impl Shared {
         }
     }
 
-    /// Most of what is free is wanted now and then, so that cached blocks are evicted; and the rest is moved about.
+    /// Sometimes allocates most free blocks, so that cached blocks are evicted; and compacts.
     fn others(&self, runtime: &tokio::runtime::Handle, rng: &mut Rng) {
         while self.goes_on() {
             let pool = &self.pools[rng.usize(..2)];
@@ -199,17 +200,17 @@ fn threads_on_both_pools() {
         }
         started.push(scope.spawn(|| shared.tiers(handle, &mut Rng::with_seed(seed ^ 100))));
         started.push(scope.spawn(|| shared.others(handle, &mut Rng::with_seed(seed ^ 200))));
-        // One that ends early has failed, and says so when it is joined.
+        // A thread that ends early has failed, and reports it when it is joined.
         while Instant::now() < until && !started.iter().any(|thread| thread.is_finished()) {
             thread::sleep(Duration::from_millis(5));
         }
         shared.stop.store(true, Relaxed);
     });
-    // Jobs that nobody waits for end with it.
+    // The runtime's drop ends jobs that no future waits for.
     drop(runtime);
     let Shared { migrated, offloaded, came_back, given_up, .. } = &shared;
     let counts = [migrated, offloaded, came_back, given_up].map(|count| count.load(Relaxed));
-    println!("{counts:?} migrated, offloaded, came back, given up");
+    println!("{counts:?} migrated, offloaded, brought back, dropped");
     assert!(counts.iter().all(|&count| count > 0), "{counts:?}");
     shared.pools.iter().for_each(is_idle);
 }

@@ -1,29 +1,30 @@
 //! The engine's memory.
 //!
-//! *The stream* works off what batches enqueue, in order, and some time later: writes, copies of blocks that were
-//! shared, reads. A read looks at the token when its turn comes, and goes on looking until its batch ends: kernels take
-//! their time. So nobody may write there meanwhile, but for the block that the read was about, which then was truncated and
-//! written again by its owner: that write stands behind the read in the stream.
+//! *The stream* executes the commands that batches enqueue, in order, and some time later: writes,
+//! copies of shared blocks, reads. A read checks the token when it is executed, and again until its
+//! batch ends, because kernels take time. Meanwhile no write may change it, except in the block of
+//! the read itself, if its owner truncated and rewrote it: that write is ordered after the read in
+//! the stream.
 //!
-//! *The copy engine* does what the pool asks of it, beside the stream, token by token.
+//! *The copy engine* executes the pool's copies, beside the stream, token by token.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use kvpool::storage::{CopyDone, FrameMove};
 use kvpool::{BlockHandle, FrameId};
 
-/// Tokens in a block.
+/// Tokens per block.
 pub const BLOCK_TOKENS: usize = 4;
 
-/// What is in a frame that is gone, or half copied.
+/// Content of a frame that was removed, or is partly copied.
 const POISON: u64 = u64::MAX;
 
-/// Where a token is, and what it is.
+/// A token's place and content.
 #[derive(Clone, Copy, Debug)]
 pub struct Token {
     /// Its slot.
     pub slot: usize,
-    /// The block that it is in.
+    /// Its block.
     pub block: BlockHandle,
     /// Its content.
     pub value: u64,
@@ -39,23 +40,23 @@ enum Op {
 struct Copying {
     moves: Vec<FrameMove>,
     done: CopyDone,
-    /// Tokens that have been copied.
+    /// Number of tokens copied so far.
     copied: usize,
 }
 
-/// See the [module](self).
+/// A device with a stream and a copy engine.
 #[derive(Default)]
 pub struct Device {
     slots: Vec<u64>,
-    /// Who is reading a slot, and what is to be there.
+    /// Readers of each slot, with the content that they expect.
     readers: Vec<Vec<(u64, Token)>>,
     /// Slots that a batch reads.
     reads: BTreeMap<u64, Vec<usize>>,
     stream: VecDeque<(u64, Op)>,
-    /// By frame: what is enqueued and changes it.
+    /// By frame: number of enqueued commands that change it.
     changes: Vec<u32>,
     copies: Vec<Copying>,
-    /// Frames that there are now.
+    /// Current number of frames.
     frames: usize,
 }
 
@@ -78,13 +79,17 @@ impl Device {
         }
     }
 
-    /// The pool has so many frames now.
+    /// Sets the pool's current number of frames.
     pub fn resize(&mut self, frames: usize) {
         for frame in (frames..self.frames).map(|frame| FrameId(frame as u32)) {
-            assert_eq!(self.changes[frame.index()], 0, "frame {frame} is gone, and will be written");
+            assert_eq!(self.changes[frame.index()], 0, "frame {frame} was removed, and will be written");
             self.is_not_copied(frame);
             for slot in slots_of(frame) {
-                assert!(self.readers[slot].is_empty(), "slot {slot} is gone: {:?}", self.readers[slot]);
+                assert!(
+                    self.readers[slot].is_empty(),
+                    "slot {slot} was removed while read: {:?}",
+                    self.readers[slot]
+                );
                 self.slots[slot] = POISON;
             }
         }
@@ -108,7 +113,7 @@ impl Device {
         self.stream.push_back((batch, Op::Copy { frames, to }));
     }
 
-    /// Works off the next of what is enqueued, up to `count`.
+    /// Executes up to `count` enqueued commands.
     pub fn work(&mut self, count: usize) {
         for _ in 0..count {
             let Some((batch, op)) = self.stream.pop_front() else { return };
@@ -127,7 +132,7 @@ impl Device {
         }
     }
 
-    /// Works off all of a batch, whose reads end with it.
+    /// Executes all commands of a batch, whose reads end with it.
     pub fn end_batch(&mut self, batch: u64) {
         let last = self.stream.iter().rposition(|(of, _)| *of == batch);
         self.work(last.map_or(0, |last| last + 1));
@@ -137,7 +142,7 @@ impl Device {
         }
     }
 
-    /// What a batch reads is what it was.
+    /// Checks that the content of a batch's reads is unchanged.
     pub fn check_reads(&self, batch: u64) {
         for &slot in self.reads.get(&batch).into_iter().flatten() {
             for (_, token) in self.readers[slot].iter().filter(|(reader, _)| *reader == batch) {
@@ -147,9 +152,9 @@ impl Device {
     }
 
     fn is_there(&self, frame: FrameId) {
-        assert!(frame.index() < self.frames, "frame {frame} is gone");
+        assert!(frame.index() < self.frames, "frame {frame} was removed");
         let half = self.copies.iter().any(|copy| copy.moves.iter().any(|moved| moved.dst == frame));
-        assert!(!half, "frame {frame} is read, and a block is being copied there");
+        assert!(!half, "frame {frame} is read while a block is being copied to it");
     }
 
     fn is_not_copied(&self, frame: FrameId) {
@@ -170,18 +175,18 @@ impl Device {
         self.is_there(frame);
         self.is_not_copied(frame);
         for (batch, read) in self.readers[slot].drain(..) {
-            assert_eq!(read.block, token.block, "{token:?} is written, and batch {batch} reads {read:?}");
+            assert_eq!(read.block, token.block, "{token:?} is written while batch {batch} reads {read:?}");
         }
         self.slots[slot] = token.value;
         self.changes[frame.index()] -= 1;
     }
 
-    /// The pool asks for a copy.
+    /// Begins a copy that the pool asked for.
     pub fn ask(&mut self, moves: Vec<FrameMove>, done: CopyDone) {
         assert!(!moves.is_empty());
         for &FrameMove { src, dst } in &moves {
             for frame in [src, dst] {
-                assert!(frame.index() < self.frames, "frame {frame} is gone");
+                assert!(frame.index() < self.frames, "frame {frame} was removed");
                 assert_eq!(self.changes[frame.index()], 0, "frame {frame} will be written");
                 self.is_not_copied(frame);
             }
@@ -195,17 +200,17 @@ impl Device {
         self.copies.push(Copying { moves, done, copied: 0 });
     }
 
-    /// Copies under way.
+    /// Returns the number of copies under way.
     pub fn copies(&self) -> usize {
         self.copies.len()
     }
 
-    /// Whether somebody copies this frame.
+    /// Returns whether a copy reads or writes this frame.
     pub fn is_source(&self, frame: FrameId) -> bool {
         self.copies.iter().any(|copy| copy.moves.iter().any(|moved| moved.src == frame))
     }
 
-    /// Copies so many tokens of one of the copies; what is to be called if that was the last of them.
+    /// Copies some tokens of one copy; returns its callback if those were the last.
     #[must_use]
     pub fn copy_some(&mut self, index: usize, tokens: usize) -> Option<(Vec<FrameMove>, CopyDone)> {
         let copy = &mut self.copies[index];
@@ -222,13 +227,13 @@ impl Device {
         })
     }
 
-    /// Gives one of the copies up in the middle.
+    /// Abandons one of the copies midway.
     #[must_use]
     pub fn break_off(&mut self, index: usize) -> CopyDone {
         self.copies.swap_remove(index).done
     }
 
-    /// Whether everything has been done, and nobody reads.
+    /// Returns whether all commands are done, and no slot is read.
     pub fn is_idle(&self) -> bool {
         self.stream.is_empty() && self.copies.is_empty() && self.reads.is_empty()
     }

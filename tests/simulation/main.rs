@@ -1,37 +1,43 @@
-//! Long schedules, at random: everything that a pool can do, in one thread that decides by a seed who goes next.
+//! Simulation: long random schedules of everything that a pool does, in one thread, decided by a
+//! seed.
 //!
-//! Loom looks at all executions of a few steps. Here a schedule has some hundreds of steps, and there are thousands of
-//! them: sequences, batches that overlap and end out of order, raw handles, allocations that wait, compaction, waves by
-//! hand and another size, interleaved at every point at which one of them lets go: at the awaits, in mid-copy, and
-//! between what is enqueued on the device and what has run there.
+//! Loom explores all executions of a few steps. Here a schedule has some hundreds of steps, and
+//! there are thousands of them: sequences, batches that overlap and end out of order, raw handles,
+//! waiting allocations, compaction, waves by hand and resizes, interleaved at every point at which
+//! one of them yields: at awaits, in the middle of a copy, and between enqueueing on the device and
+//! execution there.
 //!
-//! | part | |
+//! | part | contents |
 //! |---|---|
-//! | [`world`] | the pool, what the engine has of it, and the steps |
+//! | [`world`] | the pool, the engine's state, and the steps |
 //! | [`device`] | the engine's memory: a stream that lags behind, and a copy engine beside it |
-//! | [`sequences`], [`prefix`], [`raw`], [`waiting`] | steps, by what they are about |
-//! | [`tasks`] | futures, polled by hand when they were woken |
+//! | [`sequences`], [`prefix`], [`raw`], [`waiting`] | steps, by subject |
+//! | [`tasks`] | futures, polled by hand after they are woken |
 //!
 //! # What is checked
 //!
-//! - Every token read is the one that was written, through tables and slots that were built under the batch, and through
-//!   older tables patched by `Batch::moved_since`; and it stays so until that batch ends.
-//! - Nobody writes a frame that a batch in flight reads, or that is being copied from or to, or that is gone.
-//! - Owned blocks and references are those that the engine holds, by `audit`.
-//! - Who waits is served in order; when nobody was woken, what is free is not enough for the first in line.
-//! - A look-up gives the longest prefix that is cached by the words, and its tokens are those that it was asked for.
-//! - A pinned block stays; an error says why, and is true.
-//! - In the end every task ends, and everything is free.
+//! - Each read of a token returns the value that was written, through tables and slots that were
+//!   built under the batch, and through older tables patched by `Batch::moved_since`; until that
+//!   batch ends.
+//! - No frame is written that a batch in flight reads, that is being copied from or to, or that was
+//!   removed.
+//! - `audit` reports exactly the owned blocks and references that the engine holds.
+//! - Waiting requests are served in order; while none is woken, too little is free for the first in
+//!   line.
+//! - A look-up returns the longest prefix that is cached according to the words, with the right
+//!   tokens.
+//! - A pinned block stays in its frame; an error's reason is true.
+//! - In the end every task ends, and all blocks are free.
 //!
 //! # Running it
 //!
 //! ```text
-//! cargo test --release --test simulation                            as many schedules as `SCHEDULES`, from a random seed on
+//! cargo test --release --test simulation                            `SCHEDULES` schedules, from a random seed on
 //! KVPOOL_SIM_SEED=17 cargo test --release --test simulation         one schedule, step by step
 //! KVPOOL_SIM_SCHEDULES=1000000 cargo test --release --test simulation
 //! ```
 //!
-//! Nothing but the seed decides: `a_seed_is_a_schedule` checks it.
+//! The seed alone determines the schedule: `a_seed_is_a_schedule` checks that.
 #![cfg(not(any(kvpool_loom, miri)))]
 
 mod device;
@@ -51,18 +57,18 @@ use std::time::Instant;
 
 use world::{Tally, World};
 
-/// Schedules of one test run.
+/// Number of schedules in one test run.
 const SCHEDULES: u64 = if cfg!(debug_assertions) { 500 } else { 10_000 };
 
 fn number(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;
-    Some(text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")))
+    Some(text.parse().unwrap_or_else(|_| panic!("{name}={text} is not a number")))
 }
 
-/// One schedule; what came about in it.
+/// Runs one schedule, and returns the counts of its events.
 fn schedule(seed: u64, is_told: bool) -> Tally {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
-    let runtime = Rc::new(runtime.expect("a runtime of no threads"));
+    let runtime = Rc::new(runtime.expect("a runtime without threads"));
     let _entered = runtime.enter();
     let mut world = World::new(seed, runtime.clone(), is_told);
     world.run();
@@ -101,7 +107,7 @@ fn schedules_at_random() {
     });
     let (failed, total) = (failed.into_inner().unwrap(), total.into_inner().unwrap());
     println!("{schedules} schedules from {first} on in {:.1?}: {total:?}", begun.elapsed());
-    assert!(failed.is_empty(), "schedules failed; again: KVPOOL_SIM_SEED={}", failed[0]);
+    assert!(failed.is_empty(), "schedules failed; repeat with KVPOOL_SIM_SEED={}", failed[0]);
     if schedules >= 500 {
         total.is_complete();
     }

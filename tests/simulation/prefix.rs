@@ -1,4 +1,4 @@
-//! Prompts that begin alike, in a pool that caches.
+//! Prompts with common beginnings, in a pool with a prefix cache.
 
 use std::collections::HashSet;
 
@@ -25,7 +25,7 @@ pub fn some_config(rng: &mut Rng, blocks_max: usize) -> PrefixConfig {
     config.hashing(hashing).policy_of(policy.build(blocks_max))
 }
 
-/// What prompts begin with: half of them with one another.
+/// Beginnings of prompts: half of them begin like one another.
 pub fn some_prompts(rng: &mut Rng) -> Vec<Vec<u32>> {
     let mut prompts: Vec<Vec<u32>> = vec![(0..60).map(|_| rng.u32(..2)).collect()];
     for _ in 0..4 {
@@ -41,7 +41,7 @@ fn keys(salt: u64) -> PrefixKeys<'static> {
     if salt == 0 { PrefixKeys::new() } else { PrefixKeys::new().salt(b"salt") }
 }
 
-/// How many tokens of a prompt are cached, by what the words say.
+/// Returns the number of cached tokens of a prompt, according to the words.
 fn cached(
     cache: &PrefixCache,
     held: &HashSet<BlockHash>,
@@ -102,7 +102,7 @@ impl World {
         let found = real.len();
         self.note(format_args!("{id}: {found} of {prompt:?} are cached, {is_told:?}"));
         match is_told {
-            // The index has a place for each.
+            // The index has a place for each block.
             Some((held, 0)) => assert_eq!(found, held, "found, and cached"),
             Some((held, _)) => assert!(found <= held),
             None => assert_eq!((found, real.announced()), (0, 0)),
@@ -120,7 +120,7 @@ impl World {
         }
     }
 
-    /// A prompt from its beginning to its end.
+    /// Serves a prompt from beginning to end.
     pub fn serve_prompt(&mut self) {
         let before = self.sequences.len();
         self.open_prompt();
@@ -139,11 +139,11 @@ impl World {
 
     pub fn clear_cache(&mut self) {
         let evicted = self.pool.clear_prefix_cache();
-        self.note(format_args!("{evicted} are not cached any more"));
+        self.note(format_args!("{evicted} are no longer cached"));
         self.tally.cleared += u64::from(evicted > 0);
         if self.pool.prefix_cache().is_some() {
             assert_eq!(self.pool.cached_blocks(), Vec::new());
-            // What is just being moved stays until its frame is needed; each has a destination that is held.
+            // A moving block stays until its frame is needed; each has a destination that is held.
             let stats = self.pool.stats();
             assert!(stats.evictable <= stats.held, "{stats:?}");
         }

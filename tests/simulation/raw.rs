@@ -6,23 +6,23 @@ use crate::device::{BLOCK_TOKENS, Token};
 use crate::sequences::some_priority;
 use crate::world::World;
 
-/// A block that the engine has by handle.
+/// A block that the engine owns by handle.
 pub struct Raw {
     pub handle: BlockHandle,
-    /// References that the engine has.
+    /// Number of references that the engine holds.
     pub refs: u32,
     pins: u32,
-    /// Where it was when it was pinned.
+    /// Its frame when it was pinned.
     pinned_in: Option<FrameId>,
     is_sealed: bool,
-    /// What is in it, if it was written.
+    /// Its content, if it was written.
     tokens: Option<[u64; BLOCK_TOKENS]>,
-    /// Who wrote to it last.
+    /// The batch that wrote to it last.
     writer: u64,
 }
 
 impl World {
-    /// A request as they come.
+    /// Returns a random request.
     pub fn some_request(&mut self) -> AllocRequest {
         let many = if self.rng.u8(..12) == 0 { self.pool.total_blocks() } else { 8 };
         let mut request = AllocRequest::new(self.rng.usize(1..=many));
@@ -46,8 +46,8 @@ impl World {
         }
     }
 
-    /// Much of what is free, block by block, of which every other is freed again and the rest sealed: some of it empty, some
-    /// written.
+    /// Allocates most free blocks one by one, frees every other one and seals the rest: some empty,
+    /// some written.
     pub fn scatter_raw(&mut self) {
         let (before, free) = (self.raws.len(), self.pool.available_blocks());
         for _ in 0..self.rng.usize(..=free) {
@@ -74,7 +74,7 @@ impl World {
         self.seal_raw();
     }
 
-    /// Blocks that are the engine's from now on.
+    /// Adds blocks that the engine now owns.
     pub fn take_in(&mut self, request: AllocRequest, handles: &[BlockHandle]) {
         assert_eq!(handles.len(), request.blocks);
         let frame = |handle: &BlockHandle| self.pool.info(*handle).unwrap().frame;
@@ -94,7 +94,7 @@ impl World {
         }));
     }
 
-    /// Some of them, sometimes only one.
+    /// Picks some of them, sometimes only one.
     fn some_raws(&mut self) -> Vec<usize> {
         let one_in = 1 + self.rng.usize(..4) * self.rng.usize(..8);
         (0..self.raws.len()).filter(|_| self.rng.usize(..one_in) == 0).collect()
@@ -118,7 +118,7 @@ impl World {
             }
             raw.tokens = Some(tokens);
             raw.writer = raw.writer.max(number);
-            // Whoever wrote before must have ended too, before it is sealed: the stream is in order.
+            // All earlier writers must have ended before it is sealed: the stream is in order.
         }
     }
 
@@ -183,7 +183,7 @@ impl World {
         }
     }
 
-    /// What is pinned stays where it is.
+    /// Checks that pinned blocks stay in their frames.
     pub fn check_pins(&self) {
         for raw in &self.raws {
             let info = self.pool.info(raw.handle).unwrap();

@@ -8,12 +8,12 @@ use kvpool::{
 use crate::device::{BLOCK_TOKENS, Token};
 use crate::world::World;
 
-/// A sequence, and what its tokens are.
+/// A sequence, and its tokens.
 pub struct Written {
     pub real: Sequence,
-    /// What its tokens are stored as: of equal ids after equal ones, and of one salt, the same.
+    /// Stored values of its tokens: equal for equal ids after equal prefixes under one salt.
     pub tokens: Vec<u64>,
-    /// The ids of its tokens, and of those that were announced and are still to come.
+    /// Ids of its tokens, and of the announced tokens that are still to come.
     pub ids: Vec<u32>,
     pub salt: u64,
 }
@@ -23,14 +23,14 @@ impl Written {
         Self { real, tokens: Vec::new(), ids, salt }
     }
 
-    /// What the next token is stored as.
+    /// Returns the stored value of the next token.
     pub fn next_value(&self) -> u64 {
         let before = self.tokens.last().copied().unwrap_or(self.salt);
         let value = (before ^ u64::from(self.ids[self.tokens.len()])).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         value.rotate_left(29) + 1
     }
 
-    /// Tokens that it has by now, and those before them, are written: nothing if it has them already.
+    /// Adds the stored values of tokens up to `length`; does nothing if they were added before.
     pub fn came_to(&mut self, length: usize) {
         while self.tokens.len() < length {
             self.tokens.push(self.next_value());
@@ -38,7 +38,7 @@ impl Written {
     }
 }
 
-/// A table that lives on across batches.
+/// A table that lives across batches.
 pub struct Remembered {
     of: SequenceId,
     since: Ticket,
@@ -68,14 +68,15 @@ impl World {
         self.append_so(batch, index, kind, count);
     }
 
-    /// A kind below 2 is drafts, below 5 with ids, below 7 not beyond the prompt.
+    /// Appends tokens. A `kind` below 2 means drafts, below 5 with ids, below 7 not beyond the
+    /// prompt.
     pub fn append_so(&mut self, batch: usize, index: usize, kind: u8, mut count: usize) {
         let in_flight = &mut self.batches[batch];
         let written = &mut self.sequences[index];
         let id = written.real.id();
         let before = written.tokens.len();
         if kind < 7 && written.ids.len() > before {
-            // The rest of a prompt, or some of it.
+            // The rest of a prompt, or a part of it.
             count = count.min(written.ids.len() - before);
         }
         let ids: Vec<u32> = (written.ids.len()..before + count).map(|_| self.rng.u32(..2)).collect();
@@ -98,7 +99,7 @@ impl World {
                 self.note(format_args!("{id}: {error}"));
                 return self.is_refused_rightly(&error, false);
             }
-            // Drafts before these were not announced, or final tokens.
+            // The drafts before these were not announced, or are final tokens.
             Err(SequenceError::TokensUnknown { known, .. }) => {
                 assert_eq!((written.real.len(), written.real.announced()), (before, known));
                 return;
@@ -123,8 +124,8 @@ impl World {
         self.note(format_args!("{id} in {number}: {appended:?}"));
     }
 
-    /// Evictable blocks that a request can have, for certain: those that no batch sees and nobody moves, without what the reserve
-    /// gets of them.
+    /// Returns the number of evictable blocks that a request gets for certain: unseen by batches,
+    /// not moving, and without those that the reserve takes.
     pub fn evictable_now(&self) -> usize {
         let counts = self.pool.blocks().counts();
         let is_quiet = self.batches.is_empty() && self.device.copies() == 0;
@@ -132,12 +133,12 @@ impl World {
         if is_quiet { counts.evictable.saturating_sub(short) } else { 0 }
     }
 
-    /// One thread decides all: what is refused is not there.
+    /// Checks that a refusal is true: with one thread, no block is out of reach for a moment.
     pub fn is_refused_rightly(&self, error: &AllocError, is_run: bool) {
         let counts = self.pool.blocks().counts();
         let free = counts.free() + self.evictable_now();
         match *error {
-            // Of a run, what could be evicted may lie apart.
+            // For a run, evictable blocks may be scattered.
             AllocError::Exhausted { asked, .. } if is_run => {
                 assert!(asked > counts.free() || self.is_resizing(), "{error}: {counts:?}");
             }
@@ -249,7 +250,7 @@ impl World {
         self.note(format_args!("reads {chosen:?} by {kind}: {frames:?}"));
     }
 
-    /// Reads a sequence's tokens, its blocks being in these frames.
+    /// Reads a sequence's tokens through these frames of its blocks.
     pub fn read_through(&mut self, batch: usize, sequence: usize, frames: &[usize]) {
         let written = &self.sequences[sequence];
         for (place, block) in written.real.blocks().enumerate() {
@@ -292,7 +293,7 @@ impl World {
         }
     }
 
-    /// Blocks that the table does not have, or that are others by now, are looked up.
+    /// Looks up blocks that the table lacks, or that have been replaced.
     fn bring_up_to_date(&mut self, table: usize, sequence: usize) {
         let blocks = self.pool.blocks();
         let Remembered { blocks: known, frames, .. } = &mut self.remembered[table];
@@ -304,7 +305,8 @@ impl World {
         known.extend(&now[same..]);
     }
 
-    /// A table built under an earlier batch, patched under this one, is as good as a new one.
+    /// Checks that a table built under an earlier batch, patched under this one, is as good as a
+    /// new one.
     pub fn patch(&mut self) {
         let batch = self.some_batch();
         let Some(table) = self.pick(self.remembered.len()) else { return };

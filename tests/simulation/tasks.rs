@@ -1,4 +1,4 @@
-//! Futures that are polled by hand, in an order that the schedule decides, when they were woken.
+//! Futures that are polled by hand after they are woken, in an order that the schedule decides.
 
 use std::fmt;
 use std::pin::Pin;
@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use kvpool::compact::{DefragError, DefragOptions, DefragReport, DefragTotals, ResizeError, ResizeReport};
 use kvpool::{AllocError, AllocRequest, Lease};
 
-/// What a task is for.
+/// Purpose of a task.
 #[derive(Clone, Copy, Debug)]
 pub enum Kind {
     Allocate { request: AllocRequest, has_deadline: bool },
@@ -18,7 +18,7 @@ pub enum Kind {
     Stop,
 }
 
-/// What a task came to.
+/// Result of a task.
 pub enum Outcome {
     Allocated(Result<Lease<'static>, AllocError>),
     Defragmented(Result<DefragReport, DefragError>),
@@ -39,7 +39,7 @@ impl Wake for Bell {
 pub struct Task {
     pub number: u64,
     pub kind: Kind,
-    /// Its place among those that were ever polled, from its first poll on.
+    /// Number of its first poll among those of all tasks, once it was polled.
     pub came: Option<u64>,
     bell: Arc<Bell>,
     future: Pin<Box<dyn Future<Output = Outcome>>>,

@@ -1,4 +1,4 @@
-//! What takes its time: allocations that wait, compaction, another size; polled, dropped, and looked at when they end.
+//! Tasks: waiting allocations, compaction and resizes; polled, dropped, and checked when they end.
 
 use std::cmp::Reverse;
 use std::task::Poll;
@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use crate::tasks::{Kind, Outcome, Task};
 use crate::world::World;
 
-/// Tasks at a time.
+/// Maximum number of tasks at a time.
 const TASKS_MAX: usize = 12;
 
 impl Task {
@@ -21,7 +21,7 @@ impl Task {
         matches!(self.kind, Kind::Resize(_)) && self.came.is_some()
     }
 
-    /// The place in line: who is before others, and what was asked.
+    /// Returns the place in line, as a sort key, and the request.
     fn in_line(&self) -> Option<((Reverse<Priority>, u64), AllocRequest)> {
         match self.kind {
             Kind::Allocate { request, .. } => Some(((Reverse(request.priority), self.came?), request)),
@@ -81,7 +81,7 @@ impl World {
         let blocks = match self.rng.u8(..10) {
             0 => self.rng.usize(..=max),
             1..4 => self.rng.usize(total..=max.max(total)),
-            // Most of what is free goes, or a little more than that.
+            // Most of the free blocks go, or slightly more.
             _ => self
                 .rng
                 .usize(total - self.pool.available_blocks()..=total)
@@ -154,7 +154,7 @@ impl World {
         match (outcome, task.kind) {
             (Outcome::Allocated(outcome), Kind::Allocate { request, has_deadline }) => {
                 match &outcome {
-                    // The ages in it are the machine's.
+                    // The ages in it depend on the machine.
                     Err(AllocError::Deadline { asked, free, retired, .. }) => {
                         self.note(format_args!("late: {asked}, {free}, {retired}"));
                     }
@@ -171,7 +171,7 @@ impl World {
                         self.tally.deadlines += 1;
                     }
                     Err(AllocError::Exhausted { .. } | AllocError::NoRun { .. }) => {
-                        panic!("{outcome:?} is no reason to stop waiting")
+                        panic!("{outcome:?} must not end a wait")
                     }
                     Err(error) => self.is_refused_rightly(&error, request.contiguous),
                 }
@@ -194,12 +194,12 @@ impl World {
                 self.resized(outcome.map(|report| report.moved), blocks, total);
             }
             (Outcome::Stopped(totals), Kind::Stop) => self.tally.background_runs += totals.runs as u64,
-            (_, kind) => unreachable!("{kind:?} ends as something else"),
+            (_, kind) => unreachable!("{kind:?} has another result"),
         }
     }
 
     fn note_defragmented(&mut self, outcome: &Result<DefragReport, DefragError>) {
-        // All but the time that it took.
+        // All fields but the duration.
         let said = outcome.as_ref().map(|report| (report.moved_blocks, report.given_up, report.waves));
         self.note(format_args!("{:?}", said.map_err(|error| error.to_string())));
     }
@@ -208,7 +208,7 @@ impl World {
         self.tally.runs += u64::from(report.moved_blocks > 0);
     }
 
-    /// Only copies that were made to fail fail.
+    /// Checks that only copies fail that were made to fail.
     fn has_failed(&self, error: &DefragError) -> DefragReport {
         assert_ne!(self.tally.copies_failed, 0, "{error}");
         match error {
@@ -229,7 +229,7 @@ impl World {
                 assert!(asked == blocks && by.len() + retired > 0);
             }
             Err(ResizeError::Shrink(ShrinkError::TooFew { min, .. })) => assert!(blocks < min),
-            // It was another size when it was asked for.
+            // The size was different when it was requested.
             Err(ResizeError::Shrink(ShrinkError::NotSmaller { .. })) => assert!(blocks >= total),
             Err(ResizeError::Grow(GrowError::TooLarge { max, .. })) => assert!(blocks > max),
             Err(ResizeError::Grow(GrowError::Busy)) => assert!(self.is_resizing()),
@@ -239,7 +239,7 @@ impl World {
         self.tally.shrinks_given_up += 1;
     }
 
-    /// Nobody who waits came before the one that was served.
+    /// Checks that no waiting request is ahead of the one that was served.
     fn is_first(&self, served: &Task) {
         let place = served.in_line().map(|(place, _)| place);
         for other in self.tasks.iter().filter_map(Task::in_line) {
@@ -247,7 +247,8 @@ impl World {
         }
     }
 
-    /// Nobody sleeps beside free blocks: if none of those who wait was woken, the first of them cannot be served.
+    /// Checks that no request sleeps beside free blocks: if none was woken, the first cannot be
+    /// served.
     pub fn check_line(&self) {
         let waiting = || self.tasks.iter().filter(|task| task.in_line().is_some());
         let Some(first) = waiting().min_by_key(|task| task.in_line().map(|(place, _)| place)) else { return };

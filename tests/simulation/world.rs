@@ -1,4 +1,4 @@
-//! The pool, what the engine has of it, and the schedule.
+//! The pool, the engine's state, and the schedule.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -18,10 +18,10 @@ use crate::raw::Raw;
 use crate::sequences::{Remembered, Written};
 use crate::tasks::Task;
 
-/// Steps of a schedule.
+/// Number of steps of a schedule.
 const STEPS: std::ops::Range<usize> = 100..1500;
 
-/// What the pool asked to be copied, until the device hears of it.
+/// Copies that the pool asked for, until the device is told.
 type Desk = Arc<Mutex<Vec<(Vec<FrameMove>, CopyDone)>>>;
 
 /// A batch in flight.
@@ -32,7 +32,7 @@ pub struct InFlight {
     pub copied: Vec<BlockId>,
 }
 
-/// What came about.
+/// Counts of events.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Tally {
     pub steps: u64,
@@ -52,7 +52,7 @@ pub struct Tally {
     pub half_hits: u64,
     pub evicted: u64,
     pub cleared: u64,
-    /// Of all that was done, with what came of it.
+    /// Hash of all steps and their results.
     pub trace: u64,
 }
 
@@ -87,7 +87,7 @@ impl Tally {
         }
     }
 
-    /// A simulation in which something never happens checks less than it says.
+    /// Fails if some event never happened: the simulation would check less than it claims.
     pub fn is_complete(mut self) {
         self.counts().into_iter().for_each(|(what, count)| assert_ne!(*count, 0, "no {what}"));
     }
@@ -100,7 +100,7 @@ pub struct World {
     pub device: Device,
     pub batches: Vec<InFlight>,
     pub sequences: Vec<Written>,
-    /// What prompts begin with.
+    /// Beginnings of prompts.
     pub prompts: Vec<Vec<u32>>,
     pub remembered: Vec<Remembered>,
     pub raws: Vec<Raw>,
@@ -110,15 +110,15 @@ pub struct World {
     pub tally: Tally,
     /// Numbers for tokens, sequences, batches and tasks.
     pub last: u64,
-    /// How likely a copy is to fail, in 100.
+    /// Probability that a copy fails, in percent.
     failing: u8,
-    /// Share of the pool, in 100, that is in use at most, more or less.
+    /// Approximate maximum share of the pool in use, in percent.
     ceiling: usize,
     desk: Desk,
     is_told: bool,
 }
 
-/// One thing that can be done; each schedule does some often, and others not at all.
+/// A possible step; each schedule takes some often, and others not at all.
 type Step = fn(&mut World);
 
 const STEP_KINDS: &[(u32, &str, Step)] = &[
@@ -180,7 +180,7 @@ impl World {
             .latency_sample(0)
             .fragmentation_order(Order(rng.u8(..5)))
             .engine_copies(copier)
-            // Of the order of the line: the schedule is not the clock's.
+            // By the order of the line: the schedule must not depend on the clock.
             .turn_patience(Duration::MAX);
         if rng.bool() {
             builder = builder.magazine_blocks(rng.usize(..10));
@@ -222,7 +222,8 @@ impl World {
     }
 
     pub fn run(&mut self) {
-        // Some kinds of steps often, some not at all: what hides behind a crowd shows without it.
+        // Some kinds of steps often, some not at all: faults that a mixture hides appear without
+        // it.
         let weights: Vec<u32> =
             STEP_KINDS.iter().map(|(weight, ..)| weight * [0, 1, 2, 2, 6][self.rng.usize(..5)]).collect();
         let all = weights.iter().sum::<u32>().max(1);
@@ -254,7 +255,7 @@ impl World {
         (name, step)
     }
 
-    /// Writes down what was done: told, or as a number that differs if anything differs.
+    /// Records a step: prints it, or adds it to a hash that differs if any step differs.
     pub fn note(&mut self, what: fmt::Arguments<'_>) {
         struct Trace<'a>(&'a mut u64);
         impl fmt::Write for Trace<'_> {
@@ -271,18 +272,18 @@ impl World {
         }
     }
 
-    /// A number that was never given before.
+    /// Returns a number that was not returned before.
     pub fn number(&mut self) -> u64 {
         self.last += 1;
         self.last
     }
 
-    /// One of so many; `None` of nothing.
+    /// Returns a random index below `len`; `None` if `len` is 0.
     pub fn pick(&mut self, len: usize) -> Option<usize> {
         (len > 0).then(|| self.rng.usize(..len))
     }
 
-    /// After every step: the device hears what the pool asked for, and how large the pool is.
+    /// After every step: tells the device the pool's copies and size.
     pub fn settle(&mut self) {
         self.device.resize(self.pool.blocks().total_frames());
         let asked = std::mem::take(&mut *self.desk.lock().unwrap());
@@ -301,7 +302,7 @@ impl World {
         }
     }
 
-    /// One of the batches in flight, begun if there is none.
+    /// Returns one of the batches in flight, beginning one if there is none.
     pub fn some_batch(&mut self) -> usize {
         if self.batches.is_empty() {
             self.begin_batch();
@@ -362,7 +363,7 @@ impl World {
         self.advance(time);
     }
 
-    /// Lets tokio's clock go on, its timers ring, and what was spawned run.
+    /// Advances tokio's clock, fires its timers, and runs spawned tasks.
     pub fn advance(&mut self, time: Duration) {
         self.runtime.block_on(tokio::time::advance(time));
         self.settle();
@@ -372,7 +373,7 @@ impl World {
         self.pool.trim();
     }
 
-    /// A wave that no run began, of frames at random.
+    /// Begins a wave by hand, of random frames.
     fn wave(&mut self) {
         let snapshot = self.pool.snapshot();
         let of_kind = |kind| -> Vec<FrameId> {
@@ -382,7 +383,7 @@ impl World {
         let (mut from, mut to) = (of_kind(FrameKind::Movable), of_kind(FrameKind::Free));
         self.rng.shuffle(&mut from);
         self.rng.shuffle(&mut to);
-        // And one that cannot be.
+        // And a move that is impossible.
         let frames = self.pool.blocks().total_frames() as u32;
         let any = (FrameId(self.rng.u32(..frames)), FrameId(self.rng.u32(..frames)));
         let count = self.rng.usize(1..20);
@@ -405,12 +406,12 @@ impl World {
         );
     }
 
-    /// Whether a change of size has begun, so that what is free may be out of reach.
+    /// Returns whether a resize is in progress, so that free blocks may be out of reach.
     pub fn is_resizing(&self) -> bool {
         self.tasks.iter().any(Task::is_resize)
     }
 
-    /// Owned blocks and references are those that the engine has.
+    /// Checks that `audit` agrees with the engine's owned blocks and references.
     fn audit(&mut self) {
         let report = self.pool.audit().unwrap_or_else(|finding| panic!("{finding}"));
         let mut owned = BTreeSet::new();
@@ -427,13 +428,13 @@ impl World {
         }
         assert_eq!((report.owned, report.references), (owned.len(), references), "{report:?}");
         let is_quiet = self.device.copies() == 0 && !self.is_resizing();
-        assert!(report.held == 0 || !is_quiet, "held for nobody: {report:?}");
+        assert!(report.held == 0 || !is_quiet, "held without a reason: {report:?}");
         self.note(format_args!("{report:?}"));
         self.check_pins();
         self.check_line();
     }
 
-    /// Everything comes to its end.
+    /// Ends everything.
     pub fn end(mut self) -> Tally {
         self.note(format_args!("== the end"));
         self.audit();
@@ -452,16 +453,16 @@ impl World {
         self.free_all();
         self.finish_tasks(true);
         let counts = self.pool.blocks().counts();
-        assert!(self.tasks.is_empty(), "they never end: {:?}, {counts:?}", self.tasks);
+        assert!(self.tasks.is_empty(), "tasks never end: {:?}, {counts:?}", self.tasks);
         assert!(self.device.is_idle());
         self.audit();
         let counts = self.pool.blocks().counts();
         let free = counts.free() + counts.evictable;
         assert_eq!(free + counts.reserved, self.pool.total_blocks(), "{counts:?}");
         self.tally.evicted = self.pool.prefix_cache().map_or(0, |cache| cache.stats().evicted_blocks);
-        // A reserve that is short is filled by what is evicted, before anybody gets it.
+        // A short reserve takes evicted blocks before any request gets them.
         let all = free.min(self.pool.total_blocks() - self.pool.blocks().reserve());
-        drop(self.pool.allocate(AllocRequest::new(all)).expect("all that is evictable"));
+        drop(self.pool.allocate(AllocRequest::new(all)).expect("all evictable blocks"));
         assert_eq!((self.pool.stats().waiting, self.pool.sequence_count()), (0, 0));
         self.note(format_args!("{counts:?}"));
         self.tally
@@ -474,7 +475,7 @@ impl World {
         }
     }
 
-    /// Goes on until nothing comes of it any more; what is allocated meanwhile is kept or freed.
+    /// Runs until no task makes progress; blocks allocated meanwhile are kept or freed.
     fn finish_tasks(&mut self, frees: bool) {
         let mut idle = 0;
         while idle < 30 && !(self.tasks.is_empty() && self.device.copies() == 0) {
@@ -482,7 +483,7 @@ impl World {
             let mut polls = 0;
             while self.device.copies() > 0 || self.tasks.iter().any(Task::is_woken) {
                 polls += 1;
-                assert!(polls < 100_000, "it goes round in circles: {:?}", self.tasks);
+                assert!(polls < 100_000, "tasks wake each other forever: {:?}", self.tasks);
                 self.copy_some();
                 self.settle();
                 self.poll_woken();

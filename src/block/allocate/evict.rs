@@ -1,30 +1,30 @@
-//! Blocks that are kept although nobody owns them: a cache's side of the words.
+//! Eviction: cached blocks without owners, from the pool's side.
 //!
-//! A sealed block of a sequence can be *cached*. Its last release leaves it *evictable*: in its frame, with its bytes,
-//! until somebody hits it or its frame is needed. Which block is evicted first, and how a hit finds one, is the
-//! [`Evictor`]'s affair; what is true of a block is in its word.
+//! A sealed block of a sequence can be *cached*. Its last release leaves it *evictable*: in its
+//! frame, with its bytes, until a hit takes it or its frame is needed. The [`Evictor`] decides
+//! which block is evicted first and how a hit finds one; the truth about a block is in its word.
 //!
 //! # Protocol
 //!
 //! ```text
-//! register   (the evictor notes what the block holds);  word: owned, listed  ->  sealed, cached      one compare-exchange
-//! hit        (the evictor compares what the block holds, between);  word  ->  one reference more     one compare-exchange
+//! register   (the evictor notes the block's contents);  word: owned, listed  ->  sealed, cached      one compare-exchange
+//! hit        (the evictor compares the block's contents, between);  word  ->  one reference more     one compare-exchange
 //!            of exactly the word that was read before
-//! keep       word: last reference, cached  ->  evictable, generation + 1;  the clock is read;  the evictor is told
+//! release    word: last reference, cached  ->  evictable, generation + 1;  the clock is read;  the evictor is told
 //! evict      word: evictable, not moving  ->  free;  the evictor forgets it;  the frame is the evictor's
 //! ```
 //!
 //! # Invariants
 //!
-//! - *A hit is of what was noted.* What the evictor notes of a block changes only while the block is not cached, and the word
-//!   changes with every step between two registrations: a hit's compare-exchange of the very word under which it read
-//!   the notes fails if they could have changed.
-//! - *A hit cannot be taken away*: from its compare-exchange on it is a reference like any other.
-//! - *A frame is not reused too early.* Every batch that may have seen a block began before the clock was read after its last
-//!   release: the tag. Whoever evicts and does not find the tag that belongs to the word's generation takes the newest
-//!   ticket for it.
-//! - *Nothing is lost with a thread.* Whether a block is evictable is in its word alone: a [walk](Core::evict_any) finds those
-//!   that the evictor was never told of.
+//! - *A hit is exact.* The evictor's notes on a block change only while the block is not cached,
+//!   and the word changes with every step between two registrations: a hit's compare-exchange of
+//!   the very word under which it read the notes fails if they could have changed.
+//! - *A hit is final*: from its compare-exchange on it is a reference like any other.
+//! - *A frame is not reused too early.* Every batch that may have seen a block began before the
+//!   clock was read after its last release: the tag. An eviction that does not find the tag of the
+//!   word's generation takes the newest ticket instead.
+//! - *A stopped or dead thread loses no block.* Whether a block is evictable is in its word alone:
+//!   a [walk](Core::evict_any) finds blocks of which the evictor was never told.
 //!
 //! Model: `loom-tests/tests/evictable.rs`.
 
@@ -37,33 +37,36 @@ use crate::block::release::By;
 use crate::block::{BlockWord, Evictable, Evictor, NotEvicted};
 
 impl Core {
-    /// Registers a block of a sequence's list with the cache: from now on its bytes are final. Nothing happens if the
-    /// handle is stale by now, and false is returned: it went its way.
+    /// Registers a block of a sequence's list with the cache, and seals it. Returns false, and does
+    /// nothing, if the handle is stale: the sequence has released the block.
     pub(crate) fn seal_cached(&self, handle: BlockHandle) -> bool {
         self.update(&handle, By::Owner, |word| word.seal_cached().map(|next| (next, ())))
             .is_ok_and(|done| done.is_some())
     }
 
-    /// A reference for a sequence's list on a block that held what was looked for when its word was `word`. `None`: it
-    /// changed since, or has as many references as it can; else whether it was evictable.
+    /// Takes a reference for a sequence's list on a block whose contents were read under `word`.
+    ///
+    /// Returns whether the block was evictable; `None` if the word has changed since, or has as
+    /// many references as it can.
     #[inline]
     pub(crate) fn hit(&self, id: BlockId, word: BlockWord) -> Option<bool> {
         let next = word.hit()?;
-        // Acquire: what was stored into the block, and noted of it, is seen by whoever reads it as a prefix. No Release: we have
-        // done nothing with the block yet, and a read-modify-write goes on with the order of those who released it.
+        // Acquire: the block's bytes and notes are visible to their reader. No Release: we have
+        // done nothing with the block yet, and a read-modify-write continues the release sequence
+        // of earlier releases.
         let hit =
             self.space.table.word(id).compare_exchange(word.to_bits(), next.to_bits(), Acquire, Relaxed);
         hit.ok().map(|_| !word.is_owned())
     }
 
-    /// So many blocks may become evictable.
+    /// Adds `blocks` to the count of evictable blocks.
     #[inline]
     pub(in crate::block) fn count_evictable(&self, blocks: usize) {
-        // Relaxed: a statistic. That it comes before the release counts for who sees the release.
+        // Relaxed: a statistic. A thread that sees a release also sees the count before it.
         self.evictable.fetch_add(blocks, Relaxed);
     }
 
-    /// So many blocks are not evictable any more, being hits, or did not become so.
+    /// Subtracts blocks that were hit, or did not become evictable.
     #[inline]
     pub(crate) fn count_hits(&self, evictable: usize) {
         if evictable > 0 {
@@ -72,25 +75,32 @@ impl Core {
         }
     }
 
-    /// Blocks that nobody owns, and that are kept for their bytes. While blocks are released, hit or evicted, some may be
-    /// counted that are not; never the other way round.
+    /// Returns the number of evictable blocks. While blocks are released, hit or evicted, it may be
+    /// too high, never too low.
     pub fn evictable(&self) -> usize {
         // A hit may be counted before the release that made it possible.
         (self.evictable.load(Relaxed) as isize).max(0) as usize
     }
 
-    /// These blocks' last references went just now.
-    pub(in crate::block) fn keep(&self, kept: &[Evictable], keep: impl FnOnce(&[Evictable], Ticket)) {
-        if kept.is_empty() {
+    /// Passes blocks whose last references were just released to `tell`, with their tag.
+    pub(in crate::block) fn tag_evictable(
+        &self,
+        blocks: &[Evictable],
+        tell: impl FnOnce(&[Evictable], Ticket),
+    ) {
+        if blocks.is_empty() {
             return;
         }
-        // After the releases, as in `give_back`: every batch that saw the blocks is visible to this load.
+        // After the releases, as in `give_back`: every batch that saw the blocks is visible to this
+        // load.
         let tag = self.space.clock.idle_or_tag().unwrap_or(Ticket(0));
-        keep(kept, tag);
+        tell(blocks, tag);
     }
 
-    /// Evicts one block, if it is evictable and no batch in flight, of which `oldest` is the oldest, sees it; its frame is
-    /// the caller's.
+    /// Evicts one block, if it is evictable and unseen by batches in flight; its frame is the
+    /// caller's.
+    ///
+    /// `oldest` is the oldest batch in flight.
     ///
     /// # Errors
     ///
@@ -111,11 +121,11 @@ impl Core {
         }
     }
 
-    /// Evicts a block whose word is `word`; its frame is the caller's. `None`: the word is another by now.
+    /// Evicts a block with this word; its frame is the caller's. `None`: the word has changed.
     fn evict_word(&self, evictor: &dyn Evictor, id: BlockId, word: BlockWord) -> Option<FrameId> {
         let next = word.evict()?;
-        // Acquire: what the last owners did with the bytes happens before the next owner's. No Release: who checks a handle sees
-        // that the block is free, and no more.
+        // Acquire: what the last owners did with the bytes happens before the next owner's
+        // accesses. No Release: a handle check sees that the block is free, and nothing else.
         let evicted = self
             .space
             .table
@@ -129,13 +139,13 @@ impl Core {
         })
     }
 
-    /// Whether no batch in flight, of which `oldest` is the oldest, sees a block that is evictable.
+    /// Returns whether no batch in flight, from `oldest` on, sees an evictable block.
     #[inline]
     fn is_unseen(&self, id: BlockId, word: BlockWord, oldest: Ticket) -> bool {
         let evictor = self.evictor.as_ref();
         let is_unseen = match evictor.and_then(|evictor| evictor.tag(id, word)) {
             Some(tag) => tag < oldest,
-            // Who released it has not come to note it. Until then it is taken to be seen by all batches of this moment.
+            // The releasing thread has not noted the tag yet. Until then, assume the newest ticket.
             None => match (self.space.clock.idle_or_tag(), evictor) {
                 (Some(newest), Some(evictor)) => {
                     evictor.set_tag(id, word, newest);
@@ -147,13 +157,13 @@ impl Core {
         is_unseen || cfg!(kvpool_mutant = "evict_seen")
     }
 
-    /// Whether an eviction would succeed just now.
+    /// Returns whether an eviction would succeed at this moment.
     pub(in crate::block) fn can_evict(&self, id: BlockId, word: BlockWord, oldest: Ticket) -> bool {
         word.evict().is_some() && self.is_unseen(id, word, oldest)
     }
 
-    /// Evicts up to `wanted` blocks, those first that the evictor wants to go. It passes over some that are moving or seen, not
-    /// over all: none does not mean that none can be.
+    /// Evicts up to `wanted` blocks in the evictor's order. It skips some that are moving or seen,
+    /// not all: 0 does not mean that no block is evictable.
     pub(in crate::block) fn evict_some(&self, wanted: usize, freed: &mut dyn FnMut(FrameId)) -> usize {
         let Some(evictor) = self.evictor.as_ref().filter(|_| self.evictable() > 0) else { return 0 };
         let mut got = 0;
@@ -164,8 +174,10 @@ impl Core {
         got
     }
 
-    /// Evicts up to `wanted` blocks, before a request is refused: if the evictor gives none, by a walk over all words, which
-    /// finds also those that it does not know, has in its hands, or has behind others that cannot go.
+    /// Evicts up to `wanted` blocks, before a request is refused.
+    ///
+    /// If the evictor finds none, a walk over all words does: it also finds blocks that the evictor
+    /// does not know, has in hand, or keeps behind others that cannot be evicted.
     #[cold]
     pub(in crate::block) fn evict_any(&self, wanted: usize, freed: &mut dyn FnMut(FrameId)) -> usize {
         let got = self.evict_some(wanted, freed);
@@ -177,8 +189,8 @@ impl Core {
         evicted.map(freed).count()
     }
 
-    /// Evicts everything that can be, for a cache that is cleared: what batches may see is retired. Blocks that are just
-    /// being moved stay. Returns how many blocks were evicted.
+    /// Evicts every evictable block, to clear the cache, and returns their number. Frames that
+    /// batches may see are retired. Blocks that are being moved stay.
     pub(crate) fn evict_all(&self) -> usize {
         let Some(evictor) = self.evictor.as_deref() else { return 0 };
         let (mut freed, mut seen) = (RunList::new(), RunList::new());
@@ -204,14 +216,17 @@ impl Core {
         evicted
     }
 
-    /// Evicts blocks just as their release left them, and frees them; the caller announces. Those stay that a batch in flight
-    /// may see, that are moving, or that somebody has had since. Returns how many were evicted.
-    pub(crate) fn evict_one(&self, kept: &[Evictable], stays: &mut dyn FnMut(BlockId)) -> usize {
+    /// Evicts and frees blocks whose words are unchanged since their release; the caller announces.
+    ///
+    /// Blocks stay that a batch in flight may see, that are moving, or whose word has changed.
+    /// Returns the number of evicted blocks.
+    pub(crate) fn evict_released(&self, blocks: &[Evictable], stays: &mut dyn FnMut(BlockId)) -> usize {
         let Some(evictor) = self.evictor.as_deref() else { return 0 };
         let (mut freed, mut evicted, oldest) = (RunList::new(), 0, self.space.clock.oldest());
-        for &Evictable { id, word } in kept {
+        for &Evictable { id, word } in blocks {
             let is_unseen = self.is_unseen(id, word, oldest);
-            // Of this very word: whoever had the block since may show it to a batch that the tag does not know.
+            // With this very word: an owner since then may have shown the block to a batch newer
+            // than the tag.
             let word = if cfg!(kvpool_mutant = "give_up_rewritten") { self.word(id) } else { word };
             let frame = is_unseen.then(|| self.evict_word(evictor, id, word)).flatten();
             match frame {
@@ -226,7 +241,7 @@ impl Core {
         evicted
     }
 
-    /// Evicts up to so many blocks, and frees them.
+    /// Evicts up to `wanted` blocks, and frees them.
     pub(crate) fn evict_free(&self, wanted: usize) {
         let mut free = |frame| self.space.free_run(Run { start: frame, len: 1 });
         if wanted > 0 && self.evict_any(wanted, &mut free) > 0 {
@@ -234,7 +249,7 @@ impl Core {
         }
     }
 
-    /// Evicts what is evictable in these frames, and frees it.
+    /// Evicts and frees the evictable blocks in these frames.
     pub(crate) fn evict_region(&self, region: Run) {
         if self.evictable() == 0 {
             return;
@@ -248,8 +263,8 @@ impl Core {
         self.announce();
     }
 
-    /// A frame of an evicted block, for a request that takes from the reserve or not: what the reserve is short of comes
-    /// first. `None`: it went there, or could not be wiped.
+    /// Returns the frame of an evicted block for a request, after filling the reserve unless
+    /// urgent. `None`: the frame went to the reserve, or could not be wiped.
     pub(in crate::block) fn take_evicted(&self, frame: FrameId, is_urgent: bool) -> Option<FrameId> {
         let run = Run { start: frame, len: 1 };
         if !self.space.wipe(run) {

@@ -1,15 +1,15 @@
-//! What an allocation has found so far.
+//! Frames that an allocation has gathered so far.
 
 use crate::frame::RunList;
 use crate::ids::{FrameId, Run};
 
-/// Frames got so far.
+/// Gathered frames, and what is known after a search that failed.
 pub(in crate::block) struct Grab {
     pub(in crate::block) runs: RunList,
     pub(in crate::block) frames: usize,
-    /// Of a search in vain: nothing was overlooked because somebody was inside its thread cache.
+    /// After a failed search: no frame was overlooked because an owner was inside its thread cache.
     pub(in crate::block) is_sure: bool,
-    /// Of a search in vain: other threads' thread caches were not looked into.
+    /// After a failed search: the system refused the fence that visits to thread caches need.
     pub(in crate::block) is_refused: bool,
 }
 

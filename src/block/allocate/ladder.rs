@@ -1,16 +1,19 @@
-//! Handing blocks out: the ladder from the thread's magazine to everything that is free anywhere.
+//! The allocation ladder: from the thread's magazine to every free frame of the pool.
 //!
 //! 1. the thread's magazines, which refill from the depot and the bitmaps;
 //! 2. larger and contiguous requests: the bitmaps directly, so that a prompt lies in few runs;
-//! 3. what other threads keep: magazines, the depot, limbo. Taken back, then the bitmaps again;
-//! 4. cached blocks that nobody owns: evicted, as many as are missing; for a contiguous request those of one window;
+//! 3. frames cached elsewhere: other threads' magazines, the depot, limbo. They are reclaimed, and
+//!    the bitmaps are searched again;
+//! 4. cached blocks without owners: as many are evicted as are missing; for a contiguous request
+//!    those of one window;
 //! 5. urgent requests: the reserve;
-//! 6. an error that says what there was.
+//! 6. an error that states what was available.
 //!
-//! To take back what others keep costs a visit to each of them, for a few frames. So a pool that is full of evictable blocks, as
-//! one that caches is all the time, evicts at first where others keep little. It refuses nothing before it has done both.
+//! To reclaim frames from other threads costs a visit to each of them, for a few frames. So a pool
+//! that is full of evictable blocks, the steady state with a prefix cache, evicts first while other
+//! threads cache little. No request is refused before both were tried.
 //!
-//! No step waits for anybody.
+//! No step waits for another thread.
 
 use smallvec::SmallVec;
 
@@ -25,26 +28,30 @@ use crate::block::core::{Core, Custody};
 use crate::block::thread_cache::{CountedRef, ThreadCache};
 use crate::block::{AllocRequest, BlockWord, Blocks, Ownership, Priority};
 
-/// How often everything is taken back before an allocation is refused while some thread was inside its thread cache.
+/// Maximum number of reclaim rounds before a refusal while some thread is inside its thread cache.
 const ROUNDS: usize = if cfg!(kvpool_loom) { 3 } else { 32 };
 
-/// Others keep little: at most this share of the pool, as a shift. Then a request evicts before it takes that back.
+/// Other threads cache little: at most this share of the pool, as a shift. Then a request evicts
+/// before it reclaims.
 const LITTLE_SHIFT: u32 = 5;
 
-/// Whoever evicts does so for its next requests too: at most this share of the pool, as a shift.
+/// A thread that evicts also evicts for its next requests: at most this share of the pool, as a
+/// shift.
 const AHEAD_SHIFT: u32 = 9;
 
-/// How often an allocation starts again that was refused although enough was free: it was in other hands at that moment,
-/// on its way between two places, or in those of another allocation that did not get enough either.
+/// Attempts of an allocation that was refused although enough was free: the frames were in transit,
+/// or in the hands of another allocation that did not get enough either.
 const ATTEMPTS: usize = 3;
 
 impl Blocks {
-    /// Hands out exactly `request.blocks` blocks to handles, each with one reference, or none. With `near`, the frames
-    /// from there on are preferred, so that a sequence's last run goes on.
+    /// Allocates exactly `request.blocks` blocks for handles, each with one reference, or none.
+    ///
+    /// With `near`, the frames from there on are preferred, so that a sequence's last run
+    /// continues.
     ///
     /// # Errors
     ///
-    /// [`AllocError`]; nothing was taken.
+    /// [`AllocError`]; no block was allocated.
     pub fn allocate(
         &self,
         request: &AllocRequest,
@@ -75,7 +82,8 @@ impl Core {
         take: &mut dyn FnMut(BlockId),
     ) -> Result<(), AllocError> {
         let mut grab = Grab::new();
-        // A request that waits may look for what is in our hands while we split a unit or give up again.
+        // A waiting request may search for the frames in our hands while we split a unit or give up
+        // again.
         let custody = self.custody();
         let gathered = self.gather(cache, request, near, &mut grab, &custody);
         if cfg!(kvpool_mutant = "silent_undo") {
@@ -88,7 +96,7 @@ impl Core {
         Ok(())
     }
 
-    /// The blocks at frames that are the caller's become owned.
+    /// Makes the blocks at the gathered frames owned, and passes each to `take`.
     pub(in crate::block) fn hand_out(
         &self,
         grab: &Grab,
@@ -104,7 +112,7 @@ impl Core {
         }
     }
 
-    /// The block at a frame that is the caller's becomes owned.
+    /// Makes the block at a frame of the caller's owned.
     #[inline]
     pub(in crate::block) fn own(
         &self,
@@ -116,20 +124,21 @@ impl Core {
     ) -> BlockId {
         let id = self.space.table.block_at(frame);
         let atomic = self.space.table.word(id);
-        // Relaxed: the frame came to us by an Acquire, and with it the word of whoever freed it.
+        // Relaxed: the frame came to us by an Acquire, and with it the word of its last owner.
         let word = BlockWord::from_bits(atomic.load(Relaxed));
         if !word.is_available() || word.frame() != frame {
             handed_out_twice(frame, word);
         }
         self.space.table.info(id).allocate(sequence, request.priority, now);
-        // A plain store: nobody else writes the word of a free block whose frame is ours. Release: pairs with the
-        // Acquire of whoever checks a handle, and then reads the info of this generation.
+        // A plain store: no other thread writes the word of a free block whose frame is ours.
+        // Release: pairs with the Acquire of a handle check, which then reads the info of this
+        // generation.
         let order = if cfg!(kvpool_mutant = "own_relaxed") { Relaxed } else { Release };
         atomic.store(word.allocate(request.pinned, ownership).to_bits(), order);
         id
     }
 
-    /// Refuses what no free can bring about: bad requests, and those for more than there can be.
+    /// Refuses requests that no free can satisfy: invalid ones, and those that exceed the pool.
     pub(crate) fn check_request(&self, request: &AllocRequest) -> Result<(), AllocError> {
         if self.is_lost() {
             return Err(AllocError::DeviceLost { device: self.config.device });
@@ -154,7 +163,7 @@ impl Core {
         Ok(())
     }
 
-    /// Finds frames for a request.
+    /// Gathers frames for a request.
     pub(in crate::block) fn gather(
         &self,
         cache: Option<CountedRef<'_>>,
@@ -195,7 +204,8 @@ impl Core {
             self.take_cached(cache, asked, grab);
         }
         let mut ladder = Ladder::new();
-        // A pool that caches is full all the time: an eviction is not to cost a walk over its bitmaps.
+        // With a prefix cache, a pool is always full: an eviction must not cost a walk over its
+        // bitmaps.
         let mut is_thorough = self.evictable() == 0;
         loop {
             let missing = (asked - grab.frames) as u32;
@@ -212,13 +222,13 @@ impl Core {
                 self.space.frames.allocate_some(missing, near, &mut take);
             }
             if grab.frames < asked && self.evictable() > 0 {
-                // What is in reach costs less than what must be evicted.
+                // Frames within reach cost less than an eviction.
                 self.take_cached(cache, asked, grab);
             }
             if grab.frames == asked {
                 return Ok(());
             }
-            let evicted = self.keeps_little(asked - grab.frames)
+            let evicted = self.is_little_cached(asked - grab.frames)
                 && self.evict_into(cache, request, grab, Self::evict_some);
             if evicted {
                 continue;
@@ -241,7 +251,7 @@ impl Core {
         self.undo(grab);
         let error = self.exhausted(asked);
         match error {
-            // It is not true that there were too few. Reached by `fence_refused`.
+            // Enough was free, so `Exhausted` would be wrong. Reached by `fence_refused`.
             AllocError::Exhausted { free, .. }
                 if grab.is_refused && free + self.reserved_for(request) >= asked =>
             {
@@ -270,7 +280,7 @@ impl Core {
                 break;
             }
         }
-        // What the reserve is short of comes first.
+        // The reserve is filled first.
         self.evict_for_reserve();
         if let Some(run) = self.evict_run(asked, custody) {
             grab.extend(Some(run));
@@ -279,7 +289,7 @@ impl Core {
         (grab.is_sure, grab.is_refused) = (ladder.is_sure, ladder.is_refused);
         let census = self.space.frames.census(Order(0));
         if grab.is_refused && self.recount().free() >= asked {
-            // It is not known that there is no run.
+            // Unvisited thread caches may complete a run.
             return Err(AllocError::FenceRefused { asked, free: self.counts().free() });
         }
         if census.free + self.evictable() >= asked {
@@ -296,7 +306,7 @@ impl Core {
         Err(self.exhausted(asked))
     }
 
-    /// Takes from the cache's own magazines, and from the depot.
+    /// Takes frames from the thread's own magazines, and from the depot.
     fn take_cached(&self, cache: Option<CountedRef<'_>>, asked: usize, grab: &mut Grab) {
         let _ = cache.and_then(|cache| {
             cache.enter(|local| {
@@ -309,8 +319,9 @@ impl Core {
         });
     }
 
-    /// Whether other threads keep fewer frames than are missing, and few at all.
-    fn keeps_little(&self, missing: usize) -> bool {
+    /// Returns whether the other thread caches and the depot hold few frames, or fewer than are
+    /// missing.
+    fn is_little_cached(&self, missing: usize) -> bool {
         if self.evictable() == 0 {
             return false;
         }
@@ -318,12 +329,13 @@ impl Core {
             let (cached, waiting, _) = thread_cache.mirror();
             cached + waiting
         };
-        let kept: usize = self.thread_caches.iter().map(in_thread_cache).sum();
-        let kept = kept + self.space.depot.frames();
-        kept < missing.max(self.total() >> LITTLE_SHIFT)
+        let cached: usize = self.thread_caches.iter().map(in_thread_cache).sum();
+        let cached = cached + self.space.depot.frames();
+        cached < missing.max(self.total() >> LITTLE_SHIFT)
     }
 
-    /// Evicts what is missing, and a few blocks for the cache's next requests; false if nothing could be.
+    /// Evicts the missing blocks, and some for the thread's next requests; false if none was
+    /// evicted.
     #[cold]
     fn evict_into(
         &self,
@@ -334,10 +346,11 @@ impl Core {
     ) -> bool {
         let missing = request.blocks - grab.frames;
         if self.evictable() + self.reserved_for(request) < missing {
-            // What others keep comes first; and if that is not enough either, nothing is evicted in vain.
+            // Reclaiming comes first; and if that does not suffice either, an eviction would be
+            // wasted.
             return false;
         }
-        // Who needs one block often would search everywhere for each.
+        // A thread that often needs one block would search everywhere for each.
         let ahead = (self.config.magazine_blocks / 2).min(self.total() >> AHEAD_SHIFT);
         let ahead = if cache.is_some() && !self.is_awaited() { ahead } else { 0 };
         let is_urgent = request.priority == Priority::Urgent;
@@ -347,7 +360,7 @@ impl Core {
             Some(frame) => spare.push(frame),
             None => {}
         });
-        // The last first, so that they come out in the order in which they were evicted.
+        // In reverse, so that they are handed out in the order in which they were evicted.
         for frame in spare.into_iter().rev() {
             let put = cache.and_then(|cache| {
                 cache.enter(|local| local.magazines.free(frame, &self.space.frames, &self.space.depot))
@@ -359,29 +372,32 @@ impl Core {
         evicted > 0
     }
 
-    /// Brings everything that is free, and kept by some thread for later, back into the bitmaps, where it joins into
-    /// runs: the depot, all magazines, and what no batch sees any more. Thread caches whose owner is inside are passed over.
+    /// Reclaims all free frames that threads cache into the bitmaps, where they merge into runs.
+    ///
+    /// Covers the depot, all magazines, and retired frames that no batch sees any more. Thread
+    /// caches whose owner is inside are skipped.
     pub fn trim(&self) {
         let custody = self.custody();
         self.take_back(true, &custody);
     }
 
-    /// As [`trim`](Self::trim), without a visit to thread caches that say that they keep nothing.
+    /// As [`trim`](Self::trim), without visits to thread caches that report no frames.
     pub(in crate::block) fn bring_in(&self, custody: &Custody<'_>) {
         self.take_back(false, custody);
     }
 
-    /// Where the cache's allocations gather.
+    /// Returns the frame near which the thread's allocations gather.
     fn start(&self, cache: Option<CountedRef<'_>>) -> FrameId {
         cache.and_then(|cache| cache.enter(|local| local.magazines.near())).unwrap_or(FrameId(0))
     }
 
-    /// Takes back what others keep; false if another look at the bitmaps would be in vain, or it is enough.
+    /// Reclaims frames cached elsewhere; false if another search of the bitmaps would find nothing
+    /// new.
     #[cold]
     fn climb(&self, ladder: &mut Ladder, custody: &Custody<'_>) -> bool {
         let was_all = ladder.is_all;
         let found = self.take_back(was_all, custody);
-        // A refusal comes after a round that visited every thread cache and found nothing.
+        // A refusal requires a round that visited every thread cache and found nothing.
         ladder.is_all = found == Found::Nothing;
         ladder.is_sure = was_all && found == Found::Nothing;
         ladder.is_refused = found == Found::Refused;
@@ -389,19 +405,22 @@ impl Core {
         ladder.rounds <= ROUNDS && !ladder.is_refused && (found == Found::Something || !was_all)
     }
 
-    /// Brings everything that is free and not in the bitmaps into them: the depot, what is in limbo and seen by no batch,
-    /// and the magazines; of all thread caches, or of those that say that they have something. (A visit is expensive; but a
-    /// thread cache says it only once its owner is outside.) The caller must not be inside its own thread cache.
+    /// Reclaims all free frames outside of the bitmaps into them.
+    ///
+    /// Covers the depot, retired frames that no batch sees, and the magazines: of all thread
+    /// caches, or of those that report frames. (A visit is expensive; but a thread cache reports
+    /// its frames only after its owner has left.) The caller must not be inside its own thread
+    /// cache.
     fn take_back(&self, is_all: bool, custody: &Custody<'_>) -> Found {
-        let keeps = |thread_cache: &&ThreadCache| {
+        let has_frames = |thread_cache: &&ThreadCache| {
             let (cached, retired, _) = thread_cache.mirror();
             cached + retired > 0
         };
         let before = self.space.frames.free_frames();
-        let mut moved = self.space.depot.flush(&self.space.frames) + self.reclaim_strays_under(custody);
+        let mut moved = self.space.depot.flush(&self.space.frames) + self.reclaim_shared_limbo_with(custody);
         let thread_caches =
             self.thread_caches.iter().take(if cfg!(kvpool_mutant = "no_visit") { 0 } else { usize::MAX });
-        let thread_caches = thread_caches.filter(|thread_cache| is_all || keeps(thread_cache));
+        let thread_caches = thread_caches.filter(|thread_cache| is_all || has_frames(thread_cache));
         let visits =
             ThreadCache::visit_all(thread_caches, |local| moved += local.surrender(&self.space, custody));
         if moved > 0 || self.space.frames.free_frames() > before {
@@ -410,11 +429,11 @@ impl Core {
         match visits {
             Visits::All => Found::Nothing,
             Visits::Some => {
-                // An owner inside is there for nanoseconds, unless its thread was stopped: then let it run.
+                // An owner is inside for nanoseconds, unless its thread was stopped: let it run.
                 yield_now();
                 Found::Something
             }
-            // And it will refuse the next one, too.
+            // The next visit will be refused, too.
             Visits::Refused => Found::Refused,
         }
     }
@@ -438,13 +457,14 @@ impl Core {
     }
 }
 
-/// How far an allocation has gone to take back what others keep.
+/// Progress of an allocation that reclaims frames from other places.
 struct Ladder {
     rounds: usize,
     is_all: bool,
     /// The last round visited every thread cache, met no owner inside, and found nothing.
     is_sure: bool,
-    /// The last round found nothing, and the system refused it the fence by which thread caches are visited.
+    /// The last round found nothing, and the system refused the fence that visits to thread caches
+    /// need.
     is_refused: bool,
 }
 

@@ -1,4 +1,15 @@
 //! Allocation: the ladder of places that a request searches, eviction, and the reserve.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `ladder` | all requests but those of the fast path: gather frames rung by rung, then own the blocks. Read it first |
+//! | `grab` | frames that one request has gathered so far |
+//! | `evict` | eviction of cached blocks without owners: the pool's side of the prefix cache |
+//! | `window` | a run for a contiguous request out of a pool that is full of evictable blocks |
+//! | `reserve` | how requests and shrinks use the reserve |
+//!
+//! No step waits for another thread. Requests that wait try this ladder in their turn, see
+//! [`wait`](crate::block::wait).
 
 mod evict;
 mod grab;

@@ -1,4 +1,4 @@
-//! The [reserve](crate::block::space::Reserve) as allocations and shrinks use it.
+//! How allocations and shrinks use the [reserve](crate::block::space::Reserve).
 
 use crate::ids::{FrameId, Run};
 
@@ -6,38 +6,42 @@ use crate::block::core::{Core, Custody};
 use crate::block::{AllocRequest, Priority};
 
 impl Core {
-    /// Frames of the reserve that a request may take.
+    /// Returns the number of reserved frames that a request may take.
     pub(in crate::block) fn reserved_for(&self, request: &AllocRequest) -> usize {
         let takes_runs = request.contiguous && request.blocks > 1;
         if request.priority == Priority::Urgent && !takes_runs { self.space.reserve.held() } else { 0 }
     }
 
-    /// Frees the reserve's frames that lie in `region`, which allocations avoid; the reserve is then topped up from elsewhere.
-    /// Frames that are freed into the region later can come into the reserve again.
+    /// Frees the reserve's frames in `region`, which allocations avoid; the reserve refills from
+    /// elsewhere.
+    ///
+    /// Frames that are freed into the region later may enter the reserve again.
     pub(in crate::block) fn vacate_reserve(&self, region: Run) {
         if self.space.reserve.mark() == 0 {
             return;
         }
-        // Announced whatever becomes of them.
+        // Announced in every case.
         let custody = self.custody();
-        let gone =
+        let removed =
             self.space.reserve.sift(&custody, |frame| (region.start.0..region.end()).contains(&frame.0));
-        for &frame in &gone {
+        for &frame in &removed {
             self.space.frames.free_run(Run { start: frame, len: 1 });
         }
-        if !gone.is_empty() {
+        if !removed.is_empty() {
             self.space.clock.set_awaited();
         }
     }
 
-    /// Sets the reserve aside anew, from what is free by now: frames that came one by one lie together then, as far as the
-    /// free ones do. For a moment they are anybody's.
+    /// Refills the reserve from the frames that are free now.
+    ///
+    /// Frames that entered it one by one then lie together, as far as the free ones do. For a
+    /// moment any request may take them.
     pub fn renew_reserve(&self) {
         self.vacate_reserve(Run { start: FrameId(0), len: self.total_frames() as u32 });
     }
 
-    /// A run of which the reserve has some frames: others are set aside in their place. Reached by
-    /// `the_reserve_makes_way_for_a_run`.
+    /// Allocates a run that includes frames of the reserve, and sets others aside in their place.
+    /// Reached by `the_reserve_makes_way_for_a_run`.
     pub(in crate::block) fn run_through_reserve(
         &self,
         len: u32,
@@ -54,25 +58,25 @@ impl Core {
         self.space.top_up();
         self.evict_for_reserve();
         if self.space.reserve.is_short() {
-            // Others were faster. After the taking, as always.
+            // Other threads took frames first. The bit is set after the taking, as always.
             self.space.clock.set_awaited();
         }
         run
     }
 
-    /// Evicts what the reserve is short of.
+    /// Evicts as many blocks as the reserve is short of.
     pub(in crate::block) fn evict_for_reserve(&self) {
         if self.space.reserve.is_short() {
             self.evict_free(self.space.reserve.mark().saturating_sub(self.space.reserve.held()));
         }
     }
 
-    /// The frames in the reserve, for an audit.
+    /// Calls `f` with the frames in the reserve, for an audit.
     pub(in crate::block) fn for_each_reserved(&self, custody: &Custody<'_>, mut f: impl FnMut(FrameId)) {
-        let gone = self.space.reserve.sift(custody, |frame| {
+        let removed = self.space.reserve.sift(custody, |frame| {
             f(frame);
             false
         });
-        gone.iter().for_each(|&frame| self.space.frames.free_run(Run { start: frame, len: 1 }));
+        removed.iter().for_each(|&frame| self.space.frames.free_run(Run { start: frame, len: 1 }));
     }
 }

@@ -1,42 +1,42 @@
-//! A run for a contiguous request out of a pool that is full of evictable blocks: the window of frames that costs the fewest
+//! A run for a contiguous request in a pool full of evictable blocks: the window with the fewest
 //! evictions.
 //!
-//! One walk over all frames, at the end of the ladder of a contiguous request. What changes meanwhile makes the run fail,
-//! and the walk is made again, a few times.
+//! One walk over all frames, at the end of the ladder of a contiguous request. Concurrent changes
+//! can make the run fail; the walk is then repeated, a few times.
 
 use crate::ids::{FrameId, Run};
 
 use crate::block::core::{Core, Custody};
 
-/// How often a window is looked for.
+/// Maximum number of walks.
 const WINDOWS: usize = 3;
 
-/// What a window that has this frame in it costs.
+/// Cost of one frame in a window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::block) enum Cost {
-    /// Nothing: it is free in the bitmaps.
+    /// None: it is free in the bitmaps.
     Free,
-    /// An eviction.
+    /// One eviction.
     Evict,
-    /// It cannot be had.
-    Taken,
+    /// Infinite: it is owned, held, or visible to a batch.
+    Fixed,
 }
 
-/// The start of the window of `len` frames in which the fewest are to be evicted, the first of several; `None` if every window
-/// has one that is taken.
+/// Returns the start of the first window of `len` frames with the fewest evictions; `None` if every
+/// window contains a fixed frame.
 pub(in crate::block) fn cheapest(costs: &[Cost], len: usize) -> Option<usize> {
-    let (mut taken, mut evictions, mut best) = (0, 0, None);
+    let (mut fixed, mut evictions, mut best) = (0, 0, None);
     for end in 0..costs.len() {
         let mut count = |at: usize, by: isize| match costs[at] {
             Cost::Free => {}
             Cost::Evict => evictions += by,
-            Cost::Taken => taken += by,
+            Cost::Fixed => fixed += by,
         };
         count(end, 1);
         if end >= len {
             count(end - len, -1);
         }
-        if end + 1 >= len && taken == 0 && best.is_none_or(|(least, _)| evictions < least) {
+        if end + 1 >= len && fixed == 0 && best.is_none_or(|(least, _)| evictions < least) {
             best = Some((evictions, end + 1 - len));
         }
     }
@@ -44,7 +44,8 @@ pub(in crate::block) fn cheapest(costs: &[Cost], len: usize) -> Option<usize> {
 }
 
 impl Core {
-    /// Evicts what stands in the way of a run of `len` frames, if there is such a place, and takes the run.
+    /// Evicts the blocks in the cheapest window of `len` frames, if there is one, and takes the
+    /// run.
     #[cold]
     pub(in crate::block) fn evict_run(&self, len: usize, _: &Custody<'_>) -> Option<Run> {
         for _ in 0..WINDOWS {
@@ -52,7 +53,7 @@ impl Core {
                 return None;
             }
             let oldest = self.space.clock.oldest();
-            let mut costs = vec![Cost::Taken; self.total_frames()];
+            let mut costs = vec![Cost::Fixed; self.total_frames()];
             for (frame, cost) in costs.iter_mut().enumerate() {
                 let id = self.space.table.block_at(FrameId(frame as u32));
                 let word = self.word(id);
@@ -61,7 +62,7 @@ impl Core {
                 }
             }
             self.space.frames.for_each_free_run(&mut |run| {
-                // Of a pool that has grown meanwhile, there are more.
+                // A pool that has grown meanwhile has more frames.
                 run.frames().for_each(|frame| {
                     if let Some(cost) = costs.get_mut(frame.index()) {
                         *cost = Cost::Free;
@@ -71,7 +72,7 @@ impl Core {
             let start = cheapest(&costs, len)?;
             for at in (start..start + len).filter(|&at| costs[at] == Cost::Evict) {
                 if let Ok(frame) = self.evict(self.space.table.block_at(FrameId(at as u32)), oldest) {
-                    // Past the reserve, which would tear a hole into the window.
+                    // Not through the reserve, which would take a frame out of the window.
                     let run = Run { start: frame, len: 1 };
                     if self.space.wipe(run) {
                         self.space.frames.free_run(run);
@@ -96,7 +97,7 @@ mod tests {
             let cost = |c| match c {
                 '.' => Cost::Free,
                 'e' => Cost::Evict,
-                _ => Cost::Taken,
+                _ => Cost::Fixed,
             };
             text.chars().map(cost).collect()
         };

@@ -17,8 +17,8 @@ const CONFIG: BlocksConfig = BlocksConfig {
     device: DeviceId::Host,
 };
 
-/// What a user's policy can do in the middle of an allocation: it drops the last reference to the pool, uses another pool for
-/// the first time, and has another thread use this one. Then it evicts a block, one at a time.
+/// A user's policy that, in the middle of an allocation, drops the last reference to the pool, uses
+/// another pool for the first time, and has another thread use this one. Then it evicts one block.
 #[derive(Default)]
 struct Hostile {
     pool: Mutex<Option<Blocks>>,
@@ -36,7 +36,7 @@ impl Hostile {
         assert_eq!(
             pool.thread_caches_in_use(),
             1,
-            "the thread is in the middle of an allocation in its thread_cache"
+            "the thread is in the middle of an allocation in its thread cache"
         );
         let given = std::mem::take(&mut *self.given.lock().unwrap());
         *self.other.lock().unwrap() = Some(thread::spawn(move || {
@@ -49,7 +49,7 @@ impl Hostile {
 impl Evictor for Hostile {
     fn grow(&self, _: &Core, _: usize) {}
 
-    fn keep(&self, _: &Core, _: &[Evictable], _: Ticket) {}
+    fn became_evictable(&self, _: &Core, _: &[Evictable], _: Ticket) {}
 
     fn evict(&self, core: &Core, oldest: Ticket, _: usize, freed: &mut dyn FnMut(FrameId)) {
         self.strike();
@@ -68,8 +68,8 @@ impl Evictor for Hostile {
     fn forget(&self, _: &Core, _: BlockId) {}
 }
 
-/// A thread cache has one thread for as long as that is anywhere in the pool, whatever a user's code does further down. Miri sees the
-/// race if it has two.
+/// A thread cache has one thread for as long as that thread is anywhere in the pool, whatever user
+/// code does further down the stack. Miri detects the race if it has two.
 #[test]
 fn no_users_code_takes_a_thread_cache_from_under_its_thread() {
     let hostile = Arc::new(Hostile::default());
@@ -88,7 +88,7 @@ fn no_users_code_takes_a_thread_cache_from_under_its_thread() {
     other.join().unwrap();
     pool.release(&ids);
     assert_eq!(pool.counts().used(), 0);
-    // Once the thread is out of it, a pool that is gone is let go.
+    // Outside of the pool, the thread gives up its cache of a closed pool.
     assert_eq!(pool.thread_caches_in_use(), 1);
     Blocks::new(CONFIG, None).allocate(&AllocRequest::new(1), None, &mut |_| ()).unwrap();
     assert_eq!(pool.thread_caches_in_use(), 0);

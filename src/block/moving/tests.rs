@@ -1,4 +1,4 @@
-//! What other people's code can do in the middle of a wave.
+//! What a caller's code can do in the middle of a wave.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -20,7 +20,7 @@ fn blocks(frames: usize) -> Blocks {
     Blocks::new(config, None)
 }
 
-/// Sealed blocks in the first frames.
+/// Allocates and seals blocks in the first frames.
 fn sealed(blocks: &Blocks, count: usize) -> Vec<BlockId> {
     let mut ids = Vec::new();
     blocks.allocate(&AllocRequest::new(count), None, &mut |id| ids.push(id)).unwrap();
@@ -50,8 +50,8 @@ fn a_caller_that_panics_leaves_nothing_half_moved() {
     assert_eq!(blocks.audit().unwrap().in_bitmap, 64);
 }
 
-/// Two waves that move a block one after the other may come to the log in the other order: a table that followed it would
-/// name a frame that is somebody else's by then.
+/// Two waves that move a block one after the other may log in the other order. A table that
+/// followed the log would then name a frame of another owner.
 #[test]
 fn a_table_is_patched_with_where_a_block_is_whatever_the_order_in_the_log() {
     let blocks = blocks(64);

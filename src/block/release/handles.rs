@@ -1,8 +1,11 @@
-//! Blocks by handle: for engines that keep their own tables. Every call checks the handle's pool, range and
-//! generation; a list is checked as a whole before anything is changed.
+//! Operations by handle, for engines that keep their own tables.
 //!
-//! A block may become guarded, or cease to be, while a handle is good: a lease gives its references away as handles, and
-//! takes them back. So what only handles may do to blocks of theirs is refused by the very word that it would replace.
+//! Every call checks the handle's pool, range and generation; a list is checked as a whole before
+//! anything is changed.
+//!
+//! A block can become guarded, or cease to be, while a handle is good: a lease turns its references
+//! into handles, and back. Operations that only handles may do to unguarded blocks therefore check
+//! the very word that they replace.
 
 use crate::error::HandleError;
 use crate::frame::RunList;
@@ -13,12 +16,12 @@ use crate::block::core::Core;
 use crate::block::thread_cache::{CacheRef, CountedRef};
 use crate::block::{BlockInfo, BlockWord, Blocks, INLINE_BLOCKS, Ownership, Released};
 
-/// On whose behalf a word is changed by handle.
+/// On whose behalf an operation by handle changes a word.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in crate::block) enum By {
-    /// Who counts references by handle: refused if the block is guarded.
+    /// An engine that counts references by handle: refused if the block is guarded.
     Handle,
-    /// The owner of the block, whoever that is, or somebody whose step concerns no reference.
+    /// The owner of the block, of either kind, or a step that concerns no reference.
     Owner,
 }
 
@@ -27,14 +30,16 @@ impl Blocks {
     ///
     /// # Errors
     ///
-    /// [`HandleError`] if a handle is foreign, out of range, stale, or repeated more often than it has references:
-    /// nothing was freed. A handle that *another thread* frees at the same moment, though only one reference is
-    /// left, is the exception: it is reported, and the others of the list are freed.
+    /// [`HandleError`] if a handle is foreign, out of range, stale, or repeated more often than its
+    /// block has references: nothing was freed.
+    ///
+    /// Exception: a handle that *another thread* frees at the same moment, though only one
+    /// reference is left, is reported, and the others of the list are freed.
     #[inline]
     pub fn free(&self, handles: &[BlockHandle]) -> Result<(), HandleError> {
         match handles {
             [handle] => self.free_one(self.recent_thread_cache(), handle),
-            _ if handles.len() <= INLINE_BLOCKS => self.free_few(self.recent_thread_cache(), handles),
+            _ if handles.len() <= INLINE_BLOCKS => self.free_inline(self.recent_thread_cache(), handles),
             _ => self.with_thread_cache(|cache| self.free_many(cache, handles)),
         }
     }
@@ -53,8 +58,8 @@ impl Blocks {
         Ok(())
     }
 
-    /// As [`free`](Self::free), of [`INLINE_BLOCKS`] handles at the most.
-    pub(in crate::block) fn free_few(
+    /// As [`free`](Self::free), for at most [`INLINE_BLOCKS`] handles.
+    pub(in crate::block) fn free_inline(
         &self,
         cache: Option<CacheRef<'_>>,
         handles: &[BlockHandle],
@@ -73,7 +78,7 @@ impl Blocks {
         outcome
     }
 
-    /// As [`free`](Self::free), of any number of handles.
+    /// As [`free`](Self::free), for any number of handles.
     pub(in crate::block) fn free_many(
         &self,
         cache: Option<CountedRef<'_>>,
@@ -88,7 +93,7 @@ impl Blocks {
 }
 
 impl Core {
-    /// One reference less; the frame, if that was the last.
+    /// Drops a reference; returns the frame if it was the last.
     #[inline]
     fn release_handle(&self, handle: &BlockHandle) -> Result<Option<FrameId>, HandleError> {
         if !self.is_of_this_pool(handle) {
@@ -100,8 +105,8 @@ impl Core {
         }
     }
 
-    /// Gives up the only reference, by a handle whose pool and range were checked; the frame. `None`: nothing was done, go
-    /// the long way.
+    /// Drops the only reference, by a handle whose pool and range were checked, and returns the
+    /// frame. `None`: nothing was done, take the slow path.
     #[inline(always)]
     fn release_only(&self, handle: &BlockHandle) -> Option<FrameId> {
         let atomic = self.space.table.word(handle.id);
@@ -112,8 +117,8 @@ impl Core {
         self.is_released(handle.id, atomic, word, next).then(|| next.frame())
     }
 
-    /// As [`release_handle`](Self::release_handle), of a block that has other references, or is moving, or that somebody
-    /// else changes; and of a handle that is stale.
+    /// As [`release_handle`](Self::release_handle), for a block that has other references, is
+    /// moving, or is being changed by another thread, and for a stale handle.
     #[inline(never)]
     fn release_shared_handle(&self, handle: &BlockHandle) -> Result<Option<FrameId>, HandleError> {
         let released = self.update_checked(handle, By::Handle, |word| {
@@ -123,7 +128,7 @@ impl Core {
         Ok(released.and_then(|released| self.released(handle.id, released)))
     }
 
-    /// Releases handles that were good a moment ago; `owe` gets the frames of those that had no other reference.
+    /// Releases handles that were good when checked; `owe` gets the frames of last references.
     #[inline]
     fn release_checked(
         &self,
@@ -138,26 +143,26 @@ impl Core {
             }
             match self.release_shared_handle(handle) {
                 Ok(frame) => frame.into_iter().for_each(&mut owe),
-                // Another thread freed it since it was checked, or made a lease of it. Reached by the models
-                // `share_release` and `guarded`.
+                // Another thread has freed it since the check, or turned it into a lease. Reached
+                // by the models `share_release` and `guarded`.
                 Err(error) => outcome = outcome.and(Err(error)),
             }
         }
         outcome
     }
 
-    /// One more reference on each block.
+    /// Adds a reference on each block.
     ///
     /// # Errors
     ///
-    /// [`HandleError`]: no block has a reference more than before.
+    /// [`HandleError`]: no block has gained a reference.
     pub fn share_handles(&self, handles: &[BlockHandle]) -> Result<(), HandleError> {
         for (i, handle) in handles.iter().enumerate() {
             let full = || HandleError::TooManyReferences { id: handle.id, max: BlockWord::REFS_MAX };
             let shared = self.update(handle, By::Handle, |word| word.share().map(|next| (next, ())));
             if let Err(error) = shared.and_then(|shared| shared.ok_or_else(full)) {
-                // By handle: a reference that somebody else freed meanwhile, though it was ours, is not taken from the
-                // block's next owner.
+                // By handle: if another thread wrongly freed our reference meanwhile, none is taken
+                // from the block's next owner.
                 let _ = self.release_checked(&handles[..i], |frame| {
                     self.give_back(None, &[Run { start: frame, len: 1 }]);
                 });
@@ -169,27 +174,27 @@ impl Core {
         Ok(())
     }
 
-    /// One more reference on each block, on each of which the caller holds one.
+    /// Adds a reference on each block, on each of which the caller holds one.
     ///
     /// # Errors
     ///
-    /// [`HandleError::TooManyReferences`]: no block has a reference more than before.
+    /// [`HandleError::TooManyReferences`]: no block has gained a reference.
     ///
     /// # Panics
     ///
-    /// If a block is free, or guarded: the caller's reference is not the caller's.
+    /// If a block is free or guarded: the caller holds no reference by handle.
     pub fn share(&self, ids: &[BlockId]) -> Result<(), HandleError> {
         self.share_as(ids, Ownership::ByHandle)
     }
 
-    /// As [`share`](Self::share), of blocks in a sequence's list.
+    /// As [`share`](Self::share), for blocks in a sequence's list.
     pub(crate) fn share_listed(&self, ids: &[BlockId]) -> Result<(), HandleError> {
         self.share_as(ids, Ownership::Guarded)
     }
 
     fn share_as(&self, ids: &[BlockId], ownership: Ownership) -> Result<(), HandleError> {
         for (i, &id) in ids.iter().enumerate() {
-            // Relaxed: the caller's reference orders what it may touch. The count alone changes.
+            // Relaxed: the caller's reference orders its accesses; only the count changes.
             let shared = self.space.table.word(id).fetch_update(Relaxed, Relaxed, |bits| {
                 let word = BlockWord::from_bits(bits);
                 word.share().filter(|_| word.ownership() == ownership).map(BlockWord::to_bits)
@@ -198,7 +203,7 @@ impl Core {
                 let word = BlockWord::from_bits(bits);
                 self.release_at(None, &ids[..i], ownership);
                 let is_ours = word.is_owned() && word.ownership() == ownership;
-                assert!(is_ours, "block {id} shared by who has no reference: {word:?}");
+                assert!(is_ours, "block {id} shared without a reference: {word:?}");
                 return Err(HandleError::TooManyReferences { id, max: BlockWord::REFS_MAX });
             }
         }
@@ -206,16 +211,17 @@ impl Core {
         Ok(())
     }
 
-    /// One more pin: the block is neither evicted nor moved until as many unpins.
+    /// Pins a block: it is neither evicted nor moved until as many unpins.
     ///
     /// # Errors
     ///
-    /// [`HandleError`], also of a guarded block; nothing was changed.
+    /// [`HandleError`], also for a guarded block; nothing was changed.
     pub fn pin(&self, handle: BlockHandle) -> Result<(), HandleError> {
         self.pin_by(handle, By::Handle)
     }
 
-    /// As [`pin`](Self::pin), of any block: for who [takes the pin back](Self::unpin_any) once, and knows that it is its own.
+    /// As [`pin`](Self::pin), for any block; the caller [unpins](Self::unpin_any) once, its own pin
+    /// only.
     pub(crate) fn pin_any(&self, handle: BlockHandle) -> Result<(), HandleError> {
         self.pin_by(handle, By::Owner)
     }
@@ -225,16 +231,16 @@ impl Core {
             .ok_or(HandleError::TooManyPins { id: handle.id, max: BlockWord::PINS_MAX })
     }
 
-    /// One pin less.
+    /// Drops a pin.
     ///
     /// # Errors
     ///
-    /// [`HandleError`], also of a guarded block: the pin may be its owner's; nothing was changed.
+    /// [`HandleError`], also for a guarded block: the pin may be its owner's; nothing was changed.
     pub fn unpin(&self, handle: BlockHandle) -> Result<(), HandleError> {
         self.unpin_by(handle, By::Handle)
     }
 
-    /// As [`unpin`](Self::unpin), of a pin by [`pin_any`](Self::pin_any). The block may be free by now, and the pin gone
+    /// Drops a pin of [`pin_any`](Self::pin_any). The block may be free by then, and the pin gone
     /// with it.
     pub(crate) fn unpin_any(&self, handle: BlockHandle) {
         let _ = self.unpin_by(handle, By::Owner);
@@ -243,43 +249,47 @@ impl Core {
     fn unpin_by(&self, handle: BlockHandle, by: By) -> Result<(), HandleError> {
         self.update(&handle, by, |word| word.unpin().map(|next| (next, ())))?
             .ok_or(HandleError::NotPinned { id: handle.id })?;
-        // Who waits for a run can have it moved out of the way now.
+        // A request that waits for a run can have the block moved now.
         self.announce();
         Ok(())
     }
 
-    /// The block's bytes are final: nobody writes them from now on, and it may be moved.
+    /// Seals a block: its bytes are final, no owner writes them, and it can be moved.
     ///
     /// # Errors
     ///
-    /// [`HandleError`], also of a guarded block, which its owner seals; nothing was changed.
+    /// [`HandleError`], also for a guarded block, which its owner seals; nothing was changed.
     pub fn seal(&self, handle: BlockHandle) -> Result<(), HandleError> {
         // A good handle's word is not free.
         self.update(&handle, By::Handle, |word| word.seal().map(|next| (next, ())))?;
-        // As in `unpin`. Those that batches seal are announced with the batch's end.
+        // As in `unpin`. Seals by batches are announced with the batch's end.
         self.announce();
         Ok(())
     }
 
-    /// Seals a guarded block, for its owner. Nothing happens if the handle is stale by now: the block went its way.
+    /// Seals a guarded block, for its owner. Does nothing if the handle is stale: the block was
+    /// released.
     pub(crate) fn seal_guarded(&self, handle: BlockHandle) {
         let _ = self.update(&handle, By::Owner, |word| word.seal().map(|next| (next, ())));
     }
 
-    /// Makes a sealed block writable again: true if it has one reference and is open now; false if it is shared, or its
-    /// bytes are just being copied to another frame, so that the caller must write to a block of its own.
+    /// Makes a sealed block writable again.
+    ///
+    /// Returns true if it has one reference and is now open; false if it is shared, or its bytes
+    /// are being copied to another frame, so that the caller must write to a block of its own.
     ///
     /// # Errors
     ///
-    /// [`HandleError`], also of a guarded block; nothing was changed.
+    /// [`HandleError`], also for a guarded block; nothing was changed.
     pub fn reopen(&self, handle: BlockHandle) -> Result<bool, HandleError> {
         Ok(self.update(&handle, By::Handle, |word| word.reopen().map(|next| (next, ())))?.is_some())
     }
 
-    /// As [`reopen`](Self::reopen), of a block of a lease, or in the list of a sequence, which the caller borrows mutably.
+    /// As [`reopen`](Self::reopen), for a block of a lease or of a sequence that the caller borrows
+    /// mutably.
     pub(crate) fn reopen_guarded(&self, id: BlockId) -> bool {
-        // Acquire: what the other owners did before they went happens before we write, and so does a copy that was
-        // dropped. Release: continues the order for whoever checks the word after us.
+        // Acquire: accesses of earlier owners happen before our writes, and so do the reads of a
+        // copy that was dropped. Release: continues the order for later checks of the word.
         let order = if cfg!(kvpool_mutant = "reopen_relaxed") { Relaxed } else { AcqRel };
         let reopened =
             self.space.table.word(id).fetch_update(order, Acquire, |bits| {
@@ -288,7 +298,7 @@ impl Core {
         reopened.is_ok()
     }
 
-    /// Marks blocks as used just now.
+    /// Records the newest batch as the blocks' last access.
     pub fn touch(&self, ids: &[BlockId]) {
         let now = self.space.clock.newest();
         for &id in ids {
@@ -296,7 +306,7 @@ impl Core {
         }
     }
 
-    /// A block as it is at this moment.
+    /// Returns a snapshot of a block.
     ///
     /// # Errors
     ///
@@ -311,7 +321,7 @@ impl Core {
         ))
     }
 
-    /// The block's word, if the handle is good.
+    /// Returns the block's word, if the handle is good.
     #[inline]
     pub(in crate::block) fn check(&self, handle: &BlockHandle) -> Result<BlockWord, HandleError> {
         if self.is_of_this_pool(handle) {
@@ -323,16 +333,16 @@ impl Core {
         Err(self.refuse(handle))
     }
 
-    /// Makes the handles' references a lease's, if each is the only one of its block.
+    /// Turns the handles' references into a lease's, if each is the only one of its block.
     ///
     /// # Errors
     ///
-    /// [`HandleError`], [`HandleError::Shared`] and [`HandleError::Guarded`] among them, also for a handle that is in the
-    /// list twice; nothing was changed.
+    /// [`HandleError`], including [`HandleError::Shared`] and [`HandleError::Guarded`], also if a
+    /// handle is in the list twice; nothing was changed.
     pub(crate) fn guard(&self, handles: &[BlockHandle]) -> Result<(), HandleError> {
         for (i, handle) in handles.iter().enumerate() {
             let guarded = self.update(handle, By::Handle, |word| word.guard().map(|next| (next, ())));
-            // A good handle's word is owned, and one that is guarded was refused.
+            // A good handle's word is owned, and a guarded one was refused.
             let guarded = guarded.and_then(|done| done.ok_or(HandleError::Shared { id: handle.id }));
             if let Err(error) = guarded {
                 self.unguard(handles[..i].iter().map(|handle| handle.id));
@@ -342,16 +352,17 @@ impl Core {
         Ok(())
     }
 
-    /// Makes a lease's references handles' again.
+    /// Turns a lease's references into handles' again.
     ///
     /// # Panics
     ///
-    /// If a block is not a lease's.
+    /// If a block is not leased.
     pub(crate) fn unguard(&self, ids: impl IntoIterator<Item = BlockId>) {
         for id in ids {
-            // Release: who finds the bit gone, and frees the block by a handle that it had before, goes on with what the
-            // lease's owner did. Relaxed on the way in: the owner's reference orders what it may touch. Movers and pins
-            // change the word meanwhile; none of them looks at the bit.
+            // Release: a thread that finds the bit cleared, and frees the block by an older handle,
+            // sees what the lease's owner did. Relaxed on the way in: the owner's reference orders
+            // its accesses. Movers and pins may change the word meanwhile; none of them reads the
+            // bit.
             let release = if cfg!(kvpool_mutant = "unguard_relaxed") { Relaxed } else { Release };
             let atomic = self.space.table.word(id);
             if cfg!(kvpool_mutant = "unguard_store")
@@ -360,16 +371,16 @@ impl Core {
                 atomic.store(next.to_bits(), Release);
                 continue;
             }
-            let gone = atomic.fetch_update(release, Relaxed, |bits| {
+            let unguarded = atomic.fetch_update(release, Relaxed, |bits| {
                 BlockWord::from_bits(bits).unguard().map(BlockWord::to_bits)
             });
-            if let Err(bits) = gone {
-                panic!("block {id} given away by who does not lease it: {:?}", BlockWord::from_bits(bits));
+            if let Err(bits) = unguarded {
+                panic!("block {id} unguarded without a lease: {:?}", BlockWord::from_bits(bits));
             }
         }
     }
 
-    /// Refuses a handle whose block is guarded: no reference on it is a handle's.
+    /// Refuses a handle whose block is guarded: no reference on it belongs to a handle.
     #[inline]
     fn check_unguarded(&self, handle: &BlockHandle) -> Result<(), HandleError> {
         if self.check(handle)?.is_guarded() { Err(HandleError::Guarded { handle: *handle }) } else { Ok(()) }
@@ -381,18 +392,18 @@ impl Core {
         handle.pool == self.tag && !is_null && handle.id.index() < self.rows()
     }
 
-    /// Whether a word is one of the handle's generation, and owned. A block that was kept and hit again has another
-    /// generation.
+    /// Returns whether a word is owned and of the handle's generation. A block that became
+    /// evictable and was hit again has another generation.
     #[inline]
     fn is_current(&self, handle: &BlockHandle, word: BlockWord) -> bool {
-        // The high bits are read after the word (an Acquire): they change only while the block is free, and a word
-        // that is not owned, or of other low bits, is refused whatever they are.
+        // The high bits are read after the word (an Acquire): they change only while the block is
+        // free, and a word that is not owned, or has other low bits, is refused in any case.
         word.is_owned()
             && word.is_of(handle.generation)
             && self.space.table.info(handle.id).generation(word) == handle.generation
     }
 
-    /// What is wrong with a handle that was found bad.
+    /// Returns the error for a handle that was found bad.
     #[cold]
     #[inline(never)]
     fn refuse(&self, handle: &BlockHandle) -> HandleError {
@@ -411,7 +422,8 @@ impl Core {
         }
     }
 
-    /// One transition of a block's word, while the handle is good. `Ok(None)`: the transition is not open to the word.
+    /// Applies a transition to a block's word, while the handle is good. `Ok(None)`: the word does
+    /// not allow the transition.
     #[inline]
     pub(in crate::block) fn update<R>(
         &self,
@@ -426,7 +438,7 @@ impl Core {
         }
     }
 
-    /// As [`update`](Self::update), of a handle whose pool and range were checked.
+    /// As [`update`](Self::update), for a handle whose pool and range were checked.
     #[inline]
     fn update_checked<R>(
         &self,
@@ -450,7 +462,8 @@ impl Core {
             // Acquire and Release: as in `release_word`; a transition is a release at the most.
             match atomic.compare_exchange_weak(word.to_bits(), next.to_bits(), AcqRel, Acquire) {
                 Ok(_) => return Ok(Some(result)),
-                // Somebody shared, pinned, released or freed in between. Reached by the model `share_release`.
+                // Another thread shared, pinned, released or freed in between. Reached by the model
+                // `share_release`.
                 Err(now) => word = BlockWord::from_bits(now),
             }
             is_retry = true;
@@ -466,7 +479,7 @@ impl Core {
         self.check_repeats(handles)
     }
 
-    /// Refuses a list in which a block stands more often than it has references.
+    /// Refuses a list that contains a block more often than it has references.
     #[inline]
     fn check_repeats(&self, handles: &[BlockHandle]) -> Result<(), HandleError> {
         if handles.is_sorted_by(|a, b| a.id < b.id) || handles.is_sorted_by(|a, b| a.id > b.id) {
@@ -497,7 +510,7 @@ impl Core {
 }
 
 impl Released {
-    /// The word after the release.
+    /// Returns the word after the release.
     pub const fn word(self) -> BlockWord {
         match self {
             Self::Shared(word)

@@ -1,4 +1,12 @@
-//! Release: references given up by their owner or by handle, and the frames that become free.
+//! Release: references dropped by their owner or by handle, and the frames that become free.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `references` | releases by id, for leases and sequences, and the way of freed frames. Read it first |
+//! | `handles` | every operation by handle: free, share, pin, seal, with their checks |
+//!
+//! Both end in `give_back`: a freed frame goes to the thread's magazines or the bitmaps, or into
+//! limbo while a batch is in flight. The fast path for few blocks is in `fast_path`.
 
 mod handles;
 mod references;

@@ -1,4 +1,4 @@
-//! Giving blocks back: one reference each, and the frames of those that had no other.
+//! Releases by id: one reference each, and the frames of blocks that had no other.
 
 use smallvec::SmallVec;
 
@@ -11,8 +11,9 @@ use crate::block::thread_cache::Returning;
 use crate::block::thread_cache::{CacheRef, CountedRef};
 use crate::block::{BlockWord, Blocks, Evictable, INLINE_BLOCKS, Ownership, Released};
 
-/// Release: what this owner did with the bytes happens before the next owner's. Acquire: the last one to go sees what all
-/// others did, and every batch that they began.
+/// Returns the ordering of a release. Release: this owner's use of the bytes happens before the
+/// next owner's. Acquire: the last release sees what all other owners did, and every batch that
+/// they began.
 #[inline(always)]
 fn release_order() -> Ordering {
     if cfg!(kvpool_mutant = "release_relaxed") { Relaxed } else { AcqRel }
@@ -26,63 +27,68 @@ fn not_the_callers(id: BlockId, word: BlockWord) -> ! {
     } else if word.is_evictable() {
         "evictable"
     } else {
-        "somebody else's"
+        "owned otherwise"
     };
     panic!("block {id} released while {whose}: {word:?}")
 }
 
-/// What is left to do after a release.
-enum Owed {
+/// What remains to be done after the release of a listed block.
+enum ListRelease {
     Nothing,
-    Frame(FrameId),
+    Freed(FrameId),
     Evictable(BlockWord),
 }
 
 impl Blocks {
-    /// Drops one reference on each block, which the caller holds; in the order in which they should go. Blocks that
-    /// had no other reference are free again, or retired while a batch is in flight.
+    /// Drops one reference of the caller's on each block, in the given order. Blocks without other
+    /// references become free, or are retired while a batch is in flight.
     ///
     /// # Panics
     ///
-    /// If a block is free, or guarded: somebody released a reference that was not theirs.
+    /// If a block is free or guarded: the caller does not own the reference.
     #[inline]
     pub fn release(&self, ids: &[BlockId]) {
         self.release_as(ids, Ownership::ByHandle);
     }
 
-    /// As [`release`](Self::release), of a lease's blocks.
+    /// As [`release`](Self::release), for a lease's blocks.
     #[inline]
     pub(crate) fn release_leased(&self, ids: &[BlockId]) {
         self.release_as(ids, Ownership::Guarded);
     }
 
-    /// As [`release`](Self::release), of blocks that were in a sequence's list.
+    /// As [`release`](Self::release), for blocks that were in a sequence's list.
     #[inline]
     pub(crate) fn release_listed(&self, ids: &[BlockId]) {
         match &self.evictor {
-            Some(evictor) => self.release_cached(ids, |kept, tag| evictor.keep(self, kept, tag)),
+            Some(evictor) => {
+                self.release_cached(ids, |blocks, tag| evictor.became_evictable(self, blocks, tag))
+            }
             None => self.release_as(ids, Ownership::Guarded),
         }
     }
 
-    /// As [`release_listed`](Self::release_listed), by who tells the evictor itself: `keep` gets what became evictable, as
-    /// [`Evictor::keep`](crate::block::Evictor::keep) does.
-    pub(crate) fn release_cached(&self, ids: &[BlockId], keep: impl FnOnce(&[Evictable], Ticket)) {
-        let (mut freed, mut kept) = (RunList::new(), SmallVec::<[Evictable; 64]>::new());
-        // Before they are evictable, so that a thread that is stopped between hides none from the count.
+    /// As [`release_listed`](Self::release_listed), for callers that tell the evictor themselves.
+    ///
+    /// `tell` gets the blocks that became evictable, like
+    /// [`Evictor::became_evictable`](crate::block::Evictor::became_evictable).
+    pub(crate) fn release_cached(&self, ids: &[BlockId], tell: impl FnOnce(&[Evictable], Ticket)) {
+        let (mut freed, mut evictable) = (RunList::new(), SmallVec::<[Evictable; 64]>::new());
+        // Counted before they are evictable, so that a thread that is stopped in between hides
+        // none.
         self.count_evictable(ids.len());
         for &id in ids {
             match self.release_listed_word(id) {
-                Owed::Nothing => {}
-                Owed::Frame(frame) => freed.push(frame),
-                Owed::Evictable(word) => kept.push(Evictable { id, word }),
+                ListRelease::Nothing => {}
+                ListRelease::Freed(frame) => freed.push(frame),
+                ListRelease::Evictable(word) => evictable.push(Evictable { id, word }),
             }
         }
-        self.count_hits(ids.len() - kept.len());
-        self.keep(&kept, keep);
+        self.count_hits(ids.len() - evictable.len());
+        self.tag_evictable(&evictable, tell);
         if !freed.is_empty() {
             self.with_thread_cache(|cache| self.give_back(cache, &freed));
-        } else if !kept.is_empty() {
+        } else if !evictable.is_empty() {
             self.announce();
         }
     }
@@ -161,7 +167,7 @@ impl Core {
         self.give_back(cache, &freed);
     }
 
-    /// One reference less; the frame, if that was the last.
+    /// Drops a reference; returns the frame if it was the last.
     #[inline]
     fn release_word(&self, id: BlockId, ownership: Ownership) -> Option<FrameId> {
         let atomic = self.space.table.word(id);
@@ -172,7 +178,7 @@ impl Core {
         }
     }
 
-    /// Gives up the only reference of a block, unless its word has changed.
+    /// Drops the only reference of a block; false if its word has changed.
     #[inline]
     pub(in crate::block) fn is_released(
         &self,
@@ -190,8 +196,8 @@ impl Core {
         true
     }
 
-    /// As [`release_word`](Self::release_word), of a block that has other references, or is moving, or that somebody else
-    /// changes.
+    /// As [`release_word`](Self::release_word), for a block that has other references, is moving,
+    /// or is being changed by another thread.
     #[inline(never)]
     fn release_shared(&self, id: BlockId, ownership: Ownership) -> Option<FrameId> {
         let atomic = self.space.table.word(id);
@@ -206,14 +212,15 @@ impl Core {
                 Relaxed,
             ) {
                 Ok(_) => return self.released(id, released),
-                // Somebody shared, pinned or released in between. Reached by the model `share_release`.
+                // Another thread shared, pinned or released in between. Reached by the model
+                // `share_release`.
                 Err(now) => word = BlockWord::from_bits(now),
             }
         }
     }
 
-    /// One reference less on a block of a list, which may be cached.
-    fn release_listed_word(&self, id: BlockId) -> Owed {
+    /// Drops a reference on a block of a list, which may be cached.
+    fn release_listed_word(&self, id: BlockId) -> ListRelease {
         let atomic = self.space.table.word(id);
         let mut word = BlockWord::from_bits(atomic.load(Relaxed));
         loop {
@@ -231,17 +238,19 @@ impl Core {
             ) {
                 Ok(_) => {
                     if let Released::Evictable { word } = released {
-                        return Owed::Evictable(word);
+                        return ListRelease::Evictable(word);
                     }
-                    return self.released(id, released).map_or(Owed::Nothing, Owed::Frame);
+                    return self.released(id, released).map_or(ListRelease::Nothing, ListRelease::Freed);
                 }
-                // Somebody hit, shared, pinned or released in between. Reached by the models in `evictable`.
+                // Another thread hit, shared, pinned or released in between. Reached by the models
+                // in `evictable`.
                 Err(now) => word = BlockWord::from_bits(now),
             }
         }
     }
 
-    /// Takes back a [hit](Self::hit) of a block that proved to be another, and was counted by nobody yet.
+    /// Takes back a [hit](Self::hit) whose block proved to hold other contents, before it is
+    /// counted.
     #[cold]
     pub(crate) fn give_back_hit(&self, id: BlockId, was_evictable: bool) {
         if !was_evictable {
@@ -249,14 +258,14 @@ impl Core {
             self.count_evictable(1);
         }
         match self.release_listed_word(id) {
-            Owed::Evictable(word) => {
+            ListRelease::Evictable(word) => {
                 let evictor = self.evictor.as_ref();
-                self.keep(&[Evictable { id, word }], |kept, tag| {
-                    evictor.into_iter().for_each(|evictor| evictor.keep(self, kept, tag));
+                self.tag_evictable(&[Evictable { id, word }], |blocks, tag| {
+                    evictor.into_iter().for_each(|evictor| evictor.became_evictable(self, blocks, tag));
                 });
             }
-            Owed::Nothing => self.count_hits(1),
-            Owed::Frame(frame) => {
+            ListRelease::Nothing => self.count_hits(1),
+            ListRelease::Freed(frame) => {
                 self.count_hits(1);
                 self.free_or_retire(&[Run { start: frame, len: 1 }]);
             }
@@ -264,11 +273,11 @@ impl Core {
         self.announce();
     }
 
-    /// The cache forgets a block of which the caller has the only reference. The word by then.
+    /// Uncaches a block of which the caller has the only reference. Returns its current word.
     #[cold]
     fn outlive(&self, id: BlockId, word: BlockWord, next: BlockWord) -> BlockWord {
         let atomic = self.space.table.word(id);
-        // Acquire and Release: goes on with the order of those who released it.
+        // Acquire and Release: continues the release sequence of earlier releases.
         match atomic.compare_exchange(word.to_bits(), next.to_bits(), AcqRel, Relaxed) {
             Ok(_) => {
                 if let Some(evictor) = &self.evictor {
@@ -280,11 +289,11 @@ impl Core {
         }
     }
 
-    /// Pays what a release owes: the frame is the caller's now, if that was the last reference.
+    /// Completes a release: returns the frame, now the caller's, if it was the last reference.
     #[inline]
     pub(in crate::block) fn released(&self, id: BlockId, released: Released) -> Option<FrameId> {
         match released {
-            // Only a list's release keeps a block, and it asks for that first.
+            // Only a list's release leaves a block evictable, and it handles that case itself.
             Released::Shared(_) | Released::Evictable { .. } => None,
             Released::Last { word, carry } => {
                 if carry {
@@ -293,22 +302,23 @@ impl Core {
                 Some(word.frame())
             }
             Released::ToMover { .. } => {
-                self.left_to_mover();
+                self.count_left_to_mover();
                 None
             }
         }
     }
 
-    /// The block was being moved: its frame is the mover's now, who pays the rest. Reached by the models in `moves`.
+    /// Counts the frame of a moving block, which its last release left to the mover. Reached by the
+    /// models in `moves`.
     #[cold]
     #[inline(never)]
-    fn left_to_mover(&self) {
+    fn count_left_to_mover(&self) {
         // Relaxed: a statistic.
         self.space.held.fetch_add(1, Relaxed);
     }
 
-    /// Frames whose blocks are free: at once to where they are reused, or aside if a batch may still see them. Who waits for
-    /// blocks is told.
+    /// Gives back frames of free blocks: to free lists, or to limbo if a batch may still see them.
+    /// Announces them.
     #[inline(never)]
     pub(in crate::block) fn give_back(&self, cache: Option<CountedRef<'_>>, runs: &[Run]) {
         if runs.is_empty() {
@@ -318,7 +328,7 @@ impl Core {
         let word = self.space.clock.read();
         match (word.in_flight() != 0).then(|| word.newest()) {
             None => {
-                // For those who wait, in the bitmaps is better than in a magazine.
+                // Waiting requests find frames sooner in the bitmaps than in a magazine.
                 let cached = cache.filter(|_| !word.is_awaited()).and_then(|cache| {
                     cache.enter(|local| {
                         let mut returning = Returning::new(&self.space);
@@ -336,27 +346,29 @@ impl Core {
                     cache.enter(|local| runs.iter().for_each(|&run| local.retire(&self.space, run, tag)))
                 });
                 if retired.is_none() {
-                    // A visitor has the thread cache, or the thread has none. Reached by `a_visited_owner_retires_elsewhere`.
+                    // A visitor is inside the thread cache, or the thread has none. Reached by
+                    // `a_visited_owner_retires_elsewhere`.
                     runs.iter().for_each(|&run| self.shared_limbo.push(run, tag));
                 }
             }
         }
     }
 
-    /// As [`reclaim_shared_limbo`](Self::reclaim_shared_limbo), if there is probably anything to give back: for whoever asks often.
+    /// As [`reclaim_shared_limbo`](Self::reclaim_shared_limbo), if a run is probably due; for
+    /// frequent callers.
     pub fn reclaim_due_shared_limbo(&self) -> usize {
         let may_be_due = !self.shared_limbo.is_empty() && self.shared_limbo.is_due(self.space.clock.oldest());
         if may_be_due { self.reclaim_shared_limbo() } else { 0 }
     }
 
-    /// Gives back what was retired outside of any thread cache, moves' old frames among it, and is seen by no batch any more; how
-    /// many frames that were. A request that waits is told.
+    /// Reclaims frames of the shared limbo that no batch sees any more, and returns their number.
+    /// They include old frames of moves. Announces them.
     pub fn reclaim_shared_limbo(&self) -> usize {
         if self.shared_limbo.is_empty() {
             return 0;
         }
         let custody = self.custody();
-        let reclaimed = self.reclaim_strays_under(&custody);
+        let reclaimed = self.reclaim_shared_limbo_with(&custody);
         if cfg!(kvpool_mutant = "silent_reclaim") {
             custody.leave_to_line();
         }
@@ -364,7 +376,7 @@ impl Core {
     }
 
     /// As [`reclaim_shared_limbo`](Self::reclaim_shared_limbo); the caller's custody announces.
-    pub(in crate::block) fn reclaim_strays_under(&self, custody: &Custody<'_>) -> usize {
+    pub(in crate::block) fn reclaim_shared_limbo_with(&self, custody: &Custody<'_>) -> usize {
         if self.shared_limbo.is_empty() {
             return 0;
         }
@@ -399,12 +411,12 @@ mod tests {
         blocks.allocate(&AllocRequest::new(3), None, &mut |id| ids.push(id)).unwrap();
         let batch = blocks.clock().begin();
         let thread_cache = blocks.thread_caches.iter().next().expect("this thread's");
-        thread_cache.visit(|_| blocks.release(&ids)).expect("nobody is inside");
-        assert_eq!(blocks.shared_limbo.mirror().0, 3, "not in the thread_cache's limbo");
+        thread_cache.visit(|_| blocks.release(&ids)).expect("the owner is outside");
+        assert_eq!(blocks.shared_limbo.mirror().0, 3, "not in the thread cache's limbo");
         assert_eq!(blocks.counts().retired, 3);
         blocks.end_batch(batch);
         assert_eq!(blocks.counts().free(), 64);
-        blocks.allocate(&AllocRequest::new(64), None, &mut |_| ()).expect("shared_limbo are got at");
+        blocks.allocate(&AllocRequest::new(64), None, &mut |_| ()).expect("the shared limbo is reclaimed");
         assert_eq!(blocks.audit().unwrap().owned, 64);
     }
 }

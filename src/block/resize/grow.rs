@@ -1,4 +1,4 @@
-//! A pool that grows: first the frames that a shrink took away come back, then new ones are added.
+//! Growth: first the frames that a shrink removed come back, then new ones are added.
 
 use crate::error::GrowError;
 use crate::ids::Run;
@@ -8,8 +8,10 @@ use crate::block::BlockWord;
 use crate::block::core::Core;
 
 impl Core {
-    /// Adds `blocks` blocks: first those whose frames a [shrink](crate::block::Shrinking) took away. `prepare` is called with the frames to come, and makes their memory ready; it may be
-    /// called more than once, also for what then does not come.
+    /// Adds `blocks` blocks, first those whose frames a [shrink](crate::block::Shrinking) removed.
+    ///
+    /// `prepare` makes the memory of the frames to come ready. It may be called more than once,
+    /// also for frames that are then not added.
     ///
     /// # Errors
     ///
@@ -32,14 +34,14 @@ impl Core {
                 }
                 prepare(run)?;
                 self.bring_back(run);
-                // Before any of them can be handed out, so that no handle is refused that the pool gave.
+                // Before any of them can be handed out, so that no handle from the pool is refused.
                 if !cfg!(kvpool_mutant = "late_total") {
                     self.count_grown(run);
                 }
                 Ok(())
             })
             .map_err(|error| match error {
-                // Told in blocks, as the caller counts them.
+                // In blocks, as the caller counts them.
                 GrowError::TooLarge { asked, total, max } => {
                     GrowError::TooLarge { asked, total: total - null, max: max - null }
                 }
@@ -55,16 +57,16 @@ impl Core {
         Ok(())
     }
 
-    /// Growers come one after the other, and each adds its own.
+    /// Counts added frames. Growers take turns, and each adds its own frames.
     fn count_grown(&self, run: Run) {
-        // Release: pairs with the Acquire of those who ask for a row of this number.
+        // Release: pairs with the Acquire in `Core::rows`.
         self.rows.fetch_max(run.end() as usize, Release);
         self.total.fetch_add(run.len as usize, Relaxed);
     }
 
-    /// Frames that were gone are there again, and the caller's: their blocks are free as any other.
+    /// Makes the blocks of frames that a shrink removed free again; the frames are the caller's.
     pub(in crate::block) fn bring_back(&self, run: Run) {
-        // Relaxed: whoever grows is alone, and the lock orders it behind the shrink.
+        // Relaxed: growers exclude each other, and the lock orders them after the shrink.
         let rows = self.rows.load(Relaxed) as u32;
         for frame in run.frames().take_while(|frame| frame.0 < rows) {
             self.space.set_held(frame, BlockWord::unhold);

@@ -1,27 +1,28 @@
-//! A pool that shrinks: the frames from the new end on are collected, one after the other, until all of them are the
-//! shrinker's; then they go.
+//! Shrinking: the frames above the new end are collected one by one; when all are, they are
+//! removed.
 //!
 //! ```text
-//! begin_shrink ── collect ── (somebody moves blocks out of the region) ── collect ── ... ── commit
+//! begin_shrink ── collect ── (a compactor moves blocks out of the region) ── collect ── ... ── commit
 //!                                                                                  └─ drop: all of it back
 //! ```
 //!
 //! # Numbers
 //!
-//! | number | |
+//! | number | meaning |
 //! |---|---|
-//! | `total` | frames now |
-//! | `rows` | the most frames that there ever were: rows of the table, and ids that handles may name |
+//! | `total` | current number of frames |
+//! | `rows` | highest number of frames so far: rows of the table, and ids that handles may name |
 //! | `held` | frames below `total` that are held, by this shrink or as the destination of a move |
 //!
-//! A block keeps its id: one whose number is beyond the last frame may well be owned, its bytes further down. The block in
-//! a frame that has gone is free and stays held, so that nothing can hand it out, until growth brings the frame back,
-//! and with it whatever block is there by then.
+//! A block keeps its id: a block whose number is beyond the last frame may be owned, with its bytes
+//! in a lower frame. The block in a removed frame is free and stays held, so that nothing can hand
+//! it out, until growth returns the frame together with the block that is then in it.
 //!
 //! # Who may call what, and when
 //!
-//! Everything may go on meanwhile but growth and another shrink, which are refused. `collect` never waits: what is
-//! owned, retired, or in the magazine of a thread that is inside its thread cache, is missing this time.
+//! All operations may run concurrently, except growth and another shrink, which are refused.
+//! `collect` never waits: frames that are owned, retired, or in the magazine of a thread that is
+//! inside its thread cache, are missing this time.
 
 use crate::error::ShrinkError;
 use crate::frame::Shrink;
@@ -30,8 +31,8 @@ use crate::sync::Ordering::*;
 
 use crate::block::Blocks;
 
-/// A shrink that is open. Dropping it gives everything back, and the pool is as it was.
-#[must_use = "dropping it gives the shrink up"]
+/// A shrink in progress. Dropping it returns its frames, and the pool is as before.
+#[must_use = "dropping it abandons the shrink"]
 pub struct Shrinking {
     blocks: Blocks,
     /// Taken by the commit.
@@ -39,8 +40,10 @@ pub struct Shrinking {
 }
 
 impl Blocks {
-    /// Opens a shrink to `blocks` blocks, the null block not counted. Allocations avoid the frames that are to go; what
-    /// is free there is to be [collected](Shrinking::collect), what is owned to be moved elsewhere or waited for.
+    /// Begins a shrink to `blocks` blocks, not counting the null block.
+    ///
+    /// Allocations avoid the frames to be removed. The caller [collects](Shrinking::collect) those
+    /// that are free, and moves owned blocks elsewhere or waits for them.
     ///
     /// # Errors
     ///
@@ -53,7 +56,7 @@ impl Blocks {
         let null = self.config.has_null_block as usize;
         let shrink =
             self.space.frames.begin_shrink(blocks.saturating_add(null)).map_err(|error| match error {
-                // Told in blocks, as the caller counts them.
+                // In blocks, as the caller counts them.
                 ShrinkError::NotSmaller { total, .. } => {
                     ShrinkError::NotSmaller { asked: blocks, total: total - null }
                 }
@@ -64,26 +67,27 @@ impl Blocks {
 }
 
 impl Shrinking {
-    /// The frames that are to go.
+    /// Returns the frames to be removed.
     pub fn region(&self) -> Run {
         self.open().region()
     }
 
-    /// Frames that are missing still: owned, retired, or kept by a thread.
+    /// Returns the number of frames that are not collected: owned, retired, or cached by a thread.
     pub fn remaining(&self) -> usize {
         self.open().missing()
     }
 
-    /// Takes what is free in the region by now, wherever it is, and returns how many frames are missing still.
+    /// Collects the free frames of the region from all places; returns the number of missing ones.
     pub fn collect(&mut self) -> usize {
         let missing = self.collect_from_bitmaps();
         if missing == 0 {
             return 0;
         }
         let blocks = self.blocks.clone();
-        // Others may miss what is on its way.
+        // Other requests may miss frames in transit.
         let custody = blocks.custody();
-        // Some of it may lie in magazines, in the depot, in limbo though no batch sees it any more, or in the reserve.
+        // Frames may be in magazines, in the depot, in limbo though no batch sees them, or in the
+        // reserve.
         blocks.bring_in(&custody);
         blocks.vacate_reserve(self.region());
         self.collect_from_bitmaps()
@@ -98,13 +102,16 @@ impl Shrinking {
             .collect(shrink, |run| run.frames().for_each(|frame| blocks.space.hold_frame(frame)))
     }
 
-    /// The pool has as many blocks as the shrink was opened for, and no more. `release` is called first, with the frames
-    /// that go, while they are still the caller's: it gives their memory back. If it panics they are gone all the same,
-    /// because their memory may be: growth makes it ready again.
+    /// Removes the collected frames: the pool then has the number of blocks given to
+    /// `begin_shrink`.
+    ///
+    /// `release` is called first, with the frames to be removed, while they are still the caller's:
+    /// it releases their memory. If it panics the frames are removed anyway, because their memory
+    /// may be gone: growth makes it ready again.
     ///
     /// # Errors
     ///
-    /// Itself, if a frame is missing: nothing has changed.
+    /// Returns the shrink itself if a frame is missing: nothing has changed.
     pub fn commit(mut self, release: impl FnOnce(Run)) -> Result<(), Self> {
         if self.remaining() > 0 {
             return Err(self);
@@ -121,7 +128,7 @@ impl Shrinking {
     }
 }
 
-/// The last step of a shrink, which is taken also if the storage panics: else the pool would be busy for good.
+/// Last step of a shrink, completed even if the storage panics: otherwise the pool would stay busy.
 struct Committing<'a> {
     blocks: &'a Blocks,
     /// Taken by the drop.
@@ -139,25 +146,26 @@ impl Drop for Committing<'_> {
         let Some(shrink) = self.shrink.take() else { return };
         let (blocks, gone) = (self.blocks, shrink.region().len as usize);
         blocks.space.frames.commit_shrink(&shrink);
-        // Relaxed: both are counts. Nobody else changes the total: no shrink but this is open, and none can grow.
+        // Relaxed: both are counts. No other thread changes the total: no other shrink is open, and
+        // none can grow.
         blocks.total.fetch_sub(gone, Relaxed);
         blocks.space.held.fetch_sub(gone, Relaxed);
         blocks.space.frames.end_shrink(shrink);
-        // Who waits for more than there is now waits in vain.
+        // Requests for more blocks than remain can no longer be met.
         blocks.announce();
     }
 }
 
 #[cold]
 fn committed() -> ! {
-    unreachable!("a commit takes the shrink with it")
+    unreachable!("a commit consumes the shrink")
 }
 
 impl Drop for Shrinking {
     fn drop(&mut self) {
         let Some(shrink) = self.shrink.take() else { return };
         shrink.for_each_collected(|run| run.frames().for_each(|frame| self.blocks.space.unhold_frame(frame)));
-        // They were wiped on their way into the bitmaps, and nobody has written them since.
+        // They were wiped on their way into the bitmaps, and not written since.
         self.blocks.space.frames.abandon_shrink(&shrink);
         self.blocks.space.frames.end_shrink(shrink);
         self.blocks.announce();

@@ -1,32 +1,33 @@
-//! Free frames in a thread's hands: the right to take them there, and the duty to announce them.
+//! Custody: the right to take free frames out of reach of searches, and the duty to announce them.
 //!
-//! Some steps take free frames out of the places that a search looks at, and put them back later: a chain of
-//! [frames in the shared limbo](crate::block::shared_limbo) that is sifted, another thread's thread cache that is emptied into the bitmaps, a reserve that is
-//! looked through. A request that searches in between finds nothing, and may fall asleep. So every such step takes a
-//! [`Custody`] as proof that an announcement follows, and dropping the custody is that announcement, also when the step
-//! panics:
+//! Some steps take free frames out of the places that a search looks at, and put them back later:
+//! they sift a chain of the [shared limbo](super::shared_limbo), empty another thread's cache into
+//! the bitmaps, or walk the reserve. A request that searches in between finds nothing, and may fall
+//! asleep. Each such step therefore takes a [`Custody`] as proof that an announcement follows.
+//! Dropping the custody is that announcement, also when the step panics:
 //!
 //! | step | its custody is |
 //! |---|---|
-//! | [`SharedLimbo::reclaim`](crate::block::shared_limbo::SharedLimbo::reclaim), `for_each` | a parameter |
-//! | `Local::surrender`: what a thread cache keeps | a parameter |
+//! | [`SharedLimbo::reclaim`](super::SharedLimbo::reclaim), `for_each` | a parameter |
+//! | `Local::surrender`: the contents of a thread cache | a parameter |
 //! | `Reserve::sift` | a parameter |
 //! | `Core::gather`, `take_back`, `take_reserved`, `evict_run` | a parameter |
 //! | `Core::allocate_at`, `give_back`, `trim`, `audit`, `reclaim_shared_limbo`, `vacate_reserve`, `Shrinking::collect`, `CacheHandle` | made there |
 //!
-//! (What only makes frames available, and hides none, announces by name: the end of a batch, of a wave, of a shrink, growth, an
-//! eviction. See [`waiters`](crate::block::waiters).)
+//! Steps that only make frames available, and hide none, announce by a call: the end of a batch, of
+//! a wave or of a shrink, growth, an eviction. See [`wait`](crate::block::wait).
 //!
-//! One caller must not announce to the line: a request that waits is itself the first in line, and would wake itself
-//! for ever. It hands its custody [to the line](Custody::leave_to_line) and signals the next one when it leaves.
+//! One caller must not announce to the line: a waiting request is itself the head, and would wake
+//! itself forever. It hands its custody [to the line](Custody::leave_to_line) and signals the next
+//! head when it leaves.
 
-/// Tells waiting requests that free frames may have come back.
+/// Tells waiting requests that free frames may have become available.
 pub(in crate::block) trait Announce {
-    /// See the [module](self).
+    /// Announces free frames to the line of waiting requests.
     fn announce(&self);
 }
 
-/// See the [module](self).
+/// Proof that an announcement follows; dropping it announces.
 #[must_use = "dropping it announces: keep it until the frames are where a search finds them"]
 pub(in crate::block) struct Custody<'a, A: Announce>(&'a A);
 
@@ -36,7 +37,8 @@ impl<'a, A: Announce> Custody<'a, A> {
         Self(announcer)
     }
 
-    /// Ends the custody without an announcement: the caller has a place in line, and signals the line itself.
+    /// Ends the custody without an announcement: the caller has a place in line, and signals the
+    /// line.
     #[inline]
     pub(in crate::block) fn leave_to_line(self) {
         std::mem::forget(self);

@@ -1,6 +1,6 @@
 //! The free frames of a pool outside of thread caches, and the steps that put a frame there.
 //!
-//! The modules below [`Core`](crate::block::Core) get this part of a pool instead of all of it.
+//! Modules below [`Core`](crate::block::Core) depend on this part of a pool instead of all of it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -10,13 +10,13 @@ use crate::ids::{FrameId, Run};
 use crate::sync::{AtomicUsize, CachePadded, Ordering::*};
 
 use super::custody::{Announce, Custody};
-use super::reserve::{Reserve, Taken};
+use super::reserve::{Reserve, ReservedFrames};
 use crate::block::state::{BlockWord, Table};
 
-/// Wipes the bytes of free frames. A panic says that it failed: those frames are never handed out again.
+/// Wipes the bytes of free frames. A panic means failure: those frames are never handed out again.
 pub type Scrub = Box<dyn Fn(Run) + Send + Sync>;
 
-/// The frames, the words of the blocks in them, and the clock that says which frames batches can see.
+/// Frames, the words of the blocks in them, and the clock that says which frames batches can see.
 pub struct FreeSpace {
     pub(in crate::block) table: Table,
     pub(in crate::block) frames: Frames,
@@ -51,19 +51,21 @@ impl FreeSpace {
         }
     }
 
-    /// Marks a free block whose frame the caller has claimed out of the bitmaps, so that an audit can tell the frame
-    /// from a lost one. It stays the caller's until [`release_held`](Self::release_held), or until a move gives it away.
+    /// Marks the free block of a frame that the caller claimed from the bitmaps.
+    ///
+    /// The mark distinguishes the frame from a lost one in an audit. The frame is the caller's
+    /// until [`release_held`](Self::release_held), or until a move gives it away.
     ///
     /// # Panics
     ///
-    /// If the block is owned, or held already: the frame is not the caller's.
+    /// If the block is owned or already held: the frame is not the caller's.
     pub(crate) fn hold_frame(&self, frame: FrameId) {
         self.set_held(frame, BlockWord::hold);
         // Relaxed, here and below: statistics.
         self.held.fetch_add(1, Relaxed);
     }
 
-    /// Gives a frame that was [held](Self::hold_frame) back to the bitmaps.
+    /// Gives a [held](Self::hold_frame) frame back to the bitmaps.
     ///
     /// # Panics
     ///
@@ -73,30 +75,31 @@ impl FreeSpace {
         self.free_run(Run { start: frame, len: 1 });
     }
 
-    /// The end of a hold; the frame is still the caller's.
+    /// Ends a hold; the frame stays the caller's.
     pub(in crate::block) fn unhold_frame(&self, frame: FrameId) {
         self.set_held(frame, BlockWord::unhold);
         self.held.fetch_sub(1, Relaxed);
     }
 
-    /// A transition of the free block in a frame that is the caller's.
+    /// Applies a transition to the free block in a frame that is the caller's.
     pub(in crate::block) fn set_held(
         &self,
         frame: FrameId,
         transition: impl Fn(BlockWord) -> Option<BlockWord>,
     ) {
         let atomic = self.table.word(self.table.block_at(frame));
-        // Relaxed: the frame came to us by an Acquire, and with it the word of whoever freed it.
+        // Relaxed: the frame came to us by an Acquire, and with it the word of its last owner.
         let word = BlockWord::from_bits(atomic.load(Relaxed));
         let Some(next) = transition(word).filter(|_| word.frame() == frame) else {
-            panic!("frame {frame} held by who does not have it: {word:?}")
+            panic!("frame {frame} held or unheld without ownership: {word:?}")
         };
-        // A plain store: nobody else writes the word of a free block whose frame is ours. Release: a stale handle that
-        // reads it must not be taken back behind the free.
+        // A plain store: no other thread writes the word of a free block whose frame is ours.
+        // Release: a stale handle that reads it must not be ordered before the free.
         atomic.store(next.to_bits(), Release);
     }
 
-    /// Puts frames that nobody owns, and no batch sees, into the reserve as far as it is short, else back into the bitmaps.
+    /// Frees frames that are unowned and unseen: into the reserve as far as it is short, else into
+    /// the bitmaps.
     pub(in crate::block) fn free_run(&self, mut run: Run) {
         if !self.wipe(run) {
             return;
@@ -114,11 +117,13 @@ impl FreeSpace {
         self.scrub.is_some()
     }
 
-    /// Wipes free frames that are the caller's, if the pool does that. False: it failed, and they are held for good, so that no
-    /// other owner reads what is left in them. (The panic was reported where it happened, and goes no further: frames are
-    /// freed in destructors, which have more of them in hand.) Reached by `storage_faults`.
+    /// Wipes free frames of the caller's, if the pool wipes. Returns false if wiping failed.
+    ///
+    /// Frames that could not be wiped are held for good, so that no other owner reads their old
+    /// bytes. The panic was reported where it happened and is not propagated: frames are freed in
+    /// destructors, which have more frames to free. Reached by `storage_faults`.
     #[inline]
-    #[must_use = "frames that were not wiped are not to be handed out"]
+    #[must_use = "frames that were not wiped must not be handed out"]
     pub(in crate::block) fn wipe(&self, run: Run) -> bool {
         match &self.scrub {
             None => true,
@@ -137,34 +142,34 @@ impl FreeSpace {
         wiped
     }
 
-    /// Blocks that are held because their frames could not be wiped.
+    /// Returns the number of blocks that are held because their frames could not be wiped.
     pub fn unwiped(&self) -> usize {
         self.unwiped.load(Relaxed)
     }
 
-    /// Takes exactly so many frames out of the reserve, or none.
+    /// Takes exactly `count` frames out of the reserve, or none.
     pub(in crate::block) fn take_reserved(
         &self,
         count: usize,
         _: &Custody<'_, impl Announce>,
-    ) -> Option<Taken> {
+    ) -> Option<ReservedFrames> {
         if count > self.reserve.mark() {
             return None;
         }
-        let taken: Taken = std::iter::from_fn(|| self.reserve.pop()).take(count).collect();
+        let taken: ReservedFrames = std::iter::from_fn(|| self.reserve.pop()).take(count).collect();
         if taken.len() < count {
-            // Others took the rest, or will fill it up meanwhile.
+            // Other threads took the rest, or will fill it up meanwhile.
             taken.iter().for_each(|&frame| self.reserve_frame(frame));
             return None;
         }
         if !taken.is_empty() {
-            // After the taking: whoever clears the bit looks at the reserve afterwards.
+            // After taking: the thread that clears the bit re-reads the reserve afterwards.
             self.clock.set_awaited();
         }
         Some(taken)
     }
 
-    /// Puts a free frame into the reserve, or, where it is full by now, into the bitmaps.
+    /// Puts a free frame into the reserve or, if it is full, into the bitmaps.
     fn reserve_frame(&self, frame: FrameId) {
         let rest = self.reserve.fill(Run { start: frame, len: 1 });
         if rest.len > 0 {
@@ -172,13 +177,15 @@ impl FreeSpace {
         }
     }
 
-    /// Fills the reserve from the bitmaps, as far as it is short. Every free comes by here while it is, so that it takes
-    /// what hints lead to: what they miss is being freed, and is announced.
+    /// Fills the reserve from the bitmaps as far as it is short.
+    ///
+    /// Every free calls this while the reserve is short, so it only takes frames that hints lead
+    /// to: a frame that they miss is being freed, and is announced.
     pub(in crate::block) fn top_up(&self) {
         let short = self.reserve.mark().saturating_sub(self.reserve.held());
         if short > 0 && self.reserve.is_short() {
             self.frames.allocate_some(short as u32, FrameId(0), &mut |run| {
-                // Others may have filled it meanwhile. The caller announces what goes back.
+                // Other threads may have filled it meanwhile. The caller announces the rest.
                 let rest = self.reserve.fill(run);
                 if rest.len > 0 {
                     self.frames.free_run(rest);

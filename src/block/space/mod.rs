@@ -1,4 +1,15 @@
-//! Free frames outside of thread caches: bitmaps, depot, reserve, and the retired frames that no thread cache holds.
+//! Free frames outside of thread caches: bitmaps, depot, reserve and shared limbo.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `free_space` | [`FreeSpace`]: the parts together, and the steps that make a frame free, held or wiped. Read it first |
+//! | `reserve` | frames set aside for urgent requests |
+//! | `shared_limbo` | retired frames that are in no thread cache's limbo |
+//! | `custody` | the right to take free frames out of reach of searches, and the duty to announce them |
+//!
+//! This room knows the words of [`state`](crate::block::state) and the frame and batch floors, but
+//! not thread caches nor the line of waiting requests: [`Announce`] is how a custody reaches the
+//! line.
 
 mod custody;
 mod free_space;

@@ -1,12 +1,13 @@
-//! Retired frames that found no limbo: of threads that could not enter a thread cache of their own at that moment, or are past
-//! having one.
+//! The shared limbo: retired frames of threads that cannot enter their thread cache.
 //!
-//! A list that grows at its head and is taken as a whole, so that no address is compared after its node was freed. A
-//! thread that is stopped anywhere in here stops nobody: it keeps what it took, as it would in its own limbo.
+//! A visitor is inside the cache, or the thread is past having one; moves also retire their old
+//! frames here. It is a list that grows at its head and is taken as a whole, so that no address is
+//! compared after its node was freed. A thread that is stopped in here blocks no other: it keeps
+//! the chain that it took, as it would in its own limbo.
 //!
 //! ```text
 //! push:   frames += n;  node.next := head;  head: node.next -> node (Release), again if it changed
-//! sift:   chain := head.swap(null) (Acquire);  what waits is pushed back as one chain;  what is due is given out
+//! sift:   chain := head.swap(null) (Acquire);  runs not due are pushed back as one chain;  runs due are given out
 //! ```
 
 use std::ptr;
@@ -21,13 +22,14 @@ struct Node {
     next: *mut Node,
 }
 
-/// See the [module](self).
+/// List of retired runs, shared by all threads.
 pub(in crate::block) struct SharedLimbo {
     head: AtomicPtr<Node>,
-    /// Frames in the list, those that a thread is looking at among them.
+    /// Number of frames in the list, including those that a thread is sifting.
     frames: AtomicUsize,
     newest_tag: AtomicU64,
-    /// Not above the tag of any node, but for a moment: a look here spares a walk that would give out nothing.
+    /// Except for a moment, at most the tag of every node: reading it avoids walks that find
+    /// nothing due.
     oldest_tag: AtomicU64,
 }
 
@@ -42,12 +44,12 @@ impl Default for SharedLimbo {
     }
 }
 
-/// Acquire: pairs with the Release in `put`.
+/// Returns the ordering by which a chain is taken. Acquire: pairs with the Release in `put`.
 fn take_order() -> Ordering {
     if cfg!(kvpool_mutant = "stray_taken_relaxed") { Relaxed } else { Acquire }
 }
 
-/// Nodes that are one thread's own.
+/// Nodes owned by one thread.
 struct Chain {
     first: *mut Node,
     last: *mut Node,
@@ -68,7 +70,7 @@ impl Chain {
         if self.first.is_null() {
             return None;
         }
-        // SAFETY: the nodes of a chain were made by `Box::into_raw` and are nobody else's.
+        // SAFETY: the nodes of a chain were made by `Box::into_raw` and are exclusively its own.
         let node = unsafe { Box::from_raw(self.first) };
         self.first = node.next;
         Some(node)
@@ -82,7 +84,7 @@ impl Drop for Chain {
 }
 
 impl SharedLimbo {
-    /// Puts a run aside until every batch with a ticket up to `tag` has ended.
+    /// Retires a run until every batch with a ticket up to `tag` has ended.
     pub(in crate::block) fn push(&self, run: Run, tag: Ticket) {
         // Relaxed, both: statistics.
         self.newest_tag.fetch_max(tag.0, Relaxed);
@@ -90,27 +92,29 @@ impl SharedLimbo {
         let mut chain = Chain::EMPTY;
         chain.push(Box::new(Node { retired: Frozen::new((run, tag)), next: ptr::null_mut() }));
         self.put(chain);
-        // After the node, as `reclaim` forgets before it takes. Relaxed: a hint; who must not miss anything does not ask it.
+        // After the node, because `reclaim` resets before it takes. Relaxed: a hint; callers that
+        // must not miss anything do not read it.
         self.oldest_tag.fetch_min(tag.0, Relaxed);
     }
 
-    /// Whether a look would probably give something out.
+    /// Returns whether `reclaim` would probably give out a run.
     pub(in crate::block) fn is_due(&self, oldest: Ticket) -> bool {
         self.oldest_tag.load(Relaxed) < oldest.0
     }
 
-    /// Frames in the list, and the newest tag that was ever put here.
+    /// Returns the number of frames in the list, and the newest tag ever pushed.
     pub(in crate::block) fn mirror(&self) -> (usize, Ticket) {
         (self.frames.load(Relaxed), Ticket(self.newest_tag.load(Relaxed)))
     }
 
-    /// Whether nothing is in the list at this moment.
+    /// Returns whether the list is empty at this moment.
     pub(in crate::block) fn is_empty(&self) -> bool {
-        // Relaxed: a look.
+        // Relaxed: a hint.
         self.head.load(Relaxed).is_null()
     }
 
-    /// Gives out the runs whose tag is below `oldest`. Meanwhile no other thread finds any run of the list.
+    /// Gives out the runs whose tag is below `oldest`. Meanwhile, other threads find the list
+    /// empty.
     pub(in crate::block) fn reclaim(
         &self,
         oldest: Ticket,
@@ -139,7 +143,8 @@ impl SharedLimbo {
         }
     }
 
-    /// The runs in the list, for an audit. Meanwhile no other thread finds any of them.
+    /// Calls `f` with the runs in the list, for an audit. Meanwhile, other threads find the list
+    /// empty.
     pub(in crate::block) fn for_each(&self, _: &Custody<'_, impl Announce>, mut f: impl FnMut(Run)) {
         let mut chain = self.take();
         let mut seen = Chain::EMPTY;
@@ -151,7 +156,7 @@ impl SharedLimbo {
     }
 
     fn take(&self) -> Chain {
-        // The load keeps those who find nothing from writing. See `take_order()`.
+        // The load avoids a write when the list is empty. See `take_order()`.
         let first =
             if self.is_empty() { ptr::null_mut() } else { self.head.swap(ptr::null_mut(), take_order()) };
         Chain { first, last: ptr::null_mut() }
@@ -159,7 +164,7 @@ impl SharedLimbo {
 
     fn put(&self, chain: Chain) {
         let (first, last) = (chain.first, chain.last);
-        // The nodes are the list's from here on.
+        // From here on, the list owns the nodes.
         std::mem::forget(chain);
         if first.is_null() {
             return;
@@ -168,7 +173,8 @@ impl SharedLimbo {
         loop {
             // SAFETY: the chain is ours until it is published.
             unsafe { (*last).next = head };
-            // Release: publishes the nodes. That the head went away and came back is harmless: it is only linked to.
+            // Release: publishes the nodes. A head that went away and came back (ABA) is harmless:
+            // it is only linked to.
             let order = if cfg!(kvpool_mutant = "stray_relaxed") { Relaxed } else { Release };
             match self.head.compare_exchange_weak(head, first, order, Relaxed) {
                 Ok(_) => return,
@@ -194,7 +200,7 @@ mod tests {
     fn frames_are_counted_and_none_is_lost_between_threads() {
         const RUNS: u32 = if cfg!(miri) { 40 } else { 20_000 };
         let shared_limbo = SharedLimbo::default();
-        // Of any pool: it is announced to no one.
+        // A custody of any pool: the announcement has no receiver.
         let config = BlocksConfig {
             frames: 64,
             frames_max: 64,

@@ -1,13 +1,13 @@
-//! What a block remembers beside its word: 16 bytes, written by whoever allocates it and read by anyone.
+//! Block info: 16 bytes beside a block's word, written at allocation and read by any thread.
 //!
 //! | field | meaning |
 //! |---|---|
-//! | `sequence` | the sequence that it was allocated for, [`SequenceId::NONE`] for none |
-//! | `generation_high` | how often the word's generation went round |
+//! | `sequence` | sequence that the block was allocated for, or [`SequenceId::NONE`] |
+//! | `generation_high` | number of times that the word's generation wrapped around |
 //! | `touched` | bits 0..30: low bits of the newest ticket at the last access; bits 30..32: priority |
 //!
-//! Relaxed throughout: the word publishes what belongs to a generation (the store that allocates is a Release, the
-//! load that checks a handle an Acquire); `touched` is a hint.
+//! All accesses are Relaxed. The word publishes the data of a generation: the store that allocates
+//! is a Release, the load that checks a handle an Acquire. `touched` is a hint.
 
 use crate::ids::{BlockId, DeviceId, FrameId, Generation, SequenceId, Ticket};
 use crate::sync::{AtomicU32, AtomicU64, Ordering::*};
@@ -17,34 +17,34 @@ use crate::block::{BlockWord, Priority};
 const TOUCHED_BITS: u32 = 30;
 const TOUCHED_MASK: u32 = (1 << TOUCHED_BITS) - 1;
 
-/// A block as it is at one moment.
+/// A snapshot of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct BlockInfo {
-    /// The block.
+    /// Block id.
     pub id: BlockId,
-    /// Where its bytes are.
+    /// Frame with its bytes.
     pub frame: FrameId,
-    /// Owners.
+    /// Number of references.
     pub refs: u32,
-    /// The sequence that it was allocated for.
+    /// Sequence that it was allocated for.
     pub sequence: Option<SequenceId>,
-    /// The device that its bytes are on.
+    /// Device that holds its bytes.
     pub device: DeviceId,
-    /// Pins: above 0 it is neither evicted nor moved.
+    /// Number of pins: while above 0, the block is neither evicted nor moved.
     pub pins: u32,
     /// Whether its bytes are final.
     pub sealed: bool,
-    /// The newest batch when it was last allocated, shared, forked with its sequence, or appended
-    /// to. A hit in the prefix cache is none of these.
+    /// Newest batch when the block was last allocated, shared, forked with its sequence, or
+    /// appended to. A hit in the prefix cache does not count.
     pub last_access: Ticket,
-    /// The priority of the request that it was allocated for.
+    /// Priority of the request that it was allocated for.
     pub priority: Priority,
-    /// How often it has been freed.
+    /// Number of times that it has been freed.
     pub generation: Generation,
 }
 
-/// See the [module](self).
+/// Info of one block; the fields are in the module docs.
 pub(in crate::block) struct InfoCell {
     sequence: AtomicU64,
     generation_high: AtomicU32,
@@ -72,8 +72,8 @@ impl InfoCell {
         self.touched.store(now.0 as u32 & TOUCHED_MASK | priority, Relaxed);
     }
 
-    /// As [`touch`](Self::touch), for a caller that may have lost its reference meanwhile: the
-    /// priority that a new owner noted is kept.
+    /// As [`touch`](Self::touch), for a caller that may have lost its reference meanwhile: keeps
+    /// the priority that a new owner stored.
     #[inline]
     pub(in crate::block) fn touch_loosely(&self, now: Ticket) {
         let touched = self.touched.load(Relaxed);
@@ -83,12 +83,13 @@ impl InfoCell {
         }
     }
 
-    /// The low bits of the generation went round. Only while the block is free and in the caller's hands.
+    /// Counts a wrap-around of the generation's low bits. The block must be free and its frame the
+    /// caller's.
     pub(in crate::block) fn carry_generation(&self) {
         self.generation_high.store(self.generation_high.load(Relaxed).wrapping_add(1), Relaxed);
     }
 
-    /// The whole generation, given a word of the same block.
+    /// Returns the whole generation, given a word of the same block.
     #[inline]
     pub(in crate::block) fn generation(&self, word: BlockWord) -> Generation {
         Generation(
@@ -104,7 +105,8 @@ impl InfoCell {
         now: Ticket,
     ) -> BlockInfo {
         let touched = self.touched.load(Relaxed);
-        // The ticket's high bits are those of the newest ticket that is not before it.
+        // The ticket's high bits are those of the newest ticket, less one if its low bits are
+        // above.
         let age = (now.0 as u32).wrapping_sub(touched) & TOUCHED_MASK;
         let sequence = SequenceId(self.sequence.load(Relaxed));
         BlockInfo {

@@ -1,4 +1,4 @@
-//! The line of waiting requests: its state. The protocol is in [`wait`](crate::block::wait).
+//! State of the line of waiting requests. The protocol is in [`wait`](crate::block::wait).
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -9,16 +9,17 @@ use std::time::{Duration, Instant};
 use crate::ids::Priority;
 use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering::*};
 
-/// How long a head may be absent that was woken, unless the pool says otherwise.
+/// Default for how long a woken head may stay unpolled before it is passed over.
 const TURN_PATIENCE: Duration = Duration::from_millis(100);
 
-/// See the [module](self).
+/// The line, and the atomics through which threads without its lock reach it.
 pub(in crate::block) struct Waiters {
     pub(in crate::block) line: Mutex<Line>,
+    /// Whether something became available that the line has not been told yet.
     pub(in crate::block) news: AtomicBool,
-    /// Places in line, for those who count.
+    /// Number of places in line, for statistics.
     pub(in crate::block) count: AtomicUsize,
-    /// In nanoseconds; all ones: for ever.
+    /// Patience in nanoseconds; all ones: forever.
     pub(in crate::block) patience: AtomicU64,
 }
 
@@ -33,17 +34,22 @@ impl Default for Waiters {
     }
 }
 
-/// A place in line: the first one is the head.
+/// Position in line: the smallest key is the head.
 pub(in crate::block) type Key = (Reverse<Priority>, u64);
 
-pub(in crate::block) struct Place {
+/// A request's place in line.
+pub(in crate::block) struct LinePlace {
+    /// Number of blocks in the request.
     pub(in crate::block) asked: usize,
-    pub(in crate::block) came: Instant,
+    /// Time at which it entered the line.
+    pub(in crate::block) entered: Instant,
+    /// Wakes its future; `None` if that was woken, or does not sleep yet.
     pub(in crate::block) waker: Option<Waker>,
+    /// Set while its future has reason to run and has not been polled.
     pub(in crate::block) absent: Option<Absence>,
 }
 
-/// A future that has reason to run, and was not polled since.
+/// Period during which a future has reason to run and has not been polled.
 #[derive(Clone, Copy)]
 pub(in crate::block) struct Absence {
     pub(in crate::block) since: Instant,
@@ -53,20 +59,23 @@ pub(in crate::block) struct Absence {
 impl Absence {
     pub(in crate::block) fn is_too_long(&self) -> bool {
         if cfg!(kvpool_loom) {
-            // A model has no time: at once, or never.
+            // A model has no clock: the period is over at once, or never.
             return self.allowed.is_zero();
         }
         self.since.elapsed() >= self.allowed
     }
 }
 
+/// The line under its lock.
 #[derive(Default)]
 pub(in crate::block) struct Line {
-    pub(in crate::block) places: BTreeMap<Key, Place>,
-    /// Those that were passed over.
-    pub(in crate::block) passed: BTreeMap<Key, Place>,
-    /// Places that there ever were.
-    pub(in crate::block) came: u64,
+    /// Places in order; the first is the head.
+    pub(in crate::block) places: BTreeMap<Key, LinePlace>,
+    /// Places that were passed over.
+    pub(in crate::block) passed: BTreeMap<Key, LinePlace>,
+    /// Number of places created so far.
+    pub(in crate::block) entries: u64,
+    /// Whether the head has reason to try.
     pub(in crate::block) signal: bool,
 }
 
@@ -79,8 +88,8 @@ impl Line {
         self.places.len() + self.passed.len()
     }
 
-    /// The head has reason to try; who must be woken for it. If the one before it had reason, and did not come, it is
-    /// another by now.
+    /// Signals the head to try, and returns its waker. A head that was signalled before and has
+    /// been absent for too long is passed over first.
     #[must_use = "a head that has a reason to try must be woken"]
     pub(in crate::block) fn signal(&mut self, patience: Duration) -> Option<Waker> {
         if std::mem::replace(&mut self.signal, true) {
@@ -92,8 +101,8 @@ impl Line {
         self.wake_head(patience)
     }
 
-    /// Another head, if this one has reason to try and does not come; it must be woken, unless it is about to look by
-    /// itself.
+    /// Passes over heads that have reason to try and are absent for too long. Returns whether there
+    /// is a new head; the caller must wake it, unless it is about to look by itself.
     #[must_use = "a head that has a reason to try must be woken"]
     pub(in crate::block) fn pass_over(&mut self) -> bool {
         let mut passed = false;
@@ -104,27 +113,30 @@ impl Line {
             }
             let (key, place) = head.remove_entry();
             self.passed.insert(key, place);
-            // Also what it was woken for before, and took, and did not come to look for.
+            // Also hands on the signal for which the old head was woken, if it took it without
+            // searching.
             (passed, self.signal) = (true, true);
         }
         passed
     }
 
+    /// Takes the head's waker, if it sleeps, and starts its absence.
     #[must_use = "a head that has a reason to try must be woken"]
     pub(in crate::block) fn wake_head(&mut self, patience: Duration) -> Option<Waker> {
         let mut head = self.places.first_entry()?;
         let place = head.get_mut();
-        // Without a waker it was woken already, or has not slept yet: it will see the signal.
+        // Without a waker it was woken already, or does not sleep yet: it will see the signal.
         let waker = place.waker.take()?;
         place.absent = Some(Absence { since: Instant::now(), allowed: patience });
         Some(waker)
     }
 
-    /// The future of this place is being polled: it is back, if it was passed over, and has a turn if it is the head.
+    /// Records that the future of this place is being polled: restores a place that was passed
+    /// over, and signals if it is the head.
     pub(in crate::block) fn is_polled(&mut self, key: Key) {
         if let Some(place) = self.passed.remove(&key) {
             self.places.insert(key, place);
-            // What it was woken for went to others, and they may have left some.
+            // What it was woken for went to other requests, which may have left some.
             self.signal |= self.is_head(key) && !cfg!(kvpool_mutant = "passed_silent");
         }
         if let Some(place) = self.places.get_mut(&key) {
@@ -132,7 +144,7 @@ impl Line {
         }
     }
 
-    pub(in crate::block) fn remove(&mut self, key: Key) -> Option<Place> {
+    pub(in crate::block) fn remove(&mut self, key: Key) -> Option<LinePlace> {
         self.places.remove(&key).or_else(|| self.passed.remove(&key))
     }
 }
@@ -145,7 +157,8 @@ impl Waiters {
 
     pub(in crate::block) fn try_lock(&self) -> Option<MutexGuard<'_, Line>> {
         if cfg!(kvpool_loom) {
-            // The checker plays this against a holder of the lock only where both access something else, too.
+            // The checker explores contention with a lock holder only if both also access another
+            // object.
             self.count.load(Relaxed);
         }
         match self.line.try_lock() {
@@ -155,7 +168,7 @@ impl Waiters {
         }
     }
 
-    /// Places in line.
+    /// Returns the number of places in line.
     pub(in crate::block) fn count(&self) -> usize {
         // Relaxed: a statistic.
         self.count.load(Relaxed)

@@ -1,4 +1,5 @@
-//! Which blocks moved lately: so that a block table that lives on across batches is patched in place of being rebuilt.
+//! Log of recent moves: with it, a block table that lives across batches is patched instead of
+//! rebuilt.
 //!
 //! A ring of the last moves. Movers append, one at a time; batches read without a lock.
 //!
@@ -13,18 +14,19 @@
 //! append:   begun := i + 1;  fence(Release);  slot[i] := block, PENDING;  head := i + 1 (Release)
 //! stamp:    fence(SeqCst);  slot[i].stamp := the newest ticket
 //! read:     h := head (Acquire);  slots h - 1 downwards while their stamp is not before the ticket;
-//!           fence(Acquire);  what is below begun - SLOTS may have been overwritten: too long ago
+//!           fence(Acquire);  slots below begun - SLOTS may have been overwritten: too long ago
 //! ```
 //!
 //! # Theorem
 //!
-//! A batch that asks for what moved since ticket `t` is told of every move that a table built under `t` may miss, or
-//! that it was too long ago:
-//! - a move that was published after a table was built under batch `t` has a stamp of at least `t`: the stamp is read
-//!   after the move was published, and `t` had begun before. One that is not stamped yet counts as newer than all.
-//! - a move that is not in the log yet when the batch looks was stamped after that batch began, by the two fences of
-//!   [`Clock`](crate::batch::Clock): its old frame is kept until the batch ends, and who asks later since this batch's
-//!   ticket is told.
+//! A batch that asks for the moves since ticket `t` is told of every move that a table built under
+//! `t` may miss, or that `t` is too long ago:
+//! - a move that was published after a table was built under batch `t` has a stamp of at least `t`:
+//!   the stamp is read after the move was published, and `t` had begun before. A move without a
+//!   stamp counts as newer than all.
+//! - a move that is not in the log when the batch looks was stamped after that batch began, by the
+//!   two fences of [`Clock`](crate::batch::Clock): its old frame is kept until the batch ends, and
+//!   a later query since this batch's ticket lists it.
 //!
 //! Model: `loom-tests/tests/moved_since.rs`.
 
@@ -33,29 +35,29 @@ use std::ptr;
 use crate::ids::{BlockId, FrameId, Ticket};
 use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, Mutex, Ordering::*, fence};
 
-/// Moves that are remembered.
+/// Number of moves that the log remembers.
 const SLOTS: usize = if cfg!(kvpool_loom) { 2 } else { 1 << if cfg!(miri) { 8 } else { 14 } };
 
-/// Of a move that was appended, and not stamped yet.
+/// Stamp of a move that was appended and not stamped yet.
 const PENDING: u64 = u64::MAX;
 
-/// A block that moved, and where its bytes are since.
+/// A block that moved, and its current frame.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Moved {
-    /// The block.
+    /// Id of the block.
     pub block: BlockId,
-    /// Its frame: after the move, or since a later one. A block that moved twice may stand in a list twice, with the same
-    /// frame.
+    /// Its frame: after this move, or after a later one. A list may contain a block that moved
+    /// twice two times, with the same frame.
     pub to: FrameId,
 }
 
-/// What a log could say.
+/// Whether the log covers a query.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[must_use = "a table that is too old must be built anew"]
+#[must_use = "a table that is too old must be rebuilt"]
 pub enum Since {
     /// All moves since then were listed.
     Listed,
-    /// More moved since then than is remembered: tables must be built anew.
+    /// More blocks have moved since then than the log remembers: tables must be rebuilt.
     TooLong,
 }
 
@@ -66,13 +68,14 @@ struct Slot {
 
 type Ring = [Slot; SLOTS];
 
-/// See the [module](self).
+/// Ring of recent moves; the protocol is in the module docs.
 pub(in crate::block) struct MoveLog {
     begun: AtomicU64,
     head: AtomicU64,
     /// Null until something moves: a pool that never compacts has no log.
     ring: AtomicPtr<Ring>,
-    /// Held by who appends: movers wait for each other here, for a few stores, and nobody else does.
+    /// Held while appending: movers wait for each other here, for a few stores. No other thread
+    /// takes it.
     writer: Mutex<()>,
 }
 
@@ -86,7 +89,7 @@ impl MoveLog {
         }
     }
 
-    /// Adds moves that have been published; `stamp` gives the newest ticket, after a fence.
+    /// Appends moves that have been published; `stamp` returns the newest ticket, after a fence.
     pub(in crate::block) fn append(&self, moved: &[BlockId], stamp: impl FnOnce() -> Ticket) -> Ticket {
         let _writer = self.writer.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let ring = self.ring();
@@ -94,7 +97,8 @@ impl MoveLog {
         let first = self.head.load(Relaxed);
         for (i, block) in (first..).zip(moved) {
             self.begun.store(i + 1, Relaxed);
-            // Pairs with the fence in `read`: who read a field that is written from here on sees the count.
+            // Pairs with the fence in `read`: a reader of a field that is written below sees this
+            // count.
             fence(Release);
             let slot = &ring[i as usize % SLOTS];
             slot.block.store(block.0, Relaxed);
@@ -106,13 +110,14 @@ impl MoveLog {
         let ticket = stamp();
         let last = first + moved.len() as u64;
         for i in first.max(last.saturating_sub(SLOTS as u64))..last {
-            // Relaxed: a reader that does not see it yet takes the move for newer than it is.
+            // Relaxed: a reader that misses it takes the move for newer than it is.
             ring[i as usize % SLOTS].stamp.store(ticket.0, Relaxed);
         }
         ticket
     }
 
-    /// Lists the moves that a table built under batch `since` may miss, oldest first, each as `moved` says of its block.
+    /// Lists the moves that a table built under batch `since` may miss, oldest first, each as
+    /// `moved` returns it for its block.
     pub(in crate::block) fn read(
         &self,
         since: Ticket,
@@ -140,7 +145,7 @@ impl MoveLog {
         // Pairs with the fence in `append`.
         fence(Acquire);
         let overwritten = self.begun.load(Relaxed).saturating_sub(SLOTS as u64);
-        // The slot at which it stopped was read too: it is the first that counts.
+        // The slot at which the walk stopped was read too: it is the lowest that must be intact.
         let lowest = if reached { at.saturating_sub(1) } else { at };
         let is_whole = reached && (lowest >= overwritten || cfg!(kvpool_mutant = "log_overwritten"));
         if !is_whole {
@@ -152,7 +157,7 @@ impl MoveLog {
     }
 
     fn ring(&self) -> &Ring {
-        // Acquire: made by another mover. Only who holds `writer` makes one.
+        // Acquire: another mover may have made it. Only the holder of `writer` makes one.
         let ring = self.ring.load(Acquire);
         if ring.is_null() {
             let slot = || Slot { block: AtomicU32::new(0), stamp: AtomicU64::new(0) };
@@ -167,7 +172,7 @@ impl MoveLog {
         unsafe { &*ring }
     }
 
-    /// Bytes that the log takes now.
+    /// Returns the bytes that the log takes now.
     pub(in crate::block) fn bytes(&self) -> usize {
         if self.ring.load(Relaxed).is_null() { 0 } else { size_of::<Ring>() }
     }
@@ -177,7 +182,7 @@ impl Drop for MoveLog {
     fn drop(&mut self) {
         let ring = self.ring.load(Relaxed);
         if !ring.is_null() {
-            // SAFETY: made by `Box::into_raw` of a boxed slice of this length, and nobody else has the log.
+            // SAFETY: made by `Box::into_raw` of a boxed slice of this length; `self` is exclusive.
             drop(unsafe { Box::from_raw(ring) });
         }
     }
@@ -203,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_table_may_miss_is_listed_oldest_first() {
+    fn moves_that_a_table_may_miss_are_listed_oldest_first() {
         let log = MoveLog::new();
         assert_eq!((since(&log, 0), log.bytes()), (Some(vec![]), 0));
         log.append(&[moved(1), moved(2)], || Ticket(3));
@@ -215,14 +220,14 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_too_late_is_told_so() {
+    fn a_query_that_is_too_late_is_told_so() {
         let log = MoveLog::new();
         log.append(&[moved(0)], || Ticket(1));
         let many: Vec<BlockId> = (1..SLOTS as u32).map(moved).collect();
         log.append(&many, || Ticket(2));
         assert_eq!(since(&log, 0).map(|moves| moves.len()), Some(SLOTS));
         log.append(&[moved(7)], || Ticket(3));
-        assert_eq!(since(&log, 0), None, "the first is forgotten");
+        assert_eq!(since(&log, 0), None, "the first was overwritten");
         assert_eq!(since(&log, 3), Some(vec![7]));
         let more: Vec<BlockId> = (0..2 * SLOTS as u32 + 3).map(moved).collect();
         log.append(&more, || Ticket(4));

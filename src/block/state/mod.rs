@@ -1,4 +1,17 @@
-//! The data of a pool: packed words, tables and the line of waiting requests, without the algorithms on them.
+//! The state of a pool's blocks, without algorithms: packed words, tables and the line of waiting
+//! requests.
+//!
+//! The other rooms of [`block`](crate::block) implement the algorithms on this state. Transitions
+//! of a word are pure functions; the atomic operations that apply them are in those rooms.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `word` | the block word and its transitions. Read it first: every protocol is about this word |
+//! | `info` | 16 bytes per block beside its word: sequence, last access, high bits of the generation |
+//! | `rows` | append-only table that grows by buckets; the prefix cache uses it, too |
+//! | `table` | word, info and inverse map of each block, in such rows |
+//! | `log` | ring of recent moves, by which batches patch block tables |
+//! | `line` | places of waiting requests; the protocol is in [`wait`](crate::block::wait) |
 
 mod info;
 mod line;
@@ -8,7 +21,7 @@ mod table;
 mod word;
 
 pub use info::BlockInfo;
-pub(in crate::block) use line::{Absence, Key, Line, Place, Waiters};
+pub(in crate::block) use line::{Absence, Key, Line, LinePlace, Waiters};
 pub(in crate::block) use log::MoveLog;
 pub use log::{Moved, Since};
 pub(crate) use rows::{Bucket, Rows};

@@ -1,42 +1,42 @@
-//! Rows by number, append-only: what is kept for each block, in a pool that grows.
+//! Append-only rows by number: per-block data of a pool that grows.
 //!
-//! Rows stand in buckets, the first as large as the pool at its start, each further one as large as all before it
-//! together. Growing adds a bucket; nothing that was there moves, and no row is taken away before the whole goes. So
-//! reading a row needs no epoch.
+//! Rows are stored in buckets: the first is as large as the initial pool, each further one as large
+//! as all before it together. Growing adds a bucket; rows never move, and none is removed before
+//! the whole table is dropped. Reading a row therefore needs no epoch.
 //!
-//! What a row is made of is the [`Bucket`]'s affair: as a rule an array for each of its parts, so that what is used
-//! together lies together.
+//! The layout of a row is up to the [`Bucket`]: usually one array per field, so that fields used
+//! together are adjacent.
 
 use std::ptr;
 
 use crate::ids::FRAMES_MAX;
 use crate::sync::{AtomicPtr, Ordering::*};
 
-/// Doublings after the first bucket: enough for any pool that a frame number can address. A model's pools are small.
+/// Number of doublings after the first bucket: enough for any frame number. Fewer in a model.
 const BUCKETS_MORE: usize = if cfg!(kvpool_loom) { 3 } else { crate::config::FRAME_BITS as usize };
 
-/// Rows of consecutive numbers, made at once.
+/// Rows with consecutive numbers, allocated together.
 pub(crate) trait Bucket: Send + Sync {
-    /// Rows `base .. base + len`, as they are before anybody has used them.
+    /// Creates rows `base .. base + len` in their initial state.
     fn new(base: usize, len: usize) -> Self;
 
-    /// How many rows these are: the `len` that they were made with.
+    /// Returns the number of rows: the `len` passed to `new`.
     fn len(&self) -> usize;
 }
 
-/// See the [module](self).
+/// Append-only rows in buckets of type `B`.
 pub(crate) struct Rows<B: Bucket> {
     first: B,
     more: [AtomicPtr<B>; BUCKETS_MORE],
 }
 
 impl<B: Bucket> Rows<B> {
-    /// At least one row, of number 0.
+    /// Creates at least one row, number 0.
     pub(crate) fn new(rows: usize) -> Self {
         Self { first: B::new(0, rows.max(1)), more: std::array::from_fn(|_| AtomicPtr::new(ptr::null_mut())) }
     }
 
-    /// Makes the rows up to `rows` exist. Concurrent calls are fine.
+    /// Grows to at least `rows` rows. Threads may call it concurrently.
     pub(crate) fn grow(&self, rows: usize) {
         let mut have = self.first.len();
         for slot in &self.more {
@@ -47,7 +47,8 @@ impl<B: Bucket> Rows<B> {
                 let bucket = Box::into_raw(Box::new(B::new(have, have.min(FRAMES_MAX - have))));
                 // Release: publishes the rows; pairs with the Acquire in `locate_grown`.
                 if slot.compare_exchange(ptr::null_mut(), bucket, Release, Relaxed).is_err() {
-                    // SAFETY: ours; another thread was faster, and nobody has seen this one.
+                    // SAFETY: ours; another thread published its bucket first, this one is
+                    // unpublished.
                     drop(unsafe { Box::from_raw(bucket) });
                 }
             }
@@ -55,11 +56,11 @@ impl<B: Bucket> Rows<B> {
         }
     }
 
-    /// The bucket of a row, and its place there, which is below the bucket's length.
+    /// Returns the bucket of a row, and the row's index in it, which is below the bucket's length.
     ///
     /// # Panics
     ///
-    /// If nobody has made the row.
+    /// If the row does not exist.
     #[inline]
     pub(crate) fn locate(&self, row: usize) -> (&B, usize) {
         if row < self.first.len() { (&self.first, row) } else { self.locate_grown(row) }
@@ -69,18 +70,19 @@ impl<B: Bucket> Rows<B> {
     #[inline(never)]
     fn locate_grown(&self, row: usize) -> (&B, usize) {
         let first = self.first.len();
-        // A row in [first * 2^k, first * 2^(k + 1)) is in the bucket of first * 2^k rows that begins there.
+        // A row in [first * 2^k, first * 2^(k + 1)) is in the bucket of first * 2^k rows that
+        // begins there.
         let log2 = (row / first).ilog2();
-        // SAFETY: what is there was made by `grow`; buckets live as long as the rows. Acquire: pairs with the Release
-        // in `grow`.
+        // SAFETY: a non-null pointer was made by `grow`; buckets live as long as `self`. Acquire:
+        // pairs with the Release in `grow`.
         let bucket = unsafe { self.more[log2 as usize].load(Acquire).as_ref() };
         let row = row - (first << log2);
-        // The last bucket may be cut off by the most that there can be.
+        // The last bucket may be cut short by the maximum number of frames.
         let bucket = bucket.filter(|bucket| row < bucket.len());
         (bucket.expect("a row of this pool"), row)
     }
 
-    /// Rows that exist.
+    /// Returns the number of rows.
     pub(crate) fn len(&self) -> usize {
         // SAFETY: as in `locate_grown`. Acquire: as there.
         let more = self.more.iter().filter_map(|slot| unsafe { slot.load(Acquire).as_ref() });
@@ -104,7 +106,7 @@ impl<B: Bucket> Drop for Rows<B> {
 mod tests {
     use super::*;
 
-    /// Rows that know their own number.
+    /// Rows that contain their own number.
     struct Numbers(Vec<usize>);
 
     impl Bucket for Numbers {
@@ -141,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn who_grows_at_once_gets_the_same_rows() {
+    fn threads_that_grow_at_once_get_the_same_rows() {
         let rows: Rows<Numbers> = Rows::new(3);
         std::thread::scope(|scope| {
             for _ in 0..2 {
@@ -158,16 +160,16 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "a row of this pool")]
-    fn a_row_that_nobody_made_is_no_row() {
+    fn a_row_that_was_not_made_is_refused() {
         let rows: Rows<Numbers> = Rows::new(5);
         rows.grow(10);
         rows.locate(10);
     }
 
-    /// A pool that grows to the most that there can be has a last bucket that is shorter than its place.
+    /// In a pool that grows to the maximum, the last bucket is shorter than a full one.
     #[test]
     #[should_panic(expected = "a row of this pool")]
-    fn a_row_behind_a_bucket_that_is_cut_off_is_no_row() {
+    fn a_row_past_a_bucket_that_is_cut_short_is_refused() {
         let rows: Rows<Numbers> = Rows::new(5);
         rows.more[0].store(Box::into_raw(Box::new(Numbers::new(5, 2))), Release);
         assert_eq!(number(&rows, 6), 6);

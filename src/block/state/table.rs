@@ -1,7 +1,8 @@
-//! The table of blocks: word, inverse map and info of each, by id.
+//! The table of blocks: word, inverse map and info of each block, by id.
 //!
-//! Append-only ([`Rows`]): a block's id lives on in a pool that shrinks (its bytes move elsewhere), so that rows are never
-//! taken away before the pool goes, and reading one needs no epoch. 28 bytes a row.
+//! Append-only ([`Rows`]): an id outlives its frame in a pool that shrinks, because the block's
+//! bytes move elsewhere. Rows are never removed while the pool exists, so reading one needs no
+//! epoch. 28 bytes per row.
 
 use crate::ids::{BlockId, FrameId};
 use crate::sync::{AtomicU32, AtomicU64, Ordering::*};
@@ -10,7 +11,7 @@ use super::info::InfoCell;
 use super::rows::{Bucket, Rows};
 use super::word::BlockWord;
 
-/// The three arrays are of one length.
+/// Three arrays of equal length.
 struct Part {
     words: Box<[AtomicU64]>,
     block_at: Box<[AtomicU32]>,
@@ -18,7 +19,7 @@ struct Part {
 }
 
 impl Bucket for Part {
-    /// Block and frame numbers agree, and everything is free.
+    /// Creates free blocks, each in the frame of its own number.
     fn new(base: usize, len: usize) -> Self {
         let ids = || base as u32..(base + len) as u32;
         Self {
@@ -34,7 +35,7 @@ impl Bucket for Part {
     }
 }
 
-/// See the [module](self).
+/// The table of a pool's blocks.
 pub(in crate::block) struct Table(Rows<Part>);
 
 impl Table {
@@ -42,7 +43,7 @@ impl Table {
         Self(Rows::new(rows))
     }
 
-    /// Makes the rows up to `rows` exist. Concurrent calls are fine.
+    /// Grows to at least `rows` rows. Threads may call it concurrently.
     pub(in crate::block) fn grow(&self, rows: usize) {
         self.0.grow(rows);
     }
@@ -50,7 +51,7 @@ impl Table {
     #[inline]
     pub(in crate::block) fn word(&self, id: BlockId) -> &AtomicU64 {
         let (part, row) = self.0.locate(id.index());
-        // SAFETY: `locate` gives a place below the length of all three arrays, here and below.
+        // SAFETY: `locate` returns an index below the length of all three arrays, here and below.
         unsafe { part.words.get_unchecked(row) }
     }
 
@@ -61,24 +62,24 @@ impl Table {
         unsafe { part.info.get_unchecked(row) }
     }
 
-    /// The block whose bytes are, or would be, in a frame.
+    /// Returns the block whose bytes are, or would be, in a frame.
     #[inline]
     pub(in crate::block) fn block_at(&self, frame: FrameId) -> BlockId {
         let (part, row) = self.0.locate(frame.index());
-        // SAFETY: as above. Relaxed: written only by whoever has the frame, who got it by an Acquire from whoever had
-        // it before.
+        // SAFETY: as above. Relaxed: only the owner of the frame writes it, and the frame passes
+        // from owner to owner by a Release and an Acquire.
         BlockId(unsafe { part.block_at.get_unchecked(row) }.load(Relaxed))
     }
 
-    /// Says which block's bytes are, or would be, in a frame that is the caller's.
+    /// Sets the block whose bytes are, or would be, in a frame of the caller's.
     #[inline]
     pub(in crate::block) fn set_block_at(&self, frame: FrameId, id: BlockId) {
         let (part, row) = self.0.locate(frame.index());
-        // SAFETY: as above. Relaxed: whoever gets the frame from the caller gets it by an Acquire.
+        // SAFETY: as above. Relaxed: the next owner gets the frame from the caller by an Acquire.
         unsafe { part.block_at.get_unchecked(row) }.store(id.0, Relaxed);
     }
 
-    /// Bytes of metadata that the table takes.
+    /// Returns the bytes of metadata in the table.
     pub(in crate::block) fn bytes(&self) -> usize {
         const ROW: usize = size_of::<AtomicU64>() + size_of::<AtomicU32>() + size_of::<InfoCell>();
         self.0.len() * ROW

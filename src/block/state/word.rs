@@ -1,15 +1,15 @@
-//! The block word: everything about a block that must change in one step.
+//! The block word: all state of a block that must change in one step.
 //!
 //! | bits | field | meaning |
 //! |---|---|---|
-//! | 0..27 | frame | where the block's bytes are |
-//! | 27..40 | references | owners; 0: the block is free, or evictable |
+//! | 0..27 | frame | frame that holds the block's bytes |
+//! | 27..40 | references | number of references; 0: the block is free, or evictable |
 //! | 40..56 | generation | low bits of the count of the block's frees; the high bits are in its info |
 //! | 56..60 | pins | while above 0, the block is neither evicted nor moved |
 //! | 60 | sealed | the bytes are final: written by a batch that has ended |
-//! | 61 | moving | owned: the bytes are being copied to another frame. Free: the frame is held, as a destination or for good |
-//! | 62 | cached | known to the prefix cache. Without references: evictable, its bytes are kept until the frame is needed |
-//! | 63 | guarded | its references belong to a lease or to sequences' lists, which alone share, seal, reopen, unpin and release it; a handle reads it |
+//! | 61 | moving | of an owned or evictable block: the bytes are being copied to another frame. Of a free block: the frame is held, as a destination or for good |
+//! | 62 | cached | known to the prefix cache. Without references: evictable, the bytes stay until the frame is needed |
+//! | 63 | guarded | the references belong to a lease or to sequences' lists, and only these share, seal, reopen, unpin and release the block; a handle can read it |
 //!
 //! # Transitions
 //!
@@ -18,51 +18,59 @@
 //! owned, by handles --guard, of the only reference--> guarded --unguard, of the only reference--> owned, by handles
 //! owned --seal--> sealed --begin_move--> moving --publish--> sealed, in another frame
 //!                 sealed --reopen--> owned        moving --end_move--> sealed, where it was
-//!                                                 moving --last release--> held: the mover has the frame
+//!                                                 moving --last release--> held: the frame is the mover's
 //! guarded --seal_cached--> cached --release of the last--> evictable, generation + 1
 //!                          cached <--hit-- evictable --evict--> free
-//! free --hold--> held (free, moving) --unhold--> free        only by whoever has the frame
+//! free --hold--> held (free, moving) --unhold--> free        only by the owner of the frame
 //! ```
 //!
 //! # Guarded blocks
 //!
-//! An allocation says whether its blocks are guarded, and it stays so until the block is free, but for the two steps
-//! above. A lease's block has one reference, the lease's, which is given up by id: without the bit, a handle could give
-//! the same reference up first, and the lease would then release a block that another owner has by now. So each
-//! transition that a handle asks for looks at the bit in the word that it replaces, and each that an owner asks for
-//! requires it. Moves do not look at it, nor change it. Model: `loom-tests/tests/guarded.rs`.
+//! An allocation determines whether its blocks are guarded. This holds until the block is free,
+//! except for the two steps above. A lease's block has one reference, the lease's, which is
+//! released by id: without the bit, a handle could release the same reference first, and the lease
+//! would then release a block of another owner. So each transition by handle checks the bit in the
+//! word that it replaces, and each transition by an owner requires it. Moves ignore the bit and
+//! keep it. Model: `loom-tests/tests/guarded.rs`.
 //!
-//! An evictable block moves as an owned one does, also while it is hit or released again. It is evicted between moves
-//! only.
+//! # Moving blocks
 //!
-//! While a block is moving its bytes are being read, so that only the mover or the last release ends it. A pin does not
-//! end it, but as long as there is one it is not published. A writer is refused, as if the block were shared, and copies.
+//! An evictable block moves as an owned one does, also while it is hit or released again. It is
+//! evicted only while it is not moving.
+//!
+//! While a block is moving its bytes are being read, so only the mover or the last release ends the
+//! move. A pin does not end it, but prevents its publication. A writer is refused, as if the block
+//! were shared, and copies.
 //!
 //! # When a word is the same again
 //!
-//! A compare-exchange compares the word, and with it 16 of the generation's 48 bits. It can succeed wrongly only if the block
-//! is released for the last time exactly 65,536 times, or a multiple of that, between the load and the compare-exchange of
-//! one thread, and is then in the same frame again, with the same references, pins and flags. The high bits, which are in
-//! the [info](crate::block::info), are compared after the load and before the compare-exchange: a handle that was stale when the
-//! word was loaded is always refused, however old it is. What is exposed is the one thread that is stopped in between.
+//! A compare-exchange compares the word, and with it 16 of the generation's 48 bits. It succeeds
+//! wrongly only if the last reference of the block is released exactly 65,536 times, or a multiple
+//! of that, between the load and the compare-exchange of one thread, and the block is then in the
+//! same frame again, with the same references, pins and flags. The high bits, in the
+//! [info](super::info), are compared after the load and before the compare-exchange: a handle that
+//! was stale when the word was loaded is always refused, however old it is. Only a thread that is
+//! stopped between the two is exposed.
 //!
-//! | operation | what keeps the word from coming round meanwhile |
+//! | operation | what prevents the word from recurring meanwhile |
 //! |---|---|
 //! | release, share, pin, reopen by an owner | its own reference: the generation does not change while there is one |
-//! | `begin_move`, `publish_move`, `end_move` | nothing is needed: they decide by the word that they exchange. The moving flag, and a held frame, are the mover's |
+//! | `begin_move`, `publish_move`, `end_move` | nothing is needed: they decide by the word that they exchange. The moving flag, and a held frame, belong to the mover |
 //! | free, share, pin, seal by handle | the reference that the handle stands for. Exposed: a handle whose only reference another thread frees at the same moment, which is an error of the caller |
-//! | `seal_cached`, `seal_guarded` at the end of a batch | the sequence's reference. Exposed: a sequence that gives the block up at that very moment |
-//! | `hit` | nothing. Therefore the cache compares what the block holds once more, under the reference that the hit took, and gives the reference back if it is another |
+//! | `seal_cached`, `seal_guarded` at the end of a batch | the sequence's reference. Exposed: a sequence that releases the block at that very moment |
+//! | `hit` | nothing. Therefore the cache compares the block's contents once more, under the reference that the hit took, and gives the reference back if they differ |
 //! | `evict` | nothing. Exposed: the evictor, between its look at the tag and the exchange |
-//! | `evict_one`, which may come seconds after the release that made the word | nothing. A wrong success evicts a block that is evictable, and whose newest tag is old enough: it is lost for the cache, and no more |
+//! | `evict_released`, which may run seconds after the release that made the word | nothing. A wrong success evicts a block that is evictable and whose newest tag is old enough: the cache loses that block, and nothing else breaks |
 //!
-//! How likely that is: a thread that leases and drops one block in a loop, which is about the fastest way to count, takes
-//! 28 ns a time (README), so 1.8 ms for 65,536. A scheduler takes the processor away for longer than that, so that time alone
-//! excludes nothing. But the thread must be stopped inside an exposed step, a few nanoseconds between two instructions, while
-//! exactly this block is being recycled without pause, and go on in one generation of 65,536. With a step of 5 ns and 1,000
-//! preemptions a second, a step is interrupted with a chance of 5e-6; the product, 8e-11, is the chance for each step
-//! that meets such a loop. An engine whose blocks live for 10 ms at the least needs 11 minutes for one turn, during which the
-//! thread would have to stay stopped.
+//! The probability: a thread that leases and drops one block in a loop, which is about the fastest
+//! way to advance a generation, takes 28 ns per iteration (README), so 1.8 ms for 65,536. A
+//! scheduler preempts for longer than that, so time alone excludes nothing. But the thread must be
+//! stopped inside an exposed step, a few nanoseconds between two instructions, while exactly this
+//! block is recycled without pause, and resume in one generation of 65,536. With a step of 5 ns and
+//! 1,000 preemptions per second, a step is interrupted with probability 5e-6; the product, 8e-11,
+//! is the probability per step that coincides with such a loop. In an engine whose blocks live for
+//! at least 10 ms, one wrap-around takes 11 minutes, and the thread would have to stay stopped for
+//! that time.
 
 use std::fmt;
 
@@ -77,7 +85,7 @@ const REFS_SHIFT: u32 = FRAME_BITS;
 const GENERATION_SHIFT: u32 = REFS_SHIFT + REFS_BITS;
 const PINS_SHIFT: u32 = GENERATION_SHIFT + GENERATION_BITS;
 const FLAGS_SHIFT: u32 = PINS_SHIFT + PINS_BITS;
-const _: () = assert!(FLAGS_SHIFT + 4 == u64::BITS, "four bits are left for flags");
+const _: () = assert!(FLAGS_SHIFT + 4 == u64::BITS, "four bits remain for flags");
 
 const FRAME_MASK: u64 = (1 << FRAME_BITS) - 1;
 const REFS_MASK: u64 = ((1 << REFS_BITS) - 1) << REFS_SHIFT;
@@ -91,187 +99,188 @@ const GUARDED: u64 = 1 << (FLAGS_SHIFT + 3);
 const ONE_REF: u64 = 1 << REFS_SHIFT;
 const ONE_PIN: u64 = 1 << PINS_SHIFT;
 
-/// The kind of owner that a block's references belong to.
+/// Kind of owner that a block's references belong to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u64)]
 pub enum Ownership {
-    /// Engines that count references by handle.
+    /// Handles, whose references the engine counts.
     ByHandle = 0,
     /// A lease, or sequences' lists: handles cannot change the block.
     Guarded = GUARDED,
 }
 
 impl Ownership {
-    /// Returns the ownership of a path that is compiled for guarded blocks, or for those by handle.
+    /// Returns the ownership for a compile-time choice between guarded blocks and blocks by handle.
     #[inline]
     pub const fn of(is_guarded: bool) -> Self {
         if is_guarded { Self::Guarded } else { Self::ByHandle }
     }
 }
 
-/// See the [module](self).
+/// A block's packed state: frame, references, generation, pins and flags. Transitions are pure
+/// functions that return the next word, or `None` where the transition is not allowed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct BlockWord(u64);
 
-/// What the release of a reference came to, and what the caller now owes.
+/// Result of releasing a reference, and the caller's remaining duty.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use = "the last reference owes its frame to the pool"]
 pub enum Released {
     /// Other references remain; nothing is owed.
     Shared(BlockWord),
-    /// That was the last: the caller owns the frame, and gives it back.
+    /// It was the last: the caller owns the frame, and must give it back.
     Last {
-        /// The word of the now free block.
+        /// Word of the block, now free.
         word: BlockWord,
-        /// The low bits of the generation went round: the caller adds one to the high bits before it gives the frame
-        /// back.
+        /// The low bits of the generation wrapped around: the caller adds one to the high bits
+        /// before it gives the frame back.
         carry: bool,
     },
-    /// That was the last of a block that is being moved: the frame, whose bytes are being read, is the mover's now, who
-    /// [gives it back](BlockWord::take_left). The caller owes nothing.
+    /// It was the last of a moving block: the frame, whose bytes are being read, now belongs to the
+    /// mover, which [gives it back](BlockWord::take_left). The caller owes nothing.
     ToMover {
-        /// The word of the block: free, and held.
+        /// Word of the block: free, and held.
         word: BlockWord,
     },
-    /// That was the last of a cached block, which keeps its frame. The caller tells the cache.
+    /// It was the last of a cached block, which keeps its frame. The caller tells the cache.
     Evictable {
-        /// The word of the block: evictable.
+        /// Word of the block: evictable.
         word: BlockWord,
     },
 }
 
 impl BlockWord {
-    /// The most references that a block can have.
+    /// Maximum number of references on a block.
     pub const REFS_MAX: u32 = (1 << REFS_BITS) - 1;
-    /// The most pins that a block can have.
+    /// Maximum number of pins on a block.
     pub const PINS_MAX: u32 = (1 << PINS_BITS) - 1;
-    /// Bits of the generation that are in the word.
+    /// Number of bits of the generation in the word.
     pub const GENERATION_BITS: u32 = GENERATION_BITS;
 
-    /// A free block of generation 0 in a frame.
+    /// Creates the word of a free block of generation 0 in a frame.
     #[inline]
     pub const fn free(frame: FrameId) -> Self {
         Self(frame.0 as u64)
     }
 
-    /// From its bits.
+    /// Creates a word from its bits.
     #[inline]
     pub const fn from_bits(bits: u64) -> Self {
         Self(bits)
     }
 
-    /// Its bits.
+    /// Returns the bits.
     #[inline]
     pub const fn to_bits(self) -> u64 {
         self.0
     }
 
-    /// Where the bytes are.
+    /// Returns the frame with the bytes.
     #[inline]
     pub const fn frame(self) -> FrameId {
         FrameId((self.0 & FRAME_MASK) as u32)
     }
 
-    /// Owners.
+    /// Returns the number of references.
     #[inline]
     pub const fn refs(self) -> u32 {
         ((self.0 & REFS_MASK) >> REFS_SHIFT) as u32
     }
 
-    /// Low bits of the generation.
+    /// Returns the low bits of the generation.
     #[inline]
     pub const fn generation_low(self) -> u64 {
         (self.0 & GENERATION_MASK) >> GENERATION_SHIFT
     }
 
-    /// Whether the low bits of `generation` are the word's.
+    /// Returns whether the low bits of `generation` are the word's.
     #[inline]
     pub const fn is_of(self, generation: Generation) -> bool {
         self.generation_low() == generation.0 & ((1 << GENERATION_BITS) - 1)
     }
 
-    /// The same of the last generation before its low bits go round.
+    /// Returns the word with the last generation before the low bits wrap around.
     #[cfg(kvpool_loom)]
     pub const fn before_the_turn(self) -> Self {
         Self(self.0 | GENERATION_MASK)
     }
 
-    /// Pins.
+    /// Returns the number of pins.
     #[inline]
     pub const fn pins(self) -> u32 {
         ((self.0 & PINS_MASK) >> PINS_SHIFT) as u32
     }
 
-    /// Whether nobody owns the block, and its bytes are not kept.
+    /// Returns whether the block is free: unowned and not cached.
     #[inline]
     pub const fn is_free(self) -> bool {
         self.0 & (REFS_MASK | CACHED) == 0
     }
 
-    /// Whether somebody owns the block.
+    /// Returns whether the block has an owner.
     #[inline]
     pub const fn is_owned(self) -> bool {
         self.0 & REFS_MASK != 0
     }
 
-    /// Whether nobody owns the block, and its bytes are kept until the frame is needed.
+    /// Returns whether the block is evictable: unowned and cached.
     #[inline]
     pub const fn is_evictable(self) -> bool {
         self.0 & (REFS_MASK | CACHED) == CACHED
     }
 
-    /// Whether the bytes are final.
+    /// Returns whether the bytes are final.
     #[inline]
     pub const fn is_sealed(self) -> bool {
         self.0 & SEALED != 0
     }
 
-    /// Whether a copy to another frame is under way.
+    /// Returns whether a copy to another frame is under way.
     #[inline]
     pub const fn is_moving(self) -> bool {
         self.0 & MOVING != 0
     }
 
-    /// Whether the prefix cache knows the block.
+    /// Returns whether the prefix cache knows the block.
     #[inline]
     pub const fn is_cached(self) -> bool {
         self.0 & CACHED != 0
     }
 
-    /// Whether nobody owns the block, and its frame can be handed out if it is in some free list: not held.
+    /// Returns whether the block is free and not held, so that its frame may be in a free list.
     #[inline]
     pub const fn is_available(self) -> bool {
         self.0 & (REFS_MASK | CACHED | MOVING) == 0
     }
 
-    /// Whether nobody owns the block, and somebody keeps its frame from being handed out: the destination of a move, or
-    /// a frame that a pool which shrinks has collected, or has given up.
+    /// Returns whether the block is free and its frame held: as the destination of a move, by a
+    /// shrink that has collected it, or because it could not be wiped.
     #[inline]
     pub const fn is_held(self) -> bool {
         self.is_free() && self.is_moving()
     }
 
-    /// free -> held. `None`: owned, or held already.
+    /// Holds a free block: free -> held. `None`: owned, or already held.
     #[inline]
     pub const fn hold(self) -> Option<Self> {
         if self.is_available() { Some(Self(self.0 | MOVING)) } else { None }
     }
 
-    /// held -> free. `None`: not held.
+    /// Ends a hold: held -> free. `None`: not held.
     #[inline]
     pub const fn unhold(self) -> Option<Self> {
         if self.is_held() { Some(Self(self.0 & !MOVING)) } else { None }
     }
 
-    /// free -> owned once, with `pinned` pins (0 or 1), by a lease or a list if it is `guarded`, else by a handle. Only on
-    /// a free word.
+    /// Allocates: free -> owned by one reference, with one pin if `pinned`. Only valid on a free
+    /// word.
     #[inline]
     pub const fn allocate(self, pinned: bool, ownership: Ownership) -> Self {
         let owned = ONE_REF | ownership as u64;
         Self(self.0 + owned + if pinned { ONE_PIN } else { 0 })
     }
 
-    /// Whether its references belong to a lease or to sequences' lists.
+    /// Returns whether the references belong to a lease or to sequences' lists.
     #[inline]
     pub const fn is_guarded(self) -> bool {
         self.0 & GUARDED != 0
@@ -283,13 +292,15 @@ impl BlockWord {
         Ownership::of(self.is_guarded())
     }
 
-    /// The only reference goes from a handle to a lease. `None`: free, shared, or guarded already.
+    /// Passes the only reference from a handle to a lease. `None`: free, shared, or already
+    /// guarded.
     #[inline]
     pub const fn guard(self) -> Option<Self> {
         if self.refs() == 1 && !self.is_guarded() { Some(Self(self.0 | GUARDED)) } else { None }
     }
 
-    /// The only reference goes from a lease to a handle. `None`: free, shared, cached, or not guarded.
+    /// Passes the only reference from a lease to a handle. `None`: free, shared, cached, or not
+    /// guarded.
     #[inline]
     pub const fn unguard(self) -> Option<Self> {
         if self.refs() == 1 && self.is_guarded() && !self.is_cached() {
@@ -299,13 +310,14 @@ impl BlockWord {
         }
     }
 
-    /// One more reference. `None`: not owned, or full.
+    /// Adds a reference. `None`: not owned, or full.
     #[inline]
     pub const fn share(self) -> Option<Self> {
         if !self.is_owned() || self.0 & REFS_MASK == REFS_MASK { None } else { Some(Self(self.0 + ONE_REF)) }
     }
 
-    /// A reference for a sequence's list, by whoever found the block in the prefix cache. `None`: not cached, or full.
+    /// Adds a reference for a sequence's list, for a block found in the prefix cache. `None`: not
+    /// cached, or full.
     #[inline]
     pub fn hit(self) -> Option<Self> {
         let full = self.0 & REFS_MASK == REFS_MASK;
@@ -313,7 +325,7 @@ impl BlockWord {
         if !cached || full { None } else { Some(Self((self.0 + ONE_REF) | GUARDED)) }
     }
 
-    /// evictable -> free: the caller owns the frame. `None`: owned, or free, or just being moved.
+    /// Evicts: evictable -> free; the caller owns the frame. `None`: owned, free, or moving.
     #[inline]
     pub fn evict(self) -> Option<Self> {
         let is_to_go = self.is_evictable() || (cfg!(kvpool_mutant = "evict_owned") && self.is_cached());
@@ -323,9 +335,11 @@ impl BlockWord {
         Some(Self(self.0 & (FRAME_MASK | GENERATION_MASK)))
     }
 
-    /// One reference less. `None`: not owned. The last takes pins and flags with it, but that of a move: then the frame
-    /// goes to the mover. A cached block is kept, flags and all but the pins; unless its generation goes round, which only
-    /// the owner of a free block's frame can count.
+    /// Drops a reference. `None`: not owned.
+    ///
+    /// The last release clears pins and flags, except the flag of a move: then the frame passes to
+    /// the mover. A cached block becomes evictable and keeps its flags but not its pins; unless its
+    /// generation wraps around, which only the owner of a free block's frame can count.
     #[inline]
     pub fn release(self) -> Option<Released> {
         match self.refs() {
@@ -347,8 +361,8 @@ impl BlockWord {
         }
     }
 
-    /// cached -> owned, before a last release with which the generation goes round: such a block is not kept. `None`: any
-    /// other.
+    /// Uncaches before a last release with which the generation wraps around: cached -> owned.
+    /// `None`: any other word.
     #[inline]
     pub fn outlived(self) -> Option<Self> {
         if self.refs() == 1 && self.is_cached() && self.freed().carries() {
@@ -358,53 +372,57 @@ impl BlockWord {
         }
     }
 
-    /// The most frequent [`release`](Self::release), in one comparison: of the only reference of a block that is not moving
-    /// or cached, and is guarded or not as the caller knows it. The word of the block that is free. `None`: something else.
+    /// Performs the most frequent [`release`](Self::release) in one comparison.
+    ///
+    /// Drops the only reference of a block that is neither moving nor cached, and returns the word
+    /// of the free block. `None`: any other word, or another kind of owner.
     #[inline]
     pub fn release_only(self, ownership: Ownership) -> Option<Self> {
         let only = ONE_REF | ownership as u64;
         if self.0 & (REFS_MASK | MOVING | CACHED | GUARDED) == only { Some(self.freed()) } else { None }
     }
 
-    /// Free, of the next generation.
+    /// Returns the word of the free block of the next generation.
     #[inline]
     fn freed(self) -> Self {
         let more = if cfg!(kvpool_mutant = "same_generation") { 0 } else { 1 << GENERATION_SHIFT };
         Self(self.0 & FRAME_MASK | self.0.wrapping_add(more) & GENERATION_MASK)
     }
 
-    /// Whether the generation's low bits have gone around, so that the high ones must be counted up: see
-    /// [`Released::Last`].
+    /// Returns whether the generation's low bits are 0: after a release, they wrapped around and
+    /// the high bits must be incremented. See [`Released::Last`].
     #[inline]
     pub const fn carries(self) -> bool {
         self.0 & GENERATION_MASK == 0
     }
 
-    /// One more pin; a move under way is not published while it is there. `None`: not owned, or full.
+    /// Adds a pin; a move under way is not published while there is one. `None`: not owned, or
+    /// full.
     #[inline]
     pub const fn pin(self) -> Option<Self> {
         if !self.is_owned() || self.0 & PINS_MASK == PINS_MASK { None } else { Some(Self(self.0 + ONE_PIN)) }
     }
 
-    /// One pin less. `None`: not owned, or not pinned.
+    /// Drops a pin. `None`: not owned, or not pinned.
     #[inline]
     pub const fn unpin(self) -> Option<Self> {
         if !self.is_owned() || self.0 & PINS_MASK == 0 { None } else { Some(Self(self.0 - ONE_PIN)) }
     }
 
-    /// The bytes are final. `None`: not owned.
+    /// Marks the bytes as final. `None`: not owned.
     #[inline]
     pub const fn seal(self) -> Option<Self> {
         if self.is_owned() { Some(Self(self.0 | SEALED)) } else { None }
     }
 
-    /// The bytes are final, and the prefix cache knows the block. `None`: not owned, or not guarded.
+    /// Marks the bytes as final and the block as cached. `None`: not owned, or not guarded.
     #[inline]
     pub const fn seal_cached(self) -> Option<Self> {
         if self.is_owned() && self.is_guarded() { Some(Self(self.0 | SEALED | CACHED)) } else { None }
     }
 
-    /// The bytes will change again. `None`: free, shared, cached, or being copied, so that the writer must copy first.
+    /// Makes the bytes writable again. `None`: free, shared, cached or being copied; the writer
+    /// must copy.
     #[inline]
     pub fn reopen(self) -> Option<Self> {
         let reads = if cfg!(kvpool_mutant = "reopen_moving") { false } else { self.is_moving() };
@@ -415,15 +433,15 @@ impl BlockWord {
         }
     }
 
-    /// A copy to another frame begins. `None`: free, not sealed, pinned, or moving already.
+    /// Begins a copy to another frame. `None`: free, not sealed, pinned, or already moving.
     #[inline]
     pub const fn begin_move(self) -> Option<Self> {
         let movable = !self.is_free() && self.is_sealed() && self.pins() == 0 && !self.is_moving();
         if movable { Some(Self(self.0 | MOVING)) } else { None }
     }
 
-    /// The copy is complete: the bytes are in `to` now. `None`: the last owner went or somebody pinned the block, and
-    /// the copy is dropped.
+    /// Publishes a complete copy: the bytes are now in `to`. `None`: the last reference was
+    /// released or the block is pinned, and the copy is dropped.
     #[inline]
     pub fn publish_move(self, to: FrameId) -> Option<Self> {
         let pinned = self.pins() != 0 && !cfg!(kvpool_mutant = "publish_pinned");
@@ -434,14 +452,15 @@ impl BlockWord {
         Some(Self(self.0 & !(MOVING | FRAME_MASK) | to.0 as u64))
     }
 
-    /// Of the free block at the destination of a move that was published: it is in the frame that was left.
+    /// Returns the word of the free block displaced by a published move: it is now in the frame
+    /// `left`.
     #[inline]
     pub const fn displaced(self, left: FrameId) -> Self {
         Self(self.0 & GENERATION_MASK | left.0 as u64)
     }
 
-    /// held -> free, by the mover to whom the last release left the frame; and whether the low bits of the generation went
-    /// round with that release. `None`: not held.
+    /// Ends the hold that the last release left to the mover: held -> free. Returns the word, and
+    /// whether that release wrapped the low bits of the generation around. `None`: not held.
     #[inline]
     pub const fn take_left(self) -> Option<(Self, bool)> {
         match self.unhold() {
@@ -450,7 +469,8 @@ impl BlockWord {
         }
     }
 
-    /// The copy is dropped. `None`: the last owner went meanwhile, and the frame is the mover's.
+    /// Drops the copy. `None`: the last reference was released meanwhile, and the frame is the
+    /// mover's.
     #[inline]
     pub const fn end_move(self) -> Option<Self> {
         if self.is_moving() && !self.is_free() { Some(Self(self.0 & !MOVING)) } else { None }
@@ -534,7 +554,7 @@ mod tests {
         }
 
         #[test]
-        fn a_move_is_published_only_while_nobody_else_won(word in words(), to in 0..FRAME_MASK as u32) {
+        fn a_move_is_published_only_if_nothing_cancelled_it(word in words(), to in 0..FRAME_MASK as u32) {
             prop_assert_eq!(word.begin_move().is_some(),
                 !word.is_free() && word.is_sealed() && word.pins() == 0 && !word.is_moving());
             if let Some(moving) = word.begin_move() {
@@ -575,7 +595,7 @@ mod tests {
         let moving = owned.begin_move().unwrap();
         assert!(!moving.is_held() && moving.unhold().is_none(), "an owner's move is not a hold");
         let Some(Released::ToMover { word }) = moving.release() else { panic!("{moving:?}") };
-        assert!(word.is_held(), "the mover's");
+        assert!(word.is_held(), "held by the mover");
     }
 
     #[test]

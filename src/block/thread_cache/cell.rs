@@ -1,7 +1,7 @@
-//! Thread caches: a thread's magazines and its limbo, in a cell that others may visit when the thread is idle or dead.
+//! A thread cache's cell, and the list of all thread caches of a pool.
 //!
-//! Thread caches stand in a list that only grows; the thread cache of a thread that has ended is taken over by the next new thread.
-//! Who lives in one is [`CacheHandle`](crate::block::CacheHandle)'s matter.
+//! The list only grows; a new thread takes over the cache of a thread that has ended.
+//! [`CacheHandle`](crate::block::CacheHandle) assigns caches to threads and tasks.
 
 use std::ptr;
 
@@ -11,29 +11,30 @@ use crate::sync::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Cach
 
 use super::local::Local;
 
-/// A place for one thread at a time.
+/// Magazines and limbo of one thread at a time.
 pub(in crate::block) struct ThreadCache {
     pub(super) cell: OwnerCell<Local>,
-    pub(super) taken: AtomicBool,
-    /// Mirrors of the cell's contents, for those who count.
+    pub(super) in_use: AtomicBool,
+    /// Mirrors of the cell's contents, for statistics.
     pub(super) cached: AtomicU32,
     retired: AtomicU32,
     newest_tag: AtomicU64,
     next: *const CachePadded<ThreadCache>,
 }
 
-// SAFETY: `next` is written before the thread cache is published and points to a thread cache of the same list, which lives as long.
+// SAFETY: `next` is written before the thread cache is published, and points to a thread cache of
+// the same list, which lives as long.
 unsafe impl Sync for ThreadCache {}
 // SAFETY: as above.
 unsafe impl Send for ThreadCache {}
 
 impl ThreadCache {
-    /// Runs `f` on the contents unless the owner is inside. Any thread.
+    /// Runs `f` on the contents unless the owner is inside. Any thread may call it.
     pub(in crate::block) fn visit<R>(&self, f: impl FnOnce(&mut Local) -> R) -> Option<R> {
         self.cell.visit(|local| self.mirrored(local, f))
     }
 
-    /// As [`visit`](Self::visit), of many.
+    /// As [`visit`](Self::visit), for many thread caches.
     pub(in crate::block) fn visit_all<'a>(
         thread_caches: impl Iterator<Item = &'a Self>,
         mut f: impl FnMut(&mut Local),
@@ -45,7 +46,7 @@ impl ThreadCache {
         )
     }
 
-    /// Frames in magazines, frames retired, and the newest tag of these.
+    /// Returns the frames in magazines, the retired frames, and the newest tag of these.
     pub(in crate::block) fn mirror(&self) -> (usize, usize, Ticket) {
         // Relaxed: statistics.
         let tag = Ticket(self.newest_tag.load(Relaxed));
@@ -73,7 +74,8 @@ pub(in crate::block) struct ThreadCaches {
 
 impl ThreadCaches {
     pub(in crate::block) fn iter(&self) -> impl Iterator<Item = &ThreadCache> {
-        // SAFETY: published thread caches live as long as the list. Acquire: pairs with the Release in `take`.
+        // SAFETY: published thread caches live as long as the list. Acquire: pairs with the Release
+        // in `take`.
         let mut next = unsafe { self.head.load(Acquire).as_ref() };
         std::iter::from_fn(move || {
             let thread_cache: &ThreadCache = next?;
@@ -83,22 +85,23 @@ impl ThreadCaches {
         })
     }
 
-    /// Thread caches that somebody lives in.
-    pub(in crate::block) fn taken(&self) -> usize {
-        // Acquire: pairs with the Release of those that left, so that what they left behind is seen.
-        self.iter().filter(|thread_cache| thread_cache.taken.load(Acquire)).count()
+    /// Returns the number of thread caches that have an owner.
+    pub(in crate::block) fn in_use(&self) -> usize {
+        // Acquire: pairs with the Release of owners that left, so that the caches' contents are
+        // visible.
+        self.iter().filter(|thread_cache| thread_cache.in_use.load(Acquire)).count()
     }
 
-    /// A thread cache for a new thread: one whose thread has left, or a new one.
+    /// Takes an ownerless thread cache, or creates one.
     pub(in crate::block) fn take(
         &self,
         capacity: usize,
         near: impl FnOnce(usize) -> FrameId,
     ) -> &ThreadCache {
-        // Acquire: pairs with the Release of the thread that left.
+        // Acquire: pairs with the Release of the owner that left.
         let left = self.iter().find(|thread_cache| {
-            !thread_cache.taken.load(Relaxed)
-                && thread_cache.taken.compare_exchange(false, true, Acquire, Relaxed).is_ok()
+            !thread_cache.in_use.load(Relaxed)
+                && thread_cache.in_use.compare_exchange(false, true, Acquire, Relaxed).is_ok()
         });
         if let Some(thread_cache) = left {
             return thread_cache;
@@ -106,7 +109,7 @@ impl ThreadCaches {
         let index = self.count.fetch_add(1, Relaxed);
         let mut thread_cache = Box::new(CachePadded::new(ThreadCache {
             cell: OwnerCell::new(Local::new(capacity, near(index))),
-            taken: AtomicBool::new(true),
+            in_use: AtomicBool::new(true),
             cached: AtomicU32::new(0),
             retired: AtomicU32::new(0),
             newest_tag: AtomicU64::new(0),
@@ -116,7 +119,8 @@ impl ThreadCaches {
         loop {
             thread_cache.next = head;
             let fresh = Box::into_raw(thread_cache);
-            // Release: publishes the thread cache. Relaxed on failure: nothing of the other's thread cache is read but its address.
+            // Release: publishes the thread cache. Relaxed on failure: only the address of the
+            // other head is used.
             match self.head.compare_exchange(head, fresh, Release, Relaxed) {
                 // SAFETY: published just now.
                 Ok(_) => return unsafe { &*fresh },
@@ -134,7 +138,8 @@ impl Drop for ThreadCaches {
     fn drop(&mut self) {
         let mut next = self.head.load(Relaxed).cast_const();
         while !next.is_null() {
-            // SAFETY: nobody has the list any more; each thread cache was made by `Box::into_raw` and is freed once.
+            // SAFETY: the list is exclusively ours; each thread cache was made by `Box::into_raw`
+            // and is freed once.
             let thread_cache = unsafe { Box::from_raw(next.cast_mut()) };
             next = thread_cache.next;
         }

@@ -1,4 +1,4 @@
-//! The contents of a thread cache.
+//! Contents of a thread cache: magazines, limbo, and the way of freed frames into them.
 
 use crate::batch::Limbo;
 use crate::config::MAGAZINE_BLOCKS_MAX;
@@ -7,16 +7,16 @@ use crate::ids::{FrameId, Run, Ticket};
 
 use crate::block::space::{Announce, Custody, FreeSpace};
 
-/// The most blocks that take the fast path: as many as a lease stores inline.
+/// Maximum number of blocks that take the fast path: as many as a lease stores inline.
 pub(crate) const INLINE_BLOCKS: usize = 16;
 
-/// Runs at least this long go to the bitmaps by themselves; shorter ones through the magazines.
+/// Runs of at least this length go directly to the bitmaps; shorter ones go through the magazines.
 const LONG_RUN: u32 = if cfg!(kvpool_loom) { 2 } else { 16 };
 
-/// Retired frames between two looks at which batches have ended.
+/// Number of retired frames between two checks of which batches have ended.
 const RECLAIM_EVERY: usize = if cfg!(kvpool_loom) { 1 } else { 64 };
 
-/// What is in a thread cache's cell.
+/// Contents of a thread cache's cell.
 pub(in crate::block) struct Local {
     pub(in crate::block) magazines: MagazinePair,
     pub(in crate::block) limbo: Limbo,
@@ -35,7 +35,7 @@ impl Local {
         }
     }
 
-    /// Puts a run aside, and now and then gives back those that no batch sees any more.
+    /// Retires a run, and from time to time reclaims runs that no batch sees any more.
     pub(in crate::block) fn retire(&mut self, space: &FreeSpace, run: Run, tag: Ticket) {
         self.limbo.retire(run, tag);
         self.newest_tag = self.newest_tag.max(tag);
@@ -44,7 +44,7 @@ impl Local {
         }
     }
 
-    /// Gives back what no batch sees any more: long runs to the bitmaps, single frames to the magazines.
+    /// Reclaims runs that no batch sees: long ones into the bitmaps, single frames into magazines.
     pub(in crate::block) fn reclaim(&mut self, space: &FreeSpace) {
         if self.limbo.is_empty() {
             return;
@@ -56,7 +56,8 @@ impl Local {
         self.reclaim_at = self.limbo.len() + RECLAIM_EVERY;
     }
 
-    /// Gives everything that is free back to the bitmaps, where others find it; how many frames that were.
+    /// Gives all free frames back to the bitmaps, where other threads find them; returns their
+    /// number.
     pub(in crate::block) fn surrender(&mut self, space: &FreeSpace, _: &Custody<'_, impl Announce>) -> usize {
         let before = self.magazines.len() + self.limbo.len();
         self.limbo.reclaim(space.clock.oldest(), |run| space.free_run(run));
@@ -66,9 +67,11 @@ impl Local {
     }
 }
 
-/// Frames on their way back: long runs to the bitmaps at once; the short ones, if they are few, to the magazines, else
-/// to the bitmaps too, one operation a word. A sequence's scattered blocks, left to circulate in magazines, would keep
-/// units broken that could be whole.
+/// Freed frames on their way back to free lists.
+///
+/// Long runs go to the bitmaps at once. Short ones go to the magazines if they are few, else to the
+/// bitmaps with one operation per word: scattered blocks of a sequence that circulated in magazines
+/// would keep units broken that could be whole.
 pub(in crate::block) struct Returning<'a> {
     space: &'a FreeSpace,
     short: Magazine,
@@ -98,7 +101,7 @@ impl<'a> Returning<'a> {
         if self.short.len() > INLINE_BLOCKS.min(magazines.capacity()) {
             return self.short.flush(&self.space.frames);
         }
-        // The last first, so that they come out in the order in which they were freed.
+        // In reverse, so that they are handed out in the order in which they were freed.
         while let Some(frame) = self.short.pop() {
             magazines.free(frame, &self.space.frames, &self.space.depot);
         }

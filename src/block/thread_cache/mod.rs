@@ -1,4 +1,16 @@
-//! Thread caches: a thread's magazines and its limbo, and how the thread and visitors enter them.
+//! Thread caches: a thread's magazines and limbo, and how the owner and visitors enter them.
+//!
+//! A thread cache is an [owner cell](crate::frame::OwnerCell): its owner enters with two plain
+//! stores, other threads visit it while the owner is outside. Idle and finished threads therefore
+//! strand no frames.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `local` | the contents: two magazines, limbo, and the way of freed frames into them. Read it first |
+//! | `cell` | the cell with mirrors for statistics, and the list of all thread caches of a pool |
+//! | `reference` | the two rights of an owner to enter: for a short step, or counted |
+//!
+//! [`CacheHandle`](crate::block::CacheHandle) assigns caches to threads and tasks.
 
 mod cell;
 mod local;

@@ -8,38 +8,40 @@ use crate::sync::{Ordering::*, thread_local_const};
 use super::cell::ThreadCache;
 use super::local::Local;
 
-/// A thread cache that the current thread owns for the moment: for a step that runs nobody else's code.
+/// The right of the current thread to enter a thread cache that it owns, for a step that runs no
+/// user code.
 #[derive(Clone, Copy)]
 pub(in crate::block) struct CacheRef<'a>(&'a ThreadCache);
 
-/// A thread cache that stays the thread's while a user's code runs further down the stack: a storage that wipes frames, a policy
-/// that is asked for a victim, a waker. See [`CacheRef::counted`].
+/// The right to enter a thread cache that stays the thread's while user code runs further down the
+/// stack: storage that wipes frames, an eviction policy, a waker. See [`CacheRef::counted`].
 #[derive(Clone, Copy)]
 pub(in crate::block) struct CountedRef<'a>(CacheRef<'a>);
 
 impl<'a> CacheRef<'a> {
     /// # Safety
     ///
-    /// The caller owns the thread cache, for as long as the thread cache is used.
+    /// The caller must own the thread cache for as long as the reference is used.
     #[inline]
     pub(in crate::block) unsafe fn new(thread_cache: &'a ThreadCache) -> Self {
         Self(thread_cache)
     }
 
-    /// The owner moves out; the next thread may move in.
+    /// Gives up ownership; another thread may take the cache.
     pub(in crate::block) fn leave(self) {
         // Release: pairs with the Acquire in `ThreadCaches::take`.
-        self.0.taken.store(false, Release);
+        self.0.in_use.store(false, Release);
     }
 
-    /// The thread cache for a longer way, on which a user's code may run. Until `f` returns, the thread gives up no thread cache.
+    /// Runs `f`, which may run user code, with a counted reference. Until `f` returns, the thread
+    /// gives up none of its thread caches.
     #[inline]
     pub(in crate::block) fn counted<R>(self, f: impl FnOnce(CountedRef<'_>) -> R) -> R {
         let _counted = ThreadUses::count();
         f(CountedRef(self))
     }
 
-    /// Runs `f`, which runs nobody else's code, on the magazines, unless a visitor has them: then the caller goes without.
+    /// Runs `f`, which must not run user code, on the magazines. `None` if a visitor is inside.
     #[inline]
     pub(in crate::block) fn enter_magazines<R>(self, f: impl FnOnce(&mut MagazinePair) -> R) -> Option<R> {
         let section = |local: &mut Local| {
@@ -47,13 +49,13 @@ impl<'a> CacheRef<'a> {
             self.0.cached.store(local.magazines.len() as u32, Relaxed);
             result
         };
-        // SAFETY: a reference to a thread cache is made for the thread cache's owner, and is not `Send`.
+        // SAFETY: a `CacheRef` is only made for the thread cache's owner, and is not `Send`.
         unsafe { self.0.cell.enter(section) }
     }
 }
 
 impl CountedRef<'_> {
-    /// Runs `f` on the contents, unless a visitor has them: then the caller goes without.
+    /// Runs `f` on the contents. `None` if a visitor is inside.
     #[inline]
     pub(in crate::block) fn enter<R>(self, f: impl FnOnce(&mut Local) -> R) -> Option<R> {
         let thread_cache = self.0.0;
@@ -63,22 +65,22 @@ impl CountedRef<'_> {
 }
 
 thread_local_const! {
-    /// [Counted](CountedRef) calls that the thread is in.
+    /// Number of [counted](CountedRef) calls that the thread is in.
     static USES: Cell<usize> = Cell::new(0);
 }
 
-/// Counts a counted call of the thread for as long as it lives.
+/// Guard that counts one counted call of the thread.
 pub(in crate::block) struct ThreadUses;
 
 impl ThreadUses {
     #[inline]
     fn count() -> Self {
-        // A thread that is past having locals gives up no thread cache either.
+        // A thread whose locals are destroyed gives up no thread cache either.
         let _ = USES.try_with(|calls| calls.set(calls.get() + 1));
         Self
     }
 
-    /// Whether the thread is in no counted call: it is about to use none of its thread caches.
+    /// Returns whether the thread is in no counted call, and so uses none of its thread caches.
     pub(in crate::block) fn is_out() -> bool {
         USES.try_with(|calls| calls.get() == 0).unwrap_or(false)
     }

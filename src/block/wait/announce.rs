@@ -1,4 +1,4 @@
-//! Announcements, and the look after the line.
+//! Announcements to waiting requests, batches that end, and care for the line.
 
 use std::cmp::Reverse;
 use std::time::Duration;
@@ -19,18 +19,22 @@ impl Announce for Core {
 }
 
 impl Core {
-    /// To be called by whoever made blocks available, or had free frames in its hands where nobody finds them, after they
-    /// are where others find them: tells those who wait, if anybody does.
+    /// Tells waiting requests, if there are any, that blocks may have become available.
+    ///
+    /// Must be called after making blocks available or having had free frames out of reach of
+    /// searches, once they are where searches find them.
     #[inline]
     pub fn announce(&self) {
-        // Pairs with the heavy fence of a waiting request: it finds what was freed, or we see that it waits.
+        // Pairs with the heavy fence of a waiting request: it finds what was freed, or we see that
+        // it waits.
         light_fence();
         if self.space.clock.read().is_awaited() {
             self.tell();
         }
     }
 
-    /// The pool's device has failed: from now on every request is refused, also those that wait. What is owned can be freed.
+    /// Marks the device as failed: every request is refused, also waiting ones. Owned blocks can be
+    /// freed.
     pub fn poison(&self) {
         let awaited = self.space.clock.lose();
         if awaited && !cfg!(kvpool_mutant = "silent_poison") {
@@ -38,17 +42,19 @@ impl Core {
         }
     }
 
-    /// Whether the pool's device has failed.
+    /// Returns whether the pool's device has failed.
     pub fn is_lost(&self) -> bool {
         self.space.clock.read().is_lost()
     }
 
-    /// Begins a batch. While it began, it may have stood for older tickets than its own, and held back what no batch sees:
-    /// who looked for blocks at that moment is told to look again.
+    /// Begins a batch.
+    ///
+    /// While it begins, its slot may stand for tickets older than its own and hold back frames that
+    /// no batch sees: a request that searched at that moment is told to search again.
     ///
     /// # Panics
     ///
-    /// If 131,072 batches are in flight. Nothing has begun then.
+    /// If 131,072 batches are in flight; no batch has begun then.
     pub fn begin_batch(&self) -> InFlight {
         let batch = self.space.clock.begin();
         if !cfg!(kvpool_mutant = "silent_begin") {
@@ -57,29 +63,29 @@ impl Core {
         batch
     }
 
-    /// Ends a batch, and tells those who wait that what it held back may be free.
+    /// Ends a batch, and tells waiting requests that the frames it held back may be free.
     ///
     /// # Panics
     ///
-    /// If the batch is another pool's.
+    /// If the batch belongs to another pool.
     pub fn end_batch(&self, batch: InFlight) {
         if self.space.clock.end(batch) && !cfg!(kvpool_mutant = "silent_end") {
             self.tell();
         }
     }
 
-    /// Whether somebody waits for blocks, or the reserve is short.
+    /// Returns whether a request waits for blocks, or the reserve is short.
     #[inline]
     pub fn is_awaited(&self) -> bool {
         self.space.clock.read().is_awaited()
     }
 
-    /// Requests that wait.
+    /// Returns the number of waiting requests.
     pub fn waiting(&self) -> usize {
         self.waiters.count()
     }
 
-    /// How long the first in line may be absent after it was woken, before the next one has its turn.
+    /// Sets how long a woken head may stay unpolled before the next request has its turn.
     pub(crate) fn set_turn_patience(&self, patience: Duration) {
         let nanos = u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX);
         // Relaxed: nothing depends on when it is seen.
@@ -93,12 +99,12 @@ impl Core {
         }
     }
 
-    /// The request that is first in line, also one that was passed over.
+    /// Returns the request that is first in line, even if it was passed over.
     pub fn head_of_line(&self) -> Option<HeadOfLine> {
         self.first_in_line().map(|(_, head)| head)
     }
 
-    /// The same, with the number of its place.
+    /// As [`head_of_line`](Self::head_of_line), with the number of its place.
     pub(crate) fn first_in_line(&self) -> Option<(u64, HeadOfLine)> {
         if self.waiting() == 0 {
             return None;
@@ -108,16 +114,17 @@ impl Core {
             let (&(Reverse(priority), number), place) =
                 firsts.into_iter().flatten().min_by_key(|&(&key, _)| key)?;
             let unpolled = place.absent.map(|absence| absence.since.elapsed());
-            Some((number, HeadOfLine::new(priority, place.asked, place.came.elapsed(), unpolled)))
+            Some((number, HeadOfLine::new(priority, place.asked, place.entered.elapsed(), unpolled)))
         })
     }
 
-    /// Requests that were passed over, and have not been polled since.
+    /// Returns the number of requests that were passed over and not polled since.
     pub fn passed_over(&self) -> usize {
         if self.waiting() == 0 { 0 } else { self.with_line(|line| line.passed.len()) }
     }
 
-    /// Passes over the first in line if it was woken and does not come: for those who look at the pool now and then.
+    /// Passes over a head that was woken and is not polled; for callers that look at the pool
+    /// regularly.
     pub(crate) fn look_after_line(&self) {
         if self.waiting() > 1 {
             let woken = self
@@ -130,21 +137,25 @@ impl Core {
     #[inline(never)]
     fn tell(&self) {
         self.space.top_up();
-        // Release: pairs with the Acquire in `deliver`. A swap, so that it goes on with what others have told.
+        // Release: pairs with the Acquire in `deliver`. A swap continues the release sequence of
+        // other announcers.
         self.waiters.news.swap(true, Release);
         self.deliver();
     }
 
-    /// Tells the line what is new, unless somebody has it: they look here after unlocking.
+    /// Tells the line of `news`, unless another thread has the lock: that thread looks after
+    /// unlocking.
     fn deliver(&self) {
         loop {
-            // Between `news` and the lock on one side, the unlocking and `news` on the other: one sees the other.
+            // Between `news` and the lock on one side, the unlocking and `news` on the other: one
+            // sees the other.
             fence(SeqCst);
             if !self.waiters.news.load(Relaxed) {
                 return;
             }
             let Some(mut line) = self.waiters.try_lock() else { return };
-            // Acquire: pairs with the Release in `tell`, so that the head's search sees what is new.
+            // Acquire: pairs with the Release in `tell`, so that the head's search finds what was
+            // announced.
             let woken =
                 if self.waiters.news.swap(false, Acquire) { line.signal(self.turn_patience()) } else { None };
             self.settle(&line);
@@ -153,7 +164,7 @@ impl Core {
         }
     }
 
-    /// Clears the bit when there is nobody left to tell. The line's lock is held.
+    /// Clears the awaited bit when nothing needs announcements. The line's lock must be held.
     pub(super) fn settle(&self, line: &Line) {
         if line.len() == 0 && self.space.clock.read().is_awaited() && !self.space.reserve.is_short() {
             self.space.clock.clear_awaited();
@@ -164,7 +175,7 @@ impl Core {
         }
     }
 
-    /// Changes the line. What `f` returns is dropped without the lock.
+    /// Runs `f` on the line under its lock. The result of `f` is dropped without the lock.
     pub(super) fn with_line<R>(&self, f: impl FnOnce(&mut Line) -> R) -> R {
         let mut line = self.waiters.lock();
         let result = f(&mut line);

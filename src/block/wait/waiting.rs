@@ -10,33 +10,34 @@ use crate::ids::BlockId;
 use crate::sync::heavy_fence;
 
 use crate::block::allocate::Grab;
-use crate::block::state::{Absence, Key, Line, Place};
+use crate::block::state::{Absence, Key, Line, LinePlace};
 use crate::block::{AllocRequest, Blocks, Ownership};
 
-/// A place in line. Dropping it leaves the line and hands the turn on.
-#[must_use = "a place that is dropped is given up"]
+/// A place in line. Dropping it leaves the line and hands on the turn.
+#[must_use = "dropping the place leaves the line"]
 pub(crate) struct Waiting<'a> {
     blocks: &'a Blocks,
     key: Key,
     is_fenced: bool,
     is_sure: bool,
-    /// It has had a turn: who came before it in line meanwhile may have looked for what we had in our hands.
+    /// It has had a turn: requests that were ahead of it meanwhile may have missed frames it had in
+    /// hand.
     has_tried: bool,
 }
 
 impl Blocks {
-    /// Takes a place in line, behind all of the request's priority.
+    /// Enters the line behind all requests of the same priority.
     pub(crate) fn wait_in_line(&self, request: &AllocRequest) -> Waiting<'_> {
-        let came = Instant::now();
+        let entered = Instant::now();
         let key = self.with_line(|line| {
-            let key = (Reverse(request.priority), line.came);
-            line.came += 1;
-            line.places.insert(key, Place { asked: request.blocks, came, waker: None, absent: None });
+            let key = (Reverse(request.priority), line.entries);
+            line.entries += 1;
+            line.places.insert(key, LinePlace { asked: request.blocks, entered, waker: None, absent: None });
             if line.is_head(key) {
-                // What was freed before the bit was set was announced to nobody: look once more.
+                // Frees before the bit was set were not announced: search once more.
                 line.signal = !cfg!(kvpool_mutant = "no_look_after_bit");
             }
-            // Under the lock, under which it is cleared.
+            // Under the lock, like the clearing.
             self.space.clock.set_awaited();
             key
         });
@@ -45,7 +46,7 @@ impl Blocks {
 }
 
 impl<'a> Waiting<'a> {
-    /// By which its future says that it is at work.
+    /// Returns the pulse by which the place's future reports that it is at work.
     pub(crate) fn pulse(&self) -> Pulse<'a> {
         Pulse { blocks: self.blocks, key: self.key }
     }
@@ -55,7 +56,8 @@ impl Waiting<'_> {
     /// Waits until it is this place's turn to try.
     pub(crate) async fn turn(&mut self) {
         if self.has_tried && !self.is_sure {
-            // Somebody was inside its thread cache, where there may be something. Let it run, and look again.
+            // An owner was inside its thread cache, which may contain frames. Let it run, and
+            // search again.
             yield_once().await;
         }
         poll_fn(|context| self.poll_turn(context)).await;
@@ -69,7 +71,7 @@ impl Waiting<'_> {
             let woken = if is_other { line.wake_head(self.blocks.turn_patience()) } else { None };
             let has_turn = line.is_head(self.key) && std::mem::take(&mut line.signal);
             if !has_turn && let Some(place) = line.places.get_mut(&self.key) {
-                // The one before it is dropped without the lock.
+                // The old waker is dropped without the lock.
                 std::mem::swap(&mut place.waker, &mut waker);
             }
             (has_turn, woken)
@@ -78,8 +80,8 @@ impl Waiting<'_> {
         if has_turn { Poll::Ready(()) } else { Poll::Pending }
     }
 
-    /// Tries, in its turn, for a lease. On success every block is passed to `take`; else there is nothing to be had now, and another
-    /// turn will come.
+    /// Tries once for a lease, in its turn, and passes each block to `take`. After an error, the
+    /// place waits for another turn.
     ///
     /// # Errors
     ///
@@ -91,13 +93,13 @@ impl Waiting<'_> {
     ) -> Result<(), AllocError> {
         self.has_tried = true;
         if !self.is_fenced {
-            // Pairs with the light fences of those who free: they see the bit, or we find what they freed.
+            // Pairs with the light fences of frees: they see the bit, or we find what they freed.
             self.is_fenced = cfg!(kvpool_mutant = "waiter_no_fence") || heavy_fence();
         }
-        // The pool may have shrunk since, or its device been lost.
+        // The pool may have shrunk, or its device failed, since the request entered the line.
         self.blocks.check_request(request)?;
         if self.is_sure {
-            // A look from afar first: who waits for many blocks is told of each one.
+            // First compare the counts: a request for many blocks is signalled for each of them.
             let counts = self.blocks.recount();
             let reserved = self.blocks.reserved_for(request);
             if counts.free() + counts.retired + counts.evictable + reserved < request.blocks {
@@ -110,14 +112,15 @@ impl Waiting<'_> {
         let gathered = self
             .blocks
             .with_thread_cache(|cache| self.blocks.gather(cache, request, None, &mut grab, &custody));
-        // An announcement would signal the first in line, which is this place: it would search again for ever. `tried`
-        // and the end of the place tell the line what it needs to know.
+        // An announcement would signal the head, which is this place: it would search again
+        // forever. `tried` and the end of the place tell the line what it needs to know.
         custody.leave_to_line();
         self.is_sure = self.is_fenced && grab.is_sure;
         let is_refused = !self.is_fenced || grab.is_refused;
         match gathered {
             Ok(()) => self.blocks.hand_out(&grab, request, Ownership::Guarded, take),
-            // Without its fences it may sleep beside a free block, and would look for ever. Reached by `fence_refused`.
+            // Without its fences it may sleep beside a free block, and would search forever.
+            // Reached by `fence_refused`.
             Err(AllocError::Exhausted { asked, .. } | AllocError::NoRun { asked, .. }) if is_refused => {
                 return Err(AllocError::FenceRefused { asked, free: self.blocks.counts().free() });
             }
@@ -126,17 +129,18 @@ impl Waiting<'_> {
         gathered
     }
 
-    /// Gives back a turn that was not used: the first in line, perhaps another by now, has reason to try.
+    /// Returns an unused turn: the head, perhaps another by now, has reason to try.
     pub(crate) fn hand_back(&self) {
         let woken = self.blocks.with_line(|line| line.signal(self.blocks.turn_patience()));
         woken.into_iter().for_each(crate::sync::wake);
     }
 
-    /// After a search in vain: announces what this place had in its hands to the head, unless it is the head itself.
+    /// After a failed search: signals the head, unless this place is the head, that frames were in
+    /// hand.
     fn tried(&self) {
         let woken = self.blocks.with_line(|line| {
             if !self.is_sure {
-                // It yields, and is to be polled again soon; by then it may be the head again.
+                // It yields, and should be polled again soon; it may be the head again then.
                 self.pulse().is_absent(line, Duration::ZERO);
             }
             if line.is_head(self.key) {
@@ -149,7 +153,7 @@ impl Waiting<'_> {
     }
 }
 
-/// A sign of life of a future that does something else than wait for its turn.
+/// Reports that a future is alive while it does something else than wait for its turn.
 #[derive(Clone, Copy)]
 pub(crate) struct Pulse<'a> {
     blocks: &'a Blocks,
@@ -157,7 +161,7 @@ pub(crate) struct Pulse<'a> {
 }
 
 impl Pulse<'_> {
-    /// The future is being polled, and will be again within so long, or it is not going to be.
+    /// Records that the future is being polled, and that it expects its next poll within `within`.
     pub(crate) fn beat(&self, within: Duration) {
         self.blocks.with_line(|line| {
             line.is_polled(self.key);

@@ -80,7 +80,7 @@ impl PrefixCache {
             kept.iter().zip(orders).for_each(|(kept, &order)| {
                 self.row(kept.id).set_place(self.queues.useless(), order, 0);
             });
-            given_up.0 = pool.evict_one(kept, &mut |id| stay.push(id));
+            given_up.0 = pool.evict_released(kept, &mut |id| stay.push(id));
             given_up.1 = stay.len();
             self.queues.file(&self.rows, stay);
         });

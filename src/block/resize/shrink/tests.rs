@@ -47,7 +47,7 @@ fn an_idle_pool_shrinks_and_grows_again() {
         );
         pool.release(&all);
     }
-    // Within its words, and beyond them; the ids are those that there were.
+    // Within its words, and beyond them; the ids are the earlier ones.
     pool.grow(99, &mut |_| Ok(())).unwrap();
     pool.grow(200, &mut |run| {
         assert_eq!(run, Run { start: FrameId(101), len: 200 });
@@ -61,13 +61,13 @@ fn an_idle_pool_shrinks_and_grows_again() {
 }
 
 #[test]
-fn what_threads_and_limbo_keep_is_collected() {
+fn frames_in_magazines_and_limbo_are_collected() {
     let pool = blocks(150, 150, 8);
     let all = take(&pool, 150);
     let (kept, rest): (Vec<BlockId>, Vec<BlockId>) = all.iter().partition(|id| id.0 <= 20);
     let mut shrinking = pool.begin_shrink(20).unwrap();
-    assert_eq!(shrinking.collect(), 130, "all of it is owned");
-    // One by one, so that magazines, another thread's among them, and the depot hold some.
+    assert_eq!(shrinking.collect(), 130, "all blocks are owned");
+    // One by one, so that magazines, including another thread's, and the depot hold some.
     let (first, second) = rest.split_at(60);
     first.iter().for_each(|id| pool.release(&[*id]));
     let other = pool.clone();
@@ -92,7 +92,7 @@ fn what_threads_and_limbo_keep_is_collected() {
 }
 
 #[test]
-fn one_that_is_given_up_leaves_the_pool_as_it_was() {
+fn a_shrink_that_is_abandoned_leaves_the_pool_as_it_was() {
     let pool = blocks(200, 300, 0);
     let owned = take(&pool, 1);
     let mut shrinking = pool.begin_shrink(70).unwrap();
@@ -115,7 +115,7 @@ fn one_that_is_given_up_leaves_the_pool_as_it_was() {
 }
 
 #[test]
-fn sizes_that_make_no_sense_are_refused() {
+fn invalid_sizes_are_refused() {
     let pool = blocks(10, 20, 0);
     assert_eq!(pool.begin_shrink(0).unwrap_err(), ShrinkError::TooFew { asked: 0, min: 1 });
     for asked in [10, 11, usize::MAX] {
@@ -129,7 +129,7 @@ fn sizes_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn handles_of_blocks_that_are_gone_are_stale() {
+fn handles_of_removed_blocks_are_stale() {
     let pool = blocks(100, 100, 0);
     let all = take(&pool, 100);
     let handles: Vec<BlockHandle> = all.iter().map(|&id| pool.handle(id)).collect();
@@ -149,7 +149,7 @@ fn handles_of_blocks_that_are_gone_are_stale() {
 }
 
 #[test]
-fn the_audit_sees_what_is_gone_and_is_not() {
+fn the_audit_finds_a_removed_frame_in_use() {
     let pool = blocks(100, 100, 0);
     shrink(&pool, 49);
     pool.audit().unwrap();
@@ -162,7 +162,8 @@ fn the_audit_sees_what_is_gone_and_is_not() {
     assert_eq!(pool.audit(), Err(doubled));
 }
 
-/// Blocks outlive the frames of their numbers, and free ones go with the frames that they were left in.
+/// Blocks outlive the frames of their numbers; a free block goes with the frame that it was left
+/// in.
 #[test]
 fn a_block_keeps_its_id_when_its_frame_goes() {
     let pool = blocks(100, 120, 4);
@@ -176,9 +177,9 @@ fn a_block_keeps_its_id_when_its_frame_goes() {
     assert_eq!(shrinking.collect(), 1, "frame 90");
     let mut gave_way = |frame: FrameId, why| panic!("{frame}: {why:?}");
     let wave = pool.begin_wave([(FrameId(90), FrameId(3))], &mut gave_way);
-    assert_eq!(shrinking.collect(), 1, "on its way");
+    assert_eq!(shrinking.collect(), 1, "its move is not published");
     let report = pool.audit().unwrap();
-    assert_eq!((report.held, report.owned), (89 + 1, 1), "what was collected, and the destination");
+    assert_eq!((report.held, report.owned), (89 + 1, 1), "the collected frames, and the destination");
     // SAFETY: there are no bytes.
     assert_eq!(unsafe { wave.publish(&mut gave_way) }, 1);
     assert_eq!(shrinking.collect(), 0);
@@ -192,7 +193,7 @@ fn a_block_keeps_its_id_when_its_frame_goes() {
     assert!(!nine.contains(&BlockId(3)) && nine.iter().all(|id| id.0 <= 10), "{nine:?}");
     pool.free(&[handle]).unwrap();
     assert_eq!(take(&pool, 1), [BlockId(90)], "the block in frame 3");
-    // Frame 90 comes back, and block 3 with it; further ones are new.
+    // Frame 90 comes back, and block 3 with it; the others are new.
     pool.grow(110, &mut |_| Ok(())).unwrap();
     let mut back = take(&pool, 110);
     back.sort_unstable();
