@@ -1,11 +1,6 @@
 #![doc = include_str!("../README.md")]
 #![deny(unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks)]
 
-// First: the modules that follow see the macro that it shadows.
-#[cfg(kvpool_planted)]
-#[macro_use]
-mod planted;
-
 /// Declares a function for this workspace's tests, models and benches, not for users: public with
 /// the feature `internals`.
 macro_rules! internal {

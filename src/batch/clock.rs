@@ -91,10 +91,7 @@ impl Clock {
     ///
     /// If 131,072 batches are in flight. The clock is unchanged.
     pub fn begin(&self) -> InFlight {
-        let mut slot = usize::MAX;
-        if !cfg!(kvpool_mutant = "late_slot") {
-            slot = self.take_slot();
-        }
+        let slot = self.take_slot();
         // Release: the slot is taken before the word says so; pairs with the Acquire in `oldest`.
         // The additions of other batches continue the release sequence.
         let before = ClockWord::from_bits(self.word.fetch_add(ClockWord::BEGIN, AcqRel));
@@ -104,20 +101,14 @@ impl Clock {
             let _ = self.end(InFlight { ticket, slot, clock: self.tag });
             panic!("too many batches in flight: {before:?}");
         }
-        if cfg!(kvpool_mutant = "late_slot") {
-            slot = self.take_slot();
-        }
         // Release: a thread that reads the new bound may conclude that the slot's previous batch
         // has ended, and must then see that it has (as this thread does, by `take_slot`). A plain
         // store does not continue the release sequence of `end`.
-        let order = if cfg!(kvpool_mutant = "bound_relaxed") { Relaxed } else { Release };
-        self.slot(slot).store(ticket.0, order);
+        self.slot(slot).store(ticket.0, Release);
         // Pairs with the fence of a thread that unlinks a frame from a table that this batch is
         // about to read (`retire_tag`): the batch sees the new table, or the frame's tag covers its
         // ticket.
-        if !cfg!(kvpool_mutant = "begin_no_fence") {
-            fence(SeqCst);
-        }
+        fence(SeqCst);
         InFlight { ticket, slot, clock: self.tag }
     }
 
@@ -245,8 +236,7 @@ impl Clock {
                 let bound = ClockWord::from_bits(self.word.load(Relaxed)).newest().0 + 1;
                 // Acquire: pairs with the `end` of the slot's previous batch. If another batch wins
                 // the slot, that is progress.
-                let order = if cfg!(kvpool_mutant = "slot_relaxed") { Relaxed } else { Acquire };
-                if slot.compare_exchange(0, bound, order, Relaxed).is_ok() {
+                if slot.compare_exchange(0, bound, Acquire, Relaxed).is_ok() {
                     return base + i;
                 }
             }
@@ -264,8 +254,7 @@ impl Clock {
     fn add_chunk(last: &Chunk) -> &Chunk {
         let fresh = Box::into_raw(Box::new(Chunk::new()));
         // Release: publishes the empty slots. Acquire: sees the slots of a faster thread's chunk.
-        let order = if cfg!(kvpool_mutant = "other_chunk_relaxed") { Relaxed } else { Acquire };
-        match last.next.compare_exchange(ptr::null_mut(), fresh, AcqRel, order) {
+        match last.next.compare_exchange(ptr::null_mut(), fresh, AcqRel, Acquire) {
             // SAFETY: just created and published; freed only with the clock.
             Ok(_) => unsafe { &*fresh },
             Err(other) => {

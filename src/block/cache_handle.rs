@@ -131,9 +131,6 @@ impl CacheHandle {
         self.cache().counted(|cache| cache.enter(|local| local.surrender(&core.space, &custody)));
         // A search reads the bitmaps first and then visits the thread cache: in between, all frames
         // can pass from the second to the first.
-        if cfg!(kvpool_mutant = "silent_cache_handle") {
-            custody.leave_to_line();
-        }
     }
 }
 
@@ -174,9 +171,10 @@ impl Blocks {
     #[inline]
     pub(super) fn with_thread_cache<R>(&self, f: impl FnOnce(Option<CountedRef<'_>>) -> R) -> R {
         match self.thread_entry() {
-            // SAFETY: the thread's list keeps the thread cache's pool alive, and the thread cache
-            // is this thread's until it is given up, which does not happen while we are counted.
             Some((_, thread_cache, _)) => {
+                // SAFETY: the thread's list keeps the thread cache's pool alive, and the thread
+                // cache is this thread's until it is given up, which does not happen while we are
+                // counted.
                 unsafe { CacheRef::new(&*thread_cache) }.counted(|cache| f(Some(cache)))
             }
             None => f(None),

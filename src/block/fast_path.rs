@@ -92,12 +92,11 @@ impl Blocks {
         cache: Option<CacheRef<'_>>,
         push: impl FnOnce(&mut MagazinePair) -> bool,
     ) -> bool {
-        let early = cfg!(kvpool_mutant = "early_clock") && self.space.clock.read().is_quiet();
         let section = |magazines: &mut MagazinePair| {
             // After the release: the frames are ours, so every batch that saw them is visible to
             // this load. Inside the section: a waiting request meets us here, or we see that it
             // waits.
-            (early || self.space.clock.read().is_quiet()) && push(magazines)
+            self.space.clock.read().is_quiet() && push(magazines)
         };
         !self.space.wipes() && cache.is_some_and(|cache| cache.enter_magazines(section) == Some(true))
     }

@@ -163,9 +163,7 @@ impl Drop for Wave {
             self.blocks.end_move(moving);
         }
         // Unused destinations and vacated frames may be free now.
-        if !cfg!(kvpool_mutant = "silent_wave") {
-            self.blocks.announce();
-        }
+        self.blocks.announce();
     }
 }
 
@@ -208,8 +206,7 @@ impl Core {
         // Release: the copied bytes are visible to readers that get the new frame from the word.
         // Acquire: accesses to the old frame by owners that released the block happen before its
         // next owner's.
-        let order = if cfg!(kvpool_mutant = "publish_relaxed") { Relaxed } else { AcqRel };
-        let published = self.space.table.word(block).fetch_update(order, Relaxed, |bits| {
+        let published = self.space.table.word(block).fetch_update(AcqRel, Relaxed, |bits| {
             BlockWord::from_bits(bits).publish_move(to).map(BlockWord::to_bits)
         });
         if let Err(bits) = published {
@@ -233,8 +230,7 @@ impl Core {
         // Release: the copy's reads happen before the accesses of a writer that finds the flag
         // cleared. Acquire: the last owner's accesses to the frame happen before those of its next
         // owner.
-        let left = if cfg!(kvpool_mutant = "left_relaxed") { Relaxed } else { Acquire };
-        let ended = atomic.fetch_update(Release, left, |bits| {
+        let ended = atomic.fetch_update(Release, Acquire, |bits| {
             BlockWord::from_bits(bits).end_move().map(BlockWord::to_bits)
         });
         if let Err(bits) = ended {
@@ -250,9 +246,7 @@ impl Core {
             self.space.held.fetch_sub(1, Relaxed);
             self.free_or_retire(&[Run { start: moving.from, len: 1 }]);
         }
-        if !cfg!(kvpool_mutant = "keep_destination") {
-            self.space.release_held(moving.to);
-        }
+        self.space.release_held(moving.to);
     }
 
     /// Logs moved blocks, so that tables can be patched, and frees or retires the frames they left.
@@ -260,9 +254,7 @@ impl Core {
         self.moves.append(moved, || {
             // Pairs with the fence in `Clock::begin`: a batch sees the new frames, or we see the
             // batch.
-            if !cfg!(kvpool_mutant = "publish_no_fence") {
-                fence(SeqCst);
-            }
+            fence(SeqCst);
             self.space.clock.newest()
         });
         self.free_or_retire(left);

@@ -133,9 +133,6 @@ impl<'a> CommandScope<'a> {
 
     /// Waits until the commands are complete.
     pub(super) fn wait(mut self) -> Result<(), StorageError> {
-        if cfg!(kvpool_mutant = "staging_early") {
-            self.give_back();
-        }
         if self.mark.is_none() && self.is_open {
             self.mark()?;
         }
@@ -146,11 +143,6 @@ impl<'a> CommandScope<'a> {
         Ok(())
     }
 
-    /// Planted bug: gives the buffers back while the device reads them.
-    pub(super) fn give_back(&mut self) {
-        self.kept = Kept::default();
-    }
-
     /// Ends the scope without waiting. The commands must not use any buffer of the scope.
     pub(super) fn leave(mut self) {
         debug_assert!(self.kept.pinned.is_empty() && self.kept.scratch.is_empty());
@@ -159,9 +151,6 @@ impl<'a> CommandScope<'a> {
 
     /// Calls `done` when the commands are complete, after dropping `with`.
     pub(super) fn then(mut self, with: impl Send + 'static, done: CopyDone) {
-        if cfg!(kvpool_mutant = "staging_early") {
-            self.give_back();
-        }
         let kept = std::mem::take(&mut self.kept);
         self.is_open = false;
         // SAFETY: the stream lives, and is of this device.

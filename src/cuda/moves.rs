@@ -37,10 +37,6 @@ impl CudaStorage {
         }
         // SAFETY: as above. The commands keep the memory and the kernels alive.
         match unsafe { self.enqueue_copy(moves, self.moving.raw(), self.moving_ctas) } {
-            Ok(commands) if cfg!(kvpool_mutant = "publish_unfenced") => {
-                commands.then(self.home.clone(), Box::new(|_| ()));
-                done(Ok(()));
-            }
             Ok(commands) => commands.then(self.home.clone(), done),
             // The command scope has waited for the commands that it had enqueued.
             Err(error) => done(Err(error)),
@@ -59,16 +55,14 @@ impl CudaStorage {
         self.home.device.check_stream(stream, "copying frames")?;
         check::moves(moves, self.frames())?;
         let grid = self.grid(moves.len().saturating_mul(self.home.pieces.list.len()));
-        let on = if cfg!(kvpool_mutant = "copy_unordered") { self.moving.raw() } else { raw(stream) };
+        let on = raw(stream);
         // SAFETY: as above; the stream is of this device.
         let mut commands = unsafe { self.enqueue_copy(moves, on, grid)? };
-        if !cfg!(kvpool_mutant = "store_unordered") {
-            // Under another batch, the host may store to the copy before this stream has executed
-            // it.
-            let context = &self.home.device.0.context;
-            // SAFETY: the stream lives as long as the storage, and is of this context.
-            unsafe { commands.mark()?.hold_back(context, self.service.raw())? };
-        }
+        // Under another batch, the host may store to the copy before this stream has executed
+        // it.
+        let context = &self.home.device.0.context;
+        // SAFETY: the stream lives as long as the storage, and is of this context.
+        unsafe { commands.mark()?.hold_back(context, self.service.raw())? };
         commands.then((self.home.clone(), stream.clone()), Box::new(|_| ()));
         Ok(())
     }
@@ -85,12 +79,6 @@ impl CudaStorage {
         let home = &*self.home;
         let n_pieces = home.pieces.list.len();
         let (pieces, n_pieces) = (home.table.address(), n_pieces as u32);
-        #[cfg(kvpool_planted)]
-        let (pieces, n_pieces) = if cfg!(kvpool_mutant = "scales_left") {
-            (home.values.0.address(), home.values.1)
-        } else {
-            (pieces, n_pieces)
-        };
         home.device.good()?;
         // SAFETY: the stream lives.
         let mut commands = unsafe { CommandScope::on(&home.device, stream) };

@@ -99,9 +99,6 @@ pub(super) struct Home {
     pub(super) pieces: Pieces,
     /// The pieces in device memory, for kernels.
     pub(super) table: Memory,
-    /// Planted bug: a copy that omits the scales.
-    #[cfg(kvpool_planted)]
-    pub(super) values: (Memory, u32),
     /// Static scales of K and V, `[layers][heads]`.
     pub(super) scales: Option<[Memory; 2]>,
     pub(super) device: Device,
@@ -206,24 +203,7 @@ impl CudaStorage {
         };
         let stream = |priority| Stream::new(device.0.context.clone(), priority);
         let (packing, moving) = (stream(StreamPriority::Usual)?, stream(StreamPriority::Lowest)?);
-        #[cfg(kvpool_planted)]
-        let values = {
-            let values =
-                placed.iter().filter(|placed| placed.plane.kind == crate::storage::PlaneKind::Values);
-            let list = Pieces::new(&values.copied().collect::<Vec<_>>())?.list;
-            (Memory::of(device, &service, bytes_of(&list))?, list.len() as u32)
-        };
-        let home = Home {
-            memory,
-            layout,
-            placed,
-            pieces,
-            table,
-            #[cfg(kvpool_planted)]
-            values,
-            scales,
-            device: device.clone(),
-        };
+        let home = Home { memory, layout, placed, pieces, table, scales, device: device.clone() };
         Ok(Self {
             home: Arc::new(home),
             frames: AtomicUsize::new(frames),

@@ -245,10 +245,7 @@ impl DeviceTable {
     }
 
     /// Returns the buffers when the stream has reached this point.
-    fn end(&self, mut commands: CommandScope<'_>, stream: &DeviceStream) {
-        if cfg!(kvpool_mutant = "table_early") {
-            commands.give_back();
-        }
+    fn end(&self, commands: CommandScope<'_>, stream: &DeviceStream) {
         // Also keep the device, which owns the patch kernel.
         let kept = (self.memory.clone(), self.device.clone(), stream.clone());
         commands.then(kept, Box::new(|_| ()));

@@ -82,11 +82,7 @@ impl<'a> Map<'a> {
             return None;
         }
         // Acquire: pairs with the Release of the frees of these bits.
-        let got = if cfg!(kvpool_mutant = "refill_swap") {
-            word.bits.swap(0, Ordering::AcqRel)
-        } else {
-            word.bits.fetch_and(!wanted, Ordering::Acquire) & wanted
-        };
+        let got = word.bits.fetch_and(!wanted, Ordering::Acquire) & wanted;
         // Zero if other threads took all of them first. Reached by the models in `refill`.
         (got != 0).then_some(got)
     }
@@ -106,8 +102,7 @@ impl<'a> Map<'a> {
     pub(super) fn free_mask(self, leaf: usize, mask: u64) {
         let word = self.directory.leaf(leaf).unwrap_or_else(|| no_such("leaf", leaf, mask));
         // Release: pairs with the Acquire of the claim that takes these bits.
-        let order = if cfg!(kvpool_mutant = "relaxed_free") { Ordering::Relaxed } else { Ordering::Release };
-        let old = word.fetch_or(mask, order);
+        let old = word.fetch_or(mask, Ordering::Release);
         assert!(old & mask == 0, "double free: leaf {leaf} holds {old:#018x}, freed {mask:#018x}");
         let new = old | mask;
         if new != ALL || !self.merge(leaf) {
@@ -125,14 +120,7 @@ impl<'a> Map<'a> {
         let passage = group.transit.enter();
         // Exactly one of the threads that saw the leaf full moves it; the others leave the word as
         // the winner changed it. Reached by the models in `merge`.
-        let moved = if cfg!(kvpool_mutant = "store_merge") {
-            word.load(Ordering::Acquire) == ALL && {
-                word.store(0, Ordering::Release);
-                true
-            }
-        } else {
-            word.compare_exchange(ALL, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-        };
+        let moved = word.compare_exchange(ALL, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         if moved {
             self.free_units_in(leaf, 1 << bit, passage);
         }
@@ -209,9 +197,6 @@ impl<'a> Map<'a> {
             Piece::Units { group, mask } => self.claim_units(group, mask),
         });
         let Some(refused) = refused else { return Attempt::Found(()) };
-        if cfg!(kvpool_mutant = "rollback") {
-            return Attempt::Missed;
-        }
         // A frame was taken: roll back. Reached by the models in `named_claim`.
         self.free_run(Run { start: run.start, len: refused as u32 - run.start.0 });
         Attempt::Missed

@@ -328,9 +328,6 @@ impl Frames {
         let added = Run { start: FrameId(total as u32), len: frames as u32 };
         // No pin is held during this call, which may take long.
         prepare(added)?;
-        if cfg!(kvpool_mutant = "grow_unpublished") {
-            self.free_run(added);
-        }
         let has_words = self.with(|map| {
             let has_words = total + frames <= map.directory.capacity();
             if has_words {
@@ -343,9 +340,7 @@ impl Frames {
         if !has_words {
             self.replace_directory(total + frames);
         }
-        if !cfg!(kvpool_mutant = "grow_unpublished") {
-            self.free_run(added);
-        }
+        self.free_run(added);
         Ok(added)
     }
 
@@ -355,9 +350,7 @@ impl Frames {
         let larger = self.with(|map| Directory::extend(self.shape, Some(map.directory), frames));
         // Release: pairs with the Acquire in `with`. Acquire: the old directory is dropped after
         // all uses of it.
-        let relaxed = cfg!(kvpool_mutant = "directory_relaxed");
-        let order = if relaxed { Ordering::Relaxed } else { Ordering::AcqRel };
-        let old = self.directory.swap(Owned::new(larger), order, &guard);
+        let old = self.directory.swap(Owned::new(larger), Ordering::AcqRel, &guard);
         // SAFETY: `old` is no longer reachable, and only the holder of `growth` replaces a
         // directory, so that it is destroyed once.
         unsafe { guard.defer_destroy(old) };

@@ -131,7 +131,6 @@ impl MagazinePair {
         let magazine = &mut self.magazines[self.loaded];
         if magazine.len() >= self.capacity
             && let Err(mut full) = depot.push(std::mem::take(magazine))
-            && !cfg!(kvpool_mutant = "refused_by_depot")
         {
             full.flush(frames);
         }

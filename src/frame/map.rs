@@ -129,7 +129,7 @@ impl<'a> Map<'a> {
         let hints = self.hints(level);
         hints.clear(index, class);
         hint_fence();
-        if !cfg!(kvpool_mutant = "no_recheck") && self.classes(level, index).is_some_and(|has| has > class) {
+        if self.classes(level, index).is_some_and(|has| has > class) {
             // A concurrent free added the class. Reached by the models in `hints`.
             hints.set(index, class..class + 1);
         }
@@ -149,7 +149,5 @@ impl<'a> Map<'a> {
 /// SeqCst: the store-load order of the Dekker pair of [`Map::offer`] and [`Map::withdraw`].
 #[inline]
 pub(super) fn hint_fence() {
-    if !cfg!(kvpool_mutant = "no_fence") {
-        fence(Ordering::SeqCst);
-    }
+    fence(Ordering::SeqCst);
 }

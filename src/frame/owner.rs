@@ -86,9 +86,7 @@ impl<T> OwnerCell<T> {
         }
         self.inside.store(true, Relaxed);
         // Pairs with the heavy fence in `visit`: at least one side sees the other.
-        if !cfg!(kvpool_mutant = "owner_no_fence") {
-            light_fence();
-        }
+        light_fence();
         let leave = Leave(&self.inside);
         // Acquire: pairs with the Release in `visit`, so that the owner sees a visitor's changes.
         if self.visited.load(Acquire) {
@@ -172,7 +170,7 @@ impl<T> OwnerCell<T> {
 /// Issues the heavy fence that pairs with the light fence in `enter`. Returns false if the system
 /// refused it; then nothing is known about the owners.
 fn visitor_fence() -> bool {
-    cfg!(kvpool_mutant = "visitor_no_fence") || heavy_fence()
+    heavy_fence()
 }
 
 /// Clears its flag on drop, also if the section panics.
@@ -182,7 +180,7 @@ impl Drop for Leave<'_> {
     #[inline]
     fn drop(&mut self) {
         // Release: pairs with the Acquire of the next owner or visitor.
-        self.0.store(false, if cfg!(kvpool_mutant = "leave_relaxed") { Relaxed } else { Release });
+        self.0.store(false, Release);
     }
 }
 

@@ -46,16 +46,12 @@ impl Group {
     fn cut_of(&self, bit: u32, unit: usize) -> u64 {
         // Acquire: pairs with the Release that closes a cut unit, so that the cut is visible with
         // it.
-        if !cfg!(kvpool_mutant = "cut_relaxed") {
-            fence(Ordering::Acquire);
-        }
+        fence(Ordering::Acquire);
         // Acquire: pairs with the Release at the end of a shrink, which opens the unit first.
         let cut = self.cut.load(Ordering::Acquire);
         if cut >> FAN_LOG2 == unit {
             ALL & !ones(0, (cut & (FAN - 1)) as u32)
-        } else if cfg!(kvpool_mutant = "cut_no_recheck")
-            || self.closed.load(Ordering::Relaxed) >> bit & 1 == 1
-        {
+        } else if self.closed.load(Ordering::Relaxed) >> bit & 1 == 1 {
             !0
         } else {
             // The shrink ended in between. Reached by the model `shrink`.

@@ -105,7 +105,7 @@ impl Frames {
         if to >= total {
             return Err(ShrinkError::NotSmaller { asked: to, total });
         }
-        growth.is_shrinking = !cfg!(kvpool_mutant = "shrink_beside_growth");
+        growth.is_shrinking = true;
         drop(growth);
         let region = Run { start: FrameId(to as u32), len: (total - to) as u32 };
         let first = to >> FAN_LOG2;
@@ -152,9 +152,6 @@ impl Frames {
         });
         if shrink.missing < missing {
             self.tally.took(shrink.region.start, missing - shrink.missing);
-        }
-        if cfg!(kvpool_mutant = "shrink_uncollected") {
-            shrink.missing = 0;
         }
         shrink.missing
     }
@@ -231,7 +228,7 @@ impl Map<'_> {
         };
         // The loads, here and below, keep a collection that finds nothing from writing.
         if group.units.load(Ordering::Relaxed) >> bit & 1 == 1 {
-            let is_split = wanted != ALL && !cfg!(kvpool_mutant = "cut_no_passage");
+            let is_split = wanted != ALL;
             let _passage = is_split.then(|| group.transit.enter());
             // Acquire pairs with the Release of the free; Release publishes the passage.
             if group.units.fetch_and(!(1 << bit), Ordering::AcqRel) >> bit & 1 == 1 {
@@ -245,10 +242,6 @@ impl Map<'_> {
         let free = leaf.load(Ordering::Relaxed);
         if free & wanted == 0 {
             return 0;
-        }
-        if cfg!(kvpool_mutant = "collect_store") {
-            leaf.store(free & !wanted, Ordering::Release);
-            return free & wanted;
         }
         leaf.fetch_and(!wanted, Ordering::Acquire) & wanted
     }

@@ -97,11 +97,7 @@ impl<T: Clone + Default> Stock<T> {
             // Relaxed: if another thread takes the slot and writes this meanwhile, the count of
             // pops has changed.
             let below = self.slots[slot].below.load(Relaxed);
-            let next = if cfg!(kvpool_mutant = "depot_no_count") {
-                word & !TOP | u64::from(below)
-            } else {
-                (word & !TOP).wrapping_add(ONE_POP) | u64::from(below)
-            };
+            let next = (word & !TOP).wrapping_add(ONE_POP) | u64::from(below);
             match stack.compare_exchange_weak(word, next, Acquire, Acquire) {
                 Ok(_) => return Some(slot),
                 Err(now) => word = now,
@@ -116,8 +112,7 @@ impl<T: Clone + Default> Stock<T> {
             self.slots[slot].below.store((word & TOP) as u32, Relaxed);
             // Release: pairs with the Acquire in `take`: our accesses to the slot happen before the
             // next owner's.
-            let order = if cfg!(kvpool_mutant = "depot_relaxed") { Relaxed } else { Release };
-            match stack.compare_exchange_weak(word, word & !TOP | (slot as u64 + 1), order, Relaxed) {
+            match stack.compare_exchange_weak(word, word & !TOP | (slot as u64 + 1), Release, Relaxed) {
                 Ok(_) => return,
                 Err(now) => word = now,
             }

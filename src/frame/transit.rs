@@ -59,11 +59,9 @@ impl Transit {
     /// Begins a passage, which ends when the result is dropped.
     #[inline]
     pub(super) fn enter(&self) -> Passage<'_> {
-        if !cfg!(kvpool_mutant = "no_transit") {
-            // Relaxed: the AcqRel operation that takes the frames comes later, and a thread that
-            // sees that one with an Acquire load sees this too.
-            self.0.fetch_add(BEGUN + 1, Ordering::Relaxed);
-        }
+        // Relaxed: the AcqRel operation that takes the frames comes later, and a thread that
+        // sees that one with an Acquire load sees this too.
+        self.0.fetch_add(BEGUN + 1, Ordering::Relaxed);
         Passage(self)
     }
 
@@ -82,10 +80,8 @@ pub(super) struct Passage<'a>(&'a Transit);
 impl Drop for Passage<'_> {
     #[inline]
     fn drop(&mut self) {
-        if !cfg!(kvpool_mutant = "no_transit") {
-            // Release: pairs with the Acquire in `Transit::read`.
-            self.0.0.fetch_sub(1, Ordering::Release);
-        }
+        // Release: pairs with the Acquire in `Transit::read`.
+        self.0.0.fetch_sub(1, Ordering::Release);
     }
 }
 

@@ -313,7 +313,7 @@ impl PrefixCache {
                     .publish_in(noted, || stored.map_or_else(|| self.stored(id, hash), |stored| *stored));
             if core.seal_cached(handle) {
                 registered.push((hash, id));
-                if is_found && !told && !cfg!(kvpool_mutant = "events_not_late") {
+                if is_found && !told {
                     self.tell_late(core, handle, hash, noted);
                 }
             } else if told {
@@ -340,7 +340,7 @@ impl PrefixCache {
             let is_fenced = heavy_fence();
             let word = core.word(id);
             let is_there = is_fenced && word.is_cached() && word.is_of(handle.generation);
-            if !is_there && !cfg!(kvpool_mutant = "events_late_unchecked") {
+            if !is_there {
                 self.events.publish_in(noted, || KvEvent::Removed { block: id, hash });
             }
         }

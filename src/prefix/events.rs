@@ -207,9 +207,7 @@ impl EventQueue {
     #[inline]
     pub(super) fn publish_in(&self, era: u64, event: impl FnOnce() -> KvEvent) -> bool {
         // Pairs with the heavy fence of `subscribe`.
-        if !cfg!(kvpool_mutant = "events_no_fence") {
-            light_fence();
-        }
+        light_fence();
         let is_active = self.is_subscribed();
         if is_active {
             self.push(Told { era, event: event() });
@@ -219,10 +217,8 @@ impl EventQueue {
 
     #[cold]
     fn push(&self, told: Told) {
-        let pushed = self.0.ring().push(told);
-        if pushed || !cfg!(kvpool_mutant = "events_silent_loss") {
-            let _ = self.0.waker.take().map(crate::sync::wake);
-        }
+        self.0.ring().push(told);
+        let _ = self.0.waker.take().map(crate::sync::wake);
     }
 
     /// Returns whether there is a subscriber.
@@ -256,7 +252,7 @@ impl EventQueue {
         // Release: pairs with the Acquire of `is_subscribed`.
         self.0.active.store(true, Release);
         // Pairs with the light fence of `publish`.
-        if !cfg!(kvpool_mutant = "events_no_fence") && !heavy_fence() {
+        if !heavy_fence() {
             self.0.active.store(false, Relaxed);
             self.0.taken.store(false, Release);
             return Err(PrefixError::NoFence);
@@ -366,7 +362,7 @@ impl KvEvents {
         if era == ANY_ERA {
             return Some(Delivery::Itself);
         }
-        if era < self.told && !cfg!(kvpool_mutant = "events_after_clear") {
+        if era < self.told {
             return None;
         }
         if let KvEvent::Cleared = event {
@@ -374,7 +370,7 @@ impl KvEvents {
             return Some(Delivery::Itself);
         }
         // Reached by the models that clear concurrently with a registration.
-        let is_early = era > self.told && !cfg!(kvpool_mutant = "events_early_era");
+        let is_early = era > self.told;
         self.told = self.told.max(era);
         Some(if is_early { Delivery::Cleared } else { Delivery::Itself })
     }
@@ -385,9 +381,6 @@ impl KvEvents {
             return Poll::Ready(Some(event));
         }
         self.shared.waker.register(context.waker());
-        if cfg!(kvpool_mutant = "events_no_second_look") {
-            return Poll::Pending;
-        }
         // In this order: everything was published before the close.
         let is_closed = self.shared.closed.load(Acquire);
         match self.try_recv() {

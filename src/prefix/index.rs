@@ -163,12 +163,10 @@ impl Index {
     /// Fences between a block's registration and its insertion.
     #[inline]
     fn announce(&self) {
-        if !cfg!(kvpool_mutant = "index_insert_no_fence") {
-            // Pairs with the fence in `grow` (the walk sees the word, or we see the new table) and
-            // with the one in `Table::restore` (the thread that removed our entry sees the word, or
-            // we see the entry gone).
-            fence(SeqCst);
-        }
+        // Pairs with the fence in `grow` (the walk sees the word, or we see the new table) and
+        // with the one in `Table::restore` (the thread that removed our entry sees the word, or
+        // we see the entry gone).
+        fence(SeqCst);
     }
 
     fn insert_announced(
@@ -180,7 +178,7 @@ impl Index {
         let table = self.current();
         let inserted = table.insert(key, id, registered, &self.forgotten);
         let mut tables = table;
-        while let Some(next) = self.next(tables).filter(|_| !cfg!(kvpool_mutant = "index_one_table")) {
+        while let Some(next) = self.next(tables) {
             // The result for the table that becomes current counts.
             let _counted = next.insert(key, id, registered, &self.forgotten);
             tables = next;
@@ -209,14 +207,9 @@ impl Index {
                 return;
             }
             let next = self.next(current).unwrap_or_else(|| self.publish(current, Table::new(blocks)));
-            if !cfg!(kvpool_mutant = "index_grow_no_fence") {
-                // Pairs with the fence in `announce`: an inserter whose word the walk does not see
-                // registered sees the new table.
-                fence(SeqCst);
-            }
-            if cfg!(kvpool_mutant = "index_early_switch") {
-                self.switch(current, next);
-            }
+            // Pairs with the fence in `announce`: an inserter whose word the walk does not see
+            // registered sees the new table.
+            fence(SeqCst);
             walk(&mut |key, id| {
                 let _counted = next.add_counted(key.entry(id), key, &self.forgotten);
             });

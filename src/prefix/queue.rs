@@ -220,9 +220,6 @@ impl RankQueue {
     /// For callers that found the queue empty and have no alternative.
     #[cold]
     pub fn look(&self) -> bool {
-        if cfg!(kvpool_mutant = "wheel_no_look") {
-            return false;
-        }
         let found = self.levels.iter().map(Level::mark_all).filter(|&found| found).count();
         found > 0 || !self.overdue.head().is_empty()
     }
@@ -279,9 +276,6 @@ impl RankQueue {
             self.spill(links, stack, other_turn);
         }
         self.levels[slot.level].mark(self.geometry.index(slot.number));
-        if cfg!(kvpool_mutant = "wheel_no_second_read") {
-            return true;
-        }
         // Pairs with the fence in `advance`: it sees the chain, or we see the new cursor.
         fence_after_rmw();
         let now = self.cursor.load(Relaxed);
@@ -416,9 +410,7 @@ impl RankQueue {
     /// Moves the cursor to the beginning of the first slot, and spills blocks pushed behind it
     /// meanwhile.
     fn advance(&self, links: &impl Links, cursor: u64, to: u64) {
-        if self.cursor.compare_exchange(cursor, to, Relaxed, Relaxed).is_err()
-            || cfg!(kvpool_mutant = "wheel_no_look_behind")
-        {
+        if self.cursor.compare_exchange(cursor, to, Relaxed, Relaxed).is_err() {
             return;
         }
         // Pairs with the fence in `put`: a push by the old cursor sees the new one, or we see its

@@ -34,11 +34,9 @@ use super::row::{Row, RowBucket};
 /// Number of blocks that are filed together.
 const FILED: usize = 64;
 
-/// Acquire: the taker of an entry sees what the release that filed the block, or found it filed,
+/// The ordering of a take. Acquire: the taker of an entry sees what the release that filed the block, or found it filed,
 /// did before. Release: extends the order of swaps.
-fn take_order() -> Ordering {
-    if cfg!(kvpool_mutant = "unfiled_relaxed") { Relaxed } else { AcqRel }
-}
+const TAKE_ORDER: Ordering = AcqRel;
 
 /// The queues of evictable blocks of one cache.
 pub(super) struct Queues {
@@ -105,7 +103,7 @@ impl Queues {
             let row = row(rows, id);
             // Release: the taker of the entry sees the word and the place. Acquire: extends the
             // order of swaps.
-            if row.filed.swap(true, AcqRel) && !cfg!(kvpool_mutant = "filed_twice") {
+            if row.filed.swap(true, AcqRel) {
                 continue;
             }
             let to = row.queue();
@@ -153,7 +151,7 @@ impl Queues {
                 return None;
             };
             let row = row(rows, id);
-            row.filed.swap(false, take_order());
+            row.filed.swap(false, TAKE_ORDER);
             if row.queue() == queue {
                 return Some((queue, id));
             }
@@ -221,7 +219,7 @@ impl Queues {
                 // now: a policy that judged this queue by it would spare all other blocks in it.
                 if self.clear_front(queue, id) {
                     // As in `take`.
-                    row(rows, id).filed.swap(false, take_order());
+                    row(rows, id).filed.swap(false, TAKE_ORDER);
                     self.file(rows, [id]);
                 }
                 continue;

@@ -96,7 +96,7 @@ impl Row {
         let [low, high] = hash.words();
         let is_key = self.key[0].load(Relaxed) == low && self.key[1].load(Relaxed) == high;
         let is_check = self.check.load(Relaxed) == hash.check() && self.is_of(era);
-        is_key && (is_check || cfg!(kvpool_mutant = "unchecked_hit"))
+        is_key && is_check
     }
 
     /// Returns the noted hash.

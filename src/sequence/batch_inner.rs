@@ -92,11 +92,6 @@ impl BatchInner {
     /// Ends the batch when all these streams have reached this point.
     pub(super) fn end_after(mut self, streams: &[&DeviceStream], tell: Option<Tell>) {
         let Some(storage) = self.sequences.0.storage.clone() else { return };
-        if cfg!(kvpool_mutant = "reuse_unfenced")
-            && let Some(lease) = self.lease.take()
-        {
-            self.sequences.0.blocks.end_batch(lease);
-        }
         let keeps = !self.is_void && !panicking();
         // Unless the callback reports that the work was done.
         self.is_void = true;

@@ -168,13 +168,12 @@ impl ListOwner {
         let fresh: Chunk = Frozen::new(fresh);
         // Release: publishes the copied ids; pairs with the Acquire in `read`. Also for the first
         // chunk, which has no valid id yet: its reader sees the length of the chunk.
-        let order = if cfg!(kvpool_mutant = "chunk_relaxed") { Relaxed } else { Release };
         if old.is_empty() {
             // No reader can have an earlier chunk.
-            return self.list.chunk.store(Owned::new(fresh), order);
+            return self.list.chunk.store(Owned::new(fresh), Release);
         }
         let guard = epoch::pin();
-        let old = self.list.chunk.swap(Owned::new(fresh), order, &guard);
+        let old = self.list.chunk.swap(Owned::new(fresh), Release, &guard);
         // SAFETY: unlinked just now, so later readers do not find it; readers that have it are
         // pinned.
         unsafe { guard.defer_destroy(old) };
@@ -205,8 +204,7 @@ impl ListOwner {
     /// Replaces the block at a place by another with the same tokens.
     pub fn replace(&mut self, place: usize, id: BlockId) {
         // Release: the block is ours and filled; pairs with the Acquires of ids in `read`.
-        let order = if cfg!(kvpool_mutant = "replace_relaxed") { Relaxed } else { Release };
-        self.ids()[place].store(id.0, order);
+        self.ids()[place].store(id.0, Release);
     }
 
     /// Sets the number of tokens: a larger one after its blocks were staged, or a smaller one.

@@ -322,9 +322,7 @@ impl Sequence {
         if !gone.is_empty() {
             // Pairs with the fence in `Clock::begin`: if a view's reader still found these blocks,
             // the release sees its batch.
-            if !cfg!(kvpool_mutant = "unlinked_no_fence") {
-                fence(SeqCst);
-            }
+            fence(SeqCst);
             match &self.known {
                 Some(known) => {
                     let policy_info =

@@ -143,7 +143,7 @@ impl Core {
     #[inline]
     fn is_unseen(&self, id: BlockId, word: BlockWord, oldest: Ticket) -> bool {
         let evictor = self.evictor.as_ref();
-        let is_unseen = match evictor.and_then(|evictor| evictor.tag(id, word)) {
+        match evictor.and_then(|evictor| evictor.tag(id, word)) {
             Some(tag) => tag < oldest,
             // The releasing thread has not noted the tag yet. Until then, assume the newest ticket.
             None => match (self.space.clock.idle_or_tag(), evictor) {
@@ -153,8 +153,7 @@ impl Core {
                 }
                 _ => true,
             },
-        };
-        is_unseen || cfg!(kvpool_mutant = "evict_seen")
+        }
     }
 
     /// Returns whether an eviction would succeed at this moment.
@@ -227,7 +226,6 @@ impl Core {
             let is_unseen = self.is_unseen(id, word, oldest);
             // With this very word: an owner since then may have shown the block to a batch newer
             // than the tag.
-            let word = if cfg!(kvpool_mutant = "give_up_rewritten") { self.word(id) } else { word };
             let frame = is_unseen.then(|| self.evict_word(evictor, id, word)).flatten();
             match frame {
                 Some(frame) => {

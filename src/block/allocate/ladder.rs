@@ -86,11 +86,7 @@ impl Core {
         // again.
         let custody = self.custody();
         let gathered = self.gather(cache, request, near, &mut grab, &custody);
-        if cfg!(kvpool_mutant = "silent_undo") {
-            custody.leave_to_line();
-        } else {
-            drop(custody);
-        }
+        drop(custody);
         gathered?;
         self.hand_out(&grab, request, ownership, take);
         Ok(())
@@ -133,8 +129,7 @@ impl Core {
         // A plain store: no other thread writes the word of a free block whose frame is ours.
         // Release: pairs with the Acquire of a handle check, which then reads the info of this
         // generation.
-        let order = if cfg!(kvpool_mutant = "own_relaxed") { Relaxed } else { Release };
-        atomic.store(word.allocate(request.pinned, ownership).to_bits(), order);
+        atomic.store(word.allocate(request.pinned, ownership).to_bits(), Release);
         id
     }
 
@@ -418,8 +413,7 @@ impl Core {
         };
         let before = self.space.frames.free_frames();
         let mut moved = self.space.depot.flush(&self.space.frames) + self.reclaim_shared_limbo_with(custody);
-        let thread_caches =
-            self.thread_caches.iter().take(if cfg!(kvpool_mutant = "no_visit") { 0 } else { usize::MAX });
+        let thread_caches = self.thread_caches.iter();
         let thread_caches = thread_caches.filter(|thread_cache| is_all || has_frames(thread_cache));
         let visits =
             ThreadCache::visit_all(thread_caches, |local| moved += local.surrender(&self.space, custody));
@@ -440,7 +434,7 @@ impl Core {
 
     fn undo(&self, grab: &mut Grab) {
         grab.frames = 0;
-        for run in grab.runs.drain().skip(cfg!(kvpool_mutant = "undo_half") as usize) {
+        for run in grab.runs.drain() {
             self.space.frames.free_run(run);
         }
     }

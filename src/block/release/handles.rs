@@ -111,8 +111,7 @@ impl Core {
     fn release_only(&self, handle: &BlockHandle) -> Option<FrameId> {
         let atomic = self.space.table.word(handle.id);
         // Acquire: as in `word`.
-        let order = if cfg!(kvpool_mutant = "handle_relaxed") { Relaxed } else { Acquire };
-        let word = BlockWord::from_bits(atomic.load(order));
+        let word = BlockWord::from_bits(atomic.load(Acquire));
         let next = if self.is_current(handle, word) { word.release_only(Ownership::ByHandle) } else { None }?;
         self.is_released(handle.id, atomic, word, next).then(|| next.frame())
     }
@@ -290,11 +289,9 @@ impl Core {
     pub(crate) fn reopen_guarded(&self, id: BlockId) -> bool {
         // Acquire: accesses of earlier owners happen before our writes, and so do the reads of a
         // copy that was dropped. Release: continues the order for later checks of the word.
-        let order = if cfg!(kvpool_mutant = "reopen_relaxed") { Relaxed } else { AcqRel };
-        let reopened =
-            self.space.table.word(id).fetch_update(order, Acquire, |bits| {
-                BlockWord::from_bits(bits).reopen().map(BlockWord::to_bits)
-            });
+        let reopened = self.space.table.word(id).fetch_update(AcqRel, Acquire, |bits| {
+            BlockWord::from_bits(bits).reopen().map(BlockWord::to_bits)
+        });
         reopened.is_ok()
     }
 
@@ -363,15 +360,8 @@ impl Core {
             // sees what the lease's owner did. Relaxed on the way in: the owner's reference orders
             // its accesses. Movers and pins may change the word meanwhile; none of them reads the
             // bit.
-            let release = if cfg!(kvpool_mutant = "unguard_relaxed") { Relaxed } else { Release };
             let atomic = self.space.table.word(id);
-            if cfg!(kvpool_mutant = "unguard_store")
-                && let Some(next) = BlockWord::from_bits(atomic.load(Relaxed)).unguard()
-            {
-                atomic.store(next.to_bits(), Release);
-                continue;
-            }
-            let unguarded = atomic.fetch_update(release, Relaxed, |bits| {
+            let unguarded = atomic.fetch_update(Release, Relaxed, |bits| {
                 BlockWord::from_bits(bits).unguard().map(BlockWord::to_bits)
             });
             if let Err(bits) = unguarded {
@@ -448,14 +438,11 @@ impl Core {
     ) -> Result<Option<R>, HandleError> {
         let atomic = self.space.table.word(handle.id);
         let mut word = self.word(handle.id);
-        let mut is_retry = false;
         loop {
-            let skips = cfg!(kvpool_mutant = "unchecked_retry") && is_retry;
-            if !skips && !self.is_current(handle, word) {
+            if !self.is_current(handle, word) {
                 return Err(self.refuse(handle));
             }
-            let is_looked_at = !(cfg!(kvpool_mutant = "unguarded_retry") && is_retry);
-            if by == By::Handle && word.is_guarded() && is_looked_at {
+            if by == By::Handle && word.is_guarded() {
                 return Err(HandleError::Guarded { handle: *handle });
             }
             let Some((next, result)) = transition(word) else { return Ok(None) };
@@ -466,7 +453,6 @@ impl Core {
                 // `share_release`.
                 Err(now) => word = BlockWord::from_bits(now),
             }
-            is_retry = true;
         }
     }
 

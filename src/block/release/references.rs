@@ -11,13 +11,10 @@ use crate::block::thread_cache::Returning;
 use crate::block::thread_cache::{CacheRef, CountedRef};
 use crate::block::{BlockWord, Blocks, Evictable, INLINE_BLOCKS, Ownership, Released};
 
-/// Returns the ordering of a release. Release: this owner's use of the bytes happens before the
+/// The ordering of a release. Release: this owner's use of the bytes happens before the
 /// next owner's. Acquire: the last release sees what all other owners did, and every batch that
 /// they began.
-#[inline(always)]
-fn release_order() -> Ordering {
-    if cfg!(kvpool_mutant = "release_relaxed") { Relaxed } else { AcqRel }
-}
+const RELEASE_ORDER: Ordering = AcqRel;
 
 #[cold]
 #[inline(never)]
@@ -187,7 +184,7 @@ impl Core {
         word: BlockWord,
         next: BlockWord,
     ) -> bool {
-        if atomic.compare_exchange(word.to_bits(), next.to_bits(), release_order(), Relaxed).is_err() {
+        if atomic.compare_exchange(word.to_bits(), next.to_bits(), RELEASE_ORDER, Relaxed).is_err() {
             return false;
         }
         if next.carries() {
@@ -208,7 +205,7 @@ impl Core {
             match atomic.compare_exchange_weak(
                 word.to_bits(),
                 released.word().to_bits(),
-                release_order(),
+                RELEASE_ORDER,
                 Relaxed,
             ) {
                 Ok(_) => return self.released(id, released),
@@ -233,7 +230,7 @@ impl Core {
             match atomic.compare_exchange_weak(
                 word.to_bits(),
                 released.word().to_bits(),
-                release_order(),
+                RELEASE_ORDER,
                 Relaxed,
             ) {
                 Ok(_) => {
@@ -367,12 +364,7 @@ impl Core {
         if self.shared_limbo.is_empty() {
             return 0;
         }
-        let custody = self.custody();
-        let reclaimed = self.reclaim_shared_limbo_with(&custody);
-        if cfg!(kvpool_mutant = "silent_reclaim") {
-            custody.leave_to_line();
-        }
-        reclaimed
+        self.reclaim_shared_limbo_with(&self.custody())
     }
 
     /// As [`reclaim_shared_limbo`](Self::reclaim_shared_limbo); the caller's custody announces.

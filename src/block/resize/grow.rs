@@ -22,22 +22,17 @@ impl Core {
         prepare: &mut dyn FnMut(Run) -> Result<(), GrowError>,
     ) -> Result<(), GrowError> {
         let null = self.config.has_null_block as usize;
-        let run = self
-            .space
+        self.space
             .frames
             .grow(blocks, &mut |run| {
-                if !cfg!(kvpool_mutant = "late_rows") {
-                    self.space.table.grow(run.end() as usize);
-                    if let Some(evictor) = &self.evictor {
-                        evictor.grow(self, run.end() as usize);
-                    }
+                self.space.table.grow(run.end() as usize);
+                if let Some(evictor) = &self.evictor {
+                    evictor.grow(self, run.end() as usize);
                 }
                 prepare(run)?;
                 self.bring_back(run);
                 // Before any of them can be handed out, so that no handle from the pool is refused.
-                if !cfg!(kvpool_mutant = "late_total") {
-                    self.count_grown(run);
-                }
+                self.count_grown(run);
                 Ok(())
             })
             .map_err(|error| match error {
@@ -47,12 +42,6 @@ impl Core {
                 }
                 other => other,
             })?;
-        if cfg!(kvpool_mutant = "late_rows") {
-            self.space.table.grow(run.end() as usize);
-        }
-        if cfg!(kvpool_mutant = "late_total") {
-            self.count_grown(run);
-        }
         self.announce();
         Ok(())
     }

@@ -13,7 +13,7 @@
 use std::ptr;
 
 use crate::ids::{Run, Ticket};
-use crate::sync::{AtomicPtr, AtomicU64, AtomicUsize, Frozen, Ordering, Ordering::*};
+use crate::sync::{AtomicPtr, AtomicU64, AtomicUsize, Frozen, Ordering::*};
 
 use super::custody::{Announce, Custody};
 
@@ -42,11 +42,6 @@ impl Default for SharedLimbo {
             oldest_tag: AtomicU64::new(u64::MAX),
         }
     }
-}
-
-/// Returns the ordering by which a chain is taken. Acquire: pairs with the Release in `put`.
-fn take_order() -> Ordering {
-    if cfg!(kvpool_mutant = "stray_taken_relaxed") { Relaxed } else { Acquire }
 }
 
 /// Nodes owned by one thread.
@@ -156,9 +151,9 @@ impl SharedLimbo {
     }
 
     fn take(&self) -> Chain {
-        // The load avoids a write when the list is empty. See `take_order()`.
-        let first =
-            if self.is_empty() { ptr::null_mut() } else { self.head.swap(ptr::null_mut(), take_order()) };
+        // The load avoids a write when the list is empty. Acquire: pairs with the
+        // Release in `put`.
+        let first = if self.is_empty() { ptr::null_mut() } else { self.head.swap(ptr::null_mut(), Acquire) };
         Chain { first, last: ptr::null_mut() }
     }
 
@@ -175,8 +170,7 @@ impl SharedLimbo {
             unsafe { (*last).next = head };
             // Release: publishes the nodes. A head that went away and came back (ABA) is harmless:
             // it is only linked to.
-            let order = if cfg!(kvpool_mutant = "stray_relaxed") { Relaxed } else { Release };
-            match self.head.compare_exchange_weak(head, first, order, Relaxed) {
+            match self.head.compare_exchange_weak(head, first, Release, Relaxed) {
                 Ok(_) => return,
                 Err(now) => head = now,
             }

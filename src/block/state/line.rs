@@ -93,10 +93,7 @@ impl Line {
     #[must_use = "a head that has a reason to try must be woken"]
     pub(in crate::block) fn signal(&mut self, patience: Duration) -> Option<Waker> {
         if std::mem::replace(&mut self.signal, true) {
-            let passed = self.pass_over();
-            if passed && cfg!(kvpool_mutant = "next_unwoken") {
-                return None;
-            }
+            let _ = self.pass_over();
         }
         self.wake_head(patience)
     }
@@ -137,7 +134,7 @@ impl Line {
         if let Some(place) = self.passed.remove(&key) {
             self.places.insert(key, place);
             // What it was woken for went to other requests, which may have left some.
-            self.signal |= self.is_head(key) && !cfg!(kvpool_mutant = "passed_silent");
+            self.signal |= self.is_head(key);
         }
         if let Some(place) = self.places.get_mut(&key) {
             place.absent = None;

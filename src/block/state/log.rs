@@ -104,8 +104,7 @@ impl MoveLog {
             slot.block.store(block.0, Relaxed);
             slot.stamp.store(PENDING, Relaxed);
             // Release: publishes the slot; pairs with the Acquire in `read`.
-            let order = if cfg!(kvpool_mutant = "log_head_relaxed") { Relaxed } else { Release };
-            self.head.store(i + 1, order);
+            self.head.store(i + 1, Release);
         }
         let ticket = stamp();
         let last = first + moved.len() as u64;
@@ -147,7 +146,7 @@ impl MoveLog {
         let overwritten = self.begun.load(Relaxed).saturating_sub(SLOTS as u64);
         // The slot at which the walk stopped was read too: it is the lowest that must be intact.
         let lowest = if reached { at.saturating_sub(1) } else { at };
-        let is_whole = reached && (lowest >= overwritten || cfg!(kvpool_mutant = "log_overwritten"));
+        let is_whole = reached && lowest >= overwritten;
         if !is_whole {
             out.truncate(begin);
             return Since::TooLong;

@@ -321,14 +321,14 @@ impl BlockWord {
     #[inline]
     pub fn hit(self) -> Option<Self> {
         let full = self.0 & REFS_MASK == REFS_MASK;
-        let cached = self.is_cached() || (cfg!(kvpool_mutant = "hit_evicted") && !self.is_owned());
+        let cached = self.is_cached();
         if !cached || full { None } else { Some(Self((self.0 + ONE_REF) | GUARDED)) }
     }
 
     /// Evicts: evictable -> free; the caller owns the frame. `None`: owned, free, or moving.
     #[inline]
     pub fn evict(self) -> Option<Self> {
-        let is_to_go = self.is_evictable() || (cfg!(kvpool_mutant = "evict_owned") && self.is_cached());
+        let is_to_go = self.is_evictable();
         if !is_to_go || self.is_moving() {
             return None;
         }
@@ -351,7 +351,7 @@ impl BlockWord {
                         word: Self(word.0 | self.0 & (SEALED | MOVING | CACHED)),
                     });
                 }
-                Some(if self.is_moving() && !cfg!(kvpool_mutant = "release_from_mover") {
+                Some(if self.is_moving() {
                     Released::ToMover { word: Self(word.0 | MOVING) }
                 } else {
                     Released::Last { word, carry: word.carries() }
@@ -385,7 +385,7 @@ impl BlockWord {
     /// Returns the word of the free block of the next generation.
     #[inline]
     fn freed(self) -> Self {
-        let more = if cfg!(kvpool_mutant = "same_generation") { 0 } else { 1 << GENERATION_SHIFT };
+        let more = 1 << GENERATION_SHIFT;
         Self(self.0 & FRAME_MASK | self.0.wrapping_add(more) & GENERATION_MASK)
     }
 
@@ -425,7 +425,7 @@ impl BlockWord {
     /// must copy.
     #[inline]
     pub fn reopen(self) -> Option<Self> {
-        let reads = if cfg!(kvpool_mutant = "reopen_moving") { false } else { self.is_moving() };
+        let reads = self.is_moving();
         if self.refs() == 1 && !self.is_cached() && !reads {
             Some(Self(self.0 & !(SEALED | MOVING)))
         } else {
@@ -444,8 +444,8 @@ impl BlockWord {
     /// released or the block is pinned, and the copy is dropped.
     #[inline]
     pub fn publish_move(self, to: FrameId) -> Option<Self> {
-        let pinned = self.pins() != 0 && !cfg!(kvpool_mutant = "publish_pinned");
-        let released = self.is_free() && !cfg!(kvpool_mutant = "publish_released");
+        let pinned = self.pins() != 0;
+        let released = self.is_free();
         if !self.is_moving() || pinned || released {
             return None;
         }

@@ -37,7 +37,7 @@ impl Core {
     /// freed.
     pub fn poison(&self) {
         let awaited = self.space.clock.lose();
-        if awaited && !cfg!(kvpool_mutant = "silent_poison") {
+        if awaited {
             self.tell();
         }
     }
@@ -57,9 +57,7 @@ impl Core {
     /// If 131,072 batches are in flight; no batch has begun then.
     pub fn begin_batch(&self) -> InFlight {
         let batch = self.space.clock.begin();
-        if !cfg!(kvpool_mutant = "silent_begin") {
-            self.announce();
-        }
+        self.announce();
         batch
     }
 
@@ -69,7 +67,7 @@ impl Core {
     ///
     /// If the batch belongs to another pool.
     pub fn end_batch(&self, batch: InFlight) {
-        if self.space.clock.end(batch) && !cfg!(kvpool_mutant = "silent_end") {
+        if self.space.clock.end(batch) {
             self.tell();
         }
     }
@@ -169,7 +167,7 @@ impl Core {
         if line.len() == 0 && self.space.clock.read().is_awaited() && !self.space.reserve.is_short() {
             self.space.clock.clear_awaited();
             // An urgent request may have taken from the reserve, and set the bit that we cleared.
-            if self.space.reserve.is_short() && !cfg!(kvpool_mutant = "settle_no_second_look") {
+            if self.space.reserve.is_short() {
                 self.space.clock.set_awaited();
             }
         }
@@ -181,9 +179,7 @@ impl Core {
         let result = f(&mut line);
         self.waiters.count.store(line.len(), Relaxed);
         drop(line);
-        if !cfg!(kvpool_mutant = "no_second_look") {
-            self.deliver();
-        }
+        self.deliver();
         result
     }
 }

@@ -35,7 +35,7 @@ impl Blocks {
             line.places.insert(key, LinePlace { asked: request.blocks, entered, waker: None, absent: None });
             if line.is_head(key) {
                 // Frees before the bit was set were not announced: search once more.
-                line.signal = !cfg!(kvpool_mutant = "no_look_after_bit");
+                line.signal = true;
             }
             // Under the lock, like the clearing.
             self.space.clock.set_awaited();
@@ -94,7 +94,7 @@ impl Waiting<'_> {
         self.has_tried = true;
         if !self.is_fenced {
             // Pairs with the light fences of frees: they see the bit, or we find what they freed.
-            self.is_fenced = cfg!(kvpool_mutant = "waiter_no_fence") || heavy_fence();
+            self.is_fenced = heavy_fence();
         }
         // The pool may have shrunk, or its device failed, since the request entered the line.
         self.blocks.check_request(request)?;
@@ -182,7 +182,7 @@ impl Drop for Waiting<'_> {
         let (own, woken) = self.blocks.with_line(|line| {
             let was_head = line.is_head(self.key);
             let own = line.remove(self.key);
-            let hands_on = (was_head || self.has_tried) && !cfg!(kvpool_mutant = "turn_kept");
+            let hands_on = was_head || self.has_tried;
             let woken = if hands_on { line.signal(self.blocks.turn_patience()) } else { None };
             self.blocks.settle(line);
             (own, woken)

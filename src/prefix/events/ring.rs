@@ -143,8 +143,7 @@ impl<T> Ring<T> {
                     // SAFETY: the position is ours, and the reader waits for the stamp.
                     slot.entry.with_mut(|entry| unsafe { *entry = Some(Entry { lost_before, value }) });
                     // Release: pairs with the Acquire of `pop`.
-                    let order = if cfg!(kvpool_mutant = "events_relaxed_stamp") { Relaxed } else { Release };
-                    slot.stamp.store(position + 1, order);
+                    slot.stamp.store(position + 1, Release);
                     return true;
                 }
             }
@@ -163,7 +162,7 @@ impl<T> Ring<T> {
         if slot.stamp.load(Acquire) != reader.head + 1 {
             // In this order: the losses precede this tail.
             let lost = self.lost();
-            let is_empty = self.tail() == reader.head || cfg!(kvpool_mutant = "events_early_report");
+            let is_empty = self.tail() == reader.head;
             return if is_empty { reader.report(lost) } else { None };
         }
         // SAFETY: by the stamp, the writer has finished, and no other writer begins before we set

@@ -111,8 +111,7 @@ impl Table {
             // Release: pairs with the Acquire in `Bucket::entry`. Redundant for an insertion, which
             // has fenced; a thread that restores an entry, or walks, has read the word after its
             // fence.
-            let order = if cfg!(kvpool_mutant = "index_relaxed") { Relaxed } else { Release };
-            if bucket.exchange(at, Entry::EMPTY, entry, order) {
+            if bucket.exchange(at, Entry::EMPTY, entry, Release) {
                 return Inserted::New;
             }
             // Another thread has filled it, so the system made progress. Reached by the model
@@ -180,7 +179,7 @@ impl Table {
         number: usize,
         registered: &impl Fn(BlockId) -> Option<Key>,
     ) -> Option<Key> {
-        let key = registered(entry.id()).filter(|_| !cfg!(kvpool_mutant = "index_replace_live"))?;
+        let key = registered(entry.id())?;
         (key.entry(entry.id()) == entry && key.buckets(self.mask).contains(&number)).then_some(key)
     }
 
@@ -212,14 +211,9 @@ impl Table {
         registered: &impl Fn(BlockId) -> Option<Key>,
         forgotten: &AtomicU64,
     ) {
-        if cfg!(kvpool_mutant = "index_no_second_look") {
-            return;
-        }
-        if !cfg!(kvpool_mutant = "index_restore_no_fence") {
-            // Pairs with the fence in `Index::announce`: the thread that registers the block sees
-            // that the entry is gone, or we see the word.
-            fence(SeqCst);
-        }
+        // Pairs with the fence in `Index::announce`: the thread that registers the block sees
+        // that the entry is gone, or we see the word.
+        fence(SeqCst);
         if let Some(key) = self.right_key(entry, number, registered) {
             // Reached by the models of re-registration.
             let _counted = self.add_counted(entry, key, forgotten);

@@ -59,7 +59,7 @@ impl StackWord {
     /// `below` is the link read from the top block's row.
     #[inline]
     fn taken(self, below: u32) -> Self {
-        let tag = if cfg!(kvpool_mutant = "wheel_no_tag") { 0 } else { ONE_TAG };
+        let tag = ONE_TAG;
         Self((self.0 & !TOP).wrapping_add(tag) | u64::from(below) & TOP)
     }
 }

@@ -63,9 +63,6 @@ impl Level {
     pub(super) fn clear(&self, index: usize) {
         let (word, bit) = (index / WORD, 1 << (index % WORD));
         let left = self.words[word].fetch_and(!bit, Relaxed) & !bit;
-        if cfg!(kvpool_mutant = "wheel_clear_no_recheck") {
-            return;
-        }
         if !self.stacks[index].touch().is_empty() {
             return self.mark(index);
         }
