@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Tests of the tests: plants one bug of order at a time and requires that the schedules catch it. Arguments name the bugs;
-# without any it is all of them. One build serves all: the bug is chosen at run time (src/planted.rs). KVPOOL_SCHEDULES
-# sets how many schedules are tried for each (120); the first that goes wrong ends the test.
+# Tests of the tests: activates one planted bug of order at a time and requires that the schedules catch it. Arguments name
+# the bugs; without any it is all of them. The bugs are patches in cuda-tests/mutants, applied to a copy of the tree
+# (loom-tests/plant.sh). One build serves all: KVPOOL_MUTANT chooses the bug at run time. KVPOOL_SCHEDULES sets how many
+# schedules are tried for each (120); the first that goes wrong ends the test.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export RUST_BACKTRACE=0
 export KVPOOL_SCHEDULES="${KVPOOL_SCHEDULES:-120}"
-export RUSTFLAGS="--cfg kvpool_planted ${RUSTFLAGS:-}"
-export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/cuda-mutants"
+export CARGO_TARGET_DIR=$PWD/target/cuda-mutants
+cd "$(loom-tests/plant.sh)"
 cargo test --locked --quiet -p kvpool-cuda-tests --test schedules --test order --no-run
 # The switch itself fails no test.
 KVPOOL_SCHEDULES=20 cargo test --locked --quiet -p kvpool-cuda-tests --test schedules --test order
@@ -18,7 +19,7 @@ while read -r mutant test name; do
     start=$SECONDS
     # Bounded: a bug of order may also leave somebody waiting.
     if ! grep -rqF "cfg!(kvpool_mutant = \"$mutant\")" src; then
-        echo "BROKEN    $mutant: is not planted in src"
+        echo "BROKEN    $mutant: is in no patch"
         survivors=$((survivors + 1))
     elif output=$(KVPOOL_MUTANT=$mutant timeout 900 \
         cargo test --locked -p kvpool-cuda-tests --test "$test" -- --nocapture "$name" 2>&1); then

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Tests the models: plants one bug at a time and requires that a model fails because of it. Arguments
-# name the bugs; the default is all of them. One build serves all: the bug is chosen at run time
-# (src/planted.rs).
+# Tests the models: activates one planted bug at a time and requires that a model fails because of it.
+# Arguments name the bugs; the default is all of them. The bugs are patches in loom-tests/mutants,
+# applied to a copy of the tree (plant.sh). One build serves all: the bug is chosen at run time.
 #
 # KVPOOL_MUTANTS_SECONDS bounds the time: at least ten bugs are planted, and more until it has
 # elapsed. The commit's hash chooses the first; bugs in files that the last 50 commits touched come
@@ -11,11 +11,9 @@ cd "$(dirname "$0")/.."
 export RUST_BACKTRACE=0
 # Full bounds: a planted bug may need every preemption of its model.
 unset KVPOOL_LOOM_QUICK
-if grep -rnE '#!?\[cfg.*kvpool_mutant' src; then
-    echo "mutants.sh: a planted bug must be an expression, cfg!(kvpool_mutant = \"name\")" >&2
-    exit 1
-fi
-loom-tests/run.sh --locked --no-run --quiet
+tree=$(loom-tests/plant.sh)
+export CARGO_TARGET_DIR=$PWD/target/planted
+"$tree/loom-tests/run.sh" --locked --no-run --quiet
 budget=${KVPOOL_MUTANTS_SECONDS:-}
 survivors=0
 planted=0
@@ -129,7 +127,7 @@ if [[ -n $budget ]]; then
     recent=()
     others=()
     for line in "${list[@]}"; do
-        file=$(grep -rlF "cfg!(kvpool_mutant = \"${line%% *}\")" src | head -1 || true)
+        file=$(cd "$tree" && grep -rlF "cfg!(kvpool_mutant = \"${line%% *}\")" src | head -1 || true)
         if grep -qxF "$file" <<<"$touched"; then recent+=("$line"); else others+=("$line"); fi
     done
     list=(${recent[@]+"${recent[@]}"} ${others[@]+"${others[@]}"})
@@ -147,12 +145,12 @@ for line in "${list[@]}"; do
     # A bounded run gives a bug three minutes; a slower one is left to an unbounded run.
     limit=()
     [[ -z $budget ]] || limit=(timeout 180)
-    run=(${limit[@]+"${limit[@]}"} loom-tests/run.sh --locked)
+    run=(${limit[@]+"${limit[@]}"} "$tree/loom-tests/run.sh" --locked)
     for model in $models; do run+=(--test "$model"); done
     start=$SECONDS
     status=0
-    if ! grep -rqF "cfg!(kvpool_mutant = \"$mutant\")" src; then
-        echo "BROKEN    $mutant is not planted in src"
+    if ! grep -rqF "cfg!(kvpool_mutant = \"$mutant\")" "$tree/src"; then
+        echo "BROKEN    $mutant is in no patch"
         survivors=$((survivors + 1))
         continue
     fi

@@ -19,9 +19,9 @@ if [[ ${1:-} == save ]]; then
             grep -qE "kvpool_mutant = \"($(sed -n "/<<'LIST'/,/^LIST/p" cuda-tests/mutants.sh | awk 'NF == 3 { print $1 }' | paste -sd '|'))\"" "$copy/$file" && suite=cuda-tests
         fi
         mkdir -p "$(dirname "$suite/mutants/$name")"
-        base=$file
-        [[ -e $file ]] || base=/dev/null
-        diff -u --label "a/$file" --label "b/$file" "$base" "$copy/$file" >>"$suite/mutants/$name.patch" || [[ $? == 1 ]]
+        base=$file label=a/$file
+        [[ -e $file ]] || base=/dev/null label=/dev/null
+        diff -u --label "$label" --label "b/$file" "$base" "$copy/$file" >>"$suite/mutants/$name.patch" || [[ $? == 1 ]]
     done < <(cd "$copy" && find src Cargo.toml -type f | sort | while read -r file; do
         cmp -s "$file" "$OLDPWD/$file" || echo "$file"
     done)

@@ -16,7 +16,7 @@ use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
 /// The floors, from the ground up. A floor may import those in earlier rows; floors in one row must
 /// not import each other.
 const FLOORS: &[&[&str]] = &[
-    &["config", "planted"],
+    &["config"],
     &["ids", "dtype"],
     &["error", "sync"],
     &["frame"],
