@@ -66,7 +66,7 @@ fn a_release_that_panics_releases_nothing_twice() {
 #[derive(Debug, Default)]
 struct Dropping {
     pool: Mutex<Option<Pool>>,
-    residents: AtomicUsize,
+    caches_in_use: AtomicUsize,
 }
 
 impl Policy for Dropping {
@@ -87,7 +87,7 @@ impl Policy for Dropping {
             let blocks = last.blocks().clone();
             drop(last);
             drop(pool(8).allocate(AllocRequest::new(1)).unwrap());
-            self.residents.store(blocks.thread_caches_in_use(), Relaxed);
+            self.caches_in_use.store(blocks.thread_caches_in_use(), Relaxed);
         }
         heads.iter().position(Option::is_some)
     }
@@ -110,6 +110,6 @@ fn a_policy_that_drops_its_pool() {
     let mut batch = pool.begin_batch();
     *policy.pool.lock().unwrap() = Some(pool);
     batch.append(&mut second, 3 * block_tokens).unwrap();
-    assert_eq!(policy.residents.load(Relaxed), 1);
+    assert_eq!(policy.caches_in_use.load(Relaxed), 1);
     drop((batch, second));
 }

@@ -161,9 +161,9 @@ impl TouchedBlocks {
         self.finish_beside(1);
     }
 
-    /// Ends a model whose main thread has `residents` thread caches of its own (0 or 1).
-    pub fn finish_beside(&self, residents: usize) {
-        settle(&self.blocks, residents);
+    /// Ends a model whose main thread has `own_caches` thread caches of its own (0 or 1).
+    pub fn finish_beside(&self, own_caches: usize) {
+        settle(&self.blocks, own_caches);
         let report = self.blocks.audit().unwrap();
         assert_eq!(report.owned, 0, "leaked: {report:?}");
         assert_eq!(self.blocks.counts().free(), self.blocks.total(), "every free block is counted");
@@ -173,10 +173,10 @@ impl TouchedBlocks {
     }
 }
 
-/// Waits until at most `residents` threads and handles have a cache: loom's `join` returns before a
+/// Waits until at most `own_caches` threads and handles have a cache: loom's `join` returns before a
 /// thread's destructors run.
-pub fn settle(blocks: &Blocks, residents: usize) {
-    while blocks.thread_caches_in_use() > residents {
+pub fn settle(blocks: &Blocks, own_caches: usize) {
+    while blocks.thread_caches_in_use() > own_caches {
         yield_now();
     }
 }

@@ -54,8 +54,8 @@ fn close(pool: &Pool) {
 
 /// All threads have ended except those that still have a cache, one of which may be the model's
 /// own.
-fn close_beside(pool: &Pool, residents: usize) {
-    while pool.thread_caches() > residents {
+fn close_beside(pool: &Pool, own_caches: usize) {
+    while pool.thread_caches() > own_caches {
         thread::yield_now();
     }
     pool.audit().unwrap();

@@ -107,7 +107,7 @@ impl Device {
         stream: &DeviceStream,
         doing: &'static str,
     ) -> Result<(), StorageError> {
-        self.check_home(stream)?;
+        self.check_own(stream)?;
         if self.is_capturing(stream)? {
             return Err(StorageError::Capturing { device: self.id(), doing });
         }
@@ -115,7 +115,7 @@ impl Device {
     }
 
     /// Checks that this is a stream of this device's primary context.
-    pub(super) fn check_home(&self, stream: &DeviceStream) -> Result<(), StorageError> {
+    pub(super) fn check_own(&self, stream: &DeviceStream) -> Result<(), StorageError> {
         match self.foreign(stream)? {
             None => Ok(()),
             Some(foreign) => Err(foreign),
@@ -140,11 +140,11 @@ impl Device {
         }
         let context = &self.0.context;
         let _entered = context.enter()?;
-        let mut home = std::ptr::null_mut();
+        let mut inner = std::ptr::null_mut();
         // SAFETY: the pointer is valid, and the stream lives by the contract of `DeviceStream`.
-        let asked = unsafe { sys::cuStreamGetCtx(raw(stream), &mut home) };
+        let asked = unsafe { sys::cuStreamGetCtx(raw(stream), &mut inner) };
         context.check(asked, "reading a stream's context")?;
-        if home == context.raw() {
+        if inner == context.raw() {
             Ok(None)
         } else {
             unfit("it does not belong to the device's primary context")

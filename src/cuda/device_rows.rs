@@ -109,13 +109,13 @@ impl CudaStorage {
     ) -> Result<(), StorageError> {
         // A capture is allowed here: each launch is self-contained, and uses no buffer that is
         // given back.
-        self.home.device.check_home(stream)?;
-        let layout = &self.home.layout;
+        self.inner.device.check_own(stream)?;
+        let layout = &self.inner.layout;
         if layer >= layout.layers() {
             return Err(StorageError::Layer { layer, layers: layout.layers() });
         }
         let parts = [("k", rows.k, rows.k_stride), ("v", rows.v, rows.v_stride)];
-        for (which, address, stride) in parts.into_iter().take(self.home.halves()) {
+        for (which, address, stride) in parts.into_iter().take(self.inner.halves()) {
             host_rows::check_dtype(layout, which, rows.dtype)?;
             let (align, bytes) = (rows.dtype.bytes(), layout.row_elements() * rows.dtype.bytes());
             if address == 0 || !address.is_multiple_of(align as u64) || !stride.is_multiple_of(align) {
@@ -133,7 +133,7 @@ impl CudaStorage {
         // Limit of 32-bit counters.
         let most = u32::MAX as usize / (2 * layout.kv_heads() * WARP as usize);
         // SAFETY: the stream is of this device; the scope keeps nothing, so that no wait is needed.
-        let mut commands = unsafe { CommandScope::on(&self.home.device, raw(stream)) };
+        let mut commands = unsafe { CommandScope::on(&self.inner.device, raw(stream)) };
         let mut enqueued = Ok(());
         for first in (0..tokens).step_by(most.max(1)) {
             let part = DeviceRows {
@@ -168,10 +168,10 @@ impl CudaStorage {
         slots: u64,
         tokens: usize,
     ) -> Result<(), StorageError> {
-        let home = &*self.home;
-        let values = lanes(&home.placed, layer, PlaneKind::Values, &home.layout);
-        let scales = lanes(&home.placed, layer, PlaneKind::Scales, &home.layout);
-        let is_latent = home.halves() == 1;
+        let inner = &*self.inner;
+        let values = lanes(&inner.placed, layer, PlaneKind::Values, &inner.layout);
+        let scales = lanes(&inner.placed, layer, PlaneKind::Scales, &inner.layout);
+        let is_latent = inner.halves() == 1;
         let params = self.quant_params(layer, rows, slots, tokens, values, scales);
         let params = if is_latent { without_v(params) } else { params };
         // SAFETY: the caller's promise.
@@ -194,9 +194,9 @@ impl CudaStorage {
         slots: u64,
         tokens: usize,
     ) -> Result<(), StorageError> {
-        let home = &*self.home;
-        let values = lanes(&home.placed, layer, PlaneKind::Values, &home.layout);
-        let scales = lanes(&home.placed, layer, PlaneKind::Scales, &home.layout);
+        let inner = &*self.inner;
+        let values = lanes(&inner.placed, layer, PlaneKind::Values, &inner.layout);
+        let scales = lanes(&inner.placed, layer, PlaneKind::Scales, &inner.layout);
         let (values, scales) = ([values[half]; 2], [scales[half]; 2]);
         let rows = if half == 0 { rows } else { DeviceRows { k: rows.v, k_stride: rows.v_stride, ..rows } };
         let mut params = self.quant_params(layer, rows, slots, tokens, values, scales);
@@ -216,9 +216,9 @@ impl CudaStorage {
         [k_lane, v_lane]: [Lane; 2],
         [k_scale_lane, v_scale_lane]: [Lane; 2],
     ) -> QuantParams {
-        let (home, layout) = (&*self.home, &self.home.layout);
+        let (inner, layout) = (&*self.inner, &self.inner.layout);
         let scales_at = (layer * layout.kv_heads() * size_of::<f32>()) as u64;
-        let [k_scales, v_scales] = match &home.scales {
+        let [k_scales, v_scales] = match &inner.scales {
             Some(scales) => scales.each_ref().map(|scales| scales.address() + scales_at),
             None => [0; 2],
         };
@@ -261,12 +261,12 @@ impl CudaStorage {
         dtype: Dtype,
         mut params: QuantParams,
     ) -> Result<(), StorageError> {
-        let layout = &self.home.layout;
+        let layout = &self.inner.layout;
         let rows = &mut params.rows;
         let k = [rows.k, rows.k_stride, rows.k_lane.base, rows.k_lane.frame_stride];
         let v = [rows.v, rows.v_stride, rows.v_lane.base, rows.v_lane.frame_stride];
         let numbers = k.into_iter().chain(v).chain([rows.row_bytes.into()]);
-        let jobs = rows.n_tokens as usize * self.home.halves();
+        let jobs = rows.n_tokens as usize * self.inner.halves();
         if dtype == layout.dtype() {
             rows.unit = unit(numbers);
             let grid = self.grid(jobs.div_ceil((THREADS / WARP) as usize));

@@ -21,7 +21,7 @@ impl CudaStorage {
     /// The frame rule.
     pub(super) unsafe fn copy_here(&self, moves: &[FrameMove]) -> Result<(), StorageError> {
         check::moves(moves, self.frames())?;
-        let grid = self.grid(moves.len().saturating_mul(self.home.pieces.list.len()));
+        let grid = self.grid(moves.len().saturating_mul(self.inner.pieces.list.len()));
         // SAFETY: the frames exist; destinations are distinct and no destination is a source; the
         // rest is the caller's promise.
         unsafe { self.enqueue_copy(moves, self.service.raw(), grid)?.wait() }
@@ -37,7 +37,7 @@ impl CudaStorage {
         }
         // SAFETY: as above. The commands keep the memory and the kernels alive.
         match unsafe { self.enqueue_copy(moves, self.moving.raw(), self.moving_ctas) } {
-            Ok(commands) => commands.then(self.home.clone(), done),
+            Ok(commands) => commands.then(self.inner.clone(), done),
             // The command scope has waited for the commands that it had enqueued.
             Err(error) => done(Err(error)),
         }
@@ -52,18 +52,18 @@ impl CudaStorage {
         stream: &DeviceStream,
         moves: &[FrameMove],
     ) -> Result<(), StorageError> {
-        self.home.device.check_stream(stream, "copying frames")?;
+        self.inner.device.check_stream(stream, "copying frames")?;
         check::moves(moves, self.frames())?;
-        let grid = self.grid(moves.len().saturating_mul(self.home.pieces.list.len()));
+        let grid = self.grid(moves.len().saturating_mul(self.inner.pieces.list.len()));
         let on = raw(stream);
         // SAFETY: as above; the stream is of this device.
         let mut commands = unsafe { self.enqueue_copy(moves, on, grid)? };
         // Under another batch, the host may store to the copy before this stream has executed
         // it.
-        let context = &self.home.device.0.context;
+        let context = &self.inner.device.0.context;
         // SAFETY: the stream lives as long as the storage, and is of this context.
         unsafe { commands.mark()?.hold_back(context, self.service.raw())? };
-        commands.then((self.home.clone(), stream.clone()), Box::new(|_| ()));
+        commands.then((self.inner.clone(), stream.clone()), Box::new(|_| ()));
         Ok(())
     }
 
@@ -76,12 +76,12 @@ impl CudaStorage {
         stream: CUstream,
         grid: u32,
     ) -> Result<CommandScope<'_>, StorageError> {
-        let home = &*self.home;
-        let n_pieces = home.pieces.list.len();
-        let (pieces, n_pieces) = (home.table.address(), n_pieces as u32);
-        home.device.good()?;
+        let inner = &*self.inner;
+        let n_pieces = inner.pieces.list.len();
+        let (pieces, n_pieces) = (inner.table.address(), n_pieces as u32);
+        inner.device.good()?;
         // SAFETY: the stream lives.
-        let mut commands = unsafe { CommandScope::on(&home.device, stream) };
+        let mut commands = unsafe { CommandScope::on(&inner.device, stream) };
         // Jobs are counted in 31 bits.
         let most = (i32::MAX as usize / n_pieces.max(1) as usize).clamp(1, BYTES_MAX / size_of::<Move>());
         for moves in moves.chunks(most) {
@@ -92,7 +92,7 @@ impl CudaStorage {
                 moves: commands.upload(bytes_of(&list))?,
                 n_pieces,
                 n_moves: list.len() as u32,
-                unit: home.pieces.copy_unit,
+                unit: inner.pieces.copy_unit,
                 reserved: 0,
             };
             // SAFETY: the tables live until the command scope ends; the rest is the caller's
@@ -108,7 +108,7 @@ impl CudaStorage {
     /// The frame rule.
     pub(super) unsafe fn zero_runs(&self, runs: &[Run]) -> Result<(), StorageError> {
         check::runs_disjoint(runs, self.frames())?;
-        self.home.device.good()?;
+        self.inner.device.good()?;
         let frames: Vec<u32> = runs.iter().flat_map(|run| run.frames()).map(|frame| frame.0).collect();
         // SAFETY: frames that exist and are distinct; the rest is the caller's promise.
         match unsafe { self.launch_zeroes(&frames) } {
@@ -122,18 +122,18 @@ impl CudaStorage {
     /// # Safety
     /// The frames exist and are distinct; the frame rule.
     unsafe fn launch_zeroes(&self, frames: &[u32]) -> Result<(), StorageError> {
-        let home = &*self.home;
+        let inner = &*self.inner;
         // SAFETY: the stream lives as long as the storage.
-        let mut commands = unsafe { CommandScope::on(&home.device, self.packing.raw()) };
-        let n_pieces = home.pieces.list.len();
+        let mut commands = unsafe { CommandScope::on(&inner.device, self.packing.raw()) };
+        let n_pieces = inner.pieces.list.len();
         let most = (i32::MAX as usize / n_pieces).clamp(1, BYTES_MAX / size_of::<u32>());
         for frames in frames.chunks(most) {
             let params = ZeroParams {
-                pieces: home.table.address(),
+                pieces: inner.table.address(),
                 frames: commands.upload(bytes_of(frames))?,
                 n_pieces: n_pieces as u32,
                 n_frames: frames.len() as u32,
-                unit: home.pieces.copy_unit,
+                unit: inner.pieces.copy_unit,
                 reserved: 0,
             };
             // SAFETY: the caller's promise.
@@ -148,11 +148,11 @@ impl CudaStorage {
     /// As for [`launch_zeroes`](Self::launch_zeroes).
     #[cold]
     unsafe fn fill_zeroes(&self, frames: &[u32]) -> Result<(), StorageError> {
-        let context = &self.home.device.0.context;
+        let context = &self.inner.device.0.context;
         let _entered = context.enter()?;
         let mut filled = Ok(());
         for (&frame, piece) in
-            frames.iter().flat_map(|frame| self.home.pieces.list.iter().map(move |piece| (frame, piece)))
+            frames.iter().flat_map(|frame| self.inner.pieces.list.iter().map(move |piece| (frame, piece)))
         {
             let (at, bytes) = (piece.base + u64::from(frame) * piece.frame_stride, piece.bytes as usize);
             // SAFETY: the piece of a frame that exists and that the caller owns; the stream lives.

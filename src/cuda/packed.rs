@@ -25,7 +25,7 @@ use super::memory::bytes_of;
 use super::params::{PackParams, Piece};
 use super::pieces::Pieces;
 use super::staging::{BYTES_MAX, Pinned};
-use super::storage::{CudaStorage, Home};
+use super::storage::{CudaStorage, StorageInner};
 
 /// Maximum number of lots in flight.
 const DEPTH: usize = 2;
@@ -68,7 +68,7 @@ fn lots(pieces: &Pieces, packed_bytes: usize, frames: usize, most: usize) -> Vec
     lots
 }
 
-impl Home {
+impl StorageInner {
     fn lots(&self, frames: usize) -> Vec<Lot> {
         lots(&self.pieces, self.layout.packed_bytes(), frames, BYTES_MAX)
     }
@@ -111,27 +111,27 @@ impl CudaStorage {
     /// The frame rule.
     pub(super) unsafe fn pack_runs(&self, runs: &[Run], out: &mut [u8]) -> Result<(), StorageError> {
         self.check_packed(check::runs(runs, self.frames())?, out.len())?;
-        let (home, frames) = (&*self.home, frames_of(runs));
-        home.device.good()?;
+        let (inner, frames) = (&*self.inner, frames_of(runs));
+        inner.device.good()?;
         let mut under_way: VecDeque<(CommandScope<'_>, Pinned, Lot)> = VecDeque::new();
         let mut arrive = |(commands, pinned, lot): (CommandScope<'_>, Pinned, Lot)| {
             commands.wait()?;
             out[lot.at..][..lot.bytes].copy_from_slice(&pinned.bytes()[..lot.bytes]);
             Ok::<(), StorageError>(())
         };
-        for lot in home.lots(frames.len()) {
+        for lot in inner.lots(frames.len()) {
             if under_way.len() == DEPTH {
                 under_way.pop_front().map_or(Ok(()), &mut arrive)?;
             }
-            let pinned = home.device.0.staging.pinned(lot.bytes)?;
+            let pinned = inner.device.0.staging.pinned(lot.bytes)?;
             // SAFETY: the stream lives as long as the storage.
-            let mut commands = unsafe { CommandScope::on(&home.device, self.packing.raw()) };
+            let mut commands = unsafe { CommandScope::on(&inner.device, self.packing.raw()) };
             let packed = commands.scratch(lot.bytes)?;
             let grid = self.grid(lot.frames.len() * lot.pieces.len());
             // SAFETY: the frames exist; the buffers are kept until the command scope ends; the rest
             // is the caller's promise.
             unsafe {
-                home.launch_lot(&mut commands, Kernel::Pack, &frames, &lot, packed, grid)?;
+                inner.launch_lot(&mut commands, Kernel::Pack, &frames, &lot, packed, grid)?;
                 commands.fetch(&pinned, packed, lot.bytes)?;
             }
             commands.mark()?;
@@ -146,19 +146,19 @@ impl CudaStorage {
     /// The frame rule.
     pub(super) unsafe fn unpack_runs(&self, runs: &[Run], bytes: &[u8]) -> Result<(), StorageError> {
         self.check_packed(check::runs_disjoint(runs, self.frames())?, bytes.len())?;
-        let (home, frames) = (&*self.home, frames_of(runs));
-        home.device.good()?;
+        let (inner, frames) = (&*self.inner, frames_of(runs));
+        inner.device.good()?;
         let mut under_way: VecDeque<CommandScope<'_>> = VecDeque::new();
-        for lot in home.lots(frames.len()) {
+        for lot in inner.lots(frames.len()) {
             if under_way.len() == DEPTH {
                 under_way.pop_front().map_or(Ok(()), CommandScope::wait)?;
             }
             // SAFETY: the stream lives as long as the storage.
-            let mut commands = unsafe { CommandScope::on(&home.device, self.packing.raw()) };
+            let mut commands = unsafe { CommandScope::on(&inner.device, self.packing.raw()) };
             let packed = commands.upload(&bytes[lot.at..][..lot.bytes])?;
             let grid = self.grid(lot.frames.len() * lot.pieces.len());
             // SAFETY: the frames exist and are distinct; the rest is the caller's promise.
-            unsafe { home.launch_lot(&mut commands, Kernel::Unpack, &frames, &lot, packed, grid)? };
+            unsafe { inner.launch_lot(&mut commands, Kernel::Unpack, &frames, &lot, packed, grid)? };
             commands.mark()?;
             under_way.push_back(commands);
         }
@@ -180,7 +180,7 @@ impl CudaStorage {
             return unsafe { exchange::through_host(self, source, from, to) };
         };
         let frames = exchange::check_runs(self, source, from, to)?;
-        let (there, here) = (&*source.home, &*self.home);
+        let (there, here) = (&*source.inner, &*self.inner);
         let (lots, landing_lots) = (there.lots(frames), here.lots(frames));
         // A frame that exceeds a buffer is cut between pieces, and the cuts differ if only one of
         // the storages joins K and V.
@@ -234,7 +234,7 @@ impl CudaStorage {
     /// Enables direct access between the devices, if supported. Otherwise the driver copies through
     /// the host.
     fn befriend(&self, source: &Self) {
-        let (here, there) = (&self.home.device.0.context, &source.home.device.0.context);
+        let (here, there) = (&self.inner.device.0.context, &source.inner.device.0.context);
         if self.device() == source.device() {
             return;
         }
@@ -251,7 +251,7 @@ impl CudaStorage {
     /// # Safety
     /// The caller owns the bytes at both addresses until the copy is complete.
     unsafe fn send_to(&self, target: &Self, from: u64, to: u64, bytes: usize) -> Result<(), StorageError> {
-        let (here, there) = (&self.home.device.0.context, &target.home.device.0.context);
+        let (here, there) = (&self.inner.device.0.context, &target.inner.device.0.context);
         let _entered = here.enter()?;
         // SAFETY: the caller's promise; both contexts live.
         let sent =
@@ -260,7 +260,7 @@ impl CudaStorage {
     }
 
     fn check_packed(&self, frames: usize, got: usize) -> Result<(), StorageError> {
-        let want = frames.saturating_mul(self.home.layout.packed_bytes());
+        let want = frames.saturating_mul(self.inner.layout.packed_bytes());
         if got != want {
             return Err(StorageError::BufferLength { got, want });
         }

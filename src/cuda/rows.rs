@@ -25,21 +25,21 @@ impl CudaStorage {
         v: Elements<'_>,
         slots: &[i64],
     ) -> Result<(), StorageError> {
-        let home = &*self.home;
-        host_rows::check_rows(&home.layout, layer, k, v, slots.len())?;
-        check::slots_unique(slots, self.frames(), home.layout.block_tokens())?;
-        home.device.good()?;
+        let inner = &*self.inner;
+        host_rows::check_rows(&inner.layout, layer, k, v, slots.len())?;
+        check::slots_unique(slots, self.frames(), inner.layout.block_tokens())?;
+        inner.device.good()?;
         let [k_bytes, v_bytes] = self.row_bytes_outside([k.dtype(), v.dtype()]);
         let most = tokens_at_a_time(k_bytes, v_bytes);
         for (part, slots) in slots.chunks(most).enumerate() {
             let at = Parts::new(slots.len(), k_bytes, v_bytes);
-            let mut pinned = home.device.0.staging.pinned(at.end)?;
+            let mut pinned = inner.device.0.staging.pinned(at.end)?;
             // SAFETY: the stream lives as long as the storage.
-            let mut commands = unsafe { CommandScope::on(&home.device, self.service.raw()) };
+            let mut commands = unsafe { CommandScope::on(&inner.device, self.service.raw()) };
             let bytes = pinned.bytes_mut();
             bytes[..size_of_val(slots)].copy_from_slice(bytes_of(slots));
             for (rows, at, row_bytes) in
-                [(k, at.k, k_bytes), (v, at.v, v_bytes)].into_iter().take(home.halves())
+                [(k, at.k, k_bytes), (v, at.v, v_bytes)].into_iter().take(inner.halves())
             {
                 let rows = &rows.as_bytes()[part * most * row_bytes..][..slots.len() * row_bytes];
                 bytes[at..at + rows.len()].copy_from_slice(rows);
@@ -67,18 +67,18 @@ impl CudaStorage {
         mut k: ElementsMut<'_>,
         mut v: ElementsMut<'_>,
     ) -> Result<(), StorageError> {
-        let home = &*self.home;
-        host_rows::check_rows(&home.layout, layer, k.as_elements(), v.as_elements(), slots.len())?;
-        check::slots(slots, self.frames(), home.layout.block_tokens())?;
-        home.device.good()?;
+        let inner = &*self.inner;
+        host_rows::check_rows(&inner.layout, layer, k.as_elements(), v.as_elements(), slots.len())?;
+        check::slots(slots, self.frames(), inner.layout.block_tokens())?;
+        inner.device.good()?;
         let dtypes = (k.as_elements().dtype(), v.as_elements().dtype());
         let [k_bytes, v_bytes] = self.row_bytes_outside([dtypes.0, dtypes.1]);
         let most = tokens_at_a_time(k_bytes, v_bytes);
         for (part, slots) in slots.chunks(most).enumerate() {
             let at = Parts::new(slots.len(), k_bytes, v_bytes);
-            let mut pinned = home.device.0.staging.pinned(at.end)?;
+            let mut pinned = inner.device.0.staging.pinned(at.end)?;
             // SAFETY: the stream lives as long as the storage.
-            let mut commands = unsafe { CommandScope::on(&home.device, self.service.raw()) };
+            let mut commands = unsafe { CommandScope::on(&inner.device, self.service.raw()) };
             pinned.bytes_mut()[..size_of_val(slots)].copy_from_slice(bytes_of(slots));
             let scratch = commands.scratch(at.end)?;
             // SAFETY: as in `store_rows`; the slots are sent before the rows are fetched.
@@ -89,7 +89,7 @@ impl CudaStorage {
             }
             commands.wait()?;
             let targets = [(k.as_bytes_mut(), at.k, k_bytes), (v.as_bytes_mut(), at.v, v_bytes)];
-            for (rows, at, row_bytes) in targets.into_iter().take(home.halves()) {
+            for (rows, at, row_bytes) in targets.into_iter().take(inner.halves()) {
                 let target = rows[part * most * row_bytes..].chunks_exact_mut(row_bytes);
                 let loaded = pinned.bytes()[at..].chunks_exact(row_bytes);
                 for ((target, loaded), _) in target.zip(loaded).zip(slots).filter(|(_, slot)| **slot >= 0) {
@@ -102,8 +102,8 @@ impl CudaStorage {
 
     /// Returns the bytes of one token's K and V in the caller's types.
     fn row_bytes_outside(&self, [k, v]: [Dtype; 2]) -> [usize; 2] {
-        let bytes = |dtype: Dtype| self.home.layout.row_elements() * dtype.bytes();
-        [bytes(k), if self.home.halves() == 1 { 0 } else { bytes(v) }]
+        let bytes = |dtype: Dtype| self.inner.layout.row_elements() * dtype.bytes();
+        [bytes(k), if self.inner.halves() == 1 { 0 } else { bytes(v) }]
     }
 
     /// Launches the kernels for rows of K and V in one buffer; two types need two launches.
@@ -126,7 +126,7 @@ impl CudaStorage {
             k_stride: at.k_bytes,
             v_stride: at.v_bytes,
         };
-        if k == v || self.home.halves() == 1 {
+        if k == v || self.inner.halves() == 1 {
             // SAFETY: the caller's promise.
             return unsafe { self.launch_rows(commands, layer, way, rows, buffer, at.tokens) };
         }

@@ -41,7 +41,7 @@ struct Shelf([Mutex<Vec<u64>>; CLASSES]);
 pub(super) struct Pinned {
     start: NonNull<u8>,
     class: usize,
-    home: Arc<Staging>,
+    staging: Arc<Staging>,
 }
 
 /// Device memory.
@@ -49,7 +49,7 @@ pub(super) struct Pinned {
 pub(super) struct Scratch {
     address: u64,
     class: usize,
-    home: Arc<Staging>,
+    staging: Arc<Staging>,
 }
 
 // SAFETY: plain memory, with a single owner on the host.
@@ -71,7 +71,7 @@ impl Staging {
             None => self.make_pinned(class)?,
         };
         let start = NonNull::new(address as *mut u8).expect("allocated memory has a non-null address");
-        Ok(Pinned { start, class, home: self.clone() })
+        Ok(Pinned { start, class, staging: self.clone() })
     }
 
     /// Returns device memory of at least `bytes` bytes, up to [`BYTES_MAX`], with unspecified
@@ -82,7 +82,7 @@ impl Staging {
             Some(address) => address,
             None => self.make_scratch(class)?,
         };
-        Ok(Scratch { address, class, home: self.clone() })
+        Ok(Scratch { address, class, staging: self.clone() })
     }
 
     fn make_pinned(&self, class: usize) -> Result<u64, StorageError> {
@@ -169,7 +169,7 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        self.home.pinned.put(self.class, self.start.as_ptr() as u64);
+        self.staging.pinned.put(self.class, self.start.as_ptr() as u64);
     }
 }
 
@@ -181,7 +181,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        self.home.scratch.put(self.class, self.address);
+        self.staging.scratch.put(self.class, self.address);
     }
 }
 

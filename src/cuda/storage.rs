@@ -80,7 +80,7 @@ pub struct DevicePlane {
 /// # }
 /// ```
 pub struct CudaStorage {
-    pub(super) home: Arc<Home>,
+    pub(super) inner: Arc<StorageInner>,
     frames: AtomicUsize,
     frames_max: usize,
     /// Held while frames are added or removed.
@@ -92,7 +92,7 @@ pub struct CudaStorage {
 }
 
 /// State that work in progress keeps alive.
-pub(super) struct Home {
+pub(super) struct StorageInner {
     memory: Bytes,
     pub(super) layout: KvLayout,
     pub(super) placed: Vec<Placed>,
@@ -203,9 +203,9 @@ impl CudaStorage {
         };
         let stream = |priority| Stream::new(device.0.context.clone(), priority);
         let (packing, moving) = (stream(StreamPriority::Usual)?, stream(StreamPriority::Lowest)?);
-        let home = Home { memory, layout, placed, pieces, table, scales, device: device.clone() };
+        let inner = StorageInner { memory, layout, placed, pieces, table, scales, device: device.clone() };
         Ok(Self {
-            home: Arc::new(home),
+            inner: Arc::new(inner),
             frames: AtomicUsize::new(frames),
             frames_max,
             resizing: Mutex::new(()),
@@ -218,18 +218,18 @@ impl CudaStorage {
 
     /// Returns the open device that holds the frames.
     pub fn opened(&self) -> &Device {
-        &self.home.device
+        &self.inner.device
     }
 
     /// Returns the planes with their addresses, in the order of [`KvLayout::planes`].
     pub fn planes(&self) -> Vec<DevicePlane> {
-        let planes = self.home.placed.iter();
+        let planes = self.inner.placed.iter();
         planes.map(|placed| DevicePlane { address: placed.base, plane: placed.plane }).collect()
     }
 
     /// Returns the bytes of device memory mapped for frames; 0 if they were adopted.
     pub fn mapped_bytes(&self) -> usize {
-        match &self.home.memory {
+        match &self.inner.memory {
             Bytes::Mapped(arena) => arena.mapped_bytes(),
             Bytes::Adopted { .. } => 0,
         }
@@ -237,7 +237,7 @@ impl CudaStorage {
 
     /// Returns the size of the address range reserved for frames; 0 if they were adopted.
     pub fn reserved_bytes(&self) -> usize {
-        match &self.home.memory {
+        match &self.inner.memory {
             Bytes::Mapped(arena) => arena.reserved_bytes(),
             Bytes::Adopted { .. } => 0,
         }
@@ -259,7 +259,7 @@ impl CudaStorage {
 
     /// Returns the number of CTAs for `jobs` jobs of an operation with a waiting caller.
     pub(super) fn grid(&self, jobs: usize) -> u32 {
-        let most = self.home.device.info().multiprocessors.max(1) * CTAS_PER_MULTIPROCESSOR;
+        let most = self.inner.device.info().multiprocessors.max(1) * CTAS_PER_MULTIPROCESSOR;
         jobs.min(most as usize) as u32
     }
 }
@@ -278,7 +278,7 @@ fn check_sizes(layout: &KvLayout, frames_max: usize) -> Result<(), LayoutError> 
     Ok(())
 }
 
-impl Home {
+impl StorageInner {
     /// Returns 2 for K and V, or 1 for the latent vector alone.
     pub(super) fn halves(&self) -> usize {
         if self.layout.parts() == KvPlanes::Latent { 1 } else { 2 }
@@ -288,22 +288,22 @@ impl Home {
 impl fmt::Debug for CudaStorage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CudaStorage")
-            .field("device", &self.home.device)
-            .field("layout", &format_args!("{}", self.home.layout))
+            .field("device", &self.inner.device)
+            .field("layout", &format_args!("{}", self.inner.layout))
             .field("frames", &self.frames())
             .field("frames_max", &self.frames_max)
-            .field("adopted", &matches!(self.home.memory, Bytes::Adopted { .. }))
+            .field("adopted", &matches!(self.inner.memory, Bytes::Adopted { .. }))
             .finish_non_exhaustive()
     }
 }
 
 impl Storage for CudaStorage {
     fn layout(&self) -> &KvLayout {
-        &self.home.layout
+        &self.inner.layout
     }
 
     fn device(&self) -> DeviceId {
-        self.home.device.id()
+        self.inner.device.id()
     }
 
     #[inline]
@@ -323,7 +323,7 @@ impl Storage for CudaStorage {
         if total > self.frames_max {
             return Err(GrowError::TooLarge { asked, total: frames, max: self.frames_max });
         }
-        if let Bytes::Mapped(arena) = &self.home.memory {
+        if let Bytes::Mapped(arena) = &self.inner.memory {
             arena.grow(total.max(frames), &self.service).map_err(|error| {
                 let reason = match error {
                     StorageError::DeviceMemory { .. } => "the device has too little free memory",
@@ -342,7 +342,7 @@ impl Storage for CudaStorage {
         let _resizing = self.resizing.lock().unwrap_or_else(PoisonError::into_inner);
         // Before anything is unmapped: from here on these frames are refused.
         let frames = self.frames.fetch_min(total, Ordering::AcqRel);
-        if let Bytes::Mapped(arena) = &self.home.memory
+        if let Bytes::Mapped(arena) = &self.inner.memory
             && total < frames
         {
             // SAFETY: the frames from `total` on are the caller's by the frame rule, and no
@@ -384,7 +384,7 @@ impl Storage for CudaStorage {
     }
 
     fn check_stream(&self, stream: &DeviceStream) -> Result<(), StorageError> {
-        self.home.device.check_stream(stream, "enqueueing")
+        self.inner.device.check_stream(stream, "enqueueing")
     }
 
     unsafe fn copy_on(&self, stream: &DeviceStream, moves: &[FrameMove]) -> Result<(), StorageError> {
@@ -393,11 +393,11 @@ impl Storage for CudaStorage {
     }
 
     fn after(&self, stream: &DeviceStream, done: CopyDone) {
-        self.home.device.after(stream, done);
+        self.inner.device.after(stream, done);
     }
 
     fn settle(&self, stream: &DeviceStream) -> Result<(), StorageError> {
-        self.home.device.settle(stream)
+        self.inner.device.settle(stream)
     }
 
     unsafe fn receive(&self, source: &dyn Storage, from: &[Run], to: &[Run]) -> Result<(), StorageError> {
