@@ -78,6 +78,7 @@ mod shrink;
 mod stock;
 mod tally;
 mod transit;
+mod window;
 
 pub use census::{Census, ORDERS, outside_of_runs};
 pub use depot::Depot;
@@ -88,6 +89,7 @@ pub use owner::{OwnerCell, Visits};
 pub use run_list::RunList;
 pub use shrink::Shrink;
 pub use stock::Stock;
+pub use window::cheapest_window;
 
 #[cfg(test)]
 mod tests;

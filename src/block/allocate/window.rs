@@ -4,6 +4,7 @@
 //! One walk over all frames, at the end of the ladder of a contiguous request. Concurrent changes
 //! can make the run fail; the walk is then repeated, a few times.
 
+use crate::frame::cheapest_window;
 use crate::ids::{FrameId, Run};
 
 use crate::block::core::{Core, Custody};
@@ -13,7 +14,7 @@ const WINDOWS: usize = 3;
 
 /// Cost of one frame in a window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::block) enum Cost {
+enum Cost {
     /// None: it is free in the bitmaps.
     Free,
     /// One eviction.
@@ -22,25 +23,14 @@ pub(in crate::block) enum Cost {
     Fixed,
 }
 
-/// Returns the start of the first window of `len` frames with the fewest evictions; `None` if every
-/// window contains a fixed frame.
-pub(in crate::block) fn cheapest(costs: &[Cost], len: usize) -> Option<usize> {
-    let (mut fixed, mut evictions, mut best) = (0, 0, None);
-    for end in 0..costs.len() {
-        let mut count = |at: usize, by: isize| match costs[at] {
-            Cost::Free => {}
-            Cost::Evict => evictions += by,
-            Cost::Fixed => fixed += by,
-        };
-        count(end, 1);
-        if end >= len {
-            count(end - len, -1);
-        }
-        if end + 1 >= len && fixed == 0 && best.is_none_or(|(least, _)| evictions < least) {
-            best = Some((evictions, end + 1 - len));
+impl Cost {
+    fn evictions(self) -> Option<u32> {
+        match self {
+            Self::Free => Some(0),
+            Self::Evict => Some(1),
+            Self::Fixed => None,
         }
     }
-    best.map(|(_, start)| start)
 }
 
 impl Core {
@@ -69,7 +59,7 @@ impl Core {
                     }
                 });
             });
-            let start = cheapest(&costs, len)?;
+            let (start, _) = cheapest_window(costs.len(), len, |at| costs[at].evictions(), |_| 0)?;
             for at in (start..start + len).filter(|&at| costs[at] == Cost::Evict) {
                 if let Ok(frame) = self.evict(self.space.table.block_at(FrameId(at as u32)), oldest) {
                     // Not through the reserve, which would take a frame out of the window.
@@ -84,27 +74,5 @@ impl Core {
             }
         }
         None
-    }
-}
-
-#[cfg(all(test, not(kvpool_loom)))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_window_with_the_fewest_evictions_is_found() {
-        let costs = |text: &str| -> Vec<Cost> {
-            let cost = |c| match c {
-                '.' => Cost::Free,
-                'e' => Cost::Evict,
-                _ => Cost::Fixed,
-            };
-            text.chars().map(cost).collect()
-        };
-        assert_eq!(cheapest(&costs("ee.xe.e.x...e"), 4), Some(9));
-        assert_eq!(cheapest(&costs("ee.xe.e.x..xe"), 4), Some(4));
-        assert_eq!(cheapest(&costs("ee.xe.e.x..xe"), 5), None);
-        assert_eq!(cheapest(&costs(".."), 3), None);
-        assert_eq!(cheapest(&costs("e"), 1), Some(0));
     }
 }

@@ -1,5 +1,6 @@
 //! Plans for goals at a given place: a free run of some length, and an emptied region.
 
+use crate::frame::cheapest_window;
 use crate::ids::{FrameId, Order, Run};
 
 use super::super::goal::{Move, Plan, Shortfall, Step};
@@ -25,7 +26,7 @@ pub(super) fn run(map: &Map<'_>, len: u32, moves_max: usize) -> Plan {
     if free < len as usize {
         return refused(Shortfall::Free { free, needed: len as usize });
     }
-    let Some((window, needed)) = cheapest_window(map, len) else { return refused(Shortfall::Fixed) };
+    let Some((window, needed)) = with_fewest_blocks(map, len) else { return refused(Shortfall::Fixed) };
     if needed > moves_max {
         return refused(Shortfall::Budget { needed });
     }
@@ -91,27 +92,15 @@ fn vacate(map: &Map<'_>, region: Run, count: usize) -> Plan {
 
 /// Returns the run of `len` frames with the fewest blocks, all of them movable, and their number.
 /// Of equal runs, prefers one whose borders the fewest runs of sequences cross.
-fn cheapest_window(map: &Map<'_>, len: u32) -> Option<(Run, usize)> {
-    let mut best: Option<(u32, u32, u32)> = None;
-    let (mut movable, mut clear) = (0, 0);
-    for last in 0..map.len() as u32 {
-        let (is_movable, is_free) = (map::has(&map.movable, last), map::has(&map.free, last));
-        if !is_movable && !is_free {
-            (movable, clear) = (0, 0);
-            continue;
-        }
-        movable += u32::from(is_movable);
-        clear += 1;
-        if clear > len {
-            movable -= u32::from(map::has(&map.movable, last - len));
-        }
-        if clear < len || best.is_some_and(|(moves, _, _)| moves < movable) {
-            continue;
-        }
-        let start = last + 1 - len;
-        let crossings = u32::from(start > 0 && map.is_linked(start - 1)) + u32::from(map.is_linked(last));
-        let this = (movable, crossings, start);
-        best = Some(best.map_or(this, |best| best.min(this)));
-    }
-    best.map(|(moves, _, start)| (Run { start: FrameId(start), len }, moves as usize))
+fn with_fewest_blocks(map: &Map<'_>, len: u32) -> Option<(Run, usize)> {
+    let moves = |frame: usize| match frame as u32 {
+        frame if map::has(&map.movable, frame) => Some(1),
+        frame => map::has(&map.free, frame).then_some(0),
+    };
+    let crossings = |start: usize| {
+        let start = start as u32;
+        u32::from(start > 0 && map.is_linked(start - 1)) + u32::from(map.is_linked(start + len - 1))
+    };
+    let (start, moves) = cheapest_window(map.len(), len as usize, moves, crossings)?;
+    Some((Run { start: FrameId(start as u32), len }, moves as usize))
 }
