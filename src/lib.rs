@@ -34,10 +34,10 @@ pub mod frame;
 mod frame;
 
 #[cfg(feature = "internals")]
-pub mod batch;
+pub mod clock;
 #[cfg(not(feature = "internals"))]
 #[allow(dead_code, unused_imports, reason = "tests and models use more than the pool does")]
-mod batch;
+mod clock;
 
 #[cfg(feature = "internals")]
 pub mod block;

@@ -4,7 +4,7 @@
 //! it is reused.
 #![cfg(kvpool_loom)]
 
-use kvpool::batch::Clock;
+use kvpool::clock::Clock;
 use kvpool_loom_tests::{TouchedBlocks, check, check_to};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;

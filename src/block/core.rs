@@ -6,7 +6,7 @@
 
 use std::ops::Deref;
 
-use crate::batch::{Clock, Watch};
+use crate::clock::{Clock, Watch};
 use crate::config::{FAN_LOG2, MAGAZINE_BLOCKS_MAX};
 use crate::error::OldestBatch;
 use crate::frame::{Census, Depot, FrameConfig, Frames, outside_of_runs};
@@ -203,7 +203,7 @@ impl Core {
         &self.space.clock
     }
 
-    /// Returns the oldest batch in flight; its age is [as observed](crate::batch::Watch).
+    /// Returns the oldest batch in flight; its age is [as observed](crate::clock::Watch).
     pub fn oldest_batch(&self) -> Option<OldestBatch> {
         let ticket = self.space.clock.oldest_in_flight()?;
         Some(OldestBatch::new(ticket, self.watch.age(ticket)))

@@ -24,7 +24,7 @@
 //! - *The source is not written.* It is sealed; writing to it is refused while it is moving.
 //! - *The destination belongs to the wave alone*, from the claim to the publication.
 //! - *A reader of the old frame may continue* until its batch has ended: the fence pairs with the
-//!   one in [`Clock::begin`](crate::batch::Clock::begin).
+//!   one in [`Clock::begin`](crate::clock::Clock::begin).
 //! - *Conservation*: a destination is held, and so is the source of a block that was released,
 //!   until they are free again.
 //!

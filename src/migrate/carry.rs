@@ -1,8 +1,8 @@
 //! Copies the bytes of blocks from one pool to another: in pieces, each in as few runs as the
 //! frames allow.
 
-use crate::batch::InFlight;
 use crate::block::Blocks;
+use crate::clock::InFlight;
 use crate::error::TransferError;
 use crate::frame::RunList;
 use crate::ids::{BlockId, FrameId, Run};

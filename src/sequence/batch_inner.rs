@@ -18,7 +18,7 @@ use std::task::{Context, Poll};
 
 use tokio::sync::oneshot;
 
-use crate::batch::InFlight;
+use crate::clock::InFlight;
 use crate::error::StorageError;
 use crate::ids::{BlockHandle, BlockId, DeviceId, Ticket};
 use crate::prefix::KvEvent;

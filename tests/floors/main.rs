@@ -20,7 +20,7 @@ const FLOORS: &[&[&str]] = &[
     &["ids", "dtype"],
     &["error", "sync"],
     &["frame"],
-    &["batch"],
+    &["clock"],
     &["block", "storage"],
     &["prefix"],
     &["sequence"],
@@ -301,7 +301,7 @@ fn planted_violations_are_found() {
     for (file, text, what) in [
         ("frame/owner.rs", "use crate::pool::Pool;", "`frame` imports `pool`"),
         ("frame/owner.rs", "\nuse crate::{ids::Run, block::{self, BlockWord}};", "`frame` imports `block`"),
-        ("batch/word.rs", "fn f() -> crate::sequence::Batch { todo!() }", "`batch` imports `sequence`"),
+        ("clock/word.rs", "fn f() -> crate::sequence::Batch { todo!() }", "`clock` imports `sequence`"),
         ("block/core.rs", "fn f() { assert!(matches!(x, crate::storage::Y)); }", "`block` imports `storage`"),
         ("storage/host/tests.rs", "use super::super::super::block::Blocks;", "`storage` imports `block`"),
         ("frame/bits.rs", "mod m { use super::super::super::pool; }", "`frame` imports `pool`"),

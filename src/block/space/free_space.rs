@@ -4,7 +4,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::batch::Clock;
+use crate::clock::Clock;
 use crate::frame::{Depot, Frames};
 use crate::ids::{FrameId, Run};
 use crate::sync::{AtomicUsize, CachePadded, Ordering::*};

@@ -25,7 +25,7 @@
 //!   the stamp is read after the move was published, and `t` had begun before. A move without a
 //!   stamp counts as newer than all.
 //! - a move that is not in the log when the batch looks was stamped after that batch began, by the
-//!   two fences of [`Clock`](crate::batch::Clock): its old frame is kept until the batch ends, and
+//!   two fences of [`Clock`](crate::clock::Clock): its old frame is kept until the batch ends, and
 //!   a later query since this batch's ticket lists it.
 //!
 //! Model: `loom-tests/tests/moved_since.rs`.

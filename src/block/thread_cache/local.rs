@@ -1,6 +1,6 @@
 //! Contents of a thread cache: magazines, limbo, and the way of freed frames into them.
 
-use crate::batch::Limbo;
+use crate::clock::Limbo;
 use crate::config::MAGAZINE_BLOCKS_MAX;
 use crate::frame::{Magazine, MagazinePair};
 use crate::ids::{FrameId, Run, Ticket};

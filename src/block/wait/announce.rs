@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::time::Duration;
 
-use crate::batch::InFlight;
+use crate::clock::InFlight;
 use crate::error::HeadOfLine;
 use crate::sync::{Ordering::*, fence, light_fence};
 
