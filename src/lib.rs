@@ -69,7 +69,7 @@ pub mod cuda;
 pub use pool::{
     AllocRequest, AuditError, AuditReport, BlockInfo, BlockPin, BringBackReport, BuildError, Carried, Counts,
     DefragConfig, DefragError, DefragOptions, DefragReport, DefragTotals, Defragmenter, Fragmentation,
-    Latency, Lease, MigrateError, MigrationReport, OffloadReport, Place, Pool, PoolBuilder, PoolHandle,
+    FramePlace, Latency, Lease, MigrateError, MigrationReport, OffloadReport, Pool, PoolBuilder, PoolHandle,
     Pressure, Priority, ResizeError, ResizeOptions, ResizeReport, Stats, Target, flush_thread,
 };
 #[doc(inline)]

@@ -53,10 +53,10 @@ pub enum AuditError {
     Doubled {
         /// The frame.
         frame: FrameId,
-        /// Place where it was found first.
-        first: Place,
-        /// Place where it was found next.
-        second: Place,
+        /// FramePlace where it was found first.
+        first: FramePlace,
+        /// FramePlace where it was found next.
+        second: FramePlace,
     },
     /// A free frame is in no free list.
     #[error("frame {frame} is lost: its block {block} is free, and it is in no free list")]
@@ -94,10 +94,10 @@ pub enum AuditError {
     },
 }
 
-/// Place of a frame.
+/// FramePlace of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-pub enum Place {
+pub enum FramePlace {
     /// Free in the bitmaps.
     Bitmap,
     /// Free in a magazine or in the depot.
@@ -118,7 +118,7 @@ pub enum Place {
     Gone,
 }
 
-impl std::fmt::Display for Place {
+impl std::fmt::Display for FramePlace {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Bitmap => "free in the bitmaps",
@@ -136,12 +136,12 @@ impl std::fmt::Display for Place {
 
 /// The place in which each frame was found.
 struct Ledger {
-    seen: Vec<Option<Place>>,
+    seen: Vec<Option<FramePlace>>,
     outcome: Result<(), AuditError>,
 }
 
 impl Ledger {
-    fn see(&mut self, frame: FrameId, place: Place) {
+    fn see(&mut self, frame: FrameId, place: FramePlace) {
         let first = &mut self.seen[frame.index()];
         match *first {
             None => *first = Some(place),
@@ -152,11 +152,11 @@ impl Ledger {
         }
     }
 
-    fn see_run(&mut self, run: Run, place: Place) {
+    fn see_run(&mut self, run: Run, place: FramePlace) {
         run.frames().for_each(|frame| self.see(frame, place));
     }
 
-    fn count(&self, place: Place) -> usize {
+    fn count(&self, place: FramePlace) -> usize {
         self.seen.iter().filter(|&&seen| seen == Some(place)).count()
     }
 }
@@ -175,34 +175,34 @@ impl Core {
         let custody = self.custody();
         let total = self.total_frames();
         let mut ledger = Ledger { seen: vec![None; self.rows()], outcome: Ok(()) };
-        self.space.frames.for_each_free_run(&mut |run| ledger.see_run(run, Place::Bitmap));
+        self.space.frames.for_each_free_run(&mut |run| ledger.see_run(run, FramePlace::Bitmap));
         let mut magazines: Vec<Magazine> = std::iter::from_fn(|| self.space.depot.pop()).collect();
         for magazine in magazines.drain(..) {
-            magazine.iter().for_each(|frame| ledger.see(frame, Place::Magazine));
+            magazine.iter().for_each(|frame| ledger.see(frame, FramePlace::Magazine));
             if let Err(mut magazine) = self.space.depot.push(magazine) {
                 magazine.flush(&self.space.frames);
             }
         }
         for thread_cache in self.thread_caches.iter() {
             let visit = thread_cache.visit(|local| {
-                local.magazines.iter().for_each(|frame| ledger.see(frame, Place::Magazine));
-                local.limbo.runs().for_each(|run| ledger.see_run(run, Place::Retired));
+                local.magazines.iter().for_each(|frame| ledger.see(frame, FramePlace::Magazine));
+                local.limbo.runs().for_each(|run| ledger.see_run(run, FramePlace::Retired));
             });
             visit.ok_or_else(|| if heavy_fence() { AuditError::Busy } else { AuditError::FenceRefused })?;
         }
-        self.shared_limbo.for_each(&custody, |run| ledger.see_run(run, Place::Retired));
-        self.for_each_reserved(&custody, |frame| ledger.see(frame, Place::Reserved));
+        self.shared_limbo.for_each(&custody, |run| ledger.see_run(run, FramePlace::Retired));
+        self.for_each_reserved(&custody, |frame| ledger.see(frame, FramePlace::Reserved));
         let references = self.audit_words(&mut ledger)?;
         ledger.outcome?;
         let report = AuditReport {
             total,
-            in_bitmap: ledger.count(Place::Bitmap),
-            in_magazines: ledger.count(Place::Magazine),
-            retired: ledger.count(Place::Retired),
-            held: ledger.count(Place::Held),
-            reserved: ledger.count(Place::Reserved),
-            evictable: ledger.count(Place::Evictable),
-            owned: ledger.count(Place::Owned),
+            in_bitmap: ledger.count(FramePlace::Bitmap),
+            in_magazines: ledger.count(FramePlace::Magazine),
+            retired: ledger.count(FramePlace::Retired),
+            held: ledger.count(FramePlace::Held),
+            reserved: ledger.count(FramePlace::Reserved),
+            evictable: ledger.count(FramePlace::Evictable),
+            owned: ledger.count(FramePlace::Owned),
             references,
         };
         self.compare(&report)?;
@@ -222,16 +222,16 @@ impl Core {
                 if !word.is_held() {
                     return Err(AuditError::Beyond { frame, block });
                 }
-                ledger.see(frame, Place::Gone);
+                ledger.see(frame, FramePlace::Gone);
             } else if self.null_block() == Some(block) {
-                ledger.see(frame, Place::Null);
+                ledger.see(frame, FramePlace::Null);
             } else if word.is_evictable() {
-                ledger.see(frame, Place::Evictable);
+                ledger.see(frame, FramePlace::Evictable);
             } else if word.is_owned() {
                 references += u64::from(word.refs());
-                ledger.see(frame, Place::Owned);
+                ledger.see(frame, FramePlace::Owned);
             } else if word.is_held() {
-                ledger.see(frame, Place::Held);
+                ledger.see(frame, FramePlace::Held);
             } else if ledger.seen[frame.index()].is_none() {
                 return Err(AuditError::Lost { frame, block });
             }
@@ -298,7 +298,8 @@ mod tests {
     fn a_held_frame_in_a_free_list_is_in_two_places() {
         let blocks = blocks();
         blocks.space.hold_frame(FrameId(9));
-        let doubled = AuditError::Doubled { frame: FrameId(9), first: Place::Bitmap, second: Place::Held };
+        let doubled =
+            AuditError::Doubled { frame: FrameId(9), first: FramePlace::Bitmap, second: FramePlace::Held };
         assert_eq!(blocks.audit(), Err(doubled));
     }
 

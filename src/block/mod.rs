@@ -70,7 +70,7 @@ mod thread_cache;
 mod wait;
 
 pub use self::core::{Blocks, BlocksConfig, Core, Evictable, Evictor, NotEvicted};
-pub use audit::{AuditError, AuditReport, Place};
+pub use audit::{AuditError, AuditReport, FramePlace};
 pub(crate) use cache_handle::CacheHandle;
 pub use cache_handle::{KeepAlive, flush_thread};
 pub use counts::Counts;

@@ -19,7 +19,7 @@ mod stats;
 mod waiting;
 
 pub use crate::block::{
-    AllocRequest, AuditError, AuditReport, BlockInfo, Counts, Latency, Place, Priority, flush_thread,
+    AllocRequest, AuditError, AuditReport, BlockInfo, Counts, FramePlace, Latency, Priority, flush_thread,
 };
 pub use crate::compact::{
     DefragConfig, DefragError, DefragOptions, DefragReport, DefragTotals, Defragmenter, ResizeError,

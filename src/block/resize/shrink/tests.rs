@@ -1,5 +1,5 @@
 use super::*;
-use crate::block::{AllocRequest, AuditError, BlockWord, BlocksConfig, Place};
+use crate::block::{AllocRequest, AuditError, BlockWord, BlocksConfig, FramePlace};
 use crate::error::{AllocError, GrowError, HandleError};
 use crate::ids::{BlockHandle, BlockId, DeviceId, FrameId, Generation};
 
@@ -158,7 +158,7 @@ fn the_audit_finds_a_removed_frame_in_use() {
     assert_eq!(pool.audit(), Err(AuditError::Beyond { frame, block }));
     pool.space.set_held(frame, BlockWord::hold);
     pool.shared_limbo.push(Run { start: frame, len: 1 }, pool.clock().newest());
-    let doubled = AuditError::Doubled { frame, first: Place::Retired, second: Place::Gone };
+    let doubled = AuditError::Doubled { frame, first: FramePlace::Retired, second: FramePlace::Gone };
     assert_eq!(pool.audit(), Err(doubled));
 }
 
