@@ -81,5 +81,5 @@ pub use request::{AllocRequest, Priority};
 pub use resize::Shrinking;
 pub use space::Scrub;
 pub use state::{BlockInfo, BlockWord, Moved, Ownership, Released, Since};
-pub(crate) use state::{Bucket, Rows};
+pub(crate) use state::{GrowTable, TablePart};
 pub(crate) use thread_cache::INLINE_BLOCKS;

@@ -42,7 +42,7 @@ use std::ops::ControlFlow;
 
 use smallvec::SmallVec;
 
-use crate::block::{BlockWord, Core, Evictable, Evictor, NotEvicted, Rows};
+use crate::block::{BlockWord, Core, Evictable, Evictor, GrowTable, NotEvicted};
 use crate::error::PrefixError;
 use crate::ids::{BlockHandle, BlockId, FrameId, Ticket};
 use crate::sync::{AtomicU64, CachePadded, Ordering::*, heavy_fence};
@@ -53,7 +53,7 @@ use super::hash::{BlockHash, PrefixHasher};
 use super::index::{Index, Key};
 use super::policy::{CachePriority, Lookup, Millis, Place, Policy, QUEUES_MAX, Released, asked};
 use super::queues::{Queues, row};
-use super::row::{Row, RowBucket};
+use super::row::{Row, RowPart};
 use super::stats::{PrefixStats, Tallies};
 
 mod cold_blocks;
@@ -98,7 +98,7 @@ pub(crate) struct Hits {
 /// and evictions take no locks.
 pub struct PrefixCache {
     hasher: PrefixHasher,
-    rows: Rows<RowBucket>,
+    rows: GrowTable<RowPart>,
     index: Index,
     queues: Queues,
     policy: std::sync::Arc<dyn Policy>,
@@ -125,7 +125,7 @@ impl PrefixCache {
         let CacheParts { policy, queues, hasher, now, events } = config.parts(block_tokens)?;
         Ok(Self {
             hasher,
-            rows: Rows::new(rows),
+            rows: GrowTable::new(rows),
             index: Index::new(rows),
             queues: Queues::new(queues, rows_max),
             policy,

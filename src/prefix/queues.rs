@@ -23,13 +23,13 @@
 
 use smallvec::SmallVec;
 
-use crate::block::Rows;
+use crate::block::GrowTable;
 use crate::ids::BlockId;
 use crate::sync::{AtomicU32, AtomicU64, CachePadded, Ordering, Ordering::*};
 
 use super::policy::{Head, Millis, Policy, QUEUES_MAX, asked};
 use super::queue::{Links, RankQueue};
-use super::row::{Row, RowBucket};
+use super::row::{Row, RowPart};
 
 /// Number of blocks that are filed together.
 const FILED: usize = 64;
@@ -60,7 +60,7 @@ const fn front_of(id: BlockId) -> u64 {
 /// Links of one rank queue. A block whose place is in another queue has rank 0, so that it leaves
 /// at once.
 struct LinksOf<'a> {
-    rows: &'a Rows<RowBucket>,
+    rows: &'a GrowTable<RowPart>,
     queue: usize,
 }
 
@@ -77,7 +77,7 @@ impl Links for LinksOf<'_> {
 
 /// Returns the row of a block of this pool.
 #[inline]
-pub(super) fn row(rows: &Rows<RowBucket>, id: BlockId) -> &Row {
+pub(super) fn row(rows: &GrowTable<RowPart>, id: BlockId) -> &Row {
     let (bucket, row) = rows.locate(id.index());
     &bucket.0[row]
 }
@@ -96,7 +96,7 @@ impl Queues {
     }
 
     /// Files blocks by the places in their rows, grouped by queue, unless they still have an entry.
-    pub(super) fn file(&self, rows: &Rows<RowBucket>, ids: impl IntoIterator<Item = BlockId>) {
+    pub(super) fn file(&self, rows: &GrowTable<RowPart>, ids: impl IntoIterator<Item = BlockId>) {
         let mut together = SmallVec::<[BlockId; FILED]>::new();
         let mut queue = 0;
         for id in ids {
@@ -119,7 +119,7 @@ impl Queues {
         }
     }
 
-    fn push(&self, rows: &Rows<RowBucket>, queue: usize, ids: &[BlockId]) {
+    fn push(&self, rows: &GrowTable<RowPart>, queue: usize, ids: &[BlockId]) {
         self.wheels[queue].push_all(&LinksOf { rows, queue }, ids);
     }
 
@@ -129,7 +129,7 @@ impl Queues {
     /// skipped. Returns `None` if all other entries are held by other threads.
     pub(super) fn take(
         &self,
-        rows: &Rows<RowBucket>,
+        rows: &GrowTable<RowPart>,
         policy: &dyn Policy,
         spared: u32,
         now: impl Fn() -> Millis,
@@ -171,7 +171,7 @@ impl Queues {
     /// Takes the front that the policy selects.
     fn take_front(
         &self,
-        rows: &Rows<RowBucket>,
+        rows: &GrowTable<RowPart>,
         policy: &dyn Policy,
         spared: u32,
         now: impl Fn() -> Millis,
@@ -200,7 +200,7 @@ impl Queues {
     }
 
     /// Returns the next block of a queue.
-    fn front(&self, rows: &Rows<RowBucket>, queue: usize) -> Option<BlockId> {
+    fn front(&self, rows: &GrowTable<RowPart>, queue: usize) -> Option<BlockId> {
         let links = LinksOf { rows, queue };
         loop {
             // Acquire: pairs with the Release below, for the row.

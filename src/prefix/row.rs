@@ -24,7 +24,7 @@
 //! a pool of a single block, cleared a hundred million times a second, takes 23 minutes to get
 //! there, and then has a cache without hits.
 
-use crate::block::{BlockWord, Bucket};
+use crate::block::{BlockWord, TablePart};
 use crate::config::FRAME_BITS;
 use crate::ids::Ticket;
 use crate::sync::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::*};
@@ -173,10 +173,10 @@ impl Row {
 
 const _: () = assert!(super::policy::QUEUES_MAX < 1 << u8::BITS);
 
-/// Rows of consecutive blocks.
-pub(super) struct RowBucket(pub(super) Box<[Row]>);
+/// GrowTable of consecutive blocks.
+pub(super) struct RowPart(pub(super) Box<[Row]>);
 
-impl Bucket for RowBucket {
+impl TablePart for RowPart {
     fn new(_base: usize, len: usize) -> Self {
         Self((0..len).map(|_| Row::new()).collect())
     }

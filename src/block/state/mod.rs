@@ -13,17 +13,17 @@
 //! | `log` | ring of recent moves, by which batches patch block tables |
 //! | `line` | places of waiting requests; the protocol is in [`wait`](crate::block::wait) |
 
+mod grow_table;
 mod info;
 mod line;
 mod log;
-mod rows;
 mod table;
 mod word;
 
+pub(crate) use grow_table::{GrowTable, TablePart};
 pub use info::BlockInfo;
 pub(in crate::block) use line::{Absence, Key, Line, LinePlace, Waiters};
 pub(in crate::block) use log::MoveLog;
 pub use log::{Moved, Since};
-pub(crate) use rows::{Bucket, Rows};
 pub(in crate::block) use table::Table;
 pub use word::{BlockWord, Ownership, Released};

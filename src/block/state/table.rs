@@ -1,14 +1,14 @@
 //! The table of blocks: word, inverse map and info of each block, by id.
 //!
-//! Append-only ([`Rows`]): an id outlives its frame in a pool that shrinks, because the block's
-//! bytes move elsewhere. Rows are never removed while the pool exists, so reading one needs no
+//! Append-only ([`GrowTable`]): an id outlives its frame in a pool that shrinks, because the block's
+//! bytes move elsewhere. GrowTable are never removed while the pool exists, so reading one needs no
 //! epoch. 28 bytes per row.
 
 use crate::ids::{BlockId, FrameId};
 use crate::sync::{AtomicU32, AtomicU64, Ordering::*};
 
+use super::grow_table::{GrowTable, TablePart};
 use super::info::InfoCell;
-use super::rows::{Bucket, Rows};
 use super::word::BlockWord;
 
 /// Three arrays of equal length.
@@ -18,7 +18,7 @@ struct Part {
     info: Box<[InfoCell]>,
 }
 
-impl Bucket for Part {
+impl TablePart for Part {
     /// Creates free blocks, each in the frame of its own number.
     fn new(base: usize, len: usize) -> Self {
         let ids = || base as u32..(base + len) as u32;
@@ -36,11 +36,11 @@ impl Bucket for Part {
 }
 
 /// The table of a pool's blocks.
-pub(in crate::block) struct Table(Rows<Part>);
+pub(in crate::block) struct Table(GrowTable<Part>);
 
 impl Table {
     pub(in crate::block) fn new(rows: usize) -> Self {
-        Self(Rows::new(rows))
+        Self(GrowTable::new(rows))
     }
 
     /// Grows to at least `rows` rows. Threads may call it concurrently.

@@ -1,10 +1,10 @@
 //! Append-only rows by number: per-block data of a pool that grows.
 //!
-//! Rows are stored in buckets: the first is as large as the initial pool, each further one as large
+//! GrowTable are stored in buckets: the first is as large as the initial pool, each further one as large
 //! as all before it together. Growing adds a bucket; rows never move, and none is removed before
 //! the whole table is dropped. Reading a row therefore needs no epoch.
 //!
-//! The layout of a row is up to the [`Bucket`]: usually one array per field, so that fields used
+//! The layout of a row is up to the [`TablePart`]: usually one array per field, so that fields used
 //! together are adjacent.
 
 use std::ptr;
@@ -15,8 +15,8 @@ use crate::sync::{AtomicPtr, Ordering::*};
 /// Number of doublings after the first bucket: enough for any frame number. Fewer in a model.
 const BUCKETS_MORE: usize = if cfg!(kvpool_loom) { 3 } else { crate::config::FRAME_BITS as usize };
 
-/// Rows with consecutive numbers, allocated together.
-pub(crate) trait Bucket: Send + Sync {
+/// GrowTable with consecutive numbers, allocated together.
+pub(crate) trait TablePart: Send + Sync {
     /// Creates rows `base .. base + len` in their initial state.
     fn new(base: usize, len: usize) -> Self;
 
@@ -25,12 +25,12 @@ pub(crate) trait Bucket: Send + Sync {
 }
 
 /// Append-only rows in buckets of type `B`.
-pub(crate) struct Rows<B: Bucket> {
+pub(crate) struct GrowTable<B: TablePart> {
     first: B,
     more: [AtomicPtr<B>; BUCKETS_MORE],
 }
 
-impl<B: Bucket> Rows<B> {
+impl<B: TablePart> GrowTable<B> {
     /// Creates at least one row, number 0.
     pub(crate) fn new(rows: usize) -> Self {
         Self { first: B::new(0, rows.max(1)), more: std::array::from_fn(|_| AtomicPtr::new(ptr::null_mut())) }
@@ -90,7 +90,7 @@ impl<B: Bucket> Rows<B> {
     }
 }
 
-impl<B: Bucket> Drop for Rows<B> {
+impl<B: TablePart> Drop for GrowTable<B> {
     fn drop(&mut self) {
         for slot in &self.more {
             let bucket = slot.load(Relaxed);
@@ -106,10 +106,10 @@ impl<B: Bucket> Drop for Rows<B> {
 mod tests {
     use super::*;
 
-    /// Rows that contain their own number.
+    /// GrowTable that contain their own number.
     struct Numbers(Vec<usize>);
 
-    impl Bucket for Numbers {
+    impl TablePart for Numbers {
         fn new(base: usize, len: usize) -> Self {
             Self((base..base + len).collect())
         }
@@ -119,14 +119,14 @@ mod tests {
         }
     }
 
-    fn number(rows: &Rows<Numbers>, row: usize) -> usize {
+    fn number(rows: &GrowTable<Numbers>, row: usize) -> usize {
         let (bucket, at) = rows.locate(row);
         bucket.0[at]
     }
 
     #[test]
     fn every_row_is_found_by_its_number_also_after_growth() {
-        let rows: Rows<Numbers> = Rows::new(5);
+        let rows: GrowTable<Numbers> = GrowTable::new(5);
         assert_eq!(rows.len(), 5);
         rows.grow(70);
         assert_eq!(rows.len(), 80, "5, then 5, 10, 20 and 40");
@@ -139,12 +139,12 @@ mod tests {
 
     #[test]
     fn no_rows_at_all_are_one() {
-        assert_eq!(Rows::<Numbers>::new(0).len(), 1);
+        assert_eq!(GrowTable::<Numbers>::new(0).len(), 1);
     }
 
     #[test]
     fn threads_that_grow_at_once_get_the_same_rows() {
-        let rows: Rows<Numbers> = Rows::new(3);
+        let rows: GrowTable<Numbers> = GrowTable::new(3);
         std::thread::scope(|scope| {
             for _ in 0..2 {
                 scope.spawn(|| {
@@ -161,7 +161,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "a row of this pool")]
     fn a_row_that_was_not_made_is_refused() {
-        let rows: Rows<Numbers> = Rows::new(5);
+        let rows: GrowTable<Numbers> = GrowTable::new(5);
         rows.grow(10);
         rows.locate(10);
     }
@@ -170,7 +170,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "a row of this pool")]
     fn a_row_past_a_bucket_that_is_cut_short_is_refused() {
-        let rows: Rows<Numbers> = Rows::new(5);
+        let rows: GrowTable<Numbers> = GrowTable::new(5);
         rows.more[0].store(Box::into_raw(Box::new(Numbers::new(5, 2))), Release);
         assert_eq!(number(&rows, 6), 6);
         rows.locate(8);
