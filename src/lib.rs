@@ -1,4 +1,55 @@
-#![doc = include_str!("../README.md")]
+//! A lock-free concurrent pool for the KV-cache blocks of LLM inference engines: the memory under
+//! paged attention, for schedulers with many threads, compacted while in use.
+//!
+//! # Concepts
+//!
+//! A **block** holds the K and V of a number of tokens, over all layers. Its id never changes while
+//! it lives. A **frame** is the place in memory that holds a block; compaction moves a block's bytes
+//! to another frame. A **slot** is the place of one token in a frame. A **sequence** is a list of
+//! blocks with the tokens of one request; its **block table** lists their frames for kernels.
+//!
+//! Blocks are owned by a [`Lease`], by a [`Sequence`], or by counted [handles](BlockHandle). Freeing
+//! a block *retires* its frame while a **batch**, one step of the engine, may still read it: the
+//! frame is reused when every batch that could see it has ended. A block is *sealed* when its bytes
+//! are final; only then can it be moved, shared by its contents, or found in the prefix cache. A
+//! cached block without owners is *evictable*: it keeps its bytes until its frame is needed.
+//!
+//! # Example
+//!
+//! ```
+//! use kvpool::{AllocRequest, BlockTable, KvLayout, Pool, SequenceId};
+//!
+//! let pool = Pool::builder(KvLayout::named("qwen2.5-0.5b")?).blocks(10_000).build()?;
+//!
+//! // Blocks for an engine with block tables of its own.
+//! let lease = pool.allocate(AllocRequest::new(4))?;
+//! assert_eq!(lease.blocks().len(), 4);
+//! drop(lease);
+//!
+//! // Tokens, block tables and slots kept by the pool.
+//! let mut sequence = pool.sequence(SequenceId(7)).open()?;
+//! let mut batch = pool.begin_batch();
+//! let new = batch.append(&mut sequence, 100)?;
+//! let (mut slots, mut table) = (Vec::new(), BlockTable::new());
+//! batch.slot_mapping(&sequence, new.tokens, &mut slots)?;
+//! batch.block_table([&sequence], &mut table)?;
+//! batch.finish();
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Where to go
+//!
+//! - [`Pool`]: allocation, sequences, batches, waiting, compaction, resizing, migration, statistics.
+//! - [`PoolBuilder`] and [`KvLayout`]: the shape of a pool and of its blocks.
+//! - [`prefix`]: the prefix cache and its eviction policies.
+//! - [`storage`]: the bytes, in host or device memory, or the engine's own.
+//! - [`compact`]: snapshots and plans, for tools.
+//! - [`testing`]: model checks of your own concurrent code on a pool.
+//! - `cuda`, with the feature of that name: pools in the memory of CUDA devices.
+//!
+//! The repository's `docs/tour.md` has examples of all of these, and `ARCHITECTURE.md` explains how
+//! the pool works.
+
 #![deny(unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks)]
 
 /// Declares a function for this workspace's tests, models and benches, not for users: public with
@@ -91,6 +142,11 @@ pub use {
     prefix::PrefixConfig,
     storage::KvLayout,
 };
+
+/// The examples of the README, compiled and run as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
 
 /// The examples of the tour, compiled and run as tests.
 #[cfg(doctest)]

@@ -98,12 +98,15 @@ use crate::pool::Pool;
 use crate::sync::testing;
 
 /// Threads: `loom::thread` in a model, otherwise `std::thread`.
+#[doc(no_inline)]
 pub use testing::thread;
 
 /// Locks, atomics and reference counts: `loom::sync` in a model, otherwise `std::sync`.
+#[doc(no_inline)]
 pub use testing::sync;
 
 /// Cells with accesses checked by loom: `loom::cell` in a model, otherwise `std::cell`.
+#[doc(no_inline)]
 pub use testing::cell;
 
 /// `loom::future`: executors of a model.

@@ -320,7 +320,7 @@ pub trait Evictor: Send + Sync {
     /// no batch in flight has.
     fn became_evictable(&self, core: &Core, blocks: &[Evictable], tag: Ticket);
 
-    /// Evicts up to `wanted` blocks by [`Core::evict`] and passes their frames, which no batch in
+    /// Evicts up to `wanted` blocks by `Core::evict` and passes their frames, which no batch in
     /// flight sees, to `freed`. `oldest` is the oldest batch in flight. A result of fewer blocks
     /// does not mean that no others are evictable.
     fn evict(&self, core: &Core, oldest: Ticket, wanted: usize, freed: &mut dyn FnMut(FrameId));

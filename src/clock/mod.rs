@@ -8,6 +8,7 @@
 //! - [`Limbo`] is one thread's list of retired frames.
 //! - [`Watch`] measures for how long the oldest batch has been in flight.
 
+#[expect(clippy::module_inception, reason = "the floor is named after its main type")]
 mod clock;
 mod limbo;
 mod watch;

@@ -14,8 +14,10 @@ use super::Pool;
 impl Pool {
     /// Moves blocks so that free frames form aligned runs of the pool's order.
     ///
-    /// Runs concurrently with all other operations; no thread waits for a move. Only
-    /// [sealed](Self::seal), unpinned blocks move.
+    /// Runs concurrently with all other operations; no thread waits for a move. Only sealed,
+    /// unpinned blocks move: those that a finished batch filled, and those sealed
+    /// [by handle](Self::seal) or by their [lease](crate::Lease::seal). A pool of unsealed leases
+    /// stays as it is, and the report says that no block moved.
     ///
     /// Compactor runs take turns: explicit ones, the [background task](Self::start_defragmenter),
     /// runs for a [waiting contiguous request](Self::allocate_async), and [resizes](Self::resize).

@@ -25,6 +25,10 @@ use super::ids::LeasedIds;
 /// `Lease<'static>`, which keeps the needed part of the pool alive and can be moved into threads,
 /// tasks and tables.
 ///
+/// The owner may write to the blocks until it [seals](Self::seal) them. Compaction moves sealed
+/// blocks only: leases that are never sealed stay where they are, also in the way of a contiguous
+/// request.
+///
 /// Up to 16 blocks are stored in the lease itself, more on the heap.
 #[must_use = "dropping a lease frees its blocks"]
 pub struct Lease<'p> {

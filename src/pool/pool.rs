@@ -168,7 +168,10 @@ impl Pool {
 
     /// Begins a batch on a device's stream; it ends when the stream reaches that point.
     ///
-    /// See [`Batch::begin_on`].
+    /// Copies on write are enqueued on the stream, ahead of the batch's writes, and the batch ends
+    /// when the stream gets there, however it is ended on the host. The bytes that it reads and
+    /// copies must be written by work enqueued on the stream before, or by work that the stream
+    /// waits for.
     ///
     /// # Errors
     ///

@@ -139,6 +139,7 @@ impl Index {
     ///
     /// `registered` returns the key under which a block is registered, if any; it must re-read the
     /// block's word at each call. It is called for blocks whose entries the new one might replace.
+    #[cfg(feature = "internals")]
     pub fn insert(&self, key: Key, id: BlockId, registered: impl Fn(BlockId) -> Option<Key>) -> Inserted {
         self.announce();
         self.insert_announced(key, id, &registered)
@@ -247,6 +248,7 @@ impl Index {
     }
 
     /// Returns the number of entries, correct and outdated. Walks the table.
+    #[cfg(feature = "internals")]
     pub fn entries(&self) -> usize {
         self.current().entries()
     }
@@ -257,6 +259,7 @@ impl Index {
     }
 
     /// Returns the bytes used, including outgrown tables.
+    #[cfg(feature = "internals")]
     pub fn bytes(&self) -> usize {
         // SAFETY: tables live as long as the index. Acquire: pairs with the Release in `publish`.
         let oldest = unsafe { self.oldest.load(Acquire).as_ref() };

@@ -3,14 +3,31 @@
 //! A full block of final tokens is *registered* under the chained [`BlockHash`] of its tokens and
 //! all tokens before them when the batch that filled it ends. From then on, every lookup of the
 //! same tokens shares the block. Once its last reference is released the block is *evictable*: it
-//! counts as free, and the [`policy`] decides when it is evicted.
+//! counts as available, not as free, and the [`policy`] decides when it is evicted.
 //!
-//! # Files
+//! ```
+//! use kvpool::prefix::{PrefixConfig, PrefixKeys};
+//! use kvpool::{KvLayout, Pool, SequenceId};
 //!
-//! `hash` the hash of a block, `index` from a hash to candidate blocks, `row` metadata of a block,
-//! `queue` a lock-free priority queue, `queues` the queues of evictable blocks, `policy` the
-//! eviction order, `cache` the whole, `events` notifications for routers, `config` the construction
-//! parameters.
+//! let cache = PrefixConfig::new();
+//! let pool = Pool::builder(KvLayout::named("tiny")?).blocks(1_000).prefix_cache(cache).build()?;
+//! let prompt: Vec<u32> = (0..100).collect();
+//! for id in 0..2 {
+//!     // Shares the cached blocks of the prompt; the engine computes the rest.
+//!     let keys = PrefixKeys::new().salt(b"a secret of these tenants");
+//!     let mut sequence = pool.sequence(SequenceId(id)).tokens(&prompt).keys(keys).open()?;
+//!     let mut batch = pool.begin_batch();
+//!     batch.append(&mut sequence, prompt.len() - sequence.len())?;
+//!     batch.finish(); // registers the full blocks
+//! }
+//! assert!(pool.prefix_cache().is_some_and(|cache| cache.stats().hit_blocks > 0));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+// Files: `hash` the hash of a block, `index` from a hash to candidate blocks, `row` metadata of a
+// block, `queue` a lock-free priority queue, `queues` the queues of evictable blocks, `policy` the
+// eviction order, `cache` the whole, `events` notifications for routers, `config` the construction
+// parameters.
 
 mod cache;
 mod config;
@@ -30,6 +47,8 @@ pub(crate) use cache::{ColdBlock, PolicyInfo};
 pub use config::{Now, PrefixConfig};
 pub use events::{EVENTS, EventQueue, KvEvent, KvEvents, Numbered};
 pub use hash::{BlockHash, Chain, HashKey, Hashing, PrefixHasher, PrefixKeys, PrefixRoot};
+#[cfg(feature = "internals")]
 pub use index::{Index, Inserted, Key};
+#[cfg(feature = "internals")]
 pub use queue::{Links, RankQueue};
 pub use stats::PrefixStats;

@@ -236,6 +236,7 @@ impl RankQueue {
     }
 
     /// Returns the cursor. Smaller ranks filed from now on count as this rank.
+    #[cfg(feature = "internals")]
     pub fn cursor(&self) -> u64 {
         self.cursor.load(Relaxed)
     }

@@ -16,6 +16,8 @@ pub struct PrefixStats {
     /// Blocks that were registered.
     pub registered_blocks: u64,
     /// Entries of registered blocks that found no room in the index. Lookups miss those blocks.
+    /// Blocks with the same content as a cached one, which sequences that compute the same tokens
+    /// side by side register, compete for the same places and are counted here.
     pub forgotten_blocks: u64,
     /// Blocks that were evicted.
     pub evicted_blocks: u64,

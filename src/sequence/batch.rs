@@ -30,16 +30,33 @@ use super::registry::Sequences;
 use super::sequence::{Access, Sequence};
 use super::token_hashes::TokenHashes;
 
-/// One step of the engine, in flight.
+/// One step of the engine, in flight: the lease under which tables are read and memory is accessed.
 ///
-/// It may move between threads, overlap with other batches, and end in any order. It ends when it
-/// is [finished](Self::finish) or dropped. Full blocks of final tokens that were filled in it are
-/// then sealed, and registered with the prefix cache, if their tokens are known and the batch is
-/// not dropped by a panic. Tokens whose bytes could not be computed must be
-/// [taken back](Sequence::truncate) before the batch ends.
+/// [`Pool::begin_batch`](crate::Pool::begin_batch) begins it; [`finish`](Self::finish) or dropping
+/// it ends it. It may move between threads, overlap with other batches, and end in any order.
 ///
-/// Until it ends, no frame that was read from a table under it is reused. Tables for a kernel must
-/// be built by a batch that ends after the kernel.
+/// Until it ends, no frame that was read from a table under it is reused. The engine must therefore
+/// not end a batch before the kernels have finished that read its tables or write to its slots.
+///
+/// When it ends, the full blocks that it filled are *sealed*: their bytes are final, so that they
+/// can be shared, moved and, if their tokens are known, found in the prefix cache. Drafted tokens
+/// are not final until [committed](Sequence::commit). If the engine fails to compute tokens, it must
+/// [remove](Sequence::truncate) them before the batch ends. A batch dropped by a panic seals nothing.
+///
+/// ```
+/// use kvpool::{BlockTable, KvLayout, Pool, SequenceId};
+///
+/// let pool = Pool::builder(KvLayout::named("tiny")?).blocks(100).build()?;
+/// let mut sequence = pool.sequence(SequenceId(1)).open()?;
+/// let mut batch = pool.begin_batch();
+/// let new = batch.append(&mut sequence, 20)?;
+/// let (mut slots, mut table) = (Vec::new(), BlockTable::new());
+/// batch.slot_mapping(&sequence, new.tokens, &mut slots)?;
+/// batch.block_table([&sequence], &mut table)?;
+/// // ... kernels run ...
+/// batch.finish();
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Batch {
     pub(super) step: BatchInner,
     /// Slots of a store or a load; kept to reuse the buffer.
@@ -88,32 +105,19 @@ struct Tail {
 }
 
 impl Batch {
-    /// Begins a batch.
-    ///
-    /// # Panics
-    ///
-    /// If 131,072 batches are in flight.
-    pub fn begin(sequences: &Sequences) -> Self {
-        Self { step: BatchInner::begin(sequences.clone()), slots: Vec::new() }
+    internal! {
+        /// Begins a batch.
+        ///
+        /// # Panics
+        ///
+        /// If 131,072 batches are in flight.
+        fn begin(sequences: &Sequences) -> Self {
+            Self { step: BatchInner::begin(sequences.clone()), slots: Vec::new() }
+        }
     }
 
-    /// Begins a batch on a device's stream.
-    ///
-    /// Copies on write are enqueued on the stream, ahead of the batch's writes, and the batch ends
-    /// when the stream gets there, however it is ended on the host.
-    ///
-    /// The bytes that it reads and copies must be written by work enqueued on the stream before, or
-    /// by work that the stream waits for.
-    ///
-    /// # Errors
-    ///
-    /// [`StorageError::ForeignStream`], also for a pool without storage on a device;
-    /// [`StorageError::Capturing`]; [`StorageError::DeviceLost`].
-    ///
-    /// # Panics
-    ///
-    /// As [`begin`](Self::begin).
-    pub fn begin_on(sequences: &Sequences, stream: &DeviceStream) -> Result<Self, StorageError> {
+    /// Begins a batch on a device's stream: see [`Pool::begin_batch_on`](crate::Pool::begin_batch_on).
+    pub(crate) fn begin_on(sequences: &Sequences, stream: &DeviceStream) -> Result<Self, StorageError> {
         sequences.check_stream(stream)?;
         let mut batch = Self::begin(sequences);
         batch.step.stream = Some(stream.clone());
@@ -125,9 +129,9 @@ impl Batch {
         self.step.ticket()
     }
 
-    /// Ends the batch: its work on the device has ended, and no longer accesses memory.
+    /// Ends the batch. The caller's work must have ended: it no longer accesses memory.
     ///
-    /// A batch [begun on a stream](Self::begin_on) ends when the stream gets there. Equivalent to
+    /// A batch [begun on a stream](crate::Pool::begin_batch_on) ends when the stream gets there. Equivalent to
     /// dropping it.
     pub fn finish(self) {}
 
@@ -139,12 +143,12 @@ impl Batch {
     /// awaited.
     ///
     /// Intended for batches whose bytes are written when they end on the host, or that write to no
-    /// shared block: a batch not [begun on the stream](Self::begin_on) copies on write at the time
+    /// shared block: a batch not [begun on the stream](crate::Pool::begin_batch_on) copies on write at the time
     /// of the append, regardless of work still queued there.
     ///
     /// # Errors
     ///
-    /// [`FinishError`], which returns the batch, in the cases in which [`begin_on`](Self::begin_on)
+    /// [`FinishError`], which returns the batch, in the cases in which [`Pool::begin_batch_on`](crate::Pool::begin_batch_on)
     /// refuses a stream. The future fails if the device failed before the stream got there. The
     /// batch has then ended without any of its blocks being cached, and the pool hands out no
     /// blocks any more.
@@ -166,6 +170,9 @@ impl Batch {
     ///
     /// Allocates blocks as needed, and copies the last block first if it cannot be written in
     /// place. Earlier drafted tokens become final too.
+    ///
+    /// `tokens` may exceed the number of announced tokens. The blocks from there on hold unknown
+    /// tokens: they are not cached, and [`append_tokens`](Self::append_tokens) is refused from then on.
     ///
     /// # Errors
     ///

@@ -230,11 +230,13 @@ impl Table {
         self.buckets.len() * WAYS
     }
 
+    #[cfg(feature = "internals")]
     pub(super) fn entries(&self) -> usize {
         let taken = |bucket: &Bucket| WAYS - bucket.equal(Entry::EMPTY).count_ones() as usize;
         self.buckets.iter().map(taken).sum()
     }
 
+    #[cfg(feature = "internals")]
     pub(super) fn bytes(&self) -> usize {
         size_of::<Self>() + size_of_val(&*self.buckets)
     }
