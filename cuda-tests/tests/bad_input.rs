@@ -45,7 +45,7 @@ fn end_capture(stream: &DeviceStream) {
     // SAFETY: the stream is alive; the graph is destroyed once.
     unsafe {
         let ended = sys::cuStreamEndCapture(stream.as_raw().cast(), &mut graph);
-        assert_eq!(ended, CUresult::CUDA_SUCCESS, "the capture was broken");
+        assert_eq!(ended, CUresult::CUDA_SUCCESS, "the capture was invalidated");
         assert_eq!(sys::cuGraphDestroy(graph), CUresult::CUDA_SUCCESS);
     }
 }

@@ -43,7 +43,7 @@ fn end(stream: &DeviceStream) -> sys::CUgraphExec {
     // SAFETY: the stream is alive; the graph is instantiated and destroyed once.
     unsafe {
         let ended = sys::cuStreamEndCapture(stream.as_raw().cast(), &mut graph);
-        assert_eq!(ended, CUresult::CUDA_SUCCESS, "the capture was broken");
+        assert_eq!(ended, CUresult::CUDA_SUCCESS, "the capture was invalidated");
         let mut exec = std::ptr::null_mut();
         assert_eq!(sys::cuGraphInstantiateWithFlags(&mut exec, graph, 0), CUresult::CUDA_SUCCESS);
         assert_eq!(sys::cuGraphDestroy(graph), CUresult::CUDA_SUCCESS);
@@ -89,11 +89,11 @@ fn everything_goes_on_beside_a_capture() {
         refused("waiting for the stream", storage.settle(&captured));
         // SAFETY: the call is refused.
         refused("copying frames", unsafe { storage.copy_on(&captured, &[]) });
-        let (first, outcome) = told.recv_timeout(Duration::from_secs(10)).expect("told");
+        let (first, outcome) = told.recv_timeout(Duration::from_secs(10)).expect("the callback is called");
         assert_eq!((first, outcome), ("other", Ok(())));
         assert!(told.recv_timeout(Duration::from_millis(10)).is_err(), "the stream is still capturing");
         let exec = end(&captured);
-        let (second, outcome) = told.recv_timeout(Duration::from_secs(10)).expect("told");
+        let (second, outcome) = told.recv_timeout(Duration::from_secs(10)).expect("the callback is called");
         assert_eq!((second, outcome), ("captured", Ok(())));
         // SAFETY: instantiated once.
         assert_eq!(unsafe { sys::cuGraphExecDestroy(exec) }, CUresult::CUDA_SUCCESS);

@@ -167,7 +167,7 @@ fn a_lost_device_tells_everybody_who_waits_and_whoever_comes() {
     lost(device.good());
     let late = tell.clone();
     storage.after(&stream, Box::new(move |outcome| late.send(outcome).expect("the test receives")));
-    lost(told.recv_timeout(Duration::from_secs(5)).expect("told"));
+    lost(told.recv_timeout(Duration::from_secs(5)).expect("the callback is called"));
     lost(storage.close());
 }
 
@@ -319,7 +319,10 @@ fn a_copy_on_write_is_waited_for_though_the_batch_is_finished_on_another_stream(
         let early = tokio::time::timeout(Duration::from_millis(20), &mut finish).await;
         assert!(early.is_err(), "{early:?}: the copy is not done");
         session.resume();
-        tokio::time::timeout(Duration::from_secs(5), finish).await.expect("told").expect("a healthy device");
+        tokio::time::timeout(Duration::from_secs(5), finish)
+            .await
+            .expect("the finish resolves")
+            .expect("a healthy device");
     });
     drop((sequence, fork));
     pool.audit().expect("a consistent pool");

@@ -257,7 +257,9 @@ fn a_copy_behind_an_event_is_whole_when_it_is_said_to_be() {
             unsafe { storage.copy_then(&[step], done) };
         }
         for _ in 0..2 {
-            told.recv_timeout(Duration::from_secs(10)).expect("told").expect("a healthy device");
+            told.recv_timeout(Duration::from_secs(10))
+                .expect("the callback is called")
+                .expect("a healthy device");
         }
         assert!(packed(&storage, &[run(3, 2)]) == packed(&storage, &[run(0, 2)]));
         // On an engine's stream: ordered with the work enqueued there.
@@ -269,7 +271,9 @@ fn a_copy_behind_an_event_is_whole_when_it_is_said_to_be() {
         }
         let (tell, told) = mpsc::channel();
         storage.after(&stream, Box::new(move |outcome| tell.send(outcome).expect("the test receives")));
-        told.recv_timeout(Duration::from_secs(10)).expect("told").expect("a healthy device");
+        told.recv_timeout(Duration::from_secs(10))
+            .expect("the callback is called")
+            .expect("a healthy device");
         let all = packed(&storage, &[run(0, 1), run(5, 1), run(2, 1)]);
         let (first, rest) = all.split_at(layout.packed_bytes());
         assert!(first == &rest[..first.len()] && first == &rest[first.len()..]);
