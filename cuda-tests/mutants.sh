@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Tests of the tests: activates one planted bug of order at a time and requires that the schedules catch it. Arguments name
-# the bugs; without any it is all of them. The bugs are patches in cuda-tests/mutants, applied to a copy of the tree
-# (loom-tests/plant.sh). One build serves all: KVPOOL_MUTANT chooses the bug at run time. KVPOOL_SCHEDULES sets how many
-# schedules are tried for each (120); the first that goes wrong ends the test.
+# Tests the schedules: activates one planted ordering bug at a time and requires that a test catches
+# it. Arguments name the bugs; the default is all of them. The bugs are patches in
+# cuda-tests/mutants, applied to a copy of the tree (loom-tests/plant.sh). One build serves all:
+# KVPOOL_MUTANT chooses the bug at run time. KVPOOL_SCHEDULES sets the number of schedules tried per
+# bug (120); the first failing schedule ends the test.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export RUST_BACKTRACE=0
@@ -10,14 +11,14 @@ export KVPOOL_SCHEDULES="${KVPOOL_SCHEDULES:-120}"
 export CARGO_TARGET_DIR=$PWD/target/cuda-mutants
 cd "$(loom-tests/plant.sh)"
 cargo test --locked --quiet -p kvpool-cuda-tests --test schedules --test order --no-run
-# The switch itself fails no test.
+# The patched tree passes while no bug is active.
 KVPOOL_SCHEDULES=20 cargo test --locked --quiet -p kvpool-cuda-tests --test schedules --test order
 survivors=0
 # mutant, the file of the test that must catch it, and the test
 while read -r mutant test name; do
     [[ $# -eq 0 || " $* " == *" $mutant "* ]] || continue
     start=$SECONDS
-    # Bounded: a bug of order may also leave somebody waiting.
+    # Bounded: an ordering bug may also make a thread wait forever.
     if ! grep -rqF "cfg!(kvpool_mutant = \"$mutant\")" src; then
         echo "BROKEN    $mutant: is in no patch"
         survivors=$((survivors + 1))

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# The tests of this crate, or those named (`--test kernels`), with the C++ under ASan and UBSan.
+# Runs the tests of this crate, or only those named (`--test kernels`), with ASan and UBSan on the
+# C++.
 #
-# The sanitizers' libraries must be the first that a test program loads, and no business of cargo's or the compiler's: a
-# runner preloads them for the tests alone. Leaks are the mock driver's own affair.
+# A test program must load the sanitizers' libraries first; cargo and the compiler must not load
+# them. So a runner preloads them for the tests alone. Leaks are checked by the mock driver itself.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

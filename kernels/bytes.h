@@ -1,7 +1,9 @@
-// Runs of bytes, moved and cleared by the threads of a CTA or of a warp, and the order in which CTAs take them.
+// Copies and clears of byte ranges by the threads of a CTA or a warp, and the distribution of jobs
+// over CTAs.
 //
-// A thread has four units in flight: with units of 16 bytes and 256 threads, that is a piece. The loads are all issued
-// before the first store waits for one of them. Outer loops are not unrolled: that costs registers, and gains nothing.
+// Each thread has four units in flight: with 16-byte units and 256 threads, these make up one
+// piece. All loads are issued before the first store waits for one of them. The outer loops are not
+// unrolled: unrolling costs registers and gains nothing.
 #pragma once
 
 #include "vector.h"
@@ -10,9 +12,11 @@ constexpr u32 THREADS = 256;
 constexpr u32 WARP = 32;
 constexpr u32 IN_FLIGHT = 4;
 
-// Copies as many of `n` units as are in flight at once. The caller is one of `TEAM` threads, and there are units for it.
+// Copies up to `IN_FLIGHT` of the caller's share of `n` units. The caller is one of `TEAM` threads,
+// and `n` > 0.
 //
-// One address a thread, and distances from it that are known now: an address a unit would cost as many registers again.
+// Uses one address per thread plus constant offsets: one address per unit would cost as many more
+// registers.
 template <u32 TEAM, class T>
 __device__ __forceinline__ void copy_step(const T* from, T* to, u32 n) {
   T held[IN_FLIGHT];
@@ -26,7 +30,7 @@ __device__ __forceinline__ void copy_step(const T* from, T* to, u32 n) {
   }
 }
 
-// Copies `bytes` bytes with `TEAM` threads, of which the caller is number `me`.
+// Copies `bytes` bytes with `TEAM` threads; `me` is the caller's index among them.
 template <u32 TEAM, class T>
 __device__ __forceinline__ void copy_units(const u8* from, u8* to, u32 bytes, u32 me) {
   const u32 n = bytes / u32(sizeof(T));
@@ -65,9 +69,9 @@ __device__ __forceinline__ void clear_bytes(u8* to, u32 bytes, u32 unit, u32 me)
   }
 }
 
-// A rectangle of jobs, dealt to the CTAs in turn, row by row. It divides once, when it is made: a division is some
-// twenty instructions, and a job has little more. The tables of pieces and frames that jobs name are small, and stay in L1,
-// which what is moved keeps out of.
+// A rectangle of jobs, distributed round-robin over the CTAs, row by row. It divides only on
+// construction: a division takes about twenty instructions, and a job has few more. The tables of
+// pieces and frames that jobs read are small and stay in L1, which the moved bytes bypass.
 struct Jobs {
   u32 row, column;
   u32 rows, columns;

@@ -1,4 +1,5 @@
-// Codes of 8 bits: E4M3, E5M2 and int8, the same bit for bit as those of `src/storage/fp8.rs` and `quant.rs`.
+// 8-bit codes: E4M3, E5M2 and int8, bit for bit equal to those of `src/storage/fp8.rs` and
+// `quant.rs`.
 //
 // | code | largest | NaN | infinity becomes |
 // |---|---|---|---|
@@ -6,8 +7,9 @@
 // | E5M2 | 0x7B = 57344 | 0x7E | the largest |
 // | int8 | 127 | 0 | the largest |
 //
-// Rounding is to nearest, ties to even. From compute capability 9.0 on, one instruction converts two values; which NaN it
-// gives is not relied on. The rest is integer arithmetic without branches.
+// Rounding is to nearest, ties to even. From compute capability 9.0 on, one instruction converts
+// two values; the code does not rely on which NaN it gives. The rest is integer arithmetic without
+// branches.
 #pragma once
 
 #include "vector.h"
@@ -18,21 +20,23 @@
 #define KVP_HAS_FP8 0
 #endif
 
-// 2^exponent, for exponents of normal numbers.
+// Returns 2^exponent, for exponents of normal numbers.
 __device__ __forceinline__ float power_of_two(int exponent) { return float_of(u32(exponent + 127) << 23); }
 
-// The code of a value in a format of `MANTISSA` bits, a bias, and codes for the largest value and for NaN.
+// Returns the code of `value` in a format given by its mantissa width (`MANTISSA`), its bias, and
+// its codes for the largest value and for NaN.
 template <u32 MANTISSA, int BIAS, u32 MAX, u32 NAN_CODE>
 __device__ __forceinline__ u32 encode_float(float value) {
   const u32 bits = bits_of(value);
   const u32 magnitude = bits & 0x7FFFFFFF;
 
-  // Normal: just under half a step, and the lowest kept bit for the tie, then cut; a carry runs over into the exponent.
+  // Normal: add just under half a step, plus the lowest kept bit for ties, then truncate; a carry
+  // propagates into the exponent.
   constexpr u32 CUT = 23 - MANTISSA;
   const u32 rounded = (magnitude + ((1u << (CUT - 1)) - 1) + ((magnitude >> CUT) & 1)) >> CUT;
   const u32 normal = rounded - (u32(127 - BIAS) << MANTISSA);
 
-  // Subnormal: a power of two whose last place is one step leaves the rounding to the adder.
+  // Subnormal: adding a power of two whose last place is one step makes the adder round.
   const float magic = power_of_two(1 - BIAS - int(MANTISSA) + 23);
   const u32 subnormal = bits_of(float_of(magnitude) + magic) - bits_of(magic);
 
@@ -41,15 +45,15 @@ __device__ __forceinline__ u32 encode_float(float value) {
   return magnitude > 0x7F800000u ? NAN_CODE : (finite | (bits >> 24 & 0x80));
 }
 
-// The value of a code of such a format. What lies above the largest code is the caller's affair.
+// Returns the value of a code of such a format. The caller handles codes above the largest.
 template <u32 MANTISSA, int BIAS>
 __device__ __forceinline__ float decode_float(u32 code) {
-  // The difference of the biases as a factor: exact, for subnormals too.
+  // The difference of the biases is applied as a factor: exact, for subnormals too.
   const float magnitude = float_of((code & 0x7F) << (23 - MANTISSA)) * power_of_two(127 - BIAS);
   return float_of(bits_of(magnitude) | (code & 0x80) << 24);
 }
 
-// What an instruction made of two values, but for NaN.
+// Returns the pair of codes with those of NaN inputs replaced by `nan`.
 __device__ __forceinline__ u32 with_nan(u32 pair, float low, float high, u32 nan) {
   if (low != low) pair = (pair & 0xFF00) | nan;
   if (high != high) pair = (pair & 0x00FF) | nan << 8;
@@ -91,7 +95,7 @@ struct E5m2 {
   static __device__ __forceinline__ u32 encode(float value) { return encode_float<2, 15, 0x7B, NAN_CODE>(value); }
   static __device__ __forceinline__ float decode(u32 code) {
 #if defined(__CUDA_ARCH__)
-    // The upper half of an f16.
+    // The code is the upper half of an f16.
     float value;
     asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(u16(code << 8)));
     return value;
@@ -119,7 +123,8 @@ struct E5m2 {
 struct Int8 {
   static constexpr float MAX = 127.0f;
   static __device__ __forceinline__ u32 encode(float value) {
-    // The last place of this number is 1 and its low byte is 0: the integer is left in the low byte.
+    // The last place of this number is 1 and its low byte is 0, so the integer ends up in the low
+    // byte.
     constexpr float ROUND = 12582912.0f;
     const float below = value < 127.0f ? value : 127.0f;
     const float within = below > -127.0f ? below : -127.0f;
@@ -151,7 +156,7 @@ struct alignas(8) V8 {
   u32 x, y;
 };
 
-// Writes the codes of 8, 4 or 1 values, at a multiple of as many bytes.
+// Writes the codes of 8, 4 or 1 values, at an address that is a multiple of that number of bytes.
 template <class Code, u32 N>
 __device__ __forceinline__ void write_codes(u8* to, const float* values, float inverse) {
   if constexpr (N == 8) {
@@ -163,7 +168,7 @@ __device__ __forceinline__ void write_codes(u8* to, const float* values, float i
   }
 }
 
-// The inverse of `write_codes`.
+// Reads codes and returns their values: the inverse of `write_codes`.
 template <class Code, u32 N>
 __device__ __forceinline__ void read_codes(const u8* from, float scale, float* values) {
   if constexpr (N == 8) {

@@ -1,5 +1,5 @@
-// How a kernel is declared: one struct by value, 256 threads a CTA. Included first; the host's compiler gets its stand-ins
-// for the words of CUDA from elsewhere, under `KVP_HOST`.
+// Declaration of a kernel: one struct by value, 256 threads per CTA. Include this file first. Under
+// `KVP_HOST`, `shim.h` supplies the host compiler's stand-ins for CUDA's keywords.
 #pragma once
 
 #ifdef KVP_HOST

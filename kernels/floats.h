@@ -1,19 +1,20 @@
-// The types of the caller's rows: f32, f16 and bf16, as bits in memory and as f32 in registers.
+// Element types of the caller's rows: f32, f16 and bf16, as bits in memory and as f32 in registers.
 //
-// Widening is exact. Narrowing rounds to nearest, ties to even; NaN becomes 0x7FFF, as the device's instructions give it.
-// No CUDA header is included: the types are their bits.
+// Widening is exact. Narrowing rounds to nearest, ties to even; NaN becomes 0x7FFF, as in the
+// device's instructions. No CUDA header is included: a type is represented by its bits.
 #pragma once
 
 #include "vector.h"
 
-// Without branches, so that a host's compiler makes the same of it as a device's.
+// Without branches, so that host and device compilers produce equivalent code.
 __device__ __forceinline__ float f16_widen(u32 bits) {
 #if defined(__CUDA_ARCH__)
   float value;
   asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(u16(bits)));
   return value;
 #else
-  // The exponent and mantissa in their places, and the difference of the biases as a factor: exact, for subnormals too.
+  // Exponent and mantissa in their places, the difference of the biases applied as a factor: exact,
+  // for subnormals too.
   const u32 magnitude = bits & 0x7FFF;
   const float small = float_of(magnitude << 13) * float_of(u32(127 + 112) << 23);
   const u32 large = (magnitude << 13) | 0x7F800000u;
@@ -30,7 +31,8 @@ __device__ __forceinline__ u32 f16_narrow(float value) {
   const u32 bits = bits_of(value);
   const u32 magnitude = bits & 0x7FFFFFFF;
   if (magnitude > 0x7F800000u) return 0x7FFF;
-  // Normal: just under half a step, and the lowest kept bit for the tie. Subnormal: the adder rounds.
+  // Normal: add just under half a step, plus the lowest kept bit for ties. Subnormal: the adder
+  // rounds.
   const u32 normal = (magnitude + 0xFFF + ((magnitude >> 13) & 1)) >> 13;
   const float magic = 0.5f;  // its last place is 2^-24, the step of f16's subnormals
   const u32 subnormal = bits_of(float_of(magnitude) + magic) - bits_of(magic);
@@ -52,7 +54,7 @@ __device__ __forceinline__ u32 bf16_narrow(float value) {
 #endif
 }
 
-// How elements of a type lie in words of 32 bits: `PER_WORD` of them, the first in the low bits.
+// Layout of elements in 32-bit words: `PER_WORD` elements, the first in the low bits.
 struct F32 {
   static constexpr u32 PER_WORD = 1;
   using Element = u32;
@@ -92,7 +94,8 @@ struct Bf16 {
   static __device__ __forceinline__ u16 narrow_one(float value) { return u16(bf16_narrow(value)); }
 };
 
-// Reads `N` elements: 8 at a multiple of 16 bytes, 4 at a multiple of 4, or 1 at a multiple of its own size.
+// Reads `N` elements: 8 at a multiple of 16 bytes, 4 at a multiple of 4, or 1 at a multiple of its
+// own size.
 template <class Row, u32 N>
 __device__ __forceinline__ void read_values(const u8* from, float* values) {
   if constexpr (N == 8) {
@@ -117,7 +120,7 @@ __device__ __forceinline__ void read_values(const u8* from, float* values) {
   }
 }
 
-// The inverse of `read_values`.
+// Writes `N` elements: the inverse of `read_values`.
 template <class Row, u32 N>
 __device__ __forceinline__ void write_values(u8* to, const float* values) {
   if constexpr (N == 8) {

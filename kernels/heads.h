@@ -1,32 +1,33 @@
-// Converting rows head by head: which threads take which head, and what they do with it.
+// Conversion of rows, head by head: assignment of threads to heads, and the work per head.
 //
-// A head of one token's K or V is a group's work: the fewest lanes of a warp, a power of two, that take it in one step
-// of `N` elements each; the whole warp for a long head, in several steps. With 8 elements a step, heads of 64, 128 and 256
+// One group of lanes converts one head of one token's K or V. A group is the smallest power-of-two
+// number of lanes of a warp that converts the head in one step of `N` elements per lane; a long
+// head takes the whole warp and several steps. With 8 elements per step, heads of 64, 128 and 256
 // take 8, 16 and 32 lanes.
 //
 //   job = (token * halves + half) * heads + head        halves: 2, or 1 for a latent layout
 //
-// All groups of a warp take as many turns, and those that have nothing to do (padding, or past the last job) stay for the
-// shuffles, which name the whole warp.
+// All groups of a warp run the same number of rounds. Groups without work (padding, or past the
+// last job) stay for the shuffles, which name the whole warp.
 #pragma once
 
 #include "bytes.h"
 #include "codes.h"
 #include "floats.h"
 
-// One head: where it is outside and inside, and its scale.
+// One head: its addresses outside and inside the pool, and its scale.
 struct Head {
   u8* row = nullptr;  // the caller's values
   u8* codes = nullptr;
   float* scale_at = nullptr;  // in the scale tile, or in the table of static scales
 };
 
-// Which lanes take a head.
+// Assignment of lanes to a head.
 struct Groups {
-  u32 lanes;  // of a group
-  u32 lane;   // of the caller in its group
+  u32 lanes;  // per group
+  u32 lane;   // index of the caller in its group
   u32 job, step;
-  u32 warp_job;  // of the first group of the warp: the same for all its lanes
+  u32 warp_job;  // the warp's first group's job: the same for all its lanes
 
   __device__ __forceinline__ Groups(u32 steps) {
     u32 log = 0;
@@ -40,7 +41,7 @@ struct Groups {
   }
 };
 
-// Where a job's head is; `false` if it is padding.
+// Locates a job's head; returns `false` for padding.
 template <u32 ELEMENT>
 __device__ __forceinline__ bool locate(const QuantParams& p, u32 job, Head& head) {
   const bool two = p.rows.v != nullptr;
@@ -68,7 +69,8 @@ __device__ __forceinline__ bool locate(const QuantParams& p, u32 job, Head& head
   return true;
 }
 
-// The bits of the largest finite magnitude of `largest` and `values`. As integers they are ordered as the magnitudes are.
+// Returns the bits of the largest finite magnitude of `largest` and `values`. As integers they sort
+// like the magnitudes.
 template <u32 N>
 __device__ __forceinline__ u32 largest_of(u32 largest, const float* values) {
 #pragma unroll
@@ -88,7 +90,7 @@ __device__ __forceinline__ void quantise_by(const QuantParams& p) {
   for (; group.warp_job < jobs; group.warp_job += group.step, group.job += group.step) {
     Head head;
     const bool live = group.job < jobs && locate<ELEMENT>(p, group.job, head);
-    // A head that takes one step is read once; what is beyond the first step of a long one is read again.
+    // A head that takes one step is read once; the later steps of a long head are read again.
     const bool mine = live && group.lane < steps;
     float held[N];
     if (mine) read_values<Row, N>(head.row + group.lane * N * ELEMENT, held);

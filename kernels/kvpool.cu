@@ -1,14 +1,14 @@
-// The kernels of kvpool. One source for three compilers: NVRTC (of which `ptx.py` keeps the result in `ptx/`), nvcc, and
-// a host's C++17 compiler. What each takes is in `params.h`.
+// The kernels of kvpool. One source for three compilers: NVRTC (`ptx.py` keeps its output in
+// `ptx/`), nvcc, and a host's C++17 compiler. `params.h` declares each kernel's parameters.
 //
-// Frames are a *move*'s or a list's; pieces are the layout's. A launch reads and writes only what its caller holds: the
-// order among launches is the host's affair, and no kernel waits for another.
+// The frames come from a *move* or a list, the pieces from the layout. A launch reads and writes
+// only memory that its caller holds. The host orders launches; no kernel waits for another.
 #include "entry.h"
 
 #include "bytes.h"
 #include "heads.h"
 
-// Copies frames: of every move, every piece.
+// Copies frames: every piece of every move.
 KVP_KERNEL(kvp_copy, CopyParams) {
   for (Jobs job(p.n_moves, p.n_pieces); job.more(); job.next()) {
     const Piece piece = p.pieces[job.column];
@@ -28,7 +28,7 @@ KVP_KERNEL(kvp_zero, ZeroParams) {
   }
 }
 
-// Frames to their packed form, one after another.
+// Packs frames, one after another.
 KVP_KERNEL(kvp_pack, PackParams) {
   for (Jobs job(p.n_frames, p.n_pieces); job.more(); job.next()) {
     const Piece piece = p.pieces[job.column];
@@ -38,7 +38,7 @@ KVP_KERNEL(kvp_pack, PackParams) {
   }
 }
 
-// And back.
+// Unpacks frames.
 KVP_KERNEL(kvp_unpack, PackParams) {
   for (Jobs job(p.n_frames, p.n_pieces); job.more(); job.next()) {
     const Piece piece = p.pieces[job.column];
@@ -48,7 +48,7 @@ KVP_KERNEL(kvp_unpack, PackParams) {
   }
 }
 
-// Rows to or from the slots that they belong in, as they are: a warp takes K or V of one token.
+// Copies rows unconverted to or from their slots: one warp per K or V of one token.
 template <bool STORE>
 __device__ __forceinline__ void move_rows(const RowsParams& p) {
   const bool two = p.v != nullptr;
@@ -71,7 +71,7 @@ __device__ __forceinline__ void move_rows(const RowsParams& p) {
 KVP_KERNEL(kvp_store, RowsParams) { move_rows<true>(p); }
 KVP_KERNEL(kvp_load, RowsParams) { move_rows<false>(p); }
 
-// Rows of values to codes, and back.
+// Converts rows of values to codes, and back.
 #define KVP_CONVERT(code, Code, row, Row)                                                      \
   KVP_KERNEL(kvp_quantise_##code##_##row, QuantParams) { quantise<Code, Row>(p); }             \
   KVP_KERNEL(kvp_dequantise_##code##_##row, QuantParams) { dequantise<Code, Row>(p); }
@@ -84,7 +84,7 @@ KVP_CONVERT_ROWS(e4m3, E4m3)
 KVP_CONVERT_ROWS(e5m2, E5m2)
 KVP_CONVERT_ROWS(int8, Int8)
 
-// Block tables that stay on the device: the entries whose blocks moved.
+// Patches block tables in device memory: rewrites the entries whose blocks moved.
 KVP_KERNEL(kvp_patch, PatchParams) {
   for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < p.n; i += gridDim.x * THREADS) {
     const MovedEntry entry = p.entries[i];

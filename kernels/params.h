@@ -1,16 +1,18 @@
-// What a launch passes to a kernel: one struct by value. `src/cuda/params.rs` has the same structs, and asserts the same
-// sizes and offsets; the names of the fields agree.
+// Parameters of each kernel launch: one struct, passed by value. `src/cuda/params.rs` declares the
+// same structs and asserts the same sizes and offsets; the field names agree.
 //
-// A *piece* is at most 16 KiB of one plane's tile; the host cuts a layout's planes into pieces once, so that layer-first
-// and block-first, joined and separate planes, planes of scales and adopted tensors are all one table here. A *lane* is
-// where K or V of one layer (or their scales) begins in frame 0; in frame f it begins `f * frame_stride` bytes later.
+// A *piece* is at most 16 KiB of one plane's tile. The host splits a layout's planes into pieces
+// once, so that layer-first and block-first layouts, joined and separate planes, planes of scales
+// and adopted tensors all use one table here. A *lane* is the start of K or V of one layer (or of
+// their scales) in frame 0; in frame f it starts `f * frame_stride` bytes later.
 //
-// What the host promises, for every launch:
-//   - `unit` is 16, 4 or 1, and divides every address, stride and length of bytes that the kernel moves (codes and the
-//     caller's rows for the converting ones, where head_dim counts as a length);
-//   - elements of more than a byte, and scales, lie at multiples of their size;
-//   - slots and frames exist; frames * block_tokens < 2^32; tokens * 2 * heads, moves and packed frames < 2^31;
-//   - 256 threads a CTA, one dimension, any number of CTAs.
+// The host guarantees for every launch:
+//   - `unit` is 16, 4 or 1, and divides every address, stride and byte length that the kernel moves
+//     (for the converting kernels: of the codes and the caller's rows, and head_dim);
+//   - elements of more than one byte, and scales, are aligned to their size;
+//   - slots and frames exist; frames * block_tokens < 2^32; tokens * 2 * heads, moves and packed
+//     frames < 2^31;
+//   - 256 threads per CTA, one dimension, any number of CTAs.
 #pragma once
 
 typedef unsigned char u8;
@@ -29,14 +31,14 @@ typedef long long i64;
 #define KVP_OFFSET(type, field, offset) static_assert(KVP_OFFSETOF(type, field) == offset, #type "." #field)
 #define KVP_SIZE(type, bytes) static_assert(sizeof(type) == bytes, #type)
 
-// At most this many bytes of one plane's tile.
+// Maximum size of a piece in bytes.
 constexpr u32 PIECE_BYTES_MAX = 16 * 1024;
 
 struct Piece {
-  u64 base;          // its address in frame 0
-  u64 frame_stride;  // bytes from one frame's to the next frame's
+  u64 base;          // address in frame 0
+  u64 frame_stride;  // bytes from one frame to the next
   u32 bytes;
-  u32 packed_at;     // its place in a frame's packed form
+  u32 packed_at;     // offset in a frame's packed form
 };
 KVP_SIZE(Piece, 24);
 KVP_OFFSET(Piece, frame_stride, 8);
@@ -93,15 +95,15 @@ KVP_OFFSET(PackParams, n_pieces, 32);
 KVP_OFFSET(PackParams, n_frames, 36);
 KVP_OFFSET(PackParams, unit, 40);
 
-// Rows of one layer: [tokens][row], where the caller has them.
+// Rows of one layer in the caller's memory: [tokens][row].
 struct RowsParams {
   u8* k;
-  u8* v;              // null for a latent layout, which has K alone
+  u8* v;              // null for a latent layout, which has only K
   u64 k_stride;       // bytes from one token's row to the next token's
   u64 v_stride;
-  const i64* slots;   // one a token; negative: skipped
+  const i64* slots;   // one per token; negative: skipped
   Lane k_lane;
-  Lane v_lane;        // joined planes: K's, half a tile on
+  Lane v_lane;        // joined planes: K's lane plus half a tile
   u32 row_bytes;      // of a row in the lane
   u32 block_tokens, n_tokens, unit;
 };
@@ -117,11 +119,11 @@ KVP_OFFSET(RowsParams, block_tokens, 76);
 KVP_OFFSET(RowsParams, n_tokens, 80);
 KVP_OFFSET(RowsParams, unit, 84);
 
-// How codes stand for values.
+// Scaling of codes to values.
 enum ScaleMode : u32 {
   SCALES_UNIT = 0,            // value = code
   SCALES_PER_HEAD = 1,        // value = code * k_scales[head]
-  SCALES_PER_TOKEN_HEAD = 2,  // value = code * the scale in the scale lane's row, which a store writes
+  SCALES_PER_TOKEN_HEAD = 2,  // value = code * the scale in the scale lane; stores write it
 };
 
 struct QuantParams {
@@ -141,7 +143,7 @@ KVP_OFFSET(QuantParams, heads, 136);
 KVP_OFFSET(QuantParams, head_dim, 140);
 KVP_OFFSET(QuantParams, mode, 144);
 
-// An entry of a block table that names a frame which its block has left.
+// An entry of a block table, and the new frame of its block.
 struct MovedEntry {
   u32 row, column;
   i32 frame;
@@ -152,7 +154,7 @@ KVP_OFFSET(MovedEntry, frame, 8);
 
 struct PatchParams {
   i32* table;
-  const MovedEntry* entries;  // no two of the same row and column
+  const MovedEntry* entries;  // no two with the same row and column
   u32 row_stride;             // entries from one row to the next
   u32 n;
 };

@@ -1,4 +1,5 @@
-// Kernels for measuring: what the pool's own are compared with, and what they disturb. No part of the pool.
+// Kernels for measurements: baselines for the pool's kernels, and workloads that the pool's kernels
+// may disturb. Not part of the pool.
 #include "entry.h"
 
 #include "bytes.h"
@@ -10,7 +11,7 @@ struct ProbeParams {
 };
 KVP_SIZE(ProbeParams, 32);
 
-// Reads everything, `rounds` times over: bound by memory, as attention over a long context is.
+// Reads all bytes `rounds` times: bound by memory, like attention over a long context.
 KVP_KERNEL(kvp_probe_read, ProbeParams) {
   const V16* from = reinterpret_cast<const V16*>(p.from);
   const u64 step = u64(gridDim.x) * THREADS * IN_FLIGHT;
@@ -27,11 +28,11 @@ KVP_KERNEL(kvp_probe_read, ProbeParams) {
       for (u32 k = 0; k < IN_FLIGHT; k++) mixed ^= held[k].x ^ held[k].y ^ held[k].z ^ held[k].w;
     }
   }
-  // So that the reads are needed; data in which all words are this one's difference are not measured with.
+  // Keeps the compiler from removing the reads. The measured data never gives this value.
   if (mixed == 0x9E3779B9u) *reinterpret_cast<u32*>(p.to) = mixed;
 }
 
-// A linear copy: the best that any copy kernel can hope for.
+// A linear copy: the upper bound for any copy kernel.
 KVP_KERNEL(kvp_probe_copy, ProbeParams) {
   const V16* from = reinterpret_cast<const V16*>(p.from);
   V16* to = reinterpret_cast<V16*>(p.to);
@@ -53,7 +54,7 @@ KVP_KERNEL(kvp_probe_copy, ProbeParams) {
   }
 }
 
-// Multiplies and adds, and touches no memory: bound by arithmetic, as a large matrix product is.
+// Multiplies and adds without memory accesses: bound by arithmetic, like a large matrix product.
 KVP_KERNEL(kvp_probe_burn, ProbeParams) {
   float a = float(threadIdx.x), b = 0.5f, c = 2.0f, d = 0.25f;
   for (u32 round = 0; round < p.rounds; round++) {

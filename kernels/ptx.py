@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""The PTX in `ptx/` is what NVRTC 12.0.140 makes of the kernels beside this file: compares, or writes it with `--write`.
+"""Compares the PTX in `ptx/` with the output of NVRTC 12.0.140 for these kernels, or writes it (`--write`).
 
     pip install nvidia-cuda-nvrtc-cu12==12.0.140        (23 MB; no GPU and no driver are needed)
     python3 kernels/ptx.py [--write]
 
-That version, since its PTX ISA (8.0) loads on every driver of CUDA 12 and later; a newer one writes PTX that older drivers
-refuse. The machine code for sm_80 and sm_90 is made too, since NVRTC does not look inside inline assembly until it
-assembles; a kernel that spills registers, or has a stack frame, fails. Prints the table of registers as markdown.
+The PTX ISA of this version (8.0) loads on every driver of CUDA 12 and later; newer versions write PTX
+that older drivers refuse. The script also generates the machine code for sm_80 and sm_90, since NVRTC
+checks inline assembly only when it assembles; a kernel that spills registers, or has a stack frame,
+fails. Prints the table of registers as markdown.
 """
 
 import ctypes
@@ -19,7 +20,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 SOURCES = ("kvpool", "probes")
 CAPABILITIES = (80, 90)
 VERSION = (12, 0)
-# No contraction of a product and a sum: codes must be those of the host, to the bit.
+# No contraction of a product and a sum: codes must equal those of the host, bit for bit.
 OPTIONS = ("--std=c++17", "--fmad=false", "--restrict")
 ENTRY = re.compile(
     r"entry function '(\w+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"

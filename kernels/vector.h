@@ -1,7 +1,8 @@
-// Units of bytes: how a thread reads and writes 16, 4 or 1 of them.
+// Units of bytes: loads and stores of 16, 4 or 1 bytes by a thread.
 //
-// What is moved is read once and written once: it is kept out of L1, where it would push out what other kernels read. The
-// host's compiler sees plain accesses, so that its sanitizers name the line of a misaligned or foreign one.
+// Moved bytes are read once and written once, so they bypass L1, where they would evict data that
+// other kernels read. The host compiler sees plain accesses, so that its sanitizers report the line
+// of a misaligned or out-of-bounds one.
 #pragma once
 
 #include "params.h"
@@ -34,7 +35,7 @@ __device__ __forceinline__ void store_once(V16* to, V16 v) {
 #endif
 }
 
-// Smaller units are of layouts that are rare: a cache line is shared by many of them, and L1 is of use.
+// Layouts with smaller units are rare; many units share a cache line, so L1 helps.
 template <class T>
 __device__ __forceinline__ T load_once(const T* from) {
   return *from;
@@ -44,7 +45,7 @@ __device__ __forceinline__ void store_once(T* to, T v) {
   *to = v;
 }
 
-// The same bits as another type.
+// Reinterprets the bits as another type.
 __device__ __forceinline__ float float_of(u32 bits) {
 #if defined(__CUDA_ARCH__)
   return __uint_as_float(bits);

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Tests the models: activates one planted bug at a time and requires that a model fails because of it.
-# Arguments name the bugs; the default is all of them. The bugs are patches in loom-tests/mutants,
-# applied to a copy of the tree (plant.sh). One build serves all: the bug is chosen at run time.
+# Tests the models: activates one planted bug at a time and requires that a model fails because of
+# it. Arguments name the bugs; the default is all of them. The bugs are patches in
+# loom-tests/mutants, applied to a copy of the tree (plant.sh). One build serves all: the bug is
+# chosen at run time.
 #
 # KVPOOL_MUTANTS_SECONDS bounds the time: at least ten bugs are planted, and more until it has
 # elapsed. The commit's hash chooses the first; bugs in files that the last 50 commits touched come
@@ -142,7 +143,7 @@ for line in "${list[@]}"; do
         continue
     fi
     planted=$((planted + 1))
-    # A bounded run gives a bug three minutes; a slower one is left to an unbounded run.
+    # A bounded run gives a bug three minutes; slower bugs are left to an unbounded run.
     limit=()
     [[ -z $budget ]] || limit=(timeout 180)
     run=(${limit[@]+"${limit[@]}"} "$tree/loom-tests/run.sh" --locked)
@@ -154,7 +155,7 @@ for line in "${list[@]}"; do
         survivors=$((survivors + 1))
         continue
     fi
-    # No or one preemption suffices for most bugs, and takes a fraction of the time.
+    # Zero or one preemption suffices for most bugs, and takes a fraction of the time.
     for most in 0 1 9; do
         output=$(KVPOOL_MUTANT=$mutant KVPOOL_LOOM_PREEMPTIONS_MAX=$most "${run[@]}" 2>&1) || status=$?
         [[ $status == 0 ]] || break

@@ -1,4 +1,4 @@
-// See cta.h. Fibers are those of `ucontext`; their stacks are kept from one CTA to the next.
+// See cta.h. Fibers use `ucontext`; their stacks are reused from one CTA to the next.
 #include "cta.h"
 
 #include <ucontext.h>
@@ -24,18 +24,19 @@ constexpr unsigned WARP = 32;
 struct Fiber {
   ucontext_t context;
   std::unique_ptr<char[]> stack;
-  void* fake_stack = nullptr;  // the sanitizer's
+  void* fake_stack = nullptr;  // of the sanitizer
   bool is_done = false;
 };
 
-// A warp's shuffle in progress. `turn` goes up when all lanes have passed their value, and again when all have taken one.
+// A shuffle of a warp in progress. `turn` is incremented once all lanes have passed their value,
+// and again once all have read one.
 struct Warp {
   unsigned arrived = 0;
   unsigned long turn = 0;
   uint32_t values[WARP];
 };
 
-// The CTA that runs on this thread of the host.
+// The CTA that runs on this host thread.
 struct Cta {
   const Kernel* kernel;
   void** arguments;
@@ -56,7 +57,7 @@ thread_local Cta cta;
   abort();
 }
 
-// A switch of stacks tells the sanitizer before and after.
+// Report a switch of stacks to the sanitizer, before and after.
 void leaving([[maybe_unused]] void** fake_stack, [[maybe_unused]] const void* to, [[maybe_unused]] size_t bytes) {
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_start_switch_fiber(fake_stack, to, bytes);
@@ -90,13 +91,13 @@ void fiber_main() {
   Fiber& fiber = cta.fibers[cta.current];
   fiber.is_done = true;
   cta.live--;
-  // Its frames are gone for good.
+  // The fiber's frames are dead: null frees its fake stack.
   leaving(nullptr, cta.scheduler_stack, cta.scheduler_stack_bytes);
   swapcontext(&fiber.context, &cta.scheduler);
-  fail("a thread that had ended went on");
+  fail("a finished thread was resumed");
 }
 
-// Waits until all lanes of the mask have come here.
+// Waits until all lanes of the mask have arrived.
 void warp_barrier(uint32_t members) {
   Warp& warp = cta.warps[thread_index.x / WARP];
   const unsigned long turn = warp.turn;
@@ -115,7 +116,7 @@ void run_fibers(bool is_descending) {
   cta.live = threads;
   for (unsigned i = 0; i < threads; i++) {
     Fiber& fiber = cta.fibers[i];
-    // Not cleared: a kernel that reads what it did not write is to read rubbish.
+    // Not cleared: a kernel that reads what it did not write must see garbage.
     if (!fiber.stack) fiber.stack.reset(new char[STACK_BYTES]);
     fiber.is_done = false;
     fiber.fake_stack = nullptr;
@@ -134,16 +135,16 @@ void run_fibers(bool is_descending) {
       if (!cta.fibers[index].is_done) resume(index);
     }
     for (const Warp& warp : cta.warps) arrivals += warp.turn * WARP + warp.arrived;
-    if (live == cta.live && arrivals == before) fail("some lanes of a shuffle never reach it");
+    if (live == cta.live && arrivals == before) fail("some lanes never reach a shuffle");
   }
 }
 
 }  // namespace
 
 uint32_t shuffle_xor(uint32_t members, uint32_t value, unsigned mask) {
-  if (!cta.has_fibers) fail("a shuffle in a launch that was said to have none");
+  if (!cta.has_fibers) fail("a shuffle in a launch that is declared to have none");
   const unsigned lane = thread_index.x % WARP;
-  if (!(members >> lane & 1) || !(members >> (lane ^ mask) & 1)) fail("a lane shuffles that its mask does not name");
+  if (!(members >> lane & 1) || !(members >> (lane ^ mask) & 1)) fail("a shuffling lane is not in its mask");
   Warp& warp = cta.warps[thread_index.x / WARP];
   warp.values[lane] = value;
   warp_barrier(members);

@@ -1,4 +1,4 @@
-// Runs one CTA of a kernel on the thread that asks for it.
+// Runs one CTA of a kernel on the calling thread.
 #pragma once
 
 #include "shim.h"
@@ -8,10 +8,11 @@ namespace shim {
 // A kernel, compiled for the host.
 struct Kernel {
   const char* name;
-  // Calls it as the thread that `thread_index` and the like name; arguments as `cuLaunchKernel` takes them.
+  // Calls the kernel as the thread given by `thread_index` and the other indices; arguments as in
+  // `cuLaunchKernel`.
   void (*call)(void** arguments);
   unsigned parameter_bytes;
-  // Whether threads of this launch wait for each other, so that they must be fibers.
+  // Returns true if threads of this launch wait for each other and so must be fibers.
   bool (*is_cooperative)(void** arguments);
 };
 

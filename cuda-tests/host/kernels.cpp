@@ -1,4 +1,5 @@
-// The kernels, compiled for the host, by name; and what the mock driver and the tests call.
+// The kernels compiled for the host, by name, and the functions that the mock driver and the tests
+// call.
 #define KVP_HOST 1
 #include "../../kernels/kvpool.cu"
 #include "../../kernels/probes.cu"
@@ -21,7 +22,7 @@ struct Entry;
 template <auto F, class Params>
 struct Entry<F, void (*)(Params)> {
   static constexpr unsigned BYTES = sizeof(Params);
-  // By copy, as a launch takes them: the caller's bytes may lie anywhere.
+  // Copies the parameters, as a launch does: the caller's bytes may be unaligned.
   static void call(void** arguments) {
     alignas(Params) unsigned char copy[sizeof(Params)];
     memcpy(copy, arguments[0], sizeof(Params));
@@ -61,23 +62,24 @@ const Kernel KERNELS[] = {
 
 }  // namespace
 
-// The kernel of a name, or null.
+// Returns the kernel of that name, or null.
 extern "C" const Kernel* kvp_host_find(const char* name) {
   for (const Kernel& kernel : KERNELS)
     if (strcmp(kernel.name, name) == 0) return &kernel;
   return nullptr;
 }
 
-// Bytes of the one struct that it takes.
+// Returns the size in bytes of the kernel's parameter struct.
 extern "C" unsigned kvp_host_parameter_bytes(const Kernel* kernel) { return kernel->parameter_bytes; }
 
-// Runs one CTA of `gx`, of `bx` threads. Bit 0 of `order`: the last thread first.
+// Runs one CTA of `gx`, with `bx` threads. Bit 0 of `order`: descending order of threads.
 extern "C" void kvp_host_cta(const Kernel* kernel, unsigned gx, unsigned bx, unsigned index, void** arguments,
                              unsigned order) {
   shim::run_cta(*kernel, {gx, 1, 1}, {bx, 1, 1}, {index, 0, 0}, arguments, order & 1);
 }
 
-// Runs all CTAs, in an order as shim.h has it. 0, or 500 (CUDA_ERROR_NOT_FOUND) where there is no such kernel.
+// Runs all CTAs, in the order that shim.h defines. Returns 0, or 500 (CUDA_ERROR_NOT_FOUND) for an
+// unknown name.
 extern "C" int kvp_host_launch(const char* name, unsigned gx, unsigned bx, void** arguments, unsigned order) {
   const Kernel* kernel = kvp_host_find(name);
   if (!kernel) return 500;
@@ -91,7 +93,7 @@ extern "C" int kvp_host_launch(const char* name, unsigned gx, unsigned bx, void*
   return 0;
 }
 
-// The converters of codes.h and floats.h, alone: one kernel's element at a time.
+// The converters of codes.h and floats.h alone, applied element by element.
 extern "C" void kvp_host_encode(unsigned code, const float* values, u8* codes, size_t n) {
   for (size_t i = 0; i < n; i++)
     codes[i] = u8(code == 0 ? E4m3::encode(values[i]) : code == 1 ? E5m2::encode(values[i]) : Int8::encode(values[i]));

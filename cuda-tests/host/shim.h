@@ -1,14 +1,18 @@
-// Stand-ins for the words of CUDA that the kernels use, so that a C++17 compiler can make a host's program of them.
+// Stand-ins for the CUDA keywords and built-ins that the kernels use, so that a C++17 compiler can
+// build them for the host.
 //
-// A CTA runs on one thread of the host. Its threads are *fibers*, which give way to each other at shuffles only, or, where
-// a launch uses none, are called one after another, last first if the order says so. Sanitizers see plain memory accesses
-// and name the line of the kernel that makes a bad one.
+// A CTA runs on one host thread. If the launch uses shuffles, the CTA's threads are *fibers*, which
+// yield only at shuffles; otherwise they are called one after another, in descending order if
+// `order` says so. Sanitizers see plain memory accesses and report the line of the kernel that
+// makes a bad one.
 //
-//   order bit 0: threads of a CTA in descending order      order bit 1: CTAs of a launch in descending order
-//   the bits above: the seed of a shuffle of the CTAs, if not 0
+//   order bit 0: threads of a CTA in descending order
+//   order bit 1: CTAs of a launch in descending order
+//   higher bits: the seed of a shuffle of the CTAs, if not 0
 //
-// What it does not model: weak memory (threads of a CTA never run at once), inline assembly, divergence within a warp. A
-// shuffle that some of the named lanes never reach is reported, and aborts.
+// Not modelled: weak memory (threads of a CTA never run at the same time), inline assembly,
+// divergence within a warp. A shuffle that some of its named lanes never reach aborts with a
+// message.
 #pragma once
 
 #include <cstdint>
@@ -26,10 +30,11 @@ struct Dim {
   unsigned x = 1, y = 1, z = 1;
 };
 
-// Of the thread that runs now.
+// Indices of the running thread.
 extern thread_local Dim thread_index, block_index, block_dim, grid_dim;
 
-// What lane `lane ^ mask` of the caller's warp passes to the same call; all lanes that `members` names take part.
+// Returns the value that lane `lane ^ mask` of the caller's warp passes to the same call. All lanes
+// in `members` take part.
 uint32_t shuffle_xor(uint32_t members, uint32_t value, unsigned mask);
 
 }  // namespace shim

@@ -1,17 +1,17 @@
-// Stream capture, and who may disturb it.
+// Stream capture, and the calls that invalidate captures.
 //
-// CUDA (cuThreadExchangeStreamCaptureMode): a *potentially unsafe* call, one that may wait for the device or allocate, is
-// forbidden by the calling thread's own mode:
+// CUDA (cuThreadExchangeStreamCaptureMode): a *potentially unsafe* call, one that may wait for the
+// device or allocate, is forbidden depending on the calling thread's own mode:
 //
 // | thread's mode | forbidden while |
 // |---|---|
-// | global (every thread's at first) | this thread has begun a capture that is not relaxed, or any thread a global one |
+// | global (initial mode of every thread) | this thread has begun a capture that is not relaxed, or any thread has begun a global one |
 // | thread-local | this thread has begun a capture that is not relaxed |
 // | relaxed | never |
 //
-// A forbidden call fails with CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED and makes the captures invalid that forbade it (a
-// forbidden operation spoils every capture that it concerns). Which calls are
-// unsafe is listed nowhere in full; here: every wait, every query, and all that allocates, frees, maps or loads.
+// A forbidden call fails with CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED and invalidates every capture
+// that forbids it. CUDA documents no full list of unsafe calls. Here: every wait, every query, and
+// every call that allocates, frees, maps or loads.
 #include <algorithm>
 
 #include "graph.h"
@@ -36,11 +36,13 @@ int unsafe_call() {
   return code;
 }
 
-// CUDA: work in a capturing stream is not enqueued; it becomes a node behind what the stream's work depends on so far.
+// CUDA: work submitted to a capturing stream is not enqueued; it becomes a node that depends on the
+// stream's latest nodes.
 int captured(Stream* stream, OpRef op) {
   Capture* capture = stream->capture;
   if (capture->invalid) return CAPTURE_INVALIDATED;
-  // Host functions would be host nodes. Nothing here may rely on one in a replay: refused.
+  // Host functions would become host nodes. No code here may rely on one in a replay, so they are
+  // refused.
   if (!op->again()) return invalidate(capture), CAPTURE_UNSUPPORTED;
   auto node = std::make_unique<Node>();
   node->op = std::move(op);
@@ -57,8 +59,8 @@ void record_captured(Event* event, Stream* stream) {
   event->nodes = stream->tail;
 }
 
-// CUDA: a wait for a captured event brings the waiting stream into the capture; two captures cannot be merged; a capture cannot
-// depend on work outside it.
+// CUDA: a wait for a captured event adds the waiting stream to the capture; two captures cannot be
+// merged; a capture cannot depend on work outside it.
 int wait_captured(Stream* stream, Event* event) {
   Capture* from = event->capture;
   if (from && from->ended) return CAPTURED_EVENT;
@@ -79,7 +81,7 @@ int wait_captured(Stream* stream, Event* event) {
   return OK;
 }
 
-// Every node must lead to the origin stream's last ones.
+// Returns true if every node leads to the origin stream's last nodes.
 static bool joined(const Capture& capture) {
   std::vector<bool> reached(capture.nodes.size());
   std::vector<size_t> open;
@@ -107,7 +109,8 @@ static void end(Capture* capture) {
 
 using namespace mock;
 
-// CUDA: the legacy stream cannot be captured; a stream that captures already is in an illegal state.
+// CUDA: the legacy stream cannot be captured; a stream that is already capturing is in an illegal
+// state.
 API cuStreamBeginCapture_v2(void* raw, int mode) {
   ENTER(ALIVE);
   Stream* stream = stream_of(raw, call, __func__);
@@ -115,7 +118,7 @@ API cuStreamBeginCapture_v2(void* raw, int mode) {
   if (mode < GLOBAL || mode > RELAXED) return INVALID_VALUE;
   if (stream == stream->device->legacy) return CAPTURE_UNSUPPORTED;
   if (stream->capture) return ILLEGAL_STATE;
-  // Never freed: events may point to it for as long as they live.
+  // Never freed: events may keep pointers to it.
   Capture* capture = new Capture(stream, mode, ++machine().ids);
   stream->capture = capture;
   stream->tail.clear();
@@ -123,7 +126,8 @@ API cuStreamBeginCapture_v2(void* raw, int mode) {
   return OK;
 }
 
-// CUDA: a capture that is not relaxed must be ended by the thread that began it. An invalid capture ends with CUDA_ERROR_STREAM_CAPTURE_INVALIDATED and a null graph.
+// CUDA: a capture that is not relaxed must be ended by the thread that began it. An invalid capture
+// ends with CUDA_ERROR_STREAM_CAPTURE_INVALIDATED and a null graph.
 API cuStreamEndCapture(void* raw, void** graph) {
   ENTER(ALIVE);
   Stream* stream = stream_of(raw, call, __func__);
@@ -137,7 +141,7 @@ API cuStreamEndCapture(void* raw, void** graph) {
   end(capture);
   if (capture->invalid) return CAPTURE_INVALIDATED;
   if (!whole) return CAPTURE_UNJOINED;
-  // The nodes stay where events may point to them; the graph has copies.
+  // The nodes stay, because events may point to them; the graph gets copies.
   auto nodes = std::make_shared<Nodes>();
   for (const auto& node : capture->nodes) nodes->push_back(std::make_unique<Node>(*node));
   *graph = adopt(new Graph(std::move(nodes)));
@@ -146,8 +150,9 @@ API cuStreamEndCapture(void* raw, void** graph) {
 
 static int status_of(const Stream* stream) { return !stream->capture ? 0 : stream->capture->invalid ? 2 : 1; }
 
-// CUDA: asking whether a stream captures disturbs nothing. Of the legacy stream it cannot be said while a blocking stream of the
-// context is capturing: CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, which leaves that capture alone.
+// CUDA: querying whether a stream is capturing has no side effects. For the legacy stream, the
+// query fails while a blocking stream of the context is capturing:
+// CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, which does not invalidate that capture.
 static bool is_implied(const Stream* stream) {
   if (stream != stream->device->legacy) return false;
   for (const Stream* other : machine().streams)
@@ -177,7 +182,8 @@ static int info(void* raw, int* status, unsigned long long* id, const char* func
 
 API cuStreamGetCaptureInfo(void* stream, int* status, unsigned long long* id) { return info(stream, status, id, __func__); }
 
-// Graph and dependencies are not shown: whoever asks for them gets CUDA_ERROR_NOT_SUPPORTED rather than a wrong answer.
+// The graph and its dependencies are not reported: a call that asks for them gets
+// CUDA_ERROR_NOT_SUPPORTED rather than a wrong answer.
 API cuStreamGetCaptureInfo_v2(void* stream, int* status, unsigned long long* id, void** graph, const void** before, size_t* count) {
   return graph || before || count ? int(NOT_SUPPORTED) : info(stream, status, id, __func__);
 }
@@ -186,7 +192,7 @@ API cuStreamGetCaptureInfo_v3(void* stream, int* status, unsigned long long* id,
   return graph || before || edges || count ? int(NOT_SUPPORTED) : info(stream, status, id, __func__);
 }
 
-// CUDA: sets the calling thread's mode and returns the one before.
+// CUDA: sets the calling thread's mode and returns the previous one.
 API cuThreadExchangeStreamCaptureMode(int* mode) {
   ENTER(INIT);
   if (!mode || *mode < GLOBAL || *mode > RELAXED) return INVALID_VALUE;

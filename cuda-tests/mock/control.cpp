@@ -1,4 +1,5 @@
-// What tests say to the machine, beside CUDA's own calls. The Rust side is src/mock.rs. Callable before cuInit.
+// Functions by which tests control the machine, beside CUDA's own calls. src/mock.rs is the Rust
+// side. Callable before cuInit.
 #include "region.h"
 
 namespace mock {
@@ -7,7 +8,8 @@ static Device& device(int ordinal) {
   return machine().devices[ordinal];
 }
 
-// As if the process had been started anew, but for what the program holds: nothing is pending, and marks count as reached.
+// Acts as a restart of the process, except for handles that the program holds: nothing is pending,
+// and all marks are done.
 static void revive(Device& device) {
   device.failed = 0;
   for (Stream* stream : machine().streams) {
@@ -35,7 +37,7 @@ CONTROL(void) kvp_mock_seed(uint64_t seed) {
   for (Stream* stream : machine().streams) stream->rank = (1 << 10) + random_below(1 << 20);
 }
 
-// Of `Style`; `victim` is the stream that Style::Starve delays.
+// Sets the schedule's `Style`; `victim` is the stream that Style::Starve delays.
 CONTROL(void) kvp_mock_style(int style, void* victim) {
   LOCKED;
   machine().style = static_cast<Style>(style);
@@ -51,7 +53,8 @@ CONTROL(void) kvp_mock_resume() {
   machine().changed.notify_all();
 }
 
-// Up to `steps` steps, on this thread. Host functions that they start have returned when it does. Returns the steps done.
+// Runs up to `steps` steps on this thread, and waits for the host functions that they start.
+// Returns the number of steps run.
 CONTROL(uint64_t) kvp_mock_step(uint64_t steps) {
   LOCKED;
   uint64_t done = 0;
@@ -59,7 +62,7 @@ CONTROL(uint64_t) kvp_mock_step(uint64_t steps) {
   return done;
 }
 
-// The same for one stream, whose turn it is whatever the style.
+// Runs up to `steps` steps of one stream, whatever the style.
 CONTROL(uint64_t) kvp_mock_step_stream(void* raw, uint64_t steps) {
   LOCKED;
   Stream* stream = use<Stream>(raw, STREAM, "kvp_mock_step_stream");
@@ -68,14 +71,14 @@ CONTROL(uint64_t) kvp_mock_step_stream(void* raw, uint64_t steps) {
   return done;
 }
 
-// The device fails now, for good; code 0 lets tests go on after it.
+// Fails the device permanently; code 0 revives it, so that later tests can run.
 CONTROL(void) kvp_mock_fail(int ordinal, int code) {
   LOCKED;
   if (code) fail_device(device(ordinal), code);
   else revive(device(ordinal));
 }
 
-// The call after `skip` more calls of `function` returns `code` and does nothing.
+// Makes the call after `skip` more calls of `function` return `code` without any effect.
 CONTROL(void) kvp_mock_fail_call(const char* function, unsigned skip, int code) {
   LOCKED;
   machine().injected[function] = {skip, code};
@@ -91,7 +94,7 @@ CONTROL(void) kvp_mock_set_pools(int ordinal, int supported) { LOCKED; device(or
 CONTROL(size_t) kvp_mock_used(int ordinal) { LOCKED; return device(ordinal).used; }
 CONTROL(long) kvp_mock_live(int kind) { LOCKED; return kind >= 0 && kind < KINDS ? machine().live[kind] : -1; }
 
-// Operations in all queues.
+// Returns the number of operations in all queues.
 CONTROL(uint64_t) kvp_mock_pending() {
   LOCKED;
   uint64_t pending = 0;
@@ -105,7 +108,7 @@ CONTROL(void) kvp_mock_stats(uint64_t* enqueued, uint64_t* steps) {
   *steps = machine().ticks;
 }
 
-// A hash over whose turn it was, since the seed: equal for equal schedules.
+// Returns a hash of the sequence of streams scheduled since the seed: equal for equal schedules.
 CONTROL(uint64_t) kvp_mock_trace() { LOCKED; return machine().trace; }
 
 CONTROL(int) kvp_mock_priority(void* stream) { LOCKED; return use<Stream>(stream, STREAM, "kvp_mock_priority")->priority; }

@@ -2,14 +2,14 @@
 //
 // | copy | when the source is read |
 // |---|---|
-// | pinned host -> device | when the stream gets there: what the buffer holds then is copied |
-// | pageable host -> device | at the call, into a staging buffer of the driver's |
-// | device -> pinned host | when the stream gets there; the call returns before |
+// | pinned host -> device | when the stream reaches the copy: the bytes that the buffer holds then are copied |
+// | pageable host -> device | at the call, into a staging buffer of the driver |
+// | device -> pinned host | when the stream reaches the copy; the call returns earlier |
 // | device -> pageable host | the call returns when the copy is done |
 //
-// CUDA (API synchronization behavior): a copy to pageable memory returns when it is complete; one from pageable memory is
-// staged first, and may return before the transfer.
-// A copy is not atomic: it goes on in pieces, between which others run.
+// CUDA (API synchronization behavior): a copy to pageable memory returns when it is complete; one
+// from pageable memory is staged first, and may return before the transfer. A copy is not atomic:
+// it is done in pieces, and other operations may run between them.
 #include <cstring>
 
 #include "region.h"
@@ -21,7 +21,7 @@ struct Copy : Op {
   bool to_host = false, from_host = false;
   std::shared_ptr<std::vector<char>> staged;     // instead of `from`
   bool pageable = false;                         // `to` is pageable: the caller waits in the driver
-  Device *to_device = nullptr, *from_device = nullptr;  // of a copy between peers; else the stream's
+  Device *to_device = nullptr, *from_device = nullptr;  // set for peer copies only
 
   const char* what() const override { return "copy"; }
 
@@ -76,7 +76,7 @@ static int to_device(uintptr_t to, const void* from, size_t bytes, Stream* strea
   auto copy = std::make_unique<Copy>();
   copy->to = to, copy->from = address(from), copy->bytes = bytes, copy->from_host = true;
   if (!pinned(address(from), bytes)) {
-    // Pageable memory in a capture: what CUDA copies at the replay is not promised. Refused.
+    // Pageable memory in a capture: CUDA does not specify which bytes a replay copies. Refused.
     if (stream->capture) return invalidate(stream->capture), CAPTURE_UNSUPPORTED;
     const char* data = static_cast<const char*>(from);
     copy->staged = std::make_shared<std::vector<char>>(data, data + bytes);
@@ -127,7 +127,8 @@ API cuMemcpyHtoDAsync_v2(uintptr_t to, const void* from, size_t bytes, void* raw
   return to_device(to, from, bytes, stream);
 }
 
-// CUDA: the synchronous copy of pinned memory is done when it returns; of pageable memory, staged.
+// CUDA: the synchronous copy returns when a copy from pinned memory is done; from pageable memory,
+// when it is staged.
 API cuMemcpyHtoD_v2(uintptr_t to, const void* from, size_t bytes) {
   ENTER(ALIVE | UNSAFE);
   STREAM_OR_RETURN(nullptr);
@@ -155,14 +156,15 @@ API cuMemcpyDtoDAsync_v2(uintptr_t to, uintptr_t from, size_t bytes, void* raw) 
   return between(to, from, bytes, stream, nullptr, nullptr);
 }
 
-// CUDA: a copy within device memory is not waited for by the host, though the call is the synchronous one.
+// CUDA: the host does not wait for a copy within device memory, although the call is the
+// synchronous one.
 API cuMemcpyDtoD_v2(uintptr_t to, uintptr_t from, size_t bytes) {
   ENTER(ALIVE | UNSAFE);
   STREAM_OR_RETURN(nullptr);
   return between(to, from, bytes, stream, nullptr, nullptr);
 }
 
-// CUDA: each side is reached through its own context, so that no peer access is needed.
+// CUDA: each side is accessed through its own context, so no peer access is needed.
 API cuMemcpyPeerAsync(uintptr_t to, void* to_context, uintptr_t from, void* from_context, size_t bytes, void* raw) {
   ENTER(ALIVE);
   STREAM_OR_RETURN(raw);
@@ -173,7 +175,7 @@ API cuMemcpyPeerAsync(uintptr_t to, void* to_context, uintptr_t from, void* from
   return between(to, from, bytes, stream, to_device, from_device);
 }
 
-// CUDA: the kind of copy is inferred from the pointers.
+// CUDA: infers the kind of copy from the pointers.
 API cuMemcpyAsync(uintptr_t to, uintptr_t from, size_t bytes, void* raw) {
   ENTER(ALIVE);
   STREAM_OR_RETURN(raw);
@@ -196,7 +198,8 @@ API cuMemsetD32Async(uintptr_t to, unsigned value, size_t count, void* raw) {
   return fill(to, value, 4, count, stream);
 }
 
-// CUDA: a memset of device memory without a stream does not wait either; it goes to the legacy stream.
+// CUDA: a memset of device memory without a stream does not wait either; it runs in the legacy
+// stream.
 API cuMemsetD8_v2(uintptr_t to, unsigned char value, size_t count) {
   ENTER(ALIVE | UNSAFE);
   STREAM_OR_RETURN(nullptr);

@@ -1,6 +1,6 @@
-// Initialisation, devices and their primary contexts.
+// Initialization, devices and their primary contexts.
 //
-// A context's handle is its device's address; a device has the primary context and no other.
+// A context's handle is the address of its device; a device has only the primary context.
 #include <cstdio>
 
 #include "region.h"
@@ -11,7 +11,8 @@ static bool exists(int ordinal) { return ordinal >= 0 && ordinal < machine().cou
 
 using namespace mock;
 
-// CUDA: must be called before any other function, with flags 0; CUDA_ERROR_NO_DEVICE on a machine without a device.
+// CUDA: must be called before any other function, with flags 0; CUDA_ERROR_NO_DEVICE on a machine
+// without a device.
 API cuInit(unsigned flags) {
   ENTER(NOTHING);
   if (flags) return INVALID_VALUE;
@@ -24,7 +25,8 @@ API cuInit(unsigned flags) {
   return OK;
 }
 
-// CUDA: 1000 * major + 10 * minor of the newest CUDA that the driver supports; works before cuInit.
+// CUDA: returns 1000 * major + 10 * minor of the newest CUDA version that the driver supports;
+// works before cuInit.
 API cuDriverGetVersion(int* version) {
   ENTER(NOTHING);
   *version = machine().version;
@@ -71,18 +73,18 @@ API cuDeviceGetAttribute(int* value, int attribute, int ordinal) {
   if (!exists(ordinal)) return INVALID_DEVICE;
   const Device& device = machine().devices[ordinal];
   switch (attribute) {
-    case 1: case 2: case 3: *value = 1024; return OK;           // threads a block, in x, in y
+    case 1: case 2: case 3: *value = 1024; return OK;           // threads per block, in x, in y
     case 4: *value = 64; return OK;                             // in z
     case 5: *value = 0x7fffffff; return OK;                     // CTAs in x
     case 6: case 7: *value = 65535; return OK;
-    case 8: *value = 48 << 10; return OK;                       // shared memory a block
-    case 10: *value = 32; return OK;                            // a warp
+    case 8: *value = 48 << 10; return OK;                       // bytes of shared memory per block
+    case 10: *value = 32; return OK;                            // threads per warp
     case 12: case 82: *value = 65536; return OK;                // registers
     case 13: case 36: *value = 1000000; return OK;              // kHz
     case 16: *value = device.processors; return OK;
     case 33: *value = ordinal + 1; return OK;                   // PCI bus
     case 34: case 50: *value = 0; return OK;
-    case 37: *value = 5120; return OK;                          // bits of the memory bus
+    case 37: *value = 5120; return OK;                          // width of the memory bus in bits
     case 38: *value = 50 << 20; return OK;                      // L2 cache
     case 39: *value = 2048; return OK;
     case 40: *value = 3; return OK;                             // copy engines
@@ -104,7 +106,8 @@ API cuDevicePrimaryCtxRetain(void** context, int device) {
   return OK;
 }
 
-// CUDA: the last release destroys the context; one that was not retained is CUDA_ERROR_INVALID_CONTEXT.
+// CUDA: the last release destroys the context; without a matching retain,
+// CUDA_ERROR_INVALID_CONTEXT.
 API cuDevicePrimaryCtxRelease_v2(int device) {
   ENTER(INIT | UNSAFE);
   if (!exists(device)) return INVALID_DEVICE;
@@ -127,7 +130,7 @@ API cuDevicePrimaryCtxGetState(int device, unsigned* flags, int* active) {
   return OK;
 }
 
-// CUDA: the current context is the thread's own.
+// CUDA: each thread has its own current context.
 API cuCtxGetCurrent(void** context) {
   ENTER(INIT);
   *context = current;
@@ -137,7 +140,7 @@ API cuCtxGetCurrent(void** context) {
 API cuCtxSetCurrent(void* context) {
   ENTER(INIT);
   Device* device = static_cast<Device*>(context);
-  if (device && (device < machine().devices || device >= machine().devices + 8)) die("cuCtxSetCurrent: %p is no context", context);
+  if (device && (device < machine().devices || device >= machine().devices + 8)) die("cuCtxSetCurrent: %p is not a context", context);
   if (device && !device->retained) return CONTEXT_IS_DESTROYED;
   current = device;
   return OK;
@@ -160,7 +163,8 @@ API cuCtxSetFlags(unsigned) {
   return OK;
 }
 
-// CUDA: waits for all that was asked of the context before, and returns its error where some of it failed. While a stream of it is capturing: CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.
+// CUDA: waits for all earlier work of the context, and returns its error if some of it failed.
+// While a stream of the context is capturing: CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.
 API cuCtxSynchronize(void) {
   ENTER(ALIVE | UNSAFE);
   Device* device = call.device;
@@ -176,7 +180,7 @@ API cuDeviceCanAccessPeer(int* can, int device, int peer) {
   return OK;
 }
 
-// CUDA: gives the current context access to the peer's memory, one way.
+// CUDA: gives the current context access to the peer's memory, in one direction.
 API cuCtxEnablePeerAccess(void* context, unsigned flags) {
   ENTER(ALIVE | UNSAFE);
   Device* peer = static_cast<Device*>(context);

@@ -1,8 +1,9 @@
 // Events: marks in streams.
 //
-// CUDA: an event stands for the work that its stream held at the latest cuEventRecord. A wait enqueued by cuStreamWaitEvent is
-// for the record that was the latest when it was called; a record that comes later does not change it. Destroying an event,
-// or recording it again, takes nothing back from the waits.
+// CUDA: an event represents the work that its stream held at the latest cuEventRecord. A wait
+// enqueued by cuStreamWaitEvent is for the record that was the latest at that call; later records
+// do not change it. Destroying an event or recording it again does not affect waits that are
+// already enqueued.
 #include "state.h"
 
 namespace mock {
@@ -26,7 +27,7 @@ static int record(void* raw_event, void* raw_stream, Call& call, const char* fun
   Event* event = use<Event>(raw_event, EVENT, function);
   Stream* stream = stream_of(raw_stream, call, function);
   if (call.code) return call.code;
-  // CUDA: event and stream must be of one context; else CUDA_ERROR_INVALID_HANDLE.
+  // CUDA: event and stream must be of the same context; else CUDA_ERROR_INVALID_HANDLE.
   if (event->device != stream->device) return INVALID_HANDLE;
   if (stream->capture) {
     record_captured(event, stream);
@@ -44,13 +45,14 @@ using namespace mock;
 
 API cuEventCreate(void** event, unsigned flags) {
   ENTER(ALIVE);
-  // CUDA: an event for several processes cannot take times.
+  // CUDA: an interprocess event must have timing disabled.
   if (!event || flags > 7 || ((flags & INTERPROCESS) && !(flags & DISABLE_TIMING))) return INVALID_VALUE;
   *event = adopt(new Event(call.device, flags));
   return OK;
 }
 
-// CUDA: an event that is not complete may be destroyed; nobody waits, and its resources go when it is complete.
+// CUDA: an incomplete event may be destroyed; the call does not wait, and the event's resources are
+// freed when it completes.
 API cuEventDestroy_v2(void* raw) {
   ENTER(INIT);
   Event* event = use<Event>(raw, EVENT, __func__);
@@ -65,19 +67,21 @@ API cuEventRecord(void* event, void* stream) {
 
 API cuEventRecordWithFlags(void* event, void* stream, unsigned flags) {
   ENTER(ALIVE);
-  if (flags) return NOT_SUPPORTED;  // CU_EVENT_RECORD_EXTERNAL: a node of its own in a graph, which nobody here uses
+  if (flags) return NOT_SUPPORTED;  // 1 is CU_EVENT_RECORD_EXTERNAL: not used here
   return record(event, stream, call, __func__);
 }
 
-// CUDA: an event that was never recorded counts as complete. CUDA_ERROR_CAPTURED_EVENT for one whose record was captured,
-// which also ends that capture: asking for it is not permitted in any mode.
+// CUDA: an event that was never recorded counts as complete. CUDA_ERROR_CAPTURED_EVENT for an event
+// whose record was captured; this also invalidates that capture: the query is not permitted in any
+// mode.
 API cuEventQuery(void* raw) {
   ENTER(INIT | UNSAFE);
   Event* event = use<Event>(raw, EVENT, __func__);
   if (event->device->failed) return event->device->failed;
   if (event->capture) return invalidate(event->capture), CAPTURED_EVENT;
   if (!event->record || event->record->done) return OK;
-  // Work makes progress though nobody waits in the driver. The lazy machine does no more than what is asked for.
+  // Work makes progress even while no thread waits in the driver. The lazy machine runs only what a
+  // query needs.
   if (machine().style == Style::Lazy && !machine().paused) {
     step_one(event->record->stream);
     if (event->device->failed) return event->device->failed;
@@ -95,7 +99,8 @@ API cuEventSynchronize(void* raw) {
   return until(call, event->device, record->stream, [&] { return record->done; });
 }
 
-// CUDA: the event may be from a different context; the host does not wait. Without a record there is nothing to wait for.
+// CUDA: the event may be from a different context; the host does not wait. Without a record, the
+// call has no effect.
 API cuStreamWaitEvent(void* raw_stream, void* raw_event, unsigned flags) {
   ENTER(ALIVE);
   if (flags > 1) return INVALID_VALUE;
@@ -109,8 +114,9 @@ API cuStreamWaitEvent(void* raw_stream, void* raw_event, unsigned flags) {
   return enqueue(stream, std::move(op));
 }
 
-// CUDA: CUDA_ERROR_INVALID_HANDLE if either event was not recorded or was created with CU_EVENT_DISABLE_TIMING;
-// CUDA_ERROR_NOT_READY if either is not complete. A step of the machine counts as a microsecond.
+// CUDA: CUDA_ERROR_INVALID_HANDLE if either event was not recorded or was created with
+// CU_EVENT_DISABLE_TIMING; CUDA_ERROR_NOT_READY if either is not complete. A step of the machine
+// counts as one microsecond.
 static int elapsed(float* milliseconds, void* raw_start, void* raw_end, const char* function) {
   ::mock::Call call(function, INIT);
   if (call.code) return call.code;

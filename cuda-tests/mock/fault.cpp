@@ -1,7 +1,9 @@
-// Bad accesses of kernels: a fault inside `guarded` ends the kernel and becomes the device's CUDA_ERROR_ILLEGAL_ADDRESS.
+// Bad accesses of kernels: a fault inside `guarded` ends the kernel and fails the device with
+// CUDA_ERROR_ILLEGAL_ADDRESS.
 //
-// CUDA: a load or store at an address that is not valid kills the context. Faults outside a kernel go to the
-// handler that was there before. A kernel is left in the middle by a long jump: nothing in it may own anything.
+// CUDA: a load or store at an invalid address kills the context. Faults outside a kernel are passed
+// to the previously installed handler. A kernel is left by a long jump, so it must not own any
+// resources.
 #include <csetjmp>
 #include <csignal>
 
@@ -25,7 +27,8 @@ static void on_fault(int signal, siginfo_t* info, void* context) {
 void install_fault_handler() {
   struct sigaction action {};
   action.sa_sigaction = on_fault;
-  // No mask, so that the jump need not restore one; on the thread's alternative stack where it has one.
+  // No mask, so that the jump need not restore one; on the thread's alternative stack if it has
+  // one.
   action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
   sigaction(SIGSEGV, &action, &before_segv);
   sigaction(SIGBUS, &action, &before_bus);

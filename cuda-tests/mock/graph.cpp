@@ -1,14 +1,15 @@
-// Graphs: what a capture has left, and its replays.
+// Graphs: the results of captures, and their replays.
 //
-// CUDA: a launch runs the nodes in any order that keeps their dependencies, behind the work that its stream holds. Kernel
-// parameters are those of the capture; what memory holds (a table, a pinned buffer) is read when the node runs. A launch
-// also waits for earlier launches of the same executable graph, in whichever stream.
+// CUDA: a launch runs the nodes in any order that respects their dependencies, after the work that
+// its stream holds. Kernel parameters are those of the capture; the contents of memory (a table, a
+// pinned buffer) are read when the node runs. A launch also waits for earlier launches of the same
+// executable graph, in any stream.
 #include "graph.h"
 
 namespace mock {
 struct Replay : Op {
   std::shared_ptr<const Nodes> nodes;
-  std::vector<OpRef> left;  // null where done
+  std::vector<OpRef> left;  // null once done
   size_t done = 0;
 
   const char* what() const override { return "graph"; }
@@ -47,7 +48,7 @@ API cuGraphLaunch(void* raw, void* raw_stream) {
   Exec* exec = use<Exec>(raw, EXEC, __func__);
   Stream* stream = stream_of(raw_stream, call, __func__);
   if (call.code) return call.code;
-  if (stream->capture) return invalidate(stream->capture), CAPTURE_UNSUPPORTED;  // a child graph: nobody here makes one
+  if (stream->capture) return invalidate(stream->capture), CAPTURE_UNSUPPORTED;  // a child graph: not used here
   auto replay = std::make_unique<Replay>();
   replay->nodes = exec->nodes;
   if (exec->last) replay->after.push_back(exec->last);
@@ -55,7 +56,7 @@ API cuGraphLaunch(void* raw, void* raw_stream) {
   return enqueue(stream, std::move(replay));
 }
 
-// CUDA: moves what a launch needs to the device ahead of it; no other effect.
+// CUDA: uploads the resources of a launch to the device in advance; no other effect.
 API cuGraphUpload(void* exec, void* raw_stream) {
   ENTER(ALIVE);
   use<Exec>(exec, EXEC, __func__);
@@ -77,7 +78,7 @@ API cuGraphDestroy(void* graph) {
   return OK;
 }
 
-// CUDA: a launch in flight goes on to its end.
+// CUDA: a launch in flight still runs to its end.
 API cuGraphExecDestroy(void* exec) {
   ENTER(INIT);
   destroy(use<Exec>(exec, EXEC, __func__));

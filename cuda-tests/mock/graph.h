@@ -1,4 +1,4 @@
-// Captures and graphs: operations with their dependencies, to be run later, as often as asked for.
+// Captures and graphs: operations with their dependencies, to be run later, any number of times.
 //
 //   begin capture --> Capture (nodes grow; streams join it by events) --end--> Graph --instantiate--> Exec --launch--> Replay
 #pragma once
@@ -10,7 +10,7 @@ namespace mock {
 enum Mode { GLOBAL = 0, THREAD_LOCAL = 1, RELAXED = 2 };
 
 struct Node {
-  std::shared_ptr<const Op> op;  // the pattern; `again` makes what runs
+  std::shared_ptr<const Op> op;  // the pattern; `again` makes the operation that runs
   std::vector<size_t> after;     // indices of the nodes that must be done before
   size_t index;
 };

@@ -1,7 +1,8 @@
 // Modules, kernels and host functions.
 //
-// A module is PTX text that is only read for its version, its target and its entries; the kernel of that name is the C++ one of
-// host/kernels.cpp. So a name missing in the PTX is missed here too, and code for too new a device is refused.
+// A module is PTX text, read only for its version, its target and its entries; the kernel of that
+// name is the C++ one of host/kernels.cpp. A name missing in the PTX is therefore not found here
+// either, and PTX for a newer device is refused.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -33,7 +34,8 @@ static std::map<const void*, Function*>& functions() {
   return *all;
 }
 
-// The newest PTX that a driver of this version takes: 12.0 knows ISA 8.0 (table PTX Release History).
+// Returns the newest PTX version that a driver of this version accepts: 12.0 accepts ISA 8.0 (table
+// PTX Release History).
 static int isa_of_driver(int version) {
   static const int OF_12[] = {80, 81, 82, 83, 84, 85, 85, 85, 87, 88};
   int major = version / 1000, minor = version % 1000 / 10;
@@ -56,12 +58,13 @@ static int load(void** module, const void* image, Call& call) {
   return OK;
 }
 
-// CUDA: a parameter is copied from `kernelParams` at the call, by the size that the function declares; the arrays need not
-// outlive it. CTAs may run in any order: they do, one a step.
+// CUDA: parameters are copied from `kernelParams` at the call, with the sizes that the function
+// declares; the arrays need not outlive it. CTAs may run in any order: here one CTA per step,
+// shuffled.
 struct Launch : Op {
   const Function* function = nullptr;
   unsigned grid = 0, block = 0, ran = 0;
-  std::shared_ptr<std::vector<std::max_align_t>> params;  // one struct, as the caller's was at the call
+  std::shared_ptr<std::vector<std::max_align_t>> params;  // one struct, copied at the call
   std::vector<unsigned> order;
 
   const char* what() const override { return function->name.c_str(); }
@@ -91,13 +94,14 @@ struct Launch : Op {
   }
 };
 
-// CUDA: the function runs on a thread of the driver's when the stream gets there, and the stream's later work waits for its
-// return. It is not called once the context has failed (cuStreamAddCallback's is).
+// CUDA: the function runs on a thread of the driver when the stream reaches it, and later work of
+// the stream waits for its return. It is not called after the context has failed (a callback of
+// cuStreamAddCallback is).
 struct HostCall : Op {
   void (*function)(void*) = nullptr;
   void* data = nullptr;
   Stream* stream = nullptr;
-  bool begun = false;  // from then on the stream's head waits for the return
+  bool begun = false;  // once set, the stream's head waits for the return
 
   const char* what() const override { return "host function"; }
   bool ready() const override { return !begun; }
@@ -119,7 +123,7 @@ struct HostCall : Op {
 
 static Function* known(const void* raw, const char* called) {
   auto found = functions().find(raw);
-  if (found == functions().end()) die("%s: %p is no function", called, raw);
+  if (found == functions().end()) die("%s: %p is not a function", called, raw);
   if (!found->second->module->alive) die("%s: the module of %s was unloaded before", called, found->second->name.c_str());
   return found->second;
 }
@@ -137,7 +141,8 @@ API cuModuleLoadDataEx(void** module, const void* image, unsigned, void*, void**
   return load(module, image, call);
 }
 
-// CUDA: what the module holds goes with it; a launch in flight must be done before: it is waited for.
+// CUDA: unloads the module with everything in it; a launch in flight must be done before, so the
+// call waits for it.
 API cuModuleUnload(void* raw) {
   ENTER(CONTEXT | UNSAFE);
   Module* module = use<Module>(raw, MODULE, __func__);
@@ -146,7 +151,7 @@ API cuModuleUnload(void* raw) {
   return result;
 }
 
-// CUDA: CUDA_ERROR_NOT_FOUND where the module has no function of that name.
+// CUDA: CUDA_ERROR_NOT_FOUND if the module has no function of that name.
 API cuModuleGetFunction(void** function, void* raw, const char* name) {
   ENTER(ALIVE);
   Module* module = use<Module>(raw, MODULE, __func__);
@@ -167,7 +172,7 @@ API cuFuncGetAttribute(int* value, int attribute, void* raw) {
   ENTER(ALIVE);
   known(raw, __func__);
   switch (attribute) {
-    case 0: *value = 1024; return OK;                                     // threads a block
+    case 0: *value = 1024; return OK;                                     // threads per block
     case 1: case 2: case 3: case 8: *value = 0; return OK;                // shared, constant, local memory: none
     case 4: *value = 32; return OK;                                       // registers
     case 5: *value = 80; return OK;                                       // PTX ISA
@@ -188,10 +193,11 @@ API cuLaunchKernel(void* raw, unsigned gx, unsigned gy, unsigned gz, unsigned bx
   Function* function = known(raw, __func__);
   Stream* stream = stream_of(raw_stream, call, __func__);
   if (call.code) return call.code;
-  // CUDA: no dimension is zero, and a block has 1024 threads at most. The shim runs grids and blocks of one dimension.
+  // CUDA: no dimension is zero, and a block has at most 1024 threads. The shim runs one-dimensional
+  // grids and blocks.
   if (!gx || !gy || !gz || !bx || !by || !bz || bx > 1024 || gx > 0x7fffffffu || shared > (48u << 10)) return INVALID_VALUE;
   if (gy != 1 || gz != 1 || by != 1 || bz != 1 || extra || !params) return NOT_SUPPORTED;
-  // CUDA: CUDA_ERROR_INVALID_HANDLE where function and stream are of different contexts.
+  // CUDA: CUDA_ERROR_INVALID_HANDLE if function and stream are of different contexts.
   if (function->module->device != stream->device) return INVALID_HANDLE;
   auto launch = std::make_unique<Launch>();
   launch->function = function, launch->grid = gx, launch->block = bx;

@@ -23,8 +23,8 @@ bool pinned(uintptr_t at, size_t bytes) {
   return region && (region->kind == HOST_MEMORY || region->kind == REGISTERED) && region->holds(at, bytes);
 }
 
-// CUDA, unified addressing: pinned host memory is reached by every device at its host address; another device's memory only
-// after cuCtxEnablePeerAccess (memory of cuMemCreate: only by cuMemSetAccess).
+// CUDA, unified addressing: every device can access pinned host memory at its host address; another
+// device's memory only after cuCtxEnablePeerAccess (memory of cuMemCreate: only by cuMemSetAccess).
 bool may_touch(const Device& device, uintptr_t at, size_t bytes, bool write) {
   if (!bytes) return true;
   const Region* region = region_at(at);
@@ -52,7 +52,7 @@ bool take(Device& device, size_t bytes) {
 
 void give(Device& device, size_t bytes) { device.used -= bytes; }
 
-// What an allocation takes of the device: whole units of 512 bytes.
+// Returns the bytes that an allocation takes from the device: whole units of 512 bytes.
 static size_t charged(size_t bytes) { return (bytes + 511) / 512 * 512; }
 
 static Region place(Kind kind, Device* device, size_t bytes, int access) {
@@ -67,7 +67,8 @@ static Region place(Kind kind, Device* device, size_t bytes, int access) {
   if (region.area == MAP_FAILED) return region;
   char* inside = static_cast<char*>(region.area) + PAGE;
   if (access != PROT_NONE && mprotect(inside, pages, access)) die("no memory for %zu bytes", bytes);
-  // At the end of the pages: the guard stands behind the last byte, rounded up to CUDA's alignment of 256.
+  // At the end of the pages: the guard follows the last byte, rounded up to CUDA's alignment of
+  // 256.
   region.base = reinterpret_cast<uintptr_t>(inside + pages - rounded);
   return region;
 }
@@ -84,8 +85,8 @@ static void close(Region& region, const char* function) {
   const unsigned char* end = reinterpret_cast<unsigned char*>(region.base + region.size);
   size_t slack = (region.size + 255) / 256 * 256 - region.size;
   for (size_t i = 0; !region.coming && i < slack; i++)
-    if (end[i] != CANARY) die("%s: somebody wrote %zu bytes past the end of the %zu bytes at %p", function, i + 1, region.size, (void*)region.base);
-  // The addresses stay taken and closed: a late access faults.
+    if (end[i] != CANARY) die("%s: %zu bytes were written past the end of the %zu bytes at %p", function, i + 1, region.size, (void*)region.base);
+  // The address range stays reserved and inaccessible: a late access faults.
   mmap(region.area, region.area_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   machine().live[region.kind]--;
   regions().erase(region.base);
@@ -128,7 +129,8 @@ struct Leave : Op {
 
 using namespace mock;
 
-// CUDA: aligned for every type (256 bytes, by the programming guide) and not cleared; no bytes are CUDA_ERROR_INVALID_VALUE.
+// CUDA: aligned for every type (256 bytes, by the programming guide) and not cleared; a size of 0
+// is CUDA_ERROR_INVALID_VALUE.
 API cuMemAlloc_v2(uintptr_t* at, size_t bytes) {
   ENTER(ALIVE | UNSAFE);
   if (!at || !bytes) return INVALID_VALUE;
@@ -141,8 +143,9 @@ API cuMemAlloc_v2(uintptr_t* at, size_t bytes) {
   return OK;
 }
 
-// The driver waits for the work of the context before it takes memory away (implicit synchronization of the programming
-// guide). On a failed context nothing is waited for, and its error comes back though the memory is gone.
+// The driver waits for the work of the context before it frees memory (implicit synchronization of
+// the programming guide). On a failed context it does not wait, and returns the context's error
+// although the memory is freed.
 API cuMemFree_v2(uintptr_t at) {
   ENTER(CONTEXT | UNSAFE);
   if (!at) return OK;
@@ -154,14 +157,14 @@ API cuMemFree_v2(uintptr_t at) {
   return result;
 }
 
-// CUDA: such memory may be touched once the stream has come to its allocation. Until the stream is
-// there the address is closed: a kernel of another stream that does not wait faults.
+// CUDA: the memory may be accessed once the stream has reached the allocation. Until then the
+// address is inaccessible: a kernel of another stream that does not wait faults.
 API cuMemAllocAsync(uintptr_t* at, size_t bytes, void* raw) {
   ENTER(ALIVE);
   if (!at || !bytes) return INVALID_VALUE;
   Stream* stream = stream_of(raw, call, __func__);
   if (call.code) return call.code;
-  if (stream->capture) return invalidate(stream->capture), CAPTURE_UNSUPPORTED;  // a memory node: nobody here uses one
+  if (stream->capture) return invalidate(stream->capture), CAPTURE_UNSUPPORTED;  // a memory node: not used here
   if (!take(*stream->device, charged(bytes))) return OUT_OF_MEMORY;
   Region region = place(DEVICE_MEMORY, stream->device, bytes, PROT_NONE);
   if (region.area == MAP_FAILED) return give(*stream->device, charged(bytes)), OUT_OF_MEMORY;
@@ -173,14 +176,14 @@ API cuMemAllocAsync(uintptr_t* at, size_t bytes, void* raw) {
   return enqueue(stream, std::move(op));
 }
 
-// CUDA: the memory is gone from here on in the order of the stream; work of the same stream before
-// the call may; work of other streams only if it is ordered before.
+// CUDA: the memory is freed in stream order. Earlier work of the same stream may access it; work of
+// other streams only if it is ordered before.
 API cuMemFreeAsync(uintptr_t at, void* raw) {
   ENTER(CONTEXT);
   Region* region = owned(at, DEVICE_MEMORY, __func__);
   Stream* stream = stream_of(raw, call, __func__);
   if (stream->capture) return invalidate(stream->capture), CAPTURE_UNSUPPORTED;
-  if (call.code) {  // a failed context: no stream gets there any more
+  if (call.code) {  // a failed context: its streams make no more progress
     give(*region->device, charged(region->size));
     close(*region, __func__);
     return call.code;
@@ -198,8 +201,8 @@ API cuMemGetInfo_v2(size_t* free, size_t* total) {
   return OK;
 }
 
-// CUDA flags: 1 portable, 2 device-mapped, 4 write-combined. Pinned memory is host memory that copies read and write when they
-// run, not when they are enqueued.
+// CUDA flags: 1 portable, 2 device-mapped, 4 write-combined. Pinned memory is host memory that
+// copies access when they run, not when they are enqueued.
 API cuMemHostAlloc(void** at, size_t bytes, unsigned flags) {
   ENTER(ALIVE | UNSAFE);
   if (!at || !bytes || flags > 7) return INVALID_VALUE;
@@ -215,7 +218,8 @@ API cuMemHostAlloc(void** at, size_t bytes, unsigned flags) {
 
 API cuMemAllocHost_v2(void** at, size_t bytes) { return cuMemHostAlloc(at, bytes, 0); }
 
-// The driver API promises no wait here: a copy that still needs the buffer finds it gone, and says so (copy.cpp).
+// The driver API does not promise to wait here: a copy that still needs the buffer finds it freed
+// and aborts (copy.cpp).
 API cuMemFreeHost(void* at) {
   ENTER(INIT | UNSAFE);
   Region* region = owned(reinterpret_cast<uintptr_t>(at), HOST_MEMORY, __func__);
@@ -224,7 +228,8 @@ API cuMemFreeHost(void* at) {
   return failed;
 }
 
-// CUDA: page-locks memory of the program; CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED where a part of it is so already.
+// CUDA: page-locks memory of the program; CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED if a part of it
+// already is.
 API cuMemHostRegister_v2(void* at, size_t bytes, unsigned flags) {
   ENTER(ALIVE | UNSAFE);
   uintptr_t base = reinterpret_cast<uintptr_t>(at);

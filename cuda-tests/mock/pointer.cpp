@@ -1,4 +1,4 @@
-// What the driver knows of an address.
+// The driver's records of an address.
 #include "region.h"
 
 namespace mock {
@@ -13,7 +13,7 @@ struct Known {
   uint64_t id = 0;
 };
 
-// A reservation without a mapping at the address is no memory yet: known, but of no type.
+// A reservation without a mapping at the address is not memory: known, but without a type.
 static bool look(uintptr_t at, Known& known) {
   const Region* region = region_at(at);
   if (!region) return false;
@@ -49,7 +49,8 @@ static int answer(void* data, int attribute, uintptr_t at, const Known& known) {
 
 using namespace mock;
 
-// CUDA: CUDA_ERROR_INVALID_VALUE for a pointer that was not allocated by, mapped by or registered with a context.
+// CUDA: CUDA_ERROR_INVALID_VALUE for a pointer that was not allocated by, mapped by or registered
+// with a context.
 API cuPointerGetAttribute(void* data, int attribute, uintptr_t at) {
   ENTER(INIT);
   Known known;
@@ -57,7 +58,8 @@ API cuPointerGetAttribute(void* data, int attribute, uintptr_t at) {
   return answer(data, attribute, at, known);
 }
 
-// CUDA: succeeds for a pointer that the driver does not know, unlike the call above; the attributes are null values then.
+// CUDA: succeeds for an unknown pointer, unlike the call above; the attributes are then null
+// values.
 API cuPointerGetAttributes(unsigned count, const int* attributes, void** data, uintptr_t at) {
   ENTER(INIT);
   Known known;

@@ -1,7 +1,7 @@
 // Names and texts of results.
 //
-// CUDA: for a code that it does not know, CUDA_ERROR_INVALID_VALUE and a null pointer.
-// Both may be called before cuInit, and on a context that has failed.
+// CUDA: for an unknown code, CUDA_ERROR_INVALID_VALUE and a null pointer. Both functions may be
+// called before cuInit, and on a context that has failed.
 #include "state.h"
 
 namespace mock {

@@ -1,4 +1,5 @@
-// The result codes that the mock returns, by their names in cuda.h. `result.cpp` holds names and texts.
+// The result codes that the mock returns, by their names in cuda.h. `result.cpp` has names and
+// texts.
 #pragma once
 
 namespace mock {

@@ -1,25 +1,27 @@
-// The schedule: whose turn it is, one step at a time, by a seed.
+// The schedule: chooses the stream that runs next, one step at a time, from a seed.
 //
-//   worker thread  ---+
-//   whoever waits  ---+--> step_one: pick a stream whose head may run, do one step (one CTA, one copy)
-//   kvp_mock_step  ---+
-//   host functions: one thread of their own, without the lock, as in CUDA
+//   worker thread   ---+
+//   waiting threads ---+--> step_one: pick a stream whose head may run, do one step (a CTA, a copy)
+//   kvp_mock_step   ---+
+//   host functions: on one thread of their own, without the lock, as in CUDA
 //
-// CUDA promises order within a stream and by events, and nothing else: any two operations without such an order may run in any
-// order, or at once. So every pick among runnable heads is a legal execution. Priorities are hints that CUDA may ignore; only
-// the styles that are hostile on purpose look at them.
+// CUDA guarantees order within a stream and by events, and nothing else: any two operations without
+// such an order may run in any order, or concurrently. So every choice among runnable heads is a
+// legal execution. Priorities are hints that CUDA may ignore; only the deliberately hostile styles
+// use them.
 //
-// | style  | whose turn |
+// | style  | next step |
 // |---|---|
-// | fifo   | the operation that was enqueued first, to its end: what a program without any event survives |
+// | fifo   | the operation that was enqueued first, to its end: a program without any events still works |
 // | random | any |
-// | lazy   | nobody's, until somebody waits (or has asked an event in vain); then only what this one needs |
-// | starve | any but one stream, which goes when nothing else can |
+// | lazy   | none, until a thread waits (or has queried an incomplete event); then only steps that it needs |
+// | starve | any stream but one, which runs when no other can |
 // | lowest | any but the streams of the lowest priority |
 // | ranks  | the highest of random ranks; now and then the running stream falls to the lowest (Burckhardt et al., ASPLOS 2010) |
 //
-// One seed gives one schedule where the worker is paused, one thread makes all calls and `kvp_mock_step` drives. With the
-// worker running, or calls from several threads, the operating system has a say in it, and a seed only makes it likely.
+// One seed gives one schedule if the worker is paused, one thread makes all calls, and
+// `kvp_mock_step` drives. With the worker running, or calls from several threads, the operating
+// system affects the schedule, and a seed only makes it likely.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -29,7 +31,7 @@
 
 namespace mock {
 namespace {
-// Never freed, as the threads that use it never end.
+// Never freed, because the threads that use it never end.
 std::deque<std::function<void()>>& callbacks = *new std::deque<std::function<void()>>;
 
 void callback_loop() {
@@ -50,7 +52,8 @@ void callback_loop() {
 
 bool runnable(const Stream& stream) { return !stream.device->failed && !stream.queue.empty() && stream.queue.front()->may_run(); }
 
-// The stream that must make a step next so that `wanted` gets on: itself, or the one that its head waits for.
+// Returns the stream that must run next for `wanted` to make progress: itself, or the one that its
+// head waits for.
 Stream* needed(Stream* wanted) {
   for (int depth = 0; wanted && depth < 64; depth++) {
     if (wanted->queue.empty()) return nullptr;
@@ -96,7 +99,7 @@ Stream* pick(Stream* wanted) {
         if (stream->rank > top->rank) top = stream;
       if (m.ticks >= m.change_at) {
         m.change_at = m.ticks + 1 + random_below(60);
-        top->rank = random_below(1 << 10);  // below every rank that was dealt at first
+        top->rank = random_below(1 << 10);  // below every initial rank
       }
       return top;
     }
@@ -105,8 +108,9 @@ Stream* pick(Stream* wanted) {
   return rather[random_below(rather.size())];
 }
 
-// An order across devices that leads to a failed one: what CUDA does to the waiting device is not written anywhere. Here it
-// fails as well, so that whoever waits gets an error and not a hang.
+// Propagates a failure to devices that wait for the failed one. CUDA does not document the
+// behaviour of the waiting device. Here it fails as well, so that waiting threads get an error and
+// do not hang.
 bool spread_failure() {
   bool spread = false;
   for (Stream* stream : machine().streams) {
@@ -125,7 +129,7 @@ bool spread_failure() {
     if (!stream->queue.empty())
       fprintf(stderr, "mock CUDA: device %d, stream %llu: %zu operations, the first is %s\n", stream->device->ordinal,
               (unsigned long long)stream->id, stream->queue.size(), stream->queue.front()->what());
-  die("somebody waits for what can never come: nothing can run");
+  die("a thread waits, and no stream can run: deadlock");
 }
 
 void worker_loop() {
@@ -171,18 +175,18 @@ bool step_one(Stream* wanted) {
   return stream ? step_stream(stream) : spread_failure();
 }
 
-// False where its head may not run.
+// Returns false if its head may not run.
 bool step_stream(Stream* stream) {
   Machine& m = machine();
   if (!runnable(*stream)) return false;
   Op& op = *stream->queue.front();
   m.ticks++;
-  // By its place and not by its number, which says how many there were before in this process.
+  // Uses the position, not the id, which depends on the streams created earlier in this process.
   uint64_t place = uint64_t(std::find(m.streams.begin(), m.streams.end(), stream) - m.streams.begin());
   m.trace = (m.trace ^ place) * 1099511628211ull;
   for (const char* c = op.what(); *c; c++) m.trace = (m.trace ^ uint8_t(*c)) * 1099511628211ull;
   try {
-    // A fifo machine finishes what it began; so does no other.
+    // Only a fifo machine finishes an operation that it has begun.
     bool finished = op.step(*stream->device);
     while (!finished && m.style == Style::Fifo && op.ready()) finished = op.step(*stream->device);
     if (finished) finish_head(stream);
@@ -192,11 +196,12 @@ bool step_stream(Stream* stream) {
   return true;
 }
 
-// One turn of somebody who waits: a step, or a nap while a host function runs or the worker is paused.
+// One iteration of a waiting thread: a step, or a short sleep while a host function runs or the
+// worker is paused.
 bool wait_a_little(Call& call, Stream* wanted, unsigned& idle_ms) {
   Machine& m = machine();
   if (m.paused) {
-    if (++idle_ms > 30000) die("somebody waits for a device that was paused 30 seconds ago");
+    if (++idle_ms > 30000) die("a thread has waited for a paused device for 30 seconds");
     m.changed.wait_for(call.lock, std::chrono::milliseconds(1));
     return false;
   }
@@ -210,7 +215,7 @@ bool wait_a_little(Call& call, Stream* wanted, unsigned& idle_ms) {
   return false;
 }
 
-// CUDA: after such an error nothing runs on the device any more; a host function will not be called then.
+// CUDA: after such an error nothing runs on the device any more, and host functions are not called.
 void fail_device(Device& device, int code) {
   if (!device.failed) device.failed = code;
   machine().changed.notify_all();

@@ -1,4 +1,4 @@
-// The machine itself, and what every call checks before it does anything.
+// The machine itself, and the checks that every call makes first.
 #include "state.h"
 
 #include <cstdarg>
@@ -10,7 +10,7 @@ thread_local bool in_host_function = false;
 thread_local Device* current = nullptr;
 
 Machine& machine() {
-  // Never freed: the worker and the program's own threads may use it to the end of the process.
+  // Never freed: the worker and the program's own threads may use it until the process ends.
   static Machine* the = [] {
     Machine* fresh = new Machine;
     for (int i = 0; i < 8; i++) fresh->devices[i].ordinal = i;
@@ -31,7 +31,7 @@ void die(const char* format, ...) {
   abort();
 }
 
-// splitmix64: the same numbers on every platform, which std's distributions do not promise.
+// splitmix64: the same numbers on every platform, which std's distributions do not guarantee.
 uint64_t random_below(uint64_t n) {
   uint64_t z = (machine().random += 0x9e3779b97f4a7c15ull);
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
@@ -39,8 +39,9 @@ uint64_t random_below(uint64_t n) {
   return (z ^ (z >> 31)) % n;
 }
 
-// CUDA, in cuda.h, of each of these: "This leaves the process in an inconsistent state and any further CUDA work will return the
-// same error." So a call that is made to fail with one of them does not fail alone.
+// CUDA, in cuda.h, of each of these: "This leaves the process in an inconsistent state and any
+// further CUDA work will return the same error." So a call that is made to fail with one of them
+// fails the context too.
 static bool ends_contexts(int code) {
   enum { ECC_UNCORRECTABLE = 214, LAUNCH_TIMEOUT = 702, HARDWARE_STACK_ERROR = 714, INVALID_PC = 718 };
   return code == ECC_UNCORRECTABLE || code == ILLEGAL_ADDRESS || code == LAUNCH_TIMEOUT || code == LAUNCH_FAILED ||
@@ -48,8 +49,8 @@ static bool ends_contexts(int code) {
 }
 
 Call::Call(const char* name, unsigned needs) {
-  // CUDA: a host function must not call CUDA; the call may fail with CUDA_ERROR_NOT_PERMITTED, or worse. A
-  // program must not rely on being told: it is stopped.
+  // CUDA: a host function must not call CUDA; the call may fail with CUDA_ERROR_NOT_PERMITTED, or
+  // worse. A program must not rely on that error, so the mock aborts.
   if (in_host_function) die("%s called from a host function, which must not call CUDA", name);
   lock = std::unique_lock<std::mutex>(machine().lock);
   Machine& m = machine();
@@ -61,15 +62,15 @@ Call::Call(const char* name, unsigned needs) {
     if (ends_contexts(code) && current) fail_device(*current, code);
     return;
   }
-  // CUDA: before cuInit every other function fails so.
+  // CUDA: before cuInit every other function fails with this code.
   if ((needs & INIT) && !m.initialised) { code = NOT_INITIALIZED; return; }
   device = current;
   if ((needs & CONTEXT) == CONTEXT) {
     if (!device) { code = INVALID_CONTEXT; return; }
     if (!device->retained) { code = CONTEXT_IS_DESTROYED; return; }
   }
-  // CUDA, of errors like CUDA_ERROR_ILLEGAL_ADDRESS: the process is of no more use to
-  // CUDA, and every later call returns the same error, until the process ends.
+  // CUDA, of errors like CUDA_ERROR_ILLEGAL_ADDRESS: every later call returns the same error until
+  // the process ends.
   if ((needs & ALIVE) == ALIVE && device->failed) { code = device->failed; return; }
   if (needs & UNSAFE) code = unsafe_call();
 }
@@ -79,7 +80,7 @@ static const char* const NAMES[KINDS] = {"stream", "event", "module", "graph", "
 
 Handle* use_handle(const void* raw, Kind kind, const char* function) {
   auto found = machine().handles.find(raw);
-  if (found == machine().handles.end()) die("%s: %p is no %s: never created here", function, raw, NAMES[kind]);
+  if (found == machine().handles.end()) die("%s: %p is not a %s: never created here", function, raw, NAMES[kind]);
   Handle* handle = found->second.get();
   if (handle->kind != kind) die("%s: %p is a %s, not a %s", function, raw, NAMES[handle->kind], NAMES[kind]);
   if (!handle->alive) die("%s: the %s %p was destroyed before", function, NAMES[kind], raw);

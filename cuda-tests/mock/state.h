@@ -1,28 +1,33 @@
 // The machine: devices, streams, events, and the one lock over all of it.
 //
-//   cu* call -> `Call` (lock, checks that every call makes) -> queue of a stream -> `schedule.cpp` runs it, a step at a time
+//   cu* call -> `Call` (lock, common checks) -> queue of a stream -> `schedule.cpp` runs it in steps
 //
 // Invariants:
-// * everything in `Machine` is read and written under `machine().lock`; kernels and copies run under it too, one step at a time,
-//   host functions without it, on a thread of their own;
-// * handles are addresses of objects that are never freed, so that a destroyed one is recognised: its use aborts with a message;
-// * a device that has failed runs nothing any more, and every call on its context returns the code of the failure.
+// * everything in `Machine` is accessed under `machine().lock`; kernels and copies run under it
+//   too, one step at a time; host functions run without it, on a thread of their own;
+// * handles are addresses of objects that are never freed, so that the use of a destroyed one is
+//   detected and aborts with a message;
+// * a failed device runs nothing any more, and every call on its context returns the code of the
+//   failure.
 //
-// | file | noun |
+// | file | content |
 // |---|---|
-// | schedule, op | whose turn it is; one piece of work |
-// | stream, event, launch, copy | what is enqueued |
-// | region, memory, virtual, pointer, fault | who owns an address; a bad access |
+// | schedule, op | choice of the next step; one piece of work |
+// | stream, event, launch, copy | enqueued operations |
+// | region, memory, virtual, pointer, fault | owners of addresses; bad accesses |
 // | capture, graph | work for later |
-// | device, result, state | contexts, codes, what every call checks |
-// | control | what tests say |
+// | device, result, state | contexts, codes, common checks |
+// | control | the interface for tests |
 //
-// What it does not see: a host that touches device memory directly; a kernel that touches another device's memory without
-// leave (copies are checked by device, kernels by page); weak memory, as one step runs at a time; the order of accesses
-// within one CTA beside the first and the last thread going first.
+// Not detected: a host that accesses device memory directly; a kernel that accesses another
+// device's memory without permission (copies are checked by device, kernels by page); weak memory,
+// since one step runs at a time; orders of accesses within one CTA other than ascending and
+// descending threads.
 //
-// `CUDA:` before a comment stands for what the driver API's documentation says of the function, in our words: the rule that the
-// code below it encodes. What CUDA leaves open is decided against the program, for a correct one must bear it. Misuse that CUDA calls undefined behaviour (a destroyed handle, a pinned buffer freed under a copy) aborts.
+// A comment that starts with `CUDA:` paraphrases the driver API's documentation of the function:
+// the rule that the code below it encodes. Where CUDA leaves a choice, the mock takes the one that
+// is worst for the program, since a correct program must handle all. Misuse that CUDA calls
+// undefined behaviour (a destroyed handle, a pinned buffer freed during a copy) aborts.
 #pragma once
 #include <condition_variable>
 #include <cstddef>
@@ -57,11 +62,11 @@ struct Stream : Handle {
   uint64_t id;          // in the order of creation
   int priority;         // 0 is the lowest, -5 the greatest
   bool blocking;        // ordered with the legacy stream
-  uint64_t rank = 0;    // of the schedule by priorities
+  uint64_t rank = 0;    // of the schedule by ranks
   std::deque<OpRef> queue;
   MarkRef last;         // of the operation that was enqueued last
   Capture* capture = nullptr;
-  std::vector<Node*> tail;  // while capturing: what the next node comes after
+  std::vector<Node*> tail;  // while capturing: the nodes that the next node depends on
   Stream(Device* device, uint64_t id, int priority, bool blocking)
       : Handle(STREAM), device(device), id(id), priority(priority), blocking(blocking) {}
 };
@@ -70,7 +75,7 @@ struct Event : Handle {
   Device* device;
   unsigned flags;
   MarkRef record;               // of the latest record; null before the first
-  Capture* capture = nullptr;   // set where the latest record was captured
+  Capture* capture = nullptr;   // set if the latest record was captured
   std::vector<Node*> nodes;
   Event(Device* device, unsigned flags) : Handle(EVENT), device(device), flags(flags) {}
 };
@@ -82,7 +87,7 @@ struct Device {
   int major = 9, minor = 0, processors = 4;
   bool virtual_memory = true, pools = true;
   unsigned retained = 0;
-  std::set<int> peers;  // whose memory this one's context may touch
+  std::set<int> peers;  // ordinals of devices whose memory this device's context may access
   Stream* legacy = nullptr;
 };
 
@@ -105,7 +110,7 @@ struct Machine {
   Stream* victim = nullptr;
   uint64_t random = 1, ticks = 0, enqueued = 0, ids = 0, trace = 1469598103934665603ull, change_at = 0;
   unsigned callbacks = 0;  // host functions handed over and not returned
-  // what tests ask for
+  // requests of tests
   std::map<std::string, Injected> injected;
   std::map<std::string, uint64_t> calls;
 };
@@ -114,7 +119,7 @@ Machine& machine();
 [[noreturn]] void die(const char* format, ...) __attribute__((format(printf, 1, 2)));
 uint64_t random_below(uint64_t n);
 
-// What a call needs, beside that nobody calls CUDA from a host function.
+// Preconditions of a call, besides not being made from a host function.
 enum Needs : unsigned {
   NOTHING = 0,
   INIT = 1,      // cuInit was called
@@ -137,7 +142,7 @@ struct Call {
 extern thread_local bool in_host_function;
 extern thread_local Device* current;
 
-// Handles. `use` aborts where `raw` was never given out, is of another kind, or was destroyed.
+// Handles. `use` aborts if `raw` was never created, is of another kind, or was destroyed.
 template <class T> T* adopt(T* object) {
   machine().handles.emplace(object, std::unique_ptr<Handle>(object));
   machine().live[object->kind]++;
@@ -147,12 +152,13 @@ Handle* use_handle(const void* raw, Kind kind, const char* function);
 template <class T> T* use(const void* raw, Kind kind, const char* function) { return static_cast<T*>(use_handle(raw, kind, function)); }
 void destroy(Handle* handle);
 
-// stream.cpp: the stream behind a handle; null and 1 are the legacy stream of the current context, 2 is the thread's own.
+// stream.cpp: returns the stream of a handle; null and 1 are the legacy stream of the current
+// context, 2 is the per-thread one.
 Stream* stream_of(void* raw, Call& call, const char* function);
 Stream* new_stream(Device* device, int priority, bool blocking);
-// Takes a destroyed stream off the schedule once its work is done.
+// Removes a destroyed stream from the schedule once its work is done.
 void forget_if_done(Stream* stream);
-// Puts an operation behind all that is in the stream, or into the graph that the stream captures.
+// Appends an operation to the stream, or to the graph that the stream captures.
 int enqueue(Stream* stream, OpRef op);
 
 // capture.cpp
@@ -163,16 +169,17 @@ int captured(Stream* stream, OpRef op);
 // schedule.cpp
 void start_worker();
 bool step_one(Stream* wanted);
-// The first operation of the stream is done.
+// Completes the stream's first operation.
 void finish_head(Stream* stream);
 bool step_stream(Stream* stream);
-// Waits until `done`, running the device meanwhile. Returns the device's failure, should there be one.
+// Waits until `done`, running the device meanwhile. Returns the device's failure code, if it fails.
 template <class P> int until(Call& call, Device* device, Stream* wanted, P done);
 bool wait_a_little(Call& call, Stream* wanted, unsigned& idle_ms);
 void call_back(std::function<void()> function);
 void run_callbacks_out(std::unique_lock<std::mutex>& lock);
 void fail_device(Device& device, int code);
-// Waits for what all streams of the device hold now. What others enqueue meanwhile is not waited for: it may never end.
+// Waits for the work that all streams of the device hold now. Work enqueued later is not included:
+// the wait might never end.
 int until_all_done(Call& call, Device* device);
 
 template <class P> int until(Call& call, Device* device, Stream* wanted, P done) {

@@ -1,4 +1,4 @@
-// Streams: queues in which operations run in the order of their enqueueing.
+// Streams: queues whose operations run in the order of enqueueing.
 #include <algorithm>
 
 #include "state.h"
@@ -17,7 +17,8 @@ void forget_if_done(Stream* stream) {
   all.erase(std::remove(all.begin(), all.end(), stream), all.end());
 }
 
-// The legacy stream and the threads' own belong to the context: they are no handles of the program, and no leaks.
+// The legacy stream and the per-thread streams belong to the context: they are not handles of the
+// program, and do not count as leaks.
 static Stream* implicit_stream(Device* device, bool of_thread) {
   if (!of_thread) {
     if (!device->legacy) {
@@ -46,8 +47,9 @@ int enqueue(Stream* stream, OpRef op) {
   Machine& m = machine();
   if (stream->capture) return captured(stream, std::move(op));
   Device* device = stream->device;
-  // CUDA: the legacy stream is ordered with all streams of its context but the non-blocking ones: work in it comes after what those hold, and what they get later comes after it. While one of those
-  // is capturing that order cannot be had: CUDA_ERROR_STREAM_CAPTURE_IMPLICIT.
+  // CUDA: the legacy stream is ordered with all streams of its context except non-blocking ones:
+  // its work runs after the work that they hold, and their later work runs after it. While one of
+  // them is capturing, this order is impossible: CUDA_ERROR_STREAM_CAPTURE_IMPLICIT.
   for (Stream* other : m.streams) {
     if (other->device != device || !other->blocking || other == stream) continue;
     if (stream == device->legacy && other->capture) {
@@ -68,7 +70,8 @@ int enqueue(Stream* stream, OpRef op) {
 
 using namespace mock;
 
-// CUDA: the lower the number, the greater the priority; recent devices have 0 to -5. A value outside is clamped.
+// CUDA: lower numbers are higher priorities; recent devices have 0 to -5. Values outside the range
+// are clamped.
 API cuCtxGetStreamPriorityRange(int* least, int* greatest) {
   ENTER(ALIVE);
   if (least) *least = 0;
@@ -76,7 +79,7 @@ API cuCtxGetStreamPriorityRange(int* least, int* greatest) {
   return OK;
 }
 
-// CUDA flags: 0 blocking with regard to the legacy stream, 1 CU_STREAM_NON_BLOCKING.
+// CUDA flags: 0 blocking with respect to the legacy stream, 1 CU_STREAM_NON_BLOCKING.
 API cuStreamCreateWithPriority(void** stream, unsigned flags, int priority) {
   ENTER(ALIVE);
   if (!stream || flags > 1) return INVALID_VALUE;
@@ -91,8 +94,9 @@ API cuStreamCreate(void** stream, unsigned flags) {
   return OK;
 }
 
-// CUDA: a stream with work may be destroyed; the call does not wait, and what the stream holds is done all the same. Only
-// the handle is gone; a failed context frees its handles all the same, with its error.
+// CUDA: a stream with work may be destroyed; the call does not wait, and the stream's work still
+// runs. Only the handle is destroyed. A failed context frees its handles too, and returns its
+// error.
 API cuStreamDestroy_v2(void* raw) {
   ENTER(INIT);
   if (reinterpret_cast<uintptr_t>(raw) <= 2) return INVALID_HANDLE;
@@ -104,17 +108,18 @@ API cuStreamDestroy_v2(void* raw) {
 }
 
 // CUDA: waits for all operations of the stream; reports errors of earlier asynchronous work.
-// A capturing stream cannot be waited for: CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, and its capture is invalid.
+// Waiting for a capturing stream is CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, and invalidates its
+// capture.
 API cuStreamSynchronize(void* raw) {
   ENTER(ALIVE | UNSAFE);
   Stream* stream = stream_of(raw, call, __func__);
   if (call.code) return call.code;
   if (stream->capture) return invalidate(stream->capture), CAPTURE_UNSUPPORTED;
-  MarkRef last = stream->last;  // what is enqueued from now on is not waited for
+  MarkRef last = stream->last;  // excludes work that is enqueued from now on
   return until(call, stream->device, stream, [&] { return !last || last->done; });
 }
 
-// CUDA: says CUDA_ERROR_NOT_READY where the stream has work left, without waiting.
+// CUDA: returns CUDA_ERROR_NOT_READY if the stream has work left, without waiting.
 API cuStreamQuery(void* raw) {
   ENTER(ALIVE | UNSAFE);
   Stream* stream = stream_of(raw, call, __func__);
@@ -149,7 +154,8 @@ API cuStreamGetId(void* raw, unsigned long long* id) {
   return OK;
 }
 
-// CUDA: the context in which the stream was created; for the legacy and the per-thread handles, the current one.
+// CUDA: returns the context in which the stream was created; for the legacy and the per-thread
+// handles, the current one.
 API cuStreamGetCtx(void* raw, void** context) {
   ENTER(CONTEXT);
   *context = stream_of(raw, call, __func__)->device;

@@ -1,7 +1,8 @@
 // Virtual memory management: reservations, physical memory, mappings, access.
 //
-// The physical memory of all devices is one memory file; a handle owns a stretch of it, whose pages go back at its end. So two
-// mappings of one handle show the same bytes, and bytes outlive their mapping while the handle does.
+// The physical memory of all devices is one memory file; each handle owns a range of it, whose
+// pages are freed with the handle. Two mappings of one handle therefore show the same bytes, and
+// the bytes outlive a mapping as long as the handle exists.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -26,14 +27,14 @@ static size_t memory_end = 0;
 
 static bool granular(size_t value) { return value % GRANULARITY == 0; }
 
-// CUDA: memory is freed when its handle is released and nothing maps it any more.
+// CUDA: memory is freed once its handle is released and no mapping of it is left.
 static void free_if_unused(Physical* physical) {
   if (physical->alive || physical->mappings) return;
   fallocate(memory_file(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, physical->offset, physical->bytes);
   give(*physical->device, physical->bytes);
 }
 
-// True where [at, at + bytes) is made of whole mappings without a gap.
+// Returns true if [at, at + bytes) consists of whole mappings without a gap.
 static bool whole_mappings(uintptr_t at, size_t bytes) {
   uintptr_t next = at;
   while (next < at + bytes) {
@@ -56,7 +57,7 @@ struct Location { int type, id; };
 struct AllocationProp { int type, handle_types; Location location; void* metadata; unsigned char flags[8]; };
 struct AccessDesc { Location location; int flags; };
 
-// CUDA: sizes, addresses and offsets of this family are multiples of the granularity.
+// CUDA: sizes, addresses and offsets of this API are multiples of the granularity.
 API cuMemGetAllocationGranularity(size_t* granularity, const AllocationProp* prop, int) {
   ENTER(INIT);
   if (!granularity || !prop || prop->type != 1 || prop->location.type != 1) return INVALID_VALUE;
@@ -82,7 +83,7 @@ API cuMemAddressReserve(uintptr_t* at, size_t bytes, size_t alignment, uintptr_t
   return OK;
 }
 
-// CUDA: frees a whole reservation, of its exact size, and all of it must be unmapped.
+// CUDA: frees a whole reservation, given its exact size; all of it must be unmapped.
 API cuMemAddressFree(uintptr_t at, size_t bytes) {
   ENTER(INIT | UNSAFE);
   auto found = regions().find(at);
@@ -90,12 +91,13 @@ API cuMemAddressFree(uintptr_t at, size_t bytes) {
   if (found->second.size != bytes) return INVALID_VALUE;
   auto mapped = mappings().lower_bound(at);
   if (mapped != mappings().end() && mapped->first < at + bytes) return INVALID_VALUE;
-  regions().erase(found);  // the addresses stay closed, for good
+  regions().erase(found);  // the addresses stay inaccessible
   machine().live[RESERVATION]--;
   return OK;
 }
 
-// CUDA: type CU_MEM_ALLOCATION_TYPE_PINNED, at a device; it takes the device's memory now, mapped or not.
+// CUDA: type CU_MEM_ALLOCATION_TYPE_PINNED, on a device; takes the device's memory immediately,
+// mapped or not.
 API cuMemCreate(unsigned long long* handle, size_t bytes, const AllocationProp* prop, unsigned long long flags) {
   ENTER(ALIVE | UNSAFE);
   if (!handle || !prop || !bytes || !granular(bytes) || flags || prop->type != 1 || prop->location.type != 1) return INVALID_VALUE;
@@ -106,7 +108,7 @@ API cuMemCreate(unsigned long long* handle, size_t bytes, const AllocationProp* 
   size_t offset = memory_end;
   memory_end += bytes;
   if (ftruncate(memory_file(), memory_end)) die("no memory file of %zu bytes", memory_end);
-  if (bytes <= (size_t(64) << 20)) {  // nobody says that fresh memory is zero
+  if (bytes <= (size_t(64) << 20)) {  // CUDA does not clear fresh memory
     void* view = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory_file(), offset);
     if (view != MAP_FAILED) {
       memset(view, POISON, bytes);
@@ -117,7 +119,7 @@ API cuMemCreate(unsigned long long* handle, size_t bytes, const AllocationProp* 
   return OK;
 }
 
-// CUDA: the handle is gone; the memory stays for as long as something maps it.
+// CUDA: the handle is destroyed; the memory stays while a mapping of it exists.
 API cuMemRelease(unsigned long long handle) {
   ENTER(INIT | UNSAFE);
   Physical* physical = use<Physical>(reinterpret_cast<void*>(handle), PHYSICAL, __func__);
@@ -126,8 +128,8 @@ API cuMemRelease(unsigned long long handle) {
   return OK;
 }
 
-// CUDA: offset must be zero; the range must lie in one reservation and hold no mapping; nobody
-// has access to a fresh mapping.
+// CUDA: offset must be zero; the range must lie in one reservation and contain no mapping; a fresh
+// mapping is inaccessible.
 API cuMemMap(uintptr_t at, size_t bytes, size_t offset, unsigned long long handle, unsigned long long flags) {
   ENTER(ALIVE | UNSAFE);
   Physical* physical = use<Physical>(reinterpret_cast<void*>(handle), PHYSICAL, __func__);
@@ -144,8 +146,8 @@ API cuMemMap(uintptr_t at, size_t bytes, size_t offset, unsigned long long handl
   return OK;
 }
 
-// CUDA: the range must be made of whole mappings, never of a part of one. It does not wait:
-// work in flight that touches the range faults.
+// CUDA: the range must consist of whole mappings. The call does not wait: work in flight that
+// accesses the range faults.
 API cuMemUnmap(uintptr_t at, size_t bytes) {
   ENTER(INIT | UNSAFE);
   if (!whole_mappings(at, bytes)) return INVALID_VALUE;
@@ -162,8 +164,8 @@ API cuMemUnmap(uintptr_t at, size_t bytes) {
   return OK;
 }
 
-// CUDA: the range must be made of whole mappings. A kernel's
-// access is checked by page, for all devices alike; a copy's by device.
+// CUDA: the range must consist of whole mappings. A kernel's access is checked by page, for all
+// devices alike; a copy's by device.
 API cuMemSetAccess(uintptr_t at, size_t bytes, const AccessDesc* access, size_t count) {
   ENTER(ALIVE | UNSAFE);
   if (!whole_mappings(at, bytes) || !access || !count) return INVALID_VALUE;

@@ -1,5 +1,6 @@
-//! What cannot be done on a device is refused with an error that says what and where; the pool and the device are as they were.
-//! What a single device or storage refuses by itself is in `device` and `transfers`; here it goes through pools and batches.
+//! Operations that a device cannot do are refused with an error that names the operation and the
+//! argument; the pool and the device stay unchanged. Refusals by a single device or storage are
+//! tested in `device` and `transfers`; these tests go through pools and batches.
 
 use std::sync::Arc;
 
@@ -25,7 +26,7 @@ fn rig(device: &Device) -> Rig {
     Rig::new(device, &Shape { layout: layout(), blocks: (8, 16), caches: false })
 }
 
-/// Nothing more lives than before, but for buffers, which are kept.
+/// Asserts that no objects were added since `before`, except buffers, which are kept.
 fn assert_kept(session: &Session, before: &Live) {
     let kinds = [Kind::Stream, Kind::Reservation, Kind::Physical, Kind::Mapping, Kind::Context, Kind::Event];
     let same = |live: Live| kinds.iter().all(|&kind| live[kind as usize] <= before[kind as usize]);
@@ -34,17 +35,17 @@ fn assert_kept(session: &Session, before: &Live) {
 
 fn begin_capture(stream: &DeviceStream) {
     let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
-    // SAFETY: the stream lives.
+    // SAFETY: the stream is alive.
     let begun = unsafe { sys::cuStreamBeginCapture_v2(stream.as_raw().cast(), mode) };
     assert_eq!(begun, CUresult::CUDA_SUCCESS);
 }
 
 fn end_capture(stream: &DeviceStream) {
     let mut graph = std::ptr::null_mut();
-    // SAFETY: the stream lives; the graph is destroyed once.
+    // SAFETY: the stream is alive; the graph is destroyed once.
     unsafe {
         let ended = sys::cuStreamEndCapture(stream.as_raw().cast(), &mut graph);
-        assert_eq!(ended, CUresult::CUDA_SUCCESS, "the capture was broken");
+        assert_eq!(ended, CUresult::CUDA_SUCCESS, "the capture was invalidated");
         assert_eq!(sys::cuGraphDestroy(graph), CUresult::CUDA_SUCCESS);
     }
 }
@@ -56,27 +57,27 @@ fn a_batch_ends_on_no_stream_but_its_devices_own() {
     let rig = rig(&device);
     let foreign = other.stream().expect("a stream");
     let refused = StorageError::ForeignStream { stream: DeviceId::Cuda(1), storage: ZERO };
-    assert_eq!(rig.pool.begin_batch_on(&foreign).expect_err("of another device"), refused);
-    // SAFETY: the handle is a stream's, though of another device than is said.
+    assert_eq!(rig.pool.begin_batch_on(&foreign).expect_err("a stream of another device"), refused);
+    // SAFETY: the handle is a stream's, although of another device than declared.
     let lying = unsafe { DeviceStream::from_raw(ZERO, foreign.as_raw(), foreign.clone()) };
-    let said = rig.pool.begin_batch_on(&lying).expect_err("of another context");
+    let said = rig.pool.begin_batch_on(&lying).expect_err("a stream of another context");
     assert!(matches!(&said, StorageError::Device { device: ZERO, doing: "using a stream", .. }), "{said}");
 
     let (own, before) = (rig.stream(StreamPriority::Usual), session.live());
     let mut sequence = rig.pool.sequence(SequenceId(1)).open().expect("a new id");
-    let mut batch = rig.pool.begin_batch_on(&own).expect("a good stream");
+    let mut batch = rig.pool.begin_batch_on(&own).expect("a valid stream");
     batch.append(&mut sequence, 5).expect("blocks");
     for stream in [&foreign, &lying] {
-        let back = batch.finish_on(stream).expect_err("of another device");
+        let back = batch.finish_on(stream).expect_err("a stream of another device");
         assert!(matches!(&back.error, StorageError::ForeignStream { .. } | StorageError::Device { .. }));
         batch = *back.batch;
-        // It goes on as if nothing had been asked.
+        // The batch continues as if the call had not been made.
         batch.append(&mut sequence, 1).expect("blocks");
     }
     let mut table = DeviceTable::new(&device, 1, 4, 8).expect("a small table");
     let filled = table.fill(&foreign, &batch, [&sequence]);
     assert_eq!(filled, Err(TableError::Storage(refused)));
-    batch.finish_on(&own).map(drop).expect("a good stream");
+    batch.finish_on(&own).map(drop).expect("a valid stream");
     assert_eq!(sequence.len(), 7);
     drop(sequence);
     assert!(drained(|| rig.pool.stats().retired == 0 && rig.pool.audit().is_ok()));
@@ -84,7 +85,7 @@ fn a_batch_ends_on_no_stream_but_its_devices_own() {
     drop(table);
     assert_kept(&session, &before);
 
-    let host = Pool::builder(layout()).blocks(4).build().expect("a pool of the host");
+    let host = Pool::builder(layout()).blocks(4).build().expect("a host pool");
     let refused = host.begin_batch_on(&own).expect_err("the host has no streams");
     assert_eq!(refused, StorageError::ForeignStream { stream: ZERO, storage: DeviceId::Host });
 }
@@ -109,13 +110,14 @@ fn a_stream_that_is_captured_is_refused_and_its_capture_is_not_broken() {
     let back = batch.finish_on(&stream).expect_err("captured");
     assert!(is_refused(&back.error), "{back}");
     end_capture(&stream);
-    table.fill(&stream, &back.batch, [&sequence]).expect("captured no more");
-    back.batch.finish_on(&stream).map(drop).expect("captured no more");
+    table.fill(&stream, &back.batch, [&sequence]).expect("the capture has ended");
+    back.batch.finish_on(&stream).map(drop).expect("the capture has ended");
     drop(sequence);
     assert!(drained(|| rig.pool.stats().retired == 0 && rig.pool.audit().is_ok()));
 }
 
-/// Frames that there are not, not yet, or no more cannot be named: nothing that is not mapped is ever touched.
+/// Frames that do not exist, or that were not yet added or already removed, are refused: unmapped
+/// memory is never accessed.
 #[test]
 fn no_frame_is_reached_that_is_not_there() {
     let session = mock::session();
@@ -135,7 +137,7 @@ fn no_frame_is_reached_that_is_not_there() {
         let beyond = FrameMove::new(FrameId(0), FrameId(frames as u32));
         let run = Run { start: FrameId(frames as u32 - 1), len: 2 };
         let mut packed = vec![0; 2 * storage.layout().packed_bytes()];
-        // SAFETY: all of it is refused.
+        // SAFETY: every call is refused.
         unsafe {
             let out = StorageError::SlotOutOfRange { index: 0, slot, slots: slot };
             assert_eq!(storage.load(0, &[slot], k, v), Err(out));
@@ -155,11 +157,11 @@ fn no_frame_is_reached_that_is_not_there() {
     runtime.block_on(rig.pool.resize(4)).expect("nothing is in use");
     assert_eq!(storage.frames(), 5);
     untouched(5);
-    let grown = runtime.block_on(rig.pool.resize(17)).expect_err("more than was reserved");
+    let grown = runtime.block_on(rig.pool.resize(17)).expect_err("beyond the reservation");
     assert!(matches!(grown, ResizeError::Grow(GrowError::TooLarge { .. })), "{grown}");
     assert!(drained(|| session.pending() == 0));
-    device.good().expect("a device that was not led astray");
-    rig.pool.audit().expect("a sound pool");
+    device.good().expect("the device is healthy");
+    rig.pool.audit().expect("a consistent pool");
 }
 
 #[test]
@@ -172,7 +174,7 @@ fn rows_of_an_engine_that_cannot_be_are_refused() {
     let at = buffer.device;
     let row = rig.storage().layout().row_elements() * 4;
     let good = DeviceRows { dtype: Dtype::F32, k: at + 1024, v: at + 4096, k_stride: row, v_stride: row };
-    // SAFETY: slots that are all negative where the rows are good; refused otherwise.
+    // SAFETY: where the rows are valid, all slots are negative; otherwise the call is refused.
     let store = |layer, rows, slots| unsafe { rig.storage().store_on(&stream, layer, rows, slots, 1) };
     assert_eq!(store(2, good, at), Err(StorageError::Layer { layer: 2, layers: 2 }));
     assert!(matches!(
@@ -193,7 +195,7 @@ fn rows_of_an_engine_that_cannot_be_are_refused() {
         let refused = store(0, good, slots);
         assert!(matches!(&refused, Err(StorageError::RowsMisaligned { which: "slots", .. })), "{refused:?}");
     }
-    rig.storage().settle(&stream).expect("a good device");
+    rig.storage().settle(&stream).expect("a healthy device");
 }
 
 #[test]
@@ -203,31 +205,34 @@ fn pools_that_no_device_holds_are_refused() {
     session.set_capacity(0, 8 << 20);
     let before = session.live();
     let large = KvLayout::named("llama-3.1-8b").expect("a preset");
-    match CudaStorage::new(&device, large.clone(), 1000, 1000).expect_err("more than the device has") {
+    match CudaStorage::new(&device, large.clone(), 1000, 1000).expect_err("more memory than the device has") {
         StorageError::DeviceMemory { device, bytes, free, total } => {
             assert_eq!((device, total), (ZERO, 8 << 20));
             assert!(free <= total && bytes > total);
         }
         error => panic!("{error}"),
     }
-    let most = CudaStorage::new(&device, large, 1, usize::MAX / 2).expect_err("no such addresses");
+    let most =
+        CudaStorage::new(&device, large, 1, usize::MAX / 2).expect_err("too large for the address space");
     assert!(
         matches!(most, StorageError::Layout(LayoutError::TooLarge { .. }) | StorageError::FrameCount { .. }),
         "{most}"
     );
     for (frames, frames_max) in [(0, 4), (5, 4)] {
-        let refused = CudaStorage::new(&device, layout(), frames, frames_max).expect_err("no such count");
+        let refused =
+            CudaStorage::new(&device, layout(), frames, frames_max).expect_err("an invalid frame count");
         assert!(matches!(refused, StorageError::FrameCount { .. }), "{refused}");
     }
     session.set_capacity(0, mock::CAPACITY);
     let storage: Arc<dyn Storage> = Arc::new(CudaStorage::new(&device, layout(), 4, 4).expect("four frames"));
-    // The null block's comes on top.
+    // The null block needs one more frame.
     let refused = Pool::builder(layout()).blocks(4).storage(storage).build().expect_err("one frame too few");
     assert!(matches!(refused, BuildError::StorageTooSmall { .. }), "{refused}");
     assert_kept(&session, &before);
 }
 
-/// An engine's tensors are kept for as long as anything reads them, and not longer; nothing else of theirs is taken.
+/// An engine's tensors are kept exactly as long as they are in use; the rest of its memory is not
+/// touched.
 #[test]
 fn adopted_tensors_are_all_that_there_is() {
     let session = mock::session();
@@ -236,14 +241,14 @@ fn adopted_tensors_are_all_that_there_is() {
     context.bind_to_thread().expect("its context");
     let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(4).block_tokens(4).dtype(Dtype::F32);
     let layout = layout.build().expect("a layout");
-    // SAFETY: so many bytes are allocated; freed below.
+    // SAFETY: that many bytes are allocated; freed below.
     let address = unsafe { result::malloc_sync(2 * 6 * 64) }.expect("memory");
     let plane = |at: u64, frame_stride| AdoptedPlane {
         base: std::ptr::without_provenance_mut((address + at) as usize),
         frame_stride,
     };
     let adopt = |planes: &[AdoptedPlane], frames, owner| {
-        // SAFETY: the tensors outlive the storage, which the owner says.
+        // SAFETY: `owner` declares that the tensors outlive the storage.
         unsafe { CudaStorage::adopt(&device, layout.clone(), planes, frames, owner, CudaConfig::default()) }
     };
     let before = session.live();
@@ -264,24 +269,24 @@ fn adopted_tensors_are_all_that_there_is() {
     );
     assert!(matches!(on(&[plane(0, 64), plane(384, 64)], 0), StorageError::FrameCount { .. }));
     assert!(matches!(on(&[plane(0, 64), plane(384, 64)], 7), StorageError::PlanesOverlap { .. }));
-    assert_eq!(Arc::strong_count(&owner), 1, "what was refused keeps nothing");
+    assert_eq!(Arc::strong_count(&owner), 1, "a refused call keeps no reference");
     assert_kept(&session, &before);
 
     let storage = adopt(&[plane(0, 64), plane(384, 64)], 6, owner.clone()).expect("good tensors");
     assert_eq!((storage.frames(), storage.frames_max(), Arc::strong_count(&owner)), (6, 6, 2));
     let pool = Pool::builder(layout.clone()).blocks(5).storage(Arc::new(storage)).build().expect("a pool");
-    let grown = pool.grow(1).expect_err("there are no more tensors");
+    let grown = pool.grow(1).expect_err("adopted storage cannot grow");
     assert!(matches!(grown, GrowError::TooLarge { .. }), "{grown}");
     let mut sequence = pool.sequence(SequenceId(1)).open().expect("a new id");
     let stream = device.stream().expect("a stream");
-    let mut batch = pool.begin_batch_on(&stream).expect("a good stream");
+    let mut batch = pool.begin_batch_on(&stream).expect("a valid stream");
     batch.append(&mut sequence, 20).expect("all blocks");
     let refused = batch.append(&mut sequence, 1).expect_err("no more blocks");
     assert!(matches!(refused, SequenceError::Alloc(_)), "{refused}");
-    batch.finish_on(&stream).map(drop).expect("a good stream");
+    batch.finish_on(&stream).map(drop).expect("a valid stream");
     drop(sequence);
     drop(pool);
-    assert!(drained(|| Arc::strong_count(&owner) == 1), "the tensors are let go");
-    // SAFETY: allocated above, and let go.
-    unsafe { result::free_sync(address) }.expect("still the engine's own");
+    assert!(drained(|| Arc::strong_count(&owner) == 1), "the tensors are released");
+    // SAFETY: allocated above, and released by the pool.
+    unsafe { result::free_sync(address) }.expect("memory of the engine");
 }

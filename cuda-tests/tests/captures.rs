@@ -1,4 +1,5 @@
-//! Somebody captures a graph: what goes on beside it neither breaks it nor is broken, and what was captured is replayed right.
+//! Captures of graphs: concurrent work of the pool neither invalidates a capture nor fails because
+//! of it, and replays read the right data.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -23,25 +24,26 @@ fn all() -> [Run; 1] {
 
 fn packed(storage: &dyn Storage) -> Vec<u8> {
     let mut out = vec![0; FRAMES * storage.layout().packed_bytes()];
-    // SAFETY: nobody else has the frames.
-    unsafe { storage.pack(&all(), &mut out) }.expect("frames that exist");
+    // SAFETY: no other thread uses the frames.
+    unsafe { storage.pack(&all(), &mut out) }.expect("existing frames");
     out
 }
 
-/// Captures in the mode that forbids every thread what could wait for the device.
+/// Begins a capture in global mode, which forbids all threads to make calls that may wait for the
+/// device.
 fn begin(stream: &DeviceStream) {
     let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
-    // SAFETY: the stream lives.
+    // SAFETY: the stream is alive.
     let begun = unsafe { sys::cuStreamBeginCapture_v2(stream.as_raw().cast(), mode) };
     assert_eq!(begun, CUresult::CUDA_SUCCESS);
 }
 
 fn end(stream: &DeviceStream) -> sys::CUgraphExec {
     let mut graph = std::ptr::null_mut();
-    // SAFETY: the stream lives; the graph is instantiated and destroyed once.
+    // SAFETY: the stream is alive; the graph is instantiated and destroyed once.
     unsafe {
         let ended = sys::cuStreamEndCapture(stream.as_raw().cast(), &mut graph);
-        assert_eq!(ended, CUresult::CUDA_SUCCESS, "the capture was broken");
+        assert_eq!(ended, CUresult::CUDA_SUCCESS, "the capture was invalidated");
         let mut exec = std::ptr::null_mut();
         assert_eq!(sys::cuGraphInstantiateWithFlags(&mut exec, graph, 0), CUresult::CUDA_SUCCESS);
         assert_eq!(sys::cuGraphDestroy(graph), CUresult::CUDA_SUCCESS);
@@ -64,20 +66,20 @@ fn everything_goes_on_beside_a_capture() {
         storage.after(&captured, Box::new(move |outcome| later.send(("captured", outcome)).expect("waits")));
         let now = tell.clone();
         storage.after(&other, Box::new(move |outcome| now.send(("other", outcome)).expect("waits")));
-        // Other threads' calls count against the capture as well as its own.
+        // Calls of other threads count against the capture too.
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 storage.grow(FRAMES).expect("memory");
                 assert_eq!(packed(&storage).len(), FRAMES * layout().packed_bytes());
                 let moves = [FrameMove::new(FrameId(0), FrameId(1))];
-                // SAFETY: nobody else has the frames.
+                // SAFETY: no other thread uses the frames.
                 unsafe {
                     storage.zero(&all()).expect("frames");
                     storage.copy(&moves).expect("frames");
-                    storage.copy_on(&other, &moves).expect("a stream that is not captured");
+                    storage.copy_on(&other, &moves).expect("a stream outside the capture");
                     storage.shrink(2);
                 }
-                storage.settle(&other).expect("a good device");
+                storage.settle(&other).expect("a healthy device");
             });
         });
         let refused = |doing, outcome: Result<(), StorageError>| {
@@ -85,13 +87,13 @@ fn everything_goes_on_beside_a_capture() {
         };
         refused("enqueueing", storage.check_stream(&captured));
         refused("waiting for the stream", storage.settle(&captured));
-        // SAFETY: refused.
+        // SAFETY: the call is refused.
         refused("copying frames", unsafe { storage.copy_on(&captured, &[]) });
-        let (first, outcome) = told.recv_timeout(Duration::from_secs(10)).expect("told");
+        let (first, outcome) = told.recv_timeout(Duration::from_secs(10)).expect("the callback is called");
         assert_eq!((first, outcome), ("other", Ok(())));
-        assert!(told.recv_timeout(Duration::from_millis(10)).is_err(), "it is still being captured");
+        assert!(told.recv_timeout(Duration::from_millis(10)).is_err(), "the stream is still capturing");
         let exec = end(&captured);
-        let (second, outcome) = told.recv_timeout(Duration::from_secs(10)).expect("told");
+        let (second, outcome) = told.recv_timeout(Duration::from_secs(10)).expect("the callback is called");
         assert_eq!((second, outcome), ("captured", Ok(())));
         // SAFETY: instantiated once.
         assert_eq!(unsafe { sys::cuGraphExecDestroy(exec) }, CUresult::CUDA_SUCCESS);
@@ -115,40 +117,43 @@ fn a_captured_store_reads_what_is_in_the_table_when_it_is_replayed() {
         let rows = unsafe {
             let rows = result::malloc_sync(bytes.len()).expect("memory");
             result::memcpy_htod_sync(rows, &bytes).expect("the bytes");
-            result::ctx::synchronize().expect("a good device");
+            result::ctx::synchronize().expect("a healthy device");
             rows
         };
         let row_bytes = layout().row_elements() * 4;
         let both =
             DeviceRows { dtype: Dtype::F32, k: rows, v: rows, k_stride: row_bytes, v_stride: row_bytes };
         begin(&stream);
-        // SAFETY: nobody else has the frames; rows and table live until the last replay is over.
-        unsafe { storage.store_on(&stream, 0, both, table.slots(), 2) }.expect("a capture is welcome");
+        // SAFETY: no other thread uses the frames; rows and table live until the last replay is
+        // over.
+        unsafe { storage.store_on(&stream, 0, both, table.slots(), 2) }.expect("the call can be captured");
         let exec = end(&stream);
-        // SAFETY: nobody else has the frames.
+        // SAFETY: no other thread uses the frames.
         unsafe {
             storage.zero(&all()).expect("frames");
             host.zero(&all()).expect("frames");
         }
         for slots in [[1i64, 9], [14, -1], [3, 8]] {
             table.fill_slots(&stream, &slots).expect("slots");
-            // SAFETY: instantiated, and the stream lives; on the host, one thread.
+            // SAFETY: instantiated, and the stream is alive; only this thread uses the host
+            // storage.
             unsafe {
                 assert_eq!(sys::cuGraphLaunch(exec, stream.as_raw().cast()), CUresult::CUDA_SUCCESS);
                 host.store(0, (&values).into(), (&values).into(), &slots).expect("rows");
             }
         }
-        storage.settle(&stream).expect("a good device");
+        storage.settle(&stream).expect("a healthy device");
         assert!(packed(&storage) == packed(&host));
         // SAFETY: instantiated and allocated once.
         unsafe {
             assert_eq!(sys::cuGraphExecDestroy(exec), CUresult::CUDA_SUCCESS);
-            result::free_sync(rows).expect("memory that was allocated");
+            result::free_sync(rows).expect("allocated memory");
         }
     });
 }
 
-/// Of the default stream nobody can say whether it is captured while a blocking stream is, and whoever marks it breaks that capture.
+/// While a blocking stream is capturing, the state of the default stream cannot be queried, and an
+/// event recorded in it invalidates that capture.
 #[test]
 fn the_default_stream_is_waited_for_beside_a_capture_and_leaves_it_alone() {
     let session = session();
@@ -156,28 +161,28 @@ fn the_default_stream_is_waited_for_beside_a_capture_and_leaves_it_alone() {
     let engine = CudaContext::new(0).expect("a device");
     engine.bind_to_thread().expect("the context");
     let storage = CudaStorage::new(&device, layout(), FRAMES, FRAMES).expect("frames");
-    // SAFETY: the default stream is there for as long as the context.
+    // SAFETY: the default stream lives as long as the context.
     let default = unsafe { DeviceStream::from_raw(DeviceId::Cuda(0), std::ptr::null_mut(), ()) };
     let mut raw = std::ptr::null_mut();
-    // SAFETY: the place is valid and the context is current; it is destroyed at the end.
+    // SAFETY: the pointer is valid and the context is current; the stream is destroyed at the end.
     let blocking = unsafe {
         assert_eq!(sys::cuStreamCreate(&mut raw, 0), CUresult::CUDA_SUCCESS);
         DeviceStream::from_raw(DeviceId::Cuda(0), raw.cast(), ())
     };
     session.pause();
-    // SAFETY: nobody else has the frames.
+    // SAFETY: no other thread uses the frames.
     unsafe { storage.copy_on(&default, &[FrameMove::new(FrameId(0), FrameId(1))]) }.expect("enqueued");
     begin(&blocking);
     let (tell, told) = mpsc::channel();
     storage.after(&default, Box::new(move |outcome| tell.send(outcome).expect("waits")));
     let early = told.recv_timeout(Duration::from_millis(20));
-    assert!(early.is_err(), "told {early:?} of work that has not run");
+    assert!(early.is_err(), "{early:?} was reported for work that has not run");
     let exec = end(&blocking);
     let early = told.recv_timeout(Duration::from_millis(20));
-    assert!(early.is_err(), "told {early:?} of work that has not run");
+    assert!(early.is_err(), "{early:?} was reported for work that has not run");
     session.resume();
     assert_eq!(told.recv_timeout(Duration::from_secs(5)), Ok(Ok(())));
-    // SAFETY: made once each.
+    // SAFETY: each was created once.
     unsafe {
         assert_eq!(sys::cuGraphExecDestroy(exec), CUresult::CUDA_SUCCESS);
         assert_eq!(sys::cuStreamDestroy_v2(raw), CUresult::CUDA_SUCCESS);

@@ -1,4 +1,5 @@
-//! The conformance suite over a device's memory, mapped and adopted: whatever the schedule, the same bytes as on the host.
+//! The conformance suite over device memory, mapped and adopted: every schedule gives the same
+//! bytes as on the host.
 
 use cudarc::driver::{CudaContext, result};
 use kvpool::cuda::{CudaConfig, CudaStorage, Device};
@@ -6,8 +7,8 @@ use kvpool::storage::{AdoptedPlane, Arrangement, KvLayout, Plane, Storage};
 use kvpool_cuda_tests::mock::{Style, session};
 use kvpool_testkit::conformance::{self, FRAMES};
 
-/// An engine's tensors: planes last to first with gaps between them and, layer-first, between their frames. Every byte
-/// that is in no tile is watched.
+/// An engine's tensors: planes in reverse order with gaps between them and, if layer-first, between
+/// their frames. Bytes outside all tiles are checked for changes.
 struct Engine {
     context: std::sync::Arc<CudaContext>,
     memory: u64,
@@ -37,12 +38,13 @@ impl Engine {
         let bytes = planes.iter().map(|(base, stride, _)| base + frames * stride).max().unwrap_or(0) + 64;
         let context = CudaContext::new(0).expect("a device");
         context.bind_to_thread().expect("its context");
-        // SAFETY: so many bytes are allocated, and then written.
+        // SAFETY: that many bytes are allocated, and then written.
         let memory = unsafe {
             let memory = result::malloc_sync(bytes).expect("memory for a few frames");
             result::memset_d8_sync(memory, UNTOUCHED, bytes).expect("a pattern");
-            // It may return before the bytes are there, and other streams do not wait for them.
-            result::ctx::synchronize().expect("a good device");
+            // The call may return before the bytes have arrived, and other streams do not wait for
+            // them.
+            result::ctx::synchronize().expect("a healthy device");
             memory
         };
         Self { context, memory, bytes, planes }
@@ -61,10 +63,10 @@ impl Drop for Engine {
     fn drop(&mut self) {
         self.context.bind_to_thread().expect("the context");
         let mut bytes = vec![0u8; self.bytes];
-        // SAFETY: allocated in `new`, and the storage is gone.
+        // SAFETY: allocated in `new`, and the storage was dropped.
         unsafe {
             result::memcpy_dtoh_sync(&mut bytes, self.memory).expect("the bytes");
-            result::free_sync(self.memory).expect("memory that was allocated");
+            result::free_sync(self.memory).expect("allocated memory");
         }
         let mut inside = vec![false; bytes.len()];
         for &(base, stride, tile) in &self.planes {
@@ -85,14 +87,14 @@ fn mapped_memory_conforms() {
         session.seed(seed);
         let before = session.live();
         {
-            let device = Device::open(0).expect("the mock's device");
+            let device = Device::open(0).expect("the mock has a device");
             conformance::run(|layout, frames, frames_max| -> Box<dyn Storage> {
                 let config = CudaConfig::default().segment_frames(2);
                 let storage = CudaStorage::with_config(&device, layout.clone(), frames, frames_max, config);
                 Box::new(storage.expect("memory for a few frames"))
             });
         }
-        // The watcher ends by itself, a moment after the device was dropped.
+        // The watcher ends on its own, shortly after the device was dropped.
         std::thread::sleep(std::time::Duration::from_millis(100));
         session.assert_no_leaks(&before);
     }
@@ -103,12 +105,12 @@ fn adopted_memory_conforms() {
     let session = session();
     session.style(Style::Random);
     session.seed(3);
-    let device = Device::open(0).expect("the mock's device");
+    let device = Device::open(0).expect("the mock has a device");
     conformance::run(|layout, frames, _| -> Box<dyn Storage> {
         let engine = Engine::new(layout, frames);
         let planes = engine.adopted();
         let config = CudaConfig::default();
-        // SAFETY: the engine's memory lives as long as the storage, and nobody else touches it.
+        // SAFETY: the engine's memory lives as long as the storage, and is not accessed elsewhere.
         let storage = unsafe { CudaStorage::adopt(&device, layout.clone(), &planes, frames, engine, config) };
         Box::new(storage.expect("good planes"))
     });

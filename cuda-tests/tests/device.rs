@@ -1,4 +1,5 @@
-//! A device that cannot be used says why; one that fails is lost to everybody, and nobody waits for it for ever.
+//! Unusable devices are refused with a reason; a device failure is reported to all users, and no
+//! thread waits forever.
 
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -45,7 +46,7 @@ fn devices_are_listed_with_what_is_wrong_with_them() {
 #[test]
 fn what_is_refused_while_a_device_is_opened_leaves_nothing() {
     let session = session();
-    // The first may leave what the driver keeps for good.
+    // The first device may create driver objects that are never freed.
     drop(Device::open(0).expect("a device"));
     std::thread::sleep(Duration::from_millis(50));
     let before = session.live();
@@ -92,11 +93,11 @@ fn a_growth_that_fails_in_the_middle_changes_nothing() {
     let session = session();
     let device = Device::open(0).expect("a device");
     let config = kvpool::cuda::CudaConfig::default().segment_frames(1);
-    // Layer-first, of several regions; each of the frames added is chunks of its own.
+    // Layer-first, with several regions; every added frame takes chunks of its own.
     let layout = KvLayout::builder().layers(2).kv_heads(8).head_dim(256).block_tokens(64).build().unwrap();
     let storage = CudaStorage::with_config(&device, layout.clone(), 1, 8, config).expect("one frame");
     let pattern: Vec<u8> = (0..layout.packed_bytes()).map(|at| at as u8).collect();
-    // SAFETY: one thread.
+    // SAFETY: only this thread uses the storage.
     unsafe { storage.unpack(&[all(1)], &pattern) }.expect("a frame");
     let (before, mapped) = (session.live(), storage.mapped_bytes());
     for function in ["cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemsetD8Async"] {
@@ -108,20 +109,20 @@ fn a_growth_that_fails_in_the_middle_changes_nothing() {
             session.assert_no_leaks(&before);
         }
     }
-    storage.grow(8).expect("memory for all");
+    storage.grow(8).expect("enough memory");
     assert!(storage.mapped_bytes() > mapped);
     let mut read = vec![0; 8 * pattern.len()];
-    // SAFETY: one thread.
+    // SAFETY: only this thread uses the storage.
     unsafe { storage.pack(&[all(8)], &mut read) }.expect("all frames");
     assert!(read[..pattern.len()] == pattern && read[pattern.len()..].iter().all(|&byte| byte == 0));
-    // SAFETY: one thread.
+    // SAFETY: only this thread uses the storage.
     unsafe { storage.shrink(1) };
     assert_eq!(storage.mapped_bytes(), mapped);
     let now = session.live();
     for kind in [Kind::Mapping, Kind::Physical, Kind::Reservation] {
         assert_eq!(now[kind as usize], before[kind as usize], "{kind:?}");
     }
-    storage.close().expect("a good device");
+    storage.close().expect("a healthy device");
 }
 
 #[test]
@@ -134,18 +135,18 @@ fn a_lost_device_tells_everybody_who_waits_and_whoever_comes() {
     let (tell, told) = mpsc::channel();
     for _ in 0..3 {
         let tell = tell.clone();
-        storage.after(&stream, Box::new(move |outcome| tell.send(outcome).expect("the test waits")));
+        storage.after(&stream, Box::new(move |outcome| tell.send(outcome).expect("the test receives")));
     }
     let moved = tell.clone();
     let moves = [FrameMove::new(FrameId(0), FrameId(1))];
-    // SAFETY: nobody else has the frames.
+    // SAFETY: no other thread uses the frames.
     unsafe {
-        storage.copy_then(&moves, Box::new(move |outcome| moved.send(outcome).expect("the test waits")))
+        storage.copy_then(&moves, Box::new(move |outcome| moved.send(outcome).expect("the test receives")))
     };
     assert!(told.recv_timeout(Duration::from_millis(20)).is_err(), "nothing has run yet");
     session.fail(0, ILLEGAL_ADDRESS);
     for _ in 0..4 {
-        let outcome = told.recv_timeout(Duration::from_secs(5)).expect("everybody is told");
+        let outcome = told.recv_timeout(Duration::from_secs(5)).expect("every callback is called");
         assert!(matches!(&outcome, Err(error) if error.is_lost()), "{outcome:?}");
     }
     session.resume();
@@ -153,7 +154,7 @@ fn a_lost_device_tells_everybody_who_waits_and_whoever_comes() {
         assert!(matches!(&outcome, Err(error) if error.is_lost()), "{outcome:?}");
     };
     let mut packed = vec![0; tiny().packed_bytes()];
-    // SAFETY: one thread.
+    // SAFETY: only this thread uses the storage.
     unsafe {
         lost(storage.copy(&moves));
         lost(storage.zero(&[all(1)]));
@@ -165,8 +166,8 @@ fn a_lost_device_tells_everybody_who_waits_and_whoever_comes() {
     lost(storage.settle(&stream));
     lost(device.good());
     let late = tell.clone();
-    storage.after(&stream, Box::new(move |outcome| late.send(outcome).expect("the test waits")));
-    lost(told.recv_timeout(Duration::from_secs(5)).expect("told"));
+    storage.after(&stream, Box::new(move |outcome| late.send(outcome).expect("the test receives")));
+    lost(told.recv_timeout(Duration::from_secs(5)).expect("the callback is called"));
     lost(storage.close());
 }
 
@@ -186,12 +187,12 @@ fn a_callback_may_drop_the_last_of_everything() {
         &on,
         Box::new(move |outcome| {
             drop(owned);
-            tell.send(outcome).expect("the test waits");
+            tell.send(outcome).expect("the test receives");
         }),
     );
     session.resume();
     drop((watching, device, on));
-    told.recv_timeout(Duration::from_secs(5)).expect("called").expect("a good device");
+    told.recv_timeout(Duration::from_secs(5)).expect("called").expect("a healthy device");
     std::thread::sleep(Duration::from_millis(100));
     session.assert_no_leaks(&before);
 }
@@ -205,9 +206,11 @@ fn a_callback_that_panics_harms_nobody_else() {
     let (tell, told) = mpsc::channel();
     session.pause();
     storage.after(&stream, Box::new(|_| panic!("planted: a callback panics")));
-    storage.after(&stream, Box::new(move |outcome| tell.send(outcome).expect("the test waits")));
+    storage.after(&stream, Box::new(move |outcome| tell.send(outcome).expect("the test receives")));
     session.resume();
-    told.recv_timeout(Duration::from_secs(5)).expect("the second is told").expect("a good device");
+    told.recv_timeout(Duration::from_secs(5))
+        .expect("the second callback is called")
+        .expect("a healthy device");
 }
 
 #[test]
@@ -220,12 +223,12 @@ fn streams_of_others_are_refused() {
     let refused = StorageError::ForeignStream { stream: DeviceId::Cuda(1), storage: DeviceId::Cuda(0) };
     assert_eq!(storage.check_stream(&foreign), Err(refused.clone()));
     assert_eq!(storage.settle(&foreign), Err(refused.clone()));
-    // SAFETY: the handle is a stream, though of another device than is said.
+    // SAFETY: the handle is a stream's, although of another device than declared.
     let lying = unsafe { DeviceStream::from_raw(DeviceId::Cuda(0), foreign.as_raw(), foreign.clone()) };
     assert!(matches!(storage.check_stream(&lying), Err(StorageError::Device { .. })));
     let (tell, told) = mpsc::channel();
-    storage.after(&foreign, Box::new(move |outcome| tell.send(outcome).expect("the test waits")));
-    assert_eq!(told.recv().expect("told at once"), Err(refused));
+    storage.after(&foreign, Box::new(move |outcome| tell.send(outcome).expect("the test receives")));
+    assert_eq!(told.recv().expect("called immediately"), Err(refused));
     assert!(session.live()[Kind::Stream as usize] > 0);
 }
 
@@ -242,7 +245,7 @@ fn a_pool_that_scrubs_gives_up_a_lost_device_without_a_panic() {
     batch.finish();
     session.fail(0, ILLEGAL_ADDRESS);
     drop(sequence);
-    pool.audit().expect("every block is accounted for");
+    pool.audit().expect("a consistent pool");
     drop(pool);
 }
 
@@ -258,16 +261,16 @@ fn an_owner_of_a_stream_that_panics_ends_no_batch_early() {
     let device = Device::open(0).expect("a device");
     let storage = CudaStorage::new(&device, tiny(), 1, 1).expect("a frame");
     let stream = device.stream().expect("a stream");
-    // SAFETY: the stream lives to the end.
+    // SAFETY: the stream lives until the end of the test.
     let grim = unsafe { DeviceStream::from_raw(DeviceId::Cuda(0), stream.as_raw(), Grim) };
     let (tell, told) = mpsc::channel();
     let told_of = |stream: &DeviceStream| {
         let tell = tell.clone();
-        storage.after(stream, Box::new(move |outcome| tell.send(outcome).expect("the test waits")));
+        storage.after(stream, Box::new(move |outcome| tell.send(outcome).expect("the test receives")));
     };
     session.pause();
     told_of(&grim);
-    // The watcher has the last of it now.
+    // The watcher now holds the last reference.
     drop(grim);
     session.resume();
     assert_eq!(told.recv_timeout(Duration::from_secs(5)), Ok(Ok(())));
@@ -283,12 +286,12 @@ fn the_stream_of_whichever_thread_is_none_to_end_a_batch_on() {
     let _session = session();
     let device = Device::open(0).expect("a device");
     let storage = CudaStorage::new(&device, tiny(), 2, 2).expect("frames");
-    // SAFETY: CU_STREAM_PER_THREAD, which is always there.
+    // SAFETY: CU_STREAM_PER_THREAD, which always exists.
     let own = unsafe { DeviceStream::from_raw(DeviceId::Cuda(0), std::ptr::without_provenance_mut(2), ()) };
-    let refused = storage.check_stream(&own).expect_err("another one on every thread");
+    let refused = storage.check_stream(&own).expect_err("a different stream on every thread");
     assert!(refused.to_string().contains("per-thread"), "{refused}");
     let moves = [FrameMove::new(FrameId(0), FrameId(1))];
-    // SAFETY: refused.
+    // SAFETY: the call is refused.
     assert_eq!(unsafe { storage.copy_on(&own, &moves) }, Err(refused.clone()));
     assert_eq!(storage.settle(&own), Err(refused));
 }
@@ -307,17 +310,20 @@ fn a_copy_on_write_is_waited_for_though_the_batch_is_finished_on_another_stream(
     batch.finish();
     let mut fork = sequence.fork(SequenceId(2)).expect("a fork");
     session.pause();
-    let mut batch = pool.begin_batch_on(&begun).expect("a good stream");
+    let mut batch = pool.begin_batch_on(&begun).expect("a valid stream");
     assert!(batch.append(&mut fork, 1).expect("blocks").copied.is_some());
-    let mut finish = batch.finish_on(&other).expect("a good stream");
-    // The other stream has nothing to do, and gets there.
+    let mut finish = batch.finish_on(&other).expect("a valid stream");
+    // The other stream has no work and completes.
     session.step_stream(other.as_raw() as usize, 100);
     runtime.block_on(async {
         let early = tokio::time::timeout(Duration::from_millis(20), &mut finish).await;
-        assert!(early.is_err(), "{early:?}: the copy has not been done");
+        assert!(early.is_err(), "{early:?}: the copy is not done");
         session.resume();
-        tokio::time::timeout(Duration::from_secs(5), finish).await.expect("told").expect("a good device");
+        tokio::time::timeout(Duration::from_secs(5), finish)
+            .await
+            .expect("the finish resolves")
+            .expect("a healthy device");
     });
     drop((sequence, fork));
-    pool.audit().expect("every block is accounted for");
+    pool.audit().expect("a consistent pool");
 }

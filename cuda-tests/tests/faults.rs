@@ -1,5 +1,5 @@
-//! The device fails at a random moment, or at a call of every kind, while everything is under way: whoever waits is told in
-//! seconds, nothing panics, what is owned can be given up, and nothing is left behind.
+//! The device fails at a random moment, or at a call of any kind, under full load: waiting threads
+//! get an error within seconds, nothing panics, owned blocks can be released, and nothing leaks.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,15 +14,16 @@ use kvpool_cuda_tests::mock::{self, Kind, Live, Session, Style};
 use kvpool_testkit::rng::Rng;
 use tokio::runtime::Runtime;
 
-/// Nobody waits longer.
+/// Longest wait that a test accepts.
 const BOUND: Duration = Duration::from_secs(10);
 /// Errors that end a context: an address, a launch, a timeout, memory that cannot be corrected.
 const STICKY: [i32; 4] = [700, 719, 702, 214];
 
-/// Panics that no test has planted, of whatever thread: those in callbacks end nobody, and would not be seen.
+/// Number of unplanned panics, in any thread: a panic in a callback ends no test, and would go
+/// unnoticed.
 static PANICS: AtomicUsize = AtomicUsize::new(0);
 
-/// A turn with the machine; panics are counted from now on.
+/// Starts a session with the machine; panics are counted from here on.
 fn session() -> Session {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
@@ -40,38 +41,41 @@ fn session() -> Session {
 }
 
 fn assert_no_panic() {
-    assert_eq!(PANICS.load(Ordering::SeqCst), 0, "something panicked, perhaps where nobody looks");
+    assert_eq!(PANICS.load(Ordering::SeqCst), 0, "a thread panicked, perhaps in the background");
 }
 
 fn runtime() -> Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("threads")
 }
 
-/// Everything that an engine drops is gone in a while: the watcher may be the last who holds it.
+/// Asserts that all objects of the engine are gone after a while: the watcher may hold the last
+/// references.
 fn assert_gone(session: &Session, before: &Live) {
     let left = |live: &Live| live.iter().zip(before).any(|(now, before)| now > before);
     assert!(drained(|| !left(&session.live())), "left: {:?}, before: {before:?}", session.live());
 }
 
-/// The pool is sound once the watcher has told the last: an audit beside a thread that gives up blocks says nothing.
+/// Asserts that the pool is consistent once the watcher has made its last callback: an audit
+/// concurrent with releases is meaningless.
 fn assert_sound(pool: &Pool, seed: u64) {
     let is_sound = drained(|| pool.stats().retired == 0 && pool.audit().is_ok());
     assert!(is_sound, "seed {seed}: {:?}, {:?}", pool.audit(), pool.stats());
 }
 
-/// What lives when no device was ever opened here, but for what the driver keeps.
+/// Returns the live objects when no device is open: those that the driver keeps.
 fn baseline(session: &Session) -> Live {
     drop(Device::open(0).expect("the mock has a device"));
     let contexts = Kind::Context as usize;
-    assert!(drained(|| session.live()[contexts] == 0), "the watcher lets go of the device");
+    assert!(drained(|| session.live()[contexts] == 0), "the watcher releases the device");
     session.live()
 }
 
-/// Runs steps until the device is lost; then waits for the ends of all that were finished.
+/// Runs steps until the device is lost, then waits until the ends of all finished batches are
+/// reported.
 fn work_until_lost(rig: &Rig, lane: &mut Lane) -> Wrong {
     let start = Instant::now();
     let wrong = loop {
-        assert!(start.elapsed() < BOUND, "the lane has not noticed");
+        assert!(start.elapsed() < BOUND, "the lane has not seen the failure");
         if let Err(wrong) = lane.go_on(rig).and_then(|()| lane.check().map(drop))
             && (rig.device.good().is_err() || matches!(wrong, Wrong::Row(_)))
         {
@@ -81,8 +85,8 @@ fn work_until_lost(rig: &Rig, lane: &mut Lane) -> Wrong {
     };
     for finish in lane.finishes.drain(..) {
         let told = tokio::runtime::Handle::current().block_on(tokio::time::timeout(BOUND, finish));
-        // Those that the device had done are good.
-        match told.expect("every end is told") {
+        // Steps that the device completed are correct.
+        match told.expect("every finish resolves") {
             Ok(()) => {}
             Err(error) => assert!(error.is_lost(), "{error}"),
         }
@@ -90,7 +94,8 @@ fn work_until_lost(rig: &Rig, lane: &mut Lane) -> Wrong {
     wrong
 }
 
-/// Keeps asking for blocks that there are not, so that somebody waits all the time; ends when the pool is lost.
+/// Keeps requesting more blocks than are free, so that a request is always waiting; ends when the
+/// pool is lost.
 async fn wait_for_blocks(pool: Pool) -> AllocError {
     let mut held = Vec::new();
     loop {
@@ -112,18 +117,17 @@ async fn defragment(pool: Pool) -> DefragError {
             return error;
         }
         if pool.is_lost() {
-            // It moved nothing, and so had no need of the device.
+            // The compaction moved nothing, and so did not use the device.
             return DefragError::NoBytes;
         }
         tokio::time::sleep(Duration::from_micros(100)).await;
     }
 }
 
-/// Sends cached blocks to the host all the time, and fetches some back, until the pool is lost.
+/// Keeps sending cached blocks to the host and fetching some back, until the pool is lost.
 async fn offload(pool: Pool) {
     let builder = Pool::builder(pool.layout().clone()).blocks(16);
-    let elsewhere =
-        builder.prefix_cache(PrefixConfig::new().key(Rig::key())).build().expect("a pool of the host");
+    let elsewhere = builder.prefix_cache(PrefixConfig::new().key(Rig::key())).build().expect("a host pool");
     while !pool.is_lost() {
         let _ = pool.offload(&elsewhere, 4).await;
         let _ = pool.bring_back(&elsewhere, &PrefixKeys::new(), &Lane::prompt(1, 12)).await;
@@ -131,10 +135,10 @@ async fn offload(pool: Pool) {
     }
     let refused = pool.bring_back(&elsewhere, &PrefixKeys::new(), &Lane::prompt(2, 12)).await;
     assert!(refused.as_ref().map_or(true, |report| report.carried.blocks == 0), "{refused:?}");
-    elsewhere.audit().expect("a pool that has lost nothing");
+    elsewhere.audit().expect("a consistent pool");
 }
 
-/// All of it under load, until `fail` has been called and everybody has noticed.
+/// Runs everything under load until `fail` has been called and all users have seen the failure.
 fn lose(session: &Session, seed: u64, fail: impl FnOnce(&mut Rng)) {
     let device = Device::open(0).expect("the mock has a device");
     let shape = Shape { layout: layout_of(seed), blocks: (24, 48), caches: true };
@@ -146,7 +150,7 @@ fn lose(session: &Session, seed: u64, fail: impl FnOnce(&mut Rng)) {
     let defragmenter = rig
         .pool
         .start_defragmenter(DefragConfig::new().threshold(0.0).interval(Duration::from_micros(300)))
-        .expect("storage and a runtime");
+        .expect("a storage and a runtime");
     let waiting = runtime.spawn(wait_for_blocks(rig.pool.clone()));
     let dropped = runtime.spawn(wait_for_blocks(rig.pool.clone()));
     let compaction = runtime.spawn(defragment(rig.pool.clone()));
@@ -160,17 +164,17 @@ fn lose(session: &Session, seed: u64, fail: impl FnOnce(&mut Rng)) {
                 let (rig, handle) = (&rig, runtime.handle().clone());
                 scope.spawn(move || {
                     let _entered = handle.enter();
-                    rig.context.bind_to_thread().expect("a good context");
+                    rig.context.bind_to_thread().expect("a valid context");
                     work_until_lost(rig, &mut lane)
                 })
             })
             .collect();
         std::thread::sleep(Duration::from_micros(rng.below(20_000) as u64));
-        // Somebody who gives up in the middle takes nobody with him.
+        // A user that gives up halfway affects no other.
         dropped.abort();
         fail(&mut rng);
         for lane in lanes {
-            let wrong = lane.join().expect("no lane panics");
+            let wrong = lane.join().expect("lanes do not panic");
             assert!(!matches!(wrong, Wrong::Row(_)), "seed {seed}: {wrong}");
         }
     });
@@ -186,7 +190,7 @@ fn lose(session: &Session, seed: u64, fail: impl FnOnce(&mut Rng)) {
     assert!(rig.pool.is_lost(), "seed {seed}");
     assert!(rig.pool.allocate(AllocRequest::new(1)).is_err(), "seed {seed}");
     assert_sound(&rig.pool, seed);
-    // Neither a larger nor a smaller pool is promised; only that nobody hangs.
+    // The resize may succeed or fail; it must not hang.
     let options = ResizeOptions::new().patience(Duration::from_millis(5));
     let resized = runtime.block_on(tokio::time::timeout(BOUND, rig.pool.resize_with(20, options)));
     bounded("a resize", resized.is_ok());
@@ -228,7 +232,8 @@ fn a_device_that_fails_in_a_call_leaves_nobody_waiting() {
     }
 }
 
-/// A future that is dropped in the middle takes nothing with it: the copy ends by itself, and the frames are there again.
+/// A future that is dropped halfway leaves nothing behind: the copy ends on its own, and its frames
+/// become free again.
 #[test]
 fn futures_that_are_dropped_leave_nothing_half_done() {
     let session = session();
@@ -256,7 +261,7 @@ fn futures_that_are_dropped_leave_nothing_half_done() {
                 let patience = Duration::from_micros(rng.below(500) as u64);
                 let _ = runtime.block_on(async { tokio::time::timeout(patience, future).await });
             }
-            // What the engine does not wait for ends as well.
+            // Finishes that the engine does not await end as well.
             lane.finishes.truncate(rng.below(2));
             drop(futures);
             lane.check().unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
@@ -274,8 +279,8 @@ fn futures_that_are_dropped_leave_nothing_half_done() {
     }
 }
 
-/// Threads of the engine panic in the middle of a step: their batches end with their streams, and nothing is found that they
-/// may not have computed.
+/// Threads of the engine panic in the middle of a step: their batches end with their streams, and
+/// blocks that they may not have computed are not found.
 #[test]
 fn threads_that_panic_leave_a_pool_that_works() {
     let session = session();
@@ -286,21 +291,21 @@ fn threads_that_panic_leave_a_pool_that_works() {
     for seed in 0..8 {
         let died = std::thread::scope(|scope| {
             let thread = scope.spawn(|| {
-                rig.context.bind_to_thread().expect("a good context");
+                rig.context.bind_to_thread().expect("a valid context");
                 let mut lane = Lane::new(&rig, rig.stream(StreamPriority::Usual), 100 + seed);
-                (0..6).for_each(|_| lane.go_on(&rig).expect("a good device"));
-                let mut batch = rig.pool.begin_batch_on(&lane.stream).expect("a good device");
+                (0..6).for_each(|_| lane.go_on(&rig).expect("a healthy device"));
+                let mut batch = rig.pool.begin_batch_on(&lane.stream).expect("a healthy device");
                 let id = kvpool::SequenceId(1000 + seed);
                 let prompt: Vec<u32> = (0..12).map(|at| 0x7700_0000 | at).collect();
-                let mut sequence = rig.pool.sequence(id).tokens(&prompt).expect("room for a prompt");
-                tell.send(sequence.len()).expect("the test listens");
+                let mut sequence = rig.pool.sequence(id).tokens(&prompt).expect("enough blocks");
+                tell.send(sequence.len()).expect("the test receives");
                 let _ = batch.append(&mut sequence, 12);
                 panic!("planted: before anything was stored");
             });
             thread.join().is_err()
         });
         assert!(died);
-        assert_eq!(told.recv().expect("sent"), 0, "a block was found that nobody computed");
+        assert_eq!(told.recv().expect("sent"), 0, "a block was found that was never computed");
     }
     assert_sound(&rig.pool, 0);
     let mut lane = Lane::new(&rig, rig.stream(StreamPriority::Usual), 7);

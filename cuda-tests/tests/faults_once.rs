@@ -1,5 +1,5 @@
-//! One call fails, and the device goes on: what was asked for is refused with an error or done another way, nothing is half done, and
-//! what is read afterwards is what was stored.
+//! One call fails, and the device keeps working: the operation fails with an error or takes another
+//! path, nothing is left half done, and reads return the stored bytes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use kvpool_cuda_tests::mock;
 
 const OUT_OF_MEMORY: i32 = 2;
 
-/// Calls that a step, a copy on write, or a move makes.
+/// Driver calls made by a step, a copy on write, or a move.
 const CALLS: [&str; 11] = [
     "cuEventCreate",
     "cuEventRecord",
@@ -28,7 +28,7 @@ const CALLS: [&str; 11] = [
     "cuMemAlloc_v2",
 ];
 
-/// Waits where the lane has as many steps in flight as it may have.
+/// Takes a step; waits first if the lane has its maximum of steps in flight.
 fn go_on(rig: &Rig, lane: &mut Lane) -> Result<(), Wrong> {
     lane.go_on(rig)?;
     while !lane.check()? && lane.is_full() {
@@ -65,7 +65,7 @@ fn a_call_that_fails_once_is_an_error_and_no_more() {
                 }
             }
             session.forget_injected();
-            assert!(!rig.pool.is_lost(), "{call}, {skip}: a pool that could go on was given up");
+            assert!(!rig.pool.is_lost(), "{call}, {skip}: the pool was lost although the device works");
         }
         for _ in 0..30 {
             lane.go_on(&rig)
@@ -84,13 +84,13 @@ fn a_call_that_fails_once_is_an_error_and_no_more() {
     assert!(refused >= 5 && compared > 10_000, "{refused} refused, {compared} compared");
 }
 
-/// A pool that cannot grow is as it was, and one that could not be built leaves nothing.
+/// A failed growth leaves the pool unchanged; a failed construction leaves nothing behind.
 #[test]
 fn memory_that_is_refused_changes_nothing() {
     let session = mock::session();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let device = Device::open(0).expect("the mock has a device");
-    // Frames so long that some more of them are more memory to map.
+    // The frames are so long that adding a few maps more memory.
     let layout = kvpool::storage::KvLayout::builder().layers(2).kv_heads(8).head_dim(256).block_tokens(64);
     let layout = layout.build().expect("a layout");
     let rig = Rig::new(&device, &Shape { layout, blocks: (8, 128), caches: false });
@@ -110,16 +110,16 @@ fn memory_that_is_refused_changes_nothing() {
             session.assert_no_leaks(&before);
         }
     }
-    runtime.block_on(rig.pool.resize(128)).expect("memory for all");
+    runtime.block_on(rig.pool.resize(128)).expect("enough memory");
     assert!(rig.storage().mapped_bytes() > mapped);
     runtime.block_on(rig.pool.resize(8)).expect("nothing is in use");
-    assert!(drained(|| rig.storage().mapped_bytes() == mapped), "memory that no block is in is given back");
+    assert!(drained(|| rig.storage().mapped_bytes() == mapped), "unused memory is released");
     std::thread::sleep(Duration::from_millis(5));
     session.assert_no_leaks(&before);
-    rig.pool.audit().expect("a sound pool");
+    rig.pool.audit().expect("a consistent pool");
 }
 
-/// Whoever gives a block up cannot be told no: it is scrubbed all the same, before anybody else has it.
+/// A release cannot fail: the blocks are scrubbed all the same, before they get new owners.
 #[test]
 fn what_is_given_up_is_scrubbed_though_a_call_fails() {
     let session = mock::session();
@@ -137,17 +137,17 @@ fn what_is_given_up_is_scrubbed_though_a_call_fails() {
         batch.append(&mut sequence, 3).expect("blocks");
         batch.finish();
         for at in planes {
-            // Not by way of the storage, which has no buffers yet.
-            // SAFETY: the plane's tiles; nobody else touches them now.
+            // Does not use the storage, which has no buffers yet.
+            // SAFETY: the plane's tiles; no other thread accesses them now.
             unsafe { result::memset_d8_sync(at.address, 0xA5, 9 * at.plane.frame_stride) }.expect("mapped");
         }
-        engine.synchronize().expect("a good device");
+        engine.synchronize().expect("a healthy device");
         let fills = session.calls("cuMemsetD8Async");
         session.fail_call(call, 0, OUT_OF_MEMORY);
         drop(sequence);
         session.forget_injected();
         assert!(!pool.is_lost(), "{call}");
-        assert!(session.calls("cuMemsetD8Async") > fills, "{call} was not asked for");
+        assert!(session.calls("cuMemsetD8Async") > fills, "{call} was not called");
         let mut read = vec![0; 9 * layout.packed_bytes()];
         let storage = pool.storage().expect("its own");
         // SAFETY: as above.
@@ -155,6 +155,6 @@ fn what_is_given_up_is_scrubbed_though_a_call_fails() {
         let clean =
             read.chunks(layout.packed_bytes()).filter(|frame| frame.iter().all(|&byte| byte == 0)).count();
         assert_eq!(clean, 1, "{call}");
-        pool.audit().expect("every block is accounted for");
+        pool.audit().expect("a consistent pool");
     }
 }

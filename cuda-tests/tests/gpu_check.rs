@@ -1,16 +1,16 @@
-//! `gpu_check` itself, on the mock driver: what it checks passes there, and what it would say of broken kernels it says.
+//! `gpu_check` itself, on the mock driver: its checks pass there, and it reports broken kernels.
 
 use kvpool_cuda_tests::mock::session;
 use kvpool_gpu_check::report::render;
 use kvpool_gpu_check::{Options, SECTIONS, run};
 
-/// Every section; the figures are the mock's, and say nothing.
+/// Runs every section; the figures are those of the mock, and meaningless.
 #[test]
 fn a_quick_run_passes() {
     let session = session();
     session.seed(11);
     let options = Options { quick: true, ..Options::default() };
-    let report = run(&options).expect("the mock is a driver").expect("which does not fail");
+    let report = run(&options).expect("the mock driver is found").expect("no device failure");
     let text = render(&report);
     println!("{text}");
     assert!(report.passed, "{text}");

@@ -1,5 +1,6 @@
-//! Graphs that read block tables: captured once, replayed while blocks move, the table patched in place before each launch. And
-//! captures of one thread while the pool is in full use on others.
+//! Graphs that read block tables: captured once, and replayed while blocks move, with the table
+//! patched in place before each launch. Also captures on one thread while other threads use the
+//! pool.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -12,7 +13,7 @@ use kvpool_cuda_tests::engine::{Buffers, Gather, Lane, Mark, Rig, Rows, Shape, d
 use kvpool_cuda_tests::mock::{self, Style};
 use kvpool_testkit::rng::Rng;
 
-/// Sequences in the table, and tokens of each.
+/// Number of sequences in the table, and number of tokens of each.
 const ROWS: usize = 4;
 const TOKENS: usize = 24;
 
@@ -20,10 +21,10 @@ fn ok(answer: CUresult) {
     assert_eq!(answer, CUresult::CUDA_SUCCESS);
 }
 
-/// What is enqueued by `enqueue`, as a graph.
+/// Returns the graph of the work that `enqueue` submits.
 fn captured(stream: &DeviceStream, mode: CUstreamCaptureMode, enqueue: impl FnOnce()) -> CUgraphExec {
     let (raw, mut graph, mut exec) = (stream.as_raw().cast(), std::ptr::null_mut(), std::ptr::null_mut());
-    // SAFETY: the stream lives; places are valid; the graph is destroyed once.
+    // SAFETY: the stream is alive; pointers are valid; the graph is destroyed once.
     unsafe {
         ok(sys::cuStreamBeginCapture_v2(raw, mode));
         enqueue();
@@ -34,7 +35,7 @@ fn captured(stream: &DeviceStream, mode: CUstreamCaptureMode, enqueue: impl FnOn
     exec
 }
 
-/// A sequence of tokens that nobody else has, stored by the host.
+/// Opens a sequence of unique tokens and stores their rows from the host.
 fn stored(
     rig: &Rig,
     rows: &mut Rows,
@@ -44,7 +45,7 @@ fn stored(
 ) -> Option<(Sequence, Vec<u32>)> {
     let mut sequence = rig.pool.sequence(SequenceId(id)).open().expect("a new id");
     let tokens: Vec<u32> = (0..count as u32).map(|at| (id as u32) << 8 | at).collect();
-    let mut batch = rig.pool.begin_batch_on(stream).expect("a good device");
+    let mut batch = rig.pool.begin_batch_on(stream).expect("a healthy device");
     batch.append(&mut sequence, count).ok()?;
     for layer in 0..rig.storage().layout().layers() {
         let [k, v] = [0, 1].map(|half| {
@@ -73,21 +74,22 @@ struct Replay<'a> {
 }
 
 impl Replay<'_> {
-    /// The whole table, as it is now.
+    /// Writes the whole table in its current state.
     fn fill(&mut self, sequences: &[(Sequence, Vec<u32>)]) {
-        let batch = self.rig.pool.begin_batch_on(&self.stream).expect("a good device");
+        let batch = self.rig.pool.begin_batch_on(&self.stream).expect("a healthy device");
         let rows = sequences.iter().map(|(sequence, _)| sequence);
         self.table.fill(&self.stream, &batch, rows).expect("a table of this size");
         self.since = batch.ticket();
         batch.finish();
     }
 
-    /// Patches the table and launches the graph, under a batch of its own.
+    /// Patches the table and launches the graph, in a batch of its own.
     fn launch(&mut self, exec: CUgraphExec, sequences: &[(Sequence, Vec<u32>)], must_patch: bool) {
-        let batch = self.rig.pool.begin_batch_on(&self.stream).expect("a good device");
+        let batch = self.rig.pool.begin_batch_on(&self.stream).expect("a healthy device");
         let mut entries: Vec<MovedEntry> = Vec::new();
         let rows = sequences.iter().map(|(sequence, _)| sequence);
-        let since = batch.moved_entries(rows.clone(), self.since, &mut entries).expect("of this pool");
+        let since =
+            batch.moved_entries(rows.clone(), self.since, &mut entries).expect("sequences of this pool");
         if matches!(since, Since::TooLong) {
             self.table.fill(&self.stream, &batch, rows).expect("a table of this size");
         } else if must_patch {
@@ -95,13 +97,14 @@ impl Replay<'_> {
         }
         self.patched += entries.len();
         self.since = batch.ticket();
-        // SAFETY: instantiated, and the stream lives.
+        // SAFETY: instantiated, and the stream is alive.
         ok(unsafe { sys::cuGraphLaunch(exec, self.stream.as_raw().cast()) });
-        batch.finish_on(&self.stream).map(drop).expect("a good device");
+        batch.finish_on(&self.stream).map(drop).expect("a healthy device");
     }
 }
 
-/// In how many replays other bytes were read than were stored, and how many entries were patched.
+/// Returns the number of replays that read other bytes than were stored, and the number of patched
+/// entries.
 fn replays(seed: u64, must_patch: bool) -> (usize, usize) {
     let session = mock::session();
     let device = Device::open(0).expect("the mock has a device");
@@ -124,7 +127,7 @@ fn replays(seed: u64, must_patch: bool) -> (usize, usize) {
         stored(&rig, rows, stream, id, count)
     };
     for _ in 0..ROWS {
-        sequences.push(add(&mut rows, &replay.stream, TOKENS).expect("room for all"));
+        sequences.push(add(&mut rows, &replay.stream, TOKENS).expect("enough blocks"));
     }
     replay.fill(&sequences);
 
@@ -135,7 +138,7 @@ fn replays(seed: u64, must_patch: bool) -> (usize, usize) {
     let at = pieces.next_multiple_of(16);
     let bytes = replay.gather.packed_bytes(ROWS, columns);
     // SAFETY: the buffer lives to the end.
-    unsafe { buffer.send(pieces, &replay.stream) }.expect("a good device");
+    unsafe { buffer.send(pieces, &replay.stream) }.expect("a healthy device");
     let exec = captured(&replay.stream, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL, || {
         let (raw, packed) = (replay.stream.as_raw().cast(), buffer.device + at as u64);
         // SAFETY: the table and the buffer live to the end.
@@ -148,27 +151,28 @@ fn replays(seed: u64, must_patch: bool) -> (usize, usize) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let (mut rng, mut wrong) = (Rng(seed), 0);
     for _ in 0..6 {
-        // One goes, and another comes that lies between fillers, which go as well: so there is something to move.
+        // Creates something to move: replaces one sequence by a new one that is stored between
+        // fillers, then frees the fillers.
         fillers.clear();
-        assert!(drained(|| rig.pool.stats().retired == 0), "all batches of the last round end");
+        assert!(drained(|| rig.pool.stats().retired == 0), "the batches of the last round have not ended");
         sequences.remove(rng.below(ROWS));
         fillers.extend((0..3).filter_map(|_| add(&mut rows, &replay.stream, 1 + rng.below(TOKENS / 2))));
-        sequences.push(add(&mut rows, &replay.stream, TOKENS).expect("room for all"));
+        sequences.push(add(&mut rows, &replay.stream, TOKENS).expect("enough blocks"));
         replay.fill(&sequences);
         fillers.clear();
-        runtime.block_on(rig.pool.defragment()).expect("a good device");
-        // What was left is written by others at once.
+        runtime.block_on(rig.pool.defragment()).expect("a healthy device");
+        // The vacated frames are overwritten at once.
         while let Some(filler) = add(&mut rows, &replay.stream, 1 + rng.below(2 * layout.block_tokens())) {
             fillers.push(filler);
         }
         replay.launch(exec, &sequences, must_patch);
-        let mark = Mark::behind(&replay.stream).expect("a good device");
-        assert!(drained(|| mark.is_reached().expect("a good device")));
+        let mark = Mark::behind(&replay.stream).expect("a healthy device");
+        assert!(drained(|| mark.is_reached().expect("a healthy device")));
         let tokens: Vec<Vec<u32>> = sequences.iter().map(|(_, tokens)| tokens.clone()).collect();
         let packed = &buffer.bytes()[at..][..bytes];
         wrong += usize::from(replay.gather.compare(packed, columns, &tokens, &mut rows).is_err());
     }
-    // SAFETY: instantiated once; nothing of it is under way.
+    // SAFETY: instantiated once; no launch of it is in flight.
     ok(unsafe { sys::cuGraphExecDestroy(exec) });
     (wrong, replay.patched)
 }
@@ -180,7 +184,7 @@ fn a_graph_reads_the_table_as_it_was_patched_before_its_launch() {
         let (wrong, entries) = replays(seed, true);
         assert_eq!(wrong, 0, "seed {seed}");
         patched += entries;
-        // The same without patching: that this is seen says that the replays could have been wrong.
+        // The same without patching: a wrong read shows that the replays can detect stale tables.
         stale += replays(seed, false).0;
     }
     assert!(patched > 10 && stale > 0, "{patched} entries patched, {stale} replays of stale tables seen");
@@ -196,7 +200,7 @@ fn a_capture_is_not_broken_by_a_pool_in_full_use() {
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("threads");
     let _entered = runtime.enter();
     let config = DefragConfig::new().threshold(0.0).interval(Duration::from_micros(300));
-    let defragmenter = rig.pool.start_defragmenter(config).expect("storage and a runtime");
+    let defragmenter = rig.pool.start_defragmenter(config).expect("a storage and a runtime");
     let (is_over, compared) = (AtomicBool::new(false), AtomicU64::new(0));
     let lane = Lane::new(&rig, rig.stream(StreamPriority::Usual), 5);
     let (stream, gather) = (rig.stream(StreamPriority::Usual), Gather::new(&rig.context, rig.storage()));
@@ -209,10 +213,10 @@ fn a_capture_is_not_broken_by_a_pool_in_full_use() {
     std::thread::scope(|scope| {
         let (rig, is_over) = (&rig, &is_over);
         let worker = scope.spawn(move || {
-            rig.context.bind_to_thread().expect("a good context");
-            // The engine's own calls are its own to excuse.
+            rig.context.bind_to_thread().expect("a valid context");
+            // The engine handles the capture mode of its own calls.
             let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-            // SAFETY: the place is valid.
+            // SAFETY: the pointer is valid.
             ok(unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) });
             let mut lane = lane;
             while !is_over.load(Ordering::SeqCst) {
@@ -233,14 +237,14 @@ fn a_capture_is_not_broken_by_a_pool_in_full_use() {
                 // SAFETY: never replayed.
                 unsafe { gather.enqueue(&table, 1, buffer.device, buffer.device, stream.as_raw().cast()) }
                     .expect("captured");
-                // Long enough for the watcher to have looked in between.
+                // Long enough for the watcher to poll in between.
                 std::thread::sleep(Duration::from_millis(5));
             });
             // SAFETY: instantiated once.
             ok(unsafe { sys::cuGraphExecDestroy(exec) });
         }
         is_over.store(true, Ordering::SeqCst);
-        worker.join().expect("the worker goes on beside captures");
+        worker.join().expect("the worker does not panic");
     });
     let totals = runtime.block_on(defragmenter.stop());
     let compared = compared.into_inner();

@@ -1,7 +1,9 @@
-//! The mock driver keeps CUDA's rules, and breaks whatever CUDA does not promise. Each test holds for one rule of
-//! `cuda-tests/mock`, over cudarc's own path; each would fail if the rule were not there.
+//! Tests that the mock driver keeps CUDA's rules, and violates every expectation that CUDA does not
+//! guarantee. Each test covers one rule of `cuda-tests/mock`, through cudarc, and fails without
+//! that rule.
 //!
-//! Schedules that chance has a part in run with several seeds; a failure prints the seed, and `KVPOOL_SEED` runs it alone.
+//! Tests with random schedules run with several seeds; a failure prints the seed, and `KVPOOL_SEED`
+//! runs that seed alone.
 
 #[path = "mock/capture.rs"]
 mod capture;

@@ -1,4 +1,5 @@
-//! What the pool does by itself in one batch, and somebody else in the next: in the order of the calls.
+//! Internal work of the pool in one batch and another user's work in the next: run in the order of
+//! the calls.
 
 use std::sync::Arc;
 use std::thread;
@@ -9,11 +10,12 @@ use kvpool::storage::{Dtype, Elements, ElementsMut, KvLayout};
 use kvpool::{Pool, SequenceId};
 use kvpool_cuda_tests::mock::{Style, session};
 
-/// A copy on write is still to come on one stream when another batch stores to the copy from the host: what was stored stays.
+/// A copy on write is still pending on one stream when another batch stores to the copy from the
+/// host: the stored rows remain.
 #[test]
 fn a_store_comes_behind_a_copy_on_write_of_another_batch() {
     let session = session();
-    let device = Device::open(0).expect("the mock's device");
+    let device = Device::open(0).expect("the mock has a device");
     let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(4).block_tokens(4).dtype(Dtype::F32);
     let layout = layout.build().expect("a small layout");
     let storage = CudaStorage::new(&device, layout.clone(), 9, 9).expect("memory for a few frames");
@@ -22,19 +24,20 @@ fn a_store_comes_behind_a_copy_on_write_of_another_batch() {
 
     let mut first = pool.sequence(SequenceId(1)).open().expect("a new id");
     let mut batch = pool.begin_batch();
-    batch.append(&mut first, 2).expect("room");
+    batch.append(&mut first, 2).expect("enough blocks");
     batch
         .store(&mut first, 0, 0..2, Elements::from(&rows[..8]), Elements::from(&rows[..8]))
         .expect("good rows");
     batch.finish();
 
     let stream = device.stream().expect("a stream");
-    // Nothing runs until both are enqueued; then all but the stream with the copy does, as long as it can.
+    // Nothing runs until both are enqueued; then every stream runs before the one with the copy, as
+    // long as possible.
     session.style(Style::Starve(stream.as_raw() as usize));
     session.pause();
     let mut fork = first.fork(SequenceId(2)).expect("a new id");
     let mut batch = pool.begin_batch_on(&stream).expect("a stream of the device");
-    let appended = batch.append(&mut fork, 1).expect("room");
+    let appended = batch.append(&mut fork, 1).expect("enough blocks");
     assert!(appended.copied.is_some(), "the tail is shared");
     let ended = batch.finish_on(&stream).expect("a stream of the device");
 
@@ -42,16 +45,16 @@ fn a_store_comes_behind_a_copy_on_write_of_another_batch() {
         let (pool, fork, rows) = (&pool, &mut fork, &rows);
         let storing = scope.spawn(move || {
             let mut batch = pool.begin_batch();
-            batch.append(fork, 1).expect("room");
+            batch.append(fork, 1).expect("enough blocks");
             let (k, v) = (Elements::from(&rows[8..]), Elements::from(&rows[8..]));
             batch.store(fork, 0, 2..4, k, v).expect("good rows");
         });
         thread::sleep(Duration::from_millis(300));
-        assert!(!storing.is_finished(), "the device stands");
+        assert!(!storing.is_finished(), "the device is paused");
         session.resume();
     });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
-    runtime.block_on(ended).expect("the device is well");
+    runtime.block_on(ended).expect("a healthy device");
 
     let (mut k, mut v) = (vec![0f32; 16], vec![0f32; 16]);
     let mut batch = pool.begin_batch();
@@ -59,5 +62,5 @@ fn a_store_comes_behind_a_copy_on_write_of_another_batch() {
     batch.finish();
     assert_eq!((k, v), (rows.clone(), rows));
     drop((first, fork));
-    pool.audit().expect("nothing is lost");
+    pool.audit().expect("a consistent pool");
 }

@@ -1,8 +1,11 @@
-//! A pool on a device whose streams run in every order that CUDA allows: what an engine reads is what it stored.
+//! A pool on a device whose streams run in every order that CUDA allows: an engine reads exactly
+//! the rows that it stored.
 //!
-//! Each seed is a schedule: a layout, a style of the mock, how far the device goes between two calls of the host. The machine
-//! is paused, one thread makes all calls, and it goes on when the watcher has told all that it could: so the same seed gives the
-//! same schedule. `KVPOOL_SCHEDULE_SEED` runs one alone, `KVPOOL_SCHEDULES` sets how many are run.
+//! Each seed is a schedule: a layout, a style of the mock, and the progress of the device between
+//! two calls of the host. The machine is paused, one thread makes all calls, and the machine is
+//! stepped once the watcher has made all callbacks that it can: so the same seed gives the same
+//! schedule. `KVPOOL_SCHEDULE_SEED` runs one seed alone, `KVPOOL_SCHEDULES` sets the number of
+//! schedules.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
@@ -12,16 +15,16 @@ use kvpool_cuda_tests::engine::{Lane, Rig, Shape, Wrong, drained, layout_of, pol
 use kvpool_cuda_tests::mock::{self, Session, Style};
 use kvpool_testkit::rng::Rng;
 
-/// Rounds of one schedule.
+/// Number of rounds of one schedule.
 const ROUNDS: usize = 60;
-/// Streams of a device that is open: the watcher's.
+/// Number of streams of an open device: the watcher's.
 const STREAMS: i64 = 1;
 
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name} is a number")))
 }
 
-/// Lets the machine run, whatever happens in between: what is dropped waits for it.
+/// Resumes the machine when dropped: the destructors of other values wait for it.
 struct Resumed<'a>(&'a Session);
 
 impl Drop for Resumed<'_> {
@@ -31,7 +34,7 @@ impl Drop for Resumed<'_> {
     }
 }
 
-/// What a schedule came to.
+/// Results of a schedule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Outcome {
     compared: u64,
@@ -40,7 +43,7 @@ struct Outcome {
 }
 
 fn schedule(session: &Session, device: &Device, seed: u64) -> Result<Outcome, Wrong> {
-    // The last one's streams may be held until the watcher has let go of them.
+    // The watcher may still hold streams of the previous schedule.
     let streams = mock::Kind::Stream as usize;
     assert!(
         drained(|| session.live()[streams] <= STREAMS && session.pending() == 0),
@@ -51,7 +54,8 @@ fn schedule(session: &Session, device: &Device, seed: u64) -> Result<Outcome, Wr
     let shape = Shape { layout: layout_of(rng.bits() % 1000), blocks: (20, 20), caches: seed % 4 != 3 };
     session.style(Style::Fifo);
     let rig = Rig::new(device, &shape);
-    // Compaction's stream is the one that starves only if the engine's are above it.
+    // Compaction's stream is the only starved one if all streams of the engine have higher
+    // priorities.
     let is_high = |lane: usize| matches!(seed % 6, 3 | 4) || (seed >> lane) & 1 == 0;
     let priority = |lane: usize| if is_high(lane) { StreamPriority::Highest } else { StreamPriority::Usual };
     let mut lanes: Vec<Lane> = (0..1 + rng.below(2))
@@ -59,7 +63,7 @@ fn schedule(session: &Session, device: &Device, seed: u64) -> Result<Outcome, Wr
         .collect();
     let mut run = None;
     let mut moved = 0;
-    assert!(drained(|| session.pending() == 0), "what was begun so far comes to its end");
+    assert!(drained(|| session.pending() == 0), "the work submitted so far has not ended");
     session.pause();
     session.seed(seed);
     let _resumed = Resumed(session);
@@ -76,7 +80,7 @@ fn schedule(session: &Session, device: &Device, seed: u64) -> Result<Outcome, Wr
         if lanes[lane].is_full() {
             // The engine waits for its oldest step.
             while !lanes[lane].check()? {
-                assert!(session.step(1 + rng.below(40) as u64) > 0, "the machine stands still");
+                assert!(session.step(1 + rng.below(40) as u64) > 0, "the machine makes no progress");
                 rig.quiet(session);
             }
         }
@@ -86,7 +90,7 @@ fn schedule(session: &Session, device: &Device, seed: u64) -> Result<Outcome, Wr
             Box::pin(async move { pool.defragment().await })
         });
         if let std::task::Poll::Ready(report) = poll(pending) {
-            moved += report.expect("nothing fails").moved_blocks as u64;
+            moved += report.expect("no failure").moved_blocks as u64;
             run = None;
         }
         session.step(rng.below(pace) as u64);
@@ -95,7 +99,7 @@ fn schedule(session: &Session, device: &Device, seed: u64) -> Result<Outcome, Wr
             lane.check()?;
         }
     }
-    // Everything is given up while the device is still at it.
+    // Everything is dropped while the device is still working.
     lanes.iter_mut().for_each(Lane::clear);
     while lanes.iter().any(|lane| !lane.is_idle()) {
         session.step(100);
@@ -107,7 +111,7 @@ fn schedule(session: &Session, device: &Device, seed: u64) -> Result<Outcome, Wr
     rig.quiet(session);
     while let Some(pending) = &mut run {
         if let std::task::Poll::Ready(report) = poll(pending) {
-            moved += report.expect("nothing fails").moved_blocks as u64;
+            moved += report.expect("no failure").moved_blocks as u64;
             run = None;
         }
         while session.step(1000) > 0 {}
@@ -115,11 +119,11 @@ fn schedule(session: &Session, device: &Device, seed: u64) -> Result<Outcome, Wr
     }
     let trace = session.trace();
     assert!(drained(|| lanes.iter_mut().all(|lane| lane.check().is_ok() && lane.finishes.is_empty())));
-    rig.pool.audit().expect("all sequences are gone");
+    rig.pool.audit().expect("a consistent pool without sequences");
     Ok(Outcome { compared: lanes.iter().map(|lane| lane.compared).sum(), moved, trace })
 }
 
-/// Opens the device anew where a schedule has broken it.
+/// Reopens the device if a schedule has broken it.
 fn opened(session: &Session, device: &mut Option<Device>) -> Device {
     if device.as_ref().is_none_or(|device| device.good().is_err()) {
         session.fail(0, 0);
@@ -153,7 +157,7 @@ fn what_is_read_is_what_was_stored() {
         };
         corrupt += 1;
         first.get_or_insert(format!("seed {seed}: {why}"));
-        // One schedule is enough to catch a planted bug.
+        // One failing schedule is enough to catch a planted bug.
         if std::env::var_os("KVPOOL_MUTANT").is_some() {
             println!("caught in schedule {seed}: {why}");
             break;
@@ -172,7 +176,10 @@ fn what_is_read_is_what_was_stored() {
         "of {total} schedules; the first, which KVPOOL_SCHEDULE_SEED repeats: {}",
         first.unwrap_or_default()
     );
-    assert!(total < 100 || (sum.moved > total && sum.compared > 100 * total), "{sum:?}: they do too little");
+    assert!(
+        total < 100 || (sum.moved > total && sum.compared > 100 * total),
+        "{sum:?}: the schedules do too little"
+    );
 }
 
 #[test]

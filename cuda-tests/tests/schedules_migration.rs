@@ -1,5 +1,6 @@
-//! Blocks leave the device and come back while an engine runs: cached ones to a pool of the host or of another device, and whole
-//! sequences. What is found again is what was stored, also where who asked for it went away in the middle.
+//! Blocks leave the device and come back while an engine runs: cached ones to a pool on the host or
+//! on another device, and whole sequences. Lookups return what was stored, even if a request was
+//! cancelled halfway.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +16,7 @@ use kvpool_testkit::rng::Rng;
 
 const ROUNDS: usize = 80;
 
-/// A pool for what leaves the first one, whose hashes are the same.
+/// Returns a second pool with the same hashes, as a target.
 fn other(device: Option<&Device>, layout: &KvLayout, key: HashKey) -> Pool {
     let builder = Pool::builder(layout.clone()).blocks(24).threads(1);
     let builder = builder.prefix_cache(PrefixConfig::new().key(key));
@@ -28,7 +29,7 @@ fn other(device: Option<&Device>, layout: &KvLayout, key: HashKey) -> Pool {
     builder.storage(storage).build().expect("a pool")
 }
 
-/// Waits where the lane has as many steps in flight as it may have.
+/// Takes a step; waits first if the lane has its maximum of steps in flight.
 fn go_on(rig: &Rig, lane: &mut Lane) -> Result<(), Wrong> {
     lane.go_on(rig)?;
     let start = Instant::now();
@@ -56,7 +57,7 @@ fn cached_blocks_that_left_are_what_they_were_when_they_are_back() {
         let mut rng = Rng(seed);
         for round in 0..ROUNDS {
             go_on(&rig, &mut lane).unwrap_or_else(|wrong| panic!("seed {seed}, round {round}: {wrong}"));
-            // Half of them go away in the middle.
+            // Half of them are cancelled halfway.
             let patience =
                 Duration::from_micros(if rng.below(2) == 0 { 2_000_000 } else { rng.below(600) as u64 });
             let prompt = Lane::prompt(rng.below(5) as u32, 12);
@@ -88,7 +89,8 @@ fn cached_blocks_that_left_are_what_they_were_when_they_are_back() {
     assert!(left > 20 && back > 5 && compared > 1000, "{left} left, {back} came back, {compared} compared");
 }
 
-/// A copy that somebody gave up has the sequence's id over there until it has come to its end.
+/// Migrates a sequence, and retries while a cancelled copy still holds the sequence's id in the
+/// target.
 async fn migrate(from: &Pool, sequence: Sequence, to: &Pool) -> (Sequence, MigrationReport) {
     let (mut sequence, start) = (sequence, Instant::now());
     loop {
@@ -122,7 +124,7 @@ fn sequences_go_from_device_to_device_and_to_the_host() {
         let tokens: Vec<u32> = (0..20).map(|_| rng.bits() as u32).collect();
         let stream = rig.stream(StreamPriority::Usual);
         let mut sequence = rig.pool.sequence(SequenceId(9)).open().expect("a new id");
-        let mut batch = rig.pool.begin_batch_on(&stream).expect("a good stream");
+        let mut batch = rig.pool.begin_batch_on(&stream).expect("a valid stream");
         batch.append(&mut sequence, tokens.len()).expect("blocks");
         for layer in 0..layout.layers() {
             let [k, v] = [0, 1].map(|half| {
@@ -132,11 +134,11 @@ fn sequences_go_from_device_to_device_and_to_the_host() {
             let k = Elements::new(dtype, &k).expect("whole elements");
             batch.store(&mut sequence, layer, 0..tokens.len(), k, v.expect("whole elements")).expect("rows");
         }
-        let ended = batch.finish_on(&stream).expect("a good stream");
-        runtime.block_on(ended).expect("a good device");
+        let ended = batch.finish_on(&stream).expect("a valid stream");
+        runtime.block_on(ended).expect("a healthy device");
         let mut here = rig.pool.clone();
         for to in pools {
-            // Somebody tries it and goes away: nothing has happened then.
+            // A cancelled attempt has no effect.
             let patience = Duration::from_micros(rng.below(400) as u64);
             let tried = runtime.block_on(async {
                 tokio::time::timeout(patience, here.replicate(&sequence, Target::Device(&to))).await

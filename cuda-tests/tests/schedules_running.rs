@@ -1,5 +1,6 @@
-//! The same engine while the machine runs by itself: lanes on threads of their own, a defragmenter in the background, and a pool
-//! that changes its size all the time. The operating system has a say in these schedules; a seed makes one likely.
+//! The same engine while the machine runs freely: lanes on threads of their own, a background
+//! defragmenter, and a pool that is resized all the time. The operating system affects these
+//! schedules; a seed makes one only likely.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -13,7 +14,7 @@ use kvpool_testkit::rng::Rng;
 const ROUNDS: usize = 150;
 const LANES: u64 = 2;
 
-/// Waits for the lane's oldest step if it has as many as it may have.
+/// Waits for the lane's oldest step if the lane has its maximum of steps in flight.
 fn go_on(rig: &Rig, lane: &mut Lane) -> Result<(), Wrong> {
     lane.go_on(rig)?;
     let start = Instant::now();
@@ -40,7 +41,7 @@ fn run(session: &Session, device: &Device, seed: u64) -> Result<(u64, u64, u64),
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("threads");
     let _entered = runtime.enter();
     let config = DefragConfig::new().threshold(0.0).interval(Duration::from_micros(300));
-    let defragmenter = rig.pool.start_defragmenter(config).expect("storage and a runtime");
+    let defragmenter = rig.pool.start_defragmenter(config).expect("a storage and a runtime");
     let (rig, at_work) = (&rig, AtomicUsize::new(streams.len()));
     let (mut compared, mut resized, mut wrong) = (0, 0, None);
     std::thread::scope(|scope| {
@@ -49,7 +50,7 @@ fn run(session: &Session, device: &Device, seed: u64) -> Result<(u64, u64, u64),
             .zip(streams)
             .map(|(number, stream)| {
                 scope.spawn(move || {
-                    rig.context.bind_to_thread().expect("a good context");
+                    rig.context.bind_to_thread().expect("a valid context");
                     let mut lane = Lane::new(rig, stream, number);
                     let outcome = (0..ROUNDS).try_for_each(|_| go_on(rig, &mut lane));
                     at_work.fetch_sub(1, Ordering::SeqCst);
@@ -74,7 +75,7 @@ fn run(session: &Session, device: &Device, seed: u64) -> Result<(u64, u64, u64),
             }
         }
         for lane in lanes {
-            match lane.join().expect("no lane panics") {
+            match lane.join().expect("lanes do not panic") {
                 Ok(rows) => compared += rows,
                 Err(error) => wrong = Some(error),
             }
@@ -112,6 +113,6 @@ fn what_is_read_is_what_was_stored_while_all_run() {
     println!("{seeds:?}: {} rows compared, {} blocks moved, {} changes of size", sum.0, sum.1, sum.2);
     assert!(
         seeds.end - seeds.start < 5 || (sum.0 > 10_000 && sum.1 > 10 && sum.2 > 10),
-        "{sum:?}: too little"
+        "{sum:?}: the runs do too little"
     );
 }

@@ -1,5 +1,5 @@
-//! Bytes on their way: between devices and the host, from an engine's memory on its stream, behind events, into tables that
-//! stay; and what of an engine's memory is refused.
+//! Transfers: between devices and the host, from an engine's memory on its stream, ordered after
+//! events, into tables that stay on the device; and refused ranges of an engine's memory.
 
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -34,14 +34,14 @@ fn bytes(count: usize, seed: u64) -> Vec<u8> {
 fn packed(storage: &dyn Storage, runs: &[Run]) -> Vec<u8> {
     let frames: u32 = runs.iter().map(|run| run.len).sum();
     let mut out = vec![0; frames as usize * storage.layout().packed_bytes()];
-    // SAFETY: nobody else has the frames.
-    unsafe { storage.pack(runs, &mut out) }.expect("frames that exist");
+    // SAFETY: no other thread uses the frames.
+    unsafe { storage.pack(runs, &mut out) }.expect("existing frames");
     out
 }
 
 fn unpack(storage: &dyn Storage, runs: &[Run], packed: &[u8]) {
-    // SAFETY: nobody else has the frames.
-    unsafe { storage.unpack(runs, packed) }.expect("frames that exist");
+    // SAFETY: no other thread uses the frames.
+    unsafe { storage.unpack(runs, packed) }.expect("existing frames");
 }
 
 fn layout(arrangement: Arrangement, parts: KvPlanes) -> KvLayout {
@@ -50,7 +50,7 @@ fn layout(arrangement: Arrangement, parts: KvPlanes) -> KvLayout {
     builder.arrangement(arrangement).parts(parts).build().expect("a small layout")
 }
 
-/// Frames of 10 MiB, longer than a buffer: 40 tokens of two layers.
+/// Returns a layout with frames of 10 MiB, longer than a buffer: 40 tokens of two layers.
 fn long(parts: KvPlanes) -> KvLayout {
     let builder = KvLayout::builder().layers(2).kv_heads(8).head_dim(4096).block_tokens(40);
     builder.dtype(Dtype::Bf16).parts(parts).build().expect("a layout")
@@ -77,23 +77,23 @@ fn frames_go_between_devices_and_the_host() {
         ];
         for target in targets {
             let (from, to) = ([run(4, 2), run(0, 1)], [run(1, 1), run(3, 2)]);
-            // SAFETY: nobody else has the frames.
+            // SAFETY: no other thread uses the frames.
             unsafe { target.receive(&*source, &from, &to) }.expect("the same packed form");
             assert_eq!(packed(&*target, &to), packed(&*source, &from), "{target:?}");
         }
-        // And back from the host.
+        // Copies back from the host.
         unpack(&host, &[run(0, 6)], &content);
-        // SAFETY: nobody else has the frames.
+        // SAFETY: no other thread uses the frames.
         unsafe { source.receive(&host, &[run(0, 6)], &[run(0, 6)]) }.expect("the same packed form");
         assert!(packed(&*source, &[run(0, 6)]) == content);
     });
     let other = made(&second, &long(KvPlanes::Separate));
     let source = made(&first, &here);
-    // SAFETY: refused.
+    // SAFETY: the call is refused.
     let refused = unsafe { other.receive(&*source, &[run(0, 1)], &[run(0, 1)]) };
     assert!(matches!(refused, Err(StorageError::OtherForm { .. })));
     let target = made(&second, &here);
-    // SAFETY: refused.
+    // SAFETY: the call is refused.
     let refused = unsafe { target.receive(&*source, &[run(0, 2)], &[run(0, 1)]) };
     assert_eq!(refused, Err(StorageError::RunsDiffer { from: 2, to: 1 }));
 }
@@ -111,14 +111,14 @@ fn frames_longer_than_a_buffer_go_in_parts() {
     assert!(packed(&source, &[run(0, 2)]) == content);
     for layout in [separate, joined] {
         let target = CudaStorage::new(&second, layout, 2, 2).expect("frames");
-        // SAFETY: nobody else has the frames.
+        // SAFETY: no other thread uses the frames.
         unsafe { target.receive(&source, &[run(0, 1), run(1, 1)], &[run(1, 1), run(0, 1)]) }
             .expect("one form");
         assert!(packed(&target, &[run(1, 1), run(0, 1)]) == content);
     }
 }
 
-/// Memory of the device that an engine allocated.
+/// Device memory allocated by an engine.
 struct Engine {
     context: Arc<CudaContext>,
     address: u64,
@@ -128,12 +128,13 @@ impl Engine {
     fn new(ordinal: usize, content: &[u8]) -> Self {
         let context = CudaContext::new(ordinal).expect("a device");
         context.bind_to_thread().expect("its context");
-        // SAFETY: so many bytes are allocated, and written at once.
+        // SAFETY: that many bytes are allocated, and written at once.
         let address = unsafe {
             let address = result::malloc_sync(content.len()).expect("memory");
             result::memcpy_htod_sync(address, content).expect("the bytes");
-            // From memory that is not pinned it may return before the bytes are there, and other streams do not wait for them.
-            result::ctx::synchronize().expect("a good device");
+            // From pageable memory the call may return before the bytes have arrived, and other
+            // streams do not wait for them.
+            result::ctx::synchronize().expect("a healthy device");
             address
         };
         Self { context, address }
@@ -147,7 +148,7 @@ impl Engine {
 fn read(context: &CudaContext, address: u64, count: usize) -> Vec<u8> {
     context.bind_to_thread().expect("the context");
     let mut bytes = vec![0u8; count];
-    // SAFETY: the tests read what they allocated.
+    // SAFETY: the tests read memory that they allocated.
     unsafe { result::memcpy_dtoh_sync(&mut bytes, address) }.expect("the bytes");
     bytes
 }
@@ -156,7 +157,7 @@ impl Drop for Engine {
     fn drop(&mut self) {
         self.context.bind_to_thread().expect("the context");
         // SAFETY: allocated in `new`.
-        unsafe { result::free_sync(self.address) }.expect("memory that was allocated");
+        unsafe { result::free_sync(self.address) }.expect("allocated memory");
     }
 }
 
@@ -168,7 +169,7 @@ fn rows_of_an_engine_are_stored_and_loaded_on_its_stream() {
     let host = HostStorage::new(layout.clone(), FRAMES, FRAMES).expect("frames");
     let stream = device.stream().expect("a stream");
     let slots: [i64; 4] = [5, -1, 22, 9];
-    // K and V of a token side by side, as a fused projection leaves them.
+    // K and V of a token are adjacent, as a fused projection writes them.
     let (elements, tokens) = (layout.row_elements(), slots.len());
     let values: Vec<f32> = (0..2 * tokens * elements).map(|at| (at as f32 - 60.0) * 0.37).collect();
     let raw: Vec<u8> = values.iter().flat_map(|value| value.to_ne_bytes()).collect();
@@ -188,21 +189,22 @@ fn rows_of_an_engine_are_stored_and_loaded_on_its_stream() {
             k_stride: 8 * elements,
             v_stride: 8 * elements,
         };
-        // SAFETY: nobody else has the frames or the rows, which live until the stream was settled.
+        // SAFETY: no other thread uses the frames or the rows, which live until the stream has
+        // settled.
         unsafe {
             storage.store_on(&stream, 1, of(&qkv), at.address, tokens).expect("rows");
             storage.load_on(&stream, 1, of(&loaded), at.address, tokens).expect("rows");
         }
-        storage.settle(&stream).expect("a good device");
+        storage.settle(&stream).expect("a healthy device");
         let (mut k, mut v) = (vec![0f32; tokens * elements], vec![0f32; tokens * elements]);
-        // SAFETY: one thread.
+        // SAFETY: only this thread uses the storage.
         unsafe {
             host.store(1, (&rows(0)).into(), (&rows(1)).into(), &slots).expect("rows");
             host.load(1, &slots, (&mut k).into(), (&mut v).into()).expect("rows");
         }
         assert!(
             packed(&storage, &[run(0, 6)]) == packed(&host, &[run(0, 6)]),
-            "codes and scales as on the host"
+            "codes and scales must equal those of the host"
         );
         let got = loaded.read(0, raw.len());
         for token in 0..tokens {
@@ -247,27 +249,31 @@ fn a_copy_behind_an_event_is_whole_when_it_is_said_to_be() {
         let content = bytes(FRAMES * layout.packed_bytes(), seed);
         unpack(&storage, &[run(0, 6)], &content);
         let (tell, told) = mpsc::channel();
-        // Several at once: each has buffers of its own.
+        // Two copies at a time: each has buffers of its own.
         for step in [FrameMove::new(FrameId(0), FrameId(3)), FrameMove::new(FrameId(1), FrameId(4))] {
             let tell = tell.clone();
-            let done = Box::new(move |outcome| tell.send(outcome).expect("the test waits"));
-            // SAFETY: nobody else has the frames.
+            let done = Box::new(move |outcome| tell.send(outcome).expect("the test receives"));
+            // SAFETY: no other thread uses the frames.
             unsafe { storage.copy_then(&[step], done) };
         }
         for _ in 0..2 {
-            told.recv_timeout(Duration::from_secs(10)).expect("told").expect("a good device");
+            told.recv_timeout(Duration::from_secs(10))
+                .expect("the callback is called")
+                .expect("a healthy device");
         }
         assert!(packed(&storage, &[run(3, 2)]) == packed(&storage, &[run(0, 2)]));
-        // On an engine's stream: in order with what is enqueued there.
+        // On an engine's stream: ordered with the work enqueued there.
         let stream = device.stream().expect("a stream");
-        // SAFETY: nobody else has the frames.
+        // SAFETY: no other thread uses the frames.
         unsafe {
             storage.copy_on(&stream, &[FrameMove::new(FrameId(2), FrameId(5))]).expect("a stream");
             storage.copy_on(&stream, &[FrameMove::new(FrameId(5), FrameId(0))]).expect("a stream");
         }
         let (tell, told) = mpsc::channel();
-        storage.after(&stream, Box::new(move |outcome| tell.send(outcome).expect("the test waits")));
-        told.recv_timeout(Duration::from_secs(10)).expect("told").expect("a good device");
+        storage.after(&stream, Box::new(move |outcome| tell.send(outcome).expect("the test receives")));
+        told.recv_timeout(Duration::from_secs(10))
+            .expect("the callback is called")
+            .expect("a healthy device");
         let all = packed(&storage, &[run(0, 1), run(5, 1), run(2, 1)]);
         let (first, rest) = all.split_at(layout.packed_bytes());
         assert!(first == &rest[..first.len()] && first == &rest[first.len()..]);
@@ -282,7 +288,7 @@ fn tables_are_filled_from_buffers_of_their_own_and_patched_in_place() {
     let pool = kvpool::Pool::builder(KvLayout::named("tiny").expect("a preset"))
         .blocks(64)
         .build()
-        .expect("a pool of the host, for its tables");
+        .expect("a host pool for its tables");
     let mut sequences: Vec<_> =
         (0..3).map(|id| pool.sequence(kvpool::SequenceId(id)).open().expect("a sequence")).collect();
     let block_tokens = pool.layout().block_tokens();
@@ -291,7 +297,7 @@ fn tables_are_filled_from_buffers_of_their_own_and_patched_in_place() {
         let mut table = DeviceTable::new(&device, 3, 8, 64).expect("a small table");
         let mut batch = pool.begin_batch();
         let mut want = Vec::new();
-        // Fills one after another, all enqueued before the first has run: the last is what stays.
+        // Successive fills, all enqueued before the first has run: the last one remains.
         for round in 0..3 {
             for (at, sequence) in sequences.iter_mut().enumerate() {
                 sequence.truncate(0).expect("a sequence");
@@ -339,7 +345,7 @@ fn tables_are_filled_from_buffers_of_their_own_and_patched_in_place() {
 fn settle(device: &Device, stream: &DeviceStream) {
     let storage =
         CudaStorage::new(device, KvLayout::named("tiny").expect("a preset"), 1, 1).expect("a frame");
-    storage.settle(stream).expect("a good device");
+    storage.settle(stream).expect("a healthy device");
 }
 
 #[test]
@@ -358,12 +364,12 @@ fn tensors_that_are_not_what_they_are_said_to_be_are_refused() {
             base: std::ptr::without_provenance_mut(base as usize),
             frame_stride: 64,
         });
-        // SAFETY: what is taken is the engine's, which outlives it.
+        // SAFETY: the planes are the engine's memory, which outlives the storage.
         unsafe { CudaStorage::adopt(&device, layout.clone(), &planes, 4, (), CudaConfig::default()) }
     };
     let good = adopt(engine.address, engine.address + 256).expect("good planes");
     assert_eq!((good.mapped_bytes(), good.planes()[1].address), (0, engine.address + 256));
-    let on = |k, v| adopt(k, v).expect_err("no such planes");
+    let on = |k, v| adopt(k, v).expect_err("invalid planes");
     let host_at = (host.as_ptr() as u64).next_multiple_of(16);
     assert!(matches!(on(engine.address, host_at), StorageError::PlaneNotOnDevice { plane: 1, .. }));
     assert_eq!(

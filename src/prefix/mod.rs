@@ -15,9 +15,10 @@
 //! for id in 0..2 {
 //!     // Shares the cached blocks of the prompt; the engine computes the rest.
 //!     let keys = PrefixKeys::new().salt(b"a secret of these tenants");
-//!     let mut sequence = pool.sequence(SequenceId(id)).tokens(&prompt).keys(keys).open()?;
+//!     let mut sequence = pool.sequence(SequenceId(id)).keys(keys).tokens(&prompt)?;
 //!     let mut batch = pool.begin_batch();
-//!     batch.append(&mut sequence, prompt.len() - sequence.len())?;
+//!     let missing = prompt.len() - sequence.len();
+//!     batch.append(&mut sequence, missing)?;
 //!     batch.finish(); // registers the full blocks
 //! }
 //! assert!(pool.prefix_cache().is_some_and(|cache| cache.stats().hit_blocks > 0));

@@ -1,4 +1,4 @@
-//! The frames of a layout in memory as a device would have them, and the reference beside them.
+//! The frames of a layout in memory, as a device would hold them, and the reference beside them.
 
 use kvpool::cuda::params::{Lane, PIECE_BYTES_MAX, Piece, unit};
 use kvpool::storage::{KvLayout, KvPlanes, PlaneKind, PlanePart, Scales};
@@ -29,8 +29,8 @@ pub struct Arena {
 }
 
 impl Arena {
-    /// Random bytes in every tile, poison between them. If `scattered`, planes lie as an engine's tensors might: in any order,
-    /// with more than a tile from frame to frame.
+    /// Fills tiles with random bytes, and the gaps with poison. If `scattered`, the planes lie as
+    /// an engine's tensors might: in any order, with a stride longer than a tile.
     pub fn new(layout: &KvLayout, scattered: bool, rng: &mut Rng) -> Self {
         let table = layout.planes(FRAMES).expect("a small layout");
         let mut bytes = table.bytes;
@@ -67,7 +67,7 @@ impl Arena {
         arena
     }
 
-    /// What the memory is when the frames' packed forms are these.
+    /// Returns the expected memory for these packed forms of the frames.
     fn image(&self, packed: &[u8]) -> Vec<u8> {
         let mut image = vec![POISON; self.memory.bytes().len()];
         for (frame, packed) in packed.chunks(self.layout.packed_bytes()).enumerate() {
@@ -81,7 +81,7 @@ impl Arena {
         image
     }
 
-    /// The memory is the reference's, byte for byte, and poison elsewhere.
+    /// Asserts that the memory equals the reference byte for byte, and poison elsewhere.
     #[track_caller]
     pub fn check(&self, what: &str) {
         let want = self.image(&self.reference.pack(&[ALL]));
@@ -97,7 +97,7 @@ impl Arena {
         self.memory.check_guards();
     }
 
-    /// The layout's planes, cut.
+    /// Returns the layout's planes, split into pieces.
     pub fn pieces(&mut self) -> Vec<Piece> {
         let address = self.memory.address();
         let (mut pieces, mut packed_at) = (Vec::new(), 0);
@@ -118,7 +118,7 @@ impl Arena {
         pieces
     }
 
-    /// Where a layer's K or V begin, or their scales; nothing where there are none.
+    /// Returns the lane of a layer's K or V or of their scales; a null lane if there is none.
     pub fn lane(&mut self, layer: usize, kind: PlaneKind, half: usize) -> Lane {
         let address = self.memory.address();
         let of_layer = |tile: &&Tile| tile.layer == layer && tile.kind == kind;
@@ -132,7 +132,7 @@ impl Arena {
         Lane { base: address + (tile.base + offset) as u64, frame_stride: tile.frame_stride as u64 }
     }
 
-    /// The static scales of a layer's K or V.
+    /// Returns the static scales of a layer's K or V.
     pub fn static_scales(&self, layer: usize, half: usize) -> &[f32] {
         let heads = self.layout.kv_heads();
         match self.layout.scales() {
@@ -147,7 +147,7 @@ impl Arena {
 /// Every frame.
 pub const ALL: Run = Run { start: FrameId(0), len: FRAMES as u32 };
 
-/// The unit of pieces alone.
+/// Returns the unit of the pieces alone.
 pub fn unit_of(pieces: &[Piece]) -> u32 {
     unit(pieces.iter().flat_map(|piece| [piece.base, piece.frame_stride, u64::from(piece.bytes)]))
 }

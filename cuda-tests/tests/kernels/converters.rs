@@ -50,7 +50,7 @@ fn every_half_has_its_code() {
     }
 }
 
-/// Where rounding goes wrong first: between neighbouring codes, and the floats right beside.
+/// The hardest cases for rounding: midpoints between neighbouring codes, and the adjacent floats.
 #[test]
 fn midpoints_go_to_even() {
     for dtype in CODES {
@@ -68,7 +68,7 @@ fn random_floats(seed: u64, count: usize) -> Vec<f32> {
     let mut rng = Rng(seed);
     let mut any = || {
         let bits = rng.bits();
-        // Any bits, or a value that the codes tell apart.
+        // Random bits, or a value in the range in which codes differ.
         if bits >> 63 == 0 { f32::from_bits(bits as u32) } else { (bits as i32) as f32 / (1 << 22) as f32 }
     };
     (0..count).map(|_| any()).collect()
@@ -84,7 +84,7 @@ fn random_floats_have_their_codes() {
 #[test]
 fn random_floats_narrow_to_the_nearest() {
     let mut values = random_floats(4, if cfg!(debug_assertions) { 500_000 } else { 4_000_000 });
-    // Midpoints of f16, and their neighbours, among subnormals and at the end too.
+    // Midpoints of f16 and the adjacent floats, subnormals and the largest included.
     for bits in 0..0x7C00u16 {
         let (low, high) = (f16::from_bits(bits).to_f32(), f16::from_bits(bits + 1).to_f32());
         let middle = if high.is_finite() { (low + high) / 2.0 } else { 65520.0 };

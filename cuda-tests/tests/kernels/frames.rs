@@ -23,7 +23,7 @@ fn copy(arena: &mut Arena, moves: &[FrameMove], rng: &mut Rng) {
         reserved: 0,
     };
     let (ctas, order) = any_launch(rng);
-    // SAFETY: frames that exist, in memory that the arena holds.
+    // SAFETY: the frames exist, in memory that the arena holds.
     unsafe { launch("kvp_copy", ctas, params, order) };
     arena.reference.copy(moves);
     arena.check("copy");
@@ -47,7 +47,7 @@ fn zero(arena: &mut Arena, frames: &[u32], rng: &mut Rng) {
     arena.check("zero");
 }
 
-/// Packs, or unpacks `packed`; packed frames lie some bytes apart.
+/// Packs the frames, or unpacks `unpacked`; packed frames have gaps between them.
 fn pack(arena: &mut Arena, frames: &[u32], unpacked: Option<&[u8]>, rng: &mut Rng) {
     let size = arena.layout.packed_bytes();
     let stride = size + [0, 1, 4, 16][rng.below(4)];
@@ -91,7 +91,7 @@ fn runs(frames: &[u32]) -> Vec<Run> {
     frames.iter().map(|&frame| Run { start: FrameId(frame), len: 1 }).collect()
 }
 
-/// Some frames in any order.
+/// Returns some frames in random order.
 fn any_frames(rng: &mut Rng) -> Vec<u32> {
     let mut frames: Vec<u32> = (0..FRAMES as u32).collect();
     (1..frames.len()).rev().for_each(|i| frames.swap(i, rng.below(i + 1)));
@@ -103,7 +103,7 @@ fn exercise(layout: &KvLayout, scattered: bool, rng: &mut Rng) {
     let mut arena = Arena::new(layout, scattered, rng);
     arena.check("new");
     let frames = any_frames(rng);
-    // The first half goes where the second half is; one source may have two destinations.
+    // Copies the first half to the second half; one source may have two destinations.
     let (sources, targets) = frames.split_at(frames.len() / 2);
     if !sources.is_empty() {
         let from = |index: usize| FrameId(sources[index % sources.len()]);
@@ -125,14 +125,14 @@ fn frames_are_the_references() {
     }
 }
 
-/// A launch of nothing divides by nothing and writes nothing.
+/// A launch without jobs does not divide by zero and writes nothing.
 #[test]
 fn nothing_to_do_is_done() {
     let mut rng = Rng(1);
     for order in [Order::ASCENDING, Order::DESCENDING] {
         for (n_pieces, n_moves) in [(0, 0), (0, 3), (3, 0)] {
             let copy = CopyParams { pieces: 0, moves: 0, n_pieces, n_moves, unit: 16, reserved: 0 };
-            // SAFETY: no jobs, and so no access.
+            // SAFETY: no jobs, so no accesses.
             unsafe { launch("kvp_copy", 1 + rng.below(4) as u32, copy, order) };
         }
     }

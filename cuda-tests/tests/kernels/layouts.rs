@@ -1,21 +1,21 @@
-//! The layouts that the tests go through: every dtype, part, arrangement and kind of scales, and shapes that divide by 16,
-//! by 4 and by nothing.
+//! The layouts under test: every dtype, part, arrangement and kind of scales, and shapes divisible
+//! by 16, by 4, and by neither.
 
 use kvpool::Dtype;
 use kvpool::storage::{Arrangement, KvLayout, KvPlanes, Scales};
 use kvpool_testkit::rng::Rng;
 
-/// Layers, heads, head dimension, tokens of a block.
+/// Layers, heads, head dimension, tokens per block.
 const SHAPES: [(usize, usize, usize, usize); 6] = [
-    (2, 3, 5, 3),    // divides by nothing
-    (1, 2, 12, 7),   // codes divide by 4
-    (2, 2, 64, 16),  // eight lanes a head
+    (2, 3, 5, 3),    // divisible by neither
+    (1, 2, 12, 7),   // codes divisible by 4
+    (2, 2, 64, 16),  // eight lanes per head
     (1, 5, 80, 4),   // ten steps on sixteen lanes
     (1, 1, 272, 16), // longer than a warp's step
     (1, 8, 128, 16), // tiles of several pieces in f32
 ];
 
-/// Every layout of every shape.
+/// Returns every layout of every shape.
 pub fn layouts() -> Vec<KvLayout> {
     let mut rng = Rng(7);
     let mut layouts = Vec::new();
@@ -25,7 +25,8 @@ pub fn layouts() -> Vec<KvLayout> {
                 for arrangement in [Arrangement::LayerFirst, Arrangement::BlockFirst] {
                     for scales in ["unit", "per head", "dynamic"] {
                         let is_possible = scales == "unit" || dtype.is_quantised();
-                        // Not optimised, the whole would take minutes: every fourth, and so of each kind some.
+                        // Unoptimized, the full list would take minutes: takes every fourth at
+                        // random, so that every kind occurs.
                         let is_due = !cfg!(debug_assertions) || rng.below(4) == 0;
                         if is_possible && is_due {
                             layouts.push(layout(shape, dtype, parts, arrangement, scales, &mut rng));
@@ -53,7 +54,7 @@ fn layout(
     };
     let (heads, halves) = if parts == KvPlanes::Latent { (1, 1) } else { (heads, 2) };
     let mut table = |count: usize| -> Box<[f32]> {
-        // Most are no powers of two, so that the rounding of the inverse shows.
+        // Most are not powers of two, so that the rounding of the inverse matters.
         (0..count).map(|_| (1 + rng.below(1000)) as f32 / 777.0).collect()
     };
     let scales = match scales {
@@ -61,5 +62,5 @@ fn layout(
         "dynamic" => Scales::PerTokenHead,
         _ => Scales::Unit,
     };
-    builder.arrangement(arrangement).scales(scales).build().expect("a layout that can be built")
+    builder.arrangement(arrangement).scales(scales).build().expect("a valid layout")
 }

@@ -1,5 +1,6 @@
-//! The kernels against the scalar reference: random data with the odd floats, every layout, several grids and orders of
-//! CTAs. Every byte of the memory is compared after every launch, also those that no tile has, and those around buffers.
+//! The kernels against the scalar reference: random data with special floats, every layout, several
+//! grids and orders of CTAs. After every launch all bytes of the memory are compared, including
+//! those outside tiles and around buffers.
 
 mod arena;
 mod buffer;

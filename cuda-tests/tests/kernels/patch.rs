@@ -30,7 +30,7 @@ fn entries_and_nothing_else_are_patched() {
             n: entries.len() as u32,
         };
         let (ctas, order) = any_launch(&mut rng);
-        // SAFETY: the entries are of the table, and each is of a place of its own.
+        // SAFETY: the entries are in the table, and all have distinct places.
         unsafe { launch("kvp_patch", ctas, params, order) };
         assert_eq!(table.bytes(), Buffer::of_values(&want).bytes(), "seed {seed}");
         table.check_guards();

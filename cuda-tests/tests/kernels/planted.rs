@@ -1,14 +1,16 @@
-//! Planted mistakes, which the sanitizers must name: each is made in a process of its own, which must not live.
+//! Planted errors that the sanitizers must report: each is made in a process of its own, which must
+//! fail.
 
 use std::process::Command;
 
 use kvpool::cuda::params::{CopyParams, Lane, Move, Piece, RowsParams};
 use kvpool_cuda_tests::host::{Order, launch};
 
-/// Names the mistake that a child makes.
+/// Names the error that a child makes.
 const PLANTED: &str = "KVPOOL_PLANTED";
 
-/// A store of one row to `slot` of a heap block of four, from `skew` bytes into a row of the caller.
+/// Stores one row to `slot` of a heap allocation of four slots, from `skew` bytes into a row of the
+/// caller.
 fn store(slot: i64, skew: usize, unit: u32) {
     let mut rows = vec![0u64; 16];
     let mut frames = vec![0u64; 32];
@@ -28,12 +30,12 @@ fn store(slot: i64, skew: usize, unit: u32) {
         n_tokens: 1,
         unit,
     };
-    // SAFETY: it is not: that is what the sanitizer is to say.
+    // SAFETY: violated on purpose: the sanitizer must report it.
     unsafe { launch("kvp_store", 1, params, Order::ASCENDING) };
     std::hint::black_box((&rows, &frames));
 }
 
-/// A copy to a frame that is one too far.
+/// Copies to a frame one past the end.
 fn copy() {
     let mut frames = vec![0u64; 32];
     let base = frames.as_mut_ptr().expose_provenance() as u64;
@@ -52,7 +54,7 @@ fn copy() {
     std::hint::black_box(&frames);
 }
 
-/// Makes the mistake in a child, whose report must name `report` and a file of the kernels.
+/// Makes the error in a child, whose report must contain `report` and a file of the kernels.
 fn expect(mistake: &str, report: &str) {
     if !cfg!(kvpool_sanitize) {
         eprintln!("SKIPPED: {mistake} is only caught under sanitizers: run cuda-tests/sanitize.sh");
@@ -64,27 +66,27 @@ fn expect(mistake: &str, report: &str) {
         .output()
         .expect("the child starts");
     let stderr = String::from_utf8_lossy(&child.stderr);
-    assert!(!child.status.success(), "{mistake} was not noticed");
-    assert!(stderr.contains(report), "{mistake}: no word of {report} in {stderr}");
+    assert!(!child.status.success(), "{mistake} was not detected");
+    assert!(stderr.contains(report), "{mistake}: {report} is missing in {stderr}");
     assert!(
         stderr.contains("bytes.h") || stderr.contains("vector.h"),
-        "{mistake}: no line named in {stderr}"
+        "{mistake}: no source line in {stderr}"
     );
 }
 
-/// Makes the mistake that the environment names; without one, none.
+/// Makes the error that the environment variable names; none without it.
 #[test]
 fn child() {
     match std::env::var(PLANTED).as_deref() {
         Ok("slot") => store(4, 0, 4),
         Ok("vector") => store(0, 8, 16),
         Ok("frame") => copy(),
-        // The same calls, and nothing wrong with them: it is the mistake that is reported.
+        // The same calls without an error: the reports are caused by the errors alone.
         Ok("none") | Err(_) => {
             store(3, 0, 4);
             store(1, 8, 4);
         }
-        Ok(other) => panic!("no mistake of the name {other}"),
+        Ok(other) => panic!("there is no error named {other}"),
     }
 }
 

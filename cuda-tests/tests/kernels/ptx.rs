@@ -1,4 +1,4 @@
-//! The PTX in the repository has every kernel, and each takes the struct that the host passes.
+//! The PTX in the repository contains every kernel, and each takes the struct that the host passes.
 
 use kvpool::Dtype;
 use kvpool::cuda::params::{CopyParams, PackParams, PatchParams, QuantParams, RowsParams, ZeroParams};
@@ -9,7 +9,7 @@ const PTX: [(&str, &str); 2] = [
     ("sm_90", include_str!("../../../kernels/ptx/kvpool.sm90.ptx")),
 ];
 
-/// Every kernel, and the bytes of its struct.
+/// Returns every kernel with the size of its parameter struct.
 fn kernels() -> Vec<(String, usize)> {
     let mut kernels: Vec<(String, usize)> = [
         ("kvp_copy", size_of::<CopyParams>()),
@@ -37,10 +37,10 @@ fn every_kernel_is_there_with_its_struct() {
         assert!(text.contains(".version 8.0\n"), "older drivers refuse newer PTX");
         assert!(text.contains(&format!(".target {target}\n")), "{target}");
         for (name, bytes) in kernels() {
-            assert!(text.contains(&format!(".entry {name}(\n")), "{target} has no {name}");
+            assert!(text.contains(&format!(".entry {name}(\n")), "{target} lacks {name}");
             let parameter = format!("{name}_param_0[{bytes}]\n");
-            assert!(text.contains(&parameter), "{name} of {target} takes another struct");
+            assert!(text.contains(&parameter), "{name} of {target} has a parameter of another size");
         }
-        assert_eq!(text.matches(".entry ").count(), kernels().len(), "{target} has more kernels");
+        assert_eq!(text.matches(".entry ").count(), kernels().len(), "{target} has unknown kernels");
     }
 }

@@ -1,4 +1,4 @@
-//! Rows of single tokens: stored and loaded as they are, turned into codes and back.
+//! Rows of single tokens: stored and loaded unconverted, converted to codes and back.
 
 use kvpool::Dtype;
 use kvpool::cuda::params::{
@@ -13,7 +13,7 @@ use crate::arena::{Arena, FRAMES};
 use crate::buffer::{Buffer, POISON, any_launch, any_unit};
 use crate::layouts::layouts;
 
-/// What a value may be, apart from the usual: what rounds, saturates or is no number.
+/// Special values: values that round or saturate, infinities and NaN.
 const ODD: [f32; 12] = [
     0.0,
     -0.0,
@@ -40,7 +40,7 @@ struct Outside {
 impl Outside {
     fn new(dtype: Dtype, elements: usize, tokens: usize, rng: &mut Rng) -> Self {
         let row = elements * dtype.bytes();
-        // Elements at multiples of their size.
+        // Elements are aligned to their size.
         let odd = dtype.bytes() * rng.below(3);
         let stride = row + if rng.below(2) == 0 { 16 * rng.below(3) } else { odd };
         let skew = if rng.below(3) == 0 { odd } else { 0 };
@@ -58,20 +58,20 @@ impl Outside {
         Rows { dtype: self.dtype, bytes: rows.flat_map(|row| row[..self.row].to_vec()).collect() }
     }
 
-    /// The gaps are as they were.
+    /// Asserts that the gaps are unchanged.
     fn check_gaps(&self) {
         for row in self.buffer.bytes().chunks(self.stride) {
-            assert!(row[self.row..].iter().all(|&byte| byte == POISON), "written between rows");
+            assert!(row[self.row..].iter().all(|&byte| byte == POISON), "the gap after a row was written");
         }
         self.buffer.check_guards();
     }
 }
 
-/// Random rows: bits of any kind, usual values, and odd ones.
+/// Returns random rows: random bits, typical values, and special ones.
 fn any_rows(dtype: Dtype, elements: usize, rng: &mut Rng) -> Rows {
     let mut bytes = rng.bytes(elements * dtype.bytes());
     if !dtype.is_quantised() {
-        // A factor a batch, so that dynamic scales are of all sizes, the smallest too.
+        // One factor per batch, so that dynamic scales of all sizes occur, the smallest too.
         let factor = [1.0, 1e-30, 1e20, 300.0, 0.01, 0.0, 1e-39][rng.below(7)];
         for bytes in bytes.chunks_mut(dtype.bytes()) {
             match rng.below(16) {
@@ -84,7 +84,7 @@ fn any_rows(dtype: Dtype, elements: usize, rng: &mut Rng) -> Rows {
     Rows { dtype, bytes }
 }
 
-/// Unique slots in any order, some of them padding.
+/// Returns unique slots in random order, some of them padding.
 fn any_slots(layout: &KvLayout, rng: &mut Rng) -> Vec<i64> {
     let mut slots: Vec<i64> = (0..(FRAMES * layout.block_tokens()) as i64).collect();
     (1..slots.len()).rev().for_each(|i| slots.swap(i, rng.below(i + 1)));
@@ -99,11 +99,11 @@ fn any_slots(layout: &KvLayout, rng: &mut Rng) -> Vec<i64> {
 
 struct Launch {
     params: QuantParams,
-    /// What the addresses in it are of.
+    /// Buffers that the parameters point to.
     _keeps: [Buffer; 3],
 }
 
-/// Everything but the unit, which is the widest.
+/// Prepares the parameters, with the widest unit.
 fn prepare(arena: &mut Arena, layer: usize, slots: &[i64], sides: &mut [Outside]) -> Launch {
     let layout = arena.layout.clone();
     let mut slots_at = Buffer::of_values(slots);
@@ -160,7 +160,7 @@ fn sides(arena: &Arena, dtype: Dtype, tokens: usize, rng: &mut Rng) -> Vec<Outsi
 fn run(raw: &str, converting: &str, is_converted: bool, mut launched: Launch, rng: &mut Rng) {
     let (ctas, order) = any_launch(rng);
     launched.params.rows.unit = any_unit(launched.params.rows.unit, rng);
-    // SAFETY: slots that exist and are unique, rows of as many tokens, in memory that the caller holds.
+    // SAFETY: the slots exist and are unique, each has a row, and the caller holds the memory.
     unsafe {
         if is_converted {
             launch(converting, ctas, launched.params, order);
@@ -186,7 +186,7 @@ fn store(arena: &mut Arena, dtype: Dtype, rng: &mut Rng) {
 
     for (half, rows) in rows.iter().enumerate() {
         arena.reference.store(layer, half, rows, &slots);
-        assert!(&sides[half].rows() == rows, "a store wrote its rows");
+        assert!(&sides[half].rows() == rows, "a store changed the caller's rows");
         sides[half].check_gaps();
     }
     arena.check(&format!("store {dtype}"));
@@ -196,7 +196,7 @@ fn load(arena: &mut Arena, dtype: Dtype, rng: &mut Rng) {
     let layout = arena.layout.clone();
     let layer = rng.below(layout.layers());
     let mut slots = any_slots(&layout, rng);
-    // Several may be loaded from one.
+    // Several tokens may be loaded from one slot.
     let again = slots[0];
     slots.push(again);
     let mut sides = sides(arena, dtype, slots.len(), rng);
@@ -222,7 +222,7 @@ fn rows_are_the_references() {
         let mut rng = Rng(1000 + index as u64);
         let mut arena = Arena::new(layout, index % 3 == 1, &mut rng);
         for dtype in arena.reference.dtypes() {
-            // The bytes of the frames are random at first, scales too: a load before a store.
+            // Load before any store: the bytes of the frames, scales included, are random.
             load(&mut arena, dtype, &mut rng);
             store(&mut arena, dtype, &mut rng);
             load(&mut arena, dtype, &mut rng);

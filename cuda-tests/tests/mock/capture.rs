@@ -1,4 +1,4 @@
-//! Captures: what disturbs them, and what a replay does.
+//! Captures: the calls that invalidate them, and the effects of a replay.
 
 use std::sync::Arc;
 
@@ -15,15 +15,15 @@ fn end(stream: &Arc<CudaStream>) -> Result<CudaGraph, DriverError> {
     stream.end_capture(sys::CUgraphInstantiate_flags(0)).map(|graph| graph.expect("a graph"))
 }
 
-/// Asks the event from another thread, whose mode is `mode`.
+/// Queries the event from another thread, whose mode is `mode`.
 fn ask_elsewhere(event: &CudaEvent, mode: CUstreamCaptureMode) -> Result<bool, DriverError> {
     std::thread::scope(|scope| {
         scope
             .spawn(|| {
                 let mut mode = mode;
-                // SAFETY: the mode is this frame's.
+                // SAFETY: the mode is a local variable.
                 unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) }.result()?;
-                assert_eq!(mode, CU_STREAM_CAPTURE_MODE_GLOBAL, "every thread's mode at first");
+                assert_eq!(mode, CU_STREAM_CAPTURE_MODE_GLOBAL, "the initial mode of every thread");
                 event.try_is_complete()
             })
             .join()
@@ -43,10 +43,10 @@ fn an_event_query_elsewhere_breaks_a_global_capture_alone_and_only_from_global_m
             stream.begin_capture(captured).unwrap();
             fill(&stream, at, 1, 16).unwrap();
             let asked = ask_elsewhere(&event, asking);
-            assert_eq!(asked.is_err(), breaks, "a {captured:?} capture, asked in {asking:?}: {asked:?}");
+            assert_eq!(asked.is_err(), breaks, "a {captured:?} capture, queried in {asking:?}: {asked:?}");
             let ended = end(&stream).err().map(|error| error.0);
             let expected = breaks.then_some(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
-            assert_eq!(ended, expected, "a {captured:?} capture, asked in {asking:?}");
+            assert_eq!(ended, expected, "a {captured:?} capture, queried in {asking:?}");
         }
     }
 }
@@ -75,13 +75,13 @@ fn what_waits_or_allocates_breaks_a_capture() {
     let (stream, other) = (gpu.stream(), gpu.stream());
     type Break<'a> = &'a dyn Fn() -> CUresult;
     let allocate = || {
-        // SAFETY: a context is current; it is refused.
+        // SAFETY: a context is current; the call is refused.
         unsafe { cudarc::driver::result::malloc_sync(64) }
             .map_or_else(|error| error.0, |_| CUresult::CUDA_SUCCESS)
     };
     let breaks: [(&str, Break); 5] = [
         ("a wait for another stream", &|| code(other.synchronize())),
-        ("a wait for all", &|| code(gpu.context.synchronize())),
+        ("a wait for the context", &|| code(gpu.context.synchronize())),
         ("a wait for the stream", &|| code(stream.synchronize())),
         ("an allocation", &allocate),
         ("a host function", &|| code(host_call(&stream, || ()))),
@@ -173,7 +173,7 @@ fn launches_of_one_graph_come_one_after_another() {
     let graph = end(&stream).unwrap();
     for_each_seed(&gpu.mock, 40, |_| {
         for stream in [&stream, &other] {
-            // SAFETY: the graph lives; cudarc's own launch knows but one stream.
+            // SAFETY: the graph is alive; cudarc's own launch allows only one stream.
             unsafe { cudarc::driver::result::graph::launch(graph.cu_graph_exec(), stream.cu_stream()) }
                 .unwrap();
         }

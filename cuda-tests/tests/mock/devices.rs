@@ -22,7 +22,7 @@ fn devices_are_what_a_test_says() {
         third.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED);
     assert_eq!(supported.unwrap(), 0);
     let mut version = 0;
-    // SAFETY: the place is this frame's.
+    // SAFETY: the pointer is to a local variable.
     unsafe { sys::cuDriverGetVersion(&mut version) }.result().unwrap();
     assert_eq!(version, 12040);
     gpu.mock.set_devices(2);
@@ -60,7 +60,7 @@ fn a_function_is_found_where_ptx_and_host_have_it() {
     let gpu = gpu();
     let module = gpu.context.load_module(cudarc::nvrtc::Ptx::from_src(PROBES)).unwrap();
     assert!(module.load_function("kvp_probe_read").is_ok());
-    // The host has kvp_copy, this PTX has not.
+    // The host has kvp_copy; this PTX does not.
     assert_eq!(module.load_function("kvp_copy").unwrap_err().0, CUresult::CUDA_ERROR_NOT_FOUND);
     assert_eq!(module.load_function("kvp_probe").unwrap_err().0, CUresult::CUDA_ERROR_NOT_FOUND);
 }
@@ -79,7 +79,7 @@ fn a_launch_that_cannot_be_is_refused() {
         "another device's stream"
     );
     let event = gpu.context.new_event(None).unwrap();
-    // SAFETY: both handles live.
+    // SAFETY: both handles are alive.
     let recorded = unsafe { result::event::record(event.cu_event(), other.cu_stream()) };
     assert_eq!(code(recorded), CUresult::CUDA_ERROR_INVALID_HANDLE, "an event of another device");
 }
@@ -120,11 +120,11 @@ fn peers_copy_by_their_contexts_or_after_access_was_given() {
     assert_eq!(there.clone_dtoh(&to).unwrap(), [7; 100]);
 
     let mut can = 0;
-    // SAFETY: the place is this frame's.
+    // SAFETY: the pointer is to a local variable.
     unsafe { sys::cuDeviceCanAccessPeer(&mut can, 0, 1) }.result().unwrap();
     assert_eq!(can, 1);
     here.context().bind_to_thread().unwrap();
-    // SAFETY: the other context lives.
+    // SAFETY: the other context is alive.
     unsafe { sys::cuCtxEnablePeerAccess(other.cu_ctx(), 0) }.result().unwrap();
     copy(&here, target, source, 50).unwrap();
     here.synchronize().unwrap();

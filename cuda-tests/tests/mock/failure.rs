@@ -1,4 +1,4 @@
-//! A device that fails, and calls that are made to.
+//! Devices that fail, and calls that are made to fail.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
@@ -39,9 +39,9 @@ fn a_failure_is_for_good_and_its_host_functions_are_never_called() {
     }
     std::thread::sleep(Duration::from_millis(40));
     assert!(!called.load(Ordering::Acquire), "a failed device called a host function");
-    assert_eq!(gpu.mock.step(1), 0, "a failed device does no step");
+    assert_eq!(gpu.mock.step(1), 0, "a failed device runs no step");
 
-    // Another device goes on.
+    // The other device still works.
     let other = CudaContext::new(1).unwrap();
     let stream = other.new_stream().unwrap();
     let there = stream.clone_htod(&[1_u8; 16]).unwrap();
@@ -142,7 +142,7 @@ fn memory_allocated_in_a_stream_is_there_when_the_stream_is() {
         gpu.mock.style(style);
         gpu.mock.pause();
         gpu.context.bind_to_thread().unwrap();
-        // SAFETY: the stream lives.
+        // SAFETY: the stream is alive.
         let at = unsafe { cudarc::driver::result::malloc_async(a.cu_stream(), 64) }.unwrap();
         if waits {
             b.join(&a).unwrap();

@@ -1,4 +1,5 @@
-//! A device for a test: cudarc's context, and calls by address, so that a test says what it does and in which stream.
+//! A device for tests: cudarc's context, and calls by address, so that a test states each operation
+//! and its stream.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -7,7 +8,7 @@ use cudarc::driver::sys::{self, CUresult};
 use cudarc::driver::{CudaContext, CudaStream, DriverError, result};
 use kvpool_cuda_tests::mock::{Session, session};
 
-/// As `ProbeParams` of kernels/probes.cu.
+/// Same as `ProbeParams` of kernels/probes.cu.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Probe {
@@ -25,14 +26,14 @@ pub struct Gpu {
     pub mock: Session,
 }
 
-/// A test that ends, or panics, with the device paused would wait for it in its destructors.
+/// Resumes the device: the destructors of a test that ends or panics while it is paused would wait.
 impl Drop for Gpu {
     fn drop(&mut self) {
         self.mock.resume();
     }
 }
 
-/// Device 0, with a turn of this test's own.
+/// Opens device 0, with a session of this test's own.
 pub fn gpu() -> Gpu {
     let mock = session();
     let context = CudaContext::new(0).unwrap();
@@ -48,7 +49,7 @@ impl Gpu {
         self.context.new_stream().unwrap()
     }
 
-    /// `bytes` of device memory, all of them 0.
+    /// Allocates `bytes` of device memory, all 0.
     pub fn memory(&self, bytes: usize) -> u64 {
         self.context.bind_to_thread().unwrap();
         // SAFETY: a context is current.
@@ -61,24 +62,25 @@ impl Gpu {
     }
 
     pub fn free(&self, at: u64) {
-        // SAFETY: a test frees what `memory` gave it, once.
+        // SAFETY: a test frees each result of `memory` once.
         unsafe { result::free_sync(at) }.unwrap();
     }
 
-    /// What device memory holds, when all is done that is enqueued in `stream`.
+    /// Returns the content of device memory once all work enqueued in `stream` is done.
     pub fn read(&self, stream: &CudaStream, at: u64, bytes: usize) -> Vec<u8> {
         self.mock.resume();
         let mut read = vec![0; bytes];
         stream.context().bind_to_thread().unwrap();
-        // SAFETY: pageable memory: the copy is done at the return.
+        // SAFETY: pageable memory: the copy is done when the call returns.
         unsafe { result::memcpy_dtoh_async(&mut read, at, stream.cu_stream()) }.unwrap();
         read
     }
 
-    /// Pinned memory of `bytes`, all of them 0.
+    /// Allocates `bytes` of pinned memory, all 0.
     pub fn pinned(&self, bytes: usize) -> &'static mut [u8] {
         self.context.bind_to_thread().unwrap();
-        // SAFETY: a context is current; nobody else has the memory, which lives until `unpin`.
+        // SAFETY: a context is current; there is no other reference to the memory, which lives
+        // until `unpin`.
         unsafe {
             let at = result::malloc_host(bytes, sys::CU_MEMHOSTALLOC_PORTABLE).unwrap().cast::<u8>();
             at.write_bytes(0, bytes);
@@ -86,7 +88,7 @@ impl Gpu {
         }
     }
 
-    /// A kernel of kernels/probes.cu.
+    /// Loads a kernel of kernels/probes.cu.
     pub fn probe(&self, name: &str) -> cudarc::driver::CudaFunction {
         let ptx = cudarc::nvrtc::Ptx::from_src(PROBES);
         self.context.load_module(ptx).unwrap().load_function(name).unwrap()
@@ -94,13 +96,13 @@ impl Gpu {
 }
 
 pub fn unpin(memory: &'static mut [u8]) -> CUresult {
-    // SAFETY: a test gives back what `pinned` gave it, once.
+    // SAFETY: a test frees each result of `pinned` once.
     code(unsafe { result::free_host(memory.as_mut_ptr().cast()) })
 }
 
 pub fn fill(stream: &CudaStream, at: u64, value: u8, bytes: usize) -> Result<(), DriverError> {
     stream.context().bind_to_thread()?;
-    // SAFETY: the mock checks the address when the stream is there.
+    // SAFETY: the mock checks the address when the stream reaches the operation.
     unsafe { result::memset_d8_async(at, value, bytes, stream.cu_stream()) }
 }
 
@@ -112,7 +114,8 @@ pub fn copy(stream: &CudaStream, to: u64, from: u64, bytes: usize) -> Result<(),
 
 pub fn upload(stream: &CudaStream, to: u64, from: &[u8]) -> Result<(), DriverError> {
     stream.context().bind_to_thread()?;
-    // SAFETY: as in `fill`; tests keep `from` while the copy may read it, or want to see what happens.
+    // SAFETY: as in `fill`; tests keep `from` while the copy may read it, or test what happens
+    // otherwise.
     unsafe { result::memcpy_htod_async(to, from, stream.cu_stream()) }
 }
 
@@ -122,7 +125,7 @@ pub fn download(stream: &CudaStream, to: &mut [u8], from: u64) -> Result<(), Dri
     unsafe { result::memcpy_dtoh_async(to, from, stream.cu_stream()) }
 }
 
-/// Launches a probe on `grid` CTAs, with parameters that are gone when this returns.
+/// Launches a probe on `grid` CTAs; the parameters are dropped on return.
 pub fn launch(
     stream: &CudaStream,
     function: &cudarc::driver::CudaFunction,
@@ -132,7 +135,7 @@ pub fn launch(
     stream.context().bind_to_thread()?;
     let mut params = probe;
     let mut arguments = [(&raw mut params).cast::<c_void>()];
-    // SAFETY: the kernel takes one struct of this form; the mock copies it now.
+    // SAFETY: the kernel takes one struct of this layout; the mock copies it immediately.
     let result = unsafe {
         result::launch_kernel(
             function.cu_function(),
@@ -148,15 +151,16 @@ pub fn launch(
     result
 }
 
-/// Calls `function` when the stream is there.
+/// Calls `function` when the stream reaches this point.
 pub fn host_call(stream: &CudaStream, function: impl FnOnce() + Send + 'static) -> Result<(), DriverError> {
     unsafe extern "C" fn call(data: *mut c_void) {
-        // SAFETY: `host_call` made it of a box, and the driver calls once.
+        // SAFETY: `host_call` made the pointer from a box, and the driver calls once.
         let function = unsafe { Box::from_raw(data.cast::<Box<dyn FnOnce() + Send>>()) };
         function();
     }
     stream.context().bind_to_thread()?;
     let boxed: Box<Box<dyn FnOnce() + Send>> = Box::new(Box::new(function));
-    // SAFETY: the data is the function's from here on; where it is never called it leaks, which only tests do.
+    // SAFETY: the function owns the data from here on. If it is never called the data leaks, which
+    // only tests cause.
     unsafe { result::stream::launch_host_function(stream.cu_stream(), call, Box::into_raw(boxed).cast()) }
 }

@@ -1,4 +1,4 @@
-//! What the host has to do with it: pinned and pageable memory, host functions, what a launch captures.
+//! The host's side: pinned and pageable memory, host functions, parameters of launches.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
@@ -17,7 +17,7 @@ fn a_pinned_buffer_is_read_when_the_stream_gets_there() {
     gpu.mock.pause();
     upload(&stream, at, pinned).unwrap();
     pinned.fill(2);
-    assert_eq!(gpu.read(&stream, at, 100), [2; 100], "the change came before the copy ran");
+    assert_eq!(gpu.read(&stream, at, 100), [2; 100], "the copy must see the change made before it ran");
     unpin(pinned);
 }
 
@@ -38,7 +38,7 @@ fn a_pinned_copy_can_see_half_of_a_change() {
         let read = gpu.read(&stream, at, BYTES);
         torn += usize::from(read.contains(&1) && read.contains(&2));
     });
-    assert!(torn > 0, "every copy was made at once");
+    assert!(torn > 0, "no schedule split a copy");
     unpin(pinned);
 }
 
@@ -79,14 +79,14 @@ fn registered_memory_is_pinned() {
     unsafe { cudarc::driver::sys::cuMemHostRegister_v2(memory.as_mut_ptr().cast(), 4096, 1) }
         .result()
         .unwrap();
-    // SAFETY: as above; it is refused.
+    // SAFETY: as above; the call is refused.
     let again = unsafe { cudarc::driver::sys::cuMemHostRegister_v2(memory.as_mut_ptr().cast(), 10, 1) };
     assert_eq!(again, cudarc::driver::sys::CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
     gpu.mock.pause();
     upload(&stream, at, &memory).unwrap();
     memory.fill(2);
     assert_eq!(gpu.read(&stream, at, 4096), [2; 4096]);
-    // SAFETY: registered above, and read by nobody any more.
+    // SAFETY: registered above, and no longer in use.
     unsafe { cudarc::driver::sys::cuMemHostUnregister(memory.as_mut_ptr().cast()) }.result().unwrap();
 }
 

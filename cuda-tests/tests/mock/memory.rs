@@ -12,12 +12,12 @@ fn location(device: i32) -> sys::CUmemLocation {
 }
 
 fn create(device: i32, bytes: usize) -> Result<u64, CUresult> {
-    // SAFETY: plain integers and enums with zeros among their values, and a pointer that may be null.
+    // SAFETY: plain integers and enums that allow zero, and a nullable pointer.
     let mut prop: sys::CUmemAllocationProp = unsafe { std::mem::zeroed() };
     prop.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
     prop.location = location(device);
     let mut handle = 0;
-    // SAFETY: both places are this frame's.
+    // SAFETY: both pointers are to local variables.
     unsafe { sys::cuMemCreate(&mut handle, bytes, &prop, 0) }
         .result()
         .map(|()| handle)
@@ -26,13 +26,13 @@ fn create(device: i32, bytes: usize) -> Result<u64, CUresult> {
 
 fn reserve(bytes: usize) -> u64 {
     let mut at = 0;
-    // SAFETY: the place is this frame's.
+    // SAFETY: the pointer is to a local variable.
     unsafe { sys::cuMemAddressReserve(&mut at, bytes, 0, 0, 0) }.result().unwrap();
     at
 }
 
 fn map(at: u64, bytes: usize, handle: u64) -> CUresult {
-    // SAFETY: the mock checks addresses; nothing but tests touches them.
+    // SAFETY: the mock checks addresses; only tests access them.
     unsafe { sys::cuMemMap(at, bytes, 0, handle, 0) }
 }
 
@@ -83,7 +83,7 @@ fn memory_is_counted() {
 fn fresh_memory_is_not_zero() {
     let gpu = gpu();
     let stream = gpu.stream();
-    // SAFETY: read below as the bytes that it is.
+    // SAFETY: only read below, as bytes.
     let fresh = unsafe { stream.alloc::<u8>(100) }.unwrap();
     assert!(stream.clone_dtoh(&fresh).unwrap().iter().all(|&byte| byte != 0));
 }
@@ -95,7 +95,7 @@ fn a_segment_is_mapped_opened_and_given_back() {
     let before = (gpu.mock.used(0), gpu.mock.live());
     let stream = gpu.stream();
     let base = reserve(4 * GRANULE);
-    assert_eq!(gpu.mock.used(0), before.0, "addresses take no memory");
+    assert_eq!(gpu.mock.used(0), before.0, "addresses use no memory");
     let handle = create(0, 2 * GRANULE).unwrap();
     assert_eq!(gpu.mock.used(0), before.0 + 2 * GRANULE);
     assert_eq!(map(base + GRANULE as u64, 2 * GRANULE, handle), OK);
@@ -103,15 +103,15 @@ fn a_segment_is_mapped_opened_and_given_back() {
     fill(&stream, base + GRANULE as u64, 3, 2 * GRANULE).unwrap();
     stream.synchronize().unwrap();
 
-    // The bytes are the handle's, not the address's.
+    // The bytes belong to the handle, not to the address.
     assert_eq!(unmap(base + GRANULE as u64, 2 * GRANULE), OK);
     assert_eq!(map(base, 2 * GRANULE, handle), OK);
     assert_eq!(open(base, 2 * GRANULE, 0, READ), OK);
     assert_eq!(gpu.read(&stream, base, 2 * GRANULE), vec![3; 2 * GRANULE]);
 
     release(handle);
-    assert_eq!(gpu.mock.used(0), before.0 + 2 * GRANULE, "memory that is mapped outlives its handle");
-    assert_eq!(unreserve(base, 4 * GRANULE), INVALID, "something is mapped there");
+    assert_eq!(gpu.mock.used(0), before.0 + 2 * GRANULE, "mapped memory outlives its handle");
+    assert_eq!(unreserve(base, 4 * GRANULE), INVALID, "the range has a mapping");
     assert_eq!(unmap(base, 2 * GRANULE), OK);
     assert_eq!(gpu.mock.used(0), before.0);
     assert_eq!(unreserve(base, 4 * GRANULE), OK);
@@ -125,25 +125,29 @@ fn ranges_that_do_not_fit_are_refused() {
     gpu.context.bind_to_thread().unwrap();
     let base = reserve(4 * GRANULE);
     let handle = create(0, 2 * GRANULE).unwrap();
-    assert_eq!(create(0, GRANULE + 1), Err(INVALID), "no multiple of the granule");
+    assert_eq!(create(0, GRANULE + 1), Err(INVALID), "not a multiple of the granule");
     assert_eq!(create(5, GRANULE), Err(CUresult::CUDA_ERROR_INVALID_DEVICE));
-    assert_eq!(map(base + 3 * GRANULE as u64, 2 * GRANULE, handle), INVALID, "past the reservation");
-    assert_eq!(map(base, 3 * GRANULE, handle), INVALID, "longer than the memory");
+    assert_eq!(
+        map(base + 3 * GRANULE as u64, 2 * GRANULE, handle),
+        INVALID,
+        "past the end of the reservation"
+    );
+    assert_eq!(map(base, 3 * GRANULE, handle), INVALID, "longer than the physical memory");
     assert_eq!(map(base + 512, GRANULE, handle), INVALID, "in the middle of a granule");
     assert_eq!(open(base, GRANULE, 0, READ_WRITE), INVALID, "nothing is mapped");
     assert_eq!(map(base, 2 * GRANULE, handle), OK);
-    assert_eq!(map(base + GRANULE as u64, GRANULE, handle), INVALID, "something is mapped there");
-    assert_eq!(unmap(base, GRANULE), INVALID, "a part of a mapping");
-    assert_eq!(open(base, 3 * GRANULE, 0, READ_WRITE), INVALID, "more than is mapped");
+    assert_eq!(map(base + GRANULE as u64, GRANULE, handle), INVALID, "the range has a mapping");
+    assert_eq!(unmap(base, GRANULE), INVALID, "part of a mapping");
+    assert_eq!(open(base, 3 * GRANULE, 0, READ_WRITE), INVALID, "not fully mapped");
     assert_eq!(unmap(base, 2 * GRANULE), OK);
     release(handle);
-    assert_eq!(unreserve(base, GRANULE), INVALID, "a part of a reservation");
+    assert_eq!(unreserve(base, GRANULE), INVALID, "part of a reservation");
     assert_eq!(unreserve(base, 4 * GRANULE), OK);
     gpu.mock.set_virtual_memory(0, 0);
     assert_eq!(create(0, GRANULE), Err(CUresult::CUDA_ERROR_NOT_SUPPORTED));
 }
 
-/// What happens to a fill, and to a kernel, of the second of two granules.
+/// Returns the results of a fill and of a kernel on the second of two granules.
 fn touch(prepare: impl Fn(u64, u64)) -> [CUresult; 2] {
     [true, false].map(|by_copy| {
         let gpu = gpu();
@@ -172,13 +176,13 @@ fn what_is_not_mapped_and_open_cannot_be_touched() {
     assert_eq!(
         touch(|at, handle| assert_eq!(map(at, GRANULE, handle), OK)),
         ILLEGAL,
-        "mapped, and not opened"
+        "mapped, without access"
     );
     let read_only = touch(|at, handle| {
         assert_eq!(map(at, GRANULE, handle), OK);
         assert_eq!(open(at, GRANULE, 0, READ), OK);
     });
-    assert_eq!(read_only, ILLEGAL, "open for reading");
+    assert_eq!(read_only, ILLEGAL, "read-only");
     let unmapped = touch(|at, handle| {
         assert_eq!(map(at, GRANULE, handle), OK);
         assert_eq!(open(at, GRANULE, 0, READ_WRITE), OK);
@@ -216,7 +220,7 @@ fn pointers_are_known() {
             (&raw mut start).cast(),
             (&raw mut size).cast(),
         ];
-        // SAFETY: as many places as attributes, each of its attribute's type.
+        // SAFETY: one output pointer per attribute, each of its attribute's type.
         unsafe { sys::cuPointerGetAttributes(4, attributes.as_mut_ptr(), data.as_mut_ptr(), at) }
             .result()
             .unwrap();
@@ -228,7 +232,7 @@ fn pointers_are_known() {
     assert_eq!(ask(shared_limbo.as_ptr() as u64), (0, -2, 0, 0), "a stranger's");
     let mut kind = 0_u32;
     let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
-    // SAFETY: the place is this frame's.
+    // SAFETY: the pointer is to a local variable.
     let stranger = unsafe {
         sys::cuPointerGetAttribute((&raw mut kind).cast(), attribute, shared_limbo.as_ptr() as u64)
     };

@@ -1,4 +1,5 @@
-//! What CUDA calls undefined ends the process, with a message that says what. Each case runs in a process of its own.
+//! Undefined behaviour in CUDA aborts the process with a message that names the misuse. Each case
+//! runs in a process of its own.
 
 use std::process::Command;
 
@@ -8,7 +9,7 @@ use super::gpu::{fill, gpu, host_call, unpin, upload};
 
 const CASE: &str = "KVPOOL_MOCK_MISUSE";
 
-/// Runs the case in a child; it must abort, and say `message`.
+/// Runs the case in a child; it must abort and print `message`.
 fn dies(case: &str, message: &str) {
     let child = Command::new(std::env::current_exe().unwrap())
         .args(["misuse::child", "--exact", "--nocapture", "--test-threads=1"])
@@ -16,7 +17,7 @@ fn dies(case: &str, message: &str) {
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&child.stderr);
-    assert!(!child.status.success(), "{case}: nothing happened");
+    assert!(!child.status.success(), "{case}: the child did not abort");
     assert!(said.contains("mock CUDA: ") && said.contains(message), "{case}: {said}");
 }
 
@@ -35,14 +36,14 @@ fn misuse_ends_the_process() {
     dies("control", "nothing of the kind");
 }
 
-/// The body of a child: no case without the variable, as in a run of all tests.
+/// The body of a child: without the variable, as in a run of all tests, there is no case.
 #[test]
 fn child() {
     let Ok(case) = std::env::var(CASE) else { return };
     let gpu = gpu();
     let at = gpu.memory(100);
     let stream = gpu.stream();
-    // SAFETY: each case breaks a rule on purpose; the mock ends the process before anything is touched.
+    // SAFETY: each case breaks a rule on purpose; the mock aborts before any access.
     unsafe {
         match case.as_str() {
             "stream" => {
@@ -83,14 +84,14 @@ fn child() {
                 let _ = stream.synchronize();
             }
             "overlap" => drop(super::gpu::copy(&stream, at + 1, at, 50)),
-            // That a child is judged by its message at all.
+            // Checks that the parent judges a child by its message.
             "control" => {
                 fill(&stream, at, 1, 100).unwrap();
                 stream.synchronize().unwrap();
                 eprintln!("mock CUDA: nothing of the kind");
                 std::process::abort();
             }
-            other => panic!("no case {other}"),
+            other => panic!("there is no case {other}"),
         }
     }
 }

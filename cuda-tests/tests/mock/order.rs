@@ -1,4 +1,4 @@
-//! What comes after what: streams, events, waits; and that nothing else does.
+//! Order: streams, events and waits; and that everything else is unordered.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -44,7 +44,7 @@ fn streams_without_an_event_between_them_run_in_any_order() {
             gpu.mock.step(u64::MAX);
             seen.insert(gpu.read(&a, at, 16)[0]);
         });
-        assert_eq!(seen.len(), outcomes, "{style:?} has seen {seen:?}");
+        assert_eq!(seen.len(), outcomes, "{style:?} gave {seen:?}");
     }
 }
 
@@ -83,7 +83,7 @@ fn a_wait_is_for_the_record_that_was_the_latest_then() {
     while !end.try_is_complete().unwrap() {
         assert_eq!(gpu.mock.step(1), 1);
     }
-    assert!(!event.try_is_complete().unwrap(), "the second record is of work that was not done yet");
+    assert!(!event.try_is_complete().unwrap(), "the second record is of unfinished work");
     assert_eq!(gpu.mock.pending(), 2);
     gpu.mock.step(u64::MAX);
     assert!(event.try_is_complete().unwrap());
@@ -95,7 +95,7 @@ fn an_event_is_complete_when_the_work_before_it_is() {
     let at = gpu.memory(16);
     let stream = gpu.stream();
     let never = gpu.context.new_event(None).unwrap();
-    assert!(never.try_is_complete().unwrap(), "an event that was never recorded");
+    assert!(never.try_is_complete().unwrap(), "an event that was never recorded is complete");
     stream.wait(&never).unwrap();
     gpu.mock.pause();
     fill(&stream, at, 1, 16).unwrap();
@@ -106,7 +106,7 @@ fn an_event_is_complete_when_the_work_before_it_is() {
     assert!(!event.try_is_complete().unwrap(), "the fill is done, the event is not");
     assert_eq!(gpu.mock.step(1), 1);
     assert!(event.try_is_complete().unwrap());
-    assert_eq!(gpu.mock.pending(), 1, "what comes after an event does not hold it up");
+    assert_eq!(gpu.mock.pending(), 1, "an event does not wait for later work");
 }
 
 #[test]
@@ -130,11 +130,11 @@ fn blocking_streams_are_ordered_with_the_legacy_stream_and_others_are_not() {
         });
         Vec::from_iter(seen)
     };
-    assert_eq!(outcomes(&blocking, &legacy), [2], "the legacy stream comes after a blocking one");
-    assert_eq!(outcomes(&legacy, &blocking), [2], "a blocking stream comes after the legacy one");
-    assert_eq!(outcomes(&free, &legacy), [1, 2], "the legacy stream and one that does not block");
-    assert_eq!(outcomes(&legacy, &free), [1, 2], "a stream that does not block, and the legacy one");
-    // SAFETY: created above, and used by nobody any more.
+    assert_eq!(outcomes(&blocking, &legacy), [2], "the legacy stream runs after a blocking one");
+    assert_eq!(outcomes(&legacy, &blocking), [2], "a blocking stream runs after the legacy one");
+    assert_eq!(outcomes(&free, &legacy), [1, 2], "the legacy stream after a non-blocking one");
+    assert_eq!(outcomes(&legacy, &free), [1, 2], "a non-blocking stream after the legacy one");
+    // SAFETY: created above, and no longer in use.
     let destroyed = unsafe { cudarc::driver::result::stream::destroy(blocking.cu_stream()) };
     assert_eq!(code(destroyed), CUresult::CUDA_SUCCESS);
 }
@@ -154,7 +154,7 @@ fn other_streams_run_between_the_ctas_of_a_kernel() {
         gpu.mock.pause();
         launch(&a, &kernel, 8, probe).unwrap();
         fill(&b, from, 2, BYTES).unwrap();
-        assert_eq!(gpu.mock.step(u64::MAX), 9, "a step a CTA, and one for the fill");
+        assert_eq!(gpu.mock.step(u64::MAX), 9, "one step per CTA, and one for the fill");
         let read = gpu.read(&a, to, BYTES);
         assert!(read.iter().all(|&byte| byte == 1 || byte == 2));
         torn += usize::from(read.contains(&1) && read.contains(&2));
@@ -175,11 +175,11 @@ fn the_lazy_machine_does_what_is_waited_for_and_no_more() {
     (0..20).for_each(|value| fill(&c, at + 16, value, 16).unwrap());
     fill(&a, at + 32, 1, 16).unwrap();
     std::thread::sleep(Duration::from_millis(60));
-    assert_eq!(gpu.mock.pending(), 21 + 22 + 2, "something ran though nobody waits");
+    assert_eq!(gpu.mock.pending(), 21 + 22 + 2, "work ran although no thread waits");
     a.synchronize().unwrap();
-    assert_eq!(gpu.mock.pending(), 21 + 20, "more ran than the stream, and what it waits for");
+    assert_eq!(gpu.mock.pending(), 21 + 20, "only the stream and its dependencies may run");
     let asked = (0..100).take_while(|_| !event.try_is_complete().unwrap()).count();
-    assert!(asked < 100, "who asks in vain gets the device going");
+    assert!(asked < 100, "repeated queries must make progress");
 }
 
 #[test]
@@ -221,7 +221,7 @@ fn one_seed_gives_one_schedule() {
     };
     for style in [Style::Random, Style::Ranks] {
         let traces: BTreeSet<_> = (0..16).map(|seed| run(style, seed)).collect();
-        assert!(traces.len() > 8, "{style:?}: seeds hardly matter: {traces:?}");
+        assert!(traces.len() > 8, "{style:?}: seeds change too little: {traces:?}");
         (0..16).for_each(|seed| assert_eq!(run(style, seed), run(style, seed), "{style:?}, seed {seed}"));
     }
 }
