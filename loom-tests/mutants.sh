@@ -47,7 +47,7 @@ late_slot retire_reclaim
 bound_relaxed retire_reclaim
 late_rows growth_of_the_pool
 late_total growth_of_the_pool
-undo_half user_scheduler
+undo_half in_hand
 publish_pinned moves
 release_from_mover moves
 publish_released moves
