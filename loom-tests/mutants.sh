@@ -16,6 +16,10 @@ tree=$(loom-tests/plant.sh)
 export CARGO_TARGET_DIR=$PWD/target/planted
 "$tree/loom-tests/run.sh" --locked --no-run --quiet
 budget=${KVPOOL_MUTANTS_SECONDS:-}
+# Every bug of a patch is in a list.
+for mutant in $(grep -rhoE --exclude=planted.patch 'kvpool_mutant = "[a-z_]+"' loom-tests/mutants cuda-tests/mutants | cut -d '"' -f 2 | sort -u); do
+    grep -qE "^$mutant " loom-tests/mutants.sh cuda-tests/mutants.sh || { echo "BROKEN    $mutant is in no list" && exit 1; }
+done
 survivors=0
 planted=0
 

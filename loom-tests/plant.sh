@@ -1,54 +1,69 @@
 #!/usr/bin/env bash
 # Plants bugs: copies the tree to target/planted/tree, applies every patch in loom-tests/mutants and
-# cuda-tests/mutants to the copy, and prints its path. Fails if a patch does not apply. The bugs are
-# inactive until KVPOOL_MUTANT names one.
+# cuda-tests/mutants to the copy, and prints its path. A patch that does not apply fails. The bugs
+# are inactive until KVPOOL_MUTANT names one.
 #
-# `plant.sh save` regenerates the patches from the copy: to add a bug, or to repair a patch, edit
-# the copy and save.
+# `plant.sh mend` applies as much as possible, and leaves the rejected hunks beside the files of the
+# copy (*.rej). `plant.sh save` writes the patches anew from the copy. To add a bug: plant, edit the
+# copy, save. To repair a patch: mend, edit the copy, remove the *.rej, save.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-copy=$PWD/target/planted/tree
+root=$PWD copy=$PWD/target/planted/tree mode=${1:-plant}
+mkdir -p "$copy"
+exec 9>target/planted/lock
+flock 9
 
-if [[ ${1:-} == save ]]; then
+sources() { # identifies the sources that patches are made against
+    find src Cargo.toml -type f | sort | xargs cat | git hash-object --stdin
+}
+
+if [[ $mode == save ]]; then
+    if [[ $(cat target/planted/sources 2>/dev/null) != "$(sources)" ]]; then
+        echo "plant.sh: the copy was not planted from these sources; plant or mend it first" >&2
+        exit 1
+    fi
+    if find "$copy/src" -name '*.rej' | grep .; then
+        echo "plant.sh: plant the bugs of these rejected hunks, and remove the files" >&2
+        exit 1
+    fi
+    # Bugs in the order of device work are those of the mock driver's schedules; the models catch all
+    # others.
+    device=$(sed -n "/<<'LIST'/,/^LIST/p" cuda-tests/mutants.sh | awk 'NF == 3 { print $1 }' | paste -sd '|')
     rm -rf loom-tests/mutants cuda-tests/mutants
-    while read -r file; do
-        # Bugs in the order of device work are caught by the mock driver's schedules; models catch
-        # all others.
-        suite=loom-tests
-        if ! grep -q "kvpool_mutant" "$copy/$file"; then
-            name=planted
-        else
+    (cd "$copy" && find src Cargo.toml -type f | sort) | while read -r file; do
+        ! cmp -s "$copy/$file" "$file" || continue
+        suite=loom-tests name=planted
+        if grep -q kvpool_mutant "$copy/$file" && [[ $file != src/planted.rs ]]; then
             name=${file#src/} && name=${name%.rs}
-            grep -qE "kvpool_mutant = \"($(sed -n "/<<'LIST'/,/^LIST/p" cuda-tests/mutants.sh | awk 'NF == 3 { print $1 }' | paste -sd '|'))\"" "$copy/$file" && suite=cuda-tests
+            ! grep -qE "kvpool_mutant = \"($device)\"" "$copy/$file" || suite=cuda-tests
         fi
         mkdir -p "$(dirname "$suite/mutants/$name")"
         base=$file label=a/$file
         [[ -e $file ]] || base=/dev/null label=/dev/null
-        diff -u --label "$label" --label "b/$file" "$base" "$copy/$file" >>"$suite/mutants/$name.patch" || [[ $? == 1 ]]
-    done < <(cd "$copy" && find src Cargo.toml -type f | sort | while read -r file; do
-        cmp -s "$file" "$OLDPWD/$file" || echo "$file"
-    done)
+        diff -u --label "$label" --label "b/$file" "$base" "$copy/$file" >>"$suite/mutants/$name.patch" ||
+            [[ $? == 1 ]]
+    done
     exit
 fi
 
-mkdir -p "$copy"
-exec 9>target/planted/lock
-flock 9
 fresh=$(mktemp -d target/planted/fresh.XXXXXX)
 trap 'rm -rf "$fresh"' EXIT
-git ls-files -z --cached --others --exclude-standard | tar --null --ignore-failed-read -cf - -T - 2>/dev/null | tar -xf - -C "$fresh"
-find loom-tests/mutants cuda-tests/mutants -name '*.patch' | sort | while read -r patch; do
-    # Keeps git from using a repository that contains this folder.
-    if ! (cd "$fresh" && GIT_CEILING_DIRECTORIES=$OLDPWD/target/planted git apply "$OLDPWD/$patch") >&2; then
-        echo "plant.sh: $patch does not apply" >&2
-        exit 1
+git ls-files -z --cached --others --exclude-standard |
+    tar --null --ignore-failed-read -cf - -T - 2>/dev/null | tar -xf - -C "$fresh"
+options=()
+[[ $mode != mend ]] || options=(--reject)
+for patch in $(find loom-tests/mutants cuda-tests/mutants -name '*.patch' | sort); do
+    # As outside of a repository: the patches' paths are relative to the copy.
+    if ! (cd "$fresh" && GIT_CEILING_DIRECTORIES=$root/target/planted git apply "${options[@]}" "$root/$patch") >&2; then
+        [[ $mode == mend ]] || { echo "plant.sh: $patch does not apply" >&2 && exit 1; }
     fi
 done
-# Unchanged files keep their modification times, so that few crates are rebuilt.
+# Unchanged files keep their times, so that little is rebuilt.
 (cd "$fresh" && find . -type f) | while read -r file; do
-    cmp -s "$fresh/$file" "$copy/$file" || { mkdir -p "$copy/$(dirname "$file")" && cp -p "$fresh/$file" "$copy/$file" && touch "$copy/$file"; }
+    cmp -s "$fresh/$file" "$copy/$file" || { mkdir -p "$(dirname "$copy/$file")" && cp "$fresh/$file" "$copy/$file"; }
 done
 (cd "$copy" && find . -type f) | while read -r file; do
     [[ -e $fresh/$file ]] || rm "$copy/$file"
 done
+sources >target/planted/sources
 echo "$copy"

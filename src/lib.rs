@@ -64,6 +64,15 @@ macro_rules! internal {
         $(#[$attribute])*
         pub(crate) fn $($function)*
     };
+    ($(#[$attribute:meta])* unsafe fn $($function:tt)*) => {
+        #[cfg(feature = "internals")]
+        $(#[$attribute])*
+        pub unsafe fn $($function)*
+
+        #[cfg(not(feature = "internals"))]
+        $(#[$attribute])*
+        pub(crate) unsafe fn $($function)*
+    };
 }
 
 // The floors, from the ground up; a floor uses those before it (`tests/floors` checks this).

@@ -126,11 +126,11 @@ impl CacheHandle {
     /// Gives all free frames of the cache back to the bitmaps.
     pub(crate) fn flush(&self) {
         let core: &Core = &self.keep_alive.0;
+        // A search reads the bitmaps first and then visits the thread cache: in between, all frames
+        // can pass from the second to the first. So they are announced.
         let custody = core.custody();
         // A visitor that is inside empties it itself.
         self.cache().counted(|cache| cache.enter(|local| local.surrender(&core.space, &custody)));
-        // A search reads the bitmaps first and then visits the thread cache: in between, all frames
-        // can pass from the second to the first.
     }
 }
 

@@ -180,8 +180,8 @@ impl Core {
             return Err(GaveWay::Taken);
         }
         self.space.hold_frame(to);
-        // Acquire: the bytes written before the seal are visible to the copy. Release: continues
-        // the release sequence of earlier shares and releases, for the last release.
+        // Acquire: the bytes written before the seal are visible to the copy. Release: what the
+        // Acquire saw happens before the accesses of the thread that takes the last reference.
         let marked = self.space.table.word(block).fetch_update(AcqRel, Relaxed, |bits| {
             let word = BlockWord::from_bits(bits);
             movable(word, from).ok().map(BlockWord::to_bits)

@@ -119,7 +119,7 @@ impl Clock {
     ///
     /// If the batch belongs to another clock: ending its number here would end another batch, whose
     /// frames are still being read.
-    #[must_use = "waiting requests must be told; `Core::end_batch` does both"]
+    #[must_use = "waiting requests must be told: call `Core::end_batch`, which also does that"]
     pub fn end(&self, batch: InFlight) -> bool {
         assert!(batch.clock == self.tag, "{batch:?} belongs to another clock than {:?}", self.tag);
         // Release, both: the batch's accesses happen before the reuse of its frames. They pair with
@@ -154,7 +154,7 @@ impl Clock {
 
     /// Marks the device as lost: no more blocks are allocated. Returns true if requests wait for
     /// blocks: the caller must tell them.
-    #[must_use = "waiting requests must be told; `Core::poison` does both"]
+    #[must_use = "waiting requests must be told: call `Core::poison`, which also does that"]
     pub fn lose(&self) -> bool {
         // Relaxed: if a waiting request set its bit earlier in the word's order, we see it;
         // otherwise, it reads from then on that the device is lost. The line's lock orders the

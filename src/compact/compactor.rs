@@ -215,24 +215,26 @@ impl Copying {
 }
 
 impl Compactor {
-    /// Returns a compactor for the pool of these sequences.
-    ///
-    /// It measures free runs at `order`, unless a run has another order.
-    ///
-    /// # Safety
-    ///
-    /// `bytes` must refer to the bytes of the pool's frames: the contents of moved blocks depend on
-    /// it.
-    pub unsafe fn new(sequences: Sequences, bytes: Bytes, layout: &KvLayout, order: Order) -> Self {
-        let block_bytes = layout.bytes_per_block().max(1);
-        Self {
-            sequences,
-            bytes,
-            block_bytes,
-            order,
-            lock: Arc::default(),
-            tasks: Arc::new(std::sync::Mutex::new(Some(Vec::new()))),
-            copies: Arc::default(),
+    internal! {
+        /// Returns a compactor for the pool of these sequences.
+        ///
+        /// It measures free runs at `order`, unless a run has another order.
+        ///
+        /// # Safety
+        ///
+        /// `bytes` must refer to the bytes of the pool's frames: the contents of moved blocks depend on
+        /// it.
+        unsafe fn new(sequences: Sequences, bytes: Bytes, layout: &KvLayout, order: Order) -> Self {
+            let block_bytes = layout.bytes_per_block().max(1);
+            Self {
+                sequences,
+                bytes,
+                block_bytes,
+                order,
+                lock: Arc::default(),
+                tasks: Arc::new(std::sync::Mutex::new(Some(Vec::new()))),
+                copies: Arc::default(),
+            }
         }
     }
 

@@ -335,7 +335,7 @@ impl PrefixCache {
         let id = handle.id;
         if self.events.publish_in(noted, || self.stored(id, hash)) {
             // The block may have been evicted since, and that event published first. Pairs with the
-            // light fence of the evictor's `publish`: either that fence comes after ours, or we see
+            // light fence of the evicting thread's `publish`: either that fence comes after ours, or we see
             // the word that the eviction left.
             let is_fenced = heavy_fence();
             let word = core.word(id);

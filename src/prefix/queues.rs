@@ -34,8 +34,8 @@ use super::row::{Row, RowPart};
 /// Number of blocks that are filed together.
 const FILED: usize = 64;
 
-/// The ordering of a take. Acquire: the taker of an entry sees what the release that filed the block, or found it filed,
-/// did before. Release: extends the order of swaps.
+/// The ordering of a take. Acquire: the taker of an entry sees what the release that filed the
+/// block, or found it filed, did before. Release: extends the order of swaps.
 const TAKE_ORDER: Ordering = AcqRel;
 
 /// The queues of evictable blocks of one cache.

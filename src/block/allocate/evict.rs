@@ -11,7 +11,7 @@
 //! hit        (the evictor compares the block's contents, between);  word  ->  one reference more     one compare-exchange
 //!            of exactly the word that was read before
 //! release    word: last reference, cached  ->  evictable, generation + 1;  the clock is read;  the evictor is told
-//! evict      word: evictable, not moving  ->  free;  the evictor forgets it;  the frame is the evictor's
+//! evict      word: evictable, not moving  ->  free;  the evictor forgets it;  the frame is the evicting thread's
 //! ```
 //!
 //! # Invariants

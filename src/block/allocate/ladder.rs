@@ -314,7 +314,7 @@ impl Core {
         });
     }
 
-    /// Returns whether the other thread caches and the depot hold few frames, or fewer than are
+    /// Returns whether all thread caches and the depot hold few frames, or fewer than are
     /// missing.
     fn is_little_cached(&self, missing: usize) -> bool {
         if self.evictable() == 0 {
@@ -386,8 +386,8 @@ impl Core {
         cache.and_then(|cache| cache.enter(|local| local.magazines.near())).unwrap_or(FrameId(0))
     }
 
-    /// Reclaims frames cached elsewhere; false if another search of the bitmaps would find nothing
-    /// new.
+    /// Reclaims frames cached elsewhere. False if another search of the bitmaps would find nothing
+    /// new, after the last round, or if the system refused the fence.
     #[cold]
     fn climb(&self, ladder: &mut Ladder, custody: &Custody<'_>) -> bool {
         let was_all = ladder.is_all;

@@ -274,7 +274,8 @@ impl Core {
     #[cold]
     fn outlive(&self, id: BlockId, word: BlockWord, next: BlockWord) -> BlockWord {
         let atomic = self.space.table.word(id);
-        // Acquire and Release: continues the release sequence of earlier releases.
+        // Acquire: sees what earlier owners did before they released the block. Release: that
+        // happens before the accesses of the block's next owner.
         match atomic.compare_exchange(word.to_bits(), next.to_bits(), AcqRel, Relaxed) {
             Ok(_) => {
                 if let Some(evictor) = &self.evictor {

@@ -108,8 +108,8 @@ impl SharedLimbo {
         self.head.load(Relaxed).is_null()
     }
 
-    /// Gives out the runs whose tag is below `oldest`. Meanwhile, other threads find the list
-    /// empty.
+    /// Gives out the runs whose tag is below `oldest`. Meanwhile, other threads find none
+    /// of these runs.
     pub(in crate::block) fn reclaim(
         &self,
         oldest: Ticket,
@@ -138,8 +138,8 @@ impl SharedLimbo {
         }
     }
 
-    /// Calls `f` with the runs in the list, for an audit. Meanwhile, other threads find the list
-    /// empty.
+    /// Calls `f` with the runs in the list, for an audit. Meanwhile, other threads find none
+    /// of these runs.
     pub(in crate::block) fn for_each(&self, _: &Custody<'_, impl Announce>, mut f: impl FnMut(Run)) {
         let mut chain = self.take();
         let mut seen = Chain::EMPTY;

@@ -59,7 +59,7 @@
 //! | free, share, pin, seal by handle | the reference that the handle stands for. Exposed: a handle whose only reference another thread frees at the same moment, which is an error of the caller |
 //! | `seal_cached`, `seal_guarded` at the end of a batch | the sequence's reference. Exposed: a sequence that releases the block at that very moment |
 //! | `hit` | nothing. Therefore the cache compares the block's contents once more, under the reference that the hit took, and gives the reference back if they differ |
-//! | `evict` | nothing. Exposed: the evictor, between its look at the tag and the exchange |
+//! | `evict` | nothing. Exposed: the evicting thread, between its look at the tag and the exchange |
 //! | `evict_released`, which may run seconds after the release that made the word | nothing. A wrong success evicts a block that is evictable and whose newest tag is old enough: the cache loses that block, and nothing else breaks |
 //!
 //! The probability: a thread that leases and drops one block in a loop, which is about the fastest

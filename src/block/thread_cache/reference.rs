@@ -1,6 +1,7 @@
 //! References by which a thread enters its own thread cache.
 
 use std::cell::Cell;
+use std::marker::PhantomData;
 
 use crate::frame::MagazinePair;
 use crate::sync::{Ordering::*, thread_local_const};
@@ -9,9 +10,9 @@ use super::cell::ThreadCache;
 use super::local::Local;
 
 /// The right of the current thread to enter a thread cache that it owns, for a step that runs no
-/// user code.
+/// user code. Not `Send`.
 #[derive(Clone, Copy)]
-pub(in crate::block) struct CacheRef<'a>(&'a ThreadCache);
+pub(in crate::block) struct CacheRef<'a>(&'a ThreadCache, PhantomData<*const ()>);
 
 /// The right to enter a thread cache that stays the thread's while user code runs further down the
 /// stack: storage that wipes frames, an eviction policy, a waker. See [`CacheRef::counted`].
@@ -24,7 +25,7 @@ impl<'a> CacheRef<'a> {
     /// The caller must own the thread cache for as long as the reference is used.
     #[inline]
     pub(in crate::block) unsafe fn new(thread_cache: &'a ThreadCache) -> Self {
-        Self(thread_cache)
+        Self(thread_cache, PhantomData)
     }
 
     /// Gives up ownership; another thread may take the cache.

@@ -103,6 +103,11 @@ impl Function {
         }
     }
 
+    #[cfg(feature = "internals")]
+    pub(super) fn mask(&self) -> Option<u64> {
+        if let Self::Weak(mask) = self { Some(*mask) } else { None }
+    }
+
     /// Returns the key of a block of any size.
     #[inline]
     pub(super) fn key(&self, parent: u128, tokens: &[u32]) -> u128 {
