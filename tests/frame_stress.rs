@@ -1,8 +1,10 @@
 //! Real threads, every operation mixed, and an oracle of ownership: a byte per frame that is
 //! swapped to "owned" when a frame is taken and to "free" before it is put back. The swap detects
-//! double ownership.
+//! double ownership. Each owner also writes plain memory that belongs to the frame: an order that the
+//! bitmaps lack is a data race there, which ThreadSanitizer reports.
 #![cfg(not(kvpool_loom))]
 
+use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -22,9 +24,17 @@ impl Dice {
     }
 }
 
+/// Plain memory of a frame, accessed by its owner alone.
+#[derive(Default)]
+struct Bytes(UnsafeCell<u64>);
+
+// SAFETY: a frame has one owner at a time, which is what this test checks.
+unsafe impl Sync for Bytes {}
+
 struct Oracle {
     frames: Frames,
     owners: Vec<AtomicU8>,
+    bytes: Vec<Bytes>,
 }
 
 impl Oracle {
@@ -36,11 +46,16 @@ impl Oracle {
                 FREE,
                 "{frame} has two owners"
             );
+            // SAFETY: the frame is ours until `leave`.
+            unsafe { *self.bytes[frame.index()].0.get() += u64::from(frame.0) + 1 };
         }
     }
 
     fn leave(&self, run: Run) {
         for frame in run.frames() {
+            // SAFETY: the frame is ours since `take`.
+            let written = unsafe { *self.bytes[frame.index()].0.get() };
+            assert_eq!(written % (u64::from(frame.0) + 1), 0, "{frame} was written by another owner");
             assert_eq!(
                 self.owners[frame.index()].swap(FREE, Ordering::Relaxed),
                 OWNED,
@@ -148,7 +163,8 @@ fn stress(config: FrameConfig, threads: usize, seconds: f32) {
     let seed = SystemTime::UNIX_EPOCH.elapsed().unwrap().as_nanos() as u64;
     println!("seed {seed}, {config:?}");
     let owners = (0..config.frames_max).map(|_| AtomicU8::new(FREE)).collect();
-    let oracle = Oracle { frames: Frames::new(config), owners };
+    let bytes = (0..config.frames_max).map(|_| Bytes::default()).collect();
+    let oracle = Oracle { frames: Frames::new(config), owners, bytes };
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for thread in 0..threads as u64 {
