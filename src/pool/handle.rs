@@ -32,7 +32,7 @@ impl Pool {
 
 /// The handle's own cache.
 impl BlockSource for PoolHandle {
-    #[inline]
+    #[inline(always)]
     fn pool(&self) -> &Pool {
         &self.pool
     }
@@ -42,7 +42,7 @@ impl BlockSource for PoolHandle {
         Arc::clone(self.cache_handle.keep_alive())
     }
 
-    #[inline]
+    #[inline(always)]
     fn take_one<const GUARDED: bool>(&self, request: &AllocRequest) -> Option<BlockId> {
         self.cache_handle.allocate_one::<GUARDED>(request)
     }
@@ -97,7 +97,14 @@ impl PoolHandle {
     /// [`AllocError`]; the pool and `out` are unchanged.
     #[inline]
     pub fn allocate_raw(&self, request: AllocRequest, out: &mut Vec<BlockHandle>) -> Result<(), AllocError> {
-        self.raw(&request, out)
+        match self.one::<false>(&request) {
+            Some(id) => out.push(self.pool.0.blocks.handle(id)),
+            None => {
+                let ids = self.many::<false>(&request)?;
+                out.extend(ids.iter().map(|&id| self.pool.0.blocks.handle(id)));
+            }
+        }
+        Ok(())
     }
 
     /// Frees like [`Pool::free`].
