@@ -17,7 +17,7 @@ use cudarc::driver::sys;
 
 use crate::error::StorageError;
 use crate::ids::Run;
-use crate::storage::{Storage, check, exchange};
+use crate::storage::{Storage, check, check_runs, through_host};
 
 use super::command_scope::CommandScope;
 use super::kernels::Kernel;
@@ -177,9 +177,9 @@ impl CudaStorage {
     ) -> Result<(), StorageError> {
         let Some(source) = source.as_any().downcast_ref::<Self>() else {
             // SAFETY: the caller's promise.
-            return unsafe { exchange::through_host(self, source, from, to) };
+            return unsafe { through_host(self, source, from, to) };
         };
-        let frames = exchange::check_runs(self, source, from, to)?;
+        let frames = check_runs(self, source, from, to)?;
         let (there, here) = (&*source.inner, &*self.inner);
         let (lots, landing_lots) = (there.lots(frames), here.lots(frames));
         // A frame that exceeds a buffer is cut between pieces, and the cuts differ if only one of
@@ -187,7 +187,7 @@ impl CudaStorage {
         if !lots.iter().map(|lot| (lot.at, lot.bytes)).eq(landing_lots.iter().map(|lot| (lot.at, lot.bytes)))
         {
             // SAFETY: the caller's promise.
-            return unsafe { exchange::through_host(self, source, from, to) };
+            return unsafe { through_host(self, source, from, to) };
         }
         let (from, to) = (frames_of(from), frames_of(to));
         there.device.good()?;

@@ -1,12 +1,9 @@
-//! Copies between storages through a host buffer.
+//! What a copy between storages compares and divides: packed forms and runs.
 
 use crate::error::StorageError;
 use crate::ids::{FrameId, Run};
 
-use super::{KvLayout, Scales, Storage};
-
-/// Bytes per transfer, but at least one frame.
-const CHUNK_BYTES: usize = 8 << 20;
+use super::{KvLayout, Scales};
 
 /// Checks that both layouts have the same packed form.
 ///
@@ -28,12 +25,12 @@ pub(crate) fn check_form(from: &KvLayout, to: &KvLayout) -> Result<(), StorageEr
 }
 
 /// Returns the total number of frames in the runs.
-fn count(runs: &[Run]) -> usize {
+pub(super) fn count(runs: &[Run]) -> usize {
     runs.iter().map(|run| run.len as usize).sum()
 }
 
 /// Removes up to `frames` frames from the last of the runs, and returns them.
-fn take(runs: &mut Vec<Run>, frames: usize) -> Vec<Run> {
+pub(super) fn take(runs: &mut Vec<Run>, frames: usize) -> Vec<Run> {
     let (mut left, mut taken) = (frames as u32, Vec::new());
     while left > 0 {
         let Some(run) = runs.last_mut() else { break };
@@ -46,52 +43,6 @@ fn take(runs: &mut Vec<Run>, frames: usize) -> Vec<Run> {
         }
     }
     taken
-}
-
-/// Checks the layouts and the runs before any byte moves. Returns the number of frames.
-pub(crate) fn check_runs<S: Storage + ?Sized>(
-    target: &S,
-    source: &dyn Storage,
-    from: &[Run],
-    to: &[Run],
-) -> Result<usize, StorageError> {
-    check_form(source.layout(), target.layout())?;
-    let (frames, want) = (count(from), count(to));
-    if frames != want {
-        return Err(StorageError::RunsDiffer { from: frames, to: want });
-    }
-    super::check::runs(from, source.frames())?;
-    super::check::runs_disjoint(to, target.frames())?;
-    Ok(frames)
-}
-
-/// Implements [`Storage::receive`] through a host buffer.
-///
-/// # Safety
-/// The frame rule, for the frames of both storages.
-pub(crate) unsafe fn through_host<S: Storage + ?Sized>(
-    target: &S,
-    source: &dyn Storage,
-    from: &[Run],
-    to: &[Run],
-) -> Result<(), StorageError> {
-    let frames = check_runs(target, source, from, to)?;
-    let per_frame = source.layout().packed_bytes();
-    let chunk = (CHUNK_BYTES / per_frame).clamp(1, frames.max(1));
-    let mut buffer = vec![0; chunk * per_frame];
-    // Reversed, because `take` removes from the end.
-    let reversed = |runs: &[Run]| runs.iter().rev().copied().filter(|run| run.len > 0).collect::<Vec<_>>();
-    let (mut from, mut to) = (reversed(from), reversed(to));
-    while !from.is_empty() {
-        let (here, there) = (take(&mut from, chunk), take(&mut to, chunk));
-        let bytes = &mut buffer[..count(&here) * per_frame];
-        // SAFETY: the caller's promise.
-        unsafe {
-            source.pack(&here, bytes)?;
-            target.unpack(&there, bytes)?;
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

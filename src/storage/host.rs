@@ -13,8 +13,9 @@ use super::elements::{Elements, ElementsMut};
 use super::layout::KvLayout;
 use super::memory::Reservation;
 use super::rows;
+use super::storage::{check_runs, through_host};
 use super::tiles::Tiles;
-use super::{FrameMove, Storage, check, exchange};
+use super::{FrameMove, Storage, check};
 
 /// Frames in host memory.
 ///
@@ -259,9 +260,9 @@ impl Storage for HostStorage {
         let is_apart = |other: &&Self| !overlap(&self.spans, &other.spans);
         let Some(source) = source.as_any().downcast_ref::<Self>().filter(is_apart) else {
             // SAFETY: the caller's promise.
-            return unsafe { exchange::through_host(self, source, from, to) };
+            return unsafe { through_host(self, source, from, to) };
         };
-        exchange::check_runs(self, source, from, to)?;
+        check_runs(self, source, from, to)?;
         // SAFETY: everything is checked except the frame rule, which the caller keeps.
         unsafe { self.tiles.receive(&source.tiles, from, to) };
         Ok(())

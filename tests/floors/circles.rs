@@ -1,11 +1,13 @@
 //! Checks that the files of a folder, and its folders, do not import each other in a circle.
 //!
 //! Each path that a file names is resolved to the file that defines the item, through re-exports of
-//! modules in between. A `mod.rs` is the folder's front and imports nothing in this sense. An
+//! modules in between. A `mod.rs` is the folder's front: it defines nothing, so it can be left out. An
 //! import between files of two folders counts as an edge between the entries of the folder that
 //! contains both. Method calls are not imports.
 
 use std::collections::{BTreeMap, BTreeSet};
+
+use proc_macro2::{TokenStream, TokenTree};
 
 use super::{Named, walk};
 
@@ -91,6 +93,24 @@ impl House {
     }
 }
 
+/// Lists the items that a folder's front defines: the search for circles would miss them.
+pub fn defined_in_fronts(all: &[(String, String)]) -> Vec<String> {
+    let mut found = Vec::new();
+    for (file, text) in all.iter().filter(|(file, _)| file.ends_with("/mod.rs")) {
+        let tokens: TokenStream = text.parse().unwrap();
+        for token in tokens {
+            if let TokenTree::Ident(word) = &token
+                && ["struct", "enum", "union", "trait", "fn", "impl", "static", "type"]
+                    .iter()
+                    .any(|item| word == item)
+            {
+                found.push(format!("{file}:{} defines a `{word}`", word.span().start().line));
+            }
+        }
+    }
+    found
+}
+
 /// Returns a circle through `start`, if there is one.
 fn circle(edges: &BTreeMap<String, BTreeMap<String, String>>, start: &str) -> Option<Vec<String>> {
     let mut paths = vec![vec![start.to_string()]];
@@ -168,4 +188,9 @@ fn planted_circles_are_found() {
     for files in sound {
         assert_eq!(circles(&tree(files)), Vec::<String>::new());
     }
+    let front = tree(&[
+        ("a/mod.rs", "mod b;\npub use b::{B, C as D};\npub trait T { fn f(); }"),
+        ("a/b.rs", "struct B;"),
+    ]);
+    assert_eq!(defined_in_fronts(&front), ["a/mod.rs:3 defines a `trait`"]);
 }

@@ -1,10 +1,10 @@
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::{self, JoinHandle};
 
 use super::*;
 use crate::block::{BlocksConfig, Evictable, Evictor};
 use crate::ids::{DeviceId, FrameId, Ticket};
+use crate::sync::{AtomicBool, Ordering::Relaxed};
 
 const CONFIG: BlocksConfig = BlocksConfig {
     frames: 64,
