@@ -1,0 +1,110 @@
+use proptest::prelude::*;
+
+use super::*;
+
+/// Any word that a block can have.
+fn words() -> impl Strategy<Value = BlockWord> {
+    any::<u64>().prop_map(BlockWord)
+}
+
+proptest! {
+    #[test]
+    fn fields_do_not_touch_each_other(word in words()) {
+        if let Some(shared) = word.share() {
+            prop_assert_eq!(shared.refs(), word.refs() + 1);
+            prop_assert_eq!(shared.to_bits() & !REFS_MASK, word.to_bits() & !REFS_MASK);
+            prop_assert_eq!(shared.release(), Some(Released::Shared(word)));
+        } else {
+            prop_assert!(!word.is_owned() || word.refs() == BlockWord::REFS_MAX);
+        }
+        if let Some(pinned) = word.pin() {
+            prop_assert_eq!(pinned.pins(), word.pins() + 1);
+            prop_assert_eq!(pinned.unpin(), Some(word));
+        } else {
+            prop_assert!(!word.is_owned() || word.pins() == BlockWord::PINS_MAX);
+        }
+    }
+
+    #[test]
+    fn the_last_release_leaves_frame_and_generation(word in words()) {
+        let word = BlockWord(word.0 & !(REFS_MASK | CACHED | MOVING) | ONE_REF);
+        let Some(Released::Last { word: freed, carry }) = word.release() else { panic!("{word:?}") };
+        prop_assert_eq!(freed.frame(), word.frame());
+        prop_assert!(freed.is_free() && freed.pins() == 0);
+        prop_assert!(!freed.is_sealed() && !freed.is_moving() && !freed.is_cached() && !freed.is_guarded());
+        prop_assert_eq!(freed.generation_low(), (word.generation_low() + 1) % (1 << GENERATION_BITS));
+        prop_assert_eq!(carry, freed.generation_low() == 0);
+        prop_assert_eq!(freed.release(), None);
+    }
+
+    #[test]
+    fn a_lease_and_a_handle_hand_over_the_only_reference(word in words()) {
+        match (word.guard(), word.unguard()) {
+            (Some(guarded), None) => {
+                prop_assert!(word.refs() == 1 && !word.is_guarded() && guarded.is_guarded());
+                prop_assert_eq!(guarded.to_bits() ^ word.to_bits(), GUARDED);
+                prop_assert!(word.is_cached() || guarded.unguard() == Some(word));
+                prop_assert_eq!(guarded.release_only(Ownership::ByHandle), None);
+            }
+            (None, Some(raw)) => {
+                prop_assert!(word.refs() == 1 && word.is_guarded() && !word.is_cached());
+                prop_assert_eq!(raw.guard(), Some(word));
+                prop_assert_eq!(raw.release_only(Ownership::Guarded), None);
+            }
+            (None, None) => prop_assert!(word.refs() != 1 || word.is_cached()),
+            both => prop_assert!(false, "{:?}: {:?}", word, both),
+        }
+    }
+
+    #[test]
+    fn a_move_is_published_only_if_nothing_cancelled_it(word in words(), to in 0..FRAME_MASK as u32) {
+        prop_assert_eq!(word.begin_move().is_some(),
+            !word.is_free() && word.is_sealed() && word.pins() == 0 && !word.is_moving());
+        if let Some(moving) = word.begin_move() {
+            let moved = moving.publish_move(FrameId(to)).unwrap();
+            prop_assert_eq!(moved.frame(), FrameId(to));
+            prop_assert_eq!(moved.to_bits() & !FRAME_MASK, word.to_bits() & !FRAME_MASK);
+            prop_assert_eq!(moving.end_move(), Some(word));
+            prop_assert_eq!(moving.begin_move(), None);
+            prop_assert_eq!(moving.reopen(), None);
+            prop_assert_eq!(moving.pin().and_then(|w| w.publish_move(FrameId(to))), None);
+            if word.refs() == 1 && !word.is_cached() {
+                let Some(Released::ToMover { word: freed }) = moving.release() else { panic!("{moving:?}") };
+                let Some(Released::Last { word: without, carry }) = word.release() else { panic!("{word:?}") };
+                prop_assert_eq!(freed.publish_move(FrameId(to)).or(freed.end_move()), None);
+                prop_assert_eq!(freed.take_left(), Some((without, carry)));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_free_block_is_held_once() {
+    let free = BlockWord::free(FrameId(77));
+    let held = free.hold().unwrap();
+    assert!(
+        free.is_available() && !free.is_held() && held.is_held() && held.is_free() && !held.is_available()
+    );
+    assert_eq!(
+        (held.frame(), held.unhold(), held.hold(), free.unhold()),
+        (FrameId(77), Some(free), None, None)
+    );
+    let owned = free.allocate(false, Ownership::ByHandle).seal().unwrap();
+    assert_eq!((owned.hold(), owned.unhold()), (None, None));
+    let moving = owned.begin_move().unwrap();
+    assert!(!moving.is_held() && moving.unhold().is_none(), "an owner's move is not a hold");
+    let Some(Released::ToMover { word }) = moving.release() else { panic!("{moving:?}") };
+    assert!(word.is_held(), "held by the mover");
+}
+
+#[test]
+fn an_allocated_block_has_one_owner_and_nothing_else() {
+    let free = BlockWord::free(FrameId(77));
+    let word = free.allocate(false, Ownership::ByHandle);
+    assert_eq!((word.frame(), word.refs(), word.pins()), (FrameId(77), 1, 0));
+    assert!(!word.is_sealed() && !word.is_moving() && !word.is_cached() && !word.is_guarded());
+    assert_eq!(free.allocate(true, Ownership::ByHandle).pins(), 1);
+    let guarded = free.allocate(true, Ownership::Guarded);
+    assert_eq!((guarded.refs(), guarded.pins(), guarded.is_guarded()), (1, 1, true));
+    assert_eq!(word.seal().unwrap().share().unwrap().reopen(), None, "shared bytes must be copied first");
+}
