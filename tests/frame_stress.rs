@@ -181,15 +181,16 @@ fn stress(config: FrameConfig, threads: usize, seconds: f32) {
         let (mut dice, mut shrunk) = (Dice(seed), 0);
         while Instant::now() < end {
             std::thread::sleep(Duration::from_millis(2));
-            // Closes and opens some units concurrently, and sometimes grows and shrinks the pool.
-            let unit = dice.roll((oracle.frames.total() / 64).max(1) as u64) as u32 * 64;
-            let region = Run { start: FrameId(unit), len: 64 };
-            oracle.frames.isolate(region);
+            // Spares some units concurrently, and sometimes grows and shrinks the pool.
+            let unit = FrameId(dice.roll(oracle.frames.total() as u64) as u32);
+            let is_spared = oracle.frames.spare_unit(unit);
             let room = config.frames_max - oracle.frames.total();
             if room > 0 {
                 oracle.frames.grow(room.min(1 + dice.roll(100) as usize), &mut |_| Ok(())).unwrap();
             }
-            oracle.frames.readmit(region);
+            if is_spared {
+                oracle.frames.unspare_unit(unit);
+            }
             shrunk += shrink(&oracle, &mut dice) as u64;
         }
         println!("{shrunk} shrinks");

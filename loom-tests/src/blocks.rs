@@ -102,7 +102,7 @@ impl TouchedBlocks {
     /// Allocates blocks and writes them; returns `None` if too few are free.
     pub fn take(&self, blocks: usize) -> Option<Vec<BlockId>> {
         let mut ids = Vec::new();
-        match self.blocks.allocate(&AllocRequest::new(blocks), None, &mut |id| ids.push(id)) {
+        match self.blocks.allocate(&AllocRequest::new(blocks), &mut |id| ids.push(id)) {
             Ok(()) => {}
             Err(AllocError::Exhausted { .. }) => {
                 assert!(ids.is_empty(), "a refused allocation returns no blocks");

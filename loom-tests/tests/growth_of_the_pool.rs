@@ -36,7 +36,7 @@ fn beside_free_by_handle() {
         let other = pool.clone();
         let thread = thread::spawn(move || other.blocks.grow(3, &mut |_| Ok(())).unwrap());
         let mut got = None;
-        if pool.blocks.allocate(&AllocRequest::new(1), None, &mut |id| got = Some(id)).is_ok() {
+        if pool.blocks.allocate(&AllocRequest::new(1), &mut |id| got = Some(id)).is_ok() {
             pool.blocks.free(&[pool.blocks.handle(got.unwrap())]).unwrap();
         }
         thread.join().unwrap();

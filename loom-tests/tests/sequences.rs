@@ -216,7 +216,7 @@ fn a_block_that_was_copied_outlives_the_batch() {
 /// Allocates a block, if one is free, and writes it.
 fn take_and_write(blocks: &Blocks, bytes: &Bytes) {
     let mut taken = None;
-    if blocks.allocate(&AllocRequest::new(1), None, &mut |id| taken = Some(id)).is_ok() {
+    if blocks.allocate(&AllocRequest::new(1), &mut |id| taken = Some(id)).is_ok() {
         let id = taken.expect("it was handed out");
         bytes.write(id);
         blocks.release(&[id]);

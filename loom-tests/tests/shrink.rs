@@ -105,7 +105,7 @@ fn remaining_frames_are_not_refused_at_the_end() {
         let mut open = pool.frames.begin_shrink(6).unwrap();
         assert_eq!(pool.frames.collect(&mut open, |run| pool.touch(run)), 0);
         let other = pool.clone();
-        let thread = thread::spawn(move || other.frames.extend(FrameId(4), 3));
+        let thread = thread::spawn(move || other.frames.extend(FrameId(4), 3, false));
         pool.frames.commit_shrink(&open);
         pool.frames.end_shrink(open);
         assert_eq!(thread.join().unwrap(), Some(2), "exactly these stay free throughout");

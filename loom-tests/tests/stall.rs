@@ -54,7 +54,7 @@ fn while_blocks_are_handed_out() {
             let mut got = vec![];
             other
                 .blocks
-                .allocate(&request, None, &mut |id| {
+                .allocate(&request, &mut |id| {
                     there.here();
                     got.push(id);
                 })

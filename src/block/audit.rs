@@ -287,10 +287,10 @@ mod tests {
         let counts = blocks.counts();
         assert_eq!((counts.held, counts.free(), counts.used()), (1, 68, 0));
         let mut got = Vec::new();
-        blocks.allocate(&AllocRequest::new(68), None, &mut |id| got.push(id)).unwrap();
+        blocks.allocate(&AllocRequest::new(68), &mut |id| got.push(id)).unwrap();
         assert!(!got.contains(&BlockId(7)));
         blocks.space.release_held(frame);
-        blocks.allocate(&AllocRequest::new(1), None, &mut |id| got.push(id)).unwrap();
+        blocks.allocate(&AllocRequest::new(1), &mut |id| got.push(id)).unwrap();
         assert_eq!((got.last(), blocks.audit().unwrap().held), (Some(&BlockId(7)), 0));
     }
 
@@ -308,6 +308,6 @@ mod tests {
     fn a_held_frame_is_not_handed_out() {
         let blocks = blocks();
         blocks.space.hold_frame(FrameId(1));
-        let _ = blocks.allocate(&AllocRequest::new(69), None, &mut |_| ());
+        let _ = blocks.allocate(&AllocRequest::new(69), &mut |_| ());
     }
 }

@@ -70,6 +70,8 @@ mod thread_cache;
 mod wait;
 
 pub use self::core::{Blocks, BlocksConfig, Core, Evictable, Evictor, NotEvicted};
+pub use allocate::ListEnd;
+pub(crate) use allocate::unit_of;
 pub use audit::{AuditError, AuditReport, FramePlace};
 pub(crate) use cache_handle::CacheHandle;
 pub use cache_handle::{KeepAlive, flush_thread};

@@ -87,16 +87,6 @@ impl<'a> Map<'a> {
         (got != 0).then_some(got)
     }
 
-    /// Claims consecutive frames from `from` on, within its leaf.
-    pub(super) fn extend(self, from: FrameId, want: u32) -> Option<u32> {
-        let (leaf, pos) = (from.index() >> FAN_LOG2, from.0 & (FAN as u32 - 1));
-        let claimed = self.claim_word(Level::Leaf, leaf, false, |open| {
-            let len = (open >> pos).trailing_ones().min(want);
-            (len != 0).then(|| ones(pos, len))
-        })?;
-        Some(claimed.mask.count_ones())
-    }
-
     /// Frees frames of a leaf, and moves the leaf up if it becomes full.
     #[inline]
     pub(super) fn free_mask(self, leaf: usize, mask: u64) {

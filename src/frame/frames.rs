@@ -3,7 +3,7 @@
 use std::ops::{ControlFlow, DerefMut};
 use std::sync::PoisonError;
 
-use super::bits::{ALL, ones};
+use super::bits::{ALL, ones, runs};
 use super::census::Census;
 use super::claim::CLAIM_PASSAGES;
 use super::directory::Directory;
@@ -17,7 +17,7 @@ use crate::config::{FAN, FAN_LOG2};
 use crate::error::GrowError;
 use crate::ids::{FRAMES_MAX, FrameId, Order, Run};
 use crate::sync::epoch::{self, Owned};
-use crate::sync::{Mutex, Ordering};
+use crate::sync::{AtomicUsize, CachePadded, Mutex, Ordering};
 
 /// Size of the bitmap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -52,6 +52,18 @@ impl FrameMask {
         self.bits == 0
     }
 
+    /// Returns the set of one frame.
+    #[inline]
+    pub fn of(frame: FrameId) -> Self {
+        let pos = frame.0 & (FAN as u32 - 1);
+        Self { base: FrameId(frame.0 - pos), bits: 1 << pos }
+    }
+
+    /// Returns its maximal runs, ascending.
+    pub fn runs(self) -> impl Iterator<Item = Run> {
+        runs(self.bits).map(move |(pos, len)| Run { start: FrameId(self.base.0 + pos), len })
+    }
+
     /// Returns every frame, ascending.
     #[inline]
     pub fn frames(self) -> impl Iterator<Item = FrameId> {
@@ -75,6 +87,8 @@ pub struct Frames {
     hints: LevelHints,
     shape: Shape,
     pub(super) tally: Tally,
+    /// Number of [spared](super::spare) units.
+    pub(super) spared_units: CachePadded<AtomicUsize>,
     frames_max: usize,
     /// The pool was built at its maximum size: its directory is never replaced, so no pin is
     /// needed.
@@ -109,6 +123,7 @@ impl Frames {
             },
             shape,
             tally: Tally::default(),
+            spared_units: CachePadded::new(AtomicUsize::new(0)),
             frames_max,
             is_fixed: frames == frames_max,
             growth: Mutex::new(Growth { is_shrinking: false }),
@@ -134,7 +149,7 @@ impl Frames {
         // SAFETY: the directory is never null; one that is replaced is destroyed through the epoch
         // collector, which waits for `guard`, and only a pool that is not fixed replaces it.
         let directory = unsafe { directory.deref() };
-        f(Map { directory, hints: &self.hints })
+        f(Map { directory, hints: &self.hints, spares: true })
     }
 
     pub(super) fn growth(&self) -> impl DerefMut<Target = Growth> {
@@ -179,26 +194,20 @@ impl Frames {
 
     /// Counts a run as allocated.
     #[inline]
-    fn count_taken(&self, run: Run) {
+    pub(super) fn count_taken(&self, run: Run) {
         self.tally.took(run.start, run.len as usize);
     }
 
     #[inline]
-    fn count_many(&self, near: FrameId, taken: u32) -> u32 {
+    pub(super) fn count_many(&self, near: FrameId, taken: u32) -> u32 {
         if taken > 0 {
             self.tally.took(near, taken as usize);
         }
         taken
     }
 
-    /// Claims up to `want` consecutive frames from `from` on, within the same partly used unit. No
-    /// whole unit is split. Returns the number of frames claimed, if any.
-    pub fn extend(&self, from: FrameId, want: u32) -> Option<u32> {
-        self.with(|map| map.extend(from, want)).inspect(|&len| self.count_taken(Run { start: from, len }))
-    }
-
     /// Claims exactly the frames of `run`. Returns false and claims none if one of them is taken or
-    /// outside the pool. Frames of isolated regions can be claimed.
+    /// outside the pool. Closed frames can be claimed.
     pub fn claim(&self, run: Run) -> bool {
         let is_claimed = self.with(|map| {
             let is_inside = u64::from(run.start.0) + u64::from(run.len) <= map.directory.frames() as u64;
@@ -268,40 +277,6 @@ impl Frames {
         }
     }
 
-    /// Makes allocators avoid a region of whole units. A unit in which the region ends is included;
-    /// frames beyond the end of the pool are not.
-    ///
-    /// Free frames of the region stay free, frames freed into it stay there, and
-    /// [`claim`](Self::claim) can claim them. A concurrent allocation may still claim some: safety
-    /// rests on the bits alone.
-    ///
-    /// # Panics
-    /// If the region does not begin at a unit boundary.
-    pub fn isolate(&self, region: Run) {
-        self.with(|map| {
-            map.for_each_group(region, |group, bits| {
-                if let Some(word) = map.directory.group(group) {
-                    // Relaxed: advice.
-                    word.closed.fetch_or(bits, Ordering::Relaxed);
-                }
-            });
-        });
-    }
-
-    /// Opens an isolated region again.
-    ///
-    /// # Panics
-    /// As [`isolate`](Self::isolate).
-    pub fn readmit(&self, region: Run) {
-        self.with(|map| {
-            map.for_each_group(region, |group, bits| {
-                if let Some(word) = map.directory.group(group) {
-                    word.closed.fetch_and(!bits, Ordering::Relaxed);
-                }
-            });
-        });
-    }
-
     /// Adds `frames` frames after the last one and returns them. Calls `prepare` once, with the new
     /// frames, before any of them can be allocated; if it fails, nothing has changed. Growing
     /// threads wait for each other; no other operation waits for them.
@@ -356,7 +331,7 @@ impl Frames {
         unsafe { guard.defer_destroy(old) };
     }
 
-    /// Returns the number of free frames, isolated ones included. Exact without concurrent changes;
+    /// Returns the number of free frames, closed ones included. Exact without concurrent changes;
     /// O(frames / 64).
     pub fn free_frames(&self) -> usize {
         self.with(|map| map.free_count())

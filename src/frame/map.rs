@@ -61,9 +61,17 @@ impl Word<'_> {
 pub(super) struct Map<'a> {
     pub(super) directory: &'a Directory,
     pub(super) hints: &'a LevelHints,
+    /// Whether searches skip the leaves of [spared](super::spare) units.
+    pub(super) spares: bool,
 }
 
 impl<'a> Map<'a> {
+    /// Returns the view for a search that may take frames of spared units.
+    #[inline]
+    pub(super) fn with_spared(self) -> Self {
+        Self { spares: false, ..self }
+    }
+
     #[inline]
     pub(super) fn hints(self, level: Level) -> &'a Hints {
         match level {
@@ -80,7 +88,8 @@ impl<'a> Map<'a> {
                 let bits = self.directory.leaf(index)?;
                 let (group, bit) = self.directory.shape.unit_place(index);
                 let group = self.directory.group(group)?;
-                let closed = group.closed_in_unit(bit, index);
+                let spared = self.spares && group.is_spared(bit);
+                let closed = if spared { !0 } else { group.closed_in_unit(bit, index) };
                 Some(Word { bits, transit: &group.transit, closed })
             }
             Level::Unit => {

@@ -44,14 +44,14 @@
 //! A set bit belongs to the thread that clears it with a read-modify-write. No thread stores into a
 //! word. The directory and its number of frames are changed by the holder of the growth lock, or by
 //! the one shrinker that it admitted; the directory is read under `epoch::pin` and no reference to
-//! it is kept. Hints and closed bits are advice that any thread may change: safety rests on the
-//! leaf and unit bits alone.
+//! it is kept. Hints, closed bits and spared bits are advice that any thread may change: safety
+//! rests on the leaf and unit bits alone.
 //!
 //! # Files
 //!
 //! The words: `bits` (pure functions), `transit`, `hints`, `segment`, `directory`. The algorithms,
 //! all on `map`'s view of them: `claim` (every change of a word), `search` (placement), `scan` (the
-//! walk), `census`, `shrink`. The whole: `frames`, with a `tally` of free frames. Above it, the
+//! walk), `census`, `shrink`, `spare` (the room behind growing sequences). The whole: `frames`, with a `tally` of free frames. Above it, the
 //! frames of one thread: `magazine`, `depot` (a `stock` of magazines), `magazine_pair`, and the
 //! `owner` cell that holds them.
 //!
@@ -75,6 +75,7 @@ mod scan;
 mod search;
 mod segment;
 mod shrink;
+mod spare;
 mod stock;
 mod tally;
 mod transit;

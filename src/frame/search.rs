@@ -22,6 +22,7 @@ use super::claim::Claimed;
 use super::map::{Level, Map};
 use crate::config::{FAN, FAN_LOG2};
 use crate::ids::{FrameId, Order, Run};
+use crate::sync::Ordering;
 
 /// Maximum number of groups examined for a well-placed hole.
 const GROUPS_MAX: usize = 8;
@@ -105,6 +106,9 @@ impl<'a> Map<'a> {
         let (mut group, mut wrapped, mut words) = (home, false, wanted.words);
         for _ in 0..wanted.groups {
             let mut bits = hints.group(group, class) & !spare.map_or(0, |spare| hints.group(group, spare));
+            if let Level::Leaf = level {
+                bits &= !self.spared(group);
+            }
             while bits != 0 {
                 let word = group << FAN_LOG2 | bits.trailing_zeros() as usize;
                 bits &= bits - 1;
@@ -136,6 +140,17 @@ impl<'a> Map<'a> {
         None
     }
 
+    /// Returns a mask of the leaves that this search skips because they are spared, among those of a
+    /// group of hints.
+    #[inline]
+    fn spared(self, group: usize) -> u64 {
+        // In smaller groups, the claim of a word checks it.
+        if !self.spares || self.directory.shape.units_in_group() < FAN {
+            return 0;
+        }
+        self.directory.group(group).map_or(0, |group| group.spared.load(Ordering::Relaxed))
+    }
+
     /// Claims a run of `2^order` frames at a multiple of its length.
     pub(super) fn allocate_aligned(self, order: Order, near: FrameId) -> Option<Run> {
         let log2 = u32::from(order.0);
@@ -148,7 +163,7 @@ impl<'a> Map<'a> {
         } else {
             self.place_units(Fit { len: len >> FAN_LOG2, is_aligned: true }, len, near)
         };
-        placed.or_else(|| self.scan_run(len, len))
+        placed.or_else(|| self.with_spared().scan_run(len, len))
     }
 
     /// Claims a run of `len` frames.
@@ -162,7 +177,7 @@ impl<'a> Map<'a> {
         } else {
             self.place_units(Fit { len: len.div_ceil(FAN as u32), is_aligned: false }, len, near)
         };
-        placed.or_else(|| self.scan_run(len, 1))
+        placed.or_else(|| self.with_spared().scan_run(len, 1))
     }
 
     /// Claims a run of fewer than [`FAN`] frames inside one leaf.
@@ -228,8 +243,9 @@ impl<'a> Map<'a> {
             return None;
         }
         let near = self.directory.unit_near(near.index());
-        let found = self.place_refill(want, near);
-        let (leaf, bits) = found.or_else(|| if thorough { self.scan_frames(want) } else { None })?;
+        let any = self.with_spared();
+        let walk = || any.place_refill(want, near).or_else(|| any.scan_frames(want));
+        let (leaf, bits) = self.place_refill(want, near).or_else(|| if thorough { walk() } else { None })?;
         Some(FrameMask { base: FrameId((leaf << FAN_LOG2) as u32), bits })
     }
 
@@ -256,9 +272,13 @@ impl<'a> Map<'a> {
     /// then the hole that fits the rest, then the longest holes. Returns the number of frames
     /// passed to `take`.
     pub(super) fn allocate_many(self, count: u32, near: FrameId, take: &mut dyn FnMut(Run)) -> u32 {
+        let any = self.with_spared();
         let mut left = count - self.allocate_hinted(count, near, take);
+        if left > 0 {
+            left -= any.allocate_hinted(left, near, take);
+        }
         while left > 0 {
-            let Some((leaf, mask)) = self.scan_frames(left) else { break };
+            let Some((leaf, mask)) = any.scan_frames(left) else { break };
             for (pos, len) in runs(mask) {
                 left -= len;
                 take(Run { start: FrameId((leaf << FAN_LOG2) as u32 + pos), len });
@@ -271,23 +291,10 @@ impl<'a> Map<'a> {
     pub(super) fn allocate_hinted(self, count: u32, near: FrameId, take: &mut dyn FnMut(Run)) -> u32 {
         let mut left = count;
         let mut near = self.directory.unit_near(near.index());
-        let mut give = |run: Run, left: &mut u32| {
-            *left -= run.len;
-            take(run);
-            self.directory.unit_near(run.end() as usize)
-        };
-        // Whole units in one run, or else in the longest runs available. Each attempt is a search
-        // by hints, and the attempts halve.
-        let mut units = left >> FAN_LOG2;
-        while units > 0 {
-            match self.place_units(Fit { len: units, is_aligned: false }, units << FAN_LOG2, near) {
-                Some(run) => {
-                    near = give(run, &mut left);
-                    units = units.min(left >> FAN_LOG2);
-                }
-                None => units = (units / 2).min(self.directory.shape.units_in_group() as u32),
-            }
-        }
+        let mut whole = left >> FAN_LOG2 << FAN_LOG2;
+        left -= whole;
+        near = self.allocate_units(&mut whole, near, take);
+        left += whole;
         // The rest goes into a hole that fits. Without one, a small rest goes into several holes,
         // and for a large rest a unit is split.
         while left > 0 {
@@ -298,9 +305,39 @@ impl<'a> Map<'a> {
                 if want > REST_IN_PIECES { split().or_else(pieces) } else { pieces().or_else(split) }
             });
             let Some(run) = run else { break };
-            near = give(run, &mut left);
+            left -= run.len;
+            near = self.directory.unit_near(run.end() as usize);
+            take(run);
         }
         count - left
+    }
+
+    /// Claims up to `count` frames of whole units. Only the last unit is split.
+    pub(super) fn allocate_fresh(self, count: u32, near: FrameId, take: &mut dyn FnMut(Run)) -> u32 {
+        let mut left = count;
+        self.allocate_units(&mut left, self.directory.unit_near(near.index()), take);
+        count - left
+    }
+
+    /// Claims the `left` frames in whole units of one run, or else of the longest runs available,
+    /// and gives back the rest of the last unit. Returns the unit near which to continue.
+    ///
+    /// Each attempt is a search by hints, and the attempts halve.
+    fn allocate_units(self, left: &mut u32, mut near: usize, take: &mut dyn FnMut(Run)) -> usize {
+        let mut units = left.div_ceil(FAN as u32);
+        while units > 0 && *left > 0 {
+            let len = (units << FAN_LOG2).min(*left);
+            match self.place_units(Fit { len: units, is_aligned: false }, len, near) {
+                Some(run) => {
+                    *left -= run.len;
+                    near = self.directory.unit_near(run.end() as usize);
+                    take(run);
+                    units = units.min(left.div_ceil(FAN as u32));
+                }
+                None => units = (units / 2).min(self.directory.shape.units_in_group() as u32),
+            }
+        }
+        near
     }
 
     /// Claims `want` consecutive frames of a partly used leaf.

@@ -21,6 +21,8 @@ pub(super) struct Group {
     pub(super) units: AtomicU64,
     /// A set bit: allocators avoid the unit, whether its free frames are in `units` or in its leaf.
     pub(super) closed: AtomicU64,
+    /// A set bit: the unit is [spared](super::spare).
+    pub(super) spared: AtomicU64,
     /// First frame of an open shrink, if its unit is in this group: that unit is closed only from
     /// this frame on. Otherwise [`NO_CUT`].
     pub(super) cut: AtomicUsize,
@@ -38,6 +40,13 @@ impl Group {
     pub(super) fn closed_in_unit(&self, bit: u32, unit: usize) -> u64 {
         // Relaxed: closing is advice, safety rests on the bits.
         if self.closed.load(Ordering::Relaxed) >> bit & 1 == 0 { 0 } else { self.cut_of(bit, unit) }
+    }
+
+    /// Returns whether the unit at `bit` is spared.
+    #[inline]
+    pub(super) fn is_spared(&self, bit: u32) -> bool {
+        // Relaxed: advice, like `closed`.
+        self.spared.load(Ordering::Relaxed) >> bit & 1 == 1
     }
 
     /// Returns the closed frames of a unit that was just read as closed: all of them, or those
@@ -147,6 +156,7 @@ impl Segment {
             CachePadded::new(Group {
                 units: AtomicU64::new(0),
                 closed: AtomicU64::new(0),
+                spared: AtomicU64::new(0),
                 cut: AtomicUsize::new(NO_CUT),
                 transit,
             })

@@ -168,7 +168,7 @@ impl Frames {
             // none of them is free.
             map.directory.frames.store(region.start.index(), Ordering::Relaxed);
             self.open_again(map, shrink);
-            // Units that growth brings back are open, even if another caller had isolated them.
+            // Units that growth brings back are open.
             let gone = region.start.index().div_ceil(FAN)..region.end().div_ceil(FAN as u32) as usize;
             for unit in gone.clone() {
                 let (group, bit) = map.directory.shape.unit_place(unit);

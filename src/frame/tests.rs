@@ -90,7 +90,9 @@ enum Op {
     Claim { start: u32, len: u32 },
     Free { pick: usize },
     FreePart { pick: usize, cut: u32 },
-    Isolate { unit: u32, units: u32, open: bool },
+    Spare { frame: u32, on: bool },
+    Extend { from: u32, want: u32, spares: bool },
+    Fresh { count: u32, near: u32 },
     Grow { frames: usize },
     Shrink { to: usize, gives_up: bool },
 }
@@ -103,10 +105,13 @@ fn any_op() -> impl Strategy<Value = Op> {
         3 => (len.clone(), near.clone()).prop_map(|(len, near)| Op::Run { len, near }),
         2 => (len.clone(), near.clone()).prop_map(|(count, near)| Op::Many { count, near }),
         3 => (1u32..70, near.clone()).prop_map(|(want, near)| Op::Refill { want, near }),
-        2 => (near, len).prop_map(|(start, len)| Op::Claim { start, len }),
+        2 => (near.clone(), len.clone()).prop_map(|(start, len)| Op::Claim { start, len }),
         6 => any::<usize>().prop_map(|pick| Op::Free { pick }),
         4 => (any::<usize>(), any::<u32>()).prop_map(|(pick, cut)| Op::FreePart { pick, cut }),
-        1 => (0u32..20, 1u32..5, any::<bool>()).prop_map(|(unit, units, open)| Op::Isolate { unit, units, open }),
+        2 => (0u32..2000, any::<bool>()).prop_map(|(frame, on)| Op::Spare { frame, on }),
+        3 => (near.clone(), len.clone(), any::<bool>())
+            .prop_map(|(from, want, spares)| Op::Extend { from, want, spares }),
+        2 => (len.clone(), near.clone()).prop_map(|(count, near)| Op::Fresh { count, near }),
         1 => (1usize..300).prop_map(|frames| Op::Grow { frames }),
         3 => (0usize..1500, any::<bool>()).prop_map(|(to, gives_up)| Op::Shrink { to, gives_up }),
     ]
@@ -177,18 +182,37 @@ fn apply(pool: &mut Checked, owned: &mut Vec<Run>, op: Op) {
                 owned[pick].len -= cut;
             }
         }
-        Op::Isolate { unit, units, open } => {
-            let start = unit as usize * FAN;
-            let end = (start + units as usize * FAN).min(pool.free.len());
-            if start < end {
-                let region = run(start, end - start);
-                if open {
-                    pool.frames.readmit(region)
-                } else {
-                    pool.frames.isolate(region)
-                }
-                pool.closed[start..end].fill(!open);
+        Op::Spare { frame, on } => {
+            if on {
+                pool.frames.spare_unit(FrameId(frame));
+            } else {
+                pool.frames.unspare_unit(FrameId(frame));
             }
+        }
+        Op::Extend { from, want, spares } => {
+            let from = FrameId(from % pool.free.len() as u32);
+            let got = pool.frames.extend(from, want, spares).unwrap_or(0);
+            assert!(got <= want);
+            let next = from.index() + got as usize;
+            let unit = from.index() / FAN * FAN;
+            let is_inside_whole =
+                got == 0 && (unit..unit + FAN).all(|frame| pool.free.get(frame) == Some(&true));
+            let ends =
+                got == want || next.is_multiple_of(FAN) || is_inside_whole || pool.frames.is_spared(from);
+            assert!(ends || !pool.free.get(next).is_some_and(|free| *free), "stopped at a free frame");
+            if got > 0 {
+                let run = Run { start: from, len: got };
+                pool.take(run);
+                owned.push(run);
+            }
+        }
+        Op::Fresh { count, near } => {
+            let units = pool.frames.free_units();
+            let mut got = Vec::new();
+            let taken = pool.frames.allocate_fresh(count, FrameId(near), &mut |run| got.push(run));
+            assert_eq!(taken as usize, (count as usize).min(units * FAN));
+            got.iter().for_each(|run| pool.take(*run));
+            owned.extend(got);
         }
         Op::Grow { frames } => {
             let total = pool.free.len();
@@ -362,23 +386,43 @@ fn allocate_some_finds_all_without_concurrent_frees() {
 }
 
 #[test]
-fn isolated_frames_are_avoided_and_kept() {
-    let pool = frames(256, 256, 128);
-    let held = pool.allocate_run(10, FrameId(0)).unwrap();
-    pool.isolate(run(0, 128));
-    let mut taken = 0;
-    while let Some(mask) = pool.refill(64, FrameId(0)) {
-        assert!(mask.base.0 >= 128);
-        taken += mask.len();
+fn spared_units_are_taken_last() {
+    let pool = frames(512, 512, 512);
+    let head = pool.allocate_run(10, FrameId(0)).unwrap();
+    assert!(pool.spare_unit(head.start) && !pool.spare_unit(FrameId(63)), "a bit has one owner");
+    assert!(!pool.spare_unit(FrameId(64)), "one unit of eight");
+    assert_eq!((pool.spared_frames(), pool.free_units()), (54, 7));
+    assert_eq!(pool.extend(FrameId(10), 4, false), None, "spared by another caller");
+    assert_eq!(pool.extend(FrameId(10), 4, true), Some(4));
+    for _ in 0..7 {
+        let mask = pool.refill(64, FrameId(0)).unwrap();
+        assert!(mask.base.0 >= 64 && mask.len() == 64, "{mask:?}");
     }
-    assert_eq!(taken, 128);
-    pool.free_run(held);
-    assert_eq!(pool.allocate_run(1, FrameId(0)), None);
-    assert_eq!(pool.free_frames(), 128);
-    assert!(pool.claim(run(5, 3)), "a named claim may take isolated frames");
-    pool.free_run(run(5, 3));
-    pool.readmit(run(0, 128));
-    assert_eq!(pool.allocate_run(128, FrameId(0)), Some(run(0, 128)));
+    assert_eq!(pool.refill_some(1, FrameId(0)), None, "hints lead to spared frames only");
+    let rest = pool.refill(64, FrameId(0)).expect("a refusal is last");
+    assert_eq!((rest.base.0, rest.len()), (0, 50));
+    assert_eq!(pool.refill(1, FrameId(0)), None);
+    pool.unspare_unit(FrameId(0));
+    assert!(pool.spare_unit(FrameId(64)));
+    assert!(!pool.spare_unit(FrameId(4096)), "not of this pool");
+}
+
+#[test]
+fn a_list_extends_over_whole_units() {
+    let pool = frames(1024, 1024, 1024);
+    let mut runs = Vec::new();
+    assert_eq!(pool.allocate_fresh(100, FrameId(0), &mut |run| runs.push(run)), 100);
+    assert_eq!(runs, [run(0, 100)]);
+    assert_eq!(pool.extend(FrameId(100), 300, false), Some(300), "the leaf, and whole units behind it");
+    assert!(pool.claim(run(448, 1)));
+    assert_eq!(pool.extend(FrameId(400), 300, false), Some(48), "up to the next frame in use");
+    assert_eq!(pool.extend(FrameId(512), 64, false), Some(64), "from the start of a unit");
+    assert_eq!(pool.extend(FrameId(512), 64, false), None);
+    assert_eq!(pool.free_units(), 7);
+    let mut runs = RunList::new();
+    assert_eq!(pool.allocate_fresh(700, FrameId(0), &mut |run| runs.append(run)), 448, "holes are left");
+    assert_eq!(*runs, [run(576, 448)]);
+    pool.audit().unwrap();
 }
 
 #[test]
@@ -501,7 +545,7 @@ fn the_tally_equals_the_bitmaps() {
             1 => runs.extend(pool.allocate_run(len, near)),
             2 => drop(pool.allocate_many(len, near, &mut |run| runs.push(run))),
             3 => drop(pool.allocate_some(len, near, &mut |run| runs.push(run))),
-            4 => runs.extend(pool.extend(near, len).map(|len| Run { start: near, len })),
+            4 => runs.extend(pool.extend(near, len, false).map(|len| Run { start: near, len })),
             5 => {
                 let run = Run { start: near, len: random.u32(1..4) };
                 runs.extend(pool.claim(run).then_some(run));

@@ -129,7 +129,7 @@ impl BlockSource for Pool {
         if GUARDED {
             self.0.blocks.allocate_guarded(request, None, take)
         } else {
-            self.0.blocks.allocate(request, None, take)
+            self.0.blocks.allocate(request, take)
         }
     }
 }

@@ -18,9 +18,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use thiserror::Error;
 
-use crate::block::AllocRequest;
+use crate::block::{AllocRequest, ListEnd};
 use crate::error::{AllocError, SequenceError, StorageError};
-use crate::ids::{BlockId, FrameId, Ticket};
+use crate::ids::{BlockId, Ticket};
 use crate::storage::{DeviceStream, FrameMove};
 
 use super::TOKENS_MAX;
@@ -284,6 +284,9 @@ impl Batch {
             self.step.sequences.0.blocks.touch(&[tail.id]);
         }
         sequence.list.publish(plan.length);
+        if done.new_blocks > 0 {
+            sequence.spare_end();
+        }
         if let Some(copied) = done.copied {
             if self.copies_at_once() {
                 sequence.release_unlinked(&[copied.from]);
@@ -307,7 +310,7 @@ impl Batch {
         tail: Option<&Tail>,
         done: &mut Appended,
     ) -> Result<(), SequenceError> {
-        let near = sequence.list.last().map(|last| FrameId(self.step.sequences.0.blocks.frame(last).0 + 1));
+        let end = sequence.list_end();
         let copies = tail.is_some_and(|tail| tail.access == Access::Copy);
         let base = sequence.list.len();
         let request = AllocRequest::new(plan.fresh as usize + copies as usize)
@@ -322,7 +325,7 @@ impl Batch {
             }
             sequence.list.reserve(base + plan.fresh as usize);
             let (list, mut place) = (&mut sequence.list, base);
-            self.allocate(&request, near, &mut |id| {
+            self.allocate(&request, end, &mut |id| {
                 if copies && copy.is_none() {
                     copy = Some(id);
                 } else {
@@ -340,7 +343,7 @@ impl Batch {
         let open = |tail: &Tail| self.step.sequences.0.blocks.reopen_guarded(tail.id);
         if matches!(tail.access, Access::Reopen | Access::Withdraw) && !open(tail) {
             let one = AllocRequest { blocks: 1, ..request };
-            if let Err(error) = self.allocate(&one, near, &mut |id| copy = Some(id)) {
+            if let Err(error) = self.allocate(&one, end, &mut |id| copy = Some(id)) {
                 self.give_up(sequence, base, plan, None);
                 return Err(error.into());
             }
@@ -375,11 +378,11 @@ impl Batch {
     fn allocate(
         &self,
         request: &AllocRequest,
-        near: Option<FrameId>,
+        end: ListEnd,
         take: &mut dyn FnMut(BlockId),
     ) -> Result<(), AllocError> {
         let shared = &self.step.sequences.0;
-        let mut allocate = || shared.blocks.allocate_guarded(request, near, take);
+        let mut allocate = || shared.blocks.allocate_guarded(request, Some(end), take);
         if shared.sampler.is_due() { shared.sampler.time(allocate) } else { allocate() }
     }
 

@@ -5,9 +5,9 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use crate::block::{BlockWord, Blocks, Priority};
+use crate::block::{BlockWord, Blocks, ListEnd, Priority, unit_of};
 use crate::error::SequenceError;
-use crate::ids::{BlockId, SequenceId, Ticket};
+use crate::ids::{BlockId, FrameId, SequenceId, Ticket};
 use crate::prefix::PolicyInfo;
 use crate::sync::{Ordering::*, fence, panicking};
 
@@ -25,6 +25,8 @@ pub struct Sequence {
     id: SequenceId,
     priority: Priority,
     pub(super) list: ListOwner,
+    /// A frame of the unit that it spares for its growth.
+    spared: Option<FrameId>,
     pub(super) committed: u32,
     pub(super) seals: Seals,
     /// Block hashes, in a pool with a prefix cache.
@@ -53,6 +55,7 @@ impl Sequence {
             id,
             priority,
             list,
+            spared: None,
             committed: 0,
             seals: Seals::default(),
             known: None,
@@ -151,6 +154,7 @@ impl Sequence {
             id,
             priority: self.priority,
             list,
+            spared: None,
             committed: self.committed,
             seals: self.seals.forked(),
             known: self.known.clone(),
@@ -306,6 +310,30 @@ impl Sequence {
         }
     }
 
+    /// Returns the place at which its next blocks are best placed.
+    pub(super) fn list_end(&self) -> ListEnd {
+        let last = self.list.last().map(|last| self.pool().frame(last));
+        let spares = last.is_some() && self.spared.map(unit_of) == last.map(unit_of);
+        ListEnd { next: last.map(|last| FrameId(last.0 + 1)), spares }
+    }
+
+    /// Spares the unit of its last block, after blocks were added.
+    #[inline]
+    pub(super) fn spare_end(&mut self) {
+        let last = self.list.last().map(|last| self.pool().frame(last));
+        if self.spared.map(unit_of) != last.map(unit_of) {
+            self.spare(last);
+        }
+    }
+
+    /// Spares the unit of a frame in place of the one spared before.
+    fn spare(&mut self, frame: Option<FrameId>) {
+        if let Some(before) = self.spared.take() {
+            self.pool().unspare_unit(before);
+        }
+        self.spared = frame.filter(|&frame| self.pool().spare_unit(frame));
+    }
+
     /// Unlinks and releases all blocks after `length` tokens.
     fn cut(&mut self, length: u32) {
         let block_tokens = self.sequences.0.block_tokens;
@@ -345,6 +373,7 @@ impl Drop for Sequence {
             self.register_tail();
         }
         self.cut(0);
+        self.spare(None);
     }
 }
 

@@ -18,7 +18,7 @@
 //! copy. In the target: only the copying thread, because no other thread knows the blocks; they are
 //! not sealed, so nothing moves them.
 
-use crate::block::{AllocRequest, Blocks};
+use crate::block::{AllocRequest, Blocks, ListEnd};
 use crate::error::{AllocError, TransferError};
 use crate::ids::{BlockId, FrameId, Ticket};
 use crate::prefix::PolicyInfo;
@@ -147,8 +147,9 @@ impl Arrival {
         if fresh > 0 {
             let request = AllocRequest::new(fresh).sequence(source.id()).priority(source.priority());
             let (pool, blocks) = (target.blocks(), &mut arrival.held.blocks);
-            let near = blocks.last().map(|&last| FrameId(pool.frame(last).0 + 1));
-            pool.allocate_guarded(&request, near, &mut |id| blocks.push(id))?;
+            let next = blocks.last().map(|&last| FrameId(pool.frame(last).0 + 1));
+            let end = ListEnd { next, spares: false };
+            pool.allocate_guarded(&request, Some(end), &mut |id| blocks.push(id))?;
         }
         Ok(arrival)
     }
@@ -183,6 +184,7 @@ impl Arrival {
         sequence.list.reserve(blocks.len());
         blocks.iter().enumerate().for_each(|(place, &id)| sequence.list.stage(place, id));
         sequence.list.publish(length);
+        sequence.spare_end();
         sequence.committed = committed;
         sequence.seals.adopt(shared as u32);
         // All writers have ended, so the blocks are sealed, and registered if their hashes are

@@ -34,7 +34,14 @@ use crate::sync::Ordering::*;
 
 use crate::block::core::Core;
 use crate::block::release::By;
+use crate::block::space::FreedFrames;
 use crate::block::{BlockWord, Evictable, Evictor, NotEvicted};
+
+/// A request that evicts also evicts for the next ones: at most this share of the pool, as a shift.
+const AHEAD_SHIFT: u32 = 8;
+
+/// Maximum number of blocks evicted for the next requests.
+const AHEAD_MAX: usize = 512;
 
 impl Core {
     /// Registers a block of a sequence's list with the cache, and seals it. Returns false, and does
@@ -239,10 +246,37 @@ impl Core {
         evicted
     }
 
-    /// Evicts up to `wanted` blocks, and frees them.
+    /// Evicts the blocks that a request is missing, and some for the next ones, and frees them.
+    /// Returns their number. The caller's custody announces.
+    ///
+    /// Their frames go through the bitmaps, where they merge with their neighbours.
+    #[cold]
+    pub(in crate::block) fn evict_ahead(&self, missing: usize) -> usize {
+        self.evict_to_free(missing + self.ahead(), Self::evict_some)
+    }
+
+    /// As [`evict_ahead`](Self::evict_ahead), before a request is refused.
+    #[cold]
+    pub(in crate::block) fn evict_any_ahead(&self, missing: usize) -> usize {
+        self.evict_to_free(missing + self.ahead(), Self::evict_any)
+    }
+
+    fn ahead(&self) -> usize {
+        AHEAD_MAX.min(self.total() >> AHEAD_SHIFT)
+    }
+
+    fn evict_to_free(
+        &self,
+        wanted: usize,
+        evict: impl Fn(&Self, usize, &mut dyn FnMut(FrameId)) -> usize,
+    ) -> usize {
+        let mut freed = FreedFrames::new(&self.space);
+        evict(self, wanted, &mut |frame| freed.push(frame))
+    }
+
+    /// Evicts up to `wanted` blocks, frees and announces them.
     pub(crate) fn evict_free(&self, wanted: usize) {
-        let mut free = |frame| self.space.free_run(Run { start: frame, len: 1 });
-        if wanted > 0 && self.evict_any(wanted, &mut free) > 0 {
+        if wanted > 0 && self.evict_to_free(wanted, Self::evict_any) > 0 {
             self.announce();
         }
     }
@@ -252,23 +286,13 @@ impl Core {
         if self.evictable() == 0 {
             return;
         }
-        let oldest = self.space.clock.oldest();
+        let (mut freed, oldest) = (FreedFrames::new(&self.space), self.space.clock.oldest());
         for frame in region.frames() {
             if let Ok(frame) = self.evict(self.space.table.block_at(frame), oldest) {
-                self.space.free_run(Run { start: frame, len: 1 });
+                freed.push(frame);
             }
         }
+        drop(freed);
         self.announce();
-    }
-
-    /// Returns the frame of an evicted block for a request, after filling the reserve unless
-    /// urgent. `None`: the frame went to the reserve, or could not be wiped.
-    pub(in crate::block) fn take_evicted(&self, frame: FrameId, is_urgent: bool) -> Option<FrameId> {
-        let run = Run { start: frame, len: 1 };
-        if !self.space.wipe(run) {
-            return None;
-        }
-        let is_taken = !is_urgent && self.space.reserve.is_short() && self.space.reserve.fill(run).len == 0;
-        (!is_taken).then_some(frame)
     }
 }

@@ -15,15 +15,12 @@
 //!
 //! No step waits for another thread.
 
-use smallvec::SmallVec;
-
-use crate::config::MAGAZINE_BLOCKS_MAX;
 use crate::error::AllocError;
 use crate::frame::Visits;
-use crate::ids::{BlockId, FrameId, Order, Run, SequenceId, Ticket};
+use crate::ids::{BlockId, FrameId, Order, SequenceId, Ticket};
 use crate::sync::{Ordering::*, yield_now};
 
-use super::Grab;
+use super::{Grab, ListEnd};
 use crate::block::core::{Core, Custody};
 use crate::block::thread_cache::{CountedRef, ThreadCache};
 use crate::block::{AllocRequest, BlockWord, Blocks, Ownership, Priority};
@@ -35,10 +32,6 @@ const ROUNDS: usize = if cfg!(kvpool_loom) { 3 } else { 32 };
 /// before it reclaims.
 const LITTLE_SHIFT: u32 = 5;
 
-/// A thread that evicts also evicts for its next requests: at most this share of the pool, as a
-/// shift.
-const AHEAD_SHIFT: u32 = 9;
-
 /// Attempts of an allocation that was refused although enough was free: the frames were in transit,
 /// or in the hands of another allocation that did not get enough either.
 const ATTEMPTS: usize = 3;
@@ -46,29 +39,22 @@ const ATTEMPTS: usize = 3;
 impl Blocks {
     /// Allocates exactly `request.blocks` blocks for handles, each with one reference, or none.
     ///
-    /// With `near`, the frames from there on are preferred, so that a sequence's last run
-    /// continues.
-    ///
     /// # Errors
     ///
     /// [`AllocError`]; no block was allocated.
-    pub fn allocate(
-        &self,
-        request: &AllocRequest,
-        near: Option<FrameId>,
-        take: &mut dyn FnMut(BlockId),
-    ) -> Result<(), AllocError> {
-        self.with_thread_cache(|cache| self.allocate_at(cache, request, near, Ownership::ByHandle, take))
+    pub fn allocate(&self, request: &AllocRequest, take: &mut dyn FnMut(BlockId)) -> Result<(), AllocError> {
+        self.with_thread_cache(|cache| self.allocate_at(cache, request, None, Ownership::ByHandle, take))
     }
 
-    /// As [`allocate`](Self::allocate), for a lease or a sequence's list.
+    /// As [`allocate`](Self::allocate), for a lease, or for the list of a sequence that ends at
+    /// `list`.
     pub(crate) fn allocate_guarded(
         &self,
         request: &AllocRequest,
-        near: Option<FrameId>,
+        list: Option<ListEnd>,
         take: &mut dyn FnMut(BlockId),
     ) -> Result<(), AllocError> {
-        self.with_thread_cache(|cache| self.allocate_at(cache, request, near, Ownership::Guarded, take))
+        self.with_thread_cache(|cache| self.allocate_at(cache, request, list, Ownership::Guarded, take))
     }
 }
 
@@ -77,7 +63,7 @@ impl Core {
         &self,
         cache: Option<CountedRef<'_>>,
         request: &AllocRequest,
-        near: Option<FrameId>,
+        list: Option<ListEnd>,
         ownership: Ownership,
         take: &mut dyn FnMut(BlockId),
     ) -> Result<(), AllocError> {
@@ -85,7 +71,7 @@ impl Core {
         // A waiting request may search for the frames in our hands while we split a unit or give up
         // again.
         let custody = self.custody();
-        let gathered = self.gather(cache, request, near, &mut grab, &custody);
+        let gathered = self.gather(cache, request, list, &mut grab, &custody);
         drop(custody);
         gathered?;
         self.hand_out(&grab, request, ownership, take);
@@ -163,39 +149,38 @@ impl Core {
         &self,
         cache: Option<CountedRef<'_>>,
         request: &AllocRequest,
-        near: Option<FrameId>,
+        list: Option<ListEnd>,
         grab: &mut Grab,
         custody: &Custody<'_>,
     ) -> Result<(), AllocError> {
         self.check_request(request)?;
         let asked = request.blocks;
         for _ in 1..ATTEMPTS {
-            match self.gather_once(cache, request, near, grab, custody) {
+            match self.gather_once(cache, request, list, grab, custody) {
                 Err(AllocError::Exhausted { free, .. }) if free + self.reserved_for(request) >= asked => {
                     yield_now();
                 }
                 outcome => return outcome,
             }
         }
-        self.gather_once(cache, request, near, grab, custody)
+        self.gather_once(cache, request, list, grab, custody)
     }
 
     fn gather_once(
         &self,
         cache: Option<CountedRef<'_>>,
         request: &AllocRequest,
-        near: Option<FrameId>,
+        list: Option<ListEnd>,
         grab: &mut Grab,
         custody: &Custody<'_>,
     ) -> Result<(), AllocError> {
         let asked = request.blocks;
         if request.contiguous && asked > 1 {
-            return self.gather_run(cache, asked, near, grab, custody);
+            return self.gather_run(cache, asked, grab, custody);
         }
-        if let Some(near) = near {
-            grab.extend(self.space.frames.extend(near, asked as u32).map(|len| Run { start: near, len }));
-        }
-        if asked - grab.frames <= self.config.magazine_blocks.div_ceil(4) {
+        if let Some(end) = list {
+            self.gather_list(end, asked, grab);
+        } else if asked <= self.config.magazine_blocks.div_ceil(4) {
             self.take_cached(cache, asked, grab);
         }
         let mut ladder = Ladder::new();
@@ -207,9 +192,8 @@ impl Core {
             if missing == 0 {
                 return Ok(());
             }
-            let near = grab.runs.last().map(|run| FrameId(run.end())).or(near);
-            let near = near.filter(|near| near.index() < self.total_frames());
-            let near = near.unwrap_or_else(|| self.start(cache));
+            let near = grab.runs.last().map(|run| FrameId(run.end()));
+            let near = near.or(list.and_then(|end| end.next)).unwrap_or_else(|| self.start(cache));
             let mut take = |run| grab.extend(Some(run));
             if is_thorough {
                 self.space.frames.allocate_many(missing, near, &mut take);
@@ -223,16 +207,21 @@ impl Core {
             if grab.frames == asked {
                 return Ok(());
             }
-            let evicted = self.is_little_cached(asked - grab.frames)
-                && self.evict_into(cache, request, grab, Self::evict_some);
-            if evicted {
+            let missing = asked - grab.frames;
+            let can_evict = self.evictable() + self.reserved_for(request) >= missing;
+            if can_evict && self.evicts_first(missing) && self.evict_ahead(missing) > 0 {
                 continue;
             }
             if !is_thorough {
                 is_thorough = true;
                 continue;
             }
-            if !self.climb(&mut ladder, custody) && !self.evict_into(cache, request, grab, Self::evict_any) {
+            // Reclaiming comes first; and if that does not suffice either, an eviction would be wasted.
+            if self.climb(&mut ladder, custody) {
+                continue;
+            }
+            let can_evict = self.evictable() + self.reserved_for(request) >= missing;
+            if !can_evict || self.evict_any_ahead(missing) == 0 {
                 break;
             }
         }
@@ -260,14 +249,12 @@ impl Core {
         &self,
         cache: Option<CountedRef<'_>>,
         asked: usize,
-        near: Option<FrameId>,
         grab: &mut Grab,
         custody: &Custody<'_>,
     ) -> Result<(), AllocError> {
         let mut ladder = Ladder::new();
         loop {
-            let near = near.unwrap_or_else(|| self.start(cache));
-            if let Some(run) = self.space.frames.allocate_run(asked as u32, near) {
+            if let Some(run) = self.space.frames.allocate_run(asked as u32, self.start(cache)) {
                 grab.extend(Some(run));
                 return Ok(());
             }
@@ -287,12 +274,11 @@ impl Core {
             // Unvisited thread caches may complete a run.
             return Err(AllocError::FenceRefused { asked, free: self.counts().free() });
         }
-        if census.free + self.evictable() >= asked {
-            let near = near.unwrap_or(FrameId(0));
-            if let Some(run) = self.run_through_reserve(asked as u32, near, custody) {
-                grab.extend(Some(run));
-                return Ok(());
-            }
+        if census.free + self.evictable() >= asked
+            && let Some(run) = self.run_through_reserve(asked as u32, FrameId(0), custody)
+        {
+            grab.extend(Some(run));
+            return Ok(());
         }
         if census.free >= asked {
             let (longest_run, free) = (census.longest_run, census.free);
@@ -314,9 +300,9 @@ impl Core {
         });
     }
 
-    /// Returns whether all thread caches and the depot hold few frames, or fewer than are
-    /// missing.
-    fn is_little_cached(&self, missing: usize) -> bool {
+    /// Returns whether a request evicts before it reclaims: all thread caches and the depot hold few
+    /// frames, or fewer than are missing.
+    pub(super) fn evicts_first(&self, missing: usize) -> bool {
         if self.evictable() == 0 {
             return false;
         }
@@ -327,44 +313,6 @@ impl Core {
         let cached: usize = self.thread_caches.iter().map(in_thread_cache).sum();
         let cached = cached + self.space.depot.frames();
         cached < missing.max(self.total() >> LITTLE_SHIFT)
-    }
-
-    /// Evicts the missing blocks, and some for the thread's next requests; false if none was
-    /// evicted.
-    #[cold]
-    fn evict_into(
-        &self,
-        cache: Option<CountedRef<'_>>,
-        request: &AllocRequest,
-        grab: &mut Grab,
-        evict: impl Fn(&Self, usize, &mut dyn FnMut(FrameId)) -> usize,
-    ) -> bool {
-        let missing = request.blocks - grab.frames;
-        if self.evictable() + self.reserved_for(request) < missing {
-            // Reclaiming comes first; and if that does not suffice either, an eviction would be
-            // wasted.
-            return false;
-        }
-        // A thread that often needs one block would search everywhere for each.
-        let ahead = (self.config.magazine_blocks / 2).min(self.total() >> AHEAD_SHIFT);
-        let ahead = if cache.is_some() && !self.is_awaited() { ahead } else { 0 };
-        let is_urgent = request.priority == Priority::Urgent;
-        let mut spare = SmallVec::<[FrameId; MAGAZINE_BLOCKS_MAX]>::new();
-        let evicted = evict(self, missing + ahead, &mut |frame| match self.take_evicted(frame, is_urgent) {
-            Some(frame) if grab.frames < request.blocks => grab.push(frame),
-            Some(frame) => spare.push(frame),
-            None => {}
-        });
-        // In reverse, so that they are handed out in the order in which they were evicted.
-        for frame in spare.into_iter().rev() {
-            let put = cache.and_then(|cache| {
-                cache.enter(|local| local.magazines.free(frame, &self.space.frames, &self.space.depot))
-            });
-            if put.is_none() {
-                self.space.frames.free_run(Run { start: frame, len: 1 });
-            }
-        }
-        evicted > 0
     }
 
     /// Reclaims all free frames that threads cache into the bitmaps, where they merge into runs.

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `ladder` | all requests but those of the fast path: gather frames rung by rung, then own the blocks. Read it first |
 //! | `grab` | frames that one request has gathered so far |
+//! | `growth` | frames for the list of a sequence, which grows |
 //! | `evict` | eviction of cached blocks without owners: the pool's side of the prefix cache |
 //! | `window` | a run for a contiguous request out of a pool that is full of evictable blocks |
 //! | `reserve` | how requests and shrinks use the reserve |
@@ -13,8 +14,11 @@
 
 mod evict;
 mod grab;
+mod growth;
 mod ladder;
 mod reserve;
 mod window;
 
 pub(in crate::block) use grab::Grab;
+pub use growth::ListEnd;
+pub(crate) use growth::unit_of;

@@ -32,7 +32,7 @@ impl Hostile {
         let Some(pool) = self.pool.lock().unwrap().take() else { return };
         pool.close();
         let next = Blocks::new(CONFIG, None);
-        next.allocate(&AllocRequest::new(1), None, &mut |_| ()).unwrap();
+        next.allocate(&AllocRequest::new(1), &mut |_| ()).unwrap();
         assert_eq!(
             pool.thread_caches_in_use(),
             1,
@@ -79,10 +79,10 @@ fn no_users_code_takes_a_thread_cache_from_under_its_thread() {
     assert!(cached.iter().all(|&id| pool.seal_cached(pool.handle(id))));
     pool.release_listed(&cached);
     let mut given = Vec::new();
-    pool.allocate(&AllocRequest::new(24), None, &mut |id| given.push(id)).unwrap();
+    pool.allocate(&AllocRequest::new(24), &mut |id| given.push(id)).unwrap();
     (*hostile.pool.lock().unwrap(), *hostile.given.lock().unwrap()) = (Some(pool.clone()), given);
     let mut ids = Vec::new();
-    pool.allocate(&AllocRequest::new(40), None, &mut |id| ids.push(id)).unwrap();
+    pool.allocate(&AllocRequest::new(40), &mut |id| ids.push(id)).unwrap();
     assert!(hostile.has_struck.load(Relaxed));
     let other = hostile.other.lock().unwrap().take().unwrap();
     other.join().unwrap();
@@ -90,6 +90,6 @@ fn no_users_code_takes_a_thread_cache_from_under_its_thread() {
     assert_eq!(pool.counts().used(), 0);
     // Outside of the pool, the thread gives up its cache of a closed pool.
     assert_eq!(pool.thread_caches_in_use(), 1);
-    Blocks::new(CONFIG, None).allocate(&AllocRequest::new(1), None, &mut |_| ()).unwrap();
+    Blocks::new(CONFIG, None).allocate(&AllocRequest::new(1), &mut |_| ()).unwrap();
     assert_eq!(pool.thread_caches_in_use(), 0);
 }

@@ -23,7 +23,7 @@ fn blocks(frames: usize) -> Blocks {
 /// Allocates and seals blocks in the first frames.
 fn sealed(blocks: &Blocks, count: usize) -> Vec<BlockId> {
     let mut ids = Vec::new();
-    blocks.allocate(&AllocRequest::new(count), None, &mut |id| ids.push(id)).unwrap();
+    blocks.allocate(&AllocRequest::new(count), &mut |id| ids.push(id)).unwrap();
     ids.iter().for_each(|&id| blocks.seal(blocks.handle(id)).unwrap());
     ids
 }

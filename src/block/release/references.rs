@@ -401,7 +401,7 @@ mod tests {
         };
         let blocks = Blocks::new(config, None);
         let mut ids = Vec::new();
-        blocks.allocate(&AllocRequest::new(3), None, &mut |id| ids.push(id)).unwrap();
+        blocks.allocate(&AllocRequest::new(3), &mut |id| ids.push(id)).unwrap();
         let batch = blocks.clock().begin();
         let thread_cache = blocks.thread_caches.iter().next().expect("this thread's");
         thread_cache.visit(|_| blocks.release(&ids)).expect("the owner is outside");
@@ -409,7 +409,7 @@ mod tests {
         assert_eq!(blocks.counts().retired, 3);
         blocks.end_batch(batch);
         assert_eq!(blocks.counts().free(), 64);
-        blocks.allocate(&AllocRequest::new(64), None, &mut |_| ()).expect("the shared limbo is reclaimed");
+        blocks.allocate(&AllocRequest::new(64), &mut |_| ()).expect("the shared limbo is reclaimed");
         assert_eq!(blocks.audit().unwrap().owned, 64);
     }
 }

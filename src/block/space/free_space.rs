@@ -5,7 +5,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::clock::Clock;
-use crate::frame::{Depot, Frames};
+use crate::frame::{Depot, FrameMask, Frames};
 use crate::ids::{FrameId, Run};
 use crate::sync::{AtomicUsize, CachePadded, Ordering::*};
 
@@ -15,6 +15,43 @@ use crate::block::state::{BlockWord, Table};
 
 /// Wipes the bytes of free frames. A panic means failure: those frames are never handed out again.
 pub type Scrub = Box<dyn Fn(Run) + Send + Sync>;
+
+/// Frees frames one by one, with one change of the bitmaps for neighbours of one leaf. Dropping it
+/// frees the last ones.
+pub(in crate::block) struct FreedFrames<'a> {
+    space: &'a FreeSpace,
+    mask: FrameMask,
+}
+
+impl<'a> FreedFrames<'a> {
+    pub(in crate::block) fn new(space: &'a FreeSpace) -> Self {
+        Self { space, mask: FrameMask { base: FrameId(0), bits: 0 } }
+    }
+
+    /// Frees a frame that is unowned and unseen.
+    #[inline]
+    pub(in crate::block) fn push(&mut self, frame: FrameId) {
+        let one = FrameMask::of(frame);
+        if one.base != self.mask.base {
+            self.flush();
+            self.mask.base = one.base;
+        }
+        self.mask.bits |= one.bits;
+    }
+
+    fn flush(&mut self) {
+        if self.mask.bits != 0 {
+            self.space.free_mask(self.mask);
+            self.mask.bits = 0;
+        }
+    }
+}
+
+impl Drop for FreedFrames<'_> {
+    fn drop(&mut self) {
+        self.flush();
+    }
+}
 
 /// Frames, the words of the blocks in them, and the clock that says which frames batches can see.
 pub struct FreeSpace {
@@ -96,6 +133,15 @@ impl FreeSpace {
         // A plain store: no other thread writes the word of a free block whose frame is ours.
         // Release: a stale handle that reads it must not be ordered before the free.
         atomic.store(next.to_bits(), Release);
+    }
+
+    /// Frees frames of one leaf, as [`free_run`](Self::free_run) does.
+    fn free_mask(&self, mask: FrameMask) {
+        if self.wipes() || self.reserve.is_short() {
+            mask.runs().for_each(|run| self.free_run(run));
+        } else {
+            self.frames.free_mask(mask);
+        }
     }
 
     /// Frees frames that are unowned and unseen: into the reserve as far as it is short, else into

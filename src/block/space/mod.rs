@@ -17,7 +17,7 @@ mod reserve;
 mod shared_limbo;
 
 pub(in crate::block) use custody::{Announce, Custody};
-pub(in crate::block) use free_space::FreeSpace;
 pub use free_space::Scrub;
+pub(in crate::block) use free_space::{FreeSpace, FreedFrames};
 pub(in crate::block) use reserve::Reserve;
 pub(in crate::block) use shared_limbo::SharedLimbo;

@@ -56,6 +56,6 @@ fn a_hit_is_not_of_another_turn_of_the_generation() {
     assert_eq!((found, blocks.evictable()), (id, 0));
     blocks.release_listed(&[found]);
     blocks
-        .allocate(&AllocRequest::new(1), None, &mut |id| blocks.release(&[id]))
+        .allocate(&AllocRequest::new(1), &mut |id| blocks.release(&[id]))
         .expect("the block can be evicted");
 }

@@ -19,7 +19,7 @@ fn blocks(blocks: usize, blocks_max: usize, magazine_blocks: usize) -> Blocks {
 
 fn take(blocks: &Blocks, count: usize) -> Vec<BlockId> {
     let mut ids = Vec::new();
-    blocks.allocate(&AllocRequest::new(count), None, &mut |id| ids.push(id)).unwrap();
+    blocks.allocate(&AllocRequest::new(count), &mut |id| ids.push(id)).unwrap();
     ids
 }
 
@@ -42,7 +42,7 @@ fn an_idle_pool_shrinks_and_grows_again() {
         let all = take(&pool, to);
         assert!(all.iter().all(|id| id.index() <= to), "{all:?}");
         assert_eq!(
-            pool.allocate(&AllocRequest::new(1), None, &mut |_| ()),
+            pool.allocate(&AllocRequest::new(1), &mut |_| ()),
             Err(AllocError::Exhausted { asked: 1, free: 0, retired: 0, evictable: 0, oldest_batch: None })
         );
         pool.release(&all);

@@ -1,0 +1,152 @@
+//! Spared units: the room behind sequences that grow.
+//!
+//! A sequence grows one block at a time, beside hundreds of others. Its blocks stay in one run if the
+//! frame behind its last block is still free when it needs the next one. So the owner of a growing
+//! list *spares* the unit in which the list ends: searches for other owners take the free frames of
+//! that unit's leaf only when they find no others. (Superpage reservations of operating systems do
+//! the same for pages.)
+//!
+//! # Word
+//!
+//! `Group::spared` has one bit per unit of the group:
+//!
+//! | bit | transition | by |
+//! |---|---|---|
+//! | 0 -> 1 | [`spare_unit`](Frames::spare_unit): a `fetch_or` that saw 0 | the owner of a growing list; it *owns the bit* from then on |
+//! | 1 -> 0 | [`unspare_unit`](Frames::unspare_unit): a `fetch_and` | the owner of the bit |
+//!
+//! # Theorem
+//!
+//! 1. *A bit has one owner.* Of several threads that spare a unit, exactly one reads 0.
+//! 2. *Sparing hides no frame.* The frames stay in the leaf, counted and hinted as free. A search that
+//!    would refuse a request repeats itself without regard to the bits, so a request fails only if no
+//!    frame is free, spared or not.
+//!
+//! The bit is advice, and every access to it is Relaxed: a search that reads an old value takes a
+//! frame of a spared unit, or passes over one that is spared no more. An owner that never clears its
+//! bit costs others the choice, and no frame.
+//!
+//! Spared frames cache nothing while they wait, so the number of spared units has a limit, which
+//! concurrent callers may exceed by one each.
+//!
+//! A wholly free unit is not spared: its frames are in the unit word, which searches by units take
+//! regardless.
+//!
+//! Models: `loom-tests/tests/spare.rs`.
+
+use super::bits::ones;
+use super::frames::Frames;
+use super::map::{Level, Map};
+use super::segment::Group;
+use crate::config::{FAN, FAN_LOG2};
+use crate::ids::{FrameId, Run};
+use crate::sync::Ordering::Relaxed;
+
+/// At most this share of the units is spared, as a shift.
+const SPARED_SHIFT: u32 = if cfg!(kvpool_loom) { 0 } else { 3 };
+
+impl Frames {
+    /// Spares the unit of a frame for the [extensions](Self::extend) of its caller. Returns false if
+    /// it is spared already or not of this pool, or if a [share](SPARED_SHIFT) of all units is spared.
+    pub fn spare_unit(&self, frame: FrameId) -> bool {
+        self.with(|map| {
+            let (group, bit) = map.directory.shape.unit_place(frame.index() >> FAN_LOG2);
+            let Some(group) = map.directory.group(group) else { return false };
+            let is_full = self.spared_units.load(Relaxed) >= map.directory.leaves() >> SPARED_SHIFT;
+            let is_ours =
+                !is_full && !group.is_spared(bit) && group.spared.fetch_or(1 << bit, Relaxed) >> bit & 1 == 0;
+            if is_ours {
+                self.spared_units.fetch_add(1, Relaxed);
+            }
+            is_ours
+        })
+    }
+
+    /// Ends the sparing of a unit by its caller.
+    pub fn unspare_unit(&self, frame: FrameId) {
+        self.with(|map| {
+            let (group, bit) = map.directory.shape.unit_place(frame.index() >> FAN_LOG2);
+            if let Some(group) = map.directory.group(group) {
+                group.spared.fetch_and(!(1 << bit), Relaxed);
+                self.spared_units.fetch_sub(1, Relaxed);
+            }
+        });
+    }
+
+    /// Claims up to `want` consecutive frames from `from` on: those of its leaf and, if the leaf ends
+    /// there, whole units of one group. Takes frames of a spared unit only if the caller `spares` it.
+    /// Returns the number of frames claimed, if any.
+    pub fn extend(&self, from: FrameId, want: u32, spares: bool) -> Option<u32> {
+        self.with(|map| if spares { map.with_spared() } else { map }.extend(from, want))
+            .inspect(|&len| self.count_taken(Run { start: from, len }))
+    }
+
+    /// Claims up to `count` frames of whole units in as few runs as possible, and passes each run to
+    /// `take`. The frames behind the last one in its unit stay free. Returns the number of frames
+    /// claimed.
+    pub fn allocate_fresh(&self, count: u32, near: FrameId, take: &mut dyn FnMut(Run)) -> u32 {
+        let taken = self.with(|map| map.allocate_fresh(count, near, take));
+        self.count_many(near, taken)
+    }
+
+    /// Returns the number of wholly free units that allocators may take. Reads one word per group.
+    pub fn free_units(&self) -> usize {
+        let free = |group: &Group| group.units.load(Relaxed) & !group.closed.load(Relaxed);
+        self.with(|map| {
+            let groups = (0..map.directory.groups()).filter_map(|group| map.directory.group(group));
+            groups.map(|group| free(group).count_ones() as usize).sum()
+        })
+    }
+
+    /// Returns the number of free frames in spared units. Walks the spared units.
+    pub fn spared_frames(&self) -> usize {
+        self.with(|map| {
+            let units = (0..map.directory.leaves()).filter(|&unit| {
+                let (group, bit) = map.directory.shape.unit_place(unit);
+                map.directory.group(group).is_some_and(|group| group.is_spared(bit))
+            });
+            units
+                .filter_map(|unit| map.directory.leaf(unit))
+                .map(|leaf| leaf.load(Relaxed).count_ones() as usize)
+                .sum()
+        })
+    }
+
+    /// Returns whether the unit of a frame is spared.
+    pub fn is_spared(&self, frame: FrameId) -> bool {
+        self.with(|map| {
+            let (group, bit) = map.directory.shape.unit_place(frame.index() >> FAN_LOG2);
+            map.directory.group(group).is_some_and(|group| group.is_spared(bit))
+        })
+    }
+}
+
+impl Map<'_> {
+    fn extend(self, from: FrameId, want: u32) -> Option<u32> {
+        let (leaf, pos) = (from.index() >> FAN_LOG2, from.0 & (FAN as u32 - 1));
+        let claimed = self.claim_word(Level::Leaf, leaf, false, |open| {
+            let len = (open >> pos).trailing_ones().min(want);
+            (len != 0).then(|| ones(pos, len))
+        });
+        let len = claimed.map_or(0, |claimed| claimed.mask.count_ones());
+        // From the start of a leaf whose frames are not in the leaf word, or from its end.
+        let unit = if pos + len == 0 { leaf } else { leaf + 1 };
+        let is_at_unit = pos + len == 0 || pos + len == FAN as u32;
+        let len = if is_at_unit && len < want { len + self.extend_units(unit, want - len) } else { len };
+        (len > 0).then_some(len)
+    }
+
+    /// Claims up to `want` frames of the whole units from `unit` on, within its group.
+    fn extend_units(self, unit: usize, want: u32) -> u32 {
+        let (group, bit) = self.directory.shape.unit_place(unit);
+        let gives_back = !want.is_multiple_of(FAN as u32);
+        let claimed = self.claim_word(Level::Unit, group, gives_back, |open| {
+            let len = (open >> bit).trailing_ones().min(want.div_ceil(FAN as u32));
+            (len != 0).then(|| ones(bit, len))
+        });
+        claimed.map_or(0, |claimed| {
+            let len = want.min(claimed.mask.count_ones() << FAN_LOG2);
+            self.keep(claimed, len).len
+        })
+    }
+}
