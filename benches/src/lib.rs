@@ -11,6 +11,7 @@ pub mod measure;
 pub mod quiet;
 pub mod report;
 pub mod reuse;
+pub mod step;
 pub mod subject;
 pub mod threads;
 

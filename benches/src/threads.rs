@@ -1,11 +1,45 @@
-//! Threads that start together.
+//! Threads that start together, each on a core of its own.
 
-use std::sync::Barrier;
+use std::io;
+use std::sync::{Barrier, LazyLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Runs `work` on `threads` threads, each with a result of `prepare`, all started by one barrier.
-/// Returns the time of the slowest, preparation excluded.
+use crate::quiet;
+
+/// The cores on which the process may run.
+static CORES: LazyLock<io::Result<Vec<usize>>> = LazyLock::new(|| {
+    // A new thread: the calling one may be pinned.
+    let cores = thread::Builder::new().spawn(quiet::cores)?.join();
+    cores.expect("reading a set of cores does not panic")
+});
+
+/// Pins the calling thread, the `thread`th of several that run at once, to one of the cores on
+/// which the process may run. Without this, two threads often run on one core, by turns.
+///
+/// # Errors
+///
+/// If the system refuses it, or reports no cores.
+pub fn pin(thread: usize) -> io::Result<()> {
+    let cores = CORES.as_ref().map_err(|error| io::Error::from(error.kind()))?;
+    quiet::pin_to(*cores.get(thread % cores.len().max(1)).ok_or(io::ErrorKind::NotFound)?)
+}
+
+/// Says in one line whether the threads of the benches are pinned.
+pub fn pinning() -> String {
+    let cores = CORES.as_ref().map_or(0, Vec::len);
+    let pinned = thread::spawn(|| pin(0)).join().expect("pinning does not panic");
+    match (pinned, cores) {
+        (Ok(()), 1) => {
+            "the only core is shared by all threads: figures of several threads mean little".into()
+        }
+        (Ok(()), _) => format!("threads that run at once are pinned, one to each of {cores} cores"),
+        (Err(error), _) => format!("threads are NOT pinned, the system refused it: {error}"),
+    }
+}
+
+/// Runs `work` on `threads` threads, each with a result of `prepare`, all started by one barrier
+/// and each [pinned](pin) if the system allows it. Returns the time of the slowest, preparation excluded.
 pub fn together<T>(
     threads: usize,
     prepare: impl Fn(usize) -> T + Sync,
@@ -13,6 +47,8 @@ pub fn together<T>(
 ) -> Duration {
     let barrier = Barrier::new(threads);
     let run = &|thread: usize| {
+        // The benches print whether it is refused.
+        let _ = pin(thread);
         let mut prepared = prepare(thread);
         barrier.wait();
         let start = Instant::now();

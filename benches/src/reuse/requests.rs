@@ -109,6 +109,7 @@ impl<E: Engine> Requests<E> {
             let (mut worker, mut source) = (self.engine.worker(thread), lock(source));
             for _ in 0..requests {
                 let prompt = source.another();
+                worker.begin();
                 worker.prepare(prompt);
                 let mut request = worker.admit(prompt);
                 worker.finish(&mut request);
@@ -134,6 +135,7 @@ impl<E: Engine> Requests<E> {
             let (mut admissions, mut wholes, mut odd) = (Vec::new(), Vec::new(), 0);
             for _ in 0..REQUESTS {
                 let prompt = source.another();
+                worker.begin();
                 worker.prepare(prompt);
                 slots.clear();
 
