@@ -71,6 +71,16 @@ fn look_up() {
     }
 }
 
+fn evict_by_two(blocks: usize, ours: &mut Full<Kvpool>, locked: &mut Full<Locked>) {
+    let lines = ["one thread", "two threads, ns/block of each", "two threads: times the throughput"];
+    let lines = lines.map(|line| format!("{blocks} blocks, 64 at once, {line}"));
+    TURNS.measure(
+        15,
+        lines.each_ref().map(String::as_str),
+        [&mut || ours.evict_by_two(blocks), &mut || locked.evict_by_two(blocks)],
+    );
+}
+
 fn evict() {
     TURNS.head("evict, ns/block");
     for blocks in [4_096, 65_536, 1_000_000] {
@@ -81,13 +91,9 @@ fn evict() {
             lines.each_ref().map(String::as_str),
             [&mut || ours.evict(blocks), &mut || locked.evict(blocks)],
         );
-        let lines = ["one thread, blocks/us", "two threads, blocks/us", "two threads, times one"];
-        let lines = lines.map(|line| format!("{blocks} blocks, 64 at once, {line}"));
-        TURNS.measure(
-            15,
-            lines.each_ref().map(String::as_str),
-            [&mut || ours.scaling(blocks), &mut || locked.scaling(blocks)],
-        );
+        if blocks > 4_096 {
+            evict_by_two(blocks, &mut ours, &mut locked);
+        }
         assert_eq!((ours.engine.unowned(), locked.engine.unowned()), (blocks, blocks), "lost blocks");
     }
 }

@@ -64,27 +64,35 @@ impl<E: Engine> Full<E> {
         times
     }
 
-    /// Returns the blocks per microsecond that all threads evict, 64 at once.
-    fn evict_at_once(&mut self, blocks: usize, threads: usize) -> f64 {
-        let count = blocks / 4 / 64 / threads * 64 * threads;
-        let all = Mutex::new(Vec::with_capacity(threads));
+    /// Returns ns per block and thread when all threads allocate 64 blocks at once, again and again:
+    /// the median of the calls.
+    fn evict_together(&mut self, blocks: usize, threads: usize) -> f64 {
+        let calls = (blocks / 4).min(32_768) / 64 / threads;
+        let all = Mutex::new((Vec::with_capacity(threads), Vec::with_capacity(calls * threads)));
         let engine = &self.engine;
-        let prepare = |thread| (engine.worker(thread), Vec::with_capacity(count / threads / 64));
-        let time = together(threads, prepare, |_, (worker, held)| {
-            held.extend((0..count / threads / 64).map(|_| worker.allocate(64)));
-            all.lock().expect("no bench thread panicked").push(std::mem::take(held));
+        let prepare = |thread| (engine.worker(thread), Vec::with_capacity(calls), Vec::with_capacity(calls));
+        together(threads, prepare, |_, (worker, held, times)| {
+            for _ in 0..calls {
+                let begin = Instant::now();
+                held.push(worker.allocate(64));
+                times.push(begin.elapsed().as_nanos() as f64 / 64.0);
+            }
+            let mut all = all.lock().expect("no bench thread panicked");
+            all.0.append(held);
+            all.1.append(times);
         });
         let mut worker = engine.worker(0);
-        let all = all.into_inner().expect("no bench thread panicked");
-        all.into_iter().flatten().for_each(|blocks| worker.free(blocks));
+        let (held, times) = all.into_inner().expect("no bench thread panicked");
+        held.into_iter().for_each(|blocks| worker.free(blocks));
         drop(worker);
-        self.fill(count);
-        count as f64 / time.as_nanos() as f64 * 1e3
+        self.fill(64 * calls * threads);
+        median(times)
     }
 
-    /// Returns the same of one thread, of two, and their ratio.
-    pub fn scaling(&mut self, blocks: usize) -> [f64; 3] {
-        let [one, two] = [1, 2].map(|threads| self.evict_at_once(blocks, threads));
-        [one, two, two / one]
+    /// Returns the same for one thread and for two, and the throughput of two threads as a multiple
+    /// of that of one.
+    pub fn evict_by_two(&mut self, blocks: usize) -> [f64; 3] {
+        let [one, two] = [1, 2].map(|threads| self.evict_together(blocks, threads));
+        [one, two, 2.0 * one / two]
     }
 }

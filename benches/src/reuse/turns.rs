@@ -23,8 +23,12 @@ impl<const SUBJECTS: usize> Turns<SUBJECTS> {
         }
         println!();
         print!("{:<52}", "");
+        let ratio = format!("(to {})", self.names[0]);
         for subject in 0..self.names.len() {
-            print!(" {:>10} {:>10}{}", "min", "median", if subject == 0 { "" } else { " (to kvpool's)" });
+            print!(" {:>10} {:>10}", "min", "median");
+            if subject > 0 {
+                print!(" {ratio:>13}");
+            }
         }
         println!();
     }
