@@ -9,8 +9,8 @@
 //! ```
 //!
 //! An argument selects one of them. Blocks have 16 tokens. Subjects take turns, round by round; each
-//! figure is the minimum and the median over the rounds (of a step: of each round's median step),
-//! and in brackets stands the median of the rounds' ratios to kvpool: above 1, the other takes
+//! figure is the minimum and the median over the rounds (of a step: of the mean of a round's
+//! undisturbed steps), and in brackets stands the median of the rounds' ratios to kvpool: above 1, the other takes
 //! longer. Threads that run at once are pinned to one core each.
 //!
 //! The same with kvbm-logical: `cargo bench --bench step` in `benches/peers`. Other parts: admission

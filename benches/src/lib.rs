@@ -14,6 +14,7 @@ pub mod reuse;
 pub mod step;
 pub mod subject;
 pub mod threads;
+pub mod undisturbed;
 
 pub use criterion;
 pub use subject::{Subject, Worker};

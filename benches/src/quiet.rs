@@ -69,6 +69,25 @@ pub fn pin_to(_core: usize) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
+/// Returns how often the calling thread was stopped in favour of another; 0 where the system does not
+/// count it.
+#[cfg(target_os = "linux")]
+pub fn preemptions() -> i64 {
+    // SAFETY: all zeros is a valid value of this plain struct.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: writes only the struct passed to it.
+    match unsafe { libc::getrusage(libc::RUSAGE_THREAD, &mut usage) } {
+        0 => usage.ru_nivcsw,
+        _ => 0,
+    }
+}
+
+/// Returns 0: not known on this system.
+#[cfg(not(target_os = "linux"))]
+pub fn preemptions() -> i64 {
+    0
+}
+
 /// Pins the calling thread to a core, and gives it priority over everything else there. It must
 /// sleep now and then: a system does not let such a thread use all of the time.
 #[cfg(target_os = "linux")]

@@ -24,9 +24,10 @@ use std::thread::{Scope, ScopedJoinHandle};
 use std::time::Instant;
 
 use crate::check::Owners;
-use crate::report::median;
+use crate::report::mean;
 use crate::reuse::{Engine, Full, Worker};
 use crate::threads::pin;
+use crate::undisturbed::{Calls, undisturbed};
 
 /// Blocks of a pool.
 pub const BLOCKS: usize = 65_536;
@@ -219,16 +220,17 @@ impl<E: Engine> Team<E> {
 
     /// One thread's part: brings the engine to steady state, checks it, and runs a round of steps
     /// for each order.
-    fn serve(&self, thread: usize, orders: &Receiver<()>, results: &Sender<Vec<Times>>) {
+    fn serve(&self, thread: usize, orders: &Receiver<()>, results: &Sender<Calls<Times>>) {
         // The bench prints whether it is refused.
         let _ = pin(thread);
         let mut scheduler = Scheduler::new(self.engine.worker(thread), thread, self.threads);
         self.barrier.wait();
         scheduler.check(&self.owners);
-        let mut times = Vec::new();
-        while results.send(times).is_ok() && orders.recv().is_ok() {
+        let mut steps = Calls::default();
+        while results.send(steps).is_ok() && orders.recv().is_ok() {
             self.barrier.wait();
-            times = (0..STEPS).map(|_| scheduler.step(CHANGES / self.threads)).collect();
+            steps = Calls::with_capacity(STEPS);
+            (0..STEPS).for_each(|_| steps.run(|| scheduler.step(CHANGES / self.threads)));
         }
         scheduler.end();
     }
@@ -252,20 +254,24 @@ impl<E: Engine> Team<E> {
 struct Session<'scope, E> {
     team: &'scope Team<E>,
     orders: Vec<Sender<()>>,
-    results: Vec<Receiver<Vec<Times>>>,
+    results: Vec<Receiver<Calls<Times>>>,
     threads: Vec<ScopedJoinHandle<'scope, ()>>,
 }
 
 impl<E: Engine> Session<'_, E> {
-    fn collect(&self) -> Vec<Times> {
-        self.results.iter().flat_map(|result| result.recv().expect("no bench thread panicked")).collect()
+    fn collect(&self) -> Vec<Calls<Times>> {
+        self.results.iter().map(|result| result.recv().expect("no bench thread panicked")).collect()
     }
 
-    /// Runs a round, and returns the medians of a thread's steps.
+    /// Runs a round in which some steps are undisturbed, and returns the means of these.
     fn round(&self) -> Times {
-        self.orders.iter().for_each(|order| order.send(()).expect("no bench thread panicked"));
-        let times = self.collect();
-        array::from_fn(|part| median(times.iter().map(|times| times[part])))
+        loop {
+            self.orders.iter().for_each(|order| order.send(()).expect("no bench thread panicked"));
+            let steps = undisturbed(self.collect());
+            if steps.len() >= STEPS / 4 {
+                return array::from_fn(|part| mean(steps.iter().map(|(_, times)| times[part])));
+            }
+        }
     }
 
     fn end(self) {

@@ -4,8 +4,9 @@ use std::sync::Mutex;
 use std::time::Instant;
 
 use super::{Engine, Worker};
-use crate::report::median;
+use crate::report::{mean, median};
 use crate::threads::together;
+use crate::undisturbed::{Calls, undisturbed};
 
 /// An engine that is full of evictable blocks.
 pub struct Full<E> {
@@ -65,28 +66,36 @@ impl<E: Engine> Full<E> {
     }
 
     /// Returns ns per block and thread when all threads allocate 64 blocks at once, again and again:
-    /// the median of the calls.
+    /// the mean of the undisturbed calls of a round in which there are some.
     fn evict_together(&mut self, blocks: usize, threads: usize) -> f64 {
-        let calls = (blocks / 4).min(32_768) / 64 / threads;
-        let all = Mutex::new((Vec::with_capacity(threads), Vec::with_capacity(calls * threads)));
+        loop {
+            let times = self.evict_round((blocks / 4).min(32_768) / 64 / threads, threads);
+            if times.len() >= 32 {
+                return mean(times) / 64.0;
+            }
+        }
+    }
+
+    /// Returns the times of the undisturbed calls.
+    fn evict_round(&mut self, calls: usize, threads: usize) -> Vec<f64> {
+        let all = Mutex::new((Vec::with_capacity(calls * threads), Vec::with_capacity(threads)));
         let engine = &self.engine;
-        let prepare = |thread| (engine.worker(thread), Vec::with_capacity(calls), Vec::with_capacity(calls));
-        together(threads, prepare, |_, (worker, held, times)| {
+        let prepare = |thread| (engine.worker(thread), Calls::with_capacity(calls));
+        together(threads, prepare, |_, (worker, timed)| {
+            let mut held = Vec::with_capacity(calls);
             for _ in 0..calls {
-                let begin = Instant::now();
-                held.push(worker.allocate(64));
-                times.push(begin.elapsed().as_nanos() as f64 / 64.0);
+                timed.run(|| held.push(worker.allocate(64)));
             }
             let mut all = all.lock().expect("no bench thread panicked");
-            all.0.append(held);
-            all.1.append(times);
+            all.0.append(&mut held);
+            all.1.push(std::mem::take(timed));
         });
         let mut worker = engine.worker(0);
-        let (held, times) = all.into_inner().expect("no bench thread panicked");
+        let (held, timed) = all.into_inner().expect("no bench thread panicked");
         held.into_iter().for_each(|blocks| worker.free(blocks));
         drop(worker);
         self.fill(64 * calls * threads);
-        median(times)
+        undisturbed(timed).into_iter().map(|(ns, ())| ns).collect()
     }
 
     /// Returns the same for one thread and for two, and the throughput of two threads as a multiple
