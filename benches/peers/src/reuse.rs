@@ -129,7 +129,7 @@ impl<const HASHES: bool> Worker for ReuseWorker<'_, HASHES> {
             let hashes = request.hashes[first..].iter();
             let full = hashes.zip(request.open.drain(..full - first));
             let complete = full.map(|(&hash, block)| {
-                block.stage(hash, self.engine.block_tokens).ok().expect("the manager's block size")
+                block.stage(hash, self.engine.block_tokens).expect("the manager's block size")
             });
             request.found.extend(self.engine.manager.register_blocks(complete.collect()));
         }
