@@ -8,7 +8,8 @@
 //! ```
 //!
 //! An argument selects one of them. Subjects take turns, round by round; each figure is the minimum
-//! and the median over the rounds, and in brackets stands the median of the rounds' ratios to
+//! and the median over the rounds, each of admissions and evictions the mean of its undisturbed
+//! calls, and in brackets stands the median of the rounds' ratios to
 //! kvpool: above 1, the other takes longer (for a rate: does more). Threads that run at once are
 //! pinned to one core each.
 

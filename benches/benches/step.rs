@@ -9,8 +9,8 @@
 //! ```
 //!
 //! An argument selects one of them. Blocks have 16 tokens. Subjects take turns, round by round; each
-//! figure is the minimum and the median over the rounds (of a step: of the mean of a round's
-//! undisturbed steps), and in brackets stands the median of the rounds' ratios to kvpool: above 1, the other takes
+//! figure is the minimum and the median over the rounds, each the mean of its undisturbed steps or
+//! calls, and in brackets stands the median of the rounds' ratios to kvpool: above 1, the other takes
 //! longer. Threads that run at once are pinned to one core each.
 //!
 //! The same with kvbm-logical: `cargo bench --bench step` in `benches/peers`. Other parts: admission
@@ -18,14 +18,13 @@
 
 use std::hint::black_box;
 use std::thread;
-use std::time::Instant;
 
-use kvpool_benches::report::median;
 use kvpool_benches::reuse::{
-    Engine, Full, Kvpool, KvpoolUncached, Locked, LockedList, Turns, Worker, verify,
+    BLOCK_TOKENS, Engine, Full, Kvpool, KvpoolUncached, Locked, LockedList, Turns, Worker, verify,
 };
-use kvpool_benches::step::{BLOCK_TOKENS, BLOCKS, STEP_LINES, Threads};
+use kvpool_benches::step::{BLOCKS, STEP_LINES, Threads};
 use kvpool_benches::threads;
+use kvpool_benches::undisturbed::Calls;
 
 const ROUNDS: usize = 31;
 
@@ -58,19 +57,23 @@ impl<E: Engine> Lives<E> {
         Self { engine: Full::new(BLOCKS).engine, prompt: vec![7; 6_000 * BLOCK_TOKENS] }
     }
 
-    /// Returns ns per block to close a sequence of full blocks, the median of some.
+    /// Returns ns per block to close a sequence of full blocks, the mean of some.
     fn close(&mut self, blocks: usize) -> f64 {
         let mut worker = self.engine.worker(0);
         let prompt = &mut self.prompt[..blocks * BLOCK_TOKENS];
-        median((0..(6_000 / blocks).min(50)).map(|_| {
-            prompt[0] += 1;
-            worker.begin();
-            let mut request = worker.admit(prompt);
-            worker.finish(&mut request);
-            let begin = Instant::now();
-            worker.end(request);
-            begin.elapsed().as_nanos() as f64 / blocks as f64
-        }))
+        loop {
+            let mut timed = Calls::default();
+            for _ in 0..(6_000 / blocks).min(50) {
+                prompt[0] += 1;
+                worker.begin();
+                let mut request = worker.admit(prompt);
+                worker.finish(&mut request);
+                timed.run(|| worker.end(request));
+            }
+            if let Some(ns) = timed.mean_ns() {
+                return ns / blocks as f64;
+            }
+        }
     }
 
     /// Returns ns to open a sequence, allocate ten blocks and close it.
@@ -78,17 +81,22 @@ impl<E: Engine> Lives<E> {
         const SEQUENCES: usize = 64;
         let mut worker = self.engine.worker(0);
         let prompt = &self.prompt[..10 * BLOCK_TOKENS];
-        median((0..50).map(|_| {
-            worker.begin();
-            let begin = Instant::now();
-            for _ in 0..SEQUENCES {
-                let request = black_box(worker.admit(black_box(prompt)));
-                worker.end(request);
+        loop {
+            let mut timed = Calls::default();
+            for _ in 0..50 {
+                worker.begin();
+                timed.run(|| {
+                    for _ in 0..SEQUENCES {
+                        let request = black_box(worker.admit(black_box(prompt)));
+                        worker.end(request);
+                    }
+                });
+                worker.finish_all(std::iter::empty());
             }
-            let time = begin.elapsed().as_nanos() as f64 / SEQUENCES as f64;
-            worker.finish_all(std::iter::empty());
-            time
-        }))
+            if let Some(ns) = timed.mean_ns() {
+                return ns / SEQUENCES as f64;
+            }
+        }
     }
 }
 

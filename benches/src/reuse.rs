@@ -23,7 +23,7 @@ mod verify;
 
 use std::ops::Range;
 
-pub use full::Full;
+pub use full::{BLOCK_TOKENS, Full};
 pub use locked::{Locked, LockedList};
 pub use pool::{Kvpool, KvpoolUncached};
 pub use requests::{Case, Figures, Prompts, Requests};

@@ -25,15 +25,12 @@ use std::time::Instant;
 
 use crate::check::Owners;
 use crate::report::mean;
-use crate::reuse::{Engine, Full, Worker};
+use crate::reuse::{BLOCK_TOKENS, Engine, Full, Worker};
 use crate::threads::pin;
 use crate::undisturbed::{Calls, undisturbed};
 
 /// Blocks of a pool.
 pub const BLOCKS: usize = 65_536;
-
-/// Tokens per block.
-pub const BLOCK_TOKENS: usize = 16;
 
 /// Running sequences of all threads.
 const SEQUENCES: usize = 256;

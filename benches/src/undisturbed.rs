@@ -2,7 +2,8 @@
 //!
 //! On a machine with other work, a thread is stopped now and then in favour of another process. Its
 //! own call is then too long, and the calls of the other threads meet no contention. Both kinds are
-//! dropped here; waiting for a lock is not, since it is a cost of the call.
+//! dropped here; waiting for a lock is not, since it is a cost of the call. The rest has no outliers
+//! of that kind, so that its mean counts all work, also work that an engine does only now and then.
 //!
 //! ```text
 //! thread 0   [drop][call][drop: stopped            ][call][call]
@@ -12,6 +13,7 @@
 use std::time::Instant;
 
 use crate::quiet::preemptions;
+use crate::report::mean;
 
 /// One call.
 struct Call<T> {
@@ -48,6 +50,13 @@ impl<T> Calls<T> {
         let preemptions = preemptions();
         self.calls.push(Call { begin, end, stopped: preemptions != self.preemptions, result });
         self.preemptions = preemptions;
+    }
+
+    /// Returns the mean time of the undisturbed calls of the only thread, in nanoseconds; `None`
+    /// without any.
+    pub fn mean_ns(self) -> Option<f64> {
+        let times = undisturbed(vec![self]);
+        (!times.is_empty()).then(|| mean(times.into_iter().map(|(ns, _)| ns)))
     }
 
     /// Returns the times in which this thread makes calls without being stopped, as pairs of begin
@@ -99,5 +108,7 @@ mod tests {
     fn one_thread_drops_only_its_stopped_calls() {
         let times = [(0, 10, true), (10, 30, false), (30, 40, true)];
         assert_eq!(undisturbed(vec![calls(Instant::now(), &times)]), [(20_000.0, 10)]);
+        assert_eq!(calls(Instant::now(), &times).mean_ns(), Some(20_000.0));
+        assert_eq!(calls(Instant::now(), &times[..1]).mean_ns(), None);
     }
 }

@@ -1,12 +1,14 @@
 //! Eviction alone: engines whose every block is evictable.
 
 use std::sync::Mutex;
-use std::time::Instant;
 
 use super::{Engine, Worker};
-use crate::report::{mean, median};
+use crate::report::mean;
 use crate::threads::together;
 use crate::undisturbed::{Calls, undisturbed};
+
+/// Tokens per block of a [`Full`] engine.
+pub const BLOCK_TOKENS: usize = 16;
 
 /// An engine that is full of evictable blocks.
 pub struct Full<E> {
@@ -17,12 +19,13 @@ pub struct Full<E> {
 }
 
 impl<E: Engine> Full<E> {
-    /// Creates an engine of `blocks` blocks of 16 tokens, each cached for a prompt of its own.
+    /// Creates an engine of `blocks` blocks, each cached for a prompt of its own.
     ///
     /// They became evictable in random order, as in a pool that has run for a while. Without a
     /// cache, they are free, and were freed in that order.
     pub fn new(blocks: usize) -> Self {
-        let mut full = Self { engine: E::new(blocks, 16), next: 0, random: fastrand::Rng::with_seed(3) };
+        let mut full =
+            Self { engine: E::new(blocks, BLOCK_TOKENS), next: 0, random: fastrand::Rng::with_seed(3) };
         full.fill(blocks);
         full
     }
@@ -33,7 +36,7 @@ impl<E: Engine> Full<E> {
         let mut open = Vec::new();
         for block in 1..=blocks {
             self.next += 1;
-            let mut prompt = [0; 16];
+            let mut prompt = [0; BLOCK_TOKENS];
             prompt[0] = self.next;
             worker.begin();
             worker.prepare(&prompt);
@@ -47,22 +50,26 @@ impl<E: Engine> Full<E> {
         }
     }
 
-    /// Returns ns per block to allocate 64 blocks of this many, one by one and at once: each evicts one.
+    /// Returns ns per block to allocate 64 of `blocks` blocks, one by one and at once: each evicts
+    /// one. Means of the undisturbed groups of 64.
     pub fn evict(&mut self, blocks: usize) -> [f64; 2] {
         let chunks = (blocks / 4).min(8_192) / 64;
         let mut worker = self.engine.worker(0);
         let mut held = Vec::with_capacity(64 * chunks + chunks);
         let times = [(64, 1), (1, 64)].map(|(calls, count)| {
-            median((0..chunks).map(|_| {
-                let begin = Instant::now();
-                held.extend((0..calls).map(|_| worker.allocate(count)));
-                begin.elapsed().as_nanos() as f64 / 64.0
-            }))
+            let mut timed = Calls::with_capacity(chunks);
+            for _ in 0..chunks {
+                timed.run(|| held.extend((0..calls).map(|_| worker.allocate(count))));
+            }
+            timed.mean_ns()
         });
         held.into_iter().for_each(|blocks| worker.free(blocks));
         drop(worker);
         self.fill(2 * 64 * chunks);
-        times
+        match times {
+            [Some(one), Some(many)] => [one / 64.0, many / 64.0],
+            _ => self.evict(blocks),
+        }
     }
 
     /// Returns ns per block and thread when all threads allocate 64 blocks at once, again and again:
