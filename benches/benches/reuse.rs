@@ -1,13 +1,17 @@
 //! Prefix reuse by whole engines: kvpool compared with an exact LRU behind a mutex.
 //!
 //! ```text
-//! admit   prompts of 1,000 tokens, one thread and two     look-up   a cached prompt of 8,000
-//! evict   a block, in pools of three sizes                single    blocks of one token: long prompts
+//! admit     prompts of 1,000 tokens: the admission, and the whole request; one thread and two
+//! look-up   a cached prompt of 8,000 tokens
+//! evict     a block, one by one and 64 at once, in pools of three sizes; two threads against one
+//! single    blocks of one token: long prompts
 //! ```
 //!
-//! An argument selects one of them. Subjects take turns, round by round; times are medians, and in
-//! brackets stands the median of the rounds' ratios to kvpool: above 1, the other takes longer (for
-//! a rate: does more).
+//! An argument selects one of them. Subjects take turns, round by round; each figure is the minimum
+//! and the median over the rounds, each of admissions and evictions the mean of its undisturbed
+//! calls, and in brackets stands the median of the rounds' ratios to
+//! kvpool: above 1, the other takes longer (for a rate: does more). Threads that run at once are
+//! pinned to one core each.
 
 use std::time::Instant;
 
@@ -16,8 +20,9 @@ use kvpool::storage::{Dtype, KvLayout};
 use kvpool::{Pool, SequenceId};
 use kvpool_benches::report::median;
 use kvpool_benches::reuse::{
-    Case, Engine, Figures, Kvpool, Locked, Prompts, Requests, Turns, Worker, verify,
+    Case, Engine, Figures, Full, Kvpool, Locked, Prompts, Requests, Turns, Worker, verify,
 };
+use kvpool_benches::threads;
 
 const BLOCKS: usize = 65_536;
 const ROUNDS: usize = 31;
@@ -67,57 +72,14 @@ fn look_up() {
     }
 }
 
-/// A pool full of evictable blocks.
-struct Full<E> {
-    engine: E,
-    next: u32,
-    random: fastrand::Rng,
-}
-
-impl<E: Engine> Full<E> {
-    fn new(blocks: usize) -> Self {
-        let mut full = Self { engine: E::new(blocks, 16), next: 0, random: fastrand::Rng::with_seed(3) };
-        full.fill(blocks);
-        full
-    }
-
-    /// Adds blocks, each of a prompt of its own. They become evictable in random order, as in a
-    /// pool that has run for a while.
-    fn fill(&mut self, blocks: usize) {
-        let mut worker = self.engine.worker(0);
-        let mut open = Vec::new();
-        for block in 1..=blocks {
-            self.next += 1;
-            let mut prompt = [0; 16];
-            prompt[0] = self.next;
-            worker.prepare(&prompt);
-            let mut request = worker.admit(&prompt);
-            worker.finish(&mut request);
-            open.push(request);
-            if open.len() == 32_768 || block == blocks {
-                self.random.shuffle(&mut open);
-                open.drain(..).for_each(|request| worker.end(request));
-            }
-        }
-    }
-
-    /// Returns ns per block when 64 blocks are allocated, one by one and at once.
-    fn evict(&mut self, blocks: usize) -> [f64; 2] {
-        let chunks = (blocks / 4).min(8_192) / 64;
-        let mut worker = self.engine.worker(0);
-        let mut held = Vec::with_capacity(64 * chunks + chunks);
-        let times = [(64, 1), (1, 64)].map(|(calls, count)| {
-            median((0..chunks).map(|_| {
-                let begin = Instant::now();
-                held.extend((0..calls).map(|_| worker.allocate(count)));
-                begin.elapsed().as_nanos() as f64 / 64.0
-            }))
-        });
-        held.into_iter().for_each(|blocks| worker.free(blocks));
-        drop(worker);
-        self.fill(2 * 64 * chunks);
-        times
-    }
+fn evict_by_two(blocks: usize, ours: &mut Full<Kvpool>, locked: &mut Full<Locked>) {
+    let lines = ["one thread", "two threads, ns/block of each", "two threads: times the throughput"];
+    let lines = lines.map(|line| format!("{blocks} blocks, 64 at once, {line}"));
+    TURNS.measure(
+        15,
+        lines.each_ref().map(String::as_str),
+        [&mut || ours.evict_by_two(blocks), &mut || locked.evict_by_two(blocks)],
+    );
 }
 
 fn evict() {
@@ -130,6 +92,9 @@ fn evict() {
             lines.each_ref().map(String::as_str),
             [&mut || ours.evict(blocks), &mut || locked.evict(blocks)],
         );
+        if blocks > 4_096 {
+            evict_by_two(blocks, &mut ours, &mut locked);
+        }
         assert_eq!((ours.engine.unowned(), locked.engine.unowned()), (blocks, blocks), "lost blocks");
     }
 }
@@ -144,6 +109,7 @@ fn life<E: Engine>(engine: &E, tokens: usize) -> [f64; 6] {
     for (admission, cached) in [(0, 0), (3, tokens - 1)] {
         let time = |begin: Instant| begin.elapsed().as_nanos() as f64 / tokens as f64;
         slots.clear();
+        worker.begin();
         worker.prepare(&prompt);
         let begin = Instant::now();
         let mut request = worker.admit(&prompt);
@@ -220,6 +186,7 @@ fn main() {
         println!("reuse: to measure, run `cargo bench -p kvpool-benches --bench reuse`");
         return;
     }
+    println!("{}", threads::pinning());
     verify::<Kvpool>();
     verify::<Locked>();
     let parts: [(&str, fn()); 4] =

@@ -2,15 +2,18 @@
 //! compressed table, and the slots of one decode step, written into reused buffers, so that nothing
 //! is allocated (which is checked).
 //!
-//! Two baselines: the copy of a finished table by `memcpy`, the limit set by memory bandwidth, and
+//! Two baselines, first as ratios within each round, then one by one: the copy of a finished table by `memcpy`, the limit set by memory bandwidth, and
 //! the table built from a `Vec<Vec<i32>>`, as an engine does that manages frames itself.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::hint::black_box;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Instant;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use kvpool::{BlockTable, CsrTable, Pool, Sequence, SequenceId};
+use kvpool_benches::report::median;
+use kvpool_benches::reuse::Turns;
 use kvpool_benches::subject::pool;
 
 const SEQUENCES: usize = 256;
@@ -82,15 +85,17 @@ fn tables(c: &mut Criterion) {
         .map(|sequence| sequence.blocks().map(|block| block.get() as i32).collect())
         .collect();
     let width = table.width();
+    if std::env::args().any(|argument| argument == "--bench") {
+        let (mut copy, mut padded, mut table) = (vec![0; finished.len()], Vec::new(), BlockTable::new());
+        ratios(
+            &mut || copy.copy_from_slice(black_box(&finished)),
+            &mut || batch.block_table(black_box(&sequences), &mut table).expect("sequences of this pool"),
+            &mut || pad(black_box(&frames), width, &mut padded),
+        );
+    }
     let mut padded = Vec::new();
     group.bench_function("padded from Vec<Vec<i32>>", |bencher| {
-        bencher.iter(|| {
-            padded.clear();
-            for (row, frames) in black_box(&frames).iter().enumerate() {
-                padded.extend_from_slice(frames);
-                padded.resize((row + 1) * width, 0);
-            }
-        });
+        bencher.iter(|| pad(black_box(&frames), width, &mut padded));
     });
     assert_eq!(padded, finished, "the baseline builds another table");
 
@@ -129,6 +134,29 @@ fn tables(c: &mut Criterion) {
         let last = sequence.blocks().next_back().expect("a sequence with tokens");
         assert_eq!(*slot, i64::from(last.get()) * 16 + (sequence.len() as i64 - 1) % 16);
     }
+}
+
+/// Builds a table from frames of sequences.
+fn pad(frames: &[Vec<i32>], width: usize, out: &mut Vec<i32>) {
+    out.clear();
+    for (row, frames) in frames.iter().enumerate() {
+        out.extend_from_slice(frames);
+        out.resize((row + 1) * width, 0);
+    }
+}
+
+/// Prints the times of all three in turns, and the ratios to `memcpy`.
+fn ratios(memcpy: &mut dyn FnMut(), kvpool: &mut dyn FnMut(), padded: &mut dyn FnMut()) {
+    let turns = Turns::new(["memcpy", "kvpool", "Vec<Vec<i32>>"]);
+    turns.head("padded table of 256 sequences");
+    let us = |build: &mut dyn FnMut()| {
+        [median((0..50).map(|_| {
+            let begin = Instant::now();
+            build();
+            begin.elapsed().as_nanos() as f64 / 1e3
+        }))]
+    };
+    turns.measure(101, ["us"], [&mut || us(memcpy), &mut || us(kvpool), &mut || us(padded)]);
 }
 
 /// Blocks equal frames as long as no block has moved; rows are padded with frame 0.

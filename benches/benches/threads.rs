@@ -1,11 +1,12 @@
-//! One thread and two: total throughput of each subject, and the hand-over from one thread to
-//! another.
+//! One thread and two, each pinned to a core: total throughput of each subject, and the hand-over
+//! from one thread to another.
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use kvpool_benches::measure;
 use kvpool_benches::subject::{Handles, Leases, Listed, Parking, Queued, RawHandles, Standard};
+use kvpool_benches::{measure, threads};
 
 fn one_block(c: &mut Criterion) {
+    println!("{}", threads::pinning());
     let mut group = c.benchmark_group("threads, one block");
     for threads in [1, 2] {
         measure::threads_one_block::<Leases>(&mut group, threads);

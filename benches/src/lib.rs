@@ -11,8 +11,10 @@ pub mod measure;
 pub mod quiet;
 pub mod report;
 pub mod reuse;
+pub mod step;
 pub mod subject;
 pub mod threads;
+pub mod undisturbed;
 
 pub use criterion;
 pub use subject::{Subject, Worker};

@@ -34,6 +34,17 @@ pub fn median(figures: impl IntoIterator<Item = f64>) -> f64 {
     figures[(figures.len() - 1) / 2]
 }
 
+/// Returns the mean of some figures.
+///
+/// # Panics
+///
+/// If there are none.
+pub fn mean(figures: impl IntoIterator<Item = f64>) -> f64 {
+    let (sum, count) = figures.into_iter().fold((0.0, 0), |(sum, count), figure| (sum + figure, count + 1));
+    assert!(count > 0, "a mean of nothing");
+    sum / f64::from(count)
+}
+
 impl std::fmt::Display for Times {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let ns = |time: Duration| time.as_nanos();

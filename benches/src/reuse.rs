@@ -5,13 +5,16 @@
 //! the whole request is timed as well as its admission: postponing work gains nothing.
 //!
 //! ```text
-//! prepare   a step of the engine begins                                         not timed
+//! begin     a step of the engine                                                not timed
 //! admit     hash the prompt, share its cached prefix, allocate the rest         admission
 //! slots     of the tokens to compute                                            admission
 //! finish    the tokens are computed: full blocks can be hit from now on         request
 //! end       the sequence is closed; its blocks stay as long as there is room    request
 //! ```
+//!
+//! An engine also serves many requests in each step: see [`step`](crate::step).
 
+mod full;
 mod locked;
 mod pool;
 mod requests;
@@ -20,8 +23,9 @@ mod verify;
 
 use std::ops::Range;
 
-pub use locked::Locked;
-pub use pool::Kvpool;
+pub use full::{BLOCK_TOKENS, Full};
+pub use locked::{Locked, LockedList};
+pub use pool::{Kvpool, KvpoolUncached};
 pub use requests::{Case, Figures, Prompts, Requests};
 pub use turns::Turns;
 pub use verify::verify;
@@ -54,10 +58,13 @@ pub trait Worker {
     /// An admitted request.
     type Request;
     /// Blocks outside of sequences.
-    type Blocks;
+    type Blocks: Send;
 
-    /// Begins a step of the engine, with this prompt as its only request.
-    fn prepare(&mut self, prompt: &[u32]);
+    /// Begins a step of the engine.
+    fn begin(&mut self);
+
+    /// Does what need not be timed before the [look-up](Self::look_up) of this prompt.
+    fn prepare(&mut self, _prompt: &[u32]) {}
 
     /// Hashes a prompt and shares its longest cached prefix, excluding the last token.
     fn look_up(&mut self, prompt: &[u32]) -> Self::Request;
@@ -68,11 +75,27 @@ pub trait Worker {
     /// Returns the number of cached tokens.
     fn cached(request: &Self::Request) -> usize;
 
+    /// Appends a decoded token.
+    fn append(&mut self, request: &mut Self::Request, token: u32);
+
     /// Writes the slots of tokens of a request: `frame * block_tokens + offset`.
     fn slots(&mut self, request: &Self::Request, tokens: Range<usize>, out: &mut Vec<i64>);
 
-    /// Ends the step: all tokens are computed.
-    fn finish(&mut self, request: &mut Self::Request);
+    /// Returns the block table: a row of frames per request, padded to the longest.
+    fn table<'r>(&mut self, requests: impl Iterator<Item = &'r Self::Request> + Clone) -> &[i32]
+    where
+        Self::Request: 'r;
+
+    /// Ends the step with these requests: all tokens are computed.
+    fn finish_all<'r>(&mut self, requests: impl Iterator<Item = &'r mut Self::Request>)
+    where
+        Self::Request: 'r;
+
+    /// Ends the step with one request.
+    #[inline]
+    fn finish(&mut self, request: &mut Self::Request) {
+        self.finish_all(std::iter::once(request));
+    }
 
     /// Closes the sequence.
     fn end(&mut self, request: Self::Request);
@@ -82,6 +105,22 @@ pub trait Worker {
 
     /// Frees them.
     fn free(&mut self, blocks: Self::Blocks);
+}
+
+/// Writes a block table into a reused buffer: a row per list of blocks, padded with 0.
+pub fn table<'t, 'b, B: 'b>(
+    out: &'t mut Vec<i32>,
+    rows: impl Iterator<Item = &'b [B]> + Clone,
+    frame: impl Fn(&B) -> i32,
+) -> &'t [i32] {
+    let width = rows.clone().map(<[B]>::len).max().unwrap_or(0);
+    out.clear();
+    for row in rows {
+        let end = out.len() + width;
+        out.extend(row.iter().map(&frame));
+        out.resize(end, 0);
+    }
+    out
 }
 
 /// Writes the slots of tokens in blocks of `block_tokens`; `block` returns the block at each

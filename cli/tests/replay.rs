@@ -18,12 +18,13 @@ fn json_has_exactly_its_keys() {
         (
             &report,
             "audit block_bytes block_tokens blocks_allocated blocks_corrupt blocks_freed blocks_leaked \
-             blocks_total completed defrag findings fragmentation interrupted latency_ns layout preempted \
-             prefix refused rejected requests resize run_len_mean sound speedup threads tokens \
-             tokens_verified trace trace_s utilization wall_s",
+             blocks_total completed cpu_s defrag findings fragmentation hit_rate interrupted latency_ns layout \
+             preempted prefix refused rejected requests resize run_len_mean runs_per_sequence sound \
+             speedup threads tokens tokens_verified trace trace_s utilization wall_s",
         ),
         (&report["utilization"], "at_first_refusal mean owned_at_first_refusal peak"),
         (&report["fragmentation"], "final max mean"),
+        (&report["runs_per_sequence"], "mean p50 p99"),
         (
             &report["defrag"],
             "errors fragmentation_after fragmentation_before given_up moved_blocks moved_bytes runs time_ms",
@@ -54,6 +55,11 @@ fn a_sound_replay_adds_up() {
     assert_eq!(report["blocks_corrupt"], 0);
     assert_eq!(report["blocks_allocated"], report["blocks_freed"]);
     assert!(report["tokens_verified"].as_u64() > report["tokens"].as_u64());
+    let [mean, p50, p99] = ["mean", "p50", "p99"].map(|name| report["runs_per_sequence"][name].as_f64());
+    assert!(mean >= Some(1.0) && p50 >= Some(1.0) && p50 <= p99, "{report}");
+    if cfg!(target_os = "linux") {
+        assert!(report["cpu_s"].as_f64() > Some(0.0), "{report}");
+    }
 }
 
 #[test]
@@ -92,6 +98,7 @@ fn prefixes_are_reused_by_every_policy() {
         |options: &str| json(&format!("replay --requests 400 --threads 2 --json --blocks 60000 {options}"));
     let off = run("--prefix-cache off");
     assert_eq!((&off["prefix"], &off["sound"]), (&Value::Null, &Value::Bool(true)));
+    assert!(off["hit_rate"].is_null());
     for policy in PolicyName::ALL {
         let on = run(&format!("--prefix-cache on --policy {}", policy.name()));
         let prefix = &on["prefix"];
@@ -99,7 +106,7 @@ fn prefixes_are_reused_by_every_policy() {
         let count = |name: &str| prefix[name].as_u64().unwrap();
         assert!(count("hit_blocks") > count("lookup_blocks") / 4, "{prefix}");
         let rate = count("hit_blocks") as f64 / count("lookup_blocks") as f64;
-        assert_eq!(prefix["hit_rate"].as_f64(), Some(rate));
+        assert_eq!((&prefix["hit_rate"], on["hit_rate"].as_f64()), (&on["hit_rate"], Some(rate)));
         // Tokens found in the cache are not written.
         let found = 16 * (count("hit_blocks") + count("resumed_hit_blocks"));
         let tokens = |report: &Value| report["tokens"].as_u64().unwrap();

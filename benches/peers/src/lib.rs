@@ -142,10 +142,7 @@ impl Worker for RegisteredWorker<'_> {
         let first = self.0.hashes.fetch_add(count as u64, Relaxed);
         let blocks = self.0.manager.allocate_blocks(count).expect("enough blocks are free");
         let complete = (first..).zip(blocks).map(|(hash, block)| {
-            block
-                .stage(SequenceHash::new(hash, None, 0), BLOCK_TOKENS)
-                .ok()
-                .expect("the manager's block size")
+            block.stage(SequenceHash::new(hash, None, 0), BLOCK_TOKENS).expect("the manager's block size")
         });
         self.0.manager.register_blocks(complete.collect())
     }

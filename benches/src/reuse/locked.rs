@@ -139,18 +139,24 @@ impl Blocks {
     }
 }
 
-/// The exact LRU behind a mutex.
-pub struct Locked {
+/// The exact LRU behind a mutex; without a cache, a list of free blocks behind a mutex.
+pub struct LockedEngine<const CACHE: bool> {
     blocks: Mutex<Blocks>,
     hasher: PrefixHasher,
     root: PrefixRoot,
     block_tokens: usize,
 }
 
-impl Engine for Locked {
-    type Worker<'a> = LockedWorker<'a>;
+/// The exact LRU.
+pub type Locked = LockedEngine<true>;
 
-    const NAME: &'static str = "LRU, mutex";
+/// The list of free blocks.
+pub type LockedList = LockedEngine<false>;
+
+impl<const CACHE: bool> Engine for LockedEngine<CACHE> {
+    type Worker<'a> = LockedWorker<'a, CACHE>;
+
+    const NAME: &'static str = if CACHE { "LRU, mutex" } else { "list, mutex" };
 
     fn new(blocks: usize, block_tokens: usize) -> Self {
         let key = HashKey::random().expect("the system has random numbers");
@@ -159,8 +165,8 @@ impl Engine for Locked {
         Self { blocks: Mutex::new(Blocks::new(blocks)), hasher, root, block_tokens }
     }
 
-    fn worker(&self, _: usize) -> LockedWorker<'_> {
-        LockedWorker(self)
+    fn worker(&self, _: usize) -> LockedWorker<'_, CACHE> {
+        LockedWorker { engine: self, table: Vec::new() }
     }
 
     fn clear(&self) {
@@ -178,52 +184,65 @@ impl Engine for Locked {
 }
 
 /// A thread that uses the lock.
-pub struct LockedWorker<'a>(&'a Locked);
+pub struct LockedWorker<'a, const CACHE: bool> {
+    engine: &'a LockedEngine<CACHE>,
+    /// The block table, in a reused buffer.
+    table: Vec<i32>,
+}
 
 /// A sequence.
 pub struct Request {
+    chain: Chain,
+    /// Hashes of the full blocks; none without a cache.
     hashes: Vec<BlockHash>,
     blocks: Vec<u32>,
-    cached: usize,
+    /// Leading blocks that are registered.
+    registered: usize,
+    tokens: usize,
 }
 
-impl LockedWorker<'_> {
+impl<const CACHE: bool> LockedWorker<'_, CACHE> {
     /// Looks up, and with `all` allocates the rest, under one lock.
     #[inline]
     fn open(&self, prompt: &[u32], all: bool) -> Request {
-        let Locked { blocks, hasher, root, block_tokens } = self.0;
-        let mut hashes = Vec::with_capacity(prompt.len() / block_tokens);
-        Chain::new(*root).extend(hasher, prompt, |hash| hashes.push(hash));
+        let LockedEngine { blocks, hasher, root, block_tokens } = self.engine;
+        let (mut chain, mut hashes) = (Chain::new(*root), Vec::new());
+        if CACHE {
+            hashes.reserve(prompt.len() / block_tokens);
+            chain.extend(hasher, prompt, |hash| hashes.push(hash));
+        }
         let (count, most) = (prompt.len().div_ceil(*block_tokens), (prompt.len() - 1) / block_tokens);
         let mut own = Vec::with_capacity(count);
         let mut blocks = blocks.lock();
-        blocks.take_cached(&hashes[..most], &mut own);
-        let cached = own.len();
-        if all {
-            blocks.allocate(count - cached, &mut own);
+        if CACHE {
+            blocks.take_cached(&hashes[..most], &mut own);
         }
-        Request { hashes, blocks: own, cached }
+        let registered = own.len();
+        if all {
+            blocks.allocate(count - registered, &mut own);
+        }
+        Request { chain, hashes, blocks: own, registered, tokens: prompt.len() }
     }
 }
 
-impl Worker for LockedWorker<'_> {
+impl<const CACHE: bool> Worker for LockedWorker<'_, CACHE> {
     /// Returns the blocks, with the number of cached tokens.
     type Request = (Request, usize);
     type Blocks = Vec<u32>;
 
-    fn prepare(&mut self, _: &[u32]) {}
+    fn begin(&mut self) {}
 
     #[inline]
     fn look_up(&mut self, prompt: &[u32]) -> Self::Request {
         let request = self.open(prompt, false);
-        let cached = request.cached * self.0.block_tokens;
+        let cached = request.registered * self.engine.block_tokens;
         (request, cached)
     }
 
     #[inline]
     fn admit(&mut self, prompt: &[u32]) -> Self::Request {
         let request = self.open(prompt, true);
-        let cached = request.cached * self.0.block_tokens;
+        let cached = request.registered * self.engine.block_tokens;
         (request, cached)
     }
 
@@ -232,31 +251,52 @@ impl Worker for LockedWorker<'_> {
     }
 
     #[inline]
-    fn slots(&mut self, (request, _): &Self::Request, tokens: Range<usize>, out: &mut Vec<i64>) {
-        super::slots(self.0.block_tokens, tokens, out, |place| i64::from(request.blocks[place]));
+    fn append(&mut self, (request, _): &mut Self::Request, token: u32) {
+        if request.tokens.is_multiple_of(self.engine.block_tokens) {
+            self.engine.blocks.lock().allocate(1, &mut request.blocks);
+        }
+        request.tokens += 1;
+        if CACHE {
+            request.chain.extend(&self.engine.hasher, &[token], |hash| request.hashes.push(hash));
+        }
     }
 
     #[inline]
-    fn finish(&mut self, (request, _): &mut Self::Request) {
-        let (first, full) = (request.cached, request.hashes.len());
-        if first < full {
-            self.0.blocks.lock().register(&request.blocks[first..full], &request.hashes[first..]);
+    fn slots(&mut self, (request, _): &Self::Request, tokens: Range<usize>, out: &mut Vec<i64>) {
+        super::slots(self.engine.block_tokens, tokens, out, |place| i64::from(request.blocks[place]));
+    }
+
+    #[inline]
+    fn table<'r>(&mut self, requests: impl Iterator<Item = &'r Self::Request> + Clone) -> &[i32] {
+        super::table(&mut self.table, requests.map(|(request, _)| &request.blocks[..]), |&block| block as i32)
+    }
+
+    #[inline]
+    fn finish_all<'r>(&mut self, requests: impl Iterator<Item = &'r mut Self::Request>) {
+        let mut blocks = None;
+        for (request, _) in requests {
+            let (first, full) = (request.registered, request.hashes.len());
+            if first < full {
+                let blocks = blocks.get_or_insert_with(|| self.engine.blocks.lock());
+                blocks.register(&request.blocks[first..full], &request.hashes[first..]);
+                request.registered = full;
+            }
         }
     }
 
     #[inline]
     fn end(&mut self, (request, _): Self::Request) {
-        self.0.blocks.lock().release(&request.blocks);
+        self.engine.blocks.lock().release(&request.blocks);
     }
 
     #[inline]
     fn allocate(&mut self, count: usize) -> Vec<u32> {
         let mut blocks = Vec::with_capacity(count);
-        self.0.blocks.lock().allocate(count, &mut blocks);
+        self.engine.blocks.lock().allocate(count, &mut blocks);
         blocks
     }
 
     fn free(&mut self, blocks: Vec<u32>) {
-        self.0.blocks.lock().release(&blocks);
+        self.engine.blocks.lock().release(&blocks);
     }
 }

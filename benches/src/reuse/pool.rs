@@ -5,27 +5,35 @@ use std::thread;
 
 use kvpool::prefix::PrefixConfig;
 use kvpool::storage::{Dtype, KvLayout};
-use kvpool::{AllocError, AllocRequest, Batch, Lease, Pool, Sequence, SequenceError, SequenceId};
+use kvpool::{AllocError, AllocRequest, Batch, BlockTable, Lease, Pool, Sequence, SequenceError, SequenceId};
 
 use super::{Engine, Worker};
 
-/// A pool with a default prefix cache: LRU, hashes with a random key.
-pub struct Kvpool(Pool);
+/// A pool, with a default prefix cache (LRU, hashes with a random key) or without one.
+pub struct PoolEngine<const CACHE: bool>(Pool);
 
-impl Engine for Kvpool {
-    type Worker<'a> = KvpoolWorker<'a>;
+/// A pool with a prefix cache.
+pub type Kvpool = PoolEngine<true>;
+
+/// A pool without one.
+pub type KvpoolUncached = PoolEngine<false>;
+
+impl<const CACHE: bool> Engine for PoolEngine<CACHE> {
+    type Worker<'a> = PoolWorker<'a, CACHE>;
 
     const NAME: &'static str = "kvpool";
 
     fn new(blocks: usize, block_tokens: usize) -> Self {
         let shape = KvLayout::builder().layers(28).kv_heads(4).head_dim(128).dtype(Dtype::Bf16);
         let layout = shape.block_tokens(block_tokens).build().expect("a valid layout");
-        let pool = Pool::builder(layout).blocks(blocks).without_storage().prefix_cache(PrefixConfig::new());
+        let pool = Pool::builder(layout).blocks(blocks).without_storage();
+        let pool = if CACHE { pool.prefix_cache(PrefixConfig::new()) } else { pool };
         Self(pool.build().expect("a valid pool"))
     }
 
-    fn worker(&self, thread: usize) -> KvpoolWorker<'_> {
-        KvpoolWorker { pool: &self.0, batch: None, next: (thread as u64) << 32 }
+    fn worker(&self, thread: usize) -> PoolWorker<'_, CACHE> {
+        let next = (thread as u64) << 32;
+        PoolWorker { pool: &self.0, batch: None, next, table: BlockTable::new() }
     }
 
     fn clear(&self) {
@@ -38,7 +46,7 @@ impl Engine for Kvpool {
     }
 }
 
-impl KvpoolWorker<'_> {
+impl<const CACHE: bool> PoolWorker<'_, CACHE> {
     /// Acts as an engine whose request is refused: it ends its step, so that no other thread waits
     /// for it, and retries in the next.
     #[cold]
@@ -50,26 +58,30 @@ impl KvpoolWorker<'_> {
     }
 }
 
-/// A thread with a batch of one request.
-pub struct KvpoolWorker<'a> {
+/// A thread with a batch.
+pub struct PoolWorker<'a, const CACHE: bool> {
     pool: &'a Pool,
     batch: Option<Batch>,
     next: u64,
+    table: BlockTable,
 }
 
-impl<'a> Worker for KvpoolWorker<'a> {
+impl<'a, const CACHE: bool> Worker for PoolWorker<'a, CACHE> {
     /// The sequence, and the number of its cached tokens.
     type Request = (Sequence, usize);
     type Blocks = Lease<'a>;
 
-    fn prepare(&mut self, _: &[u32]) {
+    #[inline]
+    fn begin(&mut self) {
         self.batch = Some(self.pool.begin_batch());
     }
 
     #[inline]
     fn look_up(&mut self, prompt: &[u32]) -> Self::Request {
         self.next += 1;
-        let sequence = self.pool.sequence(SequenceId(self.next)).tokens(prompt).expect("a new id, and room");
+        let builder = self.pool.sequence(SequenceId(self.next));
+        let opened = if CACHE { builder.tokens(prompt) } else { builder.open() };
+        let sequence = opened.expect("a new id, and room");
         let cached = sequence.len();
         (sequence, cached)
     }
@@ -94,13 +106,31 @@ impl<'a> Worker for KvpoolWorker<'a> {
     }
 
     #[inline]
+    fn append(&mut self, (sequence, _): &mut Self::Request, token: u32) {
+        let batch = self.batch.as_mut().expect("a step has begun");
+        if CACHE {
+            batch.append_tokens(sequence, &[token]).expect("there is room");
+        } else {
+            batch.append(sequence, 1).expect("there is room");
+        }
+    }
+
+    #[inline]
     fn slots(&mut self, request: &Self::Request, tokens: Range<usize>, out: &mut Vec<i64>) {
         let batch = self.batch.as_ref().expect("a step has begun");
         batch.slot_mapping(&request.0, tokens, out).expect("its own tokens");
     }
 
     #[inline]
-    fn finish(&mut self, _: &mut Self::Request) {
+    fn table<'r>(&mut self, requests: impl Iterator<Item = &'r Self::Request> + Clone) -> &[i32] {
+        let batch = self.batch.as_ref().expect("a step has begun");
+        let sequences = requests.map(|(sequence, _)| sequence);
+        batch.block_table(sequences, &mut self.table).expect("sequences of this pool");
+        self.table.entries()
+    }
+
+    #[inline]
+    fn finish_all<'r>(&mut self, _: impl Iterator<Item = &'r mut Self::Request>) {
         drop(self.batch.take());
     }
 

@@ -4,9 +4,11 @@ use std::hint::black_box;
 use std::sync::Mutex;
 use std::time::Instant;
 
-use super::{Engine, Worker};
-use crate::report::median;
+use super::full::BLOCK_TOKENS;
+use super::{Engine, Full, Worker};
+use crate::report::{mean, median};
 use crate::threads::together;
+use crate::undisturbed::{Calls, undisturbed};
 
 /// Requests per thread and round.
 const REQUESTS: u32 = 100;
@@ -37,18 +39,19 @@ pub struct Case {
     pub blocks: usize,
     /// Tokens per block.
     pub block_tokens: usize,
-    /// Whether every block is evictable at first, so that each allocation evicts one.
+    /// Whether every block is evictable at first, in random order, so that each allocation evicts
+    /// one. Blocks must then have 16 tokens.
     pub is_full: bool,
 }
 
 /// Results of a round.
 #[derive(Clone, Copy)]
 pub struct Figures {
-    /// Median time of an admission with its slots, in microseconds.
+    /// Mean time of an admission with its slots, in microseconds.
     pub admission: f64,
-    /// Median time of a whole request, in microseconds.
+    /// Mean time of a whole request, in microseconds.
     pub request: f64,
-    /// Requests of all threads per millisecond.
+    /// Requests of all threads per millisecond, without the begin of their steps.
     pub rate: f64,
 }
 
@@ -96,71 +99,88 @@ impl<E: Engine> Requests<E> {
             }
             Mutex::new(Source { prompt, differs_at, next: (1 + thread as u32) << 24 })
         };
-        let engine = E::new(case.blocks, block_tokens);
+        let engine = if case.is_full {
+            assert_eq!(block_tokens, BLOCK_TOKENS, "a full engine's");
+            Full::new(case.blocks).engine
+        } else {
+            E::new(case.blocks, block_tokens)
+        };
         let own = Self { engine, case, sources: (0..threads).map(source).collect(), expected };
         own.warm();
         own
     }
 
+    /// Runs a request of each thread: its prompt, or the beginning of it, is cached from now on.
     fn warm(&self) {
-        let blocks_of_prompt = self.case.tokens.div_ceil(self.case.block_tokens);
-        let requests = if self.case.is_full { 16 + 2 * self.case.blocks / blocks_of_prompt } else { 1 };
         for (thread, source) in self.sources.iter().enumerate() {
             let (mut worker, mut source) = (self.engine.worker(thread), lock(source));
-            for _ in 0..requests {
-                let prompt = source.another();
-                worker.prepare(prompt);
-                let mut request = worker.admit(prompt);
-                worker.finish(&mut request);
-                worker.end(request);
-            }
+            let prompt = source.another();
+            worker.begin();
+            worker.prepare(prompt);
+            let mut request = worker.admit(prompt);
+            worker.finish(&mut request);
+            worker.end(request);
         }
     }
 
-    /// Runs one round.
+    /// Runs one round in which some requests are undisturbed, and returns the figures of these.
     ///
     /// # Panics
     ///
     /// If more than a few requests found another number of cached tokens than the case expects.
     pub fn round(&self) -> Figures {
-        let Case { prompts, threads, tokens, is_full, .. } = self.case;
-        if prompts == Prompts::Fresh && !is_full {
-            self.engine.clear();
+        loop {
+            if self.case.prompts == Prompts::Fresh && !self.case.is_full {
+                self.engine.clear();
+            }
+            let all = undisturbed(self.run());
+            if all.len() >= REQUESTS as usize / 4 {
+                let admission = mean(all.iter().map(|&(_, admission)| admission / 1e3));
+                let request = mean(all.iter().map(|&(ns, _)| ns / 1e3));
+                return Figures { admission, request, rate: self.case.threads as f64 / request * 1e3 };
+            }
         }
-        let all = Mutex::new((Vec::new(), Vec::new(), 0));
-        let prepare = |thread: usize| (self.engine.worker(thread), lock(&self.sources[thread]));
-        let wall = together(threads, prepare, |_, (worker, source)| {
+    }
+
+    /// Runs the requests of a round on all threads. The result of each is the time of its admission
+    /// in nanoseconds.
+    fn run(&self) -> Vec<Calls<f64>> {
+        let Case { threads, tokens, .. } = self.case;
+        let all = Mutex::new((Vec::new(), 0));
+        let prepare = |thread: usize| {
+            let timed = Calls::with_capacity(REQUESTS as usize);
+            (self.engine.worker(thread), lock(&self.sources[thread]), timed)
+        };
+        together(threads, prepare, |_, (worker, source, timed)| {
             let mut slots: Vec<i64> = Vec::with_capacity(tokens);
-            let (mut admissions, mut wholes, mut odd) = (Vec::new(), Vec::new(), 0);
+            let mut odd = 0;
             for _ in 0..REQUESTS {
                 let prompt = source.another();
+                worker.begin();
                 worker.prepare(prompt);
                 slots.clear();
-
-                let begin = Instant::now();
-                let mut request = worker.admit(black_box(prompt));
-                let cached = <E::Worker<'_> as Worker>::cached(&request);
-                worker.slots(&request, cached..tokens, &mut slots);
-                let admission = begin.elapsed();
-                worker.finish(&mut request);
-                worker.end(request);
-                wholes.push(begin.elapsed().as_nanos() as f64 / 1e3);
-                admissions.push(admission.as_nanos() as f64 / 1e3);
-
+                let mut cached = 0;
+                timed.run(|| {
+                    let begin = Instant::now();
+                    let mut request = worker.admit(black_box(prompt));
+                    cached = <E::Worker<'_> as Worker>::cached(&request);
+                    worker.slots(&request, cached..tokens, &mut slots);
+                    let admission = begin.elapsed();
+                    worker.finish(&mut request);
+                    worker.end(request);
+                    admission.as_nanos() as f64
+                });
                 assert_eq!(black_box(&slots).len(), tokens - cached, "a slot for each token to compute");
                 odd += u32::from(cached != self.expected);
             }
             let mut all = lock(&all);
-            all.0.extend(admissions);
-            all.1.extend(wholes);
-            all.2 += odd;
+            all.0.push(std::mem::take(timed));
+            all.1 += odd;
         });
-        let (admissions, wholes, odd) = all.into_inner().expect("no bench thread panicked");
+        let (calls, odd) = all.into_inner().expect("no bench thread panicked");
         // kvpool evicts a block released 65,536 times once, when its generation wraps around.
         assert!(odd <= REQUESTS / 20, "{}: {odd} prompts of another length were cached", E::NAME);
-        let requests = threads as f64 * f64::from(REQUESTS);
-        let rate = requests / wall.as_secs_f64() / 1e3;
-        Figures { admission: median(admissions), request: median(wholes), rate }
+        calls
     }
 
     /// Looks up a cached prompt, and releases it untimed: returns the median time in microseconds.

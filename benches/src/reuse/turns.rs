@@ -18,14 +18,23 @@ impl<const SUBJECTS: usize> Turns<SUBJECTS> {
     pub fn head(&self, title: &str) {
         print!("\n{title:<52}");
         for (subject, name) in self.names.iter().enumerate() {
-            let width = if subject == 0 { 10 } else { 24 };
+            let width = if subject == 0 { 21 } else { 35 };
             print!(" {name:>width$}");
+        }
+        println!();
+        print!("{:<52}", "");
+        let ratio = format!("(to {})", self.names[0]);
+        for subject in 0..self.names.len() {
+            print!(" {:>10} {:>10}", "min", "median");
+            if subject > 0 {
+                print!(" {ratio:>13}");
+            }
         }
         println!();
     }
 
-    /// Runs all rounds; prints a line for each figure with its medians, and for all subjects but
-    /// the first the median of their ratios to it, round by round.
+    /// Runs all rounds; prints a line for each figure with its minima and medians over the rounds,
+    /// and for all subjects but the first the median of their ratios to it, round by round.
     pub fn measure<const FIGURES: usize>(
         &self,
         rounds: usize,
@@ -41,8 +50,9 @@ impl<const SUBJECTS: usize> Turns<SUBJECTS> {
         for (figure, line) in lines.iter().enumerate() {
             print!("{line:<52}");
             for subject in 0..SUBJECTS {
-                let middle = median(figures.iter().map(|round| round[subject][figure]));
-                print!(" {middle:>10.2}");
+                let of_rounds = || figures.iter().map(|round| round[subject][figure]);
+                let least = of_rounds().fold(f64::INFINITY, f64::min);
+                print!(" {least:>10.2} {:>10.2}", median(of_rounds()));
                 if subject > 0 {
                     let ratio = median(figures.iter().map(|round| round[subject][figure] / round[0][figure]));
                     print!(" ({ratio:>5.2} times)");

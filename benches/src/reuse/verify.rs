@@ -32,6 +32,7 @@ pub fn verify<E: Engine>() {
             let prompt = prompt(random);
             let values = values(&prompt);
             let mut slots = Vec::new();
+            worker.begin();
             worker.prepare(&prompt);
             let mut request = worker.admit(&prompt);
             worker.slots(&request, 0..prompt.len(), &mut slots);

@@ -12,6 +12,7 @@
 //! | `resizer` | the thread that resizes the pool |
 //! | `sizing` | a size of the pool at which a trace fills it at times |
 //! | `tally` | the counters |
+//! | `cpu` | processor time of the process |
 //!
 //! Meanwhile the pool is compacted in the background and may be resized. The threads are not told.
 //!
@@ -21,6 +22,7 @@
 //! token was read other than it was written, by whichever request.
 
 mod content;
+mod cpu;
 mod pool;
 mod resizer;
 mod scheduler;
@@ -46,7 +48,7 @@ pub use content::Shape;
 pub use pool::{Compaction, ReplayPool};
 pub use resizer::{Resize, ResizeRefusal};
 pub use sizing::blocks_for;
-pub use tally::{Durations, Samples, Tally};
+pub use tally::{Durations, RunCounts, Samples, Tally};
 pub use text::{Text, Texts};
 pub use transfer::Corrupt;
 
@@ -118,6 +120,8 @@ pub struct Outcome {
     pub blocks_total: usize,
     /// Its duration.
     pub wall: Duration,
+    /// Processor time of the whole process in that duration; `None` where no clock counts it.
+    pub cpu: Option<Duration>,
     /// How full the pool was at its first refusal: the share of blocks that were not free, and the
     /// share that belonged to sequences.
     pub first_refusal: Option<(f64, f64)>,
@@ -171,7 +175,7 @@ pub fn replay(
     let (requests, blocks) = (trace.requests.len(), pool.total_blocks());
     let clock = SharedClock::new(&trace.requests, options.threads, options.halt_at.map(|at| at.of(requests)));
     let texts = pool.prefix_cache().map(|_| Texts::of(&trace.requests));
-    let start = Instant::now();
+    let (start, cpu_start) = (Instant::now(), cpu::used());
     let compaction = options.compaction.map(|compaction| pool.start_compaction(compaction)).transpose();
     let mut interrupted = false;
     let (mut tally, resizes) = thread::scope(|scope| {
@@ -238,6 +242,7 @@ pub fn replay(
         }
     };
     let wall = start.elapsed();
+    let cpu = cpu::used().zip(cpu_start).map(|(end, start)| end.saturating_sub(start));
     failures(compaction.as_ref(), &resizes).for_each(|failure| tally.find(failure));
     let prefix = pool.prefix_cache().map(|cache| {
         let stats = cache.stats();
@@ -260,6 +265,7 @@ pub fn replay(
         interrupted,
         blocks_total: blocks,
         wall,
+        cpu,
         first_refusal: clock.first_refusal.get().copied(),
         blocks_leaked: pool.total_blocks().saturating_sub(free_blocks),
         fragmentation_final,

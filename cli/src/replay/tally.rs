@@ -69,6 +69,39 @@ impl Durations {
     }
 }
 
+/// The numbers of runs of consecutive frames in block tables, one number per table: the descriptors
+/// that a transfer of the whole sequence needs. Exact to three digits.
+#[derive(Clone, Debug)]
+pub struct RunCounts(Histogram<u64>);
+
+impl Default for RunCounts {
+    fn default() -> Self {
+        // Only more than five digits are refused.
+        Self(Histogram::new(3).expect("three digits are few enough"))
+    }
+}
+
+impl RunCounts {
+    /// Adds the number of runs in a table.
+    pub fn record(&mut self, runs: u64) {
+        self.0.record(runs).expect("a histogram that grows takes every value");
+    }
+
+    /// Returns the mean; 0 without tables.
+    pub fn mean(&self) -> f64 {
+        self.0.mean()
+    }
+
+    /// Returns the median and the 99th percentile, with their names in the JSON.
+    pub fn quantiles(&self) -> [(&'static str, u64); 2] {
+        [("p50", 0.5), ("p99", 0.99)].map(|(name, at)| (name, self.0.value_at_quantile(at)))
+    }
+
+    fn merge(&mut self, other: &Self) {
+        self.0.add(&other.0).expect("a histogram that grows takes every value");
+    }
+}
+
 /// The counts of one thread.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
@@ -104,6 +137,8 @@ pub struct Tally {
     pub run_blocks: u64,
     /// Runs of consecutive frames in these tables.
     pub runs: u64,
+    /// The runs of each completed request's table, when it is completed.
+    pub runs_per_sequence: RunCounts,
     /// Appends that allocated blocks.
     pub allocate: Durations,
     /// Closings of sequences.
@@ -132,11 +167,13 @@ impl Tally {
         *found += hits as u64;
     }
 
-    /// Counts the runs of consecutive frames in a block table.
-    pub fn count_runs(&mut self, table: &[i32]) {
+    /// Counts the runs of consecutive frames in a block table, and returns their number.
+    pub fn count_runs(&mut self, table: &[i32]) -> u64 {
+        let ends = table.windows(2).filter(|pair| pair[1] != pair[0] + 1).count();
+        let runs = (table.len().min(1) + ends) as u64;
         self.run_blocks += table.len() as u64;
-        self.runs += table.len().min(1) as u64;
-        self.runs += table.windows(2).filter(|pair| pair[1] != pair[0] + 1).count() as u64;
+        self.runs += runs;
+        runs
     }
 
     /// Returns the mean length of these runs; 0 without tables.
@@ -162,6 +199,7 @@ impl Tally {
         other.findings.into_iter().for_each(|finding| self.find(finding));
         self.run_blocks += other.run_blocks;
         self.runs += other.runs;
+        self.runs_per_sequence.merge(&other.runs_per_sequence);
         self.allocate.merge(&other.allocate);
         self.free.merge(&other.free);
         self.utilization.merge(&other.utilization);
@@ -176,10 +214,23 @@ mod tests {
     #[test]
     fn runs_end_where_frames_do_not_follow() {
         let mut tally = Tally::default();
-        tally.count_runs(&[]);
+        assert_eq!(tally.count_runs(&[]), 0);
         assert_eq!(tally.run_len_mean(), 0.0);
-        tally.count_runs(&[4, 5, 6, 9, 8]);
+        assert_eq!(tally.count_runs(&[4, 5, 6, 9, 8]), 3);
         assert_eq!((tally.run_blocks, tally.runs), (5, 3));
+    }
+
+    #[test]
+    fn runs_of_sequences_are_summed_over_threads() {
+        assert_eq!(RunCounts::default().mean(), 0.0);
+        let mut sum = Tally::default();
+        for runs in [1..=60, 61..=100] {
+            let mut tally = Tally::default();
+            runs.for_each(|runs| tally.runs_per_sequence.record(runs));
+            sum.merge(tally);
+        }
+        let runs = sum.runs_per_sequence;
+        assert_eq!((runs.mean(), runs.quantiles()), (50.5, [("p50", 50), ("p99", 99)]));
     }
 
     #[test]

@@ -434,7 +434,8 @@ impl<'a> Worker<'a> {
         let batch = self.previous.take();
         for running in done {
             if let Some(batch) = &batch {
-                self.check_all(batch, &running)?;
+                let runs = self.check_all(batch, &running)?;
+                self.tally.runs_per_sequence.record(runs);
             }
             self.release(running);
             self.tally.completed += 1;
@@ -466,8 +467,9 @@ impl<'a> Worker<'a> {
         self.transfer.flush(Access::Check)
     }
 
-    /// Reads back every token of a sequence, through its block table.
-    fn check_all(&mut self, batch: &Batch, running: &Running<Open>) -> Result<(), String> {
+    /// Reads back every token of a sequence, through its block table. Returns the number of runs of
+    /// consecutive frames in the table.
+    fn check_all(&mut self, batch: &Batch, running: &Running<Open>) -> Result<u64, String> {
         let Running { job, held, sequence: Open { sequence, text, .. } } = running;
         let (held, block_tokens) = (*held as usize, self.shape.block_tokens);
         batch.block_table([sequence], &mut self.table).map_err(|error| error.to_string())?;
@@ -477,9 +479,9 @@ impl<'a> Worker<'a> {
             let found = table.len();
             return Err(format!("request {}: a table of {found} blocks for {held} tokens", job.request));
         }
-        self.tally.count_runs(table);
+        let runs = self.tally.count_runs(table);
         if !self.options.verify {
-            return Ok(());
+            return Ok(runs);
         }
         self.transfer.add(Access::Check, (job.request, job.attempt), text, 0..held, |tokens, out| {
             let mut token = tokens.start;
@@ -492,7 +494,8 @@ impl<'a> Worker<'a> {
             }
             Ok(())
         })?;
-        self.transfer.flush(Access::Check)
+        self.transfer.flush(Access::Check)?;
+        Ok(runs)
     }
 
     /// Samples the pool at intervals, on the first thread.

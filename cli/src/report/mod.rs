@@ -3,7 +3,7 @@
 
 mod table;
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::replay::{Options, Outcome, Resize, Shape, failed_copies};
 use crate::trace::Trace;
@@ -28,13 +28,15 @@ impl Report {
         let requests = trace.requests.len();
         let (wall_s, trace_s) = (outcome.wall.as_secs_f64(), trace.span().as_secs_f64());
         let block_bytes = shape.layers * (shape.k_bytes + shape.v_bytes) * shape.block_tokens;
+        // The share of the full blocks of prompts that were cached.
+        let hit_rate = tally.hit_blocks as f64 / tally.lookup_blocks.max(1) as f64;
         // Each request counts at its first admission; `resumed`: after a preemption.
         let prefix = outcome.prefix.as_ref().map(|(policy, evicted_blocks)| {
             json!({
                 "policy": policy,
                 "lookup_blocks": tally.lookup_blocks,
                 "hit_blocks": tally.hit_blocks,
-                "hit_rate": tally.hit_blocks as f64 / tally.lookup_blocks.max(1) as f64,
+                "hit_rate": hit_rate,
                 "evicted_blocks": evicted_blocks,
                 "resumed_lookup_blocks": tally.resumed_lookup_blocks,
                 "resumed_hit_blocks": tally.resumed_hit_blocks,
@@ -53,6 +55,9 @@ impl Report {
                 "errors": failed_copies(totals).into_iter().collect::<Vec<_>>(),
             })
         });
+        let runs = &tally.runs_per_sequence;
+        let mut runs_per_sequence = Map::from_iter([("mean".to_owned(), runs.mean().into())]);
+        runs_per_sequence.extend(runs.quantiles().map(|(name, runs)| (name.to_owned(), runs.into())));
         let figures = json!({
             "trace": trace.name,
             "layout": layout,
@@ -62,6 +67,9 @@ impl Report {
             "preempted": tally.preempted,
             "threads": options.threads,
             "wall_s": wall_s,
+            // Processor time of all threads, user and system, during `wall_s`; null where the system
+            // does not count it.
+            "cpu_s": outcome.cpu.map(|time| time.as_secs_f64()),
             "trace_s": trace_s,
             "speedup": trace_s / wall_s.max(f64::MIN_POSITIVE),
             // Appended and written, also by preempted attempts.
@@ -77,6 +85,8 @@ impl Report {
             "blocks_corrupt": tally.corrupt.len(),
             "tokens_verified": tally.tokens_verified,
             "refused": tally.refused,
+            // The same as in `prefix`; null without a cache.
+            "hit_rate": outcome.prefix.as_ref().map(|_| hit_rate),
             "prefix": prefix,
             // Shares of the blocks that belong to sequences. `mean` is over virtual time. Blocks
             // that a step in flight may still read count at the first refusal, and are not `owned`.
@@ -93,8 +103,12 @@ impl Report {
                 "max": tally.fragmentation.max,
                 "final": fragmentation_final,
             },
-            // Consecutive frames in a sequence's table.
+            // Consecutive frames in a sequence's table, also when it is preempted: all blocks over
+            // all runs.
             "run_len_mean": tally.run_len_mean(),
+            // The number of such runs in the table of a request when it is completed: the
+            // descriptors that a transfer of the whole sequence needs.
+            "runs_per_sequence": runs_per_sequence,
             "defrag": defrag,
             "resize": outcome.resizes.iter().map(resize).collect::<Vec<_>>(),
             // Of an append that allocates blocks, one or many, and of the closing of a sequence.

@@ -66,6 +66,7 @@ fn rows(json: &Value) -> Vec<Row> {
     row("requests", "rejected", "larger than the pool");
     row("requests", "preempted", "restarted later");
     row("time", "wall_s", "");
+    row("time", "cpu_s", "of all threads");
     row("time", "trace_s", "first arrival to last");
     row("time", "speedup", "real time");
     let tokens_per_s = share(&json["tokens"]) / share(&json["wall_s"]).max(f64::MIN_POSITIVE);
@@ -82,6 +83,10 @@ fn rows(json: &Value) -> Vec<Row> {
     row("blocks", "blocks_leaked", "");
     row("blocks", "blocks_corrupt", corrupt);
     row("blocks", "run_len_mean", "blocks in a row, of a sequence when it ends");
+    let runs = &json["runs_per_sequence"];
+    let note =
+        format!("p50, of a completed request; mean {:.1}, p99 {}", share(&runs["mean"]), count(&runs["p99"]));
+    row("blocks", "runs_per_sequence", &note);
     let prefix = &json["prefix"];
     if prefix.is_null() {
         row("prefix", OFF, "");
@@ -134,12 +139,13 @@ fn rows(json: &Value) -> Vec<Row> {
 fn figure(name: &str, value: &Value) -> String {
     match (value.as_u64(), value.as_f64(), name) {
         (Some(count), ..) => HumanCount(count).to_string(),
-        (_, Some(figure), "wall_s") => format!("{figure:.2} s"),
+        (_, Some(figure), "wall_s" | "cpu_s") => format!("{figure:.2} s"),
         (_, Some(figure), "trace_s") => format!("{figure:.0} s"),
         (_, Some(figure), "time_ms") => format!("{figure:.1} ms"),
         (_, Some(figure), "speedup") => format!("{} x", HumanCount(figure.round() as u64)),
         (_, Some(figure), "run_len_mean") => format!("{figure:.1}"),
         (_, Some(share), _) => format!("{:.1} %", share * 100.0),
+        (.., "runs_per_sequence") => HumanCount(number(&value["p50"])).to_string(),
         _ => value["p50"].as_u64().map_or("-".to_owned(), duration),
     }
 }
@@ -225,6 +231,8 @@ fn duration(ns: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
     use crate::replay::{Resize, ResizeRefusal};
 
@@ -241,6 +249,9 @@ mod tests {
             ("time_ms", Value::from(0.04), "0.0 ms"),
             ("speedup", Value::from(1234.5), "1,235 x"),
             ("at_first_refusal", Value::Null, "-"),
+            ("cpu_s", Value::from(3.456), "3.46 s"),
+            ("cpu_s", Value::Null, "-"),
+            ("runs_per_sequence", json!({"mean": 7.5, "p50": 1_234, "p99": 9_876}), "1,234"),
         ] {
             assert_eq!(figure(name, &value), text, "{name}");
         }

@@ -1,0 +1,147 @@
+//! Scheduler steps of continuous batching, and the parts of a sequence's life: kvpool compared with
+//! an exact LRU behind a mutex, and without a prefix cache with a list of free blocks behind one.
+//!
+//! ```text
+//! step    256 sequences decode, 8 end, 8 with 1,000 tokens begin; one thread and two: see
+//!         `kvpool_benches::step`
+//! close   sequences of 62, 600 and 6,000 blocks, full and computed
+//! open    a sequence, ten blocks, close: 64 of them in a step
+//! ```
+//!
+//! An argument selects one of them. Blocks have 16 tokens. Subjects take turns, round by round; each
+//! figure is the minimum and the median over the rounds, each the mean of its undisturbed steps or
+//! calls, and in brackets stands the median of the rounds' ratios to kvpool: above 1, the other takes
+//! longer. Threads that run at once are pinned to one core each.
+//!
+//! The same with kvbm-logical: `cargo bench --bench step` in `benches/peers`. Other parts: admission
+//! and eviction in `reuse`, tables against `memcpy` in `tables`, bytes per block in `memory`.
+
+use std::hint::black_box;
+use std::thread;
+
+use kvpool_benches::reuse::{
+    BLOCK_TOKENS, Engine, Full, Kvpool, KvpoolUncached, Locked, LockedList, Turns, Worker, verify,
+};
+use kvpool_benches::step::{BLOCKS, STEP_LINES, Threads};
+use kvpool_benches::threads;
+use kvpool_benches::undisturbed::Calls;
+
+const ROUNDS: usize = 31;
+
+/// Compares steps of two engines.
+fn step_of<A: Engine, B: Engine>(title: &str) {
+    let turns = Turns::new([A::NAME, B::NAME]);
+    turns.head(title);
+    let (ours, other) = (Threads::<A>::new(), Threads::<B>::new());
+    thread::scope(|scope| {
+        let (ours, other) = (ours.start(scope), other.start(scope));
+        turns.measure(ROUNDS, STEP_LINES, [&mut || ours.round(), &mut || other.round()]);
+        ours.end();
+        other.end();
+    });
+}
+
+fn step() {
+    step_of::<Kvpool, Locked>("step, prefix cache on, us");
+    step_of::<KvpoolUncached, LockedList>("step, prefix cache off, us");
+}
+
+/// A pool in which sequences are opened and closed. With a cache it is full of evictable blocks.
+struct Lives<E> {
+    engine: E,
+    prompt: Vec<u32>,
+}
+
+impl<E: Engine> Lives<E> {
+    fn new() -> Self {
+        Self { engine: Full::new(BLOCKS).engine, prompt: vec![7; 6_000 * BLOCK_TOKENS] }
+    }
+
+    /// Returns ns per block to close a sequence of full blocks, the mean of some.
+    fn close(&mut self, blocks: usize) -> f64 {
+        let mut worker = self.engine.worker(0);
+        let prompt = &mut self.prompt[..blocks * BLOCK_TOKENS];
+        loop {
+            let mut timed = Calls::default();
+            for _ in 0..(6_000 / blocks).min(50) {
+                prompt[0] += 1;
+                worker.begin();
+                let mut request = worker.admit(prompt);
+                worker.finish(&mut request);
+                timed.run(|| worker.end(request));
+            }
+            if let Some(ns) = timed.mean_ns() {
+                return ns / blocks as f64;
+            }
+        }
+    }
+
+    /// Returns ns to open a sequence, allocate ten blocks and close it.
+    fn open(&mut self) -> f64 {
+        const SEQUENCES: usize = 64;
+        let mut worker = self.engine.worker(0);
+        let prompt = &self.prompt[..10 * BLOCK_TOKENS];
+        loop {
+            let mut timed = Calls::default();
+            for _ in 0..50 {
+                worker.begin();
+                timed.run(|| {
+                    for _ in 0..SEQUENCES {
+                        let request = black_box(worker.admit(black_box(prompt)));
+                        worker.end(request);
+                    }
+                });
+                worker.finish_all(std::iter::empty());
+            }
+            if let Some(ns) = timed.mean_ns() {
+                return ns / SEQUENCES as f64;
+            }
+        }
+    }
+}
+
+fn close_of<A: Engine, B: Engine>(title: &str) {
+    let turns = Turns::new([A::NAME, B::NAME]);
+    turns.head(title);
+    let (mut ours, mut other) = (Lives::<A>::new(), Lives::<B>::new());
+    for blocks in [62, 600, 6_000] {
+        let line = format!("{blocks} blocks");
+        turns.measure(ROUNDS, [&line], [&mut || [ours.close(blocks)], &mut || [other.close(blocks)]]);
+    }
+    assert_eq!((ours.engine.unowned(), other.engine.unowned()), (BLOCKS, BLOCKS), "lost blocks");
+}
+
+fn close() {
+    close_of::<Kvpool, Locked>("close, prefix cache on, evictable then, ns/block");
+    close_of::<KvpoolUncached, LockedList>("close, prefix cache off, ns/block");
+}
+
+fn open() {
+    let turns = Turns::new([KvpoolUncached::NAME, LockedList::NAME]);
+    turns.head("prefix cache off, ns/sequence");
+    let (mut ours, mut other) = (Lives::<KvpoolUncached>::new(), Lives::<LockedList>::new());
+    turns.measure(
+        ROUNDS,
+        ["open a sequence, ten blocks, close"],
+        [&mut || [ours.open()], &mut || [other.open()]],
+    );
+    assert_eq!((ours.engine.unowned(), other.engine.unowned()), (BLOCKS, BLOCKS), "lost blocks");
+}
+
+fn main() {
+    if !std::env::args().any(|argument| argument == "--bench") {
+        println!("step: to measure, run `cargo bench -p kvpool-benches --bench step`");
+        return;
+    }
+    println!("{}", threads::pinning());
+    verify::<Kvpool>();
+    verify::<Locked>();
+    let parts: [(&str, fn()); 3] = [("step", step), ("close", close), ("open", open)];
+    let is_chosen = |name| std::env::args().any(|argument| argument == name);
+    let any_is_chosen = parts.iter().any(|(name, _)| is_chosen(*name));
+    for (name, part) in parts {
+        if is_chosen(name) || !any_is_chosen {
+            part();
+        }
+    }
+}
