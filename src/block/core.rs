@@ -11,7 +11,7 @@ use crate::config::{FAN_LOG2, MAGAZINE_BLOCKS_MAX};
 use crate::error::OldestBatch;
 use crate::frame::{Census, Depot, FrameConfig, Frames, outside_of_runs};
 use crate::ids::{BlockHandle, BlockId, DeviceId, FrameId, Order, PoolTag, Run, Ticket};
-use crate::sync::{Arc, AtomicBool, AtomicUsize, CachePadded, Ordering::*, next_pool_tag};
+use crate::sync::{Arc, AtomicBool, AtomicUsize, CachePadded, Ordering::*, next_pool_tag, prefetch};
 
 use super::space::{FreeSpace, Reserve, Scrub, SharedLimbo};
 use super::state::{BlockWord, MoveLog, Table, Waiters};
@@ -215,6 +215,12 @@ impl Core {
         // Acquire: pairs with the Release of the last change of the word, so that the data of this
         // generation of the block is visible.
         BlockWord::from_bits(self.space.table.word(id).load(Acquire))
+    }
+
+    /// Prefetches a block's word, where the processor supports it.
+    #[inline]
+    pub(crate) fn prefetch_word(&self, id: BlockId) {
+        prefetch(self.space.table.word(id));
     }
 
     /// Returns the frame with a block's bytes. It holds while the caller's batch is in flight.

@@ -42,7 +42,7 @@ use std::ops::ControlFlow;
 
 use smallvec::SmallVec;
 
-use crate::block::{BlockWord, Core, Evictable, Evictor, GrowTable, NotEvicted};
+use crate::block::{BlockWord, Core, Evictable, Evictor, GrowTable};
 use crate::error::PrefixError;
 use crate::ids::{BlockHandle, BlockId, FrameId, Ticket};
 use crate::sync::{AtomicU64, CachePadded, Ordering::*, heavy_fence};
@@ -51,20 +51,16 @@ use super::config::{CacheParts, Now, PrefixConfig};
 use super::events::{EventQueue, KvEvent};
 use super::hash::{BlockHash, PrefixHasher};
 use super::index::{Index, Key};
-use super::policy::{CachePriority, Lookup, Millis, Place, Policy, QUEUES_MAX, Released, asked};
+use super::policy::{CachePriority, Lookup, Millis, Place, Policy, Released, asked};
 use super::queues::{Queues, row};
 use super::row::{Row, RowPart};
 use super::stats::{PrefixStats, Tallies};
 
 mod cold_blocks;
+mod eviction;
 
 pub(crate) use cold_blocks::ColdBlock;
-
-/// Moving blocks, and blocks seen by a batch, that one eviction skips before it gives up.
-const PASSED_OVER: usize = if cfg!(kvpool_loom) { 2 } else { 32 };
-/// Skips allowed per queue of a policy with several queues, so that a queue of recently released
-/// blocks cannot use up the whole budget.
-const PASSED_OVER_QUEUE: u8 = if cfg!(kvpool_loom) { 1 } else { (PASSED_OVER / QUEUES_MAX) as u8 };
+use eviction::Eviction;
 
 /// Distance, in blocks, at which a lookup prefetches index lines.
 const AHEAD: usize = 8;
@@ -195,7 +191,7 @@ impl PrefixCache {
             evictable += usize::from(was_evictable);
             last = Some(id);
         }
-        core.count_hits(evictable);
+        core.count_not_evictable(evictable);
         self.tallies.looked_up(whole.len(), blocks);
         let state = last.map_or(0, |id| self.row(id).state.load(Relaxed));
         let context = asked(|| {
@@ -213,7 +209,7 @@ impl PrefixCache {
     /// Takes a reference, for a sequence's list, on one cached block that holds `hash`.
     pub(crate) fn take(&self, core: &Core, hash: BlockHash, era: u64) -> Option<BlockId> {
         let (id, was_evictable) = self.find(core, hash, era)?;
-        core.count_hits(usize::from(was_evictable));
+        core.count_not_evictable(usize::from(was_evictable));
         Some(id)
     }
 
@@ -413,6 +409,21 @@ impl PrefixCache {
         self.queues.file(&self.rows, kept.iter().map(|kept| kept.id));
     }
 
+    /// Removes blocks that are cached no more from the index, and publishes their removal.
+    fn forget_all(&self, core: &Core, ids: &[BlockId]) {
+        let entries = ids.iter().map(|&id| (key_of(self.row(id).hash()), id));
+        self.index.remove_all(entries, |id| self.registered(core, id));
+        let era = self.era();
+        for &id in ids {
+            let row = self.row(id);
+            // For a block of an earlier era, the `Cleared` event covers the removal.
+            if row.is_of(era) {
+                self.events.publish_in(row.era(), || KvEvent::Removed { block: id, hash: row.hash() });
+            }
+        }
+        self.tallies.evicted(ids.len());
+    }
+
     /// Makes all blocks cached so far unfindable, evicts the evictable ones, and returns their
     /// number.
     ///
@@ -453,39 +464,7 @@ impl Evictor for PrefixCache {
     }
 
     fn evict(&self, core: &Core, oldest: Ticket, wanted: usize, freed: &mut dyn FnMut(FrameId)) {
-        let mut passed_over = SmallVec::<[BlockId; PASSED_OVER]>::new();
-        // Blocks skipped per queue, a byte each, and the set of queues that reached their limit.
-        let (mut in_queue, mut spared) = ([0u8; QUEUES_MAX], 0u32);
-        let mut got = 0;
-        let mut has_looked = false;
-        while got < wanted && passed_over.len() < PASSED_OVER {
-            let taken = self.queues.take(&self.rows, &*self.policy, spared, &self.now);
-            let Some((queue, id)) = taken else {
-                let is_odd = got == 0 && passed_over.is_empty() && core.evictable() > 0;
-                if is_odd && !has_looked && self.queues.look() {
-                    has_looked = true;
-                    continue;
-                }
-                break;
-            };
-            match core.evict(id, oldest) {
-                Ok(frame) => {
-                    got += 1;
-                    freed(frame);
-                }
-                // Its next release files it again.
-                Err(NotEvicted::Owned) => {}
-                Err(NotEvicted::Seen | NotEvicted::Moving) => {
-                    passed_over.push(id);
-                    // The blocks behind it were mostly released later, and are seen as well.
-                    if let Some(passed) = in_queue.get_mut(queue) {
-                        *passed += 1;
-                        spared |= u32::from(*passed >= PASSED_OVER_QUEUE) << queue;
-                    }
-                }
-            }
-        }
-        self.queues.file(&self.rows, passed_over);
+        Eviction::new(self, core, oldest, freed).run(wanted);
     }
 
     fn tag(&self, id: BlockId, word: BlockWord) -> Option<Ticket> {
@@ -497,13 +476,7 @@ impl Evictor for PrefixCache {
     }
 
     fn forget(&self, core: &Core, id: BlockId) {
-        let (hash, noted) = (self.row(id).hash(), self.row(id).era());
-        self.index.remove(key_of(hash), id, |id| self.registered(core, id));
-        // For a block of an earlier era, the `Cleared` event covers the removal.
-        if self.row(id).is_of(self.era()) {
-            self.events.publish_in(noted, || KvEvent::Removed { block: id, hash });
-        }
-        self.tallies.evicted();
+        self.forget_all(core, &[id]);
     }
 }
 

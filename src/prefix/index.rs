@@ -191,9 +191,19 @@ impl Index {
     ///
     /// Removing a block that is registered, or has been registered again, is harmless: its entry is
     /// restored. `registered` as in [`insert`](Self::insert).
+    #[cfg(feature = "internals")]
     pub fn remove(&self, key: Key, id: BlockId, registered: impl Fn(BlockId) -> Option<Key>) {
+        self.remove_all(std::iter::once((key, id)), registered);
+    }
+
+    /// As [`remove`](Self::remove), for several blocks, with one fence.
+    pub fn remove_all(
+        &self,
+        blocks: impl Iterator<Item = (Key, BlockId)> + Clone,
+        registered: impl Fn(BlockId) -> Option<Key>,
+    ) {
         for table in self.tables() {
-            table.remove(key, id, &registered, &self.forgotten);
+            table.remove_all(blocks.clone(), &registered, &self.forgotten);
         }
     }
 

@@ -101,9 +101,9 @@ mod level;
 mod links;
 
 use crate::ids::BlockId;
-use crate::sync::{AtomicU64, CachePadded, Ordering::*, fence_after_rmw};
+use crate::sync::{AtomicU64, CachePadded, Ordering::*, fence_after_rmw, prefetch};
 use geometry::{Geometry, Slot};
-use head::{LinkedBlocks, Stack, fetch};
+use head::{LinkedBlocks, Stack};
 use level::Level;
 pub use links::Links;
 
@@ -356,7 +356,7 @@ impl RankQueue {
         let slots = &self.levels[0];
         let index = self.geometry.index(slot.number);
         if let Some(soon) = slots.stack(self.geometry.index(slot.number.wrapping_add(SOON))).head().top() {
-            fetch(links.next(soon));
+            prefetch(links.next(soon));
         }
         let id = slots.stack(index).take(links)?;
         // Usually each rank belongs to one block, and the hint would mislead the next pop.

@@ -1,25 +1,49 @@
 //! The queues of evictable blocks: one per class of the policy, and one for useless blocks.
 //!
-//! A block has at most one entry, which may be outdated. `filed` in its row says that it has one:
+//! # Entries
+//!
+//! Blocks that were released together are mostly evicted together: the end of a sequence first. So
+//! a queue holds *entries*. An entry is a list of up to [`ENTRY_MAX`] blocks, linked by `below`,
+//! whose ranks are consecutive or equal; the [rank queue](super::queue) orders entries by the rank
+//! of their first block. A release of hundreds of blocks files a few entries, and an eviction walks
+//! along an entry. No rank lies between those of an entry, so the order is that of the blocks.
 //!
 //! ```text
-//! release   word: evictable;  row: place;   filed: swap true,  was false  =>  push
-//! take      pop;                            filed: swap false;  look at the word:
-//!           owned                                =>  drop the entry: the next release finds `filed` false, and pushes
-//!           evictable, but its place has changed =>  filed: swap true, was false  =>  push there
+//! rank queue:   7 -> 100 -> 260
+//!               |     |      |
+//! entries:      7    100    260
+//!               8    101
+//!                    102
+//! ```
+//!
+//! # Filing
+//!
+//! A block is in at most one entry, which may be outdated. `filed` in its row says that it is in
+//! one, and its links have the rank under which it was filed:
+//!
+//! ```text
+//! release   word: evictable;  row: place;   filed: swap true,  was false  =>  link into a new entry, push
+//! take      pop an entry; for each of its blocks that is used up:
+//!           filed: swap false;  look at the word and the row:
+//!           owned                                =>  drop: the next release finds `filed` false, and files it
+//!           evictable, but its place has changed =>  filed: swap true, was false  =>  push it alone
 //!           evictable                            =>  the caller evicts it, or puts it back
+//!           push the rest of the entry, whose blocks are still filed
 //! ```
 //!
 //! # Theorem
 //!
-//! An evictable block that no thread holds is in a queue. The swaps of one row are totally ordered.
-//! If a release finds `filed` true, the next take in that order reads from that swap or a later
-//! one, and so sees the word evictable, or changed again since; then it does not drop the entry. If
-//! the release finds it false, it pushes.
+//! An evictable block that no thread holds is in an entry of a queue. The swaps of one row are
+//! totally ordered. If a release finds `filed` true, the next take in that order reads from that
+//! swap or a later one, and so sees the word evictable, or changed again since; then it does not
+//! drop the block. If the release finds it false, it files the block.
 //!
-//! A thread holds a block that it is about to push, or has popped. A thread stopped there withholds
-//! one block, or those of one release, from the queues; only the walk at the end of the allocation
-//! ladder finds them.
+//! The links of a block change only in the hands of the thread that changed `filed` from false to
+//! true, or that popped its entry; `below` is read before `filed` becomes false.
+//!
+//! A thread holds the blocks that it is about to file, and those of the entry that it popped. A
+//! thread stopped there withholds these, at most [`ENTRY_MAX`] or those of one release, from the
+//! queues; only the walk at the end of the allocation ladder finds them.
 
 use smallvec::SmallVec;
 
@@ -29,10 +53,22 @@ use crate::sync::{AtomicU32, AtomicU64, CachePadded, Ordering, Ordering::*};
 
 use super::policy::{Head, Millis, Policy, QUEUES_MAX, asked};
 use super::queue::{Links, RankQueue};
-use super::row::{Row, RowPart};
+use super::row::{QueueLinks, Row, RowPart};
 
-/// Number of blocks that are filed together.
-const FILED: usize = 64;
+/// Maximum number of blocks of an entry: what a stopped thread may withhold.
+const ENTRY_MAX: usize = if cfg!(kvpool_loom) { 2 } else { 64 };
+
+/// Number of entries that are pushed together.
+const PUSHED: usize = 16;
+
+/// An entry in the hands of a thread.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Entry {
+    /// The queue from which it was taken.
+    pub queue: usize,
+    /// Its first block; the others follow by [`Queues::below`].
+    pub first: BlockId,
+}
 
 /// The ordering of a take. Acquire: the taker of an entry sees what the release that filed the
 /// block, or found it filed, did before. Release: extends the order of swaps.
@@ -57,29 +93,41 @@ const fn front_of(id: BlockId) -> u64 {
     id.0 as u64 + 1
 }
 
-/// Links of one rank queue. A block whose place is in another queue has rank 0, so that it leaves
-/// at once.
-struct LinksOf<'a> {
-    rows: &'a GrowTable<RowPart>,
-    queue: usize,
-}
+/// Links of the rank queues.
+struct LinksOf<'a>(&'a GrowTable<RowPart>);
 
 impl Links for LinksOf<'_> {
     fn next(&self, id: BlockId) -> &AtomicU32 {
-        &row(self.rows, id).next
+        &links(self.0, id).next
     }
 
     fn rank(&self, id: BlockId) -> u64 {
-        let row = row(self.rows, id);
-        if row.queue() == self.queue { row.rank.load(Relaxed) } else { 0 }
+        links(self.0, id).rank.load(Relaxed)
     }
 }
 
 /// Returns the row of a block of this pool.
 #[inline]
 pub(super) fn row(rows: &GrowTable<RowPart>, id: BlockId) -> &Row {
-    let (bucket, row) = rows.locate(id.index());
-    &bucket.0[row]
+    let (part, row) = rows.locate(id.index());
+    &part.rows[row]
+}
+
+#[inline]
+fn links(rows: &GrowTable<RowPart>, id: BlockId) -> &QueueLinks {
+    let (part, row) = rows.locate(id.index());
+    &part.links[row]
+}
+
+/// Entries that a thread is about to push.
+#[derive(Default)]
+struct Filing {
+    queue: usize,
+    /// First blocks of the complete entries, all of one queue.
+    entries: SmallVec<[BlockId; PUSHED]>,
+    /// Last block of the newest entry, its rank, and the number of blocks in that entry.
+    last: Option<(BlockId, u64)>,
+    len: usize,
 }
 
 impl Queues {
@@ -95,37 +143,60 @@ impl Queues {
         self.wheels.len() - 1
     }
 
-    /// Files blocks by the places in their rows, grouped by queue, unless they still have an entry.
+    /// Files blocks by the places in their rows, unless they are filed: those with consecutive or
+    /// equal ranks as one entry.
     pub(super) fn file(&self, rows: &GrowTable<RowPart>, ids: impl IntoIterator<Item = BlockId>) {
-        let mut together = SmallVec::<[BlockId; FILED]>::new();
-        let mut queue = 0;
+        let mut filing = Filing::default();
         for id in ids {
             let row = row(rows, id);
             // Release: the taker of the entry sees the word and the place. Acquire: extends the
             // order of swaps.
-            if row.filed.swap(true, AcqRel) {
-                continue;
+            if !row.filed.swap(true, AcqRel) {
+                let (queue, rank) = row.place();
+                self.link(rows, &mut filing, id, queue, rank);
             }
-            let to = row.queue();
-            if to != queue && !together.is_empty() {
-                self.push(rows, queue, &together);
-                together.clear();
-            }
-            queue = to;
-            together.push(id);
         }
-        if !together.is_empty() {
-            self.push(rows, queue, &together);
+        self.push(rows, &mut filing);
+    }
+
+    /// Links a block behind the last one, or begins a new entry with it.
+    #[inline]
+    fn link(&self, rows: &GrowTable<RowPart>, filing: &mut Filing, id: BlockId, queue: usize, rank: u64) {
+        let mine = links(rows, id);
+        mine.rank.store(rank, Relaxed);
+        mine.set_below(None);
+        let follows = |&(_, before): &(BlockId, u64)| {
+            queue == filing.queue
+                && filing.len < ENTRY_MAX
+                && (before == rank || before.wrapping_add(1) == rank)
+        };
+        if let Some((last, _)) = filing.last.filter(follows) {
+            links(rows, last).set_below(Some(id));
+            filing.len += 1;
+        } else {
+            if queue != filing.queue || filing.entries.len() == PUSHED {
+                self.push(rows, filing);
+            }
+            filing.queue = queue;
+            filing.entries.push(id);
+            filing.len = 1;
+        }
+        filing.last = Some((id, rank));
+    }
+
+    /// Pushes the entries, which are complete.
+    fn push(&self, rows: &GrowTable<RowPart>, filing: &mut Filing) {
+        if !filing.entries.is_empty() {
+            self.wheels[filing.queue].push_all(&LinksOf(rows), &filing.entries);
+            filing.entries.clear();
+            filing.last = None;
         }
     }
 
-    fn push(&self, rows: &GrowTable<RowPart>, queue: usize, ids: &[BlockId]) {
-        self.wheels[queue].push_all(&LinksOf { rows, queue }, ids);
-    }
-
-    /// Takes the entry of the block that the policy evicts next, and returns it with its queue.
+    /// Takes the entry of the block that the policy evicts next.
     ///
-    /// The block may be owned, evictable or free. Queues of the policy with a bit in `spared` are
+    /// Its blocks are filed until [`unfile`](Self::unfile); each may be owned, evictable or free. The
+    /// caller [puts back](Self::put_back) the rest. Queues of the policy with a bit in `spared` are
     /// skipped. Returns `None` if all other entries are held by other threads.
     pub(super) fn take(
         &self,
@@ -133,30 +204,51 @@ impl Queues {
         policy: &dyn Policy,
         spared: u32,
         now: impl Fn() -> Millis,
-    ) -> Option<(usize, BlockId)> {
+    ) -> Option<Entry> {
         loop {
             let useless = self.useless();
-            let popped = self.wheels[useless].pop(&LinksOf { rows, queue: useless });
-            let next = match popped {
-                Some(id) => Some((useless, id)),
-                None if useless == 1 => self.wheels[0].pop(&LinksOf { rows, queue: 0 }).map(|id| (0, id)),
+            let pop = |queue: usize| {
+                let first = self.wheels[queue].pop(&LinksOf(rows))?;
+                Some(Entry { queue, first })
+            };
+            let next = match pop(useless) {
+                Some(entry) => Some(entry),
+                None if useless == 1 => pop(0),
                 None => self.take_front(rows, policy, spared, &now),
             };
-            let Some((queue, id)) = next else {
-                // The hints may be wrong where a thread is stopped. Spared queues may be nonempty
-                // without being searched.
-                if spared == 0 && self.look() {
-                    continue;
-                }
-                return None;
-            };
-            let row = row(rows, id);
-            row.filed.swap(false, TAKE_ORDER);
-            if row.queue() == queue {
-                return Some((queue, id));
+            // The hints may be wrong where a thread is stopped. Spared queues may be nonempty without
+            // being searched.
+            if next.is_some() || spared != 0 || !self.look() {
+                return next;
             }
-            self.file(rows, [id]);
         }
+    }
+
+    /// Returns the block behind a filed block of the caller's entry.
+    #[inline]
+    pub(super) fn below(&self, rows: &GrowTable<RowPart>, id: BlockId) -> Option<BlockId> {
+        links(rows, id).below()
+    }
+
+    /// Returns whether a block of the caller's entry has got another place since it was filed.
+    #[inline]
+    pub(super) fn is_outdated(&self, rows: &GrowTable<RowPart>, queue: usize, id: BlockId) -> bool {
+        row(rows, id).place() != (queue, links(rows, id).rank.load(Relaxed))
+    }
+
+    /// Takes a block out of the caller's entry, whose other blocks the caller keeps. Returns whether
+    /// its place is still that of the entry. The caller reads the block's word afterwards.
+    #[inline]
+    pub(super) fn unfile(&self, rows: &GrowTable<RowPart>, queue: usize, id: BlockId) -> bool {
+        let filed = (queue, links(rows, id).rank.load(Relaxed));
+        let row = row(rows, id);
+        row.filed.swap(false, TAKE_ORDER);
+        row.place() == filed
+    }
+
+    /// Puts an entry back, or the rest of one: its blocks from `first` on.
+    pub(super) fn put_back(&self, rows: &GrowTable<RowPart>, entry: Entry) {
+        self.wheels[entry.queue].push(&LinksOf(rows), entry.first);
     }
 
     /// Returns whether there is an entry after all, hidden by a thread stopped between two steps.
@@ -175,7 +267,7 @@ impl Queues {
         policy: &dyn Policy,
         spared: u32,
         now: impl Fn() -> Millis,
-    ) -> Option<(usize, BlockId)> {
+    ) -> Option<Entry> {
         let is_spared = |queue: usize| spared >> queue & 1 == 1;
         loop {
             let fronts: SmallVec<[Option<BlockId>; QUEUES_MAX]> = (0..self.useless())
@@ -194,14 +286,14 @@ impl Queues {
             let queue = named.or_else(|| fronts.iter().position(Option::is_some))?;
             let Some(id) = fronts[queue] else { continue };
             if self.clear_front(queue, id) {
-                return Some((queue, id));
+                return Some(Entry { queue, first: id });
             }
         }
     }
 
     /// Returns the next block of a queue.
     fn front(&self, rows: &GrowTable<RowPart>, queue: usize) -> Option<BlockId> {
-        let links = LinksOf { rows, queue };
+        let links = LinksOf(rows);
         loop {
             // Acquire: pairs with the Release below, for the row.
             let front = self.fronts[queue].load(Acquire);
@@ -214,17 +306,18 @@ impl Queues {
                 continue;
             }
             let id = BlockId(front as u32 - 1);
-            if row(rows, id).queue() != queue {
-                // Reused and released since it reached the front, and its place is in another queue
-                // now: a policy that judged this queue by it would spare all other blocks in it.
+            if self.is_outdated(rows, queue, id) {
+                // Reused and released since it was filed: a policy that judged this queue by it
+                // would spare all other blocks in it.
                 if self.clear_front(queue, id) {
-                    // As in `take`.
-                    row(rows, id).filed.swap(false, TAKE_ORDER);
+                    let rest = self.below(rows, id);
+                    self.unfile(rows, queue, id);
                     self.file(rows, [id]);
+                    rest.into_iter().for_each(|first| self.put_back(rows, Entry { queue, first }));
                 }
                 continue;
             }
-            // Reused and released since it reached the front: others may precede it.
+            // Filed since it reached the front: others may precede it.
             let may_be_late = self.wheels[queue].head().is_some_and(|head| head < links.rank(id));
             if !may_be_late {
                 return Some(id);

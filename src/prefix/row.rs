@@ -1,4 +1,5 @@
-//! Metadata of a block: one cache line per block, beside its word.
+//! Metadata of a block: one cache line per block, and its links in the eviction queues, beside its
+//! word.
 //!
 //! | field | meaning | written by |
 //! |---|---|---|
@@ -9,8 +10,13 @@
 //! | `rank`, `state` | its rank in its eviction queue, and the policy's state | the last release |
 //! | `queue` | its eviction queue | the last release |
 //! | `uses` | bit 0: it duplicates a block with the same hash; the rest: number of hits, a racy statistic | registrations, hits |
-//! | `filed` | whether it is in a queue, or held by a thread that is about to file it | see the [queues](super::queues) |
-//! | `next` | link of the queue that contains it | the queue |
+//! | `filed` | whether it is in an entry of a queue, or held by a thread that is about to file it | see the [queues](super::queues) |
+//!
+//! | link | meaning | written by |
+//! |---|---|---|
+//! | `rank` | the rank under which it was filed, which may be older than its row's | the thread that files it |
+//! | `below` | the block that follows it in its entry | the same |
+//! | `next` | of the first block of an entry: link of the rank queue that contains it | the rank queue |
 //!
 //! The contents are read under a word that says "cached", and count only if that exact word is
 //! still there afterwards. Relaxed suffices, because the Release and Acquire of the word publish
@@ -26,7 +32,7 @@
 
 use crate::block::{BlockWord, TablePart};
 use crate::config::FRAME_BITS;
-use crate::ids::Ticket;
+use crate::ids::{BlockId, Ticket};
 use crate::sync::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::*};
 
 use super::hash::BlockHash;
@@ -50,7 +56,6 @@ pub(super) struct Row {
     pub(super) rank: AtomicU64,
     pub(super) state: AtomicU64,
     chain: AtomicU64,
-    pub(super) next: AtomicU32,
     uses: AtomicU16,
     queue: AtomicU8,
     pub(super) filed: AtomicBool,
@@ -69,11 +74,16 @@ impl Row {
             rank: AtomicU64::new(0),
             state: AtomicU64::new(0),
             chain: AtomicU64::new(0),
-            next: AtomicU32::new(0),
             uses: AtomicU16::new(0),
             queue: AtomicU8::new(0),
             filed: AtomicBool::new(false),
         }
+    }
+
+    /// Prefetches the row, where the processor supports it.
+    #[inline]
+    pub(super) fn prefetch(&self) {
+        crate::sync::prefetch(self);
     }
 
     /// Notes the future contents of a block. The caller is an owner of the block, which is not
@@ -108,6 +118,12 @@ impl Row {
 
     pub(super) fn depth(&self) -> u32 {
         (self.chain.load(Relaxed) & DEPTH_MASK) as u32
+    }
+
+    /// Returns the queue and the rank with which the block is to be filed.
+    #[inline]
+    pub(super) fn place(&self) -> (usize, u64) {
+        (self.queue(), self.rank.load(Relaxed))
     }
 
     /// Returns the queue in which the block is to be filed.
@@ -173,16 +189,47 @@ impl Row {
 
 const _: () = assert!(super::policy::QUEUES_MAX < 1 << u8::BITS);
 
-/// GrowTable of consecutive blocks.
-pub(super) struct RowPart(pub(super) Box<[Row]>);
+/// Links of a block in the eviction queues.
+///
+/// Apart from the rows: a queue passes over many blocks without a look at their contents.
+#[derive(Default)]
+pub(super) struct QueueLinks {
+    pub(super) rank: AtomicU64,
+    pub(super) next: AtomicU32,
+    /// The number of the block, plus one; 0 at the end of an entry.
+    below: AtomicU32,
+}
+
+const _: () = assert!(cfg!(kvpool_loom) || size_of::<QueueLinks>() == 16);
+
+impl QueueLinks {
+    /// Returns the block that follows in its entry. The caller holds the entry.
+    #[inline]
+    pub(super) fn below(&self) -> Option<BlockId> {
+        // Relaxed: the entry came to us by an Acquire.
+        self.below.load(Relaxed).checked_sub(1).map(BlockId)
+    }
+
+    #[inline]
+    pub(super) fn set_below(&self, below: Option<BlockId>) {
+        self.below.store(below.map_or(0, |id| id.0 + 1), Relaxed);
+    }
+}
+
+/// Rows and links of consecutive blocks.
+pub(super) struct RowPart {
+    pub(super) rows: Box<[Row]>,
+    pub(super) links: Box<[QueueLinks]>,
+}
 
 impl TablePart for RowPart {
     fn new(_base: usize, len: usize) -> Self {
-        Self((0..len).map(|_| Row::new()).collect())
+        let links = (0..len).map(|_| QueueLinks::default()).collect();
+        Self { rows: (0..len).map(|_| Row::new()).collect(), links }
     }
 
     fn len(&self) -> usize {
-        self.0.len()
+        self.rows.len()
     }
 }
 

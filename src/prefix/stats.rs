@@ -53,8 +53,8 @@ impl Tallies {
         self.registered.fetch_add(blocks as u64, Relaxed);
     }
 
-    pub(super) fn evicted(&self) {
-        self.evicted.fetch_add(1, Relaxed);
+    pub(super) fn evicted(&self, blocks: usize) {
+        self.evicted.fetch_add(blocks as u64, Relaxed);
     }
 
     pub(super) fn read(&self, forgotten_blocks: u64) -> PrefixStats {

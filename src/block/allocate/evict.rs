@@ -73,9 +73,9 @@ impl Core {
         self.evictable.fetch_add(blocks, Relaxed);
     }
 
-    /// Subtracts blocks that were hit, or did not become evictable.
+    /// Subtracts blocks that were hit or evicted, or did not become evictable.
     #[inline]
-    pub(crate) fn count_hits(&self, evictable: usize) {
+    pub(crate) fn count_not_evictable(&self, evictable: usize) {
         if evictable > 0 {
             // Relaxed: a statistic.
             self.evictable.fetch_sub(evictable, Relaxed);
@@ -113,7 +113,17 @@ impl Core {
     ///
     /// [`NotEvicted`]; nothing has changed.
     pub(crate) fn evict(&self, id: BlockId, oldest: Ticket) -> Result<FrameId, NotEvicted> {
-        let evictor = self.evictor.as_ref().ok_or(NotEvicted::Owned)?;
+        let frame = self.evict_unforgotten(id, oldest)?;
+        self.count_not_evictable(1);
+        if let Some(evictor) = &self.evictor {
+            evictor.forget(self, id);
+        }
+        Ok(frame)
+    }
+
+    /// As [`evict`](Self::evict), for an evictor that forgets the block, and counts it, before it
+    /// passes its frame on.
+    pub(crate) fn evict_unforgotten(&self, id: BlockId, oldest: Ticket) -> Result<FrameId, NotEvicted> {
         loop {
             let word = self.word(id);
             if word.evict().is_none() {
@@ -122,7 +132,7 @@ impl Core {
             if !self.is_unseen(id, word, oldest) {
                 return Err(NotEvicted::Seen);
             }
-            if let Some(frame) = self.evict_word(&**evictor, id, word) {
+            if let Some(frame) = self.exchange_evicted(id, word) {
                 return Ok(frame);
             }
         }
@@ -130,6 +140,13 @@ impl Core {
 
     /// Evicts a block with this word; its frame is the caller's. `None`: the word has changed.
     fn evict_word(&self, evictor: &dyn Evictor, id: BlockId, word: BlockWord) -> Option<FrameId> {
+        let frame = self.exchange_evicted(id, word)?;
+        self.count_not_evictable(1);
+        evictor.forget(self, id);
+        Some(frame)
+    }
+
+    fn exchange_evicted(&self, id: BlockId, word: BlockWord) -> Option<FrameId> {
         let next = word.evict()?;
         // Acquire: what the last owners did with the bytes happens before the next owner's
         // accesses. No Release: a handle check sees that the block is free, and nothing else.
@@ -139,16 +156,12 @@ impl Core {
             .word(id)
             .compare_exchange(word.to_bits(), next.to_bits(), Acquire, Relaxed)
             .is_ok();
-        evicted.then(|| {
-            self.evictable.fetch_sub(1, Relaxed);
-            evictor.forget(self, id);
-            next.frame()
-        })
+        evicted.then(|| next.frame())
     }
 
     /// Returns whether no batch in flight, from `oldest` on, sees an evictable block.
     #[inline]
-    fn is_unseen(&self, id: BlockId, word: BlockWord, oldest: Ticket) -> bool {
+    pub(crate) fn is_unseen(&self, id: BlockId, word: BlockWord, oldest: Ticket) -> bool {
         let evictor = self.evictor.as_ref();
         match evictor.and_then(|evictor| evictor.tag(id, word)) {
             Some(tag) => tag < oldest,
@@ -255,12 +268,6 @@ impl Core {
         self.evict_to_free(missing + self.ahead(), Self::evict_some)
     }
 
-    /// As [`evict_ahead`](Self::evict_ahead), before a request is refused.
-    #[cold]
-    pub(in crate::block) fn evict_any_ahead(&self, missing: usize) -> usize {
-        self.evict_to_free(missing + self.ahead(), Self::evict_any)
-    }
-
     fn ahead(&self) -> usize {
         AHEAD_MAX.min(self.total() >> AHEAD_SHIFT)
     }
@@ -294,5 +301,16 @@ impl Core {
         }
         drop(freed);
         self.announce();
+    }
+
+    /// Returns the frame of an evicted block for a request, after filling the reserve unless
+    /// urgent. `None`: the frame went to the reserve, or could not be wiped.
+    pub(in crate::block) fn take_evicted(&self, frame: FrameId, is_urgent: bool) -> Option<FrameId> {
+        let run = Run { start: frame, len: 1 };
+        if !self.space.wipe(run) {
+            return None;
+        }
+        let is_taken = !is_urgent && self.space.reserve.is_short() && self.space.reserve.fill(run).len == 0;
+        (!is_taken).then_some(frame)
     }
 }

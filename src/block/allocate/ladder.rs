@@ -15,9 +15,12 @@
 //!
 //! No step waits for another thread.
 
+use smallvec::SmallVec;
+
+use crate::config::MAGAZINE_BLOCKS_MAX;
 use crate::error::AllocError;
 use crate::frame::Visits;
-use crate::ids::{BlockId, FrameId, Order, SequenceId, Ticket};
+use crate::ids::{BlockId, FrameId, Order, Run, SequenceId, Ticket};
 use crate::sync::{Ordering::*, yield_now};
 
 use super::{Grab, ListEnd};
@@ -31,6 +34,10 @@ const ROUNDS: usize = if cfg!(kvpool_loom) { 3 } else { 32 };
 /// Other threads cache little: at most this share of the pool, as a shift. Then a request evicts
 /// before it reclaims.
 const LITTLE_SHIFT: u32 = 5;
+
+/// A thread that evicts also evicts for its next requests: at most this share of the pool, as a
+/// shift.
+const AHEAD_SHIFT: u32 = 9;
 
 /// Attempts of an allocation that was refused although enough was free: the frames were in transit,
 /// or in the hands of another allocation that did not get enough either.
@@ -208,20 +215,16 @@ impl Core {
                 return Ok(());
             }
             let missing = asked - grab.frames;
-            let can_evict = self.evictable() + self.reserved_for(request) >= missing;
-            if can_evict && self.evicts_first(missing) && self.evict_ahead(missing) > 0 {
+            let evicted =
+                self.evicts_first(missing) && self.evict_into(cache, request, grab, Self::evict_some);
+            if evicted {
                 continue;
             }
             if !is_thorough {
                 is_thorough = true;
                 continue;
             }
-            // Reclaiming comes first; and if that does not suffice either, an eviction would be wasted.
-            if self.climb(&mut ladder, custody) {
-                continue;
-            }
-            let can_evict = self.evictable() + self.reserved_for(request) >= missing;
-            if !can_evict || self.evict_any_ahead(missing) == 0 {
+            if !self.climb(&mut ladder, custody) && !self.evict_into(cache, request, grab, Self::evict_any) {
                 break;
             }
         }
@@ -313,6 +316,44 @@ impl Core {
         let cached: usize = self.thread_caches.iter().map(in_thread_cache).sum();
         let cached = cached + self.space.depot.frames();
         cached < missing.max(self.total() >> LITTLE_SHIFT)
+    }
+
+    /// Evicts the missing blocks, and some for the thread's next requests; false if none was
+    /// evicted.
+    #[cold]
+    fn evict_into(
+        &self,
+        cache: Option<CountedRef<'_>>,
+        request: &AllocRequest,
+        grab: &mut Grab,
+        evict: impl Fn(&Self, usize, &mut dyn FnMut(FrameId)) -> usize,
+    ) -> bool {
+        let missing = request.blocks - grab.frames;
+        if self.evictable() + self.reserved_for(request) < missing {
+            // Reclaiming comes first; and if that does not suffice either, an eviction would be
+            // wasted.
+            return false;
+        }
+        // A thread that often needs one block would search everywhere for each.
+        let ahead = (self.config.magazine_blocks / 2).min(self.total() >> AHEAD_SHIFT);
+        let ahead = if cache.is_some() && !self.is_awaited() { ahead } else { 0 };
+        let is_urgent = request.priority == Priority::Urgent;
+        let mut spare = SmallVec::<[FrameId; MAGAZINE_BLOCKS_MAX]>::new();
+        let evicted = evict(self, missing + ahead, &mut |frame| match self.take_evicted(frame, is_urgent) {
+            Some(frame) if grab.frames < request.blocks => grab.push(frame),
+            Some(frame) => spare.push(frame),
+            None => {}
+        });
+        // In reverse, so that they are handed out in the order in which they were evicted.
+        for frame in spare.into_iter().rev() {
+            let put = cache.and_then(|cache| {
+                cache.enter(|local| local.magazines.free(frame, &self.space.frames, &self.space.depot))
+            });
+            if put.is_none() {
+                self.space.frames.free_run(Run { start: frame, len: 1 });
+            }
+        }
+        evicted > 0
     }
 
     /// Reclaims all free frames that threads cache into the bitmaps, where they merge into runs.

@@ -81,7 +81,7 @@ impl Blocks {
                 ListRelease::Evictable(word) => evictable.push(Evictable { id, word }),
             }
         }
-        self.count_hits(ids.len() - evictable.len());
+        self.count_not_evictable(ids.len() - evictable.len());
         self.tag_evictable(&evictable, tell);
         if !freed.is_empty() {
             self.with_thread_cache(|cache| self.give_back(cache, &freed));
@@ -261,9 +261,9 @@ impl Core {
                     evictor.into_iter().for_each(|evictor| evictor.became_evictable(self, blocks, tag));
                 });
             }
-            ListRelease::Nothing => self.count_hits(1),
+            ListRelease::Nothing => self.count_not_evictable(1),
             ListRelease::Freed(frame) => {
-                self.count_hits(1);
+                self.count_not_evictable(1);
                 self.free_or_retire(&[Run { start: frame, len: 1 }]);
             }
         }

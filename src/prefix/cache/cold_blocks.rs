@@ -14,6 +14,7 @@ use crate::block::{Blocks, Core, Evictable};
 use crate::ids::{BlockId, Ticket};
 use crate::sync::Ordering::Relaxed;
 
+use super::super::queues::Entry;
 use super::{BlockHash, PolicyInfo, PrefixCache};
 
 /// A formerly evictable block, held by a reference.
@@ -36,29 +37,48 @@ impl PrefixCache {
     pub(crate) fn take_coldest(&self, core: &Core, wanted: usize) -> Vec<ColdBlock> {
         let (mut cold, mut passed_over, era) = (Vec::new(), Vec::new(), self.era());
         while cold.len() < wanted {
-            let Some((queue, id)) = self.queues.take(&self.rows, &*self.policy, 0, &self.now) else { break };
-            let row = self.row(id);
-            loop {
-                let word = core.word(id);
-                if !word.is_evictable() {
-                    // Its release files it again.
+            let Some(entry) = self.queues.take(&self.rows, &*self.policy, 0, &self.now) else { break };
+            let mut next = Some(entry.first);
+            while let Some(id) = next {
+                if cold.len() == wanted {
+                    self.queues.put_back(&self.rows, Entry { first: id, ..entry });
                     break;
                 }
-                if queue == self.queues.useless() || !row.is_of(era) {
+                next = self.queues.below(&self.rows, id);
+                let is_in_place = self.queues.unfile(&self.rows, entry.queue, id);
+                let is_useless = entry.queue == self.queues.useless() || !self.row(id).is_of(era);
+                // Otherwise its next release files it again.
+                if !core.word(id).is_evictable() {
+                    continue;
+                }
+                if !is_in_place {
+                    self.queues.file(&self.rows, [id]);
+                } else if is_useless {
                     passed_over.push(id);
-                    break;
-                }
-                // Fails if this exact word has changed: another thread was faster.
-                let taken = ColdBlock { id, hash: row.hash(), depth: row.depth(), hits: row.hits() };
-                if core.hit(id, word).is_some() {
-                    cold.push(taken);
-                    break;
+                } else {
+                    cold.extend(self.take_cold(core, id));
                 }
             }
         }
-        core.count_hits(cold.len());
+        core.count_not_evictable(cold.len());
         self.queues.file(&self.rows, passed_over);
         cold
+    }
+
+    /// Takes a reference on a block, if it is evictable.
+    fn take_cold(&self, core: &Core, id: BlockId) -> Option<ColdBlock> {
+        let row = self.row(id);
+        loop {
+            let word = core.word(id);
+            if !word.is_evictable() {
+                return None;
+            }
+            // Fails if this exact word has changed: another thread was faster.
+            let taken = ColdBlock { id, hash: row.hash(), depth: row.depth(), hits: row.hits() };
+            if core.hit(id, word).is_some() {
+                return Some(taken);
+            }
+        }
     }
 
     /// Releases the references and returns each block to its former place in the queue.

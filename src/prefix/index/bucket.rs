@@ -3,7 +3,7 @@
 //! Searching a bucket has no branch per slot, because the position of an entry is unpredictable. On
 //! x86-64 the upper halves of all words are compared at once.
 
-use crate::sync::{AtomicU64, Ordering, Ordering::*};
+use crate::sync::{AtomicU64, Ordering, Ordering::*, prefetch};
 
 use super::entry::Entry;
 
@@ -114,12 +114,7 @@ impl Bucket {
     /// Prefetches the line, where the processor supports it.
     #[inline]
     pub(super) fn fetch(&self) {
-        #[cfg(all(target_arch = "x86_64", not(miri)))]
-        {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            // SAFETY: every processor of this architecture has it, and it reads no memory.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(self).cast()) };
-        }
+        prefetch(self);
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::ops::ControlFlow;
 
+use smallvec::SmallVec;
+
 use crate::ids::{BlockId, FRAMES_MAX};
 use crate::sync::{AtomicPtr, AtomicU64, Ordering::*, fence};
 
@@ -164,6 +166,7 @@ impl Table {
                 }
                 // Release: pairs with the Acquire in `Bucket::entry`.
                 if bucket.exchange(at, old, entry, Release) {
+                    second_look();
                     self.restore(old, number, registered, forgotten);
                     return true;
                 }
@@ -183,27 +186,34 @@ impl Table {
         (key.entry(entry.id()) == entry && key.buckets(self.mask).contains(&number)).then_some(key)
     }
 
-    /// Removes each entry of a block under `key`.
-    pub(super) fn remove(
+    /// Removes each entry of these blocks under their keys, then looks a second time at each.
+    pub(super) fn remove_all(
         &self,
-        key: Key,
-        id: BlockId,
+        blocks: impl Iterator<Item = (Key, BlockId)>,
         registered: &impl Fn(BlockId) -> Option<Key>,
         forgotten: &AtomicU64,
     ) {
-        let entry = key.entry(id);
-        for number in key.buckets(self.mask) {
-            let bucket = &self.buckets[number];
-            for at in each(bucket.equal(entry)) {
-                // Relaxed: nothing is published, and the fence in `restore` orders what follows.
-                if bucket.exchange(at, entry, Entry::EMPTY, Relaxed) {
-                    self.restore(entry, number, registered, forgotten);
+        let mut removed = SmallVec::<[(Entry, usize); 16]>::new();
+        for (key, id) in blocks {
+            let entry = key.entry(id);
+            for number in key.buckets(self.mask) {
+                let bucket = &self.buckets[number];
+                for at in each(bucket.equal(entry)) {
+                    // Relaxed: nothing is published, and the fence below orders what follows.
+                    if bucket.exchange(at, entry, Entry::EMPTY, Relaxed) {
+                        removed.push((entry, number));
+                    }
                 }
             }
         }
+        if !removed.is_empty() {
+            second_look();
+            removed.iter().for_each(|&(entry, number)| self.restore(entry, number, registered, forgotten));
+        }
     }
 
-    /// Restores an entry removed from bucket `number` if it was correct after all: the second look.
+    /// Restores an entry removed from bucket `number` if it was correct after all. Comes after a
+    /// [`second_look`].
     fn restore(
         &self,
         entry: Entry,
@@ -211,9 +221,6 @@ impl Table {
         registered: &impl Fn(BlockId) -> Option<Key>,
         forgotten: &AtomicU64,
     ) {
-        // Pairs with the fence in `Index::announce`: the thread that registers the block sees
-        // that the entry is gone, or we see the word.
-        fence(SeqCst);
         if let Some(key) = self.right_key(entry, number, registered) {
             // Reached by the models of re-registration.
             let _counted = self.add_counted(entry, key, forgotten);
@@ -240,4 +247,12 @@ impl Table {
     pub(super) fn bytes(&self) -> usize {
         size_of::<Self>() + size_of_val(&*self.buckets)
     }
+}
+
+/// Fences between the removal of entries and the second look at their blocks' words.
+#[inline]
+fn second_look() {
+    // Pairs with the fence in `Index::announce`: the thread that registers the block sees that the
+    // entry is gone, or we see the word.
+    fence(SeqCst);
 }

@@ -19,7 +19,7 @@
 use super::links::Links;
 use crate::config::FRAME_BITS;
 use crate::ids::BlockId;
-use crate::sync::{AtomicU64, Ordering::*};
+use crate::sync::{AtomicU64, Ordering::*, prefetch};
 
 const TOP_BITS: u32 = FRAME_BITS + 1;
 const TURN_BITS: u32 = u8::BITS;
@@ -73,19 +73,6 @@ fn link(id: BlockId) -> u32 {
 #[inline]
 fn named(link: u32) -> Option<BlockId> {
     link.checked_sub(1).map(BlockId)
-}
-
-/// Prefetches a cache line, where the processor supports it.
-#[inline]
-pub(super) fn fetch<T>(row: &T) {
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: every processor of this architecture has it, and it reads no memory.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(row).cast()) };
-    }
-    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-    let _ = row;
 }
 
 /// Linked blocks held by this thread.
@@ -175,7 +162,7 @@ impl Stack {
                 Ok(_) => {
                     // A thread that refiles a slot needs the next block soon.
                     if let Some(below) = named(below) {
-                        fetch(links.next(below));
+                        prefetch(links.next(below));
                     }
                     return Some(top);
                 }

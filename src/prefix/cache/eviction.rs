@@ -1,0 +1,168 @@
+//! One eviction: blocks in the order of the policy, a few at a time.
+//!
+//! What a block costs is mostly the wait for its word, its row and its index entry, and writes to
+//! lines that all threads share. So an eviction proceeds in steps of a few blocks of one entry:
+//! it prefetches all of them, changes their words, and then removes them from the index under one
+//! fence and counts them at once. Their frames are passed on only after that, because a row belongs
+//! to its block's next contents as soon as the frame is given away.
+//!
+//! # Blocks that stay
+//!
+//! A block that a batch in flight may see keeps its place, and with it the rest of its entry, which
+//! was released at the same time. A block that is being moved is filed again alone. An eviction
+//! that meets too many of both gives up.
+
+use smallvec::SmallVec;
+
+use crate::block::{Core, NotEvicted};
+use crate::ids::{BlockId, FrameId, Ticket};
+
+use super::super::policy::QUEUES_MAX;
+use super::super::queues::Entry;
+use super::{PrefixCache, key_of};
+
+/// Entries with blocks seen by a batch, and moving blocks, that one eviction skips before it gives
+/// up.
+const SKIPPED_MAX: usize = if cfg!(kvpool_loom) { 2 } else { 32 };
+
+/// Skips allowed per queue of a policy with several queues, so that a queue of recently released
+/// blocks cannot use up the whole budget.
+const SKIPPED_MAX_QUEUE: u8 = if cfg!(kvpool_loom) { 1 } else { (SKIPPED_MAX / QUEUES_MAX) as u8 };
+
+/// Number of blocks per step.
+const STEP: usize = if cfg!(kvpool_loom) { 2 } else { 16 };
+
+/// An eviction in progress. Dropping it puts back what it holds.
+pub(super) struct Eviction<'a> {
+    cache: &'a PrefixCache,
+    core: &'a Core,
+    oldest: Ticket,
+    freed: &'a mut dyn FnMut(FrameId),
+    /// Entries to put back, whose first blocks a batch may see.
+    seen: SmallVec<[Entry; SKIPPED_MAX]>,
+    /// Unfiled blocks to file again: moving ones.
+    unfiled: SmallVec<[BlockId; SKIPPED_MAX]>,
+    skipped: usize,
+    /// Skips per queue, a byte each, and the set of queues that reached their limit.
+    in_queue: [u8; QUEUES_MAX],
+    spared: u32,
+}
+
+impl<'a> Eviction<'a> {
+    pub(super) fn new(
+        cache: &'a PrefixCache,
+        core: &'a Core,
+        oldest: Ticket,
+        freed: &'a mut dyn FnMut(FrameId),
+    ) -> Self {
+        let (seen, unfiled) = (SmallVec::new(), SmallVec::new());
+        Self { cache, core, oldest, freed, seen, unfiled, skipped: 0, in_queue: [0; QUEUES_MAX], spared: 0 }
+    }
+
+    /// Evicts up to `wanted` blocks.
+    pub(super) fn run(mut self, wanted: usize) {
+        let (cache, mut got, mut has_looked) = (self.cache, 0, false);
+        while got < wanted && self.skipped < SKIPPED_MAX {
+            match cache.queues.take(&cache.rows, &*cache.policy, self.spared, &cache.now) {
+                Some(entry) => got += self.evict_entry(entry, wanted - got),
+                None => {
+                    let is_odd = got == 0 && self.skipped == 0 && self.core.evictable() > 0;
+                    if !is_odd || has_looked || !cache.queues.look() {
+                        break;
+                    }
+                    has_looked = true;
+                }
+            }
+        }
+    }
+
+    /// Evicts up to `wanted` blocks of an entry, and returns their number.
+    fn evict_entry(&mut self, entry: Entry, wanted: usize) -> usize {
+        let (cache, mut next, mut got) = (self.cache, Some(entry.first), 0);
+        while let Some(first) = next {
+            let rest = Entry { first, ..entry };
+            if got == wanted {
+                cache.queues.put_back(&cache.rows, rest);
+                return got;
+            }
+            let mut step = SmallVec::<[BlockId; STEP]>::new();
+            while let Some(id) = next.filter(|_| step.len() < STEP.min(wanted - got)) {
+                cache.row(id).prefetch();
+                self.core.prefetch_word(id);
+                step.push(id);
+                next = cache.queues.below(&cache.rows, id);
+            }
+            for &id in &step {
+                cache.index.prefetch(key_of(cache.row(id).hash()));
+            }
+            let (evicted, is_seen) = self.evict_step(entry.queue, &step);
+            got += evicted;
+            if is_seen {
+                return got;
+            }
+        }
+        got
+    }
+
+    /// Evicts blocks of an entry. Returns their number, and whether the entry was put aside because a
+    /// batch may see a block.
+    fn evict_step(&mut self, queue: usize, step: &[BlockId]) -> (usize, bool) {
+        let (cache, core) = (self.cache, self.core);
+        let mut evicted = SmallVec::<[BlockId; STEP]>::new();
+        let mut frames = SmallVec::<[FrameId; STEP]>::new();
+        let mut outdated = SmallVec::<[BlockId; STEP]>::new();
+        let mut is_seen = false;
+        for &id in step {
+            let word = core.word(id);
+            is_seen = word.is_evictable()
+                && !core.is_unseen(id, word, self.oldest)
+                && !cache.queues.is_outdated(&cache.rows, queue, id);
+            if is_seen {
+                self.skip(queue);
+                self.seen.push(Entry { queue, first: id });
+                break;
+            }
+            if !cache.queues.unfile(&cache.rows, queue, id) {
+                if core.word(id).is_evictable() {
+                    outdated.push(id);
+                }
+                continue;
+            }
+            match core.evict_unforgotten(id, self.oldest) {
+                Ok(frame) => {
+                    evicted.push(id);
+                    frames.push(frame);
+                }
+                // Its next release files it again.
+                Err(NotEvicted::Owned) => {}
+                Err(NotEvicted::Seen | NotEvicted::Moving) => {
+                    self.skip(queue);
+                    self.unfiled.push(id);
+                }
+            }
+        }
+        if !evicted.is_empty() {
+            core.count_not_evictable(evicted.len());
+            cache.forget_all(core, &evicted);
+            frames.into_iter().for_each(&mut *self.freed);
+        }
+        cache.queues.file(&cache.rows, outdated);
+        (evicted.len(), is_seen)
+    }
+
+    fn skip(&mut self, queue: usize) {
+        self.skipped += 1;
+        if let Some(skipped) = self.in_queue.get_mut(queue) {
+            *skipped += 1;
+            self.spared |= u32::from(*skipped >= SKIPPED_MAX_QUEUE) << queue;
+        }
+    }
+}
+
+impl Drop for Eviction<'_> {
+    fn drop(&mut self) {
+        let cache = self.cache;
+        self.seen.iter().for_each(|&entry| cache.queues.put_back(&cache.rows, entry));
+        cache.queues.file(&cache.rows, self.unfiled.drain(..));
+    }
+}
