@@ -62,6 +62,9 @@ mod eviction;
 pub(crate) use cold_blocks::ColdBlock;
 use eviction::Eviction;
 
+/// Distance, in blocks, at which a release prefetches rows.
+const KEPT_AHEAD: usize = 6;
+
 /// Distance, in blocks, at which a lookup prefetches index lines.
 const AHEAD: usize = 8;
 
@@ -98,6 +101,8 @@ pub struct PrefixCache {
     index: Index,
     queues: Queues,
     policy: std::sync::Arc<dyn Policy>,
+    /// Whether the policy places every block by the order of releases.
+    by_order: bool,
     now: Now,
     events: EventQueue,
     tallies: Tallies,
@@ -124,6 +129,7 @@ impl PrefixCache {
             rows: GrowTable::new(rows),
             index: Index::new(rows),
             queues: Queues::new(queues, rows_max),
+            by_order: asked(|| policy.places_by_order()).unwrap_or(false) && queues == 1,
             policy,
             now,
             events: EventQueue::new(events),
@@ -378,35 +384,44 @@ impl PrefixCache {
         // all.
         let order = self.order.fetch_add(kept.len() as u64, Relaxed);
         let now = asked(|| if self.policy.learns() { self.now() } else { Millis(0) }).unwrap_or_default();
-        for (&Evictable { id, word }, order) in kept.iter().zip(order..) {
+        let mut filing = self.queues.filing(&self.rows);
+        for (i, (&Evictable { id, word }, order)) in kept.iter().zip(order..).enumerate() {
+            if let Some(next) = kept.get(i + KEPT_AHEAD) {
+                self.row(next.id).prefetch();
+            }
             let row = self.row(id);
             // Tagged for the word that the release made: the block may have been hit under a newer
             // batch and released again since.
             row.set_tag(word, tag);
-            let hash = row.hash();
             let is_useless =
-                !row.is_of(era) || (row.is_duplicate() && self.is_duplicate(core, id, hash, era));
-            if is_useless {
-                row.set_place(self.queues.useless(), order, 0);
-                continue;
-            }
-            let released = Released {
-                order,
-                hash: bits_of(hash),
-                depth: row.depth(),
-                chain: policy_info.chain.max(row.depth() + 1),
-                hits: row.hits(),
-                context: policy_info.context,
-                state: row.state.load(Relaxed),
-                priority: policy_info.priority,
-                keep_until: policy_info.keep_until,
+                !row.is_of(era) || (row.is_duplicate() && self.is_duplicate(core, id, row.hash(), era));
+            let place = if is_useless {
+                (self.queues.useless(), Place { queue: 0, rank: order, state: 0 })
+            } else if self.by_order {
+                (0, Place { queue: 0, rank: order, state: 0 })
+            } else {
+                let place = self.place(row, order, policy_info, now);
+                (usize::from(place.queue).min(self.queues.useless() - 1), place)
             };
-            let place = asked(|| self.policy.place(&released, now));
-            let place = place.unwrap_or(Place { queue: 0, rank: order, state: 0 });
-            let queue = usize::from(place.queue).min(self.queues.useless() - 1);
-            row.set_place(queue, place.rank, place.state);
+            row.set_place(place.0, place.1.rank, place.1.state);
+            filing.add(id);
         }
-        self.queues.file(&self.rows, kept.iter().map(|kept| kept.id));
+    }
+
+    /// Returns the place that the policy chooses for a released block.
+    fn place(&self, row: &Row, order: u64, policy_info: PolicyInfo, now: Millis) -> Place {
+        let released = Released {
+            order,
+            hash: bits_of(row.hash()),
+            depth: row.depth(),
+            chain: policy_info.chain.max(row.depth() + 1),
+            hits: row.hits(),
+            context: policy_info.context,
+            state: row.state.load(Relaxed),
+            priority: policy_info.priority,
+            keep_until: policy_info.keep_until,
+        };
+        asked(|| self.policy.place(&released, now)).unwrap_or(Place { queue: 0, rank: order, state: 0 })
     }
 
     /// Removes blocks that are cached no more from the index, and publishes their removal.

@@ -166,6 +166,12 @@ pub trait Policy: Send + Sync + fmt::Debug {
         true
     }
 
+    /// Returns whether [`place`](Self::place) returns queue 0 and the [order](Released::order) as rank
+    /// for every block. Then it is not called. Constant over the policy's lifetime.
+    fn places_by_order(&self) -> bool {
+        false
+    }
+
     /// Observes a lookup. Returns the [`Released::context`] of that request's releases.
     fn looked_up(&self, lookup: &mut Lookup<'_>, now: Millis) -> u64 {
         _ = (lookup, now);

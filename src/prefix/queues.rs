@@ -119,15 +119,67 @@ fn links(rows: &GrowTable<RowPart>, id: BlockId) -> &QueueLinks {
     &part.links[row]
 }
 
-/// Entries that a thread is about to push.
-#[derive(Default)]
-struct Filing {
+/// Files blocks one by one: those with consecutive or equal ranks of a queue as one entry. Dropping
+/// it pushes the last entries.
+pub(super) struct Filing<'a> {
+    queues: &'a Queues,
+    rows: &'a GrowTable<RowPart>,
     queue: usize,
-    /// First blocks of the complete entries, all of one queue.
+    /// First blocks of entries of one queue, to be pushed.
     entries: SmallVec<[BlockId; PUSHED]>,
-    /// Last block of the newest entry, its rank, and the number of blocks in that entry.
-    last: Option<(BlockId, u64)>,
+    /// Links of the last block of the newest entry, its rank, and the number of blocks in that entry.
+    last: Option<(&'a QueueLinks, u64)>,
     len: usize,
+}
+
+impl Filing<'_> {
+    /// Files a block by the place in its row, unless it is filed.
+    #[inline]
+    pub(super) fn add(&mut self, id: BlockId) {
+        let (part, at) = self.rows.locate(id.index());
+        let (row, mine) = (&part.rows[at], &part.links[at]);
+        // Release: the taker of the entry sees the word and the place. Acquire: extends the order of
+        // swaps.
+        if row.filed.swap(true, AcqRel) {
+            return;
+        }
+        let (queue, rank) = row.place();
+        mine.rank.store(rank, Relaxed);
+        mine.set_below(None);
+        match self.last {
+            Some((last, before))
+                if queue == self.queue
+                    && self.len < ENTRY_MAX
+                    && (before == rank || before.wrapping_add(1) == rank) =>
+            {
+                last.set_below(Some(id));
+                self.len += 1;
+            }
+            _ => {
+                if queue != self.queue || self.entries.len() == PUSHED {
+                    self.push();
+                }
+                self.queue = queue;
+                self.entries.push(id);
+                self.len = 1;
+            }
+        }
+        self.last = Some((mine, rank));
+    }
+
+    /// Pushes the entries, which are complete.
+    fn push(&mut self) {
+        if !self.entries.is_empty() {
+            self.queues.wheels[self.queue].push_all(&LinksOf(self.rows), &self.entries);
+            self.entries.clear();
+        }
+    }
+}
+
+impl Drop for Filing<'_> {
+    fn drop(&mut self) {
+        self.push();
+    }
 }
 
 impl Queues {
@@ -143,54 +195,15 @@ impl Queues {
         self.wheels.len() - 1
     }
 
-    /// Files blocks by the places in their rows, unless they are filed: those with consecutive or
-    /// equal ranks as one entry.
+    /// Begins to file blocks.
+    pub(super) fn filing<'a>(&'a self, rows: &'a GrowTable<RowPart>) -> Filing<'a> {
+        Filing { queues: self, rows, queue: 0, entries: SmallVec::new(), last: None, len: 0 }
+    }
+
+    /// Files blocks by the places in their rows, unless they are filed.
     pub(super) fn file(&self, rows: &GrowTable<RowPart>, ids: impl IntoIterator<Item = BlockId>) {
-        let mut filing = Filing::default();
-        for id in ids {
-            let row = row(rows, id);
-            // Release: the taker of the entry sees the word and the place. Acquire: extends the
-            // order of swaps.
-            if !row.filed.swap(true, AcqRel) {
-                let (queue, rank) = row.place();
-                self.link(rows, &mut filing, id, queue, rank);
-            }
-        }
-        self.push(rows, &mut filing);
-    }
-
-    /// Links a block behind the last one, or begins a new entry with it.
-    #[inline]
-    fn link(&self, rows: &GrowTable<RowPart>, filing: &mut Filing, id: BlockId, queue: usize, rank: u64) {
-        let mine = links(rows, id);
-        mine.rank.store(rank, Relaxed);
-        mine.set_below(None);
-        let follows = |&(_, before): &(BlockId, u64)| {
-            queue == filing.queue
-                && filing.len < ENTRY_MAX
-                && (before == rank || before.wrapping_add(1) == rank)
-        };
-        if let Some((last, _)) = filing.last.filter(follows) {
-            links(rows, last).set_below(Some(id));
-            filing.len += 1;
-        } else {
-            if queue != filing.queue || filing.entries.len() == PUSHED {
-                self.push(rows, filing);
-            }
-            filing.queue = queue;
-            filing.entries.push(id);
-            filing.len = 1;
-        }
-        filing.last = Some((id, rank));
-    }
-
-    /// Pushes the entries, which are complete.
-    fn push(&self, rows: &GrowTable<RowPart>, filing: &mut Filing) {
-        if !filing.entries.is_empty() {
-            self.wheels[filing.queue].push_all(&LinksOf(rows), &filing.entries);
-            filing.entries.clear();
-            filing.last = None;
-        }
+        let mut filing = self.filing(rows);
+        ids.into_iter().for_each(|id| filing.add(id));
     }
 
     /// Takes the entry of the block that the policy evicts next.

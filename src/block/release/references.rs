@@ -16,6 +16,9 @@ use crate::block::{BlockWord, Blocks, Evictable, INLINE_BLOCKS, Ownership, Relea
 /// they began.
 const RELEASE_ORDER: Ordering = AcqRel;
 
+/// Distance, in blocks, at which a release prefetches words.
+const RELEASED_AHEAD: usize = 8;
+
 #[cold]
 #[inline(never)]
 fn not_the_callers(id: BlockId, word: BlockWord) -> ! {
@@ -74,7 +77,10 @@ impl Blocks {
         // Counted before they are evictable, so that a thread that is stopped in between hides
         // none.
         self.count_evictable(ids.len());
-        for &id in ids {
+        for (i, &id) in ids.iter().enumerate() {
+            if let Some(&next) = ids.get(i + RELEASED_AHEAD) {
+                self.prefetch_word(next);
+            }
             match self.release_listed_word(id) {
                 ListRelease::Nothing => {}
                 ListRelease::Freed(frame) => freed.push(frame),

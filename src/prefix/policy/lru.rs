@@ -16,6 +16,10 @@ impl Policy for Lru {
         false
     }
 
+    fn places_by_order(&self) -> bool {
+        true
+    }
+
     fn name(&self) -> &'static str {
         NAME
     }
