@@ -28,7 +28,6 @@ use super::batch_inner::{BatchInner, Finish, Promise};
 use super::plan::Growth;
 use super::registry::Sequences;
 use super::sequence::{Access, Sequence};
-use super::token_hashes::TokenHashes;
 
 /// One step of the engine, in flight: the lease under which tables are read and memory is accessed.
 ///
@@ -182,15 +181,21 @@ impl Batch {
     #[inline]
     pub fn append(&mut self, sequence: &mut Sequence, tokens: usize) -> Result<Appended, SequenceError> {
         let (appended, plan) = self.grow(sequence, tokens)?;
+        self.appended(sequence, &plan);
+        Ok(appended)
+    }
+
+    /// Makes the tokens of a growth final.
+    #[inline]
+    fn appended(&mut self, sequence: &mut Sequence, plan: &Growth) {
         sequence.committed = plan.length;
         sequence.seals.wrote(self.ticket());
         if let Some(known) = &mut sequence.known {
             known.committed(plan.length);
         }
         if plan.full > plan.first {
-            self.filled(sequence, &plan);
+            self.filled(sequence, plan);
         }
-        Ok(appended)
     }
 
     /// Promises full blocks of final tokens to this batch if no other writer is in flight.
@@ -236,13 +241,13 @@ impl Batch {
         if let Some(known) = sequence.known.as_deref() {
             known.check_all_announced(sequence.id(), sequence.len())?;
         }
-        let before = sequence.known.as_deref().map(TokenHashes::mark);
-        sequence.announce(tokens)?;
-        let appended = self.append(sequence, tokens.len());
-        if let (Err(_), Some(before), Some(known)) = (&appended, before, &mut sequence.known) {
-            known.restore(before);
+        let (appended, plan) = self.grow(sequence, tokens.len())?;
+        // Only now, so that an error has nothing to take back.
+        if let Some(known) = &mut sequence.known {
+            known.announce_checked(tokens);
         }
-        appended
+        self.appended(sequence, &plan);
+        Ok(appended)
     }
 
     /// Appends speculative tokens, which may be taken back.
@@ -271,9 +276,11 @@ impl Batch {
         if tokens == 0 {
             return Err(SequenceError::ZeroTokens { id });
         }
-        let plan = Growth::plan(length, tokens, self.step.sequences.0.block_tokens)
+        let blocks = sequence.list.len() as u32;
+        let plan = Growth::plan(length, blocks, tokens, self.step.sequences.0.block_tokens)
             .ok_or(SequenceError::TooLong { id, asked: tokens, length: length as usize, max: TOKENS_MAX })?;
         sequence.settle();
+        sequence.frames.catch_up(sequence.list.ids(), &self.step.sequences.0.blocks);
         let tail = plan.tail.then(|| self.tail(sequence, plan.first));
         let mut done =
             Appended { tokens: length as usize..plan.length as usize, new_blocks: 0, copied: None };
@@ -283,7 +290,7 @@ impl Batch {
         if let Some(tail) = tail.filter(|_| done.copied.is_none()) {
             self.step.sequences.0.blocks.touch(&[tail.id]);
         }
-        sequence.list.publish(plan.length);
+        sequence.publish(plan.length);
         if let Some(copied) = done.copied {
             if self.copies_at_once() {
                 sequence.release_unlinked(&[copied.from]);
@@ -294,9 +301,13 @@ impl Batch {
         Ok((done, plan))
     }
 
+    #[inline]
     fn tail(&self, sequence: &Sequence, place: u32) -> Tail {
         let id = sequence.list.id(place as usize);
-        Tail { id, access: sequence.access(place, self.step.sequences.0.blocks.word(id), self.ticket()) }
+        let word = self.step.sequences.0.blocks.word(id);
+        let access = sequence.access(place, word, self.ticket());
+        debug_assert!(access != Access::Open || sequence.frames.last() == Some(word.frame()));
+        Tail { id, access }
     }
 
     /// Allocates and replaces blocks for an append. On an error, nothing has changed.
@@ -307,7 +318,7 @@ impl Batch {
         tail: Option<&Tail>,
         done: &mut Appended,
     ) -> Result<(), SequenceError> {
-        let near = sequence.list.last().map(|last| FrameId(self.step.sequences.0.blocks.frame(last).0 + 1));
+        let near = sequence.frames.last().map(|last| FrameId(last.0 + 1));
         let copies = tail.is_some_and(|tail| tail.access == Access::Copy);
         let base = sequence.list.len();
         let request = AllocRequest::new(plan.fresh as usize + copies as usize)
@@ -363,6 +374,9 @@ impl Batch {
             }
             sequence.list.replace(plan.first as usize, to);
         }
+        // The copy, or the old block, which may have moved until it was reopened.
+        let written = self.step.sequences.0.blocks.frame(copy.unwrap_or(tail.id));
+        sequence.frames.set(plan.first as usize, written);
         if tail.access == Access::Withdraw {
             self.step.promised.retain(|promised| promised.handle.id != tail.id);
         }

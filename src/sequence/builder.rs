@@ -193,7 +193,7 @@ impl Sequence {
             tokens += more;
         }
         known.policy_info.context = hits.context;
-        self.list.publish(tokens as u32);
+        self.publish(tokens as u32);
         self.committed = tokens as u32;
         self.seals.adopt(hits.blocks as u32);
     }

@@ -97,6 +97,9 @@ impl Drop for BlockList {
 /// The owner's side: one per list, and the only one that changes it.
 pub struct ListOwner {
     list: Arc<BlockList>,
+    /// The owner's copies of the list's length, so that it need not be read and divided.
+    tokens: u32,
+    blocks: usize,
     /// Places from here on have not been in the list since `rewrites` last changed.
     untouched: usize,
 }
@@ -110,7 +113,7 @@ impl ListOwner {
             rewrites: AtomicU32::new(0),
             chunk: epoch::Atomic::null(),
         };
-        Self { list: Arc::new(list), untouched: 0 }
+        Self { list: Arc::new(list), tokens: 0, blocks: 0, untouched: 0 }
     }
 
     /// Returns the shared part, for readers.
@@ -121,14 +124,13 @@ impl ListOwner {
     /// Returns the number of tokens.
     #[inline]
     pub fn tokens(&self) -> u32 {
-        // Relaxed: changed only through `&mut self`.
-        self.list.tokens.load(Relaxed)
+        self.tokens
     }
 
     /// Returns the number of blocks.
     #[inline]
     pub fn len(&self) -> usize {
-        self.tokens().div_ceil(self.list.block_tokens) as usize
+        self.blocks
     }
 
     /// Returns the ids, in order.
@@ -141,12 +143,6 @@ impl ListOwner {
     #[inline]
     pub fn id(&self, place: usize) -> BlockId {
         BlockId(self.ids()[place].load(Relaxed))
-    }
-
-    /// Returns the last block.
-    #[inline]
-    pub fn last(&self) -> Option<BlockId> {
-        self.ids().last().map(|id| BlockId(id.load(Relaxed)))
     }
 
     fn room(&self) -> &[AtomicU32] {
@@ -212,6 +208,12 @@ impl ListOwner {
     pub fn publish(&mut self, tokens: u32) {
         // Release: pairs with the Acquire in `read`.
         self.list.tokens.store(tokens, Release);
-        self.untouched = self.untouched.max(self.len());
+        self.tokens = tokens;
+        let (room, block_tokens) = (self.blocks as u64 * self.list.block_tokens as u64, self.list.block_tokens);
+        // Usually the last block stays the last one.
+        if !(room.saturating_sub(block_tokens as u64) + 1..=room).contains(&(tokens as u64)) {
+            self.blocks = tokens.div_ceil(block_tokens) as usize;
+        }
+        self.untouched = self.untouched.max(self.blocks);
     }
 }

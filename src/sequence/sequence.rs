@@ -11,6 +11,7 @@ use crate::ids::{BlockId, SequenceId, Ticket};
 use crate::prefix::PolicyInfo;
 use crate::sync::{Ordering::*, fence, panicking};
 
+use super::frames::Frames;
 use super::list::ListOwner;
 use super::registry::Sequences;
 use super::seals::Seals;
@@ -25,6 +26,7 @@ pub struct Sequence {
     id: SequenceId,
     priority: Priority,
     pub(super) list: ListOwner,
+    pub(super) frames: Frames,
     pub(super) committed: u32,
     pub(super) seals: Seals,
     /// Block hashes, in a pool with a prefix cache.
@@ -53,6 +55,7 @@ impl Sequence {
             id,
             priority,
             list,
+            frames: Frames::default(),
             committed: 0,
             seals: Seals::default(),
             known: None,
@@ -151,6 +154,8 @@ impl Sequence {
             id,
             priority: self.priority,
             list,
+            // Of the same blocks, on which the fork has references too.
+            frames: self.frames.clone(),
             committed: self.committed,
             seals: self.seals.forked(),
             known: self.known.clone(),
@@ -210,6 +215,15 @@ impl Sequence {
         }
         self.settle();
         Ok(())
+    }
+
+    /// Publishes a new length of the list, and follows it with the frames.
+    #[inline]
+    pub(super) fn publish(&mut self, tokens: u32) {
+        self.list.publish(tokens);
+        if self.frames.len() != self.list.len() {
+            self.frames.follow(self.list.ids(), &self.sequences.0.blocks);
+        }
     }
 
     pub(super) fn pool(&self) -> &Blocks {
@@ -311,7 +325,7 @@ impl Sequence {
         let block_tokens = self.sequences.0.block_tokens;
         let keep = length.div_ceil(block_tokens) as usize;
         let gone: SmallVec<[BlockId; 64]> = self.blocks().skip(keep).rev().collect();
-        self.list.publish(length);
+        self.publish(length);
         self.committed = self.committed.min(length);
         self.seals.truncate(keep as u32, length / block_tokens);
         self.release_unlinked(&gone);

@@ -32,12 +32,6 @@ pub(super) struct TokenHashes {
     pub(super) policy_info: PolicyInfo,
 }
 
-/// Snapshot of what was announced.
-pub(super) struct Mark {
-    chain: Chain,
-    announced: u64,
-}
-
 impl TokenHashes {
     pub(super) fn new(
         cache: &Arc<PrefixCache>,
@@ -100,15 +94,16 @@ impl TokenHashes {
         &self.hashes
     }
 
-    /// Returns an error unless the announced tokens end where the sequence does.
+    /// Returns an error unless the announced tokens end where the sequence does, and more can
+    /// follow.
     ///
     /// Tokens announced and appended together would otherwise have their ids attributed to other
     /// tokens.
     pub(super) fn check_all_announced(&self, id: SequenceId, length: usize) -> Result<(), SequenceError> {
         let announced = self.announced();
         match announced.cmp(&length) {
-            Ordering::Equal => Ok(()),
-            Ordering::Less => Err(SequenceError::TokensUnknown { id, known: announced }),
+            Ordering::Equal if !self.is_cut => Ok(()),
+            Ordering::Equal | Ordering::Less => Err(SequenceError::TokensUnknown { id, known: announced }),
             Ordering::Greater => Err(SequenceError::TokensAhead { id, length, announced }),
         }
     }
@@ -118,27 +113,21 @@ impl TokenHashes {
         if self.is_cut {
             return Err(SequenceError::TokensUnknown { id, known: self.announced as usize });
         }
-        let hasher = self.cache.hasher();
-        self.hashes.reserve(tokens.len() / hasher.block_tokens() + 1);
-        self.chain.extend(hasher, tokens, |hash| self.hashes.push(hash));
+        let blocks = tokens.len() / self.cache.hasher().block_tokens();
+        self.hashes.reserve(blocks + 1);
+        self.announce_checked(tokens);
+        Ok(())
+    }
+
+    /// Adds the next tokens, none of which is final yet.
+    #[inline]
+    pub(super) fn announce_checked(&mut self, tokens: &[u32]) {
+        debug_assert!(!self.is_cut, "tokens after unknown ones");
+        self.chain.extend(self.cache.hasher(), tokens, |hash| self.hashes.push(hash));
         if let Some(all) = &mut self.tokens {
             all.extend_from_slice(tokens);
         }
         self.announced += tokens.len() as u64;
-        Ok(())
-    }
-
-    /// Returns what to [restore](Self::restore) if the tokens announced next are not appended.
-    pub(super) fn mark(&self) -> Mark {
-        Mark { chain: self.chain.clone(), announced: self.announced }
-    }
-
-    pub(super) fn restore(&mut self, mark: Mark) {
-        (self.chain, self.announced) = (mark.chain, mark.announced);
-        self.hashes.truncate(self.announced as usize / self.cache.hasher().block_tokens());
-        if let Some(tokens) = &mut self.tokens {
-            tokens.truncate(self.announced as usize);
-        }
     }
 
     /// Records that the first `length` tokens are final.

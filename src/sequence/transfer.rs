@@ -182,7 +182,7 @@ impl Arrival {
         let blocks = std::mem::take(&mut held.blocks);
         sequence.list.reserve(blocks.len());
         blocks.iter().enumerate().for_each(|(place, &id)| sequence.list.stage(place, id));
-        sequence.list.publish(length);
+        sequence.publish(length);
         sequence.committed = committed;
         sequence.seals.adopt(shared as u32);
         // All writers have ended, so the blocks are sealed, and registered if their hashes are
