@@ -120,6 +120,11 @@ left_relaxed moves
 limbo_put_relaxed moves
 limbo_taken_relaxed moves
 log_head_relaxed moved_since
+frames_unchecked kept_frames
+frames_late_count kept_frames
+count_relaxed kept_frames
+visit_overwritten kept_frames
+reopened_frame_kept kept_frames
 own_relaxed share_release
 handle_relaxed share_release
 LIST
