@@ -22,9 +22,8 @@ fn pool(is_cached: bool) -> Pool {
 
 /// Opens sequences with tokens of their own, which grow concurrently.
 fn open(pool: &Pool) -> Vec<Sequence> {
-    let mut sequences: Vec<Sequence> = (0..SEQUENCES as u64)
-        .map(|id| pool.sequence(SequenceId(id)).open().expect("a new id"))
-        .collect();
+    let mut sequences: Vec<Sequence> =
+        (0..SEQUENCES as u64).map(|id| pool.sequence(SequenceId(id)).open().expect("a new id")).collect();
     for chunk in 0..TOKENS.0 / 100 {
         let mut batch = pool.begin_batch();
         for (i, sequence) in sequences.iter_mut().enumerate() {
@@ -45,7 +44,9 @@ fn decode(group: &mut BenchmarkGroup<'_, WallTime>, name: &str, is_cached: bool)
             for step in 0..steps {
                 if length == TOKENS.1 {
                     length = TOKENS.0 / BLOCK_TOKENS * BLOCK_TOKENS;
-                    sequences.iter_mut().for_each(|sequence| sequence.truncate(length).expect("it is longer"));
+                    sequences
+                        .iter_mut()
+                        .for_each(|sequence| sequence.truncate(length).expect("it is longer"));
                 }
                 let mut batch = pool.begin_batch();
                 let begin = Instant::now();

@@ -1,7 +1,9 @@
 //! Tickets, and the oldest batch in flight.
 //!
 //! Each batch in flight has a slot. Its value is a lower bound of the batch's ticket; 0 means that
-//! the slot is empty. Slots come in chunks that are added as needed and never removed.
+//! the slot is empty. Slots come in chunks that are added as needed and never removed. A thread
+//! looks for an empty slot from a place of its own on, so that threads share no cache line; which
+//! slot it takes matters to no invariant.
 //!
 //! # Protocol
 //!
@@ -32,12 +34,15 @@
 use std::ptr;
 
 use crate::ids::{PoolTag, Ticket};
-use crate::sync::{AtomicPtr, AtomicU64, CachePadded, Ordering::*, fence, next_pool_tag};
+use crate::sync::{AtomicPtr, AtomicU64, CachePadded, Ordering::*, fence, next_pool_tag, thread_number};
 
 use super::ClockWord;
 
 /// Number of slots per chunk.
 const SLOTS: usize = if cfg!(kvpool_loom) { 2 } else { 64 };
+
+/// Slots of one cache line: threads start to look so far from each other.
+const SLOTS_APART: usize = if cfg!(kvpool_loom) { 1 } else { 8 };
 
 struct Chunk {
     slots: [AtomicU64; SLOTS],
@@ -91,7 +96,13 @@ impl Clock {
     ///
     /// If 131,072 batches are in flight. The clock is unchanged.
     pub fn begin(&self) -> InFlight {
-        let slot = self.take_slot();
+        self.begin_from(thread_number().wrapping_mul(SLOTS_APART))
+    }
+
+    /// As [`begin`](Self::begin), in the first empty slot from this one on.
+    #[inline]
+    pub fn begin_from(&self, first: usize) -> InFlight {
+        let slot = self.take_slot(first % SLOTS);
         // Release: the slot is taken before the word says so; pairs with the Acquire in `oldest`.
         // The additions of other batches continue the release sequence.
         let before = ClockWord::from_bits(self.word.fetch_add(ClockWord::BEGIN, AcqRel));
@@ -223,11 +234,13 @@ impl Clock {
         ClockWord::from_bits(self.word.load(Relaxed)).in_flight()
     }
 
-    fn take_slot(&self) -> usize {
+    /// Takes an empty slot: in each chunk from place `first` on, and around.
+    fn take_slot(&self, first: usize) -> usize {
         let mut chunk: &Chunk = &self.slots;
         let mut base = 0;
         loop {
-            for (i, slot) in chunk.slots.iter().enumerate() {
+            for i in (first..SLOTS).chain(0..first) {
+                let slot = &chunk.slots[i];
                 if slot.load(Relaxed) != 0 {
                     continue;
                 }
@@ -345,6 +358,20 @@ mod tests {
         assert!(refused.is_err());
         assert_eq!(clock.in_flight(), ClockWord::IN_FLIGHT_MAX);
         assert_eq!(clock.oldest(), Ticket(2), "its slot is empty again");
+    }
+
+    #[test]
+    fn batches_of_all_places_are_seen() {
+        let clock = Clock::default();
+        let batches: Vec<_> = (0..3 * SLOTS).map(|first| clock.begin_from(first * 7)).collect();
+        let mut slots: Vec<usize> = batches.iter().map(|batch| batch.slot).collect();
+        slots.sort_unstable();
+        assert!(slots.iter().copied().eq(0..3 * SLOTS), "{slots:?}");
+        for (ended, batch) in (1..).zip(batches) {
+            assert_eq!(clock.oldest(), Ticket(ended));
+            assert!(!clock.end(batch));
+        }
+        assert_eq!(clock.oldest_in_flight(), None);
     }
 
     #[test]

@@ -209,7 +209,8 @@ impl ListOwner {
         // Release: pairs with the Acquire in `read`.
         self.list.tokens.store(tokens, Release);
         self.tokens = tokens;
-        let (room, block_tokens) = (self.blocks as u64 * self.list.block_tokens as u64, self.list.block_tokens);
+        let (room, block_tokens) =
+            (self.blocks as u64 * self.list.block_tokens as u64, self.list.block_tokens);
         // Usually the last block stays the last one.
         if !(room.saturating_sub(block_tokens as u64) + 1..=room).contains(&(tokens as u64)) {
             self.blocks = tokens.div_ceil(block_tokens) as usize;
