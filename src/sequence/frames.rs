@@ -56,6 +56,8 @@ use crate::block::{Core, MoveCount, Since};
 use crate::ids::{BlockId, FrameId};
 use crate::sync::{AtomicU32, Ordering::*};
 
+use super::list::ListOwner;
+
 /// Frames without an allocation of their own.
 const INLINE: usize = 12;
 
@@ -109,9 +111,9 @@ impl Frames {
 
     /// Takes note of the moves logged since the last look, if there are any.
     #[inline]
-    pub(super) fn catch_up(&mut self, ids: &[AtomicU32], blocks: &Core) {
+    pub(super) fn catch_up(&mut self, list: &ListOwner, blocks: &Core) {
         if blocks.moves_logged() != self.seen {
-            self.read_moves(ids, blocks);
+            self.read_moves(list.ids(), blocks);
         }
     }
 

@@ -100,6 +100,8 @@ pub struct ListOwner {
     /// The owner's copies of the list's length, so that it need not be read and divided.
     tokens: u32,
     blocks: usize,
+    /// The last block, if there is one.
+    last: BlockId,
     /// Places from here on have not been in the list since `rewrites` last changed.
     untouched: usize,
 }
@@ -113,7 +115,7 @@ impl ListOwner {
             rewrites: AtomicU32::new(0),
             chunk: epoch::Atomic::null(),
         };
-        Self { list: Arc::new(list), tokens: 0, blocks: 0, untouched: 0 }
+        Self { list: Arc::new(list), tokens: 0, blocks: 0, last: BlockId(0), untouched: 0 }
     }
 
     /// Returns the shared part, for readers.
@@ -143,6 +145,12 @@ impl ListOwner {
     #[inline]
     pub fn id(&self, place: usize) -> BlockId {
         BlockId(self.ids()[place].load(Relaxed))
+    }
+
+    /// Returns the last block, if there is one.
+    #[inline]
+    pub fn last(&self) -> Option<BlockId> {
+        (self.blocks > 0).then_some(self.last)
     }
 
     fn room(&self) -> &[AtomicU32] {
@@ -201,6 +209,9 @@ impl ListOwner {
     pub fn replace(&mut self, place: usize, id: BlockId) {
         // Release: the block is ours and filled; pairs with the Acquires of ids in `read`.
         self.ids()[place].store(id.0, Release);
+        if place + 1 == self.blocks {
+            self.last = id;
+        }
     }
 
     /// Sets the number of tokens: a larger one after its blocks were staged, or a smaller one.
@@ -214,6 +225,7 @@ impl ListOwner {
         // Usually the last block stays the last one.
         if !(room.saturating_sub(block_tokens as u64) + 1..=room).contains(&(tokens as u64)) {
             self.blocks = tokens.div_ceil(block_tokens) as usize;
+            self.last = self.ids().last().map_or(BlockId(0), |id| BlockId(id.load(Relaxed)));
         }
         self.untouched = self.untouched.max(self.blocks);
     }

@@ -14,6 +14,8 @@ pub const TOKENS_MAX: usize = i32::MAX as usize;
 /// The effect of an append on a sequence's blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Growth {
+    /// Tokens before the append.
+    pub from: u32,
     /// Tokens after the append.
     pub length: u32,
     /// First block written to, by its place in the sequence.
@@ -38,10 +40,18 @@ impl Growth {
         let after = length + tokens as u32;
         if u64::from(after) < u64::from(blocks) * u64::from(block_tokens) {
             // The last block takes all, and is not full then: usually so, and nothing is divided.
-            return Some(Self { length: after, first: blocks - 1, tail: true, fresh: 0, full: blocks - 1 });
+            return Some(Self {
+                from: length,
+                length: after,
+                first: blocks - 1,
+                tail: true,
+                fresh: 0,
+                full: blocks - 1,
+            });
         }
         let tail = !length.is_multiple_of(block_tokens);
         Some(Self {
+            from: length,
             length: after,
             first: blocks - u32::from(tail),
             tail,
@@ -84,7 +94,7 @@ mod tests {
             let before = blocks.clone();
             (0..tokens).for_each(|_| put(&mut blocks));
             let first = (0..).find(|&i| before.get(i) != blocks.get(i)).unwrap();
-            prop_assert_eq!(plan.length as usize, length as usize + tokens);
+            prop_assert_eq!((plan.from, plan.length as usize), (length, length as usize + tokens));
             prop_assert_eq!(plan.first as usize, first);
             prop_assert_eq!(plan.tail, first < before.len());
             prop_assert_eq!(plan.fresh as usize, blocks.len() - before.len());
