@@ -8,7 +8,7 @@
 //! # Protocol
 //!
 //! ```text
-//! begin:    slot: 0 -> newest + 1;  word += BEGIN (this gives the ticket);  slot := ticket;  fence(SeqCst);  read tables
+//! begin:    slot: 0 -> newest + 1;  word += BEGIN (this gives the ticket);  fence(SeqCst);  slot := ticket;  read tables
 //! end:      slot := 0;  word -= END;  awaited? announce what the batch held back
 //! retire:   unlink the frame from the tables;  fence(SeqCst) if readers may hold the old table;  tag := word.newest
 //! reclaim:  n := word.newest;  oldest := min(slots), or n + 1;  tag < oldest => reusable
@@ -34,7 +34,9 @@
 use std::ptr;
 
 use crate::ids::{PoolTag, Ticket};
-use crate::sync::{AtomicPtr, AtomicU64, CachePadded, Ordering::*, fence, next_pool_tag, thread_number};
+use crate::sync::{
+    AtomicPtr, AtomicU64, CachePadded, Ordering::*, fence_after_rmw, next_pool_tag, thread_number,
+};
 
 use super::ClockWord;
 
@@ -106,6 +108,11 @@ impl Clock {
         // Release: the slot is taken before the word says so; pairs with the Acquire in `oldest`.
         // The additions of other batches continue the release sequence.
         let before = ClockWord::from_bits(self.word.fetch_add(ClockWord::BEGIN, AcqRel));
+        // Pairs with the fence of a thread that unlinks a frame from a table that this batch is
+        // about to read (`retire_tag`): the batch sees the new table, or the frame's tag covers its
+        // ticket. Before the store below, so that the addition serves as the fence: until that
+        // store is seen, the slot has a lower bound, which only holds back more.
+        fence_after_rmw();
         let ticket = Ticket(before.newest().0 + 1);
         if before.in_flight() >= ClockWord::IN_FLIGHT_MAX {
             // No announcement is needed: one of the many other batches will end.
@@ -116,10 +123,6 @@ impl Clock {
         // has ended, and must then see that it has (as this thread does, by `take_slot`). A plain
         // store does not continue the release sequence of `end`.
         self.slot(slot).store(ticket.0, Release);
-        // Pairs with the fence of a thread that unlinks a frame from a table that this batch is
-        // about to read (`retire_tag`): the batch sees the new table, or the frame's tag covers its
-        // ticket.
-        fence(SeqCst);
         InFlight { ticket, slot, clock: self.tag }
     }
 

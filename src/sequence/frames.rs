@@ -104,9 +104,12 @@ impl Frames {
             // Before the words are read.
             self.seen = blocks.moves_logged();
         }
-        self.frames.truncate(ids.len());
-        let new = &ids[self.frames.len()..];
-        self.frames.extend(new.iter().map(|id| frame(blocks, id)));
+        let old = self.frames.len().min(ids.len());
+        // Resized first: to extend it checks the capacity for each entry.
+        self.frames.resize(ids.len(), 0);
+        for (entry, id) in self.frames[old..].iter_mut().zip(&ids[old..]) {
+            *entry = frame(blocks, id);
+        }
     }
 
     /// Takes note of the moves logged since the last look, if there are any.

@@ -165,10 +165,8 @@ impl ListOwner {
         if blocks <= old.len() {
             return;
         }
-        let fresh = (old.iter().map(|id| AtomicU32::new(id.load(Relaxed))))
-            .chain(std::iter::repeat_with(|| AtomicU32::new(0)))
-            .take(blocks.max(ROOM).next_power_of_two())
-            .collect();
+        let room = blocks.max(ROOM).next_power_of_two();
+        let fresh = (0..room).map(|i| AtomicU32::new(old.get(i).map_or(0, |id| id.load(Relaxed)))).collect();
         let fresh: Chunk = Frozen::new(fresh);
         // Release: publishes the copied ids; pairs with the Acquire in `read`. Also for the first
         // chunk, which has no valid id yet: its reader sees the length of the chunk.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use crate::block::{BlockWord, Blocks, Priority};
 use crate::error::SequenceError;
@@ -324,7 +324,11 @@ impl Sequence {
     fn cut(&mut self, length: u32) {
         let block_tokens = self.sequences.0.block_tokens;
         let keep = length.div_ceil(block_tokens) as usize;
-        let gone: SmallVec<[BlockId; 64]> = self.blocks().skip(keep).rev().collect();
+        let ids = &self.list.ids()[keep.min(self.list.len())..];
+        let mut gone: SmallVec<[BlockId; 64]> = smallvec![BlockId(0); ids.len()];
+        for (gone, id) in gone.iter_mut().zip(ids.iter().rev()) {
+            *gone = BlockId(id.load(Relaxed));
+        }
         self.publish(length);
         self.committed = self.committed.min(length);
         self.seals.truncate(keep as u32, length / block_tokens);
