@@ -15,8 +15,8 @@ collected() {
 }
 
 if [ $# -eq 0 ]; then
-    set -- lease raw handle ten sequence sequence-ten cached-sequence cached-sequence-ten batch decode \
-        std-mutex parking-lot array-queue
+    set -- lease raw handle ten sequence sequence-ten cached-sequence cached-sequence-ten \
+        cached-request batch decode std-mutex parking-lot array-queue
 fi
 n=100000
 printf '%-20s %s\n' path 'instructions of one iteration'

@@ -21,6 +21,7 @@ fn main() {
         "sequence-ten" => sequence(count, false, 10),
         "cached-sequence" => sequence(count, true, 0),
         "cached-sequence-ten" => sequence(count, true, 10),
+        "cached-request" => cached_request(count),
         "batch" => batch(count),
         "decode" => decode(count),
         "std-mutex" => one::<Listed<Standard>>(count),
@@ -33,7 +34,7 @@ fn main() {
 fn usage() -> ! {
     eprintln!(
         "usage: loops <lease | raw | handle | ten | sequence | sequence-ten | cached-sequence | \
-         cached-sequence-ten | batch | decode | std-mutex | parking-lot | array-queue> <count>"
+         cached-sequence-ten | cached-request | batch | decode | std-mutex | parking-lot | array-queue> <count>"
     );
     std::process::exit(2)
 }
@@ -73,6 +74,19 @@ fn sequence(count: u64, is_cached: bool, blocks: usize) {
             batch.finish();
         }
         black_box(&sequence);
+    }
+}
+
+/// A prompt of 1,000 tokens, of which 62 blocks are cached; its last tokens, and its end.
+fn cached_request(count: u64) {
+    let pool = pool(true);
+    let prompt: Vec<u32> = (0..1_000).collect();
+    for id in 0..=count {
+        let mut sequence = pool.sequence(SequenceId(id)).tokens(&prompt).expect("a new id");
+        let rest = prompt.len() - sequence.len();
+        let mut batch = pool.begin_batch();
+        batch.append(&mut sequence, rest).expect("there is room");
+        batch.finish();
     }
 }
 
