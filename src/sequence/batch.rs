@@ -22,6 +22,7 @@ use crate::block::AllocRequest;
 use crate::error::{AllocError, SequenceError, StorageError};
 use crate::ids::{BlockId, FrameId, Ticket};
 use crate::storage::{DeviceStream, FrameMove};
+use crate::sync::Ordering::Relaxed;
 
 use super::TOKENS_MAX;
 use super::batch_inner::{BatchInner, Finish, Promise};
@@ -244,9 +245,11 @@ impl Batch {
         let others = if plan.tail { sequence.seals.last_writer_but(ticket) } else { Ticket(0) };
         // Earlier blocks are settled: the promise begins where they end.
         if sequence.seals.settled() == plan.first && (others == Ticket(0) || blocks.clock().ended(others)) {
-            let ids = (plan.first..plan.full).map(|place| sequence.list.id(place as usize));
+            let ids = &sequence.list.ids()[plan.first as usize..plan.full as usize];
             let known = sequence.known.as_deref();
-            self.step.promised.extend((plan.first..).zip(ids).map(|(place, id)| {
+            self.step.promised.extend((plan.first..plan.full).zip(ids).map(|(place, id)| {
+                // Relaxed: only the owner, borrowed here, changes it.
+                let id = BlockId(id.load(Relaxed));
                 let hash = known.and_then(|known| Some((known, known.hash(place)?)));
                 if let Some((known, hash)) = hash {
                     known.cache().note(id, hash, known.era(), place);
