@@ -48,7 +48,6 @@ unguard_relaxed guarded
 unguard_store guarded
 begin_no_fence retire_reclaim
 late_slot retire_reclaim
-bound_relaxed retire_reclaim
 late_rows growth_of_the_pool
 late_total growth_of_the_pool
 undo_half in_hand
@@ -114,7 +113,6 @@ silent_wave announced
 silent_flush announced
 chunk_relaxed sequences
 replace_relaxed sequences
-slot_relaxed retire_reclaim
 other_chunk_relaxed retire_reclaim
 left_relaxed moves
 limbo_put_relaxed moves

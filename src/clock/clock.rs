@@ -119,10 +119,10 @@ impl Clock {
             let _ = self.end(InFlight { ticket, slot, clock: self.tag });
             panic!("too many batches in flight: {before:?}");
         }
-        // Release: a thread that reads the new bound may conclude that the slot's previous batch
-        // has ended, and must then see that it has (as this thread does, by `take_slot`). A plain
-        // store does not continue the release sequence of `end`.
-        self.slot(slot).store(ticket.0, Release);
+        // Relaxed: a thread that reads the new bound may conclude that the slot's previous batch has
+        // ended, and must then see that it has: the fence above acquires what `take_slot` read, and
+        // releases it.
+        self.slot(slot).store(ticket.0, Relaxed);
         InFlight { ticket, slot, clock: self.tag }
     }
 
@@ -250,9 +250,10 @@ impl Clock {
                 // A lower bound of the ticket to come. Relaxed: in the word's modification order,
                 // our own addition comes after any value that we read.
                 let bound = ClockWord::from_bits(self.word.load(Relaxed)).newest().0 + 1;
-                // Acquire: pairs with the `end` of the slot's previous batch. If another batch wins
-                // the slot, that is progress.
-                if slot.compare_exchange(0, bound, Acquire, Relaxed).is_ok() {
+                // Relaxed: continues the release sequence of the `end` of the slot's previous batch;
+                // the fence in `begin_from` acquires it. If another batch wins the slot, that is
+                // progress.
+                if slot.compare_exchange(0, bound, Relaxed, Relaxed).is_ok() {
                     return base + i;
                 }
             }
