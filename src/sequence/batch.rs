@@ -217,8 +217,10 @@ impl Batch {
     ) -> Result<Appended, SequenceError> {
         let grown = self.grow_list(sequence, plan, tail)?;
         // Only now, so that an error has nothing to take back.
-        if let (Some(ids), Some(known)) = (ids, &mut sequence.known) {
-            known.announce_checked(ids);
+        if let (Some(ids), Some(known), Some(cache)) =
+            (ids, &mut sequence.known, &self.step.sequences.0.cache)
+        {
+            known.announce_checked(cache, ids);
         }
         self.make_final(sequence, plan);
         Ok(grown.appended(plan))
@@ -246,18 +248,18 @@ impl Batch {
         // Earlier blocks are settled: the promise begins where they end.
         if sequence.seals.settled() == plan.first && (others == Ticket(0) || blocks.clock().ended(others)) {
             let ids = &sequence.list.ids()[plan.first as usize..plan.full as usize];
-            let known = sequence.known.as_deref();
+            let known = sequence.token_hashes();
             self.step.promised.extend((plan.first..plan.full).zip(ids).map(|(place, id)| {
                 // Relaxed: only the owner, borrowed here, changes it.
                 let id = BlockId(id.load(Relaxed));
-                let hash = known.and_then(|known| Some((known, known.hash(place)?)));
-                if let Some((known, hash)) = hash {
-                    known.cache().note(id, hash, known.era(), place);
+                let hash = known.and_then(|(known, cache)| Some((known, cache, known.hash(place)?)));
+                if let Some((known, cache, hash)) = hash {
+                    cache.note(id, hash, known.era(), place);
                 }
                 Promise {
                     handle: blocks.handle(id),
                     is_noted: hash.is_some(),
-                    stored: hash.and_then(|(known, _)| known.stored(id, place)),
+                    stored: hash.and_then(|(known, cache, _)| known.stored(cache, id, place)),
                 }
             }));
             sequence.seals.promise(plan.full, ticket);
@@ -286,8 +288,8 @@ impl Batch {
         if let Err(tail) = self.grow_in_place(sequence, &plan) {
             return self.append_to_list(sequence, &plan, tail, Some(tokens));
         }
-        if let Some(known) = &mut sequence.known {
-            known.announce_checked(tokens);
+        if let (Some(known), Some(cache)) = (&mut sequence.known, &self.step.sequences.0.cache) {
+            known.announce_checked(cache, tokens);
         }
         self.make_final(sequence, &plan);
         Ok(Grown::IN_PLACE.appended(&plan))

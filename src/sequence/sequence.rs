@@ -8,7 +8,7 @@ use smallvec::{SmallVec, smallvec};
 use crate::block::{BlockWord, Blocks, Priority};
 use crate::error::SequenceError;
 use crate::ids::{BlockId, SequenceId, Ticket};
-use crate::prefix::PolicyInfo;
+use crate::prefix::{PolicyInfo, PrefixCache};
 use crate::sync::{Ordering::*, fence, panicking};
 
 use super::frames::Frames;
@@ -124,9 +124,9 @@ impl Sequence {
     /// [`SequenceError::TokensUnknown`] if there are final tokens that were not announced; nothing
     /// has changed.
     pub fn announce(&mut self, tokens: &[u32]) -> Result<(), SequenceError> {
-        match &mut self.known {
-            Some(known) => known.announce(self.id, tokens),
-            None => Ok(()),
+        match (&mut self.known, self.sequences.cache()) {
+            (Some(known), Some(cache)) => known.announce(cache, self.id, tokens),
+            _ => Ok(()),
         }
     }
 
@@ -210,8 +210,8 @@ impl Sequence {
         }
         let takes_back = length < self.len();
         self.cut(length as u32);
-        if let Some(known) = self.known.as_mut().filter(|_| takes_back) {
-            known.truncate(length as u32);
+        if takes_back && let (Some(known), Some(cache)) = (&mut self.known, self.sequences.cache()) {
+            known.truncate(cache, length as u32);
         }
         self.settle();
         Ok(())
@@ -224,6 +224,12 @@ impl Sequence {
         if self.frames.len() != self.list.len() {
             self.frames.follow(self.list.ids(), &self.sequences.0.blocks);
         }
+    }
+
+    /// Returns the block hashes and the cache whose hashes they are, in a pool with one.
+    #[inline]
+    pub(super) fn token_hashes(&self) -> Option<(&TokenHashes, &PrefixCache)> {
+        Some((self.known.as_deref()?, self.sequences.cache()?))
     }
 
     pub(super) fn pool(&self) -> &Blocks {
@@ -255,12 +261,12 @@ impl Sequence {
         let pool = self.pool();
         for place in places {
             let handle = pool.handle(self.list.id(place as usize));
-            match self.known.as_deref().and_then(|known| Some((known, known.hash(place)?))) {
+            match self.token_hashes().and_then(|(known, cache)| Some((known, cache, known.hash(place)?))) {
                 // A fork may have registered it first.
                 Some(_) if pool.word(handle.id).is_cached() => {}
-                Some((known, hash)) => {
-                    known.cache().note(handle.id, hash, known.era(), place);
-                    known.cache().register(pool, [(handle, known.stored(handle.id, place))]);
+                Some((known, cache, hash)) => {
+                    cache.note(handle.id, hash, known.era(), place);
+                    cache.register(pool, [(handle, known.stored(cache, handle.id, place))]);
                 }
                 None => pool.seal_guarded(handle),
             }
@@ -272,11 +278,11 @@ impl Sequence {
     /// Its tokens must be final and known, its writers must have ended, and everything before it
     /// must have been computed.
     fn register_tail(&mut self) {
-        let Some(known) = self.known.as_deref().filter(|_| self.reuses_tail) else { return };
+        let Some((known, cache)) = self.token_hashes().filter(|_| self.reuses_tail) else { return };
         let (length, pool) = (self.len(), self.pool());
         let is_done = pool.clock().ended(self.seals.last_writer_but(Ticket(0)));
         let place = length as u32 / self.sequences.0.block_tokens;
-        if let Some(hash) = known.tail_hash(length)
+        if let Some(hash) = known.tail_hash(cache, length)
             && self.committed as usize == length
             && place >= self.seals.settled()
             && is_done
@@ -285,8 +291,8 @@ impl Sequence {
             let handle = pool.handle(self.list.id(place as usize));
             let word = pool.word(handle.id);
             if word.refs() == 1 && !word.is_cached() {
-                known.cache().note(handle.id, hash, known.era(), place);
-                known.cache().register(pool, [(handle, None)]);
+                cache.note(handle.id, hash, known.era(), place);
+                cache.register(pool, [(handle, None)]);
             }
         }
     }
@@ -341,11 +347,11 @@ impl Sequence {
             // Pairs with the fence in `Clock::begin`: if a view's reader still found these blocks,
             // the release sees its batch.
             fence(SeqCst);
-            match &self.known {
-                Some(known) => {
+            match self.token_hashes() {
+                Some((known, cache)) => {
                     let policy_info =
                         PolicyInfo { chain: (self.list.len() + gone.len()) as u32, ..known.policy_info };
-                    let (pool, cache) = (self.pool(), known.cache());
+                    let pool = self.pool();
                     pool.release_cached(gone, |kept, tag| cache.keep(pool, kept, tag, policy_info));
                 }
                 None => self.pool().release_listed(gone),
