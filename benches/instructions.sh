@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Counts the instructions of one allocate + free on each path: valgrind runs the loop n and 2n
-# times, and the difference divided by n is one iteration without start-up and shut-down. Unlike a
-# time, it is the same on every run.
+# Counts the instructions of one iteration on each path (an allocate + free, the life of a sequence, a
+# batch, an appended token): valgrind runs the loop n and 2n times, and the difference divided by n
+# is one iteration without start-up and shut-down. Unlike a time, it is the same on every run.
 # Usage: benches/instructions.sh [path ...]
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -15,12 +15,13 @@ collected() {
 }
 
 if [ $# -eq 0 ]; then
-    set -- lease raw handle ten std-mutex parking-lot array-queue
+    set -- lease raw handle ten sequence sequence-ten cached-sequence cached-sequence-ten \
+        cached-request batch decode std-mutex parking-lot array-queue
 fi
 n=100000
-printf '%-12s %s\n' path 'instructions of one allocate + free'
+printf '%-20s %s\n' path 'instructions of one iteration'
 for path in "$@"; do
     once=$(collected "$path" $n)
     twice=$(collected "$path" $((2 * n)))
-    awk -v path="$path" -v d=$((twice - once)) -v n=$n 'BEGIN { printf "%-12s %.1f\n", path, d / n }'
+    awk -v path="$path" -v d=$((twice - once)) -v n=$n 'BEGIN { printf "%-20s %.1f\n", path, d / n }'
 done

@@ -50,7 +50,6 @@ unguard_relaxed guarded
 unguard_store guarded
 begin_no_fence retire_reclaim
 late_slot retire_reclaim
-bound_relaxed retire_reclaim
 late_rows growth_of_the_pool
 late_total growth_of_the_pool
 undo_half in_hand
@@ -116,12 +115,16 @@ silent_wave announced
 silent_flush announced
 chunk_relaxed sequences
 replace_relaxed sequences
-slot_relaxed retire_reclaim
 other_chunk_relaxed retire_reclaim
 left_relaxed moves
 limbo_put_relaxed moves
 limbo_taken_relaxed moves
 log_head_relaxed moved_since
+frames_unchecked kept_frames
+frames_late_count kept_frames
+count_relaxed kept_frames
+visit_overwritten kept_frames
+reopened_frame_kept kept_frames
 own_relaxed share_release
 handle_relaxed share_release
 LIST

@@ -8,6 +8,8 @@
 //! here is an explicit fence.
 
 mod asymmetric;
+#[cfg(not(kvpool_loom))]
+mod id_hash;
 #[cfg(kvpool_loom)]
 pub(crate) mod locals;
 #[cfg(kvpool_loom)]
@@ -23,6 +25,30 @@ pub(crate) use imp::*;
 pub(crate) fn next_pool_tag() -> crate::ids::PoolTag {
     static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(1);
     crate::ids::PoolTag(NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed))
+}
+
+/// Returns a small number of the calling thread, by which threads spread over shared places. Zero
+/// under loom, where they shall meet, and in a thread that is ending.
+#[inline]
+pub(crate) fn thread_number() -> usize {
+    #[cfg(not(kvpool_loom))]
+    {
+        use std::cell::Cell;
+        static NEXT: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(1);
+        thread_local_const! {
+            /// Zero: not numbered yet.
+            static NUMBER: Cell<usize> = Cell::new(0);
+        }
+        let number = NUMBER.try_with(|number| {
+            if number.get() == 0 {
+                number.set(NEXT.fetch_add(1, Ordering::Relaxed));
+            }
+            number.get()
+        });
+        number.unwrap_or_default()
+    }
+    #[cfg(kvpool_loom)]
+    0
 }
 
 /// A counter on which no decision depends. The standard library's also under loom, where it costs a
@@ -74,6 +100,7 @@ pub(crate) fn panicking() -> bool {
 
 #[cfg(not(kvpool_loom))]
 mod imp {
+    use super::id_hash::IdHashes;
     pub(crate) use atomic_waker::AtomicWaker;
     pub(crate) use crossbeam_epoch as epoch;
     pub(crate) use std::sync::Arc;
@@ -115,11 +142,11 @@ mod imp {
     }
 
     /// A concurrent map from ids to values.
-    pub(crate) struct Map<K, V>(dashmap::DashMap<K, V>);
+    pub(crate) struct Map<K, V>(dashmap::DashMap<K, V, IdHashes>);
 
     impl<K: Eq + std::hash::Hash, V: Clone> Map<K, V> {
         pub(crate) fn new() -> Self {
-            Self(dashmap::DashMap::new())
+            Self(dashmap::DashMap::with_hasher(IdHashes::random()))
         }
 
         /// Inserts an entry unless the key has one. Returns whether it was inserted.

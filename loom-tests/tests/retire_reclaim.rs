@@ -29,7 +29,12 @@ impl Moved {
 
     /// A batch that reads the block in its current frame.
     fn batch(&self) {
-        let batch = self.clock.begin();
+        self.batch_from(0);
+    }
+
+    /// A batch that takes the first empty slot from this one on.
+    fn batch_from(&self, first: usize) {
+        let batch = self.clock.begin_from(first);
         // Acquire: the copy's bytes.
         let frame = self.entry.load(Acquire) as usize;
         // SAFETY: the batch is in flight.
@@ -80,6 +85,21 @@ fn two_readers() {
         let threads = [(); 2].map(|()| {
             let reader = shared.clone();
             thread::spawn(move || reader.batch())
+        });
+        shared.relocate(1);
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        assert!(shared.clock.ended(shared.clock.newest()));
+    });
+}
+
+/// Two threads begin batches in the two slots of a chunk, each from its own one on.
+#[test]
+fn two_readers_apart() {
+    check_to(3, "retire_reclaim::two_readers_apart", || {
+        let shared = Moved::new();
+        let threads = [0, 1].map(|first| {
+            let reader = shared.clone();
+            thread::spawn(move || reader.batch_from(first))
         });
         shared.relocate(1);
         threads.into_iter().for_each(|thread| thread.join().unwrap());

@@ -82,6 +82,6 @@ pub use moving::{FrameUse, GaveWay, Wave};
 pub use request::{AllocRequest, Priority};
 pub use resize::Shrinking;
 pub use space::Scrub;
-pub use state::{BlockInfo, BlockWord, Moved, Ownership, Released, Since};
+pub use state::{BlockInfo, BlockWord, MoveCount, Moved, Ownership, Released, Since};
 pub(crate) use state::{GrowTable, TablePart};
 pub(crate) use thread_cache::INLINE_BLOCKS;

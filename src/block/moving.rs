@@ -43,7 +43,7 @@ use crate::sync::{Ordering::*, fence};
 
 use crate::block::core::Core;
 
-use super::{BlockWord, Blocks, Moved, Since};
+use super::{BlockWord, Blocks, MoveCount, Moved, Since};
 
 /// Why a block was not moved.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -293,6 +293,24 @@ impl Core {
         // may be logged later. The words are at least as new as the log, and they are valid until
         // the caller's batch ends.
         self.moves.read(since, out, |block| Moved { block, to: self.frame(block) })
+    }
+
+    /// Returns the number of moves that have been logged. Called under a batch, it says whether
+    /// frames that were read at an earlier count hold under that batch.
+    #[inline]
+    pub(crate) fn moves_logged(&self) -> MoveCount {
+        self.moves.count()
+    }
+
+    /// Passes to `moved` the blocks of the moves logged from `from` on, if these are at most
+    /// `most`; returns the number of moves logged so far.
+    pub(crate) fn visit_moved(
+        &self,
+        from: MoveCount,
+        most: u64,
+        moved: impl FnMut(BlockId),
+    ) -> (MoveCount, Since) {
+        self.moves.visit(from, most, moved)
     }
 }
 

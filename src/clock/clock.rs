@@ -1,12 +1,14 @@
 //! Tickets, and the oldest batch in flight.
 //!
 //! Each batch in flight has a slot. Its value is a lower bound of the batch's ticket; 0 means that
-//! the slot is empty. Slots come in chunks that are added as needed and never removed.
+//! the slot is empty. Slots come in chunks that are added as needed and never removed. A thread
+//! looks for an empty slot from a place of its own on, so that threads share no cache line; which
+//! slot it takes matters to no invariant.
 //!
 //! # Protocol
 //!
 //! ```text
-//! begin:    slot: 0 -> newest + 1;  word += BEGIN (this gives the ticket);  slot := ticket;  fence(SeqCst);  read tables
+//! begin:    slot: 0 -> newest + 1;  word += BEGIN (this gives the ticket);  fence(SeqCst);  slot := ticket;  read tables
 //! end:      slot := 0;  word -= END;  awaited? announce what the batch held back
 //! retire:   unlink the frame from the tables;  fence(SeqCst) if readers may hold the old table;  tag := word.newest
 //! reclaim:  n := word.newest;  oldest := min(slots), or n + 1;  tag < oldest => reusable
@@ -32,12 +34,17 @@
 use std::ptr;
 
 use crate::ids::{PoolTag, Ticket};
-use crate::sync::{AtomicPtr, AtomicU64, CachePadded, Ordering::*, fence, next_pool_tag};
+use crate::sync::{
+    AtomicPtr, AtomicU64, CachePadded, Ordering::*, fence_after_rmw, next_pool_tag, thread_number,
+};
 
 use super::ClockWord;
 
 /// Number of slots per chunk.
 const SLOTS: usize = if cfg!(kvpool_loom) { 2 } else { 64 };
+
+/// Slots of one cache line: threads start to look so far from each other.
+const SLOTS_APART: usize = if cfg!(kvpool_loom) { 1 } else { 8 };
 
 struct Chunk {
     slots: [AtomicU64; SLOTS],
@@ -91,24 +98,31 @@ impl Clock {
     ///
     /// If 131,072 batches are in flight. The clock is unchanged.
     pub fn begin(&self) -> InFlight {
-        let slot = self.take_slot();
+        self.begin_from(thread_number().wrapping_mul(SLOTS_APART))
+    }
+
+    /// As [`begin`](Self::begin), in the first empty slot from this one on.
+    #[inline]
+    pub fn begin_from(&self, first: usize) -> InFlight {
+        let slot = self.take_slot(first % SLOTS);
         // Release: the slot is taken before the word says so; pairs with the Acquire in `oldest`.
         // The additions of other batches continue the release sequence.
         let before = ClockWord::from_bits(self.word.fetch_add(ClockWord::BEGIN, AcqRel));
+        // Pairs with the fence of a thread that unlinks a frame from a table that this batch is
+        // about to read (`retire_tag`): the batch sees the new table, or the frame's tag covers its
+        // ticket. Before the store below, so that the addition serves as the fence: until that
+        // store is seen, the slot has a lower bound, which only holds back more.
+        fence_after_rmw();
         let ticket = Ticket(before.newest().0 + 1);
         if before.in_flight() >= ClockWord::IN_FLIGHT_MAX {
             // No announcement is needed: one of the many other batches will end.
             let _ = self.end(InFlight { ticket, slot, clock: self.tag });
             panic!("too many batches in flight: {before:?}");
         }
-        // Release: a thread that reads the new bound may conclude that the slot's previous batch
-        // has ended, and must then see that it has (as this thread does, by `take_slot`). A plain
-        // store does not continue the release sequence of `end`.
-        self.slot(slot).store(ticket.0, Release);
-        // Pairs with the fence of a thread that unlinks a frame from a table that this batch is
-        // about to read (`retire_tag`): the batch sees the new table, or the frame's tag covers its
-        // ticket.
-        fence(SeqCst);
+        // Relaxed: a thread that reads the new bound may conclude that the slot's previous batch has
+        // ended, and must then see that it has: the fence above acquires what `take_slot` read, and
+        // releases it.
+        self.slot(slot).store(ticket.0, Relaxed);
         InFlight { ticket, slot, clock: self.tag }
     }
 
@@ -223,20 +237,23 @@ impl Clock {
         ClockWord::from_bits(self.word.load(Relaxed)).in_flight()
     }
 
-    fn take_slot(&self) -> usize {
+    /// Takes an empty slot: in each chunk from place `first` on, and around.
+    fn take_slot(&self, first: usize) -> usize {
         let mut chunk: &Chunk = &self.slots;
         let mut base = 0;
         loop {
-            for (i, slot) in chunk.slots.iter().enumerate() {
+            for i in (first..SLOTS).chain(0..first) {
+                let slot = &chunk.slots[i];
                 if slot.load(Relaxed) != 0 {
                     continue;
                 }
                 // A lower bound of the ticket to come. Relaxed: in the word's modification order,
                 // our own addition comes after any value that we read.
                 let bound = ClockWord::from_bits(self.word.load(Relaxed)).newest().0 + 1;
-                // Acquire: pairs with the `end` of the slot's previous batch. If another batch wins
-                // the slot, that is progress.
-                if slot.compare_exchange(0, bound, Acquire, Relaxed).is_ok() {
+                // Relaxed: continues the release sequence of the `end` of the slot's previous batch;
+                // the fence in `begin_from` acquires it. If another batch wins the slot, that is
+                // progress.
+                if slot.compare_exchange(0, bound, Relaxed, Relaxed).is_ok() {
                     return base + i;
                 }
             }
@@ -345,6 +362,20 @@ mod tests {
         assert!(refused.is_err());
         assert_eq!(clock.in_flight(), ClockWord::IN_FLIGHT_MAX);
         assert_eq!(clock.oldest(), Ticket(2), "its slot is empty again");
+    }
+
+    #[test]
+    fn batches_of_all_places_are_seen() {
+        let clock = Clock::default();
+        let batches: Vec<_> = (0..3 * SLOTS).map(|first| clock.begin_from(first * 7)).collect();
+        let mut slots: Vec<usize> = batches.iter().map(|batch| batch.slot).collect();
+        slots.sort_unstable();
+        assert!(slots.iter().copied().eq(0..3 * SLOTS), "{slots:?}");
+        for (ended, batch) in (1..).zip(batches) {
+            assert_eq!(clock.oldest(), Ticket(ended));
+            assert!(!clock.end(batch));
+        }
+        assert_eq!(clock.oldest_in_flight(), None);
     }
 
     #[test]

@@ -297,6 +297,11 @@ impl PrefixCache {
         core: &Core,
         blocks: impl IntoIterator<Item = (BlockHandle, Option<Box<KvEvent>>)>,
     ) {
+        let mut blocks = blocks.into_iter().peekable();
+        if blocks.peek().is_none() {
+            // Most batches fill no block: no fence then.
+            return;
+        }
         let mut registered = SmallVec::<[(BlockHash, BlockId); 64]>::new();
         let era = self.era();
         for (handle, stored) in blocks {
@@ -325,7 +330,7 @@ impl PrefixCache {
         self.tallies.registered(registered.len());
         let entries = registered.iter().map(|&(hash, id)| (key_of(hash), id));
         self.index.insert_all(entries, |id| self.registered(core, id));
-        for (hash, id) in registered {
+        for &(hash, id) in &registered {
             self.mark_duplicates(core, id, hash, era);
         }
     }

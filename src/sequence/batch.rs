@@ -22,13 +22,13 @@ use crate::block::{AllocRequest, ListEnd};
 use crate::error::{AllocError, SequenceError, StorageError};
 use crate::ids::{BlockId, Ticket};
 use crate::storage::{DeviceStream, FrameMove};
+use crate::sync::Ordering::Relaxed;
 
 use super::TOKENS_MAX;
 use super::batch_inner::{BatchInner, Finish, Promise};
 use super::plan::Growth;
 use super::registry::Sequences;
 use super::sequence::{Access, Sequence};
-use super::token_hashes::TokenHashes;
 
 /// One step of the engine, in flight: the lease under which tables are read and memory is accessed.
 ///
@@ -96,6 +96,22 @@ pub struct Copied {
     pub to: BlockId,
     /// Their frames.
     pub frames: FrameMove,
+}
+
+/// What an append took besides the room in the last block.
+struct Grown {
+    new_blocks: usize,
+    copied: Option<Copied>,
+}
+
+impl Grown {
+    const IN_PLACE: Self = Self { new_blocks: 0, copied: None };
+
+    #[inline]
+    fn appended(self, plan: &Growth) -> Appended {
+        let tokens = plan.from as usize..plan.length as usize;
+        Appended { tokens, new_blocks: self.new_blocks, copied: self.copied }
+    }
 }
 
 /// The last block that an append writes into, and how it may be accessed.
@@ -181,16 +197,46 @@ impl Batch {
     /// [`SequenceError::ForeignSequence`], [`SequenceError::Storage`] if the copy failed.
     #[inline]
     pub fn append(&mut self, sequence: &mut Sequence, tokens: usize) -> Result<Appended, SequenceError> {
-        let (appended, plan) = self.grow(sequence, tokens)?;
+        let plan = self.plan(sequence, tokens)?;
+        if let Err(tail) = self.grow_in_place(sequence, &plan) {
+            return self.append_to_list(sequence, &plan, tail, None);
+        }
+        self.make_final(sequence, &plan);
+        Ok(Grown::IN_PLACE.appended(&plan))
+    }
+
+    /// Completes an append that does not fit into the last block, or must not be written there.
+    /// Announces the tokens that have ids.
+    #[inline(never)]
+    fn append_to_list(
+        &mut self,
+        sequence: &mut Sequence,
+        plan: &Growth,
+        tail: Option<Tail>,
+        ids: Option<&[u32]>,
+    ) -> Result<Appended, SequenceError> {
+        let grown = self.grow_list(sequence, plan, tail)?;
+        // Only now, so that an error has nothing to take back.
+        if let (Some(ids), Some(known), Some(cache)) =
+            (ids, &mut sequence.known, &self.step.sequences.0.cache)
+        {
+            known.announce_checked(cache, ids);
+        }
+        self.make_final(sequence, plan);
+        Ok(grown.appended(plan))
+    }
+
+    /// Makes the tokens of a growth final.
+    #[inline]
+    fn make_final(&mut self, sequence: &mut Sequence, plan: &Growth) {
         sequence.committed = plan.length;
         sequence.seals.wrote(self.ticket());
         if let Some(known) = &mut sequence.known {
             known.committed(plan.length);
         }
         if plan.full > plan.first {
-            self.filled(sequence, &plan);
+            self.filled(sequence, plan);
         }
-        Ok(appended)
     }
 
     /// Promises full blocks of final tokens to this batch if no other writer is in flight.
@@ -201,17 +247,19 @@ impl Batch {
         let others = if plan.tail { sequence.seals.last_writer_but(ticket) } else { Ticket(0) };
         // Earlier blocks are settled: the promise begins where they end.
         if sequence.seals.settled() == plan.first && (others == Ticket(0) || blocks.clock().ended(others)) {
-            let ids = (plan.first..plan.full).map(|place| sequence.list.id(place as usize));
-            let known = sequence.known.as_deref();
-            self.step.promised.extend((plan.first..).zip(ids).map(|(place, id)| {
-                let hash = known.and_then(|known| Some((known, known.hash(place)?)));
-                if let Some((known, hash)) = hash {
-                    known.cache().note(id, hash, known.era(), place);
+            let ids = &sequence.list.ids()[plan.first as usize..plan.full as usize];
+            let known = sequence.token_hashes();
+            self.step.promised.extend((plan.first..plan.full).zip(ids).map(|(place, id)| {
+                // Relaxed: only the owner, borrowed here, changes it.
+                let id = BlockId(id.load(Relaxed));
+                let hash = known.and_then(|(known, cache)| Some((known, cache, known.hash(place)?)));
+                if let Some((known, cache, hash)) = hash {
+                    cache.note(id, hash, known.era(), place);
                 }
                 Promise {
                     handle: blocks.handle(id),
                     is_noted: hash.is_some(),
-                    stored: hash.and_then(|(known, _)| known.stored(id, place)),
+                    stored: hash.and_then(|(known, cache, _)| known.stored(cache, id, place)),
                 }
             }));
             sequence.seals.promise(plan.full, ticket);
@@ -236,13 +284,15 @@ impl Batch {
         if let Some(known) = sequence.known.as_deref() {
             known.check_all_announced(sequence.id(), sequence.len())?;
         }
-        let before = sequence.known.as_deref().map(TokenHashes::mark);
-        sequence.announce(tokens)?;
-        let appended = self.append(sequence, tokens.len());
-        if let (Err(_), Some(before), Some(known)) = (&appended, before, &mut sequence.known) {
-            known.restore(before);
+        let plan = self.plan(sequence, tokens.len())?;
+        if let Err(tail) = self.grow_in_place(sequence, &plan) {
+            return self.append_to_list(sequence, &plan, tail, Some(tokens));
         }
-        appended
+        if let (Some(known), Some(cache)) = (&mut sequence.known, &self.step.sequences.0.cache) {
+            known.announce_checked(cache, tokens);
+        }
+        self.make_final(sequence, &plan);
+        Ok(Grown::IN_PLACE.appended(&plan))
     }
 
     /// Appends speculative tokens, which may be taken back.
@@ -253,9 +303,13 @@ impl Batch {
     ///
     /// As for [`append`](Self::append).
     pub fn draft(&mut self, sequence: &mut Sequence, tokens: usize) -> Result<Appended, SequenceError> {
-        let (appended, _) = self.grow(sequence, tokens)?;
+        let plan = self.plan(sequence, tokens)?;
+        let grown = match self.grow_in_place(sequence, &plan) {
+            Ok(()) => Grown::IN_PLACE,
+            Err(tail) => self.grow_list(sequence, &plan, tail)?,
+        };
         sequence.seals.wrote(self.ticket());
-        Ok(appended)
+        Ok(grown.appended(&plan))
     }
 
     /// Returns an error for a sequence of another pool.
@@ -264,42 +318,71 @@ impl Batch {
         if self.step.sequences.same(of) { Ok(()) } else { Err(SequenceError::ForeignSequence { id }) }
     }
 
-    #[inline]
-    fn grow(&mut self, sequence: &mut Sequence, tokens: usize) -> Result<(Appended, Growth), SequenceError> {
+    /// Plans an append, or returns the error for one that no number of blocks permits.
+    // Always inline, as below: to pass these results through memory takes longer than the rest.
+    #[inline(always)]
+    fn plan(&self, sequence: &Sequence, tokens: usize) -> Result<Growth, SequenceError> {
         let (id, length) = (sequence.id(), sequence.list.tokens());
         self.check(&sequence.sequences, id)?;
         if tokens == 0 {
             return Err(SequenceError::ZeroTokens { id });
         }
-        let plan = Growth::plan(length, tokens, self.step.sequences.0.block_tokens)
-            .ok_or(SequenceError::TooLong { id, asked: tokens, length: length as usize, max: TOKENS_MAX })?;
+        let blocks = sequence.list.len() as u32;
+        Growth::plan(length, blocks, tokens, self.step.sequences.0.block_tokens)
+            .ok_or(SequenceError::TooLong { id, asked: tokens, length: length as usize, max: TOKENS_MAX })
+    }
+
+    /// Grows a sequence by tokens that its last block takes.
+    ///
+    /// `Err`: nothing was done, [grow the list](Self::grow_list), given the last block, if there
+    /// are tokens in it.
+    #[inline(always)]
+    fn grow_in_place(&mut self, sequence: &mut Sequence, plan: &Growth) -> Result<(), Option<Tail>> {
         sequence.settle();
-        let tail = plan.tail.then(|| self.tail(sequence, plan.first));
-        let mut done =
-            Appended { tokens: length as usize..plan.length as usize, new_blocks: 0, copied: None };
-        if plan.fresh > 0 || tail.as_ref().is_some_and(|tail| tail.access != Access::Open) {
-            self.grow_blocks(sequence, &plan, tail.as_ref(), &mut done)?;
+        sequence.frames.catch_up(&sequence.list, &self.step.sequences.0.blocks);
+        let Some(id) = sequence.list.last().filter(|_| plan.tail) else { return Err(None) };
+        let tail = self.tail(sequence, plan.first, id);
+        if plan.fresh > 0 || tail.access != Access::Open {
+            return Err(Some(tail));
         }
-        if let Some(tail) = tail.filter(|_| done.copied.is_none()) {
+        self.step.sequences.0.blocks.touch(&[tail.id]);
+        sequence.publish(plan.length);
+        Ok(())
+    }
+
+    /// Grows a sequence by tokens that do not fit into its last block, or must not be written
+    /// there.
+    #[inline(never)]
+    fn grow_list(
+        &mut self,
+        sequence: &mut Sequence,
+        plan: &Growth,
+        tail: Option<Tail>,
+    ) -> Result<Grown, SequenceError> {
+        let grown = self.grow_blocks(sequence, plan, tail.as_ref())?;
+        if let Some(tail) = tail.filter(|_| grown.copied.is_none()) {
             self.step.sequences.0.blocks.touch(&[tail.id]);
         }
-        sequence.list.publish(plan.length);
-        if done.new_blocks > 0 {
+        sequence.publish(plan.length);
+        if grown.new_blocks > 0 {
             sequence.spare_end();
         }
-        if let Some(copied) = done.copied {
+        if let Some(copied) = grown.copied {
             if self.copies_at_once() {
                 sequence.release_unlinked(&[copied.from]);
             } else {
                 self.step.copied.push(copied.from);
             }
         }
-        Ok((done, plan))
+        Ok(grown)
     }
 
-    fn tail(&self, sequence: &Sequence, place: u32) -> Tail {
-        let id = sequence.list.id(place as usize);
-        Tail { id, access: sequence.access(place, self.step.sequences.0.blocks.word(id), self.ticket()) }
+    #[inline(always)]
+    fn tail(&self, sequence: &Sequence, place: u32, id: BlockId) -> Tail {
+        let word = self.step.sequences.0.blocks.word(id);
+        let access = sequence.access(place, word, self.ticket());
+        debug_assert!(access != Access::Open || sequence.frames.last() == Some(word.frame()));
+        Tail { id, access }
     }
 
     /// Allocates and replaces blocks for an append. On an error, nothing has changed.
@@ -308,8 +391,7 @@ impl Batch {
         sequence: &mut Sequence,
         plan: &Growth,
         tail: Option<&Tail>,
-        done: &mut Appended,
-    ) -> Result<(), SequenceError> {
+    ) -> Result<Grown, SequenceError> {
         let end = sequence.list_end();
         let copies = tail.is_some_and(|tail| tail.access == Access::Copy);
         let base = sequence.list.len();
@@ -334,10 +416,7 @@ impl Batch {
                 }
             })?;
         }
-        let Some(tail) = tail else {
-            done.new_blocks = request.blocks;
-            return Ok(());
-        };
+        let Some(tail) = tail else { return Ok(Grown { new_blocks: request.blocks, copied: None }) };
         // Being moved, so its bytes are being read: copy it after all. Reached by the model
         // `moves`.
         let open = |tail: &Tail| self.step.sequences.0.blocks.reopen_guarded(tail.id);
@@ -348,10 +427,10 @@ impl Batch {
                 return Err(error.into());
             }
         }
-        done.new_blocks = plan.fresh as usize + copy.is_some() as usize;
+        let mut grown = Grown { new_blocks: plan.fresh as usize + copy.is_some() as usize, copied: None };
         if let Some(to) = copy {
             match catch_unwind(AssertUnwindSafe(|| self.copy(tail.id, to))) {
-                Ok(Ok(copied)) => done.copied = Some(copied),
+                Ok(Ok(copied)) => grown.copied = Some(copied),
                 Ok(Err(error)) => {
                     self.give_up(sequence, base, plan, copy);
                     return Err(error);
@@ -366,12 +445,15 @@ impl Batch {
             }
             sequence.list.replace(plan.first as usize, to);
         }
+        // The copy, or the old block, which may have moved until it was reopened.
+        let written = self.step.sequences.0.blocks.frame(copy.unwrap_or(tail.id));
+        sequence.frames.set(plan.first as usize, written);
         if tail.access == Access::Withdraw {
             self.step.promised.retain(|promised| promised.handle.id != tail.id);
         }
         // Sealed or not before, it is open now.
         sequence.seals.reopen(plan.first);
-        Ok(())
+        Ok(grown)
     }
 
     /// Allocates blocks for the sequence's list, and samples the time it takes.

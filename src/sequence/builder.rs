@@ -9,7 +9,6 @@ use crate::error::{AllocError, PrefixError, SequenceError};
 use crate::ids::{BlockId, SequenceId};
 use crate::prefix::policy::{CachePriority, Millis};
 use crate::prefix::{PolicyInfo, PrefixCache, PrefixKeys};
-use crate::sync::Arc;
 
 use super::TOKENS_MAX;
 use super::registry::Sequences;
@@ -173,8 +172,7 @@ impl Sequence {
     /// Adopts the cached blocks of its announced tokens, which are `prompt`, as its first blocks.
     /// The sequence is empty.
     fn adopt_prefix(&mut self, prompt: &[u32]) {
-        let Some(known) = &mut self.known else { return };
-        let cache: Arc<PrefixCache> = known.cache().clone();
+        let (Some(known), Some(cache)) = (&mut self.known, self.sequences.cache()) else { return };
         let block_tokens = self.sequences.block_tokens();
         let (whole, most) = (known.hashes(), (prompt.len() - 1) / block_tokens);
         // Room for the whole prompt, so that the list grows only once.
@@ -187,13 +185,13 @@ impl Sequence {
         });
         let mut tokens = hits.blocks * block_tokens;
         if self.reuses_tail
-            && let Some((id, more)) = cached_tail(&cache, &self.sequences, known, prompt, hits.blocks)
+            && let Some((id, more)) = cached_tail(cache, &self.sequences, known, prompt, hits.blocks)
         {
             self.list.stage(hits.blocks, id);
             tokens += more;
         }
         known.policy_info.context = hits.context;
-        self.list.publish(tokens as u32);
+        self.publish(tokens as u32);
         self.committed = tokens as u32;
         self.seals.adopt(hits.blocks as u32);
     }
@@ -218,7 +216,7 @@ fn cached_tail(
         return Some((id, block_tokens - 1));
     }
     let most = rest.len().saturating_sub(1).min(block_tokens - 1);
-    let hashes: SmallVec<[_; 16]> = known.partial_hashes(blocks, &rest[..most]).collect();
+    let hashes: SmallVec<[_; 16]> = known.partial_hashes(cache, blocks, &rest[..most]).collect();
     hashes.iter().enumerate().rev().find_map(|(last, &hash)| Some((find(hash)?, last + 1)))
 }
 

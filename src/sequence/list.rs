@@ -97,6 +97,11 @@ impl Drop for BlockList {
 /// The owner's side: one per list, and the only one that changes it.
 pub struct ListOwner {
     list: Arc<BlockList>,
+    /// The owner's copies of the list's length, so that it need not be read and divided.
+    tokens: u32,
+    blocks: usize,
+    /// The last block, if there is one.
+    last: BlockId,
     /// Places from here on have not been in the list since `rewrites` last changed.
     untouched: usize,
 }
@@ -110,7 +115,7 @@ impl ListOwner {
             rewrites: AtomicU32::new(0),
             chunk: epoch::Atomic::null(),
         };
-        Self { list: Arc::new(list), untouched: 0 }
+        Self { list: Arc::new(list), tokens: 0, blocks: 0, last: BlockId(0), untouched: 0 }
     }
 
     /// Returns the shared part, for readers.
@@ -121,14 +126,13 @@ impl ListOwner {
     /// Returns the number of tokens.
     #[inline]
     pub fn tokens(&self) -> u32 {
-        // Relaxed: changed only through `&mut self`.
-        self.list.tokens.load(Relaxed)
+        self.tokens
     }
 
     /// Returns the number of blocks.
     #[inline]
     pub fn len(&self) -> usize {
-        self.tokens().div_ceil(self.list.block_tokens) as usize
+        self.blocks
     }
 
     /// Returns the ids, in order.
@@ -143,10 +147,10 @@ impl ListOwner {
         BlockId(self.ids()[place].load(Relaxed))
     }
 
-    /// Returns the last block.
+    /// Returns the last block, if there is one.
     #[inline]
     pub fn last(&self) -> Option<BlockId> {
-        self.ids().last().map(|id| BlockId(id.load(Relaxed)))
+        (self.blocks > 0).then_some(self.last)
     }
 
     fn room(&self) -> &[AtomicU32] {
@@ -161,10 +165,8 @@ impl ListOwner {
         if blocks <= old.len() {
             return;
         }
-        let fresh = (old.iter().map(|id| AtomicU32::new(id.load(Relaxed))))
-            .chain(std::iter::repeat_with(|| AtomicU32::new(0)))
-            .take(blocks.max(ROOM).next_power_of_two())
-            .collect();
+        let room = blocks.max(ROOM).next_power_of_two();
+        let fresh = (0..room).map(|i| AtomicU32::new(old.get(i).map_or(0, |id| id.load(Relaxed)))).collect();
         let fresh: Chunk = Frozen::new(fresh);
         // Release: publishes the copied ids; pairs with the Acquire in `read`. Also for the first
         // chunk, which has no valid id yet: its reader sees the length of the chunk.
@@ -205,6 +207,9 @@ impl ListOwner {
     pub fn replace(&mut self, place: usize, id: BlockId) {
         // Release: the block is ours and filled; pairs with the Acquires of ids in `read`.
         self.ids()[place].store(id.0, Release);
+        if place + 1 == self.blocks {
+            self.last = id;
+        }
     }
 
     /// Sets the number of tokens: a larger one after its blocks were staged, or a smaller one.
@@ -212,6 +217,14 @@ impl ListOwner {
     pub fn publish(&mut self, tokens: u32) {
         // Release: pairs with the Acquire in `read`.
         self.list.tokens.store(tokens, Release);
-        self.untouched = self.untouched.max(self.len());
+        self.tokens = tokens;
+        let (room, block_tokens) =
+            (self.blocks as u64 * self.list.block_tokens as u64, self.list.block_tokens);
+        // Usually the last block stays the last one.
+        if !(room.saturating_sub(block_tokens as u64) + 1..=room).contains(&(tokens as u64)) {
+            self.blocks = tokens.div_ceil(block_tokens) as usize;
+            self.last = self.ids().last().map_or(BlockId(0), |id| BlockId(id.load(Relaxed)));
+        }
+        self.untouched = self.untouched.max(self.blocks);
     }
 }

@@ -11,6 +11,7 @@
 //! | `seals` | which blocks are sealed, when, and by which batch (bookkeeping) |
 //! | `token_hashes` | the known token ids, as block hashes |
 //! | `list` | the growing list of ids: one owner, any number of readers |
+//! | `frames` | the owner's copy of the frames, which tables are copied from |
 //! | `registry` | [`Sequences`]: open sequences by id; views |
 //! | `sequence` | the owner's operations: fork, commit, truncate |
 //! | `builder` | opening a sequence with its cached prefix |
@@ -48,6 +49,7 @@ mod batch;
 mod batch_inner;
 mod builder;
 mod bytes;
+mod frames;
 #[cfg(not(kvpool_loom))]
 mod list;
 #[cfg(kvpool_loom)]

@@ -1,19 +1,22 @@
 //! Inputs of kernels: block tables, slots and lengths, built in the caller's buffers.
 //!
-//! Outputs name frames, not blocks: ids are translated through the block words, with one load each.
-//! Buffers keep their capacity, so a steady state allocates nothing.
+//! Outputs name frames, not blocks. The rows of a [`Sequence`] are copied from the frames that it
+//! keeps, unless blocks have moved since its last append. Otherwise, and for a [`SequenceView`], ids
+//! are translated through the block words, with one load each. Buffers keep their capacity, so a
+//! steady state allocates nothing.
 //!
 //! Sequences are passed as an iterator over `&Sequence` (or `&SequenceView`), for tables one that
 //! can be cloned: `[&a, &b]`, `running.iter().map(|request| &request.sequence)`.
 
 use std::ops::Range;
 
-use crate::block::Core;
+use crate::block::{Core, MoveCount};
 use crate::error::SequenceError;
-use crate::ids::{BlockId, SequenceId};
-use crate::sync::{AtomicU32, Ordering::*};
+use crate::ids::SequenceId;
+use crate::sync::AtomicU32;
 
 use super::batch::Batch;
+use super::frames::frame;
 use super::plan::pieces;
 use super::registry::{SequenceView, Sequences};
 use super::sequence::Sequence;
@@ -109,6 +112,11 @@ mod sealed {
         /// Calls `f` with ids and tokens as of one moment; the effects of an earlier call must be
         /// discarded.
         fn read(&self, f: impl FnMut(&[AtomicU32], u32));
+        /// Returns the frame of each block, if they are kept and none has moved since, as far as
+        /// the log counted moves under the caller's batch.
+        fn frames(&self, _logged: MoveCount) -> Option<&[i32]> {
+            None
+        }
     }
 }
 
@@ -133,6 +141,11 @@ impl sealed::List for Sequence {
     #[inline]
     fn read(&self, mut f: impl FnMut(&[AtomicU32], u32)) {
         f(self.list.ids(), self.list.tokens());
+    }
+
+    #[inline]
+    fn frames(&self, logged: MoveCount) -> Option<&[i32]> {
+        self.frames.as_of(logged)
     }
 }
 
@@ -172,13 +185,11 @@ impl<T: sealed::List> sealed::List for &T {
     fn read(&self, f: impl FnMut(&[AtomicU32], u32)) {
         T::read(self, f);
     }
-}
 
-/// Returns the frame of a block of a list.
-#[inline]
-fn frame(blocks: &Core, id: &AtomicU32) -> i32 {
-    // Acquire: pairs with the owner's stores, see `BlockList::read`. Frame numbers have 27 bits.
-    blocks.frame(BlockId(id.load(Acquire))).0 as i32
+    #[inline]
+    fn frames(&self, logged: MoveCount) -> Option<&[i32]> {
+        T::frames(self, logged)
+    }
 }
 
 impl Batch {
@@ -207,8 +218,16 @@ impl Batch {
         entries.reserve(lengths.len() * *width);
         let blocks: &Core = &self.step.sequences.0.blocks;
         let padding = blocks.null_block().map_or(NOTHING, |null| blocks.frame(null).0 as i32);
+        let logged = blocks.moves_logged();
         for (sequence, length) in sequences.zip(lengths) {
             let begin = entries.len();
+            if let Some(frames) = sequence.frames(logged)
+                && sequence.tokens() == *length as u32
+            {
+                entries.extend_from_slice(frames);
+                entries.resize(begin + *width, padding);
+                continue;
+            }
             sequence.read(|ids, tokens| {
                 // A view's sequence may have grown since its length was read; the row shows the
                 // earlier length.
@@ -240,6 +259,7 @@ impl Batch {
         indptr.push(0);
         let block_tokens = self.step.sequences.0.block_tokens;
         let blocks: &Core = &self.step.sequences.0.blocks;
+        let logged = blocks.moves_logged();
         for sequence in sequences {
             if let Err(error) = self.check(sequence.sequences(), sequence.sequence_id()) {
                 indptr.truncate(1);
@@ -248,11 +268,18 @@ impl Batch {
                 return Err(error);
             }
             let (begin, mut last) = (indices.len(), 0);
-            sequence.read(|ids, tokens| {
-                indices.truncate(begin);
-                indices.extend(ids.iter().map(|id| frame(blocks, id)));
-                last = if tokens == 0 { 0 } else { (tokens - 1) % block_tokens + 1 };
-            });
+            let of_last = |tokens: u32| if tokens == 0 { 0 } else { (tokens - 1) % block_tokens + 1 };
+            match sequence.frames(logged) {
+                Some(frames) => {
+                    indices.extend_from_slice(frames);
+                    last = of_last(sequence.tokens());
+                }
+                None => sequence.read(|ids, tokens| {
+                    indices.truncate(begin);
+                    indices.extend(ids.iter().map(|id| frame(blocks, id)));
+                    last = of_last(tokens);
+                }),
+            }
             indptr.push(indices.len() as i32);
             last_page_len.push(last as i32);
         }
@@ -297,28 +324,46 @@ impl Batch {
     ) -> Result<(), SequenceError> {
         let id = sequence.sequence_id();
         self.check(sequence.sequences(), id)?;
-        let (start, end) = (tokens.start, tokens.end);
         let block_tokens = self.step.sequences.0.block_tokens;
         let blocks: &Core = &self.step.sequences.0.blocks;
         let begin = out.len();
+        if let Some(frames) = sequence.frames(blocks.moves_logged()) {
+            let length = sequence.tokens() as usize;
+            check_range(id, &tokens, length)?;
+            fill_slots(tokens, block_tokens, |place| frames[place], out);
+            return Ok(());
+        }
         let mut outcome = Ok(());
         sequence.read(|ids, length| {
             out.truncate(begin);
-            let length = length as usize;
-            if start > end || end > length {
-                outcome = Err(SequenceError::TokensOutOfRange { id, start, end, length });
-                return;
-            }
-            outcome = Ok(());
-            out.reserve(end - start);
-            if block_tokens == 1 {
-                return out.extend(ids[start..end].iter().map(|id| frame(blocks, id) as i64));
-            }
-            for (place, inside) in pieces(start as u32..end as u32, block_tokens) {
-                let base = frame(blocks, &ids[place as usize]) as i64 * block_tokens as i64;
-                out.extend(base + inside.start as i64..base + inside.end as i64);
+            outcome = check_range(id, &tokens, length as usize);
+            if outcome.is_ok() {
+                fill_slots(tokens.clone(), block_tokens, |place| frame(blocks, &ids[place]), out);
             }
         });
         outcome
+    }
+}
+
+/// Returns an error for a range that is not within the first `length` tokens.
+#[inline]
+fn check_range(id: SequenceId, tokens: &Range<usize>, length: usize) -> Result<(), SequenceError> {
+    let (start, end) = (tokens.start, tokens.end);
+    if start > end || end > length {
+        return Err(SequenceError::TokensOutOfRange { id, start, end, length });
+    }
+    Ok(())
+}
+
+/// Appends the slots of tokens, given the frame of the block at each place.
+#[inline]
+fn fill_slots(tokens: Range<usize>, block_tokens: u32, frame: impl Fn(usize) -> i32, out: &mut Vec<i64>) {
+    out.reserve(tokens.len());
+    if block_tokens == 1 {
+        return out.extend(tokens.map(|place| i64::from(frame(place))));
+    }
+    for (place, inside) in pieces(tokens.start as u32..tokens.end as u32, block_tokens) {
+        let base = i64::from(frame(place as usize)) * i64::from(block_tokens);
+        out.extend(base + i64::from(inside.start)..base + i64::from(inside.end));
     }
 }

@@ -14,6 +14,8 @@ pub const TOKENS_MAX: usize = i32::MAX as usize;
 /// The effect of an append on a sequence's blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Growth {
+    /// Tokens before the append.
+    pub from: u32,
     /// Tokens after the append.
     pub length: u32,
     /// First block written to, by its place in the sequence.
@@ -27,18 +29,33 @@ pub(super) struct Growth {
 }
 
 impl Growth {
-    /// Plans the growth of a sequence of `length` tokens by `tokens`. `None`: too long.
-    pub(super) fn plan(length: u32, tokens: usize, block_tokens: u32) -> Option<Self> {
+    /// Plans the growth of a sequence of `length` tokens in `blocks` blocks by `tokens`. `None`: too
+    /// long.
+    #[inline]
+    pub(super) fn plan(length: u32, blocks: u32, tokens: usize, block_tokens: u32) -> Option<Self> {
+        debug_assert_eq!(blocks, length.div_ceil(block_tokens));
         if tokens > TOKENS_MAX - length as usize {
             return None;
         }
         let after = length + tokens as u32;
+        if u64::from(after) < u64::from(blocks) * u64::from(block_tokens) {
+            // The last block takes all, and is not full then: usually so, and nothing is divided.
+            return Some(Self {
+                from: length,
+                length: after,
+                first: blocks - 1,
+                tail: true,
+                fresh: 0,
+                full: blocks - 1,
+            });
+        }
         let tail = !length.is_multiple_of(block_tokens);
         Some(Self {
+            from: length,
             length: after,
-            first: length / block_tokens,
+            first: blocks - u32::from(tail),
             tail,
-            fresh: after.div_ceil(block_tokens) - length.div_ceil(block_tokens),
+            fresh: after.div_ceil(block_tokens) - blocks,
             full: after / block_tokens,
         })
     }
@@ -66,7 +83,8 @@ mod tests {
         /// Places every token where the plan says.
         #[test]
         fn agrees_with_counting(length in 0u32..200, tokens in 1usize..200, block_tokens in 1u32..40) {
-            let plan = Growth::plan(length, tokens, block_tokens).unwrap();
+            let blocks_before = length.div_ceil(block_tokens);
+            let plan = Growth::plan(length, blocks_before, tokens, block_tokens).unwrap();
             let mut blocks: Vec<u32> = Vec::new();
             let put = |blocks: &mut Vec<u32>| match blocks.last_mut() {
                 Some(last) if *last < block_tokens => *last += 1,
@@ -76,7 +94,7 @@ mod tests {
             let before = blocks.clone();
             (0..tokens).for_each(|_| put(&mut blocks));
             let first = (0..).find(|&i| before.get(i) != blocks.get(i)).unwrap();
-            prop_assert_eq!(plan.length as usize, length as usize + tokens);
+            prop_assert_eq!((plan.from, plan.length as usize), (length, length as usize + tokens));
             prop_assert_eq!(plan.first as usize, first);
             prop_assert_eq!(plan.tail, first < before.len());
             prop_assert_eq!(plan.fresh as usize, blocks.len() - before.len());
@@ -97,9 +115,9 @@ mod tests {
 
     #[test]
     fn a_length_past_i32_is_refused() {
-        assert_eq!(Growth::plan(1, TOKENS_MAX, 16), None);
-        assert_eq!(Growth::plan(1, usize::MAX, 16), None);
-        let longest = Growth::plan(1, TOKENS_MAX - 1, 1).unwrap();
+        assert_eq!(Growth::plan(1, 1, TOKENS_MAX, 16), None);
+        assert_eq!(Growth::plan(1, 1, usize::MAX, 16), None);
+        let longest = Growth::plan(1, 1, TOKENS_MAX - 1, 1).unwrap();
         assert_eq!((longest.length, longest.full), (i32::MAX as u32, i32::MAX as u32));
     }
 }

@@ -3,14 +3,15 @@
 use std::fmt;
 use std::ops::Range;
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use crate::block::{BlockWord, Blocks, ListEnd, Priority, unit_of};
 use crate::error::SequenceError;
 use crate::ids::{BlockId, FrameId, SequenceId, Ticket};
-use crate::prefix::PolicyInfo;
+use crate::prefix::{PolicyInfo, PrefixCache};
 use crate::sync::{Ordering::*, fence, panicking};
 
+use super::frames::Frames;
 use super::list::ListOwner;
 use super::registry::Sequences;
 use super::seals::Seals;
@@ -25,6 +26,7 @@ pub struct Sequence {
     id: SequenceId,
     priority: Priority,
     pub(super) list: ListOwner,
+    pub(super) frames: Frames,
     /// A frame of the unit that it spares for its growth.
     spared: Option<FrameId>,
     pub(super) committed: u32,
@@ -55,6 +57,7 @@ impl Sequence {
             id,
             priority,
             list,
+            frames: Frames::default(),
             spared: None,
             committed: 0,
             seals: Seals::default(),
@@ -124,9 +127,9 @@ impl Sequence {
     /// [`SequenceError::TokensUnknown`] if there are final tokens that were not announced; nothing
     /// has changed.
     pub fn announce(&mut self, tokens: &[u32]) -> Result<(), SequenceError> {
-        match &mut self.known {
-            Some(known) => known.announce(self.id, tokens),
-            None => Ok(()),
+        match (&mut self.known, self.sequences.cache()) {
+            (Some(known), Some(cache)) => known.announce(cache, self.id, tokens),
+            _ => Ok(()),
         }
     }
 
@@ -154,6 +157,8 @@ impl Sequence {
             id,
             priority: self.priority,
             list,
+            // Of the same blocks, on which the fork has references too.
+            frames: self.frames.clone(),
             spared: None,
             committed: self.committed,
             seals: self.seals.forked(),
@@ -209,11 +214,26 @@ impl Sequence {
         }
         let takes_back = length < self.len();
         self.cut(length as u32);
-        if let Some(known) = self.known.as_mut().filter(|_| takes_back) {
-            known.truncate(length as u32);
+        if takes_back && let (Some(known), Some(cache)) = (&mut self.known, self.sequences.cache()) {
+            known.truncate(cache, length as u32);
         }
         self.settle();
         Ok(())
+    }
+
+    /// Publishes a new length of the list, and follows it with the frames.
+    #[inline]
+    pub(super) fn publish(&mut self, tokens: u32) {
+        self.list.publish(tokens);
+        if self.frames.len() != self.list.len() {
+            self.frames.follow(self.list.ids(), &self.sequences.0.blocks);
+        }
+    }
+
+    /// Returns the block hashes and the cache whose hashes they are, in a pool with one.
+    #[inline]
+    pub(super) fn token_hashes(&self) -> Option<(&TokenHashes, &PrefixCache)> {
+        Some((self.known.as_deref()?, self.sequences.cache()?))
     }
 
     pub(super) fn pool(&self) -> &Blocks {
@@ -245,12 +265,12 @@ impl Sequence {
         let pool = self.pool();
         for place in places {
             let handle = pool.handle(self.list.id(place as usize));
-            match self.known.as_deref().and_then(|known| Some((known, known.hash(place)?))) {
+            match self.token_hashes().and_then(|(known, cache)| Some((known, cache, known.hash(place)?))) {
                 // A fork may have registered it first.
                 Some(_) if pool.word(handle.id).is_cached() => {}
-                Some((known, hash)) => {
-                    known.cache().note(handle.id, hash, known.era(), place);
-                    known.cache().register(pool, [(handle, known.stored(handle.id, place))]);
+                Some((known, cache, hash)) => {
+                    cache.note(handle.id, hash, known.era(), place);
+                    cache.register(pool, [(handle, known.stored(cache, handle.id, place))]);
                 }
                 None => pool.seal_guarded(handle),
             }
@@ -262,11 +282,11 @@ impl Sequence {
     /// Its tokens must be final and known, its writers must have ended, and everything before it
     /// must have been computed.
     fn register_tail(&mut self) {
-        let Some(known) = self.known.as_deref().filter(|_| self.reuses_tail) else { return };
+        let Some((known, cache)) = self.token_hashes().filter(|_| self.reuses_tail) else { return };
         let (length, pool) = (self.len(), self.pool());
         let is_done = pool.clock().ended(self.seals.last_writer_but(Ticket(0)));
         let place = length as u32 / self.sequences.0.block_tokens;
-        if let Some(hash) = known.tail_hash(length)
+        if let Some(hash) = known.tail_hash(cache, length)
             && self.committed as usize == length
             && place >= self.seals.settled()
             && is_done
@@ -275,8 +295,8 @@ impl Sequence {
             let handle = pool.handle(self.list.id(place as usize));
             let word = pool.word(handle.id);
             if word.refs() == 1 && !word.is_cached() {
-                known.cache().note(handle.id, hash, known.era(), place);
-                known.cache().register(pool, [(handle, None)]);
+                cache.note(handle.id, hash, known.era(), place);
+                cache.register(pool, [(handle, None)]);
             }
         }
     }
@@ -312,7 +332,7 @@ impl Sequence {
 
     /// Returns the place at which its next blocks are best placed.
     pub(super) fn list_end(&self) -> ListEnd {
-        let last = self.list.last().map(|last| self.pool().frame(last));
+        let last = self.frames.last();
         let spares = last.is_some() && self.spared.map(unit_of) == last.map(unit_of);
         ListEnd { next: last.map(|last| FrameId(last.0 + 1)), spares }
     }
@@ -320,7 +340,7 @@ impl Sequence {
     /// Spares the unit of its last block, after blocks were added.
     #[inline]
     pub(super) fn spare_end(&mut self) {
-        let last = self.list.last().map(|last| self.pool().frame(last));
+        let last = self.frames.last();
         if self.spared.map(unit_of) != last.map(unit_of) {
             self.spare(last);
         }
@@ -338,8 +358,12 @@ impl Sequence {
     fn cut(&mut self, length: u32) {
         let block_tokens = self.sequences.0.block_tokens;
         let keep = length.div_ceil(block_tokens) as usize;
-        let gone: SmallVec<[BlockId; 64]> = self.blocks().skip(keep).rev().collect();
-        self.list.publish(length);
+        let ids = &self.list.ids()[keep.min(self.list.len())..];
+        let mut gone: SmallVec<[BlockId; 64]> = smallvec![BlockId(0); ids.len()];
+        for (gone, id) in gone.iter_mut().zip(ids.iter().rev()) {
+            *gone = BlockId(id.load(Relaxed));
+        }
+        self.publish(length);
         self.committed = self.committed.min(length);
         self.seals.truncate(keep as u32, length / block_tokens);
         self.release_unlinked(&gone);
@@ -351,11 +375,11 @@ impl Sequence {
             // Pairs with the fence in `Clock::begin`: if a view's reader still found these blocks,
             // the release sees its batch.
             fence(SeqCst);
-            match &self.known {
-                Some(known) => {
+            match self.token_hashes() {
+                Some((known, cache)) => {
                     let policy_info =
                         PolicyInfo { chain: (self.list.len() + gone.len()) as u32, ..known.policy_info };
-                    let (pool, cache) = (self.pool(), known.cache());
+                    let pool = self.pool();
                     pool.release_cached(gone, |kept, tag| cache.keep(pool, kept, tag, policy_info));
                 }
                 None => self.pool().release_listed(gone),

@@ -380,6 +380,53 @@ fn batch_row(batch: &Batch, sequence: &Sequence) -> Vec<i32> {
     table.row(0).to_vec()
 }
 
+/// Moves the first block of a sequence without bytes, that many times, to any free frame.
+fn move_first(sequences: &Sequences, sequence: &Sequence, times: usize) {
+    let pool = blocks(sequences);
+    for _ in 0..times {
+        let from = pool.frame(ids(sequence)[0]);
+        let has_moved = (0..10).any(|to| {
+            let wave = pool.begin_wave([(from, FrameId(to))], &mut |_, _| ());
+            // SAFETY: the pool has no storage.
+            unsafe { wave.publish(&mut |_, why| panic!("{why:?}")) == 1 }
+        });
+        assert!(has_moved);
+    }
+}
+
+/// A table shows the current frames, whether they are kept, were read one by one from the log, or
+/// all anew because the log has more moves than are read, or has overwritten some.
+#[test]
+fn tables_follow_moves() {
+    let sequences = build(10, false, false);
+    let pool = blocks(&sequences);
+    let mut sequence = sequences.open(SequenceId(1)).unwrap();
+    Batch::begin(&sequences).append(&mut sequence, 3 * TOKENS).unwrap();
+    let fork = sequence.fork(SequenceId(2)).unwrap();
+    let is_kept = |sequence: &Sequence| sequence.frames.as_of(pool.moves_logged()).is_some();
+    for times in [1, 2, 301, if cfg!(miri) { 601 } else { 20_001 }] {
+        assert!(is_kept(&sequence));
+        move_first(&sequences, &sequence, times);
+        assert!(!is_kept(&sequence) && !is_kept(&fork));
+        let frames: Vec<i32> = sequence.blocks().map(|id| pool.frame(id).0 as i32).collect();
+        let mut batch = Batch::begin(&sequences);
+        assert_eq!([&sequence, &fork].map(|sequence| batch_row(&batch, sequence)), [&frames[..]; 2]);
+        batch.draft(&mut sequence, 1).unwrap();
+        assert!(is_kept(&sequence));
+        assert_eq!(batch_row(&batch, &sequence)[..3], frames);
+        sequence.truncate(3 * TOKENS).unwrap();
+        let mut slots = Vec::new();
+        batch.slot_mapping(&sequence, 0..1, &mut slots).unwrap();
+        assert_eq!(slots, [i64::from(frames[0]) * TOKENS as i64]);
+    }
+    let second = fork.fork(SequenceId(3)).unwrap();
+    assert!(!is_kept(&second), "as stale as the sequence it was forked from");
+    assert_eq!(
+        batch_row(&Batch::begin(&sequences), &second),
+        batch_row(&Batch::begin(&sequences), &sequence)
+    );
+}
+
 #[test]
 fn a_view_follows_and_ends_empty() {
     let sequences = pool(10);

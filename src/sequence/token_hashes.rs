@@ -5,6 +5,9 @@
 //!          announced .. length   ids are unknown: once these are final, no block from there on can be reused
 //! ```
 //!
+//! The cache whose hashes they are belongs to the [registry](super::registry), and is passed to each
+//! call: a sequence holds no reference of its own on it.
+//!
 //! Tokens may be announced before they are appended, as a prompt is. A block is registered under
 //! its hash when it is sealed.
 
@@ -14,12 +17,10 @@ use crate::error::{PrefixError, SequenceError};
 use crate::ids::{BlockId, SequenceId};
 use crate::prefix::policy::Millis;
 use crate::prefix::{BlockHash, Chain, KvEvent, PolicyInfo, PrefixCache, PrefixKeys};
-use crate::sync::Arc;
 
 /// The block hashes of one sequence.
 #[derive(Clone)]
 pub(super) struct TokenHashes {
-    cache: Arc<PrefixCache>,
     chain: Chain,
     root: BlockHash,
     hashes: Vec<BlockHash>,
@@ -32,21 +33,14 @@ pub(super) struct TokenHashes {
     pub(super) policy_info: PolicyInfo,
 }
 
-/// Snapshot of what was announced.
-pub(super) struct Mark {
-    chain: Chain,
-    announced: u64,
-}
-
 impl TokenHashes {
     pub(super) fn new(
-        cache: &Arc<PrefixCache>,
+        cache: &PrefixCache,
         keys: &PrefixKeys<'_>,
         policy_info: PolicyInfo,
     ) -> Result<Self, PrefixError> {
         let root = cache.hasher().root(keys)?;
         Ok(Self {
-            cache: cache.clone(),
             chain: Chain::new(root),
             root: root.hash(),
             hashes: Vec::new(),
@@ -62,28 +56,23 @@ impl TokenHashes {
     ///
     /// `None` if that cache hashes differently, or if these hashes predate a clear, so that nothing
     /// may be found by them.
-    pub(super) fn in_cache(&self, cache: &Arc<PrefixCache>) -> Option<Self> {
+    pub(super) fn in_cache(&self, from: &PrefixCache, cache: &PrefixCache) -> Option<Self> {
         // Read before the other era: what is cleared here first, and then there, is not found
         // there.
         let era = cache.era();
-        if self.era != self.cache.era() || !cache.hasher().agrees_with(self.cache.hasher()) {
+        if self.era != from.era() || !cache.hasher().agrees_with(from.hasher()) {
             return None;
         }
         // Each cache has its own clock.
-        let left = self.policy_info.keep_until.map(|until| until.0.saturating_sub(self.cache.now().0));
+        let left = self.policy_info.keep_until.map(|until| until.0.saturating_sub(from.now().0));
         let keep_until = left.filter(|&left| left > 0).map(|left| Millis(cache.now().0.saturating_add(left)));
         Some(Self {
-            cache: cache.clone(),
             era,
             tokens: self.tokens.clone().filter(|_| cache.events().is_subscribed()),
             // The target's policy has not seen this sequence.
             policy_info: PolicyInfo { context: 0, keep_until, ..self.policy_info },
             ..self.clone()
         })
-    }
-
-    pub(super) fn cache(&self) -> &Arc<PrefixCache> {
-        &self.cache
     }
 
     pub(super) fn era(&self) -> u64 {
@@ -100,45 +89,45 @@ impl TokenHashes {
         &self.hashes
     }
 
-    /// Returns an error unless the announced tokens end where the sequence does.
+    /// Returns an error unless the announced tokens end where the sequence does, and more can
+    /// follow.
     ///
     /// Tokens announced and appended together would otherwise have their ids attributed to other
     /// tokens.
     pub(super) fn check_all_announced(&self, id: SequenceId, length: usize) -> Result<(), SequenceError> {
         let announced = self.announced();
         match announced.cmp(&length) {
-            Ordering::Equal => Ok(()),
-            Ordering::Less => Err(SequenceError::TokensUnknown { id, known: announced }),
+            Ordering::Equal if !self.is_cut => Ok(()),
+            Ordering::Equal | Ordering::Less => Err(SequenceError::TokensUnknown { id, known: announced }),
             Ordering::Greater => Err(SequenceError::TokensAhead { id, length, announced }),
         }
     }
 
     /// Adds the next tokens.
-    pub(super) fn announce(&mut self, id: SequenceId, tokens: &[u32]) -> Result<(), SequenceError> {
+    pub(super) fn announce(
+        &mut self,
+        cache: &PrefixCache,
+        id: SequenceId,
+        tokens: &[u32],
+    ) -> Result<(), SequenceError> {
         if self.is_cut {
             return Err(SequenceError::TokensUnknown { id, known: self.announced as usize });
         }
-        let hasher = self.cache.hasher();
-        self.hashes.reserve(tokens.len() / hasher.block_tokens() + 1);
-        self.chain.extend(hasher, tokens, |hash| self.hashes.push(hash));
+        let blocks = tokens.len() / cache.hasher().block_tokens();
+        self.hashes.reserve(blocks + 1);
+        self.announce_checked(cache, tokens);
+        Ok(())
+    }
+
+    /// Adds the next tokens, none of which is final yet.
+    #[inline]
+    pub(super) fn announce_checked(&mut self, cache: &PrefixCache, tokens: &[u32]) {
+        debug_assert!(!self.is_cut, "tokens after unknown ones");
+        self.chain.extend(cache.hasher(), tokens, |hash| self.hashes.push(hash));
         if let Some(all) = &mut self.tokens {
             all.extend_from_slice(tokens);
         }
         self.announced += tokens.len() as u64;
-        Ok(())
-    }
-
-    /// Returns what to [restore](Self::restore) if the tokens announced next are not appended.
-    pub(super) fn mark(&self) -> Mark {
-        Mark { chain: self.chain.clone(), announced: self.announced }
-    }
-
-    pub(super) fn restore(&mut self, mark: Mark) {
-        (self.chain, self.announced) = (mark.chain, mark.announced);
-        self.hashes.truncate(self.announced as usize / self.cache.hasher().block_tokens());
-        if let Some(tokens) = &mut self.tokens {
-            tokens.truncate(self.announced as usize);
-        }
     }
 
     /// Records that the first `length` tokens are final.
@@ -148,8 +137,8 @@ impl TokenHashes {
     }
 
     /// Removes all tokens from `length` on, including announced ones.
-    pub(super) fn truncate(&mut self, length: u32) {
-        let (length, hasher) = (u64::from(length), self.cache.hasher());
+    pub(super) fn truncate(&mut self, cache: &PrefixCache, length: u32) {
+        let (length, hasher) = (u64::from(length), cache.hasher());
         let block_tokens = hasher.block_tokens() as u64;
         if length > self.announced || (length == self.announced && !self.is_cut) {
             return;
@@ -180,11 +169,12 @@ impl TokenHashes {
     /// One for each nonempty prefix of these tokens, shortest first.
     pub(super) fn partial_hashes<'a>(
         &'a self,
+        cache: &'a PrefixCache,
         blocks: usize,
         tokens: &'a [u32],
     ) -> impl Iterator<Item = BlockHash> + 'a {
         let parent = blocks.checked_sub(1).map_or(self.root, |last| self.hashes[last]);
-        let hasher = self.cache.hasher();
+        let hasher = cache.hasher();
         let mut chain = Chain::after(parent, blocks as u64);
         tokens.iter().filter_map(move |&token| {
             chain.extend(hasher, &[token], |_| ());
@@ -193,9 +183,9 @@ impl TokenHashes {
     }
 
     /// Returns the hash of the unfinished block, if all `length` tokens of the sequence are known.
-    pub(super) fn tail_hash(&self, length: usize) -> Option<BlockHash> {
+    pub(super) fn tail_hash(&self, cache: &PrefixCache, length: usize) -> Option<BlockHash> {
         let is_known = self.announced == length as u64 && !self.is_cut;
-        if is_known { self.chain.partial(self.cache.hasher()) } else { None }
+        if is_known { self.chain.partial(cache.hasher()) } else { None }
     }
 
     /// Returns the hash of a block, if all tokens up to its end are known.
@@ -206,13 +196,13 @@ impl TokenHashes {
 
     /// Returns the event for a stored block, if there is a subscriber.
     #[inline]
-    pub(super) fn stored(&self, block: BlockId, place: u32) -> Option<Box<KvEvent>> {
-        if self.cache.events().is_subscribed() { self.event(block, place as usize) } else { None }
+    pub(super) fn stored(&self, cache: &PrefixCache, block: BlockId, place: u32) -> Option<Box<KvEvent>> {
+        if cache.events().is_subscribed() { self.event(cache, block, place as usize) } else { None }
     }
 
     #[cold]
-    fn event(&self, block: BlockId, place: usize) -> Option<Box<KvEvent>> {
-        let block_tokens = self.cache.hasher().block_tokens();
+    fn event(&self, cache: &PrefixCache, block: BlockId, place: usize) -> Option<Box<KvEvent>> {
+        let block_tokens = cache.hasher().block_tokens();
         let tokens =
             self.tokens.as_ref().map(|tokens| &tokens[place * block_tokens..(place + 1) * block_tokens]);
         Some(Box::new(KvEvent::Stored {

@@ -136,8 +136,8 @@ impl Arrival {
     pub(crate) fn prepare(source: &Sequence, target: &Sequences) -> Result<Self, TransferError> {
         let list = target.register(source.id())?;
         let mut sequence = Sequence::new(target.clone(), source.id(), source.priority(), list);
-        let known = source.known.as_deref().filter(|_| source.is_computed()).zip(target.cache());
-        sequence.known = known.and_then(|(known, cache)| known.in_cache(cache)).map(Box::new);
+        let known = source.token_hashes().filter(|_| source.is_computed()).zip(target.cache());
+        sequence.known = known.and_then(|((known, from), to)| known.in_cache(from, to)).map(Box::new);
         sequence.reuses_tail = source.reuses_tail;
         let held = BlockRefs::new(target);
         let (length, committed) = (source.len() as u32, source.committed);
@@ -156,11 +156,10 @@ impl Arrival {
 
     /// Shares full blocks of final tokens that are cached in the target, which need not be copied.
     fn share_cached(&mut self) {
-        let Some(known) = self.sequence.known.as_deref() else { return };
+        let Some((known, cache)) = self.sequence.token_hashes() else { return };
         let target = &self.sequence.sequences.0;
         for place in 0..self.committed / target.block_tokens {
-            let cached =
-                known.hash(place).and_then(|hash| known.cache().take(&target.blocks, hash, known.era()));
+            let cached = known.hash(place).and_then(|hash| cache.take(&target.blocks, hash, known.era()));
             let Some(id) = cached else { break };
             self.held.blocks.push(id);
             self.shared += 1;
@@ -183,7 +182,7 @@ impl Arrival {
         let blocks = std::mem::take(&mut held.blocks);
         sequence.list.reserve(blocks.len());
         blocks.iter().enumerate().for_each(|(place, &id)| sequence.list.stage(place, id));
-        sequence.list.publish(length);
+        sequence.publish(length);
         sequence.spare_end();
         sequence.committed = committed;
         sequence.seals.adopt(shared as u32);

@@ -2,7 +2,9 @@
 
 use std::hint::black_box;
 
-use kvpool_benches::subject::{Handles, Leases, Listed, Parking, Queued, RawHandles, Standard};
+use kvpool::prefix::PrefixConfig;
+use kvpool::{Pool, SequenceId};
+use kvpool_benches::subject::{Handles, Leases, Listed, Parking, Queued, RawHandles, Standard, layout};
 use kvpool_benches::{Subject, Worker};
 
 fn main() {
@@ -15,6 +17,13 @@ fn main() {
         "raw" => one::<RawHandles>(count),
         "handle" => one::<Handles>(count),
         "ten" => ten::<RawHandles>(count),
+        "sequence" => sequence(count, false, 0),
+        "sequence-ten" => sequence(count, false, 10),
+        "cached-sequence" => sequence(count, true, 0),
+        "cached-sequence-ten" => sequence(count, true, 10),
+        "cached-request" => cached_request(count),
+        "batch" => batch(count),
+        "decode" => decode(count),
         "std-mutex" => one::<Listed<Standard>>(count),
         "parking-lot" => one::<Listed<Parking>>(count),
         "array-queue" => one::<Listed<Queued>>(count),
@@ -23,7 +32,10 @@ fn main() {
 }
 
 fn usage() -> ! {
-    eprintln!("usage: loops <lease | raw | handle | ten | std-mutex | parking-lot | array-queue> <count>");
+    eprintln!(
+        "usage: loops <lease | raw | handle | ten | sequence | sequence-ten | cached-sequence | \
+         cached-sequence-ten | cached-request | batch | decode | std-mutex | parking-lot | array-queue> <count>"
+    );
     std::process::exit(2)
 }
 
@@ -42,5 +54,58 @@ fn ten<S: Subject>(count: u64) {
     for owner in 0..count {
         let blocks = black_box(worker.allocate_many(10, owner));
         worker.free_many(blocks);
+    }
+}
+
+fn pool(is_cached: bool) -> Pool {
+    let builder = Pool::builder(layout()).blocks(65_536).without_storage();
+    let builder = if is_cached { builder.prefix_cache(PrefixConfig::new()) } else { builder };
+    builder.build().expect("a valid pool")
+}
+
+/// Opens a sequence, appends that many blocks in a batch, and closes it.
+fn sequence(count: u64, is_cached: bool, blocks: usize) {
+    let pool = pool(is_cached);
+    for id in 0..count {
+        let mut sequence = pool.sequence(SequenceId(id)).open().expect("a new id");
+        if blocks > 0 {
+            let mut batch = pool.begin_batch();
+            batch.append(&mut sequence, 16 * blocks).expect("there is room");
+            batch.finish();
+        }
+        black_box(&sequence);
+    }
+}
+
+/// A prompt of 1,000 tokens, of which 62 blocks are cached; its last tokens, and its end.
+fn cached_request(count: u64) {
+    let pool = pool(true);
+    let prompt: Vec<u32> = (0..1_000).collect();
+    for id in 0..=count {
+        let mut sequence = pool.sequence(SequenceId(id)).tokens(&prompt).expect("a new id");
+        let rest = prompt.len() - sequence.len();
+        let mut batch = pool.begin_batch();
+        batch.append(&mut sequence, rest).expect("there is room");
+        batch.finish();
+    }
+}
+
+/// An empty batch.
+fn batch(count: u64) {
+    let pool = pool(true);
+    (0..count).for_each(|_| pool.begin_batch().finish());
+}
+
+/// One more token for a sequence; each sixteenth takes a block.
+fn decode(count: u64) {
+    let pool = pool(true);
+    let mut sequence = pool.sequence(SequenceId(1)).open().expect("a new id");
+    let mut batch = pool.begin_batch();
+    for token in 0..count {
+        if token % 256 == 0 {
+            batch.finish();
+            batch = pool.begin_batch();
+        }
+        batch.append_tokens(&mut sequence, &[token as u32]).expect("there is room");
     }
 }

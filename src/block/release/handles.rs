@@ -296,6 +296,7 @@ impl Core {
     }
 
     /// Records the newest batch as the blocks' last access.
+    #[inline]
     pub fn touch(&self, ids: &[BlockId]) {
         let now = self.space.clock.newest();
         for &id in ids {

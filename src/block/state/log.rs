@@ -15,6 +15,8 @@
 //! stamp:    fence(SeqCst);  slot[i].stamp := the newest ticket
 //! read:     h := head (Acquire);  slots h - 1 downwards while their stamp is not before the ticket;
 //!           fence(Acquire);  slots below begun - SLOTS may have been overwritten: too long ago
+//! count:    head (Acquire)
+//! visit:    h := head (Acquire);  slots from a known count up to h;  fence(Acquire);  begun, as above
 //! ```
 //!
 //! # Theorem
@@ -28,7 +30,12 @@
 //!   two fences of [`Clock`](crate::clock::Clock): its old frame is kept until the batch ends, and
 //!   a later query since this batch's ticket lists it.
 //!
-//! Model: `loom-tests/tests/moved_since.rs`.
+//! A reader that keeps frames together with a count `s` needs neither stamps nor tickets. If it read
+//! a block's word after it had read the count, each move that it missed has a number of at least
+//! `s`. If a batch that has begun counts `s` moves again, each of those was appended after that look;
+//! so the mover's fence comes after the batch's, and the old frame is kept until the batch ends.
+//!
+//! Models: `loom-tests/tests/moved_since.rs`, `loom-tests/tests/kept_frames.rs`.
 
 use std::ptr;
 
@@ -50,6 +57,10 @@ pub struct Moved {
     /// twice two times, with the same frame.
     pub to: FrameId,
 }
+
+/// A number of moves: how many the log had at some moment, or the number of the next one.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub struct MoveCount(u64);
 
 /// Whether the log covers a query.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -155,6 +166,40 @@ impl MoveLog {
         Since::Listed
     }
 
+    /// Returns the number of moves so far.
+    #[inline]
+    pub(in crate::block) fn count(&self) -> MoveCount {
+        // Acquire: pairs with the Release in `append`: a block's word that is read later is at
+        // least as new as each move that is counted.
+        MoveCount(self.head.load(Acquire))
+    }
+
+    /// Passes to `moved` the block of each move from number `from` on, oldest first, if these are
+    /// at most `most`. Returns the number of moves so far.
+    ///
+    /// If they are more, or more than the log remembers, the result is [`Since::TooLong`], and what
+    /// was passed is incomplete.
+    pub(in crate::block) fn visit(
+        &self,
+        from: MoveCount,
+        most: u64,
+        mut moved: impl FnMut(BlockId),
+    ) -> (MoveCount, Since) {
+        let count = self.count();
+        let is_short = count.0 - from.0 <= most.min(SLOTS as u64);
+        // SAFETY: a ring that was published lives as long as the log.
+        let Some(ring) = unsafe { self.ring.load(Acquire).as_ref() }.filter(|_| is_short) else {
+            return (count, if is_short { Since::Listed } else { Since::TooLong });
+        };
+        for i in from.0..count.0 {
+            moved(BlockId(ring[i as usize % SLOTS].block.load(Relaxed)));
+        }
+        // Pairs with the fence in `append`.
+        fence(Acquire);
+        let overwritten = self.begun.load(Relaxed).saturating_sub(SLOTS as u64);
+        (count, if from.0 >= overwritten { Since::Listed } else { Since::TooLong })
+    }
+
     fn ring(&self) -> &Ring {
         // Acquire: another mover may have made it. Only the holder of `writer` makes one.
         let ring = self.ring.load(Acquire);
@@ -231,5 +276,27 @@ mod tests {
         let more: Vec<BlockId> = (0..2 * SLOTS as u32 + 3).map(moved).collect();
         log.append(&more, || Ticket(4));
         assert_eq!((since(&log, 4), since(&log, 5)), (None, Some(vec![])));
+    }
+
+    #[test]
+    fn moves_are_visited_from_a_count_on() {
+        let log = MoveLog::new();
+        let visit = |from: MoveCount, most: u64| {
+            let mut blocks = vec![];
+            let (count, since) = log.visit(from, most, |block| blocks.push(block.0));
+            assert_eq!(count, log.count());
+            (since == Since::Listed).then_some(blocks)
+        };
+        let none = log.count();
+        assert_eq!(visit(none, 9), Some(vec![]));
+        log.append(&[moved(1), moved(2)], || Ticket(3));
+        let two = log.count();
+        log.append(&[moved(3)], || Ticket(3));
+        assert_eq!((visit(none, 9), visit(two, 9)), (Some(vec![1, 2, 3]), Some(vec![3])));
+        assert_eq!((visit(none, 2), visit(log.count(), 0)), (None, Some(vec![])));
+        let many: Vec<BlockId> = (0..SLOTS as u32 - 1).map(moved).collect();
+        log.append(&many, || Ticket(4));
+        assert_eq!(visit(two, u64::MAX).map(|blocks| blocks.len()), Some(SLOTS));
+        assert_eq!(visit(none, u64::MAX), None, "overwritten");
     }
 }

@@ -24,6 +24,6 @@ pub(crate) use grow_table::{GrowTable, TablePart};
 pub use info::BlockInfo;
 pub(in crate::block) use line::{Absence, Key, Line, LinePlace, Waiters};
 pub(in crate::block) use log::MoveLog;
-pub use log::{Moved, Since};
+pub use log::{MoveCount, Moved, Since};
 pub(in crate::block) use table::Table;
 pub use word::{BlockWord, Ownership, Released};

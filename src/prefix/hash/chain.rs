@@ -66,10 +66,15 @@ impl Chain {
     #[inline]
     pub fn extend(&mut self, hasher: &PrefixHasher, mut tokens: &[u32], mut full: impl FnMut(BlockHash)) {
         let block_tokens = hasher.block_tokens();
+        if let [token] = *tokens
+            && self.tail.len() + 1 < block_tokens
+        {
+            // A decoded token, usually.
+            return self.tail.push(token);
+        }
         if !self.tail.is_empty() {
             let (head, rest) = tokens.split_at(tokens.len().min(block_tokens - self.tail.len()));
-            // Usually one token: avoids copying a slice.
-            self.tail.extend(head.iter().copied());
+            self.tail.extend_from_slice(head);
             if self.tail.len() < block_tokens {
                 return;
             }
@@ -79,7 +84,7 @@ impl Chain {
             tokens = rest;
         }
         let (blocks, rest) = tokens.split_at(tokens.len() / block_tokens * block_tokens);
-        self.tail.extend(rest.iter().copied());
+        self.tail.extend_from_slice(rest);
         if self.extras.is_empty() {
             self.parent = hasher.blocks(self.parent, blocks, full);
             self.blocks += (blocks.len() / block_tokens) as u64;
