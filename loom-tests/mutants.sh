@@ -103,6 +103,9 @@ wheel_no_look eviction_queue
 evict_owned evictable
 evict_seen evictable
 filed_twice evictable
+entry_rest_lost entries
+entry_seen_lost entries
+entry_outdated_lost entries
 hit_evicted evictable
 unchecked_hit evictable
 give_up_rewritten evictable

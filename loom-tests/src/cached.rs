@@ -87,6 +87,11 @@ impl CachedBlocks {
         models::release_listed(&self.blocks, &[id]);
     }
 
+    /// Removes blocks from a list together.
+    pub fn leave_all(&self, ids: &[BlockId]) {
+        models::release_listed(&self.blocks, ids);
+    }
+
     /// Creates an evictable block.
     pub fn keep(&self, n: u64) -> BlockId {
         let id = self.fill(n);
