@@ -7,8 +7,9 @@
 //!
 //! | file | content |
 //! |---|---|
-//! | `prompts` | the prompts of a trace as lists of small numbers |
+//! | `prompts` | the requests of a trace as lists of small numbers |
 //! | `pooled` | policies behind the pool's own trait, over exact queues |
+//! | `running` | the same, and the bound, in a pool whose blocks belong to running requests for a time |
 //! | `s3fifo`, `sieve` | policies of other systems, for comparison |
 //! | `clairvoyant` | the bound: the best that is possible with the future known |
 //! | `chart`, `draw` | the rates as a chart for a terminal, and as SVG |
@@ -18,8 +19,10 @@ mod clairvoyant;
 mod draw;
 mod pooled;
 mod prompts;
+mod running;
 mod s3fifo;
 mod sieve;
+pub mod workloads;
 #[cfg(test)]
 mod tests;
 
@@ -33,7 +36,7 @@ use crate::PolicyName;
 
 pub use chart::chart;
 pub use draw::draw;
-pub use prompts::Prompts;
+pub use prompts::{Arrival, Prompts};
 
 /// A policy of a pool, or one to compare with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -118,6 +121,19 @@ impl FromStr for Contender {
             let names: Vec<_> = Self::all().map(Self::name).collect();
             format!("no policy is called {name:?}; there are {}", names.join(", "))
         })
+    }
+}
+
+impl Contender {
+    /// Returns the hit rate in a pool of `blocks` blocks whose requests run for a time; `None` for
+    /// policies that are simulated only where they take none.
+    pub fn running_hit_rate(self, prompts: &Prompts, blocks: usize) -> Option<f64> {
+        let hits = match self {
+            Self::Pooled(policy) => running::hits(prompts, blocks, &*policy.build(blocks)),
+            Self::Clairvoyant => running::clairvoyant_hits(prompts, blocks),
+            Self::S3Fifo | Self::Sieve => return None,
+        };
+        Some(hits as f64 / prompts.total().max(1) as f64)
     }
 }
 
