@@ -61,8 +61,9 @@ const FIRST: usize = CLASSES;
 const COMPUTE_LOOKUPS: u64 = 64;
 /// Lookups after which past observations count half.
 const FADE_LOOKUPS: u64 = 1 << 14;
-/// The weight of one eviction in the moving averages.
-const THRESHOLD_FOLLOWS: f32 = 1e-2;
+/// One in so many evictions counts in the moving averages, which all threads write, and its weight.
+const SAMPLED_EVICTIONS: u64 = 8;
+const THRESHOLD_FOLLOWS: f32 = 8e-2;
 /// New blocks are judged at this part of the current eviction age. At age zero, prompts that arrive
 /// twice in one moment would make every block look good.
 const YOUNG: f32 = 1.0 / 8.0;
@@ -138,13 +139,6 @@ impl Foresight {
     fn young(&self) -> u64 {
         (figure(&self.evicted_age) * YOUNG) as u64
     }
-
-    /// Returns the current worth of a block, and its age.
-    fn worth(&self, head: Head, latest: u64) -> (f32, u64) {
-        let state = State(head.state);
-        let age = state.age(latest);
-        (self.ages.index(class_of(self.model.score(state)), age), age)
-    }
 }
 
 /// Returns the value of an `f32` that is stored as bits.
@@ -176,6 +170,7 @@ impl Policy for Foresight {
         }
         if lookups.is_multiple_of(COMPUTE_LOOKUPS) {
             self.ages.compute();
+            self.model.forget();
         }
         // The mean of the first requests, then a moving average.
         let by = 1.0 / (lookups + 1).min(REQUESTS_MEAN) as f32;
@@ -204,13 +199,15 @@ impl Policy for Foresight {
         }
         let state = State::new(Request(released.context), order, released.hits, depth, chain);
         let request = figure(&self.request_blocks);
-        let class = class_of(self.model.score_released(state, request));
         if let Some(blocks) = stands_for(depth, chain)
             && blocks as f32 * NOTED_PART >= request
-            && let Some(wait) = self.awaited.note(released.hash, state, blocks, latest)
         {
-            self.count(wait, wait.state.age(latest), false);
+            self.model.count_released(state, blocks as f32 / request);
+            if let Some(wait) = self.awaited.note(released.hash, state, blocks, latest) {
+                self.count(wait, wait.state.age(latest), false);
+            }
         }
+        let class = class_of(self.model.recent_score(state));
         let is_admitted = self.ages.index(class, self.young()) >= figure(&self.threshold);
         let queue = if is_admitted { class } else { FIRST };
         Place { queue: queue as u8, rank: order, state: state.0 }
@@ -218,27 +215,38 @@ impl Policy for Foresight {
 
     fn victim(&self, heads: &[Option<Head>], _now: Millis) -> Option<usize> {
         let latest = self.latest.load(Relaxed);
-        let worth = |(queue, head): (usize, &Option<Head>)| Some((queue, self.worth((*head)?, latest)));
-        let least = (heads.iter().take(CLASSES).enumerate().filter_map(worth))
-            .min_by(|(_, (a, _)), (_, (b, _))| a.total_cmp(b));
         let first = heads.get(FIRST).copied().flatten();
+        let is_sampled = |head: Head| head.rank.is_multiple_of(SAMPLED_EVICTIONS);
+        if let Some(first) = first
+            && !is_sampled(first)
+        {
+            return Some(FIRST);
+        }
+        let mut least: Option<(usize, f32, u64)> = None;
+        for (class, head) in heads.iter().take(CLASSES).enumerate() {
+            let Some(head) = head else { continue };
+            let age = State(head.state).age(latest);
+            let worth = self.ages.index(class, age);
+            if least.is_none_or(|(_, lowest, _)| worth < lowest) {
+                least = Some((class, worth, age));
+            }
+        }
         let young = self.young();
-        match first.map(|first| (State(first.state), State(first.state).age(latest))) {
+        match (first.map(|first| State(first.state)), least) {
             // The cache has room for more blocks than are admitted.
-            Some((state, age)) if age > young => {
-                let class = class_of(self.model.score(state));
+            (Some(state), _) if state.age(latest) > young => {
+                let class = class_of(self.model.recent_score(state));
                 follow(&self.threshold, self.ages.index(class, young), THRESHOLD_FOLLOWS);
             }
-            _ => {
-                if let Some((_, (worth, age))) = least {
-                    follow(&self.threshold, worth, THRESHOLD_FOLLOWS);
-                    follow(&self.evicted_age, age as f32, THRESHOLD_FOLLOWS);
-                }
+            (_, Some((class, worth, age))) if first.is_some() || heads[class].is_some_and(is_sampled) => {
+                follow(&self.threshold, worth, THRESHOLD_FOLLOWS);
+                follow(&self.evicted_age, age as f32, THRESHOLD_FOLLOWS);
             }
+            _ => {}
         }
         match (first, least) {
             (Some(_), _) => Some(FIRST),
-            (_, Some((queue, _))) => Some(queue),
+            (_, Some((queue, ..))) => Some(queue),
             _ => heads.iter().position(Option::is_some),
         }
     }

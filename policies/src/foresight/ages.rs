@@ -19,13 +19,13 @@ use std::array;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// Classes by score.
-pub(super) const CLASSES: usize = 15;
+pub(super) const CLASSES: usize = 5;
 /// Bins of age, half an octave each; the last is unbounded.
 pub(super) const BINS: usize = 48;
 /// Blocks released in the first bin: about the length of a request.
 const UNIT: u64 = 16;
 /// The width of a class in units of the score.
-const CLASS_WIDTH: f32 = 0.3;
+const CLASS_WIDTH: f32 = 0.8;
 
 /// The weight of a guess, in reuses: of the hazard of all classes, and of one class.
 const ALL_GUESS: f64 = 10.0;
@@ -111,8 +111,8 @@ pub(super) struct Ages {
 /// Returns the class of a score.
 pub(super) fn class_of(score: f32) -> usize {
     const MIDDLE: f32 = (CLASSES / 2) as f32;
-    // Casts saturate.
-    ((score / CLASS_WIDTH).round() + MIDDLE).clamp(0.0, (CLASSES - 1) as f32) as usize
+    // Casts truncate, and saturate.
+    ((score * (1.0 / CLASS_WIDTH) + MIDDLE + 0.5) as usize).min(CLASSES - 1)
 }
 
 /// Returns the risk in the middle of a class.
