@@ -38,6 +38,7 @@
 
 mod ages;
 mod awaited;
+mod duel;
 mod features;
 mod model;
 
@@ -48,6 +49,7 @@ use kvpool::prefix::policy::{Head, Lookup, Millis, Place, Policy, Released};
 
 use ages::{Ages, CLASSES, bin, class_of};
 use awaited::{Awaited, Wait};
+use duel::Duel;
 use features::{Request, State, stands_for};
 use model::Model;
 
@@ -92,6 +94,7 @@ pub struct Foresight {
     model: Model,
     ages: Ages,
     awaited: Awaited,
+    duel: Duel,
     lookups: AtomicU64,
     /// The latest order of a release, approximately.
     latest: AtomicU64,
@@ -111,6 +114,7 @@ impl Foresight {
             model: Model::new(),
             ages: Ages::new(),
             awaited: Awaited::new(blocks_max),
+            duel: Duel::new(),
             lookups: AtomicU64::new(0),
             latest: AtomicU64::new(0),
             request_blocks: AtomicU32::new(1f32.to_bits()),
@@ -125,6 +129,7 @@ impl Foresight {
         // at all. The square root is between the two weights.
         let part = f64::from(wait.blocks) / f64::from(figure(&self.request_blocks));
         let weight = (part * REQUEST_WEIGHT).sqrt();
+        self.duel.waited(wait.queue, part, wait.from, age);
         let score = self.model.score(wait.state);
         let class = class_of(score);
         let expected = self.ages.awaited(class, f64::from(score).exp(), weight, wait.from, age);
@@ -133,6 +138,25 @@ impl Foresight {
         }
         let surplus = f64::from(u8::from(is_reused)) - expected.min(SURPLUS_MAX);
         self.model.learn(wait.state, (weight * surplus) as f32);
+    }
+
+    /// Follows the averages at an eviction, where the head of class `least` is worth least.
+    fn evicts(&self, heads: &[Option<Head>], least: Option<(usize, f32, u64)>, latest: u64) {
+        let age = |head: &Option<Head>| head.map(|head| State(head.state).age(latest));
+        self.duel.evicts(heads.iter().map(age), latest);
+        let (young, first) = (self.young(), heads.get(FIRST).copied().flatten());
+        match (first.map(|first| State(first.state)), least) {
+            // The cache has room for more blocks than are admitted.
+            (Some(state), _) if state.age(latest) > young => {
+                let class = class_of(self.model.recent_score(state));
+                follow(&self.threshold, self.ages.index(class, young), THRESHOLD_FOLLOWS);
+            }
+            (_, Some((_, worth, age))) => {
+                follow(&self.threshold, worth, THRESHOLD_FOLLOWS);
+                follow(&self.evicted_age, age as f32, THRESHOLD_FOLLOWS);
+            }
+            _ => {}
+        }
     }
 
     /// Returns the age at which a new block is judged.
@@ -176,14 +200,19 @@ impl Policy for Foresight {
         let by = 1.0 / (lookups + 1).min(REQUESTS_MEAN) as f32;
         follow(&self.request_blocks, lookup.blocks.max(1) as f32, by);
         let (mut known, mut taken_up) = (lookup.hits, State::known(lookup.state));
+        let mut round = Duel::begin();
         for (hash, block) in (&mut lookup.hashes).zip(1..) {
             if let Some(wait) = self.awaited.take(hash) {
-                self.count(wait, wait.state.age(latest), true);
+                let age = wait.state.age(latest);
+                let part = wait.blocks as f32 / figure(&self.request_blocks);
+                self.duel.reused(&mut round, wait.queue, part, age, latest);
+                self.count(wait, age, true);
                 if block > known {
                     (known, taken_up) = (block, Some(wait.state));
                 }
             }
         }
+        self.duel.end(round, lookups, &self.ages, latest);
         self.awaited.look_through(latest, |wait, age| self.count(wait, age, false));
         let taken_up = taken_up.map(|state| (state, bin(state.age(latest)) / 2));
         Request::new(lookup.blocks.saturating_sub(known), taken_up).0
@@ -199,17 +228,18 @@ impl Policy for Foresight {
         }
         let state = State::new(Request(released.context), order, released.hits, depth, chain);
         let request = figure(&self.request_blocks);
+        let class = class_of(self.model.recent_score(state));
+        let is_admitted = self.ages.index(class, self.young()) >= figure(&self.threshold);
+        let queue = if is_admitted { class } else { FIRST };
         if let Some(blocks) = stands_for(depth, chain)
             && blocks as f32 * NOTED_PART >= request
         {
             self.model.count_released(state, blocks as f32 / request);
-            if let Some(wait) = self.awaited.note(released.hash, state, blocks, latest) {
+            let wait = Wait { state, blocks, queue, from: 0 };
+            if let Some(wait) = self.awaited.note(released.hash, wait, latest) {
                 self.count(wait, wait.state.age(latest), false);
             }
         }
-        let class = class_of(self.model.recent_score(state));
-        let is_admitted = self.ages.index(class, self.young()) >= figure(&self.threshold);
-        let queue = if is_admitted { class } else { FIRST };
         Place { queue: queue as u8, rank: order, state: state.0 }
     }
 
@@ -217,10 +247,13 @@ impl Policy for Foresight {
         let latest = self.latest.load(Relaxed);
         let first = heads.get(FIRST).copied().flatten();
         let is_sampled = |head: Head| head.rank.is_multiple_of(SAMPLED_EVICTIONS);
-        if let Some(first) = first
-            && !is_sampled(first)
+        let is_by_worth = self.duel.is_by_worth();
+        let oldest = || heads.iter().enumerate().filter_map(|(queue, head)| Some((head.as_ref()?.rank, queue))).min();
+        let chosen = if is_by_worth { first.map(|_| FIRST) } else { oldest().map(|(_, queue)| queue) };
+        if let Some(queue) = chosen
+            && !heads[queue].is_some_and(is_sampled)
         {
-            return Some(FIRST);
+            return Some(queue);
         }
         let mut least: Option<(usize, f32, u64)> = None;
         for (class, head) in heads.iter().take(CLASSES).enumerate() {
@@ -231,24 +264,11 @@ impl Policy for Foresight {
                 least = Some((class, worth, age));
             }
         }
-        let young = self.young();
-        match (first.map(|first| State(first.state)), least) {
-            // The cache has room for more blocks than are admitted.
-            (Some(state), _) if state.age(latest) > young => {
-                let class = class_of(self.model.recent_score(state));
-                follow(&self.threshold, self.ages.index(class, young), THRESHOLD_FOLLOWS);
-            }
-            (_, Some((class, worth, age))) if first.is_some() || heads[class].is_some_and(is_sampled) => {
-                follow(&self.threshold, worth, THRESHOLD_FOLLOWS);
-                follow(&self.evicted_age, age as f32, THRESHOLD_FOLLOWS);
-            }
-            _ => {}
+        let queue = chosen.or(least.map(|(class, ..)| class)).or_else(|| heads.iter().position(Option::is_some));
+        if queue.is_some_and(|queue| heads[queue].is_some_and(is_sampled)) {
+            self.evicts(heads, least, latest);
         }
-        match (first, least) {
-            (Some(_), _) => Some(FIRST),
-            (_, Some((queue, ..))) => Some(queue),
-            _ => heads.iter().position(Option::is_some),
-        }
+        queue
     }
 }
 

@@ -19,13 +19,13 @@ use std::array;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// Classes by score.
-pub(super) const CLASSES: usize = 5;
+pub(super) const CLASSES: usize = 7;
 /// Bins of age, half an octave each; the last is unbounded.
 pub(super) const BINS: usize = 48;
 /// Blocks released in the first bin: about the length of a request.
 const UNIT: u64 = 16;
 /// The width of a class in units of the score.
-const CLASS_WIDTH: f32 = 0.8;
+const CLASS_WIDTH: f32 = 0.6;
 
 /// The weight of a guess, in reuses: of the hazard of all classes, and of one class.
 const ALL_GUESS: f64 = 10.0;
@@ -46,29 +46,44 @@ pub(super) const fn bin(age: u64) -> usize {
 }
 
 /// Returns the age at which a bin begins.
-fn begins(bin: usize) -> f64 {
+pub(super) fn begins(bin: usize) -> f64 {
     if bin == 0 { 0.0 } else { UNIT as f64 * (bin as f64 / 2.0).exp2() }
 }
 
+/// Passes each bin between two ages, and the time spent in it, to `part`.
+pub(super) fn parts(from: u64, to: u64, mut part: impl FnMut(usize, f64)) {
+    if to <= from {
+        return;
+    }
+    let (from_age, to_age) = (from as f64, to as f64);
+    for bin in bin(from)..=bin(to) {
+        let end = if bin == BINS - 1 { to_age } else { begins(bin + 1).min(to_age) };
+        let time = end - begins(bin).max(from_age);
+        if time > 0.0 {
+            part(bin, time);
+        }
+    }
+}
+
 /// A sum that threads add to.
-struct Sum(AtomicU64);
+pub(super) struct Sum(AtomicU64);
 
 impl Sum {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self(AtomicU64::new(0f64.to_bits()))
     }
 
-    fn get(&self) -> f64 {
+    pub(super) fn get(&self) -> f64 {
         f64::from_bits(self.0.load(Relaxed))
     }
 
     /// Adds an amount. Relaxed, and a store: a concurrent addition may be lost, which only costs
     /// accuracy.
-    fn add(&self, amount: f64) {
+    pub(super) fn add(&self, amount: f64) {
         self.0.store((self.get() + amount).to_bits(), Relaxed);
     }
 
-    fn halve(&self) {
+    pub(super) fn halve(&self) {
         self.0.store((self.get() / 2.0).to_bits(), Relaxed);
     }
 }
@@ -135,20 +150,12 @@ impl Ages {
     /// Counts a block that was awaited between two ages, with the weight of `weight` blocks.
     /// Returns the expected reuses of one block.
     pub(super) fn awaited(&self, class: usize, risk: f64, weight: f64, from: u64, to: u64) -> f64 {
-        let (from_age, to_age) = (from as f64, to as f64);
         let mut expected = 0.0;
-        if to <= from {
-            return expected;
-        }
-        for bin in bin(from)..=bin(to) {
-            let end = if bin == BINS - 1 { to_age } else { begins(bin + 1).min(to_age) };
-            let time = end - begins(bin).max(from_age);
-            if time > 0.0 {
-                self.all[bin].exposure.add(weight * risk * time);
-                self.classes[class][bin].exposure.add(weight * time);
-                expected += f64::from(f32::from_bits(self.hazards[bin].load(Relaxed))) * risk * time;
-            }
-        }
+        parts(from, to, |bin, time| {
+            self.all[bin].exposure.add(weight * risk * time);
+            self.classes[class][bin].exposure.add(weight * time);
+            expected += f64::from(f32::from_bits(self.hazards[bin].load(Relaxed))) * risk * time;
+        });
         expected
     }
 
@@ -160,7 +167,12 @@ impl Ages {
 
     /// Returns the worth of a block of a class at an age.
     pub(super) fn index(&self, class: usize, age: u64) -> f32 {
-        f32::from_bits(self.indices[class][bin(age)].load(Relaxed))
+        self.index_of_bin(class, bin(age))
+    }
+
+    /// Returns the worth of a block of a class at an age in a bin.
+    pub(super) fn index_of_bin(&self, class: usize, bin: usize) -> f32 {
+        f32::from_bits(self.indices[class][bin].load(Relaxed))
     }
 
     /// Halves the weight of past observations.

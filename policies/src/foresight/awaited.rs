@@ -8,7 +8,7 @@
 //! |---|---|
 //! | hash | of the block; 0: no note. The thread that swaps it to another value has taken the note |
 //! | state | of the block, as [`features`](super::features) packs it |
-//! | counted | the age up to which the wait was counted, and above it the number of blocks that the note stands for |
+//! | counted | bits 0..40: the age up to which the wait was counted; 40..60: the number of blocks that the note stands for; 60..64: its queue |
 //!
 //! The words are written one after the other. A thread that reads a note during its replacement may
 //! combine the hash of one with the rest of another, and counts a wait that did not happen: an
@@ -27,6 +27,8 @@ const NOTES_MAX: usize = 1 << 16;
 const ROUND_LOOKUPS: usize = 256;
 
 const COUNTED_BITS: u32 = 40;
+const BLOCKS_BITS: u32 = 20;
+const BLOCKS_MAX: u32 = (1 << BLOCKS_BITS) - 1;
 
 /// The hashes of a set, in one cache line: a lookup that finds none reads no more.
 #[repr(align(64))]
@@ -51,6 +53,8 @@ pub(super) struct Wait {
     pub state: State,
     /// Blocks that the note stands for.
     pub blocks: u32,
+    /// The queue in which the block was placed.
+    pub queue: usize,
     /// Age up to which the wait was counted before.
     pub from: u64,
 }
@@ -67,7 +71,8 @@ impl Note<'_> {
         let counted = self.words.counted.load(Relaxed);
         Wait {
             state: State(self.words.state.load(Relaxed)),
-            blocks: (counted >> COUNTED_BITS) as u32,
+            blocks: (counted >> COUNTED_BITS) as u32 & BLOCKS_MAX,
+            queue: (counted >> (COUNTED_BITS + BLOCKS_BITS)) as usize,
             from: counted & ((1 << COUNTED_BITS) - 1),
         }
     }
@@ -106,9 +111,9 @@ impl Awaited {
         note.hash.compare_exchange(hash, 0, Relaxed, Relaxed).is_ok().then_some(wait)
     }
 
-    /// Notes a block that stands for `blocks` blocks. Returns the wait of the note that it
-    /// replaced.
-    pub(super) fn note(&self, hash: u64, state: State, blocks: u32, latest: u64) -> Option<Wait> {
+    /// Notes a block that stands for `blocks` blocks, and its queue. Returns the wait of the note
+    /// that it replaced.
+    pub(super) fn note(&self, hash: u64, new: Wait, latest: u64) -> Option<Wait> {
         let set = self.set(hash) * WAYS;
         let notes = || (set..set + WAYS).map(|at| self.note_at(at));
         let oldest = |note: &Note<'_>| note.wait().state.age(latest);
@@ -116,8 +121,8 @@ impl Awaited {
         let note = self.find(hash).or_else(free).or_else(|| notes().max_by_key(oldest))?;
         let wait = note.wait();
         let before = note.hash.swap(0, Relaxed);
-        note.words.state.store(state.0, Relaxed);
-        note.words.counted.store(u64::from(blocks.min(1 << 20)) << COUNTED_BITS, Relaxed);
+        note.words.state.store(new.state.0, Relaxed);
+        note.words.counted.store(new.packed(new.from), Relaxed);
         note.hash.store(hash, Relaxed);
         (before != 0 && before != hash).then_some(wait)
     }
@@ -147,6 +152,8 @@ impl Awaited {
 
 impl Wait {
     fn packed(&self, age: u64) -> u64 {
-        u64::from(self.blocks) << COUNTED_BITS | age
+        (self.queue as u64) << (COUNTED_BITS + BLOCKS_BITS)
+            | u64::from(self.blocks.min(BLOCKS_MAX)) << COUNTED_BITS
+            | age
     }
 }
