@@ -166,6 +166,8 @@ impl Writer {
     }
 
     fn done(mut self, name: &'static str) -> Workload {
+        // Without new conversations the last turns of the old ones would come to an empty pool.
+        self.drafts.retain(|draft| draft.at_ms < HOUR);
         self.drafts.sort_by(|a, b| a.at_ms.total_cmp(&b.at_ms));
         let arrivals = self.drafts.iter().map(|Draft { at_ms, prompt, answer }| Arrival {
             at_ms: *at_ms as u64,
