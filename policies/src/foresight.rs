@@ -80,6 +80,30 @@ const REQUEST_WEIGHT: f64 = 32.0;
 /// The largest lag of `latest`, in releases.
 const LATEST_SLACK: u64 = 16;
 
+/// The constants of [`Foresight`] that were chosen by measurements.
+///
+/// The defaults are chosen on the workloads of `simulate`; the crate's example `left_out` shows what
+/// they are worth on workloads on which they were not chosen.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Tuning {
+    /// The first step of a weight of the model.
+    pub step: f32,
+    /// The weight of the hazard of all classes in the hazard of one class, in reuses.
+    pub class_guess: f64,
+    /// Whether the first block of a chain is noted.
+    pub beginnings: bool,
+    /// Lookups over which the gain over LRU is averaged.
+    pub memory_lookups: f32,
+    /// The size, relative to the pool, of the LRU cache that must be surpassed.
+    pub margin: f64,
+}
+
+impl Default for Tuning {
+    fn default() -> Self {
+        Self { step: 0.015, class_guess: 20.0, beginnings: true, memory_lookups: 256.0, margin: 1.15 }
+    }
+}
+
 /// Evicts the block with the fewest expected hits per unit of room and time, learned from past
 /// requests.
 ///
@@ -91,6 +115,7 @@ const LATEST_SLACK: u64 = 16;
 /// current victims is evicted before all others. Without observations the policy is LRU. Priorities
 /// and retention are ignored.
 pub struct Foresight {
+    tuning: Tuning,
     model: Model,
     ages: Ages,
     awaited: Awaited,
@@ -110,11 +135,17 @@ pub struct Foresight {
 impl Foresight {
     /// Creates a policy without observations, for a pool of at most `blocks_max` blocks.
     pub fn new(blocks_max: usize) -> Self {
+        Self::tuned(blocks_max, Tuning::default())
+    }
+
+    /// Creates a policy with other constants than the default ones.
+    pub fn tuned(blocks_max: usize, tuning: Tuning) -> Self {
         Self {
-            model: Model::new(),
-            ages: Ages::new(),
+            tuning,
+            model: Model::new(tuning.step),
+            ages: Ages::new(tuning.class_guess),
             awaited: Awaited::new(blocks_max),
-            duel: Duel::new(),
+            duel: Duel::new(tuning.memory_lookups, tuning.margin),
             lookups: AtomicU64::new(0),
             latest: AtomicU64::new(0),
             request_blocks: AtomicU32::new(1f32.to_bits()),
@@ -128,8 +159,8 @@ impl Foresight {
         // Half of a chain's blocks are behind one note, but the chain is reused as a whole or not
         // at all. The square root is between the two weights.
         let part = f64::from(wait.blocks) / f64::from(figure(&self.request_blocks));
-        let weight = (part * REQUEST_WEIGHT).sqrt();
         self.duel.waited(wait.queue, part, wait.from, age);
+        let weight = (part * REQUEST_WEIGHT).sqrt();
         let score = self.model.score(wait.state);
         let class = class_of(score);
         let expected = self.ages.awaited(class, f64::from(score).exp(), weight, wait.from, age);
@@ -233,6 +264,7 @@ impl Policy for Foresight {
         let queue = if is_admitted { class } else { FIRST };
         if let Some(blocks) = stands_for(depth, chain)
             && blocks as f32 * NOTED_PART >= request
+            && (depth > 0 || self.tuning.beginnings || (chain - depth).is_power_of_two())
         {
             self.model.count_released(state, blocks as f32 / request);
             let wait = Wait { state, blocks, queue, from: 0 };

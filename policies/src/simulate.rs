@@ -32,6 +32,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread;
 
+use kvpool::prefix::policy::Policy;
+
 use crate::PolicyName;
 
 pub use chart::chart;
@@ -135,6 +137,13 @@ impl Contender {
         };
         Some(hits as f64 / prompts.total().max(1) as f64)
     }
+}
+
+/// Returns the hit rate of an unused policy with a capacity of `blocks` blocks; `running`: in a pool
+/// whose requests run for a time.
+pub fn hit_rate_of(policy: &dyn Policy, prompts: &Prompts, blocks: usize, running: bool) -> f64 {
+    let simulated = if running { running::hits } else { pooled::hits };
+    simulated(prompts, blocks, policy) as f64 / prompts.total().max(1) as f64
 }
 
 /// Measures each contender at each capacity on each trace, on all cores. `done` is called after

@@ -27,9 +27,8 @@ const UNIT: u64 = 16;
 /// The width of a class in units of the score.
 const CLASS_WIDTH: f32 = 0.6;
 
-/// The weight of a guess, in reuses: of the hazard of all classes, and of one class.
+/// The weight of the guess of the hazard of all classes, in reuses.
 const ALL_GUESS: f64 = 10.0;
-const CLASS_GUESS: f64 = 20.0;
 /// The power of the age with which the guess falls beyond the mean age.
 const GUESS_FALL: i32 = 3;
 /// The survival below which the sum over later ages ends.
@@ -115,6 +114,8 @@ type Computed = AtomicU32;
 
 /// Reuses and exposure by class and age, and the worth computed from them.
 pub(super) struct Ages {
+    /// The weight of the hazard of all classes in that of one class, in reuses.
+    class_guess: f64,
     /// Of all classes; exposure is weighted by the risk of the exposed block.
     all: [Seen; BINS],
     classes: [[Seen; BINS]; CLASSES],
@@ -137,9 +138,10 @@ fn risk_of(class: usize) -> f64 {
 
 impl Ages {
     /// Creates sums without observations.
-    pub(super) fn new() -> Self {
+    pub(super) fn new(class_guess: f64) -> Self {
         let computed = || array::from_fn(|_| Computed::new(0f32.to_bits()));
         Self {
+            class_guess,
             all: array::from_fn(|_| Seen::new()),
             classes: array::from_fn(|_| array::from_fn(|_| Seen::new())),
             hazards: computed(),
@@ -195,7 +197,7 @@ impl Ages {
         store(&self.hazards, &hazards);
         for (class, (seen, to)) in self.classes.iter().zip(&self.indices).enumerate() {
             let risk = risk_of(class);
-            let hazards = array::from_fn(|bin| seen[bin].hazard(hazards[bin] * risk, CLASS_GUESS));
+            let hazards = array::from_fn(|bin| seen[bin].hazard(hazards[bin] * risk, self.class_guess));
             store(to, &indices(&hazards));
         }
     }

@@ -28,6 +28,7 @@ const ROUND_LOOKUPS: usize = 256;
 
 const COUNTED_BITS: u32 = 40;
 const BLOCKS_BITS: u32 = 20;
+const QUEUE_SHIFT: u32 = COUNTED_BITS + BLOCKS_BITS;
 const BLOCKS_MAX: u32 = (1 << BLOCKS_BITS) - 1;
 
 /// The hashes of a set, in one cache line: a lookup that finds none reads no more.
@@ -48,7 +49,7 @@ struct Note<'a> {
 }
 
 /// A wait, or a part of one, to be counted.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Wait {
     pub state: State,
     /// Blocks that the note stands for.
@@ -72,7 +73,7 @@ impl Note<'_> {
         Wait {
             state: State(self.words.state.load(Relaxed)),
             blocks: (counted >> COUNTED_BITS) as u32 & BLOCKS_MAX,
-            queue: (counted >> (COUNTED_BITS + BLOCKS_BITS)) as usize,
+            queue: (counted >> QUEUE_SHIFT) as usize,
             from: counted & ((1 << COUNTED_BITS) - 1),
         }
     }
@@ -111,8 +112,7 @@ impl Awaited {
         note.hash.compare_exchange(hash, 0, Relaxed, Relaxed).is_ok().then_some(wait)
     }
 
-    /// Notes a block that stands for `blocks` blocks, and its queue. Returns the wait of the note
-    /// that it replaced.
+    /// Notes a block. Returns the wait of the note that it replaced.
     pub(super) fn note(&self, hash: u64, new: Wait, latest: u64) -> Option<Wait> {
         let set = self.set(hash) * WAYS;
         let notes = || (set..set + WAYS).map(|at| self.note_at(at));
@@ -152,7 +152,7 @@ impl Awaited {
 
 impl Wait {
     fn packed(&self, age: u64) -> u64 {
-        (self.queue as u64) << (COUNTED_BITS + BLOCKS_BITS)
+        (self.queue as u64) << QUEUE_SHIFT
             | u64::from(self.blocks.min(BLOCKS_MAX)) << COUNTED_BITS
             | age
     }

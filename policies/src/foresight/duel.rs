@@ -27,8 +27,6 @@ use super::{FIRST, figure, follow};
 /// Queues: the classes, and the blocks that go first.
 pub(super) const QUEUES: usize = CLASSES + 1;
 
-/// Lookups over which gains are remembered.
-const MEMORY_LOOKUPS: f32 = 512.0;
 /// Lookups after which past exposure counts half.
 const FADE_LOOKUPS: u64 = 512;
 /// Lookups between two estimates of the frontiers.
@@ -47,13 +45,17 @@ struct Frontier {
 /// The blocks of one lookup that both orders would have kept, and the difference so far.
 #[derive(Clone, Copy)]
 pub(super) struct Round {
-    by_worth: bool,
-    by_release: bool,
-    gain: f32,
+    pub by_worth: bool,
+    pub by_release: bool,
+    pub gain: f32,
 }
 
 /// See the [module](self).
 pub(super) struct Duel {
+    /// Lookups over which gains are averaged.
+    memory_lookups: f32,
+    /// The size, relative to the pool, of the cache in the order of releases.
+    margin: f64,
     /// Noted blocks times time, by queue and age.
     exposure: [[Sum; BINS]; QUEUES],
     by_worth: Frontier,
@@ -84,8 +86,10 @@ impl Frontier {
 }
 
 impl Duel {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(memory_lookups: f32, margin: f64) -> Self {
         Self {
+            memory_lookups,
+            margin,
             exposure: array::from_fn(|_| array::from_fn(|_| Sum::new())),
             by_worth: Frontier::new(),
             by_release: Frontier::new(),
@@ -120,11 +124,11 @@ impl Duel {
 
     /// Ends a lookup, and decides which order evicts from now on.
     pub(super) fn end(&self, round: Round, lookups: u64, ages: &Ages, latest: u64) {
-        follow(&self.gain, round.gain, 1.0 / MEMORY_LOOKUPS);
-        follow(&self.square, round.gain * round.gain, 1.0 / MEMORY_LOOKUPS);
+        follow(&self.gain, round.gain, 1.0 / self.memory_lookups);
+        follow(&self.square, round.gain * round.gain, 1.0 / self.memory_lookups);
         let (gain, square) = (figure(&self.gain), figure(&self.square));
         let is_by_worth = self.is_by_worth();
-        let least = if is_by_worth { 0.0 } else { GAIN_MIN * (square / MEMORY_LOOKUPS).sqrt() };
+        let least = if is_by_worth { 0.0 } else { GAIN_MIN * (square / self.memory_lookups).sqrt() };
         if (gain > least) != is_by_worth {
             self.is_by_worth.store(!is_by_worth, Relaxed);
         }
@@ -160,6 +164,7 @@ impl Duel {
             room += exposure[..last].iter().sum::<f64>() + exposure[last] * fraction(last, age);
         }
         if self.is_by_worth() {
+            room *= self.margin;
             let mut age = begins(BINS - 1);
             for bin in 0..BINS - 1 {
                 let here: f64 = exposure.iter().map(|exposure| exposure[bin]).sum();
@@ -171,7 +176,7 @@ impl Duel {
             }
             (0..QUEUES).for_each(|queue| self.by_release.set(queue, age as u64, latest));
         } else {
-            let kept = kept_by_worth(&exposure, room, ages);
+            let kept = kept_by_worth(&exposure, room / self.margin, ages);
             (0..QUEUES).for_each(|queue| self.by_worth.set(queue, kept[queue] as u64, latest));
         }
     }
@@ -184,7 +189,7 @@ fn fraction(bin: usize, age: u64) -> f64 {
 
 /// Returns the oldest age of each queue that is kept where the oldest of the queue that is worth
 /// least goes until `room` is left.
-fn kept_by_worth(exposure: &[[f64; BINS]; QUEUES], room: f64, ages: &Ages) -> [f64; QUEUES] {
+pub(super) fn kept_by_worth(exposure: &[[f64; BINS]; QUEUES], room: f64, ages: &Ages) -> [f64; QUEUES] {
     let mut surplus = exposure.iter().flatten().sum::<f64>() - room - exposure[FIRST].iter().sum::<f64>();
     let mut kept: [f64; QUEUES] = array::from_fn(|queue| if queue == FIRST { 0.0 } else { begins(BINS) });
     if surplus < 0.0 {

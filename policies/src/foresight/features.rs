@@ -140,11 +140,12 @@ impl State {
 }
 
 /// Returns the number of blocks that the block at `depth` stands for, if it is noted: blocks at a
-/// power of two from the end of the chain stand for those up to the next one.
+/// power of two from the end of the chain stand for those up to the next one, and the first block
+/// for those before the last of them.
 pub(super) const fn stands_for(depth: u32, chain: u32) -> Option<u32> {
     let to_end = chain.saturating_sub(depth);
-    if !to_end.is_power_of_two() {
-        return None;
+    if to_end.is_power_of_two() {
+        return Some(if to_end == 1 { 1 } else { to_end / 2 });
     }
-    Some(if to_end == 1 { 1 } else { to_end / 2 })
+    if depth > 0 || chain == 0 { None } else { Some(to_end - (1 << to_end.ilog2())) }
 }

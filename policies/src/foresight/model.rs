@@ -19,9 +19,6 @@ const PAIRS: [(Feature, Feature); 6] =
 const TERMS: usize = ALL.len() + PAIRS.len();
 const WEIGHTS: usize = ALL.len() * VALUES + PAIRS.len() * VALUES * VALUES;
 
-/// The first step of a weight. A block's score moves by up to [`TERMS`] steps at once.
-const STEP: f32 = 0.03;
-
 /// Requests in the moving average of the score.
 const MEAN_REQUESTS: f32 = 256.0;
 
@@ -41,6 +38,8 @@ pub(super) struct Model {
     /// low half; 0: none. The blocks of a chain share one or two of them, and most releases find
     /// theirs. Forgotten at intervals, because weights change.
     memos: Box<[AtomicU64]>,
+    /// The first step of a weight. A block's score moves by up to [`TERMS`] steps at once.
+    step: f32,
     /// The mean score of released blocks, as the bits of an `f32`.
     mean: AtomicU32,
 }
@@ -77,8 +76,9 @@ impl Weight {
 
 impl Model {
     /// Creates a model with all weights zero.
-    pub(super) fn new() -> Self {
+    pub(super) fn new(step: f32) -> Self {
         Self {
+            step,
             weights: (0..WEIGHTS).map(|_| Weight(AtomicU64::new(0))).collect(),
             memos: (0..MEMOS).map(|_| AtomicU64::new(0)).collect(),
             mean: AtomicU32::new(0f32.to_bits()),
@@ -127,7 +127,7 @@ impl Model {
             let weight = &self.weights[term];
             let (value, squares) = weight.parts();
             let squares = squares + surplus * surplus;
-            weight.set(value + STEP * surplus / (squares + 1.0).sqrt(), squares);
+            weight.set(value + self.step * surplus / (squares + 1.0).sqrt(), squares);
         }
     }
 

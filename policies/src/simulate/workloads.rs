@@ -217,24 +217,25 @@ const AGENTS: Chats = Chats {
     ..CHATS
 };
 
-/// Returns the workloads.
-pub fn workloads() -> Vec<Workload> {
+/// Returns the workloads of a seed.
+pub fn workloads(seed: u64) -> Vec<Workload> {
+    let writer = |number: u64| Writer::new(seed << 32 | number);
     vec![
-        Writer::new(1).chats(0.0, HOUR, &CHATS).done("chats with time to think"),
-        Writer::new(2).chats(0.0, HOUR, &LONG_CHATS).done("long chats, long pauses, nothing shared"),
-        Writer::new(3).texts(0.0, HOUR, 1500.0, 400, false).once(HOUR, 3000.0, 0, 10.0).done("templates, and one-off prompts"),
-        Writer::new(4).chats(0.0, HOUR, &AGENTS).done("agents in quick steps, some taken back"),
-        Writer::new(5).once(HOUR, 1000.0, 3, 10.0).done("one-off prompts under three system prompts"),
-        Writer::new(6).texts(0.0, HOUR, 700.0, 600, true).done("a loop"),
-        Writer::new(7).chats(0.0, HOUR, &CHATS).texts(0.0, HOUR, 2000.0, 300, true).done("chats, and a loop"),
-        Writer::new(8).chats(0.0, HOUR, &CHATS).once(HOUR, 1000.0, 0, 12.0).done("chats, and one-off prompts"),
-        Writer::new(9).texts(0.0, HOUR, 600.0, 4000, false).done("questions about documents, by popularity"),
-        Writer::new(10)
+        writer(1).chats(0.0, HOUR, &CHATS).done("chats with time to think"),
+        writer(2).chats(0.0, HOUR, &LONG_CHATS).done("long chats, long pauses, nothing shared"),
+        writer(3).texts(0.0, HOUR, 1500.0, 400, false).once(HOUR, 3000.0, 0, 10.0).done("templates, and one-off prompts"),
+        writer(4).chats(0.0, HOUR, &AGENTS).done("agents in quick steps, some taken back"),
+        writer(5).once(HOUR, 1000.0, 3, 10.0).done("one-off prompts under three system prompts"),
+        writer(6).texts(0.0, HOUR, 700.0, 600, true).done("a loop"),
+        writer(7).chats(0.0, HOUR, &CHATS).texts(0.0, HOUR, 2000.0, 300, true).done("chats, and a loop"),
+        writer(8).chats(0.0, HOUR, &CHATS).once(HOUR, 1000.0, 0, 12.0).done("chats, and one-off prompts"),
+        writer(9).texts(0.0, HOUR, 600.0, 4000, false).done("questions about documents, by popularity"),
+        writer(10)
             .chats(0.0, 20.0 * MINUTE, &LONG_CHATS)
             .texts(20.0 * MINUTE, 40.0 * MINUTE, 500.0, 300, true)
             .chats(40.0 * MINUTE, HOUR, &CHATS)
             .done("long chats, then a loop, then short chats"),
-        Writer::new(11)
+        writer(11)
             .chats(0.0, HOUR, &LONG_CHATS)
             .chats(0.0, HOUR, &AGENTS)
             .once(HOUR, 4000.0, 0, 10.0)
