@@ -14,10 +14,11 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread;
 
-use kvpool_cli::trace::{HASH_BLOCK_TOKENS, HashIds, ReadOptions, Trace};
+use kvpool_cli::prompts::prompts;
+use kvpool_cli::trace::{HashIds, ReadOptions, Trace};
 use kvpool_cli::workload::Conversations;
 use kvpool_policies::simulate::workloads::{Workload, workloads};
-use kvpool_policies::simulate::{Arrival, Contender, Prompts, hit_rate_of};
+use kvpool_policies::simulate::{Contender, Prompts, Requests, hit_rate_of};
 use kvpool_policies::{Foresight, Tuning};
 
 /// Capacities, as shares of the distinct blocks of a workload.
@@ -37,7 +38,7 @@ const TOKEN_MS: u64 = 14;
 /// The hit rates at one capacity of one workload.
 struct Cell {
     workload: usize,
-    is_running: bool,
+    requests: Requests,
     blocks: usize,
     lru: f64,
     bound: f64,
@@ -47,42 +48,16 @@ struct Cell {
 
 fn candidates() -> Vec<Tuning> {
     let mut all = Vec::new();
-    for beginnings in [true, false] {
-        for memory_lookups in [256.0, 512.0] {
-            for margin in [1.0, 1.15] {
-                for (step, class_guess) in [(0.03, 20.0), (0.015, 20.0), (0.0075, 20.0), (0.03, 10.0), (0.03, 40.0)] {
-                    all.push(Tuning { step, class_guess, beginnings, memory_lookups, margin });
-                }
+    for memory_lookups in [256.0, 512.0] {
+        for margin in [1.15, 1.3] {
+            for (step, class_guess) in
+                [(0.015, 20.0), (0.0075, 20.0), (0.03, 20.0), (0.015, 10.0), (0.03, 10.0)]
+            {
+                all.push(Tuning { step, class_guess, memory_lookups, margin });
             }
         }
     }
     all
-}
-
-/// Returns the requests of a trace, in blocks of its hash ids.
-fn prompts(trace: &Trace) -> Prompts {
-    Prompts::of_arrivals(trace.requests.iter().map(|request| {
-        // Where the ids continue through the answer, the block in which the prompt ends is no part
-        // of it, and the last one is not full.
-        let continues = request.hashed_tokens > request.input_tokens;
-        let full = |tokens: u32| (tokens / HASH_BLOCK_TOKENS) as usize;
-        let ids = request.hash_ids.len();
-        let (prompt, answer, own) = if continues {
-            let prompt = full(request.input_tokens);
-            (prompt, full(request.hashed_tokens).max(prompt), 0)
-        } else {
-            let blocks = request.tokens().div_ceil(HASH_BLOCK_TOKENS.into()) as usize;
-            (ids, ids, blocks.saturating_sub(ids))
-        };
-        Arrival {
-            at_ms: request.arrival.as_millis() as u64,
-            prompt: &request.hash_ids[..prompt],
-            answer: &request.hash_ids[prompt..answer],
-            own,
-            prompt_ms: 10 + u64::from(request.input_tokens) / 100,
-            answer_ms: u64::from(request.output_tokens) * TOKEN_MS,
-        }
-    }))
 }
 
 fn conversation_trace() -> Option<Prompts> {
@@ -94,28 +69,31 @@ fn conversation_trace() -> Option<Prompts> {
         return None;
     }
     let options = ReadOptions { hash_ids: HashIds::Required, ..ReadOptions::default() };
-    Some(prompts(&Trace::load(&path, &options).expect("a readable trace")))
+    Some(prompts(&Trace::load(&path, &options).expect("a readable trace"), TOKEN_MS))
 }
 
 /// Measures all candidates on all workloads, on all cores.
 fn measure(workloads: &[(String, Prompts)], candidates: &[Tuning]) -> Vec<Cell> {
-    let cells = |workload: usize| [false, true].map(|is_running| SHARES.map(|share| (workload, is_running, share)));
+    let cells = |workload: usize| {
+        [Requests::AtOnce, Requests::Running].map(|requests| SHARES.map(|share| (workload, requests, share)))
+    };
     let jobs: Vec<_> = (0..workloads.len()).flat_map(cells).flatten().collect();
     let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     thread::scope(|scope| {
         for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
             scope.spawn(|| {
-                while let Some(&(workload, is_running, share)) = jobs.get(next.fetch_add(1, Relaxed)) {
+                while let Some(&(workload, requests, share)) = jobs.get(next.fetch_add(1, Relaxed)) {
                     let prompts = &workloads[workload].1;
                     let blocks = prompts.capacity(share);
-                    let rate = |contender: Contender| match is_running {
-                        true => contender.running_hit_rate(prompts, blocks).expect("it runs"),
-                        false => contender.hit_rate(prompts, blocks),
+                    let rate = |contender: Contender| match requests {
+                        Requests::Running => contender.running_hit_rate(prompts, blocks).expect("it runs"),
+                        Requests::AtOnce => contender.hit_rate(prompts, blocks),
                     };
-                    let tuned = |&tuning| hit_rate_of(&Foresight::tuned(blocks, tuning), prompts, blocks, is_running);
+                    let tuned =
+                        |&tuning| hit_rate_of(&Foresight::tuned(blocks, tuning), prompts, blocks, requests);
                     let foresight = candidates.iter().map(tuned).collect();
                     let (lru, bound) = (rate(Contender::LRU), rate(Contender::Clairvoyant));
-                    let cell = Cell { workload, is_running, blocks, lru, bound, foresight };
+                    let cell = Cell { workload, requests, blocks, lru, bound, foresight };
                     done.lock().expect("no measurement panicked").push(cell);
                     eprint!(".");
                 }
@@ -124,7 +102,7 @@ fn measure(workloads: &[(String, Prompts)], candidates: &[Tuning]) -> Vec<Cell> 
     });
     eprintln!();
     let mut cells = done.into_inner().expect("no measurement panicked");
-    cells.sort_by_key(|cell| (cell.workload, cell.is_running, cell.blocks));
+    cells.sort_by_key(|cell| (cell.workload, cell.requests == Requests::Running, cell.blocks));
     cells
 }
 
@@ -150,7 +128,8 @@ fn score<'a>(cells: impl Iterator<Item = &'a Cell>, workloads: usize, candidate:
 /// Returns the best candidate on all workloads but one.
 fn choose(cells: &[Cell], workloads: usize, candidates: usize, left_out: Option<usize>) -> usize {
     let scored = (0..candidates).map(|candidate| {
-        let (worst, closed) = score(cells.iter().filter(|cell| Some(cell.workload) != left_out), workloads, candidate);
+        let (worst, closed) =
+            score(cells.iter().filter(|cell| Some(cell.workload) != left_out), workloads, candidate);
         // Where none is good enough, the one that loses least.
         let is_good = worst >= -BELOW_MAX;
         (is_good, if is_good { closed } else { worst }, candidate)
@@ -166,14 +145,15 @@ fn print(all: &[(String, Prompts)], cells: &[Cell], chosen: impl Fn(usize) -> us
     SHARES.iter().for_each(|share| write!(head, " {} % |", share * 100.0).expect("a string"));
     println!("{head} gap closed |\n|{}", "---|".repeat(SHARES.len() + 3));
     for (number, (name, _)) in all.iter().enumerate() {
-        for is_running in [false, true] {
-            let row = || cells.iter().filter(|cell| cell.workload == number && cell.is_running == is_running);
-            let mut line = format!("| {name} | {} |", if is_running { "run" } else { "at once" });
+        for (requests, label) in [(Requests::AtOnce, "at once"), (Requests::Running, "running")] {
+            let row = || cells.iter().filter(|cell| cell.workload == number && cell.requests == requests);
+            let mut line = format!("| {name} | {label} |");
             for cell in row() {
                 let relative = relative(cell, chosen(number));
                 worst = worst.min(relative);
                 let rate = cell.foresight[chosen(number)];
-                write!(line, " {:.3} → {rate:.3} ({:+.1} %) |", cell.lru, 100.0 * relative).expect("a string");
+                write!(line, " {:.3} → {rate:.3} ({:+.1} %) |", cell.lru, 100.0 * relative)
+                    .expect("a string");
             }
             let (_, closed) = score(row(), all.len(), chosen(number));
             println!("{line} {:.0} % |", 100.0 * closed);
@@ -186,8 +166,12 @@ fn main() {
     let mut all = Vec::new();
     all.extend(conversation_trace().map(|prompts| ("the conversation trace".to_owned(), prompts)));
     let named = |workload: Workload| (workload.name.to_owned(), workload.prompts);
-    let conversations =
-        |seed| ("`kvpool`'s generated conversations".to_owned(), prompts(&Conversations::trace(seed, 8000)));
+    let conversations = |seed| {
+        (
+            "`kvpool`'s generated conversations".to_owned(),
+            prompts(&Conversations::trace(seed, 8000), TOKEN_MS),
+        )
+    };
     all.push(conversations(0));
     all.extend(workloads(0).into_iter().map(named));
     let candidates = candidates();

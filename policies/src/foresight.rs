@@ -90,8 +90,6 @@ pub struct Tuning {
     pub step: f32,
     /// The weight of the hazard of all classes in the hazard of one class, in reuses.
     pub class_guess: f64,
-    /// Whether the first block of a chain is noted.
-    pub beginnings: bool,
     /// Lookups over which the gain over LRU is averaged.
     pub memory_lookups: f32,
     /// The size, relative to the pool, of the LRU cache that must be surpassed.
@@ -100,7 +98,7 @@ pub struct Tuning {
 
 impl Default for Tuning {
     fn default() -> Self {
-        Self { step: 0.015, class_guess: 20.0, beginnings: true, memory_lookups: 256.0, margin: 1.15 }
+        Self { step: 0.015, class_guess: 20.0, memory_lookups: 256.0, margin: 1.15 }
     }
 }
 
@@ -115,7 +113,6 @@ impl Default for Tuning {
 /// current victims is evicted before all others. Without observations the policy is LRU. Priorities
 /// and retention are ignored.
 pub struct Foresight {
-    tuning: Tuning,
     model: Model,
     ages: Ages,
     awaited: Awaited,
@@ -141,7 +138,6 @@ impl Foresight {
     /// Creates a policy with other constants than the default ones.
     pub fn tuned(blocks_max: usize, tuning: Tuning) -> Self {
         Self {
-            tuning,
             model: Model::new(tuning.step),
             ages: Ages::new(tuning.class_guess),
             awaited: Awaited::new(blocks_max),
@@ -264,7 +260,6 @@ impl Policy for Foresight {
         let queue = if is_admitted { class } else { FIRST };
         if let Some(blocks) = stands_for(depth, chain)
             && blocks as f32 * NOTED_PART >= request
-            && (depth > 0 || self.tuning.beginnings || (chain - depth).is_power_of_two())
         {
             self.model.count_released(state, blocks as f32 / request);
             let wait = Wait { state, blocks, queue, from: 0 };
@@ -280,7 +275,8 @@ impl Policy for Foresight {
         let first = heads.get(FIRST).copied().flatten();
         let is_sampled = |head: Head| head.rank.is_multiple_of(SAMPLED_EVICTIONS);
         let is_by_worth = self.duel.is_by_worth();
-        let oldest = || heads.iter().enumerate().filter_map(|(queue, head)| Some((head.as_ref()?.rank, queue))).min();
+        let oldest =
+            || heads.iter().enumerate().filter_map(|(queue, head)| Some((head.as_ref()?.rank, queue))).min();
         let chosen = if is_by_worth { first.map(|_| FIRST) } else { oldest().map(|(_, queue)| queue) };
         if let Some(queue) = chosen
             && !heads[queue].is_some_and(is_sampled)
@@ -296,7 +292,8 @@ impl Policy for Foresight {
                 least = Some((class, worth, age));
             }
         }
-        let queue = chosen.or(least.map(|(class, ..)| class)).or_else(|| heads.iter().position(Option::is_some));
+        let queue =
+            chosen.or(least.map(|(class, ..)| class)).or_else(|| heads.iter().position(Option::is_some));
         if queue.is_some_and(|queue| heads[queue].is_some_and(is_sampled)) {
             self.evicts(heads, least, latest);
         }

@@ -152,8 +152,6 @@ impl Awaited {
 
 impl Wait {
     fn packed(&self, age: u64) -> u64 {
-        (self.queue as u64) << QUEUE_SHIFT
-            | u64::from(self.blocks.min(BLOCKS_MAX)) << COUNTED_BITS
-            | age
+        (self.queue as u64) << QUEUE_SHIFT | u64::from(self.blocks.min(BLOCKS_MAX)) << COUNTED_BITS | age
     }
 }

@@ -154,7 +154,8 @@ impl Duel {
 
     /// Estimates the frontiers of the order that does not evict.
     fn estimate(&self, ages: &Ages, latest: u64) {
-        let exposure: [[f64; BINS]; QUEUES] = array::from_fn(|queue| array::from_fn(|bin| self.exposure[queue][bin].get()));
+        let exposure: [[f64; BINS]; QUEUES] =
+            array::from_fn(|queue| array::from_fn(|bin| self.exposure[queue][bin].get()));
         let evicts = if self.is_by_worth() { &self.by_worth } else { &self.by_release };
         let mut room = 0.0;
         for (queue, exposure) in exposure.iter().enumerate() {
@@ -199,7 +200,8 @@ pub(super) fn kept_by_worth(exposure: &[[f64; BINS]; QUEUES], room: f64, ages: &
         kept[FIRST] = begins(BINS);
         for bin in 0..BINS {
             if exposure[FIRST][bin] >= left && left < first {
-                kept[FIRST] = begins(bin) + (begins(bin + 1) - begins(bin)) * left / exposure[FIRST][bin].max(1e-9);
+                kept[FIRST] =
+                    begins(bin) + (begins(bin + 1) - begins(bin)) * left / exposure[FIRST][bin].max(1e-9);
                 break;
             }
             left -= exposure[FIRST][bin];
@@ -209,7 +211,8 @@ pub(super) fn kept_by_worth(exposure: &[[f64; BINS]; QUEUES], room: f64, ages: &
     let mut last = [BINS; CLASSES];
     while surplus > 0.0 {
         let worth = |class: &usize| ages.index_of_bin(*class, last[*class] - 1);
-        let Some(class) = (0..CLASSES).filter(|&class| last[class] > 0).min_by(|a, b| worth(a).total_cmp(&worth(b)))
+        let Some(class) =
+            (0..CLASSES).filter(|&class| last[class] > 0).min_by(|a, b| worth(a).total_cmp(&worth(b)))
         else {
             break;
         };

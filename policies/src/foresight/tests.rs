@@ -5,9 +5,9 @@ use std::thread;
 
 use kvpool::prefix::policy::{CachePriority, QUEUES_MAX};
 
-use super::features::{ALL, BRANCH, CHAIN, GAP, HITS, NEW, TAIL, TURN, VALUES};
 use super::ages::BINS;
 use super::duel::Round;
+use super::features::{ALL, BRANCH, CHAIN, GAP, HITS, NEW, TAIL, TURN, VALUES};
 use super::*;
 
 fn released(order: u64, hash: u64, depth: u32, chain: u32, hits: u32, context: u64) -> Released {

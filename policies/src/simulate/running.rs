@@ -255,15 +255,16 @@ impl<'a, C: Cache> Pool<'a, C> {
     /// Releases the blocks of a request.
     fn end(&mut self, request: u32, now: Millis) {
         let prompt = &self.prompts[request as usize];
-        let Running { mut is_shared, context, .. } =
-            self.running[request as usize].take().expect("it runs");
+        let Running { mut is_shared, context, .. } = self.running[request as usize].take().expect("it runs");
         let (_, of_answer) = is_shared.split_at_mut(prompt.blocks.len());
         for (&block, is_shared) in prompt.answer.iter().zip(of_answer) {
             *is_shared = share(&mut self.blocks, &mut self.cache, block);
         }
         let chain = is_shared.len() as u32;
         let blocks = prompt.blocks.iter().chain(&prompt.answer);
-        for ((&number, is_shared), depth) in blocks.zip(is_shared).zip(0..).collect::<Vec<_>>().into_iter().rev() {
+        for ((&number, is_shared), depth) in
+            blocks.zip(is_shared).zip(0..).collect::<Vec<_>>().into_iter().rev()
+        {
             let block = &mut self.blocks[number as usize];
             if !is_shared {
                 self.free += 1;

@@ -85,7 +85,7 @@ fn charts_and_pictures_show_every_policy() {
     let contenders: Vec<Contender> = Contender::all().collect();
     let done = AtomicUsize::new(0);
     let counted = || _ = done.fetch_add(1, Relaxed);
-    let all = measure(&[&prompts, &prompts], &contenders, &[0.125, 0.5, 1.0], counted);
+    let all = measure(&[&prompts, &prompts], &contenders, &[0.125, 0.5, 1.0], Requests::AtOnce, counted);
     assert_eq!((all.len(), all[0].len(), all[0][0].len(), done.into_inner()), (2, 6, 3, 36));
     assert_eq!(all[0], all[1]);
     let rates = &all[0];
@@ -95,6 +95,9 @@ fn charts_and_pictures_show_every_policy() {
     }
     assert!(text.contains("12.5 %") && text.contains("100 %"), "{text}");
     assert!(picture.contains("a &amp; b"));
+    let running = measure(&[&prompts], &contenders, &[0.5], Requests::Running, || ());
+    let names: Vec<_> = running[0].iter().map(|policy| policy[0].contender.name()).collect();
+    assert_eq!(names, ["lru", "priority", "foresight", "clairvoyant"]);
     assert_eq!(chart(&[]).lines().count(), 13, "no rates are not a panic");
 }
 
@@ -146,7 +149,8 @@ fn a_prompt_is_found_once_it_is_computed() {
 
 #[test]
 fn a_request_waits_for_its_blocks() {
-    let requests = [arrival(0, &[1, 2, 3], &[], 1000), arrival(1, &[4, 5, 6], &[], 10), arrival(2, &[1, 2, 3], &[], 10)];
+    let requests =
+        [arrival(0, &[1, 2, 3], &[], 1000), arrival(1, &[4, 5, 6], &[], 10), arrival(2, &[1, 2, 3], &[], 10)];
     assert_eq!(running_hits("lru", &requests, 5), 2, "the third comes after the second");
     assert_eq!(running_hits("lru", &requests, 2), 0, "no request fits");
 }
@@ -156,6 +160,10 @@ fn no_policy_exceeds_the_bound_on_running_requests() {
     for workload in workloads::workloads(0).iter().take(2) {
         let blocks = workload.prompts.capacity(0.05);
         let rate = |name| contender(name).running_hit_rate(&workload.prompts, blocks).unwrap();
-        assert!(rate("lru") > 0.0 && rate("clairvoyant") > rate("foresight").max(rate("lru")), "{}", workload.name);
+        assert!(
+            rate("lru") > 0.0 && rate("clairvoyant") > rate("foresight").max(rate("lru")),
+            "{}",
+            workload.name
+        );
     }
 }

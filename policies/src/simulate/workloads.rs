@@ -223,7 +223,10 @@ pub fn workloads(seed: u64) -> Vec<Workload> {
     vec![
         writer(1).chats(0.0, HOUR, &CHATS).done("chats with time to think"),
         writer(2).chats(0.0, HOUR, &LONG_CHATS).done("long chats, long pauses, nothing shared"),
-        writer(3).texts(0.0, HOUR, 1500.0, 400, false).once(HOUR, 3000.0, 0, 10.0).done("templates, and one-off prompts"),
+        writer(3)
+            .texts(0.0, HOUR, 1500.0, 400, false)
+            .once(HOUR, 3000.0, 0, 10.0)
+            .done("templates, and one-off prompts"),
         writer(4).chats(0.0, HOUR, &AGENTS).done("agents in quick steps, some taken back"),
         writer(5).once(HOUR, 1000.0, 3, 10.0).done("one-off prompts under three system prompts"),
         writer(6).texts(0.0, HOUR, 700.0, 600, true).done("a loop"),
