@@ -11,16 +11,28 @@
 //! lookup    each hash:  noted as awaited?  a reuse at that age           model, ages learn
 //!           a few notes:  still waiting                                  model, ages learn
 //!           what the request is like                             ->      context
+//!           noted blocks that are reused: which order had kept them?     duel learns
 //! place     features  ->  score  ->  class, one queue each, least recently used first
 //!           or, if even the best of it is worth less than what is being evicted:  the queue that goes first
-//! victim    the head of each queue, scored anew: worth by class and age; the least goes
+//! victim    while the duel is won: the head of each queue, worth by class and age; the least goes
+//!           else: the head that was released first
 //! ```
 //!
-//! # No worse than LRU without information
+//! # LRU, unless that is worse
+//!
+//! The [duel] compares both orders on the noted blocks, and LRU evicts unless the order by worth
+//! gains significantly. Each queue is in the order of releases, so the head that was released first
+//! is exactly LRU's victim, and a change of the order moves no block.
 //!
 //! With all weights zero there is one class, which is one LRU queue. A class without evidence of
 //! its own gets the hazard of all classes. An age at which no reuse was seen counts as an age
 //! without reuse.
+//!
+//! # Costs
+//!
+//! The blocks of a chain share one or two scores, which are kept between releases. Heads are judged
+//! by their queue, without a score. One in eight evictions writes to shared words, and one in 16
+//! releases; no call applies a read-modify-write per block. The notes fit into a core's cache.
 //!
 //! # Admission
 //!
@@ -107,11 +119,11 @@ impl Default for Tuning {
 ///
 /// At release, the features of a block (hits, turn of the conversation, new blocks of the prompt,
 /// length of the chain, position) give a score from weights learned online: a proportional-hazards
-/// model (Cox, 1972). The score selects one of 15 classes, a queue each; age is counted in blocks
+/// model (Cox, 1972). The score selects one of seven classes, a queue each; age is counted in blocks
 /// released since. At eviction, the head worth least by class and age goes: its worth is a Gittins
 /// index (Gittins, 1979) over the hazards seen at each age. A block that starts below the worth of
-/// current victims is evicted before all others. Without observations the policy is LRU. Priorities
-/// and retention are ignored.
+/// current victims is evicted before all others. The policy is LRU until this order has more hits on
+/// sampled blocks, and again when it no longer has. Priorities and retention are ignored.
 pub struct Foresight {
     model: Model,
     ages: Ages,

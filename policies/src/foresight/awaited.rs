@@ -20,9 +20,9 @@ use super::features::State;
 
 /// Notes of a set: the places of one hash.
 const WAYS: usize = 8;
-/// Notes per block of the pool, and their largest number: about ten thousand requests.
+/// Notes per block of the pool, and their largest number: some two thousand requests.
 const NOTES_A_BLOCK: usize = 2;
-const NOTES_MAX: usize = 1 << 16;
+const NOTES_MAX: usize = 1 << 14;
 /// Lookups during which every note is examined once.
 const ROUND_LOOKUPS: usize = 256;
 
