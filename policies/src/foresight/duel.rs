@@ -198,13 +198,12 @@ pub(super) fn kept_by_worth(exposure: &[[f64; BINS]; QUEUES], room: f64, ages: &
         let first: f64 = exposure[FIRST].iter().sum();
         let mut left = -surplus;
         kept[FIRST] = begins(BINS);
-        for bin in 0..BINS {
-            if exposure[FIRST][bin] >= left && left < first {
-                kept[FIRST] =
-                    begins(bin) + (begins(bin + 1) - begins(bin)) * left / exposure[FIRST][bin].max(1e-9);
+        for (bin, &here) in exposure[FIRST].iter().enumerate() {
+            if here >= left && left < first {
+                kept[FIRST] = begins(bin) + (begins(bin + 1) - begins(bin)) * left / here.max(1e-9);
                 break;
             }
-            left -= exposure[FIRST][bin];
+            left -= here;
         }
         return kept;
     }
