@@ -122,6 +122,10 @@ pub struct PolicyArgs {
     /// Policies: lru, priority, foresight, s3-fifo, sieve, clairvoyant [default: all but priority]
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', default_values_t = Contender::USUAL, hide_default_value = true)]
     pub policies: Vec<Contender>,
+    /// Let requests hold their blocks while they run, MS milliseconds for each token of an answer:
+    /// the hit rates that a pool can reach
+    #[arg(long, value_name = "MS")]
+    pub running: Option<u64>,
     /// Draw the rates as SVG
     #[arg(long, value_name = "FILE.svg")]
     pub plot: Option<PathBuf>,

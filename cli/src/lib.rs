@@ -23,6 +23,7 @@ pub mod backend;
 mod commands;
 mod map;
 mod output;
+pub mod prompts;
 pub mod replay;
 mod report;
 mod schedule;

@@ -11,16 +11,28 @@
 //! lookup    each hash:  noted as awaited?  a reuse at that age           model, ages learn
 //!           a few notes:  still waiting                                  model, ages learn
 //!           what the request is like                             ->      context
+//!           noted blocks that are reused: which order had kept them?     duel learns
 //! place     features  ->  score  ->  class, one queue each, least recently used first
 //!           or, if even the best of it is worth less than what is being evicted:  the queue that goes first
-//! victim    the head of each queue, scored anew: worth by class and age; the least goes
+//! victim    while the duel is won: the head of each queue, worth by class and age; the least goes
+//!           else: the head that was released first
 //! ```
 //!
-//! # No worse than LRU without information
+//! # LRU, unless that is worse
+//!
+//! The [duel] compares both orders on the noted blocks, and LRU evicts unless the order by worth
+//! gains significantly. Each queue is in the order of releases, so the head that was released first
+//! is exactly LRU's victim, and a change of the order moves no block.
 //!
 //! With all weights zero there is one class, which is one LRU queue. A class without evidence of
 //! its own gets the hazard of all classes. An age at which no reuse was seen counts as an age
 //! without reuse.
+//!
+//! # Costs
+//!
+//! The blocks of a chain share one or two scores, which are kept between releases. Heads are judged
+//! by their queue, without a score. One in eight evictions writes to shared words, and one in 16
+//! releases; no call applies a read-modify-write per block. The notes fit into a core's cache.
 //!
 //! # Admission
 //!
@@ -38,6 +50,7 @@
 
 mod ages;
 mod awaited;
+mod duel;
 mod features;
 mod model;
 
@@ -48,6 +61,7 @@ use kvpool::prefix::policy::{Head, Lookup, Millis, Place, Policy, Released};
 
 use ages::{Ages, CLASSES, bin, class_of};
 use awaited::{Awaited, Wait};
+use duel::Duel;
 use features::{Request, State, stands_for};
 use model::Model;
 
@@ -61,8 +75,9 @@ const FIRST: usize = CLASSES;
 const COMPUTE_LOOKUPS: u64 = 64;
 /// Lookups after which past observations count half.
 const FADE_LOOKUPS: u64 = 1 << 14;
-/// The weight of one eviction in the moving averages.
-const THRESHOLD_FOLLOWS: f32 = 1e-2;
+/// One in so many evictions counts in the moving averages, which all threads write, and its weight.
+const SAMPLED_EVICTIONS: u64 = 8;
+const THRESHOLD_FOLLOWS: f32 = 8e-2;
 /// New blocks are judged at this part of the current eviction age. At age zero, prompts that arrive
 /// twice in one moment would make every block look good.
 const YOUNG: f32 = 1.0 / 8.0;
@@ -77,20 +92,43 @@ const REQUEST_WEIGHT: f64 = 32.0;
 /// The largest lag of `latest`, in releases.
 const LATEST_SLACK: u64 = 16;
 
+/// The constants of [`Foresight`] that were chosen by measurements.
+///
+/// The defaults are chosen on the workloads of `simulate`; the crate's example `left_out` shows what
+/// they are worth on workloads on which they were not chosen.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Tuning {
+    /// The first step of a weight of the model.
+    pub step: f32,
+    /// The weight of the hazard of all classes in the hazard of one class, in reuses.
+    pub class_guess: f64,
+    /// Lookups over which the gain over LRU is averaged.
+    pub memory_lookups: f32,
+    /// The size, relative to the pool, of the LRU cache that must be surpassed.
+    pub margin: f64,
+}
+
+impl Default for Tuning {
+    fn default() -> Self {
+        Self { step: 0.015, class_guess: 20.0, memory_lookups: 256.0, margin: 1.15 }
+    }
+}
+
 /// Evicts the block with the fewest expected hits per unit of room and time, learned from past
 /// requests.
 ///
 /// At release, the features of a block (hits, turn of the conversation, new blocks of the prompt,
 /// length of the chain, position) give a score from weights learned online: a proportional-hazards
-/// model (Cox, 1972). The score selects one of 15 classes, a queue each; age is counted in blocks
+/// model (Cox, 1972). The score selects one of seven classes, a queue each; age is counted in blocks
 /// released since. At eviction, the head worth least by class and age goes: its worth is a Gittins
 /// index (Gittins, 1979) over the hazards seen at each age. A block that starts below the worth of
-/// current victims is evicted before all others. Without observations the policy is LRU. Priorities
-/// and retention are ignored.
+/// current victims is evicted before all others. The policy is LRU until this order has more hits on
+/// sampled blocks, and again when it no longer has. Priorities and retention are ignored.
 pub struct Foresight {
     model: Model,
     ages: Ages,
     awaited: Awaited,
+    duel: Duel,
     lookups: AtomicU64,
     /// The latest order of a release, approximately.
     latest: AtomicU64,
@@ -106,10 +144,16 @@ pub struct Foresight {
 impl Foresight {
     /// Creates a policy without observations, for a pool of at most `blocks_max` blocks.
     pub fn new(blocks_max: usize) -> Self {
+        Self::tuned(blocks_max, Tuning::default())
+    }
+
+    /// Creates a policy with other constants than the default ones.
+    pub fn tuned(blocks_max: usize, tuning: Tuning) -> Self {
         Self {
-            model: Model::new(),
-            ages: Ages::new(),
+            model: Model::new(tuning.step),
+            ages: Ages::new(tuning.class_guess),
             awaited: Awaited::new(blocks_max),
+            duel: Duel::new(tuning.memory_lookups, tuning.margin),
             lookups: AtomicU64::new(0),
             latest: AtomicU64::new(0),
             request_blocks: AtomicU32::new(1f32.to_bits()),
@@ -123,6 +167,7 @@ impl Foresight {
         // Half of a chain's blocks are behind one note, but the chain is reused as a whole or not
         // at all. The square root is between the two weights.
         let part = f64::from(wait.blocks) / f64::from(figure(&self.request_blocks));
+        self.duel.waited(wait.queue, part, wait.from, age);
         let weight = (part * REQUEST_WEIGHT).sqrt();
         let score = self.model.score(wait.state);
         let class = class_of(score);
@@ -134,16 +179,28 @@ impl Foresight {
         self.model.learn(wait.state, (weight * surplus) as f32);
     }
 
+    /// Follows the averages at an eviction, where the head of class `least` is worth least.
+    fn evicts(&self, heads: &[Option<Head>], least: Option<(usize, f32, u64)>, latest: u64) {
+        let age = |head: &Option<Head>| head.map(|head| State(head.state).age(latest));
+        self.duel.evicts(heads.iter().map(age), latest);
+        let (young, first) = (self.young(), heads.get(FIRST).copied().flatten());
+        match (first.map(|first| State(first.state)), least) {
+            // The cache has room for more blocks than are admitted.
+            (Some(state), _) if state.age(latest) > young => {
+                let class = class_of(self.model.recent_score(state));
+                follow(&self.threshold, self.ages.index(class, young), THRESHOLD_FOLLOWS);
+            }
+            (_, Some((_, worth, age))) => {
+                follow(&self.threshold, worth, THRESHOLD_FOLLOWS);
+                follow(&self.evicted_age, age as f32, THRESHOLD_FOLLOWS);
+            }
+            _ => {}
+        }
+    }
+
     /// Returns the age at which a new block is judged.
     fn young(&self) -> u64 {
         (figure(&self.evicted_age) * YOUNG) as u64
-    }
-
-    /// Returns the current worth of a block, and its age.
-    fn worth(&self, head: Head, latest: u64) -> (f32, u64) {
-        let state = State(head.state);
-        let age = state.age(latest);
-        (self.ages.index(class_of(self.model.score(state)), age), age)
     }
 }
 
@@ -176,19 +233,25 @@ impl Policy for Foresight {
         }
         if lookups.is_multiple_of(COMPUTE_LOOKUPS) {
             self.ages.compute();
+            self.model.forget();
         }
         // The mean of the first requests, then a moving average.
         let by = 1.0 / (lookups + 1).min(REQUESTS_MEAN) as f32;
         follow(&self.request_blocks, lookup.blocks.max(1) as f32, by);
         let (mut known, mut taken_up) = (lookup.hits, State::known(lookup.state));
+        let mut round = Duel::begin();
         for (hash, block) in (&mut lookup.hashes).zip(1..) {
             if let Some(wait) = self.awaited.take(hash) {
-                self.count(wait, wait.state.age(latest), true);
+                let age = wait.state.age(latest);
+                let part = wait.blocks as f32 / figure(&self.request_blocks);
+                self.duel.reused(&mut round, wait.queue, part, age, latest);
+                self.count(wait, age, true);
                 if block > known {
                     (known, taken_up) = (block, Some(wait.state));
                 }
             }
         }
+        self.duel.end(round, lookups, &self.ages, latest);
         self.awaited.look_through(latest, |wait, age| self.count(wait, age, false));
         let taken_up = taken_up.map(|state| (state, bin(state.age(latest)) / 2));
         Request::new(lookup.blocks.saturating_sub(known), taken_up).0
@@ -204,43 +267,49 @@ impl Policy for Foresight {
         }
         let state = State::new(Request(released.context), order, released.hits, depth, chain);
         let request = figure(&self.request_blocks);
-        let class = class_of(self.model.score_released(state, request));
-        if let Some(blocks) = stands_for(depth, chain)
-            && blocks as f32 * NOTED_PART >= request
-            && let Some(wait) = self.awaited.note(released.hash, state, blocks, latest)
-        {
-            self.count(wait, wait.state.age(latest), false);
-        }
+        let class = class_of(self.model.recent_score(state));
         let is_admitted = self.ages.index(class, self.young()) >= figure(&self.threshold);
         let queue = if is_admitted { class } else { FIRST };
+        if let Some(blocks) = stands_for(depth, chain)
+            && blocks as f32 * NOTED_PART >= request
+        {
+            self.model.count_released(state, blocks as f32 / request);
+            let wait = Wait { state, blocks, queue, from: 0 };
+            if let Some(wait) = self.awaited.note(released.hash, wait, latest) {
+                self.count(wait, wait.state.age(latest), false);
+            }
+        }
         Place { queue: queue as u8, rank: order, state: state.0 }
     }
 
     fn victim(&self, heads: &[Option<Head>], _now: Millis) -> Option<usize> {
         let latest = self.latest.load(Relaxed);
-        let worth = |(queue, head): (usize, &Option<Head>)| Some((queue, self.worth((*head)?, latest)));
-        let least = (heads.iter().take(CLASSES).enumerate().filter_map(worth))
-            .min_by(|(_, (a, _)), (_, (b, _))| a.total_cmp(b));
         let first = heads.get(FIRST).copied().flatten();
-        let young = self.young();
-        match first.map(|first| (State(first.state), State(first.state).age(latest))) {
-            // The cache has room for more blocks than are admitted.
-            Some((state, age)) if age > young => {
-                let class = class_of(self.model.score(state));
-                follow(&self.threshold, self.ages.index(class, young), THRESHOLD_FOLLOWS);
-            }
-            _ => {
-                if let Some((_, (worth, age))) = least {
-                    follow(&self.threshold, worth, THRESHOLD_FOLLOWS);
-                    follow(&self.evicted_age, age as f32, THRESHOLD_FOLLOWS);
-                }
+        let is_sampled = |head: Head| head.rank.is_multiple_of(SAMPLED_EVICTIONS);
+        let is_by_worth = self.duel.is_by_worth();
+        let oldest =
+            || heads.iter().enumerate().filter_map(|(queue, head)| Some((head.as_ref()?.rank, queue))).min();
+        let chosen = if is_by_worth { first.map(|_| FIRST) } else { oldest().map(|(_, queue)| queue) };
+        if let Some(queue) = chosen
+            && !heads[queue].is_some_and(is_sampled)
+        {
+            return Some(queue);
+        }
+        let mut least: Option<(usize, f32, u64)> = None;
+        for (class, head) in heads.iter().take(CLASSES).enumerate() {
+            let Some(head) = head else { continue };
+            let age = State(head.state).age(latest);
+            let worth = self.ages.index(class, age);
+            if least.is_none_or(|(_, lowest, _)| worth < lowest) {
+                least = Some((class, worth, age));
             }
         }
-        match (first, least) {
-            (Some(_), _) => Some(FIRST),
-            (_, Some((queue, _))) => Some(queue),
-            _ => heads.iter().position(Option::is_some),
+        let queue =
+            chosen.or(least.map(|(class, ..)| class)).or_else(|| heads.iter().position(Option::is_some));
+        if queue.is_some_and(|queue| heads[queue].is_some_and(is_sampled)) {
+            self.evicts(heads, least, latest);
         }
+        queue
     }
 }
 

@@ -25,7 +25,7 @@ use std::sync::Arc;
 use kvpool::prefix::policy::{Policy, PolicyKind};
 use thiserror::Error;
 
-pub use foresight::Foresight;
+pub use foresight::{Foresight, Tuning};
 
 /// A policy by its name: one of the pool, or one of this crate.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -1,14 +1,16 @@
 //! Hit rates of eviction policies on a trace, by capacity, without a pool.
 //!
-//! Requests come one after the other. Each looks up its prompt block by block; the blocks before
+//! Unless requests [run](Requests::Running), they come one after the other. Each looks up its prompt block by block; the blocks before
 //! the first that is not cached are its hits. Then it holds all blocks of its prompt and releases
 //! them, the last one first, and the blocks above the capacity are evicted. The hit rate is hits
 //! over the blocks of all prompts. A capacity is a share of the distinct blocks of the trace.
 //!
 //! | file | content |
 //! |---|---|
-//! | `prompts` | the prompts of a trace as lists of small numbers |
+//! | `prompts` | the requests of a trace as lists of small numbers |
 //! | `pooled` | policies behind the pool's own trait, over exact queues |
+//! | `running` | the same, and the bound, in a pool whose blocks belong to running requests for a time |
+//! | `workloads` | generated requests, of one kind each |
 //! | `s3fifo`, `sieve` | policies of other systems, for comparison |
 //! | `clairvoyant` | the bound: the best that is possible with the future known |
 //! | `chart`, `draw` | the rates as a chart for a terminal, and as SVG |
@@ -18,10 +20,12 @@ mod clairvoyant;
 mod draw;
 mod pooled;
 mod prompts;
+mod running;
 mod s3fifo;
 mod sieve;
 #[cfg(test)]
 mod tests;
+pub mod workloads;
 
 use std::fmt;
 use std::str::FromStr;
@@ -29,11 +33,13 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread;
 
+use kvpool::prefix::policy::Policy;
+
 use crate::PolicyName;
 
 pub use chart::chart;
 pub use draw::draw;
-pub use prompts::Prompts;
+pub use prompts::{Arrival, Prompts};
 
 /// A policy of a pool, or one to compare with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -47,6 +53,16 @@ pub enum Contender {
     Sieve,
     /// Evicts the block whose next use is last, and of one prompt the end first (Belady, 1966).
     Clairvoyant,
+}
+
+/// How long requests hold their blocks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Requests {
+    /// For no time: the capacity is for the cache alone.
+    #[default]
+    AtOnce,
+    /// From their start to their end, as in a pool: the capacity is for them and the cache.
+    Running,
 }
 
 /// The hit rate of a contender at one capacity.
@@ -92,15 +108,31 @@ impl Contender {
         }
     }
 
-    /// Returns the hit rate with a capacity of `blocks` blocks.
+    /// Returns the hit rate with a capacity of `blocks` blocks, where a request takes no time.
     pub fn hit_rate(self, prompts: &Prompts, blocks: usize) -> f64 {
         let hits = match self {
-            Self::Pooled(policy) => pooled::hits(prompts, blocks, &*policy.build(blocks)),
+            Self::Pooled(policy) => {
+                return hit_rate_of(&*policy.build(blocks), prompts, blocks, Requests::AtOnce);
+            }
             Self::S3Fifo => s3fifo::hits(prompts, blocks),
             Self::Sieve => sieve::hits(prompts, blocks),
             Self::Clairvoyant => clairvoyant::hits(prompts, blocks),
         };
         hits as f64 / prompts.total().max(1) as f64
+    }
+
+    /// Returns the hit rate in a pool of `blocks` blocks whose requests run for a time; `None` for
+    /// policies that are simulated only where they take none.
+    pub fn running_hit_rate(self, prompts: &Prompts, blocks: usize) -> Option<f64> {
+        match self {
+            Self::Pooled(policy) => {
+                Some(hit_rate_of(&*policy.build(blocks), prompts, blocks, Requests::Running))
+            }
+            Self::Clairvoyant => {
+                Some(running::clairvoyant_hits(prompts, blocks) as f64 / prompts.total().max(1) as f64)
+            }
+            Self::S3Fifo | Self::Sieve => None,
+        }
     }
 }
 
@@ -121,14 +153,29 @@ impl FromStr for Contender {
     }
 }
 
+/// Returns the hit rate of an unused policy with a capacity of `blocks` blocks.
+pub fn hit_rate_of(policy: &dyn Policy, prompts: &Prompts, blocks: usize, requests: Requests) -> f64 {
+    let hits = match requests {
+        Requests::AtOnce => pooled::hits(prompts, blocks, policy),
+        Requests::Running => running::hits(prompts, blocks, policy),
+    };
+    hits as f64 / prompts.total().max(1) as f64
+}
+
 /// Measures each contender at each capacity on each trace, on all cores. `done` is called after
-/// each measurement. Returns the rates of each trace.
+/// each measurement. Returns the rates of each trace, without contenders that are not simulated with
+/// running requests, if these are chosen.
 pub fn measure(
     traces: &[&Prompts],
     contenders: &[Contender],
     shares: &[f64],
+    requests: Requests,
     done: impl Fn() + Sync,
 ) -> Vec<Rates> {
+    let can_run = |contender: &Contender| !matches!(contender, Contender::S3Fifo | Contender::Sieve);
+    let contenders: Vec<Contender> = (contenders.iter().copied())
+        .filter(|contender| requests == Requests::AtOnce || can_run(contender))
+        .collect();
     let jobs: Vec<(&Prompts, Contender, f64)> = (traces.iter())
         .flat_map(|&prompts| contenders.iter().map(move |&contender| (prompts, contender)))
         .flat_map(|(prompts, contender)| shares.iter().map(move |&share| (prompts, contender, share)))
@@ -142,7 +189,10 @@ pub fn measure(
                     let at = next.fetch_add(1, Relaxed);
                     let Some(&(prompts, contender, share)) = jobs.get(at) else { break };
                     let blocks = prompts.capacity(share);
-                    let hit_rate = contender.hit_rate(prompts, blocks);
+                    let hit_rate = match requests {
+                        Requests::AtOnce => contender.hit_rate(prompts, blocks),
+                        Requests::Running => contender.running_hit_rate(prompts, blocks).unwrap_or_default(),
+                    };
                     let rate = Rate { contender, share, blocks, hit_rate };
                     rates.lock().expect("no measurement panicked")[at] = Some(rate);
                     done();

@@ -5,14 +5,17 @@ use std::path::Path;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{Attribute, Cell, CellAlignment};
 use indicatif::HumanCount;
-use kvpool_policies::simulate::{Contender, Prompts, Rate, Rates, chart, draw, gap_closed, measure};
+use kvpool_policies::simulate::{
+    Contender, Prompts, Rate, Rates, Requests, chart, draw, gap_closed, measure,
+};
 use serde_json::{Value, json};
 
 use super::CommandError;
 use super::workload::progress_bar;
 use crate::args::PolicyArgs;
 use crate::output::{self, Destination, complain, print};
-use crate::trace::{HASH_BLOCK_TOKENS, HashIds, ReadOptions, Request, Trace};
+use crate::prompts::prompts;
+use crate::trace::{HashIds, ReadOptions, Trace};
 use crate::{EXIT_OK, EXIT_UNSOUND};
 
 /// Measures policies on traces, prints the hit rates and returns the exit code.
@@ -28,15 +31,16 @@ pub fn policy(args: &PolicyArgs) -> Result<u8, CommandError> {
             let lines = HumanCount(trace.out_of_order as u64);
             complain(format_args!("{}: {lines} lines are out of order", trace.name));
         }
-        let prompts = prompts(&trace);
+        let prompts = prompts(&trace, args.running.unwrap_or_default());
         traces.push((trace.name, prompts));
     }
     let cannot = |error| CommandError::File { path: args.plot.clone().unwrap_or_default(), error };
     // Checked before the work.
     let plot = args.plot.as_deref().map(Destination::new).transpose().map_err(cannot)?;
     let prompts: Vec<&Prompts> = traces.iter().map(|(_, prompts)| prompts).collect();
+    let requests = if args.running.is_some() { Requests::Running } else { Requests::AtOnce };
     let bar = progress_bar((prompts.len() * args.policies.len() * args.capacities.len()) as u64);
-    let rates = measure(&prompts, &args.policies, &args.capacities, || bar.inc(1));
+    let rates = measure(&prompts, &args.policies, &args.capacities, requests, || bar.inc(1));
     bar.finish_and_clear();
     if let Some(plot) = plot {
         // A picture is shown to others, without the paths of this machine.
@@ -60,21 +64,6 @@ pub fn policy(args: &PolicyArgs) -> Result<u8, CommandError> {
         code = EXIT_UNSOUND;
     }
     Ok(code)
-}
-
-/// Returns the prompts of a trace, in blocks of its hash ids.
-fn prompts(trace: &Trace) -> Prompts {
-    let prompt = |request: &Request| {
-        // Where the ids continue through the answer, the block in which the prompt ends is no part
-        // of it: no earlier request has its rest.
-        let continues = request.hashed_tokens > request.input_tokens;
-        let whole = (request.input_tokens / HASH_BLOCK_TOKENS) as usize;
-        if continues { whole } else { request.hash_ids.len() }
-    };
-    let requests = trace.requests.iter();
-    Prompts::of(
-        requests.map(|request| (request.arrival.as_millis() as u64, &request.hash_ids[..prompt(request)])),
-    )
 }
 
 /// Returns one row of the JSON.

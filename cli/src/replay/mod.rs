@@ -47,6 +47,7 @@ use kvpool::prefix::PrefixStats;
 pub use content::Shape;
 pub use pool::{Compaction, ReplayPool};
 pub use resizer::{Resize, ResizeRefusal};
+pub use shared_clock::step_ns;
 pub use sizing::blocks_for;
 pub use tally::{Durations, RunCounts, Samples, Tally};
 pub use text::{Text, Texts};

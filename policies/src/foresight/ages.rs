@@ -19,17 +19,16 @@ use std::array;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// Classes by score.
-pub(super) const CLASSES: usize = 15;
+pub(super) const CLASSES: usize = 7;
 /// Bins of age, half an octave each; the last is unbounded.
 pub(super) const BINS: usize = 48;
 /// Blocks released in the first bin: about the length of a request.
 const UNIT: u64 = 16;
 /// The width of a class in units of the score.
-const CLASS_WIDTH: f32 = 0.3;
+const CLASS_WIDTH: f32 = 0.6;
 
-/// The weight of a guess, in reuses: of the hazard of all classes, and of one class.
+/// The weight of the guess of the hazard of all classes, in reuses.
 const ALL_GUESS: f64 = 10.0;
-const CLASS_GUESS: f64 = 20.0;
 /// The power of the age with which the guess falls beyond the mean age.
 const GUESS_FALL: i32 = 3;
 /// The survival below which the sum over later ages ends.
@@ -46,29 +45,44 @@ pub(super) const fn bin(age: u64) -> usize {
 }
 
 /// Returns the age at which a bin begins.
-fn begins(bin: usize) -> f64 {
+pub(super) fn begins(bin: usize) -> f64 {
     if bin == 0 { 0.0 } else { UNIT as f64 * (bin as f64 / 2.0).exp2() }
 }
 
+/// Passes each bin between two ages, and the time spent in it, to `part`.
+pub(super) fn parts(from: u64, to: u64, mut part: impl FnMut(usize, f64)) {
+    if to <= from {
+        return;
+    }
+    let (from_age, to_age) = (from as f64, to as f64);
+    for bin in bin(from)..=bin(to) {
+        let end = if bin == BINS - 1 { to_age } else { begins(bin + 1).min(to_age) };
+        let time = end - begins(bin).max(from_age);
+        if time > 0.0 {
+            part(bin, time);
+        }
+    }
+}
+
 /// A sum that threads add to.
-struct Sum(AtomicU64);
+pub(super) struct Sum(AtomicU64);
 
 impl Sum {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self(AtomicU64::new(0f64.to_bits()))
     }
 
-    fn get(&self) -> f64 {
+    pub(super) fn get(&self) -> f64 {
         f64::from_bits(self.0.load(Relaxed))
     }
 
     /// Adds an amount. Relaxed, and a store: a concurrent addition may be lost, which only costs
     /// accuracy.
-    fn add(&self, amount: f64) {
+    pub(super) fn add(&self, amount: f64) {
         self.0.store((self.get() + amount).to_bits(), Relaxed);
     }
 
-    fn halve(&self) {
+    pub(super) fn halve(&self) {
         self.0.store((self.get() / 2.0).to_bits(), Relaxed);
     }
 }
@@ -100,6 +114,8 @@ type Computed = AtomicU32;
 
 /// Reuses and exposure by class and age, and the worth computed from them.
 pub(super) struct Ages {
+    /// The weight of the hazard of all classes in that of one class, in reuses.
+    class_guess: f64,
     /// Of all classes; exposure is weighted by the risk of the exposed block.
     all: [Seen; BINS],
     classes: [[Seen; BINS]; CLASSES],
@@ -111,8 +127,8 @@ pub(super) struct Ages {
 /// Returns the class of a score.
 pub(super) fn class_of(score: f32) -> usize {
     const MIDDLE: f32 = (CLASSES / 2) as f32;
-    // Casts saturate.
-    ((score / CLASS_WIDTH).round() + MIDDLE).clamp(0.0, (CLASSES - 1) as f32) as usize
+    // Casts truncate, and saturate.
+    ((score * (1.0 / CLASS_WIDTH) + MIDDLE + 0.5) as usize).min(CLASSES - 1)
 }
 
 /// Returns the risk in the middle of a class.
@@ -122,9 +138,10 @@ fn risk_of(class: usize) -> f64 {
 
 impl Ages {
     /// Creates sums without observations.
-    pub(super) fn new() -> Self {
+    pub(super) fn new(class_guess: f64) -> Self {
         let computed = || array::from_fn(|_| Computed::new(0f32.to_bits()));
         Self {
+            class_guess,
             all: array::from_fn(|_| Seen::new()),
             classes: array::from_fn(|_| array::from_fn(|_| Seen::new())),
             hazards: computed(),
@@ -135,20 +152,12 @@ impl Ages {
     /// Counts a block that was awaited between two ages, with the weight of `weight` blocks.
     /// Returns the expected reuses of one block.
     pub(super) fn awaited(&self, class: usize, risk: f64, weight: f64, from: u64, to: u64) -> f64 {
-        let (from_age, to_age) = (from as f64, to as f64);
         let mut expected = 0.0;
-        if to <= from {
-            return expected;
-        }
-        for bin in bin(from)..=bin(to) {
-            let end = if bin == BINS - 1 { to_age } else { begins(bin + 1).min(to_age) };
-            let time = end - begins(bin).max(from_age);
-            if time > 0.0 {
-                self.all[bin].exposure.add(weight * risk * time);
-                self.classes[class][bin].exposure.add(weight * time);
-                expected += f64::from(f32::from_bits(self.hazards[bin].load(Relaxed))) * risk * time;
-            }
-        }
+        parts(from, to, |bin, time| {
+            self.all[bin].exposure.add(weight * risk * time);
+            self.classes[class][bin].exposure.add(weight * time);
+            expected += f64::from(f32::from_bits(self.hazards[bin].load(Relaxed))) * risk * time;
+        });
         expected
     }
 
@@ -160,7 +169,12 @@ impl Ages {
 
     /// Returns the worth of a block of a class at an age.
     pub(super) fn index(&self, class: usize, age: u64) -> f32 {
-        f32::from_bits(self.indices[class][bin(age)].load(Relaxed))
+        self.index_of_bin(class, bin(age))
+    }
+
+    /// Returns the worth of a block of a class at an age in a bin.
+    pub(super) fn index_of_bin(&self, class: usize, bin: usize) -> f32 {
+        f32::from_bits(self.indices[class][bin].load(Relaxed))
     }
 
     /// Halves the weight of past observations.
@@ -183,7 +197,7 @@ impl Ages {
         store(&self.hazards, &hazards);
         for (class, (seen, to)) in self.classes.iter().zip(&self.indices).enumerate() {
             let risk = risk_of(class);
-            let hazards = array::from_fn(|bin| seen[bin].hazard(hazards[bin] * risk, CLASS_GUESS));
+            let hazards = array::from_fn(|bin| seen[bin].hazard(hazards[bin] * risk, self.class_guess));
             store(to, &indices(&hazards));
         }
     }

@@ -121,6 +121,14 @@ impl State {
         (self.0 >> feature.shift & feature.max()) as usize
     }
 
+    /// Returns what a score depends on: all features, of the [tail](TAIL) only whether there is one.
+    /// Never 0.
+    pub(super) const fn score_key(self) -> u32 {
+        let others = self.0 & ((1 << ORDER_SHIFT) - 1) & !(TAIL.max() << TAIL.shift);
+        let tail = if self.get(TAIL) == 0 { 0 } else { 1 << TAIL.shift };
+        (others | tail | 1 << ORDER_SHIFT) as u32
+    }
+
     /// Returns the number of blocks released since, given the latest order; zero if that is
     /// earlier.
     pub(super) const fn age(self, latest: u64) -> u64 {
@@ -132,11 +140,12 @@ impl State {
 }
 
 /// Returns the number of blocks that the block at `depth` stands for, if it is noted: blocks at a
-/// power of two from the end of the chain stand for those up to the next one.
+/// power of two from the end of the chain stand for those up to the next one, and the first block
+/// for those before the last of them.
 pub(super) const fn stands_for(depth: u32, chain: u32) -> Option<u32> {
     let to_end = chain.saturating_sub(depth);
-    if !to_end.is_power_of_two() {
-        return None;
+    if to_end.is_power_of_two() {
+        return Some(if to_end == 1 { 1 } else { to_end / 2 });
     }
-    Some(if to_end == 1 { 1 } else { to_end / 2 })
+    if depth > 0 || chain == 0 { None } else { Some(to_end - (1 << to_end.ilog2())) }
 }

@@ -19,9 +19,6 @@ const PAIRS: [(Feature, Feature); 6] =
 const TERMS: usize = ALL.len() + PAIRS.len();
 const WEIGHTS: usize = ALL.len() * VALUES + PAIRS.len() * VALUES * VALUES;
 
-/// The first step of a weight. A block's score moves by up to [`TERMS`] steps at once.
-const STEP: f32 = 0.03;
-
 /// Requests in the moving average of the score.
 const MEAN_REQUESTS: f32 = 256.0;
 
@@ -31,9 +28,18 @@ const SCORE_MAX: f32 = 6.0;
 /// A weight (low half) and the sum of its squared gradients (high half), an `f32` each.
 struct Weight(AtomicU64);
 
+/// Scores that are kept, a power of two.
+const MEMOS: usize = 256;
+
 /// Weights learned from the later use of blocks.
 pub(super) struct Model {
     weights: Box<[Weight]>,
+    /// Scores by what they depend on, with that in the high half and the score, an `f32`, in the
+    /// low half; 0: none. The blocks of a chain share one or two of them, and most releases find
+    /// theirs. Forgotten at intervals, because weights change.
+    memos: Box<[AtomicU64]>,
+    /// The first step of a weight. A block's score moves by up to [`TERMS`] steps at once.
+    step: f32,
     /// The mean score of released blocks, as the bits of an `f32`.
     mean: AtomicU32,
 }
@@ -70,9 +76,11 @@ impl Weight {
 
 impl Model {
     /// Creates a model with all weights zero.
-    pub(super) fn new() -> Self {
+    pub(super) fn new(step: f32) -> Self {
         Self {
+            step,
             weights: (0..WEIGHTS).map(|_| Weight(AtomicU64::new(0))).collect(),
+            memos: (0..MEMOS).map(|_| AtomicU64::new(0)).collect(),
             mean: AtomicU32::new(0f32.to_bits()),
         }
     }
@@ -82,14 +90,30 @@ impl Model {
         self.sum(state) - f32::from_bits(self.mean.load(Relaxed))
     }
 
-    /// Returns the score of a block that is being released, and counts it in the mean. `request` is
-    /// the number of blocks of a usual request.
-    pub(super) fn score_released(&self, state: State, request: f32) -> f32 {
+    /// Returns the score as it was at most one [`forget`](Self::forget) ago.
+    pub(super) fn recent_score(&self, state: State) -> f32 {
+        let key = state.score_key();
+        let memo = &self.memos[(key.wrapping_mul(0x9e37_79b9) >> 24) as usize % MEMOS];
+        // Relaxed: one word has the key and the score.
+        let found = memo.load(Relaxed);
+        if found >> 32 == u64::from(key) {
+            return f32::from_bits(found as u32);
+        }
+        let score = self.score(state);
+        memo.store(u64::from(key) << 32 | u64::from(score.to_bits()), Relaxed);
+        score
+    }
+
+    /// Forgets the recent scores.
+    pub(super) fn forget(&self) {
+        self.memos.iter().for_each(|memo| memo.store(0, Relaxed));
+    }
+
+    /// Counts released blocks in the mean score: `part` of those of a usual request.
+    pub(super) fn count_released(&self, state: State, part: f32) {
         let (sum, mean) = (self.sum(state), f32::from_bits(self.mean.load(Relaxed)));
-        let mean = mean + (sum - mean) / (request * MEAN_REQUESTS);
         // Relaxed, and a store: as for a weight.
-        self.mean.store(mean.to_bits(), Relaxed);
-        sum - mean
+        self.mean.store((mean + (sum - mean) * (part / MEAN_REQUESTS).min(1.0)).to_bits(), Relaxed);
     }
 
     fn sum(&self, state: State) -> f32 {
@@ -103,7 +127,7 @@ impl Model {
             let weight = &self.weights[term];
             let (value, squares) = weight.parts();
             let squares = squares + surplus * surplus;
-            weight.set(value + STEP * surplus / (squares + 1.0).sqrt(), squares);
+            weight.set(value + self.step * surplus / (squares + 1.0).sqrt(), squares);
         }
     }
 

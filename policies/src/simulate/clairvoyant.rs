@@ -13,7 +13,7 @@ type Key = (u32, u32, u32);
 /// Returns the hits with `capacity` blocks.
 pub(super) fn hits(prompts: &Prompts, capacity: usize) -> usize {
     let next = next_uses(prompts);
-    let mut keys: Vec<Option<Key>> = vec![None; prompts.distinct()];
+    let mut keys: Vec<Option<Key>> = vec![None; prompts.numbers()];
     let mut queue = BTreeSet::new();
     let mut hits = 0;
     for (prompt, next) in prompts.prompts.iter().zip(&next) {
@@ -38,7 +38,7 @@ pub(super) fn hits(prompts: &Prompts, capacity: usize) -> usize {
 
 /// Returns for each block of each prompt the request that uses it next.
 fn next_uses(prompts: &Prompts) -> Vec<Vec<Option<u32>>> {
-    let mut seen: Vec<Option<u32>> = vec![None; prompts.distinct()];
+    let mut seen: Vec<Option<u32>> = vec![None; prompts.numbers()];
     let mut next: Vec<Vec<Option<u32>>> = (prompts.prompts.iter().enumerate())
         .rev()
         .map(|(request, prompt)| {

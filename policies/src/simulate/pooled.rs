@@ -10,73 +10,136 @@ use kvpool::prefix::policy::{CachePriority, Head, Lookup, Millis, Policy, Releas
 use super::leading;
 use super::prompts::Prompts;
 
-/// The state of a cached block.
+/// What a pool notes beside a block.
 #[derive(Clone, Copy, Default)]
 struct Row {
-    is_cached: bool,
     queue: u8,
     rank: u64,
     state: u64,
     hits: u32,
 }
 
-/// Evictable blocks by queue, rank and number.
-type Queues = Vec<BTreeMap<(u64, u32), u64>>;
+/// Where a released block stood in the request that released it.
+#[derive(Clone, Copy)]
+pub(super) struct Position {
+    /// Blocks before it.
+    pub depth: u32,
+    /// Blocks of the request.
+    pub chain: u32,
+    /// The policy's context of the request.
+    pub context: u64,
+}
 
-/// Returns the hits of a policy with `capacity` blocks.
+/// The evictable blocks of a pool, in the queues that a policy chose.
+pub(super) struct Evictable<'a> {
+    policy: &'a dyn Policy,
+    rows: Vec<Row>,
+    /// Blocks by queue, rank and number.
+    queues: Vec<BTreeMap<(u64, u32), u64>>,
+    order: u64,
+    blocks: usize,
+}
+
+impl<'a> Evictable<'a> {
+    /// Creates empty queues for blocks with numbers below `numbers`.
+    pub(super) fn new(policy: &'a dyn Policy, numbers: usize) -> Self {
+        let queues = vec![BTreeMap::new(); policy.queues()];
+        Self { policy, rows: vec![Row::default(); numbers], queues, order: 0, blocks: 0 }
+    }
+
+    /// Returns the number of evictable blocks.
+    pub(super) fn len(&self) -> usize {
+        self.blocks
+    }
+
+    /// Tells the policy of a lookup of which the first `found` blocks hit. Returns its context.
+    pub(super) fn looked_up(&self, blocks: &[u32], found: usize, now: Millis) -> u64 {
+        let mut hashes = blocks.iter().map(|&block| hash(block));
+        let mut lookup = Lookup {
+            blocks: blocks.len() as u32,
+            hits: found as u32,
+            state: found.checked_sub(1).map_or(0, |last| self.rows[blocks[last] as usize].state),
+            hashes: &mut hashes,
+        };
+        self.policy.looked_up(&mut lookup, now)
+    }
+
+    /// Notes that a block was filled.
+    pub(super) fn filled(&mut self, block: u32) {
+        self.rows[block as usize] = Row::default();
+    }
+
+    /// Counts a hit.
+    pub(super) fn hit(&mut self, block: u32) {
+        let row = &mut self.rows[block as usize];
+        row.hits = row.hits.saturating_add(1);
+    }
+
+    /// Removes a block that got an owner.
+    pub(super) fn remove(&mut self, block: u32) {
+        let row = self.rows[block as usize];
+        self.queues[row.queue as usize].remove(&(row.rank, block));
+        self.blocks -= 1;
+    }
+
+    /// Files a block that lost its last owner.
+    pub(super) fn file(&mut self, block: u32, at: Position, now: Millis) {
+        let row = &mut self.rows[block as usize];
+        let Position { depth, chain, context } = at;
+        let released = Released {
+            order: self.order,
+            hash: hash(block),
+            depth,
+            chain,
+            hits: row.hits,
+            context,
+            state: row.state,
+            priority: CachePriority::Normal,
+            keep_until: None,
+        };
+        let place = self.policy.place(&released, now);
+        (row.queue, row.rank, row.state) = (place.queue, place.rank, place.state);
+        self.queues[row.queue as usize].insert((row.rank, block), row.state);
+        self.order += 1;
+        self.blocks += 1;
+    }
+
+    /// Evicts the block that the policy chooses; `None` if there is none.
+    pub(super) fn evict(&mut self, now: Millis) -> Option<u32> {
+        let heads: Vec<_> = self.queues.iter().map(head).collect();
+        let queue = self.policy.victim(&heads, now)?;
+        let ((_, block), _) = self.queues[queue].pop_first().expect("a queue with a head");
+        self.blocks -= 1;
+        Some(block)
+    }
+}
+
+/// Returns the hits of a policy with `capacity` blocks, where a request takes no time.
 pub(super) fn hits(prompts: &Prompts, capacity: usize, policy: &dyn Policy) -> usize {
-    let mut rows = vec![Row::default(); prompts.distinct()];
-    let mut queues: Queues = vec![BTreeMap::new(); policy.queues()];
-    let (mut hits, mut cached, mut order) = (0, 0, 0);
+    let mut is_cached = vec![false; prompts.numbers()];
+    let mut evictable = Evictable::new(policy, prompts.numbers());
+    let mut hits = 0;
     for prompt in &prompts.prompts {
         let (blocks, now) = (&prompt.blocks[..], Millis(prompt.at_ms));
-        let found = leading(blocks, |block| rows[block].is_cached);
+        let found = leading(blocks, |block| is_cached[block]);
         hits += found;
-        let mut hashes = blocks.iter().map(|&block| hash(block));
-        let context = policy.looked_up(
-            &mut Lookup {
-                blocks: blocks.len() as u32,
-                hits: found as u32,
-                state: found.checked_sub(1).map_or(0, |last| rows[blocks[last] as usize].state),
-                hashes: &mut hashes,
-            },
-            now,
-        );
+        let context = evictable.looked_up(blocks, found, now);
         for &block in blocks {
-            let row = &mut rows[block as usize];
-            if row.is_cached {
-                queues[row.queue as usize].remove(&(row.rank, block));
-                row.hits = row.hits.saturating_add(1);
-                cached -= 1;
+            if is_cached[block as usize] {
+                evictable.remove(block);
+                evictable.hit(block);
             } else {
-                *row = Row { is_cached: true, ..Row::default() };
+                is_cached[block as usize] = true;
+                evictable.filled(block);
             }
         }
         for (depth, &block) in blocks.iter().enumerate().rev() {
-            let row = &mut rows[block as usize];
-            let released = Released {
-                order,
-                hash: hash(block),
-                depth: depth as u32,
-                chain: blocks.len() as u32,
-                hits: row.hits,
-                context,
-                state: row.state,
-                priority: CachePriority::Normal,
-                keep_until: None,
-            };
-            let place = policy.place(&released, now);
-            (row.queue, row.rank, row.state) = (place.queue, place.rank, place.state);
-            queues[row.queue as usize].insert((row.rank, block), row.state);
-            order += 1;
-            cached += 1;
+            let at = Position { depth: depth as u32, chain: blocks.len() as u32, context };
+            evictable.file(block, at, now);
         }
-        while cached > capacity {
-            let heads: Vec<_> = queues.iter().map(head).collect();
-            let queue = policy.victim(&heads, now).expect("a cached block is evictable");
-            let ((_, block), _) = queues[queue].pop_first().expect("a queue with a head");
-            rows[block as usize].is_cached = false;
-            cached -= 1;
+        while evictable.len() > capacity {
+            let block = evictable.evict(now).expect("a cached block is evictable");
+            is_cached[block as usize] = false;
         }
     }
     hits

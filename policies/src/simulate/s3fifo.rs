@@ -24,7 +24,7 @@ struct Block {
 pub(super) fn hits(prompts: &Prompts, capacity: usize) -> usize {
     let small_max = (capacity / 10).max(1);
     let ghosts_max = capacity - small_max.min(capacity);
-    let mut blocks = vec![Block::default(); prompts.distinct()];
+    let mut blocks = vec![Block::default(); prompts.numbers()];
     let (mut small, mut main) = (VecDeque::<u32>::new(), VecDeque::<u32>::new());
     let mut ghosts = VecDeque::<(u32, u64)>::new();
     let (mut hits, mut ghost_last) = (0, 0);

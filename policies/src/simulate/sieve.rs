@@ -28,7 +28,7 @@ struct Sieve {
 pub(super) fn hits(prompts: &Prompts, capacity: usize) -> usize {
     let block = Block { is_cached: false, was_used: false, newer: NONE, older: NONE };
     let mut sieve =
-        Sieve { blocks: vec![block; prompts.distinct()], newest: NONE, oldest: NONE, hand: NONE, cached: 0 };
+        Sieve { blocks: vec![block; prompts.numbers()], newest: NONE, oldest: NONE, hand: NONE, cached: 0 };
     let mut hits = 0;
     for prompt in &prompts.prompts {
         hits += leading(&prompt.blocks, |block| sieve.blocks[block].is_cached);

@@ -85,7 +85,7 @@ fn charts_and_pictures_show_every_policy() {
     let contenders: Vec<Contender> = Contender::all().collect();
     let done = AtomicUsize::new(0);
     let counted = || _ = done.fetch_add(1, Relaxed);
-    let all = measure(&[&prompts, &prompts], &contenders, &[0.125, 0.5, 1.0], counted);
+    let all = measure(&[&prompts, &prompts], &contenders, &[0.125, 0.5, 1.0], Requests::AtOnce, counted);
     assert_eq!((all.len(), all[0].len(), all[0][0].len(), done.into_inner()), (2, 6, 3, 36));
     assert_eq!(all[0], all[1]);
     let rates = &all[0];
@@ -95,6 +95,9 @@ fn charts_and_pictures_show_every_policy() {
     }
     assert!(text.contains("12.5 %") && text.contains("100 %"), "{text}");
     assert!(picture.contains("a &amp; b"));
+    let running = measure(&[&prompts], &contenders, &[0.5], Requests::Running, || ());
+    let names: Vec<_> = running[0].iter().map(|policy| policy[0].contender.name()).collect();
+    assert_eq!(names, ["lru", "priority", "foresight", "clairvoyant"]);
     assert_eq!(chart(&[]).lines().count(), 13, "no rates are not a panic");
 }
 
@@ -108,4 +111,59 @@ fn the_gap_closed_is_relative_to_the_bound() {
     assert!((total - 0.2 / 0.6).abs() < 1e-9 && (mean - 0.375).abs() < 1e-9);
     assert_eq!(gap_closed(&[lru.clone(), bound]), None, "foresight was not measured");
     assert_eq!(gap_closed(&[lru.clone(), of(Contender::FORESIGHT, [0.1, 0.2]), lru]), None);
+}
+
+fn arrival<'a>(at_ms: u64, prompt: &'a [u64], answer: &'a [u64], answer_ms: u64) -> Arrival<'a> {
+    Arrival { at_ms, prompt, answer, own: 0, prompt_ms: 10, answer_ms }
+}
+
+fn running_hits(name: &str, arrivals: &[Arrival<'_>], blocks: usize) -> usize {
+    let prompts = Prompts::of_arrivals(arrivals.iter().copied());
+    let rate = contender(name).running_hit_rate(&prompts, blocks).unwrap();
+    (rate * prompts.total() as f64).round() as usize
+}
+
+#[test]
+fn a_running_request_holds_its_blocks() {
+    // While the second runs, only two of five blocks are for the cache and the third.
+    let requests = [
+        arrival(0, &[1, 2], &[3], 10),
+        arrival(100, &[7, 8], &[9], 1000),
+        arrival(200, &[5, 6], &[], 10),
+        arrival(2000, &[1, 2], &[], 10),
+        arrival(3000, &[7, 8, 9], &[], 10),
+    ];
+    for name in ["lru", "foresight", "clairvoyant"] {
+        assert_eq!(running_hits(name, &requests, 5), 3, "{name}: 1 and 2 are evicted for 5 and 6");
+        assert_eq!(running_hits(name, &requests, 6), 4, "{name}: 2 and 3 are");
+        assert_eq!(running_hits(name, &requests, 8), 5, "{name}");
+    }
+    assert_eq!(contender("sieve").running_hit_rate(&Prompts::default(), 1), None);
+}
+
+#[test]
+fn a_prompt_is_found_once_it_is_computed() {
+    let at = |at_ms| [arrival(0, &[1, 2], &[], 1000), arrival(at_ms, &[1, 2], &[], 10)];
+    assert_eq!([5, 10, 500].map(|at_ms| running_hits("lru", &at(at_ms), 10)), [0, 2, 2]);
+}
+
+#[test]
+fn a_request_waits_for_its_blocks() {
+    let requests =
+        [arrival(0, &[1, 2, 3], &[], 1000), arrival(1, &[4, 5, 6], &[], 10), arrival(2, &[1, 2, 3], &[], 10)];
+    assert_eq!(running_hits("lru", &requests, 5), 2, "the third comes after the second");
+    assert_eq!(running_hits("lru", &requests, 2), 0, "no request fits");
+}
+
+#[test]
+fn no_policy_exceeds_the_bound_on_running_requests() {
+    for workload in workloads::workloads(0).iter().take(2) {
+        let blocks = workload.prompts.capacity(0.05);
+        let rate = |name| contender(name).running_hit_rate(&workload.prompts, blocks).unwrap();
+        assert!(
+            rate("lru") > 0.0 && rate("clairvoyant") > rate("foresight").max(rate("lru")),
+            "{}",
+            workload.name
+        );
+    }
 }

@@ -1,0 +1,34 @@
+//! The requests of a trace, as the simulation of eviction policies takes them.
+
+use kvpool_policies::simulate::{Arrival, Prompts};
+
+use crate::replay::step_ns;
+use crate::trace::{HASH_BLOCK_TOKENS, Request, Trace};
+
+/// Returns the requests of a trace in blocks of its hash ids, where a token of an answer takes
+/// `token_ms` milliseconds.
+pub fn prompts(trace: &Trace, token_ms: u64) -> Prompts {
+    Prompts::of_arrivals(trace.requests.iter().map(|request| arrival(request, token_ms)))
+}
+
+fn arrival(request: &Request, token_ms: u64) -> Arrival<'_> {
+    let full = |tokens: u32| (tokens / HASH_BLOCK_TOKENS) as usize;
+    let ids = request.hash_ids.len();
+    let (prompt, answer, own) = if request.hashed_tokens > request.input_tokens {
+        // The ids continue through the answer. The block in which the prompt ends is no part of it:
+        // no earlier request has its rest.
+        let prompt = full(request.input_tokens);
+        (prompt, full(request.hashed_tokens).max(prompt), 0)
+    } else {
+        let blocks = request.tokens().div_ceil(HASH_BLOCK_TOKENS.into()) as usize;
+        (ids, ids, blocks.saturating_sub(ids))
+    };
+    Arrival {
+        at_ms: request.arrival.as_millis() as u64,
+        prompt: &request.hash_ids[..prompt],
+        answer: &request.hash_ids[prompt..answer],
+        own,
+        prompt_ms: step_ns(request.input_tokens.into(), 0) / 1_000_000,
+        answer_ms: u64::from(request.output_tokens) * token_ms,
+    }
+}

@@ -1,0 +1,290 @@
+//! A pool whose requests run: each holds its blocks from its start to its end.
+//!
+//! ```text
+//! arrival   waits behind earlier requests until the blocks that it lacks are free or evictable
+//! start     looks up its prompt and takes the hits; evicts what it needs for the rest and for its answer
+//! filled    the rest of its prompt can be found from here; a block that another request filled
+//!           meanwhile is a duplicate, and is freed at the end
+//! end       its answer can be found from here; releases all blocks, the last one first
+//! ```
+//!
+//! The blocks of running requests cannot be evicted, and take room from the cache. So hit rates are
+//! lower than those of [`pooled`](super::pooled), and a pool can reach them. A request takes the
+//! blocks of its answer at its start and is never preempted; a pool adds them one by one.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, BinaryHeap, VecDeque};
+
+use kvpool::prefix::policy::{Millis, Policy};
+
+use super::leading;
+use super::pooled::{Evictable, Position};
+use super::prompts::{Prompt, Prompts};
+
+/// The evictable blocks, in the order of their eviction.
+trait Cache {
+    /// Returns the number of blocks.
+    fn len(&self) -> usize;
+    /// Observes the lookup of a request, of which the first `found` blocks hit. Returns a context
+    /// for the releases of the request.
+    fn looked_up(&mut self, request: u32, blocks: &[u32], found: usize, now: Millis) -> u64;
+    /// Notes that a block was filled.
+    fn filled(&mut self, block: u32);
+    /// Counts a hit on a block.
+    fn hit(&mut self, block: u32);
+    /// Removes a block that got an owner.
+    fn remove(&mut self, block: u32);
+    /// Adds a block that lost its last owner.
+    fn file(&mut self, block: u32, at: Position, now: Millis);
+    /// Removes the block to be evicted.
+    fn evict(&mut self, now: Millis) -> Option<u32>;
+}
+
+impl Cache for Evictable<'_> {
+    fn len(&self) -> usize {
+        self.len()
+    }
+
+    fn looked_up(&mut self, _request: u32, blocks: &[u32], found: usize, now: Millis) -> u64 {
+        Self::looked_up(self, blocks, found, now)
+    }
+
+    fn filled(&mut self, block: u32) {
+        self.filled(block);
+    }
+
+    fn hit(&mut self, block: u32) {
+        self.hit(block);
+    }
+
+    fn remove(&mut self, block: u32) {
+        self.remove(block);
+    }
+
+    fn file(&mut self, block: u32, at: Position, now: Millis) {
+        self.file(block, at, now);
+    }
+
+    fn evict(&mut self, now: Millis) -> Option<u32> {
+        self.evict(now)
+    }
+}
+
+/// Evicts the block whose next lookup is last, and of one prompt the end first.
+struct Clairvoyant {
+    /// The requests that look up each block.
+    uses: Vec<Vec<u32>>,
+    started: u32,
+    queue: BTreeSet<(u32, u32, u32)>,
+    keys: Vec<(u32, u32, u32)>,
+}
+
+impl Clairvoyant {
+    fn new(prompts: &Prompts) -> Self {
+        let mut uses = vec![Vec::new(); prompts.numbers()];
+        for (prompt, request) in prompts.prompts.iter().zip(0..) {
+            prompt.blocks.iter().for_each(|&block| uses[block as usize].push(request));
+        }
+        let keys = vec![(0, 0, 0); prompts.numbers()];
+        Self { uses, started: 0, queue: BTreeSet::new(), keys }
+    }
+}
+
+impl Cache for Clairvoyant {
+    fn len(&self) -> usize {
+        self.queue.len()
+    }
+
+    fn looked_up(&mut self, request: u32, _blocks: &[u32], _found: usize, _now: Millis) -> u64 {
+        self.started = request;
+        0
+    }
+
+    fn filled(&mut self, _block: u32) {}
+
+    fn hit(&mut self, _block: u32) {}
+
+    fn remove(&mut self, block: u32) {
+        self.queue.remove(&self.keys[block as usize]);
+    }
+
+    fn file(&mut self, block: u32, at: Position, _now: Millis) {
+        let uses = &self.uses[block as usize];
+        let next = uses.get(uses.partition_point(|&request| request <= self.started));
+        let key = (next.copied().unwrap_or(u32::MAX), at.depth, block);
+        self.keys[block as usize] = key;
+        self.queue.insert(key);
+    }
+
+    fn evict(&mut self, _now: Millis) -> Option<u32> {
+        self.queue.pop_last().map(|(.., block)| block)
+    }
+}
+
+/// The life of a block.
+#[derive(Clone, Copy, Default)]
+struct Block {
+    is_cached: bool,
+    owners: u32,
+}
+
+/// A running request.
+struct Running {
+    /// Whether each of its blocks is cached, and not a duplicate.
+    is_shared: Vec<bool>,
+    /// Its blocks that were hits.
+    found: usize,
+    context: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    Filled,
+    Ended,
+}
+
+struct Pool<'a, C> {
+    prompts: &'a [Prompt],
+    cache: C,
+    blocks: Vec<Block>,
+    free: usize,
+    running: Vec<Option<Running>>,
+    events: BinaryHeap<Reverse<(u64, Event, u32)>>,
+    hits: usize,
+}
+
+/// Returns the hits of a policy in a pool of `capacity` blocks.
+pub(super) fn hits(prompts: &Prompts, capacity: usize, policy: &dyn Policy) -> usize {
+    Pool::new(prompts, capacity, Evictable::new(policy, prompts.numbers())).run(capacity)
+}
+
+/// Returns the hits of a policy that knows the requests to come.
+pub(super) fn clairvoyant_hits(prompts: &Prompts, capacity: usize) -> usize {
+    Pool::new(prompts, capacity, Clairvoyant::new(prompts)).run(capacity)
+}
+
+impl<'a, C: Cache> Pool<'a, C> {
+    fn new(prompts: &'a Prompts, capacity: usize, cache: C) -> Self {
+        Self {
+            prompts: &prompts.prompts,
+            cache,
+            blocks: vec![Block::default(); prompts.numbers()],
+            free: capacity,
+            running: prompts.prompts.iter().map(|_| None).collect(),
+            events: BinaryHeap::new(),
+            hits: 0,
+        }
+    }
+
+    fn run(mut self, capacity: usize) -> usize {
+        let fits = |&(_, prompt): &(u32, &Prompt)| prompt.blocks.len() + prompt.answer.len() <= capacity;
+        let mut arrivals = (0..).zip(self.prompts).filter(fits).peekable();
+        let mut waiting = VecDeque::new();
+        loop {
+            let arrival = arrivals.peek().map(|(_, prompt)| prompt.at_ms);
+            let event = self.events.peek().map(|Reverse((at_ms, ..))| *at_ms);
+            let now = match (arrival, event) {
+                (None, None) => break,
+                (Some(arrival), Some(event)) => arrival.min(event),
+                (at_ms, None) | (None, at_ms) => at_ms.unwrap_or_default(),
+            };
+            while let Some(&Reverse((at_ms, event, request))) = self.events.peek()
+                && at_ms <= now
+            {
+                self.events.pop();
+                match event {
+                    Event::Filled => self.fill(request),
+                    Event::Ended => self.end(request, Millis(now)),
+                }
+            }
+            while let Some((request, _)) = arrivals.next_if(|(_, prompt)| prompt.at_ms <= now) {
+                waiting.push_back(request);
+            }
+            while let Some(&request) = waiting.front()
+                && self.start(request, now)
+            {
+                waiting.pop_front();
+            }
+        }
+        self.hits
+    }
+
+    /// Starts a request, unless it lacks blocks.
+    fn start(&mut self, request: u32, now: u64) -> bool {
+        let prompt = &self.prompts[request as usize];
+        let found = leading(&prompt.blocks, |block| self.blocks[block].is_cached);
+        let missing = prompt.blocks.len() + prompt.answer.len() - found;
+        let (hits, rest) = prompt.blocks.split_at(found);
+        let evictable = hits.iter().filter(|&&block| self.blocks[block as usize].owners == 0).count();
+        if missing > self.free + self.cache.len() - evictable {
+            return false;
+        }
+        self.hits += found;
+        let context = self.cache.looked_up(request, &prompt.blocks, found, Millis(now));
+        for &number in hits {
+            let block = &mut self.blocks[number as usize];
+            if block.owners == 0 {
+                self.cache.remove(number);
+            }
+            block.owners += 1;
+            self.cache.hit(number);
+        }
+        while self.free < missing {
+            let block = self.cache.evict(Millis(now)).expect("enough blocks are evictable");
+            self.blocks[block as usize].is_cached = false;
+            self.free += 1;
+        }
+        self.free -= missing;
+        let mut is_shared = vec![false; prompt.blocks.len() + prompt.answer.len()];
+        is_shared[..found].fill(true);
+        self.running[request as usize] = Some(Running { is_shared, found, context });
+        let computed = prompt.prompt_ms * rest.len() as u64 / prompt.blocks.len().max(1) as u64;
+        self.events.push(Reverse((now + computed, Event::Filled, request)));
+        self.events.push(Reverse((now + computed + prompt.answer_ms, Event::Ended, request)));
+        true
+    }
+
+    /// Makes the computed part of a prompt visible.
+    fn fill(&mut self, request: u32) {
+        let prompt = &self.prompts[request as usize];
+        let running = self.running[request as usize].as_mut().expect("it runs");
+        let computed = prompt.blocks.iter().zip(&mut running.is_shared).skip(running.found);
+        computed.for_each(|(&block, is_shared)| *is_shared = share(&mut self.blocks, &mut self.cache, block));
+    }
+
+    /// Releases the blocks of a request.
+    fn end(&mut self, request: u32, now: Millis) {
+        let prompt = &self.prompts[request as usize];
+        let Running { mut is_shared, context, .. } = self.running[request as usize].take().expect("it runs");
+        let (_, of_answer) = is_shared.split_at_mut(prompt.blocks.len());
+        for (&block, is_shared) in prompt.answer.iter().zip(of_answer) {
+            *is_shared = share(&mut self.blocks, &mut self.cache, block);
+        }
+        let chain = is_shared.len() as u32;
+        let blocks = prompt.blocks.iter().chain(&prompt.answer);
+        for ((&number, is_shared), depth) in
+            blocks.zip(is_shared).zip(0..).collect::<Vec<_>>().into_iter().rev()
+        {
+            let block = &mut self.blocks[number as usize];
+            if !is_shared {
+                self.free += 1;
+                continue;
+            }
+            block.owners -= 1;
+            if block.owners == 0 {
+                self.cache.file(number, Position { depth, chain, context }, now);
+            }
+        }
+    }
+}
+
+/// Makes a block visible that its owner filled; false if another one is.
+fn share<C: Cache>(blocks: &mut [Block], cache: &mut C, number: u32) -> bool {
+    let block = &mut blocks[number as usize];
+    let is_first = !block.is_cached;
+    if is_first {
+        *block = Block { is_cached: true, owners: 1 };
+        cache.filled(number);
+    }
+    is_first
+}
