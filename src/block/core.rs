@@ -78,6 +78,8 @@ pub struct Core {
     pub(in crate::block) evictor: Option<Box<dyn Evictor>>,
     /// Number of evictable blocks.
     pub(in crate::block) evictable: CachePadded<AtomicUsize>,
+    /// Frames of whole units that lists took since the last slice of reclaim.
+    pub(in crate::block) owed: CachePadded<AtomicUsize>,
     /// Set when the pool is gone; threads drop their cache at their next slow lookup.
     closed: AtomicBool,
 }
@@ -134,6 +136,7 @@ impl Blocks {
             rows: AtomicUsize::new(config.frames),
             evictor,
             evictable: CachePadded::new(AtomicUsize::new(0)),
+            owed: CachePadded::new(AtomicUsize::new(0)),
             closed: AtomicBool::new(false),
         }))
     }

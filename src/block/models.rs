@@ -44,6 +44,12 @@ pub fn evict(blocks: &Blocks, mut used: impl FnMut(FrameId)) -> bool {
     evicted > 0
 }
 
+/// Notes that a list took whole units, and evicts up to `watermark` blocks ahead of need.
+pub fn reclaim(blocks: &Blocks, watermark: usize) -> usize {
+    blocks.owed.fetch_add(1, Relaxed);
+    blocks.reclaim_owed(watermark)
+}
+
 /// As [`evict`], and takes the block at the frame into a list: an allocation without its search.
 pub fn replace(blocks: &Blocks) -> Option<BlockId> {
     let mut taken = None;

@@ -173,6 +173,12 @@ impl PrefixCache {
         row(&self.rows, id)
     }
 
+    /// Prefetches a block's row, where the processor supports it.
+    #[inline]
+    pub(crate) fn prefetch(&self, id: BlockId) {
+        self.row(id).prefetch();
+    }
+
     /// Takes a reference on each block of the longest cached prefix of a chain, for a sequence's
     /// list.
     ///

@@ -125,6 +125,7 @@ impl BatchInner {
             // Frames left by moves, which this batch may have been the last to read. Announces,
             // also for frames that it only held briefly because they wait for another batch.
             blocks.reclaim_due_shared_limbo();
+            blocks.reclaim_slice();
         }
         if !self.copied.is_empty() {
             // The copies are done. These blocks were unlinked from their sequences, where a view's

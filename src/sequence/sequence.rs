@@ -37,6 +37,9 @@ pub struct Sequence {
     pub(super) reuses_tail: bool,
 }
 
+/// Distance, in blocks, at which a registration prefetches what it writes.
+const REGISTERED_AHEAD: u32 = 6;
+
 /// Required before a write into a block that already has tokens.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Access {
@@ -263,18 +266,30 @@ impl Sequence {
     /// Seals blocks, and registers those whose hashes are known.
     fn seal_blocks(&self, places: Range<u32>) {
         let pool = self.pool();
-        for place in places {
-            let handle = pool.handle(self.list.id(place as usize));
-            match self.token_hashes().and_then(|(known, cache)| Some((known, cache, known.hash(place)?))) {
-                // A fork may have registered it first.
-                Some(_) if pool.word(handle.id).is_cached() => {}
-                Some((known, cache, hash)) => {
-                    cache.note(handle.id, hash, known.era(), place);
-                    cache.register(pool, [(handle, known.stored(cache, handle.id, place))]);
-                }
-                None => pool.seal_guarded(handle),
+        let handle = |place: u32| pool.handle(self.list.id(place as usize));
+        let Some((known, cache)) = self.token_hashes() else {
+            return places.for_each(|place| pool.seal_guarded(handle(place)));
+        };
+        let end = places.end;
+        let registered = places.filter_map(|place| {
+            if place + REGISTERED_AHEAD < end {
+                let next = self.list.id((place + REGISTERED_AHEAD) as usize);
+                pool.prefetch_word(next);
+                cache.prefetch(next);
             }
-        }
+            let handle = handle(place);
+            let Some(hash) = known.hash(place) else {
+                pool.seal_guarded(handle);
+                return None;
+            };
+            // A fork may have registered it first.
+            if pool.word(handle.id).is_cached() {
+                return None;
+            }
+            cache.note(handle.id, hash, known.era(), place);
+            Some((handle, known.stored(cache, handle.id, place)))
+        });
+        cache.register(pool, registered);
     }
 
     /// Registers the unfinished last block, if it may be reused.
@@ -398,6 +413,7 @@ impl Drop for Sequence {
         }
         self.cut(0);
         self.spare(None);
+        self.pool().reclaim_slice();
     }
 }
 

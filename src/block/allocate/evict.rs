@@ -37,12 +37,6 @@ use crate::block::release::By;
 use crate::block::space::FreedFrames;
 use crate::block::{BlockWord, Evictable, Evictor, NotEvicted};
 
-/// A request that evicts also evicts for the next ones: at most this share of the pool, as a shift.
-const AHEAD_SHIFT: u32 = 8;
-
-/// Maximum number of blocks evicted for the next requests.
-const AHEAD_MAX: usize = 512;
-
 impl Core {
     /// Registers a block of a sequence's list with the cache, and seals it. Returns false, and does
     /// nothing, if the handle is stale: the sequence has released the block.
@@ -259,17 +253,10 @@ impl Core {
         evicted
     }
 
-    /// Evicts the blocks that a request is missing, and some for the next ones, and frees them.
-    /// Returns their number. The caller's custody announces.
-    ///
-    /// Their frames go through the bitmaps, where they merge with their neighbours.
-    #[cold]
-    pub(in crate::block) fn evict_ahead(&self, missing: usize) -> usize {
-        self.evict_to_free(missing + self.ahead(), Self::evict_some)
-    }
-
-    fn ahead(&self) -> usize {
-        AHEAD_MAX.min(self.total() >> AHEAD_SHIFT)
+    /// Evicts up to `wanted` blocks and frees them through the bitmaps, where their frames merge with
+    /// their neighbours. Returns the number of evicted blocks. The caller announces.
+    pub(super) fn evict_to_units(&self, wanted: usize) -> usize {
+        self.evict_to_free(wanted, Self::evict_some)
     }
 
     fn evict_to_free(

@@ -23,7 +23,7 @@ use crate::block::core::Core;
 
 /// Free frames outside of whole units that are kept for the growth of lists: at most this share of
 /// the pool, as a shift.
-const HOLES_SHIFT: u32 = 7;
+const HOLES_SHIFT: u32 = 8;
 
 /// Number of times that a list evicts blocks for whole units before it takes holes.
 const ROUNDS: usize = 3;
@@ -81,12 +81,13 @@ impl Core {
             let whole = if is_rest { missing >> FAN_LOG2 << FAN_LOG2 } else { missing };
             let near = grab.runs.last().map(|run| FrameId(run.end())).or(end.next).unwrap_or(FrameId(0));
             if whole > 0 {
-                frames.allocate_fresh(whole, near, &mut |run| grab.extend(Some(run)));
+                let taken = frames.allocate_fresh(whole, near, &mut |run| grab.extend(Some(run)));
+                self.took_units(taken as usize);
             }
             let missing = asked - grab.frames;
             let is_small = is_rest && missing >> FAN_LOG2 == 0;
             let may_evict = !is_small && round < ROUNDS && self.evicts_for_units(missing);
-            if missing == 0 || !may_evict || self.evict_ahead(missing) == 0 {
+            if missing == 0 || !may_evict || self.evict_to_units(missing) == 0 {
                 return;
             }
         }

@@ -1,0 +1,79 @@
+//! Reclaim ahead of need: whole units are made free before a list asks for them.
+//!
+//! In a pool with a prefix cache nearly every block is owned or evictable, so a list that needs
+//! hundreds of blocks would evict as many, at the moment when its sequence waits for them. Instead,
+//! the ends of batches and of sequences evict in small slices, up to a watermark of free frames in
+//! whole units. (Operating systems reclaim pages in the same way.) What a slice cannot provide, an
+//! allocation evicts itself.
+//!
+//! # Protocol
+//!
+//! ```text
+//! list     took whole units:  owed += their frames
+//! slice    owed: swap 0, was above 0;  below the watermark  =>  evict up to SLICE_MAX blocks;  missing more: owed += rest;  announce
+//! ```
+//!
+//! `owed` is a hint that says when to look at the bitmaps: without consumption since the last slice, a
+//! batch's end costs one load. The swap gives the work to one thread. A thread that is stopped in a
+//! slice withholds what it was about to do, one step of its eviction and the frames of one leaf;
+//! others evict as if there were no slices.
+//!
+//! Everything else is an [eviction](super::evict), against hits, shares, batches and moves as any
+//! other. Free frames in the hands of a slice are announced at its end.
+//!
+//! Model: `loom-tests/tests/reclaim.rs`.
+
+use crate::config::FAN_LOG2;
+use crate::sync::Ordering::Relaxed;
+
+use crate::block::core::Core;
+
+/// Free frames in whole units that slices restore: this share of the pool, as a shift.
+const WATERMARK_SHIFT: u32 = 5;
+
+/// Maximum of the watermark, in frames.
+const WATERMARK_MAX: usize = 768;
+
+/// Maximum number of blocks that one slice evicts.
+const SLICE_MAX: usize = 512;
+
+impl Core {
+    /// Notes that a list took frames of whole units.
+    #[inline]
+    pub(super) fn took_units(&self, frames: usize) {
+        if frames > 0 && self.evictor.is_some() {
+            // Relaxed: a hint.
+            self.owed.fetch_add(frames, Relaxed);
+        }
+    }
+
+    /// Evicts a slice of blocks if lists have taken whole units since the last slice, and too few are
+    /// left.
+    #[inline]
+    pub(crate) fn reclaim_slice(&self) {
+        // Relaxed: a hint.
+        if self.owed.load(Relaxed) > 0 {
+            self.reclaim_owed(WATERMARK_MAX.min(self.total() >> WATERMARK_SHIFT));
+        }
+    }
+
+    /// Evicts up to a slice of blocks while fewer than `watermark` frames are free in whole units.
+    /// Returns the number of evicted blocks.
+    #[cold]
+    pub(in crate::block) fn reclaim_owed(&self, watermark: usize) -> usize {
+        if self.owed.swap(0, Relaxed) == 0 || self.evictable() == 0 {
+            return 0;
+        }
+        let whole = self.space.frames.free_units() << FAN_LOG2;
+        let missing = watermark.saturating_sub(whole);
+        if missing == 0 {
+            return 0;
+        }
+        let evicted = self.evict_to_units(missing.min(SLICE_MAX));
+        if evicted > 0 {
+            self.took_units(missing.saturating_sub(evicted));
+            self.announce();
+        }
+        evicted
+    }
+}
