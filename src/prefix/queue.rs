@@ -101,7 +101,7 @@ mod level;
 mod links;
 
 use crate::ids::BlockId;
-use crate::sync::{AtomicU64, CachePadded, Ordering::*, fence_after_rmw, prefetch};
+use crate::sync::{AtomicU64, AtomicUsize, CachePadded, Ordering::*, fence_after_rmw, prefetch};
 use geometry::{Geometry, Slot};
 use head::{LinkedBlocks, Stack};
 use level::Level;
@@ -116,6 +116,8 @@ pub use links::Links;
 pub struct RankQueue {
     geometry: Geometry,
     levels: Box<[Level]>,
+    /// Number of levels that were ever used, which only grows: ranks of a counter use two or three.
+    used: CachePadded<AtomicUsize>,
     cursor: CachePadded<AtomicU64>,
     /// Blocks whose ranks are below the cursor.
     overdue: CachePadded<Stack>,
@@ -162,6 +164,7 @@ impl RankQueue {
         Self {
             geometry,
             levels: (0..geometry.levels()).map(|_| Level::new(geometry.slots())).collect(),
+            used: CachePadded::new(AtomicUsize::new(0)),
             cursor: CachePadded::new(AtomicU64::new(0)),
             overdue: CachePadded::new(Stack::default()),
         }
@@ -267,6 +270,10 @@ impl RankQueue {
     fn put(&self, links: &impl Links, slot: Slot, chain: LinkedBlocks, cursor: u64) -> bool {
         let turn = self.geometry.turn(slot.number);
         let stack = self.stack(slot);
+        if self.used.load(Relaxed) <= slot.level {
+            // Before the push of the head, whose Release publishes it.
+            self.used.fetch_max(slot.level + 1, Relaxed);
+        }
         while let Err(other_turn) = stack.try_push(links, chain, turn) {
             // The thread that filed there read the cursor before its push of the head, which we
             // have acquired: if we still read our own cursor value, theirs was no later, and the
@@ -293,10 +300,19 @@ impl RankQueue {
         }
     }
 
+    /// Returns the levels that were ever used.
+    ///
+    /// Relaxed: like a hint, it may lack a level to which another thread pushes. A thread that acquired
+    /// a head of that level, or whose fence comes after the one in `put`, sees it.
+    #[inline]
+    fn used_levels(&self) -> impl Iterator<Item = (usize, &Level)> {
+        self.levels[..self.used.load(Relaxed)].iter().enumerate()
+    }
+
     /// Returns the slot that begins first, according to the hints.
     fn first(&self, cursor: u64) -> Option<FirstSlot> {
         let mut best: Option<FirstSlot> = None;
-        for (level, slots) in self.levels.iter().enumerate() {
+        for (level, slots) in self.used_levels() {
             let at = self.geometry.number(cursor, level);
             let Some(distance) = slots.find(self.geometry.index(at), self.geometry.slots()) else { continue };
             // Wraps where a stale slot would lie beyond the last rank; the turn then differs.
@@ -376,7 +392,7 @@ impl RankQueue {
         if !self.geometry.overlaps() {
             return;
         }
-        for (level, slots) in self.levels.iter().enumerate().skip(1) {
+        for (level, slots) in self.used_levels().skip(1) {
             let next = self.geometry.number(cursor, level) + 1;
             let index = self.geometry.index(next);
             if !slots.is_marked(index) {
@@ -417,7 +433,7 @@ impl RankQueue {
         // Pairs with the fence in `put`: a push by the old cursor sees the new one, or we see its
         // blocks.
         fence_after_rmw();
-        for (level, slots) in self.levels.iter().enumerate() {
+        for (level, slots) in self.used_levels() {
             let from = self.geometry.number(cursor, level);
             let mut passed =
                 (self.geometry.number(to, level) - from).min(self.geometry.slots() as u64) as usize;
