@@ -89,6 +89,21 @@ impl Frames {
         self.count_many(near, taken)
     }
 
+    /// Claims frames as [`allocate_some`](Self::allocate_some) does, and then those of spared units, as
+    /// far as hints lead.
+    pub fn allocate_with_spared(&self, count: u32, near: FrameId, take: &mut dyn FnMut(Run)) -> u32 {
+        let taken = self.with(|map| {
+            let taken = map.allocate_hinted(count, near, take);
+            taken + map.with_spared().allocate_hinted(count - taken, near, take)
+        });
+        self.count_many(near, taken)
+    }
+
+    /// Returns about how many frames are free in spared units, in O(1): half of each unit.
+    pub fn spared_about(&self) -> usize {
+        self.spared_units.load(Relaxed) * FAN / 2
+    }
+
     /// Returns the number of wholly free units that allocators may take. Reads one word per group.
     pub fn free_units(&self) -> usize {
         let free = |group: &Group| group.units.load(Relaxed) & !group.closed.load(Relaxed);

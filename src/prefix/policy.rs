@@ -182,7 +182,8 @@ pub trait Policy: Send + Sync + fmt::Debug {
     fn place(&self, released: &Released, now: Millis) -> Place;
 
     /// Selects the queue whose head is evicted. `heads` has one entry per queue, `None` for an
-    /// empty queue.
+    /// empty queue. Up to 64 blocks are evicted after one answer, if they were released together and
+    /// have consecutive or equal ranks.
     ///
     /// Returns `None` only if all queues are empty.
     fn victim(&self, heads: &[Option<Head>], now: Millis) -> Option<usize>;

@@ -150,7 +150,7 @@ impl Filing<'_> {
             Some((last, before))
                 if queue == self.queue
                     && self.len < ENTRY_MAX
-                    && (before == rank || before.wrapping_add(1) == rank) =>
+                    && (before == rank || before.checked_add(1) == Some(rank)) =>
             {
                 last.set_below(Some(id));
                 self.len += 1;

@@ -348,8 +348,10 @@ impl Sequence {
     /// Returns the place at which its next blocks are best placed.
     pub(super) fn list_end(&self) -> ListEnd {
         let last = self.frames.last();
-        let spares = last.is_some() && self.spared.map(unit_of) == last.map(unit_of);
-        ListEnd { next: last.map(|last| FrameId(last.0 + 1)), spares }
+        let next = last.map(|last| FrameId(last.0 + 1));
+        // The next frame may be the first one of a unit that another sequence spares.
+        let spares = next.is_some() && self.spared.map(unit_of) == next.map(unit_of);
+        ListEnd { next, spares }
     }
 
     /// Spares the unit of its last block, after blocks were added.
@@ -382,6 +384,9 @@ impl Sequence {
         self.committed = self.committed.min(length);
         self.seals.truncate(keep as u32, length / block_tokens);
         self.release_unlinked(&gone);
+        if self.spared.is_some() && self.spared.map(unit_of) != self.frames.last().map(unit_of) {
+            self.spare(None);
+        }
     }
 
     /// Releases blocks that were unlinked from the list just now.

@@ -12,18 +12,25 @@
 //! 4. as a lease: in holes, in magazines, and by all other steps of the ladder.
 //!
 //! What lists leave behind are holes: the unused ends of their last units. Free frames in holes cache
-//! nothing, so there is a limit to them: above [`HOLES_SHIFT`], the end of a list that does not fill
-//! a unit goes into a hole.
+//! nothing, so there are limits to them. Above [`HOLES_SHIFT`], the end of a list that does not fill a
+//! unit goes into holes. Above [`HOLES_MAX_SHIFT`], and where evictions yield no whole units, a list
+//! evicts nothing for them, and takes holes for all that is missing: a few blocks with owners, one in
+//! each unit, would otherwise empty the cache.
 
 use crate::config::FAN_LOG2;
 use crate::ids::{FrameId, Run};
 
 use super::Grab;
+use crate::block::AllocRequest;
 use crate::block::core::Core;
 
-/// Free frames outside of whole units that are kept for the growth of lists: at most this share of
-/// the pool, as a shift.
+/// Free frames in partly used units that are kept for the growth of lists, as a shift of the pool:
+/// above it, the end of a list that does not fill a unit goes into holes.
 const HOLES_SHIFT: u32 = 8;
+
+/// Free frames in partly used units, as a shift of the pool, above which a list takes holes rather
+/// than evict blocks.
+const HOLES_MAX_SHIFT: u32 = 6;
 
 /// Number of times that a list evicts blocks for whole units before it takes holes.
 const ROUNDS: usize = 3;
@@ -64,10 +71,10 @@ impl Core {
         self.space.frames.spared_frames()
     }
 
-    /// Takes frames for a list: behind its end, and whole units. Takes fewer than `asked` if the
-    /// rest is better placed in holes.
-    pub(in crate::block) fn gather_list(&self, end: ListEnd, asked: usize, grab: &mut Grab) {
-        let frames = &self.space.frames;
+    /// Takes frames for a list: behind its end, and whole units. Takes fewer than are asked for if the
+    /// rest is better placed in holes, or must be.
+    pub(in crate::block) fn gather_list(&self, end: ListEnd, request: &AllocRequest, grab: &mut Grab) {
+        let (asked, frames) = (request.blocks, &self.space.frames);
         if let Some(next) = end.next {
             let len = frames.extend(next, asked as u32, end.spares);
             grab.extend(len.map(|len| Run { start: next, len }));
@@ -77,7 +84,8 @@ impl Core {
             if missing == 0 {
                 return;
             }
-            let is_rest = self.has_many_holes();
+            let holes = self.holes();
+            let is_rest = holes > self.total() >> HOLES_SHIFT;
             let whole = if is_rest { missing >> FAN_LOG2 << FAN_LOG2 } else { missing };
             let near = grab.runs.last().map(|run| FrameId(run.end())).or(end.next).unwrap_or(FrameId(0));
             if whole > 0 {
@@ -85,23 +93,40 @@ impl Core {
                 self.took_units(taken as usize);
             }
             let missing = asked - grab.frames;
-            let is_small = is_rest && missing >> FAN_LOG2 == 0;
-            let may_evict = !is_small && round < ROUNDS && self.evicts_for_units(missing);
-            if missing == 0 || !may_evict || self.evict_to_units(missing) == 0 {
+            let fits_holes = (is_rest && missing >> FAN_LOG2 == 0) || holes > self.holes_max();
+            if missing == 0 || fits_holes || round == ROUNDS || !self.evicts_for_units(missing, request) {
+                return;
+            }
+            let units = frames.free_units();
+            let evicted = self.evict_to_units(missing);
+            // Where single blocks with owners are scattered, evictions make holes instead of units.
+            if frames.free_units().saturating_sub(units) << FAN_LOG2 < evicted.div_ceil(2) {
                 return;
             }
         }
     }
 
     /// Returns whether a list evicts blocks to get whole units, before it takes holes.
-    fn evicts_for_units(&self, missing: usize) -> bool {
-        self.total() >= UNITS_MIN << FAN_LOG2 && self.evicts_first(missing)
+    fn evicts_for_units(&self, missing: usize, request: &AllocRequest) -> bool {
+        // If all of that does not suffice, an eviction would be wasted.
+        let most = self.space.frames.free_counted() + self.evictable() + self.reserved_for(request);
+        self.has_units() && most >= missing && self.evicts_first(missing)
     }
 
-    /// Returns whether more than a small share of the pool lies free in partly used units.
-    fn has_many_holes(&self) -> bool {
+    /// Returns whether the pool is large enough to evict more blocks than a request is missing.
+    pub(super) fn has_units(&self) -> bool {
+        self.total() >= UNITS_MIN << FAN_LOG2
+    }
+
+    /// Returns about how many frames are free in partly used units that are not spared.
+    fn holes(&self) -> usize {
         let frames = &self.space.frames;
-        let holes = frames.free_counted().saturating_sub(frames.free_units() << FAN_LOG2);
-        holes > self.total() >> HOLES_SHIFT
+        frames.free_counted().saturating_sub((frames.free_units() << FAN_LOG2) + frames.spared_about())
+    }
+
+    /// Returns the number of free frames in partly used units above which lists evict nothing for
+    /// whole units.
+    pub(super) fn holes_max(&self) -> usize {
+        self.total() >> HOLES_MAX_SHIFT
     }
 }

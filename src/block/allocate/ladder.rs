@@ -186,7 +186,7 @@ impl Core {
             return self.gather_run(cache, asked, grab, custody);
         }
         if let Some(end) = list {
-            self.gather_list(end, asked, grab);
+            self.gather_list(end, request, grab);
         } else if asked <= self.config.magazine_blocks.div_ceil(4) {
             self.take_cached(cache, asked, grab);
         }

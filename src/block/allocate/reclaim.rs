@@ -10,11 +10,13 @@
 //!
 //! ```text
 //! list     took whole units:  owed += their frames
-//! slice    owed: swap 0, was above 0;  below the watermark  =>  evict up to SLICE_MAX blocks;  missing more: owed += rest;  announce
+//! slice    owed: swap 0, was above 0;  below the watermark  =>  evict up to SLICE_MAX blocks;
+//!          more are missing, and whole units were gained: owed += rest;  announce
 //! ```
 //!
 //! `owed` is a hint that says when to look at the bitmaps: without consumption since the last slice, a
-//! batch's end costs one load. The swap gives the work to one thread. A thread that is stopped in a
+//! batch's end costs one load. The swap gives the work to one
+//! thread, unless lists take more units meanwhile: then two slices may overlap. A thread that is stopped in a
 //! slice withholds what it was about to do, one step of its eviction and the frames of one leaf;
 //! others evict as if there were no slices.
 //!
@@ -52,26 +54,33 @@ impl Core {
     #[inline]
     pub(crate) fn reclaim_slice(&self) {
         // Relaxed: a hint.
-        if self.owed.load(Relaxed) > 0 {
+        if self.owed.load(Relaxed) > 0 && self.has_units() {
             self.reclaim_owed(WATERMARK_MAX.min(self.total() >> WATERMARK_SHIFT));
         }
     }
 
-    /// Evicts up to a slice of blocks while fewer than `watermark` frames are free in whole units.
-    /// Returns the number of evicted blocks.
+    /// Evicts up to a slice of blocks while fewer than `watermark` frames are free in whole units, and
+    /// not many more in holes. Returns the number of evicted blocks.
     #[cold]
     pub(in crate::block) fn reclaim_owed(&self, watermark: usize) -> usize {
         if self.owed.swap(0, Relaxed) == 0 || self.evictable() == 0 {
             return 0;
         }
-        let whole = self.space.frames.free_units() << FAN_LOG2;
-        let missing = watermark.saturating_sub(whole);
+        let frames = &self.space.frames;
+        let units = frames.free_units();
+        let missing = watermark.saturating_sub(units << FAN_LOG2);
+        // Holes are limited, or evictions that complete no units would go on until nothing is cached.
+        let most = watermark + self.holes_max() + frames.spared_about();
+        let missing = missing.min(most.saturating_sub(frames.free_counted()));
         if missing == 0 {
             return 0;
         }
         let evicted = self.evict_to_units(missing.min(SLICE_MAX));
         if evicted > 0 {
-            self.took_units(missing.saturating_sub(evicted));
+            let gained = frames.free_units().saturating_sub(units) << FAN_LOG2;
+            if gained >= evicted.div_ceil(2) {
+                self.took_units(missing.saturating_sub(evicted));
+            }
             self.announce();
         }
         evicted
