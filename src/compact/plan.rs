@@ -15,6 +15,23 @@
 //! prefix is optimal for its cost; a budget, or a run that stops early, needs this property.
 //! `tests` compares with an exhaustive search.
 //!
+//! # The price of breaks
+//!
+//! A block that leaves its predecessor ends a run of its sequence, and each run is a descriptor in
+//! every later transfer of the sequence. A plan for [`Goal::Fragmentation`] is therefore judged in
+//! frames:
+//!
+//! ```text
+//! worth = 2^k * runs_gained + price * (joins + rooms_gained - breaks)
+//! ```
+//!
+//! A *room* is a free frame behind the last block of a list that grows. While the worth of all steps
+//! together is not positive, the steps that cost more than they gain are dropped, and other regions
+//! are chosen; after [`ROUNDS`] rounds, the plan is empty. So a plan is made only
+//! if it pays, and repeated planning ends, because each plan raises the worth of the pool. At a price
+//! of 0, the plan is the optimum above. Other goals have no price: a request waits for their run, or
+//! a shrink for their region.
+//!
 //! The remaining choices favour later plans:
 //!
 //! - among equally sparse regions: first those whose borders no run of a sequence crosses, then
@@ -41,32 +58,72 @@ mod choose;
 mod donors;
 mod map;
 mod place;
+mod steps;
 mod window;
 
 use crate::ids::{FrameId, Order, Run};
 
-use self::map::Map;
-use super::goal::{Goal, Move, Plan, Step};
+use self::choose::Limits;
+use self::map::{Map, Spared};
+use super::goal::{BREAK_PRICE, Goal, Move, Plan, Step};
 use super::snapshot::Snapshot;
+
+/// Number of times that steps are dropped before the plan is given up.
+const ROUNDS: usize = 4;
 
 /// Returns the best plan towards `goal` with at most `moves_max` moves.
 ///
-/// Pure and deterministic; takes some milliseconds per million frames.
-///
-/// A plan without gain is empty: planning again after all moves of an unlimited plan returns no
-/// move.
+/// Pure and deterministic; takes some milliseconds per million frames. A plan without gain is
+/// empty. Breaks cost [`BREAK_PRICE`] frames.
 pub fn plan(snapshot: &Snapshot, goal: Goal, moves_max: usize) -> Plan {
-    let map = Map::of(snapshot);
+    plan_at_price(snapshot, goal, moves_max, BREAK_PRICE)
+}
+
+/// As [`plan`], with another price of a break, in frames.
+///
+/// At a price of 0, planning again after all moves of an unlimited plan returns no move. At a higher
+/// one, it may return further moves that pay, a limited number of times.
+pub fn plan_at_price(snapshot: &Snapshot, goal: Goal, moves_max: usize, break_price: u32) -> Plan {
     match goal {
-        Goal::Fragmentation { order } => defragment(&map, order, moves_max),
-        Goal::Run { len } => window::run(&map, len, moves_max),
-        Goal::Empty { region } => window::empty(&map, region, moves_max),
+        Goal::Fragmentation { order } => {
+            let map = Map::of(snapshot, Spared::Kept);
+            map.order(order)
+                .map_or_else(Plan::default, |order| worthwhile(&map, order, moves_max, break_price))
+        }
+        Goal::Run { len } => window::run(&Map::of(snapshot, Spared::Taken), len, moves_max),
+        Goal::Empty { region } => window::empty(&Map::of(snapshot, Spared::Taken), region, moves_max),
     }
 }
 
-fn defragment(map: &Map<'_>, order: Order, moves_max: usize) -> Plan {
-    let Some(order) = map.order(order) else { return Plan::default() };
-    let chosen = choose::sparsest(map, order, moves_max);
+/// Plans, and drops steps that cost more than they gain, until the plan pays.
+fn worthwhile(map: &Map<'_>, order: Order, moves_max: usize, break_price: u32) -> Plan {
+    let price = i64::from(break_price);
+    let run_worth = order.frames() as i64;
+    let mut barred = Vec::new();
+    for _ in 0..ROUNDS {
+        let limits = Limits { moves_max, spares_runs: break_price > 0, barred: &barred };
+        let plan = defragment(map, order, &limits);
+        let links = plan.joins as i64 - plan.breaks as i64 + plan.rooms_gained as i64;
+        if plan.moves.is_empty() || price == 0 || run_worth * plan.runs_gained as i64 + price * links > 0 {
+            return plan;
+        }
+        barred.resize((map.len() >> order.0).div_ceil(64), 0);
+        let mut dropped = false;
+        for (step, links) in plan.steps.iter().zip(steps::links_gained(map, &plan)) {
+            if run_worth + price * links <= 0 {
+                map::put(&mut barred, FrameId(step.region.start.0 >> order.0), true);
+                dropped = true;
+            }
+        }
+        if !dropped {
+            break;
+        }
+    }
+    Plan::default()
+}
+
+fn defragment(map: &Map<'_>, order: Order, limits: &Limits<'_>) -> Plan {
+    let chosen = choose::sparsest(map, order, limits);
     if chosen.regions.is_empty() {
         return Plan { shortfall: chosen.shortfall(), ..Plan::default() };
     }
@@ -89,6 +146,7 @@ fn defragment(map: &Map<'_>, order: Order, moves_max: usize) -> Plan {
         shortfall: chosen.shortfall(),
         joins: links.joins,
         breaks: links.breaks,
+        rooms_gained: if limits.spares_runs { map.rooms_gained(&moves) } else { 0 },
         moves,
         steps,
         ..Plan::default()

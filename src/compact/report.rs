@@ -94,9 +94,16 @@ pub struct DefragReport {
     /// The same after the run. Vacated frames that a batch in flight may still read are not free
     /// yet.
     pub fragmentation_after: f64,
+    /// The same before the run over free and evictable frames, as if all evictable blocks had been
+    /// evicted; see [`Pool::available_fragmentation`](crate::pool::Pool::available_fragmentation).
+    pub available_fragmentation_before: f64,
+    /// The same after the run over free and evictable frames.
+    pub available_fragmentation_after: f64,
     /// Increase in the number of free runs of the goal's order. It may be negative, because other
     /// threads allocate and free meanwhile.
     pub runs_gained: isize,
+    /// Blocks that could not move at the run's last look at the pool: unsealed, pinned, or moving.
+    pub fixed_blocks: usize,
 }
 
 /// A copy of a wave that has passed its deadline.

@@ -25,7 +25,7 @@ use tokio::time::{Instant, timeout};
 use crate::ids::{Order, Ticket};
 
 use super::compactor::{Background, COPY_DEADLINE, Compactor, DefragOptions, WAVE_BYTES};
-use super::{DefragError, DefragReport, DefragTotals};
+use super::{BREAK_PRICE, DefragError, DefragReport, DefragTotals};
 
 /// Maximum number of checks skipped while runs gain nothing.
 const PATIENCE_MAX: u32 = 32;
@@ -60,6 +60,8 @@ pub struct DefragConfig {
     pub budget_bytes: Option<u64>,
     /// Order of the free runs to gain; by default, the pool's.
     pub order: Option<Order>,
+    /// Price of ending a run of a sequence; see [`DefragOptions::break_price`].
+    pub break_price: u32,
     /// Time limit for the copy of a wave; see [`DefragOptions::copy_deadline`].
     pub copy_deadline: Duration,
 }
@@ -72,6 +74,7 @@ impl Default for DefragConfig {
             wave_bytes: WAVE_BYTES,
             budget_bytes: None,
             order: None,
+            break_price: BREAK_PRICE,
             copy_deadline: COPY_DEADLINE,
         }
     }
@@ -116,6 +119,12 @@ impl DefragConfig {
         self
     }
 
+    /// Sets the price of ending a run of a sequence, in free frames gained.
+    pub fn break_price(mut self, frames: u32) -> Self {
+        self.break_price = frames;
+        self
+    }
+
     /// Sets the time limit for the copy of a wave.
     pub fn copy_deadline(mut self, deadline: Duration) -> Self {
         self.copy_deadline = deadline;
@@ -125,6 +134,7 @@ impl DefragConfig {
     fn options(&self) -> DefragOptions {
         let mut options = DefragOptions::new().wave_bytes(self.wave_bytes).copy_deadline(self.copy_deadline);
         (options.order, options.budget_bytes) = (self.order, self.budget_bytes);
+        options.break_price = self.break_price;
         options
     }
 
@@ -244,7 +254,7 @@ async fn work(
         }
         blocks.reclaim_due_shared_limbo();
         let before = Idle::now(&compactor);
-        if blocks.fragmentation(order) <= config.threshold {
+        if blocks.curable_fragmentation(order, config.threshold) <= config.threshold {
             totals.lock().unwrap_or_else(PoisonError::into_inner).looks += 1;
             patience = 1;
             idle = Some(before);
@@ -267,6 +277,8 @@ async fn work(
         totals.add(&report);
         if report.moved_blocks > 0 {
             left = blocks.clock().newest();
+        }
+        if report.moved_blocks > 0 && report.runs_gained > 0 {
             (patience, pause) = (1, config.interval);
         } else {
             patience = (2 * patience).min(PATIENCE_MAX);

@@ -81,6 +81,7 @@ fn vacate(map: &Map<'_>, region: Run, count: usize) -> Plan {
         map::put(&mut free, to, false);
     }
     Plan {
+        rooms_gained: map.rooms_gained(&moves),
         moves,
         steps: vec![Step { region, end: count }],
         runs_gained: map::free_runs(&free, order) as isize - map::free_runs(&map.free, order) as isize,
