@@ -26,8 +26,7 @@
 //! ```
 //!
 //! A *room* is a free frame behind the last block of a list that grows. While the worth of all steps
-//! together is not positive, the steps that cost more than they gain are dropped, and other regions
-//! are chosen; after [`ROUNDS`] rounds, the plan is empty. So a plan is made only
+//! together is not positive, the steps that cost more than they gain are dropped; after [`ROUNDS`] rounds, the plan is empty. So a plan is made only
 //! if it pays, and repeated planning ends, because each plan raises the worth of the pool. At a price
 //! of 0, the plan is the optimum above. Other goals have no price: a request waits for their run, or
 //! a shrink for their region.
@@ -95,10 +94,9 @@ pub fn plan_at_price(snapshot: &Snapshot, goal: Goal, moves_max: usize, break_pr
     }
 }
 
-/// Plans, and drops steps that cost more than they gain, until the plan pays.
+/// Plans, and drops the steps that cost more than they gain, until the plan pays.
 fn worthwhile(map: &Map<'_>, order: Order, moves_max: usize, break_price: u32) -> Plan {
-    let price = i64::from(break_price);
-    let run_worth = order.frames() as i64;
+    let (run_worth, price) = (order.frames() as i64, i64::from(break_price));
     let mut barred = Vec::new();
     for _ in 0..ROUNDS {
         let limits = Limits { moves_max, spares_runs: break_price > 0, barred: &barred };
@@ -107,15 +105,16 @@ fn worthwhile(map: &Map<'_>, order: Order, moves_max: usize, break_price: u32) -
         if plan.moves.is_empty() || price == 0 || run_worth * plan.runs_gained as i64 + price * links > 0 {
             return plan;
         }
-        barred.resize((map.len() >> order.0).div_ceil(64), 0);
-        let mut dropped = false;
+        // Another region would cost as much as the dropped one: the chosen ones were the cheapest.
+        barred = vec![!0; (map.len() >> order.0).div_ceil(64)];
+        let mut kept = 0;
         for (step, links) in plan.steps.iter().zip(steps::links_gained(map, &plan)) {
-            if run_worth + price * links <= 0 {
-                map::put(&mut barred, FrameId(step.region.start.0 >> order.0), true);
-                dropped = true;
+            if run_worth + price * links > 0 {
+                map::put(&mut barred, FrameId(step.region.start.0 >> order.0), false);
+                kept += 1;
             }
         }
-        if !dropped {
+        if kept == plan.steps.len() {
             break;
         }
     }
@@ -146,7 +145,7 @@ fn defragment(map: &Map<'_>, order: Order, limits: &Limits<'_>) -> Plan {
         shortfall: chosen.shortfall(),
         joins: links.joins,
         breaks: links.breaks,
-        rooms_gained: if limits.spares_runs { map.rooms_gained(&moves) } else { 0 },
+        rooms_gained: map.rooms_gained(&moves),
         moves,
         steps,
         ..Plan::default()
