@@ -27,7 +27,7 @@ fn json_has_exactly_its_keys() {
         (&report["runs_per_sequence"], "mean p50 p99"),
         (
             &report["defrag"],
-            "errors fragmentation_after fragmentation_before given_up moved_blocks moved_bytes runs time_ms",
+            "available_fragmentation_after available_fragmentation_before errors fragmentation_after fragmentation_before given_up moved_blocks moved_bytes runs time_ms",
         ),
         (
             &report["prefix"],

@@ -2,10 +2,9 @@
 
 use std::ops::ControlFlow;
 
-use super::frames::Frames;
 use super::map::{Level, Map};
 use crate::config::{FAN, FAN_LOG2, FRAME_BITS};
-use crate::ids::{FrameId, Order, Run};
+use crate::ids::{Order, Run};
 use crate::sync::Ordering;
 
 /// Number of orders distinguished.
@@ -85,17 +84,6 @@ fn aligned_part(run: Run, log2: u32) -> usize {
     let aligned = |frame: u64| frame >> log2 << log2;
     let (start, end) = (u64::from(run.start.0), u64::from(run.end()));
     aligned(end).saturating_sub(aligned(start + (1 << log2) - 1)) as usize
-}
-
-impl Frames {
-    /// Calls `f` with each unit that a list spares for its growth, ascending, as a run of frames.
-    pub fn for_each_spared_unit(&self, f: &mut dyn FnMut(Run)) {
-        self.with(|map| {
-            map.for_each_spared_unit(|unit| {
-                f(Run { start: FrameId((unit << FAN_LOG2) as u32), len: FAN as u32 });
-            });
-        });
-    }
 }
 
 /// Returns the number of set bits of a word in aligned runs of 2^`log2` ones; 0 if a run is longer
