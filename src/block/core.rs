@@ -17,9 +17,9 @@ use super::space::{FreeSpace, Reserve, Scrub, SharedLimbo};
 use super::state::{BlockWord, MoveLog, Table, Waiters};
 use super::thread_cache::ThreadCaches;
 
-/// Free frames outside of whole units that lists may leave for their growth: at most this share of
-/// the pool, as a shift.
-pub(in crate::block) const HOLES_SHIFT: u32 = 7;
+/// Free frames outside of runs that compaction leaves for the growth of lists: at most this share of
+/// the pool, as a shift. It is the share up to which lists leave the ends of their units free.
+const HOLES_LEFT_SHIFT: u32 = 7;
 
 /// Shape of a pool; the pool's builder validates it.
 #[derive(Clone, Copy, Debug)]
@@ -266,22 +266,20 @@ impl Core {
         self.rate_of(census.free, census.free_in_order, census.order)
     }
 
-    /// Returns the part of the [fragmentation](Self::fragmentation) that a compaction should cure.
+    /// Returns the part of the [fragmentation rate](Self::fragmentation) that compaction can cure.
+    /// Walks the bitmaps.
     ///
     /// The free frames of spared units do not count: they wait for a sequence, and no move of
-    /// another block makes runs of them. The rate is 0 while at most as many frames are in holes as
-    /// lists leave there, [a share](HOLES_SHIFT) of the pool, and while eviction alone can provide
-    /// the runs: while the rate over free and evictable frames is at most `threshold`.
-    pub fn curable_fragmentation(&self, order: Order, threshold: f64) -> f64 {
+    /// another block makes runs of them. The rate is 0 while the frames outside of runs are no more
+    /// than lists leave there for their growth: [a share](HOLES_LEFT_SHIFT) of the pool.
+    pub fn curable_fragmentation(&self, order: Order) -> f64 {
         let census = self.census(order);
         let of_others = |all: usize, spared: usize| all.saturating_sub(spared);
         let free = of_others(census.free, census.spared);
         let in_order = of_others(census.free_in_order, census.spared_in_order);
         let rate = self.rate_of(free, in_order, order);
         let in_holes = (free + self.counts().in_magazines) as f64 * rate;
-        let is_left_by_lists = in_holes <= (self.total() >> HOLES_SHIFT) as f64;
-        let is_curable = rate > threshold && !is_left_by_lists;
-        if is_curable && self.available_fragmentation(order) > threshold { rate } else { 0.0 }
+        if in_holes > (self.total() >> HOLES_LEFT_SHIFT) as f64 { rate } else { 0.0 }
     }
 
     /// Returns the [fragmentation rate](Self::fragmentation) over free and evictable frames: as if

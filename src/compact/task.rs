@@ -3,8 +3,10 @@
 //! ```text
 //! every `interval`:  no change since the last idle check?  double the pause, up to 100 ms
 //!                    batches in flight that may read frames vacated by the last run?  not now
-//!                    fragmented beyond `threshold`?  a run; while runs gain nothing, only at
-//!                    every 2nd, 4th ... such check
+//!                    fragmented beyond `threshold`, and not for the growth of lists alone?
+//!                    also if evictable blocks count as free?  a run
+//!                    while eviction provides the runs, the planner finds no move that pays, or most
+//!                    moves are cancelled: only at every 2nd, 4th ... such check
 //! stop:              the current wave ends, no other begins, the totals are returned; also when
 //!                    the pool is dropped
 //! ```
@@ -49,6 +51,11 @@ pub struct DefragConfig {
     /// [`Pool::fragmentation`](crate::pool::Pool::fragmentation). The rate is one minus the number
     /// of free aligned runs of the order, divided by the number that the same free frames would
     /// form under the best placement of all blocks.
+    ///
+    /// The task does not count the frames that sequences spare for their growth, nor other frames
+    /// outside of runs up to 1/128 of the pool, which are the ends of sequences. It rests while the
+    /// rate over free and evictable frames is at most the threshold, because an allocation then gets
+    /// its runs by eviction.
     pub threshold: f64,
     /// Time between two checks. While the pool does not change, checks are nearly free, and the
     /// time between them grows to 100 ms (or to this value, if larger); the first check that finds
@@ -254,9 +261,17 @@ async fn work(
         }
         blocks.reclaim_due_shared_limbo();
         let before = Idle::now(&compactor);
-        if blocks.curable_fragmentation(order, config.threshold) <= config.threshold {
+        if blocks.curable_fragmentation(order) <= config.threshold {
             totals.lock().unwrap_or_else(PoisonError::into_inner).looks += 1;
             patience = 1;
+            idle = Some(before);
+            continue;
+        }
+        if blocks.available_fragmentation(order) <= config.threshold {
+            // Eviction provides the runs. This check reads every block's word, so it is not made at
+            // every interval.
+            totals.lock().unwrap_or_else(PoisonError::into_inner).looks += 1;
+            patience = (2 * patience).min(PATIENCE_MAX);
             idle = Some(before);
             continue;
         }
@@ -278,7 +293,7 @@ async fn work(
         if report.moved_blocks > 0 {
             left = blocks.clock().newest();
         }
-        if report.moved_blocks > 0 && report.runs_gained > 0 {
+        if report.moved_blocks > report.given_up.total() {
             (patience, pause) = (1, config.interval);
         } else {
             patience = (2 * patience).min(PATIENCE_MAX);
