@@ -86,8 +86,8 @@ pub struct DefragOptions {
     /// Bytes copied per wave, but at least one block. While a wave is being copied, as many bytes
     /// of free blocks are held.
     pub wave_bytes: usize,
-    /// Price of ending a run of a sequence, in free frames gained; by default, [`BREAK_PRICE`]. 0
-    /// gains free runs at any cost.
+    /// Price of ending a run of a sequence, in maximal free runs joined; by default, [`BREAK_PRICE`].
+    /// 0 gains free runs at any cost.
     pub break_price: u32,
     /// Time limit for the copy of a wave. Past it the run ends with [`DefragError::CopyOverdue`],
     /// and other runs can take their turn.
@@ -130,7 +130,7 @@ impl DefragOptions {
         self
     }
 
-    /// Sets the price of ending a run of a sequence, in free frames gained.
+    /// Sets the price of ending a run of a sequence, in maximal free runs joined.
     pub fn break_price(mut self, frames: u32) -> Self {
         self.break_price = frames;
         self

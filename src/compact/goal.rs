@@ -23,12 +23,12 @@ pub enum Goal {
     },
 }
 
-/// Default price of a break, in frames: a plan for [`Goal::Fragmentation`] that ends one more run of
-/// a sequence than it joins must gain free runs of more than this many frames together.
+/// Default price of a break: a plan for [`Goal::Fragmentation`] joins two maximal free runs or more
+/// for each run of a sequence that it ends and does not join elsewhere.
 ///
-/// A list begins in whole units of 64 frames, so that 64 more free frames in runs save a later list
-/// at most about one run. A break costs an open sequence one now.
-pub const BREAK_PRICE: u32 = 64;
+/// Every free run becomes at least one run of a later sequence, so joining two of them saves about
+/// one descriptor some time. A break costs one now, which is why it counts twice.
+pub const BREAK_PRICE: u32 = 2;
 
 /// The move of a block from one frame to another.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -100,6 +100,8 @@ pub struct Plan {
     /// Pairs of blocks, neighbours in a sequence, that are neighbours in memory before but not
     /// after.
     pub breaks: usize,
+    /// Decrease in the number of maximal free runs outside of spared units.
+    pub free_joins: isize,
     /// Increase in the number of growing lists with a free frame behind their last block, where the
     /// next block continues the run. May be negative.
     pub rooms_gained: isize,

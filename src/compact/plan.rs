@@ -18,18 +18,19 @@
 //! # The price of breaks
 //!
 //! A block that leaves its predecessor ends a run of its sequence, and each run is a descriptor in
-//! every later transfer of the sequence. A plan for [`Goal::Fragmentation`] is therefore judged in
-//! frames:
+//! every later transfer of the sequence. A free run becomes at least one run of a later sequence. A
+//! plan for [`Goal::Fragmentation`] therefore has a worth, in runs:
 //!
 //! ```text
-//! worth = 2^k * runs_gained + price * (joins + rooms_gained - breaks)
+//! worth = free_joins + price * (joins + rooms_gained - breaks)
 //! ```
 //!
-//! A *room* is a free frame behind the last block of a list that grows. While the worth of all steps
-//! together is not positive, the steps that cost more than they gain are dropped; after [`ROUNDS`] rounds, the plan is empty. So a plan is made only
-//! if it pays, and repeated planning ends, because each plan raises the worth of the pool. At a price
-//! of 0, the plan is the optimum above. Other goals have no price: a request waits for their run, or
-//! a shrink for their region.
+//! where `free_joins` is the decrease in the number of maximal free runs, and a *room* is a free
+//! frame behind the last block of a list that grows. While the worth is less than half of
+//! `free_joins`, the steps whose own worth is negative are dropped. A plan whose worth stays negative
+//! is empty. So a plan is made only if it pays, and repeated planning ends, because each plan gains free
+//! runs and lowers no worth. At a price of 0, the plan is the optimum above. Other goals have no
+//! price: a request waits for their run, or a shrink for their region.
 //!
 //! The remaining choices favour later plans:
 //!
@@ -62,8 +63,8 @@ mod window;
 
 use crate::ids::{FrameId, Order, Run};
 
-use self::choose::Limits;
 use self::map::{Map, Spared};
+use self::steps::Gain;
 use super::goal::{BREAK_PRICE, Goal, Move, Plan, Step};
 use super::snapshot::Snapshot;
 
@@ -73,12 +74,12 @@ const ROUNDS: usize = 4;
 /// Returns the best plan towards `goal` with at most `moves_max` moves.
 ///
 /// Pure and deterministic; takes some milliseconds per million frames. A plan without gain is
-/// empty. Breaks cost [`BREAK_PRICE`] frames.
+/// empty. A break has the price [`BREAK_PRICE`].
 pub fn plan(snapshot: &Snapshot, goal: Goal, moves_max: usize) -> Plan {
     plan_at_price(snapshot, goal, moves_max, BREAK_PRICE)
 }
 
-/// As [`plan`], with another price of a break, in frames.
+/// As [`plan`], with another price of a break, in maximal free runs.
 ///
 /// At a price of 0, planning again after all moves of an unlimited plan returns no move. At a higher
 /// one, it may return further moves that pay, a limited number of times.
@@ -96,33 +97,47 @@ pub fn plan_at_price(snapshot: &Snapshot, goal: Goal, moves_max: usize, break_pr
 
 /// Plans, and drops the steps that cost more than they gain, until the plan pays.
 fn worthwhile(map: &Map<'_>, order: Order, moves_max: usize, break_price: u32) -> Plan {
-    let (run_worth, price) = (order.frames() as i64, i64::from(break_price));
-    let mut barred = Vec::new();
+    let mut plan = defragment(map, order, moves_max, break_price > 0);
+    let price = i64::from(break_price);
     for _ in 0..ROUNDS {
-        let limits = Limits { moves_max, spares_runs: break_price > 0, barred: &barred };
-        let plan = defragment(map, order, &limits);
         let links = plan.joins as i64 - plan.breaks as i64 + plan.rooms_gained as i64;
-        if plan.moves.is_empty() || price == 0 || run_worth * plan.runs_gained as i64 + price * links > 0 {
+        let free_joins = plan.free_joins as i64;
+        // Steps that gain much do not hide many that lose: half of the gain must be left.
+        if free_joins + 2 * price * links >= 0 && free_joins + price * links >= 0 || price == 0 {
             return plan;
         }
-        // Another region would cost as much as the dropped one: the chosen ones were the cheapest.
-        barred = vec![!0; (map.len() >> order.0).div_ceil(64)];
-        let mut kept = 0;
-        for (step, links) in plan.steps.iter().zip(steps::links_gained(map, &plan)) {
-            if run_worth + price * links > 0 {
-                map::put(&mut barred, FrameId(step.region.start.0 >> order.0), false);
-                kept += 1;
-            }
+        let gains = steps::gains(map, &plan);
+        if gains.iter().all(|gain| gain.worth(price) >= 0) {
+            return if free_joins + price * links >= 0 { plan } else { Plan::default() };
         }
-        if kept == plan.steps.len() {
-            break;
-        }
+        plan = without(map, &plan, &gains, price);
     }
     Plan::default()
 }
 
-fn defragment(map: &Map<'_>, order: Order, limits: &Limits<'_>) -> Plan {
-    let chosen = choose::sparsest(map, order, limits);
+/// Returns a plan without the steps that lose.
+fn without(map: &Map<'_>, plan: &Plan, gains: &[Gain], price: i64) -> Plan {
+    let mut kept = Plan { shortfall: plan.shortfall, ..Plan::default() };
+    let mut start = 0;
+    for (step, gain) in plan.steps.iter().zip(gains) {
+        if gain.worth(price) >= 0 {
+            kept.moves.extend_from_slice(&plan.moves[start..step.end]);
+            kept.steps.push(Step { region: step.region, end: kept.moves.len() });
+        }
+        start = step.end;
+    }
+    for gain in steps::gains(map, &kept) {
+        kept.joins += gain.joins;
+        kept.breaks += gain.breaks;
+    }
+    kept.runs_gained = kept.steps.len() as isize;
+    kept.free_joins = map.free_joins(&kept.moves);
+    kept.rooms_gained = map.rooms_gained(&kept.moves);
+    kept
+}
+
+fn defragment(map: &Map<'_>, order: Order, moves_max: usize, spares_runs: bool) -> Plan {
+    let chosen = choose::sparsest(map, order, moves_max, spares_runs);
     if chosen.regions.is_empty() {
         return Plan { shortfall: chosen.shortfall(), ..Plan::default() };
     }
@@ -145,6 +160,7 @@ fn defragment(map: &Map<'_>, order: Order, limits: &Limits<'_>) -> Plan {
         shortfall: chosen.shortfall(),
         joins: links.joins,
         breaks: links.breaks,
+        free_joins: map.free_joins(&moves),
         rooms_gained: map.rooms_gained(&moves),
         moves,
         steps,

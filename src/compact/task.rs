@@ -126,7 +126,7 @@ impl DefragConfig {
         self
     }
 
-    /// Sets the price of ending a run of a sequence, in free frames gained.
+    /// Sets the price of ending a run of a sequence, in maximal free runs joined.
     pub fn break_price(mut self, frames: u32) -> Self {
         self.break_price = frames;
         self

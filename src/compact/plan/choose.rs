@@ -27,24 +27,16 @@ impl Chosen {
 }
 
 /// Price of a region that cannot be emptied, because it contains a frame that is neither free nor
-/// movable, or is barred. A free region costs 0. The price of another one is its number of moves,
+/// movable. A free region costs 0. The price of another one is its number of moves,
 /// plus `2^order` for each border that a run crosses, if breaks have a price.
 const NEVER: u32 = u32::MAX;
 
-/// What restricts the choice of regions.
-pub(super) struct Limits<'a> {
-    pub moves_max: usize,
-    /// Whether regions without crossing runs come first.
-    pub spares_runs: bool,
-    /// One bit per region that is not to be emptied; empty if there is none.
-    pub barred: &'a [u64],
-}
-
-/// Returns the regions of `2^order` frames to empty.
-pub(super) fn sparsest(map: &Map<'_>, order: Order, limits: &Limits<'_>) -> Chosen {
-    let (run_len, moves_max) = (order.frames(), limits.moves_max);
+/// Returns the regions of `2^order` frames to empty with at most `moves_max` moves. With
+/// `spares_runs`, regions whose borders no run crosses come first.
+pub(super) fn sparsest(map: &Map<'_>, order: Order, moves_max: usize, spares_runs: bool) -> Chosen {
+    let run_len = order.frames();
     // Regions of at least 2^26 frames: a pool has few, and prices must fit.
-    let spares_runs = limits.spares_runs && order.0 < 26;
+    let spares_runs = spares_runs && order.0 < 26;
     let price_max = if spares_runs { 3 * run_len } else { run_len };
     let regions = (map.len() >> order.0) as u32;
     let (free, movable) = (map::counts(&map.free, order), map::counts(&map.movable, order));
@@ -61,8 +53,7 @@ pub(super) fn sparsest(map: &Map<'_>, order: Order, limits: &Limits<'_>) -> Chos
             price += (u32::from(was_crossed) + u32::from(is_crossed)) << order.0;
         }
         // Arithmetic instead of unpredictable branches.
-        let is_barred = !limits.barred.is_empty() && map::has(limits.barred, index);
-        let is_clear = (free + movable) as usize == run_len && !is_barred;
+        let is_clear = (free + movable) as usize == run_len;
         let price = if is_clear { price } else { NEVER };
         prices.push(price);
         by_price[(price as usize).min(price_max + 1)] += 1;

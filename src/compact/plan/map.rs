@@ -85,6 +85,21 @@ impl<'a> Map<'a> {
         behind.zip(free).map(|(behind, free)| behind & free).collect()
     }
 
+    /// Returns the free frames after these moves.
+    pub(super) fn free_after(&self, moves: &[Move]) -> Vec<u64> {
+        let mut free = self.free.clone();
+        for &Move { from, to } in moves {
+            put(&mut free, from, true);
+            put(&mut free, to, false);
+        }
+        free
+    }
+
+    /// Returns the decrease in the number of maximal free runs through these moves.
+    pub(super) fn free_joins(&self, moves: &[Move]) -> isize {
+        runs(&self.free) as isize - runs(&self.free_after(moves)) as isize
+    }
+
     /// Returns the increase in the number of rooms through these moves.
     pub(super) fn rooms_gained(&self, moves: &[Move]) -> isize {
         let ends = self.snapshot.ends();
@@ -95,11 +110,9 @@ impl<'a> Map<'a> {
         // Spared frames are rooms too.
         let is_spared = |frame: u32| self.state(frame).kind() == FrameKind::Spared;
         let before = count(self.rooms(&self.free, ends));
-        let (mut free, mut after) = (self.free.clone(), ends.to_vec());
+        let (free, mut after) = (self.free_after(moves), ends.to_vec());
         let mut in_spared = 0;
         for &Move { from, to } in moves {
-            put(&mut free, from, true);
-            put(&mut free, to, false);
             if has(ends, from.0) {
                 put(&mut after, from, false);
                 put(&mut after, to, true);

@@ -81,6 +81,7 @@ fn vacate(map: &Map<'_>, region: Run, count: usize) -> Plan {
         map::put(&mut free, to, false);
     }
     Plan {
+        free_joins: map.free_joins(&moves),
         rooms_gained: map.rooms_gained(&moves),
         moves,
         steps: vec![Step { region, end: count }],
