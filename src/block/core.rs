@@ -288,6 +288,24 @@ impl Core {
         if self.evictable.load(Relaxed) == 0 {
             return self.fragmentation(order);
         }
+        let (available, in_order) = self.available_in_order(order);
+        self.rate_of(available, in_order, order)
+    }
+
+    /// Returns whether eviction can provide at least as many runs of `2^order` frames as the free
+    /// frames could form. Reads the word of every block if more blocks are evictable than free.
+    pub fn has_runs_to_evict(&self, order: Order) -> bool {
+        let free = self.counts().free();
+        if self.evictable.load(Relaxed) < free.max(1) {
+            return false;
+        }
+        let (_, in_order) = self.available_in_order(order);
+        in_order >= 2 * free
+    }
+
+    /// Returns the number of free and evictable frames, and how many of them are in aligned runs of
+    /// such frames.
+    fn available_in_order(&self, order: Order) -> (usize, usize) {
         let mut available = vec![false; self.total_frames()];
         self.for_each_free_run(&mut |run| {
             available.get_mut(run.start.index()..run.end() as usize).unwrap_or_default().fill(true);
@@ -301,10 +319,9 @@ impl Core {
             }
         }
         let count = |frames: &[bool]| frames.iter().filter(|is_available| **is_available).count();
-        let log2 = u32::from(order.0);
-        let run_len = 1_usize.checked_shl(log2).unwrap_or(usize::MAX);
+        let run_len = 1_usize.checked_shl(u32::from(order.0)).unwrap_or(usize::MAX);
         let runs = available.chunks_exact(run_len).filter(|run| count(run) == run_len).count();
-        self.rate_of(count(&available), runs.checked_shl(log2).unwrap_or(0), order)
+        (count(&available), runs * run_len)
     }
 
     /// Returns the fragmentation rate of `free` frames in the bitmaps, of which `in_order` are in

@@ -4,7 +4,7 @@
 //! every `interval`:  no change since the last idle check?  double the pause, up to 100 ms
 //!                    batches in flight that may read frames vacated by the last run?  not now
 //!                    fragmented beyond `threshold`, and not for the growth of lists alone?
-//!                    also if evictable blocks count as free?  a run
+//!                    and eviction does not provide as many runs?  a run
 //!                    while eviction provides the runs, the planner finds no move that pays, or most
 //!                    moves are cancelled: only at every 2nd, 4th ... such check
 //! stop:              the current wave ends, no other begins, the totals are returned; also when
@@ -53,9 +53,8 @@ pub struct DefragConfig {
     /// form under the best placement of all blocks.
     ///
     /// The task does not count the frames that sequences spare for their growth, nor other frames
-    /// outside of runs up to 1/128 of the pool, which are the ends of sequences. It rests while the
-    /// rate over free and evictable frames is at most the threshold, because an allocation then gets
-    /// its runs by eviction.
+    /// outside of runs up to 1/128 of the pool, which are the ends of sequences. It rests while
+    /// eviction can provide as many runs as the free frames could form.
     pub threshold: f64,
     /// Time between two checks. While the pool does not change, checks are nearly free, and the
     /// time between them grows to 100 ms (or to this value, if larger); the first check that finds
@@ -267,8 +266,8 @@ async fn work(
             idle = Some(before);
             continue;
         }
-        if blocks.available_fragmentation(order) <= config.threshold {
-            // Eviction provides the runs. This check reads every block's word, so it is not made at
+        if blocks.has_runs_to_evict(order) {
+            // An allocation gets its runs by eviction. This check reads every block's word, so it is not made at
             // every interval.
             totals.lock().unwrap_or_else(PoisonError::into_inner).looks += 1;
             patience = (2 * patience).min(PATIENCE_MAX);
