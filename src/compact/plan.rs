@@ -99,6 +99,7 @@ pub fn plan_at_price(snapshot: &Snapshot, goal: Goal, moves_max: usize, break_pr
 fn worthwhile(map: &Map<'_>, order: Order, moves_max: usize, break_price: u32) -> Plan {
     let mut plan = defragment(map, order, moves_max, break_price > 0);
     let price = i64::from(break_price);
+    let mut gains = Vec::new();
     for _ in 0..ROUNDS {
         let links = plan.joins as i64 - plan.breaks as i64 + plan.rooms_gained as i64;
         let free_joins = plan.free_joins as i64;
@@ -106,17 +107,19 @@ fn worthwhile(map: &Map<'_>, order: Order, moves_max: usize, break_price: u32) -
         if free_joins + 2 * price * links >= 0 && free_joins + price * links >= 0 || price == 0 {
             return plan;
         }
-        let gains = steps::gains(map, &plan);
+        if gains.is_empty() {
+            gains = steps::gains(map, &plan);
+        }
         if gains.iter().all(|gain| gain.worth(price) >= 0) {
             return if free_joins + price * links >= 0 { plan } else { Plan::default() };
         }
-        plan = without(map, &plan, &gains, price);
+        (plan, gains) = without(map, &plan, &gains, price);
     }
     Plan::default()
 }
 
-/// Returns a plan without the steps that lose.
-fn without(map: &Map<'_>, plan: &Plan, gains: &[Gain], price: i64) -> Plan {
+/// Returns a plan without the steps that lose, and what its steps gain.
+fn without(map: &Map<'_>, plan: &Plan, gains: &[Gain], price: i64) -> (Plan, Vec<Gain>) {
     let mut kept = Plan { shortfall: plan.shortfall, ..Plan::default() };
     let mut start = 0;
     for (step, gain) in plan.steps.iter().zip(gains) {
@@ -126,14 +129,15 @@ fn without(map: &Map<'_>, plan: &Plan, gains: &[Gain], price: i64) -> Plan {
         }
         start = step.end;
     }
-    for gain in steps::gains(map, &kept) {
+    let gains = steps::gains(map, &kept);
+    for gain in &gains {
         kept.joins += gain.joins;
         kept.breaks += gain.breaks;
     }
     kept.runs_gained = kept.steps.len() as isize;
     kept.free_joins = map.free_joins(&kept.moves);
     kept.rooms_gained = map.rooms_gained(&kept.moves);
-    kept
+    (kept, gains)
 }
 
 fn defragment(map: &Map<'_>, order: Order, moves_max: usize, spares_runs: bool) -> Plan {
