@@ -82,7 +82,7 @@ impl Look {
             threads,
         );
         let did = format!(
-            "The defragmentation moved {} blocks ({}) in {:.1} ms; given up: {}. Fragmentation is the share of the free blocks that are in no whole run of {}; the blocks that a sequence spares behind its end are among them.",
+            "The defragmentation moved {} blocks ({}) in {:.1} ms; given up: {}. Fragmentation is the share of the free blocks that are in no whole run of {}.",
             HumanCount(report.moved_blocks as u64),
             BinaryBytes(report.moved_bytes),
             report.time.as_secs_f64() * 1e3,

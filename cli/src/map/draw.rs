@@ -95,11 +95,11 @@ fn tiles(snapshot: &Snapshot) -> Group {
         (percent(fragmentation), "fragmentation".to_owned()),
         (count(snapshot.free_runs(order)), format!("free runs of {}", order.frames())),
         (count(longest), "longest free run".to_owned()),
-        (format!("{:.1}", snapshot.mean_sequence_run()), "mean sequence run".to_owned()),
+        (format!("{:.1}", snapshot.mean_sequence_run()), "mean run".to_owned()),
         (percent(free(snapshot) as f64 / snapshot.frames().len().max(1) as f64), "free".to_owned()),
     ];
     if snapshot.count(FrameKind::Evictable) > 0 {
-        all.insert(1, (percent(snapshot.available_fragmentation(order)), "and of evictable".to_owned()));
+        all.insert(1, (percent(snapshot.available_fragmentation(order)), "with evictable".to_owned()));
     }
     let width = WIDTH / all.len();
     let mut group = Group::new();
