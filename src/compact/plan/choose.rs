@@ -49,7 +49,7 @@ pub(super) fn sparsest(map: &Map<'_>, order: Order, moves_max: usize, spares_run
         let mut price = movable;
         if spares_runs {
             let was_crossed = is_crossed;
-            let last = (index + 1 << order.0) - 1;
+            let last = ((index + 1) << order.0) - 1;
             is_crossed = !map::has(&map.free, last) && map.is_linked(last);
             price += (u32::from(was_crossed) + u32::from(is_crossed)) << order.0;
         }
