@@ -250,7 +250,7 @@ fn a_map_is_drawn() {
         assert!(line.contains("pool.svg: fragmentation") && line.lines().count() == 1, "{line}");
         assert!(line.contains(", mean sequence run ") && line.contains(", moved blocks "), "{line}");
         let svg = fs::read_to_string(directory.path().join("pool.svg")).unwrap();
-        let texts = ["<svg", "mean sequence run", "Before", "After", "6,000 blocks of 16 tokens"];
+        let texts = ["<svg", "mean run", "Before", "After", "6,000 blocks of 16 tokens"];
         for text in texts.into_iter().chain(["of 1,500 requests (50 %)", "</svg>"]) {
             assert!(svg.contains(text), "no {text:?} in {svg}");
         }

@@ -86,8 +86,7 @@ pub struct DefragOptions {
     /// Bytes copied per wave, but at least one block. While a wave is being copied, as many bytes
     /// of free blocks are held.
     pub wave_bytes: usize,
-    /// Price of ending a run of a sequence, in maximal free runs joined; by default, [`BREAK_PRICE`].
-    /// 0 gains free runs at any cost.
+    /// Price of a broken run of a sequence, in joined free runs; 0 gains runs at any cost.
     pub break_price: u32,
     /// Time limit for the copy of a wave. Past it the run ends with [`DefragError::CopyOverdue`],
     /// and other runs can take their turn.
@@ -370,10 +369,7 @@ impl Compactor {
             // reached.
             return Err(DefragError::CopyOverdue { copy, report: Box::default() });
         }
-        let order = match goal {
-            Goal::Fragmentation { order } => order,
-            _ => self.order,
-        };
+        let order = if let Goal::Fragmentation { order } = goal { order } else { self.order };
         let budget = options.budget_bytes.map_or(usize::MAX, |bytes| {
             usize::try_from(bytes / self.block_bytes as u64).unwrap_or(usize::MAX)
         });
@@ -518,8 +514,8 @@ impl CompactionPass<'_> {
 
     /// Returns a plan for the current state of the pool.
     pub(super) fn look(&mut self, goal: Goal, moves_max: usize, break_price: u32) -> Plan {
-        let snapshot = self.compactor.snapshot();
-        let null = usize::from(self.compactor.blocks().null_block().is_some());
+        let (blocks, snapshot) = (self.compactor.blocks(), self.compactor.snapshot());
+        let null = usize::from(blocks.null_block().is_some());
         self.report.fixed_blocks = snapshot.count(FrameKind::Fixed).saturating_sub(null);
         plan_at_price(&snapshot, goal, moves_max, break_price)
     }
