@@ -2,12 +2,13 @@
 //!
 //! Pools with random holes of single frames: the worst case for finding runs. Blocks belong to
 //! 2,000 sequences, a few neighbouring frames each, in ascending positions. First a table of the
-//! effects of full plans; then the times.
+//! effects of full plans, at no price of a break and at the default one; then the times, at the
+//! default price.
 
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use kvpool::compact::{FrameKind, FrameState, Goal, Snapshot, plan};
+use kvpool::compact::{BREAK_PRICE, FrameKind, FrameState, Goal, Snapshot, plan, plan_at_price};
 use kvpool::{FrameId, Order, Run, SequenceId};
 
 const ORDER: Order = Order(4);
@@ -41,19 +42,20 @@ fn snapshot(frames: usize, in_use: u32) -> Snapshot {
 /// Prints the effects of full plans, checked by applying them.
 fn worth(_: &mut Criterion) {
     println!(
-        "{:>8} {:>7} {:>8} {:>8} {:>10} {:>15} {:>15}",
-        "frames", "in use", "moves", "runs", "moves a run", "fragmentation", "mean run"
+        "{:>8} {:>7} {:>6} {:>8} {:>8} {:>10} {:>15} {:>15}",
+        "frames", "in use", "price", "moves", "runs", "moves a run", "fragmentation", "mean run"
     );
     for frames in SIZES {
-        for in_use in IN_USE {
+        for (in_use, price) in IN_USE.into_iter().flat_map(|in_use| [(in_use, 0), (in_use, BREAK_PRICE)]) {
             let before = snapshot(frames, in_use);
-            let full = plan(&before, GOAL, usize::MAX);
+            let full = plan_at_price(&before, GOAL, usize::MAX, price);
             let mut after = before.clone();
             after.apply(&full);
             assert_eq!(after.free_runs(ORDER) as isize, before.free_runs(ORDER) as isize + full.runs_gained);
-            assert!(plan(&after, GOAL, usize::MAX).moves.is_empty(), "a second plan finds more");
+            let more = plan_at_price(&after, GOAL, usize::MAX, price);
+            assert!(price > 0 || more.moves.is_empty(), "a second plan finds more");
             println!(
-                "{frames:>8} {in_use:>6}% {:>8} {:>8} {:>11.2} {:>6.1}% {:>6.1}% {:>7.2} {:>7.2}",
+                "{frames:>8} {in_use:>6}% {price:>6} {:>8} {:>8} {:>11.2} {:>6.1}% {:>6.1}% {:>7.2} {:>7.2}",
                 full.moves.len(),
                 full.runs_gained,
                 full.moves.len() as f64 / full.runs_gained.max(1) as f64,

@@ -27,7 +27,7 @@ fn json_has_exactly_its_keys() {
         (&report["runs_per_sequence"], "mean p50 p99"),
         (
             &report["defrag"],
-            "errors fragmentation_after fragmentation_before given_up moved_blocks moved_bytes runs time_ms",
+            "available_fragmentation_after available_fragmentation_before errors fragmentation_after fragmentation_before given_up moved_blocks moved_bytes runs time_ms",
         ),
         (
             &report["prefix"],
@@ -250,7 +250,7 @@ fn a_map_is_drawn() {
         assert!(line.contains("pool.svg: fragmentation") && line.lines().count() == 1, "{line}");
         assert!(line.contains(", mean sequence run ") && line.contains(", moved blocks "), "{line}");
         let svg = fs::read_to_string(directory.path().join("pool.svg")).unwrap();
-        let texts = ["<svg", "mean sequence run", "Before", "After", "6,000 blocks of 16 tokens"];
+        let texts = ["<svg", "mean run", "Before", "After", "6,000 blocks of 16 tokens"];
         for text in texts.into_iter().chain(["of 1,500 requests (50 %)", "</svg>"]) {
             assert!(svg.contains(text), "no {text:?} in {svg}");
         }

@@ -17,6 +17,10 @@ use super::space::{FreeSpace, Reserve, Scrub, SharedLimbo};
 use super::state::{BlockWord, MoveLog, Table, Waiters};
 use super::thread_cache::ThreadCaches;
 
+/// Free frames in partly used units, as a shift of the pool: above it, a list takes holes rather than
+/// evict blocks for whole units, and compaction has something to cure.
+pub(in crate::block) const HOLES_MAX_SHIFT: u32 = 6;
+
 /// Shape of a pool; the pool's builder validates it.
 #[derive(Clone, Copy, Debug)]
 pub struct BlocksConfig {
@@ -268,10 +272,79 @@ impl Core {
 
     /// As [`fragmentation`](Self::fragmentation), from an existing census.
     pub fn rate(&self, census: &Census) -> f64 {
-        let free = census.free + self.counts().in_magazines;
+        self.rate_of(census.free, census.free_in_order, census.order)
+    }
+
+    /// Returns the part of the [fragmentation rate](Self::fragmentation) that compaction can cure.
+    /// Walks the bitmaps.
+    ///
+    /// The free frames of spared units do not count: they wait for a sequence, and no move of
+    /// another block makes runs of them. The rate is 0 while the frames outside of runs are no more
+    /// than lists leave there for their growth: [a share](HOLES_MAX_SHIFT) of the pool.
+    pub fn curable_fragmentation(&self, order: Order) -> f64 {
+        let census = self.census(order);
+        let of_others = |all: usize, spared: usize| all.saturating_sub(spared);
+        let free = of_others(census.free, census.spared);
+        let in_order = of_others(census.free_in_order, census.spared_in_order);
+        let rate = self.rate_of(free, in_order, order);
+        let in_holes = (free + self.counts().in_magazines) as f64 * rate;
+        if in_holes > (self.total() >> HOLES_MAX_SHIFT) as f64 { rate } else { 0.0 }
+    }
+
+    /// Returns the [fragmentation rate](Self::fragmentation) over free and evictable frames: as if
+    /// all evictable blocks had been evicted. Reads the word of every block if any is evictable.
+    pub fn available_fragmentation(&self, order: Order) -> f64 {
+        if self.evictable.load(Relaxed) == 0 {
+            return self.fragmentation(order);
+        }
+        let (available, in_order) = self.available_in_order(order);
+        self.rate_of(available, in_order, order)
+    }
+
+    /// Returns whether eviction can provide at least as many runs of `2^order` frames as the free
+    /// frames could form. Reads the word of every block if more blocks are evictable than free.
+    pub fn has_runs_to_evict(&self, order: Order) -> bool {
+        let free = self.counts().free();
+        if self.evictable.load(Relaxed) < free.max(1) {
+            return false;
+        }
+        let (_, in_order) = self.available_in_order(order);
+        in_order >= 2 * free
+    }
+
+    /// Returns the number of free and evictable frames, and how many of them are in aligned runs of
+    /// such frames.
+    fn available_in_order(&self, order: Order) -> (usize, usize) {
+        let mut available = vec![false; self.total_frames()];
+        self.for_each_free_run(&mut |run| {
+            available.get_mut(run.start.index()..run.end() as usize).unwrap_or_default().fill(true);
+        });
+        for block in (0..self.rows() as u32).map(BlockId) {
+            let word = self.word(block);
+            if word.is_evictable()
+                && let Some(frame) = available.get_mut(word.frame().index())
+            {
+                *frame = true;
+            }
+        }
+        let count = |frames: &[bool]| frames.iter().filter(|is_available| **is_available).count();
+        let run_len = 1_usize.checked_shl(u32::from(order.0)).unwrap_or(usize::MAX);
+        let runs = available.chunks_exact(run_len).filter(|run| count(run) == run_len).count();
+        (count(&available), runs * run_len)
+    }
+
+    /// Returns the fragmentation rate of `free` frames in the bitmaps, of which `in_order` are in
+    /// aligned runs of the order.
+    fn rate_of(&self, free: usize, in_order: usize, order: Order) -> f64 {
+        let free = free + self.counts().in_magazines;
         let set_aside = self.config.has_null_block as usize + self.space.reserve.held();
-        let runs = census.free_in_order.checked_shr(u32::from(census.order.0)).unwrap_or(0);
-        outside_of_runs(runs, self.total_frames(), set_aside, free, census.order)
+        let runs = in_order.checked_shr(u32::from(order.0)).unwrap_or(0);
+        outside_of_runs(runs, self.total_frames(), set_aside, free, order)
+    }
+
+    /// Calls `f` with each unit that a list spares for its growth, ascending, as a run of frames.
+    pub fn for_each_spared_unit(&self, f: &mut dyn FnMut(Run)) {
+        self.space.frames.for_each_spared_unit(f);
     }
 
     /// Returns the number of changes to the bitmaps, modulo 2^32. O(1).

@@ -64,8 +64,10 @@ pub enum GaveWay {
 /// What a compaction can do with a frame in use.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum FrameUse {
-    /// Its block is sealed, unpinned and not moving: owned, or evictable.
+    /// Its block is owned, sealed, unpinned and not moving.
     Movable,
+    /// Its block is evictable and not moving.
+    Evictable,
     /// Its block stays: open, pinned or moving, or the null block.
     Fixed,
 }
@@ -276,10 +278,12 @@ impl Core {
             if self.null_block() == Some(block) {
                 f(word.frame(), FrameUse::Fixed);
             } else if !word.is_free() {
-                f(
-                    word.frame(),
-                    if word.begin_move().is_some() { FrameUse::Movable } else { FrameUse::Fixed },
-                );
+                let used = match word.begin_move() {
+                    None => FrameUse::Fixed,
+                    Some(_) if word.is_evictable() => FrameUse::Evictable,
+                    Some(_) => FrameUse::Movable,
+                };
+                f(word.frame(), used);
             }
         }
     }

@@ -53,7 +53,9 @@ use crate::storage::{FrameMove, KvLayout};
 use super::bytes::Bytes;
 use super::copies::{CompactionLock, Copies, UnderWay};
 use super::report::GivenUp;
-use super::{DefragError, DefragReport, Goal, Move, OverdueCopy, Plan, Snapshot, plan};
+use super::{
+    BREAK_PRICE, DefragError, DefragReport, FrameKind, Goal, Move, OverdueCopy, Plan, Snapshot, plan_at_price,
+};
 
 /// Default of [`DefragOptions::wave_bytes`]: about a millisecond on host memory.
 pub const WAVE_BYTES: usize = 8 << 20;
@@ -84,6 +86,8 @@ pub struct DefragOptions {
     /// Bytes copied per wave, but at least one block. While a wave is being copied, as many bytes
     /// of free blocks are held.
     pub wave_bytes: usize,
+    /// Price of a broken run of a sequence, in joined free runs; 0 gains runs at any cost.
+    pub break_price: u32,
     /// Time limit for the copy of a wave. Past it the run ends with [`DefragError::CopyOverdue`],
     /// and other runs can take their turn.
     pub copy_deadline: Duration,
@@ -91,7 +95,13 @@ pub struct DefragOptions {
 
 impl Default for DefragOptions {
     fn default() -> Self {
-        Self { order: None, budget_bytes: None, wave_bytes: WAVE_BYTES, copy_deadline: COPY_DEADLINE }
+        Self {
+            order: None,
+            budget_bytes: None,
+            wave_bytes: WAVE_BYTES,
+            break_price: BREAK_PRICE,
+            copy_deadline: COPY_DEADLINE,
+        }
     }
 }
 
@@ -116,6 +126,12 @@ impl DefragOptions {
     /// Sets how many bytes to copy per wave.
     pub fn wave_bytes(mut self, bytes: usize) -> Self {
         self.wave_bytes = bytes;
+        self
+    }
+
+    /// Sets the price of ending a run of a sequence, in maximal free runs joined.
+    pub fn break_price(mut self, frames: u32) -> Self {
+        self.break_price = frames;
         self
     }
 
@@ -353,16 +369,14 @@ impl Compactor {
             // reached.
             return Err(DefragError::CopyOverdue { copy, report: Box::default() });
         }
-        let order = match goal {
-            Goal::Fragmentation { order } => order,
-            _ => self.order,
-        };
+        let order = if let Goal::Fragmentation { order } = goal { order } else { self.order };
         let budget = options.budget_bytes.map_or(usize::MAX, |bytes| {
             usize::try_from(bytes / self.block_bytes as u64).unwrap_or(usize::MAX)
         });
         let started = Instant::now();
         let (before, runs_before) = self.measure(order);
         run.report.fragmentation_before = before;
+        run.report.available_fragmentation_before = self.blocks().available_fragmentation(order);
         if run.background.as_ref().is_none_or(|background| background.trims_caches) {
             run.trim_caches();
         }
@@ -371,7 +385,7 @@ impl Compactor {
             let left = budget.saturating_sub(run.report.moved_blocks);
             let room =
                 if run.background.is_some() { self.blocks().counts().free() / ROOM } else { usize::MAX };
-            let plan = run.look(goal, left.min(room));
+            let plan = run.look(goal, left.min(room), options.break_price);
             if plan.moves.is_empty() || run.is_stopped() {
                 break;
             }
@@ -383,6 +397,7 @@ impl Compactor {
         }
         let (after, runs_after) = self.measure(order);
         run.report.fragmentation_after = after;
+        run.report.available_fragmentation_after = self.blocks().available_fragmentation(order);
         run.report.runs_gained = runs_after as isize - runs_before as isize;
         run.report.time = started.elapsed();
         let report = run.report;
@@ -498,8 +513,11 @@ impl CompactionPass<'_> {
     }
 
     /// Returns a plan for the current state of the pool.
-    pub(super) fn look(&self, goal: Goal, moves_max: usize) -> Plan {
-        plan(&self.compactor.snapshot(), goal, moves_max)
+    pub(super) fn look(&mut self, goal: Goal, moves_max: usize, break_price: u32) -> Plan {
+        let (blocks, snapshot) = (self.compactor.blocks(), self.compactor.snapshot());
+        let null = usize::from(blocks.null_block().is_some());
+        self.report.fixed_blocks = snapshot.count(FrameKind::Fixed).saturating_sub(null);
+        plan_at_price(&snapshot, goal, moves_max, break_price)
     }
 
     /// Carries out moves wave by wave.

@@ -5,7 +5,8 @@ use crate::ids::{FrameId, Order, Run};
 /// Goal of a plan.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Goal {
-    /// As many free aligned runs of `2^order` frames as the budget allows.
+    /// As many free aligned runs of `2^order` frames as the budget allows, and as are worth the runs
+    /// of sequences that they break; see [`BREAK_PRICE`].
     Fragmentation {
         /// Order of the runs.
         order: Order,
@@ -21,6 +22,13 @@ pub enum Goal {
         region: Run,
     },
 }
+
+/// Default price of a break: a plan for [`Goal::Fragmentation`] joins two maximal free runs or more
+/// for each run of a sequence that it ends and does not join elsewhere.
+///
+/// Every free run becomes at least one run of a later sequence, so joining two of them saves about
+/// one descriptor some time. A break costs one now, which is why it counts twice.
+pub const BREAK_PRICE: u32 = 2;
 
 /// The move of a block from one frame to another.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -86,11 +94,17 @@ pub struct Plan {
     /// Increase in the number of free aligned runs of the goal's order, or of the snapshot's order
     /// for goals without one. Negative if a free run had to be filled.
     pub runs_gained: isize,
-    /// Pairs of blocks, neighbours in a sequence, that become neighbours in memory.
+    /// Pairs of blocks, neighbours in a sequence, that become neighbours in memory. Evictable blocks
+    /// in adjacent frames count as neighbours in a sequence.
     pub joins: usize,
     /// Pairs of blocks, neighbours in a sequence, that are neighbours in memory before but not
     /// after.
     pub breaks: usize,
+    /// Decrease in the number of maximal free runs outside of spared units.
+    pub free_joins: isize,
+    /// Increase in the number of growing lists with a free frame behind their last block, where the
+    /// next block continues the run. May be negative.
+    pub rooms_gained: isize,
     /// For [`Goal::Run`]: the run that is free after the moves. `None` with a shortfall.
     pub window: Option<Run>,
     /// For [`Goal::Empty`]: frames of the region whose blocks cannot move.

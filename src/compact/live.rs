@@ -18,27 +18,38 @@ impl Snapshot {
             let free = frames.get_mut(run.start.index()..run.end() as usize).unwrap_or_default();
             free.fill(FrameState::FREE);
         });
+        blocks.for_each_spared_unit(&mut |unit| {
+            let unit =
+                frames.get_mut(unit.start.index()..).unwrap_or_default().iter_mut().take(unit.len as usize);
+            unit.filter(|state| **state == FrameState::FREE).for_each(|state| *state = FrameState::SPARED);
+        });
         blocks.for_each_used_frame(&mut |frame, used| {
-            let kind = match used {
-                FrameUse::Movable => FrameKind::Movable,
-                FrameUse::Fixed => FrameKind::Fixed,
-            };
             if let Some(state) = frames.get_mut(frame.index()) {
-                *state = FrameState::new(kind, None);
+                *state = match used {
+                    FrameUse::Movable => FrameState::new(FrameKind::Movable, None),
+                    FrameUse::Evictable => FrameState::evictable(frame),
+                    FrameUse::Fixed => FrameState::new(FrameKind::Fixed, None),
+                };
             }
         });
         let views = sequences.views();
+        let mut ends = Vec::with_capacity(views.len());
         for (sequence, view) in (0..).zip(&views) {
+            let mut end = None;
             view.for_each_block(|place, block| {
-                if let Some(state) = frames.get_mut(blocks.frame(block).index())
+                let frame = blocks.frame(block);
+                end = Some(frame);
+                if let Some(state) = frames.get_mut(frame.index())
                     && matches!(state.kind(), FrameKind::Movable | FrameKind::Fixed)
                 {
                     *state = FrameState::new(state.kind(), Some((sequence, place)));
                 }
             });
+            ends.extend(end);
         }
         let reserved = blocks.counts().reserved;
         Self::new(order, frames, views.iter().map(|view| view.id()).collect())
+            .with_ends(ends)
             .setting_aside(blocks.null_block().is_some(), reserved)
     }
 }

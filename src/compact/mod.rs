@@ -15,11 +15,24 @@
 //!   plans that move the fewest blocks, the planner picks one that joins runs of sequences, or
 //!   breaks few.
 //!
+//! # What a run costs
+//!
+//! A run that is broken costs a descriptor in every later transfer, so breaks have a
+//! [price](BREAK_PRICE), and a plan that does not pay is empty. Three kinds of frames deserve a rule:
+//!
+//! - *Spared* frames wait behind a list that grows. They are neither destinations nor holes to cure,
+//!   except for a request that waits for a run at a given place.
+//! - *Evictable* blocks move, and compaction never drops one: a drop costs hits, a move costs a copy.
+//!   Adjacent ones count as neighbours in a sequence, because they are mostly the rest of one, and
+//!   will complete a unit when they are evicted together. So a stray one moves, and a run of them
+//!   stays.
+//! - *Fixed* blocks stay: unsealed, pinned or moving ones. A report counts them.
+//!
 //! # Files
 //!
 //! `snapshot` the input · `goal` goals and plans · `plan` the planner, and why greedy is enough ·
 //! `plan/map` the snapshot as bitmaps · `plan/choose` which regions are emptied · `plan/donors`
-//! which frames are filled · `plan/place` which block goes to which frame · `plan/window` the goals
+//! which frames are filled · `plan/steps` which steps do not pay · `plan/place` which block goes to which frame · `plan/window` the goals
 //! that concern a given place.
 
 mod bytes;
@@ -38,8 +51,8 @@ pub use crate::block::GaveWay;
 pub use bytes::{Bytes, FrameCopier};
 pub use compactor::{COPY_DEADLINE, Compactor, DefragOptions, WAVE_BYTES};
 pub use error::{Blocker, DefragError, ResizeError};
-pub use goal::{Goal, Move, Plan, Shortfall, Step};
-pub use plan::plan;
+pub use goal::{BREAK_PRICE, Goal, Move, Plan, Shortfall, Step};
+pub use plan::{plan, plan_at_price};
 pub use report::{DefragReport, DefragTotals, GivenUp, OverdueCopy, ResizeReport};
 pub use resize::ResizeOptions;
 pub use snapshot::{FrameKind, FrameState, PLACE_MAX, Snapshot};

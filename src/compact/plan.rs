@@ -15,6 +15,23 @@
 //! prefix is optimal for its cost; a budget, or a run that stops early, needs this property.
 //! `tests` compares with an exhaustive search.
 //!
+//! # The price of breaks
+//!
+//! A block that leaves its predecessor ends a run of its sequence, and each run is a descriptor in
+//! every later transfer of the sequence. A free run becomes at least one run of a later sequence. A
+//! plan for [`Goal::Fragmentation`] therefore has a worth, in runs:
+//!
+//! ```text
+//! worth = free_joins + price * (joins + rooms_gained - breaks)
+//! ```
+//!
+//! where `free_joins` is the decrease in the number of maximal free runs, and a *room* is a free
+//! frame behind the last block of a list that grows. While the worth is less than half of
+//! `free_joins`, the steps whose own worth is negative are dropped. A plan whose worth stays negative
+//! is empty. So a plan is made only if it pays, and repeated planning ends, because each plan gains free
+//! runs and lowers no worth. At a price of 0, the plan is the optimum above. Other goals have no
+//! price: a request waits for their run, or a shrink for their region.
+//!
 //! The remaining choices favour later plans:
 //!
 //! - among equally sparse regions: first those whose borders no run of a sequence crosses, then
@@ -41,32 +58,90 @@ mod choose;
 mod donors;
 mod map;
 mod place;
+mod steps;
 mod window;
 
 use crate::ids::{FrameId, Order, Run};
 
-use self::map::Map;
-use super::goal::{Goal, Move, Plan, Step};
+use self::map::{Map, Spared};
+use self::steps::Gain;
+use super::goal::{BREAK_PRICE, Goal, Move, Plan, Step};
 use super::snapshot::Snapshot;
+
+/// Number of times that steps are dropped before the plan is given up.
+const ROUNDS: usize = 4;
 
 /// Returns the best plan towards `goal` with at most `moves_max` moves.
 ///
-/// Pure and deterministic; takes some milliseconds per million frames.
-///
-/// A plan without gain is empty: planning again after all moves of an unlimited plan returns no
-/// move.
+/// Pure and deterministic; takes some milliseconds per million frames. A plan without gain is
+/// empty. A break has the price [`BREAK_PRICE`].
 pub fn plan(snapshot: &Snapshot, goal: Goal, moves_max: usize) -> Plan {
-    let map = Map::of(snapshot);
+    plan_at_price(snapshot, goal, moves_max, BREAK_PRICE)
+}
+
+/// As [`plan`], with another price of a break, in maximal free runs.
+///
+/// At a price of 0, planning again after all moves of an unlimited plan returns no move. At a higher
+/// one, it may return further moves that pay, a limited number of times.
+pub fn plan_at_price(snapshot: &Snapshot, goal: Goal, moves_max: usize, break_price: u32) -> Plan {
     match goal {
-        Goal::Fragmentation { order } => defragment(&map, order, moves_max),
-        Goal::Run { len } => window::run(&map, len, moves_max),
-        Goal::Empty { region } => window::empty(&map, region, moves_max),
+        Goal::Fragmentation { order } => {
+            let map = Map::of(snapshot, Spared::Kept);
+            map.order(order)
+                .map_or_else(Plan::default, |order| worthwhile(&map, order, moves_max, break_price))
+        }
+        Goal::Run { len } => window::run(&Map::of(snapshot, Spared::Taken), len, moves_max),
+        Goal::Empty { region } => window::empty(&Map::of(snapshot, Spared::Taken), region, moves_max),
     }
 }
 
-fn defragment(map: &Map<'_>, order: Order, moves_max: usize) -> Plan {
-    let Some(order) = map.order(order) else { return Plan::default() };
-    let chosen = choose::sparsest(map, order, moves_max);
+/// Plans, and drops the steps that cost more than they gain, until the plan pays.
+fn worthwhile(map: &Map<'_>, order: Order, moves_max: usize, break_price: u32) -> Plan {
+    let mut plan = defragment(map, order, moves_max, break_price > 0);
+    let price = i64::from(break_price);
+    let mut gains = Vec::new();
+    for _ in 0..ROUNDS {
+        let links = plan.joins as i64 - plan.breaks as i64 + plan.rooms_gained as i64;
+        let free_joins = plan.free_joins as i64;
+        // Steps that gain much do not hide many that lose: half of the gain must be left.
+        if free_joins + 2 * price * links >= 0 && free_joins + price * links >= 0 || price == 0 {
+            return plan;
+        }
+        if gains.is_empty() {
+            gains = steps::gains(map, &plan);
+        }
+        if gains.iter().all(|gain| gain.worth(price) >= 0) {
+            return if free_joins + price * links >= 0 { plan } else { Plan::default() };
+        }
+        (plan, gains) = without(map, &plan, &gains, price);
+    }
+    Plan::default()
+}
+
+/// Returns a plan without the steps that lose, and what its steps gain.
+fn without(map: &Map<'_>, plan: &Plan, gains: &[Gain], price: i64) -> (Plan, Vec<Gain>) {
+    let mut kept = Plan { shortfall: plan.shortfall, ..Plan::default() };
+    let mut start = 0;
+    for (step, gain) in plan.steps.iter().zip(gains) {
+        if gain.worth(price) >= 0 {
+            kept.moves.extend_from_slice(&plan.moves[start..step.end]);
+            kept.steps.push(Step { region: step.region, end: kept.moves.len() });
+        }
+        start = step.end;
+    }
+    let gains = steps::gains(map, &kept);
+    for gain in &gains {
+        kept.joins += gain.joins;
+        kept.breaks += gain.breaks;
+    }
+    kept.runs_gained = kept.steps.len() as isize;
+    kept.free_joins = map.free_joins(&kept.moves);
+    kept.rooms_gained = map.rooms_gained(&kept.moves);
+    (kept, gains)
+}
+
+fn defragment(map: &Map<'_>, order: Order, moves_max: usize, spares_runs: bool) -> Plan {
+    let chosen = choose::sparsest(map, order, moves_max, spares_runs);
     if chosen.regions.is_empty() {
         return Plan { shortfall: chosen.shortfall(), ..Plan::default() };
     }
@@ -89,6 +164,8 @@ fn defragment(map: &Map<'_>, order: Order, moves_max: usize) -> Plan {
         shortfall: chosen.shortfall(),
         joins: links.joins,
         breaks: links.breaks,
+        free_joins: map.free_joins(&moves),
+        rooms_gained: map.rooms_gained(&moves),
         moves,
         steps,
         ..Plan::default()

@@ -94,9 +94,16 @@ pub struct DefragReport {
     /// The same after the run. Vacated frames that a batch in flight may still read are not free
     /// yet.
     pub fragmentation_after: f64,
+    /// The same before the run over free and evictable frames, as if all evictable blocks had been
+    /// evicted; see [`Pool::available_fragmentation`](crate::pool::Pool::available_fragmentation).
+    pub available_fragmentation_before: f64,
+    /// The same after the run over free and evictable frames.
+    pub available_fragmentation_after: f64,
     /// Increase in the number of free runs of the goal's order. It may be negative, because other
     /// threads allocate and free meanwhile.
     pub runs_gained: isize,
+    /// Blocks that could not move at the run's last look at the pool: unsealed, pinned, or moving.
+    pub fixed_blocks: usize,
 }
 
 /// A copy of a wave that has passed its deadline.
@@ -147,6 +154,8 @@ pub struct DefragTotals {
     /// methods of these names return the means.
     fragmentation_before_sum: f64,
     fragmentation_after_sum: f64,
+    available_fragmentation_before_sum: f64,
+    available_fragmentation_after_sum: f64,
 }
 
 impl DefragTotals {
@@ -166,6 +175,22 @@ impl DefragTotals {
         self.fragmentation_after_sum / self.runs.max(1) as f64
     }
 
+    /// Returns the mean [rate over free and evictable
+    /// frames](DefragReport::available_fragmentation_before) before a run, 0 to 1.
+    ///
+    /// The mean is over [`runs`](Self::runs); 0 if there were none.
+    pub fn available_fragmentation_before(&self) -> f64 {
+        self.available_fragmentation_before_sum / self.runs.max(1) as f64
+    }
+
+    /// Returns the mean [rate over free and evictable
+    /// frames](DefragReport::available_fragmentation_after) after a run, 0 to 1.
+    ///
+    /// The mean is over [`runs`](Self::runs); 0 if there were none.
+    pub fn available_fragmentation_after(&self) -> f64 {
+        self.available_fragmentation_after_sum / self.runs.max(1) as f64
+    }
+
     pub(super) fn add(&mut self, report: &DefragReport) {
         self.looks += 1;
         self.given_up.add(&report.given_up);
@@ -178,6 +203,8 @@ impl DefragTotals {
             self.runs_gained += report.runs_gained;
             self.fragmentation_before_sum += report.fragmentation_before;
             self.fragmentation_after_sum += report.fragmentation_after;
+            self.available_fragmentation_before_sum += report.available_fragmentation_before;
+            self.available_fragmentation_after_sum += report.available_fragmentation_after;
         }
     }
 }
@@ -215,6 +242,7 @@ mod tests {
         }
         assert_eq!((totals.fragmentation_before(), totals.fragmentation_after()), (0.75, 0.25));
         let shown = format!("{totals:?}");
+        assert_eq!(totals.available_fragmentation_before(), 0.0);
         assert!(shown.contains("fragmentation_before_sum: 1.5, fragmentation_after_sum: 0.5"), "{shown}");
         assert!(!shown.contains(" before:") && !shown.contains(" after:"), "{shown}");
     }

@@ -104,7 +104,7 @@ impl Compactor {
             let can_move = self.bytes().are_known() && has_room(core, blocks).is_ok();
             let moves_max = if can_move { usize::MAX } else { 0 };
             run.trim_caches();
-            let plan = run.look(Goal::Empty { region: shrinking.region() }, moves_max);
+            let plan = run.look(Goal::Empty { region: shrinking.region() }, moves_max, 0);
             let moved = run.report.moved_blocks;
             let carried_out = run.carry_out(&plan.moves).await;
             carried_out.map_err(|failure| ResizeError::Defrag(failure.told(run.report)))?;
@@ -180,7 +180,7 @@ fn blocked(core: &Core, shrinking: &Shrinking, asked: usize) -> ResizeError {
         }
         let block = core.block_at(frame);
         let why = match used {
-            FrameUse::Movable => Blocker::Busy,
+            FrameUse::Movable | FrameUse::Evictable => Blocker::Busy,
             FrameUse::Fixed if core.word(block).pins() > 0 => Blocker::Pinned,
             FrameUse::Fixed => Blocker::Open,
         };

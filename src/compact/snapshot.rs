@@ -5,13 +5,23 @@
 //! | bits | field | meaning |
 //! |---|---|---|
 //! | 0..30 | place | the block's position in its sequence's list; 0 without a sequence |
-//! | 30..62 | sequence | index into the snapshot's sequences; all ones for none |
-//! | 62..64 | kind | [`FrameKind`] |
+//! | 30..61 | sequence | index into the snapshot's sequences; all ones for none |
+//! | 61..64 | kind | [`FrameKind`] |
 //!
-//! The lower 62 bits are the *key*. Two frames `f` and `f + 1` are *linked* if the key of the
+//! The lower 61 bits are the *key*. Two frames `f` and `f + 1` are *linked* if the key of the
 //! second is the key of the first plus one: they are neighbours both in a sequence and in memory.
 //! No link leads into or out of a frame without a sequence, because [`PLACE_MAX`] keeps the last
 //! places unused.
+//!
+//! A snapshot does not know the sequences that an evictable block came from. Blocks of one sequence
+//! were released together, and will be found or evicted together, so evictable blocks in adjacent
+//! frames count as linked: their key is a number above all sequences, and their frame as the place
+//! ([`FrameState::evictable`]).
+//!
+//! # Ends
+//!
+//! The *ends* are the frames of the last blocks of lists that grow. The frame behind an end is the
+//! list's *room* if it is free: the next block continues the run there.
 //!
 //! A snapshot of a pool in use is torn: a block may appear twice, or not at all. Neither this file
 //! nor the planner relies on consistency; a torn snapshot only makes the plan less useful.
@@ -24,11 +34,14 @@ use crate::ids::{FrameId, Order, Run, SequenceId};
 use super::goal::{Move, Plan};
 
 const PLACE_BITS: u32 = 30;
-const SEQUENCE_BITS: u32 = 32;
+const SEQUENCE_BITS: u32 = 31;
 pub(super) const KIND_SHIFT: u32 = PLACE_BITS + SEQUENCE_BITS;
-const NO_SEQUENCE: u32 = u32::MAX;
+const NO_SEQUENCE: u32 = (1 << SEQUENCE_BITS) - 1;
 
-const _: () = assert!(KIND_SHIFT + 2 == u64::BITS);
+/// Stands for the sequences of evictable blocks, whose places are their frames.
+pub(super) const CACHED: u32 = NO_SEQUENCE - 1;
+
+const _: () = assert!(KIND_SHIFT + 3 == u64::BITS);
 const _: () = assert!(crate::ids::FRAMES_MAX <= PLACE_MAX as usize);
 
 /// The last place in a sequence that a frame's state can represent.
@@ -46,6 +59,24 @@ pub enum FrameKind {
     Movable = 2,
     /// Owned, and open, pinned or already moving; or the null block's: its block stays.
     Fixed = 3,
+    /// Free in the bitmaps, in a unit that a sequence spares for its growth: a block moves here only
+    /// for a goal at a given place ([`Goal::Run`](super::Goal::Run) and
+    /// [`Goal::Empty`](super::Goal::Empty)).
+    Spared = 5,
+    /// Evictable: its block can move, or be dropped by an allocation.
+    Evictable = 6,
+}
+
+impl FrameKind {
+    /// Returns whether the frame is in the bitmaps.
+    pub const fn is_free(self) -> bool {
+        matches!(self, Self::Free | Self::Spared)
+    }
+
+    /// Returns whether the frame's block can move.
+    pub const fn can_move(self) -> bool {
+        matches!(self, Self::Movable | Self::Evictable)
+    }
 }
 
 /// The state of a frame: its [`FrameKind`], and the sequence and place of its block, if any.
@@ -58,17 +89,24 @@ impl FrameState {
     pub const FREE: Self = Self::new(FrameKind::Free, None);
     /// State of a frame that is free but cannot be a destination.
     pub const AWAY: Self = Self::new(FrameKind::Away, None);
+    /// State of a free frame in a spared unit.
+    pub const SPARED: Self = Self::new(FrameKind::Spared, None);
+
+    /// Returns the state of `frame` that holds an evictable block.
+    pub const fn evictable(frame: FrameId) -> Self {
+        Self((FrameKind::Evictable as u64) << KIND_SHIFT | Self::key_of(CACHED as usize, frame.0))
+    }
 
     /// Returns the state of a frame of `kind` that holds `block`, if any.
     ///
     /// The block is given as the sequence's index in the snapshot, and its place in the sequence.
-    /// For a block of several sequences, any one of them may be named. Free frames, and places
-    /// beyond [`PLACE_MAX`], count as without a sequence.
+    /// For a block of several sequences, any one of them may be named. Free and evictable frames,
+    /// sequences from 2^31 - 2 on, and places beyond [`PLACE_MAX`], count as without a sequence.
     #[inline]
     pub const fn new(kind: FrameKind, block: Option<(u32, u32)>) -> Self {
         let is_owned = matches!(kind, FrameKind::Movable | FrameKind::Fixed);
         let key = match block {
-            Some((sequence, place)) if is_owned && place <= PLACE_MAX => {
+            Some((sequence, place)) if is_owned && place <= PLACE_MAX && sequence < CACHED => {
                 Self::key_of(sequence as usize, place)
             }
             _ => Self::key_of(NO_SEQUENCE as usize, 0),
@@ -83,6 +121,8 @@ impl FrameState {
             0 => FrameKind::Free,
             1 => FrameKind::Away,
             2 => FrameKind::Movable,
+            5 => FrameKind::Spared,
+            6 => FrameKind::Evictable,
             _ => FrameKind::Fixed,
         }
     }
@@ -90,8 +130,8 @@ impl FrameState {
     /// Returns the block as the sequence's index in the snapshot and the place in that sequence.
     #[inline]
     pub const fn block(self) -> Option<(u32, u32)> {
-        let sequence = (self.0 >> PLACE_BITS) as u32;
-        if sequence == NO_SEQUENCE { None } else { Some((sequence, self.0 as u32 & ((1 << PLACE_BITS) - 1))) }
+        let sequence = (self.key() >> PLACE_BITS) as u32;
+        if sequence >= CACHED { None } else { Some((sequence, self.0 as u32 & ((1 << PLACE_BITS) - 1))) }
     }
 
     /// Returns the whole word; see the [module docs](self).
@@ -103,7 +143,7 @@ impl FrameState {
     /// Returns sequence and place as one number.
     #[inline]
     pub(super) const fn key(self) -> u64 {
-        self.0 & !(3 << KIND_SHIFT)
+        self.0 & !(7 << KIND_SHIFT)
     }
 
     /// Returns the key of a place in a sequence.
@@ -140,6 +180,8 @@ pub struct Snapshot {
     order: Order,
     frames: Vec<FrameState>,
     sequences: Vec<SequenceId>,
+    /// One bit per frame with the last block of a list that grows; empty if there is none.
+    ends: Vec<u64>,
     /// Number of frames of the null block (0 or 1), and of the reserve.
     null: usize,
     reserved: usize,
@@ -154,7 +196,7 @@ impl Snapshot {
     /// counts as a sequence in every measure here, but the planner does not look for its
     /// neighbours.
     pub const fn new(order: Order, frames: Vec<FrameState>, sequences: Vec<SequenceId>) -> Self {
-        Self { order, frames, sequences, null: 0, reserved: 0 }
+        Self { order, frames, sequences, ends: Vec::new(), null: 0, reserved: 0 }
     }
 
     /// Excludes a null block, and `reserved` blocks in the reserve, from the measures.
@@ -164,6 +206,30 @@ impl Snapshot {
     pub const fn setting_aside(mut self, has_null_block: bool, reserved: usize) -> Self {
         (self.null, self.reserved) = (has_null_block as usize, reserved);
         self
+    }
+
+    /// Notes the frames of the last blocks of lists that grow.
+    ///
+    /// Frames outside of the snapshot are ignored.
+    pub fn with_ends(mut self, ends: impl IntoIterator<Item = FrameId>) -> Self {
+        self.ends = vec![0; self.frames.len().div_ceil(64)];
+        for end in ends.into_iter().filter(|end| end.index() < self.frames.len()) {
+            self.ends[end.index() / 64] |= 1 << (end.index() % 64);
+        }
+        self
+    }
+
+    /// Returns one bit per frame with the last block of a list that grows, or nothing if none does.
+    pub(super) fn ends(&self) -> &[u64] {
+        &self.ends
+    }
+
+    /// Returns the number of lists that can grow into the frame behind their last block.
+    pub fn rooms(&self) -> usize {
+        let is_end =
+            |frame: usize| self.ends.get(frame / 64).is_some_and(|word| word >> (frame % 64) & 1 == 1);
+        let is_free = |frame: usize| self.frames.get(frame).is_some_and(|state| state.kind().is_free());
+        (0..self.frames.len()).filter(|&frame| is_end(frame) && is_free(frame + 1)).count()
     }
 
     /// Returns the order at which the pool measures fragmentation.
@@ -188,11 +254,16 @@ impl Snapshot {
 
     /// Returns the number of aligned runs of `2^order` frames that are entirely free.
     pub fn free_runs(&self, order: Order) -> usize {
+        self.runs_of(order, FrameKind::is_free)
+    }
+
+    /// Returns the number of aligned runs of `2^order` frames whose kinds are all of `which`.
+    fn runs_of(&self, order: Order, which: impl Fn(FrameKind) -> bool) -> usize {
         if order.0 >= usize::BITS as u8 {
             return 0;
         }
-        let is_free = |run: &&[FrameState]| run.iter().all(|state| state.kind() == FrameKind::Free);
-        self.frames.chunks_exact(order.frames()).filter(is_free).count()
+        let is_of = |run: &&[FrameState]| run.iter().all(|state| which(state.kind()));
+        self.frames.chunks_exact(order.frames()).filter(is_of).count()
     }
 
     /// Returns the fragmentation rate at `order`, 0 to 1.
@@ -202,18 +273,32 @@ impl Snapshot {
     /// if no such run is possible. Frames that are [away](FrameKind::Away) count as free, but are
     /// in no run; frames of the reserve do not count as free.
     pub fn fragmentation(&self, order: Order) -> f64 {
-        let free = (self.count(FrameKind::Free) + self.count(FrameKind::Away)).saturating_sub(self.reserved);
+        self.outside_of_runs(order, FrameKind::is_free)
+    }
+
+    /// Returns the fragmentation rate at `order` over free and evictable frames, 0 to 1.
+    ///
+    /// It is [`fragmentation`](Self::fragmentation) as it would be after all evictable blocks were
+    /// dropped: the share of the runs that no eviction can provide, but moves could.
+    pub fn available_fragmentation(&self, order: Order) -> f64 {
+        self.outside_of_runs(order, |kind| kind.is_free() || kind == FrameKind::Evictable)
+    }
+
+    fn outside_of_runs(&self, order: Order, which: impl Fn(FrameKind) -> bool + Copy) -> f64 {
+        let is_unowned = |kind| kind == FrameKind::Away || which(kind);
+        let unowned = self.frames.iter().filter(|state| is_unowned(state.kind())).count();
         let set_aside = self.null + self.reserved;
-        outside_of_runs(self.free_runs(order), self.frames.len(), set_aside, free, order)
+        let free = unowned.saturating_sub(self.reserved);
+        outside_of_runs(self.runs_of(order, which), self.frames.len(), set_aside, free, order)
     }
 
     /// Returns the longest run of free frames, at any alignment; of equal ones, the first.
     pub fn longest_free_run(&self) -> Option<Run> {
         let mut longest: Option<Run> = None;
         let mut at = 0;
-        for piece in self.frames.chunk_by(|a, b| a.kind() == b.kind()) {
+        for piece in self.frames.chunk_by(|a, b| a.kind().is_free() == b.kind().is_free()) {
             let len = piece.len() as u32;
-            if piece[0].kind() == FrameKind::Free && longest.is_none_or(|run| run.len < len) {
+            if piece[0].kind().is_free() && longest.is_none_or(|run| run.len < len) {
                 longest = Some(Run { start: FrameId(at), len });
             }
             at += len;
@@ -221,7 +306,8 @@ impl Snapshot {
         longest
     }
 
-    /// Returns the number of neighbouring frames that hold neighbouring blocks of one sequence.
+    /// Returns the number of neighbouring frames that hold neighbouring blocks of one sequence, or
+    /// evictable blocks that have been neighbours since the snapshot was taken.
     pub fn links(&self) -> usize {
         self.frames.windows(2).filter(|pair| pair[0].is_linked_to(pair[1])).count()
     }
@@ -232,7 +318,9 @@ impl Snapshot {
     /// its frame names. 0 if no frame names a sequence.
     pub fn mean_sequence_run(&self) -> f64 {
         let frames = self.frames.iter().filter(|state| state.block().is_some()).count();
-        if frames == 0 { 0.0 } else { frames as f64 / (frames - self.links()) as f64 }
+        let is_link = |pair: &&[FrameState]| pair[0].is_linked_to(pair[1]) && pair[0].block().is_some();
+        let links = self.frames.windows(2).filter(is_link).count();
+        if frames == 0 { 0.0 } else { frames as f64 / (frames - links) as f64 }
     }
 
     /// Changes the snapshot as if the plan had succeeded in full; vacated frames become free.
@@ -254,13 +342,15 @@ impl Snapshot {
     pub fn apply_moves(&mut self, moves: &[Move]) {
         for &Move { from, to } in moves {
             let (source, target) = (self.frames[from.index()], self.frames[to.index()]);
-            assert!(source.kind() == FrameKind::Movable, "frame {from} cannot move to {to}: {source:?}");
-            assert!(
-                target.kind() == FrameKind::Free,
-                "frame {to} cannot take the block of {from}: {target:?}"
-            );
+            assert!(source.kind().can_move(), "frame {from} cannot move to {to}: {source:?}");
+            assert!(target.kind().is_free(), "frame {to} cannot take the block of {from}: {target:?}");
             self.frames[to.index()] = source;
             self.frames[from.index()] = FrameState::FREE;
+            if let Some(word) = self.ends.get_mut(from.index() / 64) {
+                let is_end = *word >> (from.index() % 64) & 1;
+                *word &= !(1 << (from.index() % 64));
+                self.ends[to.index() / 64] |= is_end << (to.index() % 64);
+            }
         }
     }
 }
@@ -274,6 +364,8 @@ mod tests {
             '.' => FrameState::FREE,
             'a' => FrameState::AWAY,
             'm' => FrameState::new(FrameKind::Movable, None),
+            's' => FrameState::SPARED,
+            'e' => FrameState::new(FrameKind::Evictable, None),
             _ => FrameState::new(FrameKind::Fixed, None),
         });
         Snapshot::new(Order(2), frames.collect(), vec![SequenceId(0); 2])
@@ -281,17 +373,20 @@ mod tests {
 
     #[test]
     fn a_state_says_what_it_was_made_of() {
-        for kind in [FrameKind::Free, FrameKind::Away] {
+        for kind in [FrameKind::Free, FrameKind::Away, FrameKind::Spared, FrameKind::Evictable] {
             let state = FrameState::new(kind, Some((7, 7)));
             assert_eq!((state.kind(), state.block()), (kind, None));
         }
         for kind in [FrameKind::Movable, FrameKind::Fixed] {
-            for block in [None, Some((0, 0)), Some((7, PLACE_MAX)), Some((NO_SEQUENCE - 1, 3))] {
+            for block in [None, Some((0, 0)), Some((7, PLACE_MAX)), Some((CACHED - 1, 3))] {
                 let state = FrameState::new(kind, block);
                 assert_eq!((state.kind(), state.block()), (kind, block));
             }
             assert_eq!(FrameState::new(kind, Some((1, PLACE_MAX + 1))).block(), None);
+            assert_eq!(FrameState::new(kind, Some((CACHED, 0))).block(), None);
         }
+        let cached = FrameState::evictable(FrameId(5));
+        assert_eq!((cached.kind(), cached.block()), (FrameKind::Evictable, None));
         assert_eq!(size_of::<FrameState>(), 8);
     }
 
@@ -304,7 +399,10 @@ mod tests {
         assert!(!of(0, 0).is_linked_to(of(0, 0)) && !of(0, PLACE_MAX).is_linked_to(of(1, 0)));
         let none = FrameState::new(FrameKind::Movable, None);
         assert!(!none.is_linked_to(none) && !none.is_linked_to(of(0, 0)));
-        assert!(!of(NO_SEQUENCE - 1, PLACE_MAX).is_linked_to(FrameState::FREE));
+        assert!(!of(CACHED - 1, PLACE_MAX).is_linked_to(FrameState::FREE));
+        let cached = |frame| FrameState::evictable(FrameId(frame));
+        assert!(cached(4).is_linked_to(cached(5)) && !cached(4).is_linked_to(cached(6)));
+        assert!(!of(CACHED - 1, PLACE_MAX).is_linked_to(cached(0)) && !cached(0).is_linked_to(none));
     }
 
     #[test]
@@ -322,6 +420,11 @@ mod tests {
         assert_eq!(snapshot("faaaa.m.....").fragmentation(Order(2)), 1.0 / 2.0);
         assert_eq!(snapshot("faaaa.m.....").setting_aside(true, 4).fragmentation(Order(2)), 0.0);
         assert_eq!(snapshot("mf").fragmentation(Order(1)), 0.0);
+        assert_eq!(snapshot("mm.s.s..").fragmentation(Order(2)), 0.0, "spared frames are free");
+        assert_eq!(snapshot("eee...e.").fragmentation(Order(2)), 1.0);
+        assert_eq!(snapshot("eee...e.").available_fragmentation(Order(2)), 0.0);
+        assert_eq!(snapshot("eme...e.").available_fragmentation(Order(2)), 0.0, "7 frames make one run");
+        assert_eq!(snapshot("eme...em").available_fragmentation(Order(2)), 1.0);
         assert_eq!(snapshot("..mm...m").longest_free_run(), Some(Run { start: FrameId(4), len: 3 }));
         assert_eq!(snapshot("a").longest_free_run(), None);
     }

@@ -3,8 +3,10 @@
 //! ```text
 //! every `interval`:  no change since the last idle check?  double the pause, up to 100 ms
 //!                    batches in flight that may read frames vacated by the last run?  not now
-//!                    fragmented beyond `threshold`?  a run; while runs gain nothing, only at
-//!                    every 2nd, 4th ... such check
+//!                    fragmented beyond `threshold`, and not for the growth of lists alone?
+//!                    and eviction does not provide as many runs?  a run
+//!                    while eviction provides the runs, the planner finds no move that pays, or most
+//!                    moves are cancelled: only at every 2nd, 4th ... such check
 //! stop:              the current wave ends, no other begins, the totals are returned; also when
 //!                    the pool is dropped
 //! ```
@@ -25,7 +27,7 @@ use tokio::time::{Instant, timeout};
 use crate::ids::{Order, Ticket};
 
 use super::compactor::{Background, COPY_DEADLINE, Compactor, DefragOptions, WAVE_BYTES};
-use super::{DefragError, DefragReport, DefragTotals};
+use super::{BREAK_PRICE, DefragError, DefragReport, DefragTotals};
 
 /// Maximum number of checks skipped while runs gain nothing.
 const PATIENCE_MAX: u32 = 32;
@@ -49,6 +51,10 @@ pub struct DefragConfig {
     /// [`Pool::fragmentation`](crate::pool::Pool::fragmentation). The rate is one minus the number
     /// of free aligned runs of the order, divided by the number that the same free frames would
     /// form under the best placement of all blocks.
+    ///
+    /// The task does not count the frames that sequences spare for their growth, nor other frames
+    /// outside of runs up to 1/128 of the pool, which are the ends of sequences. It rests while
+    /// eviction can provide as many runs as the free frames could form.
     pub threshold: f64,
     /// Time between two checks. While the pool does not change, checks are nearly free, and the
     /// time between them grows to 100 ms (or to this value, if larger); the first check that finds
@@ -60,6 +66,8 @@ pub struct DefragConfig {
     pub budget_bytes: Option<u64>,
     /// Order of the free runs to gain; by default, the pool's.
     pub order: Option<Order>,
+    /// Price of ending a run of a sequence; see [`DefragOptions::break_price`].
+    pub break_price: u32,
     /// Time limit for the copy of a wave; see [`DefragOptions::copy_deadline`].
     pub copy_deadline: Duration,
 }
@@ -72,6 +80,7 @@ impl Default for DefragConfig {
             wave_bytes: WAVE_BYTES,
             budget_bytes: None,
             order: None,
+            break_price: BREAK_PRICE,
             copy_deadline: COPY_DEADLINE,
         }
     }
@@ -116,6 +125,12 @@ impl DefragConfig {
         self
     }
 
+    /// Sets the price of ending a run of a sequence, in maximal free runs joined.
+    pub fn break_price(mut self, frames: u32) -> Self {
+        self.break_price = frames;
+        self
+    }
+
     /// Sets the time limit for the copy of a wave.
     pub fn copy_deadline(mut self, deadline: Duration) -> Self {
         self.copy_deadline = deadline;
@@ -125,6 +140,7 @@ impl DefragConfig {
     fn options(&self) -> DefragOptions {
         let mut options = DefragOptions::new().wave_bytes(self.wave_bytes).copy_deadline(self.copy_deadline);
         (options.order, options.budget_bytes) = (self.order, self.budget_bytes);
+        options.break_price = self.break_price;
         options
     }
 
@@ -244,9 +260,17 @@ async fn work(
         }
         blocks.reclaim_due_shared_limbo();
         let before = Idle::now(&compactor);
-        if blocks.fragmentation(order) <= config.threshold {
+        if blocks.curable_fragmentation(order) <= config.threshold {
             totals.lock().unwrap_or_else(PoisonError::into_inner).looks += 1;
             patience = 1;
+            idle = Some(before);
+            continue;
+        }
+        if blocks.has_runs_to_evict(order) {
+            // An allocation gets its runs by eviction. This check reads every block's word, so it is not made at
+            // every interval.
+            totals.lock().unwrap_or_else(PoisonError::into_inner).looks += 1;
+            patience = (2 * patience).min(PATIENCE_MAX);
             idle = Some(before);
             continue;
         }
@@ -267,6 +291,8 @@ async fn work(
         totals.add(&report);
         if report.moved_blocks > 0 {
             left = blocks.clock().newest();
+        }
+        if report.moved_blocks > report.given_up.total() {
             (patience, pause) = (1, config.interval);
         } else {
             patience = (2 * patience).min(PATIENCE_MAX);

@@ -20,6 +20,10 @@ pub struct Census {
     /// Number of frames in free aligned runs of at least [`order`](Self::order). The fragmentation
     /// rate is the share of [`free`](Self::free) outside of them.
     pub free_in_order: usize,
+    /// Number of free frames in [spared](super::spare) units.
+    pub spared: usize,
+    /// Number of those in free aligned runs of at least [`order`](Self::order).
+    pub spared_in_order: usize,
     /// Number of frames in wholly free units (of 64).
     pub free_in_units: usize,
     /// Number of maximal free runs, at any alignment.
@@ -82,12 +86,25 @@ fn aligned_part(run: Run, log2: u32) -> usize {
     aligned(end).saturating_sub(aligned(start + (1 << log2) - 1)) as usize
 }
 
+/// Returns the number of set bits of a word in aligned runs of 2^`log2` ones; 0 if a run is longer
+/// than the word.
+fn in_aligned_runs(word: u64, log2: u32) -> u32 {
+    if log2 > FAN_LOG2 {
+        return 0;
+    }
+    let firsts = if log2 == FAN_LOG2 { 1 } else { !0 / ((1 << (1 << log2)) - 1) };
+    let runs = (0..log2).fold(word, |runs, step| runs & runs >> (1 << step)) & firsts;
+    runs.count_ones() << log2
+}
+
 impl Map<'_> {
     pub(super) fn census(self, order: Order) -> Census {
         let mut census = Census {
             order,
             free: 0,
             free_in_order: 0,
+            spared: 0,
+            spared_in_order: 0,
             free_in_units: 0,
             runs: 0,
             longest_run: 0,
@@ -97,7 +114,25 @@ impl Map<'_> {
             census.add(run);
             ControlFlow::Continue(())
         });
+        self.for_each_spared_unit(|unit| {
+            let free = self.directory.free_in_unit(unit, false);
+            census.spared += free.count_ones() as usize;
+            census.spared_in_order += in_aligned_runs(free, u32::from(order.0)) as usize;
+        });
         census
+    }
+
+    /// Calls `f` with the number of each spared unit, ascending. Reads one word per group.
+    pub(super) fn for_each_spared_unit(self, mut f: impl FnMut(usize)) {
+        for index in 0..self.directory.groups() {
+            let Some(group) = self.directory.group(index) else { return };
+            // Relaxed: sparing is advice.
+            let mut spared = group.spared.load(Ordering::Relaxed);
+            while spared != 0 {
+                f(self.directory.shape.first_unit(index) + spared.trailing_zeros() as usize);
+                spared &= spared - 1;
+            }
+        }
     }
 
     pub(super) fn free_count(self) -> usize {
@@ -135,5 +170,25 @@ impl Map<'_> {
             let units = self.directory.group(group).map_or(0, |group| group.units.load(Ordering::Acquire));
             if units >> bit & 1 == 1 { leaf == 0 } else { leaf.count_ones() < FAN as u32 }
         })
+    }
+}
+
+#[cfg(all(test, not(kvpool_loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bits_in_aligned_runs_are_counted() {
+        let rng = &mut fastrand::Rng::with_seed(5);
+        for _ in 0..2_000 {
+            let word = rng.u64(..) | rng.u64(..) | rng.u64(..);
+            for log2 in 0..=FAN_LOG2 {
+                let len = 1 << log2;
+                let whole =
+                    (0..64 / len).filter(|run| (0..len).all(|bit| word >> (run * len + bit) & 1 == 1));
+                assert_eq!(in_aligned_runs(word, log2) as usize, whole.count() * len, "{word:b}, {log2}");
+            }
+        }
+        assert_eq!((in_aligned_runs(!0, FAN_LOG2), in_aligned_runs(!0, FAN_LOG2 + 1)), (64, 0));
     }
 }

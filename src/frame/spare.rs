@@ -127,6 +127,15 @@ impl Frames {
         })
     }
 
+    /// Calls `f` with each unit that a list spares for its growth, ascending, as a run of frames.
+    pub fn for_each_spared_unit(&self, f: &mut dyn FnMut(Run)) {
+        self.with(|map| {
+            map.for_each_spared_unit(|unit| {
+                f(Run { start: FrameId((unit << FAN_LOG2) as u32), len: FAN as u32 });
+            });
+        });
+    }
+
     /// Returns whether the unit of a frame is spared.
     pub fn is_spared(&self, frame: FrameId) -> bool {
         self.with(|map| {

@@ -102,12 +102,15 @@ fn say(look: &Look, args: &MapArgs) -> io::Result<()> {
     let Look { before, report, after, .. } = look;
     let order = before.order();
     let fragmentation = [before, after].map(|snapshot| 100.0 * snapshot.fragmentation(order));
+    let available = [before, after].map(|snapshot| 100.0 * snapshot.available_fragmentation(order));
     let runs = [before, after].map(|snapshot| HumanCount(snapshot.free_runs(order) as u64));
     print(&format!(
-        "{}: fragmentation {:.1} % -> {:.1} %, free runs of {} {} -> {}, mean sequence run {:.1} -> {:.1}, moved blocks {} in {:.1} ms",
+        "{}: fragmentation {:.1} % -> {:.1} % (with evictable blocks as free {:.1} % -> {:.1} %), free runs of {} {} -> {}, mean sequence run {:.1} -> {:.1}, moved blocks {} in {:.1} ms",
         printable(&args.output.display().to_string()),
         fragmentation[0],
         fragmentation[1],
+        available[0],
+        available[1],
         order.frames(),
         runs[0],
         runs[1],

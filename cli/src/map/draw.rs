@@ -91,13 +91,16 @@ fn tiles(snapshot: &Snapshot) -> Group {
     let order = snapshot.order();
     let fragmentation = snapshot.fragmentation(order);
     let longest = snapshot.longest_free_run().map_or(0, |run| run.len as usize);
-    let all = [
+    let mut all = vec![
         (percent(fragmentation), "fragmentation".to_owned()),
         (count(snapshot.free_runs(order)), format!("free runs of {}", order.frames())),
         (count(longest), "longest free run".to_owned()),
-        (format!("{:.1}", snapshot.mean_sequence_run()), "mean sequence run".to_owned()),
+        (format!("{:.1}", snapshot.mean_sequence_run()), "mean run".to_owned()),
         (percent(free(snapshot) as f64 / snapshot.frames().len().max(1) as f64), "free".to_owned()),
     ];
+    if snapshot.count(FrameKind::Evictable) > 0 {
+        all.insert(1, (percent(snapshot.available_fragmentation(order)), "with evictable".to_owned()));
+    }
     let width = WIDTH / all.len();
     let mut group = Group::new();
     for (index, (figure, caption)) in all.iter().enumerate() {
@@ -111,9 +114,9 @@ fn tiles(snapshot: &Snapshot) -> Group {
     group
 }
 
-/// Returns the number of free frames, also those that are away.
+/// Returns the number of free frames, also those that are spared or away.
 fn free(snapshot: &Snapshot) -> usize {
-    snapshot.count(FrameKind::Free) + snapshot.count(FrameKind::Away)
+    [FrameKind::Free, FrameKind::Spared, FrameKind::Away].map(|kind| snapshot.count(kind)).iter().sum()
 }
 
 /// Returns the shares of the free frames by the order of the aligned run that they are in, when
@@ -122,9 +125,9 @@ pub(super) fn shares(snapshot: &Snapshot) -> Vec<f64> {
     /// Orders that are always shown, so that panels are comparable.
     const ORDERS: usize = 14;
     let (mut frames, mut at) = (vec![0usize; ORDERS], 0);
-    for piece in snapshot.frames().chunk_by(|a, b| a.kind() == b.kind()) {
+    for piece in snapshot.frames().chunk_by(|a, b| a.kind().is_free() == b.kind().is_free()) {
         let end = at + piece.len();
-        while piece[0].kind() == FrameKind::Free && at < end {
+        while piece[0].kind().is_free() && at < end {
             let order = at.trailing_zeros().min((end - at).ilog2()) as usize;
             frames.resize(frames.len().max(order + 1), 0);
             frames[order] += 1 << order;
@@ -183,18 +186,21 @@ fn legend(picture: &Picture<'_>, y: usize) -> Group {
     let run = picture.panels.first().map_or(1, |(_, snapshot)| snapshot.order().frames());
     let colours: Vec<_> =
         picture.panels.iter().flat_map(|(_, snapshot)| palette::colours(snapshot)).collect();
-    let entries: [(&[Colour], String); 6] = [
+    let entries: [(&[Colour], String); 8] = [
         (&[palette::RUN], format!("free, in a whole run of {run}")),
         (&[palette::CRUMB], "free, a crumb".to_owned()),
+        (&[palette::SPARED], "free, spared for growth".to_owned()),
         (&[palette::AWAY], "free, in a magazine or retired".to_owned()),
         (&palette::SHADES, "owned, a shade for each sequence".to_owned()),
-        (&[palette::UNNAMED], "cached, of no open sequence".to_owned()),
+        (&[palette::UNNAMED], "owned, of no sequence".to_owned()),
+        (&[palette::EVICTABLE], "evictable".to_owned()),
         (&[palette::FIXED], "open or pinned".to_owned()),
     ];
     let mut group = Group::new().set("transform", format!("translate({MARGIN} {y})"));
     let mut x = 0;
     for (entry, caption) in &entries {
-        let is_optional = matches!(entry[0], palette::AWAY | palette::UNNAMED);
+        let is_optional =
+            matches!(entry[0], palette::SPARED | palette::AWAY | palette::UNNAMED | palette::EVICTABLE);
         if is_optional && !colours.contains(&entry[0]) {
             continue;
         }

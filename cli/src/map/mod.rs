@@ -16,13 +16,16 @@
 //! |---|---|
 //! | run | free, in a free aligned run of 2^k: the pool's order k, at which fragmentation is measured |
 //! | crumb | free, outside such runs |
+//! | spared | free, in a unit that a sequence spares for its growth |
 //! | away | free, but in a thread's magazine, or retired until batches have ended |
 //! | owned | movable blocks of sequences; each sequence has one of a few shades, so that broken runs show as stripes |
-//! | unnamed | movable blocks of no sequence: cached ones, or an engine's own |
+//! | unnamed | movable blocks of no sequence: an engine's own |
+//! | evictable | blocks that only the prefix cache keeps: an allocation evicts them when it needs them |
 //! | fixed | blocks that cannot be moved: open, pinned, or the null block |
 //!
-//! `run + crumb + away + owned + unnamed + fixed == frames`, and fragmentation is
-//! `(crumb + away) / (run + crumb + away)`.
+//! `run + crumb + spared + away + owned + unnamed + evictable + fixed == frames`. Where no frame is
+//! spared, fragmentation is at least `(crumb + away) / (run + crumb + away)` less the runs that do not
+//! fit.
 
 mod draw;
 mod grid;

@@ -26,6 +26,10 @@ pub const CRUMB: Colour = Colour(0xe6, 0x55, 0x0d);
 pub const AWAY: Colour = Colour(0xa9, 0xa6, 0xa0);
 /// Owned, and immovable.
 pub const FIXED: Colour = Colour(0x14, 0x1c, 0x26);
+/// Free, in a unit that a sequence spares for its growth.
+pub const SPARED: Colour = Colour(0xde, 0xb5, 0xd3);
+/// Evictable.
+pub const EVICTABLE: Colour = Colour(0xf2, 0xdf, 0x86);
 /// Owned by no sequence.
 pub const UNNAMED: Colour = Colour(0x6c, 0x7f, 0x93);
 /// Owned, by sequence.
@@ -47,6 +51,8 @@ pub fn colours(snapshot: &Snapshot) -> Vec<Colour> {
     let colour = |frame: &FrameState| match frame.kind() {
         FrameKind::Free => CRUMB,
         FrameKind::Away => AWAY,
+        FrameKind::Spared => SPARED,
+        FrameKind::Evictable => EVICTABLE,
         FrameKind::Movable => {
             let sequence = frame.block().and_then(|(index, _)| snapshot.sequences().get(index as usize));
             sequence.map_or(UNNAMED, |id| shade(id.0))

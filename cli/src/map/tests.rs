@@ -1,5 +1,5 @@
 use kvpool::compact::{FrameKind, FrameState};
-use kvpool::{Order, SequenceId};
+use kvpool::{FrameId, Order, SequenceId};
 use proptest::prelude::*;
 
 use super::grid::{CELLS_MAX, Grid, WIDTH};
@@ -10,11 +10,13 @@ fn snapshot(frames: Vec<FrameState>, order: u8) -> Snapshot {
     Snapshot::new(Order(order), frames, (70..80).map(SequenceId).collect())
 }
 
-/// `.` free, `a` away, `#` movable, `!` fixed, digits movable blocks of that sequence.
+/// `.` free, `s` spared, `a` away, `#` movable, `e` evictable, `!` fixed, digits movable blocks of that sequence.
 fn frames(text: &str) -> Vec<FrameState> {
     let frame = |(char, place): (char, u32)| match char {
         '.' => FrameState::FREE,
+        's' => FrameState::SPARED,
         'a' => FrameState::AWAY,
+        'e' => FrameState::evictable(FrameId(place)),
         '#' => FrameState::new(FrameKind::Movable, None),
         '!' => FrameState::new(FrameKind::Fixed, None),
         digit => FrameState::new(FrameKind::Movable, Some((digit.to_digit(10).expect("a digit"), place))),
@@ -43,6 +45,9 @@ fn colours_tell_runs_from_crumbs() {
     let colours = palette::colours(&snapshot(frames("....#.a!"), 2));
     assert_eq!(colours[..4], [palette::RUN; 4]);
     assert_eq!(colours[4..], [palette::UNNAMED, palette::CRUMB, palette::AWAY, palette::FIXED]);
+    let colours = palette::colours(&snapshot(frames("ssssse#."), 2));
+    assert_eq!(colours[..5], [palette::SPARED; 5], "they are no runs for others");
+    assert_eq!(colours[5..], [palette::EVICTABLE, palette::UNNAMED, palette::CRUMB]);
     let colours = palette::colours(&snapshot(frames("1231"), 2));
     assert_eq!(colours[0], colours[3], "a sequence has one shade");
 }
@@ -91,6 +96,15 @@ fn text_is_escaped_and_nothing_runs() {
     for word in ["before", "after", "fragmentation", "one note", "free runs of 4", "a cell is a frame"] {
         assert!(svg.contains(word), "no {word:?} in {svg}");
     }
+}
+
+#[test]
+fn the_legend_names_what_occurs() {
+    let words = ["spared for growth", "evictable", "of no sequence", "in a magazine"];
+    let svg = drawn(frames("sse#a...11"));
+    words.iter().for_each(|word| assert!(svg.contains(word), "no {word:?} in {svg}"));
+    let svg = drawn(frames("........11"));
+    words.iter().for_each(|word| assert!(!svg.contains(word), "{word:?} in {svg}"));
 }
 
 /// The worst case: no two equal neighbours.

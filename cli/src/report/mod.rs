@@ -52,6 +52,8 @@ impl Report {
                 // Means over the runs.
                 "fragmentation_before": totals.fragmentation_before(),
                 "fragmentation_after": totals.fragmentation_after(),
+                "available_fragmentation_before": totals.available_fragmentation_before(),
+                "available_fragmentation_after": totals.available_fragmentation_after(),
                 "errors": failed_copies(totals).into_iter().collect::<Vec<_>>(),
             })
         });

@@ -123,6 +123,8 @@ fn rows(json: &Value) -> Vec<Row> {
     if runs > 0 {
         row("defrag", "fragmentation_before", "a run, on average");
         row("defrag", "fragmentation_after", "a run, on average");
+        row("defrag", "available_fragmentation_before", "the same, with evictable blocks as free");
+        row("defrag", "available_fragmentation_after", "the same, with evictable blocks as free");
     }
     for error in list(&defrag["errors"]) {
         row("defrag", "errors", text(error));

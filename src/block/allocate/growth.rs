@@ -22,15 +22,11 @@ use crate::ids::{FrameId, Run};
 
 use super::Grab;
 use crate::block::AllocRequest;
-use crate::block::core::Core;
+use crate::block::core::{Core, HOLES_MAX_SHIFT};
 
 /// Free frames in partly used units that are kept for the growth of lists, as a shift of the pool:
 /// above it, the end of a list that does not fill a unit goes into holes.
 const HOLES_SHIFT: u32 = 8;
-
-/// Free frames in partly used units, as a shift of the pool, above which a list takes holes rather
-/// than evict blocks.
-const HOLES_MAX_SHIFT: u32 = 6;
 
 /// Number of times that a list evicts blocks for whole units before it takes holes.
 const ROUNDS: usize = 3;

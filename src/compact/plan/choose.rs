@@ -1,4 +1,7 @@
 //! Chooses the regions to empty: the sparsest, as many as the holes allow (see [`plan`](super)).
+//!
+//! If breaks have a price, regions whose borders no run of a sequence crosses come first: a crossing
+//! run ends at the border, unless the blocks on both sides move together.
 
 use crate::config::FAN_LOG2;
 use crate::ids::{FrameId, Order, Run};
@@ -24,38 +27,56 @@ impl Chosen {
 }
 
 /// Price of a region that cannot be emptied, because it contains a frame that is neither free nor
-/// movable. A price is a number of moves; a free region costs 0.
+/// movable. A free region costs 0. The price of another one is its number of moves,
+/// plus `2^order` for each border that a run crosses, if breaks have a price.
 const NEVER: u32 = u32::MAX;
 
-/// Returns the regions of `2^order` frames to empty with at most `moves_max` moves.
-pub(super) fn sparsest(map: &Map<'_>, order: Order, moves_max: usize) -> Chosen {
+/// Returns the regions of `2^order` frames to empty with at most `moves_max` moves. With
+/// `spares_runs`, regions whose borders no run crosses come first.
+pub(super) fn sparsest(map: &Map<'_>, order: Order, moves_max: usize, spares_runs: bool) -> Chosen {
     let run_len = order.frames();
+    // Regions of at least 2^26 frames: a pool has few, and prices must fit.
+    let spares_runs = spares_runs && order.0 < 26;
+    let price_max = if spares_runs { 3 * run_len } else { run_len };
     let regions = (map.len() >> order.0) as u32;
     let (free, movable) = (map::counts(&map.free, order), map::counts(&map.movable, order));
     let mut prices = Vec::with_capacity(regions as usize);
     // Number of regions by price; the last entry counts those that cannot be emptied.
-    let mut by_price = vec![0_usize; run_len + 2];
-    let mut holes = 0;
-    for (&free, &movable) in free.iter().zip(&movable).take(regions as usize) {
+    let mut by_price = vec![0_usize; price_max + 2];
+    let (mut holes, mut is_crossed) = (0, false);
+    let counts = free.iter().zip(&movable).take(regions as usize);
+    for (index, (&free, &movable)) in (0..regions).zip(counts) {
+        let mut price = movable;
+        if spares_runs {
+            let was_crossed = is_crossed;
+            let last = ((index + 1) << order.0) - 1;
+            is_crossed = !map::has(&map.free, last) && map.is_linked(last);
+            price += (u32::from(was_crossed) + u32::from(is_crossed)) << order.0;
+        }
         // Arithmetic instead of unpredictable branches.
         let is_clear = (free + movable) as usize == run_len;
-        prices.push(if is_clear { movable } else { NEVER });
-        by_price[if is_clear { movable as usize } else { run_len + 1 }] += 1;
+        let price = if is_clear { price } else { NEVER };
+        prices.push(price);
+        by_price[(price as usize).min(price_max + 1)] += 1;
         holes += free as usize * usize::from(free < run_len as u32);
     }
-    let candidates = by_price[1..=run_len].iter().sum::<usize>();
+    let candidates = by_price[1..=price_max].iter().sum::<usize>();
     let rest = regions << order.0;
     holes += map::count(&map.free, Run { start: FrameId(rest), len: map.len() as u32 - rest }) as usize;
 
     // How many regions of each price to take: the cheapest, while holes and budget last.
     let (mut left, mut moves, mut moves_full) = (candidates.min(holes / run_len), 0, 0);
-    let (mut dearest, mut of_dearest, mut count) = (0, 0, 0);
-    for (price, &there) in by_price[..=run_len].iter().enumerate().skip(1) {
+    let (mut dearest, mut of_dearest, mut count, mut is_spent) = (0, 0, 0, false);
+    for (price, &there) in by_price[..=price_max].iter().enumerate().skip(1) {
         let wanted = there.min(left);
-        let bought = wanted.min((moves_max - moves) / price);
+        // Of the price, the number of blocks: from 1 to the length of a run.
+        let each = (price - 1) % run_len + 1;
+        // Not past a region that the budget does not reach: the chosen ones are a prefix.
+        let bought = if is_spent { 0 } else { wanted.min((moves_max - moves) / each) };
+        is_spent |= bought < wanted;
         left -= wanted;
-        moves_full += wanted * price;
-        moves += bought * price;
+        moves_full += wanted * each;
+        moves += bought * each;
         count += bought;
         if bought > 0 {
             (dearest, of_dearest) = (price as u32, bought);

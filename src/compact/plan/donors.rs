@@ -4,6 +4,8 @@
 //! regions. Regions are filled in ascending order of vacancy, all regions of a vacancy together, so
 //! that the placement can choose among equals. Regions that will be entirely free come last, one at
 //! a time, and only if all holes together are too few.
+//!
+//! The rooms of growing lists stay free if the other holes are enough.
 
 use crate::ids::Order;
 
@@ -13,9 +15,23 @@ use super::map::{self, Map};
 ///
 /// These are at least `needed`, if there are as many.
 pub(super) fn open(map: &Map<'_>, order: Order, region: &[u64], needed: usize) -> Vec<u64> {
+    let all: Vec<u64> = map.free.iter().zip(region).map(|(free, region)| free & !region).collect();
+    let rooms = map.rooms(&all, map.snapshot.ends());
+    if rooms.is_empty() {
+        return fullest(map, order, region, needed, all);
+    }
+    let others: Vec<u64> = all.iter().zip(&rooms).map(|(all, rooms)| all & !rooms).collect();
+    let in_runs = map::free_runs(&all, order) << order.0;
+    let free: usize = others.iter().map(|word| word.count_ones() as usize).sum();
+    let open = if free >= needed + in_runs { others } else { all };
+    fullest(map, order, region, needed, open)
+}
+
+/// Returns those of the `open` frames that are in the fullest regions, at least `needed` if there
+/// are as many.
+fn fullest(map: &Map<'_>, order: Order, region: &[u64], needed: usize, mut open: Vec<u64>) -> Vec<u64> {
     let run_len = order.frames() as u32;
     let regions = (map.len() as u32).div_ceil(run_len);
-    let mut open: Vec<u64> = map.free.iter().zip(region).map(|(free, region)| free & !region).collect();
     let vacant: Vec<u64> = map.free.iter().zip(region).map(|(free, region)| free | region).collect();
     let (mut vacancies, counts) = (map::counts(&vacant, order), map::counts(&open, order));
     let mut holes = vec![0; run_len as usize + 1];

@@ -2,6 +2,7 @@
 
 use crate::ids::{FrameId, Order, Run};
 
+use super::super::goal::Move;
 use super::super::snapshot::{FrameKind, FrameState, KIND_SHIFT, Snapshot};
 
 /// One bit per frame of a snapshot.
@@ -11,10 +12,19 @@ pub(super) struct Map<'a> {
     pub free: Vec<u64>,
     /// Frames whose block can move.
     pub movable: Vec<u64>,
+    /// Whether `free` includes spared frames.
+    takes_spared: bool,
+}
+
+/// Whether a block may move to a frame of a spared unit.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Spared {
+    Kept,
+    Taken,
 }
 
 impl<'a> Map<'a> {
-    pub(super) fn of(snapshot: &'a Snapshot) -> Self {
+    pub(super) fn of(snapshot: &'a Snapshot, spared: Spared) -> Self {
         let words = snapshot.frames().len().div_ceil(64);
         let (mut free, mut movable) = (Vec::with_capacity(words), Vec::with_capacity(words));
         let (whole, rest) = snapshot.frames().as_chunks::<64>();
@@ -23,7 +33,11 @@ impl<'a> Map<'a> {
         for chunk in whole.iter().chain((!rest.is_empty()).then_some(&last)) {
             // Without a branch, and with the first step vectorized: one byte per frame, then one
             // bit per byte.
-            let kinds = chunk.map(|state| (state.bits() >> KIND_SHIFT) as u8);
+            let mut kinds = chunk.map(|state| (state.bits() >> KIND_SHIFT) as u8);
+            if spared == Spared::Taken {
+                // Spared frames become free ones: 0b101 loses its lowest bit, and no other kind does.
+                kinds = kinds.map(|kind| kind & !(kind >> 2));
+            }
             let (mut high, mut low) = (0, 0);
             for (at, eight) in kinds.as_chunks::<8>().0.iter().enumerate() {
                 let eight = u64::from_le_bytes(*eight);
@@ -33,7 +47,7 @@ impl<'a> Map<'a> {
             free.push(!high & !low);
             movable.push(high & !low);
         }
-        Self { snapshot, free, movable }
+        Self { snapshot, free, movable, takes_spared: spared == Spared::Taken }
     }
 
     /// Returns the number of frames.
@@ -64,6 +78,53 @@ impl<'a> Map<'a> {
         matches!(self.snapshot.frames()[frame as usize..], [this, next, ..] if this.is_linked_to(next))
     }
 
+    /// Returns the frames behind the last blocks of growing lists that are free in `free`.
+    pub(super) fn rooms(&self, free: &[u64], ends: &[u64]) -> Vec<u64> {
+        let mut last = 0;
+        let behind = ends.iter().map(|word| *word << 1 | std::mem::replace(&mut last, word >> 63));
+        behind.zip(free).map(|(behind, free)| behind & free).collect()
+    }
+
+    /// Returns the free frames after these moves.
+    pub(super) fn free_after(&self, moves: &[Move]) -> Vec<u64> {
+        let mut free = self.free.clone();
+        for &Move { from, to } in moves {
+            put(&mut free, from, true);
+            put(&mut free, to, false);
+        }
+        free
+    }
+
+    /// Returns the decrease in the number of maximal free runs through these moves.
+    pub(super) fn free_joins(&self, moves: &[Move]) -> isize {
+        runs(&self.free) as isize - runs(&self.free_after(moves)) as isize
+    }
+
+    /// Returns the increase in the number of rooms through these moves.
+    pub(super) fn rooms_gained(&self, moves: &[Move]) -> isize {
+        let ends = self.snapshot.ends();
+        if ends.is_empty() {
+            return 0;
+        }
+        let count = |rooms: Vec<u64>| rooms.iter().map(|word| word.count_ones() as isize).sum::<isize>();
+        // Spared frames are rooms too.
+        let is_spared = |frame: u32| self.state(frame).kind() == FrameKind::Spared;
+        let before = count(self.rooms(&self.free, ends));
+        let (free, mut after) = (self.free_after(moves), ends.to_vec());
+        let mut in_spared = 0;
+        for &Move { from, to } in moves {
+            if has(ends, from.0) {
+                put(&mut after, from, false);
+                put(&mut after, to, true);
+                let next = |frame: FrameId| frame.index() + 1 < self.len() && is_spared(frame.0 + 1);
+                in_spared += isize::from(next(to)) - isize::from(next(from));
+            }
+        }
+        // Spared frames that the bitmap counts as free are in both counts.
+        let in_spared = if self.takes_spared { 0 } else { in_spared };
+        count(self.rooms(&free, &after)) - before + in_spared
+    }
+
     /// Calls `found` with each movable frame of `region`, ascending.
     pub(super) fn each_movable(&self, region: Run, mut found: impl FnMut(FrameId)) {
         for (word, mask) in words(region) {
@@ -85,9 +146,11 @@ const fn gather(eight: u64) -> u64 {
 }
 
 const _: () = {
-    // The encoding that `Map::of` relies on: free 0, away 1, movable 2, fixed 3.
+    // The encoding that `Map::of` relies on: free 0, away 1, movable 2, fixed 3. In the two lower
+    // bits, spared is like away, and evictable like movable.
     assert!(FrameKind::Free as u8 == 0 && FrameKind::Away as u8 == 1);
     assert!(FrameKind::Movable as u8 == 2 && FrameKind::Fixed as u8 == 3);
+    assert!(FrameKind::Spared as u8 == 5 && FrameKind::Evictable as u8 == 6);
 };
 
 /// Returns the words that `run` touches, each with a mask of the bits that belong to the run.

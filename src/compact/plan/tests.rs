@@ -21,6 +21,9 @@ struct Mix {
     away: u32,
     movable: u32,
     fixed: u32,
+    evictable: u32,
+    /// One in so many units is spared; 0 for none.
+    spared: u32,
     /// Number of sequences that own the blocks; 0 for none.
     sequences: u32,
     /// Mean length of runs of frames of the same kind.
@@ -28,19 +31,23 @@ struct Mix {
 }
 
 /// Returns a pool in which each kind of frame lies in runs, and the blocks of a sequence in
-/// ascending places.
+/// ascending places. Every other sequence grows.
 fn pool(rng: &mut Rng, frames: usize, order: u8, mix: Mix) -> Snapshot {
     let mut places = vec![0; mix.sequences as usize];
+    // Outside of the pool, until a block is there.
+    let mut ends = vec![FrameId(u32::MAX); mix.sequences as usize];
     let mut states = Vec::with_capacity(frames);
     let (mut kind, mut sequence) = (FrameKind::Free, 0);
     while states.len() < frames {
         if states.is_empty() || rng.u32(0..mix.run) == 0 {
-            let mut at = rng.u32(0..mix.free + mix.away + mix.movable + mix.fixed);
+            let all = mix.free + mix.away + mix.movable + mix.fixed + mix.evictable;
+            let mut at = rng.u32(0..all);
             let weights = [
                 (FrameKind::Free, mix.free),
                 (FrameKind::Away, mix.away),
                 (FrameKind::Movable, mix.movable),
                 (FrameKind::Fixed, mix.fixed),
+                (FrameKind::Evictable, mix.evictable),
             ];
             for (of, weight) in weights {
                 if at < weight {
@@ -52,23 +59,37 @@ fn pool(rng: &mut Rng, frames: usize, order: u8, mix: Mix) -> Snapshot {
             sequence = rng.u32(0..mix.sequences.max(1));
         }
         let has_block = matches!(kind, FrameKind::Movable | FrameKind::Fixed) && mix.sequences > 0;
-        states.push(FrameState::new(kind, has_block.then(|| (sequence, places[sequence as usize]))));
+        states.push(match kind {
+            FrameKind::Evictable => FrameState::evictable(FrameId(states.len() as u32)),
+            _ => FrameState::new(kind, has_block.then(|| (sequence, places[sequence as usize]))),
+        });
         if has_block {
+            ends[sequence as usize] = FrameId(states.len() as u32 - 1);
             // Skip a place now and then, as if another sequence shared the block and named it.
             places[sequence as usize] += if rng.u32(0..20) == 0 { 2 } else { 1 };
         }
     }
+    for unit in states.chunks_mut(64) {
+        // A unit that is entirely free is not spared.
+        let is_used = unit.iter().any(|state| !state.kind().is_free());
+        if is_used && mix.spared > 0 && rng.u32(0..mix.spared) == 0 {
+            let free = unit.iter_mut().filter(|state| state.kind().is_free());
+            free.for_each(|state| *state = FrameState::SPARED);
+        }
+    }
     let sequences = (0..u64::from(mix.sequences)).map(SequenceId).collect();
-    Snapshot::new(Order(order), states, sequences)
+    Snapshot::new(Order(order), states, sequences).with_ends(ends.into_iter().step_by(2))
 }
 
 fn mixes() -> impl Strategy<Value = Mix> {
-    (0u32..10, 0u32..2, 0u32..10, 0u32..2, 0u32..12, 1u32..8).prop_map(
-        |(free, away, movable, fixed, sequences, run)| Mix {
+    (0u32..10, 0u32..2, 0u32..10, 0u32..2, 0u32..4, 0u32..4, 0u32..12, 1u32..8).prop_map(
+        |(free, away, movable, fixed, evictable, spared, sequences, run)| Mix {
             free: free + 1,
             away,
             movable,
             fixed,
+            spared,
+            evictable,
             sequences,
             run,
         },
@@ -93,9 +114,13 @@ fn check(before: &Snapshot, order: Order, plan: &Plan, moves_max: usize) -> Snap
     // `apply` checks sources and destinations itself.
     let mut after = before.clone();
     after.apply(plan);
-    for kind in [FrameKind::Free, FrameKind::Movable, FrameKind::Fixed, FrameKind::Away] {
+    // A move into a spared frame leaves a free one.
+    let free = |of: &Snapshot| of.count(FrameKind::Free) + of.count(FrameKind::Spared);
+    assert_eq!(free(before), free(&after));
+    for kind in [FrameKind::Movable, FrameKind::Fixed, FrameKind::Away, FrameKind::Evictable] {
         assert_eq!(before.count(kind), after.count(kind));
     }
+    assert_eq!(after.rooms() as isize, before.rooms() as isize + plan.rooms_gained);
     assert_eq!(after.links() + plan.breaks, before.links() + plan.joins);
     assert_eq!(after.free_runs(order) as isize, before.free_runs(order) as isize + plan.runs_gained);
     after
@@ -111,8 +136,10 @@ proptest! {
         let order = Order(order);
         let before = pool(&mut Rng::with_seed(seed), frames, order.0, mix);
         let goal = Goal::Fragmentation { order };
-        let plan = plan(&before, goal, budget);
+        let cheap = |snapshot: &Snapshot, moves_max| plan_at_price(snapshot, goal, moves_max, 0);
+        let plan = cheap(&before, budget);
         let after = check(&before, order, &plan, budget);
+        prop_assert_eq!(after.count(FrameKind::Spared), before.count(FrameKind::Spared));
         prop_assert_eq!(plan.runs_gained, plan.steps.len() as isize);
         prop_assert!(after.fragmentation(order) <= before.fragmentation(order));
 
@@ -126,16 +153,45 @@ proptest! {
             (price, done) = (step.end - done, step.end);
         }
 
-        prop_assert_eq!(&super::plan(&before, goal, budget), &plan, "not deterministic");
-        let again = super::plan(&after, goal, ALL);
+        prop_assert_eq!(&cheap(&before, budget), &plan, "not deterministic");
+        let again = cheap(&after, ALL);
         match plan.shortfall {
             None => prop_assert_eq!(again, Plan::default(), "not idempotent"),
             Some(Shortfall::Budget { needed }) => {
-                prop_assert_eq!(super::plan(&before, goal, needed).shortfall, None);
-                prop_assert!(super::plan(&before, goal, needed - 1).shortfall.is_some());
+                prop_assert_eq!(cheap(&before, needed).shortfall, None);
+                prop_assert!(cheap(&before, needed - 1).shortfall.is_some());
                 prop_assert!(needed > budget && !again.moves.is_empty());
             }
             other => prop_assert!(false, "{:?}", other),
+        }
+    }
+
+    #[test]
+    fn a_plan_pays_for_what_it_breaks(
+        mix in mixes(), seed: u64, frames in 0usize..700, order in 0u8..8, price in 1u32..20,
+        budget in prop_oneof![Just(ALL), 0usize..60]
+    ) {
+        let order = Order(order);
+        let mut pool = pool(&mut Rng::with_seed(seed), frames, order.0, mix);
+        let goal = Goal::Fragmentation { order };
+        // Each plan raises the worth of the pool, so that repeated planning ends.
+        for round in 0.. {
+            let plan = plan_at_price(&pool, goal, budget, price);
+            prop_assert_eq!(&plan_at_price(&pool, goal, budget, price), &plan, "not deterministic");
+            if plan.moves.is_empty() {
+                break;
+            }
+            prop_assert!(round < 1_000, "no end");
+            let after = check(&pool, order, &plan, budget);
+            prop_assert_eq!(after.count(FrameKind::Spared), pool.count(FrameKind::Spared));
+            let links = after.links() as i64 + after.rooms() as i64 - pool.links() as i64 - pool.rooms() as i64;
+            prop_assert_eq!(plan.runs_gained, plan.steps.len() as isize);
+            let free = |of: &Snapshot| {
+                of.frames().chunk_by(|a, b| a.kind() == b.kind()).filter(|run| run[0].kind() == FrameKind::Free).count()
+            };
+            let joins = free(&pool) as i64 - free(&after) as i64;
+            prop_assert!(joins == plan.free_joins as i64 && joins + i64::from(price) * links >= 0, "{:?}", plan);
+            pool = after;
         }
     }
 
@@ -151,15 +207,15 @@ proptest! {
         let kinds: Vec<_> = before.frames().iter().map(|state| state.kind()).collect();
         let price = |window: &[FrameKind]| {
             let stuck = window.iter().any(|kind| matches!(kind, FrameKind::Fixed | FrameKind::Away));
-            (!stuck).then(|| window.iter().filter(|kind| **kind == FrameKind::Movable).count())
+            (!stuck).then(|| window.iter().filter(|kind| kind.can_move()).count())
         };
         let cheapest = kinds.windows(len.max(1) as usize).filter_map(price).min();
-        let free = before.count(FrameKind::Free);
+        let free = before.count(FrameKind::Free) + before.count(FrameKind::Spared);
         match plan.shortfall {
             None => {
                 let window = plan.window.unwrap();
                 prop_assert_eq!(window.len, len);
-                prop_assert!(window.frames().all(|frame| after.frames()[frame.index()].kind() == FrameKind::Free));
+                prop_assert!(window.frames().all(|frame| after.frames()[frame.index()].kind().is_free()));
                 prop_assert!(len == 0 || Some(plan.moves.len()) == cheapest);
             }
             Some(Shortfall::Budget { needed }) => prop_assert!(Some(needed) == cheapest && needed > budget),
@@ -187,19 +243,27 @@ proptest! {
         };
         prop_assert_eq!(&plan.fixed, &inside(&before, FrameKind::Fixed));
         prop_assert_eq!(&plan.away, &inside(&before, FrameKind::Away));
-        let needed = inside(&before, FrameKind::Movable).len();
-        let room = before.count(FrameKind::Free) - inside(&before, FrameKind::Free).len();
+        let can_move = |of: &Snapshot| {
+            inside(of, FrameKind::Movable).len() + inside(of, FrameKind::Evictable).len()
+        };
+        let needed = can_move(&before);
+        let room: usize = [FrameKind::Free, FrameKind::Spared]
+            .map(|kind| before.count(kind) - inside(&before, kind).len())
+            .iter()
+            .sum();
         prop_assert_eq!(plan.moves.len(), needed.min(room).min(budget));
-        prop_assert_eq!(plan.shortfall.is_none(), inside(&after, FrameKind::Movable).is_empty());
+        prop_assert_eq!(plan.shortfall.is_none(), can_move(&after) == 0);
     }
 }
 
 /// Returns a pool from a drawing, with regions separated by blanks. A letter is a block of a
-/// sequence, in ascending places; a capital letter is a fixed one. A dot is free, a minus sign is
-/// away, a star is a block without a sequence.
+/// sequence, in ascending places; a capital letter is a fixed one. A dot is free, an underscore
+/// spared, a minus sign is away, a star is a block without a sequence, a plus sign is evictable.
 fn drawn(text: &str) -> Snapshot {
     let mut places = [0; 26];
-    let states = text.bytes().filter(|c| *c != b' ').map(|c| match c {
+    let states = text.bytes().filter(|c| *c != b' ').zip(0..).map(|(c, frame)| match c {
+        b'_' => FrameState::SPARED,
+        b'+' => FrameState::evictable(FrameId(frame)),
         b'.' => FrameState::FREE,
         b'-' => FrameState::AWAY,
         b'*' => FrameState::new(FrameKind::Movable, None),
@@ -222,7 +286,7 @@ const FOURS: Goal = Goal::Fragmentation { order: Order(2) };
 
 #[test]
 fn the_sparsest_goes_into_the_fullest() {
-    let plan = plan(&drawn("**.. *... ***. **.."), FOURS, 1);
+    let plan = plan_at_price(&drawn("**.. *... ***. **.."), FOURS, 1, 0);
     assert_eq!(pairs(&plan), [(4, 11)]);
     assert_eq!(plan.shortfall, Some(Shortfall::Budget { needed: 3 }));
 }
@@ -315,4 +379,70 @@ fn what_does_not_lie_in_the_pool_is_refused() {
     for goal in [FOURS, Goal::Run { len: 0 }, Goal::Empty { region: Run { start: FrameId(0), len: 0 } }] {
         assert_eq!((plan(&none, goal, ALL).moves.len(), plan(&none, goal, ALL).shortfall), (0, None));
     }
+}
+
+/// The pool of lists that begin in whole units: each ends with holes behind its last block.
+#[test]
+fn a_plan_that_breaks_long_runs_for_little_gain_is_empty() {
+    let text: Vec<String> =
+        ('a'..='h').map(|list| [list.to_string().repeat(40), ".".repeat(24)].concat()).collect();
+    let goal = Goal::Fragmentation { order: Order(4) };
+    let snapshot = drawn(&text.concat());
+    let dear = plan_at_price(&snapshot, goal, ALL, 0);
+    assert_eq!((dear.runs_gained, dear.joins, dear.breaks), (4, 0, 4), "a run for each break");
+    assert_eq!(plan(&snapshot, goal, ALL), Plan::default());
+
+    // The same holes, with one stray block in each: nothing breaks.
+    let stray = |text: &String| format!("{}*{}", &text[..50], &text[51..]);
+    let strays: Vec<String> = text.iter().map(stray).collect();
+    let cheap = plan(&drawn(&strays.concat()), goal, ALL);
+    assert!(cheap.runs_gained == 8 && cheap.breaks == 0, "{cheap:?}");
+}
+
+#[test]
+fn of_several_steps_those_that_pay_are_made() {
+    // Region 1 ends a run of two regions, region 2 holds a stray block.
+    let snapshot = drawn("aaaa a... *... **B. **C.");
+    let plan = plan_at_price(&snapshot, FOURS, ALL, 4);
+    assert_eq!(plan.steps.len(), 1, "{plan:?}");
+    assert_eq!((plan.steps[0].region.start, plan.breaks), (FrameId(8), 0));
+    let both = plan_at_price(&snapshot, FOURS, ALL, 0);
+    assert_eq!((both.steps.len(), both.breaks), (2, 1));
+}
+
+#[test]
+fn spared_frames_are_for_their_list() {
+    let spared = drawn("a___ *... ***_ A***");
+    assert_eq!(plan(&spared, FOURS, ALL), Plan::default(), "one frame is free outside of its region");
+    assert_eq!(pairs(&plan(&drawn("a___ *... ***. A***"), FOURS, ALL)), [(4, 11)]);
+    assert_eq!(pairs(&plan(&drawn("a__- *... ***_ A**."), FOURS, ALL)), [(4, 15)]);
+    // A request waits for this run.
+    let run = plan(&spared, Goal::Run { len: 4 }, ALL);
+    assert_eq!((run.window.unwrap().start, run.moves.len()), (FrameId(0), 1));
+}
+
+#[test]
+fn the_frame_behind_a_growing_list_is_filled_last() {
+    let text = "Aaa. *... *ab. ****";
+    let growing = |end| drawn(text).with_ends([FrameId(end)]);
+    assert_eq!(pairs(&plan(&growing(2), FOURS, ALL)), [(4, 11)]);
+    assert_eq!(pairs(&plan(&growing(10), FOURS, ALL)), [(4, 3)]);
+    assert_eq!(growing(2).rooms(), 1);
+    // The only other hole is behind a list that grows.
+    let only = drawn("Aaa. *... ****").with_ends([FrameId(2)]);
+    assert_eq!(plan(&only, FOURS, ALL), Plan::default(), "a room is worth two free runs");
+    let forced = plan_at_price(&only, FOURS, ALL, 1);
+    assert_eq!((pairs(&forced), forced.rooms_gained), (vec![(4, 3)], -1));
+}
+
+#[test]
+fn a_stray_evictable_block_moves_and_a_run_of_them_stays() {
+    let goal = Goal::Fragmentation { order: Order(2) };
+    assert_eq!(pairs(&plan(&drawn("+... ***. ***. **.."), goal, ALL)), [(0, 7)]);
+    let run = drawn("+++. AAA. BBB. CCC.");
+    assert_eq!(plan(&run, goal, ALL), Plan::default());
+    assert_eq!(plan_at_price(&run, goal, ALL, 0).breaks, 2);
+    // Together they keep their neighbours.
+    let together = plan(&drawn("++.. **.. ****"), goal, ALL);
+    assert_eq!((pairs(&together), together.breaks), (vec![(0, 6), (1, 7)], 0));
 }

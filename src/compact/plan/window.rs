@@ -81,6 +81,8 @@ fn vacate(map: &Map<'_>, region: Run, count: usize) -> Plan {
         map::put(&mut free, to, false);
     }
     Plan {
+        free_joins: map.free_joins(&moves),
+        rooms_gained: map.rooms_gained(&moves),
         moves,
         steps: vec![Step { region, end: count }],
         runs_gained: map::free_runs(&free, order) as isize - map::free_runs(&map.free, order) as isize,

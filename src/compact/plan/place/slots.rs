@@ -16,7 +16,7 @@ use std::ops::Range;
 use crate::ids::FrameId;
 
 use super::super::super::goal::{Move, NOWHERE};
-use super::super::super::snapshot::FrameState;
+use super::super::super::snapshot::{CACHED, FrameState};
 use super::super::map::{self, Map};
 use super::shelf::{Chain, Chains};
 
@@ -34,9 +34,22 @@ struct Extent {
 }
 
 pub(super) struct Slots {
+    /// By sequence; the last one is that of evictable blocks.
     extents: Vec<Extent>,
     waiting: Vec<u64>,
     to: Vec<u32>,
+}
+
+/// Returns the index of a sequence among `extents`, or one past the end for an unknown sequence.
+#[inline]
+const fn index_of(sequence: usize, extents: usize) -> usize {
+    if sequence == CACHED as usize {
+        extents - 1
+    } else if sequence < extents - 1 {
+        sequence
+    } else {
+        extents
+    }
 }
 
 impl Slots {
@@ -47,10 +60,11 @@ impl Slots {
     /// pool's frames.
     pub(super) fn of(map: &Map<'_>, keys: &[u64]) -> (Self, Vec<u32>) {
         let empty = Extent { first: u32::MAX, last: 0, base: 0, len: 0 };
-        let mut extents = vec![empty; map.snapshot.sequences().len()];
+        let count = map.snapshot.sequences().len() + 1;
+        let mut extents = vec![empty; count];
         for key in keys {
             let (sequence, place) = FrameState::parts(*key);
-            if let Some(extent) = extents.get_mut(sequence) {
+            if let Some(extent) = extents.get_mut(index_of(sequence, count)) {
                 extent.first = extent.first.min(place);
                 extent.last = extent.last.max(place);
             }
@@ -80,7 +94,7 @@ impl Slots {
     #[inline]
     fn at(&self, key: u64) -> Option<usize> {
         let (sequence, place) = FrameState::parts(key);
-        let extent = self.extents.get(sequence)?;
+        let extent = self.extents.get(index_of(sequence, self.extents.len()))?;
         let at = place.wrapping_sub(extent.first);
         if at < extent.len { Some((extent.base + at) as usize) } else { None }
     }
@@ -139,8 +153,9 @@ impl Slots {
             while extents.peek().is_some_and(|(_, extent)| extent.base + extent.len <= start) {
                 extents.next();
             }
-            let (sequence, extent) = extents.peek().expect("every slot belongs to a sequence");
-            let key = FrameState::key_of(*sequence, extent.first + (start - extent.base));
+            let (index, extent) = extents.peek().expect("every slot belongs to a sequence");
+            let sequence = if index + 1 == self.extents.len() { CACHED as usize } else { *index };
+            let key = FrameState::key_of(sequence, extent.first + (start - extent.base));
             chains.put(Chain::new(key, start..end));
         });
         chains

@@ -1,0 +1,117 @@
+//! What compaction leaves of the runs of sequences, and of evictable blocks.
+
+use std::time::Duration;
+
+use kvpool::compact::{DefragConfig, DefragOptions, FrameKind};
+use kvpool::storage::KvLayout;
+use kvpool::{AllocRequest, Order, Pool, Sequence, SequenceId};
+use kvpool_testkit::prompts::{BLOCK_TOKENS, admit, pool as cached_pool, prompt};
+
+fn pool(blocks: usize) -> Pool {
+    let layout = KvLayout::named("tiny").expect("the layout of the examples");
+    Pool::builder(layout).blocks(blocks).build().unwrap()
+}
+
+fn append(pool: &Pool, sequence: &mut Sequence, blocks: usize) {
+    let mut batch = pool.begin_batch();
+    batch.append(sequence, blocks * BLOCK_TOKENS).unwrap();
+    batch.finish();
+}
+
+/// Opens, grows and closes sequences in turn, until about 60 % of the pool is in use.
+fn churned(pool: &Pool, rng: &mut fastrand::Rng) -> Vec<Sequence> {
+    let mut open: Vec<Sequence> = Vec::new();
+    for id in 0..600 {
+        let mut sequence = pool.sequence(SequenceId(id)).open().unwrap();
+        append(pool, &mut sequence, rng.usize(1..160));
+        open.push(sequence);
+        for _ in 0..4 {
+            let grown = rng.usize(..open.len());
+            append(pool, &mut open[grown], rng.usize(1..5));
+        }
+        while pool.free_blocks() < pool.total_blocks() * 2 / 5 {
+            open.swap_remove(rng.usize(..open.len()));
+        }
+    }
+    open
+}
+
+#[tokio::test]
+async fn a_defragmentation_does_not_shorten_the_runs_of_sequences() {
+    let (mut moved, mut gained) = (0, 0);
+    for seed in 0..12 {
+        let (pool, rng) = (pool(8_000), &mut fastrand::Rng::with_seed(seed));
+        let open = churned(&pool, rng);
+        let before = pool.snapshot();
+        let report = pool.defragment().await.unwrap();
+        let after = pool.snapshot();
+        let (was, is) = (before.mean_sequence_run(), after.mean_sequence_run());
+        assert!(is >= 0.98 * was, "seed {seed}: {was} -> {is}, {report:?}");
+        assert!(after.free_runs(Order(4)) >= before.free_runs(Order(4)), "seed {seed}: {report:?}");
+        moved += report.moved_blocks;
+
+        // Whoever needs free runs at any cost can say so.
+        let report = pool.defragment_with(DefragOptions::new().break_price(0)).await.unwrap();
+        gained += report.runs_gained;
+        drop(open);
+        assert_eq!(pool.audit().unwrap().owned, 0);
+    }
+    assert!(moved > 0, "no pool had a move that pays");
+    assert!(gained > 20, "{gained} runs were left for a price of 0");
+}
+
+#[tokio::test]
+async fn unsealed_and_pinned_blocks_are_counted() {
+    let pool = pool(256);
+    let mut handles = Vec::new();
+    pool.allocate_raw(AllocRequest::new(256), &mut handles).unwrap();
+    let (kept, gone): (Vec<_>, Vec<_>) = handles.into_iter().partition(|handle| handle.id.0 % 2 == 0);
+    pool.free(&gone).unwrap();
+    kept[..100].iter().for_each(|&handle| pool.seal(handle).unwrap());
+    pool.pin(kept[0]).unwrap();
+    let report = pool.defragment().await.unwrap();
+    assert_eq!(report.fixed_blocks, 29, "28 unsealed, 1 pinned: {report:?}");
+    pool.free(&kept[1..]).unwrap();
+    pool.unpin(kept[0]).unwrap();
+    pool.free(&kept[..1]).unwrap();
+}
+
+#[test]
+fn spared_and_evictable_frames_are_reported() {
+    let pool = cached_pool(1_500);
+    let (mut sequence, _) = admit(&pool, 0, &prompt(1, 4 * 100));
+    let mut batch = pool.begin_batch();
+    batch.append_tokens(&mut sequence, &prompt(9, 4)).unwrap();
+    batch.finish();
+    drop(admit(&pool, 1, &prompt(2, 4 * 90)));
+    pool.trim();
+    let (snapshot, order) = (pool.snapshot(), pool.snapshot().order());
+    // A whole unit, and the first one up to the null block: it had 63 free frames for the last 37.
+    let of = |kind| snapshot.count(kind);
+    assert_eq!((of(FrameKind::Evictable), of(FrameKind::Spared)), (90, 26));
+    let figures = pool.fragmentation();
+    assert_eq!((figures.spared, pool.stats().free), (26, pool.free_blocks()));
+    assert_eq!(figures.rate, snapshot.fragmentation(order));
+    assert_eq!(pool.available_fragmentation(), snapshot.available_fragmentation(order));
+    drop(sequence);
+    assert_eq!(pool.fragmentation().spared, 0);
+}
+
+/// A pool full of evictable blocks has few free frames, and nothing to compact.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_background_task_rests_in_a_pool_full_of_evictable_blocks() {
+    let pool = cached_pool(4_096);
+    for first in 0..60 {
+        drop(admit(&pool, 0, &prompt(first, 4 * 100)));
+    }
+    assert!(pool.stats().free < 1_000, "{:?}", pool.stats());
+    let task = pool.start_defragmenter(DefragConfig::new().interval(Duration::from_millis(1))).unwrap();
+    for first in 60..120 {
+        drop(admit(&pool, 0, &prompt(first, 4 * 100)));
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let totals = task.stop().await;
+    assert!(totals.looks > 0 && totals.failed == 0, "{totals:?}");
+    assert!(totals.moved_blocks < 60, "{totals:?}");
+    assert_eq!(pool.audit().unwrap().owned, 0);
+}
