@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Once, mpsc};
 use std::time::{Duration, Instant};
 
+use kvpool::compact::DefragOptions;
 use kvpool::cuda::{Device, StreamPriority};
 use kvpool::prefix::{PrefixConfig, PrefixKeys};
 use kvpool::{AllocError, AllocRequest, DefragConfig, DefragError, Pool, ResizeOptions};
@@ -113,7 +114,7 @@ async fn wait_for_blocks(pool: Pool) -> AllocError {
 
 async fn defragment(pool: Pool) -> DefragError {
     loop {
-        if let Err(error) = pool.defragment().await {
+        if let Err(error) = pool.defragment_with(DefragOptions::new().break_price(0)).await {
             return error;
         }
         if pool.is_lost() {
@@ -253,7 +254,7 @@ fn futures_that_are_dropped_leave_nothing_half_done() {
             let blocks = 20 + rng.below(28);
             let options = ResizeOptions::new().patience(Duration::from_millis(2));
             let mut futures: Vec<Pin<Box<dyn Future<Output = ()>>>> = vec![
-                Box::pin(async { drop(pool.defragment().await) }),
+                Box::pin(async { drop(pool.defragment_with(DefragOptions::new().break_price(0)).await) }),
                 Box::pin(async { drop(pool.resize_with(blocks, options).await) }),
                 Box::pin(async { drop(pool.allocate_async(AllocRequest::new(8)).await) }),
             ];

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{self, CUgraphExec, CUresult, CUstreamCaptureMode};
+use kvpool::compact::DefragOptions;
 use kvpool::cuda::{Device, DeviceTable, StreamPriority};
 use kvpool::storage::{DeviceStream, Elements, KvLayout, Storage};
 use kvpool::{DefragConfig, MovedEntry, Sequence, SequenceId, Since, Ticket};
@@ -160,7 +161,9 @@ fn replays(seed: u64, must_patch: bool) -> (usize, usize) {
         sequences.push(add(&mut rows, &replay.stream, TOKENS).expect("enough blocks"));
         replay.fill(&sequences);
         fillers.clear();
-        runtime.block_on(rig.pool.defragment()).expect("a healthy device");
+        // Moves also where they break runs.
+        let options = DefragOptions::new().break_price(0);
+        runtime.block_on(rig.pool.defragment_with(options)).expect("a healthy device");
         // The vacated frames are overwritten at once.
         while let Some(filler) = add(&mut rows, &replay.stream, 1 + rng.below(2 * layout.block_tokens())) {
             fillers.push(filler);

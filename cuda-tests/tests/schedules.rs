@@ -10,6 +10,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
+use kvpool::compact::DefragOptions;
 use kvpool::cuda::{Device, StreamPriority};
 use kvpool_cuda_tests::engine::{Lane, Rig, Shape, Wrong, drained, layout_of, poll};
 use kvpool_cuda_tests::mock::{self, Session, Style};
@@ -87,7 +88,7 @@ fn schedule(session: &Session, device: &Device, seed: u64) -> Result<Outcome, Wr
         lanes[lane].go_on(&rig)?;
         let pending = run.get_or_insert_with(|| {
             let pool = rig.pool.clone();
-            Box::pin(async move { pool.defragment().await })
+            Box::pin(async move { pool.defragment_with(DefragOptions::new().break_price(0)).await })
         });
         if let std::task::Poll::Ready(report) = poll(pending) {
             moved += report.expect("no failure").moved_blocks as u64;

@@ -10,6 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
+use kvpool::compact::DefragOptions;
 use kvpool::prefix::PrefixKeys;
 use kvpool::{AllocRequest, Pool, Sequence, SequenceError, Target, TransferError};
 use kvpool_testkit::threads;
@@ -167,7 +168,7 @@ impl Shared {
                 let wanted = pool.free_blocks() * rng.usize(1..9) / 10;
                 drop(pool.allocate(AllocRequest::new(wanted.max(1))));
             } else {
-                runtime.block_on(pool.defragment()).unwrap();
+                runtime.block_on(pool.defragment_with(DefragOptions::new().break_price(0))).unwrap();
             }
             thread::yield_now();
         }
