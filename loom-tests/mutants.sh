@@ -31,7 +31,6 @@ relaxed_free merge
 store_merge merge
 rollback named_claim
 spare_two_owners spare
-spare_hides spare
 no_transit runs
 refill_swap refill
 grow_unpublished growth

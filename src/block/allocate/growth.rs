@@ -28,6 +28,9 @@ use crate::block::core::{Core, HOLES_MAX_SHIFT};
 /// above it, the end of a list that does not fill a unit goes into holes.
 const HOLES_SHIFT: u32 = 8;
 
+/// Free frames that lists spare: at most this share of the free and evictable ones, as a shift.
+const ROOM_SHIFT: u32 = 3;
+
 /// Number of times that a list evicts blocks for whole units before it takes holes.
 const ROUNDS: usize = 3;
 
@@ -50,10 +53,12 @@ pub(crate) fn unit_of(frame: FrameId) -> usize {
 }
 
 impl Core {
-    /// Spares the unit of a frame for the list that ends in it; false if it is spared already.
-    #[inline]
+    /// Spares the unit of a frame for the list that ends in it. False if it is spared already, or if
+    /// [a share](ROOM_SHIFT) of the available frames is spared.
     pub(crate) fn spare_unit(&self, frame: FrameId) -> bool {
-        self.space.frames.spare_unit(frame)
+        let frames = &self.space.frames;
+        let available = frames.free_counted() + self.evictable();
+        frames.spared_about() <= available >> ROOM_SHIFT && frames.spare_unit(frame)
     }
 
     /// Ends the sparing of a unit by the caller's list.
