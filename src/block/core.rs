@@ -280,7 +280,7 @@ impl Core {
     ///
     /// The free frames of spared units do not count: they wait for a sequence, and no move of
     /// another block makes runs of them. The rate is 0 while the frames outside of runs are no more
-    /// than lists leave there for their growth: [a share](HOLES_MAX_SHIFT) of the pool.
+    /// than lists leave there for their growth: a 64th of the pool.
     pub fn curable_fragmentation(&self, order: Order) -> f64 {
         let census = self.census(order);
         let of_others = |all: usize, spared: usize| all.saturating_sub(spared);

@@ -20,7 +20,7 @@ pub struct Census {
     /// Number of frames in free aligned runs of at least [`order`](Self::order). The fragmentation
     /// rate is the share of [`free`](Self::free) outside of them.
     pub free_in_order: usize,
-    /// Number of free frames in [spared](super::spare) units.
+    /// Number of free frames in spared units.
     pub spared: usize,
     /// Number of those in free aligned runs of at least [`order`](Self::order).
     pub spared_in_order: usize,

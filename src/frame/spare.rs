@@ -47,7 +47,7 @@ const SPARED_SHIFT: u32 = if cfg!(kvpool_loom) { 0 } else { 3 };
 
 impl Frames {
     /// Spares the unit of a frame for the [extensions](Self::extend) of its caller. Returns false if
-    /// it is spared already or not of this pool, or if a [share](SPARED_SHIFT) of all units is spared.
+    /// it is spared already or not of this pool, or if an eighth of all units is spared.
     pub fn spare_unit(&self, frame: FrameId) -> bool {
         self.with(|map| {
             let (group, bit) = map.directory.shape.unit_place(frame.index() >> FAN_LOG2);
