@@ -50,7 +50,7 @@ async fn a_defragmentation_does_not_shorten_the_runs_of_sequences() {
         assert!(after.free_runs(Order(4)) >= before.free_runs(Order(4)), "seed {seed}: {report:?}");
         moved += report.moved_blocks;
 
-        // Whoever needs free runs at any cost can say so.
+        // A price of 0 gains free runs at any cost.
         let report = pool.defragment_with(DefragOptions::new().break_price(0)).await.unwrap();
         gained += report.runs_gained;
         drop(open);

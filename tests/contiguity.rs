@@ -1,6 +1,6 @@
 //! Contiguity in a pool whose prefix cache is on and full: how many runs of frames the blocks of a
-//! sequence lie in when it ends, against a free queue as serving engines have it (freed blocks at the
-//! back, the end of a sequence first, and allocations from the front, one block at a time).
+//! sequence lie in when it ends, against a free queue as serving engines have it (freed blocks at
+//! the back, the end of a sequence first, and allocations from the front, one block at a time).
 #![cfg(not(kvpool_loom))]
 
 use std::collections::VecDeque;
@@ -49,8 +49,8 @@ fn percentile(values: &mut [usize], share: f64) -> usize {
     values[((values.len() - 1) as f64 * share) as usize]
 }
 
-/// Runs requests with random prompts and answers, many at a time, and returns the runs of each in the
-/// pool and in the queue.
+/// Runs requests with random prompts and answers, many at a time, and returns the runs of each in
+/// the pool and in the queue.
 fn run(seed: u64, requests: u64) -> (Pool, Vec<usize>, Vec<usize>) {
     let layout = KvLayout::named("tiny").unwrap();
     let pool = Pool::builder(layout).blocks(BLOCKS).prefix_cache(PrefixConfig::new()).build().unwrap();

@@ -1,7 +1,7 @@
 //! Real threads, every operation mixed, and an oracle of ownership: a byte per frame that is
 //! swapped to "owned" when a frame is taken and to "free" before it is put back. The swap detects
-//! double ownership. Each owner also writes plain memory that belongs to the frame: an order that the
-//! bitmaps lack is a data race there, which ThreadSanitizer reports.
+//! double ownership. Each owner also writes plain memory that belongs to the frame: an order that
+//! the bitmaps lack is a data race there, which ThreadSanitizer reports.
 #![cfg(not(kvpool_loom))]
 
 use std::cell::UnsafeCell;

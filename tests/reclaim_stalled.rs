@@ -1,5 +1,5 @@
-//! A slice of reclaim that is stopped with frames in its hands: requests go on, and one that waits is
-//! woken when the slice ends.
+//! A slice of reclaim that is stopped with frames in its hands: requests go on, and one that waits
+//! is woken when the slice ends.
 #![cfg(not(kvpool_loom))]
 
 use std::sync::Arc;

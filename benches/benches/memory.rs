@@ -1,6 +1,6 @@
-//! Memory of a pool without the bytes of its blocks: what the pool asks of the allocator, per block,
-//! when it is created, and after sequences have used every block twice. Then, with a prefix cache,
-//! nearly every block is evictable.
+//! Memory of a pool without the bytes of its blocks: what the pool asks of the allocator, per
+//! block, when it is created, and after sequences have used every block twice. Then, with a prefix
+//! cache, nearly every block is evictable.
 //!
 //! A counting allocator counts the bytes requested: not what the allocator adds to a request, but
 //! also pages that were never touched. No sequence is open, so their own memory does not count.

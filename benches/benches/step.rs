@@ -8,13 +8,14 @@
 //! open    a sequence, ten blocks, close: 64 of them in a step
 //! ```
 //!
-//! An argument selects one of them. Blocks have 16 tokens. Subjects take turns, round by round; each
-//! figure is the minimum and the median over the rounds, each the mean of its undisturbed steps or
-//! calls, and in brackets stands the median of the rounds' ratios to kvpool: above 1, the other takes
-//! longer. Threads that run at once are pinned to one core each.
+//! An argument selects one of them. Blocks have 16 tokens. Subjects take turns, round by round;
+//! each figure is the minimum and the median over the rounds, each the mean of its undisturbed
+//! steps or calls, and in brackets stands the median of the rounds' ratios to kvpool: above 1, the
+//! other takes longer. Threads that run at once are pinned to one core each.
 //!
-//! The same with kvbm-logical: `cargo bench --bench step` in `benches/peers`. Other parts: admission
-//! and eviction in `reuse`, tables against `memcpy` in `tables`, bytes per block in `memory`.
+//! The same with kvbm-logical: `cargo bench --bench step` in `benches/peers`. Other parts:
+//! admission and eviction in `reuse`, tables against `memcpy` in `tables`, bytes per block in
+//! `memory`.
 
 use std::hint::black_box;
 use std::thread;

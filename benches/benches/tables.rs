@@ -2,8 +2,9 @@
 //! compressed table, and the slots of one decode step, written into reused buffers, so that nothing
 //! is allocated (which is checked).
 //!
-//! Two baselines, first as ratios within each round, then one by one: the copy of a finished table by `memcpy`, the limit set by memory bandwidth, and
-//! the table built from a `Vec<Vec<i32>>`, as an engine does that manages frames itself.
+//! Two baselines, first as ratios within each round, then one by one: the copy of a finished table
+//! by `memcpy`, the limit set by memory bandwidth, and the table built from a `Vec<Vec<i32>>`, as
+//! an engine does that manages frames itself.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::hint::black_box;

@@ -69,8 +69,8 @@ pub fn pin_to(_core: usize) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
-/// Returns how often the calling thread was stopped in favour of another; 0 where the system does not
-/// count it.
+/// Returns how often the calling thread was stopped in favour of another; 0 where the system does
+/// not count it.
 #[cfg(target_os = "linux")]
 pub fn preemptions() -> i64 {
     // SAFETY: all zeros is a valid value of this plain struct.

@@ -11,10 +11,10 @@
 //!          slots, finish
 //! ```
 //!
-//! The pool of 65,536 blocks is at steady state. With a cache, all blocks that belong to no sequence
-//! have been released by one and can be hit: every admission evicts. Blocks were first released in
-//! random order, so that those of a sequence are not neighbours unless the engine sees to it. Several
-//! threads share the sequences of a step among them.
+//! The pool of 65,536 blocks is at steady state. With a cache, all blocks that belong to no
+//! sequence have been released by one and can be hit: every admission evicts. Blocks were first
+//! released in random order, so that those of a sequence are not neighbours unless the engine sees
+//! to it. Several threads share the sequences of a step among them.
 
 use std::array;
 use std::hint::black_box;
@@ -44,8 +44,8 @@ const PROMPT: usize = 1_000;
 /// Steps per round.
 const STEPS: usize = 50;
 
-/// Names of the figures: of a step of one thread, of a step of each of two threads (each with half of
-/// the sequences), and their relation.
+/// Names of the figures: of a step of one thread, of a step of each of two threads (each with half
+/// of the sequences), and their relation.
 pub const STEP_LINES: [&str; 15] = [
     "whole step",
     "    decode 256",
@@ -247,7 +247,7 @@ impl<E: Engine> Team<E> {
     }
 }
 
-/// A team at work, until nobody can send orders.
+/// Work loop of a team: runs its orders until their channel is closed.
 struct Session<'scope, E> {
     team: &'scope Team<E>,
     orders: Vec<Sender<()>>,

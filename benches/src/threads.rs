@@ -30,9 +30,9 @@ pub fn pin(thread: usize) -> io::Result<()> {
 }
 
 /// Says in one line whether the threads of the benches are pinned, and how long a cache line takes
-/// from one to another. That time bounds what shared state costs. On a virtual machine it changes by
-/// several times with the place of the virtual cores: compare figures of two threads only at equal
-/// times.
+/// from one to another. That time bounds what shared state costs. On a virtual machine it changes
+/// by several times with the place of the virtual cores: compare figures of two threads only at
+/// equal times.
 pub fn pinning() -> String {
     let cores = CORES.as_ref().map_or(0, Vec::len);
     let pinned = thread::spawn(|| pin(0)).join().expect("pinning does not panic");
@@ -73,7 +73,8 @@ fn transfer_ns() -> f64 {
 }
 
 /// Runs `work` on `threads` threads, each with a result of `prepare`, all started by one barrier
-/// and each [pinned](pin) if the system allows it. Returns the time of the slowest, preparation excluded.
+/// and each [pinned](pin) if the system allows it. Returns the time of the slowest, preparation
+/// excluded.
 pub fn together<T>(
     threads: usize,
     prepare: impl Fn(usize) -> T + Sync,

@@ -2,8 +2,9 @@
 //!
 //! On a machine with other work, a thread is stopped now and then in favour of another process. Its
 //! own call is then too long, and the calls of the other threads meet no contention. Both kinds are
-//! dropped here; waiting for a lock is not, since it is a cost of the call. The rest has no outliers
-//! of that kind, so that its mean counts all work, also work that an engine does only now and then.
+//! dropped here; waiting for a lock is not, since it is a cost of the call. The rest has no
+//! outliers of that kind, so that its mean counts all work, also work that an engine does only now
+//! and then.
 //!
 //! ```text
 //! thread 0   [drop][call][drop: stopped            ][call][call]

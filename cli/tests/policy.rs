@@ -110,8 +110,8 @@ fn a_trace_without_a_repetition_is_reported() {
     }
 }
 
-/// At 5 %: the rates published for the known policies, and that foresight does not fall behind LRU. At
-/// 1 %: that it is far ahead.
+/// At 5 %: the rates published for the known policies, and that foresight does not fall behind LRU.
+/// At 1 %: that it is far ahead.
 #[test]
 fn the_conversation_trace_has_the_documented_rates() {
     let Some(path) = published("mooncake_conversation.jsonl") else { return };

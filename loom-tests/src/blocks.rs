@@ -173,8 +173,8 @@ impl TouchedBlocks {
     }
 }
 
-/// Waits until at most `own_caches` threads and handles have a cache: loom's `join` returns before a
-/// thread's destructors run.
+/// Waits until at most `own_caches` threads and handles have a cache: loom's `join` returns before
+/// a thread's destructors run.
 pub fn settle(blocks: &Blocks, own_caches: usize) {
     while blocks.thread_caches_in_use() > own_caches {
         yield_now();

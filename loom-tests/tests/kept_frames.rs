@@ -1,6 +1,6 @@
-//! Theorem: a table that a batch copies from the frames that a sequence keeps is as good as one that
-//! it reads from the block words: every entry names a frame that holds the block's bytes until the
-//! batch ends, whatever moves meanwhile, however far the log of moves has wrapped. A batch that
+//! Theorem: a table that a batch copies from the frames that a sequence keeps is as good as one
+//! that it reads from the block words: every entry names a frame that holds the block's bytes until
+//! the batch ends, whatever moves meanwhile, however far the log of moves has wrapped. A batch that
 //! writes to a reopened block writes to the frame that the block is in.
 #![cfg(kvpool_loom)]
 

@@ -1,10 +1,11 @@
-//! Theorem: blocks that are evicted ahead of need are lost to no other thread. A hit that meets such
-//! an eviction gets the block with its bytes intact or not at all; a batch never sees its frame
-//! overwritten; of two threads with the same work one does it; a request that finds nothing is refused
-//! only if what it needs is in the hands of the other thread at that moment; and afterwards every
-//! block can be allocated.
+//! Theorem: blocks that are evicted ahead of need are lost to no other thread. A hit that meets
+//! such an eviction gets the block with its bytes intact or not at all; a batch never sees its
+//! frame overwritten; of two threads with the same work one does it; a request that finds nothing
+//! is refused only if what it needs is in the hands of the other thread at that moment; and
+//! afterwards every block can be allocated.
 //!
-//! At most 2 preemptions, 1 beside a batch. The watermark is given, as the pools are too small for one of their own.
+//! At most 2 preemptions, 1 beside a batch. The watermark is given, as the pools are too small for
+//! one of their own.
 #![cfg(kvpool_loom)]
 
 use kvpool::block::models::reclaim;
@@ -43,8 +44,8 @@ fn beside_a_release() {
     });
 }
 
-/// A batch reads a block that is released and reclaimed meanwhile: its frame has no new owner before
-/// the batch has ended.
+/// A batch reads a block that is released and reclaimed meanwhile: its frame has no new owner
+/// before the batch has ended.
 #[test]
 fn beside_a_batch() {
     check_to(1, "reclaim::beside_a_batch", || {

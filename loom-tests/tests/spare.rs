@@ -1,5 +1,5 @@
-//! Theorem: the bit of a spared unit has one owner, and sparing hides no frame: a request is refused
-//! only if no frame is free, spared or not.
+//! Theorem: the bit of a spared unit has one owner, and sparing hides no frame: a request is
+//! refused only if no frame is free, spared or not.
 //!
 //! The bits are Relaxed and advice alone, so the models check what must hold for every value that a
 //! search may read of them. Exhaustive, without a bound on preemptions.
@@ -33,8 +33,8 @@ fn growth_beside_the_last_frames() {
     });
 }
 
-/// Two lists spare one unit: one of them owns the bit, and after it has ended the sparing, the bit is
-/// clear.
+/// Two lists spare one unit: one of them owns the bit, and after it has ended the sparing, the bit
+/// is clear.
 #[test]
 fn one_owner() {
     check("spare::one_owner", || {

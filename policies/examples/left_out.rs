@@ -2,8 +2,9 @@
 //!
 //! For each workload the constants are those that do best on all others: of the candidates that are
 //! nowhere more than [`BELOW_MAX`] below LRU there, the one that closes most of the gap between LRU
-//! and the clairvoyant policy. Printed are the results on the workload that was left out; the choice
-//! with nothing left out, which is the policy's default; and its results on workloads of other seeds.
+//! and the clairvoyant policy. Printed are the results on the workload that was left out; the
+//! choice with nothing left out, which is the policy's default; and its results on workloads of
+//! other seeds.
 //!
 //! The conversation trace is read from the folder that `KVPOOL_TRACES` names, or from
 //! `../shared/traces` beside the project, and left out with a message where there is none.

@@ -85,7 +85,8 @@ const YOUNG: f32 = 1.0 / 8.0;
 const SURPLUS_MAX: f64 = 4.0;
 /// Requests in the moving average of the request size.
 const REQUESTS_MEAN: u64 = 256;
-/// Blocks that stand for less than this fraction (1 in `NOTED_PART`) of a usual request are not noted.
+/// Blocks that stand for less than this fraction (1 in `NOTED_PART`) of a usual request are not
+/// noted.
 const NOTED_PART: f32 = 64.0;
 /// The square of the weight of a usual request.
 const REQUEST_WEIGHT: f64 = 32.0;
@@ -94,8 +95,8 @@ const LATEST_SLACK: u64 = 16;
 
 /// The constants of [`Foresight`] that were chosen by measurements.
 ///
-/// The defaults are chosen on the workloads of `simulate`; the crate's example `left_out` shows what
-/// they are worth on workloads on which they were not chosen.
+/// The defaults are chosen on the workloads of `simulate`; the crate's example `left_out` shows
+/// what they are worth on workloads on which they were not chosen.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Tuning {
     /// The first step of a weight of the model.
@@ -119,11 +120,12 @@ impl Default for Tuning {
 ///
 /// At release, the features of a block (hits, turn of the conversation, new blocks of the prompt,
 /// length of the chain, position) give a score from weights learned online: a proportional-hazards
-/// model (Cox, 1972). The score selects one of seven classes, a queue each; age is counted in blocks
-/// released since. At eviction, the head worth least by class and age goes: its worth is a Gittins
-/// index (Gittins, 1979) over the hazards seen at each age. A block that starts below the worth of
-/// current victims is evicted before all others. The policy is LRU until this order has more hits on
-/// sampled blocks, and again when it no longer has. Priorities and retention are ignored.
+/// model (Cox, 1972). The score selects one of seven classes, a queue each; age is counted in
+/// blocks released since. At eviction, the head worth least by class and age goes: its worth is a
+/// Gittins index (Gittins, 1979) over the hazards seen at each age. A block that starts below the
+/// worth of current victims is evicted before all others. The policy is LRU until this order has
+/// more hits on sampled blocks, and again when it no longer has. Priorities and retention are
+/// ignored.
 pub struct Foresight {
     model: Model,
     ages: Ages,

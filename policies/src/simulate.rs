@@ -1,9 +1,10 @@
 //! Hit rates of eviction policies on a trace, by capacity, without a pool.
 //!
-//! Unless requests [run](Requests::Running), they come one after the other. Each looks up its prompt block by block; the blocks before
-//! the first that is not cached are its hits. Then it holds all blocks of its prompt and releases
-//! them, the last one first, and the blocks above the capacity are evicted. The hit rate is hits
-//! over the blocks of all prompts. A capacity is a share of the distinct blocks of the trace.
+//! Unless requests [run](Requests::Running), they come one after the other. Each looks up its
+//! prompt block by block; the blocks before the first that is not cached are its hits. Then it
+//! holds all blocks of its prompt and releases them, the last one first, and the blocks above the
+//! capacity are evicted. The hit rate is hits over the blocks of all prompts. A capacity is a share
+//! of the distinct blocks of the trace.
 //!
 //! | file | content |
 //! |---|---|
@@ -163,8 +164,8 @@ pub fn hit_rate_of(policy: &dyn Policy, prompts: &Prompts, blocks: usize, reques
 }
 
 /// Measures each contender at each capacity on each trace, on all cores. `done` is called after
-/// each measurement. Returns the rates of each trace, without contenders that are not simulated with
-/// running requests, if these are chosen.
+/// each measurement. Returns the rates of each trace, without contenders that are not simulated
+/// with running requests, if these are chosen.
 pub fn measure(
     traces: &[&Prompts],
     contenders: &[Contender],

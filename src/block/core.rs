@@ -17,8 +17,8 @@ use super::space::{FreeSpace, Reserve, Scrub, SharedLimbo};
 use super::state::{BlockWord, MoveLog, Table, Waiters};
 use super::thread_cache::ThreadCaches;
 
-/// Free frames in partly used units, as a shift of the pool: above it, a list takes holes rather than
-/// evict blocks for whole units, and compaction has something to cure.
+/// Free frames in partly used units, as a shift of the pool: above it, a list takes holes rather
+/// than evict blocks for whole units, and compaction has something to cure.
 pub(in crate::block) const HOLES_MAX_SHIFT: u32 = 6;
 
 /// Shape of a pool; the pool's builder validates it.

@@ -238,8 +238,8 @@ impl Compactor {
         ///
         /// # Safety
         ///
-        /// `bytes` must refer to the bytes of the pool's frames: the contents of moved blocks depend on
-        /// it.
+        /// `bytes` must refer to the bytes of the pool's frames: the contents of moved blocks
+        /// depend on it.
         unsafe fn new(sequences: Sequences, bytes: Bytes, layout: &KvLayout, order: Order) -> Self {
             let block_bytes = layout.bytes_per_block().max(1);
             Self {

@@ -5,8 +5,8 @@ use crate::ids::{FrameId, Order, Run};
 /// Goal of a plan.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Goal {
-    /// As many free aligned runs of `2^order` frames as the budget allows, and as are worth the runs
-    /// of sequences that they break; see [`BREAK_PRICE`].
+    /// As many free aligned runs of `2^order` frames as the budget allows, and as are worth the
+    /// runs of sequences that they break; see [`BREAK_PRICE`].
     Fragmentation {
         /// Order of the runs.
         order: Order,
@@ -94,8 +94,8 @@ pub struct Plan {
     /// Increase in the number of free aligned runs of the goal's order, or of the snapshot's order
     /// for goals without one. Negative if a free run had to be filled.
     pub runs_gained: isize,
-    /// Pairs of blocks, neighbours in a sequence, that become neighbours in memory. Evictable blocks
-    /// in adjacent frames count as neighbours in a sequence.
+    /// Pairs of blocks, neighbours in a sequence, that become neighbours in memory. Evictable
+    /// blocks in adjacent frames count as neighbours in a sequence.
     pub joins: usize,
     /// Pairs of blocks, neighbours in a sequence, that are neighbours in memory before but not
     /// after.

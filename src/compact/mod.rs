@@ -18,22 +18,23 @@
 //! # What a run costs
 //!
 //! A run that is broken costs a descriptor in every later transfer, so breaks have a
-//! [price](BREAK_PRICE), and a plan that does not pay is empty. Three kinds of frames deserve a rule:
+//! [price](BREAK_PRICE), and a plan that does not pay is empty. Three kinds of frames deserve a
+//! rule:
 //!
-//! - *Spared* frames wait behind a list that grows. They are neither destinations nor holes to cure,
-//!   except for a request that waits for a run at a given place.
-//! - *Evictable* blocks move, and compaction never drops one: a drop costs hits, a move costs a copy.
-//!   Adjacent ones count as neighbours in a sequence, because they are mostly the rest of one, and
-//!   will complete a unit when they are evicted together. So a stray one moves, and a run of them
-//!   stays.
+//! - *Spared* frames wait behind a list that grows. They are neither destinations nor holes to
+//!   cure, except for a request that waits for a run at a given place.
+//! - *Evictable* blocks move, and compaction never drops one: a drop costs hits, a move costs a
+//!   copy. Adjacent ones count as neighbours in a sequence, because they are mostly the rest of
+//!   one, and will complete a unit when they are evicted together. So a stray one moves, and a run
+//!   of them stays.
 //! - *Fixed* blocks stay: unsealed, pinned or moving ones. A report counts them.
 //!
 //! # Files
 //!
 //! `snapshot` the input · `goal` goals and plans · `plan` the planner, and why greedy is enough ·
 //! `plan/map` the snapshot as bitmaps · `plan/choose` which regions are emptied · `plan/donors`
-//! which frames are filled · `plan/steps` which steps do not pay · `plan/place` which block goes to which frame · `plan/window` the goals
-//! that concern a given place.
+//! which frames are filled · `plan/steps` which steps do not pay · `plan/place` which block goes to
+//! which frame · `plan/window` the goals that concern a given place.
 
 mod bytes;
 mod compactor;

@@ -27,10 +27,10 @@
 //!
 //! where `free_joins` is the decrease in the number of maximal free runs, and a *room* is a free
 //! frame behind the last block of a list that grows. While the worth is less than half of
-//! `free_joins`, the steps whose own worth is negative are dropped. A plan whose worth stays negative
-//! is empty. So a plan is made only if it pays, and repeated planning ends, because each plan gains free
-//! runs and lowers no worth. At a price of 0, the plan is the optimum above. Other goals have no
-//! price: a request waits for their run, or a shrink for their region.
+//! `free_joins`, the steps whose own worth is negative are dropped. A plan whose worth stays
+//! negative is empty. So a plan is made only if it pays, and repeated planning ends, because each
+//! plan gains free runs and lowers no worth. At a price of 0, the plan is the optimum above. Other
+//! goals have no price: a request waits for their run, or a shrink for their region.
 //!
 //! The remaining choices favour later plans:
 //!
@@ -81,8 +81,8 @@ pub fn plan(snapshot: &Snapshot, goal: Goal, moves_max: usize) -> Plan {
 
 /// As [`plan`], with another price of a break, in maximal free runs.
 ///
-/// At a price of 0, planning again after all moves of an unlimited plan returns no move. At a higher
-/// one, it may return further moves that pay, a limited number of times.
+/// At a price of 0, planning again after all moves of an unlimited plan returns no move. At a
+/// higher one, it may return further moves that pay, a limited number of times.
 pub fn plan_at_price(snapshot: &Snapshot, goal: Goal, moves_max: usize, break_price: u32) -> Plan {
     match goal {
         Goal::Fragmentation { order } => {

@@ -59,8 +59,8 @@ pub enum FrameKind {
     Movable = 2,
     /// Owned, and open, pinned or already moving; or the null block's: its block stays.
     Fixed = 3,
-    /// Free in the bitmaps, in a unit that a sequence spares for its growth: a block moves here only
-    /// for a goal at a given place ([`Goal::Run`](super::Goal::Run) and
+    /// Free in the bitmaps, in a unit that a sequence spares for its growth: a block moves here
+    /// only for a goal at a given place ([`Goal::Run`](super::Goal::Run) and
     /// [`Goal::Empty`](super::Goal::Empty)).
     Spared = 5,
     /// Evictable: its block can move, or be dropped by an allocation.

@@ -267,8 +267,8 @@ async fn work(
             continue;
         }
         if blocks.has_runs_to_evict(order) {
-            // An allocation gets its runs by eviction. This check reads every block's word, so it is not made at
-            // every interval.
+            // An allocation gets its runs by eviction. This check reads every block's word, so it
+            // is not made at every interval.
             totals.lock().unwrap_or_else(PoisonError::into_inner).looks += 1;
             patience = (2 * patience).min(PATIENCE_MAX);
             idle = Some(before);

@@ -51,9 +51,9 @@
 //!
 //! The words: `bits` (pure functions), `transit`, `hints`, `segment`, `directory`. The algorithms,
 //! all on `map`'s view of them: `claim` (every change of a word), `search` (placement), `scan` (the
-//! walk), `census`, `shrink`, `spare` (the room behind growing sequences). The whole: `frames`, with a `tally` of free frames. Above it, the
-//! frames of one thread: `magazine`, `depot` (a `stock` of magazines), `magazine_pair`, and the
-//! `owner` cell that holds them.
+//! walk), `census`, `shrink`, `spare` (the room behind growing sequences). The whole: `frames`,
+//! with a `tally` of free frames. Above it, the frames of one thread: `magazine`, `depot` (a
+//! `stock` of magazines), `magazine_pair`, and the `owner` cell that holds them.
 //!
 //! The buddy over bitmap words with claims by one compare-exchange follows LLFree (Wrenger et al.,
 //! USENIX ATC 2023) and NBBS (Marotta et al., 2018); the exclusive second level, exact runs and the

@@ -140,8 +140,8 @@ impl<'a> Map<'a> {
         None
     }
 
-    /// Returns a mask of the leaves that this search skips because they are spared, among those of a
-    /// group of hints.
+    /// Returns a mask of the leaves that this search skips because they are spared, among those of
+    /// a group of hints.
     #[inline]
     fn spared(self, group: usize) -> u64 {
         // In smaller groups, the claim of a word checks it.

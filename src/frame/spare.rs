@@ -1,10 +1,10 @@
 //! Spared units: the room behind sequences that grow.
 //!
-//! A sequence grows one block at a time, beside hundreds of others. Its blocks stay in one run if the
-//! frame behind its last block is still free when it needs the next one. So the owner of a growing
-//! list *spares* the unit in which the list ends: searches for other owners take the free frames of
-//! that unit's leaf only when they find no others. (Superpage reservations of operating systems do
-//! the same for pages.)
+//! A sequence grows one block at a time, beside hundreds of others. Its blocks stay in one run if
+//! the frame behind its last block is still free when it needs the next one. So the owner of a
+//! growing list *spares* the unit in which the list ends: searches for other owners take the free
+//! frames of that unit's leaf only when they find no others. (Superpage reservations of operating
+//! systems do the same for pages.)
 //!
 //! # Word
 //!
@@ -18,13 +18,13 @@
 //! # Theorem
 //!
 //! 1. *A bit has one owner.* Of several threads that spare a unit, exactly one reads 0.
-//! 2. *Sparing hides no frame.* The frames stay in the leaf, counted and hinted as free. A search that
-//!    would refuse a request repeats itself without regard to the bits, so a request fails only if no
-//!    frame is free, spared or not.
+//! 2. *Sparing hides no frame.* The frames stay in the leaf, counted and hinted as free. A search
+//!    that would refuse a request repeats itself without regard to the bits, so a request fails
+//!    only if no frame is free, spared or not.
 //!
 //! The bit is advice, and every access to it is Relaxed: a search that reads an old value takes a
-//! frame of a spared unit, or passes over one that is spared no more. An owner that never clears its
-//! bit costs others the choice, and no frame.
+//! frame of a spared unit, or passes over one that is spared no more. An owner that never clears
+//! its bit costs others the choice, and no frame.
 //!
 //! Spared frames cache nothing while they wait, so the number of spared units has a limit, which
 //! concurrent callers may exceed by one each.
@@ -46,8 +46,8 @@ use crate::sync::Ordering::Relaxed;
 const SPARED_SHIFT: u32 = if cfg!(kvpool_loom) { 0 } else { 3 };
 
 impl Frames {
-    /// Spares the unit of a frame for the [extensions](Self::extend) of its caller. Returns false if
-    /// it is spared already or not of this pool, or if an eighth of all units is spared.
+    /// Spares the unit of a frame for the [extensions](Self::extend) of its caller. Returns false
+    /// if it is spared already or not of this pool, or if an eighth of all units is spared.
     pub fn spare_unit(&self, frame: FrameId) -> bool {
         self.with(|map| {
             let (group, bit) = map.directory.shape.unit_place(frame.index() >> FAN_LOG2);
@@ -73,24 +73,24 @@ impl Frames {
         });
     }
 
-    /// Claims up to `want` consecutive frames from `from` on: those of its leaf and, if the leaf ends
-    /// there, whole units of one group. Takes frames of a spared unit only if the caller `spares` it.
-    /// Returns the number of frames claimed, if any.
+    /// Claims up to `want` consecutive frames from `from` on: those of its leaf and, if the leaf
+    /// ends there, whole units of one group. Takes frames of a spared unit only if the caller
+    /// `spares` it. Returns the number of frames claimed, if any.
     pub fn extend(&self, from: FrameId, want: u32, spares: bool) -> Option<u32> {
         self.with(|map| if spares { map.with_spared() } else { map }.extend(from, want))
             .inspect(|&len| self.count_taken(Run { start: from, len }))
     }
 
-    /// Claims up to `count` frames of whole units in as few runs as possible, and passes each run to
-    /// `take`. The frames behind the last one in its unit stay free. Returns the number of frames
-    /// claimed.
+    /// Claims up to `count` frames of whole units in as few runs as possible, and passes each run
+    /// to `take`. The frames behind the last one in its unit stay free. Returns the number of
+    /// frames claimed.
     pub fn allocate_fresh(&self, count: u32, near: FrameId, take: &mut dyn FnMut(Run)) -> u32 {
         let taken = self.with(|map| map.allocate_fresh(count, near, take));
         self.count_many(near, taken)
     }
 
-    /// Claims frames as [`allocate_some`](Self::allocate_some) does, and then those of spared units, as
-    /// far as hints lead.
+    /// Claims frames as [`allocate_some`](Self::allocate_some) does, and then those of spared
+    /// units, as far as hints lead.
     pub fn allocate_with_spared(&self, count: u32, near: FrameId, take: &mut dyn FnMut(Run)) -> u32 {
         let taken = self.with(|map| {
             let taken = map.allocate_hinted(count, near, take);

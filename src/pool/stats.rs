@@ -106,12 +106,13 @@ impl Pool {
         Fragmentation::of(&self.0, self.0.order)
     }
 
-    /// Returns the [fragmentation rate](Fragmentation::rate) over free and evictable frames, 0 to 1,
-    /// at the pool's [order](super::PoolBuilder::fragmentation_order).
+    /// Returns the [fragmentation rate](Fragmentation::rate) over free and evictable frames, 0 to
+    /// 1, at the pool's [order](super::PoolBuilder::fragmentation_order).
     ///
-    /// It is the rate that the pool would have after all evictable blocks were evicted: the share of
-    /// the runs that no eviction can provide, but moves could. Without evictable blocks it equals
-    /// the rate; with some, it reads the word of every block: some milliseconds per million blocks.
+    /// It is the rate that the pool would have after all evictable blocks were evicted: the share
+    /// of the runs that no eviction can provide, but moves could. Without evictable blocks it
+    /// equals the rate; with some, it reads the word of every block: some milliseconds per million
+    /// blocks.
     pub fn available_fragmentation(&self) -> f64 {
         self.0.blocks.available_fragmentation(self.0.order)
     }

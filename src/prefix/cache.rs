@@ -348,8 +348,8 @@ impl PrefixCache {
         let id = handle.id;
         if self.events.publish_in(noted, || self.stored(id, hash)) {
             // The block may have been evicted since, and that event published first. Pairs with the
-            // light fence of the evicting thread's `publish`: either that fence comes after ours, or we see
-            // the word that the eviction left.
+            // light fence of the evicting thread's `publish`: either that fence comes after ours,
+            // or we see the word that the eviction left.
             let is_fenced = heavy_fence();
             let word = core.word(id);
             let is_there = is_fenced && word.is_cached() && word.is_of(handle.generation);

@@ -166,8 +166,8 @@ pub trait Policy: Send + Sync + fmt::Debug {
         true
     }
 
-    /// Returns whether [`place`](Self::place) returns queue 0 and the [order](Released::order) as rank
-    /// for every block. Then it is not called. Constant over the policy's lifetime.
+    /// Returns whether [`place`](Self::place) returns queue 0 and the [order](Released::order) as
+    /// rank for every block. Then it is not called. Constant over the policy's lifetime.
     fn places_by_order(&self) -> bool {
         false
     }
@@ -182,8 +182,8 @@ pub trait Policy: Send + Sync + fmt::Debug {
     fn place(&self, released: &Released, now: Millis) -> Place;
 
     /// Selects the queue whose head is evicted. `heads` has one entry per queue, `None` for an
-    /// empty queue. Up to 64 blocks are evicted after one answer, if they were released together and
-    /// have consecutive or equal ranks.
+    /// empty queue. Up to 64 blocks are evicted after one answer, if they were released together
+    /// and have consecutive or equal ranks.
     ///
     /// Returns `None` only if all queues are empty.
     fn victim(&self, heads: &[Option<Head>], now: Millis) -> Option<usize>;

@@ -302,8 +302,8 @@ impl RankQueue {
 
     /// Returns the levels that were ever used.
     ///
-    /// Relaxed: like a hint, it may lack a level to which another thread pushes. A thread that acquired
-    /// a head of that level, or whose fence comes after the one in `put`, sees it.
+    /// Relaxed: like a hint, it may lack a level to which another thread pushes. A thread that
+    /// acquired a head of that level, or whose fence comes after the one in `put`, sees it.
     #[inline]
     fn used_levels(&self) -> impl Iterator<Item = (usize, &Level)> {
         self.levels[..self.used.load(Relaxed)].iter().enumerate()

@@ -40,8 +40,9 @@ use super::sequence::{Access, Sequence};
 ///
 /// When it ends, the full blocks that it filled are *sealed*: their bytes are final, so that they
 /// can be shared, moved and, if their tokens are known, found in the prefix cache. Drafted tokens
-/// are not final until [committed](Sequence::commit). If the engine fails to compute tokens, it must
-/// [remove](Sequence::truncate) them before the batch ends. A batch dropped by a panic seals nothing.
+/// are not final until [committed](Sequence::commit). If the engine fails to compute tokens, it
+/// must [remove](Sequence::truncate) them before the batch ends. A batch dropped by a panic seals
+/// nothing.
 ///
 /// ```
 /// use kvpool::{BlockTable, KvLayout, Pool, SequenceId};
@@ -132,7 +133,8 @@ impl Batch {
         }
     }
 
-    /// Begins a batch on a device's stream: see [`Pool::begin_batch_on`](crate::Pool::begin_batch_on).
+    /// Begins a batch on a device's stream: see
+    /// [`Pool::begin_batch_on`](crate::Pool::begin_batch_on).
     pub(crate) fn begin_on(sequences: &Sequences, stream: &DeviceStream) -> Result<Self, StorageError> {
         sequences.check_stream(stream)?;
         let mut batch = Self::begin(sequences);
@@ -147,8 +149,8 @@ impl Batch {
 
     /// Ends the batch. The caller's work must have ended: it no longer accesses memory.
     ///
-    /// A batch [begun on a stream](crate::Pool::begin_batch_on) ends when the stream gets there. Equivalent to
-    /// dropping it.
+    /// A batch [begun on a stream](crate::Pool::begin_batch_on) ends when the stream gets there.
+    /// Equivalent to dropping it.
     pub fn finish(self) {}
 
     /// Ends the batch when the device has completed the work enqueued on this stream so far.
@@ -159,15 +161,15 @@ impl Batch {
     /// awaited.
     ///
     /// Intended for batches whose bytes are written when they end on the host, or that write to no
-    /// shared block: a batch not [begun on the stream](crate::Pool::begin_batch_on) copies on write at the time
-    /// of the append, regardless of work still queued there.
+    /// shared block: a batch not [begun on the stream](crate::Pool::begin_batch_on) copies on write
+    /// at the time of the append, regardless of work still queued there.
     ///
     /// # Errors
     ///
-    /// [`FinishError`], which returns the batch, in the cases in which [`Pool::begin_batch_on`](crate::Pool::begin_batch_on)
-    /// refuses a stream. The future fails if the device failed before the stream got there. The
-    /// batch has then ended without any of its blocks being cached, and the pool hands out no
-    /// blocks any more.
+    /// [`FinishError`], which returns the batch, in the cases in which
+    /// [`Pool::begin_batch_on`](crate::Pool::begin_batch_on) refuses a stream. The future fails if
+    /// the device failed before the stream got there. The batch has then ended without any of its
+    /// blocks being cached, and the pool hands out no blocks any more.
     pub fn finish_on(self, stream: &DeviceStream) -> Result<Finish, FinishError> {
         if let Err(error) = self.step.sequences.check_stream(stream) {
             return Err(FinishError { error, batch: Box::new(self) });
@@ -188,7 +190,8 @@ impl Batch {
     /// place. Earlier drafted tokens become final too.
     ///
     /// `tokens` may exceed the number of announced tokens. The blocks from there on hold unknown
-    /// tokens: they are not cached, and [`append_tokens`](Self::append_tokens) is refused from then on.
+    /// tokens: they are not cached, and [`append_tokens`](Self::append_tokens) is refused from then
+    /// on.
     ///
     /// # Errors
     ///

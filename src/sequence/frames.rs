@@ -28,8 +28,8 @@
 //! ```
 //!
 //! *2 holds.* A word is read after `seen` was, by an Acquire. The first `seen` moves were published
-//! before they were logged, so the word is at least as new as each of them. A move that is read from
-//! the log and is not this block's changes nothing; one that is makes the frame new.
+//! before they were logged, so the word is at least as new as each of them. A move that is read
+//! from the log and is not this block's changes nothing; one that is makes the frame new.
 //!
 //! *3 holds.* An open block does not move. It became open when it was allocated, and its frame was
 //! read then; or by an append of this sequence, which reads it anew. No other thread can reopen a

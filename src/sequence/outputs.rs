@@ -1,9 +1,9 @@
 //! Inputs of kernels: block tables, slots and lengths, built in the caller's buffers.
 //!
 //! Outputs name frames, not blocks. The rows of a [`Sequence`] are copied from the frames that it
-//! keeps, unless blocks have moved since its last append. Otherwise, and for a [`SequenceView`], ids
-//! are translated through the block words, with one load each. Buffers keep their capacity, so a
-//! steady state allocates nothing.
+//! keeps, unless blocks have moved since its last append. Otherwise, and for a [`SequenceView`],
+//! ids are translated through the block words, with one load each. Buffers keep their capacity, so
+//! a steady state allocates nothing.
 //!
 //! Sequences are passed as an iterator over `&Sequence` (or `&SequenceView`), for tables one that
 //! can be cloned: `[&a, &b]`, `running.iter().map(|request| &request.sequence)`.

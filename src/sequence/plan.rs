@@ -29,8 +29,8 @@ pub(super) struct Growth {
 }
 
 impl Growth {
-    /// Plans the growth of a sequence of `length` tokens in `blocks` blocks by `tokens`. `None`: too
-    /// long.
+    /// Plans the growth of a sequence of `length` tokens in `blocks` blocks by `tokens`. `None`:
+    /// too long.
     #[inline]
     pub(super) fn plan(length: u32, blocks: u32, tokens: usize, block_tokens: u32) -> Option<Self> {
         debug_assert_eq!(blocks, length.div_ceil(block_tokens));

@@ -5,8 +5,8 @@
 //!          announced .. length   ids are unknown: once these are final, no block from there on can be reused
 //! ```
 //!
-//! The cache whose hashes they are belongs to the [registry](super::registry), and is passed to each
-//! call: a sequence holds no reference of its own on it.
+//! The cache whose hashes they are belongs to the [registry](super::registry), and is passed to
+//! each call: a sequence holds no reference of its own on it.
 //!
 //! Tokens may be announced before they are appended, as a prompt is. A block is registered under
 //! its hash when it is sealed.

@@ -26,7 +26,8 @@ pub(crate) fn slots_unique(list: &[i64], frames: usize, block_tokens: usize) -> 
 
 /// Returns the smallest slot that occurs twice, if any.
 ///
-/// Sorts runs of consecutive slots, of which there are far fewer: those of a block follow each other.
+/// Sorts runs of consecutive slots, of which there are far fewer: those of a block follow each
+/// other.
 fn smallest_repeated(list: &[i64]) -> Option<i64> {
     let mut runs = Vec::<(i64, i64)>::new();
     for &slot in list.iter().filter(|&&slot| slot >= 0) {

@@ -7,8 +7,8 @@
 //!
 //! Both keys are random in each map and not revealed, so ids that collide cannot be prepared. All
 //! bits of the hash depend on all bits of the id: a sharded map takes the shard from high bits, the
-//! tag from the highest, and the bucket from low ones. It is no cryptographic hash: a caller that can
-//! measure the time of single operations could learn about the keys.
+//! tag from the highest, and the bucket from low ones. It is no cryptographic hash: a caller that
+//! can measure the time of single operations could learn about the keys.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 

@@ -1,8 +1,8 @@
 //! Checks that the files of a folder, and its folders, do not import each other in a circle.
 //!
 //! Each path that a file names is resolved to the file that defines the item, through re-exports of
-//! modules in between. A `mod.rs` is the folder's front: it defines nothing, so it can be left out. An
-//! import between files of two folders counts as an edge between the entries of the folder that
+//! modules in between. A `mod.rs` is the folder's front: it defines nothing, so it can be left out.
+//! An import between files of two folders counts as an edge between the entries of the folder that
 //! contains both. Method calls are not imports.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,5 +1,5 @@
-//! Scheduler steps of continuous batching with a prefix cache: kvpool compared with kvbm-logical and
-//! an exact LRU behind a mutex, in one run. The steps are explained in `kvpool_benches::step`.
+//! Scheduler steps of continuous batching with a prefix cache: kvpool compared with kvbm-logical
+//! and an exact LRU behind a mutex, in one run. The steps are explained in `kvpool_benches::step`.
 //!
 //! kvbm-logical has no batches: closing a sequence frees its blocks at once.
 

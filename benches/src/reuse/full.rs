@@ -72,8 +72,8 @@ impl<E: Engine> Full<E> {
         }
     }
 
-    /// Returns ns per block and thread when all threads allocate 64 blocks at once, again and again:
-    /// the mean of the undisturbed calls of a round in which there are some.
+    /// Returns ns per block and thread when all threads allocate 64 blocks at once, again and
+    /// again: the mean of the undisturbed calls of a round in which there are some.
     fn evict_together(&mut self, blocks: usize, threads: usize) -> f64 {
         loop {
             let times = self.evict_round((blocks / 4).min(32_768) / 64 / threads, threads);

@@ -24,8 +24,8 @@
 //! | fixed | blocks that cannot be moved: open, pinned, or the null block |
 //!
 //! `run + crumb + spared + away + owned + unnamed + evictable + fixed == frames`. Where no frame is
-//! spared, fragmentation is at least `(crumb + away) / (run + crumb + away)` less the runs that do not
-//! fit.
+//! spared, fragmentation is at least `(crumb + away) / (run + crumb + away)` less the runs that do
+//! not fit.
 
 mod draw;
 mod grid;

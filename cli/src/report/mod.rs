@@ -69,8 +69,8 @@ impl Report {
             "preempted": tally.preempted,
             "threads": options.threads,
             "wall_s": wall_s,
-            // Processor time of all threads, user and system, during `wall_s`; null where the system
-            // does not count it.
+            // Processor time of all threads, user and system, during `wall_s`; null where the
+            // system does not count it.
             "cpu_s": outcome.cpu.map(|time| time.as_secs_f64()),
             "trace_s": trace_s,
             "speedup": trace_s / wall_s.max(f64::MIN_POSITIVE),

@@ -56,8 +56,8 @@ pub fn render(report: &Report) -> String {
     format!("{heading}\n{table}\n{line}")
 }
 
-/// Returns the rows. A section named like an object of the JSON has figures of that object; one named
-/// like a list, a figure of each of its objects; any other, figures of the report itself.
+/// Returns the rows. A section named like an object of the JSON has figures of that object; one
+/// named like a list, a figure of each of its objects; any other, figures of the report itself.
 fn rows(json: &Value) -> Vec<Row> {
     let count = |value: &Value| HumanCount(number(value));
     let mut rows = Vec::new();

@@ -121,8 +121,8 @@ impl State {
         (self.0 >> feature.shift & feature.max()) as usize
     }
 
-    /// Returns what a score depends on: all features, of the [tail](TAIL) only whether there is one.
-    /// Never 0.
+    /// Returns what a score depends on: all features, of the [tail](TAIL) only whether there is
+    /// one. Never 0.
     pub(super) const fn score_key(self) -> u32 {
         let others = self.0 & ((1 << ORDER_SHIFT) - 1) & !(TAIL.max() << TAIL.shift);
         let tail = if self.get(TAIL) == 0 { 0 } else { 1 << TAIL.shift };

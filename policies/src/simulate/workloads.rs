@@ -41,7 +41,8 @@ impl Random {
         -mean * (1.0 - self.unit()).ln()
     }
 
-    /// Returns a lognormal number: half of them are below `median`, a sixth above `median * e^sigma`.
+    /// Returns a lognormal number: half of them are below `median`, a sixth above `median *
+    /// e^sigma`.
     fn spread(&mut self, median: f64, sigma: f64) -> f64 {
         let normal = (-2.0 * (1.0 - self.unit()).ln()).sqrt() * (std::f64::consts::TAU * self.unit()).cos();
         median * (sigma * normal).exp()

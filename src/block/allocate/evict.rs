@@ -253,8 +253,8 @@ impl Core {
         evicted
     }
 
-    /// Evicts up to `wanted` blocks and frees them through the bitmaps, where their frames merge with
-    /// their neighbours. Returns the number of evicted blocks. The caller announces.
+    /// Evicts up to `wanted` blocks and frees them through the bitmaps, where their frames merge
+    /// with their neighbours. Returns the number of evicted blocks. The caller announces.
     pub(super) fn evict_to_units(&self, wanted: usize) -> usize {
         self.evict_to_free(wanted, Self::evict_some)
     }

@@ -5,17 +5,17 @@
 //!
 //! 1. behind its last block: the rest of its unit, which it [spares](crate::frame), and whole units
 //!    that follow;
-//! 2. in whole units, the longest runs first; the frames behind the last block stay free for the next
-//!    ones;
-//! 3. if no unit is whole: evicted blocks make some. The coldest blocks are mostly the blocks of one
-//!    or two sequences that were placed in the same way, so their frames complete units;
+//! 2. in whole units, the longest runs first; the frames behind the last block stay free for the
+//!    next ones;
+//! 3. if no unit is whole: evicted blocks make some. The coldest blocks are mostly the blocks of
+//!    one or two sequences that were placed in the same way, so their frames complete units;
 //! 4. as a lease: in holes, in magazines, and by all other steps of the ladder.
 //!
-//! What lists leave behind are holes: the unused ends of their last units. Free frames in holes cache
-//! nothing, so there are limits to them. Above [`HOLES_SHIFT`], the end of a list that does not fill a
-//! unit goes into holes. Above [`HOLES_MAX_SHIFT`], and where evictions yield no whole units, a list
-//! evicts nothing for them, and takes holes for all that is missing: a few blocks with owners, one in
-//! each unit, would otherwise empty the cache.
+//! What lists leave behind are holes: the unused ends of their last units. Free frames in holes
+//! cache nothing, so there are limits to them. Above [`HOLES_SHIFT`], the end of a list that does
+//! not fill a unit goes into holes. Above [`HOLES_MAX_SHIFT`], and where evictions yield no whole
+//! units, a list evicts nothing for them, and takes holes for all that is missing: a few blocks
+//! with owners, one in each unit, would otherwise empty the cache.
 
 use crate::config::FAN_LOG2;
 use crate::ids::{FrameId, Run};
@@ -42,7 +42,7 @@ const UNITS_MIN: usize = 16;
 pub struct ListEnd {
     /// The frame behind its last block's frame; `None` for an empty list.
     pub next: Option<FrameId>,
-    /// Whether its owner spares the unit of its last block.
+    /// Whether its owner spares the unit of that frame.
     pub spares: bool,
 }
 
@@ -53,8 +53,8 @@ pub(crate) fn unit_of(frame: FrameId) -> usize {
 }
 
 impl Core {
-    /// Spares the unit of a frame for the list that ends in it. False if it is spared already, or if
-    /// [a share](ROOM_SHIFT) of the available frames is spared.
+    /// Spares the unit of a frame for the list that ends in it. False if it is spared already, or
+    /// if [a share](ROOM_SHIFT) of the available frames is spared.
     pub(crate) fn spare_unit(&self, frame: FrameId) -> bool {
         let frames = &self.space.frames;
         let available = frames.free_counted() + self.evictable();
@@ -72,8 +72,8 @@ impl Core {
         self.space.frames.spared_frames()
     }
 
-    /// Takes frames for a list: behind its end, and whole units. Takes fewer than are asked for if the
-    /// rest is better placed in holes, or must be.
+    /// Takes frames for a list: behind its end, and whole units. Takes fewer than are asked for if
+    /// the rest is better placed in holes, or must be.
     pub(in crate::block) fn gather_list(&self, end: ListEnd, request: &AllocRequest, grab: &mut Grab) {
         let (asked, frames) = (request.blocks, &self.space.frames);
         if let Some(next) = end.next {

@@ -1,5 +1,6 @@
 //! The allocation ladder: from the thread's magazine to every free frame of the pool.
 //!
+//! 0. for the list of a sequence: the frames behind its end, and [whole units](super::growth);
 //! 1. the thread's magazines, which refill from the depot and the bitmaps;
 //! 2. larger and contiguous requests: the bitmaps directly, so that a prompt lies in few runs;
 //! 3. frames cached elsewhere: other threads' magazines, the depot, limbo. They are reclaimed, and
@@ -303,8 +304,8 @@ impl Core {
         });
     }
 
-    /// Returns whether a request evicts before it reclaims: all thread caches and the depot hold few
-    /// frames, or fewer than are missing.
+    /// Returns whether a request evicts before it reclaims: all thread caches and the depot hold
+    /// few frames, or fewer than are missing.
     pub(super) fn evicts_first(&self, missing: usize) -> bool {
         if self.evictable() == 0 {
             return false;

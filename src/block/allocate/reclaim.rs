@@ -14,11 +14,11 @@
 //!          more are missing, and whole units were gained: owed += rest;  announce
 //! ```
 //!
-//! `owed` is a hint that says when to look at the bitmaps: without consumption since the last slice, a
-//! batch's end costs one load. The swap gives the work to one
-//! thread, unless lists take more units meanwhile: then two slices may overlap. A thread that is stopped in a
-//! slice withholds what it was about to do, one step of its eviction and the frames of one leaf;
-//! others evict as if there were no slices.
+//! `owed` is a hint that says when to look at the bitmaps: without consumption since the last
+//! slice, a batch's end costs one load. The swap gives the work to one thread, unless lists take
+//! more units meanwhile: then two slices may overlap. A thread that is stopped in a slice withholds
+//! what it was about to do, one step of its eviction and the frames of one leaf; others evict as if
+//! there were no slices.
 //!
 //! Everything else is an [eviction](super::evict), against hits, shares, batches and moves as any
 //! other. Free frames in the hands of a slice are announced at its end.
@@ -49,8 +49,8 @@ impl Core {
         }
     }
 
-    /// Evicts a slice of blocks if lists have taken whole units since the last slice, and too few are
-    /// left.
+    /// Evicts a slice of blocks if lists have taken whole units since the last slice, and too few
+    /// are left.
     #[inline]
     pub(crate) fn reclaim_slice(&self) {
         // Relaxed: a hint.
@@ -59,8 +59,8 @@ impl Core {
         }
     }
 
-    /// Evicts up to a slice of blocks while fewer than `watermark` frames are free in whole units, and
-    /// not many more in holes. Returns the number of evicted blocks.
+    /// Evicts up to a slice of blocks while fewer than `watermark` frames are free in whole units,
+    /// and not many more in holes. Returns the number of evicted blocks.
     #[cold]
     pub(in crate::block) fn reclaim_owed(&self, watermark: usize) -> usize {
         if self.owed.swap(0, Relaxed) == 0 || self.evictable() == 0 {
@@ -69,7 +69,8 @@ impl Core {
         let frames = &self.space.frames;
         let units = frames.free_units();
         let missing = watermark.saturating_sub(units << FAN_LOG2);
-        // Holes are limited, or evictions that complete no units would go on until nothing is cached.
+        // Holes are limited, or evictions that complete no units would go on until nothing is
+        // cached.
         let most = watermark + self.holes_max() + frames.spared_about();
         let missing = missing.min(most.saturating_sub(frames.free_counted()));
         if missing == 0 {

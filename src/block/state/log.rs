@@ -30,10 +30,11 @@
 //!   two fences of [`Clock`](crate::clock::Clock): its old frame is kept until the batch ends, and
 //!   a later query since this batch's ticket lists it.
 //!
-//! A reader that keeps frames together with a count `s` needs neither stamps nor tickets. If it read
-//! a block's word after it had read the count, each move that it missed has a number of at least
-//! `s`. If a batch that has begun counts `s` moves again, each of those was appended after that look;
-//! so the mover's fence comes after the batch's, and the old frame is kept until the batch ends.
+//! A reader that keeps frames together with a count `s` needs neither stamps nor tickets. If it
+//! read a block's word after it had read the count, each move that it missed has a number of at
+//! least `s`. If a batch that has begun counts `s` moves again, each of those was appended after
+//! that look; so the mover's fence comes after the batch's, and the old frame is kept until the
+//! batch ends.
 //!
 //! Models: `loom-tests/tests/moved_since.rs`, `loom-tests/tests/kept_frames.rs`.
 

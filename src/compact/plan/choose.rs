@@ -1,7 +1,7 @@
 //! Chooses the regions to empty: the sparsest, as many as the holes allow (see [`plan`](super)).
 //!
-//! If breaks have a price, regions whose borders no run of a sequence crosses come first: a crossing
-//! run ends at the border, unless the blocks on both sides move together.
+//! If breaks have a price, regions whose borders no run of a sequence crosses come first: a
+//! crossing run ends at the border, unless the blocks on both sides move together.
 
 use crate::config::FAN_LOG2;
 use crate::ids::{FrameId, Order, Run};

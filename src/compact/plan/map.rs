@@ -35,7 +35,8 @@ impl<'a> Map<'a> {
             // bit per byte.
             let mut kinds = chunk.map(|state| (state.bits() >> KIND_SHIFT) as u8);
             if spared == Spared::Taken {
-                // Spared frames become free ones: 0b101 loses its lowest bit, and no other kind does.
+                // Spared frames become free ones: 0b101 loses its lowest bit, and no other kind
+                // does.
                 kinds = kinds.map(|kind| kind & !(kind >> 2));
             }
             let (mut high, mut low) = (0, 0);

@@ -1,8 +1,8 @@
 //! What each step of a plan gains, to find the steps that do not pay.
 //!
 //! A link counts for the step that moves its second block, or else its first one. The sums are
-//! estimates for one step without the others: a link between blocks of two steps depends on both, and
-//! so does a free run that two steps fill.
+//! estimates for one step without the others: a link between blocks of two steps depends on both,
+//! and so does a free run that two steps fill.
 
 use crate::ids::FrameId;
 
@@ -78,8 +78,8 @@ pub(super) fn gains(map: &Map<'_>, plan: &Plan) -> Vec<Gain> {
         .collect()
 }
 
-/// Returns the decrease in the number of first frames of free runs at and behind the two frames of a
-/// move.
+/// Returns the decrease in the number of first frames of free runs at and behind the two frames of
+/// a move.
 fn starts_removed(before: &[u64], after: &[u64], filled: FrameId, vacated: FrameId, last: u32) -> i64 {
     let is_start =
         |free: &[u64], frame: u32| map::has(free, frame) && (frame == 0 || !map::has(free, frame - 1));

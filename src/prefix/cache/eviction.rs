@@ -104,8 +104,8 @@ impl<'a> Eviction<'a> {
         got
     }
 
-    /// Evicts blocks of an entry. Returns their number, and whether the entry was put aside because a
-    /// batch may see a block.
+    /// Evicts blocks of an entry. Returns their number, and whether the entry was put aside because
+    /// a batch may see a block.
     fn evict_step(&mut self, queue: usize, step: &[BlockId]) -> (usize, bool) {
         let (cache, core) = (self.cache, self.core);
         let mut evicted = SmallVec::<[BlockId; STEP]>::new();
