@@ -104,12 +104,19 @@ impl Frames {
         self.spared_units.load(Relaxed) * FAN / 2
     }
 
-    /// Returns the number of wholly free units that allocators may take. Reads one word per group.
+    /// Returns the number of wholly free units that allocators may take. Reads the groups that are
+    /// hinted to have any: few, in a pool that is nearly full.
     pub fn free_units(&self) -> usize {
         let free = |group: &Group| group.units.load(Relaxed) & !group.closed.load(Relaxed);
         self.with(|map| {
-            let groups = (0..map.directory.groups()).filter_map(|group| map.directory.group(group));
-            groups.map(|group| free(group).count_ones() as usize).sum()
+            let (hints, mut units, mut from) = (map.hints(Level::Unit), 0, 0);
+            while let Some(hinted) = hints.next_group(0, from) {
+                let groups = ones_of(hints.group(hinted, 0)).map(|bit| hinted << FAN_LOG2 | bit);
+                let groups = groups.filter_map(|group| map.directory.group(group));
+                units += groups.map(|group| free(group).count_ones() as usize).sum::<usize>();
+                from = hinted + 1;
+            }
+            units
         })
     }
 
@@ -173,4 +180,13 @@ impl Map<'_> {
             self.keep(claimed, len).len
         })
     }
+}
+
+/// Returns the positions of the set bits of a word, ascending.
+fn ones_of(mut word: u64) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let pos = (word != 0).then(|| word.trailing_zeros() as usize)?;
+        word &= word - 1;
+        Some(pos)
+    })
 }
