@@ -195,7 +195,7 @@ impl<const FETCHED: bool> Subject for Ours<FETCHED> {
     fn insert(&self, keys: &[Key], blocks: Range<usize>) {
         blocks.clone().for_each(|block| self.rows[block].0.store(true, Release));
         let pairs = blocks.map(move |block| (keys[block], BlockId(block as u32)));
-        self.index.insert_all(pairs, |id| self.registered(id));
+        self.index.insert_all(pairs, |id| self.registered(id), |_| {});
     }
 }
 

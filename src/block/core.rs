@@ -403,9 +403,9 @@ pub trait Evictor: Send + Sync {
     fn became_evictable(&self, core: &Core, blocks: &[Evictable], tag: Ticket);
 
     /// Evicts up to `wanted` blocks by `Core::evict` and passes their frames, which no batch in
-    /// flight sees, to `freed`. `oldest` is the oldest batch in flight. A result of fewer blocks
+    /// flight sees, to `freed`, a few at a time. `oldest` is the oldest batch in flight. A result of fewer blocks
     /// does not mean that no others are evictable.
-    fn evict(&self, core: &Core, oldest: Ticket, wanted: usize, freed: &mut dyn FnMut(FrameId));
+    fn evict(&self, core: &Core, oldest: Ticket, wanted: usize, freed: &mut dyn FnMut(&[FrameId]));
 
     /// Returns the newest batch that may have seen an evictable block with this word, if known.
     fn tag(&self, id: BlockId, word: BlockWord) -> Option<Ticket>;
@@ -428,7 +428,7 @@ impl<T: Evictor> Evictor for Arc<T> {
         (**self).became_evictable(core, blocks, tag);
     }
 
-    fn evict(&self, core: &Core, oldest: Ticket, wanted: usize, freed: &mut dyn FnMut(FrameId)) {
+    fn evict(&self, core: &Core, oldest: Ticket, wanted: usize, freed: &mut dyn FnMut(&[FrameId])) {
         (**self).evict(core, oldest, wanted, freed);
     }
 

@@ -37,9 +37,11 @@ pub fn reopen_guarded(blocks: &Blocks, id: BlockId) -> bool {
 /// Evicts a block, passes its frame to `used`, and frees it; false if none could be evicted. This
 /// is what an allocation does when nothing is free, without its search.
 pub fn evict(blocks: &Blocks, mut used: impl FnMut(FrameId)) -> bool {
-    let evicted = blocks.evict_some(1, &mut |frame| {
-        used(frame);
-        blocks.space.free_run(Run { start: frame, len: 1 });
+    let evicted = blocks.evict_some(1, &mut |frames| {
+        for &start in frames {
+            used(start);
+            blocks.space.free_run(Run { start, len: 1 });
+        }
     });
     evicted > 0
 }
@@ -54,9 +56,14 @@ pub fn reclaim(blocks: &Blocks, watermark: usize) -> usize {
 pub fn replace(blocks: &Blocks) -> Option<BlockId> {
     let mut taken = None;
     let request = AllocRequest::new(1);
-    let evicted = blocks.evict_some(1, &mut |frame| {
-        taken =
-            Some(blocks.own(frame, &request, SequenceId::NONE, blocks.clock().newest(), Ownership::Guarded));
+    let evicted = blocks.evict_some(1, &mut |frames| {
+        taken = Some(blocks.own(
+            frames[0],
+            &request,
+            SequenceId::NONE,
+            blocks.clock().newest(),
+            Ownership::Guarded,
+        ));
     });
     if evicted > 0 { taken } else { None }
 }

@@ -63,7 +63,7 @@ pub(crate) use cold_blocks::ColdBlock;
 use eviction::Eviction;
 
 /// Distance, in blocks, at which a release prefetches rows.
-const KEPT_AHEAD: usize = 6;
+const KEPT_AHEAD: usize = 16;
 
 /// Distance, in blocks, at which a lookup prefetches index lines.
 const AHEAD: usize = 8;
@@ -263,6 +263,7 @@ impl PrefixCache {
     }
 
     /// Marks as duplicates all blocks cached for `hash`, except the one with the smallest id.
+    #[cold]
     fn mark_duplicates(&self, core: &Core, id: BlockId, hash: BlockHash, era: u64) {
         self.index.find(key_of(hash), |other| {
             if other != id && self.is_cached_for(core, other, hash, era) {
@@ -308,8 +309,8 @@ impl PrefixCache {
             // Most batches fill no block: no fence then.
             return;
         }
-        let mut registered = SmallVec::<[(BlockHash, BlockId); 64]>::new();
-        let era = self.era();
+        let mut registered = SmallVec::<[Registered; 64]>::new();
+        let (era, mut all_told) = (self.era(), true);
         for (handle, stored) in blocks {
             let (id, row) = (handle.id, self.row(handle.id));
             // Read before the block is cached, while the row cannot change; a stale handle is
@@ -325,26 +326,33 @@ impl PrefixCache {
                     .events
                     .publish_in(noted, || stored.map_or_else(|| self.stored(id, hash), |stored| *stored));
             if core.seal_cached(handle) {
-                registered.push((hash, id));
-                if is_found && !told {
-                    self.tell_late(core, handle, hash, noted);
-                }
+                let is_late = is_found && !told;
+                all_told &= !is_late;
+                registered.push(Registered { hash, handle, late: is_late.then_some(noted) });
             } else if told {
                 self.events.publish_in(noted, || KvEvent::Removed { block: id, hash });
             }
         }
-        self.tallies.registered(registered.len());
-        let entries = registered.iter().map(|&(hash, id)| (key_of(hash), id));
-        self.index.insert_all(entries, |id| self.registered(core, id));
-        for &(hash, id) in &registered {
-            self.mark_duplicates(core, id, hash, era);
+        if !all_told && self.events.is_subscribed_now() {
+            registered.iter().for_each(|block| self.tell_late(core, block));
         }
+        self.tallies.registered(registered.len());
+        let entries = registered.iter().map(|block| (key_of(block.hash), block.handle.id));
+        self.index.insert_all(
+            entries,
+            |id| self.registered(core, id),
+            |id| {
+                let block = registered.iter().find(|block| block.handle.id == id);
+                block.into_iter().for_each(|block| self.mark_duplicates(core, id, block.hash, era));
+            },
+        );
     }
 
     /// Publishes the event of a block that was cached while there was no subscriber. A thread that
     /// subscribed in between may have listed the cached blocks too early to see it.
-    #[inline]
-    fn tell_late(&self, core: &Core, handle: BlockHandle, hash: BlockHash, noted: u64) {
+    #[cold]
+    fn tell_late(&self, core: &Core, block: &Registered) {
+        let &Registered { hash, handle, late: Some(noted) } = block else { return };
         let id = handle.id;
         if self.events.publish_in(noted, || self.stored(id, hash)) {
             // The block may have been evicted since, and that event published first. Pairs with the
@@ -396,11 +404,13 @@ impl PrefixCache {
         let order = self.order.fetch_add(kept.len() as u64, Relaxed);
         let now = asked(|| if self.policy.learns() { self.now() } else { Millis(0) }).unwrap_or_default();
         let mut filing = self.queues.filing(&self.rows);
+        kept.iter().take(KEPT_AHEAD).for_each(|block| self.row(block.id).prefetch());
         for (i, (&Evictable { id, word }, order)) in kept.iter().zip(order..).enumerate() {
             if let Some(next) = kept.get(i + KEPT_AHEAD) {
                 self.row(next.id).prefetch();
             }
-            let row = self.row(id);
+            let (part, at) = self.rows.locate(id.index());
+            let (row, links) = (&part.rows[at], &part.links[at]);
             // Tagged for the word that the release made: the block may have been hit under a newer
             // batch and released again since.
             row.set_tag(word, tag);
@@ -415,7 +425,7 @@ impl PrefixCache {
                 (usize::from(place.queue).min(self.queues.useless() - 1), place)
             };
             row.set_place(place.0, place.1.rank, place.1.state);
-            filing.add(id);
+            filing.add_row(id, row, links);
         }
     }
 
@@ -460,6 +470,14 @@ impl PrefixCache {
     }
 }
 
+/// A block that was just registered.
+struct Registered {
+    hash: BlockHash,
+    handle: BlockHandle,
+    /// The era in which it was noted, if no event was published about it.
+    late: Option<u64>,
+}
+
 /// Returns the index key of a hash.
 #[inline]
 fn key_of(hash: BlockHash) -> Key {
@@ -489,7 +507,7 @@ impl Evictor for PrefixCache {
         self.keep(core, kept, tag, PolicyInfo::default());
     }
 
-    fn evict(&self, core: &Core, oldest: Ticket, wanted: usize, freed: &mut dyn FnMut(FrameId)) {
+    fn evict(&self, core: &Core, oldest: Ticket, wanted: usize, freed: &mut dyn FnMut(&[FrameId])) {
         Eviction::new(self, core, oldest, freed).run(wanted);
     }
 

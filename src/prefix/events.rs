@@ -206,13 +206,20 @@ impl EventQueue {
     /// delivered after the era's clear.
     #[inline]
     pub(super) fn publish_in(&self, era: u64, event: impl FnOnce() -> KvEvent) -> bool {
-        // Pairs with the heavy fence of `subscribe`.
-        light_fence();
-        let is_active = self.is_subscribed();
+        let is_active = self.is_subscribed_now();
         if is_active {
             self.push(Told { era, event: event() });
         }
         is_active
+    }
+
+    /// Returns whether there is a subscriber. If not, one that comes later sees the changes of words
+    /// that this thread has made so far.
+    #[inline]
+    pub(super) fn is_subscribed_now(&self) -> bool {
+        // Pairs with the heavy fence of `subscribe`.
+        light_fence();
+        self.is_subscribed()
     }
 
     #[cold]

@@ -36,7 +36,7 @@
 //!
 //! One block may have two equal entries (an insertion concurrent with one by growth), one key may
 //! have two blocks, and an entry may outlive its block's registration. All of this is harmless;
-//! `remove` removes every copy that it finds.
+//! `remove` removes the copies of one bucket, and looks into the second if the first has none.
 //!
 //! # Protocols
 //!
@@ -142,22 +142,27 @@ impl Index {
     #[cfg(feature = "internals")]
     pub fn insert(&self, key: Key, id: BlockId, registered: impl Fn(BlockId) -> Option<Key>) -> Inserted {
         self.announce();
-        self.insert_announced(key, id, &registered)
+        self.insert_announced(key, id, &registered).0
     }
 
     /// Like [`insert`](Self::insert), for several blocks, all registered beforehand.
     ///
-    /// Fences once, and prefetches all lines.
+    /// Fences once, and prefetches all lines. Calls `alike` with each block whose key another block
+    /// in the same bucket has, unless threads insert both at the same moment into different slots.
     pub fn insert_all(
         &self,
         blocks: impl IntoIterator<Item = (Key, BlockId), IntoIter: Clone>,
         registered: impl Fn(BlockId) -> Option<Key>,
+        mut alike: impl FnMut(BlockId),
     ) {
         self.announce();
         let blocks = blocks.into_iter();
-        blocks.clone().for_each(|(key, _)| self.current().prefetch_both(key));
+        blocks.clone().for_each(|(key, _)| self.current().prefetch(key));
         for (key, id) in blocks {
-            let _counted = self.insert_announced(key, id, &registered);
+            let (_counted, has_alike) = self.insert_announced(key, id, &registered);
+            if has_alike {
+                alike(id);
+            }
         }
     }
 
@@ -175,7 +180,7 @@ impl Index {
         key: Key,
         id: BlockId,
         registered: &impl Fn(BlockId) -> Option<Key>,
-    ) -> Inserted {
+    ) -> (Inserted, bool) {
         let table = self.current();
         let inserted = table.insert(key, id, registered, &self.forgotten);
         let mut tables = table;

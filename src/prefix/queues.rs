@@ -49,14 +49,17 @@ use smallvec::SmallVec;
 
 use crate::block::GrowTable;
 use crate::ids::BlockId;
-use crate::sync::{AtomicU32, AtomicU64, CachePadded, Ordering, Ordering::*};
+use crate::sync::{AtomicU32, AtomicU64, CachePadded, Ordering, Ordering::*, prefetch};
 
 use super::policy::{Head, Millis, Policy, QUEUES_MAX, asked};
 use super::queue::{Links, RankQueue};
 use super::row::{QueueLinks, Row, RowPart};
 
 /// Maximum number of blocks of an entry: what a stopped thread may withhold.
-const ENTRY_MAX: usize = if cfg!(kvpool_loom) { 2 } else { 64 };
+pub(super) const ENTRY_MAX: usize = if cfg!(kvpool_loom) { 2 } else { 64 };
+
+/// Distance in blocks at which a walk along an entry prefetches links.
+const LINKS_AHEAD: usize = 48;
 
 /// Number of entries that are pushed together.
 const PUSHED: usize = 16;
@@ -68,6 +71,29 @@ pub(super) struct Entry {
     pub queue: usize,
     /// Its first block; the others follow by [`Queues::below`].
     pub first: BlockId,
+}
+
+/// A block of an entry that this thread holds.
+pub(super) struct Filed<'a> {
+    pub row: &'a Row,
+    /// Queue and rank under which it was filed.
+    place: (usize, u64),
+}
+
+impl Filed<'_> {
+    /// Returns whether the block has got another place since it was filed.
+    #[inline]
+    pub(super) fn is_outdated(&self) -> bool {
+        self.row.place() != self.place
+    }
+
+    /// Takes the block out of the entry, whose other blocks the caller keeps. Returns whether its
+    /// place is still that of the entry. The caller reads the block's word afterwards.
+    #[inline]
+    pub(super) fn unfile(&self) -> bool {
+        self.row.filed.swap(false, TAKE_ORDER);
+        !self.is_outdated()
+    }
 }
 
 /// The ordering of a take. Acquire: the taker of an entry sees what the release that filed the
@@ -128,16 +154,22 @@ pub(super) struct Filing<'a> {
     /// First blocks of entries of one queue, to be pushed.
     entries: SmallVec<[BlockId; PUSHED]>,
     /// Links of the last block of the newest entry, its rank, and the number of blocks in that entry.
-    last: Option<(&'a QueueLinks, u64)>,
+    last: Option<&'a QueueLinks>,
+    rank: u64,
     len: usize,
 }
 
-impl Filing<'_> {
+impl<'a> Filing<'a> {
     /// Files a block by the place in its row, unless it is filed.
     #[inline]
     pub(super) fn add(&mut self, id: BlockId) {
         let (part, at) = self.rows.locate(id.index());
-        let (row, mine) = (&part.rows[at], &part.links[at]);
+        self.add_row(id, &part.rows[at], &part.links[at]);
+    }
+
+    /// As [`add`](Self::add), with the block's row and links.
+    #[inline]
+    pub(super) fn add_row(&mut self, id: BlockId, row: &Row, mine: &'a QueueLinks) {
         // Release: the taker of the entry sees the word and the place. Acquire: extends the order of
         // swaps.
         if row.filed.swap(true, AcqRel) {
@@ -146,25 +178,24 @@ impl Filing<'_> {
         let (queue, rank) = row.place();
         mine.rank.store(rank, Relaxed);
         mine.set_below(None);
+        let follows = rank >= self.rank && rank - self.rank <= 1;
         match self.last {
-            Some((last, before))
-                if queue == self.queue
-                    && self.len < ENTRY_MAX
-                    && (before == rank || before.checked_add(1) == Some(rank)) =>
-            {
+            Some(last) if follows && queue == self.queue && self.len < ENTRY_MAX => {
                 last.set_below(Some(id));
                 self.len += 1;
             }
-            _ => {
-                if queue != self.queue || self.entries.len() == PUSHED {
-                    self.push();
-                }
-                self.queue = queue;
-                self.entries.push(id);
-                self.len = 1;
-            }
+            _ => self.begin_entry(queue, id),
         }
-        self.last = Some((mine, rank));
+        (self.last, self.rank) = (Some(mine), rank);
+    }
+
+    fn begin_entry(&mut self, queue: usize, id: BlockId) {
+        if queue != self.queue || self.entries.len() == PUSHED {
+            self.push();
+        }
+        self.queue = queue;
+        self.entries.push(id);
+        self.len = 1;
     }
 
     /// Pushes the entries, which are complete.
@@ -197,7 +228,7 @@ impl Queues {
 
     /// Begins to file blocks.
     pub(super) fn filing<'a>(&'a self, rows: &'a GrowTable<RowPart>) -> Filing<'a> {
-        Filing { queues: self, rows, queue: 0, entries: SmallVec::new(), last: None, len: 0 }
+        Filing { queues: self, rows, queue: 0, entries: SmallVec::new(), last: None, rank: 0, len: 0 }
     }
 
     /// Files blocks by the places in their rows, unless they are filed.
@@ -208,7 +239,7 @@ impl Queues {
 
     /// Takes the entry of the block that the policy evicts next.
     ///
-    /// Its blocks are filed until [`unfile`](Self::unfile); each may be owned, evictable or free. The
+    /// Its blocks are filed until [`unfile`](Filed::unfile); each may be owned, evictable or free. The
     /// caller [puts back](Self::put_back) the rest. Queues of the policy with a bit in `spared` are
     /// skipped. Returns `None` if all other entries are held by other threads.
     pub(super) fn take(
@@ -240,23 +271,19 @@ impl Queues {
     /// Returns the block behind a filed block of the caller's entry.
     #[inline]
     pub(super) fn below(&self, rows: &GrowTable<RowPart>, id: BlockId) -> Option<BlockId> {
-        links(rows, id).below()
+        let (part, at) = rows.locate(id.index());
+        // Most entries are blocks in descending order, of which four share a line.
+        if let Some(links) = part.links.get(at.wrapping_sub(LINKS_AHEAD)) {
+            prefetch(links);
+        }
+        part.links[at].below()
     }
 
-    /// Returns whether a block of the caller's entry has got another place since it was filed.
+    /// Returns a block of the caller's entry.
     #[inline]
-    pub(super) fn is_outdated(&self, rows: &GrowTable<RowPart>, queue: usize, id: BlockId) -> bool {
-        row(rows, id).place() != (queue, links(rows, id).rank.load(Relaxed))
-    }
-
-    /// Takes a block out of the caller's entry, whose other blocks the caller keeps. Returns whether
-    /// its place is still that of the entry. The caller reads the block's word afterwards.
-    #[inline]
-    pub(super) fn unfile(&self, rows: &GrowTable<RowPart>, queue: usize, id: BlockId) -> bool {
-        let filed = (queue, links(rows, id).rank.load(Relaxed));
-        let row = row(rows, id);
-        row.filed.swap(false, TAKE_ORDER);
-        row.place() == filed
+    pub(super) fn filed<'a>(&self, rows: &'a GrowTable<RowPart>, queue: usize, id: BlockId) -> Filed<'a> {
+        let (part, at) = rows.locate(id.index());
+        Filed { row: &part.rows[at], place: (queue, part.links[at].rank.load(Relaxed)) }
     }
 
     /// Puts an entry back, or the rest of one: its blocks from `first` on.
@@ -319,12 +346,13 @@ impl Queues {
                 continue;
             }
             let id = BlockId(front as u32 - 1);
-            if self.is_outdated(rows, queue, id) {
+            let filed = self.filed(rows, queue, id);
+            if filed.is_outdated() {
                 // Reused and released since it was filed: a policy that judged this queue by it
                 // would spare all other blocks in it.
                 if self.clear_front(queue, id) {
                     let rest = self.below(rows, id);
-                    self.unfile(rows, queue, id);
+                    filed.unfile();
                     self.file(rows, [id]);
                     rest.into_iter().for_each(|first| self.put_back(rows, Entry { queue, first }));
                 }

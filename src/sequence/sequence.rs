@@ -38,7 +38,7 @@ pub struct Sequence {
 }
 
 /// Distance, in blocks, at which a registration prefetches what it writes.
-const REGISTERED_AHEAD: u32 = 6;
+const REGISTERED_AHEAD: u32 = 12;
 
 /// Required before a write into a block that already has tokens.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

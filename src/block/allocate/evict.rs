@@ -35,7 +35,7 @@ use crate::sync::Ordering::*;
 use crate::block::core::Core;
 use crate::block::release::By;
 use crate::block::space::FreedFrames;
-use crate::block::{BlockWord, Evictable, Evictor, NotEvicted};
+use crate::block::{BlockWord, Evictable, NotEvicted};
 
 impl Core {
     /// Registers a block of a sequence's list with the cache, and seals it. Returns false, and does
@@ -107,23 +107,25 @@ impl Core {
     ///
     /// [`NotEvicted`]; nothing has changed.
     pub(crate) fn evict(&self, id: BlockId, oldest: Ticket) -> Result<FrameId, NotEvicted> {
-        let frame = self.evict_unforgotten(id, oldest)?;
-        self.count_not_evictable(1);
-        if let Some(evictor) = &self.evictor {
-            evictor.forget(self, id);
-        }
+        let frame = self.evict_unforgotten(id, |word| self.is_unseen(id, word, oldest))?;
+        self.forget_evicted(id);
         Ok(frame)
     }
 
     /// As [`evict`](Self::evict), for an evictor that forgets the block, and counts it, before it
-    /// passes its frame on.
-    pub(crate) fn evict_unforgotten(&self, id: BlockId, oldest: Ticket) -> Result<FrameId, NotEvicted> {
+    /// passes its frame on. `is_unseen`: whether no batch sees a block with this word.
+    #[inline]
+    pub(crate) fn evict_unforgotten(
+        &self,
+        id: BlockId,
+        is_unseen: impl Fn(BlockWord) -> bool,
+    ) -> Result<FrameId, NotEvicted> {
         loop {
             let word = self.word(id);
             if word.evict().is_none() {
                 return Err(if word.is_evictable() { NotEvicted::Moving } else { NotEvicted::Owned });
             }
-            if !self.is_unseen(id, word, oldest) {
+            if !is_unseen(word) {
                 return Err(NotEvicted::Seen);
             }
             if let Some(frame) = self.exchange_evicted(id, word) {
@@ -133,13 +135,23 @@ impl Core {
     }
 
     /// Evicts a block with this word; its frame is the caller's. `None`: the word has changed.
-    fn evict_word(&self, evictor: &dyn Evictor, id: BlockId, word: BlockWord) -> Option<FrameId> {
+    fn evict_word(&self, id: BlockId, word: BlockWord) -> Option<FrameId> {
         let frame = self.exchange_evicted(id, word)?;
-        self.count_not_evictable(1);
-        evictor.forget(self, id);
+        self.forget_evicted(id);
         Some(frame)
     }
 
+    /// Counts an evicted block, and lets the evictor forget it.
+    fn forget_evicted(&self, id: BlockId) {
+        self.count_not_evictable(1);
+        if let Some(evictor) = &self.evictor {
+            evictor.forget(self, id);
+        }
+    }
+
+    /// Changes the word of an evictable block to that of a free one. `None`: it has changed, or the
+    /// block is not evictable.
+    #[inline]
     fn exchange_evicted(&self, id: BlockId, word: BlockWord) -> Option<FrameId> {
         let next = word.evict()?;
         // Acquire: what the last owners did with the bytes happens before the next owner's
@@ -177,12 +189,12 @@ impl Core {
 
     /// Evicts up to `wanted` blocks in the evictor's order. It skips some that are moving or seen,
     /// not all: 0 does not mean that no block is evictable.
-    pub(in crate::block) fn evict_some(&self, wanted: usize, freed: &mut dyn FnMut(FrameId)) -> usize {
+    pub(in crate::block) fn evict_some(&self, wanted: usize, freed: &mut dyn FnMut(&[FrameId])) -> usize {
         let Some(evictor) = self.evictor.as_ref().filter(|_| self.evictable() > 0) else { return 0 };
         let mut got = 0;
-        evictor.evict(self, self.space.clock.oldest(), wanted, &mut |frame| {
-            got += 1;
-            freed(frame);
+        evictor.evict(self, self.space.clock.oldest(), wanted, &mut |frames| {
+            got += frames.len();
+            freed(frames);
         });
         got
     }
@@ -192,27 +204,26 @@ impl Core {
     /// If the evictor finds none, a walk over all words does: it also finds blocks that the evictor
     /// does not know, has in hand, or keeps behind others that cannot be evicted.
     #[cold]
-    pub(in crate::block) fn evict_any(&self, wanted: usize, freed: &mut dyn FnMut(FrameId)) -> usize {
+    pub(in crate::block) fn evict_any(&self, wanted: usize, freed: &mut dyn FnMut(&[FrameId])) -> usize {
         let got = self.evict_some(wanted, freed);
         if got > 0 || self.evictable() == 0 {
             return got;
         }
         let (oldest, ids) = (self.space.clock.oldest(), (0..self.rows() as u32).map(BlockId));
         let evicted = ids.filter_map(|id| self.evict(id, oldest).ok()).take(wanted);
-        evicted.map(freed).count()
+        evicted.map(|frame| freed(&[frame])).count()
     }
 
     /// Evicts every evictable block, to clear the cache, and returns their number. Frames that
     /// batches may see are retired. Blocks that are being moved stay.
     pub(crate) fn evict_all(&self) -> usize {
-        let Some(evictor) = self.evictor.as_deref() else { return 0 };
         let (mut freed, mut seen) = (RunList::new(), RunList::new());
         let (mut evicted, oldest) = (0, self.space.clock.oldest());
         for id in (0..self.rows() as u32).map(BlockId) {
             let mut word = self.word(id);
             while word.evict().is_some() {
                 let is_unseen = self.is_unseen(id, word, oldest);
-                if let Some(frame) = self.evict_word(evictor, id, word) {
+                if let Some(frame) = self.evict_word(id, word) {
                     if is_unseen {
                         freed.push(frame)
                     } else {
@@ -234,13 +245,12 @@ impl Core {
     /// Blocks stay that a batch in flight may see, that are moving, or whose word has changed.
     /// Returns the number of evicted blocks.
     pub(crate) fn evict_released(&self, blocks: &[Evictable], stays: &mut dyn FnMut(BlockId)) -> usize {
-        let Some(evictor) = self.evictor.as_deref() else { return 0 };
         let (mut freed, mut evicted, oldest) = (RunList::new(), 0, self.space.clock.oldest());
         for &Evictable { id, word } in blocks {
             let is_unseen = self.is_unseen(id, word, oldest);
             // With this very word: an owner since then may have shown the block to a batch newer
             // than the tag.
-            let frame = is_unseen.then(|| self.evict_word(evictor, id, word)).flatten();
+            let frame = is_unseen.then(|| self.evict_word(id, word)).flatten();
             match frame {
                 Some(frame) => {
                     freed.push(frame);
@@ -262,10 +272,10 @@ impl Core {
     fn evict_to_free(
         &self,
         wanted: usize,
-        evict: impl Fn(&Self, usize, &mut dyn FnMut(FrameId)) -> usize,
+        evict: impl Fn(&Self, usize, &mut dyn FnMut(&[FrameId])) -> usize,
     ) -> usize {
         let mut freed = FreedFrames::new(&self.space);
-        evict(self, wanted, &mut |frame| freed.push(frame))
+        evict(self, wanted, &mut |frames| frames.iter().for_each(|&frame| freed.push(frame)))
     }
 
     /// Evicts up to `wanted` blocks, frees and announces them.

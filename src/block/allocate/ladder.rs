@@ -327,7 +327,7 @@ impl Core {
         cache: Option<CountedRef<'_>>,
         request: &AllocRequest,
         grab: &mut Grab,
-        evict: impl Fn(&Self, usize, &mut dyn FnMut(FrameId)) -> usize,
+        evict: impl Fn(&Self, usize, &mut dyn FnMut(&[FrameId])) -> usize,
     ) -> bool {
         let missing = request.blocks - grab.frames;
         if self.evictable() + self.reserved_for(request) < missing {
@@ -340,10 +340,14 @@ impl Core {
         let ahead = if cache.is_some() && !self.is_awaited() { ahead } else { 0 };
         let is_urgent = request.priority == Priority::Urgent;
         let mut spare = SmallVec::<[FrameId; MAGAZINE_BLOCKS_MAX]>::new();
-        let evicted = evict(self, missing + ahead, &mut |frame| match self.take_evicted(frame, is_urgent) {
-            Some(frame) if grab.frames < request.blocks => grab.push(frame),
-            Some(frame) => spare.push(frame),
-            None => {}
+        let evicted = evict(self, missing + ahead, &mut |frames| {
+            for &frame in frames {
+                match self.take_evicted(frame, is_urgent) {
+                    Some(frame) if grab.frames < request.blocks => grab.push(frame),
+                    Some(frame) => spare.push(frame),
+                    None => {}
+                }
+            }
         });
         // In reverse, so that they are handed out in the order in which they were evicted.
         for frame in spare.into_iter().rev() {

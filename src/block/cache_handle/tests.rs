@@ -51,12 +51,12 @@ impl Evictor for Hostile {
 
     fn became_evictable(&self, _: &Core, _: &[Evictable], _: Ticket) {}
 
-    fn evict(&self, core: &Core, oldest: Ticket, _: usize, freed: &mut dyn FnMut(FrameId)) {
+    fn evict(&self, core: &Core, oldest: Ticket, _: usize, freed: &mut dyn FnMut(&[FrameId])) {
         self.strike();
         (0..core.rows() as u32)
             .find_map(|id| core.evict(BlockId(id), oldest).ok())
             .into_iter()
-            .for_each(freed);
+            .for_each(|frame| freed(&[frame]));
     }
 
     fn tag(&self, _: BlockId, _: crate::block::BlockWord) -> Option<Ticket> {

@@ -223,9 +223,16 @@ impl Core {
     }
 
     /// Drops a reference on a block of a list, which may be cached.
+    #[inline]
     fn release_listed_word(&self, id: BlockId) -> ListRelease {
         let atomic = self.space.table.word(id);
         let mut word = BlockWord::from_bits(atomic.load(Relaxed));
+        if let Some(next) = word.release_kept() {
+            match atomic.compare_exchange(word.to_bits(), next.to_bits(), RELEASE_ORDER, Relaxed) {
+                Ok(_) => return ListRelease::Evictable(next),
+                Err(now) => word = BlockWord::from_bits(now),
+            }
+        }
         loop {
             if let Some(next) = word.outlived() {
                 word = self.outlive(id, word, next);

@@ -1,6 +1,6 @@
 //! Append-only rows by number: per-block data of a pool that grows.
 //!
-//! GrowTable are stored in buckets: the first is as large as the initial pool, each further one as large
+//! Rows are stored in buckets: the first is as large as the initial pool, each further one as large
 //! as all before it together. Growing adds a bucket; rows never move, and none is removed before
 //! the whole table is dropped. Reading a row therefore needs no epoch.
 //!
@@ -15,7 +15,7 @@ use crate::sync::{AtomicPtr, Ordering::*};
 /// Number of doublings after the first bucket: enough for any frame number. Fewer in a model.
 const BUCKETS_MORE: usize = if cfg!(kvpool_loom) { 3 } else { crate::config::FRAME_BITS as usize };
 
-/// GrowTable with consecutive numbers, allocated together.
+/// Rows with consecutive numbers, allocated together.
 pub(crate) trait TablePart: Send + Sync {
     /// Creates rows `base .. base + len` in their initial state.
     fn new(base: usize, len: usize) -> Self;
@@ -106,7 +106,7 @@ impl<B: TablePart> Drop for GrowTable<B> {
 mod tests {
     use super::*;
 
-    /// GrowTable that contain their own number.
+    /// Rows that contain their own number.
     struct Numbers(Vec<usize>);
 
     impl TablePart for Numbers {

@@ -382,6 +382,16 @@ impl BlockWord {
         if self.0 & (REFS_MASK | MOVING | CACHED | GUARDED) == only { Some(self.freed()) } else { None }
     }
 
+    /// Performs the most frequent release of a sequence's list in one comparison: of the only
+    /// reference of a cached block, which becomes evictable as by [`release`](Self::release).
+    /// `None`: any other word, or a generation that wraps around.
+    #[inline]
+    pub fn release_kept(self) -> Option<Self> {
+        let freed = self.freed();
+        let is_only = self.0 & (REFS_MASK | CACHED | GUARDED) == ONE_REF | CACHED | GUARDED;
+        (is_only && !freed.carries()).then_some(Self(freed.0 | self.0 & (SEALED | MOVING | CACHED)))
+    }
+
     /// Returns the word of the free block of the next generation.
     #[inline]
     fn freed(self) -> Self {

@@ -45,7 +45,7 @@ impl PrefixCache {
                     break;
                 }
                 next = self.queues.below(&self.rows, id);
-                let is_in_place = self.queues.unfile(&self.rows, entry.queue, id);
+                let is_in_place = self.queues.filed(&self.rows, entry.queue, id).unfile();
                 let is_useless = entry.queue == self.queues.useless() || !self.row(id).is_of(era);
                 // Otherwise its next release files it again.
                 if !core.word(id).is_evictable() {

@@ -18,7 +18,7 @@ use crate::block::{Core, NotEvicted};
 use crate::ids::{BlockId, FrameId, Ticket};
 
 use super::super::policy::QUEUES_MAX;
-use super::super::queues::Entry;
+use super::super::queues::{ENTRY_MAX, Entry};
 use super::{PrefixCache, key_of};
 
 /// Entries with blocks seen by a batch, and moving blocks, that one eviction skips before it gives
@@ -32,12 +32,36 @@ const SKIPPED_MAX_QUEUE: u8 = if cfg!(kvpool_loom) { 1 } else { (SKIPPED_MAX / Q
 /// Number of blocks per step.
 const STEP: usize = if cfg!(kvpool_loom) { 2 } else { 16 };
 
+/// The blocks or frames of a step.
+struct Few<T> {
+    items: [T; STEP],
+    len: usize,
+}
+
+impl<T: Copy> Few<T> {
+    /// Creates an empty list; `filler` fills its memory.
+    fn new(filler: T) -> Self {
+        Self { items: [filler; STEP], len: 0 }
+    }
+
+    #[inline]
+    fn push(&mut self, item: T) {
+        self.items[self.len] = item;
+        self.len += 1;
+    }
+
+    #[inline]
+    fn as_slice(&self) -> &[T] {
+        &self.items[..self.len]
+    }
+}
+
 /// An eviction in progress. Dropping it puts back what it holds.
 pub(super) struct Eviction<'a> {
     cache: &'a PrefixCache,
     core: &'a Core,
     oldest: Ticket,
-    freed: &'a mut dyn FnMut(FrameId),
+    freed: &'a mut dyn FnMut(&[FrameId]),
     /// Entries to put back, whose first blocks a batch may see.
     seen: SmallVec<[Entry; SKIPPED_MAX]>,
     /// Unfiled blocks to file again: moving ones.
@@ -53,7 +77,7 @@ impl<'a> Eviction<'a> {
         cache: &'a PrefixCache,
         core: &'a Core,
         oldest: Ticket,
-        freed: &'a mut dyn FnMut(FrameId),
+        freed: &'a mut dyn FnMut(&[FrameId]),
     ) -> Self {
         let (seen, unfiled) = (SmallVec::new(), SmallVec::new());
         Self { cache, core, oldest, freed, seen, unfiled, skipped: 0, in_queue: [0; QUEUES_MAX], spared: 0 }
@@ -78,57 +102,66 @@ impl<'a> Eviction<'a> {
 
     /// Evicts up to `wanted` blocks of an entry, and returns their number.
     fn evict_entry(&mut self, entry: Entry, wanted: usize) -> usize {
-        let (cache, mut next, mut got) = (self.cache, Some(entry.first), 0);
-        while let Some(first) = next {
-            let rest = Entry { first, ..entry };
-            if got == wanted {
-                cache.queues.put_back(&cache.rows, rest);
-                return got;
-            }
-            let mut step = SmallVec::<[BlockId; STEP]>::new();
-            while let Some(id) = next.filter(|_| step.len() < STEP.min(wanted - got)) {
-                cache.row(id).prefetch();
-                self.core.prefetch_word(id);
-                step.push(id);
-                next = cache.queues.below(&cache.rows, id);
-            }
-            for &id in &step {
-                cache.index.prefetch(key_of(cache.row(id).hash()));
-            }
-            let (evicted, is_seen) = self.evict_step(entry.queue, &step);
+        let cache = self.cache;
+        let (mut blocks, mut next) = (SmallVec::<[BlockId; ENTRY_MAX]>::new(), Some(entry.first));
+        while let Some(id) = next.filter(|_| blocks.len() < wanted) {
+            cache.row(id).prefetch();
+            self.core.prefetch_word(id);
+            blocks.push(id);
+            next = cache.queues.below(&cache.rows, id);
+        }
+        let mut got = 0;
+        let mut steps = blocks.chunks(STEP).peekable();
+        self.prefetch_index(steps.peek());
+        while let Some(step) = steps.next() {
+            self.prefetch_index(steps.peek());
+            let (evicted, is_seen) = self.evict_step(entry.queue, step);
             got += evicted;
             if is_seen {
                 return got;
             }
         }
+        if let Some(first) = next {
+            cache.queues.put_back(&cache.rows, Entry { first, ..entry });
+        }
         got
+    }
+
+    fn prefetch_index(&self, step: Option<&&[BlockId]>) {
+        let cache = self.cache;
+        step.into_iter()
+            .copied()
+            .flatten()
+            .for_each(|&id| cache.index.prefetch(key_of(cache.row(id).hash())));
     }
 
     /// Evicts blocks of an entry. Returns their number, and whether the entry was put aside because
     /// a batch may see a block.
     fn evict_step(&mut self, queue: usize, step: &[BlockId]) -> (usize, bool) {
         let (cache, core) = (self.cache, self.core);
-        let mut evicted = SmallVec::<[BlockId; STEP]>::new();
-        let mut frames = SmallVec::<[FrameId; STEP]>::new();
+        let (mut evicted, mut frames) = (Few::new(BlockId(0)), Few::new(FrameId(0)));
         let mut outdated = SmallVec::<[BlockId; STEP]>::new();
         let mut is_seen = false;
         for &id in step {
+            let filed = cache.queues.filed(&cache.rows, queue, id);
+            let is_unseen = |word| match filed.row.tag(word) {
+                Some(tag) => tag < self.oldest,
+                None => core.is_unseen(id, word, self.oldest),
+            };
             let word = core.word(id);
-            is_seen = word.is_evictable()
-                && !core.is_unseen(id, word, self.oldest)
-                && !cache.queues.is_outdated(&cache.rows, queue, id);
+            is_seen = word.is_evictable() && !is_unseen(word) && !filed.is_outdated();
             if is_seen {
                 self.skip(queue);
                 self.seen.push(Entry { queue, first: id });
                 break;
             }
-            if !cache.queues.unfile(&cache.rows, queue, id) {
+            if !filed.unfile() {
                 if core.word(id).is_evictable() {
                     outdated.push(id);
                 }
                 continue;
             }
-            match core.evict_unforgotten(id, self.oldest) {
+            match core.evict_unforgotten(id, is_unseen) {
                 Ok(frame) => {
                     evicted.push(id);
                     frames.push(frame);
@@ -141,13 +174,15 @@ impl<'a> Eviction<'a> {
                 }
             }
         }
-        if !evicted.is_empty() {
-            core.count_not_evictable(evicted.len());
-            cache.forget_all(core, &evicted);
-            frames.into_iter().for_each(&mut *self.freed);
+        if evicted.len > 0 {
+            core.count_not_evictable(evicted.len);
+            cache.forget_all(core, evicted.as_slice());
+            (self.freed)(frames.as_slice());
         }
-        cache.queues.file(&cache.rows, outdated);
-        (evicted.len(), is_seen)
+        if !outdated.is_empty() {
+            cache.queues.file(&cache.rows, outdated);
+        }
+        (evicted.len, is_seen)
     }
 
     fn skip(&mut self, queue: usize) {
@@ -163,6 +198,8 @@ impl Drop for Eviction<'_> {
     fn drop(&mut self) {
         let cache = self.cache;
         self.seen.iter().for_each(|&entry| cache.queues.put_back(&cache.rows, entry));
-        cache.queues.file(&cache.rows, self.unfiled.drain(..));
+        if !self.unfiled.is_empty() {
+            cache.queues.file(&cache.rows, self.unfiled.drain(..));
+        }
     }
 }

@@ -11,7 +11,7 @@ use super::entry::Entry;
 pub(super) const WAYS: usize = if cfg!(kvpool_loom) { 2 } else { 8 };
 
 /// Set of slots of a bucket, one bit each.
-type Slots = u32;
+pub(super) type Slots = u32;
 
 /// Iterates over the slots of a set in ascending order.
 #[inline]
@@ -21,6 +21,30 @@ pub(super) fn each(mut slots: Slots) -> impl Iterator<Item = usize> {
         slots &= slots.wrapping_sub(1);
         (at < WAYS).then_some(at)
     })
+}
+
+/// What an insertion finds in a bucket.
+pub(super) struct Room {
+    /// Whether the entry is there already.
+    pub(super) is_there: bool,
+    /// Whether there is another entry with its fingerprint.
+    pub(super) has_alike: bool,
+    pub(super) empty: Slots,
+}
+
+impl Room {
+    /// Returns the bucket with more room, and what is true of both.
+    pub(super) fn or_emptier<'b>(
+        self,
+        own: &'b Bucket,
+        other: &'b Bucket,
+        in_other: Self,
+    ) -> (&'b Bucket, Self) {
+        let is_own = self.empty.count_ones() >= in_other.empty.count_ones();
+        let (bucket, empty) = if is_own { (own, self.empty) } else { (other, in_other.empty) };
+        let is_there = self.is_there || in_other.is_there;
+        (bucket, Self { is_there, has_alike: self.has_alike || in_other.has_alike, empty })
+    }
 }
 
 /// One cache line of slots.
@@ -33,6 +57,7 @@ impl Bucket {
     }
 
     /// Returns the slots whose entries satisfy `so`.
+    #[cfg(any(test, not(target_arch = "x86_64"), miri, kvpool_loom))]
     #[inline]
     fn slots(&self, so: impl Fn(Entry) -> bool) -> Slots {
         // Relaxed: callers that act on a slot read it again.
@@ -40,16 +65,25 @@ impl Bucket {
         bits.enumerate().fold(0, |slots, (at, bit)| slots | bit << at)
     }
 
-    /// Returns the slots equal to this entry, which may be [`Entry::EMPTY`].
+    /// Returns the slots that are equal to this entry, which is not empty.
     #[inline]
     pub(super) fn equal(&self, entry: Entry) -> Slots {
-        self.slots(|other| other == entry)
+        self.equal_among(self.like(entry), entry)
     }
 
-    /// Returns the empty slots, or `None` if a slot holds this entry.
+    /// Returns those of the slots that are equal to this entry.
     #[inline]
-    pub(super) fn empty(&self, entry: Entry) -> Option<Slots> {
-        (self.equal(entry) == 0).then(|| self.equal(Entry::EMPTY))
+    fn equal_among(&self, slots: Slots, entry: Entry) -> Slots {
+        // Mostly none or one.
+        each(slots).filter(|&at| self.entry(at) == entry).fold(0, |equal, at| equal | 1 << at)
+    }
+
+    /// Looks for an entry and for room.
+    #[inline]
+    pub(super) fn room(&self, entry: Entry) -> Room {
+        let (like, empty) = self.like_and_empty(entry);
+        let equal = self.equal_among(like, entry);
+        Room { is_there: equal != 0, has_alike: like != equal, empty }
     }
 
     /// Returns the slots whose entries have this fingerprint, and perhaps others: callers re-read
@@ -58,6 +92,13 @@ impl Bucket {
     #[inline]
     pub(super) fn like(&self, entry: Entry) -> Slots {
         self.slots(|other| entry.is_like(other))
+    }
+
+    /// Returns the slots as [`like`](Self::like) does, and the empty ones.
+    #[cfg(not(all(target_arch = "x86_64", not(miri), not(kvpool_loom))))]
+    #[inline]
+    fn like_and_empty(&self, entry: Entry) -> (Slots, Slots) {
+        (self.like(entry), self.slots(|other| other == Entry::EMPTY))
     }
 
     /// Returns the slots whose entries have this fingerprint, and perhaps others: callers re-read
@@ -96,6 +137,47 @@ impl Bucket {
             );
         }
         slots
+    }
+
+    /// Returns the slots as [`like`](Self::like) does, and the empty ones, whose upper halves are 0.
+    #[cfg(all(target_arch = "x86_64", not(miri), not(kvpool_loom)))]
+    #[inline]
+    fn like_and_empty(&self, entry: Entry) -> (Slots, Slots) {
+        let slots: Slots;
+        // SAFETY: as in `like`.
+        unsafe {
+            std::arch::asm!(
+                "movd {wanted}, {high:e}",
+                "pshufd {wanted}, {wanted}, 0",
+                "pxor {low_empty}, {low_empty}",
+                "pxor {high_empty}, {high_empty}",
+                // The upper halves of words 0 to 3, and of 4 to 7.
+                "movaps {low_four}, [{bucket}]",
+                "shufps {low_four}, [{bucket} + 16], 0xdd",
+                "movaps {high_four}, [{bucket} + 32]",
+                "shufps {high_four}, [{bucket} + 48], 0xdd",
+                // All ones where they match: 32 bits each, then 16, then 8, then one; eight slots
+                // that are like the entry, and eight that are empty.
+                "pcmpeqd {low_empty}, {low_four}",
+                "pcmpeqd {high_empty}, {high_four}",
+                "pcmpeqd {low_four}, {wanted}",
+                "pcmpeqd {high_four}, {wanted}",
+                "packssdw {low_four}, {high_four}",
+                "packssdw {low_empty}, {high_empty}",
+                "packsswb {low_four}, {low_empty}",
+                "pmovmskb {slots:e}, {low_four}",
+                high = in(reg) entry.to_bits() >> 32,
+                bucket = in(reg) self.0.as_ptr(),
+                wanted = out(xmm_reg) _,
+                low_four = out(xmm_reg) _,
+                high_four = out(xmm_reg) _,
+                low_empty = out(xmm_reg) _,
+                high_empty = out(xmm_reg) _,
+                slots = out(reg) slots,
+                options(readonly, nostack, preserves_flags),
+            );
+        }
+        (slots & 0xff, slots >> WAYS)
     }
 
     /// Returns the entry in a slot. Acquire: pairs with the Release that stored the entry; the
@@ -140,6 +222,7 @@ mod tests {
             }
             let like = key.entry(BlockId(77));
             assert_eq!(bucket.like(like), set);
+            assert_eq!(bucket.like_and_empty(like), (set, bucket.slots(|other| other == Entry::EMPTY)));
             assert_eq!(bucket.slots(|other| like.is_like(other)), set);
         }
     }
@@ -158,6 +241,8 @@ mod tests {
             let wanted = keys[random.usize(..WAYS)].entry(BlockId(0));
             let (exact, found) = (bucket.slots(|other| wanted.is_like(other)), bucket.like(wanted));
             assert_eq!(exact & !found, 0, "a matching slot is missing");
+            assert_eq!(bucket.like_and_empty(wanted), (found, 0));
+            assert_eq!(bucket.equal(wanted), bucket.slots(|other| other == wanted));
             let is_upper = |at: u32| (bucket.entry(at as usize).to_bits() ^ wanted.to_bits()) >> 32 == 0;
             assert!(
                 (0..WAYS as u32).filter(|at| found >> at & 1 == 1).all(is_upper),

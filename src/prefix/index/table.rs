@@ -7,14 +7,14 @@ use smallvec::SmallVec;
 use crate::ids::{BlockId, FRAMES_MAX};
 use crate::sync::{AtomicPtr, AtomicU64, Ordering::*, fence};
 
-use super::bucket::{Bucket, WAYS, each};
+use super::bucket::{Bucket, Slots, WAYS, each};
 use super::entry::{Entry, Key};
 
 /// Entries per block of the pool.
 const ENTRIES_PER_BLOCK: usize = 2;
 
 /// A key goes to its first bucket while that holds fewer entries than this.
-const AT_HOME_MAX: u32 = WAYS as u32 * 3 / 4;
+const AT_HOME_MAX: usize = WAYS * 3 / 4;
 
 // The bits of a key's second word that choose the bucket are those that an entry replaces by the
 // block's id.
@@ -90,31 +90,29 @@ impl Table {
         self.pair(key)[0].fetch();
     }
 
-    /// Prefetches both buckets, before writing.
-    #[inline]
-    pub(super) fn prefetch_both(&self, key: Key) {
-        self.pair(key).into_iter().for_each(Bucket::fetch);
-    }
-
-    /// Stores an entry in an empty slot, if there is one and the entry is not present.
-    fn add(&self, entry: Entry, key: Key) -> Inserted {
+    /// Stores an entry in an empty slot, if there is one and the entry is not present. Also returns
+    /// whether another entry has its fingerprint.
+    ///
+    /// Does not look into the second bucket while the first has room to spare: each bucket is a
+    /// cache miss.
+    fn add(&self, entry: Entry, key: Key) -> (Inserted, bool) {
         let [first, second] = self.pair(key);
         loop {
-            let (Some(in_first), Some(in_second)) = (first.empty(entry), second.empty(entry)) else {
-                return Inserted::Present;
-            };
-            let at_home = in_first.count_ones() > WAYS as u32 - AT_HOME_MAX;
-            let (bucket, slots) = if at_home || in_first.count_ones() >= in_second.count_ones() {
+            let in_first = first.room(entry);
+            let (bucket, room) = if in_first.is_there || more_than::<{ WAYS - AT_HOME_MAX }>(in_first.empty) {
                 (first, in_first)
             } else {
-                (second, in_second)
+                in_first.or_emptier(first, second, second.room(entry))
             };
-            let Some(at) = each(slots).next() else { return Inserted::Full };
+            if room.is_there {
+                return (Inserted::Present, room.has_alike);
+            }
+            let Some(at) = each(room.empty).next() else { return (Inserted::Full, room.has_alike) };
             // Release: pairs with the Acquire in `Bucket::entry`. Redundant for an insertion, which
             // has fenced; a thread that restores an entry, or walks, has read the word after its
             // fence.
             if bucket.exchange(at, Entry::EMPTY, entry, Release) {
-                return Inserted::New;
+                return (Inserted::New, room.has_alike);
             }
             // Another thread has filled it, so the system made progress. Reached by the model
             // `insert_beside_insert`.
@@ -123,7 +121,7 @@ impl Table {
 
     /// Like [`add`](Self::add), and counts an entry that finds no room.
     pub(super) fn add_counted(&self, entry: Entry, key: Key, forgotten: &AtomicU64) -> Inserted {
-        let inserted = self.add(entry, key);
+        let (inserted, _) = self.add(entry, key);
         if inserted == Inserted::Full {
             // Relaxed: a statistic.
             forgotten.fetch_add(1, Relaxed);
@@ -131,25 +129,39 @@ impl Table {
         inserted
     }
 
-    /// Adds an entry; if there is no room, replaces an outdated one.
+    /// Adds an entry; if there is no room, replaces an outdated one. Also returns whether another
+    /// entry has its fingerprint.
     pub(super) fn insert(
         &self,
         key: Key,
         id: BlockId,
         registered: &impl Fn(BlockId) -> Option<Key>,
         forgotten: &AtomicU64,
-    ) -> Inserted {
+    ) -> (Inserted, bool) {
         let entry = key.entry(id);
         match self.add(entry, key) {
-            Inserted::Full if self.replace(key, entry, registered, forgotten) => Inserted::New,
+            (Inserted::Full, has_alike) => (self.insert_full(key, entry, registered, forgotten), has_alike),
+            added => added,
+        }
+    }
+
+    #[cold]
+    fn insert_full(
+        &self,
+        key: Key,
+        entry: Entry,
+        registered: &impl Fn(BlockId) -> Option<Key>,
+        forgotten: &AtomicU64,
+    ) -> Inserted {
+        if self.replace(key, entry, registered, forgotten) {
+            Inserted::New
+        } else {
             // Another thread may have removed an entry meanwhile.
-            Inserted::Full => self.add_counted(entry, key, forgotten),
-            inserted => inserted,
+            self.add_counted(entry, key, forgotten)
         }
     }
 
     /// Replaces an outdated entry.
-    #[cold]
     fn replace(
         &self,
         key: Key,
@@ -198,11 +210,16 @@ impl Table {
             let entry = key.entry(id);
             for number in key.buckets(self.mask) {
                 let bucket = &self.buckets[number];
-                for at in each(bucket.equal(entry)) {
+                let slots = bucket.equal(entry);
+                for at in each(slots) {
                     // Relaxed: nothing is published, and the fence below orders what follows.
                     if bucket.exchange(at, entry, Entry::EMPTY, Relaxed) {
                         removed.push((entry, number));
                     }
+                }
+                // Mostly its only entry: the other bucket's line is not read.
+                if slots != 0 {
+                    break;
                 }
             }
         }
@@ -230,7 +247,7 @@ impl Table {
     /// Returns whether the entry is in the bucket that a lookup reads first.
     #[cfg(all(test, not(kvpool_loom)))]
     pub(super) fn is_in_first(&self, key: Key, id: BlockId) -> bool {
-        self.pair(key)[0].empty(key.entry(id)).is_none()
+        self.pair(key)[0].equal(key.entry(id)) != 0
     }
 
     pub(super) fn slots(&self) -> usize {
@@ -239,7 +256,7 @@ impl Table {
 
     #[cfg(feature = "internals")]
     pub(super) fn entries(&self) -> usize {
-        let taken = |bucket: &Bucket| WAYS - bucket.equal(Entry::EMPTY).count_ones() as usize;
+        let taken = |bucket: &Bucket| WAYS - bucket.room(Entry::EMPTY).empty.count_ones() as usize;
         self.buckets.iter().map(taken).sum()
     }
 
@@ -247,6 +264,12 @@ impl Table {
     pub(super) fn bytes(&self) -> usize {
         size_of::<Self>() + size_of_val(&*self.buckets)
     }
+}
+
+/// Returns whether a set has more than `N` slots.
+#[inline]
+fn more_than<const N: usize>(slots: Slots) -> bool {
+    (0..N).fold(slots, |slots, _| slots & slots.wrapping_sub(1)) != 0
 }
 
 /// Fences between the removal of entries and the second look at their blocks' words.

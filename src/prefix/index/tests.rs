@@ -69,7 +69,7 @@ fn a_block_is_found_by_its_key_until_it_is_removed() {
 #[test]
 fn blocks_of_one_key_are_all_found_and_removed_one_by_one() {
     let index = Index::new(64);
-    index.insert_all((1..=16).map(|id| (key(1), BlockId(id))), nobody);
+    index.insert_all((1..=16).map(|id| (key(1), BlockId(id))), nobody, |_| {});
     assert_eq!(found(&index, key(1)), (1..=16).map(BlockId).collect::<Vec<_>>(), "two buckets full");
     assert!(index.find(key(1), ControlFlow::Break).is_some());
     index.remove(key(1), BlockId(7), nobody);

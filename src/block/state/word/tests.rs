@@ -38,6 +38,24 @@ proptest! {
     }
 
     #[test]
+    fn the_frequent_releases_are_releases(word in words()) {
+        if let Some(kept) = word.release_kept() {
+            prop_assert!(word.is_guarded());
+            prop_assert_eq!(word.outlived(), None);
+            prop_assert_eq!(word.release(), Some(Released::Evictable { word: kept }));
+        }
+        for ownership in [Ownership::ByHandle, Ownership::Guarded] {
+            if let Some(freed) = word.release_only(ownership) {
+                prop_assert_eq!(word.is_guarded(), ownership == Ownership::Guarded);
+                prop_assert_eq!(word.release(), Some(Released::Last { word: freed, carry: freed.carries() }));
+            }
+        }
+        // The generator of words seldom makes one of them.
+        let kept = BlockWord(word.0 & !REFS_MASK | ONE_REF | CACHED | GUARDED);
+        prop_assert_eq!(kept.release_kept().is_none(), kept.outlived().is_some());
+    }
+
+    #[test]
     fn a_lease_and_a_handle_hand_over_the_only_reference(word in words()) {
         match (word.guard(), word.unguard()) {
             (Some(guarded), None) => {
