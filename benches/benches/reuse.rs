@@ -3,7 +3,8 @@
 //! ```text
 //! admit     prompts of 1,000 tokens: the admission, and the whole request; one thread and two
 //! look-up   a cached prompt of 8,000 tokens
-//! evict     a block, one by one and 64 at once, in pools of three sizes; two threads against one
+//! evict     a block, one by one and 64 at once, in pools of three sizes, cached for prompts of one
+//!           block and of 62; two threads against one
 //! single    blocks of one token: long prompts
 //! ```
 //!
@@ -83,9 +84,16 @@ fn evict_by_two(blocks: usize, ours: &mut Full<Kvpool>, locked: &mut Full<Locked
 }
 
 fn evict() {
-    TURNS.head("evict, ns/block");
+    for prompt in [1, 62] {
+        TURNS.head(&format!("evict prompts of {prompt} blocks, ns/block"));
+        evict_prompts(prompt);
+    }
+}
+
+fn evict_prompts(prompt: usize) {
     for blocks in [4_096, 65_536, 1_000_000] {
-        let (mut ours, mut locked) = (Full::<Kvpool>::new(blocks), Full::<Locked>::new(blocks));
+        let mut ours = Full::<Kvpool>::of_prompts(blocks, prompt);
+        let mut locked = Full::<Locked>::of_prompts(blocks, prompt);
         let lines = ["one by one", "64 at once"].map(|line| format!("{blocks} blocks, {line}"));
         TURNS.measure(
             15,

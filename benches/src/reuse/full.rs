@@ -14,6 +14,8 @@ pub const BLOCK_TOKENS: usize = 16;
 pub struct Full<E> {
     /// The engine. No block is owned.
     pub engine: E,
+    blocks: usize,
+    prompt: Vec<u32>,
     next: u32,
     random: fastrand::Rng,
 }
@@ -24,8 +26,14 @@ impl<E: Engine> Full<E> {
     /// They became evictable in random order, as in a pool that has run for a while. Without a
     /// cache, they are free, and were freed in that order.
     pub fn new(blocks: usize) -> Self {
-        let mut full =
-            Self { engine: E::new(blocks, BLOCK_TOKENS), next: 0, random: fastrand::Rng::with_seed(3) };
+        Self::of_prompts(blocks, 1)
+    }
+
+    /// Creates an engine of `blocks` blocks, cached for prompts of `prompt` blocks that ended in
+    /// random order.
+    pub fn of_prompts(blocks: usize, prompt: usize) -> Self {
+        let (engine, random) = (E::new(blocks, BLOCK_TOKENS), fastrand::Rng::with_seed(3));
+        let mut full = Self { engine, blocks, prompt: vec![0; prompt * BLOCK_TOKENS], next: 0, random };
         full.fill(blocks);
         full
     }
@@ -34,26 +42,39 @@ impl<E: Engine> Full<E> {
     fn fill(&mut self, blocks: usize) {
         let mut worker = self.engine.worker(0);
         let mut open = Vec::new();
-        for block in 1..=blocks {
+        let per_prompt = self.prompt.len() / BLOCK_TOKENS;
+        let (prompt, prompts) = (&mut self.prompt, blocks.div_ceil(per_prompt));
+        for number in 1..=prompts {
             self.next += 1;
-            let mut prompt = [0; BLOCK_TOKENS];
             prompt[0] = self.next;
             worker.begin();
-            worker.prepare(&prompt);
-            let mut request = worker.admit(&prompt);
+            worker.prepare(prompt);
+            let mut request = worker.admit(prompt);
             worker.finish(&mut request);
             open.push(request);
-            if open.len() == 32_768 || block == blocks {
+            if open.len() * per_prompt >= self.blocks.min(32_768) / 2 || number == prompts {
                 self.random.shuffle(&mut open);
                 open.drain(..).for_each(|request| worker.end(request));
             }
         }
     }
 
+    /// Returns a number of blocks that is at least what an engine keeps free ahead of need.
+    fn kept_free(&self) -> usize {
+        (self.blocks / 16).min(4_096)
+    }
+
+    /// Allocates blocks, 64 at a time.
+    fn take(&self, blocks: usize) -> Vec<<E::Worker<'_> as Worker>::Blocks> {
+        let mut worker = self.engine.worker(0);
+        (0..blocks / 64).map(|_| worker.allocate(64)).collect()
+    }
+
     /// Returns ns per block to allocate 64 of `blocks` blocks, one by one and at once: each evicts
     /// one. Means of the undisturbed groups of 64.
     pub fn evict(&mut self, blocks: usize) -> [f64; 2] {
         let chunks = (blocks / 4).min(8_192) / 64;
+        let free = self.take(self.kept_free());
         let mut worker = self.engine.worker(0);
         let mut held = Vec::with_capacity(64 * chunks + chunks);
         let times = [(64, 1), (1, 64)].map(|(calls, count)| {
@@ -63,9 +84,9 @@ impl<E: Engine> Full<E> {
             }
             timed.mean_ns()
         });
-        held.into_iter().for_each(|blocks| worker.free(blocks));
+        held.into_iter().chain(free).for_each(|blocks| worker.free(blocks));
         drop(worker);
-        self.fill(2 * 64 * chunks);
+        self.fill(self.kept_free() + 2 * 64 * chunks);
         match times {
             [Some(one), Some(many)] => [one / 64.0, many / 64.0],
             _ => self.evict(blocks),
@@ -86,6 +107,7 @@ impl<E: Engine> Full<E> {
     /// Returns the times of the undisturbed calls.
     fn evict_round(&mut self, calls: usize, threads: usize) -> Vec<f64> {
         let all = Mutex::new((Vec::with_capacity(calls * threads), Vec::with_capacity(threads)));
+        let free = self.take(self.kept_free());
         let engine = &self.engine;
         let prepare = |thread| (engine.worker(thread), Calls::with_capacity(calls));
         together(threads, prepare, |_, (worker, timed)| {
@@ -99,9 +121,9 @@ impl<E: Engine> Full<E> {
         });
         let mut worker = engine.worker(0);
         let (held, timed) = all.into_inner().expect("no bench thread panicked");
-        held.into_iter().for_each(|blocks| worker.free(blocks));
+        held.into_iter().chain(free).for_each(|blocks| worker.free(blocks));
         drop(worker);
-        self.fill(64 * calls * threads);
+        self.fill(self.kept_free() + 64 * calls * threads);
         undisturbed(timed).into_iter().map(|(ns, ())| ns).collect()
     }
 

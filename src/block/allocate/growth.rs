@@ -13,7 +13,7 @@
 //!
 //! What lists leave behind are holes: the unused ends of their last units. Free frames in holes
 //! cache nothing, so there are limits to them. Above [`HOLES_SHIFT`], the end of a list that does
-//! not fill a unit goes into holes. Above [`HOLES_MAX_SHIFT`], and where evictions yield no whole
+//! not fill a unit goes into holes. Above [`HOLES_MAX`], and where evictions yield no whole
 //! units, a list evicts nothing for them, and takes holes for all that is missing: a few blocks
 //! with owners, one in each unit, would otherwise empty the cache.
 
@@ -27,6 +27,11 @@ use crate::block::core::{Core, HOLES_MAX_SHIFT};
 /// Free frames in partly used units that are kept for the growth of lists, as a shift of the pool:
 /// above it, the end of a list that does not fill a unit goes into holes.
 const HOLES_SHIFT: u32 = 8;
+
+/// Free frames in partly used units above which a list takes holes instead of evicting blocks: in
+/// small pools, a [share](HOLES_MAX_SHIFT). In large ones an absolute number, because the number of
+/// lists that grow at a time does not rise with the pool, and each hole costs hits.
+const HOLES_MAX: usize = 1_280;
 
 /// Free frames that lists spare: at most this share of the free and evictable ones, as a shift.
 const ROOM_SHIFT: u32 = 3;
@@ -128,6 +133,6 @@ impl Core {
     /// Returns the number of free frames in partly used units above which lists evict nothing for
     /// whole units.
     pub(super) fn holes_max(&self) -> usize {
-        self.total() >> HOLES_MAX_SHIFT
+        (self.total() >> HOLES_MAX_SHIFT).min(HOLES_MAX)
     }
 }
