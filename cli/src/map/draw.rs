@@ -101,6 +101,12 @@ fn tiles(snapshot: &Snapshot) -> Group {
     if snapshot.count(FrameKind::Evictable) > 0 {
         all.insert(1, (percent(snapshot.available_fragmentation(order)), "with evictable".to_owned()));
     }
+    for (kind, caption) in [(FrameKind::Spared, "spared"), (FrameKind::Evictable, "evictable")] {
+        let share = snapshot.count(kind) as f64 / snapshot.frames().len().max(1) as f64;
+        if share > 0.0 {
+            all.push((percent(share), caption.to_owned()));
+        }
+    }
     let width = WIDTH / all.len();
     let mut group = Group::new();
     for (index, (figure, caption)) in all.iter().enumerate() {
