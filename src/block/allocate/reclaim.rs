@@ -10,7 +10,7 @@
 //!
 //! ```text
 //! list     took whole units:  owed += their frames
-//! slice    some block is evictable;  owed: swap 0, was above 0;  below the watermark
+//! slice    owed: swap 0, was above 0;  some block is evictable;  below the watermark
 //!              =>  evict up to SLICE_MAX blocks;  announce;
 //!                  more are missing, and whole units were gained, or a batch saw all: owed += rest
 //! ```
@@ -84,8 +84,9 @@ impl Core {
     /// and not many more in holes. Returns the number of evicted blocks.
     #[cold]
     pub(in crate::block) fn reclaim_owed(&self, watermark: usize) -> usize {
-        // What is owed stays owed until something can be evicted.
-        if self.evictable() == 0 || self.owed.swap(0, Relaxed) == 0 {
+        // Nothing is owed while nothing is evictable: a prompt that fills the pool exactly stays
+        // cached. Reached by `prefix_edges`.
+        if self.owed.swap(0, Relaxed) == 0 || self.evictable() == 0 {
             return 0;
         }
         let frames = &self.space.frames;
