@@ -300,10 +300,27 @@ mod imp {
     }
 }
 
-/// Wakes a task. A waker is user code: its panic is reported by the panic hook and goes no further,
-/// because the calling thread holds frames, references or a batch.
+/// Calls user code. Returns `None` if it panics, which the panic hook has reported.
+///
+/// The payload of the panic is user code too: a panic of its destructor goes no further either, and
+/// leaks that panic's payload.
+pub(crate) fn caught<R>(call: impl FnOnce() -> R) -> Option<R> {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    let payload = match catch_unwind(AssertUnwindSafe(call)) {
+        Ok(result) => return Some(result),
+        Err(payload) => payload,
+    };
+    // Reached by `hostile_code`.
+    if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
+        std::mem::forget(another);
+    }
+    None
+}
+
+/// Wakes a task. A waker is user code: its panic goes no further, because the calling thread holds
+/// frames, references or a batch.
 pub(crate) fn wake(waker: std::task::Waker) {
-    let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| waker.wake()));
+    caught(|| waker.wake());
 }
 
 /// Prefetches a cache line, where the processor supports it.

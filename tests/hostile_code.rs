@@ -1,7 +1,7 @@
 //! User code that runs inside of the pool: reentrant calls and panics in it cost no owner a block.
 
 use std::collections::HashSet;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -11,6 +11,7 @@ use kvpool::prefix::PrefixConfig;
 use kvpool::prefix::policy::{Head, Millis, Place, Policy, Released};
 use kvpool::storage::KvLayout;
 use kvpool::{AllocRequest, Lease, Pool, SequenceId};
+use kvpool_testkit::storages::{Call, Hooked};
 
 fn pool(blocks: usize) -> Pool {
     Pool::builder(KvLayout::named("tiny").unwrap()).blocks(blocks).without_storage().build().unwrap()
@@ -112,4 +113,90 @@ fn a_policy_that_drops_its_pool() {
     batch.append(&mut second, 3 * block_tokens).unwrap();
     assert_eq!(policy.caches_in_use.load(Relaxed), 1);
     drop((batch, second));
+}
+
+/// The payload of a panic, whose destructor panics too.
+struct Payload;
+
+impl Drop for Payload {
+    fn drop(&mut self) {
+        panic!("on purpose, in a payload");
+    }
+}
+
+/// A waker, and a policy, whose panics have such a payload.
+#[derive(Debug)]
+struct Payloads;
+
+impl Wake for Payloads {
+    fn wake(self: Arc<Self>) {
+        panic_any(Payload)
+    }
+}
+
+impl Policy for Payloads {
+    fn name(&self) -> &'static str {
+        "payloads"
+    }
+
+    fn queues(&self) -> usize {
+        2
+    }
+
+    fn place(&self, _: &Released, _: Millis) -> Place {
+        panic_any(Payload)
+    }
+
+    fn victim(&self, _: &[Option<Head>], _: Millis) -> Option<usize> {
+        panic_any(Payload)
+    }
+}
+
+/// The pool drops the payloads of panics that it catches: a panic of their destructors goes no
+/// further either.
+#[test]
+fn a_waker_panics_with_a_payload_that_panics() {
+    let pool = pool(32);
+    let lease = pool.allocate_owned(AllocRequest::new(20)).unwrap();
+    let waker = Waker::from(Arc::new(Payloads));
+    let mut waiting = pin!(pool.allocate_async(AllocRequest::new(32)));
+    for _ in 0..4 {
+        assert!(waiting.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    }
+    drop(lease);
+    assert_eq!((pool.audit().unwrap().owned, pool.stats().free), (0, 32));
+}
+
+#[test]
+fn a_policy_panics_with_a_payload_that_panics() {
+    let config = PrefixConfig::new().policy_of(Arc::new(Payloads));
+    let builder = Pool::builder(KvLayout::named("tiny").unwrap()).blocks(16).without_storage();
+    let pool = builder.prefix_cache(config).build().unwrap();
+    for id in 0..4 {
+        let prompt: Vec<u32> =
+            (0..10 * pool.layout().block_tokens() as u32).map(|n| n + 1_000 * id).collect();
+        let mut sequence = pool.sequence(SequenceId(u64::from(id))).tokens(&prompt).unwrap();
+        pool.begin_batch().append(&mut sequence, prompt.len()).unwrap();
+    }
+    assert_eq!((pool.audit().unwrap().owned, pool.available_blocks()), (0, 16));
+    assert!(pool.prefix_cache().unwrap().stats().evicted_blocks >= 24);
+}
+
+#[test]
+fn a_wipe_panics_with_a_payload_that_panics() {
+    let is_armed = Arc::new(AtomicBool::new(false));
+    let armed = is_armed.clone();
+    let layout = KvLayout::named("tiny").unwrap();
+    let storage = Hooked::new(layout.clone(), 33, 33, move |call| {
+        if call == Call::Zero && armed.load(Relaxed) {
+            panic_any(Payload)
+        }
+        Ok(())
+    });
+    let pool = Pool::builder(layout).blocks(32).storage(Arc::new(storage)).zero_on_free().build().unwrap();
+    let lease = pool.allocate_owned(AllocRequest::new(3)).unwrap();
+    is_armed.store(true, Relaxed);
+    drop(lease);
+    is_armed.store(false, Relaxed);
+    assert_eq!((pool.stats().unwiped, pool.audit().unwrap().held), (3, 3));
 }

@@ -79,7 +79,7 @@ fn prompts(c: &mut Criterion) {
             last
         });
     }
-    let secret: [u8; 192] = std::array::from_fn(|i| i as u8 * 37);
+    let secret: [u8; 192] = std::array::from_fn(|i| (i as u8).wrapping_mul(37));
     alone(&mut group, "XXH3-128 with a secret, key alone", |bytes| {
         twox_hash::XxHash3_128::oneshot_with_secret(&secret, bytes).expect("a long secret")
     });

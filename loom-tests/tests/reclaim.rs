@@ -9,7 +9,7 @@
 #![cfg(kvpool_loom)]
 
 use kvpool::block::models::reclaim;
-use kvpool_loom_tests::{CachedBlocks, check, check_to};
+use kvpool_loom_tests::{CachedBlocks, check, check_to, check_wide};
 use loom::thread;
 
 /// A look-up beside a slice.
@@ -68,7 +68,24 @@ fn beside_a_batch() {
     });
 }
 
-/// Two slices, and a request that needs a block.
+/// Two slices at once, as of a batch's end and the background task: both evict, and together no more
+/// than is cached.
+#[test]
+fn beside_another_slice() {
+    check_wide(2, "reclaim::beside_another_slice", || {
+        let pool = CachedBlocks::new(2);
+        pool.keep(1);
+        pool.keep(2);
+        let other = pool.clone();
+        let thread = thread::spawn(move || reclaim(&other.blocks, 2));
+        let evicted = reclaim(&pool.blocks, 2);
+        let evicted = evicted + thread.join().unwrap();
+        assert_eq!((evicted, pool.blocks.evictable()), (2, 0), "what is owed is done");
+        pool.finish();
+    });
+}
+
+/// A slice, and a request that needs a block.
 #[test]
 fn beside_a_request() {
     check("reclaim::beside_a_request", || {

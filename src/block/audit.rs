@@ -17,6 +17,9 @@ pub struct AuditReport {
     pub total: usize,
     /// Frames that are free in the bitmaps.
     pub in_bitmap: usize,
+    /// The part of [`in_bitmap`](Self::in_bitmap) that is in units that sequences
+    /// spare for their growth.
+    pub spared: usize,
     /// Frames that are free in magazines and in the depot.
     pub in_magazines: usize,
     /// Retired frames.
@@ -83,6 +86,14 @@ pub enum AuditError {
         frame: FrameId,
         /// The block that the frame names.
         other: BlockId,
+    },
+    /// More units are spared than sequences are open, each of which spares one at most.
+    #[error("{units} units are spared, and {sequences} sequences are open")]
+    Spared {
+        /// Number of spared units.
+        units: usize,
+        /// Number of open sequences.
+        sequences: usize,
     },
     /// The counters differ from the recount.
     #[error("the counters say {counted:?}, the walk found {found:?}")]
@@ -197,6 +208,7 @@ impl Core {
         let report = AuditReport {
             total,
             in_bitmap: ledger.count(FramePlace::Bitmap),
+            spared: self.audit_spared(&ledger)?,
             in_magazines: ledger.count(FramePlace::Magazine),
             retired: ledger.count(FramePlace::Retired),
             held: ledger.count(FramePlace::Held),
@@ -207,6 +219,23 @@ impl Core {
         };
         self.compare(&report)?;
         Ok(report)
+    }
+
+    /// Returns the number of units that sequences spare for their growth, in O(1).
+    pub fn spared_units(&self) -> usize {
+        self.space.frames.spared_units()
+    }
+
+    /// Returns the number of free frames in spared units, by the walk over the bitmaps.
+    fn audit_spared(&self, ledger: &Ledger) -> Result<usize, AuditError> {
+        let mut spared = 0;
+        self.space.frames.for_each_spared_unit(&mut |unit| {
+            let seen = ledger.seen.get(unit.start.index()..).unwrap_or_default();
+            let is_free = |seen: &&Option<FramePlace>| **seen == Some(FramePlace::Bitmap);
+            spared += seen.iter().take(unit.len as usize).filter(is_free).count();
+        });
+        let is_right = spared == self.spared();
+        if is_right { Ok(spared) } else { Err(AuditError::Bitmap("the spared frames are counted wrongly")) }
     }
 
     fn audit_words(&self, ledger: &mut Ledger) -> Result<u64, AuditError> {
@@ -262,9 +291,13 @@ mod tests {
     use crate::ids::DeviceId;
 
     fn blocks() -> Blocks {
+        blocks_of(70)
+    }
+
+    fn blocks_of(frames: usize) -> Blocks {
         let config = BlocksConfig {
-            frames: 70,
-            frames_max: 70,
+            frames,
+            frames_max: frames,
             segment_frames: 64,
             magazine_blocks: 0,
             threads: 1,
@@ -301,6 +334,17 @@ mod tests {
         let doubled =
             AuditError::Doubled { frame: FrameId(9), first: FramePlace::Bitmap, second: FramePlace::Held };
         assert_eq!(blocks.audit(), Err(doubled));
+    }
+
+    #[test]
+    fn a_unit_is_unspared_by_its_owner_alone() {
+        let blocks = blocks_of(8 * 64 + 6);
+        assert!(blocks.spare_unit(FrameId(8 * 64)));
+        assert_eq!((blocks.audit().unwrap().spared, blocks.spared(), blocks.spared_units()), (6, 6, 1));
+        blocks.unspare_unit(FrameId(8 * 64));
+        assert_eq!((blocks.audit().unwrap().spared, blocks.spared_units()), (0, 0));
+        blocks.unspare_unit(FrameId(8 * 64));
+        assert_eq!(blocks.audit(), Err(AuditError::Bitmap("the count of spared units is wrong")));
     }
 
     #[test]

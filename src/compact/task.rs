@@ -1,7 +1,10 @@
-//! The background task: checks the pool periodically, and compacts it when it is fragmented.
+//! The background task: checks the pool periodically, compacts it when it is fragmented, and evicts
+//! ahead of need while no batch begins.
 //!
 //! ```text
-//! every `interval`:  no change since the last idle check?  double the pause, up to 100 ms
+//! every `interval`:  no batch has begun since the last check?  slices of reclaim, as long as any
+//!                    are owed and none begins; yields between two
+//!                    no change since the last idle check?  double the pause, up to 100 ms
 //!                    batches in flight that may read frames vacated by the last run?  not now
 //!                    fragmented beyond `threshold`, and not for the growth of lists alone?
 //!                    and eviction does not provide as many runs?  a run
@@ -24,6 +27,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
+use crate::block::Blocks;
 use crate::ids::{Order, Ticket};
 
 use super::compactor::{Background, COPY_DEADLINE, Compactor, DefragOptions, WAVE_BYTES};
@@ -227,6 +231,7 @@ async fn work(
     let (mut patience, mut skipped, mut left) = (1, 0, Ticket(0));
     let mut trimmed: Option<Instant> = None;
     let (mut pause, mut idle) = (config.interval, None::<Idle>);
+    let mut newest = Ticket(0);
     // Ends when told to stop, and when the sender is gone.
     while timeout(pause, stopped.wait_for(|&stop| stop)).await.is_err() {
         // Even while the pool does not change: a request that does not take its turn delays the
@@ -234,6 +239,10 @@ async fn work(
         compactor.blocks().look_after_line();
         // Makes its age known to errors and statistics.
         let _ = compactor.blocks().oldest_batch();
+        let before = std::mem::replace(&mut newest, compactor.blocks().clock().newest());
+        if before == newest {
+            reclaim(compactor.blocks(), newest, &stopped).await;
+        }
         let is_idle = idle.as_ref().is_some_and(|idle| idle.goes_on(&compactor));
         if is_idle && idle.as_ref().is_some_and(|idle| idle.since.elapsed() < THOROUGH_EVERY) {
             totals.lock().unwrap_or_else(PoisonError::into_inner).looks += 1;
@@ -298,6 +307,13 @@ async fn work(
             patience = (2 * patience).min(PATIENCE_MAX);
             idle = Some(Idle::now(&compactor));
         }
+    }
+}
+
+/// Evicts what is owed to lists, in slices, until a batch begins after `newest`; its end goes on.
+async fn reclaim(blocks: &Blocks, newest: Ticket, stopped: &watch::Receiver<bool>) {
+    while blocks.clock().newest() == newest && !*stopped.borrow() && blocks.reclaim_slice() > 0 {
+        tokio::task::yield_now().await;
     }
 }
 

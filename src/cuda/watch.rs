@@ -17,7 +17,6 @@
 //! event is pending.
 
 use std::ffi::c_void;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SendError, Sender};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -26,7 +25,7 @@ use cudarc::driver::sys::{self, CUstream};
 
 use crate::error::StorageError;
 use crate::storage::{CopyDone, DeviceStream};
-use crate::sync::{sleep, spawn_detached};
+use crate::sync::{caught, sleep, spawn_detached};
 
 use super::context::Context;
 use super::error::CudaError;
@@ -170,16 +169,8 @@ fn sweep(context: &Arc<Context>, pending: &mut Vec<(Mark, CopyDone)>) {
     }
     for (mark, done, outcome) in over {
         // A panic in a callback, or in the owner of a stream, must not affect the other callbacks.
-        guarded(|| drop(mark));
-        guarded(|| done(outcome));
-    }
-}
-
-/// Runs foreign code, which may panic, without ending this thread.
-fn guarded(call: impl FnOnce()) {
-    if let Err(panic) = catch_unwind(AssertUnwindSafe(call)) {
-        // Dropping the payload might panic again.
-        std::mem::forget(panic);
+        caught(|| drop(mark));
+        caught(|| done(outcome));
     }
 }
 

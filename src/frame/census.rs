@@ -135,6 +135,13 @@ impl Map<'_> {
         }
     }
 
+    /// Returns the number of spared units, also of those after the end of the pool: a list may
+    /// still spare one there after a shrink.
+    pub(super) fn spared_ever(self) -> usize {
+        let groups = (0..self.directory.groups_ever()).filter_map(|group| self.directory.group(group));
+        groups.map(|group| group.spared.load(Ordering::Relaxed).count_ones() as usize).sum()
+    }
+
     pub(super) fn free_count(self) -> usize {
         let count = |bits: u64| bits.count_ones() as usize;
         let leaves = (0..self.directory.leaves()).filter_map(|leaf| self.directory.leaf(leaf));

@@ -389,7 +389,8 @@ impl Frames {
             } else if map.free_count() != self.tally.free() {
                 Err("the tally of free frames is wrong")
             } else {
-                Ok(())
+                let is_right = map.spared_ever() == self.spared_units();
+                if is_right { Ok(()) } else { Err("the count of spared units is wrong") }
             }
         })
     }

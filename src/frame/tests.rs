@@ -1,9 +1,11 @@
 //! Compares every operation, on one thread, with a naive model: a vector of booleans.
 
+use std::collections::BTreeSet;
+
 use proptest::prelude::*;
 
 use super::*;
-use crate::config::FAN;
+use crate::config::{FAN, FAN_LOG2};
 use crate::error::{GrowError, ShrinkError};
 use crate::ids::{FrameId, Order, Run};
 
@@ -20,6 +22,8 @@ struct Checked {
     frames: Frames,
     free: Vec<bool>,
     closed: Vec<bool>,
+    /// Units that were spared, by number.
+    spared: BTreeSet<u32>,
 }
 
 impl Checked {
@@ -28,6 +32,7 @@ impl Checked {
             frames: Frames::new(config),
             free: vec![true; config.frames],
             closed: vec![false; config.frames],
+            spared: BTreeSet::new(),
         }
     }
 
@@ -69,6 +74,10 @@ impl Checked {
         let census = self.frames.census(Order(2));
         assert_eq!(self.frames.free_frames(), free);
         assert_eq!(census.free, free);
+        let of_spared =
+            |(frame, free): (usize, &bool)| *free && self.spared.contains(&((frame >> FAN_LOG2) as u32));
+        let spared = self.free.iter().enumerate().filter(|&frame| of_spared(frame)).count();
+        assert_eq!((census.spared, self.frames.spared_frames()), (spared, spared));
         let by_order = census.by_order.iter().enumerate().map(|(order, count)| count << order).sum::<usize>();
         assert_eq!(by_order, free);
         let aligned = |len: usize| {
@@ -183,9 +192,10 @@ fn apply(pool: &mut Checked, owned: &mut Vec<Run>, op: Op) {
             }
         }
         Op::Spare { frame, on } => {
-            if on {
-                pool.frames.spare_unit(FrameId(frame));
-            } else {
+            let unit = frame >> FAN_LOG2;
+            if on && pool.frames.spare_unit(FrameId(frame)) {
+                assert!(pool.spared.insert(unit), "a bit has one owner");
+            } else if !on && pool.spared.remove(&unit) {
                 pool.frames.unspare_unit(FrameId(frame));
             }
         }

@@ -1,11 +1,10 @@
 //! The thread on which a transfer runs, and the effect of dropping its future.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
 use crate::error::TransferError;
+use crate::sync::caught;
 
 /// Returns whether the job's future was dropped.
 pub(super) type IsAbandoned<'a> = &'a dyn Fn() -> bool;
@@ -28,7 +27,7 @@ pub(super) async fn run<T: Send + 'static>(
     let job = move || {
         // The storage may be a user's implementation and panic. Unwinding releases what the work
         // held.
-        let outcome = catch_unwind(AssertUnwindSafe(|| work(&|| tell.is_closed())));
+        let outcome = caught(|| work(&|| tell.is_closed()));
         // If the receiver is gone, the result is dropped here.
         let _ = outcome.map(|outcome| tell.send(outcome));
     };

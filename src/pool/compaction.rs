@@ -76,6 +76,9 @@ impl Pool {
 
     /// Starts a background task that compacts the pool whenever it is fragmented.
     ///
+    /// While no batch begins, it also evicts ahead of need, in slices of at most 512 blocks, what
+    /// the ends of batches and sequences left.
+    ///
     /// The task runs on the current tokio runtime, until the result is
     /// [stopped](Defragmenter::stop) or dropped.
     ///

@@ -274,14 +274,16 @@ impl Pool {
         self.prefix_cache().map_or(0, |cache| cache.clear(&self.0.blocks))
     }
 
-    /// Recounts every frame and block. Call it while no thread allocates or frees; leases and
+    /// Recounts every frame and block, and what sequences spare. Call it while no thread allocates or frees; leases and
     /// batches may be open.
     ///
     /// # Errors
     ///
     /// The first contradiction found.
     pub fn audit(&self) -> Result<AuditReport, AuditError> {
-        self.0.blocks.audit()
+        let report = self.0.blocks.audit()?;
+        let (units, sequences) = (self.0.blocks.spared_units(), self.sequence_count());
+        if units > sequences { Err(AuditError::Spared { units, sequences }) } else { Ok(report) }
     }
 
     /// Returns the layout of a block.
@@ -322,5 +324,22 @@ impl Pool {
 impl std::fmt::Debug for Pool {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Pool").field("tag", &self.tag()).field("counts", &self.0.blocks.counts()).finish()
+    }
+}
+
+#[cfg(all(test, not(kvpool_loom)))]
+mod tests {
+    use super::*;
+    use crate::ids::FrameId;
+
+    #[test]
+    fn an_audit_finds_a_unit_that_no_sequence_spares() {
+        let layout = KvLayout::named("tiny").unwrap();
+        let pool = Pool::builder(layout).blocks(1_023).without_storage().build().unwrap();
+        let sequence = pool.sequence(SequenceId(1)).open().unwrap();
+        assert!(pool.0.blocks.spare_unit(FrameId(70)));
+        assert_eq!(pool.audit().unwrap().spared, 64);
+        drop(sequence);
+        assert_eq!(pool.audit(), Err(AuditError::Spared { units: 1, sequences: 0 }));
     }
 }

@@ -40,11 +40,12 @@ mod priority;
 
 use std::fmt;
 use std::ops::{Add, Sub};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::str::FromStr;
 use std::sync::Arc;
 
 use thiserror::Error;
+
+use crate::sync::caught;
 
 pub use lru::Lru;
 pub use priority::PriorityLru;
@@ -193,7 +194,7 @@ pub trait Policy: Send + Sync + fmt::Debug {
 pub(super) fn asked<R>(answer: impl FnOnce() -> R) -> Option<R> {
     // Unwind safe: learned state belongs to the policy, which is called again in whatever state
     // this leaves it.
-    catch_unwind(AssertUnwindSafe(answer)).ok()
+    caught(answer)
 }
 
 /// The policies of this crate, by name. Another crate can provide others, for

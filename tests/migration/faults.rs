@@ -4,7 +4,7 @@
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, mpsc};
-use std::task::{Context, Waker};
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use kvpool::prefix::PrefixKeys;
@@ -93,6 +93,29 @@ fn until_idle(pool: &Pool) {
     until("not idle", || pool.available_blocks() == pool.total_blocks() && pool.sequence_count() == 0);
     until("not quiet", || pool.audit().is_ok());
     is_idle(pool);
+}
+
+/// The payload of a panic, whose destructor panics too.
+struct Payload;
+
+impl Drop for Payload {
+    fn drop(&mut self) {
+        panic!("on purpose, in a payload");
+    }
+}
+
+/// Without a runtime the polling thread does the work.
+#[test]
+fn a_panic_whose_payload_panics_is_an_error() {
+    let fault = once(|| std::panic::panic_any(Payload));
+    let (from, to) = (pool(plain(), 50), faulty(50, fault));
+    let sequence = admit(&from, 7, &prompt(1, 42)).unwrap();
+    let mut migration = pin!(from.migrate(sequence, Target::Device(&to)));
+    let outcome = migration.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+    let Poll::Ready(Err(failed)) = outcome else { panic!("it neither waits nor succeeds") };
+    assert_eq!(failed.error, TransferError::Dropped);
+    drop(failed);
+    [&from, &to].into_iter().for_each(until_idle);
 }
 
 #[tokio::test]

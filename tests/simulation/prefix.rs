@@ -25,13 +25,14 @@ pub fn some_config(rng: &mut Rng, blocks_max: usize) -> PrefixConfig {
     config.hashing(hashing).policy_of(policy.build(blocks_max))
 }
 
-/// Beginnings of prompts: half of them begin like one another.
-pub fn some_prompts(rng: &mut Rng) -> Vec<Vec<u32>> {
-    let mut prompts: Vec<Vec<u32>> = vec![(0..60).map(|_| rng.u32(..2)).collect()];
+/// Beginnings of prompts, of 60 tokens at a scale of 1: half of them begin like one another.
+pub fn some_prompts(rng: &mut Rng, scale: usize) -> Vec<Vec<u32>> {
+    let all = 60 * scale;
+    let mut prompts: Vec<Vec<u32>> = vec![(0..all).map(|_| rng.u32(..2)).collect()];
     for _ in 0..4 {
         let mut prompt = prompts[rng.usize(..prompts.len())].clone();
-        prompt.truncate(rng.usize(..60));
-        prompt.extend((prompt.len()..60).map(|_| rng.u32(..2)));
+        prompt.truncate(rng.usize(..all));
+        prompt.extend((prompt.len()..all).map(|_| rng.u32(..2)));
         prompts.push(prompt);
     }
     prompts
@@ -77,8 +78,8 @@ impl World {
         }
         let id = SequenceId(self.number());
         let which = self.rng.usize(..self.prompts.len());
-        let mut prompt = self.prompts[which][..self.rng.usize(1..60)].to_vec();
-        prompt.extend((0..self.rng.usize(..6)).map(|_| self.rng.u32(..2)));
+        let mut prompt = self.prompts[which][..self.rng.usize(1..60 * self.scale)].to_vec();
+        prompt.extend((0..self.rng.usize(..6) * self.scale).map(|_| self.rng.u32(..2)));
         let (salt, reuses_tail) = (u64::from(self.rng.u8(..4) == 0), self.rng.bool());
         let mut builder = self.pool.sequence(id).keys(keys(salt)).priority(some_priority(&mut self.rng));
         builder = builder.keep(CachePriority::ALL[self.rng.usize(..3)]);
@@ -133,7 +134,7 @@ impl World {
             self.end_batch(batch);
         }
         if self.rng.u8(..4) > 0 {
-            self.sequences.swap_remove(before);
+            self.counting_slices(|world| drop(world.sequences.swap_remove(before)));
         }
     }
 

@@ -64,7 +64,7 @@ impl World {
     pub fn append(&mut self) {
         let batch = self.some_batch();
         let Some(index) = self.pick(self.sequences.len()) else { return };
-        let (kind, count) = (self.rng.u8(..8), self.rng.usize(1..14));
+        let (kind, count) = (self.rng.u8(..8), self.rng.usize(1..14) * self.scale);
         self.append_so(batch, index, kind, count);
     }
 
@@ -200,6 +200,7 @@ impl World {
         if let Some(index) = self.pick(self.sequences.len()) {
             let closed = self.sequences.swap_remove(index);
             let id = closed.real.id();
+            self.counting_slices(|_| drop(closed));
             self.note(format_args!("{id} is closed"));
         }
     }

@@ -21,6 +21,9 @@ use crate::tasks::Task;
 /// Number of steps of a schedule.
 const STEPS: std::ops::Range<usize> = 100..1500;
 
+/// One seed in so many has a large pool.
+pub const LARGE_EVERY: u64 = 32;
+
 /// Copies that the pool asked for, until the device is told.
 type Desk = Arc<Mutex<Vec<(Vec<FrameMove>, CopyDone)>>>;
 
@@ -52,12 +55,16 @@ pub struct Tally {
     pub half_hits: u64,
     pub evicted: u64,
     pub cleared: u64,
+    /// Blocks evicted ahead of need, by the ends of batches and of sequences.
+    pub reclaimed: u64,
+    /// Frames that audits found spared.
+    pub spared: u64,
     /// Hash of all steps and their results.
     pub trace: u64,
 }
 
 impl Tally {
-    fn counts(&mut self) -> [(&'static str, &mut u64); 17] {
+    fn counts(&mut self) -> [(&'static str, &mut u64); 19] {
         [
             ("steps", &mut self.steps),
             ("tokens_read", &mut self.tokens_read),
@@ -76,6 +83,8 @@ impl Tally {
             ("half_hits", &mut self.half_hits),
             ("evicted", &mut self.evicted),
             ("cleared", &mut self.cleared),
+            ("reclaimed", &mut self.reclaimed),
+            ("spared", &mut self.spared),
         ]
     }
 
@@ -110,12 +119,20 @@ pub struct World {
     pub tally: Tally,
     /// Numbers for tokens, sequences, batches and tasks.
     pub last: u64,
+    /// Factor of the lengths of sequences and of the steps of the device: 1 but in large pools.
+    pub scale: usize,
     /// Probability that a copy fails, in percent.
     failing: u8,
     /// Approximate maximum share of the pool in use, in percent.
     ceiling: usize,
     desk: Desk,
     is_told: bool,
+}
+
+/// Returns whether a seed's pool is large enough to evict ahead of need and to spare units for the
+/// growth of sequences. Those schedules take longer.
+pub fn is_large(seed: u64) -> bool {
+    seed.is_multiple_of(LARGE_EVERY)
 }
 
 /// A possible step; each schedule takes some often, and others not at all.
@@ -165,7 +182,13 @@ impl World {
     pub fn new(seed: u64, runtime: Rc<Runtime>, is_told: bool) -> Self {
         let mut rng = Rng::with_seed(seed);
         let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(1).block_tokens(BLOCK_TOKENS);
-        let blocks = if rng.u8(..4) == 0 { rng.usize(3..20) } else { rng.usize(20..200) };
+        let is_large = is_large(seed);
+        let blocks = match rng.u8(..4) {
+            _ if is_large => rng.usize(1_024..3_000),
+            0 => rng.usize(3..20),
+            _ => rng.usize(20..200),
+        };
+        let scale = if is_large { blocks / 40 } else { 1 };
         let blocks_max = blocks + rng.usize(0..100);
         let desk = Desk::default();
         let asked = desk.clone();
@@ -175,7 +198,7 @@ impl World {
         let mut builder = Pool::builder(layout.dtype(Dtype::F32).build().unwrap())
             .blocks(blocks)
             .blocks_max(blocks_max)
-            .segment_blocks(64)
+            .segment_blocks(if is_large { 64 << rng.u8(..5) } else { 64 })
             .threads(rng.usize(1..4))
             .latency_sample(0)
             .fragmentation_order(Order(rng.u8(..5)))
@@ -192,7 +215,7 @@ impl World {
             builder = builder.without_null_block();
         }
         let caches = rng.u8(..4);
-        if caches > 0 {
+        if is_large || caches > 0 {
             builder = builder.prefix_cache(prefix::some_config(&mut rng, blocks_max + 1));
         }
         let pool = builder.build().unwrap();
@@ -206,7 +229,7 @@ impl World {
             pool,
             batches: Vec::new(),
             sequences: Vec::new(),
-            prompts: prefix::some_prompts(&mut Rng::with_seed(!seed)),
+            prompts: prefix::some_prompts(&mut Rng::with_seed(!seed), scale),
             remembered: Vec::new(),
             raws: Vec::new(),
             tasks: Vec::new(),
@@ -214,6 +237,7 @@ impl World {
             runtime,
             tally: Tally { trace: 0xcbf2_9ce4_8422_2325, ..Tally::default() },
             last: 0,
+            scale,
             desk,
             is_told,
         };
@@ -320,11 +344,23 @@ impl World {
         let InFlight { number, batch, .. } = self.batches.swap_remove(batch);
         self.note(format_args!("batch {number} ends"));
         self.device.end_batch(number);
-        batch.finish();
+        self.counting_slices(|_| batch.finish());
+    }
+
+    /// Returns the number of blocks evicted so far.
+    fn evicted(&self) -> u64 {
+        self.pool.prefix_cache().map_or(0, |cache| cache.stats().evicted_blocks)
+    }
+
+    /// Ends a batch or a sequence, which evicts nothing but ahead of need.
+    pub fn counting_slices(&mut self, end: impl FnOnce(&mut Self)) {
+        let before = self.evicted();
+        end(self);
+        self.tally.reclaimed += self.evicted() - before;
     }
 
     fn work(&mut self) {
-        let count = self.rng.usize(1..60);
+        let count = self.rng.usize(1..60) * self.scale;
         self.device.work(count);
         if let Some(batch) = self.pick(self.batches.len()) {
             self.device.check_reads(self.batches[batch].number);
@@ -345,7 +381,7 @@ impl World {
             }
             return;
         }
-        let tokens = self.rng.usize(1..40);
+        let tokens = self.rng.usize(1..40) * self.scale;
         let Some((moves, done)) = self.device.copy_some(copy, tokens) else { return };
         let blocks = self.pool.blocks().clone();
         let sources: Vec<_> = moves.iter().map(|moved| blocks.block_at(moved.src)).collect();
@@ -430,6 +466,7 @@ impl World {
         let is_quiet = self.device.copies() == 0 && !self.is_resizing();
         assert!(report.held == 0 || !is_quiet, "held without a reason: {report:?}");
         self.note(format_args!("{report:?}"));
+        self.tally.spared += report.spared as u64;
         self.check_pins();
         self.check_line();
     }
@@ -459,7 +496,7 @@ impl World {
         let counts = self.pool.blocks().counts();
         let free = counts.free() + counts.evictable;
         assert_eq!(free + counts.reserved, self.pool.total_blocks(), "{counts:?}");
-        self.tally.evicted = self.pool.prefix_cache().map_or(0, |cache| cache.stats().evicted_blocks);
+        self.tally.evicted = self.evicted();
         // A short reserve takes evicted blocks before any request gets them.
         let all = free.min(self.pool.total_blocks() - self.pool.blocks().reserve());
         drop(self.pool.allocate(AllocRequest::new(all)).expect("all evictable blocks"));

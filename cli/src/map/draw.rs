@@ -94,22 +94,30 @@ fn tiles(snapshot: &Snapshot) -> Group {
     let mut all = vec![
         (percent(fragmentation), "fragmentation".to_owned()),
         (count(snapshot.free_runs(order)), format!("free runs of {}", order.frames())),
-        (count(longest), "longest free run".to_owned()),
+        (count(longest), "longest free".to_owned()),
         (format!("{:.1}", snapshot.mean_sequence_run()), "mean run".to_owned()),
         (percent(free(snapshot) as f64 / snapshot.frames().len().max(1) as f64), "free".to_owned()),
     ];
     if snapshot.count(FrameKind::Evictable) > 0 {
         all.insert(1, (percent(snapshot.available_fragmentation(order)), "with evictable".to_owned()));
     }
+    for (kind, caption) in [(FrameKind::Spared, "spared"), (FrameKind::Evictable, "evictable")] {
+        let share = snapshot.count(kind) as f64 / snapshot.frames().len().max(1) as f64;
+        if share > 0.0 {
+            all.push((percent(share), caption.to_owned()));
+        }
+    }
     let width = WIDTH / all.len();
+    // Eight figures and their captions just fit.
+    let (figure_size, caption_size) = if all.len() > 6 { (21, 12) } else { (25, 13) };
     let mut group = Group::new();
     for (index, (figure, caption)) in all.iter().enumerate() {
         let x = index * width;
         // The first figure is the subject of the picture.
         let colour = if index == 0 && fragmentation >= 0.1 { palette::CRUMB } else { INK };
         group = group
-            .add(text(x, 54, 25, figure).set("font-weight", 600).set("fill", colour.to_string()))
-            .add(faint(text(x, 74, 13, caption)));
+            .add(text(x, 54, figure_size, figure).set("font-weight", 600).set("fill", colour.to_string()))
+            .add(faint(text(x, 74, caption_size, caption)));
     }
     group
 }

@@ -147,6 +147,8 @@ pub struct Tally {
     pub utilization: Samples,
     /// The share of the free frames outside long runs.
     pub fragmentation: Samples,
+    /// Shares of the blocks that were free, and spared for the growth of sequences.
+    pub spared: Samples,
 }
 
 impl Tally {
@@ -204,6 +206,7 @@ impl Tally {
         self.free.merge(&other.free);
         self.utilization.merge(&other.utilization);
         self.fragmentation.merge(&other.fragmentation);
+        self.spared.merge(&other.spared);
     }
 }
 

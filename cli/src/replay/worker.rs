@@ -506,7 +506,9 @@ impl<'a> Worker<'a> {
         self.next_sample_ns = self.clock_ns + self.options.sample_ns;
         let free = self.pool.free_blocks();
         self.tally.utilization.add(1.0 - free as f64 / self.pool.total_blocks() as f64);
-        self.tally.fragmentation.add(self.pool.fragmentation().rate);
+        let fragmentation = self.pool.fragmentation();
+        self.tally.fragmentation.add(fragmentation.rate);
+        self.tally.spared.add(fragmentation.spared as f64 / self.pool.total_blocks() as f64);
     }
 
     /// Waits for blocks of other threads.

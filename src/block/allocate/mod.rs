@@ -6,7 +6,7 @@
 //! | `grab` | frames that one request has gathered so far |
 //! | `growth` | frames for the list of a sequence, which grows |
 //! | `evict` | eviction of cached blocks without owners: the pool's side of the prefix cache |
-//! | `reclaim` | evictions ahead of need, in slices at the ends of batches and sequences |
+//! | `reclaim` | evictions ahead of need, in slices at the ends of batches and sequences, and by the background task |
 //! | `window` | a run for a contiguous request out of a pool that is full of evictable blocks |
 //! | `reserve` | how requests and shrinks use the reserve |
 //!

@@ -10,18 +10,37 @@
 //!
 //! ```text
 //! list     took whole units:  owed += their frames
-//! slice    owed: swap 0, was above 0;  below the watermark  =>  evict up to SLICE_MAX blocks;
-//!          more are missing, and whole units were gained: owed += rest;  announce
+//! slice    owed: swap 0, was above 0;  some block is evictable;  below the watermark
+//!              =>  evict up to SLICE_MAX blocks;  announce;
+//!                  more are missing, and whole units were gained, or a batch saw all: owed += rest
 //! ```
 //!
 //! `owed` is a hint that says when to look at the bitmaps: without consumption since the last
 //! slice, a batch's end costs one load. The swap gives the work to one thread, unless lists take
-//! more units meanwhile: then two slices may overlap. A thread that is stopped in a slice withholds
-//! what it was about to do, one step of its eviction and the frames of one leaf; others evict as if
-//! there were no slices.
+//! more units meanwhile: then two slices may overlap, and evict up to a slice too many. A thread
+//! that is stopped in a slice withholds what it was about to do, one step of its eviction and the
+//! frames of one leaf; others evict as if there were no slices.
 //!
 //! Everything else is an [eviction](super::evict), against hits, shares, batches and moves as any
 //! other. Free frames in the hands of a slice are announced at its end.
+//!
+//! # Who does it
+//!
+//! The ends of batches and of sequences, while there are any. While no batch begins, because the
+//! engine is idle or a step takes long, [the background task](crate::compact) does what is owed.
+//!
+//! The task does not do all slices. Measured in a replay of Mooncake's conversations with a prefix
+//! cache, with the ends of batches waking the task instead of evicting (medians of four):
+//!
+//! | us | ends of batches evict | they wake the task | the task looks every 2 ms |
+//! |---|---|---|---|
+//! | two threads on two cores: p99 of an append / p99.9 | 26 / 54 | 31 / 62 | 54 / 97 |
+//! | p99 of a batch's end / p99.9 | 36 / 51 | 28 / 107 | 16 / 21 |
+//! | one thread and an idle core: p99 of an append / p99.9 | 27 / 39 | 28 / 53 | |
+//! | p99 of a batch's end / p99.9 | 41 / 62 | 53 / 76 | |
+//!
+//! A wake costs as much as a small slice, and an append that comes before the slice evicts by
+//! itself. Processor time grew by 5 % with one thread.
 //!
 //! Model: `loom-tests/tests/reclaim.rs`.
 
@@ -50,12 +69,14 @@ impl Core {
     }
 
     /// Evicts a slice of blocks if lists have taken whole units since the last slice, and too few
-    /// are left.
+    /// are left. Returns the number of evicted blocks.
     #[inline]
-    pub(crate) fn reclaim_slice(&self) {
+    pub(crate) fn reclaim_slice(&self) -> usize {
         // Relaxed: a hint.
         if self.owed.load(Relaxed) > 0 && self.has_units() {
-            self.reclaim_owed(WATERMARK_MAX.min(self.total() >> WATERMARK_SHIFT));
+            self.reclaim_owed(WATERMARK_MAX.min(self.total() >> WATERMARK_SHIFT))
+        } else {
+            0
         }
     }
 
@@ -63,6 +84,8 @@ impl Core {
     /// and not many more in holes. Returns the number of evicted blocks.
     #[cold]
     pub(in crate::block) fn reclaim_owed(&self, watermark: usize) -> usize {
+        // Nothing is owed while nothing is evictable: a prompt that fills the pool exactly stays
+        // cached. Reached by `prefix_edges`.
         if self.owed.swap(0, Relaxed) == 0 || self.evictable() == 0 {
             return 0;
         }
@@ -77,11 +100,17 @@ impl Core {
             return 0;
         }
         let evicted = self.evict_to_units(missing.min(SLICE_MAX));
+        let gained = frames.free_units().saturating_sub(units) << FAN_LOG2;
+        let goes_on = if evicted == 0 {
+            // Reached by `reclaim_task`: batches may see all evictable blocks, until they end.
+            self.space.clock.in_flight() > 0
+        } else {
+            gained >= evicted.div_ceil(2)
+        };
+        if goes_on {
+            self.took_units(missing.saturating_sub(evicted));
+        }
         if evicted > 0 {
-            let gained = frames.free_units().saturating_sub(units) << FAN_LOG2;
-            if gained >= evicted.div_ceil(2) {
-                self.took_units(missing.saturating_sub(evicted));
-            }
             self.announce();
         }
         evicted

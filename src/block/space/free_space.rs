@@ -2,12 +2,10 @@
 //!
 //! Modules below [`Core`](crate::block::Core) depend on this part of a pool instead of all of it.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use crate::clock::Clock;
 use crate::frame::{Depot, FrameMask, Frames};
 use crate::ids::{FrameId, Run};
-use crate::sync::{AtomicUsize, CachePadded, Ordering::*};
+use crate::sync::{AtomicUsize, CachePadded, Ordering::*, caught};
 
 use super::custody::{Announce, Custody};
 use super::reserve::{Reserve, ReservedFrames};
@@ -179,7 +177,7 @@ impl FreeSpace {
 
     #[inline(never)]
     fn wipe_with(&self, scrub: &Scrub, run: Run) -> bool {
-        let wiped = catch_unwind(AssertUnwindSafe(|| scrub(run))).is_ok();
+        let wiped = caught(|| scrub(run)).is_some();
         if !wiped {
             run.frames().for_each(|frame| self.hold_frame(frame));
             // Relaxed: a statistic.

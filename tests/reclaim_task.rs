@@ -1,0 +1,130 @@
+//! The background task and reclaim ahead of need: it does what the ends of batches left.
+#![cfg(not(any(kvpool_loom, miri)))]
+
+use std::time::Duration;
+
+use kvpool::compact::DefragConfig;
+use kvpool::prefix::PrefixConfig;
+use kvpool::storage::{Dtype, KvLayout};
+use kvpool::{Batch, Pool, Sequence, SequenceId};
+use tokio::time::sleep;
+
+const BLOCKS: usize = 32_768;
+
+/// The watermark of a pool of this size, more than one slice evicts.
+const WATERMARK: usize = 768;
+const SLICE: usize = 512;
+
+/// Blocks outside of whole units: beside the null block, and in the last frame.
+const HOLES: usize = 64;
+
+const INTERVAL: Duration = Duration::from_millis(2);
+
+fn pool() -> Pool {
+    let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(1).block_tokens(1);
+    let layout = layout.dtype(Dtype::F32).build().unwrap();
+    Pool::builder(layout).blocks(BLOCKS).prefix_cache(PrefixConfig::new()).build().unwrap()
+}
+
+fn start(pool: &Pool) -> kvpool::compact::Defragmenter {
+    pool.start_defragmenter(DefragConfig::new().interval(INTERVAL)).unwrap()
+}
+
+/// Opens a sequence of blocks that no other sequence has, within `batch`.
+fn open(pool: &Pool, batch: &mut Batch, id: u64, blocks: usize) -> Sequence {
+    let tokens: Vec<u32> = (0..blocks as u32).map(|token| token | (id as u32) << 20).collect();
+    let mut sequence = pool.sequence(SequenceId(id)).tokens(&tokens).unwrap();
+    batch.append(&mut sequence, blocks).unwrap();
+    sequence
+}
+
+/// Fills half of the pool with evictable blocks, and then the other half: one slice is evicted at the
+/// end of that batch, and more are owed.
+fn fill(pool: &Pool) -> Sequence {
+    let mut batch = pool.begin_batch();
+    let gone = open(pool, &mut batch, 1, BLOCKS / 2);
+    batch.finish();
+    drop(gone);
+    assert_eq!((evicted(pool), pool.stats().evictable), (0, BLOCKS / 2));
+    let mut batch = pool.begin_batch();
+    let kept = open(pool, &mut batch, 2, BLOCKS / 2 - HOLES);
+    batch.finish();
+    assert_eq!((evicted(pool), pool.stats().free), (SLICE, SLICE + HOLES));
+    kept
+}
+
+fn evicted(pool: &Pool) -> usize {
+    pool.prefix_cache().unwrap().stats().evicted_blocks as usize
+}
+
+/// The last batch has done one slice, and no other begins.
+#[tokio::test(start_paused = true)]
+async fn a_pool_whose_engine_is_idle_is_restored() {
+    let pool = pool();
+    let kept = fill(&pool);
+    sleep(100 * INTERVAL).await;
+    assert_eq!(evicted(&pool), SLICE, "without a task");
+    let task = start(&pool);
+    sleep(100 * INTERVAL).await;
+    assert_eq!((evicted(&pool), pool.stats().free), (WATERMARK, WATERMARK + HOLES));
+    sleep(Duration::from_secs(10)).await;
+    assert_eq!(evicted(&pool), WATERMARK, "and no more than that");
+    let _ = task.stop().await;
+    drop(kept);
+    pool.audit().unwrap();
+}
+
+/// While batches begin, their ends do the work; during a long one, the task.
+#[tokio::test(start_paused = true)]
+async fn a_task_leaves_the_work_to_batches() {
+    let pool = pool();
+    let kept = fill(&pool);
+    let task = start(&pool);
+    let mut batches = Vec::new();
+    for _ in 0..50 {
+        batches.push(pool.begin_batch());
+        sleep(INTERVAL / 2).await;
+    }
+    assert_eq!(evicted(&pool), SLICE, "no batch has ended, and a new one began before each check");
+    sleep(3 * INTERVAL).await;
+    assert_eq!(evicted(&pool), WATERMARK, "the step is long");
+    batches.into_iter().for_each(Batch::finish);
+    let _ = task.stop().await;
+    drop(kept);
+    pool.audit().unwrap();
+}
+
+/// A batch in flight sees all evictable blocks: the work is done after it, by the task too.
+#[tokio::test(start_paused = true)]
+async fn what_a_batch_sees_is_evicted_later() {
+    let pool = pool();
+    let mut batch = pool.begin_batch();
+    let gone = open(&pool, &mut batch, 1, BLOCKS / 2);
+    batch.finish();
+    let other = pool.begin_batch();
+    drop(gone);
+    let mut batch = pool.begin_batch();
+    let kept = open(&pool, &mut batch, 2, BLOCKS / 2 - HOLES);
+    batch.finish();
+    let task = start(&pool);
+    sleep(100 * INTERVAL).await;
+    assert_eq!((evicted(&pool), pool.stats().evictable), (0, BLOCKS / 2));
+    // Its end does one slice, the task the rest.
+    other.finish();
+    assert_eq!(evicted(&pool), SLICE);
+    sleep(200 * INTERVAL).await;
+    assert_eq!((evicted(&pool), pool.stats().free), (WATERMARK, WATERMARK + HOLES));
+    let _ = task.stop().await;
+    drop(kept);
+    pool.audit().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stopped_task_evicts_nothing() {
+    let pool = pool();
+    let task = start(&pool);
+    let _ = task.stop().await;
+    let _kept = fill(&pool);
+    sleep(100 * INTERVAL).await;
+    assert_eq!(evicted(&pool), SLICE);
+}
