@@ -72,7 +72,8 @@ impl Core {
         self.space.frames.unspare_unit(frame);
     }
 
-    /// Returns the number of free frames that sequences spare for their growth. Walks the bitmaps.
+    /// Returns the number of free frames that sequences spare for their growth. Reads the bitmaps of
+    /// spared units.
     pub fn spared(&self) -> usize {
         self.space.frames.spared_frames()
     }
