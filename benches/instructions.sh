@@ -15,7 +15,7 @@ collected() {
 }
 
 if [ $# -eq 0 ]; then
-    set -- lease raw handle ten sequence sequence-ten cached-sequence cached-sequence-ten \
+    set -- lease raw handle ten ten-lease sequence sequence-ten cached-sequence cached-sequence-ten \
         cached-request batch decode std-mutex parking-lot array-queue
 fi
 n=100000

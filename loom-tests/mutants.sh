@@ -47,6 +47,8 @@ unchecked_retry share_release
 unguarded_retry guarded
 unguard_relaxed guarded
 unguard_store guarded
+private_sealed unseen
+seen_unnoted unseen
 begin_no_fence retire_reclaim
 late_slot retire_reclaim
 late_rows growth_of_the_pool

@@ -12,7 +12,7 @@ use std::thread;
 
 use fastrand::Rng;
 use kvpool::storage::{Dtype, KvLayout};
-use kvpool::{AllocError, AllocRequest, BlockHandle, Pool, Ticket};
+use kvpool::{AllocError, AllocRequest, BlockHandle, BlockId, Generation, Pool, Ticket};
 use kvpool_testkit::threads;
 
 const THREADS: usize = if cfg!(miri) { 2 } else { 4 };
@@ -351,6 +351,50 @@ fn a_stopped_thread_strands_no_block() {
         drop(pool.allocate(AllocRequest::new(BLOCKS).contiguous()).unwrap());
         drop(done);
     });
+    quiescent(&pool, BLOCKS);
+}
+
+/// Handles that no lease gave out, but that are right by chance, pin blocks at the moment of their
+/// release: each block is still freed once, without the pins.
+#[test]
+fn forged_pins_beside_releases() {
+    const PINS: usize = if cfg!(miri) { 10 } else { 10_000 };
+    let pool = pool();
+    let (is_over, newest) = (AtomicBool::new(false), AtomicU64::new(u64::MAX));
+    let pins = AtomicUsize::new(0);
+    threads::scope(|scope| {
+        let (pool, is_over, newest, pins) = (&pool, &is_over, &newest, &pins);
+        for _ in 1..THREADS {
+            scope.spawn(move || {
+                while !is_over.load(Relaxed) {
+                    let bits = newest.load(Relaxed);
+                    let (id, generation) = (BlockId(bits as u32), Generation(bits >> 32));
+                    let forged = BlockHandle { id, pool: pool.tag(), generation };
+                    pins.fetch_add(usize::from(pool.pin_scoped(forged).is_ok()), Relaxed);
+                }
+            });
+        }
+        let _over = Raise(is_over);
+        let mut rng = Rng::with_seed(seed());
+        let mut generations = vec![0u64; BLOCKS_MAX + 1];
+        let mut step = 0;
+        while step < steps() || pins.load(Relaxed) < PINS {
+            let lease = pool.allocate(AllocRequest::new(1 + step % 3)).unwrap();
+            for id in lease.blocks() {
+                let generation = &mut generations[id.get() as usize];
+                newest.store(u64::from(id.get()) | *generation << 32, Relaxed);
+                *generation += 1;
+            }
+            // Time for others to find it.
+            (0..rng.usize(..20)).for_each(|_| std::hint::spin_loop());
+            step += 1;
+        }
+    });
+    let lease = pool.allocate(AllocRequest::new(BLOCKS)).unwrap();
+    for handle in lease.handles() {
+        assert_eq!(pool.info(handle).unwrap().pins, 0);
+    }
+    drop(lease);
     quiescent(&pool, BLOCKS);
 }
 

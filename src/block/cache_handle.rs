@@ -29,7 +29,7 @@ use crate::error::{AllocError, HandleError};
 use crate::ids::{BlockHandle, BlockId};
 use crate::sync::{Arc, thread_local, thread_local_const};
 
-use super::{AllocRequest, Blocks, INLINE_BLOCKS, Ownership};
+use super::{AllocRequest, Blocks, INLINE_BLOCKS, Owned, Owner, Ownership};
 use crate::block::core::Core;
 use crate::block::thread_cache::{CacheRef, CountedRef, ThreadCache, ThreadUses};
 
@@ -90,17 +90,17 @@ impl CacheHandle {
     }
 
     #[inline]
-    pub(crate) fn allocate_one<const GUARDED: bool>(&self, request: &AllocRequest) -> Option<BlockId> {
+    pub(crate) fn allocate_one<const GUARDED: bool>(&self, request: &AllocRequest) -> Option<Owned<'_>> {
         self.keep_alive.0.allocate_one_at::<GUARDED>(self.cache(), request)
     }
 
     #[inline]
-    pub(crate) fn allocate_inline<const GUARDED: bool>(
-        &self,
+    pub(crate) fn allocate_inline<'a, const GUARDED: bool>(
+        &'a self,
         request: &AllocRequest,
-        out: &mut [BlockId; INLINE_BLOCKS],
+        take: impl FnMut(usize, Owned<'a>),
     ) -> bool {
-        self.keep_alive.0.allocate_inline_at::<GUARDED>(self.cache(), request, out)
+        self.keep_alive.0.allocate_inline_at::<GUARDED>(self.cache(), request, take)
     }
 
     pub(crate) fn free(&self, handles: &[BlockHandle]) -> Result<(), HandleError> {
@@ -113,13 +113,13 @@ impl CacheHandle {
 
     /// Drops a lease's references.
     #[inline]
-    pub(crate) fn release_leased(&self, ids: &[BlockId]) {
+    pub(crate) fn release_leased(&self, ids: &[BlockId], owner: Owner) {
         if let [id] = ids {
-            self.keep_alive.0.release_one(Some(self.cache()), *id, Ownership::Guarded);
+            self.keep_alive.0.release_one(Some(self.cache()), *id, owner);
         } else if ids.len() <= INLINE_BLOCKS {
-            self.keep_alive.0.release_inline(Some(self.cache()), ids, Ownership::Guarded);
+            self.keep_alive.0.release_inline(Some(self.cache()), ids, owner);
         } else {
-            self.cache().counted(|cache| self.keep_alive.0.release_at(Some(cache), ids, Ownership::Guarded));
+            self.cache().counted(|cache| self.keep_alive.0.release_at(Some(cache), ids, owner));
         }
     }
 

@@ -5,15 +5,16 @@
 //! `release`) handles all of these.
 
 use crate::frame::MagazinePair;
-use crate::ids::{BlockId, FrameId, SequenceId};
+use crate::ids::FrameId;
 
+use super::allocate::own;
 use super::thread_cache::CacheRef;
-use super::{AllocRequest, Blocks, INLINE_BLOCKS, Ownership};
+use super::{AllocRequest, Blocks, INLINE_BLOCKS, Owned, Ownership};
 
 impl Blocks {
     /// Allocates one block, guarded or not. `None`: nothing was done, take the slow path.
     #[inline]
-    pub(crate) fn allocate_one<const GUARDED: bool>(&self, request: &AllocRequest) -> Option<BlockId> {
+    pub(crate) fn allocate_one<const GUARDED: bool>(&self, request: &AllocRequest) -> Option<Owned<'_>> {
         self.allocate_one_at::<GUARDED>(self.recent_thread_cache()?, request)
     }
 
@@ -22,14 +23,13 @@ impl Blocks {
         &self,
         cache: CacheRef<'_>,
         request: &AllocRequest,
-    ) -> Option<BlockId> {
+    ) -> Option<Owned<'_>> {
         let clock = self.space.clock.read();
         if request.device.is_some() || clock.is_lost() {
             return None;
         }
         let frame = cache.enter_magazines(|magazines| magazines.pop_loaded())??;
-        let sequence = request.sequence.unwrap_or(SequenceId::NONE);
-        Some(self.own(frame, request, sequence, clock.newest(), Ownership::of(GUARDED)))
+        Some(own(self.space.table.view(), frame, request, clock.newest(), Ownership::of(GUARDED)))
     }
 
     /// Puts a free frame into the loaded magazine. False: nothing was done, take the slow path.
@@ -38,26 +38,26 @@ impl Blocks {
         self.give_back_with(cache, |magazines| magazines.push_loaded(frame))
     }
 
-    /// Allocates `request.blocks` blocks into the front of `out`. False: nothing was done, take the
-    /// slow path.
+    /// Allocates at most [`INLINE_BLOCKS`] blocks, and passes each to `take`, with its index. False: nothing was
+    /// done, take the slow path.
     #[inline]
-    pub(crate) fn allocate_inline<const GUARDED: bool>(
-        &self,
+    pub(crate) fn allocate_inline<'a, const GUARDED: bool>(
+        &'a self,
         request: &AllocRequest,
-        out: &mut [BlockId; INLINE_BLOCKS],
+        take: impl FnMut(usize, Owned<'a>),
     ) -> bool {
         match self.recent_thread_cache() {
-            Some(cache) => self.allocate_inline_at::<GUARDED>(cache, request, out),
+            Some(cache) => self.allocate_inline_at::<GUARDED>(cache, request, take),
             None => false,
         }
     }
 
     #[inline]
-    pub(super) fn allocate_inline_at<const GUARDED: bool>(
-        &self,
+    pub(super) fn allocate_inline_at<'a, const GUARDED: bool>(
+        &'a self,
         cache: CacheRef<'_>,
         request: &AllocRequest,
-        out: &mut [BlockId; INLINE_BLOCKS],
+        mut take: impl FnMut(usize, Owned<'a>),
     ) -> bool {
         let (count, clock) = (request.blocks, self.space.clock.read());
         if clock.is_lost() {
@@ -73,9 +73,9 @@ impl Blocks {
         if cache.enter_magazines(|magazines| magazines.pop_all(&mut frames[..count])) != Some(true) {
             return false;
         }
-        let (sequence, now) = (request.sequence.unwrap_or(SequenceId::NONE), clock.newest());
-        for (id, &frame) in out.iter_mut().zip(&frames[..count]) {
-            *id = self.own(frame, request, sequence, now, Ownership::of(GUARDED));
+        let (table, now) = (self.space.table.view(), clock.newest());
+        for (i, &frame) in frames[..count].iter().enumerate() {
+            take(i, own(table, frame, request, now, Ownership::of(GUARDED)));
         }
         true
     }

@@ -29,6 +29,21 @@ pub(crate) struct Sampler {
     nanoseconds: Arc<AtomicHistogram>,
 }
 
+/// An allocation that may be timed.
+pub(crate) struct Timing<'a> {
+    sampler: &'a Sampler,
+    start: Option<Instant>,
+}
+
+impl Drop for Timing<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(start) = self.start {
+            self.sampler.record(start);
+        }
+    }
+}
+
 /// Quantiles of sampled allocation times. Each is the upper end of its bucket: at most 1/16 too
 /// high.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -58,19 +73,14 @@ impl Sampler {
         }
     }
 
-    /// Runs `f`, and records its duration if the last call of [`is_due`](Self::is_due) returned
-    /// true. Each call must follow a call of `is_due`.
+    /// Begins to time an allocation, if the last call of [`is_due`](Self::is_due) returned true;
+    /// its end is the drop of the result. Each call must follow a call of `is_due`.
     #[inline]
-    pub(crate) fn time<R>(&self, f: impl FnOnce() -> R) -> R {
-        match self.mask {
-            Some(mask) if TICK.try_with(Cell::get).is_ok_and(|tick| tick & mask == 0) => {
-                let start = Instant::now();
-                let result = f();
-                self.record(start);
-                result
-            }
-            _ => f(),
-        }
+    #[must_use = "the allocation ends when it is dropped"]
+    pub(crate) fn time(&self) -> Timing<'_> {
+        let is_due =
+            self.mask.is_some_and(|mask| TICK.try_with(Cell::get).is_ok_and(|tick| tick & mask == 0));
+        Timing { sampler: self, start: is_due.then(Instant::now) }
     }
 
     /// Counts an allocation, and returns whether it is to be timed.
@@ -123,14 +133,14 @@ mod tests {
         let sampler = Sampler::new(4);
         for _ in 0..400 {
             sampler.is_due();
-            sampler.time(|| ());
+            drop(sampler.time());
         }
         let latency = sampler.read();
         assert_eq!(latency.samples, 100);
         assert!(latency.p50_ns <= latency.p99_ns && latency.p99_ns <= latency.max_ns);
         let none = Sampler::new(0);
         none.is_due();
-        none.time(|| ());
+        drop(none.time());
         assert_eq!(none.read(), Latency::default());
     }
 }

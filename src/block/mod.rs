@@ -36,15 +36,32 @@
 //!   (`allocate/evict.rs`).
 //! - refs > 0: a thread with a reference or a handle, by compare-exchange only. A handle's
 //!   generation is compared with the word's before each attempt, and operations reserved to the
-//!   owners of a guarded block are refused in the same step.
+//!   owners of a guarded block are refused in the same step. One exception: the *private release*.
+//!
+//! # Private release
+//!
+//! A lease that gave out no handle of its blocks releases an unsealed, unpinned block by a load and
+//! a plain store. Nothing that other threads do is lost between the two:
+//!
+//! - The lease has the only reference, of a guarded block. No list and no handle shares, seals,
+//!   reopens or releases it, and only the lease seals it, whose owner is here.
+//! - Movers exchange words of sealed blocks, and the prefix cache those of cached ones.
+//! - What remains is a pin by handle. The lease gave none out, so that the handle was forged. The
+//!   release clears the pins of a block in any case: if a pin or unpin is overwritten, the word is
+//!   the one that a release after it would have left. The compare-exchange of a later unpin fails,
+//!   because the generation has changed.
+//!
+//! With a handle, the release must be a compare-exchange: a thread that begins a batch and then
+//! pins the block may rely on its frame until the batch ends. The releasing thread sees that batch
+//! because its exchange reads from the pin's; a plain store reads nothing. Leases therefore note
+//! that they give out handles. Model: `loom-tests/tests/unseen.rs`.
 //!
 //! # Who may release a reference
 //!
 //! Each reference has one owner: a lease or a sequence's list (the block is *guarded*), or handles,
 //! which the engine counts. A lease and a list release their own references by id; a handle
 //! releases references that no lease and no list owns. One bit of the word says which of the two
-//! applies, and both kinds of release check that bit in the compare-exchange that drops the
-//! reference.
+//! applies, and both kinds of release check that bit in the word that they replace.
 //!
 //! # Conservation
 //!
@@ -71,7 +88,7 @@ mod wait;
 
 pub use self::core::{Blocks, BlocksConfig, Core, Evictable, Evictor, NotEvicted};
 pub use allocate::ListEnd;
-pub(crate) use allocate::unit_of;
+pub(crate) use allocate::{Owned, unit_of};
 pub use audit::{AuditError, AuditReport, FramePlace};
 pub(crate) use cache_handle::CacheHandle;
 pub use cache_handle::{KeepAlive, flush_thread};
@@ -79,6 +96,7 @@ pub use counts::Counts;
 pub use latency::Latency;
 pub(crate) use latency::Sampler;
 pub use moving::{FrameUse, GaveWay, Wave};
+pub(crate) use release::Owner;
 pub use request::{AllocRequest, Priority};
 pub use resize::Shrinking;
 pub use space::Scrub;

@@ -1,9 +1,10 @@
 //! Functions for the models, which do what sequences do with a block, without their lists.
 
-use crate::ids::{BlockId, FrameId, Run, SequenceId};
+use crate::ids::{BlockId, FrameId, Run};
 
 use crate::sync::Ordering::*;
 
+use super::allocate::own;
 use super::{AllocRequest, Blocks, Ownership};
 
 /// Allocates a block for a list; `None` if there is none.
@@ -57,13 +58,8 @@ pub fn replace(blocks: &Blocks) -> Option<BlockId> {
     let mut taken = None;
     let request = AllocRequest::new(1);
     let evicted = blocks.evict_some(1, &mut |frames| {
-        taken = Some(blocks.own(
-            frames[0],
-            &request,
-            SequenceId::NONE,
-            blocks.clock().newest(),
-            Ownership::Guarded,
-        ));
+        let now = blocks.clock().newest();
+        taken = Some(own(blocks.space.table.view(), frames[0], &request, now, Ownership::Guarded).id);
     });
     if evicted > 0 { taken } else { None }
 }

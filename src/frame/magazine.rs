@@ -54,12 +54,11 @@ impl Magazine {
     /// and returns false.
     #[inline]
     pub fn pop_all(&mut self, out: &mut [FrameId]) -> bool {
-        let Some(rest) = self.len().checked_sub(out.len()) else { return false };
-        let Some(top) = self.frames.get(rest..self.len()) else { return false };
-        for (out, &frame) in out.iter_mut().zip(top.iter().rev()) {
-            *out = FrameId(frame);
+        if self.len() < out.len() {
+            return false;
         }
-        self.len = rest as u32;
+        // One by one: vectors of frames would wait for the single stores of a recent push.
+        out.iter_mut().for_each(|out| *out = self.pop().unwrap_or_default());
         true
     }
 
@@ -67,15 +66,11 @@ impl Magazine {
     /// exceed `capacity`, pushes none and returns false.
     #[inline]
     pub fn push_all(&mut self, frames: &[FrameId], capacity: usize) -> bool {
-        let len = self.len() + frames.len();
-        if len > capacity {
+        if self.len() + frames.len() > capacity {
             return false;
         }
-        let Some(top) = self.frames.get_mut(self.len as usize..len) else { return false };
-        for (slot, frame) in top.iter_mut().zip(frames.iter().rev()) {
-            *slot = frame.0;
-        }
-        self.len = len as u32;
+        // One by one, as in `pop_all`.
+        frames.iter().rev().for_each(|&frame| self.push(frame));
         true
     }
 

@@ -10,8 +10,9 @@ use super::{Depot, Frames, Magazine};
 
 /// A thread's cache of free frames: two magazines.
 pub struct MagazinePair {
-    magazines: [Magazine; 2],
-    loaded: usize,
+    /// The one in use, apart from the other, so that its address needs no computation.
+    loaded: Magazine,
+    other: Magazine,
     /// Capacity of a magazine; 0 bypasses the cache.
     capacity: usize,
     /// Origin of the last refill: the next one searches there first.
@@ -22,13 +23,13 @@ impl MagazinePair {
     /// Creates an empty cache whose magazines hold `capacity` frames, refilled from around `near`.
     /// The capacity is at most [`MAGAZINE_BLOCKS_MAX`](crate::config::MAGAZINE_BLOCKS_MAX).
     pub fn new(capacity: usize, near: FrameId) -> Self {
-        Self { magazines: Default::default(), loaded: 0, capacity, near }
+        Self { loaded: Magazine::default(), other: Magazine::default(), capacity, near }
     }
 
     /// Returns the number of frames in both magazines.
     #[inline]
     pub fn len(&self) -> usize {
-        self.magazines[0].len() + self.magazines[1].len()
+        self.loaded.len() + self.other.len()
     }
 
     /// Returns whether both magazines are empty.
@@ -53,7 +54,7 @@ impl MagazinePair {
     /// bitmaps, which are not walked.
     #[inline]
     pub fn allocate(&mut self, frames: &Frames, depot: &Depot) -> Option<FrameId> {
-        match self.magazines[self.loaded & 1].pop() {
+        match self.loaded.pop() {
             Some(frame) => Some(frame),
             None => self.allocate_slow(frames, depot),
         }
@@ -62,16 +63,15 @@ impl MagazinePair {
     /// Takes a frame from the loaded magazine, if it has one.
     #[inline]
     pub fn pop_loaded(&mut self) -> Option<FrameId> {
-        self.magazines[self.loaded & 1].pop()
+        self.loaded.pop()
     }
 
     /// Pushes a frame to the loaded magazine. Returns false if it is full.
     #[inline]
     pub fn push_loaded(&mut self, frame: FrameId) -> bool {
-        let magazine = &mut self.magazines[self.loaded & 1];
-        let fits = magazine.len() < self.capacity;
+        let fits = self.loaded.len() < self.capacity;
         if fits {
-            magazine.push(frame);
+            self.loaded.push(frame);
         }
         fits
     }
@@ -79,46 +79,45 @@ impl MagazinePair {
     /// Fills `out` from the loaded magazine. If it has fewer frames, takes none and returns false.
     #[inline]
     pub fn pop_all(&mut self, out: &mut [FrameId]) -> bool {
-        self.magazines[self.loaded & 1].pop_all(out)
+        self.loaded.pop_all(out)
     }
 
     /// Pushes frames to the loaded magazine. If they do not all fit, pushes none and returns false.
     #[inline]
     pub fn push_all(&mut self, frames: &[FrameId]) -> bool {
-        self.magazines[self.loaded & 1].push_all(frames, self.capacity)
+        self.loaded.push_all(frames, self.capacity)
     }
 
     #[cold]
     #[inline(never)]
     fn allocate_slow(&mut self, frames: &Frames, depot: &Depot) -> Option<FrameId> {
-        self.loaded ^= 1;
-        if self.magazines[self.loaded].is_empty() {
+        self.swap();
+        if self.loaded.is_empty() {
             match depot.pop() {
-                Some(magazine) => self.magazines[self.loaded] = magazine,
+                Some(magazine) => self.loaded = magazine,
                 None => self.refill(frames),
             }
         }
-        self.magazines[self.loaded].pop()
+        self.loaded.pop()
     }
 
     /// Refills the loaded magazine, which is empty, by words until it is at least half full.
     fn refill(&mut self, frames: &Frames) {
         let want = self.capacity.max(1);
-        let magazine = &mut self.magazines[self.loaded];
-        while magazine.len() < want.div_ceil(2) {
-            let Some(mask) = frames.refill_some((want - magazine.len()) as u32, self.near) else { break };
+        while self.loaded.len() < want.div_ceil(2) {
+            let Some(mask) = frames.refill_some((want - self.loaded.len()) as u32, self.near) else { break };
             self.near = mask.base;
-            magazine.push_mask(mask);
+            self.loaded.push_mask(mask);
         }
     }
 
     /// Frees a frame into the cache.
     #[inline]
     pub fn free(&mut self, frame: FrameId, frames: &Frames, depot: &Depot) {
-        if self.magazines[self.loaded & 1].len() >= self.capacity {
+        if self.loaded.len() >= self.capacity {
             return self.free_slow(frame, frames, depot);
         }
-        self.magazines[self.loaded & 1].push(frame);
+        self.loaded.push(frame);
     }
 
     #[cold]
@@ -127,19 +126,22 @@ impl MagazinePair {
         if self.capacity == 0 {
             return frames.free_run(crate::ids::Run { start: frame, len: 1 });
         }
-        self.loaded ^= 1;
-        let magazine = &mut self.magazines[self.loaded];
-        if magazine.len() >= self.capacity
-            && let Err(mut full) = depot.push(std::mem::take(magazine))
+        self.swap();
+        if self.loaded.len() >= self.capacity
+            && let Err(mut full) = depot.push(std::mem::take(&mut self.loaded))
         {
             full.flush(frames);
         }
-        self.magazines[self.loaded].push(frame);
+        self.loaded.push(frame);
+    }
+
+    fn swap(&mut self) {
+        std::mem::swap(&mut self.loaded, &mut self.other);
     }
 
     /// Frees every frame into `frames`.
     pub fn flush(&mut self, frames: &Frames) {
-        for magazine in &mut self.magazines {
+        for magazine in [&mut self.loaded, &mut self.other] {
             if !magazine.is_empty() {
                 magazine.flush(frames);
             }
@@ -148,6 +150,6 @@ impl MagazinePair {
 
     /// Returns the frames of both magazines.
     pub fn iter(&self) -> impl Iterator<Item = FrameId> + '_ {
-        self.magazines.iter().flat_map(Magazine::iter)
+        self.loaded.iter().chain(self.other.iter())
     }
 }

@@ -5,13 +5,13 @@
 
 use smallvec::SmallVec;
 
-use crate::block::{AllocRequest, INLINE_BLOCKS, KeepAlive};
+use crate::block::{AllocRequest, INLINE_BLOCKS, KeepAlive, Owned};
 use crate::error::AllocError;
 use crate::ids::{BlockHandle, BlockId};
 use crate::sync::Arc;
 
-use super::ids::LeasedIds;
-use super::lease::{Lease, Root};
+use super::lease::Lease;
+use super::leased::{Leased, Root, Seen, Several};
 use super::pool::Pool;
 
 /// A thread cache from which requests take their blocks.
@@ -25,13 +25,14 @@ pub(super) trait BlockSource {
     fn keep_alive(&self) -> Arc<KeepAlive>;
 
     /// Takes one block from the cache, if it has one.
-    fn take_one<const GUARDED: bool>(&self, request: &AllocRequest) -> Option<BlockId>;
+    fn take_one<const GUARDED: bool>(&self, request: &AllocRequest) -> Option<Owned<'_>>;
 
-    /// Takes a few blocks from the cache, if it has as many as requested.
-    fn take_inline<const GUARDED: bool>(
-        &self,
+    /// Takes a few blocks from the cache, and passes each to `take`, with its index. False if the
+    /// cache has fewer than requested; then none was taken.
+    fn take_inline<'a, const GUARDED: bool>(
+        &'a self,
         request: &AllocRequest,
-        out: &mut [BlockId; INLINE_BLOCKS],
+        take: impl FnMut(usize, Owned<'a>),
     ) -> bool;
 
     /// Takes any number of blocks, from the cache or from the rest of the pool.
@@ -43,7 +44,7 @@ pub(super) trait BlockSource {
 
     /// Allocates one block on the short path.
     #[inline(always)]
-    fn one<const GUARDED: bool>(&self, request: &AllocRequest) -> Option<BlockId> {
+    fn one<const GUARDED: bool>(&self, request: &AllocRequest) -> Option<Owned<'_>> {
         if self.pool().0.sampler.is_due() || request.blocks != 1 {
             None
         } else {
@@ -51,35 +52,65 @@ pub(super) trait BlockSource {
         }
     }
 
-    /// Allocates any number of blocks on the long path.
+    /// Allocates one block for a lease on the long path.
     #[inline(never)]
-    fn many<const GUARDED: bool>(&self, request: &AllocRequest) -> Result<LeasedIds, AllocError> {
-        self.pool().0.sampler.time(|| {
-            let mut few = [BlockId(0); INLINE_BLOCKS];
-            if self.take_inline::<GUARDED>(request, &mut few) {
-                return Ok(LeasedIds::few(few, request.blocks));
-            }
-            let mut ids = SmallVec::new();
-            self.take_any::<GUARDED>(request, &mut |id| ids.push(id))?;
-            Ok(LeasedIds::more(ids))
-        })
+    fn one_on_the_long_path(&self, request: &AllocRequest) -> Result<BlockId, AllocError> {
+        let _timing = self.pool().0.sampler.time();
+        let mut one = BlockId(0);
+        if !self.take_inline::<true>(request, |_, owned| one = owned.id) {
+            self.take_any::<true>(request, &mut |id| one = id)?;
+        }
+        Ok(one)
+    }
+
+    /// Allocates any number of blocks for a lease on the long path.
+    #[inline(never)]
+    fn several<'p>(&self, request: &AllocRequest, root: Root<'p>) -> Result<Box<Several<'p>>, AllocError> {
+        let _timing = self.pool().0.sampler.time();
+        // The list comes first: the ids are written where they stay.
+        let mut several = Several::new(root);
+        let places = several.inline_places();
+        if self.take_inline::<true>(request, |i, owned| places[i] = owned.id) {
+            several.truncate(request.blocks);
+        } else {
+            several.truncate(0);
+            self.take_any::<true>(request, &mut |id| several.push(id))?;
+        }
+        Ok(several)
+    }
+
+    /// Allocates any number of blocks on the long path, as handles.
+    #[inline(never)]
+    fn many_handles(&self, request: &AllocRequest, out: &mut Vec<BlockHandle>) -> Result<(), AllocError> {
+        let _timing = self.pool().0.sampler.time();
+        let tag = self.pool().tag();
+        // First, so that a failure to allocate loses no block.
+        out.reserve(INLINE_BLOCKS);
+        if !self.take_inline::<false>(request, |_, owned| out.push(owned.handle(tag))) {
+            let mut ids = SmallVec::<[BlockId; INLINE_BLOCKS]>::new();
+            self.take_any::<false>(request, &mut |id| ids.push(id))?;
+            out.extend(ids.iter().map(|&id| self.pool().0.blocks.handle(id)));
+        }
+        Ok(())
     }
 
     /// Allocates blocks for a lease, which reaches them through `root`.
-    // One arm per path: merging the ids before the lease is made would move a single id to memory.
+    // The long paths return the parts of a lease: a whole one would be returned in memory, and then
+    // that of the short path would be moved through the same memory.
     #[inline(always)]
     fn lease<'p>(
         &self,
         request: &AllocRequest,
         root: impl FnOnce() -> Root<'p>,
     ) -> Result<Lease<'p>, AllocError> {
-        match self.one::<true>(request) {
-            Some(id) => Ok(Lease::new(root(), LeasedIds::one(id))),
-            None => {
-                let ids = self.many::<true>(request)?;
-                Ok(Lease::new(root(), ids))
-            }
-        }
+        let leased = if let Some(owned) = self.one::<true>(request) {
+            Leased::one(root(), owned.id, Seen::new(false))
+        } else if request.blocks == 1 {
+            Leased::one(root(), self.one_on_the_long_path(request)?, Seen::new(false))
+        } else {
+            Leased::Several(self.several(request, root())?)
+        };
+        Ok(Lease::new(leased))
     }
 
     /// Allocates blocks for a lease that borrows the pool.
@@ -108,17 +139,17 @@ impl BlockSource for Pool {
     }
 
     #[inline(always)]
-    fn take_one<const GUARDED: bool>(&self, request: &AllocRequest) -> Option<BlockId> {
+    fn take_one<const GUARDED: bool>(&self, request: &AllocRequest) -> Option<Owned<'_>> {
         self.0.blocks.allocate_one::<GUARDED>(request)
     }
 
     #[inline]
-    fn take_inline<const GUARDED: bool>(
-        &self,
+    fn take_inline<'a, const GUARDED: bool>(
+        &'a self,
         request: &AllocRequest,
-        out: &mut [BlockId; INLINE_BLOCKS],
+        take: impl FnMut(usize, Owned<'a>),
     ) -> bool {
-        self.0.blocks.allocate_inline::<GUARDED>(request, out)
+        self.0.blocks.allocate_inline::<GUARDED>(request, take)
     }
 
     fn take_any<const GUARDED: bool>(
@@ -168,11 +199,8 @@ impl Pool {
         // `PoolHandle` has the same body: shared through the trait, it takes 30 ns instead of 25
         // (`cargo bench -p kvpool-benches --bench blocks`).
         match self.one::<false>(&request) {
-            Some(id) => out.push(self.0.blocks.handle(id)),
-            None => {
-                let ids = self.many::<false>(&request)?;
-                out.extend(ids.iter().map(|&id| self.0.blocks.handle(id)));
-            }
+            Some(owned) => out.push(owned.handle(self.tag())),
+            None => self.many_handles(&request, out)?,
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::marker::PhantomData;
 
-use crate::block::{AllocRequest, CacheHandle, INLINE_BLOCKS, KeepAlive};
+use crate::block::{AllocRequest, CacheHandle, KeepAlive, Owned};
 use crate::error::{AllocError, HandleError};
 use crate::ids::{BlockHandle, BlockId};
 use crate::sync::Arc;
@@ -43,17 +43,17 @@ impl BlockSource for PoolHandle {
     }
 
     #[inline(always)]
-    fn take_one<const GUARDED: bool>(&self, request: &AllocRequest) -> Option<BlockId> {
+    fn take_one<const GUARDED: bool>(&self, request: &AllocRequest) -> Option<Owned<'_>> {
         self.cache_handle.allocate_one::<GUARDED>(request)
     }
 
     #[inline]
-    fn take_inline<const GUARDED: bool>(
-        &self,
+    fn take_inline<'a, const GUARDED: bool>(
+        &'a self,
         request: &AllocRequest,
-        out: &mut [BlockId; INLINE_BLOCKS],
+        take: impl FnMut(usize, Owned<'a>),
     ) -> bool {
-        self.cache_handle.allocate_inline::<GUARDED>(request, out)
+        self.cache_handle.allocate_inline::<GUARDED>(request, take)
     }
 
     fn take_any<const GUARDED: bool>(
@@ -98,11 +98,8 @@ impl PoolHandle {
     #[inline]
     pub fn allocate_raw(&self, request: AllocRequest, out: &mut Vec<BlockHandle>) -> Result<(), AllocError> {
         match self.one::<false>(&request) {
-            Some(id) => out.push(self.pool.0.blocks.handle(id)),
-            None => {
-                let ids = self.many::<false>(&request)?;
-                out.extend(ids.iter().map(|&id| self.pool.0.blocks.handle(id)));
-            }
+            Some(owned) => out.push(owned.handle(self.pool.tag())),
+            None => self.many_handles(&request, out)?,
         }
         Ok(())
     }
@@ -122,7 +119,8 @@ impl PoolHandle {
     /// A lease of another pool is dropped as usual.
     pub fn release(&self, lease: Lease<'_>) {
         if lease.tag() == self.pool.tag() {
-            self.cache_handle.release_leased(&lease.take());
+            let leased = lease.take();
+            self.cache_handle.release_leased(leased.ids(), leased.owner());
         }
     }
 

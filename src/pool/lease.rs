@@ -1,16 +1,14 @@
 //! Leases: ownership of blocks that ends when the lease is dropped.
 
+use std::mem::ManuallyDrop;
 use std::ops::RangeBounds;
 
-use smallvec::SmallVec;
-
-use crate::block::{Blocks, KeepAlive};
+use crate::block::{Blocks, Owner};
 use crate::error::HandleError;
 use crate::ids::{BlockHandle, BlockId, FrameId, PoolTag, Run};
-use crate::sync::Arc;
 
 use super::Pool;
-use super::ids::LeasedIds;
+use super::leased::{Leased, Root, Seen};
 
 /// Owns its blocks: holds the only reference on each, and releases it when dropped, on any thread.
 ///
@@ -29,58 +27,46 @@ use super::ids::LeasedIds;
 /// blocks only: leases that are never sealed stay where they are, also in the way of a contiguous
 /// request.
 ///
-/// Up to 16 blocks are stored in the lease itself, more on the heap.
+/// A lease takes two words. It holds one block itself, and more on the heap.
 #[must_use = "dropping a lease frees its blocks"]
-pub struct Lease<'p> {
-    root: Root<'p>,
-    blocks: LeasedIds,
-}
-
-/// Path from a lease to its pool's blocks.
-#[derive(Clone)]
-pub(super) enum Root<'p> {
-    Borrowed(&'p Blocks),
-    Owned(Arc<KeepAlive>),
-}
+pub struct Lease<'p>(ManuallyDrop<Leased<'p>>);
 
 impl<'p> Lease<'p> {
     #[inline]
-    pub(super) fn new(root: Root<'p>, blocks: LeasedIds) -> Self {
-        Self { root, blocks }
+    pub(super) fn new(leased: Leased<'p>) -> Self {
+        Self(ManuallyDrop::new(leased))
     }
 
     #[inline]
     fn pool_blocks(&self) -> &Blocks {
-        match &self.root {
-            Root::Borrowed(blocks) => blocks,
-            Root::Owned(keep_alive) => keep_alive.blocks(),
-        }
+        self.0.pool_blocks()
     }
 
     /// Turns the lease into one that does not borrow the pool.
-    pub fn into_owned(mut self) -> Lease<'static> {
-        let root = match &self.root {
-            Root::Borrowed(blocks) => Root::Owned(blocks.keep_alive()),
-            Root::Owned(keep_alive) => Root::Owned(Arc::clone(keep_alive)),
+    pub fn into_owned(self) -> Lease<'static> {
+        let keep_alive = match self.0.root() {
+            Root::Borrowed(blocks) => blocks.keep_alive(),
+            Root::Owned(keep_alive) => keep_alive,
         };
-        Lease { root, blocks: std::mem::take(&mut self.blocks) }
+        Lease::new(self.take().rooted(Root::Owned(keep_alive)))
     }
 
     /// Returns the blocks, in the order of their allocation.
     #[inline]
     pub fn blocks(&self) -> &[BlockId] {
-        &self.blocks
+        self.0.ids()
     }
 
     /// Returns a handle for each block, for inspection and pins; valid while the lease lives.
     pub fn handles(&self) -> impl ExactSizeIterator<Item = BlockHandle> + '_ {
-        self.blocks.iter().map(|&id| self.pool_blocks().handle(id))
+        self.0.note_handles();
+        self.blocks().iter().map(|&id| self.pool_blocks().handle(id))
     }
 
     /// Returns the current frame of each block. A frame number stays valid while the caller's batch
     /// is in flight.
     pub fn frames(&self) -> impl ExactSizeIterator<Item = FrameId> + '_ {
-        self.blocks.iter().map(|&id| self.pool_blocks().frame(id))
+        self.blocks().iter().map(|&id| self.pool_blocks().frame(id))
     }
 
     /// Returns the frames as runs. A transfer needs one descriptor per run.
@@ -97,12 +83,11 @@ impl<'p> Lease<'p> {
 
     /// Frees the blocks from index `keep` on.
     pub fn truncate(&mut self, keep: usize) {
-        if keep < self.blocks.len() {
+        if keep < self.blocks().len() {
             // Remove the blocks first: a release may run a storage's or a waker's code, which may
             // panic.
-            let tail = LeasedIds::more(SmallVec::from_slice(&self.blocks[keep..]));
-            self.blocks.truncate(keep);
-            self.pool_blocks().release_leased(&tail);
+            let tail = self.0.split_off(keep);
+            self.pool_blocks().release_leased(tail.ids(), tail.owner());
         }
     }
 
@@ -112,9 +97,7 @@ impl<'p> Lease<'p> {
     ///
     /// If `at` is past the end of the lease.
     pub fn split_off(&mut self, at: usize) -> Self {
-        let tail = LeasedIds::more(SmallVec::from_slice(&self.blocks[at..]));
-        self.blocks.truncate(at);
-        Self { root: self.root.clone(), blocks: tail }
+        Self::new(self.0.split_off(at))
     }
 
     /// Marks the bytes of the blocks in this index range as final.
@@ -126,7 +109,7 @@ impl<'p> Lease<'p> {
     /// If the range is not within the lease.
     pub fn seal(&mut self, places: impl RangeBounds<usize>) {
         let blocks = self.pool_blocks();
-        let sealed = &self.blocks[(places.start_bound().cloned(), places.end_bound().cloned())];
+        let sealed = &self.blocks()[(places.start_bound().cloned(), places.end_bound().cloned())];
         sealed.iter().for_each(|&id| blocks.seal_guarded(blocks.handle(id)));
         // Wakes a request that waits for a run: these blocks can be moved out of its way now.
         blocks.announce();
@@ -140,7 +123,7 @@ impl<'p> Lease<'p> {
     ///
     /// If `place` is past the end of the lease.
     pub fn reopen(&mut self, place: usize) -> bool {
-        self.pool_blocks().reopen_guarded(self.blocks[place])
+        self.pool_blocks().reopen_guarded(self.blocks()[place])
     }
 
     /// Turns the references into handles.
@@ -148,10 +131,10 @@ impl<'p> Lease<'p> {
     /// Blocks stay allocated until their handles are passed to [`Pool::free`](super::Pool::free).
     /// Blocks that were allocated [pinned](super::AllocRequest::pinned) stay pinned until they are
     /// [unpinned](super::Pool::unpin).
-    pub fn into_raw(mut self) -> Vec<BlockHandle> {
+    pub fn into_raw(self) -> Vec<BlockHandle> {
         let handles = self.handles().collect();
-        self.pool_blocks().unguard(self.blocks.iter().copied());
-        self.blocks.truncate(0);
+        self.pool_blocks().unguard(self.blocks().iter().copied());
+        self.take();
         handles
     }
 
@@ -166,12 +149,14 @@ impl<'p> Lease<'p> {
         let blocks = pool.blocks();
         let ids = handles.iter().map(|handle| handle.id).collect();
         blocks.guard(handles)?;
-        Ok(Self::new(Root::Borrowed(blocks), LeasedIds::more(ids)))
+        Ok(Self::new(Leased::new(Root::Borrowed(blocks), ids, Seen::new(true))))
     }
 
     /// Takes the blocks out of the lease; the caller owns their references.
-    pub(super) fn take(mut self) -> LeasedIds {
-        std::mem::take(&mut self.blocks)
+    pub(super) fn take(self) -> Leased<'p> {
+        let mut lease = ManuallyDrop::new(self);
+        // SAFETY: the lease is not dropped, so that its field is moved out once.
+        unsafe { ManuallyDrop::take(&mut lease.0) }
     }
 
     pub(super) fn tag(&self) -> PoolTag {
@@ -182,14 +167,23 @@ impl<'p> Lease<'p> {
 impl Drop for Lease<'_> {
     #[inline]
     fn drop(&mut self) {
-        if !self.blocks.is_empty() {
-            self.pool_blocks().release_leased(&self.blocks);
+        match &*self.0 {
+            // On its own: the id stays in a register, and nothing else is left to drop.
+            Leased::One { id, seen, blocks } if seen.owner() == Owner::Unseen => blocks.release_unseen(*id),
+            _ => drop_more(&mut self.0),
         }
     }
 }
 
+#[inline(never)]
+fn drop_more(leased: &mut ManuallyDrop<Leased<'_>>) {
+    // SAFETY: called once, by the drop of the lease.
+    let leased = unsafe { ManuallyDrop::take(leased) };
+    leased.pool_blocks().release_leased(leased.ids(), leased.owner());
+}
+
 impl std::fmt::Debug for Lease<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Lease").field(&&*self.blocks).finish()
+        f.debug_tuple("Lease").field(&self.blocks()).finish()
     }
 }

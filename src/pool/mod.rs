@@ -9,8 +9,8 @@ mod allocate;
 mod builder;
 mod compaction;
 mod handle;
-mod ids;
 mod lease;
+mod leased;
 mod migration;
 mod pin;
 #[expect(clippy::module_inception, reason = "the floor is named after its main type")]

@@ -9,7 +9,6 @@ use std::future::poll_fn;
 use std::pin::pin;
 use std::time::Duration;
 
-use smallvec::SmallVec;
 // Tokio's clock, which `rest` uses too, so that pausing that clock pauses both.
 use tokio::time::{Instant, timeout_at};
 
@@ -18,8 +17,7 @@ use crate::compact::COPY_DEADLINE;
 use crate::error::AllocError;
 use crate::ids::Ticket;
 
-use super::ids::LeasedIds;
-use super::lease::Root;
+use super::leased::{Ids, Leased, Root, Seen};
 use super::{Lease, Pool};
 
 impl Pool {
@@ -73,10 +71,13 @@ impl Pool {
         let mut runs = RunMaker::default();
         loop {
             place.turn().await;
-            let mut ids = SmallVec::new();
+            let mut ids = Ids::new();
             let began = Instant::now();
             match place.allocate(&request, &mut |id| ids.push(id)) {
-                Ok(()) => return Ok(Lease::new(Root::Owned(blocks.keep_alive()), LeasedIds::more(ids))),
+                Ok(()) => {
+                    let root = Root::Owned(blocks.keep_alive());
+                    return Ok(Lease::new(Leased::new(root, ids, Seen::new(false))));
+                }
                 // Wait for the next free.
                 Err(AllocError::Exhausted { .. }) => {}
                 // Enough blocks are free: wait until blocks are moved, or a free joins the

@@ -467,8 +467,8 @@ impl Batch {
         take: &mut dyn FnMut(BlockId),
     ) -> Result<(), AllocError> {
         let shared = &self.step.sequences.0;
-        let mut allocate = || shared.blocks.allocate_guarded(request, Some(end), take);
-        if shared.sampler.is_due() { shared.sampler.time(allocate) } else { allocate() }
+        let _timing = shared.sampler.is_due().then(|| shared.sampler.time());
+        shared.blocks.allocate_guarded(request, Some(end), take)
     }
 
     /// Returns whether a copy is complete when the call returns.

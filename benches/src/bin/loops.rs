@@ -17,6 +17,7 @@ fn main() {
         "raw" => one::<RawHandles>(count),
         "handle" => one::<Handles>(count),
         "ten" => ten::<RawHandles>(count),
+        "ten-lease" => ten::<Leases>(count),
         "sequence" => sequence(count, false, 0),
         "sequence-ten" => sequence(count, false, 10),
         "cached-sequence" => sequence(count, true, 0),
@@ -33,8 +34,8 @@ fn main() {
 
 fn usage() -> ! {
     eprintln!(
-        "usage: loops <lease | raw | handle | ten | sequence | sequence-ten | cached-sequence | \
-         cached-sequence-ten | cached-request | batch | decode | std-mutex | parking-lot | array-queue> <count>"
+        "usage: loops <lease | raw | handle | ten | ten-lease | sequence | sequence-ten | \
+         cached-sequence | cached-sequence-ten | cached-request | batch | decode | std-mutex | parking-lot | array-queue> <count>"
     );
     std::process::exit(2)
 }

@@ -21,13 +21,14 @@ use smallvec::SmallVec;
 use crate::config::MAGAZINE_BLOCKS_MAX;
 use crate::error::AllocError;
 use crate::frame::Visits;
-use crate::ids::{BlockId, FrameId, Order, Run, SequenceId, Ticket};
-use crate::sync::{Ordering::*, yield_now};
+use crate::ids::{BlockId, FrameId, Order, Run};
+use crate::sync::yield_now;
 
+use super::own::own;
 use super::{Grab, ListEnd};
 use crate::block::core::{Core, Custody};
 use crate::block::thread_cache::{CountedRef, ThreadCache};
-use crate::block::{AllocRequest, BlockWord, Blocks, Ownership, Priority};
+use crate::block::{AllocRequest, Blocks, Ownership, Priority};
 
 /// Maximum number of reclaim rounds before a refusal while some thread is inside its thread cache.
 const ROUNDS: usize = if cfg!(kvpool_loom) { 3 } else { 32 };
@@ -94,37 +95,12 @@ impl Core {
         ownership: Ownership,
         take: &mut dyn FnMut(BlockId),
     ) {
-        let (sequence, now) = (request.sequence.unwrap_or(SequenceId::NONE), self.space.clock.newest());
+        let (table, now) = (self.space.table.view(), self.space.clock.newest());
         for run in grab.runs.iter() {
             for frame in run.frames() {
-                take(self.own(frame, request, sequence, now, ownership));
+                take(own(table, frame, request, now, ownership).id);
             }
         }
-    }
-
-    /// Makes the block at a frame of the caller's owned.
-    #[inline]
-    pub(in crate::block) fn own(
-        &self,
-        frame: FrameId,
-        request: &AllocRequest,
-        sequence: SequenceId,
-        now: Ticket,
-        ownership: Ownership,
-    ) -> BlockId {
-        let id = self.space.table.block_at(frame);
-        let atomic = self.space.table.word(id);
-        // Relaxed: the frame came to us by an Acquire, and with it the word of its last owner.
-        let word = BlockWord::from_bits(atomic.load(Relaxed));
-        if !word.is_available() || word.frame() != frame {
-            handed_out_twice(frame, word);
-        }
-        self.space.table.info(id).allocate(sequence, request.priority, now);
-        // A plain store: no other thread writes the word of a free block whose frame is ours.
-        // Release: pairs with the Acquire of a handle check, which then reads the info of this
-        // generation.
-        atomic.store(word.allocate(request.pinned, ownership).to_bits(), Release);
-        id
     }
 
     /// Refuses requests that no free can satisfy: invalid ones, and those that exceed the pool.
@@ -467,10 +443,4 @@ enum Found {
     Something,
     Nothing,
     Refused,
-}
-
-#[cold]
-#[inline(never)]
-fn handed_out_twice(frame: FrameId, word: BlockWord) -> ! {
-    panic!("frame {frame} handed out while owned or held: {word:?}")
 }

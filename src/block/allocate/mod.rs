@@ -3,6 +3,7 @@
 //! | file | contents |
 //! |---|---|
 //! | `ladder` | all requests but those of the fast path: gather frames rung by rung, then own the blocks. Read it first |
+//! | `own` | the last step of each allocation: a block becomes owned |
 //! | `grab` | frames that one request has gathered so far |
 //! | `growth` | frames for the list of a sequence, which grows |
 //! | `evict` | eviction of cached blocks without owners: the pool's side of the prefix cache |
@@ -17,6 +18,7 @@ mod evict;
 mod grab;
 mod growth;
 mod ladder;
+mod own;
 mod reclaim;
 mod reserve;
 mod window;
@@ -24,3 +26,5 @@ mod window;
 pub(in crate::block) use grab::Grab;
 pub use growth::ListEnd;
 pub(crate) use growth::unit_of;
+pub(crate) use own::Owned;
+pub(in crate::block) use own::own;

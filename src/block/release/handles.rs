@@ -10,9 +10,11 @@
 use crate::error::HandleError;
 use crate::frame::RunList;
 use crate::ids::{BlockHandle, BlockId, FrameId, Run};
-use crate::sync::Ordering::*;
+use crate::sync::{AtomicU64, Ordering::*};
 
+use super::Owner;
 use crate::block::core::Core;
+use crate::block::state::{InfoCell, TableView};
 use crate::block::thread_cache::{CacheRef, CountedRef};
 use crate::block::{BlockInfo, BlockWord, Blocks, INLINE_BLOCKS, Ownership, Released};
 
@@ -64,13 +66,31 @@ impl Blocks {
         cache: Option<CacheRef<'_>>,
         handles: &[BlockHandle],
     ) -> Result<(), HandleError> {
-        self.check_list(handles)?;
+        // Each block is looked up once: the words found are those that are exchanged.
+        let mut words = [BlockWord::free(FrameId(0)); INLINE_BLOCKS];
+        let table = self.space.table.view();
+        let (mut newest, mut ascends) = (0, true);
+        for (handle, word) in handles.iter().zip(&mut words) {
+            *word = self.check_unguarded(table, handle)?;
+            ascends &= handle.id.0 >= newest;
+            newest = handle.id.0 + 1;
+        }
+        if !ascends {
+            self.check_repeats(handles)?;
+        }
         let mut frames = [FrameId(0); INLINE_BLOCKS];
         let mut count = 0;
-        let outcome = self.release_checked(handles, |frame| {
-            frames[count] = frame;
-            count += 1;
-        });
+        let mut outcome = Ok(());
+        for (handle, &word) in handles.iter().zip(&words) {
+            let freed = match self.release_word_only(table.row(handle.id).word, word) {
+                Some(frame) => Some(frame),
+                None => self.release_raced(handle, &mut outcome),
+            };
+            if let Some(frame) = freed {
+                frames[count] = frame;
+                count += 1;
+            }
+        }
         let frames = &frames[..count];
         if count != 0 && !self.give_back_inline(cache, frames) {
             self.give_back_frames(cache, frames);
@@ -96,39 +116,56 @@ impl Core {
     /// Drops a reference; returns the frame if it was the last.
     #[inline]
     fn release_handle(&self, handle: &BlockHandle) -> Result<Option<FrameId>, HandleError> {
-        if !self.is_of_this_pool(handle) {
-            return Err(self.refuse(handle));
-        }
         match self.release_only(handle) {
             Some(frame) => Ok(Some(frame)),
             None => self.release_shared_handle(handle),
         }
     }
 
-    /// Drops the only reference, by a handle whose pool and range were checked, and returns the
-    /// frame. `None`: nothing was done, take the slow path.
+    /// Drops the only reference, and returns the frame. `None`: nothing was done, take the slow
+    /// path.
     #[inline(always)]
     fn release_only(&self, handle: &BlockHandle) -> Option<FrameId> {
-        let atomic = self.space.table.word(handle.id);
-        // Acquire: as in `word`.
-        let word = BlockWord::from_bits(atomic.load(Acquire));
-        let next = if self.is_current(handle, word) { word.release_only(Ownership::ByHandle) } else { None }?;
-        self.is_released(handle.id, atomic, word, next).then(|| next.frame())
+        let (atomic, word) = self.look_up(self.space.table.view(), handle)?;
+        self.release_word_only(atomic, word)
+    }
+
+    /// Drops the only reference of a block whose word was found good for a handle, and returns the
+    /// frame. `None`: nothing was done, take the slow path.
+    #[inline(always)]
+    fn release_word_only(&self, atomic: &AtomicU64, word: BlockWord) -> Option<FrameId> {
+        let next = word.release_only(Ownership::ByHandle)?;
+        Self::is_released(atomic, word, next).then(|| next.frame())
     }
 
     /// As [`release_handle`](Self::release_handle), for a block that has other references, is
-    /// moving, or is being changed by another thread, and for a stale handle.
+    /// moving, or is being changed by another thread, and for a bad handle.
     #[inline(never)]
     fn release_shared_handle(&self, handle: &BlockHandle) -> Result<Option<FrameId>, HandleError> {
-        let released = self.update_checked(handle, By::Handle, |word| {
-            word.release().map(|released| (released.word(), released))
-        })?;
+        let released = self
+            .update(handle, By::Handle, |word| word.release().map(|released| (released.word(), released)))?;
         // A good handle's word is not free.
         Ok(released.and_then(|released| self.released(handle.id, released)))
     }
 
+    /// As [`release_shared_handle`](Self::release_shared_handle), for a handle that was good when
+    /// checked; notes in `outcome` if it is not any more.
+    #[inline(never)]
+    fn release_raced(&self, handle: &BlockHandle, outcome: &mut Result<(), HandleError>) -> Option<FrameId> {
+        match self.release_shared_handle(handle) {
+            Ok(frame) => frame,
+            // Another thread has freed it since the check, or turned it into a lease. Reached by
+            // the models `share_release` and `guarded`.
+            Err(error) => {
+                if outcome.is_ok() {
+                    *outcome = Err(error);
+                }
+                None
+            }
+        }
+    }
+
     /// Releases handles that were good when checked; `owe` gets the frames of last references.
-    #[inline]
     fn release_checked(
         &self,
         handles: &[BlockHandle],
@@ -136,16 +173,8 @@ impl Core {
     ) -> Result<(), HandleError> {
         let mut outcome = Ok(());
         for handle in handles {
-            if let Some(frame) = self.release_only(handle) {
-                owe(frame);
-                continue;
-            }
-            match self.release_shared_handle(handle) {
-                Ok(frame) => frame.into_iter().for_each(&mut owe),
-                // Another thread has freed it since the check, or turned it into a lease. Reached
-                // by the models `share_release` and `guarded`.
-                Err(error) => outcome = outcome.and(Err(error)),
-            }
+            let freed = self.release_only(handle).or_else(|| self.release_raced(handle, &mut outcome));
+            freed.into_iter().for_each(&mut owe);
         }
         outcome
     }
@@ -183,15 +212,16 @@ impl Core {
     ///
     /// If a block is free or guarded: the caller holds no reference by handle.
     pub fn share(&self, ids: &[BlockId]) -> Result<(), HandleError> {
-        self.share_as(ids, Ownership::ByHandle)
+        self.share_as(ids, Owner::Handles)
     }
 
     /// As [`share`](Self::share), for blocks in a sequence's list.
     pub(crate) fn share_listed(&self, ids: &[BlockId]) -> Result<(), HandleError> {
-        self.share_as(ids, Ownership::Guarded)
+        self.share_as(ids, Owner::Guarded)
     }
 
-    fn share_as(&self, ids: &[BlockId], ownership: Ownership) -> Result<(), HandleError> {
+    fn share_as(&self, ids: &[BlockId], owner: Owner) -> Result<(), HandleError> {
+        let ownership = owner.ownership();
         for (i, &id) in ids.iter().enumerate() {
             // Relaxed: the caller's reference orders its accesses; only the count changes.
             let shared = self.space.table.word(id).fetch_update(Relaxed, Relaxed, |bits| {
@@ -200,7 +230,7 @@ impl Core {
             });
             if let Err(bits) = shared {
                 let word = BlockWord::from_bits(bits);
-                self.release_at(None, &ids[..i], ownership);
+                self.release_at(None, &ids[..i], owner);
                 let is_ours = word.is_owned() && word.ownership() == ownership;
                 assert!(is_ours, "block {id} shared without a reference: {word:?}");
                 return Err(HandleError::TooManyReferences { id, max: BlockWord::REFS_MAX });
@@ -322,13 +352,8 @@ impl Core {
     /// Returns the block's word, if the handle is good.
     #[inline]
     pub(in crate::block) fn check(&self, handle: &BlockHandle) -> Result<BlockWord, HandleError> {
-        if self.is_of_this_pool(handle) {
-            let word = self.word(handle.id);
-            if self.is_current(handle, word) {
-                return Ok(word);
-            }
-        }
-        Err(self.refuse(handle))
+        let found = self.look_up(self.space.table.view(), handle);
+        found.map(|(_, word)| word).ok_or_else(|| self.refuse(handle))
     }
 
     /// Turns the handles' references into a lease's, if each is the only one of its block.
@@ -371,27 +396,38 @@ impl Core {
         }
     }
 
-    /// Refuses a handle whose block is guarded: no reference on it belongs to a handle.
-    #[inline]
-    fn check_unguarded(&self, handle: &BlockHandle) -> Result<(), HandleError> {
-        if self.check(handle)?.is_guarded() { Err(HandleError::Guarded { handle: *handle }) } else { Ok(()) }
+    /// Refuses a handle whose block is guarded: no reference on it belongs to a handle. Returns the
+    /// block's word.
+    #[inline(always)]
+    fn check_unguarded(&self, table: TableView<'_>, handle: &BlockHandle) -> Result<BlockWord, HandleError> {
+        match self.look_up(table, handle) {
+            Some((_, word)) if !word.is_guarded() => Ok(word),
+            Some(_) => Err(HandleError::Guarded { handle: *handle }),
+            None => Err(self.refuse(handle)),
+        }
+    }
+
+    /// Returns the word of a handle's block, and its place. `None`: the handle is bad.
+    #[inline(always)]
+    fn look_up<'a>(&self, table: TableView<'a>, handle: &BlockHandle) -> Option<(&'a AtomicU64, BlockWord)> {
+        if handle.pool != self.tag {
+            return None;
+        }
+        // The null block is not excluded: nobody owns it.
+        let row = match table.first_row(handle.id) {
+            Some(row) => row,
+            None if self.is_of_this_pool(handle) => table.row(handle.id),
+            None => return None,
+        };
+        // Acquire: as in `word`.
+        let word = BlockWord::from_bits(row.word.load(Acquire));
+        is_current(row.info, handle, word).then_some((row.word, word))
     }
 
     #[inline]
     fn is_of_this_pool(&self, handle: &BlockHandle) -> bool {
         let is_null = self.config.has_null_block && handle.id.0 == 0;
         handle.pool == self.tag && !is_null && handle.id.index() < self.rows()
-    }
-
-    /// Returns whether a word is owned and of the handle's generation. A block that became
-    /// evictable and was hit again has another generation.
-    #[inline]
-    fn is_current(&self, handle: &BlockHandle, word: BlockWord) -> bool {
-        // The high bits are read after the word (an Acquire): they change only while the block is
-        // free, and a word that is not owned, or has other low bits, is refused in any case.
-        word.is_owned()
-            && word.is_of(handle.generation)
-            && self.space.table.info(handle.id).generation(word) == handle.generation
     }
 
     /// Returns the error for a handle that was found bad.
@@ -440,7 +476,7 @@ impl Core {
         let atomic = self.space.table.word(handle.id);
         let mut word = self.word(handle.id);
         loop {
-            if !self.is_current(handle, word) {
+            if !is_current(self.space.table.info(handle.id), handle, word) {
                 return Err(self.refuse(handle));
             }
             if by == By::Handle && word.is_guarded() {
@@ -460,8 +496,9 @@ impl Core {
     /// Refuses a list of handles to free, before anything is changed.
     #[inline]
     fn check_list(&self, handles: &[BlockHandle]) -> Result<(), HandleError> {
+        let table = self.space.table.view();
         for handle in handles {
-            self.check_unguarded(handle)?;
+            self.check_unguarded(table, handle)?;
         }
         self.check_repeats(handles)
     }
@@ -494,6 +531,15 @@ impl Core {
         }
         Ok(())
     }
+}
+
+/// Returns whether a word is owned and of the handle's generation. A block that became evictable
+/// and was hit again has another generation.
+#[inline(always)]
+fn is_current(info: &InfoCell, handle: &BlockHandle, word: BlockWord) -> bool {
+    // The high bits are read after the word (an Acquire): they change only while the block is free,
+    // and a word that is not owned, or has other low bits, is refused in any case.
+    word.is_owned() && info.generation(word) == handle.generation
 }
 
 impl Released {

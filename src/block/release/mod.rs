@@ -12,3 +12,4 @@ mod handles;
 mod references;
 
 pub(in crate::block) use handles::By;
+pub(crate) use references::Owner;

@@ -7,6 +7,7 @@ use crate::ids::{BlockId, FrameId, Run, Ticket};
 use crate::sync::{AtomicU64, Ordering, Ordering::*};
 
 use crate::block::core::{Core, Custody};
+use crate::block::state::TableView;
 use crate::block::thread_cache::Returning;
 use crate::block::thread_cache::{CacheRef, CountedRef};
 use crate::block::{BlockWord, Blocks, Evictable, INLINE_BLOCKS, Ownership, Released};
@@ -32,6 +33,25 @@ fn not_the_callers(id: BlockId, word: BlockWord) -> ! {
     panic!("block {id} released while {whose}: {word:?}")
 }
 
+/// On whose behalf references are released by id.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Owner {
+    /// An engine that counts references by handle.
+    Handles,
+    /// A lease, or the list of a sequence.
+    Guarded,
+    /// A lease that gave out no handle of its blocks: its release may be
+    /// [private](crate::block).
+    Unseen,
+}
+
+impl Owner {
+    #[inline]
+    pub(super) fn ownership(self) -> Ownership {
+        Ownership::of(self != Self::Handles)
+    }
+}
+
 /// What remains to be done after the release of a listed block.
 enum ListRelease {
     Nothing,
@@ -48,13 +68,45 @@ impl Blocks {
     /// If a block is free or guarded: the caller does not own the reference.
     #[inline]
     pub fn release(&self, ids: &[BlockId]) {
-        self.release_as(ids, Ownership::ByHandle);
+        self.release_as(ids, Owner::Handles);
     }
 
     /// As [`release`](Self::release), for a lease's blocks.
     #[inline]
-    pub(crate) fn release_leased(&self, ids: &[BlockId]) {
-        self.release_as(ids, Ownership::Guarded);
+    pub(crate) fn release_leased(&self, ids: &[BlockId], owner: Owner) {
+        if ids.len() <= INLINE_BLOCKS {
+            self.release_inline(self.recent_thread_cache(), ids, owner);
+        } else {
+            self.with_thread_cache(|cache| self.release_at(cache, ids, owner));
+        }
+    }
+
+    /// As [`release_leased`](Self::release_leased), for the block of a lease that gave out no
+    /// handle of it.
+    #[inline]
+    pub(crate) fn release_unseen(&self, id: BlockId) {
+        match self.release_privately(self.space.table.view(), id) {
+            Some(frame) => {
+                let cache = self.recent_thread_cache();
+                if !self.give_back_one(cache, frame) {
+                    self.give_back_frame(cache, frame);
+                }
+            }
+            None => self.release_unseen_slow(id),
+        }
+    }
+
+    /// As [`release_unseen`](Self::release_unseen), for a block that is sealed or pinned.
+    #[cold]
+    #[inline(never)]
+    fn release_unseen_slow(&self, id: BlockId) {
+        self.release_one(self.recent_thread_cache(), id, Owner::Guarded);
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn give_back_frame(&self, cache: Option<CacheRef<'_>>, frame: FrameId) {
+        self.give_back_frames(cache, &[frame]);
     }
 
     /// As [`release`](Self::release), for blocks that were in a sequence's list.
@@ -64,7 +116,7 @@ impl Blocks {
             Some(evictor) => {
                 self.release_cached(ids, |blocks, tag| evictor.became_evictable(self, blocks, tag))
             }
-            None => self.release_as(ids, Ownership::Guarded),
+            None => self.release_as(ids, Owner::Guarded),
         }
     }
 
@@ -97,24 +149,16 @@ impl Blocks {
     }
 
     #[inline]
-    fn release_as(&self, ids: &[BlockId], ownership: Ownership) {
-        if let [id] = ids {
-            self.release_one(self.recent_thread_cache(), *id, ownership);
-        } else if ids.len() <= INLINE_BLOCKS {
-            self.release_inline(self.recent_thread_cache(), ids, ownership);
-        } else {
-            self.with_thread_cache(|cache| self.release_at(cache, ids, ownership));
+    fn release_as(&self, ids: &[BlockId], owner: Owner) {
+        match ids {
+            [id] => self.release_one(self.recent_thread_cache(), *id, owner),
+            _ => self.release_leased(ids, owner),
         }
     }
 
     #[inline]
-    pub(in crate::block) fn release_one(
-        &self,
-        cache: Option<CacheRef<'_>>,
-        id: BlockId,
-        ownership: Ownership,
-    ) {
-        if let Some(frame) = self.release_word(id, ownership)
+    pub(in crate::block) fn release_one(&self, cache: Option<CacheRef<'_>>, id: BlockId, owner: Owner) {
+        if let Some(frame) = self.release_word(self.space.table.view(), id, owner)
             && !self.give_back_one(cache, frame)
         {
             self.give_back_frames(cache, &[frame]);
@@ -126,14 +170,28 @@ impl Blocks {
         &self,
         cache: Option<CacheRef<'_>>,
         ids: &[BlockId],
-        ownership: Ownership,
+        owner: Owner,
     ) {
         let mut frames = [FrameId(0); INLINE_BLOCKS];
         let mut count = 0;
-        for &id in ids {
-            if let Some(frame) = self.release_word(id, ownership) {
-                frames[count] = frame;
-                count += 1;
+        let mut push = |frame| {
+            frames[count] = frame;
+            count += 1;
+        };
+        let table = self.space.table.view();
+        // Two loops, each of which keeps in registers what it needs.
+        let mut rest = ids.iter();
+        if owner == Owner::Unseen {
+            while let Some(&id) = rest.as_slice().first()
+                && let Some(frame) = self.release_privately(table, id)
+            {
+                push(frame);
+                rest.next();
+            }
+        }
+        for &id in rest {
+            if let Some(frame) = self.release_word(table, id, owner) {
+                push(frame);
             }
         }
         let frames = &frames[..count];
@@ -155,15 +213,11 @@ impl Blocks {
 }
 
 impl Core {
-    pub(in crate::block) fn release_at(
-        &self,
-        cache: Option<CountedRef<'_>>,
-        ids: &[BlockId],
-        ownership: Ownership,
-    ) {
+    pub(in crate::block) fn release_at(&self, cache: Option<CountedRef<'_>>, ids: &[BlockId], owner: Owner) {
         let mut freed = RunList::new();
+        let table = self.space.table.view();
         for &id in ids {
-            if let Some(frame) = self.release_word(id, ownership) {
+            if let Some(frame) = self.release_word(table, id, owner) {
                 freed.push(frame);
             }
         }
@@ -171,32 +225,38 @@ impl Core {
     }
 
     /// Drops a reference; returns the frame if it was the last.
-    #[inline]
-    fn release_word(&self, id: BlockId, ownership: Ownership) -> Option<FrameId> {
-        let atomic = self.space.table.word(id);
+    #[inline(always)]
+    fn release_word(&self, table: TableView<'_>, id: BlockId, owner: Owner) -> Option<FrameId> {
+        if owner == Owner::Unseen
+            && let Some(frame) = self.release_privately(table, id)
+        {
+            return Some(frame);
+        }
+        let atomic = table.row(id).word;
         let word = BlockWord::from_bits(atomic.load(Relaxed));
-        match word.release_only(ownership) {
-            Some(next) if self.is_released(id, atomic, word, next) => Some(next.frame()),
-            _ => self.release_shared(id, ownership),
+        match word.release_only(owner.ownership()) {
+            Some(next) if Self::is_released(atomic, word, next) => Some(next.frame()),
+            _ => self.release_shared(id, owner.ownership()),
         }
     }
 
+    /// Drops the only reference, of a lease that gave out no handle, and returns the frame. `None`:
+    /// nothing was done, take the slow path.
+    #[inline(always)]
+    fn release_privately(&self, table: TableView<'_>, id: BlockId) -> Option<FrameId> {
+        let atomic = table.row(id).word;
+        let word = BlockWord::from_bits(atomic.load(Relaxed));
+        let next = word.release_private()?;
+        // A plain store: see "Private release" in `block`. Release: as in `RELEASE_ORDER`. No
+        // Acquire: the block had no other owner since it was allocated, or reopened.
+        atomic.store(next.to_bits(), Release);
+        Some(next.frame())
+    }
+
     /// Drops the only reference of a block; false if its word has changed.
-    #[inline]
-    pub(in crate::block) fn is_released(
-        &self,
-        id: BlockId,
-        atomic: &AtomicU64,
-        word: BlockWord,
-        next: BlockWord,
-    ) -> bool {
-        if atomic.compare_exchange(word.to_bits(), next.to_bits(), RELEASE_ORDER, Relaxed).is_err() {
-            return false;
-        }
-        if next.carries() {
-            self.space.table.info(id).carry_generation();
-        }
-        true
+    #[inline(always)]
+    pub(in crate::block) fn is_released(atomic: &AtomicU64, word: BlockWord, next: BlockWord) -> bool {
+        atomic.compare_exchange(word.to_bits(), next.to_bits(), RELEASE_ORDER, Relaxed).is_ok()
     }
 
     /// As [`release_word`](Self::release_word), for a block that has other references, is moving,

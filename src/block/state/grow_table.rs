@@ -56,6 +56,12 @@ impl<B: TablePart> GrowTable<B> {
         }
     }
 
+    /// Returns the bucket of the rows that exist from the beginning.
+    #[inline]
+    pub(crate) fn first(&self) -> &B {
+        &self.first
+    }
+
     /// Returns the bucket of a row, and the row's index in it, which is below the bucket's length.
     ///
     /// # Panics

@@ -22,8 +22,9 @@ mod word;
 
 pub(crate) use grow_table::{GrowTable, TablePart};
 pub use info::BlockInfo;
+pub(in crate::block) use info::InfoCell;
 pub(in crate::block) use line::{Absence, Key, Line, LinePlace, Waiters};
 pub(in crate::block) use log::MoveLog;
 pub use log::{MoveCount, Moved, Since};
-pub(in crate::block) use table::Table;
+pub(in crate::block) use table::{Row, Table, TableView};
 pub use word::{BlockWord, Ownership, Released};

@@ -38,6 +38,57 @@ impl TablePart for Part {
 /// The table of a pool's blocks.
 pub(in crate::block) struct Table(GrowTable<Part>);
 
+/// Word and info of a block.
+#[derive(Clone, Copy)]
+pub(in crate::block) struct Row<'a> {
+    pub(in crate::block) word: &'a AtomicU64,
+    pub(in crate::block) info: &'a InfoCell,
+}
+
+/// A view of the table for several accesses: it keeps the addresses of the first rows in registers.
+#[derive(Clone, Copy)]
+pub(in crate::block) struct TableView<'a> {
+    table: &'a Table,
+    first: PartView<'a>,
+}
+
+#[derive(Clone, Copy)]
+struct PartView<'a> {
+    words: &'a [AtomicU64],
+    block_at: &'a [AtomicU32],
+    info: &'a [InfoCell],
+}
+
+impl<'a> TableView<'a> {
+    /// Returns a block's row.
+    #[inline]
+    pub(in crate::block) fn row(&self, id: BlockId) -> Row<'a> {
+        match self.first_row(id) {
+            Some(row) => row,
+            None => self.table.row(id),
+        }
+    }
+
+    /// Returns a block's row, if the block was there from the beginning.
+    #[inline]
+    pub(in crate::block) fn first_row(&self, id: BlockId) -> Option<Row<'a>> {
+        let word = self.first.words.get(id.index())?;
+        // SAFETY: the arrays are equally long.
+        Some(Row { word, info: unsafe { self.first.info.get_unchecked(id.index()) } })
+    }
+
+    /// As [`Table::block_at`].
+    #[inline]
+    pub(in crate::block) fn block_at(&self, frame: FrameId) -> BlockId {
+        if frame.index() < self.first.words.len() {
+            // SAFETY: the arrays are equally long. Relaxed: as in `Table::block_at`.
+            BlockId(unsafe { self.first.block_at.get_unchecked(frame.index()) }.load(Relaxed))
+        } else {
+            self.table.block_at(frame)
+        }
+    }
+}
+
 impl Table {
     pub(in crate::block) fn new(rows: usize) -> Self {
         Self(GrowTable::new(rows))
@@ -60,6 +111,21 @@ impl Table {
         let (part, row) = self.0.locate(id.index());
         // SAFETY: as above.
         unsafe { part.info.get_unchecked(row) }
+    }
+
+    /// Returns a block's row.
+    #[inline]
+    pub(in crate::block) fn row(&self, id: BlockId) -> Row<'_> {
+        let (part, row) = self.0.locate(id.index());
+        // SAFETY: as above.
+        unsafe { Row { word: part.words.get_unchecked(row), info: part.info.get_unchecked(row) } }
+    }
+
+    /// Returns a view for several accesses.
+    #[inline]
+    pub(in crate::block) fn view(&self) -> TableView<'_> {
+        let Part { words, block_at, info } = self.0.first();
+        TableView { table: self, first: PartView { words, block_at, info } }
     }
 
     /// Returns the block whose bytes are, or would be, in a frame.

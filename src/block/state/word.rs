@@ -63,8 +63,8 @@
 //! | `evict_released`, which may run seconds after the release that made the word | nothing. A wrong success evicts a block that is evictable and whose newest tag is old enough: the cache loses that block, and nothing else breaks |
 //!
 //! The probability: a thread that leases and drops one block in a loop, which is about the fastest
-//! way to advance a generation, takes 28 ns per iteration (README), so 1.8 ms for 65,536. A
-//! scheduler preempts for longer than that, so time alone excludes nothing. But the thread must be
+//! way to advance a generation, takes about 10 ns per iteration, so 0.7 ms for 65,536. A scheduler
+//! preempts for longer than that, so time alone excludes nothing. But the thread must be
 //! stopped inside an exposed step, a few nanoseconds between two instructions, while exactly this
 //! block is recycled without pause, and resume in one generation of 65,536. With a step of 5 ns and
 //! 1,000 preemptions per second, a step is interrupted with probability 5e-6; the product, 8e-11,
@@ -97,6 +97,7 @@ const CACHED: u64 = 1 << (FLAGS_SHIFT + 2);
 const GUARDED: u64 = 1 << (FLAGS_SHIFT + 3);
 
 const ONE_REF: u64 = 1 << REFS_SHIFT;
+const ONE_GENERATION: u64 = 1 << GENERATION_SHIFT;
 const ONE_PIN: u64 = 1 << PINS_SHIFT;
 
 /// Kind of owner that a block's references belong to.
@@ -375,11 +376,24 @@ impl BlockWord {
     /// Performs the most frequent [`release`](Self::release) in one comparison.
     ///
     /// Drops the only reference of a block that is neither moving nor cached, and returns the word
-    /// of the free block. `None`: any other word, or another kind of owner.
+    /// of the free block. `None`: any other word, another kind of owner, or the generation's low
+    /// bits wrap around.
     #[inline]
     pub fn release_only(self, ownership: Ownership) -> Option<Self> {
         let only = ONE_REF | ownership as u64;
-        if self.0 & (REFS_MASK | MOVING | CACHED | GUARDED) == only { Some(self.freed()) } else { None }
+        let is_only = self.0 & (REFS_MASK | MOVING | CACHED | GUARDED) == only;
+        if is_only && !self.freed().carries() { Some(self.freed()) } else { None }
+    }
+
+    /// As [`release_only`](Self::release_only), for a guarded block that is neither sealed nor
+    /// pinned: without a handle, no other thread changes its word (see [`block`](crate::block)).
+    #[inline]
+    pub fn release_private(self) -> Option<Self> {
+        const OWNED: u64 = ONE_REF | GUARDED;
+        let next = self.0.wrapping_sub(OWNED).wrapping_add(ONE_GENERATION);
+        // Above the generation, nothing remains: unless it wraps around into the pins.
+        let differs = (self.0 & !(FRAME_MASK | GENERATION_MASK)) ^ OWNED | next >> PINS_SHIFT;
+        if differs == 0 { Some(Self(next)) } else { None }
     }
 
     /// Performs the most frequent release of a sequence's list in one comparison: of the only
@@ -395,8 +409,7 @@ impl BlockWord {
     /// Returns the word of the free block of the next generation.
     #[inline]
     fn freed(self) -> Self {
-        let more = 1 << GENERATION_SHIFT;
-        Self(self.0 & FRAME_MASK | self.0.wrapping_add(more) & GENERATION_MASK)
+        Self(self.0 & FRAME_MASK | self.0.wrapping_add(ONE_GENERATION) & GENERATION_MASK)
     }
 
     /// Returns whether the generation's low bits are 0: after a release, they wrapped around and

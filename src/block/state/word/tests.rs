@@ -47,12 +47,28 @@ proptest! {
         for ownership in [Ownership::ByHandle, Ownership::Guarded] {
             if let Some(freed) = word.release_only(ownership) {
                 prop_assert_eq!(word.is_guarded(), ownership == Ownership::Guarded);
-                prop_assert_eq!(word.release(), Some(Released::Last { word: freed, carry: freed.carries() }));
+                prop_assert_eq!(word.release(), Some(Released::Last { word: freed, carry: false }));
             }
         }
         // The generator of words seldom makes one of them.
         let kept = BlockWord(word.0 & !REFS_MASK | ONE_REF | CACHED | GUARDED);
         prop_assert_eq!(kept.release_kept().is_none(), kept.outlived().is_some());
+    }
+
+    #[test]
+    fn a_private_release_is_a_release_of_the_same_word(
+        word in words(),
+        kept in prop_oneof![Just(0), Just(SEALED), Just(MOVING), Just(CACHED), Just(ONE_PIN), Just(ONE_REF)],
+        is_last: bool,
+    ) {
+        prop_assert!(word.release_private().is_none_or(|next| word.release_only(Ownership::Guarded) == Some(next)));
+        let plain = BlockWord(word.0 & (FRAME_MASK | GENERATION_MASK) | ONE_REF | GUARDED);
+        let plain = if is_last { BlockWord(plain.0 | GENERATION_MASK) } else { plain };
+        let Some(Released::Last { word: freed, carry }) = plain.release() else { panic!("{plain:?}") };
+        prop_assert_eq!(plain.release_private(), (!carry).then_some(freed));
+        prop_assert_eq!(plain.release_only(Ownership::Guarded), (!carry).then_some(freed));
+        prop_assert!(kept == 0 || BlockWord(plain.0 + kept).release_private().is_none());
+        prop_assert_eq!(BlockWord(plain.0 & !GUARDED).release_private(), None);
     }
 
     #[test]

@@ -1,0 +1,142 @@
+//! Theorem: a lease that gave out no handle releases its blocks with plain stores where it may: a
+//! move that another thread attempts is neither overwritten nor lost, and the next owner of the
+//! frame gets it once, with all earlier writes visible. A lease that gave out a handle does not: a
+//! thread that pins the block by it during a batch keeps the frame from being reused until that
+//! batch has ended.
+//!
+//! Not modelled: a pin by a forged handle, at the moment of the plain store. The checker lets a
+//! read-modify-write succeed after that store, as if it preceded the store, and then shows its
+//! result to later loads of the storing thread, which the language forbids. The test
+//! `forged_pins_beside_releases` plays it with real threads.
+#![cfg(kvpool_loom)]
+
+use kvpool::storage::KvLayout;
+use kvpool::{AllocRequest, FrameId, Pool};
+use kvpool_loom_tests::{check_to, settle};
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+use loom::thread;
+
+/// A pool, and a cell for each frame that stands for its bytes.
+struct Memory {
+    pool: Pool,
+    cells: Vec<UnsafeCell<u32>>,
+}
+
+// SAFETY: a cell is written by the sole owner of the block in its frame, and read by its mover, or
+// by a batch that holds it back. The models check it.
+unsafe impl Sync for Memory {}
+// SAFETY: as above.
+unsafe impl Send for Memory {}
+
+impl Memory {
+    fn new(blocks: usize) -> Arc<Self> {
+        let builder = Pool::builder(KvLayout::named("tiny").unwrap()).blocks(blocks).without_storage();
+        let pool = builder.without_null_block().segment_blocks(4).magazine_blocks(0).build().unwrap();
+        Arc::new(Self { pool, cells: (0..blocks).map(|_| UnsafeCell::new(0)).collect() })
+    }
+
+    fn write(&self, frame: FrameId) {
+        // SAFETY: the caller owns it; the checker verifies it.
+        self.cells[frame.index()].with_mut(|bytes| unsafe { *bytes += 1 });
+    }
+
+    fn read(&self, frame: FrameId) {
+        // SAFETY: nobody writes it; the checker verifies it.
+        self.cells[frame.index()].with(|bytes| unsafe { *bytes });
+    }
+
+    /// Allocates all free blocks, writes them, and frees them.
+    fn pass(&self) {
+        let mut leases = Vec::new();
+        while let Ok(lease) = self.pool.allocate(one()) {
+            self.write(lease.frames().next().unwrap());
+            leases.push(lease);
+        }
+    }
+
+    fn finish(&self) {
+        settle(self.pool.blocks(), 1);
+        assert_eq!(self.pool.audit().unwrap().owned, 0);
+        assert_eq!(self.pool.free_blocks(), self.cells.len());
+    }
+}
+
+fn one() -> AllocRequest {
+    AllocRequest::new(1)
+}
+
+/// Attempts to move the block in frame 0 to frame 1, if that is free.
+fn move_beside(memory: &Memory) {
+    let (mut stayed, to) = (0, FrameId(1));
+    let wave = memory.pool.blocks().begin_wave([(FrameId(0), to)], &mut |_, _| stayed += 1);
+    for (from, to) in wave.moves() {
+        memory.read(from);
+        memory.write(to);
+    }
+    // SAFETY: the cell that stands for the bytes was written.
+    let moved = unsafe { wave.publish(&mut |_, _| stayed += 1) };
+    assert_eq!(moved + stayed, 1);
+}
+
+/// The lease is sealed, so that its block can move: the release and the move exclude each other.
+#[test]
+fn a_sealed_block_against_a_move() {
+    check_to(2, "unseen::a_sealed_block_against_a_move", || {
+        let memory = Memory::new(2);
+        let mut lease = memory.pool.allocate(one()).unwrap();
+        assert_eq!(lease.frames().next(), Some(FrameId(0)));
+        memory.write(FrameId(0));
+        lease.seal(..);
+        let other = memory.clone();
+        let thread = thread::spawn(move || move_beside(&other));
+        drop(lease);
+        memory.pass();
+        thread.join().unwrap();
+        memory.finish();
+    });
+}
+
+/// The lease is open again when it is released: a move that began before was refused.
+#[test]
+fn a_reopened_block_against_a_move() {
+    check_to(2, "unseen::a_reopened_block_against_a_move", || {
+        let memory = Memory::new(2);
+        let mut lease = memory.pool.allocate(one()).unwrap();
+        lease.seal(..);
+        let other = memory.clone();
+        let thread = thread::spawn(move || move_beside(&other));
+        if lease.reopen(0) {
+            memory.write(lease.frames().next().unwrap());
+        }
+        drop(lease);
+        memory.pass();
+        thread.join().unwrap();
+        memory.finish();
+    });
+}
+
+/// Another thread has a handle. If it pins the block during a batch, the frame is still the
+/// block's while the batch lasts: it is retired, not reused.
+#[test]
+fn a_release_against_a_pin_in_a_batch() {
+    check_to(2, "unseen::a_release_against_a_pin_in_a_batch", || {
+        let memory = Memory::new(1);
+        let lease = memory.pool.allocate(one()).unwrap();
+        let handle = lease.handles().next().unwrap();
+        memory.write(FrameId(0));
+        let other = memory.clone();
+        let thread = thread::spawn(move || {
+            let batch = other.pool.blocks().begin_batch();
+            if let Ok(pin) = other.pool.pin_scoped(handle) {
+                other.read(FrameId(0));
+                drop(pin);
+            }
+            other.pool.blocks().end_batch(batch);
+        });
+        drop(lease);
+        memory.pass();
+        thread.join().unwrap();
+        memory.finish();
+    });
+}

@@ -1,0 +1,193 @@
+//! What a lease holds: its blocks, and the path to their pool, in two words.
+//!
+//! A lease of one block, the most frequent one, is an id and a pointer: it is created, moved and
+//! dropped in registers. Several blocks lie behind a pointer.
+//!
+//! A lease remembers whether it gave out handles of its blocks. Without a handle, no other thread
+//! changes their words, and the lease releases them with plain stores ([`Owner::Unseen`]).
+
+use smallvec::SmallVec;
+
+use crate::block::{Blocks, INLINE_BLOCKS, KeepAlive, Owner};
+use crate::ids::BlockId;
+use crate::sync::{Arc, AtomicBool, Ordering::*};
+
+/// Ids of the blocks of a lease.
+pub(super) type Ids = SmallVec<[BlockId; INLINE_BLOCKS]>;
+
+/// Blocks of a lease, and the path to their pool.
+pub(super) enum Leased<'p> {
+    /// One block of a borrowed pool.
+    One { id: BlockId, seen: Seen, blocks: &'p Blocks },
+    /// One block, and a reference that keeps the pool's blocks alive.
+    OneOwned { id: BlockId, seen: Seen, keep_alive: Arc<KeepAlive> },
+    /// Any number of blocks.
+    Several(Box<Several<'p>>),
+}
+
+#[cfg(not(kvpool_loom))]
+const _: () = assert!(size_of::<Leased<'_>>() <= 16, "a lease fits into two registers");
+
+/// Any number of blocks of one pool.
+pub(super) struct Several<'p> {
+    root: Root<'p>,
+    seen: Seen,
+    ids: Ids,
+}
+
+/// Path from a lease to its pool's blocks.
+#[derive(Clone)]
+pub(super) enum Root<'p> {
+    Borrowed(&'p Blocks),
+    Owned(Arc<KeepAlive>),
+}
+
+/// Whether a handle of a lease's blocks was given out.
+pub(super) struct Seen(AtomicBool);
+
+impl Seen {
+    #[inline]
+    pub(super) fn new(is_seen: bool) -> Self {
+        Self(AtomicBool::new(is_seen))
+    }
+
+    /// Notes that a handle is given out.
+    #[inline]
+    fn note(&self) {
+        // Relaxed: the lease is borrowed here, and released when no borrow is left.
+        self.0.store(true, Relaxed);
+    }
+
+    #[inline]
+    pub(super) fn owner(&self) -> Owner {
+        if self.0.load(Relaxed) { Owner::Guarded } else { Owner::Unseen }
+    }
+}
+
+impl<'p> Several<'p> {
+    /// Creates a list of [`INLINE_BLOCKS`] ids, to be overwritten.
+    #[inline]
+    pub(super) fn new(root: Root<'p>) -> Box<Self> {
+        // In this order, so that it is written where it stays.
+        let place = Box::new_uninit();
+        let ids = Ids::from_buf([BlockId(0); INLINE_BLOCKS]);
+        Box::write(place, Self { root, seen: Seen::new(false), ids })
+    }
+
+    /// Returns the ids of a new list.
+    #[inline]
+    pub(super) fn inline_places(&mut self) -> &mut [BlockId] {
+        &mut self.ids
+    }
+
+    #[inline]
+    pub(super) fn truncate(&mut self, len: usize) {
+        self.ids.truncate(len);
+    }
+
+    #[inline]
+    pub(super) fn push(&mut self, id: BlockId) {
+        self.ids.push(id);
+    }
+}
+
+impl Root<'_> {
+    #[inline]
+    fn blocks(&self) -> &Blocks {
+        match self {
+            Root::Borrowed(blocks) => blocks,
+            Root::Owned(keep_alive) => keep_alive.blocks(),
+        }
+    }
+}
+
+impl<'p> Leased<'p> {
+    #[inline]
+    pub(super) fn one(root: Root<'p>, id: BlockId, seen: Seen) -> Self {
+        match root {
+            Root::Borrowed(blocks) => Self::One { id, seen, blocks },
+            Root::Owned(keep_alive) => Self::OneOwned { id, seen, keep_alive },
+        }
+    }
+
+    pub(super) fn new(root: Root<'p>, ids: Ids, seen: Seen) -> Self {
+        match *ids {
+            [id] => Self::one(root, id, seen),
+            _ => Self::Several(Box::new(Several { root, seen, ids })),
+        }
+    }
+
+    /// Returns the blocks of the pool.
+    #[inline]
+    pub(super) fn pool_blocks(&self) -> &Blocks {
+        match self {
+            Self::One { blocks, .. } => blocks,
+            Self::OneOwned { keep_alive, .. } => keep_alive.blocks(),
+            Self::Several(several) => several.root.blocks(),
+        }
+    }
+
+    /// Returns the ids, in the order of their allocation.
+    #[inline]
+    pub(super) fn ids(&self) -> &[BlockId] {
+        match self {
+            Self::One { id, .. } | Self::OneOwned { id, .. } => std::slice::from_ref(id),
+            Self::Several(several) => &several.ids,
+        }
+    }
+
+    fn seen(&self) -> &Seen {
+        match self {
+            Self::One { seen, .. } | Self::OneOwned { seen, .. } => seen,
+            Self::Several(several) => &several.seen,
+        }
+    }
+
+    /// Returns on whose behalf the blocks are released.
+    #[inline]
+    pub(super) fn owner(&self) -> Owner {
+        self.seen().owner()
+    }
+
+    /// Notes that handles of the blocks are given out.
+    pub(super) fn note_handles(&self) {
+        self.seen().note();
+    }
+
+    /// Returns the same knowledge about handles, for other leases of these blocks.
+    fn same_seen(&self) -> Seen {
+        Seen::new(self.owner() == Owner::Guarded)
+    }
+
+    /// Returns a path to the same pool.
+    pub(super) fn root(&self) -> Root<'p> {
+        match self {
+            Self::One { blocks, .. } => Root::Borrowed(blocks),
+            Self::OneOwned { keep_alive, .. } => Root::Owned(Arc::clone(keep_alive)),
+            Self::Several(several) => several.root.clone(),
+        }
+    }
+
+    /// Returns the same blocks, reached through another path to their pool.
+    pub(super) fn rooted<'q>(self, root: Root<'q>) -> Leased<'q> {
+        let (ids, seen) = (Ids::from_slice(self.ids()), self.same_seen());
+        Leased::new(root, ids, seen)
+    }
+
+    /// Splits off the blocks from index `at` on.
+    ///
+    /// # Panics
+    ///
+    /// If `at` is past the end.
+    pub(super) fn split_off(&mut self, at: usize) -> Self {
+        let (root, tail) = (self.root(), Ids::from_slice(&self.ids()[at..]));
+        match self {
+            Self::Several(several) => several.ids.truncate(at),
+            Self::One { .. } | Self::OneOwned { .. } if at == 0 => {
+                *self = Self::new(root.clone(), Ids::new(), self.same_seen());
+            }
+            Self::One { .. } | Self::OneOwned { .. } => {}
+        }
+        Self::new(root, tail, self.same_seen())
+    }
+}
