@@ -51,6 +51,11 @@ pub trait Engine: Sync + Sized {
 
     /// Returns the number of unowned blocks, cached or not.
     fn unowned(&self) -> usize;
+
+    /// Returns the number of blocks that are free although the engine has been full, at least.
+    fn kept_free(&self) -> usize {
+        0
+    }
 }
 
 /// One thread's handle to an engine. A bench never exhausts the pool: a failure panics.

@@ -59,22 +59,18 @@ impl<E: Engine> Full<E> {
         }
     }
 
-    /// Returns a number of blocks that is at least what an engine keeps free ahead of need.
-    fn kept_free(&self) -> usize {
-        (self.blocks / 16).min(4_096)
-    }
-
-    /// Allocates blocks, 64 at a time.
-    fn take(&self, blocks: usize) -> Vec<<E::Worker<'_> as Worker>::Blocks> {
+    /// Allocates what the engine keeps free, 64 blocks at a time. Returns their number too.
+    fn take_free(&self) -> (Vec<<E::Worker<'_> as Worker>::Blocks>, usize) {
+        let calls = self.engine.kept_free().div_ceil(64);
         let mut worker = self.engine.worker(0);
-        (0..blocks / 64).map(|_| worker.allocate(64)).collect()
+        ((0..calls).map(|_| worker.allocate(64)).collect(), 64 * calls)
     }
 
     /// Returns ns per block to allocate 64 of `blocks` blocks, one by one and at once: each evicts
     /// one. Means of the undisturbed groups of 64.
     pub fn evict(&mut self, blocks: usize) -> [f64; 2] {
         let chunks = (blocks / 4).min(8_192) / 64;
-        let free = self.take(self.kept_free());
+        let (free, kept_free) = self.take_free();
         let mut worker = self.engine.worker(0);
         let mut held = Vec::with_capacity(64 * chunks + chunks);
         let times = [(64, 1), (1, 64)].map(|(calls, count)| {
@@ -86,7 +82,7 @@ impl<E: Engine> Full<E> {
         });
         held.into_iter().chain(free).for_each(|blocks| worker.free(blocks));
         drop(worker);
-        self.fill(self.kept_free() + 2 * 64 * chunks);
+        self.fill(kept_free + 2 * 64 * chunks);
         match times {
             [Some(one), Some(many)] => [one / 64.0, many / 64.0],
             _ => self.evict(blocks),
@@ -107,7 +103,7 @@ impl<E: Engine> Full<E> {
     /// Returns the times of the undisturbed calls.
     fn evict_round(&mut self, calls: usize, threads: usize) -> Vec<f64> {
         let all = Mutex::new((Vec::with_capacity(calls * threads), Vec::with_capacity(threads)));
-        let free = self.take(self.kept_free());
+        let (free, kept_free) = self.take_free();
         let engine = &self.engine;
         let prepare = |thread| (engine.worker(thread), Calls::with_capacity(calls));
         together(threads, prepare, |_, (worker, timed)| {
@@ -123,7 +119,7 @@ impl<E: Engine> Full<E> {
         let (held, timed) = all.into_inner().expect("no bench thread panicked");
         held.into_iter().chain(free).for_each(|blocks| worker.free(blocks));
         drop(worker);
-        self.fill(self.kept_free() + 64 * calls * threads);
+        self.fill(kept_free + 64 * calls * threads);
         undisturbed(timed).into_iter().map(|(ns, ())| ns).collect()
     }
 

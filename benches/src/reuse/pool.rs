@@ -44,6 +44,10 @@ impl<const CACHE: bool> Engine for PoolEngine<CACHE> {
         self.0.audit().expect("a consistent pool");
         self.0.available_blocks()
     }
+
+    fn kept_free(&self) -> usize {
+        self.0.free_blocks()
+    }
 }
 
 impl<const CACHE: bool> PoolWorker<'_, CACHE> {

@@ -101,7 +101,7 @@ impl<E: Engine> Requests<E> {
         };
         let engine = if case.is_full {
             assert_eq!(block_tokens, BLOCK_TOKENS, "a full engine's");
-            Full::new(case.blocks).engine
+            Full::of_prompts(case.blocks, tokens / BLOCK_TOKENS).engine
         } else {
             E::new(case.blocks, block_tokens)
         };
