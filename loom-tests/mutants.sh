@@ -49,6 +49,8 @@ unguard_relaxed guarded
 unguard_store guarded
 private_sealed unseen
 seen_unnoted unseen
+seen_forgotten unseen
+raw_unseen unseen
 begin_no_fence retire_reclaim
 late_slot retire_reclaim
 late_rows growth_of_the_pool

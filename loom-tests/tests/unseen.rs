@@ -11,7 +11,7 @@
 #![cfg(kvpool_loom)]
 
 use kvpool::storage::KvLayout;
-use kvpool::{AllocRequest, FrameId, Pool};
+use kvpool::{AllocRequest, FrameId, Lease, Pool};
 use kvpool_loom_tests::{check_to, settle};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
@@ -117,13 +117,16 @@ fn a_reopened_block_against_a_move() {
 }
 
 /// Another thread has a handle. If it pins the block during a batch, the frame is still the
-/// block's while the batch lasts: it is retired, not reused.
-#[test]
-fn a_release_against_a_pin_in_a_batch() {
-    check_to(2, "unseen::a_release_against_a_pin_in_a_batch", || {
+/// block's while the batch lasts: it is retired, not reused. The lease is passed through `pass_on`
+/// before it is dropped, so it must carry on that a handle was given out.
+fn release_against_a_pin(
+    name: &str,
+    pass_on: impl Fn(&Pool, &mut Option<Lease<'_>>) + Sync + Send + 'static,
+) {
+    check_to(2, name, move || {
         let memory = Memory::new(1);
-        let lease = memory.pool.allocate(one()).unwrap();
-        let handle = lease.handles().next().unwrap();
+        let mut lease = Some(memory.pool.allocate(one()).unwrap());
+        let handle = lease.iter().flat_map(Lease::handles).next().unwrap();
         memory.write(FrameId(0));
         let other = memory.clone();
         let thread = thread::spawn(move || {
@@ -134,9 +137,38 @@ fn a_release_against_a_pin_in_a_batch() {
             }
             other.pool.blocks().end_batch(batch);
         });
+        pass_on(&memory.pool, &mut lease);
         drop(lease);
         memory.pass();
         thread.join().unwrap();
         memory.finish();
+    });
+}
+
+#[test]
+fn a_release_against_a_pin_in_a_batch() {
+    release_against_a_pin("unseen::a_release_against_a_pin_in_a_batch", |_, _| {});
+}
+
+#[test]
+fn split_off_after_a_handle_was_given_out() {
+    release_against_a_pin("unseen::split_off_after_a_handle_was_given_out", |_, lease| {
+        let tail = lease.as_mut().map(|lease| lease.split_off(0));
+        drop(tail);
+    });
+}
+
+#[test]
+fn owned_after_a_handle_was_given_out() {
+    release_against_a_pin("unseen::owned_after_a_handle_was_given_out", |_, lease| {
+        drop(lease.take().map(Lease::into_owned));
+    });
+}
+
+#[test]
+fn made_of_handles() {
+    release_against_a_pin("unseen::made_of_handles", |pool, lease| {
+        let raw = lease.take().map(Lease::into_raw).unwrap();
+        drop(Lease::from_raw(pool, &raw).unwrap());
     });
 }

@@ -17,8 +17,8 @@ use super::space::{FreeSpace, Reserve, Scrub, SharedLimbo};
 use super::state::{BlockWord, MoveLog, Table, Waiters};
 use super::thread_cache::ThreadCaches;
 
-/// Free frames in partly used units, as a shift of the pool: above it, a list takes holes rather
-/// than evict blocks for whole units, and compaction has something to cure.
+/// Free frames in partly used units, as a shift of the pool: above it, compaction has something to
+/// cure, and a list takes holes rather than evict blocks for whole units (in large pools earlier).
 pub(in crate::block) const HOLES_MAX_SHIFT: u32 = 6;
 
 /// Shape of a pool; the pool's builder validates it.
@@ -280,7 +280,7 @@ impl Core {
     ///
     /// The free frames of spared units do not count: they wait for a sequence, and no move of
     /// another block makes runs of them. The rate is 0 while the frames outside of runs are no more
-    /// than lists leave there for their growth: a 64th of the pool.
+    /// than lists may leave there for their growth: a 64th of the pool.
     pub fn curable_fragmentation(&self, order: Order) -> f64 {
         let census = self.census(order);
         let of_others = |all: usize, spared: usize| all.saturating_sub(spared);
@@ -403,8 +403,8 @@ pub trait Evictor: Send + Sync {
     fn became_evictable(&self, core: &Core, blocks: &[Evictable], tag: Ticket);
 
     /// Evicts up to `wanted` blocks by `Core::evict` and passes their frames, which no batch in
-    /// flight sees, to `freed`, a few at a time. `oldest` is the oldest batch in flight. A result of fewer blocks
-    /// does not mean that no others are evictable.
+    /// flight sees, to `freed`, a few at a time. `oldest` is the oldest batch in flight. A result
+    /// of fewer blocks does not mean that no others are evictable.
     fn evict(&self, core: &Core, oldest: Ticket, wanted: usize, freed: &mut dyn FnMut(&[FrameId]));
 
     /// Returns the newest batch that may have seen an evictable block with this word, if known.

@@ -38,8 +38,8 @@ impl Blocks {
         self.give_back_with(cache, |magazines| magazines.push_loaded(frame))
     }
 
-    /// Allocates at most [`INLINE_BLOCKS`] blocks, and passes each to `take`, with its index. False: nothing was
-    /// done, take the slow path.
+    /// Allocates at most [`INLINE_BLOCKS`] blocks, and passes each to `take`, with its index.
+    /// False: nothing was done, take the slow path.
     #[inline]
     pub(crate) fn allocate_inline<'a, const GUARDED: bool>(
         &'a self,

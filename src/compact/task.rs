@@ -57,7 +57,7 @@ pub struct DefragConfig {
     /// form under the best placement of all blocks.
     ///
     /// The task does not count the frames that sequences spare for their growth, nor other frames
-    /// outside of runs up to 1/128 of the pool, which are the ends of sequences. It rests while
+    /// outside of runs up to a 64th of the pool, which are the ends of sequences. It rests while
     /// eviction can provide as many runs as the free frames could form.
     pub threshold: f64,
     /// Time between two checks. While the pool does not change, checks are nearly free, and the

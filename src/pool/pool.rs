@@ -274,8 +274,8 @@ impl Pool {
         self.prefix_cache().map_or(0, |cache| cache.clear(&self.0.blocks))
     }
 
-    /// Recounts every frame and block, and what sequences spare. Call it while no thread allocates or frees; leases and
-    /// batches may be open.
+    /// Recounts every frame and block, and what sequences spare. Call it while no thread allocates
+    /// or frees; leases and batches may be open.
     ///
     /// # Errors
     ///

@@ -96,8 +96,8 @@ pub struct Stats {
 impl Pool {
     /// Returns the pool's occupancy and state.
     ///
-    /// O(threads), and a word for each 4,096 blocks; exact if no other thread allocates or frees at the same
-    /// time.
+    /// O(threads), and a word for each 4,096 blocks; exact if no other thread allocates or frees at
+    /// the same time.
     pub fn stats(&self) -> Stats {
         Stats::of(&self.0)
     }

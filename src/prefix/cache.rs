@@ -21,7 +21,8 @@
 //! Two sequences that compute the same tokens concurrently register two blocks under one hash.
 //! Block lists are append-only, so both blocks stay; a lookup returns either. Among the cached
 //! blocks of one hash, only the one with the smallest id is worth keeping when it is released; the
-//! others are evicted first.
+//! others are evicted first. Blocks whose index entries lie in different buckets are not noticed,
+//! and are all kept.
 //!
 //! # Clearing
 //!
@@ -319,6 +320,11 @@ impl PrefixCache {
             // Blocks noted before a clear are neither found nor announced. If the clear comes after
             // this line, the reader of the event can tell by its era.
             let is_found = row.is_of(self.era());
+            if !all_told && self.events.is_subscribed_now() {
+                // Before the events of blocks that follow them.
+                registered.iter_mut().for_each(|block| self.tell_late(core, block));
+                all_told = true;
+            }
             // Published before the block can be hit, released and evicted: the eviction is
             // published too.
             let told = is_found
@@ -334,16 +340,16 @@ impl PrefixCache {
             }
         }
         if !all_told && self.events.is_subscribed_now() {
-            registered.iter().for_each(|block| self.tell_late(core, block));
+            registered.iter_mut().for_each(|block| self.tell_late(core, block));
         }
         self.tallies.registered(registered.len());
         let entries = registered.iter().map(|block| (key_of(block.hash), block.handle.id));
         self.index.insert_all(
             entries,
             |id| self.registered(core, id),
-            |id| {
-                let block = registered.iter().find(|block| block.handle.id == id);
-                block.into_iter().for_each(|block| self.mark_duplicates(core, id, block.hash, era));
+            |place| {
+                let Registered { hash, handle, .. } = registered[place];
+                self.mark_duplicates(core, handle.id, hash, era);
             },
         );
     }
@@ -351,9 +357,9 @@ impl PrefixCache {
     /// Publishes the event of a block that was cached while there was no subscriber. A thread that
     /// subscribed in between may have listed the cached blocks too early to see it.
     #[cold]
-    fn tell_late(&self, core: &Core, block: &Registered) {
-        let &Registered { hash, handle, late: Some(noted) } = block else { return };
-        let id = handle.id;
+    fn tell_late(&self, core: &Core, block: &mut Registered) {
+        let Some(noted) = block.late.take() else { return };
+        let (hash, handle, id) = (block.hash, block.handle, block.handle.id);
         if self.events.publish_in(noted, || self.stored(id, hash)) {
             // The block may have been evicted since, and that event published first. Pairs with the
             // light fence of the evicting thread's `publish`: either that fence comes after ours,

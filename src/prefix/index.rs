@@ -147,21 +147,22 @@ impl Index {
 
     /// Like [`insert`](Self::insert), for several blocks, all registered beforehand.
     ///
-    /// Fences once, and prefetches all lines. Calls `alike` with each block whose key another block
-    /// in the same bucket has, unless threads insert both at the same moment into different slots.
+    /// Fences once, and prefetches the first bucket of each key. Calls `alike` with the position of
+    /// each block whose key another block in the same bucket has, unless threads insert both at the
+    /// same moment into different slots.
     pub fn insert_all(
         &self,
         blocks: impl IntoIterator<Item = (Key, BlockId), IntoIter: Clone>,
         registered: impl Fn(BlockId) -> Option<Key>,
-        mut alike: impl FnMut(BlockId),
+        mut alike: impl FnMut(usize),
     ) {
         self.announce();
         let blocks = blocks.into_iter();
         blocks.clone().for_each(|(key, _)| self.current().prefetch(key));
-        for (key, id) in blocks {
+        for (place, (key, id)) in blocks.enumerate() {
             let (_counted, has_alike) = self.insert_announced(key, id, &registered);
             if has_alike {
-                alike(id);
+                alike(place);
             }
         }
     }

@@ -7,7 +7,7 @@ use crate::ids::{FrameId, Run, Ticket};
 
 use crate::block::space::{Announce, Custody, FreeSpace};
 
-/// Maximum number of blocks that take the fast path: as many as a lease stores inline.
+/// Maximum number of blocks that take the fast path, and that a list of ids stores inline.
 pub(crate) const INLINE_BLOCKS: usize = 16;
 
 /// Runs of at least this length go directly to the bitmaps; shorter ones go through the magazines.
