@@ -164,10 +164,6 @@ impl Core {
         }
         if let Some(end) = list {
             self.gather_list(end, request, grab);
-            if grab.frames + 1 == asked {
-                // A search for one hole costs more than a magazine, whose frames come from holes.
-                self.take_cached(cache, asked, grab);
-            }
         } else if asked <= self.config.magazine_blocks.div_ceil(4) {
             self.take_cached(cache, asked, grab);
         }
