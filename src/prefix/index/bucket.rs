@@ -88,55 +88,16 @@ impl Bucket {
 
     /// Returns the slots whose entries have this fingerprint, and perhaps others: callers re-read
     /// them.
-    #[cfg(not(all(target_arch = "x86_64", not(miri), not(kvpool_loom))))]
     #[inline]
     pub(super) fn like(&self, entry: Entry) -> Slots {
-        self.slots(|other| entry.is_like(other))
+        self.like_and_empty(entry).0
     }
 
     /// Returns the slots as [`like`](Self::like) does, and the empty ones.
     #[cfg(not(all(target_arch = "x86_64", not(miri), not(kvpool_loom))))]
     #[inline]
     fn like_and_empty(&self, entry: Entry) -> (Slots, Slots) {
-        (self.like(entry), self.slots(|other| other == Entry::EMPTY))
-    }
-
-    /// Returns the slots whose entries have this fingerprint, and perhaps others: callers re-read
-    /// them.
-    #[cfg(all(target_arch = "x86_64", not(miri), not(kvpool_loom)))]
-    #[inline]
-    pub(super) fn like(&self, entry: Entry) -> Slots {
-        let slots: Slots;
-        // SAFETY: reads only the 64 bytes of the bucket, which are aligned to 64; every processor
-        // of this architecture has these instructions. Assembly, because other threads change the
-        // words concurrently: for the processor this is an ordinary load, in which each half of a
-        // word is of one moment, and for the compiler it is opaque.
-        unsafe {
-            std::arch::asm!(
-                "movd {wanted}, {high:e}",
-                "pshufd {wanted}, {wanted}, 0",
-                // The upper halves of words 0 to 3, and of 4 to 7.
-                "movaps {low_four}, [{bucket}]",
-                "shufps {low_four}, [{bucket} + 16], 0xdd",
-                "movaps {high_four}, [{bucket} + 32]",
-                "shufps {high_four}, [{bucket} + 48], 0xdd",
-                // All ones where they match: 32 bits each, then 16, then 8, then one.
-                "pcmpeqd {low_four}, {wanted}",
-                "pcmpeqd {high_four}, {wanted}",
-                "packssdw {low_four}, {high_four}",
-                "packsswb {low_four}, {low_four}",
-                "pmovmskb {slots:e}, {low_four}",
-                "movzx {slots:e}, {slots:l}",
-                high = in(reg) entry.to_bits() >> 32,
-                bucket = in(reg) self.0.as_ptr(),
-                wanted = out(xmm_reg) _,
-                low_four = out(xmm_reg) _,
-                high_four = out(xmm_reg) _,
-                slots = out(reg_abcd) slots,
-                options(readonly, nostack, preserves_flags),
-            );
-        }
-        slots
+        (self.slots(|other| entry.is_like(other)), self.slots(|other| other == Entry::EMPTY))
     }
 
     /// Returns the slots as [`like`](Self::like) does, and the empty ones, whose upper halves are 0.
@@ -144,7 +105,10 @@ impl Bucket {
     #[inline]
     fn like_and_empty(&self, entry: Entry) -> (Slots, Slots) {
         let slots: Slots;
-        // SAFETY: as in `like`.
+        // SAFETY: reads only the 64 bytes of the bucket, which are aligned to 64; every processor
+        // of this architecture has these instructions. Assembly, because other threads change the
+        // words concurrently: for the processor this is an ordinary load, in which each half of a
+        // word is of one moment, and for the compiler it is opaque.
         unsafe {
             std::arch::asm!(
                 "movd {wanted}, {high:e}",
