@@ -19,11 +19,13 @@
 
 mod blocks;
 mod cached;
+mod memory;
 mod stop;
 mod tasks;
 
 pub use blocks::{TouchedBlocks, settle};
 pub use cached::CachedBlocks;
+pub use memory::Memory;
 pub use stop::Stop;
 pub use tasks::{Bell, block_on, lull};
 

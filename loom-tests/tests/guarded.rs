@@ -4,50 +4,9 @@
 //! of the lease's owner. And a move published at that moment is not lost.
 #![cfg(kvpool_loom)]
 
-use kvpool::storage::KvLayout;
-use kvpool::{AllocRequest, BlockHandle, FrameId, HandleError, Lease, Pool};
-use kvpool_loom_tests::{check_to, settle};
-use loom::cell::UnsafeCell;
-use loom::sync::Arc;
+use kvpool::{AllocRequest, BlockHandle, FrameId, HandleError, Lease};
+use kvpool_loom_tests::{Memory, check_to};
 use loom::thread;
-
-/// A pool, and a cell for each frame that stands for its bytes.
-struct Memory {
-    pool: Pool,
-    cells: Vec<UnsafeCell<u32>>,
-}
-
-// SAFETY: a cell is written by the sole owner of the block in its frame. The models check it.
-unsafe impl Sync for Memory {}
-// SAFETY: as above.
-unsafe impl Send for Memory {}
-
-impl Memory {
-    fn new(blocks: usize) -> Arc<Self> {
-        let builder = Pool::builder(KvLayout::named("tiny").unwrap()).blocks(blocks).without_storage();
-        let pool = builder.without_null_block().segment_blocks(4).magazine_blocks(0).build().unwrap();
-        Arc::new(Self { pool, cells: (0..blocks).map(|_| UnsafeCell::new(0)).collect() })
-    }
-
-    /// Writes a block's bytes, as its owner.
-    fn write(&self, frame: FrameId) {
-        // SAFETY: the caller owns it; the checker verifies it.
-        self.cells[frame.index()].with_mut(|bytes| unsafe { *bytes += 1 });
-    }
-
-    /// Allocates a block, if one is free, writes it, and frees it.
-    fn pass(&self) {
-        if let Ok(lease) = self.pool.allocate(one()) {
-            self.write(lease.frames().next().unwrap());
-        }
-    }
-
-    fn finish(&self) {
-        settle(self.pool.blocks(), 1);
-        assert_eq!(self.pool.audit().unwrap().owned, 0);
-        assert_eq!(self.pool.free_blocks(), self.cells.len());
-    }
-}
 
 fn one() -> AllocRequest {
     AllocRequest::new(1)

@@ -68,8 +68,8 @@ fn beside_a_batch() {
     });
 }
 
-/// Two slices at once, as of a batch's end and the background task: both evict, and together no more
-/// than is cached.
+/// Two slices at once, as of a batch's end and the background task: both evict, and together no
+/// more than is cached.
 #[test]
 fn beside_another_slice() {
     check_wide(2, "reclaim::beside_another_slice", || {

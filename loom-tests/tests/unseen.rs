@@ -10,57 +10,9 @@
 //! `forged_pins_beside_releases` plays it with real threads.
 #![cfg(kvpool_loom)]
 
-use kvpool::storage::KvLayout;
 use kvpool::{AllocRequest, FrameId, Lease, Pool};
-use kvpool_loom_tests::{check_to, settle};
-use loom::cell::UnsafeCell;
-use loom::sync::Arc;
+use kvpool_loom_tests::{Memory, check_to};
 use loom::thread;
-
-/// A pool, and a cell for each frame that stands for its bytes.
-struct Memory {
-    pool: Pool,
-    cells: Vec<UnsafeCell<u32>>,
-}
-
-// SAFETY: a cell is written by the sole owner of the block in its frame, and read by its mover, or
-// by a batch that holds it back. The models check it.
-unsafe impl Sync for Memory {}
-// SAFETY: as above.
-unsafe impl Send for Memory {}
-
-impl Memory {
-    fn new(blocks: usize) -> Arc<Self> {
-        let builder = Pool::builder(KvLayout::named("tiny").unwrap()).blocks(blocks).without_storage();
-        let pool = builder.without_null_block().segment_blocks(4).magazine_blocks(0).build().unwrap();
-        Arc::new(Self { pool, cells: (0..blocks).map(|_| UnsafeCell::new(0)).collect() })
-    }
-
-    fn write(&self, frame: FrameId) {
-        // SAFETY: the caller owns it; the checker verifies it.
-        self.cells[frame.index()].with_mut(|bytes| unsafe { *bytes += 1 });
-    }
-
-    fn read(&self, frame: FrameId) {
-        // SAFETY: nobody writes it; the checker verifies it.
-        self.cells[frame.index()].with(|bytes| unsafe { *bytes });
-    }
-
-    /// Allocates all free blocks, writes them, and frees them.
-    fn pass(&self) {
-        let mut leases = Vec::new();
-        while let Ok(lease) = self.pool.allocate(one()) {
-            self.write(lease.frames().next().unwrap());
-            leases.push(lease);
-        }
-    }
-
-    fn finish(&self) {
-        settle(self.pool.blocks(), 1);
-        assert_eq!(self.pool.audit().unwrap().owned, 0);
-        assert_eq!(self.pool.free_blocks(), self.cells.len());
-    }
-}
 
 fn one() -> AllocRequest {
     AllocRequest::new(1)
