@@ -51,7 +51,7 @@
 //!    purposes, and it need not look at the tables a second time. *A lookup* reads the current
 //!    table only, which is complete.
 //! 3. *A grower that finds another grower's table* fills it as well and makes it current: a stopped
-//!    grower blocks nobody, not even another grower.
+//!    grower blocks no other thread, not even another grower.
 //! 4. Tables are freed with the index. Each is at least twice as large as the one before, so all
 //!    old tables together are no larger than the last, and readers need no epoch.
 //!

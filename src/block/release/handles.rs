@@ -413,7 +413,7 @@ impl Core {
         if handle.pool != self.tag {
             return None;
         }
-        // The null block is not excluded: nobody owns it.
+        // The null block is not excluded: it is never owned.
         let row = match table.first_row(handle.id) {
             Some(row) => row,
             None if self.is_of_this_pool(handle) => table.row(handle.id),

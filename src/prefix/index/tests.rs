@@ -45,7 +45,7 @@ fn found(index: &Index, key: Key) -> Vec<BlockId> {
     all
 }
 
-fn nobody(_: BlockId) -> Option<Key> {
+fn unregistered(_: BlockId) -> Option<Key> {
     None
 }
 
@@ -69,10 +69,10 @@ fn a_block_is_found_by_its_key_until_it_is_removed() {
 #[test]
 fn blocks_of_one_key_are_all_found_and_removed_one_by_one() {
     let index = Index::new(64);
-    index.insert_all((1..=16).map(|id| (key(1), BlockId(id))), nobody, |_| {});
+    index.insert_all((1..=16).map(|id| (key(1), BlockId(id))), unregistered, |_| {});
     assert_eq!(found(&index, key(1)), (1..=16).map(BlockId).collect::<Vec<_>>(), "two buckets full");
     assert!(index.find(key(1), ControlFlow::Break).is_some());
-    index.remove(key(1), BlockId(7), nobody);
+    index.remove(key(1), BlockId(7), unregistered);
     assert!(!found(&index, key(1)).contains(&BlockId(7)));
     assert_eq!(index.entries(), 15);
 }
@@ -84,7 +84,7 @@ fn keys_of_zeros_are_keys() {
     for number in 0..4 {
         let small = Key(number, number);
         assert_eq!(found(&index, small), []);
-        assert_eq!(index.insert(small, BlockId(number as u32), nobody), Inserted::New);
+        assert_eq!(index.insert(small, BlockId(number as u32), unregistered), Inserted::New);
         assert_eq!(found(&index, small), [BlockId(number as u32)]);
     }
 }
