@@ -14,7 +14,7 @@ use kvpool_policies::simulate::Contender;
 
 use crate::backend;
 use crate::commands::CommandError;
-use crate::replay::Compaction;
+use crate::replay::{Compaction, Eviction};
 use crate::schedule::{BLOCKS_MAX, Schedule, Share};
 use crate::trace::{Columns, Format, HashIds, REQUESTS_MAX, ReadOptions};
 
@@ -209,14 +209,14 @@ impl WorkloadArgs {
             (Format::Auto, Some(_)) => Format::Azure,
             (format, _) => format,
         };
-        let hash_ids = self.prefix.policy()?.map_or(HashIds::Ignored, |_| HashIds::Required);
+        let hash_ids = self.prefix.eviction()?.map_or(HashIds::Ignored, |_| HashIds::Required);
         let limit = self.requests.map(|requests| requests as usize);
         Ok(ReadOptions { format, columns: self.columns.clone().unwrap_or_default(), hash_ids, limit })
     }
 }
 
 /// Prefix reuse in a replay.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Args)]
+#[derive(Clone, Copy, PartialEq, Debug, Args)]
 pub struct PrefixArgs {
     /// Reuse the cached prefixes of prompts, by the hash_ids of the trace [default: off, unless
     /// --policy is given]
@@ -225,16 +225,25 @@ pub struct PrefixArgs {
     /// The eviction policy of the prefix cache [default: lru]
     #[arg(long, value_name = "NAME")]
     pub policy: Option<PolicyName>,
+    /// By how much evictions may precede their place in LRU's order to free whole units of frames: a
+    /// share of the order, from 0 (exactly LRU) to 1 [default: 0.05]
+    #[arg(long, value_name = "R", value_parser = threshold, allow_negative_numbers = true)]
+    pub tolerance: Option<f64>,
 }
 
 impl PrefixArgs {
-    /// Returns the policy of the cache, if there is one. A policy without a cache is an error.
-    pub(crate) fn policy(self) -> Result<Option<PolicyName>, CommandError> {
-        match (self.prefix_cache, self.policy) {
-            (Some(Switch::On), policy) => Ok(Some(policy.unwrap_or(PolicyName::LRU))),
-            (None, policy) => Ok(policy),
-            (Some(Switch::Off), None) => Ok(None),
-            (Some(Switch::Off), Some(policy)) => Err(CommandError::PolicyWithoutCache(policy)),
+    /// Returns the cache to build, if there is one. A policy without a cache is an error, and so is
+    /// a tolerance without LRU.
+    pub(crate) fn eviction(self) -> Result<Option<Eviction>, CommandError> {
+        let policy = match (self.prefix_cache, self.policy) {
+            (Some(Switch::On), policy) => Some(policy.unwrap_or(PolicyName::LRU)),
+            (None, policy) => policy,
+            (Some(Switch::Off), None) => None,
+            (Some(Switch::Off), Some(policy)) => return Err(CommandError::PolicyWithoutCache(policy)),
+        };
+        match (policy, self.tolerance) {
+            (policy, Some(_)) if policy != Some(PolicyName::LRU) => Err(CommandError::ToleranceWithoutLru),
+            (policy, tolerance) => Ok(policy.map(|policy| Eviction { policy, tolerance })),
         }
     }
 }
@@ -329,10 +338,16 @@ mod tests {
 
     #[test]
     fn prefixes_are_reused_on_request() {
-        let policy = |arguments: &[&str]| replay(arguments).unwrap().workload.prefix.policy().unwrap();
+        let eviction = |arguments: &[&str]| replay(arguments).unwrap().workload.prefix.eviction();
+        let policy = |arguments: &[&str]| eviction(arguments).unwrap().map(|eviction| eviction.policy);
         assert_eq!(policy(&[]), None);
         assert_eq!(policy(&["--prefix-cache", "on"]), Some(PolicyName::LRU));
         assert_eq!(policy(&["--policy", "foresight"]), Some(PolicyName::Foresight));
         assert_eq!(policy(&["--prefix-cache", "off"]), None);
+        let exact = eviction(&["--policy", "lru", "--tolerance", "0"]).unwrap().unwrap();
+        assert_eq!(exact, Eviction { policy: PolicyName::LRU, tolerance: Some(0.0) });
+        for without in [&["--tolerance", "0.1"][..], &["--policy", "foresight", "--tolerance", "0"]] {
+            assert!(matches!(eviction(without), Err(CommandError::ToleranceWithoutLru)), "{without:?}");
+        }
     }
 }

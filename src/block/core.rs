@@ -407,6 +407,10 @@ pub trait Evictor: Send + Sync {
     /// of fewer blocks does not mean that no others are evictable.
     fn evict(&self, core: &Core, oldest: Ticket, wanted: usize, freed: &mut dyn FnMut(&[FrameId]));
 
+    /// Returns whether all of these evictable blocks may be evicted before others that precede them
+    /// in the order, to complete a unit of free frames. For no blocks: whether any ever may.
+    fn evicts_early(&self, blocks: &[BlockId]) -> bool;
+
     /// Returns the newest batch that may have seen an evictable block with this word, if known.
     fn tag(&self, id: BlockId, word: BlockWord) -> Option<Ticket>;
 
@@ -430,6 +434,10 @@ impl<T: Evictor> Evictor for Arc<T> {
 
     fn evict(&self, core: &Core, oldest: Ticket, wanted: usize, freed: &mut dyn FnMut(&[FrameId])) {
         (**self).evict(core, oldest, wanted, freed);
+    }
+
+    fn evicts_early(&self, blocks: &[BlockId]) -> bool {
+        (**self).evicts_early(blocks)
     }
 
     fn tag(&self, id: BlockId, word: BlockWord) -> Option<Ticket> {

@@ -3,7 +3,7 @@
 use thiserror::Error;
 
 /// Reason why a prefix operation failed. Nothing was changed.
-#[derive(Clone, PartialEq, Eq, Debug, Error)]
+#[derive(Clone, PartialEq, Debug, Error)]
 #[non_exhaustive]
 pub enum PrefixError {
     /// Blocks of zero tokens have no hashes.
@@ -65,6 +65,12 @@ pub enum PrefixError {
         queues: usize,
         /// Maximum number of queues.
         max: usize,
+    },
+    /// The tolerance of the eviction order is not a share from 0 to 1.
+    #[error("an eviction tolerance of {share} is not a share from 0 to 1")]
+    Tolerance {
+        /// The share given.
+        share: f64,
     },
     /// The system provided no random bytes for a key.
     #[error("cannot generate a random key: {reason}")]

@@ -36,7 +36,7 @@
 //! Models: `loom-tests/tests/spare.rs`.
 
 use super::bits::ones;
-use super::frames::Frames;
+use super::frames::{FrameMask, Frames};
 use super::map::{Level, Map};
 use super::segment::Group;
 use crate::config::{FAN, FAN_LOG2};
@@ -145,6 +145,15 @@ impl Frames {
                 f(Run { start: FrameId((unit << FAN_LOG2) as u32), len: FAN as u32 });
             });
         });
+    }
+
+    /// Returns the free frames of a frame's unit that allocators may take, unless the unit is wholly
+    /// free.
+    pub fn free_in_unit(&self, frame: FrameId) -> FrameMask {
+        let base = FrameMask::of(frame).base;
+        let bits =
+            self.with(|map| map.word(Level::Leaf, frame.index() >> FAN_LOG2).map_or(0, |word| word.open()));
+        FrameMask { base, bits }
     }
 
     /// Returns whether the unit of a frame is spared.

@@ -109,6 +109,10 @@ pub struct PrefixCache {
     tallies: Tallies,
     /// Number of the next release.
     order: CachePadded<AtomicU64>,
+    /// [`PrefixConfig::tolerance`]; 0 for a policy that places blocks otherwise.
+    tolerance: f64,
+    /// Rank of the last eviction in order. Unused without a tolerance.
+    reached: CachePadded<AtomicU64>,
 }
 
 impl PrefixCache {
@@ -124,18 +128,21 @@ impl PrefixCache {
         block_tokens: usize,
         config: PrefixConfig,
     ) -> Result<Self, PrefixError> {
-        let CacheParts { policy, queues, hasher, now, events } = config.parts(block_tokens)?;
+        let CacheParts { policy, queues, tolerance, hasher, now, events } = config.parts(block_tokens)?;
+        let by_order = asked(|| policy.places_by_order()).unwrap_or(false) && queues == 1;
         Ok(Self {
             hasher,
             rows: GrowTable::new(rows),
             index: Index::new(rows),
             queues: Queues::new(queues, rows_max),
-            by_order: asked(|| policy.places_by_order()).unwrap_or(false) && queues == 1,
+            by_order,
             policy,
             now,
             events: EventQueue::new(events),
             tallies: Tallies::default(),
             order: CachePadded::new(AtomicU64::new(1)),
+            tolerance: if by_order { tolerance } else { 0.0 },
+            reached: CachePadded::new(AtomicU64::new(0)),
         })
     }
 
@@ -515,6 +522,17 @@ impl Evictor for PrefixCache {
 
     fn evict(&self, core: &Core, oldest: Ticket, wanted: usize, freed: &mut dyn FnMut(&[FrameId])) {
         Eviction::new(self, core, oldest, freed).run(wanted);
+    }
+
+    fn evicts_early(&self, blocks: &[BlockId]) -> bool {
+        // Relaxed: a choice among blocks that may all be evicted.
+        let (reached, newest) = (self.reached.load(Relaxed), self.order.load(Relaxed));
+        let limit = reached + (newest.saturating_sub(reached) as f64 * self.tolerance) as u64;
+        let is_early = |&id: &BlockId| {
+            let (queue, rank) = self.row(id).place();
+            queue == self.queues.useless() || rank <= limit
+        };
+        self.tolerance > 0.0 && blocks.iter().all(is_early)
     }
 
     fn tag(&self, id: BlockId, word: BlockWord) -> Option<Ticket> {

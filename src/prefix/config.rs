@@ -14,11 +14,13 @@ pub type Now = Box<dyn Fn() -> Millis + Send + Sync>;
 
 /// Configuration of a pool's prefix cache.
 ///
-/// Defaults: LRU, [`Hashing::Fast`] with a random key, and the process's monotonic clock.
+/// Defaults: LRU with a [tolerance](Self::tolerance), [`Hashing::Fast`] with a random key, and the
+/// process's monotonic clock.
 #[derive(Default)]
 #[must_use]
 pub struct PrefixConfig {
     policy: Chosen,
+    tolerance: Option<f64>,
     hashing: Hashing,
     key: Option<HashKey>,
     now: Option<Now>,
@@ -36,11 +38,16 @@ impl Default for Chosen {
     }
 }
 
+/// Default tolerance: fewer runs per sequence, at hit rates that do not differ from LRU's.
+const TOLERANCE: f64 = 0.05;
+
 /// Components of a cache.
 pub(super) struct CacheParts {
     pub(super) policy: Arc<dyn Policy>,
     /// Number of queues, as reported by the policy.
     pub(super) queues: usize,
+    /// Share of the order by which an eviction may be early.
+    pub(super) tolerance: f64,
     pub(super) hasher: PrefixHasher,
     pub(super) now: Now,
     pub(super) events: usize,
@@ -61,6 +68,22 @@ impl PrefixConfig {
     /// Sets the eviction policy to a custom one.
     pub fn policy_of(mut self, policy: Arc<dyn Policy>) -> Self {
         self.policy = Chosen::Given(policy);
+        self
+    }
+
+    /// Sets by how much an eviction may precede its place in LRU's order, to complete a unit of 64
+    /// free frames. Default: 0.05.
+    ///
+    /// It is a share, from 0 to 1, of the releases between the block that LRU evicts next and the
+    /// newest one: with 0.1, a block may be evicted early if at least nine tenths of these releases
+    /// came after its own. Units of free frames give sequences long runs; `docs/eviction.md` has
+    /// what this costs in hits. With 0, blocks are evicted exactly in LRU's order. Other policies
+    /// than LRU are always followed exactly.
+    ///
+    /// A value that is not from 0 to 1 is refused when the pool is built, with
+    /// [`PrefixError::Tolerance`].
+    pub fn tolerance(mut self, share: f64) -> Self {
+        self.tolerance = Some(share);
         self
     }
 
@@ -99,6 +122,10 @@ impl PrefixConfig {
         if queues == 0 || queues > super::policy::QUEUES_MAX {
             return Err(PrefixError::PolicyQueues { queues, max: super::policy::QUEUES_MAX });
         }
+        let tolerance = self.tolerance.unwrap_or(TOLERANCE);
+        if !(0.0..=1.0).contains(&tolerance) {
+            return Err(PrefixError::Tolerance { share: tolerance });
+        }
         let key = match self.key {
             Some(key) => key,
             None => HashKey::random()?,
@@ -108,7 +135,8 @@ impl PrefixConfig {
             let began = Instant::now();
             Box::new(move || Millis(began.elapsed().as_millis() as u64))
         });
-        Ok(CacheParts { policy, queues, hasher, now, events: self.events.unwrap_or(EVENTS) })
+        let events = self.events.unwrap_or(EVENTS);
+        Ok(CacheParts { policy, queues, tolerance, hasher, now, events })
     }
 }
 

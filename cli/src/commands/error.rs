@@ -21,6 +21,8 @@ pub enum CommandError {
     Device { device: DeviceId, reason: String },
     #[error("--policy {0} has no effect with --prefix-cache off")]
     PolicyWithoutCache(PolicyName),
+    #[error("--tolerance is of LRU, which this command does not use: add --policy lru")]
+    ToleranceWithoutLru,
     #[error("--columns is for CSV traces, and --format mooncake is JSON lines")]
     ColumnsOfJson,
     #[error(

@@ -5,13 +5,12 @@ use std::thread;
 
 use indicatif::{HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use kvpool::storage::{Dtype, KvLayout};
-use kvpool_policies::PolicyName;
 
 use super::CommandError;
 use crate::args::WorkloadArgs;
 use crate::backend::Backend;
 use crate::output::{complain, is_plain};
-use crate::replay::{self, Progress, ReplayPool, Shape};
+use crate::replay::{self, Eviction, Progress, ReplayPool, Shape};
 use crate::trace::{HashIds, Trace};
 use crate::workload::Conversations;
 
@@ -28,8 +27,8 @@ pub struct Workload {
     pub shape: Shape,
     pub blocks: usize,
     pub threads: usize,
-    /// The policy of the prefix cache, if there is one.
-    pub policy: Option<PolicyName>,
+    /// How the prefix cache evicts, if there is one.
+    pub eviction: Option<Eviction>,
     layout: KvLayout,
     backend: Backend,
 }
@@ -37,7 +36,7 @@ pub struct Workload {
 impl Workload {
     /// Loads the trace and sizes the pool.
     pub fn new(args: &WorkloadArgs) -> Result<Self, CommandError> {
-        let policy = args.prefix.policy()?;
+        let eviction = args.prefix.eviction()?;
         let device = args.device;
         let backend = Backend::open(device).map_err(|reason| CommandError::Device { device, reason })?;
         let layout = layout(&args.layout, args.block_tokens as usize)?;
@@ -48,14 +47,14 @@ impl Workload {
         let threads = args
             .threads
             .map_or_else(|| thread::available_parallelism().map_or(1, usize::from), |n| n as usize);
-        Ok(Self { trace, shape, blocks, threads, policy, layout, backend })
+        Ok(Self { trace, shape, blocks, threads, eviction, layout, backend })
     }
 
     /// Builds a pool that can grow to `blocks_max`.
     pub fn pool(&self, blocks_max: usize) -> Result<ReplayPool, CommandError> {
         let (blocks, blocks_max) = (self.blocks, blocks_max.max(self.blocks));
         check_memory(&self.backend, &self.layout, blocks_max)?;
-        ReplayPool::new(&self.backend, self.layout.clone(), blocks, blocks_max, self.policy)
+        ReplayPool::new(&self.backend, self.layout.clone(), blocks, blocks_max, self.eviction)
             .map_err(|reason| CommandError::Pool { blocks, reason })
     }
 }

@@ -45,7 +45,7 @@ use kvpool::compact::DefragTotals;
 use kvpool::prefix::PrefixStats;
 
 pub use content::Shape;
-pub use pool::{Compaction, ReplayPool};
+pub use pool::{Compaction, Eviction, ReplayPool};
 pub use resizer::{Resize, ResizeRefusal};
 pub use shared_clock::step_ns;
 pub use sizing::blocks_for;

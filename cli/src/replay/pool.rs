@@ -30,6 +30,15 @@ pub struct Compaction {
     pub interval: Duration,
 }
 
+/// How the prefix cache of a replayed pool evicts.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Eviction {
+    /// Its policy.
+    pub policy: PolicyName,
+    /// LRU's tolerance, if it is not the default.
+    pub tolerance: Option<f64>,
+}
+
 /// A pool that is replayed on. Scheduler threads share it.
 pub struct ReplayPool {
     pool: Pool,
@@ -52,7 +61,7 @@ impl Deref for ReplayPool {
 
 impl ReplayPool {
     /// Builds a pool of `blocks` blocks that can grow to `blocks_max`, with a prefix cache if
-    /// there is a policy.
+    /// there is an `eviction`.
     ///
     /// # Errors
     ///
@@ -62,12 +71,12 @@ impl ReplayPool {
         layout: KvLayout,
         blocks: usize,
         blocks_max: usize,
-        policy: Option<PolicyName>,
+        eviction: Option<Eviction>,
     ) -> Result<Self, String> {
         // One frame more, for the null block.
         let storage = backend.storage(layout, blocks + 1, blocks_max + 1).map_err(text)?;
         let streams = backend.streams(STREAMS).map_err(text)?;
-        Self::on(storage, streams, blocks, blocks_max, policy)
+        Self::on(storage, streams, blocks, blocks_max, eviction)
     }
 
     /// Builds the same pool on the given storage.
@@ -76,17 +85,20 @@ impl ReplayPool {
         streams: Vec<DeviceStream>,
         blocks: usize,
         blocks_max: usize,
-        policy: Option<PolicyName>,
+        eviction: Option<Eviction>,
     ) -> Result<Self, String> {
         let builder = Pool::builder(storage.layout().clone()).blocks(blocks).blocks_max(blocks_max);
         let mut builder = builder.storage(storage);
         let now_ms = Arc::new(AtomicU64::new(0));
-        if let Some(policy) = policy {
+        if let Some(Eviction { policy, tolerance }) = eviction {
             let now = Arc::clone(&now_ms);
             // Relaxed, here and in `set_time`: nothing is published with the time.
             let clock = move || Millis(now.load(Relaxed));
             let config = PrefixConfig::new().policy_of(policy.build(blocks_max + 1)).clock(clock);
-            builder = builder.prefix_cache(config);
+            builder = builder.prefix_cache(match tolerance {
+                Some(share) => config.tolerance(share),
+                None => config,
+            });
         }
         let pool = builder.build().map_err(text)?;
         let storage = pool.storage().cloned().ok_or("the pool has no storage")?;

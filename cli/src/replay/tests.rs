@@ -126,11 +126,13 @@ impl Storage for Faulty {
 
 const SHAPE: Shape = Shape { layers: 2, k_bytes: 8, v_bytes: 8, block_tokens: 16 };
 
+const LRU: Eviction = Eviction { policy: PolicyName::LRU, tolerance: None };
+
 /// A pool with a faulty storage; `calls` is the number of calls before the fault.
 fn faulty(
     blocks: usize,
     blocks_max: usize,
-    policy: Option<PolicyName>,
+    eviction: Option<Eviction>,
     fault: Fault,
     calls: usize,
 ) -> ReplayPool {
@@ -140,7 +142,7 @@ fn faulty(
     let host = HostStorage::new(layout, blocks + 1, blocks_max + 1).unwrap();
     let (countdown, is_done, first) = (AtomicUsize::new(calls), AtomicBool::new(false), Mutex::default());
     let storage = Arc::new(Faulty { host, fault, countdown, is_done, first });
-    ReplayPool::on(storage, vec![], blocks, blocks_max, policy).unwrap()
+    ReplayPool::on(storage, vec![], blocks, blocks_max, eviction).unwrap()
 }
 
 /// A pool whose fault comes after some steps.
@@ -149,7 +151,7 @@ pub(crate) fn pool(blocks: usize, fault: Fault) -> ReplayPool {
 }
 
 fn caching(blocks: usize, fault: Fault) -> ReplayPool {
-    faulty(blocks, blocks, Some(PolicyName::LRU), fault, 40)
+    faulty(blocks, blocks, Some(LRU), fault, 40)
 }
 
 /// Requests that arrive nearly at once, into a pool that holds a few of them.
@@ -368,7 +370,7 @@ fn a_wrong_hit_is_found() {
     };
     let trace = trace([request(0), request(1000)]);
     // Of two layers, the first request stores its prompt and 20 tokens.
-    let outcome = run(&faulty(60, 60, Some(PolicyName::LRU), Fault::DoubleOwner, 42), &trace, 1);
+    let outcome = run(&faulty(60, 60, Some(LRU), Fault::DoubleOwner, 42), &trace, 1);
     assert_eq!(outcome.tally.hit_blocks, 3, "{outcome:?}");
     let hits = [0, 1, 2].map(|block| Corrupt { request: 1, attempt: 0, block });
     assert_eq!(outcome.tally.corrupt, hits.into());

@@ -28,10 +28,13 @@
 //!
 //! Model: `loom-tests/tests/evictable.rs`.
 
+use smallvec::SmallVec;
+
 use crate::frame::RunList;
 use crate::ids::{BlockHandle, BlockId, FrameId, Run, Ticket};
 use crate::sync::Ordering::*;
 
+use super::complete::note_units;
 use crate::block::core::Core;
 use crate::block::release::By;
 use crate::block::space::FreedFrames;
@@ -266,13 +269,22 @@ impl Core {
     /// Evicts up to `wanted` blocks and frees them through the bitmaps, where their frames merge
     /// with their neighbours. Returns the number of evicted blocks. The caller announces.
     pub(super) fn evict_to_units(&self, wanted: usize) -> usize {
-        self.evict_to_free(wanted, Self::evict_some)
+        let early = self.evictor.as_ref().filter(|evictor| evictor.evicts_early(&[]));
+        let Some(evictor) = early else { return self.evict_to_free(wanted, Self::evict_some) };
+        let mut units = SmallVec::new();
+        let evicted = self.evict_to_free(wanted, |core, wanted, freed| {
+            core.evict_some(wanted, &mut |frames| {
+                note_units(&mut units, frames);
+                freed(frames);
+            })
+        });
+        evicted + self.complete_units(&**evictor, units)
     }
 
     fn evict_to_free(
         &self,
         wanted: usize,
-        evict: impl Fn(&Self, usize, &mut dyn FnMut(&[FrameId])) -> usize,
+        evict: impl FnOnce(&Self, usize, &mut dyn FnMut(&[FrameId])) -> usize,
     ) -> usize {
         let mut freed = FreedFrames::new(&self.space);
         evict(self, wanted, &mut |frames| frames.iter().for_each(|&frame| freed.push(frame)))

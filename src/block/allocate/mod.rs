@@ -7,6 +7,7 @@
 //! | `grab` | frames that one request has gathered so far |
 //! | `growth` | frames for the list of a sequence, which grows |
 //! | `evict` | eviction of cached blocks without owners: the pool's side of the prefix cache |
+//! | `complete` | evictions out of order that complete a unit of free frames |
 //! | `reclaim` | evictions ahead of need, in slices at the ends of batches and sequences, and by the background task |
 //! | `window` | a run for a contiguous request out of a pool that is full of evictable blocks |
 //! | `reserve` | how requests and shrinks use the reserve |
@@ -14,6 +15,7 @@
 //! No step waits for another thread. Requests that wait try this ladder in their turn, see
 //! [`wait`](crate::block::wait).
 
+mod complete;
 mod evict;
 mod grab;
 mod growth;

@@ -59,6 +59,10 @@ impl Evictor for Hostile {
             .for_each(|frame| freed(&[frame]));
     }
 
+    fn evicts_early(&self, _: &[BlockId]) -> bool {
+        false
+    }
+
     fn tag(&self, _: BlockId, _: crate::block::BlockWord) -> Option<Ticket> {
         Some(Ticket(0))
     }

@@ -16,6 +16,7 @@ use smallvec::SmallVec;
 
 use crate::block::{Core, NotEvicted};
 use crate::ids::{BlockId, FrameId, Ticket};
+use crate::sync::Ordering::Relaxed;
 
 use super::super::policy::QUEUES_MAX;
 use super::super::queues::{ENTRY_MAX, Entry};
@@ -109,6 +110,10 @@ impl<'a> Eviction<'a> {
             self.core.prefetch_word(id);
             blocks.push(id);
             next = cache.queues.below(&cache.rows, id);
+        }
+        if cache.tolerance > 0.0 && entry.queue != cache.queues.useless() {
+            // Relaxed: as in `evicts_early`.
+            cache.reached.store(cache.row(entry.first).place().1, Relaxed);
         }
         let mut got = 0;
         let mut steps = blocks.chunks(STEP).peekable();
