@@ -16,7 +16,7 @@ mod storage;
 
 pub use migrate::TransferError;
 pub use prefix::PrefixError;
-pub use sequence::SequenceError;
+pub use sequence::{DecodeError, SequenceError};
 pub use storage::{LayoutError, SizingError, StorageError};
 
 /// Reason why an allocation failed. The pool is unchanged.
@@ -94,6 +94,17 @@ pub enum AllocError {
         oldest_batch: Option<OldestBatch>,
         /// Request at the head of the line at the deadline, if it was another request.
         head: Option<HeadOfLine>,
+    },
+    /// A request of higher priority waits for blocks; for an admission that does not wait, also one
+    /// of the same priority.
+    #[error("requested {asked} blocks at {priority} priority; a request of {waiting} priority waits ahead")]
+    Behind {
+        /// Number of blocks requested.
+        asked: usize,
+        /// Priority of the request.
+        priority: Priority,
+        /// Highest priority of the waiting requests.
+        waiting: Priority,
     },
     /// Some of the free blocks may be in other threads' caches, which this thread cannot search:
     /// the system refuses it `membarrier`, for example by a seccomp filter installed on this thread

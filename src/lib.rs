@@ -134,15 +134,15 @@ pub use pool::{
 };
 #[doc(inline)]
 pub use sequence::{
-    Appended, Batch, BlockTable, Copied, CsrTable, Finish, FinishError, Listed, Moved, MovedEntry, Sequence,
-    SequenceBuilder, SequenceView, Since, TOKENS_MAX,
+    AdmitRequest, Appended, Batch, BlockTable, Copied, CsrTable, Decoded, Finish, FinishError, Listed, Moved,
+    MovedEntry, PinnedInfo, PinnedPrefix, Sequence, SequenceBuilder, SequenceView, Since, TOKENS_MAX,
 };
 #[doc(inline)]
 pub use {
     dtype::Dtype,
     error::{
-        AllocError, GrowError, HandleError, HeadOfLine, LayoutError, OldestBatch, PrefixError, SequenceError,
-        ShrinkError, SizingError, StorageError, TransferError,
+        AllocError, DecodeError, GrowError, HandleError, HeadOfLine, LayoutError, OldestBatch, PrefixError,
+        SequenceError, ShrinkError, SizingError, StorageError, TransferError,
     },
     ids::{
         BlockHandle, BlockId, DeviceId, FRAMES_MAX, FrameId, Generation, Order, PoolTag, Run, SequenceId,

@@ -114,7 +114,7 @@ fn chats(seed: u64, tolerance: f64) -> (u64, u64) {
             let more = rng.usize(20..400);
             texts[chat].extend(std::iter::repeat_with(|| rng.u32(..)).take(more));
             // An unfinished block at the end: all full ones can be hit, so none is cached twice.
-            while texts[chat].len() % BLOCK_TOKENS == 0 {
+            while texts[chat].len().is_multiple_of(BLOCK_TOKENS) {
                 texts[chat].push(rng.u32(..));
             }
             open.push((bench.open(round, &texts[chat]), chat));

@@ -100,6 +100,8 @@ pub(crate) use release::Owner;
 pub use request::{AllocRequest, Priority};
 pub use resize::Shrinking;
 pub use space::Scrub;
+pub(crate) use state::Class;
 pub use state::{BlockInfo, BlockWord, MoveCount, Moved, Ownership, Released, Since};
 pub(crate) use state::{GrowTable, TablePart};
 pub(crate) use thread_cache::INLINE_BLOCKS;
+pub(crate) use wait::Waiting;

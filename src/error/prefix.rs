@@ -84,6 +84,15 @@ pub enum PrefixError {
         /// The invalid text.
         text: String,
     },
+    /// The pool was built without a prefix cache.
+    #[error("the pool was built without a prefix cache")]
+    NoCache,
+    /// No full block of a prefix is cached, so there is nothing to pin.
+    #[error("no full block of the {tokens} tokens is cached")]
+    NotCached {
+        /// Number of tokens of the prefix.
+        tokens: usize,
+    },
     /// The pool's events already have a subscriber.
     #[error("the events already have a subscriber; only one is allowed at a time")]
     Subscribed,

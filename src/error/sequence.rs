@@ -5,6 +5,36 @@ use thiserror::Error;
 use super::{AllocError, HandleError, PrefixError, StorageError};
 use crate::ids::{BlockId, SequenceId};
 
+/// Reason why a decode step failed. No sequence has changed.
+#[derive(Clone, PartialEq, Debug, Error)]
+#[non_exhaustive]
+pub enum DecodeError {
+    /// The pool has too few blocks for the step.
+    #[error("{} of the step's sequences lack a block, the first is {}: {error}", sequences.len(), sequences[0])]
+    Lacking {
+        /// The sequences for which no block was found, in the order of the step.
+        sequences: Vec<SequenceId>,
+        /// The refusal of the first block that was missing.
+        error: AllocError,
+    },
+    /// A token of one sequence was refused for another reason.
+    #[error("sequence {id}: {error}")]
+    Sequence {
+        /// Id of the sequence.
+        id: SequenceId,
+        /// The reason.
+        error: SequenceError,
+    },
+    /// The step has another number of tokens than of sequences.
+    #[error("{tokens} tokens for {sequences} sequences")]
+    Tokens {
+        /// Number of sequences.
+        sequences: usize,
+        /// Number of tokens.
+        tokens: usize,
+    },
+}
+
 /// Reason why an operation of a sequence or batch failed. Nothing was changed.
 #[derive(Clone, PartialEq, Debug, Error)]
 #[non_exhaustive]

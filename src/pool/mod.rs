@@ -5,6 +5,7 @@
 //! for a task that moves between threads. [`Stats`], [`Fragmentation`] and the [audit](Pool::audit)
 //! report a pool's state.
 
+mod admission;
 mod allocate;
 mod builder;
 mod compaction;

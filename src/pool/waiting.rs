@@ -12,7 +12,7 @@ use std::time::Duration;
 // Tokio's clock, which `rest` uses too, so that pausing that clock pauses both.
 use tokio::time::{Instant, timeout_at};
 
-use crate::block::AllocRequest;
+use crate::block::{AllocRequest, Class, Waiting};
 use crate::compact::COPY_DEADLINE;
 use crate::error::AllocError;
 use crate::ids::Ticket;
@@ -24,9 +24,14 @@ impl Pool {
     /// Allocates blocks, and waits for them if necessary.
     ///
     /// Urgent requests are served before high ones, high before normal ones, and requests of equal
-    /// priority in order of arrival; a small request does not overtake a large one. A request that
-    /// does not wait ([`allocate`](Self::allocate), an append to a sequence) is outside of the
-    /// line: it takes the blocks that are free at that moment.
+    /// priority in order of arrival; a small request does not overtake a large one. Running
+    /// sequences that [reserve](Self::reserve_async) blocks come before leases and
+    /// [admissions](Self::admit_async) of their priority.
+    ///
+    /// Of the requests that do not wait, [`allocate`](Self::allocate) takes the blocks that are
+    /// free at that moment. An append to a sequence and [`Sequence::reserve`](crate::Sequence::reserve)
+    /// get none while a request of higher priority waits, and an [admission](Self::admit) none
+    /// while one of at least its priority does: [`AllocError::Behind`].
     ///
     /// The future may be dropped at any time; its turn passes to the next request. A future that is
     /// kept without being polled delays those behind it no longer than the
@@ -67,25 +72,36 @@ impl Pool {
                 outcome => return outcome,
             }
         }
-        let mut place = blocks.wait_in_line(&request);
+        let mut place = blocks.wait_in_line(&request, Class::Admission);
+        self.in_turns(&mut place, |place| {
+            let mut ids = Ids::new();
+            place.allocate(&request, None, &mut |id| ids.push(id))?;
+            let root = Root::Owned(blocks.keep_alive());
+            Ok(Lease::new(Leased::new(root, ids, Seen::new(false))))
+        })
+        .await
+    }
+
+    /// Makes an attempt in each turn of a place in line, until one succeeds, or fails for another
+    /// reason than a lack of blocks.
+    pub(super) async fn in_turns<T>(
+        &self,
+        place: &mut Waiting<'_>,
+        mut attempt: impl FnMut(&mut Waiting<'_>) -> Result<T, AllocError>,
+    ) -> Result<T, AllocError> {
         let mut runs = RunMaker::default();
         loop {
             place.turn().await;
-            let mut ids = Ids::new();
             let began = Instant::now();
-            match place.allocate(&request, &mut |id| ids.push(id)) {
-                Ok(()) => {
-                    let root = Root::Owned(blocks.keep_alive());
-                    return Ok(Lease::new(Leased::new(root, ids, Seen::new(false))));
-                }
+            match attempt(place) {
                 // Wait for the next free.
                 Err(AllocError::Exhausted { .. }) => {}
                 // Enough blocks are free: wait until blocks are moved, or a free joins the
                 // fragments.
-                Err(AllocError::NoRun { .. }) => {
+                Err(AllocError::NoRun { asked, .. }) => {
                     let pulse = place.pulse();
                     let has_turn = {
-                        let mut making = pin!(runs.make(self, request.blocks, place.turn()));
+                        let mut making = pin!(runs.make(self, asked, place.turn()));
                         let beating = poll_fn(|context| {
                             // While blocks move, their copies wake this future, not the line.
                             pulse.beat(COPY_DEADLINE);
@@ -100,7 +116,7 @@ impl Pool {
                         place.hand_back();
                     }
                 }
-                Err(error) => return Err(error),
+                outcome => return outcome,
             }
         }
     }
@@ -122,16 +138,31 @@ impl Pool {
         request: AllocRequest,
         deadline: tokio::time::Instant,
     ) -> Result<Lease<'static>, AllocError> {
+        let waiting = self.allocate_async(request);
+        self.until(request.blocks, deadline, waiting).await.unwrap_or_else(Err)
+    }
+
+    /// Polls a request that waits in line for `asked` blocks until the deadline.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::Deadline`]; the request has left the line.
+    pub(super) async fn until<T>(
+        &self,
+        asked: usize,
+        deadline: Instant,
+        waiting: impl Future<Output = T>,
+    ) -> Result<T, AllocError> {
         let blocks = self.blocks();
         let every = blocks.turn_patience().max(Duration::from_millis(1));
         let before = {
-            let mut waiting = pin!(self.allocate_async(request));
+            let mut waiting = pin!(waiting);
             loop {
                 // Poll from time to time without a wake-up, to detect a head of line that does not
                 // take its turn.
                 let look = Instant::now().checked_add(every).map_or(deadline, |look| look.min(deadline));
                 match timeout_at(look, waiting.as_mut()).await {
-                    Ok(outcome) => return outcome,
+                    Ok(outcome) => return Ok(outcome),
                     Err(_) if Instant::now() < deadline => {}
                     Err(_) => break blocks.first_in_line(),
                 }
@@ -141,7 +172,7 @@ impl Pool {
         let head = before.filter(|&(number, _)| blocks.first_in_line().is_some_and(|(now, _)| now == number));
         let (counts, oldest_batch) = (blocks.counts(), blocks.oldest_batch());
         Err(AllocError::Deadline {
-            asked: request.blocks,
+            asked,
             free: counts.free(),
             retired: counts.retired,
             oldest_batch,

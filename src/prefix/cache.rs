@@ -82,15 +82,6 @@ pub(crate) struct PolicyInfo {
     pub keep_until: Option<Millis>,
 }
 
-/// Result of a lookup.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Hits {
-    /// Leading blocks that were cached. The caller owns a reference on each.
-    pub blocks: usize,
-    /// Context that the policy receives when these blocks are released.
-    pub context: u64,
-}
-
 /// Cache of evictable and shared blocks, looked up by the chained hash of their tokens.
 ///
 /// Later lookups of the same tokens find a registered block. An unreferenced block stays evictable
@@ -188,30 +179,53 @@ impl PrefixCache {
     }
 
     /// Takes a reference on each block of the longest cached prefix of a chain, for a sequence's
-    /// list.
-    ///
-    /// Passes each block to `take`, in chain order. `whole`: the hashes of all full blocks of the
-    /// prompt; `hashes`: the leading ones that are eligible for a hit.
-    pub(crate) fn look_up(
+    /// list, and passes each block to `take`, in chain order.
+    pub(crate) fn take_prefix(
         &self,
         core: &Core,
         hashes: &[BlockHash],
-        whole: &[BlockHash],
         era: u64,
         take: &mut dyn FnMut(BlockId),
-    ) -> Hits {
-        let (mut blocks, mut evictable, mut last) = (0, 0, None);
+    ) {
+        let mut evictable = 0;
         for (i, &hash) in hashes.iter().enumerate() {
             if let Some(&next) = hashes.get(i + AHEAD) {
                 self.index.prefetch(key_of(next));
             }
             let Some((id, was_evictable)) = self.find(core, hash, era) else { break };
             take(id);
-            blocks += 1;
             evictable += usize::from(was_evictable);
-            last = Some(id);
         }
         core.count_not_evictable(evictable);
+    }
+
+    /// Returns the number of blocks of the longest cached prefix of a chain, and how many of them
+    /// are evictable. Takes nothing, and changes no recency.
+    pub(crate) fn count_prefix(&self, core: &Core, hashes: &[BlockHash], era: u64) -> (usize, usize) {
+        let (mut blocks, mut evictable) = (0, 0);
+        for (i, &hash) in hashes.iter().enumerate() {
+            if let Some(&next) = hashes.get(i + AHEAD) {
+                self.index.prefetch(key_of(next));
+            }
+            let found = self.index.find(key_of(hash), |id| {
+                let word = core.word(id);
+                if word.hit().is_some() && self.row(id).holds(hash, era) {
+                    ControlFlow::Break(word.is_evictable())
+                } else {
+                    ControlFlow::Continue(())
+                }
+            });
+            let Some(is_evictable) = found else { break };
+            blocks += 1;
+            evictable += usize::from(is_evictable);
+        }
+        (blocks, evictable)
+    }
+
+    /// Notes a lookup: `whole` are the hashes of all full blocks of the prompt, of which the first
+    /// `blocks` were hit, `last` the last of those. Returns the context that the policy receives
+    /// when these blocks are released.
+    pub(crate) fn looked_up(&self, whole: &[BlockHash], blocks: usize, last: Option<BlockId>) -> u64 {
         self.tallies.looked_up(whole.len(), blocks);
         let state = last.map_or(0, |id| self.row(id).state.load(Relaxed));
         let context = asked(|| {
@@ -223,7 +237,7 @@ impl PrefixCache {
                 Lookup { blocks: whole.len() as u32, hits: blocks as u32, state, hashes: &mut bits };
             self.policy.looked_up(&mut lookup, self.now())
         });
-        Hits { blocks, context: context.unwrap_or(0) }
+        context.unwrap_or(0)
     }
 
     /// Takes a reference, for a sequence's list, on one cached block that holds `hash`.

@@ -398,35 +398,44 @@ impl Batch {
         let end = sequence.list_end();
         let copies = tail.is_some_and(|tail| tail.access == Access::Copy);
         let base = sequence.list.len();
-        let request = AllocRequest::new(plan.fresh as usize + copies as usize)
-            .sequence(sequence.id())
-            .priority(sequence.priority());
+        let needed = plan.fresh as usize + copies as usize;
+        let mut drawn = needed.min(sequence.reserved.len());
+        let request = AllocRequest::new(needed - drawn).sequence(sequence.id()).priority(sequence.priority());
         let mut copy = None;
-        if request.blocks > 0 {
+        if needed > 0 {
             // Do not grow the list for a request that no pool could satisfy.
             let total = self.step.sequences.0.blocks.total();
-            if request.blocks > total {
-                return Err(AllocError::TooLarge { asked: request.blocks, total }.into());
+            if needed > total {
+                return Err(AllocError::TooLarge { asked: needed, total }.into());
             }
             sequence.list.reserve(base + plan.fresh as usize);
             let (list, mut place) = (&mut sequence.list, base);
-            self.allocate(&request, end, &mut |id| {
+            let mut put = |id| {
                 if copies && copy.is_none() {
                     copy = Some(id);
                 } else {
                     list.stage(place, id);
                     place += 1;
                 }
-            })?;
+            };
+            // They stay in the reservation until nothing can fail for lack of blocks.
+            sequence.reserved.iter().rev().take(drawn).for_each(|&id| put(id));
+            if request.blocks > 0 {
+                self.allocate(&request, end, &mut put)?;
+            }
+            sequence.reserved.truncate(sequence.reserved.len() - drawn);
         }
-        let Some(tail) = tail else { return Ok(Grown { new_blocks: request.blocks, copied: None }) };
+        let Some(tail) = tail else { return Ok(Grown { new_blocks: needed, copied: None }) };
         // Being moved, so its bytes are being read: copy it after all. Reached by the model
         // `moves`.
         let open = |tail: &Tail| self.step.sequences.0.blocks.reopen_guarded(tail.id);
         if matches!(tail.access, Access::Reopen | Access::Withdraw) && !open(tail) {
             let one = AllocRequest { blocks: 1, ..request };
-            if let Err(error) = self.allocate(&one, end, &mut |id| copy = Some(id)) {
-                self.give_up(sequence, base, plan, None);
+            copy = sequence.reserved.pop();
+            if copy.is_some() {
+                drawn += 1;
+            } else if let Err(error) = self.allocate(&one, end, &mut |id| copy = Some(id)) {
+                self.give_up(sequence, base, plan, None, drawn);
                 return Err(error.into());
             }
         }
@@ -435,14 +444,14 @@ impl Batch {
             match catch_unwind(AssertUnwindSafe(|| self.copy(tail.id, to))) {
                 Ok(Ok(copied)) => grown.copied = Some(copied),
                 Ok(Err(error)) => {
-                    self.give_up(sequence, base, plan, copy);
+                    self.give_up(sequence, base, plan, copy, drawn);
                     return Err(error);
                 }
                 Err(panic) => {
                     // The copy may already be enqueued on the stream: the destination must not get
                     // another owner.
                     let may_go_on = self.step.stream.is_some();
-                    self.give_up(sequence, base, plan, copy.filter(|_| !may_go_on));
+                    self.give_up(sequence, base, plan, copy.filter(|_| !may_go_on), drawn);
                     resume_unwind(panic);
                 }
             }
@@ -495,13 +504,22 @@ impl Batch {
         Ok(Copied { from, to, frames })
     }
 
-    /// Releases the blocks allocated for an append that failed.
+    /// Gives back the blocks taken for an append that failed: `drawn` of them to the reservation.
     #[cold]
-    fn give_up(&self, sequence: &mut Sequence, base: usize, plan: &Growth, copy: Option<BlockId>) {
-        let mut taken = sequence.list.staged(base..base + plan.fresh as usize);
-        taken.extend(copy);
-        taken.reverse();
-        self.step.sequences.0.blocks.release_listed(&taken);
+    fn give_up(
+        &self,
+        sequence: &mut Sequence,
+        base: usize,
+        plan: &Growth,
+        copy: Option<BlockId>,
+        drawn: usize,
+    ) {
+        let mut taken: Vec<BlockId> = copy.into_iter().collect();
+        taken.extend(sequence.list.staged(base..base + plan.fresh as usize));
+        let allocated = taken.split_off(drawn.min(taken.len()));
+        sequence.reserved.extend(taken.into_iter().rev());
+        let allocated: Vec<BlockId> = allocated.into_iter().rev().collect();
+        self.step.sequences.0.blocks.release_listed(&allocated);
     }
 }
 

@@ -15,23 +15,62 @@ use super::registry::Sequences;
 use super::sequence::Sequence;
 use super::token_hashes::TokenHashes;
 
-/// Opens a [`Sequence`].
-#[derive(Clone)]
-#[must_use]
-pub struct SequenceBuilder<'a> {
-    sequences: &'a Sequences,
-    id: SequenceId,
-    priority: Priority,
-    keys: PrefixKeys<'a>,
-    keep: CachePriority,
-    keep_until: Option<Millis>,
-    reuses_tail: bool,
+/// How a sequence is opened.
+#[derive(Clone, Debug)]
+pub(super) struct Options<'a> {
+    pub(super) id: SequenceId,
+    pub(super) priority: Priority,
+    pub(super) keys: PrefixKeys<'a>,
+    pub(super) keep: CachePriority,
+    pub(super) keep_until: Option<Millis>,
+    pub(super) reuses_tail: bool,
 }
 
-impl<'a> SequenceBuilder<'a> {
-    fn new(sequences: &'a Sequences, id: SequenceId) -> Self {
+/// Defines the setters of a builder with the field `options`.
+macro_rules! option_setters {
+    () => {
+        /// Sets the priority of allocations, which is recorded with the sequence's blocks.
+        pub fn priority(mut self, priority: Priority) -> Self {
+            self.options.priority = priority;
+            self
+        }
+
+        /// Sets what its blocks depend on besides tokens. Only sequences with equal keys share blocks.
+        pub fn keys(mut self, keys: PrefixKeys<'a>) -> Self {
+            self.options.keys = keys;
+            self
+        }
+
+        /// Sets the retention priority of its blocks in the prefix cache, for policies that use it.
+        pub fn keep(mut self, keep: CachePriority) -> Self {
+            self.options.keep = keep;
+            self
+        }
+
+        /// Sets a time until which the prefix cache keeps its blocks while others can be evicted.
+        ///
+        /// In terms of the [cache's clock](crate::prefix::PrefixCache::now). For policies that use
+        /// it.
+        pub fn keep_until(mut self, until: Millis) -> Self {
+            self.options.keep_until = Some(until);
+            self
+        }
+
+        /// Allows hits that fill a block only in part.
+        ///
+        /// These are the last block of a prompt that is cached as a whole, and the unfinished last
+        /// block of a closed sequence. The first write to such a block goes to a copy.
+        pub fn reuse_tail(mut self) -> Self {
+            self.options.reuses_tail = true;
+            self
+        }
+    };
+}
+pub(super) use option_setters;
+
+impl<'a> Options<'a> {
+    pub(super) fn new(id: SequenceId) -> Self {
         Self {
-            sequences,
             id,
             priority: Priority::default(),
             keys: PrefixKeys::new(),
@@ -41,40 +80,63 @@ impl<'a> SequenceBuilder<'a> {
         }
     }
 
-    /// Sets the priority of allocations, which is recorded with the sequence's blocks.
-    pub fn priority(mut self, priority: Priority) -> Self {
-        self.priority = priority;
-        self
+    /// Opens an empty sequence.
+    pub(super) fn open(&self, sequences: &Sequences) -> Result<Sequence, SequenceError> {
+        let known = self.hashes(sequences)?;
+        let list = sequences.register(self.id)?;
+        let mut sequence = Sequence::new(sequences.clone(), self.id, self.priority, list);
+        sequence.known = known;
+        sequence.reuses_tail = self.reuses_tail;
+        Ok(sequence)
     }
 
-    /// Sets what its blocks depend on besides tokens. Only sequences with equal keys share blocks.
-    pub fn keys(mut self, keys: PrefixKeys<'a>) -> Self {
-        self.keys = keys;
-        self
+    /// Returns the hashes of an empty sequence, in a pool with a prefix cache.
+    pub(super) fn hashes(&self, sequences: &Sequences) -> Result<Option<Box<TokenHashes>>, PrefixError> {
+        let Some(cache) = sequences.cache() else { return Ok(None) };
+        Ok(Some(Box::new(TokenHashes::new(cache, &self.keys, self.policy_info(cache)?)?)))
     }
 
-    /// Sets the retention priority of its blocks in the prefix cache, for policies that use it.
-    pub fn keep(mut self, keep: CachePriority) -> Self {
-        self.keep = keep;
-        self
+    fn policy_info(&self, cache: &PrefixCache) -> Result<PolicyInfo, PrefixError> {
+        if let Some(until) = self.keep_until {
+            let now = cache.now();
+            if until <= now {
+                return Err(PrefixError::RetentionPast { until: until.0, now: now.0 });
+            }
+        }
+        Ok(PolicyInfo { priority: self.keep, keep_until: self.keep_until, ..PolicyInfo::default() })
     }
 
-    /// Sets a time until which the prefix cache keeps its blocks while others can be evicted.
-    ///
-    /// In terms of the [cache's clock](PrefixCache::now). For policies that use it.
-    pub fn keep_until(mut self, until: Millis) -> Self {
-        self.keep_until = Some(until);
-        self
+    /// Checks the length of a prompt with `headroom` tokens behind it. Returns the number of blocks
+    /// that hold both.
+    pub(super) fn check_prompt(
+        &self,
+        sequences: &Sequences,
+        prompt: &[u32],
+        headroom: usize,
+    ) -> Result<usize, SequenceError> {
+        let id = self.id;
+        if prompt.is_empty() {
+            return Err(SequenceError::ZeroTokens { id });
+        }
+        let asked = prompt.len().saturating_add(headroom);
+        if asked > TOKENS_MAX {
+            return Err(SequenceError::TooLong { id, asked, length: 0, max: TOKENS_MAX });
+        }
+        let (asked, total) = (asked.div_ceil(sequences.block_tokens()), sequences.blocks().total());
+        if asked > total { Err(AllocError::TooLarge { asked, total }.into()) } else { Ok(asked) }
     }
+}
 
-    /// Allows hits that fill a block only in part.
-    ///
-    /// These are the last block of a prompt that is cached as a whole, and the unfinished last
-    /// block of a closed sequence. The first write to such a block goes to a copy.
-    pub fn reuse_tail(mut self) -> Self {
-        self.reuses_tail = true;
-        self
-    }
+/// Opens a [`Sequence`].
+#[derive(Clone)]
+#[must_use]
+pub struct SequenceBuilder<'a> {
+    sequences: &'a Sequences,
+    options: Options<'a>,
+}
+
+impl<'a> SequenceBuilder<'a> {
+    option_setters!();
 
     /// Opens the sequence, empty.
     ///
@@ -86,15 +148,7 @@ impl<'a> SequenceBuilder<'a> {
     /// [`SequenceError::AlreadyOpen`]; [`SequenceError::Prefix`] for a key of zero bytes, or a
     /// retention time that has passed.
     pub fn open(self) -> Result<Sequence, SequenceError> {
-        let known = match self.sequences.cache() {
-            Some(cache) => Some(Box::new(TokenHashes::new(cache, &self.keys, self.policy_info(cache)?)?)),
-            None => None,
-        };
-        let list = self.sequences.register(self.id)?;
-        let mut sequence = Sequence::new(self.sequences.clone(), self.id, self.priority, list);
-        sequence.known = known;
-        sequence.reuses_tail = self.reuses_tail;
-        Ok(sequence)
+        self.options.open(self.sequences)
     }
 
     /// Opens the sequence with the longest cached prefix of a prompt, sharing the prefix's blocks.
@@ -124,38 +178,18 @@ impl<'a> SequenceBuilder<'a> {
     /// As [`open`](Self::open); [`SequenceError::ZeroTokens`], [`SequenceError::TooLong`];
     /// [`SequenceError::Alloc`] for a prompt larger than the pool.
     pub fn tokens(self, prompt: &[u32]) -> Result<Sequence, SequenceError> {
-        let (id, block_tokens) = (self.id, self.sequences.block_tokens());
-        if prompt.is_empty() {
-            return Err(SequenceError::ZeroTokens { id });
-        }
-        if prompt.len() > TOKENS_MAX {
-            return Err(SequenceError::TooLong { id, asked: prompt.len(), length: 0, max: TOKENS_MAX });
-        }
-        let (asked, total) = (prompt.len().div_ceil(block_tokens), self.sequences.blocks().total());
-        if asked > total {
-            return Err(AllocError::TooLarge { asked, total }.into());
-        }
+        self.options.check_prompt(self.sequences, prompt, 0)?;
         let mut sequence = self.open()?;
         sequence.announce(prompt)?;
         sequence.adopt_prefix(prompt);
         Ok(sequence)
-    }
-
-    fn policy_info(&self, cache: &PrefixCache) -> Result<PolicyInfo, PrefixError> {
-        if let Some(until) = self.keep_until {
-            let now = cache.now();
-            if until <= now {
-                return Err(PrefixError::RetentionPast { until: until.0, now: now.0 });
-            }
-        }
-        Ok(PolicyInfo { priority: self.keep, keep_until: self.keep_until, ..PolicyInfo::default() })
     }
 }
 
 impl Sequences {
     /// Returns a builder that opens a sequence.
     pub fn sequence(&self, id: SequenceId) -> SequenceBuilder<'_> {
-        SequenceBuilder::new(self, id)
+        SequenceBuilder { sequences: self, options: Options::new(id) }
     }
 
     /// Opens an empty sequence at normal priority.
@@ -168,32 +202,58 @@ impl Sequences {
     }
 }
 
+/// The cached prefix of a prompt, with a reference on each block. The blocks are staged in the
+/// sequence's list.
+pub(super) struct Prefix {
+    /// Number of blocks that are cached as a whole.
+    pub(super) whole: usize,
+    /// Number of blocks: one more if the last one is cached in part.
+    pub(super) blocks: usize,
+    /// Number of tokens.
+    tokens: usize,
+}
+
 impl Sequence {
     /// Adopts the cached blocks of its announced tokens, which are `prompt`, as its first blocks.
     /// The sequence is empty.
     fn adopt_prefix(&mut self, prompt: &[u32]) {
-        let (Some(known), Some(cache)) = (&mut self.known, self.sequences.cache()) else { return };
-        let block_tokens = self.sequences.block_tokens();
-        let (whole, most) = (known.hashes(), (prompt.len() - 1) / block_tokens);
         // Room for the whole prompt, so that the list grows only once.
-        self.list.reserve(prompt.len().div_ceil(block_tokens));
+        self.list.reserve(prompt.len().div_ceil(self.sequences.block_tokens()));
+        if let Some(prefix) = self.find_prefix(prompt) {
+            self.adopt(prefix);
+        }
+    }
+
+    /// Takes references on the cached blocks of its announced tokens, which are `prompt`. The
+    /// sequence is empty, and its list has room.
+    pub(super) fn find_prefix(&mut self, prompt: &[u32]) -> Option<Prefix> {
+        let (known, cache) = (self.known.as_deref()?, self.sequences.cache()?);
+        let block_tokens = self.sequences.block_tokens();
+        let (whole, list) = (known.usable_hashes(prompt.len(), block_tokens), &mut self.list);
         let mut place = 0;
-        let list = &mut self.list;
-        let hits = cache.look_up(&self.sequences.0.blocks, &whole[..most], whole, known.era(), &mut |id| {
+        cache.take_prefix(&self.sequences.0.blocks, whole, known.era(), &mut |id| {
             list.stage(place, id);
             place += 1;
         });
-        let mut tokens = hits.blocks * block_tokens;
+        let mut prefix = Prefix { whole: place, blocks: place, tokens: place * block_tokens };
         if self.reuses_tail
-            && let Some((id, more)) = cached_tail(cache, &self.sequences, known, prompt, hits.blocks)
+            && let Some((id, more)) = cached_tail(cache, &self.sequences, known, prompt, place)
         {
-            self.list.stage(hits.blocks, id);
-            tokens += more;
+            self.list.stage(place, id);
+            (prefix.blocks, prefix.tokens) = (place + 1, prefix.tokens + more);
         }
-        known.policy_info.context = hits.context;
-        self.publish(tokens as u32);
-        self.committed = tokens as u32;
-        self.seals.adopt(hits.blocks as u32);
+        Some(prefix)
+    }
+
+    /// Adopts a prefix as the first blocks, and tells the policy of the lookup.
+    pub(super) fn adopt(&mut self, prefix: Prefix) {
+        let last = (prefix.whole > 0).then(|| self.list.staged(prefix.whole - 1..prefix.whole)[0]);
+        if let (Some(known), Some(cache)) = (&mut self.known, self.sequences.cache()) {
+            known.policy_info.context = cache.looked_up(known.hashes(), prefix.whole, last);
+        }
+        self.publish(prefix.tokens as u32);
+        self.committed = prefix.tokens as u32;
+        self.seals.adopt(prefix.whole as u32);
     }
 }
 
@@ -222,11 +282,6 @@ fn cached_tail(
 
 impl fmt::Debug for SequenceBuilder<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SequenceBuilder")
-            .field("id", &self.id)
-            .field("priority", &self.priority)
-            .field("keep", &self.keep)
-            .field("keep_until", &self.keep_until)
-            .finish_non_exhaustive()
+        f.debug_struct("SequenceBuilder").field("options", &self.options).finish_non_exhaustive()
     }
 }

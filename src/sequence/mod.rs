@@ -15,18 +15,22 @@
 //! | `registry` | [`Sequences`]: open sequences by id; views |
 //! | `sequence` | the owner's operations: fork, commit, truncate |
 //! | `builder` | opening a sequence with its cached prefix |
+//! | `reserve` | blocks for appends that cannot fail |
+//! | `admit` | opening a sequence together with its blocks |
 //! | `batch` | append, draft, copy-on-write |
+//! | `decode` | one token for each of many sequences |
 //! | `batch_inner` | the end of a batch, on the host or on a stream |
 //! | `outputs` | block tables, slots and lengths for kernels |
 //! | `moved` | entries of persistent block tables whose blocks moved |
 //! | `bytes` | store and load without `unsafe` |
+//! | `pinned` | cached prefixes that are kept from eviction |
 //! | `transfer` | transfer of a sequence to another pool |
 //!
 //! # Invariants
 //!
 //! ```text
 //! blocks == ceil(length / block_tokens)        committed <= length <= 2^31 - 1
-//! each block of the list holds one reference of this sequence
+//! each block of the list, and each reserved one, holds one reference of this sequence
 //! a block with more than one reference, or a sealed block, is not written to
 //! ```
 //!
@@ -45,10 +49,12 @@
 //! between unlinking and releasing. So either the reader does not find the block, or the release
 //! sees the batch.
 
+mod admit;
 mod batch;
 mod batch_inner;
 mod builder;
 mod bytes;
+mod decode;
 mod frames;
 #[cfg(not(kvpool_loom))]
 mod list;
@@ -56,8 +62,10 @@ mod list;
 pub mod list;
 mod moved;
 mod outputs;
+mod pinned;
 mod plan;
 mod registry;
+mod reserve;
 mod seals;
 #[expect(clippy::module_inception, reason = "the floor is named after its main type")]
 mod sequence;
@@ -65,13 +73,16 @@ mod token_hashes;
 mod transfer;
 
 pub use crate::block::{Moved, Since};
+pub use admit::AdmitRequest;
 pub use batch::{Appended, Batch, Copied, FinishError};
 pub use batch_inner::Finish;
 pub use builder::SequenceBuilder;
+pub use decode::Decoded;
 pub use moved::MovedEntry;
 pub use outputs::{BlockTable, CsrTable, Listed};
+pub use pinned::PinnedPrefix;
 pub use plan::TOKENS_MAX;
-pub use registry::{SequenceView, Sequences};
+pub use registry::{PinnedInfo, SequenceView, Sequences};
 pub use sequence::Sequence;
 pub(crate) use transfer::{Arrival, BlockRefs};
 

@@ -1,13 +1,14 @@
 //! The open sequences of a pool by id, and views of them.
 
 use std::fmt;
+use std::time::Instant;
 
 use crate::block::{Blocks, Sampler};
 use crate::error::{SequenceError, StorageError};
 use crate::ids::{BlockId, SequenceId};
 use crate::prefix::PrefixCache;
 use crate::storage::{DeviceStream, Storage};
-use crate::sync::{Arc, Map, Ordering::*};
+use crate::sync::{Arc, AtomicU64, Map, Ordering::*};
 
 use super::list::{BlockList, ListOwner};
 
@@ -23,6 +24,24 @@ pub(super) struct Shared {
     pub(super) cache: Option<Arc<PrefixCache>>,
     pub(super) sampler: Sampler,
     open: Map<SequenceId, Arc<BlockList>>,
+    /// The pinned prefixes, by number.
+    pinned: Map<u64, PinnedInfo>,
+    /// Number of the next pinned prefix.
+    pins: AtomicU64,
+}
+
+/// What a [`PinnedPrefix`](super::PinnedPrefix) holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct PinnedInfo {
+    /// Number of the pin, in the order of their creation.
+    pub number: u64,
+    /// Number of tokens in the pinned blocks.
+    pub tokens: usize,
+    /// Number of pinned blocks. A block of several pinned prefixes counts in each.
+    pub blocks: usize,
+    /// When it was pinned.
+    pub since: Instant,
 }
 
 impl Drop for Shared {
@@ -95,7 +114,8 @@ impl Sequences {
             "invalid block size: {block_tokens} tokens"
         );
         let block_tokens = block_tokens as u32;
-        Self(Arc::new(Shared { blocks, storage, block_tokens, cache, sampler, open: Map::new() }))
+        let (open, pinned, pins) = (Map::new(), Map::new(), AtomicU64::new(1));
+        Self(Arc::new(Shared { blocks, storage, block_tokens, cache, sampler, open, pinned, pins }))
     }
 
     pub(super) fn check_stream(&self, stream: &DeviceStream) -> Result<(), StorageError> {
@@ -158,6 +178,25 @@ impl Sequences {
     /// Returns whether both refer to the same pool.
     pub(crate) fn same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Lists a pinned prefix, and returns its number.
+    pub(super) fn list_pinned(&self, tokens: usize, blocks: usize) -> u64 {
+        // Relaxed: only uniqueness matters.
+        let number = self.0.pins.fetch_add(1, Relaxed);
+        self.0.pinned.insert_new(number, PinnedInfo { number, tokens, blocks, since: Instant::now() });
+        number
+    }
+
+    pub(super) fn unlist_pinned(&self, number: u64) {
+        self.0.pinned.remove(&number);
+    }
+
+    /// Returns the pinned prefixes, oldest first.
+    pub(crate) fn pinned_prefixes(&self) -> Vec<PinnedInfo> {
+        let mut pinned = self.0.pinned.entries();
+        pinned.sort_unstable_by_key(|&(number, _)| number);
+        pinned.into_iter().map(|(_, info)| info).collect()
     }
 
     /// Registers an id, and returns the owner's side of its new list.

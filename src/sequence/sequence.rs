@@ -29,6 +29,8 @@ pub struct Sequence {
     pub(super) frames: Frames,
     /// A frame of the unit that it spares for its growth.
     spared: Option<FrameId>,
+    /// Blocks for its next tokens, the last one first.
+    pub(super) reserved: Vec<BlockId>,
     pub(super) committed: u32,
     pub(super) seals: Seals,
     /// Block hashes, in a pool with a prefix cache.
@@ -62,6 +64,7 @@ impl Sequence {
             list,
             frames: Frames::default(),
             spared: None,
+            reserved: Vec::new(),
             committed: 0,
             seals: Seals::default(),
             known: None,
@@ -163,6 +166,7 @@ impl Sequence {
             // Of the same blocks, on which the fork has references too.
             frames: self.frames.clone(),
             spared: None,
+            reserved: Vec::new(),
             committed: self.committed,
             seals: self.seals.forked(),
             known: self.known.clone(),
@@ -347,17 +351,27 @@ impl Sequence {
 
     /// Returns the place at which its next blocks are best placed.
     pub(super) fn list_end(&self) -> ListEnd {
-        let last = self.frames.last();
+        let last = self.last_frame();
         let next = last.map(|last| FrameId(last.0 + 1));
         // The next frame may be the first one of a unit that another sequence spares.
         let spares = next.is_some() && self.spared.map(unit_of) == next.map(unit_of);
         ListEnd { next, spares }
     }
 
+    /// Returns the frame of its last block, reserved ones included.
+    #[inline]
+    fn last_frame(&self) -> Option<FrameId> {
+        match self.reserved.first() {
+            // Not sealed, so it stays in its frame.
+            Some(&last) => Some(self.pool().frame(last)),
+            None => self.frames.last(),
+        }
+    }
+
     /// Spares the unit of its last block, after blocks were added.
     #[inline]
     pub(super) fn spare_end(&mut self) {
-        let last = self.frames.last();
+        let last = self.last_frame();
         if self.spared.map(unit_of) != last.map(unit_of) {
             self.spare(last);
         }
@@ -384,7 +398,7 @@ impl Sequence {
         self.committed = self.committed.min(length);
         self.seals.truncate(keep as u32, length / block_tokens);
         self.release_unlinked(&gone);
-        if self.spared.is_some() && self.spared.map(unit_of) != self.frames.last().map(unit_of) {
+        if self.spared.is_some() && self.spared.map(unit_of) != self.last_frame().map(unit_of) {
             self.spare(None);
         }
     }
@@ -416,6 +430,7 @@ impl Drop for Sequence {
             self.settle();
             self.register_tail();
         }
+        self.release_reservation();
         self.cut(0);
         self.spare(None);
         self.pool().reclaim_slice();

@@ -84,6 +84,12 @@ impl TokenHashes {
         self.announced as usize
     }
 
+    /// Returns the hashes of the full blocks of a prompt of `tokens` tokens that may be reused: its
+    /// last token must be computed.
+    pub(super) fn usable_hashes(&self, tokens: usize, block_tokens: usize) -> &[BlockHash] {
+        &self.hashes[..tokens.saturating_sub(1) / block_tokens]
+    }
+
     /// Returns the hashes of the full blocks.
     pub(super) fn hashes(&self) -> &[BlockHash] {
         &self.hashes

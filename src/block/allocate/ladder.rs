@@ -56,13 +56,16 @@ impl Blocks {
     }
 
     /// As [`allocate`](Self::allocate), for a lease, or for the list of a sequence that ends at
-    /// `list`.
+    /// `list`. A list gets no block while a request of higher priority waits.
     pub(crate) fn allocate_guarded(
         &self,
         request: &AllocRequest,
         list: Option<ListEnd>,
         take: &mut dyn FnMut(BlockId),
     ) -> Result<(), AllocError> {
+        if list.is_some() {
+            self.check_turn(request)?;
+        }
         self.with_thread_cache(|cache| self.allocate_at(cache, request, list, Ownership::Guarded, take))
     }
 }

@@ -7,6 +7,7 @@ use crate::ids::{BlockId, FrameId, Run, Ticket};
 use crate::sync::{AtomicU64, Ordering, Ordering::*};
 
 use crate::block::core::{Core, Custody};
+use crate::block::space::FreedFrames;
 use crate::block::state::TableView;
 use crate::block::thread_cache::Returning;
 use crate::block::thread_cache::{CacheRef, CountedRef};
@@ -125,6 +126,15 @@ impl Blocks {
     /// `tell` gets the blocks that became evictable, like
     /// [`Evictor::became_evictable`](crate::block::Evictor::became_evictable).
     pub(crate) fn release_cached(&self, ids: &[BlockId], tell: impl FnOnce(&[Evictable], Ticket)) {
+        if self.release_silently(ids, tell) {
+            self.announce();
+        }
+    }
+
+    /// As [`release_cached`](Self::release_cached), without an announcement of the blocks that
+    /// became evictable. Returns whether there are any: the caller announces them, or has a place
+    /// in line, and signals the line.
+    pub(crate) fn release_silently(&self, ids: &[BlockId], tell: impl FnOnce(&[Evictable], Ticket)) -> bool {
         let (mut freed, mut evictable) = (RunList::new(), SmallVec::<[Evictable; 64]>::new());
         // Counted before they are evictable, so that a thread that is stopped in between hides
         // none.
@@ -142,8 +152,24 @@ impl Blocks {
         self.count_not_evictable(ids.len() - evictable.len());
         self.tag_evictable(&evictable, tell);
         if !freed.is_empty() {
+            // Announces both.
             self.with_thread_cache(|cache| self.give_back(cache, &freed));
-        } else if !evictable.is_empty() {
+            return false;
+        }
+        !evictable.is_empty()
+    }
+
+    /// As [`release_listed`](Self::release_listed), for blocks that were in no table and no list that
+    /// another thread reads: no batch has seen them, so their frames are free at once.
+    pub(crate) fn release_unpublished(&self, ids: &[BlockId]) {
+        let mut freed = FreedFrames::new(&self.space);
+        for &id in ids {
+            if let ListRelease::Freed(frame) = self.release_listed_word(id) {
+                freed.push(frame);
+            }
+        }
+        drop(freed);
+        if !ids.is_empty() {
             self.announce();
         }
     }

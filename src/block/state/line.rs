@@ -7,7 +7,7 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use crate::ids::Priority;
-use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering::*};
+use crate::sync::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering::*};
 
 /// Default for how long a woken head may stay unpolled before it is passed over.
 const TURN_PATIENCE: Duration = Duration::from_millis(100);
@@ -19,6 +19,8 @@ pub(in crate::block) struct Waiters {
     pub(in crate::block) news: AtomicBool,
     /// Number of places in line, for statistics.
     pub(in crate::block) count: AtomicUsize,
+    /// The highest priority in line, plus one; 0 if the line is empty. Written under the lock.
+    pub(in crate::block) highest: AtomicU8,
     /// Patience in nanoseconds; all ones: forever.
     pub(in crate::block) patience: AtomicU64,
 }
@@ -29,13 +31,23 @@ impl Default for Waiters {
             line: Mutex::default(),
             news: AtomicBool::new(false),
             count: AtomicUsize::new(0),
+            highest: AtomicU8::new(0),
             patience: AtomicU64::new(TURN_PATIENCE.as_nanos() as u64),
         }
     }
 }
 
 /// Position in line: the smallest key is the head.
-pub(in crate::block) type Key = (Reverse<Priority>, u64);
+pub(in crate::block) type Key = (Reverse<Priority>, Class, u64);
+
+/// The order of waiting requests of one priority.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Class {
+    /// A running sequence that reserves blocks.
+    Growth,
+    /// A lease, or a sequence that waits to be admitted.
+    Admission,
+}
 
 /// A request's place in line.
 pub(in crate::block) struct LinePlace {
@@ -86,6 +98,12 @@ impl Line {
 
     pub(in crate::block) fn len(&self) -> usize {
         self.places.len() + self.passed.len()
+    }
+
+    /// Returns whether a request of higher priority than this waits, and is not absent for too long.
+    pub(in crate::block) fn is_behind(&self, priority: Priority) -> bool {
+        let ahead = self.places.iter().take_while(|((Reverse(other), ..), _)| *other > priority);
+        ahead.into_iter().any(|(_, place)| !place.absent.is_some_and(|absence| absence.is_too_long()))
     }
 
     /// Signals the head to try, and returns its waker. A head that was signalled before and has
@@ -163,6 +181,24 @@ impl Waiters {
             Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
             Err(TryLockError::WouldBlock) => None,
         }
+    }
+
+    /// Publishes the numbers that are read without the lock, before the lock is released.
+    pub(in crate::block) fn publish(&self, line: &Line) {
+        // Relaxed: a thread that knows of a request in line sees that it entered.
+        self.count.store(line.len(), Relaxed);
+        let highest =
+            line.places.first_key_value().map_or(0, |(&(Reverse(priority), ..), _)| priority as u8 + 1);
+        self.highest.store(highest, Relaxed);
+    }
+
+    /// Returns the highest priority in line, except for requests that were passed over.
+    pub(in crate::block) fn highest(&self) -> Option<Priority> {
+        // Relaxed: see `publish`.
+        let highest = self.highest.load(Relaxed);
+        [Priority::Normal, Priority::High, Priority::Urgent]
+            .into_iter()
+            .find(|&priority| priority as u8 + 1 == highest)
     }
 
     /// Returns the number of places in line.

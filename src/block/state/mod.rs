@@ -23,6 +23,7 @@ mod word;
 pub(crate) use grow_table::{GrowTable, TablePart};
 pub use info::BlockInfo;
 pub(in crate::block) use info::InfoCell;
+pub(crate) use line::Class;
 pub(in crate::block) use line::{Absence, Key, Line, LinePlace, Waiters};
 pub(in crate::block) use log::MoveLog;
 pub use log::{MoveCount, Moved, Since};

@@ -4,9 +4,10 @@ use std::cmp::Reverse;
 use std::time::Duration;
 
 use crate::clock::InFlight;
-use crate::error::HeadOfLine;
+use crate::error::{AllocError, HeadOfLine};
 use crate::sync::{Ordering::*, fence, light_fence};
 
+use crate::block::AllocRequest;
 use crate::block::core::Core;
 use crate::block::space::Announce;
 use crate::block::state::Line;
@@ -109,11 +110,56 @@ impl Core {
         }
         self.with_line(|line| {
             let firsts = [line.places.first_key_value(), line.passed.first_key_value()];
-            let (&(Reverse(priority), number), place) =
+            let (&(Reverse(priority), _, number), place) =
                 firsts.into_iter().flatten().min_by_key(|&(&key, _)| key)?;
             let unpolled = place.absent.map(|absence| absence.since.elapsed());
             Some((number, HeadOfLine::new(priority, place.asked, place.entered.elapsed(), unpolled)))
         })
+    }
+
+    /// Refuses blocks to a request that does not wait, while a request of higher priority waits.
+    ///
+    /// A request of higher priority counts from when it entered the line until it leaves it, or is
+    /// absent for longer than its patience.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::Behind`].
+    #[inline]
+    pub(in crate::block) fn check_turn(&self, request: &AllocRequest) -> Result<(), AllocError> {
+        if !self.is_awaited() { Ok(()) } else { self.check_line(request) }
+    }
+
+    #[cold]
+    fn check_line(&self, request: &AllocRequest) -> Result<(), AllocError> {
+        let Some(waiting) = self.waiters.highest().filter(|&highest| highest > request.priority) else {
+            return Ok(());
+        };
+        if let Some(line) = self.waiters.try_lock() {
+            let is_behind = line.is_behind(request.priority);
+            drop(line);
+            // As every holder of the lock.
+            self.deliver();
+            if !is_behind {
+                return Ok(());
+            }
+        }
+        Err(AllocError::Behind { asked: request.blocks, priority: request.priority, waiting })
+    }
+
+    /// Refuses blocks to a new request that does not wait, while another of at least its priority
+    /// waits.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::Behind`].
+    pub(crate) fn check_is_first(&self, request: &AllocRequest) -> Result<(), AllocError> {
+        match self.is_awaited().then(|| self.waiters.highest()).flatten() {
+            Some(waiting) if waiting >= request.priority => {
+                Err(AllocError::Behind { asked: request.blocks, priority: request.priority, waiting })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Returns the number of requests that were passed over and not polled since.
@@ -157,6 +203,7 @@ impl Core {
             let woken =
                 if self.waiters.news.swap(false, Acquire) { line.signal(self.turn_patience()) } else { None };
             self.settle(&line);
+            self.waiters.publish(&line);
             drop(line);
             woken.into_iter().for_each(crate::sync::wake);
         }
@@ -177,7 +224,7 @@ impl Core {
     pub(super) fn with_line<R>(&self, f: impl FnOnce(&mut Line) -> R) -> R {
         let mut line = self.waiters.lock();
         let result = f(&mut line);
-        self.waiters.count.store(line.len(), Relaxed);
+        self.waiters.publish(&line);
         drop(line);
         self.deliver();
         result

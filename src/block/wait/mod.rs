@@ -1,9 +1,22 @@
 //! Waiting requests: their line, their turns, and the announcements that wake them.
 //!
-//! Waiting requests form one line: urgent before high before normal, FIFO within each. Only the
-//! head of the line tries; when it succeeds or gives up, it hands on its turn. An allocation that
-//! does not wait has no place in line and may get blocks before the head does: growth of running
-//! sequences precedes admission of new ones.
+//! Waiting requests form one line: urgent before high before normal; within each, running sequences
+//! that reserve blocks before leases and admissions; and FIFO. Only the head of the line tries; when
+//! it succeeds or gives up, it hands on its turn.
+//!
+//! A request that does not wait has no place in line:
+//!
+//! | request | gets no block while there is in line |
+//! |---|---|
+//! | an append, a reservation | a request of higher priority |
+//! | an admission | a request of its priority or a higher one |
+//! | a lease, handles | |
+//!
+//! So growth of running sequences precedes admission of new ones, except for more urgent ones, and
+//! the sequences that run can come to an end. [`highest`](super::state::Waiters) tells without the
+//! lock whether there is such a request. A thread that begins an append after the request entered
+//! the line sees it, because the number is written before the lock is released; one that began
+//! earlier came first. A head that is absent for too long does not count.
 //!
 //! Read `announce` first (announcing threads), then `waiting` (a request's place); the state is in
 //! [`line`](super::state).
@@ -14,6 +27,7 @@
 //! |---|---|---|
 //! | the clock's word | `awaited` | a request waits, or the [reserve](super::space::Reserve) is short: announce what becomes available |
 //! | [`Waiters`](super::state::Waiters) | `news` | something became available, and the line has not been told yet |
+//! | [`Waiters`](super::state::Waiters) | `highest` | the highest priority in line, for requests that do not wait |
 //! | the line, under its lock | `signal` | the head has reason to try |
 //! | the line, under its lock | `places`, `passed` | requests by priority and arrival; the head is the first of `places` |
 //! | a place in line | `waker` | its future sleeps, and this wakes it |
@@ -105,7 +119,9 @@
 //! a moment.) A stopped waiter stops no free, and no allocation that does not wait. A future that
 //! is neither polled nor dropped holds up the requests behind it for as long as the patience.
 //!
-//! Models: `loom-tests/tests/waiters.rs`, `loom-tests/tests/in_hand.rs`.
+//! Models: `loom-tests/tests/waiters.rs`, `in_hand.rs`, `admission.rs`.
 
 mod announce;
 mod waiting;
+
+pub(crate) use waiting::Waiting;

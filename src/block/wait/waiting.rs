@@ -10,8 +10,8 @@ use crate::ids::BlockId;
 use crate::sync::heavy_fence;
 
 use crate::block::allocate::Grab;
-use crate::block::state::{Absence, Key, Line, LinePlace};
-use crate::block::{AllocRequest, Blocks, Ownership};
+use crate::block::state::{Absence, Class, Key, Line, LinePlace};
+use crate::block::{AllocRequest, Blocks, ListEnd, Ownership};
 
 /// A place in line. Dropping it leaves the line and hands on the turn.
 #[must_use = "dropping the place leaves the line"]
@@ -26,11 +26,11 @@ pub(crate) struct Waiting<'a> {
 }
 
 impl Blocks {
-    /// Enters the line behind all requests of the same priority.
-    pub(crate) fn wait_in_line(&self, request: &AllocRequest) -> Waiting<'_> {
+    /// Enters the line behind all requests of the same priority and class.
+    pub(crate) fn wait_in_line(&self, request: &AllocRequest, class: Class) -> Waiting<'_> {
         let entered = Instant::now();
         let key = self.with_line(|line| {
-            let key = (Reverse(request.priority), line.entries);
+            let key = (Reverse(request.priority), class, line.entries);
             line.entries += 1;
             line.places.insert(key, LinePlace { asked: request.blocks, entered, waker: None, absent: None });
             if line.is_head(key) {
@@ -46,6 +46,26 @@ impl Blocks {
 }
 
 impl<'a> Waiting<'a> {
+    /// Refuses a request if the counts show that it cannot be met. `kept` is the number of
+    /// evictable blocks that the request is about to share, and so cannot evict.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::Exhausted`]; the place waits for another turn.
+    pub(crate) fn check_counts(&self, request: &AllocRequest, kept: usize) -> Result<(), AllocError> {
+        // Otherwise a search may find frames that are not counted. A request for many blocks is
+        // signalled for each of them.
+        if self.is_sure {
+            let counts = self.blocks.recount();
+            let most = counts.free() + counts.retired + counts.evictable + self.blocks.reserved_for(request);
+            if most < request.blocks + kept {
+                self.tried();
+                return Err(self.blocks.exhausted(request.blocks));
+            }
+        }
+        Ok(())
+    }
+
     /// Returns the pulse by which the place's future reports that it is at work.
     pub(crate) fn pulse(&self) -> Pulse<'a> {
         Pulse { blocks: self.blocks, key: self.key }
@@ -80,8 +100,8 @@ impl Waiting<'_> {
         if has_turn { Poll::Ready(()) } else { Poll::Pending }
     }
 
-    /// Tries once for a lease, in its turn, and passes each block to `take`. After an error, the
-    /// place waits for another turn.
+    /// Tries once, in its turn, for a lease or for the list of a sequence that ends at `list`, and
+    /// passes each block to `take`. After an error, the place waits for another turn.
     ///
     /// # Errors
     ///
@@ -89,6 +109,7 @@ impl Waiting<'_> {
     pub(crate) fn allocate(
         &mut self,
         request: &AllocRequest,
+        list: Option<ListEnd>,
         take: &mut dyn FnMut(BlockId),
     ) -> Result<(), AllocError> {
         self.has_tried = true;
@@ -98,20 +119,12 @@ impl Waiting<'_> {
         }
         // The pool may have shrunk, or its device failed, since the request entered the line.
         self.blocks.check_request(request)?;
-        if self.is_sure {
-            // First compare the counts: a request for many blocks is signalled for each of them.
-            let counts = self.blocks.recount();
-            let reserved = self.blocks.reserved_for(request);
-            if counts.free() + counts.retired + counts.evictable + reserved < request.blocks {
-                self.tried();
-                return Err(self.blocks.exhausted(request.blocks));
-            }
-        }
+        self.check_counts(request, 0)?;
         let mut grab = Grab::new();
         let custody = self.blocks.custody();
         let gathered = self
             .blocks
-            .with_thread_cache(|cache| self.blocks.gather(cache, request, None, &mut grab, &custody));
+            .with_thread_cache(|cache| self.blocks.gather(cache, request, list, &mut grab, &custody));
         // An announcement would signal the head, which is this place: it would search again
         // forever. `tried` and the end of the place tell the line what it needs to know.
         custody.leave_to_line();

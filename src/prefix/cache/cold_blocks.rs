@@ -88,6 +88,23 @@ impl PrefixCache {
         });
     }
 
+    /// Releases references that a [lookup](Self::take_prefix) took and that were not used: blocks
+    /// return to their former places in the queue.
+    ///
+    /// `is_in_line`: the caller has a place in line, and signals the line when it leaves. It would
+    /// wake itself by an announcement.
+    pub(crate) fn untake(&self, pool: &Blocks, ids: &[BlockId], is_in_line: bool) {
+        // The end of a chain first, as in entries of the queues.
+        let ids: Vec<BlockId> = ids.iter().rev().copied().collect();
+        let is_evictable = pool.release_silently(&ids, |kept, tag| {
+            kept.iter().for_each(|kept| self.row(kept.id).set_tag(kept.word, tag));
+            self.queues.file(&self.rows, kept.iter().map(|kept| kept.id));
+        });
+        if is_evictable && !is_in_line {
+            pool.announce();
+        }
+    }
+
     /// Releases the references on blocks that are no longer useful in this cache.
     ///
     /// Returns the number evicted at once, and the number that will be evicted first once no batch

@@ -1,0 +1,170 @@
+//! Admission of sequences, and reservations of running ones: at once, or in the line of waiting
+//! requests.
+
+use tokio::time::Instant;
+
+use crate::error::{AllocError, SequenceError};
+use crate::prefix::PrefixKeys;
+use crate::sequence::{AdmitRequest, PinnedInfo, PinnedPrefix, Sequence};
+
+use super::Pool;
+
+impl Pool {
+    /// Opens a sequence with its cached prefix, and reserves the blocks for the rest of its prompt
+    /// and its headroom. Never waits.
+    ///
+    /// [`Sequence::len`] then returns the number of cached tokens. Appends take the reserved blocks
+    /// first, and cannot fail for lack of blocks while these last: see
+    /// [`Sequence::reserved_blocks`]. Opening the sequence with
+    /// [`tokens`](crate::SequenceBuilder::tokens) instead shares the same prefix, and reserves
+    /// nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`SequenceError::Alloc`] with [`AllocError::Behind`] while a request of at least its
+    /// priority waits, [`AllocError::Exhausted`], [`AllocError::NoRun`] for a contiguous request,
+    /// [`AllocError::TooLarge`]; [`SequenceError::AlreadyOpen`], [`SequenceError::ZeroTokens`],
+    /// [`SequenceError::TooLong`]; [`SequenceError::Prefix`] for a key of zero bytes, or a retention
+    /// time that has passed. Nothing has changed: neither the id nor a block is taken, and no
+    /// cached block was touched.
+    pub fn admit(&self, request: &AdmitRequest<'_>) -> Result<Sequence, SequenceError> {
+        let mut admission = self.0.sequences.admission(request)?;
+        admission.try_now()?;
+        Ok(admission.admitted())
+    }
+
+    /// Admits a sequence like [`admit`](Self::admit), and waits for blocks if necessary.
+    ///
+    /// Admissions wait in the line of [`allocate_async`](Self::allocate_async): by priority, and in
+    /// order of arrival within each; running sequences that [reserve](Self::reserve_async) blocks
+    /// come before admissions of their priority. The id is open from the first poll on. The prefix
+    /// is looked up in each turn, so it is the one that is cached when the sequence is admitted.
+    ///
+    /// Dropping the future passes its turn on, and leaves nothing behind.
+    ///
+    /// # Errors
+    ///
+    /// As for [`admit`](Self::admit), except for [`AllocError::Behind`], [`AllocError::Exhausted`]
+    /// and [`AllocError::NoRun`]: the request waits instead. [`AllocError::TooLarge`] also if the
+    /// pool shrinks meanwhile, [`AllocError::FenceRefused`] on a thread that cannot wait.
+    ///
+    /// # Panics
+    ///
+    /// If a contiguous request has to wait on a tokio runtime without a timer.
+    pub async fn admit_async(&self, request: &AdmitRequest<'_>) -> Result<Sequence, SequenceError> {
+        let mut admission = self.0.sequences.admission(request)?;
+        match admission.try_now() {
+            Err(AllocError::Behind { .. } | AllocError::Exhausted { .. } | AllocError::NoRun { .. }) => {}
+            Err(error) => return Err(error.into()),
+            Ok(()) => return Ok(admission.admitted()),
+        }
+        let mut place = admission.wait_in_line(self.blocks());
+        self.in_turns(&mut place, |place| admission.try_in_turn(place)).await?;
+        Ok(admission.admitted())
+    }
+
+    /// Admits a sequence like [`admit_async`](Self::admit_async), but gives up at a deadline.
+    ///
+    /// # Errors
+    ///
+    /// As for [`admit_async`](Self::admit_async), and [`AllocError::Deadline`].
+    ///
+    /// # Panics
+    ///
+    /// If polled outside of a tokio runtime that has a timer.
+    pub async fn admit_until(
+        &self,
+        request: &AdmitRequest<'_>,
+        deadline: Instant,
+    ) -> Result<Sequence, SequenceError> {
+        let asked = self.blocks_needed(request)?;
+        self.until(asked, deadline, self.admit_async(request)).await?
+    }
+
+    /// Returns the number of blocks that an admission of this request would allocate now: those of
+    /// its prompt and headroom without the cached prefix.
+    ///
+    /// Takes nothing, and does not count as a use of the cached blocks.
+    ///
+    /// # Errors
+    ///
+    /// As for [`admit`](Self::admit), except for a lack of blocks and an open id.
+    pub fn blocks_needed(&self, request: &AdmitRequest<'_>) -> Result<usize, SequenceError> {
+        self.0.sequences.blocks_needed(request)
+    }
+
+    /// Keeps the cached prefix of these tokens from eviction, until the result is dropped; for
+    /// example that of a system prompt.
+    ///
+    /// Pins all full blocks of the tokens up to the first that is not cached:
+    /// [`PinnedPrefix::tokens`] returns how many tokens these hold. The blocks need no open
+    /// sequence, and stay pinned when a sequence that uses them is closed. They count as
+    /// [used](super::Stats::used). [Clearing](Self::clear_prefix_cache) the cache makes them
+    /// unfindable, but keeps their memory until they are unpinned.
+    ///
+    /// ```
+    /// # use kvpool::{SequenceId, Pool, prefix::{PrefixConfig, PrefixKeys}, storage::KvLayout};
+    /// # let pool = Pool::builder(KvLayout::named("tiny")?).blocks(100).prefix_cache(PrefixConfig::new()).build()?;
+    /// let system: Vec<u32> = (0..42).collect();
+    /// let mut sequence = pool.sequence(SequenceId(1)).tokens(&system)?;
+    /// pool.begin_batch().append_to(&mut sequence, system.len())?;
+    /// drop(sequence);
+    /// let pinned = pool.pin_prefix(&PrefixKeys::new(), &system)?;
+    /// assert_eq!((pinned.tokens(), pool.pinned_prefixes().len()), (40, 1));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`SequenceError::Prefix`] with [`NotCached`](crate::PrefixError::NotCached) if not even the
+    /// first block is cached, [`NoCache`](crate::PrefixError::NoCache), or for a key of zero bytes.
+    pub fn pin_prefix(&self, keys: &PrefixKeys<'_>, tokens: &[u32]) -> Result<PinnedPrefix, SequenceError> {
+        self.0.sequences.pin_prefix(keys, tokens)
+    }
+
+    /// Returns the pinned prefixes, oldest first.
+    pub fn pinned_prefixes(&self) -> Vec<PinnedInfo> {
+        self.0.sequences.pinned_prefixes()
+    }
+
+    /// Reserves blocks for the next `tokens` tokens of a running sequence, and waits for them if
+    /// necessary. See [`Sequence::reserve`].
+    ///
+    /// Waits in the line of [`allocate_async`](Self::allocate_async), at the sequence's priority,
+    /// before leases and admissions of that priority. Dropping the future passes its turn on; the
+    /// sequence is then unchanged.
+    ///
+    /// # Errors
+    ///
+    /// [`SequenceError::TooLong`], [`SequenceError::ForeignSequence`]; [`AllocError::TooLarge`],
+    /// [`AllocError::Reserved`] and others that waiting cannot resolve. The sequence is unchanged.
+    pub async fn reserve_async(&self, sequence: &mut Sequence, tokens: usize) -> Result<(), SequenceError> {
+        sequence.check_in(&self.0.sequences)?;
+        let Some(request) = sequence.reservation(tokens)? else { return Ok(()) };
+        match sequence.reserve(tokens) {
+            Err(SequenceError::Alloc(AllocError::Behind { .. } | AllocError::Exhausted { .. })) => {}
+            outcome => return outcome,
+        }
+        let mut place = Sequence::wait_to_reserve(self.blocks(), &request);
+        Ok(self.in_turns(&mut place, |place| sequence.reserve_in_turn(&request, place)).await?)
+    }
+
+    /// Reserves blocks like [`reserve_async`](Self::reserve_async), but gives up at a deadline.
+    ///
+    /// # Errors
+    ///
+    /// As for [`reserve_async`](Self::reserve_async), and [`AllocError::Deadline`].
+    ///
+    /// # Panics
+    ///
+    /// If polled outside of a tokio runtime that has a timer.
+    pub async fn reserve_until(
+        &self,
+        sequence: &mut Sequence,
+        tokens: usize,
+        deadline: Instant,
+    ) -> Result<(), SequenceError> {
+        let asked = sequence.reservation(tokens)?.map_or(0, |request| request.blocks);
+        self.until(asked, deadline, self.reserve_async(sequence, tokens)).await?
+    }
+}

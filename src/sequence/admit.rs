@@ -1,0 +1,243 @@
+//! Admission: a sequence is opened together with all blocks that its prompt will need.
+//!
+//! ```text
+//! open        the id is registered, the prompt is hashed                             once
+//! try         references on the cached prefix;  allocate the missing blocks;         at once, or in each turn of the line
+//!             allocated: adopt the prefix, reserve the blocks
+//!             refused: the prefix's blocks return to their places in the eviction order
+//! ```
+//!
+//! Each attempt looks the prefix up again, so it does not matter if the prefix is evicted or grows
+//! while the admission waits. Before an attempt in line, the cached blocks are counted without
+//! references: a request that cannot be met yet changes nothing.
+
+use std::fmt;
+
+use crate::block::{AllocRequest, Blocks, Class, ListEnd, Priority, Waiting};
+use crate::error::{AllocError, SequenceError};
+use crate::ids::{BlockId, FrameId, SequenceId};
+use crate::prefix::PrefixKeys;
+use crate::prefix::policy::{CachePriority, Millis};
+
+use super::builder::{Options, option_setters};
+use super::registry::Sequences;
+use super::sequence::Sequence;
+
+/// A request to open a sequence with the blocks for its prompt and for a number of tokens behind.
+///
+/// ```
+/// use kvpool::{AdmitRequest, Pool, Priority, SequenceId, prefix::PrefixConfig, storage::KvLayout};
+///
+/// let pool = Pool::builder(KvLayout::named("tiny")?).blocks(100).prefix_cache(PrefixConfig::new()).build()?;
+/// let prompt: Vec<u32> = (0..42).collect();
+/// let request = AdmitRequest::new(SequenceId(7), &prompt).priority(Priority::High).headroom(100);
+/// let mut sequence = pool.admit(&request)?;
+/// assert_eq!(sequence.reserved_blocks(), 36, "this layout has blocks of 4 tokens");
+/// let mut batch = pool.begin_batch();
+/// batch.append_to(&mut sequence, prompt.len())?;
+/// assert_eq!(sequence.reserved_blocks(), 25);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+#[must_use]
+pub struct AdmitRequest<'a> {
+    prompt: &'a [u32],
+    options: Options<'a>,
+    headroom: usize,
+    is_contiguous: bool,
+}
+
+impl<'a> AdmitRequest<'a> {
+    option_setters!();
+
+    /// Creates a request for a prompt, at normal priority and without headroom.
+    pub fn new(id: SequenceId, prompt: &'a [u32]) -> Self {
+        Self { prompt, options: Options::new(id), headroom: 0, is_contiguous: false }
+    }
+
+    /// Sets the number of tokens behind the prompt for which blocks are reserved too.
+    pub fn headroom(mut self, tokens: usize) -> Self {
+        self.headroom = tokens;
+        self
+    }
+
+    /// Requires the reserved blocks to lie in consecutive frames.
+    ///
+    /// Without it they lie in few runs: behind the cached prefix, and in whole units.
+    pub fn contiguous(mut self) -> Self {
+        self.is_contiguous = true;
+        self
+    }
+
+    /// Returns the id of the sequence.
+    pub fn id(&self) -> SequenceId {
+        self.options.id
+    }
+}
+
+impl fmt::Debug for AdmitRequest<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AdmitRequest")
+            .field("options", &self.options)
+            .field("prompt", &self.prompt.len())
+            .field("headroom", &self.headroom)
+            .field("is_contiguous", &self.is_contiguous)
+            .finish()
+    }
+}
+
+/// A sequence that has no blocks yet. Dropping it closes the sequence.
+pub(crate) struct Admission<'a> {
+    request: &'a AdmitRequest<'a>,
+    sequence: Sequence,
+    /// Number of blocks for the prompt and the headroom.
+    blocks: usize,
+}
+
+impl Sequences {
+    /// Opens a sequence without blocks, to be admitted.
+    ///
+    /// # Errors
+    ///
+    /// [`SequenceError`], for requests that no free can satisfy, and for invalid ones.
+    pub(crate) fn admission<'a>(
+        &self,
+        request: &'a AdmitRequest<'a>,
+    ) -> Result<Admission<'a>, SequenceError> {
+        let AdmitRequest { prompt, options, headroom, .. } = request;
+        let blocks = options.check_prompt(self, prompt, *headroom)?;
+        let mut sequence = options.open(self)?;
+        sequence.announce(prompt)?;
+        Ok(Admission { request, sequence, blocks })
+    }
+
+    /// Returns the number of blocks that an admission of this request would allocate now. Takes
+    /// nothing, and changes no recency.
+    ///
+    /// # Errors
+    ///
+    /// As for an admission, except that the id may be open.
+    pub(crate) fn blocks_needed(&self, request: &AdmitRequest<'_>) -> Result<usize, SequenceError> {
+        let AdmitRequest { prompt, options, headroom, .. } = request;
+        let blocks = options.check_prompt(self, prompt, *headroom)?;
+        let (Some(mut known), Some(cache)) = (options.hashes(self)?, self.cache()) else { return Ok(blocks) };
+        known.announce(cache, options.id, prompt)?;
+        let hashes = known.usable_hashes(prompt.len(), self.block_tokens());
+        Ok(blocks - cache.count_prefix(&self.0.blocks, hashes, known.era()).0)
+    }
+}
+
+impl Admission<'_> {
+    /// Returns the request for the blocks that the cache lacks, as of this moment.
+    pub(crate) fn missing(&self) -> AllocRequest {
+        self.count().0
+    }
+
+    /// Returns the request for the missing blocks, and the number of evictable blocks that the
+    /// prefix consists of.
+    fn count(&self) -> (AllocRequest, usize) {
+        let (hits, evictable) = match self.sequence.token_hashes() {
+            Some((known, cache)) => {
+                let hashes = known.usable_hashes(self.request.prompt.len(), self.block_tokens());
+                cache.count_prefix(self.blocks_of_pool(), hashes, known.era())
+            }
+            None => (0, 0),
+        };
+        (self.allocation(self.blocks - hits), evictable)
+    }
+
+    fn block_tokens(&self) -> usize {
+        self.sequence.sequences.block_tokens()
+    }
+
+    fn blocks_of_pool(&self) -> &Blocks {
+        &self.sequence.sequences.0.blocks
+    }
+
+    fn allocation(&self, blocks: usize) -> AllocRequest {
+        let request = AllocRequest::new(blocks).sequence(self.request.options.id);
+        let request = request.priority(self.request.options.priority);
+        if self.request.is_contiguous { request.contiguous() } else { request }
+    }
+
+    /// Tries once, without waiting.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError`]; the pool is unchanged, and another attempt is possible.
+    pub(crate) fn try_now(&mut self) -> Result<(), AllocError> {
+        self.blocks_of_pool().check_is_first(&self.allocation(self.blocks))?;
+        let blocks = self.blocks_of_pool().clone();
+        self.attempt(false, |request, end, take| blocks.allocate_guarded(request, Some(end), take))
+    }
+
+    /// Tries once, in the turn of a place in line.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError`]; the pool is unchanged, and another attempt is possible.
+    pub(crate) fn try_in_turn(&mut self, place: &mut Waiting<'_>) -> Result<(), AllocError> {
+        self.renew();
+        let (missing, evictable) = self.count();
+        place.check_counts(&missing, evictable)?;
+        self.attempt(true, |request, end, take| place.allocate(request, Some(end), take))
+    }
+
+    /// Begins the hashes anew if the cache was cleared since: those of an earlier era are neither
+    /// found nor registered.
+    fn renew(&mut self) {
+        let (Some(known), Some(cache)) = (&self.sequence.known, self.sequence.sequences.cache()) else {
+            return;
+        };
+        if known.era() == cache.era() {
+            return;
+        }
+        // The same keys and tokens were accepted before. A retention that has ended since is
+        // dropped: the blocks are then not cached, like those of the earlier era.
+        if let Ok(Some(mut known)) = self.request.options.hashes(&self.sequence.sequences)
+            && known.announce(cache, self.request.options.id, self.request.prompt).is_ok()
+        {
+            self.sequence.known = Some(known);
+        }
+    }
+
+    fn attempt(
+        &mut self,
+        is_in_line: bool,
+        allocate: impl FnOnce(&AllocRequest, ListEnd, &mut dyn FnMut(BlockId)) -> Result<(), AllocError>,
+    ) -> Result<(), AllocError> {
+        self.sequence.list.reserve(self.blocks);
+        let prefix = self.sequence.find_prefix(self.request.prompt);
+        let taken = prefix.as_ref().map_or(0, |prefix| prefix.blocks);
+        let shared = self.sequence.list.staged(0..taken);
+        let whole = prefix.as_ref().map_or(0, |prefix| prefix.whole);
+        // A block that is cached in part is copied at the first append.
+        let request = self.allocation(self.blocks - whole);
+        let next = shared.last().map(|&last| FrameId(self.blocks_of_pool().frame(last).0 + 1));
+        let mut reserved = Vec::with_capacity(request.blocks);
+        let outcome = allocate(&request, ListEnd { next, spares: false }, &mut |id| reserved.push(id));
+        if let Err(error) = outcome {
+            if let Some(cache) = self.sequence.sequences.cache().filter(|_| taken > 0) {
+                cache.untake(self.blocks_of_pool(), &shared, is_in_line);
+            }
+            return Err(error);
+        }
+        if let Some(prefix) = prefix {
+            self.sequence.adopt(prefix);
+        }
+        reserved.reverse();
+        self.sequence.reserved = reserved;
+        self.sequence.spare_end();
+        Ok(())
+    }
+
+    /// Returns the sequence, after a successful attempt.
+    pub(crate) fn admitted(self) -> Sequence {
+        self.sequence
+    }
+
+    /// Enters the line.
+    pub(crate) fn wait_in_line<'b>(&self, blocks: &'b Blocks) -> Waiting<'b> {
+        blocks.wait_in_line(&self.missing(), Class::Admission)
+    }
+}

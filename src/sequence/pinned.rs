@@ -1,0 +1,82 @@
+//! Pinned prefixes: cached blocks that stay cached without an open sequence.
+//!
+//! A pinned prefix is a set of references, like those of a sequence on its shared blocks. A block
+//! with a reference is not evicted, so nothing else is needed. Compaction may move it.
+
+use std::fmt;
+
+use crate::error::{PrefixError, SequenceError};
+use crate::ids::BlockId;
+use crate::prefix::{PolicyInfo, PrefixKeys};
+
+use super::TOKENS_MAX;
+use super::registry::Sequences;
+use super::token_hashes::TokenHashes;
+use super::transfer::BlockRefs;
+
+/// Keeps a cached prefix from eviction until it is dropped.
+#[must_use = "dropping it unpins the prefix"]
+pub struct PinnedPrefix {
+    held: BlockRefs,
+    sequences: Sequences,
+    number: u64,
+    tokens: usize,
+}
+
+impl Sequences {
+    /// Pins the cached prefix of these tokens: all of their full blocks up to the first that is not
+    /// cached.
+    pub(crate) fn pin_prefix(
+        &self,
+        keys: &PrefixKeys<'_>,
+        tokens: &[u32],
+    ) -> Result<PinnedPrefix, SequenceError> {
+        let cache = self.cache().ok_or(PrefixError::NoCache)?;
+        if tokens.len() > TOKENS_MAX {
+            return Err(PrefixError::NotCached { tokens: tokens.len() }.into());
+        }
+        let mut known = TokenHashes::new(cache, keys, PolicyInfo::default())?;
+        known.announce_checked(cache, tokens);
+        let mut held = BlockRefs::new(self);
+        cache.take_prefix(&self.0.blocks, known.hashes(), known.era(), &mut |id| held.blocks.push(id));
+        let blocks = held.blocks.len();
+        if blocks == 0 {
+            return Err(PrefixError::NotCached { tokens: tokens.len() }.into());
+        }
+        let tokens = blocks * self.block_tokens();
+        let number = self.list_pinned(tokens, blocks);
+        Ok(PinnedPrefix { held, sequences: self.clone(), number, tokens })
+    }
+}
+
+impl PinnedPrefix {
+    /// Returns the number of tokens of the prefix that are pinned: those of its full blocks that
+    /// were cached.
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// Returns its blocks, in order.
+    pub fn blocks(&self) -> &[BlockId] {
+        &self.held.blocks
+    }
+
+    /// Returns its number, by which [`Pool::pinned_prefixes`](crate::Pool::pinned_prefixes) lists
+    /// it.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+}
+
+impl Drop for PinnedPrefix {
+    fn drop(&mut self) {
+        self.sequences.unlist_pinned(self.number);
+    }
+}
+
+impl fmt::Debug for PinnedPrefix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let blocks = self.held.blocks.len();
+        f.debug_struct("PinnedPrefix").field("tokens", &self.tokens).field("blocks", &blocks).finish()
+    }
+}

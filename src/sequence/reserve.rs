@@ -1,0 +1,117 @@
+//! Reservation: blocks that a sequence owns beyond its tokens, for appends that cannot fail.
+//!
+//! Reserved blocks are allocated like those of the list, with one reference, and are recorded as
+//! the sequence's. They hold no tokens, are in no table, and were seen by no batch. An append takes
+//! them in order before it allocates. So a reservation needs no protocol of its own: a reserved
+//! block is owned, in every sense of the block word.
+//!
+//! A reserved block is not sealed, so compaction leaves it where it is.
+
+use crate::block::{AllocRequest, Blocks, Class, Waiting};
+use crate::error::{AllocError, SequenceError};
+use crate::ids::{BlockId, Ticket};
+
+use super::plan::{Growth, TOKENS_MAX};
+use super::registry::Sequences;
+use super::sequence::{Access, Sequence};
+
+impl Sequence {
+    /// Returns the number of reserved blocks.
+    pub fn reserved_blocks(&self) -> usize {
+        self.reserved.len()
+    }
+
+    /// Reserves the blocks that the next `tokens` tokens need, without waiting.
+    ///
+    /// Appends take reserved blocks first, and an append for which they suffice cannot fail for
+    /// lack of blocks. Blocks that are reserved already count. If the last block is shared, its
+    /// copy is reserved too; if it becomes shared later, by a [fork](Self::fork), the next append
+    /// needs one block more. Reservations belong to this sequence alone: forks have none, and a
+    /// sequence that moves to another pool leaves its own behind.
+    ///
+    /// # Errors
+    ///
+    /// [`SequenceError::Alloc`] if there are too few blocks, or more than the pool has are needed;
+    /// [`SequenceError::TooLong`]. The sequence is unchanged.
+    pub fn reserve(&mut self, tokens: usize) -> Result<(), SequenceError> {
+        let Some(request) = self.reservation(tokens)? else { return Ok(()) };
+        let (pool, end) = (self.pool().clone(), self.list_end());
+        self.take_reserved(|take| pool.allocate_guarded(&request, Some(end), take)).map_err(Into::into)
+    }
+
+    /// Releases the reserved blocks, and returns their number.
+    pub fn release_reservation(&mut self) -> usize {
+        // The last ones first, as in a truncated list.
+        let reserved = std::mem::take(&mut self.reserved);
+        if !reserved.is_empty() {
+            self.pool().release_unpublished(&reserved);
+        }
+        reserved.len()
+    }
+
+    /// Releases the last `blocks` reserved blocks.
+    pub(super) fn release_last_reserved(&mut self, blocks: usize) {
+        let released: Vec<BlockId> = self.reserved.drain(..blocks).collect();
+        self.pool().release_unpublished(&released);
+    }
+
+    /// Returns an error unless the sequence is one of these.
+    pub(crate) fn check_in(&self, sequences: &Sequences) -> Result<(), SequenceError> {
+        let is_own = self.sequences.same(sequences);
+        if is_own { Ok(()) } else { Err(SequenceError::ForeignSequence { id: self.id() }) }
+    }
+
+    /// Returns the request for the blocks that a reservation for `tokens` more tokens lacks.
+    pub(crate) fn reservation(&self, tokens: usize) -> Result<Option<AllocRequest>, SequenceError> {
+        let (id, length, blocks) = (self.id(), self.list.tokens(), self.list.len() as u32);
+        if tokens == 0 {
+            return Ok(None);
+        }
+        let plan = Growth::plan(length, blocks, tokens, self.sequences.0.block_tokens)
+            .ok_or(SequenceError::TooLong { id, asked: tokens, length: length as usize, max: TOKENS_MAX })?;
+        let needed = plan.fresh as usize + usize::from(plan.tail && self.copies_tail(plan.first));
+        let asked = needed.saturating_sub(self.reserved.len());
+        let total = self.pool().total();
+        if self.list.len() + needed > total {
+            return Err(AllocError::TooLarge { asked: self.list.len() + needed, total }.into());
+        }
+        let request = AllocRequest::new(asked).sequence(id).priority(self.priority());
+        Ok((asked > 0).then_some(request))
+    }
+
+    /// Returns whether an append into the last block may need a block for its copy.
+    pub(super) fn copies_tail(&self, place: u32) -> bool {
+        let Some(tail) = self.list.last() else { return false };
+        // A sealed block that only this sequence owns is reopened, but copied while it moves.
+        self.access(place, self.pool().word(tail), Ticket(0)) != Access::Open
+    }
+
+    /// Adds the blocks that `allocate` takes to the reservation.
+    fn take_reserved(
+        &mut self,
+        allocate: impl FnOnce(&mut dyn FnMut(BlockId)) -> Result<(), AllocError>,
+    ) -> Result<(), AllocError> {
+        let mut taken = Vec::new();
+        allocate(&mut |id| taken.push(id))?;
+        taken.reverse();
+        taken.append(&mut self.reserved);
+        self.reserved = taken;
+        self.spare_end();
+        Ok(())
+    }
+
+    /// Enters the line for a reservation.
+    pub(crate) fn wait_to_reserve<'b>(blocks: &'b Blocks, request: &AllocRequest) -> Waiting<'b> {
+        blocks.wait_in_line(request, Class::Growth)
+    }
+
+    /// Tries once, in the turn of a place in line, to reserve blocks for `tokens` more tokens.
+    pub(crate) fn reserve_in_turn(
+        &mut self,
+        request: &AllocRequest,
+        place: &mut Waiting<'_>,
+    ) -> Result<(), AllocError> {
+        let end = self.list_end();
+        self.take_reserved(|take| place.allocate(request, Some(end), take))
+    }
+}
