@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use fastrand::Rng;
 use kvpool::prefix::policy::{CachePriority, Millis};
 use kvpool::prefix::{BlockHash, Chain, HashKey, Hashing, PrefixCache, PrefixConfig, PrefixKeys};
-use kvpool::{AllocError, SequenceError, SequenceId};
+use kvpool::{AdmitRequest, AllocError, SequenceError, SequenceId};
 
 use kvpool_policies::PolicyName;
 
@@ -81,22 +81,49 @@ impl World {
         let mut prompt = self.prompts[which][..self.rng.usize(1..60 * self.scale)].to_vec();
         prompt.extend((0..self.rng.usize(..6) * self.scale).map(|_| self.rng.u32(..2)));
         let (salt, reuses_tail) = (u64::from(self.rng.u8(..4) == 0), self.rng.bool());
-        let mut builder = self.pool.sequence(id).keys(keys(salt)).priority(some_priority(&mut self.rng));
-        builder = builder.keep(CachePriority::ALL[self.rng.usize(..3)]);
-        if reuses_tail {
-            builder = builder.reuse_tail();
-        }
-        if self.rng.u8(..4) == 0 {
-            builder = builder.keep_until(Millis(1001));
-        }
+        let (priority, keep) = (some_priority(&mut self.rng), CachePriority::ALL[self.rng.usize(..3)]);
+        let keep_until = (self.rng.u8(..4) == 0).then_some(Millis(1001));
+        let headroom = (self.rng.u8(..3) == 0).then(|| self.rng.usize(..20 * self.scale));
         let is_told = self.pool.prefix_cache().map(|cache| {
             let held = self.pool.cached_blocks().into_iter().map(|(_, hash)| hash).collect();
             (cached(cache, &held, &prompt, salt, reuses_tail), cache.stats().forgotten_blocks)
         });
-        let real = match builder.tokens(&prompt) {
+        let opened = match headroom {
+            None => {
+                let mut builder = self.pool.sequence(id).keys(keys(salt)).priority(priority).keep(keep);
+                if reuses_tail {
+                    builder = builder.reuse_tail();
+                }
+                if let Some(until) = keep_until {
+                    builder = builder.keep_until(until);
+                }
+                builder.tokens(&prompt)
+            }
+            Some(headroom) => {
+                let request = AdmitRequest::new(id, &prompt).keys(keys(salt)).priority(priority).keep(keep);
+                let mut request = request.headroom(headroom);
+                if reuses_tail {
+                    request = request.reuse_tail();
+                }
+                if let Some(until) = keep_until {
+                    request = request.keep_until(until);
+                }
+                let needed = self.pool.blocks_needed(&request);
+                let admitted = self.pool.admit(&request);
+                if let (Ok(needed), Ok(real)) = (&needed, &admitted) {
+                    assert!(*needed >= real.reserved_blocks(), "{needed} needed, {real:?}");
+                }
+                admitted
+            }
+        };
+        let real = match opened {
             Ok(real) => real,
             Err(SequenceError::Alloc(AllocError::TooLarge { asked, total })) => {
                 return assert!(asked > total);
+            }
+            Err(SequenceError::Alloc(error)) => {
+                assert!(headroom.is_some(), "{error}");
+                return self.is_not_admitted_rightly(&error);
             }
             Err(error) => panic!("{error}"),
         };
@@ -118,6 +145,20 @@ impl World {
             let blocks = self.sequences[index].real.blocks();
             let frames: Vec<usize> = blocks.map(|block| self.pool.blocks().frame(block).index()).collect();
             self.read_through(batch, index, &frames);
+        }
+    }
+
+    /// Checks the refusal of an admission, which evicts no block of its own prefix.
+    fn is_not_admitted_rightly(&self, error: &AllocError) {
+        match *error {
+            AllocError::Behind { priority, waiting, .. } => {
+                assert!(waiting >= priority && self.is_in_line(waiting), "{error}");
+            }
+            AllocError::Exhausted { asked, .. } => {
+                let counts = self.pool.blocks().counts();
+                assert!(asked > counts.free() || self.is_resizing(), "{error}: {counts:?}");
+            }
+            _ => self.is_refused_rightly(error, false),
         }
     }
 

@@ -146,6 +146,9 @@ impl World {
                 assert!(asked > free || self.is_resizing(), "{error}: {counts:?}");
             }
             AllocError::NoRun { asked, .. } => assert!(asked <= counts.free()),
+            AllocError::Behind { priority, waiting, .. } => {
+                assert!(waiting > priority && self.is_in_line(waiting), "{error}");
+            }
             AllocError::TooLarge { asked, total } => assert!(asked > total),
             AllocError::Reserved { asked, total, reserve } => {
                 assert!(asked <= total && asked > total - reserve)
@@ -163,6 +166,26 @@ impl World {
             let _ = real.announce(&ids[real.announced()..length]);
         }
         real.commit(length).unwrap();
+    }
+
+    /// Reserves blocks, or releases those that are reserved.
+    pub fn reserve(&mut self) {
+        let Some(index) = self.pick(self.sequences.len()) else { return };
+        let tokens = self.rng.usize(..12 * self.scale);
+        let real = &mut self.sequences[index].real;
+        let before = real.reserved_blocks();
+        if self.rng.u8(..3) == 0 {
+            assert_eq!(real.release_reservation(), before);
+            return;
+        }
+        match real.reserve(tokens) {
+            Ok(()) => assert!(real.reserved_blocks() >= before),
+            Err(SequenceError::Alloc(error)) => {
+                assert_eq!(real.reserved_blocks(), before);
+                self.is_refused_rightly(&error, false);
+            }
+            Err(error) => panic!("{error}"),
+        }
     }
 
     pub fn truncate(&mut self) {

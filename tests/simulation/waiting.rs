@@ -248,6 +248,11 @@ impl World {
         }
     }
 
+    /// Returns whether a request of this priority waits.
+    pub fn is_in_line(&self, priority: Priority) -> bool {
+        self.tasks.iter().filter_map(Task::in_line).any(|((Reverse(other), _), _)| other == priority)
+    }
+
     /// Checks that no request sleeps beside free blocks: if none was woken, the first cannot be
     /// served.
     pub fn check_line(&self) {

@@ -149,6 +149,7 @@ const STEP_KINDS: &[(u32, &str, Step)] = &[
     (20, "append", World::append),
     (3, "commit", World::commit),
     (5, "truncate", World::truncate),
+    (3, "reserve", World::reserve),
     (4, "fork", World::fork),
     (3, "close", World::close),
     (8, "read", World::read),
@@ -462,7 +463,9 @@ impl World {
             owned.insert(raw.handle.id);
             references += u64::from(raw.refs);
         }
-        assert_eq!((report.owned, report.references), (owned.len(), references), "{report:?}");
+        let reserved: usize = self.sequences.iter().map(|written| written.real.reserved_blocks()).sum();
+        let expected = (owned.len() + reserved, references + reserved as u64);
+        assert_eq!((report.owned, report.references), expected, "{report:?}");
         let is_quiet = self.device.copies() == 0 && !self.is_resizing();
         assert!(report.held == 0 || !is_quiet, "held without a reason: {report:?}");
         self.note(format_args!("{report:?}"));
