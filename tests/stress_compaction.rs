@@ -59,7 +59,9 @@ impl Written {
         };
         let appended = match outcome {
             Ok(appended) => appended.tokens,
-            Err(SequenceError::Alloc(AllocError::Exhausted { .. } | AllocError::TooLarge { .. })) => return,
+            Err(SequenceError::Alloc(
+                AllocError::Exhausted { .. } | AllocError::Behind { .. } | AllocError::TooLarge { .. },
+            )) => return,
             Err(error) => panic!("{error}"),
         };
         self.tokens.extend((0..count).map(|_| rng.u32(1..1 << 23) as f32));

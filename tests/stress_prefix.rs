@@ -168,7 +168,9 @@ impl Stage {
                     written.tokens.truncate(kept);
                 }
             }
-            Err(SequenceError::Alloc(AllocError::Exhausted { .. } | AllocError::TooLarge { .. })) => {
+            Err(SequenceError::Alloc(
+                AllocError::Exhausted { .. } | AllocError::Behind { .. } | AllocError::TooLarge { .. },
+            )) => {
                 written.tokens.truncate(prompt);
                 return None;
             }
