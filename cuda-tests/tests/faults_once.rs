@@ -130,17 +130,18 @@ fn what_is_given_up_is_scrubbed_though_a_call_fails() {
     for call in calls {
         let device = Device::open(0).expect("the mock has a device");
         let storage = CudaStorage::new(&device, layout.clone(), 9, 9).expect("frames");
-        let planes = storage.planes();
+        let planes = storage.planes().expect("a device's memory has addresses");
         let pool = Pool::builder(layout.clone()).blocks(8).zero_on_free().storage(Arc::new(storage));
         let pool = pool.build().expect("a pool");
         let mut sequence = pool.sequence(SequenceId(1)).open().expect("a sequence");
         let mut batch = pool.begin_batch();
         batch.append(&mut sequence, 3).expect("blocks");
         batch.finish();
-        for at in planes {
+        for plane in planes.tensors() {
             // Does not use the storage, which has no buffers yet.
+            let (address, bytes) = (plane.data.addr() as u64, 9 * plane.frame_stride());
             // SAFETY: the plane's tiles; no other thread accesses them now.
-            unsafe { result::memset_d8_sync(at.address, 0xA5, 9 * at.plane.frame_stride) }.expect("mapped");
+            unsafe { result::memset_d8_sync(address, 0xA5, bytes) }.expect("mapped");
         }
         engine.synchronize().expect("a healthy device");
         let fills = session.calls("cuMemsetD8Async");

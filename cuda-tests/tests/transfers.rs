@@ -368,7 +368,10 @@ fn tensors_that_are_not_what_they_are_said_to_be_are_refused() {
         unsafe { CudaStorage::adopt(&device, layout.clone(), &planes, 4, (), CudaConfig::default()) }
     };
     let good = adopt(engine.address, engine.address + 256).expect("good planes");
-    assert_eq!((good.mapped_bytes(), good.planes()[1].address), (0, engine.address + 256));
+    let planes = good.planes().expect("a device's memory has addresses");
+    assert_eq!((good.mapped_bytes(), planes.device(), planes.frames()), (0, device.id(), 4));
+    let bases: Vec<_> = planes.tensors().map(|tensor| tensor.data.addr() as u64).collect();
+    assert_eq!(bases, [engine.address, engine.address + 256]);
     let on = |k, v| adopt(k, v).expect_err("invalid planes");
     let host_at = (host.as_ptr() as u64).next_multiple_of(16);
     assert!(matches!(on(engine.address, host_at), StorageError::PlaneNotOnDevice { plane: 1, .. }));

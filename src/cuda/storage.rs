@@ -21,8 +21,8 @@ use crate::error::{GrowError, LayoutError, StorageError};
 use crate::ids::{DeviceId, Run};
 use crate::storage::host::check_count;
 use crate::storage::{
-    AdoptedPlane, CopyDone, DeviceStream, Elements, ElementsMut, FrameMove, KvLayout, KvPlanes, Plane,
-    Scales, Storage,
+    AdoptedPlane, CopyDone, DeviceStream, Elements, ElementsMut, FrameMove, KvLayout, KvPlanes, Scales,
+    Storage, StoragePlanes,
 };
 use crate::sync::{AtomicUsize, Ordering};
 
@@ -37,15 +37,6 @@ use super::stream::{Stream, StreamPriority};
 
 /// CTAs per multiprocessor for operations with a waiting caller.
 const CTAS_PER_MULTIPROCESSOR: u32 = 4;
-
-/// A plane in the device's memory, as an engine passes it to its kernels.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct DevicePlane {
-    /// Address of frame 0's tile. It never changes.
-    pub address: u64,
-    /// Description of the plane; its `base` is unused here.
-    pub plane: Plane,
-}
 
 /// Frames in the memory of a CUDA device.
 ///
@@ -153,8 +144,8 @@ impl CudaStorage {
     ///
     /// The `base` of each plane is a device address. The storage cannot grow beyond that, and
     /// [`shrink`](Storage::shrink) only reduces the number of frames. `owner` is kept until the
-    /// storage is dropped and its work is complete: the tensors, a reference to them, or `()` if
-    /// the memory is kept alive otherwise.
+    /// storage and any [planes](Storage::planes) of it are dropped, and its work is complete: the
+    /// tensors, a reference to them, or `()` if the memory is kept alive otherwise.
     ///
     /// # Errors
     ///
@@ -165,8 +156,8 @@ impl CudaStorage {
     /// # Safety
     ///
     /// For each plane, the `(frames - 1) * frame_stride + tile_bytes` bytes from its base must be
-    /// the device's memory while this storage lives, and all other accesses to the tiles must obey
-    /// [the frame rule](Storage#the-frame-rule).
+    /// the device's memory while this storage or an owner of its [planes](Storage::planes) lives,
+    /// and all other accesses to the tiles must obey [the frame rule](Storage#the-frame-rule).
     pub unsafe fn adopt(
         device: &Device,
         layout: KvLayout,
@@ -219,12 +210,6 @@ impl CudaStorage {
     /// Returns the open device that holds the frames.
     pub fn opened(&self) -> &Device {
         &self.inner.device
-    }
-
-    /// Returns the planes with their addresses, in the order of [`KvLayout::planes`].
-    pub fn planes(&self) -> Vec<DevicePlane> {
-        let planes = self.inner.placed.iter();
-        planes.map(|placed| DevicePlane { address: placed.base, plane: placed.plane }).collect()
     }
 
     /// Returns the bytes of device memory mapped for frames; 0 if they were adopted.
@@ -314,6 +299,19 @@ impl Storage for CudaStorage {
 
     fn frames_max(&self) -> usize {
         self.frames_max
+    }
+
+    fn planes(&self) -> Result<StoragePlanes, StorageError> {
+        let plane = |placed: &Placed| AdoptedPlane {
+            base: std::ptr::without_provenance_mut(placed.base as usize),
+            frame_stride: placed.plane.frame_stride,
+        };
+        let planes: Vec<AdoptedPlane> = self.inner.placed.iter().map(plane).collect();
+        let frames = (self.frames(), self.frames_max);
+        // SAFETY: of the memory that `inner` keeps.
+        Ok(unsafe {
+            StoragePlanes::new(&self.inner.layout, &planes, frames, self.device(), self.inner.clone())
+        })
     }
 
     fn grow(&self, total: usize) -> Result<(), GrowError> {

@@ -137,6 +137,26 @@ pub enum SequenceError {
         /// Block of that token.
         block: BlockId,
     },
+    /// The sequence has no block at this index.
+    #[error("block index {index} is outside the {blocks} blocks of sequence {id}")]
+    BlockOutOfRange {
+        /// Id of the sequence.
+        id: SequenceId,
+        /// Index of the block in the sequence.
+        index: usize,
+        /// Number of blocks of the sequence.
+        blocks: usize,
+    },
+    /// The block's bytes are not final, and the sequence does not own it alone.
+    #[error("block {block} at index {index} of sequence {id} cannot be read in place: it is open and shared")]
+    NotReadable {
+        /// Id of the sequence.
+        id: SequenceId,
+        /// Index of the block in the sequence.
+        index: usize,
+        /// The block.
+        block: BlockId,
+    },
     /// The batch and the sequence belong to different pools.
     #[error("sequence {id} and the batch belong to different pools")]
     ForeignSequence {

@@ -234,6 +234,62 @@ pub enum StorageError {
         /// Type given.
         dtype: Dtype,
     },
+    /// A native type does not hold the layout's elements.
+    #[error("elements of type {got} do not hold {layout}")]
+    ElementType {
+        /// Name of the type.
+        got: &'static str,
+        /// Type of the layout's elements.
+        layout: Dtype,
+    },
+    /// The layout has no dynamic scales.
+    #[error("the layout of {layout} has no dynamic scales")]
+    NoScales {
+        /// Type of the layout's elements.
+        layout: Dtype,
+    },
+    /// The processor cannot reach the storage's memory.
+    #[error("the memory of {device} is not within the processor's reach")]
+    NotOnHost {
+        /// Device of the storage.
+        device: DeviceId,
+    },
+    /// The storage does not give out its memory.
+    #[error("the storage on {device} does not give out its planes")]
+    NoPlanes {
+        /// Device of the storage.
+        device: DeviceId,
+    },
+    /// Contiguous tensors of this form cannot hold the layout.
+    #[error("{form} tensors cannot hold the layout: {reason}")]
+    TensorForm {
+        /// Form of the tensors.
+        form: &'static str,
+        /// What does not fit.
+        reason: &'static str,
+    },
+    /// The number of tensors is not the number of layers.
+    #[error("{got} tensors given for {which}; the layout has {want} layers")]
+    TensorCount {
+        /// `k`, `v`, or `k and v`.
+        which: &'static str,
+        /// Number of tensors given.
+        got: usize,
+        /// Number of layers.
+        want: usize,
+    },
+    /// A contiguous tensor has the wrong size.
+    #[error("the tensor of {which} in layer {layer} has {got} bytes; the frames need {want}")]
+    TensorLength {
+        /// `k`, `v`, or `k and v`.
+        which: &'static str,
+        /// Index of the layer.
+        layer: usize,
+        /// Size given, in bytes.
+        got: usize,
+        /// Size needed, in bytes.
+        want: usize,
+    },
     /// The number of elements is wrong.
     #[error("{which} has {got} elements; the slots need {want}")]
     Length {

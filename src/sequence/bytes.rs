@@ -16,14 +16,45 @@
 //! On a device these calls wait for work enqueued on the batch's stream before. The engine must
 //! order its own enqueued work.
 //!
+//! # Tiles
+//!
+//! A tile is a slice of a block's memory itself. It borrows the batch and the sequence, so that
+//! the rules above hold for as long as the slice lives, not just for a call:
+//!
+//! ```text
+//! who could write            why not, while `&[T]` lives
+//! this sequence              it is borrowed: no append, store, truncate, or drop. A fork may begin: a second reference
+//! a sequence that shares     this sequence's reference is one of two, so that the other is refused, and copies
+//! a handle, a lease          a block in a sequence's list is guarded
+//! a move                     reads the old frame. The batch read the block's word after it began, so that this frame, if
+//!                            the block leaves it, is retired until the batch ends; it is borrowed
+//! a shrink, an eviction      take frames without owner and not retired
+//! ```
+//!
+//! `&mut [T]` is given out for a block of which this sequence has the only reference, which is
+//! open, or promised to this very batch. Nothing moves, seals or shares it: all of that needs the
+//! sequence, which is borrowed mutably, or the end of the batch, which is too. The store's record
+//! of the writer comes first, so that the block is not sealed before the batch has ended.
+//!
+//! A shared block that is not full of final tokens is refused, though no safe code writes to it:
+//! its bytes are not final, and the engine's own work may still be writing them. A full one need
+//! not be sealed: that may take until another thread's batch has ended.
+//!
+//! The slices show the tokens of the sequence, not the rest of the block, where there may be bytes
+//! of other owners. All host memory is initialised, and every bit pattern is an element.
+//!
+//! # References
+//!
 //! All of this relies on references being released only by their holders, see the [parent
 //! module](super). Callers of the storage's own `unsafe` operations must keep the frame rule
 //! towards these calls too.
 
 use std::ops::Range;
 
+use crate::block::BlockWord;
 use crate::error::{SequenceError, StorageError};
-use crate::storage::{Elements, ElementsMut, Storage};
+use crate::ids::BlockId;
+use crate::storage::{Element, Elements, ElementsMut, HostTile, Storage};
 
 use super::batch::Batch;
 use super::plan::pieces;
@@ -57,9 +88,7 @@ impl Batch {
         let block_tokens = self.step.sequences.0.block_tokens;
         for (place, inside) in pieces(tokens_u32, block_tokens) {
             let block = sequence.list.id(place as usize);
-            let access = sequence.access(place, self.step.sequences.0.blocks.word(block), ticket);
-            // Withdraw: promised to this batch, which cannot end while it is borrowed here.
-            if !matches!(access, Access::Open | Access::Withdraw) {
+            if !self.may_write(sequence, place, self.step.sequences.0.blocks.word(block)) {
                 let position = (place * block_tokens + inside.start) as usize;
                 return Err(SequenceError::NotWritable { id: sequence.id(), position, block });
             }
@@ -91,6 +120,179 @@ impl Batch {
         // written only through its only owner, borrowed mutably: see the module.
         let loaded = self.settled(storage).and_then(|()| unsafe { storage.load(layer, &self.slots, k, v) });
         Ok(self.step.sequences.noting_loss(loaded)?)
+    }
+
+    /// Returns K and V of one block in one layer, where they are stored, for reading.
+    ///
+    /// `index` is the block's index in the sequence: it holds the tokens from `index *
+    /// block_tokens` on. The slices are `[tokens][kv_heads][head_dim]`, with the sequence's tokens
+    /// in the block; V is empty in a latent layout. Elements are as they are stored: of a quantised
+    /// layout codes, whose dynamic scales are [`tile_scales`](Self::tile_scales).
+    ///
+    /// While the slices live, blocks may move, and other sequences may share the block; the slices
+    /// stay valid and unchanged. As with [`load`](Self::load), tokens that were appended and not
+    /// yet stored have unspecified bytes.
+    ///
+    /// ```
+    /// use kvpool::{Dtype, KvLayout, Pool, SequenceId};
+    ///
+    /// let layout = KvLayout::builder().layers(2).kv_heads(1).head_dim(4).block_tokens(4).dtype(Dtype::F32).build()?;
+    /// let pool = Pool::builder(layout).blocks(100).build()?;
+    /// let mut sequence = pool.sequence(SequenceId(1)).open()?;
+    /// let mut batch = pool.begin_batch();
+    /// batch.append(&mut sequence, 6)?;
+    /// let (k, v) = batch.tile_mut::<f32>(&mut sequence, 1, 1)?; // tokens 4 and 5
+    /// k.fill(1.0);
+    /// v.fill(2.0);
+    /// assert_eq!(batch.tile::<f32>(&sequence, 1, 1)?, (&[1.0; 8][..], &[2.0; 8][..]));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`SequenceError::NotReadable`] for a block that is shared, and not yet full of final tokens;
+    /// [`SequenceError::BlockOutOfRange`], [`SequenceError::ForeignSequence`],
+    /// [`SequenceError::NoStorage`]; [`SequenceError::Storage`] with [`StorageError::NotOnHost`],
+    /// [`StorageError::Layer`] or [`StorageError::ElementType`].
+    pub fn tile<'a, T: Element>(
+        &'a self,
+        sequence: &'a Sequence,
+        layer: usize,
+        index: usize,
+    ) -> Result<(&'a [T], &'a [T]), SequenceError> {
+        let (tile, tokens) = self.readable(sequence, layer, index)?;
+        let [k, v] = tile.rows(tokens)?;
+        // SAFETY: initialised memory of the block's frame, which no thread writes and which has no
+        // other owner while batch and sequence are borrowed: see the module.
+        Ok(unsafe { (k.as_ref(), v.as_ref()) })
+    }
+
+    /// Returns K and V of one block in one layer, where they are stored, for writing.
+    ///
+    /// The slices are those of [`tile`](Self::tile), and what is written is what
+    /// [`store`](Self::store) would have stored: in the dtype of the layout, for tokens that were
+    /// appended before. In a layout with dynamic scales, write these too, with
+    /// [`tile_scales_mut`](Self::tile_scales_mut).
+    ///
+    /// # Errors
+    ///
+    /// As for [`tile`](Self::tile), but [`SequenceError::NotWritable`] for a block that is shared,
+    /// sealed, or promised to another batch; it names the block's first token.
+    pub fn tile_mut<'a, T: Element>(
+        &'a mut self,
+        sequence: &'a mut Sequence,
+        layer: usize,
+        index: usize,
+    ) -> Result<(&'a mut [T], &'a mut [T]), SequenceError> {
+        let (tile, tokens) = self.writable(sequence, layer, index)?;
+        let [mut k, mut v] = tile.rows(tokens)?;
+        sequence.seals.wrote_again(self.ticket());
+        // SAFETY: initialised, disjoint memory of the block's frame, which no other thread accesses
+        // while batch and sequence are borrowed mutably: see the module.
+        Ok(unsafe { (k.as_mut(), v.as_mut()) })
+    }
+
+    /// Returns the dynamic scales of K and V of one block in one layer: `[tokens][kv_heads]`.
+    ///
+    /// # Errors
+    ///
+    /// As for [`tile`](Self::tile); [`StorageError::NoScales`] in a layout without dynamic scales.
+    pub fn tile_scales<'a>(
+        &'a self,
+        sequence: &'a Sequence,
+        layer: usize,
+        index: usize,
+    ) -> Result<(&'a [f32], &'a [f32]), SequenceError> {
+        let (tile, tokens) = self.readable(sequence, layer, index)?;
+        let [k, v] = tile.scale_rows(tokens)?;
+        // SAFETY: as in `tile`.
+        Ok(unsafe { (k.as_ref(), v.as_ref()) })
+    }
+
+    /// Returns the dynamic scales of K and V of one block in one layer, for writing.
+    ///
+    /// # Errors
+    ///
+    /// As for [`tile_mut`](Self::tile_mut); [`StorageError::NoScales`] in a layout without dynamic
+    /// scales.
+    pub fn tile_scales_mut<'a>(
+        &'a mut self,
+        sequence: &'a mut Sequence,
+        layer: usize,
+        index: usize,
+    ) -> Result<(&'a mut [f32], &'a mut [f32]), SequenceError> {
+        let (tile, tokens) = self.writable(sequence, layer, index)?;
+        let [mut k, mut v] = tile.scale_rows(tokens)?;
+        sequence.seals.wrote_again(self.ticket());
+        // SAFETY: as in `tile_mut`.
+        Ok(unsafe { (k.as_mut(), v.as_mut()) })
+    }
+
+    /// Returns the memory of a block that may be read, and the number of its tokens.
+    fn readable(
+        &self,
+        sequence: &Sequence,
+        layer: usize,
+        index: usize,
+    ) -> Result<(HostTile, usize), SequenceError> {
+        let (block, word) = self.block_at(sequence, index)?;
+        // Full of final tokens: sealed, or sealed as soon as its writers' batches have ended.
+        let full = (sequence.committed / self.step.sequences.0.block_tokens).max(sequence.seals.settled());
+        if word.refs() != 1 && !word.is_sealed() && index as u32 >= full {
+            return Err(SequenceError::NotReadable { id: sequence.id(), index, block });
+        }
+        // SAFETY: the callers read through `&` of the sequence: see the module.
+        unsafe { self.host_tile(sequence, layer, index, word) }
+    }
+
+    /// Returns the memory of a block that may be written, and the number of its tokens.
+    fn writable(
+        &self,
+        sequence: &mut Sequence,
+        layer: usize,
+        index: usize,
+    ) -> Result<(HostTile, usize), SequenceError> {
+        let (block, word) = self.block_at(sequence, index)?;
+        if !self.may_write(sequence, index as u32, word) {
+            let position = index * self.step.sequences.0.block_tokens as usize;
+            return Err(SequenceError::NotWritable { id: sequence.id(), position, block });
+        }
+        // SAFETY: the callers write through `&mut` of the sequence and the batch: see the module.
+        unsafe { self.host_tile(sequence, layer, index, word) }
+    }
+
+    /// Returns whether bytes may be written into a block of this sequence, borrowed mutably.
+    fn may_write(&self, sequence: &Sequence, place: u32, word: BlockWord) -> bool {
+        // Withdraw: promised to this batch, which cannot end while it is borrowed here.
+        matches!(sequence.access(place, word, self.ticket()), Access::Open | Access::Withdraw)
+    }
+
+    fn block_at(&self, sequence: &Sequence, index: usize) -> Result<(BlockId, BlockWord), SequenceError> {
+        let (id, blocks) = (sequence.id(), sequence.block_count());
+        self.check(&sequence.sequences, id)?;
+        if index >= blocks {
+            return Err(SequenceError::BlockOutOfRange { id, index, blocks });
+        }
+        let block = sequence.list.id(index);
+        Ok((block, self.step.sequences.0.blocks.word(block)))
+    }
+
+    /// Returns the memory of a block's frame, and the number of its tokens.
+    ///
+    /// # Safety
+    /// The word was read under this batch; the frame rule, for every access through the result.
+    unsafe fn host_tile(
+        &self,
+        sequence: &Sequence,
+        layer: usize,
+        index: usize,
+        word: BlockWord,
+    ) -> Result<(HostTile, usize), SequenceError> {
+        let (storage, block_tokens) = (self.byte_storage()?, self.step.sequences.0.block_tokens as usize);
+        // SAFETY: the caller's promise.
+        let tile = self.settled(storage).and_then(|()| unsafe { storage.tile(layer, word.frame()) });
+        let tile = self.step.sequences.noting_loss(tile)?;
+        Ok((tile, (sequence.len() - index * block_tokens).min(block_tokens)))
     }
 
     /// Waits for the work enqueued on the batch's stream, including copies on write.

@@ -148,3 +148,40 @@ macro_rules! elements {
 }
 
 elements! { f32 => Dtype::F32, f16 => Dtype::F16, bf16 => Dtype::Bf16, i8 => Dtype::Int8 }
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// Native type of elements that are read and written where they are stored.
+///
+/// | type | dtype |
+/// |---|---|
+/// | `f32`, [`f16`](struct@f16), [`bf16`] | the float of that name |
+/// | `u8` | the bits of an [`Fp8E4M3`](Dtype::Fp8E4M3) or [`Fp8E5M2`](Dtype::Fp8E5M2) |
+/// | `i8` | the code of an [`Int8`](Dtype::Int8) |
+///
+/// The value of a code is the code times its scale: see [`Scales`](super::Scales).
+pub trait Element: sealed::Sealed + Copy + PartialEq + std::fmt::Debug + Send + Sync + 'static {
+    /// Name of the type, for errors.
+    const NAME: &'static str;
+
+    /// Returns whether this type holds elements of that dtype.
+    fn holds(dtype: Dtype) -> bool;
+}
+
+macro_rules! native {
+    ($($native:ty => $($dtype:ident)|+),* $(,)?) => {$(
+        impl sealed::Sealed for $native {}
+        impl Element for $native {
+            const NAME: &'static str = stringify!($native);
+
+            #[inline]
+            fn holds(dtype: Dtype) -> bool {
+                matches!(dtype, $(Dtype::$dtype)|+)
+            }
+        }
+    )*};
+}
+
+native! { f32 => F32, f16 => F16, bf16 => Bf16, u8 => Fp8E4M3 | Fp8E5M2, i8 => Int8 }

@@ -3,17 +3,21 @@
 use std::any::Any;
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::error::{GrowError, StorageError};
-use crate::ids::{DeviceId, FRAMES_MAX, Run};
+use crate::ids::{DeviceId, FRAMES_MAX, FrameId, Run};
 use crate::sync::{AtomicUsize, Ordering};
 
 use super::adopted::{self, AdoptedPlane};
+use super::adopted_tensors::AdoptedTensors;
 use super::elements::{Elements, ElementsMut};
+use super::host_tile::HostTile;
 use super::layout::KvLayout;
 use super::memory::Reservation;
 use super::rows;
 use super::storage::{check_runs, through_host};
+use super::tensors::StoragePlanes;
 use super::tiles::Tiles;
 use super::{FrameMove, Storage, check};
 
@@ -29,13 +33,14 @@ pub struct HostStorage {
     spans: Box<[Range<usize>]>,
     frames: AtomicUsize,
     frames_max: usize,
-    memory: Memory,
+    /// Shared with the owners of planes.
+    memory: Arc<Memory>,
 }
 
 /// Owner of the memory.
 enum Memory {
     Reserved(Reservation),
-    /// Owner of the engine's memory; dropped with the storage.
+    /// Owner of the engine's memory; dropped with the storage, or with the last owner of planes.
     Adopted {
         _owner: Box<dyn Any + Send + Sync>,
     },
@@ -60,15 +65,15 @@ impl HostStorage {
         );
         let whole = base.addr()..base.addr() + table.bytes;
         let frames = AtomicUsize::new(frames);
-        let memory = Memory::Reserved(memory);
+        let memory = Arc::new(Memory::Reserved(memory));
         Ok(Self { layout, tiles, spans: Box::new([whole]), frames, frames_max, memory })
     }
 
     /// Uses an engine's own memory, with its contents, as `frames` frames.
     ///
     /// The storage cannot grow beyond that, and [`shrink`](Storage::shrink) only reduces the number
-    /// of frames. `owner` is kept until the storage is dropped: the tensors, a reference to them,
-    /// or `()` if the memory is kept alive otherwise.
+    /// of frames. `owner` is kept until the storage, and any [planes](Storage::planes) of it, are
+    /// dropped: the tensors, a reference to them, or `()` if the memory is kept alive otherwise.
     ///
     /// # Errors
     /// A [`StorageError`] that names the plane: too few or too many planes, a plane that is null,
@@ -79,8 +84,8 @@ impl HostStorage {
     /// For each plane, the `(frames - 1) * frame_stride + tile_bytes` bytes from its base must lie
     /// in one allocation and be readable, writable and initialised. Pointers to planes that
     /// interleave must be derived from one pointer that covers all of them. Both must hold while
-    /// this storage lives, and all other accesses to the tiles must obey [the frame
-    /// rule](Storage#the-frame-rule).
+    /// this storage or an owner of its [planes](Storage::planes) lives, and all other accesses to
+    /// the tiles must obey [the frame rule](Storage#the-frame-rule).
     pub unsafe fn adopt(
         layout: KvLayout,
         planes: &[AdoptedPlane],
@@ -90,8 +95,46 @@ impl HostStorage {
         check_count(frames, frames)?;
         let tiles = Tiles::new(adopted::planes(&layout, planes, frames)?.into_iter(), frames);
         let spans = merged(tiles.spans(frames).collect());
-        let memory = Memory::Adopted { _owner: Box::new(owner) };
+        let memory = Arc::new(Memory::Adopted { _owner: Box::new(owner) });
         Ok(Self { layout, tiles, spans, frames: AtomicUsize::new(frames), frames_max: frames, memory })
+    }
+
+    /// Uses an engine's contiguous tensors, one or two per layer, as `frames` frames.
+    ///
+    /// Does the same as [`adopt`](Self::adopt), and computes the planes from the tensors' addresses
+    /// and checks their lengths:
+    ///
+    /// ```
+    /// use kvpool::storage::{AdoptedTensor, AdoptedTensors, Dtype, HostStorage, KvLayout};
+    ///
+    /// let layout = KvLayout::builder().layers(2).kv_heads(1).head_dim(4).block_tokens(4).dtype(Dtype::F32).build()?;
+    /// // As engines have them: [2, frames, block_tokens, heads, head_dim] in each layer.
+    /// let mut tensors = vec![vec![0.0f32; 2 * 10 * 4 * 4]; 2];
+    /// let adopted: Vec<_> = tensors.iter_mut().map(|tensor| AdoptedTensor::of(tensor)).collect();
+    /// // SAFETY: `tensors` is moved into the storage, and its elements are not accessed otherwise.
+    /// let storage = unsafe { HostStorage::adopt_tensors(layout, AdoptedTensors::KvFirst(&adopted), 10, tensors)? };
+    /// # drop(storage);
+    /// # Ok::<(), kvpool::StorageError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`StorageError::TensorForm`], [`StorageError::TensorCount`], [`StorageError::TensorLength`];
+    /// and as for [`adopt`](Self::adopt).
+    ///
+    /// # Safety
+    /// Each tensor's bytes must be in one allocation, and be readable, writable and initialised
+    /// while this storage or an owner of its [planes](Storage::planes) lives. All other accesses to
+    /// them must obey [the frame rule](Storage#the-frame-rule).
+    pub unsafe fn adopt_tensors(
+        layout: KvLayout,
+        tensors: AdoptedTensors<'_>,
+        frames: usize,
+        owner: impl Send + Sync + 'static,
+    ) -> Result<Self, StorageError> {
+        check_count(frames, frames)?;
+        let planes = tensors.planes(&layout, frames)?;
+        // SAFETY: the caller's promise, for planes within the tensors, whose lengths were checked.
+        unsafe { Self::adopt(layout, &planes, frames, owner) }
     }
 
     /// Checks that a caller's buffer does not overlap the frames.
@@ -152,7 +195,7 @@ fn overlap(a: &[Range<usize>], b: &[Range<usize>]) -> bool {
 
 impl fmt::Debug for HostStorage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let adopted = matches!(self.memory, Memory::Adopted { .. });
+        let adopted = matches!(*self.memory, Memory::Adopted { .. });
         f.debug_struct("HostStorage")
             .field("layout", &format_args!("{}", self.layout))
             .field("frames", &self.frames())
@@ -182,6 +225,25 @@ impl Storage for HostStorage {
         self.frames_max
     }
 
+    fn planes(&self) -> Result<StoragePlanes, StorageError> {
+        let planes: Vec<AdoptedPlane> = self.tiles.planes().collect();
+        let frames = (self.frames(), self.frames_max);
+        // SAFETY: of the memory that the owner keeps. A shrink keeps it readable.
+        Ok(unsafe { StoragePlanes::new(&self.layout, &planes, frames, DeviceId::Host, self.memory.clone()) })
+    }
+
+    unsafe fn tile(&self, layer: usize, frame: FrameId) -> Result<HostTile, StorageError> {
+        let (layers, frames) = (self.layout.layers(), self.frames());
+        if layer >= layers {
+            return Err(StorageError::Layer { layer, layers });
+        }
+        if frame.index() >= frames {
+            return Err(StorageError::FrameOutOfRange { index: 0, frame, frames });
+        }
+        // SAFETY: the layer and the frame exist; the caller keeps the frame rule.
+        Ok(unsafe { self.tiles.host_tile(&self.layout, layer, frame.index()) })
+    }
+
     fn grow(&self, total: usize) -> Result<(), GrowError> {
         let frames = self.frames();
         if total > self.frames_max {
@@ -196,7 +258,7 @@ impl Storage for HostStorage {
     unsafe fn shrink(&self, total: usize) {
         // Relaxed: as in `frames`.
         let frames = self.frames.fetch_min(total, Ordering::Relaxed);
-        let Memory::Reserved(memory) = &self.memory else { return };
+        let Memory::Reserved(memory) = &*self.memory else { return };
         if total >= frames {
             return;
         }

@@ -11,7 +11,8 @@
 //! | `sizing` | the number of frames that fit into memory |
 //! | `check`, `rows` | validation, before any byte moves |
 //! | `tiles`, `stream` | routines that move bytes, for every layout |
-//! | `memory`, `adopted`, `host` | a reservation, an engine's tensors, the host backend |
+//! | `memory`, `adopted`, `adopted_tensors`, `host` | a reservation, an engine's memory, the host backend |
+//! | `tensors`, `host_tile` | planes for other libraries, one frame's memory in reach of the processor |
 //! | `frame_move`, `storage` | a copy between frames, the trait of all backends |
 //! | `exchange` | the form and the runs of copies between storages |
 //! | `device_stream` | a device's work queue, for device backends |
@@ -40,6 +41,7 @@
 //! ends when the stream reaches its end.
 
 pub(crate) mod adopted;
+mod adopted_tensors;
 pub(crate) mod check;
 mod device_stream;
 mod elements;
@@ -47,6 +49,7 @@ mod exchange;
 mod fp8;
 mod frame_move;
 pub(crate) mod host;
+mod host_tile;
 mod layout;
 mod memory;
 mod models;
@@ -58,15 +61,18 @@ mod sizing;
 #[expect(clippy::module_inception, reason = "the floor is named after its main trait")]
 mod storage;
 mod stream;
+mod tensors;
 mod tiles;
 
 pub use crate::dtype::Dtype;
 pub use adopted::AdoptedPlane;
+pub use adopted_tensors::{AdoptedTensor, AdoptedTensors};
 pub use device_stream::DeviceStream;
-pub use elements::{Elements, ElementsMut};
+pub use elements::{Element, Elements, ElementsMut};
 pub(crate) use exchange::check_form;
 pub use frame_move::{CopyDone, FrameMove};
 pub use host::HostStorage;
+pub use host_tile::HostTile;
 pub use layout::{Arrangement, KvLayout, KvLayoutBuilder, KvPlanes, Scales};
 pub use plane::{Plane, PlaneKind, PlanePart, TILE_ALIGN};
 pub use planes::PlaneTable;
@@ -74,3 +80,4 @@ pub use sizing::{Sizing, check_balance, host_free_bytes};
 pub use storage::Storage;
 #[cfg(all(feature = "cuda", not(kvpool_loom)))]
 pub(crate) use storage::{check_runs, through_host};
+pub use tensors::{LayerPlanes, PlaneTensor, StoragePlanes};

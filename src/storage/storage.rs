@@ -4,10 +4,12 @@ use std::any::Any;
 use std::fmt;
 
 use crate::error::{GrowError, StorageError};
-use crate::ids::{DeviceId, Run};
+use crate::ids::{DeviceId, FrameId, Run};
 
 use super::exchange::{check_form, count, take};
-use super::{CopyDone, DeviceStream, Elements, ElementsMut, FrameMove, KvLayout, check};
+use super::{
+    CopyDone, DeviceStream, Elements, ElementsMut, FrameMove, HostTile, KvLayout, StoragePlanes, check,
+};
 
 /// Bytes per transfer, but at least one frame.
 const CHUNK_BYTES: usize = 8 << 20;
@@ -36,6 +38,31 @@ pub trait Storage: Send + Sync + fmt::Debug {
     ///
     /// The base addresses of planes never change.
     fn frames_max(&self) -> usize;
+
+    /// Returns the planes of each layer's K and V as tensors, with an owner of their memory.
+    ///
+    /// Addresses never change. [`StoragePlanes`] says which frames are accessible, and for how
+    /// long. To access them is unsafe, and subject to [the frame rule](#the-frame-rule): no other
+    /// access to the same slots, from the pool or through a tile, may conflict.
+    ///
+    /// # Errors
+    /// [`StorageError::NoPlanes`] if the backend does not give out its memory, which is the default.
+    fn planes(&self) -> Result<StoragePlanes, StorageError> {
+        Err(StorageError::NoPlanes { device: self.device() })
+    }
+
+    /// Returns the memory of one frame in one layer, where the processor can reach it.
+    ///
+    /// # Errors
+    /// [`StorageError::NotOnHost`] if the processor cannot, which is the default;
+    /// [`StorageError::Layer`], [`StorageError::FrameOutOfRange`].
+    ///
+    /// # Safety
+    /// [The frame rule](#the-frame-rule), for every access through the result.
+    unsafe fn tile(&self, layer: usize, frame: FrameId) -> Result<HostTile, StorageError> {
+        let _ = (layer, frame);
+        Err(StorageError::NotOnHost { device: self.device() })
+    }
 
     /// Makes frames `0..total` usable; the contents of usable frames do not change.
     ///

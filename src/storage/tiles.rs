@@ -11,11 +11,14 @@
 //! callers.
 
 use std::ops::Range;
+use std::ptr::NonNull;
 
 use crate::ids::Run;
 
 use super::FrameMove;
+use super::adopted::AdoptedPlane;
 use super::elements::{Elements, ElementsMut};
+use super::host_tile::HostTile;
 use super::layout::{KvLayout, KvPlanes, Scales};
 use super::plane::{Plane, PlaneKind};
 use super::quant::{self, RowScales};
@@ -99,6 +102,39 @@ impl Tiles {
             }
         }
         Self { planes, extents: extents.into() }
+    }
+
+    /// Returns base and stride of each plane, in the layout's order.
+    pub(super) fn planes(&self) -> impl Iterator<Item = AdoptedPlane> {
+        self.planes.iter().map(|tile| AdoptedPlane { base: tile.base, frame_stride: tile.frame_stride })
+    }
+
+    /// Returns the memory of one frame in one layer.
+    ///
+    /// # Safety
+    /// The layer and the frame exist; the frame rule, for every access through the result.
+    pub(super) unsafe fn host_tile(&self, layout: &KvLayout, layer: usize, frame: usize) -> HostTile {
+        let part = |kind: PlaneKind, half: Half| {
+            let (tile, lane) = self.lane(layout, layer, kind, half);
+            let bytes = layout.block_tokens() * layout.row_bytes(kind);
+            // SAFETY: the frame exists, and its tile has this part.
+            let start = unsafe { NonNull::new_unchecked(tile.of(frame).add(lane)) };
+            NonNull::slice_from_raw_parts(start, bytes)
+        };
+        let parts = |kind: PlaneKind| {
+            let none = NonNull::slice_from_raw_parts(NonNull::dangling(), 0);
+            [part(kind, Half::K), if halves(layout) == 2 { part(kind, Half::V) } else { none }]
+        };
+        let values = parts(PlaneKind::Values);
+        let mut scales = [NonNull::slice_from_raw_parts(NonNull::dangling(), 0); 2];
+        if layout.has_scale_planes() {
+            scales = parts(PlaneKind::Scales)
+                .map(|bytes| NonNull::slice_from_raw_parts(bytes.cast(), bytes.len() / size_of::<f32>()));
+        }
+        // SAFETY: distinct parts of distinct tiles, initialised when the memory was reserved or
+        // adopted, and aligned: the bases and strides of planes are, and a tile's K has whole
+        // elements. This storage has no streams.
+        unsafe { HostTile::new(layout.dtype(), layout.block_tokens(), values, scales) }
     }
 
     /// Returns the address ranges of the first `frames` frames, extent by extent.

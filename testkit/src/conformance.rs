@@ -6,6 +6,7 @@
 
 use kvpool::storage::{Arrangement, Dtype, KvLayout, KvPlanes, Scales, Storage};
 
+mod in_place;
 mod ops;
 mod receive;
 mod refusals;
@@ -52,6 +53,8 @@ pub fn run_layout(layout: &KvLayout, make: impl Fn(&KvLayout, usize, usize) -> B
     ops::growing(&*storage());
     ops::shrinking(&*storage());
     ops::neighbours_at_once(&*storage());
+    in_place::planes(&*storage());
+    in_place::tiles(&*storage());
     receive::receiving(&*storage(), &*storage());
     refusals::every_refusal(&*storage());
     receive::refusals(&*storage(), &*storage());

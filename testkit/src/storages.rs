@@ -2,7 +2,8 @@
 
 /// In an `impl Storage`, forwards methods to the [`HostStorage`](kvpool::storage::HostStorage) in
 /// this field. The test writes `device`, and overrides default methods as needed; with `but store
-/// and load` after the field, it writes these two as well.
+/// and load` after the field, it writes these two as well. Tiles are not forwarded, so that such a
+/// storage can have streams.
 ///
 /// ```
 /// # use kvpool::{DeviceId, storage::{HostStorage, Storage}};
@@ -61,6 +62,10 @@ macro_rules! as_on_the_host {
             self.$field.frames_max()
         }
 
+        fn planes(&self) -> Result<::kvpool::storage::StoragePlanes, ::kvpool::StorageError> {
+            self.$field.planes()
+        }
+
         fn grow(&self, total: usize) -> Result<(), ::kvpool::GrowError> {
             self.$field.grow(total)
         }
@@ -106,8 +111,10 @@ macro_rules! as_on_the_host {
 use std::any::Any;
 use std::fmt;
 
-use kvpool::storage::{Elements, ElementsMut, FrameMove, HostStorage, KvLayout, Storage};
-use kvpool::{DeviceId, GrowError, Run, StorageError};
+use kvpool::storage::{
+    Elements, ElementsMut, FrameMove, HostStorage, HostTile, KvLayout, Storage, StoragePlanes,
+};
+use kvpool::{DeviceId, FrameId, GrowError, Run, StorageError};
 
 /// Calls of a pool to a [`Hooked`] storage.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -174,6 +181,15 @@ impl Storage for Hooked {
         self.host.frames_max()
     }
 
+    fn planes(&self) -> Result<StoragePlanes, StorageError> {
+        self.host.planes()
+    }
+
+    unsafe fn tile(&self, layer: usize, frame: FrameId) -> Result<HostTile, StorageError> {
+        // SAFETY: the caller upholds the frame rule, here and below.
+        unsafe { self.host.tile(layer, frame) }
+    }
+
     fn grow(&self, total: usize) -> Result<(), GrowError> {
         (self.hook)(Call::Grow).map_err(|_| GrowError::Memory { asked: total, reason: "on purpose" })?;
         self.host.grow(total)
@@ -181,7 +197,7 @@ impl Storage for Hooked {
 
     unsafe fn shrink(&self, total: usize) {
         let _ = (self.hook)(Call::Shrink);
-        // SAFETY: the caller upholds the frame rule, here and below.
+        // SAFETY: see above.
         unsafe { self.host.shrink(total) }
     }
 

@@ -39,10 +39,11 @@ impl Gather {
     /// Loads the kernel. The context must be current.
     pub fn new(context: &Arc<CudaContext>, storage: &CudaStorage) -> Result<Self, DriverError> {
         let (mut pieces, mut packed_at) = (Vec::new(), 0);
-        for plane in storage.planes() {
+        let planes = storage.planes().expect("a device's memory has addresses");
+        for tensor in planes.tensors() {
             // Tiles here are shorter than the maximal piece.
-            let (bytes, frame_stride) = (plane.plane.tile_bytes as u32, plane.plane.frame_stride as u64);
-            pieces.push(Piece { base: plane.address, frame_stride, bytes, packed_at });
+            let (bytes, frame_stride) = (tensor.frame_bytes() as u32, tensor.frame_stride() as u64);
+            pieces.push(Piece { base: tensor.data.addr() as u64, frame_stride, bytes, packed_at });
             packed_at += bytes;
         }
         let numbers = pieces

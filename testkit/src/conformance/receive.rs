@@ -17,7 +17,7 @@ fn receive(target: &dyn Storage, source: &dyn Storage, from: &[Run], to: &[Run])
 }
 
 /// Fills all frames with distinct bytes, and returns those.
-fn fill(storage: &dyn Storage, seed: u8) -> Vec<u8> {
+pub(super) fn fill(storage: &dyn Storage, seed: u8) -> Vec<u8> {
     let length = storage.frames() * storage.layout().packed_bytes();
     let bytes: Vec<u8> = (0..length).map(|at| seed ^ (at ^ at >> 8 ^ at >> 16) as u8).collect();
     // SAFETY: one thread.

@@ -1,0 +1,92 @@
+//! The memory of one frame in one layer, where the processor can reach it.
+
+use std::ptr::NonNull;
+
+use crate::dtype::Dtype;
+use crate::error::StorageError;
+
+use super::elements::Element;
+
+/// K and V of one frame in one layer, in this process's memory; see [`Storage::tile`].
+///
+/// The layout is `[block_tokens][heads][head_dim]` for each, and `[block_tokens][heads]` for their
+/// dynamic scales.
+///
+/// [`Storage::tile`]: super::Storage::tile
+#[derive(Clone, Copy, Debug)]
+pub struct HostTile {
+    dtype: Dtype,
+    tokens: usize,
+    values: [NonNull<[u8]>; 2],
+    scales: [NonNull<[f32]>; 2],
+}
+
+impl HostTile {
+    /// Describes the memory of a frame of `tokens` tokens: K and V, and the scales of both.
+    ///
+    /// For backends. V is empty in a latent layout, and both scales without dynamic scales.
+    ///
+    /// # Safety
+    /// While the storage lives and has the frame, each slice is initialised, readable and writable
+    /// memory of this process, aligned to its elements; no two overlap, nor do those of different
+    /// frames or layers. Its length is that of `tokens` rows. The storage accesses them only in its
+    /// unsafe operations on this frame. Copies to this frame that were [enqueued] are complete.
+    ///
+    /// [enqueued]: super::Storage::copy_on
+    pub const unsafe fn new(
+        dtype: Dtype,
+        tokens: usize,
+        values: [NonNull<[u8]>; 2],
+        scales: [NonNull<[f32]>; 2],
+    ) -> Self {
+        Self { dtype, tokens, values, scales }
+    }
+
+    /// Returns the type of the elements.
+    pub const fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    /// Returns the memory of K and V; V is empty in a latent layout.
+    pub const fn values(&self) -> [NonNull<[u8]>; 2] {
+        self.values
+    }
+
+    /// Returns the dynamic scales of K and V; empty in a layout without them.
+    pub const fn scales(&self) -> [NonNull<[f32]>; 2] {
+        self.scales
+    }
+
+    /// Returns the rows of the first `tokens` tokens of K and V.
+    ///
+    /// # Errors
+    /// [`StorageError::ElementType`].
+    pub(crate) fn rows<T: Element>(&self, tokens: usize) -> Result<[NonNull<[T]>; 2], StorageError> {
+        if !T::holds(self.dtype) {
+            return Err(StorageError::ElementType { got: T::NAME, layout: self.dtype });
+        }
+        Ok(self.values.map(|bytes| {
+            let elements = NonNull::slice_from_raw_parts(bytes.cast(), bytes.len() / size_of::<T>());
+            first(elements, tokens, self.tokens)
+        }))
+    }
+
+    /// Returns the dynamic scales of the first `tokens` tokens of K and V.
+    ///
+    /// # Errors
+    /// [`StorageError::NoScales`].
+    pub(crate) fn scale_rows(&self, tokens: usize) -> Result<[NonNull<[f32]>; 2], StorageError> {
+        if self.scales[0].is_empty() {
+            return Err(StorageError::NoScales { layout: self.dtype });
+        }
+        Ok(self.scales.map(|scales| first(scales, tokens, self.tokens)))
+    }
+}
+
+/// Returns the part of a tile that belongs to the first `tokens` of `of` tokens.
+fn first<T>(tile: NonNull<[T]>, tokens: usize, of: usize) -> NonNull<[T]> {
+    assert!(tokens <= of, "a tile of {of} tokens has no {tokens}");
+    // Without memory the address means nothing, and need not be aligned.
+    let data = if tile.is_empty() { NonNull::dangling() } else { tile.cast() };
+    NonNull::slice_from_raw_parts(data, tile.len() / of * tokens)
+}
