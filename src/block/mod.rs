@@ -103,3 +103,4 @@ pub use space::Scrub;
 pub use state::{BlockInfo, BlockWord, MoveCount, Moved, Ownership, Released, Since};
 pub(crate) use state::{GrowTable, TablePart};
 pub(crate) use thread_cache::INLINE_BLOCKS;
+pub(crate) use wait::BatchesEnd;

@@ -90,7 +90,7 @@ impl<'a> SequenceBuilder<'a> {
             Some(cache) => Some(Box::new(TokenHashes::new(cache, &self.keys, self.policy_info(cache)?)?)),
             None => None,
         };
-        let list = self.sequences.register(self.id)?;
+        let list = self.sequences.register(self.id, self.priority)?;
         let mut sequence = Sequence::new(self.sequences.clone(), self.id, self.priority, list);
         sequence.known = known;
         sequence.reuses_tail = self.reuses_tail;

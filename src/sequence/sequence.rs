@@ -6,8 +6,9 @@ use std::ops::Range;
 use smallvec::{SmallVec, smallvec};
 
 use crate::block::{BlockWord, Blocks, ListEnd, Priority, unit_of};
+use crate::clock::{BatchSet, SetState};
 use crate::error::SequenceError;
-use crate::ids::{BlockId, FrameId, SequenceId, Ticket};
+use crate::ids::{BlockId, FrameId, PoolTag, SequenceId, Ticket};
 use crate::prefix::{PolicyInfo, PrefixCache};
 use crate::sync::{Ordering::*, fence, panicking};
 
@@ -31,6 +32,8 @@ pub struct Sequence {
     spared: Option<FrameId>,
     pub(super) committed: u32,
     pub(super) seals: Seals,
+    /// Batches that wrote to its blocks. Unlike `seals`, it knows every one that is in flight.
+    pub(super) writers: BatchSet,
     /// Block hashes, in a pool with a prefix cache.
     pub(super) known: Option<Box<TokenHashes>>,
     /// Whether its unfinished last block is registered when it is closed.
@@ -64,6 +67,7 @@ impl Sequence {
             spared: None,
             committed: 0,
             seals: Seals::default(),
+            writers: BatchSet::default(),
             known: None,
             reuses_tail: false,
         }
@@ -72,6 +76,16 @@ impl Sequence {
     /// Returns its id.
     pub fn id(&self) -> SequenceId {
         self.id
+    }
+
+    /// Returns the tag of its pool.
+    pub fn pool_tag(&self) -> PoolTag {
+        self.pool().tag()
+    }
+
+    /// Returns whether it belongs to the pool of these sequences.
+    pub(crate) fn is_of(&self, sequences: &Sequences) -> bool {
+        self.sequences.same(sequences)
     }
 
     /// Returns its priority.
@@ -146,7 +160,7 @@ impl Sequence {
     /// [`SequenceError::AlreadyOpen`], or [`SequenceError::Handle`] if a block has the maximum
     /// number of references. Nothing is then shared.
     pub fn fork(&self, id: SequenceId) -> Result<Self, SequenceError> {
-        let mut list = self.sequences.register(id)?;
+        let mut list = self.sequences.register(id, self.priority)?;
         let ids: SmallVec<[BlockId; 64]> = self.blocks().collect();
         if let Err(error) = self.pool().share_listed(&ids) {
             self.sequences.unregister(id);
@@ -165,6 +179,7 @@ impl Sequence {
             spared: None,
             committed: self.committed,
             seals: self.seals.forked(),
+            writers: self.writers,
             known: self.known.clone(),
             reuses_tail: self.reuses_tail,
         })
@@ -255,7 +270,9 @@ impl Sequence {
 
     #[cold]
     fn seal_due(&mut self, full: u32, writer: Ticket) -> bool {
-        let ended = self.pool().clock().ended(writer);
+        // The first holds back the blocks for batches that wrote to other sequences; the second for
+        // later batches of this one.
+        let ended = self.pool().clock().ended(writer) || self.writing().is_none();
         if ended {
             self.seal_blocks(self.seals.settled()..full);
             self.seals.sealed();
@@ -299,7 +316,7 @@ impl Sequence {
     fn register_tail(&mut self) {
         let Some((known, cache)) = self.token_hashes().filter(|_| self.reuses_tail) else { return };
         let (length, pool) = (self.len(), self.pool());
-        let is_done = pool.clock().ended(self.seals.last_writer_but(Ticket(0)));
+        let is_done = self.writing().is_none();
         let place = length as u32 / self.sequences.0.block_tokens;
         if let Some(hash) = known.tail_hash(cache, length)
             && self.committed as usize == length
@@ -316,6 +333,15 @@ impl Sequence {
         }
     }
 
+    /// Seals and registers its blocks as far as possible now, before they are released.
+    pub(super) fn make_findable(&mut self) {
+        // A panicking thread may not have stored its tokens.
+        if !panicking() {
+            self.settle();
+            self.register_tail();
+        }
+    }
+
     /// Returns whether all blocks promised to batches for registration are registered.
     ///
     /// Otherwise a batch panicked, or its device failed: the bytes may not have been computed, and
@@ -325,6 +351,21 @@ impl Sequence {
         let was_promised = |&(place, _): &(u32, BlockId)| place < self.seals.settled();
         let mut promised = (0..).zip(self.blocks()).take_while(was_promised);
         promised.all(|(place, id)| known.hash(place).is_none() || self.pool().word(id).is_cached())
+    }
+
+    /// Returns a batch in flight that may write to its blocks, if there is one.
+    pub(super) fn writing(&self) -> Option<Ticket> {
+        match self.pool().clock().state(&self.writers) {
+            SetState::Ended => None,
+            SetState::InFlight(batch) => Some(batch),
+            // One that is beginning may be as new as this.
+            SetState::Beginning => Some(self.writers.up_to()),
+        }
+    }
+
+    /// Returns the batches that wrote to its blocks and may be in flight.
+    pub(crate) fn writers(&self) -> BatchSet {
+        self.writers
     }
 
     /// Returns what a write by this batch into a block with tokens requires.
@@ -411,11 +452,7 @@ impl Sequence {
 impl Drop for Sequence {
     fn drop(&mut self) {
         self.sequences.unregister(self.id);
-        // A panicking thread may not have stored its tokens.
-        if !panicking() {
-            self.settle();
-            self.register_tail();
-        }
+        self.make_findable();
         self.cut(0);
         self.spare(None);
         self.pool().reclaim_slice();

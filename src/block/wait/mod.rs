@@ -108,4 +108,7 @@
 //! Models: `loom-tests/tests/waiters.rs`, `loom-tests/tests/in_hand.rs`.
 
 mod announce;
+mod ended;
 mod waiting;
+
+pub(crate) use ended::BatchesEnd;
