@@ -213,7 +213,7 @@ mod tests {
         }
     }
 
-    fn poll(clock: &impl Awaited, batches: &BatchSet, place: &mut EndPlace, count: &Arc<Count>) -> Poll<()> {
+    fn poll(clock: &Clock, batches: &BatchSet, place: &mut EndPlace, count: &Arc<Count>) -> Poll<()> {
         let waker = Waker::from(count.clone());
         clock.poll_ended(batches, place, &mut Context::from_waker(&waker))
     }
