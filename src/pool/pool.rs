@@ -167,7 +167,7 @@ impl Pool {
 
     /// Returns whether a sequence belongs to this pool.
     pub fn owns(&self, sequence: &Sequence) -> bool {
-        sequence.is_of(&self.0.sequences)
+        sequence.sequences().same(&self.0.sequences)
     }
 
     /// Begins a batch: one step of the engine, under which block tables are read.
@@ -330,6 +330,17 @@ impl Pool {
     /// Returns the number that tells this pool's handles from those of other pools.
     pub fn tag(&self) -> PoolTag {
         self.0.blocks.tag()
+    }
+}
+
+#[cfg(not(kvpool_loom))]
+impl Sequence {
+    /// Returns its pool, or `None` if all [`Pool`] handles have been dropped.
+    ///
+    /// Not available in models. [`pool_tag`](Self::pool_tag) and [`Pool::owns`] are.
+    pub fn pool(&self) -> Option<Pool> {
+        let owner = self.sequences().owner()?.upgrade()?;
+        owner.downcast::<Shared>().ok().map(Pool)
     }
 }
 

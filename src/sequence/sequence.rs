@@ -80,12 +80,12 @@ impl Sequence {
 
     /// Returns the tag of its pool.
     pub fn pool_tag(&self) -> PoolTag {
-        self.pool().tag()
+        self.pool_blocks().tag()
     }
 
-    /// Returns whether it belongs to the pool of these sequences.
-    pub(crate) fn is_of(&self, sequences: &Sequences) -> bool {
-        self.sequences.same(sequences)
+    /// Returns the sequences of its pool.
+    pub(crate) fn sequences(&self) -> &Sequences {
+        &self.sequences
     }
 
     /// Returns its priority.
@@ -162,7 +162,7 @@ impl Sequence {
     pub fn fork(&self, id: SequenceId) -> Result<Self, SequenceError> {
         let mut list = self.sequences.register(id, self.priority)?;
         let ids: SmallVec<[BlockId; 64]> = self.blocks().collect();
-        if let Err(error) = self.pool().share_listed(&ids) {
+        if let Err(error) = self.pool_blocks().share_listed(&ids) {
             self.sequences.unregister(id);
             return Err(error.into());
         }
@@ -254,7 +254,7 @@ impl Sequence {
         Some((self.known.as_deref()?, self.sequences.cache()?))
     }
 
-    pub(super) fn pool(&self) -> &Blocks {
+    pub(super) fn pool_blocks(&self) -> &Blocks {
         &self.sequences.0.blocks
     }
 
@@ -272,7 +272,7 @@ impl Sequence {
     fn seal_due(&mut self, full: u32, writer: Ticket) -> bool {
         // The first holds back the blocks for batches that wrote to other sequences; the second for
         // later batches of this one.
-        let ended = self.pool().clock().ended(writer) || self.writing().is_none();
+        let ended = self.pool_blocks().clock().ended(writer) || self.writing().is_none();
         if ended {
             self.seal_blocks(self.seals.settled()..full);
             self.seals.sealed();
@@ -282,7 +282,7 @@ impl Sequence {
 
     /// Seals blocks, and registers those whose hashes are known.
     fn seal_blocks(&self, places: Range<u32>) {
-        let pool = self.pool();
+        let pool = self.pool_blocks();
         let handle = |place: u32| pool.handle(self.list.id(place as usize));
         let Some((known, cache)) = self.token_hashes() else {
             return places.for_each(|place| pool.seal_guarded(handle(place)));
@@ -315,7 +315,7 @@ impl Sequence {
     /// must have been computed.
     fn register_tail(&mut self) {
         let Some((known, cache)) = self.token_hashes().filter(|_| self.reuses_tail) else { return };
-        let (length, pool) = (self.len(), self.pool());
+        let (length, pool) = (self.len(), self.pool_blocks());
         let is_done = self.writing().is_none();
         let place = length as u32 / self.sequences.0.block_tokens;
         if let Some(hash) = known.tail_hash(cache, length)
@@ -350,12 +350,12 @@ impl Sequence {
         let Some(known) = self.known.as_deref() else { return true };
         let was_promised = |&(place, _): &(u32, BlockId)| place < self.seals.settled();
         let mut promised = (0..).zip(self.blocks()).take_while(was_promised);
-        promised.all(|(place, id)| known.hash(place).is_none() || self.pool().word(id).is_cached())
+        promised.all(|(place, id)| known.hash(place).is_none() || self.pool_blocks().word(id).is_cached())
     }
 
     /// Returns a batch in flight that may write to its blocks, if there is one.
     pub(super) fn writing(&self) -> Option<Ticket> {
-        match self.pool().clock().state(&self.writers) {
+        match self.pool_blocks().clock().state(&self.writers) {
             SetState::Ended => None,
             SetState::InFlight(batch) => Some(batch),
             // One that is beginning may be as new as this.
@@ -407,9 +407,9 @@ impl Sequence {
     /// Spares the unit of a frame in place of the one spared before.
     fn spare(&mut self, frame: Option<FrameId>) {
         if let Some(before) = self.spared.take() {
-            self.pool().unspare_unit(before);
+            self.pool_blocks().unspare_unit(before);
         }
-        self.spared = frame.filter(|&frame| self.pool().spare_unit(frame));
+        self.spared = frame.filter(|&frame| self.pool_blocks().spare_unit(frame));
     }
 
     /// Unlinks and releases all blocks after `length` tokens.
@@ -440,10 +440,10 @@ impl Sequence {
                 Some((known, cache)) => {
                     let policy_info =
                         PolicyInfo { chain: (self.list.len() + gone.len()) as u32, ..known.policy_info };
-                    let pool = self.pool();
+                    let pool = self.pool_blocks();
                     pool.release_cached(gone, |kept, tag| cache.keep(pool, kept, tag, policy_info));
                 }
-                None => self.pool().release_listed(gone),
+                None => self.pool_blocks().release_listed(gone),
             }
         }
     }
@@ -455,7 +455,7 @@ impl Drop for Sequence {
         self.make_findable();
         self.cut(0);
         self.spare(None);
-        self.pool().reclaim_slice();
+        self.pool_blocks().reclaim_slice();
     }
 }
 

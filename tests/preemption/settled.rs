@@ -108,6 +108,21 @@ async fn foreign_sequences() {
     assert_eq!(there.settled(&sequence).await, Err(want));
 }
 
+/// A sequence knows its pool while there is one, and does not keep it.
+#[tokio::test]
+async fn the_pool_of_a_sequence() {
+    let (here, there) = pools(20);
+    let sequence = admit(&here, 7, &prompt(1, 9)).unwrap();
+    assert_eq!(sequence.pool().unwrap().tag(), here.tag());
+    let (moved, _) = here.migrate(sequence, Target::Device(&there)).await.unwrap();
+    let pool = moved.pool().unwrap();
+    assert!(pool.owns(&moved) && pool.tag() == there.tag());
+    drop((there, pool));
+    assert!(moved.pool().is_none());
+    drop(moved);
+    is_idle(&here);
+}
+
 /// A wait that is dropped leaves nothing behind; one that outlives its pool completes.
 #[test]
 fn dropped_waits_and_pools() {

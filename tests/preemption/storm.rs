@@ -61,6 +61,8 @@ async fn no_swap_is_refused_because_of_a_batch() {
     onlooker.await.unwrap();
     assert!(done.swaps.load(Relaxed) > 50 && done.closes.load(Relaxed) > 10, "{:?}", done.swaps);
     assert!(done.waits.load(Relaxed) > 10);
+    // The tasks that end batches may still run.
+    from.settled_up_to(from.blocks().clock().newest()).until(far()).await.unwrap();
     assert_eq!(from.blocks().clock().waiting_for_ends(), 0);
     [from, host].iter().for_each(is_idle);
 }
