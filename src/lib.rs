@@ -130,8 +130,8 @@ pub use pool::{
     AllocRequest, AuditError, AuditReport, BlockInfo, BlockPin, BringBackReport, BuildError, Carried, Counts,
     DefragConfig, DefragError, DefragOptions, DefragReport, DefragTotals, Defragmenter, Fragmentation,
     FramePlace, Latency, Lease, LowestPriorityFirst, MigrateError, MigrationReport, OffloadReport, Pool,
-    PoolBuilder, PoolHandle, Preempt, Preempted, Pressure, Priority, ResizeError, ResizeOptions, ResizeReport,
-    Settled, Stats, Swapped, Target, Victim, VictimOrder, flush_thread,
+    PoolBuilder, PoolHandle, Preempt, Preempted, Pressure, Priority, ResizeError, ResizeOptions,
+    ResizeReport, Settled, Stats, Swapped, Target, Victim, VictimOrder, flush_thread,
 };
 #[doc(inline)]
 pub use sequence::{

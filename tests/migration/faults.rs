@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use kvpool::prefix::PrefixKeys;
 use kvpool::storage::{HostStorage, Storage};
 use kvpool::{
-    AllocError, AllocRequest, DeviceId, HandleError, Pool, Run, SequenceError, SequenceId, StorageError, Target,
-    TransferError,
+    AllocError, AllocRequest, DeviceId, HandleError, Pool, Run, SequenceError, SequenceId, StorageError,
+    Target, TransferError,
 };
 
 use super::kv::{admit, builder, cached, check, config, is_idle, other, plain, pool, prompt, store};
