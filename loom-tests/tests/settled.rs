@@ -149,6 +149,41 @@ fn all_up_to_a_ticket() {
     });
 }
 
+/// Two batches begin at once. The bound in the later one's slot may be the earlier one's ticket, which
+/// its end will never announce.
+#[test]
+fn a_batch_that_is_beginning() {
+    check("settled::a_batch_that_is_beginning", || {
+        let clock = Arc::new(Clock::default());
+        let bytes = Arc::new(UnsafeCell::new(0));
+        let beginner = thread::spawn({
+            let (clock, bytes) = (clock.clone(), bytes.clone());
+            move || {
+                let batch = clock.begin();
+                if batch.ticket() > Ticket(1) {
+                    return Some(batch);
+                }
+                // SAFETY: the checker finds a reader at the same time.
+                bytes.with_mut(|bytes| unsafe { *bytes = 7 });
+                end(&clock, batch);
+                None
+            }
+        });
+        let batch = clock.begin();
+        let newest = batch.ticket();
+        end(&clock, batch);
+        block_on(Wait::up_to(&clock, newest));
+        if newest > Ticket(1) {
+            // SAFETY: as above. The other batch is the earlier one.
+            assert_eq!(bytes.with(|bytes| unsafe { *bytes }), 7);
+        }
+        if let Some(later) = beginner.join().unwrap() {
+            end(&clock, later);
+        }
+        is_quiet(&clock);
+    });
+}
+
 /// Two tasks wait; one is dropped while the batch ends. The other is woken all the same.
 #[test]
 fn one_is_dropped() {
@@ -160,8 +195,7 @@ fn one_is_dropped() {
             let clock = clock.clone();
             move || {
                 let mut wait = Box::pin(Wait::up_to(&clock, ticket));
-                let waker = futures_waker();
-                let _ = wait.as_mut().poll(&mut Context::from_waker(&waker));
+                let _ = wait.as_mut().poll(&mut Context::from_waker(std::task::Waker::noop()));
             }
         });
         let ender = thread::spawn({
@@ -173,10 +207,6 @@ fn one_is_dropped() {
         ender.join().unwrap();
         is_quiet(&clock);
     });
-}
-
-fn futures_waker() -> std::task::Waker {
-    std::task::Waker::noop().clone()
 }
 
 /// A sequence that a batch of another thread wrote, in a pool; a batch that began earlier and is

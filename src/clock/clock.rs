@@ -202,7 +202,7 @@ impl Clock {
         batch.ticket != Ticket(0) && self.slot(batch.slot as usize).load(Acquire) == batch.ticket.0
     }
 
-    /// Returns whether all batches of a set have ended.
+    /// Returns whether all batches of a set have ended. That they began happens before the call.
     pub fn state(&self, batches: &BatchSet) -> SetState {
         let each = batches.each().filter(|&batch| self.is_in_flight(batch)).map(|batch| batch.ticket);
         if let Some(newest) = each.max() {
@@ -211,7 +211,8 @@ impl Clock {
         if batches.up_to() == Ticket(0) { SetState::Ended } else { self.state_up_to(batches.up_to()) }
     }
 
-    /// Returns whether all batches up to this ticket, which has begun, have ended.
+    /// Returns whether all batches up to this ticket have ended. That it has begun happens before the
+    /// call, so that the scan sees the slot of every batch up to it.
     #[cold]
     fn state_up_to(&self, newest: Ticket) -> SetState {
         let mut state = SetState::Ended;

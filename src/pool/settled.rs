@@ -69,7 +69,7 @@ impl Pool {
     ///
     /// [`SettleError::NotBegun`].
     pub fn settled_up_to(&self, ticket: Ticket) -> Settled {
-        // Acquire: whoever waits for a ticket sees the slot of every batch up to it.
+        // Acquire, inside: the wait sees the slot of every batch up to the ticket.
         let newest = self.blocks().clock().read().newest();
         if ticket > newest {
             return Settled(Err(SettleError::NotBegun { ticket, newest }));
