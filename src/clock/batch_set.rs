@@ -1,4 +1,5 @@
-//! Sets of batches: who wrote to something, to be asked later whether all of them have ended.
+//! Sets of batches, for example of those that wrote to a sequence, which can be asked later whether
+//! all of them have ended.
 //!
 //! A set is exact while at most [`EXACT`] of its batches are in flight at a time. If there are more,
 //! the oldest is remembered by its ticket alone, and stands for all batches up to that ticket: the

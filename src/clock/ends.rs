@@ -44,7 +44,7 @@ use crate::sync::{AtomicBool, Mutex, Ordering::*, fence};
 
 use super::batch_set::{BatchSet, SetState};
 
-/// What the list needs to know of its clock, and change there.
+/// The part of a clock that the list reads and changes.
 pub(super) trait Awaited {
     /// Returns whether all batches of a set have ended.
     fn state(&self, batches: &BatchSet) -> SetState;
@@ -164,7 +164,7 @@ impl Ends {
             };
             let mut woken = Vec::new();
             if self.news.swap(false, Acquire) {
-                // A task that meets a batch which begins decides by itself.
+                // A task that meets a batch which begins looks again itself.
                 let is_due =
                     |entry: &mut Entry| !matches!(clock.state(&entry.batches), SetState::InFlight(_));
                 woken.extend(list.entries.extract_if(.., is_due).map(|entry| entry.waker));

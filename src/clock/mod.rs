@@ -6,7 +6,7 @@
 //!
 //! - [`Clock`] numbers batches with tickets and knows the oldest one in flight.
 //! - [`Limbo`] is one thread's list of retired frames.
-//! - [`BatchSet`] remembers which batches did something, and [`Clock::poll_ended`] waits for their end.
+//! - [`BatchSet`] remembers batches, and [`Clock::poll_ended`] waits for their end.
 //! - [`Watch`] measures for how long the oldest batch has been in flight.
 
 mod batch_set;

@@ -9,7 +9,7 @@ use crate::sequence::Sequence;
 
 use super::{Pool, Target};
 
-/// What becomes of a preempted sequence.
+/// Way in which a sequence is preempted.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Preempt<'a> {
@@ -52,7 +52,7 @@ pub struct Swapped {
     pub sequence: Sequence,
     /// Tag of that pool.
     pub pool: PoolTag,
-    /// What was copied.
+    /// The copied blocks.
     pub report: MigrationReport,
 }
 

@@ -9,7 +9,7 @@ use crate::sequence::SequenceView;
 
 use super::Pool;
 
-/// An open sequence, and what its close would give back at the moment of the look.
+/// An open sequence, and the blocks that its close would give back, as of some moment.
 ///
 /// `blocks == freed_blocks + cached_blocks + shared_blocks`
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -127,7 +127,7 @@ impl Pool {
         sorted(open.collect(), order)
     }
 
-    /// Returns what the close of a sequence would give back now.
+    /// Returns the blocks that the close of a sequence would give back now.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! What the close of a sequence would give back, counted from the words of its blocks.
+//! Number of blocks that the close of a sequence gives back, counted from the words of its blocks.
 
 use crate::block::Blocks;
 use crate::ids::BlockId;
@@ -6,7 +6,7 @@ use crate::ids::BlockId;
 use super::registry::SequenceView;
 use super::sequence::Sequence;
 
-/// What the close of a sequence would give back, as of some moment.
+/// Blocks that the close of a sequence would give back, as of some moment.
 ///
 /// `blocks == freed + cached + shared`
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -40,7 +40,7 @@ impl Footprint {
 }
 
 impl SequenceView {
-    /// Counts what the close of the sequence would give back.
+    /// Counts the blocks that the close of the sequence would give back.
     ///
     /// Exact if the sequence and its blocks do not change meanwhile. Empty if it is closed.
     pub(crate) fn footprint(&self) -> Footprint {
@@ -49,8 +49,8 @@ impl SequenceView {
 }
 
 impl Sequence {
-    /// Closes the sequence, and returns what that gave back. As far as other threads do not share
-    /// its blocks at the same moment, the counts are exact.
+    /// Closes the sequence, and returns the number of blocks that it gave back. The counts are exact
+    /// unless other threads share or release these blocks at the same moment.
     pub(crate) fn close_counted(mut self) -> Footprint {
         self.make_findable();
         Footprint::of(self.sequences.blocks(), self.blocks())

@@ -14,7 +14,7 @@
 //! | `frames` | the owner's copy of the frames, which tables are copied from |
 //! | `registry` | [`Sequences`]: open sequences by id; views |
 //! | `sequence` | the owner's operations: fork, commit, truncate |
-//! | `footprint` | what the close of a sequence gives back |
+//! | `footprint` | the blocks that the close of a sequence gives back |
 //! | `builder` | opening a sequence with its cached prefix |
 //! | `batch` | append, draft, copy-on-write |
 //! | `batch_inner` | the end of a batch, on the host or on a stream |

@@ -32,7 +32,7 @@ pub(super) struct Shared {
 #[cfg(not(kvpool_loom))]
 pub(crate) type Owner = std::sync::Weak<dyn std::any::Any + Send + Sync>;
 
-/// What is known of an open sequence without its owner.
+/// An open sequence, as it is known without its owner.
 #[derive(Clone)]
 struct Open {
     list: Arc<BlockList>,
