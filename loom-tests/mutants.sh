@@ -133,6 +133,13 @@ visit_overwritten kept_frames
 reopened_frame_kept kept_frames
 own_relaxed share_release
 handle_relaxed share_release
+end_unheard settled
+end_awaited_relaxed settled
+ended_relaxed settled
+bound_unmarked settled
+ends_early_look settled
+ends_no_second_look settled
+ends_bit_cleared settled
 LIST
 
 if [[ -n $budget ]]; then

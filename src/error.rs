@@ -12,11 +12,13 @@ use crate::ids::{BlockHandle, BlockId, DeviceId, Generation, PoolTag, Priority, 
 mod migrate;
 mod prefix;
 mod sequence;
+mod settle;
 mod storage;
 
 pub use migrate::TransferError;
 pub use prefix::PrefixError;
 pub use sequence::{DecodeError, SequenceError};
+pub use settle::SettleError;
 pub use storage::{LayoutError, SizingError, StorageError};
 
 /// Reason why an allocation failed. The pool is unchanged.

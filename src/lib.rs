@@ -129,8 +129,9 @@ pub mod cuda;
 pub use pool::{
     AllocRequest, AuditError, AuditReport, BlockInfo, BlockPin, BringBackReport, BuildError, Carried, Counts,
     DefragConfig, DefragError, DefragOptions, DefragReport, DefragTotals, Defragmenter, Fragmentation,
-    FramePlace, Latency, Lease, MigrateError, MigrationReport, OffloadReport, Pool, PoolBuilder, PoolHandle,
-    Pressure, Priority, ResizeError, ResizeOptions, ResizeReport, Stats, Target, flush_thread,
+    FramePlace, Latency, Lease, LowestPriorityFirst, MigrateError, MigrationReport, OffloadReport, Pool,
+    PoolBuilder, PoolHandle, Preempt, Preempted, Pressure, Priority, ResizeError, ResizeOptions,
+    ResizeReport, Settled, Stats, Swapped, Target, Victim, VictimOrder, flush_thread,
 };
 #[doc(inline)]
 pub use sequence::{
@@ -142,7 +143,7 @@ pub use {
     dtype::Dtype,
     error::{
         AllocError, DecodeError, GrowError, HandleError, HeadOfLine, LayoutError, OldestBatch, PrefixError,
-        SequenceError, ShrinkError, SizingError, StorageError, TransferError,
+        SequenceError, SettleError, ShrinkError, SizingError, StorageError, TransferError,
     },
     ids::{
         BlockHandle, BlockId, DeviceId, FRAMES_MAX, FrameId, Generation, Order, PoolTag, Run, SequenceId,

@@ -104,4 +104,4 @@ pub(crate) use state::Class;
 pub use state::{BlockInfo, BlockWord, MoveCount, Moved, Ownership, Released, Since};
 pub(crate) use state::{GrowTable, TablePart};
 pub(crate) use thread_cache::INLINE_BLOCKS;
-pub(crate) use wait::Waiting;
+pub(crate) use wait::{BatchesEnd, Waiting};

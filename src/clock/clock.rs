@@ -1,15 +1,16 @@
 //! Tickets, and the oldest batch in flight.
 //!
-//! Each batch in flight has a slot. Its value is a lower bound of the batch's ticket; 0 means that
-//! the slot is empty. Slots come in chunks that are added as needed and never removed. A thread
+//! Each batch in flight has a slot. Its value is the batch's ticket, or, marked as such, a lower bound
+//! of it while the batch begins; 0 means that the slot is empty. Slots come in chunks that are added as needed and never removed. A thread
 //! looks for an empty slot from a place of its own on, so that threads share no cache line; which
 //! slot it takes matters to no invariant.
 //!
 //! # Protocol
 //!
 //! ```text
-//! begin:    slot: 0 -> newest + 1;  word += BEGIN (this gives the ticket);  fence(SeqCst);  slot := ticket;  read tables
-//! end:      slot := 0;  word -= END;  awaited? announce what the batch held back
+//! begin:    slot: 0 -> newest + 1, marked;  word += BEGIN (this gives the ticket);  fence(SeqCst);  slot := ticket;  read tables
+//! end:      slot := 0;  word -= END;  end awaited? look at the tasks that wait (see `ends`)
+//!                                     awaited? announce what the batch held back
 //! retire:   unlink the frame from the tables;  fence(SeqCst) if readers may hold the old table;  tag := word.newest
 //! reclaim:  n := word.newest;  oldest := min(slots), or n + 1;  tag < oldest => reusable
 //! ```
@@ -22,6 +23,8 @@
 //! - A batch that read a frame from a table before it was unlinked has a ticket of at most the
 //!   frame's tag: by happens-before if the table's owner unlinked it, by the two fences if another
 //!   thread did.
+//! - A slot holds a ticket without the mark exactly while the batch of that ticket is in flight and
+//!   has begun: tickets are unique, and bounds are marked.
 //!
 //! Hence no batch can see a frame whose tag is below `oldest`: such a tag is at most `n`, and the
 //! scan sees the slot of every ticket up to `n`. The scan needs no fence for this: a batch that it
@@ -32,13 +35,19 @@
 //! Model: `loom-tests/tests/retire_reclaim.rs`.
 
 use std::ptr;
+use std::task::{Context, Poll};
 
 use crate::ids::{PoolTag, Ticket};
 use crate::sync::{
     AtomicPtr, AtomicU64, CachePadded, Ordering::*, fence_after_rmw, next_pool_tag, thread_number,
 };
 
-use super::ClockWord;
+use super::batch_set::{BatchRef, BatchSet, SetState};
+use super::ends::{Awaited, EndPlace, Ends};
+use super::word::ClockWord;
+
+/// Mark of a lower bound in a slot, above all tickets.
+const BEGINNING: u64 = 1 << 63;
 
 /// Number of slots per chunk.
 const SLOTS: usize = if cfg!(kvpool_loom) { 2 } else { 64 };
@@ -61,6 +70,8 @@ impl Chunk {
 pub struct Clock {
     word: CachePadded<AtomicU64>,
     slots: CachePadded<Chunk>,
+    /// Tasks that wait for the end of batches.
+    ends: Ends,
     /// Distinguishes this clock's batches from those of other clocks.
     tag: PoolTag,
 }
@@ -80,12 +91,18 @@ impl InFlight {
     pub fn ticket(&self) -> Ticket {
         self.ticket
     }
+
+    /// Returns a reference to the batch, which stays valid after it has ended.
+    #[inline]
+    pub fn batch(&self) -> BatchRef {
+        BatchRef { ticket: self.ticket, slot: self.slot as u32 }
+    }
 }
 
 impl Default for Clock {
     fn default() -> Self {
         let (word, slots) = (CachePadded::new(AtomicU64::new(0)), CachePadded::new(Chunk::new()));
-        Self { word, slots, tag: next_pool_tag() }
+        Self { word, slots, ends: Ends::default(), tag: next_pool_tag() }
     }
 }
 
@@ -96,7 +113,7 @@ impl Clock {
     ///
     /// # Panics
     ///
-    /// If 131,072 batches are in flight. The clock is unchanged.
+    /// If 65,536 batches are in flight. The clock is unchanged.
     pub fn begin(&self) -> InFlight {
         self.begin_from(thread_number().wrapping_mul(SLOTS_APART))
     }
@@ -139,9 +156,77 @@ impl Clock {
         // Release, both: the batch's accesses happen before the reuse of its frames. They pair with
         // the Acquires in `oldest` and `idle_or_tag`.
         self.slot(batch.slot).store(0, Release);
-        // No fence: if a waiting request set the bit before this, we see it; if it sets it later,
-        // its Acquire sees the end.
-        ClockWord::from_bits(self.word.fetch_sub(ClockWord::END, Release)).is_awaited()
+        // No fence: if a waiting request or task set its bit before this, we see it; if it sets it
+        // later, its Acquire sees the end.
+        let word = ClockWord::from_bits(self.word.fetch_sub(ClockWord::END, Release));
+        if word.is_end_awaited() {
+            self.ends.tell(self);
+        }
+        word.is_awaited()
+    }
+
+    /// Polls for the end of these batches, on behalf of the task whose place this is.
+    ///
+    /// Pending: the task is woken when they have ended. The place must be [left](Self::leave_ends)
+    /// if it is not polled to the end.
+    pub fn poll_ended(
+        &self,
+        batches: &BatchSet,
+        place: &mut EndPlace,
+        context: &mut Context<'_>,
+    ) -> Poll<()> {
+        self.ends.poll(self, batches, place, context)
+    }
+
+    /// Forgets the task whose place this is.
+    pub fn leave_ends(&self, place: &mut EndPlace) {
+        self.ends.leave(self, place);
+    }
+
+    /// Returns the number of tasks that wait for the end of batches.
+    pub fn waiting_for_ends(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Adds a batch of this clock, which is in flight, to a set, which forgets one that has ended.
+    #[inline]
+    pub fn note(&self, batches: &mut BatchSet, batch: BatchRef) {
+        batches.add(batch, |batch| self.is_in_flight(batch));
+    }
+
+    /// Returns whether a batch of this clock, which has begun, is in flight.
+    #[inline]
+    pub fn is_in_flight(&self, batch: BatchRef) -> bool {
+        // Acquire: pairs with `end`; what this batch did happens before what the caller does next.
+        // A later batch's value in the slot gives the same: see `begin_from`.
+        batch.ticket != Ticket(0) && self.slot(batch.slot as usize).load(Acquire) == batch.ticket.0
+    }
+
+    /// Returns whether all batches of a set have ended. That they began happens before the call.
+    pub fn state(&self, batches: &BatchSet) -> SetState {
+        let each = batches.each().filter(|&batch| self.is_in_flight(batch)).map(|batch| batch.ticket);
+        if let Some(newest) = each.max() {
+            return SetState::InFlight(newest);
+        }
+        if batches.up_to() == Ticket(0) { SetState::Ended } else { self.state_up_to(batches.up_to()) }
+    }
+
+    /// Returns whether all batches up to this ticket have ended. That it has begun happens before the
+    /// call, so that the scan sees the slot of every batch up to it.
+    #[cold]
+    fn state_up_to(&self, newest: Ticket) -> SetState {
+        let mut state = SetState::Ended;
+        let mut found = Ticket(0);
+        self.for_each_slot(|value| {
+            if value != 0 && value & !BEGINNING <= newest.0 {
+                if value & BEGINNING == 0 {
+                    found = found.max(Ticket(value));
+                } else {
+                    state = SetState::Beginning;
+                }
+            }
+        });
+        if found == Ticket(0) { state } else { SetState::InFlight(found) }
     }
 
     /// Returns the current word.
@@ -201,18 +286,24 @@ impl Clock {
         // ticket up to this one, and with `end`.
         let newest = ClockWord::from_bits(self.word.load(Acquire)).newest();
         let mut oldest = newest.0 + 1;
+        self.for_each_slot(|value| {
+            if value != 0 {
+                oldest = oldest.min(value & !BEGINNING);
+            }
+        });
+        Ticket(oldest)
+    }
+
+    /// Calls `f` with the value of every slot.
+    #[inline]
+    fn for_each_slot(&self, mut f: impl FnMut(u64)) {
         let mut chunk: &Chunk = &self.slots;
         loop {
-            for slot in &chunk.slots {
-                // Acquire: pairs with `end`.
-                let ticket = slot.load(Acquire);
-                if ticket != 0 {
-                    oldest = oldest.min(ticket);
-                }
-            }
+            // Acquire: pairs with `end`.
+            chunk.slots.iter().for_each(|slot| f(slot.load(Acquire)));
             match self.next(chunk) {
                 Some(next) => chunk = next,
-                None => return Ticket(oldest),
+                None => return,
             }
         }
     }
@@ -253,7 +344,7 @@ impl Clock {
                 // Relaxed: continues the release sequence of the `end` of the slot's previous batch;
                 // the fence in `begin_from` acquires it. If another batch wins the slot, that is
                 // progress.
-                if slot.compare_exchange(0, bound, Relaxed, Relaxed).is_ok() {
+                if slot.compare_exchange(0, bound | BEGINNING, Relaxed, Relaxed).is_ok() {
                     return base + i;
                 }
             }
@@ -294,6 +385,24 @@ impl Clock {
             chunk = self.next(chunk).expect("a slot of this clock");
         }
         &chunk.slots[index % SLOTS]
+    }
+}
+
+impl Awaited for Clock {
+    fn state(&self, batches: &BatchSet) -> SetState {
+        self.state(batches)
+    }
+
+    fn set_end_awaited(&self) {
+        // Acquire: pairs with the Release in `end`, if that did not see the bit.
+        self.word.fetch_or(ClockWord::END_AWAITED, AcqRel);
+    }
+
+    fn clear_end_awaited(&self) {
+        // Relaxed, both: the lock orders the bit, and no other access is ordered by it.
+        if ClockWord::from_bits(self.word.load(Relaxed)).is_end_awaited() {
+            self.word.fetch_and(!ClockWord::END_AWAITED, Relaxed);
+        }
     }
 }
 
@@ -376,6 +485,36 @@ mod tests {
             assert!(!clock.end(batch));
         }
         assert_eq!(clock.oldest_in_flight(), None);
+    }
+
+    /// A batch is told apart from those in flight around it, and from a later one in its slot.
+    #[test]
+    fn a_batch_ends_by_itself() {
+        let clock = Clock::default();
+        let (a, b) = (clock.begin(), clock.begin());
+        let (older, newer) = (a.batch(), b.batch());
+        assert!(clock.is_in_flight(older) && clock.is_in_flight(newer));
+        assert!(!clock.end(b));
+        assert!(clock.is_in_flight(older) && !clock.is_in_flight(newer));
+        let again = clock.begin_from(newer.slot as usize);
+        assert_eq!(again.batch().slot, newer.slot);
+        assert!(!clock.is_in_flight(newer) && clock.is_in_flight(again.batch()));
+        assert!(!clock.end(a) && !clock.end(again));
+        assert!(!clock.is_in_flight(BatchRef::default()));
+    }
+
+    /// What a begin has put into its slot so far is no batch of that ticket, and is waited for.
+    #[test]
+    fn a_batch_that_begins_is_neither_in_flight_nor_ended() {
+        let clock = Clock::default();
+        let mut all = BatchSet::default();
+        all.add_up_to(Ticket(1));
+        let slot = clock.take_slot(0);
+        assert_eq!(clock.oldest(), Ticket(1));
+        assert!(!clock.is_in_flight(BatchRef { ticket: Ticket(1), slot: slot as u32 }));
+        assert_eq!(clock.state(&all), SetState::Beginning);
+        clock.slot(slot).store(0, Relaxed);
+        assert_eq!(clock.state(&all), SetState::Ended);
     }
 
     #[test]

@@ -6,15 +6,20 @@
 //!
 //! - [`Clock`] numbers batches with tickets and knows the oldest one in flight.
 //! - [`Limbo`] is one thread's list of retired frames.
+//! - [`BatchSet`] remembers batches, and [`Clock::poll_ended`] waits for their end.
 //! - [`Watch`] measures for how long the oldest batch has been in flight.
 
+mod batch_set;
 #[expect(clippy::module_inception, reason = "the floor is named after its main type")]
 mod clock;
+mod ends;
 mod limbo;
 mod watch;
 mod word;
 
+pub use batch_set::{BatchRef, BatchSet, SetState};
 pub use clock::{Clock, InFlight};
+pub use ends::EndPlace;
 pub use limbo::Limbo;
 pub use watch::Watch;
 pub use word::ClockWord;

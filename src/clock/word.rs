@@ -1,13 +1,15 @@
 //! The clock's word: the newest ticket, the number of batches in flight, whether requests wait for
-//! blocks, and whether the device is lost. One load answers every question of a thread that frees
-//! or allocates a block: which batches could have seen this frame, whether any batch is in flight,
-//! whether to announce a free block, and whether the pool still allocates.
+//! blocks, whether tasks wait for the end of batches, and whether the device is lost. One load
+//! answers every question of a thread that frees or allocates a block: which batches could have seen
+//! this frame, whether any batch is in flight, whether to announce a free block, and whether the
+//! pool still allocates.
 //!
 //! | bits | field | meaning |
 //! |---|---|---|
-//! | 0..18 | in flight | batches begun and not ended |
-//! | 18 | awaited | a request waits for blocks: blocks that become available are announced |
-//! | 19 | lost | the device has failed: no blocks are allocated; set once and never cleared |
+//! | 0..17 | in flight | batches begun and not ended |
+//! | 17 | awaited | a request waits for blocks: blocks that become available are announced |
+//! | 18 | lost | the device has failed: no blocks are allocated; set once and never cleared |
+//! | 19 | end awaited | a task waits for the end of a batch: each end looks at the [list](super::ends) of these |
 //! | 20..64 | ticket | the ticket of the batch that began last; 0 before the first |
 //!
 //! The word is *quiet* if no batch is in flight and no request waits: its low half is zero, and a
@@ -15,12 +17,13 @@
 
 use crate::ids::Ticket;
 
-const IN_FLIGHT_BITS: u32 = 18;
+const IN_FLIGHT_BITS: u32 = 17;
 const AWAITED_BITS: u32 = 1;
 const LOST_BITS: u32 = 1;
+const END_AWAITED_BITS: u32 = 1;
 const TICKET_BITS: u32 = 44;
-const _: () = assert!(IN_FLIGHT_BITS + AWAITED_BITS + LOST_BITS + TICKET_BITS == u64::BITS);
-const TICKET_SHIFT: u32 = IN_FLIGHT_BITS + AWAITED_BITS + LOST_BITS;
+const TICKET_SHIFT: u32 = IN_FLIGHT_BITS + AWAITED_BITS + LOST_BITS + END_AWAITED_BITS;
+const _: () = assert!(TICKET_SHIFT + TICKET_BITS == u64::BITS);
 
 /// State of a [`Clock`](super::Clock), in one atomic word.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -39,6 +42,8 @@ impl ClockWord {
     pub const AWAITED: u64 = 1 << IN_FLIGHT_BITS;
     /// The lost bit: the device has failed.
     pub const LOST: u64 = 1 << (IN_FLIGHT_BITS + AWAITED_BITS);
+    /// The end-awaited bit: a task waits for the end of a batch.
+    pub const END_AWAITED: u64 = 1 << (IN_FLIGHT_BITS + AWAITED_BITS + LOST_BITS);
 
     /// Creates the word from its bits.
     #[inline]
@@ -62,6 +67,12 @@ impl ClockWord {
     #[inline]
     pub const fn is_awaited(self) -> bool {
         self.0 & Self::AWAITED != 0
+    }
+
+    /// Returns whether a task waits for the end of a batch.
+    #[inline]
+    pub const fn is_end_awaited(self) -> bool {
+        self.0 & Self::END_AWAITED != 0
     }
 
     /// Returns whether the device is lost.
@@ -99,12 +110,15 @@ mod tests {
     #[test]
     fn a_word_is_quiet_without_batches_and_waiting_requests() {
         for begun in 0..3 {
-            for flags in [0, ClockWord::AWAITED, ClockWord::LOST, ClockWord::AWAITED | ClockWord::LOST] {
+            const FLAGS: [u64; 3] = [ClockWord::AWAITED, ClockWord::LOST, ClockWord::END_AWAITED];
+            for set in 0..8 {
+                let flags: u64 = (0..3).filter(|flag| set >> flag & 1 == 1).map(|flag| FLAGS[flag]).sum();
                 for ended in 0..=begun {
                     let word =
                         ClockWord::from_bits((flags + begun * ClockWord::BEGIN) - ended * ClockWord::END);
                     assert_eq!(word.is_awaited(), flags & ClockWord::AWAITED != 0);
                     assert_eq!(word.is_lost(), flags & ClockWord::LOST != 0);
+                    assert_eq!(word.is_end_awaited(), flags & ClockWord::END_AWAITED != 0);
                     assert_eq!((word.newest(), word.in_flight()), (Ticket(begun), begun - ended));
                     assert_eq!(word.is_quiet(), !word.is_awaited() && begun == ended);
                 }

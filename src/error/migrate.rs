@@ -24,13 +24,12 @@ pub enum TransferError {
         /// Pool asked to send it.
         pool: PoolTag,
     },
-    /// A batch that writes to the sequence, or an older one, is in flight: the bytes may be
-    /// incomplete.
-    #[error("sequence {id} is written by batch {batch}; that batch or an older one is still in flight")]
+    /// A batch that writes to the sequence is in flight: the bytes may be incomplete.
+    #[error("sequence {id} is written by batch {batch}, which is still in flight")]
     BeingWritten {
         /// Id of the sequence.
         id: SequenceId,
-        /// Newest batch that writes to the sequence.
+        /// The batch; the newest one if there are several.
         batch: Ticket,
     },
     /// The pool was built without storage: it has no bytes to send or receive.

@@ -76,6 +76,12 @@ pub enum SequenceError {
         /// Id of the sequence.
         id: SequenceId,
     },
+    /// No sequence with this id is open: it was closed, or never opened.
+    #[error("sequence {id} is not open")]
+    NotOpen {
+        /// Id of the sequence.
+        id: SequenceId,
+    },
     /// The request was to append zero tokens.
     #[error("cannot append zero tokens to sequence {id}")]
     ZeroTokens {

@@ -5,32 +5,51 @@ use crate::block::Blocks;
 use crate::clock::InFlight;
 use crate::error::TransferError;
 use crate::frame::RunList;
-use crate::ids::{BlockId, FrameId, Run};
+use crate::ids::{BlockHandle, BlockId, FrameId, Run};
 
 use super::report::Carried;
 use super::route::Route;
 
-/// Bytes per piece. A piece is copied under a lease of the source, which holds back blocks freed
-/// there meanwhile. An abandoned transfer stops after the current piece.
+/// Bytes per piece. Its source blocks are pinned while it is copied. An abandoned transfer stops
+/// after the current piece.
 const PIECE_BYTES: usize = 64 << 20;
 
 /// A source block and a destination block.
 pub(super) type Pair = (BlockId, BlockId);
 
-/// A lease of the source, which also ends during a panic.
-struct SourceBatch<'a> {
+/// Keeps source blocks in their frames, also during a panic, until it is dropped.
+///
+/// A pinned block does not move, and the transfer's reference keeps it from being freed. Other
+/// blocks that are freed meanwhile are reusable at once, as if there were no transfer.
+///
+/// A block has few pins ([`BlockWord::PINS_MAX`](crate::block::BlockWord)), and a prefix that many
+/// sequences share may be sent by more transfers than that. For a block without a pin to spare, the
+/// piece is copied under a batch: if the block moves, its old frame keeps the bytes until the batch
+/// ends. Only then are frames held back that other threads free.
+struct Held<'a> {
     pool: &'a Blocks,
+    pinned: Vec<BlockHandle>,
     batch: Option<InFlight>,
 }
 
-impl<'a> SourceBatch<'a> {
-    fn begin(pool: &'a Blocks) -> Self {
-        Self { pool, batch: Some(pool.begin_batch()) }
+impl<'a> Held<'a> {
+    /// Holds blocks on which the caller has references. Their frames must be looked up afterwards.
+    fn new(pool: &'a Blocks, blocks: impl Iterator<Item = BlockId>) -> Self {
+        let mut held = Self { pool, pinned: Vec::new(), batch: None };
+        for handle in blocks.map(|block| pool.handle(block)) {
+            if pool.pin_any(handle).is_ok() {
+                held.pinned.push(handle);
+            } else if held.batch.is_none() {
+                held.batch = Some(pool.begin_batch());
+            }
+        }
+        held
     }
 }
 
-impl Drop for SourceBatch<'_> {
+impl Drop for Held<'_> {
     fn drop(&mut self) {
+        self.pinned.iter().for_each(|&handle| self.pool.unpin_any(handle));
         if let Some(batch) = self.batch.take() {
             self.pool.end_batch(batch);
             // As at the end of every batch: frames left by moves, which it may have been the last
@@ -78,23 +97,22 @@ impl Route {
         Ok(carried)
     }
 
-    /// Copies some blocks under one lease, and returns the number of runs.
+    /// Copies some blocks, and returns the number of runs.
     ///
     /// # Safety
     ///
     /// As [`carry`](Self::carry).
     unsafe fn carry_piece(&self, pairs: &[Pair]) -> Result<usize, TransferError> {
         let (from, to) = (self.from.sequences.blocks(), self.to.sequences.blocks());
-        // Begun before the frames are looked up: frames that moves leave from now on keep their
-        // bytes until the lease ends.
-        let lease = SourceBatch::begin(from);
+        // Before the frames are looked up: from now on the bytes stay in them.
+        let held = Held::new(from, pairs.iter().map(|&(block, _)| block));
         let here = runs_of(pairs.iter().map(|&(block, _)| from.frame(block)));
         let there = runs_of(pairs.iter().map(|&(_, block)| to.frame(block)));
-        // SAFETY: no thread writes the source blocks, and the lease keeps their frames from being
-        // reused; the destination blocks are exclusively the caller's, and do not move: see the
+        // SAFETY: no thread writes the source blocks, and they stay in their frames, or these keep
+        // their bytes, while the blocks are held; the destination blocks are exclusively the caller's, and do not move: see the
         // parent module.
         let received = unsafe { self.to.storage.receive(&*self.from.storage, &here, &there) };
-        drop(lease);
+        drop(held);
         received.inspect_err(|error| self.note_loss(error))?;
         Ok(here.len().max(there.len()))
     }

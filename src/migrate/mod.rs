@@ -10,7 +10,7 @@
 //! ```text
 //! prepare    both pools hold a reference on each block involved: sources here, destinations there.
 //!            Refused without effect if there is no room, the layouts differ, or the source is being written
-//! transfer   bytes are copied from frames to frames, in runs, a piece at a time, each piece under a lease of the source
+//! transfer   bytes are copied from frames to frames, in runs, a piece at a time, whose source blocks are pinned
 //! commit     the destination blocks are sealed, registered, and handed to the new owner;  then the sources are released
 //! abort      all references are released:  there the blocks are free again, here they are as before
 //! ```
@@ -35,9 +35,10 @@
 //! - The transfer holds a reference on each source block. Blocks of a cache are sealed. Blocks of a
 //!   sequence are sealed, or were last written by a batch that has ended; with a second reference
 //!   on them, the next write goes to a copy.
-//! - Compaction may move a sealed block meanwhile. The frame that it leaves is not reused until
-//!   every batch that began before has ended: a piece begins a batch, and looks up the frames
-//!   afterwards.
+//! - Compaction does not move a block that is pinned: a piece pins its blocks, and looks up the frames
+//!   afterwards. It holds no batch, which would hold back every frame that is freed in the source
+//!   meanwhile; unless a block has all its pins already. Then a batch begins before the frames are
+//!   looked up: the frame that a move leaves is not reused until that batch has ended.
 //! - A destination block is fresh, unknown to other threads, and not sealed: it is neither evicted
 //!   nor moved.
 //!
@@ -51,7 +52,7 @@
 //!
 //! # Files
 //!
-//! `route` the two pools and their common requirements · `carry` pieces, runs, leases · `job` the
+//! `route` the two pools and their common requirements · `carry` pieces, runs, pins · `job` the
 //! thread of a transfer, and dropped futures · `sequence` and `cached` the operations · `report`
 //! results.
 

@@ -394,7 +394,7 @@ impl PoolBuilder {
         let sequences = unsafe {
             Sequences::sampled(blocks.clone(), storage.clone(), block_tokens, cache, sampler.clone())
         };
-        Ok(Pool(crate::sync::Arc::new(Shared {
+        let pool = Pool(crate::sync::Arc::new(Shared {
             // SAFETY: as above; or the engine promises to copy the frames' bytes.
             compactor: unsafe { Compactor::new(sequences.clone(), bytes, &self.layout, self.order) },
             sequences,
@@ -403,7 +403,10 @@ impl PoolBuilder {
             storage,
             sampler,
             order: self.order,
-        })))
+        }));
+        #[cfg(not(kvpool_loom))]
+        pool.own_sequences();
+        Ok(pool)
     }
 
     fn check(&self) -> Result<BlocksConfig, BuildError> {

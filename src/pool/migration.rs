@@ -1,6 +1,8 @@
 //! `Pool` methods that copy or move sequences and cached blocks to another pool and back.
 
-use crate::error::TransferError;
+use tokio::time::Instant;
+
+use crate::error::{SettleError, TransferError};
 use crate::migrate::{self, BringBackReport, MigrateError, MigrationReport, OffloadReport};
 use crate::prefix::PrefixKeys;
 use crate::sequence::Sequence;
@@ -15,6 +17,12 @@ pub enum Target<'a> {
     Device(&'a Pool),
 }
 
+impl<'a> From<&'a Pool> for Target<'a> {
+    fn from(pool: &'a Pool) -> Self {
+        Self::Device(pool)
+    }
+}
+
 impl Pool {
     /// Moves a sequence to another pool.
     ///
@@ -26,7 +34,11 @@ impl Pool {
     /// announced tokens.
     ///
     /// On a tokio runtime a blocking-pool thread copies the bytes; elsewhere the polling thread
-    /// does. Dropping the future stops the copy and closes the sequence; use
+    /// does. A batch in flight that writes the sequence is a reason to refuse it; await
+    /// [`settled`](Self::settled) first, or use [`migrate_until`](Self::migrate_until). Batches of
+    /// other sequences are no obstacle. Frees here are not held back by the copy.
+    ///
+    /// Dropping the future stops the copy and closes the sequence; use
     /// [`replicate`](Self::replicate) to keep it.
     ///
     /// ```
@@ -80,6 +92,78 @@ impl Pool {
     ) -> Result<(Sequence, MigrationReport), TransferError> {
         let Target::Device(to) = target;
         migrate::replicate(&self.0.sequences, sequence, &to.0.sequences).await
+    }
+
+    /// Moves a sequence like [`migrate`](Self::migrate), after the batches that write it have ended.
+    ///
+    /// The deadline is that of the wait, not of the copy. Batches of other sequences are not waited
+    /// for. The target's blocks are taken after the wait.
+    ///
+    /// # Errors
+    ///
+    /// As for [`migrate`](Self::migrate); [`TransferError::BeingWritten`] if a batch that writes the
+    /// sequence is in flight at the deadline.
+    ///
+    /// # Panics
+    ///
+    /// If it has to wait outside of a tokio runtime that has a timer.
+    pub async fn migrate_until(
+        &self,
+        sequence: Sequence,
+        target: Target<'_>,
+        deadline: Instant,
+    ) -> Result<(Sequence, MigrationReport), MigrateError> {
+        let outcome = self.replicate_settled(&sequence, target, Some(deadline)).await;
+        outcome.map_err(|error| MigrateError { error, sequence: Box::new(sequence) })
+    }
+
+    /// Copies a sequence like [`replicate`](Self::replicate), after the batches that write it have
+    /// ended.
+    ///
+    /// # Errors
+    ///
+    /// As for [`migrate_until`](Self::migrate_until); nothing changes.
+    ///
+    /// # Panics
+    ///
+    /// If it has to wait outside of a tokio runtime that has a timer.
+    pub async fn replicate_until(
+        &self,
+        sequence: &Sequence,
+        target: Target<'_>,
+        deadline: Instant,
+    ) -> Result<(Sequence, MigrationReport), TransferError> {
+        self.replicate_settled(sequence, target, Some(deadline)).await
+    }
+
+    /// Waits only if the copy is refused because of a batch in flight, so that other refusals come
+    /// at once.
+    pub(super) async fn replicate_settled(
+        &self,
+        sequence: &Sequence,
+        target: Target<'_>,
+        deadline: Option<Instant>,
+    ) -> Result<(Sequence, MigrationReport), TransferError> {
+        loop {
+            let refused = match self.replicate(sequence, target).await {
+                Err(error @ TransferError::BeingWritten { .. }) => error,
+                outcome => return outcome,
+            };
+            // Borrowed here, the sequence gets no further writers: one wait is enough, unless the
+            // refusal was about a batch that was just beginning.
+            let settled = self.settled(sequence);
+            let waited = match deadline {
+                Some(deadline) => settled.until(deadline).await,
+                None => settled.await,
+            };
+            match waited {
+                Ok(()) => {}
+                Err(SettleError::Deadline { batch }) => {
+                    return Err(TransferError::BeingWritten { id: sequence.id(), batch });
+                }
+                Err(_) => return Err(refused),
+            }
+        }
     }
 
     /// Moves up to `blocks_max` evictable blocks to another pool's prefix cache.

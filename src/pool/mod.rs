@@ -16,7 +16,10 @@ mod migration;
 mod pin;
 #[expect(clippy::module_inception, reason = "the floor is named after its main type")]
 mod pool;
+mod preemption;
+mod settled;
 mod stats;
+mod victims;
 mod waiting;
 
 pub use crate::block::{
@@ -33,4 +36,7 @@ pub use lease::Lease;
 pub use migration::Target;
 pub use pin::BlockPin;
 pub use pool::Pool;
+pub use preemption::{Preempt, Preempted, Swapped};
+pub use settled::Settled;
 pub use stats::{Fragmentation, Pressure, Stats};
+pub use victims::{LowestPriorityFirst, Victim, VictimOrder};

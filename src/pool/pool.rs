@@ -5,7 +5,7 @@ use crate::compact::Compactor;
 use crate::error::{GrowError, HandleError, StorageError};
 use crate::ids::{BlockHandle, BlockId, Order, PoolTag, Run, SequenceId};
 use crate::prefix::{BlockHash, PrefixCache};
-use crate::sequence::{Batch, SequenceBuilder, SequenceView, Sequences};
+use crate::sequence::{Batch, Sequence, SequenceBuilder, SequenceView, Sequences};
 use crate::storage::{DeviceStream, KvLayout, Storage};
 use crate::sync::Arc;
 
@@ -49,6 +49,13 @@ impl Drop for Shared {
 }
 
 impl Pool {
+    /// Tells the sequences which pool they belong to.
+    #[cfg(not(kvpool_loom))]
+    pub(super) fn own_sequences(&self) {
+        let own: std::sync::Weak<Shared> = Arc::downgrade(&self.0);
+        self.0.sequences.set_owner(own);
+    }
+
     /// Drops one reference on each block. A block that is listed twice loses two references.
     ///
     /// # Errors
@@ -156,6 +163,11 @@ impl Pool {
     /// Returns the number of open sequences.
     pub fn sequence_count(&self) -> usize {
         self.0.sequences.count()
+    }
+
+    /// Returns whether a sequence belongs to this pool.
+    pub fn owns(&self, sequence: &Sequence) -> bool {
+        sequence.sequences().same(&self.0.sequences)
     }
 
     /// Begins a batch: one step of the engine, under which block tables are read.
@@ -318,6 +330,17 @@ impl Pool {
     /// Returns the number that tells this pool's handles from those of other pools.
     pub fn tag(&self) -> PoolTag {
         self.0.blocks.tag()
+    }
+}
+
+#[cfg(not(kvpool_loom))]
+impl Sequence {
+    /// Returns its pool, or `None` if all [`Pool`] handles have been dropped.
+    ///
+    /// Not available in models. [`pool_tag`](Self::pool_tag) and [`Pool::owns`] are.
+    pub fn pool(&self) -> Option<Pool> {
+        let owner = self.sequences().owner()?.upgrade()?;
+        owner.downcast::<Shared>().ok().map(Pool)
     }
 }
 

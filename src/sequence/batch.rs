@@ -127,7 +127,7 @@ impl Batch {
         ///
         /// # Panics
         ///
-        /// If 131,072 batches are in flight.
+        /// If 65,536 batches are in flight.
         fn begin(sequences: &Sequences) -> Self {
             Self { step: BatchInner::begin(sequences.clone()), slots: Vec::new() }
         }
@@ -233,7 +233,7 @@ impl Batch {
     #[inline]
     fn make_final(&mut self, sequence: &mut Sequence, plan: &Growth) {
         sequence.committed = plan.length;
-        sequence.seals.wrote(self.ticket());
+        self.writes(sequence);
         if let Some(known) = &mut sequence.known {
             known.committed(plan.length);
         }
@@ -311,8 +311,15 @@ impl Batch {
             Ok(()) => Grown::IN_PLACE,
             Err(tail) => self.grow_list(sequence, &plan, tail)?,
         };
-        sequence.seals.wrote(self.ticket());
+        self.writes(sequence);
         Ok(grown.appended(&plan))
+    }
+
+    /// Records that this batch writes to open blocks of the sequence.
+    #[inline]
+    fn writes(&self, sequence: &mut Sequence) {
+        sequence.seals.wrote(self.ticket());
+        self.step.sequences.0.blocks.clock().note(&mut sequence.writers, self.step.batch());
     }
 
     /// Returns an error for a sequence of another pool.

@@ -18,7 +18,7 @@ use std::task::{Context, Poll};
 
 use tokio::sync::oneshot;
 
-use crate::clock::InFlight;
+use crate::clock::{BatchRef, InFlight};
 use crate::error::StorageError;
 use crate::ids::{BlockHandle, BlockId, DeviceId, Ticket};
 use crate::prefix::KvEvent;
@@ -85,8 +85,16 @@ impl BatchInner {
         Self { sequences, lease, promised: Vec::new(), copied: Vec::new(), stream: None, is_void: false }
     }
 
+    fn lease(&self) -> &InFlight {
+        self.lease.as_ref().expect("a batch holds a lease until it is dropped")
+    }
+
     pub(super) fn ticket(&self) -> Ticket {
-        self.lease.as_ref().expect("a batch holds a lease until it is dropped").ticket()
+        self.lease().ticket()
+    }
+
+    pub(super) fn batch(&self) -> BatchRef {
+        self.lease().batch()
     }
 
     /// Ends the batch when all these streams have reached this point.

@@ -83,7 +83,7 @@ impl<'a> Options<'a> {
     /// Opens an empty sequence.
     pub(super) fn open(&self, sequences: &Sequences) -> Result<Sequence, SequenceError> {
         let known = self.hashes(sequences)?;
-        let list = sequences.register(self.id)?;
+        let list = sequences.register(self.id, self.priority)?;
         let mut sequence = Sequence::new(sequences.clone(), self.id, self.priority, list);
         sequence.known = known;
         sequence.reuses_tail = self.reuses_tail;

@@ -94,6 +94,7 @@ impl Batch {
             }
         }
         sequence.seals.wrote_again(ticket);
+        self.step.sequences.0.blocks.clock().note(&mut sequence.writers, self.step.batch());
         // SAFETY: the blocks belong to this sequence alone, which is borrowed mutably; no thread
         // seals or moves them: see the module.
         let stored = self.settled(storage).and_then(|()| unsafe { storage.store(layer, k, v, &self.slots) });

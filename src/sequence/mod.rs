@@ -14,6 +14,7 @@
 //! | `frames` | the owner's copy of the frames, which tables are copied from |
 //! | `registry` | [`Sequences`]: open sequences by id; views |
 //! | `sequence` | the owner's operations: fork, commit, truncate |
+//! | `footprint` | the blocks that the close of a sequence gives back |
 //! | `builder` | opening a sequence with its cached prefix |
 //! | `reserve` | blocks for appends that cannot fail |
 //! | `admit` | opening a sequence together with its blocks |
@@ -55,6 +56,7 @@ mod batch_inner;
 mod builder;
 mod bytes;
 mod decode;
+mod footprint;
 mod frames;
 #[cfg(not(kvpool_loom))]
 mod list;

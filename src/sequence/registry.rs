@@ -3,9 +3,9 @@
 use std::fmt;
 use std::time::Instant;
 
-use crate::block::{Blocks, Sampler};
+use crate::block::{Blocks, Priority, Sampler};
 use crate::error::{SequenceError, StorageError};
-use crate::ids::{BlockId, SequenceId};
+use crate::ids::{BlockId, SequenceId, Ticket};
 use crate::prefix::PrefixCache;
 use crate::storage::{DeviceStream, Storage};
 use crate::sync::{Arc, AtomicU64, Map, Ordering::*};
@@ -23,11 +23,14 @@ pub(super) struct Shared {
     pub(super) block_tokens: u32,
     pub(super) cache: Option<Arc<PrefixCache>>,
     pub(super) sampler: Sampler,
-    open: Map<SequenceId, Arc<BlockList>>,
+    open: Map<SequenceId, Open>,
     /// The pinned prefixes, by number.
     pinned: Map<u64, PinnedInfo>,
     /// Number of the next pinned prefix.
     pins: AtomicU64,
+    /// The pool of the floor above, which that floor sets and reads.
+    #[cfg(not(kvpool_loom))]
+    owner: std::sync::OnceLock<Owner>,
 }
 
 /// What a [`PinnedPrefix`](super::PinnedPrefix) holds.
@@ -42,6 +45,19 @@ pub struct PinnedInfo {
     pub blocks: usize,
     /// When it was pinned.
     pub since: Instant,
+}
+
+/// A weak reference to the pool of the floor above, whose type this floor does not know.
+#[cfg(not(kvpool_loom))]
+pub(crate) type Owner = std::sync::Weak<dyn std::any::Any + Send + Sync>;
+
+/// An open sequence, as it is known without its owner.
+#[derive(Clone)]
+struct Open {
+    list: Arc<BlockList>,
+    priority: Priority,
+    /// The newest batch when it was opened.
+    opened: Ticket,
 }
 
 impl Drop for Shared {
@@ -114,8 +130,30 @@ impl Sequences {
             "invalid block size: {block_tokens} tokens"
         );
         let block_tokens = block_tokens as u32;
-        let (open, pinned, pins) = (Map::new(), Map::new(), AtomicU64::new(1));
-        Self(Arc::new(Shared { blocks, storage, block_tokens, cache, sampler, open, pinned, pins }))
+        Self(Arc::new(Shared {
+            blocks,
+            storage,
+            block_tokens,
+            cache,
+            sampler,
+            open: Map::new(),
+            pinned: Map::new(),
+            pins: AtomicU64::new(1),
+            #[cfg(not(kvpool_loom))]
+            owner: std::sync::OnceLock::new(),
+        }))
+    }
+
+    /// Sets the pool of the floor above, once.
+    #[cfg(not(kvpool_loom))]
+    pub(crate) fn set_owner(&self, owner: Owner) {
+        let _ = self.0.owner.set(owner);
+    }
+
+    /// Returns the pool of the floor above, if it was set.
+    #[cfg(not(kvpool_loom))]
+    pub(crate) fn owner(&self) -> Option<&Owner> {
+        self.0.owner.get()
     }
 
     pub(super) fn check_stream(&self, stream: &DeviceStream) -> Result<(), StorageError> {
@@ -137,8 +175,12 @@ impl Sequences {
 
     /// Returns a view of an open sequence, for threads other than its owner's.
     pub fn view(&self, id: SequenceId) -> Option<SequenceView> {
-        let list = self.0.open.get(&id)?;
-        Some(SequenceView { sequences: self.clone(), id, list })
+        self.0.open.get(&id).map(|open| self.view_of(id, open))
+    }
+
+    fn view_of(&self, id: SequenceId, open: Open) -> SequenceView {
+        let Open { list, priority, opened } = open;
+        SequenceView { sequences: self.clone(), id, list, priority, opened }
     }
 
     /// Returns the number of open sequences.
@@ -157,7 +199,7 @@ impl Sequences {
     pub fn views(&self) -> Vec<SequenceView> {
         let mut open = self.0.open.entries();
         open.sort_unstable_by_key(|(id, _)| *id);
-        open.into_iter().map(|(id, list)| SequenceView { sequences: self.clone(), id, list }).collect()
+        open.into_iter().map(|(id, open)| self.view_of(id, open)).collect()
     }
 
     /// Returns the prefix cache, if there is one.
@@ -200,9 +242,10 @@ impl Sequences {
     }
 
     /// Registers an id, and returns the owner's side of its new list.
-    pub(super) fn register(&self, id: SequenceId) -> Result<ListOwner, SequenceError> {
+    pub(super) fn register(&self, id: SequenceId, priority: Priority) -> Result<ListOwner, SequenceError> {
         let owner = ListOwner::new(self.0.block_tokens);
-        if self.0.open.insert_new(id, owner.list().clone()) {
+        let opened = self.0.blocks.clock().newest();
+        if self.0.open.insert_new(id, Open { list: owner.list().clone(), priority, opened }) {
             Ok(owner)
         } else {
             Err(SequenceError::AlreadyOpen { id })
@@ -232,12 +275,26 @@ pub struct SequenceView {
     pub(super) sequences: Sequences,
     id: SequenceId,
     pub(super) list: Arc<BlockList>,
+    priority: Priority,
+    opened: Ticket,
 }
 
 impl SequenceView {
     /// Returns the id of the sequence.
     pub fn id(&self) -> SequenceId {
         self.id
+    }
+
+    /// Returns the priority of the sequence.
+    pub fn priority(&self) -> Priority {
+        self.priority
+    }
+
+    /// Returns the newest batch at the time when the sequence was opened; 0 before the first batch.
+    ///
+    /// Of two sequences of a pool, the one with the larger ticket is younger.
+    pub fn opened(&self) -> Ticket {
+        self.opened
     }
 
     /// Returns the number of its tokens, including drafted ones.

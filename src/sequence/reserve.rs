@@ -35,7 +35,7 @@ impl Sequence {
     /// [`SequenceError::TooLong`]. The sequence is unchanged.
     pub fn reserve(&mut self, tokens: usize) -> Result<(), SequenceError> {
         let Some(request) = self.reservation(tokens)? else { return Ok(()) };
-        let (pool, end) = (self.pool().clone(), self.list_end());
+        let (pool, end) = (self.pool_blocks().clone(), self.list_end());
         self.take_reserved(|take| pool.allocate_guarded(&request, Some(end), take)).map_err(Into::into)
     }
 
@@ -44,7 +44,7 @@ impl Sequence {
         // The last ones first, as in a truncated list.
         let reserved = std::mem::take(&mut self.reserved);
         if !reserved.is_empty() {
-            self.pool().release_unpublished(&reserved);
+            self.pool_blocks().release_unpublished(&reserved);
         }
         reserved.len()
     }
@@ -52,7 +52,7 @@ impl Sequence {
     /// Releases the last `blocks` reserved blocks.
     pub(super) fn release_last_reserved(&mut self, blocks: usize) {
         let released: Vec<BlockId> = self.reserved.drain(..blocks).collect();
-        self.pool().release_unpublished(&released);
+        self.pool_blocks().release_unpublished(&released);
     }
 
     /// Returns an error unless the sequence is one of these.
@@ -71,7 +71,7 @@ impl Sequence {
             .ok_or(SequenceError::TooLong { id, asked: tokens, length: length as usize, max: TOKENS_MAX })?;
         let needed = plan.fresh as usize + usize::from(plan.tail && self.copies_tail(plan.first));
         let asked = needed.saturating_sub(self.reserved.len());
-        let total = self.pool().total();
+        let total = self.pool_blocks().total();
         if self.list.len() + needed > total {
             return Err(AllocError::TooLarge { asked: self.list.len() + needed, total }.into());
         }
@@ -83,7 +83,7 @@ impl Sequence {
     pub(super) fn copies_tail(&self, place: u32) -> bool {
         let Some(tail) = self.list.last() else { return false };
         // A sealed block that only this sequence owns is reopened, but copied while it moves.
-        self.access(place, self.pool().word(tail), Ticket(0)) != Access::Open
+        self.access(place, self.pool_blocks().word(tail), Ticket(0)) != Access::Open
     }
 
     /// Adds the blocks that `allocate` takes to the reservation.

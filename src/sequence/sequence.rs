@@ -6,8 +6,9 @@ use std::ops::Range;
 use smallvec::{SmallVec, smallvec};
 
 use crate::block::{BlockWord, Blocks, ListEnd, Priority, unit_of};
+use crate::clock::{BatchSet, SetState};
 use crate::error::SequenceError;
-use crate::ids::{BlockId, FrameId, SequenceId, Ticket};
+use crate::ids::{BlockId, FrameId, PoolTag, SequenceId, Ticket};
 use crate::prefix::{PolicyInfo, PrefixCache};
 use crate::sync::{Ordering::*, fence, panicking};
 
@@ -33,6 +34,8 @@ pub struct Sequence {
     pub(super) reserved: Vec<BlockId>,
     pub(super) committed: u32,
     pub(super) seals: Seals,
+    /// Batches that wrote to its blocks. Unlike `seals`, it knows every one that is in flight.
+    pub(super) writers: BatchSet,
     /// Block hashes, in a pool with a prefix cache.
     pub(super) known: Option<Box<TokenHashes>>,
     /// Whether its unfinished last block is registered when it is closed.
@@ -67,6 +70,7 @@ impl Sequence {
             reserved: Vec::new(),
             committed: 0,
             seals: Seals::default(),
+            writers: BatchSet::default(),
             known: None,
             reuses_tail: false,
         }
@@ -75,6 +79,16 @@ impl Sequence {
     /// Returns its id.
     pub fn id(&self) -> SequenceId {
         self.id
+    }
+
+    /// Returns the tag of its pool.
+    pub fn pool_tag(&self) -> PoolTag {
+        self.pool_blocks().tag()
+    }
+
+    /// Returns the sequences of its pool.
+    pub(crate) fn sequences(&self) -> &Sequences {
+        &self.sequences
     }
 
     /// Returns its priority.
@@ -149,9 +163,9 @@ impl Sequence {
     /// [`SequenceError::AlreadyOpen`], or [`SequenceError::Handle`] if a block has the maximum
     /// number of references. Nothing is then shared.
     pub fn fork(&self, id: SequenceId) -> Result<Self, SequenceError> {
-        let mut list = self.sequences.register(id)?;
+        let mut list = self.sequences.register(id, self.priority)?;
         let ids: SmallVec<[BlockId; 64]> = self.blocks().collect();
-        if let Err(error) = self.pool().share_listed(&ids) {
+        if let Err(error) = self.pool_blocks().share_listed(&ids) {
             self.sequences.unregister(id);
             return Err(error.into());
         }
@@ -169,6 +183,7 @@ impl Sequence {
             reserved: Vec::new(),
             committed: self.committed,
             seals: self.seals.forked(),
+            writers: self.writers,
             known: self.known.clone(),
             reuses_tail: self.reuses_tail,
         })
@@ -243,7 +258,7 @@ impl Sequence {
         Some((self.known.as_deref()?, self.sequences.cache()?))
     }
 
-    pub(super) fn pool(&self) -> &Blocks {
+    pub(super) fn pool_blocks(&self) -> &Blocks {
         &self.sequences.0.blocks
     }
 
@@ -259,7 +274,9 @@ impl Sequence {
 
     #[cold]
     fn seal_due(&mut self, full: u32, writer: Ticket) -> bool {
-        let ended = self.pool().clock().ended(writer);
+        // The first holds back the blocks for batches that wrote to other sequences; the second for
+        // later batches of this one.
+        let ended = self.pool_blocks().clock().ended(writer) || self.writing().is_none();
         if ended {
             self.seal_blocks(self.seals.settled()..full);
             self.seals.sealed();
@@ -269,7 +286,7 @@ impl Sequence {
 
     /// Seals blocks, and registers those whose hashes are known.
     fn seal_blocks(&self, places: Range<u32>) {
-        let pool = self.pool();
+        let pool = self.pool_blocks();
         let handle = |place: u32| pool.handle(self.list.id(place as usize));
         let Some((known, cache)) = self.token_hashes() else {
             return places.for_each(|place| pool.seal_guarded(handle(place)));
@@ -302,8 +319,8 @@ impl Sequence {
     /// must have been computed.
     fn register_tail(&mut self) {
         let Some((known, cache)) = self.token_hashes().filter(|_| self.reuses_tail) else { return };
-        let (length, pool) = (self.len(), self.pool());
-        let is_done = pool.clock().ended(self.seals.last_writer_but(Ticket(0)));
+        let (length, pool) = (self.len(), self.pool_blocks());
+        let is_done = self.writing().is_none();
         let place = length as u32 / self.sequences.0.block_tokens;
         if let Some(hash) = known.tail_hash(cache, length)
             && self.committed as usize == length
@@ -320,6 +337,15 @@ impl Sequence {
         }
     }
 
+    /// Seals and registers its blocks as far as possible now, before they are released.
+    pub(super) fn make_findable(&mut self) {
+        // A panicking thread may not have stored its tokens.
+        if !panicking() {
+            self.settle();
+            self.register_tail();
+        }
+    }
+
     /// Returns whether all blocks promised to batches for registration are registered.
     ///
     /// Otherwise a batch panicked, or its device failed: the bytes may not have been computed, and
@@ -328,7 +354,22 @@ impl Sequence {
         let Some(known) = self.known.as_deref() else { return true };
         let was_promised = |&(place, _): &(u32, BlockId)| place < self.seals.settled();
         let mut promised = (0..).zip(self.blocks()).take_while(was_promised);
-        promised.all(|(place, id)| known.hash(place).is_none() || self.pool().word(id).is_cached())
+        promised.all(|(place, id)| known.hash(place).is_none() || self.pool_blocks().word(id).is_cached())
+    }
+
+    /// Returns a batch in flight that may write to its blocks, if there is one.
+    pub(super) fn writing(&self) -> Option<Ticket> {
+        match self.pool_blocks().clock().state(&self.writers) {
+            SetState::Ended => None,
+            SetState::InFlight(batch) => Some(batch),
+            // One that is beginning may be as new as this.
+            SetState::Beginning => Some(self.writers.up_to()),
+        }
+    }
+
+    /// Returns the batches that wrote to its blocks and may be in flight.
+    pub(crate) fn writers(&self) -> BatchSet {
+        self.writers
     }
 
     /// Returns what a write by this batch into a block with tokens requires.
@@ -363,7 +404,7 @@ impl Sequence {
     fn last_frame(&self) -> Option<FrameId> {
         match self.reserved.first() {
             // Not sealed, so it stays in its frame.
-            Some(&last) => Some(self.pool().frame(last)),
+            Some(&last) => Some(self.pool_blocks().frame(last)),
             None => self.frames.last(),
         }
     }
@@ -380,9 +421,9 @@ impl Sequence {
     /// Spares the unit of a frame in place of the one spared before.
     fn spare(&mut self, frame: Option<FrameId>) {
         if let Some(before) = self.spared.take() {
-            self.pool().unspare_unit(before);
+            self.pool_blocks().unspare_unit(before);
         }
-        self.spared = frame.filter(|&frame| self.pool().spare_unit(frame));
+        self.spared = frame.filter(|&frame| self.pool_blocks().spare_unit(frame));
     }
 
     /// Unlinks and releases all blocks after `length` tokens.
@@ -413,10 +454,10 @@ impl Sequence {
                 Some((known, cache)) => {
                     let policy_info =
                         PolicyInfo { chain: (self.list.len() + gone.len()) as u32, ..known.policy_info };
-                    let pool = self.pool();
+                    let pool = self.pool_blocks();
                     pool.release_cached(gone, |kept, tag| cache.keep(pool, kept, tag, policy_info));
                 }
-                None => self.pool().release_listed(gone),
+                None => self.pool_blocks().release_listed(gone),
             }
         }
     }
@@ -425,15 +466,11 @@ impl Sequence {
 impl Drop for Sequence {
     fn drop(&mut self) {
         self.sequences.unregister(self.id);
-        // A panicking thread may not have stored its tokens.
-        if !panicking() {
-            self.settle();
-            self.register_tail();
-        }
+        self.make_findable();
         self.release_reservation();
         self.cut(0);
         self.spare(None);
-        self.pool().reclaim_slice();
+        self.pool_blocks().reclaim_slice();
     }
 }
 

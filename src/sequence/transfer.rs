@@ -20,7 +20,7 @@
 
 use crate::block::{AllocRequest, Blocks, ListEnd};
 use crate::error::{AllocError, TransferError};
-use crate::ids::{BlockId, FrameId, Ticket};
+use crate::ids::{BlockId, FrameId};
 use crate::prefix::PolicyInfo;
 
 use super::registry::Sequences;
@@ -102,8 +102,7 @@ impl Sequence {
         if !self.sequences.same(from) {
             return Err(TransferError::ForeignSequence { id: self.id(), pool: pool.tag() });
         }
-        let batch = self.seals.last_writer_but(Ticket(0));
-        if batch != Ticket(0) && !pool.clock().ended(batch) {
+        if let Some(batch) = self.writing() {
             return Err(TransferError::BeingWritten { id: self.id(), batch });
         }
         let mut held = BlockRefs::new(from);
@@ -134,7 +133,7 @@ impl Arrival {
     /// [`TransferError::Sequence`] if the id is open there, [`TransferError::Alloc`] if there is no
     /// room.
     pub(crate) fn prepare(source: &Sequence, target: &Sequences) -> Result<Self, TransferError> {
-        let list = target.register(source.id())?;
+        let list = target.register(source.id(), source.priority())?;
         let mut sequence = Sequence::new(target.clone(), source.id(), source.priority(), list);
         let known = source.token_hashes().filter(|_| source.is_computed()).zip(target.cache());
         sequence.known = known.and_then(|((known, from), to)| known.in_cache(from, to)).map(Box::new);

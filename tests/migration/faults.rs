@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use kvpool::prefix::PrefixKeys;
 use kvpool::storage::{HostStorage, Storage};
 use kvpool::{
-    AllocError, AllocRequest, DeviceId, Pool, Run, SequenceError, SequenceId, StorageError, Target,
-    TransferError,
+    AllocError, AllocRequest, DeviceId, HandleError, Pool, Run, SequenceError, SequenceId, StorageError,
+    Target, TransferError,
 };
 
 use super::kv::{admit, builder, cached, check, config, is_idle, other, plain, pool, prompt, store};
@@ -282,6 +282,68 @@ async fn a_dropped_migration() {
         until_idle(&from);
         assert_eq!([cached(&from, &tokens), cached(&to, &tokens)], [10, 0]);
     }
+}
+
+/// While bytes are copied, blocks that are freed in either pool are reusable at once, and the blocks
+/// being sent stay where they are.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn frees_during_a_transfer() {
+    let tokens = prompt(1, 42);
+    let (is_there, goes_on, hook) = stands_still();
+    let (from, to) = (pool(plain(), 50), faulty(50, hook));
+    let sequence = admit(&from, 7, &tokens).unwrap();
+    let frames = |pool: &Pool| {
+        let blocks = pool.view(SequenceId(7)).unwrap().blocks();
+        blocks.into_iter().map(|block| pool.blocks().frame(block)).collect::<Vec<_>>()
+    };
+    let before = frames(&from);
+    let transfer = tokio::spawn({
+        let (from, to) = (from.clone(), to.clone());
+        async move { from.migrate(sequence, Target::Device(&to)).await }
+    });
+    is_there.recv_timeout(LIMIT).unwrap();
+    for pool in [&from, &to] {
+        for _ in 0..5 {
+            let all = pool.allocate(AllocRequest::new(39)).unwrap();
+            assert_eq!(pool.available_blocks(), 0);
+            drop(all);
+        }
+        assert_eq!((pool.counts().retired, pool.batches_in_flight()), (0, 0));
+    }
+    from.defragment().await.unwrap();
+    assert_eq!(frames(&from), before);
+    goes_on.send(()).unwrap();
+    let (sequence, _) = transfer.await.unwrap().unwrap();
+    check(&to, &sequence, &tokens);
+    drop(sequence);
+    [from, to].iter().for_each(is_idle);
+}
+
+/// A block that has no pin to spare is sent too, under a batch; the other blocks' pins end as usual.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_block_with_all_its_pins() {
+    let tokens = prompt(1, 42);
+    let (is_there, goes_on, hook) = stands_still();
+    let (from, to) = (pool(plain(), 50), faulty(50, hook));
+    let sequence = admit(&from, 7, &tokens).unwrap();
+    let blocks: Vec<_> = sequence.blocks().map(|block| from.blocks().handle(block)).collect();
+    let pins: Vec<_> = (0..15).map(|_| from.pin_scoped(blocks[3]).unwrap()).collect();
+    assert!(matches!(from.pin_scoped(blocks[3]), Err(HandleError::TooManyPins { .. })));
+    let transfer = tokio::spawn({
+        let (from, to) = (from.clone(), to.clone());
+        async move {
+            let replica = from.replicate(&sequence, Target::Device(&to)).await;
+            (replica, sequence)
+        }
+    });
+    is_there.recv_timeout(LIMIT).unwrap();
+    assert_eq!((from.info(blocks[2]).unwrap().pins, from.batches_in_flight()), (1, 1));
+    goes_on.send(()).unwrap();
+    let (replica, sequence) = transfer.await.unwrap();
+    check(&to, &replica.unwrap().0, &tokens);
+    assert_eq!((from.info(blocks[2]).unwrap().pins, from.batches_in_flight()), (0, 0));
+    drop((pins, sequence));
+    [from, to].iter().for_each(is_idle);
 }
 
 /// Dropped before its first poll: nothing has begun.

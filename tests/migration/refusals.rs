@@ -64,8 +64,7 @@ async fn an_id_that_is_open_there() {
     [from, to].iter().for_each(is_idle);
 }
 
-/// Refused while the batch that wrote to it, or an earlier one, is in flight; a later one is no
-/// obstacle.
+/// Refused while the batch that wrote to it is in flight; no other batch is an obstacle.
 #[tokio::test]
 async fn a_sequence_that_is_being_written() {
     let (from, to) = pools(20);
@@ -78,12 +77,27 @@ async fn a_sequence_that_is_being_written() {
     let (error, sequence) = refused(&from, sequence, &to, &tokens).await;
     assert_eq!(error, TransferError::BeingWritten { id: SequenceId(7), batch: ticket });
     batch.finish();
-    let (error, sequence) = refused(&from, sequence, &to, &tokens).await;
-    assert!(matches!(error, TransferError::BeingWritten { .. }), "{error}");
-    drop(older);
     let later = from.begin_batch();
     drop(from.migrate(sequence, Target::Device(&to)).await.unwrap());
-    drop(later);
+    drop((older, later));
+    [from, to].iter().for_each(is_idle);
+}
+
+/// A batch that wrote is known, also if an older one wrote after it and has ended.
+#[tokio::test]
+async fn a_sequence_that_two_batches_wrote_in_turn() {
+    let (from, to) = pools(20);
+    let tokens = prompt(1, 8);
+    let mut sequence = from.sequence(SequenceId(7)).tokens(&tokens).unwrap();
+    let (mut older, mut newer) = (from.begin_batch(), from.begin_batch());
+    let ticket = newer.ticket();
+    extend(&mut newer, &mut sequence, &tokens[..4]).unwrap();
+    extend(&mut older, &mut sequence, &tokens[4..]).unwrap();
+    older.finish();
+    let (error, sequence) = refused(&from, sequence, &to, &tokens).await;
+    assert_eq!(error, TransferError::BeingWritten { id: SequenceId(7), batch: ticket });
+    newer.finish();
+    drop(from.migrate(sequence, Target::Device(&to)).await.unwrap());
     [from, to].iter().for_each(is_idle);
 }
 

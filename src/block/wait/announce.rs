@@ -55,7 +55,7 @@ impl Core {
     ///
     /// # Panics
     ///
-    /// If 131,072 batches are in flight; no batch has begun then.
+    /// If 65,536 batches are in flight; no batch has begun then.
     pub fn begin_batch(&self) -> InFlight {
         let batch = self.space.clock.begin();
         self.announce();

@@ -122,6 +122,8 @@
 //! Models: `loom-tests/tests/waiters.rs`, `in_hand.rs`, `admission.rs`.
 
 mod announce;
+mod ended;
 mod waiting;
 
+pub(crate) use ended::BatchesEnd;
 pub(crate) use waiting::Waiting;

@@ -1,0 +1,51 @@
+//! A future that waits for the end of batches, and keeps their pool alive meanwhile.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use crate::block::Blocks;
+use crate::clock::{BatchSet, EndPlace, SetState};
+use crate::ids::Ticket;
+
+/// Completes when all batches of a set have ended. It is independent of the runtime, and may be
+/// dropped at any time.
+#[must_use = "futures do nothing unless they are polled"]
+pub(crate) struct BatchesEnd {
+    blocks: Blocks,
+    batches: BatchSet,
+    place: EndPlace,
+}
+
+impl Blocks {
+    /// Waits for the end of these batches of the pool.
+    pub(crate) fn batches_end(&self, batches: BatchSet) -> BatchesEnd {
+        BatchesEnd { blocks: self.clone(), batches, place: EndPlace::default() }
+    }
+}
+
+impl BatchesEnd {
+    /// Returns a batch that is waited for and has not ended, the newest one found.
+    pub(crate) fn in_flight(&self) -> Option<Ticket> {
+        match self.blocks.clock().state(&self.batches) {
+            SetState::InFlight(batch) => Some(batch),
+            // One that is beginning may be as new as this.
+            SetState::Beginning => Some(self.batches.up_to()),
+            SetState::Ended => None,
+        }
+    }
+}
+
+impl Future for BatchesEnd {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let Self { blocks, batches, place } = &mut *self;
+        blocks.clock().poll_ended(batches, place, context)
+    }
+}
+
+impl Drop for BatchesEnd {
+    fn drop(&mut self) {
+        self.blocks.clock().leave_ends(&mut self.place);
+    }
+}

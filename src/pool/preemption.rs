@@ -1,0 +1,148 @@
+//! Preemption: a sequence gives up its blocks, and continues later, here or in another pool.
+
+use tokio::time::Instant;
+
+use crate::error::TransferError;
+use crate::ids::{PoolTag, SequenceId};
+use crate::migrate::{MigrateError, MigrationReport};
+use crate::sequence::Sequence;
+
+use super::{Pool, Target};
+
+/// Way in which a sequence is preempted.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum Preempt<'a> {
+    /// It is closed. Its full blocks of known tokens stay in the prefix cache, if the pool has one;
+    /// the rest is computed again later.
+    Recompute,
+    /// It moves to another pool with all its bytes, usually one in host memory.
+    Swap(&'a Pool),
+}
+
+/// Result of a preemption.
+///
+/// `freed_blocks + cached_blocks + shared_blocks` is the number of blocks that the sequence had. The
+/// counts are exact unless other threads share or release these blocks at the same moment.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Preempted {
+    /// Id of the sequence.
+    pub id: SequenceId,
+    /// Blocks that became free here, or will when the batches in flight that may read them end.
+    pub freed_blocks: usize,
+    /// Blocks that became evictable here: they keep their bytes until their frames are needed.
+    pub cached_blocks: usize,
+    /// Blocks that other owners still reference.
+    pub shared_blocks: usize,
+    /// Leading tokens whose bytes still exist: all of a swapped sequence; of a closed one those in
+    /// leading cached blocks, until these are evicted.
+    pub tokens_kept: usize,
+    /// The other tokens, which have to be computed again.
+    pub tokens_lost: usize,
+    /// The sequence in the other pool; `None` if it was closed.
+    pub swapped: Option<Swapped>,
+}
+
+/// A sequence that was swapped to another pool.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Swapped {
+    /// The sequence, which belongs to the other pool.
+    pub sequence: Sequence,
+    /// Tag of that pool.
+    pub pool: PoolTag,
+    /// The copied blocks.
+    pub report: MigrationReport,
+}
+
+impl Pool {
+    /// Takes a sequence's blocks away, to make room for others.
+    ///
+    /// [`Preempt::Swap`] first waits, for as long as it takes, until the batches that write the
+    /// sequence have [ended](Self::settled), and then copies it. The calling task must hold no such
+    /// batch. [`Preempt::Recompute`] does not wait: blocks that a batch in flight still writes are
+    /// not cached. Await [`settled`](Self::settled) first to keep them.
+    ///
+    /// Dropping the future closes the sequence.
+    ///
+    /// ```
+    /// # use kvpool::{SequenceId, Pool, Preempt, storage::KvLayout};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let layout = KvLayout::named("tiny")?;
+    /// let pool = Pool::builder(layout.clone()).blocks(100).build()?;
+    /// let host = Pool::builder(layout).blocks(1_000).build()?;
+    /// let mut sequence = pool.sequence(SequenceId(7)).open()?;
+    /// pool.begin_batch().append(&mut sequence, 42)?;
+    /// let preempted = pool.preempt(sequence, Preempt::Swap(&host)).await?;
+    /// // This layout has blocks of 4 tokens.
+    /// assert_eq!((preempted.freed_blocks, preempted.tokens_kept), (11, 42));
+    /// let sequence = preempted.swapped.expect("it was swapped").sequence;
+    /// let (sequence, _) = host.migrate(sequence, (&pool).into()).await?;
+    /// assert_eq!(sequence.len(), 42);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`MigrateError`], which returns the unchanged sequence: [`TransferError::ForeignSequence`],
+    /// and for a swap the errors of [`migrate`](Self::migrate).
+    pub async fn preempt(&self, sequence: Sequence, how: Preempt<'_>) -> Result<Preempted, MigrateError> {
+        self.preempt_by(sequence, how, None).await
+    }
+
+    /// Preempts like [`preempt`](Self::preempt), but waits for batches until a deadline at most.
+    ///
+    /// # Errors
+    ///
+    /// As for [`preempt`](Self::preempt); [`TransferError::BeingWritten`] if a batch that writes the
+    /// sequence is in flight at the deadline.
+    ///
+    /// # Panics
+    ///
+    /// If it has to wait outside of a tokio runtime that has a timer.
+    pub async fn preempt_until(
+        &self,
+        sequence: Sequence,
+        how: Preempt<'_>,
+        deadline: Instant,
+    ) -> Result<Preempted, MigrateError> {
+        self.preempt_by(sequence, how, Some(deadline)).await
+    }
+
+    async fn preempt_by(
+        &self,
+        sequence: Sequence,
+        how: Preempt<'_>,
+        deadline: Option<Instant>,
+    ) -> Result<Preempted, MigrateError> {
+        let swapped = match how {
+            _ if !self.owns(&sequence) => {
+                let error = TransferError::ForeignSequence { id: sequence.id(), pool: self.tag() };
+                return Err(MigrateError { error, sequence: Box::new(sequence) });
+            }
+            Preempt::Recompute => None,
+            Preempt::Swap(to) => {
+                match self.replicate_settled(&sequence, Target::Device(to), deadline).await {
+                    Ok((sequence, report)) => Some(Swapped { sequence, pool: to.tag(), report }),
+                    Err(error) => return Err(MigrateError { error, sequence: Box::new(sequence) }),
+                }
+            }
+        };
+        let (id, tokens) = (sequence.id(), sequence.len());
+        let closed = sequence.close_counted();
+        let found = (closed.found * self.layout().block_tokens()).min(tokens);
+        let tokens_kept = if swapped.is_some() { tokens } else { found };
+        Ok(Preempted {
+            id,
+            freed_blocks: closed.freed,
+            cached_blocks: closed.cached,
+            shared_blocks: closed.shared,
+            tokens_kept,
+            tokens_lost: tokens - tokens_kept,
+            swapped,
+        })
+    }
+}

@@ -1,0 +1,128 @@
+//! Waiting for batches to end: those that write a sequence, or all up to a ticket.
+//!
+//! The wait itself, and the protocol that lets no end go unnoticed, belong to the clock; this file
+//! has the future that a task awaits. It is independent of the runtime; a deadline needs tokio's
+//! timer.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tokio::time::{Instant, timeout_at};
+
+use crate::block::BatchesEnd;
+use crate::clock::BatchSet;
+use crate::error::SettleError;
+use crate::ids::Ticket;
+use crate::sequence::Sequence;
+
+use super::Pool;
+
+/// Completes when the batches that it was created for have ended.
+///
+/// It borrows neither the sequence nor the pool, and may be dropped at any time. It keeps the
+/// pool's bookkeeping alive, but neither the bytes nor the [`Pool`].
+#[must_use = "futures do nothing unless they are polled"]
+pub struct Settled(Result<BatchesEnd, SettleError>);
+
+impl Pool {
+    /// Waits until every batch that has written to the sequence so far has ended.
+    ///
+    /// Its bytes are then complete: it can be [migrated](Self::migrate), and its full blocks of
+    /// final tokens can be sealed and cached. Batches of other sequences are not waited for, even if
+    /// they began earlier. (Exception: if more than three batches that write the sequence are in
+    /// flight at once, all batches up to the oldest of them are waited for too.)
+    ///
+    /// Only batches that wrote before the call count. A task must not await this while it holds such
+    /// a batch itself.
+    ///
+    /// ```
+    /// # use kvpool::{SequenceId, Pool, storage::KvLayout};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = Pool::builder(KvLayout::named("tiny")?).blocks(100).build()?;
+    /// let mut sequence = pool.sequence(SequenceId(7)).open()?;
+    /// let mut batch = pool.begin_batch();
+    /// batch.append(&mut sequence, 42)?;
+    /// let settled = pool.settled(&sequence);
+    /// let (settled, ()) = tokio::join!(settled, async { batch.finish() });
+    /// settled?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`SettleError::ForeignSequence`].
+    pub fn settled(&self, sequence: &Sequence) -> Settled {
+        if !self.owns(sequence) {
+            let (id, pool) = (sequence.id(), self.tag());
+            return Settled(Err(SettleError::ForeignSequence { id, pool }));
+        }
+        Settled(Ok(self.blocks().batches_end(sequence.writers())))
+    }
+
+    /// Waits until the batch with this ticket, and every earlier one, has ended.
+    ///
+    /// No kernel of these batches reads or writes any block then.
+    ///
+    /// # Errors
+    ///
+    /// [`SettleError::NotBegun`].
+    pub fn settled_up_to(&self, ticket: Ticket) -> Settled {
+        // Acquire, inside: the wait sees the slot of every batch up to the ticket.
+        let newest = self.blocks().clock().read().newest();
+        if ticket > newest {
+            return Settled(Err(SettleError::NotBegun { ticket, newest }));
+        }
+        let mut batches = BatchSet::default();
+        batches.add_up_to(ticket);
+        Settled(Ok(self.blocks().batches_end(batches)))
+    }
+}
+
+impl Settled {
+    /// Waits like the future itself, but gives up at a deadline.
+    ///
+    /// Looks at least once, even if the deadline has passed.
+    ///
+    /// # Errors
+    ///
+    /// As for the future; [`SettleError::Deadline`].
+    ///
+    /// # Panics
+    ///
+    /// If polled outside of a tokio runtime that has a timer.
+    pub async fn until(mut self, deadline: Instant) -> Result<(), SettleError> {
+        if let Ok(outcome) = timeout_at(deadline, &mut self).await {
+            return outcome;
+        }
+        match self.0?.in_flight() {
+            Some(batch) => Err(SettleError::Deadline { batch }),
+            // It ended just now.
+            None => Ok(()),
+        }
+    }
+}
+
+impl Future for Settled {
+    type Output = Result<(), SettleError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        match &mut self.0 {
+            Ok(end) => Pin::new(end).poll(context).map(Ok),
+            Err(error) => Poll::Ready(Err(*error)),
+        }
+    }
+}
+
+impl std::fmt::Debug for Settled {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let waits_for = self.0.as_ref().map(BatchesEnd::in_flight);
+        f.debug_tuple("Settled").field(&waits_for).finish()
+    }
+}
+
+const _: () = {
+    const fn sent<T: Send + 'static>() {}
+    sent::<Settled>();
+};

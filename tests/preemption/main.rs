@@ -1,0 +1,35 @@
+//! Preemption: waiting for batches to end, swaps beside the batches of other workers, victims.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `settled` | waits for the batches that write a sequence, and for all up to a ticket |
+//! | `preempt` | closed and swapped sequences, and what is reported of them |
+//! | `victims` | candidates and their order |
+//! | `storm` | workers with overlapping batches that swap each other's neighbours out |
+#![cfg(not(kvpool_loom))]
+
+#[path = "../migration/kv.rs"]
+#[allow(dead_code, reason = "shared with the tests of migration")]
+mod kv;
+mod preempt;
+mod settled;
+#[cfg(not(miri))]
+mod storm;
+mod victims;
+
+use std::time::Duration;
+
+/// A deadline that no test reaches.
+fn far() -> tokio::time::Instant {
+    tokio::time::Instant::now() + Duration::from_secs(60)
+}
+
+/// A deadline that passes.
+fn near() -> tokio::time::Instant {
+    tokio::time::Instant::now() + Duration::from_millis(20)
+}
+
+/// A deadline that has passed.
+fn past() -> tokio::time::Instant {
+    tokio::time::Instant::now()
+}
