@@ -227,6 +227,7 @@ impl Admission<'_> {
         }
         reserved.reverse();
         self.sequence.reserved = reserved;
+        self.sequence.note_reserved();
         self.sequence.spare_end();
         Ok(())
     }

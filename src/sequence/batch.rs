@@ -430,7 +430,10 @@ impl Batch {
             if request.blocks > 0 {
                 self.allocate(&request, end, &mut put)?;
             }
-            sequence.reserved.truncate(sequence.reserved.len() - drawn);
+            if drawn > 0 {
+                sequence.reserved.truncate(sequence.reserved.len() - drawn);
+                sequence.note_reserved();
+            }
         }
         let Some(tail) = tail else { return Ok(Grown { new_blocks: needed, copied: None }) };
         // Being moved, so its bytes are being read: copy it after all. Reached by the model
@@ -441,6 +444,7 @@ impl Batch {
             copy = sequence.reserved.pop();
             if copy.is_some() {
                 drawn += 1;
+                sequence.note_reserved();
             } else if let Err(error) = self.allocate(&one, end, &mut |id| copy = Some(id)) {
                 self.give_up(sequence, base, plan, None, drawn);
                 return Err(error.into());
@@ -525,6 +529,7 @@ impl Batch {
         taken.extend(sequence.list.staged(base..base + plan.fresh as usize));
         let allocated = taken.split_off(drawn.min(taken.len()));
         sequence.reserved.extend(taken.into_iter().rev());
+        sequence.note_reserved();
         let allocated: Vec<BlockId> = allocated.into_iter().rev().collect();
         self.step.sequences.0.blocks.release_listed(&allocated);
     }

@@ -11,9 +11,10 @@ use super::sequence::Sequence;
 /// `blocks == freed + cached + shared`
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Footprint {
-    /// Number of its blocks.
+    /// Number of its blocks, including reserved ones.
     pub blocks: usize,
-    /// Blocks that only this sequence references and that are not cached: they become free.
+    /// Blocks that only this sequence references and that are not cached, and reserved ones: they
+    /// become free.
     pub freed: usize,
     /// Blocks that only this sequence references and that are cached: they become evictable.
     pub cached: usize,
@@ -24,7 +25,7 @@ pub(crate) struct Footprint {
 }
 
 impl Footprint {
-    fn of(pool: &Blocks, blocks: impl IntoIterator<Item = BlockId>) -> Self {
+    fn of(pool: &Blocks, blocks: impl IntoIterator<Item = BlockId>, reserved: usize) -> Self {
         let mut footprint = Self::default();
         for word in blocks.into_iter().map(|block| pool.word(block)) {
             footprint.found += usize::from(word.is_cached() && footprint.found == footprint.blocks);
@@ -35,6 +36,8 @@ impl Footprint {
                 _ => footprint.shared += 1,
             }
         }
+        footprint.blocks += reserved;
+        footprint.freed += reserved;
         footprint
     }
 }
@@ -44,7 +47,7 @@ impl SequenceView {
     ///
     /// Exact if the sequence and its blocks do not change meanwhile. Empty if it is closed.
     pub(crate) fn footprint(&self) -> Footprint {
-        Footprint::of(self.sequences.blocks(), self.blocks())
+        Footprint::of(self.sequences.blocks(), self.blocks(), self.list.reserved())
     }
 }
 
@@ -53,6 +56,6 @@ impl Sequence {
     /// unless other threads share or release these blocks at the same moment.
     pub(crate) fn close_counted(mut self) -> Footprint {
         self.make_findable();
-        Footprint::of(self.sequences.blocks(), self.blocks())
+        Footprint::of(self.sequences.blocks(), self.blocks(), self.reserved.len())
     }
 }

@@ -53,6 +53,8 @@ pub struct BlockList {
     block_tokens: u32,
     tokens: AtomicU32,
     rewrites: AtomicU32,
+    /// Number of blocks that the owner has reserved beyond the list; a statistic.
+    reserved: AtomicU32,
     /// Null until the first block.
     chunk: epoch::Atomic<Chunk>,
 }
@@ -62,6 +64,12 @@ impl BlockList {
     pub fn tokens(&self) -> u32 {
         // Relaxed: a plain number. A later read of the list sees a length at least as new.
         self.tokens.load(Relaxed)
+    }
+
+    /// Returns the number of blocks that the owner has reserved beyond the list.
+    pub fn reserved(&self) -> usize {
+        // Relaxed: a statistic.
+        self.reserved.load(Relaxed) as usize
     }
 
     /// Calls `f` with the ids and the number of tokens as of one moment.
@@ -113,6 +121,7 @@ impl ListOwner {
             block_tokens,
             tokens: AtomicU32::new(0),
             rewrites: AtomicU32::new(0),
+            reserved: AtomicU32::new(0),
             chunk: epoch::Atomic::null(),
         };
         Self { list: Arc::new(list), tokens: 0, blocks: 0, last: BlockId(0), untouched: 0 }
@@ -121,6 +130,13 @@ impl ListOwner {
     /// Returns the shared part, for readers.
     pub fn list(&self) -> &Arc<BlockList> {
         &self.list
+    }
+
+    /// Tells readers the number of reserved blocks.
+    #[inline]
+    pub fn note_reserved(&self, blocks: usize) {
+        // Relaxed: a statistic.
+        self.list.reserved.store(blocks as u32, Relaxed);
     }
 
     /// Returns the number of tokens.

@@ -44,14 +44,22 @@ impl Sequence {
         // The last ones first, as in a truncated list.
         let reserved = std::mem::take(&mut self.reserved);
         if !reserved.is_empty() {
+            self.note_reserved();
             self.pool_blocks().release_unpublished(&reserved);
         }
         reserved.len()
     }
 
+    /// Tells views the number of reserved blocks, after it has changed.
+    #[inline]
+    pub(super) fn note_reserved(&self) {
+        self.list.note_reserved(self.reserved.len());
+    }
+
     /// Releases the last `blocks` reserved blocks.
     pub(super) fn release_last_reserved(&mut self, blocks: usize) {
         let released: Vec<BlockId> = self.reserved.drain(..blocks).collect();
+        self.note_reserved();
         self.pool_blocks().release_unpublished(&released);
     }
 
@@ -96,6 +104,7 @@ impl Sequence {
         taken.reverse();
         taken.append(&mut self.reserved);
         self.reserved = taken;
+        self.note_reserved();
         self.spare_end();
         Ok(())
     }

@@ -52,6 +52,7 @@ fn appends_within_a_reservation_need_nothing_of_the_pool() {
     let prompt = prompt(1, 42);
     let mut sequence = pool.admit(&request(1, &prompt).headroom(30)).unwrap();
     assert_eq!((sequence.len(), sequence.reserved_blocks(), pool.stats().used), (0, 18, 18));
+    assert_eq!(pool.victim(SequenceId(1)).unwrap().freed_blocks, 18);
     let rest = pool.allocate(AllocRequest::new(82)).unwrap();
     let mut batch = pool.begin_batch();
     batch.append(&mut sequence, 42).unwrap();
