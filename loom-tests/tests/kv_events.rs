@@ -140,7 +140,7 @@ fn a_slow_subscriber_beside_another() {
         queue.publish(|| event(0, 1));
         assert_eq!((0..2).filter(|_| fast.try_recv().is_some()).count(), 2);
         let other = queue.clone();
-        let thread = thread::spawn(move || drop(other.publish(|| event(0, 2))));
+        let thread = thread::spawn(move || assert!(other.publish(|| event(0, 2))));
         drop(queue);
         let last = block_on(fast.recv()).expect("one more event, which found room");
         assert_eq!((last.number, last.event), (2, event(0, 2)));
@@ -280,7 +280,9 @@ fn follow_another(name: &str, stays: bool) {
         let pool = CachedBlocks::with_events(1, 4);
         let first = pool.cache.events().subscribe().unwrap();
         let other = pool.clone();
-        let thread = thread::spawn(move || drop(other.fill(1)));
+        let thread = thread::spawn(move || {
+            other.fill(1);
+        });
         let first = stays.then_some(first);
         let mut events = pool.cache.events().subscribe().unwrap();
         let known = look(&pool);

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 /// Bytes copied from one pool to another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Carried {
     /// Number of copied blocks.
@@ -19,6 +20,7 @@ pub struct Carried {
 
 /// Result of a sequence's migration.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct MigrationReport {
     /// Number of its tokens.
@@ -33,6 +35,7 @@ pub struct MigrationReport {
 ///
 /// `carried.blocks + present_blocks == evicted_blocks + leaving_blocks + warm_blocks`
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct OffloadReport {
     /// Blocks that were already cached there.
@@ -50,6 +53,7 @@ pub struct OffloadReport {
 
 /// Result of copying a prompt's blocks back from another pool's cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct BringBackReport {
     /// Leading full blocks of the prompt that are now cached here.

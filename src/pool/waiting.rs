@@ -13,6 +13,8 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 
 use crate::block::AllocRequest;
+#[cfg(debug_assertions)]
+use crate::block::Site;
 use crate::compact::COPY_DEADLINE;
 use crate::error::AllocError;
 use crate::ids::Ticket;
@@ -57,9 +59,24 @@ impl Pool {
     /// # Panics
     ///
     /// If a contiguous request has to wait on a tokio runtime without a timer.
-    pub async fn allocate_async(&self, request: AllocRequest) -> Result<Lease<'static>, AllocError> {
+    #[cfg_attr(debug_assertions, track_caller)]
+    pub fn allocate_async(
+        &self,
+        request: AllocRequest,
+    ) -> impl Future<Output = Result<Lease<'static>, AllocError>> + Send {
+        #[cfg(debug_assertions)]
+        let site = Site::here();
+        async move {
+            let lease = self.allocate_or_wait(request).await;
+            #[cfg(debug_assertions)]
+            Lease::note_made(&lease, site);
+            lease
+        }
+    }
+
+    async fn allocate_or_wait(&self, request: AllocRequest) -> Result<Lease<'static>, AllocError> {
         let blocks = self.blocks();
-        blocks.check_request(&request)?;
+        blocks.check_request(&request).inspect_err(|error| blocks.count_refusal(error))?;
         if !blocks.is_awaited() {
             // No request waits, so there is no line to join.
             match self.allocate_owned(request) {
@@ -67,6 +84,12 @@ impl Pool {
                 outcome => return outcome,
             }
         }
+        traced!("kvpool.wait", self.wait(request)).await
+    }
+
+    /// Waits in line.
+    async fn wait(&self, request: AllocRequest) -> Result<Lease<'static>, AllocError> {
+        let blocks = self.blocks();
         let mut place = blocks.wait_in_line(&request);
         let mut runs = RunMaker::default();
         loop {
@@ -117,7 +140,23 @@ impl Pool {
     /// # Panics
     ///
     /// If polled outside of a tokio runtime that has a timer.
-    pub async fn allocate_until(
+    #[cfg_attr(debug_assertions, track_caller)]
+    pub fn allocate_until(
+        &self,
+        request: AllocRequest,
+        deadline: tokio::time::Instant,
+    ) -> impl Future<Output = Result<Lease<'static>, AllocError>> + Send {
+        #[cfg(debug_assertions)]
+        let site = Site::here();
+        async move {
+            let lease = self.wait_until(request, deadline).await;
+            #[cfg(debug_assertions)]
+            Lease::note_made(&lease, site);
+            lease
+        }
+    }
+
+    async fn wait_until(
         &self,
         request: AllocRequest,
         deadline: tokio::time::Instant,
@@ -125,7 +164,7 @@ impl Pool {
         let blocks = self.blocks();
         let every = blocks.turn_patience().max(Duration::from_millis(1));
         let before = {
-            let mut waiting = pin!(self.allocate_async(request));
+            let mut waiting = pin!(self.allocate_or_wait(request));
             loop {
                 // Poll from time to time without a wake-up, to detect a head of line that does not
                 // take its turn.
@@ -140,6 +179,7 @@ impl Pool {
         // The head of the line, unless it was this request, which has left the line.
         let head = before.filter(|&(number, _)| blocks.first_in_line().is_some_and(|(now, _)| now == number));
         let (counts, oldest_batch) = (blocks.counts(), blocks.oldest_batch());
+        blocks.count_missed_deadline();
         Err(AllocError::Deadline {
             asked: request.blocks,
             free: counts.free(),

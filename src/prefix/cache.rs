@@ -55,7 +55,7 @@ use super::index::{Index, Key};
 use super::policy::{CachePriority, Lookup, Millis, Place, Policy, Released, asked};
 use super::queues::{Queues, row};
 use super::row::{Row, RowPart};
-use super::stats::{PrefixStats, Tallies};
+use super::stats::{EvictionCounts, PrefixStats, Tallies};
 
 mod cold_blocks;
 mod eviction;
@@ -175,6 +175,11 @@ impl PrefixCache {
     /// Returns counts of lookups, hits, registrations and evictions.
     pub fn stats(&self) -> PrefixStats {
         self.tallies.read(self.index.forgotten())
+    }
+
+    /// Returns counts of evictions. `forgotten` blocks were freed by their last owner instead.
+    pub(crate) fn evictions(&self, forgotten: u64) -> EvictionCounts {
+        self.tallies.evictions(self.queues.useless(), forgotten)
     }
 
     fn row(&self, id: BlockId) -> &Row {
@@ -468,8 +473,9 @@ impl PrefixCache {
         asked(|| self.policy.place(&released, now)).unwrap_or(Place { queue: 0, rank: order, state: 0 })
     }
 
-    /// Removes blocks that are cached no more from the index, and publishes their removal.
-    fn forget_all(&self, core: &Core, ids: &[BlockId]) {
+    /// Removes blocks that are cached no more from the index, and publishes their removal. They were
+    /// evicted from `queue`, or out of order.
+    fn forget_all(&self, core: &Core, queue: Option<usize>, ids: &[BlockId]) {
         let entries = ids.iter().map(|&id| (key_of(self.row(id).hash()), id));
         self.index.remove_all(entries, |id| self.registered(core, id));
         let era = self.era();
@@ -480,7 +486,7 @@ impl PrefixCache {
                 self.events.publish_in(row.era(), || KvEvent::Removed { block: id, hash: row.hash() });
             }
         }
-        self.tallies.evicted(ids.len());
+        self.tallies.evicted(queue, ids.len());
     }
 
     /// Makes all blocks cached so far unfindable, evicts the evictable ones, and returns their
@@ -556,7 +562,7 @@ impl Evictor for PrefixCache {
     }
 
     fn forget(&self, core: &Core, id: BlockId) {
-        self.forget_all(core, &[id]);
+        self.forget_all(core, None, &[id]);
     }
 }
 

@@ -105,6 +105,7 @@ pub const EVENTS: usize = if cfg!(kvpool_loom) { 2 } else { 4096 };
 
 /// A change of the cache, for routers.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum KvEvent {
     /// A full block can now be found by its hash.
@@ -139,6 +140,7 @@ pub enum KvEvent {
 
 /// An event and its position in the stream.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Numbered {
     /// Number of events published since the subscription before this one, including lost ones. For
     /// a [`KvEvent::Resync`], the number of the first lost event.

@@ -4,7 +4,7 @@ use std::fmt;
 
 use smallvec::SmallVec;
 
-use crate::block::Priority;
+use crate::block::{Operation, Priority};
 use crate::error::{AllocError, PrefixError, SequenceError};
 use crate::ids::{BlockId, SequenceId};
 use crate::prefix::policy::{CachePriority, Millis};
@@ -135,6 +135,7 @@ impl<'a> SequenceBuilder<'a> {
         if asked > total {
             return Err(AllocError::TooLarge { asked, total }.into());
         }
+        let _timing = self.sequences.0.sampler.start(Operation::Admit);
         let mut sequence = self.open()?;
         sequence.announce(prompt)?;
         sequence.adopt_prefix(prompt);

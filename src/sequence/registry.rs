@@ -1,6 +1,7 @@
 //! The open sequences of a pool by id, and views of them.
 
 use std::fmt;
+use std::time::Duration;
 
 use crate::block::{Blocks, Sampler};
 use crate::error::{SequenceError, StorageError};
@@ -71,7 +72,10 @@ impl Sequences {
         cache: Option<Arc<PrefixCache>>,
     ) -> Self {
         // SAFETY: guaranteed by the caller.
-        unsafe { Self::sampled(blocks, storage, block_tokens, cache, Sampler::new(0)) }
+        {
+            let sampler = Sampler::new(0, blocks.latencies().clone());
+            unsafe { Self::sampled(blocks, storage, block_tokens, cache, sampler) }
+        }
     }
 
     /// Like [`with_cache`](Self::with_cache), with a sampler of allocation times.
@@ -209,6 +213,11 @@ impl SequenceView {
     /// Returns whether it has no tokens.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Returns the time since it was opened.
+    pub fn age(&self) -> Duration {
+        self.list.age()
     }
 
     /// Returns its blocks, in order. They may have been released by the time this returns.

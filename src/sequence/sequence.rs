@@ -2,10 +2,11 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::time::Instant;
 
 use smallvec::{SmallVec, smallvec};
 
-use crate::block::{BlockWord, Blocks, ListEnd, Priority, unit_of};
+use crate::block::{BlockWord, Blocks, ListEnd, Operation, Priority, unit_of};
 use crate::error::SequenceError;
 use crate::ids::{BlockId, FrameId, SequenceId, Ticket};
 use crate::prefix::{PolicyInfo, PrefixCache};
@@ -410,6 +411,7 @@ impl Sequence {
 
 impl Drop for Sequence {
     fn drop(&mut self) {
+        let start = self.sequences.0.sampler.is_due(Operation::Free).then(Instant::now);
         self.sequences.unregister(self.id);
         // A panicking thread may not have stored its tokens.
         if !panicking() {
@@ -419,6 +421,7 @@ impl Drop for Sequence {
         self.cut(0);
         self.spare(None);
         self.pool().reclaim_slice();
+        start.into_iter().for_each(|start| self.pool().latencies().record(Operation::Free, start));
     }
 }
 

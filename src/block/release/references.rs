@@ -337,6 +337,7 @@ impl Core {
             ListRelease::Nothing => self.count_not_evictable(1),
             ListRelease::Freed(frame) => {
                 self.count_not_evictable(1);
+                self.counters.freed(1);
                 self.free_or_retire(&[Run { start: frame, len: 1 }]);
             }
         }
@@ -353,6 +354,7 @@ impl Core {
             Ok(_) => {
                 if let Some(evictor) = &self.evictor {
                     evictor.forget(self, id);
+                    self.counters.outlived();
                 }
                 BlockWord::from_bits(atomic.load(Relaxed))
             }
@@ -386,6 +388,7 @@ impl Core {
     fn count_left_to_mover(&self) {
         // Relaxed: a statistic.
         self.space.held.fetch_add(1, Relaxed);
+        self.counters.freed(1);
     }
 
     /// Gives back frames of free blocks: to free lists, or to limbo if a batch may still see them.
@@ -394,6 +397,11 @@ impl Core {
     pub(in crate::block) fn give_back(&self, cache: Option<CountedRef<'_>>, runs: &[Run]) {
         if runs.is_empty() {
             return;
+        }
+        let frames = runs.iter().map(|run| run.len as usize).sum();
+        match &cache {
+            Some(cache) => cache.counters().freed(frames),
+            None => self.counters.freed(frames),
         }
         let _custody = self.custody();
         let word = self.space.clock.read();
