@@ -71,11 +71,9 @@ impl Sequences {
         block_tokens: usize,
         cache: Option<Arc<PrefixCache>>,
     ) -> Self {
+        let sampler = Sampler::new(0, blocks.latencies().clone());
         // SAFETY: guaranteed by the caller.
-        {
-            let sampler = Sampler::new(0, blocks.latencies().clone());
-            unsafe { Self::sampled(blocks, storage, block_tokens, cache, sampler) }
-        }
+        unsafe { Self::sampled(blocks, storage, block_tokens, cache, sampler) }
     }
 
     /// Like [`with_cache`](Self::with_cache), with a sampler of allocation times.
