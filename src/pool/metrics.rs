@@ -2,7 +2,7 @@
 
 use crate::block::{AllocationCounts, LatencyHistogram, Operation, Refusals, Sampler, WaitCounts};
 use crate::compact::MoveCounts;
-use crate::migrate::Carried;
+use crate::migrate::MigrationCounts;
 use crate::prefix::{EvictionCounts, PrefixCache, PrefixStats};
 
 use super::{Pool, Stats};
@@ -48,44 +48,6 @@ pub struct Metrics {
     pub lost_events: u64,
     /// Latencies.
     pub latencies: Latencies,
-}
-
-/// Counts of transfers between pools since the pool was built.
-///
-/// A transfer counts in the pool whose method began it, when it ends. One whose future was dropped
-/// does not count.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[non_exhaustive]
-pub struct MigrationCounts {
-    /// Sequences that were moved to another pool.
-    pub migrated: u64,
-    /// Sequences that were copied to another pool.
-    pub replicated: u64,
-    /// Offloads of cached blocks to another pool.
-    pub offloads: u64,
-    /// Prompts whose cached blocks were copied back from another pool.
-    pub brought_back: u64,
-    /// Transfers that ended with an error.
-    pub failed: u64,
-    /// Copied blocks.
-    pub blocks: u64,
-    /// Bytes of the copied blocks.
-    pub bytes: u64,
-}
-
-impl MigrationCounts {
-    /// Counts the end of a transfer. `kind` returns the counter of its kind.
-    pub(super) fn ended(&mut self, carried: Option<&Carried>, kind: fn(&mut Self) -> &mut u64) {
-        match carried {
-            Some(carried) => {
-                *kind(self) += 1;
-                self.blocks += carried.blocks as u64;
-                self.bytes += carried.bytes;
-            }
-            None => self.failed += 1,
-        }
-    }
 }
 
 /// Histograms of the latencies of operations.

@@ -28,11 +28,13 @@ pub use crate::compact::{
     DefragConfig, DefragError, DefragOptions, DefragReport, DefragTotals, Defragmenter, MoveCounts,
     ResizeError, ResizeOptions, ResizeReport,
 };
-pub use crate::migrate::{BringBackReport, Carried, MigrateError, MigrationReport, OffloadReport};
+pub use crate::migrate::{
+    BringBackReport, Carried, MigrateError, MigrationCounts, MigrationReport, OffloadReport,
+};
 pub use builder::{BuildError, PoolBuilder};
 pub use handle::PoolHandle;
 pub use lease::Lease;
-pub use metrics::{Latencies, Metrics, MigrationCounts};
+pub use metrics::{Latencies, Metrics};
 pub use migration::Target;
 pub use owners::{BlockOwner, Owners, PinOwner, PinnedBlock, SequenceOwner};
 pub use pin::BlockPin;

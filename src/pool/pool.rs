@@ -6,12 +6,11 @@ use crate::block::{Noted, Site};
 use crate::compact::Compactor;
 use crate::error::{GrowError, HandleError, StorageError};
 use crate::ids::{BlockHandle, BlockId, Order, PoolTag, Run, SequenceId};
+use crate::migrate::MigrationCounts;
 use crate::prefix::{BlockHash, PrefixCache};
 use crate::sequence::{Batch, SequenceBuilder, SequenceView, Sequences};
 use crate::storage::{DeviceStream, KvLayout, Storage};
 use crate::sync::Arc;
-
-use super::metrics::MigrationCounts;
 
 /// A pool of KV-cache blocks.
 ///

@@ -24,7 +24,7 @@
 //!
 //! # Layout
 //!
-//! Each subscription has a [slot](subscriber): a ring of its own, and a waker. Slots are in a list that
+//! Each subscription has a [slot](slot): a ring of its own, and a waker. Slots are in a list that
 //! only grows; a subscription takes a slot that an earlier one has left, or adds one. So there are as
 //! many rings as there were subscribers at once, and the protocol of a ring knows one subscriber.
 //!
@@ -82,141 +82,28 @@ use std::ops::RangeBounds;
 use std::ptr;
 use std::sync::PoisonError;
 
-use smallvec::SmallVec;
-
-use self::subscriber::Slot;
-use super::BlockHash;
+#[cfg(any(test, feature = "internals"))]
+use self::event::ANY_ERA;
+use self::event::Told;
+use self::slot::{Shared, Slot};
 use crate::error::PrefixError;
-use crate::ids::BlockId;
 use crate::sync::{
     Arc, AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, CachePadded, Mutex, Ordering::*, heavy_fence,
     light_fence,
 };
 
+mod event;
 mod ring;
+mod slot;
 mod subscriber;
 #[cfg(all(test, not(kvpool_loom)))]
 mod tests;
 
+pub use self::event::{KvEvent, Numbered};
 pub use self::subscriber::KvEvents;
 
 /// Default capacity of a subscriber's queue of events.
 pub const EVENTS: usize = if cfg!(kvpool_loom) { 2 } else { 4096 };
-
-/// A change of the cache, for routers.
-#[derive(Clone, PartialEq, Eq, Debug)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[non_exhaustive]
-pub enum KvEvent {
-    /// A full block can now be found by its hash.
-    Stored {
-        /// The block.
-        block: BlockId,
-        /// The hash by which it is found.
-        hash: BlockHash,
-        /// Hash of the block before it. `None` for the first block of a prefix, or if unknown: then
-        /// `tokens` is empty too.
-        parent: Option<BlockHash>,
-        /// Its tokens; empty if unknown, because its sequence was opened before the subscription.
-        tokens: SmallVec<[u32; 16]>,
-        /// Number of tokens per block.
-        block_tokens: u32,
-    },
-    /// The block can no longer be found by this hash. Other blocks with the same hash may still be.
-    Removed {
-        /// The block.
-        block: BlockId,
-        /// The hash by which it was found.
-        hash: BlockHash,
-    },
-    /// No block stored before can be found any more.
-    Cleared,
-    /// Events were lost because they were received too slowly: list the pool's cached blocks again.
-    Resync {
-        /// Number of lost events.
-        lost: u64,
-    },
-}
-
-/// An event and its position in the stream.
-#[derive(Clone, PartialEq, Eq, Debug)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub struct Numbered {
-    /// Number of events published since the subscription before this one, including lost ones. For
-    /// a [`KvEvent::Resync`], the number of the first lost event.
-    pub number: u64,
-    /// The event.
-    pub event: KvEvent,
-}
-
-/// An event in a ring.
-#[derive(Clone)]
-struct Told {
-    /// Era of the block, or the era that a `Cleared` ends; [`ANY_ERA`]: delivered regardless of
-    /// clears.
-    era: u64,
-    event: KvEvent,
-}
-
-/// Matches any era.
-const ANY_ERA: u64 = u64::MAX;
-
-struct Shared {
-    capacity: usize,
-    /// The slots; a list that only grows. Pools without subscribers have none.
-    slots: AtomicPtr<Slot>,
-    /// Number of slots with a subscription.
-    active: AtomicUsize,
-    /// Number of the newest subscription.
-    newest: AtomicU64,
-    /// Held while a subscription begins.
-    subscribing: Mutex<()>,
-    closed: AtomicBool,
-    /// The cache's era: the number of clears.
-    era: CachePadded<AtomicU64>,
-}
-
-impl Shared {
-    fn slots(&self) -> impl Iterator<Item = &Slot> {
-        // SAFETY: published slots live as long as the list. Acquire: pairs with the Release in
-        // `take_slot`.
-        let mut next = unsafe { self.slots.load(Acquire).as_ref() };
-        std::iter::from_fn(move || {
-            let slot: &Slot = next?;
-            // SAFETY: as above; `next` was written before the slot was published.
-            next = unsafe { slot.next.as_ref() };
-            Some(slot)
-        })
-    }
-
-    /// Takes a slot without a subscriber, or adds one. The caller holds `subscribing`.
-    fn take_slot(&self) -> &Slot {
-        // Acquire: pairs with the Release of the previous subscriber's drop.
-        let left = self.slots().find(|slot| !slot.taken.load(Acquire));
-        if let Some(slot) = left {
-            // Relaxed: only the holder of `subscribing` reads false and stores true.
-            slot.taken.store(true, Relaxed);
-            return slot;
-        }
-        let slot = Box::into_raw(Box::new(Slot::new(self.capacity, self.slots.load(Relaxed))));
-        // Release: pairs with the Acquire of `slots`. A plain store: `subscribing` is held.
-        self.slots.store(slot, Release);
-        // SAFETY: published just now.
-        unsafe { &*slot }
-    }
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        let mut next = self.slots.load(Relaxed).cast_const();
-        while !next.is_null() {
-            // SAFETY: the list is exclusively ours; each slot was made by `Box::into_raw` and is
-            // freed once.
-            let slot = unsafe { Box::from_raw(next.cast_mut()) };
-            next = slot.next;
-        }
-    }
-}
 
 /// The pool's end of its events. Dropping it ends the subscribers' streams, if they have not
 /// ended before.

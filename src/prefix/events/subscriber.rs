@@ -1,82 +1,15 @@
-//! A subscriber of events: its slot, which publishers see, and its stream.
+//! A subscriber of events: its stream.
 
 use std::fmt;
-use std::ops::RangeBounds;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use futures_core::Stream;
 
-use super::ring::{Popped, Reader, Ring};
-use super::{ANY_ERA, KvEvent, Numbered, Shared, Told};
-use crate::sync::{Arc, AtomicBool, AtomicU64, AtomicWaker, Ordering::*};
-
-/// A place for one subscriber at a time; the fields are in the parent module's docs.
-pub(super) struct Slot {
-    pub(super) ring: Ring<Told>,
-    pub(super) number: AtomicU64,
-    pub(super) taken: AtomicBool,
-    /// Position of the last subscriber.
-    head: AtomicU64,
-    waker: AtomicWaker,
-    pub(super) next: *const Slot,
-}
-
-// SAFETY: `next` is written before the slot is published, and points to a slot of the same list,
-// which lives as long.
-unsafe impl Sync for Slot {}
-// SAFETY: as above.
-unsafe impl Send for Slot {}
-
-impl Slot {
-    /// Rounds a capacity to one that a ring can have.
-    pub(super) fn capacity(asked: usize) -> usize {
-        Ring::<Told>::capacity(asked)
-    }
-
-    /// Creates a taken slot in front of `next`.
-    pub(super) fn new(capacity: usize, next: *const Slot) -> Self {
-        Self {
-            ring: Ring::new(capacity),
-            number: AtomicU64::new(0),
-            taken: AtomicBool::new(true),
-            head: AtomicU64::new(0),
-            waker: AtomicWaker::new(),
-            next,
-        }
-    }
-
-    /// Returns whether the slot has a subscription, of one of these numbers.
-    pub(super) fn follows(&self, numbers: &impl RangeBounds<u64>) -> bool {
-        // Relaxed: `newest` and the fences order it.
-        let number = self.number.load(Relaxed);
-        number != 0 && numbers.contains(&number)
-    }
-
-    pub(super) fn push(&self, told: Told) {
-        self.ring.push(told);
-        self.wake();
-    }
-
-    pub(super) fn wake(&self) {
-        let _ = self.waker.take().map(crate::sync::wake);
-    }
-}
-
-impl Shared {
-    /// Ends the subscription of a slot: publishers push no further events.
-    fn unfollow(&self, slot: &Slot) {
-        slot.number.store(0, Relaxed);
-        self.active.fetch_sub(1, Relaxed);
-    }
-
-    /// Gives up a slot whose subscription did not begin.
-    pub(super) fn leave(&self, slot: &Slot) {
-        self.unfollow(slot);
-        // Release: pairs with the Acquire of `take_slot`.
-        slot.taken.store(false, Release);
-    }
-}
+use super::event::{ANY_ERA, KvEvent, Numbered, Told};
+use super::ring::{Popped, Reader};
+use super::slot::{Shared, Slot};
+use crate::sync::{Arc, Ordering::*};
 
 /// A subscriber's end: a stream of events.
 ///

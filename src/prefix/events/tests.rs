@@ -3,8 +3,11 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use futures_core::Stream;
+use smallvec::SmallVec;
 
+use super::super::BlockHash;
 use super::*;
+use crate::ids::BlockId;
 
 fn removed(block: u32) -> KvEvent {
     KvEvent::Removed { block: BlockId(block), hash: BlockHash::new(u128::from(block), 7) }
