@@ -95,6 +95,9 @@ events_no_fence kv_events
 events_no_second_look kv_events
 events_silent_loss kv_events
 events_not_late kv_events
+events_late_to_none kv_events
+events_late_number kv_events
+events_two_at_once kv_events
 events_late_unchecked kv_events
 events_after_clear kv_events
 events_early_era kv_events

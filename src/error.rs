@@ -141,6 +141,7 @@ pub enum AllocError {
 
 /// A duration in milliseconds. It is 32 bits wide to keep the result of an allocation small.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 struct Millis(u32);
 
 impl Millis {
@@ -155,6 +156,7 @@ impl Millis {
 
 /// The batch that has been in flight longest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct OldestBatch {
     /// Ticket of the batch.
@@ -183,6 +185,7 @@ impl fmt::Display for OldestBatch {
 
 /// The request at the head of the line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct HeadOfLine {
     /// Priority of the request.

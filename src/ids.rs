@@ -14,6 +14,7 @@ macro_rules! id {
     ($(#[$doc:meta])* $name:ident($raw:ty)) => {
         $(#[$doc])*
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+        #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
         #[repr(transparent)]
         pub struct $name(pub $raw);
 
@@ -102,6 +103,7 @@ impl SequenceId {
 
 /// Consecutive frames: `start .. start + len`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Run {
     /// First frame.
     pub start: FrameId,
@@ -143,6 +145,7 @@ impl fmt::Display for Run {
 
 /// Device that holds a pool's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum DeviceId {
     /// Host memory.
@@ -164,6 +167,7 @@ impl fmt::Display for DeviceId {
 /// A counted reference to one block, for an engine that manages its own tables. It does not free on
 /// drop.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct BlockHandle {
     /// Id of the block.
     pub id: BlockId,
@@ -201,6 +205,7 @@ impl fmt::Display for BlockHandle {
 
 /// Priority of a request in the line.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[repr(u8)]
 pub enum Priority {
     /// Throughput work.

@@ -81,6 +81,17 @@ pub mod config;
 #[cfg(not(feature = "internals"))]
 mod config;
 
+/// Runs a future inside a span of this name, with the feature `tracing`; without, does nothing to it.
+macro_rules! traced {
+    ($name:literal, $future:expr) => {{
+        #[cfg(feature = "tracing")]
+        let future = tracing::Instrument::instrument($future, tracing::info_span!(target: "kvpool", $name));
+        #[cfg(not(feature = "tracing"))]
+        let future = $future;
+        future
+    }};
+}
+
 mod dtype;
 mod error;
 mod ids;
@@ -127,11 +138,13 @@ pub mod cuda;
 
 #[doc(inline)]
 pub use pool::{
-    AllocRequest, AuditError, AuditReport, BlockInfo, BlockPin, BringBackReport, BuildError, Carried, Counts,
-    DefragConfig, DefragError, DefragOptions, DefragReport, DefragTotals, Defragmenter, Fragmentation,
-    FramePlace, Latency, Lease, LowestPriorityFirst, MigrateError, MigrationReport, OffloadReport, Pool,
-    PoolBuilder, PoolHandle, Preempt, Preempted, Pressure, Priority, ResizeError, ResizeOptions,
-    ResizeReport, Settled, Stats, Swapped, Target, Victim, VictimOrder, flush_thread,
+    AllocRequest, AllocationCounts, AuditError, AuditReport, BlockInfo, BlockOwner, BlockPin,
+    BringBackReport, BuildError, Carried, Counts, DefragConfig, DefragError, DefragOptions, DefragReport,
+    DefragTotals, Defragmenter, Fragmentation, FramePlace, Latencies, Latency, LatencyBucket,
+    LatencyHistogram, Lease, LowestPriorityFirst, Metrics, MigrateError, MigrationCounts, MigrationReport,
+    MoveCounts, OffloadReport, Owners, PinOwner, PinnedBlock, Pool, PoolBuilder, PoolHandle, Preempt,
+    Preempted, Pressure, Priority, Refusals, ResizeError, ResizeOptions, ResizeReport, SequenceOwner,
+    Settled, SourcePlace, Stats, Swapped, Target, Victim, VictimOrder, WaitCounts, flush_thread,
 };
 #[doc(inline)]
 pub use sequence::{

@@ -4,7 +4,7 @@
 //! report. A thread that follows the events of a cache knows in the end which blocks are cached,
 //! and after a clear receives nothing that was noted before it. No reader sleeps while there is an
 //! event, a loss, or the end to receive. No publisher waits: neither for a stopped reader nor for
-//! another publisher.
+//! another publisher. All of this holds for each of several subscribers, whatever the others do.
 #![cfg(kvpool_loom)]
 
 use std::collections::BTreeSet;
@@ -129,6 +129,54 @@ fn a_loss_is_told_without_another_event() {
     });
 }
 
+/// A subscriber that does not read loses events; another, with the same events, loses none that it
+/// reads in time, and both are woken by the end.
+#[test]
+fn a_slow_subscriber_beside_another() {
+    check_to(3, "kv_events::a_slow_subscriber_beside_another", || {
+        let queue = Arc::new(EventQueue::new(2));
+        let (slow, mut fast) = (queue.subscribe().unwrap(), queue.subscribe().unwrap());
+        queue.publish(|| event(0, 0));
+        queue.publish(|| event(0, 1));
+        assert_eq!((0..2).filter(|_| fast.try_recv().is_some()).count(), 2);
+        let other = queue.clone();
+        let thread = thread::spawn(move || assert!(other.publish(|| event(0, 2))));
+        drop(queue);
+        let last = block_on(fast.recv()).expect("one more event, which found room");
+        assert_eq!((last.number, last.event), (2, event(0, 2)));
+        assert!(block_on(fast.recv()).is_none());
+        assert_eq!(receive(slow, &[3]), 1);
+        thread.join().unwrap();
+    });
+}
+
+/// Two threads subscribe at once, and a third publishes.
+#[test]
+fn two_subscribe_and_look() {
+    check_to(2, "kv_events::two_subscribe_and_look", || {
+        let queue = Arc::new(EventQueue::new(2));
+        let stored = Arc::new(AtomicBool::new(false));
+        let subscribe_and_look = |queue: &EventQueue, stored: &AtomicBool| {
+            let events = queue.subscribe().unwrap();
+            // Relaxed: the queue provides the order under test.
+            (events, stored.load(Relaxed))
+        };
+        let (other, flag) = (queue.clone(), stored.clone());
+        let publisher = thread::spawn(move || {
+            flag.store(true, Relaxed);
+            other.publish(|| event(0, 0));
+        });
+        let (other, flag) = (queue.clone(), stored.clone());
+        let subscriber = thread::spawn(move || subscribe_and_look(&other, &flag));
+        let own = subscribe_and_look(&queue, &stored);
+        let others = subscriber.join().unwrap();
+        publisher.join().unwrap();
+        for (mut events, seen) in [own, others] {
+            assert!(seen || events.try_recv().is_some(), "neither seen nor reported");
+        }
+    });
+}
+
 /// A new subscriber receives whatever it cannot see in the pool.
 #[test]
 fn subscribe_and_look() {
@@ -223,6 +271,37 @@ fn followed_while_all_are_cleared() {
         pool.keep(1);
         models::clear(&pool.cache, &pool.blocks);
     });
+}
+
+/// A subscriber follows one that leaves, or joins one that stays, while a block is stored: the
+/// registration saw a subscriber, and not this one.
+fn follow_another(name: &str, stays: bool) {
+    check(name, move || {
+        let pool = CachedBlocks::with_events(1, 4);
+        let first = pool.cache.events().subscribe().unwrap();
+        let other = pool.clone();
+        let thread = thread::spawn(move || {
+            other.fill(1);
+        });
+        let first = stays.then_some(first);
+        let mut events = pool.cache.events().subscribe().unwrap();
+        let known = look(&pool);
+        thread.join().unwrap();
+        follow(&pool, &mut events, known);
+        if let Some(mut first) = first {
+            follow_from_the_beginning(&pool, &mut first, 0);
+        }
+    });
+}
+
+#[test]
+fn followed_after_another_while_a_block_is_stored() {
+    follow_another("kv_events::followed_after_another_while_a_block_is_stored", false);
+}
+
+#[test]
+fn followed_beside_another_while_a_block_is_stored() {
+    follow_another("kv_events::followed_beside_another_while_a_block_is_stored", true);
 }
 
 /// The block's sequence is closed while the block is being stored, and another thread needs its

@@ -13,8 +13,11 @@ use crate::frame::{Census, Depot, FrameConfig, Frames, outside_of_runs};
 use crate::ids::{BlockHandle, BlockId, DeviceId, FrameId, Order, PoolTag, Run, Ticket};
 use crate::sync::{Arc, AtomicBool, AtomicUsize, CachePadded, Ordering::*, next_pool_tag, prefetch};
 
+use super::latency::Latencies;
 use super::space::{FreeSpace, Reserve, Scrub, SharedLimbo};
-use super::state::{BlockWord, MoveLog, Table, Waiters};
+#[cfg(debug_assertions)]
+use super::state::Site;
+use super::state::{BlockWord, MoveLog, Note, Noted, SharedCounters, Sites, Table, Waiters};
 use super::thread_cache::ThreadCaches;
 
 /// Free frames in partly used units, as a shift of the pool: above it, compaction has something to
@@ -71,6 +74,9 @@ pub struct Core {
     /// Recent moves.
     pub(in crate::block) moves: CachePadded<MoveLog>,
     pub(in crate::block) waiters: Waiters,
+    pub(in crate::block) counters: CachePadded<SharedCounters>,
+    latencies: std::sync::Arc<Latencies>,
+    pub(in crate::block) sites: Sites,
     pub(in crate::block) config: BlocksConfig,
     pub(in crate::block) tag: PoolTag,
     /// Number of frames, so that the common path does not read the directory.
@@ -134,6 +140,9 @@ impl Blocks {
             shared_limbo: CachePadded::new(SharedLimbo::default()),
             moves: CachePadded::new(MoveLog::new()),
             waiters: Waiters::default(),
+            counters: CachePadded::default(),
+            latencies: std::sync::Arc::default(),
+            sites: Sites::new(config.frames),
             config,
             tag: next_pool_tag(),
             total: AtomicUsize::new(config.frames),
@@ -202,6 +211,30 @@ impl Core {
     /// Returns the number of blocks that are held because their frames could not be wiped.
     pub fn unwiped(&self) -> usize {
         self.space.unwiped()
+    }
+
+    /// Notes which place in the program allocated or pinned blocks. The caller owns a reference on
+    /// each, or pinned it.
+    #[cfg(debug_assertions)]
+    pub(crate) fn note_sites(&self, what: Noted, ids: impl IntoIterator<Item = BlockId>, site: Site) {
+        ids.into_iter().for_each(|id| self.sites.note(what, id, self.handle(id).generation, site));
+    }
+
+    /// Notes which place in the program allocated blocks as handles.
+    #[cfg(debug_assertions)]
+    pub(crate) fn note_handles(&self, handles: &[BlockHandle], site: Site) {
+        self.note_sites(Noted::Allocated, handles.iter().map(|handle| handle.id), site);
+    }
+
+    /// Returns the place that allocated or pinned an owned block, and the time since. `None` if it
+    /// is not known, as always in release builds.
+    pub(crate) fn site(&self, what: Noted, id: BlockId) -> Option<Note> {
+        self.sites.read(what, id, self.handle(id).generation)
+    }
+
+    /// Returns the times of operations on this pool.
+    pub(crate) fn latencies(&self) -> &std::sync::Arc<Latencies> {
+        &self.latencies
     }
 
     /// Returns the clock that orders batches.

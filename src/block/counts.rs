@@ -3,9 +3,12 @@
 use crate::sync::Ordering::*;
 
 use super::core::Core;
+use super::state::{AllocationCounts, Refusals, WaitCounts};
+use crate::error::AllocError;
 
 /// Counts of a pool's blocks by state, each block in one. Exact while no thread allocates or frees.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Counts {
     /// Blocks that can be handed out: all but the null block.
     pub total: usize,
@@ -44,6 +47,40 @@ impl Counts {
 }
 
 impl Core {
+    /// Returns the counts of allocations since the pool was built: O(threads).
+    pub fn allocation_counts(&self) -> AllocationCounts {
+        let mut sum = AllocationCounts::default();
+        self.counters.sum(&mut sum);
+        self.thread_caches.iter().for_each(|thread_cache| thread_cache.counters.sum(&mut sum));
+        sum
+    }
+
+    /// Returns the counts of refused requests since the pool was built.
+    pub fn refusals(&self) -> Refusals {
+        self.counters.refusals()
+    }
+
+    /// Returns the counts of waiting requests since the pool was built.
+    pub fn wait_counts(&self) -> WaitCounts {
+        self.counters.wait_counts()
+    }
+
+    /// Returns the number of cached blocks whose last reference was released outside of the prefix
+    /// cache, so that they were forgotten there and freed. They are not evictions.
+    pub(crate) fn outlived_blocks(&self) -> u64 {
+        self.counters.outlived_blocks()
+    }
+
+    /// Counts a request that was refused before it was tried.
+    pub(crate) fn count_refusal(&self, error: &AllocError) {
+        self.counters.refused(error);
+    }
+
+    /// Counts a request whose deadline passed.
+    pub(crate) fn count_missed_deadline(&self) {
+        self.counters.missed_deadline();
+    }
+
     /// Counts blocks by state, without a walk over the bitmaps: O(threads).
     ///
     /// Exact while no thread allocates or frees. Otherwise each number is approximate, and they

@@ -29,13 +29,14 @@ impl Blocks {
             return None;
         }
         let frame = cache.enter_magazines(|magazines| magazines.pop_loaded())??;
+        cache.counters().allocated_one();
         Some(own(self.space.table.view(), frame, request, clock.newest(), Ownership::of(GUARDED)))
     }
 
     /// Puts a free frame into the loaded magazine. False: nothing was done, take the slow path.
     #[inline]
     pub(super) fn give_back_one(&self, cache: Option<CacheRef<'_>>, frame: FrameId) -> bool {
-        self.give_back_with(cache, |magazines| magazines.push_loaded(frame))
+        self.give_back_with(cache, 1, |magazines| magazines.push_loaded(frame))
     }
 
     /// Allocates at most [`INLINE_BLOCKS`] blocks, and passes each to `take`, with its index.
@@ -73,6 +74,7 @@ impl Blocks {
         if cache.enter_magazines(|magazines| magazines.pop_all(&mut frames[..count])) != Some(true) {
             return false;
         }
+        cache.counters().allocated(count);
         let (table, now) = (self.space.table.view(), clock.newest());
         for (i, &frame) in frames[..count].iter().enumerate() {
             take(i, own(table, frame, request, now, Ownership::of(GUARDED)));
@@ -83,13 +85,14 @@ impl Blocks {
     /// Puts free frames into the loaded magazine. False: nothing was done, take the slow path.
     #[inline]
     pub(super) fn give_back_inline(&self, cache: Option<CacheRef<'_>>, frames: &[FrameId]) -> bool {
-        self.give_back_with(cache, |magazines| magazines.push_all(frames))
+        self.give_back_with(cache, frames.len(), |magazines| magazines.push_all(frames))
     }
 
     #[inline]
     fn give_back_with(
         &self,
         cache: Option<CacheRef<'_>>,
+        frames: usize,
         push: impl FnOnce(&mut MagazinePair) -> bool,
     ) -> bool {
         let section = |magazines: &mut MagazinePair| {
@@ -98,6 +101,13 @@ impl Blocks {
             // waits.
             self.space.clock.read().is_quiet() && push(magazines)
         };
-        !self.space.wipes() && cache.is_some_and(|cache| cache.enter_magazines(section) == Some(true))
+        !self.space.wipes()
+            && cache.is_some_and(|cache| {
+                let is_given = cache.enter_magazines(section) == Some(true);
+                if is_given {
+                    cache.counters().freed(frames);
+                }
+                is_given
+            })
     }
 }

@@ -1,8 +1,9 @@
-//! Latency of allocations: one in so many per thread is timed, the others pay one
-//! increment.
+//! Latencies of operations: one in so many per thread and kind is timed, the others pay one
+//! increment. Waits are rare, and all of them are timed.
 //!
-//! An allocation is one request for blocks: a lease, handles, or an append that needs blocks.
-//! Requests that wait in line are not timed: their duration depends on other requests.
+//! An allocation is one request for blocks: a lease or handles; an append counts if it needs blocks.
+//! The release of a lease whose allocation was timed is timed too, so that other releases pay
+//! nothing. The release of handles is not timed.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -10,46 +11,183 @@ use std::time::Instant;
 
 use histogram::AtomicHistogram;
 
-use crate::sync::thread_local_const;
+use crate::sync::{Ordering::*, StatisticU64, thread_local_const};
 
 /// Values are exact to within 1/16, up to one second; longer ones count as the maximum.
 const GROUPING_POWER: u8 = 4;
 const MAX_VALUE_POWER: u8 = 30;
 
-thread_local_const! {
-    /// Number of allocations of this thread so far, in any pool.
-    static TICK: Cell<u32> = Cell::new(0);
+/// Number of [operations](Operation).
+const OPERATIONS: usize = 5;
+
+/// An operation that is timed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Operation {
+    /// A request for a lease or for handles.
+    Allocate,
+    /// The allocation of an append.
+    Append,
+    /// The opening of a sequence with a prompt.
+    Admit,
+    /// A wait in line that ended with blocks.
+    Wait,
+    /// The release of a lease or a sequence.
+    Free,
 }
 
-/// Times one in so many allocations. Clones share one histogram.
+thread_local_const! {
+    /// Numbers of operations of this thread so far, in any pool.
+    static TICKS: [Cell<u32>; OPERATIONS] = [const { Cell::new(0) }; OPERATIONS];
+}
+
+/// Times of the operations on a pool.
+pub(crate) struct Latencies([Times; OPERATIONS]);
+
+/// Times of one operation.
+struct Times {
+    nanoseconds: AtomicHistogram,
+    sum: StatisticU64,
+}
+
+impl Default for Latencies {
+    fn default() -> Self {
+        Self(std::array::from_fn(|_| Times {
+            nanoseconds: AtomicHistogram::new(GROUPING_POWER, MAX_VALUE_POWER).expect("constants that fit"),
+            sum: StatisticU64::new(0),
+        }))
+    }
+}
+
+impl Latencies {
+    /// Records the end of an operation that began at `start`.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn record(&self, operation: Operation, start: Instant) {
+        let nanoseconds = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let times = &self.0[operation as usize];
+        times.sum.fetch_add(nanoseconds, Relaxed);
+        // Cannot fail: the value is within the histogram's range.
+        let _ = times.nanoseconds.increment(nanoseconds.min((1 << MAX_VALUE_POWER) - 1));
+    }
+
+    /// Begins to time an operation, which ends when the result is dropped.
+    pub(crate) fn time(&self, operation: Operation) -> Timing<'_> {
+        Timing { latencies: self, operation, start: Some(Instant::now()) }
+    }
+
+    /// Returns the times of an operation.
+    pub(crate) fn histogram(&self, operation: Operation) -> LatencyHistogram {
+        let times = &self.0[operation as usize];
+        // The sum first: it has a part for each time in the buckets, or lags behind them.
+        let sum_ns = times.sum.load(Relaxed);
+        let bucket =
+            |bucket: histogram::Bucket| LatencyBucket { up_to_ns: bucket.end(), count: bucket.count() };
+        let buckets = times.nanoseconds.load();
+        let buckets = buckets.iter().filter(|bucket| bucket.count() > 0).map(bucket).collect();
+        LatencyHistogram { buckets, sum_ns }
+    }
+}
+
+/// Times one in so many operations of each kind. Clones share the histograms of one pool.
 #[derive(Clone)]
 pub(crate) struct Sampler {
     /// Samples when `tick & mask == 0`; `None` never samples.
     mask: Option<u32>,
-    nanoseconds: Arc<AtomicHistogram>,
+    latencies: Arc<Latencies>,
 }
 
-/// An allocation that may be timed.
+/// An operation that may be timed.
 pub(crate) struct Timing<'a> {
-    sampler: &'a Sampler,
+    latencies: &'a Latencies,
+    operation: Operation,
     start: Option<Instant>,
+}
+
+impl Timing<'_> {
+    /// Returns whether the operation is timed.
+    #[inline]
+    pub(crate) fn is_on(&self) -> bool {
+        self.start.is_some()
+    }
 }
 
 impl Drop for Timing<'_> {
     #[inline]
     fn drop(&mut self) {
         if let Some(start) = self.start {
-            self.sampler.record(start);
+            self.latencies.record(self.operation, start);
         }
     }
 }
 
-/// Quantiles of sampled allocation times. Each is the upper end of its bucket: at most 1/16 too
-/// high.
+/// Times of one kind of operation that lie in one interval.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct LatencyBucket {
+    /// Upper end of the interval, inclusive, in nanoseconds. It is at most 1/16 above its lower end;
+    /// times of a second and more are in the last bucket, which ends at 2^30 - 1.
+    pub up_to_ns: u64,
+    /// Number of times in the interval.
+    pub count: u64,
+}
+
+/// Histogram of the times of one kind of operation.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct LatencyHistogram {
+    /// Intervals that contain a time, ascending.
+    pub buckets: Vec<LatencyBucket>,
+    /// Sum of the times, in nanoseconds.
+    pub sum_ns: u64,
+}
+
+impl LatencyHistogram {
+    /// Returns the number of times.
+    pub fn count(&self) -> u64 {
+        self.buckets.iter().map(|bucket| bucket.count).sum()
+    }
+
+    /// Returns quantiles of the times.
+    pub fn quantiles(&self) -> Latency {
+        let samples = self.count();
+        // Each is the upper end of the first bucket at which this share of samples is reached.
+        let shares = [0.5, 0.99, 0.999, 1.0];
+        let ranks = shares.map(|share| ((samples as f64 * share).ceil() as u64).max(1));
+        let (mut ends, mut seen) = ([0; 4], 0);
+        for bucket in &self.buckets {
+            let before = seen;
+            seen += bucket.count;
+            for (end, rank) in ends.iter_mut().zip(ranks) {
+                if (before + 1..=seen).contains(&rank) {
+                    *end = bucket.up_to_ns;
+                }
+            }
+        }
+        let [p50_ns, p99_ns, p999_ns, max_ns] = ends;
+        Latency { samples, p50_ns, p99_ns, p999_ns, max_ns }
+    }
+
+    /// Returns the histogram of the times of both.
+    fn with(mut self, other: &Self) -> Self {
+        self.sum_ns += other.sum_ns;
+        for bucket in &other.buckets {
+            match self.buckets.binary_search_by_key(&bucket.up_to_ns, |own| own.up_to_ns) {
+                Ok(place) => self.buckets[place].count += bucket.count,
+                Err(place) => self.buckets.insert(place, *bucket),
+            }
+        }
+        self
+    }
+}
+
+/// Quantiles of sampled times. Each is the upper end of its bucket: at most 1/16 too high.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Latency {
-    /// Number of timed allocations.
+    /// Number of timed operations.
     pub samples: u64,
     /// Median, in nanoseconds.
     pub p50_ns: u64,
@@ -57,70 +195,70 @@ pub struct Latency {
     pub p99_ns: u64,
     /// 99.9th percentile, in nanoseconds.
     pub p999_ns: u64,
-    /// Maximum of the samples, not of all allocations, in nanoseconds.
+    /// Maximum of the samples, not of all operations, in nanoseconds.
     pub max_ns: u64,
 }
 
 impl Sampler {
-    /// Creates a sampler of one in `every` allocations, rounded up to a power of two; 0: none.
-    pub(crate) fn new(every: u32) -> Self {
+    /// Creates a sampler of one in `every` operations, rounded up to a power of two; 0: none.
+    pub(crate) fn new(every: u32, latencies: Arc<Latencies>) -> Self {
         Self {
             // Above 2^31 the next power is 2^32, whose mask is all ones.
             mask: (every != 0).then(|| every.checked_next_power_of_two().map_or(u32::MAX, |every| every - 1)),
-            nanoseconds: Arc::new(
-                AtomicHistogram::new(GROUPING_POWER, MAX_VALUE_POWER).expect("constants that fit"),
-            ),
+            latencies,
         }
     }
 
-    /// Begins to time an allocation, if the last call of [`is_due`](Self::is_due) returned true;
-    /// its end is the drop of the result. Each call must follow a call of `is_due`.
-    #[inline]
-    #[must_use = "the allocation ends when it is dropped"]
-    pub(crate) fn time(&self) -> Timing<'_> {
-        let is_due =
-            self.mask.is_some_and(|mask| TICK.try_with(Cell::get).is_ok_and(|tick| tick & mask == 0));
-        Timing { sampler: self, start: is_due.then(Instant::now) }
+    /// Returns the number of operations per timed one; 0: none is timed.
+    pub(crate) fn every(&self) -> u64 {
+        self.mask.map_or(0, |mask| u64::from(mask) + 1)
     }
 
-    /// Counts an allocation, and returns whether it is to be timed.
+    /// Begins to time an operation, if the last call of [`is_due`](Self::is_due) for it returned
+    /// true; its end is the drop of the result.
     #[inline]
-    pub(crate) fn is_due(&self) -> bool {
+    #[must_use = "the operation ends when it is dropped"]
+    pub(crate) fn time(&self, operation: Operation) -> Timing<'_> {
+        let start = self.is_timed(operation).then(Instant::now);
+        Timing { latencies: &self.latencies, operation, start }
+    }
+
+    /// Counts an operation, and begins to time it if that is due.
+    #[must_use = "the operation ends when it is dropped"]
+    pub(crate) fn start(&self, operation: Operation) -> Timing<'_> {
+        let start = self.is_due(operation).then(Instant::now);
+        Timing { latencies: &self.latencies, operation, start }
+    }
+
+    /// Returns whether the operation that was counted last is timed.
+    #[inline]
+    pub(crate) fn is_timed(&self, operation: Operation) -> bool {
+        self.mask.is_some_and(|mask| {
+            TICKS.try_with(|ticks| ticks[operation as usize].get()).is_ok_and(|tick| tick & mask == 0)
+        })
+    }
+
+    /// Counts an operation, and returns whether it is to be timed.
+    #[inline]
+    pub(crate) fn is_due(&self, operation: Operation) -> bool {
         let Some(mask) = self.mask else { return false };
-        let tick = TICK.try_with(|tick| {
+        let tick = TICKS.try_with(|ticks| {
+            let tick = &ticks[operation as usize];
             tick.set(tick.get().wrapping_add(1));
             tick.get()
         });
         tick.is_ok_and(|tick| tick & mask == 0)
     }
 
-    #[cold]
-    #[inline(never)]
-    fn record(&self, start: Instant) {
-        let nanoseconds = start.elapsed().as_nanos().min((1 << MAX_VALUE_POWER) - 1) as u64;
-        // Cannot fail: the value is within the histogram's range.
-        let _ = self.nanoseconds.increment(nanoseconds);
+    /// Returns the times of an operation.
+    pub(crate) fn histogram(&self, operation: Operation) -> LatencyHistogram {
+        self.latencies.histogram(operation)
     }
 
+    /// Returns quantiles of the times of allocations, including those of appends.
     pub(crate) fn read(&self) -> Latency {
-        let histogram = self.nanoseconds.load();
-        let buckets = || histogram.iter().filter(|bucket| bucket.count() > 0);
-        let samples: u64 = buckets().map(|bucket| bucket.count()).sum();
-        // Each is the upper end of the first bucket at which this share of samples is reached.
-        let shares = [0.5, 0.99, 0.999, 1.0];
-        let ranks = shares.map(|share| ((samples as f64 * share).ceil() as u64).max(1));
-        let (mut ends, mut seen) = ([0; 4], 0);
-        for bucket in buckets() {
-            let before = seen;
-            seen += bucket.count();
-            for (end, rank) in ends.iter_mut().zip(ranks) {
-                if (before + 1..=seen).contains(&rank) {
-                    *end = bucket.end();
-                }
-            }
-        }
-        let [p50_ns, p99_ns, p999_ns, max_ns] = ends;
-        Latency { samples, p50_ns, p99_ns, p999_ns, max_ns }
+        let appends = self.latencies.histogram(Operation::Append);
+        self.latencies.histogram(Operation::Allocate).with(&appends).quantiles()
     }
 }
 
@@ -130,17 +268,18 @@ mod tests {
 
     #[test]
     fn one_in_so_many_is_timed() {
-        let sampler = Sampler::new(4);
+        let sampler = Sampler::new(4, Arc::default());
         for _ in 0..400 {
-            sampler.is_due();
-            drop(sampler.time());
+            sampler.is_due(Operation::Allocate);
+            drop(sampler.time(Operation::Allocate));
         }
         let latency = sampler.read();
         assert_eq!(latency.samples, 100);
         assert!(latency.p50_ns <= latency.p99_ns && latency.p99_ns <= latency.max_ns);
-        let none = Sampler::new(0);
-        none.is_due();
-        drop(none.time());
+        let none = Sampler::new(0, Arc::default());
+        none.is_due(Operation::Allocate);
+        drop(none.time(Operation::Allocate));
+        drop(none.start(Operation::Free));
         assert_eq!(none.read(), Latency::default());
     }
 }

@@ -16,7 +16,7 @@
 //! | `fast_path` | both for few blocks, through the loaded magazine |
 //! | `wait` | the line of waiting requests, and announcements to it |
 //! | `moving`, `resize` | moves of blocks between frames; growth and shrinking |
-//! | `audit`, `counts`, `latency`, `request` | recount, counters, sampled times, the request type |
+//! | `audit`, `counts`, `latency`, `request` | recount, counts, sampled times, the request type |
 //!
 //! # Bijection
 //!
@@ -93,15 +93,19 @@ pub use audit::{AuditError, AuditReport, FramePlace};
 pub(crate) use cache_handle::CacheHandle;
 pub use cache_handle::{KeepAlive, flush_thread};
 pub use counts::Counts;
-pub use latency::Latency;
-pub(crate) use latency::Sampler;
+pub use latency::{Latency, LatencyBucket, LatencyHistogram};
+pub(crate) use latency::{Operation, Sampler};
 pub use moving::{FrameUse, GaveWay, Wave};
 pub(crate) use release::Owner;
 pub use request::{AllocRequest, Priority};
 pub use resize::Shrinking;
 pub use space::Scrub;
 pub(crate) use state::Class;
+#[cfg(debug_assertions)]
+pub(crate) use state::Site;
+pub use state::SourcePlace;
+pub use state::{AllocationCounts, Refusals, WaitCounts};
 pub use state::{BlockInfo, BlockWord, MoveCount, Moved, Ownership, Released, Since};
-pub(crate) use state::{GrowTable, TablePart};
+pub(crate) use state::{GrowTable, Noted, TablePart};
 pub(crate) use thread_cache::INLINE_BLOCKS;
 pub(crate) use wait::{BatchesEnd, Waiting};

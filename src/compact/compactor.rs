@@ -52,7 +52,7 @@ use crate::storage::{FrameMove, KvLayout};
 
 use super::bytes::Bytes;
 use super::copies::{CompactionLock, Copies, UnderWay};
-use super::report::GivenUp;
+use super::report::{GivenUp, MoveCounts};
 use super::{
     BREAK_PRICE, DefragError, DefragReport, FrameKind, Goal, Move, OverdueCopy, Plan, Snapshot, plan_at_price,
 };
@@ -172,6 +172,7 @@ pub struct Compactor {
     /// Senders that stop the background tasks; `None` once the pool is gone.
     tasks: Arc<std::sync::Mutex<Option<Vec<StopTask>>>>,
     copies: Arc<Copies>,
+    counts: Arc<std::sync::Mutex<MoveCounts>>,
 }
 
 /// A run in progress.
@@ -196,6 +197,8 @@ pub(super) struct Background {
 struct Copying {
     blocks: Blocks,
     wave: Option<Wave>,
+    block_bytes: usize,
+    counts: Arc<std::sync::Mutex<MoveCounts>>,
     /// Holds the copy's share of the compaction lock; declared so that it drops after the wave.
     _under_way: UnderWay,
     tell: Option<oneshot::Sender<Copied>>,
@@ -225,9 +228,20 @@ impl Copying {
                 copied.failed = Some(error);
             }
         }
+        count(&self.counts, |counts| {
+            counts.waves += 1;
+            counts.moved_blocks += copied.moved as u64;
+            counts.moved_bytes += (copied.moved * self.block_bytes) as u64;
+            counts.given_up.add(&copied.given_up);
+        });
         // The run's future may have been dropped.
         let _ = self.tell.take().map(|tell| tell.send(copied));
     }
+}
+
+/// Changes counts of moves.
+fn count(counts: &std::sync::Mutex<MoveCounts>, change: impl FnOnce(&mut MoveCounts)) {
+    change(&mut counts.lock().unwrap_or_else(PoisonError::into_inner));
 }
 
 impl Compactor {
@@ -250,6 +264,7 @@ impl Compactor {
                 lock: Arc::default(),
                 tasks: Arc::new(std::sync::Mutex::new(Some(Vec::new()))),
                 copies: Arc::default(),
+                counts: Arc::default(),
             }
         }
     }
@@ -273,6 +288,11 @@ impl Compactor {
             // The pool is already gone.
             None => drop(task.send_replace(true)),
         }
+    }
+
+    /// Returns counts of moves since the pool was built.
+    pub fn move_counts(&self) -> MoveCounts {
+        *self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the order at which free runs are counted.
@@ -464,6 +484,7 @@ impl Compactor {
         let wave_blocks = (options.wave_bytes / self.block_bytes).clamp(1, WAVE_BLOCKS);
         let (lock, report) = (Arc::new(lock), DefragReport::default());
         let copy_deadline = options.copy_deadline;
+        count(&self.counts, |counts| counts.runs += 1);
         CompactionPass { compactor: self, lock, wave_blocks, copy_deadline, background: None, report }
     }
 
@@ -539,9 +560,11 @@ impl CompactionPass<'_> {
             // A new copy would get stuck as well.
             return Err(Failure::Overdue(overdue));
         }
-        let given_up = &mut self.report.given_up;
+        let mut given_up = GivenUp::default();
         let pairs = moves.iter().map(|moved| (moved.from, moved.to));
         let wave = self.compactor.blocks().begin_wave(pairs, &mut |_, why| given_up.count(why));
+        self.report.given_up.add(&given_up);
+        count(&self.compactor.counts, |counts| counts.given_up.add(&given_up));
         if wave.is_empty() {
             return Ok(());
         }
@@ -551,7 +574,15 @@ impl CompactionPass<'_> {
         let bytes = copies.len() * self.compactor.block_bytes;
         let deadline = Tick::now().checked_add(self.copy_deadline);
         let under_way = under_way.begin(copies.len(), bytes as u64, deadline, self.lock.clone());
-        let copying = Copying { blocks, wave: Some(wave), _under_way: under_way, tell: Some(tell) };
+        let (counts, block_bytes) = (self.compactor.counts.clone(), self.compactor.block_bytes);
+        let copying = Copying {
+            blocks,
+            wave: Some(wave),
+            block_bytes,
+            counts,
+            _under_way: under_way,
+            tell: Some(tell),
+        };
         // SAFETY: the sources are marked, so that they are not written, and the destinations are
         // held, until the wave is published or dropped. Both happen after the copy, because the
         // callback owns the wave.

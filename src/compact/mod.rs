@@ -54,7 +54,7 @@ pub use compactor::{COPY_DEADLINE, Compactor, DefragOptions, WAVE_BYTES};
 pub use error::{Blocker, DefragError, ResizeError};
 pub use goal::{BREAK_PRICE, Goal, Move, Plan, Shortfall, Step};
 pub use plan::{plan, plan_at_price};
-pub use report::{DefragReport, DefragTotals, GivenUp, OverdueCopy, ResizeReport};
+pub use report::{DefragReport, DefragTotals, GivenUp, MoveCounts, OverdueCopy, ResizeReport};
 pub use resize::ResizeOptions;
 pub use snapshot::{FrameKind, FrameState, PLACE_MAX, Snapshot};
 pub use task::{DefragConfig, Defragmenter};

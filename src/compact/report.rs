@@ -7,6 +7,7 @@ use crate::block::GaveWay;
 
 /// Numbers of planned moves that did not take place, by reason.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct GivenUp {
     /// The destination was allocated first.
@@ -73,6 +74,7 @@ impl fmt::Display for GivenUp {
 
 /// Result of one compaction.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct DefragReport {
     /// Blocks that were moved to another frame.
@@ -111,6 +113,7 @@ pub struct DefragReport {
 /// Its blocks stay where they are, and keep their destination frames held, until the copier reports
 /// the outcome or drops the callback.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct OverdueCopy {
     /// Blocks of the wave.
@@ -128,8 +131,27 @@ impl fmt::Display for OverdueCopy {
     }
 }
 
+/// Counts of moves since the pool was built, over all compactions, resizes and runs made for waiting
+/// requests. Exact, also if a run was dropped half-way.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct MoveCounts {
+    /// Turns that compactions and shrinks had, including those that moved nothing.
+    pub runs: u64,
+    /// Waves that were copied.
+    pub waves: u64,
+    /// Blocks that were moved to another frame.
+    pub moved_blocks: u64,
+    /// Bytes of the moved blocks.
+    pub moved_bytes: u64,
+    /// Planned moves that did not take place, by reason.
+    pub given_up: GivenUp,
+}
+
 /// Totals over the runs of a background task.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct DefragTotals {
     /// Runs that moved at least one block.
@@ -211,6 +233,7 @@ impl DefragTotals {
 
 /// Result of a resize.
 #[derive(Clone, Copy, PartialEq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct ResizeReport {
     /// Number of blocks before.

@@ -93,9 +93,6 @@ pub enum PrefixError {
         /// Number of tokens of the prefix.
         tokens: usize,
     },
-    /// The pool's events already have a subscriber.
-    #[error("the events already have a subscriber; only one is allowed at a time")]
-    Subscribed,
     /// The system refused a `membarrier` fence that it granted before; without it, events could be
     /// lost.
     #[error("the system refuses membarrier(2), which it granted before")]

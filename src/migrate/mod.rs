@@ -66,5 +66,5 @@ mod sequence;
 
 pub use cached::{bring_back, offload};
 pub use error::MigrateError;
-pub use report::{BringBackReport, Carried, MigrationReport, OffloadReport};
+pub use report::{BringBackReport, Carried, MigrationCounts, MigrationReport, OffloadReport};
 pub use sequence::{migrate, replicate};

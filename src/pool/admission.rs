@@ -3,6 +3,7 @@
 
 use tokio::time::Instant;
 
+use crate::block::Operation;
 use crate::error::{AllocError, SequenceError};
 use crate::prefix::PrefixKeys;
 use crate::sequence::{AdmitRequest, PinnedInfo, PinnedPrefix, Sequence};
@@ -28,6 +29,7 @@ impl Pool {
     /// time that has passed. Nothing has changed: neither the id nor a block is taken, and no
     /// cached block was touched.
     pub fn admit(&self, request: &AdmitRequest<'_>) -> Result<Sequence, SequenceError> {
+        let _timing = self.0.sampler.start(Operation::Admit);
         let mut admission = self.0.sequences.admission(request)?;
         admission.try_now()?;
         Ok(admission.admitted())

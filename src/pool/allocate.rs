@@ -5,7 +5,9 @@
 
 use smallvec::SmallVec;
 
-use crate::block::{AllocRequest, INLINE_BLOCKS, KeepAlive, Owned};
+#[cfg(debug_assertions)]
+use crate::block::Site;
+use crate::block::{AllocRequest, INLINE_BLOCKS, KeepAlive, Operation, Owned};
 use crate::error::AllocError;
 use crate::ids::{BlockHandle, BlockId};
 use crate::sync::Arc;
@@ -45,7 +47,7 @@ pub(super) trait BlockSource {
     /// Allocates one block on the short path.
     #[inline(always)]
     fn one<const GUARDED: bool>(&self, request: &AllocRequest) -> Option<Owned<'_>> {
-        if self.pool().0.sampler.is_due() || request.blocks != 1 {
+        if self.pool().0.sampler.is_due(Operation::Allocate) || request.blocks != 1 {
             None
         } else {
             self.take_one::<GUARDED>(request)
@@ -55,7 +57,6 @@ pub(super) trait BlockSource {
     /// Allocates one block for a lease on the long path.
     #[inline(never)]
     fn one_on_the_long_path(&self, request: &AllocRequest) -> Result<BlockId, AllocError> {
-        let _timing = self.pool().0.sampler.time();
         let mut one = BlockId(0);
         if !self.take_inline::<true>(request, |_, owned| one = owned.id) {
             self.take_any::<true>(request, &mut |id| one = id)?;
@@ -63,12 +64,29 @@ pub(super) trait BlockSource {
         Ok(one)
     }
 
+    /// Allocates one block and times it. The release is timed too, which a lease of one block has no
+    /// room to note.
+    #[cold]
+    #[inline(never)]
+    fn one_timed<'p>(&self, request: &AllocRequest, root: Root<'p>) -> Result<Box<Several<'p>>, AllocError> {
+        // Made for the sake of the timing, and not timed.
+        let mut several = Several::new(root);
+        several.time();
+        let _timing = self.pool().0.sampler.time(Operation::Allocate);
+        several.inline_places()[0] = self.one_on_the_long_path(request)?;
+        several.truncate(1);
+        Ok(several)
+    }
+
     /// Allocates any number of blocks for a lease on the long path.
     #[inline(never)]
     fn several<'p>(&self, request: &AllocRequest, root: Root<'p>) -> Result<Box<Several<'p>>, AllocError> {
-        let _timing = self.pool().0.sampler.time();
+        let timing = self.pool().0.sampler.time(Operation::Allocate);
         // The list comes first: the ids are written where they stay.
         let mut several = Several::new(root);
+        if timing.is_on() {
+            several.time();
+        }
         let places = several.inline_places();
         if self.take_inline::<true>(request, |i, owned| places[i] = owned.id) {
             several.truncate(request.blocks);
@@ -82,7 +100,7 @@ pub(super) trait BlockSource {
     /// Allocates any number of blocks on the long path, as handles.
     #[inline(never)]
     fn many_handles(&self, request: &AllocRequest, out: &mut Vec<BlockHandle>) -> Result<(), AllocError> {
-        let _timing = self.pool().0.sampler.time();
+        let _timing = self.pool().0.sampler.time(Operation::Allocate);
         let tag = self.pool().tag();
         // First, so that a failure to allocate loses no block.
         out.reserve(INLINE_BLOCKS);
@@ -105,10 +123,12 @@ pub(super) trait BlockSource {
     ) -> Result<Lease<'p>, AllocError> {
         let leased = if let Some(owned) = self.one::<true>(request) {
             Leased::one(root(), owned.id, Seen::new(false))
-        } else if request.blocks == 1 {
-            Leased::one(root(), self.one_on_the_long_path(request)?, Seen::new(false))
-        } else {
+        } else if request.blocks != 1 {
             Leased::Several(self.several(request, root())?)
+        } else if self.pool().0.sampler.is_timed(Operation::Allocate) {
+            Leased::Several(self.one_timed(request, root())?)
+        } else {
+            Leased::one(root(), self.one_on_the_long_path(request)?, Seen::new(false))
         };
         Ok(Lease::new(leased))
     }
@@ -171,9 +191,13 @@ impl Pool {
     /// # Errors
     ///
     /// [`AllocError`]; the pool is unchanged.
+    #[cfg_attr(debug_assertions, track_caller)]
     #[inline]
     pub fn allocate(&self, request: AllocRequest) -> Result<Lease<'_>, AllocError> {
-        self.borrowed(&request)
+        let lease = self.borrowed(&request);
+        #[cfg(debug_assertions)]
+        Lease::note_made(&lease, Site::here());
+        lease
     }
 
     /// Allocates blocks for a lease that does not borrow the pool, at the cost of a reference
@@ -182,9 +206,13 @@ impl Pool {
     /// # Errors
     ///
     /// [`AllocError`]; the pool is unchanged.
+    #[cfg_attr(debug_assertions, track_caller)]
     #[inline]
     pub fn allocate_owned(&self, request: AllocRequest) -> Result<Lease<'static>, AllocError> {
-        self.owned(&request)
+        let lease = self.owned(&request);
+        #[cfg(debug_assertions)]
+        Lease::note_made(&lease, Site::here());
+        lease
     }
 
     /// Allocates blocks as handles, appended to `out`, for an engine that keeps its own tables.
@@ -194,14 +222,19 @@ impl Pool {
     /// # Errors
     ///
     /// [`AllocError`]; the pool and `out` are unchanged.
+    #[cfg_attr(debug_assertions, track_caller)]
     #[inline]
     pub fn allocate_raw(&self, request: AllocRequest, out: &mut Vec<BlockHandle>) -> Result<(), AllocError> {
+        #[cfg(debug_assertions)]
+        let before = out.len();
         // `PoolHandle` has the same body: shared through the trait, it takes 30 ns instead of 25
         // (`cargo bench -p kvpool-benches --bench blocks`).
         match self.one::<false>(&request) {
             Some(owned) => out.push(owned.handle(self.tag())),
             None => self.many_handles(&request, out)?,
         }
+        #[cfg(debug_assertions)]
+        self.0.blocks.note_handles(&out[before..], Site::here());
         Ok(())
     }
 }

@@ -389,7 +389,7 @@ impl PoolBuilder {
         if let Some(patience) = self.turn_patience {
             blocks.set_turn_patience(patience);
         }
-        let sampler = Sampler::new(self.latency_sample);
+        let sampler = Sampler::new(self.latency_sample, blocks.latencies().clone());
         // SAFETY: the storage was made here, or had no other reference; it serves one pool.
         let sequences = unsafe {
             Sequences::sampled(blocks.clone(), storage.clone(), block_tokens, cache, sampler.clone())
@@ -403,6 +403,7 @@ impl PoolBuilder {
             storage,
             sampler,
             order: self.order,
+            migrations: std::sync::Mutex::default(),
         }));
         #[cfg(not(kvpool_loom))]
         pool.own_sequences();

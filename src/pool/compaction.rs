@@ -71,7 +71,7 @@ impl Pool {
     ///
     /// As for [`defragment`](Self::defragment).
     pub async fn defragment_with(&self, options: DefragOptions) -> Result<DefragReport, DefragError> {
-        self.0.compactor.defragment(options).await
+        traced!("kvpool.defragment", self.0.compactor.defragment(options)).await
     }
 
     /// Starts a background task that compacts the pool whenever it is fragmented.
@@ -124,6 +124,10 @@ impl Pool {
         blocks: usize,
         options: ResizeOptions,
     ) -> Result<ResizeReport, ResizeError> {
+        traced!("kvpool.resize", self.resize_to(blocks, options)).await
+    }
+
+    async fn resize_to(&self, blocks: usize, options: ResizeOptions) -> Result<ResizeReport, ResizeError> {
         let started = Instant::now();
         loop {
             let from = self.total_blocks();

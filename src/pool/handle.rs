@@ -3,6 +3,8 @@
 use std::cell::Cell;
 use std::marker::PhantomData;
 
+#[cfg(debug_assertions)]
+use crate::block::Site;
 use crate::block::{AllocRequest, CacheHandle, KeepAlive, Owned};
 use crate::error::{AllocError, HandleError};
 use crate::ids::{BlockHandle, BlockId};
@@ -75,9 +77,13 @@ impl PoolHandle {
     /// # Errors
     ///
     /// [`AllocError`]; the pool is unchanged.
+    #[cfg_attr(debug_assertions, track_caller)]
     #[inline]
     pub fn allocate(&self, request: AllocRequest) -> Result<Lease<'_>, AllocError> {
-        self.borrowed(&request)
+        let lease = self.borrowed(&request);
+        #[cfg(debug_assertions)]
+        Lease::note_made(&lease, Site::here());
+        lease
     }
 
     /// Allocates like [`Pool::allocate_owned`].
@@ -85,9 +91,13 @@ impl PoolHandle {
     /// # Errors
     ///
     /// [`AllocError`]; the pool is unchanged.
+    #[cfg_attr(debug_assertions, track_caller)]
     #[inline]
     pub fn allocate_owned(&self, request: AllocRequest) -> Result<Lease<'static>, AllocError> {
-        self.owned(&request)
+        let lease = self.owned(&request);
+        #[cfg(debug_assertions)]
+        Lease::note_made(&lease, Site::here());
+        lease
     }
 
     /// Allocates like [`Pool::allocate_raw`].
@@ -95,12 +105,17 @@ impl PoolHandle {
     /// # Errors
     ///
     /// [`AllocError`]; the pool and `out` are unchanged.
+    #[cfg_attr(debug_assertions, track_caller)]
     #[inline]
     pub fn allocate_raw(&self, request: AllocRequest, out: &mut Vec<BlockHandle>) -> Result<(), AllocError> {
+        #[cfg(debug_assertions)]
+        let before = out.len();
         match self.one::<false>(&request) {
             Some(owned) => out.push(owned.handle(self.pool.tag())),
             None => self.many_handles(&request, out)?,
         }
+        #[cfg(debug_assertions)]
+        self.pool.blocks().note_handles(&out[before..], Site::here());
         Ok(())
     }
 

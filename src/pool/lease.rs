@@ -3,7 +3,11 @@
 use std::mem::ManuallyDrop;
 use std::ops::RangeBounds;
 
-use crate::block::{Blocks, Owner};
+use crate::block::{Blocks, Operation, Owner};
+#[cfg(debug_assertions)]
+use crate::block::{Noted, Site};
+#[cfg(debug_assertions)]
+use crate::error::AllocError;
 use crate::error::HandleError;
 use crate::ids::{BlockHandle, BlockId, FrameId, PoolTag, Run};
 
@@ -35,6 +39,18 @@ impl<'p> Lease<'p> {
     #[inline]
     pub(super) fn new(leased: Leased<'p>) -> Self {
         Self(ManuallyDrop::new(leased))
+    }
+
+    /// Notes which place in the program made the lease.
+    // A function of the outcome that returns it would make release builds move it through memory.
+    #[cfg(debug_assertions)]
+    pub(super) fn note_made(made: &Result<Self, AllocError>, site: Site) {
+        made.iter().for_each(|lease| lease.note_site(site));
+    }
+
+    #[cfg(debug_assertions)]
+    fn note_site(&self, site: Site) {
+        self.pool_blocks().note_sites(Noted::Allocated, self.blocks().iter().copied(), site);
     }
 
     #[inline]
@@ -145,11 +161,15 @@ impl<'p> Lease<'p> {
     /// [`HandleError`]: [`Shared`](HandleError::Shared) for a block with other references,
     /// [`Guarded`](HandleError::Guarded) for a block that a lease or a sequence owns or that is
     /// listed twice. Nothing changes.
+    #[cfg_attr(debug_assertions, track_caller)]
     pub fn from_raw(pool: &'p Pool, handles: &[BlockHandle]) -> Result<Self, HandleError> {
         let blocks = pool.blocks();
         let ids = handles.iter().map(|handle| handle.id).collect();
         blocks.guard(handles)?;
-        Ok(Self::new(Leased::new(Root::Borrowed(blocks), ids, Seen::new(true))))
+        let lease = Self::new(Leased::new(Root::Borrowed(blocks), ids, Seen::new(true)));
+        #[cfg(debug_assertions)]
+        lease.note_site(Site::here());
+        Ok(lease)
     }
 
     /// Takes the blocks out of the lease; the caller owns their references.
@@ -179,7 +199,9 @@ impl Drop for Lease<'_> {
 fn drop_more(leased: &mut ManuallyDrop<Leased<'_>>) {
     // SAFETY: called once, by the drop of the lease.
     let leased = unsafe { ManuallyDrop::take(leased) };
-    leased.pool_blocks().release_leased(leased.ids(), leased.owner());
+    let blocks = leased.pool_blocks();
+    let _timing = leased.is_timed().then(|| blocks.latencies().time(Operation::Free));
+    blocks.release_leased(leased.ids(), leased.owner());
 }
 
 impl std::fmt::Debug for Lease<'_> {

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use crate::block::{Blocks, INLINE_BLOCKS, KeepAlive, Owner};
 use crate::ids::BlockId;
-use crate::sync::{Arc, AtomicBool, Ordering::*};
+use crate::sync::{Arc, AtomicU8, Ordering::*};
 
 /// Ids of the blocks of a lease.
 pub(super) type Ids = SmallVec<[BlockId; INLINE_BLOCKS]>;
@@ -42,25 +42,30 @@ pub(super) enum Root<'p> {
     Owned(Arc<KeepAlive>),
 }
 
-/// Whether a handle of a lease's blocks was given out.
-pub(super) struct Seen(AtomicBool);
+/// Whether a handle of a lease's blocks was given out, and whether the lease's release is timed.
+pub(super) struct Seen(AtomicU8);
+
+/// A handle was given out.
+const SEEN: u8 = 1;
+/// No handle was given out, and the release is timed.
+const TIMED: u8 = 2;
 
 impl Seen {
     #[inline]
     pub(super) fn new(is_seen: bool) -> Self {
-        Self(AtomicBool::new(is_seen))
+        Self(AtomicU8::new(if is_seen { SEEN } else { 0 }))
     }
 
     /// Notes that a handle is given out.
     #[inline]
     fn note(&self) {
         // Relaxed: the lease is borrowed here, and released when no borrow is left.
-        self.0.store(true, Relaxed);
+        self.0.store(SEEN, Relaxed);
     }
 
     #[inline]
     pub(super) fn owner(&self) -> Owner {
-        if self.0.load(Relaxed) { Owner::Guarded } else { Owner::Unseen }
+        if self.0.load(Relaxed) & SEEN != 0 { Owner::Guarded } else { Owner::Unseen }
     }
 }
 
@@ -78,6 +83,11 @@ impl<'p> Several<'p> {
     #[inline]
     pub(super) fn inline_places(&mut self) -> &mut [BlockId] {
         &mut self.ids
+    }
+
+    /// Notes that the release is timed, as long as no handle is given out.
+    pub(super) fn time(&mut self) {
+        self.seen = Seen(AtomicU8::new(TIMED));
     }
 
     #[inline]
@@ -147,6 +157,12 @@ impl<'p> Leased<'p> {
     #[inline]
     pub(super) fn owner(&self) -> Owner {
         self.seen().owner()
+    }
+
+    /// Returns whether the release is timed.
+    #[inline]
+    pub(super) fn is_timed(&self) -> bool {
+        matches!(self, Self::Several(several) if several.seen.0.load(Relaxed) == TIMED)
     }
 
     /// Notes that handles of the blocks are given out.

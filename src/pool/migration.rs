@@ -74,7 +74,11 @@ impl Pool {
         target: Target<'_>,
     ) -> Result<(Sequence, MigrationReport), MigrateError> {
         let Target::Device(to) = target;
-        migrate::migrate(&self.0.sequences, sequence, &to.0.sequences).await
+        let moved = migrate::migrate(&self.0.sequences, sequence, &to.0.sequences);
+        let moved = traced!("kvpool.migrate", moved).await;
+        let carried = moved.as_ref().ok().map(|(_, report)| &report.carried);
+        self.0.migrations().ended(carried, |counts| &mut counts.migrated);
+        moved
     }
 
     /// Copies a sequence to another pool, and leaves the original open here.
@@ -91,7 +95,11 @@ impl Pool {
         target: Target<'_>,
     ) -> Result<(Sequence, MigrationReport), TransferError> {
         let Target::Device(to) = target;
-        migrate::replicate(&self.0.sequences, sequence, &to.0.sequences).await
+        let copied = migrate::replicate(&self.0.sequences, sequence, &to.0.sequences);
+        let copied = traced!("kvpool.replicate", copied).await;
+        let carried = copied.as_ref().ok().map(|(_, report)| &report.carried);
+        self.0.migrations().ended(carried, |counts| &mut counts.replicated);
+        copied
     }
 
     /// Moves a sequence like [`migrate`](Self::migrate), after the batches that write it have ended.
@@ -189,7 +197,11 @@ impl Pool {
     /// [`TransferError::Alloc`] if there is no room at all or `blocks_max` is zero,
     /// [`TransferError::Storage`].
     pub async fn offload(&self, to: &Pool, blocks_max: usize) -> Result<OffloadReport, TransferError> {
-        migrate::offload(&self.0.sequences, &to.0.sequences, blocks_max).await
+        let offloaded = migrate::offload(&self.0.sequences, &to.0.sequences, blocks_max);
+        let offloaded = traced!("kvpool.offload", offloaded).await;
+        let carried = offloaded.as_ref().ok().map(|report| &report.carried);
+        self.0.migrations().ended(carried, |counts| &mut counts.offloads);
+        offloaded
     }
 
     /// Copies cached blocks of these tokens from another pool's prefix cache into this pool's.
@@ -210,6 +222,10 @@ impl Pool {
         keys: &PrefixKeys<'_>,
         tokens: &[u32],
     ) -> Result<BringBackReport, TransferError> {
-        migrate::bring_back(&from.0.sequences, &self.0.sequences, keys, tokens).await
+        let came = migrate::bring_back(&from.0.sequences, &self.0.sequences, keys, tokens);
+        let came = traced!("kvpool.bring_back", came).await;
+        let carried = came.as_ref().ok().map(|report| &report.carried);
+        self.0.migrations().ended(carried, |counts| &mut counts.brought_back);
+        came
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! A [`Pool`] clones cheaply, and all clones are the same pool. [`PoolBuilder`] checks a
 //! configuration and builds a pool. A [`Lease`] owns blocks. A [`PoolHandle`] is an explicit cache
-//! for a task that moves between threads. [`Stats`], [`Fragmentation`] and the [audit](Pool::audit)
-//! report a pool's state.
+//! for a task that moves between threads. [`Stats`], [`Metrics`], [`Fragmentation`], [`Owners`]
+//! and the [audit](Pool::audit) report a pool's state.
 
 mod admission;
 mod allocate;
@@ -12,7 +12,9 @@ mod compaction;
 mod handle;
 mod lease;
 mod leased;
+mod metrics;
 mod migration;
+mod owners;
 mod pin;
 #[expect(clippy::module_inception, reason = "the floor is named after its main type")]
 mod pool;
@@ -23,17 +25,22 @@ mod victims;
 mod waiting;
 
 pub use crate::block::{
-    AllocRequest, AuditError, AuditReport, BlockInfo, Counts, FramePlace, Latency, Priority, flush_thread,
+    AllocRequest, AllocationCounts, AuditError, AuditReport, BlockInfo, Counts, FramePlace, Latency,
+    LatencyBucket, LatencyHistogram, Priority, Refusals, SourcePlace, WaitCounts, flush_thread,
 };
 pub use crate::compact::{
-    DefragConfig, DefragError, DefragOptions, DefragReport, DefragTotals, Defragmenter, ResizeError,
-    ResizeOptions, ResizeReport,
+    DefragConfig, DefragError, DefragOptions, DefragReport, DefragTotals, Defragmenter, MoveCounts,
+    ResizeError, ResizeOptions, ResizeReport,
 };
-pub use crate::migrate::{BringBackReport, Carried, MigrateError, MigrationReport, OffloadReport};
+pub use crate::migrate::{
+    BringBackReport, Carried, MigrateError, MigrationCounts, MigrationReport, OffloadReport,
+};
 pub use builder::{BuildError, PoolBuilder};
 pub use handle::PoolHandle;
 pub use lease::Lease;
+pub use metrics::{Latencies, Metrics};
 pub use migration::Target;
+pub use owners::{BlockOwner, Owners, PinOwner, PinnedBlock, SequenceOwner};
 pub use pin::BlockPin;
 pub use pool::Pool;
 pub use preemption::{Preempt, Preempted, Swapped};

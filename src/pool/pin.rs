@@ -1,6 +1,8 @@
 //! Pins that end with their scope.
 
 use crate::block::KeepAlive;
+#[cfg(debug_assertions)]
+use crate::block::{Noted, Site};
 use crate::error::HandleError;
 use crate::ids::BlockHandle;
 use crate::sync::Arc;
@@ -39,9 +41,12 @@ impl Pool {
     /// # Errors
     ///
     /// [`HandleError`]; nothing changes.
+    #[cfg_attr(debug_assertions, track_caller)]
     pub fn pin_scoped(&self, handle: BlockHandle) -> Result<BlockPin, HandleError> {
         let keep_alive = self.0.blocks.keep_alive();
         self.0.blocks.pin_any(handle)?;
+        #[cfg(debug_assertions)]
+        self.0.blocks.note_sites(Noted::Pinned, [handle.id], Site::here());
         Ok(BlockPin { keep_alive, handle })
     }
 }

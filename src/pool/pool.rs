@@ -1,9 +1,12 @@
 //! The pool type: shared state, block handles, sequences, batches and counters.
 
 use crate::block::{AuditError, AuditReport, BlockInfo, Blocks, Counts, Sampler};
+#[cfg(debug_assertions)]
+use crate::block::{Noted, Site};
 use crate::compact::Compactor;
 use crate::error::{GrowError, HandleError, StorageError};
 use crate::ids::{BlockHandle, BlockId, Order, PoolTag, Run, SequenceId};
+use crate::migrate::MigrationCounts;
 use crate::prefix::{BlockHash, PrefixCache};
 use crate::sequence::{Batch, Sequence, SequenceBuilder, SequenceView, Sequences};
 use crate::storage::{DeviceStream, KvLayout, Storage};
@@ -39,6 +42,14 @@ pub(super) struct Shared {
     pub(super) compactor: Compactor,
     pub(super) sampler: Sampler,
     pub(super) order: Order,
+    pub(super) migrations: std::sync::Mutex<MigrationCounts>,
+}
+
+impl Shared {
+    /// Returns the counts of transfers, locked.
+    pub(super) fn migrations(&self) -> std::sync::MutexGuard<'_, MigrationCounts> {
+        self.migrations.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
 }
 
 impl Drop for Shared {
@@ -88,8 +99,12 @@ impl Pool {
     /// # Errors
     ///
     /// [`HandleError`], also if a lease or a sequence owns the block; nothing changes.
+    #[cfg_attr(debug_assertions, track_caller)]
     pub fn pin(&self, handle: BlockHandle) -> Result<(), HandleError> {
-        self.0.blocks.pin(handle)
+        self.0.blocks.pin(handle)?;
+        #[cfg(debug_assertions)]
+        self.0.blocks.note_sites(Noted::Pinned, [handle.id], Site::here());
+        Ok(())
     }
 
     /// Removes one pin from a block.

@@ -10,6 +10,7 @@ use super::pool::{Pool, Shared};
 
 /// How close the pool is to exhaustion.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Pressure {
     /// Less than 70 % of the blocks are used.
     Low,
@@ -39,6 +40,7 @@ impl Pressure {
 /// block that a thread is passing on counts where it was before. The numbers are exact while no
 /// thread is inside a call.
 #[derive(Clone, PartialEq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Stats {
     /// Blocks in the pool, without the null block.
@@ -154,6 +156,7 @@ impl Stats {
 ///
 /// Exact if no other thread allocates or frees at the same time.
 #[derive(Clone, PartialEq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Fragmentation {
     /// The order k for [`rate`](Self::rate) and [`unusable`](Self::unusable).

@@ -12,6 +12,8 @@ use std::time::Duration;
 // Tokio's clock, which `rest` uses too, so that pausing that clock pauses both.
 use tokio::time::{Instant, timeout_at};
 
+#[cfg(debug_assertions)]
+use crate::block::Site;
 use crate::block::{AllocRequest, Class, Waiting};
 use crate::compact::COPY_DEADLINE;
 use crate::error::AllocError;
@@ -62,9 +64,24 @@ impl Pool {
     /// # Panics
     ///
     /// If a contiguous request has to wait on a tokio runtime without a timer.
-    pub async fn allocate_async(&self, request: AllocRequest) -> Result<Lease<'static>, AllocError> {
+    #[cfg_attr(debug_assertions, track_caller)]
+    pub fn allocate_async(
+        &self,
+        request: AllocRequest,
+    ) -> impl Future<Output = Result<Lease<'static>, AllocError>> + Send {
+        #[cfg(debug_assertions)]
+        let site = Site::here();
+        async move {
+            let lease = self.allocate_or_wait(request).await;
+            #[cfg(debug_assertions)]
+            Lease::note_made(&lease, site);
+            lease
+        }
+    }
+
+    async fn allocate_or_wait(&self, request: AllocRequest) -> Result<Lease<'static>, AllocError> {
         let blocks = self.blocks();
-        blocks.check_request(&request)?;
+        blocks.check_request(&request).inspect_err(|error| blocks.count_refusal(error))?;
         if !blocks.is_awaited() {
             // No request waits, so there is no line to join.
             match self.allocate_owned(request) {
@@ -73,13 +90,13 @@ impl Pool {
             }
         }
         let mut place = blocks.wait_in_line(&request, Class::Admission);
-        self.in_turns(&mut place, |place| {
+        let waiting = self.in_turns(&mut place, |place| {
             let mut ids = Ids::new();
             place.allocate(&request, None, &mut |id| ids.push(id))?;
             let root = Root::Owned(blocks.keep_alive());
             Ok(Lease::new(Leased::new(root, ids, Seen::new(false))))
-        })
-        .await
+        });
+        traced!("kvpool.wait", waiting).await
     }
 
     /// Makes an attempt in each turn of a place in line, until one succeeds, or fails for another
@@ -133,12 +150,28 @@ impl Pool {
     /// # Panics
     ///
     /// If polled outside of a tokio runtime that has a timer.
-    pub async fn allocate_until(
+    #[cfg_attr(debug_assertions, track_caller)]
+    pub fn allocate_until(
+        &self,
+        request: AllocRequest,
+        deadline: tokio::time::Instant,
+    ) -> impl Future<Output = Result<Lease<'static>, AllocError>> + Send {
+        #[cfg(debug_assertions)]
+        let site = Site::here();
+        async move {
+            let lease = self.wait_until(request, deadline).await;
+            #[cfg(debug_assertions)]
+            Lease::note_made(&lease, site);
+            lease
+        }
+    }
+
+    async fn wait_until(
         &self,
         request: AllocRequest,
         deadline: tokio::time::Instant,
     ) -> Result<Lease<'static>, AllocError> {
-        let waiting = self.allocate_async(request);
+        let waiting = self.allocate_or_wait(request);
         self.until(request.blocks, deadline, waiting).await.unwrap_or_else(Err)
     }
 
@@ -171,6 +204,7 @@ impl Pool {
         // The head of the line, unless it was this request, which has left the line.
         let head = before.filter(|&(number, _)| blocks.first_in_line().is_some_and(|(now, _)| now == number));
         let (counts, oldest_batch) = (blocks.counts(), blocks.oldest_batch());
+        blocks.count_missed_deadline();
         Err(AllocError::Deadline {
             asked,
             free: counts.free(),

@@ -55,7 +55,7 @@ use super::index::{Index, Key};
 use super::policy::{CachePriority, Lookup, Millis, Place, Policy, Released, asked};
 use super::queues::{Queues, row};
 use super::row::{Row, RowPart};
-use super::stats::{PrefixStats, Tallies};
+use super::stats::{EvictionCounts, PrefixStats, Tallies};
 
 mod cold_blocks;
 mod eviction;
@@ -166,6 +166,11 @@ impl PrefixCache {
     /// Returns counts of lookups, hits, registrations and evictions.
     pub fn stats(&self) -> PrefixStats {
         self.tallies.read(self.index.forgotten())
+    }
+
+    /// Returns counts of evictions. `forgotten` blocks were freed by their last owner instead.
+    pub(crate) fn evictions(&self, forgotten: u64) -> EvictionCounts {
+        self.tallies.evictions(self.queues.useless(), forgotten)
     }
 
     fn row(&self, id: BlockId) -> &Row {
@@ -332,7 +337,7 @@ impl PrefixCache {
             return;
         }
         let mut registered = SmallVec::<[Registered; 64]>::new();
-        let (era, mut all_told) = (self.era(), true);
+        let (era, mut subscriptions) = (self.era(), self.events.subscriptions_now());
         for (handle, stored) in blocks {
             let (id, row) = (handle.id, self.row(handle.id));
             // Read before the block is cached, while the row cannot change; a stale handle is
@@ -341,28 +346,22 @@ impl PrefixCache {
             // Blocks noted before a clear are neither found nor announced. If the clear comes after
             // this line, the reader of the event can tell by its era.
             let is_found = row.is_of(self.era());
-            if !all_told && self.events.is_subscribed_now() {
-                // Before the events of blocks that follow them.
-                registered.iter_mut().for_each(|block| self.tell_late(core, block));
-                all_told = true;
-            }
+            // Before the events of blocks that follow them.
+            self.tell_late(core, &mut registered, &mut subscriptions);
             // Published before the block can be hit, released and evicted: the eviction is
             // published too.
             let told = is_found
-                && self
-                    .events
-                    .publish_in(noted, || stored.map_or_else(|| self.stored(id, hash), |stored| *stored));
+                && self.events.publish_to(noted, ..=subscriptions, || {
+                    stored.map_or_else(|| self.stored(id, hash), |stored| *stored)
+                });
             if core.seal_cached(handle) {
-                let is_late = is_found && !told;
-                all_told &= !is_late;
-                registered.push(Registered { hash, handle, late: is_late.then_some(noted) });
+                let told = if is_found { subscriptions } else { u64::MAX };
+                registered.push(Registered { hash, handle, era: noted, told });
             } else if told {
                 self.events.publish_in(noted, || KvEvent::Removed { block: id, hash });
             }
         }
-        if !all_told && self.events.is_subscribed_now() {
-            registered.iter_mut().for_each(|block| self.tell_late(core, block));
-        }
+        self.tell_late(core, &mut registered, &mut subscriptions);
         self.tallies.registered(registered.len());
         let entries = registered.iter().map(|block| (key_of(block.hash), block.handle.id));
         self.index.insert_all(
@@ -375,13 +374,28 @@ impl PrefixCache {
         );
     }
 
-    /// Publishes the event of a block that was cached while there was no subscriber. A thread that
-    /// subscribed in between may have listed the cached blocks too early to see it.
+    /// Publishes the events of registered blocks to subscriptions that began after `subscriptions`
+    /// were counted, and counts again. A thread that subscribed in between may have listed the
+    /// cached blocks too early to see a block, and its event came too early to reach that thread.
+    #[inline]
+    fn tell_late(&self, core: &Core, registered: &mut [Registered], subscriptions: &mut u64) {
+        let now = self.events.subscriptions_now();
+        if now != *subscriptions {
+            registered.iter_mut().for_each(|block| self.tell_late_of(core, block, now));
+            *subscriptions = now;
+        }
+    }
+
+    /// Publishes the event of a cached block to the subscriptions up to `now` that it was not told
+    /// to. Reached by the models that subscribe during a registration.
     #[cold]
-    fn tell_late(&self, core: &Core, block: &mut Registered) {
-        let Some(noted) = block.late.take() else { return };
+    fn tell_late_of(&self, core: &Core, block: &mut Registered, now: u64) {
         let (hash, handle, id) = (block.hash, block.handle, block.handle.id);
-        if self.events.publish_in(noted, || self.stored(id, hash)) {
+        if block.told >= now {
+            return;
+        }
+        let before = std::mem::replace(&mut block.told, now);
+        if self.events.publish_to(block.era, before + 1..=now, || self.stored(id, hash)) {
             // The block may have been evicted since, and that event published first. Pairs with the
             // light fence of the evicting thread's `publish`: either that fence comes after ours,
             // or we see the word that the eviction left.
@@ -389,7 +403,8 @@ impl PrefixCache {
             let word = core.word(id);
             let is_there = is_fenced && word.is_cached() && word.is_of(handle.generation);
             if !is_there {
-                self.events.publish_in(noted, || KvEvent::Removed { block: id, hash });
+                // To all: a slot may have another subscriber by now, who received the event above.
+                self.events.publish_in(block.era, || KvEvent::Removed { block: id, hash });
             }
         }
     }
@@ -472,8 +487,9 @@ impl PrefixCache {
         asked(|| self.policy.place(&released, now)).unwrap_or(Place { queue: 0, rank: order, state: 0 })
     }
 
-    /// Removes blocks that are cached no more from the index, and publishes their removal.
-    fn forget_all(&self, core: &Core, ids: &[BlockId]) {
+    /// Removes blocks that are cached no more from the index, and publishes their removal. They were
+    /// evicted from `queue`, or out of order.
+    fn forget_all(&self, core: &Core, queue: Option<usize>, ids: &[BlockId]) {
         let entries = ids.iter().map(|&id| (key_of(self.row(id).hash()), id));
         self.index.remove_all(entries, |id| self.registered(core, id));
         let era = self.era();
@@ -484,7 +500,7 @@ impl PrefixCache {
                 self.events.publish_in(row.era(), || KvEvent::Removed { block: id, hash: row.hash() });
             }
         }
-        self.tallies.evicted(ids.len());
+        self.tallies.evicted(queue, ids.len());
     }
 
     /// Makes all blocks cached so far unfindable, evicts the evictable ones, and returns their
@@ -501,8 +517,10 @@ impl PrefixCache {
 struct Registered {
     hash: BlockHash,
     handle: BlockHandle,
-    /// The era in which it was noted, if no event was published about it.
-    late: Option<u64>,
+    /// The era in which it was noted.
+    era: u64,
+    /// Subscriptions up to this number were told about it.
+    told: u64,
 }
 
 /// Returns the index key of a hash.
@@ -558,7 +576,7 @@ impl Evictor for PrefixCache {
     }
 
     fn forget(&self, core: &Core, id: BlockId) {
-        self.forget_all(core, &[id]);
+        self.forget_all(core, None, &[id]);
     }
 }
 

@@ -131,6 +131,22 @@ impl fmt::Debug for BlockHash {
     }
 }
 
+/// As text, the output of `Display`: other languages lose digits of large numbers.
+#[cfg(feature = "serde")]
+impl serde::Serialize for BlockHash {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+#[cfg(feature = "serde")]
+impl<'de> serde::Deserialize<'de> for BlockHash {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
+
 /// Parses the output of `Display`.
 impl FromStr for BlockHash {
     type Err = PrefixError;

@@ -52,4 +52,4 @@ pub use hash::{BlockHash, Chain, HashKey, Hashing, PrefixHasher, PrefixKeys, Pre
 pub use index::{Index, Inserted, Key};
 #[cfg(feature = "internals")]
 pub use queue::{Links, RankQueue};
-pub use stats::PrefixStats;
+pub use stats::{EvictionCounts, PrefixStats};

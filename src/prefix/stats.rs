@@ -2,9 +2,12 @@
 
 use crate::sync::{AtomicU64, CachePadded, Ordering::*};
 
+use super::policy::QUEUES_MAX;
+
 /// Counts since the pool was built. Each is exact; together they are a snapshot of about one
 /// moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct PrefixStats {
     /// Prompts that were looked up.
@@ -30,13 +33,36 @@ impl PrefixStats {
     }
 }
 
+/// Counts of evicted blocks since the pool was built, by the policy's reason.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct EvictionCounts {
+    /// Blocks evicted in the policy's order, by the number of the queue that the policy chose.
+    pub by_queue: Vec<u64>,
+    /// Blocks that no lookup would have found: duplicates, and those cached before a clear.
+    pub useless: u64,
+    /// Blocks evicted out of order: for a run, for a whole unit of free frames, by a shrink or by a
+    /// clear.
+    pub out_of_order: u64,
+}
+
+impl EvictionCounts {
+    /// Returns the number of evicted blocks.
+    pub fn total(&self) -> u64 {
+        self.by_queue.iter().sum::<u64>() + self.useless + self.out_of_order
+    }
+}
+
 /// The counters. Relaxed throughout: no other data depends on them. Counters that one call changes
 /// share a cache line.
 #[derive(Default)]
 pub(super) struct Tallies {
     lookups: CachePadded<[AtomicU64; 3]>,
     registered: CachePadded<AtomicU64>,
-    evicted: CachePadded<AtomicU64>,
+    /// By queue; the one after the policy's queues is of useless blocks, the last of those evicted out
+    /// of order.
+    evicted: CachePadded<[AtomicU64; QUEUES_MAX + 2]>,
 }
 
 impl Tallies {
@@ -53,8 +79,20 @@ impl Tallies {
         self.registered.fetch_add(blocks as u64, Relaxed);
     }
 
-    pub(super) fn evicted(&self, blocks: usize) {
-        self.evicted.fetch_add(blocks as u64, Relaxed);
+    /// Counts evicted blocks of a queue; `None`: out of order.
+    pub(super) fn evicted(&self, queue: Option<usize>, blocks: usize) {
+        self.evicted[queue.unwrap_or(QUEUES_MAX + 1)].fetch_add(blocks as u64, Relaxed);
+    }
+
+    /// Returns the evictions of a policy with `queues` queues. `forgotten` of those out of order were
+    /// none: their blocks were freed by their last owner.
+    pub(super) fn evictions(&self, queues: usize, forgotten: u64) -> EvictionCounts {
+        let count = |queue: usize| self.evicted[queue].load(Relaxed);
+        EvictionCounts {
+            by_queue: (0..queues).map(count).collect(),
+            useless: count(queues),
+            out_of_order: count(QUEUES_MAX + 1).saturating_sub(forgotten),
+        }
     }
 
     pub(super) fn read(&self, forgotten_blocks: u64) -> PrefixStats {
@@ -65,7 +103,7 @@ impl Tallies {
             hit_blocks: count(&self.lookups[2]),
             registered_blocks: count(&self.registered),
             forgotten_blocks,
-            evicted_blocks: count(&self.evicted),
+            evicted_blocks: self.evicted.iter().map(count).sum(),
         }
     }
 }

@@ -18,7 +18,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use thiserror::Error;
 
-use crate::block::{AllocRequest, ListEnd};
+use crate::block::{AllocRequest, ListEnd, Operation};
 use crate::error::{AllocError, SequenceError, StorageError};
 use crate::ids::{BlockId, Ticket};
 use crate::storage::{DeviceStream, FrameMove};
@@ -487,7 +487,7 @@ impl Batch {
         take: &mut dyn FnMut(BlockId),
     ) -> Result<(), AllocError> {
         let shared = &self.step.sequences.0;
-        let _timing = shared.sampler.is_due().then(|| shared.sampler.time());
+        let _timing = shared.sampler.start(Operation::Append);
         shared.blocks.allocate_guarded(request, Some(end), take)
     }
 

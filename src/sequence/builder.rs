@@ -4,7 +4,7 @@ use std::fmt;
 
 use smallvec::SmallVec;
 
-use crate::block::Priority;
+use crate::block::{Operation, Priority};
 use crate::error::{AllocError, PrefixError, SequenceError};
 use crate::ids::{BlockId, SequenceId};
 use crate::prefix::policy::{CachePriority, Millis};
@@ -179,6 +179,7 @@ impl<'a> SequenceBuilder<'a> {
     /// [`SequenceError::Alloc`] for a prompt larger than the pool.
     pub fn tokens(self, prompt: &[u32]) -> Result<Sequence, SequenceError> {
         self.options.check_prompt(self.sequences, prompt, 0)?;
+        let _timing = self.sequences.0.sampler.start(Operation::Admit);
         let mut sequence = self.open()?;
         sequence.announce(prompt)?;
         sequence.adopt_prefix(prompt);

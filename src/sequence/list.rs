@@ -36,6 +36,8 @@
 //!
 //! Model: `loom-tests/tests/sequences.rs`.
 
+use std::time::{Duration, Instant};
+
 use crate::ids::BlockId;
 use crate::sync::epoch::{self, Owned};
 use crate::sync::{Arc, AtomicU32, Frozen, Ordering::*, fence};
@@ -50,6 +52,7 @@ type Chunk = Frozen<Box<[AtomicU32]>>;
 /// [`read`](Self::read) returns the list as of one moment, even if the owner changes it
 /// concurrently.
 pub struct BlockList {
+    opened: Instant,
     block_tokens: u32,
     tokens: AtomicU32,
     rewrites: AtomicU32,
@@ -60,6 +63,11 @@ pub struct BlockList {
 }
 
 impl BlockList {
+    /// Returns the time since the sequence was opened.
+    pub fn age(&self) -> Duration {
+        self.opened.elapsed()
+    }
+
     /// Returns the current number of tokens.
     pub fn tokens(&self) -> u32 {
         // Relaxed: a plain number. A later read of the list sees a length at least as new.
@@ -118,6 +126,7 @@ impl ListOwner {
     /// Creates an empty list.
     pub fn new(block_tokens: u32) -> Self {
         let list = BlockList {
+            opened: Instant::now(),
             block_tokens,
             tokens: AtomicU32::new(0),
             rewrites: AtomicU32::new(0),

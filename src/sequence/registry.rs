@@ -1,7 +1,7 @@
 //! The open sequences of a pool by id, and views of them.
 
 use std::fmt;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::block::{Blocks, Priority, Sampler};
 use crate::error::{SequenceError, StorageError};
@@ -105,8 +105,9 @@ impl Sequences {
         block_tokens: usize,
         cache: Option<Arc<PrefixCache>>,
     ) -> Self {
+        let sampler = Sampler::new(0, blocks.latencies().clone());
         // SAFETY: guaranteed by the caller.
-        unsafe { Self::sampled(blocks, storage, block_tokens, cache, Sampler::new(0)) }
+        unsafe { Self::sampled(blocks, storage, block_tokens, cache, sampler) }
     }
 
     /// Like [`with_cache`](Self::with_cache), with a sampler of allocation times.
@@ -305,6 +306,16 @@ impl SequenceView {
     /// Returns whether it has no tokens.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Returns the time since it was opened.
+    pub fn age(&self) -> Duration {
+        self.list.age()
+    }
+
+    /// Returns the number of blocks that it has reserved beyond its tokens.
+    pub fn reserved_blocks(&self) -> usize {
+        self.list.reserved()
     }
 
     /// Returns its blocks, in order. They may have been released by the time this returns.

@@ -2,10 +2,11 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::time::Instant;
 
 use smallvec::{SmallVec, smallvec};
 
-use crate::block::{BlockWord, Blocks, ListEnd, Priority, unit_of};
+use crate::block::{BlockWord, Blocks, ListEnd, Operation, Priority, unit_of};
 use crate::clock::{BatchSet, SetState};
 use crate::error::SequenceError;
 use crate::ids::{BlockId, FrameId, PoolTag, SequenceId, Ticket};
@@ -465,12 +466,14 @@ impl Sequence {
 
 impl Drop for Sequence {
     fn drop(&mut self) {
+        let start = self.sequences.0.sampler.is_due(Operation::Free).then(Instant::now);
         self.sequences.unregister(self.id);
         self.make_findable();
         self.release_reservation();
         self.cut(0);
         self.spare(None);
         self.pool_blocks().reclaim_slice();
+        start.into_iter().for_each(|start| self.pool_blocks().latencies().record(Operation::Free, start));
     }
 }
 

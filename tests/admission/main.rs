@@ -53,6 +53,8 @@ fn appends_within_a_reservation_need_nothing_of_the_pool() {
     let mut sequence = pool.admit(&request(1, &prompt).headroom(30)).unwrap();
     assert_eq!((sequence.len(), sequence.reserved_blocks(), pool.stats().used), (0, 18, 18));
     assert_eq!(pool.victim(SequenceId(1)).unwrap().freed_blocks, 18);
+    let owners = pool.owners();
+    assert_eq!((owners.sequences[0].reserved.len(), owners.leases.len(), owners.blocks()), (18, 0, 18));
     let rest = pool.allocate(AllocRequest::new(82)).unwrap();
     let mut batch = pool.begin_batch();
     batch.append(&mut sequence, 42).unwrap();

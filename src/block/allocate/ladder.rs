@@ -85,7 +85,11 @@ impl Core {
         let custody = self.custody();
         let gathered = self.gather(cache, request, list, &mut grab, &custody);
         drop(custody);
-        gathered?;
+        gathered.inspect_err(|error| self.counters.refused(error))?;
+        match &cache {
+            Some(cache) => cache.counters().allocated(grab.frames),
+            None => self.counters.allocated(grab.frames),
+        }
         self.hand_out(&grab, request, ownership, take);
         Ok(())
     }

@@ -341,12 +341,16 @@ impl Core {
     /// [`HandleError`] if the handle is foreign, out of range or stale.
     pub fn info(&self, handle: BlockHandle) -> Result<BlockInfo, HandleError> {
         let word = self.check(&handle)?;
-        Ok(self.space.table.info(handle.id).read(
-            handle.id,
-            word,
-            self.config.device,
-            self.space.clock.newest(),
-        ))
+        Ok(self.info_at(handle.id, word))
+    }
+
+    /// Returns the current state of a block, whoever owns it.
+    pub(crate) fn info_of(&self, id: BlockId) -> BlockInfo {
+        self.info_at(id, self.word(id))
+    }
+
+    fn info_at(&self, id: BlockId, word: BlockWord) -> BlockInfo {
+        self.space.table.info(id).read(id, word, self.config.device, self.space.clock.newest())
     }
 
     /// Returns the block's word, if the handle is good.

@@ -162,13 +162,15 @@ impl Blocks {
     /// As [`release_listed`](Self::release_listed), for blocks that were in no table and no list that
     /// another thread reads: no batch has seen them, so their frames are free at once.
     pub(crate) fn release_unpublished(&self, ids: &[BlockId]) {
-        let mut freed = FreedFrames::new(&self.space);
+        let (mut freed, mut count) = (FreedFrames::new(&self.space), 0);
         for &id in ids {
             if let ListRelease::Freed(frame) = self.release_listed_word(id) {
                 freed.push(frame);
+                count += 1;
             }
         }
         drop(freed);
+        self.counters.freed(count);
         if !ids.is_empty() {
             self.announce();
         }
@@ -363,6 +365,7 @@ impl Core {
             ListRelease::Nothing => self.count_not_evictable(1),
             ListRelease::Freed(frame) => {
                 self.count_not_evictable(1);
+                self.counters.freed(1);
                 self.free_or_retire(&[Run { start: frame, len: 1 }]);
             }
         }
@@ -379,6 +382,7 @@ impl Core {
             Ok(_) => {
                 if let Some(evictor) = &self.evictor {
                     evictor.forget(self, id);
+                    self.counters.outlived();
                 }
                 BlockWord::from_bits(atomic.load(Relaxed))
             }
@@ -412,6 +416,7 @@ impl Core {
     fn count_left_to_mover(&self) {
         // Relaxed: a statistic.
         self.space.held.fetch_add(1, Relaxed);
+        self.counters.freed(1);
     }
 
     /// Gives back frames of free blocks: to free lists, or to limbo if a batch may still see them.
@@ -420,6 +425,11 @@ impl Core {
     pub(in crate::block) fn give_back(&self, cache: Option<CountedRef<'_>>, runs: &[Run]) {
         if runs.is_empty() {
             return;
+        }
+        let frames = runs.iter().map(|run| run.len as usize).sum();
+        match &cache {
+            Some(cache) => cache.counters().freed(frames),
+            None => self.counters.freed(frames),
         }
         let _custody = self.custody();
         let word = self.space.clock.read();

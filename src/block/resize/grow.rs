@@ -26,6 +26,7 @@ impl Core {
             .frames
             .grow(blocks, &mut |run| {
                 self.space.table.grow(run.end() as usize);
+                self.sites.grow(run.end() as usize);
                 if let Some(evictor) = &self.evictor {
                     evictor.grow(self, run.end() as usize);
                 }

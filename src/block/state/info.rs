@@ -19,6 +19,7 @@ const TOUCHED_MASK: u32 = (1 << TOUCHED_BITS) - 1;
 
 /// A snapshot of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct BlockInfo {
     /// Block id.

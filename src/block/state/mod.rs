@@ -11,15 +11,21 @@
 //! | `rows` | append-only table that grows by buckets; the prefix cache uses it, too |
 //! | `table` | word, info and inverse map of each block, in such rows |
 //! | `log` | ring of recent moves, by which batches patch block tables |
+//! | `counters` | monotonic counters, per thread and shared |
+//! | `sites` | places in the program that allocated or pinned a block, in debug builds |
 //! | `line` | places of waiting requests; the protocol is in [`wait`](crate::block::wait) |
 
+mod counters;
 mod grow_table;
 mod info;
 mod line;
 mod log;
+mod sites;
 mod table;
 mod word;
 
+pub use counters::{AllocationCounts, Refusals, WaitCounts};
+pub(in crate::block) use counters::{OwnCounters, SharedCounters};
 pub(crate) use grow_table::{GrowTable, TablePart};
 pub use info::BlockInfo;
 pub(in crate::block) use info::InfoCell;
@@ -27,5 +33,10 @@ pub(crate) use line::Class;
 pub(in crate::block) use line::{Absence, Key, Line, LinePlace, Waiters};
 pub(in crate::block) use log::MoveLog;
 pub use log::{MoveCount, Moved, Since};
+#[cfg(debug_assertions)]
+pub(crate) use sites::Site;
+pub(in crate::block) use sites::Sites;
+pub use sites::SourcePlace;
+pub(crate) use sites::{Note, Noted};
 pub(in crate::block) use table::{Row, Table, TableView};
 pub use word::{BlockWord, Ownership, Released};

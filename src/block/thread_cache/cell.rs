@@ -10,6 +10,7 @@ use crate::ids::{FrameId, Ticket};
 use crate::sync::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, CachePadded, Ordering::*};
 
 use super::local::Local;
+use crate::block::state::OwnCounters;
 
 /// Magazines and limbo of one thread at a time.
 pub(in crate::block) struct ThreadCache {
@@ -19,6 +20,8 @@ pub(in crate::block) struct ThreadCache {
     pub(super) cached: AtomicU32,
     retired: AtomicU32,
     newest_tag: AtomicU64,
+    /// Changed by the owner alone.
+    pub(in crate::block) counters: OwnCounters,
     next: *const CachePadded<ThreadCache>,
 }
 
@@ -113,6 +116,7 @@ impl ThreadCaches {
             cached: AtomicU32::new(0),
             retired: AtomicU32::new(0),
             newest_tag: AtomicU64::new(0),
+            counters: OwnCounters::default(),
             next: ptr::null(),
         }));
         let mut head = self.head.load(Relaxed);

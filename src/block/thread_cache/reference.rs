@@ -8,6 +8,7 @@ use crate::sync::{Ordering::*, thread_local_const};
 
 use super::cell::ThreadCache;
 use super::local::Local;
+use crate::block::state::OwnCounters;
 
 /// The right of the current thread to enter a thread cache that it owns, for a step that runs no
 /// user code. Not `Send`.
@@ -26,6 +27,12 @@ impl<'a> CacheRef<'a> {
     #[inline]
     pub(in crate::block) unsafe fn new(thread_cache: &'a ThreadCache) -> Self {
         Self(thread_cache, PhantomData)
+    }
+
+    /// Returns the counters, which only the owner changes.
+    #[inline(always)]
+    pub(in crate::block) fn counters(self) -> &'a OwnCounters {
+        &self.0.counters
     }
 
     /// Gives up ownership; another thread may take the cache.
@@ -56,6 +63,12 @@ impl<'a> CacheRef<'a> {
 }
 
 impl CountedRef<'_> {
+    /// Returns the counters, which only the owner changes.
+    #[inline]
+    pub(in crate::block) fn counters(&self) -> &OwnCounters {
+        self.0.counters()
+    }
+
     /// Runs `f` on the contents. `None` if a visitor is inside.
     #[inline]
     pub(in crate::block) fn enter<R>(self, f: impl FnOnce(&mut Local) -> R) -> Option<R> {

@@ -7,10 +7,10 @@ use crate::clock::InFlight;
 use crate::error::{AllocError, HeadOfLine};
 use crate::sync::{Ordering::*, fence, light_fence};
 
-use crate::block::AllocRequest;
 use crate::block::core::Core;
 use crate::block::space::Announce;
 use crate::block::state::Line;
+use crate::block::{AllocRequest, Priority};
 
 impl Announce for Core {
     #[inline]
@@ -144,7 +144,13 @@ impl Core {
                 return Ok(());
             }
         }
-        Err(AllocError::Behind { asked: request.blocks, priority: request.priority, waiting })
+        Err(self.behind(request, waiting))
+    }
+
+    fn behind(&self, request: &AllocRequest, waiting: Priority) -> AllocError {
+        let error = AllocError::Behind { asked: request.blocks, priority: request.priority, waiting };
+        self.counters.refused(&error);
+        error
     }
 
     /// Refuses blocks to a new request that does not wait, while another of at least its priority
@@ -155,9 +161,7 @@ impl Core {
     /// [`AllocError::Behind`].
     pub(crate) fn check_is_first(&self, request: &AllocRequest) -> Result<(), AllocError> {
         match self.is_awaited().then(|| self.waiters.highest()).flatten() {
-            Some(waiting) if waiting >= request.priority => {
-                Err(AllocError::Behind { asked: request.blocks, priority: request.priority, waiting })
-            }
+            Some(waiting) if waiting >= request.priority => Err(self.behind(request, waiting)),
             _ => Ok(()),
         }
     }

@@ -11,13 +11,14 @@ use crate::sync::heavy_fence;
 
 use crate::block::allocate::Grab;
 use crate::block::state::{Absence, Class, Key, Line, LinePlace};
-use crate::block::{AllocRequest, Blocks, ListEnd, Ownership};
+use crate::block::{AllocRequest, Blocks, ListEnd, Operation, Ownership};
 
 /// A place in line. Dropping it leaves the line and hands on the turn.
 #[must_use = "dropping the place leaves the line"]
 pub(crate) struct Waiting<'a> {
     blocks: &'a Blocks,
     key: Key,
+    entered: Instant,
     is_fenced: bool,
     is_sure: bool,
     /// It has had a turn: requests that were ahead of it meanwhile may have missed frames it had in
@@ -29,6 +30,7 @@ impl Blocks {
     /// Enters the line behind all requests of the same priority and class.
     pub(crate) fn wait_in_line(&self, request: &AllocRequest, class: Class) -> Waiting<'_> {
         let entered = Instant::now();
+        self.counters.waits();
         let key = self.with_line(|line| {
             let key = (Reverse(request.priority), class, line.entries);
             line.entries += 1;
@@ -41,7 +43,7 @@ impl Blocks {
             self.space.clock.set_awaited();
             key
         });
-        Waiting { blocks: self, key, is_fenced: false, is_sure: false, has_tried: false }
+        Waiting { blocks: self, key, entered, is_fenced: false, is_sure: false, has_tried: false }
     }
 }
 
@@ -118,7 +120,7 @@ impl Waiting<'_> {
             self.is_fenced = heavy_fence();
         }
         // The pool may have shrunk, or its device failed, since the request entered the line.
-        self.blocks.check_request(request)?;
+        self.blocks.check_request(request).inspect_err(|error| self.blocks.counters.refused(error))?;
         self.check_counts(request, 0)?;
         let mut grab = Grab::new();
         let custody = self.blocks.custody();
@@ -131,11 +133,17 @@ impl Waiting<'_> {
         self.is_sure = self.is_fenced && grab.is_sure;
         let is_refused = !self.is_fenced || grab.is_refused;
         match gathered {
-            Ok(()) => self.blocks.hand_out(&grab, request, Ownership::Guarded, take),
+            Ok(()) => {
+                self.blocks.counters.granted(grab.frames);
+                self.blocks.latencies().record(Operation::Wait, self.entered);
+                self.blocks.hand_out(&grab, request, Ownership::Guarded, take);
+            }
             // Without its fences it may sleep beside a free block, and would search forever.
             // Reached by `fence_refused`.
             Err(AllocError::Exhausted { asked, .. } | AllocError::NoRun { asked, .. }) if is_refused => {
-                return Err(AllocError::FenceRefused { asked, free: self.blocks.counts().free() });
+                let error = AllocError::FenceRefused { asked, free: self.blocks.counts().free() };
+                self.blocks.counters.refused(&error);
+                return Err(error);
             }
             Err(_) => self.tried(),
         }

@@ -181,7 +181,7 @@ impl<'a> Eviction<'a> {
         }
         if evicted.len > 0 {
             core.count_not_evictable(evicted.len);
-            cache.forget_all(core, evicted.as_slice());
+            cache.forget_all(core, Some(queue), evicted.as_slice());
             (self.freed)(frames.as_slice());
         }
         if !outdated.is_empty() {

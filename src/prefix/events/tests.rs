@@ -1,9 +1,13 @@
 use std::future::poll_fn;
+use std::pin::Pin;
 use std::time::Duration;
 
 use futures_core::Stream;
+use smallvec::SmallVec;
 
+use super::super::BlockHash;
 use super::*;
+use crate::ids::BlockId;
 
 fn removed(block: u32) -> KvEvent {
     KvEvent::Removed { block: BlockId(block), hash: BlockHash::new(u128::from(block), 7) }
@@ -27,8 +31,11 @@ fn nobody_listens_and_no_event_is_made() {
     queue.publish(|| panic!("an event was constructed without a subscriber"));
     let events = queue.subscribe().unwrap();
     assert!(queue.is_subscribed());
-    assert_eq!(queue.subscribe().unwrap_err(), PrefixError::Subscribed);
+    let other = queue.subscribe().unwrap();
+    assert_eq!(queue.subscribers(), 2);
     drop(events);
+    assert!(queue.is_subscribed(), "one of them is left");
+    drop(other);
     queue.publish(|| panic!("an event was constructed without a subscriber"));
     drop(queue.subscribe().unwrap());
 }
@@ -93,7 +100,8 @@ fn a_subscription_begins_anew() {
 fn what_is_left_of_the_last_subscription_is_skipped() {
     let queue = EventQueue::new(2);
     drop(queue.subscribe().unwrap());
-    (0..5).for_each(|i| queue.push(Told { era: ANY_ERA, event: removed(i) }));
+    let late = |i| Told { era: ANY_ERA, event: removed(i) };
+    (0..5).for_each(|i| queue.0.slots().for_each(|slot| slot.push(late(i))));
     let mut events = queue.subscribe().unwrap();
     queue.publish(|| removed(5));
     assert_eq!(
@@ -105,10 +113,61 @@ fn what_is_left_of_the_last_subscription_is_skipped() {
     assert_eq!(drain(&mut events), [(1, removed(6))]);
 }
 
+/// A slow subscriber loses events and receives a resync; one that keeps up receives everything, and
+/// one that came later what was published since.
+#[test]
+fn each_subscriber_has_its_own_lag() {
+    let queue = EventQueue::new(2);
+    let (mut slow, mut fast) = (queue.subscribe().unwrap(), queue.subscribe().unwrap());
+    queue.publish(|| removed(0));
+    assert_eq!(drain(&mut fast), [(0, removed(0))]);
+    let mut later = queue.subscribe().unwrap();
+    for i in 1..5 {
+        queue.publish(|| removed(i));
+        assert_eq!((fast.lag(), slow.lag()), (1, 2.min(u64::from(i) + 1)));
+        assert_eq!(drain(&mut fast), [(u64::from(i), removed(i))]);
+        if i == 2 {
+            assert_eq!(drain(&mut later), [(0, removed(1)), (1, removed(2))]);
+        }
+    }
+    assert_eq!(drain(&mut slow), [(0, removed(0)), (1, removed(1)), (2, KvEvent::Resync { lost: 3 })]);
+    assert_eq!(drain(&mut later), [(2, removed(3)), (3, removed(4))]);
+    assert_eq!((drain(&mut fast), queue.lost()), (vec![], 3));
+}
+
+/// The slot and the ring of a subscriber that left serve the next one.
+#[test]
+fn a_slot_is_used_again() {
+    let queue = EventQueue::new(2);
+    let first = queue.subscribe().unwrap();
+    let mut second = queue.subscribe().unwrap();
+    drop(first);
+    let mut third = queue.subscribe().unwrap();
+    assert_eq!(queue.0.slots().count(), 2);
+    queue.publish(|| removed(1));
+    assert_eq!(drain(&mut second), [(0, removed(1))]);
+    assert_eq!(drain(&mut third), [(0, removed(1))]);
+}
+
+/// What one thread tells late to the subscriptions after the first does not reach the first.
+#[test]
+fn an_event_goes_to_the_subscriptions_of_a_range() {
+    let queue = EventQueue::new(2);
+    let mut first = queue.subscribe().unwrap();
+    let before = queue.subscriptions_now();
+    let mut second = queue.subscribe().unwrap();
+    let now = queue.subscriptions_now();
+    assert!(queue.publish_to(ANY_ERA, before + 1..=now, || removed(1)));
+    assert!(queue.publish_to(ANY_ERA, ..=before, || removed(2)));
+    assert_eq!(drain(&mut first), [(0, removed(2))]);
+    assert_eq!(drain(&mut second), [(0, removed(1))]);
+}
+
 #[tokio::test]
 async fn a_stream_waits_and_ends_with_the_queue() {
     let queue = EventQueue::new(8);
     let mut events = queue.subscribe().unwrap();
+    let mut other = queue.subscribe().unwrap();
     let early = tokio::time::timeout(Duration::from_millis(5), events.recv()).await;
     assert!(early.is_err(), "no event was published yet");
     let publisher = tokio::spawn(async move {
@@ -123,6 +182,8 @@ async fn a_stream_waits_and_ends_with_the_queue() {
     }
     assert_eq!(got, [0, 1, 2, 3, 4]);
     assert_eq!(events.recv().await, None, "the stream stays ended");
+    assert_eq!(drain(&mut other).len(), 5);
+    assert_eq!(other.recv().await, None, "all streams end");
     publisher.await.unwrap();
 }
 

@@ -1,0 +1,210 @@
+//! Monotonic counters of allocations, frees, refusals and waits.
+//!
+//! A thread counts its allocations and frees in its thread cache, by plain stores: only the owner of
+//! the cache counts there. What happens without a thread cache, and everything rare, is counted in
+//! the pool's shared counters. Readers sum. No decision depends on any of them, so that all accesses
+//! are Relaxed.
+
+use crate::error::AllocError;
+use crate::sync::{Ordering::*, StatisticU64};
+
+/// Counts of blocks that were handed out and freed since the pool was built.
+///
+/// Each number is exact once the threads that changed it have returned from their calls and are
+/// synchronized with the reader, for example joined. Until then a number may lag.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct AllocationCounts {
+    /// Requests that got their blocks: leases, handles, and appends that needed blocks.
+    pub requests: u64,
+    /// Blocks that were handed out.
+    pub blocks: u64,
+    /// Blocks that became free by the release of their last reference. Blocks that were kept in the
+    /// prefix cache are not among them, and count as evicted when their frames are taken.
+    pub freed_blocks: u64,
+}
+
+/// Counts of refused requests since the pool was built, by reason.
+///
+/// Each attempt counts: a request that waits in line has been refused once before it waits, if no
+/// other request was waiting then.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct Refusals {
+    /// Too few blocks were free: [`AllocError::Exhausted`].
+    pub exhausted: u64,
+    /// No run of free blocks was long enough: [`AllocError::NoRun`].
+    pub no_run: u64,
+    /// The request exceeded the pool: [`AllocError::TooLarge`].
+    pub too_large: u64,
+    /// The request exceeded what is not reserved: [`AllocError::Reserved`].
+    pub reserved: u64,
+    /// A request of higher priority waited: [`AllocError::Behind`].
+    pub behind: u64,
+    /// The system refused a fence: [`AllocError::FenceRefused`].
+    pub fence_refused: u64,
+    /// The device was lost: [`AllocError::DeviceLost`].
+    pub device_lost: u64,
+    /// The request was for zero blocks, or for another device.
+    pub invalid: u64,
+}
+
+impl Refusals {
+    /// Returns the sum over all reasons.
+    pub const fn total(&self) -> u64 {
+        self.exhausted
+            + self.no_run
+            + self.too_large
+            + self.reserved
+            + self.behind
+            + self.fence_refused
+            + self.device_lost
+            + self.invalid
+    }
+}
+
+/// Counts of requests that waited in line since the pool was built.
+///
+/// A request that neither got its blocks nor missed its deadline is still waiting, was dropped, or
+/// was refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct WaitCounts {
+    /// Requests that joined the line.
+    pub waits: u64,
+    /// Requests that got their blocks in line.
+    pub granted: u64,
+    /// Requests whose deadline passed: [`AllocError::Deadline`].
+    pub missed_deadlines: u64,
+}
+
+/// Counters that one thread at a time changes: the owner of a thread cache.
+#[derive(Default)]
+pub(in crate::block) struct OwnCounters {
+    /// Requests for one block on the fast path, which pays for one counter.
+    singles: StatisticU64,
+    requests: StatisticU64,
+    blocks: StatisticU64,
+    freed: StatisticU64,
+}
+
+/// Adds to a counter that only the calling thread changes.
+#[inline(always)]
+fn add(counter: &StatisticU64, count: u64) {
+    // Not an atomic read-modify-write.
+    counter.store(counter.load(Relaxed).wrapping_add(count), Relaxed);
+}
+
+impl OwnCounters {
+    #[inline(always)]
+    pub(in crate::block) fn allocated_one(&self) {
+        add(&self.singles, 1);
+    }
+
+    #[inline(always)]
+    pub(in crate::block) fn allocated(&self, blocks: usize) {
+        add(&self.requests, 1);
+        add(&self.blocks, blocks as u64);
+    }
+
+    #[inline(always)]
+    pub(in crate::block) fn freed(&self, blocks: usize) {
+        add(&self.freed, blocks as u64);
+    }
+
+    /// Adds these counts to a sum.
+    pub(in crate::block) fn sum(&self, sum: &mut AllocationCounts) {
+        let singles = self.singles.load(Relaxed);
+        sum.requests += singles + self.requests.load(Relaxed);
+        sum.blocks += singles + self.blocks.load(Relaxed);
+        sum.freed_blocks += self.freed.load(Relaxed);
+    }
+}
+
+/// Counters that any thread changes, on slow paths.
+#[derive(Default)]
+pub(in crate::block) struct SharedCounters {
+    requests: StatisticU64,
+    blocks: StatisticU64,
+    freed: StatisticU64,
+    /// Cached blocks that lost their last reference outside of the prefix cache: forgotten there,
+    /// and freed.
+    outlived: StatisticU64,
+    /// By reason, in the order of the fields of [`Refusals`].
+    refusals: [StatisticU64; 8],
+    waits: StatisticU64,
+    granted: StatisticU64,
+    missed_deadlines: StatisticU64,
+}
+
+impl SharedCounters {
+    pub(in crate::block) fn allocated(&self, blocks: usize) {
+        self.requests.fetch_add(1, Relaxed);
+        self.blocks.fetch_add(blocks as u64, Relaxed);
+    }
+
+    pub(in crate::block) fn freed(&self, blocks: usize) {
+        self.freed.fetch_add(blocks as u64, Relaxed);
+    }
+
+    pub(in crate::block) fn outlived(&self) {
+        self.outlived.fetch_add(1, Relaxed);
+    }
+
+    pub(in crate::block) fn refused(&self, error: &AllocError) {
+        let reason = match error {
+            AllocError::Exhausted { .. } => 0,
+            AllocError::NoRun { .. } => 1,
+            AllocError::TooLarge { .. } => 2,
+            AllocError::Reserved { .. } => 3,
+            AllocError::Behind { .. } => 4,
+            AllocError::FenceRefused { .. } => 5,
+            AllocError::DeviceLost { .. } => 6,
+            AllocError::Zero | AllocError::WrongDevice { .. } => 7,
+            // Counted by `missed_deadline`.
+            AllocError::Deadline { .. } => return,
+        };
+        self.refusals[reason].fetch_add(1, Relaxed);
+    }
+
+    pub(in crate::block) fn waits(&self) {
+        self.waits.fetch_add(1, Relaxed);
+    }
+
+    pub(in crate::block) fn granted(&self, blocks: usize) {
+        self.granted.fetch_add(1, Relaxed);
+        self.allocated(blocks);
+    }
+
+    pub(in crate::block) fn missed_deadline(&self) {
+        self.missed_deadlines.fetch_add(1, Relaxed);
+    }
+
+    /// Adds the counts of allocations to a sum.
+    pub(in crate::block) fn sum(&self, sum: &mut AllocationCounts) {
+        sum.requests += self.requests.load(Relaxed);
+        sum.blocks += self.blocks.load(Relaxed);
+        sum.freed_blocks += self.freed.load(Relaxed);
+    }
+
+    pub(in crate::block) fn outlived_blocks(&self) -> u64 {
+        self.outlived.load(Relaxed)
+    }
+
+    pub(in crate::block) fn refusals(&self) -> Refusals {
+        let [exhausted, no_run, too_large, reserved, behind, fence_refused, device_lost, invalid] =
+            std::array::from_fn(|reason| self.refusals[reason].load(Relaxed));
+        Refusals { exhausted, no_run, too_large, reserved, behind, fence_refused, device_lost, invalid }
+    }
+
+    pub(in crate::block) fn wait_counts(&self) -> WaitCounts {
+        WaitCounts {
+            waits: self.waits.load(Relaxed),
+            granted: self.granted.load(Relaxed),
+            missed_deadlines: self.missed_deadlines.load(Relaxed),
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Metrics of a pool: monotonic counters, gauges and histograms, for an exporter.
+
+use crate::block::{AllocationCounts, LatencyHistogram, Operation, Refusals, Sampler, WaitCounts};
+use crate::compact::MoveCounts;
+use crate::migrate::MigrationCounts;
+use crate::prefix::{EvictionCounts, PrefixCache, PrefixStats};
+
+use super::{Pool, Stats};
+
+/// Counters since the pool was built, current gauges, and histograms of latencies.
+///
+/// Counters only grow. They are read one after another: while other threads use the pool, each is
+/// as of some moment during the call, and sums over several of them need not match. A thread counts
+/// its allocations and frees by plain stores, so that their counts may lag until the thread is
+/// synchronized with the reader, for example joined.
+///
+/// `allocations.blocks == allocations.freed_blocks + evictions.total() + stats.used +
+/// stats.evictable`, while no thread is inside a call.
+#[derive(Clone, PartialEq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct Metrics {
+    /// Gauges: the current occupancy and state.
+    pub stats: Stats,
+    /// Requests that got blocks, and blocks that were handed out and freed.
+    pub allocations: AllocationCounts,
+    /// Refused requests, by reason.
+    pub refusals: Refusals,
+    /// Requests that waited in line.
+    pub waits: WaitCounts,
+    /// Lookups, hits and registrations of the prefix cache; zero without one.
+    pub prefix: PrefixStats,
+    /// Tokens of the full blocks of all prompts that were looked up. A partly filled last block does
+    /// not count, because no lookup of full blocks can hit it.
+    pub query_tokens: u64,
+    /// Tokens of the full blocks that were hit.
+    pub hit_tokens: u64,
+    /// Evicted blocks, by the policy's reason.
+    pub evictions: EvictionCounts,
+    /// Moves of blocks within the pool, by outcome.
+    pub moves: MoveCounts,
+    /// Transfers between pools that this pool began.
+    pub migrations: MigrationCounts,
+    /// Subscribers of the events of the prefix cache.
+    pub event_subscribers: usize,
+    /// Events that subscribers lost because they received too slowly; each counts once per
+    /// subscriber.
+    pub lost_events: u64,
+    /// Latencies.
+    pub latencies: Latencies,
+}
+
+/// Histograms of the latencies of operations.
+///
+/// All but waits are sampled: one in [`sampled_every`](Self::sampled_every) per thread and kind.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct Latencies {
+    /// Number of operations per timed one; 0: none is timed. See
+    /// [`PoolBuilder::latency_sample`](super::PoolBuilder::latency_sample).
+    pub sampled_every: u64,
+    /// Requests for leases and handles that did not wait, including refused ones.
+    pub allocate: LatencyHistogram,
+    /// The allocations of appends and drafts that needed blocks, including refused ones.
+    pub append: LatencyHistogram,
+    /// Openings of sequences with a prompt, including the lookup of its prefix.
+    pub admit: LatencyHistogram,
+    /// Waits in line that ended with blocks, from joining the line. Not sampled: every wait counts.
+    pub wait: LatencyHistogram,
+    /// Releases of leases, if their allocation was timed and they gave out no handle, and closings
+    /// of sequences. Releases of handles are not timed, because a check would cost each of them.
+    pub free: LatencyHistogram,
+}
+
+impl Latencies {
+    fn of(sampler: &Sampler) -> Self {
+        Self {
+            sampled_every: sampler.every(),
+            allocate: sampler.histogram(Operation::Allocate),
+            append: sampler.histogram(Operation::Append),
+            admit: sampler.histogram(Operation::Admit),
+            wait: sampler.histogram(Operation::Wait),
+            free: sampler.histogram(Operation::Free),
+        }
+    }
+}
+
+impl Pool {
+    /// Returns counters since the pool was built, current gauges, and histograms of latencies.
+    ///
+    /// O(threads), as [`stats`](Self::stats): reads no block.
+    pub fn metrics(&self) -> Metrics {
+        let (blocks, cache) = (&self.0.blocks, self.prefix_cache());
+        let block_tokens = self.0.layout.block_tokens() as u64;
+        let prefix = cache.map(PrefixCache::stats).unwrap_or_default();
+        let events = cache.map(PrefixCache::events);
+        Metrics {
+            stats: self.stats(),
+            allocations: blocks.allocation_counts(),
+            refusals: blocks.refusals(),
+            waits: blocks.wait_counts(),
+            query_tokens: prefix.lookup_blocks * block_tokens,
+            hit_tokens: prefix.hit_blocks * block_tokens,
+            prefix,
+            evictions: cache.map(|cache| cache.evictions(blocks.outlived_blocks())).unwrap_or_default(),
+            moves: self.0.compactor.move_counts(),
+            migrations: *self.0.migrations(),
+            event_subscribers: events.map_or(0, |events| events.subscribers()),
+            lost_events: events.map_or(0, |events| events.lost()),
+            latencies: Latencies::of(&self.0.sampler),
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! Who holds a pool's blocks: sequences, leases, handles, pins and batches.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::time::Duration;
+
+use crate::block::{Noted, Priority, SourcePlace};
+use crate::error::OldestBatch;
+use crate::ids::{BlockId, SequenceId, Ticket};
+
+use super::Pool;
+
+/// Who holds the blocks of a pool.
+///
+/// While other threads use the pool, each block is reported as it was at some moment during the
+/// call. Exact while no thread is inside a call.
+#[derive(Clone, PartialEq, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct Owners {
+    /// Open sequences, by id. A block that several of them share is listed with each.
+    pub sequences: Vec<SequenceOwner>,
+    /// Blocks of leases and of [pinned prefixes](super::Pool::pinned_prefixes). They include blocks that
+    /// are in no sequence's list for the moment of an append or a transfer.
+    pub leases: Vec<BlockOwner>,
+    /// Blocks whose references the engine counts by handle.
+    pub handles: Vec<BlockOwner>,
+    /// Pinned blocks, ascending.
+    pub pinned: Vec<PinnedBlock>,
+    /// Number of batches in flight.
+    pub batches_in_flight: u64,
+    /// The oldest batch in flight.
+    pub oldest_batch: Option<OldestBatch>,
+    /// Freed blocks that are not reused before batches in flight have ended.
+    pub retired_blocks: usize,
+}
+
+/// An open sequence and its blocks.
+#[derive(Clone, PartialEq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct SequenceOwner {
+    /// Id of the sequence.
+    pub id: SequenceId,
+    /// Number of its tokens, including drafted ones.
+    pub tokens: usize,
+    /// Its blocks, in order.
+    pub blocks: Vec<BlockId>,
+    /// The blocks that it has reserved beyond its tokens. They include those of leases that name
+    /// the sequence.
+    pub reserved: Vec<BlockId>,
+    /// Number of its blocks that have other references: other sequences, a copy in progress. The
+    /// others become free, or evictable, when the sequence is closed.
+    pub shared_blocks: usize,
+    /// Priority for which its last block was allocated; `None` without blocks.
+    pub priority: Option<Priority>,
+    /// Time since it was opened.
+    pub held_for: Duration,
+}
+
+/// Blocks of leases or handles that one place of the program allocated for one purpose.
+///
+/// In release builds the place and the time are not recorded, and blocks are grouped by sequence and
+/// priority alone.
+#[derive(Clone, PartialEq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct BlockOwner {
+    /// The blocks, ascending.
+    pub blocks: Vec<BlockId>,
+    /// Sequence that the request [named](super::AllocRequest::sequence).
+    pub sequence: Option<SequenceId>,
+    /// Priority of the request.
+    pub priority: Priority,
+    /// Place in the program that allocated them. Debug builds only.
+    pub allocated_at: Option<SourcePlace>,
+    /// Time since the first of them was allocated. Debug builds only.
+    pub held_for: Option<Duration>,
+    /// Newest batch when the block that was accessed least recently was last accessed.
+    pub last_access: Ticket,
+}
+
+/// Owner of a pinned block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub enum PinOwner {
+    /// An open sequence; the one with the smallest id, if several share the block.
+    Sequence(SequenceId),
+    /// A lease.
+    Lease,
+    /// Handles.
+    Handles,
+    /// None: the block is cached.
+    Cache,
+}
+
+/// A block that is neither evicted nor moved because it is pinned.
+#[derive(Clone, PartialEq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct PinnedBlock {
+    /// The block.
+    pub block: BlockId,
+    /// Number of pins.
+    pub pins: u32,
+    /// Owner of the block.
+    pub owner: PinOwner,
+    /// Place in the program that pinned it last, unless it was allocated pinned. Debug builds only.
+    pub pinned_at: Option<SourcePlace>,
+    /// Time since it was pinned last. Debug builds only.
+    pub pinned_for: Option<Duration>,
+}
+
+impl Owners {
+    /// Returns the number of distinct blocks that have an owner.
+    pub fn blocks(&self) -> usize {
+        let listed =
+            self.sequences.iter().flat_map(|sequence| sequence.blocks.iter().chain(&sequence.reserved));
+        let others = self.leases.iter().chain(&self.handles).flat_map(|owner| &owner.blocks);
+        listed.chain(others).collect::<HashSet<_>>().len()
+    }
+}
+
+/// What the blocks of a [`BlockOwner`] have in common.
+type Group = (bool, Option<SourcePlace>, Option<SequenceId>, Priority);
+
+impl Pool {
+    /// Returns who holds which blocks, since when, and which are pinned.
+    ///
+    /// Walks the lists of all open sequences and all blocks: for diagnosis, not for every step. Takes
+    /// no lock that an allocation takes.
+    pub fn owners(&self) -> Owners {
+        let blocks = &self.0.blocks;
+        let mut listed = BTreeMap::<BlockId, SequenceId>::new();
+        let (mut sequences, mut reserving) = (Vec::new(), HashMap::new());
+        for view in self.0.sequences.views() {
+            let ids = view.blocks();
+            for &id in &ids {
+                listed.entry(id).or_insert(view.id());
+            }
+            if view.reserved_blocks() > 0 {
+                reserving.insert(view.id(), sequences.len());
+            }
+            sequences.push(SequenceOwner {
+                id: view.id(),
+                tokens: view.len(),
+                shared_blocks: ids.iter().filter(|&&id| blocks.word(id).refs() > 1).count(),
+                priority: ids.last().map(|&id| blocks.info_of(id).priority),
+                held_for: view.age(),
+                blocks: ids,
+                reserved: Vec::new(),
+            });
+        }
+        let (mut groups, mut pinned) = (BTreeMap::<Group, BlockOwner>::new(), Vec::new());
+        for id in (0..blocks.rows() as u32).map(BlockId) {
+            let word = blocks.word(id);
+            if word.pins() > 0 && (word.is_owned() || word.is_cached()) {
+                let owner = match listed.get(&id) {
+                    Some(&sequence) => PinOwner::Sequence(sequence),
+                    None if !word.is_owned() => PinOwner::Cache,
+                    None if word.is_guarded() => PinOwner::Lease,
+                    None => PinOwner::Handles,
+                };
+                let (pinned_at, pinned_for) = blocks.site(Noted::Pinned, id).unzip();
+                pinned.push(PinnedBlock { block: id, pins: word.pins(), owner, pinned_at, pinned_for });
+            }
+            if !word.is_owned() || listed.contains_key(&id) || blocks.null_block() == Some(id) {
+                continue;
+            }
+            let (info, note) = (blocks.info_of(id), blocks.site(Noted::Allocated, id));
+            let reserving = info.sequence.filter(|_| word.is_guarded()).and_then(|id| reserving.get(&id));
+            if let Some(&place) = reserving {
+                sequences[place].reserved.push(id);
+                continue;
+            }
+            let (allocated_at, held_for) = note.unzip();
+            let group = (word.is_guarded(), allocated_at.clone(), info.sequence, info.priority);
+            let owner = groups.entry(group).or_insert(BlockOwner {
+                blocks: Vec::new(),
+                sequence: info.sequence,
+                priority: info.priority,
+                allocated_at,
+                held_for,
+                last_access: info.last_access,
+            });
+            owner.blocks.push(id);
+            owner.held_for = owner.held_for.max(held_for);
+            owner.last_access = owner.last_access.min(info.last_access);
+        }
+        let (mut leases, mut handles) = (Vec::new(), Vec::new());
+        for ((is_guarded, ..), owner) in groups {
+            if is_guarded { leases.push(owner) } else { handles.push(owner) }
+        }
+        Owners {
+            sequences,
+            leases,
+            handles,
+            pinned,
+            batches_in_flight: blocks.clock().in_flight(),
+            oldest_batch: blocks.oldest_batch(),
+            retired_blocks: blocks.counts().retired,
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! Events, as subscribers receive them and as rings hold them.
+
+use smallvec::SmallVec;
+
+use super::super::BlockHash;
+use crate::ids::BlockId;
+
+/// A change of the cache, for routers.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub enum KvEvent {
+    /// A full block can now be found by its hash.
+    Stored {
+        /// The block.
+        block: BlockId,
+        /// The hash by which it is found.
+        hash: BlockHash,
+        /// Hash of the block before it. `None` for the first block of a prefix, or if unknown: then
+        /// `tokens` is empty too.
+        parent: Option<BlockHash>,
+        /// Its tokens; empty if unknown, because its sequence was opened before the subscription.
+        tokens: SmallVec<[u32; 16]>,
+        /// Number of tokens per block.
+        block_tokens: u32,
+    },
+    /// The block can no longer be found by this hash. Other blocks with the same hash may still be.
+    Removed {
+        /// The block.
+        block: BlockId,
+        /// The hash by which it was found.
+        hash: BlockHash,
+    },
+    /// No block stored before can be found any more.
+    Cleared,
+    /// Events were lost because they were received too slowly: list the pool's cached blocks again.
+    Resync {
+        /// Number of lost events.
+        lost: u64,
+    },
+}
+
+/// An event and its position in the stream.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Numbered {
+    /// Number of events published since the subscription before this one, including lost ones. For
+    /// a [`KvEvent::Resync`], the number of the first lost event.
+    pub number: u64,
+    /// The event.
+    pub event: KvEvent,
+}
+
+/// An event in a ring.
+#[derive(Clone)]
+pub(super) struct Told {
+    /// Era of the block, or the era that a `Cleared` ends; [`ANY_ERA`]: delivered regardless of
+    /// clears.
+    pub(super) era: u64,
+    pub(super) event: KvEvent,
+}
+
+/// Matches any era.
+pub(super) const ANY_ERA: u64 = u64::MAX;
