@@ -340,13 +340,12 @@ impl Core {
     ///
     /// [`HandleError`] if the handle is foreign, out of range or stale.
     pub fn info(&self, handle: BlockHandle) -> Result<BlockInfo, HandleError> {
-        let word = self.check(&handle)?;
-        Ok(self.space.table.info(handle.id).read(
-            handle.id,
-            word,
-            self.config.device,
-            self.space.clock.newest(),
-        ))
+        Ok(self.info_of(handle.id, self.check(&handle)?))
+    }
+
+    /// Returns a snapshot of a block with this word.
+    pub(crate) fn info_of(&self, id: BlockId, word: BlockWord) -> BlockInfo {
+        self.space.table.info(id).read(id, word, self.config.device, self.space.clock.newest())
     }
 
     /// Returns the block's word, if the handle is good.
