@@ -129,7 +129,8 @@ pub mod cuda;
 pub use pool::{
     AllocRequest, AuditError, AuditReport, BlockInfo, BlockPin, BringBackReport, BuildError, Carried, Counts,
     DefragConfig, DefragError, DefragOptions, DefragReport, DefragTotals, Defragmenter, Fragmentation,
-    FramePlace, Latency, Lease, MigrateError, MigrationReport, OffloadReport, Pool, PoolBuilder, PoolHandle,
+    FrameBatch, FrameGroup, FrameInfo, FrameKey, FrameMoves, FramePlace, FramePool, FramePoolBuilder,
+    Latency, Lease, MigrateError, MigrationReport, MovedFrames, OffloadReport, Pool, PoolBuilder, PoolHandle,
     Pressure, Priority, ResizeError, ResizeOptions, ResizeReport, Stats, Target, flush_thread,
 };
 #[doc(inline)]
@@ -141,8 +142,8 @@ pub use sequence::{
 pub use {
     dtype::Dtype,
     error::{
-        AllocError, GrowError, HandleError, HeadOfLine, LayoutError, OldestBatch, PrefixError, SequenceError,
-        ShrinkError, SizingError, StorageError, TransferError,
+        AllocError, FrameError, GrowError, HandleError, HeadOfLine, LayoutError, OldestBatch, PrefixError,
+        SequenceError, ShrinkError, SizingError, StorageError, TransferError,
     },
     ids::{
         BlockHandle, BlockId, DeviceId, FRAMES_MAX, FrameId, Generation, Order, PoolTag, Run, SequenceId,

@@ -8,6 +8,7 @@
 mod allocate;
 mod builder;
 mod compaction;
+mod frame_pool;
 mod handle;
 mod lease;
 mod leased;
@@ -27,6 +28,9 @@ pub use crate::compact::{
 };
 pub use crate::migrate::{BringBackReport, Carried, MigrateError, MigrationReport, OffloadReport};
 pub use builder::{BuildError, PoolBuilder};
+pub use frame_pool::{
+    FrameBatch, FrameGroup, FrameInfo, FrameKey, FrameMoves, FramePool, FramePoolBuilder, MovedFrames,
+};
 pub use handle::PoolHandle;
 pub use lease::Lease;
 pub use migration::Target;
