@@ -9,12 +9,14 @@ use thiserror::Error;
 
 use crate::ids::{BlockHandle, BlockId, DeviceId, Generation, PoolTag, Priority, Ticket};
 
+mod frame;
 mod migrate;
 mod prefix;
 mod sequence;
 mod settle;
 mod storage;
 
+pub use frame::FrameError;
 pub use migrate::TransferError;
 pub use prefix::PrefixError;
 pub use sequence::{DecodeError, SequenceError};

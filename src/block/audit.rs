@@ -102,6 +102,21 @@ pub enum AuditError {
         /// Number of open sequences.
         sequences: usize,
     },
+    /// A referenced frame of a frame pool is not pinned by its references, or not guarded, so that
+    /// it could move.
+    #[error("frame {frame} has references and {pins} pins")]
+    NotInPlace {
+        /// The frame.
+        frame: FrameId,
+        /// Number of pins.
+        pins: u32,
+    },
+    /// A block of a frame pool is not cached, and has hashes.
+    #[error("block {block} is not cached, and has hashes")]
+    StrayHash {
+        /// The block.
+        block: BlockId,
+    },
     /// The counters differ from the recount.
     #[error("the counters say {counted:?}, the walk found {found:?}")]
     Miscounted {
@@ -227,6 +242,24 @@ impl Core {
         };
         self.compare(&report)?;
         Ok(report)
+    }
+
+    /// Checks that all owned blocks are guarded and pinned once, as in a pool whose ids are frames.
+    /// Returns their number. Must be called as [`audit`](Self::audit).
+    ///
+    /// # Errors
+    ///
+    /// [`AuditError::NotInPlace`].
+    pub(crate) fn audit_in_place(&self) -> Result<usize, AuditError> {
+        let words = (0..self.rows() as u32).map(|id| self.word(BlockId(id)));
+        words.filter(|word| word.is_owned()).try_fold(0, |owned, word| {
+            let is_in_place = word.is_guarded() && word.pins() == 1;
+            if is_in_place {
+                Ok(owned + 1)
+            } else {
+                Err(AuditError::NotInPlace { frame: word.frame(), pins: word.pins() })
+            }
+        })
     }
 
     /// Returns the number of units that sequences spare for their growth, in O(1).

@@ -13,25 +13,7 @@ impl Snapshot {
     /// shared by several sequences counts for the last of them, by id.
     pub fn of(sequences: &Sequences, order: Order) -> Self {
         let blocks: &Core = sequences.blocks();
-        let mut frames = vec![FrameState::AWAY; blocks.total_frames()];
-        blocks.for_each_free_run(&mut |run| {
-            let free = frames.get_mut(run.start.index()..run.end() as usize).unwrap_or_default();
-            free.fill(FrameState::FREE);
-        });
-        blocks.for_each_spared_unit(&mut |unit| {
-            let unit =
-                frames.get_mut(unit.start.index()..).unwrap_or_default().iter_mut().take(unit.len as usize);
-            unit.filter(|state| **state == FrameState::FREE).for_each(|state| *state = FrameState::SPARED);
-        });
-        blocks.for_each_used_frame(&mut |frame, used| {
-            if let Some(state) = frames.get_mut(frame.index()) {
-                *state = match used {
-                    FrameUse::Movable => FrameState::new(FrameKind::Movable, None),
-                    FrameUse::Evictable => FrameState::evictable(frame),
-                    FrameUse::Fixed => FrameState::new(FrameKind::Fixed, None),
-                };
-            }
-        });
+        let mut frames = frames_of(blocks);
         let views = sequences.views();
         let mut ends = Vec::with_capacity(views.len());
         for (sequence, view) in (0..).zip(&views) {
@@ -52,4 +34,34 @@ impl Snapshot {
             .with_ends(ends)
             .setting_aside(blocks.null_block().is_some(), reserved)
     }
+
+    /// Returns the state of every frame of a pool without sequences.
+    pub(crate) fn of_frames(blocks: &Core, order: Order) -> Self {
+        Self::new(order, frames_of(blocks), Vec::new())
+            .setting_aside(blocks.null_block().is_some(), blocks.counts().reserved)
+    }
+}
+
+/// Returns the state of every frame, without the sequences.
+fn frames_of(blocks: &Core) -> Vec<FrameState> {
+    let mut frames = vec![FrameState::AWAY; blocks.total_frames()];
+    blocks.for_each_free_run(&mut |run| {
+        let free = frames.get_mut(run.start.index()..run.end() as usize).unwrap_or_default();
+        free.fill(FrameState::FREE);
+    });
+    blocks.for_each_spared_unit(&mut |unit| {
+        let unit =
+            frames.get_mut(unit.start.index()..).unwrap_or_default().iter_mut().take(unit.len as usize);
+        unit.filter(|state| **state == FrameState::FREE).for_each(|state| *state = FrameState::SPARED);
+    });
+    blocks.for_each_used_frame(&mut |frame, used| {
+        if let Some(state) = frames.get_mut(frame.index()) {
+            *state = match used {
+                FrameUse::Movable => FrameState::new(FrameKind::Movable, None),
+                FrameUse::Evictable => FrameState::evictable(frame),
+                FrameUse::Fixed => FrameState::new(FrameKind::Fixed, None),
+            };
+        }
+    });
+    frames
 }

@@ -168,7 +168,7 @@ impl Pool {
 }
 
 impl PoolBuilder {
-    fn new(layout: KvLayout) -> Self {
+    pub(super) fn new(layout: KvLayout) -> Self {
         Self {
             layout,
             size: None,
@@ -410,7 +410,7 @@ impl PoolBuilder {
         Ok(pool)
     }
 
-    fn check(&self) -> Result<BlocksConfig, BuildError> {
+    pub(super) fn check(&self) -> Result<BlocksConfig, BuildError> {
         let null = self.has_null_block as usize;
         let most = FRAMES_MAX - null;
         let blocks = match self.size.as_ref().ok_or(BuildError::NoBlocks)? {

@@ -9,6 +9,7 @@ mod admission;
 mod allocate;
 mod builder;
 mod compaction;
+mod frame_pool;
 mod handle;
 mod lease;
 mod leased;
@@ -36,6 +37,9 @@ pub use crate::migrate::{
     BringBackReport, Carried, MigrateError, MigrationCounts, MigrationReport, OffloadReport,
 };
 pub use builder::{BuildError, PoolBuilder};
+pub use frame_pool::{
+    FrameBatch, FrameGroup, FrameInfo, FrameKey, FrameMoves, FramePool, FramePoolBuilder, MovedFrames,
+};
 pub use handle::PoolHandle;
 pub use lease::Lease;
 pub use metrics::{Latencies, Metrics};

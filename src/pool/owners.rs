@@ -145,7 +145,7 @@ impl Pool {
                 id: view.id(),
                 tokens: view.len(),
                 shared_blocks: ids.iter().filter(|&&id| blocks.word(id).refs() > 1).count(),
-                priority: ids.last().map(|&id| blocks.info_of(id).priority),
+                priority: ids.last().map(|&id| blocks.info_of(id, blocks.word(id)).priority),
                 held_for: view.age(),
                 blocks: ids,
                 reserved: Vec::new(),
@@ -167,7 +167,7 @@ impl Pool {
             if !word.is_owned() || listed.contains_key(&id) || blocks.null_block() == Some(id) {
                 continue;
             }
-            let (info, note) = (blocks.info_of(id), blocks.site(Noted::Allocated, id));
+            let (info, note) = (blocks.info_of(id, word), blocks.site(Noted::Allocated, id));
             let reserving = info.sequence.filter(|_| word.is_guarded()).and_then(|id| reserving.get(&id));
             if let Some(&place) = reserving {
                 sequences[place].reserved.push(id);

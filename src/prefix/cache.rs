@@ -37,6 +37,12 @@
 //! Evictable blocks can be [taken](PrefixCache::take_coldest) in eviction order, to be copied to
 //! another pool. Each is then held by a reference, like a block in a sequence: see `cold_blocks`.
 //!
+//! # Engines with their own hashes
+//!
+//! The cache of a frame pool knows blocks by hashes that the engine computes,
+//! several for a block if the engine says so (`names`), and evicts in the order of the engine's
+//! frees: duplicates are not evicted early. Hits pin their blocks. See `foreign`.
+//!
 //! Models: `loom-tests/tests/evictable.rs`, `prefix_index.rs`, `eviction_queue.rs`.
 
 use std::ops::ControlFlow;
@@ -52,6 +58,7 @@ use super::config::{CacheParts, Now, PrefixConfig};
 use super::events::{EventQueue, KvEvent};
 use super::hash::{BlockHash, PrefixHasher};
 use super::index::{Index, Key};
+use super::names::Names;
 use super::policy::{CachePriority, Lookup, Millis, Place, Policy, Released, asked};
 use super::queues::{Queues, row};
 use super::row::{Row, RowPart};
@@ -59,6 +66,7 @@ use super::stats::{EvictionCounts, PrefixStats, Tallies};
 
 mod cold_blocks;
 mod eviction;
+mod foreign;
 
 pub(crate) use cold_blocks::ColdBlock;
 use eviction::Eviction;
@@ -104,6 +112,8 @@ pub struct PrefixCache {
     tolerance: f64,
     /// Rank of the last eviction in order. Unused without a tolerance.
     reached: CachePadded<AtomicU64>,
+    /// Further hashes of blocks, in the cache of a frame pool.
+    names: Option<Names>,
 }
 
 impl PrefixCache {
@@ -134,6 +144,7 @@ impl PrefixCache {
             order: CachePadded::new(AtomicU64::new(1)),
             tolerance: if by_order { tolerance } else { 0.0 },
             reached: CachePadded::new(AtomicU64::new(0)),
+            names: None,
         })
     }
 
@@ -214,7 +225,7 @@ impl PrefixCache {
             }
             let found = self.index.find(key_of(hash), |id| {
                 let word = core.word(id);
-                if word.hit().is_some() && self.row(id).holds(hash, era) {
+                if word.hit().is_some() && self.holds(id, hash, era) {
                     ControlFlow::Break(word.is_evictable())
                 } else {
                     ControlFlow::Continue(())
@@ -261,7 +272,7 @@ impl PrefixCache {
             // block.
             loop {
                 let word = core.word(id);
-                if word.hit().is_none() || !self.row(id).holds(hash, era) {
+                if word.hit().is_none() || !self.holds(id, hash, era) {
                     return ControlFlow::Continue(());
                 }
                 if let Some(was_evictable) = self.hit(core, id, word, hash, era) {
@@ -279,14 +290,25 @@ impl PrefixCache {
     /// Returns whether it was evictable; `None`, with no effect, if the word has changed since.
     #[inline]
     fn hit(&self, core: &Core, id: BlockId, word: BlockWord, hash: BlockHash, era: u64) -> Option<bool> {
-        let was_evictable = core.hit(id, word)?;
+        let was_evictable =
+            if self.names.is_some() { core.hit_in_place(id, word)? } else { core.hit(id, word)? };
         // The word has only the low bits of its generation: the same word recurs after 65,536
         // releases, with other contents. The reference keeps the noted contents from changing.
-        if self.row(id).holds(hash, era) {
+        if self.holds(id, hash, era) {
             return Some(was_evictable);
         }
         core.give_back_hit(id, was_evictable);
         None
+    }
+
+    /// Returns whether a block is known by this hash in this era.
+    #[inline]
+    fn holds(&self, id: BlockId, hash: BlockHash, era: u64) -> bool {
+        let row = self.row(id);
+        match &self.names {
+            None => row.holds(hash, era),
+            Some(names) => row.is_of(era) && names.has(id, row.holds(hash, era), hash),
+        }
     }
 
     /// Marks as duplicates all blocks cached for `hash`, except the one with the smallest id.
@@ -313,7 +335,7 @@ impl PrefixCache {
     }
 
     fn is_cached_for(&self, core: &Core, id: BlockId, hash: BlockHash, era: u64) -> bool {
-        core.word(id).is_cached() && self.row(id).holds(hash, era)
+        core.word(id).is_cached() && self.holds(id, hash, era)
     }
 
     /// Notes what a block will hold once it is [registered](Self::register). The block is in the
@@ -369,7 +391,9 @@ impl PrefixCache {
             |id| self.registered(core, id),
             |place| {
                 let Registered { hash, handle, .. } = registered[place];
-                self.mark_duplicates(core, handle.id, hash, era);
+                if self.names.is_none() {
+                    self.mark_duplicates(core, handle.id, hash, era);
+                }
             },
         );
     }
@@ -432,9 +456,14 @@ impl PrefixCache {
         (0..core.rows() as u32).map(BlockId).filter_map(cached).collect()
     }
 
-    /// Returns the key under which a block is registered, if it is.
-    fn registered(&self, core: &Core, id: BlockId) -> Option<Key> {
-        core.word(id).is_cached().then(|| key_of(self.row(id).hash()))
+    /// Returns the keys under which a block is registered.
+    fn registered(&self, core: &Core, id: BlockId) -> impl Iterator<Item = Key> {
+        let first = core.word(id).is_cached().then(|| self.row(id).hash());
+        let (is_first, further) = match (&self.names, first) {
+            (Some(names), Some(_)) => names.parts(id),
+            _ => (true, Vec::new()),
+        };
+        first.filter(|_| is_first).into_iter().chain(further).map(key_of)
     }
 
     /// Files blocks of a sequence's list that became evictable in the queues that the policy
@@ -490,16 +519,19 @@ impl PrefixCache {
     /// Removes blocks that are cached no more from the index, and publishes their removal. They were
     /// evicted from `queue`, or out of order.
     fn forget_all(&self, core: &Core, queue: Option<usize>, ids: &[BlockId]) {
+        let further = self.take_further(ids);
         let entries = ids.iter().map(|&id| (key_of(self.row(id).hash()), id));
+        let entries = entries.chain(further.hashes.iter().map(|&(id, hash)| (key_of(hash), id)));
         self.index.remove_all(entries, |id| self.registered(core, id));
         let era = self.era();
         for &id in ids {
             let row = self.row(id);
             // For a block of an earlier era, the `Cleared` event covers the removal.
-            if row.is_of(era) {
+            if row.is_of(era) && !further.without_first.contains(&id) {
                 self.events.publish_in(row.era(), || KvEvent::Removed { block: id, hash: row.hash() });
             }
         }
+        self.tell_further(&further, era);
         self.tallies.evicted(queue, ids.len());
     }
 
@@ -539,11 +571,10 @@ fn bits_of(hash: BlockHash) -> u64 {
 impl Evictor for PrefixCache {
     fn grow(&self, core: &Core, rows: usize) {
         self.rows.grow(rows);
-        self.index.grow(rows, |insert| {
+        self.names.iter().for_each(|names| names.grow(rows));
+        self.index.grow(rows * self.entries_per_block(), |insert| {
             for id in (0..core.rows() as u32).map(BlockId) {
-                if let Some(key) = self.registered(core, id) {
-                    insert(key, id);
-                }
+                self.registered(core, id).for_each(|key| insert(key, id));
             }
         });
     }

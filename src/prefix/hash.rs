@@ -5,6 +5,7 @@
 //! parent'   = parent, or B(enter, parent, extra keys that touch the block)          (an image, for example)
 //! block     = F(parent', tokens)                                                   every full block
 //! unfinished= B(partial, parent', tokens), or F with a mark if F is Fast            a partially filled last block
+//! foreign   = B(foreign, group, hash)                                              a block of an engine with its own hashes
 //!
 //! B   BLAKE3, keyed: 128 bits of key and 64 of check; input: a domain, and a length before each part
 //! F   key:   the configured function, Hashing

@@ -1,7 +1,7 @@
 //! Maps a hash to the blocks that may hold it: a concurrent table of *hints*.
 //!
-//! The block's word and row are authoritative: whether it is *registered*, and under which key. The
-//! index only says where to look. Every reader checks the word of a block that it finds, so an
+//! The block's word and row are authoritative: whether it is *registered*, and under which keys
+//! (one, or several in a [frame pool](super::names)). The index only says where to look. Every reader checks the word of a block that it finds, so an
 //! outdated entry costs one check and nothing else. The index has a single duty: **not to drop an
 //! entry without counting it** ([`Index::forgotten`]).
 //!
@@ -137,10 +137,15 @@ impl Index {
 
     /// Inserts a block that the caller has registered under `key`.
     ///
-    /// `registered` returns the key under which a block is registered, if any; it must re-read the
-    /// block's word at each call. It is called for blocks whose entries the new one might replace.
+    /// `registered` returns the keys under which a block is registered; it must re-read the block's
+    /// word at each call. It is called for blocks whose entries the new one might replace.
     #[cfg(feature = "internals")]
-    pub fn insert(&self, key: Key, id: BlockId, registered: impl Fn(BlockId) -> Option<Key>) -> Inserted {
+    pub fn insert<K: IntoIterator<Item = Key>>(
+        &self,
+        key: Key,
+        id: BlockId,
+        registered: impl Fn(BlockId) -> K,
+    ) -> Inserted {
         self.announce();
         self.insert_announced(key, id, &registered).0
     }
@@ -150,10 +155,10 @@ impl Index {
     /// Fences once, and prefetches the first bucket of each key. Calls `alike` with the position of
     /// each block whose key another block in the same bucket has, unless threads insert both at the
     /// same moment into different slots.
-    pub fn insert_all(
+    pub fn insert_all<K: IntoIterator<Item = Key>>(
         &self,
         blocks: impl IntoIterator<Item = (Key, BlockId), IntoIter: Clone>,
-        registered: impl Fn(BlockId) -> Option<Key>,
+        registered: impl Fn(BlockId) -> K,
         mut alike: impl FnMut(usize),
     ) {
         self.announce();
@@ -176,11 +181,11 @@ impl Index {
         fence(SeqCst);
     }
 
-    fn insert_announced(
+    fn insert_announced<K: IntoIterator<Item = Key>>(
         &self,
         key: Key,
         id: BlockId,
-        registered: &impl Fn(BlockId) -> Option<Key>,
+        registered: &impl Fn(BlockId) -> K,
     ) -> (Inserted, bool) {
         let table = self.current();
         let inserted = table.insert(key, id, registered, &self.forgotten);
@@ -198,15 +203,20 @@ impl Index {
     /// Removing a block that is registered, or has been registered again, is harmless: its entry is
     /// restored. `registered` as in [`insert`](Self::insert).
     #[cfg(feature = "internals")]
-    pub fn remove(&self, key: Key, id: BlockId, registered: impl Fn(BlockId) -> Option<Key>) {
+    pub fn remove<K: IntoIterator<Item = Key>>(
+        &self,
+        key: Key,
+        id: BlockId,
+        registered: impl Fn(BlockId) -> K,
+    ) {
         self.remove_all(std::iter::once((key, id)), registered);
     }
 
     /// As [`remove`](Self::remove), for several blocks, with one fence.
-    pub fn remove_all(
+    pub fn remove_all<K: IntoIterator<Item = Key>>(
         &self,
         blocks: impl Iterator<Item = (Key, BlockId)> + Clone,
-        registered: impl Fn(BlockId) -> Option<Key>,
+        registered: impl Fn(BlockId) -> K,
     ) {
         for table in self.tables() {
             table.remove_all(blocks.clone(), &registered, &self.forgotten);

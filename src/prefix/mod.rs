@@ -26,7 +26,7 @@
 //! ```
 
 // Files: `hash` the hash of a block, `index` from a hash to candidate blocks, `row` metadata of a
-// block, `queue` a lock-free priority queue, `queues` the queues of evictable blocks, `policy` the
+// block, `names` further hashes of blocks in a frame pool, `queue` a lock-free priority queue, `queues` the queues of evictable blocks, `policy` the
 // eviction order, `cache` the whole, `events` notifications for routers, `config` the construction
 // parameters.
 
@@ -37,6 +37,7 @@ mod hash;
 mod index;
 #[cfg(kvpool_loom)]
 pub mod models;
+mod names;
 pub mod policy;
 mod queue;
 mod queues;

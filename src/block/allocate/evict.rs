@@ -8,6 +8,7 @@
 //!
 //! ```text
 //! register   (the evictor notes the block's contents);  word: owned, listed  ->  sealed, cached      one compare-exchange
+//! uncache    word: owned, cached  ->  owned;  the evictor forgets it                                one compare-exchange
 //! hit        (the evictor compares the block's contents, between);  word  ->  one reference more     one compare-exchange
 //!            of exactly the word that was read before
 //! release    word: last reference, cached  ->  evictable, generation + 1;  the clock is read;  the evictor is told
@@ -61,6 +62,26 @@ impl Core {
         let hit =
             self.space.table.word(id).compare_exchange(word.to_bits(), next.to_bits(), Acquire, Relaxed);
         hit.ok().map(|_| !word.is_owned())
+    }
+
+    /// As [`hit`](Self::hit), for a block that stays in its frame while it has references.
+    #[inline]
+    pub(crate) fn hit_in_place(&self, id: BlockId, word: BlockWord) -> Option<bool> {
+        let next = word.share_in_place().filter(|_| word.is_cached())?;
+        // Acquire, and no Release: as in `hit`.
+        let hit =
+            self.space.table.word(id).compare_exchange(word.to_bits(), next.to_bits(), Acquire, Relaxed);
+        hit.ok().map(|_| !word.is_owned())
+    }
+
+    /// Uncaches a block that has references; the caller makes the evictor forget it. Returns false
+    /// if it is not cached, or has no reference.
+    pub(crate) fn uncache(&self, id: BlockId) -> bool {
+        // Acquire and Release: as in `outlive`.
+        let uncached = self.space.table.word(id).fetch_update(AcqRel, Relaxed, |bits| {
+            BlockWord::from_bits(bits).uncache().map(BlockWord::to_bits)
+        });
+        uncached.is_ok()
     }
 
     /// Adds `blocks` to the count of evictable blocks.
@@ -220,9 +241,15 @@ impl Core {
     /// Evicts every evictable block, to clear the cache, and returns their number. Frames that
     /// batches may see are retired. Blocks that are being moved stay.
     pub(crate) fn evict_all(&self) -> usize {
+        self.evict_these((0..self.rows() as u32).map(BlockId))
+    }
+
+    /// Evicts those of these blocks that are evictable and not being moved, and returns their
+    /// number. Frames that batches may see are retired.
+    pub(crate) fn evict_these(&self, ids: impl IntoIterator<Item = BlockId>) -> usize {
         let (mut freed, mut seen) = (RunList::new(), RunList::new());
         let (mut evicted, oldest) = (0, self.space.clock.oldest());
-        for id in (0..self.rows() as u32).map(BlockId) {
+        for id in ids {
             let mut word = self.word(id);
             while word.evict().is_some() {
                 let is_unseen = self.is_unseen(id, word, oldest);

@@ -359,7 +359,7 @@ impl Core {
     }
 
     /// Returns the frame near which the thread's allocations gather.
-    fn start(&self, cache: Option<CountedRef<'_>>) -> FrameId {
+    pub(super) fn start(&self, cache: Option<CountedRef<'_>>) -> FrameId {
         cache.and_then(|cache| cache.enter(|local| local.magazines.near())).unwrap_or(FrameId(0))
     }
 

@@ -6,6 +6,7 @@
 //! | `own` | the last step of each allocation: a block becomes owned |
 //! | `grab` | frames that one request has gathered so far |
 //! | `growth` | frames for the list of a sequence, which grows |
+//! | `in_place` | blocks for an engine whose ids are frames: runs, and frames taken by name |
 //! | `evict` | eviction of cached blocks without owners: the pool's side of the prefix cache |
 //! | `complete` | evictions out of order that complete a unit of free frames |
 //! | `reclaim` | evictions ahead of need, in slices at the ends of batches and sequences, and by the background task |
@@ -19,6 +20,7 @@ mod complete;
 mod evict;
 mod grab;
 mod growth;
+mod in_place;
 mod ladder;
 mod own;
 mod reclaim;

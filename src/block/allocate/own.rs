@@ -15,6 +15,12 @@ pub(crate) struct Owned<'a> {
 }
 
 impl Owned<'_> {
+    /// Returns its frame.
+    #[inline]
+    pub(crate) fn frame(&self) -> FrameId {
+        self.word.frame()
+    }
+
     /// Returns a handle of the block, in the pool with this tag.
     #[inline]
     pub(crate) fn handle(&self, pool: PoolTag) -> BlockHandle {

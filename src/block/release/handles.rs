@@ -341,15 +341,11 @@ impl Core {
     /// [`HandleError`] if the handle is foreign, out of range or stale.
     pub fn info(&self, handle: BlockHandle) -> Result<BlockInfo, HandleError> {
         let word = self.check(&handle)?;
-        Ok(self.info_at(handle.id, word))
+        Ok(self.info_of(handle.id, word))
     }
 
-    /// Returns the current state of a block, whoever owns it.
-    pub(crate) fn info_of(&self, id: BlockId) -> BlockInfo {
-        self.info_at(id, self.word(id))
-    }
-
-    fn info_at(&self, id: BlockId, word: BlockWord) -> BlockInfo {
+    /// Returns a snapshot of a block with this word, whoever owns it.
+    pub(crate) fn info_of(&self, id: BlockId, word: BlockWord) -> BlockInfo {
         self.space.table.info(id).read(id, word, self.config.device, self.space.clock.newest())
     }
 

@@ -54,7 +54,7 @@ impl Owner {
 }
 
 /// What remains to be done after the release of a listed block.
-enum ListRelease {
+pub(super) enum ListRelease {
     Nothing,
     Freed(FrameId),
     Evictable(BlockWord),
@@ -313,11 +313,29 @@ impl Core {
     /// Drops a reference on a block of a list, which may be cached.
     #[inline]
     fn release_listed_word(&self, id: BlockId) -> ListRelease {
+        let released = self.release_listed_if(id, |_| true, &mut || ());
+        released.unwrap_or_else(|word| not_the_callers(id, word))
+    }
+
+    /// As [`release_listed_word`](Self::release_listed_word), if the word that is replaced passes a
+    /// check. `counts` is called before an attempt to make the block evictable.
+    ///
+    /// # Errors
+    ///
+    /// The word that is not guarded, has no reference, or failed the check; nothing has changed.
+    #[inline]
+    pub(super) fn release_listed_if(
+        &self,
+        id: BlockId,
+        is_right: impl Fn(BlockWord) -> bool,
+        counts: &mut dyn FnMut(),
+    ) -> Result<ListRelease, BlockWord> {
         let atomic = self.space.table.word(id);
         let mut word = BlockWord::from_bits(atomic.load(Relaxed));
-        if let Some(next) = word.release_kept() {
+        if let Some(next) = word.release_kept().filter(|_| is_right(word)) {
+            counts();
             match atomic.compare_exchange(word.to_bits(), next.to_bits(), RELEASE_ORDER, Relaxed) {
-                Ok(_) => return ListRelease::Evictable(next),
+                Ok(_) => return Ok(ListRelease::Evictable(next)),
                 Err(now) => word = BlockWord::from_bits(now),
             }
         }
@@ -326,8 +344,10 @@ impl Core {
                 word = self.outlive(id, word, next);
                 continue;
             }
-            let released = word.release().filter(|_| word.is_guarded());
-            let released = released.unwrap_or_else(|| not_the_callers(id, word));
+            let released = word.release().filter(|_| word.is_guarded() && is_right(word)).ok_or(word)?;
+            if let Released::Evictable { .. } = released {
+                counts();
+            }
             match atomic.compare_exchange_weak(
                 word.to_bits(),
                 released.word().to_bits(),
@@ -336,9 +356,10 @@ impl Core {
             ) {
                 Ok(_) => {
                     if let Released::Evictable { word } = released {
-                        return ListRelease::Evictable(word);
+                        return Ok(ListRelease::Evictable(word));
                     }
-                    return self.released(id, released).map_or(ListRelease::Nothing, ListRelease::Freed);
+                    let freed = self.released(id, released);
+                    return Ok(freed.map_or(ListRelease::Nothing, ListRelease::Freed));
                 }
                 // Another thread hit, shared, pinned or released in between. Reached by the models
                 // in `evictable`.

@@ -20,7 +20,7 @@
 //!                 sealed --reopen--> owned        moving --end_move--> sealed, where it was
 //!                                                 moving --last release--> held: the frame is the mover's
 //! guarded --seal_cached--> cached --release of the last--> evictable, generation + 1
-//!                          cached <--hit-- evictable --evict--> free
+//!                          cached <--hit-- evictable --evict--> free        cached --uncache--> guarded
 //! free --hold--> held (free, moving) --unhold--> free        only by the owner of the frame
 //! ```
 //!
@@ -57,6 +57,7 @@
 //! | release, share, pin, reopen by an owner | its own reference: the generation does not change while there is one |
 //! | `begin_move`, `publish_move`, `end_move` | nothing is needed: they decide by the word that they exchange. The moving flag, and a held frame, belong to the mover |
 //! | free, share, pin, seal by handle | the reference that the handle stands for. Exposed: a handle whose only reference another thread frees at the same moment, which is an error of the caller |
+//! | `uncache` | the reference of the caller. If it has none, nothing is needed: it decides by the word that it exchanges |
 //! | `seal_cached`, `seal_guarded` at the end of a batch | the sequence's reference. Exposed: a sequence that releases the block at that very moment |
 //! | `hit` | nothing. Therefore the cache compares the block's contents once more, under the reference that the hit took, and gives the reference back if they differ |
 //! | `evict` | nothing. Exposed: the evicting thread, between its look at the tag and the exchange |
@@ -324,6 +325,20 @@ impl BlockWord {
         let full = self.0 & REFS_MASK == REFS_MASK;
         let cached = self.is_cached();
         if !cached || full { None } else { Some(Self((self.0 + ONE_REF) | GUARDED)) }
+    }
+
+    /// Adds a reference to a block that stays in its frame while it has one: the first also pins it.
+    /// `None`: free, or full.
+    #[inline]
+    pub fn share_in_place(self) -> Option<Self> {
+        // An evictable block has no pins: its last release cleared them.
+        if self.is_evictable() { Some(Self(self.hit()?.0 + ONE_PIN)) } else { self.share() }
+    }
+
+    /// Uncaches a block for one of its owners: cached -> owned. `None`: any other word.
+    #[inline]
+    pub const fn uncache(self) -> Option<Self> {
+        if self.is_owned() && self.is_cached() { Some(Self(self.0 & !CACHED)) } else { None }
     }
 
     /// Evicts: evictable -> free; the caller owns the frame. `None`: owned, free, or moving.

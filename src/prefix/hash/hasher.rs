@@ -29,6 +29,7 @@ enum Domain {
     Extra = 2,
     Enter = 3,
     Partial = 4,
+    Foreign = 5,
 }
 
 /// Input of BLAKE3: each variable-length part is preceded by its length.
@@ -124,6 +125,12 @@ impl PrefixHasher {
             };
         }
         PrefixRoot(self.digest(&parts))
+    }
+
+    /// Returns the hash under which a block is registered that an engine knows by a hash of its own,
+    /// in a group of layers.
+    pub(crate) fn foreign(&self, group: u32, hash: &[u8]) -> BlockHash {
+        self.digest(&HashInput::new(Domain::Foreign).number(u64::from(group)).part(hash))
     }
 
     /// Computes B of the [module](super): 192 of BLAKE3's 256 bits.

@@ -131,11 +131,11 @@ impl Table {
 
     /// Adds an entry; if there is no room, replaces an outdated one. Also returns whether another
     /// entry has its fingerprint.
-    pub(super) fn insert(
+    pub(super) fn insert<K: IntoIterator<Item = Key>>(
         &self,
         key: Key,
         id: BlockId,
-        registered: &impl Fn(BlockId) -> Option<Key>,
+        registered: &impl Fn(BlockId) -> K,
         forgotten: &AtomicU64,
     ) -> (Inserted, bool) {
         let entry = key.entry(id);
@@ -146,11 +146,11 @@ impl Table {
     }
 
     #[cold]
-    fn insert_full(
+    fn insert_full<K: IntoIterator<Item = Key>>(
         &self,
         key: Key,
         entry: Entry,
-        registered: &impl Fn(BlockId) -> Option<Key>,
+        registered: &impl Fn(BlockId) -> K,
         forgotten: &AtomicU64,
     ) -> Inserted {
         if self.replace(key, entry, registered, forgotten) {
@@ -162,11 +162,11 @@ impl Table {
     }
 
     /// Replaces an outdated entry.
-    fn replace(
+    fn replace<K: IntoIterator<Item = Key>>(
         &self,
         key: Key,
         entry: Entry,
-        registered: &impl Fn(BlockId) -> Option<Key>,
+        registered: &impl Fn(BlockId) -> K,
         forgotten: &AtomicU64,
     ) -> bool {
         for number in key.buckets(self.mask) {
@@ -188,21 +188,21 @@ impl Table {
     }
 
     /// Returns the key of the block of an entry found in bucket `number`, if the entry is correct.
-    fn right_key(
+    fn right_key<K: IntoIterator<Item = Key>>(
         &self,
         entry: Entry,
         number: usize,
-        registered: &impl Fn(BlockId) -> Option<Key>,
+        registered: &impl Fn(BlockId) -> K,
     ) -> Option<Key> {
-        let key = registered(entry.id())?;
-        (key.entry(entry.id()) == entry && key.buckets(self.mask).contains(&number)).then_some(key)
+        let is_right = |key: &Key| key.entry(entry.id()) == entry && key.buckets(self.mask).contains(&number);
+        registered(entry.id()).into_iter().find(is_right)
     }
 
     /// Removes each entry of these blocks under their keys, then looks a second time at each.
-    pub(super) fn remove_all(
+    pub(super) fn remove_all<K: IntoIterator<Item = Key>>(
         &self,
         blocks: impl Iterator<Item = (Key, BlockId)>,
-        registered: &impl Fn(BlockId) -> Option<Key>,
+        registered: &impl Fn(BlockId) -> K,
         forgotten: &AtomicU64,
     ) {
         let mut removed = SmallVec::<[(Entry, usize); 16]>::new();
@@ -231,11 +231,11 @@ impl Table {
 
     /// Restores an entry removed from bucket `number` if it was correct after all. Comes after a
     /// [`second_look`].
-    fn restore(
+    fn restore<K: IntoIterator<Item = Key>>(
         &self,
         entry: Entry,
         number: usize,
-        registered: &impl Fn(BlockId) -> Option<Key>,
+        registered: &impl Fn(BlockId) -> K,
         forgotten: &AtomicU64,
     ) {
         if let Some(key) = self.right_key(entry, number, registered) {

@@ -38,6 +38,29 @@ proptest! {
     }
 
     #[test]
+    fn a_first_share_in_place_pins_and_the_last_release_unpins(word in words()) {
+        let shared = word.share_in_place();
+        if word.is_evictable() {
+            let evictable = BlockWord(word.0 & !PINS_MASK);
+            let shared = evictable.share_in_place().unwrap();
+            prop_assert_eq!((shared.refs(), shared.pins()), (1, 1));
+            prop_assert!(shared.is_guarded() && shared.is_moving() == word.is_moving());
+            prop_assert_eq!(shared.publish_move(FrameId(7)), None, "a pinned block stays");
+            if let Some(kept) = shared.release_kept() {
+                prop_assert_eq!((kept.is_evictable(), kept.pins()), (true, 0));
+            }
+        } else {
+            prop_assert_eq!(shared, word.share());
+        }
+        if let Some(uncached) = word.uncache() {
+            prop_assert!(word.is_owned() && word.is_cached() && !uncached.is_cached());
+            prop_assert_eq!(uncached.0 | CACHED, word.0);
+        } else {
+            prop_assert!(!word.is_owned() || !word.is_cached());
+        }
+    }
+
+    #[test]
     fn the_frequent_releases_are_releases(word in words()) {
         if let Some(kept) = word.release_kept() {
             prop_assert!(word.is_guarded());

@@ -1,0 +1,143 @@
+//! A frame pool beside the raw path of a pool: allocate and free by frame number, against handles.
+//!
+//! First as ratios within each round, where both take turns, then one by one; then what an engine
+//! with its own hashes does per block: derive a key, look up, register, and evict.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use kvpool::{AllocRequest, BlockHandle, FrameGroup, FrameKey, FramePool, Pool};
+use kvpool_benches::report::median;
+use kvpool_benches::{BLOCKS, subject};
+
+const SIZES: [usize; 4] = [1, 10, 64, 256];
+const ROUNDS: usize = 51;
+const CALLS: usize = 2_000;
+
+struct Raw {
+    pool: Pool,
+    handles: Vec<BlockHandle>,
+}
+
+impl Raw {
+    fn turn(&mut self, blocks: usize) {
+        self.pool.allocate_raw(AllocRequest::new(blocks), &mut self.handles).expect("enough are free");
+        self.pool.free(black_box(&self.handles)).expect("allocated just now");
+        self.handles.clear();
+    }
+}
+
+struct Frames {
+    pool: FramePool,
+    frames: Vec<u32>,
+}
+
+impl Frames {
+    fn turn(&mut self, blocks: usize) {
+        self.pool.allocate(AllocRequest::new(blocks), &mut self.frames).expect("enough are free");
+        self.pool.free(black_box(&self.frames)).expect("allocated just now");
+        self.frames.clear();
+    }
+}
+
+fn both() -> (Raw, Frames) {
+    let frames = FramePool::builder(BLOCKS).build().expect("a valid shape");
+    let raw = Raw { pool: subject::pool(BLOCKS), handles: Vec::new() };
+    (raw, Frames { pool: frames, frames: Vec::new() })
+}
+
+fn nanos(mut turn: impl FnMut()) -> f64 {
+    let begin = Instant::now();
+    (0..CALLS).for_each(|_| turn());
+    begin.elapsed().as_nanos() as f64 / CALLS as f64
+}
+
+fn allocate_and_free(c: &mut Criterion) {
+    let (mut raw, mut frames) = both();
+    for blocks in SIZES {
+        let ratios: Vec<f64> = (0..ROUNDS)
+            .map(|_| {
+                let base = nanos(|| raw.turn(blocks));
+                nanos(|| frames.turn(blocks)) / base
+            })
+            .collect();
+        println!("{blocks} frames: {:.2} of the raw path (median of {ROUNDS} rounds)", median(ratios));
+    }
+    let mut group = c.benchmark_group("allocate and free");
+    for blocks in SIZES {
+        group.throughput(Throughput::Elements(blocks as u64));
+        group.bench_function(format!("raw/{blocks}"), |bencher| bencher.iter(|| raw.turn(blocks)));
+        group.bench_function(format!("frames/{blocks}"), |bencher| bencher.iter(|| frames.turn(blocks)));
+    }
+    drop(group);
+    assert_eq!((raw.pool.free_blocks(), frames.pool.available()), (BLOCKS, BLOCKS));
+    frames.pool.audit().expect("a sound pool");
+}
+
+/// The engine's hash of a block.
+fn foreign(content: u64) -> [u8; 32] {
+    *blake3::hash(&content.to_le_bytes()).as_bytes()
+}
+
+fn hashes(c: &mut Criterion) {
+    const CHAIN: usize = 64;
+    let pool = FramePool::builder(BLOCKS).build().expect("a valid shape");
+    let key = |content: u64| pool.key(FrameGroup(0), &foreign(content)).expect("not empty");
+    let mut group = c.benchmark_group("64 hashes");
+    group.throughput(Throughput::Elements(CHAIN as u64));
+    let bytes: Vec<[u8; 32]> = (0..CHAIN as u64).map(foreign).collect();
+    group.bench_function("keys", |bencher| {
+        bencher.iter(|| {
+            bytes.iter().for_each(|hash| drop(black_box(pool.key(FrameGroup(0), hash))));
+        });
+    });
+    let keys: Vec<FrameKey> = (0..CHAIN as u64).map(key).collect();
+    let mut frames = Vec::new();
+    pool.allocate(AllocRequest::new(CHAIN), &mut frames).expect("enough are free");
+    let named: Vec<(u32, FrameKey)> = frames.iter().copied().zip(keys.iter().copied()).collect();
+    group.bench_function("register and uncache", |bencher| {
+        bencher.iter(|| {
+            pool.register(&named).expect("owned");
+            assert_eq!(pool.uncache(&frames).expect("frames of this pool"), CHAIN);
+        });
+    });
+    pool.register(&named).expect("owned");
+    pool.free(&frames).expect("owned");
+    group.bench_function("hit and free", |bencher| {
+        let mut hits = Vec::new();
+        bencher.iter(|| {
+            assert_eq!(pool.hit(&keys, &mut hits), Ok(CHAIN));
+            pool.free(&hits).expect("hit just now");
+            hits.clear();
+        });
+    });
+    // A full pool: each allocation evicts what was freed first.
+    let mut rest = Vec::new();
+    pool.allocate(AllocRequest::new(BLOCKS), &mut rest).expect("nothing is in use");
+    let named: Vec<(u32, FrameKey)> =
+        rest.iter().map(|&frame| (frame, key(1_000 + u64::from(frame)))).collect();
+    pool.register(&named).expect("owned");
+    pool.free(&rest).expect("owned");
+    let mut next = 10_000_000;
+    group.bench_function("evict, register and free", |bencher| {
+        let mut frames = Vec::new();
+        bencher.iter(|| {
+            pool.allocate(AllocRequest::new(CHAIN), &mut frames).expect("evictable");
+            next += CHAIN as u64;
+            let named: Vec<_> = frames.iter().copied().zip((next..).map(key)).collect();
+            pool.register(&named).expect("owned");
+            pool.free(&frames).expect("owned");
+            frames.clear();
+        });
+    });
+    drop(group);
+    pool.audit().expect("a sound pool");
+}
+
+criterion_group! {
+    name = benches;
+    config = kvpool_benches::settings();
+    targets = allocate_and_free, hashes
+}
+criterion_main!(benches);

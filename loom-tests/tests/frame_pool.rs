@@ -1,0 +1,155 @@
+//! Theorems: a frame with references stays where it is, also if a lookup takes the first reference
+//! while the frame is being moved. A key that was added to a cached frame is found until the frame
+//! is evicted or uncached, and never names other contents: not while its frame is evicted and used
+//! again, nor while an engine takes its keys away. No key outlives the cached frame.
+//!
+//! Not modelled: an engine that adds keys to a frame on which it holds no reference.
+#![cfg(kvpool_loom)]
+
+use kvpool::prefix::HashKey;
+use kvpool::{AllocRequest, FrameGroup, FrameId, FrameKey, FramePool};
+use kvpool_loom_tests::{TouchedBlocks, check, check_to, settle};
+use loom::sync::Arc;
+use loom::thread;
+
+/// A frame pool with cells that stand for the frames' bytes.
+struct Pool {
+    pool: FramePool,
+    bytes: Arc<TouchedBlocks>,
+}
+
+impl Pool {
+    fn new(frames: usize) -> Arc<Self> {
+        let pool = FramePool::builder(frames).without_null_block().magazine_frames(0).threads(2);
+        let pool = pool.segment_frames(8).hash_key(HashKey::from_bytes([7; 32])).build().unwrap();
+        let bytes = TouchedBlocks::around(pool.blocks().clone());
+        Arc::new(Self { pool, bytes })
+    }
+
+    fn key(&self, n: u8) -> FrameKey {
+        self.pool.key(FrameGroup(0), &[n]).unwrap()
+    }
+
+    fn take(&self) -> Option<u32> {
+        let mut out = Vec::new();
+        self.pool.allocate(AllocRequest::new(1), &mut out).ok()?;
+        self.bytes.write_frame(FrameId(out[0]));
+        Some(out[0])
+    }
+
+    /// Makes a frame cached under the keys 1 and 2.
+    fn keep(&self) -> u32 {
+        let frame = self.take().unwrap();
+        self.pool.register(&[(frame, self.key(1)), (frame, self.key(2))]).unwrap();
+        self.pool.free(&[frame]).unwrap();
+        frame
+    }
+
+    /// Looks a key up, and reads the frame that it finds.
+    fn hit(&self, n: u8) -> Option<u32> {
+        let mut out = Vec::new();
+        self.pool.hit(&[self.key(n)], &mut out).unwrap();
+        let frame = *out.first()?;
+        self.bytes.read(self.pool.blocks().block_at(FrameId(frame)));
+        Some(frame)
+    }
+
+    fn finish(&self) {
+        settle(self.pool.blocks(), 1);
+        let report = self.pool.audit().unwrap();
+        assert_eq!((report.owned, report.held), (0, 0), "{report:?}");
+    }
+}
+
+/// A frame is looked up while it is moved: it moves before the lookup, or stays.
+#[test]
+fn a_hit_keeps_a_moving_frame_in_place() {
+    check("frame_pool::a_hit_keeps_a_moving_frame_in_place", || {
+        let pool = Pool::new(2);
+        let from = pool.keep();
+        let to = 1 - from;
+        let mover = pool.clone();
+        let thread = thread::spawn(move || {
+            let moves = mover.pool.moves_of([(FrameId(from), FrameId(to))]);
+            for (_, to) in moves.pairs() {
+                mover.bytes.write_frame(FrameId(to));
+            }
+            moves.commit().moved.len()
+        });
+        let frame = pool.hit(1).expect("cached throughout");
+        // Its number means the same until it is freed.
+        pool.bytes.read(pool.pool.blocks().block_at(FrameId(frame)));
+        pool.pool.share(&[frame]).unwrap();
+        pool.pool.free(&[frame, frame]).unwrap();
+        thread.join().unwrap();
+        assert!(pool.hit(2).is_some_and(|frame| pool.pool.free(&[frame]).is_ok()));
+        pool.finish();
+    });
+}
+
+/// A thread needs the only frame while another looks it up by its second key.
+#[test]
+fn a_further_key_against_eviction() {
+    check_to(1, "frame_pool::a_further_key_against_eviction", || {
+        let pool = Pool::new(1);
+        pool.keep();
+        let other = pool.clone();
+        let thread = thread::spawn(move || {
+            let frame = other.take()?;
+            other.pool.register(&[(frame, other.key(3))]).unwrap();
+            other.pool.free(&[frame]).unwrap();
+            Some(frame)
+        });
+        let found = pool.hit(2);
+        found.into_iter().for_each(|frame| pool.pool.free(&[frame]).unwrap());
+        let is_evicted = thread.join().unwrap().is_some();
+        assert!(is_evicted || found.is_some(), "exactly one thread got it");
+        assert_eq!(pool.pool.cached(pool.key(2)).unwrap().is_none(), is_evicted);
+        assert_eq!(pool.pool.cached(pool.key(3)).unwrap().is_some(), is_evicted);
+        pool.finish();
+    });
+}
+
+/// An owner takes a frame's keys away while another thread looks it up and frees it.
+#[test]
+fn a_further_key_against_uncache() {
+    check("frame_pool::a_further_key_against_uncache", || {
+        let pool = Pool::new(1);
+        let frame = pool.keep();
+        pool.pool.share(&[frame]).unwrap();
+        let other = pool.clone();
+        let thread = thread::spawn(move || {
+            assert_eq!(other.pool.uncache(&[frame]), Ok(1));
+            other.pool.free(&[frame]).unwrap();
+        });
+        if let Some(found) = pool.hit(2) {
+            assert_eq!(found, frame);
+            pool.pool.free(&[found]).unwrap();
+        }
+        thread.join().unwrap();
+        assert_eq!(pool.pool.cached(pool.key(2)), Ok(None));
+        pool.finish();
+    });
+}
+
+/// A key is added to a frame while another thread looks it up by it, and frees it.
+#[test]
+fn a_key_is_found_once_it_was_added() {
+    check("frame_pool::a_key_is_found_once_it_was_added", || {
+        let pool = Pool::new(1);
+        let frame = pool.keep();
+        pool.pool.share(&[frame]).unwrap();
+        let other = pool.clone();
+        let thread = thread::spawn(move || {
+            other.pool.register(&[(frame, other.key(3))]).unwrap();
+            assert_eq!(other.pool.unregister(other.key(1)), Ok(1));
+            other.pool.free(&[frame]).unwrap();
+        });
+        let found = pool.hit(3);
+        found.into_iter().for_each(|found| pool.pool.free(&[found]).unwrap());
+        thread.join().unwrap();
+        assert_eq!(pool.pool.cached(pool.key(3)), Ok(Some(frame)));
+        assert_eq!(pool.pool.cached(pool.key(1)), Ok(None));
+        pool.finish();
+    });
+}

@@ -1,0 +1,150 @@
+//! Allocation for an engine whose ids are frames: with the runs that were found, or of frames by
+//! name.
+//!
+//! The blocks are guarded and pinned, see [`release::in_place`](crate::block). Frames are taken by
+//! name as a mover takes its destinations (model: `loom-tests/tests/named_claim.rs`), and evicted by
+//! name as for a contiguous request.
+
+use crate::error::{AllocError, FrameError};
+use crate::ids::{FrameId, Run};
+
+use super::Grab;
+use super::own::own;
+use crate::block::core::Core;
+use crate::block::release::repeats;
+use crate::block::thread_cache::CountedRef;
+use crate::block::{AllocRequest, Blocks, INLINE_BLOCKS, Ownership};
+
+impl Blocks {
+    /// Allocates exactly `request.blocks` frames, each with one reference, or none. Passes their
+    /// runs to `take`.
+    ///
+    /// With `prefers_runs`, it looks for one run, then for few runs, before it takes frames from
+    /// magazines. It evicts no block for a longer run.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError`]; no frame was allocated.
+    pub(crate) fn allocate_frames(
+        &self,
+        request: &AllocRequest,
+        prefers_runs: bool,
+        take: &mut dyn FnMut(Run),
+    ) -> Result<(), AllocError> {
+        if request.blocks == 1
+            && let Some(owned) = self.allocate_one::<true>(request)
+        {
+            take(Run { start: owned.frame(), len: 1 });
+            return Ok(());
+        }
+        let mut few = [FrameId(0); INLINE_BLOCKS];
+        if !prefers_runs && self.allocate_inline::<true>(request, |i, owned| few[i] = owned.frame()) {
+            few[..request.blocks].iter().for_each(|&start| take(Run { start, len: 1 }));
+            return Ok(());
+        }
+        self.with_thread_cache(|cache| {
+            let mut grab = Grab::new();
+            let custody = self.custody();
+            if prefers_runs && !request.contiguous {
+                self.check_request(request)?;
+                self.grab_runs(cache, request.blocks as u32, &mut grab);
+            }
+            let gathered = self.gather(cache, request, None, &mut grab, &custody);
+            drop(custody);
+            gathered?;
+            self.own_in_place(&grab, request);
+            grab.runs.iter().for_each(|&run| take(run));
+            Ok(())
+        })
+    }
+
+    /// Allocates these frames, each with one reference, or none. Cached frames without references
+    /// are evicted.
+    ///
+    /// # Errors
+    ///
+    /// [`FrameError`]; no frame was allocated. If another thread takes a cached frame at the same
+    /// moment, others of the list may have been evicted.
+    pub(crate) fn claim_frames(&self, frames: &[u32], request: &AllocRequest) -> Result<(), FrameError> {
+        for (index, &frame) in frames.iter().enumerate() {
+            let word = self.word(self.block_in_place(index, frame)?);
+            if word.is_owned() && word.frame().0 == frame {
+                let (frame, references) = (FrameId(frame), word.refs());
+                return Err(FrameError::InUse { index, frame, references });
+            }
+        }
+        repeats(frames, |_| 1)?;
+        let mut grab = Grab::new();
+        let custody = self.custody();
+        let gathered = self.gather_named(frames, &mut grab);
+        if gathered.is_err() {
+            grab.runs.drain().for_each(|run| self.space.frames.free_run(run));
+        }
+        drop(custody);
+        gathered?;
+        self.own_in_place(&grab, request);
+        Ok(())
+    }
+}
+
+impl Core {
+    /// Takes up to `wanted` free frames from the bitmaps: one run, or as few runs as possible.
+    fn grab_runs(&self, cache: Option<CountedRef<'_>>, wanted: u32, grab: &mut Grab) {
+        let near = self.start(cache);
+        match self.space.frames.allocate_run(wanted, near) {
+            Some(run) => grab.extend(Some(run)),
+            None => {
+                self.space.frames.allocate_many(wanted, near, &mut |run| grab.extend(Some(run)));
+            }
+        }
+    }
+
+    /// Takes frames by name: the free ones first, so that a refusal evicts nothing.
+    fn gather_named(&self, frames: &[u32], grab: &mut Grab) -> Result<(), FrameError> {
+        let oldest = self.space.clock.oldest();
+        let (mut has_trimmed, mut cached) = (false, Vec::new());
+        for (index, &frame) in frames.iter().enumerate() {
+            let (run, id) =
+                (Run { start: FrameId(frame), len: 1 }, self.space.table.block_at(FrameId(frame)));
+            let word = self.word(id);
+            if word.frame() == run.start && self.can_evict(id, word, oldest) {
+                cached.push((index, id));
+                continue;
+            }
+            let mut is_claimed = self.space.frames.claim(run);
+            if !is_claimed && !has_trimmed {
+                // It may be in a magazine, or retired and seen by no batch any more.
+                self.trim();
+                has_trimmed = true;
+                is_claimed = self.space.frames.claim(run);
+            }
+            if !is_claimed {
+                return Err(FrameError::Unavailable { index, frame: run.start });
+            }
+            grab.extend(Some(run));
+        }
+        for (index, id) in cached {
+            let start = FrameId(frames[index]);
+            let evicted = self.evict(id, oldest);
+            // It may have moved since; then its frame is none of those asked for.
+            let evicted =
+                evicted.map_err(|_| start).and_then(|frame| if frame == start { Ok(()) } else { Err(frame) });
+            if let Err(frame) = evicted {
+                if frame != start {
+                    self.space.free_run(Run { start: frame, len: 1 });
+                }
+                return Err(FrameError::Unavailable { index, frame: start });
+            }
+            grab.extend(Some(Run { start, len: 1 }));
+        }
+        Ok(())
+    }
+
+    fn own_in_place(&self, grab: &Grab, request: &AllocRequest) {
+        debug_assert!(request.pinned, "a block that stays in its frame");
+        let (table, now) = (self.space.table.view(), self.space.clock.newest());
+        for frame in grab.runs.iter().flat_map(|run| run.frames()) {
+            own(table, frame, request, now, Ownership::Guarded);
+        }
+    }
+}

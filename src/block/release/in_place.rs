@@ -1,0 +1,345 @@
+//! Operations by frame number, for an engine whose ids are frames.
+//!
+//! Such an engine's blocks are guarded, and pinned while they have references: allocations and hits
+//! pin them, the last release unpins them. A frame with references therefore keeps its block, and
+//! its number names the block as an id does. Only blocks without references move.
+//!
+//! A list is checked as a whole before anything is changed. Each step then checks the word that it
+//! replaces: it is guarded, has references, and names the caller's frame. What a frame number lacks
+//! is a generation: a second free of a frame is refused while the frame is free or cached, and not
+//! if another owner has got it meanwhile.
+//!
+//! The transitions are those of sequences' lists and of pins, and so are their models: `evictable`
+//! for hits, releases and evictions, `moves` for pins against moves.
+
+use smallvec::SmallVec;
+
+use crate::error::FrameError;
+use crate::frame::RunList;
+use crate::ids::{BlockId, FrameId, Ticket};
+use crate::sync::Ordering::*;
+
+use super::references::ListRelease;
+use crate::block::core::Core;
+use crate::block::state::TableView;
+use crate::block::{BlockWord, Blocks, Evictable, INLINE_BLOCKS, Ownership};
+
+/// A list of frames that was checked.
+struct Checked {
+    /// Number of entries whose blocks are cached.
+    cached: usize,
+    /// Whether the frames ascend or descend, so that none occurs twice.
+    is_sorted: bool,
+}
+
+impl Blocks {
+    /// Drops one reference on each frame, in the given order. `tell` gets the blocks that became
+    /// evictable, like [`Evictor::became_evictable`](crate::block::Evictor::became_evictable).
+    ///
+    /// # Errors
+    ///
+    /// [`FrameError`]; nothing has changed. Exception: a frame that another thread frees at the same
+    /// moment, though only one reference is left, is reported, and the others are freed.
+    pub(crate) fn free_frames(
+        &self,
+        frames: &[u32],
+        tell: impl FnOnce(&[Evictable], Ticket),
+    ) -> Result<(), FrameError> {
+        let table = self.space.table.view();
+        let checked = self.check_owned(table, frames)?;
+        if !checked.is_sorted {
+            self.check_repeats_in_place(frames)?;
+        }
+        if checked.cached > 0 {
+            self.free_cached_frames(frames, checked.cached, tell)
+        } else if frames.len() <= INLINE_BLOCKS {
+            self.free_few_frames(table, frames, tell)
+        } else {
+            self.free_many_frames(table, frames, tell)
+        }
+    }
+
+    /// As [`free_frames`](Self::free_frames), for a checked list of at most [`INLINE_BLOCKS`] frames
+    /// that are not cached.
+    #[inline]
+    fn free_few_frames(
+        &self,
+        table: TableView<'_>,
+        frames: &[u32],
+        tell: impl FnOnce(&[Evictable], Ticket),
+    ) -> Result<(), FrameError> {
+        let mut freed = [FrameId(0); INLINE_BLOCKS];
+        let mut count = 0;
+        for (index, &frame) in frames.iter().enumerate() {
+            match self.release_only_in_place(table, FrameId(frame)) {
+                Some(frame) => {
+                    freed[count] = frame;
+                    count += 1;
+                }
+                None => {
+                    // Shared, or changed since it was checked.
+                    self.give_back_few(&freed[..count]);
+                    return self.free_cached_frames_from(frames, index, 0, tell);
+                }
+            }
+        }
+        self.give_back_few(&freed[..count]);
+        Ok(())
+    }
+
+    fn give_back_few(&self, freed: &[FrameId]) {
+        let cache = self.recent_thread_cache();
+        let is_done = match freed {
+            [] => true,
+            [frame] => self.give_back_one(cache, *frame),
+            _ => self.give_back_inline(cache, freed),
+        };
+        if !is_done {
+            self.give_back_frames(cache, freed);
+        }
+    }
+
+    fn free_many_frames(
+        &self,
+        table: TableView<'_>,
+        frames: &[u32],
+        tell: impl FnOnce(&[Evictable], Ticket),
+    ) -> Result<(), FrameError> {
+        let mut freed = RunList::new();
+        let only = |&frame: &u32| self.release_only_in_place(table, FrameId(frame));
+        let count = frames.iter().map_while(only).inspect(|&frame| freed.push(frame)).count();
+        self.with_thread_cache(|cache| self.give_back(cache, &freed));
+        if count < frames.len() { self.free_cached_frames_from(frames, count, 0, tell) } else { Ok(()) }
+    }
+
+    #[inline(never)]
+    fn free_cached_frames(
+        &self,
+        frames: &[u32],
+        cached: usize,
+        tell: impl FnOnce(&[Evictable], Ticket),
+    ) -> Result<(), FrameError> {
+        // Counted before they are evictable, as in `release_cached`.
+        self.count_evictable(cached);
+        self.free_cached_frames_from(frames, 0, cached, tell)
+    }
+
+    /// As [`free_frames`](Self::free_frames), for the entries of a checked list from `from` on, of
+    /// which `counted` are counted as evictable.
+    #[inline(never)]
+    fn free_cached_frames_from(
+        &self,
+        frames: &[u32],
+        from: usize,
+        mut counted: usize,
+        tell: impl FnOnce(&[Evictable], Ticket),
+    ) -> Result<(), FrameError> {
+        let (mut freed, mut evictable) = (RunList::new(), SmallVec::<[Evictable; 64]>::new());
+        let mut outcome = Ok(());
+        for (index, &frame) in frames.iter().enumerate().skip(from) {
+            let id = self.space.table.block_at(FrameId(frame));
+            let is_right = |word: BlockWord| word.frame() == FrameId(frame);
+            let mut counts = || {
+                // It was cached after the check.
+                if counted == 0 {
+                    self.count_evictable(1);
+                    counted += 1;
+                }
+            };
+            match self.release_listed_if(id, is_right, &mut counts) {
+                Ok(ListRelease::Nothing) => {}
+                Ok(ListRelease::Freed(frame)) => freed.push(frame),
+                Ok(ListRelease::Evictable(word)) => {
+                    counted -= 1;
+                    evictable.push(Evictable { id, word });
+                }
+                // Another thread has freed it since the check.
+                Err(word) => outcome = outcome.and(Err(not_owned(index, FrameId(frame), word))),
+            }
+        }
+        self.count_not_evictable(counted);
+        self.tag_evictable(&evictable, tell);
+        if !freed.is_empty() {
+            self.with_thread_cache(|cache| self.give_back(cache, &freed));
+        } else if !evictable.is_empty() {
+            self.announce();
+        }
+        outcome
+    }
+
+    /// Adds a reference to each frame, which is referenced or cached. `tell` as in
+    /// [`free_frames`](Self::free_frames).
+    ///
+    /// # Errors
+    ///
+    /// [`FrameError`]; no frame has gained a reference.
+    pub(crate) fn share_frames(
+        &self,
+        frames: &[u32],
+        tell: impl FnOnce(&[Evictable], Ticket),
+    ) -> Result<(), FrameError> {
+        for (index, &frame) in frames.iter().enumerate() {
+            let (_, word) = self.used_in_place(index, frame)?;
+            check_shared(index, word)?;
+        }
+        let mut revived = 0;
+        let mut outcome = Ok(());
+        let mut count = 0;
+        for (index, &frame) in frames.iter().enumerate() {
+            match self.share_in_place(index, FrameId(frame)) {
+                Ok(was_evictable) => revived += usize::from(was_evictable),
+                Err(error) => {
+                    outcome = Err(error);
+                    break;
+                }
+            }
+            count += 1;
+        }
+        self.count_not_evictable(revived);
+        if outcome.is_err() && count > 0 {
+            // Another thread freed one since the check, or the list repeats one too often.
+            let _ = self.free_cached_frames_from(&frames[..count], 0, 0, tell);
+        }
+        outcome
+    }
+}
+
+impl Core {
+    /// Drops the only reference of a block that is not cached. `None`: nothing was done.
+    #[inline(always)]
+    fn release_only_in_place(&self, table: TableView<'_>, frame: FrameId) -> Option<FrameId> {
+        let atomic = table.row(table.block_at(frame)).word;
+        let word = BlockWord::from_bits(atomic.load(Relaxed));
+        let next = word.release_only(Ownership::Guarded).filter(|next| next.frame() == frame)?;
+        Self::is_released(atomic, word, next).then_some(frame)
+    }
+
+    /// Adds a reference; returns whether the block was evictable.
+    fn share_in_place(&self, index: usize, frame: FrameId) -> Result<bool, FrameError> {
+        let atomic = self.space.table.word(self.space.table.block_at(frame));
+        // Acquire, and no Release: as in `hit`.
+        let shared = atomic.fetch_update(Acquire, Relaxed, |bits| {
+            let word = BlockWord::from_bits(bits);
+            word.share_in_place().filter(|next| next.frame() == frame).map(BlockWord::to_bits)
+        });
+        let word = BlockWord::from_bits(shared.unwrap_or_else(|bits| bits));
+        match shared {
+            Ok(_) => Ok(word.is_evictable()),
+            Err(_) if word.frame() == frame => check_shared(index, word).map(|()| false),
+            Err(_) => Err(FrameError::Free { index, frame }),
+        }
+    }
+
+    /// Refuses a list with a frame that has no references.
+    #[inline]
+    fn check_owned(&self, table: TableView<'_>, frames: &[u32]) -> Result<Checked, FrameError> {
+        let total = self.total_frames();
+        let (mut cached, mut ascends, mut descends) = (0, true, true);
+        let mut last = None;
+        for (index, &frame) in frames.iter().enumerate() {
+            if frame as usize >= total {
+                return Err(FrameError::OutOfRange { index, frame: FrameId(frame), frames: total });
+            }
+            // Acquire: as in `word`.
+            let atomic = table.row(table.block_at(FrameId(frame))).word;
+            let word = BlockWord::from_bits(atomic.load(Acquire));
+            if !word.is_owned() || word.frame().0 != frame {
+                return Err(self.why_not_owned(index, FrameId(frame), word));
+            }
+            cached += usize::from(word.is_cached());
+            ascends &= last.is_none_or(|last| last < frame);
+            descends &= last.is_none_or(|last| last > frame);
+            last = Some(frame);
+        }
+        Ok(Checked { cached, is_sorted: ascends || descends })
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn why_not_owned(&self, index: usize, frame: FrameId, word: BlockWord) -> FrameError {
+        if self.null_block().is_some() && frame.0 == 0 {
+            FrameError::Null { index, frame }
+        } else {
+            not_owned(index, frame, word)
+        }
+    }
+
+    /// Refuses a list that contains a frame more often than it has references.
+    #[cold]
+    fn check_repeats_in_place(&self, frames: &[u32]) -> Result<(), FrameError> {
+        repeats(frames, |frame| self.frame_word(frame).refs())
+    }
+
+    /// Returns the block of a frame that is referenced or cached, and its word.
+    ///
+    /// # Errors
+    ///
+    /// [`FrameError::OutOfRange`], [`FrameError::Null`], [`FrameError::Free`].
+    pub(crate) fn used_in_place(&self, index: usize, frame: u32) -> Result<(BlockId, BlockWord), FrameError> {
+        let id = self.block_in_place(index, frame)?;
+        let word = self.word(id);
+        // A block that moves away leaves a free one behind.
+        let is_used = !word.is_free() && word.frame().0 == frame;
+        if is_used { Ok((id, word)) } else { Err(FrameError::Free { index, frame: FrameId(frame) }) }
+    }
+
+    /// Returns the block of a frame of this pool other than the null block's.
+    ///
+    /// # Errors
+    ///
+    /// [`FrameError::OutOfRange`], [`FrameError::Null`].
+    pub(crate) fn block_in_place(&self, index: usize, frame: u32) -> Result<BlockId, FrameError> {
+        let (frame, frames) = (FrameId(frame), self.total_frames());
+        if frame.index() >= frames {
+            Err(FrameError::OutOfRange { index, frame, frames })
+        } else if self.null_block().is_some() && frame.0 == 0 {
+            Err(FrameError::Null { index, frame })
+        } else {
+            Ok(self.space.table.block_at(frame))
+        }
+    }
+
+    /// Returns the word of the block in a frame.
+    pub(crate) fn frame_word(&self, frame: FrameId) -> BlockWord {
+        self.word(self.space.table.block_at(frame))
+    }
+}
+
+/// Refuses a list that contains a frame more often than `most` allows.
+pub(in crate::block) fn repeats(frames: &[u32], most: impl Fn(FrameId) -> u32) -> Result<(), FrameError> {
+    let mut sorted: Vec<(u32, usize)> = frames.iter().copied().zip(0..).collect();
+    sorted.sort_unstable();
+    let mut outcome: Option<FrameError> = None;
+    for same in sorted.chunk_by(|a, b| a.0 == b.0).filter(|same| same.len() > 1) {
+        let frame = FrameId(same[0].0);
+        let references = most(frame);
+        if let Some(&(_, index)) = same.get(references as usize) {
+            let is_first = outcome.is_none_or(
+                |error| matches!(error, FrameError::Repeated { index: other, .. } if index < other),
+            );
+            if is_first {
+                outcome = Some(FrameError::Repeated { index, frame, listed: same.len(), references });
+            }
+        }
+    }
+    outcome.map_or(Ok(()), Err)
+}
+
+fn not_owned(index: usize, frame: FrameId, word: BlockWord) -> FrameError {
+    if word.is_evictable() && word.frame() == frame {
+        FrameError::Unreferenced { index, frame }
+    } else {
+        FrameError::Free { index, frame }
+    }
+}
+
+fn check_shared(index: usize, word: BlockWord) -> Result<(), FrameError> {
+    let frame = word.frame();
+    if word.is_free() {
+        Err(FrameError::Free { index, frame })
+    } else if word.refs() == BlockWord::REFS_MAX {
+        Err(FrameError::TooManyReferences { index, frame, max: BlockWord::REFS_MAX })
+    } else {
+        Ok(())
+    }
+}

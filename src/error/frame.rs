@@ -1,0 +1,116 @@
+//! Errors of calls that name frames.
+
+use thiserror::Error;
+
+use crate::ids::{FrameId, PoolTag};
+
+/// Reason why a frame pool refused a call, and the position in the caller's list that caused it.
+/// Nothing was changed, unless the call's documentation names an exception.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[non_exhaustive]
+pub enum FrameError {
+    /// The frame's number is not below the number of frames.
+    #[error("entry {index}: frame {frame} of a pool of {frames} frames")]
+    OutOfRange {
+        /// Position in the list.
+        index: usize,
+        /// The frame.
+        frame: FrameId,
+        /// Number of frames, including the null block's.
+        frames: usize,
+    },
+    /// The frame is the null block's, which has no references.
+    #[error("entry {index}: frame {frame} is the null block's")]
+    Null {
+        /// Position in the list.
+        index: usize,
+        /// The frame.
+        frame: FrameId,
+    },
+    /// The frame has no references and no cached contents: it was never allocated, or was freed or
+    /// evicted since.
+    #[error("entry {index}: frame {frame} is free")]
+    Free {
+        /// Position in the list.
+        index: usize,
+        /// The frame.
+        frame: FrameId,
+    },
+    /// The frame has cached contents, and no references: it was freed already.
+    #[error("entry {index}: frame {frame} is cached and has no references")]
+    Unreferenced {
+        /// Position in the list.
+        index: usize,
+        /// The frame.
+        frame: FrameId,
+    },
+    /// The list contains the frame more often than it has references or, in a list to claim, more
+    /// than once.
+    #[error("entry {index}: frame {frame} is listed {listed} times and has {references} references")]
+    Repeated {
+        /// Position in the list of the first occurrence in excess.
+        index: usize,
+        /// The frame.
+        frame: FrameId,
+        /// Number of occurrences in the list.
+        listed: usize,
+        /// Number of references.
+        references: u32,
+    },
+    /// The frame has as many references as fit.
+    #[error("entry {index}: frame {frame} has {max} references, the maximum")]
+    TooManyReferences {
+        /// Position in the list.
+        index: usize,
+        /// The frame.
+        frame: FrameId,
+        /// Maximum number of references.
+        max: u32,
+    },
+    /// The frame to claim has references.
+    #[error("entry {index}: frame {frame} is in use, with {references} references")]
+    InUse {
+        /// Position in the list.
+        index: usize,
+        /// The frame.
+        frame: FrameId,
+        /// Number of references.
+        references: u32,
+    },
+    /// The frame to claim has no references and cannot be taken now: it is retired until a batch
+    /// ends, held by a move, in reserve, or in the cache of a thread that is using it.
+    #[error("entry {index}: frame {frame} has no references and cannot be claimed now")]
+    Unavailable {
+        /// Position in the list.
+        index: usize,
+        /// The frame.
+        frame: FrameId,
+    },
+    /// The frame to which hashes are moved has hashes of its own, or is the one they come from.
+    #[error("entry {index}: frame {frame} has hashes already")]
+    Cached {
+        /// Position in the list.
+        index: usize,
+        /// The frame.
+        frame: FrameId,
+    },
+    /// A hash of zero bytes distinguishes nothing.
+    #[error("the hash is empty")]
+    EmptyHash,
+    /// The key was made by another pool.
+    #[error("entry {index}: a key of pool {key}, in pool {pool}")]
+    ForeignKey {
+        /// Position in the list.
+        index: usize,
+        /// Pool that made the key.
+        key: PoolTag,
+        /// This pool.
+        pool: PoolTag,
+    },
+    /// Frames have references, so that the cache is not cleared.
+    #[error("{frames} frames are in use")]
+    NotIdle {
+        /// Number of frames with references.
+        frames: usize,
+    },
+}

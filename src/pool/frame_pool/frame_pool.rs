@@ -1,0 +1,339 @@
+//! The frame pool: allocation and references by frame, batches, counts.
+
+use crate::block::{AllocRequest, AuditError, AuditReport, Blocks, Counts};
+use crate::clock::InFlight;
+use crate::error::{AllocError, FrameError, GrowError};
+use crate::ids::{FrameId, Order, PoolTag, Run, Ticket};
+use crate::prefix::{PrefixCache, PrefixStats};
+use crate::sync::Arc;
+
+/// A pool whose ids are frames, for engines with ids, hashes and schedulers of their own.
+///
+/// Cloning is cheap, and all clones are the same pool. Every method takes `&self` and may be called
+/// from any number of threads at once. Allocation, free, share and lookup take no locks.
+///
+/// A call that names frames is checked as a whole: it is refused with the position of the first
+/// wrong entry, and changes nothing. A frame that is freed twice is refused while it is free or
+/// cached; a frame number has no generation, so that a second free is not noticed once the frame
+/// belongs to another owner.
+///
+/// # Ids
+///
+/// A frame with references keeps its contents where they are: only cached frames without references
+/// [move](Self::propose_moves). The number of such a frame, as [`cached`](Self::cached) returns it,
+/// is valid until the next call of any thread that allocates, uncaches or commits moves.
+///
+/// # Eviction order
+///
+/// Free frames are taken first. Then cached frames without references are evicted: those that were
+/// freed first, and within one [`free`](Self::free) in the order of the list. This is exact while
+/// one thread uses the pool, except that contiguous requests and [claims](Self::claim) evict the
+/// frames that they need, and that a thread of a pool of 512 frames or more evicts up to 32 frames
+/// ahead of its next requests, unless [magazines](crate::FramePoolBuilder::magazine_frames) are
+/// switched off.
+///
+/// # Example
+///
+/// ```
+/// use kvpool::{AllocRequest, FrameError, FrameGroup, FrameId, FramePool};
+///
+/// let pool = FramePool::builder(1_000).build()?;
+/// let mut table = Vec::new();
+/// pool.allocate(AllocRequest::new(3), &mut table)?;
+///
+/// // The engine's own hash of the first block, for its only group of layers.
+/// let key = pool.key(FrameGroup(0), b"sha256 of tokens and parent")?;
+/// pool.register(&[(table[0], key)])?;
+/// pool.free(&table)?;
+/// assert_eq!(pool.cached(key)?, Some(table[0]));
+///
+/// // Freed already: refused by name, and nothing is changed.
+/// let again = pool.free(&table[1..]);
+/// assert_eq!(again, Err(FrameError::Free { index: 0, frame: FrameId(table[1]) }));
+///
+/// let mut hits = Vec::new();
+/// assert_eq!(pool.hit(&[key], &mut hits)?, 1);
+/// assert_eq!(hits, [table[0]]);
+/// pool.free(&hits)?;
+/// pool.audit()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct FramePool(pub(super) Arc<Shared>);
+
+/// State shared by all clones of a frame pool.
+pub(super) struct Shared {
+    pub(super) blocks: Blocks,
+    pub(super) cache: Arc<PrefixCache>,
+    pub(super) order: Order,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.blocks.close();
+        self.cache.events().close();
+    }
+}
+
+/// A snapshot of a frame.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct FrameInfo {
+    /// The frame.
+    pub frame: FrameId,
+    /// Number of references.
+    pub references: u32,
+    /// Number of hashes by which it is found.
+    pub hashes: usize,
+    /// Whether its bytes are being copied to another frame. Such a frame has no references, or got
+    /// one since the copy began; then it stays.
+    pub moving: bool,
+    /// Newest batch when it was allocated.
+    pub last_access: Ticket,
+}
+
+/// A batch in flight: one step of the engine. Dropping it ends it.
+#[must_use = "dropping it ends the batch"]
+pub struct FrameBatch {
+    blocks: Blocks,
+    in_flight: Option<InFlight>,
+    ticket: Ticket,
+}
+
+impl FrameBatch {
+    /// Returns its ticket.
+    pub fn ticket(&self) -> Ticket {
+        self.ticket
+    }
+}
+
+impl Drop for FrameBatch {
+    fn drop(&mut self) {
+        if let Some(in_flight) = self.in_flight.take() {
+            self.blocks.end_batch(in_flight);
+        }
+    }
+}
+
+impl FramePool {
+    pub(super) fn new(blocks: Blocks, cache: Arc<PrefixCache>, order: Order) -> Self {
+        Self(Arc::new(Shared { blocks, cache, order }))
+    }
+
+    internal! {
+        /// Returns the block floor.
+        fn blocks(&self) -> &Blocks {
+            &self.0.blocks
+        }
+    }
+
+    /// Allocates frames, each with one reference, and appends them to `out`.
+    ///
+    /// Never waits, and takes no lock. Free frames come first, then cached ones without references
+    /// are evicted, in the order in which they were freed.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError`]; the pool and `out` are unchanged.
+    pub fn allocate(&self, request: AllocRequest, out: &mut Vec<u32>) -> Result<(), AllocError> {
+        // First, so that a failure to allocate memory loses no frame.
+        out.reserve(request.blocks.min(self.frames()));
+        self.0.blocks.allocate_frames(&request.pinned(), false, &mut |run| out.extend(run.start.0..run.end()))
+    }
+
+    /// Allocates frames in few runs, each frame with one reference, and appends the runs to `out`.
+    ///
+    /// Returns one run if the free frames have one that is long enough, else few, shorter ones.
+    /// Evicts as [`allocate`](Self::allocate) does, only for missing frames.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError`]; the pool and `out` are unchanged.
+    pub fn allocate_runs(&self, request: AllocRequest, out: &mut Vec<Run>) -> Result<(), AllocError> {
+        let before = out.len();
+        out.reserve(request.blocks.min(self.frames()));
+        self.0.blocks.allocate_frames(&request.pinned(), true, &mut |run| match out[before..].last_mut() {
+            Some(last) if last.end() == run.start.0 => last.len += run.len,
+            _ => out.push(run),
+        })
+    }
+
+    /// Allocates the named frames, each with one reference.
+    ///
+    /// The frames must have no references. Cached ones are evicted: to keep a frame's contents,
+    /// [`share`](Self::share) it. A free frame that is in a thread's magazine is found, unless that
+    /// thread is using the pool at this moment.
+    ///
+    /// # Errors
+    ///
+    /// [`FrameError`]; no frame was allocated, and the cache is unchanged, with one exception: if
+    /// another thread takes one of the cached frames concurrently, others may have been evicted.
+    pub fn claim(&self, frames: &[u32]) -> Result<(), FrameError> {
+        self.0.blocks.claim_frames(frames, &AllocRequest::new(frames.len()).pinned())
+    }
+
+    /// Drops one reference on each frame, in this order. A frame that is listed twice loses two.
+    ///
+    /// A frame without further references becomes free or, if it has hashes, is cached until it is
+    /// evicted: after those that were freed before it.
+    ///
+    /// # Errors
+    ///
+    /// [`FrameError`] if a frame is out of range, the null block's, without references (freed
+    /// already), or listed more often than it has references; no frame was freed. Exception: if
+    /// another thread concurrently frees a frame of the list, though only one reference is left,
+    /// that frame is reported, and the others are freed.
+    pub fn free(&self, frames: &[u32]) -> Result<(), FrameError> {
+        let Shared { blocks, cache, .. } = &*self.0;
+        blocks.free_frames(frames, |kept, tag| cache.keep(blocks, kept, tag, Default::default()))
+    }
+
+    /// Adds one reference to each frame, which must be referenced or cached.
+    ///
+    /// A cached frame is not evicted while it has references. In an engine of several threads, a
+    /// frame number read by [`cached`](Self::cached) may mean other contents by now: use
+    /// [`hit`](Self::hit).
+    ///
+    /// # Errors
+    ///
+    /// [`FrameError`]; no frame has gained a reference.
+    pub fn share(&self, frames: &[u32]) -> Result<(), FrameError> {
+        let Shared { blocks, cache, .. } = &*self.0;
+        blocks.share_frames(frames, |kept, tag| cache.keep(blocks, kept, tag, Default::default()))
+    }
+
+    /// Appends the number of references of each frame to `out`: 0 for free and for unreferenced
+    /// cached frames.
+    ///
+    /// # Errors
+    ///
+    /// [`FrameError::OutOfRange`], [`FrameError::Null`]; `out` is unchanged.
+    pub fn references(&self, frames: &[u32], out: &mut Vec<u32>) -> Result<(), FrameError> {
+        let before = out.len();
+        for (index, &frame) in frames.iter().enumerate() {
+            let checked = self.0.blocks.block_in_place(index, frame).inspect_err(|_| out.truncate(before));
+            let word = self.0.blocks.word(checked?);
+            out.push(if word.frame().0 == frame { word.refs() } else { 0 });
+        }
+        Ok(())
+    }
+
+    /// Appends a snapshot of each frame to `out`.
+    ///
+    /// # Errors
+    ///
+    /// [`FrameError`], also if a frame is free; `out` is unchanged.
+    pub fn info(&self, frames: &[u32], out: &mut Vec<FrameInfo>) -> Result<(), FrameError> {
+        let Shared { blocks, cache, .. } = &*self.0;
+        let before = out.len();
+        for (index, &frame) in frames.iter().enumerate() {
+            let used = blocks.used_in_place(index, frame).inspect_err(|_| out.truncate(before));
+            let (id, word) = used?;
+            out.push(FrameInfo {
+                frame: FrameId(frame),
+                references: word.refs(),
+                hashes: cache.hashes_of(blocks, id).len(),
+                moving: word.is_moving(),
+                last_access: blocks.info_of(id, word).last_access,
+            });
+        }
+        Ok(())
+    }
+
+    /// Returns whether the engine may write to a frame: it has one reference and no hash.
+    ///
+    /// # Errors
+    ///
+    /// [`FrameError`], also if the frame is free.
+    pub fn is_writable(&self, frame: u32) -> Result<bool, FrameError> {
+        let (_, word) = self.0.blocks.used_in_place(0, frame)?;
+        Ok(word.refs() == 1 && !word.is_cached())
+    }
+
+    /// Begins a batch: frames that are freed while it is in flight are not reused before it ends.
+    ///
+    /// # Panics
+    ///
+    /// If 131,072 batches are in flight.
+    pub fn begin_batch(&self) -> FrameBatch {
+        let blocks = self.0.blocks.clone();
+        let in_flight = blocks.begin_batch();
+        let ticket = in_flight.ticket();
+        FrameBatch { blocks, in_flight: Some(in_flight), ticket }
+    }
+
+    /// Adds `frames` frames while the pool serves.
+    ///
+    /// # Errors
+    ///
+    /// [`GrowError`]; the pool is unchanged.
+    pub fn grow(&self, frames: usize) -> Result<(), GrowError> {
+        self.0.blocks.grow(frames, &mut |_| Ok(()))
+    }
+
+    /// Returns free frames cached by threads to the bitmaps, where they join into runs.
+    pub fn trim(&self) {
+        self.0.blocks.trim();
+    }
+
+    /// Returns the number of frames, including the null block's: all frame numbers are below it.
+    pub fn frames(&self) -> usize {
+        self.0.blocks.total_frames()
+    }
+
+    /// Returns the number of frames that an allocation can get: free, or cached without references.
+    ///
+    /// O(threads); exact if no other thread allocates or frees at the same time.
+    pub fn available(&self) -> usize {
+        self.0.blocks.counts().available()
+    }
+
+    /// Returns the number of frames in each state, without visiting them. O(threads).
+    ///
+    /// Exact if no other thread allocates or frees at the same time.
+    pub fn counts(&self) -> Counts {
+        self.0.blocks.counts()
+    }
+
+    /// Returns counts of lookups, hits, registrations and evictions.
+    pub fn cache_stats(&self) -> PrefixStats {
+        self.0.cache.stats()
+    }
+
+    /// Returns the [fragmentation rate](crate::Pool::fragmentation) of the free frames, from 0 to 1.
+    /// Walks the bitmaps.
+    pub fn fragmentation(&self) -> f64 {
+        self.0.blocks.fragmentation(self.0.order)
+    }
+
+    /// Returns the number that tells this pool's keys from those of other pools.
+    pub fn tag(&self) -> PoolTag {
+        self.0.blocks.tag()
+    }
+
+    /// Returns the number of threads that cache free frames of this pool.
+    pub fn thread_caches(&self) -> usize {
+        self.0.blocks.thread_caches_in_use()
+    }
+
+    /// Recounts every frame, and checks that frames with references are pinned and that only cached
+    /// ones have hashes. Call it while no thread uses the pool; batches may be in flight.
+    ///
+    /// # Errors
+    ///
+    /// The first contradiction found.
+    pub fn audit(&self) -> Result<AuditReport, AuditError> {
+        let report = self.0.blocks.audit()?;
+        self.0.blocks.audit_in_place()?;
+        match self.0.cache.stray(&self.0.blocks) {
+            Some(block) => Err(AuditError::StrayHash { block }),
+            None => Ok(report),
+        }
+    }
+}
+
+impl std::fmt::Debug for FramePool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("FramePool").field("tag", &self.tag()).field("counts", &self.counts()).finish()
+    }
+}

@@ -1,0 +1,204 @@
+//! Foreign hashes: keys, registration, lookups.
+
+use crate::error::{FrameError, PrefixError};
+use crate::ids::{BlockId, PoolTag};
+use crate::prefix::{BlockHash, KvEvents};
+
+use super::frame_pool::{FramePool, Shared};
+
+/// Number of a group of layers that shares the pool with others. Part of a [key](FramePool::key).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct FrameGroup(pub u32);
+
+/// A foreign hash in a group, as a pool knows it: 128 + 64 bits, derived from both.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct FrameKey {
+    hash: BlockHash,
+    pool: PoolTag,
+}
+
+impl FrameKey {
+    /// Returns the derived hash, by which [events](FramePool::events) name the key.
+    pub fn hash(self) -> BlockHash {
+        self.hash
+    }
+}
+
+impl FramePool {
+    /// Returns the key of a foreign hash, of any length but zero, in a group of layers.
+    ///
+    /// Two different hashes have the same key with probability 2^-192: BLAKE3, keyed by the pool,
+    /// derives 128 bits by which frames are looked up, and 64 that are compared too. What the
+    /// engine's own hash confuses, the pool confuses too: of `n` contents, two share a hash of `b`
+    /// bits with probability about `n^2 / 2^(b + 1)`.
+    ///
+    /// # Errors
+    ///
+    /// [`FrameError::EmptyHash`].
+    pub fn key(&self, group: FrameGroup, hash: &[u8]) -> Result<FrameKey, FrameError> {
+        if hash.is_empty() {
+            return Err(FrameError::EmptyHash);
+        }
+        Ok(FrameKey { hash: self.0.cache.hasher().foreign(group.0, hash), pool: self.tag() })
+    }
+
+    fn check_key(&self, index: usize, key: FrameKey) -> Result<BlockHash, FrameError> {
+        let pool = self.tag();
+        if key.pool == pool {
+            Ok(key.hash)
+        } else {
+            Err(FrameError::ForeignKey { index, key: key.pool, pool })
+        }
+    }
+
+    /// Makes frames known by keys, so that lookups find them. Their contents must be final.
+    ///
+    /// The caller has a reference on each frame. A frame may get several keys, in one call or
+    /// several, and a key several frames, of which a lookup returns any one. A lookup finds at most
+    /// 16 frames of one key; more are [counted](crate::prefix::PrefixStats::forgotten_blocks) and
+    /// not found. A frame that has the key already keeps it.
+    ///
+    /// Calls that add and remove keys take turns by a lock, which no other call takes.
+    ///
+    /// # Errors
+    ///
+    /// [`FrameError`] if a frame is out of range, the null block's or without references, or a key
+    /// is another pool's; nothing was registered. A frame that another thread frees concurrently,
+    /// though it has only one reference, is not registered.
+    pub fn register(&self, frames: &[(u32, FrameKey)]) -> Result<(), FrameError> {
+        let Shared { blocks, cache, .. } = &*self.0;
+        let mut named = Vec::with_capacity(frames.len());
+        for (index, &(frame, key)) in frames.iter().enumerate() {
+            named.push((self.owned_block(index, frame)?, self.check_key(index, key)?));
+        }
+        cache.name(blocks, &named, || {
+            let mut frames = frames.iter().enumerate();
+            frames.try_for_each(|(index, &(frame, _))| self.owned_block(index, frame).map(drop))
+        })
+    }
+
+    fn owned_block(&self, index: usize, frame: u32) -> Result<BlockId, FrameError> {
+        let (id, word) = self.0.blocks.used_in_place(index, frame)?;
+        if word.is_owned() { Ok(id) } else { Err(FrameError::Unreferenced { index, frame: word.frame() }) }
+    }
+
+    /// Returns a frame that is known by the key, if there is one, without a reference.
+    ///
+    /// For an engine of one thread, which [shares](Self::share) the frame before it calls anything
+    /// else. Others use [`hit`](Self::hit).
+    ///
+    /// # Errors
+    ///
+    /// [`FrameError::ForeignKey`].
+    pub fn cached(&self, key: FrameKey) -> Result<Option<u32>, FrameError> {
+        let hash = self.check_key(0, key)?;
+        Ok(self.0.cache.peek(&self.0.blocks, hash).map(|frame| frame.0))
+    }
+
+    /// Takes a reference on one frame for each of the leading keys that are known, and appends the
+    /// frames to `out`. Returns their number.
+    ///
+    /// The first key that no frame is known by ends the lookup.
+    ///
+    /// # Errors
+    ///
+    /// [`FrameError::ForeignKey`]; no reference was taken.
+    pub fn hit(&self, keys: &[FrameKey], out: &mut Vec<u32>) -> Result<usize, FrameError> {
+        let Shared { blocks, cache, .. } = &*self.0;
+        let hashes = keys.iter().enumerate().map(|(index, &key)| self.check_key(index, key));
+        let hashes = hashes.collect::<Result<Vec<_>, _>>()?;
+        // First, so that a failure to allocate memory loses no reference.
+        out.reserve(hashes.len());
+        // A referenced block stays in its frame.
+        let (mut hits, mut last) = (0, None);
+        cache.take_prefix(blocks, &hashes, cache.era(), &mut |id| {
+            out.push(blocks.frame(id).0);
+            (hits, last) = (hits + 1, Some(id));
+        });
+        cache.looked_up(&hashes, hits, last);
+        Ok(hits)
+    }
+
+    /// Takes all keys of these frames away, and returns the number of frames that had any.
+    ///
+    /// Frames with references keep them. Cached frames without references become free. Free frames
+    /// are skipped: in a pool in use, a cached frame may be evicted at any time.
+    ///
+    /// # Errors
+    ///
+    /// [`FrameError::OutOfRange`], [`FrameError::Null`]; nothing was changed.
+    pub fn uncache(&self, frames: &[u32]) -> Result<usize, FrameError> {
+        let Shared { blocks, cache, .. } = &*self.0;
+        let ids = frames.iter().enumerate().map(|(index, &frame)| blocks.block_in_place(index, frame));
+        let ids = ids.collect::<Result<Vec<_>, _>>()?;
+        Ok(cache.uncache(blocks, ids))
+    }
+
+    /// Takes a key away from all frames that are known by it, and returns their number.
+    ///
+    /// Frames without other keys are cached no more: they become free if they have no references.
+    ///
+    /// # Errors
+    ///
+    /// [`FrameError::ForeignKey`]; nothing was changed.
+    pub fn unregister(&self, key: FrameKey) -> Result<usize, FrameError> {
+        let hash = self.check_key(0, key)?;
+        Ok(self.0.cache.unname(&self.0.blocks, hash))
+    }
+
+    /// Moves all keys of a frame to another one, for an engine that copied its contents, and returns
+    /// their number. The caller has a reference on both.
+    ///
+    /// # Errors
+    ///
+    /// [`FrameError`], with index 0 for `from` and 1 for `to`, also if `to` has keys or is `from`;
+    /// nothing was changed.
+    pub fn move_keys(&self, from: u32, to: u32) -> Result<usize, FrameError> {
+        let Shared { blocks, cache, .. } = &*self.0;
+        let source = self.owned_block(0, from)?;
+        let target = self.owned_block(1, to)?;
+        cache.rename(blocks, source, target, || {
+            self.owned_block(0, from)?;
+            let (id, word) = blocks.used_in_place(1, to)?;
+            let is_new = word.is_owned() && !word.is_cached() && id != source;
+            if is_new { Ok(()) } else { Err(FrameError::Cached { index: 1, frame: word.frame() }) }
+        })
+    }
+
+    /// Returns the derived hashes of a frame's keys, in no order; none if it is not cached.
+    ///
+    /// # Errors
+    ///
+    /// [`FrameError::OutOfRange`], [`FrameError::Null`].
+    pub fn hashes(&self, frame: u32) -> Result<Vec<BlockHash>, FrameError> {
+        let id = self.0.blocks.block_in_place(0, frame)?;
+        Ok(self.0.cache.hashes_of(&self.0.blocks, id))
+    }
+
+    /// Clears the cache if no frame has references, and returns the number of frames evicted.
+    ///
+    /// Visits every frame. If another thread takes a reference meanwhile, its frame keeps the
+    /// reference and loses its keys.
+    ///
+    /// # Errors
+    ///
+    /// [`FrameError::NotIdle`]; the cache is unchanged.
+    pub fn clear_idle(&self) -> Result<usize, FrameError> {
+        let Shared { blocks, cache, .. } = &*self.0;
+        let is_owned = |&id: &u32| blocks.word(BlockId(id)).is_owned();
+        let frames = (0..blocks.rows() as u32).filter(is_owned).count();
+        if frames > 0 { Err(FrameError::NotIdle { frames }) } else { Ok(cache.clear(blocks)) }
+    }
+
+    /// Subscribes to registrations, removals and clears from now on. There is one subscriber at a
+    /// time.
+    ///
+    /// Events name keys by [`FrameKey::hash`]; a frame that is evicted loses each of its keys.
+    ///
+    /// # Errors
+    ///
+    /// [`PrefixError::Subscribed`], [`PrefixError::NoFence`].
+    pub fn events(&self) -> Result<KvEvents, PrefixError> {
+        self.0.cache.events().subscribe()
+    }
+}

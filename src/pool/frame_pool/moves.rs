@@ -1,0 +1,113 @@
+//! Compaction in two steps: the pool proposes pairs of frames, the engine copies, then the moves
+//! take effect.
+//!
+//! ```text
+//! propose   snapshot, plan;  sources marked as moving, destinations held       a wave of `block::moving`
+//! copy      by the engine, which owns the bytes; may take any time
+//! commit    each block without references is in its new frame, under all its keys;  others stay
+//! or drop   nothing has moved
+//! ```
+//!
+//! Only cached frames without references move. A hit in between pins the block, which cancels its
+//! move: the engine that got the frame's number keeps it.
+
+use crate::block::Wave;
+use crate::compact::{GaveWay, Goal, Snapshot, plan};
+use crate::ids::FrameId;
+
+use super::frame_pool::{FramePool, Shared};
+
+/// Moves that a pool proposes: the engine copies each pair, and [commits](Self::commit).
+///
+/// Until then the destinations are held, and the sources are not evicted. Dropping it cancels all
+/// moves. It may be sent to the thread on which the copies end.
+#[must_use = "moves that are dropped are cancelled"]
+pub struct FrameMoves {
+    wave: Wave,
+}
+
+/// Outcome of committed moves.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct MovedFrames {
+    /// Source and destination of the blocks that moved.
+    pub moved: Vec<(u32, u32)>,
+    /// Frames whose blocks stayed, and why.
+    pub stayed: Vec<(u32, GaveWay)>,
+}
+
+impl FramePool {
+    /// Proposes at most `moves_max` moves of cached frames without references towards a goal, and
+    /// holds both frames of each pair.
+    ///
+    /// Frames with references stay, and limit what can be gained. Visits every frame; reclaims free
+    /// frames that threads cache, so that moves can end there. `Goal::Run` makes one run for a
+    /// contiguous request.
+    ///
+    /// ```
+    /// # use kvpool::{AllocRequest, FrameGroup, FramePool, Order, compact::Goal};
+    /// let pool = FramePool::builder(256).build()?;
+    /// let mut table = Vec::new();
+    /// pool.allocate(AllocRequest::new(256), &mut table)?;
+    /// for &frame in table.iter().filter(|&&frame| frame % 4 == 0) {
+    ///     pool.register(&[(frame, pool.key(FrameGroup(0), &frame.to_le_bytes())?)])?;
+    /// }
+    /// pool.free(&table)?; // One frame in four is cached, the others are free.
+    /// let moves = pool.propose_moves(Goal::Fragmentation { order: Order(4) }, 1_000);
+    /// for (from, to) in moves.pairs() {
+    ///     // The engine copies the bytes of frame `from` to frame `to`.
+    ///     assert_ne!(from, to);
+    /// }
+    /// assert!(!moves.commit().moved.is_empty());
+    /// assert!(pool.fragmentation() < 0.1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn propose_moves(&self, goal: Goal, moves_max: usize) -> FrameMoves {
+        let Shared { blocks, order, .. } = &*self.0;
+        blocks.trim();
+        let plan = plan(&Snapshot::of_frames(blocks, *order), goal, moves_max);
+        self.moves_of(plan.moves.iter().map(|step| (step.from, step.to)))
+    }
+
+    internal! {
+        /// Begins those of these moves that are possible now.
+        fn moves_of(&self, pairs: impl IntoIterator<Item = (FrameId, FrameId)>) -> FrameMoves {
+            FrameMoves { wave: self.0.blocks.begin_wave(pairs, &mut |_, _| ()) }
+        }
+    }
+}
+
+impl FrameMoves {
+    /// Returns the copies to make: source and destination frames. No frame occurs twice.
+    pub fn pairs(&self) -> impl ExactSizeIterator<Item = (u32, u32)> + '_ {
+        self.wave.moves().map(|(from, to)| (from.0, to.0))
+    }
+
+    /// Returns the number of pairs.
+    pub fn len(&self) -> usize {
+        self.wave.len()
+    }
+
+    /// Returns whether there are no pairs.
+    pub fn is_empty(&self) -> bool {
+        self.wave.is_empty()
+    }
+
+    /// Makes the copied moves take effect, except those of frames that got references or were
+    /// uncached meanwhile. The vacated frames are free, or retired while a batch is in flight.
+    ///
+    /// The engine has copied the bytes of all pairs: lookups return the new frames from now on.
+    pub fn commit(self) -> MovedFrames {
+        let mut outcome = MovedFrames { moved: self.pairs().collect(), stayed: Vec::new() };
+        let mut gave_way = |from: FrameId, why| outcome.stayed.push((from.0, why));
+        // SAFETY: the pool has no storage; the engine, which owns the bytes, says that it copied
+        // them.
+        unsafe { self.wave.publish(&mut gave_way) };
+        let stayed = &outcome.stayed;
+        outcome.moved.retain(|(from, _)| stayed.iter().all(|(stayed, _)| stayed != from));
+        outcome
+    }
+
+    /// Cancels all moves, as dropping does.
+    pub fn cancel(self) {}
+}

@@ -1,0 +1,286 @@
+//! Blocks of an engine that brings its own hashes: the cache of a frame pool.
+//!
+//! ```text
+//! name       a block gets its first hash (row; registered as a sequence's block is), or a further one (names)
+//! unname     a hash is taken away; with the last one the block is uncached, or evicted if it has no references
+//! uncache    all hashes of a block are taken away
+//! rename     the hashes of a block go to another one
+//! ```
+//!
+//! These calls take turns by the lock of the [names](super::super::names). Only they make a block
+//! cached, so a row is written by one thread at a time, and not while its block is cached: what
+//! hits rely on. Nothing but the row decides in which era a block was noted, so that a clear ends
+//! further hashes too.
+//!
+//! # Collisions
+//!
+//! The cache compares 128 + 64 bits that [`PrefixHasher::foreign`] derives from the engine's hash
+//! and group, by BLAKE3 with the cache's key. Two different inputs agree in all of them with
+//! probability 2^-192 (2^-128 in the key alone). Equal inputs agree: if the engine's own hash has
+//! `b` bits, two of `n` contents share it with probability about `n^2 / 2^(b + 1)`, which no pool
+//! can notice. With 64-bit hashes and 2^20 blocks seen that is 2^-25; with 128 bits, 2^-89.
+
+use std::ops::ControlFlow;
+
+use crate::block::Core;
+use crate::error::PrefixError;
+use crate::ids::{BlockId, FrameId};
+use crate::sync::fence_after_rmw;
+
+use super::{BlockHash, Index, KvEvent, Names, PrefixCache, PrefixConfig, key_of};
+
+/// Index entries per block and two: one hash is usual, some blocks have two.
+const ENTRIES_PER_BLOCK: usize = 2;
+
+/// Further hashes that were taken away.
+#[derive(Default)]
+pub(super) struct Further {
+    pub(super) hashes: Vec<(BlockId, BlockHash)>,
+    /// Blocks that were not known by their row's hash any more.
+    pub(super) without_first: Vec<BlockId>,
+}
+
+impl PrefixCache {
+    /// Creates the cache of a frame pool of `rows` blocks that may grow to `rows_max`. It evicts in
+    /// the order of releases.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new).
+    pub(crate) fn foreign(rows: usize, rows_max: usize, config: PrefixConfig) -> Result<Self, PrefixError> {
+        let cache = Self::new(rows, rows_max, 1, config.tolerance(0.0))?;
+        let index = Index::new(rows * ENTRIES_PER_BLOCK);
+        Ok(Self { index, names: Some(Names::new(rows)), ..cache })
+    }
+
+    /// Returns the factor by which the index is larger than for one hash per block.
+    pub(super) fn entries_per_block(&self) -> usize {
+        if self.names.is_some() { ENTRIES_PER_BLOCK } else { 1 }
+    }
+
+    /// Takes the lists of uncached blocks.
+    pub(super) fn take_further(&self, ids: &[BlockId]) -> Further {
+        let mut further = Further::default();
+        let Some(names) = &self.names else { return further };
+        // Pairs with the fence in `add_further`: either its thread sees the block uncached, or we
+        // see its list. The caller has exchanged the word.
+        fence_after_rmw();
+        for &id in ids {
+            let (is_first, hashes) = names.take(id);
+            further.hashes.extend(hashes.into_iter().map(|hash| (id, hash)));
+            further.without_first.extend((!is_first).then_some(id));
+        }
+        further
+    }
+
+    /// Publishes the removal of further hashes.
+    pub(super) fn tell_further(&self, further: &Further, era: u64) {
+        for &(id, hash) in further.hashes.iter().filter(|(id, _)| self.row(*id).is_of(era)) {
+            self.events.publish_in(era, || KvEvent::Removed { block: id, hash });
+        }
+    }
+
+    /// Returns a frame whose block is cached for `hash`, without a reference: it may be evicted, or
+    /// moved, by the time the caller looks at it.
+    pub(crate) fn peek(&self, core: &Core, hash: BlockHash) -> Option<FrameId> {
+        let era = self.era();
+        self.index.find(key_of(hash), |id| {
+            loop {
+                let word = core.word(id);
+                if !word.is_cached() || !self.holds(id, hash, era) {
+                    return ControlFlow::Continue(());
+                }
+                // Otherwise another thread hit, released or moved it: the names may not be this
+                // word's.
+                if core.word(id) == word {
+                    return ControlFlow::Break(word.frame());
+                }
+            }
+        })
+    }
+
+    /// Makes blocks known by hashes. The caller has a reference on each.
+    ///
+    /// `check` decides, under the lock, whether all of it is done.
+    ///
+    /// # Errors
+    ///
+    /// That of `check`; nothing has changed.
+    pub(crate) fn name<E>(
+        &self,
+        core: &Core,
+        blocks: &[(BlockId, BlockHash)],
+        check: impl FnOnce() -> Result<(), E>,
+    ) -> Result<(), E> {
+        let _lock = self.names.as_ref().map(Names::lock);
+        check()?;
+        self.name_all(core, blocks);
+        Ok(())
+    }
+
+    fn name_all(&self, core: &Core, blocks: &[(BlockId, BlockHash)]) {
+        let mut sorted: Vec<BlockId> = blocks.iter().map(|&(id, _)| id).collect();
+        sorted.sort_unstable();
+        if sorted.is_sorted_by(|a, b| a < b) {
+            self.name_some(core, blocks);
+        } else {
+            // A block with several new hashes: it has the first when the second is added.
+            blocks.iter().for_each(|block| self.name_some(core, std::slice::from_ref(block)));
+        }
+    }
+
+    /// Makes different blocks known by hashes.
+    fn name_some(&self, core: &Core, blocks: &[(BlockId, BlockHash)]) {
+        let era = self.era();
+        let (mut first, mut further) = (Vec::with_capacity(blocks.len()), Vec::new());
+        for &(id, hash) in blocks {
+            if core.word(id).is_cached() && !self.row(id).is_of(era) && core.uncache(id) {
+                // It was cached before a clear.
+                self.forget_all(core, None, &[id]);
+            }
+            if core.word(id).is_cached() {
+                further.push((id, hash));
+            } else {
+                self.note(id, hash, era, 0);
+                first.push((core.handle(id), None));
+            }
+        }
+        self.register(core, first);
+        further.retain(|&(id, hash)| !self.holds(id, hash, era) && self.add_further(core, id, hash, era));
+        if !further.is_empty() {
+            let entries = further.iter().map(|&(id, hash)| (key_of(hash), id));
+            self.index.insert_all(entries, |id| self.registered(core, id), |_| ());
+        }
+    }
+
+    /// Adds a hash to a cached block; returns whether it is to be inserted into the index.
+    fn add_further(&self, core: &Core, id: BlockId, hash: BlockHash, era: u64) -> bool {
+        let Some(names) = &self.names else { return false };
+        // Published before the block can be hit by it.
+        let before = self.events.subscriptions_now();
+        self.events.publish_to(era, ..=before, || self.stored(id, hash));
+        if !names.add(id, self.row(id).holds(hash, era), hash) {
+            return false;
+        }
+        // Pairs with the fence in `take_further`.
+        fence_after_rmw();
+        if !core.word(id).is_cached() {
+            // Another thread released and evicted it: the caller had no reference.
+            names.take(id);
+            return false;
+        }
+        // A thread that subscribed in between may have listed the hashes too early to see this one.
+        let now = self.events.subscriptions_now();
+        if now != before {
+            self.events.publish_to(era, before + 1..=now, || self.stored(id, hash));
+        }
+        true
+    }
+
+    /// Takes all hashes of these blocks away, and returns the number of blocks that had any. Blocks
+    /// without references become free.
+    pub(crate) fn uncache(&self, core: &Core, ids: impl IntoIterator<Item = BlockId>) -> usize {
+        let _lock = self.names.as_ref().map(Names::lock);
+        ids.into_iter().map(|id| usize::from(self.uncache_one(core, id))).sum()
+    }
+
+    fn uncache_one(&self, core: &Core, id: BlockId) -> bool {
+        loop {
+            if core.uncache(id) {
+                self.forget_all(core, None, &[id]);
+                return true;
+            }
+            let word = core.word(id);
+            if !word.is_cached() {
+                return false;
+            }
+            // A block that is being moved is not evicted: hold it meanwhile, which ends the move.
+            if word.is_moving() && !word.is_owned() {
+                if core.hit_in_place(id, word).is_some() {
+                    core.uncache(id);
+                    self.forget_all(core, None, &[id]);
+                    core.give_back_hit(id, true);
+                    return true;
+                }
+            } else if core.evict_these([id]) > 0 {
+                return true;
+            }
+            // Another thread hit, released or evicted it in between.
+        }
+    }
+
+    /// Takes a hash away from all blocks that are known by it, and returns their number. Blocks
+    /// without other hashes are uncached, as by [`uncache`](Self::uncache).
+    pub(crate) fn unname(&self, core: &Core, hash: BlockHash) -> usize {
+        let Some(names) = &self.names else { return 0 };
+        let _lock = names.lock();
+        let (era, mut known) = (self.era(), Vec::new());
+        self.index.find(key_of(hash), |id| {
+            if self.is_cached_for(core, id, hash, era) && !known.contains(&id) {
+                known.push(id);
+            }
+            ControlFlow::<()>::Continue(())
+        });
+        known.retain(|&id| {
+            let is_first = self.row(id).holds(hash, era);
+            if names.all(id, self.row(id).hash()).len() == 1 {
+                return self.uncache_one(core, id);
+            }
+            if !names.remove(id, is_first, hash) {
+                return false;
+            }
+            let entry = std::iter::once((key_of(hash), id));
+            self.index.remove_all(entry, |id| self.registered(core, id));
+            self.events.publish_in(era, || KvEvent::Removed { block: id, hash });
+            true
+        });
+        known.len()
+    }
+
+    /// Moves the hashes of a block to another one, and returns their number. The caller has a
+    /// reference on both; `check` as in [`name`](Self::name).
+    ///
+    /// # Errors
+    ///
+    /// That of `check`; nothing has changed.
+    pub(crate) fn rename<E>(
+        &self,
+        core: &Core,
+        from: BlockId,
+        to: BlockId,
+        check: impl FnOnce() -> Result<(), E>,
+    ) -> Result<usize, E> {
+        let _lock = self.names.as_ref().map(Names::lock);
+        check()?;
+        let hashes: Vec<(BlockId, BlockHash)> =
+            self.hashes_of(core, from).into_iter().map(|hash| (to, hash)).collect();
+        self.uncache_one(core, from);
+        self.name_all(core, &hashes);
+        Ok(hashes.len())
+    }
+
+    /// Returns the hashes that a block is known by.
+    pub(crate) fn hashes_of(&self, core: &Core, id: BlockId) -> Vec<BlockHash> {
+        loop {
+            let word = core.word(id);
+            if !word.is_cached() || !self.row(id).is_of(self.era()) {
+                return Vec::new();
+            }
+            let first = self.row(id).hash();
+            let hashes = self.names.as_ref().map_or_else(|| vec![first], |names| names.all(id, first));
+            // The row and the names count only if the word did not change meanwhile.
+            if core.word(id) == word {
+                return hashes;
+            }
+        }
+    }
+
+    /// Returns a block that has further hashes and is not cached, if there is one: an error. For an
+    /// audit, while no thread uses the pool.
+    pub(crate) fn stray(&self, core: &Core) -> Option<BlockId> {
+        let names = self.names.as_ref()?;
+        (0..core.rows() as u32)
+            .map(BlockId)
+            .find(|&id| !core.word(id).is_cached() && names.parts(id) != (true, Vec::new()))
+    }
+}

@@ -1,0 +1,320 @@
+//! Random operations against a naive pool: hash maps, and a free queue as engines have them.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+
+use kvpool::compact::Goal;
+use kvpool::{AllocRequest, FramePool, Order};
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::{key, references};
+
+const FRAMES: usize = 40;
+const CONTENTS: u64 = 30;
+
+#[derive(Clone, Debug)]
+enum Operation {
+    Allocate(usize),
+    AllocateRuns(usize),
+    Claim(Vec<u32>),
+    Free(Vec<u32>),
+    FreeHeld { take: usize, skip: usize },
+    Share(Vec<u32>),
+    Register(Vec<(u32, u64)>),
+    RegisterHeld { skip: usize, contents: Vec<u64> },
+    Hit(Vec<u64>),
+    Uncache(Vec<u32>),
+    Unregister(u64),
+    MoveKeys(u32, u32),
+    Clear,
+    Moves { order: u8, commits: bool, hit: u64 },
+}
+
+fn operation() -> impl Strategy<Value = Operation> {
+    use Operation::*;
+    let frame = || 1..=FRAMES as u32;
+    let content = || 0..CONTENTS;
+    prop_oneof![
+        6 => (1..12_usize).prop_map(Allocate),
+        2 => (1..12_usize).prop_map(AllocateRuns),
+        1 => vec(frame(), 0..4).prop_map(Claim),
+        1 => vec(frame(), 1..4).prop_map(Free),
+        6 => (1..20_usize, 0..30_usize).prop_map(|(take, skip)| FreeHeld { take, skip }),
+        2 => vec(frame(), 1..4).prop_map(Share),
+        1 => vec((frame(), content()), 1..4).prop_map(Register),
+        6 => (0..30_usize, vec(content(), 1..10)).prop_map(|(skip, contents)| RegisterHeld { skip, contents }),
+        4 => vec(content(), 1..4).prop_map(Hit),
+        1 => vec(frame(), 1..4).prop_map(Uncache),
+        2 => content().prop_map(Unregister),
+        1 => (frame(), frame()).prop_map(|(from, to)| MoveKeys(from, to)),
+        1 => Just(Clear),
+        2 => (1..4_u8, any::<bool>(), content()).prop_map(|(order, commits, hit)| Moves { order, commits, hit }),
+    ]
+}
+
+/// The naive pool.
+#[derive(Default)]
+struct Model {
+    references: HashMap<u32, usize>,
+    /// Contents by which a cached frame is known.
+    keys: HashMap<u32, BTreeSet<u64>>,
+    /// Cached frames without references, in eviction order.
+    queue: VecDeque<u32>,
+}
+
+impl Model {
+    fn references(&self, frame: u32) -> usize {
+        self.references.get(&frame).copied().unwrap_or_default()
+    }
+
+    fn is_free(&self, frame: u32) -> bool {
+        self.references(frame) == 0 && !self.keys.contains_key(&frame)
+    }
+
+    fn free(&self) -> usize {
+        (1..=FRAMES as u32).filter(|&frame| self.is_free(frame)).count()
+    }
+
+    fn knows(&self, content: u64) -> Vec<u32> {
+        self.keys.iter().filter(|(_, keys)| keys.contains(&content)).map(|(&frame, _)| frame).collect()
+    }
+
+    fn take(&mut self, frame: u32) {
+        self.queue.retain(|&other| other != frame);
+        *self.references.entry(frame).or_default() += 1;
+    }
+
+    fn release(&mut self, frame: u32) {
+        let references = self.references.get_mut(&frame).unwrap();
+        *references -= 1;
+        if *references == 0 {
+            self.references.remove(&frame);
+            if self.keys.contains_key(&frame) {
+                self.queue.push_back(frame);
+            }
+        }
+    }
+
+    fn forget(&mut self, frame: u32) -> bool {
+        self.queue.retain(|&other| other != frame);
+        self.keys.remove(&frame).is_some()
+    }
+
+    /// Takes allocated frames: the free ones were free, the others were next in the queue.
+    fn allocated(&mut self, frames: &[u32]) {
+        let free = self.free();
+        let evicted = frames.len().saturating_sub(free);
+        for _ in 0..evicted {
+            let next = self.queue.pop_front().expect("available");
+            assert!(frames.contains(&next), "frame {next} is evicted next, not one of {frames:?}");
+            self.forget(next);
+        }
+        for &frame in frames {
+            assert!(self.is_free(frame), "frame {frame} was not free");
+            self.take(frame);
+        }
+    }
+
+    /// Returns whether each frame of the list has as many references as it is listed.
+    fn can_free(&self, frames: &[u32]) -> bool {
+        let listed = |frame: u32| frames.iter().filter(|&&other| other == frame).count();
+        frames.iter().all(|&frame| listed(frame) <= self.references(frame))
+    }
+}
+
+struct World {
+    pool: FramePool,
+    model: Model,
+}
+
+impl World {
+    fn held(&self) -> Vec<u32> {
+        let mut held: Vec<u32> = self.model.references.keys().copied().collect();
+        held.sort_unstable();
+        held
+    }
+
+    fn free(&mut self, frames: &[u32]) {
+        let freed = self.pool.free(frames);
+        assert_eq!(freed.is_ok(), self.model.can_free(frames), "{frames:?}: {freed:?}");
+        if freed.is_ok() {
+            frames.iter().for_each(|&frame| self.model.release(frame));
+        }
+    }
+
+    fn register(&mut self, named: &[(u32, u64)]) {
+        let keys: Vec<_> = named.iter().map(|&(frame, content)| (frame, key(&self.pool, content))).collect();
+        let registered = self.pool.register(&keys);
+        let can = named.iter().all(|&(frame, _)| self.model.references(frame) > 0);
+        assert_eq!(registered.is_ok(), can, "{named:?}: {registered:?}");
+        if can {
+            for &(frame, content) in named {
+                self.model.keys.entry(frame).or_default().insert(content);
+            }
+        }
+    }
+
+    fn hit(&mut self, contents: &[u64]) {
+        let keys: Vec<_> = contents.iter().map(|&content| key(&self.pool, content)).collect();
+        let mut hits = Vec::new();
+        self.pool.hit(&keys, &mut hits).unwrap();
+        let known = contents.iter().take_while(|&&content| !self.model.knows(content).is_empty()).count();
+        assert_eq!(hits.len(), known, "of {contents:?}");
+        for (&frame, &content) in hits.iter().zip(contents) {
+            assert!(self.model.knows(content).contains(&frame), "frame {frame} for {content}");
+            self.model.take(frame);
+        }
+    }
+
+    fn moves(&mut self, order: u8, commits: bool, hit: u64) {
+        let moves = self.pool.propose_moves(Goal::Fragmentation { order: Order(order) }, FRAMES);
+        let pairs: Vec<_> = moves.pairs().collect();
+        for &(from, to) in &pairs {
+            assert!(self.model.references(from) == 0 && self.model.keys.contains_key(&from));
+            assert!(self.model.is_free(to));
+        }
+        self.hit(&[hit]);
+        if !commits {
+            return moves.cancel();
+        }
+        let outcome = moves.commit();
+        assert_eq!(outcome.moved.len() + outcome.stayed.len(), pairs.len());
+        for (from, to) in outcome.moved {
+            assert_eq!(self.model.references(from), 0, "only frames without references move");
+            let keys = self.model.keys.remove(&from).unwrap();
+            self.model.keys.insert(to, keys);
+            let queued = self.model.queue.iter_mut();
+            queued.filter(|frame| **frame == from).for_each(|frame| *frame = to);
+        }
+    }
+
+    fn run(&mut self, operation: &Operation) {
+        use Operation::*;
+        match operation {
+            Allocate(count) | AllocateRuns(count) => {
+                let (mut frames, mut runs) = (Vec::new(), Vec::new());
+                let request = AllocRequest::new(*count);
+                let allocated = if matches!(operation, Allocate(_)) {
+                    self.pool.allocate(request, &mut frames)
+                } else {
+                    let allocated = self.pool.allocate_runs(request, &mut runs);
+                    frames.extend(runs.iter().flat_map(|run| run.start.0..run.end()));
+                    allocated
+                };
+                let available = self.model.free() + self.model.queue.len();
+                assert_eq!(allocated.is_ok(), available >= *count, "{allocated:?}");
+                assert_eq!(frames.len(), if allocated.is_ok() { *count } else { 0 });
+                self.model.allocated(&frames);
+            }
+            Claim(frames) => {
+                let claimed = self.pool.claim(frames);
+                let distinct: BTreeSet<u32> = frames.iter().copied().collect();
+                let can =
+                    distinct.len() == frames.len() && frames.iter().all(|&f| self.model.references(f) == 0);
+                assert_eq!(claimed.is_ok(), can, "{frames:?}: {claimed:?}");
+                if can {
+                    for &frame in frames {
+                        self.model.forget(frame);
+                        self.model.take(frame);
+                    }
+                }
+            }
+            Free(frames) => self.free(frames),
+            FreeHeld { take, skip } => {
+                let held: Vec<u32> = self.held().into_iter().skip(*skip).take(*take).rev().collect();
+                self.free(&held);
+            }
+            Share(frames) => {
+                let shared = self.pool.share(frames);
+                let can = frames.iter().all(|&frame| !self.model.is_free(frame));
+                assert_eq!(shared.is_ok(), can, "{frames:?}: {shared:?}");
+                if can {
+                    frames.iter().for_each(|&frame| self.model.take(frame));
+                }
+            }
+            Register(named) => self.register(named),
+            RegisterHeld { skip, contents } => {
+                let held = self.held().into_iter().skip(*skip);
+                self.register(&held.zip(contents.iter().copied()).collect::<Vec<_>>());
+            }
+            Hit(contents) => self.hit(contents),
+            Uncache(frames) => {
+                let uncached = self.pool.uncache(frames).unwrap();
+                assert_eq!(uncached, frames.iter().filter(|&&frame| self.model.forget(frame)).count());
+            }
+            Unregister(content) => {
+                let known = self.model.knows(*content);
+                assert_eq!(self.pool.unregister(key(&self.pool, *content)).unwrap(), known.len());
+                for frame in known {
+                    let keys = self.model.keys.get_mut(&frame).unwrap();
+                    keys.remove(content);
+                    if keys.is_empty() {
+                        self.model.forget(frame);
+                    }
+                }
+            }
+            MoveKeys(from, to) => {
+                let moved = self.pool.move_keys(*from, *to);
+                let is_owned = |frame| self.model.references(frame) > 0;
+                let can = is_owned(*from) && is_owned(*to) && from != to && !self.model.keys.contains_key(to);
+                assert_eq!(moved.is_ok(), can, "{moved:?}");
+                if let Ok(moved) = moved
+                    && moved > 0
+                {
+                    let keys = self.model.keys.remove(from).unwrap();
+                    assert_eq!(moved, keys.len());
+                    self.model.keys.insert(*to, keys);
+                }
+            }
+            Clear => {
+                let cleared = self.pool.clear_idle();
+                assert_eq!(cleared.is_ok(), self.model.references.is_empty(), "{cleared:?}");
+                if cleared.is_ok() {
+                    self.model = Model::default();
+                }
+            }
+            Moves { order, commits, hit } => self.moves(*order, *commits, *hit),
+        }
+    }
+
+    fn compare(&self) {
+        let frames: Vec<u32> = (1..=FRAMES as u32).collect();
+        let expected: Vec<u32> = frames.iter().map(|&frame| self.model.references(frame) as u32).collect();
+        assert_eq!(references(&self.pool, &frames), expected);
+        for &frame in &frames {
+            let mut hashes = self.pool.hashes(frame).unwrap();
+            let keys = self.model.keys.get(&frame).into_iter().flatten();
+            let mut expected: Vec<_> = keys.map(|&content| key(&self.pool, content).hash()).collect();
+            hashes.sort_unstable();
+            expected.sort_unstable();
+            assert_eq!(hashes, expected, "of frame {frame}");
+        }
+        for content in 0..CONTENTS {
+            let (known, found) =
+                (self.model.knows(content), self.pool.cached(key(&self.pool, content)).unwrap());
+            assert_eq!(found.is_some(), !known.is_empty(), "{content}: {found:?} of {known:?}");
+            assert!(found.is_none_or(|found| known.contains(&found)), "{content}: {found:?} of {known:?}");
+        }
+        let (counts, report) = (self.pool.counts(), self.pool.audit().unwrap());
+        assert_eq!((counts.free(), counts.held), (self.model.free(), 0));
+        assert_eq!(report.owned, self.model.references.len());
+        assert_eq!(report.evictable, self.model.queue.len());
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 150 }, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_frame_pool_is_the_naive_pool(operations in vec(operation(), 1..120)) {
+        let mut world = World { pool: super::pool(FRAMES), model: Model::default() };
+        for operation in &operations {
+            world.run(operation);
+            // An index without room for a key finds less than the model.
+            if world.pool.cache_stats().forgotten_blocks > 0 {
+                return Ok(());
+            }
+            world.compare();
+        }
+    }
+}
