@@ -1,0 +1,55 @@
+//! Admission to the pool: a sequence that has room for its whole prompt.
+//!
+//! An admission takes the room of all tokens, and of some decode steps, in one allocation: it is
+//! granted as a whole, or nothing is taken. No append of a granted prompt can fail afterwards.
+
+use kvpool::{Pool, Priority, Sequence};
+
+use crate::cache::{Admission, Candidate, Room};
+use crate::error::EngineError;
+use crate::paged::{PagedSequence, announce, room};
+
+/// Tokens for which an admission takes room beyond the known ones, so that a sequence is not
+/// preempted by its first decode steps.
+const HEADROOM: usize = 8;
+
+/// Admits a sequence: opens it with its cached prefix, and takes room for the rest.
+///
+/// `parked` is the sequence itself if it has been preempted and moved back.
+///
+/// # Errors
+///
+/// Errors other than a lack of blocks.
+pub fn admit(
+    pool: &Pool,
+    candidate: Candidate<'_>,
+    parked: Option<Sequence>,
+) -> Result<Admission<PagedSequence, Sequence>, EngineError> {
+    let Candidate { id, is_urgent, tokens, tokens_max } = candidate;
+    let mut sequence = match parked {
+        Some(parked) => parked,
+        None => {
+            let priority = if is_urgent { Priority::Urgent } else { Priority::Normal };
+            match pool.sequence(id).priority(priority).tokens(tokens) {
+                Ok(sequence) => sequence,
+                // The pool is smaller than the prompt while it shrinks.
+                Err(kvpool::SequenceError::Alloc(kvpool::AllocError::TooLarge { .. })) => {
+                    return Ok(Admission::Lacking(None));
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    };
+    announce(pool, &mut sequence, tokens)?;
+    let reserved = (tokens.len() + HEADROOM).min(tokens_max).max(sequence.len());
+    if sequence.len() < reserved {
+        let mut batch = pool.begin_batch();
+        let more = reserved - sequence.len();
+        if room(batch.draft(&mut sequence, more))? == Room::Lacking {
+            batch.finish();
+            // A sequence that was moved back is computed again, from the prefix cache at best.
+            return Ok(Admission::Lacking(None));
+        }
+    }
+    Ok(Admission::Granted(PagedSequence { sequence, reserved }))
+}
