@@ -9,13 +9,10 @@ use crate::cache::{Admission, Candidate, Room};
 use crate::error::EngineError;
 use crate::paged::{PagedSequence, announce, room};
 
-/// Tokens for which an admission takes room beyond the known ones, so that a sequence is not
-/// preempted by its first decode steps.
-const HEADROOM: usize = 8;
-
 /// Admits a sequence: opens it with its cached prefix, and takes room for the rest.
 ///
-/// `parked` is the sequence itself if it has been preempted and moved back.
+/// `parked` is the sequence itself if it has been preempted and moved back. Room is also taken for
+/// `headroom` tokens to decode, so that a sequence is not preempted by its first decode steps.
 ///
 /// # Errors
 ///
@@ -24,6 +21,7 @@ pub fn admit(
     pool: &Pool,
     candidate: Candidate<'_>,
     parked: Option<Sequence>,
+    headroom: usize,
 ) -> Result<Admission<PagedSequence, Sequence>, EngineError> {
     let Candidate { id, is_urgent, tokens, tokens_max } = candidate;
     let mut sequence = match parked {
@@ -41,7 +39,8 @@ pub fn admit(
         }
     };
     announce(pool, &mut sequence, tokens)?;
-    let reserved = (tokens.len() + HEADROOM).min(tokens_max).max(sequence.len());
+    // The last token is chosen, and never computed.
+    let reserved = (tokens.len() + headroom).min(tokens_max - 1).max(sequence.len());
     if sequence.len() < reserved {
         let mut batch = pool.begin_batch();
         let more = reserved - sequence.len();

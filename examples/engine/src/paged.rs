@@ -21,6 +21,7 @@ pub struct Paged {
     pool: Pool,
     swap: Option<Swap>,
     kv_row: usize,
+    headroom: usize,
     hit_tokens: AtomicU64,
     swapped: AtomicU64,
     recomputed: AtomicU64,
@@ -45,11 +46,12 @@ pub struct PagedStep {
 impl Paged {
     /// Creates a cache in a pool whose layout has `kv_row` elements of K per token and layer.
     ///
-    /// Preempted sequences are computed again if there is no host pool to swap them to.
-    pub fn new(pool: Pool, kv_row: usize, swap: Option<Swap>) -> Self {
+    /// An admission takes room for `headroom` tokens to decode. Preempted sequences are computed
+    /// again if there is no host pool to swap them to.
+    pub fn new(pool: Pool, kv_row: usize, headroom: usize, swap: Option<Swap>) -> Self {
         let zero = || AtomicU64::new(0);
         let (hit_tokens, swapped, recomputed, swaps_refused) = (zero(), zero(), zero(), zero());
-        Self { pool, swap, kv_row, hit_tokens, swapped, recomputed, swaps_refused }
+        Self { pool, swap, kv_row, headroom, hit_tokens, swapped, recomputed, swaps_refused }
     }
 
     /// Returns the pool.
@@ -90,7 +92,7 @@ impl KvCache for Paged {
             (_, parked) => parked,
         };
         let was_parked = parked.is_some();
-        let admitted = admission::admit(&self.pool, candidate, parked)?;
+        let admitted = admission::admit(&self.pool, candidate, parked, self.headroom)?;
         if let (Admission::Granted(granted), false) = (&admitted, was_parked) {
             self.hit_tokens.fetch_add(granted.sequence.committed() as u64, Relaxed);
         }

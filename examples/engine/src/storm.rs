@@ -20,6 +20,9 @@ use crate::request::{Event, Request, Sampling};
 use crate::scheduler::Counts;
 use crate::worker::Limits;
 
+/// Tokens to decode for which an admission takes room.
+const HEADROOM: usize = 8;
+
 /// Parameters of a storm.
 #[derive(Clone, Copy, Debug)]
 pub struct Storm {
@@ -166,7 +169,7 @@ impl Storm {
         let host = Pool::builder(pool.layout().clone()).blocks(pool.total_blocks());
         let host = host.prefix_cache(self.prefix_config()).build()?;
         let swap = Swap { host: host.clone(), tokens_min: self.tokens_max / 4 };
-        let cache = Paged::new(pool.clone(), config.kv_row(), Some(swap));
+        let cache = Paged::new(pool.clone(), config.kv_row(), HEADROOM, Some(swap));
         let (stop, stopped) = watch::channel(false);
         let chaos = self.has_chaos.then(|| tokio::spawn(chaos(pool.clone(), self.chaos(), stopped)));
         let engine = Engine::start(cache, model, self.workers, limits(2 * self.slots), self.tokens_max);
