@@ -177,10 +177,10 @@ impl ModelConfig {
         if let Some(&(field, value)) = sizes.iter().find(|(_, size)| *size == 0 || *size > 1 << 24) {
             return Err(unsupported(field, value, "it must be from 1 to 16,777,216"));
         }
-        if self.heads % self.kv_heads != 0 {
+        if !self.heads.is_multiple_of(self.kv_heads) {
             return Err(unsupported("num_key_value_heads", self.kv_heads, "it must divide the query heads"));
         }
-        if self.head_dim % 2 != 0 {
+        if !self.head_dim.is_multiple_of(2) {
             return Err(unsupported("head_dim", self.head_dim, "rotary embeddings need an even number"));
         }
         Ok(())

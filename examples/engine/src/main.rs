@@ -48,24 +48,22 @@ struct Args {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    let report = match run(&args) {
-        Ok(report) => report,
-        Err(error) => {
+    let fail = |code: u8| {
+        move |error: Box<dyn std::error::Error>| {
             eprintln!("error: {error}");
-            return ExitCode::from(2);
+            ExitCode::from(code)
         }
     };
-    match serde_json::to_value(&report) {
-        Ok(serde_json::Value::Object(fields)) if !args.json => {
-            fields.iter().for_each(|(name, value)| println!("{name:>28}  {value}"));
-        }
-        Ok(json) => println!("{json}"),
-        Err(error) => eprintln!("error: {error}"),
+    // 2 for bad input, 1 for a storm that went wrong.
+    let served = load(&args).map_err(fail(2)).and_then(|model| serve(&args, model).map_err(fail(1)));
+    match served {
+        Ok(report) if report.is_right() => ExitCode::SUCCESS,
+        Ok(_) => ExitCode::FAILURE,
+        Err(code) => code,
     }
-    if report.is_right() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn run(args: &Args) -> Result<Report, Box<dyn std::error::Error>> {
+fn load(args: &Args) -> Result<Model, Box<dyn std::error::Error>> {
     let (config, weights) = match &args.weights {
         None => (ModelConfig::small(), Weights::random(&ModelConfig::small(), args.seed)),
         Some(path) => {
@@ -75,6 +73,10 @@ fn run(args: &Args) -> Result<Report, Box<dyn std::error::Error>> {
             (config, weights)
         }
     };
+    Ok(Model::new(config, weights, args.tokens_max as usize))
+}
+
+fn serve(args: &Args, model: Model) -> Result<Report, Box<dyn std::error::Error>> {
     let cores = std::thread::available_parallelism().map_or(2, usize::from).max(2);
     let storm = Storm {
         seed: args.seed,
@@ -85,7 +87,13 @@ fn run(args: &Args) -> Result<Report, Box<dyn std::error::Error>> {
         block_tokens: args.block_tokens as usize,
         has_chaos: !args.calm,
     };
-    let model = Model::new(config, weights, storm.tokens_max);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_time().build()?;
-    runtime.block_on(storm.run(model))
+    let report = runtime.block_on(storm.run(model))?;
+    match serde_json::to_value(&report)? {
+        serde_json::Value::Object(fields) if !args.json => {
+            fields.iter().for_each(|(name, value)| println!("{name:>28}  {value}"));
+        }
+        json => println!("{json}"),
+    }
+    Ok(report)
 }

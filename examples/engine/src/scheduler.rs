@@ -23,18 +23,18 @@
 //! deadlock, and no livelock in which jobs preempt each other in turns.
 //!
 //! Blocks also become available by events that workers do not see, such as the end of a move. A wait
-//! therefore lasts no longer than [`LOOK_AGAIN`]. In the model waits last until a change, so that it
-//! finds lost wake-ups (`tests/scheduler_model.rs`).
+//! therefore lasts a few milliseconds at most. In the model of `tests/scheduler_model.rs` it lasts
+//! until a change, so that the model finds lost wake-ups.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use kvpool::testing::sync::{Condvar, Mutex, MutexGuard};
 
 use crate::request::{Job, Rank};
 
 /// Longest time for which a worker waits without looking at the pool.
-const LOOK_AGAIN: Duration = Duration::from_millis(5);
+#[cfg(not(kvpool_loom))]
+const LOOK_AGAIN: std::time::Duration = std::time::Duration::from_millis(5);
 
 /// A job that no worker has, and what a preemption has parked of its sequence.
 pub struct Waiting<P> {

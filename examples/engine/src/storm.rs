@@ -98,7 +98,8 @@ pub struct Report {
 impl Report {
     /// Returns whether every token is right, every request was served, and no block is lost.
     pub fn is_right(&self) -> bool {
-        self.tokens_wrong == 0 && self.completed + self.cancelled == self.requests && self.audit == "ok"
+        let is_served = self.completed > 0 && self.completed + self.cancelled == self.requests;
+        is_served && self.tokens_wrong == 0 && self.audit == "ok"
     }
 }
 
@@ -222,7 +223,7 @@ impl Storm {
     }
 
     fn pool(&self, config: &crate::config::ModelConfig) -> Result<Pool, Box<dyn std::error::Error>> {
-        let blocks = self.slots * self.tokens_max / self.block_tokens;
+        let blocks = self.blocks();
         let builder = Pool::builder(config.layout(self.block_tokens)?).blocks(blocks).blocks_max(blocks);
         Ok(builder.segment_blocks(64).prefix_cache(self.prefix_config()).build()?)
     }
@@ -253,10 +254,19 @@ impl Storm {
         Ok((cache, Served { received, took, counts, cache: cache_counts }))
     }
 
+    /// Returns the number of blocks of the longest sequence.
+    fn blocks_min(&self) -> usize {
+        self.tokens_max.div_ceil(self.block_tokens)
+    }
+
+    /// Returns the number of blocks in the memory of the contiguous caches.
+    fn blocks(&self) -> usize {
+        (self.slots * self.tokens_max / self.block_tokens).max(self.blocks_min())
+    }
+
     fn chaos(&self) -> Chaos {
-        let blocks = self.slots * self.tokens_max / self.block_tokens;
-        // The longest sequence fits into the smallest size.
-        let blocks_min = (blocks / 2).max(self.tokens_max.div_ceil(self.block_tokens) + 2).min(blocks);
+        let blocks = self.blocks();
+        let blocks_min = (blocks / 2).max(self.blocks_min());
         Chaos { seed: self.seed, blocks, blocks_min }
     }
 }

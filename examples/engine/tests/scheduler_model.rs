@@ -77,6 +77,7 @@ fn serve(blocks: usize, jobs: &[(usize, usize)]) {
     let other = thread::spawn(move || second.run().unwrap());
     first.run().unwrap();
     other.join().unwrap();
+    drop(scheduler);
     for (mut stream, &(_, tokens)) in streams.into_iter().zip(jobs) {
         for _ in 0..tokens {
             assert!(matches!(stream.try_recv(), Ok(Event::Token { token: 0, .. })));

@@ -1,13 +1,15 @@
 //! The storm with a tiny model: the paged engine against the contiguous one, and the contiguous one
 //! against a decoder of one sequence.
 
-use kvpool::SequenceId;
+use kvpool::testing::wait_for_threads;
+use kvpool::{Pool, SequenceError, SequenceId};
 use kvpool_engine::cache::{Admission, Candidate, KvCache};
 use kvpool_engine::config::ModelConfig;
 use kvpool_engine::contiguous::Contiguous;
 use kvpool_engine::engine::Engine;
-use kvpool_engine::error::SubmitError;
+use kvpool_engine::error::{EngineError, SubmitError};
 use kvpool_engine::model::{Model, Network, Segment};
+use kvpool_engine::paged::Paged;
 use kvpool_engine::request::{Event, Job, Rank, Request, Sampling};
 use kvpool_engine::storm::Storm;
 use kvpool_engine::weights::Weights;
@@ -120,4 +122,62 @@ fn bad_requests_are_refused() {
     let mut stream = engine.submit(good).unwrap();
     engine.shut_down().unwrap();
     assert_eq!(std::iter::from_fn(|| stream.try_recv().ok()).count(), 4);
+}
+
+/// A network that fails, or panics, in its third step.
+struct Failing {
+    model: Model,
+    steps: std::sync::atomic::AtomicUsize,
+    panics: bool,
+}
+
+impl Network for Failing {
+    fn vocab(&self) -> usize {
+        self.model.vocab()
+    }
+
+    fn end(&self) -> Option<u32> {
+        None
+    }
+
+    fn forward<C: KvCache>(
+        &self,
+        cache: &C,
+        step: &mut C::Step,
+        segments: &mut [Segment<'_, C::Sequence>],
+    ) -> Result<Vec<f32>, EngineError> {
+        if self.steps.fetch_add(1, std::sync::atomic::Ordering::Relaxed) < 2 {
+            return self.model.forward(cache, step, segments);
+        }
+        assert!(!self.panics, "the network panics");
+        Err(EngineError::Sequence(SequenceError::NoStorage))
+    }
+}
+
+#[test]
+fn a_worker_that_fails_ends_all_streams_and_frees_all_blocks() {
+    for panics in [false, true] {
+        let layout = ModelConfig::tiny().layout(4).unwrap();
+        let pool = Pool::builder(layout).blocks(100).build().unwrap();
+        let network = Arc::new(Failing { model: model(96), steps: 0.into(), panics });
+        let cache = Paged::new(pool.clone(), ModelConfig::tiny().kv_row(), 8, None);
+        let engine = Engine::start(cache, network, 2, Limits { jobs: 2, step_tokens: 16 }, 96);
+        let plan = Storm { requests: 10, ..storm(2) }.plan(64);
+        let streams: Vec<_> =
+            plan.iter().filter_map(|planned| engine.submit(planned.request.clone()).ok()).collect();
+        let error = engine.shut_down().map(|_| ()).unwrap_err();
+        let is_expected = match error {
+            EngineError::Panicked => panics,
+            EngineError::Sequence(SequenceError::NoStorage) => !panics,
+            _ => false,
+        };
+        assert!(is_expected, "{error}");
+        for mut stream in streams {
+            while stream.try_recv().is_ok() {}
+            assert!(stream.is_closed());
+        }
+        wait_for_threads(&pool, 0);
+        pool.audit().unwrap();
+        assert_eq!((pool.available_blocks(), pool.sequence_count()), (100, 0));
+    }
 }
