@@ -15,7 +15,9 @@
 //! A worker reads `changes` ([`look`](Scheduler::look)) before it tries anything. If nothing
 //! succeeds, it [waits](Scheduler::wait) until `changes` is another. Every worker counts a change
 //! after it has freed blocks: at the end of a step, of a job, of a preemption. A worker can
-//! therefore not sleep beside blocks that were freed after it had tried.
+//! therefore not sleep beside blocks that were freed after it had tried. Its own changes do not wake
+//! it, and an attempt in vain counts a change only if others have: workers that cannot proceed do not
+//! wake each other for good.
 //!
 //! Jobs are admitted in the order of their ranks, by one worker at a time. While a job is *starved*,
 //! workers preempt the jobs behind it, one at a time, and admit none of them. The first of all jobs
@@ -128,6 +130,12 @@ impl<P> Scheduler<P> {
         result
     }
 
+    /// Changes the state for the worker whose look this is, which does not wake itself.
+    fn change_by(&self, look: &mut Look, change: impl FnOnce(&mut State<P>)) {
+        self.change(change);
+        look.changes += 1;
+    }
+
     /// Adds a new job. Returns false if the scheduler is closed.
     pub fn submit(&self, job: Job) -> bool {
         self.change(|state| {
@@ -181,24 +189,39 @@ impl<P> Scheduler<P> {
     }
 
     /// Ends an admission that was granted.
-    pub fn admitted(&self) {
-        self.change(|state| {
+    pub fn admitted(&self, look: &mut Look) {
+        self.change_by(look, |state| {
             state.admitting = false;
             state.counts.admitted += 1;
         });
     }
 
-    /// Ends an admission that found no room. No change: the job would find none now either.
-    pub fn refused(&self, waiting: Waiting<P>) {
+    /// Ends an admission that found no room.
+    pub fn refused(&self, look: &Look, waiting: Waiting<P>) {
         let mut state = self.lock();
         state.admitting = false;
         state.active -= 1;
         state.waiting.insert(waiting.job.rank, waiting);
+        self.tried_in_vain(&mut state, look);
+    }
+
+    /// Ends a step in which no job had room.
+    pub fn stalled(&self, look: &Look) {
+        self.tried_in_vain(&mut self.lock(), look);
+    }
+
+    /// Counts a change if another worker has counted one since the look: what it freed may have been
+    /// retired until the end of this worker's batch, and a third one may have tried in between.
+    fn tried_in_vain(&self, state: &mut State<P>, look: &Look) {
+        if state.changes != look.changes {
+            state.changes += 1;
+            self.changed.notify_all();
+        }
     }
 
     /// Ends an admission of a job whose stream is closed.
-    pub fn left(&self) {
-        self.change(|state| {
+    pub fn left(&self, look: &mut Look) {
+        self.change_by(look, |state| {
             state.admitting = false;
             state.active -= 1;
             state.counts.cancelled += 1;
@@ -206,8 +229,8 @@ impl<P> Scheduler<P> {
     }
 
     /// Counts a job that a worker has forked off, and returns to the waiting ones if it has no room.
-    pub fn forked(&self, homeless: Option<Job>) {
-        self.change(|state| {
+    pub fn forked(&self, look: &mut Look, homeless: Option<Job>) {
+        self.change_by(look, |state| {
             state.counts.forks += 1;
             match homeless {
                 None => state.active += 1,
@@ -221,8 +244,8 @@ impl<P> Scheduler<P> {
     }
 
     /// Returns a preempted job, whose blocks are free, to the waiting ones.
-    pub fn preempted(&self, waiting: Waiting<P>) {
-        self.change(|state| {
+    pub fn preempted(&self, look: &mut Look, waiting: Waiting<P>) {
+        self.change_by(look, |state| {
             state.active -= 1;
             state.counts.preempted += 1;
             if !state.has_failed {
@@ -232,26 +255,27 @@ impl<P> Scheduler<P> {
     }
 
     /// Removes a job whose blocks are free.
-    pub fn ended(&self, was_cancelled: bool) {
-        self.change(|state| {
+    pub fn ended(&self, look: &mut Look, was_cancelled: bool) {
+        self.change_by(look, |state| {
             state.active -= 1;
             state.counts.cancelled += u64::from(was_cancelled);
         });
     }
 
     /// Notes that a job lacks blocks, and that its worker has nothing to preempt for it.
-    pub fn starve(&self, rank: Rank) {
+    pub fn starve(&self, look: &mut Look, rank: Rank) {
         let mut state = self.lock();
         if state.starved.is_none_or(|starved| rank < starved) {
             state.starved = Some(rank);
             state.changes += 1;
+            look.changes += 1;
             self.changed.notify_all();
         }
     }
 
     /// Notes that a starved job has its blocks, or has ended.
-    pub fn fed(&self, rank: Rank) {
-        self.change(|state| {
+    pub fn fed(&self, look: &mut Look, rank: Rank) {
+        self.change_by(look, |state| {
             if state.starved == Some(rank) {
                 state.starved = None;
             }
@@ -259,12 +283,12 @@ impl<P> Scheduler<P> {
     }
 
     /// Notes that blocks may have become available, and counts.
-    pub fn stepped(&self, count: impl FnOnce(&mut Counts)) {
-        self.change(|state| count(&mut state.counts));
+    pub fn stepped(&self, look: &mut Look, count: impl FnOnce(&mut Counts)) {
+        self.change_by(look, |state| count(&mut state.counts));
     }
 
     /// Waits for a change since the look. Returns false if the worker shall end.
-    pub fn wait(&self, look: Look, has_jobs: bool) -> bool {
+    pub fn wait(&self, look: &Look, has_jobs: bool) -> bool {
         let state = self.lock();
         if state.has_failed || (!has_jobs && state.is_closed && state.active == 0 && state.waiting.is_empty())
         {

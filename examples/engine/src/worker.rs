@@ -54,6 +54,8 @@ pub struct Worker<C: KvCache, N> {
     network: Arc<N>,
     scheduler: Arc<Scheduler<C::Parked>>,
     limits: Limits,
+    /// What it knew at the begin of its turn.
+    look: Look,
     /// In the order of their ranks.
     running: Vec<Running<C::Sequence>>,
     /// Its starved job.
@@ -65,7 +67,8 @@ pub struct Worker<C: KvCache, N> {
 impl<C: KvCache, N: Network> Worker<C, N> {
     /// Creates a worker.
     pub fn new(cache: Arc<C>, network: Arc<N>, scheduler: Arc<Scheduler<C::Parked>>, limits: Limits) -> Self {
-        Self { cache, network, scheduler, limits, running: Vec::new(), starved: None, is_pressed: false }
+        let (look, running) = (scheduler.look(), Vec::new());
+        Self { cache, network, scheduler, limits, look, running, starved: None, is_pressed: false }
     }
 
     /// Works until the scheduler is closed and no job is left.
@@ -90,23 +93,23 @@ impl<C: KvCache, N: Network> Worker<C, N> {
 
     /// Takes one turn. Returns false if the worker shall end.
     fn turn(&mut self) -> Result<bool, EngineError> {
-        let look = self.scheduler.look();
-        if look.has_failed {
+        self.look = self.scheduler.look();
+        if self.look.has_failed {
             return Ok(false);
         }
         self.drop_cancelled();
-        self.give_way(look)?;
+        self.give_way()?;
         self.admit()?;
         if !self.running.is_empty() && self.step()? {
             return Ok(true);
         }
-        Ok(self.scheduler.wait(look, !self.running.is_empty()))
+        Ok(self.scheduler.wait(&self.look, !self.running.is_empty()))
     }
 
     fn drop_cancelled(&mut self) {
         for running in self.running.extract_if(.., |running| running.job.events.is_closed()) {
             drop(running.cache);
-            self.scheduler.ended(true);
+            self.scheduler.ended(&mut self.look, true);
         }
         self.note_fed();
     }
@@ -116,14 +119,14 @@ impl<C: KvCache, N: Network> Worker<C, N> {
         if let Some(rank) =
             self.starved.take_if(|rank| self.running.iter().all(|running| running.job.rank != *rank))
         {
-            self.scheduler.fed(rank);
+            self.scheduler.fed(&mut self.look, rank);
         }
     }
 
     /// Preempts the last job if it is behind a starved one.
-    fn give_way(&mut self, look: Look) -> Result<(), EngineError> {
+    fn give_way(&mut self) -> Result<(), EngineError> {
         let last = self.running.last().map(|last| last.job.rank);
-        if last > look.starved && look.starved.is_some() {
+        if self.look.starved.is_some() && last > self.look.starved {
             self.preempt_last()?;
         }
         Ok(())
@@ -132,7 +135,7 @@ impl<C: KvCache, N: Network> Worker<C, N> {
     fn preempt_last(&mut self) -> Result<(), EngineError> {
         if let Some(Running { job, cache, .. }) = self.running.pop() {
             let parked = self.cache.preempt(cache)?;
-            self.scheduler.preempted(Waiting { job, parked });
+            self.scheduler.preempted(&mut self.look, Waiting { job, parked });
             self.note_fed();
         }
         Ok(())
@@ -144,7 +147,7 @@ impl<C: KvCache, N: Network> Worker<C, N> {
             let Some(Waiting { job, parked }) = self.scheduler.take() else { break };
             if job.events.is_closed() {
                 drop(parked);
-                self.scheduler.left();
+                self.scheduler.left(&mut self.look);
                 continue;
             }
             let Rank { can_wait, .. } = job.rank;
@@ -157,10 +160,10 @@ impl<C: KvCache, N: Network> Worker<C, N> {
             match self.cache.admit(candidate, parked)? {
                 Admission::Granted(cache) => {
                     self.insert(Running { job, cache, plan: None, is_new: true });
-                    self.scheduler.admitted();
+                    self.scheduler.admitted(&mut self.look);
                 }
                 Admission::Lacking(parked) => {
-                    self.scheduler.refused(Waiting { job, parked });
+                    self.scheduler.refused(&self.look, Waiting { job, parked });
                     break;
                 }
             }
@@ -183,25 +186,26 @@ impl<C: KvCache, N: Network> Worker<C, N> {
             let logits = self.network.forward(&*self.cache, &mut step, &mut segments)?;
             self.cache.finish(step);
             self.proceed(&logits)?;
+            self.scheduler.stepped(&mut self.look, |counts| {
+                counts.steps += 1;
+                counts.step_jobs += jobs as u64;
+            });
         } else {
             self.cache.finish(step);
+            self.scheduler.stalled(&self.look);
         }
-        self.scheduler.stepped(|counts| {
-            counts.steps += u64::from(jobs > 0);
-            counts.step_jobs += jobs as u64;
-        });
         self.is_pressed = lacking.is_some();
         match lacking {
             Some(rank) if jobs == 0 && self.running.len() == 1 => {
                 self.starved = Some(rank);
-                self.scheduler.starve(rank);
+                self.scheduler.starve(&mut self.look, rank);
                 Ok(false)
             }
             // The last job, which may be the one that lacks blocks.
             Some(_) => self.preempt_last().map(|()| true),
             None => {
                 if let Some(rank) = self.starved.take() {
-                    self.scheduler.fed(rank);
+                    self.scheduler.fed(&mut self.look, rank);
                 }
                 Ok(true)
             }
@@ -237,7 +241,7 @@ impl<C: KvCache, N: Network> Worker<C, N> {
             }
         }
         if failures > 0 {
-            self.scheduler.stepped(|counts| counts.first_append_failures += failures);
+            self.scheduler.stepped(&mut self.look, |counts| counts.first_append_failures += failures);
         }
         Ok(lacking)
     }
@@ -276,7 +280,7 @@ impl<C: KvCache, N: Network> Worker<C, N> {
                 forks.push((fork, shared));
             }
         }
-        self.scheduler.stepped(|counts| {
+        self.scheduler.stepped(&mut self.look, |counts| {
             counts.drafted += drafted;
             counts.accepted += accepted;
         });
@@ -284,15 +288,15 @@ impl<C: KvCache, N: Network> Worker<C, N> {
             match cache {
                 Some(cache) => {
                     self.insert(Running { job, cache, plan: None, is_new: false });
-                    self.scheduler.forked(None);
+                    self.scheduler.forked(&mut self.look, None);
                 }
-                None => self.scheduler.forked(Some(job)),
+                None => self.scheduler.forked(&mut self.look, Some(job)),
             }
         }
         for Running { job, cache, .. } in self.running.extract_if(.., |running| running.job.is_done(end)) {
             drop(cache);
             let _ = job.events.send(Event::Finished { answer: job.rank.answer });
-            self.scheduler.ended(false);
+            self.scheduler.ended(&mut self.look, false);
         }
         Ok(())
     }

@@ -91,7 +91,13 @@ fn serve(blocks: usize, jobs: &[(usize, usize)]) {
 
 #[test]
 fn two_requests_that_do_not_fit_together_are_served() {
-    testing::Check::new("two requests that do not fit together")
-        .preemptions(2)
-        .run(|| serve(2, &[(1, 2), (1, 2)]));
+    // Each needs both blocks in the end: one of them is preempted, and computed again.
+    let check = testing::Check::new("two requests that do not fit together").preemptions(1);
+    check.run(|| serve(2, &[(1, 2), (1, 2)]));
+}
+
+#[test]
+fn a_request_waits_for_the_blocks_of_another() {
+    let check = testing::Check::new("a request waits for the blocks of another").preemptions(1);
+    check.run(|| serve(1, &[(1, 1), (1, 1)]));
 }
