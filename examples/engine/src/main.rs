@@ -85,6 +85,7 @@ fn serve(args: &Args, model: Model) -> Result<Report, Box<dyn std::error::Error>
         slots: args.slots.into(),
         tokens_max: args.tokens_max as usize,
         block_tokens: args.block_tokens as usize,
+        step_tokens: 64,
         has_chaos: !args.calm,
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_time().build()?;

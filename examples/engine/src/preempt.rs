@@ -36,10 +36,12 @@ pub fn preempt(
     swap: Option<&Swap>,
 ) -> Result<(Preempted, bool), EngineError> {
     let computed = sequence.committed();
-    let Some(swap) = swap.filter(|swap| computed >= swap.tokens_min) else {
+    // A cut within the announced prompt would leave the tokens behind it unknown to the prefix cache.
+    let is_prefilled = sequence.announced() <= computed;
+    let Some(swap) = swap.filter(|swap| is_prefilled && computed >= swap.tokens_min) else {
         return Ok((Preempted::Recompute, false));
     };
-    sequence.truncate(computed)?; // What was not computed is not copied.
+    sequence.truncate(computed)?; // The room behind the computed tokens is not copied.
     let (began, mut was_refused) = (Instant::now(), false);
     loop {
         match block_on(pool.migrate(sequence, Target::Device(&swap.host))) {

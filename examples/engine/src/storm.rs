@@ -38,6 +38,8 @@ pub struct Storm {
     pub tokens_max: usize,
     /// Tokens per block of the pool.
     pub block_tokens: usize,
+    /// Maximum number of tokens computed per step of a worker, apart from drafts.
+    pub step_tokens: usize,
     /// Whether the pool is compacted and resized meanwhile.
     pub has_chaos: bool,
 }
@@ -160,7 +162,8 @@ impl Storm {
         let model = Arc::new(model);
         let config = model.config().clone();
         // Each worker of the reference may have every slot; the pool has room for twice as many jobs.
-        let limits = |jobs: usize| Limits { jobs: jobs.div_ceil(self.workers).max(1), step_tokens: 64 };
+        let limits =
+            |jobs: usize| Limits { jobs: jobs.div_ceil(self.workers).max(1), step_tokens: self.step_tokens };
 
         let cache = Contiguous::new(&config, self.slots, self.tokens_max);
         let engine = Engine::start(cache, model.clone(), self.workers, limits(self.slots), self.tokens_max);

@@ -1,7 +1,7 @@
-//! Model of the engine's scheduler: its workers, queue and cache as they are, over a pool without
-//! storage, with a network that computes nothing. Theorem: two workers with two requests, which
-//! together need more blocks than the pool has, serve both, whoever preempts whom; no worker sleeps
-//! for good, and all blocks are free at the end. Run with loom:
+//! Models of the engine's scheduler: its workers, queue and cache as they are, over a pool without
+//! storage, with a network that computes nothing. Theorem: workers serve all requests, also those
+//! that together need more blocks than the pool has; no worker sleeps or turns for good, and all
+//! blocks are free at the end. Run with loom:
 //!
 //! ```text
 //! RUSTFLAGS="--cfg kvpool_loom --cfg crossbeam_loom" CARGO_TARGET_DIR=target/loom \
@@ -90,6 +90,7 @@ fn serve(blocks: usize, jobs: &[(usize, usize)]) {
 }
 
 #[test]
+#[cfg_attr(kvpool_loom, ignore = "more executions than ten minutes explore; runs on real threads")]
 fn two_requests_that_do_not_fit_together_are_served() {
     // Each needs both blocks in the end: one of them is preempted, and computed again.
     let check = testing::Check::new("two requests that do not fit together").preemptions(1);
@@ -100,4 +101,29 @@ fn two_requests_that_do_not_fit_together_are_served() {
 fn a_request_waits_for_the_blocks_of_another() {
     let check = testing::Check::new("a request waits for the blocks of another").preemptions(1);
     check.run(|| serve(1, &[(1, 1), (1, 1)]));
+}
+
+/// Theorem: a request that arrives while the worker goes to sleep wakes it.
+#[test]
+fn a_request_is_served_when_it_arrives() {
+    testing::Check::new("a request is served when it arrives").preemptions(2).run(|| {
+        let pool = pool(1);
+        let scheduler = Arc::new(Scheduler::default());
+        let limits = Limits { jobs: 1, step_tokens: 4 };
+        let cache = Arc::new(Paged::new(pool.clone(), 1, 0, None));
+        let worker = Worker::new(cache, Arc::new(Constant), scheduler.clone(), limits);
+        let worker = thread::spawn(move || worker.run().unwrap());
+        let (job, mut stream) = job(1, 1, 1);
+        assert!(scheduler.submit(job));
+        // The scheduler is closed only afterwards, since that wakes the worker too.
+        while !stream.is_closed() {
+            thread::yield_now();
+        }
+        assert!(matches!(stream.try_recv(), Ok(Event::Token { token: 0, .. })));
+        assert!(matches!(stream.try_recv(), Ok(Event::Finished { .. })));
+        scheduler.close();
+        worker.join().unwrap();
+        testing::wait_for_threads(&pool, 0);
+        pool.audit().unwrap();
+    });
 }

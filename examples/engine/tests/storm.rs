@@ -24,7 +24,16 @@ fn model(tokens_max: usize) -> Model {
 }
 
 fn storm(seed: u64) -> Storm {
-    Storm { seed, requests: 150, workers: 3, slots: 4, tokens_max: 96, block_tokens: 4, has_chaos: true }
+    Storm {
+        seed,
+        requests: 150,
+        workers: 3,
+        slots: 4,
+        tokens_max: 96,
+        block_tokens: 4,
+        step_tokens: 12,
+        has_chaos: true,
+    }
 }
 
 fn runtime() -> tokio::runtime::Runtime {
