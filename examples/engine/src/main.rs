@@ -1,0 +1,100 @@
+//! The program: serves a seeded storm, compares it with the reference, and prints a report.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser;
+use kvpool_engine::config::ModelConfig;
+use kvpool_engine::model::Model;
+use kvpool_engine::storm::{Report, Storm};
+use kvpool_engine::weights::Weights;
+
+/// Serves seeded requests from a pool that is compacted and resized, and compares every logit with
+/// contiguous caches.
+#[derive(Parser)]
+#[command(version)]
+struct Args {
+    /// Prints the report as one JSON object
+    #[arg(long)]
+    json: bool,
+    /// Seed of the requests, the resizes, and the random weights
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Number of requests
+    #[arg(long, default_value_t = 400)]
+    requests: usize,
+    /// Worker threads; by default, one per core, at least two
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    workers: Option<u16>,
+    /// Contiguous caches that fill the memory
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..))]
+    slots: u16,
+    /// Maximum number of tokens of a sequence
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(16..=65_536))]
+    tokens_max: u32,
+    /// Tokens per block
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1_024))]
+    block_tokens: u32,
+    /// Leaves the pool alone: neither compaction nor resizes
+    #[arg(long)]
+    calm: bool,
+    /// Weights of a Qwen2 or Llama model, in the safetensors format; random ones by default
+    #[arg(long, value_name = "FILE")]
+    weights: Option<PathBuf>,
+    /// The model's config.json; by default, the one beside the weights
+    #[arg(long, value_name = "FILE", requires = "weights")]
+    config: Option<PathBuf>,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let fail = |code: u8| {
+        move |error: Box<dyn std::error::Error>| {
+            eprintln!("error: {error}");
+            ExitCode::from(code)
+        }
+    };
+    // 2 for bad input, 1 for a storm that went wrong.
+    let served = load(&args).map_err(fail(2)).and_then(|model| serve(&args, model).map_err(fail(1)));
+    match served {
+        Ok(report) if report.is_right() => ExitCode::SUCCESS,
+        Ok(_) => ExitCode::FAILURE,
+        Err(code) => code,
+    }
+}
+
+fn load(args: &Args) -> Result<Model, Box<dyn std::error::Error>> {
+    let (config, weights) = match &args.weights {
+        None => (ModelConfig::small(), Weights::random(&ModelConfig::small(), args.seed)),
+        Some(path) => {
+            let beside = || path.with_file_name("config.json");
+            let config = ModelConfig::read(&args.config.clone().unwrap_or_else(beside))?;
+            let weights = Weights::load(&config, path)?;
+            (config, weights)
+        }
+    };
+    Ok(Model::new(config, weights, args.tokens_max as usize))
+}
+
+fn serve(args: &Args, model: Model) -> Result<Report, Box<dyn std::error::Error>> {
+    let cores = std::thread::available_parallelism().map_or(2, usize::from).max(2);
+    let storm = Storm {
+        seed: args.seed,
+        requests: args.requests,
+        workers: args.workers.map_or(cores, usize::from),
+        slots: args.slots.into(),
+        tokens_max: args.tokens_max as usize,
+        block_tokens: args.block_tokens as usize,
+        step_tokens: 64,
+        has_chaos: !args.calm,
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_time().build()?;
+    let report = runtime.block_on(storm.run(model))?;
+    match serde_json::to_value(&report)? {
+        serde_json::Value::Object(fields) if !args.json => {
+            fields.iter().for_each(|(name, value)| println!("{name:>28}  {value}"));
+        }
+        json => println!("{json}"),
+    }
+    Ok(report)
+}
