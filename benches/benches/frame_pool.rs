@@ -89,7 +89,9 @@ fn hashes(c: &mut Criterion) {
     let bytes: Vec<[u8; 32]> = (0..CHAIN as u64).map(foreign).collect();
     group.bench_function("keys", |bencher| {
         bencher.iter(|| {
-            bytes.iter().for_each(|hash| drop(black_box(pool.key(FrameGroup(0), hash))));
+            bytes.iter().for_each(|hash| {
+                let _ = black_box(pool.key(FrameGroup(0), hash));
+            });
         });
     });
     let keys: Vec<FrameKey> = (0..CHAIN as u64).map(key).collect();

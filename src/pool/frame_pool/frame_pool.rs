@@ -120,11 +120,10 @@ impl FramePool {
         Self(Arc::new(Shared { blocks, cache, order }))
     }
 
-    internal! {
-        /// Returns the block floor.
-        fn blocks(&self) -> &Blocks {
-            &self.0.blocks
-        }
+    /// Returns the block floor.
+    #[cfg(feature = "internals")]
+    pub fn blocks(&self) -> &Blocks {
+        &self.0.blocks
     }
 
     /// Allocates frames, each with one reference, and appends them to `out`.
