@@ -190,14 +190,13 @@ impl FramePool {
         if frames > 0 { Err(FrameError::NotIdle { frames }) } else { Ok(cache.clear(blocks)) }
     }
 
-    /// Subscribes to registrations, removals and clears from now on. There is one subscriber at a
-    /// time.
+    /// Subscribes to registrations, removals and clears from now on.
     ///
     /// Events name keys by [`FrameKey::hash`]; a frame that is evicted loses each of its keys.
     ///
     /// # Errors
     ///
-    /// [`PrefixError::Subscribed`], [`PrefixError::NoFence`].
+    /// [`PrefixError::NoFence`].
     pub fn events(&self) -> Result<KvEvents, PrefixError> {
         self.0.cache.events().subscribe()
     }
