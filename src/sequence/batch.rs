@@ -322,6 +322,12 @@ impl Batch {
         self.step.sequences.0.blocks.clock().note(&mut sequence.writers, self.step.batch());
     }
 
+    /// Records that this batch writes to open blocks again, some of which may be due.
+    pub(super) fn writes_again(&self, sequence: &mut Sequence) {
+        sequence.seals.wrote_again(self.ticket());
+        self.step.sequences.0.blocks.clock().note(&mut sequence.writers, self.step.batch());
+    }
+
     /// Returns an error for a sequence of another pool.
     #[inline]
     pub(super) fn check(&self, of: &Sequences, id: crate::ids::SequenceId) -> Result<(), SequenceError> {

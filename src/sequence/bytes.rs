@@ -83,7 +83,6 @@ impl Batch {
     ) -> Result<(), SequenceError> {
         self.fill_slots(sequence, tokens.clone())?;
         let storage = self.byte_storage()?;
-        let ticket = self.ticket();
         let tokens_u32 = tokens.start as u32..tokens.end as u32;
         let block_tokens = self.step.sequences.0.block_tokens;
         for (place, inside) in pieces(tokens_u32, block_tokens) {
@@ -93,8 +92,7 @@ impl Batch {
                 return Err(SequenceError::NotWritable { id: sequence.id(), position, block });
             }
         }
-        sequence.seals.wrote_again(ticket);
-        self.step.sequences.0.blocks.clock().note(&mut sequence.writers, self.step.batch());
+        self.writes_again(sequence);
         // SAFETY: the blocks belong to this sequence alone, which is borrowed mutably; no thread
         // seals or moves them: see the module.
         let stored = self.settled(storage).and_then(|()| unsafe { storage.store(layer, k, v, &self.slots) });
@@ -187,7 +185,7 @@ impl Batch {
     ) -> Result<(&'a mut [T], &'a mut [T]), SequenceError> {
         let (tile, tokens) = self.writable(sequence, layer, index)?;
         let [mut k, mut v] = tile.rows(tokens)?;
-        sequence.seals.wrote_again(self.ticket());
+        self.writes_again(sequence);
         // SAFETY: initialised, disjoint memory of the block's frame, which no other thread accesses
         // while batch and sequence are borrowed mutably: see the module.
         Ok(unsafe { (k.as_mut(), v.as_mut()) })
@@ -224,7 +222,7 @@ impl Batch {
     ) -> Result<(&'a mut [f32], &'a mut [f32]), SequenceError> {
         let (tile, tokens) = self.writable(sequence, layer, index)?;
         let [mut k, mut v] = tile.scale_rows(tokens)?;
-        sequence.seals.wrote_again(self.ticket());
+        self.writes_again(sequence);
         // SAFETY: as in `tile_mut`.
         Ok(unsafe { (k.as_mut(), v.as_mut()) })
     }
