@@ -7,6 +7,9 @@
 //!             refused: the prefix's blocks return to their places in the eviction order
 //! ```
 //!
+//! A block that is cached in part needs a block for its copy beside it. If there is none, the
+//! attempt is repeated without that block, whose memory may be what was missing.
+//!
 //! Each attempt looks the prefix up again, so it does not matter if the prefix is evicted or grows
 //! while the admission waits. Before an attempt in line, the cached blocks are counted without
 //! references: a request that cannot be met yet changes nothing.
@@ -85,6 +88,9 @@ impl fmt::Debug for AdmitRequest<'_> {
             .finish()
     }
 }
+
+/// Receives each allocated block.
+type Take<'a> = &'a mut dyn FnMut(BlockId);
 
 /// A sequence that has no blocks yet. Dropping it closes the sequence.
 pub(crate) struct Admission<'a> {
@@ -166,9 +172,10 @@ impl Admission<'_> {
     ///
     /// [`AllocError`]; the pool is unchanged, and another attempt is possible.
     pub(crate) fn try_now(&mut self) -> Result<(), AllocError> {
+        self.check_fits()?;
         self.blocks_of_pool().check_is_first(&self.allocation(self.blocks))?;
         let blocks = self.blocks_of_pool().clone();
-        self.attempt(false, |request, end, take| blocks.allocate_guarded(request, Some(end), take))
+        self.attempt(false, &mut |request, end, take| blocks.allocate_guarded(request, Some(end), take))
     }
 
     /// Tries once, in the turn of a place in line.
@@ -177,10 +184,24 @@ impl Admission<'_> {
     ///
     /// [`AllocError`]; the pool is unchanged, and another attempt is possible.
     pub(crate) fn try_in_turn(&mut self, place: &mut Waiting<'_>) -> Result<(), AllocError> {
+        // Before the counts, which tell whether to wait.
+        self.check_fits()?;
         self.renew();
         let (missing, evictable) = self.count();
         place.check_counts(&missing, evictable)?;
-        self.attempt(true, |request, end, take| place.allocate(request, Some(end), take))
+        let outcome = self.attempt(true, &mut |request, end, take| place.allocate(request, Some(end), take));
+        if outcome.is_err() {
+            // A request that has come to the head since may have searched while the prefix was held.
+            place.kept_no_longer();
+        }
+        outcome
+    }
+
+    /// Returns an error if the pool, with all other blocks free, has too few for the sequence.
+    fn check_fits(&self) -> Result<(), AllocError> {
+        let (blocks, Options { id, priority, .. }) = (self.blocks_of_pool(), &self.request.options);
+        let whole = AllocRequest::new(self.blocks).sequence(*id).priority(*priority);
+        blocks.check_request(&whole).inspect_err(|error| blocks.count_refusal(error))
     }
 
     /// Begins the hashes anew if the cache was cleared since: those of an earlier era are neither
@@ -204,13 +225,30 @@ impl Admission<'_> {
     fn attempt(
         &mut self,
         is_in_line: bool,
-        allocate: impl FnOnce(&AllocRequest, ListEnd, &mut dyn FnMut(BlockId)) -> Result<(), AllocError>,
+        allocate: &mut dyn FnMut(&AllocRequest, ListEnd, Take<'_>) -> Result<(), AllocError>,
     ) -> Result<(), AllocError> {
+        let (outcome, took_tail) = self.attempt_with(is_in_line, self.sequence.reuses_tail, allocate);
+        match outcome {
+            Err(AllocError::Exhausted { .. }) if took_tail => {
+                self.attempt_with(is_in_line, false, allocate).0
+            }
+            outcome => outcome,
+        }
+    }
+
+    /// Tries once; also returns whether the prefix had a block that is cached in part.
+    fn attempt_with(
+        &mut self,
+        is_in_line: bool,
+        takes_tail: bool,
+        allocate: &mut dyn FnMut(&AllocRequest, ListEnd, Take<'_>) -> Result<(), AllocError>,
+    ) -> (Result<(), AllocError>, bool) {
         self.sequence.list.reserve(self.blocks);
-        let prefix = self.sequence.find_prefix(self.request.prompt);
+        let prefix = self.sequence.find_prefix(self.request.prompt, takes_tail);
         let taken = prefix.as_ref().map_or(0, |prefix| prefix.blocks);
         let shared = self.sequence.list.staged(0..taken);
         let whole = prefix.as_ref().map_or(0, |prefix| prefix.whole);
+        let took_tail = taken > whole;
         // A block that is cached in part is copied at the first append.
         let request = self.allocation(self.blocks - whole);
         let next = shared.last().map(|&last| FrameId(self.blocks_of_pool().frame(last).0 + 1));
@@ -220,7 +258,7 @@ impl Admission<'_> {
             if let Some(cache) = self.sequence.sequences.cache().filter(|_| taken > 0) {
                 cache.untake(self.blocks_of_pool(), &shared, is_in_line);
             }
-            return Err(error);
+            return (Err(error), took_tail);
         }
         if let Some(prefix) = prefix {
             self.sequence.adopt(prefix);
@@ -229,7 +267,7 @@ impl Admission<'_> {
         self.sequence.reserved = reserved;
         self.sequence.note_reserved();
         self.sequence.spare_end();
-        Ok(())
+        (Ok(()), took_tail)
     }
 
     /// Returns the sequence, after a successful attempt.

@@ -283,10 +283,7 @@ impl Batch {
         sequence: &mut Sequence,
         tokens: &[u32],
     ) -> Result<Appended, SequenceError> {
-        self.check(&sequence.sequences, sequence.id())?;
-        if let Some(known) = sequence.known.as_deref() {
-            known.check_all_announced(sequence.id(), sequence.len())?;
-        }
+        self.check_announced(sequence)?;
         let plan = self.plan(sequence, tokens.len())?;
         if let Err(tail) = self.grow_in_place(sequence, &plan) {
             return self.append_to_list(sequence, &plan, tail, Some(tokens));
@@ -296,6 +293,30 @@ impl Batch {
         }
         self.make_final(sequence, &plan);
         Ok(Grown::IN_PLACE.appended(&plan))
+    }
+
+    /// Returns an error for a sequence to which no tokens can be appended together with their ids.
+    pub(super) fn check_announced(&self, sequence: &Sequence) -> Result<(), SequenceError> {
+        self.check(&sequence.sequences, sequence.id())?;
+        let known = sequence.known.as_deref();
+        known.map_or(Ok(()), |known| known.check_all_announced(sequence.id(), sequence.len()))
+    }
+
+    /// Makes the last block writable in place, if a token fits into it, and returns the copy if one
+    /// was necessary. On an error, nothing has changed.
+    pub(super) fn open_tail(&mut self, sequence: &mut Sequence) -> Result<Option<Copied>, SequenceError> {
+        let plan = self.plan(sequence, 1)?;
+        sequence.settle();
+        sequence.frames.catch_up(&sequence.list, &self.step.sequences.0.blocks);
+        let Some(id) = sequence.list.last().filter(|_| plan.tail) else { return Ok(None) };
+        let tail = self.tail(sequence, plan.first, id);
+        if tail.access == Access::Open {
+            return Ok(None);
+        }
+        let plan = Growth { length: plan.from, fresh: 0, full: plan.first, ..plan };
+        let grown = self.grow_list(sequence, &plan, Some(tail))?;
+        self.writes(sequence);
+        Ok(grown.copied)
     }
 
     /// Appends speculative tokens, which may be taken back.

@@ -220,14 +220,14 @@ impl Sequence {
     fn adopt_prefix(&mut self, prompt: &[u32]) {
         // Room for the whole prompt, so that the list grows only once.
         self.list.reserve(prompt.len().div_ceil(self.sequences.block_tokens()));
-        if let Some(prefix) = self.find_prefix(prompt) {
+        if let Some(prefix) = self.find_prefix(prompt, self.reuses_tail) {
             self.adopt(prefix);
         }
     }
 
-    /// Takes references on the cached blocks of its announced tokens, which are `prompt`. The
-    /// sequence is empty, and its list has room.
-    pub(super) fn find_prefix(&mut self, prompt: &[u32]) -> Option<Prefix> {
+    /// Takes references on the cached blocks of its announced tokens, which are `prompt`; with
+    /// `takes_tail` also on one that is cached in part. The sequence is empty, and its list has room.
+    pub(super) fn find_prefix(&mut self, prompt: &[u32], takes_tail: bool) -> Option<Prefix> {
         let (known, cache) = (self.known.as_deref()?, self.sequences.cache()?);
         let block_tokens = self.sequences.block_tokens();
         let (whole, list) = (known.usable_hashes(prompt.len(), block_tokens), &mut self.list);
@@ -237,9 +237,7 @@ impl Sequence {
             place += 1;
         });
         let mut prefix = Prefix { whole: place, blocks: place, tokens: place * block_tokens };
-        if self.reuses_tail
-            && let Some((id, more)) = cached_tail(cache, &self.sequences, known, prompt, place)
-        {
+        if takes_tail && let Some((id, more)) = cached_tail(cache, &self.sequences, known, prompt, place) {
             self.list.stage(place, id);
             (prefix.blocks, prefix.tokens) = (place + 1, prefix.tokens + more);
         }

@@ -31,7 +31,8 @@ impl Sequence {
     ///
     /// # Errors
     ///
-    /// [`SequenceError::Alloc`] if there are too few blocks, or more than the pool has are needed;
+    /// [`SequenceError::Alloc`] if there are too few blocks, or more than the pool has are needed,
+    /// those of the sequence included;
     /// [`SequenceError::TooLong`]. The sequence is unchanged.
     pub fn reserve(&mut self, tokens: usize) -> Result<(), SequenceError> {
         let Some(request) = self.reservation(tokens)? else { return Ok(()) };
@@ -79,12 +80,19 @@ impl Sequence {
             .ok_or(SequenceError::TooLong { id, asked: tokens, length: length as usize, max: TOKENS_MAX })?;
         let needed = plan.fresh as usize + usize::from(plan.tail && self.copies_tail(plan.first));
         let asked = needed.saturating_sub(self.reserved.len());
-        let total = self.pool_blocks().total();
-        if self.list.len() + needed > total {
-            return Err(AllocError::TooLarge { asked: self.list.len() + needed, total }.into());
+        if asked == 0 {
+            return Ok(None);
         }
+        self.check_fits(asked)?;
         let request = AllocRequest::new(asked).sequence(id).priority(self.priority());
-        Ok((asked > 0).then_some(request))
+        Ok(Some(request))
+    }
+
+    /// Returns an error if the pool, with all other blocks free, has too few for the sequence and
+    /// `more` blocks.
+    fn check_fits(&self, more: usize) -> Result<(), AllocError> {
+        let whole = AllocRequest::new(self.list.len() + self.reserved.len() + more);
+        self.pool_blocks().check_request(&whole.sequence(self.id()).priority(self.priority()))
     }
 
     /// Returns whether an append into the last block may need a block for its copy.
@@ -120,6 +128,8 @@ impl Sequence {
         request: &AllocRequest,
         place: &mut Waiting<'_>,
     ) -> Result<(), AllocError> {
+        // The pool may have shrunk since the request entered the line.
+        self.check_fits(request.blocks)?;
         let end = self.list_end();
         self.take_reserved(|take| place.allocate(request, Some(end), take))
     }

@@ -3,6 +3,7 @@
 #![cfg(not(kvpool_loom))]
 
 mod engine;
+mod faults;
 mod order;
 
 use std::future::Future;

@@ -100,9 +100,9 @@ impl Line {
         self.places.len() + self.passed.len()
     }
 
-    /// Returns whether a request of higher priority than this waits, and is not absent for too long.
-    pub(in crate::block) fn is_behind(&self, priority: Priority) -> bool {
-        let ahead = self.places.iter().take_while(|((Reverse(other), ..), _)| *other > priority);
+    /// Returns whether a request waits whose priority comes first, and is not absent for too long.
+    pub(in crate::block) fn is_behind(&self, comes_first: impl Fn(Priority) -> bool) -> bool {
+        let ahead = self.places.iter().take_while(|((Reverse(other), ..), _)| comes_first(*other));
         ahead.into_iter().any(|(_, place)| !place.absent.is_some_and(|absence| absence.is_too_long()))
     }
 

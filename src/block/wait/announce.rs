@@ -127,16 +127,20 @@ impl Core {
     /// [`AllocError::Behind`].
     #[inline]
     pub(in crate::block) fn check_turn(&self, request: &AllocRequest) -> Result<(), AllocError> {
-        if !self.is_awaited() { Ok(()) } else { self.check_line(request) }
+        if !self.is_awaited() { Ok(()) } else { self.check_line(request, |other| other > request.priority) }
     }
 
     #[cold]
-    fn check_line(&self, request: &AllocRequest) -> Result<(), AllocError> {
-        let Some(waiting) = self.waiters.highest().filter(|&highest| highest > request.priority) else {
+    fn check_line(
+        &self,
+        request: &AllocRequest,
+        comes_first: impl Fn(Priority) -> bool,
+    ) -> Result<(), AllocError> {
+        let Some(waiting) = self.waiters.highest().filter(|&highest| comes_first(highest)) else {
             return Ok(());
         };
         if let Some(line) = self.waiters.try_lock() {
-            let is_behind = line.is_behind(request.priority);
+            let is_behind = line.is_behind(comes_first);
             drop(line);
             // As every holder of the lock.
             self.deliver();
@@ -154,16 +158,13 @@ impl Core {
     }
 
     /// Refuses blocks to a new request that does not wait, while another of at least its priority
-    /// waits.
+    /// waits, which counts as in [`check_turn`](Self::check_turn).
     ///
     /// # Errors
     ///
     /// [`AllocError::Behind`].
     pub(crate) fn check_is_first(&self, request: &AllocRequest) -> Result<(), AllocError> {
-        match self.is_awaited().then(|| self.waiters.highest()).flatten() {
-            Some(waiting) if waiting >= request.priority => Err(self.behind(request, waiting)),
-            _ => Ok(()),
-        }
+        if !self.is_awaited() { Ok(()) } else { self.check_line(request, |other| other >= request.priority) }
     }
 
     /// Returns the number of requests that were passed over and not polled since.

@@ -83,6 +83,7 @@
 //! | a shrink collects free frames, gives them back, or commits, so that some requests can no longer be met | [`Shrinking`](crate::block::Shrinking) |
 //! | a batch ends; or it begins, and its slot no longer stands for tickets before its own | `Core::end_batch`, `begin_batch` |
 //! | a shrink sifts the reserve, or it is topped up | `Core::vacate_reserve`, and within `tell` |
+//! | an admission that has lost its place at the head puts back the cached blocks that it held while it searched | `Waiting::kept_no_longer` |
 //! | the device has failed, so that no waiting request can be met | `Core::poison` |
 //! | a block becomes movable, for requests that wait for a run: sealed by hand, or unpinned | `Core::seal`, `unpin` |
 //!

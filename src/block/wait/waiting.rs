@@ -156,6 +156,15 @@ impl Waiting<'_> {
         woken.into_iter().for_each(crate::sync::wake);
     }
 
+    /// Tells the head, unless this place is the head, that blocks which this place kept from it
+    /// during its search are evictable again. The head would wake itself for ever.
+    pub(crate) fn kept_no_longer(&self) {
+        let woken = self.blocks.with_line(|line| {
+            if line.is_head(self.key) { None } else { line.signal(self.blocks.turn_patience()) }
+        });
+        woken.into_iter().for_each(crate::sync::wake);
+    }
+
     /// After a failed search: signals the head, unless this place is the head, that frames were in
     /// hand.
     fn tried(&self) {
