@@ -172,7 +172,8 @@ impl Storm {
         let pool = self.pool(&config)?;
         let host = Pool::builder(pool.layout().clone()).blocks(pool.total_blocks());
         let host = host.prefix_cache(self.prefix_config()).build()?;
-        let swap = Swap { host: host.clone(), tokens_min: self.tokens_max / 4 };
+        let runtime = tokio::runtime::Handle::current();
+        let swap = Swap { host: host.clone(), tokens_min: self.tokens_max / 4, runtime };
         let cache = Paged::new(pool.clone(), config.kv_row(), HEADROOM, Some(swap));
         let (stop, stopped) = watch::channel(false);
         let chaos = self.has_chaos.then(|| tokio::spawn(chaos(pool.clone(), self.chaos(), stopped)));
