@@ -60,10 +60,10 @@ pub struct Candidate<'a> {
 }
 
 /// Counts of what happened in a cache.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, serde::Serialize)]
 pub struct CacheCounts {
     /// Tokens that were found in the prefix cache at admissions.
-    pub hit_tokens: u64,
+    pub prefix_hit_tokens: u64,
     /// Preempted sequences that were moved to the host pool.
     pub swapped: u64,
     /// Preempted sequences that are computed again.

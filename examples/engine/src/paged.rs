@@ -179,7 +179,7 @@ impl KvCache for Paged {
 
     fn counts(&self) -> CacheCounts {
         CacheCounts {
-            hit_tokens: self.hit_tokens.load(Relaxed),
+            prefix_hit_tokens: self.hit_tokens.load(Relaxed),
             swapped: self.swapped.load(Relaxed),
             recomputed: self.recomputed.load(Relaxed),
             swaps_refused: self.swaps_refused.load(Relaxed),

@@ -48,14 +48,17 @@ fn every_logit_is_the_same_in_a_storm() {
         let report = runtime().block_on(storm(seed).run(model(96))).unwrap();
         println!("{report:?}");
         assert!(report.is_right(), "seed {seed}: {report:?}");
-        assert_eq!((report.first_append_failures, report.swaps_refused), (0, 0), "seed {seed}");
+        assert_eq!((report.first_append_failures, report.cache.swaps_refused), (0, 0), "seed {seed}");
         assert!(report.completed > 100 && report.cancelled > 0 && report.tokens > 1_000, "{report:?}");
-        assert!(report.forks > 0 && report.drafts_accepted > 0 && report.prefix_hit_tokens > 0, "{report:?}");
+        assert!(
+            report.forks > 0 && report.drafts_accepted > 0 && report.cache.prefix_hit_tokens > 0,
+            "{report:?}"
+        );
         preempted += report.preempted;
-        swapped += report.swapped;
-        recomputed += report.recomputed;
-        resizes += report.resizes;
-        moved += report.moved_blocks;
+        swapped += report.cache.swapped;
+        recomputed += report.cache.recomputed;
+        resizes += report.chaos.resizes;
+        moved += report.chaos.moved_blocks;
     }
     assert!(preempted > 0 && swapped > 0 && recomputed > 0, "{preempted} {swapped} {recomputed}");
     assert!(resizes > 0 && moved > 0, "{resizes} {moved}");
