@@ -119,7 +119,8 @@ impl KvCache for Paged {
         for Growth { sequence, tokens, known } in growths.iter_mut().filter(|growth| growth.drafts() > 0) {
             match batch.draft(sequence, tokens.len() - *known) {
                 Err(error) if is_lack(&error) => tokens.truncate(*known),
-                outcome => drop(outcome?),
+                Err(error) => return Err(error.into()),
+                Ok(_) => {}
             }
         }
         Ok(Vec::new())
@@ -166,7 +167,7 @@ impl KvCache for Paged {
             match swap.swap_out(&self.pool, sequence)? {
                 SwapOut::Swapped(parked) => {
                     self.swapped.fetch_add(1, Relaxed);
-                    return Ok(Some(parked));
+                    return Ok(Some(*parked));
                 }
                 SwapOut::Refused => _ = self.swaps_refused.fetch_add(1, Relaxed),
                 SwapOut::Full => {}

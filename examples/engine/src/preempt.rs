@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_millis(20);
 /// What became of a sequence that was to be swapped out.
 pub enum SwapOut {
     /// It is in the host pool.
-    Swapped(Sequence),
+    Swapped(Box<Sequence>),
     /// It is closed: the host pool had too few blocks.
     Full,
     /// It is closed: a batch wrote it for longer than a swap waits.
@@ -40,9 +40,9 @@ impl Swap {
     pub fn swap_out(&self, pool: &Pool, sequence: Sequence) -> Result<SwapOut, EngineError> {
         let swap = pool.preempt_until(sequence, Preempt::Swap(&self.host), Instant::now() + PATIENCE);
         match self.runtime.block_on(swap) {
-            Ok(preempted) => {
-                Ok(preempted.swapped.map_or(SwapOut::Full, |swapped| SwapOut::Swapped(swapped.sequence)))
-            }
+            Ok(preempted) => Ok(preempted
+                .swapped
+                .map_or(SwapOut::Full, |swapped| SwapOut::Swapped(Box::new(swapped.sequence)))),
             Err(refused) => match refused.error {
                 TransferError::Alloc(_) => Ok(SwapOut::Full),
                 TransferError::BeingWritten { .. } => Ok(SwapOut::Refused),
