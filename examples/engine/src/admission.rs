@@ -1,18 +1,17 @@
-//! Admission to the pool: a sequence that has room for its whole prompt.
+//! Admission to the pool: a sequence with its cached prefix, and with blocks for its whole prompt.
 //!
-//! An admission takes the room of all tokens, and of some decode steps, in one allocation: it is
-//! granted as a whole, or nothing is taken. No append of a granted prompt can fail afterwards.
+//! An admission reserves the blocks of all tokens, and of some decode steps: it is granted as a
+//! whole, or nothing is taken. No append of a granted prompt can fail for lack of blocks.
 
-use kvpool::{Pool, Priority, Sequence};
+use kvpool::{AdmitRequest, AllocError, Pool, Priority, Sequence, SequenceError};
 
-use crate::cache::{Admission, Candidate, Room};
+use crate::cache::{Admission, Candidate};
 use crate::error::EngineError;
-use crate::paged::{PagedSequence, announce, room};
 
-/// Admits a sequence: opens it with its cached prefix, and takes room for the rest.
+/// Admits a sequence, or reserves blocks for one that was preempted and has been moved back.
 ///
-/// `parked` is the sequence itself if it has been preempted and moved back. Room is also taken for
-/// `headroom` tokens to decode, so that a sequence is not preempted by its first decode steps.
+/// Blocks are also reserved for `headroom` tokens to decode, so that a sequence is not preempted by
+/// its first decode steps.
 ///
 /// # Errors
 ///
@@ -22,33 +21,32 @@ pub fn admit(
     candidate: Candidate<'_>,
     parked: Option<Sequence>,
     headroom: usize,
-) -> Result<Admission<PagedSequence, Sequence>, EngineError> {
+) -> Result<Admission<Sequence, Sequence>, EngineError> {
     let Candidate { id, is_urgent, tokens, tokens_max } = candidate;
-    let mut sequence = match parked {
-        Some(parked) => parked,
+    // The last token is chosen, and never computed.
+    let behind = headroom.min(tokens_max - 1 - tokens.len());
+    let admitted = match parked {
+        Some(mut parked) => {
+            let more = tokens.len() + behind - parked.len();
+            parked.reserve(more).map(|()| parked)
+        }
         None => {
             let priority = if is_urgent { Priority::Urgent } else { Priority::Normal };
-            match pool.sequence(id).priority(priority).tokens(tokens) {
-                Ok(sequence) => sequence,
-                // The pool is smaller than the prompt while it shrinks.
-                Err(kvpool::SequenceError::Alloc(kvpool::AllocError::TooLarge { .. })) => {
-                    return Ok(Admission::Lacking(None));
-                }
-                Err(error) => return Err(error.into()),
-            }
+            pool.admit(&AdmitRequest::new(id, tokens).priority(priority).headroom(behind))
         }
     };
-    announce(pool, &mut sequence, tokens)?;
-    // The last token is chosen, and never computed.
-    let reserved = (tokens.len() + headroom).min(tokens_max - 1).max(sequence.len());
-    if sequence.len() < reserved {
-        let mut batch = pool.begin_batch();
-        let more = reserved - sequence.len();
-        if room(batch.draft(&mut sequence, more))? == Room::Lacking {
-            batch.finish();
-            // A sequence that was moved back is computed again, from the prefix cache at best.
-            return Ok(Admission::Lacking(None));
-        }
+    match admitted {
+        Ok(sequence) => Ok(Admission::Granted(sequence)),
+        // One that was moved back closes, and is computed again, from the prefix cache at best.
+        Err(error) if is_lack(&error) => Ok(Admission::Lacking(None)),
+        Err(error) => Err(error.into()),
     }
-    Ok(Admission::Granted(PagedSequence { sequence, reserved }))
+}
+
+/// Tells a lack of blocks, which passes, from other errors.
+pub(crate) fn is_lack(error: &SequenceError) -> bool {
+    // A pool that shrinks, and is too small meanwhile, grows again.
+    use AllocError::{Behind, Exhausted, Reserved, TooLarge};
+    let SequenceError::Alloc(error) = error else { return false };
+    matches!(error, Behind { .. } | Exhausted { .. } | Reserved { .. } | TooLarge { .. })
 }

@@ -21,14 +21,21 @@ pub struct Tile<'a> {
     pub v: &'a [f32],
 }
 
-/// Whether there was room.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[must_use]
-pub enum Room {
-    /// There was, and it is taken.
-    Taken,
-    /// There is too little at the moment. Nothing has changed.
-    Lacking,
+/// Tokens by which a sequence grows in a step.
+pub struct Growth<'a, S> {
+    /// The sequence.
+    pub sequence: &'a mut S,
+    /// Known tokens, of which there is one at least, then drafts.
+    pub tokens: &'a mut Vec<u32>,
+    /// Number of known tokens.
+    pub known: usize,
+}
+
+impl<S> Growth<'_, S> {
+    /// Returns the number of drafts.
+    pub fn drafts(&self) -> usize {
+        self.tokens.len() - self.known
+    }
 }
 
 /// Result of an admission.
@@ -53,15 +60,15 @@ pub struct Candidate<'a> {
 }
 
 /// Counts of what happened in a cache.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, serde::Serialize)]
 pub struct CacheCounts {
     /// Tokens that were found in the prefix cache at admissions.
-    pub hit_tokens: u64,
+    pub prefix_hit_tokens: u64,
     /// Preempted sequences that were moved to the host pool.
     pub swapped: u64,
     /// Preempted sequences that are computed again.
     pub recomputed: u64,
-    /// Swap-outs that were refused at first because a batch was in flight.
+    /// Swap-outs that were refused because a batch in flight wrote the sequence.
     pub swaps_refused: u64,
 }
 
@@ -91,7 +98,11 @@ pub trait KvCache: Send + Sync {
     /// Begins a step.
     fn begin(&self) -> Self::Step;
 
-    /// Provides room for the first `length` tokens of a sequence.
+    /// Provides room for the next tokens of all of these sequences, or of none.
+    ///
+    /// Returns the places of the sequences that lack room for their known tokens; empty if none
+    /// does. Drafts without room are removed. If the tokens cannot be computed afterwards, drop the
+    /// sequences before the step.
     ///
     /// # Errors
     ///
@@ -99,9 +110,8 @@ pub trait KvCache: Send + Sync {
     fn grow(
         &self,
         step: &mut Self::Step,
-        sequence: &mut Self::Sequence,
-        length: usize,
-    ) -> Result<Room, EngineError>;
+        growths: &mut [Growth<'_, Self::Sequence>],
+    ) -> Result<Vec<usize>, EngineError>;
 
     /// Stores K and V of new tokens in one layer, the first of them at position `first`, and passes
     /// the K and V of all tokens up to the last of them to `read`, in tiles.

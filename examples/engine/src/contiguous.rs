@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use kvpool::SequenceId;
 
-use crate::cache::{Admission, CacheCounts, Candidate, KvCache, Room, Tile};
+use crate::cache::{Admission, CacheCounts, Candidate, Growth, KvCache, Tile};
 use crate::config::ModelConfig;
 use crate::error::EngineError;
 
@@ -62,8 +62,8 @@ impl KvCache for Contiguous {
 
     fn begin(&self) {}
 
-    fn grow(&self, (): &mut (), _: &mut Slot, _: usize) -> Result<Room, EngineError> {
-        Ok(Room::Taken) // Each slot has the maximal length.
+    fn grow(&self, (): &mut (), _: &mut [Growth<'_, Slot>]) -> Result<Vec<usize>, EngineError> {
+        Ok(Vec::new()) // Each slot has the maximal length.
     }
 
     fn attend(

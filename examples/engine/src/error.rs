@@ -1,6 +1,6 @@
 //! Errors of the engine.
 
-use kvpool::{SequenceError, TransferError};
+use kvpool::{DecodeError, SequenceError, TransferError};
 use thiserror::Error;
 
 /// Why a request was refused. The engine is unchanged.
@@ -52,6 +52,9 @@ pub enum EngineError {
     /// The pool refused an operation for another reason than a lack of blocks.
     #[error(transparent)]
     Sequence(#[from] SequenceError),
+    /// The pool refused a decode step for another reason than a lack of blocks.
+    #[error(transparent)]
+    Decode(#[from] DecodeError),
     /// A sequence could not be moved to or from the host pool, for another reason than a lack of
     /// blocks.
     #[error(transparent)]

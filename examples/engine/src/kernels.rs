@@ -154,8 +154,10 @@ pub fn attention(heads: Heads, q: &[f32], first: usize, tiles: &[Tile<'_>], out:
     for (index, (q, out)) in each {
         let (visible, kv_head) = (first + index / q_heads + 1, index % q_heads * kv / q_heads);
         scores.clear();
-        let keys = tiles.iter().flat_map(|tile| tile.k.chunks_exact(kv * dim)).take(visible);
-        scores.extend(keys.map(|k| dots(q, [&k[kv_head * dim..][..dim]])[0] * scale));
+        for tile in tiles {
+            let keys = tile.k.chunks_exact(kv * dim).take(visible - scores.len());
+            scores.extend(keys.map(|k| dots(q, [&k[kv_head * dim..][..dim]])[0] * scale));
+        }
         let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let mut total = 0.0;
         for score in &mut scores {
@@ -163,10 +165,11 @@ pub fn attention(heads: Heads, q: &[f32], first: usize, tiles: &[Tile<'_>], out:
             total += *score;
         }
         out.fill(0.0);
-        let values = tiles.iter().flat_map(|tile| tile.v.chunks_exact(kv * dim));
-        for (score, v) in scores.iter().zip(values) {
-            let weight = score / total;
-            out.iter_mut().zip(&v[kv_head * dim..]).for_each(|(out, v)| *out += weight * v);
+        let mut weights = scores.iter().map(|score| score / total);
+        for tile in tiles {
+            for (v, weight) in tile.v.chunks_exact(kv * dim).zip(&mut weights) {
+                out.iter_mut().zip(&v[kv_head * dim..]).for_each(|(out, v)| *out += weight * v);
+            }
         }
     }
 }

@@ -1,8 +1,10 @@
-//! Preemption: by a swap to a host pool, or by computing the sequence again.
+//! Preemption by a swap to a host pool, and the way back.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use kvpool::{Pool, Sequence, Target, TransferError};
+use kvpool::{Pool, Preempt, Sequence, Target, TransferError};
+use tokio::runtime::Handle;
+use tokio::time::Instant;
 
 use crate::error::EngineError;
 
@@ -12,89 +14,55 @@ pub struct Swap {
     pub host: Pool,
     /// Shorter sequences are computed again: that takes less time than to copy them twice.
     pub tokens_min: usize,
+    /// Has a timer. Workers wait on it for swaps, and copy the bytes themselves.
+    pub runtime: Handle,
 }
 
-/// How long a swap waits for batches in flight before the sequence is computed again instead.
+/// How long a swap waits for the batches that write the sequence.
 const PATIENCE: Duration = Duration::from_millis(20);
 
-/// What became of a preempted sequence.
-pub enum Preempted {
+/// What became of a sequence that was to be swapped out.
+pub enum SwapOut {
     /// It is in the host pool.
-    Swapped(Sequence),
-    /// It is closed, and its full blocks are cached until their frames are needed.
-    Recompute,
+    Swapped(Box<Sequence>),
+    /// It is closed: the host pool had too few blocks.
+    Full,
+    /// It is closed: a batch wrote it for longer than a swap waits.
+    Refused,
 }
 
-/// Frees the blocks of a sequence. Also returns whether a swap was refused at first.
-///
-/// # Errors
-///
-/// [`TransferError`], other than a lack of room and batches in flight.
-pub fn preempt(
-    pool: &Pool,
-    mut sequence: Sequence,
-    swap: Option<&Swap>,
-) -> Result<(Preempted, bool), EngineError> {
-    let computed = sequence.committed();
-    // A cut within the announced prompt would leave the tokens behind it unknown to the prefix cache.
-    let is_prefilled = sequence.announced() <= computed;
-    let Some(swap) = swap.filter(|swap| is_prefilled && computed >= swap.tokens_min) else {
-        return Ok((Preempted::Recompute, false));
-    };
-    sequence.truncate(computed)?; // The room behind the computed tokens is not copied.
-    let (began, mut was_refused) = (Instant::now(), false);
-    loop {
-        match block_on(pool.migrate(sequence, Target::Device(&swap.host))) {
-            Ok((swapped, _)) => return Ok((Preempted::Swapped(swapped), was_refused)),
+impl Swap {
+    /// Moves a sequence to the host pool, or closes it.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError`], other than a lack of blocks and batches in flight.
+    pub fn swap_out(&self, pool: &Pool, sequence: Sequence) -> Result<SwapOut, EngineError> {
+        let swap = pool.preempt_until(sequence, Preempt::Swap(&self.host), Instant::now() + PATIENCE);
+        match self.runtime.block_on(swap) {
+            Ok(preempted) => Ok(preempted
+                .swapped
+                .map_or(SwapOut::Full, |swapped| SwapOut::Swapped(Box::new(swapped.sequence)))),
             Err(refused) => match refused.error {
-                // An older batch of another worker is in flight, which may write to any sequence.
-                TransferError::BeingWritten { .. } if began.elapsed() < PATIENCE => {
-                    was_refused = true;
-                    std::thread::sleep(Duration::from_micros(100));
-                    sequence = *refused.sequence;
-                }
-                TransferError::BeingWritten { .. } | TransferError::Alloc(_) => {
-                    return Ok((Preempted::Recompute, was_refused));
-                }
-                error => return Err(error.into()),
+                TransferError::Alloc(_) => Ok(SwapOut::Full),
+                TransferError::BeingWritten { .. } => Ok(SwapOut::Refused),
+                error => Err(error.into()),
             },
         }
     }
-}
 
-/// Moves a swapped sequence back. `Ok(Err)`: there is no room for it yet.
-///
-/// # Errors
-///
-/// [`TransferError`], other than a lack of room.
-pub fn swap_in(
-    pool: &Pool,
-    swap: &Swap,
-    parked: Sequence,
-) -> Result<Result<Sequence, Sequence>, EngineError> {
-    match block_on(swap.host.migrate(parked, Target::Device(pool))) {
-        Ok((sequence, _)) => Ok(Ok(sequence)),
-        Err(refused) => match refused.error {
-            TransferError::Alloc(_) => Ok(Err(*refused.sequence)),
-            error => Err(error.into()),
-        },
-    }
-}
-
-/// Runs a future on this thread, which then copies the bytes itself.
-fn block_on<F: Future>(future: F) -> F::Output {
-    struct Unpark(std::thread::Thread);
-    impl std::task::Wake for Unpark {
-        fn wake(self: std::sync::Arc<Self>) {
-            self.0.unpark();
-        }
-    }
-    let waker = std::task::Waker::from(std::sync::Arc::new(Unpark(std::thread::current())));
-    let (mut future, mut context) = (std::pin::pin!(future), std::task::Context::from_waker(&waker));
-    loop {
-        match future.as_mut().poll(&mut context) {
-            std::task::Poll::Ready(output) => return output,
-            std::task::Poll::Pending => std::thread::park(),
+    /// Moves a swapped sequence back. `Ok(Err)`: there is no room for it yet.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError`], other than a lack of room.
+    pub fn swap_in(&self, pool: &Pool, parked: Sequence) -> Result<Result<Sequence, Sequence>, EngineError> {
+        match self.runtime.block_on(self.host.migrate(parked, Target::Device(pool))) {
+            Ok((sequence, _)) => Ok(Ok(sequence)),
+            Err(refused) => match refused.error {
+                TransferError::Alloc(_) => Ok(Err(*refused.sequence)),
+                error => Err(error.into()),
+            },
         }
     }
 }

@@ -25,7 +25,9 @@
 //! deadlock, and no livelock in which jobs preempt each other in turns.
 //!
 //! Blocks also become available by events that workers do not see, such as the end of a move. A wait
-//! therefore lasts a few milliseconds at most. In the model of `tests/scheduler_model.rs` it lasts
+//! therefore lasts a few milliseconds at most. The line of the pool's own waiting requests would
+//! tell of these, but a worker has running jobs to attend to, and other workers' jobs behind its own
+//! to preempt, while an admission waits. In the model of `tests/scheduler_model.rs` it lasts
 //! until a change, so that the model finds lost wake-ups.
 
 use std::collections::BTreeMap;

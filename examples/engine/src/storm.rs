@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use kvpool::prefix::{HashKey, PrefixConfig};
 use kvpool::testing::{sync::Arc, wait_for_threads};
-use kvpool::{DefragConfig, Pool, ResizeOptions};
+use kvpool::{DefragConfig, DefragError, Pool, ResizeOptions};
 use serde::Serialize;
 use tokio::sync::{mpsc::UnboundedReceiver, watch};
 
@@ -65,6 +65,15 @@ pub struct Received {
     pub finished: usize,
 }
 
+/// Counts of what happened to the pool meanwhile.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize)]
+#[allow(missing_docs, reason = "the names are those of the printed report")]
+pub struct ChaosCounts {
+    pub moved_blocks: usize,
+    pub resizes: usize,
+    pub resizes_refused: usize,
+}
+
 /// Outcome of a storm, as it is printed.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 #[allow(missing_docs, reason = "the names are those of the printed report")]
@@ -75,17 +84,14 @@ pub struct Report {
     pub tokens: usize,
     pub tokens_wrong: usize,
     pub first_append_failures: u64,
-    pub swaps_refused: u64,
     pub preempted: u64,
-    pub swapped: u64,
-    pub recomputed: u64,
-    pub moved_blocks: usize,
-    pub resizes: usize,
-    pub resizes_refused: usize,
+    #[serde(flatten)]
+    pub cache: CacheCounts,
+    #[serde(flatten)]
+    pub chaos: ChaosCounts,
     pub forks: u64,
     pub drafted: u64,
     pub drafts_accepted: u64,
-    pub prefix_hit_tokens: u64,
     pub concurrency: f64,
     pub reference_concurrency: f64,
     pub concurrency_peak: u64,
@@ -172,10 +178,11 @@ impl Storm {
         let pool = self.pool(&config)?;
         let host = Pool::builder(pool.layout().clone()).blocks(pool.total_blocks());
         let host = host.prefix_cache(self.prefix_config()).build()?;
-        let swap = Swap { host: host.clone(), tokens_min: self.tokens_max / 4 };
+        let runtime = tokio::runtime::Handle::current();
+        let swap = Swap { host: host.clone(), tokens_min: self.tokens_max / 4, runtime };
         let cache = Paged::new(pool.clone(), config.kv_row(), HEADROOM, Some(swap));
         let (stop, stopped) = watch::channel(false);
-        let chaos = self.has_chaos.then(|| tokio::spawn(chaos(pool.clone(), self.chaos(), stopped)));
+        let chaos = self.has_chaos.then(|| tokio::spawn(self.chaos(pool.clone(), stopped)));
         let engine = Engine::start(cache, model, self.workers, limits(2 * self.slots), self.tokens_max);
         let served = self.serve(engine, &plan).await;
         stop.send_replace(true);
@@ -197,17 +204,12 @@ impl Storm {
             tokens,
             tokens_wrong,
             first_append_failures: served.counts.first_append_failures,
-            swaps_refused: served.cache.swaps_refused,
             preempted: served.counts.preempted,
-            swapped: served.cache.swapped,
-            recomputed: served.cache.recomputed,
-            moved_blocks: chaos.moved_blocks,
-            resizes: chaos.resizes,
-            resizes_refused: chaos.resizes_refused,
+            cache: served.cache,
+            chaos,
             forks: served.counts.forks,
             drafted: served.counts.drafted,
             drafts_accepted: served.counts.accepted,
-            prefix_hit_tokens: served.cache.hit_tokens,
             concurrency: served.concurrency(self.workers),
             reference_concurrency: reference.concurrency(self.workers),
             concurrency_peak: served.counts.concurrency_peak,
@@ -267,10 +269,33 @@ impl Storm {
         (self.slots * self.tokens_max / self.block_tokens).max(self.blocks_min())
     }
 
-    fn chaos(&self) -> Chaos {
+    /// Compacts and resizes the pool until it is told to stop.
+    fn chaos(
+        &self,
+        pool: Pool,
+        stopped: watch::Receiver<bool>,
+    ) -> impl Future<Output = Result<ChaosCounts, DefragError>> + use<> {
         let blocks = self.blocks();
-        let blocks_min = (blocks / 2).max(self.blocks_min());
-        Chaos { seed: self.seed, blocks, blocks_min }
+        let sizes = (blocks / 2).max(self.blocks_min())..=blocks;
+        let (mut rng, mut counts) = (fastrand::Rng::with_seed(!self.seed), ChaosCounts::default());
+        async move {
+            let background = pool.start_defragmenter(DefragConfig::new().threshold(0.0))?;
+            while !*stopped.borrow() {
+                let options = ResizeOptions::new().patience(Duration::from_millis(50));
+                match pool.resize_with(rng.usize(sizes.clone()), options).await {
+                    Ok(report) => {
+                        counts.resizes += 1;
+                        counts.moved_blocks += report.moved.moved_blocks;
+                    }
+                    // Open blocks lie beyond the new end, or too many blocks are in use.
+                    Err(_) => counts.resizes_refused += 1,
+                }
+                counts.moved_blocks += pool.defragment().await?.moved_blocks;
+                tokio::time::sleep(Duration::from_millis(rng.u64(1..10))).await;
+            }
+            counts.moved_blocks += background.stop().await.moved_blocks;
+            Ok(counts)
+        }
     }
 }
 
@@ -331,44 +356,4 @@ fn audit(pools: &[&Pool]) -> String {
         }
     }
     "ok".into()
-}
-
-/// Sizes between which a pool is resized.
-struct Chaos {
-    seed: u64,
-    blocks: usize,
-    blocks_min: usize,
-}
-
-#[derive(Default)]
-struct ChaosCounts {
-    moved_blocks: usize,
-    resizes: usize,
-    resizes_refused: usize,
-}
-
-/// Compacts and resizes the pool until it is told to stop.
-async fn chaos(
-    pool: Pool,
-    chaos: Chaos,
-    stopped: watch::Receiver<bool>,
-) -> Result<ChaosCounts, kvpool::DefragError> {
-    let (mut rng, mut counts) = (fastrand::Rng::with_seed(!chaos.seed), ChaosCounts::default());
-    let background = pool.start_defragmenter(DefragConfig::new().threshold(0.0))?;
-    while !*stopped.borrow() {
-        let size = rng.usize(chaos.blocks_min..=chaos.blocks);
-        let options = ResizeOptions::new().patience(Duration::from_millis(50));
-        match pool.resize_with(size, options).await {
-            Ok(report) => {
-                counts.resizes += 1;
-                counts.moved_blocks += report.moved.moved_blocks;
-            }
-            // Open blocks lie beyond the new end, or too many blocks are in use.
-            Err(_) => counts.resizes_refused += 1,
-        }
-        counts.moved_blocks += pool.defragment().await?.moved_blocks;
-        tokio::time::sleep(Duration::from_millis(rng.u64(1..10))).await;
-    }
-    counts.moved_blocks += background.stop().await.moved_blocks;
-    Ok(counts)
 }

@@ -6,15 +6,16 @@
 //! 1  drop the jobs whose streams were closed
 //! 2  if another worker's job is starved, preempt the last job behind it
 //! 3  admit waiting jobs, up to the worker's share
-//! 4  step: grow every sequence by a chunk of its prompt, or by a decoded token and drafts;
-//!    one forward pass; choose tokens; keep what was computed; fork; end jobs
-//! 5  if a job lacked blocks, preempt the last job; if it was the only one, it is starved
-//! 6  if nothing could be done, wait for a change
+//! 4  plan a chunk of each prompt, or a decoded token and drafts, and grow all sequences by these; if
+//!    one lacks blocks, none has grown: preempt the last job, and leave out those that still lack
+//! 5  one forward pass; choose tokens; keep what was computed; fork; end jobs
+//! 6  if there is but one job, and it lacks blocks, it is starved
+//! 7  if nothing could be done, wait for a change
 //! ```
 
 use kvpool::testing::sync::Arc;
 
-use crate::cache::{Admission, Candidate, KvCache, Room};
+use crate::cache::{Admission, Candidate, Growth, KvCache};
 use crate::error::EngineError;
 use crate::model::{Network, Segment};
 use crate::request::{Event, Job, Rank};
@@ -43,9 +44,15 @@ struct Plan {
     first: usize,
     /// Known tokens, then drafts.
     tokens: Vec<u32>,
-    drafts: usize,
-    /// Number of tokens whose logits are needed: none within a prompt.
-    logits: usize,
+    known: usize,
+    /// Whether logits are needed, from the last known token on: not within a prompt.
+    has_logits: bool,
+}
+
+impl Plan {
+    fn logits(&self) -> usize {
+        if self.has_logits { self.tokens.len() - self.known + 1 } else { 0 }
+    }
 }
 
 /// One thread of the engine.
@@ -176,14 +183,35 @@ impl<C: KvCache, N: Network> Worker<C, N> {
         self.running.insert(at, running);
     }
 
-    /// Computes a step. Returns false if no job had room.
+    /// Computes a step. Returns false if the only job lacks room.
     fn step(&mut self) -> Result<bool, EngineError> {
         let mut step = self.cache.begin();
-        let lacking = self.plan(&mut step)?;
+        self.plan();
+        let mut lacking = self.grow(&mut step)?;
+        self.is_pressed = !lacking.is_empty();
+        let preempts = self.is_pressed && self.running.len() > 1;
+        if preempts {
+            // Before a block is taken. The victim's are free when no batch may read them any more.
+            self.cache.finish(step);
+            self.preempt_last()?;
+            step = self.cache.begin();
+            self.plan();
+            lacking = self.grow(&mut step)?;
+        }
+        let first_lacking = lacking.first().copied();
+        while !lacking.is_empty() {
+            let is_left_out = |running: &&mut Running<_>| lacking.contains(&running.job.rank);
+            self.running.iter_mut().filter(is_left_out).for_each(|running| running.plan = None);
+            lacking = self.grow(&mut step)?;
+        }
         let jobs = self.running.iter().filter(|running| running.plan.is_some()).count();
         if jobs > 0 {
             let mut segments: Vec<_> = self.running.iter_mut().filter_map(Running::segment).collect();
-            let logits = self.network.forward(&*self.cache, &mut step, &mut segments)?;
+            let logits = self.network.forward(&*self.cache, &mut step, &mut segments);
+            if logits.is_err() {
+                self.running.clear(); // Before the step, so that nothing of it is cached.
+            }
+            let logits = logits?;
             self.cache.finish(step);
             self.proceed(&logits)?;
             self.scheduler.stepped(&mut self.look, |counts| {
@@ -194,15 +222,13 @@ impl<C: KvCache, N: Network> Worker<C, N> {
             self.cache.finish(step);
             self.scheduler.stalled(&self.look);
         }
-        self.is_pressed = lacking.is_some();
-        match lacking {
-            Some(rank) if jobs == 0 && self.running.len() == 1 => {
+        match first_lacking {
+            Some(rank) if jobs == 0 && !preempts => {
                 self.starved = Some(rank);
                 self.scheduler.starve(&mut self.look, rank);
                 Ok(false)
             }
-            // The last job, which may be the one that lacks blocks.
-            Some(_) => self.preempt_last().map(|()| true),
+            Some(_) => Ok(true),
             None => {
                 if let Some(rank) = self.starved.take() {
                     self.scheduler.fed(&mut self.look, rank);
@@ -212,38 +238,39 @@ impl<C: KvCache, N: Network> Worker<C, N> {
         }
     }
 
-    /// Plans the tokens of each job, in the order of ranks, and provides room for them.
-    ///
-    /// Returns the first job that lacked room.
-    fn plan(&mut self, step: &mut C::Step) -> Result<Option<Rank>, EngineError> {
-        let (mut budget, mut lacking, mut failures) = (self.limits.step_tokens, None, 0);
-        let jobs = self.running.len();
+    /// Plans the tokens of each job, in the order of ranks.
+    fn plan(&mut self) {
+        let (mut budget, jobs) = (self.limits.step_tokens, self.running.len());
         for (index, running) in self.running.iter_mut().enumerate() {
             let (job, first) = (&running.job, self.cache.computed(&running.cache));
-            let known = job.tokens.len() - first;
+            let unknown = job.tokens.len() - first;
             // At least one token for each of the jobs behind.
-            let chunk = known.min(budget.saturating_sub(jobs - index - 1).max(1));
-            let mut tokens = job.tokens[first..first + chunk].to_vec();
-            let drafts = if chunk == known { job.draft() } else { &[] };
-            tokens.extend_from_slice(drafts);
-            let logits = if chunk == known { 1 + drafts.len() } else { 0 };
-            let plan = Plan { first, drafts: drafts.len(), tokens, logits };
-            match self.cache.grow(step, &mut running.cache, first + plan.tokens.len())? {
-                Room::Taken => {
-                    budget = budget.saturating_sub(chunk);
-                    running.is_new = false;
-                    running.plan = Some(plan);
-                }
-                Room::Lacking => {
-                    failures += u64::from(std::mem::take(&mut running.is_new));
-                    lacking = lacking.or(Some(job.rank));
-                }
+            let known = unknown.min(budget.saturating_sub(jobs - index - 1).max(1));
+            budget = budget.saturating_sub(known);
+            let (mut tokens, has_logits) = (job.tokens[first..first + known].to_vec(), known == unknown);
+            if has_logits {
+                tokens.extend_from_slice(job.draft());
             }
+            running.plan = Some(Plan { first, tokens, known, has_logits });
         }
+    }
+
+    /// Provides room for the planned tokens of all jobs. If some lack it, none got any; returns
+    /// these.
+    fn grow(&mut self, step: &mut C::Step) -> Result<Vec<Rank>, EngineError> {
+        let mut growths: Vec<_> = self.running.iter_mut().filter_map(Running::growth).collect();
+        let lacking = self.cache.grow(step, &mut growths)?;
+        let mut planned: Vec<_> = self.running.iter_mut().filter(|running| running.plan.is_some()).collect();
+        if lacking.is_empty() {
+            planned.iter_mut().for_each(|running| running.is_new = false);
+        }
+        let is_first = |&&place: &&usize| std::mem::take(&mut planned[place].is_new);
+        let failures = lacking.iter().filter(is_first).count() as u64;
+        let ranks = lacking.iter().map(|&place| planned[place].job.rank).collect();
         if failures > 0 {
             self.scheduler.stepped(&mut self.look, |counts| counts.first_append_failures += failures);
         }
-        Ok(lacking)
+        Ok(ranks)
     }
 
     /// Chooses tokens by the logits of a step, keeps what was computed, and ends jobs.
@@ -253,20 +280,20 @@ impl<C: KvCache, N: Network> Worker<C, N> {
         for running in &mut self.running {
             let Some(plan) = running.plan.take() else { continue };
             let Running { job, cache, .. } = running;
-            let rows: Vec<&[f32]> = logits.by_ref().take(plan.logits).collect();
+            let rows: Vec<&[f32]> = logits.by_ref().take(plan.logits()).collect();
             let Some(&first) = rows.first() else {
                 self.cache.keep(cache, &job.tokens, plan.first + plan.tokens.len())?;
                 continue;
             };
             let prompt = job.tokens.len();
-            let drafts = &plan.tokens[plan.tokens.len() - plan.drafts..];
+            let drafts = &plan.tokens[plan.known..];
             for (index, row) in rows.into_iter().enumerate() {
                 let token = job.push(row);
                 if drafts.get(index) != Some(&token) || job.is_done(end) {
                     break;
                 }
             }
-            drafted += plan.drafts as u64;
+            drafted += drafts.len() as u64;
             accepted += (job.tokens.len() - prompt - 1) as u64;
             // The last token is not computed yet.
             self.cache.keep(cache, &job.tokens, job.tokens.len() - 1)?;
@@ -303,8 +330,14 @@ impl<C: KvCache, N: Network> Worker<C, N> {
 }
 
 impl<S> Running<S> {
+    fn growth(&mut self) -> Option<Growth<'_, S>> {
+        let Plan { tokens, known, .. } = self.plan.as_mut()?;
+        Some(Growth { sequence: &mut self.cache, tokens, known: *known })
+    }
+
     fn segment(&mut self) -> Option<Segment<'_, S>> {
-        let Plan { first, tokens, logits, .. } = self.plan.as_ref()?;
-        Some(Segment { cache: &mut self.cache, tokens, first: *first, logits: *logits })
+        let plan = self.plan.as_ref()?;
+        let (tokens, first, logits) = (&plan.tokens, plan.first, plan.logits());
+        Some(Segment { cache: &mut self.cache, tokens, first, logits })
     }
 }

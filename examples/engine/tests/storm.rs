@@ -1,6 +1,7 @@
 //! The storm with a tiny model: the paged engine against the contiguous one, and the contiguous one
 //! against a decoder of one sequence.
 
+use kvpool::prefix::PrefixConfig;
 use kvpool::testing::wait_for_threads;
 use kvpool::{Pool, SequenceError, SequenceId};
 use kvpool_engine::cache::{Admission, Candidate, KvCache};
@@ -47,14 +48,17 @@ fn every_logit_is_the_same_in_a_storm() {
         let report = runtime().block_on(storm(seed).run(model(96))).unwrap();
         println!("{report:?}");
         assert!(report.is_right(), "seed {seed}: {report:?}");
-        assert_eq!(report.first_append_failures, 0, "seed {seed}");
+        assert_eq!((report.first_append_failures, report.cache.swaps_refused), (0, 0), "seed {seed}");
         assert!(report.completed > 100 && report.cancelled > 0 && report.tokens > 1_000, "{report:?}");
-        assert!(report.forks > 0 && report.drafts_accepted > 0 && report.prefix_hit_tokens > 0, "{report:?}");
+        assert!(
+            report.forks > 0 && report.drafts_accepted > 0 && report.cache.prefix_hit_tokens > 0,
+            "{report:?}"
+        );
         preempted += report.preempted;
-        swapped += report.swapped;
-        recomputed += report.recomputed;
-        resizes += report.resizes;
-        moved += report.moved_blocks;
+        swapped += report.cache.swapped;
+        recomputed += report.cache.recomputed;
+        resizes += report.chaos.resizes;
+        moved += report.chaos.moved_blocks;
     }
     assert!(preempted > 0 && swapped > 0 && recomputed > 0, "{preempted} {swapped} {recomputed}");
     assert!(resizes > 0 && moved > 0, "{resizes} {moved}");
@@ -165,10 +169,10 @@ impl Network for Failing {
 
 #[test]
 fn a_worker_that_fails_ends_all_streams_and_frees_all_blocks() {
-    for panics in [false, true] {
+    for (panics, steps) in [(false, 0), (true, 0), (false, 2), (true, 2)] {
         let layout = ModelConfig::tiny().layout(4).unwrap();
-        let pool = Pool::builder(layout).blocks(100).build().unwrap();
-        let network = Arc::new(Failing { model: model(96), steps: 0.into(), panics });
+        let pool = Pool::builder(layout).blocks(100).prefix_cache(PrefixConfig::new()).build().unwrap();
+        let network = Arc::new(Failing { model: model(96), steps: steps.into(), panics });
         let cache = Paged::new(pool.clone(), ModelConfig::tiny().kv_row(), 8, None);
         let engine = Engine::start(cache, network, 2, Limits { jobs: 2, step_tokens: 16 }, 96);
         let plan = Storm { requests: 10, ..storm(2) }.plan(64);
@@ -188,5 +192,7 @@ fn a_worker_that_fails_ends_all_streams_and_frees_all_blocks() {
         wait_for_threads(&pool, 0);
         pool.audit().unwrap();
         assert_eq!((pool.available_blocks(), pool.sequence_count()), (100, 0));
+        // Tokens of steps that failed are not cached.
+        assert!(steps < 2 || pool.free_blocks() == 100, "{} blocks", pool.free_blocks());
     }
 }
