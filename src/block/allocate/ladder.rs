@@ -144,7 +144,10 @@ impl Core {
         grab: &mut Grab,
         custody: &Custody<'_>,
     ) -> Result<(), AllocError> {
-        self.check_request(request)?;
+        if let Err(error) = self.check_request(request) {
+            self.undo(grab);
+            return Err(error);
+        }
         let asked = request.blocks;
         for _ in 1..ATTEMPTS {
             match self.gather_once(cache, request, list, grab, custody) {
