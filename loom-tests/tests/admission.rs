@@ -15,7 +15,7 @@ use kvpool::storage::KvLayout;
 use kvpool::{
     AdmitRequest, AllocError, AllocRequest, Pool, PoolBuilder, Priority, SequenceError, SequenceId,
 };
-use kvpool_loom_tests::{block_on, check, check_to, lull, settle};
+use kvpool_loom_tests::{block_on, boxed, check, check_to, lull, settle};
 use loom::thread;
 
 /// Tokens per block of the layout.
@@ -177,25 +177,20 @@ fn running_before_new() {
     check_to(1, "admission::running_before_new", || {
         let pool = open(1);
         let held = pool.allocate_owned(AllocRequest::new(1)).unwrap();
-        let waiting = pool.clone();
-        // The two futures exceed the stack that loom gives a thread in a build with little
-        // optimization.
-        let thread = thread::Builder::new().stack_size(1 << 15).spawn(move || {
-            let prompt = [1; BLOCK_TOKENS];
-            let wanted = request(1, &prompt);
-            let mut admission = Box::pin(waiting.admit_async(&wanted));
-            lull(admission.as_mut());
-            let mut running = waiting.sequence(SequenceId(2)).open().unwrap();
-            let mut reserving = Box::pin(waiting.reserve_async(&mut running, 1));
-            lull(reserving.as_mut());
-            let thread = thread::spawn(move || drop(held));
-            // The admission is not polled: were it the first, this would sleep for ever.
-            block_on(reserving).unwrap();
-            drop(running);
-            drop(block_on(admission).unwrap());
-            thread.join().unwrap();
-        });
-        thread.unwrap().join().unwrap();
+        let prompt = [1; BLOCK_TOKENS];
+        let wanted = request(1, &prompt);
+        let mut admission = boxed(|| pool.admit_async(&wanted));
+        lull(admission.as_mut());
+        let mut running = pool.sequence(SequenceId(2)).open().unwrap();
+        let growing = &mut running;
+        let mut reserving = boxed(|| pool.reserve_async(growing, 1));
+        lull(reserving.as_mut());
+        let thread = thread::spawn(move || drop(held));
+        // The admission is not polled: were it the first, this would sleep for ever.
+        block_on(reserving).unwrap();
+        drop(running);
+        drop(block_on(admission).unwrap());
+        thread.join().unwrap();
         close(&pool);
     });
 }
