@@ -143,6 +143,14 @@ bound_unmarked settled
 ends_early_look settled
 ends_no_second_look settled
 ends_bit_cleared settled
+append_bypasses admission
+admission_bypasses admission
+admission_first admission
+highest_unpublished admission
+unpublished_silent admission
+prefix_not_given_back admission
+name_no_recheck frame_pool
+hit_unpinned frame_pool
 LIST
 
 if [[ -n $budget ]]; then

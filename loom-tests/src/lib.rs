@@ -27,7 +27,7 @@ pub use blocks::{TouchedBlocks, settle};
 pub use cached::CachedBlocks;
 pub use memory::Memory;
 pub use stop::Stop;
-pub use tasks::{Bell, block_on, lull};
+pub use tasks::{Bell, block_on, boxed, lull};
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 

@@ -71,3 +71,9 @@ pub fn lull<T>(mut future: Pin<&mut impl Future<Output = T>>) -> std::sync::Arc<
         yield_now();
     }
 }
+
+/// Returns a future on the heap. The stack of a model has no room for two futures of the pool, in a
+/// build with little optimization.
+pub fn boxed<F: Future>(make: impl FnOnce() -> F) -> Pin<Box<F>> {
+    Box::pin(make())
+}

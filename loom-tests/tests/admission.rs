@@ -4,7 +4,7 @@
 //!
 //! Theorem: an append that begins after a request of higher priority entered the line gets no block
 //! before that request has left it; a running sequence that waits comes before an admission of its
-//! priority.
+//! priority, and an admission that waits before one that begins later.
 //!
 //! Theorem: a reserved block is owned: an append that draws on the reservation cannot fail, whatever
 //! other threads allocate.
@@ -15,7 +15,7 @@ use kvpool::storage::KvLayout;
 use kvpool::{
     AdmitRequest, AllocError, AllocRequest, Pool, PoolBuilder, Priority, SequenceError, SequenceId,
 };
-use kvpool_loom_tests::{block_on, check, check_to, lull, settle};
+use kvpool_loom_tests::{block_on, boxed, check, check_to, lull, settle};
 use loom::thread;
 
 /// Tokens per block of the layout.
@@ -120,6 +120,57 @@ fn an_append_follows_an_urgent_admission() {
     });
 }
 
+/// An admission is in line; then another thread tries one of the same priority, and the block is
+/// freed.
+#[test]
+fn a_new_admission_follows_a_waiting_one() {
+    check_to(1, "admission::a_new_admission_follows_a_waiting_one", || {
+        let pool = open(1);
+        let held = pool.allocate_owned(AllocRequest::new(1)).unwrap();
+        let prompt = [1; BLOCK_TOKENS];
+        let wanted = request(1, &prompt);
+        let mut waiting = Box::pin(pool.admit_async(&wanted));
+        lull(waiting.as_mut());
+        let other = pool.clone();
+        let thread = thread::spawn(move || {
+            drop(held);
+            let refused = other.admit(&request(2, &[2; BLOCK_TOKENS])).map(drop);
+            // As an append that follows an urgent admission.
+            assert!(
+                matches!(
+                    refused,
+                    Err(SequenceError::Alloc(AllocError::Behind { .. } | AllocError::Exhausted { .. }))
+                ),
+                "{refused:?}"
+            );
+        });
+        let sequence = block_on(waiting).unwrap();
+        thread.join().unwrap();
+        drop(sequence);
+        close(&pool);
+    });
+}
+
+/// A running sequence gives its reserved block back, while an admission arrives.
+#[test]
+fn a_released_reservation_admits() {
+    check("admission::a_released_reservation_admits", || {
+        let pool = open(1);
+        let mut running = pool.sequence(SequenceId(1)).open().unwrap();
+        running.reserve(1).unwrap();
+        let other = pool.clone();
+        let thread = thread::spawn(move || {
+            let prompt = [2; BLOCK_TOKENS];
+            drop(block_on(other.admit_async(&request(2, &prompt))).unwrap());
+        });
+        assert_eq!(running.release_reservation(), 1);
+        // The sequence stays open: its end might announce the block too.
+        thread.join().unwrap();
+        drop(running);
+        close(&pool);
+    });
+}
+
 /// An admission waits, then a running sequence; both get the block in turn.
 #[test]
 fn running_before_new() {
@@ -128,10 +179,11 @@ fn running_before_new() {
         let held = pool.allocate_owned(AllocRequest::new(1)).unwrap();
         let prompt = [1; BLOCK_TOKENS];
         let wanted = request(1, &prompt);
-        let mut admission = Box::pin(pool.admit_async(&wanted));
+        let mut admission = boxed(|| pool.admit_async(&wanted));
         lull(admission.as_mut());
         let mut running = pool.sequence(SequenceId(2)).open().unwrap();
-        let mut reserving = Box::pin(pool.reserve_async(&mut running, 1));
+        let growing = &mut running;
+        let mut reserving = boxed(|| pool.reserve_async(growing, 1));
         lull(reserving.as_mut());
         let thread = thread::spawn(move || drop(held));
         // The admission is not polled: were it the first, this would sleep for ever.

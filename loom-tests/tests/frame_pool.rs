@@ -2,8 +2,7 @@
 //! while the frame is being moved. A key that was added to a cached frame is found until the frame
 //! is evicted or uncached, and never names other contents: not while its frame is evicted and used
 //! again, nor while an engine takes its keys away. No key outlives the cached frame.
-//!
-//! Not modelled: an engine that adds keys to a frame on which it holds no reference.
+//! This holds also if an engine adds a key to a frame that another thread frees.
 #![cfg(kvpool_loom)]
 
 use kvpool::prefix::HashKey;
@@ -150,6 +149,27 @@ fn a_key_is_found_once_it_was_added() {
         thread.join().unwrap();
         assert_eq!(pool.pool.cached(pool.key(3)), Ok(Some(frame)));
         assert_eq!(pool.pool.cached(pool.key(1)), Ok(None));
+        pool.finish();
+    });
+}
+
+/// A key is added to a frame that another thread frees and needs again, against the engine's rule.
+#[test]
+fn a_key_added_to_a_freed_frame_ends_with_it() {
+    check("frame_pool::a_key_added_to_a_freed_frame_ends_with_it", || {
+        let pool = Pool::new(1);
+        let frame = pool.take().unwrap();
+        pool.pool.register(&[(frame, pool.key(1))]).unwrap();
+        let other = pool.clone();
+        let thread = thread::spawn(move || {
+            other.pool.free(&[frame]).unwrap();
+            let frame = other.take().expect("evicts it");
+            other.pool.free(&[frame]).unwrap();
+        });
+        // Refused, added to the contents that are evicted then, or to the new ones.
+        let _ = pool.pool.register(&[(frame, pool.key(3))]);
+        thread.join().unwrap();
+        assert_eq!(pool.pool.cached(pool.key(1)), Ok(None), "evicted");
         pool.finish();
     });
 }

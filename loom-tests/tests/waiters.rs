@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use kvpool::storage::KvLayout;
 use kvpool::{AllocError, AllocRequest, FrameId, Lease, Pool, PoolBuilder, Priority};
-use kvpool_loom_tests::{block_on, check_to, check_wide, lull, settle};
+use kvpool_loom_tests::{block_on, boxed, check_to, check_wide, lull, settle};
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering::*};
 use loom::thread;
@@ -283,10 +283,10 @@ fn dropped_while_it_is_woken() {
     check_wide(2, "waiters::dropped_while_it_is_woken", || {
         let pool = open(1, 1, 0, 0);
         let held = pool.allocate_owned(one()).unwrap();
-        let mut first = Box::pin(pool.allocate_async(one()));
+        let mut first = boxed(|| pool.allocate_async(one()));
         lull(first.as_mut());
         let thread = thread::spawn(move || drop(held));
-        let second = pool.allocate_async(one().priority(Priority::High));
+        let second = boxed(|| pool.allocate_async(one().priority(Priority::High)));
         drop(first);
         drop(block_on(second).unwrap());
         thread.join().unwrap();
