@@ -112,3 +112,34 @@ fn blocks_cached_before_a_pool_grew_are_found_afterwards() {
     }
     drop(pool.allocate(AllocRequest::new(pool.total_blocks())).unwrap());
 }
+
+/// A batch fills a block, and its tokens are removed before the batch ends, because they could not be
+/// computed. The block is not found, and its tokens can be computed again.
+#[test]
+fn a_block_that_loses_tokens_before_its_batch_ends_is_not_found() {
+    let pool = pool(20, 20, 4);
+    let tokens: Vec<u32> = (1..10).collect();
+    for length in [1, 2, 3, 4, 5, 7] {
+        let mut sequence = pool.sequence(SequenceId(1)).tokens(&tokens).unwrap();
+        assert!(sequence.is_empty(), "{length}: nothing is cached");
+        let mut batch = pool.begin_batch();
+        batch.append(&mut sequence, 8).unwrap();
+        sequence.truncate(length).unwrap();
+        batch.finish();
+        drop(sequence);
+        let found = pool.sequence(SequenceId(2)).tokens(&tokens).unwrap().len();
+        assert_eq!(found, length / 4 * 4, "of {length} computed tokens");
+        pool.clear_prefix_cache();
+    }
+    // With a subscriber, sequences keep their tokens' ids, and can go on within a block.
+    let _events = pool.prefix_cache().unwrap().events().subscribe().unwrap();
+    let mut sequence = pool.sequence(SequenceId(1)).tokens(&tokens).unwrap();
+    let mut batch = pool.begin_batch();
+    batch.append(&mut sequence, 4).unwrap();
+    sequence.truncate(2).unwrap();
+    batch.append_tokens(&mut sequence, &tokens[2..]).unwrap();
+    batch.finish();
+    drop(sequence);
+    assert_eq!(pool.sequence(SequenceId(2)).tokens(&tokens).unwrap().len(), 8);
+    pool.audit().unwrap();
+}

@@ -344,6 +344,23 @@ impl PrefixCache {
         self.row(id).note(hash, era, depth);
     }
 
+    /// Takes back what was noted of a block that lost tokens before it was registered. The block is
+    /// in the caller's sequence.
+    ///
+    /// If its batch ends at this moment on another thread, the block is registered: the batch has
+    /// computed its tokens.
+    pub(crate) fn unnote(&self, core: &Core, id: BlockId) {
+        if core.word(id).is_cached() {
+            return;
+        }
+        let row = self.row(id);
+        let chain = row.unnote();
+        // The contents of a cached block do not change.
+        if core.word(id).is_cached() {
+            row.note_again(chain);
+        }
+    }
+
     /// Registers noted blocks: their bytes are final, and lookups can hit them.
     ///
     /// Stale handles are skipped. Each handle comes with the event for subscribers, or `None` for

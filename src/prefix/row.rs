@@ -100,6 +100,17 @@ impl Row {
         self.state.store(0, Relaxed);
     }
 
+    /// Takes a note back: the block is not found, even if it is registered. Returns the note's
+    /// chain, for [`note_again`](Self::note_again).
+    pub(super) fn unnote(&self) -> u64 {
+        self.chain.fetch_or(NO_ERA << DEPTH_BITS, Relaxed)
+    }
+
+    /// Restores a note that was taken back.
+    pub(super) fn note_again(&self, chain: u64) {
+        self.chain.store(chain, Relaxed);
+    }
+
     /// Returns whether the block was noted with this hash in this era.
     #[inline]
     pub(super) fn holds(&self, hash: BlockHash, era: u64) -> bool {

@@ -436,12 +436,29 @@ impl Sequence {
         for (gone, id) in gone.iter_mut().zip(ids.iter().rev()) {
             *gone = BlockId(id.load(Relaxed));
         }
+        let partial = (!length.is_multiple_of(block_tokens)).then_some(length / block_tokens);
         self.publish(length);
         self.committed = self.committed.min(length);
+        if let Some(place) = partial.filter(|&place| place < self.seals.settled()) {
+            self.withdraw_note(place);
+        }
         self.seals.truncate(keep as u32, length / block_tokens);
         self.release_unlinked(&gone);
         if self.spared.is_some() && self.spared.map(unit_of) != self.last_frame().map(unit_of) {
             self.spare(None);
+        }
+    }
+
+    /// Withdraws the note on a block that loses tokens and that a batch may be about to register:
+    /// the tokens may not have been computed.
+    #[cold]
+    fn withdraw_note(&self, place: u32) {
+        let id = self.list.id(place as usize);
+        // A block that a fork shares has kept its tokens there, which were written before the fork.
+        if let Some((_, cache)) = self.token_hashes()
+            && self.pool_blocks().word(id).refs() == 1
+        {
+            cache.unnote(self.pool_blocks(), id);
         }
     }
 
