@@ -11,11 +11,10 @@
 
 use std::any::Any;
 use std::fmt;
-use std::pin::pin;
 
 use kvpool::storage::{Elements, ElementsMut, FrameMove, KvLayout, Storage};
 use kvpool::{AllocRequest, DeviceId, FrameId, GrowError, Pool, Run, StorageError};
-use kvpool_loom_tests::{Stop, block_on, check, lull, settle};
+use kvpool_loom_tests::{Stop, block_on, boxed, check, lull, settle};
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, Ordering::*};
 use loom::thread;
@@ -126,7 +125,7 @@ fn beside(name: &'static str, give_back: fn(&Pool)) {
         let thread = thread::spawn(move || give_back(&other));
         stop.wait();
         {
-            let mut waiting = pin!(pool.allocate_async(AllocRequest::new(1)));
+            let mut waiting = boxed(|| pool.allocate_async(AllocRequest::new(1)));
             lull(waiting.as_mut());
             stop.resume();
             drop(block_on(waiting).unwrap());

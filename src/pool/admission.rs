@@ -61,7 +61,7 @@ impl Pool {
             Ok(()) => return Ok(admission.admitted()),
         }
         let mut place = admission.wait_in_line(self.blocks());
-        self.in_turns(&mut place, |place| admission.try_in_turn(place)).await?;
+        Box::pin(self.in_turns(&mut place, |place| admission.try_in_turn(place))).await?;
         Ok(admission.admitted())
     }
 
@@ -148,7 +148,7 @@ impl Pool {
             outcome => return outcome,
         }
         let mut place = Sequence::wait_to_reserve(self.blocks(), &request);
-        Ok(self.in_turns(&mut place, |place| sequence.reserve_in_turn(&request, place)).await?)
+        Ok(Box::pin(self.in_turns(&mut place, |place| sequence.reserve_in_turn(&request, place))).await?)
     }
 
     /// Reserves blocks like [`reserve_async`](Self::reserve_async), but gives up at a deadline.

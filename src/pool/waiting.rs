@@ -96,7 +96,8 @@ impl Pool {
             let root = Root::Owned(blocks.keep_alive());
             Ok(Lease::new(Leased::new(root, ids, Seen::new(false))))
         });
-        traced!("kvpool.wait", waiting).await
+        // On the heap: a request that does not wait should not carry it.
+        traced!("kvpool.wait", Box::pin(waiting)).await
     }
 
     /// Makes an attempt in each turn of a place in line, until one succeeds, or fails for another

@@ -145,7 +145,10 @@ impl World {
             AllocError::Exhausted { asked, .. } => {
                 assert!(asked > free || self.is_resizing(), "{error}: {counts:?}");
             }
-            AllocError::NoRun { asked, .. } => assert!(asked <= counts.free()),
+            // The reserve may have been topped up since.
+            AllocError::NoRun { asked, free, .. } => {
+                assert!(asked <= free && free <= counts.free() + counts.reserved, "{error}: {counts:?}");
+            }
             AllocError::Behind { priority, waiting, .. } => {
                 assert!(waiting > priority && self.is_in_line(waiting), "{error}");
             }
