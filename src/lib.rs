@@ -4,15 +4,17 @@
 //! # Concepts
 //!
 //! A **block** holds the K and V of a number of tokens, over all layers. Its id never changes while
-//! it lives. A **frame** is the place in memory that holds a block; compaction moves a block's bytes
-//! to another frame. A **slot** is the place of one token in a frame. A **sequence** is a list of
-//! blocks with the tokens of one request; its **block table** lists their frames for kernels.
+//! it lives. A **frame** is the place in memory that holds a block; compaction moves a block's
+//! bytes to another frame. A **slot** is the place of one token in a frame. A **sequence** is a
+//! list of blocks with the tokens of one request; its **block table** lists their frames for
+//! kernels.
 //!
-//! Blocks are owned by a [`Lease`], by a [`Sequence`], or by counted [handles](BlockHandle). Freeing
-//! a block *retires* its frame while a **batch**, one step of the engine, may still read it: the
-//! frame is reused when every batch that could see it has ended. A block is *sealed* when its bytes
-//! are final; only then can it be moved, shared by its contents, or found in the prefix cache. A
-//! cached block without owners is *evictable*: it keeps its bytes until its frame is needed.
+//! Blocks are owned by a [`Lease`], by a [`Sequence`], or by counted [handles](BlockHandle).
+//! Freeing a block *retires* its frame while a **batch**, one step of the engine, may still read
+//! it: the frame is reused when every batch that could see it has ended. A block is *sealed* when
+//! its bytes are final; only then can it be moved, shared by its contents, or found in the prefix
+//! cache. A cached block without owners is *evictable*: it keeps its bytes until its frame is
+//! needed.
 //!
 //! # Example
 //!
@@ -81,7 +83,8 @@ pub mod config;
 #[cfg(not(feature = "internals"))]
 mod config;
 
-/// Runs a future inside a span of this name, with the feature `tracing`; without, does nothing to it.
+/// Runs a future inside a span of this name, with the feature `tracing`; without, does nothing to
+/// it.
 macro_rules! traced {
     ($name:literal, $future:expr) => {{
         #[cfg(feature = "tracing")]

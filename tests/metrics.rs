@@ -1,4 +1,5 @@
-//! Counters, gauges and histograms agree with what was done; owners and audits name who holds blocks.
+//! Counters, gauges and histograms agree with what was done; owners and audits name who holds
+//! blocks.
 
 use std::time::Duration;
 
@@ -292,7 +293,7 @@ fn is_line(place: &SourcePlace, line: u32) -> bool {
     place.file == file!() && place.line == line
 }
 
-/// A block that is cached and owned by nobody else has no owner, and is listed if it is pinned.
+/// A cached block without references has no owner, and is listed if it is pinned.
 #[test]
 fn an_evictable_block_has_no_owner() {
     let pool = caching_pool(10);

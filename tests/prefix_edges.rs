@@ -113,8 +113,8 @@ fn blocks_cached_before_a_pool_grew_are_found_afterwards() {
     drop(pool.allocate(AllocRequest::new(pool.total_blocks())).unwrap());
 }
 
-/// A batch fills a block, and its tokens are removed before the batch ends, because they could not be
-/// computed. The block is not found, and its tokens can be computed again.
+/// A batch fills a block, and its tokens are removed before the batch ends, because they could not
+/// be computed. The block is not found, and its tokens can be computed again.
 #[test]
 fn a_block_that_loses_tokens_before_its_batch_ends_is_not_found() {
     let pool = pool(20, 20, 4);

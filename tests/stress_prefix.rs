@@ -368,8 +368,8 @@ fn by_priority() {
     everything_at_once("priority", PrefixConfig::new().policy(PolicyKind::Priority), 100);
 }
 
-/// Every key is equal, so two buckets of the index are all there is: it forgets nearly every block, and
-/// the check must tell the rest apart.
+/// Every key is equal, so two buckets of the index are all there is: it forgets nearly every block,
+/// and the check must tell the rest apart.
 #[test]
 fn all_keys_alike() {
     everything_at_once("weak", PrefixConfig::new().hashing(Hashing::Weak { mask: 0 }), 1);

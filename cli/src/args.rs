@@ -225,8 +225,8 @@ pub struct PrefixArgs {
     /// The eviction policy of the prefix cache [default: lru]
     #[arg(long, value_name = "NAME")]
     pub policy: Option<PolicyName>,
-    /// By how much evictions may precede their place in LRU's order to free whole units of frames: a
-    /// share of the order, from 0 (exactly LRU) to 1 [default: 0.05]
+    /// How early evictions may be to free whole units of frames: a share of LRU's order, from 0
+    /// (exactly LRU) to 1 [default: 0.05]
     #[arg(long, value_name = "R", value_parser = threshold, allow_negative_numbers = true)]
     pub tolerance: Option<f64>,
 }

@@ -1,13 +1,13 @@
-//! Theorem: an admission that waits is admitted once its blocks are free, whichever way these become
-//! free, and with its cached prefix, which it holds during each attempt and gives back after a
-//! failed one. Giving back wakes no request for ever, and lets none sleep beside a free block.
+//! Theorem: an admission that waits is admitted once its blocks are free, whichever way these
+//! become free, and with its cached prefix, which it holds during each attempt and gives back after
+//! a failed one. Giving back wakes no request for ever, and lets none sleep beside a free block.
 //!
 //! Theorem: an append that begins after a request of higher priority entered the line gets no block
 //! before that request has left it; a running sequence that waits comes before an admission of its
 //! priority, and an admission that waits before one that begins later.
 //!
-//! Theorem: a reserved block is owned: an append that draws on the reservation cannot fail, whatever
-//! other threads allocate.
+//! Theorem: a reserved block is owned: an append that draws on the reservation cannot fail,
+//! whatever other threads allocate.
 #![cfg(kvpool_loom)]
 
 use kvpool::prefix::{HashKey, PrefixConfig};
@@ -104,7 +104,8 @@ fn an_append_follows_an_urgent_admission() {
             let mut sequence = other.sequence(SequenceId(2)).open().unwrap();
             drop(held);
             let refused = other.begin_batch().append(&mut sequence, 1);
-            // Admitted meanwhile, or still in line: in either case the block is not for this thread.
+            // Admitted meanwhile, or still in line: in either case the block is not for this
+            // thread.
             assert!(
                 matches!(
                     refused,

@@ -2,7 +2,8 @@
 //! order, and wherever the task is at that moment, it is woken; and afterwards it sees what the
 //! batches did. A thread that sleeps forever is a deadlock, which the checker reports.
 //!
-//! Theorem: once no task waits, no batch's end looks for one. A task that was dropped does not count.
+//! Theorem: once no task waits, no batch's end looks for one. A task that was dropped does not
+//! count.
 #![cfg(kvpool_loom)]
 
 use std::pin::pin;
@@ -149,8 +150,8 @@ fn all_up_to_a_ticket() {
     });
 }
 
-/// Two batches begin at once. The bound in the later one's slot may be the earlier one's ticket, which
-/// its end will never announce.
+/// Two batches begin at once. The bound in the later one's slot may be the earlier one's ticket,
+/// which its end will never announce.
 #[test]
 fn a_batch_that_is_beginning() {
     check("settled::a_batch_that_is_beginning", || {

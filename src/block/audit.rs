@@ -39,8 +39,8 @@ pub struct AuditReport {
     /// Total number of references on owned blocks.
     pub references: u64,
     /// Number of owned blocks by the place in the program that allocated them as leases or handles,
-    /// in debug builds: where every lease should have been dropped, the places that leaked. Empty in
-    /// release builds. Blocks of sequences are not among them.
+    /// in debug builds: where every lease should have been dropped, the places that leaked. Empty
+    /// in release builds. Blocks of sequences are not among them.
     pub allocated_at: Vec<(SourcePlace, usize)>,
 }
 

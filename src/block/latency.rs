@@ -1,9 +1,9 @@
 //! Latencies of operations: one in so many per thread and kind is timed, the others pay one
 //! increment. Waits are rare, and all of them are timed.
 //!
-//! An allocation is one request for blocks: a lease or handles; an append counts if it needs blocks.
-//! The release of a lease whose allocation was timed is timed too, so that other releases pay
-//! nothing. The release of handles is not timed.
+//! An allocation is one request for blocks: a lease or handles; an append counts if it needs
+//! blocks. The release of a lease whose allocation was timed is timed too, so that other releases
+//! pay nothing. The release of handles is not timed.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -125,8 +125,8 @@ impl Drop for Timing<'_> {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct LatencyBucket {
-    /// Upper end of the interval, inclusive, in nanoseconds. It is at most 1/16 above its lower end;
-    /// times of a second and more are in the last bucket, which ends at 2^30 - 1.
+    /// Upper end of the interval, inclusive, in nanoseconds. It is at most 1/16 above its lower
+    /// end; times of a second and more are in the last bucket, which ends at 2^30 - 1.
     pub up_to_ns: u64,
     /// Number of times in the interval.
     pub count: u64,

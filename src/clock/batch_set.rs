@@ -1,10 +1,10 @@
 //! Sets of batches, for example of those that wrote to a sequence, which can be asked later whether
 //! all of them have ended.
 //!
-//! A set is exact while at most [`EXACT`] of its batches are in flight at a time. If there are more,
-//! the oldest is remembered by its ticket alone, and stands for all batches up to that ticket: the
-//! set then says that it has not ended until these have ended too. It is never wrong in the other
-//! direction.
+//! A set is exact while at most [`EXACT`] of its batches are in flight at a time. If there are
+//! more, the oldest is remembered by its ticket alone, and stands for all batches up to that
+//! ticket: the set then says that it has not ended until these have ended too. It is never wrong in
+//! the other direction.
 //!
 //! Bookkeeping only: the [clock](super::Clock::state) reads the slots.
 

@@ -197,12 +197,12 @@ impl Ends {
 #[cfg(all(test, not(kvpool_loom)))]
 mod tests {
     use std::sync::Arc;
-    use std::sync::atomic::AtomicUsize;
     use std::task::Wake;
 
     use super::*;
     use crate::clock::Clock;
     use crate::ids::Ticket;
+    use crate::sync::AtomicUsize;
 
     #[derive(Default)]
     struct Count(AtomicUsize);

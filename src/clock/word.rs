@@ -1,8 +1,8 @@
 //! The clock's word: the newest ticket, the number of batches in flight, whether requests wait for
 //! blocks, whether tasks wait for the end of batches, and whether the device is lost. One load
-//! answers every question of a thread that frees or allocates a block: which batches could have seen
-//! this frame, whether any batch is in flight, whether to announce a free block, and whether the
-//! pool still allocates.
+//! answers every question of a thread that frees or allocates a block: which batches could have
+//! seen this frame, whether any batch is in flight, whether to announce a free block, and whether
+//! the pool still allocates.
 //!
 //! | bits | field | meaning |
 //! |---|---|---|

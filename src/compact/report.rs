@@ -131,8 +131,8 @@ impl fmt::Display for OverdueCopy {
     }
 }
 
-/// Counts of moves since the pool was built, over all compactions, resizes and runs made for waiting
-/// requests. Exact, also if a run was dropped half-way.
+/// Counts of moves since the pool was built, over all compactions, resizes and runs made for
+/// waiting requests. Exact, also if a run was dropped half-way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]

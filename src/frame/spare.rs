@@ -147,8 +147,8 @@ impl Frames {
         });
     }
 
-    /// Returns the free frames of a frame's unit that allocators may take, unless the unit is wholly
-    /// free.
+    /// Returns the free frames of a frame's unit that allocators may take, unless the unit is
+    /// wholly free.
     pub fn free_in_unit(&self, frame: FrameId) -> FrameMask {
         let base = FrameMask::of(frame).base;
         let bits =

@@ -109,8 +109,8 @@ impl Route {
         let here = runs_of(pairs.iter().map(|&(block, _)| from.frame(block)));
         let there = runs_of(pairs.iter().map(|&(_, block)| to.frame(block)));
         // SAFETY: no thread writes the source blocks, and they stay in their frames, or these keep
-        // their bytes, while the blocks are held; the destination blocks are exclusively the caller's, and do not move: see the
-        // parent module.
+        // their bytes, while the blocks are held; the destination blocks are exclusively the
+        // caller's, and do not move: see the parent module.
         let received = unsafe { self.to.storage.receive(&*self.from.storage, &here, &there) };
         drop(held);
         received.inspect_err(|error| self.note_loss(error))?;

@@ -25,9 +25,9 @@ impl Pool {
     /// [`SequenceError::Alloc`] with [`AllocError::Behind`] while a request of at least its
     /// priority waits, [`AllocError::Exhausted`], [`AllocError::NoRun`] for a contiguous request,
     /// [`AllocError::TooLarge`]; [`SequenceError::AlreadyOpen`], [`SequenceError::ZeroTokens`],
-    /// [`SequenceError::TooLong`]; [`SequenceError::Prefix`] for a key of zero bytes, or a retention
-    /// time that has passed. Nothing has changed: neither the id nor a block is taken, and no
-    /// cached block was touched.
+    /// [`SequenceError::TooLong`]; [`SequenceError::Prefix`] for a key of zero bytes, or a
+    /// retention time that has passed. Nothing has changed: neither the id nor a block is taken,
+    /// and no cached block was touched.
     pub fn admit(&self, request: &AdmitRequest<'_>) -> Result<Sequence, SequenceError> {
         let _timing = self.0.sampler.start(Operation::Admit);
         let mut admission = self.0.sequences.admission(request)?;

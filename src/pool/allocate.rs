@@ -64,8 +64,8 @@ pub(super) trait BlockSource {
         Ok(one)
     }
 
-    /// Allocates one block and times it. The release is timed too, which a lease of one block has no
-    /// room to note.
+    /// Allocates one block and times it. The release is timed too, which a lease of one block has
+    /// no room to note.
     #[cold]
     #[inline(never)]
     fn one_timed<'p>(&self, request: &AllocRequest, root: Root<'p>) -> Result<Box<Several<'p>>, AllocError> {

@@ -30,8 +30,8 @@ pub struct Metrics {
     pub waits: WaitCounts,
     /// Lookups, hits and registrations of the prefix cache; zero without one.
     pub prefix: PrefixStats,
-    /// Tokens of the full blocks of all prompts that were looked up. A partly filled last block does
-    /// not count, because no lookup of full blocks can hit it.
+    /// Tokens of the full blocks of all prompts that were looked up. A partly filled last block
+    /// does not count, because no lookup of full blocks can hit it.
     pub query_tokens: u64,
     /// Tokens of the full blocks that were hit.
     pub hit_tokens: u64,

@@ -102,15 +102,16 @@ impl Pool {
         copied
     }
 
-    /// Moves a sequence like [`migrate`](Self::migrate), after the batches that write it have ended.
+    /// Moves a sequence like [`migrate`](Self::migrate), after the batches that write it have
+    /// ended.
     ///
     /// The deadline is that of the wait, not of the copy. Batches of other sequences are not waited
     /// for. The target's blocks are taken after the wait.
     ///
     /// # Errors
     ///
-    /// As for [`migrate`](Self::migrate); [`TransferError::BeingWritten`] if a batch that writes the
-    /// sequence is in flight at the deadline.
+    /// As for [`migrate`](Self::migrate); [`TransferError::BeingWritten`] if a batch that writes
+    /// the sequence is in flight at the deadline.
     ///
     /// # Panics
     ///

@@ -19,8 +19,8 @@ use super::Pool;
 pub struct Owners {
     /// Open sequences, by id. A block that several of them share is listed with each.
     pub sequences: Vec<SequenceOwner>,
-    /// Blocks of leases and of [pinned prefixes](super::Pool::pinned_prefixes). They include blocks that
-    /// are in no sequence's list for the moment of an append or a transfer.
+    /// Blocks of leases and of [pinned prefixes](super::Pool::pinned_prefixes). They include blocks
+    /// that are in no sequence's list for the moment of an append or a transfer.
     pub leases: Vec<BlockOwner>,
     /// Blocks whose references the engine counts by handle.
     pub handles: Vec<BlockOwner>,
@@ -59,8 +59,8 @@ pub struct SequenceOwner {
 
 /// Blocks of leases or handles that one place of the program allocated for one purpose.
 ///
-/// In release builds the place and the time are not recorded, and blocks are grouped by sequence and
-/// priority alone.
+/// In release builds the place and the time are not recorded, and blocks are grouped by sequence
+/// and priority alone.
 #[derive(Clone, PartialEq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -127,8 +127,8 @@ type Group = (bool, Option<SourcePlace>, Option<SequenceId>, Priority);
 impl Pool {
     /// Returns who holds which blocks, since when, and which are pinned.
     ///
-    /// Walks the lists of all open sequences and all blocks: for diagnosis, not for every step. Takes
-    /// no lock that an allocation takes.
+    /// Walks the lists of all open sequences and all blocks: for diagnosis, not for every step.
+    /// Takes no lock that an allocation takes.
     pub fn owners(&self) -> Owners {
         let blocks = &self.0.blocks;
         let mut listed = BTreeMap::<BlockId, SequenceId>::new();

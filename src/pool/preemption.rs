@@ -22,8 +22,8 @@ pub enum Preempt<'a> {
 
 /// Result of a preemption.
 ///
-/// `freed_blocks + cached_blocks + shared_blocks` is the number of blocks that the sequence had. The
-/// counts are exact unless other threads share or release these blocks at the same moment.
+/// `freed_blocks + cached_blocks + shared_blocks` is the number of blocks that the sequence had.
+/// The counts are exact unless other threads share or release these blocks at the same moment.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Preempted {
@@ -97,8 +97,8 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// As for [`preempt`](Self::preempt); [`TransferError::BeingWritten`] if a batch that writes the
-    /// sequence is in flight at the deadline.
+    /// As for [`preempt`](Self::preempt); [`TransferError::BeingWritten`] if a batch that writes
+    /// the sequence is in flight at the deadline.
     ///
     /// # Panics
     ///

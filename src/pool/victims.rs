@@ -58,8 +58,8 @@ impl Victim {
 
 /// Decides which sequences are preempted before others.
 ///
-/// Implemented by functions of two victims too. It must be a total order; otherwise the order of the
-/// list is unspecified, and [`Pool::victims`] may panic.
+/// Implemented by functions of two victims too. It must be a total order; otherwise the order of
+/// the list is unspecified, and [`Pool::victims`] may panic.
 pub trait VictimOrder {
     /// Compares two candidates: the smaller one is preempted first.
     fn compare(&self, one: &Victim, other: &Victim) -> Ordering;
@@ -91,8 +91,8 @@ impl VictimOrder for LowestPriorityFirst {
 impl Pool {
     /// Lists the open sequences with the blocks that each would give back, in this order.
     ///
-    /// May be called from any thread, while the owners of the sequences continue. A sequence that is
-    /// closed meanwhile may be in the list: the task that owns it does not find it when it is to
+    /// May be called from any thread, while the owners of the sequences continue. A sequence that
+    /// is closed meanwhile may be in the list: the task that owns it does not find it when it is to
     /// [preempt](Self::preempt) it.
     ///
     /// Visits every block of every open sequence.

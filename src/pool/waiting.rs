@@ -31,9 +31,10 @@ impl Pool {
     /// [admissions](Self::admit_async) of their priority.
     ///
     /// Of the requests that do not wait, [`allocate`](Self::allocate) takes the blocks that are
-    /// free at that moment. An append to a sequence and [`Sequence::reserve`](crate::Sequence::reserve)
-    /// get none while a request of higher priority waits, and an [admission](Self::admit) none
-    /// while one of at least its priority does: [`AllocError::Behind`].
+    /// free at that moment. An append to a sequence and
+    /// [`Sequence::reserve`](crate::Sequence::reserve) get none while a request of higher priority
+    /// waits, and an [admission](Self::admit) none while one of at least its priority does:
+    /// [`AllocError::Behind`].
     ///
     /// The future may be dropped at any time; its turn passes to the next request. A future that is
     /// kept without being polled delays those behind it no longer than the

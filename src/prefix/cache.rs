@@ -533,8 +533,8 @@ impl PrefixCache {
         asked(|| self.policy.place(&released, now)).unwrap_or(Place { queue: 0, rank: order, state: 0 })
     }
 
-    /// Removes blocks that are cached no more from the index, and publishes their removal. They were
-    /// evicted from `queue`, or out of order.
+    /// Removes blocks that are cached no more from the index, and publishes their removal. They
+    /// were evicted from `queue`, or out of order.
     fn forget_all(&self, core: &Core, queue: Option<usize>, ids: &[BlockId]) {
         let further = self.take_further(ids);
         let entries = ids.iter().map(|&id| (key_of(self.row(id).hash()), id));

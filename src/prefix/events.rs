@@ -19,14 +19,15 @@
 //!   compaction in progress has ended. Leases, block handles, a running `Defragmenter`, and threads
 //!   that have used the pool do not keep it open; a clone of the pool's `Compactor` does.
 //!
-//! Any number of subscribers may follow the events at once. Without a subscriber, publishing costs a
-//! load, and no event is constructed.
+//! Any number of subscribers may follow the events at once. Without a subscriber, publishing costs
+//! a load, and no event is constructed.
 //!
 //! # Layout
 //!
 //! Each subscription has a [slot](slot): a ring of its own, and a waker. Slots are in a list that
-//! only grows; a subscription takes a slot that an earlier one has left, or adds one. So there are as
-//! many rings as there were subscribers at once, and the protocol of a ring knows one subscriber.
+//! only grows; a subscription takes a slot that an earlier one has left, or adds one. So there are
+//! as many rings as there were subscribers at once, and the protocol of a ring knows one
+//! subscriber.
 //!
 //! | word | meaning |
 //! |---|---|
@@ -35,8 +36,8 @@
 //! | a slot's `number` | its subscription, from 1; 0: none, so that no event is pushed |
 //! | a slot's `taken` | a subscriber exists, possibly one that is being dropped |
 //!
-//! Invariant: a thread that reads `newest == n` sees the number of every subscription up to `n` in its
-//! slot, unless that subscription has ended. Subscriptions begin under a lock, one at a time.
+//! Invariant: a thread that reads `newest == n` sees the number of every subscription up to `n` in
+//! its slot, unless that subscription has ended. Subscriptions begin under a lock, one at a time.
 //!
 //! # Protocol
 //!
@@ -53,17 +54,18 @@
 //! close:        closed := 1;  wake
 //! ```
 //!
-//! A registration announces a block *before* it can be hit, so that its removal is announced later. A
-//! subscription that begins in between may have listed the cached blocks too early to see the block.
-//! The registration therefore reads `newest` before the announcement, which goes to the subscriptions up
-//! to that number, and again once the block is cached: later subscriptions are told then.
+//! A registration announces a block *before* it can be hit, so that its removal is announced later.
+//! A subscription that begins in between may have listed the cached blocks too early to see the
+//! block. The registration therefore reads `newest` before the announcement, which goes to the
+//! subscriptions up to that number, and again once the block is cached: later subscriptions are
+//! told then.
 //!
 //! By the asymmetric fence, a publisher sees `active` and the number, or the subscriber sees the
-//! publisher's change of the pool. By the waker (an `atomic-waker`), the second `pop` sees a publisher's push,
-//! or the publisher sees the waker. A loss wakes the subscriber too, so that it never sleeps beside
-//! one. Events pushed before a subscription by a late publisher are skipped by their position: the
-//! tail that is read at the subscription orders what those publishers did before it. The [`ring`]
-//! documents the rest.
+//! publisher's change of the pool. By the waker (an `atomic-waker`), the second `pop` sees a
+//! publisher's push, or the publisher sees the waker. A loss wakes the subscriber too, so that it
+//! never sleeps beside one. Events pushed before a subscription by a late publisher are skipped by
+//! their position: the tail that is read at the subscription orders what those publishers did
+//! before it. The [`ring`] documents the rest.
 //!
 //! # Eras
 //!

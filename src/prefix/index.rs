@@ -1,9 +1,10 @@
 //! Maps a hash to the blocks that may hold it: a concurrent table of *hints*.
 //!
 //! The block's word and row are authoritative: whether it is *registered*, and under which keys
-//! (one, or several in a [frame pool](super::names)). The index only says where to look. Every reader checks the word of a block that it finds, so an
-//! outdated entry costs one check and nothing else. The index has a single duty: **not to drop an
-//! entry without counting it** ([`Index::forgotten`]).
+//! (one, or several in a [frame pool](super::names)). The index only says where to look. Every
+//! reader checks the word of a block that it finds, so an outdated entry costs one check and
+//! nothing else. The index has a single duty: **not to drop an entry without counting it**
+//! ([`Index::forgotten`]).
 //!
 //! ```text
 //! key.0 ── low bits ──► bucket   [entry entry  0   entry  0     0   entry  0  ]   64 bytes: one cache line

@@ -60,8 +60,8 @@ impl EvictionCounts {
 pub(super) struct Tallies {
     lookups: CachePadded<[AtomicU64; 3]>,
     registered: CachePadded<AtomicU64>,
-    /// By queue; the one after the policy's queues is of useless blocks, the last of those evicted out
-    /// of order.
+    /// By queue; the one after the policy's queues is of useless blocks, the last of those evicted
+    /// out of order.
     evicted: CachePadded<[AtomicU64; QUEUES_MAX + 2]>,
 }
 
@@ -84,8 +84,8 @@ impl Tallies {
         self.evicted[queue.unwrap_or(QUEUES_MAX + 1)].fetch_add(blocks as u64, Relaxed);
     }
 
-    /// Returns the evictions of a policy with `queues` queues. `forgotten` of those out of order were
-    /// none: their blocks were freed by their last owner.
+    /// Returns the evictions of a policy with `queues` queues. `forgotten` of those out of order
+    /// were none: their blocks were freed by their last owner.
     pub(super) fn evictions(&self, queues: usize, forgotten: u64) -> EvictionCounts {
         let count = |queue: usize| self.evicted[queue].load(Relaxed);
         EvictionCounts {

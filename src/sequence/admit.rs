@@ -191,7 +191,8 @@ impl Admission<'_> {
         place.check_counts(&missing, evictable)?;
         let outcome = self.attempt(true, &mut |request, end, take| place.allocate(request, Some(end), take));
         if outcome.is_err() {
-            // A request that has come to the head since may have searched while the prefix was held.
+            // A request that has come to the head since may have searched while the prefix was
+            // held.
             place.kept_no_longer();
         }
         outcome

@@ -35,7 +35,8 @@ macro_rules! option_setters {
             self
         }
 
-        /// Sets what its blocks depend on besides tokens. Only sequences with equal keys share blocks.
+        /// Sets what its blocks depend on besides tokens. Only sequences with equal keys share
+        /// blocks.
         pub fn keys(mut self, keys: PrefixKeys<'a>) -> Self {
             self.options.keys = keys;
             self
@@ -226,7 +227,8 @@ impl Sequence {
     }
 
     /// Takes references on the cached blocks of its announced tokens, which are `prompt`; with
-    /// `takes_tail` also on one that is cached in part. The sequence is empty, and its list has room.
+    /// `takes_tail` also on one that is cached in part. The sequence is empty, and its list has
+    /// room.
     pub(super) fn find_prefix(&mut self, prompt: &[u32], takes_tail: bool) -> Option<Prefix> {
         let (known, cache) = (self.known.as_deref()?, self.sequences.cache()?);
         let block_tokens = self.sequences.block_tokens();

@@ -52,8 +52,8 @@ impl SequenceView {
 }
 
 impl Sequence {
-    /// Closes the sequence, and returns the number of blocks that it gave back. The counts are exact
-    /// unless other threads share or release these blocks at the same moment.
+    /// Closes the sequence, and returns the number of blocks that it gave back. The counts are
+    /// exact unless other threads share or release these blocks at the same moment.
     pub(crate) fn close_counted(mut self) -> Footprint {
         self.make_findable();
         Footprint::of(self.sequences.blocks(), self.blocks(), self.reserved.len())

@@ -46,7 +46,8 @@ pub trait Storage: Send + Sync + fmt::Debug {
     /// access to the same slots, from the pool or through a tile, may conflict.
     ///
     /// # Errors
-    /// [`StorageError::NoPlanes`] if the backend does not give out its memory, which is the default.
+    /// [`StorageError::NoPlanes`] if the backend does not give out its memory, which is the
+    /// default.
     fn planes(&self) -> Result<StoragePlanes, StorageError> {
         Err(StorageError::NoPlanes { device: self.device() })
     }

@@ -110,8 +110,8 @@ async fn an_admission_that_is_not_polled_is_passed_over_by_appends() {
     quiet(&pool);
 }
 
-/// A seeded storm of waiting requests: each grant goes to the first in the documented order of those
-/// that wait.
+/// A seeded storm of waiting requests: each grant goes to the first in the documented order of
+/// those that wait.
 #[tokio::test]
 async fn grants_follow_the_documented_order() {
     for seed in 0..40 {

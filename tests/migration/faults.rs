@@ -284,8 +284,8 @@ async fn a_dropped_migration() {
     }
 }
 
-/// While bytes are copied, blocks that are freed in either pool are reusable at once, and the blocks
-/// being sent stay where they are.
+/// While bytes are copied, blocks that are freed in either pool are reusable at once, and the
+/// blocks being sent stay where they are.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn frees_during_a_transfer() {
     let tokens = prompt(1, 42);
@@ -319,7 +319,8 @@ async fn frees_during_a_transfer() {
     [from, to].iter().for_each(is_idle);
 }
 
-/// A block that has no pin to spare is sent too, under a batch; the other blocks' pins end as usual.
+/// A block that has no pin to spare is sent too, under a batch; the other blocks' pins end as
+/// usual.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_block_with_all_its_pins() {
     let tokens = prompt(1, 42);

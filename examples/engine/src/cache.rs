@@ -1,7 +1,8 @@
-//! Where the K and V of sequences lie: [paged](crate::paged) in a pool, or [contiguous](crate::contiguous).
+//! Where the K and V of sequences lie: [paged](crate::paged) in a pool, or
+//! [contiguous](crate::contiguous).
 //!
-//! The scheduler, the workers and the model are the same for both, so that the two differ in nothing
-//! but the cache when logits and speed are compared.
+//! The scheduler, the workers and the model are the same for both, so that the two differ in
+//! nothing but the cache when logits and speed are compared.
 //!
 //! A sequence grows in three steps. [`grow`](KvCache::grow) provides room for tokens,
 //! [`attend`](KvCache::attend) stores their K and V layer by layer, and [`keep`](KvCache::keep)
@@ -155,8 +156,8 @@ pub trait KvCache: Send + Sync {
         id: SequenceId,
     ) -> Result<Option<Self::Sequence>, EngineError>;
 
-    /// Frees the room of a sequence, and returns what is needed to continue it, if that is more than
-    /// its tokens.
+    /// Frees the room of a sequence, and returns what is needed to continue it, if that is more
+    /// than its tokens.
     ///
     /// # Errors
     ///

@@ -1,10 +1,10 @@
 //! A small serving engine on kvpool, complete enough to serve and short enough to read in an hour.
 //!
 //! It decodes with a transformer of the Qwen2 and Llama family on the CPU. Several workers batch
-//! continuously over one pool: chunked prefill, prefix cache, speculative drafts, several answers by
-//! forks, preemption by swaps to a host pool or by recomputation, compaction and resizing beside
-//! them, streams of tokens, cancellation. The same engine on contiguous caches is the reference: all
-//! logits are equal to the bit.
+//! continuously over one pool: chunked prefill, prefix cache, speculative drafts, several answers
+//! by forks, preemption by swaps to a host pool or by recomputation, compaction and resizing beside
+//! them, streams of tokens, cancellation. The same engine on contiguous caches is the reference:
+//! all logits are equal to the bit.
 //!
 //! # Reading order
 //!

@@ -18,7 +18,8 @@ pub struct Segment<'a, S> {
     pub logits: usize,
 }
 
-/// What workers compute with. A trait, so that the model of the scheduler can do without arithmetic.
+/// What workers compute with. A trait, so that the model of the scheduler can do without
+/// arithmetic.
 pub trait Network: Send + Sync {
     /// Returns the number of logits of a token.
     fn vocab(&self) -> usize;

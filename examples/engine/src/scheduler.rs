@@ -15,20 +15,20 @@
 //! A worker reads `changes` ([`look`](Scheduler::look)) before it tries anything. If nothing
 //! succeeds, it [waits](Scheduler::wait) until `changes` is another. Every worker counts a change
 //! after it has freed blocks: at the end of a step, of a job, of a preemption. A worker can
-//! therefore not sleep beside blocks that were freed after it had tried. Its own changes do not wake
-//! it, and an attempt in vain counts a change only if others have: workers that cannot proceed do not
-//! wake each other for good.
+//! therefore not sleep beside blocks that were freed after it had tried. Its own changes do not
+//! wake it, and an attempt in vain counts a change only if others have: workers that cannot proceed
+//! do not wake each other for good.
 //!
-//! Jobs are admitted in the order of their ranks, by one worker at a time. While a job is *starved*,
-//! workers preempt the jobs behind it, one at a time, and admit none of them. The first of all jobs
-//! therefore gets its blocks in the end, since every request fits into the pool: there is no
-//! deadlock, and no livelock in which jobs preempt each other in turns.
+//! Jobs are admitted in the order of their ranks, by one worker at a time. While a job is
+//! *starved*, workers preempt the jobs behind it, one at a time, and admit none of them. The first
+//! of all jobs therefore gets its blocks in the end, since every request fits into the pool: there
+//! is no deadlock, and no livelock in which jobs preempt each other in turns.
 //!
-//! Blocks also become available by events that workers do not see, such as the end of a move. A wait
-//! therefore lasts a few milliseconds at most. The line of the pool's own waiting requests would
-//! tell of these, but a worker has running jobs to attend to, and other workers' jobs behind its own
-//! to preempt, while an admission waits. In the model of `tests/scheduler_model.rs` it lasts
-//! until a change, so that the model finds lost wake-ups.
+//! Blocks also become available by events that workers do not see, such as the end of a move. A
+//! wait therefore lasts a few milliseconds at most. The line of the pool's own waiting requests
+//! would tell of these, but a worker has running jobs to attend to, and other workers' jobs behind
+//! its own to preempt, while an admission waits. In the model of `tests/scheduler_model.rs` it
+//! lasts until a change, so that the model finds lost wake-ups.
 
 use std::collections::BTreeMap;
 
@@ -212,8 +212,9 @@ impl<P> Scheduler<P> {
         self.tried_in_vain(&mut self.lock(), look);
     }
 
-    /// Counts a change if another worker has counted one since the look: what it freed may have been
-    /// retired until the end of this worker's batch, and a third one may have tried in between.
+    /// Counts a change if another worker has counted one since the look: what it freed may have
+    /// been retired until the end of this worker's batch, and a third one may have tried in
+    /// between.
     fn tried_in_vain(&self, state: &mut State<P>, look: &Look) {
         if state.changes != look.changes {
             state.changes += 1;
@@ -230,7 +231,8 @@ impl<P> Scheduler<P> {
         });
     }
 
-    /// Counts a job that a worker has forked off, and returns to the waiting ones if it has no room.
+    /// Counts a job that a worker has forked off, and returns to the waiting ones if it has no
+    /// room.
     pub fn forked(&self, look: &mut Look, homeless: Option<Job>) {
         self.change_by(look, |state| {
             state.counts.forks += 1;

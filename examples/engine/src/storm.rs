@@ -167,7 +167,8 @@ impl Storm {
         let plan = self.plan(model.config().vocab);
         let model = Arc::new(model);
         let config = model.config().clone();
-        // Each worker of the reference may have every slot; the pool has room for twice as many jobs.
+        // Each worker of the reference may have every slot; the pool has room for twice as many
+        // jobs.
         let limits =
             |jobs: usize| Limits { jobs: jobs.div_ceil(self.workers).max(1), step_tokens: self.step_tokens };
 

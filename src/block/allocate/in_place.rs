@@ -2,8 +2,8 @@
 //! name.
 //!
 //! The blocks are guarded and pinned, see [`release::in_place`](crate::block). Frames are taken by
-//! name as a mover takes its destinations (model: `loom-tests/tests/named_claim.rs`), and evicted by
-//! name as for a contiguous request.
+//! name as a mover takes its destinations (model: `loom-tests/tests/named_claim.rs`), and evicted
+//! by name as for a contiguous request.
 
 use crate::error::{AllocError, FrameError};
 use crate::ids::{FrameId, Run};

@@ -344,7 +344,7 @@ impl Core {
         Ok(self.info_of(handle.id, word))
     }
 
-    /// Returns a snapshot of a block with this word, whoever owns it.
+    /// Returns a snapshot of a block with this word, of any owner.
     pub(crate) fn info_of(&self, id: BlockId, word: BlockWord) -> BlockInfo {
         self.space.table.info(id).read(id, word, self.config.device, self.space.clock.newest())
     }

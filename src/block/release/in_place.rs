@@ -38,8 +38,8 @@ impl Blocks {
     ///
     /// # Errors
     ///
-    /// [`FrameError`]; nothing has changed. Exception: a frame that another thread frees at the same
-    /// moment, though only one reference is left, is reported, and the others are freed.
+    /// [`FrameError`]; nothing has changed. Exception: a frame that another thread frees at the
+    /// same moment, though only one reference is left, is reported, and the others are freed.
     pub(crate) fn free_frames(
         &self,
         frames: &[u32],
@@ -59,8 +59,8 @@ impl Blocks {
         }
     }
 
-    /// As [`free_frames`](Self::free_frames), for a checked list of at most [`INLINE_BLOCKS`] frames
-    /// that are not cached.
+    /// As [`free_frames`](Self::free_frames), for a checked list of at most [`INLINE_BLOCKS`]
+    /// frames that are not cached.
     #[inline]
     fn free_few_frames(
         &self,

@@ -159,8 +159,8 @@ impl Blocks {
         !evictable.is_empty()
     }
 
-    /// As [`release_listed`](Self::release_listed), for blocks that were in no table and no list that
-    /// another thread reads: no batch has seen them, so their frames are free at once.
+    /// As [`release_listed`](Self::release_listed), for blocks that were in no table and no list
+    /// that another thread reads: no batch has seen them, so their frames are free at once.
     pub(crate) fn release_unpublished(&self, ids: &[BlockId]) {
         let (mut freed, mut count) = (FreedFrames::new(&self.space), 0);
         for &id in ids {

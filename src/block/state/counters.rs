@@ -1,9 +1,9 @@
 //! Monotonic counters of allocations, frees, refusals and waits.
 //!
-//! A thread counts its allocations and frees in its thread cache, by plain stores: only the owner of
-//! the cache counts there. What happens without a thread cache, and everything rare, is counted in
-//! the pool's shared counters. Readers sum. No decision depends on any of them, so that all accesses
-//! are Relaxed.
+//! A thread counts its allocations and frees in its thread cache, by plain stores: only the owner
+//! of the cache counts there. What happens without a thread cache, and everything rare, is counted
+//! in the pool's shared counters. Readers sum. No decision depends on any of them, so that all
+//! accesses are Relaxed.
 
 use crate::error::AllocError;
 use crate::sync::{Ordering::*, StatisticU64};

@@ -1,8 +1,9 @@
 //! Places in the program that allocated or pinned a block last, kept in debug builds only.
 //!
-//! A row per block, beside its word, written by plain stores: by the owner of the block's references
-//! after it allocated the block, and by the thread that pinned it. A note holds for one generation
-//! of its block. In release builds nothing is kept, and callers that would note a [`Site`] do not.
+//! A row per block, beside its word, written by plain stores: by the owner of the block's
+//! references after it allocated the block, and by the thread that pinned it. A note holds for one
+//! generation of its block. In release builds nothing is kept, and callers that would note a
+//! [`Site`] do not.
 
 #[cfg(debug_assertions)]
 use std::panic::Location;

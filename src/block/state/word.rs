@@ -327,8 +327,8 @@ impl BlockWord {
         if !cached || full { None } else { Some(Self((self.0 + ONE_REF) | GUARDED)) }
     }
 
-    /// Adds a reference to a block that stays in its frame while it has one: the first also pins it.
-    /// `None`: free, or full.
+    /// Adds a reference to a block that stays in its frame while it has one: the first also pins
+    /// it. `None`: free, or full.
     #[inline]
     pub fn share_in_place(self) -> Option<Self> {
         // An evictable block has no pins: its last release cleared them.

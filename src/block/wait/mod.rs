@@ -1,8 +1,8 @@
 //! Waiting requests: their line, their turns, and the announcements that wake them.
 //!
 //! Waiting requests form one line: urgent before high before normal; within each, running sequences
-//! that reserve blocks before leases and admissions; and FIFO. Only the head of the line tries; when
-//! it succeeds or gives up, it hands on its turn.
+//! that reserve blocks before leases and admissions; and FIFO. Only the head of the line tries;
+//! when it succeeds or gives up, it hands on its turn.
 //!
 //! A request that does not wait has no place in line:
 //!

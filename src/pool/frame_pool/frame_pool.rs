@@ -299,8 +299,8 @@ impl FramePool {
         self.0.cache.stats()
     }
 
-    /// Returns the [fragmentation rate](crate::Pool::fragmentation) of the free frames, from 0 to 1.
-    /// Walks the bitmaps.
+    /// Returns the [fragmentation rate](crate::Pool::fragmentation) of the free frames, from 0 to
+    /// 1. Walks the bitmaps.
     pub fn fragmentation(&self) -> f64 {
         self.0.blocks.fragmentation(self.0.order)
     }

@@ -146,8 +146,8 @@ impl FramePool {
         Ok(self.0.cache.unname(&self.0.blocks, hash))
     }
 
-    /// Moves all keys of a frame to another one, for an engine that copied its contents, and returns
-    /// their number. The caller has a reference on both.
+    /// Moves all keys of a frame to another one, for an engine that copied its contents, and
+    /// returns their number. The caller has a reference on both.
     ///
     /// # Errors
     ///

@@ -14,10 +14,10 @@ use crate::sync::{Arc, Ordering::*};
 /// A subscriber's end: a stream of events.
 ///
 /// Each subscriber receives all events since its subscription, and lags and loses independently of
-/// the others. The stream ends with the pool: when the last `Pool`, `PoolHandle`, `Sequence`, `SequenceView` and
-/// `Batch` is dropped. Leases, a running `Defragmenter`, and threads that have used the pool do not
-/// keep it open; a clone of the pool's `Compactor` does, and so does a `Defragmenter` whose runtime
-/// is not driven. Dropping this value ends the subscription.
+/// the others. The stream ends with the pool: when the last `Pool`, `PoolHandle`, `Sequence`,
+/// `SequenceView` and `Batch` is dropped. Leases, a running `Defragmenter`, and threads that have
+/// used the pool do not keep it open; a clone of the pool's `Compactor` does, and so does a
+/// `Defragmenter` whose runtime is not driven. Dropping this value ends the subscription.
 pub struct KvEvents {
     shared: Arc<Shared>,
     /// The subscription's slot, in a list that `shared` owns.
@@ -80,8 +80,8 @@ impl KvEvents {
         }
         loop {
             let before = self.reader;
-            // SAFETY: there is one `KvEvents` of a slot at a time, by `taken`, and it began where the
-            // previous one left `head`. Slots live as long as `shared`.
+            // SAFETY: there is one `KvEvents` of a slot at a time, by `taken`, and it began where
+            // the previous one left `head`. Slots live as long as `shared`.
             let told = match unsafe { (*self.slot).ring.pop(&mut self.reader) }? {
                 Popped::Value(told) => told,
                 Popped::Lost(lost) => Told { era: ANY_ERA, event: KvEvent::Resync { lost } },

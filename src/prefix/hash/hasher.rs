@@ -127,8 +127,8 @@ impl PrefixHasher {
         PrefixRoot(self.digest(&parts))
     }
 
-    /// Returns the hash under which a block is registered that an engine knows by a hash of its own,
-    /// in a group of layers.
+    /// Returns the hash under which a block is registered that an engine knows by a hash of its
+    /// own, in a group of layers.
     pub(crate) fn foreign(&self, group: u32, hash: &[u8]) -> BlockHash {
         self.digest(&HashInput::new(Domain::Foreign).number(u64::from(group)).part(hash))
     }
