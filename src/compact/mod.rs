@@ -46,7 +46,9 @@ mod plan;
 mod report;
 mod resize;
 mod snapshot;
+mod stop;
 mod task;
+mod turns;
 
 pub use crate::block::GaveWay;
 pub use bytes::{Bytes, FrameCopier};
@@ -58,3 +60,5 @@ pub use report::{DefragReport, DefragTotals, GivenUp, MoveCounts, OverdueCopy, R
 pub use resize::ResizeOptions;
 pub use snapshot::{FrameKind, FrameState, PLACE_MAX, Snapshot};
 pub use task::{DefragConfig, Defragmenter};
+#[cfg(feature = "internals")]
+pub use turns::{NextTurn, Turn, Turns};
