@@ -34,7 +34,7 @@
 //! `snapshot` the input · `goal` goals and plans · `plan` the planner, and why greedy is enough ·
 //! `plan/map` the snapshot as bitmaps · `plan/choose` which regions are emptied · `plan/donors`
 //! which frames are filled · `plan/steps` which steps do not pay · `plan/place` which block goes to
-//! which frame · `plan/window` the goals that concern a given place.
+//! which frame · `plan/window` the goals that concern a given place · `turns` one run at a time.
 
 mod bytes;
 mod compactor;

@@ -213,12 +213,7 @@ impl Drop for Defragmenter {
     }
 }
 
-async fn work(
-    compactor: Compactor,
-    config: DefragConfig,
-    stop: Arc<Stop>,
-    totals: Arc<Mutex<DefragTotals>>,
-) {
+async fn work(compactor: Compactor, config: DefragConfig, stop: Arc<Stop>, totals: Arc<Mutex<DefragTotals>>) {
     let order = config.order.unwrap_or(compactor.order());
     let (mut patience, mut skipped, mut left) = (1, 0, Ticket(0));
     let mut trimmed: Option<Instant> = None;

@@ -30,6 +30,10 @@ pub(super) async fn run<T: Send + 'static>(
         // If the receiver is gone, the result is dropped here.
         let _ = outcome.map(|outcome| tell.send(outcome));
     };
-    if is_short { job() } else { runtime::run_blocking(job) }
+    if is_short {
+        job()
+    } else {
+        runtime::run_blocking(job)
+    }
     told.await.unwrap_or(Err(TransferError::Dropped))
 }

@@ -129,7 +129,8 @@ async fn a_batch_that_is_not_ended_is_named() {
     ));
     assert!(refused.to_string().contains("the oldest is batch 2"), "{refused}");
     let short = Duration::from_millis(30);
-    let late = pool.allocate_until(AllocRequest::new(1), std::time::Instant::now() + short).await.unwrap_err();
+    let late =
+        pool.allocate_until(AllocRequest::new(1), std::time::Instant::now() + short).await.unwrap_err();
     let AllocError::Deadline { retired: 8, oldest_batch: Some(oldest), head: None, .. } = late else {
         panic!("{late:?}")
     };

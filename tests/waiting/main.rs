@@ -179,7 +179,8 @@ async fn a_deadline_ends_the_wait() {
     // And before a deadline.
     let other = pool.clone();
     let late = Instant::now() + Duration::from_secs(5);
-    let waiting = tokio::spawn(async move { other.allocate_until(AllocRequest::new(10), late.into_std()).await });
+    let waiting =
+        tokio::spawn(async move { other.allocate_until(AllocRequest::new(10), late.into_std()).await });
     sleep(Duration::from_secs(4)).await;
     drop(held);
     assert_eq!(waiting.await.unwrap().unwrap().blocks().len(), 10);
