@@ -111,7 +111,6 @@ impl Task {
     /// # Panics
     ///
     /// If the task panicked.
-    #[cfg_attr(not(feature = "tokio"), expect(clippy::unused_async, reason = "there is no task"))]
     pub(crate) async fn ended(self) {
         #[cfg(feature = "tokio")]
         if let Err(error) = self.0.await
