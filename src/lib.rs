@@ -39,6 +39,14 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! # Runtimes
+//!
+//! Futures run on any executor, with their deadlines, which are [`std::time::Instant`]s. In a tokio
+//! runtime (feature `tokio`, on by default) they use its timer and its threads for blocking copies;
+//! elsewhere a timer thread that the first wait starts, and copies run where the future is polled.
+//! The [background task](Pool::start_defragmenter) needs tokio. Tests that pause tokio's clock pass
+//! `tokio::time::Instant::into_std` of its time.
+//!
 //! # Where to go
 //!
 //! - [`Pool`]: allocation, sequences, batches, waiting, compaction, resizing, migration, statistics.
@@ -176,6 +184,6 @@ pub use {
 struct Readme;
 
 /// The examples of the tour, compiled and run as tests.
-#[cfg(doctest)]
+#[cfg(all(doctest, feature = "tokio"))]
 #[doc = include_str!("../docs/tour.md")]
 struct Tour;

@@ -14,6 +14,7 @@ mod id_hash;
 pub(crate) mod locals;
 #[cfg(kvpool_loom)]
 pub(crate) mod model;
+pub(crate) mod runtime;
 
 pub(crate) use asymmetric::{heavy_fence, light_fence};
 pub(crate) use crossbeam_utils::CachePadded;

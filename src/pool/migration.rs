@@ -1,6 +1,6 @@
 //! `Pool` methods that copy or move sequences and cached blocks to another pool and back.
 
-use tokio::time::Instant;
+use std::time::Instant;
 
 use crate::error::{SettleError, TransferError};
 use crate::migrate::{self, BringBackReport, MigrateError, MigrationReport, OffloadReport};
@@ -115,7 +115,7 @@ impl Pool {
     ///
     /// # Panics
     ///
-    /// If it has to wait outside of a tokio runtime that has a timer.
+    /// If it has to wait in a tokio runtime whose timer is disabled.
     pub async fn migrate_until(
         &self,
         sequence: Sequence,
@@ -135,7 +135,7 @@ impl Pool {
     ///
     /// # Panics
     ///
-    /// If it has to wait outside of a tokio runtime that has a timer.
+    /// If it has to wait in a tokio runtime whose timer is disabled.
     pub async fn replicate_until(
         &self,
         sequence: &Sequence,

@@ -2,15 +2,11 @@
 //!
 //! The line itself, and the protocol that lets no free go unnoticed, belong to the floor below
 //! ([`block`](crate::block)); this file has the future that a task awaits. The future is
-//! independent of the runtime. Deadlines need tokio's timer, and so do contiguous requests that
-//! wait on a tokio runtime; elsewhere these poll.
+//! independent of the runtime.
 
 use std::future::poll_fn;
 use std::pin::pin;
-use std::time::Duration;
-
-// Tokio's clock, which `rest` uses too, so that pausing that clock pauses both.
-use tokio::time::{Instant, timeout_at};
+use std::time::{Duration, Instant};
 
 #[cfg(debug_assertions)]
 use crate::block::Site;
@@ -18,6 +14,7 @@ use crate::block::{AllocRequest, Class, Waiting};
 use crate::compact::COPY_DEADLINE;
 use crate::error::AllocError;
 use crate::ids::Ticket;
+use crate::sync::runtime::{now, sleep_until, timeout_at};
 
 use super::leased::{Ids, Leased, Root, Seen};
 use super::{Lease, Pool};
@@ -64,7 +61,7 @@ impl Pool {
     ///
     /// # Panics
     ///
-    /// If a contiguous request has to wait on a tokio runtime without a timer.
+    /// If a contiguous request has to wait in a tokio runtime whose timer is disabled.
     #[cfg_attr(debug_assertions, track_caller)]
     pub fn allocate_async(
         &self,
@@ -111,7 +108,7 @@ impl Pool {
         let mut runs = RunMaker::default();
         loop {
             place.turn().await;
-            let began = Instant::now();
+            let began = now();
             match attempt(place) {
                 // Wait for the next free.
                 Err(AllocError::Exhausted { .. }) => {}
@@ -129,7 +126,7 @@ impl Pool {
                         beating.await
                     };
                     pulse.beat(REST.1);
-                    rest(began.elapsed()).await;
+                    rest(now().saturating_duration_since(began)).await;
                     if has_turn {
                         // The turn goes to the current head of the line.
                         place.hand_back();
@@ -145,18 +142,31 @@ impl Pool {
     /// If no other request waits ahead of it, the request is tried at least once, even if the
     /// deadline has already passed.
     ///
+    /// ```
+    /// # use kvpool::{AllocError, AllocRequest, Pool, storage::KvLayout};
+    /// # use std::time::{Duration, Instant};
+    /// let pool = Pool::builder(KvLayout::named("tiny")?).blocks(100).build()?;
+    /// let all = pool.allocate_owned(AllocRequest::new(100))?;
+    /// let soon = Instant::now() + Duration::from_millis(10);
+    /// // On any executor.
+    /// let late = pollster::block_on(pool.allocate_until(AllocRequest::new(1), soon));
+    /// assert!(matches!(late, Err(AllocError::Deadline { asked: 1, .. })));
+    /// # drop(all);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// As for [`allocate_async`](Self::allocate_async), and [`AllocError::Deadline`].
     ///
     /// # Panics
     ///
-    /// If polled outside of a tokio runtime that has a timer.
+    /// If it has to wait in a tokio runtime whose timer is disabled.
     #[cfg_attr(debug_assertions, track_caller)]
     pub fn allocate_until(
         &self,
         request: AllocRequest,
-        deadline: tokio::time::Instant,
+        deadline: Instant,
     ) -> impl Future<Output = Result<Lease<'static>, AllocError>> + Send {
         #[cfg(debug_assertions)]
         let site = Site::here();
@@ -171,7 +181,7 @@ impl Pool {
     async fn wait_until(
         &self,
         request: AllocRequest,
-        deadline: tokio::time::Instant,
+        deadline: Instant,
     ) -> Result<Lease<'static>, AllocError> {
         let waiting = self.allocate_or_wait(request);
         self.until(request.blocks, deadline, waiting).await.unwrap_or_else(Err)
@@ -195,11 +205,11 @@ impl Pool {
             loop {
                 // Poll from time to time without a wake-up, to detect a head of line that does not
                 // take its turn.
-                let look = Instant::now().checked_add(every).map_or(deadline, |look| look.min(deadline));
+                let look = now().checked_add(every).map_or(deadline, |look| look.min(deadline));
                 match timeout_at(look, waiting.as_mut()).await {
-                    Ok(outcome) => return Ok(outcome),
-                    Err(_) if Instant::now() < deadline => {}
-                    Err(_) => break blocks.first_in_line(),
+                    Some(outcome) => return Ok(outcome),
+                    None if now() < deadline => {}
+                    None => break blocks.first_in_line(),
                 }
             }
         };
@@ -254,15 +264,9 @@ async fn rest(took: Duration) {
     // At least a little, even if the clock stands still: an attempt announces to the line, which
     // includes this request, the frames that it held.
     let rest = (8 * took).clamp(REST.0, REST.1);
-    if cfg!(kvpool_loom) {
-        // Models have no time.
-    } else if tokio::runtime::Handle::try_current().is_ok() {
-        tokio::time::sleep(rest).await;
-    } else {
-        let until = Instant::now() + rest;
-        while Instant::now() < until {
-            tokio::task::yield_now().await;
-        }
+    // Models have no time.
+    if !cfg!(kvpool_loom) {
+        sleep_until(now() + rest).await;
     }
 }
 

@@ -16,7 +16,7 @@ use std::pin::Pin;
 use std::sync::PoisonError;
 use std::task::{Context, Poll};
 
-use tokio::sync::oneshot;
+use futures_channel::oneshot;
 
 use crate::clock::{BatchRef, InFlight};
 use crate::error::StorageError;
