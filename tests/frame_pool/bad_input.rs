@@ -107,7 +107,7 @@ fn references_have_a_maximum() {
 #[test]
 fn hashes_and_keys_are_checked() {
     let (pool, other) = (pool(8), pool(8));
-    assert_eq!(pool.key(FrameGroup(0), b""), Err(FrameError::EmptyHash));
+    assert_eq!(pool.key(FrameGroup(0), b""), Err(FrameError::EmptyHash { index: 0 }));
     let frames = allocate(&pool, 2);
     let foreign = FrameError::ForeignKey { index: 1, key: other.tag(), pool: pool.tag() };
     let keys = [key(&pool, 1), key(&other, 1)];
