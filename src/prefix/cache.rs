@@ -41,7 +41,8 @@
 //!
 //! The cache of a frame pool knows blocks by hashes that the engine computes,
 //! several for a block if the engine says so (`names`), and evicts in the order of the engine's
-//! frees: duplicates are not evicted early. Hits pin their blocks. See `foreign`.
+//! frees, after those that it freed to go first (`first_out`): duplicates are not evicted early.
+//! Hits pin their blocks. See `foreign`.
 //!
 //! Models: `loom-tests/tests/evictable.rs`, `prefix_index.rs`, `eviction_queue.rs`.
 

@@ -35,7 +35,7 @@
 //!
 //! # Theorem
 //!
-//! An evictable block that no thread holds is in an entry of a queue. The swaps of one row are
+//! An evictable block that no thread holds is in an entry of a queue. The swaps of one flag are
 //! totally ordered. If a release finds `filed` true, the next take in that order reads from that
 //! swap or a later one, and so sees the word evictable, or changed again since; then it does not
 //! drop the block. If the release finds it false, it files the block.

@@ -247,7 +247,8 @@ impl World {
         let Ok(shrink) = shrink else { return };
         let region = to as u32 + 1..=total as u32;
         if moves {
-            let over = (self.model.references.len() + self.model.evictable()).saturating_sub(to);
+            let stay = self.model.references.keys().filter(|&frame| !region.contains(frame)).count();
+            let over = (stay + self.model.evictable()).saturating_sub(to);
             for _ in 0..over.min(self.model.evictable()) {
                 self.model.evict();
             }

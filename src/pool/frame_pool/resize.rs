@@ -113,7 +113,8 @@ impl FrameShrink {
         let Shared { blocks, .. } = &*self.pool.0;
         let counts = blocks.recount();
         let room = counts.total.saturating_sub(self.region().len as usize);
-        blocks.evict_free((counts.used() + counts.evictable).saturating_sub(room));
+        let stay = counts.used().saturating_sub(self.in_use().len());
+        blocks.evict_free((stay + counts.evictable).saturating_sub(room));
         self.pool.propose_moves(Goal::Empty { region: self.region() }, moves_max)
     }
 
