@@ -3,8 +3,6 @@
 //! is evicted or uncached, and never names other contents: not while its frame is evicted and used
 //! again, nor while an engine takes its keys away. No key outlives the cached frame.
 //! This holds also if an engine adds a key to a frame that another thread frees.
-//! A frame that is freed first out, while an older entry of it is in the queue of the order, is in the
-//! queue of its last free.
 #![cfg(kvpool_loom)]
 
 use kvpool::prefix::HashKey;
@@ -107,34 +105,6 @@ fn a_further_key_against_eviction() {
         assert!(is_evicted || found.is_some(), "exactly one thread got it");
         assert_eq!(pool.pool.cached(pool.key(2)).unwrap().is_none(), is_evicted);
         assert_eq!(pool.pool.cached(pool.key(3)).unwrap().is_some(), is_evicted);
-        pool.finish();
-    });
-}
-
-/// A frame is hit and freed first out, so that it is in two queues, while another thread evicts.
-/// Then what is left is evicted from the queues, without a search of all words.
-#[test]
-fn a_first_out_frame_is_in_the_queue_of_its_last_free() {
-    check_to(2, "frame_pool::a_first_out_frame_is_in_the_queue_of_its_last_free", || {
-        let pool = Pool::new(1);
-        let frame = pool.keep();
-        let other = pool.clone();
-        let thread = thread::spawn(move || {
-            let taken = other.take();
-            taken.into_iter().for_each(|frame| {
-                other.pool.register(&[(frame, other.key(1))]).unwrap();
-                other.pool.free(&[frame]).unwrap();
-            });
-        });
-        if let Some(found) = pool.hit(1) {
-            assert_eq!(found, frame);
-            pool.pool.free_first_out(&[found]).unwrap();
-        }
-        thread.join().unwrap();
-        let before = pool.pool.metrics().evictions.out_of_order;
-        let taken = pool.take().expect("evictable");
-        assert_eq!(pool.pool.metrics().evictions.out_of_order, before, "it was in no queue");
-        pool.pool.free(&[taken]).unwrap();
         pool.finish();
     });
 }
