@@ -16,7 +16,7 @@ mod sequence;
 mod settle;
 mod storage;
 
-pub use frame::FrameError;
+pub use frame::{FrameError, FrameShrinkError};
 pub use migrate::TransferError;
 pub use prefix::PrefixError;
 pub use sequence::{DecodeError, SequenceError};

@@ -151,12 +151,13 @@ pub mod cuda;
 pub use pool::{
     AllocRequest, AllocationCounts, AuditError, AuditReport, BlockInfo, BlockOwner, BlockPin,
     BringBackReport, BuildError, Carried, Counts, DefragConfig, DefragError, DefragOptions, DefragReport,
-    DefragTotals, Defragmenter, Fragmentation, FrameBatch, FrameGroup, FrameInfo, FrameKey, FrameMoves,
-    FramePlace, FramePool, FramePoolBuilder, Latencies, Latency, LatencyBucket, LatencyHistogram, Lease,
-    LowestPriorityFirst, Metrics, MigrateError, MigrationCounts, MigrationReport, MoveCounts, MovedFrames,
-    OffloadReport, Owners, PinOwner, PinnedBlock, Pool, PoolBuilder, PoolHandle, Preempt, Preempted,
-    Pressure, Priority, Refusals, ResizeError, ResizeOptions, ResizeReport, SequenceOwner, Settled,
-    SourcePlace, Stats, Swapped, Target, Victim, VictimOrder, WaitCounts, flush_thread,
+    DefragTotals, Defragmenter, Fragmentation, FrameBatch, FrameGroup, FrameInfo, FrameKey, FrameLease,
+    FrameMoves, FramePlace, FramePool, FramePoolBuilder, FrameShrink, Latencies, Latency, LatencyBucket,
+    LatencyHistogram, Lease, LowestPriorityFirst, Metrics, MigrateError, MigrationCounts, MigrationReport,
+    MoveCounts, MovedFrames, OffloadReport, Owners, PinOwner, PinnedBlock, Pool, PoolBuilder, PoolHandle,
+    Preempt, Preempted, Pressure, Priority, Refusals, ResizeError, ResizeOptions, ResizeReport,
+    SequenceOwner, Settled, SourcePlace, Stats, Swapped, Target, Victim, VictimOrder, WaitCounts,
+    flush_thread,
 };
 #[doc(inline)]
 pub use sequence::{
@@ -167,8 +168,9 @@ pub use sequence::{
 pub use {
     dtype::Dtype,
     error::{
-        AllocError, DecodeError, FrameError, GrowError, HandleError, HeadOfLine, LayoutError, OldestBatch,
-        PrefixError, SequenceError, SettleError, ShrinkError, SizingError, StorageError, TransferError,
+        AllocError, DecodeError, FrameError, FrameShrinkError, GrowError, HandleError, HeadOfLine,
+        LayoutError, OldestBatch, PrefixError, SequenceError, SettleError, ShrinkError, SizingError,
+        StorageError, TransferError,
     },
     ids::{
         BlockHandle, BlockId, DeviceId, FRAMES_MAX, FrameId, Generation, Order, PoolTag, Run, SequenceId,

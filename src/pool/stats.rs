@@ -1,6 +1,6 @@
 //! Statistics of a pool: [`Stats`] reads counters, [`Fragmentation`] scans the bitmaps.
 
-use crate::block::Latency;
+use crate::block::{Blocks, Latency};
 use crate::compact::OverdueCopy;
 use crate::error::{HeadOfLine, OldestBatch};
 use crate::frame::ORDERS;
@@ -101,7 +101,7 @@ impl Pool {
     /// O(threads), and a word for each 4,096 blocks; exact if no other thread allocates or frees at
     /// the same time.
     pub fn stats(&self) -> Stats {
-        Stats::of(&self.0)
+        Stats::of(&self.0.blocks, self.0.sampler.read(), self.0.compactor.overdue_copy())
     }
 
     /// Returns the fragmentation at the pool's [order](super::PoolBuilder::fragmentation_order).
@@ -124,8 +124,8 @@ impl Pool {
 }
 
 impl Stats {
-    fn of(shared: &Shared) -> Self {
-        let counts = shared.blocks.counts();
+    pub(super) fn of(blocks: &Blocks, latency: Latency, overdue_copy: Option<OverdueCopy>) -> Self {
+        let counts = blocks.counts();
         let utilization = counts.used() as f64 / counts.total.max(1) as f64;
         Self {
             total: counts.total,
@@ -136,18 +136,18 @@ impl Stats {
             retired: counts.retired,
             reserved: counts.reserved,
             held: counts.held,
-            spared: shared.blocks.spared(),
-            waiting: shared.blocks.waiting(),
+            spared: blocks.spared(),
+            waiting: blocks.waiting(),
             in_magazines: counts.in_magazines,
             utilization,
             pressure: Pressure::of(utilization),
-            latency: shared.sampler.read(),
-            batches_in_flight: shared.blocks.clock().in_flight(),
-            oldest_batch: shared.blocks.oldest_batch(),
-            head_of_line: shared.blocks.head_of_line(),
-            passed_over: shared.blocks.passed_over(),
-            overdue_copy: shared.compactor.overdue_copy(),
-            unwiped: shared.blocks.unwiped(),
+            latency,
+            batches_in_flight: blocks.clock().in_flight(),
+            oldest_batch: blocks.oldest_batch(),
+            head_of_line: blocks.head_of_line(),
+            passed_over: blocks.passed_over(),
+            overdue_copy,
+            unwiped: blocks.unwiped(),
         }
     }
 }

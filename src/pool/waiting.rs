@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 #[cfg(debug_assertions)]
 use crate::block::Site;
-use crate::block::{AllocRequest, Class, Waiting};
+use crate::block::{AllocRequest, Blocks, Class, Waiting};
 use crate::compact::COPY_DEADLINE;
 use crate::error::AllocError;
 use crate::ids::Ticket;
@@ -103,6 +103,16 @@ impl Pool {
     pub(super) async fn in_turns<T>(
         &self,
         place: &mut Waiting<'_>,
+        attempt: impl FnMut(&mut Waiting<'_>) -> Result<T, AllocError>,
+    ) -> Result<T, AllocError> {
+        Self::in_turns_with(Some(self), place, attempt).await
+    }
+
+    /// As [`in_turns`](Self::in_turns), for a pool that moves blocks for a request that needs a run,
+    /// or for one that does not.
+    pub(super) async fn in_turns_with<T>(
+        mover: Option<&Self>,
+        place: &mut Waiting<'_>,
         mut attempt: impl FnMut(&mut Waiting<'_>) -> Result<T, AllocError>,
     ) -> Result<T, AllocError> {
         let mut runs = RunMaker::default();
@@ -117,7 +127,7 @@ impl Pool {
                 Err(AllocError::NoRun { asked, .. }) => {
                     let pulse = place.pulse();
                     let has_turn = {
-                        let mut making = pin!(runs.make(self, asked, place.turn()));
+                        let mut making = pin!(runs.make(mover, asked, place.turn()));
                         let beating = poll_fn(|context| {
                             // While blocks move, their copies wake this future, not the line.
                             pulse.beat(COPY_DEADLINE);
@@ -198,7 +208,16 @@ impl Pool {
         deadline: Instant,
         waiting: impl Future<Output = T>,
     ) -> Result<T, AllocError> {
-        let blocks = self.blocks();
+        Self::until_of(self.blocks(), asked, deadline, waiting).await
+    }
+
+    /// As [`until`](Self::until), in the line of these blocks.
+    pub(super) async fn until_of<T>(
+        blocks: &Blocks,
+        asked: usize,
+        deadline: Instant,
+        waiting: impl Future<Output = T>,
+    ) -> Result<T, AllocError> {
         let every = blocks.turn_patience().max(Duration::from_millis(1));
         let before = {
             let mut waiting = pin!(waiting);
@@ -237,7 +256,8 @@ struct RunMaker {
 impl RunMaker {
     /// Returns true if the next turn came while another compactor run, or a resize, was in
     /// progress.
-    async fn make(&mut self, pool: &Pool, blocks: usize, turn: impl Future<Output = ()>) -> bool {
+    async fn make(&mut self, pool: Option<&Pool>, blocks: usize, turn: impl Future<Output = ()>) -> bool {
+        let Some(pool) = pool else { return false };
         let clock = pool.blocks().clock();
         if !clock.ended(self.left) {
             // The vacated frames are not free yet; the end of those batches gives the next turn.
