@@ -4,7 +4,7 @@
 //! pool has no bytes and moves no blocks by itself. So a request for a run waits until frees or
 //! [committed moves](super::FrameMoves::commit) make one.
 
-use tokio::time::Instant;
+use std::time::Instant;
 
 use crate::block::{AllocRequest, Class};
 use crate::error::AllocError;
@@ -82,7 +82,7 @@ impl FramePool {
     ///
     /// # Panics
     ///
-    /// If a contiguous request has to wait on a tokio runtime without a timer.
+    /// If a contiguous request has to wait in a tokio runtime whose timer is disabled.
     pub async fn allocate_async(&self, request: AllocRequest) -> Result<FrameLease, AllocError> {
         let (blocks, request) = (&self.0.blocks, request.pinned());
         let lease = |frames| FrameLease { pool: self.clone(), frames };
@@ -117,7 +117,7 @@ impl FramePool {
     ///
     /// # Panics
     ///
-    /// If polled outside of a tokio runtime that has a timer.
+    /// If it has to wait in a tokio runtime whose timer is disabled.
     pub async fn allocate_until(
         &self,
         request: AllocRequest,
