@@ -23,7 +23,7 @@ mod memory;
 mod stop;
 mod tasks;
 
-pub use blocks::{TouchedBlocks, settle};
+pub use blocks::{TouchedBlocks, conclude, end_exploring, join_last, settle};
 pub use cached::CachedBlocks;
 pub use memory::Memory;
 pub use stop::Stop;

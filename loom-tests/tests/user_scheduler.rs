@@ -30,7 +30,7 @@ use std::sync::Arc;
 
 use kvpool::storage::{CopyDone, FrameMove, KvLayout};
 use kvpool::{AllocRequest, FrameId, Pool, SequenceId};
-use kvpool_loom_tests::check_wide;
+use kvpool_loom_tests::{check_wide, join_last};
 use loom::cell::UnsafeCell;
 use loom::future::block_on;
 use loom::thread;
@@ -202,7 +202,7 @@ fn beside_a_compaction() {
         let frame = pool.info(handles[2]).unwrap().frame;
         assert_eq!(memory.read(frame), 9);
         batch.finish();
-        thread.join().unwrap();
+        join_last(thread);
         assert_eq!(memory.read(pool.info(handles[2]).unwrap().frame), 9);
         pool.free(&[handles[2]]).unwrap();
         close_beside(&pool, 1);
@@ -219,7 +219,7 @@ fn awaited() {
         let other = pool.clone();
         let thread = thread::spawn(move || other.free(&handles[..2]).unwrap());
         let lease = block_on(pool.allocate_async(AllocRequest::new(2))).unwrap();
-        thread.join().unwrap();
+        join_last(thread);
         assert_eq!((lease.blocks().len(), pool.free_blocks()), (2, 0));
         drop(lease);
         assert_eq!(pool.free_blocks(), 2);
