@@ -2,6 +2,7 @@
 //! [`Touched`](crate::Touched) for blocks.
 
 use kvpool::block::{AllocRequest, Blocks, BlocksConfig, GaveWay, Wave};
+use kvpool::testing::end_exploring;
 use kvpool::{AllocError, BlockHandle, BlockId, DeviceId, FrameId, Run};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
@@ -179,15 +180,6 @@ pub fn settle(blocks: &Blocks, own_caches: usize) {
     while blocks.thread_caches_in_use() > own_caches {
         yield_now();
     }
-}
-
-/// Ends the explored part of a model whose threads have been joined.
-///
-/// A thread's destructors, which run after `join` returns, are explored against each other and
-/// against all that precedes this call. They are not explored against the checks that follow it:
-/// no theorem is about those, and each of their steps would multiply the executions.
-pub fn end_exploring() {
-    loom::skip_branch();
 }
 
 /// Joins the last thread of a model, and [ends the explored part](end_exploring).

@@ -8,7 +8,7 @@
 
 use std::iter::from_fn;
 
-use kvpool_loom_tests::{CachedBlocks, check, join_last};
+use kvpool_loom_tests::{CachedBlocks, check, check_wide, join_last};
 use loom::sync::Arc;
 use loom::thread;
 
@@ -61,7 +61,7 @@ fn released_again_beside_an_eviction() {
 /// All blocks of an entry are hit, and released in another order, while one is evicted.
 #[test]
 fn released_in_another_order() {
-    check("entries::released_in_another_order", || {
+    check_wide(2, "entries::released_in_another_order", || {
         let pool = released_together();
         let other = pool.clone();
         let thread = thread::spawn(move || {

@@ -7,7 +7,7 @@
 
 use kvpool::FrameId;
 use kvpool::block::{AllocRequest, GaveWay, models};
-use kvpool_loom_tests::{TouchedBlocks, check, check_to, end_exploring, join_last};
+use kvpool_loom_tests::{TouchedBlocks, check, check_to, check_wide, end_exploring, join_last};
 use loom::thread;
 
 /// Frame 0, which holds the first block of these pools.
@@ -209,7 +209,7 @@ fn read_from_a_table() {
 /// Two batches on two threads overlap one move, and the vacated frame is needed in between.
 #[test]
 fn read_under_two_batches() {
-    check_to(1, "moves::read_under_two_batches", || {
+    check_wide(1, "moves::read_under_two_batches", || {
         let pool = TouchedBlocks::new(2, 0);
         let block = pool.take_sealed();
         let threads = [(); 2].map(|()| {

@@ -15,7 +15,7 @@ use loom::thread;
 /// A look-up beside a slice.
 #[test]
 fn beside_a_hit() {
-    check("reclaim::beside_a_hit", || {
+    check_wide(2, "reclaim::beside_a_hit", || {
         let pool = CachedBlocks::new(2);
         pool.keep(1);
         pool.keep(2);
@@ -88,7 +88,7 @@ fn beside_another_slice() {
 /// A slice, and a request that needs a block.
 #[test]
 fn beside_a_request() {
-    check("reclaim::beside_a_request", || {
+    check_wide(2, "reclaim::beside_a_request", || {
         let pool = CachedBlocks::new(2);
         pool.keep(1);
         pool.keep(2);

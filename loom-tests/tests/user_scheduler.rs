@@ -30,7 +30,7 @@ use std::sync::Arc;
 
 use kvpool::storage::{CopyDone, FrameMove, KvLayout};
 use kvpool::{AllocRequest, FrameId, Pool, SequenceId};
-use kvpool_loom_tests::{check_wide, join_last};
+use kvpool_loom_tests::{check_wide, end_exploring, join_last};
 use loom::cell::UnsafeCell;
 use loom::future::block_on;
 use loom::thread;
@@ -92,7 +92,7 @@ fn two_schedulers(magazine_blocks: usize, prompts: [usize; 2]) {
     let other = pool.clone();
     let thread = thread::spawn(move || serve(&other, prompts[1]));
     let mine = serve(&pool, prompts[0]);
-    let theirs = thread.join().unwrap();
+    let theirs = join_last(thread);
     if prompts.iter().sum::<usize>() + 2 <= 4 {
         assert!(mine && theirs, "both requests fit");
     }
@@ -142,6 +142,7 @@ fn with_sequences() {
         for thread in threads {
             let _ = thread.join().unwrap();
         }
+        end_exploring();
         close(&pool);
     });
 }

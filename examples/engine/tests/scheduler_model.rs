@@ -84,6 +84,7 @@ fn serve(blocks: usize, jobs: &[(usize, usize)]) {
         }
         assert!(matches!(stream.try_recv(), Ok(Event::Finished { .. })));
     }
+    testing::end_exploring();
     testing::wait_for_threads(&pool, 0);
     pool.audit().unwrap();
     assert_eq!(pool.free_blocks(), blocks);
@@ -123,6 +124,7 @@ fn a_request_is_served_when_it_arrives() {
         assert!(matches!(stream.try_recv(), Ok(Event::Finished { .. })));
         scheduler.close();
         worker.join().unwrap();
+        testing::end_exploring();
         testing::wait_for_threads(&pool, 0);
         pool.audit().unwrap();
     });
