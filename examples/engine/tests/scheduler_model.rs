@@ -91,7 +91,6 @@ fn serve(blocks: usize, jobs: &[(usize, usize)]) {
 }
 
 #[test]
-#[cfg_attr(kvpool_loom, ignore = "seven minutes did not explore it; runs on real threads")]
 fn two_requests_that_do_not_fit_together_are_served() {
     // Each needs both blocks in the end: one of them is preempted, and computed again.
     let check = testing::Check::new("two requests that do not fit together").preemptions(1);
