@@ -89,7 +89,7 @@ pub(crate) use std::thread::sleep;
 /// uses.
 pub mod testing {
     #[cfg(kvpool_loom)]
-    pub use loom::{cell, future, sync, thread};
+    pub use loom::{cell, future, skip_branch, sync, thread};
     #[cfg(not(kvpool_loom))]
     pub use std::{cell, sync, thread};
 }

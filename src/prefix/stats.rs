@@ -1,6 +1,6 @@
 //! Counts of lookups, hits, registrations and evictions.
 
-use crate::sync::{AtomicU64, CachePadded, Ordering::*};
+use crate::sync::{CachePadded, Ordering::*, StatisticU64};
 
 use super::policy::QUEUES_MAX;
 
@@ -63,11 +63,11 @@ const OUT_OF_ORDER: usize = QUEUES_MAX + 2;
 /// share a cache line.
 #[derive(Default)]
 pub(super) struct Tallies {
-    lookups: CachePadded<[AtomicU64; 3]>,
-    registered: CachePadded<AtomicU64>,
+    lookups: CachePadded<[StatisticU64; 3]>,
+    registered: CachePadded<StatisticU64>,
     /// By queue; the one after the policy's queues is of useless blocks, the next of those evicted
     /// first, the last of those evicted out of order.
-    evicted: CachePadded<[AtomicU64; OUT_OF_ORDER + 1]>,
+    evicted: CachePadded<[StatisticU64; OUT_OF_ORDER + 1]>,
 }
 
 impl Tallies {
@@ -108,7 +108,7 @@ impl Tallies {
     }
 
     pub(super) fn read(&self, forgotten_blocks: u64) -> PrefixStats {
-        let count = |counter: &AtomicU64| counter.load(Relaxed);
+        let count = |counter: &StatisticU64| counter.load(Relaxed);
         PrefixStats {
             lookups: count(&self.lookups[0]),
             lookup_blocks: count(&self.lookups[1]),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kvpool::compact::Goal;
 use kvpool::{AllocError, AllocRequest, FramePool, Priority};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 
 use super::{allocate, key, pool, references};
 
@@ -100,7 +100,7 @@ async fn a_dropped_wait_passes_its_turn_on_and_a_dropped_lease_frees() {
 async fn deadlines_and_impossible_requests_are_refused() {
     let pool = pool(4);
     let all = allocate(&pool, 4);
-    let soon = Instant::now() + Duration::from_millis(20);
+    let soon = std::time::Instant::now() + Duration::from_millis(20);
     let late = pool.allocate_until(AllocRequest::new(2), soon).await;
     assert!(matches!(late, Err(AllocError::Deadline { asked: 2, free: 0, .. })), "{late:?}");
     let large = pool.allocate_async(AllocRequest::new(5)).await;
