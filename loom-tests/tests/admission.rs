@@ -89,6 +89,34 @@ fn the_prefix_is_kept() {
     });
 }
 
+/// An admission is in line, and searches with its prefix in hand, the only block that can be
+/// evicted; meanwhile a more urgent request comes, which finds nothing. The admission is not polled
+/// again before that request has got the block.
+#[test]
+fn a_request_ahead_learns_of_the_prefix_put_back() {
+    check_to(1, "admission::a_request_ahead_learns_of_the_prefix_put_back", || {
+        let key = HashKey::from_bytes([7; 32]);
+        let pool = builder(2).prefix_cache(PrefixConfig::new().key(key)).build().unwrap();
+        let prompt = [1; 2 * BLOCK_TOKENS];
+        let mut first = pool.sequence(SequenceId(1)).tokens(&prompt[..BLOCK_TOKENS]).unwrap();
+        pool.begin_batch().append(&mut first, BLOCK_TOKENS).unwrap();
+        drop(first);
+        let held = pool.allocate_owned(AllocRequest::new(1)).unwrap();
+        let other = pool.clone();
+        let thread = thread::spawn(move || {
+            let urgent = AllocRequest::new(1).priority(Priority::Urgent);
+            drop(block_on(other.allocate_async(urgent)).unwrap());
+        });
+        let wanted = request(2, &prompt);
+        let mut waiting = boxed(|| pool.admit_async(&wanted));
+        lull(waiting.as_mut());
+        join_last(thread);
+        drop(held);
+        drop(block_on(waiting).unwrap());
+        close(&pool);
+    });
+}
+
 /// An urgent admission is in line; then another thread appends, and the block is freed.
 #[test]
 fn an_append_follows_an_urgent_admission() {

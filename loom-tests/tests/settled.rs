@@ -9,7 +9,7 @@
 use std::pin::pin;
 use std::task::{Context, Poll};
 
-use kvpool::clock::{BatchSet, Clock, EndPlace};
+use kvpool::clock::{BatchRef, BatchSet, Clock, EndPlace};
 use kvpool::{Pool, SequenceId, Ticket};
 use kvpool_loom_tests::{block_on, check, check_to, join_last, lull};
 use loom::cell::UnsafeCell;
@@ -67,7 +67,7 @@ fn the_end_of_one() {
         let bytes = Arc::new(UnsafeCell::new(0));
         let batch = clock.begin();
         let mut batches = BatchSet::default();
-        clock.note(&mut batches, batch.batch());
+        clock.note(&mut batches, batch.batch(), &mut BatchRef::default());
         let writer = thread::spawn({
             let (clock, bytes) = (clock.clone(), bytes.clone());
             move || {
@@ -91,8 +91,8 @@ fn the_end_of_two() {
         let clock = Arc::new(Clock::default());
         let (a, b) = (clock.begin(), clock.begin());
         let mut batches = BatchSet::default();
-        clock.note(&mut batches, a.batch());
-        clock.note(&mut batches, b.batch());
+        clock.note(&mut batches, a.batch(), &mut BatchRef::default());
+        clock.note(&mut batches, b.batch(), &mut BatchRef::default());
         let threads = [a, b].map(|batch| {
             let clock = clock.clone();
             thread::spawn(move || end(&clock, batch))
@@ -110,7 +110,7 @@ fn a_later_batch_in_its_slot() {
         let clock = Arc::new(Clock::default());
         let batch = clock.begin();
         let mut batches = BatchSet::default();
-        clock.note(&mut batches, batch.batch());
+        clock.note(&mut batches, batch.batch(), &mut BatchRef::default());
         let thread = thread::spawn({
             let clock = clock.clone();
             move || {
