@@ -86,6 +86,27 @@ fn frames_freed_first_out_are_evicted_before_all_others() {
     pool.audit().unwrap();
 }
 
+/// Frames that a batch may see keep their place, and do not disturb the order of the others.
+#[test]
+fn frames_freed_first_out_under_a_batch_leave_the_order_of_the_others() {
+    let pool = pool(80);
+    let recent = allocate(&pool, 40);
+    let named: Vec<_> = recent.iter().map(|&frame| (frame, key(&pool, frame.into()))).collect();
+    pool.register(&named).unwrap();
+    let mut cached = cache(&pool, &(100..140).collect::<Vec<_>>());
+    pool.share(&cached).unwrap();
+    cached.reverse();
+    pool.free(&cached).unwrap();
+    let batch = pool.begin_batch();
+    // One call for each sequence of the step.
+    recent.iter().for_each(|&frame| pool.free_first_out(&[frame]).unwrap());
+    let evicted: Vec<u32> = (0..3).flat_map(|_| allocate(&pool, 1)).collect();
+    assert_eq!(evicted, cached[..3]);
+    drop(batch);
+    assert_eq!(allocate(&pool, 40), recent);
+    pool.audit().unwrap();
+}
+
 #[test]
 fn several_keys_name_one_frame_and_several_frames_have_one_key() {
     let pool = pool(16);
