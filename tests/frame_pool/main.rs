@@ -317,3 +317,28 @@ fn a_pool_grows_with_its_keys() {
     }
     pool.audit().unwrap();
 }
+
+/// A frame that is written again while its old contents are being copied keeps the new ones.
+#[test]
+fn a_frame_that_gets_other_contents_during_a_move_stays() {
+    let pool = pool(64);
+    let all = allocate(&pool, 64);
+    pool.register(&[(all[60], key(&pool, 1))]).unwrap();
+    pool.free(&all).unwrap();
+    let shrink = pool.begin_shrink(32).unwrap();
+    let moves = shrink.propose_moves(1);
+    let (from, to) = moves.pairs().next().unwrap();
+    assert_eq!(from, all[60]);
+    // The engine copies; then another request takes the frame for other contents.
+    let mut hits = Vec::new();
+    assert_eq!(pool.hit(&[key(&pool, 1)], &mut hits), Ok(1));
+    assert_eq!(pool.uncache(&hits), Ok(1));
+    assert_eq!(pool.is_writable(from), Ok(true));
+    pool.register(&[(from, key(&pool, 2))]).unwrap();
+    pool.free(&hits).unwrap();
+    let moved = moves.commit();
+    assert_eq!(moved.moved, [], "the copy in {to} is that of the old contents");
+    assert_eq!(pool.cached(key(&pool, 2)), Ok(Some(from)));
+    drop(shrink);
+    pool.audit().unwrap();
+}
