@@ -152,6 +152,7 @@ prefix_not_given_back admission
 kept_silent admission
 name_no_recheck frame_pool
 moved_over_contents frame_pool
+given_turn_lost turns
 hit_unpinned frame_pool
 LIST
 
