@@ -53,7 +53,7 @@ pub enum GaveWay {
     Taken,
     /// Its last owner released it, or it is in another frame.
     Released,
-    /// It is pinned.
+    /// It is pinned; or, in a frame pool, it was during the copy.
     Pinned,
     /// Its bytes are not final.
     Open,
