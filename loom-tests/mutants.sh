@@ -151,6 +151,8 @@ unpublished_silent admission
 prefix_not_given_back admission
 kept_silent admission
 name_no_recheck frame_pool
+moved_over_contents frame_pool
+given_turn_lost turns
 hit_unpinned frame_pool
 LIST
 

@@ -102,6 +102,23 @@ fn decoded_tokens_are_reused_when_they_were_announced() {
     assert_eq!(serve(&pool, &turn), 16);
 }
 
+/// Drafts that an append makes final fill blocks of their own.
+#[test]
+fn drafts_that_an_append_makes_final_are_reused() {
+    let pool = pool(100);
+    let tokens = prompt(1, 5 * BLOCK_TOKENS);
+    let mut sequence = pool.sequence(SequenceId(1)).open().unwrap();
+    let mut batch = pool.begin_batch();
+    let drafted = 2 * BLOCK_TOKENS;
+    batch.draft(&mut sequence, drafted).unwrap();
+    sequence.announce(&tokens[..drafted]).unwrap();
+    batch.append_tokens(&mut sequence, &tokens[drafted..=drafted]).unwrap();
+    batch.finish();
+    drop(sequence);
+    assert_eq!(serve(&pool, &tokens), drafted);
+    assert_eq!(pool.audit().unwrap().owned, 0);
+}
+
 #[test]
 fn unknown_tokens_end_what_can_be_reused() {
     let pool = pool(100);

@@ -1,5 +1,5 @@
 //! Theorems: a frame with references stays where it is, also if a lookup takes the first reference
-//! while the frame is being moved. A key that was added to a cached frame is found until the frame
+//! while the frame is being moved. A move takes no contents back. A key that was added to a cached frame is found until the frame
 //! is evicted or uncached, and never names other contents: not while its frame is evicted and used
 //! again, nor while an engine takes its keys away. No key outlives the cached frame.
 //! This holds also if an engine adds a key to a frame that another thread frees.
@@ -82,6 +82,29 @@ fn a_hit_keeps_a_moving_frame_in_place() {
         pool.pool.free(&[frame, frame]).unwrap();
         join_last(thread);
         assert!(pool.hit(2).is_some_and(|frame| pool.pool.free(&[frame]).is_ok()));
+        pool.finish();
+    });
+}
+
+/// A frame gets other contents while its move is committed: it moves before, or stays.
+#[test]
+fn other_contents_are_not_lost_to_a_move() {
+    check("frame_pool::other_contents_are_not_lost_to_a_move", || {
+        let pool = Pool::new(2);
+        let from = pool.keep();
+        let moves = pool.pool.moves_of([(FrameId(from), FrameId(1 - from))]);
+        // As many writes as those that the engine copies.
+        pool.bytes.write_frame(FrameId(1 - from));
+        let thread = thread::spawn(move || moves.commit().moved.len());
+        let frame = pool.hit(1).expect("cached throughout");
+        pool.pool.uncache(&[frame]).unwrap();
+        pool.bytes.write_frame(FrameId(frame));
+        pool.pool.register(&[(frame, pool.key(3))]).unwrap();
+        pool.pool.free(&[frame]).unwrap();
+        join_last(thread);
+        let found = pool.hit(3).expect("cached");
+        assert_eq!(pool.bytes.read(pool.pool.blocks().block_at(FrameId(found))), 2, "the old contents");
+        pool.pool.free(&[found]).unwrap();
         pool.finish();
     });
 }

@@ -53,7 +53,7 @@ pub enum GaveWay {
     Taken,
     /// Its last owner released it, or it is in another frame.
     Released,
-    /// It is pinned.
+    /// It is pinned; or, in a frame pool, it was during the copy.
     Pinned,
     /// Its bytes are not final.
     Open,
@@ -78,6 +78,8 @@ struct Moving {
     block: BlockId,
     from: FrameId,
     to: FrameId,
+    /// Low bits of its generation when it was marked.
+    generation: u64,
 }
 
 /// Blocks that move together: marked, with their destinations held.
@@ -135,11 +137,31 @@ impl Wave {
     ///
     /// If the pool has storage, the bytes of all [moves](Self::moves) must be in their new frames:
     /// safe code that reads them there takes them for the bytes that the block's owner wrote.
-    pub unsafe fn publish(mut self, gave_way: &mut dyn FnMut(FrameId, GaveWay)) -> usize {
+    pub unsafe fn publish(self, gave_way: &mut dyn FnMut(FrameId, GaveWay)) -> usize {
+        self.publish_if(gave_way, |_, _| true)
+    }
+
+    /// As [`publish`](Self::publish), for blocks that are written in place by their owners: one that
+    /// has lost all references since it was marked stays, because it may have other contents.
+    ///
+    /// # Safety
+    ///
+    /// As for [`publish`](Self::publish).
+    pub(crate) unsafe fn publish_in_place(self, gave_way: &mut dyn FnMut(FrameId, GaveWay)) -> usize {
+        // The number does not recur: the release with which it would wrap around uncaches the block,
+        // and leaves its frame to the wave.
+        self.publish_if(gave_way, |moving, word| word.generation_low() == moving.generation)
+    }
+
+    fn publish_if(
+        mut self,
+        gave_way: &mut dyn FnMut(FrameId, GaveWay),
+        is_copied: impl Fn(&Moving, BlockWord) -> bool,
+    ) -> usize {
         let (mut moved, mut left) = (Vec::with_capacity(self.moving.len()), RunList::new());
         let mut stayed = Vec::new();
         for moving in self.moving.drain(..) {
-            match self.blocks.publish_move(moving) {
+            match self.blocks.publish_move(moving, |word| is_copied(&moving, word)) {
                 Ok(()) => {
                     moved.push(moving.block);
                     left.push(moving.from);
@@ -189,7 +211,9 @@ impl Core {
             movable(word, from).ok().map(BlockWord::to_bits)
         });
         match marked {
-            Ok(_) => Ok(Moving { block, from, to }),
+            Ok(bits) => {
+                Ok(Moving { block, from, to, generation: BlockWord::from_bits(bits).generation_low() })
+            }
             // Reached by the models in `moves`.
             Err(bits) => {
                 self.space.release_held(to);
@@ -199,8 +223,8 @@ impl Core {
     }
 
     /// Publishes one move: the block is in `to` from now on.
-    fn publish_move(&self, moving: Moving) -> Result<(), GaveWay> {
-        let Moving { block, from, to } = moving;
+    fn publish_move(&self, moving: Moving, is_copied: impl Fn(BlockWord) -> bool) -> Result<(), GaveWay> {
+        let Moving { block, from, to, .. } = moving;
         let displaced = self.space.table.block_at(to);
         // Ours until the word names `to`; the Release below publishes it to the thread that frees
         // the block.
@@ -209,7 +233,8 @@ impl Core {
         // Acquire: accesses to the old frame by owners that released the block happen before its
         // next owner's.
         let published = self.space.table.word(block).fetch_update(AcqRel, Relaxed, |bits| {
-            BlockWord::from_bits(bits).publish_move(to).map(BlockWord::to_bits)
+            let word = BlockWord::from_bits(bits);
+            word.publish_move(to).filter(|_| is_copied(word)).map(BlockWord::to_bits)
         });
         if let Err(bits) = published {
             self.space.table.set_block_at(to, displaced);

@@ -112,7 +112,9 @@ impl BatchSet {
     #[cold]
     fn add_beside(&mut self, batch: BatchRef, is_in_flight: impl Fn(BatchRef) -> bool) {
         let known = |place: &usize| self.each[*place] == batch;
-        let gone = |place: &usize| !is_in_flight(self.each[*place]);
+        // A batch that took the place of one that had ended may have another one.
+        let is_repeated = |place: usize| self.each[..place].contains(&self.each[place]);
+        let gone = |&place: &usize| is_repeated(place) || !is_in_flight(self.each[place]);
         let place = (0..EXACT).find(known).or_else(|| (0..EXACT).find(gone));
         let place = place.unwrap_or_else(|| {
             let oldest = (0..EXACT).min_by_key(|&place| self.each[place]).unwrap_or(0);
@@ -129,7 +131,7 @@ impl BatchSet {
         self.up_to = self.up_to.max(newest);
     }
 
-    /// Returns the batches that the set tells apart.
+    /// Returns the batches that the set tells apart; one of them may occur twice.
     pub(super) fn each(&self) -> impl Iterator<Item = BatchRef> + '_ {
         self.each.iter().copied()
     }

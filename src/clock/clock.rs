@@ -208,7 +208,7 @@ impl Clock {
     /// Returns whether all batches of a set but the one that was added last have ended.
     #[inline]
     pub fn others_ended(&self, batches: &BatchSet) -> bool {
-        let mut others = batches.each().skip(1);
+        let mut others = batches.each().skip(1).filter(|&batch| !batches.is_last(batch));
         batches.up_to() == Ticket(0) && others.all(|batch| !self.is_in_flight(batch))
     }
 
@@ -541,6 +541,25 @@ mod tests {
         assert_eq!(gone, b_was);
         assert_eq!(clock.state(&set), SetState::InFlight(c.ticket()));
         let _ = clock.end(c);
+    }
+
+    /// A batch that is added again is in the set once, whichever place it had before.
+    #[test]
+    fn a_batch_that_writes_again_takes_one_place() {
+        let clock = Clock::default();
+        let (mut set, mut gone) = (BatchSet::default(), BatchRef::default());
+        let (a, b) = (clock.begin(), clock.begin());
+        clock.note(&mut set, a.batch(), &mut gone);
+        clock.note(&mut set, b.batch(), &mut gone);
+        let _ = clock.end(b);
+        clock.note(&mut set, a.batch(), &mut gone);
+        assert!(clock.others_ended(&set), "only the one added last is in flight");
+        let (c, d) = (clock.begin(), clock.begin());
+        clock.note(&mut set, c.batch(), &mut gone);
+        clock.note(&mut set, d.batch(), &mut gone);
+        assert_eq!(set.up_to(), Ticket(0), "three are in flight, and told apart");
+        [a, c, d].into_iter().for_each(|batch| assert!(!clock.end(batch)));
+        assert_eq!(clock.state(&set), SetState::Ended);
     }
 
     /// What a begin has put into its slot so far is no batch of that ticket, and is waited for.

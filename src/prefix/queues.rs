@@ -282,8 +282,8 @@ impl Queues {
     /// Takes the entry of the block that the policy evicts next.
     ///
     /// Its blocks are filed until [`unfile`](Filed::unfile); each may be owned, evictable or free. The
-    /// caller [puts back](Self::put_back) the rest. Queues of the policy with a bit in `spared` are
-    /// skipped. Returns `None` if all other entries are held by other threads.
+    /// caller [puts back](Self::put_back) the rest. Queues with a bit in `spared` are skipped, except
+    /// for the only one of a policy. Returns `None` if all other entries are held by other threads.
     pub(super) fn take(
         &self,
         rows: &GrowTable<RowPart>,
@@ -291,6 +291,7 @@ impl Queues {
         spared: u32,
         now: impl Fn() -> Millis,
     ) -> Option<Entry> {
+        let is_searched = |&queue: &usize| spared >> queue & 1 == 0;
         loop {
             let useless = self.useless();
             let pop = |queue: usize| {
@@ -298,10 +299,10 @@ impl Queues {
                 Some(Entry { queue, first })
             };
             let pop_first_out = || {
-                let (queue, first_out) = (self.first_out()?, self.first_out.as_ref()?);
+                let (queue, first_out) = (self.first_out().filter(is_searched)?, self.first_out.as_ref()?);
                 Some(Entry { queue, first: self.wheels[queue].pop(first_out)? })
             };
-            let next = match pop(useless).or_else(pop_first_out) {
+            let next = match Some(useless).filter(is_searched).and_then(pop).or_else(pop_first_out) {
                 Some(entry) => Some(entry),
                 None if useless == 1 => pop(0),
                 None => self.take_front(rows, policy, spared, &now),

@@ -245,6 +245,7 @@ impl Batch {
     /// Makes the tokens of a growth final.
     #[inline]
     fn make_final(&mut self, sequence: &mut Sequence, plan: &Growth) {
+        let has_drafts = sequence.committed < plan.from;
         sequence.committed = plan.length;
         self.writes(sequence);
         if let Some(known) = &mut sequence.known {
@@ -252,6 +253,8 @@ impl Batch {
         }
         if plan.full > plan.first {
             self.filled(sequence, plan);
+        } else if has_drafts {
+            sequence.seals.complete(plan.full);
         }
     }
 

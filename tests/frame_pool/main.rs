@@ -86,6 +86,27 @@ fn frames_freed_first_out_are_evicted_before_all_others() {
     pool.audit().unwrap();
 }
 
+/// Frames that a batch may see keep their place, and do not disturb the order of the others.
+#[test]
+fn frames_freed_first_out_under_a_batch_leave_the_order_of_the_others() {
+    let pool = pool(80);
+    let recent = allocate(&pool, 40);
+    let named: Vec<_> = recent.iter().map(|&frame| (frame, key(&pool, frame.into()))).collect();
+    pool.register(&named).unwrap();
+    let mut cached = cache(&pool, &(100..140).collect::<Vec<_>>());
+    pool.share(&cached).unwrap();
+    cached.reverse();
+    pool.free(&cached).unwrap();
+    let batch = pool.begin_batch();
+    // One call for each sequence of the step.
+    recent.iter().for_each(|&frame| pool.free_first_out(&[frame]).unwrap());
+    let evicted: Vec<u32> = (0..3).flat_map(|_| allocate(&pool, 1)).collect();
+    assert_eq!(evicted, cached[..3]);
+    drop(batch);
+    assert_eq!(allocate(&pool, 40), recent);
+    pool.audit().unwrap();
+}
+
 #[test]
 fn several_keys_name_one_frame_and_several_frames_have_one_key() {
     let pool = pool(16);
@@ -294,5 +315,30 @@ fn a_pool_grows_with_its_keys() {
     for (&content, &frame) in more.iter().zip(&frames) {
         assert_eq!(pool.cached(key(&pool, content)).unwrap(), Some(frame));
     }
+    pool.audit().unwrap();
+}
+
+/// A frame that is written again while its old contents are being copied keeps the new ones.
+#[test]
+fn a_frame_that_gets_other_contents_during_a_move_stays() {
+    let pool = pool(64);
+    let all = allocate(&pool, 64);
+    pool.register(&[(all[60], key(&pool, 1))]).unwrap();
+    pool.free(&all).unwrap();
+    let shrink = pool.begin_shrink(32).unwrap();
+    let moves = shrink.propose_moves(1);
+    let (from, to) = moves.pairs().next().unwrap();
+    assert_eq!(from, all[60]);
+    // The engine copies; then another request takes the frame for other contents.
+    let mut hits = Vec::new();
+    assert_eq!(pool.hit(&[key(&pool, 1)], &mut hits), Ok(1));
+    assert_eq!(pool.uncache(&hits), Ok(1));
+    assert_eq!(pool.is_writable(from), Ok(true));
+    pool.register(&[(from, key(&pool, 2))]).unwrap();
+    pool.free(&hits).unwrap();
+    let moved = moves.commit();
+    assert_eq!(moved.moved, [], "the copy in {to} is that of the old contents");
+    assert_eq!(pool.cached(key(&pool, 2)), Ok(Some(from)));
+    drop(shrink);
     pool.audit().unwrap();
 }

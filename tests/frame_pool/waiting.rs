@@ -94,6 +94,15 @@ async fn a_dropped_wait_passes_its_turn_on_and_a_dropped_lease_frees() {
     pool.free(lease.frames()).unwrap();
     drop(lease);
     assert_eq!((pool.available(), pool.audit().unwrap().owned), (4, 0));
+    // Freed in part: the lease frees the rest, and keeps a reference that was added.
+    let lease = pool.allocate_async(AllocRequest::new(3)).await.unwrap();
+    let frames = lease.frames().to_vec();
+    pool.share(&frames[2..]).unwrap();
+    pool.free(&frames[1..2]).unwrap();
+    drop(lease);
+    assert_eq!(references(&pool, &frames), [0, 0, 1]);
+    pool.free(&frames[2..]).unwrap();
+    assert_eq!((pool.available(), pool.audit().unwrap().owned), (4, 0));
 }
 
 #[tokio::test]

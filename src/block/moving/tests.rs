@@ -57,7 +57,7 @@ fn a_table_is_patched_with_where_a_block_is_whatever_the_order_in_the_log() {
     let blocks = blocks(64);
     let ids = sealed(&blocks, 1);
     let first = blocks.begin_wave([(FrameId(0), FrameId(10))], &mut never).moving.drain(..).next().unwrap();
-    blocks.publish_move(first).unwrap();
+    blocks.publish_move(first, |_| true).unwrap();
     // The first wave's thread is stopped here.
     let second = blocks.begin_wave([(FrameId(10), FrameId(20))], &mut never);
     // SAFETY: as above.

@@ -287,7 +287,7 @@ impl FramePool {
     ///
     /// # Panics
     ///
-    /// If 131,072 batches are in flight.
+    /// If 65,536 batches are in flight.
     pub fn begin_batch(&self) -> FrameBatch {
         let blocks = self.0.blocks.clone();
         let in_flight = blocks.begin_batch();

@@ -9,7 +9,8 @@
 //! ```
 //!
 //! Only cached frames without references move. A hit in between pins the block, which cancels its
-//! move: the engine that got the frame's number keeps it.
+//! move: the engine that got the frame's number keeps it. It stays too if all references are gone
+//! again: an owner may have uncached it, and written other contents.
 
 use crate::block::Wave;
 use crate::compact::{GaveWay, GivenUp, Goal, Snapshot, plan};
@@ -109,7 +110,7 @@ impl FrameMoves {
         let mut gave_way = |from: FrameId, why| outcome.stayed.push((from.0, why));
         // SAFETY: the pool has no storage; the engine, which owns the bytes, says that it copied
         // them.
-        unsafe { self.wave.publish(&mut gave_way) };
+        unsafe { self.wave.publish_in_place(&mut gave_way) };
         let stayed = &outcome.stayed;
         outcome.moved.retain(|(from, _)| stayed.iter().all(|(stayed, _)| stayed != from));
         self.pool.0.count_moves(|counts| {

@@ -36,7 +36,11 @@ impl FrameLease {
 
 impl Drop for FrameLease {
     fn drop(&mut self) {
-        // An error means that the engine has freed them by their numbers.
+        // A list with a frame that the engine has freed by its number would be refused as a whole.
+        let blocks = &self.pool.0.blocks;
+        let is_owned = |&frame: &u32| blocks.used_in_place(0, frame).is_ok_and(|(_, word)| word.is_owned());
+        self.frames.retain(is_owned);
+        // An error means that another thread frees them by their numbers at this moment.
         let _ = self.pool.free(&self.frames);
     }
 }

@@ -27,7 +27,8 @@ use super::{PrefixCache, key_of};
 const SKIPPED_MAX: usize = if cfg!(kvpool_loom) { 2 } else { 32 };
 
 /// Skips allowed per queue of a policy with several queues, so that a queue of recently released
-/// blocks cannot use up the whole budget.
+/// blocks cannot use up the whole budget. The queues that are served first are in the order of
+/// releases: of these, a batch that may see one entry may see the rest.
 const SKIPPED_MAX_QUEUE: u8 = if cfg!(kvpool_loom) { 1 } else { (SKIPPED_MAX / QUEUES_MAX) as u8 };
 
 /// Number of blocks per step.
@@ -157,6 +158,7 @@ impl<'a> Eviction<'a> {
             is_seen = word.is_evictable() && !is_unseen(word) && !filed.is_outdated();
             if is_seen {
                 self.skip(queue);
+                self.spared |= u32::from(queue >= cache.queues.useless()) << queue;
                 self.seen.push(Entry { queue, first: id });
                 break;
             }
@@ -192,7 +194,8 @@ impl<'a> Eviction<'a> {
 
     fn skip(&mut self, queue: usize) {
         self.skipped += 1;
-        if let Some(skipped) = self.in_queue.get_mut(queue) {
+        let of_policy = queue < self.cache.queues.useless();
+        if let Some(skipped) = self.in_queue.get_mut(queue).filter(|_| of_policy) {
             *skipped += 1;
             self.spared |= u32::from(*skipped >= SKIPPED_MAX_QUEUE) << queue;
         }
