@@ -140,6 +140,8 @@ pub mod testing;
 pub mod cuda;
 
 #[doc(inline)]
+pub use migrate::transport;
+#[doc(inline)]
 pub use pool::{
     AllocRequest, AllocationCounts, AuditError, AuditReport, BlockInfo, BlockOwner, BlockPin,
     BringBackReport, BuildError, Carried, Counts, DefragConfig, DefragError, DefragOptions, DefragReport,

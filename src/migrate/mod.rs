@@ -54,7 +54,7 @@
 //!
 //! `route` the two pools and their common requirements · `carry` pieces, runs, pins · `job` the
 //! thread of a transfer, and dropped futures · `sequence` and `cached` the operations · `report`
-//! results.
+//! results · `transport` the trait for bytes between frames.
 
 mod cached;
 mod carry;
@@ -63,6 +63,7 @@ mod job;
 mod report;
 mod route;
 mod sequence;
+pub mod transport;
 
 pub use cached::{bring_back, offload};
 pub use error::MigrateError;
