@@ -13,7 +13,8 @@
 //!                                        submit(write, local runs, remote runs, tag, hold)
 //!        |<=============== bytes ================|
 //!                                        poll -> Done | Failed | Quarantined
-//!   revoke(tag) -> Done | Quarantined
+//!        |<------ done or failed, by another way ------|
+//!   revoke(tag, over) -> Done | Quarantined
 //! ```
 //!
 //! # States of a transfer
@@ -85,6 +86,8 @@ pub struct Submission {
     pub region: RegionId,
     /// The peer.
     pub peer: PeerId,
+    /// The peer's storage whose frames `remote` are.
+    pub remote_region: RegionId,
     /// Frames of this process.
     pub local: Vec<Run>,
     /// Frames of the peer, all within the grant.
@@ -107,6 +110,16 @@ pub struct Grant {
     pub peer: PeerId,
     /// Keeps the frames.
     pub hold: Hold,
+}
+
+/// What a target knows of the transfers into a grant that it revokes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum SourceState {
+    /// The source said that each of its transfers into the grant is done or failed.
+    Over,
+    /// A transfer may be in flight.
+    Unknown,
 }
 
 /// State of a transfer; see the [module](self).
@@ -234,8 +247,12 @@ pub trait Transport: Send + Sync {
     /// Ends a grant.
     ///
     /// `Done` if no byte of it can arrive any more; its hold was dropped. `Quarantined` otherwise;
-    /// the transport drops the hold as soon as that is certain. `Failed` for an unknown tag.
-    fn revoke(&self, tag: Tag) -> TransferState;
+    /// the transport drops the hold as soon as that is certain: by itself, or when the grant is
+    /// revoked again with [`SourceState::Over`]. `Failed` for an unknown tag.
+    ///
+    /// A transport whose peers write to memory by themselves cannot know when they have ended; one
+    /// that receives every byte itself needs no answer of the source.
+    fn revoke(&self, tag: Tag, source: SourceState) -> TransferState;
 
     /// Begins a transfer.
     ///
