@@ -1,0 +1,1 @@
+//! Moves sequences and cached blocks of `kvpool` between nodes.
