@@ -1,1 +1,3 @@
 //! Moves sequences and cached blocks of `kvpool` between nodes.
+
+pub mod protocol;
