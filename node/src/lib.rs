@@ -1,3 +1,4 @@
 //! Moves sequences and cached blocks of `kvpool` between nodes.
 
+pub mod protocol;
 pub mod transport;
