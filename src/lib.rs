@@ -140,7 +140,7 @@ pub mod testing;
 pub mod cuda;
 
 #[doc(inline)]
-pub use migrate::transport;
+pub use migrate::{heads, transport};
 #[doc(inline)]
 pub use pool::{
     AllocRequest, AllocationCounts, AuditError, AuditReport, BlockInfo, BlockOwner, BlockPin,
@@ -161,8 +161,9 @@ pub use sequence::{
 pub use {
     dtype::Dtype,
     error::{
-        AllocError, DecodeError, FrameError, GrowError, HandleError, HeadOfLine, LayoutError, OldestBatch,
-        PrefixError, SequenceError, SettleError, ShrinkError, SizingError, StorageError, TransferError,
+        AllocError, DecodeError, FormError, FrameError, GrowError, HandleError, HeadOfLine, LayoutError,
+        ManifestError, OldestBatch, PrefixError, SequenceError, SettleError, ShrinkError, SizingError,
+        StorageError, TransferError, TransportError,
     },
     ids::{
         BlockHandle, BlockId, DeviceId, FRAMES_MAX, FrameId, Generation, Order, PoolTag, Run, SequenceId,
@@ -170,6 +171,14 @@ pub use {
     },
     prefix::PrefixConfig,
     storage::KvLayout,
+};
+#[doc(inline)]
+pub use {
+    migrate::{
+        Direction, Export, Finished, HeadRange, Import, ImportError, Imported, Manifest, ManifestLimits,
+        PackedForm, Piece, Process, Remote, RemoteFuture, Remotes, SendError, Sent, TransferOwner,
+    },
+    pool::{Destination, NodeTarget},
 };
 
 /// The examples of the README, compiled and run as tests.

@@ -41,6 +41,7 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::Instant;
 
+pub use crate::error::TransportError;
 use crate::ids::Run;
 use crate::storage::Storage;
 
@@ -136,83 +137,10 @@ pub enum TransferState {
     Quarantined(TransportError),
 }
 
-/// Reason for which a transport refused or failed.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum TransportError {
-    /// The transport is not available in this process.
-    #[error("transport {name} is not available: {reason}")]
-    Unavailable {
-        /// Name of the transport.
-        name: &'static str,
-        /// What is missing.
-        reason: String,
-    },
-    /// The peer cannot be reached, or the connection to it was lost.
-    #[error("peer {peer} is gone: {reason}")]
-    PeerGone {
-        /// The peer.
-        peer: String,
-        /// What the connection reported.
-        reason: String,
-    },
-    /// The peer made no progress until the deadline.
-    #[error("peer {peer} made no progress for {waited_ms} ms")]
-    Stalled {
-        /// The peer.
-        peer: String,
-        /// Time without progress in milliseconds.
-        waited_ms: u64,
-    },
-    /// A number names no registered storage, peer, grant or transfer.
-    #[error("{what} {number} is unknown to the transport")]
-    Unknown {
-        /// What the number names.
-        what: &'static str,
-        /// The number.
-        number: u64,
-    },
-    /// The lists of a submission have different numbers of frames, or are empty.
-    #[error("{local} local and {remote} remote frames cannot be transferred into each other")]
-    FramesDiffer {
-        /// Frames of the local runs.
-        local: usize,
-        /// Frames of the remote runs.
-        remote: usize,
-    },
-    /// A run is outside of the registered storage, or of the grant.
-    #[error("frames {start}..{end} are outside of {of}")]
-    OutOfRange {
-        /// First frame of the run.
-        start: u64,
-        /// Frame behind its last one.
-        end: u64,
-        /// What it is outside of.
-        of: &'static str,
-    },
-    /// The transport, or the storage, cannot do this.
-    #[error("transport {name} cannot {what}")]
-    Unsupported {
-        /// Name of the transport.
-        name: &'static str,
-        /// What was asked for.
-        what: String,
-    },
-    /// A storage failed to read or write its frames.
-    #[error("the storage failed: {0}")]
-    Storage(String),
-    /// The peer's metadata cannot be read, or are those of an incompatible version.
-    #[error("the peer's metadata are invalid: {0}")]
-    Metadata(String),
-    /// The transport is being stopped.
-    #[error("the transport is closed")]
-    Closed,
-}
-
 /// Writes frames of this process into frames of peers.
 ///
-/// No method blocks, except as it says: the bytes move on threads or tasks of the transport, or by
-/// the hardware. Every transfer ends or becomes quarantined by a deadline of the transport.
+/// No method blocks, except as it says: the bytes move on threads or tasks of the transport, by the
+/// hardware, or in [`submit`](Self::submit). Every transfer ends or becomes quarantined by a deadline of the transport.
 pub trait Transport: Send + Sync {
     /// Returns a short name for reports: `process`, `tcp`, `nixl`.
     fn name(&self) -> &'static str;
@@ -254,7 +182,7 @@ pub trait Transport: Send + Sync {
     /// that receives every byte itself needs no answer of the source.
     fn revoke(&self, tag: Tag, source: SourceState) -> TransferState;
 
-    /// Begins a transfer.
+    /// Begins a transfer. A transport without threads of its own moves the bytes here.
     ///
     /// # Errors
     /// [`TransportError`]; the hold is dropped, and no byte was moved.

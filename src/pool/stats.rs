@@ -90,6 +90,11 @@ pub struct Stats {
     /// A copy of moving blocks that has passed its deadline; its blocks are among
     /// [`held`](Self::held).
     pub overdue_copy: Option<OverdueCopy>,
+    /// Owned blocks whose bytes are being transferred to or from another pool or node.
+    pub in_transfer: usize,
+    /// Owned blocks of transfers that were given up, whose bytes a transport may still read or
+    /// write: they are reusable once the transport has lost its access to them.
+    pub quarantined: usize,
     /// Blocks held for good because their bytes could not be
     /// [wiped](crate::pool::PoolBuilder::zero_on_free).
     pub unwiped: usize,
@@ -126,6 +131,7 @@ impl Pool {
 impl Stats {
     fn of(shared: &Shared) -> Self {
         let counts = shared.blocks.counts();
+        let transfers = shared.transfers.counts();
         let utilization = counts.used() as f64 / counts.total.max(1) as f64;
         Self {
             total: counts.total,
@@ -147,6 +153,8 @@ impl Stats {
             head_of_line: shared.blocks.head_of_line(),
             passed_over: shared.blocks.passed_over(),
             overdue_copy: shared.compactor.overdue_copy(),
+            in_transfer: transfers.in_transfer,
+            quarantined: transfers.quarantined,
             unwiped: shared.blocks.unwiped(),
         }
     }
