@@ -8,7 +8,7 @@ use super::import::Import;
 use super::job::IsAbandoned;
 use super::report::Carried;
 use super::route::Route;
-use super::transport::{Grant, Operation, Submission, TransferState, Transport};
+use super::transport::{Grant, Operation, SourceState, Submission, TransferState, Transport};
 
 /// Bytes per piece. Its source blocks are pinned while it is copied. An abandoned transfer stops
 /// after the current piece.
@@ -60,15 +60,14 @@ impl Route {
         let peer = source.add_peer(&target.metadata());
         let sent = peer.and_then(|peer| {
             let (operation, hold) = (Operation::Write, here.hold);
-            let local = here.runs;
+            let (region, remote_region, local) = (*region, *into, here.runs);
+            let submission = Submission { operation, region, peer, remote_region, local, remote, tag, hold };
             // SAFETY: of a piece of an export; the region is that of its storage.
-            unsafe {
-                source.submit(Submission { operation, region: *region, peer, local, remote, tag, hold })
-            }
+            unsafe { source.submit(submission) }
         });
         let state = sent.map(|transfer| source.poll(transfer, None));
         // This transport copies in `submit`: nothing is under way any more.
-        let revoked = target.revoke(tag);
+        let revoked = target.revoke(tag, SourceState::Over);
         debug_assert!(matches!(revoked, TransferState::Done), "{revoked:?}");
         match state? {
             TransferState::Done => Ok(runs),

@@ -19,7 +19,8 @@ use crate::storage::Storage;
 use crate::sync::caught;
 
 use super::transport::{
-    Grant, Operation, PeerId, RegionId, Submission, Tag, TransferId, TransferState, Transport, TransportError,
+    Grant, Operation, PeerId, RegionId, SourceState, Submission, Tag, TransferId, TransferState, Transport,
+    TransportError,
 };
 
 /// Begins the metadata of an end.
@@ -275,7 +276,7 @@ impl Transport for Process {
         Ok(())
     }
 
-    fn revoke(&self, tag: Tag) -> TransferState {
+    fn revoke(&self, tag: Tag, _source: SourceState) -> TransferState {
         let mut state = self.state();
         let unknown = TransportError::Unknown { what: "grant", number: tag.0 };
         let Some(granted) = state.grants.get_mut(&tag) else { return TransferState::Failed(unknown) };

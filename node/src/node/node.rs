@@ -1,0 +1,206 @@
+//! A node, as an engine has it.
+
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures_core::Stream;
+use kvpool::transfer::Remotes;
+use kvpool::{Pool, Sequence, SequenceId, Target};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
+
+use super::builder::{Dialers, NodeBuilder};
+use super::driver::Input;
+use super::error::NodeError;
+use super::spill::Offers;
+use super::status::{Counters, NodeCounters, NodeStatus};
+use crate::admin::MigrationRecord;
+use crate::transport::tcp::{Address, PeerSettings};
+
+/// A sequence that came from a peer. It is open in this node's pool.
+#[derive(Debug)]
+pub struct Arrival {
+    /// The sequence, with the id, tokens, committed length and priority that it had.
+    pub sequence: Sequence,
+    /// Name of the node that it came from.
+    pub from: String,
+    /// Number of its blocks.
+    pub blocks: usize,
+}
+
+/// Arriving sequences, as a stream for the engine's scheduler. Ends with the node.
+///
+/// Sequences that are not taken stay open, and keep their blocks.
+#[derive(Debug)]
+pub struct Arrivals(pub(super) mpsc::UnboundedReceiver<Arrival>);
+
+impl Arrivals {
+    /// Waits for the next one; `None` once the node has ended.
+    pub async fn recv(&mut self) -> Option<Arrival> {
+        self.0.recv().await
+    }
+
+    /// Returns the next one if there is one.
+    pub fn try_recv(&mut self) -> Option<Arrival> {
+        self.0.try_recv().ok()
+    }
+}
+
+impl Stream for Arrivals {
+    type Item = Arrival;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Arrival>> {
+        self.0.poll_recv(cx)
+    }
+}
+
+/// A pool with links to the pools of other processes.
+///
+/// While it exists, its peers are [destinations](kvpool::Target::node) of the pool. Dropping it ends
+/// the links; migrations under way fail, except those whose target was told to commit.
+/// [`shutdown`](Self::shutdown) ends it in an orderly way.
+pub struct Node {
+    pub(super) pool: Pool,
+    pub(super) name: String,
+    pub(super) inputs: mpsc::Sender<Input>,
+    pub(super) addresses: Vec<Address>,
+    pub(super) counters: Arc<Counters>,
+    pub(super) dialers: Mutex<Dialers>,
+    pub(super) tasks: Vec<JoinHandle<()>>,
+    pub(super) offers: Option<Arc<dyn Offers>>,
+    /// The pool has a weak reference to it.
+    pub(super) _remotes: Arc<dyn Remotes>,
+}
+
+impl Node {
+    /// Begins the settings of a node over a pool, which must have storage.
+    pub fn builder(pool: Pool) -> NodeBuilder {
+        NodeBuilder::new(pool)
+    }
+
+    /// Returns the pool.
+    pub fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// Returns the node's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns the addresses at which peers can reach it, with the ports that the system selected.
+    pub fn addresses(&self) -> &[Address] {
+        &self.addresses
+    }
+
+    /// Returns counts since it began.
+    pub fn counters(&self) -> NodeCounters {
+        self.counters.read()
+    }
+
+    /// Replaces the peers to which this node connects by itself. Links that exist stay.
+    pub fn set_peers(&self, peers: Vec<PeerSettings>) {
+        self.dialers.lock().unwrap_or_else(PoisonError::into_inner).replace(peers);
+    }
+
+    /// Returns the migrations under way, and the latest that ended, the newest first.
+    ///
+    /// # Errors
+    ///
+    /// [`NodeError::Stopped`].
+    pub async fn migrations(&self) -> Result<Vec<MigrationRecord>, NodeError> {
+        Ok(self.status().await?.migrations)
+    }
+
+    /// Returns the peers that were ever linked, with whether a link is up.
+    ///
+    /// # Errors
+    ///
+    /// [`NodeError::Stopped`].
+    pub async fn peers(&self) -> Result<Vec<(String, bool)>, NodeError> {
+        Ok(self.status().await?.peers)
+    }
+
+    /// Returns the number of grants into which a peer may still write although their migrations have
+    /// ended. Their blocks are owned until that is over.
+    ///
+    /// # Errors
+    ///
+    /// [`NodeError::Stopped`].
+    pub async fn quarantined_grants(&self) -> Result<usize, NodeError> {
+        Ok(self.status().await?.quarantined_grants)
+    }
+
+    async fn status(&self) -> Result<NodeStatus, NodeError> {
+        let (answer, answered) = oneshot::channel();
+        self.inputs.send(Input::Status(answer)).await.map_err(|_| NodeError::Stopped)?;
+        answered.await.map_err(|_| NodeError::Stopped)
+    }
+
+    /// Moves a sequence to a peer that the engine [offers](NodeBuilder::offers) for it. Returns once
+    /// the migration has begun.
+    ///
+    /// If it fails, the engine gets the sequence back.
+    ///
+    /// # Errors
+    ///
+    /// [`NodeError::UnknownPeer`]; [`NodeError::NotOffered`] if the engine does not give it.
+    pub async fn migrate(&self, id: SequenceId, to: &str) -> Result<(), NodeError> {
+        let peers = self.peers().await?;
+        if !peers.iter().any(|(name, _)| name == to) {
+            return Err(NodeError::UnknownPeer { name: to.to_owned() });
+        }
+        let offers = self.offers.clone();
+        let sequence = offers.as_ref().and_then(|offers| offers.release(id));
+        let (Some(sequence), Some(offers)) = (sequence, offers) else {
+            return Err(NodeError::NotOffered { id });
+        };
+        let (pool, to) = (self.pool.clone(), to.to_owned());
+        tokio::spawn(async move {
+            if let Err(error) = pool.migrate(sequence, Target::node(&to)).await {
+                tracing::warn!(to, %error, "a sequence stays");
+                offers.take_back(*error.sequence);
+            }
+        });
+        Ok(())
+    }
+
+    /// Declares that the process of a peer has ended and will not come back.
+    ///
+    /// Copies in doubt become this node's own again. If the declaration is wrong, a sequence may run on
+    /// both nodes.
+    ///
+    /// # Errors
+    ///
+    /// [`NodeError::Stopped`].
+    pub async fn declare_ended(&self, peer: &str) -> Result<(), NodeError> {
+        self.inputs.send(Input::PeerEnded(peer.to_owned())).await.map_err(|_| NodeError::Stopped)
+    }
+
+    /// Ends the node: takes no further requests, cancels migrations that can be cancelled, and waits
+    /// for the others. Returns whether nothing was left at the deadline.
+    ///
+    /// What is left is in doubt: the peer was told to commit, and did not answer.
+    pub async fn shutdown(self, patience: Duration) -> bool {
+        let (drained, is_drained) = oneshot::channel();
+        if self.inputs.send(Input::Drain(drained)).await.is_err() {
+            return true;
+        }
+        tokio::time::timeout(patience, is_drained).await.is_ok()
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.dialers.lock().unwrap_or_else(PoisonError::into_inner).replace(Vec::new());
+        self.tasks.iter().for_each(JoinHandle::abort);
+    }
+}
+
+impl std::fmt::Debug for Node {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Node").field("name", &self.name).field("addresses", &self.addresses).finish_non_exhaustive()
+    }
+}
