@@ -95,7 +95,9 @@ impl Pool {
         kind: Kind,
     ) -> Option<Manifest> {
         let own = self.sequences.get(&sequence)?;
-        if own.held.is_some_and(|by| by != machine) {
+        // One that arrived behind the request was not given away.
+        let expected = (kind == Kind::Migrate).then_some(machine);
+        if own.held != expected {
             return None;
         }
         let keys = (0..own.blocks).collect();
