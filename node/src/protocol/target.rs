@@ -238,7 +238,7 @@ impl Target {
             (Work::VerifyFailed(reason), TargetState::Verifying(_)) => {
                 self.abort(AbortReason::Local(reason.clone()), Cause::Local(reason))
             }
-            (Work::Committed, TargetState::Committing) => self.committed(now),
+            (Work::Committed { .. }, TargetState::Committing) => self.committed(now),
             (Work::CommitFailed(reason), TargetState::Committing) => {
                 self.state = TargetState::Over;
                 let message = ToSource::Aborted { term, reason: AbortReason::Local(reason.clone()) };

@@ -58,6 +58,7 @@ const REACHED: &[&str] = &[
     "transfer that never ends",
     "same id",
     "same sequence",
+    "unconfirmed sequence",
     "stop",
     "death",
     "cut",

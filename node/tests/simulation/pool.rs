@@ -222,7 +222,7 @@ impl Pool {
         Work::Verified { attempt, bad: Places::of(bad).unwrap(), grant: Grant { tag, ..Grant::default() } }
     }
 
-    pub fn commit(&mut self, machine: MachineId) -> Result<(), String> {
+    pub fn commit(&mut self, machine: MachineId) -> Result<Option<u64>, String> {
         let import = self.imports.remove(&machine).ok_or("a commit of what is not reserved, or committed")?;
         let manifest = &import.manifest;
         for (place, bytes) in import.content.iter().enumerate() {
@@ -240,7 +240,7 @@ impl Pool {
                 manifest.keys.iter().for_each(|&key| self.cache(key));
             }
         }
-        Ok(())
+        Ok(manifest.sequence)
     }
 
     pub fn release(&mut self, machine: MachineId) {

@@ -161,7 +161,7 @@ impl World {
                 self.connect(a, b);
             }
         }
-        for _ in 0..self.rng.u32(1..12) {
+        for _ in 0..self.rng.u32(1..24) {
             let node = self.rng.usize(..self.nodes.len());
             let at = self.rng.u64(..horizon);
             self.at(at, Happening::Request { node });
@@ -296,7 +296,8 @@ impl World {
                 self.checks.count("message of an earlier process");
             }
             // A fault at this very step, in front of it or behind it.
-            if self.strikes() {
+            let decides = matches!(name(&envelope.message), "Commit" | "Committed" | "Forget");
+            if self.strikes() || (decides && (0..4).any(|_| self.strikes())) {
                 let victim = if self.rng.bool() { node } else { *from };
                 self.strike(victim);
                 if !self.nodes[node].is_alive {
@@ -354,13 +355,13 @@ impl World {
                 Work::CommitFailed(Text::new("no"))
             }
             Job::Commit => {
-                self.nodes[node].pool.commit(machine)?;
+                let sequence = self.nodes[node].pool.commit(machine)?;
                 self.checks.committed(node, machine, &self.nodes[node].migrations)?;
-                Work::Committed
+                Work::Committed { sequence }
             }
         };
         self.log(|| format!("{node}: {machine:?} {work:?}"));
-        let was_commit = matches!(work, Work::Committed | Work::CommitFailed(_));
+        let was_commit = matches!(work, Work::Committed { .. } | Work::CommitFailed(_));
         match self.nodes[node].migrations.done(Millis(self.now), machine, work) {
             Some(actions) => self.act(node, actions),
             None if was_commit => Err("a machine ended while it committed".into()),
@@ -702,8 +703,10 @@ impl World {
         }
         // Sometimes a sequence that is unknown, or under way.
         let any = self.rng.u64(1..6);
-        let sequence =
-            if self.rng.u8(..4) > 0 { own.get(self.rng.usize(..9)).copied().unwrap_or(any) } else { any };
+        let sequence = match self.rng.choice(&own) {
+            Some(&sequence) if self.rng.u8(..8) > 0 => sequence,
+            _ => any,
+        };
         let keys: Vec<u32> = (0..KEYS).filter(|_| self.rng.bool()).collect();
         let what = FetchBytes::new(postcard::to_allocvec(&keys).unwrap()).unwrap();
         let command = match self.rng.u8(..8) {
@@ -726,6 +729,7 @@ impl World {
                 self.checks.count(match error {
                     RequestError::NoLink(_) => "no link",
                     RequestError::SameSequence(_) => "same sequence",
+                    RequestError::Unconfirmed(_) => "unconfirmed sequence",
                     _ => "refused request",
                 });
                 return Ok(());

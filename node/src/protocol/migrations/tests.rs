@@ -118,11 +118,18 @@ fn committed_copies_that_are_not_forgotten_are_bounded_too() {
     let (attempt, bad, grant) = Default::default();
     node.done(NOW, one.machine, Work::Verified { attempt, bad, grant });
     receive(&mut node, ID, ToTarget::Commit { term });
-    node.done(NOW, one.machine, Work::Committed);
+    node.done(NOW, one.machine, Work::Committed { sequence: Some(7) });
+    // It does not move on before its source has heard that it has arrived.
+    assert_eq!(node.request(NOW, request(9, 7)), Err(RequestError::Unconfirmed(ID)));
+    assert!(
+        node.request(NOW, Request { command: Command::Replicate { sequence: 7 }, ..request(8, 7) }).is_ok()
+    );
     let busy: Message = ToSource::Refused { reason: Refusal::Busy { max: 1 }, free: 0 }.into();
     assert_eq!(*sent(&receive(&mut node, MigrationId(9), prepare())[0]), busy);
     receive(&mut node, ID, ToTarget::Forget { term });
     assert!(matches!(receive(&mut node, MigrationId(9), prepare())[0], Action::Do { .. }));
+    assert_eq!(node.request(NOW, request(9, 7)), Err(RequestError::SameId(MigrationId(9))));
+    assert_eq!(node.request(NOW, request(10, 7)), Err(RequestError::SameSequence(MigrationId(8))));
 }
 
 #[test]
