@@ -64,7 +64,10 @@ pub enum Work {
     /// Checksums could not be compared.
     VerifyFailed(Text),
     /// The copy is this node's own.
-    Committed,
+    Committed {
+        /// The number that the sequence has here; `None` for cached blocks.
+        sequence: Option<u64>,
+    },
     /// The copy could not be made this node's own; it is gone.
     CommitFailed(Text),
 }

@@ -110,6 +110,12 @@ pub enum RequestError {
     /// The sequence is being migrated or replicated.
     #[error("migration {0} of this sequence is under way")]
     SameSequence(MigrationId),
+    /// The sequence came by a migration of which its source does not know yet that it was committed.
+    ///
+    /// If this node died, that source would go on with its copy; therefore the sequence stays here
+    /// until the source has answered, or its process has ended.
+    #[error("the source of migration {0} does not know yet that the sequence arrived")]
+    Unconfirmed(MigrationId),
     /// Too many requests are under way.
     #[error("{max} requests are under way")]
     Many {
@@ -248,6 +254,7 @@ struct Entry {
     id: MigrationId,
     link: LinkId,
     origin: Origin,
+    /// Of a source: what it exports. Of a committed target: what must not move on.
     sequence: Option<u64>,
     machine: Machine,
 }
@@ -317,9 +324,13 @@ impl Migrations {
             return Err(RequestError::SameId(id));
         }
         let sequence = command.sequence();
-        let same = |entry: &&Entry| sequence.is_some() && entry.sequence == sequence;
-        if let Some(other) = self.entries.values().find(same) {
-            return Err(RequestError::SameSequence(other.id));
+        let is_exclusive = matches!(command, Command::Migrate { .. });
+        for other in self.entries.values().filter(|entry| sequence.is_some() && entry.sequence == sequence) {
+            match other.machine.side() {
+                Side::Source => return Err(RequestError::SameSequence(other.id)),
+                Side::Target if is_exclusive => return Err(RequestError::Unconfirmed(other.id)),
+                Side::Target => {}
+            }
         }
         let local = self.entries.values().filter(|entry| entry.origin == Origin::Local);
         if local.count() >= self.limits.local_max as usize {
@@ -369,7 +380,13 @@ impl Migrations {
     /// Takes the result of a task. `None` if the machine has ended: the caller gives up what the
     /// result holds, as a [`Task::Restore`] or [`Task::Release`] says.
     pub fn done(&mut self, now: Millis, machine: MachineId, work: Work) -> Option<Actions> {
-        match self.entries.get(&machine)?.machine {
+        let entry = self.entries.get_mut(&machine)?;
+        if let Work::Committed { sequence } = work
+            && entry.machine.kind().is_exclusive()
+        {
+            entry.sequence = sequence;
+        }
+        match entry.machine {
             Machine::Source(_) => Some(self.source_event(now, machine, Event::Done(work))),
             Machine::Target(_) => Some(self.target_event(now, machine, Event::Done(work))),
         }

@@ -238,7 +238,7 @@ impl Target {
             (Work::VerifyFailed(reason), TargetState::Verifying(_)) => {
                 self.abort(AbortReason::Local(reason.clone()), Cause::Local(reason))
             }
-            (Work::Committed, TargetState::Committing) => self.committed(now),
+            (Work::Committed { .. }, TargetState::Committing) => self.committed(now),
             (Work::CommitFailed(reason), TargetState::Committing) => {
                 self.state = TargetState::Over;
                 let message = ToSource::Aborted { term, reason: AbortReason::Local(reason.clone()) };
@@ -323,8 +323,9 @@ impl Target {
 
     fn aborted(&mut self, reason: AbortReason) -> Sent {
         match self.state {
-            // The source does not abort behind its commit: this one has forgotten it.
-            TargetState::Committing | TargetState::Committed => self.reply(),
+            // A source that aborts behind its commit has ended. A phase would make it abort again.
+            TargetState::Committing => Sent::new(),
+            TargetState::Committed => self.reply(),
             _ => self.release(Outcome::Failed(Cause::Peer(reason))),
         }
     }
