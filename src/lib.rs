@@ -175,8 +175,8 @@ pub use {
 #[doc(inline)]
 pub use {
     migrate::{
-        Direction, Export, Finished, HeadRange, Import, ImportError, Imported, Manifest, ManifestLimits,
-        PackedForm, Piece, Process, Remote, RemoteFuture, Remotes, SendError, Sent, TransferOwner,
+        Export, Finished, HeadRange, Import, ImportError, Imported, Manifest, ManifestLimits, PackedForm,
+        Piece, Process, Remote, RemoteFuture, Remotes, SendError, Sent, TransferDirection, TransferOwner,
     },
     pool::{Destination, NodeTarget},
 };

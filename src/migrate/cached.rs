@@ -136,7 +136,7 @@ impl Route {
         let mut held = BlockRefs::new(&self.to.sequences);
         // With their places in the prompt: blocks cached here, up to the first one found nowhere.
         let mut here = Vec::<(usize, BlockId)>::new();
-        let export = Export::prefix(&self.from, &prompt.hashes, &mut |place| {
+        let export = Export::prefix(&self.from, 0, &prompt.hashes, &mut |place| {
             let found = near.take(pool, prompt.hashes[place], era);
             held.blocks.extend(found);
             here.extend(found.map(|id| (place, id)));

@@ -9,18 +9,19 @@
 
 use std::sync::Arc;
 
-use crate::error::{FormError, TransferError};
+use crate::error::{FormError, ManifestError, TransferError};
 use crate::ids::BlockId;
 use crate::prefix::BlockHash;
 use crate::sequence::{BlockRefs, Outline, Sequence};
 use crate::storage::Storage;
 
+use super::error::MigrateError;
 use super::form::PackedForm;
 use super::heads::{self, HeadRange, PackedBlock};
 use super::held::{ColdBlocks, Finished, HeldBlocks, Piece, Refs};
 use super::manifest::{CachedBlock, CachedBlocks, Contents, Manifest, checksum};
 use super::route::End;
-use super::transfers::Direction;
+use super::transfers::TransferDirection;
 
 /// Bytes that are packed at once.
 pub(super) const PACKED_AT_ONCE: usize = 8 << 20;
@@ -54,7 +55,7 @@ impl Export {
         let outline = sequence.outline();
         let ids = refs.blocks.iter().copied().map(Some).collect();
         let id = Some(sequence.id());
-        let held = HeldBlocks::new(end, Direction::Export, id, ids, Refs::Listed(refs));
+        let held = HeldBlocks::new(end, TransferDirection::Export, id, ids, Refs::Listed(refs));
         Ok(Self::new(held, Contents::Sequence(outline), era))
     }
 
@@ -63,13 +64,13 @@ impl Export {
     /// # Errors
     ///
     /// As for [`copy_of`](Self::copy_of), with the sequence.
-    pub(crate) fn of(end: &End, sequence: Sequence) -> Result<Self, (TransferError, Sequence)> {
+    pub(crate) fn of(end: &End, sequence: Sequence) -> Result<Self, MigrateError> {
         match Self::copy_of(end, &sequence) {
             Ok(mut export) => {
                 export.sequence = Some(sequence);
                 Ok(export)
             }
-            Err(error) => Err((error, sequence)),
+            Err(error) => Err(MigrateError { error, sequence: Box::new(sequence) }),
         }
     }
 
@@ -84,18 +85,20 @@ impl Export {
         let blocks =
             cold.cold.iter().map(|cold| CachedBlock { hash: cold.hash, depth: cold.depth }).collect();
         let ids = cold.cold.iter().map(|cold| Some(cold.id)).collect();
-        let held = HeldBlocks::new(end, Direction::Export, None, ids, Refs::Cold(cold));
+        let held = HeldBlocks::new(end, TransferDirection::Export, None, ids, Refs::Cold(cold));
         Ok(Self::new(held, Contents::Cached(CachedBlocks { blocks, is_chain: false }), era))
     }
 
-    /// Exports the cached blocks of these hashes, which are those of a chain, up to the first one
-    /// that is not cached. Skips the places for which `is_there` returns true.
+    /// Exports the cached blocks of these hashes, which are those of a chain from its block `first`
+    /// on, up to the first one that is not cached. Skips the places for which `is_there` returns
+    /// true.
     ///
     /// # Errors
     ///
     /// [`TransferError::NoCache`].
     pub(crate) fn prefix(
         end: &End,
+        first: u32,
         hashes: &[BlockHash],
         is_there: &mut dyn FnMut(usize) -> bool,
     ) -> Result<Self, TransferError> {
@@ -107,10 +110,10 @@ impl Export {
             }
             let Some(id) = cache.take(end.sequences.blocks(), hash, era) else { break };
             refs.blocks.push(id);
-            blocks.push(CachedBlock { hash, depth: place as u32 });
+            blocks.push(CachedBlock { hash, depth: first.saturating_add(place as u32) });
         }
         let ids = refs.blocks.iter().copied().map(Some).collect();
-        let held = HeldBlocks::new(end, Direction::Export, None, ids, Refs::Listed(refs));
+        let held = HeldBlocks::new(end, TransferDirection::Export, None, ids, Refs::Listed(refs));
         Ok(Self::new(held, Contents::Cached(CachedBlocks { blocks, is_chain: true }), era))
     }
 
@@ -171,6 +174,29 @@ impl Export {
         Ok(Manifest::new(form, hashing, self.heads, self.contents.clone(), checksums))
     }
 
+    /// Returns the manifest of some of the heads of each block, for a target that holds no others.
+    ///
+    /// The bytes that belong to it are those of [`packed`](Self::packed) for the same heads.
+    ///
+    /// # Errors
+    ///
+    /// As for [`packed`](Self::packed).
+    pub fn manifest_of(&self, heads: HeadRange) -> Result<Manifest, TransferError> {
+        let (end, mut checksums) = (self.end(), Vec::new());
+        let form = PackedForm::of(end.storage.layout());
+        for place in 0..self.held().ids().len() as u32 {
+            checksums.push(checksum(&self.packed(place, Some(heads))?));
+        }
+        let own = self.own_heads()?;
+        let form = heads::part(&form, own, heads).map_err(ManifestError::from)?;
+        let hashing = end.sequences.cache().map(|cache| cache.hasher().fingerprint());
+        Ok(Manifest::new(form, hashing, Some(heads), self.contents.clone(), checksums))
+    }
+
+    fn own_heads(&self) -> Result<HeadRange, ManifestError> {
+        Ok(self.heads.ok_or(FormError::HeadsUnknown { end: "source" })?)
+    }
+
     /// Calls `with` with the place and the packed bytes of each block.
     fn for_each_packed(&self, places: &[u32], with: &mut dyn FnMut(u32, &[u8])) -> Result<(), TransferError> {
         let end = self.end();
@@ -200,10 +226,8 @@ impl Export {
         let (form, mut bytes) = (PackedForm::of(self.end().storage.layout()), Vec::new());
         self.for_each_packed(&[place], &mut |_, packed| bytes = packed.to_vec())?;
         let Some(heads) = heads else { return Ok(bytes) };
-        let form_error = |error: FormError| TransferError::Manifest(error.into());
-        let own = self.heads.ok_or(FormError::HeadsUnknown { end: "source" }).map_err(form_error)?;
-        let block = PackedBlock { form: &form, heads: own, bytes: &bytes };
-        heads::extract(block, heads).map_err(form_error)
+        let block = PackedBlock { form: &form, heads: self.own_heads()?, bytes: &bytes };
+        Ok(heads::extract(block, heads).map_err(ManifestError::from)?)
     }
 
     /// Returns the number of blocks.

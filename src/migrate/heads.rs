@@ -108,11 +108,16 @@ fn check(form: &PackedForm, heads: HeadRange, bytes: usize) -> Result<(), FormEr
 pub fn extract(block: PackedBlock<'_>, heads: HeadRange) -> Result<Vec<u8>, FormError> {
     check(block.form, block.heads, block.bytes.len())?;
     let first = block.heads.offset_of(&heads)?;
-    let form = block.form.with_heads(first as u32, heads.count);
+    let form = part(block.form, block.heads, heads)?;
     let mut out = vec![0; form.packed_bytes()];
     let pieces = Pieces { from: (block.form.heads() as usize, first), to: (heads.count as usize, 0) };
     pieces.copy(&form, heads.count as usize, block.bytes, &mut out);
     Ok(out)
+}
+
+/// Returns the form of the blocks that hold only some of a block's heads.
+pub(super) fn part(form: &PackedForm, own: HeadRange, heads: HeadRange) -> Result<PackedForm, FormError> {
+    Ok(form.with_heads(own.offset_of(&heads)? as u32, heads.count))
 }
 
 /// Copies the heads that two blocks share from the first into the second, and returns them.

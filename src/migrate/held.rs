@@ -20,7 +20,7 @@ use crate::prefix::ColdBlock;
 use crate::sequence::BlockRefs;
 
 use super::route::End;
-use super::transfers::Direction;
+use super::transfers::TransferDirection;
 use super::transport::Hold;
 
 /// Some blocks of a transfer, in their frames while the hold lives.
@@ -103,7 +103,7 @@ pub(super) struct HeldBlocks {
 impl HeldBlocks {
     pub(super) fn new(
         end: &End,
-        direction: Direction,
+        direction: TransferDirection,
         sequence: Option<SequenceId>,
         ids: Vec<Option<BlockId>>,
         refs: Refs,

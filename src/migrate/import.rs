@@ -27,7 +27,7 @@ use super::manifest::{
     CachedBlock, CachedBlocks, Contents, Manifest, ManifestLimits, check_same_form, checksum,
 };
 use super::route::End;
-use super::transfers::Direction;
+use super::transfers::TransferDirection;
 
 /// Blocks on their way into a pool.
 ///
@@ -185,7 +185,7 @@ impl Import {
         missing: Vec<u32>,
         arriving: Arriving,
     ) -> Self {
-        let held = HeldBlocks::new(end, Direction::Import, sequence, ids, Refs::Listed(refs));
+        let held = HeldBlocks::new(end, TransferDirection::Import, sequence, ids, Refs::Listed(refs));
         let (unverified, checksums) = (BTreeSet::new(), Vec::new());
         Self { held: Arc::new(held), arriving, missing, unverified, checksums, gather: None }
     }

@@ -101,4 +101,4 @@ pub use report::{BringBackReport, Carried, MigrationCounts, MigrationReport, Off
 pub(crate) use route::{End, Party, Route};
 pub(crate) use sequence::{migrate, replicate};
 pub(crate) use transfers::Transfers;
-pub use transfers::{Direction, TransferOwner};
+pub use transfers::{TransferDirection, TransferOwner};

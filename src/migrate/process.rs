@@ -53,6 +53,27 @@ struct State {
     is_closed: bool,
 }
 
+impl State {
+    /// Adds a peer, in the place of one that is gone and has no grant.
+    fn add_peer(&mut self, peer: Weak<End>) -> PeerId {
+        let Self { peers, grants, .. } = self;
+        let is_granted = |place| grants.values().any(|granted| granted.grant.peer == PeerId(place));
+        let is_gone =
+            |known: &Option<Weak<End>>| known.as_ref().is_none_or(|known| known.strong_count() == 0);
+        let place = (0..).zip(&*peers).find(|&(place, known)| is_gone(known) && !is_granted(place));
+        match place.map(|(place, _)| place) {
+            Some(place) => {
+                peers[place as usize] = Some(peer);
+                PeerId(place)
+            }
+            None => {
+                peers.push(Some(peer));
+                PeerId(peers.len() as u32 - 1)
+            }
+        }
+    }
+}
+
 struct Granted {
     grant: Grant,
     writers: usize,
@@ -246,8 +267,7 @@ impl Transport for Process {
         if let Some(place) = state.peers.iter().position(is_known) {
             return Ok(PeerId(place as u32));
         }
-        state.peers.push(Some(peer));
-        Ok(PeerId(state.peers.len() as u32 - 1))
+        Ok(state.add_peer(peer))
     }
 
     fn remove_peer(&self, peer: PeerId) {

@@ -29,13 +29,13 @@ pub trait Remote: Send + Sync {
     /// node has committed keeps its export, and does not complete until that is known.
     fn send(&self, export: Export) -> RemoteFuture<Result<Sent, SendError>>;
 
-    /// Copies the cached blocks with these hashes, which continue a chain, from the node into the
-    /// pool's cache, up to the first one that the node has not.
+    /// Copies the cached blocks with these hashes, which are those of a chain from its block `first`
+    /// on, from the node into the pool's cache, up to the first one that the node has not.
     ///
     /// # Errors
     ///
     /// [`TransferError`]; no block was copied.
-    fn fetch(&self, hashes: Vec<BlockHash>) -> RemoteFuture<Result<Carried, TransferError>>;
+    fn fetch(&self, first: u32, hashes: Vec<BlockHash>) -> RemoteFuture<Result<Carried, TransferError>>;
 }
 
 /// Result of a transfer to another node.

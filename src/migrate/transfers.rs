@@ -11,10 +11,10 @@ use crate::storage::Storage;
 use super::process::Process;
 use super::transport::{RegionId, Tag, Transport, TransportError};
 
-/// Direction of a transfer, as seen from the pool.
+/// TransferDirection of a transfer, as seen from the pool.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub enum Direction {
+pub enum TransferDirection {
     /// Blocks of this pool are read.
     Export,
     /// Blocks of this pool are written.
@@ -26,8 +26,8 @@ pub enum Direction {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct TransferOwner {
-    /// Direction of the transfer.
-    pub direction: Direction,
+    /// TransferDirection of the transfer.
+    pub direction: TransferDirection,
     /// Its sequence; `None` for cached blocks.
     pub sequence: Option<SequenceId>,
     /// Its blocks, in the order of the manifest.
@@ -65,7 +65,7 @@ struct Open {
 }
 
 struct Entry {
-    direction: Direction,
+    direction: TransferDirection,
     sequence: Option<SequenceId>,
     blocks: Vec<BlockId>,
     quarantined: bool,
@@ -80,7 +80,7 @@ impl Transfers {
     /// Lists a transfer, and returns its number.
     pub(super) fn list(
         &self,
-        direction: Direction,
+        direction: TransferDirection,
         sequence: Option<SequenceId>,
         blocks: Vec<BlockId>,
     ) -> u64 {

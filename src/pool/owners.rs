@@ -175,10 +175,8 @@ impl Pool {
                 let (pinned_at, pinned_for) = blocks.site(Noted::Pinned, id).unzip();
                 pinned.push(PinnedBlock { block: id, pins: word.pins(), owner, pinned_at, pinned_for });
             }
-            if !word.is_owned() || listed.contains_key(&id) || blocks.null_block() == Some(id) {
-                continue;
-            }
-            if in_transfer.contains(&id) {
+            let is_named = listed.contains_key(&id) || in_transfer.contains(&id);
+            if !word.is_owned() || is_named || blocks.null_block() == Some(id) {
                 continue;
             }
             let (info, note) = (blocks.info_of(id, word), blocks.site(Noted::Allocated, id));

@@ -4,11 +4,11 @@ use std::sync::{Arc, PoisonError};
 
 use crate::error::{AllocError, TransferError};
 use crate::migrate::{
-    BringBackReport, End, Export, HeadRange, Import, Manifest, MigrateError, MigrationReport, OffloadReport,
-    Remote, Remotes, hashes_of,
+    BringBackReport, Carried, End, Export, HeadRange, Import, Manifest, MigrateError, MigrationReport,
+    OffloadReport, Remote, Remotes, hashes_of,
 };
 use crate::prefix::{BlockHash, PrefixKeys};
-use crate::sequence::Sequence;
+use crate::sequence::{BlockRefs, Sequence};
 
 use super::Pool;
 
@@ -24,10 +24,9 @@ impl Pool {
     /// [`MigrateError`], which returns the unchanged sequence: [`TransferError::ForeignSequence`],
     /// [`TransferError::BeingWritten`], [`TransferError::NoStorage`], [`TransferError::Handle`].
     pub fn export(&self, sequence: Sequence) -> Result<Export, MigrateError> {
-        let refused = |(error, sequence)| MigrateError { error, sequence: Box::new(sequence) };
         match self.end() {
-            Ok(end) => Export::of(&end, sequence).map_err(refused),
-            Err(error) => Err(refused((error, sequence))),
+            Ok(end) => Export::of(&end, sequence),
+            Err(error) => Err(MigrateError { error, sequence: Box::new(sequence) }),
         }
     }
 
@@ -54,14 +53,16 @@ impl Pool {
         Export::coldest(&self.end()?, blocks_max)
     }
 
-    /// Begins to copy the cached blocks with these hashes, which continue a chain, to another
-    /// pool's cache: those up to the first one that is not cached here.
+    /// Begins to copy cached blocks to another pool's cache.
+    ///
+    /// The hashes are those of a chain from its block `first` on; blocks are exported up to the
+    /// first one that is not cached here.
     ///
     /// # Errors
     ///
     /// [`TransferError::NoStorage`], [`TransferError::NoCache`].
-    pub fn export_prefix(&self, hashes: &[BlockHash]) -> Result<Export, TransferError> {
-        Export::prefix(&self.end()?, hashes, &mut |_| false)
+    pub fn export_prefix(&self, first: u32, hashes: &[BlockHash]) -> Result<Export, TransferError> {
+        Export::prefix(&self.end()?, first, hashes, &mut |_| false)
     }
 
     /// Reserves the blocks of a manifest, and shares those that are cached here.
@@ -164,9 +165,15 @@ impl Pool {
         let no_cache = TransferError::NoCache { pool: self.tag() };
         let cache = self.prefix_cache().ok_or(no_cache)?;
         let hashes = hashes_of(cache.hasher(), keys, tokens)?;
-        let count = || cache.count_prefix(&self.0.blocks, &hashes, cache.era()).0;
-        let missing = hashes[count()..].to_vec();
-        let carried = if missing.is_empty() { Default::default() } else { remote.fetch(missing).await? };
-        Ok(BringBackReport { cached_blocks: count(), carried })
+        // Kept until the rest has come.
+        let (blocks, mut here) = (&self.0.blocks, BlockRefs::new(&self.0.sequences));
+        cache.take_prefix(blocks, &hashes, cache.era(), &mut |id| here.blocks.push(id));
+        let (first, missing) = (here.blocks.len(), hashes[here.blocks.len()..].to_vec());
+        let carried = match missing.len() {
+            0 => Carried::default(),
+            _ => remote.fetch(first as u32, missing).await?,
+        };
+        let (cached_blocks, _) = cache.count_prefix(blocks, &hashes, cache.era());
+        Ok(BringBackReport { cached_blocks, carried })
     }
 }
