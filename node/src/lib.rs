@@ -1,1 +1,4 @@
 //! Moves sequences and cached blocks of `kvpool` between nodes.
+
+pub mod transport;
+pub mod wire;

@@ -1,0 +1,3 @@
+//! Transports between nodes.
+
+pub mod tcp;
