@@ -133,6 +133,7 @@ impl Link {
 
     async fn queue(&self, outgoing: Outgoing) -> Result<(), LinkError> {
         tokio::select! {
+            biased;
             cause = self.closed() => Err(cause),
             sent = self.shared.outbox.send(outgoing) => match sent {
                 Ok(()) => Ok(()),
@@ -183,9 +184,11 @@ impl Drop for Link {
 impl LinkShared {
     /// Closes the link. The first cause counts.
     pub(super) fn close(&self, cause: LinkError) {
-        self.closing.close(cause);
+        let _ = self.closing.cause.set(cause);
         drop(lock(&self.data).take());
         drop(lock(&self.slot).take());
+        // Last: the link no longer counts when its end is seen.
+        self.closing.done.send_replace(true);
     }
 
     pub(super) async fn closed(&self) -> LinkError {
@@ -225,11 +228,6 @@ impl Default for Closing {
 }
 
 impl Closing {
-    fn close(&self, cause: LinkError) {
-        let _ = self.cause.set(cause);
-        self.done.send_replace(true);
-    }
-
     async fn wait(&self) -> LinkError {
         let mut done = self.done.subscribe();
         // The sender lives as long as `self`.
