@@ -305,9 +305,11 @@ impl Acceptor {
         let _ = self.accepted.try_send(Err(error));
     }
 
-    async fn meet(self, connection: Accepted, _permit: OwnedSemaphorePermit) {
+    async fn meet(self, connection: Accepted, permit: OwnedSemaphorePermit) {
         let time = self.shared.limits.handshake;
-        match within(time, "complete the handshake", self.admit(connection)).await {
+        let admitted = within(time, "complete the handshake", self.admit(connection)).await;
+        drop(permit);
+        match admitted {
             Ok(None) => {}
             Ok(Some(link)) => drop(self.accepted.send(Ok(link)).await),
             Err(error) => self.report(error),

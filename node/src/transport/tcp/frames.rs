@@ -233,9 +233,11 @@ impl Inner {
         state.regions.get(region.0 as usize).cloned().ok_or(unknown)
     }
 
+    /// Returns a peer that has a link.
     fn peer(state: &State, peer: PeerId) -> Result<&PeerEntry, TransportError> {
         let unknown = TransportError::Unknown { what: "peer", number: peer.0.into() };
-        state.peers.get(peer.0 as usize).ok_or(unknown)
+        let entry = state.peers.get(peer.0 as usize).ok_or(unknown)?;
+        if entry.links.is_empty() { Err(gone(&entry.name, NO_LINK)) } else { Ok(entry) }
     }
 
     /// Adds a transfer. Returns the streams that may carry it.
@@ -249,9 +251,6 @@ impl Inner {
         }
         let region = Self::region(&state, submission.region)?;
         let entry = Self::peer(&state, submission.peer)?;
-        if entry.links.is_empty() {
-            return Err(gone(&entry.name, "no link to it is attached"));
-        }
         let streams = entry.links.iter().flat_map(|attached| attached.streams.iter().cloned()).collect();
         let transfer = state.transfers.add(submission, region, &self.limits, self.signal.clone())?;
         Ok((transfer, streams))
@@ -315,7 +314,7 @@ impl Transport for TcpTransport {
             entry.name == name && entry.incarnation == incarnation && !entry.links.is_empty()
         };
         let index = state.peers.iter().position(of_peer);
-        index.map(|index| PeerId(index as u32)).ok_or_else(|| gone(&name, "no link to it is attached"))
+        index.map(|index| PeerId(index as u32)).ok_or_else(|| gone(&name, NO_LINK))
     }
 
     fn remove_peer(&self, peer: PeerId) {
@@ -365,13 +364,19 @@ impl Transport for TcpTransport {
         self.poll(transfer, None)
     }
 
+    /// Waits for the transfers, then revokes all grants, and waits for those.
     fn drain(&self, deadline: Instant) -> usize {
         lock(&self.inner.state).closed = true;
         self.inner.signal.wait(deadline, || lock(&self.inner.state).transfers.live() == 0);
+        let revoked = lock(&self.inner.state).grants.revoke_all();
+        drop(revoked);
+        self.inner.signal.wait(deadline, || lock(&self.inner.state).grants.live() == 0);
         let (transfers, grants) = self.live();
         transfers + grants
     }
 }
+
+const NO_LINK: &str = "no link to it is attached";
 
 /// Bytes of the longest metadata.
 const METADATA_MAX: usize = 256;

@@ -94,6 +94,11 @@ impl Grants {
         self.entries.get_mut(&tag)?.granted.take()
     }
 
+    /// Ends all grants; as for [`revoke`](Self::revoke).
+    pub(super) fn revoke_all(&mut self) -> Vec<Arc<Granted>> {
+        self.entries.values_mut().filter_map(|entry| entry.granted.take()).collect()
+    }
+
     /// Returns the state of a revoked grant, and forgets it if it is over.
     pub(super) fn ended(&mut self, tag: Tag) -> TransferState {
         match self.entries.get(&tag) {
