@@ -78,6 +78,21 @@ pub enum TransportError {
     /// The peer's metadata cannot be read, or are those of an incompatible version.
     #[error("the peer's metadata are invalid: {0}")]
     Metadata(String),
+    /// A limit that holds for each peer is reached.
+    #[error("{asked} more {what} are refused: {used} of {max} are in use")]
+    Quota {
+        /// What is limited.
+        what: &'static str,
+        /// Amount asked for.
+        asked: u64,
+        /// Amount in use.
+        used: u64,
+        /// The limit.
+        max: u64,
+    },
+    /// The transfer, or the grant, was given up.
+    #[error("it was given up")]
+    Cancelled,
     /// The transport is being stopped.
     #[error("the transport is closed")]
     Closed,

@@ -1,4 +1,5 @@
-//! Ways for bytes to get from one node to another.
+//! Transports between nodes.
 
 #[cfg(feature = "nixl")]
 pub mod nixl;
+pub mod tcp;

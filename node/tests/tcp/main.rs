@@ -1,0 +1,8 @@
+//! Links and the transport of frames, over real sockets.
+
+mod control;
+mod cuts;
+mod faults;
+mod frames;
+mod handshake;
+mod support;
